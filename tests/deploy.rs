@@ -32,7 +32,7 @@ fn argument(workload: &Value, flag: &str) -> String {
 }
 
 #[test]
-fn network_policies_select_the_pods_of_the_deployments_and_open_their_ports() {
+fn network_policies_match_deployments_and_ports() {
     let applied = &documents("manager/kustomization.yaml")[0]["resources"];
     assert!(applied.as_array().unwrap().contains(&json!("networkpolicy.yaml")));
     let policies = documents("manager/networkpolicy.yaml");
@@ -78,7 +78,7 @@ fn network_policies_select_the_pods_of_the_deployments_and_open_their_ports() {
 
 /// Whoever has that name on a public registry would run as the node's root.
 #[test]
-fn images_have_names_that_no_registry_serves() {
+fn manifest_images_name_no_public_registry() {
     for file in [
         "daemon/daemonset.yaml",
         "manager/deployment.yaml",
@@ -98,7 +98,7 @@ fn images_have_names_that_no_registry_serves() {
 
 /// A node is drained whatever state we are in, and nothing is asked of a webhook that has ended.
 #[test]
-fn nodes_drain_and_webhooks_end_after_they_are_no_endpoint() {
+fn pod_disruption_budgets_and_webhook_pre_stop() {
     let budgets = documents("manager/poddisruptionbudget.yaml");
     let policies: Vec<_> = budgets
         .iter()
@@ -106,14 +106,17 @@ fn nodes_drain_and_webhooks_end_after_they_are_no_endpoint() {
         .collect();
     assert_eq!(policies, [Some("AlwaysAllow"); 2]);
     let webhook = documents("manager/webhook.yaml").remove(0);
-    let waits = container(&webhook)["lifecycle"]["preStop"]["sleep"]["seconds"].as_u64();
+    let pre_stop = container(&webhook)["lifecycle"]["preStop"]["sleep"]["seconds"].as_u64();
     let grace = webhook["spec"]["template"]["spec"]["terminationGracePeriodSeconds"].as_u64();
-    assert!(waits >= Some(5), "{waits:?}");
-    assert!(waits.map(|waits| waits + 2) < grace, "{waits:?} of {grace:?}");
+    assert!(pre_stop >= Some(5), "{pre_stop:?}");
+    assert!(
+        pre_stop.map(|pre_stop| pre_stop + 2) < grace,
+        "{pre_stop:?} of {grace:?}"
+    );
 }
 
 #[test]
-fn probes_ask_where_the_programs_listen() {
+fn probes_use_the_ports_programs_listen_on() {
     for folder in ["manager/deployment.yaml", "manager/webhook.yaml"] {
         let deployment = &documents(folder)[0];
         let container = container(deployment);
@@ -134,14 +137,14 @@ fn probes_ask_where_the_programs_listen() {
     let daemons = &documents("daemon/daemonset.yaml")[0];
     for probe in ["livenessProbe", "readinessProbe"] {
         let get = &container(daemons)[probe]["httpGet"];
-        let asked = format!("{}:{}", get["host"].as_str().unwrap(), get["port"]);
-        assert_eq!(argument(daemons, "addr"), asked);
+        let probed = format!("{}:{}", get["host"].as_str().unwrap(), get["port"]);
+        assert_eq!(argument(daemons, "addr"), probed);
     }
 }
 
 /// Without it the programs of an image do not know their commit: the build stage has no `.git`.
 #[test]
-fn the_image_build_is_given_the_commit() {
+fn docker_build_receives_the_commit() {
     let dockerfile = include_str!("../Dockerfile");
     let argument = dockerfile.find("\nARG KRUISE_COMMIT\n").unwrap();
     let build = dockerfile.find("cargo build").filter(|build| argument < *build);
@@ -170,15 +173,15 @@ fn the_image_build_is_given_the_commit() {
 }
 
 #[test]
-fn version_names_the_program_and_its_commit() {
+fn version_prints_program_and_commit() {
     for (name, path) in [
         ("kruise-daemon", support::binaries::daemon()),
         ("kruise-manager", support::binaries::manager()),
     ] {
         let output = Command::new(path).arg("--version").output().unwrap();
-        let said = String::from_utf8(output.stdout).unwrap();
+        let stdout = String::from_utf8(output.stdout).unwrap();
         let expected = format!("{name} {}\n", kruise_ops::VERSION_AND_COMMIT);
-        assert_eq!((said, output.status.success()), (expected, true));
+        assert_eq!((stdout, output.status.success()), (expected, true));
         assert!(kruise_ops::VERSION_AND_COMMIT.starts_with(concat!(env!("CARGO_PKG_VERSION"), " (commit ")));
     }
 }

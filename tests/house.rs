@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What reaches out of a plan: the cluster, the runtime, the clock, the environment, chance.
-const OUTSIDE: [&str; 13] = [
+const IMPURE_PATHS: [&str; 13] = [
     "kube::Client",
     "kube::Api",
     "kube::api",
@@ -21,27 +21,27 @@ const OUTSIDE: [&str; 13] = [
     "kruise_ops",
 ];
 
-struct Source {
+struct SourceFile {
     /// Path below the repository.
     name: String,
     text: String,
 }
 
-fn root() -> PathBuf {
+fn repo_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
 /// The files of that extension at and below these places, by their paths below the repository.
-fn files(places: &[&str], extension: &str) -> Vec<Source> {
-    let root = &root();
-    let mut open: Vec<PathBuf> = places.iter().map(|place| root.join(place)).collect();
+fn files_with_extension(places: &[&str], extension: &str) -> Vec<SourceFile> {
+    let root = &repo_root();
+    let mut pending: Vec<PathBuf> = places.iter().map(|place| root.join(place)).collect();
     let mut found = Vec::new();
-    while let Some(path) = open.pop() {
+    while let Some(path) = pending.pop() {
         if path.is_dir() {
-            open.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+            pending.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
         } else if path.extension().is_some_and(|e| e == extension) {
             let name = path.strip_prefix(root).unwrap().display().to_string();
-            found.push(Source {
+            found.push(SourceFile {
                 name,
                 text: fs::read_to_string(&path).unwrap(),
             });
@@ -50,34 +50,34 @@ fn files(places: &[&str], extension: &str) -> Vec<Source> {
     found
 }
 
-fn sources(folder: &str) -> Vec<Source> {
-    let found = files(&[folder], "rs");
+fn sources(folder: &str) -> Vec<SourceFile> {
+    let found = files_with_extension(&[folder], "rs");
     assert!(!found.is_empty(), "there are no sources in {folder}");
     found
 }
 
 /// Sources of the product, without files of tests.
-fn product() -> impl Iterator<Item = Source> {
-    let is_test = |name: &str| name.contains("/tests") || name.ends_with("hostile.rs");
+fn product_sources() -> impl Iterator<Item = SourceFile> {
+    let is_test = |name: &str| name.contains("/tests") || name.ends_with("malformed.rs");
     sources("src")
         .into_iter()
         .filter(move |source| !is_test(&source.name))
 }
 
 /// Lines of code, without comments and without the tests at the end of the file.
-fn code(text: &str) -> impl Iterator<Item = &str> {
+fn code_lines(text: &str) -> impl Iterator<Item = &str> {
     text.lines()
         .take_while(|l| l.trim() != "mod tests {")
         .filter(|l| !l.trim_start().starts_with("//"))
 }
 
-fn report(what: &str, offences: &[String]) {
+fn assert_no_offences(what: &str, offences: &[String]) {
     assert!(offences.is_empty(), "{what}:\n{}", offences.join("\n"));
 }
 
 /// Folders of `src/` with a manifest.
-fn crates() -> Vec<String> {
-    let src = root().join("src");
+fn crate_folders() -> Vec<String> {
+    let src = repo_root().join("src");
     let folders = fs::read_dir(src).unwrap().map(|entry| entry.unwrap().path());
     let crates = folders.filter(|path| path.join("Cargo.toml").exists());
     crates
@@ -86,17 +86,17 @@ fn crates() -> Vec<String> {
 }
 
 #[test]
-fn the_house_is_drawn_as_it_stands() {
-    let drawing = root().join("docs/development/architecture.md");
-    let drawing = fs::read_to_string(drawing).unwrap();
-    let mut crates = crates();
-    crates.retain(|name| !drawing.contains(&format!("{name}[\"{name}/")));
-    report("docs/development/architecture.md does not draw", &crates);
+fn architecture_page_shows_every_crate() {
+    let architecture = repo_root().join("docs/development/architecture.md");
+    let architecture = fs::read_to_string(architecture).unwrap();
+    let mut crates = crate_folders();
+    crates.retain(|name| !architecture.contains(&format!("{name}[\"{name}/")));
+    assert_no_offences("docs/development/architecture.md does not draw", &crates);
 }
 
 /// What has no client and no runtime in its manifest can neither ask nor wait.
 #[test]
-fn pure_crates_depend_on_no_client_and_no_runtime() {
+fn pure_crates_have_no_client_or_runtime_dependency() {
     let impure = [
         "tokio",
         "tonic",
@@ -107,15 +107,15 @@ fn pure_crates_depend_on_no_client_and_no_runtime() {
         "client",
     ];
     for name in ["api", "workload"] {
-        let manifest = root().join(format!("src/{name}/Cargo.toml"));
+        let manifest = repo_root().join(format!("src/{name}/Cargo.toml"));
         let manifest = fs::read_to_string(manifest).unwrap();
-        let needed = manifest.split("[dependencies]").nth(1).unwrap();
-        let needed = needed.split("[dev-dependencies]").next().unwrap();
+        let dependencies = manifest.split("[dependencies]").nth(1).unwrap();
+        let dependencies = dependencies.split("[dev-dependencies]").next().unwrap();
         for dependency in impure {
-            let named = needed
+            let has_dependency = dependencies
                 .lines()
                 .any(|line| line.starts_with(dependency) || line.contains(&format!("\"{dependency}\"")));
-            assert!(!named, "{name} depends on {dependency}");
+            assert!(!has_dependency, "{name} depends on {dependency}");
         }
     }
 }
@@ -126,20 +126,20 @@ fn plans_are_pure() {
         let parts = ["plan", "plan.rs", "workload"];
         name.split('/').any(|part| parts.contains(&part)) && !name.contains("tests")
     };
-    let plans: Vec<Source> = sources("src").into_iter().filter(|s| plan(&s.name)).collect();
+    let plans: Vec<SourceFile> = sources("src").into_iter().filter(|s| plan(&s.name)).collect();
     assert!(plans.len() >= 5, "the duties' plans were not found");
     let mut offences = Vec::new();
     for source in &plans {
-        for line in code(&source.text) {
+        for line in code_lines(&source.text) {
             // Of the outer crates, only what names things.
-            let room = line.contains("kruise_cluster") && !line.contains("kruise_cluster::Key;");
-            let runtime = line.contains("kruise_cri");
-            if room || runtime || OUTSIDE.iter().any(|word| line.contains(word)) {
+            let uses_cluster = line.contains("kruise_cluster") && !line.contains("kruise_cluster::Key;");
+            let uses_cri = line.contains("kruise_cri");
+            if uses_cluster || uses_cri || IMPURE_PATHS.iter().any(|word| line.contains(word)) {
                 offences.push(format!("{}: {}", source.name, line.trim()));
             }
         }
     }
-    report("a plan is given everything it knows", &offences);
+    assert_no_offences("a plan is given everything it knows", &offences);
 }
 
 /// `value["field"] = …` panics where `value` is a string, a number or a list, and what comes from outside may be any of them:
@@ -149,29 +149,29 @@ fn json_is_not_written_by_index() {
     let index = |line: &str| {
         line.split('[')
             .skip(1)
-            .any(|rest| rest.starts_with('"') || rest.starts_with("keys::"))
+            .any(|suffix| suffix.starts_with('"') || suffix.starts_with("keys::"))
     };
     let assigned = |line: &str| {
         let (left, _) = line.split_once("] = ").or_else(|| line.split_once("].take()"))?;
         Some(left.rsplit([';', '{']).next().unwrap_or(left).to_owned())
     };
     let mut offences = Vec::new();
-    for source in product() {
+    for source in product_sources() {
         let offends = |line: &&str| {
             assigned(line).is_some_and(|left| index(&left))
-                || line.split("&mut ").skip(1).any(|rest| {
-                    let place = rest.split([',', ';', ')', ' ']).next().unwrap_or(rest);
+                || line.split("&mut ").skip(1).any(|suffix| {
+                    let place = suffix.split([',', ';', ')', ' ']).next().unwrap_or(suffix);
                     index(place)
                 })
         };
-        let found = code(&source.text).filter(offends);
+        let found = code_lines(&source.text).filter(offends);
         offences.extend(found.map(|line| format!("{}: {}", source.name, line.trim())));
     }
-    report("JSON is written by index", &offences);
+    assert_no_offences("JSON is written by index", &offences);
 }
 
 /// Texts in the pages for operators that other programs write, or that have values in them.
-const NOT_IN_THE_SOURCES: [&str; 3] = [
+const QUOTES_NOT_IN_SOURCES: [&str; 3] = [
     "Address already in use",
     "attempt 1 of …",
     "image pull: pulling nginx:1 has been running for 700 s (limit 600 s)",
@@ -179,14 +179,14 @@ const NOT_IN_THE_SOURCES: [&str; 3] = [
 
 /// Whoever searches the log for what a page quotes must find it.
 #[test]
-fn texts_that_the_pages_for_operators_quote_are_in_the_sources() {
+fn texts_quoted_in_operator_docs_exist_in_sources() {
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let code: Vec<String> = sources("src")
         .iter()
         // A text whose line ends with a backslash goes on with the first word of the next line.
         .map(|source| {
             words(
-                &code(&source.text)
+                &code_lines(&source.text)
                     .collect::<Vec<_>>()
                     .join("\n")
                     .replace("\\\n", ""),
@@ -198,22 +198,22 @@ fn texts_that_the_pages_for_operators_quote_are_in_the_sources() {
         |quote: &String| quote.contains(' ') && !programs.iter().any(|name| quote.starts_with(name));
     let mut missing = Vec::new();
     for page in ["docs/operations/operations.md", "docs/user/recreate.md"] {
-        let text = fs::read_to_string(root().join(page)).unwrap();
+        let text = fs::read_to_string(repo_root().join(page)).unwrap();
         // Every second part is a block of code, and of the others every second one a quotation.
         let prose: String = text.split("```").step_by(2).collect();
         let quotes = prose.split('`').skip(1).step_by(2).map(words).filter(is_text);
-        for quote in quotes.filter(|quote| !NOT_IN_THE_SOURCES.contains(&quote.as_str())) {
+        for quote in quotes.filter(|quote| !QUOTES_NOT_IN_SOURCES.contains(&quote.as_str())) {
             let mut parts = quote.split('…').map(|part| part.trim_matches([' ', ':']));
             if !parts.all(|part| code.iter().any(|code| code.contains(part))) {
                 missing.push(format!("{page}: {quote}"));
             }
         }
     }
-    report("no program says", &missing);
+    assert_no_offences("no program says", &missing);
 }
 
 /// Pages of the repository.
-fn pages() -> Vec<Source> {
+fn doc_pages() -> Vec<SourceFile> {
     let places = [
         "README.md",
         "CONTRIBUTING.md",
@@ -222,13 +222,13 @@ fn pages() -> Vec<Source> {
         "docs",
         "deploy",
     ];
-    let pages = files(&places, "md");
+    let pages = files_with_extension(&places, "md");
     assert!(pages.len() > 20, "only {} pages were found", pages.len());
     pages
 }
 
 /// What a heading is called in links: lower case, without punctuation, dashes for spaces.
-fn anchor(heading: &str) -> String {
+fn heading_anchor(heading: &str) -> String {
     let heading = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = heading
         .chars()
@@ -237,11 +237,15 @@ fn anchor(heading: &str) -> String {
 }
 
 #[test]
-fn links_between_pages_lead_somewhere() {
+fn doc_links_resolve() {
     let mut broken = Vec::new();
-    for Source { name, text } in pages() {
-        let page = root().join(&name);
-        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+    for SourceFile { name, text } in doc_pages() {
+        let page = repo_root().join(&name);
+        for link in text
+            .split("](")
+            .skip(1)
+            .filter_map(|suffix| suffix.split(')').next())
+        {
             if link.contains("://") {
                 continue;
             }
@@ -250,22 +254,22 @@ fn links_between_pages_lead_somewhere() {
                 "" => page.clone(),
                 path => page.parent().unwrap().join(path),
             };
-            let there = target.exists()
+            let resolves = target.exists()
                 && (fragment.is_empty() || {
                     let text = fs::read_to_string(&target).unwrap();
                     text.lines()
-                        .any(|line| line.starts_with('#') && anchor(line) == fragment)
+                        .any(|line| line.starts_with('#') && heading_anchor(line) == fragment)
                 });
-            if !there {
+            if !resolves {
                 broken.push(format!("{name}: {link}"));
             }
         }
     }
-    report("these links lead nowhere", &broken);
+    assert_no_offences("these links lead nowhere", &broken);
 }
 
 /// Words that neither Kubernetes nor its users say so.
-const NOT_SAID: [&str; 8] = [
+const UNUSUAL_WORDS: [&str; 8] = [
     "told",
     "anew",
     "somebody",
@@ -277,61 +281,66 @@ const NOT_SAID: [&str; 8] = [
 ];
 
 /// The texts in a line of code.
-fn texts(line: &str) -> impl Iterator<Item = &str> {
+fn string_literals(line: &str) -> impl Iterator<Item = &str> {
     line.split('"').skip(1).step_by(2)
 }
 
 /// Events, conditions, messages, logs, help: what users read.
 #[test]
-fn texts_for_users_are_plain_english() {
+fn user_facing_texts_use_plain_words() {
     let mut offences = Vec::new();
-    for source in product() {
-        for line in code(&source.text) {
-            let odd = |text: &str| {
+    for source in product_sources() {
+        for line in code_lines(&source.text) {
+            let is_unusual = |text: &str| {
                 let spaced = format!(" {} ", text.replace(|c: char| !c.is_alphanumeric(), " "));
-                NOT_SAID.iter().any(|word| spaced.contains(&format!(" {word} ")))
+                UNUSUAL_WORDS
+                    .iter()
+                    .any(|word| spaced.contains(&format!(" {word} ")))
             };
-            if texts(line).any(odd) {
+            if string_literals(line).any(is_unusual) {
                 offences.push(format!("{}: {}", source.name, line.trim()));
             }
         }
     }
-    report("say it as kubelet and kubectl would", &offences);
+    assert_no_offences("say it as kubelet and kubectl would", &offences);
 }
 
 /// Reviews know no controller: they are answered by processes of their own, too.
 #[test]
-fn admission_knows_no_controller() {
+fn admission_imports_no_controller() {
     let mut offences = Vec::new();
     for source in sources("src/manager/src/admission") {
         let other = |line: &&str| line.contains("crate::") && !line.contains("crate::admission");
-        let lines = code(&source.text).filter(other);
+        let lines = code_lines(&source.text).filter(other);
         offences.extend(lines.map(|line| format!("{}: {}", source.name, line.trim())));
     }
-    report("admission knows", &offences);
+    assert_no_offences("admission knows", &offences);
 }
 
 /// Cases that failed once are found beside the crate, below the path of the file that they are of.
 #[test]
-fn cases_that_failed_once_are_replayed() {
+fn proptest_regressions_belong_to_source_files() {
     let mut found = 0;
-    for name in crates() {
+    for name in crate_folders() {
         let cases = format!("src/{name}/proptest-regressions");
-        if !root().join(&cases).exists() {
+        if !repo_root().join(&cases).exists() {
             continue;
         }
-        for case in files(&[&cases], "txt") {
-            let of = Path::new(&case.name)
+        for case in files_with_extension(&[&cases], "txt") {
+            let source_path = Path::new(&case.name)
                 .strip_prefix(&cases)
                 .unwrap()
                 .with_extension("rs");
             assert!(
-                root().join(format!("src/{name}/src")).join(of).exists(),
+                repo_root()
+                    .join(format!("src/{name}/src"))
+                    .join(source_path)
+                    .exists(),
                 "{} is of no file",
                 case.name
             );
             found += 1;
         }
     }
-    assert!(found > 0 && !root().join("proptest-regressions").exists());
+    assert!(found > 0 && !repo_root().join("proptest-regressions").exists());
 }

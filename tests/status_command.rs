@@ -5,9 +5,9 @@ use std::os::unix::fs::FileTypeExt;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use kruise_daemon::Live;
+use kruise_daemon::LiveState;
 use kruise_daemon::control;
-use kruise_daemon::live::{Pull, PullPhase, Runtime};
+use kruise_daemon::live::{PullPhase, PullStatus, RuntimeStatus};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio_util::sync::CancellationToken;
@@ -15,30 +15,30 @@ use tokio_util::sync::CancellationToken;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A control API of its own.
-struct Bed {
+struct ControlFixture {
     folder: tempfile::TempDir,
-    live: Live,
+    live: LiveState,
 }
 
-impl Bed {
+impl ControlFixture {
     async fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let live = Live::default();
-        live.runtimes.send_replace(vec![Runtime {
+        let live = LiveState::default();
+        live.runtimes.send_replace(vec![RuntimeStatus {
             name: "containerd".to_owned(),
             socket: "/run/c.sock".to_owned(),
             healthy: true,
-            ..Runtime::default()
+            ..RuntimeStatus::default()
         }]);
         let (socket, served) = (folder.path().join("c.sock"), live.clone());
         let path = socket.clone();
         tokio::spawn(async move { control::run(&path, served, CancellationToken::new()).await });
-        let listens = async {
+        let wait_for_socket = async {
             while !std::fs::metadata(&socket).is_ok_and(|m| m.file_type().is_socket()) {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(PATIENCE, listens).await.unwrap();
+        tokio::time::timeout(PATIENCE, wait_for_socket).await.unwrap();
         Self { folder, live }
     }
 
@@ -57,48 +57,54 @@ impl Bed {
     }
 }
 
-async fn line(lines: &mut Lines<BufReader<ChildStdout>>) -> String {
+async fn next_line(lines: &mut Lines<BufReader<ChildStdout>>) -> String {
     let line = tokio::time::timeout(PATIENCE, lines.next_line()).await;
     line.expect("nothing was printed for 60 s").unwrap().unwrap()
 }
 
-async fn ended(mut child: Child) -> ExitStatus {
+async fn wait_for_exit(mut child: Child) -> ExitStatus {
     let ended = tokio::time::timeout(PATIENCE, child.wait()).await;
     ended.expect("the command goes on without a reader").unwrap()
 }
 
 #[tokio::test]
-async fn watch_prints_changes_and_ends_with_its_input() {
-    let bed = Bed::start().await;
-    let (mut child, mut lines) = bed.watch(Stdio::piped());
-    assert_eq!(line(&mut lines).await, "runtime /run/c.sock: containerd - ok");
-    bed.live.pulls.send_replace(vec![Pull {
+async fn watch_prints_changes_and_exits_with_stdin() {
+    let fixture = ControlFixture::start().await;
+    let (mut child, mut lines) = fixture.watch(Stdio::piped());
+    assert_eq!(
+        next_line(&mut lines).await,
+        "runtime /run/c.sock: containerd - ok"
+    );
+    fixture.live.pulls.send_replace(vec![PullStatus {
         image: "nginx:1".to_owned(),
         phase: PullPhase::Failed,
         message: "no such\u{1b} image".to_owned(),
-        ..Pull::default()
+        ..PullStatus::default()
     }]);
     assert_eq!(
-        line(&mut lines).await,
+        next_line(&mut lines).await,
         "pull nginx:1: Failed no such\\u{1b} image"
     );
     drop(child.stdin.take());
-    assert!(ended(child).await.success());
+    assert!(wait_for_exit(child).await.success());
 }
 
 #[tokio::test]
-async fn watch_ends_with_the_reader_of_its_output() {
-    let bed = Bed::start().await;
-    let (child, mut lines) = bed.watch(Stdio::piped());
-    line(&mut lines).await;
+async fn watch_exits_when_stdout_closes() {
+    let fixture = ControlFixture::start().await;
+    let (child, mut lines) = fixture.watch(Stdio::piped());
+    next_line(&mut lines).await;
     drop(lines);
-    assert!(ended(child).await.success());
+    assert!(wait_for_exit(child).await.success());
 }
 
 #[tokio::test]
-async fn watch_without_input_does_not_stay() {
-    let bed = Bed::start().await;
-    let (child, mut lines) = bed.watch(Stdio::null());
-    assert_eq!(line(&mut lines).await, "runtime /run/c.sock: containerd - ok");
-    assert!(ended(child).await.success());
+async fn watch_without_stdin_exits() {
+    let fixture = ControlFixture::start().await;
+    let (child, mut lines) = fixture.watch(Stdio::null());
+    assert_eq!(
+        next_line(&mut lines).await,
+        "runtime /run/c.sock: containerd - ok"
+    );
+    assert!(wait_for_exit(child).await.success());
 }

@@ -6,28 +6,28 @@ use {kruise_daemon as node, kruise_manager as manager};
 
 #[derive(Debug, Parser)]
 #[command(args_override_self = true)]
-struct Manager {
+struct ManagerArgs {
     #[command(flatten)]
     options: manager::Options,
 }
 
 #[derive(Debug, Parser)]
 #[command(args_override_self = true)]
-struct Daemon {
+struct DaemonArgs {
     #[command(flatten)]
     options: node::Options,
 }
 
 /// What `--help` of OpenKruise's programs lists: `FLAG TYPE` a line.
-const MANAGER: &str = include_str!("data/flags/kruise-manager.txt");
-const DAEMON: &str = include_str!("data/flags/kruise-daemon.txt");
+const MANAGER_FLAGS: &str = include_str!("data/flags/kruise-manager.txt");
+const DAEMON_FLAGS: &str = include_str!("data/flags/kruise-daemon.txt");
 /// The arguments of OpenKruise's Helm chart where nothing is configured, one a line.
 const CHART_MANAGER: &str = include_str!("data/flags/chart-manager.txt");
 const CHART_DAEMON: &str = include_str!("data/flags/chart-daemon.txt");
 
 /// Arguments with the flag, each of which pflag takes.
-fn arguments(flag: &str, of: &str) -> Vec<String> {
-    let values: &[&str] = match of {
+fn sample_arguments(flag: &str, value_type: &str) -> Vec<String> {
+    let values: &[&str] = match value_type {
         "bool" => {
             return ["", "=true", "=false"]
                 .map(|end| format!("--{flag}{end}"))
@@ -46,15 +46,15 @@ fn arguments(flag: &str, of: &str) -> Vec<String> {
     values.iter().map(|value| format!("--{flag}={value}")).collect()
 }
 
-fn check<P: Parser>(program: &str, flags: &str) {
+fn check_flags<P: Parser>(program: &str, flags: &str) {
     let lines: Vec<_> = flags.lines().map(|line| line.split_once(' ').unwrap()).collect();
     assert!(lines.len() > 30, "{program}");
-    for (flag, of) in &lines {
-        for argument in arguments(flag, of) {
+    for (flag, value_type) in &lines {
+        for argument in sample_arguments(flag, value_type) {
             if let Err(why) = P::try_parse_from([program, &argument]) {
                 panic!("{program} {argument}: {why}");
             }
-            let Some((name, value)) = argument.split_once('=').filter(|_| *of != "bool") else {
+            let Some((name, value)) = argument.split_once('=').filter(|_| *value_type != "bool") else {
                 continue;
             };
             if let Err(why) = P::try_parse_from([program, name, value]) {
@@ -63,7 +63,10 @@ fn check<P: Parser>(program: &str, flags: &str) {
         }
     }
     // The last one of several counts.
-    let twice: Vec<_> = lines.iter().flat_map(|(flag, of)| arguments(flag, of)).collect();
+    let twice: Vec<_> = lines
+        .iter()
+        .flat_map(|(flag, value_type)| sample_arguments(flag, value_type))
+        .collect();
     P::try_parse_from(std::iter::once(program.to_owned()).chain(twice))
         .map_err(|why| panic!("{why}"))
         .ok();
@@ -71,31 +74,31 @@ fn check<P: Parser>(program: &str, flags: &str) {
 
 #[test]
 fn every_upstream_flag_of_the_manager_is_accepted() {
-    check::<Manager>("kruise-manager", MANAGER);
+    check_flags::<ManagerArgs>("kruise-manager", MANAGER_FLAGS);
 }
 
 #[test]
 fn every_upstream_flag_of_the_daemon_is_accepted() {
-    check::<Daemon>("kruise-daemon", DAEMON);
+    check_flags::<DaemonArgs>("kruise-daemon", DAEMON_FLAGS);
 }
 
 /// That each is a flag of OpenKruise's program.
-fn recorded(flags: &str, arguments: &[&str]) {
+fn assert_upstream_flags(flags: &str, arguments: &[&str]) {
     for argument in arguments.iter().skip(1) {
         let flag = argument.trim_start_matches("--").split('=').next().unwrap();
-        let known = flags.lines().any(|line| line.split(' ').next() == Some(flag));
-        assert!(known, "{} has no --{flag}", arguments[0]);
+        let exists = flags.lines().any(|line| line.split(' ').next() == Some(flag));
+        assert!(exists, "{} has no --{flag}", arguments[0]);
     }
 }
 
 /// `api_server` starts both with them.
 #[test]
-fn arguments_of_the_helm_chart_are_taken() {
+fn helm_chart_arguments_are_accepted() {
     let daemon: Vec<&str> = std::iter::once("kruise-daemon")
         .chain(CHART_DAEMON.lines())
         .collect();
-    recorded(DAEMON, &daemon);
-    let options = Daemon::try_parse_from(daemon).unwrap().options;
+    assert_upstream_flags(DAEMON_FLAGS, &daemon);
+    let options = DaemonArgs::try_parse_from(daemon).unwrap().options;
     let ignored: Vec<_> = options.upstream.given().map(|(flag, _)| flag).collect();
     assert_eq!(
         ignored,
@@ -110,8 +113,8 @@ fn arguments_of_the_helm_chart_are_taken() {
     let manager: Vec<&str> = std::iter::once("kruise-manager")
         .chain(CHART_MANAGER.lines())
         .collect();
-    recorded(MANAGER, &manager);
-    let options = Manager::try_parse_from(manager).unwrap().options;
+    assert_upstream_flags(MANAGER_FLAGS, &manager);
+    let options = ManagerArgs::try_parse_from(manager).unwrap().options;
     assert_eq!(options.lease_namespace(), "kruise-system");
     let ignored: Vec<_> = options.upstream.given().map(|(flag, _)| flag).collect();
     assert_eq!(ignored, ["logtostderr", "sync-period", "v"]);

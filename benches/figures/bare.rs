@@ -10,34 +10,37 @@ use kube::runtime::{WatchStreamExt, watcher};
 use serde_json::{Value, json};
 
 use crate::cluster::{self, NAMESPACE, POD};
-use crate::kwok::{self, AT_ONCE};
+use crate::kwok::{self, MAX_IN_FLIGHT};
 use crate::side::Side;
 
 /// How long Pods may take to go.
-const BOUND: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 const GATE: &str = "InPlaceUpdateReady";
 
 /// Times for Pods from none to all ready, a spec and a status write to each, and to none again.
-pub struct Limits {
+pub struct BareLimits {
     pub up: Duration,
     pub update: Duration,
     pub down: Duration,
 }
 
 /// Does with Pods what a CloneSet cannot do without.
-pub async fn measure(side: &Side, count: usize) -> Result<Limits> {
+pub async fn measure(side: &Side, count: usize) -> Result<BareLimits> {
     let api = cluster::api(&side.client, POD, Some(NAMESPACE));
     let names: Vec<String> = (0..count).map(|n| format!("bare-{n}")).collect();
     let mut pods = cluster::watch(&side.client, POD, Some(NAMESPACE)).await?;
     let start = Instant::now();
-    let made =
+    let creations =
         stream::iter(&names).map(|name| cluster::create(&side.client, POD, Some(NAMESPACE), pod(name)));
-    made.buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
-    let mut waiting: BTreeSet<&str> = names.iter().map(String::as_str).collect();
-    while !waiting.is_empty() {
+    creations
+        .buffer_unordered(MAX_IN_FLIGHT)
+        .try_collect::<Vec<_>>()
+        .await?;
+    let mut not_running: BTreeSet<&str> = names.iter().map(String::as_str).collect();
+    while !not_running.is_empty() {
         let (_, pod) = pods.recv().await.context("the watch of Pods ended")?;
         if pod.data["status"]["phase"] == "Running" {
-            waiting.remove(pod.metadata.name.as_deref().unwrap_or_default());
+            not_running.remove(pod.metadata.name.as_deref().unwrap_or_default());
         }
     }
     patch(&api, &names, &[(true, status("True"))]).await?;
@@ -46,13 +49,16 @@ pub async fn measure(side: &Side, count: usize) -> Result<Limits> {
     let image = json!({ "spec": { "containers": [{ "name": "app", "image": "bench/app:2" }] } });
     patch(&api, &names, &[(true, status("False")), (false, image)]).await?;
     let update = start.elapsed();
-    let gone = gone(side).await?;
+    let deletion = watch_deletion(side).await?;
     let start = Instant::now();
     let (api, params) = (&api, &Default::default());
-    let deleted = stream::iter(&names).map(|name| api.delete(name, params));
-    deleted.buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
-    let down = gone.await? - start;
-    Ok(Limits { up, update, down })
+    let deletions = stream::iter(&names).map(|name| api.delete(name, params));
+    deletions
+        .buffer_unordered(MAX_IN_FLIGHT)
+        .try_collect::<Vec<_>>()
+        .await?;
+    let down = deletion.await? - start;
+    Ok(BareLimits { up, update, down })
 }
 
 fn pod(name: &str) -> Value {
@@ -80,47 +86,49 @@ async fn patch(api: &Api<DynamicObject>, names: &[String], patches: &[(bool, Val
         }
         Ok::<(), kube::Error>(())
     });
-    all.buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
+    all.buffer_unordered(MAX_IN_FLIGHT)
+        .try_collect::<Vec<_>>()
+        .await?;
     Ok(())
 }
 
 /// The moment at which all Pods are gone that are there now; the watch is established when this returns.
-pub async fn gone(side: &Side) -> Result<impl Future<Output = Result<Instant>> + use<>> {
+pub async fn watch_deletion(side: &Side) -> Result<impl Future<Output = Result<Instant>> + use<>> {
     let api = cluster::api(&side.client, POD, Some(NAMESPACE));
     // One that is taken up again: the API server ends the watch of a client that is busy with other things.
     let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
-    let (mut listed, mut left) = (BTreeSet::new(), None);
-    while left.is_none() {
+    let (mut listed, mut remaining) = (BTreeSet::new(), None);
+    while remaining.is_none() {
         let event = events.try_next().await?.context("the watch ended")?;
-        follow(event, &mut listed, &mut left);
+        track_deletions(event, &mut listed, &mut remaining);
     }
-    let count = tokio::spawn(async move {
-        while left.as_ref().is_none_or(|left| !left.is_empty()) {
+    let wait_for_last = tokio::spawn(async move {
+        while remaining.as_ref().is_none_or(|left| !left.is_empty()) {
             if let Some(Ok(event)) = events.next().await {
-                follow(event, &mut listed, &mut left);
+                track_deletions(event, &mut listed, &mut remaining);
             }
         }
         Ok::<_, anyhow::Error>(Instant::now())
     });
     Ok(async move {
-        let end = tokio::time::timeout(BOUND, count).await;
-        end.context("the Pods do not go")??
+        let finished = tokio::time::timeout(TIMEOUT, wait_for_last).await;
+        finished.context("the Pods do not go")??
     })
 }
 
 /// Takes in what the watch says of the Pods that are `left`, which is known once they were `listed`.
-fn follow(
+fn track_deletions(
     event: watcher::Event<DynamicObject>,
     listed: &mut BTreeSet<String>,
-    left: &mut Option<BTreeSet<String>>,
+    remaining: &mut Option<BTreeSet<String>>,
 ) {
     let name = |pod: DynamicObject| pod.metadata.name.unwrap_or_default();
     match event {
         watcher::Event::Init => listed.clear(),
         watcher::Event::InitApply(pod) => drop(listed.insert(name(pod))),
-        watcher::Event::InitDone => *left = Some(std::mem::take(listed)),
+        watcher::Event::InitDone => *remaining = Some(std::mem::take(listed)),
         watcher::Event::Delete(pod) => {
-            left.get_or_insert_default().remove(&name(pod));
+            remaining.get_or_insert_default().remove(&name(pod));
         }
         watcher::Event::Apply(_) => {}
     }

@@ -16,7 +16,7 @@ const NAME: &str = "many";
 
 /// What one thing that a CloneSet does to its Pods came to.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Phase {
+pub struct PhaseCosts {
     pub time: Duration,
     /// What a plain client needs for the same.
     pub bare: Duration,
@@ -28,46 +28,46 @@ pub struct Phase {
 
 /// A CloneSet's Pods from none to all, all updated, and to none again.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Life {
-    pub up: Phase,
-    pub update: Phase,
-    pub down: Phase,
+pub struct LifecycleCosts {
+    pub up: PhaseCosts,
+    pub update: PhaseCosts,
+    pub down: PhaseCosts,
     /// The manager's memory while all Pods are there.
     pub rss: u64,
 }
 
 /// Runs a CloneSet of `pods` Pods on `nodes` nodes, then does the same with a plain client.
-pub async fn measure(side: &mut Side, nodes: usize, pods: usize) -> Result<Life> {
-    kwok::nodes(side, nodes).await?;
+pub async fn measure(side: &mut Side, nodes: usize, pods: usize) -> Result<LifecycleCosts> {
+    kwok::ensure_nodes(side, nodes).await?;
     let side = &*side;
-    let mut life = Life::default();
+    let mut costs = LifecycleCosts::default();
     let set = json!({ "metadata": { "name": NAME }, "spec": spec(NAME, 0, 1) });
     cluster::create(&side.client, CLONE_SET, Some(NAMESPACE), set).await?;
-    let started = |status: &Value| status["updateRevision"].is_string();
-    until(side, NAME, started).await?;
-    let all = move |count: &Value| count.as_u64() == u64::try_from(pods).ok();
+    let has_revision = |status: &Value| status["updateRevision"].is_string();
+    wait_status(side, NAME, has_revision).await?;
+    let is_total = move |count: &Value| count.as_u64() == u64::try_from(pods).ok();
 
-    let available = move |status: &Value| all(&status["availableReplicas"]);
-    let more = json!({ "spec": { "replicas": pods } });
-    life.up = phase(side, pods, change(side, more, available)).await?;
-    let updated = move |status: &Value| all(&status["updatedReplicas"]);
+    let available = move |status: &Value| is_total(&status["availableReplicas"]);
+    let scale_up = json!({ "spec": { "replicas": pods } });
+    costs.up = measure_phase(side, pods, patch_and_wait(side, scale_up, available)).await?;
+    let updated = move |status: &Value| is_total(&status["updatedReplicas"]);
     let image = json!({ "spec": { "template": template(NAME, 2) } });
-    life.update = phase(side, pods, change(side, image, updated)).await?;
-    life.rss = memory(side, side.manager, "VmRSS")?;
-    let none = json!({ "spec": { "replicas": 0 } });
+    costs.update = measure_phase(side, pods, patch_and_wait(side, image, updated)).await?;
+    costs.rss = memory(side, side.manager, "VmRSS")?;
+    let scale_down = json!({ "spec": { "replicas": 0 } });
     let down = async {
-        let gone = bare::gone(side).await?;
-        let (start, _) = change(side, none, |_| true).await?;
-        Ok((start, gone.await?))
+        let deletion = bare::watch_deletion(side).await?;
+        let (start, _) = patch_and_wait(side, scale_down, |_| true).await?;
+        Ok((start, deletion.await?))
     };
-    life.down = phase(side, pods, down).await?;
+    costs.down = measure_phase(side, pods, down).await?;
     let sets = cluster::api(&side.client, CLONE_SET, Some(NAMESPACE));
     sets.delete(NAME, &Default::default()).await?;
 
     let bare = bare::measure(side, pods).await?;
-    (life.up.bare, life.update.bare, life.down.bare) = (bare.up, bare.update, bare.down);
-    eprintln!("{life:.2?}");
-    Ok(life)
+    (costs.up.bare, costs.update.bare, costs.down.bare) = (bare.up, bare.update, bare.down);
+    eprintln!("{costs:.2?}");
+    Ok(costs)
 }
 
 /// A CloneSet's spec.
@@ -86,16 +86,20 @@ pub fn template(name: &str, version: u32) -> Value {
 }
 
 /// Waits until the status of a CloneSet is as wanted.
-async fn until(side: &Side, name: &str, wanted: impl Fn(&Value) -> bool) -> Result<()> {
-    let holds = |set: &Value| wanted(&set["status"]);
-    cluster::until(&side.client, CLONE_SET, Some(NAMESPACE), name, holds)
+async fn wait_status(side: &Side, name: &str, predicate: impl Fn(&Value) -> bool) -> Result<()> {
+    let matches = |set: &Value| predicate(&set["status"]);
+    cluster::wait_until(&side.client, CLONE_SET, Some(NAMESPACE), name, matches)
         .await
         .map(drop)
 }
 
 /// Changes the CloneSet: when that was asked for, and when a watching client sees a status that is of this change
 /// and as wanted.
-async fn change(side: &Side, patch: Value, wanted: impl Fn(&Value) -> bool) -> Result<(Instant, Instant)> {
+async fn patch_and_wait(
+    side: &Side,
+    patch: Value,
+    predicate: impl Fn(&Value) -> bool,
+) -> Result<(Instant, Instant)> {
     let mut sets = cluster::watch(&side.client, CLONE_SET, Some(NAMESPACE)).await?;
     let api = cluster::api(&side.client, CLONE_SET, Some(NAMESPACE));
     let start = Instant::now();
@@ -103,55 +107,55 @@ async fn change(side: &Side, patch: Value, wanted: impl Fn(&Value) -> bool) -> R
         .patch(NAME, &PatchParams::default(), &Patch::Merge(patch))
         .await?;
     let generation = set.metadata.generation.context("no generation")?;
-    let of_this = |set: &Value| {
+    let observed = |set: &Value| {
         let status = &set["status"];
-        status["observedGeneration"].as_i64() >= Some(generation) && wanted(status)
+        status["observedGeneration"].as_i64() >= Some(generation) && predicate(status)
     };
-    let (end, _) = cluster::seen(&mut sets, NAME, of_this).await?;
+    let (end, _) = cluster::wait_for(&mut sets, NAME, observed).await?;
     Ok((start, end))
 }
 
 /// What `work` takes, with what the manager does for it afterwards.
-pub async fn phase(
+pub async fn measure_phase(
     side: &Side,
     pods: usize,
-    work: impl Future<Output = Result<(Instant, Instant)>>,
-) -> Result<Phase> {
-    let (before, spent) = (pod_writes(side)?, cpu(side, side.manager)?);
-    let (start, end) = work.await?;
-    let writes = settled(side).await? - before;
-    Ok(Phase {
+    operation: impl Future<Output = Result<(Instant, Instant)>>,
+) -> Result<PhaseCosts> {
+    let (writes_before, cpu_before) = (pod_writes(side)?, cpu(side, side.manager)?);
+    let (start, end) = operation.await?;
+    let writes = wait_idle(side).await? - writes_before;
+    Ok(PhaseCosts {
         time: end - start,
         bare: Duration::ZERO,
-        cpu: cpu(side, side.manager)?.saturating_sub(spent),
+        cpu: cpu(side, side.manager)?.saturating_sub(cpu_before),
         writes: writes as f64 / pods as f64,
     })
 }
 
 /// Waits until the manager has written to no Pod for three seconds; how often it has in all.
-pub async fn settled(side: &Side) -> Result<usize> {
+pub async fn wait_idle(side: &Side) -> Result<usize> {
     let begin = Instant::now();
-    let mut last = (pod_writes(side)?, Instant::now());
-    while last.1.elapsed() < Duration::from_secs(3) {
+    let mut last_write = (pod_writes(side)?, Instant::now());
+    while last_write.1.elapsed() < Duration::from_secs(3) {
         ensure!(
             begin.elapsed() < Duration::from_secs(240),
             "the manager does not come to rest"
         );
         tokio::time::sleep(Duration::from_millis(500)).await;
         let now = pod_writes(side)?;
-        if now != last.0 {
-            last = (now, Instant::now());
+        if now != last_write.0 {
+            last_write = (now, Instant::now());
         }
     }
-    Ok(last.0)
+    Ok(last_write.0)
 }
 
 /// The manager's writes to Pods so far.
 fn pod_writes(side: &Side) -> Result<usize> {
     let all = side.node.plane.writes()?;
-    let theirs = all.iter().filter(|w| {
+    let by_manager = all.iter().filter(|w| {
         w["objectRef"]["resource"] == "pods"
             && w["user"]["username"] == "system:serviceaccount:kruise-system:kruise-manager"
     });
-    Ok(theirs.count())
+    Ok(by_manager.count())
 }

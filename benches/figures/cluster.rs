@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use futures::{StreamExt, TryStreamExt};
-use kruise_cluster::{Cluster, Options};
+use kruise_cluster::{ClientOptions, Cluster};
 use kube::Client;
 use kube::api::{Api, DynamicObject, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
@@ -15,23 +15,23 @@ use serde_json::Value;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 /// Group, version and kind.
-pub type Kind = (&'static str, &'static str, &'static str);
-pub const NODE_IMAGE: Kind = ("apps.kruise.io", "v1beta1", "NodeImage");
-pub const JOB: Kind = ("apps.kruise.io", "v1beta1", "ImagePullJob");
-pub const REQUEST: Kind = ("apps.kruise.io", "v1beta1", "ContainerRecreateRequest");
-pub const CLONE_SET: Kind = ("apps.kruise.io", "v1beta1", "CloneSet");
-pub const POD: Kind = ("", "v1", "Pod");
-pub const NODE: Kind = ("", "v1", "Node");
+pub type ObjectKind = (&'static str, &'static str, &'static str);
+pub const NODE_IMAGE: ObjectKind = ("apps.kruise.io", "v1beta1", "NodeImage");
+pub const PULL_JOB: ObjectKind = ("apps.kruise.io", "v1beta1", "ImagePullJob");
+pub const RECREATE_REQUEST: ObjectKind = ("apps.kruise.io", "v1beta1", "ContainerRecreateRequest");
+pub const CLONE_SET: ObjectKind = ("apps.kruise.io", "v1beta1", "CloneSet");
+pub const POD: ObjectKind = ("", "v1", "Pod");
+pub const NODE: ObjectKind = ("", "v1", "Node");
 
 /// Namespace of the objects that the rows are about.
 pub const NAMESPACE: &str = "default";
 
 /// How long any one thing may take.
-const BOUND: Duration = Duration::from_secs(240);
+const TIMEOUT: Duration = Duration::from_secs(240);
 
 /// A client for a kubeconfig. The product's own: kube's does not set TCP_NODELAY, which costs 40 ms a write.
 pub async fn client(path: &Path) -> Result<Client> {
-    let options = Options {
+    let options = ClientOptions {
         kubeconfig: Some(path.to_owned()),
         component: "bench".into(),
         host: None,
@@ -40,7 +40,7 @@ pub async fn client(path: &Path) -> Result<Client> {
 }
 
 /// The objects of a kind: in `namespace`, or of the cluster.
-pub fn api(client: &Client, kind: Kind, namespace: Option<&str>) -> Api<DynamicObject> {
+pub fn api(client: &Client, kind: ObjectKind, namespace: Option<&str>) -> Api<DynamicObject> {
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(kind.0, kind.1, kind.2));
     match namespace {
         Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
@@ -51,7 +51,7 @@ pub fn api(client: &Client, kind: Kind, namespace: Option<&str>) -> Api<DynamicO
 /// Creates an object from JSON that has neither kind nor version.
 pub async fn create(
     client: &Client,
-    kind: Kind,
+    kind: ObjectKind,
     namespace: Option<&str>,
     object: Value,
 ) -> Result<DynamicObject> {
@@ -63,18 +63,18 @@ pub async fn create(
     };
     object["kind"] = kind.2.into();
     let object: DynamicObject = serde_json::from_value(object)?;
-    let made = api(client, kind, namespace)
+    let created = api(client, kind, namespace)
         .create(&PostParams::default(), &object)
         .await;
-    made.with_context(|| format!("cannot create {} {:?}", kind.2, object.metadata.name))
+    created.with_context(|| format!("cannot create {} {:?}", kind.2, object.metadata.name))
 }
 
 /// Objects with the time at which they were seen.
-pub type Seen = UnboundedReceiver<(Instant, DynamicObject)>;
+pub type ObjectStream = UnboundedReceiver<(Instant, DynamicObject)>;
 
 /// Watches from now on; the watch is established when this returns. It is taken up again where it ends, for the API
 /// server ends that of a client that is busy with other things; all that there is then is seen once more.
-pub async fn watch(client: &Client, kind: Kind, namespace: Option<&str>) -> Result<Seen> {
+pub async fn watch(client: &Client, kind: ObjectKind, namespace: Option<&str>) -> Result<ObjectStream> {
     let config = watcher::Config::default().streaming_lists();
     let mut events = watcher(api(client, kind, namespace), config)
         .default_backoff()
@@ -83,38 +83,47 @@ pub async fn watch(client: &Client, kind: Kind, namespace: Option<&str>) -> Resu
         events.try_next().await?.context("the watch ended")?,
         Event::InitDone
     ) {}
-    let (seen_tx, seen_rx) = unbounded_channel();
+    let (object_tx, object_rx) = unbounded_channel();
     tokio::spawn(async move {
         while let Some(event) = events.next().await {
             if let Ok(Event::Apply(object) | Event::InitApply(object)) = event
-                && seen_tx.send((Instant::now(), object)).is_err()
+                && object_tx.send((Instant::now(), object)).is_err()
             {
                 break;
             }
         }
     });
-    Ok(seen_rx)
+    Ok(object_rx)
 }
 
 /// The moment at which `done` first held of the object `name`.
-pub async fn seen(watch: &mut Seen, name: &str, done: impl Fn(&Value) -> bool) -> Result<(Instant, Value)> {
-    let of_it = |o: &DynamicObject| o.metadata.name.as_deref() == Some(name) && done(&o.data);
-    next(watch, of_it).await.with_context(|| name.to_owned())
+pub async fn wait_for(
+    watch: &mut ObjectStream,
+    name: &str,
+    predicate: impl Fn(&Value) -> bool,
+) -> Result<(Instant, Value)> {
+    let matches = |o: &DynamicObject| o.metadata.name.as_deref() == Some(name) && predicate(&o.data);
+    next_matching(watch, matches)
+        .await
+        .with_context(|| name.to_owned())
 }
 
 /// The next object that `done` holds of, and when it was seen.
-pub async fn next(watch: &mut Seen, done: impl Fn(&DynamicObject) -> bool) -> Result<(Instant, Value)> {
-    let find = async {
-        while let Some((at, object)) = watch.recv().await {
-            if done(&object) {
-                return Ok((at, object.data));
+pub async fn next_matching(
+    watch: &mut ObjectStream,
+    predicate: impl Fn(&DynamicObject) -> bool,
+) -> Result<(Instant, Value)> {
+    let search = async {
+        while let Some((seen_at, object)) = watch.recv().await {
+            if predicate(&object) {
+                return Ok((seen_at, object.data));
             }
         }
         bail!("the watch ended")
     };
-    tokio::time::timeout(BOUND, find)
+    tokio::time::timeout(TIMEOUT, search)
         .await
-        .with_context(|| format!("not there after {BOUND:?}"))?
+        .with_context(|| format!("not there after {TIMEOUT:?}"))?
 }
 
 /// Whether a Pod is ready.
@@ -124,24 +133,24 @@ pub fn ready(pod: &Value) -> bool {
 }
 
 /// Waits until `done` holds of an object that exists.
-pub async fn until(
+pub async fn wait_until(
     client: &Client,
-    kind: Kind,
+    kind: ObjectKind,
     namespace: Option<&str>,
     name: &str,
-    done: impl Fn(&Value) -> bool,
+    predicate: impl Fn(&Value) -> bool,
 ) -> Result<DynamicObject> {
     let api = api(client, kind, namespace);
     let start = Instant::now();
-    while start.elapsed() < BOUND {
+    while start.elapsed() < TIMEOUT {
         if let Some(object) = api.get_opt(name).await?
-            && done(&object.data)
+            && predicate(&object.data)
         {
             return Ok(object);
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    bail!("{} {name}: not there after {BOUND:?}", kind.2)
+    bail!("{} {name}: not there after {TIMEOUT:?}", kind.2)
 }
 
 /// The middle one; of an even number, the later one.

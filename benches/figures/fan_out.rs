@@ -7,8 +7,8 @@ use futures::{StreamExt, TryStreamExt, stream};
 use kube::api::{DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::cluster::{self, JOB, NAMESPACE, NODE_IMAGE, Seen};
-use crate::kwok::{self, AT_ONCE};
+use crate::cluster::{self, NAMESPACE, NODE_IMAGE, ObjectStream, PULL_JOB};
+use crate::kwok::{self, MAX_IN_FLIGHT};
 use crate::side::Side;
 use crate::usage::cpu;
 
@@ -27,16 +27,16 @@ pub struct FanOut {
 
 /// A job over `count` nodes.
 pub async fn measure(side: &mut Side, count: usize) -> Result<FanOut> {
-    let names = kwok::nodes(side, count).await?;
-    let bare = bare(side, &names).await?;
-    let answers = tokio::spawn(answer(
+    let names = kwok::ensure_nodes(side, count).await?;
+    let bare = measure_bare(side, &names).await?;
+    let daemons = tokio::spawn(play_daemons(
         side.client.clone(),
         cluster::watch(&side.client, NODE_IMAGE, None).await?,
     ));
     // What the new nodes cost is not the job's.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let before = cpu(side, side.manager)?;
-    let mut jobs = cluster::watch(&side.client, JOB, Some(NAMESPACE)).await?;
+    let mut jobs = cluster::watch(&side.client, PULL_JOB, Some(NAMESPACE)).await?;
     let spec = json!({
         "image": format!("{IMAGE}:1"),
         "parallelism": count,
@@ -45,17 +45,17 @@ pub async fn measure(side: &mut Side, count: usize) -> Result<FanOut> {
     });
     let start = Instant::now();
     let job = json!({ "metadata": { "name": "fan-out" }, "spec": spec });
-    cluster::create(&side.client, JOB, Some(NAMESPACE), job).await?;
+    cluster::create(&side.client, PULL_JOB, Some(NAMESPACE), job).await?;
     let ended = |j: &Value| j["status"]["completionTime"].is_string();
-    let (at, job) = cluster::seen(&mut jobs, "fan-out", ended).await?;
-    answers.abort();
+    let (completed_at, job) = cluster::wait_for(&mut jobs, "fan-out", ended).await?;
+    daemons.abort();
     ensure!(
         job["status"]["succeeded"] == count,
         "not all nodes succeeded: {}",
         job["status"]
     );
     Ok(FanOut {
-        time: at - start,
+        time: completed_at - start,
         bare,
         cpu: cpu(side, side.manager)?.saturating_sub(before),
         writes: spec_writes(side)? as f64 / count as f64,
@@ -63,13 +63,13 @@ pub async fn measure(side: &mut Side, count: usize) -> Result<FanOut> {
 }
 
 /// What a plain client needs for one spec and one status write of each NodeImage, of what a job writes there.
-async fn bare(side: &Side, names: &[String]) -> Result<Duration> {
+async fn measure_bare(side: &Side, names: &[String]) -> Result<Duration> {
     let api = cluster::api(&side.client, NODE_IMAGE, None);
     let (api, params) = (&api, &PatchParams::default());
     let image = "bench-bare";
     let tag = json!({ "tag": "1", "version": 1, "pullPolicy": { "timeoutSeconds": 600, "backoffLimit": 3, "ttlSecondsAfterFinished": 300 } });
     let spec = json!({ "spec": { "images": { image: { "tags": [tag] } } } });
-    let status = json!({ "status": success(image, &[tag]) });
+    let status = json!({ "status": success_status(image, &[tag]) });
     let start = Instant::now();
     for (patch, of_status) in [(&spec, false), (&status, true)] {
         let all = stream::iter(names).map(|name| async move {
@@ -79,40 +79,43 @@ async fn bare(side: &Side, names: &[String]) -> Result<Duration> {
                 api.patch(name, params, &Patch::Merge(patch)).await
             }
         });
-        all.buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
+        all.buffer_unordered(MAX_IN_FLIGHT)
+            .try_collect::<Vec<_>>()
+            .await?;
     }
     Ok(start.elapsed())
 }
 
 /// The daemons of the thousand nodes: each reports success for what its NodeImage asks, at once.
-async fn answer(client: kube::Client, mut seen: Seen) {
+async fn play_daemons(client: kube::Client, mut node_images: ObjectStream) {
     let api = cluster::api(&client, NODE_IMAGE, None);
-    let work =
-        stream::poll_fn(|cx| seen.poll_recv(cx)).filter_map(|(_, object)| async move { succeeded(&object) });
-    work.for_each_concurrent(AT_ONCE, |(name, status)| {
-        let api = api.clone();
-        async move {
-            let patch = Patch::Merge(json!({ "status": status }));
-            if let Err(error) = api.patch_status(&name, &PatchParams::default(), &patch).await {
-                eprintln!("NodeImage {name}: {error}");
+    let pending = stream::poll_fn(|cx| node_images.poll_recv(cx))
+        .filter_map(|(_, object)| async move { missing_success(&object) });
+    pending
+        .for_each_concurrent(MAX_IN_FLIGHT, |(name, status)| {
+            let api = api.clone();
+            async move {
+                let patch = Patch::Merge(json!({ "status": status }));
+                if let Err(error) = api.patch_status(&name, &PatchParams::default(), &patch).await {
+                    eprintln!("NodeImage {name}: {error}");
+                }
             }
-        }
-    })
-    .await;
+        })
+        .await;
 }
 
 /// The status that says that all is pulled, where the object does not say so yet.
-fn succeeded(object: &DynamicObject) -> Option<(String, Value)> {
+fn missing_success(object: &DynamicObject) -> Option<(String, Value)> {
     let name = object.metadata.name.clone().filter(|n| n.starts_with("kwok-"))?;
     let tags = object.data["spec"]["images"][IMAGE]["tags"].as_array()?;
-    let told = object.data["status"]["imageStatuses"][IMAGE]["tags"]
+    let reported = object.data["status"]["imageStatuses"][IMAGE]["tags"]
         .as_array()
         .map_or(0, Vec::len);
-    (tags.len() > told).then(|| (name, success(IMAGE, tags)))
+    (tags.len() > reported).then(|| (name, success_status(IMAGE, tags)))
 }
 
 /// The status of a NodeImage that these tags of an image are there.
-fn success(image: &str, tags: &[Value]) -> Value {
+fn success_status(image: &str, tags: &[Value]) -> Value {
     let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let tag = |t: &Value| {
         json!({ "tag": t["tag"], "version": t["version"].as_i64().unwrap_or_default(), "phase": "Succeeded",
@@ -126,15 +129,15 @@ fn success(image: &str, tags: &[Value]) -> Value {
 /// Accepted writes of the manager to specs of NodeImages since the job was made.
 fn spec_writes(side: &Side) -> Result<usize> {
     let all = side.node.plane.writes()?;
-    let of_job = |w: &&Value| w["objectRef"]["resource"] == "imagepulljobs" && w["verb"] == "create";
-    let last = all
+    let creates_job = |w: &&Value| w["objectRef"]["resource"] == "imagepulljobs" && w["verb"] == "create";
+    let job_created = all
         .iter()
-        .rposition(|w| of_job(&w))
+        .rposition(|w| creates_job(&w))
         .context("the job is not in the audit log")?;
-    let theirs = |w: &&Value| {
+    let is_spec_write = |w: &&Value| {
         w["objectRef"]["resource"] == "nodeimages"
             && w["objectRef"]["subresource"].is_null()
             && w["responseStatus"]["code"].as_i64() < Some(300)
     };
-    Ok(all[last..].iter().filter(theirs).count())
+    Ok(all[job_created..].iter().filter(is_spec_write).count())
 }

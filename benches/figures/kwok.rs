@@ -13,7 +13,7 @@ use crate::cluster::{self, NODE, NODE_IMAGE};
 use crate::side::Side;
 
 /// Requests in flight of a plain client.
-pub const AT_ONCE: usize = 32;
+pub const MAX_IN_FLIGHT: usize = 32;
 /// Label and taint of kwok's nodes.
 const KEY: &str = "bench";
 const VALUE: &str = "kwok";
@@ -24,30 +24,33 @@ const STAGES: [&str; 3] = [
     "pod/fast/pod-delete",
 ];
 /// How long nodes may take to come up, for each thousand of them.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT_PER_THOUSAND: Duration = Duration::from_secs(120);
 
 /// Sees to it that there are `count` nodes of kwok's, each with its NodeImage; names of the NodeImages.
-pub async fn nodes(side: &mut Side, count: usize) -> Result<Vec<String>> {
+pub async fn ensure_nodes(side: &mut Side, count: usize) -> Result<Vec<String>> {
     if !std::mem::replace(&mut side.kwok, true) {
-        start(side)?;
+        start_kwok(side)?;
     }
-    let there = node_images(side).await?.len();
-    let nodes = (there..count).map(|n| node(&format!("kwok-{n}")));
-    let made = stream::iter(nodes).map(|n| cluster::create(&side.client, NODE, None, n));
-    made.buffer_unordered(AT_ONCE).try_collect::<Vec<_>>().await?;
-    let patience = PATIENCE * u32::try_from(count.div_ceil(1000))?;
+    let existing = node_images(side).await?.len();
+    let nodes = (existing..count).map(|n| node(&format!("kwok-{n}")));
+    let creations = stream::iter(nodes).map(|n| cluster::create(&side.client, NODE, None, n));
+    creations
+        .buffer_unordered(MAX_IN_FLIGHT)
+        .try_collect::<Vec<_>>()
+        .await?;
+    let timeout = TIMEOUT_PER_THOUSAND * u32::try_from(count.div_ceil(1000))?;
     let begin = Instant::now();
     loop {
         let names = node_images(side).await?;
-        if names.len() >= count && usable(side).await? >= count {
+        if names.len() >= count && schedulable_nodes(side).await? >= count {
             return Ok(names);
         }
         ensure!(
-            begin.elapsed() < patience,
+            begin.elapsed() < timeout,
             "only {} NodeImages of {count}",
             names.len()
         );
-        tokio::time::sleep(patience / 120).await;
+        tokio::time::sleep(timeout / 120).await;
     }
 }
 
@@ -61,15 +64,15 @@ async fn node_images(side: &Side) -> Result<Vec<String>> {
 }
 
 /// How many of the nodes have no taint but ours, so that Pods can come.
-async fn usable(side: &Side) -> Result<usize> {
+async fn schedulable_nodes(side: &Side) -> Result<usize> {
     let selected = ListParams::default().labels(&format!("{KEY}={VALUE}"));
     let list = cluster::api(&side.client, NODE, None).list(&selected).await?;
     let taints = |node: &Value| node["spec"]["taints"].as_array().map_or(0, Vec::len);
     Ok(list.items.iter().filter(|n| taints(&n.data) == 1).count())
 }
 
-fn start(side: &mut Side) -> Result<()> {
-    patient(side)?;
+fn start_kwok(side: &mut Side) -> Result<()> {
+    disable_node_eviction(side)?;
     let cache = Cache::open()?;
     prepare::ensure(&cache, &[prepare::Part::Kwok])?;
     let module = format!("sigs.k8s.io/kwok@{}", testbed::cluster::KWOK);
@@ -94,7 +97,7 @@ fn start(side: &mut Side) -> Result<()> {
 }
 
 /// The nodes have no heartbeat, which would be a load of its own; nobody is to miss it.
-fn patient(side: &mut Side) -> Result<()> {
+fn disable_node_eviction(side: &mut Side) -> Result<()> {
     let manager = side.node.plane.controller_manager.take();
     let mut manager = manager.context("the control plane has no controller manager")?;
     manager.stop()?;

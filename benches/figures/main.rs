@@ -2,6 +2,7 @@
 //!
 //! `cargo xtask bench [--peer DIR]` runs this; every figure comes from the same machine in the same run.
 
+mod at_size;
 mod bare;
 mod clone_set;
 mod cluster;
@@ -9,7 +10,6 @@ mod fan_out;
 mod footprint;
 mod in_place;
 mod kwok;
-mod many;
 mod pull;
 mod recreate;
 mod report;
@@ -24,40 +24,44 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use report::Report;
 use rows::Figures;
-use side::{Side, Which};
+use side::{Implementation, Side};
 
 /// Nodes and Pods of the rows that are measured side by side.
 const THOUSAND: usize = 1000;
 
 fn main() -> Result<()> {
-    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
-    let binaries = variable("KRUISE_BENCH_BINARIES").context("run this by 'cargo xtask bench'")?;
+    let path_from_env = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let binaries = path_from_env("KRUISE_BENCH_BINARIES").context("run this by 'cargo xtask bench'")?;
     let groups = std::env::var("KRUISE_BENCH_GROUPS").unwrap_or_default();
     let groups: Vec<&str> = groups.split(',').collect();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let ours = Which::Ours(binaries);
-    let mut missing = Missing::default();
+    let ours = Implementation::Ours(binaries);
+    let mut missing = MissingFigures::default();
     let report = if groups.iter().any(|group| group.starts_with("many-")) {
-        Report::Alone(Box::new(runtime.block_on(alone(&ours, &groups, &mut missing))?))
+        Report::AtSize(Box::new(runtime.block_on(measure_at_size(
+            &ours,
+            &groups,
+            &mut missing,
+        ))?))
     } else {
-        let figures = runtime.block_on(beside(&ours, &groups, &mut missing))?;
-        let peer = match variable("KRUISE_BENCH_PEER") {
+        let figures = runtime.block_on(measure_side_by_side(&ours, &groups, &mut missing))?;
+        let peer = match path_from_env("KRUISE_BENCH_PEER") {
             Some(dir) => {
-                let peer = Which::Peer(dir);
-                let measured = runtime.block_on(beside(&peer, &groups, &mut missing));
-                missing.tell(peer.name(), measured)
+                let peer = Implementation::Peer(dir);
+                let measured = runtime.block_on(measure_side_by_side(&peer, &groups, &mut missing));
+                missing.record(peer.name(), measured)
             }
             None => {
                 eprintln!("The Go implementation is not measured: no --peer given.");
                 None
             }
         };
-        Report::Beside(Box::new((figures, peer)))
+        Report::SideBySide(Box::new((figures, peer)))
     };
     print!("{}", report.table());
-    if let Some(file) = variable("KRUISE_BENCH_OUT") {
+    if let Some(file) = path_from_env("KRUISE_BENCH_OUT") {
         report.write(&file)?;
         eprintln!("written: {}", file.display());
     }
@@ -66,17 +70,17 @@ fn main() -> Result<()> {
 
 /// What could not be measured, in words.
 #[derive(Default)]
-struct Missing(BTreeSet<String>);
+struct MissingFigures(BTreeSet<String>);
 
-impl Missing {
+impl MissingFigures {
     fn into_result(self) -> Result<()> {
-        let words: Vec<String> = self.0.into_iter().collect();
-        ensure!(words.is_empty(), "could not be measured: {}", words.join(", "));
+        let names: Vec<String> = self.0.into_iter().collect();
+        ensure!(names.is_empty(), "could not be measured: {}", names.join(", "));
         Ok(())
     }
 
     /// What was measured. What could not be is told and noted, and does not cost the other rows.
-    fn tell<T>(&mut self, what: &str, measured: Result<T>) -> Option<T> {
+    fn record<T>(&mut self, what: &str, measured: Result<T>) -> Option<T> {
         measured
             .inspect_err(|error| {
                 eprintln!("{what} could not be measured: {error:#}");
@@ -87,9 +91,13 @@ impl Missing {
 }
 
 /// These groups of rows of one implementation, on a cluster of its own.
-async fn beside(which: &Which, groups: &[&str], missing: &mut Missing) -> Result<Figures> {
-    let name = which.name();
-    let due = |group: &str| {
+async fn measure_side_by_side(
+    implementation: &Implementation,
+    groups: &[&str],
+    missing: &mut MissingFigures,
+) -> Result<Figures> {
+    let name = implementation.name();
+    let selected = |group: &str| {
         groups.contains(&group).then(|| {
             let what = format!("{name}: {group}");
             eprintln!("==> {what}");
@@ -98,45 +106,49 @@ async fn beside(which: &Which, groups: &[&str], missing: &mut Missing) -> Result
     };
     let mut figures = Figures::default();
     eprintln!("==> {name}: a node and both programs start");
-    let mut side = Side::start(which).await?;
+    let mut side = Side::start(implementation).await?;
     footprint::start(&side, &mut figures)?;
-    if let Some(what) = due("memory") {
-        missing.tell(&what, footprint::idle(&side, &mut figures).await);
+    if let Some(what) = selected("memory") {
+        missing.record(&what, footprint::idle(&side, &mut figures).await);
     }
-    if let Some(what) = due("pull") {
-        missing.tell(&what, pull::measure(&side, &mut figures).await);
+    if let Some(what) = selected("pull") {
+        missing.record(&what, pull::measure(&side, &mut figures).await);
     }
-    if let Some(what) = due("recreate") {
-        missing.tell(&what, recreate::measure(&side, &mut figures).await);
+    if let Some(what) = selected("recreate") {
+        missing.record(&what, recreate::measure(&side, &mut figures).await);
     }
-    if let Some(what) = due("in-place") {
-        figures.in_place = missing.tell(&what, in_place::restarts(&side).await);
+    if let Some(what) = selected("in-place") {
+        figures.in_place = missing.record(&what, in_place::measure(&side).await);
     }
-    if let Some(what) = due("ahead") {
-        figures.rollout = missing.tell(&what, rollout::measure(&side, false).await);
-        figures.rollout_ahead = missing.tell(&what, rollout::measure(&side, true).await);
+    if let Some(what) = selected("ahead") {
+        figures.rollout = missing.record(&what, rollout::measure(&side, false).await);
+        figures.rollout_ahead = missing.record(&what, rollout::measure(&side, true).await);
     }
-    if let Some(what) = due("fan-out") {
-        figures.fan_out = missing.tell(&what, fan_out::measure(&mut side, THOUSAND).await);
+    if let Some(what) = selected("fan-out") {
+        figures.fan_out = missing.record(&what, fan_out::measure(&mut side, THOUSAND).await);
     }
-    if let Some(what) = due("clone-set") {
-        figures.clone_set = missing.tell(&what, clone_set::measure(&mut side, THOUSAND, THOUSAND).await);
+    if let Some(what) = selected("clone-set") {
+        figures.clone_set = missing.record(&what, clone_set::measure(&mut side, THOUSAND, THOUSAND).await);
     }
     Ok(figures)
 }
 
 /// These groups of rows at sizes of their own, each on a cluster of its own.
-async fn alone(which: &Which, groups: &[&str], missing: &mut Missing) -> Result<Figures> {
+async fn measure_at_size(
+    implementation: &Implementation,
+    groups: &[&str],
+    missing: &mut MissingFigures,
+) -> Result<Figures> {
     let mut figures = Figures::default();
     for group in groups {
         eprintln!("==> {group}");
-        let Some(mut side) = missing.tell(group, Side::start(which).await) else {
+        let Some(mut side) = missing.record(group, Side::start(implementation).await) else {
             continue;
         };
         match *group {
-            "many-nodes" => figures.many_nodes = missing.tell(group, many::nodes(&mut side).await),
-            "many-pods" => figures.many_pods = missing.tell(group, many::pods(&mut side).await),
-            "many-sets" => figures.many_sets = missing.tell(group, many::sets(&mut side).await),
+            "many-nodes" => figures.many_nodes = missing.record(group, at_size::nodes(&mut side).await),
+            "many-pods" => figures.many_pods = missing.record(group, at_size::pods(&mut side).await),
+            "many-sets" => figures.many_sets = missing.record(group, at_size::sets(&mut side).await),
             _ => anyhow::bail!("{group} is not measured at size"),
         }
     }

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use kruise_cri::client::Client as Cri;
+use kruise_cri::client::CriClient as Cri;
 use kruise_cri::{PullRequest, Runtime as _};
 use serde_json::json;
 use testbed::cluster::Image;
 
-use crate::cluster::{self, JOB, NAMESPACE, median};
+use crate::cluster::{self, NAMESPACE, PULL_JOB, median};
 use crate::rows::Figures;
 use crate::side::Side;
 
@@ -17,16 +17,16 @@ const RUNS: usize = 5;
 const MEBIBYTES: usize = 32;
 
 pub async fn measure(side: &Side, figures: &mut Figures) -> Result<()> {
-    job(side, "warm", "busybox:1.36").await?;
+    time_job(side, "warm", "busybox:1.36").await?;
     let mut present = Vec::new();
     for run in 0..RUNS {
-        present.push(job(side, &format!("present-{run}"), "busybox:1.36").await?);
+        present.push(time_job(side, &format!("present-{run}"), "busybox:1.36").await?);
     }
     figures.job_present = Some(median(present));
 
     let registry = &side.node.runtime.registry;
     let (cri, _) = Cri::connect(&side.node.runtime.socket()).await?;
-    let mut above = Vec::new();
+    let mut overhead = Vec::new();
     for run in 0..RUNS {
         // Two images of one size: what is on the node already would not be pulled.
         for part in ["bare", "job"] {
@@ -36,20 +36,20 @@ pub async fn measure(side: &Side, figures: &mut Figures) -> Result<()> {
             )?;
         }
         let start = Instant::now();
-        cri.pull_image(&request(&format!("docker.io/bench/bare:{run}")))
+        cri.pull_image(&pull_request(&format!("docker.io/bench/bare:{run}")))
             .await?;
         let bare = start.elapsed();
         let image = format!("docker.io/bench/job:{run}");
-        let pulled = job(side, &format!("pull-{run}"), &image).await?;
-        above.push(pulled.saturating_sub(bare));
+        let pulled = time_job(side, &format!("pull-{run}"), &image).await?;
+        overhead.push(pulled.saturating_sub(bare));
     }
-    figures.job_pull_above_bare = Some(median(above));
+    figures.job_pull_above_bare = Some(median(overhead));
     Ok(())
 }
 
 /// Time from create to the completion that a watching client sees.
-async fn job(side: &Side, name: &str, image: &str) -> Result<Duration> {
-    let mut watch = cluster::watch(&side.client, JOB, Some(NAMESPACE)).await?;
+async fn time_job(side: &Side, name: &str, image: &str) -> Result<Duration> {
+    let mut watch = cluster::watch(&side.client, PULL_JOB, Some(NAMESPACE)).await?;
     let spec = json!({
         "image": image,
         "parallelism": 1,
@@ -59,22 +59,22 @@ async fn job(side: &Side, name: &str, image: &str) -> Result<Duration> {
     let start = Instant::now();
     cluster::create(
         &side.client,
-        JOB,
+        PULL_JOB,
         Some(NAMESPACE),
         json!({ "metadata": { "name": name }, "spec": spec }),
     )
     .await?;
-    let ended = |job: &serde_json::Value| job["status"]["completionTime"].is_string();
-    let (at, job) = cluster::seen(&mut watch, name, ended).await?;
+    let is_complete = |job: &serde_json::Value| job["status"]["completionTime"].is_string();
+    let (completed_at, job) = cluster::wait_for(&mut watch, name, is_complete).await?;
     ensure!(
         job["status"]["succeeded"] == 1,
         "{name} did not succeed: {}",
         job["status"]
     );
-    Ok(at - start)
+    Ok(completed_at - start)
 }
 
-fn request(image: &str) -> PullRequest {
+fn pull_request(image: &str) -> PullRequest {
     PullRequest {
         image: image.to_owned(),
         auth: None,

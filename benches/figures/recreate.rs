@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use kruise_cri::Runtime as _;
-use kruise_cri::client::Client as Cri;
+use kruise_cri::client::CriClient as Cri;
 use serde_json::{Value, json};
 
-use crate::cluster::{self, POD, REQUEST, median, ready};
+use crate::cluster::{self, POD, RECREATE_REQUEST, median, ready};
 use crate::rows::Figures;
 use crate::side::Side;
 
@@ -16,22 +16,22 @@ const RUNS: usize = 5;
 const DEFAULT: Option<&str> = Some(cluster::NAMESPACE);
 
 pub async fn measure(side: &Side, figures: &mut Figures) -> Result<()> {
-    let (mut exit, mut completed, mut own, mut writes) = (vec![], vec![], vec![], vec![]);
+    let (mut exits, mut completed, mut own_times, mut writes) = (vec![], vec![], vec![], vec![]);
     let mut kubelet = vec![];
     for run in 0..RUNS {
         kubelet.push(kubelet_restart(side, &format!("kubelet-{run}")).await?);
         let one = recreate(side, &format!("one-{run}"), "kruise-test/term:1", 1).await?;
-        exit.push(one.exit);
+        exits.push(one.first_exit);
         completed.push(one.completed);
-        own.push(one.own);
+        own_times.push(one.without_kubelet);
         if one.writes.len() > writes.len() {
             writes = one.writes;
         }
     }
     figures.kubelet_restart = Some(median(kubelet));
-    figures.recreate_exit = Some(median(exit));
+    figures.recreate_exit = Some(median(exits));
     figures.recreate_completed = Some(median(completed));
-    figures.recreate_own = Some(median(own));
+    figures.recreate_own = Some(median(own_times));
     eprintln!("writes of a request: {}", writes.join(", "));
     figures.recreate_writes = Some(writes.len());
     let mut three = vec![];
@@ -46,26 +46,26 @@ pub async fn measure(side: &Side, figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-struct Outcome {
+struct RecreateTimes {
     /// From create until the first task ended.
-    exit: Duration,
+    first_exit: Duration,
     /// From create until the request says Completed.
     completed: Duration,
     /// Of that, what is not kubelet's: before the exit, and after the Pod was seen Ready again.
-    own: Duration,
+    without_kubelet: Duration,
     /// Writes of all but kubelet, the user's create included, events not.
     writes: Vec<String>,
 }
 
 /// A fresh Pod, for kubelet delays a container's second restart; the IDs of its containers.
-async fn pod(side: &Side, name: &str, image: &str, containers: &[String]) -> Result<Vec<String>> {
-    let parts: Vec<Value> = containers
+async fn create_pod(side: &Side, name: &str, image: &str, containers: &[String]) -> Result<Vec<String>> {
+    let container_specs: Vec<Value> = containers
         .iter()
         .map(|n| json!({ "name": n, "image": image }))
         .collect();
-    let pod = json!({ "metadata": { "name": name }, "spec": { "containers": parts, "terminationGracePeriodSeconds": 1 } });
+    let pod = json!({ "metadata": { "name": name }, "spec": { "containers": container_specs, "terminationGracePeriodSeconds": 1 } });
     cluster::create(&side.client, POD, DEFAULT, pod).await?;
-    let pod = cluster::until(&side.client, POD, DEFAULT, name, ready).await?;
+    let pod = cluster::wait_until(&side.client, POD, DEFAULT, name, ready).await?;
     // The traps of the images' shells are set a moment after the start.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let statuses = pod.data["status"]["containerStatuses"].as_array().cloned();
@@ -75,15 +75,15 @@ async fn pod(side: &Side, name: &str, image: &str, containers: &[String]) -> Res
 
 /// Kubelet's part: from the stop of a container that nobody recreates until its Pod is seen Ready again.
 async fn kubelet_restart(side: &Side, name: &str) -> Result<Duration> {
-    let ids = pod(side, name, "kruise-test/term:1", &["c0".to_owned()]).await?;
+    let ids = create_pod(side, name, "kruise-test/term:1", &["c0".to_owned()]).await?;
     let id = ids.first().context("a Pod without container")?;
     let mut pods = cluster::watch(&side.client, POD, DEFAULT).await?;
     let (cri, _) = Cri::connect(&side.node.runtime.socket()).await?;
     cri.stop_container(id, Duration::from_secs(10)).await?;
     let stopped = Instant::now();
-    let (back, _) = cluster::seen(&mut pods, name, restarted).await?;
+    let (ready_at, _) = cluster::wait_for(&mut pods, name, restarted).await?;
     delete(side, name).await?;
-    Ok(back - stopped)
+    Ok(ready_at - stopped)
 }
 
 async fn delete(side: &Side, name: &str) -> Result<()> {
@@ -92,42 +92,41 @@ async fn delete(side: &Side, name: &str) -> Result<()> {
     Ok(())
 }
 
-async fn recreate(side: &Side, name: &str, image: &str, containers: usize) -> Result<Outcome> {
+async fn recreate(side: &Side, name: &str, image: &str, containers: usize) -> Result<RecreateTimes> {
     let names: Vec<String> = (0..containers).map(|n| format!("c{n}")).collect();
-    let ids = pod(side, name, image, &names).await?;
-    let mut requests = cluster::watch(&side.client, REQUEST, DEFAULT).await?;
+    let ids = create_pod(side, name, image, &names).await?;
+    let mut requests = cluster::watch(&side.client, RECREATE_REQUEST, DEFAULT).await?;
     let mut pods = cluster::watch(&side.client, POD, DEFAULT).await?;
-    let asked: Vec<Value> = names.iter().map(|n| json!({ "name": n })).collect();
-    let spec =
-        json!({ "podName": name, "containers": asked, "strategy": { "terminationGracePeriodSeconds": 10 } });
+    let container_list: Vec<Value> = names.iter().map(|n| json!({ "name": n })).collect();
+    let spec = json!({ "podName": name, "containers": container_list, "strategy": { "terminationGracePeriodSeconds": 10 } });
     // The runtime tells the end by the same machine's clock.
     let (start, clock) = (Instant::now(), Timestamp::now());
     cluster::create(
         &side.client,
-        REQUEST,
+        RECREATE_REQUEST,
         DEFAULT,
         json!({ "metadata": { "name": name }, "spec": spec }),
     )
     .await?;
-    let ended = |r: &Value| r["status"]["completionTime"].is_string();
-    let (at, request) = cluster::seen(&mut requests, name, ended).await?;
+    let is_complete = |r: &Value| r["status"]["completionTime"].is_string();
+    let (completed_at, request) = cluster::wait_for(&mut requests, name, is_complete).await?;
     ensure!(
         request["status"]["phase"] == "Completed",
         "{name}: {}",
         request["status"]
     );
-    let (back, _) = cluster::seen(&mut pods, name, restarted).await?;
-    let exit = Duration::try_from(exit(side, &ids).await?.duration_since(clock))?;
-    let completed = at - start;
-    let own = exit + at.saturating_duration_since(back);
+    let (ready_at, _) = cluster::wait_for(&mut pods, name, restarted).await?;
+    let first_exit = Duration::try_from(first_exit_time(side, &ids).await?.duration_since(clock))?;
+    let completed = completed_at - start;
+    let without_kubelet = first_exit + completed_at.saturating_duration_since(ready_at);
     // Late writes count too.
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let writes = writes(side, name)?;
+    let writes = request_writes(side, name)?;
     delete(side, name).await?;
-    Ok(Outcome {
-        exit,
+    Ok(RecreateTimes {
+        first_exit,
         completed,
-        own,
+        without_kubelet,
         writes,
     })
 }
@@ -137,33 +136,38 @@ fn restarted(pod: &Value) -> bool {
 }
 
 /// When the first of these containers ended, as the runtime says.
-async fn exit(side: &Side, containers: &[String]) -> Result<Timestamp> {
+async fn first_exit_time(side: &Side, containers: &[String]) -> Result<Timestamp> {
     let (cri, _) = Cri::connect(&side.node.runtime.socket()).await?;
-    let mut ends = vec![];
+    let mut finished = vec![];
     for id in containers {
-        ends.extend(cri.container_status(id).await?.and_then(|s| s.finished_at));
+        finished.extend(cri.container_status(id).await?.and_then(|s| s.finished_at));
     }
-    ends.into_iter().min().context("no container ended")
+    finished.into_iter().min().context("no container ended")
 }
 
 /// Accepted writes to the request and, while it was there, to its Pod, but kubelet's and the control plane's own.
-fn writes(side: &Side, name: &str) -> Result<Vec<String>> {
+fn request_writes(side: &Side, name: &str) -> Result<Vec<String>> {
     let all = side.node.plane.writes()?;
     let user = |w: &Value| w["user"]["username"].as_str().unwrap_or_default().to_owned();
-    let mut made = false;
+    let mut request_exists = false;
     let mut found = Vec::new();
     for write in &all {
         let object = &write["objectRef"];
         let resource = object["resource"].as_str().unwrap_or_default();
-        made |= resource == "containerrecreaterequests" && object["name"] == name;
-        let theirs = [
+        request_exists |= resource == "containerrecreaterequests" && object["name"] == name;
+        let excluded_users = [
             "system:node:",
             "system:serviceaccount:kube-system:",
             "system:kube-",
         ];
-        let ours = !theirs.iter().any(|t| user(write).starts_with(t)) && user(write) != "admin";
-        let counted = ours && ["containerrecreaterequests", "pods"].contains(&resource);
-        if made && counted && object["name"] == name && write["responseStatus"]["code"].as_i64() < Some(300) {
+        let is_counted_user =
+            !excluded_users.iter().any(|t| user(write).starts_with(t)) && user(write) != "admin";
+        let is_counted = is_counted_user && ["containerrecreaterequests", "pods"].contains(&resource);
+        if request_exists
+            && is_counted
+            && object["name"] == name
+            && write["responseStatus"]["code"].as_i64() < Some(300)
+        {
             let text = |v: &Value| v.as_str().unwrap_or_default().to_owned();
             let (verb, part) = (text(&write["verb"]), text(&object["subresource"]));
             found.push(format!("{} {verb} {resource}/{part}", user(write)));

@@ -7,14 +7,14 @@ use std::time::Duration;
 use anyhow::Result;
 use testbed::cluster::{kubernetes, run};
 
-use crate::rows::{ALONE, BESIDE, FREE, Figures, Row, seconds};
+use crate::rows::{AT_SIZE_ROWS, Figures, NO_TARGET, Row, SIDE_BY_SIDE_ROWS, seconds};
 
 /// What was measured.
 pub enum Report {
     /// Ours, beside the Go one where that was there.
-    Beside(Box<(Figures, Option<Figures>)>),
+    SideBySide(Box<(Figures, Option<Figures>)>),
     /// Ours, at sizes of its own.
-    Alone(Box<Figures>),
+    AtSize(Box<Figures>),
 }
 
 /// Headings of the page. Each kind of report has its section, which it writes anew; people write the notes.
@@ -24,13 +24,13 @@ impl Report {
     /// A Markdown table: our figure, the Go one, their ratio, and what is to be reached.
     pub fn table(&self) -> String {
         match self {
-            Self::Beside(both) => beside(&both.0, both.1.as_ref()),
-            Self::Alone(ours) => {
+            Self::SideBySide(both) => side_by_side_table(&both.0, both.1.as_ref()),
+            Self::AtSize(ours) => {
                 let mut text = String::from("| Work | kruise-rs | to reach | |\n|---|---|---|---|\n");
-                for row in &ALONE {
+                for row in &AT_SIZE_ROWS {
                     let Row(what, unit, ..) = row;
-                    let (ours, reach, verdict) = judged(row, ours);
-                    let ours = show(ours, unit);
+                    let (ours, reach, verdict) = evaluate(row, ours);
+                    let ours = format_value(ours, unit);
                     // Writing into a String cannot fail.
                     let _ = writeln!(text, "| {what} | {ours} | {reach} | {verdict} |");
                 }
@@ -43,8 +43,8 @@ impl Report {
     pub fn write(&self, file: &Path) -> Result<()> {
         let old = std::fs::read_to_string(file).unwrap_or_default();
         let (heading, command) = match self {
-            Self::Beside(_) => (HEADINGS[0], "cargo xtask bench"),
-            Self::Alone(_) => (HEADINGS[1], "cargo xtask bench --at-size"),
+            Self::SideBySide(_) => (HEADINGS[0], "cargo xtask bench"),
+            Self::AtSize(_) => (HEADINGS[1], "cargo xtask bench --at-size"),
         };
         let date = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
         let new = format!(
@@ -53,11 +53,11 @@ impl Report {
             self.table()
         );
         let mut text = String::from(INTRODUCTION);
-        for kept in HEADINGS {
-            text += if kept == heading {
+        for section_heading in HEADINGS {
+            text += if section_heading == heading {
                 &new
             } else {
-                section(&old, kept)
+                section(&old, section_heading)
             };
         }
         if let Some(dir) = file.parent() {
@@ -76,25 +76,25 @@ fn section<'a>(page: &'a str, heading: &str) -> &'a str {
     let Some(begin) = page.find(heading) else {
         return "";
     };
-    let rest = &page[begin..];
-    let end = rest[heading.len()..]
+    let tail = &page[begin..];
+    let end = tail[heading.len()..]
         .find("\n## ")
         .map(|at| at + heading.len() + 1);
-    &rest[..end.unwrap_or(rest.len())]
+    &tail[..end.unwrap_or(tail.len())]
 }
 
-fn beside(ours: &Figures, peer: Option<&Figures>) -> String {
+fn side_by_side_table(ours: &Figures, peer: Option<&Figures>) -> String {
     let mut text =
         String::from("| Work | kruise-rs | Go | Go / ours | to reach | |\n|---|---|---|---|---|---|\n");
-    for row in &BESIDE {
+    for row in &SIDE_BY_SIDE_ROWS {
         let Row(what, unit, _, read) = row;
-        let (ours, reach, verdict) = judged(row, ours);
+        let (ours, reach, verdict) = evaluate(row, ours);
         let peer = peer.and_then(read);
         let ratio = match (ours, peer) {
             (Some(ours), Some(peer)) if ours > 0.0 => format!("{:.1}", peer / ours),
             _ => "–".into(),
         };
-        let (ours, peer) = (show(ours, unit), show(peer, unit));
+        let (ours, peer) = (format_value(ours, unit), format_value(peer, unit));
         // Writing into a String cannot fail.
         let _ = writeln!(
             text,
@@ -102,57 +102,57 @@ fn beside(ours: &Figures, peer: Option<&Figures>) -> String {
         );
     }
     let go = peer.map_or_else(String::new, |peer| {
-        format!("\nThe same of Go: {}\n", details(peer))
+        format!("\nThe same of Go: {}\n", details_line(peer))
     });
-    let _ = writeln!(text, "\n{}\n{go}", details(ours));
+    let _ = writeln!(text, "\n{}\n{go}", details_line(ours));
     text
 }
 
 /// What the rows stand on.
-fn details(f: &Figures) -> String {
-    let show = |time: Option<Duration>| seconds(time).map_or_else(|| "–".into(), short);
-    let life = f.clone_set.unwrap_or_default();
+fn details_line(f: &Figures) -> String {
+    let format_time = |time: Option<Duration>| seconds(time).map_or_else(|| "–".into(), format_number);
+    let costs = f.clone_set.unwrap_or_default();
     format!(
         "bare limit of the 1,000 nodes {} s; of the Pods {} s, {} s and {} s. One container, create to Completed: {} s, \
          of kubelet's own restart {} s. Image change of a CloneSet to new container running: {} s; of a Pod that \
          nobody controls: {} s. Rollout to a 300 MiB image: {} s with a longest outage of {} s, after the pull \
          ahead {} s with {} s.",
-        show(f.fan_out.map(|j| j.bare)),
-        show(f.clone_set.map(|_| life.up.bare)),
-        show(f.clone_set.map(|_| life.update.bare)),
-        show(f.clone_set.map(|_| life.down.bare)),
-        show(f.recreate_completed),
-        show(f.kubelet_restart),
-        show(f.in_place.map(|r| r.total)),
-        show(f.in_place.map(|r| r.kubelet)),
-        show(f.rollout.map(|r| r.total)),
-        show(f.rollout.map(|r| r.outage)),
-        show(f.rollout_ahead.map(|r| r.total)),
-        show(f.rollout_ahead.map(|r| r.outage)),
+        format_time(f.fan_out.map(|j| j.bare)),
+        format_time(f.clone_set.map(|_| costs.up.bare)),
+        format_time(f.clone_set.map(|_| costs.update.bare)),
+        format_time(f.clone_set.map(|_| costs.down.bare)),
+        format_time(f.recreate_completed),
+        format_time(f.kubelet_restart),
+        format_time(f.in_place.map(|r| r.container_started)),
+        format_time(f.in_place.map(|r| r.kubelet_alone)),
+        format_time(f.rollout.map(|r| r.total)),
+        format_time(f.rollout.map(|r| r.outage)),
+        format_time(f.rollout_ahead.map(|r| r.total)),
+        format_time(f.rollout_ahead.map(|r| r.outage)),
     )
 }
 
 /// Our figure, what it should be, and whether it is.
-fn judged(row: &Row, ours: &Figures) -> (Option<f64>, String, String) {
+fn evaluate(row: &Row, ours: &Figures) -> (Option<f64>, String, String) {
     let Row(_, unit, target, read) = row;
     let ours = read(ours);
-    if *target == FREE {
+    if *target == NO_TARGET {
         return (ours, "–".into(), String::new());
     }
     let verdict = match ours {
         Some(ours) if ours <= *target => "met".into(),
-        Some(ours) => format!("missed by {} {unit}", short(ours - target)),
+        Some(ours) => format!("missed by {} {unit}", format_number(ours - target)),
         None => "not measured".into(),
     };
-    (ours, show(Some(*target), unit), verdict)
+    (ours, format_value(Some(*target), unit), verdict)
 }
 
-fn show(value: Option<f64>, unit: &str) -> String {
-    value.map_or_else(|| "–".into(), |v| format!("{} {unit}", short(v)))
+fn format_value(value: Option<f64>, unit: &str) -> String {
+    value.map_or_else(|| "–".into(), |v| format!("{} {unit}", format_number(v)))
 }
 
 /// Two digits that matter.
-fn short(value: f64) -> String {
+fn format_number(value: f64) -> String {
     match value.abs() {
         v if v >= 10.0 => format!("{value:.0}"),
         v if v >= 1.0 || v == 0.0 => format!("{value:.1}"),

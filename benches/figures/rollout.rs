@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use kruise_cri::Runtime as _;
-use kruise_cri::client::Client as Cri;
+use kruise_cri::client::CriClient as Cri;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 use testbed::cluster::Image;
 
-use crate::cluster::{self, CLONE_SET, JOB, NAMESPACE, POD, Seen, median, ready};
-use crate::in_place::{OLD, id, set, template};
+use crate::cluster::{self, CLONE_SET, NAMESPACE, ObjectStream, POD, PULL_JOB, median, ready};
+use crate::in_place::{OLD_IMAGE, clone_set_spec, container_id, template};
 use crate::side::Side;
 
 const MEBIBYTES: usize = 300;
@@ -20,7 +20,7 @@ const MEBIBYTES: usize = 300;
 const PODS: usize = 4;
 const RUNS: usize = 3;
 /// Kubelet is busy with a new Pod for a few of its looks at containers; a rollout is to find Pods at rest.
-const REST: Duration = Duration::from_secs(5);
+const IDLE_TIME: Duration = Duration::from_secs(5);
 const UNTIL_TERM: &str = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done";
 
 /// Medians of several rollouts.
@@ -51,47 +51,47 @@ pub async fn measure(side: &Side, ahead: bool) -> Result<Rollout> {
 
 async fn rollout(side: &Side, name: &str, ahead: bool) -> Result<Rollout> {
     let image = format!("bench/{name}:1");
-    let large = Image::busybox().script(UNTIL_TERM).random(MEBIBYTES);
-    side.node.runtime.registry.push(&image, &large)?;
+    let large_image = Image::busybox().script(UNTIL_TERM).random(MEBIBYTES);
+    side.node.runtime.registry.push(&image, &large_image)?;
     let labels = json!({ "app": name });
-    let mut spec = set(&labels, PODS, OLD);
+    let mut spec = clone_set_spec(&labels, PODS, OLD_IMAGE);
     // Without any updated Pod there is no reason to pull ahead yet, so with this it comes too late to matter.
-    let least = if ahead { 0 } else { PODS };
+    let min_updated_ready = if ahead { 0 } else { PODS };
     spec["updateStrategy"]["rollingUpdate"]["inPlaceUpdateStrategy"] =
-        json!({ "imagePreDownloadMinUpdatedReadyPods": least });
+        json!({ "imagePreDownloadMinUpdatedReadyPods": min_updated_ready });
     let object = json!({ "metadata": { "name": name }, "spec": spec });
     cluster::create(&side.client, CLONE_SET, Some(NAMESPACE), object).await?;
     let available = |set: &Value| set["status"]["updatedAvailableReplicas"] == PODS;
-    cluster::until(&side.client, CLONE_SET, Some(NAMESPACE), name, available).await?;
+    cluster::wait_until(&side.client, CLONE_SET, Some(NAMESPACE), name, available).await?;
     let api = cluster::api(&side.client, CLONE_SET, Some(NAMESPACE));
-    let change = async |partition: usize| {
+    let update_template = async |partition: usize| {
         let patch = json!({ "spec": { "template": template(&labels, &image),
             "updateStrategy": { "rollingUpdate": { "partition": partition } } } });
         api.patch(name, &PatchParams::default(), &Patch::Merge(patch))
             .await
     };
     if ahead {
-        change(PODS).await?;
-        pulled(side, &image).await?;
+        update_template(PODS).await?;
+        wait_pulled(side, &image).await?;
     }
-    tokio::time::sleep(REST).await;
-    let old = containers(side, name).await?;
+    tokio::time::sleep(IDLE_TIME).await;
+    let old = container_ids(side, name).await?;
     let mut pods = cluster::watch(&side.client, POD, Some(NAMESPACE)).await?;
     let clock = (Instant::now(), Timestamp::now());
-    change(0).await?;
-    let (out, back) = follow(&mut pods, &image, &old).await?;
+    update_template(0).await?;
+    let (not_ready_since, ready_since) = watch_rollout(&mut pods, &image, &old).await?;
     api.delete(name, &Default::default()).await?;
-    let outage = longest(side, clock, &old, &out, &back).await?;
-    let last = back.into_values().max().unwrap_or(clock.0);
+    let outage = longest_outage(side, clock, &old, &not_ready_since, &ready_since).await?;
+    let last_ready = ready_since.into_values().max().unwrap_or(clock.0);
     Ok(Rollout {
         outage,
-        total: last - clock.0,
+        total: last_ready - clock.0,
     })
 }
 
 /// Waits until a job has pulled the image.
-async fn pulled(side: &Side, image: &str) -> Result<()> {
-    let jobs = cluster::api(&side.client, JOB, Some(NAMESPACE));
+async fn wait_pulled(side: &Side, image: &str) -> Result<()> {
+    let jobs = cluster::api(&side.client, PULL_JOB, Some(NAMESPACE));
     let start = Instant::now();
     loop {
         let all = jobs.list(&ListParams::default()).await?;
@@ -108,58 +108,62 @@ async fn pulled(side: &Side, image: &str) -> Result<()> {
 }
 
 /// The containers of the Pods of one CloneSet, by the Pod's name.
-async fn containers(side: &Side, app: &str) -> Result<BTreeMap<String, String>> {
+async fn container_ids(side: &Side, app: &str) -> Result<BTreeMap<String, String>> {
     let params = ListParams::default().labels(&format!("app={app}"));
     let pods = cluster::api(&side.client, POD, Some(NAMESPACE))
         .list(&params)
         .await?;
     let container = |pod: kube::api::DynamicObject| {
-        let id = id(&pod.data).context("a Pod has no container")?.to_owned();
+        let id = container_id(&pod.data)
+            .context("a Pod has no container")?
+            .to_owned();
         Ok((pod.metadata.name.unwrap_or_default(), id))
     };
     pods.items.into_iter().map(container).collect()
 }
 
 /// Follows the Pods until all are ready with the new image: when each was first seen not ready, and ready again.
-async fn follow(
-    pods: &mut Seen,
+async fn watch_rollout(
+    pods: &mut ObjectStream,
     image: &str,
     old: &BTreeMap<String, String>,
 ) -> Result<(BTreeMap<String, Instant>, BTreeMap<String, Instant>)> {
-    let (mut out, mut back) = (BTreeMap::new(), BTreeMap::new());
-    while back.len() < old.len() {
+    let (mut not_ready_since, mut ready_since) = (BTreeMap::new(), BTreeMap::new());
+    while ready_since.len() < old.len() {
         let event = tokio::time::timeout(Duration::from_secs(180), pods.recv()).await;
-        let (at, pod) = event
-            .with_context(|| format!("{} of {} Pods are updated", back.len(), old.len()))?
+        let (observed_at, pod) = event
+            .with_context(|| format!("{} of {} Pods are updated", ready_since.len(), old.len()))?
             .context("the watch of Pods ended")?;
         let name = pod.metadata.name.unwrap_or_default();
         let Some(before) = old.get(&name) else { continue };
-        let fresh = id(&pod.data).is_some_and(|id| id != before);
+        let has_new_container = container_id(&pod.data).is_some_and(|id| id != before);
         if !ready(&pod.data) {
-            out.entry(name).or_insert(at);
-        } else if fresh && pod.data["spec"]["containers"][0]["image"] == image {
-            back.entry(name).or_insert(at);
+            not_ready_since.entry(name).or_insert(observed_at);
+        } else if has_new_container && pod.data["spec"]["containers"][0]["image"] == image {
+            ready_since.entry(name).or_insert(observed_at);
         }
     }
-    Ok((out, back))
+    Ok((not_ready_since, ready_since))
 }
 
 /// The longest time that a Pod could not serve.
-async fn longest(
+async fn longest_outage(
     side: &Side,
     (start, clock): (Instant, Timestamp),
     old: &BTreeMap<String, String>,
-    out: &BTreeMap<String, Instant>,
-    back: &BTreeMap<String, Instant>,
+    not_ready_since: &BTreeMap<String, Instant>,
+    ready_since: &BTreeMap<String, Instant>,
 ) -> Result<Duration> {
     let (cri, _) = Cri::connect(&side.node.runtime.socket()).await?;
     let mut longest = Duration::ZERO;
-    for (name, back) in back {
+    for (name, back) in ready_since {
         let status = cri.container_status(&old[name]).await?;
         let status = status.with_context(|| format!("the old container of {name} is gone"))?;
-        let ended = status.finished_at.context("an old container still runs")?;
-        let ended = start + Duration::try_from(ended.duration_since(clock))?;
-        let since = out.get(name).map_or(ended, |out| ended.min(*out));
+        let ended_at = status.finished_at.context("an old container still runs")?;
+        let ended_at = start + Duration::try_from(ended_at.duration_since(clock))?;
+        let since = not_ready_since
+            .get(name)
+            .map_or(ended_at, |out| ended_at.min(*out));
         longest = longest.max(*back - since);
     }
     Ok(longest)

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::clone_set::{Life, Phase};
+use crate::clone_set::{LifecycleCosts, PhaseCosts};
 use crate::fan_out::FanOut;
-use crate::in_place::Restarts;
+use crate::in_place::InPlaceTimes;
 use crate::rollout::Rollout;
 
 /// What was measured of one implementation; none where it could not be.
@@ -19,8 +19,8 @@ pub struct Figures {
     pub kubelet_restart: Option<Duration>,
     pub recreate_three: Option<Duration>,
     pub recreate_writes: Option<usize>,
-    pub clone_set: Option<Life>,
-    pub in_place: Option<Restarts>,
+    pub clone_set: Option<LifecycleCosts>,
+    pub in_place: Option<InPlaceTimes>,
     pub rollout: Option<Rollout>,
     pub rollout_ahead: Option<Rollout>,
     pub daemon_rss: Option<u64>,
@@ -30,8 +30,8 @@ pub struct Figures {
     pub daemon_size: Option<u64>,
     pub manager_size: Option<u64>,
     pub many_nodes: Option<(FanOut, u64)>,
-    pub many_pods: Option<Life>,
-    pub many_sets: Option<Life>,
+    pub many_pods: Option<LifecycleCosts>,
+    pub many_sets: Option<LifecycleCosts>,
 }
 
 /// A row: what, its unit, the figure to reach in that unit, and how to read it.
@@ -43,11 +43,11 @@ pub struct Row(
 );
 
 /// Of a row that is there to compare with.
-pub const FREE: f64 = f64::INFINITY;
+pub const NO_TARGET: f64 = f64::INFINITY;
 const MEGABYTE: f64 = 1_000_000.0;
 
 /// What is measured side by side.
-pub const BESIDE: [Row; 33] = [
+pub const SIDE_BY_SIDE_ROWS: [Row; 33] = [
     Row(
         "ImagePullJob, image on the node: create to completionTime",
         "s",
@@ -90,41 +90,50 @@ pub const BESIDE: [Row; 33] = [
     Row("recreate three containers that take 2 s to stop", "s", 3.7, |f| {
         seconds(f.recreate_three)
     }),
-    Row("CloneSet, 0 to 1,000 Pods on kwok nodes", "s", FREE, |f| {
-        time(up(f.clone_set))
+    Row("CloneSet, 0 to 1,000 Pods on kwok nodes", "s", NO_TARGET, |f| {
+        wall_time(up_phase(f.clone_set))
     }),
-    Row(LIMIT, "x", 1.5, |f| limit(up(f.clone_set))),
-    Row(WRITES, "", 2.0, |f| writes(up(f.clone_set))),
-    Row(CPU, "s", 2.0, |f| cpu(up(f.clone_set))),
+    Row(BARE_RATIO_ROW, "x", 1.5, |f| bare_ratio(up_phase(f.clone_set))),
+    Row(WRITES_ROW, "", 2.0, |f| writes_per_pod(up_phase(f.clone_set))),
+    Row(CPU_ROW, "s", 2.0, |f| cpu_time(up_phase(f.clone_set))),
     Row(
         "all of them updated in place, maxUnavailable 100%",
         "s",
-        FREE,
-        |f| time(update(f.clone_set)),
+        NO_TARGET,
+        |f| wall_time(update_phase(f.clone_set)),
     ),
-    Row(LIMIT, "x", 1.5, |f| limit(update(f.clone_set))),
-    Row(WRITES, "", 2.0, |f| writes(update(f.clone_set))),
-    Row(CPU, "s", 1.5, |f| cpu(update(f.clone_set))),
-    Row("all of them deleted", "s", FREE, |f| time(down(f.clone_set))),
-    Row(LIMIT, "x", 1.5, |f| limit(down(f.clone_set))),
-    Row(WRITES, "", 2.0, |f| writes(down(f.clone_set))),
-    Row(CPU, "s", 1.5, |f| cpu(down(f.clone_set))),
+    Row(BARE_RATIO_ROW, "x", 1.5, |f| {
+        bare_ratio(update_phase(f.clone_set))
+    }),
+    Row(WRITES_ROW, "", 2.0, |f| writes_per_pod(update_phase(f.clone_set))),
+    Row(CPU_ROW, "s", 1.5, |f| cpu_time(update_phase(f.clone_set))),
+    Row("all of them deleted", "s", NO_TARGET, |f| {
+        wall_time(down_phase(f.clone_set))
+    }),
+    Row(BARE_RATIO_ROW, "x", 1.5, |f| bare_ratio(down_phase(f.clone_set))),
+    Row(WRITES_ROW, "", 2.0, |f| writes_per_pod(down_phase(f.clone_set))),
+    Row(CPU_ROW, "s", 1.5, |f| cpu_time(down_phase(f.clone_set))),
     Row(
         "CloneSet, image change to the Pod's change (the rest is kubelet's)",
         "ms",
         50.0,
-        |f| millis(f.in_place.map(|r| r.own)),
+        |f| millis(f.in_place.map(|r| r.pod_patched)),
     ),
     Row(
         "the same, to the new container running, beyond a Pod's that nobody controls",
         "ms",
         50.0,
-        |f| millis(f.in_place.map(|r| r.total.saturating_sub(r.kubelet))),
+        |f| {
+            millis(
+                f.in_place
+                    .map(|r| r.container_started.saturating_sub(r.kubelet_alone)),
+            )
+        },
     ),
     Row(
         "rollout of 4 Pods to a 300 MiB image: longest outage of a Pod",
         "s",
-        FREE,
+        NO_TARGET,
         |f| seconds(f.rollout.map(|r| r.outage)),
     ),
     Row("the same, pulled ahead, as a share of that", "x", 1.0, |f| {
@@ -148,77 +157,83 @@ pub const BESIDE: [Row; 33] = [
 ];
 
 /// What is measured of ours alone.
-pub const ALONE: [Row; 21] = [
-    Row("ImagePullJob over 10,000 kwok nodes", "s", FREE, |f| {
+pub const AT_SIZE_ROWS: [Row; 21] = [
+    Row("ImagePullJob over 10,000 kwok nodes", "s", NO_TARGET, |f| {
         seconds(f.many_nodes.map(|(j, _)| j.time))
     }),
-    Row(LIMIT, "x", 1.3, |f| {
+    Row(BARE_RATIO_ROW, "x", 1.3, |f| {
         f.many_nodes.map(|(j, _)| ratio(j.time, j.bare))
     }),
-    Row(CPU, "s", 10.0, |f| seconds(f.many_nodes.map(|(j, _)| j.cpu))),
+    Row(CPU_ROW, "s", 10.0, |f| seconds(f.many_nodes.map(|(j, _)| j.cpu))),
     Row("manager, resident memory afterwards", "MB", 100.0, |f| {
         megabytes(f.many_nodes.map(|(_, rss)| rss))
     }),
-    Row("one CloneSet, 0 to 10,000 Pods", "s", FREE, |f| {
-        time(up(f.many_pods))
+    Row("one CloneSet, 0 to 10,000 Pods", "s", NO_TARGET, |f| {
+        wall_time(up_phase(f.many_pods))
     }),
-    Row(LIMIT, "x", 1.5, |f| limit(up(f.many_pods))),
-    Row(CPU, "s", 20.0, |f| cpu(up(f.many_pods))),
-    Row("all of them updated in place", "s", FREE, |f| {
-        time(update(f.many_pods))
+    Row(BARE_RATIO_ROW, "x", 1.5, |f| bare_ratio(up_phase(f.many_pods))),
+    Row(CPU_ROW, "s", 20.0, |f| cpu_time(up_phase(f.many_pods))),
+    Row("all of them updated in place", "s", NO_TARGET, |f| {
+        wall_time(update_phase(f.many_pods))
     }),
-    Row(LIMIT, "x", 1.5, |f| limit(update(f.many_pods))),
-    Row(CPU, "s", 15.0, |f| cpu(update(f.many_pods))),
-    Row("all of them deleted", "s", FREE, |f| time(down(f.many_pods))),
-    Row(LIMIT, "x", 1.5, |f| limit(down(f.many_pods))),
-    Row(CPU, "s", 15.0, |f| cpu(down(f.many_pods))),
+    Row(BARE_RATIO_ROW, "x", 1.5, |f| {
+        bare_ratio(update_phase(f.many_pods))
+    }),
+    Row(CPU_ROW, "s", 15.0, |f| cpu_time(update_phase(f.many_pods))),
+    Row("all of them deleted", "s", NO_TARGET, |f| {
+        wall_time(down_phase(f.many_pods))
+    }),
+    Row(BARE_RATIO_ROW, "x", 1.5, |f| bare_ratio(down_phase(f.many_pods))),
+    Row(CPU_ROW, "s", 15.0, |f| cpu_time(down_phase(f.many_pods))),
     Row("manager, with all of them", "MB", 120.0, |f| {
         megabytes(f.many_pods.map(|l| l.rss))
     }),
-    Row("1,000 CloneSets, 0 to 10 Pods each", "s", FREE, |f| {
-        time(up(f.many_sets))
+    Row("1,000 CloneSets, 0 to 10 Pods each", "s", NO_TARGET, |f| {
+        wall_time(up_phase(f.many_sets))
     }),
-    Row(CPU, "s", 20.0, |f| cpu(up(f.many_sets))),
-    Row("all of them updated in place", "s", FREE, |f| {
-        time(update(f.many_sets))
+    Row(CPU_ROW, "s", 20.0, |f| cpu_time(up_phase(f.many_sets))),
+    Row("all of them updated in place", "s", NO_TARGET, |f| {
+        wall_time(update_phase(f.many_sets))
     }),
-    Row(CPU, "s", 15.0, |f| cpu(update(f.many_sets))),
-    Row("all of them deleted", "s", FREE, |f| time(down(f.many_sets))),
-    Row(CPU, "s", 15.0, |f| cpu(down(f.many_sets))),
+    Row(CPU_ROW, "s", 15.0, |f| cpu_time(update_phase(f.many_sets))),
+    Row("all of them deleted", "s", NO_TARGET, |f| {
+        wall_time(down_phase(f.many_sets))
+    }),
+    Row(CPU_ROW, "s", 15.0, |f| cpu_time(down_phase(f.many_sets))),
     Row("manager, with all of them", "MB", 140.0, |f| {
         megabytes(f.many_sets.map(|l| l.rss))
     }),
 ];
 
-const LIMIT: &str = "the same, as a multiple of the bare limit";
-const WRITES: &str = "the same, the manager's writes per Pod";
-const CPU: &str = "the same, manager's processor time";
+const BARE_RATIO_ROW: &str = "the same, as a multiple of the bare limit";
+const WRITES_ROW: &str = "the same, the manager's writes per Pod";
+const CPU_ROW: &str = "the same, manager's processor time";
 
-fn up(life: Option<Life>) -> Option<Phase> {
-    Some(life?.up)
+fn up_phase(costs: Option<LifecycleCosts>) -> Option<PhaseCosts> {
+    Some(costs?.up)
 }
 
-fn update(life: Option<Life>) -> Option<Phase> {
-    Some(life?.update)
+fn update_phase(costs: Option<LifecycleCosts>) -> Option<PhaseCosts> {
+    Some(costs?.update)
 }
 
-fn down(life: Option<Life>) -> Option<Phase> {
-    Some(life?.down)
+fn down_phase(costs: Option<LifecycleCosts>) -> Option<PhaseCosts> {
+    Some(costs?.down)
 }
 
-fn time(phase: Option<Phase>) -> Option<f64> {
+fn wall_time(phase: Option<PhaseCosts>) -> Option<f64> {
     seconds(phase.map(|p| p.time))
 }
 
-fn limit(phase: Option<Phase>) -> Option<f64> {
+fn bare_ratio(phase: Option<PhaseCosts>) -> Option<f64> {
     phase.map(|p| ratio(p.time, p.bare))
 }
 
-fn writes(phase: Option<Phase>) -> Option<f64> {
+fn writes_per_pod(phase: Option<PhaseCosts>) -> Option<f64> {
     phase.map(|p| p.writes)
 }
 
-fn cpu(phase: Option<Phase>) -> Option<f64> {
+fn cpu_time(phase: Option<PhaseCosts>) -> Option<f64> {
     seconds(phase.map(|p| p.cpu))
 }
 

@@ -13,7 +13,7 @@ use testbed::peer::{Peer, background, healthy};
 use crate::cluster::{self, NODE_IMAGE};
 
 /// Which implementation.
-pub enum Which {
+pub enum Implementation {
     /// This project's, from a folder with the two release binaries.
     Ours(PathBuf),
     /// The Go one, from a folder with `run.sh`.
@@ -36,7 +36,7 @@ pub struct Side {
     pub kwok: bool,
 }
 
-impl Which {
+impl Implementation {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Ours(_) => "kruise-rs",
@@ -85,21 +85,21 @@ impl Which {
 }
 
 impl Side {
-    pub async fn start(which: &Which) -> Result<Self> {
+    pub async fn start(implementation: &Implementation) -> Result<Self> {
         let node = Node::start()?;
         let plane = &node.plane;
         plane.kubectl(&["create", "serviceaccount", "user", "-n", "kube-public"])?;
         let role = ["--clusterrole=cluster-admin", "--serviceaccount=kube-public:user"];
         plane.kubectl(&[&["create", "clusterrolebinding", "user"], &role[..]].concat())?;
         let client = cluster::client(&plane.kubeconfig_for("kube-public", "user", Bound::Nothing)?).await?;
-        let manager = which.manager(&node)?;
+        let manager = implementation.manager(&node)?;
         // The manager writes its address into the CRDs, and for a second after that the API server tells whoever
         // lists NodeImages to come back: that is no part of a daemon's start.
-        cluster::until(&client, NODE_IMAGE, None, NODE_NAME, |_| true)
+        cluster::wait_until(&client, NODE_IMAGE, None, NODE_NAME, |_| true)
             .await
             .context("no NodeImage")?;
-        let (daemon, daemon_start) = which.daemon(&node)?;
-        let sizes = which.sizes(&node)?;
+        let (daemon, daemon_start) = implementation.daemon(&node)?;
+        let sizes = implementation.sizes(&node)?;
         Ok(Self {
             node,
             client,
@@ -116,16 +116,16 @@ impl Side {
 fn our_manager(node: &Node, dir: &Path) -> Result<u32> {
     let plane = &node.plane;
     let deploy = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/default");
-    let all = plane.kubectl(&["kustomize", deploy])?;
+    let manifests = plane.kubectl(&["kustomize", deploy])?;
     // The programs run as processes here, as the Go ones do.
-    let pods = [
+    let workload_kinds = [
         "kind: DaemonSet\n",
         "kind: Deployment\n",
         "kind: PodDisruptionBudget\n",
     ];
-    let objects: Vec<&str> = all
+    let objects: Vec<&str> = manifests
         .split("---\n")
-        .filter(|d| !pods.iter().any(|k| d.contains(k)))
+        .filter(|d| !workload_kinds.iter().any(|k| d.contains(k)))
         .collect();
     plane.apply(&objects.join("---\n"))?;
     let account = plane.kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)?;

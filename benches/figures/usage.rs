@@ -19,8 +19,8 @@ pub fn memory(side: &Side, pid: u32, field: &str) -> Result<u64> {
 /// Processor time that a process used since its start.
 pub fn cpu(side: &Side, pid: u32) -> Result<Duration> {
     let stat = proc_file(&side.node, pid, "stat")?;
-    let after = stat.rsplit_once(')').context("/proc has another form")?.1;
-    let mut ticks = after
+    let fields = stat.rsplit_once(')').context("/proc has another form")?.1;
+    let mut ticks = fields
         .split_whitespace()
         .skip(11)
         .take(2)

@@ -10,8 +10,8 @@ fn main() {
 /// be a reason to build again.
 fn commit() -> String {
     println!("cargo:rerun-if-env-changed=KRUISE_COMMIT");
-    let given = var("KRUISE_COMMIT").ok().filter(|commit| plain(commit));
-    let of_git = || {
+    let given = var("KRUISE_COMMIT").ok().filter(|commit| is_valid_commit(commit));
+    let from_git = || {
         if var("PROFILE").as_deref() != Ok("release") {
             return None;
         }
@@ -24,11 +24,11 @@ fn commit() -> String {
             "cargo:rerun-if-changed={}",
             git(&["rev-parse", "--git-path", "logs/HEAD"])?
         );
-        git(&["rev-parse", "--short=12", "HEAD"]).filter(|commit| plain(commit))
+        git(&["rev-parse", "--short=12", "HEAD"]).filter(|commit| is_valid_commit(commit))
     };
-    given.or_else(of_git).unwrap_or_else(|| "unknown".to_owned())
+    given.or_else(from_git).unwrap_or_else(|| "unknown".to_owned())
 }
 
-fn plain(commit: &str) -> bool {
+fn is_valid_commit(commit: &str) -> bool {
     !commit.is_empty() && commit.chars().all(|c| c.is_ascii_alphanumeric())
 }

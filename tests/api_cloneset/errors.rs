@@ -6,12 +6,12 @@ use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testbed::cluster::wait;
 
-use crate::field::Field;
-use crate::kubelet::{NO_IMAGE, NO_NODE};
-use crate::world::{PATIENCE, until, world};
+use crate::fake_kubelet::{NO_IMAGE, NO_NODE};
+use crate::fixture::Fixture;
+use crate::test_cluster::{PATIENCE, shared_cluster, wait_until};
 
 /// What a condition says; nothing where it is absent.
-pub fn said(set: &CloneSet, type_: &str) -> String {
+pub fn condition_message(set: &CloneSet, type_: &str) -> String {
     let conditions = set
         .status
         .as_ref()
@@ -22,18 +22,18 @@ pub fn said(set: &CloneSet, type_: &str) -> String {
 }
 
 /// Waits until a condition has these words.
-pub async fn says(field: &Field, type_: &'static str, words: &'static str) -> CloneSet {
-    until(&field.sets(), "web", words, move |set: &CloneSet| {
-        said(set, type_).contains(words)
+pub async fn wait_for_condition(fixture: &Fixture, type_: &'static str, text: &'static str) -> CloneSet {
+    wait_until(&fixture.sets(), "web", text, move |set: &CloneSet| {
+        condition_message(set, type_).contains(text)
     })
     .await
 }
 
 /// A quota, with what is in use as its own controller would have it. The API server heeds it.
-pub async fn quota(field: &Field, resource: &str, hard: u32) {
-    limit(field, "few", resource, hard).await;
+pub async fn set_quota(fixture: &Fixture, resource: &str, hard: u32) {
+    write_quota(fixture, "few", resource, hard).await;
     // It hears of quotas in their order: when it heeds one that was changed later it heeds this one.
-    let maps = field.api("", "v1", "ConfigMap");
+    let maps = fixture.api("", "v1", "ConfigMap");
     let map = serde_json::from_value(json!({ "metadata": { "name": "probe" } })).unwrap();
     let probe = PostParams {
         dry_run: true,
@@ -41,13 +41,13 @@ pub async fn quota(field: &Field, resource: &str, hard: u32) {
     };
     let refuses = async || maps.create(&probe, &map).await.is_err();
     let refused = refuses().await;
-    limit(field, "later", "count/configmaps", u32::from(refused)).await;
-    let heeded = async || (refuses().await != refused).then_some(());
-    field.until("the quota is heeded", heeded).await;
+    write_quota(fixture, "later", "count/configmaps", u32::from(refused)).await;
+    let in_effect = async || (refuses().await != refused).then_some(());
+    fixture.poll_until("the quota is heeded", in_effect).await;
 }
 
-async fn limit(field: &Field, name: &str, resource: &str, hard: u32) {
-    let quotas = field.api("", "v1", "ResourceQuota");
+async fn write_quota(fixture: &Fixture, name: &str, resource: &str, hard: u32) {
+    let quotas = fixture.api("", "v1", "ResourceQuota");
     let spec = json!({ "hard": { resource: hard.to_string() } });
     let object = json!({ "metadata": { "name": name }, "spec": spec });
     if quotas.get_opt(name).await.unwrap().is_none() {
@@ -67,12 +67,12 @@ async fn limit(field: &Field, name: &str, resource: &str, hard: u32) {
 }
 
 /// When the manager asked for another Pod of this namespace and was refused.
-pub fn refusals(field: &Field) -> Vec<Timestamp> {
-    let all = field.world.plane.writes().unwrap();
+pub fn rejected_creations(fixture: &Fixture) -> Vec<Timestamp> {
+    let all = fixture.cluster.plane.writes().unwrap();
     let refused = all.iter().filter(|w| {
         w["verb"] == "create"
             && w["objectRef"]["resource"] == "pods"
-            && w["objectRef"]["namespace"] == field.namespace.as_str()
+            && w["objectRef"]["namespace"] == fixture.namespace.as_str()
             && w["responseStatus"]["code"] == 403
     });
     let time = |w: &Value| w["requestReceivedTimestamp"].as_str().unwrap().parse().unwrap();
@@ -80,80 +80,92 @@ pub fn refusals(field: &Field) -> Vec<Timestamp> {
 }
 
 #[tokio::test]
-async fn a_quota_is_told_and_tried_ever_later() {
-    let field = Field::new(world(), "quota").await;
-    quota(&field, "pods", 2).await;
-    field.set("web", json!({ "replicas": 4 })).await;
-    let set = says(&field, "FailedScale", "exceeded quota: few").await;
+async fn exceeded_quota_is_reported_and_backed_off() {
+    let fixture = Fixture::new(shared_cluster(), "quota").await;
+    set_quota(&fixture, "pods", 2).await;
+    fixture.create_cloneset("web", json!({ "replicas": 4 })).await;
+    let set = wait_for_condition(&fixture, "FailedScale", "exceeded quota: few").await;
     assert!(
-        said(&set, "FailedScale").contains("\"web-*\""),
+        condition_message(&set, "FailedScale").contains("\"web-*\""),
         "{}",
-        said(&set, "FailedScale")
+        condition_message(&set, "FailedScale")
     );
-    let set = says(&field, "Waiting", "failed: ").await;
-    assert!(said(&set, "Waiting").contains("exceeded quota: few"));
-    let event = json!(field.event("FailedCreate", "web").await);
+    let set = wait_for_condition(&fixture, "Waiting", "failed: ").await;
+    assert!(condition_message(&set, "Waiting").contains("exceeded quota: few"));
+    let event = json!(fixture.wait_event("FailedCreate", "web").await);
     assert_eq!(event["type"], "Warning");
     // Those of the first moment go together; later ones are alone, and ever later.
-    let tries = wait::until("three pauses, each twice the one before", PATIENCE, || {
-        let all = refusals(&field);
+    let attempts = wait::until("three pauses, each twice the one before", PATIENCE, || {
+        let all = rejected_creations(&fixture);
         let gaps = all
             .windows(2)
             .map(|two| two[1].duration_since(two[0]).as_secs_f64());
         let gaps: Vec<f64> = gaps.collect();
-        let paced = gaps.windows(3).any(|g| g[0] > 0.9 && g[1] > 1.9 && g[2] > 3.9);
-        Ok(paced.then_some(all.len()))
+        let backs_off = gaps.windows(3).any(|g| g[0] > 0.9 && g[1] > 1.9 && g[2] > 3.9);
+        Ok(backs_off.then_some(all.len()))
     });
-    let tries = tries.unwrap();
-    assert!(tries <= 12, "{tries} tries in eight seconds");
-    let count = |resource: &str| field.writes().iter().filter(|w| w.1 == resource).count();
-    assert!(count("clonesets/status") <= 2 * tries + 4, "{:?}", field.writes());
-    assert!(count("events") <= tries + 6, "{:?}", field.writes());
+    let attempts = attempts.unwrap();
+    assert!(attempts <= 12, "{attempts} tries in eight seconds");
+    let count = |resource: &str| {
+        fixture
+            .accepted_writes()
+            .iter()
+            .filter(|w| w.1 == resource)
+            .count()
+    };
+    assert!(
+        count("clonesets/status") <= 2 * attempts + 4,
+        "{:?}",
+        fixture.accepted_writes()
+    );
+    assert!(count("events") <= attempts + 6, "{:?}", fixture.accepted_writes());
 
-    quota(&field, "pods", 10).await;
-    let set = field.settled("web").await;
-    assert_eq!(said(&set, "FailedScale"), "");
-    assert_eq!(said(&set, "Waiting"), "");
+    set_quota(&fixture, "pods", 10).await;
+    let set = fixture.wait_settled("web").await;
+    assert_eq!(condition_message(&set, "FailedScale"), "");
+    assert_eq!(condition_message(&set, "Waiting"), "");
 }
 
 #[tokio::test]
-async fn a_quota_of_revisions_is_told_and_another_spec_is_tried_at_once() {
-    let field = Field::new(world(), "no-revisions").await;
-    quota(&field, "count/controllerrevisions.apps", 0).await;
-    field.set("web", json!({})).await;
-    says(&field, "FailedUpdate", "exceeded quota: few").await;
-    says(&field, "Waiting", "CloneSet cannot be updated: ").await;
-    field.event("FailedUpdate", "web").await;
-    quota(&field, "count/controllerrevisions.apps", 9).await;
-    field.edit("web", json!({ "spec": { "replicas": 2 } })).await;
-    let set = field.settled("web").await;
-    assert_eq!(said(&set, "FailedUpdate"), "");
+async fn revision_quota_is_reported_and_retried_on_spec_change() {
+    let fixture = Fixture::new(shared_cluster(), "no-revisions").await;
+    set_quota(&fixture, "count/controllerrevisions.apps", 0).await;
+    fixture.create_cloneset("web", json!({})).await;
+    wait_for_condition(&fixture, "FailedUpdate", "exceeded quota: few").await;
+    wait_for_condition(&fixture, "Waiting", "CloneSet cannot be updated: ").await;
+    fixture.wait_event("FailedUpdate", "web").await;
+    set_quota(&fixture, "count/controllerrevisions.apps", 9).await;
+    fixture
+        .patch_set("web", json!({ "spec": { "replicas": 2 } }))
+        .await;
+    let set = fixture.wait_settled("web").await;
+    assert_eq!(condition_message(&set, "FailedUpdate"), "");
 }
 
 #[tokio::test]
-async fn a_claim_without_a_class_is_told_with_the_scheduler_s_words() {
-    let field = Field::new(world(), "no-class").await;
+async fn missing_storage_class_is_reported_with_scheduler_message() {
+    let fixture = Fixture::new(shared_cluster(), "no-class").await;
     let claim = json!({ "metadata": { "name": "data" }, "spec": { "storageClassName": "no-such-class",
         "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } } });
     let template = json!({ "spec": { "nodeSelector": { (NO_NODE): "true" } } });
     let spec = json!({ "replicas": 2, "template": template, "volumeClaimTemplates": [claim] });
-    field.set("web", spec).await;
-    says(
-        &field,
+    fixture.create_cloneset("web", spec).await;
+    wait_for_condition(
+        &fixture,
         "Waiting",
         "its claim of storage class no-such-class is not bound",
     )
     .await;
-    let words = "pod has unbound immediate PersistentVolumeClaims";
-    let pods = field
-        .until_pods("web", "both there", |pods| pods.len() == 2)
+    let text = "pod has unbound immediate PersistentVolumeClaims";
+    let pods = fixture
+        .wait_pods("web", "both there", |pods| pods.len() == 2)
         .await;
     for pod in &pods {
         let condition = json!({ "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
-            "message": format!("0/1 nodes are available: {words}.") });
+            "message": format!("0/1 nodes are available: {text}.") });
         let patch = Patch::Strategic(json!({ "status": { "conditions": [condition] } }));
         let name = pod["metadata"]["name"].as_str().unwrap();
-        field
+        fixture
             .pods()
             .patch_status(name, &PatchParams::default(), &patch)
             .await
@@ -164,30 +176,30 @@ async fn a_claim_without_a_class_is_told_with_the_scheduler_s_words() {
         .filter_map(|p| p["metadata"]["name"].as_str())
         .collect();
     // One of them is told first.
-    let both = format!("{} (a node: 0/1 nodes are available: {words}", names.join(", "));
-    until(&field.sets(), "web", "both are told", |set: &CloneSet| {
-        said(set, "Waiting").contains(&both)
+    let both_pods = format!("{} (a node: 0/1 nodes are available: {text}", names.join(", "));
+    wait_until(&fixture.sets(), "web", "both are told", |set: &CloneSet| {
+        condition_message(set, "Waiting").contains(&both_pods)
     })
     .await;
 }
 
 #[tokio::test]
-async fn an_image_that_never_comes_is_told_with_the_pods_that_wait() {
-    let field = Field::new(world(), "no-image").await;
+async fn image_pull_backoff_is_reported_with_waiting_pods() {
+    let fixture = Fixture::new(shared_cluster(), "no-image").await;
     let containers = json!([{ "name": "app", "image": NO_IMAGE }]);
     let template = json!({ "spec": { "containers": containers } });
     let spec = json!({ "replicas": 2, "progressDeadlineSeconds": 3600, "template": template });
-    field.set("web", spec).await;
-    let words = "(container app: ImagePullBackOff of image nowhere.example/none:1)";
-    let set = says(&field, "Waiting", words).await;
-    let all = field.pods_of("web").await;
+    fixture.create_cloneset("web", spec).await;
+    let text = "(container app: ImagePullBackOff of image nowhere.example/none:1)";
+    let set = wait_for_condition(&fixture, "Waiting", text).await;
+    let all = fixture.pods_of("web").await;
     let names: Vec<&str> = all
         .iter()
         .filter_map(|p| p["metadata"]["name"].as_str())
         .collect();
-    let waits = said(&set, "Waiting");
+    let waiting_message = condition_message(&set, "Waiting");
     assert!(
-        names.iter().any(|name| waits.contains(name)),
-        "{names:?} are not in {waits}"
+        names.iter().any(|name| waiting_message.contains(name)),
+        "{names:?} are not in {waiting_message}"
     );
 }

@@ -1,42 +1,42 @@
 //! CloneSets: the manager's program, as its service account, on a real API server. kubelet is played by the tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod ahead;
-mod apart;
-mod busy;
-mod changed;
-mod costs;
+mod api_server_overload;
+mod deadlines;
 mod deletion;
-mod dies;
-mod document;
+mod describe_output;
+mod docs_examples;
 mod errors;
-mod field;
-mod foreign;
-mod fragments;
-mod gates;
-mod history;
-mod kubelet;
-mod life;
-mod locked;
-mod lost;
-mod manuals;
-mod memory;
+mod events;
+mod fake_kubelet;
+mod feature_gates;
+mod fixture;
+mod foreign_owners;
+mod idempotence;
+mod image_pre_download;
+mod lifecycle;
+mod manager_crash;
+mod memory_limit;
+mod network_faults;
 mod on_delete;
-mod order;
+mod persistent_failures;
 mod proxy;
-mod refused;
+mod resize;
+mod resource_usage;
+mod revision_history;
 mod scale;
-mod shared;
-mod sizes;
-mod standing;
-mod steady;
-mod story;
+mod shared_claims;
+mod spec_changes;
 mod takeover;
-mod times;
-mod told;
-mod update;
-#[path = "../api_manager/world.rs"]
+mod template_rejected;
+#[path = "../api_manager/test_cluster.rs"]
 #[allow(dead_code, reason = "the controllers' other tests use the rest of it")]
-mod world;
+mod test_cluster;
+mod update;
+mod update_order;
+mod upstream_examples;
+mod upstream_fragments;
+mod version_skew;
+mod write_denied;
 
-use support::{connect, manager, pods, sets, waits, workloads};
+use support::{clone_set_namespace, connect, manager, pods, waits, workloads};

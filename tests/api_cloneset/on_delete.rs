@@ -4,99 +4,106 @@ use kruise_api::cloneset::CloneSet;
 use kube::api::Patch;
 use serde_json::{Value, json};
 
-use crate::field::{Field, identities};
-use crate::pods::{name, revision, wanted_image};
-use crate::world::{until, world};
+use crate::fixture::{Fixture, identities};
+use crate::pods::{name, revision, spec_image};
+use crate::test_cluster::{shared_cluster, wait_until};
 
-const OLD: &str = "example.com/app:1";
-const NEW: &str = "example.com/app:2";
+const OLD_IMAGE: &str = "example.com/app:1";
+const NEW_IMAGE: &str = "example.com/app:2";
 
-fn says(set: &CloneSet, type_: &str, reason: &str, words: &str) -> bool {
+fn has_condition(set: &CloneSet, type_: &str, reason: &str, text: &str) -> bool {
     let mut all = set.status.iter().flat_map(|s| &s.conditions);
-    all.any(|c| c.type_ == type_ && c.reason == reason && c.message.contains(words))
+    all.any(|c| c.type_ == type_ && c.reason == reason && c.message.contains(text))
 }
 
-fn updated(set: &CloneSet) -> i32 {
+fn updated_replicas(set: &CloneSet) -> i32 {
     set.status.as_ref().map_or(0, |s| s.updated_replicas)
 }
 
 /// All Pods as they were before, but for so many new ones of the update revision.
-async fn replaced(field: &Field, before: &[Value], count: usize) {
+async fn wait_for_replaced(fixture: &Fixture, before: &[Value], count: usize) {
     let what = format!("{count} of 4 replaced");
-    let set = field
-        .status("web", &what, |set| {
+    let set = fixture
+        .wait_status("web", &what, |set| {
             let status = set.status.as_ref().unwrap();
-            (updated(set), status.available_replicas) == (i32::try_from(count).unwrap(), 4)
+            (updated_replicas(set), status.available_replicas) == (i32::try_from(count).unwrap(), 4)
         })
         .await;
     let update = set.status.unwrap().update_revision;
     let old = identities(before);
-    let pods = field.pods_of("web").await;
-    let (stayed, new): (Vec<&Value>, Vec<&Value>) = pods
+    let pods = fixture.pods_of("web").await;
+    let (kept, new): (Vec<&Value>, Vec<&Value>) = pods
         .iter()
         .partition(|pod| old.contains(&identities(&[(*pod).clone()])[0]));
-    assert_eq!((stayed.len(), new.len()), (4 - count, count));
+    assert_eq!((kept.len(), new.len()), (4 - count, count));
     assert!(
-        stayed
-            .iter()
-            .all(|pod| wanted_image(pod, 0) == OLD && revision(pod) != update)
+        kept.iter()
+            .all(|pod| spec_image(pod, 0) == OLD_IMAGE && revision(pod) != update)
     );
     assert!(
         new.iter()
-            .all(|pod| wanted_image(pod, 0) == NEW && revision(pod) == update)
+            .all(|pod| spec_image(pod, 0) == NEW_IMAGE && revision(pod) == update)
     );
 }
 
 /// Nothing is done to the Pods, and that is said.
-async fn left_alone(field: &Field, before: &[Value]) {
-    let writes = field.pod_writes();
-    field.image("web", NEW).await;
-    let words = "(to be deleted: updateStrategy type is OnDelete)";
-    until(
-        &field.sets(),
+async fn check_pods_are_unchanged(fixture: &Fixture, before: &[Value]) {
+    let writes = fixture.pod_writes();
+    fixture.set_image("web", NEW_IMAGE).await;
+    let text = "(to be deleted: updateStrategy type is OnDelete)";
+    wait_until(
+        &fixture.sets(),
         "web",
         "says whom it waits for",
-        |set: &CloneSet| says(set, "Waiting", "OnDelete", words) && updated(set) == 0,
+        |set: &CloneSet| has_condition(set, "Waiting", "OnDelete", text) && updated_replicas(set) == 0,
     )
     .await;
     // What comes after has been looked at after it.
-    field.set("other", json!({ "replicas": 1 })).await;
-    field.settled("other").await;
+    fixture.create_cloneset("other", json!({ "replicas": 1 })).await;
+    fixture.wait_settled("other").await;
     let of_web = |all: Vec<(String, String, String)>| all.into_iter().filter(|w| !w.2.starts_with("other"));
-    assert!(of_web(field.pod_writes()).eq(of_web(writes)));
-    replaced(field, before, 0).await;
+    assert!(of_web(fixture.pod_writes()).eq(of_web(writes)));
+    wait_for_replaced(fixture, before, 0).await;
 }
 
 #[tokio::test]
-async fn pods_are_updated_when_somebody_deletes_them_and_no_sooner() {
-    let field = Field::new(world(), "on-delete").await;
+async fn on_delete_updates_pods_only_when_deleted() {
+    let fixture = Fixture::new(shared_cluster(), "on-delete").await;
     let strategy = json!({ "type": "OnDelete", "rollingUpdate": null });
     let spec = json!({ "replicas": 4, "updateStrategy": strategy, "progressDeadlineSeconds": 600 });
-    let set = json!(field.set("web", spec).await);
-    let limit = &set["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"];
-    assert_eq!(*limit, "20%", "what the API server fills in");
-    field.settled("web").await;
-    let before = field.pods_of("web").await;
+    let set = json!(fixture.create_cloneset("web", spec).await);
+    let max_unavailable = &set["spec"]["updateStrategy"]["rollingUpdate"]["maxUnavailable"];
+    assert_eq!(*max_unavailable, "20%", "what the API server fills in");
+    fixture.wait_settled("web").await;
+    let before = fixture.pods_of("web").await;
     let names: Vec<String> = before.iter().map(name).collect();
-    left_alone(&field, &before).await;
+    check_pods_are_unchanged(&fixture, &before).await;
 
-    field.pods().delete(&names[0], &Default::default()).await.unwrap();
-    replaced(&field, &before, 1).await;
+    fixture
+        .pods()
+        .delete(&names[0], &Default::default())
+        .await
+        .unwrap();
+    wait_for_replaced(&fixture, &before, 1).await;
     // One in five, rounded up, may be unavailable, so that these go though they are ready.
     let label = json!({ "metadata": { "labels": { "apps.kruise.io/specified-delete": "true" } } });
-    field
+    fixture
         .pods()
         .patch(&names[1], &Default::default(), &Patch::Merge(label))
         .await
         .unwrap();
-    replaced(&field, &before, 2).await;
+    wait_for_replaced(&fixture, &before, 2).await;
     let list = json!({ "spec": { "scaleStrategy": { "podsToDelete": [names[2]] } } });
-    field.edit("web", list).await;
-    replaced(&field, &before, 3).await;
-    field.pods().delete(&names[3], &Default::default()).await.unwrap();
-    replaced(&field, &before, 4).await;
-    until(&field.sets(), "web", "at its end", |set: &CloneSet| {
-        says(set, "Progressing", "CloneSetAvailable", "CloneSet is available")
+    fixture.patch_set("web", list).await;
+    wait_for_replaced(&fixture, &before, 3).await;
+    fixture
+        .pods()
+        .delete(&names[3], &Default::default())
+        .await
+        .unwrap();
+    wait_for_replaced(&fixture, &before, 4).await;
+    wait_until(&fixture.sets(), "web", "at its end", |set: &CloneSet| {
+        has_condition(set, "Progressing", "CloneSetAvailable", "CloneSet is available")
     })
     .await;
 }

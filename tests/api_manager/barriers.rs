@@ -5,15 +5,15 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::jobs::until_event;
-use crate::world::{api, create, until, until_gone, world};
+use crate::jobs::wait_for_event;
+use crate::test_cluster::{api, create, shared_cluster, wait_until, wait_until_deleted};
 
-const COMPLETED: &str = "apps.kruise.io/container-launch-priority-completed";
+const COMPLETED_ANNOTATION: &str = "apps.kruise.io/container-launch-priority-completed";
 
 /// A Pod whose containers wait for keys of a ConfigMap.
-fn waiting(name: &str, map: &str, priorities: &[(&str, i64)]) -> Value {
+fn pod_with_barriers(name: &str, map_name: &str, priorities: &[(&str, i64)]) -> Value {
     let container = |(container, priority): &(&str, i64)| {
-        let key = json!({ "configMapKeyRef": { "name": map, "key": format!("p_{priority}") } });
+        let key = json!({ "configMapKeyRef": { "name": map_name, "key": format!("p_{priority}") } });
         json!({ "name": container, "image": "i", "env": [{ "name": "KRUISE_CONTAINER_BARRIER", "valueFrom": key }] })
     };
     let containers: Vec<Value> = priorities.iter().map(container).collect();
@@ -22,7 +22,7 @@ fn waiting(name: &str, map: &str, priorities: &[(&str, i64)]) -> Value {
 }
 
 /// Plays kubelet: these containers are ready, and no others.
-async fn ready(pods: &Api<Pod>, name: &str, containers: &[&str]) {
+async fn set_ready_containers(pods: &Api<Pod>, name: &str, containers: &[&str]) {
     let status = |name: &&str| {
         json!({ "name": name, "ready": true, "restartCount": 0, "image": "i", "imageID": "i",
             "containerID": "containerd://x", "state": { "running": {} } })
@@ -34,7 +34,7 @@ async fn ready(pods: &Api<Pod>, name: &str, containers: &[&str]) {
         .unwrap();
 }
 
-fn keys(map: &ConfigMap) -> Vec<&str> {
+fn barrier_keys(map: &ConfigMap) -> Vec<&str> {
     let data = map.data.iter().flatten();
     data.map(|(key, value)| {
         assert_eq!(value, "true");
@@ -45,79 +45,108 @@ fn keys(map: &ConfigMap) -> Vec<&str> {
 
 fn completed(pod: &Pod) -> bool {
     pod.annotations()
-        .get(COMPLETED)
-        .is_some_and(|word| word == "true")
+        .get(COMPLETED_ANNOTATION)
+        .is_some_and(|value| value == "true")
 }
 
 #[tokio::test]
-async fn each_priority_has_its_turn_when_the_ones_before_are_ready() {
-    let admin = world().admin().await;
+async fn barrier_keys_are_added_as_priorities_become_ready() {
+    let admin = shared_cluster().admin().await;
     let (pods, maps): (Api<Pod>, Api<ConfigMap>) = (api(&admin), api(&admin));
     let priorities = [("late", -3), ("first", 7), ("second", 7), ("middle", 0)];
-    let pod = create(&pods, waiting("ordered", "ordered-barrier", &priorities)).await;
+    let pod = create(
+        &pods,
+        pod_with_barriers("ordered", "ordered-barrier", &priorities),
+    )
+    .await;
     let name = "ordered-barrier";
-    let map = until(&maps, name, "the first key", |map| keys(map) == ["p_7"]).await;
+    let map = wait_until(&maps, name, "the first key", |map| barrier_keys(map) == ["p_7"]).await;
     let owner = &map.owner_references()[0];
     assert_eq!(
         (owner.kind.as_str(), &owner.uid),
         ("Pod", pod.metadata.uid.as_ref().unwrap())
     );
-    ready(&pods, "ordered", &["first", "second"]).await;
-    until(&maps, name, "the second key", |map| keys(map) == ["p_0", "p_7"]).await;
-    assert!(!completed(&pods.get("ordered").await.unwrap()));
-    ready(&pods, "ordered", &["first", "second", "middle"]).await;
-    until(&maps, name, "the last key", |map| {
-        keys(map) == ["p_-3", "p_0", "p_7"]
+    set_ready_containers(&pods, "ordered", &["first", "second"]).await;
+    wait_until(&maps, name, "the second key", |map| {
+        barrier_keys(map) == ["p_0", "p_7"]
     })
     .await;
-    until(&pods, "ordered", "that it is complete", completed).await;
+    assert!(!completed(&pods.get("ordered").await.unwrap()));
+    set_ready_containers(&pods, "ordered", &["first", "second", "middle"]).await;
+    wait_until(&maps, name, "the last key", |map| {
+        barrier_keys(map) == ["p_-3", "p_0", "p_7"]
+    })
+    .await;
+    wait_until(&pods, "ordered", "that it is complete", completed).await;
 }
 
 #[tokio::test]
-async fn what_was_lost_is_there_again_with_the_next_priority() {
-    let admin = world().admin().await;
+async fn deleted_barrier_is_recreated_with_next_priority() {
+    let admin = shared_cluster().admin().await;
     let (pods, maps): (Api<Pod>, Api<ConfigMap>) = (api(&admin), api(&admin));
     let name = "lost-barrier";
-    create(&pods, waiting("lost", name, &[("a", 2), ("b", 1), ("c", 0)])).await;
-    until(&maps, name, "the first key", |map| keys(map) == ["p_2"]).await;
+    create(
+        &pods,
+        pod_with_barriers("lost", name, &[("a", 2), ("b", 1), ("c", 0)]),
+    )
+    .await;
+    wait_until(&maps, name, "the first key", |map| barrier_keys(map) == ["p_2"]).await;
     maps.delete(name, &DeleteParams::default()).await.unwrap();
-    ready(&pods, "lost", &["a"]).await;
-    until(&maps, name, "both keys", |map| keys(map) == ["p_1", "p_2"]).await;
+    set_ready_containers(&pods, "lost", &["a"]).await;
+    wait_until(&maps, name, "both keys", |map| {
+        barrier_keys(map) == ["p_1", "p_2"]
+    })
+    .await;
 }
 
 #[tokio::test]
-async fn keys_of_a_pod_that_had_the_name_before_lift_nothing() {
-    let admin = world().admin().await;
+async fn barrier_of_an_earlier_pod_is_replaced() {
+    let admin = shared_cluster().admin().await;
     let (pods, maps): (Api<Pod>, Api<ConfigMap>) = (api(&admin), api(&admin));
     // Without a garbage collector it stays.
     let owner = json!({ "apiVersion": "v1", "kind": "Pod", "name": "again", "uid": "of-another-time" });
     let old = json!({ "metadata": { "name": "again-barrier", "ownerReferences": [owner] },
         "data": { "p_1": "true", "p_0": "true" } });
     create(&maps, old).await;
-    let pod = create(&pods, waiting("again", "again-barrier", &[("a", 1), ("b", 0)])).await;
+    let pod = create(
+        &pods,
+        pod_with_barriers("again", "again-barrier", &[("a", 1), ("b", 0)]),
+    )
+    .await;
     let uid = pod.metadata.uid.unwrap();
-    let own = |map: &ConfigMap| map.owner_references().iter().any(|owner| owner.uid == uid);
-    let map = until(&maps, "again-barrier", "one of its own", own).await;
-    assert_eq!(keys(&map), ["p_1"]);
+    let has_owner = |map: &ConfigMap| map.owner_references().iter().any(|owner| owner.uid == uid);
+    let map = wait_until(&maps, "again-barrier", "one of its own", has_owner).await;
+    assert_eq!(barrier_keys(&map), ["p_1"]);
     pods.delete("again", &DeleteParams::default()).await.unwrap();
-    until_gone(&pods, "again").await;
+    wait_until_deleted(&pods, "again").await;
 }
 
 #[tokio::test]
-async fn what_is_somebody_else_s_is_left_alone() {
-    let admin = world().admin().await;
+async fn foreign_barrier_configmap_is_left_alone() {
+    let admin = shared_cluster().admin().await;
     let (pods, maps): (Api<Pod>, Api<ConfigMap>) = (api(&admin), api(&admin));
     create(
         &maps,
         json!({ "metadata": { "name": "theirs-barrier" }, "data": { "p_1": "no" } }),
     )
     .await;
-    create(&pods, waiting("theirs", "theirs-barrier", &[("a", 1)])).await;
-    create(&pods, waiting("other", "of-the-user", &[("a", 1), ("b", 0)])).await;
+    create(&pods, pod_with_barriers("theirs", "theirs-barrier", &[("a", 1)])).await;
+    create(
+        &pods,
+        pod_with_barriers("other", "of-the-user", &[("a", 1), ("b", 0)]),
+    )
+    .await;
     // Whatever is done for the two before is done by the time that this has its turn.
-    create(&pods, waiting("ours", "ours-barrier", &[("a", 1), ("b", 0)])).await;
-    until(&maps, "ours-barrier", "its key", |map| keys(map) == ["p_1"]).await;
-    until_event(&api(&admin), "theirs", "LaunchPriorityBlocked").await;
+    create(
+        &pods,
+        pod_with_barriers("ours", "ours-barrier", &[("a", 1), ("b", 0)]),
+    )
+    .await;
+    wait_until(&maps, "ours-barrier", "its key", |map| {
+        barrier_keys(map) == ["p_1"]
+    })
+    .await;
+    wait_for_event(&api(&admin), "theirs", "LaunchPriorityBlocked").await;
     let theirs = maps.get("theirs-barrier").await.unwrap();
     assert_eq!(theirs.data.unwrap()["p_1"], "no");
     assert!(!completed(&pods.get("theirs").await.unwrap()));

@@ -7,16 +7,17 @@ use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::world::{
-    Answer, answer, asked, completed, create, job, jobs, node, nodes, pod, until, until_gone, world,
+use crate::test_cluster::{
+    PullOutcome, completed, create, create_node, create_nodes, create_pod, job, jobs, report_pull,
+    shared_cluster, wait_for_tag, wait_until, wait_until_deleted,
 };
 
-fn on(set: &str) -> Value {
+fn node_selector(set: &str) -> Value {
     json!({ "matchLabels": { "set": set } })
 }
 
 /// Type, reason and message of a job's one condition.
-fn told(status: &ImagePullJobStatus) -> (&str, &str, &str) {
+fn single_condition(status: &ImagePullJobStatus) -> (&str, &str, &str) {
     assert_eq!(status.conditions.len(), 1, "{:?}", status.conditions);
     let condition = &status.conditions[0];
     (&condition.type_, &condition.reason, &condition.message)
@@ -28,23 +29,23 @@ fn counts(job: &ImagePullJob) -> (i32, i32, i32, i32) {
 }
 
 #[tokio::test]
-async fn a_job_asks_as_many_nodes_at_a_time_as_it_may_and_ends_with_the_last() {
-    let admin = world().admin().await;
-    nodes(&admin, &["par-1", "par-2", "par-3"], json!({ "set": "par" })).await;
-    let spec = json!({ "image": "nginx:par", "selector": on("par"), "parallelism": "1" });
+async fn job_respects_parallelism_and_completes_with_last_node() {
+    let admin = shared_cluster().admin().await;
+    create_nodes(&admin, &["par-1", "par-2", "par-3"], json!({ "set": "par" })).await;
+    let spec = json!({ "image": "nginx:par", "selector": node_selector("par"), "parallelism": "1" });
     create(&jobs(&admin), job("par", spec)).await;
 
-    asked(&admin, "par-1", "nginx", "par").await;
-    until(&jobs(&admin), "par", "one node at work", |j| {
+    wait_for_tag(&admin, "par-1", "nginx", "par").await;
+    wait_until(&jobs(&admin), "par", "one node at work", |j| {
         counts(j) == (3, 1, 0, 0)
     })
     .await;
     let images = Api::<NodeImage>::all(admin.client.clone());
     assert!(images.get("par-2").await.unwrap().spec.images.is_empty());
 
-    answer(&admin, "par-1", Answer::Succeeded).await;
-    asked(&admin, "par-2", "nginx", "par").await;
-    let status = until(&jobs(&admin), "par", "one node done", |j| {
+    report_pull(&admin, "par-1", PullOutcome::Succeeded).await;
+    wait_for_tag(&admin, "par-2", "nginx", "par").await;
+    let status = wait_until(&jobs(&admin), "par", "one node done", |j| {
         counts(j) == (3, 1, 1, 0)
     })
     .await
@@ -52,10 +53,10 @@ async fn a_job_asks_as_many_nodes_at_a_time_as_it_may_and_ends_with_the_last() {
     .unwrap();
     assert_eq!(status.message.as_deref(), Some("job is running, progress 33.3%"));
 
-    answer(&admin, "par-2", Answer::Failed("no such image")).await;
-    asked(&admin, "par-3", "nginx", "par").await;
-    answer(&admin, "par-3", Answer::Succeeded).await;
-    let status = until(&jobs(&admin), "par", "ended", completed)
+    report_pull(&admin, "par-2", PullOutcome::Failed("no such image")).await;
+    wait_for_tag(&admin, "par-3", "nginx", "par").await;
+    report_pull(&admin, "par-3", PullOutcome::Succeeded).await;
+    let status = wait_until(&jobs(&admin), "par", "ended", completed)
         .await
         .status
         .unwrap();
@@ -63,7 +64,7 @@ async fn a_job_asks_as_many_nodes_at_a_time_as_it_may_and_ends_with_the_last() {
     assert_eq!(status.failed_nodes, ["par-2"]);
     assert_eq!(status.message.as_deref(), Some("job has completed"));
     assert_eq!(
-        told(&status),
+        single_condition(&status),
         (
             "Failed",
             "NodesFailed",
@@ -73,92 +74,95 @@ async fn a_job_asks_as_many_nodes_at_a_time_as_it_may_and_ends_with_the_last() {
 }
 
 #[tokio::test]
-async fn a_paused_job_goes_on_when_it_may() {
-    let admin = world().admin().await;
-    nodes(&admin, &["paused-1", "paused-2"], json!({ "set": "paused" })).await;
-    let spec = json!({ "image": "nginx:paused", "selector": on("paused"), "parallelism": 0 });
+async fn paused_job_resumes() {
+    let admin = shared_cluster().admin().await;
+    create_nodes(&admin, &["paused-1", "paused-2"], json!({ "set": "paused" })).await;
+    let spec = json!({ "image": "nginx:paused", "selector": node_selector("paused"), "parallelism": 0 });
     create(&jobs(&admin), job("paused", spec)).await;
-    let job = until(&jobs(&admin), "paused", "counted", |j| counts(j) == (2, 0, 0, 0)).await;
+    let job = wait_until(&jobs(&admin), "paused", "counted", |j| counts(j) == (2, 0, 0, 0)).await;
     assert_eq!(
-        told(&job.status.unwrap()),
+        single_condition(&job.status.unwrap()),
         ("Waiting", "Paused", "paused: spec.parallelism is 0")
     );
-    let more = json!({ "spec": { "parallelism": 2 } });
+    let unpause = json!({ "spec": { "parallelism": 2 } });
     jobs(&admin)
-        .patch("paused", &PatchParams::default(), &Patch::Merge(&more))
+        .patch("paused", &PatchParams::default(), &Patch::Merge(&unpause))
         .await
         .unwrap();
     for node in ["paused-1", "paused-2"] {
-        asked(&admin, node, "nginx", "paused").await;
-        answer(&admin, node, Answer::Succeeded).await;
+        wait_for_tag(&admin, node, "nginx", "paused").await;
+        report_pull(&admin, node, PullOutcome::Succeeded).await;
     }
-    until(&jobs(&admin), "paused", "ended", completed).await;
-    kubectl_finds("paused", "Complete");
+    wait_until(&jobs(&admin), "paused", "ended", completed).await;
+    assert_kubectl_wait("paused", "Complete");
 }
 
 /// What a user waits for, in both versions.
-fn kubectl_finds(job: &str, condition: &str) {
+fn assert_kubectl_wait(job: &str, condition: &str) {
     let condition = format!("--for=condition={condition}");
     for kind in ["imagepulljob", "imagepulljob.v1alpha1.apps.kruise.io"] {
         let job = format!("{kind}/{job}");
         let wait = ["wait", &condition, "--timeout=10s", &job];
-        world().plane.kubectl(&wait).unwrap();
+        shared_cluster().plane.kubectl(&wait).unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_job_whose_daemon_does_not_begin_says_so_and_so_does_its_deadline() {
-    let admin = world().admin().await;
-    nodes(&admin, &["deserted-1"], json!({})).await;
+async fn job_without_daemon_reports_no_daemon_until_deadline() {
+    let admin = shared_cluster().admin().await;
+    create_nodes(&admin, &["deserted-1"], json!({})).await;
     let spec = json!({ "image": "nginx:deserted", "selector": { "names": ["deserted-1"] },
         "pullPolicy": { "timeoutSeconds": 1 }, "completionPolicy": { "activeDeadlineSeconds": 25 } });
     create(&jobs(&admin), job("deserted", spec)).await;
-    let words = "deserted-1 has not started the pull: is kruise-daemon running there?";
-    until(&jobs(&admin), "deserted", "waiting for the daemon", |j| {
-        j.status
-            .as_ref()
-            .is_some_and(|s| !s.conditions.is_empty() && told(s) == ("Waiting", "NoDaemon", words))
+    let no_daemon = "deserted-1 has not started the pull: is kruise-daemon running there?";
+    wait_until(&jobs(&admin), "deserted", "waiting for the daemon", |j| {
+        j.status.as_ref().is_some_and(|s| {
+            !s.conditions.is_empty() && single_condition(s) == ("Waiting", "NoDaemon", no_daemon)
+        })
     })
     .await;
-    let ended = until(&jobs(&admin), "deserted", "ended", completed).await;
+    let ended = wait_until(&jobs(&admin), "deserted", "ended", completed).await;
     let status = ended.status.unwrap();
     assert_eq!(
         status.message.as_deref(),
         Some("job exceeds activeDeadlineSeconds")
     );
-    let want = format!("job exceeds activeDeadlineSeconds; {words}; failed on 1 of 1 nodes");
-    assert_eq!(told(&status), ("Failed", "DeadlineExceeded", &*want));
-    kubectl_finds("deserted", "Failed");
+    let expected = format!("job exceeds activeDeadlineSeconds; {no_daemon}; failed on 1 of 1 nodes");
+    assert_eq!(
+        single_condition(&status),
+        ("Failed", "DeadlineExceeded", &*expected)
+    );
+    assert_kubectl_wait("deserted", "Failed");
 }
 
 #[tokio::test]
-async fn nodes_are_found_by_the_pods_on_them() {
-    let admin = world().admin().await;
-    nodes(&admin, &["pods-1", "pods-2", "pods-3"], json!({})).await;
+async fn pod_selector_selects_nodes_of_running_pods() {
+    let admin = shared_cluster().admin().await;
+    create_nodes(&admin, &["pods-1", "pods-2", "pods-3"], json!({})).await;
     for (name, node) in [("p-1", "pods-1"), ("p-2", "pods-1"), ("p-3", "pods-3")] {
-        pod(&admin, name, node, json!({ "app": "by-pod" }), false).await;
+        create_pod(&admin, name, node, json!({ "app": "by-pod" }), false).await;
     }
     let spec = json!({ "image": "nginx:pods", "podSelector": { "matchLabels": { "app": "by-pod" } }, "parallelism": 9 });
     create(&jobs(&admin), job("by-pod", spec)).await;
     for node in ["pods-1", "pods-3"] {
-        asked(&admin, node, "nginx", "pods").await;
-        answer(&admin, node, Answer::Succeeded).await;
+        wait_for_tag(&admin, node, "nginx", "pods").await;
+        report_pull(&admin, node, PullOutcome::Succeeded).await;
     }
-    let ended = until(&jobs(&admin), "by-pod", "ended", completed).await;
+    let ended = wait_until(&jobs(&admin), "by-pod", "ended", completed).await;
     assert_eq!(counts(&ended), (2, 0, 2, 0));
 }
 
 #[tokio::test]
-async fn two_jobs_share_an_entry_and_it_goes_with_the_last_of_them() {
-    let admin = world().admin().await;
-    nodes(&admin, &["shared-1"], json!({ "set": "shared" })).await;
+async fn jobs_share_a_tag_removed_with_the_last_job() {
+    let admin = shared_cluster().admin().await;
+    create_nodes(&admin, &["shared-1"], json!({ "set": "shared" })).await;
     for name in ["shared-a", "shared-b"] {
         let spec = json!({ "image": "quay.io/a/b@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
-            "selector": on("shared") });
+            "selector": node_selector("shared") });
         create(&jobs(&admin), job(name, spec)).await;
     }
     let images = Api::<NodeImage>::all(admin.client.clone());
-    let image = until(&images, "shared-1", "wanted by both", |i: &NodeImage| {
+    let image = wait_until(&images, "shared-1", "wanted by both", |i: &NodeImage| {
         let entry = i.spec.images.get("quay.io/a/b");
         entry.is_some_and(|e| e.tags[0].owner_references.len() == 2)
     })
@@ -168,9 +172,9 @@ async fn two_jobs_share_an_entry_and_it_goes_with_the_last_of_them() {
             .tag
             .starts_with("sha256:")
     );
-    answer(&admin, "shared-1", Answer::Succeeded).await;
+    report_pull(&admin, "shared-1", PullOutcome::Succeeded).await;
     for name in ["shared-a", "shared-b"] {
-        until(&jobs(&admin), name, "ended", completed).await;
+        wait_until(&jobs(&admin), name, "ended", completed).await;
     }
     jobs(&admin)
         .delete("shared-a", &DeleteParams::default())
@@ -180,22 +184,22 @@ async fn two_jobs_share_an_entry_and_it_goes_with_the_last_of_them() {
         .delete("shared-b", &DeleteParams::default())
         .await
         .unwrap();
-    until(&images, "shared-1", "cleaned up", |i: &NodeImage| {
+    wait_until(&images, "shared-1", "cleaned up", |i: &NodeImage| {
         i.spec.images.is_empty()
     })
     .await;
 }
 
 #[tokio::test]
-async fn a_job_ends_at_its_deadline_and_goes_after_its_time() {
-    let admin = world().admin().await;
-    nodes(&admin, &["late-1", "late-2"], json!({ "set": "late" })).await;
-    let spec = json!({ "image": "nginx:late", "selector": on("late"), "pullPolicy": { "timeoutSeconds": 1 },
+async fn job_ends_at_deadline_and_is_deleted_after_ttl() {
+    let admin = shared_cluster().admin().await;
+    create_nodes(&admin, &["late-1", "late-2"], json!({ "set": "late" })).await;
+    let spec = json!({ "image": "nginx:late", "selector": node_selector("late"), "pullPolicy": { "timeoutSeconds": 1 },
         "completionPolicy": { "activeDeadlineSeconds": 8, "ttlSecondsAfterFinished": 8 } });
     create(&jobs(&admin), job("late", spec)).await;
-    asked(&admin, "late-1", "nginx", "late").await;
-    answer(&admin, "late-1", Answer::Pulling).await;
-    let ended = until(&jobs(&admin), "late", "ended", completed).await;
+    wait_for_tag(&admin, "late-1", "nginx", "late").await;
+    report_pull(&admin, "late-1", PullOutcome::Pulling).await;
+    let ended = wait_until(&jobs(&admin), "late", "ended", completed).await;
     let status = ended.status.unwrap();
     assert_eq!(
         status.message.as_deref(),
@@ -203,42 +207,43 @@ async fn a_job_ends_at_its_deadline_and_goes_after_its_time() {
     );
     assert_eq!((status.failed, status.active), (2, 0));
     assert_eq!(status.failed_nodes, ["late-1", "late-2"]);
-    until_gone(&jobs(&admin), "late").await;
+    wait_until_deleted(&jobs(&admin), "late").await;
     assert_eq!(
-        world().logged("ImagePullJob deleted", "job=default/late").await,
+        shared_cluster()
+            .wait_for_log("ImagePullJob deleted", "job=default/late")
+            .await,
         1
     );
 }
 
 #[tokio::test]
-async fn a_job_without_end_takes_in_nodes_that_come_later() {
-    let admin = world().admin().await;
-    nodes(&admin, &["never-1"], json!({ "set": "never" })).await;
-    let spec =
-        json!({ "image": "nginx:never", "selector": on("never"), "completionPolicy": { "type": "Never" } });
+async fn never_completing_job_includes_later_nodes() {
+    let admin = shared_cluster().admin().await;
+    create_nodes(&admin, &["never-1"], json!({ "set": "never" })).await;
+    let spec = json!({ "image": "nginx:never", "selector": node_selector("never"), "completionPolicy": { "type": "Never" } });
     create(&jobs(&admin), job("never", spec)).await;
-    asked(&admin, "never-1", "nginx", "never").await;
-    answer(&admin, "never-1", Answer::Succeeded).await;
-    until(&jobs(&admin), "never", "one done", |j| counts(j) == (1, 0, 1, 0)).await;
-    node(&admin, "never-2", json!({ "set": "never" }), true).await;
-    asked(&admin, "never-2", "nginx", "never").await;
-    answer(&admin, "never-2", Answer::Succeeded).await;
-    let job = until(&jobs(&admin), "never", "both done", |j| counts(j) == (2, 0, 2, 0)).await;
+    wait_for_tag(&admin, "never-1", "nginx", "never").await;
+    report_pull(&admin, "never-1", PullOutcome::Succeeded).await;
+    wait_until(&jobs(&admin), "never", "one done", |j| counts(j) == (1, 0, 1, 0)).await;
+    create_node(&admin, "never-2", json!({ "set": "never" }), true).await;
+    wait_for_tag(&admin, "never-2", "nginx", "never").await;
+    report_pull(&admin, "never-2", PullOutcome::Succeeded).await;
+    let job = wait_until(&jobs(&admin), "never", "both done", |j| counts(j) == (2, 0, 2, 0)).await;
     assert!(!completed(&job));
     // An entry that goes (as it does after a day) is asked for again.
     let images = Api::<NodeImage>::all(admin.client.clone());
-    let gone = json!({ "spec": { "images": { "nginx": null } } });
+    let removal = json!({ "spec": { "images": { "nginx": null } } });
     images
-        .patch("never-1", &PatchParams::default(), &Patch::Merge(&gone))
+        .patch("never-1", &PatchParams::default(), &Patch::Merge(&removal))
         .await
         .unwrap();
-    asked(&admin, "never-1", "nginx", "never").await;
+    wait_for_tag(&admin, "never-1", "nginx", "never").await;
 }
 
 #[tokio::test]
-async fn what_cannot_be_carried_out_says_so() {
-    let admin = world().admin().await;
-    nodes(&admin, &["known-1"], json!({})).await;
+async fn job_without_matching_nodes_completes_with_reason() {
+    let admin = shared_cluster().admin().await;
+    create_nodes(&admin, &["known-1"], json!({})).await;
     let cases = [
         (
             "unknown-node",
@@ -247,7 +252,7 @@ async fn what_cannot_be_carried_out_says_so() {
         ),
         (
             "no-node",
-            json!({ "image": "nginx:x", "selector": on("nowhere") }),
+            json!({ "image": "nginx:x", "selector": node_selector("nowhere") }),
             "no node matches spec.selector",
         ),
         (
@@ -256,23 +261,23 @@ async fn what_cannot_be_carried_out_says_so() {
             "no running Pod matches spec.podSelector",
         ),
     ];
-    for (name, spec, want) in cases {
+    for (name, spec, expected) in cases {
         create(&jobs(&admin), job(name, spec)).await;
-        let ended = until(&jobs(&admin), name, "ended", completed).await;
+        let ended = wait_until(&jobs(&admin), name, "ended", completed).await;
         let status = ended.status.unwrap();
         assert_eq!(status.message.as_deref(), Some("job has completed"), "{name}");
-        let (type_, reason, message) = told(&status);
+        let (type_, reason, message) = single_condition(&status);
         assert!(
-            (type_, reason) == ("Complete", "NoNode") && message.contains(want),
+            (type_, reason) == ("Complete", "NoNode") && message.contains(expected),
             "{name}: {message:?}"
         );
     }
     let events = Api::<Event>::namespaced(admin.client.clone(), "default");
-    until_event(&events, "unknown-node", "UnknownNode").await;
+    wait_for_event(&events, "unknown-node", "UnknownNode").await;
 }
 
 /// Waits until there is an event about that object.
-pub async fn until_event(events: &Api<Event>, name: &str, reason: &str) -> Event {
+pub async fn wait_for_event(events: &Api<Event>, name: &str, reason: &str) -> Event {
     let start = std::time::Instant::now();
     loop {
         let fields = format!("involvedObject.name={name},reason={reason}");
@@ -281,7 +286,7 @@ pub async fn until_event(events: &Api<Event>, name: &str, reason: &str) -> Event
             return event;
         }
         assert!(
-            start.elapsed() < crate::world::PATIENCE,
+            start.elapsed() < crate::test_cluster::PATIENCE,
             "no event {reason} about {name}"
         );
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
@@ -289,25 +294,25 @@ pub async fn until_event(events: &Api<Event>, name: &str, reason: &str) -> Event
 }
 
 #[tokio::test]
-async fn a_node_that_goes_does_not_hold_its_job_back() {
-    let admin = world().admin().await;
-    nodes(&admin, &["leaves-1", "leaves-2"], json!({ "set": "leaves" })).await;
-    let spec = json!({ "image": "nginx:leaves", "selector": on("leaves"), "parallelism": 1 });
+async fn deleted_node_does_not_block_its_job() {
+    let admin = shared_cluster().admin().await;
+    create_nodes(&admin, &["leaves-1", "leaves-2"], json!({ "set": "leaves" })).await;
+    let spec = json!({ "image": "nginx:leaves", "selector": node_selector("leaves"), "parallelism": 1 });
     create(&jobs(&admin), job("leaves", spec)).await;
-    asked(&admin, "leaves-1", "nginx", "leaves").await;
+    wait_for_tag(&admin, "leaves-1", "nginx", "leaves").await;
     let all = Api::<k8s_openapi::api::core::v1::Node>::all(admin.client.clone());
     all.delete("leaves-1", &DeleteParams::default()).await.unwrap();
-    let image = asked(&admin, "leaves-2", "nginx", "leaves").await;
+    let image = wait_for_tag(&admin, "leaves-2", "nginx", "leaves").await;
     assert_eq!(image.name_any(), "leaves-2");
-    answer(&admin, "leaves-2", Answer::Succeeded).await;
-    let ended = until(&jobs(&admin), "leaves", "ended", completed).await;
+    report_pull(&admin, "leaves-2", PullOutcome::Succeeded).await;
+    let ended = wait_until(&jobs(&admin), "leaves", "ended", completed).await;
     assert_eq!(counts(&ended), (1, 0, 1, 0));
 }
 
 #[tokio::test]
-async fn a_node_that_can_hold_no_more_images_fails_and_says_so() {
-    let admin = world().admin().await;
-    nodes(&admin, &["full-1", "full-2"], json!({ "set": "full" })).await;
+async fn full_nodeimage_fails_the_node_with_event() {
+    let admin = shared_cluster().admin().await;
+    create_nodes(&admin, &["full-1", "full-2"], json!({ "set": "full" })).await;
     let images = Api::<NodeImage>::all(admin.client.clone());
     // No daemon answers, so they fail at once; they must not be cleared before the job comes.
     let policy = json!({ "ttlSecondsAfterFinished": 3600 });
@@ -320,13 +325,13 @@ async fn a_node_that_can_hold_no_more_images_fails_and_says_so() {
         .patch("full-1", &PatchParams::default(), &Patch::Merge(&full))
         .await
         .unwrap();
-    let spec = json!({ "image": "nginx:full", "selector": on("full"), "parallelism": 2 });
+    let spec = json!({ "image": "nginx:full", "selector": node_selector("full"), "parallelism": 2 });
     create(&jobs(&admin), job("full", spec)).await;
-    asked(&admin, "full-2", "nginx", "full").await;
-    answer(&admin, "full-2", Answer::Succeeded).await;
-    let ended = until(&jobs(&admin), "full", "ended", completed).await;
+    wait_for_tag(&admin, "full-2", "nginx", "full").await;
+    report_pull(&admin, "full-2", PullOutcome::Succeeded).await;
+    let ended = wait_until(&jobs(&admin), "full", "ended", completed).await;
     assert_eq!(counts(&ended), (2, 0, 1, 1));
     assert_eq!(ended.status.unwrap().failed_nodes, ["full-1"]);
     let events = Api::<Event>::namespaced(admin.client.clone(), "default");
-    until_event(&events, "full", "FailedUpdateNodeImage").await;
+    wait_for_event(&events, "full", "FailedUpdateNodeImage").await;
 }

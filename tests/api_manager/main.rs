@@ -1,20 +1,20 @@
 //! The manager's program, as its service account, on a real API server. Daemons are played by the tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod arrival;
 mod barriers;
-mod election;
 mod jobs;
+mod leader_election;
 mod network;
-mod nodes;
-mod old_daemon;
-mod old_versions;
-mod pods;
-mod requests;
+mod new_nodes;
+mod node_images;
+mod pod_readiness;
+mod pull_secrets;
+mod recreate_requests;
 mod scale;
-mod secrets;
-mod silence;
 mod tenants;
-mod world;
+mod test_cluster;
+mod unresponsive_daemons;
+mod v1alpha1_compat;
+mod v1alpha1_daemon;
 
 use support::{connect, etcd, manager, waits};

@@ -8,34 +8,34 @@ use serde_json::{Value, json};
 use testbed::cluster::{Bound, Options, wait};
 
 use crate::manager::Manager;
+use crate::test_cluster::{TestCluster, create_node, wait_until};
 use crate::waits::PATIENCE;
-use crate::world::{World, node, until};
-use support::converted::{self, until_converted};
+use support::conversion::{self, wait_for_conversion};
 
 /// The port of the API server in a bed with a network of its own.
 const API_SERVER: &str = "6443";
 
-fn ipv6() -> World {
-    World::with(Options {
+fn ipv6_cluster() -> TestCluster {
+    TestCluster::with_options(Options {
         ipv6: true,
         ..Options::default()
     })
 }
 
 #[tokio::test]
-async fn a_cluster_that_has_no_ipv4_is_served() {
-    let world = ipv6();
-    let plane = &world.plane;
+async fn ipv6_only_cluster_is_served() {
+    let cluster = ipv6_cluster();
+    let plane = &cluster.plane;
     let v4 = plane.inside("ip", &["-4", "-oneline", "address"]).unwrap();
     assert_eq!(v4.trim(), "", "the bed has an IPv4 address");
-    let admin = world.admin().await;
+    let admin = cluster.admin().await;
     let mut manager = Manager::on_ipv6(plane, "kruise-manager");
     manager.start().unwrap();
     // The API server reaches the webhooks, and the manager the API server.
-    until_converted(plane, &converted::ALL);
-    node(&admin, "six", json!({}), true).await;
+    wait_for_conversion(plane, &conversion::CONVERTED_KINDS);
+    create_node(&admin, "six", json!({}), true).await;
     let images = Api::<NodeImage>::all(admin.client.clone());
-    until(&images, "six", "there", |_| true).await;
+    wait_until(&images, "six", "there", |_| true).await;
 
     // As it is deployed: of IPv4 it needs the loopback that every node has.
     plane
@@ -57,53 +57,60 @@ async fn a_cluster_that_has_no_ipv4_is_served() {
         .env("NODE_NAME", "six");
     daemon.spawn().unwrap();
     let (host, port) = (probe["host"].as_str().unwrap(), &probe["port"]);
-    let ask = format!(
+    let http_get = format!(
         "exec 3<>/dev/tcp/{host}/{port}; printf 'GET {} HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3",
         probe["path"].as_str().unwrap()
     );
-    let readiness = || plane.inside("bash", &["-c", &ask]).unwrap_or_default();
-    let words = "ok watches: ContainerRecreateRequest, NodeImage, Pod";
-    let says = wait::until(words, PATIENCE, || Ok(readiness().contains(words).then_some(())));
-    assert!(says.is_ok(), "it says {:?}\n{}", readiness(), daemon.tail());
+    let readiness = || plane.inside("bash", &["-c", &http_get]).unwrap_or_default();
+    let expected = "ok watches: ContainerRecreateRequest, NodeImage, Pod";
+    let result = wait::until(expected, PATIENCE, || {
+        Ok(readiness().contains(expected).then_some(()))
+    });
+    assert!(result.is_ok(), "it says {:?}\n{}", readiness(), daemon.tail());
 }
 
 /// Drops every packet between the programs of the bed and its API server; they get no error.
-fn cut(world: &World) {
+fn drop_packets(cluster: &TestCluster) {
     for port in ["--dport", "--sport"] {
         let rule = [
             "-A", "INPUT", "-i", "lo", "-p", "tcp", port, API_SERVER, "-j", "DROP",
         ];
-        world.plane.inside("/usr/sbin/ip6tables", &rule).unwrap();
+        cluster.plane.inside("/usr/sbin/ip6tables", &rule).unwrap();
     }
 }
 
-fn mend(world: &World) {
-    world
+fn restore_packets(cluster: &TestCluster) {
+    cluster
         .plane
         .inside("/usr/sbin/ip6tables", &["-F", "INPUT"])
         .unwrap();
 }
 
 #[tokio::test]
-async fn connections_that_are_cut_without_a_word_are_found_and_made_again() {
+async fn silently_dropped_connections_are_reestablished() {
     assert!(Path::new("/usr/sbin/ip6tables").exists(), "install iptables");
-    let world = ipv6();
-    let admin = world.admin().await;
-    let mut manager = Manager::on_ipv6(&world.plane, "kruise-manager");
+    let cluster = ipv6_cluster();
+    let admin = cluster.admin().await;
+    let mut manager = Manager::on_ipv6(&cluster.plane, "kruise-manager");
     manager.start().unwrap();
     let images = Api::<NodeImage>::all(admin.client.clone());
-    node(&admin, "before", json!({}), true).await;
-    until(&images, "before", "there", |_| true).await;
+    create_node(&admin, "before", json!({}), true).await;
+    wait_until(&images, "before", "there", |_| true).await;
 
-    let errors = || manager.count("kruise_watch_errors_total");
+    let errors = || manager.metric_sum("kruise_watch_errors_total");
     let before = errors();
-    cut(&world);
-    node(&admin, "meanwhile", json!({}), true).await;
-    let found = wait::until("each watch that is cut fails", PATIENCE, || {
+    drop_packets(&cluster);
+    create_node(&admin, "meanwhile", json!({}), true).await;
+    let detected = wait::until("each watch that is cut fails", PATIENCE, || {
         Ok((errors() >= before + 8).then_some(()))
     });
-    assert!(found.is_ok(), "{} errors\n{}", errors() - before, manager.tail());
-    mend(&world);
-    until(&images, "meanwhile", "there", |_| true).await;
-    manager.until_it_says("ok watches: ");
+    assert!(
+        detected.is_ok(),
+        "{} errors\n{}",
+        errors() - before,
+        manager.tail()
+    );
+    restore_packets(&cluster);
+    wait_until(&images, "meanwhile", "there", |_| true).await;
+    manager.wait_for_readyz_text("ok watches: ");
 }

@@ -15,46 +15,48 @@ use kube::runtime::watcher;
 use serde_json::json;
 use testbed::cluster::Component;
 
-use crate::waits::events;
-use crate::world::{Answer, World, answer_object, completed, create, job, jobs, set_ready, until};
+use crate::test_cluster::{
+    PullOutcome, TestCluster, completed, create, job, jobs, report_pull_of, set_node_ready, wait_until,
+};
+use crate::waits::watch_events;
 
 const NODES: usize = 1000;
 
-fn name(n: usize) -> String {
+fn node_name(n: usize) -> String {
     format!("scale-{n:04}")
 }
 
 /// Makes that many ready Nodes and waits for their NodeImages.
-async fn make_nodes(admin: &Cluster, count: usize) {
+async fn create_nodes(admin: &Cluster, count: usize) {
     let nodes = Api::<Node>::all(admin.client.clone());
     let images = Api::<NodeImage>::all(admin.client.clone());
     futures::stream::iter(0..count)
         .for_each_concurrent(32, |n| {
             let nodes = &nodes;
             async move {
-                let node = serde_json::from_value(json!({ "metadata": { "name": name(n) } })).unwrap();
+                let node = serde_json::from_value(json!({ "metadata": { "name": node_name(n) } })).unwrap();
                 nodes.create(&PostParams::default(), &node).await.unwrap();
-                set_ready(admin, &name(n), true).await;
+                set_node_ready(admin, &node_name(n), true).await;
             }
         })
         .await;
     for n in 0..count {
-        until(&images, &name(n), "there", |_: &NodeImage| true).await;
+        wait_until(&images, &node_name(n), "there", |_: &NodeImage| true).await;
     }
 }
 
 /// Writes about each node, and about the job, as the watch tells them.
-type Writes = Arc<Mutex<HashMap<String, usize>>>;
+type WriteCounts = Arc<Mutex<HashMap<String, usize>>>;
 
 #[tokio::test]
-async fn a_job_over_a_thousand_nodes_costs_one_write_of_spec_a_node() {
-    let world = World::new();
-    let mut manager = world.manager("kruise-manager");
+async fn thousand_node_job_writes_each_spec_once() {
+    let cluster = TestCluster::new();
+    let mut manager = cluster.manager("kruise-manager");
     manager.start().unwrap();
-    let admin = world.admin().await;
-    make_nodes(&admin, NODES).await;
-    let writes = Writes::default();
-    let daemons = tokio::spawn(play_daemons(admin.clone(), Arc::clone(&writes)));
+    let admin = cluster.admin().await;
+    create_nodes(&admin, NODES).await;
+    let writes = WriteCounts::default();
+    let daemons = tokio::spawn(run_fake_daemons(admin.clone(), Arc::clone(&writes)));
     let job_writes = tokio::spawn(count_job_writes(jobs(&admin)));
     let (start, cpu) = (Instant::now(), cpu_seconds(&manager));
     create(
@@ -62,7 +64,7 @@ async fn a_job_over_a_thousand_nodes_costs_one_write_of_spec_a_node() {
         job("scale", json!({ "image": "nginx:scale", "parallelism": NODES })),
     )
     .await;
-    let ended = until(&jobs(&admin), "scale", "ended", completed).await;
+    let ended = wait_until(&jobs(&admin), "scale", "ended", completed).await;
     let took = start.elapsed();
     let status = ended.status.unwrap();
     assert_eq!(
@@ -71,10 +73,10 @@ async fn a_job_over_a_thousand_nodes_costs_one_write_of_spec_a_node() {
     );
     let job_writes = job_writes.await.unwrap();
     daemons.abort();
-    let worst = writes.lock().unwrap().values().copied().max().unwrap();
+    let max_writes = writes.lock().unwrap().values().copied().max().unwrap();
     let cpu = cpu_seconds(&manager) - cpu;
     println!("1,000 nodes in {took:?}, {cpu:.2} s of CPU, {job_writes} writes of the job's status");
-    assert_eq!(worst, 1, "spec writes of one node");
+    assert_eq!(max_writes, 1, "spec writes of one node");
     // One each time that nothing comes for 100 ms, and each second; a busy machine has more of both.
     assert!(
         job_writes <= NODES / 10,
@@ -83,33 +85,33 @@ async fn a_job_over_a_thousand_nodes_costs_one_write_of_spec_a_node() {
 }
 
 #[tokio::test]
-async fn a_leader_that_dies_in_the_middle_leaves_nothing_undone_or_done_twice() {
-    const SOME: usize = 200;
-    let world = World::new();
-    let admin = world.admin().await;
-    let mut first = world.manager("kruise-manager-1");
+async fn leader_crash_during_job_repeats_no_spec_write() {
+    const NODE_COUNT: usize = 200;
+    let cluster = TestCluster::new();
+    let admin = cluster.admin().await;
+    let mut first = cluster.manager("kruise-manager-1");
     first.start().unwrap();
-    first.until_it_says("leading");
-    let mut second = world.manager("kruise-manager-2");
+    first.wait_for_readyz_text("leading");
+    let mut second = cluster.manager("kruise-manager-2");
     second.start().unwrap();
-    make_nodes(&admin, SOME).await;
-    let writes = Writes::default();
-    let daemons = tokio::spawn(play_daemons(admin.clone(), Arc::clone(&writes)));
+    create_nodes(&admin, NODE_COUNT).await;
+    let writes = WriteCounts::default();
+    let daemons = tokio::spawn(run_fake_daemons(admin.clone(), Arc::clone(&writes)));
     let spec = json!({ "image": "nginx:scale", "parallelism": 4 });
     create(&jobs(&admin), job("scale", spec)).await;
-    until(&jobs(&admin), "scale", "begun", |j: &ImagePullJob| {
+    wait_until(&jobs(&admin), "scale", "begun", |j: &ImagePullJob| {
         j.status.as_ref().is_some_and(|s| s.succeeded >= 8)
     })
     .await;
     first.kill().unwrap();
-    let ended = until(&jobs(&admin), "scale", "ended", completed).await;
+    let ended = wait_until(&jobs(&admin), "scale", "ended", completed).await;
     daemons.abort();
     let status = ended.status.unwrap();
     assert_eq!((status.desired, status.succeeded, status.failed), (200, 200, 0));
     let (made, started) = (ended.metadata.creation_timestamp, status.start_time);
     assert!(started >= made, "started at {started:?}, made at {made:?}");
     let writes = writes.lock().unwrap();
-    assert_eq!(writes.len(), SOME);
+    assert_eq!(writes.len(), NODE_COUNT);
     assert!(writes.values().all(|n| *n == 1), "{writes:?}");
 }
 
@@ -129,9 +131,9 @@ fn cpu_seconds(manager: &Component) -> f64 {
 }
 
 /// Answers every NodeImage that is asked for something, and counts how often its spec was written.
-async fn play_daemons(admin: Cluster, writes: Writes) {
+async fn run_fake_daemons(admin: Cluster, writes: WriteCounts) {
     let images = Api::<NodeImage>::all(admin.client.clone());
-    events(images, watcher::Config::default())
+    watch_events(images, watcher::Config::default())
         .filter_map(async |event| match event {
             watcher::Event::Apply(image) | watcher::Event::InitApply(image) => {
                 Some(image).filter(|image| !image.spec.images.is_empty())
@@ -144,9 +146,9 @@ async fn play_daemons(admin: Cluster, writes: Writes) {
                 // Each write of the spec raises the generation, which begins at 1.
                 let generation = image.metadata.generation.unwrap_or(1);
                 let written = usize::try_from(generation - 1).unwrap();
-                let known = writes.lock().unwrap().insert(image.name_any(), written);
-                if known.is_none() {
-                    answer_object(admin, &image, Answer::Succeeded).await;
+                let previous = writes.lock().unwrap().insert(image.name_any(), written);
+                if previous.is_none() {
+                    report_pull_of(admin, &image, PullOutcome::Succeeded).await;
                 }
             }
         })
@@ -155,16 +157,16 @@ async fn play_daemons(admin: Cluster, writes: Writes) {
 
 /// How often the job's status is written until it ends.
 async fn count_job_writes(jobs: Api<ImagePullJob>) -> usize {
-    let mut events = std::pin::pin!(events(jobs, watcher::Config::default()));
-    let mut seen = 0;
+    let mut events = std::pin::pin!(watch_events(jobs, watcher::Config::default()));
+    let mut writes = 0;
     while let Some(event) = events.next().await {
         if let watcher::Event::Apply(job) | watcher::Event::InitApply(job) = event
             && job.name_any() == "scale"
             && job.status.is_some()
         {
-            seen += 1;
+            writes += 1;
             if completed(&job) {
-                return seen;
+                return writes;
             }
         }
     }

@@ -10,13 +10,14 @@ use kruise_cluster::Cluster;
 use kube::api::{Api, DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::jobs::until_event;
-use crate::world::{
-    Answer, PATIENCE, World, answer, asked, completed, create, nodes, until, until_gone, world,
+use crate::jobs::wait_for_event;
+use crate::test_cluster::{
+    PATIENCE, PullOutcome, TestCluster, completed, create, create_nodes, report_pull, shared_cluster,
+    wait_for_tag, wait_until, wait_until_deleted,
 };
 
 /// A namespace of a tenant, and its jobs.
-async fn tenant(admin: &Cluster, name: &str) -> Api<ImagePullJob> {
+async fn create_tenant(admin: &Cluster, name: &str) -> Api<ImagePullJob> {
     let namespaces = Api::<Namespace>::all(admin.client.clone());
     create(&namespaces, json!({ "metadata": { "name": name } })).await;
     Api::namespaced(admin.client.clone(), name)
@@ -28,7 +29,7 @@ fn job(name: &str, image: &str, node: &str) -> Value {
 }
 
 /// The API server refuses NodeImages with images of `refused/`, and fails with those of `broken/`.
-async fn refuse_entries(admin: &Cluster) {
+async fn deny_node_image_entries(admin: &Cluster) {
     let rules = json!([{ "apiGroups": ["apps.kruise.io"], "apiVersions": ["v1beta1"], "operations": ["UPDATE"],
         "resources": ["nodeimages"] }]);
     let policy = json!({ "metadata": { "name": "entries" }, "spec": {
@@ -55,7 +56,7 @@ async fn refuse_entries(admin: &Cluster) {
         ..PatchParams::default()
     };
     let start = std::time::Instant::now();
-    for (image, who) in [
+    for (image, denied_by) in [
         ("refused/x", "Policy 'entries'"),
         ("broken/x", "entries.example.com"),
     ] {
@@ -65,12 +66,12 @@ async fn refuse_entries(admin: &Cluster) {
         // Policies and webhooks are in force a moment after they are made.
         loop {
             let answer = images.patch("tenants-1", &dry, &Patch::Merge(&entry)).await;
-            if format!("{answer:?}").contains(who) {
+            if format!("{answer:?}").contains(denied_by) {
                 break;
             }
             assert!(
                 start.elapsed() < PATIENCE,
-                "{image} is not refused by {who}: {answer:?}"
+                "{image} is not refused by {denied_by}: {answer:?}"
             );
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
@@ -78,14 +79,17 @@ async fn refuse_entries(admin: &Cluster) {
 }
 
 #[tokio::test]
-async fn an_entry_that_cannot_be_written_stands_in_no_other_tenant_s_way() {
-    let admin = world().admin().await;
-    nodes(&admin, &["tenants-1"], json!({})).await;
-    refuse_entries(&admin).await;
-    let (hostile, plain) = (tenant(&admin, "hostile").await, tenant(&admin, "plain").await);
+async fn unwritable_entry_does_not_block_other_tenants() {
+    let admin = shared_cluster().admin().await;
+    create_nodes(&admin, &["tenants-1"], json!({})).await;
+    deny_node_image_entries(&admin).await;
+    let (hostile, plain) = (
+        create_tenant(&admin, "hostile").await,
+        create_tenant(&admin, "plain").await,
+    );
     create(&hostile, job("broken", "broken/x:1", "tenants-1")).await;
     // It is tried, and fails, before anybody else comes.
-    until(&hostile, "broken", "taken up", |j: &ImagePullJob| {
+    wait_until(&hostile, "broken", "taken up", |j: &ImagePullJob| {
         j.status.as_ref().is_some_and(|s| s.active == 1)
     })
     .await;
@@ -97,15 +101,15 @@ async fn an_entry_that_cannot_be_written_stands_in_no_other_tenant_s_way() {
         .await;
     create(&plain, job("plain", "nginx:plain", "tenants-1")).await;
 
-    asked(&admin, "tenants-1", "nginx", "plain").await;
-    answer(&admin, "tenants-1", Answer::Succeeded).await;
-    let ended = until(&plain, "plain", "ended", completed).await;
+    wait_for_tag(&admin, "tenants-1", "nginx", "plain").await;
+    report_pull(&admin, "tenants-1", PullOutcome::Succeeded).await;
+    let ended = wait_until(&plain, "plain", "ended", completed).await;
     assert_eq!(ended.status.unwrap().succeeded, 1);
-    let refused = until(&hostile, "refused", "ended", completed).await;
+    let refused = wait_until(&hostile, "refused", "ended", completed).await;
     assert_eq!(refused.status.unwrap().failed_nodes, ["tenants-1"]);
     // The schema may refuse it; where it does not, the manager does.
     if large.is_ok() {
-        let large = until(&hostile, "large", "ended", completed).await;
+        let large = wait_until(&hostile, "large", "ended", completed).await;
         assert_eq!(large.status.unwrap().failed, 1);
     }
     let broken = hostile.get("broken").await.unwrap();
@@ -113,17 +117,20 @@ async fn an_entry_that_cannot_be_written_stands_in_no_other_tenant_s_way() {
     let conditions = broken.status.unwrap().conditions;
     assert_eq!(conditions[0].reason, "NodeImageNotWritten", "{conditions:?}");
     hostile.delete("broken", &DeleteParams::default()).await.unwrap();
-    until_gone(&hostile, "broken").await;
+    wait_until_deleted(&hostile, "broken").await;
 }
 
 #[tokio::test]
-async fn a_tenant_with_many_images_leaves_room_on_the_node_for_others() {
-    let admin = world().admin().await;
-    nodes(&admin, &["crowded-1"], json!({})).await;
-    let (greedy, modest) = (tenant(&admin, "greedy").await, tenant(&admin, "modest").await);
-    let mut waits = job("waits", "nginx:waits", "crowded-1");
-    waits["spec"]["parallelism"] = json!(0);
-    let owner = create(&greedy, waits).await;
+async fn image_limit_per_namespace_leaves_room_for_others() {
+    let admin = shared_cluster().admin().await;
+    create_nodes(&admin, &["crowded-1"], json!({})).await;
+    let (greedy, modest) = (
+        create_tenant(&admin, "greedy").await,
+        create_tenant(&admin, "modest").await,
+    );
+    let mut paused_job = job("waits", "nginx:waits", "crowded-1");
+    paused_job["spec"]["parallelism"] = json!(0);
+    let owner = create(&greedy, paused_job).await;
     let owner = json!([{ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob", "namespace": "greedy",
         "name": "waits", "uid": owner.metadata.uid }]);
     let created = admin.clock.now().to_string();
@@ -133,17 +140,17 @@ async fn a_tenant_with_many_images_leaves_room_on_the_node_for_others() {
         .map(|n| (format!("image-{n}"), json!({ "tags": tag })))
         .collect();
     let images = Api::<NodeImage>::all(admin.client.clone());
-    let full = json!({ "spec": { "images": entries } });
+    let patch = json!({ "spec": { "images": entries } });
     images
-        .patch("crowded-1", &PatchParams::default(), &Patch::Merge(&full))
+        .patch("crowded-1", &PatchParams::default(), &Patch::Merge(&patch))
         .await
         .unwrap();
 
     create(&greedy, job("one-more", "one-more:1", "crowded-1")).await;
-    let ended = until(&greedy, "one-more", "ended", completed).await;
+    let ended = wait_until(&greedy, "one-more", "ended", completed).await;
     assert_eq!(ended.status.unwrap().failed_nodes, ["crowded-1"]);
     let events = Api::<Event>::namespaced(admin.client.clone(), "greedy");
-    let event = until_event(&events, "one-more", "FailedUpdateNodeImage").await;
+    let event = wait_for_event(&events, "one-more", "FailedUpdateNodeImage").await;
     let message = event.message.unwrap_or_default();
     assert!(
         message.contains("namespace greedy would hold 193 of its 256 images"),
@@ -151,17 +158,17 @@ async fn a_tenant_with_many_images_leaves_room_on_the_node_for_others() {
     );
 
     create(&modest, job("modest", "nginx:modest", "crowded-1")).await;
-    asked(&admin, "crowded-1", "nginx", "modest").await;
-    answer(&admin, "crowded-1", Answer::Succeeded).await;
-    let ended = until(&modest, "modest", "ended", completed).await;
+    wait_for_tag(&admin, "crowded-1", "nginx", "modest").await;
+    report_pull(&admin, "crowded-1", PullOutcome::Succeeded).await;
+    let ended = wait_until(&modest, "modest", "ended", completed).await;
     assert_eq!(ended.status.unwrap().succeeded, 1);
 }
 
 /// Who manages which field is written by whoever writes the object, a time that our types do not hold as well.
 #[tokio::test]
-async fn managed_fields_with_a_time_in_the_year_9999_stop_no_watch() {
-    let world = World::new();
-    let admin = world.admin().await;
+async fn managed_fields_of_year_9999_do_not_stop_watches() {
+    let cluster = TestCluster::new();
+    let admin = cluster.admin().await;
     let forge = |what: &str| {
         let time = json!([{ "op": "add", "path": "/metadata/annotations", "value": { "a": "b" } },
             { "op": "replace", "path": "/metadata/managedFields/0/time", "value": "9999-12-31T23:59:59Z" }]);
@@ -174,7 +181,7 @@ async fn managed_fields_with_a_time_in_the_year_9999_stop_no_watch() {
             &time.to_string(),
         ]
         .map(str::to_owned);
-        world
+        cluster
             .plane
             .kubectl(&forged.each_ref().map(String::as_str))
             .unwrap();
@@ -184,7 +191,7 @@ async fn managed_fields_with_a_time_in_the_year_9999_stop_no_watch() {
             "--show-managed-fields",
             "--output=jsonpath={.metadata.managedFields[*].time}",
         ];
-        let times = world.plane.kubectl(&read).unwrap();
+        let times = cluster.plane.kubectl(&read).unwrap();
         assert!(times.contains("9999"), "{what}: {times}");
     };
     let claim = json!({ "apiVersion": "v1", "kind": "PersistentVolumeClaim",
@@ -193,44 +200,50 @@ async fn managed_fields_with_a_time_in_the_year_9999_stop_no_watch() {
     let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "forged" },
         "spec": { "containers": [{ "name": "app", "image": "nginx" }] } });
     for object in [claim, pod] {
-        world.plane.apply(&object.to_string()).unwrap();
+        cluster.plane.apply(&object.to_string()).unwrap();
     }
     for what in ["persistentvolumeclaim/forged", "pod/forged"] {
         forge(what);
     }
 
     // All watches have their first list before a controller starts, and this waits for one.
-    let mut manager = world.manager("kruise-manager");
+    let mut manager = cluster.manager("kruise-manager");
     manager.start().unwrap();
-    nodes(&admin, &["forged"], json!({})).await;
+    create_nodes(&admin, &["forged"], json!({})).await;
 }
 
 #[tokio::test]
-async fn a_job_that_waits_for_another_tenant_s_pull_says_so_and_has_the_image_pulled_again() {
-    let admin = world().admin().await;
-    nodes(&admin, &["waited-1"], json!({})).await;
-    let (early, late) = (tenant(&admin, "early").await, tenant(&admin, "late").await);
+async fn job_waits_for_another_tenants_pull_and_pulls_again() {
+    let admin = shared_cluster().admin().await;
+    create_nodes(&admin, &["waited-1"], json!({})).await;
+    let (early, late) = (
+        create_tenant(&admin, "early").await,
+        create_tenant(&admin, "late").await,
+    );
     create(&early, job("early", "nginx:waited", "waited-1")).await;
-    asked(&admin, "waited-1", "nginx", "waited").await;
-    answer(&admin, "waited-1", Answer::Pulling).await;
-    let mut fresh = job("late", "nginx:waited", "waited-1");
-    fresh["spec"]["imagePullPolicy"] = json!("Always");
-    create(&late, fresh).await;
-    until(&late, "late", "waiting for the pull", |j: &ImagePullJob| {
+    wait_for_tag(&admin, "waited-1", "nginx", "waited").await;
+    report_pull(&admin, "waited-1", PullOutcome::Pulling).await;
+    let mut always_pull_job = job("late", "nginx:waited", "waited-1");
+    always_pull_job["spec"]["imagePullPolicy"] = json!("Always");
+    create(&late, always_pull_job).await;
+    wait_until(&late, "late", "waiting for the pull", |j: &ImagePullJob| {
         let conditions = j.status.iter().flat_map(|s| &s.conditions);
         conditions
             .into_iter()
             .any(|c| c.type_ == "Waiting" && c.reason == "PullInProgress" && c.message.ends_with(" waited-1"))
     })
     .await;
-    answer(&admin, "waited-1", Answer::Succeeded).await;
-    until(&early, "early", "ended", completed).await;
+    report_pull(&admin, "waited-1", PullOutcome::Succeeded).await;
+    wait_until(&early, "early", "ended", completed).await;
     let images = Api::<NodeImage>::all(admin.client.clone());
-    until(&images, "waited-1", "asked again", |i: &NodeImage| {
+    wait_until(&images, "waited-1", "asked again", |i: &NodeImage| {
         i.spec.images["nginx"].tags[0].version == 1
     })
     .await;
-    answer(&admin, "waited-1", Answer::Succeeded).await;
-    let ended = until(&late, "late", "ended", completed).await.status.unwrap();
+    report_pull(&admin, "waited-1", PullOutcome::Succeeded).await;
+    let ended = wait_until(&late, "late", "ended", completed)
+        .await
+        .status
+        .unwrap();
     assert_eq!((ended.succeeded, &*ended.conditions[0].reason), (1, "Completed"));
 }

@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use crate::world::{PATIENCE, create, merge, refused, running, typed, world};
+use crate::webhook_cluster::{
+    PATIENCE, assert_denied, create, dynamic_api, merge, running_status, shared_cluster,
+};
 
 const BETA: &str = "apps.kruise.io/v1beta1";
 
@@ -14,24 +16,29 @@ fn request(pod: &str, containers: Value) -> Value {
 }
 
 #[tokio::test]
-async fn requests_are_completed_from_the_pod() {
-    let world = world();
-    world.pod("completed", Some("n1"), running()).await;
-    let requests = typed(
-        &world.admin().await,
+async fn request_defaults_come_from_the_pod() {
+    let cluster = shared_cluster();
+    cluster
+        .create_pod("completed", Some("n1"), running_status())
+        .await;
+    let requests = dynamic_api(
+        &cluster.admin().await,
         BETA,
         "ContainerRecreateRequest",
         Some("default"),
     );
-    let made = create(
+    let created = create(
         &requests,
         request("completed", json!([{ "name": "app" }, { "name": "proxy" }])),
     )
     .await
     .unwrap();
-    assert_eq!(made["metadata"]["labels"]["crr.apps.kruise.io/node-name"], "n1");
-    assert_eq!(made["metadata"]["labels"]["crr.apps.kruise.io/active"], "true");
-    let app = &made["spec"]["containers"][0];
+    assert_eq!(
+        created["metadata"]["labels"]["crr.apps.kruise.io/node-name"],
+        "n1"
+    );
+    assert_eq!(created["metadata"]["labels"]["crr.apps.kruise.io/active"], "true");
+    let app = &created["spec"]["containers"][0];
     assert_eq!(
         app["statusContext"],
         json!({ "containerID": "containerd://app-1", "restartCount": 2 })
@@ -39,54 +46,63 @@ async fn requests_are_completed_from_the_pod() {
     assert_eq!(app["preStop"]["httpGet"]["path"], "/bye");
     assert_eq!(app["ports"][0]["containerPort"], 80);
     assert_eq!(
-        made["spec"]["containers"][1]["statusContext"]["containerID"],
+        created["spec"]["containers"][1]["statusContext"]["containerID"],
         "containerd://proxy-1"
     );
     assert_eq!(
-        made["spec"]["strategy"],
+        created["spec"]["strategy"],
         json!({ "failurePolicy": "Fail", "terminationGracePeriodSeconds": 7 })
     );
 
-    let name = made["metadata"]["name"].as_str().unwrap();
-    refused(
+    let name = created["metadata"]["name"].as_str().unwrap();
+    assert_denied(
         merge(&requests, name, json!({ "spec": { "podName": "other" } })).await,
         "spec of a ContainerRecreateRequest cannot be changed",
     );
     let label = json!({ "metadata": { "labels": { "crr.apps.kruise.io/node-name": "n2" } } });
-    wait_refused(
+    wait_until_denied(
         &requests,
         name,
         label,
         "metadata.labels[crr.apps.kruise.io/node-name] cannot be changed",
     )
     .await;
-    let goodbye = json!({ "metadata": { "labels": { "crr.apps.kruise.io/active": null } } });
-    merge(&requests, name, goodbye).await.unwrap();
+    let deactivate = json!({ "metadata": { "labels": { "crr.apps.kruise.io/active": null } } });
+    merge(&requests, name, deactivate).await.unwrap();
 }
 
 #[tokio::test]
-async fn requests_on_virtual_nodes_are_marked() {
-    let admin = world().admin().await;
+async fn requests_on_virtual_nodes_are_labelled() {
+    let admin = shared_cluster().admin().await;
     let node = json!({ "apiVersion": "v1", "kind": "Node",
         "metadata": { "name": "virtual", "labels": { "type": "virtual-kubelet" } } });
-    create(&typed(&admin, "v1", "Node", None), node).await.unwrap();
-    world().pod("on-virtual", Some("virtual"), running()).await;
-    let requests = typed(&admin, BETA, "ContainerRecreateRequest", Some("default"));
+    create(&dynamic_api(&admin, "v1", "Node", None), node)
+        .await
+        .unwrap();
+    shared_cluster()
+        .create_pod("on-virtual", Some("virtual"), running_status())
+        .await;
+    let requests = dynamic_api(&admin, BETA, "ContainerRecreateRequest", Some("default"));
     let start = std::time::Instant::now();
     // The watch of virtual nodes may be a moment behind.
     loop {
-        let made = create(&requests, request("on-virtual", json!([{ "name": "app" }])))
+        let created = create(&requests, request("on-virtual", json!([{ "name": "app" }])))
             .await
             .unwrap();
-        if made["metadata"]["labels"]["type"] == "virtual-kubelet" {
+        if created["metadata"]["labels"]["type"] == "virtual-kubelet" {
             break;
         }
-        assert!(start.elapsed() < PATIENCE, "the label does not come: {made}");
+        assert!(start.elapsed() < PATIENCE, "the label does not come: {created}");
     }
 }
 
 /// A policy takes a moment after its creation until the API server heeds it.
-async fn wait_refused(api: &kube::Api<kube::core::DynamicObject>, name: &str, patch: Value, message: &str) {
+async fn wait_until_denied(
+    api: &kube::Api<kube::core::DynamicObject>,
+    name: &str,
+    patch: Value,
+    message: &str,
+) {
     let start = std::time::Instant::now();
     loop {
         // Put back what an attempt changed before the policy was heeded.
@@ -96,13 +112,13 @@ async fn wait_refused(api: &kube::Api<kube::core::DynamicObject>, name: &str, pa
                 let _ = merge(api, name, label).await;
                 tokio::time::sleep(std::time::Duration::from_millis(100)).await;
             }
-            outcome => return refused(outcome, message),
+            result => return assert_denied(result, message),
         }
     }
 }
 
 /// Requests that are wrong, and the words for it.
-fn mistakes() -> Vec<(Value, &'static str)> {
+fn invalid_requests() -> Vec<(Value, &'static str)> {
     let app = || json!([{ "name": "app" }]);
     vec![
         (
@@ -146,60 +162,62 @@ fn mistakes() -> Vec<(Value, &'static str)> {
 }
 
 #[tokio::test]
-async fn requests_with_mistakes_are_refused_in_words() {
-    let world = world();
-    let requests = typed(
-        &world.admin().await,
+async fn invalid_requests_are_rejected_with_a_message() {
+    let cluster = shared_cluster();
+    let requests = dynamic_api(
+        &cluster.admin().await,
         BETA,
         "ContainerRecreateRequest",
         Some("default"),
     );
-    world.pod("mistakes", Some("n1"), running()).await;
-    world.pod("homeless", None, json!({ "phase": "Pending" })).await;
-    world
-        .pod("over", Some("n1"), json!({ "phase": "Succeeded" }))
+    cluster.create_pod("mistakes", Some("n1"), running_status()).await;
+    cluster
+        .create_pod("homeless", None, json!({ "phase": "Pending" }))
         .await;
-    world
-        .pod("starting", Some("n1"), json!({ "phase": "Pending" }))
+    cluster
+        .create_pod("over", Some("n1"), json!({ "phase": "Succeeded" }))
+        .await;
+    cluster
+        .create_pod("starting", Some("n1"), json!({ "phase": "Pending" }))
         .await;
     let app = || json!([{ "name": "app" }]);
-    for (object, message) in mistakes() {
-        refused(create(&requests, object).await, message);
+    for (object, message) in invalid_requests() {
+        assert_denied(create(&requests, object).await, message);
     }
-    let mut hurried = request("mistakes", app());
-    hurried["spec"]["activeDeadlineSeconds"] = json!(2);
-    refused(
-        create(&requests, hurried).await,
+    let mut short_deadline = request("mistakes", app());
+    short_deadline["spec"]["activeDeadlineSeconds"] = json!(2);
+    assert_denied(
+        create(&requests, short_deadline).await,
         "spec.activeDeadlineSeconds: Invalid value: 2: spec.activeDeadlineSeconds in body should be greater than or equal to 3",
     );
-    let mut negative = request("mistakes", app());
-    negative["spec"]["strategy"] = json!({ "minStartedSeconds": -1 });
-    refused(
-        create(&requests, negative).await,
+    let mut negative_seconds = request("mistakes", app());
+    negative_seconds["spec"]["strategy"] = json!({ "minStartedSeconds": -1 });
+    assert_denied(
+        create(&requests, negative_seconds).await,
         "spec.strategy.minStartedSeconds: Invalid value: -1",
     );
 }
 
 #[tokio::test]
-async fn jobs_are_completed_and_checked() {
-    let admin = world().admin().await;
+async fn job_defaults_and_validation() {
+    let admin = shared_cluster().admin().await;
     for version in ["v1beta1", "v1alpha1"] {
         let version = format!("apps.kruise.io/{version}");
-        let jobs = typed(&admin, &version, "ImagePullJob", Some("default"));
+        let jobs = dynamic_api(&admin, &version, "ImagePullJob", Some("default"));
         let job = |spec: Value| {
             json!({ "apiVersion": version, "kind": "ImagePullJob",
             "metadata": { "generateName": "admission-" }, "spec": spec })
         };
-        let made = create(&jobs, job(json!({ "image": "nginx", "completionPolicy": {} })))
+        let created = create(&jobs, job(json!({ "image": "nginx", "completionPolicy": {} })))
             .await
             .unwrap();
-        assert_eq!(made["spec"]["completionPolicy"]["type"], "Always");
-        assert_eq!(made["spec"]["imagePullPolicy"], "IfNotPresent");
+        assert_eq!(created["spec"]["completionPolicy"]["type"], "Always");
+        assert_eq!(created["spec"]["imagePullPolicy"], "IfNotPresent");
         assert_eq!(
-            made["spec"]["pullPolicy"],
+            created["spec"]["pullPolicy"],
             json!({ "timeoutSeconds": 600, "backoffLimit": 3 })
         );
-        refused(
+        assert_denied(
             create(
                 &jobs,
                 job(json!({ "image": "Not Valid", "completionPolicy": {} })),
@@ -207,10 +225,10 @@ async fn jobs_are_completed_and_checked() {
             .await,
             "spec.image: Invalid value: \"Not Valid\": image reference \"Not Valid\" is not valid",
         );
-        let bad =
+        let invalid_selector =
             json!({ "image": "a", "completionPolicy": {}, "selector": { "matchLabels": { "a b": "" } } });
-        refused(
-            create(&jobs, job(bad)).await,
+        assert_denied(
+            create(&jobs, job(invalid_selector)).await,
             "spec.selector.matchLabels[a b]: Invalid value: \"a b\"",
         );
     }
@@ -218,8 +236,8 @@ async fn jobs_are_completed_and_checked() {
 
 /// Nodes may come later, so a name that is unknown now is no mistake; but the user is told.
 #[test]
-fn unknown_nodes_are_worth_a_warning() {
-    let mut kubectl = world().plane.kubectl_command();
+fn unknown_node_name_causes_a_warning() {
+    let mut kubectl = shared_cluster().plane.kubectl_command();
     kubectl.args(["create", "--dry-run=server", "-f", "-"]);
     let job = json!({ "apiVersion": BETA, "kind": "ImagePullJob", "metadata": { "name": "warned", "namespace": "default" },
         "spec": { "image": "nginx", "completionPolicy": {}, "selector": { "names": ["ghost"] } } });
@@ -231,35 +249,35 @@ fn unknown_nodes_are_worth_a_warning() {
         .spawn()
         .unwrap();
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), job.to_string().as_bytes()).unwrap();
-    let said = child.wait_with_output().unwrap();
-    assert!(said.status.success());
-    let said = String::from_utf8(said.stderr).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success());
+    let output = String::from_utf8(output.stderr).unwrap();
     assert!(
-        said.contains("spec.selector.names: there is no node \"ghost\" now"),
-        "{said}"
+        output.contains("spec.selector.names: there is no node \"ghost\" now"),
+        "{output}"
     );
 }
 
 #[tokio::test]
-async fn node_images_are_completed_and_checked() {
-    let images = typed(&world().admin().await, BETA, "NodeImage", None);
+async fn node_image_defaults_and_validation() {
+    let images = dynamic_api(&shared_cluster().admin().await, BETA, "NodeImage", None);
     let image = |name: &str, tags: Value| {
         json!({ "apiVersion": BETA, "kind": "NodeImage", "metadata": { "name": name },
             "spec": { "images": { "nginx": { "tags": tags } } } })
     };
     let ttl = json!({ "ttlSecondsAfterFinished": 1 });
     let tags = json!([{ "tag": "2", "pullPolicy": ttl }, { "tag": "1", "pullPolicy": ttl }]);
-    let made = create(&images, image("completed", tags)).await.unwrap();
-    let tags = &made["spec"]["images"]["nginx"]["tags"];
+    let created = create(&images, image("completed", tags)).await.unwrap();
+    let tags = &created["spec"]["images"]["nginx"]["tags"];
     assert_eq!((&tags[0]["tag"], &tags[1]["tag"]), (&json!("1"), &json!("2")));
     assert_eq!(tags[0]["pullPolicy"]["timeoutSeconds"], 600);
     assert!(tags[0]["createdAt"].is_string());
     let twice = json!([{ "tag": "1", "pullPolicy": ttl }, { "tag": "1", "pullPolicy": ttl }]);
-    refused(
+    assert_denied(
         create(&images, image("twice", twice)).await,
         "spec.images[nginx].tags[1].tag: Invalid value: \"1\": this tag is in the list twice",
     );
-    refused(
+    assert_denied(
         create(&images, image("forever", json!([{ "tag": "1" }]))).await,
         "spec.images[nginx].tags[0].pullPolicy.ttlSecondsAfterFinished: Required value",
     );

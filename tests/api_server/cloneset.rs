@@ -4,14 +4,14 @@ use kruise_api::keys;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::cloneset_mistakes as mistakes;
-use crate::world::{create, get, merge, merge_status, refused, typed, world};
+use crate::cloneset_invalid as mistakes;
+use crate::webhook_cluster::{assert_denied, create, dynamic_api, get, merge, merge_status, shared_cluster};
 
 pub const ALPHA: &str = "apps.kruise.io/v1alpha1";
 pub const BETA: &str = "apps.kruise.io/v1beta1";
 
 /// A good CloneSet in either version, with `change` merged into its spec.
-pub fn set(version: &str, name: &str, change: Value) -> Value {
+pub fn cloneset(version: &str, name: &str, change: Value) -> Value {
     let mut set = json!({
         "apiVersion": version, "kind": "CloneSet", "metadata": { "name": name },
         "spec": {
@@ -26,12 +26,17 @@ pub fn set(version: &str, name: &str, change: Value) -> Value {
     set
 }
 
-pub async fn sets(version: &str) -> Api<DynamicObject> {
-    typed(&world().admin().await, version, "CloneSet", Some("default"))
+pub async fn cloneset_api(version: &str) -> Api<DynamicObject> {
+    dynamic_api(
+        &shared_cluster().admin().await,
+        version,
+        "CloneSet",
+        Some("default"),
+    )
 }
 
 /// Limits of an update, where the version has them.
-pub fn update(version: &str, limits: Value) -> Value {
+pub fn update_strategy(version: &str, limits: Value) -> Value {
     if version == BETA {
         json!({ "updateStrategy": { "rollingUpdate": limits } })
     } else {
@@ -40,29 +45,38 @@ pub fn update(version: &str, limits: Value) -> Value {
 }
 
 #[tokio::test]
-async fn clonesets_with_mistakes_are_refused_in_words() {
+async fn invalid_clonesets_are_rejected_with_a_message() {
     for version in [BETA, ALPHA] {
-        let sets = sets(version).await;
-        for (change, message) in mistakes::all(version) {
-            refused(create(&sets, set(version, "mistaken", change)).await, message);
+        let sets = cloneset_api(version).await;
+        for (change, message) in mistakes::invalid_specs(version) {
+            assert_denied(
+                create(&sets, cloneset(version, "mistaken", change)).await,
+                message,
+            );
         }
     }
 }
 
 #[tokio::test]
-async fn a_deadline_that_stands_for_none_is_taken_whatever_is_asked_of_pods() {
+async fn maximal_progress_deadline_means_no_deadline() {
     let none = json!({ "minReadySeconds": i32::MAX, "progressDeadlineSeconds": i32::MAX });
     for (version, name) in [(BETA, "no-deadline-beta"), (ALPHA, "no-deadline-alpha")] {
-        let made = create(&sets(version).await, set(version, name, none.clone())).await;
-        assert_eq!(made.unwrap()["spec"]["progressDeadlineSeconds"], i32::MAX);
+        let created = create(
+            &cloneset_api(version).await,
+            cloneset(version, name, none.clone()),
+        )
+        .await;
+        assert_eq!(created.unwrap()["spec"]["progressDeadlineSeconds"], i32::MAX);
     }
 }
 
 #[tokio::test]
-async fn what_is_absent_is_filled_in() {
-    let (alpha, beta) = (sets(ALPHA).await, sets(BETA).await);
-    let made = create(&beta, set(BETA, "filled-in", json!({}))).await.unwrap();
-    let spec = &made["spec"];
+async fn cloneset_defaults_are_set() {
+    let (alpha, beta) = (cloneset_api(ALPHA).await, cloneset_api(BETA).await);
+    let created = create(&beta, cloneset(BETA, "filled-in", json!({})))
+        .await
+        .unwrap();
+    let spec = &created["spec"];
     assert_eq!(
         (
             &spec["replicas"],
@@ -78,18 +92,22 @@ async fn what_is_absent_is_filled_in() {
             "rollingUpdate": { "podUpdatePolicy": "ReCreate", "partition": 0, "maxUnavailable": "20%", "maxSurge": 0 },
         })
     );
-    let old = json!({ "type": "ReCreate", "partition": 0, "maxUnavailable": "20%", "maxSurge": 0 });
-    assert_eq!(get(&alpha, "filled-in").await["spec"]["updateStrategy"], old);
-    let made = create(&alpha, set(ALPHA, "filled-in-old", json!({})))
+    let v1alpha1_strategy =
+        json!({ "type": "ReCreate", "partition": 0, "maxUnavailable": "20%", "maxSurge": 0 });
+    assert_eq!(
+        get(&alpha, "filled-in").await["spec"]["updateStrategy"],
+        v1alpha1_strategy
+    );
+    let created = create(&alpha, cloneset(ALPHA, "filled-in-old", json!({})))
         .await
         .unwrap();
-    assert_eq!(made["spec"]["updateStrategy"], old);
+    assert_eq!(created["spec"]["updateStrategy"], v1alpha1_strategy);
 }
 
 #[tokio::test]
-async fn good_limits_pass_and_the_selector_stays() {
-    let sets = sets(BETA).await;
-    for (at, limits) in [
+async fn valid_limits_pass_and_selector_is_immutable() {
+    let sets = cloneset_api(BETA).await;
+    for (index, limits) in [
         json!({ "maxUnavailable": 0, "maxSurge": "1%" }),
         json!({ "partition": "12.5%", "maxUnavailable": "100%" }),
         json!({ "partition": 5000, "podUpdatePolicy": "InPlaceOnly", "maxSurge": "0%" }),
@@ -98,43 +116,48 @@ async fn good_limits_pass_and_the_selector_stays() {
     .into_iter()
     .enumerate()
     {
-        create(&sets, set(BETA, &format!("good-{at}"), update(BETA, limits)))
-            .await
-            .unwrap();
+        create(
+            &sets,
+            cloneset(BETA, &format!("good-{index}"), update_strategy(BETA, limits)),
+        )
+        .await
+        .unwrap();
     }
     let idle = json!({ "replicas": 0, "updateStrategy": { "rollingUpdate": { "maxUnavailable": 0 } } });
-    create(&sets, set(BETA, "idle", idle)).await.unwrap();
-    refused(
+    create(&sets, cloneset(BETA, "idle", idle)).await.unwrap();
+    assert_denied(
         merge(&sets, "idle", json!({ "spec": { "replicas": 1 } })).await,
         "maxUnavailable and maxSurge are both 0",
     );
     // An autoscaler cannot mend the limits.
-    world()
+    shared_cluster()
         .plane
         .kubectl(&["scale", "clone/idle", "--replicas=2"])
         .unwrap();
     let on_delete = json!({ "updateStrategy": { "type": "OnDelete" } });
-    create(&sets, set(BETA, "on-delete", on_delete)).await.unwrap();
+    create(&sets, cloneset(BETA, "on-delete", on_delete))
+        .await
+        .unwrap();
     let change = json!({ "spec": {
         "selector": { "matchLabels": { "b": "c" } },
         "template": { "metadata": { "labels": { "b": "c" } } },
     } });
-    refused(
+    assert_denied(
         merge(&sets, "good-0", change).await,
         "spec.selector cannot be changed",
     );
 }
 
 #[tokio::test]
-async fn it_scales_like_any_other_workload() {
-    let sets = sets(BETA).await;
-    create(&sets, set(BETA, "scaled", json!({}))).await.unwrap();
+async fn scale_subresource_works() {
+    let sets = cloneset_api(BETA).await;
+    create(&sets, cloneset(BETA, "scaled", json!({}))).await.unwrap();
     let counts = json!({ "replicas": 1, "readyReplicas": 0, "availableReplicas": 0, "updatedReplicas": 1,
         "updatedReadyReplicas": 0, "labelSelector": "app=a" });
     merge_status(&sets, "scaled", json!({ "status": counts }))
         .await
         .unwrap();
-    let plane = &world().plane;
+    let plane = &shared_cluster().plane;
     plane.kubectl(&["scale", "clone/scaled", "--replicas=7"]).unwrap();
     let scale = sets.get_scale("scaled").await.unwrap();
     let status = scale.status.unwrap();
@@ -155,9 +178,9 @@ async fn it_scales_like_any_other_workload() {
 
 /// A user of v1alpha1 and one of v1beta1 take turns.
 #[tokio::test]
-async fn both_versions_say_the_same() {
-    let (alpha, beta) = (sets(ALPHA).await, sets(BETA).await);
-    let mut object = set(
+async fn clonesets_convert_between_versions() {
+    let (alpha, beta) = (cloneset_api(ALPHA).await, cloneset_api(BETA).await);
+    let mut object = cloneset(
         ALPHA,
         "both",
         json!({
@@ -208,24 +231,26 @@ async fn both_versions_say_the_same() {
 }
 
 #[tokio::test]
-async fn what_is_protected_stays() {
-    let sets = sets(BETA).await;
+async fn delete_protection_of_clonesets() {
+    let sets = cloneset_api(BETA).await;
     let label =
         |value: &str| json!({ "metadata": { "labels": { "policy.kruise.io/delete-protection": value } } });
-    let alpha = crate::cloneset::sets(ALPHA).await;
+    let alpha = crate::cloneset::cloneset_api(ALPHA).await;
     let delete_by =
         async |sets: &Api<DynamicObject>| match sets.delete("protected", &DeleteParams::default()).await {
             Ok(_) => Ok(Value::Null),
             Err(why) => Err(why.to_string()),
         };
     let delete = || delete_by(&sets);
-    create(&sets, set(BETA, "protected", json!({}))).await.unwrap();
+    create(&sets, cloneset(BETA, "protected", json!({})))
+        .await
+        .unwrap();
     merge(&sets, "protected", label("Always")).await.unwrap();
-    let words = "forbidden by ResourcesProtectionDeletion for policy.kruise.io/delete-protection=Always";
-    refused(delete().await, words);
-    refused(delete_by(&alpha).await, words);
+    let denial = "forbidden by ResourcesProtectionDeletion for policy.kruise.io/delete-protection=Always";
+    assert_denied(delete().await, denial);
+    assert_denied(delete_by(&alpha).await, denial);
     merge(&sets, "protected", label("Cascading")).await.unwrap();
-    refused(
+    assert_denied(
         delete().await,
         "and replicas 1>0; remove the label, or scale CloneSet protected to 0",
     );
@@ -233,7 +258,9 @@ async fn what_is_protected_stays() {
         .await
         .unwrap();
     delete().await.unwrap();
-    create(&sets, set(BETA, "protected", json!({}))).await.unwrap();
+    create(&sets, cloneset(BETA, "protected", json!({})))
+        .await
+        .unwrap();
     merge(&sets, "protected", label("other")).await.unwrap();
     delete().await.unwrap();
 }

@@ -4,12 +4,12 @@ use kruise_api::{keys, v1alpha1};
 use kube::Api;
 use serde_json::{Value, json};
 
-use crate::world::{create, get, merge, merge_status, running, typed, world};
+use crate::webhook_cluster::{create, dynamic_api, get, merge, merge_status, running_status, shared_cluster};
 
 const ALPHA: &str = "apps.kruise.io/v1alpha1";
 const BETA: &str = "apps.kruise.io/v1beta1";
 
-fn without_bookkeeping(mut object: Value) -> Value {
+fn without_server_fields(mut object: Value) -> Value {
     for field in ["resourceVersion", "managedFields", "generation"] {
         object["metadata"].as_object_mut().unwrap().remove(field);
     }
@@ -17,13 +17,15 @@ fn without_bookkeeping(mut object: Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_request_survives_a_writer_of_the_old_version() {
-    let world = world();
-    let admin = world.admin().await;
-    world.pod("conversion", Some("n1"), running()).await;
+async fn recreate_request_survives_v1alpha1_update() {
+    let cluster = shared_cluster();
+    let admin = cluster.admin().await;
+    cluster
+        .create_pod("conversion", Some("n1"), running_status())
+        .await;
     let (alpha, beta) = (
-        typed(&admin, ALPHA, "ContainerRecreateRequest", Some("default")),
-        typed(&admin, BETA, "ContainerRecreateRequest", Some("default")),
+        dynamic_api(&admin, ALPHA, "ContainerRecreateRequest", Some("default")),
+        dynamic_api(&admin, BETA, "ContainerRecreateRequest", Some("default")),
     );
     let request = json!({
         "apiVersion": ALPHA, "kind": "ContainerRecreateRequest", "metadata": { "name": "conversion" },
@@ -68,11 +70,13 @@ async fn a_request_survives_a_writer_of_the_old_version() {
 
 /// What a manager that speaks v1alpha1 only does: the snapshot as an annotation.
 #[tokio::test]
-async fn annotations_of_an_old_manager_become_status() {
-    let world = world();
-    let admin = world.admin().await;
-    world.pod("old-manager", Some("n1"), running()).await;
-    let alpha = typed(&admin, ALPHA, "ContainerRecreateRequest", Some("default"));
+async fn v1alpha1_annotations_convert_to_status() {
+    let cluster = shared_cluster();
+    let admin = cluster.admin().await;
+    cluster
+        .create_pod("old-manager", Some("n1"), running_status())
+        .await;
+    let alpha = dynamic_api(&admin, ALPHA, "ContainerRecreateRequest", Some("default"));
     let request = json!({
         "apiVersion": ALPHA, "kind": "ContainerRecreateRequest", "metadata": { "name": "old-manager" },
         "spec": { "podName": "old-manager", "containers": [{ "name": "app" }] },
@@ -90,7 +94,7 @@ async fn annotations_of_an_old_manager_become_status() {
         keys::CRR_SYNC_CONTAINER_STATUSES: snapshot, keys::CRR_UNREADY_ACQUIRED: "2026-01-02T03:04:05Z",
     } } });
     merge(&alpha, "old-manager", patch).await.unwrap();
-    let beta = typed(&admin, BETA, "ContainerRecreateRequest", Some("default"));
+    let beta = dynamic_api(&admin, BETA, "ContainerRecreateRequest", Some("default"));
     let status = get(&beta, "old-manager").await["status"].clone();
     assert_eq!(status["phase"], "Recreating");
     assert_eq!(
@@ -104,11 +108,11 @@ async fn annotations_of_an_old_manager_become_status() {
 }
 
 #[tokio::test]
-async fn a_node_image_keeps_the_modes_of_its_secrets() {
-    let admin = world().admin().await;
+async fn node_image_keeps_pull_secret_modes() {
+    let admin = shared_cluster().admin().await;
     let (alpha, beta) = (
-        typed(&admin, ALPHA, "NodeImage", None),
-        typed(&admin, BETA, "NodeImage", None),
+        dynamic_api(&admin, ALPHA, "NodeImage", None),
+        dynamic_api(&admin, BETA, "NodeImage", None),
     );
     let image = json!({
         "apiVersion": BETA, "kind": "NodeImage", "metadata": { "name": "modes" },
@@ -124,7 +128,7 @@ async fn a_node_image_keeps_the_modes_of_its_secrets() {
     assert!(old["metadata"]["annotations"][keys::NODE_IMAGE_SECRET_MODES].is_string());
     let change = json!({ "metadata": { "labels": { "changed": "yes" } } });
     merge(&alpha, "modes", change).await.unwrap();
-    let mut after = without_bookkeeping(get(&beta, "modes").await);
+    let mut after = without_server_fields(get(&beta, "modes").await);
     assert_eq!(
         after["metadata"]["labels"]
             .as_object_mut()
@@ -133,5 +137,5 @@ async fn a_node_image_keeps_the_modes_of_its_secrets() {
         Some(json!("yes"))
     );
     after["metadata"].as_object_mut().unwrap().remove("labels");
-    assert_eq!(after, without_bookkeeping(before));
+    assert_eq!(after, without_server_fields(before));
 }

@@ -4,21 +4,21 @@
 
 mod admission;
 mod cloneset;
-mod cloneset_many;
-mod cloneset_mistakes;
+mod cloneset_invalid;
+mod cloneset_percentages;
 mod cloneset_templates;
-mod cloneset_unhooked;
+mod cloneset_without_webhooks;
 mod conversion;
-mod fence;
-mod handbook;
+mod crd_upgrade;
+mod crd_validation;
+mod daemon_fence;
+mod delete_protection;
 mod manager_fence;
-mod mounts;
-mod programs;
-mod protection;
+mod pod_security;
 mod rbac;
-mod replicas;
-mod rules;
-mod upgrade;
-mod world;
+mod readme_commands;
+mod service_accounts;
+mod webhook_cluster;
+mod webhook_replicas;
 
 use support::{connect, etcd, manager, untyped};

@@ -4,73 +4,82 @@ use kube::api::{Api, DeleteParams, DynamicObject};
 use serde_json::{Value, json};
 use testbed::cluster::Bound;
 
-use crate::fence::heeded;
-use crate::world::{create, merge, refused, typed, world, would_create, would_merge};
+use crate::daemon_fence::wait_until_denied;
+use crate::webhook_cluster::{
+    assert_denied, create, dry_run_create, dry_run_merge, dynamic_api, merge, shared_cluster,
+};
 
-fn owner(version: &str, kind: &str) -> Value {
+fn owner_references(version: &str, kind: &str) -> Value {
     json!([{ "apiVersion": version, "kind": kind, "name": "o", "uid": "11111111-2222-3333-4444-555555555555",
         "controller": true }])
 }
 
-fn clone_set() -> Value {
-    owner("apps.kruise.io/v1beta1", "CloneSet")
+fn cloneset_owner() -> Value {
+    owner_references("apps.kruise.io/v1beta1", "CloneSet")
 }
 
 /// A Pod of that owner.
-fn pod(name: &str, owners: Value) -> Value {
+fn pod_with_owners(name: &str, owners: Value) -> Value {
     json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "ownerReferences": owners },
         "spec": { "automountServiceAccountToken": false, "containers": [{ "name": "app", "image": "i:1" }] } })
 }
 
 async fn delete(api: &Api<DynamicObject>, name: &str) -> Result<Value, String> {
-    let done = api.delete(name, &DeleteParams::default()).await;
-    done.map(|_| Value::Null).map_err(|why| why.to_string())
+    let result = api.delete(name, &DeleteParams::default()).await;
+    result.map(|_| Value::Null).map_err(|why| why.to_string())
 }
 
 #[tokio::test]
-async fn the_manager_creates_pods_of_clonesets_only_and_changes_no_others() {
-    let manager = world().account("kruise-manager", Bound::Nothing).await;
-    let pods = typed(&manager, "v1", "Pod", Some("default"));
-    let admins = typed(&world().admin().await, "v1", "Pod", Some("default"));
+async fn manager_writes_pods_of_clonesets_only() {
+    let manager = shared_cluster().account("kruise-manager", Bound::Nothing).await;
+    let pods = dynamic_api(&manager, "v1", "Pod", Some("default"));
+    let admin_pods = dynamic_api(&shared_cluster().admin().await, "v1", "Pod", Some("default"));
     for owners in [
         json!([]),
-        owner("apps/v1", "ReplicaSet"),
-        owner("apps.kruise.io/v1beta1", "StatefulSet"),
-        owner("example.com/v1", "CloneSet"),
+        owner_references("apps/v1", "ReplicaSet"),
+        owner_references("apps.kruise.io/v1beta1", "StatefulSet"),
+        owner_references("example.com/v1", "CloneSet"),
     ] {
-        let forged = || would_create(&pods, pod("m-forged", owners.clone()));
-        heeded(forged, "may create Pods of CloneSets only").await;
+        let forged = || dry_run_create(&pods, pod_with_owners("m-forged", owners.clone()));
+        wait_until_denied(forged, "may create Pods of CloneSets only").await;
     }
-    create(&pods, pod("m-ours", clone_set())).await.unwrap();
+    create(&pods, pod_with_owners("m-ours", cloneset_owner()))
+        .await
+        .unwrap();
     let image = |image: &str| json!({ "spec": { "containers": [{ "name": "app", "image": image }] } });
     merge(&pods, "m-ours", image("i:2")).await.unwrap();
     delete(&pods, "m-ours").await.unwrap();
 
-    create(&admins, pod("m-theirs", owner("apps/v1", "ReplicaSet")))
-        .await
-        .unwrap();
-    let words = "may not change spec or owner of Pod m-theirs, which belongs to apps/ReplicaSet";
-    refused(merge(&pods, "m-theirs", image("i:2")).await, words);
-    let stolen = json!({ "metadata": { "ownerReferences": clone_set() } });
-    refused(merge(&pods, "m-theirs", stolen.clone()).await, words);
-    refused(
+    create(
+        &admin_pods,
+        pod_with_owners("m-theirs", owner_references("apps/v1", "ReplicaSet")),
+    )
+    .await
+    .unwrap();
+    let denial = "may not change spec or owner of Pod m-theirs, which belongs to apps/ReplicaSet";
+    assert_denied(merge(&pods, "m-theirs", image("i:2")).await, denial);
+    let stolen = json!({ "metadata": { "ownerReferences": cloneset_owner() } });
+    assert_denied(merge(&pods, "m-theirs", stolen.clone()).await, denial);
+    assert_denied(
         delete(&pods, "m-theirs").await,
         "may not delete Pod m-theirs, which belongs to no CloneSet",
     );
     let barrier = json!({ "metadata": { "annotations": { "a": "1" } } });
     merge(&pods, "m-theirs", barrier).await.unwrap();
     // A Pod of nobody is adopted, and nothing else.
-    create(&admins, pod("m-orphan", json!([]))).await.unwrap();
-    let words = "may not change spec or owner of Pod m-orphan, which belongs to no controller";
-    refused(merge(&pods, "m-orphan", image("i:2")).await, words);
-    let given = json!({ "metadata": { "ownerReferences": owner("apps/v1", "ReplicaSet") } });
-    refused(merge(&pods, "m-orphan", given).await, words);
+    create(&admin_pods, pod_with_owners("m-orphan", json!([])))
+        .await
+        .unwrap();
+    let denial = "may not change spec or owner of Pod m-orphan, which belongs to no controller";
+    assert_denied(merge(&pods, "m-orphan", image("i:2")).await, denial);
+    let with_owner = json!({ "metadata": { "ownerReferences": owner_references("apps/v1", "ReplicaSet") } });
+    assert_denied(merge(&pods, "m-orphan", with_owner).await, denial);
     merge(&pods, "m-orphan", stolen).await.unwrap();
 }
 
 #[tokio::test]
-async fn the_manager_creates_what_clonesets_are_made_of_for_clonesets_only() {
-    let manager = world().account("kruise-manager", Bound::Nothing).await;
+async fn manager_creates_claims_revisions_and_jobs_of_clonesets_only() {
+    let manager = shared_cluster().account("kruise-manager", Bound::Nothing).await;
     let claim =
         json!({ "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } });
     for (version, kind, key, content) in [
@@ -83,7 +92,7 @@ async fn the_manager_creates_what_clonesets_are_made_of_for_clonesets_only() {
             json!({ "image": "i", "completionPolicy": {} }),
         ),
     ] {
-        let api = typed(&manager, version, kind, Some("default"));
+        let api = dynamic_api(&manager, version, kind, Some("default"));
         let object = |owners: Value| {
             let mut object = json!({ "apiVersion": version, "kind": kind,
                 "metadata": { "name": "m-part", "ownerReferences": owners } });
@@ -93,16 +102,16 @@ async fn the_manager_creates_what_clonesets_are_made_of_for_clonesets_only() {
             }
             object
         };
-        let forged = || would_create(&api, object(owner("apps/v1", "StatefulSet")));
-        heeded(forged, &format!("may create a {kind} of a CloneSet only")).await;
-        would_create(&api, object(clone_set())).await.unwrap();
+        let forged = || dry_run_create(&api, object(owner_references("apps/v1", "StatefulSet")));
+        wait_until_denied(forged, &format!("may create a {kind} of a CloneSet only")).await;
+        dry_run_create(&api, object(cloneset_owner())).await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn the_manager_changes_and_deletes_no_claims_revisions_and_jobs_of_others() {
-    let manager = world().account("kruise-manager", Bound::Nothing).await;
-    let admin = world().admin().await;
+async fn manager_changes_no_claims_revisions_or_jobs_of_others() {
+    let manager = shared_cluster().account("kruise-manager", Bound::Nothing).await;
+    let admin = shared_cluster().admin().await;
     let spec = json!({ "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } });
     let job = json!({ "image": "i", "completionPolicy": {} });
     for (version, kind, key, content) in [
@@ -110,9 +119,9 @@ async fn the_manager_changes_and_deletes_no_claims_revisions_and_jobs_of_others(
         ("apps/v1", "ControllerRevision", "data", json!({ "a": "1" })),
         ("apps.kruise.io/v1beta1", "ImagePullJob", "spec", job),
     ] {
-        let admins = typed(&admin, version, kind, Some("default"));
-        let managers = typed(&manager, version, kind, Some("default"));
-        let made = async |name: &str, labels: Value, owners: Value| {
+        let admins = dynamic_api(&admin, version, kind, Some("default"));
+        let managers = dynamic_api(&manager, version, kind, Some("default"));
+        let create_object = async |name: &str, labels: Value, owners: Value| {
             let mut object = json!({ "apiVersion": version, "kind": kind,
                 "metadata": { "name": name, "labels": labels, "ownerReferences": owners } });
             object[key] = content.clone();
@@ -121,21 +130,21 @@ async fn the_manager_changes_and_deletes_no_claims_revisions_and_jobs_of_others(
             }
             create(&admins, object).await.unwrap();
         };
-        made("m-other", json!({}), owner("apps/v1", "StatefulSet")).await;
+        create_object("m-other", json!({}), owner_references("apps/v1", "StatefulSet")).await;
         let id = json!({ "apps.kruise.io/cloneset-instance-id": "x" });
-        made("m-own", id, clone_set()).await;
+        create_object("m-own", id, cloneset_owner()).await;
         let mark = json!({ "metadata": { "annotations": { "a": "1" } } });
         let others = format!("{kind} m-other, which");
         let image = "may not change the image of ImagePullJob m-own".to_owned();
-        let (name, patch, words) = match kind {
+        let (name, patch, denial) = match kind {
             "ImagePullJob" => ("m-own", json!({ "spec": { "image": "j" } }), &image),
             _ => ("m-other", mark.clone(), &others),
         };
-        heeded(|| would_merge(&managers, name, patch.clone()), words).await;
+        wait_until_denied(|| dry_run_merge(&managers, name, patch.clone()), denial).await;
         if kind != "ImagePullJob" {
-            refused(merge(&managers, "m-other", mark.clone()).await, &others);
+            assert_denied(merge(&managers, "m-other", mark.clone()).await, &others);
         }
-        refused(delete(&managers, "m-other").await, &others);
+        assert_denied(delete(&managers, "m-other").await, &others);
         merge(&managers, "m-own", mark).await.unwrap();
         delete(&managers, "m-own").await.unwrap();
         delete(&admins, "m-other").await.unwrap();
@@ -143,36 +152,41 @@ async fn the_manager_changes_and_deletes_no_claims_revisions_and_jobs_of_others(
 }
 
 #[tokio::test]
-async fn the_manager_writes_barriers_certificates_and_copies_only() {
-    let manager = world().account("kruise-manager", Bound::Nothing).await;
+async fn manager_writes_barriers_certificates_and_copies_only() {
+    let manager = shared_cluster().account("kruise-manager", Bound::Nothing).await;
     let named =
         |kind: &str, name: &str| json!({ "apiVersion": "v1", "kind": kind, "metadata": { "name": name } });
-    let maps = typed(&manager, "v1", "ConfigMap", Some("kube-system"));
-    let other = || would_create(&maps, named("ConfigMap", "coredns"));
-    heeded(
+    let maps = dynamic_api(&manager, "v1", "ConfigMap", Some("kube-system"));
+    let other = || dry_run_create(&maps, named("ConfigMap", "coredns"));
+    wait_until_denied(
         other,
         "may write no ConfigMap but those whose names end with -barrier",
     )
     .await;
-    let of_nobody = would_create(&maps, named("ConfigMap", "web-barrier")).await;
-    refused(of_nobody, "that of the Pod that owns it, POD-barrier");
+    let without_owner = dry_run_create(&maps, named("ConfigMap", "web-barrier")).await;
+    assert_denied(without_owner, "that of the Pod that owns it, POD-barrier");
     let mut barrier = named("ConfigMap", "web-barrier");
     barrier["metadata"]["ownerReferences"] =
         json!([{ "apiVersion": "v1", "kind": "Pod", "name": "web", "uid": "u" }]);
-    would_create(&maps, barrier).await.unwrap();
-    let admins = typed(&world().admin().await, "v1", "ConfigMap", Some("kube-system"));
+    dry_run_create(&maps, barrier).await.unwrap();
+    let admins = dynamic_api(
+        &shared_cluster().admin().await,
+        "v1",
+        "ConfigMap",
+        Some("kube-system"),
+    );
     create(&admins, named("ConfigMap", "x-barrier")).await.unwrap();
-    let words = "kruise-manager may change no ConfigMap but that of the Pod that owns it, POD-barrier";
-    refused(delete(&maps, "x-barrier").await, words);
-    let taken = json!([{ "apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "u" }]);
-    let taken = json!({ "metadata": { "ownerReferences": taken } });
-    refused(merge(&maps, "x-barrier", taken).await, words);
+    let denial = "kruise-manager may change no ConfigMap but that of the Pod that owns it, POD-barrier";
+    assert_denied(delete(&maps, "x-barrier").await, denial);
+    let stolen = json!([{ "apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "u" }]);
+    let stolen = json!({ "metadata": { "ownerReferences": stolen } });
+    assert_denied(merge(&maps, "x-barrier", stolen).await, denial);
     delete(&admins, "x-barrier").await.unwrap();
-    let own = typed(&manager, "v1", "Secret", Some("kruise-system"));
-    let other = || would_create(&own, named("Secret", "other"));
-    heeded(other, "may write no Secret but").await;
-    let copies = typed(&manager, "v1", "Secret", Some("kruise-daemon-config"));
-    would_create(&copies, named("Secret", "copy")).await.unwrap();
+    let own = dynamic_api(&manager, "v1", "Secret", Some("kruise-system"));
+    let other = || dry_run_create(&own, named("Secret", "other"));
+    wait_until_denied(other, "may write no Secret but").await;
+    let copies = dynamic_api(&manager, "v1", "Secret", Some("kruise-daemon-config"));
+    dry_run_create(&copies, named("Secret", "copy")).await.unwrap();
 }
 
 #[tokio::test]
@@ -180,10 +194,10 @@ async fn pod_templates_are_created_in_dry_runs_only() {
     let template = json!({ "apiVersion": "v1", "kind": "PodTemplate", "metadata": { "generateName": "dry-" },
         "template": { "spec": { "containers": [{ "name": "app", "image": "i" }] } } });
     for account in ["kruise-manager", "kruise-webhook"] {
-        let cluster = world().account(account, Bound::Nothing).await;
-        let templates = typed(&cluster, "v1", "PodTemplate", Some("default"));
+        let cluster = shared_cluster().account(account, Bound::Nothing).await;
+        let templates = dynamic_api(&cluster, "v1", "PodTemplate", Some("default"));
         let stored = || create(&templates, template.clone());
-        heeded(stored, "may create PodTemplates in dry runs only").await;
-        would_create(&templates, template.clone()).await.unwrap();
+        wait_until_denied(stored, "may create PodTemplates in dry runs only").await;
+        dry_run_create(&templates, template.clone()).await.unwrap();
     }
 }

@@ -1,11 +1,11 @@
 //! What the three service accounts may do, and above all what they may not.
 
-use crate::world::world;
+use crate::webhook_cluster::shared_cluster;
 
 /// Verb, resource (with subresource or name), namespace ("" for the whole cluster).
 type Access = (&'static str, &'static str, &'static str);
 
-const DAEMON_MAY: &[Access] = &[
+const DAEMON_ALLOWED: &[Access] = &[
     ("watch", "nodeimages.apps.kruise.io", ""),
     ("watch", "containerrecreaterequests.apps.kruise.io", ""),
     ("watch", "pods", ""),
@@ -20,7 +20,7 @@ const DAEMON_MAY: &[Access] = &[
     ("get", "secrets", "kruise-daemon-config"),
 ];
 
-const DAEMON_MAY_NOT: &[Access] = &[
+const DAEMON_DENIED: &[Access] = &[
     ("list", "secrets", "kruise-daemon-config"),
     ("watch", "secrets", "kruise-daemon-config"),
     ("get", "secrets", "default"),
@@ -39,7 +39,7 @@ const DAEMON_MAY_NOT: &[Access] = &[
     ("get", "nodeimages.apps.kruise.io/status", ""),
 ];
 
-const MANAGER_MAY: &[Access] = &[
+const MANAGER_ALLOWED: &[Access] = &[
     ("watch", "nodes", ""),
     ("watch", "pods", ""),
     ("patch", "pods/status", "default"),
@@ -95,7 +95,7 @@ const MANAGER_MAY: &[Access] = &[
     ),
 ];
 
-const MANAGER_MAY_NOT: &[Access] = &[
+const MANAGER_DENIED: &[Access] = &[
     ("get", "namespaces", ""),
     (
         "patch",
@@ -134,7 +134,7 @@ const MANAGER_MAY_NOT: &[Access] = &[
     ("escalate", "clusterroles.rbac.authorization.k8s.io", ""),
 ];
 
-const WEBHOOK_MAY: &[Access] = &[
+const WEBHOOK_ALLOWED: &[Access] = &[
     ("get", "pods", "default"),
     ("list", "pods", "default"),
     ("list", "persistentvolumeclaims", "default"),
@@ -145,7 +145,7 @@ const WEBHOOK_MAY: &[Access] = &[
     ("watch", "secrets/kruise-manager-webhook-certs", "kruise-system"),
 ];
 
-const WEBHOOK_MAY_NOT: &[Access] = &[
+const WEBHOOK_DENIED: &[Access] = &[
     ("watch", "pods", "default"),
     ("create", "persistentvolumeclaims", "default"),
     ("create", "pods", "default"),
@@ -179,8 +179,8 @@ const WEBHOOK_MAY_NOT: &[Access] = &[
     ),
 ];
 
-fn may(account: &str, (verb, resource, namespace): &Access) -> bool {
-    let who = format!("--as=system:serviceaccount:kruise-system:{account}");
+fn can_i(account: &str, (verb, resource, namespace): &Access) -> bool {
+    let as_user = format!("--as=system:serviceaccount:kruise-system:{account}");
     let mut args = vec!["auth", "can-i", *verb];
     // kubectl means a name by what follows the slash, and has a flag for subresources; the names here have several words.
     let subresource;
@@ -196,34 +196,34 @@ fn may(account: &str, (verb, resource, namespace): &Access) -> bool {
     } else {
         format!("--namespace={namespace}")
     };
-    args.extend([scope.as_str(), who.as_str()]);
+    args.extend([scope.as_str(), as_user.as_str()]);
     // It says "no" with a failure.
-    world()
+    shared_cluster()
         .plane
         .kubectl(&args)
-        .is_ok_and(|said| said.trim() == "yes")
+        .is_ok_and(|answer| answer.trim() == "yes")
 }
 
-fn check(account: &str, allowed: &[Access], denied: &[Access]) {
+fn check_access(account: &str, allowed: &[Access], denied: &[Access]) {
     for access in allowed {
-        assert!(may(account, access), "{account} may not {access:?}");
+        assert!(can_i(account, access), "{account} may not {access:?}");
     }
     for access in denied {
-        assert!(!may(account, access), "{account} may {access:?}");
+        assert!(!can_i(account, access), "{account} may {access:?}");
     }
 }
 
 #[test]
-fn the_daemon_has_what_it_needs_and_no_more() {
-    check("kruise-daemon", DAEMON_MAY, DAEMON_MAY_NOT);
+fn daemon_rbac_is_minimal() {
+    check_access("kruise-daemon", DAEMON_ALLOWED, DAEMON_DENIED);
 }
 
 #[test]
-fn the_manager_has_what_it_needs_and_no_more() {
-    check("kruise-manager", MANAGER_MAY, MANAGER_MAY_NOT);
+fn manager_rbac_is_minimal() {
+    check_access("kruise-manager", MANAGER_ALLOWED, MANAGER_DENIED);
 }
 
 #[test]
-fn the_webhooks_account_reads_what_reviews_need_and_writes_nothing_but_dry_runs() {
-    check("kruise-webhook", WEBHOOK_MAY, WEBHOOK_MAY_NOT);
+fn webhook_rbac_is_minimal() {
+    check_access("kruise-webhook", WEBHOOK_ALLOWED, WEBHOOK_DENIED);
 }

@@ -2,32 +2,32 @@
 
 use std::time::{Duration, Instant};
 
-use kruise_cri::{Options, Runtimes};
+use kruise_cri::{DiscoveryOptions, Runtimes};
 use kruise_ops::Progress;
 use tokio_util::sync::CancellationToken;
 
-use crate::Bed;
+use crate::FaultCriFixture;
 use support::fault_cri::{Fault, FaultCri};
 
-fn runtimes(bed_dir: &std::path::Path) -> Runtimes {
-    Runtimes::new(&Options {
-        root: bed_dir.to_owned(),
+fn discover_in(root: &std::path::Path) -> Runtimes {
+    Runtimes::new(&DiscoveryOptions {
+        root: root.to_owned(),
         socket_file: None,
     })
 }
 
 /// Waits for a state of the search, and says what it was when that takes too long.
-async fn until(runtimes: &Runtimes, what: &str, wanted: impl Fn(&Runtimes) -> bool) -> Duration {
+async fn wait_until(runtimes: &Runtimes, what: &str, predicate: impl Fn(&Runtimes) -> bool) -> Duration {
     let start = Instant::now();
     let mut ticks = runtimes.subscribe();
     let wait = async {
-        while !wanted(runtimes) {
+        while !predicate(runtimes) {
             ticks.changed().await.unwrap();
         }
     };
-    let ended = tokio::time::timeout(Duration::from_secs(60), wait).await;
+    let result = tokio::time::timeout(Duration::from_secs(60), wait).await;
     assert!(
-        ended.is_ok(),
+        result.is_ok(),
         "after 60 s still not: {what}; sockets: {:?}",
         runtimes.health()
     );
@@ -35,61 +35,61 @@ async fn until(runtimes: &Runtimes, what: &str, wanted: impl Fn(&Runtimes) -> bo
 }
 
 #[tokio::test]
-async fn a_socket_that_appears_later_is_used_at_once() {
+async fn socket_created_later_is_discovered() {
     let dir = tempfile::tempdir().unwrap();
-    let found = runtimes(dir.path());
+    let runtimes = discover_in(dir.path());
     let shutdown = CancellationToken::new();
     let search = tokio::spawn({
-        let (found, shutdown) = (found.clone(), shutdown.clone());
-        async move { found.run(shutdown, &Progress::default()).await }
+        let (runtimes, shutdown) = (runtimes.clone(), shutdown.clone());
+        async move { runtimes.run(shutdown, &Progress::default()).await }
     });
-    until(&found, "looked once", |r| {
+    wait_until(&runtimes, "looked once", |r| {
         r.health()
             .iter()
-            .all(|h| h.words.contains("as soon as it appears"))
+            .all(|h| h.message.contains("as soon as it appears"))
     })
     .await;
-    assert!(found.first().is_none());
+    assert!(runtimes.preferred().is_none());
     std::fs::create_dir(dir.path().join("crio")).unwrap();
     let crio = FaultCri::start(&dir.path().join("crio/crio.sock"));
     crio.state().runtime_name = "cri-o".to_owned();
-    let took = until(&found, "cri-o found", |r| r.by_name("cri-o").is_some()).await;
+    let elapsed = wait_until(&runtimes, "cri-o found", |r| r.by_name("cri-o").is_some()).await;
     assert!(
-        took < Duration::from_secs(10),
-        "found by the regular look after {took:?}, not by the event"
+        elapsed < Duration::from_secs(10),
+        "found by the regular look after {elapsed:?}, not by the event"
     );
 
     let _containerd = FaultCri::start(&dir.path().join("containerd.sock"));
-    until(&found, "containerd first", |r| {
-        r.first().is_some_and(|r| r.name() == "containerd")
+    wait_until(&runtimes, "containerd first", |r| {
+        r.preferred().is_some_and(|r| r.name() == "containerd")
     })
     .await;
-    assert!(found.by_name("cri-o").is_some() && found.by_name("docker").is_none());
+    assert!(runtimes.by_name("cri-o").is_some() && runtimes.by_name("docker").is_none());
     shutdown.cancel();
     search.await.unwrap();
 }
 
 #[tokio::test]
-async fn a_socket_that_hangs_is_a_state_in_words_and_others_are_used() {
-    let bed = Bed::start();
-    bed.server.fault("Version", Fault::Hang);
-    let crio = FaultCri::start(&bed.dir.path().join("crio.sock"));
+async fn hanging_socket_is_reported_and_others_are_used() {
+    let fixture = FaultCriFixture::start();
+    fixture.server.inject_fault("Version", Fault::Hang);
+    let crio = FaultCri::start(&fixture.dir.path().join("crio.sock"));
     crio.state().runtime_name = "cri-o".to_owned();
-    let found = runtimes(bed.dir.path());
+    let runtimes = discover_in(fixture.dir.path());
     let shutdown = CancellationToken::new();
     let search = tokio::spawn({
-        let (found, shutdown) = (found.clone(), shutdown.clone());
-        async move { found.run(shutdown, &Progress::default()).await }
+        let (runtimes, shutdown) = (runtimes.clone(), shutdown.clone());
+        async move { runtimes.run(shutdown, &Progress::default()).await }
     });
-    until(&found, "the one that works", |r| {
-        r.first().is_some_and(|r| r.name() == "cri-o")
+    wait_until(&runtimes, "the one that works", |r| {
+        r.preferred().is_some_and(|r| r.name() == "cri-o")
     })
     .await;
-    let hangs = |r: &Runtimes| r.health()[0].words.contains("did not answer Version within 5s");
-    until(&found, "the one that hangs, in words", hangs).await;
-    bed.server.heal("Version");
-    until(&found, "healed", |r| {
-        r.first().is_some_and(|r| r.name() == "containerd")
+    let reports_hang = |r: &Runtimes| r.health()[0].message.contains("did not answer Version within 5s");
+    wait_until(&runtimes, "the one that hangs, in words", reports_hang).await;
+    fixture.server.clear_fault("Version");
+    wait_until(&runtimes, "healed", |r| {
+        r.preferred().is_some_and(|r| r.name() == "containerd")
     })
     .await;
     shutdown.cancel();
@@ -97,42 +97,42 @@ async fn a_socket_that_hangs_is_a_state_in_words_and_others_are_used() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_restarts_is_kept_and_its_state_said() {
-    let mut bed = Bed::start();
-    let found = runtimes(bed.dir.path());
+async fn restarting_runtime_is_kept_and_reported_unhealthy() {
+    let mut fixture = FaultCriFixture::start();
+    let runtimes = discover_in(fixture.dir.path());
     let shutdown = CancellationToken::new();
     let search = tokio::spawn({
-        let (found, shutdown) = (found.clone(), shutdown.clone());
-        async move { found.run(shutdown, &Progress::default()).await }
+        let (runtimes, shutdown) = (runtimes.clone(), shutdown.clone());
+        async move { runtimes.run(shutdown, &Progress::default()).await }
     });
-    until(&found, "found", |r| r.health()[0].healthy).await;
-    bed.server.kill().await;
-    until(&found, "gone", |r| !r.health()[0].healthy).await;
+    wait_until(&runtimes, "found", |r| r.health()[0].healthy).await;
+    fixture.server.kill().await;
+    wait_until(&runtimes, "gone", |r| !r.health()[0].healthy).await;
     assert!(
-        found.first().is_some(),
+        runtimes.preferred().is_some(),
         "a runtime that restarts is not forgotten"
     );
-    bed.server.listen();
-    until(&found, "back", |r| r.health()[0].healthy).await;
-    found.first().unwrap().version().await.unwrap();
+    fixture.server.listen();
+    wait_until(&runtimes, "back", |r| r.health()[0].healthy).await;
+    runtimes.preferred().unwrap().version().await.unwrap();
     shutdown.cancel();
     search.await.unwrap();
 }
 
 #[tokio::test]
-async fn a_socket_that_takes_connections_and_says_nothing_is_a_state_in_words() {
+async fn silent_socket_is_reported_as_unhealthy() {
     let dir = tempfile::tempdir().unwrap();
     let _silent = tokio::net::UnixListener::bind(dir.path().join("silent.sock")).unwrap();
-    let found = Runtimes::new(&Options {
+    let runtimes = Runtimes::new(&DiscoveryOptions {
         root: dir.path().to_owned(),
         socket_file: Some("silent.sock".into()),
     });
-    tokio::time::timeout(Duration::from_secs(60), found.look())
+    tokio::time::timeout(Duration::from_secs(60), runtimes.probe_all())
         .await
         .expect("a look has an end");
-    let health = found.health().remove(0);
+    let health = runtimes.health().remove(0);
     assert!(
-        !health.healthy && health.words.contains("did not answer Version within 5s"),
+        !health.healthy && health.message.contains("did not answer Version within 5s"),
         "{health:?}"
     );
 }

@@ -6,20 +6,20 @@ mod discovery;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kruise_cri::client::Client;
+use kruise_cri::client::CriClient;
 use kruise_cri::{Error, PullCause, PullRequest, Runtime};
-use support::fault_cri::{Bed, FakeContainer, Fault};
+use support::fault_cri::{FakeContainer, Fault, FaultCriFixture};
 
 const IMAGE: &str = "registry.test/app:v1";
 
-async fn client(bed: &Bed) -> Client {
-    Client::connect(&bed.socket())
+async fn connect(fixture: &FaultCriFixture) -> CriClient {
+    CriClient::connect(&fixture.socket())
         .await
         .expect("the runtime answers")
         .0
 }
 
-fn pull(timeout: Duration) -> PullRequest {
+fn pull_request(timeout: Duration) -> PullRequest {
     PullRequest {
         image: IMAGE.to_owned(),
         timeout,
@@ -27,15 +27,15 @@ fn pull(timeout: Duration) -> PullRequest {
     }
 }
 
-const LONG: Duration = Duration::from_secs(60);
+const LONG_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[tokio::test]
-async fn a_runtime_that_works_is_understood() {
-    let bed = Bed::start();
-    let client = client(&bed).await;
+async fn client_works_with_healthy_runtime() {
+    let fixture = FaultCriFixture::start();
+    let client = connect(&fixture).await;
     assert_eq!(client.name(), "containerd");
     assert!(client.image_status(IMAGE).await.unwrap().is_none());
-    client.pull_image(&pull(LONG)).await.unwrap();
+    client.pull_image(&pull_request(LONG_TIMEOUT)).await.unwrap();
     assert_eq!(
         client.image_status(IMAGE).await.unwrap().unwrap().repo_tags,
         [IMAGE]
@@ -48,33 +48,36 @@ async fn a_runtime_that_works_is_understood() {
             created_at,
             ..Default::default()
         };
-        bed.server.state().containers.insert(id.to_owned(), c);
+        fixture.server.state().containers.insert(id.to_owned(), c);
     }
     let ids: Vec<_> = client
-        .containers("u")
+        .list_containers("u")
         .await
         .unwrap()
         .into_iter()
         .map(|c| c.id)
         .collect();
     assert_eq!(ids, ["new", "old"]);
-    assert!(client.containers("other").await.unwrap().is_empty());
+    assert!(client.list_containers("other").await.unwrap().is_empty());
     client
         .stop_container("new", Duration::from_millis(1500))
         .await
         .unwrap();
-    assert_eq!(bed.server.state().containers["new"].stopped_with, Some(2));
+    assert_eq!(
+        fixture.server.state().containers["new"].stop_grace_seconds,
+        Some(2)
+    );
     let command = ["echo".into(), "hi".into()];
     let exec = |most| client.exec_sync("new", &command, Duration::from_secs(1), most);
     assert_eq!(exec(7).await.unwrap().unwrap().stdout, b"echo hi");
-    bed.server.fault("ExecSync", Fault::Oversize(100));
+    fixture.server.inject_fault("ExecSync", Fault::Oversize(100));
     assert_eq!(exec(7).await.unwrap(), None, "more was printed than is read");
 }
 
 #[tokio::test]
-async fn what_a_container_was_made_with_is_told_when_the_runtime_says_it() {
-    let bed = Bed::start();
-    let client = client(&bed).await;
+async fn container_env_is_read_from_verbose_status() {
+    let fixture = FaultCriFixture::start();
+    let client = connect(&fixture).await;
     let env = vec![("A".to_owned(), "two\nlines=1".to_owned())];
     for (id, env) in [("says", Some(env)), ("silent", None)] {
         let c = FakeContainer {
@@ -85,33 +88,44 @@ async fn what_a_container_was_made_with_is_told_when_the_runtime_says_it() {
             env,
             ..Default::default()
         };
-        bed.server.state().containers.insert(id.to_owned(), c);
+        fixture.server.state().containers.insert(id.to_owned(), c);
     }
-    let says = client.container_details("says").await.unwrap().unwrap();
-    let env = says.environment.unwrap();
+    let with_env = client.container_details("says").await.unwrap().unwrap();
+    let env = with_env.environment.unwrap();
     assert_eq!((env.get("A"), env.get("B")), (Some("two\nlines=1"), None));
-    assert_eq!(says.status.annotations["io.kubernetes.container.hash"], "dfa5");
-    assert_eq!(says.status.labels["io.kubernetes.pod.uid"], "u");
-    let silent = client.container_details("silent").await.unwrap().unwrap();
-    assert_eq!((silent.environment, silent.status.name.as_str()), (None, "c"));
+    assert_eq!(
+        with_env.status.annotations["io.kubernetes.container.hash"],
+        "dfa5"
+    );
+    assert_eq!(with_env.status.labels["io.kubernetes.pod.uid"], "u");
+    let without_env = client.container_details("silent").await.unwrap().unwrap();
+    assert_eq!(
+        (without_env.environment, without_env.status.name.as_str()),
+        (None, "c")
+    );
 
     // The environment alone makes the verbose answer too long.
     let long = vec![("A".to_owned(), "x".repeat(3 << 20))];
-    bed.server.state().containers.get_mut("says").unwrap().env = Some(long);
-    let short = client.container_details("says").await.unwrap().unwrap();
-    assert_eq!((short.environment, short.status.name.as_str()), (None, "c"));
-    bed.server.fault("ContainerStatus", Fault::Oversize(17 << 20));
+    fixture.server.state().containers.get_mut("says").unwrap().env = Some(long);
+    let truncated = client.container_details("says").await.unwrap().unwrap();
+    assert_eq!(
+        (truncated.environment, truncated.status.name.as_str()),
+        (None, "c")
+    );
+    fixture
+        .server
+        .inject_fault("ContainerStatus", Fault::Oversize(17 << 20));
     let error = client.container_details("says").await.unwrap_err();
-    assert!(matches!(error, Error::BadAnswer { .. }), "{error}");
-    bed.server.fault("ContainerStatus", Fault::Die);
+    assert!(matches!(error, Error::InvalidResponse { .. }), "{error}");
+    fixture.server.inject_fault("ContainerStatus", Fault::Disconnect);
     let error = client.container_details("says").await.unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error}");
 }
 
 #[tokio::test]
-async fn a_container_that_is_gone_is_no_error() {
-    let bed = Bed::start();
-    let client = client(&bed).await;
+async fn missing_container_is_not_an_error() {
+    let fixture = FaultCriFixture::start();
+    let client = connect(&fixture).await;
     assert!(client.container_status("gone").await.unwrap().is_none());
     assert!(client.container_details("gone").await.unwrap().is_none());
     client
@@ -121,13 +135,13 @@ async fn a_container_that_is_gone_is_no_error() {
 }
 
 #[tokio::test]
-async fn a_hang_ends_at_the_deadline_and_names_the_method() {
-    let bed = Bed::start();
-    let client = client(&bed).await;
-    bed.server.fault("PullImage", Fault::Hang);
+async fn hanging_call_times_out_and_names_the_method() {
+    let fixture = FaultCriFixture::start();
+    let client = connect(&fixture).await;
+    fixture.server.inject_fault("PullImage", Fault::Hang);
     let start = Instant::now();
     let error = client
-        .pull_image(&pull(Duration::from_millis(300)))
+        .pull_image(&pull_request(Duration::from_millis(300)))
         .await
         .unwrap_err();
     assert!(
@@ -149,32 +163,36 @@ async fn a_hang_ends_at_the_deadline_and_names_the_method() {
 }
 
 #[tokio::test]
-async fn a_dropped_pull_is_cancelled_in_the_runtime() {
-    let bed = Bed::start();
-    let client = Arc::new(client(&bed).await);
-    bed.server.state().pull_takes = Duration::from_secs(600);
+async fn dropped_pull_is_cancelled_in_the_runtime() {
+    let fixture = FaultCriFixture::start();
+    let client = Arc::new(connect(&fixture).await);
+    fixture.server.state().pull_delay = Duration::from_secs(600);
     let task = tokio::spawn({
         let client = Arc::clone(&client);
-        async move { client.pull_image(&pull(LONG)).await }
+        async move { client.pull_image(&pull_request(LONG_TIMEOUT)).await }
     });
-    bed.server.until("the pull begins", |s| s.pulling == 1).await;
+    fixture
+        .server
+        .wait_until("the pull begins", |s| s.active_pulls == 1)
+        .await;
     assert_eq!(
         client.pull_progress(IMAGE).await.unwrap(),
         None,
         "no content store"
     );
     task.abort();
-    bed.server
-        .until("the pull is given up", |s| s.pulls_dropped == 1)
+    fixture
+        .server
+        .wait_until("the pull is given up", |s| s.cancelled_pulls == 1)
         .await;
 }
 
 #[tokio::test]
-async fn a_death_in_mid_call_is_retryable_and_the_client_reconnects() {
-    let mut bed = Bed::start();
-    let client = client(&bed).await;
-    bed.server.fault("PullImage", Fault::Die);
-    let error = client.pull_image(&pull(LONG)).await.unwrap_err();
+async fn disconnect_is_retryable_and_client_reconnects() {
+    let mut fixture = FaultCriFixture::start();
+    let client = connect(&fixture).await;
+    fixture.server.inject_fault("PullImage", Fault::Disconnect);
+    let error = client.pull_image(&pull_request(LONG_TIMEOUT)).await.unwrap_err();
     assert!(
         matches!(
             error,
@@ -186,49 +204,54 @@ async fn a_death_in_mid_call_is_retryable_and_the_client_reconnects() {
         "{error:?}"
     );
 
-    bed.server.kill().await;
+    fixture.server.kill().await;
     let error = client.version().await.unwrap_err();
     assert!(matches!(error, Error::Unreachable { .. }), "{error:?}");
 
-    bed.server.heal("PullImage");
-    bed.server.listen();
+    fixture.server.clear_fault("PullImage");
+    fixture.server.listen();
     client
-        .pull_image(&pull(LONG))
+        .pull_image(&pull_request(LONG_TIMEOUT))
         .await
         .expect("the same client works after a restart of the runtime");
 }
 
 #[tokio::test]
-async fn a_slow_pull_is_waited_for() {
-    let bed = Bed::start();
-    let client = client(&bed).await;
-    bed.server
-        .fault("PullImage", Fault::Slow(Duration::from_millis(700)));
-    client.pull_image(&pull(LONG)).await.unwrap();
+async fn slow_pull_succeeds() {
+    let fixture = FaultCriFixture::start();
+    let client = connect(&fixture).await;
+    fixture
+        .server
+        .inject_fault("PullImage", Fault::Slow(Duration::from_millis(700)));
+    client.pull_image(&pull_request(LONG_TIMEOUT)).await.unwrap();
 }
 
 #[tokio::test]
-async fn answers_up_to_16_mib_are_read_and_longer_ones_refused() {
-    let bed = Bed::start();
-    let client = client(&bed).await;
-    bed.server.fault("ListContainers", Fault::Oversize(8 << 20));
+async fn responses_over_16_mib_are_refused() {
+    let fixture = FaultCriFixture::start();
+    let client = connect(&fixture).await;
+    fixture
+        .server
+        .inject_fault("ListContainers", Fault::Oversize(8 << 20));
     client
-        .containers("u")
+        .list_containers("u")
         .await
         .expect("8 MiB is usual on a full node");
-    bed.server.fault("ListContainers", Fault::Oversize(17 << 20));
-    let error = client.containers("u").await.unwrap_err();
+    fixture
+        .server
+        .inject_fault("ListContainers", Fault::Oversize(17 << 20));
+    let error = client.list_containers("u").await.unwrap_err();
     assert!(
-        matches!(&error, Error::BadAnswer { why, .. } if why == "it is too long"),
+        matches!(&error, Error::InvalidResponse { why, .. } if why == "it is too long"),
         "{error:?}"
     );
 }
 
 #[tokio::test]
-async fn what_is_not_implemented_is_said() {
-    let bed = Bed::start();
-    bed.server.fault("ImageFsInfo", Fault::Unimplemented);
-    let Err(error) = Client::connect(&bed.socket()).await else {
+async fn unimplemented_method_is_an_error() {
+    let fixture = FaultCriFixture::start();
+    fixture.server.inject_fault("ImageFsInfo", Fault::Unimplemented);
+    let Err(error) = CriClient::connect(&fixture.socket()).await else {
         panic!("a runtime without images was accepted")
     };
     assert!(
@@ -245,15 +268,15 @@ async fn what_is_not_implemented_is_said() {
 }
 
 #[tokio::test]
-async fn garbage_is_not_believed() {
-    let bed = Bed::start();
-    let client = client(&bed).await;
-    bed.server.fault("ImageStatus", Fault::Garbage);
+async fn malformed_response_is_an_error() {
+    let fixture = FaultCriFixture::start();
+    let client = connect(&fixture).await;
+    fixture.server.inject_fault("ImageStatus", Fault::Garbage);
     let error = client.image_status(IMAGE).await.unwrap_err();
     assert!(
         matches!(
             error,
-            Error::BadAnswer {
+            Error::InvalidResponse {
                 method: "ImageStatus",
                 ..
             }
@@ -263,7 +286,7 @@ async fn garbage_is_not_believed() {
 }
 
 #[tokio::test]
-async fn a_socket_that_speaks_something_else_is_no_runtime() {
+async fn socket_of_another_protocol_is_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("x.sock");
     let listener = tokio::net::UnixListener::bind(&path).unwrap();
@@ -273,32 +296,33 @@ async fn a_socket_that_speaks_something_else_is_no_runtime() {
             let _ = stream.write_all(b"220 mail.test ESMTP ready\r\n").await;
         }
     });
-    let Err(error) = Client::connect(&path).await else {
+    let Err(error) = CriClient::connect(&path).await else {
         panic!("a mail server was taken for a runtime")
     };
     assert!(error.to_string().contains("x.sock"), "{error}");
 }
 
 #[tokio::test]
-async fn the_cause_of_a_failed_pull_is_named() {
-    let bed = Bed::start();
-    let client = client(&bed).await;
+async fn pull_failure_cause_is_classified() {
+    let fixture = FaultCriFixture::start();
+    let client = connect(&fixture).await;
     for (words, cause) in [
         (
             "failed to resolve reference: dial tcp 127.0.0.1:1: connect: connection refused",
-            PullCause::RegistryDown,
+            PullCause::RegistryUnavailable,
         ),
         ("unexpected status: 401 Unauthorized", PullCause::Unauthorized),
         ("registry.test/app:v1: not found", PullCause::NotFound),
         (
             "no match for platform in manifest sha256:0: not found",
-            PullCause::Platform,
+            PullCause::WrongPlatform,
         ),
         ("write /var/lib/x: no space left on device", PullCause::DiskFull),
     ] {
-        bed.server
-            .fault("PullImage", Fault::Status(tonic::Code::Unknown, words.to_owned()));
-        let error = client.pull_image(&pull(LONG)).await.unwrap_err();
+        fixture
+            .server
+            .inject_fault("PullImage", Fault::Status(tonic::Code::Unknown, words.to_owned()));
+        let error = client.pull_image(&pull_request(LONG_TIMEOUT)).await.unwrap_err();
         assert!(
             matches!(&error, Error::Pull { cause: c, .. } if *c == cause),
             "{words}: {error:?}"

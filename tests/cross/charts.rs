@@ -7,19 +7,19 @@ use std::time::Duration;
 use testbed::cluster::{Bound, ControlPlane, finish, wait};
 use testbed::port;
 
-use crate::bed::PATIENCE;
-use crate::take_over::services_instead_of_urls;
-use support::charts::{Charts, How};
+use crate::interop_cluster::PATIENCE;
+use crate::takeover::services_instead_of_urls;
+use support::charts::{ApplyMethod, Charts};
 use support::connect::connect;
-use support::converted::{ALL, until_converted};
+use support::conversion::{CONVERTED_KINDS, wait_for_conversion};
 use support::manager::Manager;
-use support::readiness::ready;
+use support::readiness::is_ready;
 
 /// The Go manager on the API server alone; ends on drop.
-pub struct Theirs(u32);
+pub struct GoManager(u32);
 
 /// Runs a command of the Go implementation's script.
-fn script(plane: &ControlPlane, kubeconfig: &Path, verb: &str, ports: [u16; 3]) -> String {
+fn run_peer_script(plane: &ControlPlane, kubeconfig: &Path, verb: &str, ports: [u16; 3]) -> String {
     let dir = PathBuf::from(std::env::var_os("KRUISE_PEER").unwrap());
     let kubectl = plane.kubectl_command().get_program().to_owned();
     let tools = Path::new(&kubectl).parent().unwrap().display().to_string();
@@ -35,28 +35,31 @@ fn script(plane: &ControlPlane, kubeconfig: &Path, verb: &str, ports: [u16; 3]) 
     finish(&mut command).unwrap()
 }
 
-impl Theirs {
+impl GoManager {
     pub fn start(plane: &ControlPlane) -> Self {
-        script(plane, plane.kubeconfig(), "install", [0; 3]);
+        run_peer_script(plane, plane.kubeconfig(), "install", [0; 3]);
         let account = plane
             .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
             .unwrap();
         let ports = [(); 3].map(|()| port::reserve().unwrap());
-        let pid = script(plane, &account, "manager", ports).trim().parse().unwrap();
-        let theirs = Self(pid);
+        let pid = run_peer_script(plane, &account, "manager", ports)
+            .trim()
+            .parse()
+            .unwrap();
+        let manager = Self(pid);
         let health = format!("127.0.0.1:{}", ports[2]);
-        let healthy = || Ok(ready(&health).then_some(()));
+        let healthy = || Ok(is_ready(&health).then_some(()));
         wait::until("the Go manager is ready", PATIENCE, healthy).unwrap();
-        theirs
+        manager
     }
 }
 
-impl Drop for Theirs {
+impl Drop for GoManager {
     fn drop(&mut self) {
         // It may have ended already.
         let _ = finish(Command::new("kill").arg(self.0.to_string()));
-        let gone = || Ok((!Path::new(&format!("/proc/{}", self.0)).exists()).then_some(()));
-        let _ = wait::until("the Go manager has ended", Duration::from_secs(30), gone);
+        let exited = || Ok((!Path::new(&format!("/proc/{}", self.0)).exists()).then_some(()));
+        let _ = wait::until("the Go manager has ended", Duration::from_secs(30), exited);
     }
 }
 
@@ -68,71 +71,87 @@ fn deploy(plane: &ControlPlane, verb: &str, folder: &str) {
 /// Our manager in the place of the Go one, once it leads.
 pub fn take_over(plane: &ControlPlane) -> Manager {
     deploy(plane, "apply", "default");
-    let mut ours = Manager::as_shipped(plane, "kruise-manager");
-    ours.start().unwrap();
-    ours.until_it_says("leading");
-    until_converted(plane, &ALL);
-    ours
+    let mut manager = Manager::with_default_gates(plane, "kruise-manager");
+    manager.start().unwrap();
+    manager.wait_for_readyz_text("leading");
+    wait_for_conversion(plane, &CONVERTED_KINDS);
+    manager
 }
 
-fn back(plane: &ControlPlane) -> Theirs {
+fn return_to_go(plane: &ControlPlane) -> GoManager {
     for folder in ["manager", "policies", "webhooks"] {
         deploy(plane, "delete", folder);
     }
     deploy(plane, "apply", "crds");
     services_instead_of_urls(plane);
-    Theirs::start(plane)
+    GoManager::start(plane)
 }
 
 #[tokio::test]
-async fn templates_of_charts_go_over_and_back_without_a_change() {
+async fn chart_templates_survive_takeover_and_return() {
     let plane = &ControlPlane::start().unwrap();
     let admin = &connect(plane.kubeconfig()).await;
-    let theirs = Theirs::start(plane);
-    let all = [("beta", "v1beta1"), ("alpha", "v1alpha1")]
+    let go_manager = GoManager::start(plane);
+    let charts_by_version = [("beta", "v1beta1"), ("alpha", "v1alpha1")]
         .map(|(namespace, version)| Charts::new(plane, admin, namespace, version));
-    let mut left = Vec::new();
-    for charts in &all {
-        charts.write(plane, How::ClientSide, None).await;
-        charts.settled("made").await;
-        left.push(charts.kept().await);
+    let mut kept_before = Vec::new();
+    for charts in &charts_by_version {
+        charts.apply_all(plane, ApplyMethod::ClientSide, None).await;
+        charts.wait_observed("made").await;
+        kept_before.push(charts.stable_identities().await);
     }
-    drop(theirs);
+    drop(go_manager);
 
-    let mut ours = take_over(plane);
+    let mut rust_manager = take_over(plane);
     let (second, third) = ("registry.example.com/next:2", "registry.example.com/next:3");
-    for (charts, left) in all.iter().zip(left) {
-        charts.settled("taken over").await;
-        assert_eq!(charts.kept().await, left, "{}: taken over", charts.namespace);
-        charts.nothing_changes(plane, None, "ours").await;
-        charts.image_changes_in_place(plane, second, "ours").await;
+    for (charts, kept_before) in charts_by_version.iter().zip(kept_before) {
+        charts.wait_observed("taken over").await;
+        assert_eq!(
+            charts.stable_identities().await,
+            kept_before,
+            "{}: taken over",
+            charts.namespace
+        );
+        charts.assert_reapply_is_noop(plane, None, "ours").await;
+        charts.assert_in_place_image_update(plane, second, "ours").await;
     }
     // While the webhook is away, what the manifests leave out is stored by the manager.
     deploy(plane, "delete", "webhooks");
-    for charts in &all {
-        let before = charts.kept().await;
-        charts.write(plane, How::ClientSide, Some(second)).await;
-        charts.filled_in().await;
-        charts.settled("without a webhook").await;
+    for charts in &charts_by_version {
+        let before = charts.stable_identities().await;
+        charts
+            .apply_all(plane, ApplyMethod::ClientSide, Some(second))
+            .await;
+        charts.wait_defaulted().await;
+        charts.wait_observed("without a webhook").await;
         assert_eq!(
-            charts.kept().await,
+            charts.stable_identities().await,
             before,
             "{}: without a webhook",
             charts.namespace
         );
     }
     deploy(plane, "apply", "webhooks");
-    let mut left = Vec::new();
-    for charts in &all {
-        left.push(charts.kept().await);
+    let mut kept_before = Vec::new();
+    for charts in &charts_by_version {
+        kept_before.push(charts.stable_identities().await);
     }
-    ours.stop().unwrap();
+    rust_manager.stop().unwrap();
 
-    let _theirs = back(plane);
-    for (charts, left) in all.iter().zip(left) {
-        charts.settled("taken back").await;
-        assert_eq!(charts.kept().await, left, "{}: taken back", charts.namespace);
-        charts.nothing_changes(plane, Some(second), "theirs again").await;
-        charts.image_changes_in_place(plane, third, "theirs again").await;
+    let _theirs = return_to_go(plane);
+    for (charts, kept_before) in charts_by_version.iter().zip(kept_before) {
+        charts.wait_observed("taken back").await;
+        assert_eq!(
+            charts.stable_identities().await,
+            kept_before,
+            "{}: taken back",
+            charts.namespace
+        );
+        charts
+            .assert_reapply_is_noop(plane, Some(second), "theirs again")
+            .await;
+        charts
+            .assert_in_place_image_update(plane, third, "theirs again")
+            .await;
     }
 }

@@ -9,13 +9,13 @@ use kube::api::{Api, ListParams};
 use serde_json::{Value, json};
 use testbed::cluster::ControlPlane;
 
-use crate::bed::Bed;
-use crate::charts::{Theirs, take_over};
+use crate::charts::{GoManager, take_over};
+use crate::interop_cluster::InteropCluster;
+use support::clone_set_namespace::CloneSetNamespace;
 use support::connect::connect;
-use support::sets::Sets;
 
 /// A CloneSet of two Pods, each wanted at once: no kubelet runs them.
-async fn made(sets: &Sets) {
+async fn create_cloneset(sets: &CloneSetNamespace) {
     // No controller makes it here.
     let account = json!({ "metadata": { "name": "default" } });
     sets.create(&sets.api("", "v1", "ServiceAccount"), account).await;
@@ -23,22 +23,23 @@ async fn made(sets: &Sets) {
     let template =
         json!({ "metadata": { "labels": { "app": "web" } }, "spec": { "containers": [container] } });
     let spec = json!({ "replicas": 2, "progressDeadlineSeconds": 600 });
-    sets.make("web", template, json!("100%"), &spec).await;
-    settled(sets, |status| status.replicas == 2).await;
+    sets.create_from_template("web", template, json!("100%"), &spec)
+        .await;
+    wait_for_status(sets, |status| status.replicas == 2).await;
 }
 
-async fn settled(sets: &Sets, is: impl Fn(&CloneSetStatus) -> bool) {
+async fn wait_for_status(sets: &CloneSetNamespace, predicate: impl Fn(&CloneSetStatus) -> bool) {
     let what = format!("{}: the CloneSet is as wanted", sets.namespace);
-    let ask = || async {
+    let check = || async {
         let set = sets.sets().get("web").await.unwrap();
         let status = set.status?;
-        (status.observed_generation == set.metadata.generation && is(&status)).then_some(())
+        (status.observed_generation == set.metadata.generation && predicate(&status)).then_some(())
     };
-    sets.until(&what, ask).await;
+    sets.poll_until(&what, check).await;
 }
 
 /// Condition `Progressing` of the CloneSet: status, reason and message.
-async fn progressing(sets: &Sets) -> Option<[String; 3]> {
+async fn progressing(sets: &CloneSetNamespace) -> Option<[String; 3]> {
     let set = sets.sets().get("web").await.unwrap();
     let conditions = json!(set.status?.conditions);
     let condition = conditions
@@ -52,70 +53,70 @@ async fn progressing(sets: &Sets) -> Option<[String; 3]> {
 
 /// Has the manager update Pods in place and by new ones, make and delete some, make fewer than asked for, and fail. Returns
 /// what `Progressing` was in between.
-async fn worked_on(sets: &Sets) -> Vec<Option<[String; 3]>> {
+async fn exercise_cloneset(sets: &CloneSetNamespace) -> Vec<Option<[String; 3]>> {
     let mut conditions = vec![progressing(sets).await];
-    sets.image("web", "example.com/app:2").await;
-    settled(sets, |status| status.updated_replicas == 2).await;
+    sets.set_image("web", "example.com/app:2").await;
+    wait_for_status(sets, |status| status.updated_replicas == 2).await;
     conditions.push(progressing(sets).await);
     let command = json!([{ "name": "app", "image": "example.com/app:2", "command": ["run"] }]);
     let recreate = json!({ "spec": { "template": { "spec": { "containers": command } } } });
-    sets.edit("web", recreate).await;
-    settled(sets, |status| {
+    sets.patch_set("web", recreate).await;
+    wait_for_status(sets, |status| {
         status.updated_replicas == 2 && status.replicas == 2
     })
     .await;
     conditions.push(progressing(sets).await);
     let paused =
         |paused: bool| json!({ "spec": { "updateStrategy": { "rollingUpdate": { "paused": paused } } } });
-    for is in [true, false] {
-        sets.edit("web", paused(is)).await;
-        settled(sets, |_| true).await;
+    for value in [true, false] {
+        sets.patch_set("web", paused(value)).await;
+        wait_for_status(sets, |_| true).await;
         conditions.push(progressing(sets).await);
     }
-    sets.edit("web", json!({ "spec": { "replicas": 1 } })).await;
-    settled(sets, |status| status.replicas == 1).await;
+    sets.patch_set("web", json!({ "spec": { "replicas": 1 } })).await;
+    wait_for_status(sets, |status| status.replicas == 1).await;
     conditions.push(progressing(sets).await);
     // The Pod that is there is not ready, and the first that is made neither.
     let limited = json!({ "spec": { "replicas": 4, "scaleStrategy": { "maxUnavailable": 2 } } });
-    sets.edit("web", limited).await;
-    sets.event("ScaleUpLimited", "web").await;
+    sets.patch_set("web", limited).await;
+    sets.wait_event("ScaleUpLimited", "web").await;
     let container = json!({ "name": "app", "image": "example.com/app:1" });
     let template = json!({ "metadata": { "labels": { "app": "late" } },
         "spec": { "serviceAccountName": "not-there", "containers": [container] } });
-    sets.make("late", template, json!(1), &json!({ "replicas": 1 }))
+    sets.create_from_template("late", template, json!(1), &json!({ "replicas": 1 }))
         .await;
-    sets.event("FailedCreate", "late").await;
+    sets.wait_event("FailedCreate", "late").await;
     conditions.push(progressing(sets).await);
     conditions
 }
 
 /// Component, type, reason and message of each event of the CloneSet, without what chance made of names.
-async fn told(sets: &Sets) -> BTreeSet<[String; 4]> {
+async fn cloneset_events(sets: &CloneSetNamespace) -> BTreeSet<[String; 4]> {
     let of_sets = ListParams::default().fields("involvedObject.kind=CloneSet");
     let events = sets.api("", "v1", "Event").list(&of_sets).await.unwrap().items;
     let lines = events.iter().map(|event| {
         let event = json!(event);
-        let words = |at: &str| event.pointer(at).and_then(Value::as_str).unwrap_or_default();
+        let text = |pointer: &str| event.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
         // OpenKruise adds the Pod that it could not make.
-        let message = words("/message").split(", pod: {").next().unwrap_or_default();
+        let message = text("/message").split(", pod: {").next().unwrap_or_default();
         [
-            words("/source/component").to_owned(),
-            words("/type").to_owned(),
-            words("/reason").to_owned(),
-            nameless(message).replace(&sets.namespace, "NAMESPACE"),
+            text("/source/component").to_owned(),
+            text("/type").to_owned(),
+            text("/reason").to_owned(),
+            redact_names(message).replace(&sets.namespace, "NAMESPACE"),
         ]
     });
     lines.collect()
 }
 
 /// With `POD` and `REVISION` for names of those.
-fn nameless(message: &str) -> String {
-    let of_name = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '*';
+fn redact_names(message: &str) -> String {
+    let in_name = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '*';
     let mut text = String::new();
-    for word in message.split_inclusive(|c| !of_name(c)) {
-        let name = word.trim_end_matches(|c| !of_name(c));
-        let made = name.strip_prefix("web-").or(name.strip_prefix("late-"));
-        text += match made.map(str::len) {
+    for word in message.split_inclusive(|c| !in_name(c)) {
+        let name = word.trim_end_matches(|c| !in_name(c));
+        let suffix = name.strip_prefix("web-").or(name.strip_prefix("late-"));
+        text += match suffix.map(str::len) {
             Some(1 | 5) => "POD",
             Some(_) => "REVISION",
             None => name,
@@ -126,13 +127,13 @@ fn nameless(message: &str) -> String {
 }
 
 /// A Pod with the labels of the CloneSet's, which nobody owns.
-async fn with_an_orphan(sets: &Sets) {
+async fn create_orphan(sets: &CloneSetNamespace) {
     let pod = json!({ "metadata": { "name": "beside", "labels": { "app": "web" } },
         "spec": { "containers": [{ "name": "app", "image": "example.com/app:1" }] } });
     sets.create(&sets.pods(), pod).await;
 }
 
-async fn the_orphan_is_left_alone(sets: &Sets) {
+async fn assert_orphan_is_unchanged(sets: &CloneSetNamespace) {
     let orphan = sets.pods().get("beside").await;
     let events = sets
         .api("", "v1", "Event")
@@ -150,34 +151,34 @@ async fn the_orphan_is_left_alone(sets: &Sets) {
 }
 
 #[tokio::test]
-async fn both_managers_tell_the_same_and_leave_orphans_alone() {
+async fn both_managers_create_the_same_events_and_keep_orphans() {
     let plane = &ControlPlane::start().unwrap();
     let admin = &connect(plane.kubeconfig()).await;
-    let theirs = Theirs::start(plane);
-    let before = Sets::new(
+    let go_manager = GoManager::start(plane);
+    let before = CloneSetNamespace::new(
         admin.clone(),
         "under-openkruise".to_owned(),
         vec![plane.dir().join("peer/manager.log")],
     )
     .await;
-    made(&before).await;
-    with_an_orphan(&before).await;
-    let progressed = worked_on(&before).await;
-    the_orphan_is_left_alone(&before).await;
-    let said = told(&before).await;
-    drop(theirs);
+    create_cloneset(&before).await;
+    create_orphan(&before).await;
+    let progressed = exercise_cloneset(&before).await;
+    assert_orphan_is_unchanged(&before).await;
+    let go_events = cloneset_events(&before).await;
+    drop(go_manager);
 
-    let ours = take_over(plane);
-    let after = Sets::new(
+    let rust_manager = take_over(plane);
+    let after = CloneSetNamespace::new(
         admin.clone(),
         "under-kruise-rs".to_owned(),
-        vec![ours.log().to_owned()],
+        vec![rust_manager.log().to_owned()],
     )
     .await;
-    made(&after).await;
-    assert_eq!(worked_on(&after).await, progressed);
-    let same = told(&after).await;
-    assert_eq!(same, said);
+    create_cloneset(&after).await;
+    assert_eq!(exercise_cloneset(&after).await, progressed);
+    let rust_events = cloneset_events(&after).await;
+    assert_eq!(rust_events, go_events);
     // It is told of at all, and changes.
     println!("{progressed:#?}");
     assert!(
@@ -186,25 +187,25 @@ async fn both_managers_tell_the_same_and_leave_orphans_alone() {
     );
 
     // Neither is new any more: a CloneSet that was the other manager's, and one of ours.
-    with_an_orphan(&after).await;
+    create_orphan(&after).await;
     for sets in [&before, &after] {
-        sets.edit("web", json!({ "spec": { "replicas": 1 } })).await;
-        settled(sets, |status| status.replicas == 1).await;
-        sets.edit("web", json!({ "spec": { "replicas": 2 } })).await;
-        settled(sets, |status| status.replicas == 2).await;
-        the_orphan_is_left_alone(sets).await;
+        sets.patch_set("web", json!({ "spec": { "replicas": 1 } })).await;
+        wait_for_status(sets, |status| status.replicas == 1).await;
+        sets.patch_set("web", json!({ "spec": { "replicas": 2 } })).await;
+        wait_for_status(sets, |status| status.replicas == 2).await;
+        assert_orphan_is_unchanged(sets).await;
     }
 }
 
 /// What the daemon told that worked first.
-static FIRST: Mutex<Option<BTreeSet<[String; 5]>>> = Mutex::new(None);
+static FIRST_DAEMON_EVENTS: Mutex<Option<BTreeSet<[String; 5]>>> = Mutex::new(None);
 
 /// Compares what the daemon of this bed told with what the other implementation's did of the same work: component, kind,
 /// type, reason and message.
-pub async fn same_of_either_daemon(bed: &Bed) {
-    let events = Api::<Event>::all(bed.client.clone());
+pub async fn assert_same_daemon_events(cluster: &InteropCluster) {
+    let events = Api::<Event>::all(cluster.client.clone());
     let events = events.list(&ListParams::default()).await.unwrap().items;
-    let mut told = BTreeSet::new();
+    let mut daemon_events = BTreeSet::new();
     for event in events {
         let component = event
             .source
@@ -213,7 +214,7 @@ pub async fn same_of_either_daemon(bed: &Bed) {
         let message = event.message.unwrap_or_default();
         let about = event.involved_object.kind.unwrap_or_default();
         let reason = event.reason.unwrap_or_default();
-        let ours = reason == "PullImageAttemptFailed" || about == "ContainerRecreateRequest";
+        let is_extra = reason == "PullImageAttemptFailed" || about == "ContainerRecreateRequest";
         // How long it took, and the error, are of this daemon.
         let message = match message.split_once(", ecalpsedTime ") {
             Some((begin, time)) if time.ends_with('s') => format!("{begin}, ecalpsedTime"),
@@ -221,15 +222,15 @@ pub async fn same_of_either_daemon(bed: &Bed) {
             _ => message,
         };
         // The Go daemon pulls none by digest.
-        if component.starts_with("kruise-daemon") && !ours && !message.contains("sha256:") {
-            told.insert([component, about, event.type_.unwrap_or_default(), reason, message]);
+        if component.starts_with("kruise-daemon") && !is_extra && !message.contains("sha256:") {
+            daemon_events.insert([component, about, event.type_.unwrap_or_default(), reason, message]);
         }
     }
-    println!("{told:#?}");
-    assert!(told.len() > 4, "{told:?}");
-    let mut first = FIRST.lock().unwrap();
+    println!("{daemon_events:#?}");
+    assert!(daemon_events.len() > 4, "{daemon_events:?}");
+    let mut first = FIRST_DAEMON_EVENTS.lock().unwrap();
     match first.take() {
-        Some(first) => assert_eq!(told, first),
-        None => *first = Some(told),
+        Some(first) => assert_eq!(daemon_events, first),
+        None => *first = Some(daemon_events),
     }
 }

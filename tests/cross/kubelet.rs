@@ -3,12 +3,12 @@
 use kruise_cluster::Cluster;
 use testbed::cluster::Image;
 
-use crate::bed::Bed;
-use crate::take_over::services_instead_of_urls;
-use support::charts::{Chart, Charts, How, Kept};
+use crate::interop_cluster::InteropCluster;
+use crate::takeover::services_instead_of_urls;
+use support::charts::{ApplyMethod, Chart, Charts, StableIdentities};
 use support::connect::connect;
-use support::converted::{ALL, until_converted};
-use support::programs::STORAGE;
+use support::conversion::{CONVERTED_KINDS, wait_for_conversion};
+use support::programs::STORAGE_CLASS;
 
 /// Templates with what most charts have, of images that the bed has.
 const TEMPLATES: &str = r#"
@@ -83,82 +83,89 @@ volumeClaimTemplates:
 "#;
 
 /// What there is once all Pods are available.
-async fn kept(charts: &Charts, bed: &Bed, what: &str) -> Kept {
-    charts.settled(what).await;
-    charts.available(&bed.node.plane, what).await;
-    charts.kept().await
+async fn wait_and_snapshot(charts: &Charts, cluster: &InteropCluster, what: &str) -> StableIdentities {
+    charts.wait_observed(what).await;
+    charts.wait_available(&cluster.node.plane, what).await;
+    charts.stable_identities().await
 }
 
 /// Applies everything again, and then another image: each first container is restarted for that, and nothing else is.
-async fn applied_again(charts: &Charts, bed: &Bed, images: [Option<&str>; 2], what: &str) {
-    let before = kept(charts, bed, what).await;
+async fn check_reapply(charts: &Charts, cluster: &InteropCluster, images: [Option<&str>; 2], what: &str) {
+    let before = wait_and_snapshot(charts, cluster, what).await;
     assert!(before.restarts.len() > 4, "{before:?}");
-    charts.nothing_changes(&bed.node.plane, images[0], what).await;
     charts
-        .image_changes_in_place(&bed.node.plane, images[1].unwrap(), what)
+        .assert_reapply_is_noop(&cluster.node.plane, images[0], what)
         .await;
-    let mut after = kept(charts, bed, what).await.restarts;
+    charts
+        .assert_in_place_image_update(&cluster.node.plane, images[1].unwrap(), what)
+        .await;
+    let mut after = wait_and_snapshot(charts, cluster, what).await.restarts;
     let changed = after.iter_mut().filter(|((_, container), _)| container == "app");
     changed.for_each(|(_, count)| *count -= 1);
     assert_eq!(after, before.restarts, "{}: {what}", charts.namespace);
 }
 
-async fn made(bed: &Bed, admin: &Cluster) -> [Charts; 2] {
-    let plane = &bed.node.plane;
+async fn create_charts(cluster: &InteropCluster, admin: &Cluster) -> [Charts; 2] {
+    let plane = &cluster.node.plane;
     let all = [("beta", "v1beta1"), ("alpha", "v1alpha1")];
-    let all = all.map(|of| Charts::of(plane, admin, of, Chart::all_of(TEMPLATES)));
+    let all = all.map(|version| Charts::with_charts(plane, admin, version, Chart::parse_all(TEMPLATES)));
     for charts in &all {
-        charts.write(plane, How::ClientSide, None).await;
+        charts.apply_all(plane, ApplyMethod::ClientSide, None).await;
     }
     all
 }
 
 #[tokio::test]
-async fn no_container_is_restarted_on_the_way_over_and_back() {
-    let bed = Bed::start().await;
-    let plane = &bed.node.plane;
+async fn takeover_and_return_restart_no_container() {
+    let cluster = InteropCluster::start().await;
+    let plane = &cluster.node.plane;
     let admin = &connect(plane.kubeconfig()).await;
-    plane.apply(STORAGE).unwrap();
+    plane.apply(STORAGE_CLASS).unwrap();
     let term = Image::busybox().script("trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done");
-    bed.node.runtime.registry.push("cross/next:3", &term).unwrap();
-    bed.peer().install().unwrap();
-    let theirs = bed.peer().manager().unwrap();
-    let all = made(&bed, admin).await;
-    let mut left = Vec::new();
+    cluster.node.runtime.registry.push("cross/next:3", &term).unwrap();
+    cluster.peer().install().unwrap();
+    let go_manager = cluster.peer().manager().unwrap();
+    let all = create_charts(&cluster, admin).await;
+    let mut before = Vec::new();
     for charts in &all {
-        left.push(kept(charts, &bed, "made").await);
+        before.push(wait_and_snapshot(charts, &cluster, "made").await);
     }
-    bed.end(theirs);
+    cluster.kill(go_manager);
 
-    bed.deploy("apply", "default");
-    let mut ours = bed.manager();
-    ours.until_it_says("leading");
-    until_converted(plane, &ALL);
+    cluster.deploy("apply", "default");
+    let mut rust_manager = cluster.start_manager();
+    rust_manager.wait_for_readyz_text("leading");
+    wait_for_conversion(plane, &CONVERTED_KINDS);
     let (second, third) = ("kruise-test/term:2", "cross/next:3");
-    for (charts, left) in all.iter().zip(left) {
+    for (charts, before) in all.iter().zip(before) {
         assert_eq!(
-            kept(charts, &bed, "taken over").await,
-            left,
+            wait_and_snapshot(charts, &cluster, "taken over").await,
+            before,
             "{}",
             charts.namespace
         );
-        applied_again(charts, &bed, [None, Some(second)], "ours").await;
+        check_reapply(charts, &cluster, [None, Some(second)], "ours").await;
     }
-    let mut left = Vec::new();
+    let mut before = Vec::new();
     for charts in &all {
-        left.push(kept(charts, &bed, "ours").await);
+        before.push(wait_and_snapshot(charts, &cluster, "ours").await);
     }
-    ours.stop().unwrap();
+    rust_manager.stop().unwrap();
 
     for folder in ["manager", "policies", "webhooks"] {
-        bed.deploy("delete", folder);
+        cluster.deploy("delete", folder);
     }
-    bed.deploy("apply", "crds");
+    cluster.deploy("apply", "crds");
     services_instead_of_urls(plane);
-    bed.peer().install().unwrap();
-    bed.peer().manager().unwrap();
-    for (charts, left) in all.iter().zip(left) {
-        assert_eq!(kept(charts, &bed, "back").await, left, "{}", charts.namespace);
-        applied_again(charts, &bed, [Some(second), Some(third)], "theirs again").await;
+    cluster.peer().install().unwrap();
+    cluster.peer().manager().unwrap();
+    for (charts, before) in all.iter().zip(before) {
+        assert_eq!(
+            wait_and_snapshot(charts, &cluster, "back").await,
+            before,
+            "{}",
+            charts.namespace
+        );
+        check_reapply(charts, &cluster, [Some(second), Some(third)], "theirs again").await;
     }
 }

@@ -2,15 +2,15 @@
 //! manager, and taking over from it. `cargo xtask test --peer DIR` says where its folder is (`KRUISE_PEER`).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod bed;
 mod charts;
+mod common_checks;
+mod container_meta;
 mod events;
-mod halves;
+mod interop_cluster;
 mod kubelet;
+mod mixed_programs;
+mod partial_updates;
 mod rollout;
-mod take_over;
-mod together;
-mod told;
-mod work;
+mod takeover;
 
 use support::{manager, programs, waits};

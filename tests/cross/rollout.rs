@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::Pod;
 use kruise_api::cloneset::{CloneSet, CloneSetStatus};
-use kruise_workload::revision::same;
+use kruise_workload::revision::same_revision;
 use kube::ResourceExt;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
 use testbed::cluster::Image;
 
-use crate::bed::{Bed, create};
+use crate::interop_cluster::{InteropCluster, create};
 
 const PODS: i32 = 3;
 
@@ -23,9 +23,9 @@ pub struct Rollout {
     before: BTreeMap<String, String>,
 }
 
-async fn pods(bed: &Bed, name: &str) -> Vec<Pod> {
-    let mine = ListParams::default().labels(&format!("app={name}"));
-    bed.api::<Pod>().list(&mine).await.unwrap().items
+async fn pods(cluster: &InteropCluster, name: &str) -> Vec<Pod> {
+    let label_selector = ListParams::default().labels(&format!("app={name}"));
+    cluster.api::<Pod>().list(&label_selector).await.unwrap().items
 }
 
 fn identities(pods: &[Pod]) -> BTreeMap<String, String> {
@@ -33,22 +33,22 @@ fn identities(pods: &[Pod]) -> BTreeMap<String, String> {
 }
 
 /// Whether all Pods are ready, and so many of them updated.
-fn stands_at(set: &CloneSet, updated: i32) -> bool {
-    let wanted = |s: &CloneSetStatus| {
+fn is_at(set: &CloneSet, updated: i32) -> bool {
+    let counts_match = |s: &CloneSetStatus| {
         let counts = [s.replicas, s.ready_replicas, s.available_replicas];
         counts == [PODS; 3] && s.updated_ready_replicas == updated
     };
     let status = set.status.as_ref();
-    status.is_some_and(|s| s.observed_generation == set.metadata.generation && wanted(s))
+    status.is_some_and(|s| s.observed_generation == set.metadata.generation && counts_match(s))
 }
 
 /// Makes a CloneSet, and changes it to an image that is not there yet, so that its first Pod is in mid-update.
-pub async fn begins(bed: &Bed, name: &'static str) -> Rollout {
+pub async fn start_rollout(cluster: &InteropCluster, name: &'static str) -> Rollout {
     let image = format!("cross/late-{name}:1");
     let container =
         |image: &str| json!([{ "name": "app", "image": image, "imagePullPolicy": "IfNotPresent" }]);
     let template = |image: &str| json!({ "metadata": { "labels": { "app": name } }, "spec": { "containers": container(image) } });
-    let sets = bed.api::<CloneSet>();
+    let sets = cluster.api::<CloneSet>();
     let spec = json!({
         "replicas": PODS,
         "selector": { "matchLabels": { "app": name } },
@@ -57,19 +57,22 @@ pub async fn begins(bed: &Bed, name: &'static str) -> Rollout {
             "podUpdatePolicy": "InPlaceIfPossible", "maxUnavailable": 1 } },
     });
     create(&sets, json!({ "metadata": { "name": name }, "spec": spec })).await;
-    bed.until(sets.clone(), name, "all ready", |set| stands_at(set, PODS))
+    cluster
+        .wait_until(sets.clone(), name, "all ready", |set| is_at(set, PODS))
         .await;
-    let before = identities(&pods(bed, name).await);
+    let before = identities(&pods(cluster, name).await);
 
     let mut next = sets.get(name).await.unwrap().spec.template;
     next["spec"]["containers"][0]["image"] = json!(image);
     let patch = Patch::Merge(json!({ "spec": { "template": next } }));
     sets.patch(name, &PatchParams::default(), &patch).await.unwrap();
-    let midst = |set: &CloneSet| {
+    let mid_update = |set: &CloneSet| {
         let status = set.status.as_ref().unwrap();
         (status.updated_replicas, status.ready_replicas) == (1, PODS - 1)
     };
-    let set = bed.until(sets, name, "one in mid-update", midst).await;
+    let set = cluster
+        .wait_until(sets, name, "one in mid-update", mid_update)
+        .await;
     Rollout {
         name,
         image,
@@ -79,7 +82,7 @@ pub async fn begins(bed: &Bed, name: &'static str) -> Rollout {
 }
 
 /// Brings the image: whoever is there ends the rollout, with the Pods and the revisions that there were.
-pub async fn ends(bed: &Bed, rollout: Rollout) {
+pub async fn finish_rollout(cluster: &InteropCluster, rollout: Rollout) {
     let Rollout {
         name,
         image,
@@ -87,11 +90,11 @@ pub async fn ends(bed: &Bed, rollout: Rollout) {
         before,
     } = rollout;
     let term = Image::busybox().script("trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done");
-    bed.node.runtime.registry.push(&image, &term).unwrap();
-    let set = bed
-        .until(bed.api::<CloneSet>(), name, "all updated", |set| {
+    cluster.node.runtime.registry.push(&image, &term).unwrap();
+    let set = cluster
+        .wait_until(cluster.api::<CloneSet>(), name, "all updated", |set| {
             let status = set.status.as_ref().unwrap();
-            stands_at(set, PODS) && status.current_revision == status.update_revision
+            is_at(set, PODS) && status.current_revision == status.update_revision
         })
         .await;
     assert_eq!(
@@ -99,20 +102,20 @@ pub async fn ends(bed: &Bed, rollout: Rollout) {
         update_revision,
         "{name}: the template is the same"
     );
-    let pods = pods(bed, name).await;
+    let pods = pods(cluster, name).await;
     assert_eq!(identities(&pods), before, "{name}");
     for pod in &pods {
         let status = &pod.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0];
         // The Go manager's gates make it write the hash alone.
         let label = &pod.labels()["controller-revision-hash"];
-        assert!(same(label, &update_revision), "{name}: {label}");
+        assert!(same_revision(label, &update_revision), "{name}: {label}");
         assert!(
             status.ready && status.image.ends_with(&image) && status.restart_count == 1,
             "{status:?}"
         );
     }
-    let revisions = bed.api::<ControllerRevision>();
-    let mine = ListParams::default().labels(&format!("app={name}"));
-    let kept = revisions.list(&mine).await.unwrap().items;
-    assert_eq!(kept.len(), 2, "{name}: {kept:?}");
+    let revisions = cluster.api::<ControllerRevision>();
+    let label_selector = ListParams::default().labels(&format!("app={name}"));
+    let revisions_left = revisions.list(&label_selector).await.unwrap().items;
+    assert_eq!(revisions_left.len(), 2, "{name}: {revisions_left:?}");
 }

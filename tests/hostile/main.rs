@@ -5,7 +5,7 @@
 #![recursion_limit = "256"]
 
 mod fields;
+mod full_cluster;
 mod objects;
 mod reviews;
 mod templates;
-mod world;

@@ -6,13 +6,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
 
-use crate::fields::{AT_A_TIME, Attempt, attempt, hostile, is_named};
-use crate::world::{Objects, clone_set, world};
+use crate::fields::{Attempt, MAX_CONCURRENT, malformed_values, mentions_field, run_attempts};
+use crate::full_cluster::{Objects, cloneset_spec, exclusive_cluster};
 
 /// Types of which the sample has no value, so that the whole is tried and not each field: volumes of one vendor, what nobody
 /// may write into a template or the API server takes out of it, what goes with none of the rest, and what the oldest
 /// release does not know or has off.
-const WHOLE: [&str; 30] = [
+const UNSAMPLED_TYPES: [&str; 30] = [
     "AWSElasticBlockStoreVolumeSource",
     "AzureDiskVolumeSource",
     "AzureFileVolumeSource",
@@ -46,11 +46,11 @@ const WHOLE: [&str; 30] = [
 ];
 
 /// Refusals that name neither the field nor what it is in: a part of its path, words of the refusal, and why.
-const NAMED_OTHERWISE: &[(&str, &str, &str)] = &[
-    ("resources", "quantit", QUANTITY),
-    ("divisor", "quantit", QUANTITY),
-    ("sizeLimit", "quantit", QUANTITY),
-    ("overhead", "quantit", QUANTITY),
+const OTHER_FIELD_MESSAGES: &[(&str, &str, &str)] = &[
+    ("resources", "quantit", QUANTITY_REASON),
+    ("divisor", "quantit", QUANTITY_REASON),
+    ("sizeLimit", "quantit", QUANTITY_REASON),
+    ("overhead", "quantit", QUANTITY_REASON),
     (
         "Timestamp",
         "parsing time",
@@ -59,21 +59,21 @@ const NAMED_OTHERWISE: &[(&str, &str, &str)] = &[
     (
         "containers[0].resources.",
         "must be less than or equal to",
-        AGAINST,
+        MISMATCH_REASON,
     ),
     (
         "spec.resourceClaims",
         "must be one of the names in pod.spec.resourceClaims",
-        AGAINST,
+        MISMATCH_REASON,
     ),
-    ("spec.volumes", ".name: Not found", AGAINST),
+    ("spec.volumes", ".name: Not found", MISMATCH_REASON),
     (
         "spec.volumeClaimTemplates[0].metadata.name",
         ".name: Not found",
-        AGAINST,
+        MISMATCH_REASON,
     ),
-    ("spec.hostIPC", "when 'hostIPC' is true", AGAINST),
-    ("spec.hostPID", "HostPID cannot both be enabled", AGAINST),
+    ("spec.hostIPC", "when 'hostIPC' is true", MISMATCH_REASON),
+    ("spec.hostPID", "HostPID cannot both be enabled", MISMATCH_REASON),
     (
         ".csi.nodePublishSecretRef.name",
         ".csi.name: ",
@@ -94,30 +94,30 @@ const NAMED_OTHERWISE: &[(&str, &str, &str)] = &[
         "less than terminationGracePeriodSeconds",
         "a hook would last longer",
     ),
-    ("projected.sources[0].", "projected.path: ", PROJECTED),
-    ("projected.sources[1].", "downwardAPI.fieldRef", PROJECTED),
-    ("projected.sources[1].", "downwardAPI.path: ", PROJECTED),
-    ("downwardAPI.items[", "downwardAPI.", PROJECTED),
+    ("projected.sources[0].", "projected.path: ", PROJECTED_REASON),
+    ("projected.sources[1].", "downwardAPI.fieldRef", PROJECTED_REASON),
+    ("projected.sources[1].", "downwardAPI.path: ", PROJECTED_REASON),
+    ("downwardAPI.items[", "downwardAPI.", PROJECTED_REASON),
 ];
 
-const QUANTITY: &str = "of a quantity that it cannot read the API server does not say where it is";
-const AGAINST: &str = "what is said is the other of two that do not fit together";
-const PROJECTED: &str = "the API server leaves out which source it is, or which item of that";
+const QUANTITY_REASON: &str = "of a quantity that it cannot read the API server does not say where it is";
+const MISMATCH_REASON: &str = "what is said is the other of two that do not fit together";
+const PROJECTED_REASON: &str = "the API server leaves out which source it is, or which item of that";
 
 /// What stands in the API server's paths of what it cannot read, and in no user's.
-const EMBEDDED: [&str; 3] = [".ProbeHandler", ".VolumeSource", ".LocalObjectReference"];
+const EMBEDDED_TYPES: [&str; 3] = [".ProbeHandler", ".VolumeSource", ".LocalObjectReference"];
 
 /// Words with all paths as they would be without numbers of items, and with keys of maps after dots.
-fn plain(words: &str) -> String {
-    let mut plain = String::with_capacity(words.len());
-    for (at, part) in words.split('[').enumerate() {
-        let inside = part.split_once(']').filter(|_| at > 0);
+fn normalize_paths(message: &str) -> String {
+    let mut plain = String::with_capacity(message.len());
+    for (index, part) in message.split('[').enumerate() {
+        let inside = part.split_once(']').filter(|_| index > 0);
         match inside {
             Some((item, rest)) if item.parse::<usize>().is_ok() => plain.push_str(rest),
-            _ => plain.extend((at > 0).then_some('[').into_iter().chain(part.chars())),
+            _ => plain.extend((index > 0).then_some('[').into_iter().chain(part.chars())),
         }
     }
-    for embedded in EMBEDDED {
+    for embedded in EMBEDDED_TYPES {
         plain = plain.replace(embedded, "");
     }
     plain
@@ -125,18 +125,19 @@ fn plain(words: &str) -> String {
 
 /// Whether a refusal names the field of a template, or the object in the template that has it. The API server often says no
 /// more, and leaves out numbers of items.
-pub fn names(field: &str, words: &str) -> bool {
-    let (words, path) = (plain(words), plain(field));
+pub fn names_field(field: &str, message: &str) -> bool {
+    let (message, path) = (normalize_paths(message), normalize_paths(field));
     let path = path.strip_prefix("spec.").unwrap_or(&path);
     let above = path.rsplit_once('.').map(|(above, _)| above);
-    let wanted = [Some(path), above.filter(|above| above.matches('.').count() > 1)];
-    let mut wanted = wanted.into_iter().flatten();
-    let without = |path: &str| path.replacen(".metadata.", ".", 1);
+    let candidates = [Some(path), above.filter(|above| above.matches('.').count() > 1)];
+    let mut candidates = candidates.into_iter().flatten();
+    let without_metadata = |path: &str| path.replacen(".metadata.", ".", 1);
     (path.starts_with("template.") || path.starts_with("volumeClaimTemplates."))
-        && (wanted.any(|path| is_named(path, &words) || is_named(&without(path), &words))
-            || NAMED_OTHERWISE
+        && (candidates
+            .any(|path| mentions_field(path, &message) || mentions_field(&without_metadata(path), &message))
+            || OTHER_FIELD_MESSAGES
                 .iter()
-                .any(|(part, said, _)| field.contains(part) && words.contains(said)))
+                .any(|(part, text, _)| field.contains(part) && message.contains(text)))
 }
 
 fn probe(handler: Value) -> Value {
@@ -181,7 +182,7 @@ fn container() -> Value {
 }
 
 /// A container with the fields that go with none of those.
-fn beside() -> Value {
+fn second_container() -> Value {
     json!({
         "name": "side", "image": "example.com/side:1",
         "livenessProbe": probe(json!({ "grpc": { "port": 80, "service": "s" } })),
@@ -242,7 +243,7 @@ fn template() -> Value {
             "annotations": { "note": "b", "apps.kruise.io/container-launch-priority": "Ordered" },
         },
         "spec": {
-            "containers": [container(), beside()],
+            "containers": [container(), second_container()],
             "initContainers": [{ "name": "init", "image": "example.com/init:1", "restartPolicy": "Always" }],
             "volumes": volumes(),
             "resourceClaims": [{ "name": "gpu", "resourceClaimName": "c" }],
@@ -289,30 +290,30 @@ fn claim() -> Value {
 
 /// A place in the sample.
 #[derive(Clone, Debug)]
-struct Place {
+struct FieldPlace {
     pointer: String,
     /// The field as the API server writes it.
     field: String,
 }
 
-impl Place {
-    fn of(pointer: &str, field: &str) -> Self {
+impl FieldPlace {
+    fn new(pointer: &str, field: &str) -> Self {
         let (pointer, field) = (pointer.to_owned(), field.to_owned());
         Self { pointer, field }
     }
 
-    fn below(&self, key: &str) -> Self {
+    fn child(&self, key: &str) -> Self {
         let escaped = key.replace('~', "~0").replace('/', "~1");
-        Self::of(
+        Self::new(
             &format!("{}/{escaped}", self.pointer),
             &format!("{}.{key}", self.field),
         )
     }
 
-    fn item(&self, at: usize) -> Self {
-        Self::of(
-            &format!("{}/{at}", self.pointer),
-            &format!("{}[{at}]", self.field),
+    fn item(&self, index: usize) -> Self {
+        Self::new(
+            &format!("{}/{index}", self.pointer),
+            &format!("{}[{index}]", self.field),
         )
     }
 }
@@ -321,15 +322,15 @@ impl Place {
 struct Sample {
     schemas: Value,
     /// Each with the name of its type.
-    places: Vec<(Place, Value)>,
+    places: Vec<(FieldPlace, Value)>,
     /// Types of which the sample has a value, and which of their fields.
-    there: BTreeMap<String, BTreeSet<String>>,
+    sampled: BTreeMap<String, BTreeSet<String>>,
     /// Fields that a value of the sample lacks, by type and name.
-    lacking: BTreeMap<(String, String), (Place, Value)>,
+    missing: BTreeMap<(String, String), (FieldPlace, Value)>,
 }
 
 impl Sample {
-    fn schema<'a>(&'a self, schema: &'a Value) -> (Option<&'a str>, &'a Value) {
+    fn resolve_schema<'a>(&'a self, schema: &'a Value) -> (Option<&'a str>, &'a Value) {
         let reference = schema["$ref"]
             .as_str()
             .or_else(|| schema["allOf"][0]["$ref"].as_str());
@@ -338,34 +339,34 @@ impl Sample {
     }
 
     /// Takes in everything in `value` and below it.
-    fn take(&mut self, value: &Value, schema: &Value, place: Place) {
+    fn collect(&mut self, value: &Value, schema: &Value, place: FieldPlace) {
         self.places
             .push((place.clone(), json!({ "type": type_of(value) })));
-        let (name, known) = self.schema(schema);
-        let (name, known) = (name.map(str::to_owned), known.clone());
+        let (name, resolved) = self.resolve_schema(schema);
+        let (name, resolved) = (name.map(str::to_owned), resolved.clone());
         match value {
             Value::Object(fields) => {
-                let declared = known["properties"].as_object();
+                let declared = resolved["properties"].as_object();
                 for (key, schema) in declared.into_iter().flatten() {
                     let name = name.clone().unwrap_or_default();
                     if fields.get(key).is_some_and(|value| !value.is_null()) {
-                        self.there.entry(name).or_default().insert(key.clone());
+                        self.sampled.entry(name).or_default().insert(key.clone());
                     } else {
-                        let lacking = (place.below(key), schema.clone());
-                        self.lacking.entry((name, key.clone())).or_insert(lacking);
+                        let lacking = (place.child(key), schema.clone());
+                        self.missing.entry((name, key.clone())).or_insert(lacking);
                     }
                 }
                 for (key, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
-                    let schema = match &known["properties"][key] {
-                        Value::Null => &known["additionalProperties"],
+                    let schema = match &resolved["properties"][key] {
+                        Value::Null => &resolved["additionalProperties"],
                         schema => schema,
                     };
-                    self.take(value, schema, place.below(key));
+                    self.collect(value, schema, place.child(key));
                 }
             }
             Value::Array(items) => {
-                for (at, value) in items.iter().enumerate() {
-                    self.take(value, &known["items"], place.item(at));
+                for (index, value) in items.iter().enumerate() {
+                    self.collect(value, &resolved["items"], place.item(index));
                 }
             }
             _ => {}
@@ -373,30 +374,32 @@ impl Sample {
     }
 
     /// Fields that no value of the sample has, each in one place where it may be, and the types of which there is no value.
-    fn lacks(&self) -> (Vec<(Place, Value)>, BTreeSet<String>) {
-        let lacking = self
-            .lacking
-            .iter()
-            .filter(|((name, key), _)| !self.there.get(name).is_some_and(|there| there.contains(key)));
-        let mut whole = BTreeSet::new();
+    fn missing_fields(&self) -> (Vec<(FieldPlace, Value)>, BTreeSet<String>) {
+        let lacking = self.missing.iter().filter(|((name, key), _)| {
+            !self
+                .sampled
+                .get(name)
+                .is_some_and(|sampled| sampled.contains(key))
+        });
+        let mut unsampled = BTreeSet::new();
         let fields = lacking.map(|(_, (place, schema))| {
             let item = if schema["items"].is_object() {
                 &schema["items"]
             } else {
                 schema
             };
-            let (name, known) = self.schema(item);
+            let (name, resolved) = self.resolve_schema(item);
             if let Some(name) =
-                name.filter(|name| known["properties"].is_object() && !self.there.contains_key(*name))
+                name.filter(|name| resolved["properties"].is_object() && !self.sampled.contains_key(*name))
             {
-                whole.insert(name.rsplit('.').next().unwrap().to_owned());
+                unsampled.insert(name.rsplit('.').next().unwrap().to_owned());
             }
-            let (_, known) = self.schema(schema);
-            let known = json!({ "type": known["type"].as_str().unwrap_or("string") });
-            (place.clone(), known)
+            let (_, resolved) = self.resolve_schema(schema);
+            let resolved = json!({ "type": resolved["type"].as_str().unwrap_or("string") });
+            (place.clone(), resolved)
         });
         let fields = fields.collect();
-        (fields, whole)
+        (fields, unsampled)
     }
 }
 
@@ -412,8 +415,8 @@ fn type_of(value: &Value) -> &'static str {
 }
 
 /// The object with a value in a place whose parent is there.
-fn with(good: &Value, place: &Place, value: Value) -> Value {
-    let mut object = good.clone();
+fn with_value(valid: &Value, place: &FieldPlace, value: Value) -> Value {
+    let mut object = valid.clone();
     let (parent, key) = place.pointer.rsplit_once('/').unwrap();
     match object.pointer_mut(&place.pointer) {
         Some(there) => *there = value,
@@ -423,17 +426,17 @@ fn with(good: &Value, place: &Place, value: Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_template_with_any_value_in_any_field_is_refused_by_field_or_does_no_harm() {
-    let world = world().await;
-    let admin = &world.admin().await;
-    let mut spec = clone_set("fields", 0);
+async fn malformed_template_fields_are_rejected_or_harmless() {
+    let cluster = exclusive_cluster().await;
+    let admin = &cluster.admin().await;
+    let mut spec = cloneset_spec("fields", 0);
     spec["template"] = template();
     spec["volumeClaimTemplates"] = json!([claim()]);
-    let objects = Objects::ours(admin, "v1beta1", "CloneSet");
-    let good = json!({ "metadata": { "name": "template-good" }, "spec": spec });
-    objects.make(&good).await.unwrap();
+    let objects = Objects::of_kruise(admin, "v1beta1", "CloneSet");
+    let valid = json!({ "metadata": { "name": "template-good" }, "spec": spec });
+    objects.create(&valid).await.unwrap();
 
-    let schemas = world
+    let schemas = cluster
         .plane
         .kubectl(&["get", "--raw", "/openapi/v3/api/v1"])
         .unwrap();
@@ -441,8 +444,8 @@ async fn a_template_with_any_value_in_any_field_is_refused_by_field_or_does_no_h
     let mut sample = Sample {
         schemas: schemas["components"]["schemas"].take(),
         places: Vec::new(),
-        there: BTreeMap::new(),
-        lacking: BTreeMap::new(),
+        sampled: BTreeMap::new(),
+        missing: BTreeMap::new(),
     };
     for (pointer, field, kind) in [
         ("/spec/template", "spec.template", "PodTemplateSpec"),
@@ -453,12 +456,16 @@ async fn a_template_with_any_value_in_any_field_is_refused_by_field_or_does_no_h
         ),
     ] {
         let schema = json!({ "$ref": format!("#/components/schemas/io.k8s.api.core.v1.{kind}") });
-        sample.take(good.pointer(pointer).unwrap(), &schema, Place::of(pointer, field));
+        sample.collect(
+            valid.pointer(pointer).unwrap(),
+            &schema,
+            FieldPlace::new(pointer, field),
+        );
     }
-    let (lacking, whole) = sample.lacks();
-    let unknown: Vec<_> = whole
+    let (lacking, unsampled) = sample.missing_fields();
+    let unknown: Vec<_> = unsampled
         .iter()
-        .filter(|name| !WHOLE.contains(&name.as_str()))
+        .filter(|name| !UNSAMPLED_TYPES.contains(&name.as_str()))
         .collect();
     assert!(
         unknown.is_empty(),
@@ -466,29 +473,29 @@ async fn a_template_with_any_value_in_any_field_is_refused_by_field_or_does_no_h
     );
     let (mut attempts, mut heavy) = (Vec::new(), Vec::new());
     // Beside a volume that has a claim's template itself nobody can tell whose field the API server could not read.
-    let mut without = good.clone();
-    let volumes = without
+    let mut without_metadata = valid.clone();
+    let volumes = without_metadata
         .pointer_mut("/spec/template/spec/volumes")
         .and_then(Value::as_array_mut);
     volumes.unwrap().retain(|volume| volume["ephemeral"].is_null());
-    for (at, (place, schema)) in sample.places.iter().chain(&lacking).enumerate() {
-        let of_claims = place.field.starts_with("spec.volumeClaim");
-        let good = if of_claims { &without } else { &good };
-        if schema["type"] == "string" && good.pointer(&place.pointer).is_some() {
+    for (index, (place, schema)) in sample.places.iter().chain(&lacking).enumerate() {
+        let in_claim = place.field.starts_with("spec.volumeClaim");
+        let valid = if in_claim { &without_metadata } else { &valid };
+        if schema["type"] == "string" && valid.pointer(&place.pointer).is_some() {
             heavy.push(Attempt {
                 version: "v1beta1".to_owned(),
                 name: format!("template-heavy-{}", heavy.len()),
                 field: place.field.clone(),
-                object: with(good, place, "a".repeat(1 << 20).into()),
+                object: with_value(valid, place, "a".repeat(1 << 20).into()),
             });
         }
-        for (which, value) in hostile(schema).into_iter().enumerate() {
-            let mut object = with(good, place, value);
+        for (value_index, value) in malformed_values(schema).into_iter().enumerate() {
+            let mut object = with_value(valid, place, value);
             // Some have Pods, and all whose claims only the manager can be refused.
-            let pods = attempts.len() % 8 == 0 || of_claims;
+            let pods = attempts.len() % 8 == 0 || in_claim;
             object["spec"]["replicas"] = json!(i32::from(pods));
             // The versions have the templates in common, so that each value goes through one of them.
-            let version = ["v1beta1", "v1alpha1"][(at + which) % 2];
+            let version = ["v1beta1", "v1alpha1"][(index + value_index) % 2];
             attempts.push(Attempt {
                 version: version.to_owned(),
                 name: format!("template-{}", attempts.len()),
@@ -503,7 +510,7 @@ async fn a_template_with_any_value_in_any_field_is_refused_by_field_or_does_no_h
         sample.places.len() + lacking.len(),
         lacking.len()
     );
-    let mut accepted = attempt(attempts, AT_A_TIME, admin, "CloneSet").await;
+    let mut accepted = run_attempts(attempts, MAX_CONCURRENT, admin, "CloneSet").await;
     println!("{} of {count} were accepted", accepted.len());
     assert!(
         accepted.len() > count / 20 && accepted.len() < count / 2,
@@ -512,11 +519,11 @@ async fn a_template_with_any_value_in_any_field_is_refused_by_field_or_does_no_h
     );
     let count = heavy.len();
     assert!(count > 50, "{count} fields are texts");
-    let large = attempt(heavy, 1, admin, "CloneSet").await;
+    let large = run_attempts(heavy, 1, admin, "CloneSet").await;
     println!("{} of {count} were accepted with 1 MiB", large.len());
     accepted.extend(large);
-    world.still_works("after-templates").await;
+    cluster.assert_still_works("after-templates").await;
     accepted.push("template-good".to_owned());
-    let removed = stream::iter(&accepted).map(|name| objects.remove(name));
-    removed.buffer_unordered(AT_A_TIME).collect::<()>().await;
+    let removed = stream::iter(&accepted).map(|name| objects.delete_if_exists(name));
+    removed.buffer_unordered(MAX_CONCURRENT).collect::<()>().await;
 }

@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 
-use crate::world::{Node, PATIENCE};
+use crate::pull_node::{PATIENCE, PullNode};
 
 /// A running daemon. It is killed when dropped.
 pub struct Daemon {
@@ -20,7 +20,7 @@ pub struct Daemon {
 
 impl Daemon {
     /// Starts it for a node, with the runtime's socket.
-    pub fn start(node: &Node, socket: &Path, dir: &Path, more: &[&str]) -> Self {
+    pub fn start(node: &PullNode, socket: &Path, dir: &Path, extra_args: &[&str]) -> Self {
         let address = format!("127.0.0.1:{}", testbed::port::reserve().unwrap());
         let log = dir.join("daemon.log");
         let output = std::fs::OpenOptions::new()
@@ -36,7 +36,7 @@ impl Daemon {
             .arg(socket)
             .arg("--control-socket")
             .arg(dir.join("control.sock"))
-            .args(more)
+            .args(extra_args)
             .env("RUST_LOG", "info,kruise=debug")
             .stdout(Stdio::from(output.try_clone().unwrap()))
             .stderr(Stdio::from(output))
@@ -60,9 +60,9 @@ impl Daemon {
             Signal::SIGTERM,
         )
         .unwrap();
-        let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await;
+        let result = tokio::time::timeout(PATIENCE, self.child.wait()).await;
         assert!(
-            ended.is_ok(),
+            result.is_ok(),
             "the daemon does not end on TERM; its log:\n{}",
             self.log()
         );
@@ -74,7 +74,7 @@ impl Daemon {
     }
 
     /// What it answers at a path: status and body.
-    pub async fn get(&self, path: &str) -> (u16, String) {
+    pub async fn http_get(&self, path: &str) -> (u16, String) {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let start = Instant::now();
         let mut stream = loop {
@@ -86,18 +86,18 @@ impl Daemon {
         };
         let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        let (head, body) = response.split_once("\r\n\r\n").unwrap();
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
     }
 
     /// Waits until a path answers as wanted.
-    pub async fn until(&self, path: &str, wanted: impl Fn(u16, &str) -> bool) {
+    pub async fn wait_for_response(&self, path: &str, predicate: impl Fn(u16, &str) -> bool) {
         let start = Instant::now();
         loop {
-            let (status, body) = self.get(path).await;
-            if wanted(status, &body) {
+            let (status, body) = self.http_get(path).await;
+            if predicate(status, &body) {
                 return;
             }
             assert!(
@@ -110,22 +110,22 @@ impl Daemon {
     }
 
     /// Waits until the daemon has counted so many writes of its NodeImage's status; more are too many.
-    pub async fn until_writes(&self, wanted: RangeInclusive<u64>) {
-        self.until("/metrics", |_, text| {
-            let done = text.lines().find(|l| {
+    pub async fn wait_for_status_writes(&self, expected: RangeInclusive<u64>) {
+        self.wait_for_response("/metrics", |_, text| {
+            let writes = text.lines().find(|l| {
                 l.starts_with("kruise_api_writes_total{")
                     && l.contains("NodeImage")
                     && l.contains("result=\"ok\"")
             });
-            let done: u64 = done
+            let writes: u64 = writes
                 .and_then(|l| l.rsplit(' ').next())
                 .map_or(0, |n| n.parse().unwrap());
             assert!(
-                done <= *wanted.end(),
-                "{done} writes where {} suffice",
-                wanted.end()
+                writes <= *expected.end(),
+                "{writes} writes where {} suffice",
+                expected.end()
             );
-            wanted.contains(&done)
+            expected.contains(&writes)
         })
         .await;
     }

@@ -2,11 +2,11 @@
 //! server; against the runtime made of faults where the test decides what the runtime does, and against containerd.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod api_outage;
 mod containerd;
 mod daemon;
 mod faults;
-mod job;
-mod large;
-mod outage;
-mod secrets;
-mod world;
+mod image_pull_job;
+mod large_status;
+mod pull_node;
+mod pull_secrets;

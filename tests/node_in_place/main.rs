@@ -2,19 +2,19 @@
 //! daemon and our manager as their own service accounts. Nothing is played.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod ahead;
-mod batches;
-#[path = "../node_recreate/bed/mod.rs"]
+mod clone_set_ops;
+mod env_update;
+#[path = "../node_recreate/fixture/mod.rs"]
 #[allow(dead_code, unused_imports)]
-mod bed;
-mod environment;
-mod field;
-mod image;
-#[path = "../container_meta/pod.rs"]
+mod fixture;
+mod image_update;
+#[path = "../container_meta/pod_meta.rs"]
 #[allow(dead_code)]
-mod pod;
-mod policy;
-mod resources;
-mod unproven;
+mod pod_meta;
+mod pre_pull;
+mod resize;
+mod update_order;
+mod update_policy;
+mod without_daemon;
 
 use support::{connect, manager, programs, settled, waits};

@@ -3,16 +3,16 @@
 //! needs none; requests are made as admission leaves them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod bed;
 mod faults;
+mod fixture;
 mod hooks;
-mod rules;
-mod together;
+mod restart_rules;
+mod with_manager;
 
 use std::time::Duration;
 use support::{connect, manager, programs, waits};
 
-use bed::{assert_succeeded, shared, statuses};
+use fixture::{assert_succeeded, container_statuses, shared_cluster};
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase,
 };
@@ -28,16 +28,16 @@ fn container(name: &str, seconds: u32) -> Value {
 }
 
 /// How often something happened to a request that has ended, by its versions: what takes 3 s has another message meanwhile.
-fn turns(versions: &[ContainerRecreateRequest]) -> usize {
+fn count_steps(versions: &[ContainerRecreateRequest]) -> usize {
     let last = versions.last().unwrap();
-    let made = last.metadata.creation_timestamp.as_ref().unwrap().0;
-    let ended = last.status.as_ref().unwrap().completion_time.as_ref().unwrap().0;
+    let created_at = last.metadata.creation_timestamp.as_ref().unwrap().0;
+    let completed_at = last.status.as_ref().unwrap().completion_time.as_ref().unwrap().0;
     // Both are cut to seconds.
-    if ended.duration_since(made).as_secs() < 3 {
+    if completed_at.duration_since(created_at).as_secs() < 3 {
         return versions.len();
     }
-    let mut silent = versions.to_vec();
-    for request in &mut silent {
+    let mut without_messages = versions.to_vec();
+    for request in &mut without_messages {
         request.metadata.resource_version = None;
         request.metadata.managed_fields = None;
         if let Some(status) = &mut request.status {
@@ -47,21 +47,25 @@ fn turns(versions: &[ContainerRecreateRequest]) -> usize {
             }
         }
     }
-    silent.dedup_by_key(|request| json!(request));
-    silent.len()
+    without_messages.dedup_by_key(|request| json!(request));
+    without_messages.len()
 }
 
 #[tokio::test]
-async fn one_container_is_restarted_in_place_with_two_writes() {
-    let test = shared().await;
-    let pod = test.pod("web", json!([container("main", 0)]), json!({})).await;
-    let old = statuses(&pod)["main"].clone();
+async fn recreate_one_container_takes_two_writes() {
+    let test = shared_cluster().await;
+    let pod = test
+        .create_pod("web", json!([container("main", 0)]), json!({}))
+        .await;
+    let old = container_statuses(&pod)["main"].clone();
     let completed = |request: &ContainerRecreateRequest| {
         let status = request.status.as_ref();
         status.is_some_and(|status| status.completion_time.is_some())
     };
-    let made = test.request("one", &pod, &["main"], json!({}));
-    let ((request, versions), _) = test.follow_from("one", "completed", completed, made).await;
+    let creation = test.create_request("one", &pod, &["main"], json!({}));
+    let ((request, versions), _) = test
+        .watch_until_with("one", "completed", completed, creation)
+        .await;
     let status = request.status.unwrap();
     assert_succeeded(&status);
     let state = &status.container_recreate_states[0];
@@ -69,8 +73,12 @@ async fn one_container_is_restarted_in_place_with_two_writes() {
         state.is_killed && state.message.is_none() && status.message.is_none(),
         "{status:#?}"
     );
-    assert_eq!(turns(&versions), 3, "creation and two writes: {versions:#?}");
-    let new = statuses(&test.get_pod("web").await)["main"].clone();
+    assert_eq!(
+        count_steps(&versions),
+        3,
+        "creation and two writes: {versions:#?}"
+    );
+    let new = container_statuses(&test.get_pod("web").await)["main"].clone();
     assert_ne!(new.id, old.id);
     assert_eq!((new.restarts, new.ready), (1, true));
     let snapshot = &status.container_status_snapshot[0];
@@ -78,25 +86,28 @@ async fn one_container_is_restarted_in_place_with_two_writes() {
         (snapshot.container_id.as_deref(), snapshot.ready),
         (Some(new.id.as_str()), true)
     );
-    let said = test.event("Killing", "main").await;
-    assert_eq!(said, "Stopping container main by ContainerRecreateRequest one");
+    let event_message = test.wait_event("Killing", "main").await;
+    assert_eq!(
+        event_message,
+        "Stopping container main by ContainerRecreateRequest one"
+    );
 }
 
 #[tokio::test]
-async fn three_slow_containers_stop_at_the_same_time() {
-    let test = shared().await;
+async fn containers_are_stopped_in_parallel() {
+    let test = shared_cluster().await;
     let names = ["a", "b", "c"];
     let containers: Vec<Value> = names.iter().map(|name| container(name, 2)).collect();
-    let pod = test.pod("web", json!(containers), json!({})).await;
-    test.request("three", &pod, &names, json!({})).await;
-    let (status, _) = test.completed("three").await;
+    let pod = test.create_pod("web", json!(containers), json!({})).await;
+    test.create_request("three", &pod, &names, json!({})).await;
+    let (status, _) = test.wait_completed("three").await;
     assert_succeeded(&status);
-    let mut terms = Vec::new();
+    let mut term_times = Vec::new();
     for name in names {
-        terms.push(test.mark(&format!("{name}.term")).await);
+        term_times.push(test.wait_for_file(&format!("{name}.term")).await);
     }
-    terms.sort();
-    let spread = terms[2].duration_since(terms[0]).unwrap();
+    term_times.sort();
+    let spread = term_times[2].duration_since(term_times[0]).unwrap();
     assert!(
         spread < Duration::from_secs(3),
         "TERM came within {spread:?}; one after another would be 4 s and more"
@@ -104,19 +115,19 @@ async fn three_slow_containers_stop_at_the_same_time() {
 }
 
 #[tokio::test]
-async fn ordered_means_one_after_the_other_in_the_order_of_the_request() {
-    let test = shared().await;
+async fn ordered_recreate_follows_request_order() {
+    let test = shared_cluster().await;
     let pod = test
-        .pod("web", json!([container("a", 1), container("b", 0)]), json!({}))
+        .create_pod("web", json!([container("a", 1), container("b", 0)]), json!({}))
         .await;
-    test.request(
+    test.create_request(
         "ordered",
         &pod,
         &["b", "a"],
         json!({"strategy": {"orderedRecreate": true}}),
     )
     .await;
-    let (_, versions) = test.completed("ordered").await;
+    let (_, versions) = test.wait_completed("ordered").await;
     let status = versions.last().unwrap().status.clone().unwrap();
     assert_succeeded(&status);
     for request in &versions {
@@ -132,28 +143,30 @@ async fn ordered_means_one_after_the_other_in_the_order_of_the_request() {
 }
 
 #[tokio::test]
-async fn the_second_request_starts_when_the_first_ends_and_says_what_kubelet_waits_for() {
-    let test = shared().await;
-    let pod = test.pod("web", json!([container("main", 0)]), json!({})).await;
+async fn second_request_waits_for_the_first() {
+    let test = shared_cluster().await;
+    let pod = test
+        .create_pod("web", json!([container("main", 0)]), json!({}))
+        .await;
     let force = json!({"strategy": {"forceRecreate": true}});
-    test.request("first", &pod, &["main"], force.clone()).await;
-    test.request("second", &pod, &["main"], force).await;
+    test.create_request("first", &pod, &["main"], force.clone()).await;
+    test.create_request("second", &pod, &["main"], force).await;
     let (waiting, _) = test
-        .follow("second", "it waits", |request: &ContainerRecreateRequest| {
+        .watch_until("second", "it waits", |request: &ContainerRecreateRequest| {
             request
                 .status
                 .as_ref()
                 .is_some_and(|status| status.phase == Phase::Pending)
         })
         .await;
-    let waits = waiting.status.unwrap().message.unwrap_or_default();
-    assert_eq!(waits, "waiting for ContainerRecreateRequest first to end");
-    let (first, _) = test.completed("first").await;
+    let wait_message = waiting.status.unwrap().message.unwrap_or_default();
+    assert_eq!(wait_message, "waiting for ContainerRecreateRequest first to end");
+    let (first, _) = test.wait_completed("first").await;
     assert_succeeded(&first);
-    let (second, versions) = test.completed("second").await;
+    let (second, versions) = test.wait_completed("second").await;
     assert_succeeded(&second);
-    assert_eq!(statuses(&test.get_pod("web").await)["main"].restarts, 2);
-    let said: Vec<_> = versions
+    assert_eq!(container_statuses(&test.get_pod("web").await)["main"].restarts, 2);
+    let messages: Vec<_> = versions
         .iter()
         .filter_map(|version| {
             version
@@ -166,61 +179,66 @@ async fn the_second_request_starts_when_the_first_ends_and_says_what_kubelet_wai
         })
         .collect();
     assert!(
-        said.iter()
+        messages
+            .iter()
             .any(|text| text.starts_with("kubelet ") && text.contains("back until 20")),
-        "{said:#?}"
+        "{messages:#?}"
     );
 }
 
 #[tokio::test]
-async fn a_container_replaced_before_is_accepted_unless_forced() {
-    let test = shared().await;
-    let mut pod = test.pod("web", json!([container("main", 0)]), json!({})).await;
-    let running = statuses(&pod)["main"].id.clone();
+async fn already_replaced_container_succeeds_unless_forced() {
+    let test = shared_cluster().await;
+    let mut pod = test
+        .create_pod("web", json!([container("main", 0)]), json!({}))
+        .await;
+    let running = container_statuses(&pod)["main"].id.clone();
     pod.status.as_mut().unwrap().container_statuses.as_mut().unwrap()[0].container_id =
         Some("containerd://gone".into());
-    test.request("accepts", &pod, &["main"], json!({})).await;
-    let (status, _) = test.completed("accepts").await;
+    test.create_request("accepts", &pod, &["main"], json!({})).await;
+    let (status, _) = test.wait_completed("accepts").await;
     assert_succeeded(&status);
     assert!(!status.container_recreate_states[0].is_killed);
     assert_eq!(
-        statuses(&test.get_pod("web").await)["main"].id,
+        container_statuses(&test.get_pod("web").await)["main"].id,
         running,
         "nothing was stopped"
     );
-    test.request(
+    test.create_request(
         "forces",
         &pod,
         &["main"],
         json!({"strategy": {"forceRecreate": true}}),
     )
     .await;
-    let (status, _) = test.completed("forces").await;
+    let (status, _) = test.wait_completed("forces").await;
     assert_succeeded(&status);
     assert_eq!(
         status.container_recreate_states[0].container_id.as_deref(),
         Some(running.as_str())
     );
-    assert_ne!(statuses(&test.get_pod("web").await)["main"].id, running);
+    assert_ne!(container_statuses(&test.get_pod("web").await)["main"].id, running);
 }
 
 #[tokio::test]
-async fn a_native_sidecar_is_recreated() {
-    let test = shared().await;
+async fn native_sidecar_is_recreated() {
+    let test = shared_cluster().await;
     let mut sidecar = container("mesh", 0);
     sidecar["restartPolicy"] = json!("Always");
-    let more =
+    let init_containers =
         json!({"initContainers": [{"name": "setup", "image": "busybox:1.36", "command": ["true"]}, sidecar]});
-    let pod = test.pod("web", json!([container("main", 0)]), more).await;
-    let old = statuses(&pod);
-    test.request("sidecar", &pod, &["mesh"], json!({})).await;
-    let (status, _) = test.completed("sidecar").await;
+    let pod = test
+        .create_pod("web", json!([container("main", 0)]), init_containers)
+        .await;
+    let old = container_statuses(&pod);
+    test.create_request("sidecar", &pod, &["mesh"], json!({})).await;
+    let (status, _) = test.wait_completed("sidecar").await;
     assert_succeeded(&status);
-    let new = statuses(&test.get_pod("web").await);
+    let new = container_statuses(&test.get_pod("web").await);
     assert_ne!(new["mesh"].id, old["mesh"].id);
     assert_eq!(new["main"], old["main"]);
-    test.request("setup", &pod, &["setup"], json!({})).await;
-    let (status, _) = test.completed("setup").await;
+    test.create_request("setup", &pod, &["setup"], json!({})).await;
+    let (status, _) = test.wait_completed("setup").await;
     let message = status.container_recreate_states[0]
         .message
         .clone()
@@ -229,17 +247,19 @@ async fn a_native_sidecar_is_recreated() {
 }
 
 #[tokio::test]
-async fn a_request_for_what_is_not_there_ends_in_words() {
-    let test = shared().await;
-    let pod = test.pod("web", json!([container("main", 0)]), json!({})).await;
-    test.request(
+async fn request_for_missing_container_or_pod_fails() {
+    let test = shared_cluster().await;
+    let pod = test
+        .create_pod("web", json!([container("main", 0)]), json!({}))
+        .await;
+    test.create_request(
         "unknown",
         &pod,
         &["nowhere", "main"],
         json!({"strategy": {"failurePolicy": "Ignore"}}),
     )
     .await;
-    let (status, _) = test.completed("unknown").await;
+    let (status, _) = test.wait_completed("unknown").await;
     let [unknown, main] = status.container_recreate_states.as_slice() else {
         panic!("{status:#?}")
     };
@@ -251,19 +271,21 @@ async fn a_request_for_what_is_not_there_ends_in_words() {
             .contains("no container \"nowhere\"; it has main")
     );
     assert_eq!((&unknown.phase, &main.phase), (&Phase::Failed, &Phase::Succeeded));
-    let mut gone = pod.clone();
-    gone.metadata.name = Some("nobody".into());
-    gone.metadata.uid = Some("00000000-0000-0000-0000-000000000000".into());
-    test.request("gone", &gone, &["main"], json!({})).await;
-    let (status, _) = test.completed("gone").await;
+    let mut missing_pod = pod.clone();
+    missing_pod.metadata.name = Some("nobody".into());
+    missing_pod.metadata.uid = Some("00000000-0000-0000-0000-000000000000".into());
+    test.create_request("gone", &missing_pod, &["main"], json!({}))
+        .await;
+    let (status, _) = test.wait_completed("gone").await;
     assert_eq!(status.message.as_deref(), Some("pod has gone"));
     // The name is right, the UID is another Pod's: nothing of this Pod may be touched.
-    let before = statuses(&test.get_pod("web").await);
-    gone.metadata.name = Some("web".into());
-    test.request("other", &gone, &["main"], json!({})).await;
+    let before = container_statuses(&test.get_pod("web").await);
+    missing_pod.metadata.name = Some("web".into());
+    test.create_request("other", &missing_pod, &["main"], json!({}))
+        .await;
     assert_eq!(
-        test.completed("other").await.0.message.as_deref(),
+        test.wait_completed("other").await.0.message.as_deref(),
         Some("pod has gone")
     );
-    assert_eq!(statuses(&test.get_pod("web").await), before);
+    assert_eq!(container_statuses(&test.get_pod("web").await), before);
 }

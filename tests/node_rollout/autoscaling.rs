@@ -2,62 +2,67 @@
 
 use serde_json::{Value, json};
 
-use crate::metrics::Metrics;
-use crate::pods::identities;
-use crate::workloads::{shared, template};
+use crate::metrics_api::MetricsApi;
+use crate::pods::uids_by_name;
+use crate::workloads::{shared_cluster, template};
 
 #[tokio::test]
-async fn kubectl_scales_up_and_down() {
-    let space = shared().await;
-    let before = space
-        .settled_set("web", json!({ "replicas": 1, "progressDeadlineSeconds": 600 }))
+async fn kubectl_scale_up_and_down() {
+    let ns = shared_cluster().await;
+    let before = ns
+        .create_settled_set("web", json!({ "replicas": 1, "progressDeadlineSeconds": 600 }))
         .await;
-    space.kubectl(&["scale", "clone/web", "--current-replicas=1", "--replicas=3"]);
-    assert_eq!(space.settled("web").await.replicas, 3);
+    ns.kubectl(&["scale", "clone/web", "--current-replicas=1", "--replicas=3"]);
+    assert_eq!(ns.wait_settled("web").await.replicas, 3);
     // As `docs/user/cloneset.md` has it.
     let reason = r#"--for=jsonpath={.status.conditions[?(@.type=="Progressing")].reason}=CloneSetAvailable"#;
-    let generation = space.kubectl(&["get", "clone/web", "--output=jsonpath={.metadata.generation}"]);
-    let told = format!("--for=jsonpath={{.status.observedGeneration}}={generation}");
-    for wait in [told.as_str(), reason] {
-        space.kubectl(&["wait", "clone/web", wait, "--timeout=60s"]);
+    let generation = ns.kubectl(&["get", "clone/web", "--output=jsonpath={.metadata.generation}"]);
+    let observed = format!("--for=jsonpath={{.status.observedGeneration}}={generation}");
+    for wait in [observed.as_str(), reason] {
+        ns.kubectl(&["wait", "clone/web", wait, "--timeout=60s"]);
     }
     let path = format!(
         "/apis/apps.kruise.io/v1beta1/namespaces/{}/clonesets/web/scale",
-        space.namespace
+        ns.namespace
     );
-    let scale = space.bed.node.plane.kubectl(&["get", "--raw", &path]).unwrap();
+    let scale = ns.cluster.node.plane.kubectl(&["get", "--raw", &path]).unwrap();
     let scale: Value = serde_json::from_str(&scale).unwrap();
     assert_eq!(scale["status"], json!({ "replicas": 3, "selector": "app=web" }));
-    let namespace = format!("--namespace={}", space.namespace);
-    let wrong = [
+    let namespace = format!("--namespace={}", ns.namespace);
+    let stale_scale = [
         "scale",
         "clone/web",
         "--current-replicas=2",
         "--replicas=5",
         namespace.as_str(),
     ];
-    let refused = space.bed.node.plane.kubectl(&wrong).unwrap_err().to_string();
+    let error = ns
+        .cluster
+        .node
+        .plane
+        .kubectl(&stale_scale)
+        .unwrap_err()
+        .to_string();
     assert!(
-        refused.contains("current-replicas") || refused.contains("Expected replicas"),
-        "{refused}"
+        error.contains("current-replicas") || error.contains("Expected replicas"),
+        "{error}"
     );
-    space.kubectl(&["scale", "clonesets.apps.kruise.io/web", "--replicas=1"]);
-    space.settled("web").await;
-    let pods = space.until_pods("web", "one", |pods| pods.len() == 1).await;
+    ns.kubectl(&["scale", "clonesets.apps.kruise.io/web", "--replicas=1"]);
+    ns.wait_settled("web").await;
+    let pods = ns.wait_pods("web", "one", |pods| pods.len() == 1).await;
     // The Pods that were ready last go first.
-    assert_eq!(identities(&pods), before);
+    assert_eq!(uids_by_name(&pods), before);
 }
 
 #[tokio::test]
-async fn an_autoscaler_follows_its_metric() {
-    let space = shared().await;
+async fn hpa_scales_clone_set_by_metric() {
+    let ns = shared_cluster().await;
     let mut template = template("web");
     template["spec"]["containers"][0]["resources"] = json!({ "requests": { "cpu": "10m" } });
-    space
-        .set("web", json!({ "replicas": 2, "template": template }))
+    ns.create_set("web", json!({ "replicas": 2, "template": template }))
         .await;
-    space.settled("web").await;
-    let metrics = Metrics::serve(&space).await;
+    ns.wait_settled("web").await;
+    let metrics = MetricsApi::serve(&ns).await;
     let autoscaler = json!({
         "metadata": { "name": "web" },
         "spec": {
@@ -68,9 +73,9 @@ async fn an_autoscaler_follows_its_metric() {
             "behavior": { "scaleDown": { "stabilizationWindowSeconds": 0 } },
         },
     });
-    let autoscalers = space.api("autoscaling", "v2", "HorizontalPodAutoscaler");
-    space.create(&autoscalers, autoscaler).await;
-    let at_rest = |hpa: &Value, replicas: i32| {
+    let autoscalers = ns.api("autoscaling", "v2", "HorizontalPodAutoscaler");
+    ns.create(&autoscalers, autoscaler).await;
+    let is_stable = |hpa: &Value, replicas: i32| {
         let conditions = hpa["status"]["conditions"]
             .as_array()
             .cloned()
@@ -81,14 +86,13 @@ async fn an_autoscaler_follows_its_metric() {
         active && hpa["status"]["currentReplicas"] == replicas && hpa["status"]["desiredReplicas"] == replicas
     };
     for (load, replicas) in [(20, 2), (40, 4), (20, 2), (10, 1)] {
-        metrics.load(load);
-        space
-            .until(&format!("{replicas} Pods for {load}m"), || async {
-                let hpa = json!(autoscalers.get("web").await.unwrap());
-                at_rest(&hpa, replicas).then_some(())
-            })
-            .await;
-        assert_eq!(space.settled("web").await.replicas, replicas);
+        metrics.set_cpu_usage(load);
+        ns.poll_until(&format!("{replicas} Pods for {load}m"), || async {
+            let hpa = json!(autoscalers.get("web").await.unwrap());
+            is_stable(&hpa, replicas).then_some(())
+        })
+        .await;
+        assert_eq!(ns.wait_settled("web").await.replicas, replicas);
     }
-    metrics.end().await;
+    metrics.shut_down().await;
 }

@@ -6,7 +6,7 @@ mod alone;
 mod autoscaling;
 mod drain;
 mod hooks;
-mod metrics;
+mod metrics_api;
 mod migration;
 mod partition;
 mod volumes;

@@ -6,13 +6,13 @@ use std::ops::Deref;
 use kruise_api::cloneset::CloneSetStatus;
 use serde_json::{Value, json};
 
-use crate::pods::{container, identities, revision, runs, uid};
-use crate::workloads::{Bed, Seen, Space, shared};
+use crate::pods::{container_status, revision, runs_image, uid, uids_by_name};
+use crate::workloads::{NodeNamespace, ObservedPods, TestCluster, shared_cluster};
 
-const OLD: &str = "kruise-test/term:1";
-const NEW: &str = "kruise-test/term:2";
+const OLD_IMAGE: &str = "kruise-test/term:1";
+const NEW_IMAGE: &str = "kruise-test/term:2";
 
-fn policy(policy: &str) -> Value {
+fn update_policy(policy: &str) -> Value {
     json!({ "podUpdatePolicy": policy, "maxUnavailable": 1 })
 }
 
@@ -21,14 +21,14 @@ fn partition(value: Value) -> Value {
 }
 
 /// Whether all are available, and so many of them updated.
-fn stands_at(status: &CloneSetStatus, updated: i32) -> bool {
+fn is_updated_to(status: &CloneSetStatus, updated: i32) -> bool {
     let counts = [status.replicas, status.ready_replicas, status.available_replicas];
     let new = [status.updated_replicas, status.updated_ready_replicas];
     counts == [4; 3] && new == [updated; 2] && status.updated_available_replicas == Some(updated)
 }
 
 /// How many of the Pods have each revision.
-fn revisions(pods: &BTreeMap<String, Value>) -> BTreeMap<String, usize> {
+fn pods_per_revision(pods: &BTreeMap<String, Value>) -> BTreeMap<String, usize> {
     let mut count = BTreeMap::new();
     for pod in pods.values() {
         *count.entry(revision(pod)).or_default() += 1;
@@ -37,150 +37,177 @@ fn revisions(pods: &BTreeMap<String, Value>) -> BTreeMap<String, usize> {
 }
 
 /// Container IDs, by Pod.
-fn containers(pods: &BTreeMap<String, Value>) -> BTreeMap<String, String> {
+fn container_ids(pods: &BTreeMap<String, Value>) -> BTreeMap<String, String> {
     pods.iter()
-        .map(|(name, pod)| (name.clone(), container(pod, "app").id))
+        .map(|(name, pod)| (name.clone(), container_status(pod, "app").id))
         .collect()
 }
 
-fn within_budget(seen: &Seen) {
+fn assert_within_budget(observed: &ObservedPods) {
     assert!(
-        seen.least_serving >= 3 && seen.most <= 4,
-        "one may be unavailable, and none is to be beyond four: {seen:#?}"
+        observed.min_serving >= 3 && observed.max_pods <= 4,
+        "one may be unavailable, and none is to be beyond four: {observed:#?}"
     );
 }
 
 /// Whether two of the Pods run the new image, and the others were not touched.
-async fn half_is_updated(
-    space: &Space<impl Deref<Target = Bed>>,
+async fn assert_half_updated(
+    ns: &NodeNamespace<impl Deref<Target = TestCluster>>,
     half: &CloneSetStatus,
     before: &BTreeMap<String, Value>,
 ) {
-    let pods = space.pods_of("web").await;
-    assert_eq!(identities(pods.values()), identities(before.values()));
-    let both = BTreeMap::from([
+    let pods = ns.pods_of("web").await;
+    assert_eq!(uids_by_name(pods.values()), uids_by_name(before.values()));
+    let expected = BTreeMap::from([
         (half.current_revision.clone(), 2),
         (half.update_revision.clone(), 2),
     ]);
-    assert_eq!(revisions(&pods), both);
+    assert_eq!(pods_per_revision(&pods), expected);
     for (name, pod) in &pods {
         let updated = revision(pod) == half.update_revision;
-        assert!(runs(pod, if updated { NEW } else { OLD }), "{pod}");
-        let now = container(pod, "app");
+        assert!(
+            runs_image(pod, if updated { NEW_IMAGE } else { OLD_IMAGE }),
+            "{pod}"
+        );
+        let now = container_status(pod, "app");
         assert_eq!(now.restarts, i64::from(updated));
-        assert_eq!(now.id == container(&before[name], "app").id, !updated, "{name}");
+        assert_eq!(
+            now.id == container_status(&before[name], "app").id,
+            !updated,
+            "{name}"
+        );
     }
 }
 
 #[tokio::test]
-async fn in_place_half_of_the_pods_are_updated_and_taken_back() {
-    let space = shared().await;
-    let set = json!({ "replicas": 4, "updateStrategy": { "rollingUpdate": policy("InPlaceIfPossible") } });
-    space.set("web", set).await;
-    let first = space.settled("web").await;
-    let before = space.pods_of("web").await;
-    let witness = space.witness("web").await;
+async fn in_place_partition_rollout_and_rollback() {
+    let ns = shared_cluster().await;
+    let set =
+        json!({ "replicas": 4, "updateStrategy": { "rollingUpdate": update_policy("InPlaceIfPossible") } });
+    ns.create_set("web", set).await;
+    let first = ns.wait_settled("web").await;
+    let before = ns.pods_of("web").await;
+    let monitor = ns.monitor_pods("web").await;
 
-    space.image_and("web", NEW, partition(json!("50%"))).await;
-    let half = space.status("web", "half updated", |s| stands_at(s, 2)).await;
+    ns.set_image_and_spec("web", NEW_IMAGE, partition(json!("50%")))
+        .await;
+    let half = ns
+        .wait_status("web", "half updated", |s| is_updated_to(s, 2))
+        .await;
     assert_eq!(half.expected_updated_replicas, Some(2));
     assert_eq!(half.current_revision, first.update_revision);
     assert_ne!(half.update_revision, first.update_revision);
-    half_is_updated(&space, &half, &before).await;
+    assert_half_updated(&ns, &half, &before).await;
 
     // Back by the partition: the two return to the image that they had.
-    space
-        .edit("web", json!({ "spec": partition(json!("100%")) }))
+    ns.patch_set("web", json!({ "spec": partition(json!("100%")) }))
         .await;
-    let back = space.status("web", "none updated", |s| stands_at(s, 0)).await;
+    let rolled_back = ns
+        .wait_status("web", "none updated", |s| is_updated_to(s, 0))
+        .await;
     assert_eq!(
-        (back.expected_updated_replicas, &back.update_revision),
+        (
+            rolled_back.expected_updated_replicas,
+            &rolled_back.update_revision
+        ),
         (Some(0), &half.update_revision)
     );
-    let pods = space.pods_of("web").await;
-    assert_eq!(identities(pods.values()), identities(before.values()));
-    assert!(pods.values().all(|pod| runs(pod, OLD)), "{pods:#?}");
+    let pods = ns.pods_of("web").await;
+    assert_eq!(uids_by_name(pods.values()), uids_by_name(before.values()));
+    assert!(pods.values().all(|pod| runs_image(pod, OLD_IMAGE)), "{pods:#?}");
 
     // Back by the template as well: its revision is the first one again, and nothing restarts.
-    let ids = containers(&pods);
-    space.image_and("web", OLD, partition(json!(0))).await;
-    let again = space.settled("web").await;
-    assert_eq!(again.update_revision, first.update_revision);
-    assert_eq!(containers(&space.pods_of("web").await), ids);
+    let ids = container_ids(&pods);
+    ns.set_image_and_spec("web", OLD_IMAGE, partition(json!(0))).await;
+    let restored = ns.wait_settled("web").await;
+    assert_eq!(restored.update_revision, first.update_revision);
+    assert_eq!(container_ids(&ns.pods_of("web").await), ids);
 
-    space.image("web", NEW).await;
-    let end = space.settled("web").await;
+    ns.set_image("web", NEW_IMAGE).await;
+    let completed = ns.wait_settled("web").await;
     assert_eq!(
-        (&end.update_revision, &end.current_revision),
+        (&completed.update_revision, &completed.current_revision),
         (&half.update_revision, &half.update_revision)
     );
-    let pods = space.pods_of("web").await;
-    assert_eq!(identities(pods.values()), identities(before.values()));
-    assert!(pods.values().all(|pod| runs(pod, NEW)), "{pods:#?}");
-    let kept = space
+    let pods = ns.pods_of("web").await;
+    assert_eq!(uids_by_name(pods.values()), uids_by_name(before.values()));
+    assert!(pods.values().all(|pod| runs_image(pod, NEW_IMAGE)), "{pods:#?}");
+    let revision_list = ns
         .api("apps", "v1", "ControllerRevision")
         .list(&Default::default())
         .await
         .unwrap();
-    assert_eq!(kept.items.len(), 2, "two templates, whatever came and went");
-    within_budget(&witness.seen());
+    assert_eq!(
+        revision_list.items.len(),
+        2,
+        "two templates, whatever came and went"
+    );
+    assert_within_budget(&monitor.observed());
 }
 
 /// Whether the Pod is new and updated, or of those before and as it was.
-fn made_or_kept(pod: &Value, half: &CloneSetStatus, before: &BTreeMap<String, String>) {
+fn assert_new_or_untouched(pod: &Value, half: &CloneSetStatus, before: &BTreeMap<String, String>) {
     let updated = revision(pod) == half.update_revision;
-    assert!(runs(pod, if updated { NEW } else { OLD }), "{pod}");
+    assert!(
+        runs_image(pod, if updated { NEW_IMAGE } else { OLD_IMAGE }),
+        "{pod}"
+    );
     assert_eq!(updated, !before.values().any(|u| *u == uid(pod)));
-    assert_eq!(container(pod, "app").restarts, 0);
+    assert_eq!(container_status(pod, "app").restarts, 0);
 }
 
 #[tokio::test]
-async fn by_new_pods_half_of_them_are_updated_and_taken_back() {
-    let space = shared().await;
-    let set = json!({ "replicas": 4, "updateStrategy": { "rollingUpdate": policy("ReCreate") } });
-    space.set("web", set).await;
-    let first = space.settled("web").await;
-    let before = space.identities("web").await;
-    let witness = space.witness("web").await;
-    let kept = |pods: &BTreeMap<String, Value>| {
+async fn recreate_partition_rollout_and_rollback() {
+    let ns = shared_cluster().await;
+    let set = json!({ "replicas": 4, "updateStrategy": { "rollingUpdate": update_policy("ReCreate") } });
+    ns.create_set("web", set).await;
+    let first = ns.wait_settled("web").await;
+    let before = ns.pod_uids("web").await;
+    let monitor = ns.monitor_pods("web").await;
+    let count_untouched = |pods: &BTreeMap<String, Value>| {
         pods.values()
             .filter(|p| before.values().any(|u| *u == uid(p)))
             .count()
     };
 
-    space.image_and("web", NEW, partition(json!("50%"))).await;
-    let half = space.status("web", "half updated", |s| stands_at(s, 2)).await;
+    ns.set_image_and_spec("web", NEW_IMAGE, partition(json!("50%")))
+        .await;
+    let half = ns
+        .wait_status("web", "half updated", |s| is_updated_to(s, 2))
+        .await;
     assert_eq!(
         (half.expected_updated_replicas, &half.current_revision),
         (Some(2), &first.update_revision)
     );
-    let pods = space
-        .until_pods("web", "four, and none on its way out", |pods| pods.len() == 4)
+    let pods = ns
+        .wait_pods("web", "four, and none on its way out", |pods| pods.len() == 4)
         .await;
     let pods: BTreeMap<String, Value> = pods.into_iter().map(|p| (crate::pods::name(&p), p)).collect();
-    assert_eq!(kept(&pods), 2);
-    pods.values().for_each(|pod| made_or_kept(pod, &half, &before));
+    assert_eq!(count_untouched(&pods), 2);
+    pods.values()
+        .for_each(|pod| assert_new_or_untouched(pod, &half, &before));
 
-    space
-        .edit("web", json!({ "spec": partition(json!("100%")) }))
+    ns.patch_set("web", json!({ "spec": partition(json!("100%")) }))
         .await;
-    let back = space.status("web", "none updated", |s| stands_at(s, 0)).await;
-    assert_eq!(back.update_revision, half.update_revision);
-    let pods = space.pods_of("web").await;
-    assert_eq!(kept(&pods), 2, "the two that were never touched");
+    let rolled_back = ns
+        .wait_status("web", "none updated", |s| is_updated_to(s, 0))
+        .await;
+    assert_eq!(rolled_back.update_revision, half.update_revision);
+    let pods = ns.pods_of("web").await;
+    assert_eq!(count_untouched(&pods), 2, "the two that were never touched");
 
-    space.edit("web", json!({ "spec": partition(json!(0)) })).await;
-    let end = space.settled("web").await;
-    assert_eq!(end.current_revision, half.update_revision);
-    let pods = space
-        .until_pods("web", "four, and none on its way out", |pods| pods.len() == 4)
+    ns.patch_set("web", json!({ "spec": partition(json!(0)) })).await;
+    let completed = ns.wait_settled("web").await;
+    assert_eq!(completed.current_revision, half.update_revision);
+    let pods = ns
+        .wait_pods("web", "four, and none on its way out", |pods| pods.len() == 4)
         .await;
-    assert!(pods.iter().all(|pod| runs(pod, NEW)), "{pods:#?}");
-    let seen = witness.seen();
-    within_budget(&seen);
+    assert!(pods.iter().all(|pod| runs_image(pod, NEW_IMAGE)), "{pods:#?}");
+    let observed = monitor.observed();
+    assert_within_budget(&observed);
     assert_eq!(
-        seen.ever.len(),
+        observed.all_uids.len(),
         4 + 2 + 2 + 4,
-        "a new Pod for each that was replaced: {seen:#?}"
+        "a new Pod for each that was replaced: {observed:#?}"
     );
 }

@@ -7,14 +7,14 @@ use kruise_api::cloneset::CloneSetStatus;
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use crate::pods::{label, name, runs, serves};
+use crate::pods::{is_serving, label, name, runs_image};
 use crate::untyped::untyped;
-use crate::workloads::{Bed, Space, shared, template};
+use crate::workloads::{NodeNamespace, TestCluster, shared_cluster, template};
 
-const ID: &str = "apps.kruise.io/cloneset-instance-id";
+const INSTANCE_ID_LABEL: &str = "apps.kruise.io/cloneset-instance-id";
 
 /// Pods that each have a claim `data`, and note in it that they began.
-pub fn with_claims(replicas: i32, rolling: Value, reuse: bool) -> Value {
+pub fn spec_with_claims(replicas: i32, rolling: Value, reuse: bool) -> Value {
     let mut template = template("web");
     template["spec"]["containers"][0]["volumeMounts"] = json!([{ "name": "data", "mountPath": "/volume" }]);
     template["spec"]["containers"][0]["lifecycle"] =
@@ -30,96 +30,106 @@ pub fn with_claims(replicas: i32, rolling: Value, reuse: bool) -> Value {
 }
 
 /// UIDs of the claims, by the instance that they belong to.
-async fn claims(space: &Space<impl Deref<Target = Bed>>) -> BTreeMap<String, String> {
-    let all = space.claims().list(&Default::default()).await.unwrap();
-    let bound = |claim: &Value| assert_eq!(claim["status"]["phase"], "Bound", "{claim}");
+async fn claims_by_instance(
+    ns: &NodeNamespace<impl Deref<Target = TestCluster>>,
+) -> BTreeMap<String, String> {
+    let all = ns.claims().list(&Default::default()).await.unwrap();
+    let assert_bound = |claim: &Value| assert_eq!(claim["status"]["phase"], "Bound", "{claim}");
     all.items
         .iter()
         .map(|claim| {
-            bound(&json!(claim));
-            (claim.labels()[ID].clone(), claim.uid().unwrap())
+            assert_bound(&json!(claim));
+            (claim.labels()[INSTANCE_ID_LABEL].clone(), claim.uid().unwrap())
         })
         .collect()
 }
 
 /// Waits until there are so many Pods and claims, none on its way out; the claims, each of which is of a Pod.
-pub async fn at_rest(space: &Space<impl Deref<Target = Bed>>, count: usize) -> BTreeMap<String, String> {
-    space.settled("web").await;
+pub async fn wait_pods_and_claims(
+    ns: &NodeNamespace<impl Deref<Target = TestCluster>>,
+    count: usize,
+) -> BTreeMap<String, String> {
+    ns.wait_settled("web").await;
     // The status of before a deletion says the same as that of after it.
-    let whole = |pods: &[&Value]| pods.len() == count && pods.iter().all(|pod| serves(pod));
-    let pods = space
-        .until_pods("web", "these serve, and there are no others", whole)
+    let all_serving = |pods: &[&Value]| pods.len() == count && pods.iter().all(|pod| is_serving(pod));
+    let pods = ns
+        .wait_pods("web", "these serve, and there are no others", all_serving)
         .await;
-    space
-        .until("the others' claims to be gone", || async {
-            let all = space.claims().list(&Default::default()).await.unwrap();
-            (all.items.len() == count).then_some(())
-        })
-        .await;
-    let claims = claims(space).await;
-    let ids: Vec<String> = pods.iter().map(|pod| label(pod, ID)).collect();
+    ns.poll_until("the others' claims to be gone", || async {
+        let all = ns.claims().list(&Default::default()).await.unwrap();
+        (all.items.len() == count).then_some(())
+    })
+    .await;
+    let claims = claims_by_instance(ns).await;
+    let ids: Vec<String> = pods.iter().map(|pod| label(pod, INSTANCE_ID_LABEL)).collect();
     assert!(ids.iter().all(|id| claims.contains_key(id)), "{ids:?} {claims:?}");
     claims
 }
 
 /// What was noted in the volume of a Pod.
-fn starts(space: &Space<impl Deref<Target = Bed>>, pod: &str) -> Vec<String> {
-    let said = space.kubectl(&["exec", pod, "--", "cat", "/volume/starts"]);
-    said.lines().map(str::to_owned).collect()
+fn recorded_starts(ns: &NodeNamespace<impl Deref<Target = TestCluster>>, pod: &str) -> Vec<String> {
+    let output = ns.kubectl(&["exec", pod, "--", "cat", "/volume/starts"]);
+    output.lines().map(str::to_owned).collect()
 }
 
 #[tokio::test]
-async fn new_pods_of_a_surge_bring_their_claims_and_old_ones_take_theirs_along() {
-    let space = shared().await;
+async fn recreate_surge_creates_and_deletes_claims() {
+    let ns = shared_cluster().await;
     let rolling = json!({ "podUpdatePolicy": "ReCreate", "maxUnavailable": 0, "maxSurge": 1 });
-    space.set("web", with_claims(3, rolling, true)).await;
-    let before = at_rest(&space, 3).await;
-    let witness = space.witness("web").await;
-    space.image("web", "kruise-test/term:2").await;
-    let after = at_rest(&space, 3).await;
+    ns.create_set("web", spec_with_claims(3, rolling, true)).await;
+    let before = wait_pods_and_claims(&ns, 3).await;
+    let monitor = ns.monitor_pods("web").await;
+    ns.set_image("web", "kruise-test/term:2").await;
+    let after = wait_pods_and_claims(&ns, 3).await;
     assert!(
         after.values().all(|uid| !before.values().any(|old| old == uid)),
         "{before:?} {after:?}"
     );
-    let pods = space.pods_of("web").await;
+    let pods = ns.pods_of("web").await;
     assert!(
-        pods.values().all(|pod| runs(pod, "kruise-test/term:2")),
+        pods.values().all(|pod| runs_image(pod, "kruise-test/term:2")),
         "{pods:#?}"
     );
     for pod in pods.keys() {
-        assert_eq!(starts(&space, pod), [pod.as_str()]);
+        assert_eq!(recorded_starts(&ns, pod), [pod.as_str()]);
     }
-    let seen = witness.seen();
-    assert!(seen.least_serving >= 3 && seen.most == 4, "{seen:#?}");
-    assert_eq!(seen.ever.len(), 6, "{seen:#?}");
+    let observed = monitor.observed();
+    assert!(
+        observed.min_serving >= 3 && observed.max_pods == 4,
+        "{observed:#?}"
+    );
+    assert_eq!(observed.all_uids.len(), 6, "{observed:#?}");
 }
 
 #[tokio::test]
-async fn in_place_a_surge_keeps_all_serving_and_volumes_keep_what_they_hold() {
-    let space = shared().await;
+async fn in_place_surge_keeps_serving_and_volume_data() {
+    let ns = shared_cluster().await;
     let rolling = json!({ "podUpdatePolicy": "InPlaceIfPossible", "maxUnavailable": 0, "maxSurge": 1 });
-    space.set("web", with_claims(3, rolling, false)).await;
-    let before = at_rest(&space, 3).await;
-    let pods = space.identities("web").await;
-    let witness = space.witness("web").await;
-    space.image("web", "kruise-test/term:2").await;
-    let after = at_rest(&space, 3).await;
-    let seen = witness.seen();
-    assert!(seen.least_serving >= 3 && seen.most == 4, "{seen:#?}");
-    assert_eq!(
-        seen.ever.len(),
-        4,
-        "one more for the time of the rollout: {seen:#?}"
+    ns.create_set("web", spec_with_claims(3, rolling, false)).await;
+    let before = wait_pods_and_claims(&ns, 3).await;
+    let pods = ns.pod_uids("web").await;
+    let monitor = ns.monitor_pods("web").await;
+    ns.set_image("web", "kruise-test/term:2").await;
+    let after = wait_pods_and_claims(&ns, 3).await;
+    let observed = monitor.observed();
+    assert!(
+        observed.min_serving >= 3 && observed.max_pods == 4,
+        "{observed:#?}"
     );
-    let left = space.identities("web").await;
-    let same: Vec<&String> = left
+    assert_eq!(
+        observed.all_uids.len(),
+        4,
+        "one more for the time of the rollout: {observed:#?}"
+    );
+    let remaining = ns.pod_uids("web").await;
+    let untouched: Vec<&String> = remaining
         .keys()
-        .filter(|name| pods.get(*name) == left.get(*name))
+        .filter(|name| pods.get(*name) == remaining.get(*name))
         .collect();
-    assert!(same.len() >= 2, "{pods:?} {left:?}");
-    for pod in same {
+    assert!(untouched.len() >= 2, "{pods:?} {remaining:?}");
+    for pod in untouched {
         assert_eq!(
-            starts(&space, pod),
+            recorded_starts(&ns, pod),
             [pod.as_str(), pod.as_str()],
             "before and after its update"
         );
@@ -129,30 +139,29 @@ async fn in_place_a_surge_keeps_all_serving_and_volumes_keep_what_they_hold() {
 }
 
 #[tokio::test]
-async fn the_claim_of_a_pod_that_somebody_deleted_is_the_next_ones_or_goes_with_it() {
-    let space = shared().await;
+async fn claim_of_deleted_pod_is_reused_or_deleted() {
+    let ns = shared_cluster().await;
     let rolling = json!({ "podUpdatePolicy": "ReCreate", "maxUnavailable": 1 });
-    space.set("web", with_claims(2, rolling, true)).await;
-    let before = at_rest(&space, 2).await;
-    let victim = name(space.pods_of("web").await.values().next().unwrap());
-    space.kubectl(&["delete", "pod", &victim]);
-    let after = at_rest(&space, 2).await;
+    ns.create_set("web", spec_with_claims(2, rolling, true)).await;
+    let before = wait_pods_and_claims(&ns, 2).await;
+    let victim = name(ns.pods_of("web").await.values().next().unwrap());
+    ns.kubectl(&["delete", "pod", &victim]);
+    let after = wait_pods_and_claims(&ns, 2).await;
     assert_eq!(before, after, "kept, with what they hold");
     assert_eq!(
-        starts(&space, &victim),
+        recorded_starts(&ns, &victim),
         [victim.as_str(), victim.as_str()],
         "it has the name of its volume"
     );
 
-    space
-        .edit(
-            "web",
-            json!({ "spec": { "scaleStrategy": { "enablePVCReuse": null } } }),
-        )
-        .await;
-    space.settled("web").await;
-    space.kubectl(&["delete", "pod", &victim]);
-    let after = at_rest(&space, 2).await;
+    ns.patch_set(
+        "web",
+        json!({ "spec": { "scaleStrategy": { "enablePVCReuse": null } } }),
+    )
+    .await;
+    ns.wait_settled("web").await;
+    ns.kubectl(&["delete", "pod", &victim]);
+    let after = wait_pods_and_claims(&ns, 2).await;
     let id = victim.trim_start_matches("web-");
     assert!(
         !after.contains_key(id) && after.len() == 2,
@@ -160,42 +169,46 @@ async fn the_claim_of_a_pod_that_somebody_deleted_is_the_next_ones_or_goes_with_
     );
 
     // Pods that are too many take their claims along, whatever is to be kept.
-    space
-        .edit(
-            "web",
-            json!({ "spec": { "replicas": 1, "scaleStrategy": { "enablePVCReuse": true } } }),
-        )
-        .await;
-    let left = at_rest(&space, 1).await;
-    assert!(after.iter().any(|claim| left.iter().any(|kept| kept == claim)));
-    space.edit("web", json!({ "spec": { "replicas": 2 } })).await;
-    let again = at_rest(&space, 2).await;
+    ns.patch_set(
+        "web",
+        json!({ "spec": { "replicas": 1, "scaleStrategy": { "enablePVCReuse": true } } }),
+    )
+    .await;
+    let remaining = wait_pods_and_claims(&ns, 1).await;
     assert!(
-        again.iter().any(|claim| !after.iter().any(|old| old == claim)),
-        "a claim of its own: {again:?}"
+        after
+            .iter()
+            .any(|claim| remaining.iter().any(|kept| kept == claim))
+    );
+    ns.patch_set("web", json!({ "spec": { "replicas": 2 } })).await;
+    let scaled_up = wait_pods_and_claims(&ns, 2).await;
+    assert!(
+        scaled_up
+            .iter()
+            .any(|claim| !after.iter().any(|old| old == claim)),
+        "a claim of its own: {scaled_up:?}"
     );
 }
 
 #[tokio::test]
-async fn a_storage_class_that_is_not_there_is_told_in_the_scheduler_s_words_until_it_is() {
-    let space = shared().await;
-    let mut spec = with_claims(1, json!({}), false);
+async fn missing_storage_class_is_reported_in_status() {
+    let ns = shared_cluster().await;
+    let mut spec = spec_with_claims(1, json!({}), false);
     spec["volumeClaimTemplates"][0]["spec"]["storageClassName"] = json!("folders-to-come");
-    space.set("web", spec).await;
-    let words = [
+    ns.create_set("web", spec).await;
+    let expected_messages = [
         "unbound immediate PersistentVolumeClaims",
         "its claim of storage class folders-to-come is not bound",
     ];
-    let told = |status: &CloneSetStatus| {
-        let progressing = status.conditions.iter().find(|c| c.type_ == "Waiting");
-        progressing.is_some_and(|c| words.iter().all(|word| c.message.contains(word)))
+    let is_reported = |status: &CloneSetStatus| {
+        let waiting = status.conditions.iter().find(|c| c.type_ == "Waiting");
+        waiting.is_some_and(|c| expected_messages.iter().all(|word| c.message.contains(word)))
     };
-    space
-        .status("web", "the scheduler's words, and the class", told)
+    ns.wait_status("web", "the scheduler's words, and the class", is_reported)
         .await;
     let class =
         json!({ "metadata": { "name": "folders-to-come" }, "provisioner": "kubernetes.io/host-path" });
-    let classes = untyped(&space.admin, "storage.k8s.io", "v1", "StorageClass", None);
-    space.create(&classes, class).await;
-    at_rest(&space, 1).await;
+    let classes = untyped(&ns.admin, "storage.k8s.io", "v1", "StorageClass", None);
+    ns.create(&classes, class).await;
+    wait_pods_and_claims(&ns, 1).await;
 }

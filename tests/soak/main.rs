@@ -6,49 +6,51 @@
 //! order of the faults, `KRUISE_SOAK_SECONDS` sets another length.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-mod bed;
-mod enemy;
-mod growth;
-mod network;
-mod runs;
-mod work;
+mod chaos;
+mod container_runs;
+mod faulty_proxy;
+mod resource_growth;
+mod soak_cluster;
+mod workload;
 
 use std::time::{Duration, Instant};
 
 use support::{manager, pods, programs};
 
-use bed::Bed;
-use support::chance::Chance;
-use work::Work;
+use soak_cluster::SoakCluster;
+use support::seeded_rng::SeededRng;
+use workload::Workload;
 
 /// How long faults are made.
-fn length() -> Duration {
-    let given = std::env::var("KRUISE_SOAK_SECONDS")
+fn run_duration() -> Duration {
+    let from_env = std::env::var("KRUISE_SOAK_SECONDS")
         .ok()
         .and_then(|text| text.parse().ok());
     let soak = std::env::var_os("KRUISE_SOAK").is_some();
-    Duration::from_secs(given.unwrap_or(if soak { 3600 } else { 150 }))
+    Duration::from_secs(from_env.unwrap_or(if soak { 3600 } else { 150 }))
 }
 
 #[tokio::test]
-async fn all_work_ends_right_whatever_breaks_meanwhile() {
-    let chance = Chance::new();
-    let mut bed = tokio::task::spawn_blocking(Bed::start).await.expect("no panic");
-    let work = Work::start(&bed).await;
-    let until = Instant::now() + length();
-    let enemy = tokio::task::spawn_blocking(move || {
-        let made = enemy::rage(&mut bed, chance, until);
-        (bed, made)
+async fn workload_survives_random_faults() {
+    let rng = SeededRng::new();
+    let mut cluster = tokio::task::spawn_blocking(SoakCluster::start)
+        .await
+        .expect("no panic");
+    let workload = Workload::start(&cluster).await;
+    let deadline = Instant::now() + run_duration();
+    let fault_task = tokio::task::spawn_blocking(move || {
+        let injected = chaos::inject_faults(&mut cluster, rng, deadline);
+        (cluster, injected)
     });
-    let (done, enemy) = tokio::join!(work.go_on(until), enemy);
-    let (bed, (faults, growth)) = enemy.expect("the enemy mends all that it broke");
+    let (completed, fault_result) = tokio::join!(workload.run_until(deadline), fault_task);
+    let (cluster, (faults, growth)) = fault_result.expect("the enemy mends all that it broke");
     println!("faults: {faults:?}");
-    println!("work: {done:?}");
-    work.check(&done).await;
-    bed.check();
-    growth.check(&bed).await;
+    println!("work: {completed:?}");
+    workload.assert_consistent(&completed).await;
+    cluster.assert_no_panics();
+    growth.check(&cluster).await;
     assert!(
-        done.jobs > 0 && done.requests > 0 && done.rollouts > 0,
-        "the bed did no work: {done:?}"
+        completed.jobs > 0 && completed.requests > 0 && completed.rollouts > 0,
+        "the bed did no work: {completed:?}"
     );
 }

@@ -8,26 +8,26 @@ use serde_json::Value;
 
 /// Path of the daemon.
 pub fn daemon() -> &'static str {
-    static PATH: LazyLock<String> = LazyLock::new(|| path("kruise-daemon"));
+    static PATH: LazyLock<String> = LazyLock::new(|| program_path("kruise-daemon"));
     &PATH
 }
 
 /// Path of the manager.
 pub fn manager() -> &'static str {
-    static PATH: LazyLock<String> = LazyLock::new(|| path("kruise-manager"));
+    static PATH: LazyLock<String> = LazyLock::new(|| program_path("kruise-manager"));
     &PATH
 }
 
-fn path(program: &str) -> String {
+fn program_path(program: &str) -> String {
     // `cargo xtask test` has built them and says where they are.
     let folder = std::env::var_os("KRUISE_PROGRAMS").map(PathBuf::from);
-    let path = folder.map_or_else(|| built(program), |folder| folder.join(program));
+    let path = folder.map_or_else(|| built_program(program), |folder| folder.join(program));
     assert!(path.exists(), "{} is missing", path.display());
     path.display().to_string()
 }
 
 /// The program, built of these sources: cargo builds those of other packages for no test.
-fn built(program: &str) -> PathBuf {
+fn built_program(program: &str) -> PathBuf {
     static EXECUTABLES: LazyLock<Vec<PathBuf>> = LazyLock::new(build);
     let found = EXECUTABLES.iter().find(|path| path.ends_with(program));
     found.expect("cargo says where the program is").clone()
@@ -45,16 +45,16 @@ fn build() -> Vec<PathBuf> {
         "--bins",
         "--message-format=json",
     ]);
-    let of_package = |(name, _): &(std::ffi::OsString, _)| {
+    let is_package_variable = |(name, _): &(std::ffi::OsString, _)| {
         let name = name.to_string_lossy();
         name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
     };
-    for (name, _) in std::env::vars_os().filter(of_package) {
+    for (name, _) in std::env::vars_os().filter(is_package_variable) {
         cargo.env_remove(name);
     }
-    let built = cargo.stderr(Stdio::inherit()).output().expect("cargo starts");
-    assert!(built.status.success(), "the programs do not compile");
-    let lines = String::from_utf8_lossy(&built.stdout);
+    let output = cargo.stderr(Stdio::inherit()).output().expect("cargo starts");
+    assert!(output.status.success(), "the programs do not compile");
+    let lines = String::from_utf8_lossy(&output.stdout);
     let artifacts = lines
         .lines()
         .filter_map(|line| serde_json::from_str::<Value>(line).ok());

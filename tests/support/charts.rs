@@ -26,7 +26,7 @@ pub struct Chart {
 
 impl Chart {
     /// Those of a file.
-    pub fn all_of(text: &str) -> Vec<Self> {
+    pub fn parse_all(text: &str) -> Vec<Self> {
         let documents = serde_yaml::Deserializer::from_str(text);
         documents
             .map(|document| Self::deserialize(document).unwrap())
@@ -44,7 +44,7 @@ pub struct Charts {
 
 /// How the same manifests are written again.
 #[derive(Clone, Copy, Debug)]
-pub enum How {
+pub enum ApplyMethod {
     ClientSide,
     /// A merge patch made of the last manifest that was applied, the new one and what is there, as GitOps tools make it.
     ThreeWay,
@@ -53,7 +53,7 @@ pub enum How {
     Replace,
 }
 
-impl How {
+impl ApplyMethod {
     pub const ALL: [Self; 4] = [Self::ClientSide, Self::ThreeWay, Self::ServerSide, Self::Replace];
 }
 
@@ -65,41 +65,41 @@ fn merge_patch(from: &Value, to: &Value) -> Value {
     let (Some(from), Some(to)) = (from.as_object(), to.as_object()) else {
         return to.clone();
     };
-    let gone = from.keys().filter(|key| !to.contains_key(*key));
-    let gone = gone.map(|key| (key.clone(), Value::Null));
+    let removed = from.keys().filter(|key| !to.contains_key(*key));
+    let removed = removed.map(|key| (key.clone(), Value::Null));
     let new = to.iter().filter_map(|(key, value)| match from.get(key) {
         Some(before) if before == value => None,
         before => Some((key.clone(), merge_patch(before.unwrap_or(&Value::Null), value))),
     });
-    Value::Object(gone.chain(new).collect())
+    Value::Object(removed.chain(new).collect())
 }
 
 /// Of a merge patch, what it deletes, or else what it sets.
-fn part(patch: &Value, deletes: bool) -> Option<Value> {
+fn split_patch(patch: &Value, deletions: bool) -> Option<Value> {
     match patch {
-        Value::Null => deletes.then_some(Value::Null),
+        Value::Null => deletions.then_some(Value::Null),
         Value::Object(all) => {
             let parts = all
                 .iter()
-                .filter_map(|(key, value)| Some((key.clone(), part(value, deletes)?)));
+                .filter_map(|(key, value)| Some((key.clone(), split_patch(value, deletions)?)));
             Some(Value::Object(parts.collect()))
         }
-        other => (!deletes).then(|| other.clone()),
+        other => (!deletions).then(|| other.clone()),
     }
 }
 
 /// What kubectl sends of a manifest for a kind that it does not know: what it adds or changes of what is there, and
 /// deletes of what was applied last.
-fn three_way(original: &Value, modified: &Value, there: &Value) -> Value {
-    let mut patch = part(&merge_patch(original, modified), true).unwrap_or_default();
-    let set = part(&merge_patch(there, modified), false).unwrap_or_default();
+fn three_way_patch(original: &Value, modified: &Value, live: &Value) -> Value {
+    let mut patch = split_patch(&merge_patch(original, modified), true).unwrap_or_default();
+    let set = split_patch(&merge_patch(live, modified), false).unwrap_or_default();
     json_patch::merge(&mut patch, &set);
     patch
 }
 
 /// What stays as long as no Pod is replaced and no revision is added.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Kept {
+pub struct StableIdentities {
     /// UID of each Pod.
     pub pods: BTreeMap<String, String>,
     /// UID of each claim.
@@ -110,12 +110,12 @@ pub struct Kept {
 }
 
 /// How often the containers of Pods were restarted.
-fn restarts(pods: &[DynamicObject]) -> BTreeMap<(String, String), i64> {
+fn restart_counts(pods: &[DynamicObject]) -> BTreeMap<(String, String), i64> {
     let lists = ["containerStatuses", "initContainerStatuses"];
-    let both = pods
+    let status_lists = pods
         .iter()
         .flat_map(|pod| lists.map(|list| (pod, &pod.data["status"][list])));
-    let all = both.flat_map(|(pod, list)| {
+    let all = status_lists.flat_map(|(pod, list)| {
         let statuses = list.as_array().into_iter().flatten();
         statuses.map(|status| {
             let name = status["name"].as_str().unwrap().to_owned();
@@ -147,13 +147,13 @@ impl Charts {
         let texts = files
             .into_iter()
             .map(|file| std::fs::read_to_string(file).unwrap());
-        let charts: Vec<Chart> = texts.flat_map(|text| Chart::all_of(&text)).collect();
+        let charts: Vec<Chart> = texts.flat_map(|text| Chart::parse_all(&text)).collect();
         assert!(charts.len() > 40);
-        Self::of(plane, admin, (namespace, version), charts)
+        Self::with_charts(plane, admin, (namespace, version), charts)
     }
 
     /// Makes the namespace, with all that Pods of the templates ask for.
-    pub fn of(
+    pub fn with_charts(
         plane: &ControlPlane,
         admin: &Cluster,
         (namespace, version): (&'static str, &'static str),
@@ -165,18 +165,18 @@ impl Charts {
             version,
             charts,
         };
-        plane.apply(&charts.needs()).unwrap();
+        plane.apply(&charts.prerequisites()).unwrap();
         charts
     }
 
-    fn needs(&self) -> String {
+    fn prerequisites(&self) -> String {
         let named = |api: &str, kind: &str, name: &str| json!({ "apiVersion": api, "kind": kind, "metadata": { "name": name } });
         // The namespace comes first.
-        let mut needs = BTreeMap::from([(String::new(), named("v1", "Namespace", self.namespace))]);
+        let mut objects = BTreeMap::from([(String::new(), named("v1", "Namespace", self.namespace))]);
         let mut account = |name: &str| {
             let mut account = named("v1", "ServiceAccount", name);
             account["metadata"]["namespace"] = json!(self.namespace);
-            needs.insert(format!("{name} account"), account);
+            objects.insert(format!("{name} account"), account);
         };
         account("default");
         for chart in &self.charts {
@@ -192,15 +192,15 @@ impl Charts {
             {
                 let mut class = named("scheduling.k8s.io/v1", "PriorityClass", name);
                 class["value"] = json!(100);
-                needs.insert(format!("{name} priority"), class);
+                objects.insert(format!("{name} priority"), class);
             }
             if let Some(name) = spec["runtimeClassName"].as_str() {
                 let mut class = named("node.k8s.io/v1", "RuntimeClass", name);
                 class["handler"] = json!("runc");
-                needs.insert(format!("{name} runtime"), class);
+                objects.insert(format!("{name} runtime"), class);
             }
         }
-        let documents: Vec<String> = needs.into_values().map(|object| object.to_string()).collect();
+        let documents: Vec<String> = objects.into_values().map(|object| object.to_string()).collect();
         documents.join("\n---\n")
     }
 
@@ -230,25 +230,26 @@ impl Charts {
     }
 
     /// Writes all manifests, with this image in place of that of each first container.
-    pub async fn write(&self, plane: &ControlPlane, how: How, image: Option<&str>) {
+    pub async fn apply_all(&self, plane: &ControlPlane, method: ApplyMethod, image: Option<&str>) {
         let items: Vec<Value> = self
             .charts
             .iter()
             .map(|chart| self.manifest(chart, image))
             .collect();
-        let verb: &[&str] = match how {
-            How::ClientSide => &["apply"],
-            How::ServerSide => &["apply", "--server-side", "--force-conflicts"],
-            How::Replace => &["replace"],
-            How::ThreeWay => {
+        let verb: &[&str] = match method {
+            ApplyMethod::ClientSide => &["apply"],
+            ApplyMethod::ServerSide => &["apply", "--server-side", "--force-conflicts"],
+            ApplyMethod::Replace => &["replace"],
+            ApplyMethod::ThreeWay => {
                 let sets = self.api("apps.kruise.io", self.version, "CloneSet");
                 for mut item in items {
                     let name = item["metadata"]["name"].as_str().unwrap().to_owned();
-                    let there = json!(sets.get(&name).await.unwrap());
-                    let last = &there["metadata"]["annotations"][LAST_APPLIED];
-                    let last: Value = serde_json::from_str(last.as_str().unwrap()).unwrap();
+                    let live = json!(sets.get(&name).await.unwrap());
+                    let last_applied_text = &live["metadata"]["annotations"][LAST_APPLIED];
+                    let last_applied: Value =
+                        serde_json::from_str(last_applied_text.as_str().unwrap()).unwrap();
                     item["metadata"]["annotations"][LAST_APPLIED] = json!(item.to_string() + "\n");
-                    let patch = Patch::Merge(three_way(&last, &item, &there));
+                    let patch = Patch::Merge(three_way_patch(&last_applied, &item, &live));
                     let params = PatchParams::default();
                     sets.patch(&name, &params, &patch).await.unwrap();
                 }
@@ -268,46 +269,46 @@ impl Charts {
     }
 
     /// Waits until each CloneSet's status speaks of its newest spec, and its Pod is of the newest revision.
-    pub async fn settled(&self, what: &str) {
+    pub async fn wait_observed(&self, what: &str) {
         let sets: Api<CloneSet> = Api::namespaced(self.admin.client.clone(), self.namespace);
         let what = format!("{}: {what}: all CloneSets are seen to", self.namespace);
-        let settled = |set: &CloneSet| {
+        let is_observed = |set: &CloneSet| {
             let status = set.status.as_ref();
             status
                 .is_some_and(|s| s.observed_generation == set.metadata.generation && s.updated_replicas == 1)
         };
-        let ask = || async {
+        let poll = || async {
             let all = sets.list(&ListParams::default()).await.unwrap().items;
-            (all.len() == self.charts.len() && all.iter().all(settled)).then_some(())
+            (all.len() == self.charts.len() && all.iter().all(is_observed)).then_some(())
         };
-        waits::until(&what, &String::new, ask).await;
+        waits::poll_until(&what, &String::new, poll).await;
     }
 
     /// Waits until each template is stored with defaults.
-    pub async fn filled_in(&self) {
+    pub async fn wait_defaulted(&self) {
         let sets: Api<CloneSet> = Api::namespaced(self.admin.client.clone(), self.namespace);
         let what = format!("{}: all templates have defaults", self.namespace);
-        let filled = |set: &CloneSet| {
+        let has_defaults = |set: &CloneSet| {
             let spec = &set.spec.template["spec"];
             let mut containers = spec["containers"].as_array().into_iter().flatten();
             spec["dnsPolicy"].is_string() && containers.all(|one| one["imagePullPolicy"].is_string())
         };
-        let ask = || async {
+        let poll = || async {
             let all = sets.list(&ListParams::default()).await.unwrap().items;
-            all.iter().all(filled).then_some(())
+            all.iter().all(has_defaults).then_some(())
         };
-        waits::until(&what, &String::new, ask).await;
+        waits::poll_until(&what, &String::new, poll).await;
     }
 
-    pub async fn kept(&self) -> Kept {
+    pub async fn stable_identities(&self) -> StableIdentities {
         let uids = |objects: Vec<DynamicObject>| -> BTreeMap<String, String> {
-            let both = objects
+            let pairs = objects
                 .into_iter()
                 .map(|one| (one.metadata.name.unwrap(), one.metadata.uid.unwrap()));
-            both.collect()
+            pairs.collect()
         };
         let pods = self.list("", "Pod").await;
-        let marked: Vec<_> = pods
+        let marked_for_deletion: Vec<_> = pods
             .iter()
             .filter(|pod| {
                 pod.metadata
@@ -319,12 +320,12 @@ impl Charts {
             .map(|pod| &pod.metadata.name)
             .collect();
         assert!(
-            marked.is_empty(),
-            "{}: to be replaced: {marked:?}",
+            marked_for_deletion.is_empty(),
+            "{}: to be replaced: {marked_for_deletion:?}",
             self.namespace
         );
-        Kept {
-            restarts: restarts(&pods),
+        StableIdentities {
+            restarts: restart_counts(&pods),
             pods: uids(pods),
             claims: uids(self.list("", "PersistentVolumeClaim").await),
             revisions: uids(self.list("apps", "ControllerRevision").await)
@@ -342,44 +343,49 @@ impl Charts {
     }
 
     /// Waits until each Pod is available, where a kubelet runs them.
-    pub async fn available(&self, plane: &ControlPlane, what: &str) {
+    pub async fn wait_available(&self, plane: &ControlPlane, what: &str) {
         let sets: Api<CloneSet> = Api::namespaced(self.admin.client.clone(), self.namespace);
         let what = format!("{}: {what}: all Pods are available", self.namespace);
-        let available = |set: &CloneSet| {
+        let is_available = |set: &CloneSet| {
             set.status
                 .as_ref()
                 .is_some_and(|status| status.available_replicas == 1)
         };
-        let ask = || async {
+        let poll = || async {
             let all = sets.list(&ListParams::default()).await.unwrap().items;
-            all.iter().all(available).then_some(())
+            all.iter().all(is_available).then_some(())
         };
         // What is wrong with the others.
         let pods = || {
             let pods = ["describe", "pods", "--namespace", self.namespace];
             plane.kubectl(&pods).unwrap()
         };
-        waits::until(&what, &pods, ask).await;
+        waits::poll_until(&what, &pods, poll).await;
     }
 
     /// Writes all manifests in each way, and sees that nothing comes of it.
-    pub async fn nothing_changes(&self, plane: &ControlPlane, image: Option<&str>, what: &str) {
-        self.settled(what).await;
-        let before = self.kept().await;
-        for how in How::ALL {
+    pub async fn assert_reapply_is_noop(&self, plane: &ControlPlane, image: Option<&str>, what: &str) {
+        self.wait_observed(what).await;
+        let before = self.stable_identities().await;
+        for how in ApplyMethod::ALL {
             let what = format!("{what}, {how:?}");
-            self.write(plane, how, image).await;
-            self.settled(&what).await;
-            assert_eq!(self.kept().await, before, "{}: {what}", self.namespace);
+            self.apply_all(plane, how, image).await;
+            self.wait_observed(&what).await;
+            assert_eq!(
+                self.stable_identities().await,
+                before,
+                "{}: {what}",
+                self.namespace
+            );
         }
     }
 
     /// Gives all first containers another image, and sees that their Pods stay and each set has one revision more.
-    pub async fn image_changes_in_place(&self, plane: &ControlPlane, image: &str, what: &str) {
-        let before = self.kept().await;
-        self.write(plane, How::ClientSide, Some(image)).await;
-        self.settled(what).await;
-        let after = self.kept().await;
+    pub async fn assert_in_place_image_update(&self, plane: &ControlPlane, image: &str, what: &str) {
+        let before = self.stable_identities().await;
+        self.apply_all(plane, ApplyMethod::ClientSide, Some(image)).await;
+        self.wait_observed(what).await;
+        let after = self.stable_identities().await;
         assert_eq!(
             (&after.pods, &after.claims),
             (&before.pods, &before.claims),
@@ -418,11 +424,11 @@ impl Charts {
                 .unwrap();
             let claims = line["claims"].take();
             let claims = claims.as_array().unwrap().iter().cloned();
-            let rest = [
+            let dependents = [
                 ("apps", "ControllerRevision", line["revision"].take()),
                 ("", "Pod", line["pod"].take()),
             ];
-            for (group, kind, mut object) in rest
+            for (group, kind, mut object) in dependents
                 .into_iter()
                 .chain(claims.map(|claim| ("", "PersistentVolumeClaim", claim)))
             {

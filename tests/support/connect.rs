@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use kruise_cluster::{Cluster, Options};
+use kruise_cluster::{ClientOptions, Cluster};
 
 pub async fn connect(kubeconfig: &Path) -> Cluster {
-    let options = Options {
+    let options = ClientOptions {
         kubeconfig: Some(kubeconfig.to_owned()),
         component: "test".into(),
         host: None,

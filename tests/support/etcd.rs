@@ -7,12 +7,12 @@ use std::time::Duration;
 use serde_json::Value;
 
 /// How long etcd may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Asks etcd's gateway at `store`.
-pub fn etcd(store: &str, path: &str, body: &Value) -> Value {
-    let mut stream = TcpStream::connect(store).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+pub fn etcd_request(endpoint: &str, path: &str, body: &Value) -> Value {
+    let mut stream = TcpStream::connect(endpoint).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let body = body.to_string();
     // In HTTP/1.0 the answer is not cut into chunks.
     let head = format!(
@@ -20,10 +20,10 @@ pub fn etcd(store: &str, path: &str, body: &Value) -> Value {
         body.len()
     );
     stream.write_all((head + &body).as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (_, json) = answer
+    let mut response = String::new();
+    stream.read_to_string(&mut response).unwrap();
+    let (_, json) = response
         .split_once("\r\n\r\n")
-        .unwrap_or_else(|| panic!("{answer}"));
-    serde_json::from_str(json).unwrap_or_else(|_| panic!("{answer}"))
+        .unwrap_or_else(|| panic!("{response}"));
+    serde_json::from_str(json).unwrap_or_else(|_| panic!("{response}"))
 }

@@ -22,11 +22,11 @@ const CHUNK: usize = 64 << 10;
 /// The server. Ends when dropped.
 pub struct FakeRegistry {
     port: u16,
-    shared: Shared,
+    shared: SharedContents,
     task: tokio::task::JoinHandle<()>,
 }
 
-type Shared = Arc<Mutex<Contents>>;
+type SharedContents = Arc<Mutex<Contents>>;
 
 #[derive(Default)]
 struct Contents {
@@ -34,7 +34,7 @@ struct Contents {
     manifests: HashMap<String, (String, Bytes)>,
     blobs: HashMap<String, Blob>,
     /// Repositories that answer this to everything.
-    answers: HashMap<String, (StatusCode, String)>,
+    overrides: HashMap<String, (StatusCode, String)>,
 }
 
 #[derive(Clone)]
@@ -45,14 +45,14 @@ struct Blob {
 }
 
 /// An image in the registry.
-pub struct Made {
+pub struct FakeImage {
     pub digest: String,
     /// Bytes of the layer and the configuration.
     pub total: u64,
     allowed: Arc<watch::Sender<usize>>,
 }
 
-impl Made {
+impl FakeImage {
     /// Lets so many bytes of the layer out.
     pub fn allow(&self, bytes: usize) {
         self.allowed.send_replace(bytes);
@@ -68,12 +68,12 @@ impl Drop for FakeRegistry {
 impl FakeRegistry {
     /// Listens on all addresses.
     pub async fn start() -> Self {
-        let shared = Shared::default();
+        let shared = SharedContents::default();
         let listener = tokio::net::TcpListener::bind(SocketAddr::from(([0, 0, 0, 0], 0)))
             .await
             .unwrap();
         let port = listener.local_addr().unwrap().port();
-        let app = Router::new().fallback(answer).with_state(Arc::clone(&shared));
+        let app = Router::new().fallback(handle).with_state(Arc::clone(&shared));
         let task = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         Self { port, shared, task }
     }
@@ -83,16 +83,16 @@ impl FakeRegistry {
     }
 
     /// Makes everything under a repository answer so.
-    pub fn answers(&self, repository: &str, status: StatusCode, body: &str) {
+    pub fn respond_with(&self, repository: &str, status: StatusCode, body: &str) {
         self.shared
             .lock()
             .unwrap()
-            .answers
+            .overrides
             .insert(repository.to_owned(), (status, body.to_owned()));
     }
 
-    /// Makes an image with one layer of that size, of which nothing goes out before [`Made::allow`].
-    pub fn image(&self, repository: &str, tag: &str, size: usize, architecture: &str) -> Made {
+    /// Makes an image with one layer of that size, of which nothing goes out before [`FakeImage::allow`].
+    pub fn image(&self, repository: &str, tag: &str, size: usize, architecture: &str) -> FakeImage {
         let layer = tar(&format!("{repository}-{tag}"), size);
         let layer_digest = digest(&layer);
         let config = json!({"architecture": architecture, "os": "linux", "config": {},
@@ -105,7 +105,7 @@ impl FakeRegistry {
         let allowed = contents.blob(layer, 0);
         contents.blob(config, usize::MAX);
         let digest = contents.manifest(repository, tag, MANIFEST, &manifest);
-        Made {
+        FakeImage {
             digest,
             total,
             allowed,
@@ -113,10 +113,12 @@ impl FakeRegistry {
     }
 
     /// Makes an index of an image that exists for one platform.
-    pub fn index(&self, repository: &str, tag: &str, of: &Made, architecture: &str) {
+    pub fn index(&self, repository: &str, tag: &str, image: &FakeImage, architecture: &str) {
         let mut contents = self.shared.lock().unwrap();
-        let size = contents.manifests[&format!("{repository}/{}", of.digest)].1.len();
-        let entry = json!({"mediaType": MANIFEST, "digest": of.digest, "size": size,
+        let size = contents.manifests[&format!("{repository}/{}", image.digest)]
+            .1
+            .len();
+        let entry = json!({"mediaType": MANIFEST, "digest": image.digest, "size": size,
             "platform": {"architecture": architecture, "os": "linux"}});
         let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [entry]});
         contents.manifest(repository, tag, INDEX, &index);
@@ -179,14 +181,14 @@ fn tar(name: &str, size: usize) -> Bytes {
     Bytes::from(archive)
 }
 
-async fn answer(State(shared): State<Shared>, method: Method, uri: Uri) -> Response {
+async fn handle(State(shared): State<SharedContents>, method: Method, uri: Uri) -> Response {
     let path = uri.path().strip_prefix("/v2/").unwrap_or_default();
     let contents = shared.lock().unwrap();
-    let lie = contents
-        .answers
+    let override_response = contents
+        .overrides
         .iter()
         .find(|(repository, _)| path.starts_with(repository.as_str()));
-    if let Some((_, (status, body))) = lie {
+    if let Some((_, (status, body))) = override_response {
         return (*status, body.clone()).into_response();
     }
     let found = path
@@ -211,7 +213,7 @@ async fn answer(State(shared): State<Shared>, method: Method, uri: Uri) -> Respo
                 &method,
                 "application/octet-stream",
                 length,
-                metered(blob),
+                throttled_body(blob),
                 &digest,
             )
         }
@@ -238,7 +240,7 @@ fn respond(method: &Method, media_type: &str, length: usize, body: Body, digest:
 }
 
 /// The blob in pieces, no further than allowed; it gives up when nothing more is allowed for a minute.
-fn metered(blob: Blob) -> Body {
+fn throttled_body(blob: Blob) -> Body {
     let allowed = blob.allowed.subscribe();
     let pieces = futures::stream::unfold(
         (blob.bytes, 0usize, allowed),

@@ -8,20 +8,20 @@
 )]
 
 pub mod binaries;
-pub mod chance;
 pub mod charts;
+pub mod clone_set_namespace;
 pub mod connect;
-pub mod converted;
+pub mod conversion;
 pub mod etcd;
 pub mod fake_registry;
 pub mod fault_cri;
+pub mod malformed_reviews;
 pub mod manager;
 pub mod pods;
 pub mod programs;
 pub mod readiness;
-pub mod sets;
+pub mod seeded_rng;
 pub mod settled;
-pub mod shapes;
 pub mod untyped;
 pub mod waits;
 pub mod workloads;

@@ -6,20 +6,20 @@ use std::path::PathBuf;
 use testbed::cluster::{Bound, Component, ControlPlane, wait};
 use testbed::{FEATURE_GATES, port};
 
-use super::readiness::{answer, readiness, ready};
+use super::readiness::{http_get, is_ready, readyz};
 use super::waits::PATIENCE;
 
 /// Nodes get their NodeImages when they become ready.
-const AT_ONCE: &str = "--nodeimage-creation-delay=0s";
+const NO_CREATION_DELAY: &str = "--nodeimage-creation-delay=0s";
 
 /// What most tests give it.
-fn usual() -> Vec<String> {
-    vec![AT_ONCE.into(), FEATURE_GATES.into()]
+fn default_args() -> Vec<String> {
+    vec![NO_CREATION_DELAY.into(), FEATURE_GATES.into()]
 }
 
 /// The same for one that nobody is to take over from.
-fn unelected() -> Vec<String> {
-    [usual(), vec!["--enable-leader-election=false".into()]].concat()
+fn unelected_args() -> Vec<String> {
+    [default_args(), vec!["--enable-leader-election=false".into()]].concat()
 }
 
 /// A manager of the bed, with a token of its own; ends on drop.
@@ -33,56 +33,64 @@ pub struct Manager {
 impl Manager {
     /// Describes it; it tells its health at `health`.
     pub fn new(plane: &ControlPlane, name: &'static str, health: &str, webhooks: u16) -> Self {
-        Self::with(plane, name, health, webhooks, &usual())
+        Self::with_args(plane, name, health, webhooks, &default_args())
     }
 
-    fn with(plane: &ControlPlane, name: &'static str, health: &str, webhooks: u16, more: &[String]) -> Self {
-        let program = Self::program(
+    fn with_args(
+        plane: &ControlPlane,
+        name: &'static str,
+        health: &str,
+        webhooks: u16,
+        extra_args: &[String],
+    ) -> Self {
+        let program = Self::build_component(
             plane,
             name,
             "kruise-manager",
             health,
             ("127.0.0.1", webhooks),
-            more,
+            extra_args,
         );
-        Self::asked_at(program, health)
+        Self::probed_at(program, health)
     }
 
     /// One half of the manager, as its own account; both halves are given the port of the webhooks.
-    pub fn half(plane: &ControlPlane, account: &'static str, role: &str, webhooks: u16) -> Self {
+    pub fn with_role(plane: &ControlPlane, account: &'static str, role: &str, webhooks: u16) -> Self {
         let health = format!("127.0.0.1:{}", port::reserve().unwrap());
-        Self::half_at(plane, (account, account), role, &health, webhooks)
+        Self::with_role_at(plane, (account, account), role, &health, webhooks)
     }
 
     /// The same with a name beside its account's, which tells its health at `health`.
-    pub fn half_at(
+    pub fn with_role_at(
         plane: &ControlPlane,
         (name, account): (&'static str, &str),
         role: &str,
         health: &str,
         webhooks: u16,
     ) -> Self {
-        let more = [&usual()[..], &[format!("--role={role}")]].concat();
-        let program = Self::program(plane, name, account, health, ("127.0.0.1", webhooks), &more);
-        Self::asked_at(program, health)
+        let extra_args = [&default_args()[..], &[format!("--role={role}")]].concat();
+        let program =
+            Self::build_component(plane, name, account, health, ("127.0.0.1", webhooks), &extra_args);
+        Self::probed_at(program, health)
     }
 
     /// One in a bed without IPv4, which listens on all addresses as its Deployment's does, and is not elected.
     pub fn on_ipv6(plane: &ControlPlane, name: &'static str) -> Self {
         let server = plane.server().trim_start_matches("https://");
         let (host, _) = server.rsplit_once(':').unwrap();
-        let more = unelected();
-        let program = Self::program(plane, name, "kruise-manager", ":8000", ("::1", 9876), &more);
-        Self::asked_at(program, &format!("{host}:8000"))
+        let extra_args = unelected_args();
+        let program =
+            Self::build_component(plane, name, "kruise-manager", ":8000", ("::1", 9876), &extra_args);
+        Self::probed_at(program, &format!("{host}:8000"))
     }
 
-    fn program(
+    fn build_component(
         plane: &ControlPlane,
         name: &'static str,
         account: &str,
         listen: &str,
         (webhook_host, webhook_port): (&str, u16),
-        more: &[String],
+        extra_args: &[String],
     ) -> (Component, PathBuf) {
         let account = plane
             .kubeconfig_for("kruise-system", account, Bound::Nothing)
@@ -97,7 +105,7 @@ impl Manager {
                 format!("--health-probe-addr={listen}"),
                 format!("--metrics-addr={listen}"),
             ])
-            .args(more)
+            .args(extra_args)
             .env("WEBHOOK_HOST", webhook_host)
             .env("WEBHOOK_PORT", webhook_port.to_string())
             .env("POD_NAMESPACE", "kruise-system")
@@ -105,53 +113,53 @@ impl Manager {
         (program, kubeconfig)
     }
 
-    fn asked_at((program, kubeconfig): (Component, PathBuf), health: &str) -> Self {
+    fn probed_at((program, kubeconfig): (Component, PathBuf), health: &str) -> Self {
         let (health, probe) = (health.to_owned(), health.to_owned());
         Self {
-            program: program.ready(move || ready(&probe)),
+            program: program.ready(move || is_ready(&probe)),
             health,
             kubeconfig,
         }
     }
 
     /// One that listens where nobody does.
-    pub fn somewhere(plane: &ControlPlane, name: &'static str) -> Self {
-        Self::somewhere_with(plane, name, &usual())
+    pub fn on_free_ports(plane: &ControlPlane, name: &'static str) -> Self {
+        Self::on_free_ports_with(plane, name, &default_args())
     }
 
     /// The same, which nobody is to take over from: where a machine is slow for seconds it does not lose the Lease, and
     /// with it what it had begun.
     pub fn unelected(plane: &ControlPlane, name: &'static str) -> Self {
-        Self::somewhere_with(plane, name, &unelected())
+        Self::on_free_ports_with(plane, name, &unelected_args())
     }
 
     /// One whose feature gates are those of a deployment that says nothing of them.
-    pub fn as_shipped(plane: &ControlPlane, name: &'static str) -> Self {
-        Self::somewhere_with(plane, name, &[AT_ONCE.into()])
+    pub fn with_default_gates(plane: &ControlPlane, name: &'static str) -> Self {
+        Self::on_free_ports_with(plane, name, &[NO_CREATION_DELAY.into()])
     }
 
     /// One with these arguments alone besides those that say where things are.
-    pub fn somewhere_with(plane: &ControlPlane, name: &'static str, more: &[String]) -> Self {
+    pub fn on_free_ports_with(plane: &ControlPlane, name: &'static str, extra_args: &[String]) -> Self {
         let health = format!("127.0.0.1:{}", port::reserve().unwrap());
-        Self::with(plane, name, &health, port::reserve().unwrap(), more)
+        Self::with_args(plane, name, &health, port::reserve().unwrap(), extra_args)
     }
 
     /// Where it tells of its health.
-    pub fn health(&self) -> &str {
+    pub fn health_address(&self) -> &str {
         &self.health
     }
 
     /// How many passes over CloneSets it has made, whatever they came to.
-    pub fn passes(&self) -> u64 {
-        self.count("kruise_cloneset_pass_seconds_count")
+    pub fn reconcile_count(&self) -> u64 {
+        self.metric_sum("kruise_cloneset_pass_seconds_count")
     }
 
     /// A metric's value, summed over all its labels.
-    pub fn count(&self, metric: &str) -> u64 {
-        let metrics = answer(&self.health, "/metrics");
+    pub fn metric_sum(&self, metric: &str) -> u64 {
+        let metrics = http_get(&self.health, "/metrics");
         assert!(metrics.ends_with("# EOF\n"), "cut short: {metrics}");
-        let counts = metrics.lines().filter_map(|line| line.strip_prefix(metric));
-        counts
+        let samples = metrics.lines().filter_map(|line| line.strip_prefix(metric));
+        samples
             .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
             .sum()
     }
@@ -160,18 +168,18 @@ impl Manager {
     pub fn peak_memory(&self) -> u64 {
         let pid = self.program.pid().unwrap();
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-        let most = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-        let kibibytes = most.unwrap().split_whitespace().next().unwrap();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kibibytes = peak.unwrap().split_whitespace().next().unwrap();
         kibibytes.parse::<u64>().unwrap() << 10
     }
 
     /// Waits until its readiness answer has these words, whatever its code.
-    pub fn until_it_says(&self, words: &str) {
-        let says = || Ok(readiness(&self.health).contains(words).then_some(()));
-        if let Err(why) = wait::until(words, PATIENCE, says) {
+    pub fn wait_for_readyz_text(&self, text: &str) {
+        let poll = || Ok(readyz(&self.health).contains(text).then_some(()));
+        if let Err(why) = wait::until(text, PATIENCE, poll) {
             panic!(
                 "{why}; it says {:?}\n{}",
-                readiness(&self.health),
+                readyz(&self.health),
                 self.program.tail()
             );
         }

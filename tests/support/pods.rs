@@ -21,7 +21,7 @@ pub fn label(pod: &Value, key: &str) -> String {
 }
 
 /// Its lifecycle state.
-pub fn state(pod: &Value) -> String {
+pub fn lifecycle_state(pod: &Value) -> String {
     label(pod, "lifecycle.apps.kruise.io/state")
 }
 
@@ -31,7 +31,7 @@ pub fn revision(pod: &Value) -> String {
 }
 
 /// UID of each, by name.
-pub fn identities<'a>(pods: impl IntoIterator<Item = &'a Value>) -> BTreeMap<String, String> {
+pub fn uids_by_name<'a>(pods: impl IntoIterator<Item = &'a Value>) -> BTreeMap<String, String> {
     pods.into_iter().map(|pod| (name(pod), uid(pod))).collect()
 }
 
@@ -42,27 +42,27 @@ pub fn condition<'a>(pod: &'a Value, type_: &str) -> &'a Value {
         .unwrap_or(&Value::Null)
 }
 
-pub fn is(pod: &Value, type_: &str) -> bool {
+pub fn condition_is_true(pod: &Value, type_: &str) -> bool {
     condition(pod, type_)["status"] == "True"
 }
 
-pub fn deleting(pod: &Value) -> bool {
+pub fn is_terminating(pod: &Value) -> bool {
     pod["metadata"]["deletionTimestamp"].is_string()
 }
 
 /// Whether it serves: ready, and nobody is ending it.
-pub fn serves(pod: &Value) -> bool {
-    is(pod, "Ready") && !deleting(pod)
+pub fn is_serving(pod: &Value) -> bool {
+    condition_is_true(pod, "Ready") && !is_terminating(pod)
 }
 
 /// The image that a container is to run.
-pub fn wanted_image(pod: &Value, container: usize) -> String {
+pub fn spec_image(pod: &Value, container: usize) -> String {
     text(&pod["spec"]["containers"][container]["image"])
 }
 
 /// What kubelet says of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Status {
+pub struct ContainerStatus {
     pub id: String,
     pub image: String,
     pub restarts: i64,
@@ -70,13 +70,13 @@ pub struct Status {
 }
 
 /// What kubelet says of the container of that name.
-pub fn container(pod: &Value, name: &str) -> Status {
+pub fn container_status(pod: &Value, name: &str) -> ContainerStatus {
     let all = pod["status"]["containerStatuses"]
         .as_array()
         .into_iter()
         .flatten();
     let found = all.into_iter().find(|one| one["name"] == name);
-    found.map_or_else(Status::default, |one| Status {
+    found.map_or_else(ContainerStatus::default, |one| ContainerStatus {
         id: text(&one["containerID"]),
         image: text(&one["image"]),
         restarts: one["restartCount"].as_i64().unwrap_or_default(),
@@ -85,7 +85,7 @@ pub fn container(pod: &Value, name: &str) -> Status {
 }
 
 /// Whether container `app` runs this image (given without registry), as the Pod's spec says too.
-pub fn runs(pod: &Value, image: &str) -> bool {
-    let status = container(pod, "app");
-    status.ready && status.image.ends_with(image) && wanted_image(pod, 0) == image
+pub fn runs_image(pod: &Value, image: &str) -> bool {
+    let status = container_status(pod, "app");
+    status.ready && status.image.ends_with(image) && spec_image(pod, 0) == image
 }

@@ -5,16 +5,16 @@ use std::path::{Path, PathBuf};
 use testbed::cluster::{Bound, Component, NODE_NAME, Node};
 
 use super::manager::Manager;
-use super::readiness::ready;
-use super::waits::tails;
+use super::readiness::is_ready;
+use super::waits::log_tails;
 
 /// What claims that name no class get: kube-controller-manager makes the volumes.
-pub const STORAGE: &str = r#"{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
+pub const STORAGE_CLASS: &str = r#"{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
     "metadata": {"name": "folders", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
     "provisioner": "kubernetes.io/host-path"}"#;
 
 /// A node with our CRDs, roles and policies, and our daemon as a process of it.
-pub fn node() -> (Node, Component) {
+pub fn start_node() -> (Node, Component) {
     let node = Node::start().expect("the node starts");
     // Not `default` itself: our programs run as processes here, and its Pods would have no image.
     for what in ["default/namespaces.yaml", "crds", "rbac", "policies"] {
@@ -26,12 +26,12 @@ pub fn node() -> (Node, Component) {
 }
 
 /// Installs what CloneSets need besides, and starts our manager, which leads when this returns.
-pub fn manage(node: &Node) -> Manager {
+pub fn start_manager(node: &Node) -> Manager {
     install(node, "webhooks");
-    node.plane.apply(STORAGE).expect("a storage class");
+    node.plane.apply(STORAGE_CLASS).expect("a storage class");
     let mut manager = manager(node, "kruise-manager", 0);
     manager.start().expect("the manager starts");
-    manager.until_it_says("leading");
+    manager.wait_for_readyz_text("leading");
     manager
 }
 
@@ -41,13 +41,13 @@ pub fn install(node: &Node, what: &str) {
         .join("..")
         .join("deploy")
         .join(what);
-    let how = if path.is_dir() { "-k" } else { "-f" };
-    let applied = node.plane.kubectl(&["apply", how, &path.display().to_string()]);
+    let flag = if path.is_dir() { "-k" } else { "-f" };
+    let applied = node.plane.kubectl(&["apply", flag, &path.display().to_string()]);
     applied.expect("deploy/ can be applied");
 }
 
 /// Kubeconfig file of the daemon: the roles of its account, and the fence around its node.
-pub fn daemon_account(node: &Node) -> PathBuf {
+pub fn daemon_kubeconfig(node: &Node) -> PathBuf {
     let bound = Bound::Node(NODE_NAME);
     let file = node.plane.kubeconfig_for("kruise-system", "kruise-daemon", bound);
     file.unwrap()
@@ -55,28 +55,28 @@ pub fn daemon_account(node: &Node) -> PathBuf {
 
 /// Our daemon, to be started.
 pub fn daemon(node: &Node) -> Component {
-    daemon_as(node, &daemon_account(node))
+    daemon_with_kubeconfig(node, &daemon_kubeconfig(node))
 }
 
 /// The same with another kubeconfig file.
-pub fn daemon_as(node: &Node, account: &Path) -> Component {
+pub fn daemon_with_kubeconfig(node: &Node, kubeconfig: &Path) -> Component {
     let plane = &node.plane;
-    let health = format!("{}:10221", address(node));
+    let health = format!("{}:10221", node_address(node));
     plane
         .component("kruise-daemon", crate::binaries::daemon())
         .args([
             format!("--addr={health}"),
-            format!("--kubeconfig={}", account.display()),
+            format!("--kubeconfig={}", kubeconfig.display()),
             format!("--control-socket={}", plane.dir().join("control.sock").display()),
             "--socket-file=/run/containerd/containerd.sock".into(),
         ])
         .env("NODE_NAME", NODE_NAME)
         .env("RUST_LOG", "info,kruise=debug")
-        .ready(move || ready(&health))
+        .ready(move || is_ready(&health))
 }
 
 /// Where our programs log.
-pub fn logs(node: &Node) -> Vec<PathBuf> {
+pub fn log_files(node: &Node) -> Vec<PathBuf> {
     let names = [
         "kruise-manager",
         "kruise-manager-2",
@@ -88,28 +88,39 @@ pub fn logs(node: &Node) -> Vec<PathBuf> {
 }
 
 /// The ends of these logs.
-pub fn tail(node: &Node) -> String {
-    tails(logs(node))
+pub fn program_log_tails(node: &Node) -> String {
+    log_tails(log_files(node))
 }
 
 /// Where the host reaches what listens on the node.
-pub fn address(node: &Node) -> &str {
+pub fn node_address(node: &Node) -> &str {
     let server = node.plane.server().trim_start_matches("https://");
     server.rsplit_once(':').unwrap().0
 }
 
 /// A manager as a process of the node, to be started; `place` tells its ports from those of others.
-pub fn manager(node: &Node, name: &'static str, place: u16) -> Manager {
-    Manager::new(&node.plane, name, &health(node, place), 9443 + place)
+pub fn manager(node: &Node, name: &'static str, port_offset: u16) -> Manager {
+    Manager::new(
+        &node.plane,
+        name,
+        &health_address(node, port_offset),
+        9443 + port_offset,
+    )
 }
 
 /// One half of a manager as a process of the node, to be started, as the account of that name or of what comes before a number.
-pub fn half(node: &Node, name: &'static str, role: &str, place: u16) -> Manager {
+pub fn manager_with_role(node: &Node, name: &'static str, role: &str, port_offset: u16) -> Manager {
     let account = name.trim_end_matches("-2");
-    Manager::half_at(&node.plane, (name, account), role, &health(node, place), 9443)
+    Manager::with_role_at(
+        &node.plane,
+        (name, account),
+        role,
+        &health_address(node, port_offset),
+        9443,
+    )
 }
 
 /// Where a manager tells its health.
-fn health(node: &Node, place: u16) -> String {
-    format!("{}:{}", address(node), 8000 + place)
+fn health_address(node: &Node, port_offset: u16) -> String {
+    format!("{}:{}", node_address(node), 8000 + port_offset)
 }

@@ -5,27 +5,27 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 /// What `/readyz` answers; nothing when nobody does.
-pub fn readiness(address: &str) -> String {
-    answer(address, "/readyz")
+pub fn readyz(address: &str) -> String {
+    http_get(address, "/readyz")
 }
 
 /// What it answers at this path, with the headers.
-pub fn answer(address: &str, path: &str) -> String {
-    let mut answer = String::new();
+pub fn http_get(address: &str, path: &str) -> String {
+    let mut response = String::new();
     if let Ok(mut stream) = TcpStream::connect(address) {
         let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        let asked = stream
+        let sent = stream
             .set_read_timeout(Some(Duration::from_secs(5)))
             .and_then(|()| stream.write_all(request.as_bytes()));
-        if asked.is_ok() {
+        if sent.is_ok() {
             // A connection that breaks is an answer that lacks its end.
-            let _ = stream.read_to_string(&mut answer);
+            let _ = stream.read_to_string(&mut response);
         }
     }
-    answer
+    response
 }
 
 /// Whether it says that it is.
-pub fn ready(address: &str) -> bool {
-    readiness(address).starts_with("HTTP/1.1 200")
+pub fn is_ready(address: &str) -> bool {
+    readyz(address).starts_with("HTTP/1.1 200")
 }

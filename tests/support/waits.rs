@@ -16,38 +16,39 @@ use serde::de::DeserializeOwned;
 pub use testbed::wait::PATIENCE;
 
 /// Asks until there is an answer; for what no watch tells of.
-pub async fn until<T, F: Future<Output = Option<T>>>(
+pub async fn poll_until<T, F: Future<Output = Option<T>>>(
     what: &str,
     logs: &dyn Fn() -> String,
-    ask: impl Fn() -> F,
+    poll: impl Fn() -> F,
 ) -> T {
     let start = Instant::now();
     loop {
-        if let Some(answer) = ask().await {
-            return answer;
+        if let Some(value) = poll().await {
+            return value;
         }
-        let patience = start.elapsed() < PATIENCE;
-        assert!(patience, "{what}: not there after {PATIENCE:?}\n{}", logs());
+        let in_time = start.elapsed() < PATIENCE;
+        assert!(in_time, "{what}: not there after {PATIENCE:?}\n{}", logs());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
 /// Waits until these words begin lines of level INFO of a log that name the object; says how many.
-pub async fn logged(log: &Path, words: &str, object: &str) -> usize {
+pub async fn wait_for_log(log: &Path, message: &str, object: &str) -> usize {
     let count = || {
         let text = std::fs::read_to_string(log).unwrap();
-        let words = format!(": {words}");
-        let is_it = |line: &&str| line.contains(" INFO ") && line.contains(&words) && line.contains(object);
-        text.lines().filter(is_it).count()
+        let pattern = format!(": {message}");
+        let matches =
+            |line: &&str| line.contains(" INFO ") && line.contains(&pattern) && line.contains(object);
+        text.lines().filter(matches).count()
     };
-    let what = format!("{words:?} of {object:?} in the log");
-    let ask = async || Some(count()).filter(|lines| *lines > 0);
-    until(&what, &|| tails([log.to_owned()]), ask).await
+    let what = format!("{message:?} of {object:?} in the log");
+    let poll = async || Some(count()).filter(|lines| *lines > 0);
+    poll_until(&what, &|| log_tails([log.to_owned()]), poll).await
 }
 
 /// What a watch tells. Where it fails, since the API server is away or the objects' CRD is written, it begins anew after
 /// a moment.
-pub fn events<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = watcher::Event<K>>
+pub fn watch_events<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = watcher::Event<K>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
@@ -61,44 +62,44 @@ where
 
 /// Follows objects, as `read` takes them, until they are as wanted, all together in the order of their names; asked
 /// for every state of the whole that is told of.
-pub async fn follow<K, T>(
+pub async fn watch_until<K, T>(
     what: &str,
     logs: &dyn Fn() -> String,
     api: Api<K>,
     config: watcher::Config,
-    read: impl Fn(K) -> T,
-    mut wanted: impl FnMut(&[&T]) -> bool,
+    convert: impl Fn(K) -> T,
+    mut predicate: impl FnMut(&[&T]) -> bool,
 ) -> Vec<T>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
     T: Serialize,
 {
-    let mut known: BTreeMap<String, T> = BTreeMap::new();
-    let reached = async {
-        let mut whole = false;
-        let mut events = std::pin::pin!(events(api, config));
+    let mut objects: BTreeMap<String, T> = BTreeMap::new();
+    let predicate_holds = async {
+        let mut listed = false;
+        let mut events = std::pin::pin!(watch_events(api, config));
         while let Some(event) = events.next().await {
             match event {
                 // The first list, or one that is made anew where a watch has ended.
                 watcher::Event::Init => {
-                    whole = false;
-                    known.clear();
+                    listed = false;
+                    objects.clear();
                 }
                 watcher::Event::Apply(object) | watcher::Event::InitApply(object) => {
-                    drop(known.insert(object.name_any(), read(object)));
+                    drop(objects.insert(object.name_any(), convert(object)));
                 }
-                watcher::Event::Delete(object) => drop(known.remove(&object.name_any())),
-                watcher::Event::InitDone => whole = true,
+                watcher::Event::Delete(object) => drop(objects.remove(&object.name_any())),
+                watcher::Event::InitDone => listed = true,
             }
-            if whole && wanted(&known.values().collect::<Vec<_>>()) {
+            if listed && predicate(&objects.values().collect::<Vec<_>>()) {
                 return;
             }
         }
     };
-    let done = tokio::time::timeout(PATIENCE, reached).await;
-    let last: Vec<T> = known.into_values().collect();
+    let result = tokio::time::timeout(PATIENCE, predicate_holds).await;
+    let last: Vec<T> = objects.into_values().collect();
     assert!(
-        done.is_ok(),
+        result.is_ok(),
         "{what}: not so after {PATIENCE:?}; last seen: {}\n{}",
         serde_json::to_string(&last).unwrap(),
         logs()
@@ -107,12 +108,12 @@ where
 }
 
 /// The watch of one object.
-pub fn named(name: &str) -> watcher::Config {
+pub fn by_name(name: &str) -> watcher::Config {
     watcher::Config::default().fields(&format!("metadata.name={name}"))
 }
 
 /// The ends of those of the files that are there.
-pub fn tails(files: impl IntoIterator<Item = PathBuf>) -> String {
+pub fn log_tails(files: impl IntoIterator<Item = PathBuf>) -> String {
     let tail = |file: PathBuf| {
         let text = std::fs::read_to_string(&file).ok()?;
         let lines: Vec<&str> = text.lines().collect();

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 
-use crate::codegen::repository;
+use crate::codegen::repository_dir;
 use crate::image::Binaries;
 use testbed::cluster::prepare::{self, NODE, Part};
 use testbed::cluster::{Cache, kubernetes};
@@ -22,7 +22,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE", default_value = "docs/operations/benchmarks.md")]
     out: PathBuf,
     /// Only this group of rows, may be repeated; the table is printed and not written
-    #[arg(long, value_name = "GROUP", value_parser = PossibleValuesParser::new([&BESIDE[..], &AT_SIZE[..]].concat()))]
+    #[arg(long, value_name = "GROUP", value_parser = PossibleValuesParser::new([&SIDE_BY_SIDE_GROUPS[..], &AT_SIZE_GROUPS[..]].concat()))]
     only: Vec<String>,
     /// Only the groups many-…: ours alone, at sizes that need minutes
     #[arg(long, conflicts_with_all = ["only", "peer"])]
@@ -30,7 +30,7 @@ pub struct Options {
 }
 
 /// Groups of rows.
-const BESIDE: [&str; 7] = [
+const SIDE_BY_SIDE_GROUPS: [&str; 7] = [
     "memory",
     "pull",
     "recreate",
@@ -40,26 +40,27 @@ const BESIDE: [&str; 7] = [
     "clone-set",
 ];
 /// Groups of rows of ours alone, each on a cluster of its own.
-const AT_SIZE: [&str; 3] = ["many-nodes", "many-pods", "many-sets"];
+const AT_SIZE_GROUPS: [&str; 3] = ["many-nodes", "many-pods", "many-sets"];
 
 impl Options {
     /// # Errors
     /// When groups are asked for that have no table in common.
-    fn check(&self) -> Result<()> {
-        let beside = |group: &String| BESIDE.contains(&group.as_str());
+    fn validate(&self) -> Result<()> {
+        let is_side_by_side = |group: &String| SIDE_BY_SIDE_GROUPS.contains(&group.as_str());
         ensure!(
-            self.only.iter().all(beside) || !(self.peer.is_some() || self.only.iter().any(beside)),
+            self.only.iter().all(is_side_by_side)
+                || !(self.peer.is_some() || self.only.iter().any(is_side_by_side)),
             "--only: {} are of ours alone, on clusters of their own; measure the other groups apart, and leave \
              --peer out",
-            AT_SIZE.join(", ")
+            AT_SIZE_GROUPS.join(", ")
         );
         Ok(())
     }
 
-    fn groups(&self) -> Vec<&str> {
+    fn selected_groups(&self) -> Vec<&str> {
         match (&self.only[..], self.at_size) {
-            ([], false) => BESIDE.to_vec(),
-            ([], true) => AT_SIZE.to_vec(),
+            ([], false) => SIDE_BY_SIDE_GROUPS.to_vec(),
+            ([], true) => AT_SIZE_GROUPS.to_vec(),
             (only, _) => only.iter().map(String::as_str).collect(),
         }
     }
@@ -67,7 +68,7 @@ impl Options {
 
 /// Builds the programs and runs the measurements.
 pub fn run(options: &Options) -> Result<()> {
-    options.check()?;
+    options.validate()?;
     let cache = Cache::open()?;
     prepare::ensure(&cache, &NODE)?;
     prepare::ensure(&cache, &[Part::Kwok])?;
@@ -82,10 +83,10 @@ pub fn run(options: &Options) -> Result<()> {
         "figures",
     ]);
     cargo
-        .current_dir(repository())
+        .current_dir(repository_dir())
         .env("KRUISE_BENCH_BINARIES", binaries.dir())
         .env(kubernetes::VARIABLE, cache.release());
-    cargo.env("KRUISE_BENCH_GROUPS", options.groups().join(","));
+    cargo.env("KRUISE_BENCH_GROUPS", options.selected_groups().join(","));
     if options.only.is_empty() {
         cargo.env("KRUISE_BENCH_OUT", std::path::absolute(&options.out)?);
     }
@@ -120,20 +121,20 @@ mod tests {
     }
 
     #[test]
-    fn groups_with_tables_of_two_kinds_are_not_measured_together() {
+    fn at_size_groups_cannot_be_mixed_with_others() {
         for (args, groups) in [
-            (&[][..], &BESIDE[..]),
-            (&["--at-size"], &AT_SIZE),
+            (&[][..], &SIDE_BY_SIDE_GROUPS[..]),
+            (&["--at-size"], &AT_SIZE_GROUPS),
             (&["--only", "pull", "--only", "ahead"], &["pull", "ahead"]),
             (&["--only", "many-pods"], &["many-pods"]),
         ] {
             let options = options(args);
-            options.check().unwrap();
-            assert_eq!(options.groups(), groups);
+            options.validate().unwrap();
+            assert_eq!(options.selected_groups(), groups);
         }
         for wrong in [["--only", "pull"], ["--peer", "."]] {
-            let wrong = options(&[&wrong[..], &["--only", "many-pods"]].concat());
-            assert!(wrong.check().unwrap_err().to_string().contains("many-pods"));
+            let invalid = options(&[&wrong[..], &["--only", "many-pods"]].concat());
+            assert!(invalid.validate().unwrap_err().to_string().contains("many-pods"));
         }
     }
 }

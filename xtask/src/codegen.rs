@@ -20,29 +20,29 @@ pub fn run() -> Result<()> {
             "--example",
             "codegen",
         ])
-        .current_dir(repository());
+        .current_dir(repository_dir());
     finish(&mut cargo).context("the files in deploy/ could not be written")?;
     println!("deploy/crds and deploy/webhooks are current");
     Ok(())
 }
 
 /// What cargo says of the workspace.
-pub fn metadata() -> Result<Value> {
+pub fn cargo_metadata() -> Result<Value> {
     let mut cargo = Command::new("cargo");
     cargo
         .args(["metadata", "--no-deps", "--format-version", "1"])
-        .current_dir(repository());
+        .current_dir(repository_dir());
     Ok(serde_json::from_str(&finish(&mut cargo)?)?)
 }
 
 /// The folder of what cargo builds, by its metadata.
-pub fn target(metadata: &Value) -> Result<PathBuf> {
+pub fn target_dir(metadata: &Value) -> Result<PathBuf> {
     let target = metadata["target_directory"].as_str();
     Ok(target.context("cargo metadata has another form")?.into())
 }
 
 /// The repository's folder.
-pub fn repository() -> PathBuf {
+pub fn repository_dir() -> PathBuf {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     dir.parent().unwrap_or(dir).to_owned()
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-use crate::codegen::{self, repository};
+use crate::codegen::{self, repository_dir};
 use testbed::cluster::prepare::{self, Part};
 use testbed::cluster::{Cache, Image, Registry, ends_with_us};
 
@@ -24,7 +24,7 @@ impl Binaries {
     pub fn build(mut tell: impl FnMut(&str)) -> Result<Self> {
         prepare::ensure(&Cache::open()?, &[Part::Protoc])?;
         let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-        let root = repository();
+        let root = repository_dir();
         let mut cargo = Command::new("cargo");
         cargo
             .args([
@@ -46,18 +46,18 @@ impl Binaries {
             .stderr(Stdio::piped())
             .spawn()
             .context("cannot start cargo")?;
-        let mut said = String::new();
+        let mut output = String::new();
         for line in BufReader::new(child.stderr.take().context("no output")?).lines() {
             let line = line?;
             tell(line.trim());
-            said.push_str(&line);
-            said.push('\n');
+            output.push_str(&line);
+            output.push('\n');
         }
         if !child.wait()?.success() {
-            bail!("the release build failed:\n{said}");
+            bail!("the release build failed:\n{output}");
         }
         Ok(Self {
-            dir: codegen::target(&codegen::metadata()?)?
+            dir: codegen::target_dir(&codegen::cargo_metadata()?)?
                 .join(target)
                 .join("release"),
         })
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn image_names_come_from_the_manifests() {
+    fn image_name_is_read_from_manifests() {
         let text =
             "      - image: example.org/team/kruise-daemon:v1\n        image: team/kruise-manager:v1\n";
         assert_eq!(
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn the_registry_host_is_no_part_of_the_path() {
+    fn registry_host_is_stripped_from_image_name() {
         for (name, path) in [
             ("example.org/a/b:1", "a/b:1"),
             ("localhost/a:1", "a:1"),

@@ -71,8 +71,8 @@ fn run() -> Result<()> {
         Command::Prepare => test::prepare_all(&Cache::open()?),
         Command::Up => up(),
         Command::Down => {
-            let ended = cluster::down(&Cache::open()?, None)?;
-            println!("{ended} bed(s) ended");
+            let count = cluster::down(&Cache::open()?, None)?;
+            println!("{count} bed(s) ended");
             Ok(())
         }
     }

@@ -12,18 +12,18 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use failures::Failure;
+use failures::TestFailure;
 
-use crate::codegen::{metadata, target};
+use crate::codegen::{cargo_metadata, target_dir};
 use testbed::cluster::prepare::{self, NODE, Part};
 use testbed::cluster::{CONTAINERDS, Cache, kubernetes};
 
 /// The feature that lets cargo build tests of real components.
-const FEATURES: &str = "kruise-tests/cluster-tests,testbed/cluster-tests,xtask/cluster-tests";
+const CLUSTER_FEATURES: &str = "kruise-tests/cluster-tests,testbed/cluster-tests,xtask/cluster-tests";
 /// The feature that lets cargo build tests that run the Go implementation too.
 const PEER_FEATURE: &str = "peer-tests";
 /// How many targets run at a time. Beds mostly wait, so two of them keep two cores busy.
-const SIDE_BY_SIDE: usize = 2;
+const MAX_PARALLEL_JOBS: usize = 2;
 /// Tests of one target that run at a time where they start real components.
 const CLUSTER_THREADS: u8 = 4;
 
@@ -55,14 +55,14 @@ struct Cargo {
 
 /// A test target: its name, whether it starts real components, and whether those of the Go implementation too.
 #[derive(Debug, PartialEq, Eq)]
-struct Target {
+struct TestTarget {
     name: String,
     cluster: bool,
     peer: bool,
 }
 
 /// One run of `cargo test`.
-struct Job {
+struct TestJob {
     name: String,
     args: Vec<String>,
     threads: u8,
@@ -70,19 +70,19 @@ struct Job {
 
 /// What a run of tests came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Count {
+struct TestCounts {
     passed: u32,
     failed: u32,
     ignored: u32,
 }
 
 /// One line of the summary.
-struct Row {
+struct SummaryRow {
     name: String,
-    count: Count,
+    count: TestCounts,
     seconds: f64,
     ok: bool,
-    failures: Vec<Failure>,
+    failures: Vec<TestFailure>,
 }
 
 /// Gets what all tests need: compilers' tools, the parts of the bed, three series of containerd.
@@ -97,28 +97,28 @@ pub fn run(options: &Options) -> Result<()> {
     let start = Instant::now();
     prepare_all(&Cache::open()?)?;
     let peer = options.peer.as_deref().map(Path::canonicalize).transpose();
-    let metadata = metadata()?;
+    let metadata = cargo_metadata()?;
     let cargo = Cargo {
         kubernetes: kubernetes::release()?,
         peer: peer.context("--peer: no such folder")?,
         soak: options.soak,
-        programs: target(&metadata)?.join("debug"),
+        programs: target_dir(&metadata)?.join("debug"),
     };
-    let targets = targets(&metadata, &options.only, cargo.peer.is_some())?;
+    let targets = select_targets(&metadata, &options.only, cargo.peer.is_some())?;
     let mut rows = vec![build(&cargo, &targets, options.only.is_empty())?];
-    let mut jobs: VecDeque<Job> = targets.iter().map(Target::job).collect();
+    let mut jobs: VecDeque<TestJob> = targets.iter().map(TestTarget::to_job).collect();
     if options.only.is_empty() {
-        jobs.push_back(Job::new("libraries and programs", &["--lib", "--bins"], 2));
-        jobs.push_back(Job::new("examples in the documentation", &["--doc"], 2));
+        jobs.push_back(TestJob::new("libraries and programs", &["--lib", "--bins"], 2));
+        jobs.push_back(TestJob::new("examples in the documentation", &["--doc"], 2));
     }
-    let mut done = side_by_side(&cargo, jobs)?;
-    done.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
-    rows.extend(done);
-    summary(&rows, start.elapsed().as_secs_f64())
+    let mut finished = run_jobs(&cargo, jobs)?;
+    finished.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
+    rows.extend(finished);
+    print_summary(&rows, start.elapsed().as_secs_f64())
 }
 
 /// The targets to run; those of the Go implementation only where its folder is there.
-fn targets(metadata: &serde_json::Value, only: &[String], peer: bool) -> Result<Vec<Target>> {
+fn select_targets(metadata: &serde_json::Value, only: &[String], peer: bool) -> Result<Vec<TestTarget>> {
     let all = parse_targets(metadata).context("cargo metadata has another form")?;
     if let Some(unknown) = only.iter().find(|n| !all.iter().any(|t| t.name == **n)) {
         let names: Vec<&str> = all.iter().map(|t| t.name.as_str()).collect();
@@ -127,10 +127,10 @@ fn targets(metadata: &serde_json::Value, only: &[String], peer: bool) -> Result<
             names.join(", ")
         );
     }
-    let wanted = |t: &Target| only.is_empty() || only.contains(&t.name);
-    let (mut targets, absent): (Vec<_>, Vec<_>) =
-        all.into_iter().filter(wanted).partition(|t| peer || !t.peer);
-    for Target { name, .. } in absent {
+    let selected = |t: &TestTarget| only.is_empty() || only.contains(&t.name);
+    let (mut targets, skipped): (Vec<_>, Vec<_>) =
+        all.into_iter().filter(selected).partition(|t| peer || !t.peer);
+    for TestTarget { name, .. } in skipped {
         if !only.is_empty() {
             bail!("--only {name}: it runs the Go implementation; say with --peer where that is");
         }
@@ -143,7 +143,7 @@ fn targets(metadata: &serde_json::Value, only: &[String], peer: bool) -> Result<
     Ok(targets)
 }
 
-fn parse_targets(metadata: &serde_json::Value) -> Option<Vec<Target>> {
+fn parse_targets(metadata: &serde_json::Value) -> Option<Vec<TestTarget>> {
     let mut targets = Vec::new();
     for package in metadata["packages"].as_array()? {
         for target in package["targets"].as_array()? {
@@ -152,7 +152,7 @@ fn parse_targets(metadata: &serde_json::Value) -> Option<Vec<Target>> {
             }
             let features = target["required-features"].as_array();
             let needs = |feature: &str| features.is_some_and(|f| f.iter().any(|f| f == feature));
-            targets.push(Target {
+            targets.push(TestTarget {
                 name: target["name"].as_str()?.to_owned(),
                 cluster: needs("cluster-tests") || needs(PEER_FEATURE),
                 peer: needs(PEER_FEATURE),
@@ -162,14 +162,14 @@ fn parse_targets(metadata: &serde_json::Value) -> Option<Vec<Target>> {
     Some(targets)
 }
 
-impl Target {
-    fn job(&self) -> Job {
+impl TestTarget {
+    fn to_job(&self) -> TestJob {
         let threads = if self.cluster { CLUSTER_THREADS } else { 2 };
-        Job::new(&self.name, &["--test", &self.name], threads)
+        TestJob::new(&self.name, &["--test", &self.name], threads)
     }
 }
 
-impl Job {
+impl TestJob {
     fn new(name: &str, args: &[&str], threads: u8) -> Self {
         Self {
             name: name.to_owned(),
@@ -179,10 +179,10 @@ impl Job {
     }
 
     /// Runs it to its end, prints what it said in one piece, and counts.
-    fn run(&self, cargo: &Cargo) -> Result<Row> {
+    fn run(&self, cargo: &Cargo) -> Result<SummaryRow> {
         eprintln!("... {}", self.name);
         let start = Instant::now();
-        let (mut said, output) = pipe()?;
+        let (mut reader, writer) = pipe()?;
         let mut command = cargo.command("test", &self.args);
         command.args([
             "--no-fail-fast",
@@ -194,24 +194,24 @@ impl Job {
         }
         command
             .stdin(Stdio::null())
-            .stdout(output.try_clone()?)
-            .stderr(output);
-        let mut child = command.spawn().context("cannot start cargo")?;
+            .stdout(writer.try_clone()?)
+            .stderr(writer);
+        let mut cargo_process = command.spawn().context("cannot start cargo")?;
         // It holds the writing end too, without which the reading never ends.
         drop(command);
         let mut text = Vec::new();
-        said.read_to_end(&mut text)?;
+        reader.read_to_end(&mut text)?;
         let text = String::from_utf8_lossy(&text);
-        let ok = child.wait()?.success();
-        let mut row = Row {
+        let ok = cargo_process.wait()?.success();
+        let mut row = SummaryRow {
             name: self.name.clone(),
-            count: Count::default(),
+            count: TestCounts::default(),
             seconds: start.elapsed().as_secs_f64(),
             ok,
-            failures: failures::parse(&self.name, &text, ok),
+            failures: failures::parse_failures(&self.name, &text, ok),
         };
         text.lines()
-            .filter_map(parse_result)
+            .filter_map(parse_result_line)
             .for_each(|more| row.count.add(more));
         println!("==> {}, {:.1} s\n{}\n", row.name, row.seconds, text.trim());
         Ok(row)
@@ -221,7 +221,7 @@ impl Job {
 impl Cargo {
     fn command(&self, verb: &str, args: &[String]) -> Command {
         let mut command = Command::new("cargo");
-        command.args([verb, "--quiet", "--workspace", "--features", FEATURES]);
+        command.args([verb, "--quiet", "--workspace", "--features", CLUSTER_FEATURES]);
         if let Some(dir) = &self.peer {
             command.args(["--features", &format!("kruise-tests/{PEER_FEATURE}")]);
             command.env("KRUISE_PEER", dir);
@@ -236,11 +236,11 @@ impl Cargo {
 }
 
 /// Compiles everything that is going to run, our programs among it, so that the times of the tests are their own.
-fn build(cargo: &Cargo, targets: &[Target], all: bool) -> Result<Row> {
+fn build(cargo: &Cargo, targets: &[TestTarget], all_targets: bool) -> Result<SummaryRow> {
     eprintln!("... build");
     let start = Instant::now();
     let mut args = vec!["--bins".to_owned()];
-    if all {
+    if all_targets {
         args.push("--tests".to_owned());
     } else {
         args.extend(targets.iter().flat_map(|t| ["--test".to_owned(), t.name.clone()]));
@@ -253,9 +253,9 @@ fn build(cargo: &Cargo, targets: &[Target], all: bool) -> Result<Row> {
     {
         bail!("the tests do not compile");
     }
-    Ok(Row {
+    Ok(SummaryRow {
         name: "build".into(),
-        count: Count::default(),
+        count: TestCounts::default(),
         seconds: start.elapsed().as_secs_f64(),
         ok: true,
         failures: Vec::new(),
@@ -263,44 +263,44 @@ fn build(cargo: &Cargo, targets: &[Target], all: bool) -> Result<Row> {
 }
 
 /// Runs the jobs, some at a time, in the order given.
-fn side_by_side(cargo: &Cargo, jobs: VecDeque<Job>) -> Result<Vec<Row>> {
+fn run_jobs(cargo: &Cargo, jobs: VecDeque<TestJob>) -> Result<Vec<SummaryRow>> {
     let jobs = Mutex::new(jobs);
-    let next = || jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
-    let work = || -> Result<Vec<Row>> {
+    let next_job = || jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    let run_queue = || -> Result<Vec<SummaryRow>> {
         let mut rows = Vec::new();
-        while let Some(job) = next() {
+        while let Some(job) = next_job() {
             rows.push(job.run(cargo)?);
         }
         Ok(rows)
     };
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..SIDE_BY_SIDE).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..MAX_PARALLEL_JOBS).map(|_| scope.spawn(run_queue)).collect();
         let mut rows = Vec::new();
         for worker in workers {
-            let done = worker
+            let worker_rows = worker
                 .join()
                 .map_err(|_| anyhow::anyhow!("a worker ended early"))?;
-            rows.extend(done?);
+            rows.extend(worker_rows?);
         }
         Ok(rows)
     })
 }
 
 /// Reads `test result: ok. 3 passed; 0 failed; 0 ignored; …`.
-fn parse_result(line: &str) -> Option<Count> {
+fn parse_result_line(line: &str) -> Option<TestCounts> {
     let numbers = line.strip_prefix("test result: ")?.split_once(". ")?.1;
-    let number = |word: &str| {
+    let count_of = |word: &str| {
         let part = numbers.split("; ").find(|p| p.ends_with(word))?;
         part.split(' ').next()?.parse().ok()
     };
-    Some(Count {
-        passed: number("passed")?,
-        failed: number("failed")?,
-        ignored: number("ignored")?,
+    Some(TestCounts {
+        passed: count_of("passed")?,
+        failed: count_of("failed")?,
+        ignored: count_of("ignored")?,
     })
 }
 
-impl Count {
+impl TestCounts {
     fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
@@ -308,11 +308,11 @@ impl Count {
     }
 }
 
-fn summary(rows: &[Row], seconds: f64) -> Result<()> {
-    let mut total = Count::default();
+fn print_summary(rows: &[SummaryRow], seconds: f64) -> Result<()> {
+    let mut total = TestCounts::default();
     println!("{:<40} {:>7} {:>7} {:>8}", "tests", "passed", "failed", "seconds");
     for row in rows {
-        let Count { passed, failed, .. } = row.count;
+        let TestCounts { passed, failed, .. } = row.count;
         total.add(row.count);
         let note = if row.ok || failed > 0 {
             ""
@@ -325,7 +325,7 @@ fn summary(rows: &[Row], seconds: f64) -> Result<()> {
         );
     }
     let ok = rows.iter().all(|r| r.ok);
-    let Count {
+    let TestCounts {
         passed,
         failed,
         ignored,
@@ -337,7 +337,7 @@ fn summary(rows: &[Row], seconds: f64) -> Result<()> {
     );
     if !ok {
         // Last of all: where a run is only seen from afar, its end is what is seen.
-        let failures: Vec<&Failure> = rows.iter().flat_map(|r| &r.failures).collect();
+        let failures: Vec<&TestFailure> = rows.iter().flat_map(|r| &r.failures).collect();
         println!("\n{}", failures::report(&failures));
         bail!("tests failed");
     }
@@ -350,21 +350,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cargos_result_line_is_read() {
+    fn cargo_result_line_is_parsed() {
         let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s";
         assert_eq!(
-            parse_result(line),
-            Some(Count {
+            parse_result_line(line),
+            Some(TestCounts {
                 passed: 12,
                 failed: 3,
                 ignored: 1
             })
         );
-        assert_eq!(parse_result("running 3 tests"), None);
+        assert_eq!(parse_result_line("running 3 tests"), None);
     }
 
     #[test]
-    fn targets_are_told_apart_by_the_feature_they_require() {
+    fn targets_are_classified_by_required_features() {
         let metadata = serde_json::json!({ "packages": [{ "targets": [
             { "kind": ["lib"], "name": "p" },
             { "kind": ["test"], "name": "plain" },
@@ -372,7 +372,7 @@ mod tests {
             { "kind": ["test"], "name": "both", "required-features": ["peer-tests"] },
         ]}]});
         let found = parse_targets(&metadata).unwrap();
-        let told: Vec<_> = found
+        let classified: Vec<_> = found
             .iter()
             .map(|t| (t.name.as_str(), t.cluster, t.peer))
             .collect();
@@ -381,6 +381,6 @@ mod tests {
             ("real", true, false),
             ("both", true, true),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(classified, expected);
     }
 }

@@ -13,20 +13,20 @@ use nix::unistd::Pid;
 use testbed::cluster::{Cache, prepare, run, wait};
 
 /// The cache with a folder of its own for beds, so that `down` ends no others.
-struct Own(PathBuf);
+struct PrivateCache(PathBuf);
 
-impl Own {
+impl PrivateCache {
     fn new(name: &str) -> Self {
         let cache = Cache::open().unwrap();
         prepare::ensure(&cache, &prepare::NODE).unwrap();
-        let own = std::env::temp_dir().join(format!("kruise-{name}-{}", std::process::id()));
-        fs::create_dir(&own).unwrap();
+        let dir = std::env::temp_dir().join(format!("kruise-{name}-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
         for part in fs::read_dir(cache.root()).unwrap().map(Result::unwrap) {
             if part.path() != cache.beds() {
-                symlink(part.path(), own.join(part.file_name())).unwrap();
+                symlink(part.path(), dir.join(part.file_name())).unwrap();
             }
         }
-        Self(own)
+        Self(dir)
     }
 
     fn xtask(&self, command: &str) -> Command {
@@ -44,13 +44,13 @@ impl Own {
     }
 
     /// Folders of beds.
-    fn beds(&self) -> Vec<PathBuf> {
+    fn cluster_dirs(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.0.join("beds")).into_iter().flatten();
         entries.map(|e| e.unwrap().path()).collect()
     }
 }
 
-impl Drop for Own {
+impl Drop for PrivateCache {
     fn drop(&mut self) {
         // A test that failed may have left a bed.
         let _ = self.xtask("down").status();
@@ -59,14 +59,14 @@ impl Drop for Own {
 }
 
 /// What the kernel has of a bed.
-struct Traces {
+struct KernelTraces {
     dir: PathBuf,
     namespace: PathBuf,
     link: Option<(PathBuf, String)>,
 }
 
-impl Traces {
-    fn of(dir: &Path) -> Self {
+impl KernelTraces {
+    fn of_cluster(dir: &Path) -> Self {
         let init = fs::read_to_string(dir.join("init.pid")).unwrap();
         let namespace = fs::read_link(format!("/proc/{}/ns/pid", init.trim())).unwrap();
         // The kubeconfig has the address, which has the number of the link.
@@ -84,16 +84,16 @@ impl Traces {
     }
 
     /// What is still there, in words.
-    fn left(&self) -> Option<String> {
+    fn leftover(&self) -> Option<String> {
         let name = self.dir.file_name().unwrap().to_str().unwrap();
         if self.dir.exists() {
             return Some(format!("{}", self.dir.display()));
         }
         let processes = fs::read_dir("/proc").unwrap().flatten();
-        let of_the_bed = |process: &fs::DirEntry| {
+        let in_namespace = |process: &fs::DirEntry| {
             fs::read_link(process.path().join("ns/pid")).is_ok_and(|n| n == self.namespace)
         };
-        if let Some(process) = processes.into_iter().find(of_the_bed) {
+        if let Some(process) = processes.into_iter().find(in_namespace) {
             return Some(format!("process {}", process.file_name().display()));
         }
         // Groups of other beds may go while it looks.
@@ -110,38 +110,42 @@ impl Traces {
         if fs::read_to_string("/proc/mounts").unwrap().contains(name) {
             return Some("a mount".into());
         }
-        let same = |(file, index): &(PathBuf, String)| fs::read_to_string(file).is_ok_and(|i| i == *index);
+        let same_link =
+            |(file, index): &(PathBuf, String)| fs::read_to_string(file).is_ok_and(|i| i == *index);
         self.link
             .as_ref()
-            .filter(|l| same(l))
+            .filter(|l| same_link(l))
             .map(|(file, _)| format!("{}", file.display()))
     }
 
-    fn wait_for_the_end(&self) {
-        let gone = wait::until("the end of the bed", wait::PATIENCE, || {
-            Ok(self.left().is_none().then_some(()))
+    fn wait_until_removed(&self) {
+        let removed = wait::until("the end of the bed", wait::PATIENCE, || {
+            Ok(self.leftover().is_none().then_some(()))
         });
-        assert!(gone.is_ok(), "left: {:?}", self.left());
+        assert!(removed.is_ok(), "left: {:?}", self.leftover());
     }
 }
 
 /// Waits until the starting bed has that file in its folder.
-fn reached(own: &Own, program: &mut Child, file: &str) -> PathBuf {
+fn wait_for_file(cache: &PrivateCache, program: &mut Child, file: &str) -> PathBuf {
     wait::until(file, wait::PATIENCE, || {
-        let over = program.try_wait()?;
-        anyhow::ensure!(over.is_none(), "it ended before there was a {file}");
-        Ok(own.beds().into_iter().find(|dir| dir.join(file).exists()))
+        let exit_status = program.try_wait()?;
+        anyhow::ensure!(exit_status.is_none(), "it ended before there was a {file}");
+        Ok(cache
+            .cluster_dirs()
+            .into_iter()
+            .find(|dir| dir.join(file).exists()))
     })
     .unwrap()
 }
 
 #[test]
-fn an_interrupted_start_leaves_nothing() {
-    let own = Own::new("interrupted");
+fn interrupted_start_is_cleaned_up() {
+    let cache = PrivateCache::new("interrupted");
     for file in ["init.pid", "containerd.log", "kube-apiserver.log"] {
         for ctrl_c in [true, false] {
-            let mut program = own.xtask("up").spawn().unwrap();
-            let traces = Traces::of(&reached(&own, &mut program, file));
+            let mut program = cache.xtask("up").spawn().unwrap();
+            let traces = KernelTraces::of_cluster(&wait_for_file(&cache, &mut program, file));
             let pid = Pid::from_raw(program.id().cast_signed());
             if ctrl_c {
                 killpg(pid, Signal::SIGINT).unwrap();
@@ -149,28 +153,28 @@ fn an_interrupted_start_leaves_nothing() {
                 kill(pid, Signal::SIGKILL).unwrap();
             }
             assert!(!program.wait().unwrap().success());
-            traces.wait_for_the_end();
+            traces.wait_until_removed();
         }
     }
 }
 
 #[test]
-fn a_bed_that_is_kept_stays_until_it_is_told_to_go() {
-    let own = Own::new("kept");
-    assert!(own.xtask("up").status().unwrap().success());
-    let beds = own.beds();
-    assert_eq!(beds.len(), 1, "{beds:?}");
-    let traces = Traces::of(&beds[0]);
+fn kept_cluster_runs_until_xtask_down() {
+    let cache = PrivateCache::new("kept");
+    assert!(cache.xtask("up").status().unwrap().success());
+    let dirs = cache.cluster_dirs();
+    assert_eq!(dirs.len(), 1, "{dirs:?}");
+    let traces = KernelTraces::of_cluster(&dirs[0]);
     let kubectl = Cache::open().unwrap().kubernetes("kubectl");
     let mut nodes = Command::new(kubectl);
     nodes
         .args(["get", "nodes", "--kubeconfig"])
-        .arg(beds[0].join("admin.kubeconfig"));
+        .arg(dirs[0].join("admin.kubeconfig"));
     assert!(
         testbed::cluster::finish(&mut nodes).unwrap().contains("Ready"),
         "the kept node answers"
     );
-    assert!(own.xtask("down").status().unwrap().success());
-    assert!(!beds[0].exists(), "its folder is the last to go");
-    traces.wait_for_the_end();
+    assert!(cache.xtask("down").status().unwrap().success());
+    assert!(!dirs[0].exists(), "its folder is the last to go");
+    traces.wait_until_removed();
 }

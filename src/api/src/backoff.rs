@@ -18,14 +18,14 @@ impl Backoff {
 
     /// The pause after a failure, where there were `before` in a row before it.
     #[must_use]
-    pub fn pause(self, before: u32) -> Duration {
-        let factor = 1_u32.checked_shl(before).unwrap_or(u32::MAX);
+    pub fn delay(self, failures: u32) -> Duration {
+        let factor = 1_u32.checked_shl(failures).unwrap_or(u32::MAX);
         self.first.saturating_mul(factor).min(self.longest)
     }
 
     /// The longest pause.
     #[must_use]
-    pub const fn longest(self) -> Duration {
+    pub const fn max_delay(self) -> Duration {
         self.longest
     }
 }
@@ -35,13 +35,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_backoff_doubles_up_to_its_longest_pause() {
+    fn backoff_doubles_up_to_its_maximum() {
         let seconds = Duration::from_secs;
         let backoff = Backoff::new(seconds(1), seconds(30));
-        let pauses = [0, 1, 2, 4, 5, 31, 32, u32::MAX].map(|before| backoff.pause(before).as_secs());
+        let pauses = [0, 1, 2, 4, 5, 31, 32, u32::MAX].map(|before| backoff.delay(before).as_secs());
         assert_eq!(pauses, [1, 2, 4, 16, 30, 30, 30, 30]);
         assert_eq!(
-            Backoff::new(Duration::ZERO, seconds(1)).pause(u32::MAX),
+            Backoff::new(Duration::ZERO, seconds(1)).delay(u32::MAX),
             Duration::ZERO
         );
     }

@@ -11,14 +11,14 @@ use serde_json::Value;
 pub use super::in_place::InPlaceUpdateStrategy;
 pub use super::lifecycle::{Lifecycle, LifecycleHook};
 use super::schemas;
+use super::string_enum::string_enum;
 pub use super::update_priority::{UpdatePriorityStrategy, UpdateScatterTerm};
-use super::words::words;
 
 /// Why `maxUnavailable` and `maxSurge` cannot both be zero: an update could neither take a Pod down nor make one more.
-pub const NO_ROOM: &str = "maxUnavailable and maxSurge are both 0, so that nothing could be updated; \
+pub const NO_UPDATE_BUDGET: &str = "maxUnavailable and maxSurge are both 0, so that nothing could be updated; \
     raise one of them to 1 or more";
 
-words! {
+string_enum! {
     open
     /// When Pods are updated. Absent means `RollingUpdate`.
     CloneSetUpdateStrategyType {
@@ -29,7 +29,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     open
     /// How Pods are updated. Absent means `ReCreate`.
     PodUpdateStrategyType {
@@ -239,7 +239,7 @@ impl CloneSet {
 
 impl CloneSetSpec {
     /// Desired number of Pods, 0 or greater.
-    pub fn wanted(&self) -> i32 {
+    pub fn desired_replicas(&self) -> i32 {
         self.replicas.unwrap_or(1).max(0)
     }
 
@@ -250,12 +250,12 @@ impl CloneSetSpec {
 
     /// Labels of the Pod template; those that are no text are left out.
     pub fn template_labels(&self) -> BTreeMap<String, String> {
-        texts(&self.template["metadata"]["labels"])
+        string_map(&self.template["metadata"]["labels"])
     }
 }
 
 /// The entries of a JSON map that are text.
-pub fn texts(map: &Value) -> BTreeMap<String, String> {
+pub fn string_map(map: &Value) -> BTreeMap<String, String> {
     let entries = map.as_object().into_iter().flatten();
     entries
         .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))

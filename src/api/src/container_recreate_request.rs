@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use super::keys;
 use super::schemas;
-use super::words::words;
+use super::string_enum::string_enum;
 
-words! {
+string_enum! {
     listed
     /// What a container's failure means for the request.
     ContainerRecreateRequestFailurePolicyType {
@@ -22,7 +22,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     listed
     /// How far a request or one of its containers is.
     ContainerRecreateRequestPhase {
@@ -42,8 +42,8 @@ words! {
 /// The phase of a request, which has an empty one beside its conditions until a daemon takes it up.
 fn phase_or_none(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = ContainerRecreateRequestPhase::json_schema(generator);
-    if let Some(words) = schema.get_mut("enum").and_then(Value::as_array_mut) {
-        words.insert(0, json!(""));
+    if let Some(values) = schema.get_mut("enum").and_then(Value::as_array_mut) {
+        values.insert(0, json!(""));
     }
     schema
 }
@@ -188,23 +188,23 @@ pub const COMPLETE: &str = "Complete";
 /// Type of the condition of every other request that is over; of ours.
 pub const FAILED: &str = "Failed";
 /// Message of a request whose Pod has gone; upstream's.
-pub const GONE: &str = "pod has gone";
+pub const POD_GONE_MESSAGE: &str = "pod has gone";
 /// Message of a request that no daemon has looked at; upstream's.
-pub const NO_RESPONSE: &str = "daemon has not responded for a long time";
+pub const NO_RESPONSE_MESSAGE: &str = "daemon has not responded for a long time";
 /// Message of a request that took too long; upstream's.
-pub const DEADLINE: &str = "recreating has exceeded the activeDeadlineSeconds";
+pub const DEADLINE_MESSAGE: &str = "recreating has exceeded the activeDeadlineSeconds";
 /// Begin of the message of a request whose containers belong to no runtime of the node; upstream's.
-pub const NO_RUNTIME: &str = "failed to find runtime service: ";
+pub const NO_RUNTIME_PREFIX: &str = "failed to find runtime service: ";
 /// Reason of conditions of requests that no daemon has taken up.
-const NO_DAEMON: &str = "NoDaemon";
+const NO_DAEMON_REASON: &str = "NoDaemon";
 
 /// How many characters of what containers came to a condition holds.
-const LONGEST: usize = 2000;
+const MAX_MESSAGE_CHARS: usize = 2000;
 
 impl ContainerRecreateRequestPhase {
     /// Whether nothing can change any more.
     #[must_use]
-    pub fn settled(&self) -> bool {
+    pub fn is_finished(&self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed | Self::Completed)
     }
 }
@@ -228,35 +228,36 @@ impl ContainerRecreateRequestStatus {
     }
 
     /// Adds condition `Waiting`, for a request on `node` that no daemon has taken up at `now`.
-    pub fn no_daemon(&mut self, node: &str, now: Timestamp) {
+    pub fn set_waiting_for_daemon(&mut self, node: &str, now: Timestamp) {
         let message =
             format!("kruise-daemon on node {node} has not started this request; is it running there?");
-        self.wait(NO_DAEMON, message, now);
+        self.set_waiting(NO_DAEMON_REASON, message, now);
     }
 
     /// Adds condition `Waiting`.
-    pub fn wait(&mut self, reason: &str, message: String, now: Timestamp) {
-        self.set(WAITING, reason, message, now);
+    pub fn set_waiting(&mut self, reason: &str, message: String, now: Timestamp) {
+        self.set_condition(WAITING, reason, message, now);
     }
 
     /// Whether condition `Waiting` says that no daemon has taken the request up.
     #[must_use]
-    pub fn unheard(&self) -> bool {
-        let unheard = |condition: &Condition| condition.type_ == WAITING && condition.reason == NO_DAEMON;
-        self.conditions.iter().any(unheard)
+    pub fn waits_for_daemon(&self) -> bool {
+        let is_waiting_for_daemon =
+            |condition: &Condition| condition.type_ == WAITING && condition.reason == NO_DAEMON_REASON;
+        self.conditions.iter().any(is_waiting_for_daemon)
     }
 
     /// Whether the conditions say how the request ended.
     #[must_use]
-    pub fn concluded(&self) -> bool {
-        let says = |condition: &Condition| [COMPLETE, FAILED].contains(&condition.type_.as_str());
-        self.conditions.iter().any(says)
+    pub fn has_final_condition(&self) -> bool {
+        let is_final = |condition: &Condition| [COMPLETE, FAILED].contains(&condition.type_.as_str());
+        self.conditions.iter().any(is_final)
     }
 
     /// Takes condition `Waiting` off, and adds condition `Complete` or `Failed` where the status is that of a request
     /// which is over; `node` is that of its Pod.
-    pub fn conclude(&mut self, node: &str) {
-        let waited = self.unheard() && self.container_recreate_states.is_empty();
+    pub fn set_final_condition(&mut self, node: &str) {
+        let waited = self.waits_for_daemon() && self.container_recreate_states.is_empty();
         self.conditions.retain(|condition| condition.type_ != WAITING);
         let Some(Time(now)) = self.completion_time else {
             return;
@@ -278,18 +279,18 @@ impl ContainerRecreateRequestStatus {
                 }
             });
             let text = format!("{node}: {}", text.collect::<Vec<_>>().join(", "));
-            return self.set(COMPLETE, "Recreated", text, now);
+            return self.set_condition(COMPLETE, "Recreated", text, now);
         }
         let reason = match message.as_str() {
-            _ if waited => NO_DAEMON,
-            GONE => "PodGone",
-            NO_RESPONSE => NO_DAEMON,
-            DEADLINE => "DeadlineExceeded",
-            text if text.starts_with(NO_RUNTIME) => "RuntimeNotFound",
+            _ if waited => NO_DAEMON_REASON,
+            POD_GONE_MESSAGE => "PodGone",
+            NO_RESPONSE_MESSAGE => NO_DAEMON_REASON,
+            DEADLINE_MESSAGE => "DeadlineExceeded",
+            text if text.starts_with(NO_RUNTIME_PREFIX) => "RuntimeNotFound",
             _ => "ContainerFailed",
         };
         let mut text = vec![message.clone()];
-        if reason == NO_DAEMON {
+        if reason == NO_DAEMON_REASON {
             text.insert(0, "kruise-daemon did not start this request".to_owned());
         }
         let failed = states.iter().filter(|state| !succeeded(state));
@@ -298,11 +299,11 @@ impl ContainerRecreateRequestStatus {
             Some(format!("container {}: {why}", state.name))
         }));
         text.retain(|part| !part.is_empty());
-        self.set(FAILED, reason, format!("{node}: {}", text.join("; ")), now);
+        self.set_condition(FAILED, reason, format!("{node}: {}", text.join("; ")), now);
     }
 
     /// Sets a condition to True; one that holds already keeps its time.
-    fn set(&mut self, type_: &str, reason: &str, message: String, now: Timestamp) {
+    fn set_condition(&mut self, type_: &str, reason: &str, message: String, now: Timestamp) {
         let old = self.conditions.iter().find(|condition| condition.type_ == type_);
         let since = old.map_or(Time(now), |condition| condition.last_transition_time.clone());
         self.conditions.retain(|condition| condition.type_ != type_);
@@ -310,7 +311,7 @@ impl ContainerRecreateRequestStatus {
             type_: type_.to_owned(),
             status: "True".to_owned(),
             reason: reason.to_owned(),
-            message: message.chars().take(LONGEST).collect(),
+            message: message.chars().take(MAX_MESSAGE_CHARS).collect(),
             last_transition_time: since,
             observed_generation: None,
         });
@@ -358,7 +359,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn ended(
+    fn completed_status(
         message: &str,
         states: &[(&str, ContainerRecreateRequestPhase, &str, bool)],
     ) -> ContainerRecreateRequestStatus {
@@ -381,8 +382,8 @@ mod tests {
         }
     }
 
-    fn conclusion(mut status: ContainerRecreateRequestStatus) -> (String, String, String) {
-        status.conclude("node-1");
+    fn final_condition(mut status: ContainerRecreateRequestStatus) -> (String, String, String) {
+        status.set_final_condition("node-1");
         let [condition] = status.conditions.as_slice() else {
             unreachable!("one condition: {:?}", status.conditions)
         };
@@ -394,11 +395,11 @@ mod tests {
     }
 
     #[test]
-    fn conditions_complete_and_failed_tell_node_and_cause() {
+    fn final_condition_names_node_and_cause() {
         use ContainerRecreateRequestPhase::{Failed, Succeeded};
         let text = |a: &str, b: &str, c: &str| (a.to_owned(), b.to_owned(), c.to_owned());
         assert_eq!(
-            conclusion(ended(
+            final_condition(completed_status(
                 "",
                 &[("a", Succeeded, "", true), ("b", Succeeded, "", false)]
             )),
@@ -409,8 +410,8 @@ mod tests {
             )
         );
         assert_eq!(
-            conclusion(ended(
-                DEADLINE,
+            final_condition(completed_status(
+                DEADLINE_MESSAGE,
                 &[("a", Succeeded, "", true), ("b", Failed, "too late", true)]
             )),
             text(
@@ -420,20 +421,23 @@ mod tests {
             )
         );
         assert_eq!(
-            conclusion(ended(
+            final_condition(completed_status(
                 "",
                 &[("a", Succeeded, "", true), ("b", Failed, "no luck", true)]
             )),
             text("Failed", "ContainerFailed", "node-1: container b: no luck")
         );
         assert_eq!(
-            conclusion(ended(GONE, &[("a", Failed, GONE, false)])),
+            final_condition(completed_status(
+                POD_GONE_MESSAGE,
+                &[("a", Failed, POD_GONE_MESSAGE, false)]
+            )),
             text("Failed", "PodGone", "node-1: pod has gone")
         );
-        let mut silent = ended(DEADLINE, &[]);
-        silent.no_daemon("node-1", Timestamp::UNIX_EPOCH);
+        let mut silent = completed_status(DEADLINE_MESSAGE, &[]);
+        silent.set_waiting_for_daemon("node-1", Timestamp::UNIX_EPOCH);
         assert_eq!(
-            conclusion(silent),
+            final_condition(silent),
             text(
                 "Failed",
                 "NoDaemon",
@@ -443,11 +447,11 @@ mod tests {
     }
 
     #[test]
-    fn condition_waiting_goes_when_a_daemon_takes_the_request_up() {
+    fn waiting_condition_is_removed_once_a_daemon_starts() {
         let mut status = ContainerRecreateRequestStatus::default();
-        status.no_daemon("node-1", Timestamp::UNIX_EPOCH);
-        assert!(status.unheard());
-        status.conclude("node-1");
+        status.set_waiting_for_daemon("node-1", Timestamp::UNIX_EPOCH);
+        assert!(status.waits_for_daemon());
+        status.set_final_condition("node-1");
         assert_eq!(status.conditions, []);
     }
 }

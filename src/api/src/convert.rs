@@ -83,59 +83,63 @@ pub fn convert(mut object: Value, to: &str) -> Result<Value, Error> {
     if !object["metadata"].is_object() {
         return Err(Error::Malformed { field: "metadata" });
     }
-    let version = |of: &str| match of
+    let version = |api_version: &str| match api_version
         .strip_prefix(GROUP)
         .and_then(|rest| rest.strip_prefix('/'))
-        .unwrap_or(of)
+        .unwrap_or(api_version)
     {
         V1ALPHA1 => Some(V1ALPHA1),
         V1BETA1 => Some(V1BETA1),
         _ => None,
     };
-    let (Some(have), Some(want)) = (version(&from), version(to)) else {
+    let (Some(from_version), Some(to_version)) = (version(&from), version(to)) else {
         return Err(Error::UnknownVersion {
             kind,
             from,
             to: to.to_owned(),
         });
     };
-    let served = Kind::named(&kind);
+    let served = Kind::from_name(&kind);
     if served.is_none() && kind != IMAGE_LIST_PULL_JOB {
         return Err(Error::UnknownKind { kind });
     }
-    set(&mut object, &["apiVersion"], json!(format!("{GROUP}/{want}")));
-    let Some(served) = served.filter(|_| have != want) else {
+    set(
+        &mut object,
+        &["apiVersion"],
+        json!(format!("{GROUP}/{to_version}")),
+    );
+    let Some(served) = served.filter(|_| from_version != to_version) else {
         return Ok(object);
     };
-    match (served, want) {
-        (Kind::CloneSet, V1BETA1) => cloneset::promote(&mut object),
-        (Kind::CloneSet, _) => cloneset::demote(&mut object),
-        (Kind::NodeImage, V1BETA1) => restore_modes(&mut object),
-        (Kind::NodeImage, _) => carry_modes(&mut object),
-        (Kind::ContainerRecreateRequest, V1BETA1) => promote_request(&mut object),
-        (Kind::ContainerRecreateRequest, _) => demote_request(&mut object),
+    match (served, to_version) {
+        (Kind::CloneSet, V1BETA1) => cloneset::to_v1beta1(&mut object),
+        (Kind::CloneSet, _) => cloneset::to_v1alpha1(&mut object),
+        (Kind::NodeImage, V1BETA1) => modes_from_annotation(&mut object),
+        (Kind::NodeImage, _) => modes_to_annotation(&mut object),
+        (Kind::ContainerRecreateRequest, V1BETA1) => request_to_v1beta1(&mut object),
+        (Kind::ContainerRecreateRequest, _) => request_to_v1alpha1(&mut object),
         (Kind::ImagePullJob, _) => {}
     }
     Ok(object)
 }
 
 /// Bytes of all annotations of an object, keys and values; the API server's limit.
-const MOST_ANNOTATIONS: usize = 256 << 10;
+const MAX_ANNOTATION_BYTES: usize = 256 << 10;
 /// Maps of metadata.
 const ANNOTATIONS: &str = "annotations";
 const LABELS: &str = "labels";
 
 /// The text of a label or annotation.
-fn entry<'a>(object: &'a Value, map: &str, key: &str) -> Option<&'a str> {
+fn metadata_entry<'a>(object: &'a Value, map: &str, key: &str) -> Option<&'a str> {
     object["metadata"][map].get(key)?.as_str()
 }
 
-fn set_entry(object: &mut Value, map: &str, key: &str, value: String) {
+fn set_metadata_entry(object: &mut Value, map: &str, key: &str, value: String) {
     set(object, &["metadata", map, key], value.into());
 }
 
 /// Takes a label or annotation away, and with the last one the map.
-fn take_entry(object: &mut Value, map: &str, key: &str) -> Option<String> {
+fn remove_metadata_entry(object: &mut Value, map: &str, key: &str) -> Option<String> {
     let metadata = object.get_mut("metadata")?.as_object_mut()?;
     let entries = metadata.get_mut(map)?.as_object_mut()?;
     let taken = entries.remove(key);
@@ -146,23 +150,23 @@ fn take_entry(object: &mut Value, map: &str, key: &str) -> Option<String> {
 }
 
 fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
-    entry(object, ANNOTATIONS, key)
+    metadata_entry(object, ANNOTATIONS, key)
 }
 
 /// Sets an annotation where there is room for it. An object that is converted to more annotations than may be stored could
 /// not be read in that version, and no list that it is in either.
-fn annotate(object: &mut Value, key: &str, value: String) {
-    take_annotation(object, key);
-    let there = object["metadata"][ANNOTATIONS].as_object();
+fn set_annotation(object: &mut Value, key: &str, value: String) {
+    remove_annotation(object, key);
+    let existing = object["metadata"][ANNOTATIONS].as_object();
     let size = |(key, value): (&String, &Value)| key.len() + value.as_str().map_or(0, str::len);
-    let there: usize = there.into_iter().flatten().map(size).sum();
-    if there + key.len() + value.len() <= MOST_ANNOTATIONS {
-        set_entry(object, ANNOTATIONS, key, value);
+    let existing_bytes: usize = existing.into_iter().flatten().map(size).sum();
+    if existing_bytes + key.len() + value.len() <= MAX_ANNOTATION_BYTES {
+        set_metadata_entry(object, ANNOTATIONS, key, value);
     }
 }
 
-fn take_annotation(object: &mut Value, key: &str) -> Option<String> {
-    take_entry(object, ANNOTATIONS, key)
+fn remove_annotation(object: &mut Value, key: &str) -> Option<String> {
+    remove_metadata_entry(object, ANNOTATIONS, key)
 }
 
 /// The JSON in an annotation, if it is a list.
@@ -170,7 +174,7 @@ fn annotated_list(object: &Value, key: &str) -> Option<Vec<Value>> {
     serde_json::from_str(annotation(object, key)?).ok()
 }
 
-fn images(object: &mut Value) -> impl Iterator<Item = (&String, &mut Vec<Value>)> {
+fn pull_secrets_by_image(object: &mut Value) -> impl Iterator<Item = (&String, &mut Vec<Value>)> {
     let images = object.get_mut("spec").and_then(|spec| spec.get_mut("images"));
     images
         .and_then(Value::as_object_mut)
@@ -180,10 +184,10 @@ fn images(object: &mut Value) -> impl Iterator<Item = (&String, &mut Vec<Value>)
 }
 
 /// v1beta1 → v1alpha1: the modes of pull secrets go to an annotation.
-fn carry_modes(object: &mut Value) {
-    take_annotation(object, keys::NODE_IMAGE_SECRET_MODES);
-    let mut carried = Map::new();
-    for (name, secrets) in images(object) {
+fn modes_to_annotation(object: &mut Value) {
+    remove_annotation(object, keys::NODE_IMAGE_SECRET_MODES);
+    let mut modes = Map::new();
+    for (name, secrets) in pull_secrets_by_image(object) {
         if secrets.iter().all(|secret| secret["mode"].is_null()) {
             continue;
         }
@@ -194,26 +198,34 @@ fn carry_modes(object: &mut Value) {
                 json!([secret["namespace"], secret["name"], mode])
             })
             .collect();
-        carried.insert(name.clone(), triples.into());
+        modes.insert(name.clone(), triples.into());
     }
-    if !carried.is_empty() {
-        annotate(
+    if !modes.is_empty() {
+        set_annotation(
             object,
             keys::NODE_IMAGE_SECRET_MODES,
-            Value::Object(carried).to_string(),
+            Value::Object(modes).to_string(),
         );
     }
 }
 
 /// v1alpha1 → v1beta1: modes return to the secrets that are still there.
-fn restore_modes(object: &mut Value) {
-    let carried = take_annotation(object, keys::NODE_IMAGE_SECRET_MODES);
-    let carried = carried.and_then(|text| serde_json::from_str::<Map<String, Value>>(&text).ok());
-    let Some(carried) = carried else { return };
-    for (name, secrets) in images(object) {
+fn modes_from_annotation(object: &mut Value) {
+    let annotation_text = remove_annotation(object, keys::NODE_IMAGE_SECRET_MODES);
+    let annotated_modes =
+        annotation_text.and_then(|text| serde_json::from_str::<Map<String, Value>>(&text).ok());
+    let Some(annotated_modes) = annotated_modes else {
+        return;
+    };
+    for (name, secrets) in pull_secrets_by_image(object) {
         let text = |value: &Value| value.as_str().map(str::to_owned);
         let mut modes: HashMap<_, VecDeque<&Value>> = HashMap::new();
-        for triple in carried.get(name).and_then(Value::as_array).into_iter().flatten() {
+        for triple in annotated_modes
+            .get(name)
+            .and_then(Value::as_array)
+            .into_iter()
+            .flatten()
+        {
             let secret = (text(&triple[0]), text(&triple[1]));
             modes.entry(secret).or_default().push_back(&triple[2]);
         }
@@ -228,18 +240,18 @@ fn restore_modes(object: &mut Value) {
 }
 
 /// v1alpha1 → v1beta1: annotations become status. Text that is no such value stays an annotation.
-fn promote_request(object: &mut Value) {
-    let carried = take_annotation(object, keys::CRR_CONDITIONS);
+fn request_to_v1beta1(object: &mut Value) {
+    let carried = remove_annotation(object, keys::CRR_CONDITIONS);
     let mut conditions: Vec<Value> = carried
         .and_then(|text| serde_json::from_str(&text).ok())
         .unwrap_or_default();
-    if let Some(since) = annotation(object, keys::CRR_UNREADY_ACQUIRED).and_then(time) {
-        let known = conditions
+    if let Some(since) = annotation(object, keys::CRR_UNREADY_ACQUIRED).and_then(parse_time) {
+        let existing = conditions
             .iter_mut()
             .find(|condition| condition["type"] == keys::PRE_RECREATE_GRACE);
-        match known {
-            Some(known) if time_of(known) == Some(since.clone()) => {}
-            Some(known) => *known = grace_condition(&since),
+        match existing {
+            Some(existing) if transition_time(existing) == Some(since.clone()) => {}
+            Some(existing) => *existing = grace_condition(&since),
             None => conditions.push(grace_condition(&since)),
         }
     }
@@ -253,9 +265,9 @@ fn promote_request(object: &mut Value) {
 }
 
 /// v1beta1 → v1alpha1: what status has no field for becomes annotations.
-fn demote_request(object: &mut Value) {
-    take_annotation(object, keys::CRR_CONDITIONS);
-    let mut take = |field: &str| match object
+fn request_to_v1alpha1(object: &mut Value) {
+    remove_annotation(object, keys::CRR_CONDITIONS);
+    let mut remove_list = |field: &str| match object
         .get_mut("status")
         .and_then(Value::as_object_mut)?
         .remove(field)?
@@ -263,33 +275,34 @@ fn demote_request(object: &mut Value) {
         Value::Array(list) if !list.is_empty() => Some(list),
         _ => None,
     };
-    let (snapshot, conditions) = (take("containerStatusSnapshot"), take("conditions"));
+    let (snapshot, conditions) = (remove_list("containerStatusSnapshot"), remove_list("conditions"));
     if let Some(snapshot) = snapshot
         && annotated_list(object, keys::CRR_SYNC_CONTAINER_STATUSES).as_ref() != Some(&snapshot)
     {
-        annotate(object, keys::CRR_SYNC_CONTAINER_STATUSES, snapshot_text(snapshot));
+        set_annotation(object, keys::CRR_SYNC_CONTAINER_STATUSES, snapshot_text(snapshot));
     }
     let Some(conditions) = conditions else { return };
-    let mut derivable = true;
+    let mut reconstructible = true;
     for condition in &conditions {
-        let since = time_of(condition);
-        let holds = condition["type"] == keys::PRE_RECREATE_GRACE && condition["status"] == "True";
-        match since.filter(|_| holds) {
+        let since = transition_time(condition);
+        let is_grace_condition =
+            condition["type"] == keys::PRE_RECREATE_GRACE && condition["status"] == "True";
+        match since.filter(|_| is_grace_condition) {
             Some(since) => {
-                derivable &= *condition == grace_condition(&since);
+                reconstructible &= *condition == grace_condition(&since);
                 if annotation(object, keys::CRR_UNREADY_ACQUIRED)
-                    .and_then(time)
+                    .and_then(parse_time)
                     .as_ref()
                     != Some(&since)
                 {
-                    annotate(object, keys::CRR_UNREADY_ACQUIRED, text_of(&since));
+                    set_annotation(object, keys::CRR_UNREADY_ACQUIRED, format_time(&since));
                 }
             }
-            None => derivable = false,
+            None => reconstructible = false,
         }
     }
-    if !derivable {
-        annotate(object, keys::CRR_CONDITIONS, Value::Array(conditions).to_string());
+    if !reconstructible {
+        set_annotation(object, keys::CRR_CONDITIONS, Value::Array(conditions).to_string());
     }
 }
 
@@ -315,15 +328,15 @@ fn snapshot_text(list: Vec<Value>) -> String {
         .unwrap_or_else(|| json!(list).to_string())
 }
 
-fn time(text: &str) -> Option<Time> {
+fn parse_time(text: &str) -> Option<Time> {
     serde_json::from_value(json!(text)).ok()
 }
 
-fn time_of(condition: &Value) -> Option<Time> {
-    condition["lastTransitionTime"].as_str().and_then(time)
+fn transition_time(condition: &Value) -> Option<Time> {
+    condition["lastTransitionTime"].as_str().and_then(parse_time)
 }
 
-fn text_of(time: &Time) -> String {
+fn format_time(time: &Time) -> String {
     time.0.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
@@ -331,7 +344,7 @@ fn grace_condition(since: &Time) -> Value {
     json!({
         "type": keys::PRE_RECREATE_GRACE,
         "status": "True",
-        "lastTransitionTime": text_of(since),
+        "lastTransitionTime": format_time(since),
         "reason": keys::PRE_RECREATE_GRACE,
         "message": keys::PRE_RECREATE_GRACE_MESSAGE,
     })

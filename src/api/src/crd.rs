@@ -5,7 +5,7 @@ use kube::CustomResourceExt;
 use serde_json::{Map, Value, json};
 
 use super::json::set;
-use super::rules::{self, Below, Rule};
+use super::rules::{self, RulesAtPath, SchemaRule};
 use super::{
     Kind, V1ALPHA1, V1BETA1, cloneset, container_recreate_request, image_pull_job, keys, node_image, v1alpha1,
 };
@@ -168,7 +168,7 @@ const CLONE_SET_WIDE: &[Column] = &[
 ];
 
 /// What the CRD of a kind is made of.
-struct Definition {
+struct CrdDefinition {
     kind: Kind,
     beta: CustomResourceDefinition,
     alpha: CustomResourceDefinition,
@@ -177,13 +177,13 @@ struct Definition {
     /// The same for v1alpha1, where they differ.
     wide_alpha: Option<&'static [Column]>,
     /// Rules for both versions.
-    rules: &'static [Rule],
+    rules: &'static [SchemaRule],
     /// Rules for one version, by its name.
-    own_rules: &'static [(&'static str, &'static [Below])],
+    version_rules: &'static [(&'static str, &'static [RulesAtPath])],
     /// Whether an object without `spec` is one that asks for nothing, rather than a mistake.
-    spec_may_be_absent: bool,
+    spec_is_optional: bool,
     /// Whether it has replicas, and so the scale subresource.
-    scales: bool,
+    has_scale: bool,
 }
 
 /// The CustomResourceDefinitions of all kinds, as installed: both versions served, `v1beta1` stored.
@@ -205,41 +205,44 @@ pub fn crd(kind: Kind) -> Option<CustomResourceDefinition> {
     serde_json::from_value(definition.manifest()).ok()
 }
 
-fn clone_sets() -> Definition {
-    Definition {
+fn clone_sets() -> CrdDefinition {
+    CrdDefinition {
         wide: CLONE_SET_WIDE,
-        own_rules: &[
+        version_rules: &[
             (
                 V1BETA1,
                 &[
                     ("", rules::cloneset::V1BETA1),
-                    ("spec.updateStrategy.rollingUpdate", rules::cloneset::LIMITS),
+                    (
+                        "spec.updateStrategy.rollingUpdate",
+                        rules::cloneset::UPDATE_LIMITS,
+                    ),
                 ],
             ),
             (
                 V1ALPHA1,
                 &[
                     ("", rules::cloneset::V1ALPHA1),
-                    ("spec.updateStrategy", rules::cloneset::LIMITS),
+                    ("spec.updateStrategy", rules::cloneset::UPDATE_LIMITS),
                 ],
             ),
         ],
-        scales: true,
-        ..Definition::plain(
+        has_scale: true,
+        ..CrdDefinition::with_defaults(
             Kind::CloneSet,
             cloneset::CloneSet::crd(),
             v1alpha1::CloneSet::crd(),
             CLONE_SET_COLUMNS,
-            rules::cloneset::BOTH,
+            rules::cloneset::ALL_VERSIONS,
         )
     }
 }
 
-fn container_recreate_requests() -> Definition {
-    Definition {
+fn container_recreate_requests() -> CrdDefinition {
+    CrdDefinition {
         wide: CONTAINER_RECREATE_REQUEST_WIDE,
         wide_alpha: Some(CONTAINER_RECREATE_REQUEST_WIDE_ALPHA),
-        ..Definition::plain(
+        ..CrdDefinition::with_defaults(
             Kind::ContainerRecreateRequest,
             container_recreate_request::ContainerRecreateRequest::crd(),
             v1alpha1::ContainerRecreateRequest::crd(),
@@ -249,10 +252,10 @@ fn container_recreate_requests() -> Definition {
     }
 }
 
-fn image_pull_jobs() -> Definition {
-    Definition {
+fn image_pull_jobs() -> CrdDefinition {
+    CrdDefinition {
         wide: IMAGE_PULL_JOB_WIDE,
-        ..Definition::plain(
+        ..CrdDefinition::with_defaults(
             Kind::ImagePullJob,
             image_pull_job::ImagePullJob::crd(),
             v1alpha1::ImagePullJob::crd(),
@@ -262,11 +265,11 @@ fn image_pull_jobs() -> Definition {
     }
 }
 
-fn node_images() -> Definition {
-    Definition {
-        spec_may_be_absent: true,
+fn node_images() -> CrdDefinition {
+    CrdDefinition {
+        spec_is_optional: true,
         wide: NODE_IMAGE_WIDE,
-        ..Definition::plain(
+        ..CrdDefinition::with_defaults(
             Kind::NodeImage,
             node_image::NodeImage::crd(),
             v1alpha1::NodeImage::crd(),
@@ -276,13 +279,13 @@ fn node_images() -> Definition {
     }
 }
 
-impl Definition {
-    fn plain(
+impl CrdDefinition {
+    fn with_defaults(
         kind: Kind,
         beta: CustomResourceDefinition,
         alpha: CustomResourceDefinition,
         columns: &'static [Column],
-        rules: &'static [Rule],
+        rules: &'static [SchemaRule],
     ) -> Self {
         Self {
             kind,
@@ -292,15 +295,18 @@ impl Definition {
             wide: &[],
             wide_alpha: None,
             rules,
-            own_rules: &[],
-            spec_may_be_absent: false,
-            scales: false,
+            version_rules: &[],
+            spec_is_optional: false,
+            has_scale: false,
         }
     }
 
     /// The rules of a version, each with the path that its own begins at.
-    fn rules(&self, version: &str) -> impl Iterator<Item = (&'static str, &'static Rule)> {
-        let own = self.own_rules.iter().filter(move |(name, _)| *name == version);
+    fn rules(&self, version: &str) -> impl Iterator<Item = (&'static str, &'static SchemaRule)> {
+        let own = self
+            .version_rules
+            .iter()
+            .filter(move |(name, _)| *name == version);
         let below = own.flat_map(|(_, below)| below.iter());
         let own = below.flat_map(|(path, rules)| rules.iter().map(move |rule| (*path, rule)));
         self.rules.iter().map(|rule| ("", rule)).chain(own)
@@ -323,7 +329,7 @@ impl Definition {
         if let Some(short) = names.short_names.as_ref().filter(|short| !short.is_empty()) {
             set(&mut spec, &["names", "shortNames"], json!(short));
         }
-        if self.kind.row().converted {
+        if self.kind.info().needs_conversion {
             let conversion = json!({
                 "strategy": "Webhook",
                 "webhook": {
@@ -354,13 +360,13 @@ impl Definition {
         let mut schema = derived
             .and_then(|schema| serde_json::to_value(&schema.open_api_v3_schema).ok())
             .unwrap_or_default();
-        tidy(&mut schema);
+        normalize_schema(&mut schema);
         self.complete_root(&mut schema);
         for (below, rule) in self.rules(name) {
-            apply(&mut schema, below, rule);
+            add_rule(&mut schema, below, rule);
         }
         let mut subresources = json!({ "status": {} });
-        if self.scales {
+        if self.has_scale {
             let scale = json!({
                 "specReplicasPath": ".spec.replicas",
                 "statusReplicasPath": ".status.replicas",
@@ -384,12 +390,13 @@ impl Definition {
             .columns
             .iter()
             .filter(|(column, ..)| *column != "MESSAGE" || version == V1ALPHA1);
-        let twice = |name: &str| version == V1ALPHA1 && self.columns.iter().any(|(usual, ..)| *usual == name);
+        let is_duplicate =
+            |name: &str| version == V1ALPHA1 && self.columns.iter().any(|(usual, ..)| *usual == name);
         let wide = self
             .wide_alpha
             .filter(|_| version == V1ALPHA1)
             .unwrap_or(self.wide);
-        let wide = wide.iter().filter(|(name, ..)| !twice(name)).map(|wide| {
+        let wide = wide.iter().filter(|(name, ..)| !is_duplicate(name)).map(|wide| {
             let mut column = column(wide);
             set(&mut column, &["priority"], json!(1));
             column
@@ -406,7 +413,7 @@ impl Definition {
         ] {
             set(schema, &["properties", field], is);
         }
-        if self.spec_may_be_absent {
+        if self.spec_is_optional {
             set(schema, &["properties", "spec", "default"], json!({}));
             if let Some(root) = schema.as_object_mut() {
                 root.remove("required");
@@ -418,7 +425,7 @@ impl Definition {
 /// Makes a derived schema the one meant: no nulls (absence says the same), and only the defaults that
 /// this file and `schemas` put there on purpose, not those of Rust's empty values. A number or a string
 /// is written the way Kubernetes' own tools do.
-fn tidy(schema: &mut Value) {
+fn normalize_schema(schema: &mut Value) {
     let Some(node) = schema.as_object_mut() else {
         return;
     };
@@ -426,8 +433,8 @@ fn tidy(schema: &mut Value) {
     if node.get("default").is_some_and(|default| *default != "TCP") {
         node.remove("default");
     }
-    if let Some(Value::Array(words)) = node.get_mut("enum") {
-        words.retain(|word| !word.is_null());
+    if let Some(Value::Array(values)) = node.get_mut("enum") {
+        values.retain(|word| !word.is_null());
     }
     // The API server takes any whole number whatever the format says, and clients could not read the object.
     if node.get("format").is_some_and(|format| format == "int32") {
@@ -441,11 +448,11 @@ fn tidy(schema: &mut Value) {
             json!([{ "type": "integer" }, { "type": "string" }]),
         );
     }
-    each_child(node, tidy);
+    for_each_child(node, normalize_schema);
 }
 
 /// Calls `with` for each schema directly below `node`.
-fn each_child(node: &mut Map<String, Value>, mut with: impl FnMut(&mut Value)) {
+fn for_each_child(node: &mut Map<String, Value>, mut with: impl FnMut(&mut Value)) {
     if let Some(Value::Object(properties)) = node.get_mut("properties") {
         properties.values_mut().for_each(&mut with);
     }
@@ -457,7 +464,7 @@ fn each_child(node: &mut Map<String, Value>, mut with: impl FnMut(&mut Value)) {
 }
 
 /// Adds a rule where its path leads, from `below` on.
-fn apply(schema: &mut Value, below: &str, rule: &Rule) {
+fn add_rule(schema: &mut Value, below: &str, rule: &SchemaRule) {
     let mut at = schema;
     let steps = below.split('.').chain(rule.path.split('.'));
     for step in steps.filter(|step| !step.is_empty()) {

@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 
 pub use super::node_image::{ImagePullPolicy, SandboxConfig};
 use super::schemas;
-use super::words::words;
+use super::string_enum::string_enum;
 
-words! {
+string_enum! {
     open
     /// Whether a job ends.
     CompletionPolicyType {

@@ -1,7 +1,7 @@
 //! Image references: `[HOST[:PORT]/]PATH[:TAG][@DIGEST]`.
 //!
 //! In:  what a user wrote, or a NodeImage's name and tag.
-//! Out: a [`Reference`] in the forms that runtimes, registries and NodeImages want, or what is wrong with the text.
+//! Out: a [`ImageReference`] in the forms that runtimes, registries and NodeImages want, or what is wrong with the text.
 //!
 //! Grammar and normalisation are those of the distribution project's `reference` package, which kubelet, containerd
 //! and upstream use. A reference is stored in a NodeImage as a key (the familiar name) and a tag (the tag, or the
@@ -15,7 +15,7 @@ use std::str::FromStr;
 
 const DOCKER_HUB: &str = "docker.io";
 const DOCKER_HUB_LEGACY: &str = "index.docker.io";
-const OFFICIAL: &str = "library/";
+const OFFICIAL_PREFIX: &str = "library/";
 const DEFAULT_TAG: &str = "latest";
 const MAX_NAME: usize = 255;
 const MAX_TAG: usize = 128;
@@ -32,17 +32,17 @@ pub struct InvalidReference {
 
 /// A fully qualified image reference.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Reference {
+pub struct ImageReference {
     host: String,
     path: String,
     tag: Option<String>,
     digest: Option<String>,
 }
 
-impl Reference {
+impl ImageReference {
     /// Reads a reference as people write it: `nginx`, `nginx:1.27`, `host:5000/a/b@sha256:…`.
     pub fn parse(given: &str) -> Result<Self, InvalidReference> {
-        Self::read(given).map_err(|why| InvalidReference {
+        Self::parse_parts(given).map_err(|why| InvalidReference {
             given: given.to_owned(),
             why,
         })
@@ -50,7 +50,7 @@ impl Reference {
 
     /// Joins what a NodeImage holds: the image's name and a tag that may be a digest.
     pub fn from_name_and_tag(name: &str, tag: &str) -> Result<Self, InvalidReference> {
-        let joined = join(name, tag);
+        let joined = join_name_and_tag(name, tag);
         let invalid = |why| InvalidReference {
             given: joined.clone(),
             why,
@@ -104,7 +104,7 @@ impl Reference {
 
     /// The name without Docker Hub's prefixes, as NodeImages use it for keys: `nginx`, `a/b`, `quay.io/c/d`.
     pub fn familiar_name(&self) -> String {
-        let short = match self.path.strip_prefix(OFFICIAL) {
+        let short = match self.path.strip_prefix(OFFICIAL_PREFIX) {
             Some(short) if !short.contains('/') => short,
             _ => &self.path,
         };
@@ -124,13 +124,13 @@ impl Reference {
     }
 
     /// Whether `other`, such as an entry of an image's `repoTags` or `repoDigests`, names the same thing.
-    pub fn names(&self, other: &str) -> bool {
+    pub fn is_same_image(&self, other: &str) -> bool {
         Self::parse(other).is_ok_and(|o| {
             o.host == self.host && o.path == self.path && o.tag_or_digest() == self.tag_or_digest()
         })
     }
 
-    fn read(given: &str) -> Result<Self, &'static str> {
+    fn parse_parts(given: &str) -> Result<Self, &'static str> {
         if given.is_empty() {
             return Err("it is empty");
         }
@@ -160,13 +160,13 @@ impl Reference {
 }
 
 /// The form to hand to a runtime: fully qualified, with the digest where there is one and the tag otherwise.
-impl fmt::Display for Reference {
+impl fmt::Display for ImageReference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&join(&self.repository(), self.tag_or_digest()))
+        f.write_str(&join_name_and_tag(&self.repository(), self.tag_or_digest()))
     }
 }
 
-impl FromStr for Reference {
+impl FromStr for ImageReference {
     type Err = InvalidReference;
 
     fn from_str(s: &str) -> Result<Self, Self::Err> {
@@ -175,7 +175,7 @@ impl FromStr for Reference {
 }
 
 /// `NAME:TAG`, or `NAME@DIGEST` where `tag` is a digest. Checks nothing.
-pub fn join(name: &str, tag: &str) -> String {
+pub fn join_name_and_tag(name: &str, tag: &str) -> String {
     let separator = if tag.contains(':') { '@' } else { ':' };
     format!("{name}{separator}{tag}")
 }
@@ -200,7 +200,7 @@ fn split_host(name: &str) -> (String, String) {
         host
     };
     if host == DOCKER_HUB && !path.contains('/') {
-        return (host.to_owned(), format!("{OFFICIAL}{path}"));
+        return (host.to_owned(), format!("{OFFICIAL_PREFIX}{path}"));
     }
     (host.to_owned(), path.to_owned())
 }

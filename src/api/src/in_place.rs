@@ -262,7 +262,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_go_writes_comes_back_as_it_was() {
+    fn go_json_round_trips() {
         let state = r#"{"revision":"x-new","updateTimestamp":"2024-01-02T03:04:05Z","lastContainerStatuses":{"a":{"imageID":"sha256:1"}},"updateImages":true,"nextContainerImages":{"b":"b:2"},"nextContainerRefMetadata":{"b":{"creationTimestamp":null,"labels":{"v":"2"}}},"nextContainerResources":{"b":{"requests":{"cpu":"1"}}},"preCheckBeforeNext":{"containersRequiredReady":["a"]},"containerBatchesRecord":[{"timestamp":"2024-01-02T03:04:05Z","containers":["a"]}]}"#;
         let typed: InPlaceUpdateState = serde_json::from_str(state).unwrap();
         assert_eq!(serde_json::to_string(&typed).unwrap(), state);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_null_and_strange_fields_stay() {
+    fn null_and_unknown_fields_are_kept() {
         let wire = json!({
             "revision": "r", "updateTimestamp": null, "lastContainerStatuses": null, "later": { "field": 1 },
         });

@@ -18,7 +18,7 @@ pub fn set(value: &mut Value, path: &[&str], new: Value) {
 
 /// Sets the field at the end of `path` where it is absent or null. What is on the way and absent becomes an object; what is
 /// there and is none stays, and the field with it, for the schema to refuse.
-pub fn default(value: &mut Value, path: &[&str], new: Value) {
+pub fn set_default(value: &mut Value, path: &[&str], new: Value) {
     let (Some(fields), Some((first, rest))) = (value.as_object_mut(), path.split_first()) else {
         return;
     };
@@ -32,17 +32,17 @@ pub fn default(value: &mut Value, path: &[&str], new: Value) {
     if field.is_null() {
         *field = Value::Object(Map::new());
     }
-    default(field, rest, new);
+    set_default(field, rest, new);
 }
 
 /// What the first entry of an object takes: a whole leaf of a B-tree, with room for eleven keys and values.
-const FIRST_ENTRY: usize = 640;
+const FIRST_ENTRY_BYTES: usize = 640;
 /// What each further value takes in a list, which grows by doubling; an object's leaves are half full.
-const ITEM: usize = 64;
+const ITEM_BYTES: usize = 64;
 
 /// At most as many bytes as a JSON text takes when it is read as [`Value`], give or take the allocator's own.
 #[must_use]
-pub fn memory(text: &[u8]) -> usize {
+pub fn estimate_memory(text: &[u8]) -> usize {
     let (mut sum, mut quoted, mut escaped, mut opened) = (text.len(), false, false, false);
     for byte in text {
         match byte {
@@ -53,10 +53,10 @@ pub fn memory(text: &[u8]) -> usize {
             b'{' => opened = true,
             b'}' => opened = false,
             b':' => {
-                sum += if opened { FIRST_ENTRY } else { ITEM };
+                sum += if opened { FIRST_ENTRY_BYTES } else { ITEM_BYTES };
                 opened = false;
             }
-            b',' | b'[' => sum += ITEM,
+            b',' | b'[' => sum += ITEM_BYTES,
             _ => {}
         }
     }
@@ -65,7 +65,7 @@ pub fn memory(text: &[u8]) -> usize {
 
 /// The items of a list; none where there is no list.
 #[must_use]
-pub fn items<'a>(spec: &'a Map<String, Value>, list: &str) -> &'a [Value] {
+pub fn list_items<'a>(spec: &'a Map<String, Value>, list: &str) -> &'a [Value] {
     spec.get(list)
         .and_then(Value::as_array)
         .map_or(&[], Vec::as_slice)
@@ -78,23 +78,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_counted_outside_of_texts_and_by_what_is_allocated() {
+    fn memory_estimate_counts_values_outside_strings() {
         for (text, above_its_length) in [
             ("1", 0),
             ("{}", 0),
-            (r#"{"":0}"#, FIRST_ENTRY),
-            (r#"{"a":1,"b":2}"#, FIRST_ENTRY + 2 * ITEM),
-            (r#"{"a":{"b":{}}}"#, 2 * FIRST_ENTRY),
-            (r#"{"a":{},"b":{}}"#, FIRST_ENTRY + 2 * ITEM),
-            (r#"{"a":[1,2]}"#, FIRST_ENTRY + 2 * ITEM),
-            (r#"["a,[{\":{",1]"#, 2 * ITEM),
+            (r#"{"":0}"#, FIRST_ENTRY_BYTES),
+            (r#"{"a":1,"b":2}"#, FIRST_ENTRY_BYTES + 2 * ITEM_BYTES),
+            (r#"{"a":{"b":{}}}"#, 2 * FIRST_ENTRY_BYTES),
+            (r#"{"a":{},"b":{}}"#, FIRST_ENTRY_BYTES + 2 * ITEM_BYTES),
+            (r#"{"a":[1,2]}"#, FIRST_ENTRY_BYTES + 2 * ITEM_BYTES),
+            (r#"["a,[{\":{",1]"#, 2 * ITEM_BYTES),
         ] {
-            assert_eq!(memory(text.as_bytes()), text.len() + above_its_length, "{text}");
+            assert_eq!(
+                estimate_memory(text.as_bytes()),
+                text.len() + above_its_length,
+                "{text}"
+            );
         }
     }
 
     #[test]
-    fn a_field_is_set_whatever_is_there() {
+    fn set_replaces_values_of_any_type() {
         for mut there in [
             json!(null),
             json!("x"),
@@ -112,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_default_changes_nothing_that_is_there() {
+    fn set_default_keeps_existing_values() {
         for (mut there, then) in [
             (json!({}), json!({ "a": { "b": 2 } })),
             (json!({ "a": null }), json!({ "a": { "b": 2 } })),
@@ -121,7 +125,7 @@ mod tests {
             (json!({ "a": "x" }), json!({ "a": "x" })),
             (json!("x"), json!("x")),
         ] {
-            default(&mut there, &["a", "b"], json!(2));
+            set_default(&mut there, &["a", "b"], json!(2));
             assert_eq!(there, then);
         }
     }

@@ -134,7 +134,7 @@ pub const KRUISE_POD_READY: &str = "KruisePodReady";
 pub const IN_PLACE_UPDATE_READY: &str = "InPlaceUpdateReady";
 /// What kubelet says in condition Ready, with reason `ReadinessGatesNotReady`, where this gate alone is False.
 #[must_use]
-pub fn unready_message(gate: &str) -> String {
+pub fn readiness_gate_message(gate: &str) -> String {
     format!("the status of pod readiness gate \"{gate}\" is not \"True\", but False")
 }
 /// Pod condition of Pods whose sidecars are being ended.
@@ -182,16 +182,16 @@ pub fn crr_selector(node: &str) -> String {
 /// Label value that stands for a node: its name, or where that is too long for a label its first 46
 /// characters and a hash of the whole (ours; with upstream such nodes cannot have requests at all).
 pub fn node_label(node: &str) -> String {
-    const LONGEST: usize = 63;
-    const KEPT: usize = 46;
-    if node.len() <= LONGEST {
+    const MAX_LABEL_CHARS: usize = 63;
+    const PREFIX_CHARS: usize = 46;
+    if node.len() <= MAX_LABEL_CHARS {
         return node.to_owned();
     }
     let hash = node.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
     });
-    let start: String = node.chars().take(KEPT).collect();
-    format!("{start}-{hash:016x}")
+    let prefix: String = node.chars().take(PREFIX_CHARS).collect();
+    format!("{prefix}-{hash:016x}")
 }
 
 /// Service in [`SYSTEM_NAMESPACE`] through which the API server reaches the manager's webhooks.

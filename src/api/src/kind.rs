@@ -20,7 +20,7 @@ pub enum Kind {
 
 /// When the API server asks a webhook, and what it does when it gets no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Webhook {
+pub struct WebhookPolicy {
     /// What stands between kind and `.kb.io` in the webhook's name, as in OpenKruise.
     pub suffix: &'static str,
     /// `CREATE`, `UPDATE`.
@@ -35,21 +35,21 @@ pub struct Webhook {
 
 /// What is known of a kind. Its schemas are in `crd`.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Row {
+pub struct KindInfo {
     /// As in `kind`.
     pub name: &'static str,
     /// Name of the resource.
     pub plural: &'static str,
     /// As in webhook names, paths and metric labels.
-    pub lower: &'static str,
+    pub lowercase: &'static str,
     /// Whether the versions differ in what they can say, so that the webhook must convert.
-    pub converted: bool,
+    pub needs_conversion: bool,
     /// How its objects are reviewed.
-    pub webhook: Webhook,
+    pub webhook: WebhookPolicy,
 }
 
 /// Reviewed where the webhook can be reached; the schema's rules hold without it.
-const OPTIONAL: Webhook = Webhook {
+const FAIL_OPEN: WebhookPolicy = WebhookPolicy {
     suffix: "",
     operations: &["CREATE", "UPDATE"],
     failure_policy: "Ignore",
@@ -68,39 +68,39 @@ impl Kind {
 
     /// What is known of it.
     #[must_use]
-    pub const fn row(self) -> &'static Row {
+    pub const fn info(self) -> &'static KindInfo {
         match self {
-            Self::CloneSet => &Row {
+            Self::CloneSet => &KindInfo {
                 name: "CloneSet",
                 plural: "clonesets",
-                lower: "cloneset",
-                converted: true,
-                webhook: OPTIONAL,
+                lowercase: "cloneset",
+                needs_conversion: true,
+                webhook: FAIL_OPEN,
             },
-            Self::NodeImage => &Row {
+            Self::NodeImage => &KindInfo {
                 name: "NodeImage",
                 plural: "nodeimages",
-                lower: "nodeimage",
-                converted: true,
-                webhook: OPTIONAL,
+                lowercase: "nodeimage",
+                needs_conversion: true,
+                webhook: FAIL_OPEN,
             },
-            Self::ImagePullJob => &Row {
+            Self::ImagePullJob => &KindInfo {
                 name: "ImagePullJob",
                 plural: "imagepulljobs",
-                lower: "imagepulljob",
-                converted: false,
-                webhook: Webhook {
+                lowercase: "imagepulljob",
+                needs_conversion: false,
+                webhook: WebhookPolicy {
                     suffix: "-v1beta1",
-                    ..OPTIONAL
+                    ..FAIL_OPEN
                 },
             },
-            Self::ContainerRecreateRequest => &Row {
+            Self::ContainerRecreateRequest => &KindInfo {
                 name: "ContainerRecreateRequest",
                 plural: "containerrecreaterequests",
-                lower: "containerrecreaterequest",
-                converted: true,
+                lowercase: "containerrecreaterequest",
+                needs_conversion: true,
                 // Without the Pod's UID and container IDs a request could restart what it was not made for.
-                webhook: Webhook {
+                webhook: WebhookPolicy {
                     suffix: "",
                     operations: &["CREATE"],
                     failure_policy: "Fail",
@@ -113,19 +113,19 @@ impl Kind {
 
     /// The kind of this name, as in `kind`.
     #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.row().name == name)
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.info().name == name)
     }
 
     /// The kind of this name in lower case.
     #[must_use]
-    pub fn in_lower_case(lower: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.row().lower == lower)
+    pub fn from_lowercase(lower: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.info().lowercase == lower)
     }
 
     /// Name of its CRD.
     #[must_use]
     pub fn crd_name(self) -> String {
-        format!("{}.{GROUP}", self.row().plural)
+        format!("{}.{GROUP}", self.info().plural)
     }
 }

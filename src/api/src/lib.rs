@@ -5,7 +5,7 @@
 //!
 //! # Guide
 //!
-//! **A kind** is a variant of [`Kind`] and its [row](kind::Row): its names, whether its versions are converted, how it is
+//! **A kind** is a variant of [`Kind`] and its [row](kind::KindInfo): its names, whether its versions are converted, how it is
 //! reviewed. CRDs ([`crds`]), webhook configurations ([`webhooks`]), conversion, reviews and feature gates match on it, so a
 //! kind that lacks one of them does not compile. The types of each are in the file of its name ([`cloneset`],
 //! [`image_pull_job`], [`container_recreate_request`], [`node_image`]), those of the older version in [`v1alpha1`].
@@ -15,11 +15,11 @@
 //! [`owner`] for whose an object is, [`selector`] for labels.
 //!
 //! ```
-//! use kruise_api::image_reference::Reference;
+//! use kruise_api::image_reference::ImageReference;
 //!
-//! let image = Reference::parse("nginx:1.29").unwrap();
+//! let image = ImageReference::parse("nginx:1.29").unwrap();
 //! assert_eq!(image.to_string(), "docker.io/library/nginx:1.29");
-//! assert!(Reference::parse("../nginx").is_err());
+//! assert!(ImageReference::parse("../nginx").is_err());
 //! ```
 //!
 //! **What OpenKruise agrees on with its clients** is kept to the byte: labels, annotations and reasons in [`keys`], the
@@ -59,11 +59,11 @@ pub mod owner;
 mod rules;
 pub mod schemas;
 pub mod selector;
+mod string_enum;
 pub mod update_priority;
 pub mod v1alpha1;
 pub mod validation;
 pub mod webhooks;
-mod words;
 
 pub use crd::{crd, crds};
 pub use kind::Kind;

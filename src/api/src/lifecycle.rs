@@ -6,9 +6,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::schemas;
-use super::words::words;
+use super::string_enum::string_enum;
 
-words! {
+string_enum! {
     open
     /// Value of Pod label [`super::keys::LIFECYCLE_STATE`]. A Pod without it counts as `Normal`.
     LifecycleStateType {

@@ -13,28 +13,28 @@ pub const SUBDOMAIN_PATTERN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9](
 /// The same for [`is_label`].
 pub const LABEL_PATTERN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
 /// Longest subdomain.
-pub const LONGEST_SUBDOMAIN: usize = 253;
-const LONGEST_LABEL: usize = 63;
+pub const MAX_SUBDOMAIN_LENGTH: usize = 253;
+const MAX_LABEL_LENGTH: usize = 63;
 
 /// Whether `text` is an RFC 1123 label, as names of namespaces are.
 #[must_use]
 pub fn is_label(text: &str) -> bool {
-    text.len() <= LONGEST_LABEL && is_word(text)
+    text.len() <= MAX_LABEL_LENGTH && is_dns_label(text)
 }
 
 /// Whether `text` is an RFC 1123 subdomain, as names of most objects are.
 #[must_use]
 pub fn is_subdomain(text: &str) -> bool {
-    text.len() <= LONGEST_SUBDOMAIN && text.split('.').all(is_word)
+    text.len() <= MAX_SUBDOMAIN_LENGTH && text.split('.').all(is_dns_label)
 }
 
 /// Small letters and digits, and `-` between them.
-fn is_word(text: &str) -> bool {
-    let plain = |c: &u8| c.is_ascii_lowercase() || c.is_ascii_digit();
+fn is_dns_label(text: &str) -> bool {
+    let is_lower_alphanumeric = |c: &u8| c.is_ascii_lowercase() || c.is_ascii_digit();
     let text = text.as_bytes();
-    text.first().is_some_and(plain)
-        && text.last().is_some_and(plain)
-        && text.iter().all(|c| plain(c) || *c == b'-')
+    text.first().is_some_and(is_lower_alphanumeric)
+        && text.last().is_some_and(is_lower_alphanumeric)
+        && text.iter().all(|c| is_lower_alphanumeric(c) || *c == b'-')
 }
 
 #[cfg(test)]
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_that_the_api_server_allows_are_names() {
+    fn only_rfc_1123_names_are_valid() {
         for name in ["a", "web-0", "a.b-c.d", "0", "10.0.0.1"] {
             assert!(is_subdomain(name), "{name}");
         }

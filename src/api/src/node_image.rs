@@ -10,11 +10,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::schemas;
-use super::words::words;
+use super::string_enum::string_enum;
 
-mod parts;
+mod lenient;
 
-words! {
+string_enum! {
     open
     /// When an image is fetched although it may be present. Absent means `IfNotPresent`.
     ImagePullPolicy {
@@ -25,7 +25,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     open
     /// How far the pull of one tag is.
     ImagePullPhase {
@@ -40,7 +40,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     open
     /// How the first synchronisation of a node went. No program writes it today.
     SyncStatusPhase {
@@ -53,15 +53,15 @@ words! {
 
 /// Bytes of `spec.images` at most, as etcd has them, the keys of sandbox configurations twice, for `managedFields` has
 /// them too. All tenants of a node share its NodeImage, and etcd takes 1.5 MiB of one object: what this and
-/// [`MOST_STATUS`] leave of them is for `metadata`, which has each image's name for both.
-pub const MOST_IMAGES: usize = 512 << 10;
-/// Bytes of `status` at most, as etcd has them: without their messages, the tags that [`MOST_IMAGES`] allows fit.
-pub const MOST_STATUS: usize = 768 << 10;
+/// [`MAX_STATUS_BYTES`] leave of them is for `metadata`, which has each image's name for both.
+pub const MAX_IMAGES_BYTES: usize = 512 << 10;
+/// Bytes of `status` at most, as etcd has them: without their messages, the tags that [`MAX_IMAGES_BYTES`] allows fit.
+pub const MAX_STATUS_BYTES: usize = 768 << 10;
 
 /// Tags of all images of one node at most.
-pub const MOST_TAGS: usize = 10_000;
+pub const MAX_TAGS: usize = 10_000;
 /// Characters of an image's name at most: a name has 255.
-pub const LONGEST_NAME: usize = 1024;
+pub const MAX_IMAGE_NAME_CHARS: usize = 1024;
 
 /// Images that the node should pull.
 #[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
@@ -125,24 +125,25 @@ pub struct SandboxConfig {
 }
 
 /// How many labels, and how many annotations, a [`SandboxConfig`] may have.
-pub const MOST_IN_SANDBOX: usize = 64;
+pub const MAX_SANDBOX_ENTRIES: usize = 64;
 /// How many characters a value of it may have.
-pub const LONGEST_SANDBOX_VALUE: usize = 65_536;
+pub const MAX_SANDBOX_VALUE_CHARS: usize = 65_536;
 
 impl SandboxConfig {
     /// The same without what the schema would refuse: a runtime can do without, and a pull should not fail for it.
     #[must_use]
-    pub fn fitting(&self) -> Self {
-        let fitting = |texts: &BTreeMap<String, String>| {
-            let fits = |(key, value): &(&String, &String)| {
-                key.chars().count() <= schemas::LONGEST_KEY && value.chars().count() <= LONGEST_SANDBOX_VALUE
+    pub fn within_schema_limits(&self) -> Self {
+        let limited = |texts: &BTreeMap<String, String>| {
+            let is_within_limits = |(key, value): &(&String, &String)| {
+                key.chars().count() <= schemas::MAX_KEY_CHARS
+                    && value.chars().count() <= MAX_SANDBOX_VALUE_CHARS
             };
-            let some = texts.iter().filter(fits).take(MOST_IN_SANDBOX);
+            let some = texts.iter().filter(is_within_limits).take(MAX_SANDBOX_ENTRIES);
             some.map(|(key, value)| (key.clone(), value.clone())).collect()
         };
         Self {
-            labels: fitting(&self.labels),
-            annotations: fitting(&self.annotations),
+            labels: limited(&self.labels),
+            annotations: limited(&self.annotations),
         }
     }
 }
@@ -272,7 +273,7 @@ pub struct ImageTagStatus {
 impl ImagePullPhase {
     /// Whether it is how a pull ended.
     #[must_use]
-    pub fn is_outcome(&self) -> bool {
+    pub fn is_terminal(&self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
     }
 }
@@ -280,8 +281,8 @@ impl ImagePullPhase {
 impl ImageTagStatus {
     /// Whether the pull has ended. Of an outcome it may not be known when.
     #[must_use]
-    pub fn ended(&self) -> bool {
-        self.completion_time.is_some() || self.phase.is_outcome()
+    pub fn is_finished(&self) -> bool {
+        self.completion_time.is_some() || self.phase.is_terminal()
     }
 }
 
@@ -293,7 +294,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_word_of_somebody_else_survives() {
+    fn unknown_phase_round_trips() {
         let wire = json!({ "tag": "1", "phase": "Paused", "progress": 0, "version": 0 });
         let tag: ImageTagStatus = serde_json::from_value(wire.clone()).unwrap();
         assert_eq!(tag.phase, ImagePullPhase::Other("Paused".into()));

@@ -33,9 +33,9 @@ pub struct Owner {
 impl Owner {
     /// The owner that a reference names.
     #[must_use]
-    pub fn of(reference: &OwnerReference) -> Self {
+    pub fn from_reference(reference: &OwnerReference) -> Self {
         Self {
-            kind: OwnerKind::of(&reference.api_version, &reference.kind),
+            kind: OwnerKind::from_api_version_and_kind(&reference.api_version, &reference.kind),
             name: reference.name.clone(),
             uid: reference.uid.clone(),
         }
@@ -66,17 +66,17 @@ impl Owner {
     pub fn controller(metadata: &ObjectMeta) -> Option<Self> {
         let owners = metadata.owner_references.iter().flatten();
         let mut controllers = owners.filter(|owner| owner.controller == Some(true));
-        controllers.next().map(Self::of)
+        controllers.next().map(Self::from_reference)
     }
 
     /// The same, of `metadata.ownerReferences` as JSON.
     #[must_use]
-    pub fn controller_in(references: &Value) -> Option<Self> {
+    pub fn controller_from_json(references: &Value) -> Option<Self> {
         let owners = references.as_array().into_iter().flatten();
         let mut controllers = owners.filter(|owner| owner["controller"] == true);
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         controllers.next().map(|owner| Self {
-            kind: OwnerKind::of(&text(&owner["apiVersion"]), &text(&owner["kind"])),
+            kind: OwnerKind::from_api_version_and_kind(&text(&owner["apiVersion"]), &text(&owner["kind"])),
             name: text(&owner["name"]),
             uid: text(&owner["uid"]),
         })
@@ -84,15 +84,15 @@ impl Owner {
 
     /// Identifies the owner among those of all namespaces. No name and no UID has a slash.
     #[must_use]
-    pub fn group(&self, namespace: Option<&str>) -> String {
+    pub fn group_key(&self, namespace: Option<&str>) -> String {
         let namespace = namespace.unwrap_or_default();
-        let (kind, name, uid) = (self.kind.word(), &self.name, &self.uid);
+        let (kind, name, uid) = (self.kind.as_str(), &self.name, &self.uid);
         format!("{namespace}/{kind}/{name}/{uid}")
     }
 }
 
 impl OwnerKind {
-    fn of(api_version: &str, kind: &str) -> Self {
+    fn from_api_version_and_kind(api_version: &str, kind: &str) -> Self {
         let ours = |version: &str| [V1BETA1, V1ALPHA1].contains(&version);
         match (api_version.split_once('/'), kind) {
             (Some((GROUP, version)), "CloneSet") if ours(version) => Self::CloneSet,
@@ -101,7 +101,7 @@ impl OwnerKind {
         }
     }
 
-    fn word(self) -> &'static str {
+    fn as_str(self) -> &'static str {
         match self {
             Self::CloneSet => "CloneSet",
             Self::Pod => "Pod",
@@ -120,14 +120,14 @@ mod tests {
     fn kind(api_version: &str, kind: &str) -> OwnerKind {
         let reference =
             json!({ "apiVersion": api_version, "kind": kind, "name": "n", "uid": "u", "controller": true });
-        let owner = Owner::controller_in(&json!([reference])).unwrap();
+        let owner = Owner::controller_from_json(&json!([reference])).unwrap();
         let typed: OwnerReference = serde_json::from_value(reference).unwrap();
-        assert_eq!(owner, Owner::of(&typed));
+        assert_eq!(owner, Owner::from_reference(&typed));
         owner.kind
     }
 
     #[test]
-    fn an_owner_is_what_the_api_server_serves_in_that_version() {
+    fn owner_kind_requires_a_served_version() {
         for version in ["apps.kruise.io/v1beta1", "apps.kruise.io/v1alpha1"] {
             assert_eq!(kind(version, "CloneSet"), OwnerKind::CloneSet);
             assert_eq!(kind(version, "Pod"), OwnerKind::Other);
@@ -145,12 +145,12 @@ mod tests {
         }
         assert_eq!(kind("v1", "Pod"), OwnerKind::Pod);
         assert_eq!(kind("v2", "Pod"), OwnerKind::Other);
-        assert_eq!(Owner::controller_in(&json!([{ "kind": "Pod" }])), None);
-        assert_eq!(Owner::controller_in(&json!("x")), None);
+        assert_eq!(Owner::controller_from_json(&json!([{ "kind": "Pod" }])), None);
+        assert_eq!(Owner::controller_from_json(&json!("x")), None);
     }
 
     #[test]
-    fn owners_of_two_namespaces_names_or_kinds_are_two() {
+    fn group_keys_are_distinct_per_owner() {
         let owner = |kind, name: &str| Owner {
             kind,
             name: name.to_owned(),
@@ -158,10 +158,10 @@ mod tests {
         };
         let web = owner(OwnerKind::CloneSet, "web");
         let groups = [
-            web.group(Some("a")),
-            web.group(Some("b")),
-            owner(OwnerKind::CloneSet, "db").group(Some("a")),
-            owner(OwnerKind::Pod, "web").group(Some("a")),
+            web.group_key(Some("a")),
+            web.group_key(Some("b")),
+            owner(OwnerKind::CloneSet, "db").group_key(Some("a")),
+            owner(OwnerKind::Pod, "web").group_key(Some("a")),
         ];
         let distinct: std::collections::BTreeSet<&String> = groups.iter().collect();
         assert_eq!(distinct.len(), groups.len());

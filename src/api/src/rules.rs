@@ -6,13 +6,13 @@
 
 use serde_json::{Value, json};
 
-use super::node_image::{LONGEST_NAME, LONGEST_SANDBOX_VALUE, MOST_IN_SANDBOX, MOST_TAGS};
+use super::node_image::{MAX_IMAGE_NAME_CHARS, MAX_SANDBOX_ENTRIES, MAX_SANDBOX_VALUE_CHARS, MAX_TAGS};
 use super::{names, schemas};
 
 pub(super) mod cloneset;
 
 /// One addition to the schema at `path`.
-pub(super) struct Rule {
+pub(super) struct SchemaRule {
     /// Dotted path from the root; `[]` is a list's item, `{}` a map's value.
     pub path: &'static str,
     /// Keywords to add. Lists are appended to what is there.
@@ -20,22 +20,22 @@ pub(super) struct Rule {
 }
 
 /// Rules whose paths begin at `path`; the root where that is empty.
-pub(super) type Below = (&'static str, &'static [Rule]);
+pub(super) type RulesAtPath = (&'static str, &'static [SchemaRule]);
 
 /// A CEL rule with a constant message.
-fn says(rule: &str, message: &str, reason: &str) -> Value {
+fn cel(rule: &str, message: &str, reason: &str) -> Value {
     json!({ "x-kubernetes-validations": [{ "rule": rule, "message": message, "reason": reason }] })
 }
 
 /// A CEL rule that also looks at the value before, `oldSelf`, an optional, to let stay what is stored.
-fn says_unless_stored(rule: &str, message: &str, reason: &str) -> Value {
+fn cel_unless_stored(rule: &str, message: &str, reason: &str) -> Value {
     json!({ "x-kubernetes-validations": [
         { "rule": rule, "message": message, "reason": reason, "optionalOldSelf": true }
     ] })
 }
 
 /// A CEL rule whose message is an expression, to name the value.
-fn tells(rule: &str, message_expression: &str, message: &str) -> Value {
+fn cel_with_expression(rule: &str, message_expression: &str, message: &str) -> Value {
     json!({ "x-kubernetes-validations": [{
         "rule": rule,
         "messageExpression": message_expression,
@@ -45,7 +45,7 @@ fn tells(rule: &str, message_expression: &str, message: &str) -> Value {
 }
 
 /// The longest word of a list of words, or time, in characters.
-const LONGEST_WORD: usize = 64;
+const MAX_WORD_CHARS: usize = 64;
 
 const INVALID: &str = "FieldValueInvalid";
 const FORBIDDEN: &str = "FieldValueForbidden";
@@ -59,13 +59,13 @@ fn positive() -> Value {
 }
 
 /// The name of an object, such as a Pod.
-pub(super) fn name() -> Value {
-    json!({ "minLength": 1, "maxLength": names::LONGEST_SUBDOMAIN, "pattern": names::SUBDOMAIN_PATTERN })
+pub(super) fn object_name() -> Value {
+    json!({ "minLength": 1, "maxLength": names::MAX_SUBDOMAIN_LENGTH, "pattern": names::SUBDOMAIN_PATTERN })
 }
 
 /// The same where an empty name stands for none.
-fn name_or_empty() -> Value {
-    json!({ "maxLength": names::LONGEST_SUBDOMAIN, "pattern": format!("^$|{}", names::SUBDOMAIN_PATTERN) })
+fn object_name_or_empty() -> Value {
+    json!({ "maxLength": names::MAX_SUBDOMAIN_LENGTH, "pattern": format!("^$|{}", names::SUBDOMAIN_PATTERN) })
 }
 
 /// Seconds as `int64`: as many as an `int32` holds, 68 years, so that times can be reckoned with them. A Pod's own
@@ -75,15 +75,15 @@ fn seconds() -> Value {
 }
 
 /// Labels and annotations that the manager copies to each node that the job selects.
-fn few_and_short() -> Value {
+fn sandbox_map() -> Value {
     json!({
-        "maxProperties": MOST_IN_SANDBOX,
+        "maxProperties": MAX_SANDBOX_ENTRIES,
         "x-kubernetes-validations": schemas::short_keys(),
     })
 }
 
-fn short() -> Value {
-    json!({ "maxLength": LONGEST_SANDBOX_VALUE })
+fn sandbox_value() -> Value {
+    json!({ "maxLength": MAX_SANDBOX_VALUE_CHARS })
 }
 
 fn pull_policy() -> Value {
@@ -91,112 +91,112 @@ fn pull_policy() -> Value {
 }
 
 /// Rules of NodeImage.
-pub(super) const NODE_IMAGE: &[Rule] = &[
-    Rule {
+pub(super) const NODE_IMAGE: &[SchemaRule] = &[
+    SchemaRule {
         path: "spec.images",
         add: || json!({ "maxProperties": 256 }),
     },
-    Rule {
+    SchemaRule {
         path: "spec.images",
         add: || {
-            says_unless_stored(
+            cel_unless_stored(
                 "!('' in self) || (oldSelf.hasValue() && '' in oldSelf.value())",
                 "an image in spec.images has an empty name; give it a name",
                 INVALID,
             )
         },
     },
-    Rule {
+    SchemaRule {
         path: "spec.images",
         add: || {
-            says_unless_stored(
+            cel_unless_stored(
                 &format!(
-                    "self.all(name, size(name) <= {LONGEST_NAME} || (oldSelf.hasValue() && name in oldSelf.value()))"
+                    "self.all(name, size(name) <= {MAX_IMAGE_NAME_CHARS} || (oldSelf.hasValue() && name in oldSelf.value()))"
                 ),
-                &format!("the name of an image may not be longer than {LONGEST_NAME} characters"),
+                &format!("the name of an image may not be longer than {MAX_IMAGE_NAME_CHARS} characters"),
                 INVALID,
             )
         },
     },
-    Rule {
+    SchemaRule {
         path: "spec.images.{}.sandboxConfig.labels",
-        add: few_and_short,
+        add: sandbox_map,
     },
-    Rule {
+    SchemaRule {
         path: "spec.images.{}.sandboxConfig.labels.{}",
-        add: short,
+        add: sandbox_value,
     },
-    Rule {
+    SchemaRule {
         path: "spec.images.{}.sandboxConfig.annotations",
-        add: few_and_short,
+        add: sandbox_map,
     },
-    Rule {
+    SchemaRule {
         path: "spec.images.{}.sandboxConfig.annotations.{}",
-        add: short,
+        add: sandbox_value,
     },
     // An object of 1.5 MiB has room for about as many.
-    Rule {
+    SchemaRule {
         path: "spec.images.{}.pullSecrets",
         add: || json!({ "maxItems": 10_000 }),
     },
-    Rule {
+    SchemaRule {
         path: "spec.images.{}.pullSecrets.[].name",
-        add: name_or_empty,
+        add: object_name_or_empty,
     },
-    Rule {
+    SchemaRule {
         path: "spec.images.{}.pullSecrets.[].namespace",
-        add: name_or_empty,
+        add: object_name_or_empty,
     },
-    Rule {
+    SchemaRule {
         path: "spec.images.{}.tags",
-        add: || json!({ "maxItems": MOST_TAGS }),
+        add: || json!({ "maxItems": MAX_TAGS }),
     },
-    Rule {
+    SchemaRule {
         path: "spec.images.{}.tags.[].createdAt",
-        add: || json!({ "maxLength": LONGEST_WORD }),
+        add: || json!({ "maxLength": MAX_WORD_CHARS }),
     },
     // A tag has 128 characters at most, a digest 135.
-    Rule {
+    SchemaRule {
         path: "spec.images.{}.tags.[].tag",
         add: || json!({ "minLength": 1, "maxLength": 256 }),
     },
-    Rule {
+    SchemaRule {
         path: "spec.images.{}.tags.[].version",
         add: not_negative,
     },
-    Rule {
+    SchemaRule {
         path: "spec.images.{}.tags.[].imagePullPolicy",
         add: pull_policy,
     },
-    Rule {
+    SchemaRule {
         path: "spec.images.{}.tags.[].pullPolicy.timeoutSeconds",
         add: positive,
     },
-    Rule {
+    SchemaRule {
         path: "spec.images.{}.tags.[].pullPolicy.backoffLimit",
         add: not_negative,
     },
-    Rule {
+    SchemaRule {
         path: "spec.images.{}.tags.[].pullPolicy.ttlSecondsAfterFinished",
         add: not_negative,
     },
-    Rule {
+    SchemaRule {
         path: "spec.images.{}.tags.[].pullPolicy.activeDeadlineSeconds",
         add: seconds,
     },
 ];
 
 /// Rules of ImagePullJob.
-pub(super) const IMAGE_PULL_JOB: &[Rule] = &[
+pub(super) const IMAGE_PULL_JOB: &[SchemaRule] = &[
     // A name has 255 characters at most, a tag 128, a digest 135.
-    Rule {
+    SchemaRule {
         path: "spec.image",
         add: || json!({ "minLength": 1, "maxLength": 1024 }),
     },
-    Rule {
+    SchemaRule {
         path: "spec",
         add: || {
-            says_unless_stored(
+            cel_unless_stored(
                 "!(has(self.selector) && has(self.podSelector)) || (oldSelf.hasValue() \
                  && has(oldSelf.value().selector) && has(oldSelf.value().podSelector))",
                 "spec.selector and spec.podSelector exclude each other; remove one of them",
@@ -204,34 +204,34 @@ pub(super) const IMAGE_PULL_JOB: &[Rule] = &[
             )
         },
     },
-    Rule {
+    SchemaRule {
         path: "spec.selector.names",
         add: || json!({ "x-kubernetes-list-type": "set" }),
     },
-    Rule {
+    SchemaRule {
         path: "spec.selector.names.[]",
-        add: name,
+        add: object_name,
     },
-    Rule {
+    SchemaRule {
         path: "spec.sandboxConfig.labels",
-        add: few_and_short,
+        add: sandbox_map,
     },
-    Rule {
+    SchemaRule {
         path: "spec.sandboxConfig.labels.{}",
-        add: short,
+        add: sandbox_value,
     },
-    Rule {
+    SchemaRule {
         path: "spec.sandboxConfig.annotations",
-        add: few_and_short,
+        add: sandbox_map,
     },
-    Rule {
+    SchemaRule {
         path: "spec.sandboxConfig.annotations.{}",
-        add: short,
+        add: sandbox_value,
     },
-    Rule {
+    SchemaRule {
         path: "spec.selector",
         add: || {
-            says(
+            cel(
                 "size(self.?names.orValue([])) == 0 || (size(self.?matchLabels.orValue({})) == 0 \
                  && size(self.?matchExpressions.orValue([])) == 0)",
                 "spec.selector.names excludes matchLabels and matchExpressions; \
@@ -240,10 +240,10 @@ pub(super) const IMAGE_PULL_JOB: &[Rule] = &[
             )
         },
     },
-    Rule {
+    SchemaRule {
         path: "spec.parallelism",
         add: || {
-            tells(
+            cel_with_expression(
                 "type(self) == int ? self >= 0 && self <= 2147483647 : self.matches('^[0-9]{1,9}$')",
                 "'spec.parallelism is %s; give a number of nodes, 0 or greater (0 pauses the job); \
                  percentages are not supported'.format([self])",
@@ -252,14 +252,14 @@ pub(super) const IMAGE_PULL_JOB: &[Rule] = &[
         },
     },
     // Bounds make the next rule cheap enough for the API server to accept it.
-    Rule {
+    SchemaRule {
         path: "spec.pullSecrets",
         add: || json!({ "maxItems": 64 }),
     },
-    Rule {
+    SchemaRule {
         path: "spec",
         add: || {
-            tells(
+            cel_with_expression(
                 "(has(self.pullSecrets) ? self.pullSecrets : []) == \
                  (has(oldSelf.pullSecrets) ? oldSelf.pullSecrets : [])",
                 "'spec.pullSecrets cannot be changed: it was %s and would be %s; create another job instead'\
@@ -269,42 +269,42 @@ pub(super) const IMAGE_PULL_JOB: &[Rule] = &[
             )
         },
     },
-    Rule {
+    SchemaRule {
         path: "spec.pullSecrets.[]",
-        add: name,
+        add: object_name,
     },
-    Rule {
+    SchemaRule {
         path: "spec.imagePullPolicy",
         add: pull_policy,
     },
-    Rule {
+    SchemaRule {
         path: "spec.pullPolicy.timeoutSeconds",
         add: positive,
     },
-    Rule {
+    SchemaRule {
         path: "spec.pullPolicy.backoffLimit",
         add: not_negative,
     },
-    Rule {
+    SchemaRule {
         path: "spec.completionPolicy.type",
         add: || json!({ "enum": ["Always", "Never"] }),
     },
-    Rule {
+    SchemaRule {
         path: "spec.completionPolicy",
         add: || json!({ "default": {} }),
     },
-    Rule {
+    SchemaRule {
         path: "spec.completionPolicy.activeDeadlineSeconds",
         add: || json!({ "minimum": 1, "maximum": i32::MAX }),
     },
-    Rule {
+    SchemaRule {
         path: "spec.completionPolicy.ttlSecondsAfterFinished",
         add: not_negative,
     },
-    Rule {
+    SchemaRule {
         path: "spec.completionPolicy",
         add: || {
-            says(
+            cel(
                 "self.?type.orValue('Always') != 'Never' || \
                  !(has(self.activeDeadlineSeconds) || has(self.ttlSecondsAfterFinished))",
                 "spec.completionPolicy.type is Never, so the job never ends: \
@@ -313,10 +313,10 @@ pub(super) const IMAGE_PULL_JOB: &[Rule] = &[
             )
         },
     },
-    Rule {
+    SchemaRule {
         path: "spec",
         add: || {
-            tells(
+            cel_with_expression(
                 "!has(self.completionPolicy.activeDeadlineSeconds) || !has(self.pullPolicy) \
                  || !has(self.pullPolicy.timeoutSeconds) \
                  || self.completionPolicy.activeDeadlineSeconds >= self.pullPolicy.timeoutSeconds",
@@ -330,43 +330,43 @@ pub(super) const IMAGE_PULL_JOB: &[Rule] = &[
 ];
 
 /// Rules of ContainerRecreateRequest.
-pub(super) const CONTAINER_RECREATE_REQUEST: &[Rule] = &[
-    Rule {
+pub(super) const CONTAINER_RECREATE_REQUEST: &[SchemaRule] = &[
+    SchemaRule {
         path: "spec",
         add: || {
-            says(
+            cel(
                 "self == oldSelf",
                 "spec of a ContainerRecreateRequest cannot be changed; create another request instead",
                 FORBIDDEN,
             )
         },
     },
-    Rule {
+    SchemaRule {
         path: "spec.podName",
-        add: name,
+        add: object_name,
     },
-    Rule {
+    SchemaRule {
         path: "spec.containers",
         add: || json!({ "minItems": 1, "maxItems": 256 }),
     },
     // As `RUNTIME://ID`; an ID has 64 characters.
-    Rule {
+    SchemaRule {
         path: "spec.containers.[].statusContext.containerID",
         add: || json!({ "maxLength": 1024 }),
     },
-    Rule {
+    SchemaRule {
         path: "spec.containers.[].name",
         add: || json!({ "minLength": 1, "maxLength": 63, "pattern": names::LABEL_PATTERN }),
     },
-    Rule {
+    SchemaRule {
         path: "spec.strategy.terminationGracePeriodSeconds",
         add: seconds,
     },
-    Rule {
+    SchemaRule {
         path: "spec.strategy.unreadyGracePeriodSeconds",
         add: seconds,
     },
-    Rule {
+    SchemaRule {
         path: "spec.activeDeadlineSeconds",
         add: || json!({ "minimum": 3, "maximum": i32::MAX }),
     },

@@ -6,59 +6,59 @@ use serde_json::{Value, json};
 use super::json::set;
 
 /// The longest text of an `intstr.IntOrString`, in characters. Percentages and names of ports are far shorter.
-pub const LONGEST_INT_OR_STRING: usize = 64;
+pub const MAX_INT_OR_STRING_CHARS: usize = 64;
 /// Names of nodes in one selector. This and the next are bounds on memory: each text takes some 32 bytes, however short it
 /// is, and an object of 1.5 MiB has room for half a million.
-const MOST_NAMES: usize = 20_000;
+const MAX_NODE_NAMES: usize = 20_000;
 /// Labels in one selector.
-const MOST_LABELS: usize = 256;
+const MAX_LABELS: usize = 256;
 /// Requirements in one selector.
-const MOST_REQUIREMENTS: usize = 64;
+const MAX_REQUIREMENTS: usize = 64;
 /// Values in one requirement.
-const MOST_VALUES: usize = 500;
+const MAX_VALUES: usize = 500;
 /// The longest key of a label or an annotation, in characters: a prefix of 253, a slash, and a name of 63.
-pub const LONGEST_KEY: usize = 317;
+pub const MAX_KEY_CHARS: usize = 317;
 /// The longest value of a label, in characters.
-pub const LONGEST_LABEL: usize = 63;
+pub const MAX_LABEL_CHARS: usize = 63;
 /// Labels of one hook; a Pod has few.
-const MOST_HOOK_LABELS: usize = 64;
+const MAX_HOOK_LABELS: usize = 64;
 /// Claim templates of a CloneSet. A node attaches fewer volumes to all of its Pods.
-const MOST_CLAIMS: usize = 100;
+const MAX_CLAIM_TEMPLATES: usize = 100;
 /// References of one tag: an object of 1.5 MiB has room for about as many.
-const MOST_REFERENCES: usize = 10_000;
+const MAX_REFERENCES: usize = 10_000;
 /// The longest part of a reference to an object, in characters. Names have 253.
-const LONGEST_IN_REFERENCE: usize = 1024;
+const MAX_REFERENCE_CHARS: usize = 1024;
 /// Ports of one container: as many as there are.
-const MOST_PORTS: usize = 65_536;
+const MAX_PORTS: usize = 65_536;
 /// Arguments, or headers, of one hook. A daemon reads 64 KiB of a Pod's hooks, which have room for about as many.
-const MOST_IN_HOOK: usize = 20_000;
+const MAX_HOOK_ITEMS: usize = 20_000;
 /// The longest text in a hook, in characters.
-const LONGEST_IN_HOOK: usize = 64 << 10;
+const MAX_HOOK_CHARS: usize = 64 << 10;
 
 /// An integer or a string, as `intstr.IntOrString`.
 pub(super) fn int_or_string(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({ "x-kubernetes-int-or-string": true, "maxLength": LONGEST_INT_OR_STRING })
+    json_schema!({ "x-kubernetes-int-or-string": true, "maxLength": MAX_INT_OR_STRING_CHARS })
 }
 
 /// Rule for the keys of labels and annotations: a schema of a map says nothing of its keys.
 pub(super) fn short_keys() -> Value {
     json!([{
-        "rule": format!("self.all(key, size(key) <= {LONGEST_KEY})"),
+        "rule": format!("self.all(key, size(key) <= {MAX_KEY_CHARS})"),
         "message":
-            format!("a key is longer than {LONGEST_KEY} characters, the longest that a label or an annotation has"),
+            format!("a key is longer than {MAX_KEY_CHARS} characters, the longest that a label or an annotation has"),
         "reason": "FieldValueInvalid",
     }])
 }
 
-fn text_of(longest: usize, description: &str) -> Value {
-    json!({ "type": "string", "maxLength": longest, "description": description })
+fn string_schema(max_chars: usize, description: &str) -> Value {
+    json!({ "type": "string", "maxLength": max_chars, "description": description })
 }
 
-fn labels_json(most: usize, description: &str) -> Value {
+fn labels_json(max: usize, description: &str) -> Value {
     json!({
         "type": "object",
-        "maxProperties": most,
-        "additionalProperties": { "type": "string", "maxLength": LONGEST_LABEL },
+        "maxProperties": max,
+        "additionalProperties": { "type": "string", "maxLength": MAX_LABEL_CHARS },
         "x-kubernetes-validations": short_keys(),
         "description": description
     })
@@ -67,7 +67,7 @@ fn labels_json(most: usize, description: &str) -> Value {
 /// Labels that a hook puts on Pods.
 pub(super) fn hook_labels(_: &mut SchemaGenerator) -> Schema {
     into_schema(labels_json(
-        MOST_HOOK_LABELS,
+        MAX_HOOK_LABELS,
         "Labels, each with exactly this value.",
     ))
 }
@@ -82,7 +82,7 @@ pub(super) fn node_selector(_: &mut SchemaGenerator) -> Schema {
     let mut schema = label_selector_json("Which nodes pull the image; every node when absent.");
     let names = json!({
         "type": "array",
-        "maxItems": MOST_NAMES,
+        "maxItems": MAX_NODE_NAMES,
         "items": { "type": "string" },
         "description": "Names of the nodes. Cannot be used together with labels."
     });
@@ -125,7 +125,7 @@ pub(super) fn pod_template(_: &mut SchemaGenerator) -> Schema {
 pub(super) fn claim_templates(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "array",
-        "maxItems": MOST_CLAIMS,
+        "maxItems": MAX_CLAIM_TEMPLATES,
         "x-kubernetes-preserve-unknown-fields": true,
         "items": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
     })
@@ -141,23 +141,23 @@ fn label_selector_json(description: &str) -> Value {
         "description": description,
         "x-kubernetes-map-type": "atomic",
         "properties": {
-            "matchLabels": labels_json(MOST_LABELS, "Labels that must be there with these values."),
+            "matchLabels": labels_json(MAX_LABELS, "Labels that must be there with these values."),
             "matchExpressions": {
                 "type": "array",
-                "maxItems": MOST_REQUIREMENTS,
+                "maxItems": MAX_REQUIREMENTS,
                 "x-kubernetes-list-type": "atomic",
                 "description": "Requirements on labels; all must hold.",
                 "items": {
                     "type": "object",
                     "required": ["key", "operator"],
                     "properties": {
-                        "key": text_of(LONGEST_KEY, "The label's key."),
-                        "operator": text_of(LONGEST_LABEL, "In, NotIn, Exists or DoesNotExist."),
+                        "key": string_schema(MAX_KEY_CHARS, "The label's key."),
+                        "operator": string_schema(MAX_LABEL_CHARS, "In, NotIn, Exists or DoesNotExist."),
                         "values": {
                             "type": "array",
-                            "maxItems": MOST_VALUES,
+                            "maxItems": MAX_VALUES,
                             "x-kubernetes-list-type": "atomic",
-                            "items": { "type": "string", "maxLength": LONGEST_LABEL },
+                            "items": { "type": "string", "maxLength": MAX_LABEL_CHARS },
                             "description": "Values for In and NotIn; empty for the other operators."
                         }
                     }
@@ -169,10 +169,10 @@ fn label_selector_json(description: &str) -> Value {
 
 /// Reference to an object, as `core/v1.ObjectReference`.
 pub(super) fn object_references(_: &mut SchemaGenerator) -> Schema {
-    let text = |description: &str| text_of(LONGEST_IN_REFERENCE, description);
+    let text = |description: &str| string_schema(MAX_REFERENCE_CHARS, description);
     into_schema(json!({
         "type": "array",
-        "maxItems": MOST_REFERENCES,
+        "maxItems": MAX_REFERENCES,
         "items": {
             "type": "object",
             "x-kubernetes-map-type": "atomic",
@@ -195,18 +195,18 @@ pub(super) fn container_ports(_: &mut SchemaGenerator) -> Schema {
         |description: &str| json!({ "type": "integer", "format": "int32", "description": description });
     into_schema(json!({
         "type": "array",
-        "maxItems": MOST_PORTS,
+        "maxItems": MAX_PORTS,
         "items": {
             "type": "object",
             "required": ["containerPort"],
             "properties": {
-                "name": text_of(LONGEST_LABEL, "Name of the port, unique in its Pod."),
+                "name": string_schema(MAX_LABEL_CHARS, "Name of the port, unique in its Pod."),
                 "containerPort": number("Port on the Pod's address, 1 to 65535."),
                 "hostPort": number("Port on the node, 1 to 65535."),
-                "hostIP": text_of(LONGEST_LABEL, "Node address that the host port is bound to."),
+                "hostIP": string_schema(MAX_LABEL_CHARS, "Node address that the host port is bound to."),
                 "protocol": {
                     "type": "string",
-                    "maxLength": LONGEST_LABEL,
+                    "maxLength": MAX_LABEL_CHARS,
                     "default": "TCP",
                     "description": "TCP, UDP or SCTP."
                 }
@@ -227,9 +227,9 @@ pub(super) fn lifecycle_handler(generator: &mut SchemaGenerator) -> Schema {
                 "properties": {
                     "command": {
                         "type": "array",
-                        "maxItems": MOST_IN_HOOK,
+                        "maxItems": MAX_HOOK_ITEMS,
                         "x-kubernetes-list-type": "atomic",
-                        "items": { "type": "string", "maxLength": LONGEST_IN_HOOK },
+                        "items": { "type": "string", "maxLength": MAX_HOOK_CHARS },
                         "description": "The program and its arguments; no shell is involved."
                     }
                 }
@@ -240,7 +240,7 @@ pub(super) fn lifecycle_handler(generator: &mut SchemaGenerator) -> Schema {
                 "description": "Accepted for completeness; kubelet does not run such hooks.",
                 "required": ["port"],
                 "properties": {
-                    "host": text_of(LONGEST_IN_HOOK, "Host; the Pod's address when absent."),
+                    "host": string_schema(MAX_HOOK_CHARS, "Host; the Pod's address when absent."),
                     "port": port
                 }
             },
@@ -262,21 +262,21 @@ fn http_get_json(port: &Value) -> Value {
         "description": "Sends an HTTP GET request.",
         "required": ["port"],
         "properties": {
-            "host": text_of(LONGEST_IN_HOOK, "Host; the Pod's address when absent."),
-            "path": text_of(LONGEST_IN_HOOK, "Path of the request."),
+            "host": string_schema(MAX_HOOK_CHARS, "Host; the Pod's address when absent."),
+            "path": string_schema(MAX_HOOK_CHARS, "Path of the request."),
             "port": port,
-            "scheme": text_of(LONGEST_LABEL, "HTTP (when absent) or HTTPS."),
+            "scheme": string_schema(MAX_LABEL_CHARS, "HTTP (when absent) or HTTPS."),
             "httpHeaders": {
                 "type": "array",
-                "maxItems": MOST_IN_HOOK,
+                "maxItems": MAX_HOOK_ITEMS,
                 "x-kubernetes-list-type": "atomic",
                 "description": "Additional headers; names may repeat.",
                 "items": {
                     "type": "object",
                     "required": ["name", "value"],
                     "properties": {
-                        "name": text_of(LONGEST_IN_HOOK, "Name of the header."),
-                        "value": text_of(LONGEST_IN_HOOK, "Value of the header.")
+                        "name": string_schema(MAX_HOOK_CHARS, "Name of the header."),
+                        "value": string_schema(MAX_HOOK_CHARS, "Value of the header.")
                     }
                 }
             }

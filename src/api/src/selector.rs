@@ -14,10 +14,10 @@ pub fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> b
             .match_expressions
             .iter()
             .flatten()
-            .all(|r| meets(r, labels))
+            .all(|r| requirement_matches(r, labels))
 }
 
-fn meets(requirement: &LabelSelectorRequirement, labels: &BTreeMap<String, String>) -> bool {
+fn requirement_matches(requirement: &LabelSelectorRequirement, labels: &BTreeMap<String, String>) -> bool {
     let value = labels.get(&requirement.key);
     let listed = |v: &String| requirement.values.iter().flatten().any(|w| w == v);
     match requirement.operator.as_str() {
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn operators_mean_what_kubernetes_means() {
+    fn operators_match_like_kubernetes() {
         let labels: BTreeMap<String, String> = [("a".into(), "1".into())].into();
         let cases = [
             ("a", "In", vec!["1", "2"], true),
@@ -48,7 +48,7 @@ mod tests {
             ("a", "DoesNotExist", vec![], false),
             ("a", "Like", vec!["1"], false),
         ];
-        for (key, operator, values, want) in cases {
+        for (key, operator, values, expected) in cases {
             let selector = LabelSelector {
                 match_labels: None,
                 match_expressions: Some(vec![LabelSelectorRequirement {
@@ -57,7 +57,11 @@ mod tests {
                     values: Some(values.iter().map(ToString::to_string).collect()),
                 }]),
             };
-            assert_eq!(matches(&selector, &labels), want, "{key} {operator} {values:?}");
+            assert_eq!(
+                matches(&selector, &labels),
+                expected,
+                "{key} {operator} {values:?}"
+            );
         }
         assert!(matches(&LabelSelector::default(), &labels));
     }

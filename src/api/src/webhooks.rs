@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::kind::Row;
+use super::kind::KindInfo;
 use super::{GROUP, Kind, V1BETA1, keys};
 
 /// Name of the configuration that fills in.
@@ -12,13 +12,13 @@ pub const VALIDATING: &str = "kruise-validating-webhook-configuration";
 /// Both configurations for an installation in `namespace`.
 #[must_use]
 pub fn configurations(namespace: &str) -> [Value; 2] {
-    let ours = |step, kinds: &mut dyn Iterator<Item = Kind>| -> Vec<Value> {
-        kinds.map(|kind| webhook(namespace, step, kind.row())).collect()
+    let webhooks_for = |step, kinds: &mut dyn Iterator<Item = Kind>| -> Vec<Value> {
+        kinds.map(|kind| webhook(namespace, step, kind.info())).collect()
     };
-    let mutating = ours("mutate", &mut Kind::ALL.into_iter());
-    let mut validated = Kind::ALL.into_iter().filter(|kind| kind.row().webhook.validates);
-    let mut validating = ours("validate", &mut validated);
-    validating.push(namespaces(namespace));
+    let mutating = webhooks_for("mutate", &mut Kind::ALL.into_iter());
+    let mut validated = Kind::ALL.into_iter().filter(|kind| kind.info().webhook.validates);
+    let mut validating = webhooks_for("validate", &mut validated);
+    validating.push(namespace_webhook(namespace));
     [
         configuration("MutatingWebhookConfiguration", MUTATING, mutating),
         configuration("ValidatingWebhookConfiguration", VALIDATING, validating),
@@ -34,8 +34,8 @@ fn configuration(kind: &str, name: &str, webhooks: Vec<Value>) -> Value {
     })
 }
 
-fn webhook(namespace: &str, step: &str, kind: &Row) -> Value {
-    let (lower, webhook) = (kind.lower, &kind.webhook);
+fn webhook(namespace: &str, step: &str, kind: &KindInfo) -> Value {
+    let (lower, webhook) = (kind.lowercase, &kind.webhook);
     let initial = step.chars().next().unwrap_or_default();
     without_nulls(json!({
         "name": format!("{initial}{lower}{}.kb.io", webhook.suffix),
@@ -45,7 +45,7 @@ fn webhook(namespace: &str, step: &str, kind: &Row) -> Value {
         "matchPolicy": "Equivalent",
         // What may be left out is not waited for long, should we be unreachable.
         "timeoutSeconds": if webhook.failure_policy == "Fail" { 10 } else { 5 },
-        "clientConfig": client(namespace, &format!("/{step}-apps-kruise-io-{lower}")),
+        "clientConfig": client_config(namespace, &format!("/{step}-apps-kruise-io-{lower}")),
         "rules": [{
             "apiGroups": [GROUP],
             "apiVersions": [V1BETA1],
@@ -53,13 +53,13 @@ fn webhook(namespace: &str, step: &str, kind: &Row) -> Value {
             "resources": [kind.plural],
             "scope": "*",
         }],
-        "matchConditions": conditions(namespace, webhook.every_write),
+        "matchConditions": match_conditions(namespace, webhook.every_write),
     }))
 }
 
 /// Deletions of Namespaces that are protected by what is in them. Who protects one would rather keep it than have it go
 /// unjudged, so this fails closed; without the label it does not come to us.
-fn namespaces(namespace: &str) -> Value {
+fn namespace_webhook(namespace: &str) -> Value {
     json!({
         "name": "vnamespace.kb.io",
         "admissionReviewVersions": ["v1"],
@@ -67,7 +67,7 @@ fn namespaces(namespace: &str) -> Value {
         "failurePolicy": "Fail",
         "matchPolicy": "Equivalent",
         "timeoutSeconds": 10,
-        "clientConfig": client(namespace, keys::VALIDATE_NAMESPACE_PATH),
+        "clientConfig": client_config(namespace, keys::VALIDATE_NAMESPACE_PATH),
         "rules": [{
             "apiGroups": [""],
             "apiVersions": ["v1"],
@@ -85,7 +85,7 @@ fn namespaces(namespace: &str) -> Value {
 }
 
 /// How the API server reaches a path of ours, until the manager has filled in the rest.
-fn client(namespace: &str, path: &str) -> Value {
+fn client_config(namespace: &str, path: &str) -> Value {
     json!({
         "service": { "namespace": namespace, "name": keys::WEBHOOK_SERVICE, "path": path },
         "url": null, // when applied, takes away the URL of a manager with `WEBHOOK_HOST`
@@ -93,7 +93,7 @@ fn client(namespace: &str, path: &str) -> Value {
 }
 
 /// What need not come to us: the manager's own writes, updates that leave the spec alone, and goodbyes.
-fn conditions(namespace: &str, every_write: bool) -> Value {
+fn match_conditions(namespace: &str, every_write: bool) -> Value {
     if every_write {
         return Value::Null;
     }

@@ -4,37 +4,37 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use super::Form;
-use kruise_api::json::memory;
+use super::ObjectView;
+use kruise_api::json::estimate_memory;
 
-/// An object that takes `MOST` bytes of memory as JSON at most, as [`memory`] estimates it, and its text. Texts, as scripts
+/// An object that takes `MOST` bytes of memory as JSON at most, as [`estimate_memory`] estimates it, and its text. Texts, as scripts
 /// or configuration, count little more than their length.
 #[derive(Clone, Debug)]
-pub struct Bounded<T, const MOST: usize> {
+pub struct Bounded<T, const MAX_BYTES: usize> {
     /// The object.
     pub object: T,
     /// Its JSON.
-    pub text: Box<str>,
+    pub json: Box<str>,
 }
 
-impl<T: Form, const MOST: usize> Form for Bounded<T, MOST> {
+impl<T: ObjectView, const MAX_BYTES: usize> ObjectView for Bounded<T, MAX_BYTES> {
     type Kind = T::Kind;
 }
 
-impl<'de, T: DeserializeOwned, const MOST: usize> Deserialize<'de> for Bounded<T, MOST> {
+impl<'de, T: DeserializeOwned, const MAX_BYTES: usize> Deserialize<'de> for Bounded<T, MAX_BYTES> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = <&RawValue>::deserialize(deserializer)?.get();
-        let memory = memory(text.as_bytes());
-        if memory > MOST {
+        let memory = estimate_memory(text.as_bytes());
+        if memory > MAX_BYTES {
             let why = format!(
-                "it would take {memory} bytes of memory, {MOST} are the most: it has too many values"
+                "it would take {memory} bytes of memory, {MAX_BYTES} are the most: it has too many values"
             );
             return Err(D::Error::custom(why));
         }
         let object = serde_json::from_str(text).map_err(D::Error::custom)?;
         Ok(Self {
             object,
-            text: text.into(),
+            json: text.into(),
         })
     }
 }
@@ -46,7 +46,7 @@ mod tests {
     use kruise_api::cloneset::CloneSet;
 
     #[test]
-    fn an_object_of_too_many_values_is_not_read_and_one_of_long_texts_is() {
+    fn memory_limit_counts_values_not_string_length() {
         let set = |inner: String| {
             format!(
                 r#"{{"apiVersion":"apps.kruise.io/v1beta1","kind":"CloneSet","metadata":{{"name":"web"}},
@@ -59,6 +59,6 @@ mod tests {
         let long = format!("\"{}\"", "x".repeat(1 << 20));
         let long = read(set(long)).unwrap();
         assert_eq!(long.object.metadata.name.as_deref(), Some("web"));
-        assert!(long.text.len() > 1 << 20);
+        assert!(long.json.len() > 1 << 20);
     }
 }

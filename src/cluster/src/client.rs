@@ -14,13 +14,13 @@ use tokio::time::Instant;
 use tower::retry::RetryLayer;
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt};
 
-use super::busy::{Briefly, told};
-use super::fence::Connector;
+use super::fence::FencedConnector;
+use super::overload::{OverloadRetry, to_status};
 use super::{Clock, Error, Fence};
 
 /// How to reach the cluster.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct ClientOptions {
     /// A kubeconfig file; without it `KUBECONFIG`, the default file or the Pod's service account is used.
     pub kubeconfig: Option<PathBuf>,
     /// User agent and event source, for example `kruise-daemon`.
@@ -30,30 +30,30 @@ pub struct Options {
 }
 
 /// What clients of one cluster are made from.
-pub(super) struct Source {
+pub(super) struct ClientConfig {
     config: Config,
     clock: Clock,
 }
 
-impl Source {
+impl ClientConfig {
     /// A client with connections of its own, behind `fence` if there is one. No request is made.
     pub(super) fn client(&self, fence: Option<Fence>) -> Result<kube::Client, Error> {
-        stack(&self.config, self.clock.clone(), fence).map_err(|e| Error::Config(e.to_string()))
+        build_client(&self.config, self.clock.clone(), fence).map_err(|e| Error::Config(e.to_string()))
     }
 }
 
 #[cfg(any(test, feature = "testing"))]
-impl Source {
+impl ClientConfig {
     /// For tests that make no second client.
-    pub(super) fn unused(clock: Clock) -> Self {
+    pub(super) fn for_tests(clock: Clock) -> Self {
         let config = Config::new(http::Uri::from_static("http://192.0.2.1"));
         Self { config, clock }
     }
 }
 
 /// Reads the configuration.
-pub(super) async fn source(options: &Options, clock: Clock) -> Result<Source, Error> {
-    let mut config = load(options).await?;
+pub(super) async fn load_client_config(options: &ClientOptions, clock: Clock) -> Result<ClientConfig, Error> {
+    let mut config = load_config(options).await?;
     tracing::info!(server = %config.cluster_url, "using API server");
     config.connect_timeout = Some(Duration::from_secs(5));
     let agent = HeaderValue::from_str(&options.component).map_err(|_| {
@@ -63,22 +63,22 @@ pub(super) async fn source(options: &Options, clock: Clock) -> Result<Source, Er
         ))
     })?;
     config.headers.push((http::header::USER_AGENT, agent));
-    Ok(Source { config, clock })
+    Ok(ClientConfig { config, clock })
 }
 
 /// The client as kube itself puts it together, but for the connection: without `TCP_NODELAY` every write
 /// waits some 40 ms for the acknowledgement of its own headers. A server that has vanished is noticed within half a
 /// minute: by keep-alive where the connection is idle, by the limit for what it has not acknowledged where it is not.
-fn stack(config: &Config, clock: Clock, fence: Option<Fence>) -> Result<kube::Client, kube::Error> {
+fn build_client(config: &Config, clock: Clock, fence: Option<Fence>) -> Result<kube::Client, kube::Error> {
     let tcp = connector(config);
-    let tls = config.rustls_https_connector_with_connector(Connector { inner: tcp, fence })?;
-    let connect = tls.map_future(|connecting| Box::pin(in_time(connecting)));
+    let tls = config.rustls_https_connector_with_connector(FencedConnector { inner: tcp, fence })?;
+    let connect = tls.map_future(|connecting| Box::pin(connect_with_timeout(connecting)));
     let http = hyper_util::client::legacy::Builder::new(TokioExecutor::new()).build::<_, Body>(connect);
     let service = ServiceBuilder::new()
-        .map_response(told)
-        .layer(LearnTime { clock })
+        .map_response(to_status)
+        .layer(ServerTimeLayer { clock })
         .layer(config.base_uri_layer())
-        .layer(RetryLayer::new(Briefly::new()))
+        .layer(RetryLayer::new(OverloadRetry::new()))
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
@@ -91,28 +91,30 @@ fn connector(config: &Config) -> HttpConnector {
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_connect_timeout(config.connect_timeout);
-    tcp.set_keepalive(Some(KEEPALIVE));
-    tcp.set_keepalive_interval(Some(KEEPALIVE / 3));
+    tcp.set_keepalive(Some(TCP_KEEPALIVE));
+    tcp.set_keepalive_interval(Some(TCP_KEEPALIVE / 3));
     tcp.set_keepalive_retries(Some(3));
-    tcp.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
+    tcp.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT));
     tcp
 }
 
 /// How long a connection may be silent before its other end is asked whether it is there.
-const KEEPALIVE: Duration = Duration::from_secs(15);
+const TCP_KEEPALIVE: Duration = Duration::from_secs(15);
 /// How long what was sent may stay without acknowledgement. Without it the kernel tries for some 15 minutes.
-const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long a connection may take, its TLS handshake included.
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-async fn in_time<C>(connecting: impl Future<Output = Result<C, BoxError>>) -> Result<C, BoxError> {
-    let Ok(connected) = tokio::time::timeout(CONNECT, connecting).await else {
-        return Err(format!("no connection within {CONNECT:?}, TLS handshake included").into());
+async fn connect_with_timeout<C>(
+    connecting: impl Future<Output = Result<C, BoxError>>,
+) -> Result<C, BoxError> {
+    let Ok(connected) = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await else {
+        return Err(format!("no connection within {CONNECT_TIMEOUT:?}, TLS handshake included").into());
     };
     connected
 }
 
-async fn load(options: &Options) -> Result<Config, Error> {
+async fn load_config(options: &ClientOptions) -> Result<Config, Error> {
     let Some(path) = &options.kubeconfig else {
         return Config::infer().await.map_err(|e| {
             Error::Config(format!(
@@ -128,14 +130,14 @@ async fn load(options: &Options) -> Result<Config, Error> {
 }
 
 /// Hands the `Date` header of every answer to the clock.
-struct LearnTime {
+struct ServerTimeLayer {
     clock: Clock,
 }
 
-impl<S> Layer<S> for LearnTime {
-    type Service = LearnTimeService<S>;
+impl<S> Layer<S> for ServerTimeLayer {
+    type Service = ServerTimeService<S>;
     fn layer(&self, inner: S) -> Self::Service {
-        LearnTimeService {
+        ServerTimeService {
             inner,
             clock: self.clock.clone(),
         }
@@ -143,12 +145,12 @@ impl<S> Layer<S> for LearnTime {
 }
 
 #[derive(Clone)]
-struct LearnTimeService<S> {
+struct ServerTimeService<S> {
     inner: S,
     clock: Clock,
 }
 
-impl<S, B> Service<Request<Body>> for LearnTimeService<S>
+impl<S, B> Service<Request<Body>> for ServerTimeService<S>
 where
     S: Service<Request<Body>, Response = Response<B>>,
     S::Future: Send + 'static,
@@ -166,15 +168,15 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let clock = self.clock.clone();
         let sent = Instant::now();
-        let answer = self.inner.call(request);
+        let response = self.inner.call(request);
         Box::pin(async move {
-            let response = answer.await?;
+            let response = response.await?;
             if let Some(date) = response
                 .headers()
                 .get(http::header::DATE)
                 .and_then(|d| d.to_str().ok())
             {
-                clock.learn(date, sent, Instant::now());
+                clock.observe_date(date, sent, Instant::now());
             }
             Ok(response)
         })
@@ -187,19 +189,19 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_handshake_that_is_not_answered_is_given_up() {
+    async fn tls_handshake_times_out() {
         let start = Instant::now();
-        let why = in_time::<()>(std::future::pending())
+        let why = connect_with_timeout::<()>(std::future::pending())
             .await
             .unwrap_err()
             .to_string();
         assert!(why.contains("TLS handshake"), "{why}");
-        assert_eq!(start.elapsed(), CONNECT);
-        in_time(async { Ok(()) }).await.unwrap();
+        assert_eq!(start.elapsed(), CONNECT_TIMEOUT);
+        connect_with_timeout(async { Ok(()) }).await.unwrap();
     }
 
     #[tokio::test]
-    async fn connections_whose_other_end_has_vanished_are_found_by_the_kernel() {
+    async fn dead_connections_are_detected_by_keepalive() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let uri: http::Uri = format!("http://{}", listener.local_addr().unwrap())
             .parse()
@@ -212,7 +214,7 @@ mod tests {
         let socket = socket2::SockRef::from(&connection);
         // Idle, and with something that is not acknowledged.
         assert!(socket.keepalive().unwrap());
-        assert_eq!(socket.tcp_keepalive_time().unwrap(), KEEPALIVE);
-        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(UNACKNOWLEDGED));
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), TCP_KEEPALIVE);
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(TCP_USER_TIMEOUT));
     }
 }

@@ -52,21 +52,23 @@ impl Clock {
     #[must_use]
     pub fn now(&self) -> Timestamp {
         let bounds = *self.bounds.lock().unwrap_or_else(PoisonError::into_inner);
-        let offset = bounds.map_or(0, Bounds::best);
+        let offset = bounds.map_or(0, Bounds::best_offset);
         let now = self.local_ms(Instant::now()).saturating_add(offset);
         Timestamp::from_millisecond(now).unwrap_or(Timestamp::MAX)
     }
 
     /// Takes in the `Date` header of an answer to a request that was sent and answered at these instants.
     /// A header that is not a date is ignored.
-    pub fn learn(&self, date: &str, sent: Instant, received: Instant) {
-        let Some(second) = parse(date) else { return };
+    pub fn observe_date(&self, date: &str, sent: Instant, received: Instant) {
+        let Some(second) = parse_http_date(date) else {
+            return;
+        };
         let new = Bounds {
             low: second.saturating_sub(self.local_ms(received)),
             high: second.saturating_add(999).saturating_sub(self.local_ms(sent)),
         };
         let mut bounds = self.bounds.lock().unwrap_or_else(PoisonError::into_inner);
-        *bounds = Some(bounds.map_or(new, |old| old.narrowed(new)));
+        *bounds = Some(bounds.map_or(new, |old| old.intersect(new)));
     }
 
     fn local_ms(&self, at: Instant) -> i64 {
@@ -78,7 +80,7 @@ impl Clock {
 
 impl Bounds {
     /// What both say; when they contradict each other a clock was set, and only the new one counts.
-    fn narrowed(self, new: Self) -> Self {
+    fn intersect(self, new: Self) -> Self {
         let both = Self {
             low: self.low.max(new.low),
             high: self.high.min(new.high),
@@ -87,7 +89,7 @@ impl Bounds {
     }
 
     /// Zero where that is possible, for then the clocks most likely agree; else the middle.
-    fn best(self) -> i64 {
+    fn best_offset(self) -> i64 {
         if self.low <= 0 && self.high >= 0 {
             0
         } else {
@@ -96,7 +98,7 @@ impl Bounds {
     }
 }
 
-fn parse(date: &str) -> Option<i64> {
+fn parse_http_date(date: &str) -> Option<i64> {
     Some(rfc2822::parse(date).ok()?.timestamp().as_millisecond())
 }
 
@@ -108,21 +110,24 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn http_dates_are_read_and_garbage_is_ignored() {
-        assert_eq!(parse("Sun, 06 Nov 1994 08:49:37 GMT"), Some(784_111_777_000));
+    fn http_dates_are_parsed_and_garbage_ignored() {
+        assert_eq!(
+            parse_http_date("Sun, 06 Nov 1994 08:49:37 GMT"),
+            Some(784_111_777_000)
+        );
         let clock = Clock::new();
-        clock.learn("yesterday", Instant::now(), Instant::now());
+        clock.observe_date("yesterday", Instant::now(), Instant::now());
         assert_eq!(*clock.bounds.lock().unwrap(), None);
     }
 
     #[test]
-    fn a_clock_that_is_an_hour_slow_is_corrected_by_one_answer() {
+    fn slow_local_clock_is_corrected_by_one_answer() {
         let truth = Timestamp::now();
         let clock = Clock::starting_at(truth - SignedDuration::from_hours(1));
         let header = rfc2822::DateTimePrinter::new()
             .timestamp_to_rfc9110_string(&truth)
             .unwrap();
-        clock.learn(&header, Instant::now(), Instant::now());
+        clock.observe_date(&header, Instant::now(), Instant::now());
         let error = clock.now().duration_since(truth).abs();
         assert!(error < SignedDuration::from_secs(2), "off by {error}");
     }
@@ -137,7 +142,7 @@ mod tests {
                 let stamped = sent + took * i64::from(stamped_pct) / 100 + offset;
                 let second = stamped.div_euclid(1000) * 1000;
                 let new = Bounds { low: second - (sent + took), high: second + 999 - sent };
-                let both = bounds.map_or(new, |b| b.narrowed(new));
+                let both = bounds.map_or(new, |b| b.intersect(new));
                 bounds = Some(both);
                 prop_assert!(both.low <= offset && offset <= both.high, "{both:?} lost {offset}");
             }

@@ -14,7 +14,7 @@ pub enum Error {
     Config(String),
     /// A name that no object can have; nothing was sent.
     #[error("invalid name {given:?} of a {kind}: {}", names::SUBDOMAIN)]
-    Name {
+    InvalidName {
         /// The kind that the request would have been about.
         kind: String,
         /// The name.
@@ -22,7 +22,7 @@ pub enum Error {
     },
     /// A name that no namespace can have; nothing was sent.
     #[error("invalid namespace {given:?} of a {kind}: {}", names::LABEL)]
-    Namespace {
+    InvalidNamespace {
         /// The kind that the request would have been about.
         kind: String,
         /// The name.
@@ -42,7 +42,7 @@ pub enum Error {
     #[error(
         "cannot {verb} {kind}: too many requests are waiting for the API server, and none ended within {after:?}"
     )]
-    Crowded {
+    TooManyInFlight {
         /// The verb of the request.
         verb: &'static str,
         /// The kind that the request would have been about.
@@ -78,7 +78,7 @@ impl Error {
 
     /// What the API server says of it, in its words alone; ours where it did not answer.
     #[must_use]
-    pub fn words(&self) -> Cow<'_, str> {
+    pub fn message(&self) -> Cow<'_, str> {
         match self {
             Self::Api(status) => Cow::Borrowed(&status.message),
             _ => Cow::Owned(self.to_string()),
@@ -90,10 +90,10 @@ impl Error {
     pub fn is_about(&self, of_kind: &str, plural: &str) -> bool {
         match self {
             Self::Api(status) => status.details.as_ref().is_some_and(|about| about.kind == plural),
-            Self::Name { kind, .. }
-            | Self::Namespace { kind, .. }
+            Self::InvalidName { kind, .. }
+            | Self::InvalidNamespace { kind, .. }
             | Self::Timeout { kind, .. }
-            | Self::Crowded { kind, .. }
+            | Self::TooManyInFlight { kind, .. }
             | Self::Unreadable { kind, .. } => kind == of_kind,
             _ => false,
         }
@@ -127,7 +127,7 @@ impl Error {
     /// The same call will be refused until somebody changes what it is about. Permissions, and the object itself, may be
     /// there in a moment.
     #[must_use]
-    pub fn lasting(&self) -> bool {
+    pub fn permanent(&self) -> bool {
         !self.retryable() && !self.forbidden() && !self.not_found()
     }
 
@@ -148,10 +148,11 @@ impl Error {
     #[must_use]
     pub fn retryable(&self) -> bool {
         match self {
-            Self::Config(_) | Self::Name { .. } | Self::Namespace { .. } => false,
-            Self::Timeout { .. } | Self::Crowded { .. } | Self::Unreadable { .. } | Self::Transport(_) => {
-                true
-            }
+            Self::Config(_) | Self::InvalidName { .. } | Self::InvalidNamespace { .. } => false,
+            Self::Timeout { .. }
+            | Self::TooManyInFlight { .. }
+            | Self::Unreadable { .. }
+            | Self::Transport(_) => true,
             Self::Api(_) if self.too_large() => false,
             Self::Api(status) => status.code >= 500 || self.throttled() || self.conflict(),
         }
@@ -160,7 +161,7 @@ impl Error {
     /// A rule, quota, policy or webhook refuses it, and will until somebody changes something. A role that is missing may
     /// be there in a moment.
     #[must_use]
-    pub fn refused(&self) -> bool {
+    pub fn rejected(&self) -> bool {
         // In the words of the authorizer.
         let no_role =
             matches!(self, Self::Api(status) if status.message.contains("\" cannot create resource \""));
@@ -201,9 +202,12 @@ impl Error {
 
     /// Whether the write may have been done all the same, or may be yet.
     #[must_use]
-    pub fn in_doubt(&self) -> bool {
+    pub fn outcome_unknown(&self) -> bool {
         match self {
-            Self::Config(_) | Self::Name { .. } | Self::Namespace { .. } | Self::Crowded { .. } => false,
+            Self::Config(_)
+            | Self::InvalidName { .. }
+            | Self::InvalidNamespace { .. }
+            | Self::TooManyInFlight { .. } => false,
             Self::Timeout { .. } | Self::Unreadable { .. } | Self::Transport(_) => true,
             Self::Api(status) => status.code >= 500,
         }
@@ -222,9 +226,9 @@ impl Error {
     pub fn category(&self) -> &'static str {
         match self {
             Self::Config(_) => "config",
-            Self::Name { .. } | Self::Namespace { .. } => "invalid_name",
+            Self::InvalidName { .. } | Self::InvalidNamespace { .. } => "invalid_name",
             Self::Timeout { .. } => "timeout",
-            Self::Crowded { .. } => "crowded",
+            Self::TooManyInFlight { .. } => "crowded",
             Self::Unreadable { .. } => "unreadable",
             Self::Transport(_) => "unreachable",
             Self::Api(status) => match status.code {
@@ -251,14 +255,14 @@ impl From<kube::Error> for Error {
     fn from(error: kube::Error) -> Self {
         match error {
             kube::Error::Api(status) => Self::Api(status),
-            other => Self::Transport(chain(&other)),
+            other => Self::Transport(error_chain(&other)),
         }
     }
 }
 
 /// An error with its causes, joined by colons, each said once.
 #[must_use]
-pub fn chain(error: &dyn std::error::Error) -> String {
+pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(inner) = cause {

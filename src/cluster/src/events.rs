@@ -3,7 +3,7 @@
 //! Repeats of one event raise its count instead of making a new object, as client-go's recorder does; many that are
 //! like each other become one, and no object has many written in a while (`pace`).
 
-mod pace;
+mod correlator;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -16,9 +16,9 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use super::{Clock, Error, write};
+use correlator::{EventCorrelator, FifoCache};
 use kruise_ops::metrics::metrics;
-use kruise_ops::panics::isolated;
-use pace::{Pace, Recent};
+use kruise_ops::panics::catch_panic;
 
 /// How an event is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,7 +30,7 @@ pub enum EventType {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Repeat {
+struct EventKey {
     component: Arc<str>,
     uid: String,
     type_: EventType,
@@ -38,37 +38,37 @@ struct Repeat {
     note: String,
 }
 
-struct Note {
+struct PendingEvent {
     object: ObjectReference,
-    repeat: Repeat,
+    key: EventKey,
     action: String,
 }
 
 /// Publishes events; clones share the queue.
 #[derive(Clone)]
-pub struct Events {
+pub struct EventRecorder {
     component: Arc<str>,
-    queue: mpsc::Sender<Note>,
+    queue: mpsc::Sender<PendingEvent>,
 }
 
 /// Events that wait to be written, as many as client-go's recorder keeps; more are dropped and counted, for no event is
 /// worth a stall.
-const QUEUE: usize = 1000;
+const QUEUE_CAPACITY: usize = 1000;
 /// How many past events are remembered to count their repeats.
-const REMEMBERED: usize = 1024;
+const MAX_REMEMBERED_EVENTS: usize = 1024;
 /// What goes before the latest of many texts that are one event, in the words of client-go.
-const COMBINED: &str = "(combined from similar events): ";
+const COMBINED_PREFIX: &str = "(combined from similar events): ";
 /// The API server's limit for `metadata.name`, in bytes.
 const NAME_LIMIT: usize = 253;
 /// The API server's limit for `message`, in bytes.
 const MESSAGE_LIMIT: usize = 1024;
 
-impl Events {
+impl EventRecorder {
     /// Starts the task that writes; it ends with the last clone.
     pub(super) fn start(client: Client, clock: Clock, component: &str, host: Option<&str>) -> Self {
-        let (queue, rx) = mpsc::channel(QUEUE);
+        let (queue, rx) = mpsc::channel(QUEUE_CAPACITY);
         let host = host.map(str::to_owned);
-        tokio::spawn(publish_all(Writer { client, clock, host }, rx));
+        tokio::spawn(publish_all(EventWriter { client, clock, host }, rx));
         Self {
             component: component.into(),
             queue,
@@ -77,7 +77,7 @@ impl Events {
 
     /// The same, with another component as the source: `kubectl describe` shows it, and field selectors know it.
     #[must_use]
-    pub fn of(&self, component: &str) -> Self {
+    pub fn with_component(&self, component: &str) -> Self {
         Self {
             component: component.into(),
             queue: self.queue.clone(),
@@ -95,18 +95,18 @@ impl Events {
         note: String,
     ) {
         let uid = object.uid.clone().unwrap_or_default();
-        let repeat = Repeat {
+        let key = EventKey {
             component: Arc::clone(&self.component),
             uid,
             type_,
             reason: reason.to_owned(),
-            note: cut(note),
+            note: truncate_message(note),
         };
         if self
             .queue
-            .try_send(Note {
+            .try_send(PendingEvent {
                 object,
-                repeat,
+                key,
                 action: action.to_owned(),
             })
             .is_err()
@@ -117,7 +117,7 @@ impl Events {
 }
 
 /// Shortens to the API server's limit, at a character's border.
-fn cut(mut text: String) -> String {
+fn truncate_message(mut text: String) -> String {
     if text.len() > MESSAGE_LIMIT {
         let end = text.floor_char_boundary(MESSAGE_LIMIT - 3);
         text.truncate(end);
@@ -126,97 +126,106 @@ fn cut(mut text: String) -> String {
     text
 }
 
-struct Writer {
+struct EventWriter {
     client: Client,
     clock: Clock,
     host: Option<String>,
 }
 
 /// An event that was written: its name, and how often it came up, since then too.
-struct Past {
+struct WrittenEvent {
     name: String,
     count: i32,
 }
 
-async fn publish_all(writer: Writer, mut rx: mpsc::Receiver<Note>) {
-    let mut past: Recent<Repeat, Past> = Recent::new(REMEMBERED);
-    let mut pace = Pace::default();
-    while let Some(note) = rx.recv().await {
-        let about = note.repeat.reason.clone();
+async fn publish_all(writer: EventWriter, mut rx: mpsc::Receiver<PendingEvent>) {
+    let mut written: FifoCache<EventKey, WrittenEvent> = FifoCache::new(MAX_REMEMBERED_EVENTS);
+    let mut correlator = EventCorrelator::default();
+    while let Some(event) = rx.recv().await {
+        let reason = event.key.reason.clone();
         // What is remembered of past events may be half-written after a panic; it decides about counts only.
-        let published = Box::pin(publish_one(&writer, note, &mut past, &mut pace));
-        if isolated("events", about, published).await.is_err() {
+        let published = Box::pin(publish_one(&writer, event, &mut written, &mut correlator));
+        if catch_panic("events", reason, published).await.is_err() {
             metrics().events_dropped.inc();
         }
     }
 }
 
-async fn publish_one(writer: &Writer, mut note: Note, past: &mut Recent<Repeat, Past>, pace: &mut Pace) {
-    let told = pace.say(&note.repeat, Instant::now());
-    let mut key = note.repeat.clone();
-    if told.combined {
-        key.note = COMBINED.to_owned();
-        note.repeat.note = cut(format!("{COMBINED}{}", note.repeat.note));
+async fn publish_one(
+    writer: &EventWriter,
+    mut event: PendingEvent,
+    written: &mut FifoCache<EventKey, WrittenEvent>,
+    correlator: &mut EventCorrelator,
+) {
+    let decision = correlator.correlate(&event.key, Instant::now());
+    let mut key = event.key.clone();
+    if decision.combined {
+        key.note = COMBINED_PREFIX.to_owned();
+        event.key.note = truncate_message(format!("{COMBINED_PREFIX}{}", event.key.note));
     }
-    let known = past.get_mut(&key).map(|known| {
-        known.count = known.count.saturating_add(1);
-        &*known
+    let previous = written.get_mut(&key).map(|previous| {
+        previous.count = previous.count.saturating_add(1);
+        &*previous
     });
-    if !told.now {
+    if !decision.write_now {
         metrics().events_held_back.inc();
         return;
     }
-    match writer.publish(&note, known).await {
-        Ok(written) => past.insert(key, written),
+    match writer.publish(&event, previous).await {
+        Ok(event) => written.insert(key, event),
         Err(error) => {
             metrics().events_dropped.inc();
-            tracing::debug!(%error, reason = note.repeat.reason, "event not written");
+            tracing::debug!(%error, reason = event.key.reason, "event not written");
         }
     }
 }
 
-impl Writer {
-    async fn publish(&self, note: &Note, past: Option<&Past>) -> Result<Past, Error> {
-        let namespace = note.object.namespace.as_deref().unwrap_or("default");
+impl EventWriter {
+    async fn publish(
+        &self,
+        pending: &PendingEvent,
+        previous: Option<&WrittenEvent>,
+    ) -> Result<WrittenEvent, Error> {
+        let namespace = pending.object.namespace.as_deref().unwrap_or("default");
         let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
-        if let Some(Past { name, count }) = past {
+        if let Some(WrittenEvent { name, count }) = previous {
             let now = Time(self.clock.now());
-            let patch = json!({ "count": count, "lastTimestamp": now, "message": note.repeat.note });
+            let patch = json!({ "count": count, "lastTimestamp": now, "message": pending.key.note });
             match write::patch_merge(&api, name, &patch).await {
                 Err(error) if error.not_found() => {} // expired meanwhile: begin anew
                 result => {
                     result?;
                     let (name, count) = (name.clone(), *count);
-                    return Ok(Past { name, count });
+                    return Ok(WrittenEvent { name, count });
                 }
             }
         }
-        let event = self.event(note, namespace);
+        let event = self.event(pending, namespace);
         write::create(&api, &event).await?;
-        Ok(Past {
+        Ok(WrittenEvent {
             name: event.metadata.name.unwrap_or_default(),
             count: event.count.unwrap_or(1),
         })
     }
 
-    fn event(&self, note: &Note, namespace: &str) -> Event {
+    fn event(&self, pending: &PendingEvent, namespace: &str) -> Event {
         let now = self.clock.now();
-        let name = note.object.name.as_deref().unwrap_or("unknown");
-        let component = Some(note.repeat.component.to_string());
+        let name = pending.object.name.as_deref().unwrap_or("unknown");
+        let component = Some(pending.key.component.to_string());
         Event {
             metadata: ObjectMeta {
                 name: Some(event_name(name, now)),
                 namespace: Some(namespace.to_owned()),
                 ..ObjectMeta::default()
             },
-            involved_object: note.object.clone(),
-            type_: Some(match note.repeat.type_ {
+            involved_object: pending.object.clone(),
+            type_: Some(match pending.key.type_ {
                 EventType::Normal => "Normal".to_owned(),
                 EventType::Warning => "Warning".to_owned(),
             }),
-            reason: Some(note.repeat.reason.clone()),
-            action: Some(note.action.clone()),
-            message: Some(note.repeat.note.clone()),
+            reason: Some(pending.key.reason.clone()),
+            action: Some(pending.action.clone()),
+            message: Some(pending.key.note.clone()),
             source: Some(EventSource {
                 component: component.clone(),
                 host: self.host.clone(),
@@ -244,7 +253,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_name_of_an_event_fits_whatever_its_object_is_called() {
+    fn event_name_fits_the_limit_for_any_object_name() {
         let now = Timestamp::UNIX_EPOCH + jiff::SignedDuration::from_nanos(255);
         assert_eq!(event_name("web-0", now), "web-0.ff");
         for object in ["n".repeat(253), "n.".repeat(126), "é".repeat(200), String::new()] {
@@ -255,10 +264,10 @@ mod tests {
     }
 
     /// An event of a test.
-    fn note(reason: &str) -> Note {
-        Note {
+    fn pending_event(reason: &str) -> PendingEvent {
+        PendingEvent {
             object: ObjectReference::default(),
-            repeat: Repeat {
+            key: EventKey {
                 component: "test".into(),
                 uid: String::new(),
                 type_: EventType::Normal,
@@ -270,7 +279,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_event_that_panics_holds_up_no_other() {
+    async fn panicking_event_does_not_block_others() {
         let (written_tx, mut written) = mpsc::unbounded_channel();
         let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
             let written = written_tx.clone();
@@ -281,15 +290,15 @@ mod tests {
                 http::Response::builder().body(kube::client::Body::from(body.to_vec()))
             }
         });
-        let writer = Writer {
+        let writer = EventWriter {
             client: Client::new(service, "default"),
             clock: Clock::new(),
             host: None,
         };
-        let panics = kruise_ops::panics::injected::panic_at("events", "Panics");
+        let panics = kruise_ops::panics::injected::inject_panic("events", "Panics");
         let (notes, rx) = mpsc::channel(2);
         for reason in ["Panics", "Follows"] {
-            assert!(notes.send(note(reason)).await.is_ok());
+            assert!(notes.send(pending_event(reason)).await.is_ok());
         }
         drop(notes);
         publish_all(writer, rx).await;
@@ -301,19 +310,19 @@ mod tests {
 
     /// The answer says nothing that the next write needs, so that the event is repeated and not made again.
     #[tokio::test]
-    async fn an_event_whose_answer_cannot_be_read_is_written() {
+    async fn event_with_unreadable_answer_counts_as_written() {
         let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
             let answer = br#"{"metadata":{"name":"x"},"eventTime":"9999-12-31T23:59:59Z"}"#.to_vec();
             std::future::ready(http::Response::builder().body(kube::client::Body::from(answer)))
         });
-        let writer = Writer {
+        let writer = EventWriter {
             client: Client::new(service, "default"),
             clock: Clock::new(),
             host: None,
         };
-        let note = note("");
+        let note = pending_event("");
         let first = writer.publish(&note, None).await.ok();
-        let again = first.as_ref().map(|first| Past {
+        let again = first.as_ref().map(|first| WrittenEvent {
             name: first.name.clone(),
             count: 2,
         });
@@ -326,13 +335,13 @@ mod tests {
     }
 
     #[test]
-    fn long_notes_are_cut_at_a_character() {
-        let note = cut("é".repeat(2000));
+    fn long_notes_are_truncated_at_a_character() {
+        let note = truncate_message("é".repeat(2000));
         assert!(
             note.len() <= MESSAGE_LIMIT && note.ends_with('…'),
             "{} bytes",
             note.len()
         );
-        assert_eq!(cut("short".into()), "short");
+        assert_eq!(truncate_message("short".into()), "short");
     }
 }

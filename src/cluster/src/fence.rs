@@ -29,7 +29,7 @@ pub struct Fence(Arc<Mutex<Instant>>);
 /// The time is over.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the Lease was not renewed in time, so nothing is sent")]
-pub struct Closed;
+pub struct FenceClosed;
 
 impl Fence {
     /// One that is closed.
@@ -40,44 +40,44 @@ impl Fence {
 
     /// One that closes at `until`.
     #[must_use]
-    pub fn new(until: Instant) -> Self {
-        Self(Arc::new(Mutex::new(until)))
+    pub fn new(deadline: Instant) -> Self {
+        Self(Arc::new(Mutex::new(deadline)))
     }
 
     /// Moves the end on.
-    pub fn move_to(&self, until: Instant) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = until;
+    pub fn set_deadline(&self, deadline: Instant) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
     }
 
     /// Whether bytes may leave.
     #[cfg(test)]
     pub(super) fn is_open(&self) -> bool {
-        self.pass().is_ok()
+        self.check_open().is_ok()
     }
 
-    fn pass(&self) -> io::Result<()> {
-        let until = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if Instant::now() < until {
+    fn check_open(&self) -> io::Result<()> {
+        let deadline = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if Instant::now() < deadline {
             Ok(())
         } else {
-            Err(io::Error::other(Closed))
+            Err(io::Error::other(FenceClosed))
         }
     }
 }
 
 /// Connects as another connector does; what is sent then passes the fence, where there is one.
 #[derive(Clone)]
-pub(super) struct Connector<C> {
+pub(super) struct FencedConnector<C> {
     pub inner: C,
     pub fence: Option<Fence>,
 }
 
-impl<C> Service<Uri> for Connector<C>
+impl<C> Service<Uri> for FencedConnector<C>
 where
     C: Service<Uri>,
     C::Future: Send + 'static,
 {
-    type Response = Stream<C::Response>;
+    type Response = FencedStream<C::Response>;
     type Error = C::Error;
     type Future = BoxFuture<'static, Result<Self::Response, C::Error>>;
 
@@ -85,31 +85,31 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, to: Uri) -> Self::Future {
+    fn call(&mut self, uri: Uri) -> Self::Future {
         let fence = self.fence.clone();
-        Box::pin(self.inner.call(to).map_ok(|inner| Stream { inner, fence }))
+        Box::pin(self.inner.call(uri).map_ok(|inner| FencedStream { inner, fence }))
     }
 }
 
 /// A connection with its fence.
-pub(super) struct Stream<S> {
+pub(super) struct FencedStream<S> {
     inner: S,
     fence: Option<Fence>,
 }
 
-impl<S> Stream<S> {
-    fn pass(&self) -> io::Result<()> {
-        self.fence.as_ref().map_or(Ok(()), Fence::pass)
+impl<S> FencedStream<S> {
+    fn check_open(&self) -> io::Result<()> {
+        self.fence.as_ref().map_or(Ok(()), Fence::check_open)
     }
 }
 
-impl<S: Connection> Connection for Stream<S> {
+impl<S: Connection> Connection for FencedStream<S> {
     fn connected(&self) -> Connected {
         self.inner.connected()
     }
 }
 
-impl<S: Read + Unpin> Read for Stream<S> {
+impl<S: Read + Unpin> Read for FencedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -119,9 +119,9 @@ impl<S: Read + Unpin> Read for Stream<S> {
     }
 }
 
-impl<S: Write + Unpin> Write for Stream<S> {
+impl<S: Write + Unpin> Write for FencedStream<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.pass()?;
+        self.check_open()?;
         Pin::new(&mut self.inner).poll_write(cx, bytes)
     }
 
@@ -142,7 +142,7 @@ impl<S: Write + Unpin> Write for Stream<S> {
         cx: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.pass()?;
+        self.check_open()?;
         Pin::new(&mut self.inner).poll_write_vectored(cx, parts)
     }
 }
@@ -158,23 +158,23 @@ mod tests {
     const LONG: Duration = Duration::from_secs(600);
 
     #[tokio::test]
-    async fn nothing_leaves_once_the_time_is_over() {
+    async fn fence_blocks_writes_after_its_deadline() {
         let (near, _far) = tokio::io::duplex(64);
         let fence = Fence::new(Instant::now() + LONG);
-        let mut stream = Stream {
+        let mut stream = FencedStream {
             inner: TokioIo::new(near),
             fence: Some(fence.clone()),
         };
-        let mut leaves = async || {
+        let mut try_write = async || {
             let sent = std::future::poll_fn(|cx| Pin::new(&mut stream).poll_write(cx, b"x")).await;
             let parts = [IoSlice::new(b"x")];
             let more = std::future::poll_fn(|cx| Pin::new(&mut stream).poll_write_vectored(cx, &parts)).await;
             (sent.is_ok(), more.is_ok())
         };
-        assert_eq!(leaves().await, (true, true));
-        fence.move_to(Instant::now());
-        assert_eq!(leaves().await, (false, false));
-        fence.move_to(Instant::now() + LONG);
-        assert_eq!(leaves().await, (true, true));
+        assert_eq!(try_write().await, (true, true));
+        fence.set_deadline(Instant::now());
+        assert_eq!(try_write().await, (false, false));
+        fence.set_deadline(Instant::now() + LONG);
+        assert_eq!(try_write().await, (true, true));
     }
 }

@@ -6,7 +6,7 @@
 //! seen no change of it for the holder's own duration, as in client-go. A watch tells of changes, so a
 //! Lease that its holder released is taken at once.
 
-mod hold;
+mod renew;
 mod standby;
 mod timing;
 
@@ -20,14 +20,14 @@ use kube::{Api, ResourceExt};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{Change, Clock, Cluster, Error, Fence, later, optional_mirror, write};
-use standby::Report;
+use super::{Change, Clock, Cluster, Error, Fence, instant_after, optional_reflector, write};
 pub use standby::Standby;
-pub use timing::{Timing, WrongTiming};
+use standby::StandbyReporter;
+pub use timing::{InvalidLeaseTiming, LeaseTiming};
 
 /// The Lease is no longer ours.
 #[derive(Debug, thiserror::Error)]
-pub enum Lost {
+pub enum LeaseLost {
     /// It could not be renewed in time.
     #[error("lease {name} could not be renewed for {after:?}: {last}")]
     NotRenewed {
@@ -55,23 +55,23 @@ pub struct Election {
     namespace: String,
     name: String,
     identity: String,
-    timing: Timing,
+    timing: LeaseTiming,
     fence: Fence,
 }
 
 /// The Lease while it is ours.
 #[derive(Debug)]
-pub struct Held {
+pub struct HeldLease {
     lease: Lease,
     /// When the write began that made it ours, or renewed it last.
-    since: Instant,
+    renewed_at: Instant,
 }
 
 /// What was last seen of the Lease, and when locally.
 #[derive(Clone, Debug)]
-struct Sight {
+struct ObservedLease {
     lease: Lease,
-    at: Instant,
+    observed_at: Instant,
 }
 
 impl Election {
@@ -83,7 +83,7 @@ impl Election {
         namespace: &str,
         name: &str,
         identity: String,
-        timing: Timing,
+        timing: LeaseTiming,
         fence: Fence,
     ) -> Self {
         Self {
@@ -98,45 +98,45 @@ impl Election {
     }
 
     /// Waits until the Lease is ours; forever if need be. Until then `tell` is given what is in the way, when that changes.
-    pub async fn acquire(&self, tell: impl FnMut(Standby<'_>)) -> Held {
-        let only = ListParams::default().fields(&format!("metadata.name={}", self.name));
-        let (seen, mut watching) = optional_mirror(self.api.clone(), only, Some::<Lease>);
-        let mut changes = seen.subscribe();
-        let mut compete = Box::pin(self.compete(&mut changes, tell));
+    pub async fn acquire(&self, on_standby: impl FnMut(Standby<'_>)) -> HeldLease {
+        let params = ListParams::default().fields(&format!("metadata.name={}", self.name));
+        let (store, mut reflector) = optional_reflector(self.api.clone(), params, Some::<Lease>);
+        let mut changes = store.subscribe();
+        let mut acquiring = Box::pin(self.acquire_with_changes(&mut changes, on_standby));
         tokio::select! {
-            held = &mut compete => held,
+            held = &mut acquiring => held,
             // It never ends; without it the Lease is looked at when it is due.
-            () = &mut watching => compete.await,
+            () = &mut reflector => acquiring.await,
         }
     }
 
     /// Tries for the Lease when it is free, or may be.
-    async fn compete(
+    async fn acquire_with_changes(
         &self,
         changes: &mut mpsc::UnboundedReceiver<Change<Lease>>,
-        tell: impl FnMut(Standby<'_>),
-    ) -> Held {
-        let mut seen: Option<Sight> = None;
-        let mut report = Report::new(&self.name, &self.identity, tell);
-        let mut look = Instant::now();
+        on_standby: impl FnMut(Standby<'_>),
+    ) -> HeldLease {
+        let mut observed: Option<ObservedLease> = None;
+        let mut reporter = StandbyReporter::new(&self.name, &self.identity, on_standby);
+        let mut next_attempt = Instant::now();
         loop {
             tokio::select! {
                 Some(change) = changes.recv() => {
-                    seen = change.new.map(|lease| sight(seen, Lease::clone(&lease)));
-                    report.saw(seen.as_ref());
-                    look = self.due(seen.as_ref());
+                    observed = change.new.map(|lease| observe(observed, Lease::clone(&lease)));
+                    reporter.on_lease(observed.as_ref());
+                    next_attempt = self.next_attempt(observed.as_ref());
                 }
-                () = tokio::time::sleep_until(look) => {
-                    let again = later(Instant::now(), self.timing.retry_period());
-                    look = match self.attempt(&mut seen).await {
+                () = tokio::time::sleep_until(next_attempt) => {
+                    let retry_at = instant_after(Instant::now(), self.timing.retry_period());
+                    next_attempt = match self.try_acquire(&mut observed).await {
                         Ok(Some(held)) => return held,
                         Ok(None) => {
-                            report.saw(seen.as_ref());
-                            self.due(seen.as_ref()).max(again)
+                            reporter.on_lease(observed.as_ref());
+                            self.next_attempt(observed.as_ref()).max(retry_at)
                         }
                         Err(error) => {
-                            report.failed(&error);
-                            again
+                            reporter.on_error(&error);
+                            retry_at
                         }
                     };
                 }
@@ -145,51 +145,55 @@ impl Election {
     }
 
     /// When to try for the Lease.
-    fn due(&self, seen: Option<&Sight>) -> Instant {
-        seen.map_or_else(Instant::now, |seen| self.free_at(seen))
+    fn next_attempt(&self, observed: Option<&ObservedLease>) -> Instant {
+        observed.map_or_else(Instant::now, |observed| self.available_at(observed))
     }
 
     /// From when on the Lease may be taken: at once where nobody else holds it.
-    fn free_at(&self, seen: &Sight) -> Instant {
-        match holder(&seen.lease) {
+    fn available_at(&self, observed: &ObservedLease) -> Instant {
+        match holder(&observed.lease) {
             Some(other) if *other != self.identity => {
-                let lasts = duration_of(&seen.lease).unwrap_or(self.timing.lease_duration());
-                later(seen.at, lasts)
+                let duration = lease_duration(&observed.lease).unwrap_or(self.timing.lease_duration());
+                instant_after(observed.observed_at, duration)
             }
-            _ => seen.at,
+            _ => observed.observed_at,
         }
     }
 
     /// Opens the fence for as long as nobody else may take the Lease after that write.
-    fn held(&self, lease: Lease, since: Instant) -> Held {
-        self.fence.move_to(later(since, self.timing.renew_deadline()));
-        Held { lease, since }
+    fn record_renewal(&self, lease: Lease, renewed_at: Instant) -> HeldLease {
+        self.fence
+            .set_deadline(instant_after(renewed_at, self.timing.renew_deadline()));
+        HeldLease { lease, renewed_at }
     }
 
     /// Takes the Lease if nobody holds it, or its holder was silent for too long.
-    async fn attempt(&self, seen: &mut Option<Sight>) -> Result<Option<Held>, Error> {
-        let Some(lease) = self.within(write::get(&self.api, &self.name)).await? else {
+    async fn try_acquire(&self, observed: &mut Option<ObservedLease>) -> Result<Option<HeldLease>, Error> {
+        let Some(lease) = self.with_timeout(write::get(&self.api, &self.name)).await? else {
             let began = Instant::now();
-            return match self.within(write::create(&self.api, &self.fresh(None))).await {
+            return match self
+                .with_timeout(write::create(&self.api, &self.new_lease(None)))
+                .await
+            {
                 Err(error) if error.already_exists() => Ok(None),
-                other => Ok(Some(self.held(other?.object()?, began))),
+                other => Ok(Some(self.record_renewal(other?.object()?, began))),
             };
         };
         // Kept before the write: one that fails must not start the wait anew.
-        let now = sight(seen.take(), lease);
-        let now = seen.insert(now);
+        let current = observe(observed.take(), lease);
+        let current = observed.insert(current);
         let began = Instant::now();
-        if began < self.free_at(now) {
+        if began < self.available_at(current) {
             return Ok(None);
         }
-        let next = self.fresh(Some(&now.lease));
-        match self.within(write::replace(&self.api, &next)).await {
+        let next = self.new_lease(Some(&current.lease));
+        match self.with_timeout(write::replace(&self.api, &next)).await {
             Err(error) if error.conflict() => Ok(None),
-            other => Ok(Some(self.held(other?.object()?, began))),
+            other => Ok(Some(self.record_renewal(other?.object()?, began))),
         }
     }
 
-    fn fresh(&self, old: Option<&Lease>) -> Lease {
+    fn new_lease(&self, old: Option<&Lease>) -> Lease {
         let now = self.now();
         let changes = old
             .and_then(|l| l.spec.as_ref()?.lease_transitions)
@@ -214,7 +218,7 @@ impl Election {
         }
     }
 
-    fn renewal(&self, lease: &Lease) -> Lease {
+    fn renewed_lease(&self, lease: &Lease) -> Lease {
         let mut next = lease.clone();
         if let Some(spec) = next.spec.as_mut() {
             spec.renew_time = self.now();
@@ -222,9 +226,9 @@ impl Election {
         next
     }
 
-    async fn within<T>(&self, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
-        let after = self.timing.call();
-        let Ok(result) = tokio::time::timeout(after, call).await else {
+    async fn with_timeout<T>(&self, request: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+        let after = self.timing.request_timeout();
+        let Ok(result) = tokio::time::timeout(after, request).await else {
             let kind = "Lease".to_owned();
             return Err(Error::Timeout {
                 verb: "renew",
@@ -253,18 +257,18 @@ fn holder(lease: &Lease) -> Option<&String> {
         .filter(|h| !h.is_empty())
 }
 
-fn duration_of(lease: &Lease) -> Option<Duration> {
+fn lease_duration(lease: &Lease) -> Option<Duration> {
     let seconds = lease.spec.as_ref()?.lease_duration_seconds?;
     u64::try_from(seconds).ok().map(Duration::from_secs)
 }
 
 /// The same Lease as before keeps the time at which it was first seen.
-fn sight(old: Option<Sight>, lease: Lease) -> Sight {
+fn observe(old: Option<ObservedLease>, lease: Lease) -> ObservedLease {
     match old {
         Some(old) if old.lease.resource_version() == lease.resource_version() => old,
-        _ => Sight {
+        _ => ObservedLease {
             lease,
-            at: Instant::now(),
+            observed_at: Instant::now(),
         },
     }
 }

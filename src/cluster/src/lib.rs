@@ -16,15 +16,15 @@ use tokio::time::Instant;
 use kruise_ops::Watches;
 
 mod bounded;
-mod busy;
+mod change_handler;
 pub mod client;
 pub mod clock;
 mod error;
 pub mod events;
 pub mod fence;
-mod intake;
 pub mod lease;
 mod metadata;
+mod overload;
 mod page;
 pub mod pod_template;
 pub mod queue;
@@ -33,14 +33,14 @@ pub mod write;
 pub mod write_cache;
 
 pub use bounded::Bounded;
-pub use client::Options;
+pub use change_handler::ChangeHandler;
+pub use client::ClientOptions;
 pub use clock::Clock;
-pub use error::{Error, chain};
-pub use events::{EventType, Events};
+pub use error::{Error, error_chain};
+pub use events::{EventRecorder, EventType};
 pub use fence::Fence;
-pub use intake::Intake;
 pub use metadata::metadata_client;
-pub use watch::{Change, Form, Key, Mirror};
+pub use watch::{Change, Key, ObjectView, Store};
 
 /// A connection to one cluster, cheap to clone.
 #[derive(Clone)]
@@ -50,10 +50,10 @@ pub struct Cluster {
     /// The API server's time.
     pub clock: Clock,
     /// Publishes events in the background.
-    pub events: Events,
+    pub events: EventRecorder,
     watches: Watches,
-    source: Arc<client::Source>,
-    options: Options,
+    client_config: Arc<client::ClientConfig>,
+    options: ClientOptions,
 }
 
 impl Cluster {
@@ -61,15 +61,15 @@ impl Cluster {
     ///
     /// # Errors
     /// When neither the kubeconfig nor the Pod's service account can be read.
-    pub async fn connect(options: &Options) -> Result<Self, Error> {
+    pub async fn connect(options: &ClientOptions) -> Result<Self, Error> {
         let clock = Clock::new();
-        let source = Arc::new(client::source(options, clock.clone()).await?);
-        Self::from(source, clock, options.clone(), Watches::default(), None)
+        let client_config = Arc::new(client::load_client_config(options, clock.clone()).await?);
+        Self::build(client_config, clock, options.clone(), Watches::default(), None)
     }
 
     /// The same, whose mirrors report to `watches`.
     #[must_use]
-    pub fn reporting_to(self, watches: &Watches) -> Self {
+    pub fn with_watches(self, watches: &Watches) -> Self {
         let watches = watches.clone();
         Self { watches, ..self }
     }
@@ -77,39 +77,39 @@ impl Cluster {
     /// A mirror of what `api` and `selected` select (labels, fields, objects per page), as `project` sees it (`None`
     /// leaves an object out), and the task that keeps it up to date and never ends. An object that cannot be read is left
     /// out, with a warning on it. The process is not ready while the mirror has no list yet or is stale.
-    pub fn mirror<R, T>(
+    pub fn reflector<R, T>(
         &self,
         api: Api<R::Kind>,
-        selected: ListParams,
+        list_params: ListParams,
         project: impl Fn(R) -> Option<T> + Send + 'static,
-    ) -> (Mirror<T>, BoxFuture<'static, ()>)
+    ) -> (Store<T>, BoxFuture<'static, ()>)
     where
-        R: Form + DeserializeOwned + 'static,
+        R: ObjectView + DeserializeOwned + 'static,
         T: PartialEq + Send + Sync + 'static,
     {
-        let watch = self.watches.begin(&R::Kind::kind(&()));
-        watch::mirror(api, selected, Some(self.events.clone()), Some(watch), project)
+        let watch = self.watches.register(&R::Kind::kind(&()));
+        watch::new_reflector(api, list_params, Some(self.events.clone()), Some(watch), project)
     }
 
     /// The same cluster by connections of its own, which carry nothing once `fence` is closed, events included.
     ///
     /// # Errors
     /// When what [`Cluster::connect`] read cannot be used any more.
-    pub fn behind(&self, fence: &Fence) -> Result<Self, Error> {
-        let (source, options) = (Arc::clone(&self.source), self.options.clone());
+    pub fn with_fence(&self, fence: &Fence) -> Result<Self, Error> {
+        let (client_config, options) = (Arc::clone(&self.client_config), self.options.clone());
         let (clock, watches) = (self.clock.clone(), self.watches.clone());
-        Self::from(source, clock, options, watches, Some(fence.clone()))
+        Self::build(client_config, clock, options, watches, Some(fence.clone()))
     }
 
-    fn from(
-        source: Arc<client::Source>,
+    fn build(
+        client_config: Arc<client::ClientConfig>,
         clock: Clock,
-        options: Options,
+        options: ClientOptions,
         watches: Watches,
         fence: Option<Fence>,
     ) -> Result<Self, Error> {
-        let client = source.client(fence)?;
-        let events = Events::start(
+        let client = client_config.client(fence)?;
+        let events = EventRecorder::start(
             client.clone(),
             clock.clone(),
             &options.component,
@@ -120,7 +120,7 @@ impl Cluster {
             clock,
             events,
             watches,
-            source,
+            client_config,
             options,
         })
     }
@@ -130,15 +130,15 @@ impl Cluster {
 impl Cluster {
     /// A cluster that `client` speaks to.
     #[must_use]
-    pub fn of(client: kube::Client) -> Self {
-        let options = Options {
+    pub fn from_client(client: kube::Client) -> Self {
+        let options = ClientOptions {
             component: "test".to_owned(),
-            ..Options::default()
+            ..ClientOptions::default()
         };
         let clock = Clock::new();
         Self {
-            events: Events::start(client.clone(), clock.clone(), &options.component, None),
-            source: Arc::new(client::Source::unused(clock.clone())),
+            events: EventRecorder::start(client.clone(), clock.clone(), &options.component, None),
+            client_config: Arc::new(client::ClientConfig::for_tests(clock.clone())),
             watches: Watches::default(),
             client,
             clock,
@@ -149,20 +149,20 @@ impl Cluster {
 
 /// A mirror that the process can do without: what becomes of it changes no readiness, and an object that cannot be read
 /// is left out with a line in the log alone.
-pub fn optional_mirror<R, T>(
+pub fn optional_reflector<R, T>(
     api: Api<R::Kind>,
-    selected: ListParams,
+    list_params: ListParams,
     project: impl Fn(R) -> Option<T> + Send + 'static,
-) -> (Mirror<T>, BoxFuture<'static, ()>)
+) -> (Store<T>, BoxFuture<'static, ()>)
 where
-    R: Form + DeserializeOwned + 'static,
+    R: ObjectView + DeserializeOwned + 'static,
     T: PartialEq + Send + Sync + 'static,
 {
-    watch::mirror(api, selected, None, None, project)
+    watch::new_reflector(api, list_params, None, None, project)
 }
 
 /// That much later; in ten years where the clock does not go so far.
-fn later(from: Instant, by: Duration) -> Instant {
-    const FAR: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
-    from.checked_add(by.min(FAR)).unwrap_or(from)
+fn instant_after(from: Instant, by: Duration) -> Instant {
+    const MAX_DELAY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+    from.checked_add(by.min(MAX_DELAY)).unwrap_or(from)
 }

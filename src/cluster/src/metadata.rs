@@ -6,21 +6,21 @@ use kube::client::Body;
 use tower::service_fn;
 
 /// What a list is asked for as; as client-go's metadata client does.
-const LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+const LIST_ACCEPT: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 /// What the objects of a watch are asked for as.
-const WATCH: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
+const WATCH_ACCEPT: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
 /// A client of the same cluster that lists and watches metadata; its kinds are `PartialObjectMeta<K>`.
 #[must_use]
 pub fn metadata_client(client: &kube::Client) -> kube::Client {
-    let whole = client.clone();
+    let inner = client.clone();
     let service = service_fn(move |mut request: Request<Body>| {
         let query = request.uri().query().unwrap_or_default();
         let watch = query.split('&').any(|pair| pair == "watch=true");
-        let accepted = HeaderValue::from_static(if watch { WATCH } else { LIST });
+        let accepted = HeaderValue::from_static(if watch { WATCH_ACCEPT } else { LIST_ACCEPT });
         request.headers_mut().insert(ACCEPT, accepted);
-        let whole = whole.clone();
-        async move { whole.send(request).await }
+        let inner = inner.clone();
+        async move { inner.send(request).await }
     });
     kube::Client::new(service, client.default_namespace())
 }

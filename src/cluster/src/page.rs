@@ -11,49 +11,49 @@ use kube::{Client, Error};
 use serde::de::DeserializeOwned;
 
 /// The longest page that is read, in bytes: it is in memory twice while it arrives.
-const LONGEST: usize = 8 << 20;
+const MAX_PAGE_BYTES: usize = 8 << 20;
 /// Objects of a page that is too large where none were asked for.
-const MOST: u32 = 500;
+const DEFAULT_LIMIT: u32 = 500;
 /// The longest page of one object. The API server takes objects of 3 MiB, of which each byte may be six in JSON.
-const LONGEST_OBJECT: usize = 24 << 20;
+const MAX_OBJECT_BYTES: usize = 24 << 20;
 
 /// A page of what is at `path`; `None` when it is too large and can be smaller.
-pub(super) async fn read<K: Clone + DeserializeOwned>(
+pub(super) async fn fetch<K: Clone + DeserializeOwned>(
     client: &Client,
     path: &str,
     params: &ListParams,
 ) -> Result<Option<ObjectList<K>>, Error> {
-    ask(client, Request::new(path).list(params), params).await
+    send_list(client, Request::new(path).list(params), params).await
 }
 
 /// The same of metadata alone.
-pub(super) async fn read_metadata<K: Clone + DeserializeOwned>(
+pub(super) async fn fetch_metadata<K: Clone + DeserializeOwned>(
     client: &Client,
     path: &str,
     params: &ListParams,
 ) -> Result<Option<ObjectList<K>>, Error> {
-    ask(client, Request::new(path).list_metadata(params), params).await
+    send_list(client, Request::new(path).list_metadata(params), params).await
 }
 
 /// Asks for fewer objects than before.
-pub(super) fn shrink(params: &mut ListParams) {
-    params.limit = Some((params.limit.unwrap_or(MOST) / 4).max(1));
+pub(super) fn reduce_limit(params: &mut ListParams) {
+    params.limit = Some((params.limit.unwrap_or(DEFAULT_LIMIT) / 4).max(1));
 }
 
-async fn ask<K: Clone + DeserializeOwned>(
+async fn send_list<K: Clone + DeserializeOwned>(
     client: &Client,
     request: Result<http::Request<Vec<u8>>, request::Error>,
     params: &ListParams,
 ) -> Result<Option<ObjectList<K>>, Error> {
     let request = request.map_err(Error::BuildRequest)?;
-    let answer = client.send(request.map(Body::from)).await?;
-    let code = answer.status();
-    let longest = if params.limit == Some(1) {
-        LONGEST_OBJECT
+    let response = client.send(request.map(Body::from)).await?;
+    let code = response.status();
+    let max_bytes = if params.limit == Some(1) {
+        MAX_OBJECT_BYTES
     } else {
-        LONGEST
+        MAX_PAGE_BYTES
     };
-    let body = match Limited::new(answer.into_body(), longest).collect().await {
+    let body = match Limited::new(response.into_body(), max_bytes).collect().await {
         Ok(body) => body.to_bytes(),
         Err(why) if why.is::<LengthLimitError>() && params.limit != Some(1) => return Ok(None),
         Err(why) => return Err(Error::Service(why)),

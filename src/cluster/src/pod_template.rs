@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 use super::{Cluster, Error, write};
 use by_name::ByName;
 use kruise_api::json::set;
-use kruise_ops::{Gate, Gates};
+use kruise_ops::{FeatureGate, FeatureGates};
 
 mod by_name;
-pub mod stored;
+pub mod defaulting;
 
 /// A Pod template and the claim templates that belong to it.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -37,7 +37,7 @@ pub struct Templates {
 impl Templates {
     /// Those of a workload's spec.
     #[must_use]
-    pub fn of(spec: &Value) -> Self {
+    pub fn from_workload_spec(spec: &Value) -> Self {
         Self {
             template: spec["template"].clone(),
             claims: spec["volumeClaimTemplates"]
@@ -51,39 +51,39 @@ impl Templates {
 
 /// What the API server says to templates.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Answer {
+pub enum DryRunResult {
     /// They are good.
-    Good {
+    Valid {
         /// The templates as they are to be stored.
         templates: Templates,
         /// Fields that the API server does not know, and that are gone.
-        unknown: Vec<String>,
+        unknown_fields: Vec<String>,
         /// Items of lists that are not in its answer, and that are stored as they were asked for: it drops volumes whose
         /// feature gate is off.
         dropped: Vec<String>,
     },
     /// They are not, in the API server's words: fields of an object that has the templates as `spec.template`
     /// and `spec.volumeClaimTemplates`, their values, and what is wrong with them.
-    Bad(String),
+    Invalid(String),
 }
 
 /// Which defaults templates are stored with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Defaults {
+pub struct Defaulting {
     /// Whether there are none (gate `TemplateNoDefaults`).
-    pub none: bool,
+    pub disabled: bool,
     /// Whether ports of a Pod on the host's network are ports of the host (gate
     /// `DefaultHostNetworkHostPortsInPodTemplates`).
     pub host_ports: bool,
 }
 
-impl Defaults {
+impl Defaulting {
     /// As the feature gates say.
     #[must_use]
-    pub fn of(gates: &Gates) -> Self {
+    pub fn from_gates(gates: &FeatureGates) -> Self {
         Self {
-            none: gates.on(Gate::TemplateNoDefaults),
-            host_ports: gates.on(Gate::DefaultHostNetworkHostPortsInPodTemplates),
+            disabled: gates.enabled(FeatureGate::TemplateNoDefaults),
+            host_ports: gates.enabled(FeatureGate::DefaultHostNetworkHostPortsInPodTemplates),
         }
     }
 }
@@ -93,20 +93,20 @@ impl Defaults {
 ///
 /// # Errors
 /// When there is no answer: the cluster cannot be reached, or we may not ask, or a quota is in the way.
-pub async fn ask(
+pub async fn dry_run(
     cluster: &Cluster,
     namespace: &str,
-    mut asked: Templates,
-    defaults: Defaults,
-) -> Result<Answer, Error> {
-    stored::prepare(&mut asked.template, defaults);
-    let (body, origins) = as_text(&asked);
+    mut submitted: Templates,
+    defaults: Defaulting,
+) -> Result<DryRunResult, Error> {
+    defaulting::fill_defaults(&mut submitted.template, defaults);
+    let (text, origins) = build_request(&submitted);
     let api: Api<PodTemplate> = Api::namespaced(cluster.client.clone(), namespace);
-    match write::dry_run(&api, body).await {
-        Ok(answer) => Ok(read_back(&asked, &origins, answer, defaults)),
-        Err(Error::Api(status)) if is_mistake(&status) => {
-            Ok(Answer::Bad(in_words(&status, &asked, &origins)))
-        }
+    match write::create_dry_run(&api, text).await {
+        Ok(answer) => Ok(apply_answer(&submitted, &origins, answer, defaults)),
+        Err(Error::Api(status)) if is_template_error(&status) => Ok(DryRunResult::Invalid(error_message(
+            &status, &submitted, &origins,
+        ))),
         Err(Error::Api(mut status)) => {
             // The name is another each time, and not the user's.
             let name = status
@@ -128,56 +128,63 @@ pub async fn ask(
 ///
 /// # Errors
 /// When there is no answer.
-pub async fn misspelled(cluster: &Cluster, namespace: &str, asked: Templates) -> Result<Vec<String>, Error> {
-    let (body, origins) = as_text(&asked);
-    drop(asked);
+pub async fn find_unknown_fields(
+    cluster: &Cluster,
+    namespace: &str,
+    submitted: Templates,
+) -> Result<Vec<String>, Error> {
+    let (text, origins) = build_request(&submitted);
+    drop(submitted);
     let api: Api<PodTemplate> = Api::namespaced(cluster.client.clone(), namespace);
-    match write::dry_run_strict(&api, body).await {
-        Err(Error::Api(status)) => Ok(unknown_fields(&status.message, &origins)),
+    match write::create_dry_run_strict(&api, text).await {
+        Err(Error::Api(status)) => Ok(parse_unknown_fields(&status.message, &origins)),
         Err(why) => Err(why),
         Ok(_) => Ok(Vec::new()),
     }
 }
 
 /// The object to make in a dry run. A template may be large: no more of it is kept while the answer is waited for.
-fn as_text(asked: &Templates) -> (String, Vec<Origin>) {
-    let (body, origins) = body(asked);
+fn build_request(submitted: &Templates) -> (String, Vec<VolumeOrigin>) {
+    let (body, origins) = build_pod_template(submitted);
     (body.to_string(), origins)
 }
 
 /// The fields that a strict decoding error names, where the user has them.
-fn unknown_fields(message: &str, origins: &[Origin]) -> Vec<String> {
+fn parse_unknown_fields(message: &str, origins: &[VolumeOrigin]) -> Vec<String> {
     let named = message.split("unknown field \"").skip(1);
     let fields = named.filter_map(|rest| rest.split_once('"'));
-    fields.map(|(field, _)| place(field, origins)).collect()
+    fields.map(|(field, _)| user_field_path(field, origins)).collect()
 }
 
 /// The templates without the API server's opinion, where it is refused for something else than the templates.
 #[must_use]
-pub fn unchecked(mut asked: Templates, defaults: Defaults) -> Templates {
-    stored::prepare(&mut asked.template, defaults);
-    stored::quantities_as_text(&mut asked.template);
-    asked
+pub fn without_dry_run(mut submitted: Templates, defaults: Defaulting) -> Templates {
+    defaulting::fill_defaults(&mut submitted.template, defaults);
+    defaulting::quantities_to_strings(&mut submitted.template);
+    submitted
 }
 
 /// Where a volume of the object of a dry run comes from, by its place there.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Origin {
+enum VolumeOrigin {
     /// The one of this index among the template's own.
-    Own(usize),
+    Template(usize),
     /// The claim template of this index.
     Claim(usize),
 }
 
 /// The object to make in a dry run, and where its volumes come from: all of the template's own but those whose names claim
 /// templates have, which take their places in a Pod. The claims follow, and images come last.
-fn body(templates: &Templates) -> (Value, Vec<Origin>) {
+fn build_pod_template(templates: &Templates) -> (Value, Vec<VolumeOrigin>) {
     let mut template = templates.template.clone();
-    let own = volumes(&mut template);
-    let name = |volume: &Value, of: &Value| volume["name"] == of["metadata"]["name"];
-    let claimed = |volume: &Value| templates.claims.iter().any(|claim| name(volume, claim));
-    let own = own.into_iter().enumerate().filter(|(_, volume)| !claimed(volume));
-    let own = own.map(|(at, volume)| (Origin::Own(at), volume));
+    let own = take_volumes(&mut template);
+    let same_name = |volume: &Value, claim: &Value| volume["name"] == claim["metadata"]["name"];
+    let replaced_by_claim = |volume: &Value| templates.claims.iter().any(|claim| same_name(volume, claim));
+    let own = own
+        .into_iter()
+        .enumerate()
+        .filter(|(_, volume)| !replaced_by_claim(volume));
+    let own = own.map(|(at, volume)| (VolumeOrigin::Template(at), volume));
     let (images, others): (Vec<_>, Vec<_>) = own.partition(|(_, volume)| is_image(volume));
     let claims = templates.claims.iter().enumerate().map(|(at, claim)| {
         let metadata = &claim["metadata"];
@@ -188,10 +195,10 @@ fn body(templates: &Templates) -> (Value, Vec<Origin>) {
                 "spec": claim["spec"],
             } },
         });
-        (Origin::Claim(at), volume)
+        (VolumeOrigin::Claim(at), volume)
     });
     let all = others.into_iter().chain(claims).chain(images);
-    let (origins, all): (Vec<Origin>, Vec<Value>) = all.unzip();
+    let (origins, all): (Vec<VolumeOrigin>, Vec<Value>) = all.unzip();
     if !all.is_empty() && template["spec"].is_object() {
         set(&mut template, &["spec", "volumes"], all.into());
     }
@@ -214,7 +221,7 @@ fn body(templates: &Templates) -> (Value, Vec<Origin>) {
 /// Whether the API server found something wrong with the template itself: a field that is invalid, or that it cannot
 /// read. Webhooks, policies and quotas refuse with the same codes, and may refuse the object that is made in the dry run
 /// for what a Pod has.
-fn is_mistake(status: &Status) -> bool {
+fn is_template_error(status: &Status) -> bool {
     let causes = status.details.as_ref().map(|details| details.causes.as_slice());
     let causes = causes.unwrap_or_default();
     match status.code {
@@ -228,7 +235,7 @@ fn is_mistake(status: &Status) -> bool {
 }
 
 /// Takes the volumes out of a template.
-fn volumes(template: &mut Value) -> Vec<Value> {
+fn take_volumes(template: &mut Value) -> Vec<Value> {
     let spec = template.get_mut("spec").and_then(Value::as_object_mut);
     match spec.and_then(|spec| spec.remove("volumes")) {
         Some(Value::Array(volumes)) => volumes,
@@ -236,80 +243,88 @@ fn volumes(template: &mut Value) -> Vec<Value> {
     }
 }
 
-fn read_back(asked: &Templates, origins: &[Origin], mut answer: Value, defaults: Defaults) -> Answer {
+fn apply_answer(
+    submitted: &Templates,
+    origins: &[VolumeOrigin],
+    mut answer: Value,
+    defaults: Defaulting,
+) -> DryRunResult {
     let mut template = answer.get_mut("template").map(Value::take).unwrap_or_default();
-    let mut all = ByName::of(volumes(&mut template));
-    let (mut claims, mut dropped) = (asked.claims.clone(), Vec::new());
+    let mut all = ByName::from_items(take_volumes(&mut template));
+    let (mut claims, mut dropped) = (submitted.claims.clone(), Vec::new());
     for (at, claim) in claims.iter_mut().enumerate() {
-        let mut volume = all.take(&claim["metadata"]).unwrap_or_default();
+        let mut volume = all.take_matching(&claim["metadata"]).unwrap_or_default();
         let spec = volume.pointer_mut("/ephemeral/volumeClaimTemplate/spec");
         let Some(mut spec) = spec.map(Value::take) else {
             dropped.push(format!("spec.volumeClaimTemplates[{at}]"));
             continue;
         };
-        stored::claim(&claim["spec"], &mut spec, defaults);
+        defaulting::remove_extra_claim_defaults(&claim["spec"], &mut spec, defaults);
         set(claim, &["spec"], spec);
     }
     // The others were not in the question.
-    let asked_about: BTreeSet<usize> = origins
+    let sent_volumes: BTreeSet<usize> = origins
         .iter()
         .filter_map(|origin| match origin {
-            Origin::Own(at) => Some(*at),
-            Origin::Claim(_) => None,
+            VolumeOrigin::Template(at) => Some(*at),
+            VolumeOrigin::Claim(_) => None,
         })
         .collect();
-    let own = asked.template["spec"]["volumes"].as_array().into_iter().flatten();
-    let others = own.enumerate().filter(|(at, _)| !asked_about.contains(at));
+    let own = submitted.template["spec"]["volumes"]
+        .as_array()
+        .into_iter()
+        .flatten();
+    let others = own.enumerate().filter(|(at, _)| !sent_volumes.contains(at));
     all.add(others.map(|(_, volume)| volume.clone()));
     let all = all.into_items();
     if !all.is_empty() {
         set(&mut template, &["spec", "volumes"], all.into());
     }
-    by_name::lists_as_asked(&asked.template, &mut template, &mut dropped);
-    stored::template(&asked.template, &mut template, defaults);
-    let mut unknown = lost(&asked.template, &template);
-    for (at, (before, after)) in asked.claims.iter().zip(&claims).enumerate() {
-        gone(
+    by_name::restore_lists(&submitted.template, &mut template, &mut dropped);
+    defaulting::remove_extra_defaults(&submitted.template, &mut template, defaults);
+    let mut unknown = dropped_fields(&submitted.template, &template);
+    for (at, (before, after)) in submitted.claims.iter().zip(&claims).enumerate() {
+        collect_dropped_fields(
             before,
             after,
             &format!("spec.volumeClaimTemplates[{at}]"),
             &mut unknown,
         );
     }
-    Answer::Good {
+    DryRunResult::Valid {
         templates: Templates {
             template,
             claims,
             ..Templates::default()
         },
-        unknown,
+        unknown_fields: unknown,
         dropped,
     }
 }
 
 /// Fields that say something in `before` and are not in `after`.
 #[must_use]
-pub fn lost(before: &Value, after: &Value) -> Vec<String> {
+pub fn dropped_fields(before: &Value, after: &Value) -> Vec<String> {
     let mut found = Vec::new();
-    gone(before, after, "spec.template", &mut found);
+    collect_dropped_fields(before, after, "spec.template", &mut found);
     found
 }
 
 /// Fields that were said and are not there any more.
-fn gone(before: &Value, after: &Value, path: &str, found: &mut Vec<String>) {
+fn collect_dropped_fields(before: &Value, after: &Value, path: &str, fields: &mut Vec<String>) {
     match (before, after) {
         (Value::Object(before), Value::Object(after)) => {
-            for (key, value) in before.iter().filter(|(_, value)| says_something(value)) {
+            for (key, value) in before.iter().filter(|(_, value)| is_set(value)) {
                 let path = format!("{path}.{key}");
                 match after.get(key) {
-                    Some(after) => gone(value, after, &path, found),
-                    None => found.push(path),
+                    Some(after) => collect_dropped_fields(value, after, &path, fields),
+                    None => fields.push(path),
                 }
             }
         }
         (Value::Array(before), Value::Array(after)) => {
             for (at, (before, after)) in before.iter().zip(after).enumerate() {
-                gone(before, after, &format!("{path}[{at}]"), found);
+                collect_dropped_fields(before, after, &format!("{path}[{at}]"), fields);
             }
         }
         _ => {}
@@ -317,38 +332,38 @@ fn gone(before: &Value, after: &Value, path: &str, found: &mut Vec<String>) {
 }
 
 /// Go leaves out what is null, empty, zero or false.
-fn says_something(value: &Value) -> bool {
+fn is_set(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => false,
         Value::Number(number) => number.as_f64() != Some(0.0),
         Value::String(text) => !text.is_empty(),
         Value::Array(items) => !items.is_empty(),
-        Value::Object(fields) => fields.values().any(says_something),
+        Value::Object(fields) => fields.values().any(is_set),
         Value::Bool(true) => true,
     }
 }
 
 /// What is wrong, with the fields where the user has them.
-fn in_words(status: &Status, asked: &Templates, origins: &[Origin]) -> String {
+fn error_message(status: &Status, submitted: &Templates, origins: &[VolumeOrigin]) -> String {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     let causes: Vec<_> = causes
-        .map(|cause| format!("{}: {}", place(&cause.field, origins), cause.message))
+        .map(|cause| format!("{}: {}", user_field_path(&cause.field, origins), cause.message))
         .collect();
     match causes.is_empty() {
-        true => undecodable(&status.message, asked),
+        true => decode_error_message(&status.message, submitted),
         false => causes.join("; "),
     }
 }
 
 /// Why an object of that form is none: with types of fields, without indexes, and claims are volumes in it.
-fn undecodable(message: &str, asked: &Templates) -> String {
+fn decode_error_message(message: &str, submitted: &Templates) -> String {
     // Some releases name what is embedded in a type.
     const CLAIMS: [&str; 2] = [
         "template.spec.volumes.VolumeSource.ephemeral.volumeClaimTemplate.",
         "template.spec.volumes.ephemeral.volumeClaimTemplate.",
     ];
     const NAME: &str = "template.spec.volumes.name ";
-    let own = asked.template["spec"]["volumes"].as_array();
+    let own = submitted.template["spec"]["volumes"].as_array();
     let own = own.map_or(&[][..], Vec::as_slice);
     let none = |wrong: fn(&Value) -> bool| !own.iter().any(wrong);
     let claims = CLAIMS.iter().find(|claims| message.contains(**claims));
@@ -370,15 +385,15 @@ fn undecodable(message: &str, asked: &Templates) -> String {
 }
 
 /// Where a field of the `PodTemplate` comes from.
-fn place(field: &str, origins: &[Origin]) -> String {
+fn user_field_path(field: &str, origins: &[VolumeOrigin]) -> String {
     const VOLUMES: &str = "template.spec.volumes[";
     let inside = field.strip_prefix(VOLUMES).and_then(|rest| rest.split_once(']'));
     let Some((at, rest)) = inside.and_then(|(at, rest)| Some((at.parse::<usize>().ok()?, rest))) else {
         return format!("spec.{field}");
     };
     match origins.get(at) {
-        Some(Origin::Own(own)) => format!("spec.{VOLUMES}{own}]{rest}"),
-        Some(Origin::Claim(claim)) => {
+        Some(VolumeOrigin::Template(own)) => format!("spec.{VOLUMES}{own}]{rest}"),
+        Some(VolumeOrigin::Claim(claim)) => {
             let rest = match rest.strip_prefix(".ephemeral.volumeClaimTemplate") {
                 Some(rest) => rest.to_owned(),
                 None => rest.replacen(".name", ".metadata.name", 1),

@@ -11,75 +11,75 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Error, later};
+use super::{Error, instant_after};
 use kruise_api::backoff::Backoff;
 use kruise_ops::Progress;
 use kruise_ops::metrics::metrics;
-use kruise_ops::panics::{Panicked, isolated, isolated_now};
-use kruise_ops::progress::Step;
+use kruise_ops::panics::{Panicked, catch_panic, catch_panic_sync};
+use kruise_ops::progress::ProgressStep;
 
 /// After failures.
-pub(super) const RETRY: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
+pub(super) const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
 /// Longest pause that the API server may ask for.
-const LONGEST_ASKED: Duration = Duration::from_secs(300);
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 /// Longest time that one key may be worked on: far above the sum of its calls' own deadlines.
-const PASS: Duration = Duration::from_secs(120);
+const RECONCILE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// When to look at a key again although nothing has changed; `None` when there is no need.
-pub type Again = Option<Duration>;
+pub type RequeueAfter = Option<Duration>;
 
 /// What the queue needs to know of a pass that failed.
 #[derive(Debug)]
-pub struct Failure {
-    words: String,
+pub struct ReconcileError {
+    message: String,
     /// How long the other side asked us to wait.
-    asked: Option<Duration>,
+    retry_after: Option<Duration>,
     /// Whether it is part of ordinary life: somebody else was quicker.
-    ordinary: bool,
+    expected: bool,
 }
 
-impl Failure {
+impl ReconcileError {
     /// A failure that somebody should look at if it goes on.
     #[must_use]
-    pub fn new(words: String) -> Self {
+    pub fn new(message: String) -> Self {
         Self {
-            words,
-            asked: None,
-            ordinary: false,
+            message,
+            retry_after: None,
+            expected: false,
         }
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for ReconcileError {
     fn from(error: Error) -> Self {
         Self {
-            words: error.to_string(),
-            asked: error.retry_after(),
-            ordinary: error.conflict() || error.not_found(),
+            message: error.to_string(),
+            retry_after: error.retry_after(),
+            expected: error.conflict() || error.not_found(),
         }
     }
 }
 
-impl From<Panicked> for Failure {
+impl From<Panicked> for ReconcileError {
     fn from(panicked: Panicked) -> Self {
         Self::new(panicked.to_string())
     }
 }
 
 /// What can be worked on by the name that it has in the log.
-pub trait Named: Clone + Eq + Hash + Ord + Display + Send + 'static {}
-impl<K: Clone + Eq + Hash + Ord + Display + Send + 'static> Named for K {}
+pub trait QueueKey: Clone + Eq + Hash + Ord + Display + Send + 'static {}
+impl<K: Clone + Eq + Hash + Ord + Display + Send + 'static> QueueKey for K {}
 
 /// One pass over a key.
-pub trait Pass: Future<Output = Result<Again, Self::Error>> + Send + 'static {
+pub trait ReconcileFuture: Future<Output = Result<RequeueAfter, Self::Error>> + Send + 'static {
     /// Why it failed.
-    type Error: Into<Failure> + Send + 'static;
+    type Error: Into<ReconcileError> + Send + 'static;
 }
 
-impl<F, E> Pass for F
+impl<F, E> ReconcileFuture for F
 where
-    F: Future<Output = Result<Again, E>> + Send + 'static,
-    E: Into<Failure> + Send + 'static,
+    F: Future<Output = Result<RequeueAfter, E>> + Send + 'static,
+    E: Into<ReconcileError> + Send + 'static,
 {
     type Error = E;
 }
@@ -96,82 +96,86 @@ pub async fn run<K, W, F>(
     workers: usize,
     progress: &Progress,
     shutdown: CancellationToken,
-    work: W,
+    reconcile: W,
 ) where
-    K: Named,
+    K: QueueKey,
     W: Fn(K) -> F,
-    F: Pass,
+    F: ReconcileFuture,
 {
-    let hangs = Hangs {
+    let hang_detection = HangDetection {
         name,
         progress: progress.clone(),
-        pass: PASS,
+        timeout: RECONCILE_TIMEOUT,
     };
-    drive(keys, workers, &shutdown, hangs, work).await;
+    run_workers(keys, workers, &shutdown, hang_detection, reconcile).await;
 }
 
 /// A key and what came of the work on it; `None` when it was broken off.
-type Ended<K> = (K, Option<Result<Again, Failure>>);
+type Finished<K> = (K, Option<Result<RequeueAfter, ReconcileError>>);
 
 /// What is done about work that hangs.
-struct Hangs {
+struct HangDetection {
     name: &'static str,
     progress: Progress,
     /// Longest time that one key may be worked on.
-    pass: Duration,
+    timeout: Duration,
 }
 
-async fn drive<K, W, F>(
+async fn run_workers<K, W, F>(
     mut keys: mpsc::UnboundedReceiver<K>,
     workers: usize,
     shutdown: &CancellationToken,
-    hangs: Hangs,
-    work: W,
+    hang_detection: HangDetection,
+    reconcile: W,
 ) where
-    K: Named,
+    K: QueueKey,
     W: Fn(K) -> F,
-    F: Pass,
+    F: ReconcileFuture,
 {
-    let Hangs { name, progress, pass } = hangs;
+    let HangDetection {
+        name,
+        progress,
+        timeout: pass,
+    } = hang_detection;
     let mut queue: Queue<K> = Queue::default();
-    let mut running: JoinSet<Ended<K>> = JoinSet::new();
+    let mut workers_running: JoinSet<Finished<K>> = JoinSet::new();
     // A step lasts until work on its key has ended by itself, however often it is broken off.
-    let mut steps: HashMap<K, Step> = HashMap::new();
+    let mut steps: HashMap<K, ProgressStep> = HashMap::new();
     let depth = metrics()
         .queue_depth
         .get_or_create_owned(&[("name", name.to_owned())]);
-    let _empty = Empties(&depth);
+    let _reset_depth = ResetDepthOnDrop(&depth);
     loop {
-        while running.len() < workers.max(1) {
+        while workers_running.len() < workers.max(1) {
             let Some(key) = queue.next(Instant::now()) else {
                 break;
             };
             let begin = || progress.begin(name, format!("work on {key}"), pass * 2);
             steps.entry(key.clone()).or_insert_with(begin);
-            let begun = isolated_now(name, &key, || work(key.clone()));
-            running.spawn(async move {
-                let ended = match begun {
-                    Ok(work) => one(name, key.clone(), pass, work).await,
+            let started = catch_panic_sync(name, &key, || reconcile(key.clone()));
+            workers_running.spawn(async move {
+                let ended = match started {
+                    Ok(work) => reconcile_one(name, key.clone(), pass, work).await,
                     Err(panicked) => Some(Err(panicked.into())),
                 };
                 (key, ended)
             });
         }
-        depth.set(i64::try_from(queue.due.len()).unwrap_or(i64::MAX));
-        let wake = queue
-            .wake()
-            .unwrap_or_else(|| later(Instant::now(), Duration::from_secs(3600)));
-        let free = running.len() < workers.max(1);
+        depth.set(i64::try_from(queue.ready.len()).unwrap_or(i64::MAX));
+        let next_due = queue
+            .next_due()
+            .unwrap_or_else(|| instant_after(Instant::now(), Duration::from_secs(3600)));
+        let has_free_worker = workers_running.len() < workers.max(1);
         tokio::select! {
             () = shutdown.cancelled() => return,
             key = keys.recv() => match key {
                 Some(key) => queue.add(key),
                 None => return,
             },
-            Some(ended) = running.join_next() => match ended {
+            Some(ended) = workers_running.join_next() => match ended {
                 Ok((key, Some(result))) => {
                     steps.remove(&key);
-                    settle(name, &mut queue, key, result);
+                    record_result(name, &mut queue, key, result);
                 }
                 Ok((key, None)) => {
                     tracing::error!(name, %key, after = ?pass, "reconcile did not finish in time; restarting it");
@@ -180,19 +184,19 @@ async fn drive<K, W, F>(
                 // Passes do not panic and are not aborted; a key that stays marked as running is never reconciled.
                 Err(error) => { tracing::error!(name, %error, "controller stopped: a task of it was lost"); return; }
             },
-            () = tokio::time::sleep_until(wake), if free => {}
+            () = tokio::time::sleep_until(next_due), if has_free_worker => {}
         }
     }
 }
 
 /// One pass over a key; `None` when it did not end within `limit`.
-async fn one<F: Pass>(
+async fn reconcile_one<F: ReconcileFuture>(
     name: &'static str,
     key: impl Display,
-    limit: Duration,
+    timeout: Duration,
     work: F,
-) -> Option<Result<Again, Failure>> {
-    let pass = tokio::time::timeout(limit, isolated(name, key, work));
+) -> Option<Result<RequeueAfter, ReconcileError>> {
+    let pass = tokio::time::timeout(timeout, catch_panic(name, key, work));
     Some(match pass.await.ok()? {
         Ok(result) => result.map_err(Into::into),
         Err(panicked) => Err(panicked.into()),
@@ -200,27 +204,32 @@ async fn one<F: Pass>(
 }
 
 /// Nothing waits in a queue that has ended, however it ended.
-struct Empties<'a>(&'a Gauge);
+struct ResetDepthOnDrop<'a>(&'a Gauge);
 
-impl Drop for Empties<'_> {
+impl Drop for ResetDepthOnDrop<'_> {
     fn drop(&mut self) {
         self.0.set(0);
     }
 }
 
-fn settle<K: Named>(name: &str, queue: &mut Queue<K>, key: K, result: Result<Again, Failure>) {
+fn record_result<K: QueueKey>(
+    name: &str,
+    queue: &mut Queue<K>,
+    key: K,
+    result: Result<RequeueAfter, ReconcileError>,
+) {
     let now = Instant::now();
     match result {
-        Ok(again) => queue.done(&key, again, now),
+        Ok(requeue_after) => queue.done(&key, requeue_after, now),
         Err(error) => {
-            let pause = queue.failed(&key, error.asked, now);
+            let pause = queue.add_rate_limited(&key, error.retry_after, now);
             let retries = &metrics().queue_retries;
             retries.get_or_create(&[("name", name.to_owned())]).inc();
-            let words = error.words;
-            if error.ordinary {
-                tracing::debug!(name, %key, error = words, ?pause, "not ready yet; will retry");
+            let message = error.message;
+            if error.expected {
+                tracing::debug!(name, %key, error = message, ?pause, "not ready yet; will retry");
             } else {
-                tracing::warn!(name, %key, error = words, ?pause, "reconcile failed; will retry");
+                tracing::warn!(name, %key, error = message, ?pause, "reconcile failed; will retry");
             }
         }
     }
@@ -228,25 +237,25 @@ fn settle<K: Named>(name: &str, queue: &mut Queue<K>, key: K, result: Result<Aga
 
 /// Which keys are due, which are being worked on, and which come later.
 struct Queue<K> {
-    due: VecDeque<K>,
+    ready: VecDeque<K>,
     queued: HashSet<K>,
     running: HashSet<K>,
     /// Arrived while running.
-    repeat: HashSet<K>,
-    later: BTreeSet<(Instant, K)>,
-    when: HashMap<K, Instant>,
+    requeue_when_done: HashSet<K>,
+    delayed: BTreeSet<(Instant, K)>,
+    due_at: HashMap<K, Instant>,
     failures: HashMap<K, u32>,
 }
 
 impl<K> Default for Queue<K> {
     fn default() -> Self {
         Self {
-            due: VecDeque::new(),
+            ready: VecDeque::new(),
             queued: HashSet::new(),
             running: HashSet::new(),
-            repeat: HashSet::new(),
-            later: BTreeSet::new(),
-            when: HashMap::new(),
+            requeue_when_done: HashSet::new(),
+            delayed: BTreeSet::new(),
+            due_at: HashMap::new(),
             failures: HashMap::new(),
         }
     }
@@ -255,60 +264,60 @@ impl<K> Default for Queue<K> {
 impl<K: Clone + Eq + Hash + Ord> Queue<K> {
     fn add(&mut self, key: K) {
         if self.running.contains(&key) {
-            self.repeat.insert(key);
+            self.requeue_when_done.insert(key);
         } else if self.queued.insert(key.clone()) {
-            self.forget_later(&key);
-            self.due.push_back(key);
+            self.cancel_delayed(&key);
+            self.ready.push_back(key);
         }
     }
 
     fn next(&mut self, now: Instant) -> Option<K> {
-        while self.later.first().is_some_and(|(at, _)| *at <= now) {
-            if let Some((_, key)) = self.later.pop_first() {
-                self.when.remove(&key);
+        while self.delayed.first().is_some_and(|(at, _)| *at <= now) {
+            if let Some((_, key)) = self.delayed.pop_first() {
+                self.due_at.remove(&key);
                 self.add(key);
             }
         }
-        let key = self.due.pop_front()?;
+        let key = self.ready.pop_front()?;
         self.queued.remove(&key);
         self.running.insert(key.clone());
         Some(key)
     }
 
-    fn wake(&self) -> Option<Instant> {
-        self.later.first().map(|(at, _)| *at)
+    fn next_due(&self) -> Option<Instant> {
+        self.delayed.first().map(|(at, _)| *at)
     }
 
-    fn done(&mut self, key: &K, again: Again, now: Instant) {
+    fn done(&mut self, key: &K, requeue_after: RequeueAfter, now: Instant) {
         self.failures.remove(key);
-        self.stop(key, again.map(|after| later(now, after)));
+        self.finish(key, requeue_after.map(|after| instant_after(now, after)));
     }
 
-    fn failed(&mut self, key: &K, asked: Option<Duration>, now: Instant) -> Duration {
+    fn add_rate_limited(&mut self, key: &K, retry_after: Option<Duration>, now: Instant) -> Duration {
         let count = self.failures.entry(key.clone()).or_default();
-        let doubled = RETRY.pause(*count);
+        let backoff = RETRY_BACKOFF.delay(*count);
         *count = count.saturating_add(1);
-        let pause = doubled.max(asked.unwrap_or_default().min(LONGEST_ASKED));
+        let pause = backoff.max(retry_after.unwrap_or_default().min(MAX_RETRY_AFTER));
         // What arrived meanwhile waits as well, or a failing key would spin with its own events.
-        self.repeat.remove(key);
-        self.stop(key, Some(later(now, pause)));
+        self.requeue_when_done.remove(key);
+        self.finish(key, Some(instant_after(now, pause)));
         pause
     }
 
-    fn stop(&mut self, key: &K, again: Option<Instant>) {
+    fn finish(&mut self, key: &K, requeue_at: Option<Instant>) {
         self.running.remove(key);
-        if self.repeat.remove(key) {
+        if self.requeue_when_done.remove(key) {
             self.add(key.clone());
-        } else if let Some(at) = again {
-            self.forget_later(key);
-            self.when.insert(key.clone(), at);
-            self.later.insert((at, key.clone()));
+        } else if let Some(at) = requeue_at {
+            self.cancel_delayed(key);
+            self.due_at.insert(key.clone(), at);
+            self.delayed.insert((at, key.clone()));
         }
     }
 
-    fn forget_later(&mut self, key: &K) {
-        if let Some(at) = self.when.remove(key) {
-            self.later.remove(&(at, key.clone()));
+    fn cancel_delayed(&mut self, key: &K) {
+        if let Some(at) = self.due_at.remove(key) {
+            self.delayed.remove(&(at, key.clone()));
         }
     }
 }
@@ -322,17 +331,17 @@ mod tests {
     use proptest::prelude::*;
 
     /// Runs `work` on these keys until it says that it is over; which keys it was called for, in order.
-    async fn worked<F: Pass>(
+    async fn run_queue<F: ReconcileFuture>(
         keys: &[&str],
-        work: impl Fn(String, usize, CancellationToken) -> F,
+        reconcile: impl Fn(String, usize, CancellationToken) -> F,
     ) -> Vec<String> {
         let (keys_tx, keys_rx) = mpsc::unbounded_channel();
         for key in keys {
             keys_tx.send((*key).to_owned()).unwrap();
         }
-        let (progress, over) = (Progress::default(), CancellationToken::new());
+        let (progress, stop) = (Progress::default(), CancellationToken::new());
         let calls: Arc<Mutex<Vec<String>>> = Arc::default();
-        let (shutdown, seen) = (over.clone(), Arc::clone(&calls));
+        let (shutdown, recorded) = (stop.clone(), Arc::clone(&calls));
         run(
             "queue test",
             keys_rx,
@@ -340,11 +349,11 @@ mod tests {
             &progress,
             shutdown,
             move |key: String| {
-                let mut calls = seen.lock().unwrap();
+                let mut calls = recorded.lock().unwrap();
                 calls.push(key.clone());
                 let nth = calls.iter().filter(|called| **called == key).count();
                 drop(calls);
-                work(key, nth, over.clone())
+                reconcile(key, nth, stop.clone())
             },
         )
         .await;
@@ -354,15 +363,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_panic_in_a_pass_is_a_failure_of_that_key_alone() {
+    async fn panic_in_reconcile_retries_only_that_key() {
         let start = Instant::now();
-        let calls = worked(&["bad", "good"], |key, nth, over| async move {
+        let calls = run_queue(&["bad", "good"], |key, nth, over| async move {
             match (key.as_str(), nth) {
                 ("bad", 1..4) => panic!("index out of bounds"),
                 ("bad", _) => over.cancel(),
                 _ => {}
             }
-            Ok::<_, Failure>(None)
+            Ok::<_, ReconcileError>(None)
         })
         .await;
         assert_eq!(calls, ["bad", "good", "bad", "bad", "bad"]);
@@ -380,14 +389,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_panic_before_a_pass_begins_is_a_failure_of_that_key_alone() {
-        let calls = worked(&["bad", "good"], |key, nth, over| {
+    async fn panic_before_reconcile_retries_only_that_key() {
+        let calls = run_queue(&["bad", "good"], |key, nth, over| {
             assert!(key != "bad" || nth > 1, "cannot begin");
             async move {
                 if key == "bad" {
                     over.cancel();
                 }
-                Ok::<_, Failure>(None)
+                Ok::<_, ReconcileError>(None)
             }
         })
         .await;
@@ -395,39 +404,42 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_wake_up_beyond_the_end_of_the_clock_is_none() {
-        let calls = worked(&["far", "other"], |key, _, over| async move {
+    async fn requeue_beyond_the_clock_range_is_bounded() {
+        let calls = run_queue(&["far", "other"], |key, _, over| async move {
             if key == "other" {
                 over.cancel();
             }
-            Ok::<_, Failure>(Some(Duration::MAX))
+            Ok::<_, ReconcileError>(Some(Duration::MAX))
         })
         .await;
         assert_eq!(calls, ["far", "other"]);
     }
 
     #[test]
-    fn a_pause_that_the_api_server_asks_for_is_bounded() {
+    fn retry_after_of_the_api_server_is_bounded() {
         let mut queue: Queue<u8> = Queue::default();
         queue.add(1);
         let now = Instant::now();
         queue.next(now);
-        assert_eq!(queue.failed(&1, Some(Duration::MAX), now), LONGEST_ASKED);
-        assert_eq!(queue.wake(), Some(now + LONGEST_ASKED));
+        assert_eq!(
+            queue.add_rate_limited(&1, Some(Duration::MAX), now),
+            MAX_RETRY_AFTER
+        );
+        assert_eq!(queue.next_due(), Some(now + MAX_RETRY_AFTER));
     }
 
     #[tokio::test]
-    async fn work_that_hangs_is_begun_anew_and_told_until_it_ends() {
+    async fn hanging_reconcile_is_restarted_and_reported() {
         let (keys_tx, keys) = mpsc::unbounded_channel();
         let (progress, shutdown) = (Progress::default(), CancellationToken::new());
-        let hangs = Hangs {
+        let hang_detection = HangDetection {
             name: "controller",
             progress: progress.clone(),
-            pass: Duration::from_millis(10),
+            timeout: Duration::from_millis(10),
         };
-        let begun = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
-        let (counter, end) = (std::sync::Arc::clone(&begun), shutdown.clone());
-        let work = move |_: String| {
+        let started = std::sync::Arc::new(std::sync::atomic::AtomicU32::new(0));
+        let (counter, end) = (std::sync::Arc::clone(&started), shutdown.clone());
+        let reconcile = move |_: String| {
             let (nth, end) = (
                 counter.fetch_add(1, std::sync::atomic::Ordering::SeqCst),
                 end.clone(),
@@ -437,24 +449,24 @@ mod tests {
                     std::future::pending::<()>().await;
                 }
                 end.cancel();
-                Ok::<_, Failure>(None)
+                Ok::<_, ReconcileError>(None)
             }
         };
         keys_tx.send("stuck".to_owned()).unwrap();
-        let drive = drive(keys, 1, &shutdown, hangs, work);
+        let drive = run_workers(keys, 1, &shutdown, hang_detection, reconcile);
         let watch = async {
-            while begun.load(std::sync::atomic::Ordering::SeqCst) < 3 {
+            while started.load(std::sync::atomic::Ordering::SeqCst) < 3 {
                 tokio::task::yield_now().await;
             }
             // Broken off twice, and still the step that began first.
             let hour = std::time::Instant::now() + Duration::from_secs(3600);
-            progress.late_at(hour)
+            progress.overdue_at(hour)
         };
         let both = async { tokio::join!(drive, watch) };
-        let ((), told) = tokio::time::timeout(Duration::from_secs(30), both).await.unwrap();
+        let ((), report) = tokio::time::timeout(Duration::from_secs(30), both).await.unwrap();
         assert!(
-            told.starts_with("controller: work on stuck has been running for 3600 s"),
-            "{told}"
+            report.starts_with("controller: work on stuck has been running for 3600 s"),
+            "{report}"
         );
     }
 
@@ -497,13 +509,13 @@ mod tests {
                     },
                     Op::Fail(k) => if running.remove(&k) {
                         owed.insert(k);
-                        queue.failed(&k, None, now);
+                        queue.add_rate_limited(&k, None, now);
                     },
                     Op::Pass(s) => now += Duration::from_secs(s),
                 }
             }
             for k in running.drain().collect::<Vec<_>>() { queue.done(&k, None, now); }
-            now += RETRY.longest();
+            now += RETRY_BACKOFF.max_delay();
             while let Some(k) = queue.next(now) { owed.remove(&k); queue.done(&k, None, now); }
             prop_assert!(owed.is_empty(), "never worked on: {owed:?}");
         }

@@ -3,8 +3,8 @@
 //! A mirror keeps the projection of each object and tells its subscribers of each change. The objects
 //! themselves are dropped at the watch, so a node of a thousand Pods costs kilobytes.
 
-mod follow;
-mod readable;
+mod lenient;
+mod reflector;
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -18,13 +18,13 @@ use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 use tokio::sync::{mpsc, watch};
 
-use self::follow::Follower;
-pub use self::readable::Form;
-use self::readable::Named;
-pub(super) use self::readable::Readable;
-use super::Events;
-use kruise_ops::panics::{Panicked, isolated_now};
-use kruise_ops::watches::Watch;
+pub(super) use self::lenient::Lenient;
+use self::lenient::ObjectIdentity;
+pub use self::lenient::ObjectView;
+use self::reflector::Reflector;
+use super::EventRecorder;
+use kruise_ops::panics::{Panicked, catch_panic_sync};
+use kruise_ops::watches::WatchHandle;
 
 /// Names an object of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,7 +45,7 @@ impl Key {
     }
 
     /// The key of a cluster-wide object.
-    pub fn cluster(name: impl Into<String>) -> Self {
+    pub fn cluster_scoped(name: impl Into<String>) -> Self {
         Self {
             namespace: None,
             name: name.into(),
@@ -53,7 +53,7 @@ impl Key {
     }
 
     /// The key of `object`.
-    pub fn of<K: kube::Resource>(object: &K) -> Self {
+    pub fn from_object<K: kube::Resource>(object: &K) -> Self {
         Self {
             namespace: object.namespace(),
             name: object.name_any(),
@@ -92,7 +92,7 @@ impl<T> Clone for Change<T> {
 }
 
 struct State<T> {
-    objects: HashMap<Key, Kept<T>>,
+    objects: HashMap<Key, StoreEntry<T>>,
     /// Length of all of them.
     bytes: usize,
     subscribers: Vec<mpsc::UnboundedSender<Change<T>>>,
@@ -108,19 +108,19 @@ impl<T> State<T> {
     }
 }
 
-struct Kept<T> {
+struct StoreEntry<T> {
     object: Arc<T>,
     /// Length of the object as the API server sent it.
     bytes: usize,
 }
 
 /// What is known of a kind; clones share it.
-pub struct Mirror<T> {
+pub struct Store<T> {
     state: Arc<RwLock<State<T>>>,
     synced: watch::Receiver<bool>,
 }
 
-impl<T> Clone for Mirror<T> {
+impl<T> Clone for Store<T> {
     fn clone(&self) -> Self {
         Self {
             state: Arc::clone(&self.state),
@@ -129,11 +129,14 @@ impl<T> Clone for Mirror<T> {
     }
 }
 
-impl<T> Mirror<T> {
+impl<T> Store<T> {
     /// The object of that key.
     #[must_use]
     pub fn get(&self, key: &Key) -> Option<Arc<T>> {
-        self.read().objects.get(key).map(|kept| Arc::clone(&kept.object))
+        self.read()
+            .objects
+            .get(key)
+            .map(|entry| Arc::clone(&entry.object))
     }
 
     /// All objects, in no order.
@@ -142,7 +145,7 @@ impl<T> Mirror<T> {
         self.read()
             .objects
             .values()
-            .map(|kept| Arc::clone(&kept.object))
+            .map(|entry| Arc::clone(&entry.object))
             .collect()
     }
 
@@ -152,7 +155,7 @@ impl<T> Mirror<T> {
         self.read()
             .objects
             .iter()
-            .map(|(key, kept)| (key.clone(), Arc::clone(&kept.object)))
+            .map(|(key, entry)| (key.clone(), Arc::clone(&entry.object)))
             .collect()
     }
 
@@ -173,12 +176,12 @@ impl<T> Mirror<T> {
     pub fn subscribe(&self) -> mpsc::UnboundedReceiver<Change<T>> {
         let (tx, rx) = mpsc::unbounded_channel();
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        for (key, kept) in &state.objects {
+        for (key, entry) in &state.objects {
             // The receiver is in our hands, so the send cannot fail.
             let _ = tx.send(Change {
                 key: key.clone(),
                 old: None,
-                new: Some(Arc::clone(&kept.object)),
+                new: Some(Arc::clone(&entry.object)),
             });
         }
         state.subscribers.push(tx);
@@ -192,7 +195,7 @@ impl<T> Mirror<T> {
     }
 
     /// Waits until the first list is complete. Without a deadline: callers serve health meanwhile.
-    pub async fn synced(&self) {
+    pub async fn wait_until_synced(&self) {
         // The sender lives in the watch task; when that is gone the process is ending.
         let _ = self.synced.clone().wait_for(|synced| *synced).await;
     }
@@ -203,12 +206,12 @@ impl<T> Mirror<T> {
 }
 
 #[cfg(any(test, feature = "testing"))]
-impl<T> Mirror<T> {
+impl<T> Store<T> {
     /// A mirror that holds these for ever.
-    pub fn of(objects: impl IntoIterator<Item = (Key, T)>) -> Self {
+    pub fn from_objects(objects: impl IntoIterator<Item = (Key, T)>) -> Self {
         let objects = objects.into_iter().map(|(key, object)| {
             let object = Arc::new(object);
-            (key, Kept { object, bytes: 0 })
+            (key, StoreEntry { object, bytes: 0 })
         });
         let state = State {
             objects: objects.collect(),
@@ -225,49 +228,49 @@ impl<T> Mirror<T> {
 /// an object out), and the task that keeps it up to date. The task never ends: what fails is tried again, after 0.2 s at
 /// first and 30 s at most, or when the API server asks for it. `watch` is told how it goes, and `events` of objects that
 /// cannot be read.
-pub(super) fn mirror<R, T, F>(
+pub(super) fn new_reflector<R, T, F>(
     api: Api<R::Kind>,
-    selected: ListParams,
-    events: Option<Events>,
-    watch: Option<Watch>,
+    list_params: ListParams,
+    events: Option<EventRecorder>,
+    watch: Option<WatchHandle>,
     project: F,
-) -> (Mirror<T>, BoxFuture<'static, ()>)
+) -> (Store<T>, BoxFuture<'static, ()>)
 where
-    R: Form + DeserializeOwned + 'static,
+    R: ObjectView + DeserializeOwned + 'static,
     T: PartialEq + Send + Sync + 'static,
     F: Fn(R) -> Option<T> + Send + 'static,
 {
     let state = Arc::new(RwLock::new(State::new()));
     let (synced_tx, synced) = watch::channel(false);
-    let mirror = Mirror {
+    let store = Store {
         state: Arc::clone(&state),
         synced,
     };
-    let store = Box::new(Intake {
-        keeper: Keeper {
+    let sink = Box::new(ObjectDecoder {
+        writer: StoreWriter {
             state,
             project,
-            seen: HashSet::new(),
+            listed_keys: HashSet::new(),
         },
         events,
         form: PhantomData::<fn() -> R>,
     });
     // Boxed, for it is large, and often part of another future.
-    let task = Box::pin(Follower::new(api, selected, store, synced_tx, watch).run());
-    (mirror, task)
+    let task = Box::pin(Reflector::new(api, list_params, sink, synced_tx, watch).run());
+    (store, task)
 }
 
 /// What the objects of a list and its watches are written into, as the API server sends them. One [`Follower`] serves all
 /// kinds.
-trait Store: Send {
+trait ObjectSink: Send {
     /// A list begins.
     fn begin_list(&mut self);
     /// The list in progress has this object.
-    fn listed(&mut self, text: &RawValue) -> serde_json::Result<()>;
+    fn add_listed(&mut self, text: &RawValue) -> serde_json::Result<()>;
     /// The list is complete: what was not in it has gone.
     fn end_list(&mut self);
     /// An object has come or changed; its version.
-    fn put(&mut self, text: &RawValue) -> serde_json::Result<Option<String>>;
+    fn upsert(&mut self, text: &RawValue) -> serde_json::Result<Option<String>>;
     /// An object has gone; its version.
     fn remove(&mut self, text: &RawValue) -> serde_json::Result<Option<String>>;
     /// Length of all objects that are kept, as the API server sent them.
@@ -275,16 +278,16 @@ trait Store: Send {
 }
 
 /// Reads objects as an `R`, and says of those that cannot be taken in.
-struct Intake<R, T, F> {
-    keeper: Keeper<T, F>,
-    events: Option<Events>,
+struct ObjectDecoder<R, T, F> {
+    writer: StoreWriter<T, F>,
+    events: Option<EventRecorder>,
     form: PhantomData<fn() -> R>,
 }
 
-impl<R: Form, T, F> Intake<R, T, F> {
-    fn check(&self, named: &Named, taken: Result<(), Panicked>) {
-        if let Err(panic) = taken {
-            named.unreadable::<R>(
+impl<R: ObjectView, T, F> ObjectDecoder<R, T, F> {
+    fn report_panic(&self, named: &ObjectIdentity, result: Result<(), Panicked>) {
+        if let Err(panic) = result {
+            named.report_unreadable::<R>(
                 self.events.as_ref(),
                 &format!("cannot process this object, so it counts as it was until it is changed: {panic}"),
             );
@@ -292,96 +295,100 @@ impl<R: Form, T, F> Intake<R, T, F> {
     }
 }
 
-impl<R, T, F> Store for Intake<R, T, F>
+impl<R, T, F> ObjectSink for ObjectDecoder<R, T, F>
 where
-    R: Form + DeserializeOwned,
+    R: ObjectView + DeserializeOwned,
     T: PartialEq + Send + Sync,
     F: Fn(R) -> Option<T> + Send,
 {
     fn begin_list(&mut self) {
-        self.keeper.begin_list();
+        self.writer.begin_list();
     }
 
-    fn listed(&mut self, text: &RawValue) -> serde_json::Result<()> {
-        let object: Readable<R> = serde_json::from_str(text.get())?;
-        let (key, named, bytes) = (object.key(), object.named(), object.bytes());
-        let taken = self.keeper.listed(key, object.read(self.events.as_ref()), bytes);
-        self.check(&named, taken);
+    fn add_listed(&mut self, text: &RawValue) -> serde_json::Result<()> {
+        let object: Lenient<R> = serde_json::from_str(text.get())?;
+        let (key, named, bytes) = (object.key(), object.identity(), object.bytes());
+        let result = self
+            .writer
+            .add_listed(key, object.ok_or_report(self.events.as_ref()), bytes);
+        self.report_panic(&named, result);
         Ok(())
     }
 
     fn end_list(&mut self) {
-        self.keeper.end_list();
+        self.writer.end_list();
     }
 
-    fn put(&mut self, text: &RawValue) -> serde_json::Result<Option<String>> {
-        let object: Readable<R> = serde_json::from_str(text.get())?;
-        let (key, named, bytes) = (object.key(), object.named(), object.bytes());
+    fn upsert(&mut self, text: &RawValue) -> serde_json::Result<Option<String>> {
+        let object: Lenient<R> = serde_json::from_str(text.get())?;
+        let (key, named, bytes) = (object.key(), object.identity(), object.bytes());
         let version = object.version();
-        let taken = self.keeper.put(key, object.read(self.events.as_ref()), bytes);
-        self.check(&named, taken);
+        let result = self
+            .writer
+            .upsert(key, object.ok_or_report(self.events.as_ref()), bytes);
+        self.report_panic(&named, result);
         Ok(version)
     }
 
     fn remove(&mut self, text: &RawValue) -> serde_json::Result<Option<String>> {
-        let object: Readable<R> = serde_json::from_str(text.get())?;
-        self.keeper.set(object.key(), None, 0);
+        let object: Lenient<R> = serde_json::from_str(text.get())?;
+        self.writer.set(object.key(), None, 0);
         Ok(object.version())
     }
 
     fn bytes(&self) -> usize {
-        self.keeper.bytes()
+        self.writer.bytes()
     }
 }
 
 /// Applies watch events to the state.
-struct Keeper<T, F> {
+struct StoreWriter<T, F> {
     state: Arc<RwLock<State<T>>>,
     project: F,
     /// The keys of the list in progress; what is not among them at its end has gone meanwhile.
-    seen: HashSet<Key>,
+    listed_keys: HashSet<Key>,
 }
 
-impl<T: PartialEq, F> Keeper<T, F> {
+impl<T: PartialEq, F> StoreWriter<T, F> {
     /// A list begins.
     fn begin_list(&mut self) {
-        self.seen.clear();
+        self.listed_keys.clear();
     }
 
     /// The list in progress has this object.
-    fn listed<K>(&mut self, key: Key, object: Option<K>, bytes: usize) -> Result<(), Panicked>
+    fn add_listed<K>(&mut self, key: Key, object: Option<K>, bytes: usize) -> Result<(), Panicked>
     where
         F: Fn(K) -> Option<T>,
     {
-        self.seen.insert(key.clone());
-        self.put(key, object, bytes)
+        self.listed_keys.insert(key.clone());
+        self.upsert(key, object, bytes)
     }
 
     /// The list is complete: what was not in it has gone.
     fn end_list(&mut self) {
-        let gone: Vec<Key> = {
+        let deleted: Vec<Key> = {
             let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
             state
                 .objects
                 .keys()
-                .filter(|key| !self.seen.contains(key))
+                .filter(|key| !self.listed_keys.contains(key))
                 .cloned()
                 .collect()
         };
-        for key in gone {
+        for key in deleted {
             self.set(key, None, 0);
         }
-        self.seen = HashSet::new();
+        self.listed_keys = HashSet::new();
     }
 
     /// An object of that length has come or changed; `None` where it cannot be read. After a panic what was known of it
     /// stays: it is there, and nobody may hear that it has gone.
-    fn put<K>(&self, key: Key, object: Option<K>, bytes: usize) -> Result<(), Panicked>
+    fn upsert<K>(&self, key: Key, object: Option<K>, bytes: usize) -> Result<(), Panicked>
     where
         F: Fn(K) -> Option<T>,
     {
         let projected = match object {
-            Some(object) => isolated_now("watch", &key, || (self.project)(object))?,
+            Some(object) => catch_panic_sync("watch", &key, || (self.project)(object))?,
             None => None,
         };
         self.set(key, projected, bytes);
@@ -391,15 +398,15 @@ impl<T: PartialEq, F> Keeper<T, F> {
     /// Stores the object and tells the subscribers, unless nothing that we keep has changed.
     fn set(&self, key: Key, object: Option<T>, bytes: usize) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        let (old, before) = match state.objects.get(&key) {
-            Some(kept) => (Some(Arc::clone(&kept.object)), kept.bytes),
+        let (old, old_bytes) = match state.objects.get(&key) {
+            Some(entry) => (Some(Arc::clone(&entry.object)), entry.bytes),
             None => (None, 0),
         };
-        let after = object.as_ref().map_or(0, |_| bytes);
-        state.bytes = state.bytes.saturating_sub(before).saturating_add(after);
+        let new_bytes = object.as_ref().map_or(0, |_| bytes);
+        state.bytes = state.bytes.saturating_sub(old_bytes).saturating_add(new_bytes);
         if old.as_deref() == object.as_ref() {
-            if let Some(kept) = state.objects.get_mut(&key) {
-                kept.bytes = after;
+            if let Some(entry) = state.objects.get_mut(&key) {
+                entry.bytes = new_bytes;
             }
             return;
         }
@@ -407,7 +414,7 @@ impl<T: PartialEq, F> Keeper<T, F> {
         match &new {
             Some(new) => {
                 let object = Arc::clone(new);
-                state.objects.insert(key.clone(), Kept { object, bytes });
+                state.objects.insert(key.clone(), StoreEntry { object, bytes });
             }
             None => drop(state.objects.remove(&key)),
         }
@@ -436,90 +443,104 @@ mod tests {
 
     /// What is known of the object stays, and nothing is told, in a list and in a watch.
     #[test]
-    fn an_object_whose_projection_panics_is_not_reported_gone() {
+    fn panicking_projection_does_not_delete_the_object() {
         let state = Arc::new(RwLock::new(State::new()));
         let (_tx, synced) = watch::channel(false);
-        let mirror = Mirror {
+        let store = Store {
             state: Arc::clone(&state),
             synced,
         };
-        let mut keeper = Keeper {
+        let mut writer = StoreWriter {
             state,
-            seen: HashSet::new(),
+            listed_keys: HashSet::new(),
             project: |o: ConfigMap| o.data.unwrap().remove("v"),
         };
-        let bad = |name: &str| {
+        let without_data = |name: &str| {
             let mut object = config_map(name, "");
             object.data = None;
             object
         };
         let mut results = Vec::new();
-        let mut changes = mirror.subscribe();
+        let mut changes = store.subscribe();
         for list in [
-            [config_map("a", "1"), bad("never"), config_map("b", "1")],
-            [bad("a"), bad("never"), config_map("b", "1")],
+            [config_map("a", "1"), without_data("never"), config_map("b", "1")],
+            [without_data("a"), without_data("never"), config_map("b", "1")],
         ] {
-            keeper.begin_list();
+            writer.begin_list();
             for object in list {
-                results.push(keeper.listed(Key::of(&object), Some(object), 1).is_ok());
+                results.push(
+                    writer
+                        .add_listed(Key::from_object(&object), Some(object), 1)
+                        .is_ok(),
+                );
             }
-            keeper.end_list();
+            writer.end_list();
         }
-        results.push(keeper.put(Key::cluster("a"), Some(bad("a")), 1).is_ok());
+        results.push(
+            writer
+                .upsert(Key::cluster_scoped("a"), Some(without_data("a")), 1)
+                .is_ok(),
+        );
         assert_eq!(results, [true, false, true, false, false, true, false]);
-        let known = |name: &str| mirror.get(&Key::cluster(name)).map(|known| (*known).clone());
-        assert_eq!(known("a").as_deref(), Some("1"));
-        assert_eq!((known("never"), mirror.len()), (None, 2));
-        let told = std::iter::from_fn(|| changes.try_recv().ok());
-        assert_eq!(told.filter(|change| change.new.is_none()).count(), 0);
+        let stored = |name: &str| {
+            store
+                .get(&Key::cluster_scoped(name))
+                .map(|known| (*known).clone())
+        };
+        assert_eq!(stored("a").as_deref(), Some("1"));
+        assert_eq!((stored("never"), store.len()), (None, 2));
+        let events = std::iter::from_fn(|| changes.try_recv().ok());
+        assert_eq!(events.filter(|change| change.new.is_none()).count(), 0);
         assert!(
-            keeper
-                .put(Key::cluster("a"), Some(config_map("a", "2")), 1)
+            writer
+                .upsert(Key::cluster_scoped("a"), Some(config_map("a", "2")), 1)
                 .is_ok()
         );
-        assert_eq!(known("a").as_deref(), Some("2"), "once it can be read");
-        keeper.set(Key::cluster("a"), None, 0);
-        assert_eq!(known("a"), None, "once it has gone");
+        assert_eq!(stored("a").as_deref(), Some("2"), "once it can be read");
+        writer.set(Key::cluster_scoped("a"), None, 0);
+        assert_eq!(stored("a"), None, "once it has gone");
     }
 
     #[test]
-    fn a_new_list_tells_of_changes_and_of_what_has_gone() {
+    fn relist_reports_changes_and_deletions() {
         let state = Arc::new(RwLock::new(State::new()));
         let (_tx, synced) = watch::channel(false);
-        let mirror = Mirror {
+        let store = Store {
             state: Arc::clone(&state),
             synced,
         };
-        let mut keeper = Keeper {
+        let mut writer = StoreWriter {
             state,
-            seen: HashSet::new(),
+            listed_keys: HashSet::new(),
             project: |o: ConfigMap| o.data.and_then(|mut d| d.remove("v")),
         };
-        let mut changes = mirror.subscribe();
+        let mut changes = store.subscribe();
         let lists = [
             (vec![("a", "1", 10), ("b", "1", 20)], 30),
             (vec![("a", "1", 15), ("c", "1", 30)], 45),
             (vec![("c", "2", 5)], 5),
         ];
         for (list, bytes) in lists {
-            keeper.begin_list();
+            writer.begin_list();
             for (name, value, bytes) in list {
                 let object = Some(config_map(name, value));
-                keeper.listed(Key::cluster(name), object, bytes).unwrap();
+                writer
+                    .add_listed(Key::cluster_scoped(name), object, bytes)
+                    .unwrap();
             }
-            keeper.end_list();
-            assert_eq!(keeper.bytes(), bytes);
+            writer.end_list();
+            assert_eq!(writer.bytes(), bytes);
         }
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         while let Ok(change) = changes.try_recv() {
-            told.push(format!(
+            reported.push(format!(
                 "{} {:?}→{:?}",
                 change.key,
                 change.old.as_deref(),
                 change.new.as_deref()
             ));
         }
-        let want = [
+        let expected = [
             "a None→Some(\"1\")",
             "b None→Some(\"1\")",
             "c None→Some(\"1\")",
@@ -527,7 +548,7 @@ mod tests {
             "c Some(\"1\")→Some(\"2\")",
             "a Some(\"1\")→None",
         ];
-        assert_eq!(told, want);
-        assert_eq!(mirror.len(), 1);
+        assert_eq!(reported, expected);
+        assert_eq!(store.len(), 1);
     }
 }

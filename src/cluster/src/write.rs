@@ -21,15 +21,15 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::watch::Readable;
-use super::{Error, Form, page};
+use super::watch::Lenient;
+use super::{Error, ObjectView, page};
 use kruise_api::names;
 use kruise_ops::metrics::metrics;
 
 /// The longest that a single call to the API server may take.
-pub const DEADLINE: Duration = Duration::from_secs(10);
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// The most of a wrong name that an error repeats, in characters.
-const LONGEST_SHOWN: usize = 100;
+const MAX_SHOWN_CHARS: usize = 100;
 
 /// What a kind must be able to do to be written.
 pub trait Object: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize {}
@@ -48,11 +48,11 @@ impl<K: Resource<DynamicType = ()>> Stored<K> {
     /// # Errors
     /// [`Error::Unreadable`], although the write was done.
     pub fn object(self) -> Result<K, Error> {
-        readable::<K, _>(self.verb, self.object)
+        or_unreadable::<K, _>(self.verb, self.object)
     }
 }
 
-fn readable<K: Resource<DynamicType = ()>, R>(
+fn or_unreadable<K: Resource<DynamicType = ()>, R>(
     verb: &'static str,
     object: Result<R, String>,
 ) -> Result<R, Error> {
@@ -68,10 +68,10 @@ fn readable<K: Resource<DynamicType = ()>, R>(
 /// # Errors
 /// See [`Error`]; [`Error::already_exists`] when the name is taken.
 pub async fn create<K: Object>(api: &Api<K>, object: &K) -> Result<Stored<K>, Error> {
-    checked(api, None)?;
+    validate_names(api, None)?;
     let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
     let request = Request::new(api.resource_url()).create(&PostParams::default(), body);
-    stored(api, "create", request).await
+    send_write(api, "create", request).await
 }
 
 /// Creates an object with `body` as its bytes are, and gives the answer as it comes, without who manages which field: for
@@ -79,49 +79,53 @@ pub async fn create<K: Object>(api: &Api<K>, object: &K) -> Result<Stored<K>, Er
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn post<K: Object>(api: &Api<K>, body: String) -> Result<Value, Error> {
-    post_with(api, body, &PostParams::default(), false).await
+pub async fn create_raw<K: Object>(api: &Api<K>, body: String) -> Result<Value, Error> {
+    create_raw_with(api, body, &PostParams::default(), false).await
 }
 
 /// The same, and nothing is stored: what the API server would make of it.
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn dry_run<K: Object>(api: &Api<K>, body: String) -> Result<Value, Error> {
-    post_with(api, body, &dry(), false).await
+pub async fn create_dry_run<K: Object>(api: &Api<K>, body: String) -> Result<Value, Error> {
+    create_raw_with(api, body, &dry_run_params(), false).await
 }
 
 /// The same; fields that the API server does not know are a refusal (`fieldValidation=Strict`).
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn dry_run_strict<K: Object>(api: &Api<K>, body: String) -> Result<Value, Error> {
-    post_with(api, body, &dry(), true).await
+pub async fn create_dry_run_strict<K: Object>(api: &Api<K>, body: String) -> Result<Value, Error> {
+    create_raw_with(api, body, &dry_run_params(), true).await
 }
 
-fn dry() -> PostParams {
+fn dry_run_params() -> PostParams {
     PostParams {
         dry_run: true,
         ..PostParams::default()
     }
 }
 
-async fn post_with<K: Object>(
+async fn create_raw_with<K: Object>(
     api: &Api<K>,
     body: String,
     params: &PostParams,
     strict: bool,
 ) -> Result<Value, Error> {
-    checked(api, None)?;
+    validate_names(api, None)?;
     let request = Request::new(api.resource_url()).create(params, body.into_bytes());
-    let request = if strict { request.map(strictly) } else { request };
+    let request = if strict {
+        request.map(with_strict_validation)
+    } else {
+        request
+    };
     let client = api.clone().into_client();
-    let answer = timed::<K, _>("create", asked::<Readable<Value>>(&client, request)).await?;
-    readable::<K, _>("create", answer.into_result())
+    let answer = with_kind_metrics::<K, _>("create", send::<Lenient<Value>>(&client, request)).await?;
+    or_unreadable::<K, _>("create", answer.into_result())
 }
 
 /// The request with `fieldValidation=Strict`, for which the client library has no parameter.
-fn strictly(mut request: http::Request<Vec<u8>>) -> http::Request<Vec<u8>> {
+fn with_strict_validation(mut request: http::Request<Vec<u8>>) -> http::Request<Vec<u8>> {
     let uri = format!("{}&fieldValidation=Strict", request.uri());
     if let Ok(uri) = uri.parse() {
         *request.uri_mut() = uri;
@@ -139,7 +143,7 @@ pub async fn patch_merge<K: Object>(
     name: &str,
     patch: &(impl Serialize + Debug),
 ) -> Result<Stored<K>, Error> {
-    patched(api, "patch", name, None, &Patch::Merge(patch)).await
+    send_patch(api, "patch", name, None, &Patch::Merge(patch)).await
 }
 
 /// Sends a JSON merge patch of the status subresource.
@@ -151,15 +155,15 @@ pub async fn patch_status_merge<K: Object>(
     name: &str,
     patch: &Value,
 ) -> Result<Stored<K>, Error> {
-    patched(api, "patch_status", name, Some("status"), &Patch::Merge(patch)).await
+    send_patch(api, "patch_status", name, Some("status"), &Patch::Merge(patch)).await
 }
 
 /// Asks whether a JSON merge patch of the status subresource would be taken, and stores nothing.
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn try_status<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<(), Error> {
-    tried(api, "patch_status", name, Some("status"), &Patch::Merge(patch)).await
+pub async fn dry_run_patch_status<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<(), Error> {
+    send_dry_run_patch(api, "patch_status", name, Some("status"), &Patch::Merge(patch)).await
 }
 
 /// Sends a strategic merge patch of the status subresource; for built-in kinds only, whose lists merge by key.
@@ -171,7 +175,7 @@ pub async fn patch_status_strategic<K: Object>(
     name: &str,
     patch: &Value,
 ) -> Result<Stored<K>, Error> {
-    patched(
+    send_patch(
         api,
         "patch_status",
         name,
@@ -186,15 +190,19 @@ pub async fn patch_status_strategic<K: Object>(
 /// # Errors
 /// See [`Error`].
 pub async fn patch_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<Stored<K>, Error> {
-    patched(api, "patch", name, None, &Patch::Strategic(patch)).await
+    send_patch(api, "patch", name, None, &Patch::Strategic(patch)).await
 }
 
 /// Asks whether a strategic merge patch of the object would be taken, and stores nothing.
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn try_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<(), Error> {
-    tried(api, "patch", name, None, &Patch::Strategic(patch)).await
+pub async fn dry_run_patch_strategic<K: Object>(
+    api: &Api<K>,
+    name: &str,
+    patch: &Value,
+) -> Result<(), Error> {
+    send_dry_run_patch(api, "patch", name, None, &Patch::Strategic(patch)).await
 }
 
 /// Sends a strategic merge patch of the resize subresource of a Pod.
@@ -202,7 +210,7 @@ pub async fn try_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value) -
 /// # Errors
 /// See [`Error`].
 pub async fn patch_resize<K: Object>(api: &Api<K>, name: &str, patch: &Value) -> Result<Stored<K>, Error> {
-    patched(
+    send_patch(
         api,
         "patch_resize",
         name,
@@ -218,11 +226,11 @@ pub async fn patch_resize<K: Object>(api: &Api<K>, name: &str, patch: &Value) ->
 /// See [`Error`]; [`Error::conflict`] when `object` is not the newest.
 pub async fn replace<K: Object>(api: &Api<K>, object: &K) -> Result<Stored<K>, Error> {
     let name = object.meta().name.as_deref();
-    checked(api, name)?;
+    validate_names(api, name)?;
     let body = serde_json::to_vec(object).map_err(kube::Error::SerdeError)?;
     let request = Request::new(api.resource_url());
     let request = request.replace(name.unwrap_or_default(), &PostParams::default(), body);
-    stored(api, "update", request).await
+    send_write(api, "update", request).await
 }
 
 /// Deletes the object of that name, if it still has that UID. That it is gone already is no error.
@@ -230,24 +238,24 @@ pub async fn replace<K: Object>(api: &Api<K>, object: &K) -> Result<Stored<K>, E
 /// # Errors
 /// See [`Error`]; [`Error::conflict`] when another object has the name now.
 pub async fn delete<K: Object>(api: &Api<K>, name: &str, uid: &str) -> Result<(), Error> {
-    delete_seen(api, name, uid, None).await
+    delete_if_unchanged(api, name, uid, None).await
 }
 
 /// The same, if it still has that version, too.
 ///
 /// # Errors
 /// See [`Error`]; [`Error::conflict`] when the object is another now.
-pub async fn delete_seen<K: Object>(
+pub async fn delete_if_unchanged<K: Object>(
     api: &Api<K>,
     name: &str,
     uid: &str,
-    version: Option<&str>,
+    resource_version: Option<&str>,
 ) -> Result<(), Error> {
-    checked(api, Some(name))?;
+    validate_names(api, Some(name))?;
     let preconditions = kube::api::Preconditions {
         // Nothing has an empty one.
         uid: Some(uid.to_owned()),
-        resource_version: version.map(str::to_owned),
+        resource_version: resource_version.map(str::to_owned),
     };
     let params = DeleteParams {
         preconditions: Some(preconditions),
@@ -261,7 +269,7 @@ pub async fn delete_seen<K: Object>(
             .request_text(request.map_err(kube::Error::BuildRequest)?)
             .await
     };
-    match timed::<K, _>("delete", delete).await {
+    match with_kind_metrics::<K, _>("delete", delete).await {
         Ok(_) => Ok(()),
         Err(error) if error.not_found() => Ok(()),
         Err(error) => Err(error),
@@ -273,8 +281,10 @@ pub async fn delete_seen<K: Object>(
 /// # Errors
 /// See [`Error`].
 pub async fn get<K: Object>(api: &Api<K>, name: &str) -> Result<Option<K>, Error> {
-    let found = read::<K>(api.clone(), name).await?;
-    found.map(|object| readable::<K, _>("get", object)).transpose()
+    let found = get_as::<K>(api.clone(), name).await?;
+    found
+        .map(|object| or_unreadable::<K, _>("get", object))
+        .transpose()
 }
 
 /// Reads the object of that name from the API server itself as an `R`, `None` when there is none; inside of that, why it
@@ -282,23 +292,23 @@ pub async fn get<K: Object>(api: &Api<K>, name: &str) -> Result<Option<K>, Error
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn read<R>(api: Api<R::Kind>, name: &str) -> Result<Option<Result<R, String>>, Error>
+pub async fn get_as<R>(api: Api<R::Kind>, name: &str) -> Result<Option<Result<R, String>>, Error>
 where
-    R: Form + Clone + DeserializeOwned,
+    R: ObjectView + Clone + DeserializeOwned,
 {
-    checked(&api, Some(name))?;
+    validate_names(&api, Some(name))?;
     let request = Request::new(api.resource_url()).get(name, &GetParams::default());
     let client = api.into_client();
-    let get = asked::<Readable<R>>(&client, request);
-    found(
-        bounded(&R::Kind::kind(&()), "get", get)
+    let get = send::<Lenient<R>>(&client, request);
+    none_if_not_found(
+        with_timeout(&R::Kind::kind(&()), "get", get)
             .await
-            .map(Readable::into_result),
+            .map(Lenient::into_result),
     )
 }
 
 /// What was read, `None` where there is none.
-fn found<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
+fn none_if_not_found<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
     match answer {
         Ok(object) => Ok(Some(object)),
         Err(error) if error.not_found() => Ok(None),
@@ -353,12 +363,12 @@ impl ManagedFields {
 #[derive(Debug, Default, Serialize)]
 pub struct ManagedFieldsPatch<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    metadata: Option<Managed<'a>>,
+    metadata: Option<ManagedFieldsMetadata<'a>>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Managed<'a> {
+struct ManagedFieldsMetadata<'a> {
     resource_version: Option<&'a str>,
     #[serde(serialize_with = "at_least_one")]
     managed_fields: Vec<&'a ManagedFields>,
@@ -367,9 +377,9 @@ struct Managed<'a> {
 impl<'a> ManagedFieldsPatch<'a> {
     /// Of an object of that version; of another it is a conflict.
     #[must_use]
-    pub fn new(version: Option<&'a str>, managed_fields: Vec<&'a ManagedFields>) -> Self {
-        let metadata = Managed {
-            resource_version: version,
+    pub fn new(resource_version: Option<&'a str>, managed_fields: Vec<&'a ManagedFields>) -> Self {
+        let metadata = ManagedFieldsMetadata {
+            resource_version,
             managed_fields,
         };
         Self {
@@ -388,7 +398,7 @@ fn at_least_one<S: Serializer>(all: &[&ManagedFields], serializer: S) -> Result<
 
 /// An object of which metadata alone was asked for.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Partial {
+pub struct PartialObject {
     /// The metadata.
     pub metadata: Metadata,
 }
@@ -401,15 +411,15 @@ pub async fn list_metadata<K: Resource + Clone + Debug + DeserializeOwned>(
     api: &Api<K>,
     kind: &K::DynamicType,
     params: &ListParams,
-) -> Result<ObjectList<Partial>, Error> {
-    checked_as(api, kind, None)?;
+) -> Result<ObjectList<PartialObject>, Error> {
+    validate_names_as(api, kind, None)?;
     let (client, mut params) = (api.clone().into_client(), params.clone());
     loop {
-        let list = page::read_metadata(&client, api.resource_url(), &params);
-        if let Some(list) = bounded(&K::kind(kind), "list", list).await? {
+        let list = page::fetch_metadata(&client, api.resource_url(), &params);
+        if let Some(list) = with_timeout(&K::kind(kind), "list", list).await? {
             return Ok(list);
         }
-        page::shrink(&mut params);
+        page::reduce_limit(&mut params);
     }
 }
 
@@ -419,16 +429,16 @@ pub async fn list_metadata<K: Resource + Clone + Debug + DeserializeOwned>(
 /// See [`Error`].
 pub async fn list<R>(api: &Api<R::Kind>, params: &ListParams) -> Result<ObjectList<R>, Error>
 where
-    R: Form<Kind: Clone> + Clone + DeserializeOwned,
+    R: ObjectView<Kind: Clone> + Clone + DeserializeOwned,
 {
-    checked(api, None)?;
+    validate_names(api, None)?;
     let (client, mut params) = (api.clone().into_client(), params.clone());
     loop {
-        let list = page::read(&client, api.resource_url(), &params);
-        if let Some(list) = bounded(&R::Kind::kind(&()), "list", list).await? {
+        let list = page::fetch(&client, api.resource_url(), &params);
+        if let Some(list) = with_timeout(&R::Kind::kind(&()), "list", list).await? {
             return Ok(list);
         }
-        page::shrink(&mut params);
+        page::reduce_limit(&mut params);
     }
 }
 
@@ -441,7 +451,7 @@ pub async fn get_metadata(
     resource: &ApiResource,
     name: &str,
 ) -> Result<Option<Metadata>, Error> {
-    let object: Option<Partial> = get_partial(api, resource, name).await?;
+    let object: Option<PartialObject> = get_partial(api, resource, name).await?;
     Ok(object.map(|object| object.metadata))
 }
 
@@ -454,11 +464,11 @@ pub async fn get_partial<K: Resource + Clone, R: DeserializeOwned>(
     kind: &K::DynamicType,
     name: &str,
 ) -> Result<Option<R>, Error> {
-    checked_as(api, kind, Some(name))?;
+    validate_names_as(api, kind, Some(name))?;
     let request = Request::new(api.resource_url()).get_metadata(name, &GetParams::default());
     let client = api.clone().into_client();
-    let get = asked::<R>(&client, request);
-    found(bounded(&K::kind(kind), "get", get).await)
+    let get = send::<R>(&client, request);
+    none_if_not_found(with_timeout(&K::kind(kind), "get", get).await)
 }
 
 /// Sends a JSON merge patch of the object itself, of which nothing but metadata comes back.
@@ -471,58 +481,62 @@ pub async fn patch_metadata(
     name: &str,
     patch: &(impl Serialize + Debug),
 ) -> Result<(), Error> {
-    checked_as(api, resource, Some(name))?;
+    validate_names_as(api, resource, Some(name))?;
     let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
     let request = Request::new(api.resource_url()).patch_metadata(name, &params, &patch);
     let client = api.clone().into_client();
-    let patch = asked::<IgnoredAny>(&client, request);
-    counted(&resource.kind, "patch", patch).await.map(drop)
+    let patch = send::<IgnoredAny>(&client, request);
+    with_metrics(&resource.kind, "patch", patch).await.map(drop)
 }
 
 /// A request as kube builds it.
-type Built = Result<http::Request<Vec<u8>>, request::Error>;
+type BuiltRequest = Result<http::Request<Vec<u8>>, request::Error>;
 
 /// Sends the request, and reads the answer.
-async fn asked<T: DeserializeOwned>(client: &Client, request: Built) -> Result<T, kube::Error> {
+async fn send<T: DeserializeOwned>(client: &Client, request: BuiltRequest) -> Result<T, kube::Error> {
     // Boxed, for it is large, and part of every duty's future.
     Box::pin(client.request(request.map_err(kube::Error::BuildRequest)?)).await
 }
 
 /// Sends a write.
-async fn stored<K: Object>(api: &Api<K>, verb: &'static str, request: Built) -> Result<Stored<K>, Error> {
+async fn send_write<K: Object>(
+    api: &Api<K>,
+    verb: &'static str,
+    request: BuiltRequest,
+) -> Result<Stored<K>, Error> {
     let client = api.clone().into_client();
-    let answer = timed::<K, _>(verb, asked::<Readable<K>>(&client, request)).await?;
+    let answer = with_kind_metrics::<K, _>(verb, send::<Lenient<K>>(&client, request)).await?;
     let object = answer.into_result();
     Ok(Stored { verb, object })
 }
 
 /// Sends a patch of the object, or of one of its subresources.
-async fn patched<K: Object>(
+async fn send_patch<K: Object>(
     api: &Api<K>,
     verb: &'static str,
     name: &str,
     subresource: Option<&str>,
     patch: &Patch<impl Serialize + Debug>,
 ) -> Result<Stored<K>, Error> {
-    checked(api, Some(name))?;
-    let request = patch_of(api, name, subresource, &PatchParams::default(), patch);
-    stored(api, verb, request).await
+    validate_names(api, Some(name))?;
+    let request = build_patch(api, name, subresource, &PatchParams::default(), patch);
+    send_write(api, verb, request).await
 }
 
 /// Sends a patch as a dry run.
-async fn tried<K: Object>(
+async fn send_dry_run_patch<K: Object>(
     api: &Api<K>,
     verb: &'static str,
     name: &str,
     subresource: Option<&str>,
     patch: &Patch<impl Serialize + Debug>,
 ) -> Result<(), Error> {
-    checked(api, Some(name))?;
+    validate_names(api, Some(name))?;
     let params = PatchParams {
         dry_run: true,
         ..PatchParams::default()
     };
-    let request = patch_of(api, name, subresource, &params, patch);
+    let request = build_patch(api, name, subresource, &params, patch);
     let client = api.clone().into_client();
     // The answer is the whole object, and nobody looks at it.
     let answer = async {
@@ -530,16 +544,16 @@ async fn tried<K: Object>(
             .request_text(request.map_err(kube::Error::BuildRequest)?)
             .await
     };
-    bounded(&K::kind(&()), verb, answer).await.map(drop)
+    with_timeout(&K::kind(&()), verb, answer).await.map(drop)
 }
 
-fn patch_of<K: Object>(
+fn build_patch<K: Object>(
     api: &Api<K>,
     name: &str,
     subresource: Option<&str>,
     params: &PatchParams,
     patch: &Patch<impl Serialize + Debug>,
-) -> Built {
+) -> BuiltRequest {
     let request = Request::new(api.resource_url());
     match subresource {
         Some(subresource) => request.patch_subresource(subresource, name, params, patch),
@@ -547,12 +561,16 @@ fn patch_of<K: Object>(
     }
 }
 
-fn checked<K: Resource<DynamicType = ()>>(api: &Api<K>, name: Option<&str>) -> Result<(), Error> {
-    checked_as(api, &(), name)
+fn validate_names<K: Resource<DynamicType = ()>>(api: &Api<K>, name: Option<&str>) -> Result<(), Error> {
+    validate_names_as(api, &(), name)
 }
 
 /// Refuses a name or a namespace that is none. kube writes both into the path as they are.
-fn checked_as<K: Resource>(api: &Api<K>, kind: &K::DynamicType, name: Option<&str>) -> Result<(), Error> {
+fn validate_names_as<K: Resource>(
+    api: &Api<K>,
+    kind: &K::DynamicType,
+    name: Option<&str>,
+) -> Result<(), Error> {
     let path = api.resource_url();
     let namespace = path.split_once("/namespaces/").map(|(_, rest)| {
         let end = format!("/{}", K::plural(kind));
@@ -561,59 +579,59 @@ fn checked_as<K: Resource>(api: &Api<K>, kind: &K::DynamicType, name: Option<&st
     // The path as kube makes it for this kind and namespace, so that nothing is in it but these.
     if K::url_path(kind, namespace) != path || namespace.is_some_and(|namespace| !names::is_label(namespace))
     {
-        return Err(Error::Namespace {
+        return Err(Error::InvalidNamespace {
             kind: K::kind(kind).into_owned(),
-            given: shown(namespace.unwrap_or(path)),
+            given: truncate_name(namespace.unwrap_or(path)),
         });
     }
     match name {
-        Some(name) if !names::is_subdomain(name) => Err(Error::Name {
+        Some(name) if !names::is_subdomain(name) => Err(Error::InvalidName {
             kind: K::kind(kind).into_owned(),
-            given: shown(name),
+            given: truncate_name(name),
         }),
         _ => Ok(()),
     }
 }
 
 /// As much of a wrong name as fits into a message.
-fn shown(text: &str) -> String {
-    text.chars().take(LONGEST_SHOWN).collect()
+fn truncate_name(text: &str) -> String {
+    text.chars().take(MAX_SHOWN_CHARS).collect()
 }
 
-async fn timed<K: Object, T>(
+async fn with_kind_metrics<K: Object, T>(
     verb: &'static str,
     call: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, Error> {
-    counted(&K::kind(&()), verb, call).await
+    with_metrics(&K::kind(&()), verb, call).await
 }
 
-async fn counted<T>(
+async fn with_metrics<T>(
     kind: &str,
     verb: &'static str,
     call: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, Error> {
-    let result = bounded(kind, verb, call).await;
-    let word = result.as_ref().map_or_else(Error::category, |_| "ok");
+    let result = with_timeout(kind, verb, call).await;
+    let result_label = result.as_ref().map_or_else(Error::category, |_| "ok");
     let labels = [
         ("kind", kind.to_owned()),
         ("verb", verb.to_owned()),
-        ("result", word.to_owned()),
+        ("result", result_label.to_owned()),
     ];
     metrics().api_writes.get_or_create(&labels).inc();
     result
 }
 
-async fn bounded<T>(
+async fn with_timeout<T>(
     kind: &str,
     verb: &'static str,
     call: impl Future<Output = Result<T, kube::Error>>,
 ) -> Result<T, Error> {
-    match tokio::time::timeout(DEADLINE, call).await {
+    match tokio::time::timeout(REQUEST_TIMEOUT, call).await {
         Ok(result) => result.map_err(Error::from),
         Err(_) => Err(Error::Timeout {
             verb,
             kind: kind.to_owned(),
-            after: DEADLINE,
+            after: REQUEST_TIMEOUT,
         }),
     }
 }

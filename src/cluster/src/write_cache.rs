@@ -1,7 +1,7 @@
 //! What is known of one kind of object: what the watch has brought, and what our own writes returned.
 //!
 //! A watch is behind our writes. So an object that a write returned stands until the watch has brought it or a newer
-//! one, and one that we deleted counts as being deleted. What the watch has not confirmed within [`CONFIRM`] is to be
+//! one, and one that we deleted counts as being deleted. What the watch has not confirmed within [`CONFIRM_TIMEOUT`] is to be
 //! read from the API server itself, and so is at once what a write without an answer was about. Nothing ever waits for
 //! a confirmation.
 
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::Key;
 
 /// How long the watch may take to bring what we wrote.
-pub const CONFIRM: Duration = Duration::from_secs(30);
+pub const CONFIRM_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An object at one of its versions.
 #[derive(Debug)]
@@ -20,19 +20,19 @@ pub struct Versioned<T> {
     /// Identity of the object.
     pub uid: String,
     /// Its resource version.
-    pub version: String,
+    pub resource_version: String,
     /// Whom it belongs to: the controller's UID, or a namespace.
     pub group: String,
     /// Whether it is being deleted.
-    pub deleting: bool,
+    pub terminating: bool,
     /// The object.
     pub object: Arc<T>,
 }
 
-struct Item<T> {
+struct CacheEntry<T> {
     uid: String,
     version: u64,
-    deleting: bool,
+    terminating: bool,
     object: Arc<T>,
     /// We deleted it.
     deleted: bool,
@@ -42,20 +42,20 @@ struct Item<T> {
     unknown: bool,
 }
 
-impl<T> Item<T> {
+impl<T> CacheEntry<T> {
     /// How long the watch has still to confirm our write.
-    fn left(&self, now: Instant) -> Option<Duration> {
-        Some((self.unconfirmed_since? + CONFIRM).saturating_duration_since(now))
+    fn time_left(&self, now: Instant) -> Option<Duration> {
+        Some((self.unconfirmed_since? + CONFIRM_TIMEOUT).saturating_duration_since(now))
     }
 }
 
 /// All objects of one kind. Those of a group are together, for they are looked at together.
 pub struct WriteCache<T> {
-    groups: HashMap<Arc<str>, BTreeMap<Key, Item<T>>>,
+    groups: HashMap<Arc<str>, BTreeMap<Key, CacheEntry<T>>>,
     group_of: HashMap<Key, Arc<str>>,
     /// How many were looked at, group by group.
     #[cfg(any(test, feature = "testing"))]
-    pub looks: std::cell::Cell<usize>,
+    pub visited: std::cell::Cell<usize>,
 }
 
 impl<T> Default for WriteCache<T> {
@@ -64,7 +64,7 @@ impl<T> Default for WriteCache<T> {
             groups: HashMap::new(),
             group_of: HashMap::new(),
             #[cfg(any(test, feature = "testing"))]
-            looks: std::cell::Cell::default(),
+            visited: std::cell::Cell::default(),
         }
     }
 }
@@ -72,107 +72,109 @@ impl<T> Default for WriteCache<T> {
 impl<T> WriteCache<T> {
     /// The watch brought an object. While a write of ours is not confirmed, an older version is no news; versions of
     /// one kind are numbers that grow, unless somebody restores a backup.
-    pub fn watched(&mut self, key: &Key, at: Versioned<T>) {
+    pub fn apply_watch(&mut self, key: &Key, observed: Versioned<T>) {
         let (mut deleted, mut unconfirmed_since, mut unknown) = (false, None, false);
-        let version = number(&at.version);
-        if let Some(known) = self.item(key) {
+        let version = parse_version(&observed.resource_version);
+        if let Some(entry) = self.entry(key) {
             // This may be somebody else's write from before ours.
-            unknown = known.unknown && known.uid == at.uid;
-            if known.unconfirmed_since.is_some() && version < known.version {
+            unknown = entry.unknown && entry.uid == observed.uid;
+            if entry.unconfirmed_since.is_some() && version < entry.version {
                 return;
             }
-            if known.deleted && known.uid == at.uid && !at.deleting {
-                (deleted, unconfirmed_since) = (true, known.unconfirmed_since);
+            if entry.deleted && entry.uid == observed.uid && !observed.terminating {
+                (deleted, unconfirmed_since) = (true, entry.unconfirmed_since);
             }
         }
-        self.put(key, at, deleted, unconfirmed_since);
+        self.insert(key, observed, deleted, unconfirmed_since);
         if unknown {
             self.mark_unknown(key);
         }
     }
 
     /// The watch says that the object of that UID is gone.
-    pub fn gone(&mut self, key: &Key, uid: &str) {
-        if self.item(key).is_some_and(|known| known.uid == uid) {
+    pub fn apply_watch_delete(&mut self, key: &Key, uid: &str) {
+        if self.entry(key).is_some_and(|entry| entry.uid == uid) {
             self.remove(key);
         }
     }
 
     /// A write of ours returned the object.
-    pub fn wrote(&mut self, key: &Key, at: Versioned<T>, now: Instant) {
-        let version = number(&at.version);
-        let known = self.item(key);
-        if known.is_some_and(|known| known.version >= version) {
+    pub fn apply_write(&mut self, key: &Key, written: Versioned<T>, now: Instant) {
+        let version = parse_version(&written.resource_version);
+        let entry = self.entry(key);
+        if entry.is_some_and(|entry| entry.version >= version) {
             return;
         }
-        let deleted = known.is_some_and(|known| known.deleted && known.uid == at.uid);
+        let deleted = entry.is_some_and(|entry| entry.deleted && entry.uid == written.uid);
         let unconfirmed_since = Some(now);
-        self.put(key, at, deleted, unconfirmed_since);
+        self.insert(key, written, deleted, unconfirmed_since);
     }
 
     /// We deleted the object of that UID. Where the watch has shown that already, there is nothing to wait for: it may
     /// take its time to go.
     pub fn mark_deleted(&mut self, key: &Key, uid: &str, now: Instant) {
-        let known = self.item_mut(key).filter(|known| known.uid == uid);
-        if let Some(known) = known.filter(|known| !known.deleting) {
-            known.deleted = true;
-            known.unconfirmed_since = Some(now);
+        let entry = self.entry_mut(key).filter(|entry| entry.uid == uid);
+        if let Some(entry) = entry.filter(|entry| !entry.terminating) {
+            entry.deleted = true;
+            entry.unconfirmed_since = Some(now);
         }
     }
 
     /// A write of ours had no answer: it may have been done.
     pub fn mark_unknown(&mut self, key: &Key) {
-        if let Some(known) = self.item_mut(key) {
-            known.unknown = true;
+        if let Some(entry) = self.entry_mut(key) {
+            entry.unknown = true;
         }
     }
 
     /// The API server itself was asked.
-    pub fn read(&mut self, key: &Key, found: Option<Versioned<T>>, now: Instant) {
-        let Some(at) = found else {
+    pub fn apply_read(&mut self, key: &Key, found: Option<Versioned<T>>, now: Instant) {
+        let Some(observed) = found else {
             return self.remove(key);
         };
-        let version = number(&at.version);
-        let known = self.item(key);
+        let version = parse_version(&observed.resource_version);
+        let entry = self.entry(key);
         let watched =
-            known.is_some_and(|known| known.unconfirmed_since.is_none() && known.version >= version);
+            entry.is_some_and(|entry| entry.unconfirmed_since.is_none() && entry.version >= version);
         // All that there is left to see of one that is being deleted is that it is gone, which may take long.
-        let unconfirmed_since = (!watched && !at.deleting).then_some(now);
-        self.put(key, at, false, unconfirmed_since);
+        let unconfirmed_since = (!watched && !observed.terminating).then_some(now);
+        self.insert(key, observed, false, unconfirmed_since);
     }
 
     /// The object of that key, whether we deleted it or not.
     pub fn get(&self, key: &Key) -> Option<&Arc<T>> {
-        self.item(key).map(|known| &known.object)
+        self.entry(key).map(|entry| &entry.object)
     }
 
     /// The UID of the object of that key.
     pub fn uid(&self, key: &Key) -> Option<&str> {
-        self.item(key).map(|known| known.uid.as_str())
+        self.entry(key).map(|entry| entry.uid.as_str())
     }
 
     /// What belongs to `group`, by name, and whether it goes: it is being deleted, or we deleted it.
-    pub fn of<'a>(&'a self, group: &str) -> impl Iterator<Item = (&'a Key, &'a Arc<T>, bool)> {
+    pub fn group_entries<'a>(&'a self, group: &str) -> impl Iterator<Item = (&'a Key, &'a Arc<T>, bool)> {
         let items = self.members(group);
-        items.map(|(key, known)| (key, &known.object, known.deleted || known.deleting))
+        items.map(|(key, entry)| (key, &entry.object, entry.deleted || entry.terminating))
     }
 
     /// The one of that key, if it belongs to `group`, and whether it goes.
-    pub fn find<'a>(&'a self, group: &str, key: &Key) -> Option<(&'a Key, &'a Arc<T>, bool)> {
-        let (key, known) = self.groups.get(group)?.get_key_value(key)?;
-        Some((key, &known.object, known.deleted || known.deleting))
+    pub fn find_in_group<'a>(&'a self, group: &str, key: &Key) -> Option<(&'a Key, &'a Arc<T>, bool)> {
+        let (key, entry) = self.groups.get(group)?.get_key_value(key)?;
+        Some((key, &entry.object, entry.deleted || entry.terminating))
     }
 
     /// Our writes in `group` that are not confirmed: what is to be read now, and how long the next one has still.
     pub fn unconfirmed(&self, group: &str, now: Instant) -> (Vec<Key>, Option<Duration>) {
         let mut due = Vec::new();
         let mut next: Option<Duration> = None;
-        for (key, known) in self.members(group) {
-            if known.unknown {
+        for (key, entry) in self.members(group) {
+            if entry.unknown {
                 due.push(key.clone());
                 continue;
             }
-            let Some(left) = known.left(now) else { continue };
+            let Some(left) = entry.time_left(now) else {
+                continue;
+            };
             match left {
                 Duration::ZERO => due.push(key.clone()),
                 left => next = Some(next.map_or(left, |n| n.min(left))),
@@ -182,55 +184,61 @@ impl<T> WriteCache<T> {
     }
 
     /// How long it is until this one is to be read, where a write of ours is not confirmed.
-    pub fn unconfirmed_for(&self, key: &Key, now: Instant) -> Option<Duration> {
-        self.item(key)?.left(now)
+    pub fn confirm_time_left(&self, key: &Key, now: Instant) -> Option<Duration> {
+        self.entry(key)?.time_left(now)
     }
 
-    fn members<'a>(&'a self, group: &str) -> impl Iterator<Item = (&'a Key, &'a Item<T>)> {
+    fn members<'a>(&'a self, group: &str) -> impl Iterator<Item = (&'a Key, &'a CacheEntry<T>)> {
         let members = self.groups.get(group).into_iter().flatten();
         #[cfg(any(test, feature = "testing"))]
-        let members = members.inspect(|_| self.looks.set(self.looks.get() + 1));
+        let members = members.inspect(|_| self.visited.set(self.visited.get() + 1));
         members
     }
 
-    fn item(&self, key: &Key) -> Option<&Item<T>> {
+    fn entry(&self, key: &Key) -> Option<&CacheEntry<T>> {
         self.groups.get(self.group_of.get(key)?)?.get(key)
     }
 
-    fn item_mut(&mut self, key: &Key) -> Option<&mut Item<T>> {
+    fn entry_mut(&mut self, key: &Key) -> Option<&mut CacheEntry<T>> {
         self.groups.get_mut(self.group_of.get(key)?)?.get_mut(key)
     }
 
-    fn put(&mut self, key: &Key, at: Versioned<T>, deleted: bool, unconfirmed_since: Option<Instant>) {
-        let item = Item {
-            version: number(&at.version),
-            uid: at.uid,
-            deleting: at.deleting,
-            object: at.object,
+    fn insert(
+        &mut self,
+        key: &Key,
+        observed: Versioned<T>,
+        deleted: bool,
+        unconfirmed_since: Option<Instant>,
+    ) {
+        let entry = CacheEntry {
+            version: parse_version(&observed.resource_version),
+            uid: observed.uid,
+            terminating: observed.terminating,
+            object: observed.object,
             deleted,
             unconfirmed_since,
             unknown: false,
         };
-        if let Some(there) = self.group_of.get(key).filter(|group| ***group == *at.group)
-            && let Some(items) = self.groups.get_mut(there)
+        if let Some(current_group) = self.group_of.get(key).filter(|group| ***group == *observed.group)
+            && let Some(entries) = self.groups.get_mut(current_group)
         {
-            items.insert(key.clone(), item);
+            entries.insert(key.clone(), entry);
             return;
         }
         self.remove(key);
-        let known = self.groups.get_key_value(at.group.as_str());
-        let group = known.map_or_else(|| at.group.as_str().into(), |(group, _)| Arc::clone(group));
+        let existing = self.groups.get_key_value(observed.group.as_str());
+        let group = existing.map_or_else(|| observed.group.as_str().into(), |(group, _)| Arc::clone(group));
         self.group_of.insert(key.clone(), Arc::clone(&group));
-        self.groups.entry(group).or_default().insert(key.clone(), item);
+        self.groups.entry(group).or_default().insert(key.clone(), entry);
     }
 
     fn remove(&mut self, key: &Key) {
         let Some(group) = self.group_of.remove(key) else {
             return;
         };
-        if let Some(items) = self.groups.get_mut(&group) {
-            items.remove(key);
-            if items.is_empty() {
+        if let Some(entries) = self.groups.get_mut(&group) {
+            entries.remove(key);
+            if entries.is_empty() {
                 self.groups.remove(&group);
             }
         }
@@ -238,7 +246,7 @@ impl<T> WriteCache<T> {
 }
 
 /// A version that is no number is as good as none: whatever comes later is newer.
-fn number(version: &str) -> u64 {
+fn parse_version(version: &str) -> u64 {
     version.parse().unwrap_or_default()
 }
 
@@ -246,103 +254,110 @@ fn number(version: &str) -> u64 {
 mod tests {
     use super::*;
 
-    fn at(uid: &str, version: &str, group: &str, deleting: bool) -> Versioned<String> {
+    fn versioned(uid: &str, version: &str, group: &str, terminating: bool) -> Versioned<String> {
         Versioned {
             uid: uid.to_owned(),
-            version: version.to_owned(),
+            resource_version: version.to_owned(),
             group: group.to_owned(),
-            deleting,
+            terminating,
             object: Arc::new(format!("{uid}@{version}")),
         }
     }
 
-    fn told(known: &WriteCache<String>, group: &str) -> Vec<String> {
-        let mark = |going| if going { " goes" } else { "" };
-        known
-            .of(group)
-            .map(|(_, object, going)| format!("{object}{}", mark(going)))
+    fn group_state(cache: &WriteCache<String>, group: &str) -> Vec<String> {
+        let mark = |terminating| if terminating { " goes" } else { "" };
+        cache
+            .group_entries(group)
+            .map(|(_, object, terminating)| format!("{object}{}", mark(terminating)))
             .collect()
     }
 
     #[test]
-    fn the_watch_does_not_take_back_what_was_written() {
-        let (mut known, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
-        known.wrote(&key, at("a", "20", "g", false), now);
-        known.watched(&key, at("a", "19", "g", false));
-        assert_eq!(told(&known, "g"), ["a@20"]);
+    fn older_watch_event_does_not_undo_a_write() {
+        let (mut cache, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
+        cache.apply_write(&key, versioned("a", "20", "g", false), now);
+        cache.apply_watch(&key, versioned("a", "19", "g", false));
+        assert_eq!(group_state(&cache, "g"), ["a@20"]);
         assert_eq!(
-            known.unconfirmed("g", now + CONFIRM).0,
+            cache.unconfirmed("g", now + CONFIRM_TIMEOUT).0,
             std::slice::from_ref(&key)
         );
-        assert_eq!(known.unconfirmed_for(&key, now), Some(CONFIRM));
-        assert_eq!(known.unconfirmed_for(&key, now + CONFIRM), Some(Duration::ZERO));
-        known.watched(&key, at("a", "20", "g", false));
-        assert_eq!(known.unconfirmed("g", now + CONFIRM), (vec![], None));
-        assert_eq!(known.unconfirmed_for(&key, now), None);
-        known.wrote(&key, at("a", "18", "g", false), now);
-        assert_eq!(told(&known, "g"), ["a@20"]);
+        assert_eq!(cache.confirm_time_left(&key, now), Some(CONFIRM_TIMEOUT));
+        assert_eq!(
+            cache.confirm_time_left(&key, now + CONFIRM_TIMEOUT),
+            Some(Duration::ZERO)
+        );
+        cache.apply_watch(&key, versioned("a", "20", "g", false));
+        assert_eq!(cache.unconfirmed("g", now + CONFIRM_TIMEOUT), (vec![], None));
+        assert_eq!(cache.confirm_time_left(&key, now), None);
+        cache.apply_write(&key, versioned("a", "18", "g", false), now);
+        assert_eq!(group_state(&cache, "g"), ["a@20"]);
     }
 
     #[test]
-    fn what_was_deleted_stays_so_until_the_watch_says_it() {
-        let (mut known, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
-        known.watched(&key, at("a", "1", "g", false));
-        known.mark_deleted(&key, "other", now);
-        assert_eq!(told(&known, "g"), ["a@1"]);
-        known.mark_deleted(&key, "a", now);
-        known.watched(&key, at("a", "2", "g", false));
-        assert_eq!(told(&known, "g"), ["a@2 goes"]);
-        assert_eq!(known.unconfirmed("g", now), (vec![], Some(CONFIRM)));
-        known.watched(&key, at("a", "3", "g", true));
-        assert_eq!(told(&known, "g"), ["a@3 goes"]);
-        assert_eq!(known.unconfirmed("g", now + CONFIRM), (vec![], None));
-        known.mark_deleted(&key, "a", now);
-        assert_eq!(known.unconfirmed("g", now), (vec![], None), "it is seen to go");
-        known.read(&key, Some(at("a", "4", "g", true)), now);
+    fn deleted_stays_deleted_until_the_watch_confirms() {
+        let (mut cache, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
+        cache.apply_watch(&key, versioned("a", "1", "g", false));
+        cache.mark_deleted(&key, "other", now);
+        assert_eq!(group_state(&cache, "g"), ["a@1"]);
+        cache.mark_deleted(&key, "a", now);
+        cache.apply_watch(&key, versioned("a", "2", "g", false));
+        assert_eq!(group_state(&cache, "g"), ["a@2 goes"]);
+        assert_eq!(cache.unconfirmed("g", now), (vec![], Some(CONFIRM_TIMEOUT)));
+        cache.apply_watch(&key, versioned("a", "3", "g", true));
+        assert_eq!(group_state(&cache, "g"), ["a@3 goes"]);
+        assert_eq!(cache.unconfirmed("g", now + CONFIRM_TIMEOUT), (vec![], None));
+        cache.mark_deleted(&key, "a", now);
+        assert_eq!(cache.unconfirmed("g", now), (vec![], None), "it is seen to go");
+        cache.apply_read(&key, Some(versioned("a", "4", "g", true)), now);
         assert_eq!(
-            known.unconfirmed("g", now),
+            cache.unconfirmed("g", now),
             (vec![], None),
             "however long that takes"
         );
-        known.wrote(&key, at("b", "5", "g", false), now);
-        known.gone(&key, "a");
-        assert_eq!(told(&known, "g"), ["b@5"], "another of the same name");
-        known.read(&key, None, now);
-        assert_eq!(told(&known, "g"), Vec::<String>::new());
+        cache.apply_write(&key, versioned("b", "5", "g", false), now);
+        cache.apply_watch_delete(&key, "a");
+        assert_eq!(group_state(&cache, "g"), ["b@5"], "another of the same name");
+        cache.apply_read(&key, None, now);
+        assert_eq!(group_state(&cache, "g"), Vec::<String>::new());
     }
 
     #[test]
-    fn what_was_read_stands_until_the_watch_is_as_far() {
-        let (mut known, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
-        known.watched(&key, at("a", "20", "g", false));
-        known.read(&key, Some(at("a", "20", "g", false)), now);
-        assert_eq!(known.unconfirmed("g", now), (vec![], None), "it is so far");
-        known.read(&key, Some(at("a", "22", "g", false)), now);
-        known.watched(&key, at("a", "21", "g", false));
-        assert_eq!(told(&known, "g"), ["a@22"]);
-        known.watched(&key, at("a", "22", "g", false));
-        known.watched(&key, at("a", "5", "g", false));
-        assert_eq!(told(&known, "g"), ["a@5"], "from a backup");
+    fn read_result_stays_until_the_watch_catches_up() {
+        let (mut cache, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
+        cache.apply_watch(&key, versioned("a", "20", "g", false));
+        cache.apply_read(&key, Some(versioned("a", "20", "g", false)), now);
+        assert_eq!(cache.unconfirmed("g", now), (vec![], None), "it is so far");
+        cache.apply_read(&key, Some(versioned("a", "22", "g", false)), now);
+        cache.apply_watch(&key, versioned("a", "21", "g", false));
+        assert_eq!(group_state(&cache, "g"), ["a@22"]);
+        cache.apply_watch(&key, versioned("a", "22", "g", false));
+        cache.apply_watch(&key, versioned("a", "5", "g", false));
+        assert_eq!(group_state(&cache, "g"), ["a@5"], "from a backup");
     }
 
     #[test]
-    fn what_a_write_without_an_answer_was_about_is_read_at_once() {
-        let (mut known, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
-        known.mark_unknown(&key);
-        known.watched(&key, at("a", "20", "g", false));
-        assert_eq!(known.unconfirmed("g", now), (vec![], None));
-        known.mark_unknown(&key);
-        known.watched(&key, at("a", "21", "g", false));
-        assert_eq!(known.unconfirmed("g", now), (vec![key.clone()], None));
-        known.read(&key, Some(at("a", "22", "g", false)), now);
-        assert_eq!(known.unconfirmed("g", now), (vec![], Some(CONFIRM)));
-        known.mark_unknown(&key);
-        known.wrote(&key, at("a", "23", "g", false), now);
-        assert_eq!(known.unconfirmed("g", now), (vec![], Some(CONFIRM)), "answered");
-        known.mark_unknown(&key);
-        known.watched(&key, at("b", "24", "g", false));
+    fn write_without_answer_is_read_back_at_once() {
+        let (mut cache, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
+        cache.mark_unknown(&key);
+        cache.apply_watch(&key, versioned("a", "20", "g", false));
+        assert_eq!(cache.unconfirmed("g", now), (vec![], None));
+        cache.mark_unknown(&key);
+        cache.apply_watch(&key, versioned("a", "21", "g", false));
+        assert_eq!(cache.unconfirmed("g", now), (vec![key.clone()], None));
+        cache.apply_read(&key, Some(versioned("a", "22", "g", false)), now);
+        assert_eq!(cache.unconfirmed("g", now), (vec![], Some(CONFIRM_TIMEOUT)));
+        cache.mark_unknown(&key);
+        cache.apply_write(&key, versioned("a", "23", "g", false), now);
         assert_eq!(
-            known.unconfirmed("g", now),
+            cache.unconfirmed("g", now),
+            (vec![], Some(CONFIRM_TIMEOUT)),
+            "answered"
+        );
+        cache.mark_unknown(&key);
+        cache.apply_watch(&key, versioned("b", "24", "g", false));
+        assert_eq!(
+            cache.unconfirmed("g", now),
             (vec![], None),
             "another of the same name"
         );
@@ -351,10 +366,10 @@ mod tests {
     #[test]
     fn who_changes_hands_is_known_once() {
         let (mut known, key) = (WriteCache::default(), Key::namespaced("n", "p"));
-        known.watched(&key, at("a", "1", "g", false));
-        known.watched(&key, at("a", "2", "h", false));
-        assert_eq!(told(&known, "g"), Vec::<String>::new());
-        assert_eq!(told(&known, "h"), ["a@2"]);
+        known.apply_watch(&key, versioned("a", "1", "g", false));
+        known.apply_watch(&key, versioned("a", "2", "h", false));
+        assert_eq!(group_state(&known, "g"), Vec::<String>::new());
+        assert_eq!(group_state(&known, "h"), ["a@2"]);
         assert_eq!(known.groups.len(), 1);
     }
 }

@@ -43,7 +43,7 @@ pub enum Error {
     },
     /// The answer cannot be used: too long or not what CRI promises.
     #[error("runtime at {socket} gave an answer to {method} that cannot be used: {why}")]
-    BadAnswer {
+    InvalidResponse {
         /// The runtime's socket.
         socket: PathBuf,
         /// The CRI method.
@@ -63,7 +63,7 @@ pub enum Error {
     },
     /// The runtime refused for another reason.
     #[error("runtime at {socket} refused {method}: {message} ({code:?})")]
-    Refused {
+    Rejected {
         /// The runtime's socket.
         socket: PathBuf,
         /// The CRI method.
@@ -80,9 +80,9 @@ impl Error {
     pub fn retryable(&self) -> bool {
         match self {
             Self::InvalidReference(_) | Self::Unimplemented { .. } => false,
-            Self::Unreachable { .. } | Self::Timeout { .. } | Self::BadAnswer { .. } => true,
+            Self::Unreachable { .. } | Self::Timeout { .. } | Self::InvalidResponse { .. } => true,
             Self::Pull { cause, .. } => cause.retryable(),
-            Self::Refused { code, .. } => !matches!(
+            Self::Rejected { code, .. } => !matches!(
                 code,
                 tonic::Code::InvalidArgument | tonic::Code::NotFound | tonic::Code::PermissionDenied
             ),
@@ -96,22 +96,22 @@ impl Error {
             Self::Unreachable { .. } => "unreachable",
             Self::Timeout { .. } => "timeout",
             Self::Unimplemented { .. } => "unimplemented",
-            Self::BadAnswer { .. } => "bad_answer",
+            Self::InvalidResponse { .. } => "bad_answer",
             Self::Pull { cause, .. } => cause.category(),
-            Self::Refused { .. } => "refused",
+            Self::Rejected { .. } => "refused",
         }
     }
 }
 
 /// The words, in lower case, that give a cause away; the first that is found counts. Numbers alone are none: they are
 /// in digests and ports too.
-const WORDS: [(PullCause, &[&str]); 7] = [
+const CAUSE_PATTERNS: [(PullCause, &[&str]); 7] = [
     (
         PullCause::DiskFull,
         &["no space left on device", "disk quota exceeded"],
     ),
     (
-        PullCause::Platform,
+        PullCause::WrongPlatform,
         &[
             "no match for platform",
             "no image found in manifest list",
@@ -136,7 +136,7 @@ const WORDS: [(PullCause, &[&str]); 7] = [
         &["not found", "manifest unknown", "name unknown"],
     ),
     (
-        PullCause::RegistryDown,
+        PullCause::RegistryUnavailable,
         &[
             "connection refused",
             "no such host",
@@ -156,7 +156,7 @@ const WORDS: [(PullCause, &[&str]); 7] = [
         ],
     ),
     (
-        PullCause::Garbage,
+        PullCause::InvalidImage,
         &[
             "media type",
             "mediatype",
@@ -186,11 +186,11 @@ pub enum PullCause {
     /// The registry wants other credentials, or any.
     Unauthorized,
     /// The registry cannot be reached.
-    RegistryDown,
+    RegistryUnavailable,
     /// The registry answers with something that is no image.
-    Garbage,
+    InvalidImage,
     /// The image exists, but not for this machine.
-    Platform,
+    WrongPlatform,
     /// The node has no room for it.
     DiskFull,
     /// The registry asks to come back later.
@@ -202,12 +202,12 @@ pub enum PullCause {
 impl PullCause {
     /// Reads the cause out of a runtime's status code and words. Runtimes have no codes for most of this, so the
     /// words of containerd, CRI-O and the registries' own error codes decide; see `WORDS`.
-    pub fn of(code: tonic::Code, message: &str) -> Self {
+    pub fn classify(code: tonic::Code, message: &str) -> Self {
         let text = message.to_lowercase();
-        let told = WORDS
+        let matched = CAUSE_PATTERNS
             .iter()
             .find(|(_, words)| words.iter().any(|w| text.contains(w)));
-        match (told, code) {
+        match (matched, code) {
             (Some((cause, _)), _) => *cause,
             (None, tonic::Code::ResourceExhausted) => Self::DiskFull,
             (None, tonic::Code::NotFound) => Self::NotFound,
@@ -217,7 +217,7 @@ impl PullCause {
 
     /// Whether trying again may help.
     pub fn retryable(self) -> bool {
-        !matches!(self, Self::Platform)
+        !matches!(self, Self::WrongPlatform)
     }
 
     /// The word used as metric label and reason.
@@ -225,9 +225,9 @@ impl PullCause {
         match self {
             Self::NotFound => "not_found",
             Self::Unauthorized => "unauthorized",
-            Self::RegistryDown => "registry_down",
-            Self::Garbage => "registry_garbage",
-            Self::Platform => "wrong_platform",
+            Self::RegistryUnavailable => "registry_down",
+            Self::InvalidImage => "registry_garbage",
+            Self::WrongPlatform => "wrong_platform",
             Self::DiskFull => "disk_full",
             Self::Throttled => "throttled",
             Self::Other => "pull_failed",
@@ -240,9 +240,9 @@ impl std::fmt::Display for PullCause {
         f.write_str(match self {
             Self::NotFound => "the registry has no such image",
             Self::Unauthorized => "the registry refuses the credentials, or wants some",
-            Self::RegistryDown => "the registry cannot be reached",
-            Self::Garbage => "the registry's answer is not a usable image",
-            Self::Platform => "the image is not made for this machine's platform",
+            Self::RegistryUnavailable => "the registry cannot be reached",
+            Self::InvalidImage => "the registry's answer is not a usable image",
+            Self::WrongPlatform => "the image is not made for this machine's platform",
             Self::DiskFull => "the node's disk is full",
             Self::Throttled => "the registry asks to come back later",
             Self::Other => "the runtime could not pull it",
@@ -255,14 +255,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_in_ports_and_digests_are_no_cause() {
+    fn numbers_in_ports_and_digests_are_no_pull_cause() {
         let words = "failed commit on ref \"layer-sha256:401404503\" from 10.0.0.1:40401";
-        assert_eq!(PullCause::of(tonic::Code::Unknown, words), PullCause::Garbage);
+        assert_eq!(
+            PullCause::classify(tonic::Code::Unknown, words),
+            PullCause::InvalidImage
+        );
     }
 
     #[test]
-    fn what_words_leave_open_the_code_decides() {
-        assert_eq!(PullCause::of(tonic::Code::NotFound, "gone"), PullCause::NotFound);
-        assert_eq!(PullCause::of(tonic::Code::Unknown, "odd"), PullCause::Other);
+    fn status_code_decides_when_the_message_is_unclear() {
+        assert_eq!(
+            PullCause::classify(tonic::Code::NotFound, "gone"),
+            PullCause::NotFound
+        );
+        assert_eq!(PullCause::classify(tonic::Code::Unknown, "odd"), PullCause::Other);
     }
 }

@@ -19,11 +19,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-pub use discovery::{Options, Runtimes, SocketHealth, why_none};
+pub use discovery::{DiscoveryOptions, Runtimes, SocketHealth, no_runtime_reason};
 pub use error::{Error, PullCause};
 pub use types::{
-    Auth, Bytes, Container, ContainerDetails, ContainerState, ContainerStatus, Environment, ExecOutput,
-    Image, PullRequest, Version,
+    AuthConfig, Container, ContainerDetails, ContainerState, ContainerStatus, DownloadProgress, Environment,
+    ExecOutput, Image, PullRequest, Version,
 };
 
 /// A container runtime. Every call has a deadline of its own and is cancelled by dropping its future.
@@ -46,10 +46,10 @@ pub trait Runtime: Send + Sync + 'static {
     async fn pull_image(&self, request: &PullRequest) -> Result<String, Error>;
 
     /// How far the pull of `image` in progress has come; none where the runtime does not say.
-    async fn pull_progress(&self, image: &str) -> Result<Option<Bytes>, Error>;
+    async fn pull_progress(&self, image: &str) -> Result<Option<DownloadProgress>, Error>;
 
     /// The containers of a Pod in every state, newest first.
-    async fn containers(&self, pod_uid: &str) -> Result<Vec<Container>, Error>;
+    async fn list_containers(&self, pod_uid: &str) -> Result<Vec<Container>, Error>;
 
     /// One container, or none if the runtime does not know it.
     async fn container_status(&self, id: &str) -> Result<Option<ContainerStatus>, Error>;
@@ -69,7 +69,7 @@ pub trait Runtime: Send + Sync + 'static {
         id: &str,
         command: &[String],
         timeout: Duration,
-        most: usize,
+        max_output: usize,
     ) -> Result<Option<ExecOutput>, Error>;
 
     /// The addresses of a Pod, primary first; empty where it uses the host's network or has no ready sandbox.

@@ -7,15 +7,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    Bytes, Container, ContainerDetails, ContainerStatus, Error, ExecOutput, Image, PullRequest, Runtime,
-    Version,
+    Container, ContainerDetails, ContainerStatus, DownloadProgress, Error, ExecOutput, Image, PullRequest,
+    Runtime, Version,
 };
 
 /// Answers by the name of containerd.
-pub struct Panicking;
+pub struct PanickingRuntime;
 
 #[async_trait]
-impl Runtime for Panicking {
+impl Runtime for PanickingRuntime {
     fn name(&self) -> &str {
         "containerd"
     }
@@ -36,11 +36,11 @@ impl Runtime for Panicking {
         panic!("pull_image")
     }
 
-    async fn pull_progress(&self, _: &str) -> Result<Option<Bytes>, Error> {
+    async fn pull_progress(&self, _: &str) -> Result<Option<DownloadProgress>, Error> {
         panic!("pull_progress")
     }
 
-    async fn containers(&self, _: &str) -> Result<Vec<Container>, Error> {
+    async fn list_containers(&self, _: &str) -> Result<Vec<Container>, Error> {
         panic!("containers")
     }
 

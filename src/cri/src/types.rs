@@ -35,10 +35,10 @@ pub struct Image {
 /// What to pull, and on whose behalf.
 #[derive(Debug, Clone, Default)]
 pub struct PullRequest {
-    /// Fully qualified name with tag or digest; see [`kruise_api::image_reference::Reference`].
+    /// Fully qualified name with tag or digest; see [`kruise_api::image_reference::ImageReference`].
     pub image: String,
     /// Credentials; none pulls anonymously.
-    pub auth: Option<Auth>,
+    pub auth: Option<AuthConfig>,
     /// Labels of the sandbox configuration that goes with the request.
     pub labels: BTreeMap<String, String>,
     /// Annotations of the sandbox configuration that goes with the request.
@@ -49,7 +49,7 @@ pub struct PullRequest {
 
 /// Credentials for a registry. Its `Debug` shows who, never the secret.
 #[derive(Clone, PartialEq, Eq, Default)]
-pub struct Auth {
+pub struct AuthConfig {
     /// User name, or empty.
     pub username: String,
     /// Password, or empty.
@@ -64,7 +64,7 @@ pub struct Auth {
     pub registry_token: String,
 }
 
-impl fmt::Debug for Auth {
+impl fmt::Debug for AuthConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Auth")
             .field("username", &self.username)
@@ -75,9 +75,9 @@ impl fmt::Debug for Auth {
 
 /// Bytes of an image that have come, of how many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Bytes {
+pub struct DownloadProgress {
     /// Bytes on the node already; never more than `total`.
-    pub done: u64,
+    pub downloaded: u64,
     /// Bytes of all layers and the configuration, compressed.
     pub total: u64,
 }

@@ -16,7 +16,7 @@ pub mod pods;
 pub mod pull_command;
 pub mod recreate;
 mod run;
-pub mod slots;
+pub mod stop_slots;
 
 use tokio_util::sync::CancellationToken;
 
@@ -24,7 +24,7 @@ use kruise_cluster::Cluster;
 use kruise_cri::Runtimes;
 use kruise_ops::Health;
 
-pub use live::Live;
+pub use live::LiveState;
 pub use options::Options;
 pub use run::{Error, run};
 
@@ -38,9 +38,9 @@ pub struct Context {
     /// The container runtimes of this node.
     pub runtimes: Runtimes,
     /// Who may stop a container now.
-    pub stops: std::sync::Arc<slots::Slots>,
+    pub stop_slots: std::sync::Arc<stop_slots::StopSlots>,
     /// Where the duty shows what it is doing.
-    pub live: Live,
+    pub live: LiveState,
     /// Where the duty says how it is.
     pub health: Health,
     /// The options of the process.
@@ -52,13 +52,13 @@ pub struct Context {
 #[cfg(test)]
 impl Context {
     /// A context of node `n`, whose runtime panics.
-    pub(crate) fn of(client: kube::Client) -> Self {
+    pub(crate) fn for_test(client: kube::Client) -> Self {
         Self {
             node_name: "n".to_owned(),
-            cluster: Cluster::of(client),
-            runtimes: Runtimes::of(kruise_cri::panicking::Panicking),
-            stops: std::sync::Arc::default(),
-            live: Live::default(),
+            cluster: Cluster::from_client(client),
+            runtimes: Runtimes::from_runtime(kruise_cri::panicking::PanickingRuntime),
+            stop_slots: std::sync::Arc::default(),
+            live: LiveState::default(),
             health: Health::default(),
             options: std::sync::Arc::default(),
             shutdown: CancellationToken::new(),

@@ -7,20 +7,20 @@ use tokio::sync::watch;
 
 /// The duties' present state; clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Live {
+pub struct LiveState {
     /// The image pulls that the node was asked for.
-    pub pulls: watch::Sender<Vec<Pull>>,
+    pub pulls: watch::Sender<Vec<PullStatus>>,
     /// The container recreate requests that are not over.
-    pub recreates: watch::Sender<Vec<Recreate>>,
+    pub recreates: watch::Sender<Vec<RecreateStatus>>,
     /// The containers that are restarted for their environment.
-    pub restarts: watch::Sender<Vec<Restart>>,
+    pub restarts: watch::Sender<Vec<RestartStatus>>,
     /// The container runtimes.
-    pub runtimes: watch::Sender<Vec<Runtime>>,
+    pub runtimes: watch::Sender<Vec<RuntimeStatus>>,
 }
 
 /// One image pull.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Pull {
+pub struct PullStatus {
     /// The full reference, with tag or digest.
     pub image: String,
     /// Where it stands.
@@ -45,7 +45,7 @@ pub struct Pull {
     pub message: String,
 }
 
-impl Pull {
+impl PullStatus {
     /// Seconds until the end at the present speed.
     #[must_use]
     pub fn seconds_left(&self) -> Option<u64> {
@@ -70,7 +70,7 @@ pub enum PullPhase {
 
 /// One container recreate request.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Recreate {
+pub struct RecreateStatus {
     /// The namespace of request and Pod.
     pub namespace: String,
     /// The request's name.
@@ -82,16 +82,16 @@ pub struct Recreate {
     /// What it waits for, in words.
     pub waits_for: Option<String>,
     /// Its containers in the order of the request.
-    pub containers: Vec<RecreateContainer>,
+    pub containers: Vec<RecreateContainerStatus>,
     /// When this process first saw it.
-    pub seen_at: Option<Timestamp>,
+    pub first_seen_at: Option<Timestamp>,
     /// When it ends whatever happens.
     pub deadline: Option<Timestamp>,
 }
 
 /// One container of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct RecreateContainer {
+pub struct RecreateContainerStatus {
     /// The container's name.
     pub name: String,
     /// The step it is in.
@@ -106,7 +106,7 @@ pub struct RecreateContainer {
 
 /// One container that is restarted for its environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Restart {
+pub struct RestartStatus {
     /// The namespace of its Pod.
     pub namespace: String,
     /// The name of its Pod.
@@ -123,7 +123,7 @@ pub struct Restart {
 
 /// One container runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Runtime {
+pub struct RuntimeStatus {
     /// Its own name; empty before it has answered.
     pub name: String,
     /// Its version; empty before it has answered.

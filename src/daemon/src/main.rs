@@ -38,7 +38,7 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error),
     };
-    let done = runtime.block_on(async {
+    let result = runtime.block_on(async {
         match cli.command {
             None => node::run(cli.options).await.map_err(|e| fail(&e)),
             Some(Command::Pull(args)) => Err(node::pull_command::run(args).await),
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     });
     // What still runs on the blocking pool must not hold the process back.
     runtime.shutdown_background();
-    done.map_or_else(|code| code, |()| ExitCode::SUCCESS)
+    result.map_or_else(|code| code, |()| ExitCode::SUCCESS)
 }
 
 fn fail(error: &dyn std::error::Error) -> ExitCode {

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::control::DEFAULT_SOCKET;
-use kruise_ops::Gates;
+use kruise_ops::FeatureGates;
+use kruise_ops::flag_values::{or, path};
 use kruise_ops::logs::Format;
 use kruise_ops::upstream_flags::UpstreamFlags;
-use kruise_ops::values::{or, path};
 
 /// Options of `kruise-daemon` without a subcommand.
 #[derive(Args, Clone, Debug)]
@@ -42,8 +42,8 @@ pub struct Options {
     pub log_format: Format,
 
     /// Feature gates, as NAME=true|false separated by commas: DaemonWatchingPod, InPlaceUpdateEnvFromMetadata (both on by default)
-    #[arg(long, default_value = "", hide_default_value = true, value_parser = Gates::read, value_name = "GATES")]
-    pub feature_gates: Gates,
+    #[arg(long, default_value = "", hide_default_value = true, value_parser = FeatureGates::parse, value_name = "GATES")]
+    pub feature_gates: FeatureGates,
 
     /// Flags of OpenKruise's daemon that have no effect here
     #[command(flatten)]
@@ -59,12 +59,12 @@ impl Options {
     /// How many images are pulled at once, at least 1.
     #[must_use]
     pub fn max_pulls(&self) -> usize {
-        let wanted = if self.max_workers_for_pull_image > 0 {
+        let max_workers = if self.max_workers_for_pull_image > 0 {
             self.max_workers_for_pull_image
         } else {
             DEFAULT_PULLS
         };
-        usize::try_from(wanted).unwrap_or(1)
+        usize::try_from(max_workers).unwrap_or(1)
     }
 
     /// Logs which flags have no effect, and which have another than in OpenKruise's daemon.
@@ -85,7 +85,7 @@ impl Options {
 impl Default for Options {
     /// What an empty command line says.
     fn default() -> Self {
-        kruise_ops::values::of_no_arguments()
+        kruise_ops::flag_values::default_args()
     }
 }
 
@@ -95,7 +95,7 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use kruise_ops::logs::lines_of;
+    use kruise_ops::logs::captured_lines;
 
     #[derive(Parser)]
     struct Cli {
@@ -103,23 +103,23 @@ mod tests {
         options: Options,
     }
 
-    fn lines(args: &[&str]) -> Vec<String> {
+    fn log_lines(args: &[&str]) -> Vec<String> {
         let options = Cli::try_parse_from(args).unwrap().options;
-        lines_of(|| options.log_differences())
+        captured_lines(|| options.log_differences())
     }
 
     #[test]
-    fn a_daemon_asked_for_unlimited_pulls_logs_the_limit_that_it_uses() {
+    fn unlimited_pulls_flag_logs_the_default_limit() {
         for given in ["-1", "0"] {
             let flag = format!("--max-workers-for-pull-image={given}");
-            let lines = lines(&["x", &flag]);
+            let lines = log_lines(&["x", &flag]);
             assert_eq!(lines.len(), 1, "{lines:?}");
             let given = format!("given={given}");
-            for words in ["INFO", "--max-workers-for-pull-image", &given, "used=5"] {
-                assert!(lines[0].contains(words), "{words} is not in {lines:?}");
+            for text in ["INFO", "--max-workers-for-pull-image", &given, "used=5"] {
+                assert!(lines[0].contains(text), "{text} is not in {lines:?}");
             }
         }
-        assert!(lines(&["x", "--max-workers-for-pull-image=20"]).is_empty());
-        assert!(lines(&["x"]).is_empty());
+        assert!(log_lines(&["x", "--max-workers-for-pull-image=20"]).is_empty());
+        assert!(log_lines(&["x"]).is_empty());
     }
 }

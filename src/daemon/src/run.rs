@@ -2,21 +2,21 @@
 
 use std::sync::Arc;
 
-use super::live::Runtime;
-use super::{Context, Live, Options, container_meta, control, fence, image_pull, pods, recreate};
+use super::live::RuntimeStatus;
+use super::{Context, LiveState, Options, container_meta, control, fence, image_pull, pods, recreate};
 use kruise_cluster::{self as cluster, Cluster};
-use kruise_cri::{Options as Discovery, Runtimes, SocketHealth, why_none};
-use kruise_ops::http::{self, Serve};
+use kruise_cri::{DiscoveryOptions as Discovery, Runtimes, SocketHealth, no_runtime_reason};
+use kruise_ops::http::{self, Endpoints};
 use kruise_ops::metrics::{self, Program};
 use kruise_ops::supervise::{self, Supervisor};
-use kruise_ops::{COMMIT, Gate, Health, VERSION, logs, raise_open_files, values};
+use kruise_ops::{COMMIT, FeatureGate, Health, VERSION, flag_values, logs, raise_open_file_limit};
 
 /// Why the daemon did not start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// It does not know which node it is on.
     #[error("the node's name is not known: set NODE_NAME (in a Pod: fieldRef spec.nodeName) or --node-name")]
-    NodeName,
+    MissingNodeName,
     /// There is no way to reach a cluster.
     #[error(transparent)]
     Cluster(#[from] cluster::Error),
@@ -25,7 +25,7 @@ pub enum Error {
     Listen(#[from] http::Error),
     /// A task ended that should not.
     #[error(transparent)]
-    Ended(#[from] supervise::Error),
+    TaskEnded(#[from] supervise::Error),
 }
 
 /// Runs the daemon until SIGTERM or SIGINT.
@@ -33,14 +33,14 @@ pub enum Error {
 /// # Errors
 /// When it cannot start, or a task of it ends by itself.
 pub async fn run(options: Options) -> Result<(), Error> {
-    metrics::start(Program::Daemon);
+    metrics::init(Program::Daemon);
     logs::init(options.log_format);
-    raise_open_files();
+    raise_open_file_limit();
     let node_name = options
         .node_name
         .clone()
         .filter(|n| !n.is_empty())
-        .ok_or(Error::NodeName)?;
+        .ok_or(Error::MissingNodeName)?;
     tracing::info!(
         version = VERSION,
         commit = COMMIT,
@@ -48,7 +48,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
         "kruise-daemon starts"
     );
     options.log_differences();
-    for gate in options.feature_gates.unknown() {
+    for gate in options.feature_gates.unknown_names() {
         tracing::warn!(gate, "unknown feature gate; it has no effect");
     }
     let mut supervisor = Supervisor::default();
@@ -57,20 +57,22 @@ pub async fn run(options: Options) -> Result<(), Error> {
     let listener = http::listen(&options.addr).await?;
     supervisor.spawn(
         "http",
-        http::serve(listener, Serve::Both, health.clone(), shutdown.clone()),
+        http::serve(listener, Endpoints::Both, health.clone(), shutdown.clone()),
     );
     let ctx = Context {
-        cluster: Cluster::connect(&cluster::Options {
-            kubeconfig: values::given(options.kubeconfig.as_ref()),
+        cluster: Cluster::connect(&cluster::ClientOptions {
+            kubeconfig: flag_values::non_empty_path(options.kubeconfig.as_ref()),
             component: "kruise-daemon".to_owned(),
             host: Some(node_name.clone()),
         })
         .await?
-        .reporting_to(&health.watches),
-        runtimes: Runtimes::new(&Discovery::new(values::given(options.socket_file.as_ref()))),
-        stops: Arc::default(),
+        .with_watches(&health.watches),
+        runtimes: Runtimes::new(&Discovery::new(flag_values::non_empty_path(
+            options.socket_file.as_ref(),
+        ))),
+        stop_slots: Arc::default(),
         node_name,
-        live: Live::default(),
+        live: LiveState::default(),
         health,
         options: Arc::new(options),
         shutdown,
@@ -87,11 +89,11 @@ fn start(supervisor: &mut Supervisor, ctx: &Context) {
         Ok::<_, String>(())
     });
     supervisor.spawn_endless("fence", fence::run(ctx.clone()));
-    supervisor.spawn_endless("runtime health", tell_runtimes(ctx.clone()));
+    supervisor.spawn_endless("runtime health", report_runtime_health(ctx.clone()));
     supervisor.spawn("image pull", image_pull::run(ctx.clone()));
     let (pods, watch) = pods::watch(&ctx.cluster, &ctx.node_name);
     supervisor.spawn_endless("pods", watch);
-    if ctx.options.feature_gates.on(Gate::DaemonWatchingPod) {
+    if ctx.options.feature_gates.enabled(FeatureGate::DaemonWatchingPod) {
         supervisor.spawn("container meta", container_meta::run(ctx.clone(), pods.clone()));
     }
     supervisor.spawn("recreate", recreate::run(ctx.clone(), pods));
@@ -102,18 +104,18 @@ fn start(supervisor: &mut Supervisor, ctx: &Context) {
 }
 
 /// Keeps health and the control API up to date with what is known of the runtimes.
-async fn tell_runtimes(ctx: Context) {
+async fn report_runtime_health(ctx: Context) {
     let mut changes = ctx.runtimes.subscribe();
     loop {
         let sockets = ctx.runtimes.health();
         match sockets.iter().find(|s| s.healthy) {
-            Some(socket) => ctx.health.ready("container runtime", &socket.words),
+            Some(socket) => ctx.health.set_ready("container runtime", &socket.message),
             None => {
-                let why = format!("none answers: {}", why_none(&sockets));
-                ctx.health.unready("container runtime", why);
+                let reason = format!("none answers: {}", no_runtime_reason(&sockets));
+                ctx.health.set_not_ready("container runtime", reason);
             }
         }
-        ctx.live.runtimes.send_replace(views(sockets));
+        ctx.live.runtimes.send_replace(runtime_views(sockets));
         if changes.changed().await.is_err() {
             return;
         }
@@ -121,23 +123,23 @@ async fn tell_runtimes(ctx: Context) {
 }
 
 /// What the control API shows: the sockets that are there; all places that were looked at only where none answers.
-fn views(sockets: Vec<SocketHealth>) -> Vec<Runtime> {
-    let answers = sockets.iter().any(|s| s.healthy);
-    let shown = sockets.into_iter().filter(|s| !answers || s.found());
-    shown.map(view).collect()
+fn runtime_views(sockets: Vec<SocketHealth>) -> Vec<RuntimeStatus> {
+    let any_healthy = sockets.iter().any(|s| s.healthy);
+    let shown = sockets.into_iter().filter(|s| !any_healthy || s.was_found());
+    shown.map(runtime_view).collect()
 }
 
-fn view(socket: SocketHealth) -> Runtime {
-    let message = match (socket.healthy, socket.found()) {
+fn runtime_view(socket: SocketHealth) -> RuntimeStatus {
+    let message = match (socket.healthy, socket.was_found()) {
         (true, _) => String::new(),
-        (false, true) => socket.words,
+        (false, true) => socket.message,
         (false, false) => "there is no socket".to_owned(),
     };
     let (name, version) = socket
         .version
         .map(|v| (v.runtime_name, v.runtime_version))
         .unwrap_or_default();
-    Runtime {
+    RuntimeStatus {
         name,
         version,
         socket: socket.socket.display().to_string(),
@@ -157,17 +159,17 @@ mod tests {
             version: healthy.then(Version::default),
             present: healthy,
             healthy,
-            words: format!("words of {path}"),
+            message: format!("words of {path}"),
         }
     }
 
     #[test]
     fn missing_sockets_are_shown_only_where_no_runtime_answers() {
         let rows = |sockets| -> Vec<_> {
-            let views = views(sockets);
-            views.into_iter().map(|r| (r.socket, r.message)).collect()
+            let rows = runtime_views(sockets);
+            rows.into_iter().map(|r| (r.socket, r.message)).collect()
         };
-        let row = |path: &str, words: &str| (path.to_owned(), words.to_owned());
+        let row = |path: &str, message: &str| (path.to_owned(), message.to_owned());
         assert_eq!(
             rows(vec![socket("/a", false), socket("/b", true)]),
             [row("/b", "")]

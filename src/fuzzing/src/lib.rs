@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use kruise_api::image_reference::Reference;
+use kruise_api::image_reference::ImageReference;
 use kruise_api::keys;
 use kruise_daemon::fuzzing::{docker_config, hook_answer, pod, registry};
 use kruise_manager::admission::fuzzing::{conversion, review};
 use kruise_manager::fuzzing::revision;
 use kruise_workload::in_place::Template;
-use kruise_workload::in_place::complete::progress;
+use kruise_workload::in_place::completion::progress;
 use kruise_workload::in_place::pod::Pod;
 use kruise_workload::in_place::refresh::refresh;
 use serde_json::{Value, json};
@@ -39,7 +39,7 @@ fn node_image(data: &[u8]) {
 }
 
 /// The first line, and what follows it.
-fn two(data: &[u8]) -> (String, String) {
+fn split_first_line(data: &[u8]) -> (String, String) {
     let text = String::from_utf8_lossy(data);
     let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
     (first.to_owned(), rest.to_owned())
@@ -47,19 +47,22 @@ fn two(data: &[u8]) -> (String, String) {
 
 /// A reference, and a NodeImage's name and tag: what is read is written so that it is read as the same.
 fn reference(data: &[u8]) {
-    let (name, tag) = two(data);
-    let read = [Reference::parse(&name), Reference::from_name_and_tag(&name, &tag)];
-    for reference in read.into_iter().flatten() {
-        let again = Reference::parse(&reference.to_string());
-        assert_eq!(again.map(|r| r.to_string()), Ok(reference.to_string()));
-        let stored = Reference::from_name_and_tag(&reference.familiar_name(), reference.tag_or_digest());
+    let (name, tag) = split_first_line(data);
+    let parsed = [
+        ImageReference::parse(&name),
+        ImageReference::from_name_and_tag(&name, &tag),
+    ];
+    for reference in parsed.into_iter().flatten() {
+        let reparsed = ImageReference::parse(&reference.to_string());
+        assert_eq!(reparsed.map(|r| r.to_string()), Ok(reference.to_string()));
+        let stored = ImageReference::from_name_and_tag(&reference.familiar_name(), reference.tag_or_digest());
         assert_eq!(stored.map(|r| r.to_string()), Ok(reference.to_string()));
     }
 }
 
 /// A Pod; and the annotations of updates in place, on a Pod that is fine.
 fn annotations(data: &[u8]) {
-    let (state, grace) = two(data);
+    let (state, grace) = split_first_line(data);
     let annotations: BTreeMap<_, _> = [
         (keys::IN_PLACE_UPDATE_STATE, state),
         (keys::IN_PLACE_UPDATE_GRACE, grace),
@@ -70,12 +73,17 @@ fn annotations(data: &[u8]) {
         "spec": {"containers": [{"name": "app", "image": "a:1"}]},
         "status": {"containerStatuses": [{"name": "app", "image": "a:1", "imageID": "a@sha256:1", "containerID": "c://1"}]},
     });
-    let whole = serde_json::from_slice::<Value>(data).ok();
+    let parsed = serde_json::from_slice::<Value>(data).ok();
     let revision =
         json!({ "spec": { "template": { "spec": { "containers": [{ "name": "app", "image": "a:2" }] } } } });
-    for pod in whole.iter().chain([&pod]).map(Pod::of) {
+    for pod in parsed.iter().chain([&pod]).map(Pod::from_json) {
         let _ = progress(&pod);
-        let _ = refresh(&pod, |_| true, Template::of(&revision), Timestamp::UNIX_EPOCH);
+        let _ = refresh(
+            &pod,
+            |_| true,
+            Template::from_data(&revision),
+            Timestamp::UNIX_EPOCH,
+        );
     }
 }
 
@@ -86,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_fuzz_corpus_breaks_nothing() {
+    fn fuzz_corpus_does_not_panic() {
         let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus");
         for (name, target) in TARGETS {
             let files: Vec<_> = std::fs::read_dir(corpus.join(name)).unwrap().collect();

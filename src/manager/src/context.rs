@@ -8,10 +8,10 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{Options, Stores};
-use kruise_cluster::queue::{self, Named, Pass};
+use kruise_cluster::queue::{self, QueueKey, ReconcileFuture};
 use kruise_cluster::{Change, Cluster, Key};
 use kruise_ops::Progress;
-use kruise_ops::panics::isolated_now;
+use kruise_ops::panics::catch_panic_sync;
 
 /// What every controller is given; cheap to clone.
 #[derive(Clone)]
@@ -39,37 +39,37 @@ impl Context {
     }
 
     /// Works on the keys that `wake` sends, `workers` at once at most, until shutdown or until `wake` ends.
-    pub async fn work<K, W, F>(
+    pub async fn run_workers<K, W, F>(
         &self,
         name: &'static str,
         workers: usize,
         keys: mpsc::UnboundedReceiver<K>,
-        wake: impl Future<Output = ()>,
+        enqueue: impl Future<Output = ()>,
         work: W,
     ) where
-        K: Named,
+        K: QueueKey,
         W: Fn(K) -> F,
-        F: Pass,
+        F: ReconcileFuture,
     {
         let shutdown = self.shutdown.clone();
         tokio::select! {
             () = queue::run(name, keys, workers, &self.progress, shutdown, work) => {}
-            () = wake => {}
+            () = enqueue => {}
         }
     }
 }
 
 /// Sends the keys of changes that concern a controller. After a panic the key's own pass decides.
-pub async fn wake_up<T>(
+pub async fn enqueue_changes<T>(
     name: &'static str,
     mut changes: mpsc::UnboundedReceiver<Change<T>>,
     keys: mpsc::UnboundedSender<Key>,
-    concerns: impl Fn(&Change<T>) -> bool,
+    is_relevant: impl Fn(&Change<T>) -> bool,
 ) {
     while let Some(change) = changes.recv().await {
         let object = format_args!("change of {}", change.key);
-        let concerned = isolated_now(name, object, || concerns(&change)).unwrap_or(true);
-        if concerned && keys.send(change.key).is_err() {
+        let relevant = catch_panic_sync(name, object, || is_relevant(&change)).unwrap_or(true);
+        if relevant && keys.send(change.key).is_err() {
             return;
         }
     }
@@ -78,9 +78,9 @@ pub async fn wake_up<T>(
 #[cfg(test)]
 impl Context {
     /// A context of a cluster in which there is nothing.
-    pub fn of(client: kube::Client) -> Self {
+    pub fn for_test(client: kube::Client) -> Self {
         Self {
-            cluster: Cluster::of(client),
+            cluster: Cluster::from_client(client),
             stores: Stores::empty(),
             options: Arc::default(),
             progress: Progress::default(),
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_change_that_panics_wakes_its_object_and_holds_up_no_other() {
+    async fn panicking_change_is_enqueued_and_delays_no_other() {
         let (changes_tx, changes) = mpsc::unbounded_channel();
         let (keys_tx, mut keys) = mpsc::unbounded_channel();
         let key = |name| Key::namespaced("n", name);
@@ -107,7 +107,7 @@ mod tests {
             });
         }
         drop(changes_tx);
-        wake_up("test", changes, keys_tx, |change| {
+        enqueue_changes("test", changes, keys_tx, |change| {
             assert_ne!(change.key.name, "panics");
             change.key.name == "concerned"
         })

@@ -12,8 +12,8 @@ use kruise_workload::revision::Revision;
 use serde_json::json;
 
 use crate::cloneset::plan::{Observed, plan};
-use crate::image_pull_job::plan::entry::{Ask, Setting, add, awaits, owned};
-use crate::image_pull_job::plan::job::Job;
+use crate::image_pull_job::plan::entry::{EntryOptions, JobRequest, add_requests, awaited_pull, is_owned_by};
+use crate::image_pull_job::plan::job::PullJob;
 use crate::view::NodeImageView;
 
 /// A NodeImage, and jobs that ask for more: what a job asks for is there once it was added, or waits; it is added once.
@@ -27,51 +27,51 @@ pub fn node_image(data: &[u8]) {
     );
     let view = NodeImageView::from(object);
     for tag in &view.tags {
-        assert!(view.tag(&tag.image, &tag.tag).is_some() && view.knows(&tag.image));
+        assert!(view.tag(&tag.image, &tag.tag).is_some() && view.mentions_image(&tag.image));
         let _ = view.status_of(tag);
     }
     for (image, spec) in &images {
         let statuses = status.image_statuses.get(image);
-        let statuses = statuses.map_or(&[][..], |of| &of.tags);
+        let statuses = statuses.map_or(&[][..], |entry| &entry.tags);
         let tags = spec.tags.iter().map(|tag| tag.tag.as_str());
         for tag in tags.chain(["another"]) {
-            for asked in ["IfNotPresent", "Always"] {
-                let _ = asked_for(spec, statuses, tag, &job(image, asked));
+            for policy in ["IfNotPresent", "Always"] {
+                let _ = add_for_job(spec, statuses, tag, &job(image, policy));
             }
         }
     }
 }
 
 /// The image's entry, once the job has asked for the tag, if it is not the same.
-fn asked_for(spec: &ImageSpec, statuses: &[ImageTagStatus], tag: &str, job: &Job) -> Option<ImageSpec> {
+fn add_for_job(spec: &ImageSpec, statuses: &[ImageTagStatus], tag: &str, job: &PullJob) -> Option<ImageSpec> {
     let mode = Some(keys::MODE_BATCH.to_owned());
     let secret = ReferenceObject {
         namespace: "n".to_owned(),
         name: "s".to_owned(),
         mode,
     };
-    let ask = Ask {
+    let request = JobRequest {
         job,
         secrets: &[secret],
-        ended: &BTreeSet::new(),
+        ended_jobs: &BTreeSet::new(),
     };
-    let setting = Setting {
+    let options = EntryOptions {
         default_ttl: 300,
         seed: 0,
         now: Timestamp::UNIX_EPOCH,
     };
-    let added = add(Some(spec), statuses, tag, &[ask], setting);
+    let added = add_requests(Some(spec), statuses, tag, &[request], options);
     let after = added.as_ref().unwrap_or(spec);
-    let there = after
+    let owned_by_job = after
         .tags
         .iter()
-        .any(|one| one.tag == tag && owned(one, &job.uid));
+        .any(|one| one.tag == tag && is_owned_by(one, &job.uid));
     assert!(
-        there || awaits(Some(spec), statuses, tag, ask).is_some(),
+        owned_by_job || awaited_pull(Some(spec), statuses, tag, request).is_some(),
         "{tag} of {after:?}"
     );
     assert_eq!(
-        add(Some(after), statuses, tag, &[ask], setting),
+        add_requests(Some(after), statuses, tag, &[request], options),
         None,
         "added twice"
     );
@@ -79,14 +79,14 @@ fn asked_for(spec: &ImageSpec, statuses: &[ImageTagStatus], tag: &str, job: &Job
 }
 
 /// A job of this image.
-fn job(image: &str, policy: &str) -> Job {
+fn job(image: &str, policy: &str) -> PullJob {
     let job = json!({
         "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
         "metadata": { "name": "j", "namespace": "n", "uid": "j", "creationTimestamp": "2026-01-01T00:00:00Z" },
         "spec": { "image": image, "imagePullPolicy": policy, "completionPolicy": {} },
     });
     let job = serde_json::from_value(job);
-    Job::read(&job.unwrap_or_else(|why| unreachable!("the job above is one: {why}")))
+    PullJob::from_object(&job.unwrap_or_else(|why| unreachable!("the job above is one: {why}")))
 }
 
 /// A stored ControllerRevision: as the one that Pods are made and updated to, and as the one that they have.
@@ -96,7 +96,7 @@ pub fn revision(data: &[u8]) {
     };
     let hostile = Revision::from(&stored);
     let _ = hostile.template();
-    if hostile.unfit.is_some() {
+    if hostile.invalid_reason.is_some() {
         return;
     }
     let template =
@@ -134,22 +134,22 @@ fn observed(update: &Revision, current: &Revision) -> Observed {
     let set = serde_json::from_value(set);
     Observed {
         set: Arc::new(set.unwrap_or_else(|why| unreachable!("the CloneSet above is one: {why}"))),
-        pods: vec![Arc::new(Pod::of(&pod))],
+        pods: vec![Arc::new(Pod::from_json(&pod))],
         claims: Vec::new(),
-        given: BTreeMap::new(),
+        claims_owned_by_pod: BTreeMap::new(),
         revisions: [current, update].map(|one| Arc::new(one.into())).to_vec(),
-        current: current.name.clone(),
-        update: update.name.clone(),
-        template: Default::default(),
-        collisions: None,
-        unread: Vec::new(),
-        memory: update.memory.max(current.memory),
+        current_revision: current.name.clone(),
+        update_revision: update.name.clone(),
+        template_status: Default::default(),
+        collision_count: None,
+        unread_revisions: Vec::new(),
+        max_pod_memory: update.memory.max(current.memory),
         jobs: Vec::new(),
         nodes: BTreeMap::new(),
         failures: BTreeMap::new(),
-        left: Default::default(),
-        switches: Default::default(),
-        seed: 0,
+        unfinished: Default::default(),
+        features: Default::default(),
+        rng_seed: 0,
     }
 }
 
@@ -161,7 +161,7 @@ mod tests {
 
     /// What the target asserts of jobs is not said of none.
     #[test]
-    fn the_target_asks_for_tags() {
+    fn fuzz_target_adds_tags() {
         let pulled = json!({ "images": { "i": { "tags": [{ "tag": "1", "createdAt": "2025-01-01T00:00:00Z", "version": 1,
             "ownerReferences": [{ "kind": "ImagePullJob", "namespace": "other", "name": "o", "uid": "o" }] }] } } });
         let status = json!({ "desired": 1, "imageStatuses": { "i": { "tags": [{ "tag": "1", "phase": "Pulling", "version": 1 }] } } });
@@ -170,8 +170,8 @@ mod tests {
         let object: NodeImage = serde_json::from_value(object).unwrap();
         let statuses = &object.status.as_ref().unwrap().image_statuses["i"].tags;
         let added = |tag: &str, policy: &str| {
-            let asked = asked_for(&object.spec.images["i"], statuses, tag, &job("i", policy));
-            asked.map(|spec| spec.tags.len())
+            let spec = add_for_job(&object.spec.images["i"], statuses, tag, &job("i", policy));
+            spec.map(|spec| spec.tags.len())
         };
         assert_eq!(
             (added("1", "IfNotPresent"), added("2", "Always")),

@@ -18,12 +18,12 @@ pub mod node_image;
 mod options;
 pub mod pod_readiness;
 mod run;
-mod status_pace;
+mod status_pacer;
 mod stores;
 pub mod view;
 
 pub use context::Context;
-pub use kruise_ops::{Gate, Gates};
+pub use kruise_ops::{FeatureGate, FeatureGates};
 pub use options::{Options, Role};
 pub use run::{Error, LEASE, run};
 pub use stores::Stores;

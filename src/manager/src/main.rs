@@ -25,10 +25,10 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error),
     };
-    let done = runtime.block_on(manager::run(cli.options));
+    let result = runtime.block_on(manager::run(cli.options));
     // What still runs on the blocking pool must not hold the process back.
     runtime.shutdown_background();
-    match done {
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error),
     }

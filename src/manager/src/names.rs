@@ -1,7 +1,7 @@
 //! Lists of names in messages.
 
 /// The first `limit` names, and how many there are besides.
-pub(super) fn first_of<'a>(limit: usize, names: impl ExactSizeIterator<Item = &'a str>) -> String {
+pub(super) fn join_first<'a>(limit: usize, names: impl ExactSizeIterator<Item = &'a str>) -> String {
     let more = names.len().saturating_sub(limit);
     let first = names.take(limit).collect::<Vec<_>>().join(", ");
     match more {
@@ -12,13 +12,13 @@ pub(super) fn first_of<'a>(limit: usize, names: impl ExactSizeIterator<Item = &'
 
 #[cfg(test)]
 mod tests {
-    use super::first_of;
+    use super::join_first;
 
     #[test]
-    fn what_does_not_fit_is_counted() {
-        let say = |names: &[&str]| first_of(2, names.iter().copied());
-        assert_eq!(say(&[]), "");
-        assert_eq!(say(&["a", "b"]), "a, b");
-        assert_eq!(say(&["a", "b", "c", "d"]), "a, b and 2 more");
+    fn names_beyond_the_limit_are_counted() {
+        let joined = |names: &[&str]| join_first(2, names.iter().copied());
+        assert_eq!(joined(&[]), "");
+        assert_eq!(joined(&["a", "b"]), "a, b");
+        assert_eq!(joined(&["a", "b", "c", "d"]), "a, b and 2 more");
     }
 }

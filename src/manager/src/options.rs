@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
-use super::Gates;
+use super::FeatureGates;
 use crate::admission;
 use kruise_api::keys;
-use kruise_cluster::lease::{Timing, WrongTiming};
+use kruise_cluster::lease::{InvalidLeaseTiming, LeaseTiming};
+use kruise_ops::flag_values::{duration, or, path, workers};
 use kruise_ops::logs::Format;
 use kruise_ops::upstream_flags::UpstreamFlags;
-use kruise_ops::values::{duration, or, path, workers};
 
 /// Which half of the manager a process is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -160,11 +160,11 @@ pub struct Options {
         long,
         default_value = "",
         hide_default_value = true,
-        value_parser = Gates::read,
+        value_parser = FeatureGates::parse,
         value_name = "GATES",
-        long_help = Gates::help()
+        long_help = FeatureGates::help()
     )]
-    pub feature_gates: Gates,
+    pub feature_gates: FeatureGates,
 
     /// Log format. The environment variable RUST_LOG sets the level, for example RUST_LOG=info,kruise=debug
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
@@ -189,8 +189,8 @@ impl Options {
     ///
     /// # Errors
     /// When the durations do not fit into each other.
-    pub fn timing(&self) -> Result<Timing, WrongTiming> {
-        Timing::new(
+    pub fn timing(&self) -> Result<LeaseTiming, InvalidLeaseTiming> {
+        LeaseTiming::new(
             self.leader_election_lease_duration,
             self.leader_election_renew_deadline,
             self.leader_election_retry_period,
@@ -213,7 +213,7 @@ fn port(text: &str) -> Result<u16, String> {
 impl Default for Options {
     /// What an empty command line says.
     fn default() -> Self {
-        kruise_ops::values::of_no_arguments()
+        kruise_ops::flag_values::default_args()
     }
 }
 
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn the_arguments_of_upstreams_deployment_are_taken() {
+    fn upstream_deployment_arguments_are_accepted() {
         let args = [
             "manager",
             "--enable-leader-election",
@@ -246,8 +246,8 @@ mod tests {
         ];
         let options = Cli::try_parse_from(args).unwrap().options;
         assert!(options.enable_leader_election);
-        let named: Vec<_> = options.upstream.given().map(|(flag, _)| flag).collect();
-        assert_eq!(named, ["logtostderr", "rest-config-qps", "sync-period", "v"]);
+        let ignored: Vec<_> = options.upstream.given().map(|(flag, _)| flag).collect();
+        assert_eq!(ignored, ["logtostderr", "rest-config-qps", "sync-period", "v"]);
         let off = Cli::try_parse_from(["manager", "--enable-leader-election=false"]).unwrap();
         assert!(!off.options.enable_leader_election);
     }
@@ -258,7 +258,7 @@ mod tests {
             let args = [&["manager"], args].concat();
             Cli::try_parse_from(args).unwrap().options.timing()
         };
-        assert_eq!(check(&[]), Ok(Timing::default()));
+        assert_eq!(check(&[]), Ok(LeaseTiming::default()));
         assert!(check(&["--leader-election-lease-duration=1m"]).is_ok());
         assert!(check(&["--leader-election-lease-duration=10s"]).is_err());
         assert!(check(&["--leader-election-renew-deadline=2s"]).is_err());

@@ -7,18 +7,18 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Context, Gate, Options, Role, Stores, cloneset, container_recreate, image_pull_job, launch_priority,
-    node_image, pod_readiness,
+    Context, FeatureGate, Options, Role, Stores, cloneset, container_recreate, image_pull_job,
+    launch_priority, node_image, pod_readiness,
 };
 use crate::admission;
-use kruise_cluster::lease::{Election, Held, Lost, Standby, WrongTiming};
-use kruise_cluster::pod_template::Defaults;
+use kruise_cluster::lease::{Election, HeldLease, InvalidLeaseTiming, LeaseLost, Standby};
+use kruise_cluster::pod_template::Defaulting;
 use kruise_cluster::{self as cluster, Cluster, Fence};
-use kruise_ops::http::{self, Serve};
+use kruise_ops::flag_values;
+use kruise_ops::http::{self, Endpoints};
 use kruise_ops::metrics::{self, Program, metrics};
 use kruise_ops::supervise::{self, Supervisor};
-use kruise_ops::values;
-use kruise_ops::{COMMIT, Health, Progress, VERSION, logs, raise_open_files};
+use kruise_ops::{COMMIT, Health, Progress, VERSION, logs, raise_open_file_limit};
 
 /// Name of the Lease unless asked otherwise; upstream's, so that of two managers of either make only one leads.
 pub const LEASE: &str = "kruise-manager";
@@ -31,7 +31,7 @@ pub enum Error {
     Cluster(#[from] cluster::Error),
     /// The flags of leader election do not go together.
     #[error(transparent)]
-    LeaderElection(#[from] WrongTiming),
+    LeaderElection(#[from] InvalidLeaseTiming),
     /// A listener cannot be opened.
     #[error("{flag}: {source}")]
     Listen {
@@ -50,20 +50,20 @@ pub enum Error {
 /// # Errors
 /// When it cannot start, or a task of it ends by itself.
 pub async fn run(options: Options) -> Result<(), Error> {
-    metrics::start(Program::Manager);
+    metrics::init(Program::Manager);
     logs::init(options.log_format);
-    raise_open_files();
+    raise_open_file_limit();
     tracing::info!(version = VERSION, commit = COMMIT, role = ?options.role, "kruise-manager starts");
     options.upstream.log();
     options.timing()?;
-    for gate in options.feature_gates.unknown() {
+    for gate in options.feature_gates.unknown_names() {
         tracing::warn!(gate, "unknown feature gate; it has no effect");
     }
     let mut supervisor = Supervisor::default();
     let health = Health::default();
     listen(&mut supervisor, &options, &health).await?;
-    let cluster = Cluster::connect(&cluster::Options {
-        kubeconfig: values::given(options.kubeconfig.as_ref()),
+    let cluster = Cluster::connect(&cluster::ClientOptions {
+        kubeconfig: flag_values::non_empty_path(options.kubeconfig.as_ref()),
         component: match options.role {
             Role::Webhooks => "kruise-webhook",
             Role::All | Role::Controllers => "kruise-manager",
@@ -72,14 +72,14 @@ pub async fn run(options: Options) -> Result<(), Error> {
         host: None,
     })
     .await?
-    .reporting_to(&health.watches);
+    .with_watches(&health.watches);
     let options = Arc::new(options);
     let shutdown = supervisor.shutdown.clone();
     let (leading_tx, leading) = watch::channel(false);
     let fence = Fence::closed();
     let webhooks_only = options.role == Role::Webhooks;
-    let leader = if options.enable_leader_election && !webhooks_only {
-        cluster.behind(&fence)?
+    let leader_cluster = if options.enable_leader_election && !webhooks_only {
+        cluster.with_fence(&fence)?
     } else {
         cluster.clone()
     };
@@ -89,15 +89,17 @@ pub async fn run(options: Options) -> Result<(), Error> {
         namespace: options.pod_namespace.clone(),
         host: options.webhook_host.clone().filter(|host| !host.is_empty()),
         port: options.webhook_port,
-        defaults: Defaults::of(&options.feature_gates),
-        vertical: options.feature_gates.on(Gate::InPlaceWorkloadVerticalScaling),
-        off: admission::switched_off(&options.feature_gates),
+        defaults: Defaulting::from_gates(&options.feature_gates),
+        vertical_scaling: options
+            .feature_gates
+            .enabled(FeatureGate::InPlaceWorkloadVerticalScaling),
+        disabled_kinds: admission::disabled_kinds(&options.feature_gates),
     };
     supervisor.spawn(
         "admission",
         admission::run(
             cluster.clone(),
-            leader.clone(),
+            leader_cluster.clone(),
             webhooks,
             leading,
             health.clone(),
@@ -107,15 +109,27 @@ pub async fn run(options: Options) -> Result<(), Error> {
     if !webhooks_only {
         supervisor.spawn(
             "controllers",
-            lead(cluster, leader, fence, options, health, leading_tx, shutdown),
+            run_elected(
+                cluster,
+                leader_cluster,
+                fence,
+                options,
+                health,
+                leading_tx,
+                shutdown,
+            ),
         );
     }
     Ok(supervisor.run().await?)
 }
 
 async fn listen(supervisor: &mut Supervisor, options: &Options, health: &Health) -> Result<(), Error> {
-    let same = options.metrics_addr == options.health_probe_addr;
-    let probes = if same { Serve::Both } else { Serve::Health };
+    let same_address = options.metrics_addr == options.health_probe_addr;
+    let probes = if same_address {
+        Endpoints::Both
+    } else {
+        Endpoints::Health
+    };
     let mut serve = async |flag, address: &str, what| {
         let listener = http::listen(address)
             .await
@@ -125,20 +139,20 @@ async fn listen(supervisor: &mut Supervisor, options: &Options, health: &Health)
         Ok::<(), Error>(())
     };
     // As in controller-runtime: 0 switches either off, and so does nothing for probes.
-    let off = |address: &str| ["", "0"].contains(&address);
-    if !off(&options.health_probe_addr) {
+    let disabled = |address: &str| ["", "0"].contains(&address);
+    if !disabled(&options.health_probe_addr) {
         serve("--health-probe-addr", &options.health_probe_addr, probes).await?;
     }
-    if !same && !off(&options.metrics_addr) {
-        serve("--metrics-addr", &options.metrics_addr, Serve::Metrics).await?;
+    if !same_address && !disabled(&options.metrics_addr) {
+        serve("--metrics-addr", &options.metrics_addr, Endpoints::Metrics).await?;
     }
     Ok(())
 }
 
 /// Runs the controllers whenever the Lease is held, until shutdown. `leader` is the cluster behind `fence`.
-async fn lead(
+async fn run_elected(
     cluster: Cluster,
-    leader: Cluster,
+    leader_cluster: Cluster,
     fence: Fence,
     options: Arc<Options>,
     health: Health,
@@ -147,41 +161,48 @@ async fn lead(
 ) -> Result<(), Error> {
     if !options.enable_leader_election {
         leading_tx.send_replace(true);
-        return controllers(leader, options, health, shutdown).await;
+        return run_controllers(leader_cluster, options, health, shutdown).await;
     }
     let (namespace, name) = (options.lease_namespace(), options.leader_election_id.as_str());
-    let election = Election::new(&cluster, namespace, name, identity(), options.timing()?, fence);
-    let leads = metrics().leader.get_or_create_owned(&[("name", name.to_owned())]);
+    let election = Election::new(
+        &cluster,
+        namespace,
+        name,
+        holder_identity(),
+        options.timing()?,
+        fence,
+    );
+    let leader_gauge = metrics().leader.get_or_create_owned(&[("name", name.to_owned())]);
     loop {
-        health.ready("leader election", "standing by");
-        leads.set(0);
-        let tell = |standby: Standby<'_>| match standby {
+        health.set_ready("leader election", "standing by");
+        leader_gauge.set(0);
+        let report_standby = |standby: Standby<'_>| match standby {
             Standby::Behind(leader) => {
-                health.ready("leader election", format!("standing by; {leader} leads"));
+                health.set_ready("leader election", format!("standing by; {leader} leads"));
             }
             Standby::Failed(why) => {
                 let lease = format!("{namespace}/{name}");
-                health.unready(
+                health.set_not_ready(
                     "leader election",
                     format!("standing by; cannot acquire Lease {lease}: {why}"),
                 );
             }
         };
-        let acquired = Box::pin(election.acquire(tell));
+        let acquired = Box::pin(election.acquire(report_standby));
         let Some(held) = shutdown.run_until_cancelled(acquired).await else {
             return Ok(());
         };
         tracing::info!(lease = name, "became leader");
-        health.ready("leader election", "leading");
-        leads.set(1);
+        health.set_ready("leader election", "leading");
+        leader_gauge.set(1);
         leading_tx.send_replace(true);
-        let work = Box::pin(controllers(
-            leader.clone(),
+        let work = Box::pin(run_controllers(
+            leader_cluster.clone(),
             Arc::clone(&options),
             health.clone(),
             shutdown.clone(),
         ));
-        match under(&election, name, held, work, &health.progress).await {
+        match while_leading(&election, name, held, work, &health.progress).await {
             Ok(worked) => return worked,
             Err(lost) => tracing::error!(%lost, "lost the Lease; stopped the controllers"),
         }
@@ -191,26 +212,30 @@ async fn lead(
 
 /// Runs `work` for as long as the Lease is held. Where it is lost, `work` is dropped on the spot, with every task
 /// of it: nothing of ours writes while another one leads.
-async fn under<T>(
+async fn while_leading<T>(
     election: &Election,
     name: &str,
-    held: Held,
+    lease: HeldLease,
     work: impl Future<Output = T>,
     progress: &Progress,
-) -> Result<T, Lost> {
+) -> Result<T, LeaseLost> {
     // The Lease is released last, so that nobody starts while we still write.
-    let done = CancellationToken::new();
-    let mut holding = Box::pin(election.hold(held, done.clone(), progress.waiting("leader election")));
+    let finished = CancellationToken::new();
+    let mut renewal = Box::pin(election.renew_until_shutdown(
+        lease,
+        finished.clone(),
+        progress.begin_idle("leader election"),
+    ));
     tokio::select! {
         biased;
-        lost = &mut holding => match lost {
+        lost = &mut renewal => match lost {
             Err(lost) => Err(lost),
             // Only `done` makes it end so, and that is not cancelled here.
-            Ok(()) => Err(Lost::Taken { name: name.to_owned(), by: String::new() }),
+            Ok(()) => Err(LeaseLost::Taken { name: name.to_owned(), by: String::new() }),
         },
         result = work => {
-            done.cancel();
-            if let Err(lost) = holding.await {
+            finished.cancel();
+            if let Err(lost) = renewal.await {
                 tracing::warn!(%lost, "lost the Lease during shutdown");
             }
             Ok(result)
@@ -219,7 +244,7 @@ async fn under<T>(
 }
 
 /// Runs all controllers until shutdown.
-async fn controllers(
+async fn run_controllers(
     cluster: Cluster,
     options: Arc<Options>,
     health: Health,
@@ -237,28 +262,31 @@ async fn controllers(
         shutdown: supervisor.shutdown.clone(),
     };
     let gates = ctx.options.feature_gates.clone();
-    if gates.on(Gate::KruiseDaemon) {
-        supervisor.spawn("nodeimage", endless(node_image::run(ctx.clone())));
+    if gates.enabled(FeatureGate::KruiseDaemon) {
+        supervisor.spawn("nodeimage", until_shutdown(node_image::run(ctx.clone())));
         let requests = container_recreate::run(ctx.clone());
-        supervisor.spawn("containerrecreaterequest", endless(requests));
+        supervisor.spawn("containerrecreaterequest", until_shutdown(requests));
     }
-    if gates.on(Gate::ImagePullJobGate) {
-        supervisor.spawn("imagepulljob", endless(image_pull_job::run(ctx.clone())));
+    if gates.enabled(FeatureGate::ImagePullJobGate) {
+        supervisor.spawn("imagepulljob", until_shutdown(image_pull_job::run(ctx.clone())));
     }
-    supervisor.spawn("podreadiness", endless(pod_readiness::run(ctx.clone())));
-    supervisor.spawn("launchpriority", endless(launch_priority::run(ctx.clone())));
-    supervisor.spawn("cloneset", endless(cloneset::run(ctx.clone())));
+    supervisor.spawn("podreadiness", until_shutdown(pod_readiness::run(ctx.clone())));
+    supervisor.spawn(
+        "launchpriority",
+        until_shutdown(launch_priority::run(ctx.clone())),
+    );
+    supervisor.spawn("cloneset", until_shutdown(cloneset::run(ctx.clone())));
     Ok(supervisor.run().await?)
 }
 
 /// A controller ends at shutdown only.
-async fn endless(controller: impl Future<Output = ()>) -> Result<(), String> {
+async fn until_shutdown(controller: impl Future<Output = ()>) -> Result<(), String> {
     controller.await;
     Ok(())
 }
 
 /// Who we are in the Lease: the Pod's or machine's name, the process, and the moment of its start.
-fn identity() -> String {
+fn holder_identity() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let start = jiff::Timestamp::now().as_nanosecond();
     format!("{}_{}_{start:x}", host.trim(), std::process::id())

@@ -12,42 +12,42 @@ use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::keys;
 use kruise_api::node_image::NodeImage;
-use kruise_cluster::{Bounded, Cluster, Form, Mirror};
+use kruise_cluster::{Bounded, Cluster, ObjectView, Store};
 use kruise_ops::supervise::Supervisor;
 
 /// What is known of the cluster; clones share it.
 #[derive(Clone)]
 pub struct Stores {
     /// All Nodes.
-    pub nodes: Mirror<NodeView>,
+    pub nodes: Store<NodeView>,
     /// All NodeImages.
-    pub node_images: Mirror<NodeImageView>,
+    pub node_images: Store<NodeImageView>,
     /// All ImagePullJobs.
-    pub jobs: Mirror<ImagePullJob>,
+    pub jobs: Store<ImagePullJob>,
     /// All Pods.
-    pub pods: Mirror<PodView>,
+    pub pods: Store<PodView>,
     /// All ContainerRecreateRequests.
-    pub requests: Mirror<ContainerRecreateRequest>,
+    pub requests: Store<ContainerRecreateRequest>,
     /// All CloneSets.
-    pub clone_sets: Mirror<CloneSetView>,
+    pub clone_sets: Store<CloneSetView>,
     /// Revisions that a CloneSet controls, or nobody.
-    pub revisions: Mirror<RevisionView>,
+    pub revisions: Store<RevisionView>,
     /// Claims of CloneSets' Pods.
-    pub claims: Mirror<ClaimView>,
+    pub claims: Store<ClaimView>,
 }
 
 /// Objects that a list returns at a time: a whole list of ten thousand nodes would be held twice in memory.
-const PAGE: u32 = 200;
+const PAGE_SIZE: u32 = 200;
 /// The most memory that a CloneSet may take as JSON, in bytes: some 10,000 environment variables.
-const CLONE_SET: usize = 8 << 20;
+const MAX_CLONE_SET_BYTES: usize = 8 << 20;
 /// The same of a revision, which holds the template of a CloneSet with the API server's defaults.
-const REVISION: usize = 2 * CLONE_SET;
+const MAX_REVISION_BYTES: usize = 2 * MAX_CLONE_SET_BYTES;
 
 impl Stores {
     /// Starts the watches.
     #[must_use]
     pub fn start(cluster: &Cluster, supervisor: &mut Supervisor) -> Self {
-        let mut start = Start { cluster, supervisor };
+        let mut start = WatchStarter { cluster, supervisor };
         Self {
             nodes: start.watch("watch of nodes", None, |o: Node| Some(NodeView::from(o))),
             node_images: start.watch("watch of nodeimages", None, |o: NodeImage| {
@@ -60,18 +60,20 @@ impl Stores {
                 None,
                 Some::<ContainerRecreateRequest>,
             ),
-            clone_sets: start.watch("watch of clonesets", None, |o: Bounded<CloneSet, CLONE_SET>| {
-                Some(CloneSetView::of(&o.object, o.text))
-            }),
+            clone_sets: start.watch(
+                "watch of clonesets",
+                None,
+                |o: Bounded<CloneSet, MAX_CLONE_SET_BYTES>| Some(CloneSetView::new(&o.object, o.json)),
+            ),
             revisions: start.watch(
                 "watch of controllerrevisions",
                 Some(keys::REVISION_HASH),
-                |o: Bounded<ControllerRevision, REVISION>| RevisionView::of(&o.object),
+                |o: Bounded<ControllerRevision, MAX_REVISION_BYTES>| RevisionView::from_object(&o.object),
             ),
             claims: start.watch(
                 "watch of persistentvolumeclaims",
                 Some(keys::CLONESET_INSTANCE_ID),
-                |o: PersistentVolumeClaim| Some(ClaimView::of(&o)),
+                |o: PersistentVolumeClaim| Some(ClaimView::from_object(&o)),
             ),
         }
     }
@@ -79,14 +81,14 @@ impl Stores {
     /// Waits until every watch has its first list.
     pub async fn synced(&self) {
         tokio::join!(
-            self.nodes.synced(),
-            self.node_images.synced(),
-            self.jobs.synced(),
-            self.pods.synced(),
-            self.requests.synced(),
-            self.clone_sets.synced(),
-            self.revisions.synced(),
-            self.claims.synced()
+            self.nodes.wait_until_synced(),
+            self.node_images.wait_until_synced(),
+            self.jobs.wait_until_synced(),
+            self.pods.wait_until_synced(),
+            self.requests.wait_until_synced(),
+            self.clone_sets.wait_until_synced(),
+            self.revisions.wait_until_synced(),
+            self.claims.wait_until_synced()
         );
     }
 }
@@ -96,43 +98,43 @@ impl Stores {
     /// Of a cluster in which there is nothing, and never will be.
     pub fn empty() -> Self {
         Self {
-            nodes: Mirror::of([]),
-            node_images: Mirror::of([]),
-            jobs: Mirror::of([]),
-            pods: Mirror::of([]),
-            requests: Mirror::of([]),
-            clone_sets: Mirror::of([]),
-            revisions: Mirror::of([]),
-            claims: Mirror::of([]),
+            nodes: Store::from_objects([]),
+            node_images: Store::from_objects([]),
+            jobs: Store::from_objects([]),
+            pods: Store::from_objects([]),
+            requests: Store::from_objects([]),
+            clone_sets: Store::from_objects([]),
+            revisions: Store::from_objects([]),
+            claims: Store::from_objects([]),
         }
     }
 }
 
 /// What is needed to start a watch.
-struct Start<'a> {
+struct WatchStarter<'a> {
     cluster: &'a Cluster,
     supervisor: &'a mut Supervisor,
 }
 
-impl Start<'_> {
+impl WatchStarter<'_> {
     /// Watches all objects of a kind that have this label, or all of them, as `project` sees them.
     fn watch<R, T>(
         &mut self,
         name: &'static str,
         label: Option<&str>,
         project: impl Fn(R) -> Option<T> + Send + 'static,
-    ) -> Mirror<T>
+    ) -> Store<T>
     where
-        R: Form + DeserializeOwned + 'static,
+        R: ObjectView + DeserializeOwned + 'static,
         T: PartialEq + Send + Sync + 'static,
     {
-        let mut selected = ListParams::default().limit(PAGE);
+        let mut params = ListParams::default().limit(PAGE_SIZE);
         if let Some(label) = label {
-            selected = selected.labels(label);
+            params = params.labels(label);
         }
         let api = Api::all(self.cluster.client.clone());
-        let (mirror, task) = self.cluster.mirror(api, selected, project);
+        let (store, task) = self.cluster.reflector(api, params, project);
         self.supervisor.spawn_endless(name, task);
-        mirror
+        store
     }
 }

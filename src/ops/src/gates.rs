@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 /// Which features are on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Gates {
-    given: BTreeMap<String, bool>,
+pub struct FeatureGates {
+    explicit: BTreeMap<String, bool>,
 }
 
 /// Sets all alpha features that are not named.
@@ -15,7 +15,7 @@ const ALL_BETA: &str = "AllBeta";
 
 /// A gate that we know, and whether it is on when nothing is said.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Gate {
+pub enum FeatureGate {
     /// Everything that needs a daemon on the nodes. On.
     KruiseDaemon,
     /// ImagePullJobs. On; upstream has it off.
@@ -42,7 +42,7 @@ pub enum Gate {
     PreDownloadImageForInPlaceUpdate,
 }
 
-impl Gate {
+impl FeatureGate {
     /// All gates that mean anything here.
     pub const ALL: [Self; 12] = [
         Self::KruiseDaemon,
@@ -79,7 +79,7 @@ impl Gate {
     }
 
     /// Whether it is a beta feature, which is on by default, or an alpha feature.
-    fn beta(self) -> bool {
+    fn is_beta(self) -> bool {
         matches!(
             self,
             Self::KruiseDaemon | Self::DaemonWatchingPod | Self::InPlaceUpdateEnvFromMetadata
@@ -87,12 +87,12 @@ impl Gate {
     }
 
     /// Whether it is on when nothing is said: as in OpenKruise, but for ImagePullJobs, which are what most come for.
-    fn default(self) -> bool {
-        self.beta() || self == Self::ImagePullJobGate
+    fn enabled_by_default(self) -> bool {
+        self.is_beta() || self == Self::ImagePullJobGate
     }
 
     /// The gate without which it is off, too.
-    fn needs(self) -> Option<Self> {
+    fn depends_on(self) -> Option<Self> {
         match self {
             Self::ImagePullJobGate | Self::DaemonWatchingPod | Self::InPlaceUpdateEnvFromMetadata => {
                 Some(Self::KruiseDaemon)
@@ -103,11 +103,11 @@ impl Gate {
     }
 }
 
-impl Gates {
+impl FeatureGates {
     /// Help for the flag that takes them: all that mean anything, with what holds when nothing is said.
     #[must_use]
     pub fn help() -> String {
-        let gates = Gate::ALL.map(|gate| format!("\n- {}={}", gate.name(), gate.default()));
+        let gates = FeatureGate::ALL.map(|gate| format!("\n- {}={}", gate.name(), gate.enabled_by_default()));
         format!(
             "Feature gates, as NAME=true|false separated by commas; AllAlpha and AllBeta set those not named. Defaults:\n{}",
             gates.concat()
@@ -118,7 +118,7 @@ impl Gates {
     ///
     /// # Errors
     /// When a part has no `=`, or a value is neither true nor false.
-    pub fn read(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, String> {
         let parts = text.split(',').map(str::trim).filter(|p| !p.is_empty());
         let given = parts.map(|part| {
             let (name, value) = part
@@ -132,26 +132,28 @@ impl Gates {
             Ok((name.trim().to_owned(), on))
         });
         let given = given.collect::<Result<_, String>>()?;
-        Ok(Self { given })
+        Ok(Self { explicit: given })
     }
 
     /// Whether a feature is on. What needs another feature is off without it.
     #[must_use]
-    pub fn on(&self, gate: Gate) -> bool {
-        let given = |name| self.given.get(name).copied();
-        let stage = if gate.beta() { ALL_BETA } else { ALL_ALPHA };
+    pub fn enabled(&self, gate: FeatureGate) -> bool {
+        let given = |name| self.explicit.get(name).copied();
+        let stage = if gate.is_beta() { ALL_BETA } else { ALL_ALPHA };
         let own = given(gate.name()).or_else(|| given(stage));
-        own.unwrap_or_else(|| gate.default()) && gate.needs().is_none_or(|other| self.on(other))
+        own.unwrap_or_else(|| gate.enabled_by_default())
+            && gate.depends_on().is_none_or(|other| self.enabled(other))
     }
 
     /// The names given that mean nothing here; other programs of the same installation may know them.
-    pub fn unknown(&self) -> impl Iterator<Item = &str> {
-        let of_stage = |name: &str| [ALL_ALPHA, ALL_BETA].contains(&name);
-        let known =
-            move |name: &&String| of_stage(name) || Gate::ALL.iter().any(|g| g.name() == name.as_str());
-        self.given
+    pub fn unknown_names(&self) -> impl Iterator<Item = &str> {
+        let is_stage = |name: &str| [ALL_ALPHA, ALL_BETA].contains(&name);
+        let is_known = move |name: &&String| {
+            is_stage(name) || FeatureGate::ALL.iter().any(|g| g.name() == name.as_str())
+        };
+        self.explicit
             .keys()
-            .filter(move |name| !known(name))
+            .filter(move |name| !is_known(name))
             .map(String::as_str)
     }
 }
@@ -165,16 +167,16 @@ mod tests {
     const UPSTREAM: &str = include_str!("../../../tests/data/flags/feature-gates.txt");
 
     #[test]
-    fn defaults_of_feature_gates_are_upstreams() {
-        for gate in Gate::ALL {
+    fn feature_gate_defaults_match_upstream() {
+        for gate in FeatureGate::ALL {
             let line = UPSTREAM
                 .lines()
                 .find(|line| line.split(' ').next() == Some(gate.name()));
             let [_, stage, on] = line.unwrap().split(' ').collect::<Vec<_>>()[..] else {
                 panic!("{line:?}");
             };
-            assert_eq!(gate.beta(), stage == "BETA", "{gate:?}");
-            let ours = gate.default() != (gate == Gate::ImagePullJobGate);
+            assert_eq!(gate.is_beta(), stage == "BETA", "{gate:?}");
+            let ours = gate.enabled_by_default() != (gate == FeatureGate::ImagePullJobGate);
             assert_eq!(ours, on == "true", "{gate:?}");
         }
     }
@@ -193,34 +195,42 @@ mod tests {
     }
 
     #[test]
-    fn all_alpha_and_all_beta_set_what_is_not_named() {
+    fn all_alpha_and_all_beta_set_unnamed_gates() {
         let gates =
-            Gates::read("AllAlpha=true,AllBeta=false,CloneSetShortHash=false,KruiseDaemon=true").unwrap();
-        assert!(gates.on(Gate::CloneSetPartitionRollback) && !gates.on(Gate::CloneSetShortHash));
-        assert!(gates.on(Gate::KruiseDaemon) && !gates.on(Gate::DaemonWatchingPod));
-        assert_eq!(gates.unknown().count(), 0);
+            FeatureGates::parse("AllAlpha=true,AllBeta=false,CloneSetShortHash=false,KruiseDaemon=true")
+                .unwrap();
+        assert!(
+            gates.enabled(FeatureGate::CloneSetPartitionRollback)
+                && !gates.enabled(FeatureGate::CloneSetShortHash)
+        );
+        assert!(gates.enabled(FeatureGate::KruiseDaemon) && !gates.enabled(FeatureGate::DaemonWatchingPod));
+        assert_eq!(gates.unknown_names().count(), 0);
     }
 
     #[test]
-    fn gates_are_on_unless_switched_off() {
-        let gates = Gates::read("").unwrap();
-        assert!(Gate::ALL.iter().all(|g| gates.on(*g) == g.default()));
+    fn gates_have_their_default_unless_set() {
+        let gates = FeatureGates::parse("").unwrap();
         assert!(
-            Gates::read("CloneSetShortHash=true")
-                .unwrap()
-                .on(Gate::CloneSetShortHash)
+            FeatureGate::ALL
+                .iter()
+                .all(|g| gates.enabled(*g) == g.enabled_by_default())
         );
-        let without = Gates::read("ImagePullJobGate=false").unwrap();
-        assert!(!without.on(Gate::PreDownloadImageForInPlaceUpdate));
-        let gates = Gates::read(" ImagePullJobGate=False , Other=true").unwrap();
-        assert!(!gates.on(Gate::ImagePullJobGate) && gates.on(Gate::KruiseDaemon));
-        assert_eq!(gates.unknown().collect::<Vec<_>>(), ["Other"]);
         assert!(
-            !Gates::read("KruiseDaemon=false")
+            FeatureGates::parse("CloneSetShortHash=true")
                 .unwrap()
-                .on(Gate::ImagePullJobGate)
+                .enabled(FeatureGate::CloneSetShortHash)
         );
-        assert!(Gates::read("ImagePullJobGate").is_err());
-        assert!(Gates::read("ImagePullJobGate=maybe").is_err());
+        let without = FeatureGates::parse("ImagePullJobGate=false").unwrap();
+        assert!(!without.enabled(FeatureGate::PreDownloadImageForInPlaceUpdate));
+        let gates = FeatureGates::parse(" ImagePullJobGate=False , Other=true").unwrap();
+        assert!(!gates.enabled(FeatureGate::ImagePullJobGate) && gates.enabled(FeatureGate::KruiseDaemon));
+        assert_eq!(gates.unknown_names().collect::<Vec<_>>(), ["Other"]);
+        assert!(
+            !FeatureGates::parse("KruiseDaemon=false")
+                .unwrap()
+                .enabled(FeatureGate::ImagePullJobGate)
+        );
+        assert!(FeatureGates::parse("ImagePullJobGate").is_err());
+        assert!(FeatureGates::parse("ImagePullJobGate=maybe").is_err());
     }
 }

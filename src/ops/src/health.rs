@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::{Progress, Watches};
 
 /// Name of the check of watches, which time alone may fail: it is done when somebody asks, as kubelet does.
-const WATCHES: &str = "watches";
+const WATCHES_CHECK: &str = "watches";
 
 /// The health of the process; clones share it.
 #[derive(Clone, Debug, Default)]
@@ -30,7 +30,7 @@ struct Inner {
 
 /// What is answered to a probe.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Answer {
+pub struct HealthResponse {
     /// Whether all is well.
     pub ok: bool,
     /// One line a check.
@@ -39,7 +39,7 @@ pub struct Answer {
 
 impl Health {
     /// Says that `check` is fine, and how.
-    pub fn ready(&self, check: &str, how: impl Into<String>) {
+    pub fn set_ready(&self, check: &str, how: impl Into<String>) {
         let how = how.into();
         let before = self.lock().readiness.insert(check.to_owned(), Ok(how.clone()));
         if matches!(before, Some(Err(_))) {
@@ -48,7 +48,7 @@ impl Health {
     }
 
     /// Says that `check` is not fine, and why. Kubelet does not show it, so the log does, once for each time.
-    pub fn unready(&self, check: &str, why: impl Into<String>) {
+    pub fn set_not_ready(&self, check: &str, why: impl Into<String>) {
         let why = why.into();
         let before = self.lock().readiness.insert(check.to_owned(), Err(why.clone()));
         match before {
@@ -61,33 +61,33 @@ impl Health {
     /// The answer to `/healthz`: one line for each step that hangs, else `ok`. That it comes at all says that the
     /// event loop turns, which all work shares.
     #[must_use]
-    pub fn live(&self) -> Answer {
-        let late = self.progress.late();
-        let ok = late.is_empty();
-        let text = if ok { "ok".to_owned() } else { late };
-        Answer { ok, text }
+    pub fn liveness(&self) -> HealthResponse {
+        let overdue = self.progress.overdue();
+        let ok = overdue.is_empty();
+        let text = if ok { "ok".to_owned() } else { overdue };
+        HealthResponse { ok, text }
     }
 
     /// The answer to `/readyz`: every check with its words.
     #[must_use]
-    pub fn readiness(&self) -> Answer {
-        match self.watches.check() {
-            Some(Ok(how)) => self.ready(WATCHES, how),
-            Some(Err(why)) => self.unready(WATCHES, why),
+    pub fn readiness(&self) -> HealthResponse {
+        match self.watches.readiness() {
+            Some(Ok(how)) => self.set_ready(WATCHES_CHECK, how),
+            Some(Err(why)) => self.set_not_ready(WATCHES_CHECK, why),
             None => {}
         }
         let checks = self.lock().readiness.clone();
         let mut text = String::new();
         for (check, state) in &checks {
-            let (mark, words) = match state {
+            let (mark, message) = match state {
                 Ok(how) => ("ok ", how),
                 Err(why) => ("NOT READY ", why),
             };
             // Writing into a String cannot fail.
-            let _ = writeln!(text, "{mark}{check}: {words}");
+            let _ = writeln!(text, "{mark}{check}: {message}");
         }
         let ok = checks.values().all(Result::is_ok);
-        Answer { ok, text }
+        HealthResponse { ok, text }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
@@ -100,11 +100,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readiness_says_every_check_in_words() {
+    fn readiness_lists_every_check() {
         let health = Health::default();
-        health.ready("admission", "has a certificate");
-        let watch = health.watches.begin("NodeImage");
-        health.unready("runtime", "no socket under /hostvarrun");
+        health.set_ready("admission", "has a certificate");
+        let watch = health.watches.register("NodeImage");
+        health.set_not_ready("runtime", "no socket under /hostvarrun");
         let answer = health.readiness();
         assert!(!answer.ok);
         assert_eq!(
@@ -112,9 +112,9 @@ mod tests {
             "ok admission: has a certificate\nNOT READY runtime: no socket under /hostvarrun\n\
              NOT READY watches: NodeImage is not listed yet\n"
         );
-        health.ready("runtime", "containerd answers");
+        health.set_ready("runtime", "containerd answers");
         assert!(!health.readiness().ok);
-        watch.listed();
+        watch.mark_listed();
         assert!(health.readiness().ok);
     }
 }

@@ -20,7 +20,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use super::Health;
-use super::health::Answer;
+use super::health::HealthResponse;
 use super::metrics::metrics;
 
 /// Why the listener could not be opened.
@@ -44,7 +44,7 @@ pub enum Error {
 
 /// What a listener serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Serve {
+pub enum Endpoints {
     /// `/healthz` and `/readyz`.
     Health,
     /// `/metrics`.
@@ -58,27 +58,27 @@ pub enum Serve {
 /// # Errors
 /// When the address is malformed or taken.
 pub async fn listen(address: &str) -> Result<TcpListener, Error> {
-    let wrong = || Error::Address {
+    let invalid = || Error::Address {
         given: address.to_owned(),
     };
-    let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
+    let (host, port) = address.rsplit_once(':').ok_or_else(invalid)?;
     let addresses = match host {
-        "" => any(port.parse().map_err(|_| wrong())?).to_vec(),
+        "" => all_interfaces(port.parse().map_err(|_| invalid())?).to_vec(),
         "localhost" => {
-            let port = port.parse().map_err(|_| wrong())?;
+            let port = port.parse().map_err(|_| invalid())?;
             vec![
                 (Ipv4Addr::LOCALHOST, port).into(),
                 (Ipv6Addr::LOCALHOST, port).into(),
             ]
         }
-        _ => vec![address.parse().map_err(|_| wrong())?],
+        _ => vec![address.parse().map_err(|_| invalid())?],
     };
     bind(&addresses).await
 }
 
 /// All addresses of both IP versions; of the older one alone where the machine has no other.
 #[must_use]
-pub fn any(port: u16) -> [SocketAddr; 2] {
+pub fn all_interfaces(port: u16) -> [SocketAddr; 2] {
     [
         (Ipv6Addr::UNSPECIFIED, port).into(),
         (Ipv4Addr::UNSPECIFIED, port).into(),
@@ -108,11 +108,11 @@ pub async fn bind(addresses: &[SocketAddr]) -> Result<TcpListener, Error> {
 
 /// Connections at a time. Where there are more the oldest ends, so that nobody shuts out kubelet's probes by holding
 /// all of them open.
-const CONNECTIONS: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 /// How long a client may take to send its request.
-const REQUEST: Duration = Duration::from_secs(10);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a connection may last: one request, whose answer is at hand.
-const CONNECTION: Duration = Duration::from_secs(30);
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Serves until shutdown, one request a connection.
 ///
@@ -120,24 +120,24 @@ const CONNECTION: Duration = Duration::from_secs(30);
 /// None; the type is that of the other long-lived tasks.
 pub async fn serve(
     listener: TcpListener,
-    what: Serve,
+    endpoints: Endpoints,
     health: Health,
     shutdown: CancellationToken,
 ) -> Result<(), std::io::Error> {
     let mut router = Router::new();
-    if what != Serve::Metrics {
+    if endpoints != Endpoints::Metrics {
         router = router
             .route(
                 "/healthz",
-                get(|State(health): State<Health>| async move { answer(health.live()) }),
+                get(|State(health): State<Health>| async move { health_response(health.liveness()) }),
             )
             .route(
                 "/readyz",
-                get(|State(health): State<Health>| async move { answer(health.readiness()) }),
+                get(|State(health): State<Health>| async move { health_response(health.readiness()) }),
             );
     }
-    if what != Serve::Health {
-        router = router.route("/metrics", get(render));
+    if endpoints != Endpoints::Health {
+        router = router.route("/metrics", get(render_metrics));
     }
     let service = TowerToHyperService::new(router.with_state(health));
     let mut connections = JoinSet::new();
@@ -160,28 +160,34 @@ pub async fn serve(
                 continue;
             }
         };
-        if oldest.len() >= CONNECTIONS
+        if oldest.len() >= MAX_CONNECTIONS
             && let Some(connection) = oldest.pop_front()
         {
             connection.abort();
         }
-        oldest.push_back(connections.spawn(answer_one(stream, service.clone())));
+        oldest.push_back(connections.spawn(handle_connection(stream, service.clone())));
     }
 }
 
 /// Answers one request; a client that goes away, or is too slow, gets no answer.
-async fn answer_one(stream: impl AsyncRead + AsyncWrite + Unpin, service: TowerToHyperService<Router>) {
+async fn handle_connection(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    service: TowerToHyperService<Router>,
+) {
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
-        .header_read_timeout(REQUEST)
+        .header_read_timeout(REQUEST_TIMEOUT)
         .keep_alive(false);
     let answered = http.serve_connection(TokioIo::new(stream), service);
-    if !matches!(tokio::time::timeout(CONNECTION, answered).await, Ok(Ok(()))) {
+    if !matches!(
+        tokio::time::timeout(CONNECTION_TIMEOUT, answered).await,
+        Ok(Ok(()))
+    ) {
         tracing::debug!("a client of the health and metrics port got no answer");
     }
 }
 
-async fn render() -> impl IntoResponse {
+async fn render_metrics() -> impl IntoResponse {
     (
         [(
             CONTENT_TYPE,
@@ -191,7 +197,7 @@ async fn render() -> impl IntoResponse {
     )
 }
 
-fn answer(answer: Answer) -> (StatusCode, String) {
+fn health_response(answer: HealthResponse) -> (StatusCode, String) {
     (
         if answer.ok {
             StatusCode::OK
@@ -210,8 +216,8 @@ mod tests {
 
     use super::*;
 
-    async fn get(at: SocketAddr) -> String {
-        let mut stream = TcpStream::connect(at).await.unwrap();
+    async fn get_healthz(address: SocketAddr) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
         let request = "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut text = String::new();
@@ -221,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_addresses_are_those_of_both_ip_versions() {
+    async fn empty_host_listens_on_both_ip_versions() {
         let listener = listen(":0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.unwrap();
@@ -239,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_next_address_is_taken_where_the_machine_does_not_have_the_first() {
+    async fn bind_falls_back_to_the_next_address() {
         // An address for documentation, which no machine has.
         let absent: SocketAddr = "[2001:db8::1]:0".parse().unwrap();
         let listener = bind(&[absent, (Ipv4Addr::LOCALHOST, 0).into()]).await.unwrap();
@@ -248,16 +254,21 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connections_that_ask_nothing_do_not_shut_out_probes() {
+    async fn idle_connections_do_not_block_probes() {
         let listener = listen("127.0.0.1:0").await.unwrap();
-        let at = listener.local_addr().unwrap();
+        let address = listener.local_addr().unwrap();
         let health = Health::default();
-        let serving = tokio::spawn(serve(listener, Serve::Health, health, CancellationToken::new()));
+        let serving = tokio::spawn(serve(
+            listener,
+            Endpoints::Health,
+            health,
+            CancellationToken::new(),
+        ));
         let mut idle = Vec::new();
-        for _ in 0..2 * CONNECTIONS {
-            idle.push(TcpStream::connect(at).await.unwrap());
+        for _ in 0..2 * MAX_CONNECTIONS {
+            idle.push(TcpStream::connect(address).await.unwrap());
         }
-        let answered = get(at).await;
+        let answered = get_healthz(address).await;
         assert!(answered.starts_with("HTTP/1.1 200 "), "{answered}");
         // The oldest is at its end.
         let mut byte = [0];
@@ -267,34 +278,39 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_does_not_end_is_given_up() {
+    async fn incomplete_request_times_out() {
         let (near, mut far) = tokio::io::duplex(1024);
         far.write_all(b"GET /healthz HTTP/1.1\r\nHost: ").await.unwrap();
         let start = tokio::time::Instant::now();
         let router = TowerToHyperService::new(Router::new());
-        answer_one(near, router).await;
-        assert_eq!(start.elapsed().as_secs(), REQUEST.as_secs());
+        handle_connection(near, router).await;
+        assert_eq!(start.elapsed().as_secs(), REQUEST_TIMEOUT.as_secs());
     }
 
     #[tokio::test]
-    async fn a_duty_that_hangs_makes_the_process_dead_until_it_goes_on() {
+    async fn hanging_step_fails_liveness_until_it_ends() {
         let health = Health::default();
         let hour = Duration::from_secs(3600);
-        let step = health.progress.begun(
+        let step = health.progress.begin_ago(
             "recreate",
             "looking at Pod ns/web-0",
             Duration::from_secs(12),
             hour,
         );
         let listener = listen("127.0.0.1:0").await.unwrap();
-        let at = listener.local_addr().unwrap();
-        let serving = tokio::spawn(serve(listener, Serve::Health, health, CancellationToken::new()));
-        let dead = get(at).await;
+        let address = listener.local_addr().unwrap();
+        let serving = tokio::spawn(serve(
+            listener,
+            Endpoints::Health,
+            health,
+            CancellationToken::new(),
+        ));
+        let dead = get_healthz(address).await;
         assert!(dead.starts_with("HTTP/1.1 503 "), "{dead}");
         let words = "recreate: looking at Pod ns/web-0 has been running for 3600 s (limit 12 s)";
         assert!(dead.contains(words), "{dead}");
-        step.idle(None);
-        let alive = get(at).await;
+        step.set_idle(None);
+        let alive = get_healthz(address).await;
         assert!(
             alive.starts_with("HTTP/1.1 200 ") && alive.ends_with("ok"),
             "{alive}"

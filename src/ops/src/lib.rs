@@ -7,6 +7,7 @@
 #[cfg(panic = "abort")]
 compile_error!("a panic must unwind: leave `panic` out of the profile");
 
+pub mod flag_values;
 mod gates;
 pub mod health;
 pub mod http;
@@ -17,7 +18,6 @@ mod process;
 pub mod progress;
 pub mod supervise;
 pub mod upstream_flags;
-pub mod values;
 pub mod watches;
 
 /// The version of these programs.
@@ -28,9 +28,9 @@ pub const COMMIT: &str = env!("KRUISE_COMMIT");
 pub const VERSION_AND_COMMIT: &str =
     concat!(env!("CARGO_PKG_VERSION"), " (commit ", env!("KRUISE_COMMIT"), ")");
 
-pub use gates::{Gate, Gates};
+pub use gates::{FeatureGate, FeatureGates};
 pub use health::Health;
-pub use process::raise_open_files;
+pub use process::raise_open_file_limit;
 pub use progress::Progress;
 pub use supervise::Supervisor;
 pub use watches::Watches;

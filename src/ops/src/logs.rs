@@ -21,8 +21,8 @@ pub enum Format {
 /// Starts logging. `RUST_LOG` chooses what, as `LEVEL` or `TARGET=LEVEL,…` (default `info`); where it cannot
 /// be read, that is logged. A second call does nothing.
 pub fn init(format: Format) {
-    let wanted = std::env::var("RUST_LOG").ok().filter(|w| !w.is_empty());
-    let (filter, wrong) = filter(wanted.as_deref());
+    let directives = std::env::var("RUST_LOG").ok().filter(|w| !w.is_empty());
+    let (filter, invalid) = filter(directives.as_deref());
     let lines: Box<dyn Layer<Registry> + Send + Sync> = match format {
         Format::Text => {
             let colours = std::io::IsTerminal::is_terminal(&std::io::stderr());
@@ -35,12 +35,12 @@ pub fn init(format: Format) {
             .boxed(),
     };
     let _ = tracing_subscriber::registry()
-        .with(lines.with_filter(filter.and(filter_fn(harmless))))
+        .with(lines.with_filter(filter.and(filter_fn(is_safe_to_log))))
         .try_init();
     super::panics::log_panics();
-    if let Some(why) = wrong {
+    if let Some(why) = invalid {
         tracing::warn!(
-            RUST_LOG = wanted,
+            RUST_LOG = directives,
             why,
             "RUST_LOG cannot be read; expected LEVEL or TARGET=LEVEL,…"
         );
@@ -49,15 +49,15 @@ pub fn init(format: Format) {
 
 /// All but what kube's client says below an error: of an answer that it cannot read it logs the whole text, and that
 /// may be a list of Secrets.
-fn harmless(line: &Metadata) -> bool {
-    let of_client = line.target().split("::").next() == Some("kube_client");
-    !of_client || *line.level() == Level::ERROR
+fn is_safe_to_log(line: &Metadata) -> bool {
+    let from_kube_client = line.target().split("::").next() == Some("kube_client");
+    !from_kube_client || *line.level() == Level::ERROR
 }
 
 /// Targets and levels without patterns: the filter that takes patterns too would bring a regex engine along.
-fn filter(wanted: Option<&str>) -> (Targets, Option<String>) {
+fn filter(directives: Option<&str>) -> (Targets, Option<String>) {
     let info = || Targets::new().with_default(Level::INFO);
-    match wanted.map(read) {
+    match directives.map(parse_directives) {
         None => (info(), None),
         Some(Ok(targets)) => (targets, None),
         Some(Err(why)) => (info(), Some(why)),
@@ -66,20 +66,26 @@ fn filter(wanted: Option<&str>) -> (Targets, Option<String>) {
 
 /// Reads `LEVEL` and `TARGET=LEVEL`. The parser of [`Targets`] takes more: `bogus` and `bogus=` as targets, by which all
 /// others are off.
-fn read(wanted: &str) -> Result<Targets, String> {
+fn parse_directives(directives: &str) -> Result<Targets, String> {
     let mut targets = Targets::new();
-    for part in wanted.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+    for part in directives
+        .split(',')
+        .map(str::trim)
+        .filter(|part| !part.is_empty())
+    {
         let (target, level) = part.split_once('=').unwrap_or(("", part));
-        let known: Option<LevelFilter> = level.parse().ok().filter(|_| !level.is_empty());
-        let Some(known) = known else {
+        let level_filter: Option<LevelFilter> = level.parse().ok().filter(|_| !level.is_empty());
+        let Some(level_filter) = level_filter else {
             return Err(format!(
                 "{level:?} in {part:?} is not one of off, error, warn, info, debug and trace"
             ));
         };
-        let name = |c: char| c.is_ascii_alphanumeric() || "_:-".contains(c);
+        let is_target_char = |c: char| c.is_ascii_alphanumeric() || "_:-".contains(c);
         targets = match target {
-            "" if part == level => targets.with_default(known),
-            target if !target.is_empty() && target.chars().all(name) => targets.with_target(target, known),
+            "" if part == level => targets.with_default(level_filter),
+            target if !target.is_empty() && target.chars().all(is_target_char) => {
+                targets.with_target(target, level_filter)
+            }
             _ => return Err(format!("{target:?} in {part:?} is not a target")),
         };
     }
@@ -89,10 +95,10 @@ fn read(wanted: &str) -> Result<Targets, String> {
 /// The lines of level INFO and above that `work` logs in this thread. One subscriber for all threads: while one thread's
 /// comes or goes, tracing may take what another thread logs for something that nobody wants.
 #[cfg(any(test, feature = "testing"))]
-pub fn lines_of(work: impl FnOnce()) -> Vec<String> {
+pub fn captured_lines(work: impl FnOnce()) -> Vec<String> {
     static SUBSCRIBED: std::sync::Once = std::sync::Once::new();
     SUBSCRIBED.call_once(|| {
-        let layer = layer().with_ansi(false).with_writer(|| OfThread);
+        let layer = layer().with_ansi(false).with_writer(|| ThreadWriter);
         let registry = tracing_subscriber::registry().with(layer.with_filter(filter(None).0));
         let _ = tracing::subscriber::set_global_default(registry);
     });
@@ -113,10 +119,10 @@ thread_local! {
 
 #[cfg(any(test, feature = "testing"))]
 /// Writes to [`LINES`].
-struct OfThread;
+struct ThreadWriter;
 
 #[cfg(any(test, feature = "testing"))]
-impl std::io::Write for OfThread {
+impl std::io::Write for ThreadWriter {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         LINES.with_borrow_mut(|lines| lines.extend_from_slice(bytes));
         Ok(bytes.len())
@@ -135,15 +141,15 @@ mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
+    struct CapturedLines(Arc<Mutex<Vec<u8>>>);
 
-    impl Lines {
+    impl CapturedLines {
         fn text(&self) -> String {
             String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
         }
     }
 
-    impl Write for Lines {
+    impl Write for CapturedLines {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0.lock().unwrap().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -154,17 +160,17 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_kube_cannot_read_are_not_logged_whatever_rust_log_says() {
-        for wanted in [
+    fn unreadable_kube_responses_are_never_logged() {
+        for directives in [
             None,
             Some("trace"),
             Some("kube_client=trace,kube_client::client=trace,info"),
         ] {
-            let lines = Lines::default();
+            let lines = CapturedLines::default();
             let writer = lines.clone();
             let lines_of = layer().with_writer(move || writer.clone());
             let registry = tracing_subscriber::registry()
-                .with(lines_of.with_filter(filter(wanted).0.and(filter_fn(harmless))));
+                .with(lines_of.with_filter(filter(directives).0.and(filter_fn(is_safe_to_log))));
             tracing::subscriber::with_default(registry, || {
                 tracing::warn!(target: "kube_client::client", "SecretList");
                 tracing::warn!(target: "kube_client", "SecretList");
@@ -178,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn rust_log_is_read_and_a_wrong_one_means_info() {
+    fn invalid_rust_log_falls_back_to_info() {
         let (quiet, wrong) = filter(Some("warn,kruise_cri=debug"));
         assert!(quiet.would_enable("kruise_cri::client", &Level::DEBUG) && wrong.is_none());
         assert!(!quiet.would_enable("kruise::node", &Level::INFO));

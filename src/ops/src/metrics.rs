@@ -14,7 +14,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use super::process::Process;
+use super::process::ProcessCollector;
 
 /// Label names with their values.
 pub type Labels<const N: usize> = [(&'static str, String); N];
@@ -84,12 +84,12 @@ pub struct Metrics {
 static METRICS: OnceLock<Metrics> = OnceLock::new();
 
 /// Chooses the metrics that are shown; to be called before anything is counted, for later it does nothing.
-pub fn start(program: Program) {
+pub fn init(program: Program) {
     // Set already: a second program in one process, as tests have it.
     let _ = METRICS.set(Metrics::new(Some(program)));
 }
 
-/// The process's metrics; those of all programs where [`start`] was not called.
+/// The process's metrics; those of all programs where [`init`] was not called.
 #[must_use]
 pub fn metrics() -> &'static Metrics {
     METRICS.get_or_init(|| Metrics::new(None))
@@ -131,7 +131,7 @@ impl Metrics {
             cloneset_acts: Family::default(),
         };
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(Process));
+        registry.register_collector(Box::new(ProcessCollector));
         metrics.register_queues(&mut registry);
         let ours = registry.sub_registry_with_prefix("kruise");
         metrics.register_shared(ours);
@@ -263,9 +263,11 @@ impl Metrics {
     }
 
     /// Counts a call to the container runtime.
-    pub fn cri_call(&self, method: &'static str, result: &'static str, took: Duration) {
+    pub fn cri_call(&self, method: &'static str, result: &'static str, elapsed: Duration) {
         let labels = [("method", method.to_owned()), ("result", result.to_owned())];
-        self.cri_calls.get_or_create(&labels).observe(took.as_secs_f64());
+        self.cri_calls
+            .get_or_create(&labels)
+            .observe(elapsed.as_secs_f64());
     }
 
     /// All metrics as text.
@@ -304,9 +306,9 @@ mod tests {
     }
 
     #[test]
-    fn each_program_shows_its_own_metrics_and_those_of_every_process() {
+    fn programs_expose_only_their_own_metrics() {
         let (daemon, manager) = (names(Program::Daemon), names(Program::Manager));
-        let of = |names: &[String], name: &str| names.iter().any(|n| n == name);
+        let contains = |names: &[String], name: &str| names.iter().any(|n| n == name);
         for both in [
             "kruise_build",
             "kruise_watch_errors",
@@ -318,7 +320,7 @@ mod tests {
             "process_max_fds",
         ] {
             assert!(
-                of(&daemon, both) && of(&manager, both),
+                contains(&daemon, both) && contains(&manager, both),
                 "{both}: {daemon:?} {manager:?}"
             );
         }
@@ -331,7 +333,7 @@ mod tests {
             ("leader_election_master_status", false),
         ] {
             assert_eq!(
-                (of(&daemon, name), of(&manager, name)),
+                (contains(&daemon, name), contains(&manager, name)),
                 (on_daemon, !on_daemon),
                 "{name}"
             );
@@ -339,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_read_as_they_are_documented() {
+    fn rendered_metrics_match_the_documentation() {
         metrics().cri_call("PullImage", "ok", Duration::from_millis(20));
         let labels = [("name", "cloneset".to_owned())];
         metrics().leader.get_or_create(&labels).set(1);

@@ -1,6 +1,6 @@
 //! A panic ends the piece of work that it is in, and nothing else: not the process, not anybody else's work.
 //!
-//! What is worked on by key or by request runs in [`isolated`]; the caller treats [`Panicked`] as a failure of that key or
+//! What is worked on by key or by request runs in [`catch_panic`]; the caller treats [`Panicked`] as a failure of that key or
 //! request alone, with its usual back-off.
 
 use std::any::Any;
@@ -17,64 +17,64 @@ use super::metrics::metrics;
 pub struct Panicked(pub String);
 
 /// Longest message of a panic that is kept, in characters: it may quote what came from outside.
-const LONGEST: usize = 200;
+const MAX_MESSAGE_CHARS: usize = 200;
 
 /// Runs `work` and turns a panic in it into an error, logged with what was worked on and counted by `task`.
 ///
 /// # Errors
 /// [`Panicked`] when `work` panicked. What it shared with others may be half-written then: locks are taken over as
 /// they are, so keep changes under a lock short and free of what can panic.
-pub async fn isolated<T>(
+pub async fn catch_panic<T>(
     task: &'static str,
     object: impl Display,
     work: impl Future<Output = T>,
 ) -> Result<T, Panicked> {
     #[cfg(any(test, feature = "testing"))]
-    let work = injected::panicking(injected::wanted(task, &object), work);
-    let ended = AssertUnwindSafe(work).catch_unwind().await;
-    ended.map_err(|panic| count(task, &object, &*panic))
+    let work = injected::panicking(injected::should_panic(task, &object), work);
+    let result = AssertUnwindSafe(work).catch_unwind().await;
+    result.map_err(|panic| record_panic(task, &object, &*panic))
 }
 
 /// The same for work that does not wait.
 ///
 /// # Errors
 /// [`Panicked`] when `work` panicked.
-pub fn isolated_now<T>(
+pub fn catch_panic_sync<T>(
     task: &'static str,
     object: impl Display,
     work: impl FnOnce() -> T,
 ) -> Result<T, Panicked> {
     #[cfg(any(test, feature = "testing"))]
-    let wanted = injected::wanted(task, &object);
+    let inject = injected::should_panic(task, &object);
     let work = || {
         #[cfg(any(test, feature = "testing"))]
-        injected::panic_if(wanted);
+        injected::panic_if(inject);
         work()
     };
-    std::panic::catch_unwind(AssertUnwindSafe(work)).map_err(|panic| count(task, &object, &*panic))
+    std::panic::catch_unwind(AssertUnwindSafe(work)).map_err(|panic| record_panic(task, &object, &*panic))
 }
 
-fn count(task: &'static str, object: &impl Display, panic: &(dyn Any + Send)) -> Panicked {
-    let message = message(panic);
+fn record_panic(task: &'static str, object: &impl Display, panic: &(dyn Any + Send)) -> Panicked {
+    let message = panic_message(panic);
     metrics().panics.get_or_create(&[("task", task.to_owned())]).inc();
     tracing::error!(task, %object, panic = message, "recovered from a panic");
     Panicked(message)
 }
 
-fn message(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic
         .downcast_ref::<&str>()
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no message");
-    text.chars().take(LONGEST).collect()
+    text.chars().take(MAX_MESSAGE_CHARS).collect()
 }
 
 /// Logs where each panic happened, in the format of all other log lines, instead of Rust's own text.
 pub fn log_panics() {
     std::panic::set_hook(Box::new(|info| {
         let location = info.location().map(ToString::to_string).unwrap_or_default();
-        tracing::error!(location, panic = message(info.payload()), "panic");
+        tracing::error!(location, panic = panic_message(info.payload()), "panic");
     }));
 }
 
@@ -86,34 +86,38 @@ pub mod injected {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Arc, Mutex, PoisonError};
 
-    static WANTED: Mutex<Vec<Arc<Injected>>> = Mutex::new(Vec::new());
+    static INJECTED: Mutex<Vec<Arc<Injected>>> = Mutex::new(Vec::new());
 
     struct Injected {
         task: &'static str,
         object: String,
-        times: AtomicUsize,
+        count: AtomicUsize,
     }
 
     /// Work of `task` on `object` panics until what is returned is dropped.
-    pub fn panic_at(task: &'static str, object: &str) -> Held {
+    pub fn inject_panic(task: &'static str, object: &str) -> InjectedPanic {
         let times = AtomicUsize::new(0);
         let object = object.to_owned();
-        let injected = Arc::new(Injected { task, object, times });
+        let injected = Arc::new(Injected {
+            task,
+            object,
+            count: times,
+        });
         lock().push(Arc::clone(&injected));
-        Held(injected)
+        InjectedPanic(injected)
     }
 
     /// Ends the panics when it is dropped.
-    pub struct Held(Arc<Injected>);
+    pub struct InjectedPanic(Arc<Injected>);
 
-    impl Held {
+    impl InjectedPanic {
         /// How often it panicked.
         pub fn times(&self) -> usize {
-            self.0.times.load(Ordering::SeqCst)
+            self.0.count.load(Ordering::SeqCst)
         }
 
         /// Waits until it has panicked that often.
-        pub async fn happened(&self, times: usize) {
+        pub async fn wait_for(&self, times: usize) {
             let happened = async {
                 while self.times() < times {
                     tokio::time::sleep(std::time::Duration::from_millis(10)).await;
@@ -127,31 +131,31 @@ pub mod injected {
         }
     }
 
-    impl Drop for Held {
+    impl Drop for InjectedPanic {
         fn drop(&mut self) {
             lock().retain(|injected| !Arc::ptr_eq(injected, &self.0));
         }
     }
 
     fn lock() -> std::sync::MutexGuard<'static, Vec<Arc<Injected>>> {
-        WANTED.lock().unwrap_or_else(PoisonError::into_inner)
+        INJECTED.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn wanted(task: &str, object: &impl Display) -> bool {
-        let wanted = lock();
-        let about =
+    pub(super) fn should_panic(task: &str, object: &impl Display) -> bool {
+        let injected = lock();
+        let matches =
             |injected: &&Arc<Injected>| injected.task == task && injected.object == object.to_string();
-        let found = wanted.iter().find(about);
-        found.inspect(|injected| _ = injected.times.fetch_add(1, Ordering::SeqCst));
+        let found = injected.iter().find(matches);
+        found.inspect(|injected| _ = injected.count.fetch_add(1, Ordering::SeqCst));
         found.is_some()
     }
 
-    pub(super) fn panic_if(wanted: bool) {
-        assert!(!wanted, "injected");
+    pub(super) fn panic_if(inject: bool) {
+        assert!(!inject, "injected");
     }
 
-    pub(super) async fn panicking<T>(wanted: bool, work: impl Future<Output = T>) -> T {
-        panic_if(wanted);
+    pub(super) async fn panicking<T>(inject: bool, work: impl Future<Output = T>) -> T {
+        panic_if(inject);
         work.await
     }
 }
@@ -162,14 +166,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_panic_is_an_error_of_that_work_alone() {
-        let bad = isolated("a panic test", "ns/bad", async { panic!("index {}", 7) });
-        let good = isolated("a panic test", "ns/good", async { 1 });
+    async fn panic_is_an_error_of_that_work_only() {
+        let bad = catch_panic("a panic test", "ns/bad", async { panic!("index {}", 7) });
+        let good = catch_panic("a panic test", "ns/good", async { 1 });
         let (bad, good): (Result<(), _>, _) = (bad.await, good.await);
         assert_eq!(bad, Err(Panicked("index 7".to_owned())));
         assert_eq!(good, Ok(1));
-        let long: Result<(), _> = isolated_now("a panic test", "x", || panic!("{}", "é".repeat(1000)));
-        assert_eq!(long.unwrap_err().0.chars().count(), LONGEST);
+        let long: Result<(), _> = catch_panic_sync("a panic test", "x", || panic!("{}", "é".repeat(1000)));
+        assert_eq!(long.unwrap_err().0.chars().count(), MAX_MESSAGE_CHARS);
         let counted = metrics()
             .panics
             .get_or_create(&[("task", "a panic test".to_owned())])

@@ -15,13 +15,13 @@ use tokio::runtime::Handle;
 
 /// Reads `/proc` on each scrape.
 #[derive(Debug)]
-pub(super) struct Process;
+pub(super) struct ProcessCollector;
 
 /// Units of times in `/proc/PID/stat`, per second: the same on every architecture that Kubernetes runs on.
-const TICKS: f64 = 100.0;
+const TICKS_PER_SECOND: f64 = 100.0;
 
 #[derive(Debug, PartialEq)]
-struct Sample {
+struct ProcessStats {
     cpu_seconds: f64,
     /// Since the machine's boot.
     start_seconds: f64,
@@ -29,7 +29,7 @@ struct Sample {
 }
 
 /// Reads `/proc/self/stat` and `/proc/self/status`; `None` when the kernel writes them differently.
-fn sample(stat: &str, status: &str) -> Option<Sample> {
+fn parse_stats(stat: &str, status: &str) -> Option<ProcessStats> {
     // The second field is the name, which may hold spaces and brackets.
     let (_, fields) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = fields.split_whitespace().collect();
@@ -37,15 +37,15 @@ fn sample(stat: &str, status: &str) -> Option<Sample> {
     let ticks = |nth: usize| fields.get(nth - 3)?.parse::<f64>().ok();
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kilobytes: u64 = resident.trim().strip_suffix(" kB")?.trim().parse().ok()?;
-    Some(Sample {
-        cpu_seconds: (ticks(14)? + ticks(15)?) / TICKS,
-        start_seconds: ticks(22)? / TICKS,
+    Some(ProcessStats {
+        cpu_seconds: (ticks(14)? + ticks(15)?) / TICKS_PER_SECOND,
+        start_seconds: ticks(22)? / TICKS_PER_SECOND,
         resident_bytes: kilobytes.saturating_mul(1024),
     })
 }
 
 /// When the machine started, in seconds since 1970.
-fn boot(stat: &str) -> Option<f64> {
+fn boot_time(stat: &str) -> Option<f64> {
     stat.lines()
         .find_map(|line| line.strip_prefix("btime "))?
         .trim()
@@ -63,7 +63,7 @@ fn max_fds(limits: &str) -> Option<u64> {
 
 /// Raises the soft limit of open files to the hard one, as Go's runtime does: services commonly start with 1024, for the
 /// sake of programs that call `select`.
-pub fn raise_open_files() {
+pub fn raise_open_file_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
         Ok((soft, hard))
@@ -74,10 +74,10 @@ pub fn raise_open_files() {
     }
 }
 
-impl Collector for Process {
+impl Collector for ProcessCollector {
     fn encode(&self, mut encoder: DescriptorEncoder) -> Result<(), fmt::Error> {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        if let Some(sample) = sample(&read("/proc/self/stat"), &read("/proc/self/status")) {
+        if let Some(sample) = parse_stats(&read("/proc/self/stat"), &read("/proc/self/status")) {
             let cpu = encoder.encode_descriptor(
                 "process_cpu",
                 "Processor time of this process",
@@ -92,7 +92,7 @@ impl Collector for Process {
                 MetricType::Gauge,
             )?;
             ConstGauge::new(sample.resident_bytes).encode(bytes)?;
-            if let Some(boot) = boot(&read("/proc/stat")) {
+            if let Some(boot) = boot_time(&read("/proc/stat")) {
                 let start = encoder.encode_descriptor(
                     "process_start_time",
                     "When this process started, since 1970",
@@ -110,8 +110,8 @@ impl Collector for Process {
         let open = fs::read_dir("/proc/self/fd").ok().map(Iterator::count);
         let open = open.and_then(|count| u64::try_from(count).ok());
         gauge("process_open_fds", "Open files of this process", open)?;
-        let most = max_fds(&read("/proc/self/limits"));
-        gauge("process_max_fds", "Most files that this process may open", most)?;
+        let max = max_fds(&read("/proc/self/limits"));
+        gauge("process_max_fds", "Most files that this process may open", max)?;
         let tasks = Handle::try_current().map(|runtime| runtime.metrics().num_alive_tasks());
         let tasks = tasks.ok().and_then(|count| u64::try_from(count).ok());
         gauge("kruise_tasks", "Tasks of this process that have not ended", tasks)
@@ -124,10 +124,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_many_files_may_be_opened_as_the_hard_limit_allows() {
+    fn open_file_limit_is_raised_to_the_hard_limit() {
         let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
         setrlimit(Resource::RLIMIT_NOFILE, hard - 1, hard).unwrap();
-        raise_open_files();
+        raise_open_file_limit();
         assert_eq!(getrlimit(Resource::RLIMIT_NOFILE).unwrap(), (hard, hard));
         assert_eq!(
             max_fds(&fs::read_to_string("/proc/self/limits").unwrap()),
@@ -136,23 +136,23 @@ mod tests {
     }
 
     #[test]
-    fn proc_is_read_whatever_the_process_is_called() {
+    fn proc_stat_is_parsed_for_any_process_name() {
         let stat =
             "7 (a) b (c) S 1 7 7 0 -1 4194560 1 0 0 0 250 50 0 0 20 0 4 0 12345 2048 99 18446744073709551615";
         let status = "Name:\ta\nVmRSS:\t    9216 kB\nThreads:\t4\n";
-        let read = sample(stat, status).unwrap();
-        let want = Sample {
+        let read = parse_stats(stat, status).unwrap();
+        let expected = ProcessStats {
             cpu_seconds: 3.0,
             start_seconds: 123.45,
             resident_bytes: 9 << 20,
         };
-        assert_eq!(read, want);
-        assert_eq!(boot("cpu 1 2\nbtime 1700000000\n"), Some(1_700_000_000.0));
+        assert_eq!(read, expected);
+        assert_eq!(boot_time("cpu 1 2\nbtime 1700000000\n"), Some(1_700_000_000.0));
         let limits = "Limit   Soft Limit  Hard Limit  Units\nMax open files            1024                 524288               files\n";
         assert_eq!(max_fds(limits), Some(1024));
         for garbage in ["", ")", "1 (x) S", "1 (x"] {
-            assert_eq!(sample(garbage, status), None);
-            assert_eq!(sample(stat, garbage), None);
+            assert_eq!(parse_stats(garbage, status), None);
+            assert_eq!(parse_stats(stat, garbage), None);
         }
     }
 }

@@ -10,23 +10,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long beyond its own limits a step may go on: a starved or stopped machine is late, too.
-pub const MARGIN: Duration = Duration::from_secs(60);
+pub const HANG_MARGIN: Duration = Duration::from_secs(60);
 
 /// All steps of the process; clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
-    inner: Arc<Mutex<Register>>,
+    inner: Arc<Mutex<StepTable>>,
 }
 
 #[derive(Debug, Default)]
-struct Register {
-    next: u64,
-    steps: BTreeMap<u64, Doing>,
+struct StepTable {
+    next_id: u64,
+    steps: BTreeMap<u64, InFlight>,
 }
 
 /// One step, as it was marked.
 #[derive(Debug)]
-struct Doing {
+struct InFlight {
     duty: &'static str,
     what: String,
     since: Instant,
@@ -34,12 +34,12 @@ struct Doing {
     limit: Option<Duration>,
 }
 
-impl Doing {
+impl InFlight {
     /// What is to be said of it, if it should have ended long ago.
-    fn late(&self, now: Instant) -> Option<String> {
+    fn overdue_message(&self, now: Instant) -> Option<String> {
         let limit = self.limit?;
         let age = now.saturating_duration_since(self.since);
-        (age > limit.saturating_add(MARGIN)).then(|| {
+        (age > limit.saturating_add(HANG_MARGIN)).then(|| {
             let Self { duty, what, .. } = self;
             format!(
                 "{duty}: {what} has been running for {} s (limit {} s)",
@@ -52,7 +52,7 @@ impl Doing {
 
 /// A step under way; it ends when this is dropped.
 #[derive(Debug)]
-pub struct Step {
+pub struct ProgressStep {
     progress: Progress,
     id: u64,
 }
@@ -60,41 +60,47 @@ pub struct Step {
 impl Progress {
     /// Marks that `duty` begins with `what`, which by its own limits takes `limit` at most.
     #[must_use]
-    pub fn begin(&self, duty: &'static str, what: impl Into<String>, limit: Duration) -> Step {
-        self.enter(duty, what.into(), Some(limit), Instant::now())
+    pub fn begin(&self, duty: &'static str, what: impl Into<String>, limit: Duration) -> ProgressStep {
+        self.insert(duty, what.into(), Some(limit), Instant::now())
     }
 
     /// Marks that `duty` is there and waits; for a loop, which then says what it does with the step's methods.
     #[must_use]
-    pub fn waiting(&self, duty: &'static str) -> Step {
-        self.enter(duty, String::new(), None, Instant::now())
+    pub fn begin_idle(&self, duty: &'static str) -> ProgressStep {
+        self.insert(duty, String::new(), None, Instant::now())
     }
 
     /// One line for each step that should have ended long ago.
     #[must_use]
-    pub fn late(&self) -> String {
-        self.late_at(Instant::now())
+    pub fn overdue(&self) -> String {
+        self.overdue_at(Instant::now())
     }
 
     /// A step that began some time ago.
     #[cfg(any(test, feature = "testing"))]
-    pub fn begun(&self, duty: &'static str, what: &str, limit: Duration, ago: Duration) -> Step {
+    pub fn begin_ago(&self, duty: &'static str, what: &str, limit: Duration, ago: Duration) -> ProgressStep {
         let since = Instant::now().checked_sub(ago).unwrap_or_else(Instant::now);
-        self.enter(duty, what.to_owned(), Some(limit), since)
+        self.insert(duty, what.to_owned(), Some(limit), since)
     }
 
-    fn enter(&self, duty: &'static str, what: String, limit: Option<Duration>, since: Instant) -> Step {
-        let mut register = self.lock();
-        let id = register.next;
-        register.next += 1;
-        let doing = Doing {
+    fn insert(
+        &self,
+        duty: &'static str,
+        what: String,
+        limit: Option<Duration>,
+        since: Instant,
+    ) -> ProgressStep {
+        let mut table = self.lock();
+        let id = table.next_id;
+        table.next_id += 1;
+        let in_flight = InFlight {
             duty,
             what,
             since,
             limit,
         };
-        register.steps.insert(id, doing);
-        Step {
+        table.steps.insert(id, in_flight);
+        ProgressStep {
             progress: self.clone(),
             id,
         }
@@ -102,41 +108,46 @@ impl Progress {
 
     /// The same as it is at that moment.
     #[must_use]
-    pub fn late_at(&self, now: Instant) -> String {
+    pub fn overdue_at(&self, now: Instant) -> String {
         let mut text = String::new();
-        for line in self.lock().steps.values().filter_map(|step| step.late(now)) {
+        for line in self
+            .lock()
+            .steps
+            .values()
+            .filter_map(|step| step.overdue_message(now))
+        {
             // Writing into a String cannot fail.
             let _ = writeln!(text, "{line}");
         }
         text
     }
 
-    fn lock(&self) -> MutexGuard<'_, Register> {
+    fn lock(&self) -> MutexGuard<'_, StepTable> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Step {
+impl ProgressStep {
     /// The duty goes on with `what`, which by its own limits takes `limit` at most.
-    pub fn now(&self, what: impl Into<String>, limit: Duration) {
-        self.change(what.into(), Some(limit), Instant::now());
+    pub fn set_activity(&self, what: impl Into<String>, limit: Duration) {
+        self.update(what.into(), Some(limit), Instant::now());
     }
 
     /// The duty waits for something to happen, and looks again after `at_most` if nothing does.
-    pub fn idle(&self, at_most: Option<Duration>) {
-        self.change("waiting for its next turn".to_owned(), at_most, Instant::now());
+    pub fn set_idle(&self, at_most: Option<Duration>) {
+        self.update("waiting for its next turn".to_owned(), at_most, Instant::now());
     }
 
-    fn change(&self, what: String, limit: Option<Duration>, since: Instant) {
-        if let Some(doing) = self.progress.lock().steps.get_mut(&self.id) {
-            doing.what = what;
-            doing.limit = limit;
-            doing.since = since;
+    fn update(&self, what: String, limit: Option<Duration>, since: Instant) {
+        if let Some(in_flight) = self.progress.lock().steps.get_mut(&self.id) {
+            in_flight.what = what;
+            in_flight.limit = limit;
+            in_flight.since = since;
         }
     }
 }
 
-impl Drop for Step {
+impl Drop for ProgressStep {
     fn drop(&mut self) {
         self.progress.lock().steps.remove(&self.id);
     }
@@ -170,7 +181,7 @@ mod tests {
     proptest! {
         /// Whatever begins, goes on, waits and ends: late is exactly what is older than its limit and the margin.
         #[test]
-        fn late_is_what_should_have_ended(ops in prop::collection::vec(any_op(), 0..60)) {
+        fn overdue_is_past_timeout_and_margin(ops in prop::collection::vec(any_op(), 0..60)) {
             let progress = Progress::default();
             let start = Instant::now();
             let at = |second: u64| start + Duration::from_secs(second);
@@ -179,16 +190,16 @@ mod tests {
                 match op {
                     Op::Begin(limit) => {
                         let limit = Some(Duration::from_secs(limit));
-                        steps.push(progress.enter("d", "w".to_owned(), limit, at(now)));
+                        steps.push(progress.insert("d", "w".to_owned(), limit, at(now)));
                         model.push((now, limit));
                     }
                     Op::Now(n, limit) => if let Some(step) = steps.get(n) {
-                        step.change("n".to_owned(), Some(Duration::from_secs(limit)), at(now));
+                        step.update("n".to_owned(), Some(Duration::from_secs(limit)), at(now));
                         model[n] = (now, Some(Duration::from_secs(limit)));
                     },
                     Op::Idle(n, limit) => if let Some(step) = steps.get(n) {
                         let limit = limit.map(Duration::from_secs);
-                        step.change("i".to_owned(), limit, at(now));
+                        step.update("i".to_owned(), limit, at(now));
                         model[n] = (now, limit);
                     },
                     Op::End(n) => if n < steps.len() {
@@ -198,9 +209,9 @@ mod tests {
                     Op::Pass(seconds) => now += seconds,
                 }
                 let late = model.iter().filter(|(since, limit)| {
-                    limit.is_some_and(|l| now - since > l.as_secs() + MARGIN.as_secs())
+                    limit.is_some_and(|l| now - since > l.as_secs() + HANG_MARGIN.as_secs())
                 });
-                prop_assert_eq!(progress.late_at(at(now)).lines().count(), late.count());
+                prop_assert_eq!(progress.overdue_at(at(now)).lines().count(), late.count());
             }
             drop(steps);
             prop_assert!(progress.lock().steps.is_empty());
@@ -208,16 +219,16 @@ mod tests {
     }
 
     #[test]
-    fn a_hang_is_told_by_duty_step_and_age() {
+    fn overdue_step_is_reported_with_its_age() {
         let progress = Progress::default();
         let step = progress.begin("image pull", "pulling nginx:1", Duration::from_secs(600));
         let later = |s| Instant::now() + Duration::from_secs(s);
-        assert_eq!(progress.late_at(later(655)), "");
+        assert_eq!(progress.overdue_at(later(655)), "");
         assert_eq!(
-            progress.late_at(later(700)),
+            progress.overdue_at(later(700)),
             "image pull: pulling nginx:1 has been running for 700 s (limit 600 s)\n"
         );
-        step.idle(None);
-        assert_eq!(progress.late_at(later(1_000_000)), "");
+        step.set_idle(None);
+        assert_eq!(progress.overdue_at(later(1_000_000)), "");
     }
 }

@@ -10,10 +10,10 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::panics::isolated;
+use super::panics::catch_panic;
 
 /// How long tasks may take to end after the signal; a process manager sees the end within two seconds.
-const GRACE: Duration = Duration::from_millis(1800);
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1800);
 
 /// Why the process ended on its own.
 #[derive(Debug, thiserror::Error)]
@@ -47,10 +47,10 @@ impl Supervisor {
         task: impl Future<Output = Result<(), E>> + Send + 'static,
     ) {
         self.tasks.spawn(async move {
-            let ended = isolated(name, "the whole task", task).await;
+            let result = catch_panic(name, "the whole task", task).await;
             (
                 name,
-                ended.map_or_else(
+                result.map_or_else(
                     |panicked| Err(panicked.to_string()),
                     |done| done.map_err(|e| e.to_string()),
                 ),
@@ -83,18 +83,18 @@ impl Supervisor {
         self.shutdown.cancel();
         let result = match first {
             None => Ok(()),
-            Some(ended) => Err(describe(ended)),
+            Some(ended) => Err(task_error(ended)),
         };
         match &result {
             Ok(()) => tracing::info!("shutting down"),
             Err(error) => tracing::error!(%error, "shutting down"),
         }
-        self.finish().await;
+        self.wait_for_tasks().await;
         result
     }
 
-    async fn finish(&mut self) {
-        let deadline = Instant::now() + GRACE;
+    async fn wait_for_tasks(&mut self) {
+        let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
         while !self.tasks.is_empty() {
             match tokio::time::timeout_at(deadline, self.tasks.join_next()).await {
                 Ok(Some(Ok((task, Err(error))))) => tracing::warn!(task, error, "task failed at shutdown"),
@@ -109,7 +109,7 @@ impl Supervisor {
     }
 }
 
-fn describe(ended: Result<(&'static str, Result<(), String>), tokio::task::JoinError>) -> Error {
+fn task_error(ended: Result<(&'static str, Result<(), String>), tokio::task::JoinError>) -> Error {
     match ended {
         Ok((task, Ok(()))) => Error::TaskEnded {
             task,
@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_panic_in_a_long_lived_task_ends_the_process_with_its_name() {
+    async fn panicking_task_ends_the_process_with_its_name() {
         let mut supervisor = Supervisor::default();
         let shutdown = supervisor.shutdown.clone();
         supervisor.spawn_endless("image pull", async { panic!("index out of bounds") });
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_task_that_ends_stops_the_others() {
+    async fn ended_task_stops_the_others() {
         let mut supervisor = Supervisor::default();
         let shutdown = supervisor.shutdown.clone();
         supervisor.spawn("waits", async move {

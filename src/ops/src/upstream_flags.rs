@@ -4,32 +4,32 @@ use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
 /// What a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Takes {
+enum FlagKind {
     /// `--flag VALUE` or `--flag=VALUE`, which may be empty.
     Value,
     /// `--flag` or `--flag=true|false`.
     Switch,
 }
-use Takes::{Switch, Value};
+use FlagKind::{Switch, Value};
 
 const LOGS: &str = "RUST_LOG and --log-format choose what is logged, to standard error";
-const PACE: &str =
+const RATE_LIMITS: &str =
     "requests are not limited by the client; the API server's priority and fairness limits them";
 const RETRIES: &str = "failed work is retried after some tenths of a second, with back-off";
 const PROFILER: &str = "there is no profiler";
-const KIND: &str = "kruise-rs has no controller for this kind";
+const UNSUPPORTED_KIND: &str = "kruise-rs has no controller for this kind";
 const PLUGINS: &str = "credential provider plugins are not supported; pull secrets are";
 const PROTECTION: &str = "the API server's audit log has refused deletions";
 
 /// Flag, what it takes, and why it has no effect.
-const FLAGS: &[(&str, Takes, &str)] = &[
+const FLAGS: &[(&str, FlagKind, &str)] = &[
     ("add_dir_header", Switch, LOGS),
-    ("advancedcronjob-workers", Value, KIND),
+    ("advancedcronjob-workers", Value, UNSUPPORTED_KIND),
     ("allow-privileged", Switch, "nothing asks for it"),
     ("alsologtostderr", Switch, LOGS),
-    ("assign-bcj-pods-by-scheduler", Switch, KIND),
-    ("assign-pods-by-scheduler", Switch, KIND),
-    ("broadcastjob-workers", Value, KIND),
+    ("assign-bcj-pods-by-scheduler", Switch, UNSUPPORTED_KIND),
+    ("assign-pods-by-scheduler", Switch, UNSUPPORTED_KIND),
+    ("broadcastjob-workers", Value, UNSUPPORTED_KIND),
     (
         "cloneset-scaling-exclude-preparing-delete",
         Switch,
@@ -40,7 +40,7 @@ const FLAGS: &[(&str, Takes, &str)] = &[
         Value,
         "lists are retried until they succeed; /readyz names those that are missing",
     ),
-    ("daemonset-workers", Value, KIND),
+    ("daemonset-workers", Value, UNSUPPORTED_KIND),
     ("disable-no-deepcopy", Switch, "there is no such cache"),
     ("enable-pprof", Switch, PROFILER),
     (
@@ -69,30 +69,30 @@ const FLAGS: &[(&str, Takes, &str)] = &[
         Value,
         "objects of all namespaces are watched; POD_NAMESPACE names the namespace of this installation",
     ),
-    ("nodepodprobe-workers", Value, KIND),
+    ("nodepodprobe-workers", Value, UNSUPPORTED_KIND),
     ("one_output", Switch, LOGS),
-    ("persistentpodstate-workers", Value, KIND),
+    ("persistentpodstate-workers", Value, UNSUPPORTED_KIND),
     ("plugin-bin-dir", Value, PLUGINS),
     ("plugin-config-file", Value, PLUGINS),
-    ("podprobemarker-workers", Value, KIND),
-    ("podunavailablebudget-workers", Value, KIND),
+    ("podprobemarker-workers", Value, UNSUPPORTED_KIND),
+    ("podunavailablebudget-workers", Value, UNSUPPORTED_KIND),
     ("pprof-addr", Value, PROFILER),
     ("protection-log-path", Value, PROTECTION),
     ("rate-limiter-base-delay", Value, RETRIES),
     ("rate-limiter-bucket-size", Value, RETRIES),
     ("rate-limiter-max-delay", Value, RETRIES),
     ("rate-limiter-qps", Value, RETRIES),
-    ("resourcedistribution-workers", Value, KIND),
-    ("rest-config-burst", Value, PACE),
-    ("rest-config-qps", Value, PACE),
-    ("sidecarset-workers", Value, KIND),
-    ("sidecarterminator-workers", Value, KIND),
+    ("resourcedistribution-workers", Value, UNSUPPORTED_KIND),
+    ("rest-config-burst", Value, RATE_LIMITS),
+    ("rest-config-qps", Value, RATE_LIMITS),
+    ("sidecarset-workers", Value, UNSUPPORTED_KIND),
+    ("sidecarterminator-workers", Value, UNSUPPORTED_KIND),
     ("skip_headers", Switch, LOGS),
     ("skip_log_headers", Switch, LOGS),
-    ("statefulset-workers", Value, KIND),
+    ("statefulset-workers", Value, UNSUPPORTED_KIND),
     ("stderrthreshold", Value, LOGS),
     ("sync-period", Value, "nothing is reconciled at fixed intervals"),
-    ("uniteddeployment-workers", Value, KIND),
+    ("uniteddeployment-workers", Value, UNSUPPORTED_KIND),
     ("v", Value, LOGS),
     ("vmodule", Value, LOGS),
     (
@@ -100,8 +100,8 @@ const FLAGS: &[(&str, Takes, &str)] = &[
         Value,
         "webhooks are served as soon as there are certificates",
     ),
-    ("workloadspread-workers", Value, KIND),
-    ("ws-enabled-versioned-status", Value, KIND),
+    ("workloadspread-workers", Value, UNSUPPORTED_KIND),
+    ("ws-enabled-versioned-status", Value, UNSUPPORTED_KIND),
 ];
 
 /// The flags without effect that were given. Flatten it last: a flag that the program itself has is left out.
@@ -126,9 +126,10 @@ impl UpstreamFlags {
 
 impl Args for UpstreamFlags {
     fn augment_args(command: Command) -> Command {
-        let own = |command: &Command, name| command.get_arguments().any(|arg| arg.get_long() == Some(name));
+        let is_own_flag =
+            |command: &Command, name| command.get_arguments().any(|arg| arg.get_long() == Some(name));
         FLAGS.iter().fold(command, |command, (name, takes, _)| {
-            if own(&command, *name) {
+            if is_own_flag(&command, *name) {
                 return command;
             }
             let arg = Arg::new(*name).long(*name).hide(true).action(ArgAction::Set);
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn upstream_flags_that_have_no_effect_are_named() {
+    fn upstream_flags_without_effect_are_listed() {
         let args = [
             "x",
             "--logtostderr",
@@ -193,21 +194,21 @@ mod tests {
         ];
         let cli = Cli::try_parse_from(args).unwrap();
         let named: Vec<_> = cli.upstream.given().map(|(flag, _)| flag).collect();
-        let want = [
+        let expected = [
             "enable-pprof",
             "logtostderr",
             "plugin-config-file",
             "rest-config-burst",
             "v",
         ];
-        assert_eq!(named, want);
+        assert_eq!(named, expected);
         assert_eq!(cli.sync_period.as_deref(), Some("1s"), "the program's own flag");
     }
 
     #[test]
-    fn a_flag_without_effect_is_logged_with_the_reason() {
+    fn flag_without_effect_is_logged_with_the_reason() {
         let cli = Cli::try_parse_from(["x", "--enable-pprof=true"]).unwrap();
-        let lines = crate::logs::lines_of(|| cli.upstream.log());
+        let lines = crate::logs::captured_lines(|| cli.upstream.log());
         assert_eq!(lines.len(), 1, "{lines:?}");
         for words in ["WARN", "--enable-pprof", PROFILER] {
             assert!(lines[0].contains(words), "{lines:?}");

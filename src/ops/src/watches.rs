@@ -14,48 +14,48 @@ use super::metrics::{Labels, metrics};
 
 /// A kind of which nothing was heard for longer than this is stale. A watch that works is heard of at least every
 /// 150 s, since a silent one is started again by then.
-pub const STALE: Duration = Duration::from_secs(240);
+pub const STALE_AFTER: Duration = Duration::from_secs(240);
 
 /// All watches of the process; clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Watches {
-    inner: Arc<Mutex<Register>>,
+    inner: Arc<Mutex<WatchTable>>,
 }
 
 #[derive(Debug, Default)]
-struct Register {
-    next: u64,
-    watches: BTreeMap<u64, State>,
+struct WatchTable {
+    next_id: u64,
+    watches: BTreeMap<u64, WatchState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct WatchState {
     kind: String,
     /// Whether the first list is complete.
     listed: bool,
     /// When the API server last answered or sent something.
-    heard: Instant,
+    last_contact: Instant,
     /// Length of the objects that are held, as the API server sent them.
     bytes: usize,
     /// Why it does not work, since it last did.
     failure: Option<String>,
 }
 
-impl State {
+impl WatchState {
     /// Why the kind cannot be relied on, if so.
-    fn problem(&self) -> Option<String> {
+    fn readiness_error(&self) -> Option<String> {
         let Self {
             kind,
             listed,
-            heard,
+            last_contact: heard,
             failure,
             bytes: _,
         } = self;
-        let silent = heard.elapsed();
+        let since_contact = heard.elapsed();
         let what = if !listed {
             format!("{kind} is not listed yet")
-        } else if silent > STALE {
-            format!("{kind} is stale: nothing heard for {} s", silent.as_secs())
+        } else if since_contact > STALE_AFTER {
+            format!("{kind} is stale: nothing heard for {} s", since_contact.as_secs())
         } else {
             return None;
         };
@@ -68,7 +68,7 @@ impl State {
 
 /// One watch; it is forgotten when this is dropped.
 #[derive(Debug)]
-pub struct Watch {
+pub struct WatchHandle {
     watches: Watches,
     id: u64,
     labels: Labels<1>,
@@ -77,19 +77,19 @@ pub struct Watch {
 impl Watches {
     /// Adds a watch of `kind`, which has no list yet.
     #[must_use]
-    pub fn begin(&self, kind: &str) -> Watch {
-        let mut register = self.lock();
-        let id = register.next;
-        register.next += 1;
-        let state = State {
+    pub fn register(&self, kind: &str) -> WatchHandle {
+        let mut table = self.lock();
+        let id = table.next_id;
+        table.next_id += 1;
+        let state = WatchState {
             kind: kind.to_owned(),
             listed: false,
-            heard: Instant::now(),
+            last_contact: Instant::now(),
             bytes: 0,
             failure: None,
         };
-        register.watches.insert(id, state);
-        Watch {
+        table.watches.insert(id, state);
+        WatchHandle {
             watches: self.clone(),
             id,
             labels: [("kind", kind.to_owned())],
@@ -98,26 +98,30 @@ impl Watches {
 
     /// The kinds, or what is wrong with some of them; `None` while there is no watch.
     #[must_use]
-    pub fn check(&self) -> Option<Result<String, String>> {
-        let register = self.lock();
-        let problems: BTreeSet<String> = register.watches.values().filter_map(State::problem).collect();
-        let kinds: BTreeSet<&str> = register.watches.values().map(|w| w.kind.as_str()).collect();
+    pub fn readiness(&self) -> Option<Result<String, String>> {
+        let table = self.lock();
+        let problems: BTreeSet<String> = table
+            .watches
+            .values()
+            .filter_map(WatchState::readiness_error)
+            .collect();
+        let kinds: BTreeSet<&str> = table.watches.values().map(|w| w.kind.as_str()).collect();
         if !problems.is_empty() {
             return Some(Err(Vec::from_iter(problems).join("; ")));
         }
         (!kinds.is_empty()).then(|| Ok(Vec::from_iter(kinds).join(", ")))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Register> {
+    fn lock(&self) -> MutexGuard<'_, WatchTable> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Watch {
+impl WatchHandle {
     /// The API server has answered, or sent something.
-    pub fn heard(&self) {
-        self.change(|state| {
-            state.heard = Instant::now();
+    pub fn record_contact(&self) {
+        self.update(|state| {
+            state.last_contact = Instant::now();
             state.failure = None;
         });
         let seconds = Timestamp::now().as_duration().as_secs_f64();
@@ -125,45 +129,45 @@ impl Watch {
     }
 
     /// The first list, or another one, is complete.
-    pub fn listed(&self) {
-        self.change(|state| state.listed = true);
+    pub fn mark_listed(&self) {
+        self.update(|state| state.listed = true);
     }
 
     /// The objects that are held have that length, as the API server sent them.
-    pub fn holds(&self, bytes: usize) {
-        let mut register = self.watches.lock();
-        let Some(state) = register.watches.get_mut(&self.id) else {
+    pub fn set_stored_bytes(&self, bytes: usize) {
+        let mut table = self.watches.lock();
+        let Some(state) = table.watches.get_mut(&self.id) else {
             return;
         };
         state.bytes = bytes;
-        self.show_bytes(&register);
+        self.report_bytes(&table);
     }
 
-    fn show_bytes(&self, register: &Register) {
-        let of_kind = register.watches.values().filter(|w| w.kind == self.labels[0].1);
+    fn report_bytes(&self, table: &WatchTable) {
+        let of_kind = table.watches.values().filter(|w| w.kind == self.labels[0].1);
         let bytes: usize = of_kind.map(|watch| watch.bytes).sum();
         let gauge = metrics().watch_bytes.get_or_create(&self.labels);
         gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
     /// A list or watch failed.
-    pub fn failed(&self, why: &str) {
-        self.change(|state| state.failure = Some(why.to_owned()));
+    pub fn record_failure(&self, why: &str) {
+        self.update(|state| state.failure = Some(why.to_owned()));
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn update(&self, change: impl FnOnce(&mut WatchState)) {
         if let Some(state) = self.watches.lock().watches.get_mut(&self.id) {
             change(state);
         }
     }
 }
 
-impl Drop for Watch {
+impl Drop for WatchHandle {
     fn drop(&mut self) {
-        let mut register = self.watches.lock();
-        register.watches.remove(&self.id);
-        if register.watches.values().any(|w| w.kind == self.labels[0].1) {
-            self.show_bytes(&register);
+        let mut table = self.watches.lock();
+        table.watches.remove(&self.id);
+        if table.watches.values().any(|w| w.kind == self.labels[0].1) {
+            self.report_bytes(&table);
         } else {
             metrics().watch_contact.remove(&self.labels);
             metrics().watch_bytes.remove(&self.labels);
@@ -177,59 +181,59 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn readiness_names_what_is_not_listed_and_what_is_stale() {
+    async fn readiness_names_unlisted_and_stale_kinds() {
         let watches = Watches::default();
-        assert_eq!(watches.check(), None);
-        let (pods, other_pods) = (watches.begin("Pod"), watches.begin("Pod"));
-        let nodes = watches.begin("Node");
+        assert_eq!(watches.readiness(), None);
+        let (pods, other_pods) = (watches.register("Pod"), watches.register("Pod"));
+        let nodes = watches.register("Node");
         for watch in [&pods, &other_pods] {
-            watch.heard();
-            watch.listed();
+            watch.record_contact();
+            watch.mark_listed();
         }
-        nodes.failed("nodes is forbidden");
+        nodes.record_failure("nodes is forbidden");
         let why = "Node is not listed yet: nodes is forbidden".to_owned();
-        assert_eq!(watches.check(), Some(Err(why)));
-        nodes.heard();
-        nodes.listed();
-        assert_eq!(watches.check(), Some(Ok("Node, Pod".to_owned())));
-        let kept = |kind: &str| {
+        assert_eq!(watches.readiness(), Some(Err(why)));
+        nodes.record_contact();
+        nodes.mark_listed();
+        assert_eq!(watches.readiness(), Some(Ok("Node, Pod".to_owned())));
+        let has_metric = |kind: &str| {
             let text = metrics().render();
             text.contains(&format!(
                 "kruise_watch_last_contact_timestamp_seconds{{kind=\"{kind}\"}}"
             ))
         };
-        assert!(kept("Node"));
+        assert!(has_metric("Node"));
 
-        tokio::time::advance(STALE).await;
-        nodes.heard();
-        other_pods.heard();
+        tokio::time::advance(STALE_AFTER).await;
+        nodes.record_contact();
+        other_pods.record_contact();
         tokio::time::advance(Duration::from_secs(1)).await;
-        pods.failed("connection refused");
+        pods.record_failure("connection refused");
         let why = "Pod is stale: nothing heard for 241 s: connection refused".to_owned();
-        assert_eq!(watches.check(), Some(Err(why)));
-        pods.heard();
-        assert_eq!(watches.check(), Some(Ok("Node, Pod".to_owned())));
+        assert_eq!(watches.readiness(), Some(Err(why)));
+        pods.record_contact();
+        assert_eq!(watches.readiness(), Some(Ok("Node, Pod".to_owned())));
         drop((pods, other_pods));
-        assert_eq!(watches.check(), Some(Ok("Node".to_owned())));
+        assert_eq!(watches.readiness(), Some(Ok("Node".to_owned())));
         drop(nodes);
-        assert_eq!(watches.check(), None);
-        assert!(!kept("Node"));
+        assert_eq!(watches.readiness(), None);
+        assert!(!has_metric("Node"));
     }
 
     #[test]
-    fn what_all_watches_of_a_kind_hold_is_one_figure() {
+    fn bytes_of_all_watches_of_a_kind_are_summed() {
         let watches = Watches::default();
-        let (one, other) = (watches.begin("Held"), watches.begin("Held"));
-        let shown = |bytes: &str| {
+        let (one, other) = (watches.register("Held"), watches.register("Held"));
+        let has_bytes = |bytes: &str| {
             let line = format!("kruise_watch_bytes{{kind=\"Held\"}}{bytes}");
             metrics().render().contains(&line)
         };
-        one.holds(100);
-        other.holds(20);
-        assert!(shown(" 120\n"));
+        one.set_stored_bytes(100);
+        other.set_stored_bytes(20);
+        assert!(has_bytes(" 120\n"));
         drop(one);
-        assert!(shown(" 20\n"));
+        assert!(has_bytes(" 20\n"));
         drop(other);
-        assert!(!shown(""));
+        assert!(!has_bytes(""));
     }
 }

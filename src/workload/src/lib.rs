@@ -8,18 +8,18 @@
 //!
 //! A controller that rolls out a template asks these in turn:
 //!
-//! 1. **Which revision does the spec stand for?** [`revision::wanted`] names it, [`revision::plan`] says whether it is there,
-//!    comes back or is created, and [`revision::trim`] which old ones go. Names and hashes are OpenKruise's.
-//! 2. **Which Pods are at it?** [`pods::at`], [`pods::ready`], [`pods::available`]; a Pod is kept as [`in_place::Pod`].
-//! 3. **Which Pod is next?** [`order::update`] for updates, [`order::delete`] where there are too many.
-//! 4. **Can it stay?** [`in_place::spec`](in_place::spec::spec) compares two revisions; [`in_place::MustRecreate`] says why
+//! 1. **Which revision does the spec stand for?** [`revision::desired_revision`] names it, [`revision::plan`] says whether it is there,
+//!    comes back or is created, and [`revision::revisions_to_delete`] which old ones go. Names and hashes are OpenKruise's.
+//! 2. **Which Pods are at it?** [`pods::has_revision`], [`pods::ready`], [`pods::available`]; a Pod is kept as [`in_place::Pod`].
+//! 3. **Which Pod is next?** [`order::update_order`] for updates, [`order::pick_for_deletion`] where there are too many.
+//! 4. **Can it stay?** [`in_place::spec`](in_place::spec::calculate_spec) compares two revisions; [`in_place::MustRecreate`] says why
 //!    not. [`in_place::patch`] has what is written then, to which part of the Pod, and in which order.
 //! 5. **Is it done?** [`in_place::refresh`](in_place::refresh()) looks at the Pod again and again: it waits, goes on with the
-//!    next containers, or is complete, with a proof for each container ([`in_place::complete`]).
+//!    next containers, or is complete, with a proof for each container ([`in_place::completion`]).
 //!
 //! ```
-//! use kruise_workload::in_place::{MustRecreate, Options, Revision, spec::spec};
-//! use kruise_workload::in_place::normal::Stored;
+//! use kruise_workload::in_place::{MustRecreate, Options, RevisionData, spec::calculate_spec};
+//! use kruise_workload::in_place::normalize::TemplateStorage;
 //! use serde_json::{Value, json};
 //!
 //! let data = |image: &str, host: bool| json!({ "spec": { "template": { "spec": {
@@ -29,11 +29,11 @@
 //!     vertical: false,
 //!     recreate_for_claims: true,
 //!     grace_seconds: 0,
-//!     stored: Stored::default(),
+//!     template_storage: TemplateStorage::default(),
 //! };
 //! let compare = |old: &Value, new: &Value| {
-//!     let [old, new] = [("web-1", old), ("web-2", new)].map(|(name, data)| Revision { name, data, claims: None });
-//!     spec(&old, &new, &options)
+//!     let [old, new] = [("web-1", old), ("web-2", new)].map(|(name, data)| RevisionData { name, data, claim_hash: None });
+//!     calculate_spec(&old, &new, &options)
 //! };
 //!
 //! let update = compare(&data("app:1", false), &data("app:2", false)).unwrap();

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::in_place::ready::condition;
+use crate::in_place::ready::pod_condition;
 use kruise_api::json::set;
 use kruise_api::keys;
 
@@ -26,36 +26,36 @@ pub struct NotReadyKey {
 
 /// The condition of a Pod that nobody holds.
 #[must_use]
-pub fn initial(uid: &str, now: Timestamp) -> Value {
-    patch(
+pub fn initial_patch(uid: &str, now: Timestamp) -> Value {
+    status_patch(
         uid,
         None,
-        vec![condition(keys::KRUISE_POD_READY, true, "", "", now)],
+        vec![pod_condition(keys::KRUISE_POD_READY, true, "", "", now)],
     )
 }
 
 /// The patch of the Pod's status that adds `key`, or removes it; `None` when there is nothing to change.
 #[must_use]
-pub fn change(pod: &Pod, key: &NotReadyKey, hold: bool, now: Timestamp) -> Option<Value> {
+pub fn patch_for_key(pod: &Pod, key: &NotReadyKey, not_ready: bool, now: Timestamp) -> Option<Value> {
     let conditions = pod.status.as_ref().and_then(|s| s.conditions.as_ref());
     let find = |type_: &str| conditions.into_iter().flatten().find(|c| c.type_ == type_);
     let current = find(keys::KRUISE_POD_READY);
-    let mut holders = read(current);
-    let changed = if hold {
-        holders.insert(key.clone())
+    let mut entries = entries_of(current);
+    let changed = if not_ready {
+        entries.insert(key.clone())
     } else {
-        holders.remove(key)
+        entries.remove(key)
     };
-    let status_is = |c: &PodCondition, wanted: bool| (c.status == "True") == wanted;
-    if !changed && current.is_none_or(|c| status_is(c, holders.is_empty())) {
+    let status_is = |c: &PodCondition, expected: bool| (c.status == "True") == expected;
+    if !changed && current.is_none_or(|c| status_is(c, entries.is_empty())) {
         return None;
     }
-    let ready = holders.is_empty();
-    let message = message_of(&holders);
+    let ready = entries.is_empty();
+    let message = format_message(&entries);
     let since = current
         .filter(|c| status_is(c, ready))
         .and_then(|c| c.last_transition_time.as_ref());
-    let mut new = vec![condition(
+    let mut new = vec![pod_condition(
         keys::KRUISE_POD_READY,
         ready,
         "",
@@ -64,35 +64,41 @@ pub fn change(pod: &Pod, key: &NotReadyKey, hold: bool, now: Timestamp) -> Optio
     )];
     let containers_ready = find("ContainersReady").is_some_and(|c| c.status == "True");
     if !ready && containers_ready && find("Ready").is_some_and(|c| c.status == "True") {
-        let text = keys::unready_message(keys::KRUISE_POD_READY);
-        new.push(condition("Ready", false, "ReadinessGatesNotReady", &text, now));
+        let text = keys::readiness_gate_message(keys::KRUISE_POD_READY);
+        new.push(pod_condition(
+            "Ready",
+            false,
+            "ReadinessGatesNotReady",
+            &text,
+            now,
+        ));
     }
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-    Some(patch(uid, pod.metadata.resource_version.as_deref(), new))
+    Some(status_patch(uid, pod.metadata.resource_version.as_deref(), new))
 }
 
-fn read(condition: Option<&PodCondition>) -> BTreeSet<NotReadyKey> {
-    holders_of(condition.and_then(|c| c.message.as_deref()).unwrap_or_default())
+fn entries_of(condition: Option<&PodCondition>) -> BTreeSet<NotReadyKey> {
+    parse_message(condition.and_then(|c| c.message.as_deref()).unwrap_or_default())
 }
 
 /// Those who hold the Pod, by the condition's message. What is not such a list is nobody's.
 #[must_use]
-pub fn holders_of(message: &str) -> BTreeSet<NotReadyKey> {
+pub fn parse_message(message: &str) -> BTreeSet<NotReadyKey> {
     serde_json::from_str(message).unwrap_or_default()
 }
 
 /// The condition's message while these hold the Pod; empty when nobody does.
 #[must_use]
-pub fn message_of(holders: &BTreeSet<NotReadyKey>) -> String {
-    if holders.is_empty() {
+pub fn format_message(entries: &BTreeSet<NotReadyKey>) -> String {
+    if entries.is_empty() {
         return String::new();
     }
     // As text, for the order of the fields is that of upstream.
-    serde_json::to_string(holders).unwrap_or_default()
+    serde_json::to_string(entries).unwrap_or_default()
 }
 
 /// Conditions merge by their type in a strategic merge patch. The UID keeps another Pod of that name safe.
-fn patch(uid: &str, version: Option<&str>, conditions: Vec<Value>) -> Value {
+fn status_patch(uid: &str, version: Option<&str>, conditions: Vec<Value>) -> Value {
     let mut metadata = json!({ "uid": uid });
     if let Some(version) = version {
         set(&mut metadata, &["resourceVersion"], json!(version));
@@ -138,10 +144,10 @@ mod tests {
     }
 
     #[test]
-    fn the_message_is_what_upstream_writes() {
+    fn not_ready_message_matches_upstream() {
         let mut pod = Pod::default();
         for n in [2, 0] {
-            let patch = change(&pod, &key(n), true, Timestamp::UNIX_EPOCH).unwrap();
+            let patch = patch_for_key(&pod, &key(n), true, Timestamp::UNIX_EPOCH).unwrap();
             apply(&mut pod, &patch);
         }
         assert_eq!(
@@ -150,7 +156,7 @@ mod tests {
                 r#"[{"userAgent":"ContainerRecreateRequest","key":"ns/0"},{"userAgent":"ContainerRecreateRequest","key":"ns/1"}]"#
             )
         );
-        let patch = change(&pod, &key(4), true, Timestamp::UNIX_EPOCH).unwrap();
+        let patch = patch_for_key(&pod, &key(4), true, Timestamp::UNIX_EPOCH).unwrap();
         assert_eq!(
             patch["status"]["conditions"][0]["lastTransitionTime"],
             "1970-01-01T00:00:00Z"
@@ -160,15 +166,15 @@ mod tests {
     proptest! {
         /// The condition is false exactly while somebody holds the Pod, and nothing is written twice.
         #[test]
-        fn held_while_somebody_holds(ops in prop::collection::vec((0_u8..6, any::<bool>()), 1..30)) {
+        fn condition_is_false_while_any_key_is_set(ops in prop::collection::vec((0_u8..6, any::<bool>()), 1..30)) {
             let mut pod = Pod::default();
             let mut holders = BTreeSet::new();
             for (n, hold) in ops {
-                if let Some(patch) = change(&pod, &key(n), hold, Timestamp::UNIX_EPOCH) {
+                if let Some(patch) = patch_for_key(&pod, &key(n), hold, Timestamp::UNIX_EPOCH) {
                     apply(&mut pod, &patch);
                 }
                 if hold { holders.insert(n); } else { holders.remove(&n); }
-                prop_assert_eq!(change(&pod, &key(n), hold, Timestamp::UNIX_EPOCH), None);
+                prop_assert_eq!(patch_for_key(&pod, &key(n), hold, Timestamp::UNIX_EPOCH), None);
                 if pod.status.is_some() {
                     prop_assert_eq!(kruise_ready(&pod).status == "True", holders.is_empty());
                 } else {

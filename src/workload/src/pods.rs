@@ -3,56 +3,56 @@
 use jiff::{Timestamp, ToSpan};
 
 use crate::in_place::Pod;
-use crate::revision::same;
+use crate::revision::same_revision;
 use kruise_api::keys;
 use kruise_api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 
 /// The state that a Pod's label names; without it, or with an empty one, a Pod counts as Normal.
 #[must_use]
-pub fn state(pod: &Pod) -> State {
+pub fn lifecycle_state(pod: &Pod) -> State {
     match pod.labels.get(keys::LIFECYCLE_STATE).map(String::as_str) {
         None | Some("") => State::Normal,
-        Some(word) => State::from(word),
+        Some(value) => State::from(value),
     }
 }
 
 /// Whether the Pod has a revision.
 #[must_use]
-pub fn at(pod: &Pod, revision: &str) -> bool {
+pub fn has_revision(pod: &Pod, revision: &str) -> bool {
     let label = pod.labels.get(keys::CONTROLLER_REVISION_HASH);
-    label.is_some_and(|label| same(label, revision))
+    label.is_some_and(|label| same_revision(label, revision))
 }
 
 /// Whether the Pod runs and was ready for more than `seconds` (with 0, is ready), and no update holds it.
 #[must_use]
 pub fn ready(pod: &Pod, seconds: i32, now: Timestamp) -> bool {
-    usable(pod) && (seconds <= 0 || ready_until(pod, seconds).is_some_and(|until| until < now))
+    is_serving(pod) && (seconds <= 0 || ready_until(pod, seconds).is_some_and(|until| until < now))
 }
 
 /// When the Pod will have been ready for `seconds`, if it is ready.
 #[must_use]
 pub fn ready_until(pod: &Pod, seconds: i32) -> Option<Timestamp> {
-    let since = pod.condition("Ready").filter(|c| c.holds)?.since?;
+    let since = pod.condition("Ready").filter(|c| c.is_true)?.since?;
     since.checked_add(i64::from(seconds).seconds()).ok()
 }
 
 /// Whether the Pod runs and is ready, and no update holds it.
-fn usable(pod: &Pod) -> bool {
-    let held = pod
+fn is_serving(pod: &Pod) -> bool {
+    let updating = pod
         .condition(keys::IN_PLACE_UPDATE_READY)
-        .is_some_and(|c| !c.holds);
-    pod.phase == "Running" && pod.condition_ready() && !held
+        .is_some_and(|c| !c.is_true);
+    pod.phase == "Running" && pod.condition_ready() && !updating
 }
 
 /// Whether the Pod is in use, and was ready for `seconds`.
 #[must_use]
 pub fn available(pod: &Pod, seconds: i32, now: Timestamp) -> bool {
-    state(pod) == State::Normal && ready(pod, seconds, now)
+    lifecycle_state(pod) == State::Normal && ready(pod, seconds, now)
 }
 
 /// Whether any item of the hook is on the Pod, so that it holds it before a deletion or an update.
 #[must_use]
-pub fn hooked(hook: Option<&LifecycleHook>, pod: &Pod) -> bool {
+pub fn is_hooked(hook: Option<&LifecycleHook>, pod: &Pod) -> bool {
     hook.is_some_and(|hook| {
         hook.finalizers_handler.iter().any(|f| pod.finalizers.contains(f))
             || hook
@@ -64,7 +64,7 @@ pub fn hooked(hook: Option<&LifecycleHook>, pod: &Pod) -> bool {
 
 /// Whether all items of the hook are on the Pod.
 #[must_use]
-pub fn all_hooked(hook: &LifecycleHook, pod: &Pod) -> bool {
+pub fn is_all_hooked(hook: &LifecycleHook, pod: &Pod) -> bool {
     hook.finalizers_handler.iter().all(|f| pod.finalizers.contains(f))
         && hook
             .labels_handler
@@ -75,7 +75,11 @@ pub fn all_hooked(hook: &LifecycleHook, pod: &Pod) -> bool {
 /// How often the Pod's container that was restarted most was.
 #[must_use]
 pub fn restarts(pod: &Pod) -> i64 {
-    pod.statuses.iter().map(|s| s.restarts).max().unwrap_or_default()
+    pod.container_statuses
+        .iter()
+        .map(|s| s.restarts)
+        .max()
+        .unwrap_or_default()
 }
 
 /// The deletion cost; what is no such number costs nothing, nor does one with a leading `+` or zero.
@@ -94,25 +98,25 @@ pub fn deletion_cost(pod: &Pod) -> i32 {
 /// Whether the Pod is in use with its gates open and all labels, so that there is no need to look at it: nearly all of
 /// ten thousand Pods are.
 #[must_use]
-pub fn at_rest(pod: &Pod) -> bool {
-    let says = |gate: &str| pod.condition(gate).is_some_and(|c| !c.message.is_empty());
+pub fn is_settled(pod: &Pod) -> bool {
+    let has_message = |gate: &str| pod.condition(gate).is_some_and(|c| !c.message.is_empty());
     let open = match pod.condition(keys::KRUISE_POD_READY) {
-        Some(condition) => condition.holds && condition.message.is_empty(),
-        None => !pod.gated(keys::KRUISE_POD_READY),
+        Some(condition) => condition.is_true && condition.message.is_empty(),
+        None => !pod.has_readiness_gate(keys::KRUISE_POD_READY),
     };
-    idle(pod)
-        && !says(keys::IN_PLACE_UPDATE_READY)
+    is_idle(pod)
+        && !has_message(keys::IN_PLACE_UPDATE_READY)
         && open
         && pod.labels.contains_key(keys::POD_TEMPLATE_HASH)
 }
 
 /// Whether the Pod is in use with its gate open, so that its annotations need not be read.
 #[must_use]
-pub fn idle(pod: &Pod) -> bool {
+pub fn is_idle(pod: &Pod) -> bool {
     let grace = [keys::IN_PLACE_UPDATE_GRACE, keys::IN_PLACE_UPDATE_GRACE_OLD];
-    state(pod) == State::Normal
+    lifecycle_state(pod) == State::Normal
         && pod
             .condition(keys::IN_PLACE_UPDATE_READY)
-            .is_some_and(|c| c.holds && c.reason.is_empty())
+            .is_some_and(|c| c.is_true && c.reason.is_empty())
         && !grace.iter().any(|key| pod.annotations.contains_key(*key))
 }

@@ -9,9 +9,9 @@ pub fn apply(object: &mut Value, patch: &Value) {
         (Value::Object(into), Value::Object(from)) => {
             for (key, value) in from {
                 if let Some(list) = key.strip_prefix("$deleteFromPrimitiveList/") {
-                    let gone = value.as_array().unwrap();
+                    let removed = value.as_array().unwrap();
                     if let Some(Value::Array(items)) = into.get_mut(list) {
-                        items.retain(|item| !gone.contains(item));
+                        items.retain(|item| !removed.contains(item));
                     }
                 } else if value.is_null() {
                     into.remove(key);

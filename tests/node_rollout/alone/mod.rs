@@ -1,22 +1,22 @@
 //! Tests that end or stop parts of the bed, one after the other. By their name they come first, so that the others
 //! run side by side without a break.
 
-mod kills;
+mod manager_kill;
 mod outages;
 
 use std::ops::Deref;
 
 use testbed::cluster::Image;
 
-use crate::workloads::{Bed, Space};
+use crate::workloads::{NodeNamespace, TestCluster};
 
 /// An image like no other, in this bed's registry: kubelet holds a container back for 10 s that comes back with an
 /// image it had lately.
-fn fresh_image(space: &Space<impl Deref<Target = Bed>>, name: &str) -> String {
+fn push_unique_image(ns: &NodeNamespace<impl Deref<Target = TestCluster>>, name: &str) -> String {
     let image = Image::busybox().script(&format!(
         "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done; : {name}"
     ));
     let name = format!("rollout/{name}:1");
-    space.bed.node.runtime.registry.push(&name, &image).unwrap();
+    ns.cluster.node.runtime.registry.push(&name, &image).unwrap();
     name
 }

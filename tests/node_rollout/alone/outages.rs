@@ -7,54 +7,56 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::fresh_image;
+use super::push_unique_image;
 use crate::manager::Manager;
-use crate::pods::{container, identities, runs, state, text};
+use crate::pods::{container_status, lifecycle_state, runs_image, text, uids_by_name};
 use crate::programs::manager;
-use crate::workloads::{Bed, Space, alone};
+use crate::workloads::{NodeNamespace, TestCluster, exclusive_cluster};
 
 /// Waits until a Pod of `web` is being updated.
-async fn amid<G: std::ops::Deref<Target = Bed>>(space: &Space<G>) {
-    space
-        .until_pods("web", "one is being updated", |pods| {
-            pods.iter().any(|pod| state(pod) == "Updating")
-        })
-        .await;
+async fn wait_for_update_in_progress<G: std::ops::Deref<Target = TestCluster>>(ns: &NodeNamespace<G>) {
+    ns.wait_pods("web", "one is being updated", |pods| {
+        pods.iter().any(|pod| lifecycle_state(pod) == "Updating")
+    })
+    .await;
 }
 
 #[tokio::test]
-async fn a_rollout_goes_on_when_the_api_server_is_back() {
-    let mut space = alone().await;
-    let before = space.settled_set("web", json!({ "replicas": 3 })).await;
-    let witness = space.witness("web").await;
-    space.image("web", "kruise-test/term:2").await;
-    amid(&space).await;
-    space.bed.node.plane.apiserver.restart().unwrap();
-    space.settled("web").await;
-    let last = fresh_image(&space, "back");
-    space.image("web", &last).await;
-    amid(&space).await;
-    space.bed.node.plane.apiserver.kill().unwrap();
+async fn rollout_continues_after_api_server_outage() {
+    let mut ns = exclusive_cluster().await;
+    let before = ns.create_settled_set("web", json!({ "replicas": 3 })).await;
+    let monitor = ns.monitor_pods("web").await;
+    ns.set_image("web", "kruise-test/term:2").await;
+    wait_for_update_in_progress(&ns).await;
+    ns.cluster.node.plane.apiserver.restart().unwrap();
+    ns.wait_settled("web").await;
+    let last_image = push_unique_image(&ns, "back");
+    ns.set_image("web", &last_image).await;
+    wait_for_update_in_progress(&ns).await;
+    ns.cluster.node.plane.apiserver.kill().unwrap();
     // Longer than a Lease lasts.
     tokio::time::sleep(Duration::from_secs(6)).await;
-    space.bed.node.plane.apiserver.start().unwrap();
-    space.settled("web").await;
-    let pods = space.pods_of("web").await;
-    assert_eq!(identities(pods.values()), before);
+    ns.cluster.node.plane.apiserver.start().unwrap();
+    ns.wait_settled("web").await;
+    let pods = ns.pods_of("web").await;
+    assert_eq!(uids_by_name(pods.values()), before);
     for pod in pods.values() {
-        assert!(runs(pod, &last), "{pod}");
+        assert!(runs_image(pod, &last_image), "{pod}");
         assert_eq!(
-            container(pod, "app").restarts,
+            container_status(pod, "app").restarts,
             2,
             "one restart for each update: {pod}"
         );
     }
-    let seen = witness.seen();
-    assert!(seen.least_serving >= 2 && seen.most <= 3, "{seen:#?}");
+    let observed = monitor.observed();
+    assert!(
+        observed.min_serving >= 2 && observed.max_pods <= 3,
+        "{observed:#?}"
+    );
 }
 
 /// How the API server's audit log calls the token in a kubeconfig file.
-fn credential(manager: &Manager) -> String {
+fn credential_id(manager: &Manager) -> String {
     let file: Value = serde_json::from_slice(&std::fs::read(&manager.kubeconfig).unwrap()).unwrap();
     let token = text(&file["users"][0]["user"]["token"]);
     let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap();
@@ -63,113 +65,123 @@ fn credential(manager: &Manager) -> String {
 }
 
 /// The manager's writes since then: time, verb, resource and name.
-fn writes(space: &Space<impl std::ops::Deref<Target = Bed>>, by: &str, since: Timestamp) -> Vec<String> {
-    let all = space.bed.node.plane.writes().unwrap();
-    let mine = |write: &&Value| {
+fn writes_by(
+    ns: &NodeNamespace<impl std::ops::Deref<Target = TestCluster>>,
+    credential: &str,
+    since: Timestamp,
+) -> Vec<String> {
+    let all = ns.cluster.node.plane.writes().unwrap();
+    let is_own_write = |write: &&Value| {
         let received: Timestamp = text(&write["requestReceivedTimestamp"]).parse().unwrap();
-        write["user"]["extra"]["authentication.kubernetes.io/credential-id"][0] == by && received >= since
+        write["user"]["extra"]["authentication.kubernetes.io/credential-id"][0] == credential
+            && received >= since
     };
-    let told = |write: &Value| {
+    let describe = |write: &Value| {
         let object = &write["objectRef"];
         format!(
             "{} {} {}/{}",
             write["requestReceivedTimestamp"], write["verb"], object["resource"], object["name"]
         )
     };
-    all.iter().filter(mine).map(told).collect()
+    all.iter().filter(is_own_write).map(describe).collect()
 }
 
 /// Many Pods for which there is no node: they are made as fast as can be, and cost nothing.
-async fn flood<G: std::ops::Deref<Target = Bed>>(space: &Space<G>, name: &str, pods: i32) {
-    let nowhere = json!({ "spec": { "nodeSelector": { "no": "node" } } });
-    space
-        .set(name, json!({ "replicas": pods, "template": nowhere }))
+async fn create_unschedulable_pods<G: std::ops::Deref<Target = TestCluster>>(
+    ns: &NodeNamespace<G>,
+    name: &str,
+    pods: i32,
+) {
+    let unschedulable = json!({ "spec": { "nodeSelector": { "no": "node" } } });
+    ns.create_set(name, json!({ "replicas": pods, "template": unschedulable }))
         .await;
 }
 
 #[tokio::test]
-async fn a_leader_that_was_stopped_and_lost_the_lease_writes_nothing_more() {
-    let space = alone().await;
-    let mut other = manager(&space.bed.node, "kruise-manager-2", 1);
-    other.start().unwrap();
-    other.until_it_says("standing by");
-    let (first, second) = (credential(&space.bed.manager), credential(&other));
+async fn frozen_leader_writes_nothing_after_lease_loss() {
+    let ns = exclusive_cluster().await;
+    let mut standby = manager(&ns.cluster.node, "kruise-manager-2", 1);
+    standby.start().unwrap();
+    standby.wait_for_readyz_text("standing by");
+    let (first, second) = (credential_id(&ns.cluster.manager), credential_id(&standby));
     let begin = Timestamp::now();
-    let before = space.settled_set("web", json!({ "replicas": 3 })).await;
-    let witness = space.witness("web").await;
-    space.image("web", "kruise-test/term:2").await;
-    amid(&space).await;
+    let before = ns.create_settled_set("web", json!({ "replicas": 3 })).await;
+    let monitor = ns.monitor_pods("web").await;
+    ns.set_image("web", "kruise-test/term:2").await;
+    wait_for_update_in_progress(&ns).await;
     // In the midst of many writes, whose answers it finds when it goes on.
-    flood(&space, "many", 200).await;
-    space
-        .until_pods("many", "some of them", |pods| pods.len() >= 20)
+    create_unschedulable_pods(&ns, "many", 200).await;
+    ns.wait_pods("many", "some of them", |pods| pods.len() >= 20)
         .await;
-    space.bed.manager.freeze().unwrap();
-    other.until_it_says("leading");
-    space.settled("web").await;
-    space
-        .until_pods("many", "all of them", |pods| pods.len() >= 200)
+    ns.cluster.manager.freeze().unwrap();
+    standby.wait_for_readyz_text("leading");
+    ns.wait_settled("web").await;
+    ns.wait_pods("many", "all of them", |pods| pods.len() >= 200)
         .await;
     // There is work when it wakes up.
-    space.image("web", &fresh_image(&space, "woken")).await;
-    space.edit("many", json!({ "spec": { "replicas": 180 } })).await;
-    amid(&space).await;
-    let woken = Timestamp::now();
-    space.bed.manager.thaw().unwrap();
-    space.bed.manager.until_it_says("standing by");
-    space.settled("web").await;
-    let count = |pods: &[&Value]| pods.len() == 180;
-    space.until_pods("many", "as many as wanted", count).await;
+    ns.set_image("web", &push_unique_image(&ns, "woken")).await;
+    ns.patch_set("many", json!({ "spec": { "replicas": 180 } })).await;
+    wait_for_update_in_progress(&ns).await;
+    let thawed_at = Timestamp::now();
+    ns.cluster.manager.thaw().unwrap();
+    ns.cluster.manager.wait_for_readyz_text("standing by");
+    ns.wait_settled("web").await;
+    let is_complete = |pods: &[&Value]| pods.len() == 180;
+    ns.wait_pods("many", "as many as wanted", is_complete).await;
 
     assert!(
-        !writes(&space, &first, begin).is_empty(),
+        !writes_by(&ns, &first, begin).is_empty(),
         "its writes are not told from others'"
     );
-    assert!(!writes(&space, &second, woken).is_empty(), "nobody worked");
-    assert_eq!(writes(&space, &first, woken), Vec::<String>::new());
-    let pods = space.pods_of("web").await;
-    assert_eq!(identities(pods.values()), before);
+    assert!(!writes_by(&ns, &second, thawed_at).is_empty(), "nobody worked");
+    assert_eq!(writes_by(&ns, &first, thawed_at), Vec::<String>::new());
+    let pods = ns.pods_of("web").await;
+    assert_eq!(uids_by_name(pods.values()), before);
     assert!(
-        pods.values().all(|pod| container(pod, "app").restarts == 2),
+        pods.values()
+            .all(|pod| container_status(pod, "app").restarts == 2),
         "{pods:#?}"
     );
-    let seen = witness.seen();
-    assert!(seen.least_serving >= 2 && seen.most <= 3, "{seen:#?}");
-    other.stop().unwrap();
-    space.bed.manager.until_it_says("leading");
+    let observed = monitor.observed();
+    assert!(
+        observed.min_serving >= 2 && observed.max_pods <= 3,
+        "{observed:#?}"
+    );
+    standby.stop().unwrap();
+    ns.cluster.manager.wait_for_readyz_text("leading");
 }
 
 #[tokio::test]
-async fn what_is_written_while_admission_is_away_is_rolled_out_once() {
-    let mut space = alone().await;
-    let before = space.settled_set("web", json!({ "replicas": 2 })).await;
-    space.bed.manager.stop().unwrap();
-    space.image("web", "kruise-test/term:2").await;
-    space.set("born", json!({ "replicas": 1 })).await;
-    space.bed.manager.start().unwrap();
-    let (web, born) = (space.settled("web").await, space.settled("born").await);
-    let pods = space.pods_of("web").await;
-    assert_eq!(identities(pods.values()), before);
+async fn rollout_without_admission_happens_once() {
+    let mut ns = exclusive_cluster().await;
+    let before = ns.create_settled_set("web", json!({ "replicas": 2 })).await;
+    ns.cluster.manager.stop().unwrap();
+    ns.set_image("web", "kruise-test/term:2").await;
+    ns.create_set("born", json!({ "replicas": 1 })).await;
+    ns.cluster.manager.start().unwrap();
+    let (web, born) = (ns.wait_settled("web").await, ns.wait_settled("born").await);
+    let pods = ns.pods_of("web").await;
+    assert_eq!(uids_by_name(pods.values()), before);
     assert!(
-        pods.values().all(|pod| runs(pod, "kruise-test/term:2")),
+        pods.values().all(|pod| runs_image(pod, "kruise-test/term:2")),
         "{pods:#?}"
     );
     // Admission fills in its defaults at the next write, which is no new template.
-    let ids = || async {
-        let (web, born) = (space.pods_of("web").await, space.pods_of("born").await);
+    let container_ids = || async {
+        let (web, born) = (ns.pods_of("web").await, ns.pods_of("born").await);
         web.into_values()
             .chain(born.into_values())
-            .map(|pod| container(&pod, "app").id)
+            .map(|pod| container_status(&pod, "app").id)
             .collect::<Vec<_>>()
     };
-    let running = ids().await;
+    let ids_before = container_ids().await;
     for (name, told) in [("web", web), ("born", born)] {
-        space.edit(name, json!({ "metadata": { "annotations": { "example.com/note": "x" } }, "spec": { "minReadySeconds": 1 } })).await;
-        let after = space.settled(name).await;
+        ns.patch_set(name, json!({ "metadata": { "annotations": { "example.com/note": "x" } }, "spec": { "minReadySeconds": 1 } })).await;
+        let after = ns.wait_settled(name).await;
         assert_eq!(after.update_revision, told.update_revision, "{name}");
     }
-    assert_eq!(ids().await, running);
-    let revisions = space
+    assert_eq!(container_ids().await, ids_before);
+    let revisions = ns
         .api("apps", "v1", "ControllerRevision")
         .list(&Default::default())
         .await

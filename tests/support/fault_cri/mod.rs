@@ -22,9 +22,9 @@ pub enum Fault {
     /// Never answers.
     Hang,
     /// Answers once it is healed.
-    Held,
+    Blocked,
     /// Closes the connection once the call has come in.
-    Die,
+    Disconnect,
     /// Answers after that long.
     Slow(Duration),
     /// Answers with that many bytes of padding besides.
@@ -41,17 +41,17 @@ pub enum Fault {
 pub struct FaultCri {
     path: PathBuf,
     shared: Arc<Mutex<State>>,
-    serving: Option<Serving>,
+    tasks: Option<ServerTasks>,
 }
 
 /// Waits until `wanted` holds.
-async fn until(shared: &Mutex<State>, wanted: impl Fn(&State) -> bool) {
+async fn wait_until(shared: &Mutex<State>, predicate: impl Fn(&State) -> bool) {
     let changed = Arc::clone(&shared.lock().unwrap().changed);
     loop {
         let notified = changed.notified();
         tokio::pin!(notified);
         notified.as_mut().enable();
-        if wanted(&shared.lock().unwrap()) {
+        if predicate(&shared.lock().unwrap()) {
             return;
         }
         notified.await;
@@ -59,12 +59,12 @@ async fn until(shared: &Mutex<State>, wanted: impl Fn(&State) -> bool) {
 }
 
 /// The server in a folder of its own.
-pub struct Bed {
+pub struct FaultCriFixture {
     pub dir: tempfile::TempDir,
     pub server: FaultCri,
 }
 
-impl Bed {
+impl FaultCriFixture {
     pub fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let server = FaultCri::start(&dir.path().join("containerd.sock"));
@@ -76,7 +76,7 @@ impl Bed {
     }
 }
 
-struct Serving {
+struct ServerTasks {
     accept: JoinHandle<()>,
     connections: CancellationToken,
     tracker: TaskTracker,
@@ -88,7 +88,7 @@ impl FaultCri {
         let mut server = Self {
             path: path.to_owned(),
             shared: Arc::default(),
-            serving: None,
+            tasks: None,
         };
         server.listen();
         server
@@ -100,12 +100,12 @@ impl FaultCri {
     }
 
     /// Makes a method fail from now on: `PullImage`, `Version` and so on.
-    pub fn fault(&self, method: &str, fault: Fault) {
+    pub fn inject_fault(&self, method: &str, fault: Fault) {
         self.state().faults.insert(method.to_owned(), fault);
     }
 
     /// Makes a method work again.
-    pub fn heal(&self, method: &str) {
+    pub fn clear_fault(&self, method: &str) {
         let mut state = self.state();
         state.faults.remove(method);
         state.changed.notify_waiters();
@@ -117,10 +117,10 @@ impl FaultCri {
     }
 
     /// Waits until `wanted` holds, and says what it waited for when that takes too long.
-    pub async fn until(&self, what: &str, wanted: impl Fn(&State) -> bool) {
-        let ended = tokio::time::timeout(super::waits::PATIENCE, until(&self.shared, wanted)).await;
+    pub async fn wait_until(&self, what: &str, predicate: impl Fn(&State) -> bool) {
+        let result = tokio::time::timeout(super::waits::PATIENCE, wait_until(&self.shared, predicate)).await;
         assert!(
-            ended.is_ok(),
+            result.is_ok(),
             "the runtime still had not seen: {what}; it is {:?}",
             self.state()
         );
@@ -134,7 +134,7 @@ impl FaultCri {
 
     /// The same, and leaves the socket's file behind, as a process does that is killed.
     pub async fn crash(&mut self) {
-        let Some(serving) = self.serving.take() else {
+        let Some(serving) = self.tasks.take() else {
             return;
         };
         serving.accept.abort();
@@ -155,7 +155,7 @@ impl FaultCri {
             connections.clone(),
             tracker.clone(),
         ));
-        self.serving = Some(Serving {
+        self.tasks = Some(ServerTasks {
             accept,
             connections,
             tracker,
@@ -165,7 +165,7 @@ impl FaultCri {
 
 impl Drop for FaultCri {
     fn drop(&mut self) {
-        if let Some(serving) = &self.serving {
+        if let Some(serving) = &self.tasks {
             serving.accept.abort();
             serving.connections.cancel();
         }
@@ -175,12 +175,12 @@ impl Drop for FaultCri {
 async fn accept(
     listener: UnixListener,
     shared: Arc<Mutex<State>>,
-    end: CancellationToken,
+    shutdown: CancellationToken,
     tracker: TaskTracker,
 ) {
     while let Ok((stream, _)) = listener.accept().await {
         // A call can end its own connection without ending the others.
-        let connection = end.child_token();
+        let connection = shutdown.child_token();
         tracker.spawn(serve::connection(stream, Arc::clone(&shared), connection));
     }
 }

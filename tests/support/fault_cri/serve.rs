@@ -19,10 +19,10 @@ use tonic::{Code, Status};
 
 use super::{FakeContainer, Fault, State};
 
-type Shared = Arc<Mutex<State>>;
-type Answer = Result<Vec<u8>, Status>;
+type SharedState = Arc<Mutex<State>>;
+type CallResult = Result<Vec<u8>, Status>;
 
-pub(super) async fn connection(stream: UnixStream, shared: Shared, end: CancellationToken) {
+pub(super) async fn connection(stream: UnixStream, shared: SharedState, end: CancellationToken) {
     let ended = end.clone();
     let service = service_fn(move |request: Request<Incoming>| {
         let (shared, end) = (Arc::clone(&shared), end.clone());
@@ -35,7 +35,11 @@ pub(super) async fn connection(stream: UnixStream, shared: Shared, end: Cancella
     }
 }
 
-async fn call(request: Request<Incoming>, shared: Shared, end: CancellationToken) -> Response<Body> {
+async fn call(
+    request: Request<Incoming>,
+    shared: SharedState,
+    connection_end: CancellationToken,
+) -> Response<Body> {
     let method = request
         .uri()
         .path()
@@ -46,53 +50,55 @@ async fn call(request: Request<Incoming>, shared: Shared, end: CancellationToken
     let fault = {
         let mut state = shared.lock().unwrap();
         *state.calls.entry(method.clone()).or_default() += 1;
-        let (now, most) = state.under_way.entry(method.clone()).or_default();
-        *now += 1;
-        *most = (*most).max(*now);
+        let (current, peak) = state.in_flight.entry(method.clone()).or_default();
+        *current += 1;
+        *peak = (*peak).max(*current);
         state.changed.notify_waiters();
         state.faults.get(&method).cloned()
     };
-    let _under_way = UnderWay(Arc::clone(&shared), method.clone());
-    let message = body(request).await;
-    let answer = match fault {
+    let _in_flight = InFlightGuard(Arc::clone(&shared), method.clone());
+    let message = read_message(request).await;
+    let result = match fault {
         Some(Fault::Hang) => pending().await,
-        Some(Fault::Held) => {
-            let held = |state: &State| matches!(state.faults.get(&method), Some(Fault::Held));
-            super::until(&shared, |state| !held(state)).await;
-            work(&method, &message, &shared).await
+        Some(Fault::Blocked) => {
+            let still_blocked = |state: &State| matches!(state.faults.get(&method), Some(Fault::Blocked));
+            super::wait_until(&shared, |state| !still_blocked(state)).await;
+            handle(&method, &message, &shared).await
         }
-        Some(Fault::Die) => {
-            end.cancel();
+        Some(Fault::Disconnect) => {
+            connection_end.cancel();
             pending().await
         }
         Some(Fault::Slow(time)) => {
             tokio::time::sleep(time).await;
-            work(&method, &message, &shared).await
+            handle(&method, &message, &shared).await
         }
-        Some(Fault::Oversize(bytes)) => work(&method, &message, &shared).await.map(|m| pad(m, bytes)),
+        Some(Fault::Oversize(bytes)) => handle(&method, &message, &shared)
+            .await
+            .map(|m| append_padding(m, bytes)),
         Some(Fault::Unimplemented) => Err(Status::unimplemented(format!("unknown method {method}"))),
         Some(Fault::Garbage) => Ok(vec![0xff; 64]),
-        Some(Fault::Status(code, words)) => Err(Status::new(code, words)),
-        None => work(&method, &message, &shared).await,
+        Some(Fault::Status(code, message)) => Err(Status::new(code, message)),
+        None => handle(&method, &message, &shared).await,
     };
     shared.lock().unwrap().changed.notify_waiters();
-    respond(answer)
+    respond(result)
 }
 
 /// A call until it ends, or is given up.
-struct UnderWay(Shared, String);
+struct InFlightGuard(SharedState, String);
 
-impl Drop for UnderWay {
+impl Drop for InFlightGuard {
     fn drop(&mut self) {
         let mut state = self.0.lock().unwrap();
-        if let Some((now, _)) = state.under_way.get_mut(&self.1) {
+        if let Some((now, _)) = state.in_flight.get_mut(&self.1) {
             *now -= 1;
         }
     }
 }
 
 /// The one message of a unary request.
-async fn body(request: Request<Incoming>) -> Vec<u8> {
+async fn read_message(request: Request<Incoming>) -> Vec<u8> {
     use http_body_util::BodyExt;
     let bytes = request
         .into_body()
@@ -104,15 +110,15 @@ async fn body(request: Request<Incoming>) -> Vec<u8> {
 }
 
 /// A field that no message has, which a reader must skip: only its length counts.
-fn pad(mut message: Vec<u8>, bytes: usize) -> Vec<u8> {
+fn append_padding(mut message: Vec<u8>, bytes: usize) -> Vec<u8> {
     prost::encoding::encode_key(2047, prost::encoding::WireType::LengthDelimited, &mut message);
     prost::encoding::encode_varint(bytes as u64, &mut message);
     message.resize(message.len() + bytes, b'x');
     message
 }
 
-fn respond(answer: Answer) -> Response<Body> {
-    match answer {
+fn respond(result: CallResult) -> Response<Body> {
+    match result {
         Ok(message) => {
             let mut frame = vec![0];
             frame.extend((message.len() as u32).to_be_bytes());
@@ -135,14 +141,14 @@ fn respond(answer: Answer) -> Response<Body> {
     }
 }
 
-fn read<T: Message + Default>(message: &[u8]) -> Result<T, Status> {
+fn decode<T: Message + Default>(message: &[u8]) -> Result<T, Status> {
     T::decode(message).map_err(|e| Status::invalid_argument(e.to_string()))
 }
 
 /// The method's work, as far as it has any.
-async fn work(method: &str, message: &[u8], shared: &Shared) -> Answer {
+async fn handle(method: &str, message: &[u8], shared: &SharedState) -> CallResult {
     if method == "PullImage" {
-        return pull(read(message)?, shared).await;
+        return pull_image(decode(message)?, shared).await;
     }
     let mut state = shared.lock().unwrap();
     Ok(match method {
@@ -155,7 +161,7 @@ async fn work(method: &str, message: &[u8], shared: &Shared) -> Answer {
         .encode_to_vec(),
         "ImageFsInfo" => v1::ImageFsInfoResponse::default().encode_to_vec(),
         "ImageStatus" => {
-            let name = read::<v1::ImageStatusRequest>(message)?
+            let name = decode::<v1::ImageStatusRequest>(message)?
                 .image
                 .unwrap_or_default()
                 .image;
@@ -165,10 +171,10 @@ async fn work(method: &str, message: &[u8], shared: &Shared) -> Answer {
             }
             .encode_to_vec()
         }
-        "ListContainers" => list(&state, &read(message)?).encode_to_vec(),
-        "ContainerStatus" => status(&state, &read(message)?)?.encode_to_vec(),
-        "StopContainer" => stop(&mut state, &read(message)?)?.encode_to_vec(),
-        "ExecSync" => exec(&mut state, &read(message)?).encode_to_vec(),
+        "ListContainers" => list_containers(&state, &decode(message)?).encode_to_vec(),
+        "ContainerStatus" => container_status(&state, &decode(message)?)?.encode_to_vec(),
+        "StopContainer" => stop_container(&mut state, &decode(message)?)?.encode_to_vec(),
+        "ExecSync" => exec_sync(&mut state, &decode(message)?).encode_to_vec(),
         other => {
             return Err(Status::new(
                 Code::Unimplemented,
@@ -178,9 +184,9 @@ async fn work(method: &str, message: &[u8], shared: &Shared) -> Answer {
     })
 }
 
-fn exec(state: &mut State, request: &v1::ExecSyncRequest) -> v1::ExecSyncResponse {
+fn exec_sync(state: &mut State, request: &v1::ExecSyncRequest) -> v1::ExecSyncResponse {
     let container = state.containers.get_mut(&request.container_id);
-    let printed = container.and_then(|c| c.prints.pop_front());
+    let printed = container.and_then(|c| c.exec_outputs.pop_front());
     let (exit_code, text) = printed.unwrap_or_else(|| (0, request.cmd.join(" ")));
     v1::ExecSyncResponse {
         stdout: text.into_bytes(),
@@ -189,50 +195,53 @@ fn exec(state: &mut State, request: &v1::ExecSyncRequest) -> v1::ExecSyncRespons
     }
 }
 
-fn stop(state: &mut State, request: &v1::StopContainerRequest) -> Result<v1::StopContainerResponse, Status> {
+fn stop_container(
+    state: &mut State,
+    request: &v1::StopContainerRequest,
+) -> Result<v1::StopContainerResponse, Status> {
     let found = state.containers.get_mut(&request.container_id);
     let container = found.ok_or_else(|| Status::not_found("no such container"))?;
     container.running = false;
-    container.stopped_with = Some(request.timeout);
+    container.stop_grace_seconds = Some(request.timeout);
     Ok(v1::StopContainerResponse {})
 }
 
 /// Counts a pull while it lives, and notices when the client gives it up.
-struct Pulling<'a>(&'a Shared, bool);
+struct PullGuard<'a>(&'a SharedState, bool);
 
-impl Drop for Pulling<'_> {
+impl Drop for PullGuard<'_> {
     fn drop(&mut self) {
         let mut state = self.0.lock().unwrap();
-        state.pulling -= 1;
-        state.pulls_dropped += usize::from(!self.1);
+        state.active_pulls -= 1;
+        state.cancelled_pulls += usize::from(!self.1);
         state.changed.notify_waiters();
     }
 }
 
-async fn pull(request: v1::PullImageRequest, shared: &Shared) -> Answer {
-    let takes = {
+async fn pull_image(request: v1::PullImageRequest, shared: &SharedState) -> CallResult {
+    let delay = {
         let mut state = shared.lock().unwrap();
         state.pulls.push(request.clone());
-        state.pulling += 1;
-        state.pulling_most = state.pulling_most.max(state.pulling);
+        state.active_pulls += 1;
+        state.max_active_pulls = state.max_active_pulls.max(state.active_pulls);
         state.changed.notify_waiters();
-        state.pull_takes
+        state.pull_delay
     };
-    let mut pulling = Pulling(shared, false);
-    tokio::time::sleep(takes).await;
+    let mut pulling = PullGuard(shared, false);
+    tokio::time::sleep(delay).await;
     pulling.1 = true;
-    let answer = shared.lock().unwrap().finish_pull(&request);
-    answer.map(|a| a.encode_to_vec())
+    let result = shared.lock().unwrap().pull_result(&request);
+    result.map(|a| a.encode_to_vec())
 }
 
-fn list(state: &State, request: &v1::ListContainersRequest) -> v1::ListContainersResponse {
+fn list_containers(state: &State, request: &v1::ListContainersRequest) -> v1::ListContainersResponse {
     let filter = request.filter.clone().unwrap_or_default();
     let uid = filter.label_selector.get("io.kubernetes.pod.uid").cloned();
-    let of_pod = state
+    let pod_containers = state
         .containers
         .iter()
         .filter(|(_, c)| uid.as_ref().is_none_or(|uid| *uid == c.pod_uid));
-    let containers = of_pod
+    let containers = pod_containers
         .map(|(id, c)| v1::Container {
             id: id.clone(),
             metadata: Some(metadata(c)),
@@ -256,7 +265,7 @@ fn labels(c: &FakeContainer) -> HashMap<String, String> {
     HashMap::from([("io.kubernetes.pod.uid".to_owned(), c.pod_uid.clone())])
 }
 
-fn status(
+fn container_status(
     state: &State,
     request: &v1::ContainerStatusRequest,
 ) -> Result<v1::ContainerStatusResponse, Status> {
@@ -275,7 +284,7 @@ fn status(
         annotations: HashMap::from([("io.kubernetes.container.hash".to_owned(), format!("{:x}", c.hash))]),
         ..Default::default()
     };
-    let said = c.env.as_ref().filter(|_| request.verbose).map(|env| {
+    let verbose_info = c.env.as_ref().filter(|_| request.verbose).map(|env| {
         let envs: Vec<_> = env
             .iter()
             .map(|(key, value)| json!({ "key": key, "value": value }))
@@ -287,6 +296,6 @@ fn status(
     });
     Ok(v1::ContainerStatusResponse {
         status: Some(status),
-        info: said.into_iter().collect(),
+        info: verbose_info.into_iter().collect(),
     })
 }

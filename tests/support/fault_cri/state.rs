@@ -19,22 +19,22 @@ pub struct State {
     /// Calls by method.
     pub calls: HashMap<String, usize>,
     /// Calls that have not ended, and the most there ever were at once, by method.
-    pub under_way: HashMap<String, (usize, usize)>,
+    pub in_flight: HashMap<String, (usize, usize)>,
     /// What PullImage answers next for an image, before it works.
     pub pull_failures: HashMap<String, VecDeque<(tonic::Code, String)>>,
     /// How long a pull takes.
-    pub pull_takes: Duration,
+    pub pull_delay: Duration,
     /// Images that need this user and password.
-    pub passwords: HashMap<String, (String, String)>,
+    pub credentials: HashMap<String, (String, String)>,
     /// Images on the node by the name that they were pulled under.
     pub images: BTreeMap<String, v1::Image>,
     /// Every pull that came in.
     pub pulls: Vec<v1::PullImageRequest>,
     /// Pulls in progress, and the most there ever were at once.
-    pub pulling: usize,
-    pub pulling_most: usize,
+    pub active_pulls: usize,
+    pub max_active_pulls: usize,
     /// Pulls that the client gave up.
-    pub pulls_dropped: usize,
+    pub cancelled_pulls: usize,
     /// Containers by ID.
     pub containers: BTreeMap<String, FakeContainer>,
     /// Notified after every call's begin and end.
@@ -54,9 +54,9 @@ pub struct FakeContainer {
     /// What it was made with, if verbose answers shall say it.
     pub env: Option<Vec<(String, String)>>,
     /// What commands run in it print, in order; without an entry a command is echoed.
-    pub prints: VecDeque<(i32, String)>,
+    pub exec_outputs: VecDeque<(i32, String)>,
     /// The grace of the StopContainer that it got, in seconds.
-    pub stopped_with: Option<i64>,
+    pub stop_grace_seconds: Option<i64>,
 }
 
 impl Default for State {
@@ -65,15 +65,15 @@ impl Default for State {
             runtime_name: "containerd".to_owned(),
             faults: HashMap::new(),
             calls: HashMap::new(),
-            under_way: HashMap::new(),
+            in_flight: HashMap::new(),
             pull_failures: HashMap::new(),
-            pull_takes: Duration::ZERO,
-            passwords: HashMap::new(),
+            pull_delay: Duration::ZERO,
+            credentials: HashMap::new(),
             images: BTreeMap::new(),
             pulls: Vec::new(),
-            pulling: 0,
-            pulling_most: 0,
-            pulls_dropped: 0,
+            active_pulls: 0,
+            max_active_pulls: 0,
+            cancelled_pulls: 0,
             containers: BTreeMap::new(),
             changed: Arc::new(Notify::new()),
         }
@@ -89,18 +89,18 @@ impl State {
         } else {
             (vec![image.to_owned()], vec![])
         };
-        let image_of = v1::Image {
+        let entry = v1::Image {
             id,
             repo_tags: tags,
             repo_digests: digests,
             size: 1,
             ..Default::default()
         };
-        self.images.insert(image.to_owned(), image_of);
+        self.images.insert(image.to_owned(), entry);
     }
 
     /// What a pull of `request` answers, once its time is over.
-    pub fn finish_pull(
+    pub fn pull_result(
         &mut self,
         request: &v1::PullImageRequest,
     ) -> Result<v1::PullImageResponse, tonic::Status> {
@@ -108,13 +108,13 @@ impl State {
         if let Some((code, message)) = self.pull_failures.get_mut(&image).and_then(VecDeque::pop_front) {
             return Err(tonic::Status::new(code, message));
         }
-        if let Some((user, password)) = self.passwords.get(&image) {
+        if let Some((user, password)) = self.credentials.get(&image) {
             let auth = request.auth.clone().unwrap_or_default();
             if (&auth.username, &auth.password) != (user, password) {
-                let words = format!(
+                let message = format!(
                     "failed to pull and unpack image \"{image}\": unexpected status: 401 Unauthorized"
                 );
-                return Err(tonic::Status::unknown(words));
+                return Err(tonic::Status::unknown(message));
             }
         }
         self.add_image(&image);

@@ -4,8 +4,8 @@
 //! * `space`: a namespace of one test, with CloneSets, and what tests do there.
 //! * `witness`: one who watches Pods through a whole test, for what must never be.
 
-mod space;
-mod witness;
+mod node_namespace;
+mod pod_monitor;
 
 use testbed::cluster::{Component, Node};
 use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -13,23 +13,23 @@ use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::manager::Manager;
 use super::programs;
 
-pub use space::{Space, template};
-pub use witness::{Seen, Witness};
+pub use node_namespace::{NodeNamespace, template};
+pub use pod_monitor::{ObservedPods, PodMonitor};
 
-static BED: OnceCell<RwLock<Bed>> = OnceCell::const_new();
+static CLUSTER: OnceCell<RwLock<TestCluster>> = OnceCell::const_new();
 
 /// The node and our programs on it.
-pub struct Bed {
+pub struct TestCluster {
     pub node: Node,
     pub daemon: Component,
     pub manager: Manager,
 }
 
-impl Bed {
+impl TestCluster {
     /// Starts everything.
     fn start() -> Self {
-        let (node, daemon) = programs::node();
-        let manager = programs::manage(&node);
+        let (node, daemon) = programs::start_node();
+        let manager = programs::start_manager(&node);
         Self {
             node,
             daemon,
@@ -38,31 +38,36 @@ impl Bed {
     }
 }
 
-async fn bed() -> &'static RwLock<Bed> {
+async fn test_cluster() -> &'static RwLock<TestCluster> {
     let start = || async {
-        let bed = tokio::task::spawn_blocking(Bed::start).await;
-        RwLock::new(bed.expect("the bed starts"))
+        let cluster = tokio::task::spawn_blocking(TestCluster::start).await;
+        RwLock::new(cluster.expect("the bed starts"))
     };
-    BED.get_or_init(start).await
+    CLUSTER.get_or_init(start).await
 }
 
 /// A test that leaves node and programs alone; such tests run side by side.
-pub async fn shared() -> Space<RwLockReadGuard<'static, Bed>> {
-    Space::new(bed().await.read().await).await
+pub async fn shared_cluster() -> NodeNamespace<RwLockReadGuard<'static, TestCluster>> {
+    NodeNamespace::new(test_cluster().await.read().await).await
 }
 
 /// A test that ends or stops parts of the bed: alone.
-pub async fn alone() -> Space<RwLockWriteGuard<'static, Bed>> {
-    let mut bed = bed().await.write().await;
+pub async fn exclusive_cluster() -> NodeNamespace<RwLockWriteGuard<'static, TestCluster>> {
+    let mut cluster = test_cluster().await.write().await;
     // A test that failed may have left them ended, or stopped.
-    if !bed.node.plane.apiserver.running() {
-        bed.node.plane.apiserver.start().expect("the API server starts");
+    if !cluster.node.plane.apiserver.running() {
+        cluster
+            .node
+            .plane
+            .apiserver
+            .start()
+            .expect("the API server starts");
     }
-    if bed.manager.running() {
-        bed.manager.thaw().expect("it runs");
+    if cluster.manager.running() {
+        cluster.manager.thaw().expect("it runs");
     } else {
-        bed.manager.start().expect("the manager starts");
+        cluster.manager.start().expect("the manager starts");
     }
-    bed.manager.until_it_says("leading");
-    Space::new(bed).await
+    cluster.manager.wait_for_readyz_text("leading");
+    NodeNamespace::new(cluster).await
 }

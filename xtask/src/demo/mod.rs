@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
 
-use crate::codegen::repository;
+use crate::codegen::repository_dir;
 use crate::image::Binaries;
 use screen::Screen;
 use testbed::cluster::prepare::{self, NODE, Part};
@@ -24,12 +24,12 @@ use testbed::cluster::{self, Cache, Image, Node, ends_with_us, finish, run as ru
 use testbed::wait;
 
 /// The image that the example job pulls. What the bed serves under this name is a stand-in of this size in MiB.
-const PULLED: (&str, usize) = ("library/nginx:alpine", 96);
+const PULLED_IMAGE: (&str, usize) = ("library/nginx:alpine", 96);
 /// Speed of the registry while it is pulled, so that there is something to see.
 const MEBIBITS_PER_SECOND: u32 = 200;
 
 /// What beds that are kept say of who kept them.
-const COMMAND: &str = "demo";
+const KEPT_BY: &str = "demo";
 
 /// Options of `cargo xtask demo`.
 #[derive(Args, Debug, Default)]
@@ -49,8 +49,8 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<()> {
     let cache = Cache::open()?;
     if options.down {
-        let ended = cluster::down(&cache, Some(COMMAND))?;
-        println!("{ended} cluster(s) ended");
+        let count = cluster::down(&cache, Some(KEPT_BY))?;
+        println!("{count} cluster(s) ended");
         return Ok(());
     }
     prepare::ensure(&cache, &[Part::Protoc])?;
@@ -68,42 +68,42 @@ pub fn run(options: &Options) -> Result<()> {
     screen.title(
         "kruise-rs: pull an image ahead of time, restart a container in place, update Pods where they are",
     )?;
-    let binaries = built(&mut screen, building, lines)?;
+    let binaries = wait_for_build(&mut screen, building, lines)?;
     let node = start_node(&mut screen)?;
-    if let Err(error) = show(&mut screen, &node, &binaries) {
-        let error = error.context(troubles(&node));
+    if let Err(error) = run_steps(&mut screen, &node, &binaries) {
+        let error = error.context(diagnostics(&node));
         if options.keep {
             screen.line(&format!(
                 "Left as it is: export KUBECONFIG={}",
                 node.plane.kubeconfig().display()
             ))?;
-            node.keep(COMMAND)?;
+            node.keep(KEPT_BY)?;
         }
         return Err(error);
     }
-    end(&mut screen, node, options.keep, started)
+    shut_down(&mut screen, node, options.keep, started)
 }
 
-fn show(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> {
+fn run_steps(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> {
     install(screen, node, binaries)?;
     pull::show(screen, node)?;
     recreate::show(screen, node)?;
     rollout::show(screen, node)?;
-    objects(screen, node)
+    show_objects(screen, node)
 }
 
 /// The release, which may be there already.
-fn built(
+fn wait_for_build(
     screen: &mut Screen,
     building: JoinHandle<Result<Binaries>>,
     lines: mpsc::Receiver<String>,
 ) -> Result<Binaries> {
-    let spin = screen.begin_long(
+    let step = screen.begin_long_step(
         "Build the two programs, static, as a release",
         " (some minutes the first time)",
     )?;
     for line in lines {
-        spin.tell(&line, line.starts_with("Blocking"));
+        step.update(&line, line.starts_with("Blocking"));
     }
     let binaries = building
         .join()
@@ -118,12 +118,12 @@ fn built(
         mebibytes("kruise-daemon")?,
         mebibytes("kruise-manager")?
     );
-    screen.done(spin, &note)?;
+    screen.end_step(step, &note)?;
     Ok(binaries)
 }
 
 fn start_node(screen: &mut Screen) -> Result<Node> {
-    let spin = screen.begin("Start etcd, Kubernetes, containerd and a registry")?;
+    let step = screen.begin_step("Start etcd, Kubernetes, containerd and a registry")?;
     let node = Node::start()?;
     let release = cluster::kubernetes::release()?;
     let containerd = node.runtime.ctr(&["version"])?;
@@ -138,32 +138,34 @@ fn start_node(screen: &mut Screen) -> Result<Node> {
         .next()
         .and_then(|l| l.split(' ').nth(2))
         .unwrap_or("?");
-    screen.done(
-        spin,
+    screen.end_step(
+        step,
         &format!("Kubernetes {release}, containerd {containerd}, runc {runc}; node Ready"),
     )?;
     Ok(node)
 }
 
 fn install(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> {
-    let spin = screen.begin("Put images into the registry: ours (one binary each) and stand-ins to pull")?;
-    let deploy = path("deploy/default");
+    let step =
+        screen.begin_step("Put images into the registry: ours (one binary each) and stand-ins to pull")?;
+    let deploy = repository_path("deploy/default");
     binaries.push(
         &node.runtime.registry,
         &node.plane.kubectl(&["kustomize", &deploy])?,
     )?;
-    node.runtime
-        .registry
-        .push(PULLED.0, &Image::busybox().random(PULLED.1).cmd(["sh"]))?;
     node.runtime.registry.push(
-        rollout::NEXT.0,
-        &Image::busybox().random(rollout::NEXT.1).cmd(["sh"]),
+        PULLED_IMAGE.0,
+        &Image::busybox().random(PULLED_IMAGE.1).cmd(["sh"]),
     )?;
-    screen.done(spin, "")?;
+    node.runtime.registry.push(
+        rollout::UPDATE_IMAGE.0,
+        &Image::busybox().random(rollout::UPDATE_IMAGE.1).cmd(["sh"]),
+    )?;
+    screen.end_step(step, "")?;
 
     screen.command("kubectl apply -k deploy/default")?;
     let applied = node.plane.kubectl(&["apply", "-k", &deploy])?;
-    let spin = screen.begin("Wait for the DaemonSet and the Deployments")?;
+    let step = screen.begin_step("Wait for the DaemonSet and the Deployments")?;
     for workload in [
         "daemonset/kruise-daemon",
         "deployment/kruise-manager",
@@ -179,8 +181,8 @@ fn install(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> 
         ];
         node.plane.kubectl(&wait)?;
     }
-    screen.done(
-        spin,
+    screen.end_step(
+        step,
         &format!("{} objects applied, all Pods ready", applied.lines().count()),
     )?;
     let pods = node.plane.kubectl(&["get", "pods", "-n", "kruise-system"])?;
@@ -188,16 +190,16 @@ fn install(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> 
 }
 
 /// What an operator would look at when the programs do not become ready.
-fn troubles(node: &Node) -> String {
-    let ask = |args: &[&str]| node.plane.kubectl(args).unwrap_or_else(|e| e.to_string());
-    let pods = ask(&["get", "pods", "-A", "-o", "wide"]);
-    let events = ask(&["get", "events", "-n", "kruise-system", "--sort-by=.lastTimestamp"]);
-    let log = |app: &str| ask(&["logs", "-n", "kruise-system", "-l", app, "--tail=15", "--prefix"]);
+fn diagnostics(node: &Node) -> String {
+    let kubectl = |args: &[&str]| node.plane.kubectl(args).unwrap_or_else(|e| e.to_string());
+    let pods = kubectl(&["get", "pods", "-A", "-o", "wide"]);
+    let events = kubectl(&["get", "events", "-n", "kruise-system", "--sort-by=.lastTimestamp"]);
+    let log = |app: &str| kubectl(&["logs", "-n", "kruise-system", "-l", app, "--tail=15", "--prefix"]);
     let logs = ["daemon", "controller-manager", "webhook"].map(|part| log(&format!("control-plane={part}")));
     format!("{pods}\n{events}\n{}", logs.join("\n"))
 }
 
-fn objects(screen: &mut Screen, node: &Node) -> Result<()> {
+fn show_objects(screen: &mut Screen, node: &Node) -> Result<()> {
     for kinds in [
         "imagepulljobs,nodeimages",
         "containerrecreaterequests",
@@ -209,7 +211,7 @@ fn objects(screen: &mut Screen, node: &Node) -> Result<()> {
     Ok(())
 }
 
-fn end(screen: &mut Screen, node: Node, keep: bool, started: Instant) -> Result<()> {
+fn shut_down(screen: &mut Screen, node: Node, keep: bool, started: Instant) -> Result<()> {
     let seconds = started.elapsed().as_secs_f64();
     if keep {
         screen.line(&format!(
@@ -220,13 +222,13 @@ fn end(screen: &mut Screen, node: Node, keep: bool, started: Instant) -> Result<
             node.plane.kubeconfig().display()
         ))?;
         screen.line("  cargo xtask demo --down")?;
-        return node.keep(COMMAND);
+        return node.keep(KEPT_BY);
     }
-    let spin = screen.begin("End everything")?;
+    let step = screen.begin_step("End everything")?;
     let (dir, api) = (node.plane.dir().to_owned(), node.plane.apiserver.pid()?);
     drop(node);
     check_clean(&dir, api.as_raw())?;
-    screen.done(spin, "no process, mount, namespace or bridge left")?;
+    screen.end_step(step, "no process, mount, namespace or bridge left")?;
     screen.line(&format!(
         "All of it took {:.0} s.",
         started.elapsed().as_secs_f64()
@@ -248,12 +250,12 @@ fn check_clean(dir: &Path, process: i32) -> Result<()> {
     Ok(())
 }
 
-fn path(relative: &str) -> String {
-    repository().join(relative).display().to_string()
+fn repository_path(relative: &str) -> String {
+    repository_dir().join(relative).display().to_string()
 }
 
 /// Starts a program that prints what it sees; what it says of troubles is not shown. It ends with us, however we end.
-fn printing(program: &Command) -> Result<(Child, ChildStdout)> {
+fn spawn_with_output(program: &Command) -> Result<(Child, ChildStdout)> {
     let mut child = ends_with_us(program)
         // Open until we end it: what runs behind `kubectl exec -i` ends with its input.
         .stdin(Stdio::piped())
@@ -268,15 +270,19 @@ fn printing(program: &Command) -> Result<(Child, ChildStdout)> {
 fn apply(screen: &mut Screen, node: &Node, example: &str) -> Result<Instant> {
     let file = format!("deploy/examples/{example}");
     screen.command(&format!("kubectl apply -f {file}"))?;
-    let at = Instant::now();
-    finish(node.plane.kubectl_command().args(["apply", "-f", &path(&file)]))?;
-    Ok(at)
+    let applied_at = Instant::now();
+    finish(
+        node.plane
+            .kubectl_command()
+            .args(["apply", "-f", &repository_path(&file)]),
+    )?;
+    Ok(applied_at)
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_readme_quotes_the_recording() {
+    fn readme_quotes_the_demo_recording() {
         let recorded = include_str!("../../../docs/user/demo.txt");
         let quoted = include_str!("../../../README.md")
             .split("```")

@@ -10,35 +10,39 @@ use anyhow::{Result, bail, ensure};
 use serde_json::Value;
 
 use super::screen::Screen;
-use super::{MEBIBITS_PER_SECOND, PULLED, apply, printing};
+use super::{MEBIBITS_PER_SECOND, PULLED_IMAGE, apply, spawn_with_output};
 use testbed::cluster::Node;
 
 /// How long the job may take.
-const BOUND: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Applies the example job and shows the pull until it succeeded.
 pub fn show(screen: &mut Screen, node: &Node) -> Result<()> {
     let before = node.runtime.ctr(&["images", "list", "--quiet"])?;
-    ensure!(!before.contains(PULLED.0), "{} is on the node already", PULLED.0);
+    ensure!(
+        !before.contains(PULLED_IMAGE.0),
+        "{} is on the node already",
+        PULLED_IMAGE.0
+    );
     node.runtime.limit_bandwidth(MEBIBITS_PER_SECOND)?;
-    let (mut watch, status) = watch(node)?;
+    let (mut watch, status) = watch_daemon_status(node)?;
     let start = apply(screen, node, "imagepulljob.yaml")?;
-    let outcome = follow(screen, node, &status, start);
+    let result = show_progress(screen, node, &status, start);
     watch.kill().ok();
     watch.wait()?;
     node.runtime.unlimit_bandwidth()?;
-    outcome?;
+    result?;
     let after = node.runtime.ctr(&["images", "list", "--quiet"])?;
     ensure!(
-        after.contains(PULLED.0),
+        after.contains(PULLED_IMAGE.0),
         "the job succeeded but {} is not on the node",
-        PULLED.0
+        PULLED_IMAGE.0
     );
     Ok(())
 }
 
 /// The daemon's own live status, as anyone can have it on a node.
-fn watch(node: &Node) -> Result<(Child, Receiver<Value>)> {
+fn watch_daemon_status(node: &Node) -> Result<(Child, Receiver<Value>)> {
     let mut kubectl = node.plane.kubectl_command();
     kubectl.args([
         "exec",
@@ -49,7 +53,7 @@ fn watch(node: &Node) -> Result<(Child, Receiver<Value>)> {
         "--",
     ]);
     kubectl.args(["/kruise-daemon", "status", "--watch", "--output", "json"]);
-    let (child, output) = printing(&kubectl)?;
+    let (child, output) = spawn_with_output(&kubectl)?;
     let (status_tx, status_rx) = channel();
     thread::spawn(move || {
         for line in BufReader::new(output).lines().map_while(Result::ok) {
@@ -64,19 +68,19 @@ fn watch(node: &Node) -> Result<(Child, Receiver<Value>)> {
     Ok((child, status_rx))
 }
 
-fn follow(screen: &mut Screen, node: &Node, status: &Receiver<Value>, start: Instant) -> Result<()> {
-    let bar = screen.bytes();
+fn show_progress(screen: &mut Screen, node: &Node, status: &Receiver<Value>, start: Instant) -> Result<()> {
+    let bar = screen.byte_progress_bar();
     let mut shown = 0;
-    while start.elapsed() < BOUND {
+    while start.elapsed() < TIMEOUT {
         if let Ok(now) = status.recv_timeout(Duration::from_millis(200))
-            && let Some((done, total)) = bytes(&now)
+            && let Some((done, total)) = pull_progress(&now)
         {
             bar.set_length(total);
             bar.set_position(done);
             let tenths = done * 10 / total.max(1);
             if tenths > shown {
                 shown = tenths;
-                bar.suspend(|| screen.line(&line(start, done, total)))?;
+                bar.suspend(|| screen.line(&progress_line(start, done, total)))?;
             }
             continue;
         }
@@ -105,11 +109,11 @@ fn follow(screen: &mut Screen, node: &Node, status: &Receiver<Value>, start: Ins
     let job = node
         .plane
         .kubectl(&["get", "imagepulljob,nodeimage", "-o", "yaml"])?;
-    bail!("the job did not end within {BOUND:?}:\n{job}")
+    bail!("the job did not end within {TIMEOUT:?}:\n{job}")
 }
 
 /// Bytes done and in all of the image's pull.
-fn bytes(status: &Value) -> Option<(u64, u64)> {
+fn pull_progress(status: &Value) -> Option<(u64, u64)> {
     let pulls = status["pulls"].as_array()?;
     let pull = pulls
         .iter()
@@ -118,14 +122,14 @@ fn bytes(status: &Value) -> Option<(u64, u64)> {
     Some((pull["bytesDone"].as_u64()?.min(total), total))
 }
 
-fn line(start: Instant, done: u64, total: u64) -> String {
+fn progress_line(start: Instant, done: u64, total: u64) -> String {
     let percent = done * 100 / total.max(1);
     let filled = usize::try_from(percent / 5).unwrap_or(20);
-    let (full, rest) = ("#".repeat(filled), ".".repeat(20 - filled));
+    let (filled_cells, empty_cells) = ("#".repeat(filled), ".".repeat(20 - filled));
     let mebibytes = |bytes: u64| bytes as f64 / 1_048_576.0;
     let seconds = start.elapsed().as_secs_f64();
     format!(
-        "  {seconds:6.2} s  [{full}{rest}] {percent:>3}%  {:.1} of {:.1} MiB",
+        "  {seconds:6.2} s  [{filled_cells}{empty_cells}] {percent:>3}%  {:.1} of {:.1} MiB",
         mebibytes(done),
         mebibytes(total)
     )

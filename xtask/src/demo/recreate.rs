@@ -8,39 +8,43 @@ use serde_json::Value;
 
 use super::apply;
 use super::screen::Screen;
-use super::watch::{Container, container, ready, watch};
+use super::watch::{ContainerSnapshot, first_container, pod_is_ready, watch_objects};
 use testbed::cluster::Node;
 
 /// How long the request may take.
-const BOUND: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Runs the example Pod, asks for a new container in it, and shows the time line.
 pub fn show(screen: &mut Screen, node: &Node) -> Result<()> {
     apply(screen, node, "pod.yaml")?;
     node.plane
         .kubectl(&["wait", "pod/hello", "--for=condition=Ready", "--timeout=60s"])?;
-    let before = container(&pod(node)?);
+    let before = first_container(&pod(node)?);
     screen.line(&format!(
         "  container {} runs, restarts {}",
-        before.short(),
+        before.short_id(),
         before.restarts
     ))?;
     screen.line("")?;
 
     let (events_tx, events_rx) = channel();
     let mut watches = [
-        watch(node, &["pod", "hello", "--watch-only"], events_tx.clone())?,
-        watch(node, &["containerrecreaterequests", "--watch-only"], events_tx)?,
+        watch_objects(node, &["pod", "hello", "--watch-only"], events_tx.clone())?,
+        watch_objects(node, &["containerrecreaterequests", "--watch-only"], events_tx)?,
     ];
     let start = apply(screen, node, "containerrecreaterequest.yaml")?;
-    let outcome = follow(screen, &events_rx, start, &before);
+    let result = show_events(screen, &events_rx, start, &before);
     for watch in &mut watches {
         watch.kill().ok();
         watch.wait()?;
     }
-    outcome?;
-    let after = container(&pod(node)?);
-    screen.line(&format!("  container {} -> {}", before.short(), after.short()))?;
+    result?;
+    let after = first_container(&pod(node)?);
+    screen.line(&format!(
+        "  container {} -> {}",
+        before.short_id(),
+        after.short_id()
+    ))?;
     screen.line(&format!(
         "  restarts {} -> {}; the same Pod, the same address",
         before.restarts, after.restarts
@@ -54,14 +58,19 @@ fn pod(node: &Node) -> Result<Value> {
     )?)
 }
 
-fn follow(screen: &mut Screen, events: &Receiver<Value>, start: Instant, before: &Container) -> Result<()> {
+fn show_events(
+    screen: &mut Screen,
+    events: &Receiver<Value>,
+    start: Instant,
+    before: &ContainerSnapshot,
+) -> Result<()> {
     let mut last = [
-        format!("container {} {}", before.short(), before.state),
+        format!("container {} {}", before.short_id(), before.state),
         String::new(),
     ];
     // The two are watched apart, and the news of one may come before that of the other.
-    let (mut completed, mut back) = (false, false);
-    while start.elapsed() < BOUND {
+    let (mut completed, mut pod_ready) = (false, false);
+    while start.elapsed() < TIMEOUT {
         let Ok(object) = events.recv_timeout(Duration::from_secs(1)) else {
             continue;
         };
@@ -71,26 +80,30 @@ fn follow(screen: &mut Screen, events: &Receiver<Value>, start: Instant, before:
         } else {
             pod_line(&object)
         };
-        let place = &mut last[usize::from(request)];
-        if *place != text && !text.is_empty() {
+        let last_line = &mut last[usize::from(request)];
+        if *last_line != text && !text.is_empty() {
             screen.line(&format!("  {:6.2} s  {text}", start.elapsed().as_secs_f64()))?;
-            *place = text;
+            *last_line = text;
         }
         if !request {
-            back = ready(&object) && container(&object).short() != before.short();
+            pod_ready = pod_is_ready(&object) && first_container(&object).short_id() != before.short_id();
         } else if let Some("Completed" | "Failed") = object["status"]["phase"].as_str() {
-            ensure!(succeeded(&object), "the request ended with {}", object["status"]);
+            ensure!(
+                all_recreated(&object),
+                "the request ended with {}",
+                object["status"]
+            );
             completed = true;
         }
-        if completed && back {
+        if completed && pod_ready {
             return screen.line("");
         }
     }
-    bail!("the request did not end, or the Pod was not ready again, within {BOUND:?}")
+    bail!("the request did not end, or the Pod was not ready again, within {TIMEOUT:?}")
 }
 
 /// Whether every container of a request that is over was recreated.
-fn succeeded(request: &Value) -> bool {
+fn all_recreated(request: &Value) -> bool {
     let states = request["status"]["containerRecreateStates"].as_array();
     states.is_some_and(|all| !all.is_empty() && all.iter().all(|s| s["phase"] == "Succeeded"))
 }
@@ -102,13 +115,13 @@ fn request_line(request: &Value) -> String {
         .into_iter()
         .flatten()
         .map(|s| {
-            let word = |field: &str| s[field].as_str().unwrap_or_default();
-            let note = if word("message").is_empty() {
+            let field_text = |field: &str| s[field].as_str().unwrap_or_default();
+            let note = if field_text("message").is_empty() {
                 String::new()
             } else {
-                format!(" ({})", word("message"))
+                format!(" ({})", field_text("message"))
             };
-            format!("{} {}{note}", word("name"), word("phase"))
+            format!("{} {}{note}", field_text("name"), field_text("phase"))
         })
         .collect();
     let detail = if states.is_empty() {
@@ -120,13 +133,13 @@ fn request_line(request: &Value) -> String {
 }
 
 fn pod_line(pod: &Value) -> String {
-    let now = container(pod);
-    let ready = if ready(pod) && now.state == "running" {
+    let now = first_container(pod);
+    let ready = if pod_is_ready(pod) && now.state == "running" {
         ", Pod Ready"
     } else {
         ""
     };
-    format!("container {} {}{ready}", now.short(), now.state)
+    format!("container {} {}{ready}", now.short_id(), now.state)
 }
 
 #[cfg(test)]
@@ -135,7 +148,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_request_is_told_in_a_line() {
+    fn request_line_shows_phase_and_message() {
         let request = |phase: &str, message: &str| {
             json!({ "status": { "phase": phase, "containerRecreateStates": [
                 { "name": "app", "phase": phase, "isKilled": true, "message": message } ] } })
@@ -145,8 +158,8 @@ mod tests {
             request_line(&request("Recreating", "TERM sent")),
             "request   Recreating: app Recreating (TERM sent)"
         );
-        assert!(succeeded(&request("Succeeded", "")));
-        assert!(!succeeded(&request("Failed", "no luck")));
-        assert!(!succeeded(&json!({ "status": { "phase": "Completed" } })));
+        assert!(all_recreated(&request("Succeeded", "")));
+        assert!(!all_recreated(&request("Failed", "no luck")));
+        assert!(!all_recreated(&json!({ "status": { "phase": "Completed" } })));
     }
 }

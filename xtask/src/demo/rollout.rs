@@ -9,51 +9,51 @@ use serde_json::Value;
 
 use super::apply;
 use super::screen::Screen;
-use super::watch::{Container, container, ready, watch};
+use super::watch::{ContainerSnapshot, first_container, pod_is_ready, watch_objects};
 use testbed::cluster::Node;
 
 /// The image that the Pods get, and how many MiB the stand-in has that the bed serves under this name.
-pub const NEXT: (&str, usize) = ("library/busybox:1.37", 4);
+pub const UPDATE_IMAGE: (&str, usize) = ("library/busybox:1.37", 4);
 /// The image as users write it.
 const IMAGE: &str = "busybox:1.37";
 /// How long a step may take.
-const BOUND: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A Pod as far as a rollout may not change it, and its container.
 #[derive(Debug)]
-struct Seen {
+struct PodSnapshot {
     uid: String,
     address: String,
-    container: Container,
+    container: ContainerSnapshot,
 }
 
 /// Makes the example CloneSet, changes its image, and shows what becomes of the Pods.
 pub fn show(screen: &mut Screen, node: &Node) -> Result<()> {
     apply(screen, node, "cloneset.yaml")?;
-    let before = all_ready(node)?;
+    let before = wait_all_available(node)?;
     for (name, seen) in &before {
         screen.line(&format!(
             "  {name}  {}  container {}, Ready",
             seen.address,
-            seen.container.short()
+            seen.container.short_id()
         ))?;
     }
     screen.line("")?;
 
     let (events_tx, events_rx) = channel();
-    let mut watching = watch(node, &["pods", "-l", "app=web", "--watch-only"], events_tx)?;
+    let mut watch_process = watch_objects(node, &["pods", "-l", "app=web", "--watch-only"], events_tx)?;
     let start = change_image(screen, node)?;
-    let outcome = follow(screen, &events_rx, start, &before);
-    watching.kill().ok();
-    watching.wait()?;
-    outcome?;
-    same_pods(&before, &all_ready(node)?)?;
+    let result = show_events(screen, &events_rx, start, &before);
+    watch_process.kill().ok();
+    watch_process.wait()?;
+    result?;
+    ensure_same_pods(&before, &wait_all_available(node)?)?;
     screen.line("  the same Pods, the same addresses, one restart of their container each")?;
     screen.line("")
 }
 
 /// Waits for the set to say that all its Pods are available, and gives them by name.
-fn all_ready(node: &Node) -> Result<BTreeMap<String, Seen>> {
+fn wait_all_available(node: &Node) -> Result<BTreeMap<String, PodSnapshot>> {
     let wait = ["--for=condition=Ready", "--timeout=60s"];
     let count = r#"--for=jsonpath={.status.updatedAvailableReplicas}=3"#;
     node.plane
@@ -65,19 +65,19 @@ fn all_ready(node: &Node) -> Result<BTreeMap<String, Seen>> {
         .kubectl(&["get", "pods", "-l", "app=web", "-o", "json"])?;
     let pods: Value = serde_json::from_str(&pods)?;
     let pods = pods["items"].as_array().context("no list of Pods")?;
-    Ok(pods.iter().map(|pod| (name(pod), seen(pod))).collect())
+    Ok(pods.iter().map(|pod| (name(pod), pod_snapshot(pod))).collect())
 }
 
 fn name(pod: &Value) -> String {
     pod["metadata"]["name"].as_str().unwrap_or_default().to_owned()
 }
 
-fn seen(pod: &Value) -> Seen {
+fn pod_snapshot(pod: &Value) -> PodSnapshot {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    Seen {
+    PodSnapshot {
         uid: text(&pod["metadata"]["uid"]),
         address: text(&pod["status"]["podIP"]),
-        container: container(pod),
+        container: first_container(pod),
     }
 }
 
@@ -92,79 +92,88 @@ fn change_image(screen: &mut Screen, node: &Node) -> Result<Instant> {
 }
 
 /// Prints what happens to each Pod until all run the new image.
-fn follow(
+fn show_events(
     screen: &mut Screen,
     events: &Receiver<Value>,
     start: Instant,
-    before: &BTreeMap<String, Seen>,
+    before: &BTreeMap<String, PodSnapshot>,
 ) -> Result<()> {
-    let mut last: BTreeMap<String, Step> = BTreeMap::new();
-    while start.elapsed() < BOUND {
+    let mut last: BTreeMap<String, UpdateStep> = BTreeMap::new();
+    while start.elapsed() < TIMEOUT {
         let Ok(pod) = events.recv_timeout(Duration::from_secs(1)) else {
             continue;
         };
         let name = name(&pod);
-        let was = before.get(&name);
-        let was = was.with_context(|| format!("Pod {name} is none of those that were there"))?;
-        let step = step(&pod, &was.container);
-        let passed = last.get(&name).copied().unwrap_or(Step::Before);
-        if step > passed {
+        let initial = before.get(&name);
+        let initial = initial.with_context(|| format!("Pod {name} is none of those that were there"))?;
+        let current_step = update_step(&pod, &initial.container);
+        let last_step = last.get(&name).copied().unwrap_or(UpdateStep::Before);
+        if current_step > last_step {
             let seconds = start.elapsed().as_secs_f64();
-            screen.line(&format!("  {seconds:6.2} s  {name}  {}", told(step, &pod, was)))?;
-            last.insert(name, step);
+            screen.line(&format!(
+                "  {seconds:6.2} s  {name}  {}",
+                describe_step(current_step, &pod, initial)
+            ))?;
+            last.insert(name, current_step);
         }
-        if last.len() == before.len() && last.values().all(|step| *step == Step::After) {
+        if last.len() == before.len() && last.values().all(|step| *step == UpdateStep::After) {
             return screen.line("");
         }
     }
-    bail!("the Pods did not all run {IMAGE} within {BOUND:?}; they came to {last:?}")
+    bail!("the Pods did not all run {IMAGE} within {TIMEOUT:?}; they came to {last:?}")
 }
 
 /// How far a Pod is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Step {
+enum UpdateStep {
     Before,
-    Asked,
+    ImageRequested,
     After,
 }
 
-fn step(pod: &Value, was: &Container) -> Step {
-    let now = container(pod);
+fn update_step(pod: &Value, initial: &ContainerSnapshot) -> UpdateStep {
+    let now = first_container(pod);
     if pod["spec"]["containers"][0]["image"] != IMAGE {
-        return Step::Before;
+        return UpdateStep::Before;
     }
-    if now.id != was.id && now.state == "running" && ready(pod) {
-        return Step::After;
+    if now.id != initial.id && now.state == "running" && pod_is_ready(pod) {
+        return UpdateStep::After;
     }
-    Step::Asked
+    UpdateStep::ImageRequested
 }
 
-fn told(step: Step, pod: &Value, was: &Seen) -> String {
+fn describe_step(step: UpdateStep, pod: &Value, initial: &PodSnapshot) -> String {
     match step {
-        Step::Before | Step::Asked => format!("out of service, to run {IMAGE}"),
-        Step::After => {
-            let now = container(pod);
+        UpdateStep::Before | UpdateStep::ImageRequested => format!("out of service, to run {IMAGE}"),
+        UpdateStep::After => {
+            let now = first_container(pod);
             format!(
                 "container {} -> {}, Ready again",
-                was.container.short(),
-                now.short()
+                initial.container.short_id(),
+                now.short_id()
             )
         }
     }
 }
 
-fn same_pods(before: &BTreeMap<String, Seen>, after: &BTreeMap<String, Seen>) -> Result<()> {
-    let stable = |pods: &BTreeMap<String, Seen>| -> Vec<(String, String, String)> {
+fn ensure_same_pods(
+    before: &BTreeMap<String, PodSnapshot>,
+    after: &BTreeMap<String, PodSnapshot>,
+) -> Result<()> {
+    let identities = |pods: &BTreeMap<String, PodSnapshot>| -> Vec<(String, String, String)> {
         pods.iter()
             .map(|(name, seen)| (name.clone(), seen.uid.clone(), seen.address.clone()))
             .collect()
     };
     ensure!(
-        stable(before) == stable(after),
+        identities(before) == identities(after),
         "Pods were replaced: before {before:?}, after {after:?}"
     );
-    let once = after.values().all(|seen| seen.container.restarts == 1);
-    ensure!(once, "not every container was restarted just once: {after:?}");
+    let restarted_once = after.values().all(|seen| seen.container.restarts == 1);
+    ensure!(
+        restarted_once,
+        "not every container was restarted just once: {after:?}"
+    );
     Ok(())
 }
 
@@ -174,7 +183,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_pod_goes_from_asked_to_ready_with_another_container() {
+    fn update_step_follows_image_and_container() {
         let pod = |image: &str, id: &str, ready: &str| {
             json!({
                 "spec": { "containers": [{ "image": image }] },
@@ -184,13 +193,22 @@ mod tests {
                 },
             })
         };
-        let was = container(&pod("busybox:1.36", "containerd://a", "True"));
+        let initial = first_container(&pod("busybox:1.36", "containerd://a", "True"));
         assert_eq!(
-            step(&pod("busybox:1.36", "containerd://a", "True"), &was),
-            Step::Before
+            update_step(&pod("busybox:1.36", "containerd://a", "True"), &initial),
+            UpdateStep::Before
         );
-        assert_eq!(step(&pod(IMAGE, "containerd://a", "False"), &was), Step::Asked);
-        assert_eq!(step(&pod(IMAGE, "containerd://b", "False"), &was), Step::Asked);
-        assert_eq!(step(&pod(IMAGE, "containerd://b", "True"), &was), Step::After);
+        assert_eq!(
+            update_step(&pod(IMAGE, "containerd://a", "False"), &initial),
+            UpdateStep::ImageRequested
+        );
+        assert_eq!(
+            update_step(&pod(IMAGE, "containerd://b", "False"), &initial),
+            UpdateStep::ImageRequested
+        );
+        assert_eq!(
+            update_step(&pod(IMAGE, "containerd://b", "True"), &initial),
+            UpdateStep::After
+        );
     }
 }

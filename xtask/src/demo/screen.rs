@@ -15,20 +15,20 @@ pub struct Screen {
 }
 
 /// A step that runs.
-pub struct Spin {
+pub struct RunningStep {
     what: String,
     /// What is shown while it runs.
-    shown: String,
+    message: String,
     bar: ProgressBar,
     start: Instant,
 }
 
-impl Spin {
+impl RunningStep {
     /// Shows what the step does now; where no wheel turns, only if it `matters`.
-    pub fn tell(&self, now: &str, matters: bool) {
+    pub fn update(&self, now: &str, important: bool) {
         if !self.bar.is_hidden() {
-            self.bar.set_message(format!("{}: {now}", self.shown));
-        } else if matters {
+            self.bar.set_message(format!("{}: {now}", self.message));
+        } else if important {
             eprintln!("... {now}");
         }
     }
@@ -69,33 +69,33 @@ impl Screen {
     }
 
     /// Begins a step; a wheel turns on a terminal.
-    pub fn begin(&mut self, what: &str) -> Result<Spin> {
-        self.begin_long(what, "")
+    pub fn begin_step(&mut self, what: &str) -> Result<RunningStep> {
+        self.begin_long_step(what, "")
     }
 
     /// Begins a step that can take long; `hint` says so while it runs.
-    pub fn begin_long(&mut self, what: &str, hint: &str) -> Result<Spin> {
-        let shown = format!("{what}{hint}");
-        let bar = ProgressBar::new_spinner().with_message(shown.clone());
+    pub fn begin_long_step(&mut self, what: &str, hint: &str) -> Result<RunningStep> {
+        let message = format!("{what}{hint}");
+        let bar = ProgressBar::new_spinner().with_message(message.clone());
         if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} ({elapsed})") {
             bar.set_style(style);
         }
         bar.enable_steady_tick(Duration::from_millis(100));
         if bar.is_hidden() {
-            eprintln!("... {shown}");
+            eprintln!("... {message}");
         }
-        Ok(Spin {
+        Ok(RunningStep {
             what: what.to_owned(),
-            shown,
+            message,
             bar,
             start: Instant::now(),
         })
     }
 
     /// Ends a step: what it was, what came out, how long it took.
-    pub fn done(&mut self, spin: Spin, note: &str) -> Result<()> {
+    pub fn end_step(&mut self, spin: RunningStep, note: &str) -> Result<()> {
         spin.bar.finish_and_clear();
-        let Spin { what, start, .. } = spin;
+        let RunningStep { what, start, .. } = spin;
         self.line(&format!("[{:>5.1} s] {what}", start.elapsed().as_secs_f64()))?;
         if note.is_empty() {
             return Ok(());
@@ -104,7 +104,7 @@ impl Screen {
     }
 
     /// A bar for bytes; it is drawn on a terminal alone.
-    pub fn bytes(&self) -> ProgressBar {
+    pub fn byte_progress_bar(&self) -> ProgressBar {
         let bar = ProgressBar::new(0);
         let style =
             "  {wide_bar:.green} {decimal_bytes:>9} of {decimal_total_bytes:>9}  {decimal_bytes_per_sec}";

@@ -7,12 +7,12 @@ use std::thread;
 use anyhow::Result;
 use serde_json::Value;
 
-use super::printing;
+use super::spawn_with_output;
 use testbed::cluster::Node;
 
 /// One container as the Pod's status shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Container {
+pub struct ContainerSnapshot {
     /// The runtime's name of it, with a scheme.
     pub id: String,
     /// How often kubelet started it anew.
@@ -21,23 +21,23 @@ pub struct Container {
     pub state: String,
 }
 
-impl Container {
+impl ContainerSnapshot {
     /// As much of the ID as people read.
-    pub fn short(&self) -> &str {
+    pub fn short_id(&self) -> &str {
         let id = self.id.rsplit('/').next().unwrap_or_default();
         id.get(..12).unwrap_or(id)
     }
 }
 
 /// The first container of a Pod.
-pub fn container(pod: &Value) -> Container {
+pub fn first_container(pod: &Value) -> ContainerSnapshot {
     let status = &pod["status"]["containerStatuses"][0];
     let state = status["state"].as_object().and_then(|s| s.iter().next());
     let state = state.map_or_else(String::new, |(name, detail)| match detail["exitCode"].as_i64() {
         Some(code) => format!("{name} with exit code {code}"),
         None => name.clone(),
     });
-    Container {
+    ContainerSnapshot {
         id: status["containerID"].as_str().unwrap_or_default().to_owned(),
         restarts: status["restartCount"].as_i64().unwrap_or_default(),
         state,
@@ -45,16 +45,16 @@ pub fn container(pod: &Value) -> Container {
 }
 
 /// Whether a Pod is ready.
-pub fn ready(pod: &Value) -> bool {
+pub fn pod_is_ready(pod: &Value) -> bool {
     let conditions = pod["status"]["conditions"].as_array();
     conditions.is_some_and(|all| all.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"))
 }
 
 /// Sends each state of the objects that `what` names, until the program is ended that is given back.
-pub fn watch(node: &Node, what: &[&str], events_tx: Sender<Value>) -> Result<Child> {
+pub fn watch_objects(node: &Node, arguments: &[&str], events_tx: Sender<Value>) -> Result<Child> {
     let mut kubectl = node.plane.kubectl_command();
-    kubectl.arg("get").args(what).args(["-o", "json"]);
-    let (child, output) = printing(&kubectl)?;
+    kubectl.arg("get").args(arguments).args(["-o", "json"]);
+    let (child, output) = spawn_with_output(&kubectl)?;
     thread::spawn(move || {
         for object in serde_json::Deserializer::from_reader(output)
             .into_iter::<Value>()

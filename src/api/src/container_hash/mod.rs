@@ -3,7 +3,7 @@
 //! The daemon writes them, the in-place engine compares them, and either may be the Go one: they are upstream's
 //! numbers. All of them are FNV-1a (32 bits) over Kubernetes' deep-hash rendering of some JSON.
 
-mod order;
+mod field_order;
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,11 @@ use serde_json::{Value, json};
 use crate::go_json;
 
 /// Environment variables that a sidecar's version is handed over in; they are nobody's reason for a restart.
-const IGNORED: [&str; 2] = ["SIDECARSET_VERSION", "SIDECARSET_VERSION_ALT"];
+const IGNORED_ENV: [&str; 2] = ["SIDECARSET_VERSION", "SIDECARSET_VERSION_ALT"];
 
 /// Labels and annotations of a Pod, as they are looked up for environment variables.
 #[derive(Clone, Copy, Debug)]
-pub struct Metadata<'a> {
+pub struct PodMetadata<'a> {
     /// Labels.
     pub labels: &'a BTreeMap<String, String>,
     /// Annotations.
@@ -25,17 +25,17 @@ pub struct Metadata<'a> {
 
 /// Where a variable's value is taken from.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Origin {
+pub enum EnvOrigin {
     /// The Pod's label of this key.
     Label(String),
     /// The Pod's annotation of this key.
     Annotation(String),
 }
 
-impl Origin {
+impl EnvOrigin {
     /// Reads a `fieldPath`; `None` when it is not one of `metadata.labels['k']` and `metadata.annotations['k']`.
     #[must_use]
-    pub fn of_path(path: &str) -> Option<Self> {
+    pub fn from_field_path(path: &str) -> Option<Self> {
         let (field, key) = path.strip_suffix("']")?.split_once("['")?;
         match field {
             "metadata.labels" => Some(Self::Label(key.to_owned())),
@@ -46,7 +46,7 @@ impl Origin {
 
     /// The value that a Pod with this metadata gives; empty when it has none.
     #[must_use]
-    pub fn value<'a>(&self, metadata: &Metadata<'a>) -> &'a str {
+    pub fn value<'a>(&self, metadata: &PodMetadata<'a>) -> &'a str {
         let found = match self {
             Self::Label(key) => metadata.labels.get(key),
             Self::Annotation(key) => metadata.annotations.get(key),
@@ -58,13 +58,14 @@ impl Origin {
 /// The environment variables of a container (raw JSON of `v1.Container`) that come from the Pod's labels and
 /// annotations, as (name, origin), in the order of the container.
 #[must_use]
-pub fn env_from_metadata(container: &Value) -> Vec<(String, Origin)> {
+pub fn env_from_metadata(container: &Value) -> Vec<(String, EnvOrigin)> {
     let variables = container["env"].as_array().into_iter().flatten();
     let from_metadata = variables.filter_map(|variable| {
         let name = variable["name"].as_str().unwrap_or_default();
-        let given = variable["value"].as_str().is_some_and(|v| !v.is_empty());
+        let has_value = variable["value"].as_str().is_some_and(|v| !v.is_empty());
         let path = variable["valueFrom"]["fieldRef"]["fieldPath"].as_str()?;
-        let origin = Origin::of_path(path).filter(|_| !given && !IGNORED.contains(&name))?;
+        let origin =
+            EnvOrigin::from_field_path(path).filter(|_| !has_value && !IGNORED_ENV.contains(&name))?;
         Some((name.to_owned(), origin))
     });
     from_metadata.collect()
@@ -72,7 +73,7 @@ pub fn env_from_metadata(container: &Value) -> Vec<(String, Origin)> {
 
 /// `extractedEnvFromMetadataHash` that a container (raw JSON) has when it was started in a Pod with `metadata`.
 #[must_use]
-pub fn expected_env_hash(container: &Value, metadata: &Metadata<'_>) -> u64 {
+pub fn expected_env_hash(container: &Value, metadata: &PodMetadata<'_>) -> u64 {
     let variables = env_from_metadata(container);
     env_hash(
         variables
@@ -93,20 +94,20 @@ pub fn env_hash<'a>(variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> 
         "" => json!({"name": name}),
         value => json!({"name": name, "value": value}),
     });
-    deep_hash(&go_json::sorted(&entries.collect()))
+    deep_hash(&go_json::to_sorted_json(&entries.collect()))
 }
 
 /// `plainHash`: kubelet's hash of a container, as kubelet 1.31 and later take it.
 #[must_use]
 pub fn plain_hash(name: &str, image: &str) -> u64 {
-    deep_hash(&go_json::sorted(&json!({"image": image, "name": name})))
+    deep_hash(&go_json::to_sorted_json(&json!({"image": image, "name": name})))
 }
 
 /// `plainHash` as kubelet took it before 1.31: over the whole container (raw JSON of `v1.Container` as the API
 /// server serves it).
 #[must_use]
 pub fn plain_hash_before_131(container: &Value) -> u64 {
-    deep_hash(&go_json::ordered(container, &order::CONTAINER))
+    deep_hash(&go_json::to_ordered_json(container, &field_order::CONTAINER))
 }
 
 /// FNV-1a (32 bits) over Kubernetes' deep-hash rendering of a byte string, `([]uint8)[1 2 …]`.
@@ -139,14 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn hashes_are_those_of_the_go_implementation() {
+    fn hashes_match_the_go_implementation() {
         let vectors = include_str!("../../../../tests/data/go/container-hashes.jsonl");
         assert_eq!(vectors.lines().count(), 150);
         for line in vectors.lines() {
             let vector: Value = serde_json::from_str(line).unwrap();
             let container = &vector["container"];
             let (labels, annotations) = (map(&vector["labels"]), map(&vector["annotations"]));
-            let metadata = Metadata {
+            let metadata = PodMetadata {
                 labels: &labels,
                 annotations: &annotations,
             };
@@ -170,10 +171,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_metadata_is_no_origin() {
+    fn other_field_paths_have_no_origin() {
         assert_eq!(
-            Origin::of_path("metadata.labels['a/b']"),
-            Some(Origin::Label("a/b".into()))
+            EnvOrigin::from_field_path("metadata.labels['a/b']"),
+            Some(EnvOrigin::Label("a/b".into()))
         );
         for path in [
             "metadata.name",
@@ -182,23 +183,23 @@ mod tests {
             "spec.x['y']",
             "",
         ] {
-            assert_eq!(Origin::of_path(path), None, "{path}");
+            assert_eq!(EnvOrigin::from_field_path(path), None, "{path}");
         }
     }
 
     #[test]
-    fn a_list_of_nothing_is_null() {
+    fn empty_env_hashes_as_null() {
         assert_eq!(env_hash([]), 86_995_377);
         assert_eq!(deep_hash("null"), 86_995_377);
     }
 
     #[test]
-    fn what_stands_in_the_spec_or_is_a_version_is_not_from_metadata() {
+    fn literal_values_and_sidecar_versions_are_ignored() {
         let from = |name: &str, value: &str| json!({"name": name, "value": value, "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['a']"}}});
-        let container = json!({"env": [from("A", ""), from("B", "x"), from(IGNORED[0], "")]});
+        let container = json!({"env": [from("A", ""), from("B", "x"), from(IGNORED_ENV[0], "")]});
         assert_eq!(
             env_from_metadata(&container),
-            [("A".to_owned(), Origin::Label("a".into()))]
+            [("A".to_owned(), EnvOrigin::Label("a".into()))]
         );
     }
 }

@@ -7,7 +7,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{LABELS, annotate, annotation, entry, set_entry, take_annotation, take_entry};
+use super::{
+    LABELS, annotation, metadata_entry, remove_annotation, remove_metadata_entry, set_annotation,
+    set_metadata_entry,
+};
 use crate::keys;
 
 const ON_DELETE: &str = "OnDelete";
@@ -15,72 +18,72 @@ const ROLLING_UPDATE: &str = "RollingUpdate";
 const RE_CREATE: &str = "ReCreate";
 
 /// v1alpha1 → v1beta1.
-pub(super) fn promote(object: &mut Value) {
-    let policy = take_annotation(object, keys::CLONESET_POD_UPDATE_POLICY);
-    let mut scale = take(object, "scaleStrategy");
+pub(super) fn to_v1beta1(object: &mut Value) {
+    let policy = remove_annotation(object, keys::CLONESET_POD_UPDATE_POLICY);
+    let mut scale = take_object(object, "scaleStrategy");
     let reuse = scale.remove("disablePVCReuse") != Some(json!(true));
     scale.insert("enablePVCReuse".to_owned(), json!(reuse));
-    if excluded(object) {
+    if has_exclude_label(object) {
         scale.insert("excludePreparingDelete".to_owned(), json!(true));
     }
-    put(object, "scaleStrategy", scale);
+    put_object(object, "scaleStrategy", scale);
 
-    let mut rolling = take(object, "updateStrategy");
-    overrule(object, &mut rolling);
-    let word = match rolling.remove("type") {
-        Some(Value::String(word)) if !word.is_empty() => word,
+    let mut rolling = take_object(object, "updateStrategy");
+    apply_annotations(object, &mut rolling);
+    let update_type = match rolling.remove("type") {
+        Some(Value::String(update_type)) if !update_type.is_empty() => update_type,
         _ => RE_CREATE.to_owned(),
     };
     let mut update = Map::new();
-    if word == ON_DELETE {
+    if update_type == ON_DELETE {
         update.insert("type".to_owned(), json!(ON_DELETE));
         rolling.extend(policy.map(|policy| ("podUpdatePolicy".to_owned(), json!(policy))));
     } else {
         update.insert("type".to_owned(), json!(ROLLING_UPDATE));
-        rolling.insert("podUpdatePolicy".to_owned(), json!(word));
+        rolling.insert("podUpdatePolicy".to_owned(), json!(update_type));
     }
     if !rolling.is_empty() {
         update.insert("rollingUpdate".to_owned(), Value::Object(rolling));
     }
-    put(object, "updateStrategy", update);
+    put_object(object, "updateStrategy", update);
 }
 
 /// v1beta1 → v1alpha1.
-pub(super) fn demote(object: &mut Value) {
-    take_annotation(object, keys::CLONESET_POD_UPDATE_POLICY);
+pub(super) fn to_v1alpha1(object: &mut Value) {
+    remove_annotation(object, keys::CLONESET_POD_UPDATE_POLICY);
 
-    let mut scale = take(object, "scaleStrategy");
+    let mut scale = take_object(object, "scaleStrategy");
     let reuse = scale.remove("enablePVCReuse") == Some(json!(true));
     scale.insert("disablePVCReuse".to_owned(), json!(!reuse));
-    exclude(
+    set_exclude_label(
         object,
         scale.remove("excludePreparingDelete") == Some(json!(true)),
     );
-    put(object, "scaleStrategy", scale);
+    put_object(object, "scaleStrategy", scale);
 
-    let mut flat = take(object, "updateStrategy");
+    let mut flat = take_object(object, "updateStrategy");
     let on_delete = flat.remove("type") == Some(json!(ON_DELETE));
-    let mut word = if on_delete { ON_DELETE } else { RE_CREATE }.to_owned();
+    let mut update_type = if on_delete { ON_DELETE } else { RE_CREATE }.to_owned();
     if let Some(Value::Object(mut rolling)) = flat.remove("rollingUpdate") {
         match rolling.remove("podUpdatePolicy") {
             // Absent means the same, and the API server fills it in.
             Some(Value::String(policy)) if policy.is_empty() || policy == RE_CREATE => {}
             Some(Value::String(policy)) if on_delete => {
-                annotate(object, keys::CLONESET_POD_UPDATE_POLICY, policy);
+                set_annotation(object, keys::CLONESET_POD_UPDATE_POLICY, policy);
             }
-            Some(Value::String(policy)) => word = policy,
+            Some(Value::String(policy)) => update_type = policy,
             _ => {}
         }
         let in_place = rolling.get_mut("inPlaceUpdateStrategy");
-        annotate_pre_download(object, in_place.unwrap_or(&mut Value::Null));
+        pre_download_to_annotations(object, in_place.unwrap_or(&mut Value::Null));
         flat.extend(rolling);
     }
-    flat.insert("type".to_owned(), json!(word));
-    put(object, "updateStrategy", flat);
+    flat.insert("type".to_owned(), json!(update_type));
+    put_object(object, "updateStrategy", flat);
 }
 
 /// The fields of an object, or of nothing yet; `None` for a value of another type, which is not ours to mend.
-fn fields(value: &mut Value) -> Option<&mut Map<String, Value>> {
+fn object_or_default(value: &mut Value) -> Option<&mut Map<String, Value>> {
     if value.is_null() {
         *value = json!({});
     }
@@ -88,15 +91,15 @@ fn fields(value: &mut Value) -> Option<&mut Map<String, Value>> {
 }
 
 /// Gives the pre-download fields the values of their annotations, where there are any.
-fn overrule(object: &Value, rolling: &mut Map<String, Value>) {
+fn apply_annotations(object: &Value, rolling: &mut Map<String, Value>) {
     for (field, key) in keys::PRE_DOWNLOAD {
         let Some(text) = annotation(object, key) else {
             continue;
         };
-        match value_of(field, text) {
+        match parse_value(field, text) {
             Some(value) => {
                 let in_place = rolling.entry("inPlaceUpdateStrategy").or_insert(Value::Null);
-                if let Some(fields) = fields(in_place) {
+                if let Some(fields) = object_or_default(in_place) {
                     fields.insert(field.to_owned(), value);
                 }
             }
@@ -112,29 +115,29 @@ fn overrule(object: &Value, rolling: &mut Map<String, Value>) {
 
 /// Moves the pre-download fields to annotations. An annotation whose field is absent goes, unless its text is
 /// none that v1beta1 has a field for.
-fn annotate_pre_download(object: &mut Value, in_place: &mut Value) {
+fn pre_download_to_annotations(object: &mut Value, in_place: &mut Value) {
     for (field, key) in keys::PRE_DOWNLOAD {
-        let there = annotation(object, key).and_then(|text| value_of(field, text));
-        let said = in_place.as_object_mut().and_then(|fields| fields.remove(field));
-        let said = said.filter(|value| !value.is_null());
-        if said == there {
+        let annotated = annotation(object, key).and_then(|text| parse_value(field, text));
+        let desired = in_place.as_object_mut().and_then(|fields| fields.remove(field));
+        let desired = desired.filter(|value| !value.is_null());
+        if desired == annotated {
             continue;
         }
-        match said {
-            Some(value) => annotate(object, key, text_of(&value)),
+        match desired {
+            Some(value) => set_annotation(object, key, to_text(&value)),
             None => {
-                take_annotation(object, key);
+                remove_annotation(object, key);
             }
         }
     }
 }
 
-fn text_of(value: &Value) -> String {
+fn to_text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
 /// What an annotation says as a field of v1beta1. Of the parallelism, everything; of the others, numbers.
-fn value_of(field: &str, text: &str) -> Option<Value> {
+fn parse_value(field: &str, text: &str) -> Option<Value> {
     match text.parse::<i32>() {
         Ok(number) => Some(json!(number)),
         Err(_) if field == keys::PRE_DOWNLOAD[0].0 && !text.is_empty() => Some(json!(text)),
@@ -143,40 +146,40 @@ fn value_of(field: &str, text: &str) -> Option<Value> {
 }
 
 /// Whether the label says so. Values other than `true` say nothing.
-fn excluded(object: &Value) -> bool {
-    entry(object, LABELS, keys::CLONESET_EXCLUDE_PREPARING_DELETE) == Some(keys::TRUE)
+fn has_exclude_label(object: &Value) -> bool {
+    metadata_entry(object, LABELS, keys::CLONESET_EXCLUDE_PREPARING_DELETE) == Some(keys::TRUE)
 }
 
 /// Makes the label say what the field says. Values that say nothing stay.
-fn exclude(object: &mut Value, wanted: bool) {
-    match (excluded(object), wanted) {
-        (false, true) => set_entry(
+fn set_exclude_label(object: &mut Value, exclude: bool) {
+    match (has_exclude_label(object), exclude) {
+        (false, true) => set_metadata_entry(
             object,
             LABELS,
             keys::CLONESET_EXCLUDE_PREPARING_DELETE,
             keys::TRUE.to_owned(),
         ),
         (true, false) => {
-            take_entry(object, LABELS, keys::CLONESET_EXCLUDE_PREPARING_DELETE);
+            remove_metadata_entry(object, LABELS, keys::CLONESET_EXCLUDE_PREPARING_DELETE);
         }
         _ => {}
     }
 }
 
-fn spec(object: &mut Value) -> Option<&mut Map<String, Value>> {
+fn spec_mut(object: &mut Value) -> Option<&mut Map<String, Value>> {
     object.get_mut("spec")?.as_object_mut()
 }
 
 /// Takes an object out of the spec; empty when there is none.
-fn take(object: &mut Value, field: &str) -> Map<String, Value> {
-    match spec(object).and_then(|spec| spec.remove(field)) {
+fn take_object(object: &mut Value, field: &str) -> Map<String, Value> {
+    match spec_mut(object).and_then(|spec| spec.remove(field)) {
         Some(Value::Object(map)) => map,
         _ => Map::new(),
     }
 }
 
-fn put(object: &mut Value, field: &str, map: Map<String, Value>) {
-    if let Some(spec) = spec(object) {
+fn put_object(object: &mut Value, field: &str, map: Map<String, Value>) {
+    if let Some(spec) = spec_mut(object) {
         spec.insert(field.to_owned(), Value::Object(map));
     }
 }

@@ -8,60 +8,60 @@ use super::*;
 pub(super) mod vectors;
 
 /// Without what Go writes for nothing: nulls, empty maps, lists and strings.
-pub(super) fn plain(value: &Value) -> Value {
+pub(super) fn without_empty(value: &Value) -> Value {
     let nothing =
         |value: &Value| value.is_null() || *value == json!({}) || *value == json!([]) || *value == json!("");
     match value {
         Value::Object(map) => {
-            let kept = map.iter().map(|(key, value)| (key.clone(), plain(value)));
+            let kept = map.iter().map(|(key, value)| (key.clone(), without_empty(value)));
             Value::Object(kept.filter(|(_, value)| !nothing(value)).collect())
         }
-        Value::Array(list) => list.iter().map(plain).collect(),
+        Value::Array(list) => list.iter().map(without_empty).collect(),
         other => other.clone(),
     }
 }
 
-fn without(mut object: Value, annotations: &[&str]) -> Value {
+fn without_annotations(mut object: Value, annotations: &[&str]) -> Value {
     for key in annotations {
-        take_annotation(&mut object, key);
+        remove_annotation(&mut object, key);
     }
-    plain(&object)
+    without_empty(&object)
 }
 
 /// What Go leaves out when it is zero or false, and fills with null where we have a list.
-pub(super) fn bare(value: &Value) -> Value {
+pub(super) fn without_zero(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
-            let kept = map.iter().map(|(key, value)| (key.clone(), bare(value)));
+            let kept = map.iter().map(|(key, value)| (key.clone(), without_zero(value)));
             Value::Object(
                 kept.filter(|(_, value)| ![json!(0), json!(false)].contains(value))
                     .collect(),
             )
         }
-        Value::Array(list) => list.iter().map(bare).collect(),
+        Value::Array(list) => list.iter().map(without_zero).collect(),
         other => other.clone(),
     }
 }
 
 /// Through the Rust type and back.
-pub(super) fn through<T: serde::de::DeserializeOwned + serde::Serialize>(object: &Value) -> Value {
+pub(super) fn round_trip<T: serde::de::DeserializeOwned + serde::Serialize>(object: &Value) -> Value {
     let typed: T = serde_json::from_value(object.clone()).unwrap_or_else(|why| panic!("{why}: {object}"));
-    plain(&bare(&serde_json::to_value(typed).unwrap()))
+    without_empty(&without_zero(&serde_json::to_value(typed).unwrap()))
 }
 
 /// Upstream's two annotations may come to an object on its way; in v1beta1 they say nothing of their own.
-fn settled(object: Value) -> Value {
+fn normalized(object: Value) -> Value {
     match object["apiVersion"] == "apps.kruise.io/v1beta1" {
-        true => without(
+        true => without_annotations(
             object,
             &[keys::CRR_SYNC_CONTAINER_STATUSES, keys::CRR_UNREADY_ACQUIRED],
         ),
-        false => plain(&object),
+        false => without_empty(&object),
     }
 }
 
 #[test]
-fn odd_annotations_stay_and_hurt_nobody() {
+fn invalid_annotations_are_kept() {
     let object = json!({
         "apiVersion": "apps.kruise.io/v1alpha1",
         "kind": "ContainerRecreateRequest",
@@ -77,7 +77,7 @@ fn odd_annotations_stay_and_hurt_nobody() {
 }
 
 #[test]
-fn a_v1alpha1_writer_that_replaces_secrets_keeps_the_modes_of_the_rest() {
+fn v1alpha1_secret_replacement_keeps_other_modes() {
     let beta = json!({
         "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage", "metadata": { "name": "n" },
         "spec": { "images": { "a": { "tags": [], "pullSecrets": [
@@ -97,13 +97,13 @@ fn a_v1alpha1_writer_that_replaces_secrets_keeps_the_modes_of_the_rest() {
 }
 
 #[test]
-fn strangers_are_refused_by_name() {
-    let refused = |object: Value, to: &str| convert(object, to).unwrap_err().to_string();
+fn unknown_kinds_and_versions_are_rejected() {
+    let error_for = |object: Value, to: &str| convert(object, to).unwrap_err().to_string();
     let object = json!({ "kind": "Widget", "apiVersion": "apps.kruise.io/v1beta1", "metadata": {} });
-    assert!(refused(object, "v1alpha1").contains("\"Widget\""));
+    assert!(error_for(object, "v1alpha1").contains("\"Widget\""));
     let object = json!({ "kind": "NodeImage", "apiVersion": "apps.kruise.io/v1", "metadata": {} });
-    assert!(refused(object, "v1alpha1").contains("apps.kruise.io/v1"));
-    assert!(refused(json!([]), "v1alpha1").contains("kind"));
+    assert!(error_for(object, "v1alpha1").contains("apps.kruise.io/v1"));
+    assert!(error_for(json!([]), "v1alpha1").contains("kind"));
 }
 
 fn word() -> impl Strategy<Value = String> {
@@ -112,7 +112,7 @@ fn word() -> impl Strategy<Value = String> {
 
 fn second() -> impl Strategy<Value = String> {
     (0_i64..4_000_000_000)
-        .prop_map(|second| text_of(&Time(k8s_openapi::jiff::Timestamp::from_second(second).unwrap())))
+        .prop_map(|second| format_time(&Time(k8s_openapi::jiff::Timestamp::from_second(second).unwrap())))
 }
 
 fn condition() -> impl Strategy<Value = Value> {
@@ -120,17 +120,17 @@ fn condition() -> impl Strategy<Value = Value> {
     let statuses = prop_oneof![Just("True"), Just("False")];
     (types, statuses, second(), word(), any::<bool>()).prop_map(|(type_, status, at, message, canonical)| {
         if canonical && type_ == keys::PRE_RECREATE_GRACE {
-            return grace_condition(&time(&at).unwrap());
+            return grace_condition(&parse_time(&at).unwrap());
         }
         json!({ "type": type_, "status": status, "lastTransitionTime": at, "reason": "R", "message": message })
     })
 }
 
-fn by_type(conditions: Vec<Value>) -> Vec<Value> {
-    let mut seen = std::collections::BTreeSet::new();
+fn dedup_by_type(conditions: Vec<Value>) -> Vec<Value> {
+    let mut types = std::collections::BTreeSet::new();
     conditions
         .into_iter()
-        .filter(|one| seen.insert(one["type"].to_string()))
+        .filter(|one| types.insert(one["type"].to_string()))
         .collect()
 }
 
@@ -139,7 +139,7 @@ fn request() -> impl Strategy<Value = Value> {
         |(name, ready, restarts, id)| json!({ "name": name, "ready": ready, "restartCount": restarts, "containerID": id }),
     );
     let snapshots = proptest::collection::vec(snapshot, 0..3);
-    let conditions = proptest::collection::vec(condition(), 0..3).prop_map(by_type);
+    let conditions = proptest::collection::vec(condition(), 0..3).prop_map(dedup_by_type);
     (word(), snapshots, conditions, any::<bool>()).prop_map(|(note, snapshot, conditions, annotated)| {
         let mut object = json!({
             "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
@@ -148,14 +148,14 @@ fn request() -> impl Strategy<Value = Value> {
             "status": { "phase": "Recreating", "containerStatusSnapshot": snapshot, "conditions": conditions },
         });
         if annotated {
-            annotate(&mut object, "note", note);
+            set_annotation(&mut object, "note", note);
         }
         object
     })
 }
 
 /// Any JSON, with the fields that conversions look at more often than others.
-fn hostile() -> impl Strategy<Value = Value> {
+fn arbitrary_json() -> impl Strategy<Value = Value> {
     let name = prop_oneof![
         prop::sample::select(vec![
             "metadata",
@@ -215,7 +215,7 @@ fn node_image() -> impl Strategy<Value = Value> {
 
 /// The API server converts before it looks at types, and others than the API server can reach the port.
 #[test]
-fn values_of_wrong_types_stay() {
+fn values_of_wrong_types_are_kept() {
     let metadata = json!({
         "annotations": { "apps.kruise.io/image-predownload-timeout-seconds": "5" }, "labels": "x",
     });
@@ -235,9 +235,9 @@ fn values_of_wrong_types_stay() {
 proptest! {
     /// Whatever is sent, an answer comes.
     #[test]
-    fn no_object_breaks_it(
+    fn any_object_is_converted_or_rejected(
         kind in prop::sample::select(vec!["CloneSet", "NodeImage", "ImagePullJob", "ContainerRecreateRequest"]),
-        upwards in any::<bool>(), parts in (hostile(), hostile(), hostile()),
+        upwards in any::<bool>(), parts in (arbitrary_json(), arbitrary_json(), arbitrary_json()),
     ) {
         let (from, to) = if upwards { ("v1alpha1", "v1beta1") } else { ("v1beta1", "v1alpha1") };
         let (metadata, spec, status) = parts;
@@ -255,7 +255,7 @@ proptest! {
         let alpha = convert(object.clone(), "apps.kruise.io/v1alpha1").unwrap();
         prop_assert!(alpha["status"]["conditions"].is_null());
         let back = convert(alpha, "apps.kruise.io/v1beta1").unwrap();
-        prop_assert_eq!(settled(back), settled(object));
+        prop_assert_eq!(normalized(back), normalized(object));
     }
 
     /// Nothing that v1alpha1 can say is lost on the way through v1beta1, to the letter.
@@ -268,7 +268,7 @@ proptest! {
 
     /// Whatever the text in our annotations, conversion neither fails nor panics.
     #[test]
-    fn any_text_will_do(one in ".{0,20}", two in ".{0,20}", kind in "NodeImage|ContainerRecreateRequest") {
+    fn any_annotation_text_converts(one in ".{0,20}", two in ".{0,20}", kind in "NodeImage|ContainerRecreateRequest") {
         let object = json!({
             "apiVersion": "apps.kruise.io/v1alpha1", "kind": kind, "metadata": { "name": "n", "annotations": {
                 keys::CRR_CONDITIONS: one.clone(), keys::NODE_IMAGE_SECRET_MODES: one,
@@ -282,8 +282,8 @@ proptest! {
 
 /// What the API server would refuse could not be read in that version, and no list that it is in.
 #[test]
-fn annotations_that_there_is_no_room_for_are_left_out() {
-    let full = "a".repeat(MOST_ANNOTATIONS - 2);
+fn annotations_beyond_the_size_limit_are_dropped() {
+    let full = "a".repeat(MAX_ANNOTATION_BYTES - 2);
     let set = json!({ "kind": "CloneSet", "apiVersion": "apps.kruise.io/v1beta1",
         "metadata": { "name": "web", "annotations": { "k": full } },
         "spec": { "updateStrategy": { "rollingUpdate": { "inPlaceUpdateStrategy": { "imagePreDownloadParallelism": 1 } } } } });
@@ -295,7 +295,7 @@ fn annotations_that_there_is_no_room_for_are_left_out() {
         let old = convert(object.clone(), "v1alpha1").unwrap();
         assert_eq!(old["metadata"], object["metadata"]);
         let mut roomy = object;
-        set_entry(&mut roomy, ANNOTATIONS, "k", full[1000..].to_owned());
+        set_metadata_entry(&mut roomy, ANNOTATIONS, "k", full[1000..].to_owned());
         let old = convert(roomy.clone(), "v1alpha1").unwrap();
         assert_ne!(old["metadata"], roomy["metadata"]);
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::*;
 
 fn plurals() -> [&'static str; 4] {
-    Kind::ALL.map(|kind| kind.row().plural)
+    Kind::ALL.map(|kind| kind.info().plural)
 }
 
 /// What ours has and upstream's has not. Everything here is optional for a client.
@@ -31,7 +31,7 @@ const ADDITIONS: &[&str] = &[
 ];
 
 /// What upstream requires and ours fills in, so that an object without it is good whether or not a webhook is there.
-const FILLED_IN: [&str; 1] = ["imagepulljobs .spec.completionPolicy"];
+const DEFAULTED: [&str; 1] = ["imagepulljobs .spec.completionPolicy"];
 
 /// Keywords that must be equal where upstream has them. What else ours has can only be a check.
 const KEYWORDS: [&str; 14] = [
@@ -115,20 +115,20 @@ fn sorted(list: &Value) -> BTreeSet<String> {
 }
 
 #[test]
-fn rows_of_kinds_say_what_their_crds_say() {
+fn kind_info_matches_the_crds() {
     for kind in Kind::ALL {
-        let (row, crd) = (kind.row(), crd(kind).unwrap());
+        let (row, crd) = (kind.info(), crd(kind).unwrap());
         assert_eq!(crd.metadata.name.unwrap(), kind.crd_name());
         assert_eq!(crd.spec.names.kind, row.name);
         assert_eq!(crd.spec.names.plural, row.plural);
-        assert_eq!(row.name.to_lowercase(), row.lower);
-        assert_eq!(Kind::named(row.name), Some(kind));
-        assert_eq!(Kind::in_lower_case(row.lower), Some(kind));
+        assert_eq!(row.name.to_lowercase(), row.lowercase);
+        assert_eq!(Kind::from_name(row.name), Some(kind));
+        assert_eq!(Kind::from_lowercase(row.lowercase), Some(kind));
     }
 }
 
 #[test]
-fn every_path_of_upstream_is_in_ours() {
+fn every_upstream_path_exists() {
     for plural in plurals() {
         let (theirs, ours) = (versions(&upstream(plural)), versions(&ours(plural)));
         assert_eq!(theirs.keys().collect::<Vec<_>>(), ours.keys().collect::<Vec<_>>());
@@ -163,7 +163,7 @@ fn every_path_of_upstream_is_in_ours() {
                     );
                 }
                 let (mut their, our) = (sorted(&their["required"]), sorted(&our["required"]));
-                their.retain(|field| !FILLED_IN.contains(&format!("{plural} {path}.{field}").as_str()));
+                their.retain(|field| !DEFAULTED.contains(&format!("{plural} {path}.{field}").as_str()));
                 let spec_required: BTreeSet<_> = [String::from("spec")].into();
                 assert!(
                     their == our || (path.is_empty() && our == spec_required),
@@ -175,14 +175,14 @@ fn every_path_of_upstream_is_in_ours() {
 }
 
 #[test]
-fn what_ours_adds_is_known() {
+fn additions_to_upstream_are_listed() {
     for plural in plurals() {
         let (theirs, ours) = (versions(&upstream(plural)), versions(&ours(plural)));
         for (name, version) in &ours {
-            let known = paths(&theirs[name]);
+            let upstream_paths = paths(&theirs[name]);
             let added: Vec<_> = paths(version)
                 .into_keys()
-                .filter(|path| !known.contains_key(path))
+                .filter(|path| !upstream_paths.contains_key(path))
                 .map(|path| format!("{plural} {path}"))
                 .filter(|path| !ADDITIONS.contains(&path.as_str()))
                 .collect();
@@ -192,7 +192,7 @@ fn what_ours_adds_is_known() {
 }
 
 #[test]
-fn names_columns_and_subresources_are_upstream_s() {
+fn names_columns_and_subresources_match_upstream() {
     for plural in plurals() {
         let (theirs, ours) = (upstream(plural), ours(plural));
         assert_eq!(theirs["metadata"]["name"], ours["metadata"]["name"]);
@@ -232,7 +232,7 @@ fn names_columns_and_subresources_are_upstream_s() {
 }
 
 #[test]
-fn wide_columns_of_requests_show_the_condition_of_ours_or_the_message() {
+fn wide_request_columns_show_condition_or_message() {
     for (name, version) in versions(&ours("containerrecreaterequests")) {
         let columns = version["additionalPrinterColumns"].as_array().unwrap();
         let wide = columns.iter().filter(|column| column["priority"] == 1);
@@ -250,7 +250,7 @@ fn wide_columns_of_requests_show_the_condition_of_ours_or_the_message() {
 }
 
 #[test]
-fn a_phase_may_be_empty_beside_condition_waiting() {
+fn request_phase_may_be_empty() {
     let ours = versions(&ours("containerrecreaterequests"));
     let status = &ours["v1beta1"]["schema"]["openAPIV3Schema"]["properties"]["status"]["properties"];
     assert_eq!(status["phase"]["enum"][0], "");
@@ -297,7 +297,7 @@ fn has_maximum(node: &Value, is_map: bool) -> bool {
 
 /// Each text takes some 32 bytes of memory, however short it is, and an object of 1.5 MiB has room for half a million.
 #[test]
-fn every_list_map_and_text_of_a_spec_has_a_maximum() {
+fn every_spec_list_map_and_string_has_a_maximum() {
     let mut without = BTreeSet::new();
     for plural in plurals() {
         for (version, schema) in versions(&ours(plural)) {
@@ -322,7 +322,7 @@ fn every_list_map_and_text_of_a_spec_has_a_maximum() {
 
 /// A rule whose path leads nowhere would be lost in silence.
 #[test]
-fn every_rule_is_somewhere() {
+fn every_rule_path_exists() {
     for kind in [
         clone_sets(),
         container_recreate_requests(),
@@ -343,7 +343,7 @@ fn every_rule_is_somewhere() {
                 for (keyword, value) in (rule.add)().as_object().unwrap() {
                     let there = &node[keyword];
                     let found = match value.as_array() {
-                        Some(wanted) => wanted
+                        Some(expected) => expected
                             .iter()
                             .all(|one| there.as_array().is_some_and(|all| all.contains(one))),
                         None => equal(there, value),

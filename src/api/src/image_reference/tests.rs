@@ -7,12 +7,12 @@ use super::*;
 const DIGEST: &str = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
 fn parsed(given: &str) -> (String, String, String) {
-    let r = Reference::parse(given).unwrap();
+    let r = ImageReference::parse(given).unwrap();
     (r.familiar_name(), r.tag_or_digest().to_owned(), r.to_string())
 }
 
 #[test]
-fn reads_what_people_write() {
+fn valid_references_are_parsed_and_normalized() {
     for (given, name, tag, full) in [
         ("nginx", "nginx", "latest", "docker.io/library/nginx:latest"),
         (
@@ -61,7 +61,7 @@ fn reads_what_people_write() {
 }
 
 #[test]
-fn a_digest_wins_over_a_tag_and_is_joined_with_an_at_sign() {
+fn digest_takes_precedence_over_tag() {
     let given = format!("127.0.0.1:5000/a/b:v1@{DIGEST}");
     let full = format!("127.0.0.1:5000/a/b@{DIGEST}");
     assert_eq!(
@@ -69,7 +69,7 @@ fn a_digest_wins_over_a_tag_and_is_joined_with_an_at_sign() {
         ("127.0.0.1:5000/a/b".to_owned(), DIGEST.to_owned(), full.clone())
     );
     assert_eq!(
-        Reference::from_name_and_tag("127.0.0.1:5000/a/b", DIGEST)
+        ImageReference::from_name_and_tag("127.0.0.1:5000/a/b", DIGEST)
             .unwrap()
             .to_string(),
         full
@@ -77,7 +77,7 @@ fn a_digest_wins_over_a_tag_and_is_joined_with_an_at_sign() {
 }
 
 #[test]
-fn says_what_is_wrong() {
+fn invalid_references_are_rejected_with_reason() {
     for (given, why) in [
         ("", "empty"),
         ("Nginx", "lower case"),
@@ -98,26 +98,26 @@ fn says_what_is_wrong() {
         ("nginx:sha256:12", "tag may have"),
         ("https://example.com/a", "port is not a number"),
     ] {
-        let e = Reference::parse(given).expect_err(given);
+        let e = ImageReference::parse(given).expect_err(given);
         assert!(e.why.contains(why), "{given}: {e}");
         assert!(e.to_string().contains(&format!("{given:?}")), "{e}");
     }
     let id = "a".repeat(64);
-    assert!(Reference::parse(&id).unwrap_err().why.contains("image ID"));
+    assert!(ImageReference::parse(&id).unwrap_err().why.contains("image ID"));
     assert!(
-        Reference::parse(&format!("a/{}", "b".repeat(256)))
+        ImageReference::parse(&format!("a/{}", "b".repeat(256)))
             .unwrap_err()
             .why
             .contains("longer")
     );
     assert!(
-        Reference::from_name_and_tag("nginx:1", "2")
+        ImageReference::from_name_and_tag("nginx:1", "2")
             .unwrap_err()
             .why
             .contains("already")
     );
     assert!(
-        Reference::from_name_and_tag("nginx", "")
+        ImageReference::from_name_and_tag("nginx", "")
             .unwrap_err()
             .why
             .contains("empty")
@@ -125,14 +125,14 @@ fn says_what_is_wrong() {
 }
 
 #[test]
-fn recognises_itself_among_repo_tags_and_digests() {
-    let tagged = Reference::parse("nginx:1").unwrap();
-    assert!(tagged.names("docker.io/library/nginx:1"));
-    assert!(!tagged.names("docker.io/library/nginx:2"));
-    assert!(!tagged.names("quay.io/library/nginx:1"));
-    assert!(!tagged.names("<none>:<none>"));
-    let pinned = Reference::parse(&format!("nginx@{DIGEST}")).unwrap();
-    assert!(pinned.names(&format!("docker.io/library/nginx@{DIGEST}")));
+fn reference_matches_its_repo_tags_and_digests() {
+    let tagged = ImageReference::parse("nginx:1").unwrap();
+    assert!(tagged.is_same_image("docker.io/library/nginx:1"));
+    assert!(!tagged.is_same_image("docker.io/library/nginx:2"));
+    assert!(!tagged.is_same_image("quay.io/library/nginx:1"));
+    assert!(!tagged.is_same_image("<none>:<none>"));
+    let pinned = ImageReference::parse(&format!("nginx@{DIGEST}")).unwrap();
+    assert!(pinned.is_same_image(&format!("docker.io/library/nginx@{DIGEST}")));
 }
 
 prop_compose! {
@@ -153,43 +153,43 @@ prop_compose! {
 /// A name of Docker Hub whose first part looks like a registry's host keeps its own host: without it, another registry
 /// would be asked.
 #[test]
-fn a_short_name_means_the_same_image() {
+fn familiar_name_refers_to_the_same_image() {
     for name in [
         "docker.io/a.example/b",
         "docker.io/localhost/b",
         "docker.io/library/library/b",
     ] {
-        let read = Reference::parse(&format!("{name}:1")).unwrap();
-        let stored = Reference::from_name_and_tag(&read.familiar_name(), "1").unwrap();
+        let read = ImageReference::parse(&format!("{name}:1")).unwrap();
+        let stored = ImageReference::from_name_and_tag(&read.familiar_name(), "1").unwrap();
         assert_eq!(stored.to_string(), format!("{name}:1"));
     }
     let hex = "a".repeat(64);
-    let read = Reference::parse(&format!("docker.io/library/{hex}:1")).unwrap();
+    let read = ImageReference::parse(&format!("docker.io/library/{hex}:1")).unwrap();
     assert_eq!(read.familiar_name(), format!("docker.io/library/{hex}"));
 }
 
 proptest! {
     /// What a NodeImage stores is enough to pull the same image again.
     #[test]
-    fn survives_the_way_through_a_node_image(given in any_reference()) {
-        let r = Reference::parse(&given).unwrap();
-        let back = Reference::from_name_and_tag(&r.familiar_name(), r.tag_or_digest()).unwrap();
+    fn node_image_name_and_tag_round_trip(given in any_reference()) {
+        let r = ImageReference::parse(&given).unwrap();
+        let back = ImageReference::from_name_and_tag(&r.familiar_name(), r.tag_or_digest()).unwrap();
         prop_assert_eq!(back.to_string(), r.to_string());
-        prop_assert!(r.names(&back.to_string()));
+        prop_assert!(r.is_same_image(&back.to_string()));
     }
 
     /// The runtime's form reads back as itself.
     #[test]
     fn display_is_a_fixed_point(given in any_reference()) {
-        let full = Reference::parse(&given).unwrap().to_string();
-        prop_assert_eq!(Reference::parse(&full).unwrap().to_string(), full);
+        let full = ImageReference::parse(&given).unwrap().to_string();
+        prop_assert_eq!(ImageReference::parse(&full).unwrap().to_string(), full);
     }
 
     /// Nothing that anyone types makes it fall over, and what it accepts it also accepts in its own form.
     #[test]
-    fn never_falls_over(given in "\\PC{0,80}") {
-        if let Ok(r) = Reference::parse(&given) {
-            prop_assert!(Reference::parse(&r.to_string()).is_ok());
+    fn parse_never_panics(given in "\\PC{0,80}") {
+        if let Ok(r) = ImageReference::parse(&given) {
+            prop_assert!(ImageReference::parse(&r.to_string()).is_ok());
         }
     }
 }

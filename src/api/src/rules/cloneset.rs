@@ -3,33 +3,35 @@
 
 use serde_json::{Value, json};
 
-use super::{FORBIDDEN, INVALID, Rule, name, not_negative, says, says_unless_stored, tells};
-use crate::cloneset::NO_ROOM;
+use super::{
+    FORBIDDEN, INVALID, SchemaRule, cel, cel_unless_stored, cel_with_expression, not_negative, object_name,
+};
+use crate::cloneset::NO_UPDATE_BUDGET;
 use crate::json::set;
-use crate::schemas::{LONGEST_KEY, LONGEST_LABEL};
+use crate::schemas::{MAX_KEY_CHARS, MAX_LABEL_CHARS};
 
 /// Pods stay, so none is made beyond `replicas`.
 const NO_SURGE: &str = "InPlaceOnly keeps every Pod, so there is nothing to surge with; set maxSurge to 0";
 
 /// `rule`, which an object that is stored with the mistake need not meet: it must be possible to scale it.
-fn unless_before(rule: &str) -> String {
+fn unless_stored(rule: &str) -> String {
     let before = rule.replace("self.", "oldSelf.value().");
     format!("{rule} || (oldSelf.hasValue() && !{before})")
 }
 
 /// One of these limits must let an update do something, unless there are no Pods, or both were zero before: the API server
 /// holds this against the scale subresource too, and nobody who scales from 0 there can mend the limits.
-fn room(max_unavailable: &str, max_surge: &str) -> Value {
+fn update_budget(max_unavailable: &str, max_surge: &str) -> Value {
     let limits = format!(
         "[self.?{max_unavailable}.orValue(1), self.?{max_surge}.orValue(0)].exists(limit, limit != 0 && limit != '0%')"
     );
-    let rule = format!("self.?replicas.orValue(1) == 0 || {}", unless_before(&limits));
-    says_unless_stored(&rule, NO_ROOM, INVALID)
+    let rule = format!("self.?replicas.orValue(1) == 0 || {}", unless_stored(&limits));
+    cel_unless_stored(&rule, NO_UPDATE_BUDGET, INVALID)
 }
 
 /// A number of Pods, or a percentage without fractions, which OpenKruise would take for 0.
 fn whole_percentage() -> Value {
-    tells(
+    cel_with_expression(
         "type(self) == int ? self >= 0 && self <= 2147483647 : self.matches('^[0-9]{1,9}%$')",
         "'it is %s; give a number of Pods, 0 or greater, or a percentage such as 20%% without fraction'\
          .format([self])",
@@ -38,7 +40,7 @@ fn whole_percentage() -> Value {
 }
 
 fn percentage() -> Value {
-    tells(
+    cel_with_expression(
         "type(self) == int ? self >= 0 && self <= 2147483647 : self.matches('^[0-9]{1,9}([.][0-9]{1,9})?%$')",
         "'it is %s; give a number of Pods, 0 or greater, or a percentage such as 20%%'.format([self])",
         "give a number of Pods, 0 or greater, or a percentage such as 20%",
@@ -62,12 +64,12 @@ fn max_surge() -> Value {
     with_default(whole_percentage(), json!(0))
 }
 
-fn empty() -> Value {
+fn empty_default() -> Value {
     json!({ "default": {} })
 }
 
 fn number_of_nodes() -> Value {
-    tells(
+    cel_with_expression(
         "type(self) == int ? self >= 0 && self <= 2147483647 : self.matches('^[0-9]{1,9}$')",
         "'it is %s; give a number of nodes, 0 or greater (0 pauses the pulls); percentages are not supported'\
          .format([self])",
@@ -75,8 +77,8 @@ fn number_of_nodes() -> Value {
     )
 }
 
-fn one_order() -> Value {
-    says(
+fn exclusive_priorities() -> Value {
+    cel(
         "size(self.?orderPriority.orValue([])) == 0 || size(self.?weightPriority.orValue([])) == 0",
         "orderPriority and weightPriority exclude each other; remove one of them",
         FORBIDDEN,
@@ -90,11 +92,11 @@ fn few_terms() -> Value {
 }
 
 fn label_key() -> Value {
-    json!({ "minLength": 1, "maxLength": LONGEST_KEY })
+    json!({ "minLength": 1, "maxLength": MAX_KEY_CHARS })
 }
 
-fn some_labels() -> Value {
-    says(
+fn non_empty_selector() -> Value {
+    cel(
         "size(self.?matchLabels.orValue({})) + size(self.?matchExpressions.orValue([])) > 0",
         "an empty selector matches every Pod; give matchLabels or matchExpressions",
         INVALID,
@@ -107,12 +109,12 @@ fn operators() -> Value {
 
 /// The API server would refuse the Pods that are to have them.
 fn finalizer() -> Value {
-    let mut keywords = tells(
+    let mut keywords = cel_with_expression(
         "self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",
         "'it is %s; Pods take only finalizers of the form DOMAIN/NAME'.format([self])",
         "Pods take only finalizers of the form DOMAIN/NAME",
     );
-    set(&mut keywords, &["maxLength"], json!(LONGEST_KEY));
+    set(&mut keywords, &["maxLength"], json!(MAX_KEY_CHARS));
     keywords
 }
 
@@ -122,28 +124,28 @@ fn few_finalizers() -> Value {
 }
 
 /// Rules for both versions.
-pub(crate) const BOTH: &[Rule] = &[
-    Rule {
+pub(crate) const ALL_VERSIONS: &[SchemaRule] = &[
+    SchemaRule {
         path: "spec.replicas",
         add: || json!({ "minimum": 0, "default": 1 }),
     },
-    Rule {
+    SchemaRule {
         path: "spec.revisionHistoryLimit",
         add: || json!({ "minimum": 0, "default": 10 }),
     },
-    Rule {
+    SchemaRule {
         path: "spec.minReadySeconds",
         add: || json!({ "minimum": 0, "default": 0 }),
     },
-    Rule {
+    SchemaRule {
         path: "spec.progressDeadlineSeconds",
         add: not_negative,
     },
-    Rule {
+    SchemaRule {
         path: "spec",
         add: || {
             json!({ "x-kubernetes-validations": [{
-                "rule": unless_before(
+                "rule": unless_stored(
                     "(!has(self.progressDeadlineSeconds) || self.progressDeadlineSeconds == 2147483647 \
                      || self.progressDeadlineSeconds > self.?minReadySeconds.orValue(0))",
                 ),
@@ -157,111 +159,111 @@ pub(crate) const BOTH: &[Rule] = &[
             }] })
         },
     },
-    Rule {
+    SchemaRule {
         path: "spec.selector",
         add: || {
-            says(
+            cel(
                 "self == oldSelf",
                 "spec.selector cannot be changed, or Pods would be left behind; create another CloneSet instead",
                 FORBIDDEN,
             )
         },
     },
-    Rule {
+    SchemaRule {
         path: "spec.selector",
-        add: some_labels,
+        add: non_empty_selector,
     },
-    Rule {
+    SchemaRule {
         path: "spec.selector.matchExpressions.[].operator",
         add: operators,
     },
-    Rule {
+    SchemaRule {
         path: "spec.template.spec.restartPolicy",
         add: || json!({ "enum": ["", "Always"] }),
     },
-    Rule {
+    SchemaRule {
         path: "spec.template.spec",
         add: || {
-            says(
+            cel(
                 "!has(self.activeDeadlineSeconds)",
                 "activeDeadlineSeconds would end Pods that are to run for ever; remove it",
                 FORBIDDEN,
             )
         },
     },
-    Rule {
+    SchemaRule {
         path: "spec.scaleStrategy.podsToDelete",
         add: || json!({ "x-kubernetes-list-type": "set", "maxItems": 10_000 }),
     },
-    Rule {
+    SchemaRule {
         path: "spec.scaleStrategy.podsToDelete.[]",
-        add: name,
+        add: object_name,
     },
-    Rule {
+    SchemaRule {
         path: "spec.scaleStrategy.maxUnavailable",
         add: whole_percentage,
     },
-    Rule {
+    SchemaRule {
         path: "spec.lifecycle.preDelete.finalizersHandler",
         add: few_finalizers,
     },
-    Rule {
+    SchemaRule {
         path: "spec.lifecycle.preDelete.finalizersHandler.[]",
         add: finalizer,
     },
-    Rule {
+    SchemaRule {
         path: "spec.lifecycle.inPlaceUpdate.finalizersHandler",
         add: few_finalizers,
     },
-    Rule {
+    SchemaRule {
         path: "spec.lifecycle.inPlaceUpdate.finalizersHandler.[]",
         add: finalizer,
     },
-    Rule {
+    SchemaRule {
         path: "spec.lifecycle.preNormal.finalizersHandler",
         add: few_finalizers,
     },
-    Rule {
+    SchemaRule {
         path: "spec.lifecycle.preNormal.finalizersHandler.[]",
         add: finalizer,
     },
-    Rule {
+    SchemaRule {
         path: "spec.updateStrategy",
-        add: empty,
+        add: empty_default,
     },
 ];
 
 /// Rules of v1beta1.
-pub(crate) const V1BETA1: &[Rule] = &[
-    Rule {
+pub(crate) const V1BETA1: &[SchemaRule] = &[
+    SchemaRule {
         path: "spec.scaleStrategy.enablePVCReuse",
         add: || json!({ "default": false }),
     },
-    Rule {
+    SchemaRule {
         path: "spec.updateStrategy.type",
         add: || json!({ "enum": ["", "OnDelete", "RollingUpdate"], "default": "RollingUpdate" }),
     },
-    Rule {
+    SchemaRule {
         path: "spec.updateStrategy.rollingUpdate",
-        add: empty,
+        add: empty_default,
     },
-    Rule {
+    SchemaRule {
         path: "spec.updateStrategy.rollingUpdate.podUpdatePolicy",
         add: || json!({ "enum": ["", "ReCreate", "InPlaceIfPossible", "InPlaceOnly"], "default": "ReCreate" }),
     },
-    Rule {
+    SchemaRule {
         path: "spec",
         add: || {
-            room(
+            update_budget(
                 "updateStrategy.?rollingUpdate.?maxUnavailable",
                 "updateStrategy.?rollingUpdate.?maxSurge",
             )
         },
     },
-    Rule {
+    SchemaRule {
         path: "spec.updateStrategy.rollingUpdate",
         add: || {
-            says(
+            cel(
                 "self.?podUpdatePolicy.orValue('') != 'InPlaceOnly' || self.?maxSurge.orValue(0) == 0 \
                  || self.maxSurge == '0%'",
                 NO_SURGE,
@@ -272,8 +274,8 @@ pub(crate) const V1BETA1: &[Rule] = &[
 ];
 
 /// Rules of v1alpha1.
-pub(crate) const V1ALPHA1: &[Rule] = &[
-    Rule {
+pub(crate) const V1ALPHA1: &[SchemaRule] = &[
+    SchemaRule {
         path: "spec.updateStrategy.type",
         add: || {
             json!({
@@ -282,14 +284,14 @@ pub(crate) const V1ALPHA1: &[Rule] = &[
             })
         },
     },
-    Rule {
+    SchemaRule {
         path: "spec",
-        add: || room("updateStrategy.?maxUnavailable", "updateStrategy.?maxSurge"),
+        add: || update_budget("updateStrategy.?maxUnavailable", "updateStrategy.?maxSurge"),
     },
-    Rule {
+    SchemaRule {
         path: "spec.updateStrategy",
         add: || {
-            says(
+            cel(
                 "self.?type.orValue('') != 'InPlaceOnly' || self.?maxSurge.orValue(0) == 0 || self.maxSurge == '0%'",
                 NO_SURGE,
                 FORBIDDEN,
@@ -299,76 +301,76 @@ pub(crate) const V1ALPHA1: &[Rule] = &[
 ];
 
 /// Rules of the limits of an update, wherever these stand.
-pub(crate) const LIMITS: &[Rule] = &[
-    Rule {
+pub(crate) const UPDATE_LIMITS: &[SchemaRule] = &[
+    SchemaRule {
         path: "partition",
         add: partition,
     },
-    Rule {
+    SchemaRule {
         path: "maxUnavailable",
         add: max_unavailable,
     },
-    Rule {
+    SchemaRule {
         path: "maxSurge",
         add: max_surge,
     },
-    Rule {
+    SchemaRule {
         path: "priorityStrategy",
-        add: one_order,
+        add: exclusive_priorities,
     },
-    Rule {
+    SchemaRule {
         path: "priorityStrategy.weightPriority",
         add: few_terms,
     },
-    Rule {
+    SchemaRule {
         path: "priorityStrategy.orderPriority",
         add: few_terms,
     },
-    Rule {
+    SchemaRule {
         path: "priorityStrategy.orderPriority.[].orderedKey",
         add: label_key,
     },
-    Rule {
+    SchemaRule {
         path: "priorityStrategy.weightPriority.[].weight",
         add: || json!({ "minimum": 0, "maximum": 100 }),
     },
-    Rule {
+    SchemaRule {
         path: "priorityStrategy.weightPriority.[].matchSelector",
-        add: some_labels,
+        add: non_empty_selector,
     },
-    Rule {
+    SchemaRule {
         path: "priorityStrategy.weightPriority.[].matchSelector.matchExpressions.[].operator",
         add: operators,
     },
-    Rule {
+    SchemaRule {
         path: "scatterStrategy",
         add: || json!({ "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["key", "value"] }),
     },
-    Rule {
+    SchemaRule {
         path: "scatterStrategy",
         add: few_terms,
     },
-    Rule {
+    SchemaRule {
         path: "scatterStrategy.[].key",
         add: label_key,
     },
-    Rule {
+    SchemaRule {
         path: "scatterStrategy.[].value",
-        add: || json!({ "maxLength": LONGEST_LABEL }),
+        add: || json!({ "maxLength": MAX_LABEL_CHARS }),
     },
-    Rule {
+    SchemaRule {
         path: "inPlaceUpdateStrategy.gracePeriodSeconds",
         add: not_negative,
     },
-    Rule {
+    SchemaRule {
         path: "inPlaceUpdateStrategy.imagePreDownloadParallelism",
         add: number_of_nodes,
     },
-    Rule {
+    SchemaRule {
         path: "inPlaceUpdateStrategy.imagePreDownloadTimeoutSeconds",
         add: not_negative,
     },
-    Rule {
+    SchemaRule {
         path: "inPlaceUpdateStrategy.imagePreDownloadMinUpdatedReadyPods",
         add: not_negative,
     },

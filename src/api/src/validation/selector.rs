@@ -65,7 +65,7 @@ pub fn check_key(key: &str, field: &str, errors: &mut FieldErrors) {
                 .split('.')
                 .all(|part| is_word(part, 253, |c| c.is_ascii_lowercase() || c.is_ascii_digit(), "-"))
     });
-    if !prefix_is_good || !is_label_word(name) {
+    if !prefix_is_good || !is_label_text(name) {
         errors.add(
             field,
             &json!(key),
@@ -78,7 +78,7 @@ pub fn check_key(key: &str, field: &str, errors: &mut FieldErrors) {
 pub fn check_value(value: &Value, field: &str, errors: &mut FieldErrors) {
     let good = value
         .as_str()
-        .is_some_and(|text| text.is_empty() || is_label_word(text));
+        .is_some_and(|text| text.is_empty() || is_label_text(text));
     if !good {
         errors.add(
             field,
@@ -89,14 +89,14 @@ pub fn check_value(value: &Value, field: &str, errors: &mut FieldErrors) {
     }
 }
 
-fn is_label_word(text: &str) -> bool {
+fn is_label_text(text: &str) -> bool {
     is_word(text, 63, |c| c.is_ascii_alphanumeric(), "-_.")
 }
 
 /// `ends` at both ends, `ends` or one of `between` elsewhere, 1 to `longest` characters.
-fn is_word(text: &str, longest: usize, ends: fn(char) -> bool, between: &str) -> bool {
-    (1..=longest).contains(&text.len())
-        && text.chars().all(|c| ends(c) || between.contains(c))
-        && text.starts_with(ends)
-        && text.ends_with(ends)
+fn is_word(text: &str, max: usize, at_ends: fn(char) -> bool, between: &str) -> bool {
+    (1..=max).contains(&text.len())
+        && text.chars().all(|c| at_ends(c) || between.contains(c))
+        && text.starts_with(at_ends)
+        && text.ends_with(at_ends)
 }

@@ -1,6 +1,6 @@
 //! Says why a candidate does not lead.
 
-use super::Sight;
+use super::ObservedLease;
 use crate::Error;
 
 /// Why a candidate does not lead.
@@ -13,28 +13,28 @@ pub enum Standby<'a> {
 }
 
 /// Logs each new leader and each new failure once, and passes both on.
-pub(super) struct Report<'a, F> {
+pub(super) struct StandbyReporter<'a, F> {
     lease: &'a str,
     identity: &'a str,
-    tell: F,
+    notify: F,
     leader: String,
     failure: Option<String>,
 }
 
-impl<'a, F: FnMut(Standby<'_>)> Report<'a, F> {
-    pub fn new(lease: &'a str, identity: &'a str, tell: F) -> Self {
+impl<'a, F: FnMut(Standby<'_>)> StandbyReporter<'a, F> {
+    pub fn new(lease: &'a str, identity: &'a str, notify: F) -> Self {
         Self {
             lease,
             identity,
-            tell,
+            notify,
             leader: String::new(),
             failure: None,
         }
     }
 
     /// What the API server has of the Lease.
-    pub fn saw(&mut self, seen: Option<&Sight>) {
-        let holder = seen.and_then(|seen| super::holder(&seen.lease));
+    pub fn on_lease(&mut self, observed: Option<&ObservedLease>) {
+        let holder = observed.and_then(|observed| super::holder(&observed.lease));
         let Some(leader) = holder.filter(|holder| *holder != self.identity) else {
             return;
         };
@@ -45,11 +45,11 @@ impl<'a, F: FnMut(Standby<'_>)> Report<'a, F> {
             return;
         }
         self.failure = None;
-        (self.tell)(Standby::Behind(leader));
+        (self.notify)(Standby::Behind(leader));
     }
 
     /// The Lease seemed free and could not be taken.
-    pub fn failed(&mut self, error: &Error) {
+    pub fn on_error(&mut self, error: &Error) {
         let (lease, error) = (self.lease, error.to_string());
         if self.failure.as_ref() == Some(&error) {
             tracing::debug!(lease, error, "still cannot acquire the Lease");
@@ -60,7 +60,7 @@ impl<'a, F: FnMut(Standby<'_>)> Report<'a, F> {
             error,
             "cannot acquire the Lease; repeats are logged at debug"
         );
-        (self.tell)(Standby::Failed(&error));
+        (self.notify)(Standby::Failed(&error));
         self.failure = Some(error);
     }
 }

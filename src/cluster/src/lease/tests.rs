@@ -41,62 +41,65 @@ fn candidate(client: kube::Client) -> Election {
         namespace: "default".to_owned(),
         name: "one".to_owned(),
         identity: "me".to_owned(),
-        timing: Timing::default(),
+        timing: LeaseTiming::default(),
         fence: Fence::closed(),
     }
 }
 
 /// One that asks nothing.
-fn me() -> Election {
+fn idle_candidate() -> Election {
     let unused = |_: Request<Body>| std::future::pending::<Result<Response<Body>, Infallible>>();
     candidate(kube::Client::new(service_fn(unused), "default"))
 }
 
 #[tokio::test]
-async fn a_lease_expires_by_the_local_clock_alone() {
+async fn lease_expiry_uses_the_local_clock_only() {
     let start = Instant::now();
-    let free_at = |holder, seconds| {
+    let available_at = |holder, seconds| {
         let lease = lease(holder, seconds, "1");
-        me().free_at(&Sight { lease, at: start })
+        idle_candidate().available_at(&ObservedLease {
+            lease,
+            observed_at: start,
+        })
     };
     let second = Duration::from_secs(1);
-    assert_eq!(free_at("other", 7), start + 7 * second);
-    assert_eq!(free_at("other", -1), start + 15 * second, "as long as ours");
-    assert!(free_at("other", i32::MAX) > start + 1_000_000 * second);
-    assert_eq!(free_at("me", 7), start, "its own holder need not wait");
-    assert_eq!(free_at("", 7), start, "nobody holds it");
+    assert_eq!(available_at("other", 7), start + 7 * second);
+    assert_eq!(available_at("other", -1), start + 15 * second, "as long as ours");
+    assert!(available_at("other", i32::MAX) > start + 1_000_000 * second);
+    assert_eq!(available_at("me", 7), start, "its own holder need not wait");
+    assert_eq!(available_at("", 7), start, "nobody holds it");
 }
 
 #[test]
-fn a_renewal_starts_the_time_over_and_a_second_look_does_not() {
+fn renewal_restarts_expiry_and_a_reread_does_not() {
     let start = Instant::now() - Duration::from_secs(60);
-    let seen = Sight {
+    let observed = ObservedLease {
         lease: lease("other", 15, "1"),
-        at: start,
+        observed_at: start,
     };
-    let same = sight(Some(seen.clone()), lease("other", 15, "1"));
-    assert_eq!(same.at, start);
-    let renewed = sight(Some(seen), lease("other", 15, "2"));
-    assert!(renewed.at > start);
+    let same = observe(Some(observed.clone()), lease("other", 15, "1"));
+    assert_eq!(same.observed_at, start);
+    let renewed = observe(Some(observed), lease("other", 15, "2"));
+    assert!(renewed.observed_at > start);
 }
 
 /// What the API server has, and whether watches tell of it.
 #[derive(Clone)]
-struct Server {
+struct FakeApiServer {
     lease: Arc<Mutex<Lease>>,
     changed: watch::Sender<()>,
     watches: bool,
     /// So many writes are answered with 500.
-    fails: Arc<Mutex<u32>>,
+    failing_writes: Arc<Mutex<u32>>,
 }
 
-impl Server {
+impl FakeApiServer {
     fn new(watches: bool) -> Self {
         Self {
             lease: Arc::new(Mutex::new(lease("other", 15, "1"))),
             changed: watch::Sender::new(()),
             watches,
-            fails: Arc::default(),
+            failing_writes: Arc::default(),
         }
     }
 
@@ -121,7 +124,7 @@ impl Server {
     }
 
     async fn answer(&self, request: Request<Body>) -> Response<UnsyncBoxBody<Bytes, Infallible>> {
-        let whole = |text: String| Response::new(Full::from(text).boxed_unsync());
+        let respond = |text: String| Response::new(Full::from(text).boxed_unsync());
         let query = request.uri().query().unwrap_or_default().to_owned();
         if query.contains("watch=true") {
             let changes = stream::unfold(
@@ -140,13 +143,13 @@ impl Server {
             return Response::new(StreamBody::new(changes.boxed()).boxed_unsync());
         }
         if request.method() == Method::PUT {
-            let fails = {
-                let mut left = self.fails.lock().unwrap();
+            let fail = {
+                let mut left = self.failing_writes.lock().unwrap();
                 *left = left.saturating_sub(1);
                 *left > 0
             };
-            if fails {
-                let mut answer = whole(r#"{"kind":"Status","code":500,"message":"etcd"}"#.to_owned());
+            if fail {
+                let mut answer = respond(r#"{"kind":"Status","code":500,"message":"etcd"}"#.to_owned());
                 *answer.status_mut() = http::StatusCode::INTERNAL_SERVER_ERROR;
                 return answer;
             }
@@ -157,15 +160,15 @@ impl Server {
         if query.contains("fieldSelector") {
             let list = json!({ "apiVersion": "coordination.k8s.io/v1", "kind": "LeaseList",
                 "metadata": { "resourceVersion": "1" }, "items": [lease] });
-            return whole(list.to_string());
+            return respond(list.to_string());
         }
-        whole(lease.to_string())
+        respond(lease.to_string())
     }
 }
 
 /// Waits for a Lease whose holder renews it each 2 s and ends after `renewals`, having `released` it or not; how long
 /// after the last renewal it is ours.
-async fn waited(server: &Server, renewals: u32, released: bool) -> Duration {
+async fn time_to_acquire(server: &FakeApiServer, renewals: u32, released: bool) -> Duration {
     let election = candidate(server.client());
     let acquired = tokio::spawn(async move { election.acquire(|_| ()).await });
     let mut last = Instant::now();
@@ -186,15 +189,17 @@ async fn waited(server: &Server, renewals: u32, released: bool) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_is_released_is_taken_at_once() {
-    let waited = waited(&Server::new(true), 20, true).await;
+async fn released_lease_is_acquired_at_once() {
+    let waited = time_to_acquire(&FakeApiServer::new(true), 20, true).await;
     assert!(waited < Duration::from_secs(1), "{waited:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_is_not_renewed_is_taken_after_its_duration() {
+async fn unrenewed_lease_is_acquired_after_its_duration() {
     for watches in [true, false] {
-        let waited = waited(&Server::new(watches), 20, false).await.as_secs();
+        let waited = time_to_acquire(&FakeApiServer::new(watches), 20, false)
+            .await
+            .as_secs();
         // Without a watch it is looked at when it seems over, and its time counts from there.
         let most = if watches { 15 } else { 30 };
         assert!((15..=most).contains(&waited), "{watches}: {waited} s");
@@ -202,34 +207,34 @@ async fn a_lease_that_is_not_renewed_is_taken_after_its_duration() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lease_that_cannot_be_acquired_says_why() {
-    let refuse = |_: Request<Body>| async {
+async fn failed_acquire_is_reported_once() {
+    let forbid = |_: Request<Body>| async {
         let body = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403,
             "reason": "Forbidden", "message": "leases is forbidden: no quota" });
         let answer = Response::builder().status(403);
         Ok::<_, Infallible>(answer.body(Full::from(body.to_string())).unwrap())
     };
-    let election = candidate(kube::Client::new(service_fn(refuse), "default"));
-    let said = Mutex::new(Vec::new());
-    let tell = |standby: Standby<'_>| said.lock().unwrap().push(format!("{standby:?}"));
-    let tried = tokio::time::timeout(Duration::from_secs(20), election.acquire(tell));
+    let election = candidate(kube::Client::new(service_fn(forbid), "default"));
+    let reports = Mutex::new(Vec::new());
+    let on_standby = |standby: Standby<'_>| reports.lock().unwrap().push(format!("{standby:?}"));
+    let tried = tokio::time::timeout(Duration::from_secs(20), election.acquire(on_standby));
     assert!(tried.await.is_err());
-    let said = said.into_inner().unwrap();
-    assert_eq!(said.len(), 1, "once for one reason: {said:?}");
+    let reports = reports.into_inner().unwrap();
+    assert_eq!(reports.len(), 1, "once for one reason: {reports:?}");
     assert!(
-        said[0].contains("Failed") && said[0].contains("no quota"),
-        "{said:?}"
+        reports[0].contains("Failed") && reports[0].contains("no quota"),
+        "{reports:?}"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_standby_names_each_leader_once() {
-    let server = Server::new(true);
+async fn standby_reports_each_leader_once() {
+    let server = FakeApiServer::new(true);
     let election = candidate(server.client());
-    let said = Mutex::new(Vec::new());
-    let tell = |standby: Standby<'_>| said.lock().unwrap().push(format!("{standby:?}"));
+    let reports = Mutex::new(Vec::new());
+    let on_standby = |standby: Standby<'_>| reports.lock().unwrap().push(format!("{standby:?}"));
     let competed = async {
-        tokio::time::timeout(Duration::from_secs(600), election.acquire(tell))
+        tokio::time::timeout(Duration::from_secs(600), election.acquire(on_standby))
             .await
             .unwrap()
     };
@@ -241,16 +246,16 @@ async fn a_standby_names_each_leader_once() {
     };
     tokio::join!(competed, renewed);
     assert_eq!(
-        said.into_inner().unwrap(),
+        reports.into_inner().unwrap(),
         [r#"Behind("other")"#, r#"Behind("third")"#]
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_candidate_whose_write_fails_tries_again_after_a_retry_period() {
-    let server = Server::new(true);
+async fn failed_acquire_is_retried_after_the_retry_period() {
+    let server = FakeApiServer::new(true);
     // The last one is answered.
-    *server.fails.lock().unwrap() = 4;
+    *server.failing_writes.lock().unwrap() = 4;
     let start = Instant::now();
     candidate(server.client()).acquire(|_| {}).await;
     let waited = start.elapsed().as_secs();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// How long a Lease lasts and how it is kept: client-go's flags, defaults and rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Timing {
+pub struct LeaseTiming {
     lease_duration: Duration,
     renew_deadline: Duration,
     retry_period: Duration,
@@ -12,7 +12,7 @@ pub struct Timing {
 
 /// Durations that do not keep a Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum WrongTiming {
+pub enum InvalidLeaseTiming {
     /// The holder would still work while another one takes over.
     #[error(
         "--leader-election-lease-duration must be at least a second longer than --leader-election-renew-deadline, \
@@ -30,11 +30,11 @@ pub enum WrongTiming {
 }
 
 /// Longest duration of a Lease.
-const LONGEST: Duration = Duration::from_secs(24 * 3600);
+const MAX_LEASE_DURATION: Duration = Duration::from_secs(24 * 3600);
 /// Shortest pause between two tries.
-const SHORTEST: Duration = Duration::from_millis(100);
+const MIN_RETRY_PERIOD: Duration = Duration::from_millis(100);
 
-impl Default for Timing {
+impl Default for LeaseTiming {
     fn default() -> Self {
         Self {
             lease_duration: Duration::from_secs(15),
@@ -44,7 +44,7 @@ impl Default for Timing {
     }
 }
 
-impl Timing {
+impl LeaseTiming {
     /// A Lease that others may take after `lease_duration` (whole seconds; what is below is cut off) without a renewal,
     /// whose holder stops after `renew_deadline` without one, and tries every `retry_period`.
     ///
@@ -54,20 +54,22 @@ impl Timing {
         lease_duration: Duration,
         renew_deadline: Duration,
         retry_period: Duration,
-    ) -> Result<Self, WrongTiming> {
+    ) -> Result<Self, InvalidLeaseTiming> {
         // The field of the Lease has no finer unit.
-        let whole = Duration::from_secs(lease_duration.as_secs());
-        if whole < renew_deadline.saturating_add(Duration::from_secs(1)) || whole > LONGEST {
-            return Err(WrongTiming::LeaseDuration(lease_duration, renew_deadline));
+        let whole_seconds = Duration::from_secs(lease_duration.as_secs());
+        if whole_seconds < renew_deadline.saturating_add(Duration::from_secs(1))
+            || whole_seconds > MAX_LEASE_DURATION
+        {
+            return Err(InvalidLeaseTiming::LeaseDuration(lease_duration, renew_deadline));
         }
         if renew_deadline <= retry_period.saturating_mul(6) / 5 {
-            return Err(WrongTiming::RenewDeadline(renew_deadline, retry_period));
+            return Err(InvalidLeaseTiming::RenewDeadline(renew_deadline, retry_period));
         }
-        if retry_period < SHORTEST {
-            return Err(WrongTiming::RetryPeriod(retry_period));
+        if retry_period < MIN_RETRY_PERIOD {
+            return Err(InvalidLeaseTiming::RetryPeriod(retry_period));
         }
         Ok(Self {
-            lease_duration: whole,
+            lease_duration: whole_seconds,
             renew_deadline,
             retry_period,
         })
@@ -92,7 +94,7 @@ impl Timing {
     }
 
     /// How long one request may take: as in client-go's programs, so that there is a second try.
-    pub(super) fn call(&self) -> Duration {
+    pub(super) fn request_timeout(&self) -> Duration {
         self.renew_deadline / 2
     }
 }
@@ -103,16 +105,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_that_client_go_takes_are_taken_and_others_are_refused_by_flag() {
-        let of = |lease: f64, deadline: f64, retry: f64| {
+    fn lease_timing_is_validated_as_in_client_go() {
+        let timing = |lease: f64, deadline: f64, retry: f64| {
             let second = Duration::from_secs_f64;
-            Timing::new(second(lease), second(deadline), second(retry))
+            LeaseTiming::new(second(lease), second(deadline), second(retry))
         };
-        assert_eq!(of(15.0, 10.0, 2.0), Ok(Timing::default()));
+        assert_eq!(timing(15.0, 10.0, 2.0), Ok(LeaseTiming::default()));
         // Those that managed clusters use.
-        of(137.0, 107.0, 26.0).unwrap();
+        timing(137.0, 107.0, 26.0).unwrap();
         assert_eq!(
-            of(60.9, 40.0, 5.0).unwrap().lease_duration(),
+            timing(60.9, 40.0, 5.0).unwrap().lease_duration(),
             Duration::from_secs(60)
         );
         for (lease, deadline, retry, flag) in [
@@ -124,10 +126,10 @@ mod tests {
             (15.0, 0.0, 0.0, "--leader-election-renew-deadline"),
             (15.0, 10.0, 0.0, "--leader-election-retry-period"),
         ] {
-            let why = of(lease, deadline, retry).unwrap_err().to_string();
+            let why = timing(lease, deadline, retry).unwrap_err().to_string();
             assert!(why.starts_with(flag), "{lease} {deadline} {retry}: {why}");
         }
-        let longest = Timing::new(Duration::MAX, Duration::MAX, Duration::MAX);
+        let longest = LeaseTiming::new(Duration::MAX, Duration::MAX, Duration::MAX);
         assert!(longest.is_err(), "{longest:?}");
     }
 }

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde_json::{Value, json};
 
-use super::says_something;
+use super::is_set;
 
 /// Items of a list, by name. Those of one name keep their order: a volume may be mounted twice.
 #[derive(Default)]
 pub(super) struct ByName(BTreeMap<String, VecDeque<Value>>);
 
 impl ByName {
-    pub(super) fn of(items: Vec<Value>) -> Self {
+    pub(super) fn from_items(items: Vec<Value>) -> Self {
         let mut all = Self::default();
         all.add(items);
         all
@@ -25,7 +25,7 @@ impl ByName {
     }
 
     /// The first item left that has the name of this one.
-    pub(super) fn take(&mut self, like: &Value) -> Option<Value> {
+    pub(super) fn take_matching(&mut self, like: &Value) -> Option<Value> {
         self.0.get_mut(name(like))?.pop_front()
     }
 
@@ -40,23 +40,23 @@ fn name(item: &Value) -> &str {
 }
 
 /// Gives the answer's lists the items that were asked for, in their order; those that it lacks as they were asked for.
-pub(super) fn lists_as_asked(asked: &Value, answer: &mut Value, dropped: &mut Vec<String>) {
+pub(super) fn restore_lists(submitted: &Value, answer: &mut Value, dropped: &mut Vec<String>) {
     const POD: &str = "spec.template.spec";
     let Some(answer) = answer.get_mut("spec") else {
         return;
     };
-    let asked = &asked["spec"];
-    as_asked(asked, answer, "volumes", POD, dropped);
+    let submitted = &submitted["spec"];
+    restore_list(submitted, answer, "volumes", POD, dropped);
     if let Some(volumes) = answer.get_mut("volumes") {
-        sources_as_asked(&asked["volumes"], volumes, POD, dropped);
+        restore_projected_sources(&submitted["volumes"], volumes, POD, dropped);
     }
     for list in ["containers", "initContainers"] {
-        as_asked(asked, answer, list, POD, dropped);
+        restore_list(submitted, answer, list, POD, dropped);
         let containers = answer.get_mut(list).and_then(Value::as_array_mut);
         for (at, container) in containers.into_iter().flatten().enumerate() {
             for inner in ["volumeMounts", "env"] {
                 let path = format!("{POD}.{list}[{at}]");
-                as_asked(&asked[list][at], container, inner, &path, dropped);
+                restore_list(&submitted[list][at], container, inner, &path, dropped);
             }
         }
     }
@@ -67,16 +67,16 @@ const GATED_SOURCES: [&str; 2] = ["clusterTrustBundle", "podCertificate"];
 
 /// Gives projected volumes the sources that were asked for. The API server leaves an empty one where the feature gate of
 /// its kind is off.
-fn sources_as_asked(asked: &Value, answer: &mut Value, path: &str, dropped: &mut Vec<String>) {
+fn restore_projected_sources(submitted: &Value, answer: &mut Value, path: &str, dropped: &mut Vec<String>) {
     const SOURCES: &str = "/projected/sources";
-    let volumes = asked.as_array().into_iter().flatten();
+    let volumes = submitted.as_array().into_iter().flatten();
     let volumes = volumes.zip(answer.as_array_mut().into_iter().flatten());
     for (volume, (asked, answer)) in volumes.enumerate() {
         let asked = asked.pointer(SOURCES).and_then(Value::as_array);
         let answer = answer.pointer_mut(SOURCES).and_then(Value::as_array_mut);
         let pairs = asked.into_iter().flatten().zip(answer.into_iter().flatten());
         for (source, (asked, answer)) in pairs.enumerate() {
-            let gated = GATED_SOURCES.iter().any(|kind| says_something(&asked[*kind]));
+            let gated = GATED_SOURCES.iter().any(|kind| is_set(&asked[*kind]));
             if *answer == json!({}) && gated {
                 *answer = asked.clone();
                 dropped.push(format!("{path}.volumes[{volume}].projected.sources[{source}]"));
@@ -85,19 +85,19 @@ fn sources_as_asked(asked: &Value, answer: &mut Value, path: &str, dropped: &mut
     }
 }
 
-fn as_asked(asked: &Value, answer: &mut Value, list: &str, path: &str, dropped: &mut Vec<String>) {
+fn restore_list(submitted: &Value, answer: &mut Value, list: &str, path: &str, dropped: &mut Vec<String>) {
     let Some(answer) = answer.as_object_mut() else {
         return;
     };
-    let asked = asked[list].as_array().map_or(&[][..], Vec::as_slice);
-    let given = answer.get_mut(list).and_then(Value::as_array_mut);
-    let given = given.map(std::mem::take).unwrap_or_default();
-    if asked.is_empty() && !given.is_empty() {
+    let submitted = submitted[list].as_array().map_or(&[][..], Vec::as_slice);
+    let answered = answer.get_mut(list).and_then(Value::as_array_mut);
+    let answered = answered.map(std::mem::take).unwrap_or_default();
+    if submitted.is_empty() && !answered.is_empty() {
         answer.remove(list);
     }
-    let mut given = ByName::of(given);
-    let items = asked.iter().enumerate().map(|(at, item)| {
-        given.take(item).unwrap_or_else(|| {
+    let mut answered = ByName::from_items(answered);
+    let items = submitted.iter().enumerate().map(|(at, item)| {
+        answered.take_matching(item).unwrap_or_else(|| {
             dropped.push(format!("{path}.{list}[{at}]"));
             item.clone()
         })

@@ -3,12 +3,12 @@
 
 use super::*;
 
-const FILLED: Defaults = Defaults {
-    none: false,
+const WITH_DEFAULTS: Defaulting = Defaulting {
+    disabled: false,
     host_ports: false,
 };
-const BARE: Defaults = Defaults {
-    none: true,
+const WITHOUT_DEFAULTS: Defaulting = Defaulting {
+    disabled: true,
     host_ports: false,
 };
 
@@ -31,10 +31,10 @@ fn templates() -> Templates {
 }
 
 #[test]
-fn claims_take_the_place_of_volumes_and_come_back_as_claims() {
-    let asked = templates();
-    let (body, kept) = body(&asked);
-    assert_eq!(kept, [Origin::Own(1), Origin::Claim(0)]);
+fn claims_replace_volumes_and_come_back_as_claims() {
+    let submitted = templates();
+    let (body, origins) = build_pod_template(&submitted);
+    assert_eq!(origins, [VolumeOrigin::Template(1), VolumeOrigin::Claim(0)]);
     assert_eq!(body["metadata"]["labels"], json!({ "team": "a" }));
     assert_eq!(body["metadata"]["annotations"], json!({ "owner": "a" }));
     let volumes = body["template"]["spec"]["volumes"].as_array().unwrap();
@@ -54,11 +54,11 @@ fn claims_take_the_place_of_volumes_and_come_back_as_claims() {
     container.remove("imagee");
     container.remove("stdin");
     container.insert("imagePullPolicy".into(), json!("Always"));
-    let Answer::Good {
+    let DryRunResult::Valid {
         templates,
-        unknown,
+        unknown_fields: unknown,
         dropped,
-    } = read_back(&asked, &kept, answer, FILLED)
+    } = apply_answer(&submitted, &origins, answer, WITH_DEFAULTS)
     else {
         panic!("bad");
     };
@@ -83,21 +83,22 @@ fn claims_take_the_place_of_volumes_and_come_back_as_claims() {
 
 #[test]
 fn a_template_without_volumes_gets_none() {
-    let asked = Templates {
+    let submitted = Templates {
         template: json!({ "spec": { "containers": [] } }),
         ..Templates::default()
     };
-    let (body, kept) = body(&asked);
-    assert_eq!(body["template"], asked.template);
-    let Answer::Good { templates, .. } = read_back(&asked, &kept, body, FILLED) else {
+    let (body, origins) = build_pod_template(&submitted);
+    assert_eq!(body["template"], submitted.template);
+    let DryRunResult::Valid { templates, .. } = apply_answer(&submitted, &origins, body, WITH_DEFAULTS)
+    else {
         panic!("bad");
     };
-    assert_eq!(templates, asked);
+    assert_eq!(templates, submitted);
 }
 
 /// A template with an image volume, and the API server's answer where it knows those.
-fn image_volume() -> (Templates, Vec<Origin>, Value) {
-    let asked = Templates {
+fn image_volume() -> (Templates, Vec<VolumeOrigin>, Value) {
+    let submitted = Templates {
         template: json!({ "spec": {
             "containers": [{ "name": "c", "image": "i", "imagePullPolicy": "Always",
                 "env": [{ "name": "A", "value": "1" }, { "name": "A", "value": "2" }],
@@ -118,22 +119,22 @@ fn image_volume() -> (Templates, Vec<Origin>, Value) {
         ],
         ..Templates::default()
     };
-    let (mut answer, kept) = body(&asked);
+    let (mut answer, origins) = build_pod_template(&submitted);
     let volumes = &mut answer["template"]["spec"]["volumes"];
     volumes[0]["configMap"]["defaultMode"] = json!(420);
     volumes[2]["image"]["pullPolicy"] = json!("IfNotPresent");
     volumes[1]["ephemeral"]["volumeClaimTemplate"]["spec"]["resources"]["requests"]["storage"] = json!("1Gi");
-    (asked, kept, answer)
+    (submitted, origins, answer)
 }
 
 /// What is stored of the answer, and the items that it lacks.
-fn stored_of(answer: Value, defaults: Defaults) -> (Templates, Vec<String>) {
-    let (asked, kept, _) = image_volume();
-    let Answer::Good {
+fn stored_templates(answer: Value, defaults: Defaulting) -> (Templates, Vec<String>) {
+    let (submitted, origins, _) = image_volume();
+    let DryRunResult::Valid {
         templates,
-        unknown,
+        unknown_fields: unknown,
         dropped,
-    } = read_back(&asked, &kept, answer, defaults)
+    } = apply_answer(&submitted, &origins, answer, defaults)
     else {
         panic!("bad");
     };
@@ -142,17 +143,20 @@ fn stored_of(answer: Value, defaults: Defaults) -> (Templates, Vec<String>) {
 }
 
 #[test]
-fn volumes_mounts_and_claims_of_the_answer_are_found_by_name() {
-    let (asked, _, answer) = image_volume();
-    for defaults in [FILLED, BARE] {
-        let (whole, dropped) = stored_of(answer.clone(), defaults);
+fn answer_items_are_matched_by_name() {
+    let (submitted, _, answer) = image_volume();
+    for defaults in [WITH_DEFAULTS, WITHOUT_DEFAULTS] {
+        let (complete, dropped) = stored_templates(answer.clone(), defaults);
         assert_eq!(dropped, Vec::<String>::new());
-        let mut volumes = asked.template["spec"]["volumes"].clone();
-        if !defaults.none {
+        let mut volumes = submitted.template["spec"]["volumes"].clone();
+        if !defaults.disabled {
             volumes[2]["configMap"]["defaultMode"] = json!(420);
         }
-        assert_eq!(whole.template["spec"]["volumes"], volumes);
-        assert_eq!(whole.claims[0]["spec"]["resources"]["requests"]["storage"], "1Gi");
+        assert_eq!(complete.template["spec"]["volumes"], volumes);
+        assert_eq!(
+            complete.claims[0]["spec"]["resources"]["requests"]["storage"],
+            "1Gi"
+        );
 
         // Its feature gate is off.
         let mut less = answer.clone();
@@ -163,8 +167,11 @@ fn volumes_mounts_and_claims_of_the_answer_are_found_by_name() {
             &mut less["template"]["spec"]["containers"][0]["volumeMounts"],
             "model",
         );
-        let (stored, dropped) = stored_of(less, defaults);
-        assert_eq!(stored, whole, "the same before and after the gate is switched on");
+        let (stored, dropped) = stored_templates(less, defaults);
+        assert_eq!(
+            stored, complete,
+            "the same before and after the gate is switched on"
+        );
         assert_eq!(
             dropped,
             [
@@ -188,14 +195,14 @@ fn volumes_mounts_and_claims_of_the_answer_are_found_by_name() {
             json!({ "name": "THEIRS", "value": "1" }),
         );
         insert(&mut spec["containers"], json!({ "name": "theirs", "image": "t" }));
-        assert_eq!(stored_of(more, defaults), (whole.clone(), Vec::new()));
+        assert_eq!(stored_templates(more, defaults), (complete.clone(), Vec::new()));
 
         let mut other = answer.clone();
         other["template"]["spec"]["volumes"]
             .as_array_mut()
             .unwrap()
             .reverse();
-        assert_eq!(stored_of(other, defaults), (whole.clone(), Vec::new()));
+        assert_eq!(stored_templates(other, defaults), (complete.clone(), Vec::new()));
 
         // None is left.
         let mut none = answer.clone();
@@ -207,12 +214,12 @@ fn volumes_mounts_and_claims_of_the_answer_are_found_by_name() {
             .as_object_mut()
             .unwrap()
             .remove("volumeMounts");
-        let (stored, dropped) = stored_of(none, defaults);
-        assert_eq!(stored.claims, asked.claims);
+        let (stored, dropped) = stored_templates(none, defaults);
+        assert_eq!(stored.claims, submitted.claims);
         // The volume that the claim replaces was not asked about.
         assert_eq!(
             stored.template["spec"]["volumes"],
-            asked.template["spec"]["volumes"]
+            submitted.template["spec"]["volumes"]
         );
         assert_eq!(
             dropped[..3],
@@ -228,27 +235,27 @@ fn volumes_mounts_and_claims_of_the_answer_are_found_by_name() {
 
 /// The API server empties a source of a kind whose feature gate is off.
 #[test]
-fn sources_that_the_answer_lacks_stay() {
+fn dropped_projected_sources_are_restored() {
     let volume = |sources: Value| json!({ "name": "v", "projected": { "sources": sources } });
     let spec = |sources: Value| json!({ "spec": { "containers": [], "volumes": [{ "name": "other", "emptyDir": {} }, volume(sources)] } });
     let source = |kind: &str| json!({ kind: { "path": "p" } });
     let all = json!([source("serviceAccountToken"), source("clusterTrustBundle"), {}, { "secret": null }]);
-    let asked = Templates {
+    let submitted = Templates {
         template: spec(all.clone()),
         ..Templates::default()
     };
-    let (mut body, kept) = body(&asked);
+    let (mut body, origins) = build_pod_template(&submitted);
     body["template"] = spec(json!([source("serviceAccountToken"), {}, {}, {}]));
-    for defaults in [FILLED, BARE] {
-        let Answer::Good {
+    for defaults in [WITH_DEFAULTS, WITHOUT_DEFAULTS] {
+        let DryRunResult::Valid {
             templates,
-            unknown,
+            unknown_fields: unknown,
             dropped,
-        } = read_back(&asked, &kept, body.clone(), defaults)
+        } = apply_answer(&submitted, &origins, body.clone(), defaults)
         else {
             panic!("bad");
         };
-        let mut stored = asked.clone();
+        let mut stored = submitted.clone();
         stored.template["spec"]["volumes"][1]["projected"]["sources"][3] = json!({});
         assert_eq!(templates, stored);
         assert_eq!(unknown, Vec::<String>::new());
@@ -260,7 +267,12 @@ fn sources_that_the_answer_lacks_stay() {
         ..Templates::default()
     };
     body["template"] = spec(json!([{}]));
-    let Answer::Good { unknown, dropped, .. } = read_back(&misspelled, &kept, body, FILLED) else {
+    let DryRunResult::Valid {
+        unknown_fields: unknown,
+        dropped,
+        ..
+    } = apply_answer(&misspelled, &origins, body, WITH_DEFAULTS)
+    else {
         panic!("bad");
     };
     let field = "spec.template.spec.volumes[1].projected.sources[0].tokenOfAccount";
@@ -269,23 +281,24 @@ fn sources_that_the_answer_lacks_stay() {
 
 /// The API server refuses them; should it not, each stays.
 #[test]
-fn volumes_of_one_name_stay_as_they_are() {
+fn volumes_with_duplicate_names_stay_as_they_are() {
     let volume = |path: &str| json!({ "name": "v", "hostPath": { "path": path } });
     let claim = |storage: &str| json!({ "metadata": { "name": "c" }, "spec": { "resources": { "requests": { "storage": storage } } } });
-    let asked = Templates {
+    let submitted = Templates {
         template: json!({ "spec": { "containers": [], "volumes": [volume("/1"), volume("/2"), { "hostPath": {} }] } }),
         claims: vec![claim("1Gi"), claim("2Gi")],
         ..Templates::default()
     };
-    let (body, kept) = body(&asked);
-    let Answer::Good { templates, .. } = read_back(&asked, &kept, body, FILLED) else {
+    let (body, origins) = build_pod_template(&submitted);
+    let DryRunResult::Valid { templates, .. } = apply_answer(&submitted, &origins, body, WITH_DEFAULTS)
+    else {
         panic!("bad");
     };
-    assert_eq!(templates, asked);
+    assert_eq!(templates, submitted);
 }
 
 #[test]
-fn fields_are_named_as_the_user_has_them() {
+fn error_fields_use_the_users_field_paths() {
     for (field, expected) in [
         (
             "template.spec.containers[0].image",
@@ -304,17 +317,21 @@ fn fields_are_named_as_the_user_has_them() {
             "spec.volumeClaimTemplates[1].spec.accessModes",
         ),
     ] {
-        let kept = [Origin::Own(1), Origin::Claim(0), Origin::Claim(1)];
-        assert_eq!(place(field, &kept), expected);
+        let origins = [
+            VolumeOrigin::Template(1),
+            VolumeOrigin::Claim(0),
+            VolumeOrigin::Claim(1),
+        ];
+        assert_eq!(user_field_path(field, &origins), expected);
     }
 }
 
 /// Where it has no image volumes, the API server counts the others only.
 #[test]
-fn images_are_counted_last() {
-    let (asked, kept, _) = image_volume();
-    let (object, order) = body(&asked);
-    assert_eq!(order, kept);
+fn image_volumes_come_last() {
+    let (submitted, origins, _) = image_volume();
+    let (object, order) = build_pod_template(&submitted);
+    assert_eq!(order, origins);
     let volumes = object["template"]["spec"]["volumes"].as_array().unwrap();
     let names: Vec<_> = volumes.iter().map(|volume| &volume["name"]).collect();
     assert_eq!(names, ["cfg", "data", "model"]);
@@ -324,12 +341,12 @@ fn images_are_counted_last() {
         (2, "spec.template.spec.volumes[0].name"),
     ] {
         let field = format!("template.spec.volumes[{at}].name");
-        assert_eq!(place(&field, &kept), expected);
+        assert_eq!(user_field_path(&field, &origins), expected);
     }
 }
 
 #[test]
-fn a_claim_that_cannot_be_decoded_is_named_as_one() {
+fn undecodable_claim_is_reported_as_a_claim() {
     let message = |field: &str| {
         format!(
             "json: cannot unmarshal number into Go struct field PersistentVolumeClaimSpec.{field} of type string"
@@ -345,11 +362,11 @@ fn a_claim_that_cannot_be_decoded_is_named_as_one() {
             (json!([]), format!("spec.volumeClaimTemplates: {claim}")),
             (own.clone(), format!("spec.template: {decoded}")),
         ] {
-            let asked = Templates {
+            let submitted = Templates {
                 template: json!({ "spec": { "volumes": volumes } }),
                 ..templates()
             };
-            assert_eq!(undecodable(&decoded, &asked), expected);
+            assert_eq!(decode_error_message(&decoded, &submitted), expected);
         }
     }
     // Of two that are no texts the API server names the volume that comes first, which is the template's own.
@@ -360,54 +377,57 @@ fn a_claim_that_cannot_be_decoded_is_named_as_one() {
         (json!(null), format!("spec.volumeClaimTemplates: {claim}")),
         (json!(7), format!("spec.template: {decoded}")),
     ] {
-        let asked = Templates {
+        let submitted = Templates {
             template: json!({ "spec": { "volumes": [{ "name": name, "emptyDir": {} }] } }),
             ..templates()
         };
-        assert_eq!(undecodable(&decoded, &asked), expected);
+        assert_eq!(decode_error_message(&decoded, &submitted), expected);
     }
 }
 
 /// What Go writes for nothing of its types.
-fn without_artefacts(value: &mut Value) {
+fn remove_go_zero_values(value: &mut Value) {
     match value {
         Value::Object(all) => {
-            all.values_mut().for_each(without_artefacts);
+            all.values_mut().for_each(remove_go_zero_values);
             let nothing = |name: &str| ["metadata", "resources"].contains(&name);
             all.retain(|name, value| !(value.is_null() || nothing(name) && *value == json!({})));
         }
-        Value::Array(all) => all.iter_mut().for_each(without_artefacts),
+        Value::Array(all) => all.iter_mut().for_each(remove_go_zero_values),
         _ => {}
     }
 }
 
 #[test]
-fn templates_are_stored_as_the_go_implementation_stores_them() {
+fn templates_are_stored_like_the_go_implementation() {
     let recorded = include_str!("../../../../tests/data/takeover/templates.jsonl");
     assert_eq!(recorded.lines().count(), 42);
     for line in recorded.lines() {
         let line: Value = serde_json::from_str(line).unwrap();
-        for (defaults, field) in [(FILLED, "stored"), (BARE, "storedWithoutDefaults")] {
-            let mut asked = Templates {
+        for (defaults, field) in [
+            (WITH_DEFAULTS, "stored"),
+            (WITHOUT_DEFAULTS, "storedWithoutDefaults"),
+        ] {
+            let mut submitted = Templates {
                 template: line["asked"]["template"].clone(),
                 claims: line["asked"]["claims"].as_array().unwrap().clone(),
                 ..Templates::default()
             };
-            stored::prepare(&mut asked.template, defaults);
-            let (_, kept) = body(&asked);
+            defaulting::fill_defaults(&mut submitted.template, defaults);
+            let (_, origins) = build_pod_template(&submitted);
             let answer = json!({ "template": line["answer"] });
-            let Answer::Good {
+            let DryRunResult::Valid {
                 mut templates,
-                unknown,
+                unknown_fields: unknown,
                 dropped,
-            } = read_back(&asked, &kept, answer, defaults)
+            } = apply_answer(&submitted, &origins, answer, defaults)
             else {
                 panic!("bad");
             };
             assert_eq!([unknown, dropped].concat(), Vec::<String>::new());
             let mut expected = line[field].clone();
-            without_artefacts(&mut expected);
-            without_artefacts(&mut templates.template);
+            remove_go_zero_values(&mut expected);
+            remove_go_zero_values(&mut templates.template);
             assert_eq!(templates.template, expected, "{field} of {}", line["name"]);
             for (ours, theirs) in templates
                 .claims
@@ -421,30 +441,30 @@ fn templates_are_stored_as_the_go_implementation_stores_them() {
 }
 
 #[test]
-fn ports_of_the_host_are_filled_in_where_the_gate_says_so() {
+fn host_ports_are_defaulted_by_the_feature_gate() {
     let ports = json!([{ "containerPort": 80 }, { "containerPort": 81, "hostPort": 8081 }]);
     let template =
         |host: bool| json!({ "spec": { "hostNetwork": host, "containers": [{ "ports": ports }] } });
-    let host_ports = Defaults {
+    let host_ports = Defaulting {
         host_ports: true,
-        ..FILLED
+        ..WITH_DEFAULTS
     };
     let filled = |mut template: Value, defaults| {
-        stored::prepare(&mut template, defaults);
+        defaulting::fill_defaults(&mut template, defaults);
         template["spec"]["containers"][0]["ports"][0]["hostPort"].clone()
     };
     assert_eq!(filled(template(true), host_ports), 80);
     assert_eq!(filled(template(false), host_ports), Value::Null);
-    assert_eq!(filled(template(true), FILLED), Value::Null);
-    let bare = Defaults {
+    assert_eq!(filled(template(true), WITH_DEFAULTS), Value::Null);
+    let bare = Defaulting {
         host_ports: true,
-        ..BARE
+        ..WITHOUT_DEFAULTS
     };
     assert_eq!(filled(template(true), bare), Value::Null);
 }
 
 #[test]
-fn only_what_is_wrong_with_the_template_is_a_mistake() {
+fn only_template_errors_count_as_invalid() {
     let status = |code: u16, reason: &str, message: &str, fields: &[&str]| -> Status {
         let causes: Vec<_> = fields
             .iter()
@@ -511,8 +531,8 @@ fn only_what_is_wrong_with_the_template_is_a_mistake() {
             ),
         ),
     ] {
-        assert_eq!(is_mistake(&status), mistake, "{status:?}");
-        assert!(Error::Api(Box::new(status)).refused());
+        assert_eq!(is_template_error(&status), mistake, "{status:?}");
+        assert!(Error::Api(Box::new(status)).rejected());
     }
     for (code, reason) in [
         (401, "Unauthorized"),
@@ -523,10 +543,10 @@ fn only_what_is_wrong_with_the_template_is_a_mistake() {
         (503, "ServiceUnavailable"),
     ] {
         let error = Error::Api(Box::new(status(code, reason, "", &[])));
-        assert!(!error.refused(), "{error}");
+        assert!(!error.rejected(), "{error}");
     }
     let no_role = r#"podtemplates is forbidden: User "system:serviceaccount:kruise-system:kruise-manager" cannot create resource "podtemplates" in API group "" in the namespace "default""#;
-    assert!(!Error::Api(Box::new(status(403, "Forbidden", no_role, &[]))).refused());
+    assert!(!Error::Api(Box::new(status(403, "Forbidden", no_role, &[]))).rejected());
     let mut terminating = status(403, "Forbidden", "", &[""]);
     for cause in terminating
         .details
@@ -535,24 +555,28 @@ fn only_what_is_wrong_with_the_template_is_a_mistake() {
     {
         cause.reason = "NamespaceTerminating".to_owned();
     }
-    assert!(!Error::Api(Box::new(terminating)).refused());
-    assert!(!Error::Transport("gone".into()).refused());
+    assert!(!Error::Api(Box::new(terminating)).rejected());
+    assert!(!Error::Transport("gone".into()).rejected());
 }
 
 #[test]
-fn a_strict_decoding_error_names_the_fields_where_the_user_has_them() {
+fn strict_decoding_error_names_the_users_fields() {
     let message = "PodTemplate in version \"v1\" cannot be handled as a PodTemplate: strict decoding error: unknown field \
         \"template.spec.containers[0].readynessProbe\", unknown field \
         \"template.spec.volumes[1].ephemeral.volumeClaimTemplate.spec.size\"";
-    let kept = [Origin::Own(0), Origin::Claim(0)];
+    let origins = [VolumeOrigin::Template(0), VolumeOrigin::Claim(0)];
     assert_eq!(
-        unknown_fields(message, &kept),
+        parse_unknown_fields(message, &origins),
         [
             "spec.template.spec.containers[0].readynessProbe",
             "spec.volumeClaimTemplates[0].spec.size"
         ]
     );
     for hostile in ["", "unknown field \"", "unknown field \"a", "unknown field x\""] {
-        assert_eq!(unknown_fields(hostile, &[]), Vec::<String>::new(), "{hostile}");
+        assert_eq!(
+            parse_unknown_fields(hostile, &[]),
+            Vec::<String>::new(),
+            "{hostile}"
+        );
     }
 }

@@ -30,9 +30,9 @@ const HOSTILE: [&str; 14] = [
 ];
 
 /// A client, and what the API server is asked for through it.
-fn recorded() -> (kube::Client, Arc<Mutex<Vec<String>>>) {
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let record = Arc::clone(&asked);
+fn recording_client() -> (kube::Client, Arc<Mutex<Vec<String>>>) {
+    let requests = Arc::new(Mutex::new(Vec::new()));
+    let record = Arc::clone(&requests);
     let service = service_fn(move |request: http::Request<Body>| {
         record
             .lock()
@@ -44,11 +44,11 @@ fn recorded() -> (kube::Client, Arc<Mutex<Vec<String>>>) {
             .body(Body::from(answer.to_string().into_bytes()));
         std::future::ready(answer)
     });
-    (kube::Client::new(service, "default"), asked)
+    (kube::Client::new(service, "default"), requests)
 }
 
 /// Every request that there is, about an object of that name.
-async fn all(api: &Api<Pod>, name: &str) -> Vec<Result<(), Error>> {
+async fn all_named_requests(api: &Api<Pod>, name: &str) -> Vec<Result<(), Error>> {
     let (patch, pod) = (json!({}), || Pod {
         metadata: kube::api::ObjectMeta {
             name: Some(name.to_owned()),
@@ -62,15 +62,15 @@ async fn all(api: &Api<Pod>, name: &str) -> Vec<Result<(), Error>> {
     vec![
         get(api, name).await.map(drop),
         delete(api, name, "u").await,
-        delete_seen(api, name, "u", Some("1")).await,
+        delete_if_unchanged(api, name, "u", Some("1")).await,
         patch_merge(api, name, &patch).await.map(drop),
         patch_status_merge(api, name, &patch).await.map(drop),
         patch_status_strategic(api, name, &patch).await.map(drop),
         patch_strategic(api, name, &patch).await.map(drop),
-        try_strategic(api, name, &patch).await,
+        dry_run_patch_strategic(api, name, &patch).await,
         patch_resize(api, name, &patch).await.map(drop),
-        try_status(api, name, &patch).await,
-        try_strategic(api, name, &patch).await,
+        dry_run_patch_status(api, name, &patch).await,
+        dry_run_patch_strategic(api, name, &patch).await,
         replace(api, &pod()).await.map(drop),
         get_metadata(&untyped, &dynamic, name).await.map(drop),
         get_partial::<_, IgnoredAny>(api, &(), name).await.map(drop),
@@ -79,14 +79,14 @@ async fn all(api: &Api<Pod>, name: &str) -> Vec<Result<(), Error>> {
 }
 
 /// The requests that need no name.
-async fn nameless(api: &Api<Pod>) -> Vec<Result<(), Error>> {
+async fn all_unnamed_requests(api: &Api<Pod>) -> Vec<Result<(), Error>> {
     let dynamic = ApiResource::erase::<Pod>(&());
     let namespace = api.namespace().unwrap_or_default();
     let untyped: Api<DynamicObject> = Api::namespaced_with(api.clone().into_client(), namespace, &dynamic);
     vec![
         create(api, &Pod::default()).await.map(drop),
-        post(api, String::new()).await.map(drop),
-        dry_run(api, String::new()).await.map(drop),
+        create_raw(api, String::new()).await.map(drop),
+        create_dry_run(api, String::new()).await.map(drop),
         list_metadata(&untyped, &dynamic, &ListParams::default())
             .await
             .map(drop),
@@ -96,41 +96,48 @@ async fn nameless(api: &Api<Pod>) -> Vec<Result<(), Error>> {
 }
 
 #[tokio::test]
-async fn a_hostile_name_or_namespace_is_refused_and_nothing_is_asked() {
-    let (client, asked) = recorded();
+async fn hostile_names_are_rejected_before_any_request() {
+    let (client, requests) = recording_client();
     for text in HOSTILE {
-        for result in all(&Api::namespaced(client.clone(), "ns"), text).await {
+        for result in all_named_requests(&Api::namespaced(client.clone(), "ns"), text).await {
             let error = result.unwrap_err();
-            assert!(matches!(error, Error::Name { .. }), "{text:?}: {error}");
-            assert!(!error.retryable() && !error.in_doubt());
+            assert!(matches!(error, Error::InvalidName { .. }), "{text:?}: {error}");
+            assert!(!error.retryable() && !error.outcome_unknown());
         }
         let api = Api::namespaced(client.clone(), text);
-        for result in all(&api, "web").await.into_iter().chain(nameless(&api).await) {
+        for result in all_named_requests(&api, "web")
+            .await
+            .into_iter()
+            .chain(all_unnamed_requests(&api).await)
+        {
             let error = result.unwrap_err();
-            assert!(matches!(error, Error::Namespace { .. }), "{text:?}: {error}");
+            assert!(
+                matches!(error, Error::InvalidNamespace { .. }),
+                "{text:?}: {error}"
+            );
         }
     }
     let long = "a".repeat(1 << 20);
     let error = get(&Api::<Node>::all(client.clone()), &long).await.unwrap_err();
     assert!(error.to_string().len() < 500, "{error}");
-    assert_eq!(*asked.lock().unwrap(), Vec::<String>::new());
+    assert_eq!(*requests.lock().unwrap(), Vec::<String>::new());
 }
 
 #[tokio::test]
-async fn a_good_name_is_asked_for_in_its_namespace() {
-    let (client, asked) = recorded();
+async fn valid_names_make_the_expected_requests() {
+    let (client, requests) = recording_client();
     let secrets: Api<Secret> = Api::namespaced(client.clone(), "kube-system");
     let _ = get(&secrets, "registry.example-1").await;
     let _ = get(&Api::<Node>::all(client.clone()), "10.0.0.1").await;
-    let _ = post(&Api::<Lease>::namespaced(client.clone(), "a"), String::new()).await;
-    let _ = try_status(&secrets, "a", &json!({})).await;
-    let _ = dry_run(
+    let _ = create_raw(&Api::<Lease>::namespaced(client.clone(), "a"), String::new()).await;
+    let _ = dry_run_patch_status(&secrets, "a", &json!({})).await;
+    let _ = create_dry_run(
         &Api::<PodTemplate>::namespaced(client.clone(), "a"),
         String::new(),
     )
     .await;
     assert_eq!(
-        *asked.lock().unwrap(),
+        *requests.lock().unwrap(),
         [
             "GET /api/v1/namespaces/kube-system/secrets/registry.example-1",
             "GET /api/v1/nodes/10.0.0.1",
@@ -144,14 +151,14 @@ async fn a_good_name_is_asked_for_in_its_namespace() {
 /// A page that is too large for our memory is asked for in parts, and managed fields that no type holds hide no object and are
 /// written back as they were.
 #[tokio::test]
-async fn metadata_of_any_shape_is_read_in_bounded_pages() {
+async fn metadata_pages_shrink_and_keep_managed_fields() {
     let fields = format!("{}1{}", r#"{"f:a":"#.repeat(9_000), "}".repeat(9_000));
     let managed = format!(
         r#"[{{"apiVersion":"v1","operation":"Apply","time":"9999-12-31T23:59:59Z","fieldsV1":{fields}}},7]"#
     );
     let object = format!(r#"{{"metadata":{{"name":"a","managedFields":{managed}}}}}"#);
-    let (asked, sent) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
-    let (limits, patches) = (Arc::clone(&asked), Arc::clone(&sent));
+    let (sent_limits, sent_patches) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(Vec::new())));
+    let (limits, patches) = (Arc::clone(&sent_limits), Arc::clone(&sent_patches));
     let service = service_fn(move |request: http::Request<Body>| {
         let (limits, patches, object) = (Arc::clone(&limits), Arc::clone(&patches), object.clone());
         async move {
@@ -175,7 +182,7 @@ async fn metadata_of_any_shape_is_read_in_bounded_pages() {
     let page = list_metadata(&api, &kind, &ListParams::default().limit(500))
         .await
         .unwrap();
-    assert_eq!(*asked.lock().unwrap(), [500, 125, 31]);
+    assert_eq!(*sent_limits.lock().unwrap(), [500, 125, 31]);
     let [object] = &page.items[..] else {
         panic!("one object")
     };
@@ -192,11 +199,11 @@ async fn metadata_of_any_shape_is_read_in_bounded_pages() {
     patch_metadata(&api, &kind, "a", &object.metadata.managed_fields)
         .await
         .unwrap();
-    assert_eq!(String::from_utf8_lossy(&sent.lock().unwrap()), managed);
+    assert_eq!(String::from_utf8_lossy(&sent_patches.lock().unwrap()), managed);
 }
 
 /// An API server that answers every request with this object.
-fn answering(object: &str) -> kube::Client {
+fn client_answering(object: &str) -> kube::Client {
     let object = object.to_owned();
     let service = service_fn(move |_: http::Request<Body>| {
         let answer = http::Response::builder().body(Body::from(object.clone().into_bytes()));
@@ -207,7 +214,7 @@ fn answering(object: &str) -> kube::Client {
 
 /// Whoever writes an object writes into its managed fields what no type of ours holds.
 #[tokio::test]
-async fn a_write_whose_answer_has_managed_fields_of_any_shape_is_done() {
+async fn write_succeeds_with_unreadable_managed_fields() {
     let deep = format!("{}1{}", r#"{"f:a":"#.repeat(9_000), "}".repeat(9_000));
     for fields in [
         r#"[{"manager":"m","time":"9999-12-31T23:59:59Z"}]"#.to_owned(),
@@ -217,7 +224,7 @@ async fn a_write_whose_answer_has_managed_fields_of_any_shape_is_done() {
             r#"{{"apiVersion":"coordination.k8s.io/v1","kind":"Lease","spec":{{"holderIdentity":"us"}},
                 "metadata":{{"name":"a","namespace":"ns","resourceVersion":"7","managedFields":{fields}}}}}"#
         );
-        let api: Api<Lease> = Api::namespaced(answering(&lease), "ns");
+        let api: Api<Lease> = Api::namespaced(client_answering(&lease), "ns");
         let (none, object) = (
             json!({}),
             serde_json::from_str::<Lease>(r#"{"metadata":{"name":"a"}}"#).unwrap(),
@@ -239,8 +246,8 @@ async fn a_write_whose_answer_has_managed_fields_of_any_shape_is_done() {
             assert_eq!(lease.metadata.resource_version.as_deref(), Some("7"));
         }
         for untyped in [
-            post(&api, String::new()).await,
-            dry_run(&api, String::new()).await,
+            create_raw(&api, String::new()).await,
+            create_dry_run(&api, String::new()).await,
         ] {
             let untyped = untyped.unwrap();
             assert_eq!(
@@ -251,16 +258,16 @@ async fn a_write_whose_answer_has_managed_fields_of_any_shape_is_done() {
                 (&json!("us"), &Value::Null)
             );
         }
-        try_status(&api, "a", &none).await.unwrap();
-        try_strategic(&api, "a", &none).await.unwrap();
+        dry_run_patch_status(&api, "a", &none).await.unwrap();
+        dry_run_patch_strategic(&api, "a", &none).await.unwrap();
     }
 }
 
 /// The API server did what it was asked, whatever it answers; only who wants to see the object hears that it cannot be read.
 #[tokio::test]
-async fn a_write_whose_answer_cannot_be_read_is_done() {
+async fn write_succeeds_with_an_unreadable_answer() {
     let api: Api<Secret> = Api::namespaced(
-        answering(r#"{"metadata":{"name":"a","creationTimestamp":"9999-12-31T23:59:59Z"},"data":7}"#),
+        client_answering(r#"{"metadata":{"name":"a","creationTimestamp":"9999-12-31T23:59:59Z"},"data":7}"#),
         "ns",
     );
     let count = |result: &str| {
@@ -276,7 +283,7 @@ async fn a_write_whose_answer_cannot_be_read_is_done() {
     assert_eq!((count("ok"), count("unreadable")), (before + 1, 0));
     let unreadable = done.object().unwrap_err();
     assert!(matches!(unreadable, Error::Unreadable { .. }), "{unreadable}");
-    assert!(unreadable.in_doubt(), "{unreadable}: it is stored");
+    assert!(unreadable.outcome_unknown(), "{unreadable}: it is stored");
     assert_eq!(unreadable.category(), "unreadable");
     let unread = get(&api, "a").await.unwrap_err();
     assert!(

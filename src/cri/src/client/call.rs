@@ -11,14 +11,14 @@ use crate::Error;
 use kruise_ops::metrics::metrics;
 
 /// How much longer we wait than the deadline that the runtime was told, so that its own answer can win.
-const BACKSTOP: Duration = Duration::from_millis(500);
+const DEADLINE_MARGIN: Duration = Duration::from_millis(500);
 
 /// The longest deadline that the other side is told: gRPC has eight digits for it, in hours at most, and tonic panics at
 /// longer ones. A year, so that a runtime which counts in nanoseconds does not overflow either.
-pub(super) const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+pub(super) const MAX_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
 
 /// What is wrong with an answer that is longer than the client of the call reads.
-pub(super) const TOO_LONG: &str = "it is too long";
+pub(super) const RESPONSE_TOO_LONG: &str = "it is too long";
 
 /// A call to be made.
 #[derive(Clone, Copy)]
@@ -32,7 +32,7 @@ impl Call<'_> {
     /// Wraps a message so that the other side knows our deadline.
     pub(super) fn request<T>(&self, message: T) -> tonic::Request<T> {
         let mut request = tonic::Request::new(message);
-        request.set_timeout(self.deadline.min(LONGEST));
+        request.set_timeout(self.deadline.min(MAX_DEADLINE));
         request
     }
 
@@ -42,14 +42,14 @@ impl Call<'_> {
         rpc: impl Future<Output = Result<Response<T>, Status>> + Send,
     ) -> Result<T, Error> {
         let start = Instant::now();
-        let result = match tokio::time::timeout(self.deadline.saturating_add(BACKSTOP), rpc).await {
+        let result = match tokio::time::timeout(self.deadline.saturating_add(DEADLINE_MARGIN), rpc).await {
             Ok(Ok(response)) => Ok(response.into_inner()),
-            Ok(Err(status)) => Err(self.failure(&status)),
+            Ok(Err(status)) => Err(self.to_error(&status)),
             Err(_) => Err(self.timed_out()),
         };
         let label = match &result {
             Ok(_) => "ok",
-            Err(Error::Refused {
+            Err(Error::Rejected {
                 code: Code::NotFound, ..
             }) => "not_found",
             Err(error) => error.category(),
@@ -60,12 +60,12 @@ impl Call<'_> {
     }
 
     /// Makes the call, where "not found" is an answer and not a failure.
-    pub(super) async fn found<T>(
+    pub(super) async fn run_optional<T>(
         &self,
         rpc: impl Future<Output = Result<Response<T>, Status>> + Send,
     ) -> Result<Option<T>, Error> {
         match self.run(rpc).await {
-            Err(Error::Refused {
+            Err(Error::Rejected {
                 code: Code::NotFound, ..
             }) => Ok(None),
             other => other.map(Some),
@@ -73,15 +73,15 @@ impl Call<'_> {
     }
 
     /// The next message of an answer that comes in pieces.
-    pub(super) async fn next<T>(&self, stream: &mut tonic::Streaming<T>) -> Result<Option<T>, Error> {
+    pub(super) async fn next_message<T>(&self, stream: &mut tonic::Streaming<T>) -> Result<Option<T>, Error> {
         match tokio::time::timeout(self.deadline, stream.message()).await {
-            Ok(answer) => answer.map_err(|status| self.failure(&status)),
+            Ok(answer) => answer.map_err(|status| self.to_error(&status)),
             Err(_) => Err(self.timed_out()),
         }
     }
 
-    pub(super) fn bad_answer(&self, why: impl Into<String>) -> Error {
-        Error::BadAnswer {
+    pub(super) fn invalid_response(&self, why: impl Into<String>) -> Error {
+        Error::InvalidResponse {
             socket: self.socket.to_owned(),
             method: self.method,
             why: why.into(),
@@ -97,9 +97,9 @@ impl Call<'_> {
     }
 
     /// What a status means. A status that carries a source was made here, not by the runtime.
-    fn failure(&self, status: &Status) -> Error {
+    fn to_error(self, status: &Status) -> Error {
         let (socket, method) = (self.socket.to_owned(), self.method);
-        let message = without_queries(status.message());
+        let message = redact_url_queries(status.message());
         match status.code() {
             Code::DeadlineExceeded => self.timed_out(),
             Code::Cancelled if message == "Timeout expired" => self.timed_out(),
@@ -108,11 +108,13 @@ impl Call<'_> {
                 method,
                 message,
             },
-            Code::OutOfRange if message.contains("message length too large") => self.bad_answer(TOO_LONG),
+            Code::OutOfRange if message.contains("message length too large") => {
+                self.invalid_response(RESPONSE_TOO_LONG)
+            }
             _ if status.source().is_some() => Error::Unreachable {
                 socket,
                 method,
-                why: chain(status),
+                why: root_causes(status),
             },
             // containerd answers so for a moment after its start.
             _ if message.starts_with("server is not initialized") => Error::Unreachable {
@@ -121,10 +123,10 @@ impl Call<'_> {
                 why: message,
             },
             Code::Internal if message.starts_with("failed to decode Protobuf message") => {
-                self.bad_answer(message)
+                self.invalid_response(message)
             }
-            Code::Unknown | Code::Internal if not_grpc(&message) => self.bad_answer(message),
-            code => Error::Refused {
+            Code::Unknown | Code::Internal if is_not_grpc(&message) => self.invalid_response(message),
+            code => Error::Rejected {
                 socket,
                 method,
                 code,
@@ -135,9 +137,9 @@ impl Call<'_> {
 }
 
 /// A runtime's words without the query strings of URLs, which may be signatures.
-fn without_queries(words: &str) -> String {
-    let mut text = String::with_capacity(words.len());
-    let mut rest = words;
+fn redact_url_queries(message: &str) -> String {
+    let mut text = String::with_capacity(message.len());
+    let mut rest = message;
     while let Some(at) = rest.find("://") {
         let (before, url) = rest.split_at(at + 3);
         let end = url
@@ -159,7 +161,7 @@ fn without_queries(words: &str) -> String {
 }
 
 /// tonic's own words for an answer that is HTTP but not gRPC, or gRPC cut short.
-fn not_grpc(message: &str) -> bool {
+fn is_not_grpc(message: &str) -> bool {
     [
         "grpc-status header missing",
         "protocol error",
@@ -171,20 +173,20 @@ fn not_grpc(message: &str) -> bool {
 }
 
 /// The innermost causes in words, without the layers that say nothing.
-fn chain(status: &Status) -> String {
-    let mut words: Vec<String> = Vec::new();
+fn root_causes(status: &Status) -> String {
+    let mut causes: Vec<String> = Vec::new();
     let mut next = status.source();
     while let Some(error) = next {
         let text = error.to_string();
-        if text != "transport error" && words.last().is_none_or(|last| !last.contains(&text)) {
-            words.push(text);
+        if text != "transport error" && causes.last().is_none_or(|last| !last.contains(&text)) {
+            causes.push(text);
         }
         next = error.source();
     }
-    if words.is_empty() {
+    if causes.is_empty() {
         status.message().to_owned()
     } else {
-        words.join(": ")
+        causes.join(": ")
     }
 }
 
@@ -194,13 +196,13 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn query_strings_of_urls_are_left_out() {
+    fn url_query_strings_are_redacted() {
         let words = "failed: Get \"https://cdn.example/v2/blob?X-Amz-Signature=s3cret&a=b\": dial https://b/?q=1: eof (http://c)";
         assert_eq!(
-            without_queries(words),
+            redact_url_queries(words),
             "failed: Get \"https://cdn.example/v2/blob?…\": dial https://b/?…: eof (http://c)"
         );
-        assert_eq!(without_queries("what? no URL"), "what? no URL");
+        assert_eq!(redact_url_queries("what? no URL"), "what? no URL");
     }
 
     proptest! {

@@ -23,11 +23,11 @@ use containerd_client::services::v1::{
 use tonic::transport::Channel;
 
 use super::call::Call;
-use crate::{Bytes, Error};
+use crate::{DownloadProgress, Error};
 use kruise_api::backoff::Backoff;
-use kruise_api::image_reference::Reference;
+use kruise_api::image_reference::ImageReference;
 
-const DEADLINE: Duration = Duration::from_secs(5);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Where kubelet's and CRI's images live in containerd.
 const NAMESPACE: &str = "k8s.io";
 const SOURCE_LABEL: &str = "containerd.io/distribution.source.";
@@ -37,32 +37,32 @@ const MAX_MANIFEST: i64 = 4 << 20;
 /// Blobs of one repository that are looked at for a manifest.
 const MAX_BLOBS: usize = 4096;
 /// The pauses between looks for a manifest that is not there yet.
-const FIND: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(10));
+const LOOKUP_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(10));
 
 /// containerd's content store, and the pulls whose bytes we count.
-pub(super) struct Content {
+pub(super) struct ContentStore {
     socket: PathBuf,
     client: ContentClient<Channel>,
     pulls: Pulls,
 }
 
-type Pulls = Arc<Mutex<HashMap<String, Pull>>>;
+type Pulls = Arc<Mutex<HashMap<String, TrackedPull>>>;
 
 /// What we know of a pull in progress.
 #[derive(Default)]
-struct Pull {
+struct TrackedPull {
     /// How many calls are pulling this image now.
     callers: usize,
     /// Its manifest, once that is there.
     manifest: Option<Manifest>,
     /// How often it was looked for in vain, and when to look again: a look lists all blobs of the repository.
     misses: u32,
-    look_at: Option<Instant>,
+    next_lookup: Option<Instant>,
 }
 
-impl Pull {
-    fn missed(&mut self, now: Instant) {
-        self.look_at = now.checked_add(FIND.pause(self.misses));
+impl TrackedPull {
+    fn record_miss(&mut self, now: Instant) {
+        self.next_lookup = now.checked_add(LOOKUP_BACKOFF.delay(self.misses));
         self.misses = self.misses.saturating_add(1);
     }
 }
@@ -71,16 +71,16 @@ impl Pull {
 #[derive(Clone)]
 struct Manifest {
     digest: String,
-    parts: Vec<Part>,
+    parts: Vec<ManifestBlob>,
 }
 
 /// Another pull from the same repository: the digest it was asked for, and the manifest that is known to be its own.
-struct Other {
+struct RivalPull {
     digest: Option<String>,
     manifest: Option<String>,
 }
 
-impl Other {
+impl RivalPull {
     fn owns(&self, digest: &str) -> bool {
         [&self.digest, &self.manifest]
             .into_iter()
@@ -91,7 +91,7 @@ impl Other {
 
 /// A layer, or the image's configuration.
 #[derive(Clone)]
-struct Part {
+struct ManifestBlob {
     digest: String,
     size: u64,
     /// Seen complete; it is not asked for again.
@@ -99,12 +99,12 @@ struct Part {
 }
 
 /// While this lives, the image's bytes are counted.
-pub(super) struct Counted {
+pub(super) struct PullGuard {
     image: String,
     pulls: Pulls,
 }
 
-impl Drop for Counted {
+impl Drop for PullGuard {
     fn drop(&mut self) {
         let mut pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(pull) = pulls.get_mut(&self.image) {
@@ -116,7 +116,7 @@ impl Drop for Counted {
     }
 }
 
-impl Content {
+impl ContentStore {
     pub(super) fn new(channel: Channel, socket: PathBuf) -> Self {
         Self {
             socket,
@@ -126,9 +126,9 @@ impl Content {
     }
 
     /// Begins to count an image's bytes.
-    pub(super) fn count(&self, image: &str) -> Counted {
+    pub(super) fn track(&self, image: &str) -> PullGuard {
         self.lock().entry(image.to_owned()).or_default().callers += 1;
-        Counted {
+        PullGuard {
             image: image.to_owned(),
             pulls: Arc::clone(&self.pulls),
         }
@@ -136,32 +136,32 @@ impl Content {
 
     /// How far the pull of `image` has come. None while its manifest is not there, where two pulls from one
     /// repository cannot be told apart, and where containerd's own API does not answer.
-    pub(super) async fn progress(&self, image: &str) -> Result<Option<Bytes>, Error> {
+    pub(super) async fn progress(&self, image: &str) -> Result<Option<DownloadProgress>, Error> {
         let now = Instant::now();
-        let known = match self.lock().get(image) {
-            Some(pull) if pull.look_at.is_none_or(|at| now >= at) => pull.manifest.clone(),
+        let cached = match self.lock().get(image) {
+            Some(pull) if pull.next_lookup.is_none_or(|at| now >= at) => pull.manifest.clone(),
             _ => return Ok(None),
         };
-        let in_flight = self.in_flight().await?;
-        let found = match known {
+        let in_flight = self.active_ingests().await?;
+        let found = match cached {
             Some(manifest) => Some(manifest),
-            None => self.find(image, &in_flight).await?,
+            None => self.find_manifest(image, &in_flight).await?,
         };
         let Some(mut manifest) = found else {
             if let Some(pull) = self.lock().get_mut(image) {
-                pull.missed(now);
+                pull.record_miss(now);
             }
             return Ok(None);
         };
-        let bytes = self.measure(&mut manifest.parts, &in_flight).await?;
+        let bytes = self.sum_progress(&mut manifest.parts, &in_flight).await?;
         if let Some(pull) = self.lock().get_mut(image) {
             pull.manifest = Some(manifest);
-            pull.look_at = None;
+            pull.next_lookup = None;
         }
         Ok(Some(bytes))
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, Pull>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<String, TrackedPull>> {
         self.pulls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -169,22 +169,22 @@ impl Content {
         Call {
             socket: &self.socket,
             method,
-            deadline: DEADLINE,
+            deadline: CALL_TIMEOUT,
         }
     }
 
     /// The one manifest of the image's repository that something is being fetched for. A digest may name it; where it
     /// does not, and another pull from the repository could own it as well, there is none.
-    async fn find(&self, image: &str, in_flight: &[Status]) -> Result<Option<Manifest>, Error> {
-        let reference = Reference::parse(image)?;
-        let others = self.others(image, &reference);
-        let blobs = self.blobs_of(&reference).await?;
+    async fn find_manifest(&self, image: &str, in_flight: &[Status]) -> Result<Option<Manifest>, Error> {
+        let reference = ImageReference::parse(image)?;
+        let others = self.rival_pulls(image, &reference);
+        let blobs = self.list_blobs(&reference).await?;
         let manifests = blobs
             .iter()
             .filter(|b| b.labels.contains_key(CONFIG_LABEL) && b.size <= MAX_MANIFEST);
         let mut candidates = Vec::new();
         for Info { digest, .. } in manifests.filter(|m| !others.iter().any(|o| o.owns(&m.digest))) {
-            let parts = parts(&self.read(digest).await?);
+            let parts = parse_manifest(&self.read_blob(digest).await?);
             if !parts
                 .iter()
                 .any(|p| in_flight.iter().any(|s| s.r#ref.ends_with(&p.digest)))
@@ -200,10 +200,10 @@ impl Content {
             }
             candidates.push(manifest);
         }
-        let rival = others
+        let ambiguous = others
             .iter()
             .any(|o| o.manifest.is_none() && !blobs.iter().any(|b| o.owns(&b.digest)));
-        Ok(if candidates.len() == 1 && !rival {
+        Ok(if candidates.len() == 1 && !ambiguous {
             candidates.pop()
         } else {
             None
@@ -211,17 +211,17 @@ impl Content {
     }
 
     /// Other pulls in progress from the same repository.
-    fn others(&self, image: &str, reference: &Reference) -> Vec<Other> {
+    fn rival_pulls(&self, image: &str, reference: &ImageReference) -> Vec<RivalPull> {
         let pulls = self.lock();
         let others = pulls
             .iter()
             .filter(|(other, _)| other.as_str() != image)
             .filter_map(|(other, pull)| {
-                let other = Reference::parse(other)
+                let other = ImageReference::parse(other)
                     .ok()
                     .filter(|o| o.repository() == reference.repository())?;
                 let manifest = pull.manifest.as_ref().map(|m| m.digest.clone());
-                Some(Other {
+                Some(RivalPull {
                     digest: other.digest().map(str::to_owned),
                     manifest,
                 })
@@ -230,7 +230,7 @@ impl Content {
     }
 
     /// Everything in the store that came from the image's repository.
-    async fn blobs_of(&self, reference: &Reference) -> Result<Vec<Info>, Error> {
+    async fn list_blobs(&self, reference: &ImageReference) -> Result<Vec<Info>, Error> {
         let label = format!("{SOURCE_LABEL}{}", reference.host());
         // The label lists repositories, separated by commas. Of the regular expression only the dot has a meaning.
         let path = reference.path().replace('.', "[.]");
@@ -242,7 +242,7 @@ impl Content {
         }));
         let mut stream = call.run(client.list(request)).await?;
         let mut blobs = Vec::new();
-        while let Some(page) = call.next(&mut stream).await? {
+        while let Some(page) = call.next_message(&mut stream).await? {
             blobs.extend(page.info.into_iter().take(MAX_BLOBS - blobs.len()));
             if blobs.len() == MAX_BLOBS {
                 break;
@@ -251,7 +251,7 @@ impl Content {
         Ok(blobs)
     }
 
-    async fn read(&self, digest: &str) -> Result<Vec<u8>, Error> {
+    async fn read_blob(&self, digest: &str) -> Result<Vec<u8>, Error> {
         let call = self.call("containerd Content.Read");
         let mut client = self.client.clone();
         let request = ReadContentRequest {
@@ -261,14 +261,14 @@ impl Content {
         };
         let mut stream = call.run(client.read(in_namespace(call.request(request)))).await?;
         let mut data = Vec::new();
-        while let Some(piece) = call.next(&mut stream).await? {
+        while let Some(piece) = call.next_message(&mut stream).await? {
             data.extend(piece.data);
         }
         Ok(data)
     }
 
     /// What is being fetched now, for whatever image.
-    async fn in_flight(&self) -> Result<Vec<Status>, Error> {
+    async fn active_ingests(&self) -> Result<Vec<Status>, Error> {
         let call = self.call("containerd Content.ListStatuses");
         let mut client = self.client.clone();
         let request = in_namespace(call.request(ListStatusesRequest { filters: Vec::new() }));
@@ -276,8 +276,12 @@ impl Content {
     }
 
     /// Adds up what is there: whole parts by their size, parts in flight by their offset.
-    async fn measure(&self, parts: &mut [Part], in_flight: &[Status]) -> Result<Bytes, Error> {
-        let mut bytes = Bytes::default();
+    async fn sum_progress(
+        &self,
+        parts: &mut [ManifestBlob],
+        in_flight: &[Status],
+    ) -> Result<DownloadProgress, Error> {
+        let mut bytes = DownloadProgress::default();
         for part in parts {
             bytes.total = bytes.total.saturating_add(part.size);
             let ingest = in_flight.iter().find(|s| s.r#ref.ends_with(&part.digest));
@@ -285,22 +289,22 @@ impl Content {
                 _ if part.complete => part.size,
                 Some(ingest) => u64::try_from(ingest.offset).unwrap_or(0).min(part.size),
                 None => {
-                    part.complete = self.has(&part.digest).await?;
+                    part.complete = self.blob_exists(&part.digest).await?;
                     if part.complete { part.size } else { 0 }
                 }
             };
-            bytes.done = bytes.done.saturating_add(done);
+            bytes.downloaded = bytes.downloaded.saturating_add(done);
         }
         Ok(bytes)
     }
 
-    async fn has(&self, digest: &str) -> Result<bool, Error> {
+    async fn blob_exists(&self, digest: &str) -> Result<bool, Error> {
         let call = self.call("containerd Content.Info");
         let mut client = self.client.clone();
         let request = in_namespace(call.request(InfoRequest {
             digest: digest.to_owned(),
         }));
-        call.found(client.info(request))
+        call.run_optional(client.info(request))
             .await
             .map(|found| found.is_some())
     }
@@ -313,7 +317,7 @@ fn in_namespace<T>(mut request: tonic::Request<T>) -> tonic::Request<T> {
 }
 
 /// The layers and the configuration that an image manifest (Docker's or OCI's, same shape) names.
-fn parts(manifest: &[u8]) -> Vec<Part> {
+fn parse_manifest(manifest: &[u8]) -> Vec<ManifestBlob> {
     #[derive(serde::Deserialize)]
     struct Document {
         config: Descriptor,
@@ -333,7 +337,7 @@ fn parts(manifest: &[u8]) -> Vec<Part> {
     layers.dedup_by(|a, b| a.digest == b.digest);
     layers
         .into_iter()
-        .map(|d| Part {
+        .map(|d| ManifestBlob {
             digest: d.digest,
             size: d.size,
             complete: false,
@@ -348,28 +352,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_for_a_manifest_become_rare() {
-        let (start, mut pull) = (Instant::now(), Pull::default());
+    fn manifest_lookups_back_off() {
+        let (start, mut pull) = (Instant::now(), TrackedPull::default());
         let pauses: Vec<_> = (0..6)
             .map(|_| {
-                pull.missed(start);
-                pull.look_at.unwrap().duration_since(start).as_secs()
+                pull.record_miss(start);
+                pull.next_lookup.unwrap().duration_since(start).as_secs()
             })
             .collect();
         assert_eq!(pauses, [1, 2, 4, 8, 10, 10]);
     }
 
     #[test]
-    fn counts_each_blob_of_a_manifest_once() {
+    fn each_blob_of_a_manifest_is_counted_once() {
         let manifest = br#"{"config":{"digest":"sha256:c","size":7},
             "layers":[{"digest":"sha256:a","size":10},{"digest":"sha256:b","size":20},{"digest":"sha256:a","size":10}]}"#;
-        let parts = parts(manifest);
+        let parts = parse_manifest(manifest);
         assert_eq!(parts.iter().map(|p| p.size).sum::<u64>(), 37);
     }
 
     #[test]
-    fn what_is_no_manifest_has_no_parts() {
-        assert!(parts(b"not json").is_empty());
-        assert!(parts(br#"{"manifests":[]}"#).is_empty());
+    fn invalid_manifest_has_no_blobs() {
+        assert!(parse_manifest(b"not json").is_empty());
+        assert!(parse_manifest(br#"{"manifests":[]}"#).is_empty());
     }
 }

@@ -7,14 +7,14 @@ use jiff::Timestamp;
 use k8s_cri::v1;
 
 use crate::{
-    Auth, Container, ContainerDetails, ContainerState, ContainerStatus, Environment, Image, PullRequest,
+    AuthConfig, Container, ContainerDetails, ContainerState, ContainerStatus, Environment, Image, PullRequest,
 };
 
 const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 /// Bytes of a runtime's words that are kept: they end in a status that every watcher receives.
-const MAX_WORDS: usize = 600;
+const MAX_MESSAGE_BYTES: usize = 600;
 
-pub(super) fn spec(image: &str) -> v1::ImageSpec {
+pub(super) fn image_spec(image: &str) -> v1::ImageSpec {
     v1::ImageSpec {
         image: image.to_owned(),
         user_specified_image: image.to_owned(),
@@ -24,7 +24,7 @@ pub(super) fn spec(image: &str) -> v1::ImageSpec {
 
 pub(super) fn pull_request(request: &PullRequest) -> v1::PullImageRequest {
     v1::PullImageRequest {
-        image: Some(spec(&request.image)),
+        image: Some(image_spec(&request.image)),
         auth: request.auth.as_ref().map(auth),
         sandbox_config: Some(v1::PodSandboxConfig {
             labels: request.labels.clone().into_iter().collect(),
@@ -34,7 +34,7 @@ pub(super) fn pull_request(request: &PullRequest) -> v1::PullImageRequest {
     }
 }
 
-fn auth(auth: &Auth) -> v1::AuthConfig {
+fn auth(auth: &AuthConfig) -> v1::AuthConfig {
     v1::AuthConfig {
         username: auth.username.clone(),
         password: auth.password.clone(),
@@ -46,7 +46,7 @@ fn auth(auth: &Auth) -> v1::AuthConfig {
 }
 
 /// A runtime's words about a failed pull: without what names the image once more, and not without end.
-pub(super) fn pull_words(message: &str) -> String {
+pub(super) fn clean_pull_message(message: &str) -> String {
     let mut message = message.strip_prefix("rpc error: ").unwrap_or(message);
     for start in [
         "failed to pull and unpack image \"",
@@ -58,10 +58,10 @@ pub(super) fn pull_words(message: &str) -> String {
             .and_then(|rest| rest.split_once("\": "));
         message = rest.map_or(message, |(_, rest)| rest);
     }
-    if message.len() <= MAX_WORDS {
+    if message.len() <= MAX_MESSAGE_BYTES {
         return message.to_owned();
     }
-    let end = message.floor_char_boundary(MAX_WORDS);
+    let end = message.floor_char_boundary(MAX_MESSAGE_BYTES);
     format!("{}…", message.get(..end).unwrap_or_default())
 }
 
@@ -98,7 +98,7 @@ pub(super) fn container(c: v1::Container) -> Container {
         id: c.id,
         name: metadata.name,
         state: state(c.state),
-        created_at: time(c.created_at),
+        created_at: timestamp(c.created_at),
         restart_count: restart_count(&c.annotations, metadata.attempt),
         labels: sorted(c.labels),
         annotations: sorted(c.annotations),
@@ -111,9 +111,9 @@ pub(super) fn container_status(c: v1::ContainerStatus) -> ContainerStatus {
         id: c.id,
         name: metadata.name,
         state: state(c.state),
-        created_at: time(c.created_at),
-        started_at: time(c.started_at),
-        finished_at: time(c.finished_at),
+        created_at: timestamp(c.created_at),
+        started_at: timestamp(c.started_at),
+        finished_at: timestamp(c.finished_at),
         exit_code: c.exit_code,
         reason: c.reason,
         message: c.message,
@@ -174,7 +174,7 @@ fn environment(json: &str) -> Option<Environment> {
     )
 }
 
-pub(super) fn addresses(network: v1::PodSandboxNetworkStatus) -> Vec<String> {
+pub(super) fn pod_ips(network: v1::PodSandboxNetworkStatus) -> Vec<String> {
     std::iter::once(network.ip)
         .chain(network.additional_ips.into_iter().map(|ip| ip.ip))
         .filter(|ip| !ip.is_empty())
@@ -183,8 +183,8 @@ pub(super) fn addresses(network: v1::PodSandboxNetworkStatus) -> Vec<String> {
 
 /// Whole seconds, rounded up.
 pub(super) fn whole_seconds(d: Duration) -> i64 {
-    let up = d.as_secs().saturating_add(u64::from(d.subsec_nanos() > 0));
-    i64::try_from(up).unwrap_or(i64::MAX)
+    let rounded_up = d.as_secs().saturating_add(u64::from(d.subsec_nanos() > 0));
+    i64::try_from(rounded_up).unwrap_or(i64::MAX)
 }
 
 fn state(state: i32) -> ContainerState {
@@ -197,7 +197,7 @@ fn state(state: i32) -> ContainerState {
 }
 
 /// CRI's times are nanoseconds since 1970, and 0 means "not yet".
-fn time(nanos: i64) -> Option<Timestamp> {
+fn timestamp(nanos: i64) -> Option<Timestamp> {
     if nanos <= 0 {
         None
     } else {
@@ -223,23 +223,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_pull_names_the_image_once_and_is_no_novel() {
+    fn pull_error_is_stripped_and_truncated() {
         let words = "failed to pull and unpack image \"r.test/a:1\": failed to resolve reference \"r.test/a:1\": dial: no";
-        assert_eq!(pull_words(words), "dial: no");
+        assert_eq!(clean_pull_message(words), "dial: no");
         assert_eq!(
-            pull_words("failed to resolve reference: no"),
+            clean_pull_message("failed to resolve reference: no"),
             "failed to resolve reference: no"
         );
-        let euros = format!("{}…", "€".repeat(MAX_WORDS / 3));
-        assert_eq!(pull_words(&"€".repeat(10_000)), euros);
+        let euros = format!("{}…", "€".repeat(MAX_MESSAGE_BYTES / 3));
+        assert_eq!(clean_pull_message(&"€".repeat(10_000)), euros);
         assert_eq!(
-            pull_words(&format!("-{}", "€".repeat(10_000))).len(),
-            MAX_WORDS - 2 + 3
+            clean_pull_message(&format!("-{}", "€".repeat(10_000))).len(),
+            MAX_MESSAGE_BYTES - 2 + 3
         );
     }
 
     #[test]
-    fn the_platform_is_read_where_it_is_said() {
+    fn platform_is_parsed_from_the_verbose_status() {
         let json = r#"{"chainID":"x","imageSpec":{"architecture":"arm64","os":"linux","config":{}}}"#;
         assert_eq!(platform(json).as_deref(), Some("linux/arm64"));
         assert_eq!(platform("{}"), None);
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_is_read_where_it_is_said_and_never_printed() {
+    fn environment_is_parsed_and_debug_hides_values() {
         let request = r#"{"config":{"envs":[{"key":"A","value":"1"},{"key":"A","value":"two\nlines=2"},{"key":"E"}]},
             "runtimeSpec":{"process":{"env":["A=0"]}}}"#;
         let env = environment(request).unwrap();
@@ -271,8 +271,8 @@ mod tests {
     }
 
     #[test]
-    fn what_has_not_happened_has_no_time() {
-        assert_eq!(time(0), None);
-        assert_eq!(time(1_500_000_000).unwrap().as_millisecond(), 1500);
+    fn zero_timestamps_are_none() {
+        assert_eq!(timestamp(0), None);
+        assert_eq!(timestamp(1_500_000_000).unwrap().as_millisecond(), 1500);
     }
 }

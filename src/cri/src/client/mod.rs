@@ -22,54 +22,54 @@ use tokio::net::UnixStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 
 use self::call::Call;
-use self::containerd::Content;
+use self::containerd::ContentStore;
 use super::{
-    Bytes, Container, ContainerDetails, ContainerStatus, Error, ExecOutput, Image, PullCause, PullRequest,
-    Runtime, Version,
+    Container, ContainerDetails, ContainerStatus, DownloadProgress, Error, ExecOutput, Image, PullCause,
+    PullRequest, Runtime, Version,
 };
 
 /// How long a call may take that only asks or stops something.
-const CALL: Duration = Duration::from_secs(10);
+const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long the check of a socket that was just found may take, each of its two calls.
-const PROBE: Duration = Duration::from_secs(5);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest answer that we read; lists on full nodes exceed gRPC's 4 MiB.
-const MAX_ANSWER: usize = 16 << 20;
+const MAX_RESPONSE_BYTES: usize = 16 << 20;
 /// The longest verbose answer that we read: what a Pod's author or an image's wrote is in it, several are asked for at
 /// once, and all that is done fits into 64 MiB.
-const MAX_VERBOSE: usize = 2 << 20;
+const MAX_VERBOSE_BYTES: usize = 2 << 20;
 /// What an answer of ExecSync takes beside what was printed.
 const EXEC_FIELDS: usize = 64;
 /// The Pod's UID on every container and sandbox that kubelet makes.
 const POD_UID_LABEL: &str = "io.kubernetes.pod.uid";
 
 /// A runtime that has answered at its socket.
-pub struct Client {
+pub struct CriClient {
     name: String,
     socket: PathBuf,
     runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
-    content: Option<Content>,
+    content: Option<ContentStore>,
 }
 
-impl Client {
+impl CriClient {
     /// Asks who listens at `socket`, and that both of CRI's services are there.
     pub async fn connect(socket: &Path) -> Result<(Self, Version), Error> {
         let channel = channel(socket);
         let mut client = Self {
             name: String::new(),
             socket: socket.to_owned(),
-            runtime: RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(MAX_ANSWER),
-            images: ImageServiceClient::new(channel.clone()).max_decoding_message_size(MAX_ANSWER),
+            runtime: RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES),
+            images: ImageServiceClient::new(channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES),
             content: None,
         };
-        let version = client.ask_version(PROBE).await?;
+        let version = client.fetch_version(PROBE_TIMEOUT).await?;
         client.probe_images().await?;
         client.name.clone_from(&version.runtime_name);
-        client.content = (client.name == "containerd").then(|| Content::new(channel, socket.to_owned()));
+        client.content = (client.name == "containerd").then(|| ContentStore::new(channel, socket.to_owned()));
         Ok((client, version))
     }
 
-    async fn ask_version(&self, deadline: Duration) -> Result<Version, Error> {
+    async fn fetch_version(&self, deadline: Duration) -> Result<Version, Error> {
         let call = self.call("Version", deadline);
         let mut rpc = self.runtime.clone();
         let request = call.request(v1::VersionRequest {
@@ -77,7 +77,7 @@ impl Client {
         });
         let answer = call.run(rpc.version(request)).await?;
         if answer.runtime_name.is_empty() {
-            return Err(call.bad_answer("it gives no runtime name"));
+            return Err(call.invalid_response("it gives no runtime name"));
         }
         Ok(Version {
             runtime_name: answer.runtime_name,
@@ -86,34 +86,46 @@ impl Client {
         })
     }
 
-    async fn ask_status(
+    async fn fetch_status(
         &self,
         id: &str,
         verbose: bool,
     ) -> Result<Option<v1::ContainerStatusResponse>, Error> {
-        let call = self.call("ContainerStatus", CALL);
-        let most = if verbose { MAX_VERBOSE } else { MAX_ANSWER };
-        let mut rpc = self.runtime.clone().max_decoding_message_size(most);
+        let call = self.call("ContainerStatus", CALL_TIMEOUT);
+        let max_bytes = if verbose {
+            MAX_VERBOSE_BYTES
+        } else {
+            MAX_RESPONSE_BYTES
+        };
+        let mut rpc = self.runtime.clone().max_decoding_message_size(max_bytes);
         let request = call.request(v1::ContainerStatusRequest {
             container_id: id.to_owned(),
             verbose,
         });
-        call.found(rpc.container_status(request)).await
+        call.run_optional(rpc.container_status(request)).await
     }
 
-    async fn ask_image(&self, image: &str, verbose: bool) -> Result<Option<v1::ImageStatusResponse>, Error> {
-        let call = self.call("ImageStatus", CALL);
-        let most = if verbose { MAX_VERBOSE } else { MAX_ANSWER };
-        let mut rpc = self.images.clone().max_decoding_message_size(most);
+    async fn fetch_image(
+        &self,
+        image: &str,
+        verbose: bool,
+    ) -> Result<Option<v1::ImageStatusResponse>, Error> {
+        let call = self.call("ImageStatus", CALL_TIMEOUT);
+        let max_bytes = if verbose {
+            MAX_VERBOSE_BYTES
+        } else {
+            MAX_RESPONSE_BYTES
+        };
+        let mut rpc = self.images.clone().max_decoding_message_size(max_bytes);
         let request = call.request(v1::ImageStatusRequest {
-            image: Some(convert::spec(image)),
+            image: Some(convert::image_spec(image)),
             verbose,
         });
-        call.found(rpc.image_status(request)).await
+        call.run_optional(rpc.image_status(request)).await
     }
 
     async fn probe_images(&self) -> Result<(), Error> {
-        let call = self.call("ImageFsInfo", PROBE);
+        let call = self.call("ImageFsInfo", PROBE_TIMEOUT);
         let mut rpc = self.images.clone();
         let request = call.request(v1::ImageFsInfoRequest {});
         call.run(rpc.image_fs_info(request)).await.map(|_| ())
@@ -134,16 +146,16 @@ impl Client {
         let answer = call
             .run(Box::pin(rpc.pull_image(message)))
             .await
-            .map_err(|e| pull_failure(&request.image, e))?;
+            .map_err(|e| to_pull_error(&request.image, e))?;
         if answer.image_ref.is_empty() {
-            return Err(call.bad_answer("it names no image"));
+            return Err(call.invalid_response("it names no image"));
         }
         Ok(answer.image_ref)
     }
 }
 
 #[async_trait]
-impl Runtime for Client {
+impl Runtime for CriClient {
     fn name(&self) -> &str {
         &self.name
     }
@@ -153,12 +165,12 @@ impl Runtime for Client {
     }
 
     async fn version(&self) -> Result<Version, Error> {
-        self.ask_version(CALL).await
+        self.fetch_version(CALL_TIMEOUT).await
     }
 
     async fn image_status(&self, image: &str) -> Result<Option<Image>, Error> {
-        let answer = match self.ask_image(image, true).await {
-            Err(error) if too_long(&error) => self.ask_image(image, false).await?,
+        let answer = match self.fetch_image(image, true).await {
+            Err(error) if is_too_long(&error) => self.fetch_image(image, false).await?,
             other => other?,
         };
         Ok(answer.and_then(|a| a.image.map(|image| convert::image(image, &a.info))))
@@ -166,11 +178,11 @@ impl Runtime for Client {
 
     async fn pull_image(&self, request: &PullRequest) -> Result<String, Error> {
         // Held until the pull ends or is dropped: bytes are counted for pulls of ours that are in progress.
-        let _counted = self.content.as_ref().map(|content| content.count(&request.image));
+        let _guard = self.content.as_ref().map(|content| content.track(&request.image));
         self.pull(request).await
     }
 
-    async fn pull_progress(&self, image: &str) -> Result<Option<Bytes>, Error> {
+    async fn pull_progress(&self, image: &str) -> Result<Option<DownloadProgress>, Error> {
         let Some(content) = &self.content else {
             return Ok(None);
         };
@@ -181,41 +193,41 @@ impl Runtime for Client {
         }
     }
 
-    async fn containers(&self, pod_uid: &str) -> Result<Vec<Container>, Error> {
-        let call = self.call("ListContainers", CALL);
+    async fn list_containers(&self, pod_uid: &str) -> Result<Vec<Container>, Error> {
+        let call = self.call("ListContainers", CALL_TIMEOUT);
         let mut rpc = self.runtime.clone();
         let filter = v1::ContainerFilter {
-            label_selector: of_pod(pod_uid),
+            label_selector: pod_selector(pod_uid),
             ..Default::default()
         };
         let request = call.request(v1::ListContainersRequest { filter: Some(filter) });
         let answer = call.run(rpc.list_containers(request)).await?;
         let mut list: Vec<Container> = answer.containers.into_iter().map(convert::container).collect();
-        newest_first(&mut list);
+        sort_newest_first(&mut list);
         Ok(list)
     }
 
     async fn container_status(&self, id: &str) -> Result<Option<ContainerStatus>, Error> {
-        let answer = self.ask_status(id, false).await?;
+        let answer = self.fetch_status(id, false).await?;
         Ok(answer.and_then(|a| a.status).map(convert::container_status))
     }
 
     async fn container_details(&self, id: &str) -> Result<Option<ContainerDetails>, Error> {
-        let answer = match self.ask_status(id, true).await {
-            Err(error) if too_long(&error) => self.ask_status(id, false).await?,
+        let answer = match self.fetch_status(id, true).await {
+            Err(error) if is_too_long(&error) => self.fetch_status(id, false).await?,
             other => other?,
         };
         Ok(answer.and_then(|a| Some(convert::container_details(a.status?, &a.info))))
     }
 
     async fn stop_container(&self, id: &str, grace: Duration) -> Result<(), Error> {
-        let call = self.call("StopContainer", grace.saturating_add(CALL));
+        let call = self.call("StopContainer", grace.saturating_add(CALL_TIMEOUT));
         let mut rpc = self.runtime.clone();
         let request = call.request(v1::StopContainerRequest {
             container_id: id.to_owned(),
-            timeout: convert::whole_seconds(grace.min(call::LONGEST)),
+            timeout: convert::whole_seconds(grace.min(call::MAX_DEADLINE)),
         });
-        call.found(rpc.stop_container(request)).await.map(|_| ())
+        call.run_optional(rpc.stop_container(request)).await.map(|_| ())
     }
 
     async fn exec_sync(
@@ -223,16 +235,16 @@ impl Runtime for Client {
         id: &str,
         command: &[String],
         timeout: Duration,
-        most: usize,
+        max_output: usize,
     ) -> Result<Option<ExecOutput>, Error> {
-        let call = self.call("ExecSync", timeout.saturating_add(CALL));
-        let most = most.saturating_add(EXEC_FIELDS);
-        let mut rpc = self.runtime.clone().max_decoding_message_size(most);
+        let call = self.call("ExecSync", timeout.saturating_add(CALL_TIMEOUT));
+        let max_bytes = max_output.saturating_add(EXEC_FIELDS);
+        let mut rpc = self.runtime.clone().max_decoding_message_size(max_bytes);
         let request = call.request(v1::ExecSyncRequest {
             container_id: id.to_owned(),
             cmd: command.to_vec(),
             // To CRI, 0 is "no limit".
-            timeout: convert::whole_seconds(timeout.min(call::LONGEST)).max(1),
+            timeout: convert::whole_seconds(timeout.min(call::MAX_DEADLINE)).max(1),
         });
         match call.run(rpc.exec_sync(request)).await {
             Ok(answer) => Ok(Some(ExecOutput {
@@ -240,26 +252,26 @@ impl Runtime for Client {
                 stderr: answer.stderr,
                 exit_code: answer.exit_code,
             })),
-            Err(error) if too_long(&error) => Ok(None),
+            Err(error) if is_too_long(&error) => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     async fn pod_ips(&self, pod_uid: &str) -> Result<Vec<String>, Error> {
-        self.ask_pod_ips(pod_uid).await
+        self.fetch_pod_ips(pod_uid).await
     }
 }
 
-impl Client {
-    async fn ask_pod_ips(&self, pod_uid: &str) -> Result<Vec<String>, Error> {
-        let call = self.call("ListPodSandbox", CALL);
+impl CriClient {
+    async fn fetch_pod_ips(&self, pod_uid: &str) -> Result<Vec<String>, Error> {
+        let call = self.call("ListPodSandbox", CALL_TIMEOUT);
         let mut rpc = self.runtime.clone();
         let ready = v1::PodSandboxStateValue {
             state: v1::PodSandboxState::SandboxReady.into(),
         };
         let filter = v1::PodSandboxFilter {
             state: Some(ready),
-            label_selector: of_pod(pod_uid),
+            label_selector: pod_selector(pod_uid),
             ..Default::default()
         };
         let request = call.request(v1::ListPodSandboxRequest { filter: Some(filter) });
@@ -267,21 +279,21 @@ impl Client {
         let Some(newest) = answer.items.into_iter().max_by_key(|s| s.created_at) else {
             return Ok(Vec::new());
         };
-        let call = self.call("PodSandboxStatus", CALL);
+        let call = self.call("PodSandboxStatus", CALL_TIMEOUT);
         let request = call.request(v1::PodSandboxStatusRequest {
             pod_sandbox_id: newest.id,
             verbose: false,
         });
-        let answer = call.found(rpc.pod_sandbox_status(request)).await?;
+        let answer = call.run_optional(rpc.pod_sandbox_status(request)).await?;
         Ok(answer
             .and_then(|a| a.status)
             .and_then(|s| s.network)
-            .map_or_else(Vec::new, convert::addresses))
+            .map_or_else(Vec::new, convert::pod_ips))
     }
 }
 
 /// Sorts containers: the one that kubelet started last comes first of those of its name.
-fn newest_first(list: &mut [Container]) {
+fn sort_newest_first(list: &mut [Container]) {
     list.sort_by(|a, b| {
         // The node's clock may have been set back in between.
         (b.restart_count, b.created_at, &b.id).cmp(&(a.restart_count, a.created_at, &a.id))
@@ -289,28 +301,28 @@ fn newest_first(list: &mut [Container]) {
 }
 
 /// Whether an answer was longer than what is read of it.
-fn too_long(error: &Error) -> bool {
-    matches!(error, Error::BadAnswer { why, .. } if why == call::TOO_LONG)
+fn is_too_long(error: &Error) -> bool {
+    matches!(error, Error::InvalidResponse { why, .. } if why == call::RESPONSE_TOO_LONG)
 }
 
 /// What a refusal of PullImage says of the image. containerd 2 calls formats that it has dropped "not implemented".
-fn pull_failure(image: &str, error: Error) -> Error {
+fn to_pull_error(image: &str, error: Error) -> Error {
     let (code, message) = match error {
-        Error::Refused { code, message, .. } => (code, message),
+        Error::Rejected { code, message, .. } => (code, message),
         Error::Unimplemented { message, .. } if message.contains("failed to pull") => {
             (tonic::Code::Unimplemented, message)
         }
         other => return other,
     };
-    let cause = PullCause::of(code, &message);
+    let cause = PullCause::classify(code, &message);
     Error::Pull {
         image: image.to_owned(),
         cause,
-        message: convert::pull_words(&message),
+        message: convert::clean_pull_message(&message),
     }
 }
 
-fn of_pod(uid: &str) -> std::collections::HashMap<String, String> {
+fn pod_selector(uid: &str) -> std::collections::HashMap<String, String> {
     [(POD_UID_LABEL.to_owned(), uid.to_owned())].into()
 }
 
@@ -332,7 +344,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_container_with_the_most_restarts_is_the_newest_whatever_the_clock_said() {
+    fn container_with_most_restarts_is_newest() {
         let container = |id: &str, restart_count, second| Container {
             id: id.to_owned(),
             restart_count,
@@ -344,7 +356,7 @@ mod tests {
             container("again", 1, 100),
             container("last", 1, 200),
         ];
-        newest_first(&mut list);
+        sort_newest_first(&mut list);
         let order: Vec<_> = list.iter().map(|container| container.id.as_str()).collect();
         assert_eq!(order, ["last", "again", "first"]);
     }

@@ -7,7 +7,7 @@
 //! when its directory changes, and at growing intervals where no event tells (a socket that is there and does not
 //! answer). A runtime that has answered once is kept while it restarts; its client reconnects by itself.
 
-mod appear;
+mod inotify;
 #[cfg(test)]
 mod tests;
 
@@ -21,8 +21,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::appear::Directories;
-use super::client::Client;
+use self::inotify::DirectoryWatcher;
+use super::client::CriClient;
 use super::{Error, Runtime, Version};
 use kruise_api::backoff::Backoff;
 use kruise_ops::Progress;
@@ -30,7 +30,7 @@ use kruise_ops::Progress;
 /// Where the DaemonSet mounts the host's `/var/run`.
 const HOST_RUN: &str = "/hostvarrun";
 /// Upstream's order.
-const KNOWN: [&str; 6] = [
+const KNOWN_SOCKETS: [&str; 6] = [
     "containerd.sock",
     "containerd/containerd.sock",
     "crio.sock",
@@ -39,22 +39,22 @@ const KNOWN: [&str; 6] = [
     "cri-dockerd/cri-dockerd.sock",
 ];
 /// A socket exists a moment before it listens.
-const RETRY: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(15));
+const PROBE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(15));
 /// No event tells that a runtime hangs, nor that a directory was mounted.
-const LOOK_AGAIN: Duration = Duration::from_secs(15);
+const PROBE_INTERVAL: Duration = Duration::from_secs(15);
 /// What one look at all sockets takes at most: some calls at each, all sockets at the same time.
-const LOOK: Duration = Duration::from_secs(60);
+const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Where to look for sockets.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct DiscoveryOptions {
     /// The directory that holds the host's sockets.
     pub root: PathBuf,
     /// The one socket to use, absolute or relative to `root`; none looks at the known places.
     pub socket_file: Option<PathBuf>,
 }
 
-impl Options {
+impl DiscoveryOptions {
     /// `/hostvarrun`, or `/run` where that is not mounted, as for a process on the host itself.
     pub fn new(socket_file: Option<PathBuf>) -> Self {
         let mounted = Path::new(HOST_RUN);
@@ -79,7 +79,7 @@ impl Options {
                     .map_or(file.as_path(), Path::new);
                 vec![self.root.join(file)]
             }
-            None => KNOWN.iter().map(|known| self.root.join(known)).collect(),
+            None => KNOWN_SOCKETS.iter().map(|known| self.root.join(known)).collect(),
         }
     }
 }
@@ -96,49 +96,49 @@ pub struct SocketHealth {
     /// Whether the last call was answered.
     pub healthy: bool,
     /// The state in words.
-    pub words: String,
+    pub message: String,
 }
 
 impl SocketHealth {
     /// Whether there is, or ever was, a runtime at that path: none of the known places is of interest otherwise.
     #[must_use]
-    pub fn found(&self) -> bool {
+    pub fn was_found(&self) -> bool {
         self.present || self.version.is_some()
     }
 }
 
 /// Why no runtime answers, in words.
 #[must_use]
-pub fn why_none(sockets: &[SocketHealth]) -> String {
-    let (found, missing): (Vec<_>, Vec<_>) = sockets.iter().partition(|s| s.found());
-    let mut words: Vec<String> = found.iter().map(|s| s.words.clone()).collect();
+pub fn no_runtime_reason(sockets: &[SocketHealth]) -> String {
+    let (found, missing): (Vec<_>, Vec<_>) = sockets.iter().partition(|s| s.was_found());
+    let mut messages: Vec<String> = found.iter().map(|s| s.message.clone()).collect();
     if !missing.is_empty() {
         let paths: Vec<_> = missing.iter().map(|s| s.socket.display().to_string()).collect();
-        words.push(format!("no socket at {}", paths.join(", ")));
+        messages.push(format!("no socket at {}", paths.join(", ")));
     }
-    words.join("; ")
+    messages.join("; ")
 }
 
 /// The node's runtimes. Clones share one state.
 #[derive(Clone)]
 pub struct Runtimes {
-    shared: Arc<Shared>,
+    shared: Arc<SharedSlots>,
 }
 
-struct Shared {
-    slots: RwLock<Vec<Slot>>,
+struct SharedSlots {
+    slots: RwLock<Vec<SocketSlot>>,
     changed: watch::Sender<u64>,
 }
 
 #[derive(Clone)]
-struct Slot {
+struct SocketSlot {
     health: SocketHealth,
     runtime: Option<Arc<dyn Runtime>>,
     failures: u32,
-    due: Option<Instant>,
+    next_probe: Option<Instant>,
 }
 
-impl Slot {
+impl SocketSlot {
     fn new(socket: PathBuf) -> Self {
         let words = format!("{} has not been checked yet", socket.display());
         let health = SocketHealth {
@@ -146,13 +146,13 @@ impl Slot {
             version: None,
             present: false,
             healthy: false,
-            words,
+            message: words,
         };
         Self {
             health,
             runtime: None,
             failures: 0,
-            due: None,
+            next_probe: None,
         }
     }
 }
@@ -160,12 +160,12 @@ impl Slot {
 #[cfg(any(test, feature = "testing"))]
 impl Runtimes {
     /// One runtime that has answered, and is not looked at again.
-    pub fn of(runtime: impl Runtime) -> Self {
-        let mut slot = Slot::new(runtime.socket().to_owned());
+    pub fn from_runtime(runtime: impl Runtime) -> Self {
+        let mut slot = SocketSlot::new(runtime.socket().to_owned());
         slot.health.healthy = true;
         slot.runtime = Some(Arc::new(runtime));
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(SharedSlots {
                 slots: RwLock::new(vec![slot]),
                 changed: watch::channel(0).0,
             }),
@@ -174,11 +174,11 @@ impl Runtimes {
 }
 
 impl Runtimes {
-    /// Nothing is looked for before [`Runtimes::run`] or [`Runtimes::look`].
-    pub fn new(options: &Options) -> Self {
-        let slots = options.candidates().into_iter().map(Slot::new).collect();
+    /// Nothing is looked for before [`Runtimes::run`] or [`Runtimes::probe_all`].
+    pub fn new(options: &DiscoveryOptions) -> Self {
+        let slots = options.candidates().into_iter().map(SocketSlot::new).collect();
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(SharedSlots {
                 slots: RwLock::new(slots),
                 changed: watch::channel(0).0,
             }),
@@ -187,26 +187,26 @@ impl Runtimes {
 
     /// The runtime for what belongs to no container, such as pulls: the first in order that answers, else the first
     /// that ever did.
-    pub fn first(&self) -> Option<Arc<dyn Runtime>> {
+    pub fn preferred(&self) -> Option<Arc<dyn Runtime>> {
         let slots = self.slots();
-        let known = || slots.iter().filter(|s| s.runtime.is_some());
-        known()
+        let with_runtime = || slots.iter().filter(|s| s.runtime.is_some());
+        with_runtime()
             .find(|s| s.health.healthy)
-            .or_else(|| known().next())
+            .or_else(|| with_runtime().next())
             .and_then(|s| s.runtime.clone())
     }
 
     /// The runtime of that name, the scheme of a `containerID`.
     pub fn by_name(&self, name: &str) -> Option<Arc<dyn Runtime>> {
         let slots = self.slots();
-        let named = || {
+        let matching = || {
             slots
                 .iter()
                 .filter(|s| s.runtime.as_ref().is_some_and(|r| r.name() == name))
         };
-        named()
+        matching()
             .find(|s| s.health.healthy)
-            .or_else(|| named().next())
+            .or_else(|| matching().next())
             .and_then(|s| s.runtime.clone())
     }
 
@@ -221,31 +221,31 @@ impl Runtimes {
     }
 
     /// Looks at all sockets once, concurrently.
-    pub async fn look(&self) {
-        self.look_at(|_| true).await;
+    pub async fn probe_all(&self) {
+        self.probe_where(|_| true).await;
     }
 
     /// Looks for runtimes until shutdown.
     pub async fn run(&self, shutdown: CancellationToken, progress: &Progress) {
-        let step = progress.waiting("runtimes");
+        let step = progress.begin_idle("runtimes");
         let sockets: Vec<PathBuf> = self.health().into_iter().map(|h| h.socket).collect();
-        let mut directories = Directories::watch(&sockets);
-        let mut all = true;
+        let mut directories = DirectoryWatcher::watch(&sockets);
+        let mut probe_every = true;
         while !shutdown.is_cancelled() {
             let now = Instant::now();
-            step.now("looking at the runtimes' sockets", LOOK);
+            step.set_activity("looking at the runtimes' sockets", PROBE_TIMEOUT);
             tokio::select! {
-                () = self.look_at(|slot| all || slot.due.is_none_or(|due| due <= now)) => (),
+                () = self.probe_where(|slot| probe_every || slot.next_probe.is_none_or(|due| due <= now)) => (),
                 () = shutdown.cancelled() => return,
             }
             let next = self
                 .slots()
                 .iter()
-                .filter_map(|s| s.due)
+                .filter_map(|s| s.next_probe)
                 .min()
-                .unwrap_or(now + LOOK_AGAIN);
-            step.idle(Some(next.saturating_duration_since(Instant::now())));
-            all = tokio::select! {
+                .unwrap_or(now + PROBE_INTERVAL);
+            step.set_idle(Some(next.saturating_duration_since(Instant::now())));
+            probe_every = tokio::select! {
                 () = directories.changed() => true,
                 () = tokio::time::sleep_until(next) => false,
                 () = shutdown.cancelled() => return,
@@ -254,28 +254,29 @@ impl Runtimes {
     }
 
     /// Looks at some sockets concurrently; each result counts at once, whatever the others do.
-    async fn look_at(&self, which: impl Fn(&Slot) -> bool) {
-        let chosen = self
+    async fn probe_where(&self, filter: impl Fn(&SocketSlot) -> bool) {
+        let selected = self
             .slots()
             .into_iter()
             .enumerate()
-            .filter(|(_, slot)| which(slot));
-        join_all(chosen.map(|(index, slot)| async move { self.store(index, look(slot).await) })).await;
+            .filter(|(_, slot)| filter(slot));
+        join_all(selected.map(|(index, slot)| async move { self.update_slot(index, probe(slot).await) }))
+            .await;
     }
 
-    fn store(&self, index: usize, seen: Slot) {
+    fn update_slot(&self, index: usize, probed: SocketSlot) {
         let mut slots = self.shared.slots.write().unwrap_or_else(PoisonError::into_inner);
         let Some(slot) = slots.get_mut(index) else { return };
-        let changed = slot.health != seen.health;
-        *slot = seen;
+        let changed = slot.health != probed.health;
+        *slot = probed;
         if changed {
             let SocketHealth {
                 socket,
                 healthy,
-                words,
+                message: words,
                 ..
             } = &slot.health;
-            if slot.health.found() {
+            if slot.health.was_found() {
                 tracing::info!(socket = %socket.display(), healthy, "{words}");
             } else {
                 tracing::debug!(socket = %socket.display(), "{words}");
@@ -285,7 +286,7 @@ impl Runtimes {
         }
     }
 
-    fn slots(&self) -> Vec<Slot> {
+    fn slots(&self) -> Vec<SocketSlot> {
         self.shared
             .slots
             .read()
@@ -295,19 +296,19 @@ impl Runtimes {
 }
 
 /// One look at one socket.
-async fn look(mut slot: Slot) -> Slot {
+async fn probe(mut slot: SocketSlot) -> SocketSlot {
     let now = Instant::now();
-    if let Some(words) = missing(&slot.health.socket).await {
+    if let Some(words) = missing_reason(&slot.health.socket).await {
         slot.health.present = false;
         slot.health.healthy = false;
-        slot.health.words = words;
-        slot.due = Some(now + LOOK_AGAIN);
+        slot.health.message = words;
+        slot.next_probe = Some(now + PROBE_INTERVAL);
         return slot;
     }
     slot.health.present = true;
-    match ask(&slot).await {
+    match connect(&slot).await {
         Ok((runtime, version)) => {
-            slot.health.words = format!(
+            slot.health.message = format!(
                 "{} {} answers at {}",
                 version.runtime_name,
                 version.runtime_version,
@@ -317,12 +318,12 @@ async fn look(mut slot: Slot) -> Slot {
             slot.health.version = Some(version);
             slot.runtime = Some(runtime);
             slot.failures = 0;
-            slot.due = Some(Instant::now() + LOOK_AGAIN);
+            slot.next_probe = Some(Instant::now() + PROBE_INTERVAL);
         }
         Err(error) => {
-            slot.health.words = error.to_string();
+            slot.health.message = error.to_string();
             slot.health.healthy = false;
-            slot.due = Some(Instant::now() + RETRY.pause(slot.failures));
+            slot.next_probe = Some(Instant::now() + PROBE_BACKOFF.delay(slot.failures));
             slot.failures = slot.failures.saturating_add(1);
         }
     }
@@ -330,19 +331,19 @@ async fn look(mut slot: Slot) -> Slot {
 }
 
 /// Asks the runtime that we know, or whoever is there where we know none or it has changed.
-async fn ask(slot: &Slot) -> Result<(Arc<dyn Runtime>, Version), Error> {
+async fn connect(slot: &SocketSlot) -> Result<(Arc<dyn Runtime>, Version), Error> {
     if let Some(runtime) = &slot.runtime {
         let version = runtime.version().await?;
         if version.runtime_name == runtime.name() {
             return Ok((Arc::clone(runtime), version));
         }
     }
-    let (client, version) = Client::connect(&slot.health.socket).await?;
+    let (client, version) = CriClient::connect(&slot.health.socket).await?;
     Ok((Arc::new(client), version))
 }
 
 /// Why there can be no runtime at `path`, in words.
-async fn missing(path: &Path) -> Option<String> {
+async fn missing_reason(path: &Path) -> Option<String> {
     let shown = path.display();
     match tokio::fs::metadata(path).await {
         Ok(file) if file.file_type().is_socket() => None,

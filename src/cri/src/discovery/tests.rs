@@ -3,8 +3,8 @@
 use super::*;
 
 #[test]
-fn looks_at_the_known_places_in_upstreams_order() {
-    let options = Options {
+fn default_candidates_follow_upstreams_order() {
+    let options = DiscoveryOptions {
         root: "/hostvarrun".into(),
         socket_file: None,
     };
@@ -15,35 +15,42 @@ fn looks_at_the_known_places_in_upstreams_order() {
 }
 
 #[test]
-fn a_given_socket_is_the_only_one() {
-    let of = |file: &str| {
-        Options {
+fn socket_file_option_is_the_only_candidate() {
+    let candidates = |file: &str| {
+        DiscoveryOptions {
             root: "/hostvarrun".into(),
             socket_file: Some(file.into()),
         }
         .candidates()
     };
-    assert_eq!(of("x/y.sock"), [Path::new("/hostvarrun/x/y.sock")]);
-    assert_eq!(of("/run/y.sock"), [Path::new("/run/y.sock")]);
-    assert_eq!(of("unix:///run/y.sock"), [Path::new("/run/y.sock")]);
+    assert_eq!(candidates("x/y.sock"), [Path::new("/hostvarrun/x/y.sock")]);
+    assert_eq!(candidates("/run/y.sock"), [Path::new("/run/y.sock")]);
+    assert_eq!(candidates("unix:///run/y.sock"), [Path::new("/run/y.sock")]);
 }
 
 #[test]
-fn why_none_answers_names_missing_sockets_once() {
-    let mut slots: Vec<_> = ["/a", "/b", "/c"].map(|s| Slot::new(s.into()).health).into();
+fn no_runtime_reason_lists_missing_sockets_once() {
+    let mut slots: Vec<_> = ["/a", "/b", "/c"]
+        .map(|s| SocketSlot::new(s.into()).health)
+        .into();
     slots[0].present = true;
-    slots[0].words = "runtime at /a did not answer".to_owned();
+    slots[0].message = "runtime at /a did not answer".to_owned();
     assert_eq!(
-        why_none(&slots),
+        no_runtime_reason(&slots),
         "runtime at /a did not answer; no socket at /b, /c"
     );
 }
 
 #[tokio::test]
-async fn says_what_is_at_the_path() {
+async fn missing_reason_describes_the_path() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("f.sock");
-    assert!(missing(&file).await.unwrap().contains("there is no socket"));
+    assert!(
+        missing_reason(&file)
+            .await
+            .unwrap()
+            .contains("there is no socket")
+    );
     std::fs::write(&file, "").unwrap();
-    assert!(missing(&file).await.unwrap().contains("is not a socket"));
+    assert!(missing_reason(&file).await.unwrap().contains("is not a socket"));
 }

@@ -8,23 +8,23 @@ use kube::Api;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::{Error, Shared, observe};
+use super::{Error, MetaController, observe};
 use crate::hook;
-use crate::pods::{PodView, seconds};
+use crate::pods::{NodePod, bounded_seconds};
 use kruise_api::in_place::RuntimeContainerMetaSet;
 use kruise_api::keys;
 use kruise_cluster::{EventType, Key, write};
 use kruise_cri::{ContainerState, Runtime};
 
 /// How long the runtime may take to answer, beyond what it is told to wait.
-const ANSWER: Duration = Duration::from_secs(12);
+const RUNTIME_TIMEOUT: Duration = Duration::from_secs(12);
 /// The least that a container gets to stop.
-const LEAST_GRACE: Duration = Duration::from_secs(2);
+const MIN_GRACE_PERIOD: Duration = Duration::from_secs(2);
 
 /// A Pod as the answer to a write: nothing of it is needed, and to read it whole takes memory.
 #[derive(kube::Resource, Clone, Debug, Deserialize, Serialize)]
 #[resource(inherit = Pod)]
-struct Written {
+struct PatchedPod {
     metadata: ObjectMeta,
 }
 
@@ -33,11 +33,15 @@ struct Written {
 ///
 /// # Errors
 /// When the API server refuses or cannot be reached; that the Pod has gone is none.
-pub async fn write(shared: &Shared, pod: &PodView, set: &RuntimeContainerMetaSet) -> Result<(), Error> {
-    let text = serde_json::to_string(set).map_err(|error| Error::Json(error.to_string()))?;
+pub async fn write_annotation(
+    shared: &MetaController,
+    pod: &NodePod,
+    meta_set: &RuntimeContainerMetaSet,
+) -> Result<(), Error> {
+    let text = serde_json::to_string(meta_set).map_err(|error| Error::Json(error.to_string()))?;
     let annotations = json!({ keys::RUNTIME_CONTAINERS_META: text });
     let patch = json!({ "metadata": { "uid": pod.uid, "annotations": annotations } });
-    let api: Api<Written> = Api::namespaced(shared.ctx.cluster.client.clone(), &pod.namespace);
+    let api: Api<PatchedPod> = Api::namespaced(shared.ctx.cluster.client.clone(), &pod.namespace);
     match write::patch_status_merge(&api, &pod.name, &patch).await {
         Ok(_) => Ok(()),
         Err(error) if error.not_found() => Ok(()),
@@ -51,34 +55,51 @@ pub async fn write(shared: &Shared, pod: &PodView, set: &RuntimeContainerMetaSet
 ///
 /// # Errors
 /// When the runtime does not answer, or would not stop it.
-pub async fn restart(shared: &Shared, key: &Key, pod: &PodView, name: &str, id: &str) -> Result<(), Error> {
-    let slot = shared.ctx.stops.take(&pod.namespace).await;
+pub async fn restart_container(
+    shared: &MetaController,
+    key: &Key,
+    pod: &NodePod,
+    name: &str,
+    id: &str,
+) -> Result<(), Error> {
+    let slot = shared.ctx.stop_slots.acquire(&pod.namespace).await;
     let slot = slot.ok_or(Error::Withdrawn)?;
-    slot.during(Box::pin(stop(shared, key, pod, name, id))).await
+    slot.run(Box::pin(stop_container(shared, key, pod, name, id)))
+        .await
 }
 
-async fn stop(shared: &Shared, key: &Key, pod: &PodView, name: &str, id: &str) -> Result<(), Error> {
-    let (scheme, bare) = observe::parts(id)?;
+async fn stop_container(
+    shared: &MetaController,
+    key: &Key,
+    pod: &NodePod,
+    name: &str,
+    id: &str,
+) -> Result<(), Error> {
+    let (scheme, bare_id) = observe::split_container_id(id)?;
     let runtime = shared.runtime(scheme)?;
-    if !shared.wanted(key, &pod.uid) {
+    if !shared.restart_still_needed(key, &pod.uid) {
         return Err(Error::Withdrawn);
     }
-    let grace = seconds(pod.grace_seconds);
-    let limit = grace * 2 + LEAST_GRACE + 3 * ANSWER;
-    let what = format!(
+    let grace = bounded_seconds(pod.grace_period_seconds);
+    let timeout = grace * 2 + MIN_GRACE_PERIOD + 3 * RUNTIME_TIMEOUT;
+    let description = format!(
         "restart of container {name} of Pod {}/{}",
         pod.namespace, pod.name
     );
-    let _step = shared.ctx.health.progress.begin(super::NAME, what, limit);
-    let status = runtime.container_status(bare).await?;
-    let runs = |state| matches!(state, ContainerState::Running | ContainerState::Unknown);
-    if !status.is_some_and(|status| runs(status.state) && observe::belongs(&status, pod, name)) {
+    let _progress = shared
+        .ctx
+        .health
+        .progress
+        .begin(super::NAME, description, timeout);
+    let status = runtime.container_status(bare_id).await?;
+    let is_running = |state| matches!(state, ContainerState::Running | ContainerState::Unknown);
+    if !status.is_some_and(|status| is_running(status.state) && observe::belongs_to_pod(&status, pod, name)) {
         return Ok(());
     }
     tracing::info!(pod = %pod.name, namespace = pod.namespace, container = name, id, "restarting container for its new environment");
     // OpenKruise has the container's name where the ID belongs.
     let note = format!("Stopping containerID {scheme}://{name} by container meta restarter");
-    tell(
+    publish_event(
         shared,
         pod,
         name,
@@ -87,19 +108,19 @@ async fn stop(shared: &Shared, key: &Key, pod: &PodView, name: &str, id: &str) -
         "Restarting",
         note,
     );
-    let begun = Instant::now();
-    run_hook(shared, runtime.as_ref(), pod, name, bare, grace).await;
-    let left = grace.saturating_sub(begun.elapsed()).max(LEAST_GRACE);
-    runtime.stop_container(bare, left).await?;
+    let started = Instant::now();
+    run_hook(shared, runtime.as_ref(), pod, name, bare_id, grace).await;
+    let grace_left = grace.saturating_sub(started.elapsed()).max(MIN_GRACE_PERIOD);
+    runtime.stop_container(bare_id, grace_left).await?;
     tracing::info!(pod = %pod.name, namespace = pod.namespace, container = name, id, "stopped container");
     Ok(())
 }
 
 /// Runs the hook that the container has, for at most its grace period; a failure is told and stops nothing.
 async fn run_hook(
-    shared: &Shared,
+    shared: &MetaController,
     runtime: &dyn Runtime,
-    pod: &PodView,
+    pod: &NodePod,
     name: &str,
     id: &str,
     grace: Duration,
@@ -110,9 +131,9 @@ async fn run_hook(
     let Some(hook) = container.pre_stop.as_ref().filter(|_| !grace.is_zero()) else {
         return;
     };
-    let target = hook::Target {
+    let target = hook::HookTarget {
         runtime,
-        container: id,
+        container_id: id,
         pod_uid: &pod.runtime_uid,
         host: pod.ips.first().cloned(),
         ports: &container.ports,
@@ -121,13 +142,13 @@ async fn run_hook(
         tracing::warn!(pod = %pod.name, namespace = pod.namespace, container = name, %error, "preStop hook failed");
         let note = format!("PreStop hook of container {name} failed: {error}");
         let reason = keys::EVENT_FAILED_PRE_STOP_HOOK;
-        tell(shared, pod, name, EventType::Warning, reason, "PreStop", note);
+        publish_event(shared, pod, name, EventType::Warning, reason, "PreStop", note);
     }
 }
 
-fn tell(
-    shared: &Shared,
-    pod: &PodView,
+fn publish_event(
+    shared: &MetaController,
+    pod: &NodePod,
     container: &str,
     type_: EventType,
     reason: &str,
@@ -135,5 +156,5 @@ fn tell(
     note: String,
 ) {
     let events = &shared.ctx.cluster.events;
-    events.publish(pod.reference(container), type_, reason, action, note);
+    events.publish(pod.container_reference(container), type_, reason, action, note);
 }

@@ -21,13 +21,13 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::Context;
-use super::pods::{MetaView, PodView, RestartPolicy};
-use kruise_cluster::queue::{self, Again, Failure};
-use kruise_cluster::{self as cluster, Change, EventType, Key, Mirror};
+use super::pods::{NodePod, PodContainerMeta, RestartPolicy};
+use kruise_cluster::queue::{self, ReconcileError, RequeueAfter};
+use kruise_cluster::{self as cluster, Change, EventType, Key, Store};
 use kruise_cri::{self as cri, Runtime};
 use kruise_ops::metrics::metrics;
-use kruise_ops::{Gate, panics};
-use plan::{Memory, Plan, UNSEEN};
+use kruise_ops::{FeatureGate, panics};
+use plan::{Plan, PodMetaState, WRITE_CACHE_TTL};
 
 /// What the duty calls itself in logs and in liveness.
 const NAME: &str = "container meta";
@@ -35,9 +35,9 @@ const NAME: &str = "container meta";
 const WORKERS: usize = 5;
 
 /// How long until a container that a request is recreating is looked at again.
-const REQUEST: Duration = Duration::from_secs(2);
+const RECREATE_RECHECK_DELAY: Duration = Duration::from_secs(2);
 /// The pause after a write that cannot succeed before somebody changes something.
-const REFUSED: Duration = Duration::from_secs(300);
+const REJECTED_RETRY_DELAY: Duration = Duration::from_secs(300);
 
 /// Why a pass failed.
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +53,7 @@ pub enum Error {
     NoRuntime(String),
     /// The Pod's status has something else for a container ID.
     #[error("container ID {0:?} is not of the form RUNTIME://ID")]
-    Id(String),
+    InvalidContainerId(String),
     /// The annotation cannot be written as JSON.
     #[error("annotation: {0}")]
     Json(String),
@@ -76,14 +76,14 @@ impl Error {
             Self::Cluster(error) => error.retryable(),
             Self::Runtime(error) => error.retryable(),
             Self::NoRuntime(_) | Self::Withdrawn | Self::Panic(_) => true,
-            Self::Id(_) | Self::Json(_) | Self::WatchEnded => false,
+            Self::InvalidContainerId(_) | Self::Json(_) | Self::WatchEnded => false,
         }
     }
 
     /// Whether the same pass fails until somebody changes something.
-    fn lasting(&self) -> bool {
+    fn permanent(&self) -> bool {
         match self {
-            Self::Cluster(error) => error.lasting(),
+            Self::Cluster(error) => error.permanent(),
             other => !other.retryable(),
         }
     }
@@ -95,7 +95,7 @@ impl Error {
             Self::Cluster(error) => error.category(),
             Self::Runtime(error) => error.category(),
             Self::NoRuntime(_) => "no_runtime",
-            Self::Id(_) => "bad_id",
+            Self::InvalidContainerId(_) => "bad_id",
             Self::Json(_) => "json",
             Self::Withdrawn => "withdrawn",
             Self::Panic(_) => "panic",
@@ -104,7 +104,7 @@ impl Error {
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for ReconcileError {
     fn from(error: Error) -> Self {
         match error {
             Error::Cluster(error) => error.into(),
@@ -114,50 +114,53 @@ impl From<Error> for Failure {
 }
 
 /// What the passes share.
-struct Shared {
+struct MetaController {
     ctx: Context,
-    pods: Mirror<PodView>,
+    pods: Store<NodePod>,
     /// Whether environment from labels and annotations is looked after.
-    env: bool,
-    memories: Mutex<HashMap<Key, Memory>>,
-    start: Instant,
-    keys: mpsc::UnboundedSender<Key>,
+    env_from_metadata: bool,
+    pod_states: Mutex<HashMap<Key, PodMetaState>>,
+    started_at: Instant,
+    queue_tx: mpsc::UnboundedSender<Key>,
 }
 
 /// Runs until shutdown; `pods` is the mirror of this node's Pods.
 ///
 /// # Errors
 /// When the watch ends by itself.
-pub async fn run(mut ctx: Context, pods: Mirror<PodView>) -> Result<(), Error> {
+pub async fn run(mut ctx: Context, pods: Store<NodePod>) -> Result<(), Error> {
     // OpenKruise's name of the source of these events, which field selectors of clients may hold.
-    ctx.cluster.events = ctx.cluster.events.of("kruise-daemon-containermeta");
-    let (keys, keys_rx) = mpsc::unbounded_channel();
+    ctx.cluster.events = ctx.cluster.events.with_component("kruise-daemon-containermeta");
+    let (queue_tx, queue_rx) = mpsc::unbounded_channel();
     let shutdown = ctx.shutdown.clone();
-    let shared = Arc::new(Shared {
-        env: ctx.options.feature_gates.on(Gate::InPlaceUpdateEnvFromMetadata),
+    let shared = Arc::new(MetaController {
+        env_from_metadata: ctx
+            .options
+            .feature_gates
+            .enabled(FeatureGate::InPlaceUpdateEnvFromMetadata),
         ctx,
         pods,
-        memories: Mutex::default(),
-        start: Instant::now(),
-        keys,
+        pod_states: Mutex::default(),
+        started_at: Instant::now(),
+        queue_tx,
     });
     let progress = shared.ctx.health.progress.clone();
-    let work = queue::run(NAME, keys_rx, WORKERS, &progress, shutdown, |key| {
-        Arc::clone(&shared).pass(key)
+    let workers = queue::run(NAME, queue_rx, WORKERS, &progress, shutdown, |key| {
+        Arc::clone(&shared).reconcile(key)
     });
     tokio::select! {
-        () = work => Ok(()),
-        error = shared.feed() => Err(error),
+        () = workers => Ok(()),
+        error = shared.enqueue_changes() => Err(error),
     }
 }
 
-impl Shared {
+impl MetaController {
     fn now(&self) -> Duration {
-        self.start.elapsed()
+        self.started_at.elapsed()
     }
 
-    fn memories(&self) -> MutexGuard<'_, HashMap<Key, Memory>> {
-        self.memories.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pod_states(&self) -> MutexGuard<'_, HashMap<Key, PodMetaState>> {
+        self.pod_states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn runtime(&self, scheme: &str) -> Result<Arc<dyn Runtime>, Error> {
@@ -166,7 +169,7 @@ impl Shared {
     }
 
     /// Sends the Pods to look at: those that changed, and all when a runtime has come or gone.
-    async fn feed(&self) -> Error {
+    async fn enqueue_changes(&self) -> Error {
         let mut pods = self.pods.subscribe();
         let mut runtimes = self.ctx.runtimes.subscribe();
         loop {
@@ -175,16 +178,16 @@ impl Shared {
                     let Some(change) = change else { return Error::WatchEnded };
                     // The pass that follows takes in what it needs, or panics by itself.
                     let object = format_args!("change of {}", change.key);
-                    let _ = panics::isolated_now(NAME, object, || self.notice(&change));
-                    if concerns(&change) {
+                    let _ = panics::catch_panic_sync(NAME, object, || self.record_change(&change));
+                    if is_relevant(&change) {
                         // The receiver lives as long as the work beside us.
-                        let _ = self.keys.send(change.key);
+                        let _ = self.queue_tx.send(change.key);
                     }
                 }
                 // The sender lives as long as the context that we hold.
                 Ok(()) = runtimes.changed() => {
                     for (key, _) in self.pods.entries().into_iter().filter(|(_, pod)| pod.meta.is_some()) {
-                        let _ = self.keys.send(key);
+                        let _ = self.queue_tx.send(key);
                     }
                 }
             }
@@ -192,7 +195,7 @@ impl Shared {
     }
 
     /// Takes in each change by itself, for passes come less often.
-    fn notice(&self, change: &Change<PodView>) {
+    fn record_change(&self, change: &Change<NodePod>) {
         let Some((pod, meta)) = change
             .new
             .as_ref()
@@ -201,87 +204,89 @@ impl Shared {
             return;
         };
         let now = self.now();
-        let mut memories = self.memories();
-        memories
+        let mut states = self.pod_states();
+        states
             .entry(change.key.clone())
             .or_default()
-            .notice(pod, meta, now);
+            .record_change(pod, meta, now);
     }
 
     /// Looks at one Pod, asks the runtime what is not known yet, restarts and writes.
-    async fn pass(self: Arc<Self>, key: Key) -> Result<Again, Error> {
+    async fn reconcile(self: Arc<Self>, key: Key) -> Result<RequeueAfter, Error> {
         let pod = self.pods.get(&key);
         let Some((pod, meta)) = pod.as_ref().and_then(|pod| Some((pod, pod.meta.as_deref()?))) else {
-            self.memories().remove(&key);
-            report::show(&self.ctx.live, &key, Vec::new());
+            self.pod_states().remove(&key);
+            report::publish(&self.ctx.live, &key, Vec::new());
             return Ok(None);
         };
         let mut plan = self.plan(&key, pod, meta);
         let mut failure = None;
-        if !plan.read.is_empty() {
-            for (name, id) in &plan.read {
+        if !plan.inspect.is_empty() {
+            for (name, id) in &plan.inspect {
                 // One container that cannot be read must not hold up what is known of the others.
-                if let Err(error) = self.read(&key, pod, meta, name, id).await {
+                if let Err(error) = self.read_facts(&key, pod, meta, name, id).await {
                     failure = Some(error);
                 }
             }
             plan = self.plan(&key, pod, meta);
         }
         for (name, id) in &std::mem::take(&mut plan.restart) {
-            if self.recreated(id) {
+            if self.is_being_recreated(id) {
                 // The request may yet fail to stop it.
-                let later = self.now() + REQUEST;
-                plan.wake_at(later);
-            } else if let Some(policy) = ends_for_good(pod, name) {
+                let recheck_at = self.now() + RECREATE_RECHECK_DELAY;
+                plan.requeue_by(recheck_at);
+            } else if let Some(policy) = non_restarting_policy(pod, name) {
                 self.ctx.cluster.events.publish(
-                    pod.reference(name),
+                    pod.container_reference(name),
                     EventType::Warning,
                     "EnvironmentOutdated",
                     "Restarting",
                     format!("Container {name} keeps its old environment: with restartPolicy {policy} it might not start again"),
                 );
             } else {
-                self.begin_restart(&key, pod, name, id);
+                self.spawn_restart(&key, pod, name, id);
             }
         }
-        self.show(&key, pod);
+        self.publish_status(&key, pod);
         if let Some(set) = plan.write.take() {
-            if let Err(error) = act::write(&self, pod, &set).await {
-                if !error.lasting() {
+            if let Err(error) = act::write_annotation(&self, pod, &set).await {
+                if !error.permanent() {
                     return Err(error);
                 }
-                tracing::warn!(pod = %key, %error, pause = ?REFUSED, "the API server rejected the annotation");
-                let wake = plan.wake.map(|at| at.saturating_sub(self.now()));
-                return Ok(Some(wake.map_or(REFUSED, |wake| wake.min(REFUSED))));
+                tracing::warn!(pod = %key, %error, pause = ?REJECTED_RETRY_DELAY, "the API server rejected the annotation");
+                let requeue_after = plan.requeue_at.map(|at| at.saturating_sub(self.now()));
+                return Ok(Some(
+                    requeue_after.map_or(REJECTED_RETRY_DELAY, |wake| wake.min(REJECTED_RETRY_DELAY)),
+                ));
             }
             let now = self.now();
-            plan.wake_at(now + UNSEEN);
-            self.remember(&key, |memory| memory.written = Some((set, now)));
+            plan.requeue_by(now + WRITE_CACHE_TTL);
+            self.update_state(&key, |memory| memory.unconfirmed_write = Some((set, now)));
         }
         match failure {
             // Where there is something else to wake up for, the question is asked again then.
-            Some(error) if error.retryable() && plan.wake.is_none() => Err(error),
+            Some(error) if error.retryable() && plan.requeue_at.is_none() => Err(error),
             failure => {
                 if let Some(error) = failure {
                     tracing::warn!(pod = %key, %error, "cannot read the metadata of a container; leaving it out of the annotation");
                 }
-                Ok(plan.wake.map(|at| at.saturating_sub(self.now())))
+                Ok(plan.requeue_at.map(|at| at.saturating_sub(self.now())))
             }
         }
     }
 
-    fn plan(&self, key: &Key, pod: &PodView, meta: &MetaView) -> Plan {
-        let mut memories = self.memories();
-        let memory = memories.entry(key.clone()).or_default();
+    fn plan(&self, key: &Key, pod: &NodePod, meta: &PodContainerMeta) -> Plan {
+        let mut states = self.pod_states();
+        let state = states.entry(key.clone()).or_default();
         let now = self.now();
-        memory.look(pod, meta, now);
-        let plan = plan::plan(pod, meta, memory, self.env, now);
-        memory.waits = plan.waits.clone();
+        state.prune(pod, meta, now);
+        let plan = plan::plan(pod, meta, state, self.env_from_metadata, now);
+        state.waiting_since = plan.waiting_since.clone();
         plan
     }
 
     /// Whether a ContainerRecreateRequest is at that container, so that its hook must not run once more.
-    fn recreated(&self, id: &str) -> bool {
+    fn is_being_recreated(&self, id: &str) -> bool {
         let requests = self.ctx.live.recreates.borrow();
         let mut containers = requests.iter().flat_map(|request| &request.containers);
         containers.any(|container| {
@@ -290,18 +295,21 @@ impl Shared {
     }
 
     /// Whether a restart is still wanted: of this very Pod, which is not being deleted, and in an update.
-    fn wanted(&self, key: &Key, uid: &str) -> bool {
-        let pod = self.pods.get(key).filter(|pod| pod.uid == uid && !pod.deleting);
+    fn restart_still_needed(&self, key: &Key, uid: &str) -> bool {
+        let pod = self
+            .pods
+            .get(key)
+            .filter(|pod| pod.uid == uid && !pod.terminating);
         pod.is_some_and(|pod| pod.meta.as_ref().is_some_and(|meta| meta.updating))
     }
 
     /// Ends when the Pod is gone or on its way out.
-    async fn pod_ends(&self, key: &Key, uid: &str) {
+    async fn wait_for_pod_end(&self, key: &Key, uid: &str) {
         let mut changes = self.pods.subscribe();
         while self
             .pods
             .get(key)
-            .is_some_and(|pod| pod.uid == uid && !pod.deleting)
+            .is_some_and(|pod| pod.uid == uid && !pod.terminating)
         {
             if changes.recv().await.is_none() {
                 return std::future::pending().await;
@@ -309,33 +317,38 @@ impl Shared {
         }
     }
 
-    fn show(&self, key: &Key, pod: &PodView) {
-        let rows = self.memories().get(key).map(|memory| report::rows(pod, memory));
-        report::show(&self.ctx.live, key, rows.unwrap_or_default());
+    fn publish_status(&self, key: &Key, pod: &NodePod) {
+        let rows = self
+            .pod_states()
+            .get(key)
+            .map(|memory| report::restart_rows(pod, memory));
+        report::publish(&self.ctx.live, key, rows.unwrap_or_default());
     }
 
     /// Changes what is remembered of a Pod, if it is still there.
-    fn remember(&self, key: &Key, change: impl FnOnce(&mut Memory)) {
-        if let Some(memory) = self.memories().get_mut(key) {
-            change(memory);
+    fn update_state(&self, key: &Key, update: impl FnOnce(&mut PodMetaState)) {
+        if let Some(memory) = self.pod_states().get_mut(key) {
+            update(memory);
         }
     }
 
-    async fn read(
+    async fn read_facts(
         &self,
         key: &Key,
-        pod: &PodView,
-        meta: &MetaView,
+        pod: &NodePod,
+        meta: &PodContainerMeta,
         name: &str,
         id: &str,
     ) -> Result<(), Error> {
-        let (scheme, bare) = observe::parts(id)?;
+        let (scheme, bare_id) = observe::split_container_id(id)?;
         let runtime = self.runtime(scheme)?;
-        let Some(wanted) = meta.containers.iter().find(|wanted| wanted.name == name) else {
+        let Some(desired) = meta.containers.iter().find(|wanted| wanted.name == name) else {
             return Ok(());
         };
-        if let Some(facts) = observe::facts(runtime.as_ref(), pod, wanted, bare, self.env).await? {
-            self.remember(key, |memory| {
+        if let Some(facts) =
+            observe::read_facts(runtime.as_ref(), pod, desired, bare_id, self.env_from_metadata).await?
+        {
+            self.update_state(key, |memory| {
                 memory.facts.insert(id.to_owned(), facts);
             });
         }
@@ -343,41 +356,41 @@ impl Shared {
     }
 
     /// Restarts a container beside the passes, for its hook may take long.
-    fn begin_restart(self: &Arc<Self>, key: &Key, pod: &Arc<PodView>, name: &str, id: &str) {
-        self.remember(key, |memory| memory.restarting(id));
+    fn spawn_restart(self: &Arc<Self>, key: &Key, pod: &Arc<NodePod>, name: &str, id: &str) {
+        self.update_state(key, |memory| memory.begin_restart(id));
         let (shared, pod, key) = (Arc::clone(self), Arc::clone(pod), key.clone());
         let (name, id) = (name.to_owned(), id.to_owned());
         tokio::spawn(async move {
             let shutdown = shared.ctx.shutdown.clone();
             let object = format!("{key}, container {name}");
-            let restart = Box::pin(act::restart(&shared, &key, &pod, &name, &id));
-            let restart = panics::isolated(NAME, object, restart);
-            let done = tokio::select! {
+            let restart = Box::pin(act::restart_container(&shared, &key, &pod, &name, &id));
+            let restart = panics::catch_panic(NAME, object, restart);
+            let outcome = tokio::select! {
                 () = shutdown.cancelled() => return,
-                () = shared.pod_ends(&key, &pod.uid) => return,
+                () = shared.wait_for_pod_end(&key, &pod.uid) => return,
                 done = restart => done.unwrap_or_else(|panic| Err(panic.into())),
             };
-            let result = done.as_ref().map_or_else(Error::category, |()| "ok");
+            let result = outcome.as_ref().map_or_else(Error::category, |()| "ok");
             let restarts = &metrics().environment_restarts;
             restarts.get_or_create(&[("result", result.to_owned())]).inc();
-            if let Err(error) = &done {
+            if let Err(error) = &outcome {
                 tracing::warn!(pod = %pod.name, namespace = pod.namespace, container = name, %error, "container not restarted");
             }
             let now = shared.now();
-            shared.remember(&key, |memory| memory.restarted(id, done.is_ok(), now));
-            let _ = shared.keys.send(key);
+            shared.update_state(&key, |memory| memory.finish_restart(id, outcome.is_ok(), now));
+            let _ = shared.queue_tx.send(key);
         });
     }
 }
 
 /// The container's restart policy, where kubelet might not start it again after it was stopped.
-fn ends_for_good(pod: &PodView, container: &str) -> Option<RestartPolicy> {
-    let policy = pod.policy(pod.container(container)?);
+fn non_restarting_policy(pod: &NodePod, container: &str) -> Option<RestartPolicy> {
+    let policy = pod.restart_policy(pod.container(container)?);
     (policy != RestartPolicy::Always).then_some(policy)
 }
 
 /// Whether the Pod is one to tell of, or was: what is remembered of it then has to go.
-fn concerns(change: &Change<PodView>) -> bool {
+fn is_relevant(change: &Change<NodePod>) -> bool {
     let either = [&change.new, &change.old];
     either.into_iter().flatten().any(|pod| pod.meta.is_some())
 }
@@ -387,183 +400,184 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::panic)]
     use super::*;
     use crate::live;
-    use crate::pods::{ContainerView, MetaView, StatusView, Wanted};
+    use crate::pods::{DesiredContainer, PodContainer, PodContainerMeta, PodContainerStatus};
 
     /// What passes over one Pod share, of an API server with that answer to everything.
-    fn shared(
+    fn controller_with_api_response(
         code: u16,
         key: &Key,
-        pod: PodView,
-        memory: Memory,
-        keys: mpsc::UnboundedSender<Key>,
-    ) -> Arc<Shared> {
+        pod: NodePod,
+        memory: PodMetaState,
+        queue_tx: mpsc::UnboundedSender<Key>,
+    ) -> Arc<MetaController> {
         let service = tower::service_fn(move |_: http::Request<kube::client::Body>| {
-            let answer = http::Response::builder().status(code);
-            std::future::ready(answer.body(kube::client::Body::empty()))
+            let response = http::Response::builder().status(code);
+            std::future::ready(response.body(kube::client::Body::empty()))
         });
-        Arc::new(Shared {
-            ctx: Context::of(kube::Client::new(service, "default")),
-            pods: Mirror::of([(key.clone(), pod)]),
-            env: true,
-            memories: Mutex::new([(key.clone(), memory)].into()),
-            start: Instant::now(),
-            keys,
+        Arc::new(MetaController {
+            ctx: Context::for_test(kube::Client::new(service, "default")),
+            pods: Store::from_objects([(key.clone(), pod)]),
+            env_from_metadata: true,
+            pod_states: Mutex::new([(key.clone(), memory)].into()),
+            started_at: Instant::now(),
+            queue_tx,
         })
     }
 
     /// An API server that has just started may know no role yet: that is tried again soon, and what cannot be stored late.
     #[tokio::test(start_paused = true)]
-    async fn an_annotation_that_is_forbidden_is_written_again_soon() {
+    async fn forbidden_annotation_write_is_retried_soon() {
         let (key, id) = (Key::namespaced("team", "web"), "containerd://id");
-        let pod = PodView {
+        let pod = NodePod {
             namespace: "team".to_owned(),
             name: "web".to_owned(),
-            containers: vec![ContainerView {
+            containers: vec![PodContainer {
                 name: "main".to_owned(),
-                status: Some(StatusView {
+                status: Some(PodContainerStatus {
                     container_id: id.to_owned(),
-                    ..StatusView::default()
+                    ..PodContainerStatus::default()
                 }),
-                ..ContainerView::default()
+                ..PodContainer::default()
             }],
-            meta: Some(Box::new(MetaView {
-                containers: vec![Wanted {
+            meta: Some(Box::new(PodContainerMeta {
+                containers: vec![DesiredContainer {
                     name: "main".to_owned(),
-                    ..Wanted::default()
+                    ..DesiredContainer::default()
                 }],
-                ..MetaView::default()
+                ..PodContainerMeta::default()
             })),
-            ..PodView::default()
+            ..NodePod::default()
         };
-        let facts = plan::Facts {
+        let facts = plan::ContainerFacts {
             plain_hash: 1,
             env_hash: None,
         };
-        let memory = Memory {
+        let memory = PodMetaState {
             facts: [(id.to_owned(), facts)].into(),
-            ..Memory::default()
+            ..PodMetaState::default()
         };
         for code in [401, 403, 422] {
-            let (keys, _again) = mpsc::unbounded_channel();
-            let shared = shared(code, &key, pod.clone(), memory.clone(), keys);
-            match shared.pass(key.clone()).await {
-                Err(error) => assert!(code != 422 && !error.lasting(), "{code}: {error}"),
-                Ok(again) => assert_eq!((again, code), (Some(REFUSED), 422)),
+            let (queue_tx, _queue_rx) = mpsc::unbounded_channel();
+            let shared = controller_with_api_response(code, &key, pod.clone(), memory.clone(), queue_tx);
+            match shared.reconcile(key.clone()).await {
+                Err(error) => assert!(code != 422 && !error.permanent(), "{code}: {error}"),
+                Ok(requeue_after) => assert_eq!((requeue_after, code), (Some(REJECTED_RETRY_DELAY), 422)),
             }
         }
     }
 
     /// The request has the hook run, which must not run once more.
     #[tokio::test]
-    async fn a_container_that_a_request_recreates_is_not_restarted() {
-        let container = |step: &str| live::RecreateContainer {
+    async fn container_of_a_recreate_request_is_not_restarted() {
+        let container = |step: &str| live::RecreateContainerStatus {
             step: step.to_owned(),
             old_container_id: Some("containerd://id".to_owned()),
-            ..live::RecreateContainer::default()
+            ..live::RecreateContainerStatus::default()
         };
-        let (keys, _again) = mpsc::unbounded_channel();
+        let (queue_tx, _queue_rx) = mpsc::unbounded_channel();
         let key = Key::namespaced("team", "web");
-        let shared = shared(500, &key, PodView::default(), Memory::default(), keys);
+        let shared =
+            controller_with_api_response(500, &key, NodePod::default(), PodMetaState::default(), queue_tx);
         for (step, recreated) in [("Pending", false), ("Recreating", true), ("Succeeded", false)] {
-            shared.ctx.live.recreates.send_replace(vec![live::Recreate {
+            shared.ctx.live.recreates.send_replace(vec![live::RecreateStatus {
                 containers: vec![container(step)],
-                ..live::Recreate::default()
+                ..live::RecreateStatus::default()
             }]);
-            assert_eq!(shared.recreated("containerd://id"), recreated, "{step}");
-            assert!(!shared.recreated("containerd://other"), "{step}");
+            assert_eq!(shared.is_being_recreated("containerd://id"), recreated, "{step}");
+            assert!(!shared.is_being_recreated("containerd://other"), "{step}");
         }
     }
 
     #[tokio::test]
-    async fn a_pod_whose_change_panics_is_looked_at() {
-        let panics = panics::injected::panic_at(NAME, "change of team/panic");
-        let (keys, mut sent) = mpsc::unbounded_channel();
+    async fn panicking_change_still_enqueues_the_pod() {
+        let panics = panics::injected::inject_panic(NAME, "change of team/panic");
+        let (queue_tx, mut queue_rx) = mpsc::unbounded_channel();
         let key = Key::namespaced("team", "panic");
-        let pod = PodView {
+        let pod = NodePod {
             meta: Some(Box::default()),
-            ..PodView::default()
+            ..NodePod::default()
         };
-        let shared = shared(500, &key, pod, Memory::default(), keys);
+        let shared = controller_with_api_response(500, &key, pod, PodMetaState::default(), queue_tx);
         tokio::select! {
-            error = shared.feed() => panic!("{error}"),
-            sent = sent.recv() => assert_eq!(sent, Some(key)),
+            error = shared.enqueue_changes() => panic!("{error}"),
+            sent = queue_rx.recv() => assert_eq!(sent, Some(key)),
         }
         assert_eq!(panics.times(), 1);
     }
 
     /// The runtime panics when it is asked for the container: it may be restarted again, after the pause of one that failed.
     #[tokio::test]
-    async fn a_restart_that_panics_is_one_that_failed() {
-        let (keys, mut again) = mpsc::unbounded_channel();
+    async fn panicking_environment_restart_counts_as_failed() {
+        let (queue_tx, mut queue_rx) = mpsc::unbounded_channel();
         let (key, id) = (Key::namespaced("team", "web"), "containerd://id");
-        let pod = PodView {
+        let pod = NodePod {
             namespace: "team".to_owned(),
             name: "web".to_owned(),
-            meta: Some(Box::new(MetaView {
+            meta: Some(Box::new(PodContainerMeta {
                 updating: true,
-                ..MetaView::default()
+                ..PodContainerMeta::default()
             })),
-            ..PodView::default()
+            ..NodePod::default()
         };
-        let shared = shared(500, &key, pod, Memory::default(), keys);
+        let shared = controller_with_api_response(500, &key, pod, PodMetaState::default(), queue_tx);
         let pod = shared.pods.get(&key).unwrap();
-        let counted = || {
+        let panic_count = || {
             let result = [("result", "panic".to_owned())];
             metrics().environment_restarts.get_or_create(&result).get()
         };
-        let before = counted();
-        shared.begin_restart(&key, &pod, "main", id);
-        assert_eq!(again.recv().await, Some(key.clone()));
-        assert_eq!(counted(), before + 1);
-        let memories = shared.memories();
-        let restart = memories.get(&key).and_then(|memory| memory.restarts.get(id));
+        let before = panic_count();
+        shared.spawn_restart(&key, &pod, "main", id);
+        assert_eq!(queue_rx.recv().await, Some(key.clone()));
+        assert_eq!(panic_count(), before + 1);
+        let states = shared.pod_states();
+        let restart = states.get(&key).and_then(|memory| memory.restarts.get(id));
         assert!(
-            matches!(restart, Some(plan::Restart::Failed(1, _))),
+            matches!(restart, Some(plan::RestartState::Failed(1, _))),
             "{restart:?}"
         );
     }
 
     #[test]
-    fn a_container_that_might_not_start_again_keeps_its_environment() {
-        let container = |name: &str, restart| ContainerView {
+    fn never_restarting_container_keeps_its_environment() {
+        let container = |name: &str, restart| PodContainer {
             name: name.to_owned(),
-            restart,
-            ..ContainerView::default()
+            restart_policy: restart,
+            ..PodContainer::default()
         };
-        let pod = PodView {
+        let pod = NodePod {
             containers: vec![
                 container("a", None),
                 container("b", Some(RestartPolicy::Never)),
                 container("c", Some(RestartPolicy::OnFailure)),
             ],
-            ..PodView::default()
+            ..NodePod::default()
         };
-        assert_eq!(ends_for_good(&pod, "a"), None);
-        assert_eq!(ends_for_good(&pod, "b"), Some(RestartPolicy::Never));
-        assert_eq!(ends_for_good(&pod, "c"), Some(RestartPolicy::OnFailure));
-        let never = PodView {
-            restart: RestartPolicy::Never,
+        assert_eq!(non_restarting_policy(&pod, "a"), None);
+        assert_eq!(non_restarting_policy(&pod, "b"), Some(RestartPolicy::Never));
+        assert_eq!(non_restarting_policy(&pod, "c"), Some(RestartPolicy::OnFailure));
+        let never = NodePod {
+            restart_policy: RestartPolicy::Never,
             ..pod
         };
-        assert_eq!(ends_for_good(&never, "a"), Some(RestartPolicy::Never));
+        assert_eq!(non_restarting_policy(&never, "a"), Some(RestartPolicy::Never));
     }
 
     #[test]
-    fn a_pod_that_is_let_go_is_looked_at_once_more() {
-        let pod = |told: bool| {
-            let meta = told.then(Box::default);
-            Some(Arc::new(PodView {
+    fn released_pod_is_reconciled_once_more() {
+        let pod = |has_meta: bool| {
+            let meta = has_meta.then(Box::default);
+            Some(Arc::new(NodePod {
                 meta,
-                ..PodView::default()
+                ..NodePod::default()
             }))
         };
-        let concerned = |old, new| {
+        let relevant = |old, new| {
             let key = Key::namespaced("n", "p");
-            concerns(&Change { key, old, new })
+            is_relevant(&Change { key, old, new })
         };
-        assert!(concerned(None, pod(true)));
-        assert!(concerned(pod(true), pod(false)));
-        assert!(concerned(pod(true), None));
-        assert!(!concerned(pod(false), pod(false)));
+        assert!(relevant(None, pod(true)));
+        assert!(relevant(pod(true), pod(false)));
+        assert!(relevant(pod(true), None));
+        assert!(!relevant(pod(false), pod(false)));
     }
 }

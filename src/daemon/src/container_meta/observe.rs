@@ -4,80 +4,80 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::Error;
-use super::plan::Facts;
-use crate::pods::{PodView, Wanted};
+use super::plan::ContainerFacts;
+use crate::pods::{DesiredContainer, NodePod};
 use kruise_api::container_hash;
 use kruise_cri::{self as cri, ContainerDetails, ContainerState, ContainerStatus, Environment, Runtime};
 
 /// Annotation that kubelet leaves on its containers: its hash of the spec, in hexadecimal.
-const HASH: &str = "io.kubernetes.container.hash";
+const KUBELET_HASH_ANNOTATION: &str = "io.kubernetes.container.hash";
 /// How long a command in a container may take to print its environment.
-const PRINT: Duration = Duration::from_secs(3);
+const PRINT_ENV_TIMEOUT: Duration = Duration::from_secs(3);
 /// Bytes of environment that are read: a container prints what it likes, and several are asked at once.
-const PRINTED: usize = 512 << 10;
+const MAX_ENV_OUTPUT: usize = 512 << 10;
 
 /// `RUNTIME://ID` in its parts.
 ///
 /// # Errors
 /// [`Error::Id`] when it is not of that form.
-pub fn parts(id: &str) -> Result<(&str, &str), Error> {
+pub fn split_container_id(id: &str) -> Result<(&str, &str), Error> {
     id.split_once("://")
         .filter(|(scheme, bare)| !scheme.is_empty() && !bare.is_empty())
-        .ok_or_else(|| Error::Id(id.to_owned()))
+        .ok_or_else(|| Error::InvalidContainerId(id.to_owned()))
 }
 
 /// Whether a container is the Pod's own of that name. IDs come from the Pod's status, which others than kubelet
 /// may be allowed to write.
-pub fn belongs(status: &ContainerStatus, pod: &PodView, name: &str) -> bool {
-    status.name == name && pod.owns(&status.labels)
+pub fn belongs_to_pod(status: &ContainerStatus, pod: &NodePod, name: &str) -> bool {
+    status.name == name && pod.owns_container(&status.labels)
 }
 
 /// The facts of container `id` (without scheme), or none where the runtime does not know it.
 ///
 /// # Errors
 /// When the runtime does not answer.
-pub async fn facts(
+pub async fn read_facts(
     runtime: &dyn Runtime,
-    pod: &PodView,
-    wanted: &Wanted,
+    pod: &NodePod,
+    desired: &DesiredContainer,
     id: &str,
-    env: bool,
-) -> Result<Option<Facts>, cri::Error> {
+    env_from_metadata: bool,
+) -> Result<Option<ContainerFacts>, cri::Error> {
     let Some(details) = runtime.container_details(id).await? else {
         return Ok(None);
     };
     let ContainerDetails { status, environment } = details;
-    if !belongs(&status, pod, &wanted.name) {
-        tracing::warn!(pod = %pod.name, namespace = pod.namespace, container = wanted.name, id, "the Pod's status names a container of another Pod");
+    if !belongs_to_pod(&status, pod, &desired.name) {
+        tracing::warn!(pod = %pod.name, namespace = pod.namespace, container = desired.name, id, "the Pod's status names a container of another Pod");
         return Ok(None);
     }
     let environment = match environment {
         // Where nothing is taken from metadata there is nothing to ask for.
-        _ if !env || wanted.env.is_empty() => Some(Environment::default()),
-        Some(said) => Some(said),
-        None if status.state == ContainerState::Running => printed(runtime, id, wanted).await?,
+        _ if !env_from_metadata || desired.env.is_empty() => Some(Environment::default()),
+        Some(environment) => Some(environment),
+        None if status.state == ContainerState::Running => print_environment(runtime, id, desired).await?,
         None => None,
     };
     if environment.is_none() {
-        tracing::warn!(pod = %pod.name, namespace = pod.namespace, container = wanted.name, id, "neither the runtime nor the container itself says its environment");
+        tracing::warn!(pod = %pod.name, namespace = pod.namespace, container = desired.name, id, "neither the runtime nor the container itself says its environment");
     }
-    let hash = status.annotations.get(HASH);
-    Ok(Some(Facts {
+    let hash = status.annotations.get(KUBELET_HASH_ANNOTATION);
+    Ok(Some(ContainerFacts {
         plain_hash: hash
             .and_then(|hex| u64::from_str_radix(hex, 16).ok())
             .unwrap_or_default(),
-        env_hash: environment.map(|now| env_hash(wanted, &now)),
+        env_hash: environment.map(|now| env_hash(desired, &now)),
     }))
 }
 
 /// The hash of what a container has of the environment that it takes from metadata. A value that a later
 /// definition hides cannot be seen; it counts as right, for a restart would not change it.
-fn env_hash(wanted: &Wanted, now: &Environment) -> u64 {
-    container_hash::env_hash(wanted.env.iter().map(|variable| {
-        let value = if variable.hidden {
+fn env_hash(desired: &DesiredContainer, actual: &Environment) -> u64 {
+    container_hash::env_hash(desired.env.iter().map(|variable| {
+        let value = if variable.shadowed {
             &variable.value
         } else {
-            now.get(&variable.name).unwrap_or_default()
+            actual.get(&variable.name).unwrap_or_default()
         };
         (variable.name.as_str(), value)
     }))
@@ -86,21 +86,24 @@ fn env_hash(wanted: &Wanted, now: &Environment) -> u64 {
 /// What `env` prints in the container of the variables that are wanted, for runtimes that do not say; none where the
 /// container has no such program, or where it prints more than is read. With `-0` values of several lines are told
 /// apart; not every `env` knows it.
-async fn printed(
+async fn print_environment(
     runtime: &dyn Runtime,
     id: &str,
-    wanted: &Wanted,
+    desired: &DesiredContainer,
 ) -> Result<Option<Environment>, cri::Error> {
-    for (command, end) in [(&["env", "-0"][..], b'\0'), (&["env"][..], b'\n')] {
+    for (command, terminator) in [(&["env", "-0"][..], b'\0'), (&["env"][..], b'\n')] {
         let command: Vec<String> = command.iter().map(|&word| word.to_owned()).collect();
-        match runtime.exec_sync(id, &command, PRINT, PRINTED).await {
+        match runtime
+            .exec_sync(id, &command, PRINT_ENV_TIMEOUT, MAX_ENV_OUTPUT)
+            .await
+        {
             Ok(Some(output)) if output.exit_code == 0 => {
-                return Ok(Some(variables(&output.stdout, end, wanted)));
+                return Ok(Some(parse_environment(&output.stdout, terminator, desired)));
             }
             Ok(Some(_)) => {}
             Ok(None) => return Ok(None),
             // What the runtime says of a program that is not there.
-            Err(cri::Error::Refused { .. } | cri::Error::Unimplemented { .. }) => return Ok(None),
+            Err(cri::Error::Rejected { .. } | cri::Error::Unimplemented { .. }) => return Ok(None),
             Err(error) => return Err(error),
         }
     }
@@ -108,16 +111,16 @@ async fn printed(
 }
 
 /// The variables that are wanted, of an environment whose entries end so.
-fn variables(printed: &[u8], end: u8, wanted: &Wanted) -> Environment {
-    let names: BTreeSet<&[u8]> = wanted
+fn parse_environment(output: &[u8], terminator: u8, desired: &DesiredContainer) -> Environment {
+    let names: BTreeSet<&[u8]> = desired
         .env
         .iter()
         .map(|variable| variable.name.as_bytes())
         .collect();
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    let pairs = printed.split(|byte| *byte == end).filter_map(|entry| {
-        let at = entry.iter().position(|byte| *byte == b'=')?;
-        let (name, value) = (entry.get(..at)?, entry.get(at + 1..)?);
+    let pairs = output.split(|byte| *byte == terminator).filter_map(|entry| {
+        let separator = entry.iter().position(|byte| *byte == b'=')?;
+        let (name, value) = (entry.get(..separator)?, entry.get(separator + 1..)?);
         names.contains(name).then(|| (text(name), text(value)))
     });
     pairs.collect()
@@ -126,19 +129,19 @@ fn variables(printed: &[u8], end: u8, wanted: &Wanted) -> Environment {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pods::Variable;
+    use crate::pods::EnvVar;
 
     #[test]
-    fn of_what_is_printed_only_the_wanted_variables_are_kept() {
-        let wanted = Wanted {
-            env: vec![Variable {
+    fn only_desired_variables_are_parsed_from_env_output() {
+        let desired = DesiredContainer {
+            env: vec![EnvVar {
                 name: "V".to_owned(),
-                ..Variable::default()
+                ..EnvVar::default()
             }],
-            ..Wanted::default()
+            ..DesiredContainer::default()
         };
-        let read = variables(b"A=x\nV=one=1\n\xff\xff=\xff\nV=\xff\nV", b'\n', &wanted);
-        assert_eq!(format!("{read:?}"), r#"{"V"}"#);
-        assert_eq!(read.get("V"), Some("\u{fffd}"));
+        let environment = parse_environment(b"A=x\nV=one=1\n\xff\xff=\xff\nV=\xff\nV", b'\n', &desired);
+        assert_eq!(format!("{environment:?}"), r#"{"V"}"#);
+        assert_eq!(environment.get("V"), Some("\u{fffd}"));
     }
 }

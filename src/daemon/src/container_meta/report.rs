@@ -1,17 +1,17 @@
 //! What `kruise-daemon status` shows of restarts for the environment.
 
-use super::plan::{Memory, Restart};
-use crate::live::{self, Live};
-use crate::pods::PodView;
+use super::plan::{PodMetaState, RestartState};
+use crate::live::{self, LiveState};
+use crate::pods::NodePod;
 use kruise_cluster::Key;
 
 /// The containers of a Pod that are being restarted, or wait for that.
-pub fn rows(pod: &PodView, memory: &Memory) -> Vec<live::Restart> {
+pub fn restart_rows(pod: &NodePod, memory: &PodMetaState) -> Vec<live::RestartStatus> {
     let containers = pod.containers.iter();
     let running = containers.filter_map(|view| Some((&view.name, &view.status.as_ref()?.container_id)));
     let rows = running.filter_map(|(name, id)| {
-        let (step, waits_for) = step(id, memory)?;
-        Some(live::Restart {
+        let (step, waits_for) = restart_step(id, memory)?;
+        Some(live::RestartStatus {
             namespace: pod.namespace.clone(),
             pod: pod.name.clone(),
             container: name.clone(),
@@ -23,15 +23,15 @@ pub fn rows(pod: &PodView, memory: &Memory) -> Vec<live::Restart> {
     rows.collect()
 }
 
-fn step(id: &str, memory: &Memory) -> Option<(&'static str, Option<String>)> {
+fn restart_step(id: &str, memory: &PodMetaState) -> Option<(&'static str, Option<String>)> {
     Some(match memory.restarts.get(id) {
-        Some(Restart::Running(_)) => ("stopping", None),
-        Some(Restart::Done) => ("starting", Some("kubelet".to_owned())),
-        Some(Restart::Failed(tries, _)) => (
+        Some(RestartState::Stopping(_)) => ("stopping", None),
+        Some(RestartState::Stopped) => ("starting", Some("kubelet".to_owned())),
+        Some(RestartState::Failed(tries, _)) => (
             "waiting",
             Some(format!("the next try to stop it, after {tries} that failed")),
         ),
-        None if memory.waits.kubelet.contains_key(id) => (
+        None if memory.waiting_since.kubelet_replace.contains_key(id) => (
             "waiting",
             Some("kubelet, which seems to replace it for its image".to_owned()),
         ),
@@ -40,15 +40,15 @@ fn step(id: &str, memory: &Memory) -> Option<(&'static str, Option<String>)> {
 }
 
 /// Shows these rows of a Pod in place of its former ones.
-pub fn show(live: &Live, key: &Key, rows: Vec<live::Restart>) {
+pub fn publish(live: &LiveState, key: &Key, rows: Vec<live::RestartStatus>) {
     live.restarts.send_if_modified(|all| {
-        let ours = |row: &live::Restart| {
+        let same_pod = |row: &live::RestartStatus| {
             row.pod == key.name && Some(row.namespace.as_str()) == key.namespace.as_deref()
         };
-        if all.iter().filter(|row| ours(row)).eq(&rows) {
+        if all.iter().filter(|row| same_pod(row)).eq(&rows) {
             return false;
         }
-        all.retain(|row| !ours(row));
+        all.retain(|row| !same_pod(row));
         all.extend(rows);
         true
     });
@@ -58,37 +58,37 @@ pub fn show(live: &Live, key: &Key, rows: Vec<live::Restart>) {
 mod tests {
     use super::*;
 
-    fn row(pod: &str, step: &str) -> live::Restart {
-        live::Restart {
+    fn row(pod: &str, step: &str) -> live::RestartStatus {
+        live::RestartStatus {
             namespace: "n".into(),
             pod: pod.into(),
             step: step.into(),
-            ..live::Restart::default()
+            ..live::RestartStatus::default()
         }
     }
 
     #[test]
-    fn rows_of_a_pod_take_the_place_of_its_former_ones_alone() {
+    fn restart_rows_of_a_pod_replace_its_former_ones() {
         let (live, one, other) = (
-            Live::default(),
+            LiveState::default(),
             Key::namespaced("n", "one"),
             Key::namespaced("n", "other"),
         );
         let mut changes = live.restarts.subscribe();
-        show(&live, &one, vec![row("one", "stopping")]);
-        show(&live, &other, vec![row("other", "stopping")]);
-        show(&live, &one, vec![row("one", "starting")]);
+        publish(&live, &one, vec![row("one", "stopping")]);
+        publish(&live, &other, vec![row("other", "stopping")]);
+        publish(&live, &one, vec![row("one", "starting")]);
         assert_eq!(
             *live.restarts.borrow(),
             [row("other", "stopping"), row("one", "starting")]
         );
         changes.mark_unchanged();
-        show(&live, &one, vec![row("one", "starting")]);
+        publish(&live, &one, vec![row("one", "starting")]);
         assert!(
             !changes.has_changed().is_ok_and(|changed| changed),
             "nothing has changed"
         );
-        show(&live, &one, Vec::new());
+        publish(&live, &one, Vec::new());
         assert_eq!(*live.restarts.borrow(), [row("other", "stopping")]);
     }
 }

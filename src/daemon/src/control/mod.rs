@@ -1,13 +1,13 @@
 //! The node control API: a read-only gRPC service on a unix socket that only root may open.
 //!
-//! In:  [`Live`], which the duties keep up to date.
+//! In:  [`LiveState`], which the duties keep up to date.
 //! Out: `kruise.node.v1.NodeControl`, each list once or as a stream of its changes.
 //! It serves no secret and changes nothing.
 
 mod render;
 mod server;
 pub mod status;
-mod view;
+mod to_proto;
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -17,7 +17,7 @@ use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
 
-use super::live::Live;
+use super::live::LiveState;
 
 pub(super) use render::printable;
 
@@ -50,32 +50,32 @@ pub enum Error {
 ///
 /// # Errors
 /// When the socket cannot be made, or the server breaks.
-pub async fn run(path: &Path, live: Live, shutdown: CancellationToken) -> Result<(), Error> {
-    let listener = bind(path).map_err(|source| Error::Socket {
+pub async fn run(path: &Path, live: LiveState, shutdown: CancellationToken) -> Result<(), Error> {
+    let listener = bind_private(path).map_err(|source| Error::Socket {
         path: path.to_owned(),
         source,
     })?;
     let service =
-        v1::node_control_server::NodeControlServer::new(server::Control::new(live, shutdown.clone()));
-    let served = tonic::transport::Server::builder()
+        v1::node_control_server::NodeControlServer::new(server::ControlService::new(live, shutdown.clone()));
+    let result = tonic::transport::Server::builder()
         .add_service(service)
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown.cancelled_owned())
         .await;
     let _ = std::fs::remove_file(path); // the next start would remove it too
-    Ok(served?)
+    Ok(result?)
 }
 
 /// Makes the socket under a name that nobody knows, with mode 0600, before it gets its real one: at no moment
 /// can anyone but root open it. What a former process left behind is replaced.
-fn bind(path: &Path) -> io::Result<UnixListener> {
+fn bind_private(path: &Path) -> io::Result<UnixListener> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
-    let draft = path.with_extension(format!("{}", std::process::id()));
-    let _ = std::fs::remove_file(&draft);
-    let listener = UnixListener::bind(&draft)?;
-    std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o600))?;
-    std::fs::rename(&draft, path)?;
+    let temp_path = path.with_extension(format!("{}", std::process::id()));
+    let _ = std::fs::remove_file(&temp_path);
+    let listener = UnixListener::bind(&temp_path)?;
+    std::fs::set_permissions(&temp_path, std::fs::Permissions::from_mode(0o600))?;
+    std::fs::rename(&temp_path, path)?;
     Ok(listener)
 }
 

@@ -12,7 +12,7 @@ use super::v1::{Pull, Recreate, RecreateContainer, Restart, Runtime};
 
 /// All that the daemon says of itself.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Status {
+pub(super) struct NodeStatus {
     pub(super) pulls: Vec<Pull>,
     pub(super) recreates: Vec<Recreate>,
     pub(super) restarts: Vec<Restart>,
@@ -29,14 +29,14 @@ pub(super) struct Layout {
 }
 
 /// Pulls that have ended and are listed all the same: a NodeImage keeps its tags as long as any job wants them.
-const ENDED: usize = 10;
+const MAX_ENDED_PULLS: usize = 10;
 /// Before each row, and between its columns.
 const INDENT: &str = "  ";
 const GAP: &str = "   ";
 /// Characters that a column keeps, however narrow the terminal is.
-const NARROWEST: usize = 8;
+const MIN_COLUMN_WIDTH: usize = 8;
 
-pub(super) fn table(status: &Status, layout: Layout) -> String {
+pub(super) fn table(status: &NodeStatus, layout: Layout) -> String {
     let mut text = String::new();
     let width = layout.width;
     section(
@@ -46,7 +46,7 @@ pub(super) fn table(status: &Status, layout: Layout) -> String {
         status.runtimes.iter().map(runtime_row),
         width,
     );
-    let (shown, before) = latest(&status.pulls, layout.all);
+    let (shown, summary) = select_pulls(&status.pulls, layout.all);
     section(
         &mut text,
         "PULLS",
@@ -54,7 +54,7 @@ pub(super) fn table(status: &Status, layout: Layout) -> String {
         shown.into_iter().map(pull_row),
         width,
     );
-    if let Some(before) = before {
+    if let Some(before) = summary {
         text.truncate(text.trim_end().len());
         // Writing into a String cannot fail.
         let _ = writeln!(text, "\n  {before}\n");
@@ -78,27 +78,27 @@ pub(super) fn table(status: &Status, layout: Layout) -> String {
 }
 
 /// The pulls to list, and a line about those that are left out because they ended before others did.
-fn latest(pulls: &[Pull], all: bool) -> (Vec<&Pull>, Option<String>) {
-    let end = |pull: &Pull| pull.ended_at.map_or((0, 0), |at| (at.seconds, at.nanos));
-    let over = |pull: &Pull| matches!(pull.phase(), Phase::Succeeded | Phase::Failed);
+fn select_pulls(pulls: &[Pull], all: bool) -> (Vec<&Pull>, Option<String>) {
+    let ended_at = |pull: &Pull| pull.ended_at.map_or((0, 0), |at| (at.seconds, at.nanos));
+    let has_ended = |pull: &Pull| matches!(pull.phase(), Phase::Succeeded | Phase::Failed);
     let mut ended: Vec<usize> = (0..pulls.len())
-        .filter(|i| pulls.get(*i).is_some_and(over))
+        .filter(|i| pulls.get(*i).is_some_and(has_ended))
         .collect();
-    ended.sort_by_key(|i| Reverse(pulls.get(*i).map(end)));
+    ended.sort_by_key(|i| Reverse(pulls.get(*i).map(ended_at)));
     let older: BTreeSet<usize> = ended
         .into_iter()
-        .skip(if all { usize::MAX } else { ENDED })
+        .skip(if all { usize::MAX } else { MAX_ENDED_PULLS })
         .collect();
-    let (left_out, shown): (Vec<_>, Vec<_>) = pulls.iter().enumerate().partition(|(i, _)| older.contains(i));
-    let failed = left_out
+    let (hidden, shown): (Vec<_>, Vec<_>) = pulls.iter().enumerate().partition(|(i, _)| older.contains(i));
+    let failed = hidden
         .iter()
         .filter(|(_, pull)| pull.phase() == Phase::Failed)
         .count();
-    let before = (!left_out.is_empty()).then(|| {
-        let succeeded = left_out.len() - failed;
+    let summary = (!hidden.is_empty()).then(|| {
+        let succeeded = hidden.len() - failed;
         format!("Ended before these: {succeeded} succeeded, {failed} failed (--all lists them)")
     });
-    (shown.into_iter().map(|(_, pull)| pull).collect(), before)
+    (shown.into_iter().map(|(_, pull)| pull).collect(), summary)
 }
 
 /// A title, a header and aligned rows, at most `limit` characters wide; "none" where there are no rows.
@@ -123,7 +123,7 @@ fn section<const N: usize>(
         }
     }
     if let Some(limit) = limit {
-        fit(
+        shrink_columns(
             &mut widths,
             limit.saturating_sub(INDENT.len() + GAP.len() * (N - 1)),
         );
@@ -132,7 +132,7 @@ fn section<const N: usize>(
         let cells: Vec<String> = row
             .iter()
             .zip(widths)
-            .map(|(cell, width)| format!("{:<width$}", shortened(cell, width)))
+            .map(|(cell, width)| format!("{:<width$}", elide_middle(cell, width)))
             .collect();
         let _ = writeln!(text, "{INDENT}{}", cells.join(GAP).trim_end());
     }
@@ -140,10 +140,10 @@ fn section<const N: usize>(
 }
 
 /// Narrows the widest columns until all of them together have `limit` characters.
-fn fit(widths: &mut [usize], limit: usize) {
+fn shrink_columns(widths: &mut [usize], limit: usize) {
     while widths.iter().sum::<usize>() > limit {
         match widths.iter_mut().max() {
-            Some(widest) if *widest > NARROWEST => *widest -= 1,
+            Some(widest) if *widest > MIN_COLUMN_WIDTH => *widest -= 1,
             _ => return,
         }
     }
@@ -151,15 +151,18 @@ fn fit(widths: &mut [usize], limit: usize) {
 
 /// The text in at most `width` characters: of a long one the middle is left out, since an image's name ends with its tag
 /// and an error with its cause.
-fn shortened(text: &str, width: usize) -> String {
-    let long = text.chars().count();
-    if long <= width {
+fn elide_middle(text: &str, width: usize) -> String {
+    let length = text.chars().count();
+    if length <= width {
         return text.to_owned();
     }
     let head = width.saturating_sub(1) / 2;
     let tail = width.saturating_sub(1) - head;
     let first = text.chars().take(head);
-    first.chain(['…']).chain(text.chars().skip(long - tail)).collect()
+    first
+        .chain(['…'])
+        .chain(text.chars().skip(length - tail))
+        .collect()
 }
 
 /// Text of others as a terminal may have it: what is no character that one sees is escaped.
@@ -167,8 +170,9 @@ pub(crate) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
         // Those that change the direction of what follows hide text too.
-        let turns = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if c.is_control() || turns {
+        let changes_direction =
+            matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+        if c.is_control() || changes_direction {
             shown.extend(c.escape_default());
         } else {
             shown.push(c);
@@ -178,8 +182,8 @@ pub(crate) fn printable(text: &str) -> String {
 }
 
 /// What has changed from `old` to `new`, a line each. Bytes count in tenths of an image.
-pub(super) fn changes(old: &Status, new: &Status) -> String {
-    let (old, new) = (lines(old), lines(new));
+pub(super) fn diff(old: &NodeStatus, new: &NodeStatus) -> String {
+    let (old, new) = (status_lines(old), status_lines(new));
     let mut text = String::new();
     for (what, line) in new.iter().filter(|(what, line)| old.get(*what) != Some(line)) {
         let _ = writeln!(text, "{}", printable(format!("{what}: {line}").trim_end()));
@@ -191,7 +195,7 @@ pub(super) fn changes(old: &Status, new: &Status) -> String {
 }
 
 /// Each row of the table by what it is about.
-fn lines(status: &Status) -> BTreeMap<String, String> {
+fn status_lines(status: &NodeStatus) -> BTreeMap<String, String> {
     let mut lines = BTreeMap::new();
     for runtime in &status.runtimes {
         let [name, version, socket, state] = runtime_row(runtime);
@@ -230,8 +234,8 @@ fn runtime_row(runtime: &Runtime) -> [String; 4] {
         format!("{mark}: {}", runtime.message)
     };
     [
-        dash(&runtime.name),
-        dash(&runtime.version),
+        or_dash(&runtime.name),
+        or_dash(&runtime.version),
         runtime.socket.clone(),
         state,
     ]
@@ -239,7 +243,7 @@ fn runtime_row(runtime: &Runtime) -> [String; 4] {
 
 fn pull_row(pull: &Pull) -> [String; 7] {
     let speed = if pull.bytes_per_second > 0 {
-        format!("{}/s", bytes(pull.bytes_per_second))
+        format!("{}/s", format_bytes(pull.bytes_per_second))
     } else {
         "-".into()
     };
@@ -250,7 +254,7 @@ fn pull_row(pull: &Pull) -> [String; 7] {
         progress(pull),
         speed,
         left,
-        dash(&pull.owners.join(",")),
+        or_dash(&pull.owners.join(",")),
         note(pull),
     ]
 }
@@ -277,10 +281,10 @@ fn phase(pull: &Pull) -> &'static str {
 fn progress(pull: &Pull) -> String {
     let total = match (pull.phase(), pull.bytes_total) {
         (Phase::Succeeded, 0) => return "done".into(),
-        (Phase::Succeeded, total) => return format!("done, {}", bytes(total)),
+        (Phase::Succeeded, total) => return format!("done, {}", format_bytes(total)),
         (_, 0) => {
             return if pull.bytes_done > 0 {
-                bytes(pull.bytes_done)
+                format_bytes(pull.bytes_done)
             } else {
                 "-".into()
             };
@@ -294,7 +298,7 @@ fn progress(pull: &Pull) -> String {
         "#".repeat(filled),
         ".".repeat(20 - filled),
         done * 100 / total,
-        bytes(total)
+        format_bytes(total)
     )
 }
 
@@ -313,7 +317,7 @@ fn recreate_rows(recreate: &Recreate) -> Vec<[String; 6]> {
             recreate.phase.clone(),
             name.to_owned(),
             step.to_owned(),
-            dash(waits),
+            or_dash(waits),
         ]
     };
     if recreate.containers.is_empty() {
@@ -327,11 +331,11 @@ fn restart_row(restart: &Restart) -> [String; 4] {
         format!("{}/{}", restart.namespace, restart.pod),
         restart.container.clone(),
         restart.step.clone(),
-        dash(&restart.waits_for),
+        or_dash(&restart.waits_for),
     ]
 }
 
-fn dash(text: &str) -> String {
+fn or_dash(text: &str) -> String {
     if text.is_empty() {
         "-".to_owned()
     } else {
@@ -340,7 +344,7 @@ fn dash(text: &str) -> String {
 }
 
 /// Bytes in the unit that leaves one to three digits before the point.
-fn bytes(count: u64) -> String {
+fn format_bytes(count: u64) -> String {
     let mut scaled = u128::from(count) * 10;
     for unit in ["B", "KiB", "MiB", "GiB"] {
         if scaled < 10_240 {
@@ -356,7 +360,7 @@ fn bytes(count: u64) -> String {
     format!("{}.{} TiB", scaled / 10, scaled % 10)
 }
 
-pub(super) fn json(status: &Status) -> Value {
+pub(super) fn to_json(status: &NodeStatus) -> Value {
     json!({
         "runtimes": status.runtimes.iter().map(|r| json!({
             "name": r.name, "version": r.version, "socket": r.socket, "healthy": r.healthy, "message": r.message,
@@ -364,12 +368,12 @@ pub(super) fn json(status: &Status) -> Value {
         "pulls": status.pulls.iter().map(|p| json!({
             "image": p.image, "phase": phase(p), "owners": p.owners, "waitsFor": p.waits_for,
             "bytesDone": p.bytes_done, "bytesTotal": p.bytes_total, "bytesPerSecond": p.bytes_per_second,
-            "secondsLeft": p.seconds_left, "attempt": p.attempt, "startedAt": time(p.started_at), "endedAt": time(p.ended_at),
+            "secondsLeft": p.seconds_left, "attempt": p.attempt, "startedAt": rfc3339(p.started_at), "endedAt": rfc3339(p.ended_at),
             "message": p.message,
         })).collect::<Vec<_>>(),
         "recreates": status.recreates.iter().map(|r| json!({
             "namespace": r.namespace, "name": r.name, "pod": r.pod, "phase": r.phase, "waitsFor": r.waits_for,
-            "seenAt": time(r.seen_at), "deadline": time(r.deadline),
+            "seenAt": rfc3339(r.seen_at), "deadline": rfc3339(r.deadline),
             "containers": r.containers.iter().map(|c| json!({
                 "name": c.name, "step": c.step, "waitsFor": c.waits_for,
                 "oldContainerID": c.old_container_id, "newContainerID": c.new_container_id,
@@ -382,8 +386,8 @@ pub(super) fn json(status: &Status) -> Value {
     })
 }
 
-fn time(at: Option<prost_types::Timestamp>) -> Option<String> {
-    let at = at?;
+fn rfc3339(timestamp: Option<prost_types::Timestamp>) -> Option<String> {
+    let at = timestamp?;
     Some(Timestamp::new(at.seconds, at.nanos).ok()?.to_string())
 }
 
@@ -391,14 +395,14 @@ fn time(at: Option<prost_types::Timestamp>) -> Option<String> {
 mod tests {
     use super::*;
     use crate::image_pull::plan::status::waits_for;
-    use crate::image_pull::plan::{Limits, Stage};
+    use crate::image_pull::plan::{PullLimits, PullStage};
 
     /// What a pull in that stage says that it waits for.
-    fn waits(stage: Stage) -> String {
-        waits_for(&stage, &Limits::of_node(5, true)).unwrap_or_default()
+    fn stage_waits_for(stage: PullStage) -> String {
+        waits_for(&stage, &PullLimits::for_node(5, true)).unwrap_or_default()
     }
 
-    fn status() -> Status {
+    fn status() -> NodeStatus {
         let pull = |image: &str, phase: Phase, done, total| Pull {
             image: image.into(),
             phase: phase.into(),
@@ -406,7 +410,7 @@ mod tests {
             bytes_total: total,
             ..Pull::default()
         };
-        Status {
+        NodeStatus {
             runtimes: vec![Runtime {
                 name: "containerd".into(),
                 version: "1.7.24".into(),
@@ -422,11 +426,11 @@ mod tests {
                     ..pull("nginx:alpine", Phase::Pulling, 12 << 20, 36 << 20)
                 },
                 Pull {
-                    waits_for: waits(Stage::Waiting),
+                    waits_for: stage_waits_for(PullStage::Waiting),
                     ..pull("redis:7", Phase::Waiting, 0, 0)
                 },
                 Pull {
-                    waits_for: waits(Stage::BackOff {
+                    waits_for: stage_waits_for(PullStage::BackOff {
                         until: Timestamp::UNIX_EPOCH,
                     }),
                     message: "no such image\u{1b}[2J".into(),
@@ -448,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_reads_well() {
+    fn status_table_snapshot() {
         insta::assert_snapshot!(table(&status(), Layout::default()), @r"
         RUNTIME
           NAME         VERSION   SOCKET                                   STATE
@@ -471,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_cut_to_the_terminal() {
+    fn status_table_fits_the_terminal() {
         let mut wide = status();
         wide.pulls[0].image = format!("registry.example.com/{}/web:1.2.3", "team/".repeat(40));
         for width in [80, 120, 200] {
@@ -490,7 +494,7 @@ mod tests {
         let text = table(&wide, narrow);
         assert!(text.contains("…") && text.contains("eb:1.2.3"), "{text}");
         assert!(table(&wide, Layout::default()).contains(&wide.pulls[0].image));
-        assert_eq!(shortened("0123456789", 5), "01…89");
+        assert_eq!(elide_middle("0123456789", 5), "01…89");
         let no_room = Layout {
             width: Some(0),
             all: true,
@@ -499,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn of_ended_pulls_the_latest_are_listed() {
+    fn only_latest_ended_pulls_are_listed() {
         let pull = |n: i64, phase: Phase| Pull {
             image: format!("image:{n}"),
             phase: phase.into(),
@@ -509,9 +513,9 @@ mod tests {
         let mut pulls: Vec<Pull> = (10..30).map(|n| pull(n, Phase::Succeeded)).collect();
         pulls[3] = pull(13, Phase::Failed);
         pulls.push(pull(5, Phase::Pulling));
-        let status = Status {
+        let status = NodeStatus {
             pulls,
-            ..Status::default()
+            ..NodeStatus::default()
         };
         let text = table(&status, Layout::default());
         assert!(
@@ -533,26 +537,26 @@ mod tests {
     }
 
     #[test]
-    fn only_changes_are_told_and_bytes_in_tenths() {
+    fn watch_prints_changes_and_bytes_in_tenths() {
         let old = status();
-        assert_eq!(changes(&old, &old), "");
+        assert_eq!(diff(&old, &old), "");
         let mut new = old.clone();
         new.pulls[0].bytes_done += 1;
         new.pulls[1].waits_for.clear();
         new.pulls[1].set_phase(Phase::Pulling);
         new.restarts.clear();
         assert_eq!(
-            changes(&old, &new),
+            diff(&old, &new),
             "pull redis:7: Pulling\nrestart shop/web-x container app: gone\n"
         );
         new.pulls[0].bytes_done = 18 << 20;
-        assert!(changes(&old, &new).starts_with("pull nginx:alpine: Pulling 50%\n"));
-        assert_eq!(changes(&Status::default(), &old).lines().count(), 7);
+        assert!(diff(&old, &new).starts_with("pull nginx:alpine: Pulling 50%\n"));
+        assert_eq!(diff(&NodeStatus::default(), &old).lines().count(), 7);
     }
 
     #[test]
-    fn json_names_are_stable() {
-        let value = json(&status());
+    fn status_json_names_are_stable() {
+        let value = to_json(&status());
         assert_eq!(value["pulls"][0]["secondsLeft"], 6);
         let waits = "one of 5 pull slots of this node, of which one namespace has 4 at most";
         assert_eq!(value["pulls"][1]["waitsFor"], waits);
@@ -561,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn byte_counts_keep_their_size() {
+    fn byte_counts_use_binary_units() {
         for (count, text) in [
             (0, "0 B"),
             (1023, "1023 B"),
@@ -569,7 +573,7 @@ mod tests {
             (300 << 20, "300.0 MiB"),
             (3 << 40, "3.0 TiB"),
         ] {
-            assert_eq!(bytes(count), text);
+            assert_eq!(format_bytes(count), text);
         }
     }
 }

@@ -65,7 +65,7 @@ pub enum Error {
         why: String,
     },
     /// The daemon takes connections and does not answer.
-    #[error("kruise-daemon at {socket} did not answer within {} s; is it stopped?", DEADLINE.as_secs())]
+    #[error("kruise-daemon at {socket} did not answer within {} s; is it stopped?", CALL_TIMEOUT.as_secs())]
     Silent {
         /// The socket.
         socket: PathBuf,
@@ -79,7 +79,7 @@ pub enum Error {
 }
 
 /// How long the daemon may take to answer.
-const DEADLINE: Duration = Duration::from_secs(5);
+const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Client = NodeControlClient<Channel>;
 
@@ -88,35 +88,35 @@ type Client = NodeControlClient<Channel>;
 /// # Errors
 /// When no daemon answers.
 pub async fn run(args: &StatusArgs) -> Result<(), Error> {
-    match show(args).await {
+    match show_status(args).await {
         // Who reads no further has what was wanted.
         Err(Error::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         shown => shown,
     }
 }
 
-async fn show(args: &StatusArgs) -> Result<(), Error> {
+async fn show_status(args: &StatusArgs) -> Result<(), Error> {
     let mut client = connect(args).await?;
     if args.watch {
         return watch(args, client).await;
     }
     let socket = &args.control_socket;
-    let status = render::Status {
-        pulls: answer(socket, client.list_pulls(ListPullsRequest {}))
+    let status = render::NodeStatus {
+        pulls: call_with_timeout(socket, client.list_pulls(ListPullsRequest {}))
             .await?
             .pulls,
-        recreates: answer(socket, client.list_recreates(ListRecreatesRequest {}))
+        recreates: call_with_timeout(socket, client.list_recreates(ListRecreatesRequest {}))
             .await?
             .recreates,
-        restarts: answer(socket, client.list_restarts(ListRestartsRequest {}))
+        restarts: call_with_timeout(socket, client.list_restarts(ListRestartsRequest {}))
             .await?
             .restarts,
-        runtimes: answer(socket, client.list_runtimes(ListRuntimesRequest {}))
+        runtimes: call_with_timeout(socket, client.list_runtimes(ListRuntimesRequest {}))
             .await?
             .runtimes,
     };
     let text = match args.output {
-        Output::Json => format!("{}\n", render::json(&status)),
+        Output::Json => format!("{}\n", render::to_json(&status)),
         Output::Table => render::table(&status, layout(args)),
     };
     Ok(print(&text)?)
@@ -134,11 +134,11 @@ fn layout(args: &StatusArgs) -> render::Layout {
 }
 
 /// The answer to one call. A daemon that hangs takes connections all the same.
-async fn answer<T>(
+async fn call_with_timeout<T>(
     socket: &Path,
     call: impl Future<Output = Result<Response<T>, tonic::Status>>,
 ) -> Result<T, Error> {
-    match timeout(DEADLINE, call).await {
+    match timeout(CALL_TIMEOUT, call).await {
         Ok(answer) => Ok(answer?.into_inner()),
         Err(_) => Err(Error::Silent {
             socket: socket.to_owned(),
@@ -154,10 +154,10 @@ async fn connect(args: &StatusArgs) -> Result<Client, Error> {
     });
     // The URI is never looked up: the connector goes to the socket.
     let endpoint = Endpoint::from_static("http://control")
-        .connect_timeout(DEADLINE)
+        .connect_timeout(CALL_TIMEOUT)
         // A daemon that is stopped while one watches is noticed.
-        .http2_keep_alive_interval(DEADLINE)
-        .keep_alive_timeout(DEADLINE)
+        .http2_keep_alive_interval(CALL_TIMEOUT)
+        .keep_alive_timeout(CALL_TIMEOUT)
         .keep_alive_while_idle(true);
     let channel = endpoint
         .connect_with_connector(connector)
@@ -165,12 +165,12 @@ async fn connect(args: &StatusArgs) -> Result<Client, Error> {
         .map_err(|error| Error::Unreachable {
             socket: args.control_socket.clone(),
             // Its own words say no more than that there was an error.
-            why: kruise_cluster::chain(error.source().unwrap_or(&error)),
+            why: kruise_cluster::error_chain(error.source().unwrap_or(&error)),
         })?;
     Ok(Client::new(channel))
 }
 
-enum News {
+enum ListUpdate {
     Pulls(Vec<super::v1::Pull>),
     Recreates(Vec<super::v1::Recreate>),
     Restarts(Vec<super::v1::Restart>),
@@ -179,81 +179,81 @@ enum News {
 
 async fn watch(args: &StatusArgs, mut client: Client) -> Result<(), Error> {
     let socket = &args.control_socket;
-    let pulls = answer(socket, client.watch_pulls(ListPullsRequest {})).await?;
-    let recreates = answer(socket, client.watch_recreates(ListRecreatesRequest {})).await?;
-    let restarts = answer(socket, client.watch_restarts(ListRestartsRequest {})).await?;
-    let runtimes = answer(socket, client.watch_runtimes(ListRuntimesRequest {})).await?;
-    let mut news = pulls
-        .map(|m| m.map(|m| News::Pulls(m.pulls)))
-        .merge(recreates.map(|m| m.map(|m| News::Recreates(m.recreates))))
-        .merge(restarts.map(|m| m.map(|m| News::Restarts(m.restarts))))
-        .merge(runtimes.map(|m| m.map(|m| News::Runtimes(m.runtimes))));
-    let mut status = render::Status::default();
-    let mut screen = Screen::new(args);
-    let mut gone = std::pin::pin!(reader_gone());
+    let pulls = call_with_timeout(socket, client.watch_pulls(ListPullsRequest {})).await?;
+    let recreates = call_with_timeout(socket, client.watch_recreates(ListRecreatesRequest {})).await?;
+    let restarts = call_with_timeout(socket, client.watch_restarts(ListRestartsRequest {})).await?;
+    let runtimes = call_with_timeout(socket, client.watch_runtimes(ListRuntimesRequest {})).await?;
+    let mut updates = pulls
+        .map(|m| m.map(|m| ListUpdate::Pulls(m.pulls)))
+        .merge(recreates.map(|m| m.map(|m| ListUpdate::Recreates(m.recreates))))
+        .merge(restarts.map(|m| m.map(|m| ListUpdate::Restarts(m.restarts))))
+        .merge(runtimes.map(|m| m.map(|m| ListUpdate::Runtimes(m.runtimes))));
+    let mut status = render::NodeStatus::default();
+    let mut output = WatchOutput::new(args);
+    let mut reader_closed = std::pin::pin!(wait_for_reader_closed());
     // Each list is told once before the end: without standard input the reader counts as gone at once.
-    let mut lists = 0_usize;
+    let mut received = 0_usize;
     loop {
         let item = tokio::select! {
-            item = news.next() => item,
-            () = &mut gone, if lists >= 4 => return Ok(()),
+            item = updates.next() => item,
+            () = &mut reader_closed, if received >= 4 => return Ok(()),
         };
         match item.transpose()? {
             None => return Ok(()),
-            Some(News::Pulls(pulls)) => status.pulls = pulls,
-            Some(News::Recreates(recreates)) => status.recreates = recreates,
-            Some(News::Restarts(restarts)) => status.restarts = restarts,
-            Some(News::Runtimes(runtimes)) => status.runtimes = runtimes,
+            Some(ListUpdate::Pulls(pulls)) => status.pulls = pulls,
+            Some(ListUpdate::Recreates(recreates)) => status.recreates = recreates,
+            Some(ListUpdate::Restarts(restarts)) => status.restarts = restarts,
+            Some(ListUpdate::Runtimes(runtimes)) => status.runtimes = runtimes,
         }
-        lists = lists.saturating_add(1);
-        screen.show(&status)?;
+        received = received.saturating_add(1);
+        output.show(&status)?;
     }
 }
 
 /// Where `--watch` prints.
-struct Screen<'a> {
+struct WatchOutput<'a> {
     args: &'a StatusArgs,
     terminal: bool,
-    shown: Option<render::Status>,
+    last_status: Option<render::NodeStatus>,
 }
 
-impl<'a> Screen<'a> {
+impl<'a> WatchOutput<'a> {
     fn new(args: &'a StatusArgs) -> Self {
         Self {
             args,
             terminal: io::stdout().is_terminal(),
-            shown: None,
+            last_status: None,
         }
     }
 
     /// A terminal has a table that stands still; a file or a pipe gets what has changed.
-    fn show(&mut self, status: &render::Status) -> io::Result<()> {
-        if self.shown.as_ref() == Some(status) {
+    fn show(&mut self, status: &render::NodeStatus) -> io::Result<()> {
+        if self.last_status.as_ref() == Some(status) {
             return Ok(());
         }
         let text = match self.args.output {
-            Output::Json => format!("{}\n", render::json(status)),
+            Output::Json => format!("{}\n", render::to_json(status)),
             Output::Table if self.terminal => {
                 format!("\x1b[H\x1b[2J{}", render::table(status, layout(self.args)))
             }
-            Output::Table => render::changes(&self.shown.take().unwrap_or_default(), status),
+            Output::Table => render::diff(&self.last_status.take().unwrap_or_default(), status),
         };
-        self.shown = Some(status.clone());
+        self.last_status = Some(status.clone());
         print(&text)
     }
 }
 
 /// Returns when there is nobody any more who could read: `kubectl exec` leaves a program running when it ends itself,
 /// and closes its standard input, if it has one.
-async fn reader_gone() {
+async fn wait_for_reader_closed() {
     tokio::select! {
-        () = input_ends() => {}
-        () = output_closes() => {}
+        () = wait_for_stdin_closed() => {}
+        () = wait_for_stdout_closed() => {}
     }
 }
 
 /// A terminal that goes away sends a signal.
-async fn input_ends() {
+async fn wait_for_stdin_closed() {
     if io::stdin().is_terminal() {
         return pending().await;
     }
@@ -262,13 +262,13 @@ async fn input_ends() {
 }
 
 /// Only a pipe tells.
-async fn output_closes() {
-    let closes = || {
+async fn wait_for_stdout_closed() {
+    let open_stdout = || {
         let mut stdout = File::options();
         stdout.write(true).custom_flags(OFlag::O_NONBLOCK.bits());
         pipe::Sender::from_file(stdout.open("/proc/self/fd/1")?)
     };
-    match closes() {
+    match open_stdout() {
         Ok(pipe) => drop(pipe.ready(Interest::ERROR).await),
         Err(_) => pending().await,
     }
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_daemon_that_hangs_is_told_of_within_the_deadline() {
+    async fn hanging_daemon_is_reported_after_the_timeout() {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("control.sock");
         let _silent = tokio::net::UnixListener::bind(&socket).unwrap();
@@ -297,20 +297,20 @@ mod tests {
             all: false,
             control_socket: socket,
         };
-        let told = run(&args).await.unwrap_err().to_string();
-        assert!(told.contains("did not answer within 5 s"), "{told}");
+        let error = run(&args).await.unwrap_err().to_string();
+        assert!(error.contains("did not answer within 5 s"), "{error}");
     }
 
     #[tokio::test]
-    async fn where_nobody_answers_the_reason_and_what_to_look_at_are_told() {
+    async fn unreachable_daemon_error_names_the_cause() {
         let args = StatusArgs {
             watch: false,
             output: Output::Table,
             all: false,
             control_socket: "/nowhere/control.sock".into(),
         };
-        let told = run(&args).await.unwrap_err().to_string();
-        let begin = "no kruise-daemon answers at /nowhere/control.sock: No such file or directory";
-        assert!(told.starts_with(begin), "{told}");
+        let error = run(&args).await.unwrap_err().to_string();
+        let expected = "no kruise-daemon answers at /nowhere/control.sock: No such file or directory";
+        assert!(error.starts_with(expected), "{error}");
     }
 }

@@ -10,24 +10,26 @@ use tonic::transport::{Channel, Endpoint, Uri};
 
 use super::v1::node_control_client::NodeControlClient;
 use super::v1::{ListPullsRequest, ListRuntimesRequest};
-use super::{Live, run};
+use super::{LiveState, run};
 use crate::live;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Runs the service on a socket of its own and connects to it.
-async fn served(live: &Live) -> (tempfile::TempDir, NodeControlClient<Channel>, CancellationToken) {
+async fn start_service(
+    live: &LiveState,
+) -> (tempfile::TempDir, NodeControlClient<Channel>, CancellationToken) {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("control.sock");
     std::fs::write(&socket, "left behind by a former process").unwrap();
     let shutdown = CancellationToken::new();
     let (path, live, stop) = (socket.clone(), live.clone(), shutdown.clone());
     tokio::spawn(async move { run(&path, live, stop).await });
-    let end = tokio::time::Instant::now() + PATIENCE;
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
     while !std::fs::metadata(&socket).is_ok_and(|m| m.file_type().is_socket()) {
         assert!(
-            tokio::time::Instant::now() < end,
-            "no socket at {} after {PATIENCE:?}",
+            tokio::time::Instant::now() < deadline,
+            "no socket at {} after {TIMEOUT:?}",
             socket.display()
         );
         tokio::task::yield_now().await;
@@ -44,8 +46,8 @@ async fn served(live: &Live) -> (tempfile::TempDir, NodeControlClient<Channel>, 
 }
 
 #[tokio::test]
-async fn only_root_may_open_the_socket_and_a_stale_one_is_replaced() {
-    let (folder, mut client, _stop) = served(&Live::default()).await;
+async fn control_socket_is_root_only_and_replaces_stale_one() {
+    let (folder, mut client, _stop) = start_service(&LiveState::default()).await;
     let mode = std::fs::metadata(folder.path().join("control.sock"))
         .unwrap()
         .permissions()
@@ -63,27 +65,27 @@ async fn only_root_may_open_the_socket_and_a_stale_one_is_replaced() {
 }
 
 #[tokio::test]
-async fn a_stream_tells_the_present_then_each_change_and_ends_at_shutdown() {
-    let live = Live::default();
-    let (_folder, mut client, stop) = served(&live).await;
+async fn watch_stream_sends_changes_and_ends_at_shutdown() {
+    let live = LiveState::default();
+    let (_folder, mut client, stop) = start_service(&live).await;
     let mut stream = client
         .watch_pulls(ListPullsRequest {})
         .await
         .unwrap()
         .into_inner();
     let mut next = async || {
-        tokio::time::timeout(PATIENCE, stream.message())
+        tokio::time::timeout(TIMEOUT, stream.message())
             .await
             .expect("the stream said nothing for 20 s")
             .unwrap()
     };
     assert!(next().await.unwrap().pulls.is_empty());
-    live.pulls.send_replace(vec![live::Pull {
+    live.pulls.send_replace(vec![live::PullStatus {
         image: "nginx:alpine".into(),
         bytes_done: 10,
         bytes_total: Some(100),
         bytes_per_second: Some(30),
-        ..live::Pull::default()
+        ..live::PullStatus::default()
     }]);
     let pull = next().await.unwrap().pulls.remove(0);
     assert_eq!(

@@ -22,13 +22,13 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 /// How many redirects are followed.
-const REDIRECTS: usize = 10;
+const MAX_REDIRECTS: usize = 10;
 /// How much of the head of an answer is read, in bytes: a hook of each container of the node may be answered at a time.
-const MAX_HEAD: usize = 16 * 1024;
+const MAX_RESPONSE_HEAD: usize = 16 * 1024;
 
 /// What to ask whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Get {
+pub struct HookRequest {
     /// Whether to speak TLS.
     pub tls: bool,
     /// Host name or address.
@@ -71,7 +71,7 @@ pub enum Error {
     Invalid(String),
     /// The connection broke.
     #[error("request to {host}:{port} failed: {why}")]
-    Broken {
+    RequestFailed {
         /// The host.
         host: String,
         /// The port.
@@ -85,29 +85,29 @@ pub enum Error {
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn get(request: &Get) -> Result<(), Error> {
+pub async fn get(request: &HookRequest) -> Result<(), Error> {
     let mut request = request.clone();
-    for _ in 0..=REDIRECTS {
-        let answer = match once(&request).await {
+    for _ in 0..=MAX_REDIRECTS {
+        let response = match send_once(&request).await {
             Err(Error::Tls { plain: true, .. }) => {
                 request.tls = false;
                 request
                     .headers
                     .retain(|(name, _)| !name.eq_ignore_ascii_case(AUTHORIZATION.as_str()));
-                once(&request).await?
+                send_once(&request).await?
             }
             answer => answer?,
         };
-        let Some(answer) = answer else {
+        let Some(response) = response else {
             return Ok(());
         };
-        let location = answer
+        let location = response
             .headers()
             .get(LOCATION)
             .and_then(|value| value.to_str().ok());
         match location
-            .filter(|_| answer.status().is_redirection())
-            .and_then(|to| redirect(&request, to))
+            .filter(|_| response.status().is_redirection())
+            .and_then(|to| same_host_redirect(&request, to))
         {
             Some(path) => request.path = path,
             None => return Ok(()),
@@ -117,16 +117,16 @@ pub async fn get(request: &Get) -> Result<(), Error> {
 }
 
 /// The path to go on with, where the redirect stays with the same server.
-pub(crate) fn redirect(request: &Get, location: &str) -> Option<String> {
+pub(crate) fn same_host_redirect(request: &HookRequest, location: &str) -> Option<String> {
     if location.starts_with('/') && !location.starts_with("//") {
         return Some(location.to_owned());
     }
     let scheme = if request.tls { "https" } else { "http" };
-    let rest = location.strip_prefix(&format!("{scheme}://{}", authority(request)))?;
-    rest.starts_with('/').then(|| rest.to_owned())
+    let path = location.strip_prefix(&format!("{scheme}://{}", authority(request)))?;
+    path.starts_with('/').then(|| path.to_owned())
 }
 
-fn authority(request: &Get) -> String {
+fn authority(request: &HookRequest) -> String {
     let bare_v6 = request.host.contains(':') && !request.host.starts_with('[');
     let host = if bare_v6 {
         format!("[{}]", request.host)
@@ -137,7 +137,7 @@ fn authority(request: &Get) -> String {
 }
 
 /// One answer, `None` where its head is longer than what is read of one.
-async fn once(request: &Get) -> Result<Option<Response<Incoming>>, Error> {
+async fn send_once(request: &HookRequest) -> Result<Option<Response<Incoming>>, Error> {
     let host = request.host.trim_matches(['[', ']']).to_owned();
     let stream = TcpStream::connect((host.as_str(), request.port))
         .await
@@ -161,41 +161,41 @@ async fn once(request: &Get) -> Result<Option<Response<Incoming>>, Error> {
         (Err(_), Ok(address)) => ServerName::IpAddress(address.ip().into()),
         (Err(error), Err(_)) => return Err(tls(false, error.to_string())),
     };
-    let stream = TlsConnector::from(config()?)
+    let stream = TlsConnector::from(tls_config()?)
         .connect(name, stream)
         .await
-        .map_err(|error| tls(is_plain(&error), error.to_string()))?;
+        .map_err(|error| tls(is_plaintext_response(&error), error.to_string()))?;
     exchange(request, stream).await
 }
 
 /// Whether the server answered in something that is no TLS.
-fn is_plain(error: &std::io::Error) -> bool {
+fn is_plaintext_response(error: &std::io::Error) -> bool {
     let inner = error
         .get_ref()
         .and_then(|inner| inner.downcast_ref::<rustls::Error>());
     matches!(inner, Some(rustls::Error::InvalidMessage(_)))
 }
 
-async fn exchange<S>(request: &Get, stream: S) -> Result<Option<Response<Incoming>>, Error>
+async fn exchange<S>(request: &HookRequest, stream: S) -> Result<Option<Response<Incoming>>, Error>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let message = message(request)?;
-    let broken = |error: hyper::Error| Error::Broken {
+    let message = build_request(request)?;
+    let request_failed = |error: hyper::Error| Error::RequestFailed {
         host: request.host.clone(),
         port: request.port,
         why: error.to_string(),
     };
     let (mut sender, connection) = http1::Builder::new()
-        .max_buf_size(MAX_HEAD)
+        .max_buf_size(MAX_RESPONSE_HEAD)
         .handshake(TokioIo::new(stream))
         .await
-        .map_err(broken)?;
+        .map_err(request_failed)?;
     tokio::select! {
         answer = sender.send_request(message) => match answer {
             Ok(answer) => Ok(Some(answer)),
             Err(error) if error.is_parse_too_large() => Ok(None),
-            Err(error) => Err(broken(error)),
+            Err(error) => Err(request_failed(error)),
         },
         // The connection ends only after the answer, or with an error that the request reports as well.
         // The connection is driven here; how it ends is told by the request as well.
@@ -205,13 +205,13 @@ where
 
 /// The path as it goes over the wire: what is allowed in a URL stays, also what is escaped already, and a fragment is not
 /// sent.
-fn escaped(path: &str) -> String {
+fn escape_path(path: &str) -> String {
     let path = path.split('#').next().unwrap_or_default();
     let bytes = path.as_bytes();
     let mut text = String::with_capacity(path.len());
-    for (at, byte) in bytes.iter().enumerate() {
+    for (index, byte) in bytes.iter().enumerate() {
         let escape = bytes
-            .get(at + 1..at + 3)
+            .get(index + 1..index + 3)
             .is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit));
         match byte {
             b'%' if escape => text.push('%'),
@@ -225,14 +225,14 @@ fn escaped(path: &str) -> String {
     text
 }
 
-fn message(get: &Get) -> Result<Request<Empty<Bytes>>, Error> {
+fn build_request(hook: &HookRequest) -> Result<Request<Empty<Bytes>>, Error> {
     let invalid = |error: &dyn std::fmt::Display| Error::Invalid(error.to_string());
-    let slash = if get.path.starts_with('/') { "" } else { "/" };
-    let mut request = Request::get(format!("{slash}{}", escaped(&get.path)))
+    let slash = if hook.path.starts_with('/') { "" } else { "/" };
+    let mut request = Request::get(format!("{slash}{}", escape_path(&hook.path)))
         .body(Empty::<Bytes>::new())
         .map_err(|error| Error::Invalid(format!("its path: {error}")))?;
     let headers = request.headers_mut();
-    for (name, value) in &get.headers {
+    for (name, value) in &hook.headers {
         let name = HeaderName::from_bytes(name.as_bytes())
             .map_err(|error| Error::Invalid(format!("header {name:?}: {error}")))?;
         let value = HeaderValue::from_str(value)
@@ -242,7 +242,7 @@ fn message(get: &Get) -> Result<Request<Empty<Bytes>>, Error> {
     if !headers.contains_key(HOST) {
         headers.insert(
             HOST,
-            HeaderValue::from_str(&authority(get)).map_err(|error| invalid(&error))?,
+            HeaderValue::from_str(&authority(hook)).map_err(|error| invalid(&error))?,
         );
     }
     let agent = HeaderValue::from_static(concat!("kruise-daemon/", env!("CARGO_PKG_VERSION")));
@@ -251,22 +251,22 @@ fn message(get: &Get) -> Result<Request<Empty<Bytes>>, Error> {
     Ok(request)
 }
 
-fn config() -> Result<Arc<ClientConfig>, Error> {
+fn tls_config() -> Result<Arc<ClientConfig>, Error> {
     let provider = Arc::new(ring::default_provider());
     let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .map_err(|error| Error::Invalid(error.to_string()))?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AnyServer(provider)))
+        .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate(provider)))
         .with_no_client_auth();
     Ok(Arc::new(config))
 }
 
 /// Takes any certificate, as kubelet does for hooks and probes: what is asked is a Pod, by its address.
 #[derive(Debug)]
-struct AnyServer(Arc<CryptoProvider>);
+struct AcceptAnyCertificate(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for AnyServer {
+impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -319,25 +319,25 @@ mod tests {
     use tokio::net::TcpListener;
 
     /// Answers each connection with the next of `answers` and returns what it was asked.
-    async fn server(answers: Vec<&'static str>) -> (u16, tokio::task::JoinHandle<Vec<String>>) {
+    async fn server(responses: Vec<&'static str>) -> (u16, tokio::task::JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let task = tokio::spawn(async move {
-            let mut asked = Vec::new();
-            for answer in answers {
+            let mut requests = Vec::new();
+            for answer in responses {
                 let (mut stream, _) = listener.accept().await.unwrap();
                 let mut text = vec![0; 4096];
                 let length = stream.read(&mut text).await.unwrap();
-                asked.push(String::from_utf8_lossy(&text[..length]).into_owned());
+                requests.push(String::from_utf8_lossy(&text[..length]).into_owned());
                 stream.write_all(answer.as_bytes()).await.unwrap();
             }
-            asked
+            requests
         });
         (port, task)
     }
 
-    fn hook(port: u16, tls: bool) -> Get {
-        Get {
+    fn hook(port: u16, tls: bool) -> HookRequest {
+        HookRequest {
             tls,
             host: "127.0.0.1".into(),
             port,
@@ -349,33 +349,33 @@ mod tests {
         }
     }
 
-    const DONE: &str = "HTTP/1.1 500 Oops\r\ncontent-length: 0\r\n\r\n";
+    const RESPONSE: &str = "HTTP/1.1 500 Oops\r\ncontent-length: 0\r\n\r\n";
 
     #[tokio::test]
-    async fn any_answer_is_a_delivery() {
-        let (port, asked) = server(vec![DONE]).await;
+    async fn any_response_counts_as_delivered() {
+        let (port, requests) = server(vec![RESPONSE]).await;
         get(&hook(port, false)).await.unwrap();
-        let asked = asked.await.unwrap().remove(0).to_lowercase();
-        assert!(asked.starts_with("get /bye?now=1 http/1.1\r\n"), "{asked}");
+        let request = requests.await.unwrap().remove(0).to_lowercase();
+        assert!(request.starts_with("get /bye?now=1 http/1.1\r\n"), "{request}");
         for header in [
             format!("host: 127.0.0.1:{port}"),
             "x-a: 1".into(),
             "authorization: secret".into(),
         ] {
-            assert!(asked.contains(&header), "{header} in {asked}");
+            assert!(request.contains(&header), "{header} in {request}");
         }
     }
 
     /// Nothing more is read of it, and nobody waits for its end.
     #[tokio::test]
-    async fn an_answer_with_a_head_without_end_is_a_delivery() {
+    async fn endless_response_head_counts_as_delivered() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let server = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.unwrap();
             stream.write_all(b"HTTP/1.1 200 OK\r\nx: ").await.unwrap();
             let mut sent = 0;
-            while stream.write_all(&[b'a'; 1024]).await.is_ok() && sent < 4 * MAX_HEAD {
+            while stream.write_all(&[b'a'; 1024]).await.is_ok() && sent < 4 * MAX_RESPONSE_HEAD {
                 sent += 1024;
             }
             // Held open until the other end is gone.
@@ -388,10 +388,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plain_server_behind_https_is_asked_again_without_the_secret() {
-        let (port, asked) = server(vec!["HTTP/1.0 400 Bad Request\r\n\r\n", DONE]).await;
+    async fn https_falls_back_to_http_without_credentials() {
+        let (port, requests) = server(vec!["HTTP/1.0 400 Bad Request\r\n\r\n", RESPONSE]).await;
         get(&hook(port, true)).await.unwrap();
-        let second = asked.await.unwrap().remove(1).to_lowercase();
+        let second = requests.await.unwrap().remove(1).to_lowercase();
         assert!(
             second.starts_with("get /bye") && !second.contains("secret"),
             "{second}"
@@ -399,44 +399,47 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn redirects_are_followed_on_the_same_server_only() {
-        let (port, asked) = server(vec![
+    async fn hook_redirects_stay_on_the_same_server() {
+        let (port, requests) = server(vec![
             "HTTP/1.1 301 M\r\nlocation: /else\r\ncontent-length: 0\r\n\r\n",
-            DONE,
+            RESPONSE,
         ])
         .await;
         get(&hook(port, false)).await.unwrap();
-        assert!(asked.await.unwrap()[1].starts_with("GET /else "));
-        let here = hook(80, false);
-        assert_eq!(redirect(&here, "http://127.0.0.1:80/x").as_deref(), Some("/x"));
-        for there in [
+        assert!(requests.await.unwrap()[1].starts_with("GET /else "));
+        let hook_request = hook(80, false);
+        assert_eq!(
+            same_host_redirect(&hook_request, "http://127.0.0.1:80/x").as_deref(),
+            Some("/x")
+        );
+        for location in [
             "http://169.254.169.254/latest",
             "//evil/x",
             "http://127.0.0.1:800/x",
             "https://127.0.0.1:80/x",
         ] {
-            assert_eq!(redirect(&here, there), None, "{there}");
+            assert_eq!(same_host_redirect(&hook_request, location), None, "{location}");
         }
     }
 
     #[test]
-    fn paths_are_escaped_as_kubelet_does() {
+    fn hook_paths_are_escaped_like_kubelet() {
         for (path, sent) in [
             ("/a b?c=é", "/a%20b?c=%C3%A9"),
             ("/50%/%41#x", "/50%25/%41"),
             ("a\"b\n", "a%22b%0A"),
         ] {
-            assert_eq!(escaped(path), sent);
-            let get = Get {
+            assert_eq!(escape_path(path), sent);
+            let get = HookRequest {
                 path: path.to_owned(),
                 ..hook(80, false)
             };
-            assert!(message(&get).is_ok());
+            assert!(build_request(&get).is_ok());
         }
     }
 
     #[tokio::test]
-    async fn nobody_there_is_an_error_in_words() {
+    async fn refused_hook_connection_is_reported() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         drop(listener);

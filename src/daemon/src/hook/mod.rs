@@ -10,11 +10,11 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{HTTPGetAction, LifecycleHandler};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use crate::pods::{Port, seconds};
+use crate::pods::{Port, bounded_seconds};
 use kruise_cri::{self as cri, Runtime};
 
 /// Bytes that are read of what a hook prints: it matters to nobody, and many hooks run at once.
-const PRINTED: usize = 16 << 10;
+const MAX_HOOK_OUTPUT: usize = 16 << 10;
 
 /// Why a hook failed.
 #[derive(Debug, thiserror::Error)]
@@ -51,11 +51,11 @@ pub enum Error {
 }
 
 /// What a hook is run against.
-pub struct Target<'a> {
+pub struct HookTarget<'a> {
     /// The runtime of the container.
     pub runtime: &'a dyn Runtime,
     /// ID of the container, without scheme.
-    pub container: &'a str,
+    pub container_id: &'a str,
     /// UID that the runtime knows the Pod by.
     pub pod_uid: &'a str,
     /// The Pod's address, if it is known.
@@ -69,16 +69,16 @@ pub struct Target<'a> {
 ///
 /// # Errors
 /// See [`Error`].
-pub async fn run(hook: &LifecycleHandler, target: &Target<'_>, limit: Duration) -> Result<(), Error> {
-    let work = async {
+pub async fn run(hook: &LifecycleHandler, target: &HookTarget<'_>, timeout: Duration) -> Result<(), Error> {
+    let handler = async {
         if let Some(exec) = &hook.exec {
-            return exec_hook(exec.command.clone().unwrap_or_default(), target, limit).await;
+            return run_exec_hook(exec.command.clone().unwrap_or_default(), target, timeout).await;
         }
         if let Some(get) = &hook.http_get {
-            return http_hook(get, target).await;
+            return run_http_hook(get, target).await;
         }
         if let Some(sleep) = &hook.sleep {
-            tokio::time::sleep(seconds(sleep.seconds)).await;
+            tokio::time::sleep(bounded_seconds(sleep.seconds)).await;
             return Ok(());
         }
         Err(Error::Unsupported(if hook.tcp_socket.is_some() {
@@ -87,33 +87,40 @@ pub async fn run(hook: &LifecycleHandler, target: &Target<'_>, limit: Duration) 
             "an empty handler"
         }))
     };
-    tokio::time::timeout(limit, work)
+    tokio::time::timeout(timeout, handler)
         .await
-        .unwrap_or(Err(Error::TimedOut(limit)))
+        .unwrap_or(Err(Error::TimedOut(timeout)))
 }
 
-async fn exec_hook(command: Vec<String>, target: &Target<'_>, limit: Duration) -> Result<(), Error> {
-    let (runtime, container) = (target.runtime, target.container);
-    match runtime.exec_sync(container, &command, limit, PRINTED).await {
+async fn run_exec_hook(
+    command: Vec<String>,
+    target: &HookTarget<'_>,
+    timeout: Duration,
+) -> Result<(), Error> {
+    let (runtime, container) = (target.runtime, target.container_id);
+    match runtime
+        .exec_sync(container, &command, timeout, MAX_HOOK_OUTPUT)
+        .await
+    {
         // One that printed more than is read has ended; it is not known how.
         Ok(None) => Ok(()),
         Ok(Some(output)) if output.exit_code == 0 => Ok(()),
         Ok(Some(output)) => {
             let text = String::from_utf8_lossy(&output.stderr);
-            tracing::debug!(container = target.container, ?command, %text, "preStop hook failed");
+            tracing::debug!(container = target.container_id, ?command, %text, "preStop hook failed");
             Err(Error::ExitCode {
                 code: output.exit_code,
                 printed: output.stdout.len() + output.stderr.len(),
             })
         }
         Err(error) => {
-            tracing::debug!(container = target.container, ?command, %error, "preStop hook failed");
+            tracing::debug!(container = target.container_id, ?command, %error, "preStop hook failed");
             Err(Error::Exec(error))
         }
     }
 }
 
-async fn http_hook(get: &HTTPGetAction, target: &Target<'_>) -> Result<(), Error> {
+async fn run_http_hook(get: &HTTPGetAction, target: &HookTarget<'_>) -> Result<(), Error> {
     let host = match get
         .host
         .clone()
@@ -130,13 +137,13 @@ async fn http_hook(get: &HTTPGetAction, target: &Target<'_>) -> Result<(), Error
             .ok_or(Error::NoHost)?,
     };
     let headers = get.http_headers.iter().flatten();
-    let request = http::Get {
+    let request = http::HookRequest {
         tls: get
             .scheme
             .as_deref()
             .is_some_and(|scheme| scheme.eq_ignore_ascii_case("https")),
         host,
-        port: port(&get.port, target.ports)?,
+        port: resolve_port(&get.port, target.ports)?,
         path: get.path.clone().unwrap_or_default(),
         headers: headers
             .map(|header| (header.name.clone(), header.value.clone()))
@@ -145,8 +152,8 @@ async fn http_hook(get: &HTTPGetAction, target: &Target<'_>) -> Result<(), Error
     Ok(http::get(&request).await?)
 }
 
-fn port(wanted: &IntOrString, ports: &[Port]) -> Result<u16, Error> {
-    let (number, text) = match wanted {
+fn resolve_port(port: &IntOrString, ports: &[Port]) -> Result<u16, Error> {
+    let (number, text) = match port {
         IntOrString::Int(number) => (Some(*number), number.to_string()),
         IntOrString::String(name) => {
             let named = ports
@@ -168,28 +175,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_go_by_number_by_name_and_by_number_in_a_string() {
+    fn hook_port_is_resolved_by_number_or_name() {
         let ports = [Port {
             name: "http".into(),
             number: 8080,
         }];
-        let of = |wanted: IntOrString| port(&wanted, &ports).ok();
-        assert_eq!(of(IntOrString::Int(81)), Some(81));
-        assert_eq!(of(IntOrString::String("http".into())), Some(8080));
-        assert_eq!(of(IntOrString::String("82".into())), Some(82));
+        let resolve = |port_value: IntOrString| resolve_port(&port_value, &ports).ok();
+        assert_eq!(resolve(IntOrString::Int(81)), Some(81));
+        assert_eq!(resolve(IntOrString::String("http".into())), Some(8080));
+        assert_eq!(resolve(IntOrString::String("82".into())), Some(82));
         for wrong in [
             IntOrString::Int(0),
             IntOrString::Int(70_000),
             IntOrString::String("grpc".into()),
         ] {
-            assert_eq!(of(wrong), None);
+            assert_eq!(resolve(wrong), None);
         }
     }
 
     /// Events and logs are read by more people than may read the Pod's secrets.
     #[test]
-    fn an_error_quotes_neither_command_nor_output() {
-        let refused = cri::Error::Refused {
+    fn hook_error_quotes_neither_command_nor_output() {
+        let refused = cri::Error::Rejected {
             socket: "/s".into(),
             method: "ExecSync",
             code: tonic::Code::Unknown,

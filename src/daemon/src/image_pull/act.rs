@@ -8,33 +8,33 @@ use k8s_openapi::api::core::v1::{ObjectReference, Secret};
 use kube::{Api, Client, ResourceExt};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 
-use super::plan::keyring::{Credentials, HelpersUnused, KEY_CFG, KEY_JSON, Keyring};
-use super::plan::{Again, Ended, Progress};
-use kruise_api::image_reference::Reference;
+use super::plan::keyring::{Credentials, HelpersIgnored, KEY_CFG, KEY_JSON, Keyring};
+use super::plan::{AttemptResult, AttemptRetry, PullProgress};
+use kruise_api::image_reference::ImageReference;
 use kruise_api::keys::SECRET_REFERENCES;
 use kruise_cluster::write;
-use kruise_cri::{Auth, Error, Image, PullCause, PullRequest, Runtime};
+use kruise_cri::{AuthConfig, Error, Image, PullCause, PullRequest, Runtime};
 
 /// How often bytes are asked for while somebody looks at them: containerd has no event for them.
-const BYTES_WATCHED: Duration = Duration::from_secs(1);
+const WATCHED_PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
 /// How often they are asked for otherwise, which is as often as the status is written for them.
-const BYTES_UNWATCHED: Duration = Duration::from_secs(10);
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
 /// What reading the pull secrets of one tag may take. It has its slot meanwhile.
-pub(super) const SECRETS: Duration = Duration::from_secs(30);
+pub(super) const SECRETS_TIMEOUT: Duration = Duration::from_secs(30);
 /// What reading one of them may take, less than a connection may. An API server that does not answer for so long is not
 /// asked for the others.
-const ONE_SECRET: Duration = Duration::from_secs(4);
+const SECRET_TIMEOUT: Duration = Duration::from_secs(4);
 /// Bytes of Docker configuration that are used for one tag: what one Secret may hold. Each namespace that brings some has
 /// an equal share at least. Their number is not bounded.
 const MAX_SECRET_BYTES: usize = 1 << 20;
 /// Credentials that are tried for one image in one attempt, each with requests to the registry.
-const MAX_TRIES: usize = 100;
+const MAX_CREDENTIALS: usize = 100;
 /// Secrets that cannot be used and are named in a message.
 const MAX_PROBLEMS: usize = 5;
 
 /// What to do in one attempt.
 #[derive(Debug, Clone)]
-pub struct Attempt {
+pub struct PullAttempt {
     /// Fully qualified reference.
     pub image: String,
     /// Pull although the image is present.
@@ -51,71 +51,71 @@ pub struct Attempt {
 
 /// The image is on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pulled {
+pub struct PulledImage {
     /// `NAME@ID`, where the runtime said so.
     pub image_id: Option<String>,
     /// It was there already.
-    pub present: bool,
+    pub already_present: bool,
     /// What its user should know all the same.
     pub note: Option<String>,
 }
 
 /// Why the image is not on the node.
 #[derive(Debug, Clone)]
-pub struct Failure {
+pub struct PullFailure {
     /// What the runtime said; where several credentials were tried, to the last of them.
     pub error: Error,
     /// Whether the runtime was there and was asked to pull.
-    pub begun: bool,
+    pub pull_started: bool,
 }
 
 /// Makes the attempt and tells of bytes meanwhile, often where `watched`. Dropping the future cancels the pull in the
 /// runtime.
 ///
 /// # Errors
-/// See [`Failure`].
-pub async fn attempt(
+/// See [`PullFailure`].
+pub async fn run_attempt(
     runtime: &dyn Runtime,
-    attempt: &Attempt,
+    attempt: &PullAttempt,
     watched: impl Fn() -> bool + Send,
-    mut tell: impl FnMut(Progress) + Send,
-) -> Result<Pulled, Failure> {
+    mut on_progress: impl FnMut(PullProgress) + Send,
+) -> Result<PulledImage, PullFailure> {
     let deadline = Instant::now() + attempt.timeout;
-    let mut begun = false;
-    let work = async {
+    let mut pull_started = false;
+    let pull = async {
         if attempt.always {
             runtime.version().await?;
         } else if let Some(image) = runtime.image_status(&attempt.image).await? {
-            return Ok(pulled(&attempt.image, Some(image), true));
+            return Ok(pulled_image(&attempt.image, Some(image), true));
         }
-        begun = true;
-        pull(runtime, attempt, deadline, &watched, &mut tell).await?;
+        pull_started = true;
+        pull_with_credentials(runtime, attempt, deadline, &watched, &mut on_progress).await?;
         // The pull succeeded; that its ID cannot be learnt is no failure.
         let image = runtime.image_status(&attempt.image).await.ok().flatten();
-        Ok(pulled(&attempt.image, image, false))
+        Ok(pulled_image(&attempt.image, image, false))
     };
-    let ended = timeout_at(deadline, work).await.unwrap_or_else(|_| {
+    let result = timeout_at(deadline, pull).await.unwrap_or_else(|_| {
         Err(Error::Timeout {
             socket: runtime.socket().to_owned(),
             method: "PullImage",
             after: attempt.timeout,
         })
     });
-    ended.map_err(|error| Failure { error, begun })
+    result.map_err(|error| PullFailure { error, pull_started })
 }
 
-fn pulled(name: &str, image: Option<Image>, present: bool) -> Pulled {
+fn pulled_image(name: &str, image: Option<Image>, already_present: bool) -> PulledImage {
     let platform = image.as_ref().and_then(|i| i.platform.clone());
-    Pulled {
+    PulledImage {
         image_id: image.and_then(|i| image_id(name, &i.id)),
-        present,
-        note: platform.and_then(|p| foreign(&p)),
+        already_present,
+        note: platform.and_then(|p| platform_note(&p)),
     }
 }
 
 /// What to say of an image for another platform. A runtime refuses it only where an index gives it the choice; what
 /// has one platform only is pulled whatever that is, and may even run, through an emulator.
-fn foreign(platform: &str) -> Option<String> {
+fn platform_note(platform: &str) -> Option<String> {
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",
@@ -123,23 +123,23 @@ fn foreign(platform: &str) -> Option<String> {
         "powerpc64" => "ppc64le",
         other => other,
     };
-    let ours = format!("{}/{architecture}", std::env::consts::OS);
-    (platform != ours).then(|| format!("the image is for {platform}, this node is {ours}"))
+    let node_platform = format!("{}/{architecture}", std::env::consts::OS);
+    (platform != node_platform).then(|| format!("the image is for {platform}, this node is {node_platform}"))
 }
 
-async fn pull(
+async fn pull_with_credentials(
     runtime: &dyn Runtime,
-    attempt: &Attempt,
+    attempt: &PullAttempt,
     deadline: Instant,
     watched: &(impl Fn() -> bool + Send),
-    tell: &mut (impl FnMut(Progress) + Send),
+    on_progress: &mut (impl FnMut(PullProgress) + Send),
 ) -> Result<(), Error> {
-    let mut tries: Vec<Option<Auth>> = attempt.credentials.iter().map(|c| Some(auth(c))).collect();
-    if tries.is_empty() {
-        tries.push(None);
+    let mut auths: Vec<Option<AuthConfig>> = attempt.credentials.iter().map(|c| Some(cri_auth(c))).collect();
+    if auths.is_empty() {
+        auths.push(None);
     }
-    let mut tries = tries.into_iter().peekable();
-    while let Some(auth) = tries.next() {
+    let mut auths = auths.into_iter().peekable();
+    while let Some(auth) = auths.next() {
         let request = PullRequest {
             image: attempt.image.clone(),
             auth,
@@ -147,8 +147,8 @@ async fn pull(
             annotations: attempt.annotations.clone(),
             timeout: deadline.saturating_duration_since(Instant::now()),
         };
-        match pull_once(runtime, &request, watched, tell).await {
-            Err(error) if tries.peek().is_some() && others_may_help(&error) => {}
+        match pull_once(runtime, &request, watched, on_progress).await {
+            Err(error) if auths.peek().is_some() && other_credentials_may_help(&error) => {}
             result => return result.map(|_| ()),
         }
     }
@@ -156,7 +156,7 @@ async fn pull(
 }
 
 /// Whether other credentials may change the outcome: registries hide what one may not see as "not found".
-fn others_may_help(error: &Error) -> bool {
+fn other_credentials_may_help(error: &Error) -> bool {
     matches!(
         error,
         Error::Pull {
@@ -171,20 +171,20 @@ async fn pull_once(
     runtime: &dyn Runtime,
     request: &PullRequest,
     watched: &(impl Fn() -> bool + Send),
-    tell: &mut (impl FnMut(Progress) + Send),
+    on_progress: &mut (impl FnMut(PullProgress) + Send),
 ) -> Result<String, Error> {
     let pull = runtime.pull_image(request);
     tokio::pin!(pull);
-    let mut ticks = interval(BYTES_WATCHED);
+    let mut ticks = interval(WATCHED_PROGRESS_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.reset();
-    let mut asked: Option<Instant> = None;
+    let mut polled_at: Option<Instant> = None;
     loop {
         let bytes = async {
             loop {
                 let now = ticks.tick().await;
-                if watched() || asked.is_none_or(|asked| now >= asked + BYTES_UNWATCHED) {
-                    asked = Some(now);
+                if watched() || polled_at.is_none_or(|polled_at| now >= polled_at + PROGRESS_INTERVAL) {
+                    polled_at = Some(now);
                     return runtime.pull_progress(&request.image).await;
                 }
             }
@@ -192,7 +192,7 @@ async fn pull_once(
         tokio::select! {
             result = &mut pull => return result,
             bytes = bytes => match bytes {
-                Ok(Some(bytes)) => tell(Progress { done: bytes.done, total: bytes.total }),
+                Ok(Some(bytes)) => on_progress(PullProgress { done: bytes.downloaded, total: bytes.total }),
                 Ok(None) => {}
                 Err(error) => tracing::debug!(image = request.image, %error, "no bytes"),
             },
@@ -200,54 +200,59 @@ async fn pull_once(
     }
 }
 
-fn auth(credentials: &Credentials) -> Auth {
-    Auth {
+fn cri_auth(credentials: &Credentials) -> AuthConfig {
+    AuthConfig {
         username: credentials.username.clone(),
         password: credentials.password.clone(),
         identity_token: credentials.identity_token.clone(),
         registry_token: credentials.registry_token.clone(),
-        ..Auth::default()
+        ..AuthConfig::default()
     }
 }
 
 /// Upstream's form: the familiar name, an at sign, and the runtime's ID.
 fn image_id(image: &str, id: &str) -> Option<String> {
-    let reference = Reference::parse(image).ok()?;
+    let reference = ImageReference::parse(image).ok()?;
     (!id.is_empty()).then(|| format!("{}@{id}", reference.familiar_name()))
 }
 
 /// What an attempt's result means for the tag.
-pub fn ended(result: Result<Pulled, Failure>, secrets: &Secrets) -> Ended {
+pub fn attempt_result(result: Result<PulledImage, PullFailure>, secrets: &PullSecrets) -> AttemptResult {
     let mut notes = secrets.problems.clone();
     match result {
-        Ok(Pulled {
+        Ok(PulledImage {
             image_id,
-            present: _,
+            already_present: _,
             note,
         }) => {
             notes.extend(note);
             let note = (!notes.is_empty()).then(|| notes.join("; "));
-            Ended::Pulled { image_id, note }
+            AttemptResult::Pulled { image_id, note }
         }
-        Err(Failure { error, begun }) => {
-            let again = match &error {
-                Error::Unreachable { .. } | Error::Timeout { .. } if !begun => Again::Prevented,
-                Error::Unreachable { .. } => Again::Uncounted,
-                error if others_may_help(error) => secrets.unread.unwrap_or(Again::Counted),
-                error if error.retryable() => Again::Counted,
-                _ => Again::Never,
+        Err(PullFailure {
+            error,
+            pull_started: begun,
+        }) => {
+            let retry = match &error {
+                Error::Unreachable { .. } | Error::Timeout { .. } if !begun => AttemptRetry::Prevented,
+                Error::Unreachable { .. } => AttemptRetry::Uncounted,
+                error if other_credentials_may_help(error) => {
+                    secrets.unread_retry.unwrap_or(AttemptRetry::Counted)
+                }
+                error if error.retryable() => AttemptRetry::Counted,
+                _ => AttemptRetry::Never,
             };
-            notes.push(words(&error));
-            Ended::Failed {
-                words: notes.join("; "),
-                again,
+            notes.push(error_message(&error));
+            AttemptResult::Failed {
+                message: notes.join("; "),
+                retry,
             }
         }
     }
 }
 
 /// The error as the user of the tag should read it.
-pub fn words(error: &Error) -> String {
+pub fn error_message(error: &Error) -> String {
     match error {
         Error::Timeout {
             method: "PullImage",
@@ -264,74 +269,76 @@ pub fn words(error: &Error) -> String {
 
 /// What the Secrets of a tag hold.
 #[derive(Debug, Clone, Default)]
-pub struct Secrets {
+pub struct PullSecrets {
     /// What can be used, by the namespace of the jobs that brought it.
     keyrings: BTreeMap<String, Keyring>,
     /// What cannot, in words.
     pub problems: Vec<String>,
     /// How an attempt that the registry refuses is repeated where one of them could not be read, so that credentials may
     /// be missing.
-    pub unread: Option<Again>,
+    pub unread_retry: Option<AttemptRetry>,
 }
 
-impl Secrets {
+impl PullSecrets {
     /// What to try for `repository`, in order: one of each namespace in turn, so that none has to wait for all of
     /// another's; `first` has the first turn. Nothing means anonymously.
-    pub fn credentials(&self, repository: &str, first: &str) -> Vec<Credentials> {
+    pub fn credentials(&self, repository: &str, first_namespace: &str) -> Vec<Credentials> {
         let (own, others): (Vec<_>, Vec<_>) = self
             .keyrings
             .iter()
-            .partition(|(namespace, _)| *namespace == first);
+            .partition(|(namespace, _)| *namespace == first_namespace);
         let all = own.into_iter().chain(others);
         let mut lists: Vec<_> = all
             .map(|(_, keyring)| keyring.lookup(repository).into_iter())
             .collect();
-        let mut tries = Vec::new();
+        let mut merged = Vec::new();
         loop {
-            let turn: Vec<_> = lists.iter_mut().filter_map(Iterator::next).collect();
-            if turn.is_empty() || tries.len() >= MAX_TRIES {
-                tries.truncate(MAX_TRIES);
-                return tries;
+            let round: Vec<_> = lists.iter_mut().filter_map(Iterator::next).collect();
+            if round.is_empty() || merged.len() >= MAX_CREDENTIALS {
+                merged.truncate(MAX_CREDENTIALS);
+                return merged;
             }
-            for credentials in turn {
-                if !tries.contains(&credentials) {
-                    tries.push(credentials);
+            for credentials in round {
+                if !merged.contains(&credentials) {
+                    merged.push(credentials);
                 }
             }
         }
     }
 
     /// Adds what a Secret holds.
-    fn add(&mut self, found: &Found) -> Result<Option<HelpersUnused>, String> {
-        let value = |key: &str| found.data.get(key).map(|value| value.0.as_slice());
-        let keyring = self.keyrings.entry(found.whose.clone()).or_default();
-        keyring.add_secret(&found.type_, value).map_err(|e| e.to_string())
+    fn add_secret(&mut self, secret: &PullSecret) -> Result<Option<HelpersIgnored>, String> {
+        let value = |key: &str| secret.data.get(key).map(|value| value.0.as_slice());
+        let keyring = self.keyrings.entry(secret.job_namespace.clone()).or_default();
+        keyring
+            .add_secret(&secret.type_, value)
+            .map_err(|e| e.to_string())
     }
 
-    fn problem(&mut self, title: &str, words: &str) {
+    fn add_problem(&mut self, title: &str, text: &str) {
         if self.problems.len() < MAX_PROBLEMS {
-            self.problems.push(format!("pull secret {title}{words}"));
+            self.problems.push(format!("pull secret {title}{text}"));
         }
     }
 }
 
 /// A Secret that was read, without what is of no use here.
-struct Found {
+struct PullSecret {
     /// The namespace of the jobs that brought it.
-    whose: String,
+    job_namespace: String,
     /// Its own namespace and name.
-    title: String,
+    full_name: String,
     type_: String,
     data: BTreeMap<String, ByteString>,
 }
 
-impl Found {
-    fn new(secret: Secret, whose: String, title: String) -> Self {
+impl PullSecret {
+    fn new(secret: Secret, job_namespace: String, full_name: String) -> Self {
         let mut data = secret.data.unwrap_or_default();
         data.retain(|key, _| [KEY_JSON, KEY_CFG].contains(&key.as_str()));
         Self {
-            whose,
-            title,
+            job_namespace,
+            full_name,
             type_: secret.type_.unwrap_or_else(|| "Opaque".to_owned()),
             data,
         }
@@ -344,78 +351,85 @@ impl Found {
 
 /// Takes out what is too much: as long as all together are too long, the longest of the namespace that has the most. What
 /// a namespace has is known only once its Secrets are read.
-fn too_much(all: &mut Vec<Found>) -> Vec<Found> {
-    let mut out = Vec::new();
+fn remove_oversized(all: &mut Vec<PullSecret>) -> Vec<PullSecret> {
+    let mut removed = Vec::new();
     loop {
         let mut namespaces: BTreeMap<&str, usize> = BTreeMap::new();
         for found in &*all {
-            *namespaces.entry(&found.whose).or_default() += found.bytes();
+            *namespaces.entry(&found.job_namespace).or_default() += found.bytes();
         }
         if namespaces.values().sum::<usize>() <= MAX_SECRET_BYTES {
-            return out;
+            return removed;
         }
-        let most = namespaces.iter().max_by_key(|(_, bytes)| **bytes);
-        let Some(most) = most.map(|(namespace, _)| (*namespace).to_owned()) else {
-            return out;
+        let largest = namespaces.iter().max_by_key(|(_, bytes)| **bytes);
+        let Some(largest_namespace) = largest.map(|(namespace, _)| (*namespace).to_owned()) else {
+            return removed;
         };
-        let its = all.iter().enumerate().filter(|(_, found)| found.whose == most);
-        let Some((longest, _)) = its.max_by_key(|(_, found)| found.bytes()) else {
-            return out;
+        let candidates = all
+            .iter()
+            .enumerate()
+            .filter(|(_, found)| found.job_namespace == largest_namespace);
+        let Some((longest, _)) = candidates.max_by_key(|(_, found)| found.bytes()) else {
+            return removed;
         };
-        out.push(all.remove(longest));
+        removed.push(all.remove(longest));
     }
 }
 
 /// Reads the Secrets of a tag.
-pub async fn secrets(client: &Client, names: &[(String, String)], owners: &[ObjectReference]) -> Secrets {
-    let mut secrets = Secrets::default();
+pub async fn read_secrets(
+    client: &Client,
+    names: &[(String, String)],
+    owners: &[ObjectReference],
+) -> PullSecrets {
+    let mut secrets = PullSecrets::default();
     let mut all = Vec::new();
-    let deadline = Instant::now() + SECRETS;
-    let mut away = false;
+    let deadline = Instant::now() + SECRETS_TIMEOUT;
+    let mut unreachable = false;
     for (namespace, name) in names {
-        if away {
+        if unreachable {
             break;
         }
         let api: Api<Secret> = Api::namespaced(client.clone(), namespace);
-        let title = format!("{namespace}/{name}");
-        let within = deadline.min(Instant::now() + ONE_SECRET);
-        let why = match timeout_at(within, write::get(&api, name)).await {
+        let full_name = format!("{namespace}/{name}");
+        let secret_deadline = deadline.min(Instant::now() + SECRET_TIMEOUT);
+        let why = match timeout_at(secret_deadline, write::get(&api, name)).await {
             Ok(Ok(Some(secret))) => {
-                let Some(whose) = meant_for(&secret, owners) else {
+                let Some(job_namespace) = job_namespace_of(&secret, owners) else {
                     continue;
                 };
-                all.push(Found::new(secret, whose, title));
-                for left_out in too_much(&mut all) {
-                    let words = format!(
+                all.push(PullSecret::new(secret, job_namespace, full_name));
+                for oversized in remove_oversized(&mut all) {
+                    let text = format!(
                         " is not used: the pull secrets of this image are longer than {MAX_SECRET_BYTES} bytes, and \
                          this is the longest of the namespace that has the most"
                     );
-                    secrets.problem(&left_out.title, &words);
+                    secrets.add_problem(&oversized.full_name, &text);
                 }
                 continue;
             }
             Ok(Ok(None)) => "it does not exist".to_owned(),
             Ok(Err(error)) => {
                 if error.retryable() {
-                    secrets.unread = Some(Again::Prevented);
+                    secrets.unread_retry = Some(AttemptRetry::Prevented);
                 } else if error.forbidden() {
-                    secrets.unread.get_or_insert(Again::Uncounted);
+                    secrets.unread_retry.get_or_insert(AttemptRetry::Uncounted);
                 }
                 format!("it cannot be read: {error}")
             }
             Err(_) => {
-                away = true;
-                secrets.unread = Some(Again::Prevented);
+                unreachable = true;
+                secrets.unread_retry = Some(AttemptRetry::Prevented);
                 "the API server did not answer in time".to_owned()
             }
         };
-        secrets.problem(&title, &format!(" cannot be used: {why}"));
+        secrets.add_problem(&full_name, &format!(" cannot be used: {why}"));
     }
-    for found in &all {
-        match secrets.add(found) {
+    for secret in &all {
+        match secrets.add_secret(secret) {
             Ok(None) => {}
-            Ok(Some(unused)) => secrets.problem(&found.title, &format!(": {unused}")),
-            Err(why) => secrets.problem(&found.title, &format!(" cannot be used: {why}")),
+            Ok(Some(unused)) => secrets.add_problem(&secret.full_name, &format!(": {unused}")),
+            Err(why) => secrets.add_problem(&secret.full_name, &format!(" cannot be used: {why}")),
         }
     }
     secrets
@@ -424,11 +438,11 @@ pub async fn secrets(client: &Client, names: &[(String, String)], owners: &[Obje
 /// The namespace of the jobs that a Secret serves; `None` where none of them is an owner of the tag. Credentials belong to
 /// the jobs that brought them: a copy that names its jobs serves the tags of these only, and one that names none serves
 /// all. A NodeImage lists the Secrets of all jobs that want the image.
-fn meant_for(secret: &Secret, owners: &[ObjectReference]) -> Option<String> {
+fn job_namespace_of(secret: &Secret, owners: &[ObjectReference]) -> Option<String> {
     let Some(references) = secret.annotations().get(SECRET_REFERENCES) else {
         return Some(String::new());
     };
-    let named = |owner: &&ObjectReference| {
+    let is_named = |owner: &&ObjectReference| {
         let job = format!(
             "{}/{}",
             owner.namespace.as_deref().unwrap_or(""),
@@ -436,7 +450,7 @@ fn meant_for(secret: &Secret, owners: &[ObjectReference]) -> Option<String> {
         );
         references.split(',').any(|reference| reference.trim() == job)
     };
-    let owner = owners.iter().find(named)?;
+    let owner = owners.iter().find(is_named)?;
     Some(owner.namespace.clone().unwrap_or_default())
 }
 
@@ -446,18 +460,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_for_another_platform_is_remarked() {
-        let words = foreign("linux/none").unwrap();
+    fn image_for_another_platform_is_noted() {
+        let note = platform_note("linux/none").unwrap();
         assert!(
-            words.contains("linux/none") && words.contains("this node is"),
-            "{words}"
+            note.contains("linux/none") && note.contains("this node is"),
+            "{note}"
         );
-        let ours = words.rsplit(' ').next().unwrap();
-        assert_eq!(foreign(ours), None);
+        let node_platform = note.rsplit(' ').next().unwrap();
+        assert_eq!(platform_note(node_platform), None);
     }
 
     #[test]
-    fn a_copy_serves_the_jobs_that_it_names() {
+    fn pull_secret_copy_serves_the_jobs_it_names() {
         let owner = |name: &str| ObjectReference {
             namespace: Some("ns".to_owned()),
             name: Some(name.to_owned()),
@@ -465,24 +479,27 @@ mod tests {
         };
         let mut secret = Secret::default();
         assert!(
-            meant_for(&secret, &[]).is_some(),
+            job_namespace_of(&secret, &[]).is_some(),
             "a secret that names no job serves all"
         );
         secret
             .annotations_mut()
             .insert(SECRET_REFERENCES.to_owned(), "ns/a,ns/b".to_owned());
         assert_eq!(
-            meant_for(&secret, &[owner("x"), owner("b")]).as_deref(),
+            job_namespace_of(&secret, &[owner("x"), owner("b")]).as_deref(),
             Some("ns")
         );
         assert_eq!(
-            (meant_for(&secret, &[owner("x")]), meant_for(&secret, &[])),
+            (
+                job_namespace_of(&secret, &[owner("x")]),
+                job_namespace_of(&secret, &[])
+            ),
             (None, None)
         );
     }
 
     /// A Secret that a job of that namespace brought, with these users for `r`; its text has so many bytes at least.
-    fn brought_by(namespace: &str, users: &[String], bytes: usize) -> Secret {
+    fn secret_from(namespace: &str, users: &[String], bytes: usize) -> Secret {
         let entries = users.iter().enumerate();
         let entries: BTreeMap<_, _> = entries
             .map(|(n, user)| {
@@ -510,109 +527,109 @@ mod tests {
     }
 
     /// What an API server that has these Secrets makes of all of them.
-    async fn read_all(all: Vec<Secret>, owners: &[ObjectReference]) -> Secrets {
+    async fn secrets_from(all: Vec<Secret>, owners: &[ObjectReference]) -> PullSecrets {
         let names: Vec<_> = (0..all.len()).map(|n| ("ns".to_owned(), n.to_string())).collect();
         let all = std::sync::Arc::new(all);
-        let service = tower::service_fn(move |asked: http::Request<kube::client::Body>| {
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
             let all = std::sync::Arc::clone(&all);
             async move {
-                let name = asked.uri().path().rsplit('/').next().unwrap().to_owned();
+                let name = request.uri().path().rsplit('/').next().unwrap().to_owned();
                 let mut secret = all[name.parse::<usize>().unwrap()].clone();
                 secret.metadata.name = Some(name);
                 let text = serde_json::to_vec(&secret).unwrap();
                 Ok::<_, std::io::Error>(http::Response::new(kube::client::Body::from(text)))
             }
         });
-        secrets(&Client::new(service, "default"), &names, owners).await
+        read_secrets(&Client::new(service, "default"), &names, owners).await
     }
 
     #[tokio::test]
-    async fn secrets_of_one_namespace_leave_room_for_those_of_another() {
+    async fn large_pull_secrets_leave_room_for_other_namespaces() {
         let users = |name: &str| [name.to_owned()];
         let mut all: Vec<_> = (0..64)
-            .map(|_| brought_by("large", &users("l"), 300 << 10))
+            .map(|_| secret_from("large", &users("l"), 300 << 10))
             .collect();
-        all.push(brought_by("small", &users("s"), 0));
-        let read = read_all(all.clone(), &[job("large"), job("small")]).await;
+        all.push(secret_from("small", &users("s"), 0));
+        let secrets = secrets_from(all.clone(), &[job("large"), job("small")]).await;
         let names = |found: Vec<Credentials>| found.into_iter().map(|c| c.username).collect::<Vec<_>>();
-        assert_eq!(names(read.credentials("r/a", "small")), ["s", "l"]);
-        assert_eq!(names(read.credentials("r/a", "large")), ["l", "s"]);
-        assert_eq!(read.problems.len(), MAX_PROBLEMS, "{:?}", read.problems);
+        assert_eq!(names(secrets.credentials("r/a", "small")), ["s", "l"]);
+        assert_eq!(names(secrets.credentials("r/a", "large")), ["l", "s"]);
+        assert_eq!(secrets.problems.len(), MAX_PROBLEMS, "{:?}", secrets.problems);
         assert!(
-            read.problems[0].contains("longer than 1048576 bytes"),
+            secrets.problems[0].contains("longer than 1048576 bytes"),
             "{:?}",
-            read.problems
+            secrets.problems
         );
         // Alone it has all the room.
         all.truncate(3);
-        let read = read_all(all, &[job("large")]).await;
-        assert!(read.problems.is_empty(), "{:?}", read.problems);
+        let secrets = secrets_from(all, &[job("large")]).await;
+        assert!(secrets.problems.is_empty(), "{:?}", secrets.problems);
     }
 
     #[tokio::test]
-    async fn namespaces_without_pull_secrets_take_no_room() {
+    async fn namespaces_without_pull_secrets_use_no_budget() {
         let mut owners: Vec<_> = (0..100).map(|n| job(&format!("public-{n}"))).collect();
         owners.push(job("a"));
         owners.push(job("b"));
         let user = |name: &str| [name.to_owned()];
         let all = vec![
-            brought_by("a", &user("a"), 900 << 10),
-            brought_by("b", &user("b"), 100 << 10),
+            secret_from("a", &user("a"), 900 << 10),
+            secret_from("b", &user("b"), 100 << 10),
         ];
-        let read = read_all(all, &owners).await;
-        assert!(read.problems.is_empty(), "{:?}", read.problems);
-        assert_eq!(read.credentials("r/a", "b").len(), 2);
+        let secrets = secrets_from(all, &owners).await;
+        assert!(secrets.problems.is_empty(), "{:?}", secrets.problems);
+        assert_eq!(secrets.credentials("r/a", "b").len(), 2);
     }
 
     #[tokio::test]
-    async fn a_namespace_within_its_share_keeps_its_pull_secrets_in_any_order() {
+    async fn namespace_within_its_share_keeps_its_pull_secrets() {
         let user = |name: &str| [name.to_owned()];
         for order in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]] {
             let all = [
-                brought_by("large", &user("l0"), 400 << 10),
-                brought_by("large", &user("l1"), 500 << 10),
-                brought_by("a", &user("a"), 300 << 10),
-                brought_by("b", &user("b"), 300 << 10),
+                secret_from("large", &user("l0"), 400 << 10),
+                secret_from("large", &user("l1"), 500 << 10),
+                secret_from("a", &user("a"), 300 << 10),
+                secret_from("b", &user("b"), 300 << 10),
             ];
             let all = order.iter().map(|n| all[*n].clone()).collect();
-            let read = read_all(all, &[job("large"), job("a"), job("b")]).await;
-            let names: Vec<_> = read
+            let secrets = secrets_from(all, &[job("large"), job("a"), job("b")]).await;
+            let names: Vec<_> = secrets
                 .credentials("r/a", "b")
                 .into_iter()
                 .map(|c| c.username)
                 .collect();
             assert_eq!(names, ["b", "a", "l0"], "{order:?}");
-            assert_eq!(read.problems.len(), 1, "{:?}", read.problems);
+            assert_eq!(secrets.problems.len(), 1, "{:?}", secrets.problems);
         }
     }
 
     #[tokio::test]
-    async fn credentials_of_namespaces_are_tried_in_turn_and_not_without_end() {
+    async fn credentials_are_tried_round_robin_and_bounded() {
         let many: Vec<_> = (0..200).map(|n| format!("m{n}")).collect();
         let few = ["f0".to_owned(), "f1".to_owned()];
-        let all = vec![brought_by("many", &many, 0), brought_by("few", &few, 0)];
-        let read = read_all(all, &[job("many"), job("few")]).await;
+        let all = vec![secret_from("many", &many, 0), secret_from("few", &few, 0)];
+        let secrets = secrets_from(all, &[job("many"), job("few")]).await;
         let repository = format!("r/{}", "a/".repeat(200));
-        let tries = read.credentials(&repository, "many");
-        let first: Vec<_> = tries.iter().take(5).map(|c| c.username.as_str()).collect();
+        let credentials = secrets.credentials(&repository, "many");
+        let first: Vec<_> = credentials.iter().take(5).map(|c| c.username.as_str()).collect();
         // The most specific entry comes first.
         assert_eq!(first, ["m199", "f1", "m198", "f0", "m197"]);
-        assert_eq!(tries.len(), MAX_TRIES);
+        assert_eq!(credentials.len(), MAX_CREDENTIALS);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_api_server_that_does_not_answer_is_asked_for_one_secret() {
+    async fn unresponsive_api_server_is_asked_for_one_secret() {
         let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
             std::future::pending::<Result<http::Response<kube::client::Body>, std::io::Error>>()
         });
         let names: Vec<_> = (0..64).map(|n| ("ns".to_owned(), n.to_string())).collect();
-        let began = Instant::now();
-        let read = secrets(&Client::new(service, "default"), &names, &[]).await;
+        let started = Instant::now();
+        let secrets = read_secrets(&Client::new(service, "default"), &names, &[]).await;
         assert_eq!(
-            (began.elapsed(), read.unread),
-            (ONE_SECRET, Some(Again::Prevented))
+            (started.elapsed(), secrets.unread_retry),
+            (SECRET_TIMEOUT, Some(AttemptRetry::Prevented))
         );
-        assert_eq!(read.problems.len(), 1);
+        assert_eq!(secrets.problems.len(), 1);
     }
 
     fn unreachable() -> Error {
@@ -623,7 +640,7 @@ mod tests {
         }
     }
 
-    fn refused(cause: PullCause) -> Error {
+    fn pull_error(cause: PullCause) -> Error {
         Error::Pull {
             image: "i".to_owned(),
             cause,
@@ -631,56 +648,76 @@ mod tests {
         }
     }
 
-    fn again(error: Error, begun: bool, unread: Option<Again>) -> Again {
-        let secrets = Secrets {
-            unread,
-            ..Secrets::default()
+    fn retry_for(error: Error, pull_started: bool, unread_retry: Option<AttemptRetry>) -> AttemptRetry {
+        let secrets = PullSecrets {
+            unread_retry,
+            ..PullSecrets::default()
         };
-        match ended(Err(Failure { error, begun }), &secrets) {
-            Ended::Failed { again, .. } => again,
-            pulled @ Ended::Pulled { .. } => panic!("{pulled:?}"),
+        match attempt_result(Err(PullFailure { error, pull_started }), &secrets) {
+            AttemptResult::Failed { retry: again, .. } => again,
+            pulled @ AttemptResult::Pulled { .. } => panic!("{pulled:?}"),
         }
     }
 
     #[test]
-    fn what_says_nothing_of_the_image_is_no_failed_attempt() {
-        let late = || Error::Timeout {
+    fn infrastructure_errors_do_not_count_as_attempts() {
+        let timeout = || Error::Timeout {
             socket: "s".into(),
             method: "ImageStatus",
             after: Duration::from_secs(5),
         };
-        let unread = Some(Again::Prevented);
-        assert_eq!(again(unreachable(), true, None), Again::Uncounted);
-        assert_eq!(again(unreachable(), false, None), Again::Prevented);
-        assert_eq!(again(late(), false, None), Again::Prevented);
-        assert_eq!(again(late(), true, unread), Again::Counted);
+        let unread_retry = Some(AttemptRetry::Prevented);
+        assert_eq!(retry_for(unreachable(), true, None), AttemptRetry::Uncounted);
+        assert_eq!(retry_for(unreachable(), false, None), AttemptRetry::Prevented);
+        assert_eq!(retry_for(timeout(), false, None), AttemptRetry::Prevented);
+        assert_eq!(retry_for(timeout(), true, unread_retry), AttemptRetry::Counted);
         for cause in [PullCause::Unauthorized, PullCause::NotFound, PullCause::Throttled] {
-            assert_eq!(again(refused(cause), true, unread), Again::Prevented, "{cause}");
-            assert_eq!(again(refused(cause), true, None), Again::Counted, "{cause}");
+            assert_eq!(
+                retry_for(pull_error(cause), true, unread_retry),
+                AttemptRetry::Prevented,
+                "{cause}"
+            );
+            assert_eq!(
+                retry_for(pull_error(cause), true, None),
+                AttemptRetry::Counted,
+                "{cause}"
+            );
         }
-        assert_eq!(again(refused(PullCause::DiskFull), true, unread), Again::Counted);
-        assert_eq!(again(refused(PullCause::Platform), true, unread), Again::Never);
+        assert_eq!(
+            retry_for(pull_error(PullCause::DiskFull), true, unread_retry),
+            AttemptRetry::Counted
+        );
+        assert_eq!(
+            retry_for(pull_error(PullCause::WrongPlatform), true, unread_retry),
+            AttemptRetry::Never
+        );
     }
 
     #[test]
-    fn problems_of_pull_secrets_come_before_the_failure() {
-        let secrets = Secrets {
+    fn pull_secret_problems_precede_the_pull_error() {
+        let secrets = PullSecrets {
             problems: vec!["secret x is missing".to_owned()],
-            ..Secrets::default()
+            ..PullSecrets::default()
         };
         let error = Error::Timeout {
             socket: "s".into(),
             method: "PullImage",
             after: Duration::from_secs(5),
         };
-        let Ended::Failed { words, .. } = ended(Err(Failure { error, begun: true }), &secrets) else {
+        let AttemptResult::Failed { message: words, .. } = attempt_result(
+            Err(PullFailure {
+                error,
+                pull_started: true,
+            }),
+            &secrets,
+        ) else {
             panic!()
         };
         assert_eq!(words, "secret x is missing; the pull did not end within its 5 s");
     }
 
     /// What an API server that answers with that code, or that is away, makes of one pull secret.
-    async fn read_from(code: Option<u16>) -> Secrets {
+    async fn secrets_from_api_status(code: Option<u16>) -> PullSecrets {
         let service = tower::service_fn(move |_: http::Request<kube::client::Body>| async move {
             let Some(code) = code else {
                 return Err(std::io::Error::from(std::io::ErrorKind::ConnectionRefused));
@@ -690,24 +727,24 @@ mod tests {
             Ok(http::Response::builder().status(code).body(body).unwrap())
         });
         let names = [("ns".to_owned(), "login".to_owned())];
-        secrets(&Client::new(service, "default"), &names, &[]).await
+        read_secrets(&Client::new(service, "default"), &names, &[]).await
     }
 
     #[tokio::test]
-    async fn a_secret_that_cannot_be_read_for_now_is_not_one_that_is_missing() {
+    async fn unreadable_secret_is_retried_unlike_a_missing_one() {
         for (code, unread) in [
-            (None, Some(Again::Prevented)),
-            (Some(500), Some(Again::Prevented)),
-            (Some(429), Some(Again::Prevented)),
+            (None, Some(AttemptRetry::Prevented)),
+            (Some(500), Some(AttemptRetry::Prevented)),
+            (Some(429), Some(AttemptRetry::Prevented)),
             // An API server that has just started does not know the roles yet.
-            (Some(403), Some(Again::Uncounted)),
+            (Some(403), Some(AttemptRetry::Uncounted)),
             (Some(404), None),
         ] {
-            let read = read_from(code).await;
+            let secrets = secrets_from_api_status(code).await;
             assert_eq!(
-                (read.unread, read.problems.len()),
+                (secrets.unread_retry, secrets.problems.len()),
                 (unread, 1),
-                "{code:?}: {read:?}"
+                "{code:?}: {secrets:?}"
             );
         }
     }

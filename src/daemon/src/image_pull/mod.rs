@@ -8,7 +8,7 @@
 //! again and keep their deadline, and finished ones are not repeated; attempts are counted anew.
 
 pub mod act;
-mod duty;
+mod controller;
 mod observe;
 pub mod plan;
 mod report;
@@ -19,7 +19,7 @@ use kube::api::ListParams;
 use super::Context;
 use kruise_api::node_image::NodeImage;
 #[cfg(any(test, feature = "fuzzing"))]
-pub(super) use observe::read;
+pub(super) use observe::parse_and_plan;
 
 /// Why the duty ended before it should.
 #[derive(Debug, thiserror::Error)]
@@ -51,15 +51,15 @@ impl Error {
 /// When the watch ends by itself.
 pub async fn run(mut ctx: Context) -> Result<(), Error> {
     // OpenKruise's name of the source of these events, which field selectors of clients may hold.
-    ctx.cluster.events = ctx.cluster.events.of("kruise-daemon-imagepuller");
+    ctx.cluster.events = ctx.cluster.events.with_component("kruise-daemon-imagepuller");
     let api: Api<NodeImage> = Api::all(ctx.cluster.client.clone());
-    let config = ListParams::default().fields(&format!("metadata.name={}", ctx.node_name));
-    let (seen, watch) = ctx
+    let selector = ListParams::default().fields(&format!("metadata.name={}", ctx.node_name));
+    let (node_image, watch) = ctx
         .cluster
-        .mirror(api, config, |image| Some(observe::observe(image)));
-    let duty = duty::Duty::new(ctx, seen.subscribe());
+        .reflector(api, selector, |image| Some(observe::observe(image)));
+    let controller = controller::ImagePullController::new(ctx, node_image.subscribe());
     tokio::select! {
         () = watch => Err(Error::WatchEnded),
-        () = duty.run() => Ok(()),
+        () = controller.run() => Ok(()),
     }
 }

@@ -5,50 +5,54 @@ use std::collections::BTreeMap;
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::plan::{Ask, TagKey};
-use kruise_api::image_reference::Reference;
+use super::plan::{PullSpec, TagKey};
+use kruise_api::image_reference::ImageReference;
 use kruise_api::keys::{PULLING_IMAGE_BY, PULLING_IMAGE_BY_DAEMON};
 use kruise_api::node_image::{ImagePullPolicy, ImageSpec, ImageTagSpec, NodeImage, NodeImageStatus};
-use kruise_ops::panics::isolated_now;
+use kruise_ops::panics::catch_panic_sync;
 
-const TIMEOUT_SECONDS: i32 = 600;
-const BACKOFF_LIMIT: u32 = 3;
+const DEFAULT_TIMEOUT_SECONDS: i32 = 600;
+const DEFAULT_BACKOFF_LIMIT: u32 = 3;
 
 /// What we keep of the NodeImage.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub(super) struct Seen {
+pub(super) struct ObservedNodeImage {
     /// Another UID is another NodeImage.
     pub(super) uid: String,
     /// The object's version as a number, to tell news from echoes; 0 where it is none.
-    pub(super) version: u64,
+    pub(super) resource_version: u64,
     /// What is asked.
-    pub(super) asks: BTreeMap<TagKey, Ask>,
+    pub(super) specs: BTreeMap<TagKey, PullSpec>,
     /// What the status says.
     pub(super) status: NodeImageStatus,
 }
 
-pub(super) fn observe(object: NodeImage) -> Seen {
-    let read = |(name, image): (String, ImageSpec)| {
-        isolated_now("image pull", &name, || asks_of(&name, &image)).unwrap_or_default()
+pub(super) fn observe(object: NodeImage) -> ObservedNodeImage {
+    let parse = |(name, image): (String, ImageSpec)| {
+        catch_panic_sync("image pull", &name, || tag_specs(&name, &image)).unwrap_or_default()
     };
-    Seen {
-        version: version(&object.metadata),
+    ObservedNodeImage {
+        resource_version: resource_version(&object.metadata),
         uid: object.metadata.uid.unwrap_or_default(),
-        asks: object.spec.images.into_iter().flat_map(read).collect(),
+        specs: object.spec.images.into_iter().flat_map(parse).collect(),
         status: object.status.unwrap_or_default(),
     }
 }
 
 /// Reads a NodeImage, and plans for it.
 #[cfg(any(test, feature = "fuzzing"))]
-pub(crate) fn read(data: &[u8]) {
-    use super::plan::{Board, Limits, plan, status};
+pub(crate) fn parse_and_plan(data: &[u8]) {
+    use super::plan::{PullLimits, TaskBoard, plan, status};
 
     let Ok(object) = serde_json::from_slice::<NodeImage>(data) else {
         return;
     };
-    let (seen, mut board, limits) = (observe(object), Board::default(), Limits::of_node(5, true));
-    board.desire(&seen.asks, &status::by_tag(&seen.status));
+    let (observed, mut board, limits) = (
+        observe(object),
+        TaskBoard::default(),
+        PullLimits::for_node(5, true),
+    );
+    board.sync_spec(&observed.specs, &status::by_tag(&observed.status));
     for now in [jiff::Timestamp::UNIX_EPOCH, jiff::Timestamp::MAX] {
         for step in plan(&board, &limits, now).steps {
             board.apply(&step, now);
@@ -58,28 +62,28 @@ pub(crate) fn read(data: &[u8]) {
 }
 
 /// The object's resource version as a number.
-pub(super) fn version(metadata: &ObjectMeta) -> u64 {
+pub(super) fn resource_version(metadata: &ObjectMeta) -> u64 {
     let version = metadata.resource_version.as_deref();
     version.and_then(|v| v.parse().ok()).unwrap_or(0)
 }
 
 /// What is asked for the tags of one image. A tag that cannot be read, or whose image cannot, cannot be pulled.
-fn asks_of(name: &str, image: &ImageSpec) -> Vec<(TagKey, Ask)> {
-    let of_tag = |tag: &ImageTagSpec| {
+fn tag_specs(name: &str, image: &ImageSpec) -> Vec<(TagKey, PullSpec)> {
+    let tag_spec = |tag: &ImageTagSpec| {
         let key = TagKey {
             name: name.to_owned(),
             tag: tag.tag.clone(),
         };
-        let mut ask = ask(name, image, tag);
+        let mut spec = pull_spec(name, image, tag);
         if let Some(why) = &tag.unreadable {
-            ask.image = Err(format!("the NodeImage's entry for it cannot be read: {why}"));
+            spec.image = Err(format!("the NodeImage's entry for it cannot be read: {why}"));
         }
-        (key, ask)
+        (key, spec)
     };
-    image.tags.iter().map(of_tag).collect()
+    image.tags.iter().map(tag_spec).collect()
 }
 
-fn ask(name: &str, image: &ImageSpec, tag: &ImageTagSpec) -> Ask {
+fn pull_spec(name: &str, image: &ImageSpec, tag: &ImageTagSpec) -> PullSpec {
     let policy = tag.pull_policy.clone().unwrap_or_default();
     let sandbox = image.sandbox_config.clone().unwrap_or_default();
     let mut annotations = sandbox.annotations;
@@ -87,10 +91,10 @@ fn ask(name: &str, image: &ImageSpec, tag: &ImageTagSpec) -> Ask {
     let timeout = policy
         .timeout_seconds
         .filter(|s| *s > 0)
-        .unwrap_or(TIMEOUT_SECONDS);
-    Ask {
+        .unwrap_or(DEFAULT_TIMEOUT_SECONDS);
+    PullSpec {
         version: tag.version,
-        image: Reference::from_name_and_tag(name, &tag.tag)
+        image: ImageReference::from_name_and_tag(name, &tag.tag)
             .map(|r| r.to_string())
             .map_err(|e| e.to_string()),
         always: tag.image_pull_policy == Some(ImagePullPolicy::Always),
@@ -98,7 +102,7 @@ fn ask(name: &str, image: &ImageSpec, tag: &ImageTagSpec) -> Ask {
         retries: policy
             .backoff_limit
             .and_then(|n| u32::try_from(n).ok())
-            .unwrap_or(BACKOFF_LIMIT),
+            .unwrap_or(DEFAULT_BACKOFF_LIMIT),
         active_deadline: policy.active_deadline_seconds.map(SignedDuration::from_secs),
         owners: tag.owner_references.clone(),
         secrets: image
@@ -121,7 +125,7 @@ mod tests {
 
     const DIGEST: &str = "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
 
-    fn seen(images: &serde_json::Value) -> Seen {
+    fn observe_images(images: &serde_json::Value) -> ObservedNodeImage {
         let object = json!({
             "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage",
             "metadata": {"name": "n", "uid": "u", "resourceVersion": "42"},
@@ -130,57 +134,64 @@ mod tests {
         observe(serde_json::from_value(object).unwrap())
     }
 
-    fn only(images: &serde_json::Value) -> Ask {
-        let seen = seen(images);
-        assert_eq!((seen.uid.as_str(), seen.version, seen.asks.len()), ("u", 42, 1));
-        seen.asks.into_values().next().unwrap()
+    fn single_spec(images: &serde_json::Value) -> PullSpec {
+        let observed = observe_images(images);
+        assert_eq!(
+            (
+                observed.uid.as_str(),
+                observed.resource_version,
+                observed.specs.len()
+            ),
+            ("u", 42, 1)
+        );
+        observed.specs.into_values().next().unwrap()
     }
 
     #[test]
-    fn an_image_that_panics_when_it_is_read_hides_no_other() {
-        let _panics = kruise_ops::panics::injected::panic_at("image pull", "observe-panic");
+    fn panicking_image_entry_hides_no_other() {
+        let _panics = kruise_ops::panics::injected::inject_panic("image pull", "observe-panic");
         let tags = json!({ "tags": [{ "tag": "1" }] });
-        let seen = seen(&json!({ "observe-panic": tags, "nginx": tags }));
-        let images: Vec<&str> = seen.asks.keys().map(|key| key.name.as_str()).collect();
+        let observed = observe_images(&json!({ "observe-panic": tags, "nginx": tags }));
+        let images: Vec<&str> = observed.specs.keys().map(|key| key.name.as_str()).collect();
         assert_eq!(images, ["nginx"]);
     }
 
     #[test]
-    fn what_is_absent_has_upstreams_defaults_but_absent_means_if_not_present() {
-        let ask = only(&json!({"nginx": {"tags": [{"tag": "1", "version": 7}]}}));
-        assert_eq!(ask.image.unwrap(), "docker.io/library/nginx:1");
+    fn pull_policy_defaults_are_those_of_upstream() {
+        let spec = single_spec(&json!({"nginx": {"tags": [{"tag": "1", "version": 7}]}}));
+        assert_eq!(spec.image.unwrap(), "docker.io/library/nginx:1");
         assert_eq!(
-            (ask.timeout.as_secs(), ask.retries, ask.version, ask.always),
+            (spec.timeout.as_secs(), spec.retries, spec.version, spec.always),
             (600, 3, 7, false)
         );
-        assert_eq!(ask.active_deadline, None);
-        assert_eq!(ask.annotations[PULLING_IMAGE_BY], "kruise-daemon");
+        assert_eq!(spec.active_deadline, None);
+        assert_eq!(spec.annotations[PULLING_IMAGE_BY], "kruise-daemon");
     }
 
     #[test]
-    fn limits_and_policy_are_taken_and_negative_ones_are_not() {
+    fn negative_pull_policy_limits_are_ignored() {
         let tag = |policy| json!({"a/b": {"tags": [{"tag": "1", "imagePullPolicy": "Always", "pullPolicy": policy}]}});
-        let ask = only(&tag(
+        let spec = single_spec(&tag(
             json!({"timeoutSeconds": 5, "backoffLimit": 0, "activeDeadlineSeconds": 9}),
         ));
-        assert_eq!((ask.timeout.as_secs(), ask.retries, ask.always), (5, 0, true));
-        assert_eq!(ask.active_deadline, Some(SignedDuration::from_secs(9)));
-        let ask = only(&tag(json!({"timeoutSeconds": -5, "backoffLimit": -1})));
-        assert_eq!((ask.timeout.as_secs(), ask.retries), (600, 3));
+        assert_eq!((spec.timeout.as_secs(), spec.retries, spec.always), (5, 0, true));
+        assert_eq!(spec.active_deadline, Some(SignedDuration::from_secs(9)));
+        let spec = single_spec(&tag(json!({"timeoutSeconds": -5, "backoffLimit": -1})));
+        assert_eq!((spec.timeout.as_secs(), spec.retries), (600, 3));
     }
 
     #[test]
-    fn a_digest_is_joined_and_a_bad_reference_is_kept_as_words() {
-        let ask = only(&json!({"quay.io/a": {"tags": [{"tag": DIGEST}]}}));
-        assert_eq!(ask.image.unwrap(), format!("quay.io/a@{DIGEST}"));
-        let ask = only(&json!({"Bad": {"tags": [{"tag": "1"}]}}));
-        assert!(ask.image.unwrap_err().contains("\"Bad:1\" is not valid"));
+    fn digest_is_joined_and_bad_reference_is_an_error() {
+        let spec = single_spec(&json!({"quay.io/a": {"tags": [{"tag": DIGEST}]}}));
+        assert_eq!(spec.image.unwrap(), format!("quay.io/a@{DIGEST}"));
+        let spec = single_spec(&json!({"Bad": {"tags": [{"tag": "1"}]}}));
+        assert!(spec.image.unwrap_err().contains("\"Bad:1\" is not valid"));
     }
 
     /// Nothing is known of when an image was pulled, so it is pulled again, which says when.
     #[test]
-    fn a_time_that_cannot_be_read_keeps_no_image_from_being_pulled() {
-        use super::super::plan::{Board, Limits, plan, status};
+    fn unreadable_timestamp_does_not_prevent_a_pull() {
+        use super::super::plan::{PullLimits, TaskBoard, plan, status};
         const FAR: &str = "9999-12-31T23:59:59Z";
         let object = json!({
             "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage", "metadata": {"name": "n"},
@@ -189,47 +200,47 @@ mod tests {
                 {"tag": "1", "phase": "Succeeded", "startTime": FAR, "completionTime": FAR},
                 {"tag": "2", "phase": "Succeeded", "completionTime": "2026-01-01T00:00:00Z"}]}}},
         });
-        let seen = observe(serde_json::from_value(object).unwrap());
-        let (mut board, limits) = (Board::default(), Limits::of_node(5, true));
-        board.desire(&seen.asks, &status::by_tag(&seen.status));
+        let observed = observe(serde_json::from_value(object).unwrap());
+        let (mut board, limits) = (TaskBoard::default(), PullLimits::for_node(5, true));
+        board.sync_spec(&observed.specs, &status::by_tag(&observed.status));
         let steps = plan(&board, &limits, jiff::Timestamp::UNIX_EPOCH).steps;
-        let [super::super::plan::Step::Start { key, .. }] = &steps[..] else {
+        let [super::super::plan::PullStep::Start { key, .. }] = &steps[..] else {
             unreachable!("one pull: {steps:?}")
         };
         assert_eq!(key.tag, "1");
     }
 
     #[test]
-    fn one_unreadable_entry_fails_alone() {
-        let seen = seen(&json!({
+    fn unreadable_node_image_entry_fails_alone() {
+        let observed = observe_images(&json!({
             "good": {"tags": [{"tag": "1"}, {"tag": "2", "pullPolicy": {"timeoutSeconds": 99_999_999_999_i64}, "version": 4}]},
             "bad": {"tags": [{"tag": "1"}], "sandboxConfig": "x"},
             "odd": "x",
             "none": {"tags": null},
         }));
-        let asks: Vec<_> = seen
-            .asks
+        let specs: Vec<_> = observed
+            .specs
             .iter()
-            .map(|(key, ask)| {
+            .map(|(key, spec)| {
                 (
                     key.name.as_str(),
                     key.tag.as_str(),
-                    ask.version,
-                    ask.image.is_ok(),
+                    spec.version,
+                    spec.image.is_ok(),
                 )
             })
             .collect();
         let why = |name: &str, tag: &str| {
-            let (_, ask) = seen
-                .asks
+            let (_, spec) = observed
+                .specs
                 .iter()
                 .find(|(key, _)| (&*key.name, &*key.tag) == (name, tag))
                 .unwrap();
-            ask.image.clone().unwrap_err()
+            spec.image.clone().unwrap_err()
         };
         assert!(why("good", "2").starts_with("the NodeImage's entry for it cannot be read: pullPolicy: "));
         assert_eq!(
-            asks,
+            specs,
             [
                 ("bad", "1", 0, false),
                 ("good", "1", 0, true),

@@ -7,37 +7,37 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource;
 
 use super::plan::status::waits_for;
-use super::plan::{Board, Limits, Stage, TagKey, Task};
+use super::plan::{PullLimits, PullStage, PullTask, TagKey, TaskBoard};
 use crate::live;
-use kruise_api::image_reference::join;
+use kruise_api::image_reference::join_name_and_tag;
 use kruise_api::keys::{DEADLINE_EXCEEDED, EVENT_ATTEMPT_FAILED, EVENT_PULL_FAILED, EVENT_PULL_SUCCEEDED};
 use kruise_api::node_image::{ImagePullPhase, ImageTagStatus, NodeImage};
-use kruise_cluster::{EventType, Events};
+use kruise_cluster::{EventRecorder, EventType};
 use kruise_ops::metrics::metrics;
 
 /// Speed is measured over the last seconds.
-const WINDOW: Duration = Duration::from_secs(5);
+const RATE_WINDOW: Duration = Duration::from_secs(5);
 
 /// Tells that an attempt begins.
-pub(super) fn begun(key: &TagKey, task: &Task) {
+pub(super) fn attempt_started(key: &TagKey, task: &PullTask) {
     tracing::info!(
-        image = image(key, task),
-        jobs = owners(task),
+        image = image_reference(key, task),
+        jobs = owner_names(task),
         attempt = task.attempts,
         "pulling image"
     );
 }
 
 /// Tells that an attempt failed and there will be another.
-pub(super) fn failed_attempt(key: &TagKey, board: &Board) {
+pub(super) fn attempt_failed(key: &TagKey, board: &TaskBoard) {
     let Some(task) = board.get(key) else { return };
     let next = match &task.stage {
-        Stage::BackOff { until } => until.to_string(),
+        PullStage::BackOff { until } => until.to_string(),
         _ => String::new(),
     };
     tracing::warn!(
-        image = image(key, task),
-        jobs = owners(task),
+        image = image_reference(key, task),
+        jobs = owner_names(task),
         attempt = task.attempts,
         error = task.last_error,
         next,
@@ -46,14 +46,14 @@ pub(super) fn failed_attempt(key: &TagKey, board: &Board) {
 }
 
 /// Tells that an attempt was stopped.
-pub(super) fn cancelled(key: &TagKey) {
-    let image = join(&key.name, &key.tag);
+pub(super) fn attempt_cancelled(key: &TagKey) {
+    let image = join_name_and_tag(&key.name, &key.tag);
     tracing::info!(image, "cancelled the pull of the image");
 }
 
 /// An event about the end of a tag.
 #[derive(Debug, PartialEq)]
-struct Said {
+struct TagEvent {
     type_: EventType,
     reason: &'static str,
     note: String,
@@ -61,10 +61,15 @@ struct Said {
     to_owners: bool,
 }
 
-impl Said {
+impl TagEvent {
     /// OpenKruise's, to the letter, but for the last error of a tag that was given up at its deadline, which is told
     /// nowhere there. The node is the event's host.
-    fn of(status: &ImageTagStatus, image: &str, last_error: Option<&str>, took: Duration) -> Vec<Self> {
+    fn for_status(
+        status: &ImageTagStatus,
+        image: &str,
+        last_error: Option<&str>,
+        took: Duration,
+    ) -> Vec<Self> {
         if status.phase == ImagePullPhase::Succeeded {
             return vec![Self {
                 type_: EventType::Normal,
@@ -80,48 +85,56 @@ impl Said {
             to_owners: true,
         };
         let error = status.message.as_deref().unwrap_or("unknown error");
-        let attempt = last_error.filter(|_| error == DEADLINE_EXCEEDED).map(|error| {
+        let attempt_event = last_error.filter(|_| error == DEADLINE_EXCEEDED).map(|error| {
             warning(
                 EVENT_ATTEMPT_FAILED,
                 format!("Image {image}: the last attempt failed: {error}"),
             )
         });
-        let failed = warning(EVENT_PULL_FAILED, format!("Image {image} {error}"));
-        attempt.into_iter().chain([failed]).collect()
+        let failed_event = warning(EVENT_PULL_FAILED, format!("Image {image} {error}"));
+        attempt_event.into_iter().chain([failed_event]).collect()
     }
 }
 
 /// Tells the end of a tag, on the NodeImage and the owners, and how long it took.
-pub(super) fn ended(events: &Events, (node, uid): (&str, &str), key: &TagKey, task: &Task, took: Duration) {
-    let Stage::Done(status) = &task.stage else { return };
-    let image = join(&key.name, &key.tag);
-    let word = log_end(&image, task, status, took);
+pub(super) fn publish_end(
+    events: &EventRecorder,
+    (node, uid): (&str, &str),
+    key: &TagKey,
+    task: &PullTask,
+    took: Duration,
+) {
+    let PullStage::Done(status) = &task.stage else {
+        return;
+    };
+    let image = join_name_and_tag(&key.name, &key.tag);
+    let result = log_pull_end(&image, task, status, took);
     metrics()
         .image_pulls
-        .get_or_create(&[("result", word.to_owned())])
+        .get_or_create(&[("result", result.to_owned())])
         .observe(took.as_secs_f64());
-    for said in Said::of(status, &image, task.last_error.as_deref(), took) {
-        let owners = task.ask.owners.iter().filter(|_| said.to_owners);
-        for object in owners.cloned().chain([reference(node, uid)]) {
-            events.publish(object, said.type_, said.reason, "PullImage", said.note.clone());
+    for event in TagEvent::for_status(status, &image, task.last_error.as_deref(), took) {
+        let owners = task.spec.owners.iter().filter(|_| event.to_owners);
+        for object in owners.cloned().chain([node_image_reference(node, uid)]) {
+            events.publish(object, event.type_, event.reason, "PullImage", event.note.clone());
         }
     }
 }
 
 /// Logs the end of a tag; the word for how it ended.
-fn log_end(image: &str, task: &Task, status: &ImageTagStatus, took: Duration) -> &'static str {
+fn log_pull_end(image: &str, task: &PullTask, status: &ImageTagStatus, took: Duration) -> &'static str {
     let succeeded = status.phase == ImagePullPhase::Succeeded;
-    let word = if succeeded { "succeeded" } else { "failed" };
+    let result = if succeeded { "succeeded" } else { "failed" };
     tracing::info!(
         image,
-        jobs = owners(task),
-        result = word,
+        jobs = owner_names(task),
+        result = result,
         attempts = task.attempts,
         took_seconds = took.as_secs_f64(),
         message = status.message,
         "pull of the image ended"
     );
-    word
+    result
 }
 
 /// As Go prints a duration, to the millisecond: `4.13s`, `1m0.5s`.
@@ -147,7 +160,7 @@ fn go_duration(took: Duration) -> String {
 }
 
 /// Whom events on the NodeImage are about.
-fn reference(name: &str, uid: &str) -> ObjectReference {
+fn node_image_reference(name: &str, uid: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some(NodeImage::api_version(&()).into_owned()),
         kind: Some(NodeImage::kind(&()).into_owned()),
@@ -158,23 +171,28 @@ fn reference(name: &str, uid: &str) -> ObjectReference {
 }
 
 /// The full reference of a tag's image.
-pub(super) fn image(key: &TagKey, task: &Task) -> String {
-    let full = task.ask.image.clone();
-    full.unwrap_or_else(|_| join(&key.name, &key.tag))
+pub(super) fn image_reference(key: &TagKey, task: &PullTask) -> String {
+    let reference = task.spec.image.clone();
+    reference.unwrap_or_else(|_| join_name_and_tag(&key.name, &key.tag))
 }
 
 /// The jobs of a tag, as `namespace/name` separated by commas.
-fn owners(task: &Task) -> String {
-    task.ask.owners.iter().map(owner).collect::<Vec<_>>().join(",")
+fn owner_names(task: &PullTask) -> String {
+    task.spec
+        .owners
+        .iter()
+        .map(owner_name)
+        .collect::<Vec<_>>()
+        .join(",")
 }
 
 /// Bytes over time, per pull.
 #[derive(Default)]
-pub(super) struct Speeds {
+pub(super) struct TransferRates {
     samples: HashMap<TagKey, VecDeque<(Instant, u64)>>,
 }
 
-impl Speeds {
+impl TransferRates {
     /// Takes in that so many bytes were there at `now`.
     pub(super) fn sample(&mut self, key: &TagKey, done: u64, now: Instant) {
         let samples = self.samples.entry(key.clone()).or_default();
@@ -185,7 +203,7 @@ impl Speeds {
         while samples.len() > 2
             && samples
                 .front()
-                .is_some_and(|(at, _)| now.duration_since(*at) > WINDOW)
+                .is_some_and(|(at, _)| now.duration_since(*at) > RATE_WINDOW)
         {
             samples.pop_front();
         }
@@ -197,7 +215,7 @@ impl Speeds {
     }
 
     /// Bytes a second; none before two samples.
-    fn of(&self, key: &TagKey) -> Option<u64> {
+    fn bytes_per_second(&self, key: &TagKey) -> Option<u64> {
         let samples = self.samples.get(key)?;
         let ((first, from), (last, to)) = (samples.front()?, samples.back()?);
         let millis = u64::try_from(last.duration_since(*first).as_millis())
@@ -208,34 +226,45 @@ impl Speeds {
 }
 
 /// The board as the control API shows it; also sets the queue's gauges.
-pub(super) fn live(board: &Board, limits: &Limits, speeds: &Speeds) -> Vec<live::Pull> {
-    let count = |wanted: fn(&Stage) -> bool| {
-        i64::try_from(board.tasks().values().filter(|t| wanted(&t.stage)).count()).unwrap_or(i64::MAX)
+pub(super) fn live_pulls(
+    board: &TaskBoard,
+    limits: &PullLimits,
+    transfer_rates: &TransferRates,
+) -> Vec<live::PullStatus> {
+    let count = |in_stage: fn(&PullStage) -> bool| {
+        i64::try_from(board.tasks().values().filter(|t| in_stage(&t.stage)).count()).unwrap_or(i64::MAX)
     };
     metrics()
         .image_pull_queue
-        .set(count(|s| matches!(s, Stage::Waiting)));
+        .set(count(|s| matches!(s, PullStage::Waiting)));
     metrics()
         .image_pull_active
-        .set(count(|s| matches!(s, Stage::Running { .. })));
+        .set(count(|s| matches!(s, PullStage::Running { .. })));
     board
         .tasks()
         .iter()
-        .map(|(key, task)| pull(key, task, limits, speeds))
+        .map(|(key, task)| pull_status(key, task, limits, transfer_rates))
         .collect()
 }
 
-fn pull(key: &TagKey, task: &Task, limits: &Limits, speeds: &Speeds) -> live::Pull {
+fn pull_status(
+    key: &TagKey,
+    task: &PullTask,
+    limits: &PullLimits,
+    transfer_rates: &TransferRates,
+) -> live::PullStatus {
     let (phase, message) = match &task.stage {
-        Stage::Waiting => (live::PullPhase::Waiting, task.last_error.clone()),
-        Stage::Running { .. } | Stage::BackOff { .. } => (live::PullPhase::Pulling, task.last_error.clone()),
-        Stage::Done(status) => done(status),
+        PullStage::Waiting => (live::PullPhase::Waiting, task.last_error.clone()),
+        PullStage::Running { .. } | PullStage::BackOff { .. } => {
+            (live::PullPhase::Pulling, task.last_error.clone())
+        }
+        PullStage::Done(status) => done_phase(status),
     };
     let progress = task.progress.unwrap_or_default();
-    live::Pull {
-        image: image(key, task),
+    live::PullStatus {
+        image: image_reference(key, task),
         phase,
-        owners: task.ask.owners.iter().map(owner).collect(),
+        owners: task.spec.owners.iter().map(owner_name).collect(),
         waits_for: waits_for(&task.stage, limits),
         // The last look at the bytes was before the end.
         bytes_done: if phase == live::PullPhase::Succeeded {
@@ -244,18 +273,18 @@ fn pull(key: &TagKey, task: &Task, limits: &Limits, speeds: &Speeds) -> live::Pu
             progress.done
         },
         bytes_total: task.progress.map(|p| p.total),
-        bytes_per_second: speeds.of(key),
+        bytes_per_second: transfer_rates.bytes_per_second(key),
         attempt: task.attempts,
         started_at: task.started_at,
         ended_at: match &task.stage {
-            Stage::Done(status) => status.completion_time.as_ref().map(|time| time.0),
+            PullStage::Done(status) => status.completion_time.as_ref().map(|time| time.0),
             _ => None,
         },
         message: message.unwrap_or_default(),
     }
 }
 
-fn done(status: &ImageTagStatus) -> (live::PullPhase, Option<String>) {
+fn done_phase(status: &ImageTagStatus) -> (live::PullPhase, Option<String>) {
     let phase = if status.phase == ImagePullPhase::Succeeded {
         live::PullPhase::Succeeded
     } else {
@@ -264,7 +293,7 @@ fn done(status: &ImageTagStatus) -> (live::PullPhase, Option<String>) {
     (phase, status.message.clone())
 }
 
-fn owner(owner: &ObjectReference) -> String {
+fn owner_name(owner: &ObjectReference) -> String {
     let name = owner.name.as_deref().unwrap_or_default();
     owner
         .namespace
@@ -279,10 +308,10 @@ mod tests {
 
     use jiff::Timestamp;
 
-    use super::super::plan::tests::{LIMITS, ask_in, failed, go, pulled};
-    use super::super::plan::{Again, Progress};
+    use super::super::plan::tests::{LIMITS, failed_attempt, pulled_result, spec_in, start_planned};
+    use super::super::plan::{AttemptRetry, PullProgress};
     use super::*;
-    use kruise_ops::logs::lines_of;
+    use kruise_ops::logs::captured_lines;
 
     fn status(phase: &str, message: Option<&str>) -> ImageTagStatus {
         let status = serde_json::json!({ "tag": "1", "phase": phase, "message": message });
@@ -290,17 +319,17 @@ mod tests {
     }
 
     #[test]
-    fn events_are_in_upstreams_words() {
-        let said = |status: &ImageTagStatus, last_error| {
-            let all = Said::of(status, "nginx:1", last_error, Duration::from_millis(64_500));
+    fn pull_events_have_upstream_messages() {
+        let events_for = |status: &ImageTagStatus, last_error| {
+            let all = TagEvent::for_status(status, "nginx:1", last_error, Duration::from_millis(64_500));
             let parts = all
                 .into_iter()
-                .map(|said| (said.reason, said.note, said.to_owners));
+                .map(|event| (event.reason, event.note, event.to_owners));
             parts.collect::<Vec<_>>()
         };
         let event = |reason, note: &str, to_owners| (reason, note.to_owned(), to_owners);
         assert_eq!(
-            said(&status("Succeeded", None), Some("no such host")),
+            events_for(&status("Succeeded", None), Some("no such host")),
             [event(
                 EVENT_PULL_SUCCEEDED,
                 "Image nginx:1, ecalpsedTime 1m4.5s",
@@ -308,96 +337,100 @@ mod tests {
             )]
         );
         assert_eq!(
-            said(&status("Failed", Some("no such tag")), Some("no such tag")),
+            events_for(&status("Failed", Some("no such tag")), Some("no such tag")),
             [event(EVENT_PULL_FAILED, "Image nginx:1 no such tag", true)]
         );
-        let late = event(
+        let deadline_event = event(
             EVENT_PULL_FAILED,
             "Image nginx:1 pulling exceeds the activeDeadlineSeconds",
             true,
         );
         assert_eq!(
-            said(&status("Failed", Some(DEADLINE_EXCEEDED)), None),
-            std::slice::from_ref(&late)
+            events_for(&status("Failed", Some(DEADLINE_EXCEEDED)), None),
+            std::slice::from_ref(&deadline_event)
         );
-        let why = event(
+        let attempt_event = event(
             EVENT_ATTEMPT_FAILED,
             "Image nginx:1: the last attempt failed: no such host",
             true,
         );
         assert_eq!(
-            said(&status("Failed", Some(DEADLINE_EXCEEDED)), Some("no such host")),
-            [why, late]
+            events_for(&status("Failed", Some(DEADLINE_EXCEEDED)), Some("no such host")),
+            [attempt_event, deadline_event]
         );
     }
 
     #[test]
-    fn each_act_of_a_pull_is_one_line_of_the_log() {
+    fn each_pull_step_is_one_log_line() {
         let key = TagKey {
             name: "nginx".to_owned(),
             tag: "1".to_owned(),
         };
-        let mut ask = ask_in("team", "job");
-        ask.owners[0].name = Some("job".to_owned());
-        let (mut board, now) = (Board::default(), Timestamp::UNIX_EPOCH);
-        board.desire(&[(key.clone(), ask)].into(), &BTreeMap::new());
-        let (_, run) = go(&mut board, &LIMITS, now).remove(0);
-        let one = |work: &dyn Fn(), words: &str, details: &[&str]| {
-            let lines = lines_of(work);
+        let mut spec = spec_in("team", "job");
+        spec.owners[0].name = Some("job".to_owned());
+        let (mut board, now) = (TaskBoard::default(), Timestamp::UNIX_EPOCH);
+        board.sync_spec(&[(key.clone(), spec)].into(), &BTreeMap::new());
+        let (_, run) = start_planned(&mut board, &LIMITS, now).remove(0);
+        let assert_one_line = |work: &dyn Fn(), words: &str, details: &[&str]| {
+            let lines = captured_lines(work);
             assert_eq!(lines.len(), 1, "{lines:?}");
-            for words in [words, "nginx:1"].iter().chain(details) {
-                assert!(lines[0].contains(words), "{words} is not in {lines:?}");
+            for expected in [words, "nginx:1"].iter().chain(details) {
+                assert!(lines[0].contains(expected), "{expected} is not in {lines:?}");
             }
         };
-        one(
-            &|| begun(&key, board.get(&key).unwrap()),
+        assert_one_line(
+            &|| attempt_started(&key, board.get(&key).unwrap()),
             ": pulling image",
             &["team/job", "attempt=1"],
         );
-        one(&|| cancelled(&key), ": cancelled the pull of the image", &[]);
-        board.ended(&key, run, failed(Again::Counted), now);
+        assert_one_line(
+            &|| attempt_cancelled(&key),
+            ": cancelled the pull of the image",
+            &[],
+        );
+        board.on_attempt_ended(&key, run, failed_attempt(AttemptRetry::Counted), now);
         let details = ["team/job", "no luck", "next="];
-        one(
-            &|| failed_attempt(&key, &board),
+        assert_one_line(
+            &|| attempt_failed(&key, &board),
             ": failed to pull image; will retry",
             &details,
         );
         let later = Timestamp::from_second(60).unwrap();
-        let (_, run) = go(&mut board, &LIMITS, later).remove(0);
-        board.ended(&key, run, pulled(), later);
+        let (_, run) = start_planned(&mut board, &LIMITS, later).remove(0);
+        board.on_attempt_ended(&key, run, pulled_result(), later);
         let task = board.get(&key).unwrap();
-        let Stage::Done(status) = &task.stage else {
+        let PullStage::Done(status) = &task.stage else {
             unreachable!()
         };
         let log = || {
-            log_end("nginx:1", task, status, Duration::from_secs(60));
+            log_pull_end("nginx:1", task, status, Duration::from_secs(60));
         };
         let details = ["team/job", "succeeded", "attempts=2", "took_seconds=60"];
-        one(&log, ": pull of the image ended", &details);
+        assert_one_line(&log, ": pull of the image ended", &details);
     }
 
     #[test]
-    fn a_pull_that_succeeded_has_all_of_its_bytes() {
+    fn succeeded_pull_reports_all_bytes() {
         let key = TagKey {
             name: "nginx".to_owned(),
             tag: "1".to_owned(),
         };
-        let (mut board, now) = (Board::default(), Timestamp::UNIX_EPOCH);
-        board.desire(&[(key.clone(), ask_in("team", "job"))].into(), &BTreeMap::new());
-        let (_, run) = go(&mut board, &LIMITS, now).remove(0);
-        let shown = |board: &Board| {
-            let shown = pull(&key, board.get(&key).unwrap(), &LIMITS, &Speeds::default());
+        let (mut board, now) = (TaskBoard::default(), Timestamp::UNIX_EPOCH);
+        board.sync_spec(&[(key.clone(), spec_in("team", "job"))].into(), &BTreeMap::new());
+        let (_, run) = start_planned(&mut board, &LIMITS, now).remove(0);
+        let reported_bytes = |board: &TaskBoard| {
+            let shown = pull_status(&key, board.get(&key).unwrap(), &LIMITS, &TransferRates::default());
             (shown.bytes_done, shown.bytes_total)
         };
         // The last look at the bytes is before the end.
-        board.advance(&key, run, Progress { done: 96, total: 100 }, now);
-        assert_eq!(shown(&board), (96, Some(100)));
-        board.ended(&key, run, pulled(), now);
-        assert_eq!(shown(&board), (100, Some(100)));
+        board.set_progress(&key, run, PullProgress { done: 96, total: 100 }, now);
+        assert_eq!(reported_bytes(&board), (96, Some(100)));
+        board.on_attempt_ended(&key, run, pulled_result(), now);
+        assert_eq!(reported_bytes(&board), (100, Some(100)));
     }
 
     #[test]
-    fn durations_are_printed_as_go_prints_them() {
+    fn durations_are_formatted_like_go() {
         for (millis, text) in [
             (0, "0s"),
             (999, "999ms"),

@@ -1,11 +1,11 @@
 //! The Pods of this node, reduced to what the duties look at.
 //!
 //! A mirror of these costs a fraction of the Pods themselves: no managed fields, volumes or commands, and of labels,
-//! annotations and environment only what [`MetaView`] says. Each Pod is reduced as it is read, before the next one.
+//! annotations and environment only what [`PodContainerMeta`] says. Each Pod is reduced as it is read, before the next one.
 
-mod meta;
+mod container_meta;
 mod raw;
-mod restart;
+mod restart_policy;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,15 +19,15 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use kruise_cluster::{Cluster, Form, Mirror};
+use kruise_cluster::{Cluster, ObjectView, Store};
 
-pub use meta::{MetaView, Variable, Wanted};
-use restart::RawRule;
-pub use restart::{RestartPolicy, Rule};
+pub use container_meta::{DesiredContainer, EnvVar, PodContainerMeta};
+use restart_policy::RawRestartRule;
+pub use restart_policy::{RestartPolicy, RestartRule};
 
 /// A Pod of this node.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct PodView {
+pub struct NodePod {
     /// Its namespace.
     pub namespace: String,
     /// Its name.
@@ -40,26 +40,26 @@ pub struct PodView {
     /// The node that it is bound to.
     pub node: String,
     /// Whether its deletion has been asked for.
-    pub deleting: bool,
+    pub terminating: bool,
     /// Whether it has ended for good (phase Succeeded or Failed).
-    pub ended: bool,
+    pub terminal: bool,
     /// When its containers start again after they have ended.
-    pub restart: RestartPolicy,
+    pub restart_policy: RestartPolicy,
     /// Whether kubelet says that it starts all of its containers again (condition `AllContainersRestarting`).
-    pub restarting_all: bool,
+    pub restarting_all_containers: bool,
     /// Seconds that its containers get to stop; kubelet's 30 where the Pod does not say.
-    pub grace_seconds: i64,
+    pub grace_period_seconds: i64,
     /// Its addresses, primary first; the node's where it uses the host's network.
     pub ips: Vec<String>,
     /// Its containers and init containers, in the order of its spec.
-    pub containers: Vec<ContainerView>,
+    pub containers: Vec<PodContainer>,
     /// What is told of its containers, if anything is.
-    pub meta: Option<Box<MetaView>>,
+    pub meta: Option<Box<PodContainerMeta>>,
 }
 
 /// What a container of a Pod is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Role {
+pub enum ContainerRole {
     /// One of `spec.containers`.
     #[default]
     Main,
@@ -71,21 +71,21 @@ pub enum Role {
 
 /// One container of a Pod: what its spec asks for and what kubelet says of it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct ContainerView {
+pub struct PodContainer {
     /// Its name.
     pub name: String,
     /// What it is for.
-    pub role: Role,
+    pub role: ContainerRole,
     /// The port that its hook names, if it names one.
     pub ports: Vec<Port>,
     /// What is to be run before it is stopped.
     pub pre_stop: Option<core::LifecycleHandler>,
     /// Its own restart policy, which goes before the Pod's.
-    pub restart: Option<RestartPolicy>,
+    pub restart_policy: Option<RestartPolicy>,
     /// The rules that go before either.
-    pub rules: Vec<Rule>,
+    pub restart_rules: Vec<RestartRule>,
     /// What kubelet said last; nothing before the first report.
-    pub status: Option<StatusView>,
+    pub status: Option<PodContainerStatus>,
 }
 
 /// A port of a container.
@@ -99,7 +99,7 @@ pub struct Port {
 
 /// What kubelet says of a container.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct StatusView {
+pub struct PodContainerStatus {
     /// `RUNTIME://ID` of the newest container; empty before there is one.
     pub container_id: String,
     /// Whether it is ready: it runs and its readiness probe, if any, says so.
@@ -111,94 +111,95 @@ pub struct StatusView {
     /// Why it does not run, where kubelet holds it back: the reason and the message of state `waiting`.
     pub waiting: Option<(String, String)>,
     /// How this container ended, or the one before it.
-    pub ended: Option<Ended>,
+    pub last_termination: Option<Termination>,
 }
 
 /// How a container ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ended {
+pub struct Termination {
     /// Its exit code.
     pub code: i32,
     /// When it was started, by the node's clock.
-    pub started: Option<Timestamp>,
+    pub started_at: Option<Timestamp>,
     /// When it ended, by the node's clock.
-    pub finished: Option<Timestamp>,
+    pub finished_at: Option<Timestamp>,
 }
 
 /// The longest span that a number of an object can ask for: a year, far below where sums of spans overflow and where gRPC
 /// has no way to write them (1e8 hours).
-const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+const MAX_DURATION: Duration = Duration::from_secs(365 * 86_400);
 
 /// Seconds of a field of an object, between none and a year.
 #[must_use]
-pub fn seconds(number: i64) -> Duration {
-    Duration::from_secs(u64::try_from(number).unwrap_or(0)).min(LONGEST)
+pub fn bounded_seconds(number: i64) -> Duration {
+    Duration::from_secs(u64::try_from(number).unwrap_or(0)).min(MAX_DURATION)
 }
 
 /// Labels that kubelet leaves on its containers in the runtime.
-const POD_UID: &str = "io.kubernetes.pod.uid";
-const POD_NAME: &str = "io.kubernetes.pod.name";
-const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+const POD_UID_LABEL: &str = "io.kubernetes.pod.uid";
+const POD_NAME_LABEL: &str = "io.kubernetes.pod.name";
+const POD_NAMESPACE_LABEL: &str = "io.kubernetes.pod.namespace";
 
 /// Annotations of kubelet on the mirror of a static Pod, and of that Pod itself: its UID in the runtime.
-const MIRROR: &str = "kubernetes.io/config.mirror";
-const CONFIG_HASH: &str = "kubernetes.io/config.hash";
+const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+const CONFIG_HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 
 /// Condition of a Pod, since Kubernetes 1.35.
-const ALL_RESTARTING: &str = "AllContainersRestarting";
+const ALL_CONTAINERS_RESTARTING: &str = "AllContainersRestarting";
 
 /// More containers than kubelet could run; each costs some hundred bytes.
-const MOST_CONTAINERS: usize = 500;
+const MAX_CONTAINERS: usize = 500;
 /// Bytes of all preStop hooks of a Pod, as JSON.
-const MOST_HOOKS: usize = 64 << 10;
+const MAX_HOOK_BYTES: usize = 64 << 10;
 /// Bytes of all variables that the containers of a Pod take from labels and annotations: one annotation can be taken
 /// thousands of times.
-const MOST_ENV: usize = 256 << 10;
+const MAX_ENV_BYTES: usize = 256 << 10;
 
 /// Why a Pod is not looked at: its author can make it so long that no other Pod of the node could be.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    #[error("it has more than {} containers", MOST_CONTAINERS)]
-    Containers,
-    #[error("its preStop hooks have more than {} bytes", MOST_HOOKS)]
-    Hooks,
+    #[error("it has more than {} containers", MAX_CONTAINERS)]
+    TooManyContainers,
+    #[error("its preStop hooks have more than {} bytes", MAX_HOOK_BYTES)]
+    HooksTooLarge,
     #[error(
         "the environment that it takes from labels and annotations has more than {} bytes",
-        MOST_ENV
+        MAX_ENV_BYTES
     )]
-    Environment,
+    EnvironmentTooLarge,
 }
 
 /// A mirror of the Pods on `node`, and the task that keeps it up to date.
-pub fn watch(cluster: &Cluster, node: &str) -> (Mirror<PodView>, impl Future<Output = ()> + Send + use<>) {
+pub fn watch(cluster: &Cluster, node: &str) -> (Store<NodePod>, impl Future<Output = ()> + Send + use<>) {
     let api: Api<core::Pod> = Api::all(cluster.client.clone());
-    let here = ListParams::default().fields(&format!("spec.nodeName={node}"));
-    cluster.mirror(api, here, Some::<PodView>)
+    let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
+    cluster.reflector(api, on_node, Some::<NodePod>)
 }
 
-impl PodView {
+impl NodePod {
     /// The container of that name.
     #[must_use]
-    pub fn container(&self, name: &str) -> Option<&ContainerView> {
+    pub fn container(&self, name: &str) -> Option<&PodContainer> {
         self.containers.iter().find(|container| container.name == name)
     }
 
     /// Whether a container with these labels in the runtime is the Pod's. Whoever creates Pods may call one of theirs a
     /// mirror, so there name and namespace have to be right, too.
     #[must_use]
-    pub fn owns(&self, labels: &BTreeMap<String, String>) -> bool {
-        let is = |key: &str, value: &str| labels.get(key).is_some_and(|label| label == value);
-        let named = is(POD_NAME, &self.name) && is(POD_NAMESPACE, &self.namespace);
-        is(POD_UID, &self.runtime_uid) && (self.runtime_uid == self.uid || named)
+    pub fn owns_container(&self, labels: &BTreeMap<String, String>) -> bool {
+        let has_label = |key: &str, value: &str| labels.get(key).is_some_and(|label| label == value);
+        let name_matches =
+            has_label(POD_NAME_LABEL, &self.name) && has_label(POD_NAMESPACE_LABEL, &self.namespace);
+        has_label(POD_UID_LABEL, &self.runtime_uid) && (self.runtime_uid == self.uid || name_matches)
     }
 
     /// A container of the Pod, as events name it.
     #[must_use]
-    pub fn reference(&self, container: &str) -> core::ObjectReference {
+    pub fn container_reference(&self, container: &str) -> core::ObjectReference {
         let list = match self.container(container).map(|view| view.role) {
-            Some(Role::Init | Role::Sidecar) => "initContainers",
+            Some(ContainerRole::Init | ContainerRole::Sidecar) => "initContainers",
             _ => "containers",
         };
         core::ObjectReference {
@@ -213,7 +214,7 @@ impl PodView {
     }
 
     /// Reduces a Pod to this.
-    fn of(pod: raw::Pod<'_>) -> Result<Self, Error> {
+    fn from_raw(pod: raw::Pod<'_>) -> Result<Self, Error> {
         let raw::Pod {
             metadata,
             spec,
@@ -223,37 +224,39 @@ impl PodView {
             spec.init_containers.unwrap_or_default(),
             spec.containers.unwrap_or_default(),
         );
-        if init.len() + main.len() > MOST_CONTAINERS {
-            return Err(Error::Containers);
+        if init.len() + main.len() > MAX_CONTAINERS {
+            return Err(Error::TooManyContainers);
         }
-        let ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
-        let meta = if ended {
+        let terminal = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+        let meta = if terminal {
             None
         } else {
-            MetaView::of(&metadata, &main, &status)?
+            PodContainerMeta::from_pod(&metadata, &main, &status)?
         };
         let mut statuses = BTreeMap::new();
         let lists = [&status.container_statuses, &status.init_container_statuses];
         for text in lists.into_iter().flatten().flatten() {
             let status: core::ContainerStatus = serde_json::from_str(text.get())?;
-            statuses.insert(status.name.clone(), StatusView::of(&status));
+            statuses.insert(status.name.clone(), PodContainerStatus::from_status(&status));
         }
-        let init = init.into_iter().map(|text| (text, Role::Init));
-        let main = main.into_iter().map(|text| (text, Role::Main));
-        let (mut containers, mut hooks) = (Vec::new(), MOST_HOOKS);
+        let init = init.into_iter().map(|text| (text, ContainerRole::Init));
+        let main = main.into_iter().map(|text| (text, ContainerRole::Main));
+        let (mut containers, mut hook_bytes_left) = (Vec::new(), MAX_HOOK_BYTES);
         for (text, role) in init.chain(main) {
             let container: raw::Container<'_> = serde_json::from_str(text.get())?;
-            let hook = container.pre_stop().filter(|_| !ended);
-            hooks = hooks
+            let hook = container.pre_stop().filter(|_| !terminal);
+            hook_bytes_left = hook_bytes_left
                 .checked_sub(hook.map_or(0, |text| text.get().len()))
-                .ok_or(Error::Hooks)?;
+                .ok_or(Error::HooksTooLarge)?;
             let status = statuses.remove(&container.name);
-            containers.push(ContainerView::of(container, hook, role, status)?);
+            containers.push(PodContainer::from_raw(container, hook, role, status)?);
         }
         let uid = metadata.uid.unwrap_or_default();
         let annotations = metadata.annotations.unwrap_or_default();
-        let own = annotations.get(MIRROR).and_then(|_| annotations.get(CONFIG_HASH));
-        let runtime_uid = own.unwrap_or(&uid).clone();
+        let static_uid = annotations
+            .get(MIRROR_ANNOTATION)
+            .and_then(|_| annotations.get(CONFIG_HASH_ANNOTATION));
+        let runtime_uid = static_uid.unwrap_or(&uid).clone();
         Ok(Self {
             meta,
             namespace: metadata.namespace.unwrap_or_default(),
@@ -261,24 +264,24 @@ impl PodView {
             uid,
             runtime_uid,
             node: spec.node_name.unwrap_or_default(),
-            deleting: metadata.deletion_timestamp.is_some(),
-            ended,
-            restart: RestartPolicy::of(spec.restart_policy.as_deref()).unwrap_or_default(),
-            restarting_all: status.is(ALL_RESTARTING, "True"),
-            grace_seconds: spec.termination_grace_period_seconds.unwrap_or(30),
+            terminating: metadata.deletion_timestamp.is_some(),
+            terminal,
+            restart_policy: RestartPolicy::parse(spec.restart_policy.as_deref()).unwrap_or_default(),
+            restarting_all_containers: status.has_condition(ALL_CONTAINERS_RESTARTING, "True"),
+            grace_period_seconds: spec.termination_grace_period_seconds.unwrap_or(30),
             ips: ips(status.pod_ips, status.pod_ip),
             containers,
         })
     }
 }
 
-impl Form for PodView {
+impl ObjectView for NodePod {
     type Kind = core::Pod;
 }
 
-impl<'de> Deserialize<'de> for PodView {
+impl<'de> Deserialize<'de> for NodePod {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Self::of(raw::Pod::deserialize(deserializer)?).map_err(D::Error::custom)
+        Self::from_raw(raw::Pod::deserialize(deserializer)?).map_err(D::Error::custom)
     }
 }
 
@@ -290,29 +293,29 @@ fn ips(all: Option<Vec<raw::Ip>>, first: Option<String>) -> Vec<String> {
     ips
 }
 
-impl ContainerView {
-    fn of(
+impl PodContainer {
+    fn from_raw(
         container: raw::Container<'_>,
         hook: Option<&RawValue>,
-        role: Role,
-        status: Option<StatusView>,
+        role: ContainerRole,
+        status: Option<PodContainerStatus>,
     ) -> Result<Self, Error> {
         let pre_stop: Option<core::LifecycleHandler> =
             hook.map(|text| serde_json::from_str(text.get())).transpose()?;
-        let restart = RestartPolicy::of(container.restart_policy.as_deref());
+        let restart = RestartPolicy::parse(container.restart_policy.as_deref());
         let rules = container.restart_policy_rules.into_iter().flatten();
         Ok(Self {
             role: match restart {
-                Some(RestartPolicy::Always) if role == Role::Init => Role::Sidecar,
+                Some(RestartPolicy::Always) if role == ContainerRole::Init => ContainerRole::Sidecar,
                 _ => role,
             },
-            ports: match (pre_stop.as_ref().and_then(port_name), container.ports) {
-                (Some(name), Some(ports)) => ports_named(name, ports)?,
+            ports: match (pre_stop.as_ref().and_then(hook_port_name), container.ports) {
+                (Some(name), Some(ports)) => find_port(name, ports)?,
                 _ => Vec::new(),
             },
             pre_stop,
-            restart,
-            rules: rules.filter_map(RawRule::read).collect(),
+            restart_policy: restart,
+            restart_rules: rules.filter_map(RawRestartRule::parse).collect(),
             status,
             name: container.name,
         })
@@ -320,14 +323,14 @@ impl ContainerView {
 }
 
 /// The name of the port that a hook is for, if it goes by name.
-fn port_name(hook: &core::LifecycleHandler) -> Option<&str> {
+fn hook_port_name(hook: &core::LifecycleHandler) -> Option<&str> {
     match &hook.http_get.as_ref()?.port {
         IntOrString::String(name) => Some(name),
         IntOrString::Int(_) => None,
     }
 }
 
-fn ports_named(name: &str, ports: &RawValue) -> Result<Vec<Port>, Error> {
+fn find_port(name: &str, ports: &RawValue) -> Result<Vec<Port>, Error> {
     let ports: Vec<raw::Port> = serde_json::from_str(ports.get())?;
     let named = ports.into_iter().filter_map(|port| {
         let number = port.container_port;
@@ -337,11 +340,11 @@ fn ports_named(name: &str, ports: &RawValue) -> Result<Vec<Port>, Error> {
     Ok(named.take(1).collect())
 }
 
-impl StatusView {
-    fn of(status: &core::ContainerStatus) -> Self {
+impl PodContainerStatus {
+    fn from_status(status: &core::ContainerStatus) -> Self {
         let state = status.state.as_ref();
         let last = status.last_state.as_ref();
-        let ended = state
+        let terminated = state
             .and_then(|state| state.terminated.as_ref())
             .or_else(|| last.and_then(|state| state.terminated.as_ref()));
         let waiting = state.and_then(|state| state.waiting.as_ref());
@@ -351,13 +354,13 @@ impl StatusView {
             restart_count: status.restart_count,
             running: state.is_some_and(|state| state.running.is_some()),
             waiting: waiting.map(|waiting| {
-                let word = |text: &Option<String>| text.clone().unwrap_or_default();
-                (word(&waiting.reason), word(&waiting.message))
+                let text_or_empty = |text: &Option<String>| text.clone().unwrap_or_default();
+                (text_or_empty(&waiting.reason), text_or_empty(&waiting.message))
             }),
-            ended: ended.map(|end| Ended {
-                code: end.exit_code,
-                started: end.started_at.as_ref().map(|time| time.0),
-                finished: end.finished_at.as_ref().map(|time| time.0),
+            last_termination: terminated.map(|termination| Termination {
+                code: termination.exit_code,
+                started_at: termination.started_at.as_ref().map(|time| time.0),
+                finished_at: termination.finished_at.as_ref().map(|time| time.0),
             }),
         }
     }
@@ -398,28 +401,28 @@ mod tests {
         })
     }
 
-    fn read(pod: &Value) -> Result<PodView, String> {
+    fn parse(pod: &Value) -> Result<NodePod, String> {
         serde_json::from_str(&pod.to_string()).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn containers_of_a_static_pod_go_by_its_own_uid() {
+    fn static_pod_containers_are_matched_by_config_hash() {
         let mut pod = pod();
-        assert_eq!(read(&pod).unwrap().runtime_uid, "u1");
+        assert_eq!(parse(&pod).unwrap().runtime_uid, "u1");
         pod["metadata"]["annotations"] = json!({"kubernetes.io/config.hash": "static"});
         assert_eq!(
-            read(&pod).unwrap().runtime_uid,
+            parse(&pod).unwrap().runtime_uid,
             "u1",
             "anybody may write one of them"
         );
         pod["metadata"]["annotations"]["kubernetes.io/config.mirror"] = json!("static");
-        let view = read(&pod).unwrap();
+        let view = parse(&pod).unwrap();
         assert_eq!((view.uid.as_str(), view.runtime_uid.as_str()), ("u1", "static"));
         let owns = |labels: &[(&str, &str)]| {
             let labels = labels
                 .iter()
                 .map(|(k, v)| (format!("io.kubernetes.pod.{k}"), (*v).to_owned()));
-            view.owns(&labels.collect())
+            view.owns_container(&labels.collect())
         };
         assert!(owns(&[("uid", "static"), ("name", "web"), ("namespace", "ns")]));
         assert!(!owns(&[
@@ -431,30 +434,33 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_reduced_by_name_not_by_position() {
-        let view = read(&pod()).unwrap();
-        assert!(view.deleting && !view.ended);
-        assert_eq!((view.restart, view.grace_seconds), (RestartPolicy::OnFailure, 7));
+    fn container_statuses_are_matched_by_name() {
+        let view = parse(&pod()).unwrap();
+        assert!(view.terminating && !view.terminal);
+        assert_eq!(
+            (view.restart_policy, view.grace_period_seconds),
+            (RestartPolicy::OnFailure, 7)
+        );
         assert_eq!(view.ips, ["10.0.0.9"]);
         let roles: Vec<_> = view
             .containers
             .iter()
             .map(|c| (c.name.as_str(), c.role))
             .collect();
-        let want = [
-            ("setup", Role::Init),
-            ("mesh", Role::Sidecar),
-            ("b", Role::Main),
-            ("a", Role::Main),
+        let expected = [
+            ("setup", ContainerRole::Init),
+            ("mesh", ContainerRole::Sidecar),
+            ("b", ContainerRole::Main),
+            ("a", ContainerRole::Main),
         ];
-        assert_eq!(roles, want);
+        assert_eq!(roles, expected);
         let a = view.container("a").unwrap();
         let status = a.status.as_ref().unwrap();
         assert_eq!(
             (status.container_id.as_str(), status.ready),
             ("containerd://aaa", true)
         );
-        assert_eq!(status.ended.unwrap().code, 3);
+        assert_eq!(status.last_termination.unwrap().code, 3);
         let b = view.container("b").unwrap();
         assert!(b.pre_stop.as_ref().unwrap().sleep.is_some());
         assert_eq!(
@@ -473,27 +479,27 @@ mod tests {
     }
 
     #[test]
-    fn of_ports_only_the_one_that_the_hook_names_is_kept() {
+    fn only_the_port_of_the_pre_stop_hook_is_kept() {
         let mut pod = pod();
         let container = &mut pod["spec"]["containers"][1];
         container["ports"] = json!([{"containerPort": 1}, {"name": "http", "containerPort": 8080}]);
-        let ports = |pod: &Value| read(pod).unwrap().container("a").unwrap().ports.clone();
+        let ports = |pod: &Value| parse(pod).unwrap().container("a").unwrap().ports.clone();
         assert_eq!(ports(&pod), []);
-        for (port, kept) in [
+        for (port, expected) in [
             (json!("http"), vec![8080]),
             (json!(1), vec![]),
             (json!("x"), vec![]),
         ] {
             pod["spec"]["containers"][1]["lifecycle"] = json!({"preStop": {"httpGet": {"port": port}}});
             let numbers: Vec<_> = ports(&pod).iter().map(|port| port.number).collect();
-            assert_eq!(numbers, kept, "{port}");
+            assert_eq!(numbers, expected, "{port}");
         }
     }
 
     /// Each of these would cost the daemon many times what it costs its author.
     #[test]
-    fn a_pod_that_is_too_long_is_not_looked_at() {
-        let long = |key: &str, value: Value| {
+    fn oversized_pod_is_rejected() {
+        let oversized_pod = |key: &str, value: Value| {
             let mut pod = pod();
             pod["metadata"]["annotations"] =
                 json!({"kruise.io/sidecarset-hash": "{}", "long": "x".repeat(100_000)});
@@ -507,27 +513,27 @@ mod tests {
         let from =
             json!({"name": "V", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['long']"}}});
         let taken = |times: usize| json!([{"name": "a", "env": vec![from.clone(); times]}]);
-        let some = |number: usize| {
+        let containers = |number: usize| {
             let names = (0..number).map(|n| json!({"name": format!("c{n}")}));
             names.collect::<Vec<_>>()
         };
         for (good, bad, why) in [
             (hook(60_000), hook(70_000), "preStop hooks"),
             (taken(2), taken(3), "labels and annotations"),
-            (json!(some(498)), json!(some(499)), "containers"),
+            (json!(containers(498)), json!(containers(499)), "containers"),
         ] {
-            read(&long("containers", good)).unwrap();
-            let mut pod = long("containers", bad);
-            let error = read(&pod).unwrap_err();
+            parse(&oversized_pod("containers", good)).unwrap();
+            let mut pod = oversized_pod("containers", bad);
+            let error = parse(&pod).unwrap_err();
             assert!(error.contains(why), "{error}");
             pod["status"]["phase"] = json!("Failed");
-            assert_eq!(read(&pod).is_ok(), why != "containers", "{why}: it runs no more");
+            assert_eq!(parse(&pod).is_ok(), why != "containers", "{why}: it runs no more");
         }
         // What nobody looks at may be long, and is not kept.
         let mut pod = pod();
-        let short = read(&pod).unwrap();
+        let parsed = parse(&pod).unwrap();
         pod["spec"]["containers"][0]["args"] = json!(vec!["x"; 100_000]);
         pod["spec"]["volumes"] = json!([7]);
-        assert_eq!(read(&pod).unwrap(), short);
+        assert_eq!(parse(&pod).unwrap(), parsed);
     }
 }

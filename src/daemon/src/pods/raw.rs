@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use super::restart::RawRule;
+use super::restart_policy::RawRestartRule;
 
 #[derive(Deserialize)]
 pub struct Pod<'a> {
@@ -54,7 +54,7 @@ pub struct Container<'a> {
     pub name: String,
     pub image: Option<String>,
     pub restart_policy: Option<String>,
-    pub restart_policy_rules: Option<Vec<RawRule>>,
+    pub restart_policy_rules: Option<Vec<RawRestartRule>>,
     #[serde(borrow)]
     pub ports: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -113,7 +113,7 @@ impl<'a> Container<'a> {
 
 impl Status<'_> {
     /// Whether the condition has that status.
-    pub fn is(&self, type_: &str, status: &str) -> bool {
+    pub fn has_condition(&self, type_: &str, status: &str) -> bool {
         let mut conditions = self.conditions.iter().flatten();
         conditions.any(|condition| condition.type_ == type_ && condition.status == status)
     }

@@ -5,11 +5,11 @@
 //!
 //! The decisions are the daemon's own (`image_pull::plan`): limits, retries, credentials.
 
-mod drive;
+mod driver;
 mod outcome;
+mod output;
 pub mod plan;
-mod show;
-mod stop;
+mod signals;
 
 use std::future::pending;
 use std::io::{IsTerminal, Read};
@@ -25,13 +25,13 @@ use tokio_util::sync::CancellationToken;
 pub use outcome::Error;
 
 use super::image_pull::plan::keyring::Keyring;
-use kruise_cri::{Options, Runtime, Runtimes, why_none};
+use kruise_cri::{DiscoveryOptions, Runtime, Runtimes, no_runtime_reason};
 use kruise_ops::Progress;
-use plan::{Defaults, Wanted};
-use stop::Stop;
+use plan::{Defaults, ImageToPull};
+use signals::StopSignal;
 
 /// How long a runtime that is preferred may take to answer after another one did.
-const OTHERS: Duration = Duration::from_millis(300);
+const PREFERRED_RUNTIME_WAIT: Duration = Duration::from_millis(300);
 
 /// What errors call the content of the file that they name.
 const DOCKER_CONFIG: &str = "content";
@@ -100,62 +100,62 @@ pub async fn run(args: Args) -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             if output == Output::Json {
-                show::result(&show::error_json(&error).to_string());
+                output::print_stdout(&output::error_json(&error).to_string());
             }
-            show::remark(&format!("kruise-daemon: {error}"));
+            output::print_stderr(&format!("kruise-daemon: {error}"));
             ExitCode::FAILURE
         }
     }
 }
 
 async fn pull(args: Args) -> Result<bool, Error> {
-    let (wanted, keyring, remark) = read(&args)?;
-    for remark in wanted
+    let (images, keyring, warning) = read_inputs(&args)?;
+    for warning in images
         .iter()
-        .filter_map(|w| w.remark.as_deref())
-        .chain(remark.as_deref())
+        .filter_map(|w| w.warning.as_deref())
+        .chain(warning.as_deref())
     {
-        show::remark(&format!("kruise-daemon: {remark}"));
+        output::print_stderr(&format!("kruise-daemon: {warning}"));
     }
-    let mut stop = Stop::new();
+    let mut stop = StopSignal::new();
     let wait = Duration::from_secs(args.wait.into());
     let runtime = tokio::select! {
-        runtime = runtime(args.socket_file, wait) => runtime?,
-        () = stop.asked() => return Err(Error::Interrupted),
+        runtime = connect_runtime(args.socket_file, wait) => runtime?,
+        () = stop.received() => return Err(Error::Interrupted),
     };
     let text = args.output == Output::Text;
-    let view = show::View::new(text && std::io::stderr().is_terminal(), text);
-    let results = drive::drive(runtime, wanted, keyring, usize::from(args.parallel), view, stop).await;
+    let view = output::ProgressView::new(text && std::io::stderr().is_terminal(), text);
+    let results = driver::pull_all(runtime, images, keyring, usize::from(args.parallel), view, stop).await;
     if !text {
-        show::result(&show::json(&results).to_string());
+        output::print_stdout(&output::results_json(&results).to_string());
     }
     Ok(results.iter().all(|r| r.succeeded))
 }
 
 /// What to pull, with which credentials, and what is to be said of these.
-fn read(args: &Args) -> Result<(Vec<Wanted>, Keyring, Option<String>), Error> {
+fn read_inputs(args: &Args) -> Result<(Vec<ImageToPull>, Keyring, Option<String>), Error> {
     let defaults = Defaults {
         timeout_seconds: args.timeout,
         retries: args.retries,
         always: args.always,
     };
-    let mut wanted: Vec<Wanted> = args
+    let mut images: Vec<ImageToPull> = args
         .images
         .iter()
-        .map(|image| plan::image(image, &defaults))
+        .map(|image| plan::parse_image(image, &defaults))
         .collect();
     for path in &args.filename {
-        let text = contents(path).map_err(|why| Error::File {
+        let text = read_text(path).map_err(|why| Error::File {
             path: path.clone(),
             why,
         })?;
-        let jobs = plan::jobs(&text, &defaults).map_err(|why| Error::Manifest {
+        let jobs = plan::parse_manifest(&text, &defaults).map_err(|why| Error::Manifest {
             path: path.clone(),
             why,
         })?;
-        wanted.extend(jobs);
+        images.extend(jobs);
     }
-    let (mut keyring, mut remark) = (Keyring::default(), None);
+    let (mut keyring, mut warning) = (Keyring::default(), None);
     if let Some(path) = &args.docker_config {
         let path = if path.is_dir() {
             path.join("config.json")
@@ -172,12 +172,12 @@ fn read(args: &Args) -> Result<(Vec<Wanted>, Keyring, Option<String>), Error> {
                 path: path.clone(),
                 why,
             })?;
-        remark = unused.map(|unused| format!("{}: {unused}", path.display()));
+        warning = unused.map(|unused| format!("{}: {unused}", path.display()));
     }
-    Ok((plan::distinct(wanted), keyring, remark))
+    Ok((plan::deduplicate(images), keyring, warning))
 }
 
-fn contents(path: &Path) -> std::io::Result<String> {
+fn read_text(path: &Path) -> std::io::Result<String> {
     if path == Path::new("-") {
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text)?;
@@ -187,36 +187,36 @@ fn contents(path: &Path) -> std::io::Result<String> {
 }
 
 /// The best runtime that answers, if one does after `wait` at the latest.
-async fn runtime(socket_file: Option<PathBuf>, wait: Duration) -> Result<Arc<dyn Runtime>, Error> {
-    let runtimes = Runtimes::new(&Options::new(socket_file));
+async fn connect_runtime(socket_file: Option<PathBuf>, wait: Duration) -> Result<Arc<dyn Runtime>, Error> {
+    let runtimes = Runtimes::new(&DiscoveryOptions::new(socket_file));
     let mut changes = runtimes.subscribe();
-    let answers = async {
+    let any_healthy = async {
         while !runtimes.health().iter().any(|s| s.healthy) {
             if changes.changed().await.is_err() {
                 pending::<()>().await;
             }
         }
         // A better one may be about to answer. One that hangs is not waited for.
-        sleep(OTHERS).await;
+        sleep(PREFERRED_RUNTIME_WAIT).await;
     };
-    let look = async {
-        runtimes.look().await;
+    let detection = async {
+        runtimes.probe_all().await;
         let health = runtimes.health();
         if !wait.is_zero() && !health.iter().any(|s| s.healthy) {
-            let (why, seconds) = (why_none(&health), wait.as_secs());
-            show::remark(&format!(
+            let (why, seconds) = (no_runtime_reason(&health), wait.as_secs());
+            output::print_stderr(&format!(
                 "kruise-daemon: waiting {seconds} s for a container runtime: {why}"
             ));
             let progress = Progress::default();
-            let search = runtimes.run(CancellationToken::new(), &progress);
-            let _ = timeout(wait, search).await;
+            let detection = runtimes.run(CancellationToken::new(), &progress);
+            let _ = timeout(wait, detection).await;
         }
     };
     tokio::select! {
-        () = answers => {}
-        () = look => {}
+        () = any_healthy => {}
+        () = detection => {}
     }
     let health = runtimes.health();
-    let first = runtimes.first().filter(|_| health.iter().any(|s| s.healthy));
-    first.ok_or_else(|| Error::NoRuntime(why_none(&health)))
+    let first = runtimes.preferred().filter(|_| health.iter().any(|s| s.healthy));
+    first.ok_or_else(|| Error::NoRuntime(no_runtime_reason(&health)))
 }

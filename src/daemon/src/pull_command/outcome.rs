@@ -7,11 +7,11 @@ use crate::image_pull::plan::keyring;
 
 /// How one image went.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Outcome {
+pub(super) struct PullOutcome {
     pub(super) image: String,
     pub(super) succeeded: bool,
     /// It was there before.
-    pub(super) present: bool,
+    pub(super) already_present: bool,
     pub(super) image_id: Option<String>,
     pub(super) message: Option<String>,
     pub(super) attempts: u32,

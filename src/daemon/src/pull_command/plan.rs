@@ -6,7 +6,7 @@ use std::collections::btree_map::Entry;
 use jiff::SignedDuration;
 use serde_json::Value;
 
-use crate::image_pull::plan::{Ask, TagKey};
+use crate::image_pull::plan::{PullSpec, TagKey};
 use kruise_api::image_pull_job::{ImagePullJobSpec, ImagePullPolicy};
 use kruise_api::keys::{PULLING_IMAGE_BY, PULLING_IMAGE_BY_DAEMON};
 
@@ -56,31 +56,31 @@ pub struct Defaults {
 
 /// One image to pull.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Wanted {
+pub struct ImageToPull {
     /// As it was written.
-    pub given: String,
+    pub original: String,
     /// Name and tag, which tell images apart.
     pub key: TagKey,
     /// How to pull it.
-    pub ask: Ask,
+    pub spec: PullSpec,
     /// What its user should know before.
-    pub remark: Option<String>,
+    pub warning: Option<String>,
 }
 
 /// An image of the command line.
-pub fn image(given: &str, defaults: &Defaults) -> Wanted {
-    let reference = kruise_api::image_reference::Reference::parse(given);
+pub fn parse_image(original: &str, defaults: &Defaults) -> ImageToPull {
+    let reference = kruise_api::image_reference::ImageReference::parse(original);
     let key = match &reference {
         Ok(r) => TagKey {
             name: r.familiar_name(),
             tag: r.tag_or_digest().to_owned(),
         },
         Err(_) => TagKey {
-            name: given.to_owned(),
+            name: original.to_owned(),
             tag: String::new(),
         },
     };
-    let mut ask = Ask {
+    let mut spec = PullSpec {
         version: 0,
         image: reference.map(|r| r.to_string()).map_err(|e| e.to_string()),
         always: defaults.always,
@@ -92,37 +92,37 @@ pub fn image(given: &str, defaults: &Defaults) -> Wanted {
         labels: BTreeMap::new(),
         annotations: [(PULLING_IMAGE_BY.to_owned(), PULLING_IMAGE_BY_DAEMON.to_owned())].into(),
     };
-    limit(&mut ask, None);
-    Wanted {
-        given: given.to_owned(),
+    set_active_deadline(&mut spec, None);
+    ImageToPull {
+        original: original.to_owned(),
         key,
-        ask,
-        remark: None,
+        spec,
+        warning: None,
     }
 }
 
 /// The images of a manifest's ImagePullJobs, in order.
-pub fn jobs(yaml: &str, defaults: &Defaults) -> Result<Vec<Wanted>, Error> {
-    let mut wanted = Vec::new();
+pub fn parse_manifest(yaml: &str, defaults: &Defaults) -> Result<Vec<ImageToPull>, Error> {
+    let mut images = Vec::new();
     // Words such as yes are texts, as a label's value may be.
     let options = serde_saphyr::options! { strict_booleans: true };
     let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(yaml, options)
         .map_err(|error| Error::Yaml(error.without_snippet().to_string()))?;
     for (index, object) in documents.iter().enumerate() {
-        wanted.push(job(index + 1, object, defaults)?);
+        images.push(parse_job(index + 1, object, defaults)?);
     }
-    if wanted.is_empty() {
+    if images.is_empty() {
         Err(Error::Empty)
     } else {
-        Ok(wanted)
+        Ok(images)
     }
 }
 
-fn job(number: usize, object: &Value, defaults: &Defaults) -> Result<Wanted, Error> {
-    let word = |key: &str| object.get(key).and_then(Value::as_str).filter(|w| !w.is_empty());
-    let (api_version, kind) = (word("apiVersion"), word("kind"));
-    let ours = |given: &str| VERSIONS.iter().any(|v| given == format!("{GROUP}/{v}"));
-    if !api_version.is_some_and(ours) || kind != Some(KIND) {
+fn parse_job(number: usize, object: &Value, defaults: &Defaults) -> Result<ImageToPull, Error> {
+    let text_field = |key: &str| object.get(key).and_then(Value::as_str).filter(|w| !w.is_empty());
+    let (api_version, kind) = (text_field("apiVersion"), text_field("kind"));
+    let is_supported = |given: &str| VERSIONS.iter().any(|v| given == format!("{GROUP}/{v}"));
+    if !api_version.is_some_and(is_supported) || kind != Some(KIND) {
         let found = match (api_version, kind) {
             (Some(api_version), Some(kind)) => format!("{api_version} {kind}"),
             (None, Some(kind)) => format!("kind {kind} without apiVersion"),
@@ -143,54 +143,54 @@ fn job(number: usize, object: &Value, defaults: &Defaults) -> Result<Wanted, Err
         name: name.clone(),
         why: format!("spec: {e}"),
     })?;
-    Ok(of_spec(&name, spec, defaults))
+    Ok(from_job_spec(&name, spec, defaults))
 }
 
-fn of_spec(name: &str, spec: ImagePullJobSpec, defaults: &Defaults) -> Wanted {
-    let mut wanted = image(&spec.image, defaults);
+fn from_job_spec(name: &str, spec: ImagePullJobSpec, defaults: &Defaults) -> ImageToPull {
+    let mut image_to_pull = parse_image(&spec.image, defaults);
     let policy = spec.pull_policy.unwrap_or_default();
-    let ask = &mut wanted.ask;
-    ask.always = spec
+    let pull_spec = &mut image_to_pull.spec;
+    pull_spec.always = spec
         .image_pull_policy
         .map_or(defaults.always, |p| p == ImagePullPolicy::Always);
     if let Some(seconds) = policy.timeout_seconds.filter(|s| *s > 0) {
-        ask.timeout = SignedDuration::from_secs(i64::from(seconds));
+        pull_spec.timeout = SignedDuration::from_secs(i64::from(seconds));
     }
     if let Some(retries) = policy.backoff_limit.and_then(|n| u32::try_from(n).ok()) {
-        ask.retries = retries;
+        pull_spec.retries = retries;
     }
     let sandbox = spec.sandbox_config.unwrap_or_default();
-    ask.labels = sandbox.labels;
-    ask.annotations.extend(sandbox.annotations);
-    limit(ask, spec.completion_policy.active_deadline_seconds);
-    wanted.remark = (!spec.pull_secrets.is_empty()).then(|| {
+    pull_spec.labels = sandbox.labels;
+    pull_spec.annotations.extend(sandbox.annotations);
+    set_active_deadline(pull_spec, spec.completion_policy.active_deadline_seconds);
+    image_to_pull.warning = (!spec.pull_secrets.is_empty()).then(|| {
         let secrets = spec.pull_secrets.join(", ");
         format!("{KIND} {name:?}: its pullSecrets ({secrets}) are in a cluster; give their content with --docker-config")
     });
-    wanted
+    image_to_pull
 }
 
 /// Without a deadline of its own an image gets one that all its attempts fit in, for a runtime that goes away costs
 /// no attempt.
-fn limit(ask: &mut Ask, seconds: Option<i64>) {
-    let attempts = i32::try_from(ask.retries).unwrap_or(i32::MAX).saturating_add(1);
+fn set_active_deadline(spec: &mut PullSpec, seconds: Option<i64>) {
+    let attempts = i32::try_from(spec.retries).unwrap_or(i32::MAX).saturating_add(1);
     let pauses = SignedDuration::from_secs(30).saturating_mul(attempts);
-    let all = ask.timeout.saturating_mul(attempts).saturating_add(pauses);
-    ask.active_deadline = Some(seconds.map_or(all, SignedDuration::from_secs));
+    let total = spec.timeout.saturating_mul(attempts).saturating_add(pauses);
+    spec.active_deadline = Some(seconds.map_or(total, SignedDuration::from_secs));
 }
 
 /// Each image once, as it was asked for first.
-pub fn distinct(wanted: Vec<Wanted>) -> Vec<Wanted> {
-    let mut seen = BTreeMap::new();
-    let keep = |w: &Wanted| match seen.entry(w.key.clone()) {
+pub fn deduplicate(images: Vec<ImageToPull>) -> Vec<ImageToPull> {
+    let mut seen_keys = BTreeMap::new();
+    let is_first = |w: &ImageToPull| match seen_keys.entry(w.key.clone()) {
         Entry::Vacant(new) => {
             new.insert(());
             true
         }
         Entry::Occupied(_) => false,
     };
-    let mut keep = keep;
-    wanted.into_iter().filter(|w| keep(w)).collect()
+    let mut is_first = is_first;
+    images.into_iter().filter(|w| is_first(w)).collect()
 }
 
 #[cfg(test)]
@@ -206,7 +206,7 @@ mod tests {
     };
 
     #[test]
-    fn jobs_of_both_versions_are_read_with_their_limits() {
+    fn pull_jobs_of_both_api_versions_are_parsed() {
         let yaml = "
 apiVersion: apps.kruise.io/v1alpha1
 kind: ImagePullJob
@@ -223,26 +223,29 @@ kind: ImagePullJob
 metadata: {name: two}
 spec: {image: quay.io/a/b, completionPolicy: {type: Always, activeDeadlineSeconds: 77}}
 ";
-        let wanted = jobs(yaml, &DEFAULTS).unwrap();
-        let [one, two] = &wanted[..] else {
-            panic!("{wanted:?}")
+        let images = parse_manifest(yaml, &DEFAULTS).unwrap();
+        let [one, two] = &images[..] else {
+            panic!("{images:?}")
         };
         assert_eq!(
-            (one.ask.timeout.as_secs(), one.ask.retries, one.ask.always),
+            (one.spec.timeout.as_secs(), one.spec.retries, one.spec.always),
             (30, 0, true)
         );
-        assert_eq!((&*one.ask.labels["a"], &*one.ask.labels["on"]), ("b", "yes"));
-        assert!(one.remark.as_ref().unwrap().contains("--docker-config"));
-        assert_eq!(two.ask.image.as_deref(), Ok("quay.io/a/b:latest"));
-        assert_eq!(two.ask.active_deadline.unwrap().as_secs(), 77);
-        assert_eq!((two.ask.retries, two.ask.always, &two.remark), (3, false, &None));
+        assert_eq!((&*one.spec.labels["a"], &*one.spec.labels["on"]), ("b", "yes"));
+        assert!(one.warning.as_ref().unwrap().contains("--docker-config"));
+        assert_eq!(two.spec.image.as_deref(), Ok("quay.io/a/b:latest"));
+        assert_eq!(two.spec.active_deadline.unwrap().as_secs(), 77);
+        assert_eq!(
+            (two.spec.retries, two.spec.always, &two.warning),
+            (3, false, &None)
+        );
     }
 
     #[test]
-    fn what_is_no_job_is_named() {
-        let error = |yaml: &str| jobs(yaml, &DEFAULTS).unwrap_err().to_string();
+    fn manifest_error_names_the_object() {
+        let error = |yaml: &str| parse_manifest(yaml, &DEFAULTS).unwrap_err().to_string();
         assert!(error("# nothing\n---\n{apiVersion: v1, kind: Pod}").contains("object 1 is v1 Pod"));
-        for (yaml, words) in [
+        for (yaml, expected) in [
             (
                 "x",
                 "object 1 is not a Kubernetes object (it has neither apiVersion nor kind); expected",
@@ -256,22 +259,25 @@ spec: {image: quay.io/a/b, completionPolicy: {type: Always, activeDeadlineSecond
                 "object 1 is apiVersion v1 without kind; expected",
             ),
         ] {
-            assert!(error(yaml).starts_with(words), "{}", error(yaml));
+            assert!(error(yaml).starts_with(expected), "{}", error(yaml));
         }
         assert!(error("a: [").contains("not YAML"));
         assert!(error("").contains("no ImagePullJob"));
         let no_image =
             "{apiVersion: apps.kruise.io/v1beta1, kind: ImagePullJob, metadata: {name: x}, spec: {}}";
-        let words = error(no_image);
-        assert!(words.contains("\"x\"") && words.contains("image"), "{words}");
+        let message = error(no_image);
+        assert!(
+            message.contains("\"x\"") && message.contains("image"),
+            "{message}"
+        );
     }
 
     #[test]
-    fn an_image_is_pulled_once_however_it_is_written() {
+    fn equal_image_references_are_pulled_once() {
         let given = ["nginx", "docker.io/library/nginx:latest", "nginx:1", "Bad", "Bad"];
-        let wanted = distinct(given.iter().map(|g| image(g, &DEFAULTS)).collect());
-        let kept: Vec<_> = wanted.iter().map(|w| w.given.as_str()).collect();
-        assert_eq!(kept, ["nginx", "nginx:1", "Bad"]);
-        assert!(wanted[2].ask.image.is_err());
+        let images = deduplicate(given.iter().map(|g| parse_image(g, &DEFAULTS)).collect());
+        let originals: Vec<_> = images.iter().map(|w| w.original.as_str()).collect();
+        assert_eq!(originals, ["nginx", "nginx:1", "Bad"]);
+        assert!(images[2].spec.image.is_err());
     }
 }

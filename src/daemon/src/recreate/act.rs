@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
-use super::Shared;
-use super::plan::{Begin, Hook, Key, LEAST_GRACE};
+use super::RecreateContext;
+use super::plan::{ContainerKey, MIN_GRACE_PERIOD, PreStopHook, StopAction};
 use crate::hook;
-use crate::pods::PodView;
-use crate::slots::Slot;
+use crate::pods::NodePod;
+use crate::stop_slots::StopSlot;
 use kruise_api::keys;
 use kruise_cluster::EventType;
 use kruise_cri::{self as cri, Runtime};
@@ -17,34 +17,34 @@ use kruise_ops::panics;
 
 /// What a task reports of its container.
 #[derive(Debug)]
-pub struct News {
+pub struct TaskEvent {
     /// Which container.
-    pub key: Key,
+    pub key: ContainerKey,
     /// What has happened.
-    pub what: What,
+    pub kind: TaskEventKind,
 }
 
 /// What has happened to a container.
 #[derive(Debug)]
-pub enum What {
+pub enum TaskEventKind {
     /// A slot is free, and its preStop hook begins.
-    Hook,
+    HookStarted,
     /// The runtime is asked to stop it.
-    Stopping,
+    StopStarted,
     /// It has stopped.
     Stopped,
     /// It was not stopped.
     Failed {
         /// What went wrong.
-        error: Failure,
+        error: StopError,
         /// How much of the grace period is used up: by the hook, and by the runtime where it tried.
-        spent: Duration,
+        grace_spent: Duration,
     },
 }
 
 /// Why a container was not stopped.
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
+pub enum StopError {
     /// What the runtime said.
     #[error(transparent)]
     Runtime(#[from] cri::Error),
@@ -53,7 +53,7 @@ pub enum Failure {
     Panic(#[from] panics::Panicked),
 }
 
-impl Failure {
+impl StopError {
     /// Whether the same stop may succeed later without anyone changing anything.
     pub fn retryable(&self) -> bool {
         match self {
@@ -64,112 +64,121 @@ impl Failure {
 }
 
 /// Everything that a stop needs.
-pub struct Job {
+pub struct StopTask {
     /// What the daemon's Pods share.
-    pub shared: Arc<Shared>,
+    pub shared: Arc<RecreateContext>,
     /// The runtime of the container.
     pub runtime: Arc<dyn Runtime>,
     /// The container's Pod.
-    pub pod: Arc<PodView>,
+    pub pod: Arc<NodePod>,
     /// What to do.
-    pub begin: Begin,
+    pub action: StopAction,
     /// Where to report what became of it.
-    pub news_tx: mpsc::UnboundedSender<News>,
+    pub event_tx: mpsc::UnboundedSender<TaskEvent>,
 }
 
 /// Does the job; with a slot in hand at once, else when it gets one before the request's deadline. Dropping the future
 /// breaks it off.
-pub async fn run(job: Job, slot: Option<Slot>) {
+pub async fn run(task: StopTask, slot: Option<StopSlot>) {
     let object = format!(
         "{}/{}, container {}",
-        job.pod.namespace, job.pod.name, job.begin.key.container
+        task.pod.namespace, task.pod.name, task.action.key.container
     );
-    let stop = panics::isolated(super::NAME, object, job.run(slot)).await;
-    if let Err(panic) = stop {
-        let (error, spent) = (panic.into(), Duration::ZERO);
-        job.report(What::Failed { error, spent });
+    let result = panics::catch_panic(super::NAME, object, task.run(slot)).await;
+    if let Err(panic) = result {
+        let (error, grace_spent) = (panic.into(), Duration::ZERO);
+        task.send_event(TaskEventKind::Failed { error, grace_spent });
     }
 }
 
-impl Job {
-    async fn run(&self, slot: Option<Slot>) {
-        if let Some(slot) = self.slot(slot).await {
-            slot.during(Box::pin(self.stop())).await;
+impl StopTask {
+    async fn run(&self, slot: Option<StopSlot>) {
+        if let Some(slot) = self.acquire_slot(slot).await {
+            slot.run(Box::pin(self.stop_container())).await;
         }
     }
 
-    async fn stop(&self) {
-        let Begin {
+    async fn stop_container(&self) {
+        let StopAction {
             key,
             target,
-            act,
-            first,
+            params: act,
+            first_attempt: first,
             ..
-        } = &self.begin;
+        } = &self.action;
         if *first {
-            self.killing();
+            self.report_killing();
         }
-        let what = format!("stopping container {} of Pod {}", key.container, self.pod.name);
-        let limit = act.grace.saturating_add(LEAST_GRACE);
-        let _step = self.shared.ctx.health.progress.begin(super::NAME, what, limit);
-        let mut spent = Duration::ZERO;
+        let description = format!("stopping container {} of Pod {}", key.container, self.pod.name);
+        let timeout = act.grace_period.saturating_add(MIN_GRACE_PERIOD);
+        let _progress = self
+            .shared
+            .ctx
+            .health
+            .progress
+            .begin(super::NAME, description, timeout);
+        let mut grace_spent = Duration::ZERO;
         if let Some(hook) = &act.hook {
-            let begun = Instant::now();
-            if let Err(error) = self.hook(hook, act.grace).await {
+            let started = Instant::now();
+            if let Err(error) = self.run_hook(hook, act.grace_period).await {
                 // Nobody knows how far it came: like kubelet, it gets the time once more.
-                let (error, spent) = (error.into(), Duration::ZERO);
-                return self.report(What::Failed { error, spent });
+                let (error, grace_spent) = (error.into(), Duration::ZERO);
+                return self.send_event(TaskEventKind::Failed { error, grace_spent });
             }
-            spent = begun.elapsed();
-            self.report(What::Stopping);
+            grace_spent = started.elapsed();
+            self.send_event(TaskEventKind::StopStarted);
         }
-        let begun = Instant::now();
-        let Err(error) = self.runtime.stop_container(target, act.term(spent)).await else {
+        let started = Instant::now();
+        let Err(error) = self
+            .runtime
+            .stop_container(target, act.termination_grace(grace_spent))
+            .await
+        else {
             tracing::info!(pod = %self.pod.name, namespace = self.pod.namespace, container = key.container, id = target, "stopped container");
-            return self.report(What::Stopped);
+            return self.send_event(TaskEventKind::Stopped);
         };
         tracing::warn!(pod = %self.pod.name, namespace = self.pod.namespace, container = key.container, id = target, %error, "failed to stop container");
         // A runtime that answers has tried, and TERM may be out. Of one that does not, that is not known: like kubelet,
         // the container is given the time once more.
-        if matches!(error, cri::Error::Refused { .. }) {
-            spent += begun.elapsed();
+        if matches!(error, cri::Error::Rejected { .. }) {
+            grace_spent += started.elapsed();
         }
         let error = error.into();
-        self.report(What::Failed { error, spent });
+        self.send_event(TaskEventKind::Failed { error, grace_spent });
     }
 
     /// A slot among the stops of this node; none where the request's deadline comes first.
-    async fn slot(&self, slot: Option<Slot>) -> Option<Slot> {
+    async fn acquire_slot(&self, slot: Option<StopSlot>) -> Option<StopSlot> {
         if slot.is_some() {
             return slot;
         }
         let deadline = async {
-            match self.begin.until {
-                Some(until) => tokio::time::sleep_until(self.shared.instant(until)).await,
+            match self.action.deadline {
+                Some(until) => tokio::time::sleep_until(self.shared.instant_at(until)).await,
                 None => std::future::pending().await,
             }
         };
         let slot = tokio::select! {
             biased;
             () = deadline => return None,
-            slot = self.shared.ctx.stops.take(&self.pod.namespace) => slot?,
+            slot = self.shared.ctx.stop_slots.acquire(&self.pod.namespace) => slot?,
         };
-        self.report(if self.begin.act.hook.is_some() {
-            What::Hook
+        self.send_event(if self.action.params.hook.is_some() {
+            TaskEventKind::HookStarted
         } else {
-            What::Stopping
+            TaskEventKind::StopStarted
         });
         Some(slot)
     }
 
-    fn report(&self, what: What) {
-        let key = self.begin.key.clone();
+    fn send_event(&self, kind: TaskEventKind) {
+        let key = self.action.key.clone();
         // The receiver is gone only when the Pod's task has ended.
-        let _ = self.news_tx.send(News { key, what });
+        let _ = self.event_tx.send(TaskEvent { key, kind });
     }
 
-    fn event(&self, type_: EventType, reason: &str, action: &str, note: String) {
-        let object = self.pod.reference(&self.begin.key.container);
+    fn publish_event(&self, type_: EventType, reason: &str, action: &str, note: String) {
+        let object = self.pod.container_reference(&self.action.key.container);
         self.shared
             .ctx
             .cluster
@@ -177,25 +186,28 @@ impl Job {
             .publish(object, type_, reason, action, note);
     }
 
-    fn killing(&self) {
-        let Begin {
-            key, request, target, ..
-        } = &self.begin;
+    fn report_killing(&self) {
+        let StopAction {
+            key,
+            request_name: request,
+            target,
+            ..
+        } = &self.action;
         let container = &key.container;
         tracing::info!(pod = %self.pod.name, namespace = self.pod.namespace, container, id = target, request, "stopping container");
         let note = format!("Stopping container {container} by ContainerRecreateRequest {request}");
-        self.event(EventType::Normal, keys::EVENT_KILLING, "Recreating", note);
+        self.publish_event(EventType::Normal, keys::EVENT_KILLING, "Recreating", note);
     }
 
     /// Runs the hook for at most the grace period; where it fails the container is stopped all the same.
     ///
     /// # Errors
     /// When the runtime went away, so that the hook must run again.
-    async fn hook(&self, hook: &Hook, grace: Duration) -> Result<(), cri::Error> {
-        let container = &self.begin.key.container;
-        let target = hook::Target {
+    async fn run_hook(&self, hook: &PreStopHook, grace: Duration) -> Result<(), cri::Error> {
+        let container = &self.action.key.container;
+        let target = hook::HookTarget {
             runtime: self.runtime.as_ref(),
-            container: &self.begin.target,
+            container_id: &self.action.target,
             pod_uid: &self.pod.runtime_uid,
             host: hook.host.clone(),
             ports: &hook.ports,
@@ -214,7 +226,7 @@ impl Job {
         tracing::warn!(pod = %self.pod.name, namespace = self.pod.namespace, container, %error, "preStop hook failed");
         let note = format!("PreStop hook of container {container} failed: {error}");
         let reason = keys::EVENT_FAILED_PRE_STOP_HOOK;
-        self.event(EventType::Warning, reason, "PreStop", note);
+        self.publish_event(EventType::Warning, reason, "PreStop", note);
         Ok(())
     }
 }

@@ -3,19 +3,19 @@
 //! In:  the node's requests and Pods (watches), the container runtime.
 //! Out: hooks and stops, request status, events on the containers, metrics `recreate_*`, the control API's list.
 //! One task per Pod that has requests; it looks, plans, acts and reports whenever something happens. Stops take
-//! [slots](super::slots), and each runtime is asked for the containers of 16 Pods at a time. Every decision is in [`plan`].
+//! [slots](super::stop_slots), and each runtime is asked for the containers of 16 Pods at a time. Every decision is in [`plan`].
 //!
 //! What a crash of the daemon can repeat: a preStop hook runs again where the container had not stopped yet,
 //! and TERM is sent to that same container once more. A container that was stopped is known by its ID and
 //! never mistaken for its successor.
 
 mod act;
-mod machine;
 mod observe;
 pub mod plan;
+mod pod_reconciler;
 mod report;
-mod turns;
-mod writer;
+mod runtime_queue;
+mod status_writer;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,40 +29,40 @@ use tokio::task::{Id, JoinError, JoinSet};
 use tokio::time::Instant;
 
 use super::Context;
-use super::pods::PodView;
+use super::pods::NodePod;
 use kruise_api::container_recreate_request::{ContainerRecreateRequest, ContainerRecreateRequestPhase};
 use kruise_api::keys;
-use kruise_cluster::{Key, Mirror};
-use machine::Machine;
-use plan::{Now, Request};
-use report::Board;
-use turns::Turns;
+use kruise_cluster::{Key, Store};
+use plan::{Clocks, RecreateRequest};
+use pod_reconciler::PodReconciler;
+use report::RecreateStatusList;
+use runtime_queue::RuntimeQueue;
 
 /// The duty's name in `/healthz`.
 const NAME: &str = "recreate";
 
 /// What the Pods' tasks share.
-struct Shared {
+struct RecreateContext {
     ctx: Context,
-    requests: Mirror<Request>,
-    pods: Mirror<PodView>,
-    start: Instant,
-    board: Board,
-    turns: Turns,
+    requests: Store<RecreateRequest>,
+    pods: Store<NodePod>,
+    started_at: Instant,
+    status_list: RecreateStatusList,
+    runtime_queue: RuntimeQueue,
 }
 
-impl Shared {
-    fn now(&self) -> Now {
-        Now {
+impl RecreateContext {
+    fn now(&self) -> Clocks {
+        Clocks {
             api: self.ctx.cluster.clock.now(),
             wall: Timestamp::now(),
-            mono: self.start.elapsed(),
+            mono: self.started_at.elapsed(),
         }
     }
 
     /// The moment of the daemon's own count; at most a day ahead.
-    fn instant(&self, mono: Duration) -> Instant {
-        self.start + mono.min(self.start.elapsed() + Duration::from_secs(86_400))
+    fn instant_at(&self, mono: Duration) -> Instant {
+        self.started_at + mono.min(self.started_at.elapsed() + Duration::from_secs(86_400))
     }
 }
 
@@ -78,26 +78,26 @@ pub enum Error {
 ///
 /// # Errors
 /// When a watch ends by itself.
-pub async fn run(mut ctx: Context, pods: Mirror<PodView>) -> Result<(), Error> {
+pub async fn run(mut ctx: Context, pods: Store<NodePod>) -> Result<(), Error> {
     // OpenKruise's name of the source of these events, which field selectors of clients may hold.
-    ctx.cluster.events = ctx.cluster.events.of("kruise-daemon-crr");
+    ctx.cluster.events = ctx.cluster.events.with_component("kruise-daemon-crr");
     let api: Api<ContainerRecreateRequest> = Api::all(ctx.cluster.client.clone());
-    let selected = ListParams::default().labels(&keys::crr_selector(&ctx.node_name));
-    let (requests, watch) = ctx.cluster.mirror(api, selected, observe::request);
+    let selector = ListParams::default().labels(&keys::crr_selector(&ctx.node_name));
+    let (requests, watch) = ctx.cluster.reflector(api, selector, observe::parse_request);
     let shutdown = ctx.shutdown.clone();
-    let shared = Arc::new(Shared {
+    let shared = Arc::new(RecreateContext {
         ctx,
         requests,
         pods,
-        start: Instant::now(),
-        board: Board::default(),
-        turns: Turns::default(),
+        started_at: Instant::now(),
+        status_list: RecreateStatusList::default(),
+        runtime_queue: RuntimeQueue::default(),
     });
     let mut dispatcher = Dispatcher {
         shared,
-        bells: HashMap::new(),
-        machines: JoinSet::new(),
-        tasks: HashMap::new(),
+        notifiers: HashMap::new(),
+        reconcilers: JoinSet::new(),
+        task_keys: HashMap::new(),
     };
     tokio::select! {
         () = watch => return Err(Error::WatchEnded("ContainerRecreateRequests")),
@@ -105,33 +105,33 @@ pub async fn run(mut ctx: Context, pods: Mirror<PodView>) -> Result<(), Error> {
         () = shutdown.cancelled() => {}
     }
     // Each machine writes what it must; the process waits for that, within its own limit.
-    while dispatcher.machines.join_next().await.is_some() {}
+    while dispatcher.reconcilers.join_next().await.is_some() {}
     Ok(())
 }
 
-fn pod_of(request: &Request) -> Key {
+fn pod_key(request: &RecreateRequest) -> Key {
     Key::namespaced(&request.namespace, &request.pod_name)
 }
 
-fn over(request: &Request) -> bool {
-    request.deleting
+fn is_finished(request: &RecreateRequest) -> bool {
+    request.terminating
         || request.status.completion_time.is_some()
         || request.status.phase == ContainerRecreateRequestPhase::Completed
 }
 
 /// Gives each Pod that has requests a task, and rings its bell when something about it changes.
 struct Dispatcher {
-    shared: Arc<Shared>,
-    bells: HashMap<Key, Arc<Notify>>,
-    machines: JoinSet<Key>,
+    shared: Arc<RecreateContext>,
+    notifiers: HashMap<Key, Arc<Notify>>,
+    reconcilers: JoinSet<Key>,
     /// Whose task each of them is.
-    tasks: HashMap<Id, Key>,
+    task_keys: HashMap<Id, Key>,
 }
 
 impl Dispatcher {
     async fn run(&mut self) -> Result<(), Error> {
-        self.shared.pods.synced().await;
-        self.shared.requests.synced().await;
+        self.shared.pods.wait_until_synced().await;
+        self.shared.requests.wait_until_synced().await;
         let mut requests = self.shared.requests.subscribe();
         let mut pods = self.shared.pods.subscribe();
         let mut runtimes = self.shared.ctx.runtimes.subscribe();
@@ -139,53 +139,55 @@ impl Dispatcher {
             tokio::select! {
                 change = requests.recv() => {
                     let Some(change) = change else { return Err(Error::WatchEnded("ContainerRecreateRequests")) };
-                    let live = change.new.as_ref().is_some_and(|request| !over(request));
+                    let active = change.new.as_ref().is_some_and(|request| !is_finished(request));
                     if let Some(request) = change.new.or(change.old) {
-                        self.wake(pod_of(&request), live);
+                        self.notify_pod(pod_key(&request), active);
                     }
                 }
                 change = pods.recv() => {
                     let Some(change) = change else { return Err(Error::WatchEnded("Pods")) };
-                    if let Some(bell) = self.bells.get(&change.key) {
-                        bell.notify_one();
+                    if let Some(notifier) = self.notifiers.get(&change.key) {
+                        notifier.notify_one();
                     }
                 }
                 // The sender lives as long as the context that we hold.
-                Ok(()) = runtimes.changed() => self.bells.values().for_each(|bell| bell.notify_one()),
-                Some(ended) = self.machines.join_next_with_id() => self.ended(ended),
+                Ok(()) = runtimes.changed() => self.notifiers.values().for_each(|bell| bell.notify_one()),
+                Some(ended) = self.reconcilers.join_next_with_id() => self.on_task_end(ended),
             }
         }
     }
 
     /// Rings the Pod's bell; where it has no task it gets one if there is something to do.
-    fn wake(&mut self, key: Key, live: bool) {
-        if let Some(bell) = self.bells.get(&key) {
-            return bell.notify_one();
+    fn notify_pod(&mut self, key: Key, active: bool) {
+        if let Some(notifier) = self.notifiers.get(&key) {
+            return notifier.notify_one();
         }
-        if !live {
+        if !active {
             return;
         }
-        let bell = Arc::new(Notify::new());
-        self.bells.insert(key.clone(), Arc::clone(&bell));
-        let machine = Machine::new(Arc::clone(&self.shared), key.clone(), bell);
-        let task = self.machines.spawn(machine.run());
-        self.tasks.insert(task.id(), key);
+        let notifier = Arc::new(Notify::new());
+        self.notifiers.insert(key.clone(), Arc::clone(&notifier));
+        let reconciler = PodReconciler::new(Arc::clone(&self.shared), key.clone(), notifier);
+        let task = self.reconcilers.spawn(reconciler.run());
+        self.task_keys.insert(task.id(), key);
     }
 
-    fn ended(&mut self, ended: Result<(Id, Key), JoinError>) {
-        let id = match &ended {
+    fn on_task_end(&mut self, result: Result<(Id, Key), JoinError>) {
+        let id = match &result {
             Ok((id, _)) => *id,
             Err(error) => {
                 tracing::error!(%error, "the task for a Pod stopped unexpectedly; restarted it");
                 error.id()
             }
         };
-        let Some(key) = self.tasks.remove(&id) else { return };
-        self.bells.remove(&key);
+        let Some(key) = self.task_keys.remove(&id) else {
+            return;
+        };
+        self.notifiers.remove(&key);
         // A request may have come between the machine's last look and its end.
-        let open = |request: &Arc<Request>| pod_of(request) == key && !over(request);
-        if self.shared.requests.list().iter().any(open) {
-            self.wake(key, true);
+        let unfinished = |request: &Arc<RecreateRequest>| pod_key(request) == key && !is_finished(request);
+        if self.shared.requests.list().iter().any(unfinished) {
+            self.notify_pod(key, true);
         }
     }
 }
@@ -198,20 +200,20 @@ mod tests {
     use kube::client::Body;
     use tokio::sync::mpsc;
 
-    use super::act::{Job, What};
-    use super::plan::{Act, Begin, Urgency, Write};
-    use super::writer::Writer;
+    use super::act::{StopTask, TaskEventKind};
+    use super::plan::{StatusWrite, StopAction, StopParams, Urgency};
+    use super::status_writer::StatusWriter;
     use super::*;
     use kruise_api::container_recreate_request::ContainerRecreateRequestStatus;
-    use kruise_ops::panics::injected::panic_at;
+    use kruise_ops::panics::injected::inject_panic;
 
     /// A node with one Pod and one request for it, whose runtime panics; and the bodies of what is written.
-    fn panicking() -> (Arc<Shared>, Arc<Mutex<Vec<String>>>) {
-        answered(500)
+    fn node_with_panicking_runtime() -> (Arc<RecreateContext>, Arc<Mutex<Vec<String>>>) {
+        node_with_api_response(500)
     }
 
     /// The same, of an API server with that answer to everything.
-    fn answered(code: u16) -> (Arc<Shared>, Arc<Mutex<Vec<String>>>) {
+    fn node_with_api_response(code: u16) -> (Arc<RecreateContext>, Arc<Mutex<Vec<String>>>) {
         let written = Arc::new(Mutex::new(Vec::new()));
         let writes = Arc::clone(&written);
         let service = tower::service_fn(move |request: http::Request<Body>| {
@@ -226,136 +228,140 @@ mod tests {
             }
         });
         let key = Key::namespaced("team", "web");
-        let pod = PodView {
+        let pod = NodePod {
             namespace: "team".to_owned(),
             name: "web".to_owned(),
-            ..PodView::default()
+            ..NodePod::default()
         };
-        let request = Request {
+        let request = RecreateRequest {
             uid: "panicking".to_owned(),
             namespace: "team".to_owned(),
             name: "again".to_owned(),
             pod_name: "web".to_owned(),
-            ..Request::default()
+            ..RecreateRequest::default()
         };
-        let shared = Shared {
-            ctx: Context::of(kube::Client::new(service, "default")),
-            requests: Mirror::of([(Key::namespaced("team", "again"), request)]),
-            pods: Mirror::of([(key, pod)]),
-            start: Instant::now(),
-            board: Board::default(),
-            turns: Turns::default(),
+        let shared = RecreateContext {
+            ctx: Context::for_test(kube::Client::new(service, "default")),
+            requests: Store::from_objects([(Key::namespaced("team", "again"), request)]),
+            pods: Store::from_objects([(key, pod)]),
+            started_at: Instant::now(),
+            status_list: RecreateStatusList::default(),
+            runtime_queue: RuntimeQueue::default(),
         };
         (Arc::new(shared), written)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_round_that_panics_is_made_again_after_growing_pauses() {
-        let (shared, _) = panicking();
+    async fn panicking_recreate_reconcile_is_retried_with_backoff() {
+        let (shared, _) = node_with_panicking_runtime();
         let key = Key::namespaced("team", "web");
-        let rounds = panic_at(NAME, "team/web");
-        let machine = Machine::new(Arc::clone(&shared), key.clone(), Arc::default());
-        let machine = tokio::spawn(machine.run());
-        rounds.happened(3).await;
-        assert!(shared.start.elapsed() >= Duration::from_secs(3));
+        let panics = inject_panic(NAME, "team/web");
+        let reconciler = PodReconciler::new(Arc::clone(&shared), key.clone(), Arc::default());
+        let task = tokio::spawn(reconciler.run());
+        panics.wait_for(3).await;
+        assert!(shared.started_at.elapsed() >= Duration::from_secs(3));
         shared.ctx.shutdown.cancel();
-        assert_eq!(machine.await.unwrap(), key);
+        assert_eq!(task.await.unwrap(), key);
     }
 
     #[tokio::test]
-    async fn a_stop_that_panics_is_one_that_failed_and_is_tried_again() {
-        let (shared, _) = panicking();
-        let (news_tx, mut news) = mpsc::unbounded_channel();
-        let job = Job {
-            runtime: shared.ctx.runtimes.first().unwrap(),
+    async fn panicking_container_stop_is_retried() {
+        let (shared, _) = node_with_panicking_runtime();
+        let (event_tx, mut event_rx) = mpsc::unbounded_channel();
+        let task = StopTask {
+            runtime: shared.ctx.runtimes.preferred().unwrap(),
             pod: shared.pods.list().remove(0),
-            begin: Begin {
-                key: plan::Key {
-                    request: "panicking".to_owned(),
+            action: StopAction {
+                key: plan::ContainerKey {
+                    request_uid: "panicking".to_owned(),
                     container: "main".to_owned(),
                 },
-                request: "again".to_owned(),
+                request_name: "again".to_owned(),
                 target: "id".to_owned(),
-                first: false,
-                until: None,
-                act: Act {
+                first_attempt: false,
+                deadline: None,
+                params: StopParams {
                     hook: None,
-                    grace: Duration::from_secs(1),
+                    grace_period: Duration::from_secs(1),
                 },
             },
-            news_tx,
+            event_tx,
             shared: Arc::clone(&shared),
         };
-        act::run(job, shared.ctx.stops.try_take("team")).await;
+        act::run(task, shared.ctx.stop_slots.try_acquire("team")).await;
         let mut last = None;
-        while let Ok(news) = news.try_recv() {
-            last = Some(news.what);
+        while let Ok(event) = event_rx.try_recv() {
+            last = Some(event.kind);
         }
-        let Some(What::Failed { error, spent }) = last else {
+        let Some(TaskEventKind::Failed {
+            error,
+            grace_spent: spent,
+        }) = last
+        else {
             panic!("{last:?}");
         };
         assert_eq!(
             (error.to_string().as_str(), error.retryable(), spent),
             ("panic: stop_container", true, Duration::ZERO)
         );
-        assert!(shared.ctx.stops.try_take("team").is_some());
+        assert!(shared.ctx.stop_slots.try_acquire("team").is_some());
     }
 
     /// An API server that has just started may know no role yet: whoever waits for a daemon's first word gives it up soon.
     #[tokio::test(start_paused = true)]
-    async fn a_status_that_is_forbidden_is_written_again_within_seconds() {
+    async fn forbidden_recreate_status_write_is_retried_soon() {
         for (code, seconds) in [(401, 6), (403, 6), (422, 61)] {
-            let (shared, written) = answered(code);
+            let (shared, written) = node_with_api_response(code);
             let requests = shared.requests.list();
-            let write = Write {
-                request: "panicking".to_owned(),
+            let write = StatusWrite {
+                request_uid: "panicking".to_owned(),
                 status: ContainerRecreateRequestStatus::default(),
-                waits: None,
+                waiting_reason: None,
                 urgency: Urgency::Now,
             };
-            let mut writer = Writer::new(Arc::clone(&shared));
-            writer.want(&[write], &requests, shared.now());
+            let mut writer = StatusWriter::new(Arc::clone(&shared));
+            writer.set_pending(&[write], &requests, shared.now());
             for _ in 0..8 {
-                writer.start(shared.now());
-                assert!(writer.finished().await.is_none());
-                let again = writer.start(shared.now()).unwrap();
-                let pause = again.saturating_sub(shared.now().mono);
-                let refused = pause >= Duration::from_secs(59);
-                assert_eq!(refused, code == 422, "{code}: {pause:?}");
+                writer.start_due(shared.now());
+                assert!(writer.next_written().await.is_none());
+                let retry_at = writer.start_due(shared.now()).unwrap();
+                let pause = retry_at.saturating_sub(shared.now().mono);
+                let rejected = pause >= Duration::from_secs(59);
+                assert_eq!(rejected, code == 422, "{code}: {pause:?}");
                 assert!(pause < Duration::from_secs(seconds), "{code}: {pause:?}");
-                tokio::time::sleep_until(shared.instant(again)).await;
+                tokio::time::sleep_until(shared.instant_at(retry_at)).await;
             }
             assert_eq!(written.lock().unwrap().len(), 8, "{code}");
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_panic_while_a_status_is_written_is_a_write_that_failed() {
-        let (shared, written) = panicking();
+    async fn panicking_recreate_status_write_is_retried() {
+        let (shared, written) = node_with_panicking_runtime();
         let requests = shared.requests.list();
         let status = ContainerRecreateRequestStatus {
             message: Some("written after all".to_owned()),
             ..ContainerRecreateRequestStatus::default()
         };
-        let write = Write {
-            request: "panicking".to_owned(),
+        let write = StatusWrite {
+            request_uid: "panicking".to_owned(),
             status,
-            waits: None,
+            waiting_reason: None,
             urgency: Urgency::Now,
         };
-        let mut writer = Writer::new(Arc::clone(&shared));
-        let panics = panic_at(NAME, "panicking");
-        writer.want(&[write], &requests, shared.now());
-        writer.start(shared.now());
-        assert!(writer.finished().await.is_none());
+        let mut writer = StatusWriter::new(Arc::clone(&shared));
+        let panics = inject_panic(NAME, "panicking");
+        writer.set_pending(&[write], &requests, shared.now());
+        writer.start_due(shared.now());
+        assert!(writer.next_written().await.is_none());
         assert_eq!(panics.times(), 1);
         drop(panics);
         assert!(written.lock().unwrap().is_empty());
-        let again = writer.start(shared.now()).unwrap();
-        assert!(again > shared.now().mono, "it is not repeated at once");
-        tokio::time::sleep_until(shared.instant(again)).await;
-        writer.start(shared.now());
-        assert!(writer.finished().await.is_none());
+        let retry_at = writer.start_due(shared.now()).unwrap();
+        assert!(retry_at > shared.now().mono, "it is not repeated at once");
+        tokio::time::sleep_until(shared.instant_at(retry_at)).await;
+        writer.start_due(shared.now());
+        assert!(writer.next_written().await.is_none());
         let written = written.lock().unwrap();
         assert!(
             written.iter().any(|body| body.contains("written after all")),

@@ -7,10 +7,13 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 
-use super::Shared;
-use super::plan::{Now, PodSight, Request, RunState, RuntimeSight, Seen, Wanted};
-use super::turns::Limit;
-use crate::pods::PodView;
+use super::RecreateContext;
+use super::plan::{
+    Clocks, ObservedContainer, PodObservation, RecreateRequest, RequestedContainer, RunState,
+    RuntimeObservation,
+};
+use super::runtime_queue::ObserveLimit;
+use crate::pods::NodePod;
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestFailurePolicyType, ContainerRecreateRequestPhase,
     ContainerRecreateRequestStatus,
@@ -18,33 +21,33 @@ use kruise_api::container_recreate_request::{
 use kruise_api::keys;
 use kruise_cluster::{Key, write};
 use kruise_cri::{ContainerState, Runtime};
-use kruise_ops::progress::Step;
+use kruise_ops::progress::ProgressStep;
 
 /// How long a runtime of a name that nobody has is waited for, while another one answers.
-const NO_SUCH_RUNTIME: Duration = Duration::from_secs(30);
+const UNKNOWN_RUNTIME_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Reduces a request to what is decided on; none where it cannot be one of this node's.
-pub fn request(object: ContainerRecreateRequest) -> Option<Request> {
+pub fn parse_request(object: ContainerRecreateRequest) -> Option<RecreateRequest> {
     let ContainerRecreateRequest {
         metadata,
         spec,
         status,
     } = object;
     let strategy = spec.strategy.unwrap_or_default();
-    let containers = spec.containers.into_iter().map(|container| Wanted {
+    let containers = spec.containers.into_iter().map(|container| RequestedContainer {
         name: container.name,
-        recorded: container
+        recorded_id: container
             .status_context
             .map(|context| context.container_id)
             .filter(|id| !id.is_empty()),
     });
-    Some(Request {
+    Some(RecreateRequest {
         uid: metadata.uid?,
         namespace: metadata.namespace?,
         name: metadata.name?,
         resource_version: metadata.resource_version.unwrap_or_default(),
-        created: metadata.creation_timestamp?.0,
-        deleting: metadata.deletion_timestamp.is_some(),
+        created_at: metadata.creation_timestamp?.0,
+        terminating: metadata.deletion_timestamp.is_some(),
         pod_name: spec.pod_name,
         pod_uid: metadata
             .labels
@@ -54,100 +57,108 @@ pub fn request(object: ContainerRecreateRequest) -> Option<Request> {
         ordered: strategy.ordered_recreate,
         force: strategy.force_recreate,
         grace_seconds: strategy.termination_grace_period_seconds,
-        unready_seconds: strategy.unready_grace_period_seconds,
+        unready_grace_seconds: strategy.unready_grace_period_seconds,
         min_started_seconds: i64::from(strategy.min_started_seconds),
         deadline_seconds: spec.active_deadline_seconds,
-        status: status.map(normal).unwrap_or_default(),
+        status: status.map(normalize_status).unwrap_or_default(),
     })
 }
 
 /// A status as we write it, whoever wrote it: no empty texts, and a state whose phase we do not know counts as Pending.
-fn normal(mut status: ContainerRecreateRequestStatus) -> ContainerRecreateRequestStatus {
-    let said = |text: &mut Option<String>| *text = text.take().filter(|text| !text.is_empty());
-    said(&mut status.message);
+fn normalize_status(mut status: ContainerRecreateRequestStatus) -> ContainerRecreateRequestStatus {
+    let drop_empty = |text: &mut Option<String>| *text = text.take().filter(|text| !text.is_empty());
+    drop_empty(&mut status.message);
     for state in &mut status.container_recreate_states {
-        said(&mut state.message);
+        drop_empty(&mut state.message);
         if let ContainerRecreateRequestPhase::Other(_) = state.phase {
             state.phase = ContainerRecreateRequestPhase::Pending;
         }
     }
     for container in &mut status.container_status_snapshot {
-        said(&mut container.container_id);
+        drop_empty(&mut container.container_id);
     }
     status
 }
 
 /// The Pod as our watch has it. Where the watch has none, or another one than a request names, the API
 /// server is asked: the watch may be behind.
-pub async fn pod(shared: &Shared, key: &Key, requests: &[Arc<Request>]) -> PodSight {
+pub async fn observe_pod(
+    shared: &RecreateContext,
+    key: &Key,
+    requests: &[Arc<RecreateRequest>],
+) -> PodObservation {
     if let Some(pod) = shared.pods.get(key)
         && requests
             .iter()
             .all(|request| request.pod_uid.as_ref().is_none_or(|uid| *uid == pod.uid))
     {
-        return PodSight::Here(pod);
+        return PodObservation::Present(pod);
     }
     let namespace = key.namespace.as_deref().unwrap_or_default();
     let api: Api<Pod> = Api::namespaced(shared.ctx.cluster.client.clone(), namespace);
-    match write::read::<PodView>(api, &key.name).await {
-        Ok(Some(Ok(view))) if view.node == shared.ctx.node_name => PodSight::Here(Arc::new(view)),
-        Ok(Some(Ok(_))) => PodSight::Gone,
-        Ok(Some(Err(why))) => PodSight::Unknown(why),
-        Ok(None) => PodSight::Gone,
-        Err(error) => PodSight::Unknown(error.to_string()),
+    match write::get_as::<NodePod>(api, &key.name).await {
+        Ok(Some(Ok(view))) if view.node == shared.ctx.node_name => PodObservation::Present(Arc::new(view)),
+        Ok(Some(Ok(_))) => PodObservation::NotFound,
+        Ok(Some(Err(why))) => PodObservation::Unknown(why),
+        Ok(None) => PodObservation::NotFound,
+        Err(error) => PodObservation::Unknown(error.to_string()),
     }
 }
 
 /// Looks at the containers of one Pod, and remembers between looks what the runtime does not.
 #[derive(Default)]
-pub struct Eyes {
+pub struct RuntimeObserver {
     /// When each container was first seen running.
     running_since: BTreeMap<String, Duration>,
     /// When each container was started, by the node's clock.
-    started: BTreeMap<String, jiff::Timestamp>,
+    started_at: BTreeMap<String, jiff::Timestamp>,
     /// Since when the runtime of the Pod's containers is not to be found.
-    missing_since: Option<Duration>,
+    runtime_missing_since: Option<Duration>,
     /// The runtime of the Pod's containers.
     pub runtime: Option<Arc<dyn Runtime>>,
 }
 
-impl Eyes {
+impl RuntimeObserver {
     /// What the runtime says, within `limit`; `step` shows whether it is asked.
-    pub async fn look(
+    pub async fn observe(
         &mut self,
-        shared: &Shared,
-        pod: &PodView,
-        requests: &[Arc<Request>],
-        now: Now,
-        limit: Limit,
-        step: &Step,
-    ) -> RuntimeSight {
-        let scheme = match scheme(pod, requests) {
+        shared: &RecreateContext,
+        pod: &NodePod,
+        requests: &[Arc<RecreateRequest>],
+        now: Clocks,
+        limit: ObserveLimit,
+        step: &ProgressStep,
+    ) -> RuntimeObservation {
+        let scheme = match runtime_scheme(pod, requests) {
             Ok(scheme) => scheme,
-            Err(sight) => return sight,
+            Err(observation) => return observation,
         };
         let Some(runtime) = shared.ctx.runtimes.by_name(&scheme) else {
-            return self.missing(shared, &scheme, now);
+            return self.runtime_missing(shared, &scheme, now);
         };
-        self.missing_since = None;
+        self.runtime_missing_since = None;
         self.runtime = Some(Arc::clone(&runtime));
-        let list = self.list(runtime.as_ref(), pod, requests, shared);
-        match shared.turns.ask(runtime.socket(), limit, step, list).await {
+        let list = self.list_containers(runtime.as_ref(), pod, requests, shared);
+        match shared
+            .runtime_queue
+            .call(runtime.socket(), limit, step, list)
+            .await
+        {
             Ok(mut containers) => {
                 let restarts = shared.ctx.live.restarts.borrow();
-                for seen in &mut containers {
-                    let id = format!("{scheme}://{}", seen.id);
-                    seen.restarting = restarts
+                for container in &mut containers {
+                    let id = format!("{scheme}://{}", container.id);
+                    container.restarting = restarts
                         .iter()
                         .any(|row| row.container_id == id && row.step == "stopping");
                 }
-                RuntimeSight::Seen { scheme, containers }
+                RuntimeObservation::Listed { scheme, containers }
             }
-            Err(why) => RuntimeSight::Unknown(why),
+            Err(why) => RuntimeObservation::Unknown(why),
         }
     }
 
-    fn missing(&mut self, shared: &Shared, scheme: &str, now: Now) -> RuntimeSight {
+    fn runtime_missing(&mut self, shared: &RecreateContext, scheme: &str, now: Clocks) -> RuntimeObservation {
         self.runtime = None;
         let health = shared.ctx.runtimes.health();
         let others: Vec<String> = health
@@ -156,34 +167,36 @@ impl Eyes {
             .filter_map(|socket| socket.version.as_ref())
             .map(|version| version.runtime_name.clone())
             .collect();
-        let since = *self.missing_since.get_or_insert(now.mono);
-        if !others.is_empty() && now.mono.saturating_sub(since) >= NO_SUCH_RUNTIME {
-            return RuntimeSight::Impossible(format!(
+        let since = *self.runtime_missing_since.get_or_insert(now.mono);
+        if !others.is_empty() && now.mono.saturating_sub(since) >= UNKNOWN_RUNTIME_TIMEOUT {
+            return RuntimeObservation::Unavailable(format!(
                 "no runtime on this node is named {scheme:?}; there is {}",
                 others.join(", ")
             ));
         }
-        let words: Vec<&str> = health.iter().map(|socket| socket.words.as_str()).collect();
-        RuntimeSight::Unknown(format!(
+        let messages: Vec<&str> = health.iter().map(|socket| socket.message.as_str()).collect();
+        RuntimeObservation::Unknown(format!(
             "no runtime named {scheme:?} answers: {}",
-            words.join("; ")
+            messages.join("; ")
         ))
     }
 
     /// The newest container of each name.
-    async fn list(
+    async fn list_containers(
         &mut self,
         runtime: &dyn Runtime,
-        pod: &PodView,
-        requests: &[Arc<Request>],
-        shared: &Shared,
-    ) -> Result<Vec<Seen>, kruise_cri::Error> {
-        let mut newest: Vec<Seen> = Vec::new();
+        pod: &NodePod,
+        requests: &[Arc<RecreateRequest>],
+        shared: &RecreateContext,
+    ) -> Result<Vec<ObservedContainer>, kruise_cri::Error> {
+        let mut newest: Vec<ObservedContainer> = Vec::new();
         let now = shared.now();
-        let ours = runtime.containers(&pod.runtime_uid).await?;
-        let ours = ours.into_iter().filter(|container| pod.owns(&container.labels));
-        for container in ours {
-            if newest.iter().any(|seen| seen.name == container.name) {
+        let owned = runtime.list_containers(&pod.runtime_uid).await?;
+        let owned = owned
+            .into_iter()
+            .filter(|container| pod.owns_container(&container.labels));
+        for container in owned {
+            if newest.iter().any(|listed| listed.name == container.name) {
                 continue;
             }
             let state = match container.state {
@@ -194,62 +207,66 @@ impl Eyes {
             let running_since = (state == RunState::Running)
                 .then(|| *self.running_since.entry(container.id.clone()).or_insert(now.mono));
             let (id, name) = (container.id, container.name);
-            newest.push(Seen {
+            newest.push(ObservedContainer {
                 id,
                 name,
                 state,
-                started: None,
+                started_at: None,
                 running_since,
                 restarting: false,
             });
         }
-        let ids: BTreeSet<&str> = newest.iter().map(|seen| seen.id.as_str()).collect();
+        let ids: BTreeSet<&str> = newest.iter().map(|container| container.id.as_str()).collect();
         self.running_since.retain(|id, _| ids.contains(id.as_str()));
-        self.started.retain(|id, _| ids.contains(id.as_str()));
-        for seen in &mut newest {
-            if seen.state == RunState::Running && timed(requests, &seen.name) {
-                seen.started = self.started(runtime, &seen.id).await?;
+        self.started_at.retain(|id, _| ids.contains(id.as_str()));
+        for container in &mut newest {
+            if container.state == RunState::Running && needs_start_time(requests, &container.name) {
+                container.started_at = self.fetch_started_at(runtime, &container.id).await?;
             }
         }
         Ok(newest)
     }
 
-    async fn started(
+    async fn fetch_started_at(
         &mut self,
         runtime: &dyn Runtime,
         id: &str,
     ) -> Result<Option<jiff::Timestamp>, kruise_cri::Error> {
-        if let Some(started) = self.started.get(id) {
-            return Ok(Some(*started));
+        if let Some(started_at) = self.started_at.get(id) {
+            return Ok(Some(*started_at));
         }
-        let started = runtime
+        let started_at = runtime
             .container_status(id)
             .await?
             .and_then(|status| status.started_at);
-        if let Some(started) = started {
-            self.started.insert(id.to_owned(), started);
+        if let Some(started_at) = started_at {
+            self.started_at.insert(id.to_owned(), started_at);
         }
-        Ok(started)
+        Ok(started_at)
     }
 }
 
 /// Whether some request wants to know how long the container has been running.
-fn timed(requests: &[Arc<Request>], name: &str) -> bool {
+fn needs_start_time(requests: &[Arc<RecreateRequest>], name: &str) -> bool {
     requests
         .iter()
         .any(|request| request.min_started_seconds > 0 && request.containers.iter().any(|c| c.name == name))
 }
 
 /// The scheme of the container IDs that matter.
-fn scheme(pod: &PodView, requests: &[Arc<Request>]) -> Result<String, RuntimeSight> {
-    let wanted = |name: &str| {
+fn runtime_scheme(pod: &NodePod, requests: &[Arc<RecreateRequest>]) -> Result<String, RuntimeObservation> {
+    let is_requested = |name: &str| {
         requests
             .iter()
             .flat_map(|r| &r.containers)
-            .any(|wanted| wanted.name == name)
+            .any(|container| container.name == name)
     };
     let mut schemes = BTreeSet::new();
-    for container in pod.containers.iter().filter(|container| wanted(&container.name)) {
+    for container in pod
+        .containers
+        .iter()
+        .filter(|container| is_requested(&container.name))
+    {
         let id = container
             .status
             .as_ref()
@@ -262,17 +279,17 @@ fn scheme(pod: &PodView, requests: &[Arc<Request>]) -> Result<String, RuntimeSig
                     "ID {id:?} of container {:?} does not name a runtime",
                     container.name
                 );
-                return Err(RuntimeSight::Impossible(why));
+                return Err(RuntimeObservation::Unavailable(why));
             }
         };
     }
     let mut schemes = schemes.into_iter();
     match (schemes.next(), schemes.next()) {
-        (None, _) => Err(RuntimeSight::Unknown(
+        (None, _) => Err(RuntimeObservation::Unknown(
             "kubelet has not started any of the containers yet".to_owned(),
         )),
         (Some(one), None) => Ok(one.to_owned()),
-        (Some(one), Some(two)) => Err(RuntimeSight::Impossible(format!(
+        (Some(one), Some(two)) => Err(RuntimeObservation::Unavailable(format!(
             "the containers belong to several runtimes, {one} and {two}"
         ))),
     }
@@ -282,11 +299,11 @@ fn scheme(pod: &PodView, requests: &[Arc<Request>]) -> Result<String, RuntimeSig
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::pods::{ContainerView, StatusView};
+    use crate::pods::{PodContainer, PodContainerStatus};
     use serde_json::json;
 
     #[test]
-    fn a_request_of_any_make_is_read() {
+    fn recreate_request_of_any_author_is_parsed() {
         let object = serde_json::from_value(json!({
             "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
             "metadata": {
@@ -310,15 +327,18 @@ mod tests {
             },
         }))
         .unwrap();
-        let request = request(object).unwrap();
+        let request = parse_request(object).unwrap();
         assert!(request.ignore_failures && !request.force && !request.ordered);
         assert_eq!(
             (request.min_started_seconds, request.deadline_seconds),
             (4, Some(9))
         );
         assert_eq!(request.pod_uid.as_deref(), Some("p"));
-        assert_eq!(request.containers[0].recorded.as_deref(), Some("containerd://x"));
-        assert_eq!(request.containers[1].recorded, None);
+        assert_eq!(
+            request.containers[0].recorded_id.as_deref(),
+            Some("containerd://x")
+        );
+        assert_eq!(request.containers[1].recorded_id, None);
         assert_eq!(request.status.phase, ContainerRecreateRequestPhase::Recreating);
         assert!(
             request.status.container_recreate_states[0].is_killed && request.status.unready_since().is_some()
@@ -326,8 +346,8 @@ mod tests {
     }
 
     #[test]
-    fn a_status_of_any_make_is_read_as_ours() {
-        let read = |status| normal(serde_json::from_value(status).unwrap());
+    fn recreate_status_of_any_author_is_normalized() {
+        let read = |status| normalize_status(serde_json::from_value(status).unwrap());
         let theirs = json!({
             "phase": "Recreating", "message": "",
             "containerRecreateStates": [{ "name": "a", "phase": "", "message": "" }],
@@ -342,40 +362,45 @@ mod tests {
     }
 
     #[test]
-    fn the_runtime_is_named_by_the_ids_of_the_containers_asked_for() {
-        let pod = |ids: &[(&str, &str)]| PodView {
+    fn runtime_is_chosen_by_requested_container_ids() {
+        let pod = |ids: &[(&str, &str)]| NodePod {
             containers: ids
                 .iter()
-                .map(|(name, id)| ContainerView {
+                .map(|(name, id)| PodContainer {
                     name: (*name).to_owned(),
-                    status: Some(StatusView {
+                    status: Some(PodContainerStatus {
                         container_id: (*id).to_owned(),
-                        ..StatusView::default()
+                        ..PodContainerStatus::default()
                     }),
-                    ..ContainerView::default()
+                    ..PodContainer::default()
                 })
                 .collect(),
-            ..PodView::default()
+            ..NodePod::default()
         };
-        let wanted = |name: &str| Wanted {
+        let requested = |name: &str| RequestedContainer {
             name: name.to_owned(),
-            recorded: None,
+            recorded_id: None,
         };
-        let requests = [Arc::new(Request {
-            containers: vec![wanted("a"), wanted("b")],
-            ..Request::default()
+        let requests = [Arc::new(RecreateRequest {
+            containers: vec![requested("a"), requested("b")],
+            ..RecreateRequest::default()
         })];
-        let of = |ids: &[(&str, &str)]| scheme(&pod(ids), &requests);
+        let scheme_of = |ids: &[(&str, &str)]| runtime_scheme(&pod(ids), &requests);
         assert_eq!(
-            of(&[("a", "containerd://1"), ("b", ""), ("c", "docker://1")]),
+            scheme_of(&[("a", "containerd://1"), ("b", ""), ("c", "docker://1")]),
             Ok("containerd".into())
         );
-        assert!(matches!(of(&[("a", "")]), Err(RuntimeSight::Unknown(_))));
-        let mixed = of(&[("a", "containerd://1"), ("b", "docker://1")]);
-        assert!(matches!(mixed, Err(RuntimeSight::Impossible(why)) if why.contains("containerd and docker")));
         assert!(matches!(
-            of(&[("a", "nonsense")]),
-            Err(RuntimeSight::Impossible(_))
+            scheme_of(&[("a", "")]),
+            Err(RuntimeObservation::Unknown(_))
+        ));
+        let mixed = scheme_of(&[("a", "containerd://1"), ("b", "docker://1")]);
+        assert!(
+            matches!(mixed, Err(RuntimeObservation::Unavailable(why)) if why.contains("containerd and docker"))
+        );
+        assert!(matches!(
+            scheme_of(&[("a", "nonsense")]),
+            Err(RuntimeObservation::Unavailable(_))
         ));
     }
 }

@@ -8,7 +8,10 @@ use kube::Api;
 use serde_json::{Map, Value, json};
 
 use super::observe;
-use super::plan::{Observed, Plan, PodSight, Request, RuntimeSight, Step, Write, bare};
+use super::plan::{
+    ContainerStep, Observed, Plan, PodObservation, RecreateRequest, RuntimeObservation, StatusWrite,
+    strip_scheme,
+};
 use crate::live;
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase,
@@ -17,51 +20,56 @@ use kruise_cluster::write::Stored;
 use kruise_cluster::{self as cluster, Cluster, Key, write};
 
 /// What became of a status that was to be written.
-pub enum Written {
+pub enum StatusWriteResult {
     /// The API server has it; this is the request now.
-    Stored(Box<Request>),
+    Stored(Box<RecreateRequest>),
     /// Somebody else has written in between; this is the request now.
-    Stale(Box<Request>),
+    Stale(Box<RecreateRequest>),
     /// The request does not exist any more.
-    Gone,
+    NotFound,
     /// The API server would not, or could not be reached.
     Failed(cluster::Error),
 }
 
 /// Writes a status on top of the version that the decision was made on.
-pub async fn write(cluster: &Cluster, node: &str, request: &Request, write: &Write) -> Written {
+pub async fn write_status(
+    cluster: &Cluster,
+    node: &str,
+    request: &RecreateRequest,
+    write: &StatusWrite,
+) -> StatusWriteResult {
     let api: Api<ContainerRecreateRequest> = Api::namespaced(cluster.client.clone(), &request.namespace);
     let result = write::patch_status_merge(
         &api,
         &request.name,
-        &patch(request, write, node, cluster.clock.now()),
+        &status_patch(request, write, node, cluster.clock.now()),
     )
     .await;
-    match result.and_then(Stored::object).map(observe::request) {
-        Ok(Some(stored)) if stored.uid == request.uid => Written::Stored(Box::new(stored)),
-        Ok(_) => Written::Gone,
-        Err(error) if error.not_found() => Written::Gone,
+    match result.and_then(Stored::object).map(observe::parse_request) {
+        Ok(Some(stored)) if stored.uid == request.uid => StatusWriteResult::Stored(Box::new(stored)),
+        Ok(_) => StatusWriteResult::NotFound,
+        Err(error) if error.not_found() => StatusWriteResult::NotFound,
         Err(error) if error.conflict() => match write::get(&api, &request.name).await {
-            Ok(object) => match object.and_then(observe::request) {
-                Some(newer) if newer.uid == request.uid => Written::Stale(Box::new(newer)),
-                _ => Written::Gone,
+            Ok(object) => match object.and_then(observe::parse_request) {
+                Some(newer) if newer.uid == request.uid => StatusWriteResult::Stale(Box::new(newer)),
+                _ => StatusWriteResult::NotFound,
             },
-            Err(error) => Written::Failed(error),
+            Err(error) => StatusWriteResult::Failed(error),
         },
-        Err(error) => Written::Failed(error),
+        Err(error) => StatusWriteResult::Failed(error),
     }
 }
 
 /// The fields that are ours, and the conditions where one of ours changes.
-fn patch(request: &Request, write: &Write, node: &str, now: Timestamp) -> Value {
+fn status_patch(request: &RecreateRequest, write: &StatusWrite, node: &str, now: Timestamp) -> Value {
     let mut status = write.status.clone();
     status.conditions.clone_from(&request.status.conditions);
     if let Some(at) = &mut status.completion_time {
-        at.0 = whole_second(at.0);
+        at.0 = truncate_to_second(at.0);
     }
-    status.conclude(node);
-    if let (None, Some(reason)) = (&status.completion_time, write.waits) {
-        status.wait(reason, status.message.clone().unwrap_or_default(), now);
+    status.set_final_condition(node);
+    if let (None, Some(reason)) = (&status.completion_time, write.waiting_reason) {
+        status.set_waiting(reason, status.message.clone().unwrap_or_default(), now);
     }
     let mut fields = Map::new();
     let mut set = |field: &str, value: Value| fields.insert(field.to_owned(), value);
@@ -81,7 +89,7 @@ fn patch(request: &Request, write: &Write, node: &str, now: Timestamp) -> Value 
 }
 
 /// Other clients of the API keep no fractions of a second.
-fn whole_second(at: Timestamp) -> Timestamp {
+fn truncate_to_second(at: Timestamp) -> Timestamp {
     at.round(
         TimestampRound::new()
             .smallest(Unit::Second)
@@ -92,13 +100,13 @@ fn whole_second(at: Timestamp) -> Timestamp {
 
 /// What the control API shows, Pod by Pod.
 #[derive(Default)]
-pub struct Board {
-    pods: Mutex<BTreeMap<Key, Vec<live::Recreate>>>,
+pub struct RecreateStatusList {
+    pods: Mutex<BTreeMap<Key, Vec<live::RecreateStatus>>>,
 }
 
-impl Board {
+impl RecreateStatusList {
     /// Shows what the requests for one Pod are at; nothing takes the Pod off.
-    pub fn show(&self, live: &live::Live, key: &Key, rows: Vec<live::Recreate>) {
+    pub fn set_pod_rows(&self, live: &live::LiveState, key: &Key, rows: Vec<live::RecreateStatus>) {
         let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
         let old = if rows.is_empty() {
             pods.remove(key)
@@ -108,7 +116,7 @@ impl Board {
         if old.unwrap_or_default() == rows {
             return;
         }
-        let all: Vec<live::Recreate> = pods.values().flatten().cloned().collect();
+        let all: Vec<live::RecreateStatus> = pods.values().flatten().cloned().collect();
         kruise_ops::metrics::metrics()
             .recreate_active
             .set(i64::try_from(all.len()).unwrap_or(i64::MAX));
@@ -117,56 +125,71 @@ impl Board {
 }
 
 /// What one request is at, for the control API.
-pub fn row(request: &Request, plan: &Plan, seen: &Observed, seen_at: Option<Timestamp>) -> live::Recreate {
-    let view = plan.steps.iter().find(|view| view.request == request.uid);
+pub fn recreate_status(
+    request: &RecreateRequest,
+    plan: &Plan,
+    observed: &Observed,
+    first_seen_at: Option<Timestamp>,
+) -> live::RecreateStatus {
+    let view = plan.progress.iter().find(|view| view.request_uid == request.uid);
     let phase = match (view, &request.status.phase) {
-        (Some(view), _) if view.wait.is_none() => Phase::Recreating,
+        (Some(view), _) if view.wait_reason.is_none() => Phase::Recreating,
         (_, Phase::Other(_)) => Phase::Pending,
         (_, phase) => phase.clone(),
     };
     let steps = view.map(|view| view.containers.as_slice()).unwrap_or_default();
-    live::Recreate {
+    live::RecreateStatus {
         namespace: request.namespace.clone(),
         name: request.name.clone(),
         pod: request.pod_name.clone(),
         phase: phase.to_string(),
-        waits_for: view.and_then(|view| view.wait.as_ref()).map(ToString::to_string),
+        waits_for: view
+            .and_then(|view| view.wait_reason.as_ref())
+            .map(ToString::to_string),
         containers: steps
             .iter()
-            .map(|(name, step)| container(request, name, step, seen))
+            .map(|(name, step)| container_status(request, name, step, observed))
             .collect(),
-        seen_at,
+        first_seen_at,
         deadline: super::plan::deadline(request),
     }
 }
 
-fn container(request: &Request, name: &str, step: &Step, seen: &Observed) -> live::RecreateContainer {
+fn container_status(
+    request: &RecreateRequest,
+    name: &str,
+    step: &ContainerStep,
+    observed: &Observed,
+) -> live::RecreateContainerStatus {
     let recorded = request
         .containers
         .iter()
-        .find(|wanted| wanted.name == name)
-        .and_then(|w| w.recorded.clone());
+        .find(|container| container.name == name)
+        .and_then(|w| w.recorded_id.clone());
     let stored = request
         .status
         .state(name)
         .and_then(|state| state.container_id.clone());
     let old = stored.or(recorded);
-    let newest = match (&seen.runtime, &seen.pod) {
-        (RuntimeSight::Seen { scheme, containers }, _) => containers
+    let newest = match (&observed.runtime, &observed.pod) {
+        (RuntimeObservation::Listed { scheme, containers }, _) => containers
             .iter()
-            .find(|seen| seen.name == name)
+            .find(|container| container.name == name)
             .map(|seen| format!("{scheme}://{}", seen.id)),
-        (_, PodSight::Here(pod)) => pod
+        (_, PodObservation::Present(pod)) => pod
             .container(name)
             .and_then(|view| view.status.as_ref())
             .map(|status| status.container_id.clone()),
         _ => None,
     };
-    live::RecreateContainer {
+    live::RecreateContainerStatus {
         name: name.to_owned(),
         step: step.phase().to_string(),
-        waits_for: (!matches!(step, Step::Succeeded)).then(|| step.to_string()),
-        new_container_id: newest.filter(|id| old.as_deref().is_some_and(|old| bare(old) != bare(id))),
+        waits_for: (!matches!(step, ContainerStep::Succeeded)).then(|| step.to_string()),
+        new_container_id: newest.filter(|id| {
+            old.as_deref()
+                .is_some_and(|old| strip_scheme(old) != strip_scheme(id))
+        }),
         old_container_id: old,
     }
 }
@@ -174,25 +197,30 @@ fn container(request: &Request, name: &str, step: &Step, seen: &Observed) -> liv
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recreate::plan::{Urgency, Wait};
+    use crate::recreate::plan::{Urgency, WaitReason};
     use kruise_api::container_recreate_request::ContainerRecreateRequestStatus;
 
     #[test]
-    fn a_request_that_waits_has_a_condition_with_its_message() {
-        let wait = Wait::Queued {
+    fn waiting_request_has_a_waiting_condition() {
+        let wait = WaitReason::Queued {
             behind: "first".to_owned(),
         };
-        let write = |message: Option<String>, waits| Write {
-            request: String::new(),
+        let write = |message: Option<String>, waits| StatusWrite {
+            request_uid: String::new(),
             status: ContainerRecreateRequestStatus {
                 message,
                 ..ContainerRecreateRequestStatus::default()
             },
-            waits,
+            waiting_reason: waits,
             urgency: Urgency::Now,
         };
-        let waits = write(Some(wait.to_string()), wait.reason());
-        let written = patch(&Request::default(), &waits, "n", Timestamp::UNIX_EPOCH);
+        let waiting_write = write(Some(wait.to_string()), wait.condition_reason());
+        let written = status_patch(
+            &RecreateRequest::default(),
+            &waiting_write,
+            "n",
+            Timestamp::UNIX_EPOCH,
+        );
         let condition = &written["status"]["conditions"][0];
         assert_eq!(
             (&condition["type"], &condition["reason"]),
@@ -201,13 +229,13 @@ mod tests {
         assert_eq!(condition["message"], written["status"]["message"]);
 
         let conditions = written["status"]["conditions"].clone();
-        let mut runs = write(None, None);
-        runs.status.conditions = serde_json::from_value(conditions).unwrap_or_default();
-        let waiting = Request {
-            status: runs.status.clone(),
-            ..Request::default()
+        let mut running_write = write(None, None);
+        running_write.status.conditions = serde_json::from_value(conditions).unwrap_or_default();
+        let waiting = RecreateRequest {
+            status: running_write.status.clone(),
+            ..RecreateRequest::default()
         };
-        let written = patch(&waiting, &runs, "n", Timestamp::UNIX_EPOCH);
+        let written = status_patch(&waiting, &running_write, "n", Timestamp::UNIX_EPOCH);
         assert_eq!(written["status"]["conditions"], json!([]));
     }
 }

@@ -15,12 +15,12 @@ use rcgen::{
 
 use super::Error;
 
-const DAYS: i64 = 365;
+const VALIDITY_DAYS: i64 = 365;
 /// Renewed when less than this is left.
-const RENEW_DAYS: i64 = 120;
+const RENEW_BEFORE_DAYS: i64 = 120;
 /// Authorities that are announced: replicas that start with other names one after the other make one each.
-const AUTHORITIES: usize = 4;
-const END: &str = "-----END CERTIFICATE-----";
+const MAX_TRUSTED_CAS: usize = 4;
+const PEM_END: &str = "-----END CERTIFICATE-----";
 
 /// The certificates and the key of the serving one, all in PEM. `Debug` shows no key.
 #[derive(Clone, PartialEq, Eq)]
@@ -31,14 +31,14 @@ pub(super) struct Bundle {
     pub certificate: String,
     /// Key of the serving certificate.
     pub key: String,
-    until: Timestamp,
+    expires: Timestamp,
     names: BTreeSet<String>,
 }
 
 impl std::fmt::Debug for Bundle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Bundle")
-            .field("until", &self.until)
+            .field("until", &self.expires)
             .field("names", &self.names)
             .finish_non_exhaustive()
     }
@@ -46,8 +46,8 @@ impl std::fmt::Debug for Bundle {
 
 impl Bundle {
     /// When the certificates expire.
-    pub fn until(&self) -> Timestamp {
-        self.until
+    pub fn expires(&self) -> Timestamp {
+        self.expires
     }
 
     /// The names that the serving certificate is for.
@@ -57,47 +57,51 @@ impl Bundle {
     }
 
     /// The authority that signed the serving certificate.
-    pub fn authority(&self) -> &str {
-        self.ca.split_inclusive(END).next().unwrap_or_default().trim()
+    pub fn current_ca(&self) -> &str {
+        self.ca.split_inclusive(PEM_END).next().unwrap_or_default().trim()
     }
 
     /// Whether `names` are served at `now` and for long enough.
-    pub fn serves(&self, names: &BTreeSet<String>, now: Timestamp) -> bool {
-        self.until >= days_after(now, RENEW_DAYS) && names.is_subset(&self.names)
+    pub fn is_valid_for(&self, names: &BTreeSet<String>, now: Timestamp) -> bool {
+        self.expires >= days_after(now, RENEW_BEFORE_DAYS) && names.is_subset(&self.names)
     }
 
     /// New certificates from nothing.
-    pub fn make(names: &BTreeSet<String>, now: Timestamp) -> Result<Self, Error> {
-        let until = days_after(now, DAYS);
-        let authority = authority(now, until)?;
-        let ca_key = KeyPair::generate().map_err(failed)?;
-        let ca = authority.self_signed(&ca_key).map_err(failed)?.pem();
+    pub fn generate(names: &BTreeSet<String>, now: Timestamp) -> Result<Self, Error> {
+        let expires = days_after(now, VALIDITY_DAYS);
+        let authority = ca_params(now, expires)?;
+        let ca_key = KeyPair::generate().map_err(certificate_error)?;
+        let ca = authority.self_signed(&ca_key).map_err(certificate_error)?.pem();
         let issuer = Issuer::new(authority, ca_key);
-        let key = KeyPair::generate().map_err(failed)?;
-        let mut params = CertificateParams::new(names.iter().cloned().collect::<Vec<_>>()).map_err(failed)?;
+        let key = KeyPair::generate().map_err(certificate_error)?;
+        let mut params =
+            CertificateParams::new(names.iter().cloned().collect::<Vec<_>>()).map_err(certificate_error)?;
         params
             .distinguished_name
             .push(DnType::CommonName, "kruise-manager");
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         params.use_authority_key_identifier_extension = true;
-        limit(&mut params, now, until);
-        let certificate = params.signed_by(&key, &issuer).map_err(failed)?.pem();
+        set_validity(&mut params, now, expires);
+        let certificate = params.signed_by(&key, &issuer).map_err(certificate_error)?.pem();
         Ok(Self {
             ca,
             certificate,
             key: key.serialize_pem(),
-            until,
+            expires,
             names: names.clone(),
         })
     }
 
     /// New ones for `names` and those served until now; the authorities before stay trusted.
     pub fn renew(&self, names: &BTreeSet<String>, now: Timestamp) -> Result<Self, Error> {
-        let mut new = Self::make(&self.names.union(names).cloned().collect(), now)?;
-        let before = self.ca.split_inclusive(END).filter(|part| part.ends_with(END));
-        for one in before.take(AUTHORITIES - 1) {
-            new.ca = format!("{}\n{}\n", new.ca.trim(), one.trim());
+        let mut new = Self::generate(&self.names.union(names).cloned().collect(), now)?;
+        let previous_cas = self
+            .ca
+            .split_inclusive(PEM_END)
+            .filter(|part| part.ends_with(PEM_END));
+        for ca in previous_cas.take(MAX_TRUSTED_CAS - 1) {
+            new.ca = format!("{}\n{}\n", new.ca.trim(), ca.trim());
         }
         Ok(new)
     }
@@ -108,7 +112,7 @@ impl Bundle {
             ("ca.crt", self.ca.clone()),
             ("tls.crt", self.certificate.clone()),
             ("tls.key", self.key.clone()),
-            ("tls.until", self.until.to_string()),
+            ("tls.until", self.expires.to_string()),
             ("tls.names", self.names()),
         ];
         pairs
@@ -118,13 +122,13 @@ impl Bundle {
     }
 
     /// What a Secret's data keeps; `None` when something is missing or unreadable, so that it is made anew.
-    pub fn from_data(data: &BTreeMap<String, ByteString>) -> Option<Self> {
+    pub fn parse_data(data: &BTreeMap<String, ByteString>) -> Option<Self> {
         let text = |key: &str| String::from_utf8(data.get(key)?.0.clone()).ok();
         let bundle = Self {
             ca: text("ca.crt")?,
             certificate: text("tls.crt")?,
             key: text("tls.key")?,
-            until: text("tls.until")?.parse().ok()?,
+            expires: text("tls.until")?.parse().ok()?,
             names: text("tls.names")?.split(',').map(str::to_owned).collect(),
         };
         let readable = KeyPair::from_pem(&bundle.key).is_ok();
@@ -132,18 +136,18 @@ impl Bundle {
     }
 }
 
-fn authority(now: Timestamp, until: Timestamp) -> Result<CertificateParams, Error> {
-    let mut params = CertificateParams::new(Vec::new()).map_err(failed)?;
+fn ca_params(now: Timestamp, expires: Timestamp) -> Result<CertificateParams, Error> {
+    let mut params = CertificateParams::new(Vec::new()).map_err(certificate_error)?;
     params
         .distinguished_name
         .push(DnType::CommonName, "kruise-manager webhook authority");
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
-    limit(&mut params, now, until);
+    set_validity(&mut params, now, expires);
     Ok(params)
 }
 
-fn failed(why: rcgen::Error) -> Error {
+fn certificate_error(why: rcgen::Error) -> Error {
     Error::Certificate(why.to_string())
 }
 
@@ -152,17 +156,17 @@ fn days_after(time: Timestamp, days: i64) -> Timestamp {
 }
 
 /// Year, month and day as `rcgen` wants them.
-fn day(time: Timestamp) -> (i32, u8, u8) {
+fn date_parts(time: Timestamp) -> (i32, u8, u8) {
     let day = time.to_zoned(TimeZone::UTC).date();
     let small = |number: i8| u8::try_from(number).unwrap_or(1);
     (i32::from(day.year()), small(day.month()), small(day.day()))
 }
 
 /// Sets from when and until when a certificate is valid; a day of slack for clocks that are behind.
-fn limit(params: &mut CertificateParams, now: Timestamp, until: Timestamp) {
-    let (year, month, date) = day(days_after(now, -1));
+fn set_validity(params: &mut CertificateParams, now: Timestamp, expires: Timestamp) {
+    let (year, month, date) = date_parts(days_after(now, -1));
     params.not_before = rcgen::date_time_ymd(year, month, date);
-    let (year, month, date) = day(until);
+    let (year, month, date) = date_parts(expires);
     params.not_after = rcgen::date_time_ymd(year, month, date);
 }
 
@@ -172,8 +176,8 @@ mod tests {
 
     use super::*;
 
-    fn names(of: &[&str]) -> BTreeSet<String> {
-        of.iter().map(|name| (*name).to_owned()).collect()
+    fn names(list: &[&str]) -> BTreeSet<String> {
+        list.iter().map(|name| (*name).to_owned()).collect()
     }
 
     fn now() -> Timestamp {
@@ -181,47 +185,47 @@ mod tests {
     }
 
     /// Authorities that callers trust.
-    fn trusted(bundle: &Bundle) -> usize {
+    fn trusted_cas(bundle: &Bundle) -> usize {
         bundle.ca.matches("BEGIN CERTIFICATE").count()
     }
 
     #[test]
-    fn a_secret_keeps_all_but_the_key_of_the_authority() {
-        let bundle = Bundle::make(&names(&["localhost", "10.0.0.1"]), now()).unwrap();
+    fn secret_round_trip_omits_the_ca_key() {
+        let bundle = Bundle::generate(&names(&["localhost", "10.0.0.1"]), now()).unwrap();
         let data = bundle.to_data();
-        assert_eq!(Bundle::from_data(&data), Some(bundle.clone()));
+        assert_eq!(Bundle::parse_data(&data), Some(bundle.clone()));
         let text = |bytes: &ByteString| String::from_utf8(bytes.0.clone()).unwrap();
         let keys = data.values().filter(|value| text(value).contains("PRIVATE KEY"));
         assert_eq!(keys.count(), 1, "that of the serving certificate");
         let mut broken = data;
         broken.insert("tls.key".into(), ByteString(b"x".to_vec()));
-        assert_eq!(Bundle::from_data(&broken), None);
+        assert_eq!(Bundle::parse_data(&broken), None);
         broken.remove("tls.key");
-        assert_eq!(Bundle::from_data(&broken), None);
+        assert_eq!(Bundle::parse_data(&broken), None);
     }
 
     #[test]
-    fn new_ones_are_due_in_time_and_for_new_names() {
-        let bundle = Bundle::make(&names(&["a"]), now()).unwrap();
-        assert!(bundle.serves(&names(&["a"]), now()));
-        assert!(!bundle.serves(&names(&["a", "b"]), now()));
-        assert!(bundle.serves(&names(&["a"]), days_after(now(), 240)));
-        assert!(!bundle.serves(&names(&["a"]), days_after(now(), 300)));
+    fn renewal_is_due_by_age_and_new_names() {
+        let bundle = Bundle::generate(&names(&["a"]), now()).unwrap();
+        assert!(bundle.is_valid_for(&names(&["a"]), now()));
+        assert!(!bundle.is_valid_for(&names(&["a", "b"]), now()));
+        assert!(bundle.is_valid_for(&names(&["a"]), days_after(now(), 240)));
+        assert!(!bundle.is_valid_for(&names(&["a"]), days_after(now(), 300)));
         let both = bundle.renew(&names(&["b"]), now()).unwrap();
-        assert!(both.serves(&names(&["a", "b"]), now()));
+        assert!(both.is_valid_for(&names(&["a", "b"]), now()));
     }
 
     #[test]
-    fn old_authorities_stay_trusted_beside_the_new() {
-        let old = Bundle::make(&names(&["a"]), now()).unwrap();
+    fn old_cas_stay_trusted_after_renewal() {
+        let old = Bundle::generate(&names(&["a"]), now()).unwrap();
         let mut last = old.clone();
-        for _ in 1..AUTHORITIES {
+        for _ in 1..MAX_TRUSTED_CAS {
             last = last.renew(&names(&["b"]), now()).unwrap();
             assert!(last.ca.contains(old.ca.trim()));
         }
-        assert_eq!(trusted(&last), AUTHORITIES);
+        assert_eq!(trusted_cas(&last), MAX_TRUSTED_CAS);
         let newer = last.renew(&names(&["a"]), now()).unwrap();
-        assert_eq!(trusted(&newer), AUTHORITIES);
+        assert_eq!(trusted_cas(&newer), MAX_TRUSTED_CAS);
         assert!(!newer.ca.contains(old.ca.trim()));
         assert!(newer.ca.contains(last.ca.lines().nth(1).unwrap()));
     }

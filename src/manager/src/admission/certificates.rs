@@ -19,13 +19,13 @@ use kruise_ops::metrics::metrics;
 /// Name of the Secret.
 pub(super) const SECRET: &str = "kruise-manager-webhook-certs";
 /// How often it is looked whether certificates are due; they are renewed months before they end.
-const LOOK_AGAIN: Duration = Duration::from_secs(3600);
-const RETRY: Duration = Duration::from_secs(30);
+const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
+const RETRY_AFTER: Duration = Duration::from_secs(30);
 /// How often another replica may be faster.
-const TRIES: u32 = 5;
+const MAX_CONFLICTS: u32 = 5;
 
 /// Names that the API server may use for us.
-pub(super) fn names(options: &Options) -> BTreeSet<String> {
+pub(super) fn dns_names(options: &Options) -> BTreeSet<String> {
     let service = format!("{}.{}.svc", keys::WEBHOOK_SERVICE, options.namespace);
     options
         .host
@@ -36,51 +36,53 @@ pub(super) fn names(options: &Options) -> BTreeSet<String> {
 }
 
 /// The certificates, made or renewed if that is due and ours to do.
-pub(super) async fn obtain(cluster: &Cluster, options: &Options) -> Result<Bundle, Error> {
+pub(super) async fn ensure(cluster: &Cluster, options: &Options) -> Result<Bundle, Error> {
     let api: Api<Secret> = Api::namespaced(cluster.client.clone(), &options.namespace);
-    let (names, mut tries) = (names(options), 0);
+    let (names, mut conflicts) = (dns_names(options), 0);
     loop {
-        let there = write::get(&api, SECRET).await?;
-        let kept = there
+        let existing = write::get(&api, SECRET).await?;
+        let current = existing
             .as_ref()
-            .and_then(|secret| Bundle::from_data(secret.data.as_ref()?));
+            .and_then(|secret| Bundle::parse_data(secret.data.as_ref()?));
         if !options.manage {
-            return kept.ok_or_else(|| Error::NoCertificate {
+            return current.ok_or_else(|| Error::NoCertificate {
                 namespace: options.namespace.clone(),
                 secret: SECRET,
             });
         }
         let now = cluster.clock.now();
-        let wanted = match &kept {
-            None => Bundle::make(&names, now)?,
-            Some(bundle) if bundle.serves(&names, now) => return Ok(bundle.clone()),
+        let renewed = match &current {
+            None => Bundle::generate(&names, now)?,
+            Some(bundle) if bundle.is_valid_for(&names, now) => return Ok(bundle.clone()),
             Some(bundle) => bundle.renew(&names, now)?,
         };
-        match store(&api, there, &wanted, options).await {
+        match write_secret(&api, existing, &renewed, options).await {
             Ok(()) => {
                 tracing::info!(
                     secret = SECRET,
-                    names = wanted.names(),
-                    expires = %wanted.until(),
+                    names = renewed.names(),
+                    expires = %renewed.expires(),
                     "made certificates for webhooks"
                 );
-                return Ok(wanted);
+                return Ok(renewed);
             }
             // Another replica was faster: take what it made.
-            Err(why) if (why.conflict() || why.already_exists()) && tries < TRIES => tries += 1,
+            Err(why) if (why.conflict() || why.already_exists()) && conflicts < MAX_CONFLICTS => {
+                conflicts += 1
+            }
             Err(why) => return Err(why.into()),
         }
     }
 }
 
-async fn store(
+async fn write_secret(
     api: &Api<Secret>,
-    there: Option<Secret>,
+    existing: Option<Secret>,
     bundle: &Bundle,
     options: &Options,
 ) -> Result<(), cluster::Error> {
     let data = Some(bundle.to_data());
-    if let Some(secret) = there {
+    if let Some(secret) = existing {
         // The resource version of what was read goes along, so that a change in between is a conflict.
         return write::replace(api, &Secret { data, ..secret }).await.map(drop);
     }
@@ -100,51 +102,52 @@ async fn store(
 
 /// Publishes new certificates when their Secret changes, and makes them when they are due, where that is ours to do.
 /// Never ends.
-pub(super) async fn keep(
+pub(super) async fn run_renewal(
     cluster: &Cluster,
     options: &Options,
     bundle_tx: &watch::Sender<Bundle>,
     progress: &Progress,
 ) {
     let api: Api<Secret> = Api::namespaced(cluster.client.clone(), &options.namespace);
-    let only = ListParams::default().fields(&format!("metadata.name={SECRET}"));
+    let params = ListParams::default().fields(&format!("metadata.name={SECRET}"));
     // That it changed is enough to know; its keys are not kept.
-    let (secret, watching) = cluster.mirror(api, only, |secret: Secret| secret.metadata.resource_version);
+    let (secret, watching) =
+        cluster.reflector(api, params, |secret: Secret| secret.metadata.resource_version);
     let mut changes = secret.subscribe();
-    let work = async {
-        let mut pause = LOOK_AGAIN;
-        let step = progress.waiting(super::CHECK);
+    let renewal = async {
+        let mut wait = CHECK_INTERVAL;
+        let step = progress.begin_idle(super::HEALTH_CHECK);
         loop {
-            step.idle(Some(pause));
+            step.set_idle(Some(wait));
             // Either is a reason to look.
-            let _ = tokio::time::timeout(pause, changes.recv()).await;
-            step.now(
+            let _ = tokio::time::timeout(wait, changes.recv()).await;
+            step.set_activity(
                 "looking after the certificates",
-                write::DEADLINE * 2 * (TRIES + 1),
+                write::REQUEST_TIMEOUT * 2 * (MAX_CONFLICTS + 1),
             );
-            pause = match obtain(cluster, options).await {
+            wait = match ensure(cluster, options).await {
                 Ok(bundle) => {
                     publish(bundle_tx, bundle);
-                    LOOK_AGAIN
+                    CHECK_INTERVAL
                 }
                 Err(why) => {
                     tracing::warn!(%why, "cannot renew the webhooks' certificates");
-                    RETRY
+                    RETRY_AFTER
                 }
             };
         }
     };
-    tokio::join!(watching, work);
+    tokio::join!(watching, renewal);
 }
 
 /// Shows when the certificate that is served expires.
-pub(super) fn show_expiration(bundle: &Bundle) {
+pub(super) fn set_expiration_metric(bundle: &Bundle) {
     let gauge = &metrics().certificate_expiration;
-    gauge.set(bundle.until().as_second());
+    gauge.set(bundle.expires().as_second());
 }
 
 fn publish(bundle_tx: &watch::Sender<Bundle>, bundle: Bundle) {
-    show_expiration(&bundle);
+    set_expiration_metric(&bundle);
     bundle_tx.send_if_modified(|current| {
         let changed = *current != bundle;
         *current = bundle;
@@ -160,10 +163,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_metric_is_when_the_serving_certificate_expires() {
+    fn expiration_metric_is_the_not_after_time() {
         let now = jiff::Timestamp::from_second(1_800_000_000).unwrap();
-        let bundle = Bundle::make(&BTreeSet::from(["name".to_owned()]), now).unwrap();
-        show_expiration(&bundle);
+        let bundle = Bundle::generate(&BTreeSet::from(["name".to_owned()]), now).unwrap();
+        set_expiration_metric(&bundle);
         let shown = metrics().render();
         let line = shown
             .lines()

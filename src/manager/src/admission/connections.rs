@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio_util::sync::CancellationToken;
 
 /// The first 64 bits of an address of IPv6.
-const NETWORK: u128 = u128::MAX << 64;
+const IPV6_NETWORK_MASK: u128 = u128::MAX << 64;
 
 /// Who asks.
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ pub(super) struct Caller {
     /// Its address; of one of IPv6 the network, as a machine has all addresses of it.
     pub address: IpAddr,
     /// When it got the answer to a review last, as a number that grows with each; 0 for never.
-    reviewed: Arc<AtomicU64>,
+    last_review: Arc<AtomicU64>,
 }
 
 /// The number of the last review that was answered.
@@ -28,17 +28,17 @@ impl Caller {
         Self {
             // A client of IPv4 is the same whichever socket it came in by.
             address: match address.to_canonical() {
-                IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & NETWORK).into(),
+                IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & IPV6_NETWORK_MASK).into(),
                 address => address,
             },
-            reviewed: Arc::default(),
+            last_review: Arc::default(),
         }
     }
 
     /// Notes that it asked for a review and got an answer.
     pub fn note_review(&self) {
         let number = REVIEWS.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        self.reviewed.store(number, Ordering::Relaxed);
+        self.last_review.store(number, Ordering::Relaxed);
     }
 
     /// Whether it ever got the answer to a review on this connection.
@@ -47,88 +47,87 @@ impl Caller {
     }
 
     fn last_review(&self) -> u64 {
-        self.reviewed.load(Ordering::Relaxed)
+        self.last_review.load(Ordering::Relaxed)
     }
 }
 
 /// All open connections; clones share them.
 #[derive(Clone)]
 pub(super) struct Connections {
-    open: Arc<Mutex<Open>>,
-    most: usize,
-    most_of_one: usize,
+    open: Arc<Mutex<OpenConnections>>,
+    max_total: usize,
+    max_per_client: usize,
 }
 
 #[derive(Default)]
-struct Open {
-    next: u64,
+struct OpenConnections {
+    next_id: u64,
     /// In the order in which they came.
-    all: BTreeMap<u64, (Caller, CancellationToken)>,
+    by_id: BTreeMap<u64, (Caller, CancellationToken)>,
 }
 
 /// The place of one connection, until it is dropped.
-pub(super) struct Place {
+pub(super) struct ConnectionSlot {
     id: u64,
     connections: Connections,
     /// Cancelled when the place is given to another address.
-    pub taken: CancellationToken,
+    pub evicted: CancellationToken,
 }
 
 impl Connections {
     /// Room for `most` connections, and for `most_of_one` from one address.
-    pub fn new(most: usize, most_of_one: usize) -> Self {
+    pub fn new(max_total: usize, max_per_client: usize) -> Self {
         Self {
             open: Arc::default(),
-            most,
-            most_of_one,
+            max_total,
+            max_per_client,
         }
     }
 
     /// A place for a connection. Where there is none, the addresses with the most connections lose the one that got
     /// the answer to a review least lately; `None` when this address would have as many then, and has one already.
-    pub fn admit(&self, caller: &Caller) -> Option<Place> {
+    pub fn admit(&self, caller: &Caller) -> Option<ConnectionSlot> {
         let mut open = self.lock();
         let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-        for (caller, _) in open.all.values() {
+        for (caller, _) in open.by_id.values() {
             *counts.entry(caller.address).or_default() += 1;
         }
-        let own = counts.get(&caller.address).copied().unwrap_or_default();
-        if own >= self.most_of_one {
+        let own_count = counts.get(&caller.address).copied().unwrap_or_default();
+        if own_count >= self.max_per_client {
             return None;
         }
-        if open.all.len() >= self.most {
-            let most = counts.values().copied().max()?;
-            if own > 0 && most <= own.saturating_add(1) {
+        if open.by_id.len() >= self.max_total {
+            let largest = counts.values().copied().max()?;
+            if own_count > 0 && largest <= own_count.saturating_add(1) {
                 return None;
             }
-            let of_the_largest = open.all.iter();
-            let of_the_largest =
-                of_the_largest.filter(|(_, (one, _))| counts.get(&one.address) == Some(&most));
-            let idlest = of_the_largest.min_by_key(|(id, (one, _))| (one.last_review(), **id));
-            let idlest = idlest.map(|(id, _)| *id)?;
-            if let Some((_, taken)) = open.all.remove(&idlest) {
-                taken.cancel();
+            let candidates = open.by_id.iter();
+            let candidates = candidates.filter(|(_, (one, _))| counts.get(&one.address) == Some(&largest));
+            let least_recent = candidates.min_by_key(|(id, (one, _))| (one.last_review(), **id));
+            let least_recent = least_recent.map(|(id, _)| *id)?;
+            if let Some((_, evicted)) = open.by_id.remove(&least_recent) {
+                evicted.cancel();
             }
         }
-        let (id, taken) = (open.next, CancellationToken::new());
-        open.next += 1;
-        open.all.insert(id, (caller.clone(), taken.clone()));
+        let (id, evicted) = (open.next_id, CancellationToken::new());
+        open.next_id += 1;
+        open.by_id.insert(id, (caller.clone(), evicted.clone()));
         let connections = self.clone();
-        Some(Place {
+        Some(ConnectionSlot {
             id,
             connections,
-            taken,
+            evicted,
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Open> {
+    fn lock(&self) -> MutexGuard<'_, OpenConnections> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        self.connections.lock().all.remove(&self.id);
+        self.connections.lock().by_id.remove(&self.id);
     }
 }
 
@@ -137,15 +136,15 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    fn caller(last: u8) -> Caller {
-        Caller::new([10, 0, 0, last].into())
+    fn caller(last_octet: u8) -> Caller {
+        Caller::new([10, 0, 0, last_octet].into())
     }
 
     #[test]
-    fn an_address_with_no_connection_gets_the_place_of_the_one_that_asked_least_lately() {
+    fn new_client_evicts_the_least_recent_reviewer() {
         let connections = Connections::new(3, 2);
         let callers: Vec<Caller> = (1..=3).map(caller).collect();
-        let places: Vec<_> = callers
+        let slots: Vec<_> = callers
             .iter()
             .map(|one| connections.admit(one).unwrap())
             .collect();
@@ -153,12 +152,12 @@ mod tests {
         callers[2].note_review();
         let newcomer = caller(4);
         assert!(connections.admit(&newcomer).is_some());
-        let taken: Vec<_> = places.iter().map(|place| place.taken.is_cancelled()).collect();
-        assert_eq!(taken, [false, true, false]);
+        let evicted: Vec<_> = slots.iter().map(|place| place.evicted.is_cancelled()).collect();
+        assert_eq!(evicted, [false, true, false]);
     }
 
     #[test]
-    fn a_network_of_ipv6_is_one_address() {
+    fn ipv6_clients_count_by_network() {
         let address = |text: &str| Caller::new(text.parse().unwrap()).address;
         assert_eq!(address("2001:db8:1:2::1"), address("2001:db8:1:2:ffff::9"));
         assert_ne!(address("2001:db8:1:2::1"), address("2001:db8:1:3::1"));
@@ -166,34 +165,34 @@ mod tests {
     }
 
     #[test]
-    fn an_address_gets_its_share_and_no_more() {
+    fn client_connections_are_capped() {
         let connections = Connections::new(8, 3);
-        let mut places: Vec<_> = (0..3).map(|_| connections.admit(&caller(1)).unwrap()).collect();
+        let mut slots: Vec<_> = (0..3).map(|_| connections.admit(&caller(1)).unwrap()).collect();
         assert!(connections.admit(&caller(1)).is_none());
         assert!(connections.admit(&caller(2)).is_some());
-        places.pop();
+        slots.pop();
         assert!(connections.admit(&caller(1)).is_some(), "a place came back");
     }
 
     #[test]
-    fn who_holds_the_most_makes_room_for_who_holds_less() {
+    fn largest_client_is_evicted_first() {
         let connections = Connections::new(6, 6);
         let crowd: Vec<_> = (0..4).map(|_| connections.admit(&caller(1)).unwrap()).collect();
         let some: Vec<_> = (0..2).map(|_| connections.admit(&caller(2)).unwrap()).collect();
         let newcomer = connections.admit(&caller(3)).unwrap();
-        let taken: Vec<_> = crowd.iter().map(|place| place.taken.is_cancelled()).collect();
-        assert_eq!(taken, [true, false, false, false], "the oldest of the largest");
+        let evicted: Vec<_> = crowd.iter().map(|place| place.evicted.is_cancelled()).collect();
+        assert_eq!(evicted, [true, false, false, false], "the oldest of the largest");
         assert!(
             some.iter()
                 .chain([&newcomer])
-                .all(|place| !place.taken.is_cancelled())
+                .all(|place| !place.evicted.is_cancelled())
         );
         assert!(
             connections.admit(&caller(1)).is_none(),
             "who holds the most gets no more"
         );
-        assert!(connections.lock().all.len() <= 6);
+        assert!(connections.lock().by_id.len() <= 6);
         drop((crowd, some, newcomer));
-        assert!(connections.lock().all.is_empty());
+        assert!(connections.lock().by_id.is_empty());
     }
 }

@@ -13,17 +13,17 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::review::{Decision, Request};
-use kruise_api::json::{default, set};
+use kruise_api::json::{set, set_default};
 use kruise_api::validation::FieldErrors;
 use kruise_api::{keys, names};
-use kruise_cluster::Form;
+use kruise_cluster::ObjectView;
 
 /// Containers in one request; a Pod has few.
-const MOST_CONTAINERS: usize = 256;
+const MAX_CONTAINERS: usize = 256;
 
 /// What was found for a request.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct PodLookup {
     /// The Pod it names, if there is one.
     pub pod: Option<Pod>,
     /// Whether it is on a virtual node, where there is no daemon.
@@ -69,7 +69,7 @@ struct TargetLifecycle {
     pre_stop: Option<LifecycleHandler>,
 }
 
-impl Form for Target {
+impl ObjectView for Target {
     type Kind = Pod;
 }
 
@@ -118,49 +118,49 @@ impl From<TargetContainer> for Container {
 }
 
 /// Whether the request may be created, and how it is completed.
-pub(super) fn decide(asked: &Request, seen: &Seen) -> Decision {
+pub(super) fn decide(request: &Request, lookup: &PodLookup) -> Decision {
     let mut errors = FieldErrors::default();
-    let mut object = asked.object.to_json();
-    let spec = &asked.object["spec"];
-    let node = match check_pod(asked, seen.pod.as_ref()) {
+    let mut object = request.object.to_json();
+    let spec = &request.object["spec"];
+    let node = match check_pod(request, lookup.pod.as_ref()) {
         Ok(node) => node,
         Err(why) => {
             errors.add("spec.podName", &spec["podName"], why);
-            return Decision::of(errors, object, Vec::new());
+            return Decision::from_errors(errors, object, Vec::new());
         }
     };
-    let Some(pod) = &seen.pod else {
-        return Decision::of(errors, object, Vec::new());
+    let Some(pod) = &lookup.pod else {
+        return Decision::from_errors(errors, object, Vec::new());
     };
     check_containers(spec, pod, &mut errors);
     if !errors.is_empty() {
-        return Decision::of(errors, object, Vec::new());
+        return Decision::from_errors(errors, object, Vec::new());
     }
-    fill_in(&mut object, pod);
-    label(&mut object, pod, node, seen.virtual_node);
-    Decision::of(errors, object, Vec::new())
+    set_defaults(&mut object, pod);
+    set_labels(&mut object, pod, node, lookup.virtual_node);
+    Decision::from_errors(errors, object, Vec::new())
 }
 
 /// The Pod's node, if the Pod can take requests.
-fn check_pod<'a>(asked: &Request, pod: Option<&'a Pod>) -> Result<&'a str, String> {
+fn check_pod<'a>(request: &Request, pod: Option<&'a Pod>) -> Result<&'a str, String> {
     let Some(pod) = pod else {
-        return Err(match asked.object["spec"]["podName"].as_str() {
+        return Err(match request.object["spec"]["podName"].as_str() {
             None | Some("") => "name the Pod whose containers should be recreated".to_owned(),
             Some(name) if !names::is_subdomain(name) => names::SUBDOMAIN.to_owned(),
-            Some(_) => format!("there is no such Pod in namespace {:?}", asked.namespace),
+            Some(_) => format!("there is no such Pod in namespace {:?}", request.namespace),
         });
     };
     let status = pod.status.clone().unwrap_or_default();
-    let sidecars_end = status
+    let sidecars_terminated = status
         .conditions
         .iter()
         .flatten()
         .any(|condition| condition.type_ == keys::SIDECAR_TERMINATED);
     let phase = status.phase.unwrap_or_default();
-    if matches!(phase.as_str(), "Succeeded" | "Failed") && !sidecars_end {
+    if matches!(phase.as_str(), "Succeeded" | "Failed") && !sidecars_terminated {
         return Err(format!("the Pod has ended, its phase is {phase}"));
     }
-    if pod.metadata.deletion_timestamp.is_some() && !sidecars_end {
+    if pod.metadata.deletion_timestamp.is_some() && !sidecars_terminated {
         return Err("the Pod is being deleted".to_owned());
     }
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
@@ -169,24 +169,24 @@ fn check_pod<'a>(asked: &Request, pod: Option<&'a Pod>) -> Result<&'a str, Strin
 }
 
 fn check_containers(spec: &Value, pod: &Pod, errors: &mut FieldErrors) {
-    let wanted = spec["containers"]
+    let requested = spec["containers"]
         .as_array()
         .map(Vec::as_slice)
         .unwrap_or_default();
-    if wanted.is_empty() {
+    if requested.is_empty() {
         errors.add("spec.containers", &Value::Null, "name at least one container");
     }
-    if wanted.len() > MOST_CONTAINERS {
-        errors.too_many("spec.containers", wanted.len(), MOST_CONTAINERS);
+    if requested.len() > MAX_CONTAINERS {
+        errors.too_many("spec.containers", requested.len(), MAX_CONTAINERS);
         return;
     }
-    let mut seen = BTreeSet::new();
-    for (at, container) in wanted.iter().enumerate() {
-        let field = format!("spec.containers[{at}]");
+    let mut names = BTreeSet::new();
+    for (index, container) in requested.iter().enumerate() {
+        let field = format!("spec.containers[{index}]");
         let name = container["name"].as_str().unwrap_or_default();
-        if let Err(why) = find(pod, name) {
+        if let Err(why) = find_container(pod, name) {
             errors.add(format!("{field}.name"), &container["name"], why);
-        } else if !seen.insert(name) {
+        } else if !names.insert(name) {
             errors.add(
                 format!("{field}.name"),
                 &container["name"],
@@ -206,7 +206,7 @@ fn check_containers(spec: &Value, pod: &Pod, errors: &mut FieldErrors) {
 }
 
 /// The container of that name and its status, or why it cannot be recreated.
-fn find<'a>(pod: &'a Pod, name: &str) -> Result<(&'a Container, &'a ContainerStatus), String> {
+fn find_container<'a>(pod: &'a Pod, name: &str) -> Result<(&'a Container, &'a ContainerStatus), String> {
     let spec = pod.spec.as_ref().ok_or("the Pod has no spec")?;
     let inits = spec.init_containers.iter().flatten();
     let sidecars = inits
@@ -214,14 +214,14 @@ fn find<'a>(pod: &'a Pod, name: &str) -> Result<(&'a Container, &'a ContainerSta
         .filter(|init| init.restart_policy.as_deref() == Some("Always"));
     let all: Vec<_> = spec.containers.iter().chain(sidecars).collect();
     let Some(container) = all.iter().find(|container| container.name == name) else {
-        let known: Vec<_> = all.iter().map(|container| container.name.as_str()).collect();
-        let known = known.join(", ");
+        let recreatable: Vec<_> = all.iter().map(|container| container.name.as_str()).collect();
+        let recreatable = recreatable.join(", ");
         return Err(if inits.clone().any(|init| init.name == name) {
             format!(
-                "this is an init container that runs only once; containers that can be recreated: {known}"
+                "this is an init container that runs only once; containers that can be recreated: {recreatable}"
             )
         } else {
-            format!("the Pod has no such container; containers that can be recreated: {known}")
+            format!("the Pod has no such container; containers that can be recreated: {recreatable}")
         });
     };
     let status = pod.status.as_ref();
@@ -241,27 +241,32 @@ fn find<'a>(pod: &'a Pod, name: &str) -> Result<(&'a Container, &'a ContainerSta
 }
 
 /// Hooks, ports and identity of each container, and the strategy's defaults.
-fn fill_in(object: &mut Value, pod: &Pod) {
+fn set_defaults(object: &mut Value, pod: &Pod) {
     let Some(spec) = object.get_mut("spec") else {
         return;
     };
-    default(spec, &["strategy", "failurePolicy"], json!("Fail"));
-    let grace = pod
+    set_default(spec, &["strategy", "failurePolicy"], json!("Fail"));
+    let grace_period = pod
         .spec
         .as_ref()
         .and_then(|spec| spec.termination_grace_period_seconds);
-    if let Some(grace) = grace {
+    if let Some(grace_period) = grace_period {
         // A Pod may have more than the field takes.
-        let grace = grace.min(i64::from(i32::MAX));
-        default(spec, &["strategy", "terminationGracePeriodSeconds"], json!(grace));
+        let grace_period = grace_period.min(i64::from(i32::MAX));
+        set_default(
+            spec,
+            &["strategy", "terminationGracePeriodSeconds"],
+            json!(grace_period),
+        );
     }
-    for wanted in spec
+    for requested in spec
         .get_mut("containers")
         .and_then(Value::as_array_mut)
         .into_iter()
         .flatten()
     {
-        let Ok((container, status)) = find(pod, wanted["name"].as_str().unwrap_or_default()) else {
+        let Ok((container, status)) = find_container(pod, requested["name"].as_str().unwrap_or_default())
+        else {
             continue;
         };
         let hook = container
@@ -269,17 +274,17 @@ fn fill_in(object: &mut Value, pod: &Pod) {
             .as_ref()
             .and_then(|lifecycle| lifecycle.pre_stop.as_ref());
         if let Some(hook) = hook {
-            default(wanted, &["preStop"], recorded(hook));
+            set_default(requested, &["preStop"], hook_to_json(hook));
             if hook.http_get.is_some() && container.ports.is_some() {
-                default(wanted, &["ports"], json!(container.ports));
+                set_default(requested, &["ports"], json!(container.ports));
             }
         }
         let context = json!({ "containerID": status.container_id, "restartCount": status.restart_count });
-        default(wanted, &["statusContext"], context);
+        set_default(requested, &["statusContext"], context);
     }
 }
 
-fn recorded(hook: &LifecycleHandler) -> Value {
+fn hook_to_json(hook: &LifecycleHandler) -> Value {
     // Every kind of hook is named, so that a new one must be thought of here.
     let LifecycleHandler {
         exec,
@@ -287,14 +292,14 @@ fn recorded(hook: &LifecycleHandler) -> Value {
         sleep,
         tcp_socket,
     } = hook;
-    let mut all = json!({ "exec": exec, "httpGet": http_get, "sleep": sleep, "tcpSocket": tcp_socket });
-    if let Some(all) = all.as_object_mut() {
+    let mut fields = json!({ "exec": exec, "httpGet": http_get, "sleep": sleep, "tcpSocket": tcp_socket });
+    if let Some(all) = fields.as_object_mut() {
         all.retain(|_, hook| !hook.is_null());
     }
-    all
+    fields
 }
 
-fn label(object: &mut Value, pod: &Pod, node_name: &str, virtual_node: bool) {
+fn set_labels(object: &mut Value, pod: &Pod, node_name: &str, virtual_node: bool) {
     let mut labels = object["metadata"]["labels"]
         .as_object()
         .cloned()

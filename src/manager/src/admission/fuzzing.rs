@@ -4,17 +4,17 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
-use super::container_recreate_request::Seen;
-use super::{cloneset, container_recreate_request, deletion, image_pull_job, node_image, wire};
+use super::container_recreate_request::PodLookup;
+use super::{cloneset, container_recreate_request, deletion, image_pull_job, node_image, reviews_json};
 use kruise_api::{convert, names};
 
 /// An `AdmissionReview`, for every kind whatever it says.
 pub fn review(data: &[u8]) {
-    if let Ok((_, Some(going))) = wire::deletion(data) {
-        let name = deletion::protected(&going);
+    if let Ok((_, Some(namespace))) = reviews_json::parse_deletion(data) {
+        let name = deletion::protected_namespace(&namespace);
         assert!(name.is_none_or(names::is_label), "{name:?}");
     }
-    let Ok((_, Some(asked))) = wire::admission(data) else {
+    let Ok((_, Some(request))) = reviews_json::parse_admission(data) else {
         return;
     };
     let pod = json!({
@@ -23,25 +23,28 @@ pub fn review(data: &[u8]) {
         "status": {"phase": "Running", "containerStatuses": [{"name": "app", "containerID": "c://1", "image": "a",
             "imageID": "a", "ready": true, "restartCount": 0}]},
     });
-    let seen = Seen {
+    let lookup = PodLookup {
         pod: serde_json::from_value::<Pod>(pod).ok(),
-        ..Seen::default()
+        ..PodLookup::default()
     };
-    let _ = container_recreate_request::decide(&asked, &seen);
-    let _ = image_pull_job::fill_in(&asked);
-    let _ = image_pull_job::check(&asked, &[]);
-    let _ = node_image::fill_in(&asked, Timestamp::UNIX_EPOCH);
-    let _ = node_image::check(&asked);
-    let _ = cloneset::new_templates(&asked);
-    let _ = cloneset::newly_to_delete(&asked);
-    let _ = cloneset::fill_in(&asked, None);
-    let _ = cloneset::check(&asked, &[], None);
+    let _ = container_recreate_request::decide(&request, &lookup);
+    let _ = image_pull_job::set_defaults(&request);
+    let _ = image_pull_job::validate_request(&request, &[]);
+    let _ = node_image::set_defaults(&request, Timestamp::UNIX_EPOCH);
+    let _ = node_image::validate_request(&request);
+    let _ = cloneset::changed_templates(&request);
+    let _ = cloneset::added_pods_to_delete(&request);
+    let _ = cloneset::set_defaults(&request, None);
+    let _ = cloneset::validate_request(&request, &[], None);
 }
 
 /// A `ConversionReview`.
 pub fn conversion(data: &[u8]) {
-    if let Ok((_, (objects, to))) = wire::conversion(data) {
-        for object in objects.into_iter().filter_map(|text| wire::object(text).ok()) {
+    if let Ok((_, (objects, to))) = reviews_json::parse_conversion(data) {
+        for object in objects
+            .into_iter()
+            .filter_map(|text| reviews_json::parse_object(text).ok())
+        {
             let _ = convert::convert(object, &to);
         }
     }

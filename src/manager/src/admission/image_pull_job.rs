@@ -4,23 +4,23 @@ use serde_json::json;
 
 use super::node_image::{BACKOFF_LIMIT, TIMEOUT_SECONDS};
 use super::review::{Decision, Request};
-use kruise_api::image_reference::Reference;
-use kruise_api::json::default;
+use kruise_api::image_reference::ImageReference;
+use kruise_api::json::set_default;
 use kruise_api::validation::{FieldErrors, selector};
 
 /// Completion policy, pull policy and limits. A deadline shorter than the usual timeout shortens it.
-pub(super) fn fill_in(asked: &Request) -> Decision {
-    let mut object = asked.object.to_json();
+pub(super) fn set_defaults(request: &Request) -> Decision {
+    let mut object = request.object.to_json();
     if let Some(spec) = object.get_mut("spec") {
-        default(spec, &["completionPolicy", "type"], json!("Always"));
-        default(spec, &["imagePullPolicy"], json!("IfNotPresent"));
+        set_default(spec, &["completionPolicy", "type"], json!("Always"));
+        set_default(spec, &["imagePullPolicy"], json!("IfNotPresent"));
         let deadline = spec["completionPolicy"]["activeDeadlineSeconds"].as_i64();
         let timeout = deadline
             .filter(|deadline| *deadline > 0)
             .unwrap_or(TIMEOUT_SECONDS)
             .min(TIMEOUT_SECONDS);
-        default(spec, &["pullPolicy", "timeoutSeconds"], json!(timeout));
-        default(spec, &["pullPolicy", "backoffLimit"], json!(BACKOFF_LIMIT));
+        set_default(spec, &["pullPolicy", "timeoutSeconds"], json!(timeout));
+        set_default(spec, &["pullPolicy", "backoffLimit"], json!(BACKOFF_LIMIT));
     }
     Decision::Allow {
         object,
@@ -29,18 +29,18 @@ pub(super) fn fill_in(asked: &Request) -> Decision {
 }
 
 /// The image's reference and the selectors; names of nodes that do not exist are worth a warning.
-pub(super) fn check(asked: &Request, unknown_nodes: &[String]) -> Decision {
+pub(super) fn validate_request(request: &Request, missing_nodes: &[String]) -> Decision {
     let mut errors = FieldErrors::default();
-    let spec = &asked.object["spec"];
+    let spec = &request.object["spec"];
     // What is stored already was checked, or is older than this check.
     let changed = |field: &str| {
-        asked
+        request
             .old
             .as_ref()
             .is_none_or(|old| old["spec"][field] != spec[field])
     };
     if changed("image")
-        && let Err(why) = Reference::parse(spec["image"].as_str().unwrap_or_default())
+        && let Err(why) = ImageReference::parse(spec["image"].as_str().unwrap_or_default())
     {
         errors.add("spec.image", &spec["image"], why);
     }
@@ -49,10 +49,10 @@ pub(super) fn check(asked: &Request, unknown_nodes: &[String]) -> Decision {
             selector::check(&spec[field], &format!("spec.{field}"), &mut errors);
         }
     }
-    let warnings = unknown_nodes.iter().map(|name| {
+    let warnings = missing_nodes.iter().map(|name| {
         format!("spec.selector.names: there is no node {name:?} now; the job continues without it")
     });
-    Decision::of(errors, asked.object.to_json(), warnings.collect())
+    Decision::from_errors(errors, request.object.to_json(), warnings.collect())
 }
 
 #[cfg(test)]
@@ -66,7 +66,7 @@ mod tests {
 
     fn request(spec: Value) -> Request {
         Request {
-            object: Object::of(json!({ "spec": spec })),
+            object: Object::for_test(json!({ "spec": spec })),
             old: None,
             namespace: "ns".into(),
             version: "v1beta1".into(),
@@ -75,21 +75,24 @@ mod tests {
     }
 
     fn filled(spec: Value) -> Value {
-        match fill_in(&request(spec)) {
+        match set_defaults(&request(spec)) {
             Decision::Allow { object, .. } => object["spec"].clone(),
-            Decision::Deny { why, .. } => panic!("{why}"),
+            Decision::Deny { message: why, .. } => panic!("{why}"),
         }
     }
 
     fn denied(spec: Value) -> String {
-        match check(&request(spec), &[]) {
-            Decision::Deny { code: 422, why } => why,
+        match validate_request(&request(spec), &[]) {
+            Decision::Deny {
+                code: 422,
+                message: why,
+            } => why,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
-    fn what_is_absent_is_filled_in() {
+    fn absent_fields_get_defaults() {
         let spec = filled(json!({ "image": "nginx" }));
         assert_eq!(
             spec,
@@ -104,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_bounds_the_timeout_that_is_filled_in() {
+    fn deadline_caps_the_default_timeout() {
         let spec = filled(json!({ "completionPolicy": { "activeDeadlineSeconds": 30 } }));
         assert_eq!(spec["pullPolicy"]["timeoutSeconds"], 30);
         let spec = filled(json!({ "completionPolicy": { "activeDeadlineSeconds": 3000 } }));
@@ -112,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_fields_are_refused_by_path() {
         for (spec, message) in [
             (
                 json!({ "image": "Not Valid" }),
@@ -142,20 +145,23 @@ mod tests {
     }
 
     #[test]
-    fn good_jobs_pass() {
+    fn valid_jobs_are_admitted() {
         let spec = json!({ "image": "r.example:5000/a/b:1@sha256:".to_owned() + &"0".repeat(64),
             "selector": { "matchLabels": { "kubernetes.io/os": "linux", "empty": "" },
                 "matchExpressions": [{ "key": "x", "operator": "NotIn", "values": ["a.b_c-d"] }] } });
-        let Decision::Allow { warnings, .. } = check(&request(spec), &["gone".into()]) else {
+        let Decision::Allow { warnings, .. } = validate_request(&request(spec), &["gone".into()]) else {
             panic!("denied")
         };
         assert!(warnings.iter().any(|warning| warning.contains("\"gone\"")));
     }
 
     #[test]
-    fn what_is_stored_stays_updatable() {
-        let mut asked = request(json!({ "image": "Not Valid", "parallelism": 2 }));
-        asked.old = Some(Object::of(json!({ "spec": { "image": "Not Valid" } })));
-        assert!(matches!(check(&asked, &[]), Decision::Allow { .. }));
+    fn invalid_stored_job_can_be_updated() {
+        let mut review_request = request(json!({ "image": "Not Valid", "parallelism": 2 }));
+        review_request.old = Some(Object::for_test(json!({ "spec": { "image": "Not Valid" } })));
+        assert!(matches!(
+            validate_request(&review_request, &[]),
+            Decision::Allow { .. }
+        ));
     }
 }

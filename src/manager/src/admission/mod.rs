@@ -4,6 +4,7 @@
 //! Out: answers; the certificates (made, renewed), and the `caBundle` of our webhooks and CRDs.
 //! Every decision is a pure `decide`, one file per kind; what CEL can say is not here but in the CRDs.
 
+mod body_limits;
 mod bundle;
 mod certificates;
 mod cloneset;
@@ -13,20 +14,19 @@ mod crd;
 mod deletion;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
-#[cfg(test)]
-mod hostile;
 mod image_pull_job;
-mod known_fields;
-mod look;
+mod lookups;
+#[cfg(test)]
+mod malformed;
 mod node_image;
+mod previous_fields;
 mod review;
-mod room;
+mod reviews_json;
 mod router;
-mod sending;
 mod server;
-mod storage;
+mod storage_migration;
 mod webhooks;
-mod wire;
+mod write_timeout;
 
 use std::time::Duration;
 
@@ -36,12 +36,12 @@ use tokio_util::sync::CancellationToken;
 
 use kruise_api::Kind;
 use kruise_api::backoff::Backoff;
-use kruise_cluster::pod_template::Defaults;
+use kruise_cluster::pod_template::Defaulting;
 use kruise_cluster::{self as cluster, Cluster};
-use kruise_ops::{Gate, Gates, Health, http};
+use kruise_ops::{FeatureGate, FeatureGates, Health, http};
 
 /// Name of our check in the process's health.
-const CHECK: &str = "admission";
+const HEALTH_CHECK: &str = "admission";
 
 /// What is done about webhooks, and where they are served.
 #[derive(Clone, Debug)]
@@ -59,24 +59,24 @@ pub struct Options {
     /// Port to listen on (`WEBHOOK_PORT`), 1 to 65535.
     pub port: u16,
     /// Which defaults CloneSets' templates are stored with.
-    pub defaults: Defaults,
+    pub defaults: Defaulting,
     /// Whether CloneSets resize CPU and memory of their Pods in place (gate `InPlaceWorkloadVerticalScaling`).
-    pub vertical: bool,
+    pub vertical_scaling: bool,
     /// Kinds that are switched off, and the feature gate that does it.
-    pub off: Vec<(Kind, Gate)>,
+    pub disabled_kinds: Vec<(Kind, FeatureGate)>,
 }
 
 /// The kinds that are switched off, and the feature gate that does it.
 #[must_use]
-pub fn switched_off(gates: &Gates) -> Vec<(Kind, Gate)> {
-    let needs = |kind| match kind {
+pub fn disabled_kinds(gates: &FeatureGates) -> Vec<(Kind, FeatureGate)> {
+    let required_gate = |kind| match kind {
         Kind::CloneSet => None,
-        Kind::NodeImage | Kind::ContainerRecreateRequest => Some(Gate::KruiseDaemon),
-        Kind::ImagePullJob => Some(Gate::ImagePullJobGate),
+        Kind::NodeImage | Kind::ContainerRecreateRequest => Some(FeatureGate::KruiseDaemon),
+        Kind::ImagePullJob => Some(FeatureGate::ImagePullJobGate),
     };
     let kinds = Kind::ALL.into_iter();
-    let needs = kinds.filter_map(|kind| Some((kind, needs(kind)?)));
-    needs.filter(|(_, gate)| !gates.on(*gate)).collect()
+    let gated = kinds.filter_map(|kind| Some((kind, required_gate(kind)?)));
+    gated.filter(|(_, gate)| !gates.enabled(*gate)).collect()
 }
 
 /// Port that is listened on when nothing else is said.
@@ -128,47 +128,47 @@ impl Error {
 /// When the port cannot be had. All else is tried again, and told in the process's health.
 pub async fn run(
     cluster: Cluster,
-    leader: Cluster,
+    leader_cluster: Cluster,
     options: Options,
     leading: watch::Receiver<bool>,
     health: Health,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
-    health.unready(CHECK, "no certificate yet");
+    health.set_not_ready(HEALTH_CHECK, "no certificate yet");
     let listener = match options.serve {
         true => Some(server::listen(options.port).await?),
         false => None,
     };
     let Some(first) = shutdown
-        .run_until_cancelled(Box::pin(first_bundle(&cluster, &options, &health)))
+        .run_until_cancelled(Box::pin(wait_for_bundle(&cluster, &options, &health)))
         .await
     else {
         return Ok(());
     };
-    certificates::show_expiration(&first);
+    certificates::set_expiration_metric(&first);
     let (bundle_tx, bundle_rx) = watch::channel(first);
-    health.ready(
-        CHECK,
+    health.set_ready(
+        HEALTH_CHECK,
         match options.serve {
             true => format!("serves on port {}", options.port),
             false => "there are certificates".to_owned(),
         },
     );
     let serving = listener.map(|listener| {
-        let (look, looking) = look::Look::new(&cluster, &options);
-        let router = router::router(look, &options);
+        let (lookups, watching) = lookups::Lookups::new(&cluster, &options);
+        let router = router::router(lookups, &options);
         let served = server::serve(listener, router, bundle_rx.clone(), &shutdown);
         // What is asked of the API server for a review is asked to the last of them.
         Box::pin(async {
             tokio::select! {
                 () = served => {}
-                () = looking => {}
+                () = watching => {}
             }
         })
     });
     let managing = options.manage.then(|| {
-        Box::pin(webhooks::keep(
-            &leader,
+        Box::pin(webhooks::run_registration(
+            &leader_cluster,
             &options,
             bundle_rx.clone(),
             leading,
@@ -177,7 +177,7 @@ pub async fn run(
     });
     let work = async {
         tokio::join!(
-            Box::pin(certificates::keep(
+            Box::pin(certificates::run_renewal(
                 &cluster,
                 &options,
                 &bundle_tx,
@@ -191,18 +191,18 @@ pub async fn run(
 }
 
 /// The certificates, as soon as the API server lets us have them.
-async fn first_bundle(cluster: &Cluster, options: &Options, health: &Health) -> bundle::Bundle {
+async fn wait_for_bundle(cluster: &Cluster, options: &Options, health: &Health) -> bundle::Bundle {
     const RETRY: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
     let mut failures = 0_u32;
     loop {
-        match certificates::obtain(cluster, options).await {
+        match certificates::ensure(cluster, options).await {
             Ok(bundle) => return bundle,
             Err(why) => {
                 tracing::warn!(%why, "webhooks cannot be served yet");
-                health.unready(CHECK, why.to_string());
+                health.set_not_ready(HEALTH_CHECK, why.to_string());
             }
         }
-        tokio::time::sleep(RETRY.pause(failures)).await;
+        tokio::time::sleep(RETRY.delay(failures)).await;
         failures = failures.saturating_add(1);
     }
 }
@@ -213,17 +213,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn feature_gates_switch_kinds_off() {
-        let off = |gates: &str| switched_off(&Gates::read(gates).unwrap());
-        let job = (Kind::ImagePullJob, Gate::ImagePullJobGate);
-        assert_eq!(off(""), []);
-        assert_eq!(off("ImagePullJobGate=false"), [job]);
-        let daemon = |kind| (kind, Gate::KruiseDaemon);
+    fn feature_gates_disable_kinds() {
+        let disabled = |gates: &str| disabled_kinds(&FeatureGates::parse(gates).unwrap());
+        let job = (Kind::ImagePullJob, FeatureGate::ImagePullJobGate);
+        assert_eq!(disabled(""), []);
+        assert_eq!(disabled("ImagePullJobGate=false"), [job]);
+        let daemon = |kind| (kind, FeatureGate::KruiseDaemon);
         let without_daemon = [
             daemon(Kind::NodeImage),
             job,
             daemon(Kind::ContainerRecreateRequest),
         ];
-        assert_eq!(off("KruiseDaemon=false"), without_daemon);
+        assert_eq!(disabled("KruiseDaemon=false"), without_daemon);
     }
 }

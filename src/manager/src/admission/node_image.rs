@@ -8,9 +8,9 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::review::{Decision, Request};
-use kruise_api::image_reference::Reference;
-use kruise_api::json::default;
-use kruise_api::node_image::{LONGEST_NAME, MOST_TAGS};
+use kruise_api::image_reference::ImageReference;
+use kruise_api::json::set_default;
+use kruise_api::node_image::{MAX_IMAGE_NAME_CHARS, MAX_TAGS};
 use kruise_api::validation::FieldErrors;
 
 /// Seconds of one attempt when a tag does not say.
@@ -19,28 +19,28 @@ pub(super) const TIMEOUT_SECONDS: i64 = 600;
 pub(super) const BACKOFF_LIMIT: i64 = 3;
 
 /// What no node is asked for, and would take long to fill in: each change names its image.
-pub(super) fn too_long(object: &Value) -> Option<Decision> {
+pub(super) fn reject_oversized(object: &Value) -> Option<Decision> {
     let mut errors = FieldErrors::default();
     let images = object["spec"]["images"].as_object();
     let tags = |image: &Value| image["tags"].as_array().map_or(0, Vec::len);
     let all: usize = images.into_iter().flatten().map(|(_, image)| tags(image)).sum();
-    if all > MOST_TAGS {
-        errors.too_many("spec.images[].tags", all, MOST_TAGS);
+    if all > MAX_TAGS {
+        errors.too_many("spec.images[].tags", all, MAX_TAGS);
     }
     for (name, _) in images
         .into_iter()
         .flatten()
-        .filter(|(name, _)| name.len() > LONGEST_NAME)
+        .filter(|(name, _)| name.len() > MAX_IMAGE_NAME_CHARS)
     {
-        let why = format!("the name of an image may not be longer than {LONGEST_NAME} characters");
+        let why = format!("the name of an image may not be longer than {MAX_IMAGE_NAME_CHARS} characters");
         errors.add("spec.images", &json!(name), why);
     }
-    (!errors.is_empty()).then(|| Decision::of(errors, Value::Null, Vec::new()))
+    (!errors.is_empty()).then(|| Decision::from_errors(errors, Value::Null, Vec::new()))
 }
 
 /// Tags in order, with creation time and limits.
-pub(super) fn fill_in(asked: &Request, now: Timestamp) -> Decision {
-    let mut object = asked.object.to_json();
+pub(super) fn set_defaults(request: &Request, now: Timestamp) -> Decision {
+    let mut object = request.object.to_json();
     let created = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let images = object
         .get_mut("spec")
@@ -51,9 +51,9 @@ pub(super) fn fill_in(asked: &Request, now: Timestamp) -> Decision {
         };
         tags.sort_by(|one, other| one["tag"].as_str().cmp(&other["tag"].as_str()));
         for tag in tags.iter_mut().filter(|tag| tag.is_object()) {
-            default(tag, &["createdAt"], json!(created));
-            default(tag, &["pullPolicy", "timeoutSeconds"], json!(TIMEOUT_SECONDS));
-            default(tag, &["pullPolicy", "backoffLimit"], json!(BACKOFF_LIMIT));
+            set_default(tag, &["createdAt"], json!(created));
+            set_default(tag, &["pullPolicy", "timeoutSeconds"], json!(TIMEOUT_SECONDS));
+            set_default(tag, &["pullPolicy", "backoffLimit"], json!(BACKOFF_LIMIT));
         }
     }
     Decision::Allow {
@@ -63,26 +63,26 @@ pub(super) fn fill_in(asked: &Request, now: Timestamp) -> Decision {
 }
 
 /// Names and tags that make references, each tag once, and a time to go for each.
-pub(super) fn check(asked: &Request) -> Decision {
+pub(super) fn validate_request(request: &Request) -> Decision {
     let mut errors = FieldErrors::default();
-    let images = asked.object["spec"]["images"].as_object();
+    let images = request.object["spec"]["images"].as_object();
     for (name, image) in images.into_iter().flatten() {
         // What is stored already was checked, or is older than this check.
-        if asked
+        if request
             .old
             .as_ref()
             .is_some_and(|old| old["spec"]["images"][name] == *image)
         {
             continue;
         }
-        let mut seen = BTreeSet::new();
-        for (at, tag) in image["tags"].as_array().into_iter().flatten().enumerate() {
-            let field = format!("spec.images[{name}].tags[{at}]");
+        let mut tags = BTreeSet::new();
+        for (index, tag) in image["tags"].as_array().into_iter().flatten().enumerate() {
+            let field = format!("spec.images[{name}].tags[{index}]");
             let text = tag["tag"].as_str().unwrap_or_default();
-            if let Err(why) = Reference::from_name_and_tag(name, text) {
+            if let Err(why) = ImageReference::from_name_and_tag(name, text) {
                 errors.add(format!("{field}.tag"), &tag["tag"], why);
             }
-            if !seen.insert(text) {
+            if !tags.insert(text) {
                 errors.add(
                     format!("{field}.tag"),
                     &tag["tag"],
@@ -105,7 +105,7 @@ pub(super) fn check(asked: &Request) -> Decision {
             }
         }
     }
-    Decision::of(errors, asked.object.to_json(), Vec::new())
+    Decision::from_errors(errors, request.object.to_json(), Vec::new())
 }
 
 #[cfg(test)]
@@ -119,7 +119,7 @@ mod tests {
 
     fn request(images: Value) -> Request {
         Request {
-            object: Object::of(json!({ "spec": { "images": images } })),
+            object: Object::for_test(json!({ "spec": { "images": images } })),
             old: None,
             namespace: String::new(),
             version: "v1beta1".into(),
@@ -128,14 +128,14 @@ mod tests {
     }
 
     fn filled(images: Value) -> Value {
-        match fill_in(&request(images), "2026-01-02T03:04:05Z".parse().unwrap()) {
+        match set_defaults(&request(images), "2026-01-02T03:04:05Z".parse().unwrap()) {
             Decision::Allow { object, .. } => object["spec"]["images"].clone(),
-            Decision::Deny { why, .. } => panic!("{why}"),
+            Decision::Deny { message: why, .. } => panic!("{why}"),
         }
     }
 
     #[test]
-    fn what_is_absent_is_filled_in() {
+    fn absent_fields_get_defaults() {
         let images = json!({ "nginx": { "tags": [
             { "tag": "b", "createdAt": "2025-01-01T00:00:00Z", "pullPolicy": { "timeoutSeconds": 5 } },
             { "tag": "a" },
@@ -152,28 +152,29 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_says_nothing_stays_as_it_is() {
+    fn object_without_tags_is_unchanged() {
         for object in [
             json!({}),
             json!({ "spec": {} }),
             json!({ "spec": { "images": { "a": {} } } }),
         ] {
-            let asked = Request {
-                object: Object::of(object.clone()),
+            let review_request = Request {
+                object: Object::for_test(object.clone()),
                 old: None,
                 namespace: String::new(),
                 version: "v1beta1".into(),
                 strict: false,
             };
-            let Decision::Allow { object: filled, .. } = fill_in(&asked, Timestamp::UNIX_EPOCH) else {
+            let Decision::Allow { object: filled, .. } = set_defaults(&review_request, Timestamp::UNIX_EPOCH)
+            else {
                 panic!("denied");
             };
-            assert_eq!(filled, *Object::of(object));
+            assert_eq!(filled, *Object::for_test(object));
         }
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_tags_are_refused_by_path() {
         let good = json!({ "ttlSecondsAfterFinished": 1 });
         let images = json!({ "UPPER": { "tags": [{ "tag": "1", "createdAt": "x", "pullPolicy": good }] },
             "nginx": { "tags": [
@@ -181,7 +182,11 @@ mod tests {
                 { "tag": "1", "createdAt": "x", "pullPolicy": good },
                 { "tag": "2" },
         ] } });
-        let Decision::Deny { code: 422, why } = check(&request(images)) else {
+        let Decision::Deny {
+            code: 422,
+            message: why,
+        } = validate_request(&request(images))
+        else {
             panic!("allowed")
         };
         for part in [
@@ -195,17 +200,22 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_stays_updatable() {
+    fn invalid_stored_tags_can_be_updated() {
         let bad = json!({ "tags": [{ "tag": "1" }] });
-        let mut asked = request(json!({ "UPPER": bad, "nginx": { "tags": [] } }));
-        asked.old = Some(Object::of(json!({ "spec": { "images": { "UPPER": bad } } })));
-        assert!(matches!(check(&asked), Decision::Allow { .. }));
+        let mut review_request = request(json!({ "UPPER": bad, "nginx": { "tags": [] } }));
+        review_request.old = Some(Object::for_test(
+            json!({ "spec": { "images": { "UPPER": bad } } }),
+        ));
+        assert!(matches!(
+            validate_request(&review_request),
+            Decision::Allow { .. }
+        ));
     }
 
     proptest! {
         /// Filling in what was filled in changes nothing.
         #[test]
-        fn filling_in_is_idempotent(tags in proptest::collection::vec(("[a-c]{0,2}", proptest::option::of(0..9)), 0..4)) {
+        fn defaulting_is_idempotent(tags in proptest::collection::vec(("[a-c]{0,2}", proptest::option::of(0..9)), 0..4)) {
             let tags: Vec<_> = tags.into_iter().map(|(tag, timeout)| match timeout {
                 Some(timeout) => json!({ "tag": tag, "pullPolicy": { "timeoutSeconds": timeout } }),
                 None => json!({ "tag": tag }),

@@ -61,8 +61,8 @@ impl Object {
     /// The object of a test, whose metadata does not matter where there is none.
     #[cfg(test)]
     #[allow(clippy::panic)]
-    pub fn of(mut value: Value) -> Self {
-        kruise_api::json::default(&mut value, &["metadata"], serde_json::json!({}));
+    pub fn for_test(mut value: Value) -> Self {
+        kruise_api::json::set_default(&mut value, &["metadata"], serde_json::json!({}));
         Self::parse(value).unwrap_or_else(|why| panic!("{why}"))
     }
 }
@@ -89,19 +89,19 @@ pub(super) enum Decision {
         /// HTTP status that the user gets.
         code: u16,
         /// Field, value and what to do, in words.
-        why: String,
+        message: String,
     },
 }
 
 impl Decision {
     /// No when there are errors, else yes with `object`.
-    pub fn of(errors: FieldErrors, object: Value, warnings: Vec<String>) -> Self {
+    pub fn from_errors(errors: FieldErrors, object: Value, warnings: Vec<String>) -> Self {
         if errors.is_empty() {
             return Self::Allow { object, warnings };
         }
         Self::Deny {
             code: 422,
-            why: errors.into_messages().join("; "),
+            message: errors.into_messages().join("; "),
         }
     }
 }
@@ -113,10 +113,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use kruise_api::validation::cut;
+    use kruise_api::validation::truncate;
 
     #[test]
-    fn an_object_is_one_at_every_place_that_decisions_look_at() {
+    fn objects_are_required_at_every_place_read() {
         let object = |part: Value| {
             let mut object = json!({ "metadata": { "labels": {} }, "spec": {} });
             json_patch::merge(&mut object, &part);
@@ -140,16 +140,17 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_bounded_whatever_the_object_holds() {
+    fn refusal_messages_are_bounded() {
         let (mut errors, long) = (FieldErrors::default(), "é".repeat(1 << 20));
         for _ in 0..100_000 {
             errors.add(&long, &json!(long), "too long");
         }
-        let Decision::Deny { why, .. } = Decision::of(errors, Value::Null, Vec::new()) else {
+        let Decision::Deny { message: why, .. } = Decision::from_errors(errors, Value::Null, Vec::new())
+        else {
             panic!("allowed")
         };
         assert!(why.len() < 100 << 10, "{}", why.len());
-        assert_eq!(cut("short", 5), "short");
-        assert_eq!(cut("abcdef", 5), "abcde…");
+        assert_eq!(truncate("short", 5), "short");
+        assert_eq!(truncate("abcdef", 5), "abcde…");
     }
 }

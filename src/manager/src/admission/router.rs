@@ -18,86 +18,93 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::yield_now;
 
+use super::body_limits::{BodyLimit, BodyPermits, ClientQuotas, limit_body};
 use super::connections::Caller;
-use super::look::Look;
+use super::lookups::Lookups;
 use super::review::{Decision, Request};
-use super::room::{Kept, Room, Shares, held};
-use super::wire::{self, Unreadable};
+use super::reviews_json::{self, Unreadable};
 use super::{Options, cloneset, container_recreate_request, deletion, image_pull_job, node_image};
-use kruise_api::json::memory;
-use kruise_api::validation::{LONGEST_FIELD, cut};
+use kruise_api::json::estimate_memory;
+use kruise_api::validation::{MAX_FIELD_CHARS, truncate};
 use kruise_api::{Kind, convert, keys};
-use kruise_ops::Gate;
+use kruise_ops::FeatureGate;
 use kruise_ops::metrics::metrics;
 use kruise_ops::panics;
 
 /// New and old object of at most 3 MiB each, and what surrounds them. Bytes.
-const LARGEST_ADMISSION: usize = 16 << 20;
+const MAX_ADMISSION_BYTES: usize = 16 << 20;
 /// A list of thousands of objects may be converted in one request. Bytes.
-const LARGEST_CONVERSION: usize = 64 << 20;
+const MAX_CONVERSION_BYTES: usize = 64 << 20;
 /// A larger list is converted beside the tasks of this process, since it takes up to seconds. Bytes.
-const AT_ONCE: usize = 256 << 10;
+const MAX_INLINE_CONVERSION: usize = 256 << 10;
 /// Objects of a review are in memory so often at most while it is answered: as asked for, as a dry run is asked for and
 /// answers, and as they are to be.
-const COPIES: usize = 4;
+const OBJECT_COPIES: usize = 4;
 /// Memory that the objects of all reviews may take while they are answered, in bytes. The container has 512 MiB, of which
 /// conversions may take some 300.
-const ALL_MEMORY: usize = 160 << 20;
+const MAX_REVIEW_MEMORY: usize = 160 << 20;
 /// The most of a refusal that is logged, in characters.
-const LONGEST_LOGGED: usize = 500;
+const MAX_LOGGED_CHARS: usize = 500;
 /// The kind whose deletion is judged, as it is counted.
-const NAMESPACE: &str = "namespace";
+const NAMESPACE_KIND: &str = "namespace";
 
 /// What every answer may need.
 #[derive(Clone)]
-struct Served {
-    look: Look,
-    off: Arc<[(Kind, Gate)]>,
+struct HandlerState {
+    lookups: Lookups,
+    disabled_kinds: Arc<[(Kind, FeatureGate)]>,
 }
 
 /// Paths as upstream's, which existing configurations may point at.
-pub(super) fn router(look: Look, options: &Options) -> Router {
-    let mut admitting = Room::new(2 * LARGEST_ADMISSION, LARGEST_ADMISSION);
-    admitting.weigh(COPIES * wire::MOST_MEMORY, ALL_MEMORY, weight);
-    let converting = Room::new(LARGEST_CONVERSION + LARGEST_CONVERSION / 8, LARGEST_CONVERSION);
-    let served = Served {
-        look,
-        off: options.off.clone().into(),
+pub(super) fn router(lookups: Lookups, options: &Options) -> Router {
+    let mut admission_limit = BodyLimit::new(2 * MAX_ADMISSION_BYTES, MAX_ADMISSION_BYTES);
+    admission_limit.limit_memory(
+        OBJECT_COPIES * reviews_json::MAX_OBJECT_MEMORY,
+        MAX_REVIEW_MEMORY,
+        review_memory,
+    );
+    let conversion_limit = BodyLimit::new(
+        MAX_CONVERSION_BYTES + MAX_CONVERSION_BYTES / 8,
+        MAX_CONVERSION_BYTES,
+    );
+    let state = HandlerState {
+        lookups,
+        disabled_kinds: options.disabled_kinds.clone().into(),
     };
     let admission = Router::new()
-        .route("/{step}", post(admit))
-        .route(keys::VALIDATE_NAMESPACE_PATH, post(judge_deletion))
-        .layer(from_fn_with_state(admitting, held))
-        .with_state(served);
+        .route("/{step}", post(handle_admission))
+        .route(keys::VALIDATE_NAMESPACE_PATH, post(handle_deletion))
+        .layer(from_fn_with_state(admission_limit, limit_body))
+        .with_state(state);
     let conversion = Router::new()
-        .route(keys::CONVERT_PATH, post(converted))
-        .layer(from_fn_with_state(converting, held))
-        .with_state(Turns::new());
+        .route(keys::CONVERT_PATH, post(handle_conversion))
+        .layer(from_fn_with_state(conversion_limit, limit_body))
+        .with_state(ConversionSlots::new());
     // The room is bounded already.
     conversion
         .merge(admission)
         .layer(DefaultBodyLimit::disable())
-        .layer(from_fn(isolate))
+        .layer(from_fn(recover_panics))
 }
 
 /// The memory that a review takes while it is answered, in bytes.
-fn weight(text: &[u8]) -> usize {
-    memory(text).saturating_mul(COPIES)
+fn review_memory(text: &[u8]) -> usize {
+    estimate_memory(text).saturating_mul(OBJECT_COPIES)
 }
 
 /// Ends a review that panics, and nothing else. The API server takes the answer for a webhook that failed, and does what
 /// the webhook's `failurePolicy` says.
-async fn isolate(request: axum::extract::Request, next: Next) -> Response {
+async fn recover_panics(request: axum::extract::Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     let step = path.trim_start_matches('/');
-    match panics::isolated("admission", cut(&path, LONGEST_FIELD), next.run(request)).await {
+    match panics::catch_panic("admission", truncate(&path, MAX_FIELD_CHARS), next.run(request)).await {
         Ok(response) => response,
         Err(panicked) => {
-            let (kind, step) = match route(step) {
-                Some((kind, mutate)) => (kind.row().lower, step_of(mutate)),
+            let (kind, step) = match parse_step(step) {
+                Some((kind, mutate)) => (kind.info().lowercase, step_label(mutate)),
                 None => ("other", "convert"),
             };
-            count(kind, step, "failed");
+            count_review(kind, step, "failed");
             (
                 StatusCode::INTERNAL_SERVER_ERROR,
                 format!("the review failed: {panicked}"),
@@ -109,40 +116,44 @@ async fn isolate(request: axum::extract::Request, next: Next) -> Response {
 
 /// Turns to convert, which is work without a pause.
 #[derive(Clone)]
-struct Turns {
+struct ConversionSlots {
     /// As many for each address as there are threads: a list of another address waits for so many, not for all that are
     /// there.
-    of_address: Shares,
+    per_client: ClientQuotas,
     /// The turn of large lists. The memory of one object is bounded, and so is that of all when there is one at a time.
-    large: Arc<Semaphore>,
+    large_lists: Arc<Semaphore>,
 }
 
-impl Turns {
+impl ConversionSlots {
     fn new() -> Self {
         Self {
-            of_address: Shares::of(Handle::current().metrics().num_workers()),
-            large: Arc::new(Semaphore::new(1)),
+            per_client: ClientQuotas::new(Handle::current().metrics().num_workers()),
+            large_lists: Arc::new(Semaphore::new(1)),
         }
     }
 }
 
-async fn converted(
-    State(turns): State<Turns>,
-    Extension(kept): Extension<Kept>,
+async fn handle_conversion(
+    State(slots): State<ConversionSlots>,
+    Extension(permits): Extension<BodyPermits>,
     Extension(caller): Extension<Caller>,
     body: Bytes,
 ) -> Response {
-    if body.len() <= AT_ONCE {
-        let _turn = turns.of_address.left(caller.address).acquire_owned().await;
+    if body.len() <= MAX_INLINE_CONVERSION {
+        let _slot = slots
+            .per_client
+            .available_to(caller.address)
+            .acquire_owned()
+            .await;
         // Those that are ready, too, find the turn taken, and make room for others until it is theirs.
         yield_now().await;
-        return convert_text(&body);
+        return convert_review(&body);
     }
-    let turn = turns.large.acquire_owned().await;
+    let slot = slots.large_lists.acquire_owned().await;
     // Who asked may have gone when it ends; until then it has its turn and its room.
     let work = move || {
-        let answer = convert_text(&body);
-        drop((turn, kept));
+        let answer = convert_review(&body);
+        drop((slot, permits));
         answer
     };
     let work = tokio::task::spawn_blocking(work).await;
@@ -152,150 +163,161 @@ async fn converted(
     })
 }
 
-fn convert_text(body: &[u8]) -> Response {
-    let (review, objects, to) = match wire::conversion(body) {
+fn convert_review(body: &[u8]) -> Response {
+    let (review, objects, to) = match reviews_json::parse_conversion(body) {
         Ok((review, (objects, to))) => (review, objects, to),
         Err(Unreadable::Review(review, why)) => {
             let why = Status::failure(&why, "unreadable").with_code(422);
-            return Json(review.unconverted(why)).into_response();
+            return Json(review.conversion_failed(why)).into_response();
         }
-        Err(Unreadable::Foreign(code, why)) => return foreign(code, why),
+        Err(Unreadable::NotAReview(code, why)) => return reject_non_review(code, why),
     };
-    let (head, foot) = match review.clone().converted() {
+    let (head, foot) = match review.clone().conversion_parts() {
         Ok(parts) => parts,
-        Err(why) => return foreign(StatusCode::BAD_REQUEST, why.to_string()),
+        Err(why) => return reject_non_review(StatusCode::BAD_REQUEST, why.to_string()),
     };
-    match convert_all(&objects, &to, head, most_of(body)) {
+    match convert_all(&objects, &to, head, max_answer_bytes(body)) {
         Ok(mut answer) => {
             answer.extend_from_slice(foot.as_bytes());
             ([(CONTENT_TYPE, "application/json")], answer).into_response()
         }
-        Err(why) => Json(review.unconverted(*why)).into_response(),
+        Err(why) => Json(review.conversion_failed(*why)).into_response(),
     }
 }
 
 /// Bytes that the answer to a conversion may have: what annotations carry is in an object twice.
-fn most_of(body: &[u8]) -> usize {
+fn max_answer_bytes(body: &[u8]) -> usize {
     (2 * body.len()).saturating_add(1 << 20)
 }
 
-fn foreign(code: StatusCode, why: String) -> Response {
-    count("other", "read", "refused");
+fn reject_non_review(code: StatusCode, why: String) -> Response {
+    count_review("other", "read", "refused");
     (code, why).into_response()
 }
 
 /// All of them or none: their texts with commas after `head`, of `most` bytes at most.
-fn convert_all(objects: &[&RawValue], to: &str, head: String, most: usize) -> Result<Vec<u8>, Box<Status>> {
+fn convert_all(
+    objects: &[&RawValue],
+    to: &str,
+    head: String,
+    max_bytes: usize,
+) -> Result<Vec<u8>, Box<Status>> {
     let (mut kind, mut answer) = ("other", head.into_bytes());
-    let all = objects.iter().enumerate().try_for_each(|(at, text)| {
-        let object = wire::object(text).map_err(|why| (why, "unreadable"))?;
-        if at == 0 {
-            kind = label(&object);
+    let all = objects.iter().enumerate().try_for_each(|(index, text)| {
+        let object = reviews_json::parse_object(text).map_err(|why| (why, "unreadable"))?;
+        if index == 0 {
+            kind = kind_label(&object);
         }
         let object = convert::convert(object, to).map_err(|why| (why.to_string(), why.category()))?;
-        if at > 0 {
+        if index > 0 {
             answer.push(b',');
         }
         serde_json::to_writer(&mut answer, &object).map_err(|why| (why.to_string(), "unreadable"))?;
-        if answer.len() > most {
-            let why = format!("the converted objects are too large: {most} bytes are the most");
+        if answer.len() > max_bytes {
+            let why = format!("the converted objects are too large: {max_bytes} bytes are the most");
             return Err((why, "too_large"));
         }
         Ok(())
     });
-    count(kind, "convert", if all.is_ok() { "allowed" } else { "failed" });
+    count_review(kind, "convert", if all.is_ok() { "allowed" } else { "failed" });
     let Err((why, reason)) = all else {
         return Ok(answer);
     };
-    let words = &*cut(&why, LONGEST_LOGGED);
-    tracing::warn!(kind, why = words, "cannot convert");
-    Err(Box::new(Status::failure(words, reason).with_code(422)))
+    let message = &*truncate(&why, MAX_LOGGED_CHARS);
+    tracing::warn!(kind, why = message, "cannot convert");
+    Err(Box::new(Status::failure(message, reason).with_code(422)))
 }
 
 /// The kind of an object as a label of metrics: what was sent by somebody is none unless it is one of ours.
-fn label(object: &Value) -> &'static str {
-    let kind = object["kind"].as_str().and_then(Kind::named);
-    kind.map_or("other", |kind| kind.row().lower)
+fn kind_label(object: &Value) -> &'static str {
+    let kind = object["kind"].as_str().and_then(Kind::from_name);
+    kind.map_or("other", |kind| kind.info().lowercase)
 }
 
-async fn admit(
-    State(served): State<Served>,
+async fn handle_admission(
+    State(state): State<HandlerState>,
     Extension(caller): Extension<Caller>,
     Path(step): Path<String>,
     body: Bytes,
 ) -> Response {
-    let Some((kind, mutate)) = route(&step) else {
+    let Some((kind, mutate)) = parse_step(&step) else {
         return (StatusCode::NOT_FOUND, format!("no webhook at /{step}")).into_response();
     };
-    let (review, asked) = match wire::admission(&body) {
+    let (review, request) = match reviews_json::parse_admission(&body) {
         Ok(read) => read,
-        Err(why) => return unread(kind.row().lower, mutate, why),
+        Err(why) => return reject_unreadable(kind.info().lowercase, mutate, why),
     };
     // The answer may wait for others; the text is not needed meanwhile.
     drop(body);
     // Nothing is checked when an object goes.
-    let Some(asked) = asked else {
-        return Json(review.agreed()).into_response();
+    let Some(request) = request else {
+        return Json(review.allowed()).into_response();
     };
-    let decision = match served.off.iter().find(|(off, _)| *off == kind) {
+    let decision = match state.disabled_kinds.iter().find(|(off, _)| *off == kind) {
         Some((_, gate)) => Decision::Deny {
             code: 403,
-            why: format!("feature gate {} of kruise-manager is off", gate.name()),
+            message: format!("feature gate {} of kruise-manager is off", gate.name()),
         },
-        None => decide(&served.look.asked_by(&caller), kind, mutate, &asked).await,
+        None => decide(&state.lookups.on_behalf_of(&caller), kind, mutate, &request).await,
     };
-    note(kind.row().lower, mutate, &asked.namespace, &decision);
-    Json(review.decided(&asked.object, decision)).into_response()
+    record_decision(kind.info().lowercase, mutate, &request.namespace, &decision);
+    Json(review.with_decision(&request.object, decision)).into_response()
 }
 
-async fn judge_deletion(
-    State(served): State<Served>,
+async fn handle_deletion(
+    State(state): State<HandlerState>,
     Extension(caller): Extension<Caller>,
     body: Bytes,
 ) -> Response {
-    let (review, going) = match wire::deletion(&body) {
+    let (review, namespace) = match reviews_json::parse_deletion(&body) {
         Ok(read) => read,
-        Err(why) => return unread(NAMESPACE, false, why),
+        Err(why) => return reject_unreadable(NAMESPACE_KIND, false, why),
     };
     drop(body);
-    let Some(name) = going.as_ref().and_then(deletion::protected) else {
-        return Json(review.agreed()).into_response();
+    let Some(name) = namespace.as_ref().and_then(deletion::protected_namespace) else {
+        return Json(review.allowed()).into_response();
     };
-    let decision = deletion::decide(name, served.look.asked_by(&caller).kept(name).await);
-    note(NAMESPACE, false, name, &decision);
-    Json(review.decided(&Value::Null, decision)).into_response()
+    let decision = deletion::decide(
+        name,
+        state.lookups.on_behalf_of(&caller).deletion_blocker(name).await,
+    );
+    record_decision(NAMESPACE_KIND, false, name, &decision);
+    Json(review.with_decision(&Value::Null, decision)).into_response()
 }
 
 /// The answer to a review that cannot be read, or to what is none.
-fn unread(kind: &str, mutate: bool, why: Unreadable) -> Response {
+fn reject_unreadable(kind: &str, mutate: bool, why: Unreadable) -> Response {
     match why {
         Unreadable::Review(review, why) => {
-            let why = Decision::Deny { code: 422, why };
-            note(kind, mutate, "", &why);
-            Json(review.decided(&Value::Null, why)).into_response()
+            let why = Decision::Deny {
+                code: 422,
+                message: why,
+            };
+            record_decision(kind, mutate, "", &why);
+            Json(review.with_decision(&Value::Null, why)).into_response()
         }
-        Unreadable::Foreign(code, why) => foreign(code, why),
+        Unreadable::NotAReview(code, why) => reject_non_review(code, why),
     }
 }
 
 /// Counts a decision, and logs a refusal.
-fn note(kind: &str, mutate: bool, namespace: &str, decision: &Decision) {
-    let step = step_of(mutate);
+fn record_decision(kind: &str, mutate: bool, namespace: &str, decision: &Decision) {
+    let step = step_label(mutate);
     match decision {
-        Decision::Allow { .. } => count(kind, step, "allowed"),
-        Decision::Deny { code, why } => {
-            let why = &*cut(why, LONGEST_LOGGED);
+        Decision::Allow { .. } => count_review(kind, step, "allowed"),
+        Decision::Deny { code, message: why } => {
+            let why = &*truncate(why, MAX_LOGGED_CHARS);
             tracing::info!(kind, namespace, why, "refused");
-            count(kind, step, if *code == 500 { "failed" } else { "refused" });
+            count_review(kind, step, if *code == 500 { "failed" } else { "refused" });
         }
     }
 }
 
-fn step_of(mutate: bool) -> &'static str {
+fn step_label(mutate: bool) -> &'static str {
     if mutate { "mutate" } else { "validate" }
 }
 
-fn count(kind: &str, step: &str, result: &str) {
+fn count_review(kind: &str, step: &str, result: &str) {
     let labels = [
         ("kind", kind.to_owned()),
         ("step", step.to_owned()),
@@ -304,7 +326,7 @@ fn count(kind: &str, step: &str, result: &str) {
     metrics().reviews.get_or_create(&labels).inc();
 }
 
-fn route(step: &str) -> Option<(Kind, bool)> {
+fn parse_step(step: &str) -> Option<(Kind, bool)> {
     let mutate = step
         .strip_prefix("mutate-apps-kruise-io-")
         .map(|kind| (kind, true));
@@ -312,37 +334,44 @@ fn route(step: &str) -> Option<(Kind, bool)> {
         step.strip_prefix("validate-apps-kruise-io-")
             .map(|kind| (kind, false))
     })?;
-    Some((Kind::in_lower_case(kind)?, mutate))
+    Some((Kind::from_lowercase(kind)?, mutate))
 }
 
-async fn decide(look: &Look, kind: Kind, mutate: bool, asked: &Request) -> Decision {
-    let too_long = match kind {
-        Kind::CloneSet => cloneset::too_long(&asked.object),
-        Kind::NodeImage => node_image::too_long(&asked.object),
+async fn decide(lookups: &Lookups, kind: Kind, mutate: bool, request: &Request) -> Decision {
+    let oversized = match kind {
+        Kind::CloneSet => cloneset::reject_oversized(&request.object),
+        Kind::NodeImage => node_image::reject_oversized(&request.object),
         Kind::ImagePullJob | Kind::ContainerRecreateRequest => None,
     };
-    if let Some(refusal) = too_long {
+    if let Some(refusal) = oversized {
         return refusal;
     }
     match (kind, mutate) {
-        (Kind::CloneSet, true) => cloneset::fill_in(asked, look.templates(asked).await),
+        (Kind::CloneSet, true) => cloneset::set_defaults(request, lookups.default_templates(request).await),
         (Kind::CloneSet, false) => {
-            let (strangers, before) = tokio::join!(look.no_pods(asked), look.before(asked));
-            cloneset::check(asked, &strangers, before.as_ref())
+            let (missing_pods, baseline) = tokio::join!(
+                lookups.missing_pods_to_delete(request),
+                lookups.in_place_baseline(request)
+            );
+            cloneset::validate_request(request, &missing_pods, baseline.as_ref())
         }
-        (Kind::NodeImage, true) => node_image::fill_in(asked, look.cluster.clock.now()),
-        (Kind::NodeImage, false) => node_image::check(asked),
-        (Kind::ImagePullJob, true) => image_pull_job::fill_in(asked),
-        (Kind::ImagePullJob, false) => image_pull_job::check(asked, &look.unknown_nodes(asked).await),
-        (Kind::ContainerRecreateRequest, true) if asked.old.is_none() => match look.at_pod(asked).await {
-            Ok(seen) => container_recreate_request::decide(asked, &seen),
-            Err(why) => Decision::Deny {
-                code: 500,
-                why: format!("the Pod that the request is for could not be read, try again: {why}"),
-            },
-        },
+        (Kind::NodeImage, true) => node_image::set_defaults(request, lookups.cluster.clock.now()),
+        (Kind::NodeImage, false) => node_image::validate_request(request),
+        (Kind::ImagePullJob, true) => image_pull_job::set_defaults(request),
+        (Kind::ImagePullJob, false) => {
+            image_pull_job::validate_request(request, &lookups.missing_nodes(request).await)
+        }
+        (Kind::ContainerRecreateRequest, true) if request.old.is_none() => {
+            match lookups.target_pod(request).await {
+                Ok(lookup) => container_recreate_request::decide(request, &lookup),
+                Err(why) => Decision::Deny {
+                    code: 500,
+                    message: format!("the Pod that the request is for could not be read, try again: {why}"),
+                },
+            }
+        }
         (Kind::ContainerRecreateRequest, _) => Decision::Allow {
-            object: asked.object.to_json(),
+            object: request.object.to_json(),
             warnings: Vec::new(),
         },
     }
@@ -357,15 +386,15 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_review_that_panics_fails_alone() {
+    async fn panicking_review_fails_alone() {
         let router = Router::new()
             .route("/good", post(async || "good"))
             .route(
                 "/{step}",
                 post(async |Path(step): Path<String>| -> String { panic!("{step}") }),
             )
-            .layer(from_fn(isolate));
-        let ask = async |path: &str| {
+            .layer(from_fn(recover_panics));
+        let status_of = async |path: &str| {
             let request = axum::http::Request::post(path)
                 .body(axum::body::Body::empty())
                 .unwrap();
@@ -375,15 +404,15 @@ mod tests {
                 .status()
                 .as_u16()
         };
-        assert_eq!(ask("/mutate-apps-kruise-io-nodeimage").await, 500);
-        assert_eq!(ask("/good").await, 200);
+        assert_eq!(status_of("/mutate-apps-kruise-io-nodeimage").await, 500);
+        assert_eq!(status_of("/good").await, 200);
         let labels = [("kind", "nodeimage"), ("step", "mutate"), ("result", "failed")];
         let labels = labels.map(|(label, value)| (label, value.to_owned()));
         assert_eq!(metrics().reviews.get_or_create(&labels).get(), 1);
     }
 
     #[test]
-    fn all_objects_of_a_list_are_converted_or_none() {
+    fn list_conversion_is_all_or_nothing() {
         let good = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage", "metadata": { "name": "n" } });
         let to = "apps.kruise.io/v1alpha1";
         let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": {} });
@@ -400,17 +429,17 @@ mod tests {
     }
 
     #[test]
-    fn only_upstream_s_paths_are_served() {
+    fn only_upstream_paths_are_served() {
         assert_eq!(
-            route("mutate-apps-kruise-io-nodeimage"),
+            parse_step("mutate-apps-kruise-io-nodeimage"),
             Some((Kind::NodeImage, true))
         );
         assert_eq!(
-            route("validate-apps-kruise-io-imagepulljob"),
+            parse_step("validate-apps-kruise-io-imagepulljob"),
             Some((Kind::ImagePullJob, false))
         );
         for other in ["mutate-pod", "mutate-apps-kruise-io-sidecarset", "", "nodeimage"] {
-            assert_eq!(route(other), None);
+            assert_eq!(parse_step(other), None);
         }
     }
 }

@@ -27,35 +27,35 @@ use tower::Layer;
 use super::Error;
 use super::bundle::Bundle;
 use super::connections::{Caller, Connections};
-use super::sending::{Patience, Sending};
+use super::write_timeout::{WriteTimeoutStream, WriteTimeouts};
 use kruise_ops::http;
 
 /// A client that has not shaken hands by then is let go.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A client that has not had the answer to a review by then is let go. API servers connect to send one, and wait 10 s
 /// for the answer at most.
-const FIRST: Duration = Duration::from_secs(20);
+const FIRST_REVIEW_TIMEOUT: Duration = Duration::from_secs(20);
 /// What is being answered on a connection whose place another address gets may take so long.
-const FAREWELL: Duration = Duration::from_secs(1);
+const EVICTION_GRACE: Duration = Duration::from_secs(1);
 /// A client that has asked nothing for so long is let go, for it takes the place of others. API servers let go of an idle
 /// connection after 90 s themselves, so none is ended as they ask.
-const IDLE: Duration = Duration::from_secs(120);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a client may take to read an answer. API servers wait for a review 10 s, for a conversion 30 s.
-const PATIENCE: Patience = Patience {
+const WRITE_TIMEOUTS: WriteTimeouts = WriteTimeouts {
     stalled: Duration::from_secs(5),
-    whole: Duration::from_secs(30),
+    total: Duration::from_secs(30),
 };
 /// Bytes of answers that the kernel holds for one connection; it doubles them. What it would choose itself grows to some
 /// 4 MiB, which nothing counts.
-const UNSENT: usize = 256 << 10;
+const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// Connections at a time; an API server opens few and keeps them.
-const CONNECTIONS: usize = 512;
+const MAX_CONNECTIONS: usize = 512;
 /// Connections of one address at a time. An API server has one for each review that it waits for.
-const SHARE: usize = 256;
+const MAX_CLIENT_CONNECTIONS: usize = 256;
 
 /// Opens the port on all addresses.
 pub(super) async fn listen(port: u16) -> Result<TcpListener, Error> {
-    Ok(http::bind(&http::any(port)).await?)
+    Ok(http::bind(&http::all_interfaces(port)).await?)
 }
 
 /// Answers until `shutdown` begins, and then what was asked by then.
@@ -65,9 +65,9 @@ pub(super) async fn serve(
     bundle: watch::Receiver<Bundle>,
     shutdown: &CancellationToken,
 ) {
-    let acceptor = TlsAcceptor::from(Arc::new(configuration(bundle)));
-    let connections = Connections::new(CONNECTIONS, SHARE);
-    let conversations = TaskTracker::new();
+    let acceptor = TlsAcceptor::from(Arc::new(tls_config(bundle)));
+    let connections = Connections::new(MAX_CONNECTIONS, MAX_CLIENT_CONNECTIONS);
+    let tasks = TaskTracker::new();
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
         let (stream, caller) = match accepted {
             Ok((stream, peer)) => (stream, Caller::new(peer.ip())),
@@ -78,66 +78,66 @@ pub(super) async fn serve(
                 continue;
             }
         };
-        let Some(place) = connections.admit(&caller) else {
+        let Some(slot) = connections.admit(&caller) else {
             tracing::debug!(address = %caller.address, "refused a connection: this address has its share");
             continue;
         };
         let (acceptor, router, shutdown) = (acceptor.clone(), router.clone(), shutdown.clone());
-        conversations.spawn(async move {
+        tasks.spawn(async move {
             tokio::select! {
-                () = converse(stream, acceptor, router, caller, &place.taken, shutdown) => {}
-                () = farewell(&place.taken) => {}
+                () = serve_connection(stream, acceptor, router, caller, &slot.evicted, shutdown) => {}
+                () = eviction_grace_over(&slot.evicted) => {}
             }
         });
     }
     // Who connects now is refused, and asks another replica.
     drop(listener);
-    conversations.close();
-    conversations.wait().await;
+    tasks.close();
+    tasks.wait().await;
 }
 
-async fn converse(
+async fn serve_connection(
     stream: TcpStream,
     acceptor: TlsAcceptor,
     router: axum::Router,
     caller: Caller,
-    taken: &CancellationToken,
+    evicted: &CancellationToken,
     shutdown: CancellationToken,
 ) {
-    if let Err(why) = SockRef::from(&stream).set_send_buffer_size(UNSENT) {
+    if let Err(why) = SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER_BYTES) {
         tracing::debug!(%why, "cannot bound what is unsent on a connection");
     }
-    let stream = match tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)).await {
+    let stream = match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(why)) => return tracing::debug!(%why, "a client did not speak TLS with us"),
         Err(_) => return tracing::debug!("a client did not finish its handshake"),
     };
-    let idle = without_review(&caller, FIRST);
+    let no_review = first_review_timeout(&caller, FIRST_REVIEW_TIMEOUT);
     let service = TowerToHyperService::new(Extension(caller.clone()).layer(router));
-    let connection = answers(stream, service, IDLE, PATIENCE);
+    let connection = http_connection(stream, service, IDLE_TIMEOUT, WRITE_TIMEOUTS);
     tokio::pin!(connection);
-    let ended = tokio::select! {
+    let result = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = idle => return tracing::debug!(address = %caller.address, "a client asked for no review"),
-        () = either(&shutdown, taken) => {
+        () = no_review => return tracing::debug!(address = %caller.address, "a client asked for no review"),
+        () = either_cancelled(&shutdown, evicted) => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
     };
-    if let Err(why) = ended {
+    if let Err(why) = result {
         tracing::debug!(%why, "a webhook connection broke");
     }
 }
 
 /// Ends when the client got the answer to no review for so long from its beginning on.
-async fn without_review(caller: &Caller, first: Duration) {
-    tokio::time::sleep(first).await;
+async fn first_review_timeout(caller: &Caller, timeout: Duration) {
+    tokio::time::sleep(timeout).await;
     if caller.has_reviewed() {
         std::future::pending::<()>().await;
     }
 }
 
-async fn either(one: &CancellationToken, other: &CancellationToken) {
+async fn either_cancelled(one: &CancellationToken, other: &CancellationToken) {
     tokio::select! {
         () = one.cancelled() => {}
         () = other.cancelled() => {}
@@ -145,30 +145,30 @@ async fn either(one: &CancellationToken, other: &CancellationToken) {
 }
 
 /// Ends a while after the place was given to another address.
-async fn farewell(taken: &CancellationToken) {
-    taken.cancelled().await;
-    tokio::time::sleep(FAREWELL).await;
+async fn eviction_grace_over(evicted: &CancellationToken) {
+    evicted.cancelled().await;
+    tokio::time::sleep(EVICTION_GRACE).await;
 }
 
 /// What answers one client.
-type Answering = TowerToHyperService<AddExtension<axum::Router, Caller>>;
+type ReviewService = TowerToHyperService<AddExtension<axum::Router, Caller>>;
 
 /// Answers on one connection, until nothing is asked for so long, or an answer is not read.
-fn answers<S: AsyncRead + AsyncWrite + Unpin>(
+fn http_connection<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
-    service: Answering,
+    service: ReviewService,
     idle: Duration,
-    patience: Patience,
-) -> http1::Connection<TokioIo<Sending<S>>, Answering> {
+    timeouts: WriteTimeouts,
+) -> http1::Connection<TokioIo<WriteTimeoutStream<S>>, ReviewService> {
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(idle);
     // Answers are sent from where they are: a copy would not keep the room of its review.
     builder.writev(true);
-    builder.serve_connection(TokioIo::new(Sending::new(stream, patience)), service)
+    builder.serve_connection(TokioIo::new(WriteTimeoutStream::new(stream, timeouts)), service)
 }
 
-fn configuration(bundle: watch::Receiver<Bundle>) -> ServerConfig {
-    let resolver = Arc::new(Current {
+fn tls_config(bundle: watch::Receiver<Bundle>) -> ServerConfig {
+    let resolver = Arc::new(CertificateResolver {
         bundle,
         cached: std::sync::Mutex::default(),
     });
@@ -181,33 +181,33 @@ fn configuration(bundle: watch::Receiver<Bundle>) -> ServerConfig {
 
 /// How long the certificate before is served after a renewal: until the leader, or the next one, has announced the new
 /// authority to the API servers.
-const ANNOUNCED: Duration = Duration::from_secs(60);
+const CA_ROLLOUT_DELAY: Duration = Duration::from_secs(60);
 
 /// Hands out the certificate of the moment, read once per renewal.
 #[derive(Debug)]
-struct Current {
+struct CertificateResolver {
     bundle: watch::Receiver<Bundle>,
-    cached: std::sync::Mutex<Option<Served>>,
+    cached: std::sync::Mutex<Option<ServedCertificate>>,
 }
 
 /// A certificate that is served.
 #[derive(Debug)]
-struct Served {
+struct ServedCertificate {
     certificate: String,
-    authority: String,
+    ca: String,
     key: Arc<CertifiedKey>,
     /// When there was another one first.
-    renewed: Option<Instant>,
+    renewed_at: Option<Instant>,
 }
 
-impl ResolvesServerCert for Current {
+impl ResolvesServerCert for CertificateResolver {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        self.key()
+        self.current_key()
     }
 }
 
-impl Current {
-    fn key(&self) -> Option<Arc<CertifiedKey>> {
+impl CertificateResolver {
+    fn current_key(&self) -> Option<Arc<CertifiedKey>> {
         let bundle = self.bundle.borrow();
         let mut cached = self
             .cached
@@ -215,26 +215,26 @@ impl Current {
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(served) = cached.as_mut() {
             if served.certificate == bundle.certificate {
-                served.renewed = None;
+                served.renewed_at = None;
                 return Some(Arc::clone(&served.key));
             }
-            let renewed = *served.renewed.get_or_insert_with(Instant::now);
-            if bundle.ca.contains(&served.authority) && renewed.elapsed() < ANNOUNCED {
+            let renewed = *served.renewed_at.get_or_insert_with(Instant::now);
+            if bundle.ca.contains(&served.ca) && renewed.elapsed() < CA_ROLLOUT_DELAY {
                 return Some(Arc::clone(&served.key));
             }
         }
-        let key = Arc::new(certified(&bundle)?);
-        *cached = Some(Served {
+        let key = Arc::new(certified_key(&bundle)?);
+        *cached = Some(ServedCertificate {
             certificate: bundle.certificate.clone(),
-            authority: bundle.authority().to_owned(),
+            ca: bundle.current_ca().to_owned(),
             key: Arc::clone(&key),
-            renewed: None,
+            renewed_at: None,
         });
         Some(key)
     }
 }
 
-fn certified(bundle: &Bundle) -> Option<CertifiedKey> {
+fn certified_key(bundle: &Bundle) -> Option<CertifiedKey> {
     let chain: Result<Vec<_>, _> =
         CertificateDer::pem_reader_iter(Cursor::new(&bundle.certificate)).collect();
     let key = PrivateKeyDer::from_pem_slice(bundle.key.as_bytes()).ok()?;
@@ -252,51 +252,55 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
     use tokio::sync::mpsc;
 
-    use super::super::room::{Room, held};
+    use super::super::body_limits::{BodyLimit, limit_body};
     use super::*;
 
     /// What is renewed is announced meanwhile; what is made from nothing is all that there is to be trusted.
     #[tokio::test(start_paused = true)]
-    async fn a_new_authority_is_announced_before_it_is_served() {
+    async fn new_ca_is_announced_before_it_is_served() {
         let now = jiff::Timestamp::from_second(1_800_000_000).unwrap();
         let names = std::collections::BTreeSet::from(["a".to_owned()]);
-        let first = Bundle::make(&names, now).unwrap();
+        let first = Bundle::generate(&names, now).unwrap();
         let (bundle_tx, bundle) = watch::channel(first.clone());
-        let current = Current {
+        let resolver = CertificateResolver {
             bundle,
             cached: std::sync::Mutex::default(),
         };
-        let served = || current.key().unwrap().cert.clone();
+        let served = || resolver.current_key().unwrap().cert.clone();
         let at_first = served();
         bundle_tx.send_replace(first.renew(&names, now).unwrap());
         assert_eq!(served(), at_first);
-        tokio::time::advance(ANNOUNCED - Duration::from_millis(1)).await;
+        tokio::time::advance(CA_ROLLOUT_DELAY - Duration::from_millis(1)).await;
         assert_eq!(served(), at_first);
         tokio::time::advance(Duration::from_millis(1)).await;
         let renewed = served();
         assert_ne!(renewed, at_first);
-        bundle_tx.send_replace(Bundle::make(&names, now).unwrap());
+        bundle_tx.send_replace(Bundle::generate(&names, now).unwrap());
         assert_ne!(served(), renewed);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_asks_for_no_review_is_let_go_early() {
+    async fn clients_without_review_are_closed_early() {
         let caller = Caller::new([127, 0, 0, 1].into());
-        without_review(&caller, FIRST).await;
+        first_review_timeout(&caller, FIRST_REVIEW_TIMEOUT).await;
         caller.note_review();
-        let stays = tokio::time::timeout(FIRST * 2, without_review(&caller, FIRST)).await;
-        assert!(stays.is_err());
+        let waited = tokio::time::timeout(
+            FIRST_REVIEW_TIMEOUT * 2,
+            first_review_timeout(&caller, FIRST_REVIEW_TIMEOUT),
+        )
+        .await;
+        assert!(waited.is_err());
     }
 
     /// A rollout of the webhook cuts off no review.
     #[tokio::test]
-    async fn what_was_asked_before_the_end_is_answered() {
+    async fn in_flight_reviews_finish_at_shutdown() {
         let names = std::collections::BTreeSet::from(["localhost".to_owned()]);
-        let bundle = Bundle::make(&names, jiff::Timestamp::now()).unwrap();
+        let bundle = Bundle::generate(&names, jiff::Timestamp::now()).unwrap();
         let mut roots = rustls::RootCertStore::empty();
-        let authority = CertificateDer::from_pem_slice(bundle.authority().as_bytes()).unwrap();
+        let authority = CertificateDer::from_pem_slice(bundle.current_ca().as_bytes()).unwrap();
         roots.add(authority).unwrap();
-        let (asked_tx, mut asked) = mpsc::channel(1);
+        let (asked_tx, mut request_arrived) = mpsc::channel(1);
         let answer = Arc::new(tokio::sync::Notify::new());
         let waits = Arc::clone(&answer);
         let router = axum::Router::new().route(
@@ -323,7 +327,7 @@ mod tests {
         let mut stream = connector.connect(name, stream).await.unwrap();
         let request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
         stream.write_all(request).await.unwrap();
-        asked.recv().await.unwrap();
+        request_arrived.recv().await.unwrap();
         shutdown.cancel();
         while TcpStream::connect(address).await.is_ok() {
             tokio::task::yield_now().await;
@@ -338,28 +342,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_asks_nothing_is_let_go() {
-        for said in ["", "GET / HTT", "GET / HTTP/1.1\r\nHost: x\r\n\r\n"] {
+    async fn idle_connections_are_closed() {
+        for sent in ["", "GET / HTT", "GET / HTTP/1.1\r\nHost: x\r\n\r\n"] {
             let router = axum::Router::new().route("/", get(|| async { "here" }));
             let (mut ours, theirs) = duplex(1024);
-            ours.write_all(said.as_bytes()).await.unwrap();
-            let answers = answers(
+            ours.write_all(sent.as_bytes()).await.unwrap();
+            let answers = http_connection(
                 theirs,
                 TowerToHyperService::new(Extension(Caller::new([127, 0, 0, 1].into())).layer(router)),
                 Duration::from_millis(200),
-                PATIENCE,
+                WRITE_TIMEOUTS,
             );
             let ended = tokio::time::timeout(Duration::from_secs(60), answers).await;
-            assert!(ended.is_ok(), "{said:?} holds the connection");
+            assert!(ended.is_ok(), "{sent:?} holds the connection");
             let mut text = String::new();
             ours.read_to_string(&mut text).await.unwrap();
-            assert_eq!(text.ends_with("here"), said.ends_with("\r\n\r\n"), "{text:?}");
+            assert_eq!(text.ends_with("here"), sent.ends_with("\r\n\r\n"), "{text:?}");
         }
     }
 
     /// Sends a review of four bytes.
-    async fn ask(at: SocketAddr, path: &str) -> TcpStream {
-        let mut stream = TcpStream::connect(at).await.unwrap();
+    async fn send_review(address: SocketAddr, path: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(address).await.unwrap();
         let request =
             format!("POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nConnection: close\r\n\r\ntext");
         stream.write_all(request.as_bytes()).await.unwrap();
@@ -367,42 +371,49 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_does_not_read_its_answer_is_ended_and_its_room_comes_back() {
+    async fn unread_answer_frees_its_permits() {
         // More than the kernel holds for both ends.
         const LARGE: usize = 64 << 20;
         let large = Bytes::from(vec![b'x'; LARGE]);
-        let room = Room::new(2 * LARGE, LARGE);
+        let limit = BodyLimit::new(2 * LARGE, LARGE);
         let router = axum::Router::new()
             .route("/large", post(async move || large.clone()))
             .route("/small", post(async || "small"));
-        let router = router.layer(from_fn_with_state(room.clone(), held));
+        let router = router.layer(from_fn_with_state(limit.clone(), limit_body));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let at = listener.local_addr().unwrap();
+        let address = listener.local_addr().unwrap();
         let (ended_tx, mut ended) = mpsc::unbounded_channel();
         tokio::spawn(async move {
-            let patience = Patience {
+            let timeouts = WriteTimeouts {
                 stalled: Duration::from_secs(2),
-                whole: Duration::from_secs(60),
+                total: Duration::from_secs(60),
             };
             for client in 1.. {
                 let (stream, _) = listener.accept().await.unwrap();
                 let caller = Extension(Caller::new([127, 0, 0, client].into()));
                 let service = TowerToHyperService::new(caller.layer(router.clone()));
-                let (answers, ended_tx) = (answers(stream, service, IDLE, patience), ended_tx.clone());
+                let (answers, ended_tx) = (
+                    http_connection(stream, service, IDLE_TIMEOUT, timeouts),
+                    ended_tx.clone(),
+                );
                 tokio::spawn(async move { ended_tx.send((client, answers.await.is_ok())) });
             }
         });
-        let silent = ask(at, "/large").await;
+        let silent = send_review(address, "/large").await;
         silent.readable().await.unwrap();
-        assert!(room.left() <= LARGE + 4, "its answer is not sent");
+        assert!(limit.available() <= LARGE + 4, "its answer is not sent");
         let mut text = String::new();
-        ask(at, "/small").await.read_to_string(&mut text).await.unwrap();
+        send_review(address, "/small")
+            .await
+            .read_to_string(&mut text)
+            .await
+            .unwrap();
         assert!(text.ends_with("small"), "{text}");
         assert_eq!(
             [ended.recv().await.unwrap(), ended.recv().await.unwrap()],
             [(2, true), (1, false)]
         );
-        assert_eq!(room.left(), 2 * LARGE);
+        assert_eq!(limit.available(), 2 * LARGE);
         drop(silent);
     }
 }

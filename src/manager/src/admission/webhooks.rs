@@ -17,12 +17,12 @@ use tokio::sync::watch;
 
 use super::bundle::Bundle;
 use super::crd::Crd;
-use super::{Options, storage};
+use super::{Options, storage_migration};
 use kruise_api::json::set;
 use kruise_api::webhooks::{MUTATING, VALIDATING, configurations, without_nulls};
 use kruise_api::{Kind, keys};
 use kruise_cluster::write::{self, Object};
-use kruise_cluster::{Cluster, Key, optional_mirror};
+use kruise_cluster::{Cluster, Key, optional_reflector};
 use kruise_ops::Progress;
 
 /// After a patch that failed.
@@ -50,12 +50,12 @@ fn client_config(options: &Options, ca: &str, path: &str) -> Value {
 }
 
 /// The merge patch that makes `there` (a configuration's `webhooks`) ours, if it is not.
-fn plan_configuration(there: &Value, ours: &Value, options: &Options, ca: &str) -> Option<Value> {
-    let there = there.as_array().map(Vec::as_slice).unwrap_or_default();
-    let mut wanted = Vec::new();
+fn plan_configuration(existing: &Value, ours: &Value, options: &Options, ca: &str) -> Option<Value> {
+    let existing = existing.as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut desired = Vec::new();
     for ours in ours["webhooks"].as_array().into_iter().flatten() {
         // What is there keeps what ours says nothing of, such as selectors that somebody added.
-        let mut hook = there
+        let mut hook = existing
             .iter()
             .find(|one| one["name"] == ours["name"])
             .cloned()
@@ -69,23 +69,23 @@ fn plan_configuration(there: &Value, ours: &Value, options: &Options, ca: &str) 
             &["clientConfig"],
             without_nulls(client_config(options, ca, path)),
         );
-        wanted.push(hook);
+        desired.push(hook);
     }
-    (there != wanted).then(|| json!({ "webhooks": wanted }))
+    (existing != desired).then(|| json!({ "webhooks": desired }))
 }
 
 /// The merge patch that makes a CRD's `spec.conversion` come to us, if it does not.
-fn plan_conversion(there: &Value, options: &Options, ca: &str) -> Option<Value> {
-    let wanted = client_config(options, ca, keys::CONVERT_PATH);
-    let good = there["strategy"] == "Webhook"
-        && there["webhook"]["clientConfig"] == without_nulls(wanted.clone())
-        && there["webhook"]["conversionReviewVersions"] == json!(["v1"]);
-    let webhook = json!({ "clientConfig": wanted, "conversionReviewVersions": ["v1"] });
-    (!good).then(|| json!({ "spec": { "conversion": { "strategy": "Webhook", "webhook": webhook } } }))
+fn plan_conversion(existing: &Value, options: &Options, ca: &str) -> Option<Value> {
+    let desired = client_config(options, ca, keys::CONVERT_PATH);
+    let up_to_date = existing["strategy"] == "Webhook"
+        && existing["webhook"]["clientConfig"] == without_nulls(desired.clone())
+        && existing["webhook"]["conversionReviewVersions"] == json!(["v1"]);
+    let webhook = json!({ "clientConfig": desired, "conversionReviewVersions": ["v1"] });
+    (!up_to_date).then(|| json!({ "spec": { "conversion": { "strategy": "Webhook", "webhook": webhook } } }))
 }
 
 /// Keeps configurations and CRDs pointing at us while we lead. Ends with the process only.
-pub(super) async fn keep(
+pub(super) async fn run_registration(
     cluster: &Cluster,
     options: &Options,
     bundle: watch::Receiver<Bundle>,
@@ -94,54 +94,55 @@ pub(super) async fn keep(
 ) {
     // When who would tell us is gone, the process is ending.
     while leading.wait_for(|leading| *leading).await.is_ok() {
-        let lost = async { leading.wait_for(|leading| !*leading).await.is_ok() };
+        let lost_lead = async { leading.wait_for(|leading| !*leading).await.is_ok() };
         tokio::select! {
-            () = keep_all(cluster, options, &bundle, progress) => {}
-            _ = lost => {}
+            () = sync_all(cluster, options, &bundle, progress) => {}
+            _ = lost_lead => {}
         }
     }
 }
 
 /// Keeps configurations and CRDs pointing at us. Never ends.
-async fn keep_all(
+async fn sync_all(
     cluster: &Cluster,
     options: &Options,
     bundle: &watch::Receiver<Bundle>,
     progress: &Progress,
 ) {
     let [mutating, validating] = configurations(&options.namespace);
-    let hooks = |ours: Value| move |there: &Value, ca: &str| plan_configuration(there, &ours, options, ca);
+    let plan_hooks =
+        |ours: Value| move |there: &Value, ca: &str| plan_configuration(there, &ours, options, ca);
     let conversion = |there: &Value, ca: &str| plan_conversion(there, options, ca);
-    let crds = Kind::ALL.into_iter().filter(|kind| kind.row().converted);
+    let crds = Kind::ALL.into_iter().filter(|kind| kind.info().needs_conversion);
     let crds = crds.map(async |kind| {
         let name = kind.crd_name();
-        let at = "/spec/conversion";
-        keep_one::<Crd>(cluster, &name, at, conversion, bundle.clone(), progress).await;
+        let pointer = "/spec/conversion";
+        sync_object::<Crd>(cluster, &name, pointer, conversion, bundle.clone(), progress).await;
     });
     tokio::join!(
-        keep_one::<MutatingWebhookConfiguration>(
+        sync_object::<MutatingWebhookConfiguration>(
             cluster,
             MUTATING,
             "/webhooks",
-            hooks(mutating),
+            plan_hooks(mutating),
             bundle.clone(),
             progress,
         ),
-        keep_one::<ValidatingWebhookConfiguration>(
+        sync_object::<ValidatingWebhookConfiguration>(
             cluster,
             VALIDATING,
             "/webhooks",
-            hooks(validating),
+            plan_hooks(validating),
             bundle.clone(),
             progress,
         ),
         futures::future::join_all(crds),
-        storage::renew(cluster),
+        storage_migration::migrate_all(cluster),
     );
 }
 
 /// Watches the part at `pointer` of the object of that name, and patches what `plan` finds wrong.
-async fn keep_one<K: Object + Send + Sync + 'static>(
+async fn sync_object<K: Object + Send + Sync + 'static>(
     cluster: &Cluster,
     name: &str,
     pointer: &'static str,
@@ -150,43 +151,43 @@ async fn keep_one<K: Object + Send + Sync + 'static>(
     progress: &Progress,
 ) {
     let api: Api<K> = Api::all(cluster.client.clone());
-    let only = ListParams::default().fields(&format!("metadata.name={name}"));
-    let (mirror, watching) = optional_mirror(api.clone(), only, move |object: K| {
+    let params = ListParams::default().fields(&format!("metadata.name={name}"));
+    let (store, watching) = optional_reflector(api.clone(), params, move |object: K| {
         let object = serde_json::to_value(object).ok()?;
         Some(object.pointer(pointer).cloned().unwrap_or_default())
     });
-    let key = Key::cluster(name);
-    let work = async {
-        let step = progress.waiting(super::CHECK);
-        let mut changes = mirror.subscribe();
-        mirror.synced().await;
-        if mirror.get(&key).is_none() {
+    let key = Key::cluster_scoped(name);
+    let sync = async {
+        let step = progress.begin_idle(super::HEALTH_CHECK);
+        let mut changes = store.subscribe();
+        store.wait_until_synced().await;
+        if store.get(&key).is_none() {
             tracing::warn!(name, kind = %K::kind(&()), "not found; apply deploy/webhooks and deploy/crds");
         }
         loop {
             let ca = bundle.borrow_and_update().ca.clone();
-            let patch = mirror.get(&key).and_then(|there| plan(&there, &ca));
-            step.now(format!("patching {name}"), write::DEADLINE);
-            let outcome = match &patch {
+            let patch = store.get(&key).and_then(|there| plan(&there, &ca));
+            step.set_activity(format!("patching {name}"), write::REQUEST_TIMEOUT);
+            let result = match &patch {
                 Some(patch) => write::patch_merge(&api, name, patch).await.map(drop),
                 None => Ok(()),
             };
-            let again = match outcome {
+            let retry = match result {
                 Ok(()) => std::future::pending().left_future(),
                 Err(why) => {
                     tracing::warn!(name, kind = %K::kind(&()), %why, "cannot point the API server at our webhooks");
                     tokio::time::sleep(RETRY).right_future()
                 }
             };
-            step.idle(None);
+            step.set_idle(None);
             tokio::select! {
                 _ = changes.recv() => {}
                 _ = bundle.changed() => {}
-                () = again => {}
+                () = retry => {}
             }
         }
     };
-    tokio::join!(watching, work);
+    tokio::join!(watching, sync);
 }
 
 #[cfg(test)]
@@ -202,31 +203,31 @@ mod tests {
             namespace: "ns".into(),
             host: host.map(str::to_owned),
             port: 9443,
-            defaults: kruise_cluster::pod_template::Defaults::default(),
-            vertical: false,
-            off: Vec::new(),
+            defaults: kruise_cluster::pod_template::Defaulting::default(),
+            vertical_scaling: false,
+            disabled_kinds: Vec::new(),
         }
     }
 
-    fn merged(mut into: Value, patch: &Value) -> Value {
-        json_patch::merge(&mut into, patch);
-        into
+    fn merged(mut object: Value, patch: &Value) -> Value {
+        json_patch::merge(&mut object, patch);
+        object
     }
 
     /// One patch is enough, whatever was there and whichever way we are reached.
     #[test]
-    fn pointing_at_us_converges() {
+    fn caller_config_converges_in_one_patch() {
         for ours in configurations(keys::SYSTEM_NAMESPACE) {
             let foreign = json!({ "webhooks": [
                 { "name": "mpod.kb.io", "failurePolicy": "Fail" },
                 { "name": ours["webhooks"][0]["name"], "failurePolicy": "Fail", "namespaceSelector": { "matchLabels": { "a": "b" } },
                   "clientConfig": { "url": "https://old", "caBundle": "eA==" } },
             ] });
-            for there in [json!({ "webhooks": [] }), ours.clone(), foreign] {
+            for existing in [json!({ "webhooks": [] }), ours.clone(), foreign] {
                 for options in [options(None), options(Some("127.0.0.1"))] {
                     let patch =
-                        plan_configuration(&there["webhooks"], &ours, &options, "ca").expect("a patch");
-                    let after = merged(there.clone(), &patch);
+                        plan_configuration(&existing["webhooks"], &ours, &options, "ca").expect("a patch");
+                    let after = merged(existing.clone(), &patch);
                     assert_eq!(
                         plan_configuration(&after["webhooks"], &ours, &options, "ca"),
                         None
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn another_namespace_of_the_manager_gets_into_match_conditions() {
+    fn match_conditions_name_the_manager_namespace() {
         let [ours, _] = configurations("other");
         let patch = plan_configuration(
             &configurations(keys::SYSTEM_NAMESPACE)[0]["webhooks"],
@@ -249,31 +250,34 @@ mod tests {
         )
         .unwrap();
         let condition = &patch["webhooks"][0]["matchConditions"][0];
-        let want = "request.userInfo.username != 'system:serviceaccount:other:kruise-manager'";
-        assert_eq!(condition["expression"], want);
+        let expected = "request.userInfo.username != 'system:serviceaccount:other:kruise-manager'";
+        assert_eq!(condition["expression"], expected);
     }
 
     #[test]
-    fn selectors_that_somebody_added_stay() {
+    fn added_selectors_are_kept() {
         let [ours, _] = configurations(keys::SYSTEM_NAMESPACE);
-        let mut there = ours["webhooks"].clone();
-        there[0]["namespaceSelector"] = json!({ "matchLabels": { "a": "b" } });
-        let patch = plan_configuration(&there, &ours, &options(None), "ca").unwrap();
+        let mut existing = ours["webhooks"].clone();
+        existing[0]["namespaceSelector"] = json!({ "matchLabels": { "a": "b" } });
+        let patch = plan_configuration(&existing, &ours, &options(None), "ca").unwrap();
         assert_eq!(
             patch["webhooks"][0]["namespaceSelector"],
-            there[0]["namespaceSelector"]
+            existing[0]["namespaceSelector"]
         );
         assert_eq!(patch["webhooks"][0]["clientConfig"]["caBundle"], "Y2E=");
     }
 
     #[test]
-    fn a_crd_converges_from_either_side() {
+    fn crd_conversion_converges_from_any_state() {
         let crd = json!({ "spec": { "conversion": { "strategy": "None" } } });
-        let mut at = crd;
+        let mut current = crd;
         for options in [options(None), options(Some("::1")), options(None)] {
-            let patch = plan_conversion(&at["spec"]["conversion"], &options, "ca").expect("a patch");
-            at = merged(at, &patch);
-            assert_eq!(plan_conversion(&at["spec"]["conversion"], &options, "ca"), None);
+            let patch = plan_conversion(&current["spec"]["conversion"], &options, "ca").expect("a patch");
+            current = merged(current, &patch);
+            assert_eq!(
+                plan_conversion(&current["spec"]["conversion"], &options, "ca"),
+                None
+            );
         }
         let url = client_config(&options(Some("::1")), "ca", "/convert");
         assert_eq!(url["url"], "https://[::1]:9443/convert");

@@ -11,30 +11,32 @@ use futures::stream::FuturesUnordered;
 use kube::{Api, Resource};
 use serde_json::{Value, json};
 
-pub use claims::look_up_claim;
+pub use claims::fetch_claim;
 use claims::{adopt_claims, create_claim, delete_claim, patch_claim};
 
+use super::context::CloneSetContext;
 use super::history;
-use super::memory::Memory;
-use super::observe::{job_at, pod_at};
-use super::plan::{Act, ClaimPatch, Concern, Job, Outcome, Subject, Why};
-use super::report::Tally;
-use super::work::Work;
+use super::observe::{versioned_job, versioned_pod};
+use super::plan::{
+    Action, ActionOutcome, ActionPurpose, ClaimPatch, FailureSubject, ImagePullJobRef, PatchReason,
+};
+use super::reconcile_state::ReconcileState;
+use super::report::ActionEvents;
 use crate::view::RawPod;
 use kruise_api::cloneset::CloneSet;
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::keys;
 use kruise_cluster::write::Stored;
-use kruise_cluster::write_cache::CONFIRM;
+use kruise_cluster::write_cache::CONFIRM_TIMEOUT;
 use kruise_cluster::{Error, Key, write};
-use kruise_workload::in_place::{self, Pod, Refresh, Target, Write};
+use kruise_workload::in_place::{self, PatchTarget, Pod, PodWrite, RefreshResult};
 
 /// Acts of all CloneSets that are under way at once: what the API server can take without queueing.
-pub const AT_ONCE: usize = 64;
+pub const MAX_CONCURRENT_WRITES: usize = 64;
 
 /// What became of the resize among the writes of an act.
 #[derive(Default)]
-enum Resize {
+enum ResizeOutcome {
     /// There was none, or it was not asked for.
     #[default]
     None,
@@ -50,315 +52,372 @@ enum Resize {
 }
 
 /// What a pass came to.
-pub struct Done {
+pub struct ExecutionResult {
     /// Whether anything was tried.
     pub acted: bool,
     /// What to tell.
-    pub tally: Tally,
+    pub events: ActionEvents,
     /// Pods that were made.
-    made: usize,
+    created: usize,
     /// Whether the making of a Pod failed.
-    refused: bool,
+    creation_failed: bool,
 }
 
 /// Does what is planned. No act is taken up later than `slice` after the first, nor when the spec has changed.
-pub async fn carry_out(work: &Work<'_>, acts: Vec<Act>, slice: Duration, memory: &mut Memory) -> Done {
-    let mut done = Done {
+pub async fn execute_actions(
+    ctx: &CloneSetContext<'_>,
+    actions: Vec<Action>,
+    time_slice: Duration,
+    state: &mut ReconcileState,
+) -> ExecutionResult {
+    let mut execution = ExecutionResult {
         acted: false,
-        tally: Tally::default(),
-        made: 0,
-        refused: false,
+        events: ActionEvents::default(),
+        created: 0,
+        creation_failed: false,
     };
-    let acts = fit(work, acts, memory, &mut done.tally).await;
+    let actions = admit_actions(ctx, actions, state, &mut execution.events).await;
     // Where updates failed a Pod leaves its Services only for one that would be taken.
-    let careful = memory.failures.contains_key(&Subject::Updates);
-    done.acted = !acts.is_empty() || done.tally.failures();
-    for act in &acts {
-        tracing::debug!(set = %work.name, subject = ?act.subject(), concern = ?act.concern(), "act planned");
+    let dry_run = state.failures.contains_key(&FailureSubject::InPlaceUpdates);
+    execution.acted = !actions.is_empty() || execution.events.has_failures();
+    for action in &actions {
+        tracing::debug!(set = %ctx.name, subject = ?action.subject(), concern = ?action.purpose(), "act planned");
     }
-    let mut waiting = acts.into_iter();
-    let mut running = FuturesUnordered::new();
+    let mut pending = actions.into_iter();
+    let mut in_flight = FuturesUnordered::new();
     let begin = Instant::now();
     loop {
-        while running.len() < AT_ONCE && begin.elapsed() < slice && work.current() {
-            match waiting.next() {
+        while in_flight.len() < MAX_CONCURRENT_WRITES && begin.elapsed() < time_slice && ctx.is_current() {
+            match pending.next() {
                 // What stopped one Pod from being made stops the next.
-                Some(Act::CreatePod { .. }) if done.refused => {}
-                Some(act) => {
+                Some(Action::CreatePod { .. }) if execution.creation_failed => {}
+                Some(action) => {
                     // What was lost on the way may be taken; a try would be one more request to lose.
-                    let failed = memory.failures.get(&act.subject());
-                    let careful = careful || failed.is_some_and(|failure| failure.answered);
-                    running.push(one(work, act, careful));
+                    let failed = state.failures.get(&action.subject());
+                    let careful = dry_run || failed.is_some_and(|failure| failure.answered);
+                    in_flight.push(execute_one(ctx, action, careful));
                 }
                 None => break,
             }
         }
-        let Some((act, result, resize)) = running.next().await else {
+        let Some((action, result, resize)) = in_flight.next().await else {
             break;
         };
-        done.note(work, &act, result, resize, memory);
+        execution.record(ctx, &action, result, resize, state);
     }
-    memory.made(done.made, done.refused, AT_ONCE);
-    done
+    state.record_creations(
+        execution.created,
+        execution.creation_failed,
+        MAX_CONCURRENT_WRITES,
+    );
+    execution
 }
 
-impl Done {
+impl ExecutionResult {
     /// Takes note of what an act came to.
-    fn note(
+    fn record(
         &mut self,
-        work: &Work<'_>,
-        act: &Act,
+        ctx: &CloneSetContext<'_>,
+        action: &Action,
         result: Result<(), Error>,
-        resize: Resize,
-        memory: &mut Memory,
+        resize: ResizeOutcome,
+        state: &mut ReconcileState,
     ) {
-        memory.left.note(act, outcome(work, &result));
-        let now = work.ctx.cluster.clock.now();
-        let creation = matches!(act, Act::CreatePod { .. });
-        let patched_for = |purpose| matches!(act, Act::PatchPod { why, .. } if *why == purpose);
-        let (update, goes_on) = (patched_for(Why::UpdateInPlace), patched_for(Why::GoOn));
-        let of_size = matches!(resize, Resize::Refused { .. });
+        state.unfinished.record(action, creation_outcome(ctx, &result));
+        let now = ctx.manager.cluster.clock.now();
+        let creation = matches!(action, Action::CreatePod { .. });
+        let patched_for = |purpose| matches!(action, Action::PatchPod { reason, .. } if *reason == purpose);
+        let (update, continues) = (
+            patched_for(PatchReason::UpdateInPlace),
+            patched_for(PatchReason::ContinueUpdate),
+        );
+        let resize_refused = matches!(resize, ResizeOutcome::Refused { .. });
         match &result {
-            Ok(()) if update || goes_on => memory.update_began(),
-            Err(error) if (update || goes_on && !of_size) && !error.retryable() => {
-                memory.update_refused(error, now);
+            Ok(()) if update || continues => state.record_update_success(),
+            Err(error) if (update || continues && !resize_refused) && !error.retryable() => {
+                state.record_update_rejection(error, now);
             }
             _ => {}
         }
         let Err(error) = result else {
-            self.made += usize::from(creation);
-            memory.succeeded(&act.subject());
+            self.created += usize::from(creation);
+            state.record_success(&action.subject());
             match resize {
-                Resize::FellBack { refusal, replaced } => {
-                    self.tally.failed(act, &refusal);
+                ResizeOutcome::FellBack { refusal, replaced } => {
+                    self.events.record_failure(action, &refusal);
                     if replaced {
-                        self.tally.succeeded(work.name, &replacing(act));
+                        self.events.record_success(ctx.name, &as_recreate(action));
                         return;
                     }
-                    memory.failed(Subject::Sizes, Concern::Update, &refusal, now);
+                    state.record_failure(
+                        FailureSubject::PendingResizes,
+                        ActionPurpose::Update,
+                        &refusal,
+                        now,
+                    );
                 }
-                Resize::Done if goes_on => memory.succeeded(&Subject::Sizes),
+                ResizeOutcome::Done if continues => state.record_success(&FailureSubject::PendingResizes),
                 _ => {}
             }
-            self.tally.succeeded(work.name, act);
+            self.events.record_success(ctx.name, action);
             return;
         };
-        let refused = match resize {
-            Resize::Refused { quota } => Some(quota),
+        let refused_by_quota = match resize {
+            ResizeOutcome::Refused { quota } => Some(quota),
             _ => None,
         };
-        if refused.is_some() && goes_on {
-            memory.failed(Subject::Sizes, Concern::Update, &error, now);
+        if refused_by_quota.is_some() && continues {
+            state.record_failure(FailureSubject::PendingResizes, ActionPurpose::Update, &error, now);
         }
-        let error = nameless(work, act, error);
+        let error = redact_pod_name(ctx, action, error);
         // What is under way at the same time is one try.
-        let again = creation && self.refused;
-        self.refused |= creation;
-        if !again {
-            failed(work, act, &error, memory, &mut self.tally);
+        let already_failed = creation && self.creation_failed;
+        self.creation_failed |= creation;
+        if !already_failed {
+            record_failure(ctx, action, &error, state, &mut self.events);
         }
         // A quota may have room later.
-        if refused == Some(false) {
-            memory.resize_refused(&act.subject());
+        if refused_by_quota == Some(false) {
+            state.record_resize_rejection(&action.subject());
         }
     }
 }
 
 /// The act that was done where a Pod was marked for deletion instead of being resized.
-fn replacing(act: &Act) -> Act {
-    let mut act = act.clone();
-    if let Act::PatchPod { why, .. } = &mut act {
-        *why = Why::UpdateReCreate;
+fn as_recreate(action: &Action) -> Action {
+    let mut action = action.clone();
+    if let Action::PatchPod { reason: why, .. } = &mut action {
+        *why = PatchReason::UpdateReCreate;
     }
-    act
+    action
 }
 
 /// The error without the name of a Pod that could not be made: it is chance which fails first, and no other news.
-fn nameless(work: &Work<'_>, act: &Act, mut error: Error) -> Error {
-    if let (Act::CreatePod { name, .. }, Error::Api(status)) = (act, &mut error) {
-        status.message = status.message.replace(name, &format!("{}-*", work.name.name));
+fn redact_pod_name(ctx: &CloneSetContext<'_>, action: &Action, mut error: Error) -> Error {
+    if let (Action::CreatePod { name, .. }, Error::Api(status)) = (action, &mut error) {
+        status.message = status.message.replace(name, &format!("{}-*", ctx.name.name));
     }
     error
 }
 
 /// Leaves out what is not to be done now: Pods beyond `width`, and adoptions by a CloneSet that is going. What Pods
 /// need that are there comes before new ones, which would otherwise keep them waiting until the last is made.
-async fn fit(work: &Work<'_>, mut acts: Vec<Act>, memory: &mut Memory, tally: &mut Tally) -> Vec<Act> {
-    let (mut pods, width) = (0, memory.width());
-    acts.retain(|act| {
-        pods += usize::from(matches!(act, Act::CreatePod { .. }));
-        !matches!(act, Act::CreatePod { .. }) || pods <= width
+async fn admit_actions(
+    ctx: &CloneSetContext<'_>,
+    mut actions: Vec<Action>,
+    state: &mut ReconcileState,
+    events: &mut ActionEvents,
+) -> Vec<Action> {
+    let (mut pods, batch) = (0, state.slow_start_batch());
+    actions.retain(|action| {
+        pods += usize::from(matches!(action, Action::CreatePod { .. }));
+        !matches!(action, Action::CreatePod { .. }) || pods <= batch
     });
-    acts.sort_by_key(|act| matches!(act, Act::CreatePod { .. }));
-    let adopts = |act: &Act| matches!(act, Act::PatchPod { why: Why::Adopt, .. });
-    if acts.iter().any(adopts) {
-        let alive = work.alive().await;
-        if let Err(error) = &alive {
-            let unsure = acts.iter().filter(|act| adopts(act));
-            unsure.for_each(|act| failed(work, act, error, memory, tally));
+    actions.sort_by_key(|action| matches!(action, Action::CreatePod { .. }));
+    let adopts = |action: &Action| {
+        matches!(
+            action,
+            Action::PatchPod {
+                reason: PatchReason::Adopt,
+                ..
+            }
+        )
+    };
+    if actions.iter().any(adopts) {
+        let owner_exists = ctx.owner_exists().await;
+        if let Err(error) = &owner_exists {
+            let unverified = actions.iter().filter(|action| adopts(action));
+            unverified.for_each(|action| record_failure(ctx, action, error, state, events));
         }
-        acts.retain(|act| matches!(alive, Ok(true)) || !adopts(act));
+        actions.retain(|action| matches!(owner_exists, Ok(true)) || !adopts(action));
     }
-    acts
+    actions
 }
 
 /// Takes note of an act that failed, to be told unless it is ordinary life.
-fn failed(work: &Work<'_>, act: &Act, error: &Error, memory: &mut Memory, tally: &mut Tally) {
-    let now = work.ctx.cluster.clock.now();
-    tracing::debug!(set = %work.name, subject = ?act.subject(), %error, category = error.category(), "act failed");
-    if memory.failed(act.subject(), act.concern(), error, now) && !error.namespace_terminating() {
-        tally.failed(act, error);
+fn record_failure(
+    ctx: &CloneSetContext<'_>,
+    action: &Action,
+    error: &Error,
+    state: &mut ReconcileState,
+    events: &mut ActionEvents,
+) {
+    let now = ctx.manager.cluster.clock.now();
+    tracing::debug!(set = %ctx.name, subject = ?action.subject(), %error, category = error.category(), "act failed");
+    if state.record_failure(action.subject(), action.purpose(), error, now) && !error.namespace_terminating()
+    {
+        events.record_failure(action, error);
     }
 }
 
 /// Does one act.
-async fn one(work: &Work<'_>, act: Act, careful: bool) -> (Act, Result<(), Error>, Resize) {
-    let mut resize = Resize::None;
+async fn execute_one(
+    ctx: &CloneSetContext<'_>,
+    action: Action,
+    dry_run: bool,
+) -> (Action, Result<(), Error>, ResizeOutcome) {
+    let mut resize = ResizeOutcome::None;
     // The semaphore is never closed.
-    let _permit = work.writes.acquire().await;
-    let result = match &act {
-        Act::CreatePod { name, pod, claims } => create_pod(work, name, pod, claims).await,
-        Act::DeletePod {
+    let _permit = ctx.write_permits.acquire().await;
+    let result = match &action {
+        Action::CreatePod { name, pod, claims } => create_pod(ctx, name, pod, claims).await,
+        Action::DeletePod {
             uid,
             name,
             version,
             claims,
-        } => delete_pod(work, uid, name, version.as_deref(), claims).await,
-        Act::PatchPod {
+        } => delete_pod(ctx, uid, name, version.as_deref(), claims).await,
+        Action::PatchPod {
             uid,
             name,
             writes,
             claims,
             ..
         } => {
-            let ready = async {
-                would_be_taken(work, name, writes, careful).await?;
-                adopt_claims(work, claims).await
+            let preflight = async {
+                dry_run_patch(ctx, name, writes, dry_run).await?;
+                adopt_claims(ctx, claims).await
             };
-            match ready.await {
-                Ok(()) => patch_pod(work, uid, name, writes, &mut resize).await,
+            match preflight.await {
+                Ok(()) => patch_pod(ctx, uid, name, writes, &mut resize).await,
                 Err(error) => {
-                    serve_again(work, name, &error).await;
+                    restore_service(ctx, name, &error).await;
                     Err(error)
                 }
             }
         }
-        Act::PatchClaim(claim) => patch_claim(work, claim).await,
-        Act::DeleteClaim { name, uid } => delete_claim(work, name, uid).await,
-        Act::CreateJob(job) => create_job(work, job).await,
-        Act::DeleteJob(job) => delete_job(work, job).await,
-        Act::LabelRevision { name, label } => history::label(work, name, label).await,
-        Act::PatchSet(patch) => patch_set(work, patch).await,
+        Action::PatchClaim(claim) => patch_claim(ctx, claim).await,
+        Action::DeleteClaim { name, uid } => delete_claim(ctx, name, uid).await,
+        Action::CreateJob(job) => create_job(ctx, job).await,
+        Action::DeleteJob(job) => delete_job(ctx, job).await,
+        Action::LabelRevision { name, label } => history::label_revision(ctx, name, label).await,
+        Action::PatchCloneSet(patch) => patch_clone_set(ctx, patch).await,
     };
-    (act, result, resize)
+    (action, result, resize)
 }
 
-fn keep_pod(work: &Work<'_>, stored: &RawPod) -> Arc<Pod> {
-    let pod = Arc::new(Pod::of(stored.json()));
-    let key = work.key(&pod.name);
-    let at = pod_at(&key, Arc::clone(&pod));
-    work.index().pods.wrote(&key, at, Instant::now());
+fn cache_pod(ctx: &CloneSetContext<'_>, stored: &RawPod) -> Arc<Pod> {
+    let pod = Arc::new(Pod::from_json(stored.json()));
+    let key = ctx.key(&pod.name);
+    let entry = versioned_pod(&key, Arc::clone(&pod));
+    ctx.index().pods.apply_write(&key, entry, Instant::now());
     pod
 }
 
 /// Reads a Pod from the API server itself, and takes note of it.
-pub async fn look_up_pod(work: &Work<'_>, name: &str) -> Result<Option<Arc<Pod>>, Error> {
-    let found = write::get(&work.api::<RawPod>(), name).await?;
-    let pod = found.map(|found| Arc::new(Pod::of(found.json())));
-    let key = work.key(name);
-    let at = pod.clone().map(|pod| pod_at(&key, pod));
-    work.index().pods.read(&key, at, Instant::now());
+pub async fn fetch_pod(ctx: &CloneSetContext<'_>, name: &str) -> Result<Option<Arc<Pod>>, Error> {
+    let found = write::get(&ctx.api::<RawPod>(), name).await?;
+    let pod = found.map(|found| Arc::new(Pod::from_json(found.json())));
+    let key = ctx.key(name);
+    let entry = pod.clone().map(|pod| versioned_pod(&key, pod));
+    ctx.index().pods.apply_read(&key, entry, Instant::now());
     Ok(pod)
 }
 
 /// What an act came to, as far as it is known.
-fn outcome(work: &Work<'_>, result: &Result<(), Error>) -> Outcome {
-    let until = || work.ctx.cluster.clock.now().checked_add(CONFIRM);
+fn creation_outcome(ctx: &CloneSetContext<'_>, result: &Result<(), Error>) -> ActionOutcome {
+    let until = || ctx.manager.cluster.clock.now().checked_add(CONFIRM_TIMEOUT);
     match result {
-        Err(error) if error.in_doubt() => until().map_or(Outcome::Refused, Outcome::Unknown),
-        Err(error) if !error.already_exists() => Outcome::Refused,
-        _ => Outcome::Over,
+        Err(error) if error.outcome_unknown() => {
+            until().map_or(ActionOutcome::Failed, ActionOutcome::Unknown)
+        }
+        Err(error) if !error.already_exists() => ActionOutcome::Failed,
+        _ => ActionOutcome::Settled,
     }
 }
 
-async fn create_pod(work: &Work<'_>, name: &str, pod: &Value, claims: &[Value]) -> Result<(), Error> {
+async fn create_pod(
+    ctx: &CloneSetContext<'_>,
+    name: &str,
+    pod: &Value,
+    claims: &[Value],
+) -> Result<(), Error> {
     for claim in claims {
-        create_claim(work, claim).await?;
+        create_claim(ctx, claim).await?;
     }
-    match write::create(&work.api(), &RawPod::from(pod.clone()))
+    match write::create(&ctx.api(), &RawPod::from(pod.clone()))
         .await
         .and_then(Stored::object)
     {
         Ok(stored) => {
-            keep_pod(work, &stored);
+            cache_pod(ctx, &stored);
             Ok(())
         }
         // Whose the name is must be known before it is given up.
-        Err(error) if error.already_exists() || error.in_doubt() => match look_up_pod(work, name).await? {
-            Some(pod) if pod.controller.as_ref() == Some(&work.owner) => Ok(()),
-            _ => Err(error),
-        },
+        Err(error) if error.already_exists() || error.outcome_unknown() => {
+            match fetch_pod(ctx, name).await? {
+                Some(pod) if pod.controller.as_ref() == Some(&ctx.owner) => Ok(()),
+                _ => Err(error),
+            }
+        }
         Err(error) => Err(error),
     }
 }
 
 async fn delete_pod(
-    work: &Work<'_>,
+    ctx: &CloneSetContext<'_>,
     uid: &str,
     name: &str,
     version: Option<&str>,
     claims: &[ClaimPatch],
 ) -> Result<(), Error> {
     for claim in claims {
-        patch_claim(work, claim).await?;
+        patch_claim(ctx, claim).await?;
     }
-    let key = work.key(name);
-    let deleted = write::delete_seen(&work.api::<RawPod>(), name, uid, version).await;
+    let key = ctx.key(name);
+    let deleted = write::delete_if_unchanged(&ctx.api::<RawPod>(), name, uid, version).await;
     match &deleted {
-        Ok(()) => work.index().pods.mark_deleted(&key, uid, Instant::now()),
-        Err(error) if error.conflict() => drop(look_up_pod(work, name).await?),
-        Err(error) if error.in_doubt() => work.index().pods.mark_unknown(&key),
+        Ok(()) => ctx.index().pods.mark_deleted(&key, uid, Instant::now()),
+        Err(error) if error.conflict() => drop(fetch_pod(ctx, name).await?),
+        Err(error) if error.outcome_unknown() => ctx.index().pods.mark_unknown(&key),
         Err(_) => {}
     }
     deleted
 }
 
 /// Tries the change of the Pod itself without storing it: what the last of these writes leads to, or, with care, that write.
-async fn would_be_taken(work: &Work<'_>, name: &str, writes: &[Write], careful: bool) -> Result<(), Error> {
-    let leaves = writes.first().is_some_and(|write| write.to == Target::Status);
-    let last = writes.last().filter(|write| write.to == Target::Pod);
-    let patch = match last.map(|write| (write, &write.trial)) {
+async fn dry_run_patch(
+    ctx: &CloneSetContext<'_>,
+    name: &str,
+    writes: &[PodWrite],
+    dry_run: bool,
+) -> Result<(), Error> {
+    let leaves_services = writes
+        .first()
+        .is_some_and(|write| write.target == PatchTarget::Status);
+    let last = writes.last().filter(|write| write.target == PatchTarget::Pod);
+    let patch = match last.map(|write| (write, &write.dry_run)) {
         Some((_, Some(later))) => later.as_ref(),
-        Some((write, None)) if careful && leaves => &write.patch,
+        Some((write, None)) if dry_run && leaves_services => &write.patch,
         _ => return Ok(()),
     };
-    write::try_strategic(&work.api::<RawPod>(), name, patch).await
+    write::dry_run_patch_strategic(&ctx.api::<RawPod>(), name, patch).await
 }
 
 async fn patch_pod(
-    work: &Work<'_>,
+    ctx: &CloneSetContext<'_>,
     uid: &str,
     name: &str,
-    writes: &[Write],
-    resize: &mut Resize,
+    writes: &[PodWrite],
+    resize: &mut ResizeOutcome,
 ) -> Result<(), Error> {
-    let api = work.api::<RawPod>();
-    let mut before: Option<Arc<Pod>> = None;
+    let api = ctx.api::<RawPod>();
+    let mut last_stored: Option<Arc<Pod>> = None;
     for write in writes {
-        let error = match send(&api, name, write, before.as_deref()).await {
+        let error = match send(&api, name, write, last_stored.as_deref()).await {
             Ok(stored) => {
-                if write.to == Target::Resize {
-                    *resize = Resize::Done;
+                if write.target == PatchTarget::Resize {
+                    *resize = ResizeOutcome::Done;
                 }
-                before = Some(keep_pod(work, &stored));
+                last_stored = Some(cache_pod(ctx, &stored));
                 continue;
             }
             Err(error) => error,
         };
-        if write.to != Target::Resize || error.retryable() {
-            return not_patched(work, uid, name, error).await;
+        if write.target != PatchTarget::Resize || error.retryable() {
+            return handle_patch_error(ctx, uid, name, error).await;
         }
-        let quota = refuses_another(&error.words());
+        let quota = rejects_another_pod(&error.message());
         let fallback = write.fallback.as_deref();
         let instead = fallback.and_then(|f| {
             if quota {
@@ -368,20 +427,20 @@ async fn patch_pod(
             }
         });
         let Some(instead) = instead else {
-            *resize = Resize::Refused { quota };
-            return not_patched(work, uid, name, error).await;
+            *resize = ResizeOutcome::Refused { quota };
+            return handle_patch_error(ctx, uid, name, error).await;
         };
-        *resize = Resize::None;
-        return match send(&api, name, instead, before.as_deref()).await {
+        *resize = ResizeOutcome::None;
+        return match send(&api, name, instead, last_stored.as_deref()).await {
             Ok(stored) => {
-                let pod = keep_pod(work, &stored);
-                *resize = Resize::FellBack {
+                let pod = cache_pod(ctx, &stored);
+                *resize = ResizeOutcome::FellBack {
                     refusal: error,
                     replaced: pod.labels.contains_key(keys::SPECIFIED_DELETE),
                 };
                 Ok(())
             }
-            Err(error) => not_patched(work, uid, name, error).await,
+            Err(error) => handle_patch_error(ctx, uid, name, error).await,
         };
     }
     Ok(())
@@ -389,82 +448,95 @@ async fn patch_pod(
 
 /// Whether the refusal of a resize, in the words of the API server's plugins for `ResourceQuota` and `LimitRange`, would be
 /// that of another Pod of the new size, too.
-fn refuses_another(words: &str) -> bool {
+fn rejects_another_pod(message: &str) -> bool {
     let limits = [" usage per ", " max limit to request ratio per "];
-    words.contains("exceeded quota") || limits.iter().any(|of_limit| words.contains(of_limit))
+    message.contains("exceeded quota") || limits.iter().any(|of_limit| message.contains(of_limit))
 }
 
 /// Sends one write, after the one that came to `before`.
-async fn send(api: &Api<RawPod>, name: &str, write: &Write, before: Option<&Pod>) -> Result<RawPod, Error> {
-    let patch = before.map_or(Cow::Borrowed(&write.patch), |pod| write.after(pod));
-    let stored = match write.to {
-        Target::Pod => write::patch_strategic(api, name, &patch).await,
-        Target::Status => write::patch_status_strategic(api, name, &patch).await,
-        Target::Resize => write::patch_resize(api, name, &patch).await,
+async fn send(
+    api: &Api<RawPod>,
+    name: &str,
+    write: &PodWrite,
+    previous: Option<&Pod>,
+) -> Result<RawPod, Error> {
+    let patch = previous.map_or(Cow::Borrowed(&write.patch), |pod| write.rebased_on(pod));
+    let stored = match write.target {
+        PatchTarget::Pod => write::patch_strategic(api, name, &patch).await,
+        PatchTarget::Status => write::patch_status_strategic(api, name, &patch).await,
+        PatchTarget::Resize => write::patch_resize(api, name, &patch).await,
     };
     stored?.object()
 }
 
 /// A patch of a Pod failed.
-async fn not_patched(work: &Work<'_>, uid: &str, name: &str, error: Error) -> Result<(), Error> {
+async fn handle_patch_error(
+    ctx: &CloneSetContext<'_>,
+    uid: &str,
+    name: &str,
+    error: Error,
+) -> Result<(), Error> {
     if error.not_found() || error.conflict() {
-        let there = look_up_pod(work, name).await?;
+        let current = fetch_pod(ctx, name).await?;
         // Where it is there, the API server does not know what was asked of it: it is too old to resize Pods.
-        if error.not_found() && there.is_none_or(|pod| pod.uid != uid) {
+        if error.not_found() && current.is_none_or(|pod| pod.uid != uid) {
             return Ok(());
         }
     }
-    if error.in_doubt() {
-        work.index().pods.mark_unknown(&work.key(name));
+    if error.outcome_unknown() {
+        ctx.index().pods.mark_unknown(&ctx.key(name));
     }
-    serve_again(work, name, &error).await;
+    restore_service(ctx, name, &error).await;
     Err(error)
 }
 
 /// The Pod serves until the next try, unless that is soon, or the change was made after all. What is told is `error`,
 /// whatever becomes of this.
-async fn serve_again(work: &Work<'_>, name: &str, error: &Error) {
+async fn restore_service(ctx: &CloneSetContext<'_>, name: &str, error: &Error) {
     let answered = matches!(error, Error::Api(_)) && !error.conflict() && !error.throttled();
     if answered
-        && let Err(error) = back_into_service(work, name, error.in_doubt()).await
-        && error.in_doubt()
+        && let Err(error) = restore_readiness(ctx, name, error.outcome_unknown()).await
+        && error.outcome_unknown()
     {
-        work.index().pods.mark_unknown(&work.key(name));
+        ctx.index().pods.mark_unknown(&ctx.key(name));
     }
 }
 
 /// Undoes what comes before a change that was refused. Where that is in doubt, the Pod is read first.
-async fn back_into_service(work: &Work<'_>, name: &str, in_doubt: bool) -> Result<(), Error> {
-    let known = match in_doubt {
-        true => look_up_pod(work, name).await?,
-        false => work.index().pods.get(&work.key(name)).cloned(),
+async fn restore_readiness(ctx: &CloneSetContext<'_>, name: &str, in_doubt: bool) -> Result<(), Error> {
+    let cached = match in_doubt {
+        true => fetch_pod(ctx, name).await?,
+        false => ctx.index().pods.get(&ctx.key(name)).cloned(),
     };
-    let Some(pod) = known else {
+    let Some(pod) = cached else {
         return Ok(());
     };
-    let now = work.ctx.cluster.clock.now();
+    let now = ctx.manager.cluster.clock.now();
     let gate = pod.condition(keys::IN_PLACE_UPDATE_READY);
-    let out = gate.is_some_and(|gate| !gate.holds) && !in_place::resize::under_way(&pod);
-    let idle = out && in_place::refresh(&pod, |_| true, in_place::Template::unknown(), now) == Refresh::Done;
-    let Some(ready) = in_place::ready::ready(&pod, now).filter(|_| idle) else {
+    let out_of_service =
+        gate.is_some_and(|gate| !gate.is_true) && !in_place::resize::resize_in_progress(&pod);
+    let idle = out_of_service
+        && in_place::refresh(&pod, |_| true, in_place::Template::unknown(), now) == RefreshResult::Done;
+    let Some(ready) = in_place::ready::ready_condition(&pod, now).filter(|_| idle) else {
         return Ok(());
     };
     let patch = json!({ "status": { "conditions": [ready] } });
-    let patch = Write::new(Target::Status, &pod, patch).patch;
-    let stored = write::patch_status_strategic(&work.api::<RawPod>(), name, &patch).await?;
-    keep_pod(work, &stored.object()?);
+    let patch = PodWrite::new(PatchTarget::Status, &pod, patch).patch;
+    let stored = write::patch_status_strategic(&ctx.api::<RawPod>(), name, &patch).await?;
+    cache_pod(ctx, &stored.object()?);
     Ok(())
 }
 
-async fn create_job(work: &Work<'_>, job: &ImagePullJob) -> Result<(), Error> {
-    match write::create(&work.api(), job).await.and_then(Stored::object) {
-        Ok(stored) => work
-            .index()
-            .jobs
-            .wrote(&Key::of(&stored), job_at(&stored), Instant::now()),
+async fn create_job(ctx: &CloneSetContext<'_>, job: &ImagePullJob) -> Result<(), Error> {
+    match write::create(&ctx.api(), job).await.and_then(Stored::object) {
+        Ok(stored) => {
+            ctx.index()
+                .jobs
+                .apply_write(&Key::from_object(&stored), versioned_job(&stored), Instant::now())
+        }
         Err(error) if error.already_exists() => {
             let name = job.meta().name.clone().unwrap_or_default();
-            if !look_up_job(work, &name).await? {
+            if !fetch_job(ctx, &name).await? {
                 return Err(error);
             }
         }
@@ -475,28 +547,26 @@ async fn create_job(work: &Work<'_>, job: &ImagePullJob) -> Result<(), Error> {
 
 /// Reads a job from the API server itself, and takes note of it. Whether it will do: one of somebody else will not, nor
 /// one that goes.
-pub async fn look_up_job(work: &Work<'_>, name: &str) -> Result<bool, Error> {
-    let found = write::get(&work.api::<ImagePullJob>(), name).await?;
-    let at = found.as_ref().map(job_at);
-    let good = at
+pub async fn fetch_job(ctx: &CloneSetContext<'_>, name: &str) -> Result<bool, Error> {
+    let found = write::get(&ctx.api::<ImagePullJob>(), name).await?;
+    let entry = found.as_ref().map(versioned_job);
+    let usable = entry
         .as_ref()
-        .is_none_or(|at| at.group == work.group && !at.deleting);
-    work.index().jobs.read(&work.key(name), at, Instant::now());
-    Ok(good)
+        .is_none_or(|at| at.group == ctx.group && !at.terminating);
+    ctx.index().jobs.apply_read(&ctx.key(name), entry, Instant::now());
+    Ok(usable)
 }
 
-async fn delete_job(work: &Work<'_>, job: &Job) -> Result<(), Error> {
-    let Job { name, uid } = job;
-    write::delete(&work.api::<ImagePullJob>(), name, uid).await?;
-    work.index()
-        .jobs
-        .mark_deleted(&work.key(name), uid, Instant::now());
+async fn delete_job(ctx: &CloneSetContext<'_>, job: &ImagePullJobRef) -> Result<(), Error> {
+    let ImagePullJobRef { name, uid } = job;
+    write::delete(&ctx.api::<ImagePullJob>(), name, uid).await?;
+    ctx.index().jobs.mark_deleted(&ctx.key(name), uid, Instant::now());
     Ok(())
 }
 
-async fn patch_set(work: &Work<'_>, patch: &Value) -> Result<(), Error> {
-    match write::patch_merge::<CloneSet>(&work.api(), &work.name.name, patch).await {
-        Ok(stored) => work.keep_set(stored.object()?),
+async fn patch_clone_set(ctx: &CloneSetContext<'_>, patch: &Value) -> Result<(), Error> {
+    match write::patch_merge::<CloneSet>(&ctx.api(), &ctx.name.name, patch).await {
+        Ok(stored) => ctx.cache_clone_set(stored.object()?),
         Err(error) if error.not_found() => {}
         Err(error) => return Err(error),
     }
@@ -508,9 +578,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_is_not_given_up_for_one_that_would_be_refused_as_well() {
+    fn quota_and_limit_range_reject_another_pod_too() {
         let start = "pods \"web-x\" is forbidden: ";
-        for (words, another) in [
+        for (message, rejected) in [
             (
                 "exceeded quota: few, requested: requests.cpu=1, used: requests.cpu=2",
                 true,
@@ -530,7 +600,11 @@ mod tests {
                 false,
             ),
         ] {
-            assert_eq!(refuses_another(&format!("{start}{words}")), another, "{words}");
+            assert_eq!(
+                rejects_another_pod(&format!("{start}{message}")),
+                rejected,
+                "{message}"
+            );
         }
     }
 }

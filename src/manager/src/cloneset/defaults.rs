@@ -10,138 +10,140 @@ use kube::Api;
 use kube::api::{ApiResource, DynamicObject};
 use serde_json::{Value, json};
 
-use super::memory::Memory;
-use super::plan::cut;
-use super::work::Work;
+use super::context::CloneSetContext;
+use super::plan::truncate;
+use super::reconcile_state::ReconcileState;
 use kruise_api::cloneset::CloneSet;
-use kruise_cluster::pod_template::{Defaults, lost, stored};
+use kruise_cluster::pod_template::{Defaulting, defaulting, dropped_fields};
 use kruise_cluster::write::Stored;
 use kruise_cluster::{Error, write};
-use kruise_workload::in_place::normal::with_defaults;
+use kruise_workload::in_place::normalize::with_defaults;
 use kruise_workload::revision;
 
 /// Fields that the log names.
-const MOST_NAMED: usize = 5;
+const MAX_LOGGED_FIELDS: usize = 5;
 /// Bytes of each.
-const LONGEST_NAMED: usize = 200;
+const MAX_LOGGED_FIELD_BYTES: usize = 200;
 
 /// What a stored template lacks.
 #[derive(Debug, PartialEq)]
-enum Lacks {
+enum MissingDefaults {
     Nothing,
     /// Defaults alone; this is the template with them.
     Defaults(Value),
     /// The revision differs in these fields: OpenKruise would make another.
-    Others(Vec<String>),
+    OtherFields(Vec<String>),
 }
 
 /// The template with the defaults that `held` has, as OpenKruise would have stored it; `None` where it lacks none.
-fn filled(template: &Value, held: &Value, defaults: Defaults) -> Option<Value> {
+fn fill_defaults(template: &Value, revision_template: &Value, defaults: Defaulting) -> Option<Value> {
     let mut prepared = template.clone();
-    stored::prepare(&mut prepared, defaults);
-    let mut filled = with_defaults(&prepared, held).unwrap_or(prepared);
-    stored::template(template, &mut filled, defaults);
+    defaulting::fill_defaults(&mut prepared, defaults);
+    let mut filled = with_defaults(&prepared, revision_template).unwrap_or(prepared);
+    defaulting::remove_extra_defaults(template, &mut filled, defaults);
     (filled != *template).then_some(filled)
 }
 
 /// What the template lacks of its revision, whose data is `data`.
-fn lacks(template: &Value, data: &str, defaults: Defaults) -> Lacks {
-    if revision::data(template) == data {
-        return Lacks::Nothing;
+fn missing_defaults(template: &Value, data: &str, defaults: Defaulting) -> MissingDefaults {
+    if revision::encode_template(template) == data {
+        return MissingDefaults::Nothing;
     }
-    let Some(held) = revision::template(data) else {
-        return Lacks::Nothing;
+    let Some(revision_template) = revision::decode_template(data) else {
+        return MissingDefaults::Nothing;
     };
-    let filled = filled(template, &held, defaults);
-    let known = filled.as_ref().unwrap_or(template);
-    let mut others = lost(known, &held);
-    others.extend(lost(&held, known));
+    let filled = fill_defaults(template, &revision_template, defaults);
+    let candidate = filled.as_ref().unwrap_or(template);
+    let mut others = dropped_fields(candidate, &revision_template);
+    others.extend(dropped_fields(&revision_template, candidate));
     match filled {
-        Some(filled) if others.is_empty() => Lacks::Defaults(filled),
-        None if others.is_empty() => Lacks::Nothing,
-        _ => Lacks::Others(others),
+        Some(filled) if others.is_empty() => MissingDefaults::Defaults(filled),
+        None if others.is_empty() => MissingDefaults::Nothing,
+        _ => MissingDefaults::OtherFields(others),
     }
 }
 
 /// Stores the defaults that the template lacks, once its revision is known. When to look again, if at a certain time.
-pub async fn store(work: &Work<'_>, memory: &mut Memory) -> Option<Duration> {
-    let generation = work.set.metadata.generation.unwrap_or_default();
-    let defaults = Defaults::of(&work.ctx.options.feature_gates);
-    let wait = memory
+pub async fn store_defaults(ctx: &CloneSetContext<'_>, state: &mut ReconcileState) -> Option<Duration> {
+    let generation = ctx.set.metadata.generation.unwrap_or_default();
+    let defaults = Defaulting::from_gates(&ctx.manager.options.feature_gates);
+    let wait = state
         .defaults_due(generation, Instant::now())
-        .filter(|_| !defaults.none)?;
-    let (of, wanted) = memory.wanted.as_ref()?;
-    if *of != generation || !wait.is_zero() {
-        return (*of == generation).then_some(wait);
+        .filter(|_| !defaults.disabled)?;
+    let (resolved_for, desired) = state.desired_revision.as_ref()?;
+    if *resolved_for != generation || !wait.is_zero() {
+        return (*resolved_for == generation).then_some(wait);
     }
-    let filled = match lacks(&work.set.spec.template, &wanted.data, defaults) {
-        Lacks::Defaults(filled) => filled,
-        Lacks::Others(mut fields) => {
-            fields.truncate(MOST_NAMED);
+    let filled = match missing_defaults(&ctx.set.spec.template, &desired.data, defaults) {
+        MissingDefaults::Defaults(filled) => filled,
+        MissingDefaults::OtherFields(mut fields) => {
+            fields.truncate(MAX_LOGGED_FIELDS);
             fields
                 .iter_mut()
-                .for_each(|field| *field = cut(field, LONGEST_NAMED));
-            let revision = wanted.name.clone();
-            if memory.defaults_differ(generation, fields.clone()) {
-                tracing::info!(set = %work.name, revision, ?fields,
+                .for_each(|field| *field = truncate(field, MAX_LOGGED_FIELD_BYTES));
+            let revision = desired.name.clone();
+            if state.defaults_differ(generation, fields.clone()) {
+                tracing::info!(set = %ctx.name, revision, ?fields,
                     "template and revision differ in defaults; OpenKruise's manager would replace the Pods");
             }
             return None;
         }
-        Lacks::Nothing => {
-            memory.defaults_done(generation);
+        MissingDefaults::Nothing => {
+            state.defaults_done(generation);
             return None;
         }
     };
-    match put(work, generation, &filled).await {
+    match write_template(ctx, generation, &filled).await {
         Ok(Some(stored)) => {
-            tracing::info!(set = %work.name, "stored the defaults that the template was stored without");
-            memory.defaults_stored(stored.metadata.generation.unwrap_or_default(), Instant::now());
-            work.keep_set(stored);
+            tracing::info!(set = %ctx.name, "stored the defaults that the template was stored without");
+            state.defaults_stored(stored.metadata.generation.unwrap_or_default(), Instant::now());
+            ctx.cache_clone_set(stored);
             Some(Duration::ZERO)
         }
         // It has changed or gone, which is another pass.
         Ok(None) => None,
         Err(error) if error.retryable() || error.conflict() => {
-            Some(memory.defaults_failed(&error, Instant::now()))
+            Some(state.record_defaults_failure(&error, Instant::now()))
         }
         Err(error) => {
-            tracing::warn!(set = %work.name, %error, "cannot store the defaults that the template lacks");
-            Some(memory.defaults_refused(Instant::now()))
+            tracing::warn!(set = %ctx.name, %error, "cannot store the defaults that the template lacks");
+            Some(state.record_defaults_rejection(Instant::now()))
         }
     }
 }
 
 /// Writes the template, if the CloneSet is of that generation. Who manages which field stays as it was, as it does where a
 /// webhook fills them in: else the next server-side apply of the same manifest would meet a conflict.
-async fn put(work: &Work<'_>, generation: i64, template: &Value) -> Result<Option<CloneSet>, Error> {
+async fn write_template(
+    ctx: &CloneSetContext<'_>,
+    generation: i64,
+    template: &Value,
+) -> Result<Option<CloneSet>, Error> {
     let resource = ApiResource::erase::<CloneSet>(&());
-    let client = work.ctx.cluster.client.clone();
-    let untyped: Api<DynamicObject> = Api::namespaced_with(client, work.namespace(), &resource);
-    let before = write::get_metadata(&untyped, &resource, &work.name.name).await?;
+    let client = ctx.manager.cluster.client.clone();
+    let untyped: Api<DynamicObject> = Api::namespaced_with(client, ctx.namespace(), &resource);
+    let before = write::get_metadata(&untyped, &resource, &ctx.name.name).await?;
     let Some(before) = before.filter(|now| now.generation == Some(generation)) else {
         return Ok(None);
     };
     let patch = json!({
-        "metadata": { "uid": work.owner.uid, "resourceVersion": before.resource_version },
+        "metadata": { "uid": ctx.owner.uid, "resourceVersion": before.resource_version },
         "spec": { "template": template },
     });
-    let api = work.api::<CloneSet>();
-    let stored = write::patch_merge(&api, &work.name.name, &patch)
-        .await?
-        .object()?;
+    let api = ctx.api::<CloneSet>();
+    let stored = write::patch_merge(&api, &ctx.name.name, &patch).await?.object()?;
     if !before.managed_fields.iter().any(|one| one.origin().1 == "Apply") {
         return Ok(Some(stored));
     }
     let version = stored.metadata.resource_version.as_deref();
     let patch = write::ManagedFieldsPatch::new(version, before.managed_fields.iter().collect());
-    match write::patch_merge(&api, &work.name.name, &patch)
+    match write::patch_merge(&api, &ctx.name.name, &patch)
         .await
         .and_then(Stored::object)
     {
         Ok(stored) => Ok(Some(stored)),
         Err(error) => {
-            tracing::warn!(set = %work.name, %error,
+            tracing::warn!(set = %ctx.name, %error,
                 "cannot restore who manages the template's fields; the next server-side apply may conflict with kruise-manager");
             Ok(Some(stored))
         }
@@ -157,22 +159,25 @@ mod tests {
     }
 
     #[test]
-    fn defaults_alone_are_stored() {
-        let held =
+    fn only_missing_defaults_are_stored() {
+        let revision_template =
             template(json!({ "name": "c", "image": "i:1", "imagePullPolicy": "Always", "resources": {} }));
-        let data = revision::data(&held);
-        let of = |container: Value| lacks(&template(container), &data, Defaults::default());
-        assert_eq!(lacks(&held, &data, Defaults::default()), Lacks::Nothing);
-        let mut filled = held.clone();
+        let data = revision::encode_template(&revision_template);
+        let missing = |container: Value| missing_defaults(&template(container), &data, Defaulting::default());
         assert_eq!(
-            of(json!({ "name": "c", "image": "i:1" })),
-            Lacks::Defaults(filled.clone())
+            missing_defaults(&revision_template, &data, Defaulting::default()),
+            MissingDefaults::Nothing
+        );
+        let mut filled = revision_template.clone();
+        assert_eq!(
+            missing(json!({ "name": "c", "image": "i:1" })),
+            MissingDefaults::Defaults(filled.clone())
         );
         let container = json!({ "name": "c", "image": "i:1", "imagePullPolicy": "Always", "resources": {},
             "args": [], "env": null });
         assert_eq!(
-            of(container),
-            Lacks::Nothing,
+            missing(container),
+            MissingDefaults::Nothing,
             "Go's types leave out what says nothing"
         );
         let container = json!({ "name": "c", "image": "i:1", "args": [] });
@@ -182,7 +187,7 @@ mod tests {
         {
             container.insert("args".to_owned(), json!([]));
         }
-        assert_eq!(of(container), Lacks::Defaults(filled));
+        assert_eq!(missing(container), MissingDefaults::Defaults(filled));
         for (more, field) in [
             (json!({ "unknown": 1 }), "unknown"),
             (
@@ -194,20 +199,20 @@ mod tests {
             json_patch::merge(&mut container, &more);
             let fields = vec![format!("spec.template.spec.containers[0].{field}")];
             assert_eq!(
-                of(container),
-                Lacks::Others(fields),
+                missing(container),
+                MissingDefaults::OtherFields(fields),
                 "the revision does not have it"
             );
         }
     }
 
-    fn lack(template: &Value, held: &Value, defaults: Defaults) -> Lacks {
-        lacks(template, &revision::data(held), defaults)
+    fn missing_from(template: &Value, revision_template: &Value, defaults: Defaulting) -> MissingDefaults {
+        missing_defaults(template, &revision::encode_template(revision_template), defaults)
     }
 
     /// What somebody took out again is not put back: with the alias, Pods would keep a ServiceAccount that nobody asks for.
     #[test]
-    fn what_no_webhook_fills_in_is_not_stored() {
+    fn fields_no_webhook_defaults_are_not_stored() {
         let with = |spec: Value| {
             let mut template = template(json!({ "name": "c", "image": "i:1", "imagePullPolicy": "Always" }));
             json_patch::merge(&mut template, &json!({ "spec": spec }));
@@ -231,32 +236,35 @@ mod tests {
                 ephemeral(json!({ "accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem" })),
             ),
         ] {
-            for (template, held) in [(&short, &long), (&long, &short)] {
-                let found = lack(template, held, Defaults::default());
-                assert!(matches!(found, Lacks::Others(_)), "{template} {found:?}");
+            for (template, revision_template) in [(&short, &long), (&long, &short)] {
+                let found = missing_from(template, revision_template, Defaulting::default());
+                assert!(
+                    matches!(found, MissingDefaults::OtherFields(_)),
+                    "{template} {found:?}"
+                );
             }
         }
     }
 
     #[test]
-    fn ports_of_the_host_are_stored_with_their_gate() {
+    fn host_ports_are_defaulted_with_their_gate() {
         let with = |container: Value| json!({ "spec": { "hostNetwork": true, "containers": [container] } });
         let short = with(json!({ "name": "c", "ports": [{ "containerPort": 80 }] }));
         let long = with(json!({ "name": "c", "imagePullPolicy": "Always",
             "ports": [{ "containerPort": 80, "hostPort": 80, "protocol": "TCP" }] }));
-        let gate = Defaults {
+        let gate = Defaulting {
             host_ports: true,
-            ..Defaults::default()
+            ..Defaulting::default()
         };
-        let Lacks::Defaults(filled) = lack(&short, &long, gate) else {
+        let MissingDefaults::Defaults(filled) = missing_from(&short, &long, gate) else {
             unreachable!("ports and pull policy are defaults")
         };
         let container = &filled["spec"]["containers"][0];
         assert_eq!(container["ports"], long["spec"]["containers"][0]["ports"]);
         assert_eq!(container["imagePullPolicy"], "Always");
         assert!(matches!(
-            lack(&short, &long, Defaults::default()),
-            Lacks::Others(_)
+            missing_from(&short, &long, Defaulting::default()),
+            MissingDefaults::OtherFields(_)
         ));
     }
 }

@@ -8,51 +8,51 @@ use k8s_openapi::api::apps::v1::ControllerRevision;
 use kube::Api;
 use serde_json::{Value, json};
 
-use super::memory::Memory;
-use super::observe::revision_at;
+use super::context::CloneSetContext;
+use super::observe::versioned_revision;
 use super::plan;
+use super::reconcile_state::ReconcileState;
 use super::report;
-use super::unfit::Unfit;
-use super::work::Work;
+use super::revision_error::RevisionError;
 use crate::view::RevisionView;
 use kruise_api::cloneset::{CloneSet, CloneSetStatus};
 use kruise_api::json::set;
 use kruise_api::keys;
 use kruise_api::owner::Owner as Controller;
-use kruise_api::validation::clone_set::validate;
-use kruise_cluster::pod_template::{self, Answer, Defaults, Templates};
+use kruise_api::validation::cloneset::validate;
+use kruise_cluster::pod_template::{self, Defaulting, DryRunResult, Templates};
 use kruise_cluster::{Error, Key, write};
 use kruise_workload::in_place::Pod;
-use kruise_workload::revision::{self, Owner, Revision, Step, Wanted};
+use kruise_workload::revision::{self, DesiredRevision, Revision, RevisionAction, RevisionOwner};
 
 /// The most memory that revisions take in a pass, in bytes; those that the CloneSet itself names are read in any case.
-const OLD: usize = 16 << 20;
+const MAX_REVISION_MEMORY: usize = 16 << 20;
 /// Names that may be taken before somebody must look.
-const COLLISIONS: i32 = 20;
+const MAX_COLLISIONS: i32 = 20;
 
 /// The revisions of a CloneSet, and what they are to it.
-pub struct History {
+pub struct RevisionHistory {
     /// All of them, the oldest first.
-    pub all: Vec<Arc<Revision>>,
+    pub revisions: Vec<Arc<Revision>>,
     /// Name of the newest revision; empty when there is none.
-    pub update: String,
+    pub update_revision: String,
     /// Name of the revision that Pods had before.
-    pub current: String,
+    pub current_revision: String,
     /// How often a name was taken.
     pub collisions: Option<i32>,
     /// Whether the newest revision is what the template stands for.
-    pub template: plan::Template,
+    pub template_status: plan::TemplateStatus,
     /// When that is to be tried again, if it is not.
-    pub again: Option<Duration>,
+    pub retry_after: Option<Duration>,
     /// The category of the error that this try ended with.
-    pub failed: Option<&'static str>,
+    pub error_category: Option<&'static str>,
 }
 
 /// Whose revisions they are.
-fn owner(set: &CloneSet) -> Owner<'_> {
+fn revision_owner(set: &CloneSet) -> RevisionOwner<'_> {
     static NONE: std::collections::BTreeMap<String, String> = std::collections::BTreeMap::new();
     let metadata = &set.metadata;
-    Owner {
+    RevisionOwner {
         kind: "CloneSet",
         namespace: metadata.namespace.as_deref().unwrap_or_default(),
         name: metadata.name.as_deref().unwrap_or_default(),
@@ -62,94 +62,98 @@ fn owner(set: &CloneSet) -> Owner<'_> {
 }
 
 /// The reference to the CloneSet as the controller of what it owns.
-pub fn reference(set: &CloneSet) -> Value {
-    owner(set).reference()
+pub fn controller_reference(set: &CloneSet) -> Value {
+    revision_owner(set).reference()
 }
 
 /// The revisions. The newest is what the template stands for, unless there can be no such revision for now: then it is
 /// the last that there could be.
-pub async fn settle(work: &Work<'_>, known: &[Arc<RevisionView>], memory: &mut Memory) -> History {
-    let mut all: Vec<Arc<Revision>> = known.iter().map(|view| Arc::clone(&view.revision)).collect();
-    revision::sort(&mut all);
-    let status = work.set.status.as_ref();
-    let before = Some(collisions(status, memory));
+pub async fn sync_revisions(
+    ctx: &CloneSetContext<'_>,
+    observed: &[Arc<RevisionView>],
+    state: &mut ReconcileState,
+) -> RevisionHistory {
+    let mut revisions: Vec<Arc<Revision>> = observed.iter().map(|view| Arc::clone(&view.revision)).collect();
+    revision::sort(&mut revisions);
+    let status = ctx.set.status.as_ref();
+    let before = Some(collision_count(status, state));
     let (mut collisions, mut failed) = (before, None);
-    let generation = work.set.metadata.generation.unwrap_or_default();
-    let mut unsettled = memory.unsettled(generation, Instant::now());
-    if unsettled.is_none() {
-        match newest(work, known, &mut all, &mut collisions, memory).await {
-            Ok(()) => memory.settled(),
-            Err(unfit) => {
-                match &unfit {
-                    Unfit::Failed(error) if error.namespace_terminating() => {
-                        tracing::debug!(set = %work.name, "no revision is made: the namespace is being deleted");
+    let generation = ctx.set.metadata.generation.unwrap_or_default();
+    let mut backoff = state.template_backoff(generation, Instant::now());
+    if backoff.is_none() {
+        match ensure_newest(ctx, observed, &mut revisions, &mut collisions, state).await {
+            Ok(()) => state.template_resolved(),
+            Err(error) => {
+                match &error {
+                    RevisionError::Api(error) if error.namespace_terminating() => {
+                        tracing::debug!(set = %ctx.name, "no revision is made: the namespace is being deleted");
                     }
-                    _ => tracing::warn!(set = %work.name, error = %unfit, "no revision for the template"),
+                    _ => tracing::warn!(set = %ctx.name, error = %error, "no revision for the template"),
                 }
-                (collisions, failed) = (before, Some(unfit.category()));
-                unsettled = Some(memory.not_settled(generation, &unfit, Instant::now()));
+                (collisions, failed) = (before, Some(error.category()));
+                backoff = Some(state.template_failed(generation, &error, Instant::now()));
             }
         }
     }
-    let (template, again) = unsettled.unzip();
-    let newest = all.last().cloned().unwrap_or_default();
+    let (template_status, retry_after) = backoff.unzip();
+    let newest = revisions.last().cloned().unwrap_or_default();
     let (update, current) = (newest.name.clone(), status.map_or("", |s| &s.current_revision));
-    let current = revision::current(current, &update, &all).to_owned();
-    let mut template = template.unwrap_or_default();
+    let current = revision::current_revision(current, &update, &revisions).to_owned();
+    let mut template_status = template_status.unwrap_or_default();
     if let Some(why) = newest
-        .unfit
+        .invalid_reason
         .as_ref()
-        .filter(|_| template == plan::Template::Taken)
+        .filter(|_| template_status == plan::TemplateStatus::Accepted)
     {
-        template = plan::Template::Refused(no_template(&update, why));
+        template_status = plan::TemplateStatus::Rejected(invalid_message(&update, why));
     }
-    History {
-        all,
-        update,
-        current,
+    RevisionHistory {
+        revisions,
+        update_revision: update,
+        current_revision: current,
         collisions,
-        template,
-        again,
-        failed,
+        template_status,
+        retry_after,
+        error_category: failed,
     }
 }
 
 /// How often the name of a revision was taken. OpenKruise counts from 0 on, and the count goes into every name.
-fn collisions(status: Option<&CloneSetStatus>, memory: &Memory) -> i32 {
+fn collision_count(status: Option<&CloneSetStatus>, state: &ReconcileState) -> i32 {
     // A status is written a moment later, by a pass that finds the revision and has no collision to count.
-    let before = status.and_then(|s| s.collision_count).max(memory.collisions);
+    let before = status.and_then(|s| s.collision_count).max(state.collisions);
     before.unwrap_or_default()
 }
 
 /// Sees to it that the newest revision is what the template stands for.
-async fn newest(
-    work: &Work<'_>,
-    known: &[Arc<RevisionView>],
-    all: &mut Vec<Arc<Revision>>,
+async fn ensure_newest(
+    ctx: &CloneSetContext<'_>,
+    observed: &[Arc<RevisionView>],
+    revisions: &mut Vec<Arc<Revision>>,
     collisions: &mut Option<i32>,
-    memory: &mut Memory,
-) -> Result<(), Unfit> {
-    adopt(work, known).await?;
-    let wanted = wanted(work, all, *collisions, memory).await?;
-    match revision::plan(&wanted, all) {
-        Step::Use { .. } => {}
-        Step::Promote {
+    state: &mut ReconcileState,
+) -> Result<(), RevisionError> {
+    adopt_revisions(ctx, observed).await?;
+    let desired = desired_revision(ctx, revisions, *collisions, state).await?;
+    match revision::plan(&desired, revisions) {
+        RevisionAction::UseNewest { .. } => {}
+        RevisionAction::Promote {
             name,
             number,
             claim_hash,
         } => {
-            let view = known.iter().find(|view| view.revision.name == name);
+            let view = observed.iter().find(|view| view.revision.name == name);
             let version = view.map(|view| view.resource_version.as_str());
-            let stored = promote(work, &name, version, number, claim_hash).await?;
-            tracing::info!(set = %work.name, revision = name, number, "made an old revision the newest");
-            all.retain(|one| one.name != name);
-            all.push(Arc::new(stored));
+            let stored = promote_revision(ctx, &name, version, number, claim_hash).await?;
+            tracing::info!(set = %ctx.name, revision = name, number, "made an old revision the newest");
+            revisions.retain(|one| one.name != name);
+            revisions.push(Arc::new(stored));
         }
-        Step::Create { number } => {
-            let made = create(work, wanted, number, collisions).await?;
-            tracing::info!(set = %work.name, revision = made.name, number, "created a revision");
-            all.push(Arc::new(made));
-            memory.collisions = *collisions;
+        RevisionAction::Create { number } => {
+            let made = create_revision(ctx, desired, number, collisions).await?;
+            tracing::info!(set = %ctx.name, revision = made.name, number, "created a revision");
+            revisions.push(Arc::new(made));
+            state.collisions = *collisions;
         }
     }
     Ok(())
@@ -157,21 +161,21 @@ async fn newest(
 
 /// Takes revisions of nobody that the selector picks, as Kubernetes' own workloads do: what a deletion without the
 /// dependents left behind is used, so it must not stay for ever once the CloneSet goes.
-async fn adopt(work: &Work<'_>, known: &[Arc<RevisionView>]) -> Result<(), Error> {
-    let strays = || known.iter().filter(|view| view.controller.is_none());
-    if strays().next().is_none() || !work.alive().await? {
+async fn adopt_revisions(ctx: &CloneSetContext<'_>, observed: &[Arc<RevisionView>]) -> Result<(), Error> {
+    let orphans = || observed.iter().filter(|view| view.controller.is_none());
+    if orphans().next().is_none() || !ctx.owner_exists().await? {
         return Ok(());
     }
-    for view in strays() {
+    for view in orphans() {
         let name = &view.revision.name;
         let patch = json!({ "metadata": {
             "resourceVersion": view.resource_version,
-            "ownerReferences": [owner(work.set).reference()],
+            "ownerReferences": [revision_owner(ctx.set).reference()],
         } });
-        match write::patch_strategic(&api(work), name, &patch).await {
-            Ok(stored) => drop(keep(work, &stored.object()?)),
+        match write::patch_strategic(&revision_api(ctx), name, &patch).await {
+            Ok(stored) => drop(cache_revision(ctx, &stored.object()?)),
             // Somebody was quicker, so that the next pass decides again.
-            Err(error) if error.conflict() || error.not_found() => look_up(work, name).await?,
+            Err(error) if error.conflict() || error.not_found() => fetch_revision(ctx, name).await?,
             Err(error) => return Err(error),
         }
     }
@@ -179,105 +183,118 @@ async fn adopt(work: &Work<'_>, known: &[Arc<RevisionView>]) -> Result<(), Error
 }
 
 /// What the template stands for: found out once for each generation.
-async fn wanted(
-    work: &Work<'_>,
-    all: &[Arc<Revision>],
+async fn desired_revision(
+    ctx: &CloneSetContext<'_>,
+    revisions: &[Arc<Revision>],
     collisions: Option<i32>,
-    memory: &mut Memory,
-) -> Result<Wanted, Unfit> {
-    let generation = work.set.metadata.generation.unwrap_or_default();
-    let known = memory.wanted.take().filter(|(of, _)| *of == generation);
-    let wanted = match known {
+    state: &mut ReconcileState,
+) -> Result<DesiredRevision, RevisionError> {
+    let generation = ctx.set.metadata.generation.unwrap_or_default();
+    let cached = state.desired_revision.take().filter(|(of, _)| *of == generation);
+    let desired = match cached {
         Some((_, wanted)) => wanted,
-        None => find_out(work, all, collisions).await?,
+        None => resolve_template(ctx, revisions, collisions).await?,
     };
-    memory.wanted = Some((generation, wanted.clone()));
-    Ok(wanted)
+    state.desired_revision = Some((generation, desired.clone()));
+    Ok(desired)
 }
 
-async fn find_out(work: &Work<'_>, all: &[Arc<Revision>], collisions: Option<i32>) -> Result<Wanted, Unfit> {
-    let asked = {
-        let spec = json!(work.set.spec);
-        let mistakes = validate(&spec);
-        if !mistakes.is_empty() {
-            return Err(Unfit::Mistake(mistakes.join("; ")));
+async fn resolve_template(
+    ctx: &CloneSetContext<'_>,
+    revisions: &[Arc<Revision>],
+    collisions: Option<i32>,
+) -> Result<DesiredRevision, RevisionError> {
+    let requested = {
+        let spec = json!(ctx.set.spec);
+        let errors = validate(&spec);
+        if !errors.is_empty() {
+            return Err(RevisionError::InvalidTemplate(errors.join("; ")));
         }
         Templates {
-            labels: json!(work.set.metadata.labels),
-            annotations: json!(work.set.metadata.annotations),
-            ..Templates::of(&spec)
+            labels: json!(ctx.set.metadata.labels),
+            annotations: json!(ctx.set.metadata.annotations),
+            ..Templates::from_workload_spec(&spec)
         }
     };
-    let owner = owner(work.set);
-    let of = |template: &Value, claims: &[Value]| revision::wanted(&owner, template, claims, collisions);
+    let owner = revision_owner(ctx.set);
+    let desired_for =
+        |template: &Value, claims: &[Value]| revision::desired_revision(&owner, template, claims, collisions);
     // A template that a revision holds was checked when that was made; others may have been stored while the webhook
     // was away. So may claims, whose hash only a revision gets that is not the newest yet.
-    let stored = work.shared.switches.stored;
-    if let Some(template) = revision::stands_for(&asked.template, all, stored) {
-        let wanted = of(&template, &asked.claims);
-        let newest = matches!(revision::plan(&wanted, all), Step::Use { .. });
-        if newest || revision::knows_claims(&asked.claims, all) {
-            return Ok(wanted);
+    let storage = ctx.shared.features.template_storage;
+    if let Some(template) = revision::equivalent_template(&requested.template, revisions, storage) {
+        let desired = desired_for(&template, &requested.claims);
+        let newest = matches!(
+            revision::plan(&desired, revisions),
+            RevisionAction::UseNewest { .. }
+        );
+        if newest || revision::has_claim_hash(&requested.claims, revisions) {
+            return Ok(desired);
         }
     }
-    if revision::checked(&asked.template, &asked.claims, all) {
-        return Ok(of(&asked.template, &asked.claims));
+    if revision::matches_except_images(&requested.template, &requested.claims, revisions) {
+        return Ok(desired_for(&requested.template, &requested.claims));
     }
-    let defaults = Defaults::of(&work.ctx.options.feature_gates);
-    let templates = match pod_template::ask(&work.ctx.cluster, owner.namespace, asked, defaults).await {
-        Ok(Answer::Good {
-            templates, unknown, ..
+    let defaults = Defaulting::from_gates(&ctx.manager.options.feature_gates);
+    let templates = match pod_template::dry_run(&ctx.manager.cluster, owner.namespace, requested, defaults)
+        .await
+    {
+        Ok(DryRunResult::Valid {
+            templates,
+            unknown_fields: unknown,
+            ..
         }) => {
-            report::unknown_fields(work, &unknown);
+            report::report_unknown_fields(ctx, &unknown);
             templates
         }
-        Ok(Answer::Bad(why)) => return Err(Unfit::Mistake(why)),
+        Ok(DryRunResult::Invalid(why)) => return Err(RevisionError::InvalidTemplate(why)),
         // A quota or policy for PodTemplates, of which none is to be made. Its defaults make no other revision, so it is the
         // same once the dry run is taken.
-        Err(error) if error.refused() => {
-            let templates = pod_template::unchecked(Templates::of(&json!(work.set.spec)), defaults);
-            if revision::no_template(&templates.template).is_some() {
+        Err(error) if error.rejected() => {
+            let templates =
+                pod_template::without_dry_run(Templates::from_workload_spec(&json!(ctx.set.spec)), defaults);
+            if revision::template_error(&templates.template).is_some() {
                 return Err(error.into());
             }
-            tracing::warn!(set = %work.name, %error,
+            tracing::warn!(set = %ctx.name, %error,
                 "cannot check the Pod template, because its dry run as a PodTemplate is refused; it is used as it is stored");
             templates
         }
         Err(error) => return Err(error.into()),
     };
-    let known = revision::stands_for(&templates.template, all, stored);
-    let template = known.as_ref().unwrap_or(&templates.template);
-    Ok(of(template, &templates.claims))
+    let equivalent = revision::equivalent_template(&templates.template, revisions, storage);
+    let template = equivalent.as_ref().unwrap_or(&templates.template);
+    Ok(desired_for(template, &templates.claims))
 }
 
-fn api(work: &Work<'_>) -> Api<ControllerRevision> {
-    Api::namespaced(work.ctx.cluster.client.clone(), work.namespace())
+fn revision_api(ctx: &CloneSetContext<'_>) -> Api<ControllerRevision> {
+    Api::namespaced(ctx.manager.cluster.client.clone(), ctx.namespace())
 }
 
 /// Takes note of a revision that a write returned.
-fn keep(work: &Work<'_>, object: &ControllerRevision) -> Revision {
+fn cache_revision(ctx: &CloneSetContext<'_>, object: &ControllerRevision) -> Revision {
     let revision = Revision::from(object);
-    if let Some(view) = RevisionView::of(object) {
-        let key = Key::of(object);
-        let at = revision_at(&key, Arc::new(view));
-        work.index().revisions.wrote(&key, at, Instant::now());
+    if let Some(view) = RevisionView::from_object(object) {
+        let key = Key::from_object(object);
+        let entry = versioned_revision(&key, Arc::new(view));
+        ctx.index().revisions.apply_write(&key, entry, Instant::now());
     }
     revision
 }
 
 /// Reads a revision from the API server itself, and takes note of it.
-pub async fn look_up(work: &Work<'_>, name: &str) -> Result<(), Error> {
-    let key = work.key(name);
-    let found = write::get(&api(work), name).await?;
-    let view = found.as_ref().and_then(RevisionView::of);
-    let at = view.map(|view| revision_at(&key, Arc::new(view)));
-    work.index().revisions.read(&key, at, Instant::now());
+pub async fn fetch_revision(ctx: &CloneSetContext<'_>, name: &str) -> Result<(), Error> {
+    let key = ctx.key(name);
+    let found = write::get(&revision_api(ctx), name).await?;
+    let view = found.as_ref().and_then(RevisionView::from_object);
+    let entry = view.map(|view| versioned_revision(&key, Arc::new(view)));
+    ctx.index().revisions.apply_read(&key, entry, Instant::now());
     Ok(())
 }
 
 /// Makes an old revision the newest, if it is as it was seen: another may have taken its name.
-async fn promote(
-    work: &Work<'_>,
+async fn promote_revision(
+    ctx: &CloneSetContext<'_>,
     name: &str,
     version: Option<&str>,
     number: i64,
@@ -291,11 +308,11 @@ async fn promote(
             json!(hash),
         );
     }
-    match write::patch_merge(&api(work), name, &patch).await {
-        Ok(stored) => Ok(keep(work, &stored.object()?)),
+    match write::patch_merge(&revision_api(ctx), name, &patch).await {
+        Ok(stored) => Ok(cache_revision(ctx, &stored.object()?)),
         Err(error) => {
             if error.conflict() || error.not_found() {
-                look_up(work, name).await?;
+                fetch_revision(ctx, name).await?;
             }
             Err(error)
         }
@@ -303,160 +320,168 @@ async fn promote(
 }
 
 /// Makes the revision, under another name where its own is taken by one that says something else.
-async fn create(
-    work: &Work<'_>,
-    mut wanted: Wanted,
+async fn create_revision(
+    ctx: &CloneSetContext<'_>,
+    mut desired: DesiredRevision,
     number: i64,
     collisions: &mut Option<i32>,
-) -> Result<Revision, Unfit> {
-    let owner = owner(work.set);
-    let mut tries = 0;
+) -> Result<Revision, RevisionError> {
+    let owner = revision_owner(ctx.set);
+    let mut attempts = 0;
     loop {
-        let body = wanted.body(&owner, number);
-        let object = match write::post(&api(work), body).await {
-            Ok(stored) => Some(read(stored)?),
+        let body = desired.request_body(&owner, number);
+        let object = match write::create_raw(&revision_api(ctx), body).await {
+            Ok(stored) => Some(parse_revision(stored)?),
             Err(error) if error.already_exists() => {
-                let taken = write::get(&api(work), &wanted.name).await?;
-                taken.filter(|object| usable(object, &wanted, &work.owner))
+                let existing = write::get(&revision_api(ctx), &desired.name).await?;
+                existing.filter(|object| is_usable(object, &desired, &ctx.owner))
             }
             Err(error) => return Err(error.into()),
         };
         if let Some(object) = object {
-            return Ok(keep(work, &object));
+            return Ok(cache_revision(ctx, &object));
         }
         let count = collisions.unwrap_or_default().saturating_add(1);
-        tries += 1;
-        if tries > COLLISIONS {
+        attempts += 1;
+        if attempts > MAX_COLLISIONS {
             let why = format!(
-                "the names of {COLLISIONS} revisions are taken; the last is {}",
-                wanted.name
+                "the names of {MAX_COLLISIONS} revisions are taken; the last is {}",
+                desired.name
             );
-            return Err(Unfit::Mistake(why));
+            return Err(RevisionError::InvalidTemplate(why));
         }
         *collisions = Some(count);
-        wanted = wanted.renamed(&owner, count);
+        desired = desired.with_collisions(&owner, count);
     }
 }
 
 /// Whether a revision of the wanted name is the wanted one, and ours or nobody's.
-fn usable(object: &ControllerRevision, wanted: &Wanted, owner: &Controller) -> bool {
-    let free = RevisionView::of(object).is_some_and(|v| v.controller.is_none_or(|of| of == *owner));
-    free && wanted.is(&Revision::from(object))
+fn is_usable(object: &ControllerRevision, desired: &DesiredRevision, owner: &Controller) -> bool {
+    let free = RevisionView::from_object(object).is_some_and(|v| v.controller.is_none_or(|of| of == *owner));
+    free && desired.matches(&Revision::from(object))
 }
 
-fn read(stored: Value) -> Result<ControllerRevision, Error> {
+fn parse_revision(stored: Value) -> Result<ControllerRevision, Error> {
     serde_json::from_value(stored)
         .map_err(|why| Error::Transport(format!("the answer is no ControllerRevision: {why}")))
 }
 
-impl History {
+impl RevisionHistory {
     /// The revisions as the plan takes them: those of the CloneSet, and of its Pods, of these the newest that there is
     /// memory for; and the names of the others.
-    pub fn observed(&self, pods: &[Arc<Pod>]) -> (Vec<Arc<plan::Revision>>, Vec<String>) {
-        let used = self.used(pods);
-        let used = |one: &&Revision| used.iter().any(|label| revision::same(label, &one.name));
-        let mut memory = 0;
-        let (mut taken, unread): (Vec<_>, Vec<_>) = self.fit().rev().filter(used).partition(|one| {
-            memory += one.memory;
-            memory <= OLD || self.names(one)
+    pub fn plan_revisions(&self, pods: &[Arc<Pod>]) -> (Vec<Arc<plan::ParsedRevision>>, Vec<String>) {
+        let labels_in_use = self.labels_in_use(pods);
+        let is_used = |one: &&Revision| {
+            labels_in_use
+                .iter()
+                .any(|label| revision::same_revision(label, &one.name))
+        };
+        let mut bytes = 0;
+        let (mut readable, unread): (Vec<_>, Vec<_>) = self.valid().rev().filter(is_used).partition(|one| {
+            bytes += one.memory;
+            bytes <= MAX_REVISION_MEMORY || self.is_current_or_update(one)
         });
-        taken.reverse();
+        readable.reverse();
         (
-            taken.into_iter().map(|one| Arc::new(one.into())).collect(),
+            readable.into_iter().map(|one| Arc::new(one.into())).collect(),
             unread.into_iter().map(|one| one.name.clone()).collect(),
         )
     }
 
     /// Those that Pods can be made of.
-    fn fit(&self) -> impl DoubleEndedIterator<Item = &Revision> {
-        let all = self.all.iter().map(AsRef::as_ref);
-        all.filter(|one: &&Revision| one.unfit.is_none())
+    fn valid(&self) -> impl DoubleEndedIterator<Item = &Revision> {
+        let all = self.revisions.iter().map(AsRef::as_ref);
+        all.filter(|one: &&Revision| one.invalid_reason.is_none())
     }
 
     /// Whether it is one of the two that the CloneSet itself names.
-    fn names(&self, one: &Revision) -> bool {
-        [&self.update, &self.current].contains(&&one.name)
+    fn is_current_or_update(&self, one: &Revision) -> bool {
+        [&self.update_revision, &self.current_revision].contains(&&one.name)
     }
 
     /// The memory that the larger of these two takes, in bytes.
-    pub fn memory(&self) -> usize {
-        let own = self.fit().filter(|one| self.names(one));
+    pub fn max_revision_memory(&self) -> usize {
+        let own = self.valid().filter(|one| self.is_current_or_update(one));
         own.map(|one| one.memory).max().unwrap_or_default()
     }
 
     /// Warnings of revisions that no Pods can be made of. They count as if they were not there.
-    pub fn warnings(&self) -> impl Iterator<Item = plan::Event> {
-        let unfit = self
-            .all
+    pub fn warnings(&self) -> impl Iterator<Item = plan::CloneSetEvent> {
+        let invalid = self
+            .revisions
             .iter()
-            .filter_map(|one| Some((&one.name, one.unfit.as_ref()?)));
-        unfit.map(|(name, why)| plan::Event {
+            .filter_map(|one| Some((&one.name, one.invalid_reason.as_ref()?)));
+        invalid.map(|(name, why)| plan::CloneSetEvent {
             warning: true,
             reason: "InvalidRevision",
-            message: no_template(name, why),
-            since: None,
+            message: invalid_message(name, why),
+            wait_since: None,
         })
     }
 
     /// Values of revision labels that are in use.
-    fn used<'a>(&'a self, pods: &'a [Arc<Pod>]) -> BTreeSet<&'a str> {
+    fn labels_in_use<'a>(&'a self, pods: &'a [Arc<Pod>]) -> BTreeSet<&'a str> {
         let labels = pods
             .iter()
             .filter_map(|pod| pod.labels.get(keys::CONTROLLER_REVISION_HASH));
-        let mut used = BTreeSet::from([self.update.as_str(), self.current.as_str()]);
-        let mut last = "";
+        let mut in_use = BTreeSet::from([self.update_revision.as_str(), self.current_revision.as_str()]);
+        let mut previous = "";
         // Most of ten thousand Pods have the label of the one before.
         for label in labels {
-            if label != last {
-                used.insert(label);
-                last = label;
+            if label != previous {
+                in_use.insert(label);
+                previous = label;
             }
         }
-        used
+        in_use
     }
 }
 
-fn no_template(revision: &str, why: &str) -> String {
+fn invalid_message(revision: &str, why: &str) -> String {
     format!("ControllerRevision {revision} does not hold a Pod template, and is not used: {why}")
 }
 
-impl From<&Revision> for plan::Revision {
+impl From<&Revision> for plan::ParsedRevision {
     fn from(one: &Revision) -> Self {
         let marks = [keys::IMAGE_PRE_DOWNLOAD_CREATED, keys::IMAGE_PRE_DOWNLOAD_IGNORED];
         Self {
             name: one.name.clone(),
             data: serde_json::from_str(&one.data).unwrap_or_default(),
-            claims: one.claim_hash.clone(),
-            downloaded: marks.iter().any(|mark| one.labels.contains_key(*mark)),
+            claim_hash: one.claim_hash.clone(),
+            pre_downloaded: marks.iter().any(|mark| one.labels.contains_key(*mark)),
         }
     }
 }
 
 /// Deletes the revisions that are too many.
-pub async fn trim(work: &Work<'_>, history: &History, pods: &[Arc<Pod>]) -> Result<(), Error> {
-    let limit = work
+pub async fn delete_surplus(
+    ctx: &CloneSetContext<'_>,
+    history: &RevisionHistory,
+    pods: &[Arc<Pod>],
+) -> Result<(), Error> {
+    let limit = ctx
         .set
         .spec
         .revision_history_limit
         .unwrap_or(revision::DEFAULT_HISTORY_LIMIT);
-    for name in revision::trim(&history.all, &history.used(pods), limit) {
-        let key = work.key(&name);
-        let Some(uid) = work.index().revisions.uid(&key).map(str::to_owned) else {
+    for name in revision::revisions_to_delete(&history.revisions, &history.labels_in_use(pods), limit) {
+        let key = ctx.key(&name);
+        let Some(uid) = ctx.index().revisions.uid(&key).map(str::to_owned) else {
             continue;
         };
-        write::delete(&api(work), &name, &uid).await?;
-        work.index().revisions.mark_deleted(&key, &uid, Instant::now());
-        tracing::info!(set = %work.name, revision = name, "deleted an old revision");
+        write::delete(&revision_api(ctx), &name, &uid).await?;
+        ctx.index().revisions.mark_deleted(&key, &uid, Instant::now());
+        tracing::info!(set = %ctx.name, revision = name, "deleted an old revision");
     }
     Ok(())
 }
 
 /// Sets a label of a revision to `true`.
-pub async fn label(work: &Work<'_>, name: &str, label: &str) -> Result<(), Error> {
-    let uid = work.index().revisions.uid(&work.key(name)).map(str::to_owned);
+pub async fn label_revision(ctx: &CloneSetContext<'_>, name: &str, label: &str) -> Result<(), Error> {
+    let uid = ctx.index().revisions.uid(&ctx.key(name)).map(str::to_owned);
     let patch = json!({ "metadata": { "uid": uid, "labels": { (label): "true" } } });
-    let stored = write::patch_merge(&api(work), name, &patch).await?;
-    keep(work, &stored.object()?);
+    let stored = write::patch_merge(&revision_api(ctx), name, &patch).await?;
+    cache_revision(ctx, &stored.object()?);
     Ok(())
 }
 
@@ -468,7 +493,7 @@ mod tests {
 
     /// A new CloneSet has no status yet, and its first revision the name that OpenKruise gives it.
     #[test]
-    fn the_first_revision_is_named_as_openkruise_names_it() {
+    fn first_revision_name_matches_openkruise() {
         let vectors = include_str!("../../../../tests/data/go/cloneset-revision.jsonl");
         let of_none = vectors
             .lines()
@@ -477,7 +502,7 @@ mod tests {
         let (mut names, none) = (0, std::collections::BTreeMap::new());
         for vector in first {
             let set = &vector["cloneset"];
-            let owner = Owner {
+            let owner = RevisionOwner {
                 kind: "CloneSet",
                 namespace: "default",
                 name: set["metadata"]["name"].as_str().unwrap(),
@@ -485,14 +510,14 @@ mod tests {
                 annotations: &none,
             };
             let claims = set["spec"]["volumeClaimTemplates"].as_array().cloned();
-            let count = Some(collisions(None, &Memory::default()));
-            let wanted = revision::wanted(
+            let count = Some(collision_count(None, &ReconcileState::default()));
+            let desired = revision::desired_revision(
                 &owner,
                 &set["spec"]["template"],
                 &claims.unwrap_or_default(),
                 count,
             );
-            assert_eq!(json!(wanted.name), vector["name"]);
+            assert_eq!(json!(desired.name), vector["name"]);
             names += 1;
         }
         assert!(names > 0);
@@ -500,8 +525,12 @@ mod tests {
             collision_count: Some(1),
             ..CloneSetStatus::default()
         };
-        let mut memory = Memory::default();
-        memory.collisions = Some(2);
-        assert_eq!(collisions(Some(&status), &memory), 2, "a status may be behind");
+        let mut state = ReconcileState::default();
+        state.collisions = Some(2);
+        assert_eq!(
+            collision_count(Some(&status), &state),
+            2,
+            "a status may be behind"
+        );
     }
 }

@@ -7,15 +7,15 @@
 //! known at once (`cluster::write_cache`), so no pass waits for a watch.
 
 mod act;
+mod context;
 mod defaults;
 mod history;
-mod memory;
 mod observe;
 mod orphans;
 pub mod plan;
+mod reconcile_state;
 mod report;
-mod unfit;
-mod work;
+mod revision_error;
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -27,20 +27,20 @@ use serde_json::Value;
 use tokio::sync::{Semaphore, mpsc};
 
 use super::view::CloneSetView;
-use super::{Context, Gate, Gates};
-use history::History;
+use super::{Context, FeatureGate, FeatureGates};
+use context::{CloneSetContext, ControllerState};
+use history::RevisionHistory;
 use kruise_api::cloneset::CloneSet;
 use kruise_api::json;
 use kruise_api::owner::Owner;
-use kruise_cluster::queue::Again;
+use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key, write};
 use kruise_ops::metrics::metrics;
 use kruise_workload::in_place::Pod;
-use kruise_workload::in_place::normal::Stored;
-use memory::{Memories, Memory, slice};
-use observe::{Belongings, Changes};
-use plan::{Observed, Plan, Switches, Template, plan};
-use work::{Shared, Work};
+use kruise_workload::in_place::normalize::TemplateStorage;
+use observe::{OwnedObjects, WatchEvents};
+use plan::{Features, Observed, Plan, TemplateStatus, plan};
+use reconcile_state::{ReconcileState, ReconcileStates, time_slice};
 
 /// The controller's name in `/healthz` and in the log.
 const NAME: &str = "cloneset";
@@ -48,240 +48,259 @@ const NAME: &str = "cloneset";
 /// Runs until shutdown.
 pub async fn run(mut ctx: Context) {
     // OpenKruise's name of the source of these events, which field selectors of clients may hold.
-    ctx.cluster.events = ctx.cluster.events.of("cloneset-controller");
+    ctx.cluster.events = ctx.cluster.events.with_component("cloneset-controller");
     ctx.stores.synced().await;
-    let switches = switches(&ctx.options.feature_gates);
-    let shared = Arc::new(Shared {
+    let features = features(&ctx.options.feature_gates);
+    let shared = Arc::new(ControllerState {
         index: Mutex::default(),
-        memories: Memories::default(),
-        writes: Semaphore::new(act::AT_ONCE),
-        switches: Switches {
+        states: ReconcileStates::default(),
+        write_permits: Semaphore::new(act::MAX_CONCURRENT_WRITES),
+        features: Features {
             exclude_preparing_delete: ctx.options.cloneset_scaling_exclude_preparing_delete,
-            ..switches
+            ..features
         },
-        chance: RandomState::new(),
-        ctx: ctx.clone(),
+        rng_seed: RandomState::new(),
+        manager: ctx.clone(),
     });
     let (sets_tx, sets_rx) = mpsc::unbounded_channel();
-    let wake = wake_up(Arc::clone(&shared), sets_tx);
-    let work = |key| look_after(Arc::clone(&shared), key);
-    ctx.work(NAME, ctx.options.cloneset_workers, sets_rx, wake, work)
+    let enqueue = enqueue_changes(Arc::clone(&shared), sets_tx);
+    let handler = |key| reconcile(Arc::clone(&shared), key);
+    ctx.run_workers(NAME, ctx.options.cloneset_workers, sets_rx, enqueue, handler)
         .await;
 }
 
 /// The plan's switches, as the gates say.
-fn switches(gates: &Gates) -> Switches {
-    Switches {
-        short_hash: gates.on(Gate::CloneSetShortHash),
-        partition_rollback: gates.on(Gate::CloneSetPartitionRollback),
-        preparing_update_as_update: gates.on(Gate::PreparingUpdateAsUpdate),
-        recreate_for_claims: gates.on(Gate::RecreatePodWhenChangeVCTInCloneSetGate),
-        env_from_metadata: gates.on(Gate::InPlaceUpdateEnvFromMetadata),
-        vertical: gates.on(Gate::InPlaceWorkloadVerticalScaling),
-        pre_download: gates.on(Gate::PreDownloadImageForInPlaceUpdate),
-        stored: Stored::of(gates.on(Gate::TemplateNoDefaults)),
+fn features(gates: &FeatureGates) -> Features {
+    Features {
+        short_hash: gates.enabled(FeatureGate::CloneSetShortHash),
+        partition_rollback: gates.enabled(FeatureGate::CloneSetPartitionRollback),
+        preparing_update_as_update: gates.enabled(FeatureGate::PreparingUpdateAsUpdate),
+        recreate_for_claims: gates.enabled(FeatureGate::RecreatePodWhenChangeVCTInCloneSetGate),
+        env_from_metadata: gates.enabled(FeatureGate::InPlaceUpdateEnvFromMetadata),
+        vertical: gates.enabled(FeatureGate::InPlaceWorkloadVerticalScaling),
+        pre_download: gates.enabled(FeatureGate::PreDownloadImageForInPlaceUpdate),
+        template_storage: TemplateStorage::from_gate(gates.enabled(FeatureGate::TemplateNoDefaults)),
         exclude_preparing_delete: false,
     }
 }
 
 /// Sends the CloneSets to look at. What is there at the beginning is taken in before the first one is.
-async fn wake_up(shared: Arc<Shared>, sets: mpsc::UnboundedSender<Key>) {
-    let mut changes = Changes::new(&shared.ctx.stores);
+async fn enqueue_changes(shared: Arc<ControllerState>, sets: mpsc::UnboundedSender<Key>) {
+    let mut changes = WatchEvents::new(&shared.manager.stores);
     loop {
-        let concerned = changes.drain(&mut shared.index());
-        if !concerned.into_iter().all(|key| sets.send(key).is_ok()) {
+        let keys = changes.drain(&mut shared.index());
+        if !keys.into_iter().all(|key| sets.send(key).is_ok()) {
             return;
         }
-        let Some(said) = changes.next().await else { return };
-        let concerned = changes.apply(&mut shared.index(), said);
-        if !concerned.into_iter().all(|key| sets.send(key).is_ok()) {
+        let Some(event) = changes.next().await else { return };
+        let keys = changes.apply(&mut shared.index(), event);
+        if !keys.into_iter().all(|key| sets.send(key).is_ok()) {
             return;
         }
     }
 }
 
 /// Works on one CloneSet; what is remembered of it is in nobody else's hands meanwhile.
-async fn look_after(shared: Arc<Shared>, key: Key) -> Result<Again, Error> {
+async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfter, Error> {
     let view = shared.index().sets.get(&key).cloned();
     let Some(view) = view.filter(|set| set.metadata.deletion_timestamp.is_none()) else {
-        shared.memories.take(&key);
+        shared.states.remove(&key);
         return Ok(None);
     };
     let uid = view.metadata.uid.as_deref().unwrap_or_default();
-    let mut memory = shared.memories.lend(&key, uid);
-    if let Some(pause) = memory.too_early(Instant::now()) {
-        return Ok(Some(pause));
+    let mut state = shared.states.check_out(&key, uid);
+    if let Some(requeue_after) = state.requeue_after(Instant::now()) {
+        return Ok(Some(requeue_after));
     }
     let set = view
-        .read()
+        .parse()
         .map_err(|why| Error::Transport(format!("cannot read the CloneSet: {why}")))?;
     let set = Arc::new(set);
-    let work = Work {
+    let ctx = CloneSetContext {
         shared: &shared,
-        ctx: &shared.ctx,
-        writes: &shared.writes,
+        manager: &shared.manager,
+        write_permits: &shared.write_permits,
         name: &key,
         set: &set,
         owner: Owner::clone_set(&set.metadata),
-        group: observe::group_of(&set.metadata),
+        group: observe::clone_set_group(&set.metadata),
     };
-    measured(&work, &mut memory).await
+    reconcile_measured(&ctx, &mut state).await
 }
 
 /// A pass, and how long it took.
-async fn measured(work: &Work<'_>, memory: &mut Memory) -> Result<Again, Error> {
+async fn reconcile_measured(
+    ctx: &CloneSetContext<'_>,
+    state: &mut ReconcileState,
+) -> Result<RequeueAfter, Error> {
     let begin = Instant::now();
-    let mut done = "idle";
-    let again = pass(work, memory, &mut done).await;
-    let result = again.as_ref().map_or_else(Error::category, |_| done);
+    let mut outcome = "idle";
+    let requeue_after = sync(ctx, state, &mut outcome).await;
+    let result = requeue_after.as_ref().map_or_else(Error::category, |_| outcome);
     let passes = &metrics().cloneset_passes;
     let passes = passes.get_or_create(&[("result", result.to_owned())]);
     passes.observe(begin.elapsed().as_secs_f64());
-    again
+    requeue_after
 }
 
 /// Observe, plan, act, report; then say when to look again. `word` is what it came to.
-async fn pass(work: &Work<'_>, memory: &mut Memory, word: &mut &'static str) -> Result<Again, Error> {
-    look_up(work).await?;
-    orphans::look_for(work, memory).await?;
-    if !work.current() {
+async fn sync(
+    ctx: &CloneSetContext<'_>,
+    state: &mut ReconcileState,
+    result: &mut &'static str,
+) -> Result<RequeueAfter, Error> {
+    fetch_unconfirmed(ctx).await?;
+    orphans::fetch_orphans(ctx, state).await?;
+    if !ctx.is_current() {
         return Ok(Some(Duration::ZERO));
     }
-    let now = work.ctx.cluster.clock.now();
-    let generation = work.set.metadata.generation.unwrap_or_default();
-    memory.forget(generation, &work.set.spec.volume_claim_templates, now);
+    let now = ctx.manager.cluster.clock.now();
+    let generation = ctx.set.metadata.generation.unwrap_or_default();
+    state.expire_failures(generation, &ctx.set.spec.volume_claim_templates, now);
     let begin = Instant::now();
-    let seen = work.index().belongings(work.set);
-    memory.left.settle(&seen.pods);
-    let gathered = begin.elapsed();
-    let history = history::settle(work, &seen.revisions, memory).await;
+    let owned = ctx.index().owned_objects(ctx.set);
+    state.unfinished.forget_existing(&owned.pods);
+    let gather_cost = begin.elapsed();
+    let history = history::sync_revisions(ctx, &owned.revisions, state).await;
     let begin = Instant::now();
-    let (mut planned, pods) = planned(work, seen, &history, memory, now);
-    planned.events.extend(history.warnings());
-    let (planned_at, cost) = (Instant::now(), gathered + begin.elapsed());
-    tracing::debug!(set = %work.name, update = history.update, current = history.current, pods = pods.len(),
-        acts = planned.acts.len(), wake = ?planned.wake, "planned");
-    let wake = planned.wake.map(|at| until(at, now));
-    let done = act::carry_out(work, planned.acts, slice(cost), memory).await;
-    *word = match history.failed {
+    let (mut plan, pods) = make_plan(ctx, owned, &history, state, now);
+    plan.events.extend(history.warnings());
+    let (planned_at, cost) = (Instant::now(), gather_cost + begin.elapsed());
+    tracing::debug!(set = %ctx.name, update = history.update_revision, current = history.current_revision, pods = pods.len(),
+        acts = plan.actions.len(), wake = ?plan.requeue_at, "planned");
+    let requeue_after = plan.requeue_at.map(|at| duration_until(at, now));
+    let execution = act::execute_actions(ctx, plan.actions, time_slice(cost), state).await;
+    *result = match history.error_category {
         Some(category) => category,
-        None if done.acted => "acted",
+        None if execution.acted => "acted",
         None => "idle",
     };
-    memory.pause(cost, done.acted, planned_at);
-    report::tell(work, done.tally, planned.events, memory);
-    let status = report::status(work, planned.status, !done.acted, memory).await?;
-    if !done.acted
-        && memory.may_trim(Instant::now())
-        && let Err(error) = history::trim(work, &history, &pods).await
+    state.schedule_next_pass(cost, execution.acted, planned_at);
+    report::publish_events(ctx, execution.events, plan.events, state);
+    let status = report::update_status(ctx, plan.status, !execution.acted, state).await?;
+    if !execution.acted
+        && state.may_delete_revisions(Instant::now())
+        && let Err(error) = history::delete_surplus(ctx, &history, &pods).await
     {
-        tracing::warn!(set = %work.name, %error, "cannot delete old revisions; will retry");
-        memory.not_trimmed(Instant::now());
+        tracing::warn!(set = %ctx.name, %error, "cannot delete old revisions; will retry");
+        state.revision_deletion_failed(Instant::now());
     }
-    let rests = !done.acted && history.template == Template::Taken;
-    let defaults = if rests {
-        defaults::store(work, memory).await
+    let settled = !execution.acted && history.template_status == TemplateStatus::Accepted;
+    let defaults = if settled {
+        defaults::store_defaults(ctx, state).await
     } else {
         None
     };
-    let at_once = done.acted.then_some(Duration::ZERO);
-    let unseen = work.index().next_look_up(work.name, &work.group, Instant::now());
-    let all = [wake, status, defaults, at_once, unseen, history.again];
-    Ok(all.into_iter().flatten().min())
+    let immediately = execution.acted.then_some(Duration::ZERO);
+    let next_fetch = ctx.index().next_fetch(ctx.name, &ctx.group, Instant::now());
+    let requeues = [
+        requeue_after,
+        status,
+        defaults,
+        immediately,
+        next_fetch,
+        history.retry_after,
+    ];
+    Ok(requeues.into_iter().flatten().min())
 }
 
 /// The memory that values take, in bytes.
-fn memory_of(values: &[Value]) -> usize {
+fn estimate_memory(values: &[Value]) -> usize {
     let texts = values.iter().map(Value::to_string);
-    texts.map(|text| json::memory(text.as_bytes())).sum()
+    texts.map(|text| json::estimate_memory(text.as_bytes())).sum()
 }
 
 /// The plan, and the Pods that it is about. What it was made of, parsed revisions above all, is not kept for as long as the
 /// plan is acted by.
-fn planned(
-    work: &Work<'_>,
-    seen: Belongings,
-    history: &History,
-    memory: &Memory,
+fn make_plan(
+    ctx: &CloneSetContext<'_>,
+    owned: OwnedObjects,
+    history: &RevisionHistory,
+    state: &ReconcileState,
     now: Timestamp,
 ) -> (Plan, Vec<Arc<Pod>>) {
-    let observed = observed(work, seen, history, memory);
+    let observed = build_observed(ctx, owned, history, state);
     (plan(&observed, now), observed.pods)
 }
 
 /// How long it is until then; nothing when it has passed.
-fn until(at: Timestamp, now: Timestamp) -> Duration {
-    Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO)
+fn duration_until(deadline: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(deadline.duration_since(now)).unwrap_or(Duration::ZERO)
 }
 
 /// Reads from the API server itself what we wrote and the watch has not brought in all that time, and what we may have
 /// written.
-async fn look_up(work: &Work<'_>) -> Result<(), Error> {
+async fn fetch_unconfirmed(ctx: &CloneSetContext<'_>) -> Result<(), Error> {
     let now = Instant::now();
     let (set, pods, claims, jobs, revisions) = {
-        let index = work.index();
+        let index = ctx.index();
         (
-            index.sets.unconfirmed_for(work.name, now),
-            index.pods.unconfirmed(&work.group, now).0,
-            index.claims.unconfirmed(&work.group, now).0,
-            index.jobs.unconfirmed(&work.group, now).0,
-            index.revisions.unconfirmed(&work.group, now).0,
+            index.sets.confirm_time_left(ctx.name, now),
+            index.pods.unconfirmed(&ctx.group, now).0,
+            index.claims.unconfirmed(&ctx.group, now).0,
+            index.jobs.unconfirmed(&ctx.group, now).0,
+            index.revisions.unconfirmed(&ctx.group, now).0,
         )
     };
     if set == Some(Duration::ZERO) {
-        let found = write::get(&work.api::<CloneSet>(), &work.name.name).await?;
-        let at = found.map(|found| observe::set_at(Arc::new(CloneSetView::from(&found))));
-        work.index().sets.read(work.name, at, Instant::now());
+        let found = write::get(&ctx.api::<CloneSet>(), &ctx.name.name).await?;
+        let entry = found.map(|found| observe::versioned_clone_set(Arc::new(CloneSetView::from(&found))));
+        ctx.index().sets.apply_read(ctx.name, entry, Instant::now());
     }
     for key in pods {
-        tracing::warn!(set = %work.name, pod = key.name, "outcome of a write is unknown; reading the Pod again");
-        act::look_up_pod(work, &key.name).await?;
+        tracing::warn!(set = %ctx.name, pod = key.name, "outcome of a write is unknown; reading the Pod again");
+        act::fetch_pod(ctx, &key.name).await?;
     }
     for key in claims {
-        act::look_up_claim(work, &key.name).await?;
+        act::fetch_claim(ctx, &key.name).await?;
     }
     for key in jobs {
-        act::look_up_job(work, &key.name).await?;
+        act::fetch_job(ctx, &key.name).await?;
     }
     for key in revisions {
-        history::look_up(work, &key.name).await?;
+        history::fetch_revision(ctx, &key.name).await?;
     }
     Ok(())
 }
 
 /// All that the plan wants to know.
-fn observed(work: &Work<'_>, seen: Belongings, history: &History, memory: &Memory) -> Observed {
-    let template = &work.set.spec.template;
+fn build_observed(
+    ctx: &CloneSetContext<'_>,
+    owned: OwnedObjects,
+    history: &RevisionHistory,
+    state: &ReconcileState,
+) -> Observed {
+    let template = &ctx.set.spec.template;
     let spread = template["spec"]["topologySpreadConstraints"].is_array();
-    let nodes = seen
+    let nodes = owned
         .pods
         .iter()
         .filter_map(|pod| pod.node.as_ref())
         .filter(|_| spread);
     let labels = |name: &String| {
-        let node = work.ctx.stores.nodes.get(&Key::cluster(name))?;
+        let node = ctx.manager.stores.nodes.get(&Key::cluster_scoped(name))?;
         Some((name.clone(), node.labels.clone()))
     };
     let nodes: BTreeMap<_, _> = nodes.filter_map(labels).collect();
-    let (revisions, unread) = history.observed(&seen.pods);
+    let (revisions, unread) = history.plan_revisions(&owned.pods);
     Observed {
-        set: Arc::clone(work.set),
+        set: Arc::clone(ctx.set),
         revisions,
-        unread,
-        pods: seen.pods,
-        claims: seen.claims,
-        given: seen.given,
-        current: history.current.clone(),
-        update: history.update.clone(),
-        template: history.template.clone(),
-        collisions: history.collisions,
-        memory: history.memory() + memory_of(&work.set.spec.volume_claim_templates),
-        jobs: seen.jobs,
+        unread_revisions: unread,
+        pods: owned.pods,
+        claims: owned.claims,
+        claims_owned_by_pod: owned.claims_owned_by_pod,
+        current_revision: history.current_revision.clone(),
+        update_revision: history.update_revision.clone(),
+        template_status: history.template_status.clone(),
+        collision_count: history.collisions,
+        max_pod_memory: history.max_revision_memory() + estimate_memory(&ctx.set.spec.volume_claim_templates),
+        jobs: owned.jobs,
         nodes,
-        failures: memory.failures.clone(),
-        left: memory.left.clone(),
-        switches: work.shared.switches,
-        seed: work.shared.chance.hash_one(Instant::now()),
+        failures: state.failures.clone(),
+        unfinished: state.unfinished.clone(),
+        features: ctx.shared.features,
+        rng_seed: ctx.shared.rng_seed.hash_one(Instant::now()),
     }
 }
 
@@ -290,8 +309,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_switched_on_or_off_is_as_in_openkruise() {
-        let wanted = Switches {
+    fn default_features_match_openkruise() {
+        let expected = Features {
             short_hash: false,
             partition_rollback: false,
             preparing_update_as_update: false,
@@ -299,9 +318,9 @@ mod tests {
             env_from_metadata: true,
             vertical: false,
             pre_download: false,
-            stored: Stored::WithDefaults,
+            template_storage: TemplateStorage::WithDefaults,
             exclude_preparing_delete: false,
         };
-        assert_eq!(switches(&Gates::default()), wanted);
+        assert_eq!(features(&FeatureGates::default()), expected);
     }
 }

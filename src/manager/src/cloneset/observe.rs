@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::mpsc;
 
-use super::plan::Job;
+use super::plan::ImagePullJobRef;
 use crate::Stores;
 use crate::view::{ClaimView, CloneSetView, PodView, RevisionView, matches};
 use kruise_api::cloneset::CloneSet;
@@ -15,7 +15,7 @@ use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::keys;
 use kruise_api::owner::Owner;
 use kruise_cluster::write_cache::{Versioned, WriteCache};
-use kruise_cluster::{Change, Intake, Key};
+use kruise_cluster::{Change, ChangeHandler, Key};
 use kruise_workload::claim::Claim;
 use kruise_workload::in_place::Pod;
 
@@ -35,155 +35,168 @@ pub struct Index {
     /// Which CloneSet a group is of.
     names: HashMap<String, Key>,
     /// Pods of nobody that a CloneSet selects, by its UID. There may be thousands that none does.
-    strays: HashMap<String, BTreeSet<Key>>,
+    orphans: HashMap<String, BTreeSet<Key>>,
 }
 
 /// What belongs to one CloneSet.
-pub struct Belongings {
+pub struct OwnedObjects {
     /// Its Pods, and those of nobody that it selects.
     pub pods: Vec<Arc<Pod>>,
     /// Its claims.
     pub claims: Vec<Claim>,
     /// The claims that its Pods own, by the Pod's UID, without those that go.
-    pub given: BTreeMap<String, Vec<Claim>>,
+    pub claims_owned_by_pod: BTreeMap<String, Vec<Claim>>,
     /// Its revisions, and those of nobody that it selects; in no order.
     pub revisions: Vec<Arc<RevisionView>>,
     /// Its jobs, without those that go.
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<ImagePullJobRef>,
 }
 
 /// The group of what nobody controls.
-fn nobodys(namespace: Option<&str>) -> String {
+fn orphan_group(namespace: Option<&str>) -> String {
     namespace.unwrap_or_default().to_owned()
 }
 
 /// The group of what has this controller.
-fn controlled(key: &Key, controller: Option<&Owner>) -> String {
+fn owner_group(key: &Key, controller: Option<&Owner>) -> String {
     let namespace = key.namespace.as_deref();
-    controller.map_or_else(|| nobodys(namespace), |owner| owner.group(namespace))
+    controller.map_or_else(|| orphan_group(namespace), |owner| owner.group_key(namespace))
 }
 
 /// The group of what a CloneSet controls.
-pub fn group_of(metadata: &ObjectMeta) -> String {
-    Owner::clone_set(metadata).group(metadata.namespace.as_deref())
+pub fn clone_set_group(metadata: &ObjectMeta) -> String {
+    Owner::clone_set(metadata).group_key(metadata.namespace.as_deref())
 }
 
 /// A Pod as it is kept.
-pub fn pod_at(key: &Key, pod: Arc<Pod>) -> Versioned<Pod> {
+pub fn versioned_pod(key: &Key, pod: Arc<Pod>) -> Versioned<Pod> {
     Versioned {
         uid: pod.uid.clone(),
-        version: pod.resource_version.clone(),
-        group: controlled(key, pod.controller.as_ref()),
-        deleting: pod.deleting,
+        resource_version: pod.resource_version.clone(),
+        group: owner_group(key, pod.controller.as_ref()),
+        terminating: pod.deleting,
         object: pod,
     }
 }
 
 /// A claim as it is kept.
-pub fn claim_at(key: &Key, view: &ClaimView) -> Versioned<Claim> {
+pub fn versioned_claim(key: &Key, view: &ClaimView) -> Versioned<Claim> {
     let owner = view.owner.as_ref();
     Versioned {
         uid: view.claim.uid.clone(),
-        version: view.resource_version.clone(),
-        group: owner.map_or_else(String::new, |owner| owner.group(key.namespace.as_deref())),
-        deleting: view.claim.deleting,
+        resource_version: view.resource_version.clone(),
+        group: owner.map_or_else(String::new, |owner| owner.group_key(key.namespace.as_deref())),
+        terminating: view.claim.deleting,
         object: Arc::new(view.claim.clone()),
     }
 }
 
 /// A revision as it is kept.
-pub fn revision_at(key: &Key, view: Arc<RevisionView>) -> Versioned<RevisionView> {
+pub fn versioned_revision(key: &Key, view: Arc<RevisionView>) -> Versioned<RevisionView> {
     Versioned {
         uid: view.uid.clone(),
-        version: view.resource_version.clone(),
-        group: controlled(key, view.controller.as_ref()),
-        deleting: view.deleting,
+        resource_version: view.resource_version.clone(),
+        group: owner_group(key, view.controller.as_ref()),
+        terminating: view.deleting,
         object: view,
     }
 }
 
 /// A CloneSet as it is kept.
-pub fn set_at(set: Arc<CloneSetView>) -> Versioned<CloneSetView> {
+pub fn versioned_clone_set(set: Arc<CloneSetView>) -> Versioned<CloneSetView> {
     let metadata = &set.metadata;
     Versioned {
         uid: metadata.uid.clone().unwrap_or_default(),
-        version: metadata.resource_version.clone().unwrap_or_default(),
+        resource_version: metadata.resource_version.clone().unwrap_or_default(),
         group: metadata.namespace.clone().unwrap_or_default(),
-        deleting: metadata.deletion_timestamp.is_some(),
+        terminating: metadata.deletion_timestamp.is_some(),
         object: set,
     }
 }
 
 /// A job as it is kept.
-pub fn job_at(job: &ImagePullJob) -> Versioned<()> {
+pub fn versioned_job(job: &ImagePullJob) -> Versioned<()> {
     let metadata = &job.metadata;
     let controller = Owner::controller(metadata);
     Versioned {
         uid: metadata.uid.clone().unwrap_or_default(),
-        version: metadata.resource_version.clone().unwrap_or_default(),
-        group: controller.map_or_else(String::new, |owner| owner.group(metadata.namespace.as_deref())),
-        deleting: metadata.deletion_timestamp.is_some(),
+        resource_version: metadata.resource_version.clone().unwrap_or_default(),
+        group: controller.map_or_else(String::new, |owner| {
+            owner.group_key(metadata.namespace.as_deref())
+        }),
+        terminating: metadata.deletion_timestamp.is_some(),
         object: Arc::new(()),
     }
 }
 
 /// Takes in what a watch says of one object.
-fn take<T>(known: &mut WriteCache<T>, key: &Key, old: Option<Versioned<T>>, new: Option<Versioned<T>>) {
+fn apply_change<T>(
+    cache: &mut WriteCache<T>,
+    key: &Key,
+    old: Option<Versioned<T>>,
+    new: Option<Versioned<T>>,
+) {
     match (old, new) {
-        (_, Some(new)) => known.watched(key, new),
-        (Some(old), None) => known.gone(key, &old.uid),
+        (_, Some(new)) => cache.apply_watch(key, new),
+        (Some(old), None) => cache.apply_watch_delete(key, &old.uid),
         (None, None) => {}
     }
 }
 
 impl Index {
     /// What belongs to this CloneSet.
-    pub fn belongings(&self, set: &CloneSet) -> Belongings {
+    pub fn owned_objects(&self, set: &CloneSet) -> OwnedObjects {
         let owner = Owner::clone_set(&set.metadata);
-        let (group, nobodys) = (
-            group_of(&set.metadata),
-            nobodys(set.metadata.namespace.as_deref()),
+        let (group, orphan_group) = (
+            clone_set_group(&set.metadata),
+            orphan_group(set.metadata.namespace.as_deref()),
         );
         let selector = &set.spec.selector;
-        let own = self.pods.of(&group);
-        let strays = self.strays.get(&owner.uid).into_iter().flatten();
-        let strays = strays.filter_map(|key| self.pods.find(&nobodys, key));
-        let strays = strays.filter(|(_, pod, _)| matches(selector, &pod.labels));
-        let pod = |(_, pod, going): (&Key, &Arc<Pod>, bool)| {
-            if going && !pod.deleting {
+        let own = self.pods.group_entries(&group);
+        let orphans = self.orphans.get(&owner.uid).into_iter().flatten();
+        let orphans = orphans.filter_map(|key| self.pods.find_in_group(&orphan_group, key));
+        let orphans = orphans.filter(|(_, pod, _)| matches(selector, &pod.labels));
+        let pod = |(_, pod, deleting): (&Key, &Arc<Pod>, bool)| {
+            if deleting && !pod.deleting {
                 let mut pod = Pod::clone(pod);
                 pod.deleting = true;
                 return Arc::new(pod);
             }
             Arc::clone(pod)
         };
-        let claim = |(_, claim, going): (&Key, &Arc<Claim>, bool)| Claim {
-            deleting: going,
+        let claim = |(_, claim, deleting): (&Key, &Arc<Claim>, bool)| Claim {
+            deleting,
             ..Claim::clone(claim)
         };
         // A Pod that was let go keeps its claims, and its name, for as long as it is there.
         let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
-        let taken = |claim: &Claim| {
-            let name = format!("{}-{}", owner.name, claim.instance);
+        let name_in_use = |claim: &Claim| {
+            let name = format!("{}-{}", owner.name, claim.instance_id);
             let pod = self.pods.get(&Key::namespaced(namespace, &name));
             pod.is_some_and(|pod| pod.controller.as_ref() != Some(&owner))
         };
-        let stray = self.revisions.of(&nobodys);
-        let stray = stray.filter(|(_, view, _)| matches(selector, &view.revision.labels));
-        let revisions = self.revisions.of(&group).chain(stray);
-        Belongings {
-            pods: own.chain(strays).map(pod).collect(),
-            claims: self.claims.of(&group).map(claim).filter(|c| !taken(c)).collect(),
-            given: self.given(set, &group),
+        let orphan_revisions = self.revisions.group_entries(&orphan_group);
+        let orphan_revisions =
+            orphan_revisions.filter(|(_, view, _)| matches(selector, &view.revision.labels));
+        let revisions = self.revisions.group_entries(&group).chain(orphan_revisions);
+        OwnedObjects {
+            pods: own.chain(orphans).map(pod).collect(),
+            claims: self
+                .claims
+                .group_entries(&group)
+                .map(claim)
+                .filter(|c| !name_in_use(c))
+                .collect(),
+            claims_owned_by_pod: self.claims_owned_by_pod(set, &group),
             revisions: revisions
-                .filter(|(.., going)| !going)
+                .filter(|(.., deleting)| !deleting)
                 .map(|(_, view, _)| Arc::clone(view))
                 .collect(),
             jobs: self
                 .jobs
-                .of(&group)
-                .filter(|(.., going)| !going)
-                .map(|(key, ..)| Job {
+                .group_entries(&group)
+                .filter(|(.., deleting)| !deleting)
+                .map(|(key, ..)| ImagePullJobRef {
                     name: key.name.clone(),
                     uid: self.jobs.uid(key).unwrap_or_default().to_owned(),
                 })
@@ -192,172 +205,177 @@ impl Index {
     }
 
     /// The claims that Pods of the CloneSet own, but for those that were never its own.
-    fn given(&self, set: &CloneSet, group: &str) -> BTreeMap<String, Vec<Claim>> {
+    fn claims_owned_by_pod(&self, set: &CloneSet, group: &str) -> BTreeMap<String, Vec<Claim>> {
         // Each Pod is looked at, so not where there is nothing to find.
         if set.spec.volume_claim_templates.is_empty() {
             return BTreeMap::new();
         }
-        let once_ours = |pod: &Pod| {
+        let claims_of_pod = |pod: &Pod| {
             let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
-            let owner = Owner::pod(&pod.name, &pod.uid).group(set.metadata.namespace.as_deref());
-            let claims = self.claims.of(&owner);
-            let of_pod = claims.filter(|(_, claim, going)| !going && Some(&claim.instance) == id);
-            of_pod
-                .map(|(_, claim, _)| Claim::clone(claim))
-                .collect::<Vec<_>>()
+            let owner = Owner::pod(&pod.name, &pod.uid).group_key(set.metadata.namespace.as_deref());
+            let claims = self.claims.group_entries(&owner);
+            let owned = claims.filter(|(_, claim, deleting)| !deleting && Some(&claim.instance_id) == id);
+            owned.map(|(_, claim, _)| Claim::clone(claim)).collect::<Vec<_>>()
         };
-        let given = self.pods.of(group).map(|(_, pod, _)| (pod, once_ours(pod)));
-        given
+        let claims_by_pod = self
+            .pods
+            .group_entries(group)
+            .map(|(_, pod, _)| (pod, claims_of_pod(pod)));
+        claims_by_pod
             .filter(|(_, claims)| !claims.is_empty())
             .map(|(pod, claims)| (pod.uid.clone(), claims))
             .collect()
     }
 
     /// How long it is until a write of ours has to be looked up, if one is not confirmed.
-    pub fn next_look_up(&self, name: &Key, group: &str, now: Instant) -> Option<Duration> {
-        let all = [
-            self.sets.unconfirmed_for(name, now),
+    pub fn next_fetch(&self, name: &Key, group: &str, now: Instant) -> Option<Duration> {
+        let delays = [
+            self.sets.confirm_time_left(name, now),
             self.pods.unconfirmed(group, now).1,
             self.claims.unconfirmed(group, now).1,
             self.revisions.unconfirmed(group, now).1,
             self.jobs.unconfirmed(group, now).1,
         ];
-        all.into_iter().flatten().min()
+        delays.into_iter().flatten().min()
     }
 
     /// CloneSets that a Pod concerns, in its state before or after. A Pod of nobody is, or was, one of their strays.
-    fn concerned(&mut self, key: &Key, pod: &Pod, is: bool, wake: &mut BTreeSet<Key>) {
+    fn collect_affected(&mut self, key: &Key, pod: &Pod, exists: bool, affected: &mut BTreeSet<Key>) {
         if pod.controller.is_some() {
-            let group = controlled(key, pod.controller.as_ref());
-            wake.extend(self.names.get(&group).cloned());
+            let group = owner_group(key, pod.controller.as_ref());
+            affected.extend(self.names.get(&group).cloned());
             return;
         }
-        let sets = self.sets.of(key.namespace.as_deref().unwrap_or_default());
+        let sets = self
+            .sets
+            .group_entries(key.namespace.as_deref().unwrap_or_default());
         for (name, set, _) in sets.filter(|(_, set, _)| matches(&set.selector, &pod.labels)) {
-            wake.insert(name.clone());
+            affected.insert(name.clone());
             let uid = set.metadata.uid.clone().unwrap_or_default();
-            let strays = self.strays.entry(uid).or_default();
-            if is {
-                strays.insert(key.clone());
+            let orphans = self.orphans.entry(uid).or_default();
+            if exists {
+                orphans.insert(key.clone());
             } else {
-                strays.remove(key);
+                orphans.remove(key);
             }
         }
     }
 
     /// The Pods of nobody that a CloneSet selects, found once.
-    fn find_strays(&mut self, set: &CloneSetView, uid: &str) {
-        let nobodys = nobodys(set.metadata.namespace.as_deref());
-        let all = self.pods.of(&nobodys);
+    fn index_orphans(&mut self, set: &CloneSetView, uid: &str) {
+        let orphan_group = orphan_group(set.metadata.namespace.as_deref());
+        let all = self.pods.group_entries(&orphan_group);
         let selected = all.filter(|(_, pod, _)| matches(&set.selector, &pod.labels));
         let keys = selected.map(|(key, ..)| key.clone()).collect();
-        self.strays.insert(uid.to_owned(), keys);
+        self.orphans.insert(uid.to_owned(), keys);
     }
 
-    fn set(&mut self, change: &Change<CloneSetView>, wake: &mut BTreeSet<Key>) {
-        let at = |set: &Option<Arc<CloneSetView>>| set.clone().map(set_at);
-        let (old, new) = (at(&change.old), at(&change.new));
-        let same = |a: &Versioned<CloneSetView>, b: &Versioned<CloneSetView>| {
+    fn apply_clone_set(&mut self, change: &Change<CloneSetView>, affected: &mut BTreeSet<Key>) {
+        let versioned = |set: &Option<Arc<CloneSetView>>| set.clone().map(versioned_clone_set);
+        let (old, new) = (versioned(&change.old), versioned(&change.new));
+        let same_selector = |a: &Versioned<CloneSetView>, b: &Versioned<CloneSetView>| {
             a.uid == b.uid && a.object.selector == b.object.selector
         };
         if let Some(old) = &old {
-            self.names.remove(&group_of(&old.object.metadata));
+            self.names.remove(&clone_set_group(&old.object.metadata));
             if new.as_ref().is_none_or(|new| new.uid != old.uid) {
-                self.strays.remove(&old.uid);
+                self.orphans.remove(&old.uid);
             }
         }
         if let Some(new) = &new {
             self.names
-                .insert(group_of(&new.object.metadata), change.key.clone());
-            if !old.as_ref().is_some_and(|old| same(old, new)) {
-                self.find_strays(&new.object, &new.uid);
+                .insert(clone_set_group(&new.object.metadata), change.key.clone());
+            if !old.as_ref().is_some_and(|old| same_selector(old, new)) {
+                self.index_orphans(&new.object, &new.uid);
             }
         }
-        take(&mut self.sets, &change.key, old, new);
-        wake.insert(change.key.clone());
+        apply_change(&mut self.sets, &change.key, old, new);
+        affected.insert(change.key.clone());
     }
 
-    fn pod(&mut self, change: &Change<PodView>, wake: &mut BTreeSet<Key>) {
-        let of = |view: &Option<Arc<PodView>>| view.as_ref().and_then(|v| v.workload.clone());
-        let (old, new) = (of(&change.old), of(&change.new));
-        for (pod, is) in [(&old, false), (&new, true)] {
+    fn apply_pod(&mut self, change: &Change<PodView>, affected: &mut BTreeSet<Key>) {
+        let workload_pod = |view: &Option<Arc<PodView>>| view.as_ref().and_then(|v| v.workload_pod.clone());
+        let (old, new) = (workload_pod(&change.old), workload_pod(&change.new));
+        for (pod, exists) in [(&old, false), (&new, true)] {
             if let Some(pod) = pod {
-                self.concerned(&change.key, pod, is, wake);
+                self.collect_affected(&change.key, pod, exists, affected);
             }
         }
         // A Pod of others is known where one of ours was to have its name.
         if let (Some(old), None) = (&change.old, &change.new) {
-            self.pods.gone(&change.key, &old.uid);
+            self.pods.apply_watch_delete(&change.key, &old.uid);
         }
-        let at = |pod: Option<Arc<Pod>>| pod.map(|pod| pod_at(&change.key, pod));
-        take(&mut self.pods, &change.key, at(old), at(new));
+        let versioned = |pod: Option<Arc<Pod>>| pod.map(|pod| versioned_pod(&change.key, pod));
+        apply_change(&mut self.pods, &change.key, versioned(old), versioned(new));
     }
 
     /// Takes in an orphan as the API server itself knows it.
-    pub fn orphan(&mut self, key: &Key, pod: Arc<Pod>) {
-        self.concerned(key, &pod, true, &mut BTreeSet::new());
-        let at = pod_at(key, pod);
-        self.pods.read(key, Some(at), Instant::now());
+    pub fn insert_orphan(&mut self, key: &Key, pod: Arc<Pod>) {
+        self.collect_affected(key, &pod, true, &mut BTreeSet::new());
+        let entry = versioned_pod(key, pod);
+        self.pods.apply_read(key, Some(entry), Instant::now());
     }
 
-    fn revision(&mut self, change: &Change<RevisionView>, wake: &mut BTreeSet<Key>) {
-        let at = |view: &Option<Arc<RevisionView>>| view.clone().map(|v| revision_at(&change.key, v));
-        let (old, new) = (at(&change.old), at(&change.new));
-        self.wake_owners(&old, &new, wake);
-        take(&mut self.revisions, &change.key, old, new);
+    fn apply_revision(&mut self, change: &Change<RevisionView>, affected: &mut BTreeSet<Key>) {
+        let versioned =
+            |view: &Option<Arc<RevisionView>>| view.clone().map(|v| versioned_revision(&change.key, v));
+        let (old, new) = (versioned(&change.old), versioned(&change.new));
+        self.collect_owners(&old, &new, affected);
+        apply_change(&mut self.revisions, &change.key, old, new);
     }
 
-    fn claim(&mut self, change: &Change<ClaimView>, wake: &mut BTreeSet<Key>) {
-        let at = |view: &Option<Arc<ClaimView>>| view.as_deref().map(|view| claim_at(&change.key, view));
-        let (old, new) = (at(&change.old), at(&change.new));
-        self.wake_owners(&old, &new, wake);
-        take(&mut self.claims, &change.key, old, new);
+    fn apply_claim(&mut self, change: &Change<ClaimView>, affected: &mut BTreeSet<Key>) {
+        let versioned =
+            |view: &Option<Arc<ClaimView>>| view.as_deref().map(|view| versioned_claim(&change.key, view));
+        let (old, new) = (versioned(&change.old), versioned(&change.new));
+        self.collect_owners(&old, &new, affected);
+        apply_change(&mut self.claims, &change.key, old, new);
     }
 
-    fn job(&mut self, change: &Change<ImagePullJob>, wake: &mut BTreeSet<Key>) {
-        let at = |job: &Option<Arc<ImagePullJob>>| job.as_deref().map(job_at);
-        let (old, new) = (at(&change.old), at(&change.new));
+    fn apply_job(&mut self, change: &Change<ImagePullJob>, affected: &mut BTreeSet<Key>) {
+        let versioned = |job: &Option<Arc<ImagePullJob>>| job.as_deref().map(versioned_job);
+        let (old, new) = (versioned(&change.old), versioned(&change.new));
         // How far a job is makes no difference here.
-        if old.is_none() || new.as_ref().is_none_or(|new| new.deleting) {
-            self.wake_owners(&old, &new, wake);
+        if old.is_none() || new.as_ref().is_none_or(|new| new.terminating) {
+            self.collect_owners(&old, &new, affected);
         }
-        take(&mut self.jobs, &change.key, old, new);
+        apply_change(&mut self.jobs, &change.key, old, new);
     }
 
-    fn wake_owners<T>(
+    fn collect_owners<T>(
         &self,
         old: &Option<Versioned<T>>,
         new: &Option<Versioned<T>>,
-        wake: &mut BTreeSet<Key>,
+        affected: &mut BTreeSet<Key>,
     ) {
         let owners = [old, new].into_iter().flatten();
-        wake.extend(owners.filter_map(|at| self.names.get(&at.group).cloned()));
+        affected.extend(owners.filter_map(|at| self.names.get(&at.group).cloned()));
     }
 }
 
 /// What the watches say.
-pub struct Changes {
+pub struct WatchEvents {
     sets: mpsc::UnboundedReceiver<Change<CloneSetView>>,
     pods: mpsc::UnboundedReceiver<Change<PodView>>,
     revisions: mpsc::UnboundedReceiver<Change<RevisionView>>,
     claims: mpsc::UnboundedReceiver<Change<ClaimView>>,
     jobs: mpsc::UnboundedReceiver<Change<ImagePullJob>>,
-    intake: Intake<Said>,
+    intake: ChangeHandler<WatchEvent>,
 }
 
 /// What one of them says.
-pub enum Said {
-    Set(Change<CloneSetView>),
+pub enum WatchEvent {
+    CloneSet(Change<CloneSetView>),
     Pod(Change<PodView>),
     Revision(Change<RevisionView>),
     Claim(Change<ClaimView>),
     Job(Change<ImagePullJob>),
 }
 
-impl std::fmt::Display for Said {
+impl std::fmt::Display for WatchEvent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Set(change) => write!(f, "CloneSet {}", change.key),
+            Self::CloneSet(change) => write!(f, "CloneSet {}", change.key),
             Self::Pod(change) => write!(f, "Pod {}", change.key),
             Self::Revision(change) => write!(f, "ControllerRevision {}", change.key),
             Self::Claim(change) => write!(f, "PersistentVolumeClaim {}", change.key),
@@ -366,7 +384,7 @@ impl std::fmt::Display for Said {
     }
 }
 
-impl Changes {
+impl WatchEvents {
     /// All that there is already, and every change from now on.
     pub fn new(stores: &Stores) -> Self {
         Self {
@@ -375,65 +393,66 @@ impl Changes {
             revisions: stores.revisions.subscribe(),
             claims: stores.claims.subscribe(),
             jobs: stores.jobs.subscribe(),
-            intake: Intake::new(super::NAME),
+            intake: ChangeHandler::new(super::NAME),
         }
     }
 
     /// The next change; `None` at the end of the process.
-    pub async fn next(&mut self) -> Option<Said> {
+    pub async fn next(&mut self) -> Option<WatchEvent> {
         tokio::select! {
-            Some(change) = self.sets.recv() => Some(Said::Set(change)),
-            Some(change) = self.pods.recv() => Some(Said::Pod(change)),
-            Some(change) = self.revisions.recv() => Some(Said::Revision(change)),
-            Some(change) = self.claims.recv() => Some(Said::Claim(change)),
-            Some(change) = self.jobs.recv() => Some(Said::Job(change)),
-            said = self.intake.again(), if self.intake.waits() => Some(said),
+            Some(change) = self.sets.recv() => Some(WatchEvent::CloneSet(change)),
+            Some(change) = self.pods.recv() => Some(WatchEvent::Pod(change)),
+            Some(change) = self.revisions.recv() => Some(WatchEvent::Revision(change)),
+            Some(change) = self.claims.recv() => Some(WatchEvent::Claim(change)),
+            Some(change) = self.jobs.recv() => Some(WatchEvent::Job(change)),
+            said = self.intake.next_retry(), if self.intake.has_pending() => Some(said),
             else => None,
         }
     }
 
     /// Takes in all that has arrived. CloneSets come last, so that none is looked at without its Pods.
     pub fn drain(&mut self, index: &mut Index) -> BTreeSet<Key> {
-        let mut wake = BTreeSet::new();
+        let mut affected = BTreeSet::new();
         while let Ok(change) = self.revisions.try_recv() {
-            wake.extend(self.apply(index, Said::Revision(change)));
+            affected.extend(self.apply(index, WatchEvent::Revision(change)));
         }
         while let Ok(change) = self.claims.try_recv() {
-            wake.extend(self.apply(index, Said::Claim(change)));
+            affected.extend(self.apply(index, WatchEvent::Claim(change)));
         }
         while let Ok(change) = self.jobs.try_recv() {
-            wake.extend(self.apply(index, Said::Job(change)));
+            affected.extend(self.apply(index, WatchEvent::Job(change)));
         }
         while let Ok(change) = self.pods.try_recv() {
-            wake.extend(self.apply(index, Said::Pod(change)));
+            affected.extend(self.apply(index, WatchEvent::Pod(change)));
         }
         while let Ok(change) = self.sets.try_recv() {
-            wake.extend(self.apply(index, Said::Set(change)));
+            affected.extend(self.apply(index, WatchEvent::CloneSet(change)));
         }
-        wake
+        affected
     }
 
     /// Hands one change to the index; the CloneSets that it concerns.
-    pub fn apply(&mut self, index: &mut Index, said: Said) -> BTreeSet<Key> {
-        let mut wake = BTreeSet::new();
+    pub fn apply(&mut self, index: &mut Index, event: WatchEvent) -> BTreeSet<Key> {
+        let mut affected = BTreeSet::new();
         // One that panicked before goes first, and concerns some, too.
-        self.intake.take(said, |said| wake.extend(index.apply(said)));
-        wake
+        self.intake
+            .handle(event, |said| affected.extend(index.apply(said)));
+        affected
     }
 }
 
 impl Index {
     /// Takes one change in; the CloneSets that it concerns.
-    pub fn apply(&mut self, said: &Said) -> BTreeSet<Key> {
-        let mut wake = BTreeSet::new();
-        match said {
-            Said::Set(change) => self.set(change, &mut wake),
-            Said::Pod(change) => self.pod(change, &mut wake),
-            Said::Revision(change) => self.revision(change, &mut wake),
-            Said::Claim(change) => self.claim(change, &mut wake),
-            Said::Job(change) => self.job(change, &mut wake),
+    pub fn apply(&mut self, event: &WatchEvent) -> BTreeSet<Key> {
+        let mut affected = BTreeSet::new();
+        match event {
+            WatchEvent::CloneSet(change) => self.apply_clone_set(change, &mut affected),
+            WatchEvent::Pod(change) => self.apply_pod(change, &mut affected),
+            WatchEvent::Revision(change) => self.apply_revision(change, &mut affected),
+            WatchEvent::Claim(change) => self.apply_claim(change, &mut affected),
+            WatchEvent::Job(change) => self.apply_job(change, &mut affected),
         }
-        wake
+        affected
     }
 }
 

@@ -6,17 +6,17 @@ use std::time::{Duration, Instant};
 use k8s_openapi::api::core::v1::ObjectReference;
 use serde_json::{Value, json};
 
-use super::memory::Memory;
-use super::plan::{Act, ClaimPatch, Event, Job, WAITING, Why, cut};
-use super::work::Work;
+use super::context::CloneSetContext;
+use super::plan::{Action, ClaimPatch, CloneSetEvent, ImagePullJobRef, PatchReason, WAITING, truncate};
+use super::reconcile_state::ReconcileState;
 use kruise_api::cloneset::{CloneSet, CloneSetStatus};
 use kruise_cluster::{Error, EventType, Key, write};
 use kruise_ops::metrics::metrics;
 
 /// What acts have come to: an event for each, as OpenKruise has them.
 #[derive(Default)]
-pub struct Tally {
-    done: Vec<Event>,
+pub struct ActionEvents {
+    succeeded: Vec<CloneSetEvent>,
     /// By reason and text: where the API server is away it is the same for many.
     failed: BTreeSet<(&'static str, String)>,
 }
@@ -25,93 +25,105 @@ pub struct Tally {
 ///
 /// # Errors
 /// What the log says where there is no event: what was done, before the name.
-fn done(act: &Act) -> Result<(&'static str, String), &'static str> {
-    let name = name(act);
-    Ok(match act {
-        Act::CreatePod { .. } => ("SuccessfulCreate", format!("succeed to create pod {name}")),
-        Act::DeletePod { .. } => ("SuccessfulDelete", format!("succeed to delete pod {name}")),
-        Act::PatchPod { why, .. } => match why {
-            Why::UpdateInPlace => (
+fn success_event(action: &Action) -> Result<(&'static str, String), &'static str> {
+    let name = object_name(action);
+    Ok(match action {
+        Action::CreatePod { .. } => ("SuccessfulCreate", format!("succeed to create pod {name}")),
+        Action::DeletePod { .. } => ("SuccessfulDelete", format!("succeed to delete pod {name}")),
+        Action::PatchPod { reason, .. } => match reason {
+            PatchReason::UpdateInPlace => (
                 "SuccessfulUpdatePodInPlace",
-                format!("successfully update pod {name} in-place{}", revision(act)),
+                format!(
+                    "successfully update pod {name} in-place{}",
+                    revision_suffix(action)
+                ),
             ),
-            Why::UpdateReCreate => (
+            PatchReason::UpdateReCreate => (
                 "SuccessfulUpdatePodReCreate",
                 format!(
                     "successfully patch pod {name} specified-delete for update{}",
-                    revision(act)
+                    revision_suffix(action)
                 ),
             ),
-            Why::Adopt => ("SuccessfulAdopt", format!("adopted pod {name}")),
-            Why::Release => (
+            PatchReason::Adopt => ("SuccessfulAdopt", format!("adopted pod {name}")),
+            PatchReason::Release => (
                 "SuccessfulRelease",
                 format!("released pod {name}, which the selector does not match"),
             ),
-            Why::PrepareUpdate => (
+            PatchReason::PrepareUpdate => (
                 "PreparingUpdate",
                 format!("pod {name} waits for hook inPlaceUpdate"),
             ),
-            Why::PrepareDelete => ("PreparingDelete", format!("pod {name} waits for hook preDelete")),
-            Why::KeepAfterAll => (
+            PatchReason::PrepareDelete => ("PreparingDelete", format!("pod {name} waits for hook preDelete")),
+            PatchReason::CancelDeletion => (
                 "DeletionCancelled",
                 format!("cancelled the deletion of pod {name}"),
             ),
-            Why::GoOn => return Err("continued the in-place update of pod"),
-            Why::State => return Err("updated the state of pod"),
+            PatchReason::ContinueUpdate => return Err("continued the in-place update of pod"),
+            PatchReason::SyncLifecycle => return Err("updated the state of pod"),
         },
-        Act::CreateJob(job) => (
+        Action::CreateJob(job) => (
             "CreatedImagePullJob",
             format!("created ImagePullJob {name} for image: {}", job.spec.image),
         ),
-        Act::PatchClaim(_) => return Err("updated PVC"),
-        Act::DeleteClaim { .. } => return Err("deleted PVC"),
-        Act::DeleteJob(_) => return Err("deleted ImagePullJob"),
-        Act::LabelRevision { .. } => return Err("labelled ControllerRevision"),
-        Act::PatchSet(_) => return Err("updated"),
+        Action::PatchClaim(_) => return Err("updated PVC"),
+        Action::DeleteClaim { .. } => return Err("deleted PVC"),
+        Action::DeleteJob(_) => return Err("deleted ImagePullJob"),
+        Action::LabelRevision { .. } => return Err("labelled ControllerRevision"),
+        Action::PatchCloneSet(_) => return Err("updated"),
     })
 }
 
 /// The reason and text of the event about an act that failed.
-fn failed(act: &Act, error: &Error) -> (&'static str, String) {
-    let of_claim = error.is_about("PersistentVolumeClaim", "persistentvolumeclaims");
-    let (name, error) = (name(act), error.words());
-    match act {
+fn failure_event(action: &Action, error: &Error) -> (&'static str, String) {
+    let about_claim = error.is_about("PersistentVolumeClaim", "persistentvolumeclaims");
+    let (name, error) = (object_name(action), error.message());
+    match action {
         // OpenKruise adds the object as JSON; its name alone would make each try another event.
-        Act::CreatePod { .. } if of_claim => ("FailedCreate", format!("failed to create pvc: {error}")),
-        Act::CreatePod { .. } => ("FailedCreate", format!("failed to create pod: {error}")),
-        Act::DeletePod { .. } if of_claim => ("FailedDelete", format!("failed to delete pvc: {error}")),
-        Act::DeletePod { .. } => ("FailedDelete", format!("failed to delete pod {name}: {error}")),
-        Act::DeleteClaim { .. } => ("FailedDelete", format!("failed to clean up PVC {name}: {error}")),
-        Act::PatchClaim(_) => ("FailedUpdate", format!("failed to update PVC {name}: {error}")),
-        Act::PatchPod { why, .. } => match why {
-            Why::UpdateInPlace | Why::GoOn => (
+        Action::CreatePod { .. } if about_claim => ("FailedCreate", format!("failed to create pvc: {error}")),
+        Action::CreatePod { .. } => ("FailedCreate", format!("failed to create pod: {error}")),
+        Action::DeletePod { .. } if about_claim => ("FailedDelete", format!("failed to delete pvc: {error}")),
+        Action::DeletePod { .. } => ("FailedDelete", format!("failed to delete pod {name}: {error}")),
+        Action::DeleteClaim { .. } => ("FailedDelete", format!("failed to clean up PVC {name}: {error}")),
+        Action::PatchClaim(_) => ("FailedUpdate", format!("failed to update PVC {name}: {error}")),
+        Action::PatchPod { reason, .. } => match reason {
+            PatchReason::UpdateInPlace | PatchReason::ContinueUpdate => (
                 "FailedUpdatePodInPlace",
-                format!("failed to update pod {name} in-place{}: {error}", revision(act)),
+                format!(
+                    "failed to update pod {name} in-place{}: {error}",
+                    revision_suffix(action)
+                ),
             ),
-            Why::UpdateReCreate => (
+            PatchReason::UpdateReCreate => (
                 "FailedUpdatePodReCreate",
                 format!(
                     "failed to patch pod specified-delete {name} for update{}: {error}",
-                    revision(act)
+                    revision_suffix(action)
                 ),
             ),
-            Why::Adopt | Why::Release | Why::KeepAfterAll => ("FailedScale", format!("pod {name}: {error}")),
-            Why::PrepareDelete => ("FailedDelete", format!("pod {name}: {error}")),
-            Why::PrepareUpdate | Why::State => ("FailedUpdate", format!("pod {name}: {error}")),
+            PatchReason::Adopt | PatchReason::Release | PatchReason::CancelDeletion => {
+                ("FailedScale", format!("pod {name}: {error}"))
+            }
+            PatchReason::PrepareDelete => ("FailedDelete", format!("pod {name}: {error}")),
+            PatchReason::PrepareUpdate | PatchReason::SyncLifecycle => {
+                ("FailedUpdate", format!("pod {name}: {error}"))
+            }
         },
-        Act::CreateJob(_) => (
-            FAILED_JOB,
+        Action::CreateJob(_) => (
+            FAILED_JOB_REASON,
             format!("failed to create ImagePullJob {name}: {error}"),
         ),
-        Act::DeleteJob(_) | Act::LabelRevision { .. } => ("FailedPreDownload", format!("{name}: {error}")),
-        Act::PatchSet(_) => ("FailedScale", format!("{name}: {error}")),
+        Action::DeleteJob(_) | Action::LabelRevision { .. } => {
+            ("FailedPreDownload", format!("{name}: {error}"))
+        }
+        Action::PatchCloneSet(_) => ("FailedScale", format!("{name}: {error}")),
     }
 }
 
 /// The revision that an act gives a Pod, as OpenKruise's events have it.
-fn revision(act: &Act) -> String {
-    match act {
-        Act::PatchPod {
+fn revision_suffix(action: &Action) -> String {
+    match action {
+        Action::PatchPod {
             revision: Some(revision),
             ..
         } => format!("(revision {revision})"),
@@ -120,80 +132,86 @@ fn revision(act: &Act) -> String {
 }
 
 /// The name of what an act is about.
-fn name(act: &Act) -> &str {
-    match act {
-        Act::CreatePod { name, .. }
-        | Act::DeletePod { name, .. }
-        | Act::PatchPod { name, .. }
-        | Act::PatchClaim(ClaimPatch { name, .. })
-        | Act::DeleteClaim { name, .. }
-        | Act::LabelRevision { name, .. }
-        | Act::DeleteJob(Job { name, .. }) => name,
-        Act::CreateJob(job) => job.metadata.name.as_deref().unwrap_or_default(),
-        Act::PatchSet(_) => "the CloneSet",
+fn object_name(action: &Action) -> &str {
+    match action {
+        Action::CreatePod { name, .. }
+        | Action::DeletePod { name, .. }
+        | Action::PatchPod { name, .. }
+        | Action::PatchClaim(ClaimPatch { name, .. })
+        | Action::DeleteClaim { name, .. }
+        | Action::LabelRevision { name, .. }
+        | Action::DeleteJob(ImagePullJobRef { name, .. }) => name,
+        Action::CreateJob(job) => job.metadata.name.as_deref().unwrap_or_default(),
+        Action::PatchCloneSet(_) => "the CloneSet",
     }
 }
 
 /// The one failure that OpenKruise tells as `Normal`.
-const FAILED_JOB: &str = "FailedCreateImagePullJob";
+const FAILED_JOB_REASON: &str = "FailedCreateImagePullJob";
 
 /// The act's kind in a word, as the metric has it.
-fn kind(act: &Act) -> &'static str {
-    match act {
-        Act::CreatePod { .. } => "create_pod",
-        Act::DeletePod { .. } => "delete_pod",
-        Act::PatchPod { why, .. } => match why {
-            Why::UpdateInPlace | Why::GoOn => "update_in_place",
-            Why::UpdateReCreate => "replace_pod",
-            Why::Adopt | Why::Release => "own_pod",
-            Why::PrepareUpdate | Why::PrepareDelete | Why::KeepAfterAll | Why::State => "pod_state",
+fn action_label(action: &Action) -> &'static str {
+    match action {
+        Action::CreatePod { .. } => "create_pod",
+        Action::DeletePod { .. } => "delete_pod",
+        Action::PatchPod { reason, .. } => match reason {
+            PatchReason::UpdateInPlace | PatchReason::ContinueUpdate => "update_in_place",
+            PatchReason::UpdateReCreate => "replace_pod",
+            PatchReason::Adopt | PatchReason::Release => "own_pod",
+            PatchReason::PrepareUpdate
+            | PatchReason::PrepareDelete
+            | PatchReason::CancelDeletion
+            | PatchReason::SyncLifecycle => "pod_state",
         },
-        Act::PatchClaim(_) | Act::DeleteClaim { .. } => "claim",
-        Act::CreateJob(_) | Act::DeleteJob(_) => "image_pull_job",
-        Act::LabelRevision { .. } => "revision",
-        Act::PatchSet(_) => "cloneset",
+        Action::PatchClaim(_) | Action::DeleteClaim { .. } => "claim",
+        Action::CreateJob(_) | Action::DeleteJob(_) => "image_pull_job",
+        Action::LabelRevision { .. } => "revision",
+        Action::PatchCloneSet(_) => "cloneset",
     }
 }
 
-fn count(act: &Act, result: &'static str) {
-    let labels = [("act", kind(act).to_owned()), ("result", result.to_owned())];
+fn count_action(action: &Action, result: &'static str) {
+    let labels = [
+        ("act", action_label(action).to_owned()),
+        ("result", result.to_owned()),
+    ];
     metrics().cloneset_acts.get_or_create(&labels).inc();
 }
 
-impl Tally {
+impl ActionEvents {
     /// An act was done.
-    pub fn succeeded(&mut self, set: &Key, act: &Act) {
-        count(act, "ok");
-        match done(act) {
-            Ok((reason, message)) => self.done.push(Event {
+    pub fn record_success(&mut self, set: &Key, action: &Action) {
+        count_action(action, "ok");
+        match success_event(action) {
+            Ok((reason, message)) => self.succeeded.push(CloneSetEvent {
                 warning: false,
                 reason,
                 message,
-                since: None,
+                wait_since: None,
             }),
-            Err(what) => tracing::info!(%set, "{what} {}", name(act)),
+            Err(what) => tracing::info!(%set, "{what} {}", object_name(action)),
         }
     }
 
     /// An act failed.
-    pub fn failed(&mut self, act: &Act, error: &Error) {
-        count(act, error.category());
-        self.failed.insert(failed(act, error));
+    pub fn record_failure(&mut self, action: &Action, error: &Error) {
+        count_action(action, error.category());
+        self.failed.insert(failure_event(action, error));
     }
 
     /// Whether something failed.
-    pub fn failures(&self) -> bool {
+    pub fn has_failures(&self) -> bool {
         !self.failed.is_empty()
     }
 
-    fn events(self) -> Vec<Event> {
-        let failed = self.failed.into_iter().map(|(reason, message)| Event {
-            warning: reason != FAILED_JOB,
+    fn into_events(self) -> Vec<CloneSetEvent> {
+        let failed = self.failed.into_iter().map(|(reason, message)| CloneSetEvent {
+            warning: reason != FAILED_JOB_REASON,
             reason,
             message,
-            since: None,
+            wait_since: None,
         });
-        self.done.into_iter().chain(failed).collect()
+        self.succeeded.into_iter().chain(failed).collect()
     }
 }
 
@@ -201,44 +219,53 @@ impl Tally {
 const UNKNOWN_FIELD: &str = "UnknownField";
 
 /// Publishes what was done, and what is planned to be told unless it was told before.
-pub fn tell(work: &Work<'_>, tally: Tally, planned: Vec<Event>, memory: &mut Memory) {
-    let events = &work.ctx.cluster.events;
-    for event in tally.events().into_iter().chain(memory.news(planned)) {
+pub fn publish_events(
+    ctx: &CloneSetContext<'_>,
+    action_events: ActionEvents,
+    planned: Vec<CloneSetEvent>,
+    state: &mut ReconcileState,
+) {
+    let events = &ctx.manager.cluster.events;
+    for event in action_events
+        .into_events()
+        .into_iter()
+        .chain(state.new_events(planned))
+    {
         let (reason, message) = (event.reason, &event.message);
         match event.warning {
-            true => tracing::warn!(set = %work.name, reason, "{message}"),
-            false => tracing::info!(set = %work.name, reason, "{message}"),
+            true => tracing::warn!(set = %ctx.name, reason, "{message}"),
+            false => tracing::info!(set = %ctx.name, reason, "{message}"),
         }
         let type_ = if event.warning {
             EventType::Warning
         } else {
             EventType::Normal
         };
-        events.publish(about(work), type_, reason, "Reconcile", event.message);
+        events.publish(object_reference(ctx), type_, reason, "Reconcile", event.message);
     }
 }
 
 /// Fields that an event names, and bytes of each.
-const FIELDS: usize = 8;
-const LONGEST_FIELD: usize = 100;
+const MAX_FIELDS: usize = 8;
+const MAX_FIELD_BYTES: usize = 100;
 
 /// Tells of fields that Pods go without, since the API server does not know them: the webhook would have warned.
-pub fn unknown_fields(work: &Work<'_>, fields: &[String]) {
+pub fn report_unknown_fields(ctx: &CloneSetContext<'_>, fields: &[String]) {
     if fields.is_empty() {
         return;
     }
     let fields: Vec<_> = fields
         .iter()
-        .take(FIELDS)
-        .map(|field| cut(field, LONGEST_FIELD))
+        .take(MAX_FIELDS)
+        .map(|field| truncate(field, MAX_FIELD_BYTES))
         .collect();
     let message = format!(
         "unknown fields are left out; look for a misspelling: {}",
         fields.join(", ")
     );
-    tracing::warn!(set = %work.name, reason = UNKNOWN_FIELD, "{message}");
-    work.ctx.cluster.events.publish(
-        about(work),
+    tracing::warn!(set = %ctx.name, reason = UNKNOWN_FIELD, "{message}");
+    ctx.manager.cluster.events.publish(
+        object_reference(ctx),
         EventType::Warning,
         UNKNOWN_FIELD,
         "Reconcile",
@@ -246,13 +273,13 @@ pub fn unknown_fields(work: &Work<'_>, fields: &[String]) {
     );
 }
 
-fn about(work: &Work<'_>) -> ObjectReference {
+fn object_reference(ctx: &CloneSetContext<'_>) -> ObjectReference {
     ObjectReference {
         api_version: Some("apps.kruise.io/v1beta1".to_owned()),
         kind: Some("CloneSet".to_owned()),
-        namespace: work.name.namespace.clone(),
-        name: Some(work.name.name.clone()),
-        uid: Some(work.owner.uid.clone()),
+        namespace: ctx.name.namespace.clone(),
+        name: Some(ctx.name.name.clone()),
+        uid: Some(ctx.owner.uid.clone()),
         ..ObjectReference::default()
     }
 }
@@ -261,25 +288,27 @@ fn about(work: &Work<'_>) -> ObjectReference {
 ///
 /// # Errors
 /// When it could not be written.
-pub async fn status(
-    work: &Work<'_>,
+pub async fn update_status(
+    ctx: &CloneSetContext<'_>,
     status: Option<CloneSetStatus>,
-    at_rest: bool,
-    memory: &mut Memory,
+    settled: bool,
+    state: &mut ReconcileState,
 ) -> Result<Option<Duration>, Error> {
     let Some(status) = status else {
-        memory.told.same();
+        state.status_pacer.unchanged();
         return Ok(None);
     };
     let now = Instant::now();
-    let wait = memory.told.another(now, other_words(work.set, &status));
-    if !(wait.is_zero() || at_rest && reached(work.set, &status)) {
+    let wait = state
+        .status_pacer
+        .delay_of_change(now, only_message_changed(ctx.set, &status));
+    if !(wait.is_zero() || settled && is_complete(ctx.set, &status)) {
         return Ok(Some(wait));
     }
-    memory.told.written(now);
-    let patch = body(&work.owner.uid, &status);
-    match write::patch_status_merge::<CloneSet>(&work.api(), &work.name.name, &patch).await {
-        Ok(stored) => work.keep_set(stored.object()?),
+    state.status_pacer.record_write(now);
+    let patch = status_patch(&ctx.owner.uid, &status);
+    match write::patch_status_merge::<CloneSet>(&ctx.api(), &ctx.name.name, &patch).await {
+        Ok(stored) => ctx.cache_clone_set(stored.object()?),
         // It is gone, or another has its name: the watch will say so.
         Err(error) if error.not_found() || error.conflict() => {}
         Err(error) => return Err(error),
@@ -288,26 +317,26 @@ pub async fn status(
 }
 
 /// Whether the status says the same in other words: a container that crashes again and again has another state each time.
-fn other_words(set: &CloneSet, status: &CloneSetStatus) -> bool {
-    let wordless = |status: &CloneSetStatus| {
+fn only_message_changed(set: &CloneSet, status: &CloneSetStatus) -> bool {
+    let without_message = |status: &CloneSetStatus| {
         let mut status = status.clone();
         let waiting = status.conditions.iter_mut().filter(|c| c.type_ == WAITING);
         waiting.for_each(|condition| condition.message.clear());
         status
     };
-    set.status.as_ref().map(wordless) == Some(wordless(status))
+    set.status.as_ref().map(without_message) == Some(without_message(status))
 }
 
 /// Whether the CloneSet is what it should be: that is told at once.
-fn reached(set: &CloneSet, status: &CloneSetStatus) -> bool {
-    let wanted = set.spec.wanted();
+fn is_complete(set: &CloneSet, status: &CloneSetStatus) -> bool {
+    let desired = set.spec.desired_replicas();
     let all = [status.replicas, status.available_replicas];
-    let updated = status.expected_updated_replicas.unwrap_or(wanted);
-    all.iter().all(|count| *count == wanted) && status.updated_replicas >= updated
+    let updated = status.expected_updated_replicas.unwrap_or(desired);
+    all.iter().all(|count| *count == desired) && status.updated_replicas >= updated
 }
 
 /// The whole status; what is empty is named as absent, for a merge patch keeps what it does not name.
-fn body(uid: &str, status: &CloneSetStatus) -> Value {
+fn status_patch(uid: &str, status: &CloneSetStatus) -> Value {
     let optional = [
         "observedGeneration",
         "updatedAvailableReplicas",

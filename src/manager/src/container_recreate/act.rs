@@ -5,12 +5,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{Api, Resource};
 use serde_json::{Value, json};
 
-use super::plan::{Act, belongs};
+use super::plan::{Action, targets_pod};
 use crate::Context;
-use crate::pod_readiness::hold;
+use crate::pod_readiness::set_not_ready;
 use crate::view::{PodView, RawPod};
 use kruise_api::container_recreate_request::{
-    COMPLETE, ContainerRecreateRequest, ContainerRecreateRequestStatus, FAILED, GONE,
+    COMPLETE, ContainerRecreateRequest, ContainerRecreateRequestStatus, FAILED, POD_GONE_MESSAGE,
 };
 use kruise_api::json::set;
 use kruise_api::keys;
@@ -18,30 +18,30 @@ use kruise_cluster::{Error, EventType, Key, write};
 use kruise_workload::not_ready::NotReadyKey;
 
 /// Does one thing. A request that has gone meanwhile is done.
-pub async fn carry_out(
+pub async fn execute(
     ctx: &Context,
     key: &Key,
     request: &ContainerRecreateRequest,
     pod: Option<&PodView>,
-    act: Act,
+    action: Action,
     now: Timestamp,
 ) -> Result<(), Error> {
     let namespace = key.namespace.as_deref().unwrap_or_default();
     let api = Api::<ContainerRecreateRequest>::namespaced(ctx.cluster.client.clone(), namespace);
-    let work = Work {
+    let executor = RequestExecutor {
         ctx,
         api,
         key,
         request,
         pod,
     };
-    match work.act(act, now).await {
+    match executor.apply(action, now).await {
         Err(error) if error.not_found() => Ok(()),
         other => other,
     }
 }
 
-struct Work<'a> {
+struct RequestExecutor<'a> {
     ctx: &'a Context,
     api: Api<ContainerRecreateRequest>,
     key: &'a Key,
@@ -49,53 +49,53 @@ struct Work<'a> {
     pod: Option<&'a PodView>,
 }
 
-impl Work<'_> {
-    async fn act(&self, act: Act, now: Timestamp) -> Result<(), Error> {
+impl RequestExecutor<'_> {
+    async fn apply(&self, act: Action, now: Timestamp) -> Result<(), Error> {
         match act {
-            Act::Label(labels) => self.metadata(json!({ "labels": labels })).await,
-            Act::Complete(status) => {
-                let gone = status.message.as_deref() == Some(GONE);
-                if gone && self.pod_is_there().await? {
+            Action::SetLabels(labels) => self.patch_metadata(json!({ "labels": labels })).await,
+            Action::Complete(status) => {
+                let pod_deleted = status.message.as_deref() == Some(POD_GONE_MESSAGE);
+                if pod_deleted && self.pod_exists().await? {
                     return Ok(());
                 }
-                let body = json!({ "metadata": self.version(), "status": &*status });
-                self.status(body).await?;
-                self.ended(&status);
+                let body = json!({ "metadata": self.resource_version(), "status": &*status });
+                self.patch_status(body).await?;
+                self.publish_completion(&status);
                 Ok(())
             }
-            Act::Wait(conditions) => {
+            Action::ReportNoDaemon(conditions) => {
                 // The schema wants a phase. Any but the empty one says that a daemon has the request.
                 let phase = ContainerRecreateRequestStatus::default().phase;
-                let body = json!({ "metadata": self.version(), "status": { "phase": phase, "conditions": conditions } });
-                self.status(body).await?;
+                let body = json!({ "metadata": self.resource_version(), "status": { "phase": phase, "conditions": conditions } });
+                self.patch_status(body).await?;
                 tracing::info!(request = %self.key, node = self.node(), "no kruise-daemon has started the request");
                 Ok(())
             }
-            Act::Conditions(conditions) => {
-                let body = json!({ "metadata": self.version(), "status": { "conditions": conditions } });
-                self.status(body).await
-            }
-            Act::Guard => self.metadata(self.finalizers(true)).await,
-            Act::Hold => {
-                self.hold(true).await?;
-                self.grace(now).await
-            }
-            Act::Grace => self.grace(now).await,
-            Act::Snapshot(new) => {
+            Action::SetConditions(conditions) => {
                 let body =
-                    json!({ "metadata": self.version(), "status": { "containerStatusSnapshot": new } });
-                self.status(body).await
+                    json!({ "metadata": self.resource_version(), "status": { "conditions": conditions } });
+                self.patch_status(body).await
             }
-            Act::Close { release } => {
+            Action::AddFinalizer => self.patch_metadata(self.finalizers_patch(true)).await,
+            Action::MarkNotReady => {
+                self.set_not_ready(true).await?;
+                self.start_grace_period(now).await
+            }
+            Action::StartGracePeriod => self.start_grace_period(now).await,
+            Action::WriteSnapshot(new) => {
+                let body = json!({ "metadata": self.resource_version(), "status": { "containerStatusSnapshot": new } });
+                self.patch_status(body).await
+            }
+            Action::Finalize { mark_ready: release } => {
                 let mut metadata = json!({ "labels": { (keys::CRR_ACTIVE): null } });
                 if release {
-                    self.hold(false).await?;
-                    let without = self.finalizers(false)["finalizers"].clone();
-                    set(&mut metadata, &["finalizers"], without);
+                    self.set_not_ready(false).await?;
+                    let finalizers = self.finalizers_patch(false)["finalizers"].clone();
+                    set(&mut metadata, &["finalizers"], finalizers);
                 }
-                self.metadata(metadata).await
+                self.patch_metadata(metadata).await
             }
-            Act::Delete => {
+            Action::Delete => {
                 let uid = self.request.metadata.uid.as_deref().unwrap_or_default();
                 write::delete(&self.api, &self.key.name, uid).await?;
                 tracing::info!(request = %self.key, "deleted the request: ttlSecondsAfterFinished is over");
@@ -105,7 +105,7 @@ impl Work<'_> {
     }
 
     /// Says that the manager, not the daemon, has ended the request.
-    fn ended(&self, status: &ContainerRecreateRequestStatus) {
+    fn publish_completion(&self, status: &ContainerRecreateRequestStatus) {
         let outcome = status
             .conditions
             .iter()
@@ -131,19 +131,19 @@ impl Work<'_> {
     }
 
     /// Whether the Pod is there after all: the watch of Pods may be behind that of requests.
-    async fn pod_is_there(&self) -> Result<bool, Error> {
+    async fn pod_exists(&self) -> Result<bool, Error> {
         let namespace = self.key.namespace.as_deref().unwrap_or_default();
         let pods = Api::<RawPod>::namespaced(self.ctx.cluster.client.clone(), namespace);
         let pod = write::get(&pods, &self.request.spec.pod_name).await?;
         let pod = pod.as_ref().map(PodView::from);
-        Ok(pod.is_some_and(|pod| !pod.deleting && belongs(self.request, &pod)))
+        Ok(pod.is_some_and(|pod| !pod.deleting && targets_pod(self.request, &pod)))
     }
 
-    fn version(&self) -> Value {
+    fn resource_version(&self) -> Value {
         json!({ "resourceVersion": self.request.metadata.resource_version })
     }
 
-    async fn metadata(&self, mut metadata: Value) -> Result<(), Error> {
+    async fn patch_metadata(&self, mut metadata: Value) -> Result<(), Error> {
         let version = json!(self.request.metadata.resource_version);
         set(&mut metadata, &["resourceVersion"], version);
         let body = json!({ "metadata": metadata });
@@ -152,26 +152,26 @@ impl Work<'_> {
             .map(|_| ())
     }
 
-    async fn status(&self, body: Value) -> Result<(), Error> {
+    async fn patch_status(&self, body: Value) -> Result<(), Error> {
         write::patch_status_merge(&self.api, &self.key.name, &body)
             .await
             .map(|_| ())
     }
 
-    fn finalizers(&self, on: bool) -> Value {
+    fn finalizers_patch(&self, present: bool) -> Value {
         let others = self.request.metadata.finalizers.iter().flatten();
         let mut list: Vec<&str> = others
             .map(String::as_str)
             .filter(|f| *f != keys::CRR_UNREADY_ACQUIRED)
             .collect();
-        if on {
+        if present {
             list.push(keys::CRR_UNREADY_ACQUIRED);
         }
         json!({ "finalizers": list })
     }
 
     /// Makes the Pod unready on the request's behalf, or lets it go.
-    async fn hold(&self, on: bool) -> Result<(), Error> {
+    async fn set_not_ready(&self, not_ready: bool) -> Result<(), Error> {
         // A Pod that has gone needs nothing; one that came in its place is not held by this request.
         let Some(pod) = self.pod else { return Ok(()) };
         let labels = self.request.metadata.labels.as_ref();
@@ -180,18 +180,18 @@ impl Work<'_> {
             namespace: self.key.namespace.clone(),
             name: self.request.spec.pod_name.clone(),
         };
-        let who = NotReadyKey {
+        let holder = NotReadyKey {
             user_agent: keys::NOT_READY_USER_AGENT.to_owned(),
             key: self.key.to_string(),
         };
-        hold(self.ctx, &name, uid, &who, on).await?;
-        let word = if on { "not ready" } else { "ready again" };
+        set_not_ready(self.ctx, &name, uid, &holder, not_ready).await?;
+        let word = if not_ready { "not ready" } else { "ready again" };
         tracing::info!(request = %self.key, pod = %name, "marked the Pod {word} for the request");
         Ok(())
     }
 
     /// Says that the Pod was made unready; the moment never moves.
-    async fn grace(&self, now: Timestamp) -> Result<(), Error> {
+    async fn start_grace_period(&self, now: Timestamp) -> Result<(), Error> {
         let status = self.request.status.clone().unwrap_or_default();
         let ContainerRecreateRequestStatus { mut conditions, .. } = status;
         conditions.retain(|c| c.type_ != keys::PRE_RECREATE_GRACE);
@@ -203,7 +203,7 @@ impl Work<'_> {
             last_transition_time: Time(now),
             observed_generation: None,
         });
-        let body = json!({ "metadata": self.version(), "status": { "conditions": conditions } });
-        self.status(body).await
+        let body = json!({ "metadata": self.resource_version(), "status": { "conditions": conditions } });
+        self.patch_status(body).await
     }
 }

@@ -14,64 +14,64 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::Context;
-use kruise_cluster::queue::Again;
+use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key};
-use plan::{Plan, Waiting, plan};
+use plan::{DaemonWait, Plan, plan};
 
 /// What is waited for in each request.
-type Waits = Arc<Mutex<HashMap<Key, Waiting>>>;
+type DaemonWaits = Arc<Mutex<HashMap<Key, DaemonWait>>>;
 
 /// Runs until shutdown.
 pub async fn run(ctx: Context) {
     ctx.stores.synced().await;
-    let waits = Waits::default();
+    let waits = DaemonWaits::default();
     let (requests_tx, requests_rx) = mpsc::unbounded_channel();
-    let wake = wake_up(ctx.clone(), Arc::clone(&waits), requests_tx);
+    let enqueue = enqueue_changes(ctx.clone(), Arc::clone(&waits), requests_tx);
     let workers = ctx.options.crr_workers;
-    let work = |key| look_after(ctx.clone(), Arc::clone(&waits), key);
-    ctx.work("containerrecreaterequest", workers, requests_rx, wake, work)
+    let work = |key| reconcile(ctx.clone(), Arc::clone(&waits), key);
+    ctx.run_workers("containerrecreaterequest", workers, requests_rx, enqueue, work)
         .await;
 }
 
 /// Sends the requests to look at: those that changed, and those whose Pod did.
-async fn wake_up(ctx: Context, waits: Waits, requests: mpsc::UnboundedSender<Key>) {
+async fn enqueue_changes(ctx: Context, waits: DaemonWaits, queue: mpsc::UnboundedSender<Key>) {
     let mut changes = ctx.stores.requests.subscribe();
     let mut pods = ctx.stores.pods.subscribe();
-    let mut of_pod: HashMap<Key, BTreeSet<Key>> = HashMap::new();
+    let mut requests_by_pod: HashMap<Key, BTreeSet<Key>> = HashMap::new();
     loop {
-        let alive = tokio::select! {
+        let queue_is_open = tokio::select! {
             Some(change) = changes.recv() => {
                 let request = change.new.as_ref().or(change.old.as_ref());
                 let pod = request.map(|r| Key { namespace: change.key.namespace.clone(), name: r.spec.pod_name.clone() });
                 if let Some(pod) = pod {
                     if change.new.is_some() {
-                        of_pod.entry(pod).or_default().insert(change.key.clone());
-                    } else if let Some(keys) = of_pod.get_mut(&pod) {
+                        requests_by_pod.entry(pod).or_default().insert(change.key.clone());
+                    } else if let Some(keys) = requests_by_pod.get_mut(&pod) {
                         keys.remove(&change.key);
                         if keys.is_empty() {
-                            of_pod.remove(&pod);
+                            requests_by_pod.remove(&pod);
                         }
                     }
                 }
                 if change.new.is_none() {
                     waits.lock().unwrap_or_else(PoisonError::into_inner).remove(&change.key);
                 }
-                requests.send(change.key).is_ok()
+                queue.send(change.key).is_ok()
             }
             Some(change) = pods.recv() => {
-                let keys = of_pod.get(&change.key).into_iter().flatten();
-                keys.into_iter().all(|key| requests.send(key.clone()).is_ok())
+                let keys = requests_by_pod.get(&change.key).into_iter().flatten();
+                keys.into_iter().all(|key| queue.send(key.clone()).is_ok())
             }
             else => false,
         };
-        if !alive {
+        if !queue_is_open {
             return;
         }
     }
 }
 
 /// Observe, plan, act; then say when to look again.
-async fn look_after(ctx: Context, waits: Waits, key: Key) -> Result<Again, Error> {
+async fn reconcile(ctx: Context, waits: DaemonWaits, key: Key) -> Result<RequeueAfter, Error> {
     let Some(request) = ctx.stores.requests.get(&key) else {
         return Ok(None);
     };
@@ -81,13 +81,17 @@ async fn look_after(ctx: Context, waits: Waits, key: Key) -> Result<Again, Error
         name: request.spec.pod_name.clone(),
     };
     let pod = ctx.stores.pods.get(&pod_key);
-    let before = waits
+    let previous = waits
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
         .get(&key)
         .cloned();
-    let plan = plan(&request, pod.as_deref(), before.as_ref(), now);
-    let Plan { act, wake, waiting } = plan;
+    let plan = plan(&request, pod.as_deref(), previous.as_ref(), now);
+    let Plan {
+        action: act,
+        requeue_at: wake,
+        waiting,
+    } = plan;
     {
         let mut waits = waits.lock().unwrap_or_else(PoisonError::into_inner);
         match waiting {
@@ -96,7 +100,7 @@ async fn look_after(ctx: Context, waits: Waits, key: Key) -> Result<Again, Error
         };
     }
     if let Some(act) = act {
-        act::carry_out(&ctx, &key, &request, pod.as_deref(), act, now).await?;
+        act::execute(&ctx, &key, &request, pod.as_deref(), act, now).await?;
     }
     Ok(wake.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO)))
 }

@@ -2,7 +2,7 @@
 //!
 //! The daemon carries requests out. The manager fills in what admission could not, makes the Pod unready,
 //! ends requests whose daemon does not, and clears up. What our own daemon does by itself it is given
-//! [`PATIENCE`] for, so that the two do not write the same thing.
+//! [`DAEMON_GRACE`] for, so that the two do not write the same thing.
 
 use std::collections::BTreeMap;
 
@@ -13,41 +13,41 @@ use crate::view::PodView;
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase,
     ContainerRecreateRequestStatus as Status, ContainerRecreateRequestSyncContainerStatus as Snapshot,
-    DEADLINE, GONE, NO_RESPONSE,
+    DEADLINE_MESSAGE, NO_RESPONSE_MESSAGE, POD_GONE_MESSAGE,
 };
 use kruise_api::keys;
 
 /// How long the daemon is given for what it does by itself, if it is ours.
-pub const PATIENCE: SignedDuration = SignedDuration::from_secs(1);
+pub const DAEMON_GRACE: SignedDuration = SignedDuration::from_secs(1);
 /// How long a daemon may take to look at a request.
-pub const SILENCE: SignedDuration = SignedDuration::from_mins(1);
+pub const NO_RESPONSE_TIMEOUT: SignedDuration = SignedDuration::from_mins(1);
 
 /// How long a daemon may take before that is said; one that is there takes a fraction of a second.
-pub const UNHEARD: SignedDuration = SignedDuration::from_secs(5);
+pub const NO_DAEMON_REPORT_DELAY: SignedDuration = SignedDuration::from_secs(5);
 
 /// One thing to do. After it the request is looked at again.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Act {
+pub enum Action {
     /// Set labels that admission did not set.
-    Label(BTreeMap<String, String>),
+    SetLabels(BTreeMap<String, String>),
     /// End the request: its status.
     Complete(Box<Status>),
     /// Say that no daemon has taken the request up: the conditions.
-    Wait(Vec<Condition>),
+    ReportNoDaemon(Vec<Condition>),
     /// Say in conditions what another make of daemon says in its own fields alone.
-    Conditions(Vec<Condition>),
+    SetConditions(Vec<Condition>),
     /// Add the finalizer that guards the Pod's not-ready key.
-    Guard,
+    AddFinalizer,
     /// Make the Pod unready, then say so.
-    Hold,
+    MarkNotReady,
     /// Say that the grace period runs, for a Pod that cannot be made unready.
-    Grace,
+    StartGracePeriod,
     /// Write what the Pod says of the new containers.
-    Snapshot(Vec<Snapshot>),
+    WriteSnapshot(Vec<Snapshot>),
     /// Let the Pod go, then take off the finalizer and the active label, as far as they are there.
-    Close {
+    Finalize {
         /// Whether the Pod is to be let go.
-        release: bool,
+        mark_ready: bool,
     },
     /// Delete the request.
     Delete,
@@ -57,41 +57,41 @@ pub enum Act {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// At most one thing.
-    pub act: Option<Act>,
+    pub action: Option<Action>,
     /// When something will have to be done without any change.
-    pub wake: Option<Timestamp>,
+    pub requeue_at: Option<Timestamp>,
     /// What is being waited for, since when; given back with the next look.
-    pub waiting: Option<Waiting>,
+    pub waiting: Option<DaemonWait>,
 }
 
 /// Something that the daemon is given time for.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Waiting {
+pub struct DaemonWait {
     /// What.
-    pub what: What,
+    pub task: DaemonTask,
     /// Since when it has been so.
     pub since: Timestamp,
 }
 
 /// What the daemon is given time for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum DaemonTask {
     /// To end a request whose Pod has gone.
-    Gone,
+    EndRequest,
     /// To write this snapshot.
-    Snapshot(Vec<Snapshot>),
+    WriteSnapshot(Vec<Snapshot>),
 }
 
 impl Plan {
-    fn act(act: Act) -> Self {
+    fn with_action(act: Action) -> Self {
         Self {
-            act: Some(act),
+            action: Some(act),
             ..Self::default()
         }
     }
-    fn at(wake: Option<Timestamp>) -> Self {
+    fn wait_until(wake: Option<Timestamp>) -> Self {
         Self {
-            wake,
+            requeue_at: wake,
             ..Self::default()
         }
     }
@@ -102,86 +102,86 @@ impl Plan {
 pub fn plan(
     request: &ContainerRecreateRequest,
     pod: Option<&PodView>,
-    before: Option<&Waiting>,
+    previous: Option<&DaemonWait>,
     now: Timestamp,
 ) -> Plan {
     let status = request.status.clone().unwrap_or_default();
     if request.metadata.deletion_timestamp.is_some() || status.completion_time.is_some() {
-        return ended(request, &status, now);
+        return plan_finished(request, &status, now);
     }
-    let Some(pod) = pod.filter(|p| !p.deleting && belongs(request, p)) else {
-        return gone(request, &status, before, now);
+    let Some(pod) = pod.filter(|p| !p.deleting && targets_pod(request, p)) else {
+        return plan_pod_deleted(request, &status, previous, now);
     };
-    let untouched = status.phase.as_str().is_empty();
-    if let Some(message) = overdue(request, &status, now) {
+    let not_started = status.phase.as_str().is_empty();
+    if let Some(message) = timed_out(request, &status, now) {
         let mut status = status;
-        if untouched && !status.unheard() {
+        if not_started && !status.waits_for_daemon() {
             // Before it was time to say so.
-            status.no_daemon(node(request), now);
+            status.set_waiting_for_daemon(node(request), now);
         }
-        return Plan::act(complete(request, status, message, now));
+        return Plan::with_action(complete_action(request, status, message, now));
     }
-    let limits = [silence(request, &status), deadline(request)];
-    let wake = limits.into_iter().flatten().min();
+    let deadlines = [no_response_at(request, &status), deadline_at(request)];
+    let wake = deadlines.into_iter().flatten().min();
     if let Some(labels) = missing_labels(request, pod) {
-        return Plan::act(Act::Label(labels));
+        return Plan::with_action(Action::SetLabels(labels));
     }
-    if untouched && !status.unheard() {
-        let due = add(created(request), UNHEARD);
+    if not_started && !status.waits_for_daemon() {
+        let due = add(created(request), NO_DAEMON_REPORT_DELAY);
         if now < due {
-            return Plan::at(wake.into_iter().chain([due]).min());
+            return Plan::wait_until(wake.into_iter().chain([due]).min());
         }
         let mut status = status;
-        status.no_daemon(node(request), now);
-        return Plan::act(Act::Wait(status.conditions));
+        status.set_waiting_for_daemon(node(request), now);
+        return Plan::with_action(Action::ReportNoDaemon(status.conditions));
     }
-    if !untouched && status.unheard() {
-        return Plan::act(conclude(request, status));
+    if !not_started && status.waits_for_daemon() {
+        return Plan::with_action(conditions_action(request, status));
     }
     if status.phase != Phase::Recreating {
-        return Plan::at(wake);
+        return Plan::wait_until(wake);
     }
-    if wants_grace(request) && !has_grace(&status) {
-        return grace(request, pod);
+    if requests_grace_period(request) && !grace_period_started(&status) {
+        return plan_grace_period(request, pod);
     }
-    let new = snapshot(request, &status, pod);
+    let new = new_container_statuses(request, &status, pod);
     // A state that names the container to replace is our daemon's, whose own writes carry the snapshot.
-    let ours = status
+    let own_daemon = status
         .container_recreate_states
         .iter()
         .any(|state| state.container_id.is_some());
-    if ours || new.is_empty() || new == status.container_status_snapshot {
-        return Plan::at(wake);
+    if own_daemon || new.is_empty() || new == status.container_status_snapshot {
+        return Plan::wait_until(wake);
     }
-    let (since, due) = patience(&What::Snapshot(new.clone()), before, now);
-    if now >= due {
-        return Plan::act(Act::Snapshot(new));
+    let (since, wait_ends) = daemon_wait(&DaemonTask::WriteSnapshot(new.clone()), previous, now);
+    if now >= wait_ends {
+        return Plan::with_action(Action::WriteSnapshot(new));
     }
     Plan {
-        act: None,
-        wake: wake.into_iter().chain([due]).min(),
-        waiting: Some(Waiting {
-            what: What::Snapshot(new),
+        action: None,
+        requeue_at: wake.into_iter().chain([wait_ends]).min(),
+        waiting: Some(DaemonWait {
+            task: DaemonTask::WriteSnapshot(new),
             since,
         }),
     }
 }
 
 /// Since when something has been waited for, and until when.
-fn patience(what: &What, before: Option<&Waiting>, now: Timestamp) -> (Timestamp, Timestamp) {
-    let since = before.filter(|w| w.what == *what).map_or(now, |w| w.since);
-    (since, add(since, PATIENCE))
+fn daemon_wait(task: &DaemonTask, previous: Option<&DaemonWait>, now: Timestamp) -> (Timestamp, Timestamp) {
+    let since = previous.filter(|w| w.task == *task).map_or(now, |w| w.since);
+    (since, add(since, DAEMON_GRACE))
 }
 
-fn ended(request: &ContainerRecreateRequest, status: &Status, now: Timestamp) -> Plan {
-    let guarded = guarded(request);
+fn plan_finished(request: &ContainerRecreateRequest, status: &Status, now: Timestamp) -> Plan {
+    let guarded = has_finalizer(request);
     let deleting = request.metadata.deletion_timestamp.is_some();
-    let closing = !deleting && label(request, keys::CRR_ACTIVE).is_some();
-    if closing && (!status.concluded() || status.unheard()) {
-        return Plan::act(conclude(request, status.clone()));
+    let finalizing = !deleting && label(request, keys::CRR_ACTIVE).is_some();
+    if finalizing && (!status.has_final_condition() || status.waits_for_daemon()) {
+        return Plan::with_action(conditions_action(request, status.clone()));
     }
-    if guarded || closing {
-        return Plan::act(Act::Close { release: guarded });
+    if guarded || finalizing {
+        return Plan::with_action(Action::Finalize { mark_ready: guarded });
     }
     let ttl = request.spec.ttl_seconds_after_finished.map(i64::from);
     let (false, Some(ttl), Some(completed)) = (deleting, ttl, &status.completion_time) else {
@@ -189,66 +189,68 @@ fn ended(request: &ContainerRecreateRequest, status: &Status, now: Timestamp) ->
     };
     let expiry = add(completed.0, SignedDuration::from_secs(ttl));
     if now >= expiry {
-        Plan::act(Act::Delete)
+        Plan::with_action(Action::Delete)
     } else {
-        Plan::at(Some(expiry))
+        Plan::wait_until(Some(expiry))
     }
 }
 
-fn gone(
+fn plan_pod_deleted(
     request: &ContainerRecreateRequest,
     status: &Status,
-    before: Option<&Waiting>,
+    previous: Option<&DaemonWait>,
     now: Timestamp,
 ) -> Plan {
-    let (since, due) = patience(&What::Gone, before, now);
-    if now >= due {
-        return Plan::act(complete(request, status.clone(), GONE, now));
+    let (since, wait_ends) = daemon_wait(&DaemonTask::EndRequest, previous, now);
+    if now >= wait_ends {
+        return Plan::with_action(complete_action(request, status.clone(), POD_GONE_MESSAGE, now));
     }
-    let sooner = deadline(request).into_iter().chain([due]).min();
+    let next_deadline = deadline_at(request).into_iter().chain([wait_ends]).min();
     Plan {
-        act: None,
-        wake: sooner.filter(|at| *at > now).or(Some(due)),
-        waiting: Some(Waiting {
-            what: What::Gone,
+        action: None,
+        requeue_at: next_deadline.filter(|at| *at > now).or(Some(wait_ends)),
+        waiting: Some(DaemonWait {
+            task: DaemonTask::EndRequest,
             since,
         }),
     }
 }
 
-fn grace(request: &ContainerRecreateRequest, pod: &PodView) -> Plan {
-    if !pod.gate {
-        return Plan::act(Act::Grace);
+fn plan_grace_period(request: &ContainerRecreateRequest, pod: &PodView) -> Plan {
+    if !pod.has_readiness_gate {
+        return Plan::with_action(Action::StartGracePeriod);
     }
-    if !guarded(request) {
-        return Plan::act(Act::Guard);
+    if !has_finalizer(request) {
+        return Plan::with_action(Action::AddFinalizer);
     }
-    Plan::act(Act::Hold)
+    Plan::with_action(Action::MarkNotReady)
 }
 
 /// Whether the Pod is the one that the request was made for.
 #[must_use]
-pub fn belongs(request: &ContainerRecreateRequest, pod: &PodView) -> bool {
+pub fn targets_pod(request: &ContainerRecreateRequest, pod: &PodView) -> bool {
     label(request, keys::CRR_POD_UID).is_none_or(|uid| uid == pod.uid)
 }
 
-fn overdue(request: &ContainerRecreateRequest, status: &Status, now: Timestamp) -> Option<&'static str> {
-    if silence(request, status).is_some_and(|at| now >= at) {
-        return Some(NO_RESPONSE);
+fn timed_out(request: &ContainerRecreateRequest, status: &Status, now: Timestamp) -> Option<&'static str> {
+    if no_response_at(request, status).is_some_and(|at| now >= at) {
+        return Some(NO_RESPONSE_MESSAGE);
     }
-    deadline(request).is_some_and(|at| now >= at).then_some(DEADLINE)
+    deadline_at(request)
+        .is_some_and(|at| now >= at)
+        .then_some(DEADLINE_MESSAGE)
 }
 
 /// When a request that no daemon has looked at ends.
-fn silence(request: &ContainerRecreateRequest, status: &Status) -> Option<Timestamp> {
+fn no_response_at(request: &ContainerRecreateRequest, status: &Status) -> Option<Timestamp> {
     let silent = status.phase.as_str().is_empty();
-    silent.then(|| add(created(request), SILENCE))
+    silent.then(|| add(created(request), NO_RESPONSE_TIMEOUT))
 }
 
 /// When the manager ends a request that takes too long.
-fn deadline(request: &ContainerRecreateRequest) -> Option<Timestamp> {
+fn deadline_at(request: &ContainerRecreateRequest) -> Option<Timestamp> {
     let seconds = request.spec.active_deadline_seconds?;
-    let limit = SignedDuration::from_secs(seconds).saturating_add(PATIENCE);
+    let limit = SignedDuration::from_secs(seconds).saturating_add(DAEMON_GRACE);
     Some(add(created(request), limit))
 }
 
@@ -261,7 +263,12 @@ fn created(request: &ContainerRecreateRequest) -> Timestamp {
 }
 
 /// The status of a request that the manager ends: what was not done has failed.
-fn complete(request: &ContainerRecreateRequest, mut status: Status, message: &str, now: Timestamp) -> Act {
+fn complete_action(
+    request: &ContainerRecreateRequest,
+    mut status: Status,
+    message: &str,
+    now: Timestamp,
+) -> Action {
     status.phase = Phase::Completed;
     status.completion_time = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(now));
     status.message = Some(message.to_owned());
@@ -271,14 +278,14 @@ fn complete(request: &ContainerRecreateRequest, mut status: Status, message: &st
             state.message = Some(message.to_owned());
         }
     }
-    status.conclude(node(request));
-    Act::Complete(Box::new(status))
+    status.set_final_condition(node(request));
+    Action::Complete(Box::new(status))
 }
 
 /// The conditions that go with the rest of the status.
-fn conclude(request: &ContainerRecreateRequest, mut status: Status) -> Act {
-    status.conclude(node(request));
-    Act::Conditions(status.conditions)
+fn conditions_action(request: &ContainerRecreateRequest, mut status: Status) -> Action {
+    status.set_final_condition(node(request));
+    Action::SetConditions(status.conditions)
 }
 
 /// The node of the request's Pod, as far as the request tells.
@@ -289,12 +296,12 @@ fn node(request: &ContainerRecreateRequest) -> &str {
 /// The labels that daemons select requests by, as far as they are missing. They wait for the Pod's node.
 fn missing_labels(request: &ContainerRecreateRequest, pod: &PodView) -> Option<BTreeMap<String, String>> {
     let node = pod.node.as_deref()?;
-    let wanted = [
+    let required = [
         (keys::CRR_ACTIVE, keys::TRUE.to_owned()),
         (keys::CRR_NODE_NAME, keys::node_label(node)),
         (keys::CRR_POD_UID, pod.uid.clone()),
     ];
-    let missing: BTreeMap<String, String> = wanted
+    let missing: BTreeMap<String, String> = required
         .into_iter()
         .filter(|(key, _)| label(request, key).is_none())
         .map(|(key, value)| (key.to_owned(), value))
@@ -302,19 +309,19 @@ fn missing_labels(request: &ContainerRecreateRequest, pod: &PodView) -> Option<B
     (!missing.is_empty()).then_some(missing)
 }
 
-fn wants_grace(request: &ContainerRecreateRequest) -> bool {
+fn requests_grace_period(request: &ContainerRecreateRequest) -> bool {
     let strategy = request.spec.strategy.as_ref();
     strategy.is_some_and(|s| s.unready_grace_period_seconds.is_some())
 }
 
-fn has_grace(status: &Status) -> bool {
+fn grace_period_started(status: &Status) -> bool {
     status
         .conditions
         .iter()
         .any(|c| c.type_ == keys::PRE_RECREATE_GRACE && c.status == "True")
 }
 
-fn guarded(request: &ContainerRecreateRequest) -> bool {
+fn has_finalizer(request: &ContainerRecreateRequest) -> bool {
     let finalizers = request.metadata.finalizers.iter().flatten();
     finalizers.into_iter().any(|f| f == keys::CRR_UNREADY_ACQUIRED)
 }
@@ -324,12 +331,16 @@ fn label<'a>(request: &'a ContainerRecreateRequest, key: &str) -> Option<&'a str
 }
 
 /// What the Pod says of containers that are not those of the request's creation, and run.
-fn snapshot(request: &ContainerRecreateRequest, status: &Status, pod: &PodView) -> Vec<Snapshot> {
+fn new_container_statuses(
+    request: &ContainerRecreateRequest,
+    status: &Status,
+    pod: &PodView,
+) -> Vec<Snapshot> {
     let force = request.spec.strategy.as_ref().is_some_and(|s| s.force_recreate);
     let is_new = |name: &str, id: &str, restarts: i32| {
-        let wanted = request.spec.containers.iter().find(|c| c.name == name)?;
+        let requested = request.spec.containers.iter().find(|c| c.name == name)?;
         let state = status.container_recreate_states.iter().find(|s| s.name == name);
-        let recorded = wanted.status_context.as_ref();
+        let recorded = requested.status_context.as_ref();
         // What the daemon noted is what it set out to replace; else it is what admission noted.
         let changed = match state.and_then(|s| s.container_id.as_ref()) {
             Some(target) => target != id,

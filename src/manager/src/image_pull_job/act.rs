@@ -13,150 +13,150 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::plan::entry::{Ask, Setting, add, awaits, owner};
-use super::plan::index::{Index, Uid};
-use super::plan::job::Job;
-use super::plan::room::{Full, Room};
-use super::plan::work::NodeName;
+use super::plan::entry::{EntryOptions, JobRequest, add_requests, awaited_pull, owner_reference};
+use super::plan::index::{JobIndex, Uid};
+use super::plan::job::PullJob;
+use super::plan::quota::{NodeImageQuota, QuotaExceeded};
+use super::plan::running_job::NodeName;
 use crate::Context;
 use crate::view::NodeImageView;
 use kruise_api::backoff::Backoff;
 use kruise_api::json::set;
 use kruise_api::keys;
 use kruise_api::node_image::{ImageSpec, NodeImage, ReferenceObject};
-use kruise_cluster::{Error, EventType, Events, write};
+use kruise_cluster::{Error, EventRecorder, EventType, write};
 use kruise_ops::Progress;
-use kruise_ops::panics::{Panicked, isolated, isolated_now};
-use kruise_ops::progress::Step;
+use kruise_ops::panics::{Panicked, catch_panic, catch_panic_sync};
+use kruise_ops::progress::ProgressStep;
 
 /// After failed writes.
-const RETRY: Backoff = Backoff::new(Duration::from_millis(100), LONGEST_PAUSE);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const RETRY: Backoff = Backoff::new(Duration::from_millis(100), MAX_BACKOFF);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// How often a write that is forbidden is repeated: about 13 s in all.
-const DENIALS: u32 = 7;
+const MAX_DENIED_RETRIES: u32 = 7;
 /// How often a write is repeated at once because somebody else wrote at the same time.
-const CONFLICTS: u32 = 5;
+const MAX_CONFLICT_RETRIES: u32 = 5;
 /// A NodeImage with fewer tags than this has room for more, whoever asks.
-const FEW: usize = 64;
+const MAX_TAGS_OF_BLIND_PATCH: usize = 64;
 /// Bytes of a sandboxConfig that need not be counted where there are few tags.
-const SMALL: usize = 4096;
+const SMALL_SANDBOX_CONFIG: usize = 4096;
 
 /// A job's wish, with all that is needed to write it.
 #[derive(Clone)]
-struct Wish {
+struct PendingWrite {
     uid: Uid,
-    job: Arc<Job>,
+    job: Arc<PullJob>,
     secrets: Vec<ReferenceObject>,
     /// How often it could not be written.
     failures: u32,
     /// It is not written before that moment.
-    due: Instant,
+    not_before: Instant,
 }
 
 /// Why a wish was not written.
 #[derive(Clone, Debug, PartialEq)]
-enum Trouble {
+enum WriteError {
     /// The same write would be refused again.
-    Refused(String),
+    Permanent(String),
     /// Permissions may be being set up or changed; only after some tries is that the answer.
     Denied(String),
     /// It may succeed later, after that pause where the API server asks for one.
-    Later(String, Option<Duration>),
+    Retryable(String, Option<Duration>),
     /// The API server cannot be reached, or has too much to do: no other write would succeed now.
-    Away(String, Option<Duration>),
+    Unavailable(String, Option<Duration>),
     /// It was not tried, for another write met [`Trouble::Away`].
-    NotTried,
+    NotAttempted,
 }
 
-impl From<Error> for Trouble {
+impl From<Error> for WriteError {
     fn from(error: Error) -> Self {
-        let (words, after) = (error.to_string(), error.retry_after());
+        let (message, after) = (error.to_string(), error.retry_after());
         match error {
-            Error::Timeout { .. } | Error::Transport(_) => Self::Away(words, after),
-            _ if error.throttled() => Self::Away(words, after),
-            _ if error.too_large() => Self::Refused(words),
-            _ if error.retryable() => Self::Later(words, after),
-            _ if matches!(error.category(), "forbidden" | "unauthorized") => Self::Denied(words),
-            _ => Self::Refused(words),
+            Error::Timeout { .. } | Error::Transport(_) => Self::Unavailable(message, after),
+            _ if error.throttled() => Self::Unavailable(message, after),
+            _ if error.too_large() => Self::Permanent(message),
+            _ if error.retryable() => Self::Retryable(message, after),
+            _ if matches!(error.category(), "forbidden" | "unauthorized") => Self::Denied(message),
+            _ => Self::Permanent(message),
         }
     }
 }
 
-impl From<Full> for Trouble {
-    fn from(full: Full) -> Self {
-        Self::Refused(full.to_string())
+impl From<QuotaExceeded> for WriteError {
+    fn from(full: QuotaExceeded) -> Self {
+        Self::Permanent(full.to_string())
     }
 }
 
-impl From<Panicked> for Trouble {
+impl From<Panicked> for WriteError {
     fn from(panicked: Panicked) -> Self {
-        Self::Later(panicked.to_string(), None)
+        Self::Retryable(panicked.to_string(), None)
     }
 }
 
 /// The jobs whose wish waits for the end of a pull, and that pull's version.
-type Awaits = BTreeMap<Uid, i64>;
+type AwaitedPulls = BTreeMap<Uid, i64>;
 /// What came of a wish: the version of the pull whose end it waits for, if it does.
-type Outcome = Result<Option<i64>, Trouble>;
+type WriteResult = Result<Option<i64>, WriteError>;
 
 /// The end of one write.
-pub struct Done {
+pub struct FinishedWrite {
     node: NodeName,
-    results: Vec<(Wish, Outcome)>,
+    results: Vec<(PendingWrite, WriteResult)>,
 }
 
 /// Nodes that wait, by the job that first wanted them; jobs take turns, so that a small one need not wait for a
 /// large one.
 #[derive(Default)]
-struct Turns {
-    jobs: VecDeque<Uid>,
-    nodes: HashMap<Uid, VecDeque<NodeName>>,
-    waiting: HashSet<NodeName>,
+struct FairQueue {
+    job_order: VecDeque<Uid>,
+    nodes_by_job: HashMap<Uid, VecDeque<NodeName>>,
+    queued: HashSet<NodeName>,
 }
 
-impl Turns {
+impl FairQueue {
     fn push(&mut self, uid: &Uid, node: NodeName) {
-        if !self.waiting.insert(Arc::clone(&node)) {
+        if !self.queued.insert(Arc::clone(&node)) {
             return;
         }
-        let nodes = self.nodes.entry(Arc::clone(uid)).or_default();
+        let nodes = self.nodes_by_job.entry(Arc::clone(uid)).or_default();
         if nodes.is_empty() {
-            self.jobs.push_back(Arc::clone(uid));
+            self.job_order.push_back(Arc::clone(uid));
         }
         nodes.push_back(node);
     }
 
     fn pop(&mut self) -> Option<NodeName> {
-        let uid = self.jobs.pop_front()?;
-        let nodes = self.nodes.get_mut(&uid)?;
+        let uid = self.job_order.pop_front()?;
+        let nodes = self.nodes_by_job.get_mut(&uid)?;
         let node = nodes.pop_front();
         if nodes.is_empty() {
-            self.nodes.remove(&uid);
+            self.nodes_by_job.remove(&uid);
         } else {
-            self.jobs.push_back(uid);
+            self.job_order.push_back(uid);
         }
         node.inspect(|node| {
-            self.waiting.remove(node);
+            self.queued.remove(node);
         })
     }
 }
 
 /// Writes that wait and that run.
-pub struct Writer {
+pub struct NodeImageWriter {
     api: Api<NodeImage>,
-    events: Events,
+    events: EventRecorder,
     progress: Progress,
     workers: usize,
     default_ttl: i64,
-    waiting: HashMap<NodeName, Vec<Wish>>,
-    order: Turns,
+    pending: HashMap<NodeName, Vec<PendingWrite>>,
+    ready: FairQueue,
     /// Nodes whose next write comes later.
-    later: BTreeSet<(Instant, NodeName)>,
-    busy: HashSet<NodeName>,
-    running: JoinSet<Done>,
+    delayed: BTreeSet<(Instant, NodeName)>,
+    in_flight: HashSet<NodeName>,
+    running: JoinSet<FinishedWrite>,
 }
 
-impl Writer {
+impl NodeImageWriter {
     /// A writer with nothing to do.
     pub fn new(ctx: &Context) -> Self {
         Self {
@@ -165,125 +165,127 @@ impl Writer {
             progress: ctx.progress.clone(),
             workers: ctx.options.imagepulljob_workers.max(1),
             default_ttl: i64::from(ctx.options.default_ttlseconds_for_always_nodeimage),
-            waiting: HashMap::new(),
-            order: Turns::default(),
-            later: BTreeSet::new(),
-            busy: HashSet::new(),
+            pending: HashMap::new(),
+            ready: FairQueue::default(),
+            delayed: BTreeSet::new(),
+            in_flight: HashSet::new(),
             running: JoinSet::new(),
         }
     }
 
     /// Queues what a job wants of a node.
-    pub fn push(&mut self, index: &Index, node: &NodeName, uid: &Uid) {
+    pub fn enqueue(&mut self, index: &JobIndex, node: &NodeName, uid: &Uid) {
         let Some(job) = index.job(uid) else { return };
-        let wish = Wish {
+        let pending_write = PendingWrite {
             uid: Arc::clone(uid),
             job,
-            secrets: index.copies(uid).to_vec(),
+            secrets: index.secret_copies(uid).to_vec(),
             failures: 0,
-            due: Instant::now(),
+            not_before: Instant::now(),
         };
-        let wishes = self.waiting.entry(Arc::clone(node)).or_default();
-        if wishes.iter().any(|w| w.uid == *uid) {
+        let pending = self.pending.entry(Arc::clone(node)).or_default();
+        if pending.iter().any(|w| w.uid == *uid) {
             return;
         }
-        wishes.push(wish);
-        self.queue(node, Instant::now());
+        pending.push(pending_write);
+        self.schedule_node(node, Instant::now());
     }
 
     /// Gives a node its place in the queue, now or when the first of its wishes is due.
-    fn queue(&mut self, node: &NodeName, now: Instant) {
-        if self.busy.contains(node) {
+    fn schedule_node(&mut self, node: &NodeName, now: Instant) {
+        if self.in_flight.contains(node) {
             return;
         }
-        let Some(wishes) = self.waiting.get(node) else {
+        let Some(pending) = self.pending.get(node) else {
             return;
         };
-        let Some(first) = wishes.iter().min_by_key(|wish| wish.due) else {
+        let Some(first) = pending.iter().min_by_key(|wish| wish.not_before) else {
             return;
         };
-        if first.due <= now {
+        if first.not_before <= now {
             let uid = Arc::clone(&first.uid);
-            self.order.push(&uid, Arc::clone(node));
+            self.ready.push(&uid, Arc::clone(node));
         } else {
-            self.later.insert((first.due, Arc::clone(node)));
+            self.delayed.insert((first.not_before, Arc::clone(node)));
         }
     }
 
     /// How long until a write that failed is repeated.
-    pub fn wake(&self) -> Option<Duration> {
-        let (at, _) = self.later.first()?;
+    pub fn next_requeue(&self) -> Option<Duration> {
+        let (at, _) = self.delayed.first()?;
         Some(at.saturating_duration_since(Instant::now()))
     }
 
     /// Starts as many writes as may run at once.
-    pub fn start(&mut self, index: &Index, now: Timestamp) {
-        let at = Instant::now();
-        while self.later.first().is_some_and(|(due, _)| *due <= at) {
-            if let Some((_, node)) = self.later.pop_first() {
-                self.queue(&node, at);
+    pub fn start_writes(&mut self, index: &JobIndex, now: Timestamp) {
+        let now_instant = Instant::now();
+        while self.delayed.first().is_some_and(|(due, _)| *due <= now_instant) {
+            if let Some((_, node)) = self.delayed.pop_first() {
+                self.schedule_node(&node, now_instant);
             }
         }
         while self.running.len() < self.workers {
-            let Some(node) = self.order.pop() else {
+            let Some(node) = self.ready.pop() else {
                 return;
             };
-            let started = isolated_now(super::NAME, &node, || {
-                self.start_one(index, Arc::clone(&node), now, at);
+            let started = catch_panic_sync(super::NAME, &node, || {
+                self.start_write(index, Arc::clone(&node), now, now_instant);
             });
             if started.is_err() {
                 // Its jobs ask again when they have waited for it to show.
-                self.waiting.remove(&node);
-                self.busy.remove(&node);
+                self.pending.remove(&node);
+                self.in_flight.remove(&node);
             }
         }
     }
 
-    fn start_one(&mut self, index: &Index, node: NodeName, now: Timestamp, at: Instant) {
-        let mut wishes = self.waiting.remove(&node).unwrap_or_default();
+    fn start_write(&mut self, index: &JobIndex, node: NodeName, now: Timestamp, now_instant: Instant) {
+        let mut pending = self.pending.remove(&node).unwrap_or_default();
         // Jobs that have ended or gone meanwhile want nothing any more.
-        wishes.retain(|wish| index.wants(&wish.uid, &node));
-        for wish in &mut wishes {
+        pending.retain(|wish| index.is_assigned(&wish.uid, &node));
+        for wish in &mut pending {
             // It may have been changed while it waited.
             if let Some(job) = index.job(&wish.uid) {
                 wish.job = job;
-                wish.secrets = index.copies(&wish.uid).to_vec();
+                wish.secrets = index.secret_copies(&wish.uid).to_vec();
             }
         }
-        let (wishes, rest): (Vec<_>, Vec<_>) = wishes.into_iter().partition(|wish| wish.due <= at);
-        if !rest.is_empty() {
-            self.waiting.insert(Arc::clone(&node), rest);
+        let (due_writes, later_writes): (Vec<_>, Vec<_>) = pending
+            .into_iter()
+            .partition(|wish| wish.not_before <= now_instant);
+        if !later_writes.is_empty() {
+            self.pending.insert(Arc::clone(&node), later_writes);
         }
-        let (false, Some(view)) = (wishes.is_empty(), index.node(&node)) else {
-            return self.queue(&node, at);
+        let (false, Some(view)) = (due_writes.is_empty(), index.node_image_view(&node)) else {
+            return self.schedule_node(&node, now_instant);
         };
         let mut seed = DefaultHasher::new();
         node.hash(&mut seed);
-        let setting = Setting {
+        let options = EntryOptions {
             default_ttl: self.default_ttl,
             seed: seed.finish(),
             now,
         };
         let owners = view.tags.iter().flat_map(|tag| &tag.owners);
         let ended = owners.filter(|o| o.job.is_some() && index.job(&o.uid.as_str().into()).is_none());
-        let target = Arc::new(Target {
+        let node_write = Arc::new(NodeWrite {
             api: self.api.clone(),
             node: Arc::clone(&node),
-            ended: ended.map(|owner| owner.uid.clone()).collect(),
+            ended_jobs: ended.map(|owner| owner.uid.clone()).collect(),
             view,
-            setting,
-            step: self.progress.waiting(super::NAME),
+            options,
+            step: self.progress.begin_idle(super::NAME),
         });
-        self.busy.insert(Arc::clone(&node));
+        self.in_flight.insert(Arc::clone(&node));
         self.running.spawn(async move {
-            let write = |wishes| Box::pin(carry_out(Arc::clone(&target), wishes));
-            let results = write_all(&target.node, wishes, write).await;
-            Done { node, results }
+            let write = |wishes| Box::pin(execute(Arc::clone(&node_write), wishes));
+            let results = write_all(&node_write.node, due_writes, write).await;
+            FinishedWrite { node, results }
         });
     }
 
     /// The next write that has ended; `None` while none runs.
-    pub async fn done(&mut self) -> Option<Done> {
+    pub async fn next_finished(&mut self) -> Option<FinishedWrite> {
         match self.running.join_next().await? {
             Ok(done) => Some(done),
             Err(error) => {
@@ -294,65 +296,81 @@ impl Writer {
     }
 
     /// Takes note of the end of a write.
-    pub fn finished(&mut self, index: &mut Index, done: Done) {
-        let Done { node, results } = done;
+    pub fn on_write_finished(&mut self, index: &mut JobIndex, finished: FinishedWrite) {
+        let FinishedWrite { node, results } = finished;
         let now = Instant::now();
-        self.busy.remove(&node);
-        for (mut wish, result) in results {
-            let about = format!("outcome of {} on {node}", wish.job.key);
-            let after = isolated_now(super::NAME, about, || self.after(index, &node, &mut wish, result));
+        self.in_flight.remove(&node);
+        for (mut pending_write, result) in results {
+            let label = format!("outcome of {} on {node}", pending_write.job.key);
+            let retry_after = catch_panic_sync(super::NAME, label, || {
+                self.handle_result(index, &node, &mut pending_write, result)
+            });
             // After a panic nobody knows what the index has taken in: what is written twice is the same.
-            let Some(pause) = after.unwrap_or(Some(LONGEST_PAUSE)) else {
+            let Some(pause) = retry_after.unwrap_or(Some(MAX_BACKOFF)) else {
                 continue;
             };
-            wish.due = now + pause;
-            let wishes = self.waiting.entry(Arc::clone(&node)).or_default();
-            wishes.retain(|newer| newer.uid != wish.uid);
-            wishes.push(wish);
+            pending_write.not_before = now + pause;
+            let pending = self.pending.entry(Arc::clone(&node)).or_default();
+            pending.retain(|newer| newer.uid != pending_write.uid);
+            pending.push(pending_write);
         }
-        self.queue(&node, now);
+        self.schedule_node(&node, now);
     }
 
     /// When a wish is to be written again after this result, if it is.
-    fn after(
+    fn handle_result(
         &self,
-        index: &mut Index,
+        index: &mut JobIndex,
         node: &NodeName,
-        wish: &mut Wish,
-        result: Outcome,
+        pending_write: &mut PendingWrite,
+        result: WriteResult,
     ) -> Option<Duration> {
-        let job = &wish.job.key;
-        let (words, pause) = match result {
+        let job = &pending_write.job.key;
+        let (message, pause) = match result {
             Ok(awaits) => {
                 tracing::debug!(%job, %node, ?awaits, "NodeImage asked for the image");
-                index.written(&wish.uid, node, awaits);
+                index.write_succeeded(&pending_write.uid, node, awaits);
                 return None;
             }
-            Err(Trouble::NotTried) => (None, None),
-            Err(Trouble::Later(words, after) | Trouble::Away(words, after)) => (Some(words), after),
-            Err(Trouble::Denied(words)) if wish.failures < DENIALS => (Some(words), None),
-            Err(Trouble::Refused(words) | Trouble::Denied(words)) => {
-                self.refuse(index, node, wish, &words);
+            Err(WriteError::NotAttempted) => (None, None),
+            Err(WriteError::Retryable(words, after) | WriteError::Unavailable(words, after)) => {
+                (Some(words), after)
+            }
+            Err(WriteError::Denied(words)) if pending_write.failures < MAX_DENIED_RETRIES => {
+                (Some(words), None)
+            }
+            Err(WriteError::Permanent(words) | WriteError::Denied(words)) => {
+                self.report_permanent_failure(index, node, pending_write, &words);
                 return None;
             }
         };
-        if let Some(words) = words {
-            wish.failures = wish.failures.saturating_add(1);
-            if wish.failures == 1 {
-                tracing::warn!(%job, %node, error = words, "NodeImage not written; will retry");
+        if let Some(message) = message {
+            pending_write.failures = pending_write.failures.saturating_add(1);
+            if pending_write.failures == 1 {
+                tracing::warn!(%job, %node, error = message, "NodeImage not written; will retry");
             }
-            index.delayed(&wish.uid, node, &format!("cannot update its NodeImage: {words}"));
+            index.write_delayed(
+                &pending_write.uid,
+                node,
+                &format!("cannot update its NodeImage: {message}"),
+            );
         }
-        Some(pause.unwrap_or_else(|| RETRY.pause(wish.failures.saturating_sub(1))))
+        Some(pause.unwrap_or_else(|| RETRY.delay(pending_write.failures.saturating_sub(1))))
     }
 
-    fn refuse(&self, index: &mut Index, node: &NodeName, wish: &Wish, words: &str) {
-        tracing::warn!(job = %wish.job.key, %node, error = words, "NodeImage refused");
-        let note = format!("cannot add the image to NodeImage {node}: {words}");
-        index.refused(&wish.uid, node, words);
-        let about = owner(&wish.job);
+    fn report_permanent_failure(
+        &self,
+        index: &mut JobIndex,
+        node: &NodeName,
+        pending_write: &PendingWrite,
+        message: &str,
+    ) {
+        tracing::warn!(job = %pending_write.job.key, %node, error = message, "NodeImage refused");
+        let note = format!("cannot add the image to NodeImage {node}: {message}");
+        index.write_refused(&pending_write.uid, node, message);
+        let reference = owner_reference(&pending_write.job);
         self.events.publish(
-            about,
+            reference,
             EventType::Warning,
             keys::EVENT_NODE_IMAGE_REFUSED,
             "Assign",
@@ -363,77 +381,85 @@ impl Writer {
 
 /// Writes all wishes of a node together. Where that fails, and where a wish failed before, each is written by itself: one
 /// that cannot be written, or that panics, stands in no other's way.
-async fn write_all<F>(node: &str, wishes: Vec<Wish>, write: impl Fn(Vec<Wish>) -> F) -> Vec<(Wish, Outcome)>
+async fn write_all<F>(
+    node: &str,
+    pending: Vec<PendingWrite>,
+    write: impl Fn(Vec<PendingWrite>) -> F,
+) -> Vec<(PendingWrite, WriteResult)>
 where
-    F: Future<Output = Result<Awaits, Trouble>>,
+    F: Future<Output = Result<AwaitedPulls, WriteError>>,
 {
-    let of = |wish: &Wish, result: &Result<Awaits, Trouble>| {
+    let result_for = |wish: &PendingWrite, result: &Result<AwaitedPulls, WriteError>| {
         let awaits = result.as_ref().map_err(Clone::clone);
         awaits.map(|awaits| awaits.get(&wish.uid).copied())
     };
-    let (fresh, mut alone): (Vec<_>, Vec<_>) = wishes.into_iter().partition(|wish| wish.failures == 0);
+    let (fresh, mut separately): (Vec<_>, Vec<_>) = pending.into_iter().partition(|wish| wish.failures == 0);
     let mut results = Vec::new();
-    let mut away = false;
+    let mut unavailable = false;
     if fresh.len() > 1 {
-        let result = attempt(node, write(fresh.clone())).await;
-        away = matches!(result, Err(Trouble::Away(..)));
-        if result.is_ok() || away {
-            results.extend(fresh.into_iter().map(|wish| (wish.clone(), of(&wish, &result))));
+        let result = isolated_write(node, write(fresh.clone())).await;
+        unavailable = matches!(result, Err(WriteError::Unavailable(..)));
+        if result.is_ok() || unavailable {
+            results.extend(
+                fresh
+                    .into_iter()
+                    .map(|wish| (wish.clone(), result_for(&wish, &result))),
+            );
         } else {
-            alone.extend(fresh);
+            separately.extend(fresh);
         }
     } else {
-        alone.extend(fresh);
+        separately.extend(fresh);
     }
     // Those that failed least come first: what makes the API server fail must not keep it from the others for ever.
-    alone.sort_by_key(|wish| wish.failures);
-    for wish in alone {
-        let result = if away {
-            Err(Trouble::NotTried)
+    separately.sort_by_key(|wish| wish.failures);
+    for wish in separately {
+        let result = if unavailable {
+            Err(WriteError::NotAttempted)
         } else {
-            attempt(node, write(vec![wish.clone()])).await
+            isolated_write(node, write(vec![wish.clone()])).await
         };
-        away |= matches!(result, Err(Trouble::Away(..)));
-        let outcome = of(&wish, &result);
+        unavailable |= matches!(result, Err(WriteError::Unavailable(..)));
+        let outcome = result_for(&wish, &result);
         results.push((wish, outcome));
     }
     results
 }
 
-async fn attempt(
+async fn isolated_write(
     node: &str,
-    write: impl Future<Output = Result<Awaits, Trouble>>,
-) -> Result<Awaits, Trouble> {
-    isolated(super::NAME, node, write).await?
+    write: impl Future<Output = Result<AwaitedPulls, WriteError>>,
+) -> Result<AwaitedPulls, WriteError> {
+    catch_panic(super::NAME, node, write).await?
 }
 
 /// What a write is about.
-struct Target {
+struct NodeWrite {
     api: Api<NodeImage>,
     node: NodeName,
     view: Arc<NodeImageView>,
     /// Owners of tags of this node whose jobs are over.
-    ended: BTreeSet<String>,
-    setting: Setting,
-    step: Step,
+    ended_jobs: BTreeSet<String>,
+    options: EntryOptions,
+    step: ProgressStep,
 }
 
-impl Target {
+impl NodeWrite {
     /// The object as far as a patch needs it, where that is known: where the node knows nothing of the images, and has
     /// room, the patch needs no other knowledge than the version.
-    fn blank(&self, wishes: &[Wish]) -> Option<NodeImage> {
-        let new = |wish: &Wish| {
+    fn minimal_object(&self, pending: &[PendingWrite]) -> Option<NodeImage> {
+        let new = |wish: &PendingWrite| {
             let sandbox = wish.job.spec.sandbox_config.as_ref();
-            let small = sandbox.is_none_or(|s| json!(s).to_string().len() <= SMALL);
+            let small = sandbox.is_none_or(|s| json!(s).to_string().len() <= SMALL_SANDBOX_CONFIG);
             small
                 && wish
                     .job
                     .image
                     .as_ref()
-                    .is_ok_and(|(name, _)| !self.view.knows(name))
+                    .is_ok_and(|(name, _)| !self.view.mentions_image(name))
         };
-        let few = self.view.tags.len().saturating_add(wishes.len()) <= FEW;
-        (few && wishes.iter().all(new)).then(|| {
+        let has_room = self.view.tags.len().saturating_add(pending.len()) <= MAX_TAGS_OF_BLIND_PATCH;
+        (has_room && pending.iter().all(new)).then(|| {
             let mut object = NodeImage::new(&self.node, kruise_api::node_image::NodeImageSpec::default());
             object.metadata.resource_version = Some(self.view.resource_version.clone());
             object
@@ -442,25 +468,25 @@ impl Target {
 }
 
 /// Writes; what others wrote at the same time is read once more. A node that has gone is done.
-async fn carry_out(target: Arc<Target>, wishes: Vec<Wish>) -> Result<Awaits, Trouble> {
-    let Target { api, node, step, .. } = &*target;
-    let mut blank = target.blank(&wishes);
+async fn execute(node_write: Arc<NodeWrite>, pending: Vec<PendingWrite>) -> Result<AwaitedPulls, WriteError> {
+    let NodeWrite { api, node, step, .. } = &*node_write;
+    let mut minimal = node_write.minimal_object(&pending);
     let mut conflicts = 0;
     loop {
-        step.now(format!("writing NodeImage {node}"), write::DEADLINE * 2);
-        let object = match blank.take() {
+        step.set_activity(format!("writing NodeImage {node}"), write::REQUEST_TIMEOUT * 2);
+        let object = match minimal.take() {
             Some(object) => object,
             None => match write::get(api, node).await? {
                 Some(object) => object,
-                None => return Ok(Awaits::new()),
+                None => return Ok(AwaitedPulls::new()),
             },
         };
-        let (body, awaits) = patch(&target, &object, &wishes)?;
+        let (body, awaits) = build_patch(&node_write, &object, &pending)?;
         let Some(body) = body else {
             return Ok(awaits);
         };
         match write::patch_merge(api, node, &body).await {
-            Err(error) if error.conflict() && conflicts < CONFLICTS => conflicts += 1,
+            Err(error) if error.conflict() && conflicts < MAX_CONFLICT_RETRIES => conflicts += 1,
             Err(error) if !error.not_found() => return Err(error.into()),
             _ => return Ok(awaits),
         }
@@ -468,32 +494,36 @@ async fn carry_out(target: Arc<Target>, wishes: Vec<Wish>) -> Result<Awaits, Tro
 }
 
 /// One patch of all entries that the wishes are about; none when all is there. Beside it the wishes that have to wait.
-fn patch(target: &Target, object: &NodeImage, wishes: &[Wish]) -> Result<(Option<Value>, Awaits), Full> {
-    let mut waiting = Awaits::new();
+fn build_patch(
+    node_write: &NodeWrite,
+    object: &NodeImage,
+    pending: &[PendingWrite],
+) -> Result<(Option<Value>, AwaitedPulls), QuotaExceeded> {
+    let mut awaited = AwaitedPulls::new();
     let mut images: BTreeMap<&str, ImageSpec> = BTreeMap::new();
-    let mut room = Room::of(&object.spec.images);
-    for wish in wishes {
-        let Ok((name, tag)) = &wish.job.image else {
+    let mut quota = NodeImageQuota::from_images(&object.spec.images);
+    for pending_write in pending {
+        let Ok((name, tag)) = &pending_write.job.image else {
             continue;
         };
-        let known = images.get(name.as_str()).or_else(|| object.spec.images.get(name));
-        let ask = Ask {
-            job: &wish.job,
-            secrets: &wish.secrets,
-            ended: &target.ended,
+        let current = images.get(name.as_str()).or_else(|| object.spec.images.get(name));
+        let request = JobRequest {
+            job: &pending_write.job,
+            secrets: &pending_write.secrets,
+            ended_jobs: &node_write.ended_jobs,
         };
         let statuses = object.status.as_ref().and_then(|s| s.image_statuses.get(name));
         let statuses = statuses.map_or(&[][..], |s| &s.tags);
-        if let Some(version) = awaits(known, statuses, tag, ask) {
-            waiting.insert(Arc::clone(&wish.uid), version);
-        } else if let Some(entry) = add(known, statuses, tag, &[ask], target.setting) {
-            let namespace = wish.job.key.namespace.as_deref().unwrap_or_default();
-            room.add(namespace, name, &entry)?;
+        if let Some(version) = awaited_pull(current, statuses, tag, request) {
+            awaited.insert(Arc::clone(&pending_write.uid), version);
+        } else if let Some(entry) = add_requests(current, statuses, tag, &[request], node_write.options) {
+            let namespace = pending_write.job.key.namespace.as_deref().unwrap_or_default();
+            quota.try_add(namespace, name, &entry)?;
             images.insert(name, entry);
         }
     }
     if images.is_empty() {
-        return Ok((None, waiting));
+        return Ok((None, awaited));
     }
     let entries: serde_json::Map<String, Value> = images
         .into_iter()
@@ -510,7 +540,7 @@ fn patch(target: &Target, object: &NodeImage, wishes: &[Wish]) -> Result<(Option
         "metadata": { "resourceVersion": object.metadata.resource_version },
         "spec": { "images": entries },
     });
-    Ok((Some(body), waiting))
+    Ok((Some(body), awaited))
 }
 
 #[cfg(test)]
@@ -522,49 +552,49 @@ mod tests {
     use kruise_api::image_pull_job::{ImagePullJob, ImagePullJobSpec};
 
     #[test]
-    fn a_small_job_does_not_wait_for_a_large_one() {
-        let mut turns = Turns::default();
+    fn small_job_does_not_wait_for_a_large_one() {
+        let mut queue = FairQueue::default();
         for n in 0..100 {
-            turns.push(&"large".into(), format!("n{n}").into());
+            queue.push(&"large".into(), format!("n{n}").into());
         }
-        turns.push(&"small".into(), "s".into());
-        let first: Vec<_> = (0..3).filter_map(|_| turns.pop()).collect();
+        queue.push(&"small".into(), "s".into());
+        let first: Vec<_> = (0..3).filter_map(|_| queue.pop()).collect();
         assert_eq!(first, ["n0".into(), "s".into(), "n1".into()] as [NodeName; 3]);
-        assert_eq!(std::iter::from_fn(|| turns.pop()).count(), 98);
-        assert!(turns.nodes.is_empty() && turns.jobs.is_empty() && turns.waiting.is_empty());
+        assert_eq!(std::iter::from_fn(|| queue.pop()).count(), 98);
+        assert!(queue.nodes_by_job.is_empty() && queue.job_order.is_empty() && queue.queued.is_empty());
     }
 
-    fn wish(name: &str, failures: u32) -> Wish {
+    fn pending_write(name: &str, failures: u32) -> PendingWrite {
         let mut object = ImagePullJob::new(name, ImagePullJobSpec::default());
         object.metadata.namespace = Some(name.to_owned());
-        Wish {
+        PendingWrite {
             uid: name.into(),
-            job: Arc::new(Job::read(&object)),
+            job: Arc::new(PullJob::from_object(&object)),
             secrets: Vec::new(),
             failures,
-            due: Instant::now(),
+            not_before: Instant::now(),
         }
     }
 
     /// Plays an API server that answers so when that job's entry is in a write; what came of each job, and the writes.
-    async fn played(
+    async fn write_with_error(
         wishes: &[(&str, u32)],
-        hostile: Option<Trouble>,
-    ) -> (BTreeMap<String, Option<Trouble>>, usize) {
+        hostile: Option<WriteError>,
+    ) -> (BTreeMap<String, Option<WriteError>>, usize) {
         let count = Mutex::new(0);
-        let write = |batch: Vec<Wish>| {
+        let write = |batch: Vec<PendingWrite>| {
             *count.lock().unwrap() += 1;
             let hostile = hostile.clone();
             async move {
                 if batch.iter().all(|wish| *wish.uid != *"hostile") {
-                    return Ok(Awaits::new());
+                    return Ok(AwaitedPulls::new());
                 }
                 Err(hostile.unwrap_or_else(|| panic!("index out of bounds")))
             }
         };
         let wishes = wishes
             .iter()
-            .map(|(name, failures)| wish(name, *failures))
+            .map(|(name, failures)| pending_write(name, *failures))
             .collect();
         let results = write_all("node-1", wishes, write).await;
         let results = results
@@ -574,28 +604,31 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_entry_that_is_refused_fails_alone_and_one_that_panics_is_tried_again() {
+    async fn refused_write_fails_alone_and_panic_is_retried() {
         let wishes = [("plain", 0), ("hostile", 0), ("other", 0)];
-        let refused = Trouble::Refused("etcdserver: request is too large".to_owned());
-        let (results, writes) = played(&wishes, Some(refused.clone())).await;
+        let refused = WriteError::Permanent("etcdserver: request is too large".to_owned());
+        let (results, writes) = write_with_error(&wishes, Some(refused.clone())).await;
         assert_eq!((&results["hostile"], writes), (&Some(refused), 4));
         assert_eq!((&results["plain"], &results["other"]), (&None, &None));
 
-        let (results, _) = played(&wishes, None).await;
+        let (results, _) = write_with_error(&wishes, None).await;
         assert_eq!(
             results["hostile"],
-            Some(Trouble::Later("panic: index out of bounds".to_owned(), None))
+            Some(WriteError::Retryable(
+                "panic: index out of bounds".to_owned(),
+                None
+            ))
         );
         assert_eq!((&results["plain"], &results["other"]), (&None, &None));
     }
 
     #[tokio::test]
-    async fn an_entry_that_has_to_wait_is_told_from_those_that_were_written() {
+    async fn awaited_pull_is_returned_per_job() {
         for failures in [0, 1] {
             let results = write_all(
                 "node-1",
-                vec![wish("waits", failures), wish("plain", 0)],
-                |_| async { Ok(Awaits::from([("waits".into(), 7)])) },
+                vec![pending_write("waits", failures), pending_write("plain", 0)],
+                |_| async { Ok(AwaitedPulls::from([("waits".into(), 7)])) },
             );
             let results: BTreeMap<_, _> = results.await.into_iter().map(|(w, r)| (w.uid, r)).collect();
             assert_eq!((&results["waits"], &results["plain"]), (&Ok(Some(7)), &Ok(None)));
@@ -603,33 +636,36 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_entry_that_failed_before_is_written_after_the_others_and_by_itself() {
-        let later = Trouble::Later("HTTP 500".to_owned(), None);
+    async fn failed_writes_are_retried_last_and_alone() {
+        let later = WriteError::Retryable("HTTP 500".to_owned(), None);
         let (results, writes) =
-            played(&[("hostile", 3), ("plain", 0), ("other", 0)], Some(later.clone())).await;
+            write_with_error(&[("hostile", 3), ("plain", 0), ("other", 0)], Some(later.clone())).await;
         assert_eq!((&results["hostile"], writes), (&Some(later), 2));
         assert_eq!((&results["plain"], &results["other"]), (&None, &None));
 
         // It makes the API server fall silent: the others are not tried then, and come first next time.
-        let away = Trouble::Away("no answer".to_owned(), None);
-        let (results, _) = played(&[("hostile", 1), ("plain", 1)], Some(away.clone())).await;
+        let unavailable = WriteError::Unavailable("no answer".to_owned(), None);
+        let (results, _) = write_with_error(&[("hostile", 1), ("plain", 1)], Some(unavailable.clone())).await;
         assert_eq!(
             (&results["hostile"], &results["plain"]),
-            (&Some(away.clone()), &Some(Trouble::NotTried))
+            (&Some(unavailable.clone()), &Some(WriteError::NotAttempted))
         );
-        let (results, _) = played(&[("hostile", 2), ("plain", 1)], Some(away.clone())).await;
-        assert_eq!((&results["hostile"], &results["plain"]), (&Some(away), &None));
+        let (results, _) = write_with_error(&[("hostile", 2), ("plain", 1)], Some(unavailable.clone())).await;
+        assert_eq!(
+            (&results["hostile"], &results["plain"]),
+            (&Some(unavailable), &None)
+        );
     }
 
     #[test]
-    fn what_is_too_large_is_no_reason_to_try_again() {
+    fn too_large_errors_are_permanent() {
         let answer = |code: u16, message: &str| {
             let status = kube::core::Status {
                 code,
                 message: message.to_owned(),
                 ..kube::core::Status::default()
             };
-            Trouble::from(Error::Api(Box::new(status)))
+            WriteError::from(Error::Api(Box::new(status)))
         };
         for (code, message) in [
             (500, "etcdserver: request is too large"),
@@ -640,13 +676,16 @@ mod tests {
             (413, "Request entity too large: limit is 3145728"),
             (422, "spec.images: Too many: 257: must have at most 256 items"),
         ] {
-            assert!(matches!(answer(code, message), Trouble::Refused(_)), "{message}");
+            assert!(
+                matches!(answer(code, message), WriteError::Permanent(_)),
+                "{message}"
+            );
         }
         assert!(matches!(
             answer(500, "etcdserver: leader changed"),
-            Trouble::Later(..)
+            WriteError::Retryable(..)
         ));
-        assert!(matches!(answer(429, "slow down"), Trouble::Away(..)));
-        assert!(matches!(answer(403, "forbidden"), Trouble::Denied(_)));
+        assert!(matches!(answer(429, "slow down"), WriteError::Unavailable(..)));
+        assert!(matches!(answer(403, "forbidden"), WriteError::Denied(_)));
     }
 }

@@ -10,30 +10,30 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::plan::index::{Index, Uid};
-use super::plan::job::Job;
-use super::plan::status::{Verdict, conditions, judge, late};
+use super::plan::index::{JobIndex, Uid};
+use super::plan::job::PullJob;
+use super::plan::status::{StatusUpdate, is_past_deadline, job_status, merge_conditions};
 use crate::Context;
-use crate::status_pace::{LONGEST, StatusPace};
+use crate::status_pacer::{MAX_STATUS_DELAY, StatusPacer};
 use kruise_api::backoff::Backoff;
 use kruise_api::image_pull_job::{ImagePullJob, ImagePullJobStatus};
 use kruise_cluster::{Cluster, Error, EventType, write};
 use kruise_ops::Progress;
-use kruise_ops::panics::{isolated, isolated_now};
+use kruise_ops::panics::{catch_panic, catch_panic_sync};
 
 /// After failed writes.
-const RETRY: Backoff = Backoff::new(LONGEST, Duration::from_secs(30));
+const RETRY: Backoff = Backoff::new(MAX_STATUS_DELAY, Duration::from_secs(30));
 /// After writes that are refused: they succeed only when somebody changes a role or a policy.
-const REFUSED: Backoff = Backoff::new(LONGEST, Duration::from_secs(300));
+const REFUSED_RETRY: Backoff = Backoff::new(MAX_STATUS_DELAY, Duration::from_secs(300));
 
 /// What was written of one job.
-struct Told {
-    last: Option<ImagePullJobStatus>,
+struct StatusState {
+    last_written: Option<ImagePullJobStatus>,
     /// When it is looked at again; the same moment is in [`Reporter::agenda`].
-    at: Option<Instant>,
-    pace: StatusPace,
+    scheduled_at: Option<Instant>,
+    pace: StatusPacer,
     /// A write is under way; what changes meanwhile is looked at after it.
-    writing: bool,
+    in_flight: bool,
     changed: bool,
     /// A failed write is not repeated before that moment.
     not_before: Instant,
@@ -42,149 +42,156 @@ struct Told {
 }
 
 /// The end of one write.
-pub struct Done {
-    job: Arc<Job>,
+pub struct FinishedStatusWrite {
+    job: Arc<PullJob>,
     /// Whether it is the first write of the job.
-    begins: bool,
+    is_first: bool,
     uid: Uid,
     result: Result<ImagePullJobStatus, Error>,
 }
 
 /// Writes statuses.
-pub struct Reporter {
+pub struct StatusWriter {
     cluster: Cluster,
     progress: Progress,
-    told: HashMap<Uid, Told>,
+    states: HashMap<Uid, StatusState>,
     /// The jobs to look at, in the order of their time: the cost of a change does not grow with their number.
-    agenda: BTreeSet<(Instant, Uid)>,
-    running: JoinSet<Done>,
+    scheduled: BTreeSet<(Instant, Uid)>,
+    writes: JoinSet<FinishedStatusWrite>,
 }
 
-impl Reporter {
+impl StatusWriter {
     /// A reporter that has told nothing.
     pub fn new(ctx: &Context) -> Self {
         Self {
             cluster: ctx.cluster.clone(),
             progress: ctx.progress.clone(),
-            told: HashMap::new(),
-            agenda: BTreeSet::new(),
-            running: JoinSet::new(),
+            states: HashMap::new(),
+            scheduled: BTreeSet::new(),
+            writes: JoinSet::new(),
         }
     }
 
     /// Starts the writes that are due.
-    pub fn flush(&mut self, index: &mut Index, now: Timestamp) {
+    pub fn start_writes(&mut self, index: &mut JobIndex, now: Timestamp) {
         let at = Instant::now();
-        for uid in index.take_dropped() {
-            self.forget(&uid);
+        for uid in index.take_removed() {
+            self.remove(&uid);
         }
         for uid in index.take_dirty() {
-            let told = self.told.entry(Arc::clone(&uid)).or_insert_with(|| Told {
-                last: None,
-                at: None,
-                pace: StatusPace::default(),
-                writing: false,
-                changed: false,
-                not_before: at,
-                failures: 0,
-            });
-            told.changed = true;
-            let wait = told.pace.another(at.into_std(), false);
-            let due = if index.over(&uid) { at } else { at + wait };
+            let state = self
+                .states
+                .entry(Arc::clone(&uid))
+                .or_insert_with(|| StatusState {
+                    last_written: None,
+                    scheduled_at: None,
+                    pace: StatusPacer::default(),
+                    in_flight: false,
+                    changed: false,
+                    not_before: at,
+                    failures: 0,
+                });
+            state.changed = true;
+            let wait = state.pace.delay_of_change(at.into_std(), false);
+            let due = if index.is_finished(&uid) { at } else { at + wait };
             self.schedule(&uid, due);
         }
-        while let Some((due, _)) = self.agenda.first()
+        while let Some((due, _)) = self.scheduled.first()
             && *due <= at
         {
-            if let Some((_, uid)) = self.agenda.pop_first() {
-                if let Some(told) = self.told.get_mut(&uid) {
-                    told.at = None;
+            if let Some((_, uid)) = self.scheduled.pop_first() {
+                if let Some(state) = self.states.get_mut(&uid) {
+                    state.scheduled_at = None;
                 }
-                self.tell(index, &uid, now);
+                self.reconcile_status(index, &uid, now);
             }
         }
     }
 
     /// Looks at a job at that moment, or earlier if that was planned.
     fn schedule(&mut self, uid: &Uid, due: Instant) {
-        let Some(told) = self.told.get_mut(uid) else {
+        let Some(state) = self.states.get_mut(uid) else {
             return;
         };
-        let due = due.max(told.not_before);
-        if told.writing || told.at.is_some_and(|at| at <= due) {
+        let due = due.max(state.not_before);
+        if state.in_flight || state.scheduled_at.is_some_and(|at| at <= due) {
             return;
         }
-        if let Some(at) = told.at.replace(due) {
-            self.agenda.remove(&(at, Arc::clone(uid)));
+        if let Some(at) = state.scheduled_at.replace(due) {
+            self.scheduled.remove(&(at, Arc::clone(uid)));
         }
-        self.agenda.insert((due, Arc::clone(uid)));
+        self.scheduled.insert((due, Arc::clone(uid)));
     }
 
-    fn forget(&mut self, uid: &Uid) {
-        if let Some(at) = self.told.remove(uid).and_then(|told| told.at) {
-            self.agenda.remove(&(at, Arc::clone(uid)));
+    fn remove(&mut self, uid: &Uid) {
+        if let Some(at) = self.states.remove(uid).and_then(|told| told.scheduled_at) {
+            self.scheduled.remove(&(at, Arc::clone(uid)));
         }
     }
 
-    fn tell(&mut self, index: &Index, uid: &Uid, now: Timestamp) {
-        let (Some(job), Some(told)) = (index.job(uid), self.told.get_mut(uid)) else {
+    fn reconcile_status(&mut self, index: &JobIndex, uid: &Uid, now: Timestamp) {
+        let (Some(job), Some(state)) = (index.job(uid), self.states.get_mut(uid)) else {
             return;
         };
-        told.changed = false;
-        if told.last.as_ref().is_some_and(|s| s.completion_time.is_some()) {
+        state.changed = false;
+        if state
+            .last_written
+            .as_ref()
+            .is_some_and(|s| s.completion_time.is_some())
+        {
             return;
         }
-        let judged = isolated_now(super::NAME, &job.key, || {
-            let tally = index.tally(uid, late(&job, now), now)?;
-            Some(judge(&job, &tally, now))
+        let update = catch_panic_sync(super::NAME, &job.key, || {
+            let tally = index.counters(uid, is_past_deadline(&job, now), now)?;
+            Some(job_status(&job, &tally, now))
         });
-        let verdict = match judged {
+        let update = match update {
             Ok(Some(verdict)) => verdict,
-            Ok(None) => return told.pace.same(),
+            Ok(None) => return state.pace.unchanged(),
             Err(_) => {
-                told.pace.same();
-                return self.schedule(uid, Instant::now() + RETRY.longest());
+                state.pace.unchanged();
+                return self.schedule(uid, Instant::now() + RETRY.max_delay());
             }
         };
-        let Verdict {
+        let StatusUpdate {
             mut status,
-            wake,
+            requeue_at: wake,
             warning,
-        } = verdict;
-        let before = told.last.as_ref().unwrap_or(&job.status);
-        status.conditions = conditions(&before.conditions, status.conditions);
-        if *before == status {
-            told.pace.same();
+        } = update;
+        let current = state.last_written.as_ref().unwrap_or(&job.status);
+        status.conditions = merge_conditions(&current.conditions, status.conditions);
+        if *current == status {
+            state.pace.unchanged();
             if let Some(wake) = wake {
-                self.schedule(uid, Instant::now() + super::until(wake, now));
+                self.schedule(uid, Instant::now() + super::duration_until(wake, now));
             }
             return;
         }
-        told.pace.written(Instant::now().into_std());
-        told.writing = true;
+        state.pace.record_write(Instant::now().into_std());
+        state.in_flight = true;
         if let Some(warning) = warning {
             self.cluster.events.publish(
-                super::plan::entry::owner(&job),
+                super::plan::entry::owner_reference(&job),
                 EventType::Warning,
                 warning.reason,
                 "Report",
-                warning.note,
+                warning.message,
             );
         }
         let api = api(&self.cluster, &job);
         let uid = Arc::clone(uid);
-        let begins = told.last.is_none() && job.status.message.is_none();
+        let begins = state.last_written.is_none() && job.status.message.is_none();
         let what = format!("writing the status of job {}", job.key);
-        let step = self.progress.begin(super::NAME, what, write::DEADLINE);
-        self.running.spawn(async move {
+        let step = self.progress.begin(super::NAME, what, write::REQUEST_TIMEOUT);
+        self.writes.spawn(async move {
             let _step = step;
-            let body = body(&job.uid, &status);
+            let body = status_patch(&job.uid, &status);
             let write = write::patch_status_merge(&api, &job.key.name, &body);
-            let written = isolated(super::NAME, &job.key, write).await;
+            let written = catch_panic(super::NAME, &job.key, write).await;
             let written = written.unwrap_or_else(|panicked| Err(panicked.into()));
-            Done {
+            FinishedStatusWrite {
                 job,
-                begins,
+                is_first: begins,
                 uid,
                 result: written.map(|_| status),
             }
@@ -192,14 +199,14 @@ impl Reporter {
     }
 
     /// How long until a job is to be looked at.
-    pub fn wake(&self) -> Option<Duration> {
-        let (at, _) = self.agenda.first()?;
+    pub fn next_requeue(&self) -> Option<Duration> {
+        let (at, _) = self.scheduled.first()?;
         Some(at.saturating_duration_since(Instant::now()))
     }
 
     /// The next write that has ended; `None` while none runs.
-    pub async fn done(&mut self) -> Option<Done> {
-        match self.running.join_next().await? {
+    pub async fn next_finished(&mut self) -> Option<FinishedStatusWrite> {
+        match self.writes.join_next().await? {
             Ok(done) => Some(done),
             Err(error) => {
                 tracing::error!(%error, "the task that writes a job's status failed");
@@ -209,66 +216,66 @@ impl Reporter {
     }
 
     /// Takes note of the end of a write; a failed one is repeated, and one whose end nobody knows after a panic.
-    pub fn finished(&mut self, index: &Index, done: Done) {
-        let uid = Arc::clone(&done.uid);
-        let about = format!("outcome of the status of {}", done.job.key);
-        if isolated_now(super::NAME, about, || self.ended(index, done)).is_err() {
-            if let Some(told) = self.told.get_mut(&uid) {
-                told.writing = false;
+    pub fn on_write_finished(&mut self, index: &JobIndex, finished: FinishedStatusWrite) {
+        let uid = Arc::clone(&finished.uid);
+        let label = format!("outcome of the status of {}", finished.job.key);
+        if catch_panic_sync(super::NAME, label, || self.handle_result(index, finished)).is_err() {
+            if let Some(state) = self.states.get_mut(&uid) {
+                state.in_flight = false;
             }
-            self.schedule(&uid, Instant::now() + RETRY.longest());
+            self.schedule(&uid, Instant::now() + RETRY.max_delay());
         }
     }
 
-    fn ended(&mut self, index: &Index, done: Done) {
-        if let Ok(status) = &done.result {
-            log(&done.job, status, done.begins);
+    fn handle_result(&mut self, index: &JobIndex, finished: FinishedStatusWrite) {
+        if let Ok(status) = &finished.result {
+            log_transition(&finished.job, status, finished.is_first);
         }
-        let Some(told) = self.told.get_mut(&done.uid) else {
+        let Some(state) = self.states.get_mut(&finished.uid) else {
             return;
         };
-        told.writing = false;
+        state.in_flight = false;
         let at = Instant::now();
-        let next = match done.result {
+        let next = match finished.result {
             Ok(status) => {
-                told.failures = 0;
-                told.last = Some(status);
+                state.failures = 0;
+                state.last_written = Some(status);
                 // Also without a change, for the deadline's sake.
-                let more = told.changed && !index.over(&done.uid);
-                if more {
-                    at + told.pace.another(at.into_std(), false)
+                let changed_again = state.changed && !index.is_finished(&finished.uid);
+                if changed_again {
+                    at + state.pace.delay_of_change(at.into_std(), false)
                 } else {
                     at
                 }
             }
             Err(error) if error.not_found() || error.conflict() => {
                 // The job has gone; the watch will say so.
-                tracing::debug!(uid = %done.uid, %error, "job has gone");
-                at + LONGEST
+                tracing::debug!(uid = %finished.uid, %error, "job has gone");
+                at + MAX_STATUS_DELAY
             }
             Err(error) => {
-                let pause = if error.retryable() { RETRY } else { REFUSED }.pause(told.failures);
-                told.failures = told.failures.saturating_add(1);
-                if told.failures == 1 {
-                    tracing::warn!(uid = %done.uid, %error, "status of an ImagePullJob not written; will retry");
+                let pause = if error.retryable() { RETRY } else { REFUSED_RETRY }.delay(state.failures);
+                state.failures = state.failures.saturating_add(1);
+                if state.failures == 1 {
+                    tracing::warn!(uid = %finished.uid, %error, "status of an ImagePullJob not written; will retry");
                 }
-                told.not_before = at + error.retry_after().unwrap_or(pause);
-                told.not_before
+                state.not_before = at + error.retry_after().unwrap_or(pause);
+                state.not_before
             }
         };
-        self.schedule(&done.uid, next);
+        self.schedule(&finished.uid, next);
     }
 }
 
-fn api(cluster: &Cluster, job: &Job) -> Api<ImagePullJob> {
+fn api(cluster: &Cluster, job: &PullJob) -> Api<ImagePullJob> {
     let namespace = job.key.namespace.as_deref().unwrap_or_default();
     Api::namespaced(cluster.client.clone(), namespace)
 }
 
 /// One line for the begin of a job, and one for its end.
-fn log(job: &Job, status: &ImagePullJobStatus, begins: bool) {
+fn log_transition(job: &PullJob, status: &ImagePullJobStatus, is_first: bool) {
     let (key, image, nodes) = (&job.key, &job.spec.image, status.desired);
-    if begins {
+    if is_first {
         tracing::info!(job = %key, image, nodes, "ImagePullJob started");
     }
     if status.completion_time.is_some() {
@@ -282,7 +289,7 @@ fn log(job: &Job, status: &ImagePullJobStatus, begins: bool) {
 }
 
 /// The whole status; what is empty is named as absent, for a merge patch keeps what it does not name.
-fn body(uid: &str, status: &ImagePullJobStatus) -> Value {
+fn status_patch(uid: &str, status: &ImagePullJobStatus) -> Value {
     let absent = [
         "startTime",
         "completionTime",

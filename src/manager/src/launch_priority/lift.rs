@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use serde_json::json;
 
 use crate::Context;
-use crate::view::{PodView, RawPod, barrier_key, barrier_of};
+use crate::view::{PodView, RawPod, barrier_config_map, barrier_key};
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
 use kruise_cluster::{Error, EventType, Key, write};
@@ -17,31 +17,31 @@ use kruise_cluster::{Error, EventType, Key, write};
 ///
 /// # Errors
 /// When the API server does not do it.
-pub async fn lift(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Result<bool, Error> {
-    let name = barrier_of(&key.name);
+pub async fn lift_barriers(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Result<bool, Error> {
+    let name = barrier_config_map(&key.name);
     let api = ctx.api::<ConfigMap>(key);
     let lifted = pod.barriers.iter().filter(|(_, p)| *p >= priority);
     let lifted = lifted.map(|(_, p)| barrier_key(*p));
     let data: BTreeMap<String, String> = lifted.map(|key| (key, keys::TRUE.to_owned())).collect();
-    if let Some(there) = write::get(&api, &name).await? {
-        let owners = there.metadata.owner_references.unwrap_or_default();
+    if let Some(existing) = write::get(&api, &name).await? {
+        let owners = existing.metadata.owner_references.unwrap_or_default();
         let own = Owner::pod(&key.name, &pod.uid);
-        if owners.iter().any(|owner| Owner::of(owner) == own) {
-            let known = there.data.unwrap_or_default();
-            if data.iter().all(|(key, word)| known.get(key) == Some(word)) {
+        if owners.iter().any(|owner| Owner::from_reference(owner) == own) {
+            let current = existing.data.unwrap_or_default();
+            if data.iter().all(|(key, value)| current.get(key) == Some(value)) {
                 return Ok(true);
             }
-            let patch = json!({ "metadata": { "uid": there.metadata.uid }, "data": data });
+            let patch = json!({ "metadata": { "uid": existing.metadata.uid }, "data": data });
             return write::patch_merge(&api, &name, &patch).await.map(|_| true);
         }
-        let pods = |owner: &OwnerReference| Owner::of(owner).kind == OwnerKind::Pod;
-        let before = |owner: &OwnerReference| pods(owner) && owner.name == key.name;
-        if owners.is_empty() || !owners.iter().all(before) {
-            not_ours(ctx, key, pod, &name);
+        let owned_by_pod = |owner: &OwnerReference| Owner::from_reference(owner).kind == OwnerKind::Pod;
+        let owned_by_earlier_pod = |owner: &OwnerReference| owned_by_pod(owner) && owner.name == key.name;
+        if owners.is_empty() || !owners.iter().all(owned_by_earlier_pod) {
+            report_foreign_config_map(ctx, key, pod, &name);
             return Ok(false);
         }
         // It is of a Pod that had the name before, and would be collected one day.
-        write::delete(&api, &name, there.metadata.uid.as_deref().unwrap_or_default()).await?;
+        write::delete(&api, &name, existing.metadata.uid.as_deref().unwrap_or_default()).await?;
     }
     let owner = OwnerReference {
         api_version: "v1".to_owned(),
@@ -63,7 +63,7 @@ pub async fn lift(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Res
 }
 
 /// Says on the Pod why its containers wait.
-fn not_ours(ctx: &Context, key: &Key, pod: &PodView, map: &str) {
+fn report_foreign_config_map(ctx: &Context, key: &Key, pod: &PodView, map: &str) {
     let reference = ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Pod".to_owned()),
@@ -90,7 +90,7 @@ fn not_ours(ctx: &Context, key: &Key, pod: &PodView, map: &str) {
 ///
 /// # Errors
 /// When the API server does not do it.
-pub async fn complete(ctx: &Context, key: &Key, uid: &str) -> Result<(), Error> {
+pub async fn mark_launch_completed(ctx: &Context, key: &Key, uid: &str) -> Result<(), Error> {
     let annotations = json!({ keys::CONTAINER_LAUNCH_COMPLETED: keys::TRUE });
     let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
     match write::patch_merge(&ctx.api::<RawPod>(key), &key.name, &patch).await {

@@ -15,58 +15,65 @@ use std::time::Instant;
 use tokio::sync::mpsc;
 
 use super::Context;
-use super::context::wake_up;
+use super::context::enqueue_changes;
 use super::view::PodView;
-use kruise_cluster::queue::Again;
+use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Change, Error, Key};
-use lift::{complete, lift};
-use plan::{LOOK_AGAIN, Lifted, Step, step, turn};
+use lift::{lift_barriers, mark_launch_completed};
+use plan::{LaunchStep, LiftedBarrier, RESYNC_PERIOD, next_step, plan_launch};
 
 /// Name in logs and metrics.
 const NAME: &str = "launchpriority";
 /// Pods written to at once.
 const WORKERS: usize = 4;
-type Done = Arc<Mutex<HashMap<Key, Lifted>>>;
+type LiftedByPod = Arc<Mutex<HashMap<Key, LiftedBarrier>>>;
 
 /// Runs until shutdown.
 pub async fn run(ctx: Context) {
     let (pods_tx, pods_rx) = mpsc::unbounded_channel();
-    let done = Done::default();
-    let known = Arc::clone(&done);
-    let waits = move |change: &Change<PodView>| {
-        let step = change.new.as_deref().map_or(Step::Nothing, step);
-        if step == Step::Nothing {
-            lock(&known).remove(&change.key);
+    let lifted = LiftedByPod::default();
+    let lifted_in_filter = Arc::clone(&lifted);
+    let has_barriers = move |change: &Change<PodView>| {
+        let step = change.new.as_deref().map_or(LaunchStep::Nothing, next_step);
+        if step == LaunchStep::Nothing {
+            lock(&lifted_in_filter).remove(&change.key);
         }
-        step != Step::Nothing
+        step != LaunchStep::Nothing
     };
-    let wake = wake_up(NAME, ctx.stores.pods.subscribe(), pods_tx, waits);
-    let work = |key| look_after(ctx.clone(), Arc::clone(&done), key);
-    ctx.work(NAME, WORKERS, pods_rx, wake, work).await;
+    let enqueue = enqueue_changes(NAME, ctx.stores.pods.subscribe(), pods_tx, has_barriers);
+    let work = |key| reconcile(ctx.clone(), Arc::clone(&lifted), key);
+    ctx.run_workers(NAME, WORKERS, pods_rx, enqueue, work).await;
 }
 
-fn lock(done: &Done) -> MutexGuard<'_, HashMap<Key, Lifted>> {
-    done.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(lifted: &LiftedByPod) -> MutexGuard<'_, HashMap<Key, LiftedBarrier>> {
+    lifted.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn look_after(ctx: Context, done: Done, key: Key) -> Result<Again, Error> {
+async fn reconcile(ctx: Context, lifted: LiftedByPod, key: Key) -> Result<RequeueAfter, Error> {
     let Some(pod) = ctx.stores.pods.get(&key) else {
         return Ok(None);
     };
-    let turn = turn(&pod, lock(&done).get(&key), Instant::now());
+    let turn = plan_launch(&pod, lock(&lifted).get(&key), Instant::now());
     if let Some(priority) = turn.lift {
-        if !lift(&ctx, &key, &pod, priority).await? {
-            return Ok(Some(LOOK_AGAIN));
+        if !lift_barriers(&ctx, &key, &pod, priority).await? {
+            return Ok(Some(RESYNC_PERIOD));
         }
         let (uid, at) = (pod.uid.clone(), Instant::now());
-        lock(&done).insert(key.clone(), Lifted { uid, priority, at });
+        lock(&lifted).insert(
+            key.clone(),
+            LiftedBarrier {
+                uid,
+                priority,
+                lifted_at: at,
+            },
+        );
         if ctx.stores.pods.get(&key).is_none() {
             // It went meanwhile, and there is no news of it to come.
-            lock(&done).remove(&key);
+            lock(&lifted).remove(&key);
         }
     }
     if turn.complete {
-        complete(&ctx, &key, &pod.uid).await?;
+        mark_launch_completed(&ctx, &key, &pod.uid).await?;
     }
-    Ok(turn.again)
+    Ok(turn.requeue_after)
 }

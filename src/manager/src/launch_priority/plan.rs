@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use crate::view::PodView;
 
 /// Nobody watches ConfigMaps, so those of Pods that are not complete are looked at again after so long.
-pub const LOOK_AGAIN: Duration = Duration::from_secs(300);
+pub const RESYNC_PERIOD: Duration = Duration::from_secs(300);
 
 /// What is to be done for a Pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum LaunchStep {
     /// Nothing: it has no barriers, or all are lifted, or it ends.
     Nothing,
     /// The containers of this priority may start, and those of a higher one.
@@ -25,63 +25,63 @@ pub enum Step {
 
 /// The next step: of the containers that are not ready, those of the highest priority may start.
 #[must_use]
-pub fn step(pod: &PodView) -> Step {
+pub fn next_step(pod: &PodView) -> LaunchStep {
     if !pod.active() || pod.barriers.is_empty() {
-        return Step::Nothing;
+        return LaunchStep::Nothing;
     }
     let ready = |name: &str| pod.containers.iter().any(|c| c.name == name && c.ready);
     let waiting = pod.barriers.iter().filter(|(name, _)| !ready(name));
     let waiting = waiting.map(|(_, priority)| *priority);
     match (waiting.clone().max(), waiting.min()) {
-        (Some(priority), lowest) => Step::Lift {
+        (Some(priority), lowest) => LaunchStep::Lift {
             priority,
             last: lowest == Some(priority),
         },
-        _ => Step::Complete,
+        _ => LaunchStep::Complete,
     }
 }
 
 /// What was done for a Pod that is not complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lifted {
+pub struct LiftedBarrier {
     /// Of the Pod.
     pub uid: String,
     /// The lowest that may start.
     pub priority: i64,
     /// When it was done.
-    pub at: Instant,
+    pub lifted_at: Instant,
 }
 
 /// What is to be done now, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Turn {
+pub struct LaunchPlan {
     /// Have the containers of this priority start, and those of a higher one.
     pub lift: Option<i64>,
     /// Say that all may start.
     pub complete: bool,
     /// When to look again though nothing happens; never where there is nothing to wait for.
-    pub again: Option<Duration>,
+    pub requeue_after: Option<Duration>,
 }
 
 /// The next step, where it is not known to be done. What was done long ago may have been undone.
 #[must_use]
-pub fn turn(pod: &PodView, done: Option<&Lifted>, now: Instant) -> Turn {
-    let (lift, complete, again) = match step(pod) {
-        Step::Nothing => (None, false, None),
-        Step::Complete => (None, true, None),
-        Step::Lift { priority, last } => {
-            let stands = |done: &Lifted| {
-                let age = now.saturating_duration_since(done.at);
-                done.uid == pod.uid && done.priority <= priority && age < LOOK_AGAIN
+pub fn plan_launch(pod: &PodView, lifted: Option<&LiftedBarrier>, now: Instant) -> LaunchPlan {
+    let (lift, complete, again) = match next_step(pod) {
+        LaunchStep::Nothing => (None, false, None),
+        LaunchStep::Complete => (None, true, None),
+        LaunchStep::Lift { priority, last } => {
+            let is_current = |done: &LiftedBarrier| {
+                let age = now.saturating_duration_since(done.lifted_at);
+                done.uid == pod.uid && done.priority <= priority && age < RESYNC_PERIOD
             };
-            let lift = Some(priority).filter(|_| !done.is_some_and(stands));
-            (lift, last, (!last).then_some(LOOK_AGAIN))
+            let lift = Some(priority).filter(|_| !lifted.is_some_and(is_current));
+            (lift, last, (!last).then_some(RESYNC_PERIOD))
         }
     };
-    Turn {
+    LaunchPlan {
         lift,
         complete,
-        again,
+        requeue_after: again,
     }
 }
 
@@ -107,36 +107,36 @@ mod tests {
     }
 
     #[test]
-    fn the_highest_priority_that_is_not_ready_is_next() {
+    fn highest_unready_priority_is_next() {
         let three = [("a", 1), ("b", 5), ("c", 5), ("d", -2)];
-        let lift = |priority, last| Step::Lift { priority, last };
-        let cases: [(&[&str], Step); 6] = [
+        let lift = |priority, last| LaunchStep::Lift { priority, last };
+        let cases: [(&[&str], LaunchStep); 6] = [
             (&[], lift(5, false)),
             (&["b"], lift(5, false)),
             (&["b", "c"], lift(1, false)),
             (&["a", "b", "c"], lift(-2, true)),
-            (&["a", "b", "c", "d"], Step::Complete),
+            (&["a", "b", "c", "d"], LaunchStep::Complete),
             // It ended before the last one was lifted.
             (&["a", "c"], lift(5, false)),
         ];
         for (ready, want) in cases {
-            assert_eq!(step(&pod(&three, ready)), want, "{ready:?}");
+            assert_eq!(next_step(&pod(&three, ready)), want, "{ready:?}");
         }
-        assert_eq!(step(&pod(&[], &["a"])), Step::Nothing);
-        let mut going = pod(&three, &[]);
-        going.deleting = true;
-        assert_eq!(step(&going), Step::Nothing);
+        assert_eq!(next_step(&pod(&[], &["a"])), LaunchStep::Nothing);
+        let mut terminating = pod(&three, &[]);
+        terminating.deleting = true;
+        assert_eq!(next_step(&terminating), LaunchStep::Nothing);
     }
 
     #[test]
-    fn what_was_lifted_is_lifted_again_only_when_it_may_have_been_lost() {
+    fn barriers_are_lifted_again_after_the_resync_period() {
         let (three, now) = ([("a", 1), ("b", 5), ("c", -2)], Instant::now());
-        let lifted = |uid: &str, priority| Lifted {
+        let lifted = |uid: &str, priority| LiftedBarrier {
             uid: uid.to_owned(),
             priority,
-            at: now,
+            lifted_at: now,
         };
-        type Case<'a> = (&'a [&'a str], Option<Lifted>, u64, Option<i64>, bool);
+        type Case<'a> = (&'a [&'a str], Option<LiftedBarrier>, u64, Option<i64>, bool);
         let cases: [Case<'_>; 8] = [
             (&[], None, 0, Some(5), false),
             (&[], Some(lifted("", 5)), 299, None, false),
@@ -150,30 +150,30 @@ mod tests {
         ];
         for (ready, done, later, lift, complete) in cases {
             let then = now + Duration::from_secs(later);
-            let again = (!complete).then_some(LOOK_AGAIN);
-            let want = Turn {
+            let again = (!complete).then_some(RESYNC_PERIOD);
+            let expected = LaunchPlan {
                 lift,
                 complete,
-                again,
+                requeue_after: again,
             };
             assert_eq!(
-                turn(&pod(&three, ready), done.as_ref(), then),
-                want,
+                plan_launch(&pod(&three, ready), done.as_ref(), then),
+                expected,
                 "{ready:?} {done:?}"
             );
         }
-        let rest = Turn {
+        let idle = LaunchPlan {
             lift: None,
             complete: false,
-            again: None,
+            requeue_after: None,
         };
-        assert_eq!(turn(&pod(&[], &[]), None, now), rest);
-        let all = turn(&pod(&three, &["a", "b", "c"]), None, now);
+        assert_eq!(plan_launch(&pod(&[], &[]), None, now), idle);
+        let all = plan_launch(&pod(&three, &["a", "b", "c"]), None, now);
         assert_eq!(
             all,
-            Turn {
+            LaunchPlan {
                 complete: true,
-                ..rest
+                ..idle
             }
         );
     }

@@ -8,10 +8,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{Api, Resource};
 use serde_json::{Map, Value, json};
 
-use super::plan::{Act, Failure, Removal};
+use super::plan::{Action, Removal, TagFailure};
 use crate::Context;
-use crate::view::{NodeImageView, pulse};
-use kruise_api::image_reference::join;
+use crate::view::{NodeImageView, progress_hash};
+use kruise_api::image_reference::join_name_and_tag;
 use kruise_api::json::set;
 use kruise_api::keys;
 use kruise_api::node_image::{
@@ -20,14 +20,15 @@ use kruise_api::node_image::{
 use kruise_cluster::{Error, EventType, write};
 
 /// Which of these secrets do not exist any more. One that cannot be asked for counts as there.
-pub async fn vanished(ctx: &Context, image: &NodeImageView) -> HashSet<ReferenceObject> {
-    let mut gone = HashSet::new();
-    let secrets: HashSet<&ReferenceObject> = image.old_secrets.iter().map(|(_, secret)| secret).collect();
+pub async fn lookup_missing_secrets(ctx: &Context, image: &NodeImageView) -> HashSet<ReferenceObject> {
+    let mut missing = HashSet::new();
+    let secrets: HashSet<&ReferenceObject> =
+        image.non_batch_secrets.iter().map(|(_, secret)| secret).collect();
     for secret in secrets {
         let api = Api::<Secret>::namespaced(ctx.cluster.client.clone(), &secret.namespace);
         match write::get(&api, &secret.name).await {
             Ok(None) => {
-                gone.insert(secret.clone());
+                missing.insert(secret.clone());
             }
             Ok(Some(_)) => {}
             Err(error) => {
@@ -36,43 +37,43 @@ pub async fn vanished(ctx: &Context, image: &NodeImageView) -> HashSet<Reference
             }
         }
     }
-    gone
+    missing
 }
 
 /// Does one thing; what is gone already is done.
-pub async fn carry_out(
+pub async fn execute(
     ctx: &Context,
     name: &str,
-    seen: Option<&NodeImageView>,
-    act: Act,
+    observed: Option<&NodeImageView>,
+    action: Action,
     now: Timestamp,
 ) -> Result<(), Error> {
     let api = Api::<NodeImage>::all(ctx.cluster.client.clone());
-    let done = match act {
-        Act::Create { labels } => {
+    let result = match action {
+        Action::Create { labels } => {
             let created = create(&api, name, labels).await;
             created.inspect(|()| tracing::info!(node = name, "NodeImage created"))
         }
-        Act::Delete => {
+        Action::Delete => {
             // The watch of Nodes may be behind that of NodeImages; what is deleted here is lost.
             let nodes = Api::<Node>::all(ctx.cluster.client.clone());
             let node = write::get(&nodes, name).await?;
             if node.is_some_and(|n| n.metadata.deletion_timestamp.is_none()) {
                 return Ok(());
             }
-            let uid = seen.map_or("", |s| s.uid.as_str());
+            let uid = observed.map_or("", |s| s.uid.as_str());
             let deleted = write::delete(&api, name, uid).await;
             deleted.inspect(|()| tracing::info!(node = name, "NodeImage deleted: its Node has gone"))
         }
-        Act::Label(labels) => {
+        Action::SetLabels(labels) => {
             let body = json!({ "metadata": { "labels": labels } });
             let labelled = write::patch_merge(&api, name, &body).await;
             labelled.map(|_| tracing::info!(node = name, "NodeImage has the labels of its Node"))
         }
-        Act::Remove(removal) => remove(ctx, &api, name, &removal).await,
-        Act::Fail(failures) => fail(ctx, &api, name, &failures, now).await,
+        Action::RemoveEntries(removal) => remove_entries(ctx, &api, name, &removal).await,
+        Action::FailTags(failures) => fail_tags(ctx, &api, name, &failures, now).await,
     };
-    match done {
+    match result {
         Err(error) if error.not_found() || error.already_exists() => Ok(()),
         other => other,
     }
@@ -85,15 +86,20 @@ async fn create(api: &Api<NodeImage>, name: &str, labels: BTreeMap<String, Strin
 }
 
 /// Removes tags of exactly the version that was decided on, and images that are left without any.
-async fn remove(ctx: &Context, api: &Api<NodeImage>, name: &str, removal: &Removal) -> Result<(), Error> {
+async fn remove_entries(
+    ctx: &Context,
+    api: &Api<NodeImage>,
+    name: &str,
+    removal: &Removal,
+) -> Result<(), Error> {
     let Some(object) = write::get(api, name).await? else {
         return Ok(());
     };
     let mut unreadable = Vec::new();
     let mut images = Map::new();
     for (image, spec) in &object.spec.images {
-        let mut left = spec.clone();
-        left.tags.retain(|t| {
+        let mut remaining = spec.clone();
+        remaining.tags.retain(|t| {
             let same = |(i, tag, version): &(String, String, i64)| {
                 i == image && *tag == t.tag && *version == t.version
             };
@@ -101,30 +107,30 @@ async fn remove(ctx: &Context, api: &Api<NodeImage>, name: &str, removal: &Remov
             if let Some(why) = t.unreadable.as_deref().filter(|_| removed) {
                 unreadable.push(format!(
                     "removed {}, which cannot be read: {why}",
-                    join(image, &t.tag)
+                    join_name_and_tag(image, &t.tag)
                 ));
             }
             !removed
         });
-        for tag in &mut left.tags {
-            let gone = |uid: &str| {
+        for tag in &mut remaining.tags {
+            let owner_deleted = |uid: &str| {
                 let same = |(i, t, u): &(String, String, String)| i == image && *t == tag.tag && u == uid;
                 removal.owners.iter().any(same)
             };
             tag.owner_references
-                .retain(|owner| !owner.uid.as_deref().is_some_and(gone));
+                .retain(|owner| !owner.uid.as_deref().is_some_and(owner_deleted));
         }
-        left.pull_secrets.retain(|s| {
+        remaining.pull_secrets.retain(|s| {
             !removal
                 .secrets
                 .iter()
                 .any(|(i, secret)| i == image && secret == s)
         });
-        if left.tags.is_empty() {
+        if remaining.tags.is_empty() {
             images.insert(image.clone(), Value::Null);
-        } else if left != *spec {
-            let mut entry = json!(left);
-            if left.pull_secrets.is_empty() {
+        } else if remaining != *spec {
+            let mut entry = json!(remaining);
+            if remaining.pull_secrets.is_empty() {
                 set(&mut entry, &["pullSecrets"], Value::Null);
             }
             images.insert(image.clone(), entry);
@@ -145,47 +151,53 @@ async fn remove(ctx: &Context, api: &Api<NodeImage>, name: &str, removal: &Remov
     );
     for note in unreadable {
         tracing::warn!(node = name, "NodeImage: {note}");
-        let (about, events) = (object.object_ref(&()), &ctx.cluster.events);
-        events.publish(about, EventType::Warning, keys::EVENT_UNREADABLE, "Remove", note);
+        let (reference, events) = (object.object_ref(&()), &ctx.cluster.events);
+        events.publish(
+            reference,
+            EventType::Warning,
+            keys::EVENT_UNREADABLE,
+            "Remove",
+            note,
+        );
     }
     Ok(())
 }
 
 /// Marks tags as failed on behalf of a daemon that says nothing.
-async fn fail(
+async fn fail_tags(
     ctx: &Context,
     api: &Api<NodeImage>,
     name: &str,
-    failures: &[Failure],
+    failures: &[TagFailure],
     now: Timestamp,
 ) -> Result<(), Error> {
     let Some(object) = write::get(api, name).await? else {
         return Ok(());
     };
     let mut status = object.status.clone().unwrap_or_default();
-    let mut told: Vec<(&Failure, Vec<ObjectReference>)> = Vec::new();
+    let mut marked: Vec<(&TagFailure, Vec<ObjectReference>)> = Vec::new();
     for failure in failures {
         let spec = object.spec.images.get(&failure.image);
-        let wanted = spec.and_then(|s| s.tags.iter().find(|t| t.tag == failure.tag));
-        let Some(wanted) = wanted.filter(|t| t.version == failure.version) else {
+        let tag_spec = spec.and_then(|s| s.tags.iter().find(|t| t.tag == failure.tag));
+        let Some(tag_spec) = tag_spec.filter(|t| t.version == failure.version) else {
             continue;
         };
-        if mark(&mut status, failure, now) {
-            told.push((failure, wanted.owner_references.clone()));
+        if mark_failed(&mut status, failure, now) {
+            marked.push((failure, tag_spec.owner_references.clone()));
         }
     }
-    if told.is_empty() {
+    if marked.is_empty() {
         return Ok(());
     }
-    recount(&mut status, &object.spec);
+    update_counters(&mut status, &object.spec);
     let body = json!({
         "metadata": { "resourceVersion": object.metadata.resource_version },
         "status": status,
     });
     write::patch_status_merge(api, name, &body).await?;
-    for (failure, mut owners) in told {
+    for (failure, mut owners) in marked {
         owners.push(object.object_ref(&()));
-        let image = join(&failure.image, &failure.tag);
+        let image = join_name_and_tag(&failure.image, &failure.tag);
         tracing::info!(
             node = name,
             image,
@@ -210,7 +222,7 @@ async fn fail(
 }
 
 /// Marks one tag, unless the daemon has spoken meanwhile.
-fn mark(status: &mut NodeImageStatus, failure: &Failure, now: Timestamp) -> bool {
+fn mark_failed(status: &mut NodeImageStatus, failure: &TagFailure, now: Timestamp) -> bool {
     let tags = &mut status
         .image_statuses
         .entry(failure.image.clone())
@@ -227,19 +239,23 @@ fn mark(status: &mut NodeImageStatus, failure: &Failure, now: Timestamp) -> bool
         message: Some(failure.message.to_owned()),
     };
     match tags.iter_mut().find(|t| t.tag == failure.tag) {
-        Some(known) if known.version == failure.version && failure.pulse != Some(pulse(known)) => false,
-        Some(known) if known.version == failure.version && known.ended() => false,
-        Some(known) => {
-            let progress = if known.version == failure.version {
-                known.progress
+        Some(current)
+            if current.version == failure.version && failure.pulse != Some(progress_hash(current)) =>
+        {
+            false
+        }
+        Some(current) if current.version == failure.version && current.is_finished() => false,
+        Some(current) => {
+            let progress = if current.version == failure.version {
+                current.progress
             } else {
                 0
             };
-            let start_time = known
+            let start_time = current
                 .start_time
                 .clone()
-                .filter(|_| known.version == failure.version);
-            *known = ImageTagStatus {
+                .filter(|_| current.version == failure.version);
+            *current = ImageTagStatus {
                 progress,
                 start_time,
                 ..failed
@@ -254,7 +270,7 @@ fn mark(status: &mut NodeImageStatus, failure: &Failure, now: Timestamp) -> bool
     }
 }
 
-fn recount(status: &mut NodeImageStatus, spec: &NodeImageSpec) {
+fn update_counters(status: &mut NodeImageStatus, spec: &NodeImageSpec) {
     let count = |phase: ImagePullPhase| {
         let tags = status.image_statuses.values().flat_map(|s| &s.tags);
         i32::try_from(tags.filter(|t| t.phase == phase).count()).unwrap_or(i32::MAX)
@@ -272,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tag_of_which_the_daemon_has_spoken_since_is_not_marked() {
+    fn tag_with_newer_status_is_not_marked_failed() {
         let status = |phase, progress| ImageTagStatus {
             tag: "1".into(),
             phase,
@@ -284,7 +300,7 @@ mod tests {
             message: None,
         };
         let waiting = || status(ImagePullPhase::Waiting, 0);
-        for (seen, there, marked) in [
+        for (observed, existing, marked) in [
             (None, None, true),
             (None, Some(waiting()), false),
             (Some(waiting()), Some(waiting()), true),
@@ -298,20 +314,20 @@ mod tests {
                 true,
             ),
         ] {
-            let failure = Failure {
+            let failure = TagFailure {
                 image: "nginx".into(),
                 tag: "1".into(),
                 version: 3,
-                pulse: seen.as_ref().map(pulse),
+                pulse: observed.as_ref().map(progress_hash),
                 message: "gone",
             };
             let mut all = NodeImageStatus::default();
-            let tags = there.clone().into_iter().collect();
+            let tags = existing.clone().into_iter().collect();
             all.image_statuses.entry("nginx".into()).or_default().tags = tags;
             assert_eq!(
-                mark(&mut all, &failure, Timestamp::UNIX_EPOCH),
+                mark_failed(&mut all, &failure, Timestamp::UNIX_EPOCH),
                 marked,
-                "{seen:?} {there:?}"
+                "{observed:?} {existing:?}"
             );
         }
     }

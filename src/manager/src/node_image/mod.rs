@@ -13,104 +13,105 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use tokio::sync::mpsc;
 
-use super::view::{NodeImageView, Owner};
+use super::view::{NodeImageView, TagOwner};
 use super::{Context, Stores};
 use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJob};
 use kruise_api::node_image::ReferenceObject;
-use kruise_cluster::queue::Again;
+use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Change, Error, Key};
-use kruise_ops::panics::isolated_now;
-use plan::{Interest, Observed, Plan, Rules, plan};
+use kruise_ops::panics::catch_panic_sync;
+use plan::{NodeObservation, OwnerState, Plan, Timeouts, plan};
 
 /// How long it is believed that an old pull secret is still there.
-const ASK_AGAIN: Duration = Duration::from_secs(600);
+const SECRET_RECHECK: Duration = Duration::from_secs(600);
 
 /// What is known of nodes beyond their objects.
 #[derive(Default)]
-struct Memory {
+struct NodeCache {
     /// When each node's daemon last wrote its status.
-    heard: HashMap<String, Timestamp>,
+    last_reports: HashMap<String, Timestamp>,
     /// When each node's old pull secrets were looked up, which they were, and which of them have gone.
-    secrets: HashMap<String, Looked>,
+    secret_lookups: HashMap<String, SecretLookup>,
 }
 
 /// What came of looking old pull secrets up.
 #[derive(Clone)]
-struct Looked {
-    at: Instant,
+struct SecretLookup {
+    looked_up_at: Instant,
     secrets: Vec<(String, ReferenceObject)>,
-    gone: HashSet<ReferenceObject>,
+    missing: HashSet<ReferenceObject>,
 }
 
-type Shared = Arc<Mutex<Memory>>;
+type SharedNodeCache = Arc<Mutex<NodeCache>>;
 
-fn lock(memory: &Shared) -> MutexGuard<'_, Memory> {
-    memory.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(cache: &SharedNodeCache) -> MutexGuard<'_, NodeCache> {
+    cache.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs until shutdown.
 pub async fn run(mut ctx: Context) {
     // OpenKruise's name of the source of these events, which field selectors of clients may hold.
-    ctx.cluster.events = ctx.cluster.events.of("nodeimage-controller");
+    ctx.cluster.events = ctx.cluster.events.with_component("nodeimage-controller");
     ctx.stores.synced().await;
-    let memory = Shared::default();
+    let cache = SharedNodeCache::default();
     let (nodes_tx, nodes_rx) = mpsc::unbounded_channel();
-    let wake = wake_up(ctx.clone(), Arc::clone(&memory), nodes_tx);
+    let enqueue = enqueue_changes(ctx.clone(), Arc::clone(&cache), nodes_tx);
     let workers = ctx.options.nodeimage_workers;
-    let work = |node| reconcile(ctx.clone(), Arc::clone(&memory), node);
-    ctx.work("nodeimage", workers, nodes_rx, wake, work).await;
+    let work = |node| reconcile(ctx.clone(), Arc::clone(&cache), node);
+    ctx.run_workers("nodeimage", workers, nodes_rx, enqueue, work)
+        .await;
 }
 
 /// Sends the names of nodes to look at.
-async fn wake_up(ctx: Context, memory: Shared, nodes: mpsc::UnboundedSender<String>) {
+async fn enqueue_changes(ctx: Context, cache: SharedNodeCache, queue: mpsc::UnboundedSender<String>) {
     let stores = &ctx.stores;
     let mut node_changes = stores.nodes.subscribe();
     let mut image_changes = stores.node_images.subscribe();
     let mut job_changes = stores.jobs.subscribe();
     loop {
-        let alive = tokio::select! {
-            Some(change) = node_changes.recv() => nodes.send(change.key.name).is_ok(),
+        let queue_is_open = tokio::select! {
+            Some(change) = node_changes.recv() => queue.send(change.key.name).is_ok(),
             Some(change) = image_changes.recv() => {
                 let (name, now) = (&change.key.name, ctx.cluster.clock.now());
                 // One that panics is left out: the daemon's next status says the same.
-                let _ = isolated_now("nodeimage", format_args!("change of {name}"), || {
-                    lock(&memory).listen(name, change.old.as_deref(), change.new.as_deref(), now);
+                let _ = catch_panic_sync("nodeimage", format_args!("change of {name}"), || {
+                    lock(&cache).observe_change(name, change.old.as_deref(), change.new.as_deref(), now);
                 });
-                nodes.send(change.key.name).is_ok()
+                queue.send(change.key.name).is_ok()
             }
             Some(change) = job_changes.recv() => {
-                let freed = isolated_now("nodeimage", format_args!("change of job {}", change.key), || {
-                    released(&change).map(|job| owned_by(stores, job)).unwrap_or_default()
+                let freed = catch_panic_sync("nodeimage", format_args!("change of job {}", change.key), || {
+                    released_job(&change).map(|job| nodes_owned_by(stores, job)).unwrap_or_default()
                 });
                 // After a panic the next change of each node frees the tags.
-                freed.unwrap_or_default().into_iter().all(|n| nodes.send(n).is_ok())
+                freed.unwrap_or_default().into_iter().all(|n| queue.send(n).is_ok())
             }
             else => false,
         };
-        if !alive {
+        if !queue_is_open {
             return;
         }
     }
 }
 
 /// The job that has gone, or has just ended: only then are its tags free.
-fn released(change: &Change<ImagePullJob>) -> Option<&ImagePullJob> {
+fn released_job(change: &Change<ImagePullJob>) -> Option<&ImagePullJob> {
     let old = change.old.as_deref()?;
     let same = change
         .new
         .as_ref()
         .filter(|new| new.metadata.uid == old.metadata.uid);
     match same {
-        Some(new) if over(new) == over(old) => None,
+        Some(new) if is_finished(new) == is_finished(old) => None,
         _ => Some(old),
     }
 }
 
-fn over(job: &ImagePullJob) -> bool {
+fn is_finished(job: &ImagePullJob) -> bool {
     job.status.as_ref().is_some_and(|s| s.completion_time.is_some())
 }
 
-fn owned_by(stores: &Stores, job: &ImagePullJob) -> Vec<String> {
+fn nodes_owned_by(stores: &Stores, job: &ImagePullJob) -> Vec<String> {
     let uid = job.metadata.uid.as_deref().unwrap_or_default();
     let owns = |view: &NodeImageView| view.tags.iter().flat_map(|t| &t.owners).any(|o| o.uid == uid);
     let all = stores.node_images.entries().into_iter();
@@ -119,9 +120,9 @@ fn owned_by(stores: &Stores, job: &ImagePullJob) -> Vec<String> {
         .collect()
 }
 
-impl Memory {
+impl NodeCache {
     /// Takes note of the moment at which a daemon wrote its status.
-    fn listen(
+    fn observe_change(
         &mut self,
         name: &str,
         old: Option<&NodeImageView>,
@@ -129,85 +130,90 @@ impl Memory {
         now: Timestamp,
     ) {
         let Some(new) = new else {
-            self.heard.remove(name);
-            self.secrets.remove(name);
+            self.last_reports.remove(name);
+            self.secret_lookups.remove(name);
             return;
         };
         if old.map_or(&[][..], |old| &old.statuses) != new.statuses {
-            self.heard.insert(name.to_owned(), now);
+            self.last_reports.insert(name.to_owned(), now);
         }
     }
 }
 
 /// The old pull secrets that have gone: looked up where a NodeImage names any, and not with every change of it.
-async fn secrets_gone(
+async fn missing_secrets(
     ctx: &Context,
-    memory: &Shared,
+    cache: &SharedNodeCache,
     name: &str,
     image: &NodeImageView,
 ) -> HashSet<ReferenceObject> {
-    if image.old_secrets.is_empty() {
+    if image.non_batch_secrets.is_empty() {
         return HashSet::new();
     }
-    let known = lock(memory).secrets.get(name).cloned();
-    if let Some(known) = known.filter(|k| k.secrets == image.old_secrets && k.at.elapsed() < ASK_AGAIN) {
-        return known.gone;
+    let cached = lock(cache).secret_lookups.get(name).cloned();
+    if let Some(cached) =
+        cached.filter(|k| k.secrets == image.non_batch_secrets && k.looked_up_at.elapsed() < SECRET_RECHECK)
+    {
+        return cached.missing;
     }
-    let gone = act::vanished(ctx, image).await;
-    let looked = Looked {
-        at: Instant::now(),
-        secrets: image.old_secrets.clone(),
-        gone: gone.clone(),
+    let missing = act::lookup_missing_secrets(ctx, image).await;
+    let lookup = SecretLookup {
+        looked_up_at: Instant::now(),
+        secrets: image.non_batch_secrets.clone(),
+        missing: missing.clone(),
     };
-    lock(memory).secrets.insert(name.to_owned(), looked);
-    gone
+    lock(cache).secret_lookups.insert(name.to_owned(), lookup);
+    missing
 }
 
 /// Observe, plan, act; then say when to look again.
-async fn reconcile(ctx: Context, memory: Shared, name: String) -> Result<Again, Error> {
+async fn reconcile(ctx: Context, cache: SharedNodeCache, name: String) -> Result<RequeueAfter, Error> {
     let now = ctx.cluster.clock.now();
-    let key = Key::cluster(name.clone());
+    let key = Key::cluster_scoped(name.clone());
     let node = ctx.stores.nodes.get(&key);
     let image = ctx.stores.node_images.get(&key);
-    let gone = match &image {
-        Some(image) => secrets_gone(&ctx, &memory, &name, image).await,
+    let missing = match &image {
+        Some(image) => missing_secrets(&ctx, &cache, &name, image).await,
         None => HashSet::new(),
     };
     let delay = SignedDuration::try_from(ctx.options.nodeimage_creation_delay);
-    let heard = lock(&memory).heard.get(&name).copied();
-    let seen = Observed {
+    let last_report = lock(&cache).last_reports.get(&name).copied();
+    let observation = NodeObservation {
         node: node.as_deref(),
         image: image.as_deref(),
-        heard,
+        last_report,
     };
-    let Plan { act, wake } = plan(
-        seen,
-        |owner| interest(&ctx.stores, owner),
-        |secret| gone.contains(secret),
-        Rules::new(delay.unwrap_or(SignedDuration::MAX)),
+    let Plan {
+        action: act,
+        requeue_at: wake,
+    } = plan(
+        observation,
+        |owner| owner_state(&ctx.stores, owner),
+        |secret| missing.contains(secret),
+        Timeouts::new(delay.unwrap_or(SignedDuration::MAX)),
         now,
     );
     if let Some(act) = act {
-        act::carry_out(&ctx, &name, image.as_deref(), act, now).await?;
+        act::execute(&ctx, &name, image.as_deref(), act, now).await?;
     }
     Ok(wake.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO)))
 }
 
 /// What is known of an owner.
-fn interest(stores: &Stores, owner: &Owner) -> Interest {
+fn owner_state(stores: &Stores, owner: &TagOwner) -> OwnerState {
     let Some(key) = &owner.job else {
-        return Interest::There;
+        return OwnerState::Present;
     };
     let job = stores.jobs.get(key);
     let job = job.filter(|j| j.metadata.uid.as_deref() == Some(owner.uid.as_str()));
     match job {
-        None => Interest::Gone,
+        None => OwnerState::Deleted,
         Some(job) => {
             let never = job.spec.completion_policy.type_ == Some(CompletionPolicyType::Never);
-            if never || over(&job) {
-                Interest::There
+            if never || is_finished(&job) {
+                OwnerState::Present
             } else {
-                Interest::Counting
+                OwnerState::Counting
             }
         }
     }
@@ -218,38 +224,38 @@ mod tests {
     use kube::client::Body;
 
     use super::*;
-    use kruise_cluster::Mirror;
-    use kruise_ops::panics::injected::panic_at;
+    use kruise_cluster::Store;
+    use kruise_ops::panics::injected::inject_panic;
 
     #[tokio::test]
-    async fn changes_that_panic_hold_up_no_node() {
+    async fn panicking_changes_delay_no_node() {
         let service = tower::service_fn(|_: http::Request<Body>| {
             std::future::ready(http::Response::builder().status(500).body(Body::empty()))
         });
-        let mut ctx = Context::of(kube::Client::new(service, "default"));
-        let images = ["panic", "plain"].map(|name| (Key::cluster(name), NodeImageView::default()));
+        let mut ctx = Context::for_test(kube::Client::new(service, "default"));
+        let images = ["panic", "plain"].map(|name| (Key::cluster_scoped(name), NodeImageView::default()));
         let job = ImagePullJob::new("panic", Default::default());
         ctx.stores = Stores {
-            node_images: Mirror::of(images),
-            jobs: Mirror::of([(Key::namespaced("team", "panic"), job)]),
+            node_images: Store::from_objects(images),
+            jobs: Store::from_objects([(Key::namespaced("team", "panic"), job)]),
             ..Stores::empty()
         };
         let panics =
-            ["change of panic", "change of job team/panic"].map(|object| panic_at("nodeimage", object));
+            ["change of panic", "change of job team/panic"].map(|object| inject_panic("nodeimage", object));
         let (nodes_tx, mut nodes) = mpsc::unbounded_channel();
-        let woken = async {
-            let mut woken = HashSet::new();
-            while woken.len() < 2 {
-                woken.extend(nodes.recv().await);
+        let enqueued = async {
+            let mut enqueued = HashSet::new();
+            while enqueued.len() < 2 {
+                enqueued.extend(nodes.recv().await);
             }
             for panic in &panics {
-                panic.happened(1).await;
+                panic.wait_for(1).await;
             }
-            woken
+            enqueued
         };
         tokio::select! {
-            () = wake_up(ctx, Shared::default(), nodes_tx) => unreachable!("its stores last"),
-            woken = woken => assert_eq!(woken, ["panic", "plain"].map(str::to_owned).into()),
+            () = enqueue_changes(ctx, SharedNodeCache::default(), nodes_tx) => unreachable!("its stores last"),
+            woken = enqueued => assert_eq!(woken, ["panic", "plain"].map(str::to_owned).into()),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::view::{NodeImageView, NodeView, Owner, TagStatusView, TagView};
+use crate::view::{NodeImageView, NodeView, TagOwner, TagStatusView, TagView};
 use kruise_api::keys;
 use kruise_api::node_image::ReferenceObject;
 
@@ -13,53 +13,53 @@ pub const NO_RESPONSE: &str = "node has not responded for a long time";
 
 /// Time spans that the decisions depend on.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules {
+pub struct Timeouts {
     /// How long a Node must have been ready before its NodeImage is made.
     pub creation_delay: SignedDuration,
     /// How long a daemon may say nothing beyond the time that its work can take.
-    pub response: SignedDuration,
+    pub no_response: SignedDuration,
     /// How long the daemon of a node that is not ready may say nothing about a tag that it has not begun.
-    pub unready: SignedDuration,
+    pub unready_no_response: SignedDuration,
 }
 
-impl Rules {
+impl Timeouts {
     /// Upstream's ten minutes for a daemon that may be at work, and its documented minute where the node is not ready and
     /// nothing was begun.
     #[must_use]
     pub fn new(creation_delay: SignedDuration) -> Self {
         Self {
             creation_delay,
-            response: SignedDuration::from_mins(10),
-            unready: SignedDuration::from_mins(1),
+            no_response: SignedDuration::from_mins(10),
+            unready_no_response: SignedDuration::from_mins(1),
         }
     }
 }
 
 /// What is known of the owner of a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Interest {
+pub enum OwnerState {
     /// It is there, and its tag may expire.
-    There,
+    Present,
     /// It is a job that counts on the tag to stay until the job ends.
     Counting,
     /// It does not exist any more.
-    Gone,
+    Deleted,
 }
 
 /// What is known of one node.
 #[derive(Clone, Copy, Debug)]
-pub struct Observed<'a> {
+pub struct NodeObservation<'a> {
     /// The Node.
     pub node: Option<&'a NodeView>,
     /// The NodeImage.
     pub image: Option<&'a NodeImageView>,
     /// When the daemon last wrote its status, as far as we have seen.
-    pub heard: Option<Timestamp>,
+    pub last_report: Option<Timestamp>,
 }
 
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Act {
+pub enum Action {
     /// Make the NodeImage.
     Create {
         /// With these labels.
@@ -68,11 +68,11 @@ pub enum Act {
     /// Remove the NodeImage.
     Delete,
     /// Change labels: `None` removes one.
-    Label(BTreeMap<String, Option<String>>),
+    SetLabels(BTreeMap<String, Option<String>>),
     /// Remove what is no longer wanted.
-    Remove(Removal),
+    RemoveEntries(Removal),
     /// Mark tags as failed.
-    Fail(Vec<Failure>),
+    FailTags(Vec<TagFailure>),
 }
 
 /// Tags and secrets that are no longer wanted.
@@ -88,14 +88,14 @@ pub struct Removal {
 
 /// A tag that is given up on the daemon's behalf.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct TagFailure {
     /// Image name.
     pub image: String,
     /// Tag or digest.
     pub tag: String,
     /// Version.
     pub version: i64,
-    /// The [`pulse`](crate::view::pulse) of the daemon's last word about this version, if there was any.
+    /// The [`progress_hash`](crate::view::progress_hash) of the daemon's last word about this version, if there was any.
     pub pulse: Option<u64>,
     /// Why.
     pub message: &'static str,
@@ -105,116 +105,119 @@ pub struct Failure {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// At most one thing; what it leaves comes after it.
-    pub act: Option<Act>,
+    pub action: Option<Action>,
     /// When something will have to be done without any change.
-    pub wake: Option<Timestamp>,
+    pub requeue_at: Option<Timestamp>,
 }
 
 impl Plan {
-    fn act(act: Act) -> Self {
+    fn with_action(act: Action) -> Self {
         Self {
-            act: Some(act),
-            wake: None,
+            action: Some(act),
+            requeue_at: None,
         }
     }
-    fn wait(wake: Option<Timestamp>) -> Self {
-        Self { act: None, wake }
+    fn wait_until(wake: Option<Timestamp>) -> Self {
+        Self {
+            action: None,
+            requeue_at: wake,
+        }
     }
 }
 
 /// What to do about one node.
 pub fn plan(
-    seen: Observed<'_>,
-    interest: impl Fn(&Owner) -> Interest,
-    secret_gone: impl Fn(&ReferenceObject) -> bool,
-    rules: Rules,
+    observed: NodeObservation<'_>,
+    owner_state: impl Fn(&TagOwner) -> OwnerState,
+    secret_missing: impl Fn(&ReferenceObject) -> bool,
+    timeouts: Timeouts,
     now: Timestamp,
 ) -> Plan {
-    if seen.node.is_some_and(NodeView::is_virtual) || seen.image.is_some_and(|i| i.deleting) {
+    if observed.node.is_some_and(NodeView::is_virtual) || observed.image.is_some_and(|i| i.deleting) {
         return Plan::default();
     }
-    let node = seen.node.filter(|n| !n.deleting);
-    let image = match (node, seen.image) {
+    let node = observed.node.filter(|n| !n.deleting);
+    let image = match (node, observed.image) {
         (None, None) => return Plan::default(),
-        (None, Some(image)) if !image.is_fake() => return Plan::act(Act::Delete),
-        (Some(node), None) => return create(node, rules, now),
+        (None, Some(image)) if !image.is_fake() => return Plan::with_action(Action::Delete),
+        (Some(node), None) => return plan_creation(node, timeouts, now),
         (_, Some(image)) => image,
     };
-    if let Some(labels) = node.and_then(|n| relabel(&n.labels, &image.labels)) {
-        return Plan::act(Act::Label(labels));
+    if let Some(labels) = node.and_then(|n| label_changes(&n.labels, &image.labels)) {
+        return Plan::with_action(Action::SetLabels(labels));
     }
-    let mut first = Wake::default();
-    let (unwanted, kept): (Vec<_>, Vec<_>) = image
+    let mut requeue = EarliestRequeue::default();
+    let (removable, remaining): (Vec<_>, Vec<_>) = image
         .tags
         .iter()
-        .partition(|tag| unwanted(image, tag, &interest, now, &mut first));
-    let secrets = image.old_secrets.iter();
-    let gone = |tag: &TagView| {
+        .partition(|tag| is_removable(image, tag, &owner_state, now, &mut requeue));
+    let secrets = image.non_batch_secrets.iter();
+    let deleted_owners = |tag: &TagView| {
         let owners = tag
             .owners
             .iter()
-            .filter(|owner| interest(owner) == Interest::Gone);
+            .filter(|owner| owner_state(owner) == OwnerState::Deleted);
         let named = owners.map(|owner| (tag.image.clone(), tag.tag.clone(), owner.uid.clone()));
         named.collect::<Vec<_>>()
     };
     let removal = Removal {
-        tags: unwanted
+        tags: removable
             .iter()
             .map(|t| (t.image.clone(), t.tag.clone(), t.version))
             .collect(),
-        secrets: secrets.filter(|(_, s)| secret_gone(s)).cloned().collect(),
-        owners: kept.into_iter().flat_map(gone).collect(),
+        secrets: secrets.filter(|(_, s)| secret_missing(s)).cloned().collect(),
+        owners: remaining.into_iter().flat_map(deleted_owners).collect(),
     };
     if removal != Removal::default() {
-        return Plan::act(Act::Remove(removal));
+        return Plan::with_action(Action::RemoveEntries(removal));
     }
-    let failures = failures(seen, image, rules, now, &mut first);
+    let failures = tag_failures(observed, image, timeouts, now, &mut requeue);
     if failures.is_empty() {
-        Plan::wait(first.0)
+        Plan::wait_until(requeue.0)
     } else {
-        Plan::act(Act::Fail(failures))
+        Plan::with_action(Action::FailTags(failures))
     }
 }
 
-fn create(node: &NodeView, rules: Rules, now: Timestamp) -> Plan {
+fn plan_creation(node: &NodeView, timeouts: Timeouts, now: Timestamp) -> Plan {
     let Some(since) = node.ready_since.filter(|_| node.ready) else {
         return Plan::default();
     };
-    let due = add(since, rules.creation_delay);
+    let due = add(since, timeouts.creation_delay);
     if now < due {
-        return Plan::wait(Some(due));
+        return Plan::wait_until(Some(due));
     }
-    Plan::act(Act::Create {
+    Plan::with_action(Action::Create {
         labels: node.labels.clone(),
     })
 }
 
 /// The changes that make `have` equal to `want`.
-fn relabel(
-    want: &BTreeMap<String, String>,
-    have: &BTreeMap<String, String>,
+fn label_changes(
+    desired: &BTreeMap<String, String>,
+    current: &BTreeMap<String, String>,
 ) -> Option<BTreeMap<String, Option<String>>> {
-    if want == have {
+    if desired == current {
         return None;
     }
-    let gone = have
+    let removed = current
         .keys()
-        .filter(|k| !want.contains_key(*k))
+        .filter(|k| !desired.contains_key(*k))
         .map(|k| (k.clone(), None));
-    let set = want
+    let set = desired
         .iter()
-        .filter(|(k, v)| have.get(*k) != Some(v))
+        .filter(|(k, v)| current.get(*k) != Some(v))
         .map(|(k, v)| (k.clone(), Some(v.clone())));
-    Some(gone.chain(set).collect())
+    Some(removed.chain(set).collect())
 }
 
 /// The earliest of several moments.
 #[derive(Default)]
-struct Wake(Option<Timestamp>);
+struct EarliestRequeue(Option<Timestamp>);
 
-impl Wake {
+impl EarliestRequeue {
     /// Whether that moment has come; if not, it is remembered.
-    fn due(&mut self, at: Timestamp, now: Timestamp) -> bool {
+    fn has_passed(&mut self, at: Timestamp, now: Timestamp) -> bool {
         if now < at {
             self.0 = Some(self.0.map_or(at, |first| first.min(at)));
         }
@@ -223,18 +226,18 @@ impl Wake {
 }
 
 /// Whether nobody wants a tag any more. One that a running job counts on stays, however old it is.
-fn unwanted(
+fn is_removable(
     image: &NodeImageView,
     tag: &TagView,
-    interest: &impl Fn(&Owner) -> Interest,
+    owner_state: &impl Fn(&TagOwner) -> OwnerState,
     now: Timestamp,
-    first: &mut Wake,
+    requeue: &mut EarliestRequeue,
 ) -> bool {
-    let owners: Vec<Interest> = tag.owners.iter().map(interest).collect();
-    if tag.created.is_none() || (!owners.is_empty() && owners.iter().all(|o| *o == Interest::Gone)) {
+    let owners: Vec<OwnerState> = tag.owners.iter().map(owner_state).collect();
+    if tag.created.is_none() || (!owners.is_empty() && owners.iter().all(|o| *o == OwnerState::Deleted)) {
         return true;
     }
-    if owners.contains(&Interest::Counting) {
+    if owners.contains(&OwnerState::Counting) {
         return false;
     }
     let status = image.status_of(tag).filter(|s| s.ended());
@@ -243,77 +246,79 @@ fn unwanted(
     let (Some(completed), Some(ttl)) = (completed, tag.ttl) else {
         return false;
     };
-    first.due(add(completed, SignedDuration::from_secs(ttl)), now)
+    requeue.has_passed(add(completed, SignedDuration::from_secs(ttl)), now)
 }
 
 /// The tags that are given up on the daemon's behalf.
-fn failures(
-    seen: Observed<'_>,
+fn tag_failures(
+    observed: NodeObservation<'_>,
     image: &NodeImageView,
-    rules: Rules,
+    timeouts: Timeouts,
     now: Timestamp,
-    first: &mut Wake,
-) -> Vec<Failure> {
-    let given_up = |tag: &TagView| {
-        Some(Failure {
-            message: given_up(seen, image, tag, rules, now, first)?,
+    requeue: &mut EarliestRequeue,
+) -> Vec<TagFailure> {
+    let failure = |tag: &TagView| {
+        Some(TagFailure {
+            message: failure_reason(observed, image, tag, timeouts, now, requeue)?,
             image: tag.image.clone(),
             tag: tag.tag.clone(),
             version: tag.version,
-            pulse: image.status_of(tag).map(|status| status.pulse),
+            pulse: image.status_of(tag).map(|status| status.progress_hash),
         })
     };
-    image.tags.iter().filter_map(given_up).collect()
+    image.tags.iter().filter_map(failure).collect()
 }
 
 /// Why a tag is given up on the daemon's behalf, if it is.
-fn given_up(
-    seen: Observed<'_>,
+fn failure_reason(
+    observed: NodeObservation<'_>,
     image: &NodeImageView,
     tag: &TagView,
-    rules: Rules,
+    timeouts: Timeouts,
     now: Timestamp,
-    first: &mut Wake,
+    requeue: &mut EarliestRequeue,
 ) -> Option<&'static str> {
     let status = image.status_of(tag);
     let created = tag.created?;
     if status.is_some_and(TagStatusView::ended) {
         return None;
     }
-    let heard = seen.heard.map_or(created, |h| h.max(created));
-    let node = seen.node.filter(|n| !n.ready);
+    let last_report = observed.last_report.map_or(created, |h| h.max(created));
+    let node = observed.node.filter(|n| !n.ready);
     if let Some(since) = node.and_then(|n| n.ready_since) {
         // kubelet may be down while the daemon and the runtime are well: what is under way is not given up as early as what
         // no daemon has begun.
-        let silence = if status.is_some() {
-            rules.response
+        let timeout = if status.is_some() {
+            timeouts.no_response
         } else {
-            rules.unready
+            timeouts.unready_no_response
         };
-        if first.due(add(since.max(heard), silence), now) {
+        if requeue.has_passed(add(since.max(last_report), timeout), now) {
             return Some(NO_RESPONSE);
         }
     }
     if status.is_none() {
         // A daemon answers at once, also to a tag that has to queue.
-        return first
-            .due(add(created, rules.response), now)
+        return requeue
+            .has_passed(add(created, timeouts.no_response), now)
             .then_some(NO_RESPONSE);
     }
     if let Some(seconds) = tag.deadline {
-        let limit = SignedDuration::from_secs(seconds).saturating_add(rules.response);
-        if first.due(add(created, limit), now) {
+        let timeout = SignedDuration::from_secs(seconds).saturating_add(timeouts.no_response);
+        if requeue.has_passed(add(created, timeout), now) {
             return Some(keys::DEADLINE_EXCEEDED);
         }
     }
     // While pulls of a node go on, one of them ends within the longest budget, and the daemon says so.
-    let open = image
+    let unfinished = image
         .tags
         .iter()
         .filter(|t| image.status_of(t).is_none_or(|s| !s.ended()));
-    let budget = open.map(|t| t.budget).max().unwrap_or(tag.budget);
-    let limit = SignedDuration::from_secs(budget).saturating_add(rules.response);
-    first.due(add(heard, limit), now).then_some(NO_RESPONSE)
+    let budget = unfinished.map(|t| t.budget).max().unwrap_or(tag.budget);
+    let timeout = SignedDuration::from_secs(budget).saturating_add(timeouts.no_response);
+    requeue
+        .has_passed(add(last_report, timeout), now)
+        .then_some(NO_RESPONSE)
 }
 
 fn add(at: Timestamp, span: SignedDuration) -> Timestamp {

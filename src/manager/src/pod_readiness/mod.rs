@@ -1,7 +1,7 @@
 //! Keeps the condition behind readiness gate `KruisePodReady`.
 //!
 //! In:  Pods (watch).
-//! Out: the condition, made true on Pods that have the gate; [`hold`] makes it false on somebody's behalf.
+//! Out: the condition, made true on Pods that have the gate; [`set_not_ready`] makes it false on another controller's behalf.
 
 pub mod plan;
 
@@ -9,11 +9,11 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::mpsc;
 
 use super::Context;
-use super::context::wake_up;
+use super::context::enqueue_changes;
 use super::view::PodView;
-use kruise_cluster::queue::Again;
+use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Change, Error, Key, write};
-use kruise_workload::not_ready::{NotReadyKey, change, initial};
+use kruise_workload::not_ready::{NotReadyKey, initial_patch, patch_for_key};
 use plan::lacks_condition;
 
 /// Name in logs and metrics.
@@ -22,18 +22,18 @@ const NAME: &str = "podreadiness";
 /// Runs until shutdown.
 pub async fn run(ctx: Context) {
     let (pods_tx, pods_rx) = mpsc::unbounded_channel();
-    let lacks = |change: &Change<PodView>| change.new.as_deref().is_some_and(lacks_condition);
-    let wake = wake_up(NAME, ctx.stores.pods.subscribe(), pods_tx, lacks);
+    let filter = |change: &Change<PodView>| change.new.as_deref().is_some_and(lacks_condition);
+    let enqueue = enqueue_changes(NAME, ctx.stores.pods.subscribe(), pods_tx, filter);
     let workers = ctx.options.podreadiness_workers;
-    let work = |key| make_condition(ctx.clone(), key);
-    ctx.work(NAME, workers, pods_rx, wake, work).await;
+    let work = |key| create_condition(ctx.clone(), key);
+    ctx.run_workers(NAME, workers, pods_rx, enqueue, work).await;
 }
 
-async fn make_condition(ctx: Context, key: Key) -> Result<Again, Error> {
+async fn create_condition(ctx: Context, key: Key) -> Result<RequeueAfter, Error> {
     let Some(pod) = ctx.stores.pods.get(&key).filter(|p| lacks_condition(p)) else {
         return Ok(None);
     };
-    let patch = initial(&pod.uid, ctx.cluster.clock.now());
+    let patch = initial_patch(&pod.uid, ctx.cluster.clock.now());
     match write::patch_status_strategic(&ctx.api::<Pod>(&key), &key.name, &patch).await {
         // Another Pod has the name now; its own event brings it here.
         Err(error) if !error.not_found() && !error.conflict() => Err(error),
@@ -45,7 +45,13 @@ async fn make_condition(ctx: Context, key: Key) -> Result<Again, Error> {
 ///
 /// # Errors
 /// [`Error::conflict`] when the Pod changed meanwhile: try again.
-pub async fn hold(ctx: &Context, pod: &Key, uid: &str, who: &NotReadyKey, hold: bool) -> Result<(), Error> {
+pub async fn set_not_ready(
+    ctx: &Context,
+    pod: &Key,
+    uid: &str,
+    holder: &NotReadyKey,
+    not_ready: bool,
+) -> Result<(), Error> {
     let api = ctx.api::<Pod>(pod);
     let Some(object) = write::get(&api, &pod.name).await? else {
         return Ok(());
@@ -53,7 +59,7 @@ pub async fn hold(ctx: &Context, pod: &Key, uid: &str, who: &NotReadyKey, hold: 
     if object.metadata.uid.as_deref() != Some(uid) {
         return Ok(());
     }
-    let Some(patch) = change(&object, who, hold, ctx.cluster.clock.now()) else {
+    let Some(patch) = patch_for_key(&object, holder, not_ready, ctx.cluster.clock.now()) else {
         return Ok(());
     };
     match write::patch_status_strategic(&api, &pod.name, &patch).await {

@@ -5,5 +5,5 @@ use crate::view::PodView;
 /// Whether the Pod has the gate, and its condition has yet to be made. A CloneSet does that for its Pods itself.
 #[must_use]
 pub fn lacks_condition(pod: &PodView) -> bool {
-    pod.gate && pod.kruise_ready.is_none() && pod.active() && !pod.of_clone_set()
+    pod.has_readiness_gate && pod.kruise_ready.is_none() && pod.active() && !pod.controlled_by_clone_set()
 }

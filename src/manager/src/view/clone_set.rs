@@ -12,13 +12,13 @@ pub struct CloneSetView {
     pub metadata: ObjectMeta,
     /// Its selector.
     pub selector: LabelSelector,
-    text: Box<str>,
+    json: Box<str>,
 }
 
 impl CloneSetView {
     /// Reduces a CloneSet that was read from `text`.
     #[must_use]
-    pub fn of(set: &CloneSet, text: Box<str>) -> Self {
+    pub fn new(set: &CloneSet, json: Box<str>) -> Self {
         let metadata = &set.metadata;
         Self {
             metadata: ObjectMeta {
@@ -31,7 +31,7 @@ impl CloneSetView {
                 ..ObjectMeta::default()
             },
             selector: set.spec.selector.clone(),
-            text,
+            json,
         }
     }
 
@@ -39,13 +39,13 @@ impl CloneSetView {
     ///
     /// # Errors
     /// Never for a view of one that was read.
-    pub fn read(&self) -> Result<CloneSet, serde_json::Error> {
-        serde_json::from_str(&self.text)
+    pub fn parse(&self) -> Result<CloneSet, serde_json::Error> {
+        serde_json::from_str(&self.json)
     }
 }
 
 impl From<&CloneSet> for CloneSetView {
     fn from(set: &CloneSet) -> Self {
-        Self::of(set, serde_json::to_string(set).unwrap_or_default().into())
+        Self::new(set, serde_json::to_string(set).unwrap_or_default().into())
     }
 }

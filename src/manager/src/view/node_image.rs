@@ -25,7 +25,7 @@ pub struct NodeImageView {
     /// States of tags, sorted by image and tag; also of tags that are no longer asked for.
     pub statuses: Vec<TagStatusView>,
     /// Secrets that are not removed with their image, each with the image it is for.
-    pub old_secrets: Vec<(String, ReferenceObject)>,
+    pub non_batch_secrets: Vec<(String, ReferenceObject)>,
 }
 
 /// One tag that the node is asked to hold.
@@ -40,7 +40,7 @@ pub struct TagView {
     /// When it was asked for.
     pub created: Option<Timestamp>,
     /// On whose behalf.
-    pub owners: Vec<Owner>,
+    pub owners: Vec<TagOwner>,
     /// Seconds after its end when it is removed.
     pub ttl: Option<i64>,
     /// Seconds after its start when the daemon gives up.
@@ -51,7 +51,7 @@ pub struct TagView {
 
 /// Somebody who wants a tag.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Owner {
+pub struct TagOwner {
     /// UID of the object.
     pub uid: String,
     /// Which ImagePullJob it is; `None` for other kinds, of which we know nothing.
@@ -74,14 +74,14 @@ pub struct TagStatusView {
     /// Why it failed.
     pub error: Option<String>,
     /// A number that changes with every word of the daemon: progress, message, begin.
-    pub pulse: u64,
+    pub progress_hash: u64,
 }
 
 impl TagStatusView {
     /// Whether the pull has ended. Of an outcome it may not be known when.
     #[must_use]
     pub fn ended(&self) -> bool {
-        self.completed.is_some() || self.phase.is_outcome()
+        self.completed.is_some() || self.phase.is_terminal()
     }
 }
 
@@ -113,7 +113,7 @@ impl NodeImageView {
 
     /// Whether anything is asked or known of that image.
     #[must_use]
-    pub fn knows(&self, image: &str) -> bool {
+    pub fn mentions_image(&self, image: &str) -> bool {
         self.tags.iter().any(|t| t.image == image) || self.statuses.iter().any(|s| s.image == image)
     }
 
@@ -149,23 +149,26 @@ impl From<NodeImage> for NodeImageView {
             deleting: object.metadata.deletion_timestamp.is_some(),
             tags,
             statuses,
-            old_secrets,
+            non_batch_secrets: old_secrets,
         }
     }
 }
 
 /// Seconds that one attempt takes at most when the tag says nothing.
-const DEFAULT_TIMEOUT: i64 = 600;
+const DEFAULT_PULL_TIMEOUT: i64 = 600;
 /// How often a failed attempt is repeated when the tag says nothing.
 const DEFAULT_BACKOFF: i64 = 3;
 /// The longest pause between two attempts, in seconds.
-const LONGEST_PAUSE: i64 = 30;
+const MAX_BACKOFF: i64 = 30;
 
 fn tag_view(image: &str, tag: ImageTagSpec) -> TagView {
     let policy = tag.pull_policy.unwrap_or_default();
-    let timeout = policy.timeout_seconds.map_or(DEFAULT_TIMEOUT, i64::from).max(0);
-    let repeats = policy.backoff_limit.map_or(DEFAULT_BACKOFF, i64::from).max(0);
-    let owner = |o: k8s_openapi::api::core::v1::ObjectReference| Owner {
+    let timeout = policy
+        .timeout_seconds
+        .map_or(DEFAULT_PULL_TIMEOUT, i64::from)
+        .max(0);
+    let retries = policy.backoff_limit.map_or(DEFAULT_BACKOFF, i64::from).max(0);
+    let owner = |o: k8s_openapi::api::core::v1::ObjectReference| TagOwner {
         job: (o.kind.as_deref() == Some("ImagePullJob")).then(|| Key {
             namespace: o.namespace,
             name: o.name.unwrap_or_default(),
@@ -180,21 +183,21 @@ fn tag_view(image: &str, tag: ImageTagSpec) -> TagView {
         owners: tag.owner_references.into_iter().map(owner).collect(),
         ttl: policy.ttl_seconds_after_finished.map(i64::from),
         deadline: policy.active_deadline_seconds,
-        budget: (repeats + 1).saturating_mul(timeout.saturating_add(LONGEST_PAUSE)),
+        budget: (retries + 1).saturating_mul(timeout.saturating_add(MAX_BACKOFF)),
     }
 }
 
 /// A number that changes with every word of the daemon about a tag: progress, message, begin.
 #[must_use]
-pub fn pulse(status: &ImageTagStatus) -> u64 {
-    let mut pulse = DefaultHasher::new();
-    (status.progress, &status.message).hash(&mut pulse);
-    status.start_time.as_ref().map(|t| t.0).hash(&mut pulse);
-    pulse.finish()
+pub fn progress_hash(status: &ImageTagStatus) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (status.progress, &status.message).hash(&mut hasher);
+    status.start_time.as_ref().map(|t| t.0).hash(&mut hasher);
+    hasher.finish()
 }
 
 fn status_view(image: &str, status: ImageTagStatus) -> TagStatusView {
-    let pulse = pulse(&status);
+    let progress_hash = progress_hash(&status);
     let failed = status.phase == ImagePullPhase::Failed;
     TagStatusView {
         image: image.to_owned(),
@@ -203,7 +206,7 @@ fn status_view(image: &str, status: ImageTagStatus) -> TagStatusView {
         phase: status.phase,
         completed: status.completion_time.map(|t| t.0),
         error: status.message.filter(|_| failed),
-        pulse,
+        progress_hash,
     }
 }
 
@@ -216,17 +219,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tag_that_cannot_be_read_hides_no_other() {
-        const FAR: &str = "9999-12-31T23:59:59Z";
+    fn unreadable_image_tags_are_skipped() {
+        const FAR_FUTURE: &str = "9999-12-31T23:59:59Z";
         let object = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage",
             "metadata": { "name": "n", "uid": "u", "resourceVersion": "7" },
             "spec": { "images": { "nginx": { "tags": [
-                { "tag": "1", "createdAt": FAR },
+                { "tag": "1", "createdAt": FAR_FUTURE },
                 { "tag": "2", "createdAt": "2026-01-01T00:00:00Z", "pullPolicy": "x" },
                 { "tag": "3", "createdAt": "2026-01-01T00:00:00Z" }] } } },
             "status": { "desired": 1, "imageStatuses": { "nginx": { "tags": [
-                { "tag": "1", "phase": "Pulling", "startTime": FAR, "completionTime": FAR }, { "tag": "2" },
-                { "tag": "3", "phase": "Succeeded", "completionTime": FAR }] } } } });
+                { "tag": "1", "phase": "Pulling", "startTime": FAR_FUTURE, "completionTime": FAR_FUTURE }, { "tag": "2" },
+                { "tag": "3", "phase": "Succeeded", "completionTime": FAR_FUTURE }] } } } });
         let view = NodeImageView::from(serde_json::from_value::<NodeImage>(object).unwrap());
         let tags: Vec<_> = view.tags.iter().map(|t| (&*t.tag, t.created.is_some())).collect();
         assert_eq!(tags, [("1", false), ("2", false), ("3", true)]);

@@ -40,7 +40,7 @@ pub struct ClaimView {
 impl RevisionView {
     /// Reduces a revision; `None` for those that others control.
     #[must_use]
-    pub fn of(object: &ControllerRevision) -> Option<Self> {
+    pub fn from_object(object: &ControllerRevision) -> Option<Self> {
         let controller = Owner::controller(&object.metadata);
         if controller
             .as_ref()
@@ -60,8 +60,8 @@ impl RevisionView {
 }
 
 /// How much an owner of a claim counts; nothing if it is somebody else. Of two CloneSets, the one that controls it does.
-fn rank(owner: &OwnerReference) -> Option<u8> {
-    match Owner::of(owner).kind {
+fn owner_rank(owner: &OwnerReference) -> Option<u8> {
+    match Owner::from_reference(owner).kind {
         OwnerKind::CloneSet => Some(if owner.controller == Some(true) { 2 } else { 1 }),
         OwnerKind::Pod => Some(0),
         OwnerKind::Other => None,
@@ -71,28 +71,30 @@ fn rank(owner: &OwnerReference) -> Option<u8> {
 impl ClaimView {
     /// Reduces a claim.
     #[must_use]
-    pub fn of(object: &PersistentVolumeClaim) -> Self {
+    pub fn from_object(object: &PersistentVolumeClaim) -> Self {
         let metadata = &object.metadata;
         let labels = metadata.labels.as_ref();
         let instance = labels.and_then(|l| l.get(keys::CLONESET_INSTANCE_ID));
         let phase = object.status.as_ref().and_then(|s| s.phase.as_deref());
         let class = object.spec.as_ref().and_then(|s| s.storage_class_name.clone());
         let owners = metadata.owner_references.iter().flatten();
-        let ranked = owners.clone().filter_map(|owner| Some((rank(owner)?, owner)));
+        let ranked = owners
+            .clone()
+            .filter_map(|owner| Some((owner_rank(owner)?, owner)));
         let owner = ranked.max_by_key(|(rank, _)| *rank);
         Self {
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
-            owner: owner.map(|(_, owner)| Owner::of(owner)),
+            owner: owner.map(|(_, owner)| Owner::from_reference(owner)),
             claim: Claim {
                 name: metadata.name.clone().unwrap_or_default(),
                 uid: metadata.uid.clone().unwrap_or_default(),
-                instance: instance.cloned().unwrap_or_default(),
+                instance_id: instance.cloned().unwrap_or_default(),
                 deleting: metadata.deletion_timestamp.is_some(),
-                shared: owners.clone().any(|owner| rank(owner).is_none()),
-                controlled: owners
+                has_other_owner: owners.clone().any(|owner| owner_rank(owner).is_none()),
+                has_other_controller: owners
                     .clone()
-                    .any(|owner| owner.controller == Some(true) && rank(owner).is_none()),
-                unbound: (phase != Some("Bound")).then(|| class.unwrap_or_default()),
+                    .any(|owner| owner.controller == Some(true) && owner_rank(owner).is_none()),
+                unbound_storage_class: (phase != Some("Bound")).then(|| class.unwrap_or_default()),
             },
         }
     }
@@ -115,27 +117,27 @@ mod tests {
     }
 
     /// Whose a claim with these owners is, and whether somebody else controls it.
-    fn whose(owners: &[Value]) -> (Option<String>, bool) {
+    fn owner_of(owners: &[Value]) -> (Option<String>, bool) {
         let claim = json!({ "metadata": { "name": "c", "ownerReferences": owners }, "spec": {} });
-        let view = ClaimView::of(&serde_json::from_value(claim).unwrap());
-        (view.owner.map(|owner| owner.uid), view.claim.controlled)
+        let view = ClaimView::from_object(&serde_json::from_value(claim).unwrap());
+        (view.owner.map(|owner| owner.uid), view.claim.has_other_controller)
     }
 
     #[test]
-    fn a_claim_is_the_cloneset_s_whoever_else_owns_it() {
+    fn clone_set_owns_claim_despite_other_owners() {
         let (web, backup) = (owner("CloneSet", "web", true), owner("Backup", "b", false));
         let ours = (Some("web".to_owned()), false);
-        assert_eq!(whose(&[web.clone(), backup.clone()]), ours);
-        assert_eq!(whose(&[backup.clone(), web.clone()]), ours);
-        assert_eq!(whose(&[owner("Pod", "p", false), web.clone()]), ours);
-        assert_eq!(whose(&[owner("CloneSet", "other", false), web]), ours);
+        assert_eq!(owner_of(&[web.clone(), backup.clone()]), ours);
+        assert_eq!(owner_of(&[backup.clone(), web.clone()]), ours);
+        assert_eq!(owner_of(&[owner("Pod", "p", false), web.clone()]), ours);
+        assert_eq!(owner_of(&[owner("CloneSet", "other", false), web]), ours);
         let theirs = [owner("Backup", "b", true), owner("CloneSet", "web", false)];
-        assert_eq!(whose(&theirs), (ours.0, true));
+        assert_eq!(owner_of(&theirs), (ours.0, true));
 
         let pod = (Some("p".to_owned()), false);
-        assert_eq!(whose(&[backup.clone(), owner("Pod", "p", true)]), pod);
-        assert_eq!(whose(&[backup]), (None, false));
+        assert_eq!(owner_of(&[backup.clone(), owner("Pod", "p", true)]), pod);
+        assert_eq!(owner_of(&[backup]), (None, false));
         let alike = json!({ "apiVersion": "example.com/v1", "kind": "CloneSet", "name": "x", "uid": "x" });
-        assert_eq!(whose(&[alike]), (None, false));
+        assert_eq!(owner_of(&[alike]), (None, false));
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::RawPod;
-use kruise_api::cloneset::texts;
+use kruise_api::cloneset::string_map;
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
 use kruise_workload::in_place;
@@ -25,7 +25,7 @@ pub struct PodView {
     /// Whether it has ended: phase Succeeded or Failed.
     pub ended: bool,
     /// Whether it has readiness gate `KruisePodReady`.
-    pub gate: bool,
+    pub has_readiness_gate: bool,
     /// Status of condition `KruisePodReady`, where there is one.
     pub kruise_ready: Option<bool>,
     /// What is known of its containers, restartable init containers included.
@@ -34,7 +34,7 @@ pub struct PodView {
     /// start.
     pub barriers: Vec<(String, i64)>,
     /// What a workload needs of it: only of Pods that a CloneSet controls, or nobody.
-    pub workload: Option<Arc<in_place::Pod>>,
+    pub workload_pod: Option<Arc<in_place::Pod>>,
 }
 
 /// What the Pod's status says of one container.
@@ -61,8 +61,10 @@ impl PodView {
 
     /// Whether a CloneSet controls it.
     #[must_use]
-    pub fn of_clone_set(&self) -> bool {
-        self.workload.as_ref().is_some_and(|pod| pod.controller.is_some())
+    pub fn controlled_by_clone_set(&self) -> bool {
+        self.workload_pod
+            .as_ref()
+            .is_some_and(|pod| pod.controller.is_some())
     }
 }
 
@@ -74,32 +76,33 @@ impl From<&RawPod> for PodView {
             .filter(|c| c["type"] == keys::KRUISE_POD_READY)
             .map(|c| c["status"] == "True");
         let containers = items(&status["containerStatuses"]).chain(items(&status["initContainerStatuses"]));
-        let workload = concerns_workloads(meta).then(|| Arc::new(in_place::Pod::of(json)));
+        let workload = is_workload_pod(meta).then(|| Arc::new(in_place::Pod::from_json(json)));
         let labels = workload.as_ref().map(|pod| Arc::clone(&pod.labels));
         Self {
             uid: text(&meta["uid"]),
-            labels: labels.unwrap_or_else(|| Arc::new(texts(&meta["labels"]))),
+            labels: labels.unwrap_or_else(|| Arc::new(string_map(&meta["labels"]))),
             node: Some(text(&spec["nodeName"])).filter(|n| !n.is_empty()),
             deleting: meta["deletionTimestamp"].is_string(),
             ended: matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")),
-            gate: items(&spec["readinessGates"]).any(|g| g["conditionType"] == keys::KRUISE_POD_READY),
+            has_readiness_gate: items(&spec["readinessGates"])
+                .any(|g| g["conditionType"] == keys::KRUISE_POD_READY),
             kruise_ready: kruise_ready.next(),
             containers: containers.map(container).collect(),
             barriers: barriers(json),
-            workload,
+            workload_pod: workload,
         }
     }
 }
 
 /// Whether a CloneSet controls the Pod, or nobody.
-fn concerns_workloads(meta: &Value) -> bool {
-    let controller = Owner::controller_in(&meta["ownerReferences"]);
+fn is_workload_pod(meta: &Value) -> bool {
+    let controller = Owner::controller_from_json(&meta["ownerReferences"]);
     controller.is_none_or(|owner| owner.kind == OwnerKind::CloneSet)
 }
 
 /// Name of the ConfigMap with the keys of a Pod's barriers.
 #[must_use]
-pub fn barrier_of(pod: &str) -> String {
+pub fn barrier_config_map(pod: &str) -> String {
     format!("{pod}-barrier")
 }
 
@@ -114,17 +117,19 @@ fn barriers(pod: &Value) -> Vec<(String, i64)> {
     if meta["annotations"][keys::CONTAINER_LAUNCH_COMPLETED] == keys::TRUE {
         return Vec::new();
     }
-    let held = |container: &Value| {
+    let behind_barrier = |container: &Value| {
         let priority = in_place::priority(container)?;
-        let map = barrier_of(meta["name"].as_str()?);
+        let map = barrier_config_map(meta["name"].as_str()?);
         let barriers = items(&container["env"]).filter(|v| v["name"] == keys::ENV_CONTAINER_BARRIER);
         let key = barrier_key(priority);
         let mut from = barriers.map(|v| &v["valueFrom"]["configMapKeyRef"]);
         // Somebody else's barrier is theirs to lift.
-        let ours = from.all(|from| from["name"] == *map && from["key"] == *key);
-        ours.then(|| (text(&container["name"]), priority))
+        let own_barrier = from.all(|from| from["name"] == *map && from["key"] == *key);
+        own_barrier.then(|| (text(&container["name"]), priority))
     };
-    items(&pod["spec"]["containers"]).filter_map(held).collect()
+    items(&pod["spec"]["containers"])
+        .filter_map(behind_barrier)
+        .collect()
 }
 
 fn container(status: &Value) -> ContainerView {

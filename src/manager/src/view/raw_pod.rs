@@ -42,33 +42,33 @@ impl From<Value> for RawPod {
 
 impl<'de> Deserialize<'de> for RawPod {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Part::Pod.deserialize(deserializer).map(Self::from)
+        PodPart::Pod.deserialize(deserializer).map(Self::from)
     }
 }
 
 /// What is read of a Pod's spec; volumes, tolerations and the like are as much again.
-const SPEC: [&str; 3] = ["containers", "nodeName", "readinessGates"];
+const SPEC_FIELDS: [&str; 3] = ["containers", "nodeName", "readinessGates"];
 
 /// What is being read. Who manages which field is a large part of a Pod. That and most of the spec is passed over
 /// without being looked at.
 #[derive(Clone, Copy)]
-enum Part {
+enum PodPart {
     Pod,
     Metadata,
     Spec,
 }
 
-impl Part {
-    fn reads(self, key: &str) -> bool {
+impl PodPart {
+    fn is_parsed(self, key: &str) -> bool {
         match self {
             Self::Pod => true,
             Self::Metadata => key != "managedFields",
-            Self::Spec => SPEC.contains(&key),
+            Self::Spec => SPEC_FIELDS.contains(&key),
         }
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Part {
+impl<'de> DeserializeSeed<'de> for PodPart {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
@@ -76,7 +76,7 @@ impl<'de> DeserializeSeed<'de> for Part {
     }
 }
 
-impl<'de> Visitor<'de> for Part {
+impl<'de> Visitor<'de> for PodPart {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -86,7 +86,7 @@ impl<'de> Visitor<'de> for Part {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
         let mut object = Map::new();
         while let Some(key) = map.next_key::<String>()? {
-            if !self.reads(&key) {
+            if !self.is_parsed(&key) {
                 map.next_value::<IgnoredAny>()?;
                 continue;
             }
@@ -115,19 +115,19 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_nobody_looks_at_is_not_read() {
+    fn unused_pod_fields_are_not_parsed() {
         let spec = json!({ "nodeName": "n", "containers": [{ "unknown": { "managedFields": [1] } }] });
         let mut pod = json!({ "apiVersion": "v1", "kind": "Pod", "spec": spec, "metadata": {
             "name": "p", "namespace": "n", "uid": "u", "resourceVersion": "7", "labels": { "managedFields": "x" } } });
-        let want = pod.clone();
+        let expected = pod.clone();
         pod["spec"]["volumes"] = json!([{ "name": "v", "projected": { "sources": [] } }]);
         pod["metadata"]["managedFields"] = json!([{ "manager": "m", "fieldsV1": { "f:spec": {} } }]);
         let read: RawPod = serde_json::from_str(&pod.to_string()).unwrap();
-        assert_eq!(*read.json(), want);
+        assert_eq!(*read.json(), expected);
         let meta = read.meta();
         let names = [&meta.name, &meta.namespace, &meta.uid, &meta.resource_version];
         assert_eq!(names.map(|n| n.as_deref().unwrap()), ["p", "n", "u", "7"]);
-        assert_eq!(serde_json::to_value(&read).unwrap(), want);
+        assert_eq!(serde_json::to_value(&read).unwrap(), expected);
         assert!(serde_json::from_str::<RawPod>("[]").is_err());
         assert!(serde_json::from_str::<RawPod>(r#"{"spec":[]}"#).is_err());
     }

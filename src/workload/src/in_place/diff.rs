@@ -4,7 +4,7 @@ use serde_json::Value;
 
 /// One difference.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct FieldChange {
     /// Where: the keys from the root on.
     pub path: Vec<String>,
     /// Whether there is a value before and after; else it was added or removed.
@@ -12,44 +12,44 @@ pub struct Change {
 }
 
 /// All differences. Lists are compared place by place.
-pub fn changes(old: &Value, new: &Value) -> Vec<Change> {
+pub fn field_changes(old: &Value, new: &Value) -> Vec<FieldChange> {
     let mut found = Vec::new();
     walk(old, new, &mut Vec::new(), &mut found);
     found
 }
 
-fn walk(old: &Value, new: &Value, path: &mut Vec<String>, found: &mut Vec<Change>) {
+fn walk(old: &Value, new: &Value, path: &mut Vec<String>, found: &mut Vec<FieldChange>) {
     match (old, new) {
         (Value::Object(one), Value::Object(other)) => {
             let added = other.keys().filter(|key| !one.contains_key(*key));
             for key in one.keys().chain(added) {
-                below(key.clone(), one.get(key), other.get(key), path, found);
+                walk_child(key.clone(), one.get(key), other.get(key), path, found);
             }
         }
         (Value::Array(one), Value::Array(other)) => {
             for at in 0..one.len().max(other.len()) {
-                below(at.to_string(), one.get(at), other.get(at), path, found);
+                walk_child(at.to_string(), one.get(at), other.get(at), path, found);
             }
         }
         (one, other) if one == other => {}
-        _ => found.push(Change {
+        _ => found.push(FieldChange {
             path: path.clone(),
             replaced: true,
         }),
     }
 }
 
-fn below(
+fn walk_child(
     key: String,
     old: Option<&Value>,
     new: Option<&Value>,
     path: &mut Vec<String>,
-    found: &mut Vec<Change>,
+    found: &mut Vec<FieldChange>,
 ) {
     path.push(key);
     match (old, new) {
         (Some(old), Some(new)) => walk(old, new, path, found),
-        _ => found.push(Change {
+        _ => found.push(FieldChange {
             path: path.clone(),
             replaced: false,
         }),

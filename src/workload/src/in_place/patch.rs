@@ -11,8 +11,8 @@ use serde_json::{Map, Value, json};
 use super::pod::Pod;
 use super::spec::Spec;
 use super::template::Template;
-use super::write::{Target, Write, json_text};
-use super::{batch, complete, ready, resize, state};
+use super::write::{PatchTarget, PodWrite, json_text};
+use super::{annotations, completion, container_batches, ready, resize};
 use kruise_api::in_place::{
     ContainerRefMetadata, InPlaceUpdateContainerBatch, InPlaceUpdateContainerStatus,
     InPlaceUpdatePreCheckBeforeNext, InPlaceUpdateState,
@@ -22,20 +22,20 @@ use kruise_api::keys;
 
 /// Whether the update is over with its patch: nothing is to be waited for.
 #[must_use]
-pub fn at_once(pod: &Pod, spec: &Spec, template: Template<'_>) -> bool {
-    let (before, spec) = unfinished(pod, spec, template);
+pub fn completes_immediately(pod: &Pod, spec: &Spec, template: Template<'_>) -> bool {
+    let (before, spec) = merge_unfinished(pod, spec, template);
     let resizes = before.update_resources || !spec.container_resources.is_empty();
-    !(changes(pod, &spec) || unproven(&before) || resizes)
+    !(restarts_containers(pod, &spec) || has_unverified_containers(&before) || resizes)
 }
 
 /// Whether an earlier update left containers that are to be replaced.
-fn unproven(before: &InPlaceUpdateState) -> bool {
+fn has_unverified_containers(before: &InPlaceUpdateState) -> bool {
     before.update_env_from_metadata || !before.last_container_statuses.is_empty()
 }
 
 /// Whether a container is restarted for `spec`, so that the Pod must be out of its Services meanwhile: not for
 /// metadata alone, nor for resources that change while their container runs.
-fn changes(pod: &Pod, spec: &Spec) -> bool {
+fn restarts_containers(pod: &Pod, spec: &Spec) -> bool {
     let restarts = |(name, resources): (&String, &k8s_openapi::api::core::v1::ResourceRequirements)| {
         let changed = resources
             .limits
@@ -44,7 +44,7 @@ fn changes(pod: &Pod, spec: &Spec) -> bool {
             .flat_map(|map| map.keys());
         let changed: Vec<&String> = changed.collect();
         let container = pod.containers.iter().find(|c| c.name == *name);
-        container.is_some_and(|c| c.restarted_by.iter().any(|r| changed.contains(&r)))
+        container.is_some_and(|c| c.restart_resources.iter().any(|r| changed.contains(&r)))
     };
     spec.update_env_from_metadata
         || !spec.container_images.is_empty()
@@ -52,9 +52,9 @@ fn changes(pod: &Pod, spec: &Spec) -> bool {
 }
 
 /// The same for all that an update to `spec` comes to.
-pub(super) fn disturbs(pod: &Pod, spec: &Spec, template: Template<'_>) -> bool {
-    let (before, spec) = unfinished(pod, spec, template);
-    changes(pod, &spec) || unproven(&before)
+pub(super) fn disrupts(pod: &Pod, spec: &Spec, template: Template<'_>) -> bool {
+    let (before, spec) = merge_unfinished(pod, spec, template);
+    restarts_containers(pod, &spec) || has_unverified_containers(&before)
 }
 
 /// Begins an update: the Pod is taken out of its Services if need be, then changed, or told what to wait for. Where its
@@ -70,13 +70,13 @@ pub fn begin(
     labels: &Map<String, Value>,
     annotations: &Map<String, Value>,
     now: Timestamp,
-) -> Vec<Write> {
-    let (before, spec) = unfinished(pod, spec, template);
-    let disturbs = changes(pod, &spec) || unproven(&before);
-    let begun = |spec: &Spec, owed: Option<String>| {
-        let mut fresh = InPlaceUpdateState {
+) -> Vec<PodWrite> {
+    let (before, spec) = merge_unfinished(pod, spec, template);
+    let disrupts = restarts_containers(pod, &spec) || has_unverified_containers(&before);
+    let build = |spec: &Spec, deferred_sizes: Option<String>| {
+        let mut state = InPlaceUpdateState {
             revision: spec.revision.clone(),
-            update_timestamp: Some(whole(now)),
+            update_timestamp: Some(whole_seconds(now)),
             update_env_from_metadata: spec.update_env_from_metadata || before.update_env_from_metadata,
             update_images: !spec.container_images.is_empty() || before.update_images,
             update_resources: !spec.container_resources.is_empty() || before.update_resources,
@@ -85,7 +85,7 @@ pub fn begin(
         };
         let mut patch = json!({ "metadata": { "labels": labels, "annotations": annotations } });
         let mut resize = None;
-        if disturbs && spec.grace_seconds > 0 {
+        if disrupts && spec.grace_seconds > 0 {
             annotate(
                 pod,
                 &mut patch,
@@ -93,79 +93,80 @@ pub fn begin(
                 Some(&json_text(spec)),
             );
         } else {
-            no_grace(pod, &mut patch);
-            resize = change(pod, spec, template, &mut fresh, &mut patch, now);
+            remove_grace(pod, &mut patch);
+            resize = apply_first_batch(pod, spec, template, &mut state, &mut patch, now);
         }
-        if owed.is_some() || resize.is_some() || resize::announced(pod) {
+        if deferred_sizes.is_some() || resize.is_some() || resize::has_resize_annotation(pod) {
             set(
                 &mut patch,
                 &["metadata", "annotations", keys::IN_PLACE_UPDATE_RESIZING],
-                json!(owed),
+                json!(deferred_sizes),
             );
         }
-        (resize, stated(pod, patch, &fresh))
+        (resize, with_state_annotation(pod, patch, &state))
     };
-    let (resize, mut last) = begun(&spec, None);
-    if disturbs && spec.grace_seconds > 0 {
+    let (resize, mut last) = build(&spec, None);
+    if disrupts && spec.grace_seconds > 0 {
         let (grace_seconds, spec) = (0, spec.clone());
-        let (_, due) = begun(
+        let (_, after_grace) = build(
             &Spec {
                 grace_seconds,
                 ..spec
             },
             None,
         );
-        last.trial = Some(Box::new(due.patch));
+        last.dry_run = Some(Box::new(after_grace.patch));
     }
     let resize = resize.map(|resize| {
         let revision = labels.get(keys::CONTROLLER_REVISION_HASH).and_then(Value::as_str);
-        let (kept, owed) = resize::postponed(pod, &spec, revision);
-        resize.or(begun(&kept, Some(owed)).1)
+        let (without_resize, deferred_sizes) = resize::defer_resize(pod, &spec, revision);
+        resize.with_fallback(build(&without_resize, Some(deferred_sizes)).1)
     });
-    let mut writes: Vec<Write> = prepare(pod, disturbs, resize.as_ref(), now).into_iter().collect();
+    let mut writes: Vec<PodWrite> = prepare_write(pod, disrupts, resize.as_ref(), now)
+        .into_iter()
+        .collect();
     writes.extend(resize);
     writes.push(last);
     writes
 }
 
 /// What comes before an update: the Pod is taken out of its Services if it is disturbed, and a resize is announced.
-fn prepare(pod: &Pod, disturbs: bool, resize: Option<&Write>, now: Timestamp) -> Option<Write> {
+fn prepare_write(pod: &Pod, disrupts: bool, resize: Option<&PodWrite>, now: Timestamp) -> Option<PodWrite> {
     let mut patch = json!({});
-    let conditions = if disturbs {
-        ready::not_ready(pod, now)
+    let conditions = if disrupts {
+        ready::not_ready_conditions(pod, now)
     } else {
         Vec::new()
     };
     if !conditions.is_empty() {
         set(&mut patch, &["status", "conditions"], Value::Array(conditions));
     }
-    let announcement = resize.map(|resize| resize::announcement(pod, resize));
-    if announcement.is_some() && announcement.as_ref() != pod.annotations.get(keys::IN_PLACE_UPDATE_RESIZING)
-    {
+    let annotation = resize.map(|resize| resize::resize_annotation(pod, resize));
+    if annotation.is_some() && annotation.as_ref() != pod.annotations.get(keys::IN_PLACE_UPDATE_RESIZING) {
         set(
             &mut patch,
             &["metadata", "annotations", keys::IN_PLACE_UPDATE_RESIZING],
-            json!(announcement),
+            json!(annotation),
         );
     }
-    (patch != json!({})).then(|| Write::new(Target::Status, pod, patch))
+    (patch != json!({})).then(|| PodWrite::new(PatchTarget::Status, pod, patch))
 }
 
 /// The change of the Pod with the state of its update.
 ///
 /// Where an update overtakes another, it is part of its proof that kubelet has seen a generation after the recorded one,
 /// so that must be the Pod's: the change is refused where somebody was quicker.
-fn stated(pod: &Pod, mut patch: Value, state: &InPlaceUpdateState) -> Write {
+fn with_state_annotation(pod: &Pod, mut patch: Value, state: &InPlaceUpdateState) -> PodWrite {
     annotate(
         pod,
         &mut patch,
         keys::IN_PLACE_UPDATE_STATE,
         Some(&json_text(state)),
     );
-    let write = Write::new(Target::Pod, pod, patch);
+    let write = PodWrite::new(PatchTarget::Pod, pod, patch);
     let mut records = state.last_container_statuses.values();
     if records.any(|record| record.superseded) {
-        write.guarded(pod)
+        write.with_resource_version(pod)
     } else {
         write
     }
@@ -174,53 +175,60 @@ fn stated(pod: &Pod, mut patch: Value, state: &InPlaceUpdateState) -> Write {
 /// What an update that did not end leaves to the next one: the records of containers that are yet to be replaced,
 /// what is yet to be proven, and, under the new spec, the batches that were still to come and what waited for its grace
 /// period; under both, the size from before resizes that were not recorded. All values are those of `template`.
-fn unfinished(pod: &Pod, spec: &Spec, template: Template<'_>) -> (InPlaceUpdateState, Spec) {
+fn merge_unfinished(pod: &Pod, spec: &Spec, template: Template<'_>) -> (InPlaceUpdateState, Spec) {
     let mut spec = spec.clone();
-    let mut left = InPlaceUpdateState::default();
-    let before = state::state(pod).ok().flatten();
-    if let Some(before) = before.as_ref().filter(|before| state::has_next(before)) {
-        let rest = rest(before);
-        overlay(&mut spec.container_images, rest.container_images);
-        overlay(&mut spec.container_ref_metadata, rest.container_ref_metadata);
-        resize::add_all(&mut spec.container_resources, rest.container_resources);
+    let mut unfinished = InPlaceUpdateState::default();
+    let before = annotations::update_state(pod).ok().flatten();
+    if let Some(before) = before
+        .as_ref()
+        .filter(|before| annotations::has_next_batches(before))
+    {
+        let next = next_batches(before);
+        insert_missing(&mut spec.container_images, next.container_images);
+        insert_missing(&mut spec.container_ref_metadata, next.container_ref_metadata);
+        resize::merge_sizes(&mut spec.container_resources, next.container_resources);
     }
-    if let Some(grace) = state::grace(pod).ok().flatten() {
-        overlay(&mut spec.container_images, grace.container_images);
-        overlay(&mut spec.container_ref_metadata, grace.container_ref_metadata);
-        resize::add_all(&mut spec.container_resources, grace.container_resources);
+    if let Some(grace) = annotations::grace_spec(pod).ok().flatten() {
+        insert_missing(&mut spec.container_images, grace.container_images);
+        insert_missing(&mut spec.container_ref_metadata, grace.container_ref_metadata);
+        resize::merge_sizes(&mut spec.container_resources, grace.container_resources);
         spec.update_env_from_metadata |= grace.update_env_from_metadata;
-        spec.meta_data_patch = both(spec.meta_data_patch, grace.meta_data_patch);
+        spec.meta_data_patch = merge_metadata_patches(spec.meta_data_patch, grace.meta_data_patch);
     }
-    resize::add_all(&mut spec.container_resources, resize::other_sizes(pod, template));
-    let mut spec = template.values(spec);
+    resize::merge_sizes(
+        &mut spec.container_resources,
+        resize::sizes_to_restore(pod, template),
+    );
+    let mut spec = template.with_template_values(spec);
     spec.update_env_from_metadata |= !spec.container_ref_metadata.is_empty();
     let Some(before) = before else {
-        return (left, spec);
+        return (unfinished, spec);
     };
-    if complete::containers(pod, &before).is_err() {
-        left.update_env_from_metadata = before.update_env_from_metadata;
-        left.update_resources = before.update_resources;
+    if completion::check_containers(pod, &before).is_err() {
+        unfinished.update_env_from_metadata = before.update_env_from_metadata;
+        unfinished.update_resources = before.update_resources;
     }
-    left.last_container_statuses = before.last_container_statuses;
-    left.last_container_statuses
-        .retain(|name, last| complete::replaced(pod, name, last).is_err());
-    left.update_images = !left.last_container_statuses.is_empty();
-    (left, spec)
+    unfinished.last_container_statuses = before.last_container_statuses;
+    unfinished
+        .last_container_statuses
+        .retain(|name, last| completion::check_replaced(pod, name, last).is_err());
+    unfinished.update_images = !unfinished.last_container_statuses.is_empty();
+    (unfinished, spec)
 }
 
 /// Adds what `new` does not say.
-fn overlay<T>(new: &mut BTreeMap<String, T>, rest: BTreeMap<String, T>) {
-    for (name, value) in rest {
+fn insert_missing<T>(new: &mut BTreeMap<String, T>, others: BTreeMap<String, T>) {
+    for (name, value) in others {
         new.entry(name).or_insert(value);
     }
 }
 
 /// One patch of metadata for two, of which `new` wins; its lists are sets of names.
-fn both(new: Option<String>, old: Option<String>) -> Option<String> {
+fn merge_metadata_patches(new: Option<String>, old: Option<String>) -> Option<String> {
     let (Some(new), Some(old)) = (&new, &old) else {
         return new.or(old);
     };
-    let (mut patch, new) = (decoded(old), decoded(new));
+    let (mut patch, new) = (decode_patch(old), decode_patch(new));
     for (part, new) in new["metadata"].as_object().into_iter().flatten() {
         match new {
             Value::Object(new) => {
@@ -242,60 +250,60 @@ fn both(new: Option<String>, old: Option<String>) -> Option<String> {
 
 /// Goes on with an update whose grace period is over, or whose next batch is due, to the revision of `template`.
 #[must_use]
-pub fn go_on(
+pub fn continue_update(
     pod: &Pod,
     spec: Spec,
     template: Template<'_>,
     state: &InPlaceUpdateState,
     now: Timestamp,
-) -> Vec<Write> {
-    let spec = template.values(spec);
-    let going = |spec: &Spec, owed: Option<String>| {
+) -> Vec<PodWrite> {
+    let spec = template.with_template_values(spec);
+    let build = |spec: &Spec, deferred_sizes: Option<String>| {
         let mut state = state.clone();
         let mut patch = json!({});
-        no_grace(pod, &mut patch);
-        let resize = change(pod, spec, template, &mut state, &mut patch, now);
+        remove_grace(pod, &mut patch);
+        let resize = apply_first_batch(pod, spec, template, &mut state, &mut patch, now);
         state.update_resources |= resize.is_some();
-        if owed.is_some() || resize::announced(pod) {
+        if deferred_sizes.is_some() || resize::has_resize_annotation(pod) {
             // What is announced is of another update; what is resized now is of the revision that the Pod has.
-            let left = owed.or_else(|| resize::announcement_without(pod, resize.as_ref()));
+            let annotation = deferred_sizes.or_else(|| resize::annotation_without(pod, resize.as_ref()));
             set(
                 &mut patch,
                 &["metadata", "annotations", keys::IN_PLACE_UPDATE_RESIZING],
-                json!(left),
+                json!(annotation),
             );
         }
-        (resize, stated(pod, patch, &state))
+        (resize, with_state_annotation(pod, patch, &state))
     };
-    let (resize, last) = going(&spec, None);
+    let (resize, last) = build(&spec, None);
     let resize = resize.map(|resize| {
-        let (kept, owed) = resize::postponed(pod, &spec, None);
-        resize.or(going(&kept, Some(owed)).1)
+        let (without_resize, deferred_sizes) = resize::defer_resize(pod, &spec, None);
+        resize.with_fallback(build(&without_resize, Some(deferred_sizes)).1)
     });
-    let mut writes: Vec<Write> = resize.into_iter().collect();
+    let mut writes: Vec<PodWrite> = resize.into_iter().collect();
     writes.push(last);
     writes
 }
 
 /// Ends the wait for sizes that kubelet does not give to the Pod: its update is done with those that it has.
 #[must_use]
-pub fn without_sizes(pod: &Pod) -> Option<Write> {
-    let mut state = state::state(pod).ok().flatten()?;
+pub fn stop_waiting_for_resize(pod: &Pod) -> Option<PodWrite> {
+    let mut state = annotations::update_state(pod).ok().flatten()?;
     state.update_resources = false;
-    Some(stated(pod, json!({}), &state))
+    Some(with_state_annotation(pod, json!({}), &state))
 }
 
 /// Forgets an update that waits for its grace period.
 #[must_use]
-pub fn forget_grace(pod: &Pod) -> Write {
+pub fn clear_grace(pod: &Pod) -> PodWrite {
     let mut patch = json!({});
-    no_grace(pod, &mut patch);
-    Write::new(Target::Pod, pod, patch)
+    remove_grace(pod, &mut patch);
+    PodWrite::new(PatchTarget::Pod, pod, patch)
 }
 
 /// The batches that `state` has still to come, as the spec of an update.
 #[must_use]
-pub fn rest(state: &InPlaceUpdateState) -> Spec {
+pub fn next_batches(state: &InPlaceUpdateState) -> Spec {
     Spec {
         revision: state.revision.clone(),
         container_images: state.next_container_images.clone(),
@@ -306,18 +314,18 @@ pub fn rest(state: &InPlaceUpdateState) -> Spec {
 }
 
 /// Puts the first batch of `spec` into `patch` and the others into `state`; returns the resize, which comes first.
-fn change(
+fn apply_first_batch(
     pod: &Pod,
     spec: &Spec,
     template: Template<'_>,
     state: &mut InPlaceUpdateState,
     patch: &mut Value,
     now: Timestamp,
-) -> Option<Write> {
+) -> Option<PodWrite> {
     if let Some(encoded) = &spec.meta_data_patch {
-        merge(patch, metadata_of(encoded, template));
+        merge(patch, metadata_patch(encoded, template));
     }
-    let batch = batch::first(pod, spec);
+    let batch = container_batches::first_batch(pod, spec);
     let (mut images, mut resources) = (Vec::new(), Vec::new());
     for container in pod.containers.iter().filter(|c| batch.contains(&c.name)) {
         let name = &container.name;
@@ -326,7 +334,7 @@ fn change(
             if *image != container.image {
                 let last = &mut state.last_container_statuses;
                 let superseded = last.contains_key(name);
-                last.insert(name.clone(), record(pod, name, image, superseded));
+                last.insert(name.clone(), container_record(pod, name, image, superseded));
             }
         }
         if let Some(new) = spec.container_resources.get(name) {
@@ -342,29 +350,29 @@ fn change(
     if !images.is_empty() {
         set(patch, &["spec", "containers"], Value::Array(images));
     }
-    keep_rest(spec, &batch, state);
+    store_next_batches(spec, &batch, state);
     if !batch.is_empty() {
         state.container_batches_record.push(InPlaceUpdateContainerBatch {
-            timestamp: Some(whole(now)),
+            timestamp: Some(whole_seconds(now)),
             containers: batch.into_iter().collect(),
         });
     }
     let resize = json!({ "spec": { "containers": resources } });
-    (resize["spec"]["containers"] != json!([])).then(|| Write::new(Target::Resize, pod, resize))
+    (resize["spec"]["containers"] != json!([])).then(|| PodWrite::new(PatchTarget::Resize, pod, resize))
 }
 
 /// What a patch of metadata changes.
-fn metadata_of(encoded: &str, template: Template<'_>) -> Value {
-    template.metadata_of(&decoded(encoded))
+fn metadata_patch(encoded: &str, template: Template<'_>) -> Value {
+    template.metadata_patch(&decode_patch(encoded))
 }
 
-fn decoded(patch: &str) -> Value {
+fn decode_patch(patch: &str) -> Value {
     let text = STANDARD.decode(patch).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
 /// What is not in the batch waits until the batch is ready.
-fn keep_rest(spec: &Spec, batch: &BTreeSet<String>, state: &mut InPlaceUpdateState) {
+fn store_next_batches(spec: &Spec, batch: &BTreeSet<String>, state: &mut InPlaceUpdateState) {
     state.next_container_images.clone_from(&spec.container_images);
     state
         .next_container_images
@@ -380,33 +388,34 @@ fn keep_rest(spec: &Spec, batch: &BTreeSet<String>, state: &mut InPlaceUpdateSta
     state.next_container_ref_metadata = references
         .map(|(name, read): (&String, &ContainerRefMetadata)| (name.clone(), read.clone()))
         .collect();
-    state.pre_check_before_next = state::has_next(state).then(|| InPlaceUpdatePreCheckBeforeNext {
-        containers_required_ready: batch.iter().cloned().collect(),
-    });
+    state.pre_check_before_next =
+        annotations::has_next_batches(state).then(|| InPlaceUpdatePreCheckBeforeNext {
+            containers_required_ready: batch.iter().cloned().collect(),
+        });
 }
 
 /// Records what runs before the change.
 ///
 /// The container's ID is left out where an update that did not end is taken back and the container that runs has
 /// the image: it may stay, so another ID must not be asked for.
-fn record(pod: &Pod, name: &str, image: &str, superseded: bool) -> InPlaceUpdateContainerStatus {
+fn container_record(pod: &Pod, name: &str, image: &str, superseded: bool) -> InPlaceUpdateContainerStatus {
     let (mut image_id, mut id) = (String::new(), String::new());
-    let mut may_stay = false;
-    if let Some(status) = pod.status(name) {
+    let mut may_keep_container = false;
+    if let Some(status) = pod.container_status(name) {
         (image_id, id) = (status.image_id.clone(), status.id.clone());
-        may_stay = superseded && status.running && complete::runs(image, status);
+        may_keep_container = superseded && status.running && completion::runs_image(image, status);
     }
     let old = pod.containers.iter().find(|c| c.name == name);
     InPlaceUpdateContainerStatus {
         image: old.map(|c| c.image.clone()).filter(|old| old != image),
         image_id,
-        container_id: (!may_stay).then_some(id),
+        container_id: (!may_keep_container).then_some(id),
         generation: Some(pod.generation).filter(|g| *g > 0),
         superseded,
     }
 }
 
-fn no_grace(pod: &Pod, patch: &mut Value) {
+fn remove_grace(pod: &Pod, patch: &mut Value) {
     annotate(pod, patch, keys::IN_PLACE_UPDATE_GRACE, None);
 }
 
@@ -437,6 +446,6 @@ fn merge(patch: &mut Value, other: Value) {
     }
 }
 
-fn whole(time: Timestamp) -> Time {
+fn whole_seconds(time: Timestamp) -> Time {
     Time(Timestamp::from_second(time.as_second()).unwrap_or(time))
 }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde_json::Value;
 
-use kruise_api::cloneset::texts;
-use kruise_api::container_hash::{Metadata, Origin, env_from_metadata, plain_hash_before_131};
+use kruise_api::cloneset::string_map;
+use kruise_api::container_hash::{EnvOrigin, PodMetadata, env_from_metadata, plain_hash_before_131};
 use kruise_api::keys;
 use kruise_api::owner::Owner;
 
@@ -23,7 +23,7 @@ pub struct Pod {
     /// Generation of its spec; 0 where the API server does not count it.
     pub generation: i64,
     /// Generation of the spec that kubelet's status is of; `None` before Kubernetes 1.34.
-    pub observed: Option<i64>,
+    pub observed_generation: Option<i64>,
     /// Its labels.
     pub labels: Arc<BTreeMap<String, String>>,
     /// Its annotations.
@@ -41,15 +41,15 @@ pub struct Pod {
     /// Its phase.
     pub phase: String,
     /// Its readiness gates.
-    pub gates: Vec<String>,
+    pub readiness_gates: Vec<String>,
     /// Its containers, without those that only initialise it.
     pub containers: Vec<Container>,
     /// Its conditions.
     pub conditions: Vec<Condition>,
     /// What kubelet says of the containers.
-    pub statuses: Vec<ContainerStatus>,
+    pub container_statuses: Vec<ContainerStatus>,
     /// The first of the containers that initialise it which waits.
-    pub initial: Option<Box<ContainerStatus>>,
+    pub waiting_init_container: Option<Box<ContainerStatus>>,
 }
 
 /// A container as the Pod's spec has it.
@@ -62,9 +62,9 @@ pub struct Container {
     /// Limits and requests.
     pub resources: Resources,
     /// Resources whose change restarts it.
-    pub restarted_by: Vec<String>,
+    pub restart_resources: Vec<String>,
     /// Environment taken from labels and annotations: name and origin.
-    pub env: Vec<(String, Origin)>,
+    pub env: Vec<(String, EnvOrigin)>,
     /// Its launch priority; the highest is first.
     pub priority: Option<i64>,
     /// Its hash as kubelet took it before 1.31; `None` where no update in place may ask for it.
@@ -86,7 +86,7 @@ pub struct Condition {
     /// The condition's type.
     pub type_: String,
     /// Whether its status is `True`.
-    pub holds: bool,
+    pub is_true: bool,
     /// Why, in a word.
     pub reason: String,
     /// Why, in a sentence.
@@ -115,9 +115,9 @@ pub struct ContainerStatus {
     /// Why it does not run, if kubelet says so.
     pub waiting: Option<String>,
     /// What kubelet adds to that, where it is always the same.
-    pub because: Option<String>,
+    pub waiting_message: Option<String>,
     /// How it ended last, in kubelet's words, if it did.
-    pub ended: Option<String>,
+    pub last_termination: Option<String>,
     /// What the runtime gives it; `None` when kubelet does not say.
     pub resources: Option<Resources>,
 }
@@ -125,33 +125,33 @@ pub struct ContainerStatus {
 impl Pod {
     /// Reads a Pod as the API server serves it. What is missing is empty.
     #[must_use]
-    pub fn of(pod: &Value) -> Self {
+    pub fn from_json(pod: &Value) -> Self {
         let (meta, spec, status) = (&pod["metadata"], &pod["spec"], &pod["status"]);
-        let annotations = texts(&meta["annotations"]);
-        let updated = [keys::IN_PLACE_UPDATE_STATE, keys::IN_PLACE_UPDATE_STATE_OLD];
-        let updated = updated.iter().any(|key| annotations.contains_key(*key));
+        let annotations = string_map(&meta["annotations"]);
+        let update_keys = [keys::IN_PLACE_UPDATE_STATE, keys::IN_PLACE_UPDATE_STATE_OLD];
+        let has_update_state = update_keys.iter().any(|key| annotations.contains_key(*key));
         Self {
             uid: text(&meta["uid"]),
             name: text(&meta["name"]),
             resource_version: text(&meta["resourceVersion"]),
             generation: meta["generation"].as_i64().unwrap_or_default(),
-            observed: status["observedGeneration"].as_i64(),
-            labels: Arc::new(texts(&meta["labels"])),
+            observed_generation: status["observedGeneration"].as_i64(),
+            labels: Arc::new(string_map(&meta["labels"])),
             annotations,
             finalizers: list(&meta["finalizers"], text),
             created: time(&meta["creationTimestamp"]),
             deleting: meta["deletionTimestamp"].is_string(),
-            controller: Owner::controller_in(&meta["ownerReferences"]),
+            controller: Owner::controller_from_json(&meta["ownerReferences"]),
             node: Some(text(&spec["nodeName"])).filter(|n| !n.is_empty()),
             phase: text(&status["phase"]),
-            gates: list(&spec["readinessGates"], |gate| text(&gate["conditionType"])),
+            readiness_gates: list(&spec["readinessGates"], |gate| text(&gate["conditionType"])),
             containers: list(&spec["containers"], |container| Container {
-                plain_before_131: updated.then(|| plain_hash_before_131(container)),
-                ..Container::of(container)
+                plain_before_131: has_update_state.then(|| plain_hash_before_131(container)),
+                ..Container::from_json(container)
             }),
-            conditions: list(&status["conditions"], Condition::of),
-            statuses: list(&status["containerStatuses"], ContainerStatus::of),
-            initial: list(&status["initContainerStatuses"], ContainerStatus::of)
+            conditions: list(&status["conditions"], Condition::from_json),
+            container_statuses: list(&status["containerStatuses"], ContainerStatus::from_json),
+            waiting_init_container: list(&status["initContainerStatuses"], ContainerStatus::from_json)
                 .into_iter()
                 .find(|status| status.waiting.is_some())
                 .map(Box::new),
@@ -172,20 +172,20 @@ impl Pod {
 
     /// Whether it has this readiness gate.
     #[must_use]
-    pub fn gated(&self, gate: &str) -> bool {
-        self.gates.iter().any(|g| g == gate)
+    pub fn has_readiness_gate(&self, gate: &str) -> bool {
+        self.readiness_gates.iter().any(|g| g == gate)
     }
 
     /// What kubelet says of a container.
     #[must_use]
-    pub fn status(&self, container: &str) -> Option<&ContainerStatus> {
-        self.statuses.iter().find(|s| s.name == container)
+    pub fn container_status(&self, container: &str) -> Option<&ContainerStatus> {
+        self.container_statuses.iter().find(|s| s.name == container)
     }
 
     /// The labels and annotations that its environment is taken from.
     #[must_use]
-    pub fn metadata(&self) -> Metadata<'_> {
-        Metadata {
+    pub fn metadata(&self) -> PodMetadata<'_> {
+        PodMetadata {
             labels: &self.labels,
             annotations: &self.annotations,
         }
@@ -194,22 +194,22 @@ impl Pod {
     /// Whether condition Ready is true.
     #[must_use]
     pub fn condition_ready(&self) -> bool {
-        self.condition("Ready").is_some_and(|c| c.holds)
+        self.condition("Ready").is_some_and(|c| c.is_true)
     }
 }
 
 impl Container {
     /// Reads a container (raw JSON of `v1.Container`), but for its hash.
     #[must_use]
-    pub fn of(container: &Value) -> Self {
+    pub fn from_json(container: &Value) -> Self {
         let restarting = |policy: &Value| {
             (policy["restartPolicy"] == "RestartContainer").then(|| text(&policy["resourceName"]))
         };
         Self {
             name: text(&container["name"]),
             image: text(&container["image"]),
-            resources: Resources::of(&container["resources"]),
-            restarted_by: list(&container["resizePolicy"], restarting)
+            resources: Resources::from_json(&container["resources"]),
+            restart_resources: list(&container["resizePolicy"], restarting)
                 .into_iter()
                 .flatten()
                 .collect(),
@@ -235,7 +235,7 @@ pub fn priority(container: &Value) -> Option<i64> {
 impl Resources {
     /// Reads `v1.ResourceRequirements`.
     #[must_use]
-    pub fn of(resources: &Value) -> Self {
+    pub fn from_json(resources: &Value) -> Self {
         Self {
             limits: quantities(&resources["limits"]),
             requests: quantities(&resources["requests"]),
@@ -244,10 +244,10 @@ impl Resources {
 }
 
 impl Condition {
-    fn of(condition: &Value) -> Self {
+    fn from_json(condition: &Value) -> Self {
         Self {
             type_: text(&condition["type"]),
-            holds: condition["status"] == "True",
+            is_true: condition["status"] == "True",
             reason: text(&condition["reason"]),
             message: text(&condition["message"]),
             since: time(&condition["lastTransitionTime"]),
@@ -256,7 +256,7 @@ impl Condition {
 }
 
 impl ContainerStatus {
-    fn of(status: &Value) -> Self {
+    fn from_json(status: &Value) -> Self {
         let (resources, waiting) = (&status["resources"], &status["state"]["waiting"]);
         Self {
             name: text(&status["name"]),
@@ -267,45 +267,46 @@ impl ContainerStatus {
             running: status["state"]["running"].is_object(),
             restarts: status["restartCount"].as_i64().unwrap_or_default(),
             waiting: Some(text(&waiting["reason"])).filter(|r| !r.is_empty()),
-            because: because(waiting),
-            ended: ended(status),
-            resources: resources.is_object().then(|| Resources::of(resources)),
+            waiting_message: waiting_message(waiting),
+            last_termination: last_termination(status),
+            resources: resources.is_object().then(|| Resources::from_json(resources)),
         }
     }
 }
 
 /// What kubelet says of a container that it cannot start. Where it tries again it counts, and names times.
-fn because(waiting: &Value) -> Option<String> {
+fn waiting_message(waiting: &Value) -> Option<String> {
     let reason = waiting["reason"].as_str()?;
     if reason.contains("BackOff") || reason.contains("Image") {
         return None;
     }
     let message = waiting["message"].as_str()?;
     let line = message.lines().map(str::trim).find(|line| !line.is_empty())?;
-    Some(beginning(line).to_owned())
+    Some(truncate(line).to_owned())
 }
 
 /// How a container ended last: its exit code, the reason, and the end of what it wrote as its last message.
-fn ended(status: &Value) -> Option<String> {
+fn last_termination(status: &Value) -> Option<String> {
     let states = [&status["state"]["terminated"], &status["lastState"]["terminated"]];
     let last = states.into_iter().find(|state| state.is_object())?;
-    let mut words = format!("exit code {}", last["exitCode"].as_i64().unwrap_or_default());
+    let mut summary = format!("exit code {}", last["exitCode"].as_i64().unwrap_or_default());
     let reason = last["reason"].as_str().unwrap_or_default();
     if !matches!(reason, "" | "Error" | "Completed") {
-        words += &format!(", {}", beginning(reason));
+        summary += &format!(", {}", truncate(reason));
     }
     let message = last["message"].as_str().unwrap_or_default();
     let line = message.lines().rev().map(str::trim).find(|line| !line.is_empty());
     if let Some(line) = line {
-        words += &format!(": {}", beginning(line));
+        summary += &format!(": {}", truncate(line));
     }
-    Some(words)
+    Some(summary)
 }
 
 /// As much of a text as is kept.
-fn beginning(text: &str) -> &str {
-    const LONGEST: usize = 120;
-    text.get(..text.floor_char_boundary(LONGEST)).unwrap_or_default()
+fn truncate(text: &str) -> &str {
+    const MAX_BYTES: usize = 120;
+    text.get(..text.floor_char_boundary(MAX_BYTES))
+        .unwrap_or_default()
 }
 
 fn text(value: &Value) -> String {
@@ -316,8 +317,8 @@ fn time(value: &Value) -> Option<Timestamp> {
     value.as_str()?.parse().ok()
 }
 
-fn list<T>(value: &Value, one: impl Fn(&Value) -> T) -> Vec<T> {
-    value.as_array().into_iter().flatten().map(one).collect()
+fn list<T>(value: &Value, parse: impl Fn(&Value) -> T) -> Vec<T> {
+    value.as_array().into_iter().flatten().map(parse).collect()
 }
 
 /// A quantity may be written as a number.

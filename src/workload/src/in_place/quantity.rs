@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn amounts_are_compared_and_not_texts() {
+    fn quantities_compare_by_value() {
         for (one, other) in [
             ("1", "1000m"),
             ("0.5", "500m"),

@@ -2,55 +2,60 @@
 
 use jiff::{Timestamp, ToSpan};
 
-use super::complete::{Waiting, containers};
+use super::completion::{WaitingFor, check_containers};
 use super::pod::Pod;
 use super::template::Template;
-use super::write::Write;
-use super::{patch, state};
+use super::write::PodWrite;
+use super::{annotations, patch};
 
 /// What is next.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Refresh {
+pub enum RefreshResult {
     /// Nothing holds the Pod: its gate may be true.
     Done,
     /// Nothing to do but to wait; until a time, or for the Pod to change.
-    Wait(Waiting),
+    Wait(WaitingFor),
     /// These writes.
-    Act(Vec<Write>),
+    Patch(Vec<PodWrite>),
 }
 
 /// What is next for `pod`; `is_at` says whether it has a revision, whose template is `template`.
 #[must_use]
-pub fn refresh(pod: &Pod, is_at: impl Fn(&str) -> bool, template: Template<'_>, now: Timestamp) -> Refresh {
-    let unreadable = |why| Refresh::Wait(Waiting::Unreadable(why));
-    let (grace, state) = match (state::grace(pod), state::state(pod)) {
-        (Err(why), _) | (_, Err(why)) => return unreadable(why),
+pub fn refresh(
+    pod: &Pod,
+    has_revision: impl Fn(&str) -> bool,
+    template: Template<'_>,
+    now: Timestamp,
+) -> RefreshResult {
+    let invalid = |why| RefreshResult::Wait(WaitingFor::InvalidAnnotation(why));
+    let (grace, state) = match (annotations::grace_spec(pod), annotations::update_state(pod)) {
+        (Err(why), _) | (_, Err(why)) => return invalid(why),
         (Ok(grace), Ok(state)) => (grace, state),
     };
     if let Some(grace) = grace {
         let Some(state) = state else {
-            return unreadable("a grace period is given, but no update".to_owned());
+            return invalid("a grace period is given, but no update".to_owned());
         };
-        if !is_at(&grace.revision) {
-            return Refresh::Act(vec![patch::forget_grace(pod)]);
+        if !has_revision(&grace.revision) {
+            return RefreshResult::Patch(vec![patch::clear_grace(pod)]);
         }
         let began = state.update_timestamp.as_ref().map_or(now, |t| t.0);
         let until = began
             .saturating_add(i64::from(grace.grace_seconds).seconds())
             .unwrap_or(now);
         if now < until {
-            return Refresh::Wait(Waiting::Grace(Some(until)));
+            return RefreshResult::Wait(WaitingFor::GracePeriod(Some(until)));
         }
-        return Refresh::Act(patch::go_on(pod, grace, template, &state, now));
+        return RefreshResult::Patch(patch::continue_update(pod, grace, template, &state, now));
     }
     let Some(state) = state else {
-        return Refresh::Done;
+        return RefreshResult::Done;
     };
-    if let Err(waiting) = containers(pod, &state) {
-        return Refresh::Wait(waiting);
+    if let Err(waiting) = check_containers(pod, &state) {
+        return RefreshResult::Wait(waiting);
     }
-    if !state::has_next(&state) {
-        return Refresh::Done;
+    if !annotations::has_next_batches(&state) {
+        return RefreshResult::Done;
     }
     let required = state
         .pre_check_before_next
@@ -58,10 +63,10 @@ pub fn refresh(pod: &Pod, is_at: impl Fn(&str) -> bool, template: Template<'_>, 
         .flat_map(|check| &check.containers_required_ready);
     let unready = required
         .into_iter()
-        .find(|name| !pod.status(name).is_some_and(|s| s.ready));
+        .find(|name| !pod.container_status(name).is_some_and(|s| s.ready));
     if let Some(name) = unready {
-        return Refresh::Wait(Waiting::Ready(name.clone()));
+        return RefreshResult::Wait(WaitingFor::ContainerReady(name.clone()));
     }
-    let rest = patch::rest(&state);
-    Refresh::Act(patch::go_on(pod, rest, template, &state, now))
+    let next = patch::next_batches(&state);
+    RefreshResult::Patch(patch::continue_update(pod, next, template, &state, now))
 }

@@ -12,12 +12,12 @@ use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::{Deserialize, Serialize};
 
-use super::complete::same;
+use super::completion::same_resources;
 use super::pod::{Condition, Container, Pod};
 use super::quantity;
 use super::spec::Spec;
 use super::template::Template;
-use super::write::{Write, json_text};
+use super::write::{PodWrite, json_text};
 use kruise_api::keys;
 
 /// CPU and memory of containers, by name.
@@ -27,7 +27,7 @@ type Quantities = BTreeMap<String, Quantity>;
 /// What the annotation says.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Announced {
+struct ResizeAnnotation {
     /// Label of the revision that the Pod had, and has until the resize is recorded.
     revision: String,
     /// What the containers had; or, where their resize was refused, what they are to have.
@@ -39,79 +39,83 @@ struct Announced {
 
 /// Whether the Pod may have another size than its revision says.
 #[must_use]
-pub fn announced(pod: &Pod) -> bool {
+pub fn has_resize_annotation(pod: &Pod) -> bool {
     pod.annotations.contains_key(keys::IN_PLACE_UPDATE_RESIZING)
 }
 
 /// Whether that is so because its resize was refused.
 #[must_use]
-pub fn refused(pod: &Pod) -> bool {
-    announcement_of(pod).is_some_and(|announced| announced.refused)
+pub fn resize_refused(pod: &Pod) -> bool {
+    read_annotation(pod).is_some_and(|announced| announced.refused)
 }
 
 /// Whether the Pod may have been resized for a revision that it does not have.
 #[must_use]
-pub fn unrecorded(pod: &Pod) -> bool {
-    announced(pod) && !refused(pod)
+pub fn has_unrecorded_resize(pod: &Pod) -> bool {
+    has_resize_annotation(pod) && !resize_refused(pod)
 }
 
 /// Whether kubelet may yet restart a container of such a Pod for its size.
 #[must_use]
-pub fn under_way(pod: &Pod) -> bool {
+pub fn resize_in_progress(pod: &Pod) -> bool {
     let changing = |container: &Container| {
-        let given = pod.status(&container.name).and_then(|s| s.resources.as_ref());
-        given.is_some_and(|given| !same(given, &container.resources))
+        let actual = pod
+            .container_status(&container.name)
+            .and_then(|s| s.resources.as_ref());
+        actual.is_some_and(|given| !same_resources(given, &container.resources))
     };
-    announced(pod) && pod.containers.iter().any(changing)
+    has_resize_annotation(pod) && pod.containers.iter().any(changing)
 }
 
 /// The annotation that announces `resize`: what the Pod has now of what that changes. What was announced before stays, for
 /// that is older.
 #[must_use]
-pub(super) fn announcement(pod: &Pod, resize: &Write) -> String {
-    let mut containers = before(pod);
-    for (name, change) in changes(resize) {
-        let Some(has) = pod.containers.iter().find(|c| c.name == name) else {
+pub(super) fn resize_annotation(pod: &Pod, resize: &PodWrite) -> String {
+    let mut original_sizes = announced_sizes(pod);
+    for (name, change) in changed_sizes(resize) {
+        let Some(container) = pod.containers.iter().find(|c| c.name == name) else {
             continue;
         };
         let old = ResourceRequirements {
-            limits: of_those(&has.resources.limits, change.limits),
-            requests: of_those(&has.resources.requests, change.requests),
+            limits: current_values(&container.resources.limits, change.limits),
+            requests: current_values(&container.resources.requests, change.requests),
             ..ResourceRequirements::default()
         };
-        add(containers.entry(name).or_default(), old);
+        merge_resources(original_sizes.entry(name).or_default(), old);
     }
-    announce(revision(pod), containers, refused(pod))
+    to_annotation(revision_label_of(pod), original_sizes, resize_refused(pod))
 }
 
 /// `spec` without its sizes, which are refused; and the annotation that says which the Pod is to get, once it has
 /// `revision`, or this one.
-pub(super) fn postponed(pod: &Pod, spec: &Spec, revision: Option<&str>) -> (Spec, String) {
-    let mut kept = spec.clone();
-    let mut owed = std::mem::take(&mut kept.container_resources);
-    add_all(&mut owed, before(pod));
-    let revision = revision.map_or_else(|| self::revision(pod), str::to_owned);
-    (kept, announce(revision, owed, true))
+pub(super) fn defer_resize(pod: &Pod, spec: &Spec, revision: Option<&str>) -> (Spec, String) {
+    let mut without_resize = spec.clone();
+    let mut deferred_sizes = std::mem::take(&mut without_resize.container_resources);
+    merge_sizes(&mut deferred_sizes, announced_sizes(pod));
+    let revision = revision.map_or_else(|| self::revision_label_of(pod), str::to_owned);
+    (without_resize, to_annotation(revision, deferred_sizes, true))
 }
 
 /// Reason of a resize that kubelet began, and fails to do; it goes on trying.
-pub const FAILS: &str = "Error";
+pub const RESIZE_ERROR: &str = "Error";
 
 /// What kubelet says of the last resize of the Pod that it cannot do, or not yet, or fails to do.
 #[must_use]
-pub fn pending(pod: &Pod) -> Option<&Condition> {
+pub fn resize_condition(pod: &Pod) -> Option<&Condition> {
     // What it says may be about the one before.
-    let seen = pod.observed.is_none_or(|observed| observed >= pod.generation);
-    let held = |kind: &str| pod.condition(kind).filter(|c| c.holds && seen);
-    held("PodResizePending").or_else(|| held("PodResizeInProgress").filter(|c| c.reason == FAILS))
+    let is_current = pod
+        .observed_generation
+        .is_none_or(|observed| observed >= pod.generation);
+    let active = |kind: &str| pod.condition(kind).filter(|c| c.is_true && is_current);
+    active("PodResizePending").or_else(|| active("PodResizeInProgress").filter(|c| c.reason == RESIZE_ERROR))
 }
 
 /// The same where the sizes are those of `template`, in words.
 #[must_use]
-pub fn pending_to(pod: &Pod, template: Template<'_>) -> Option<String> {
-    let pending = pending(pod)?;
-    let named = |map: &BTreeMap<String, String>| {
-        some(
+pub fn resize_message(pod: &Pod, template: Template<'_>) -> Option<String> {
+    let pending = resize_condition(pod)?;
+    let quantities = |map: &BTreeMap<String, String>| {
+        non_empty(
             map.iter()
                 .map(|(name, size)| (name.clone(), Quantity(size.clone())))
                 .collect(),
@@ -119,37 +123,37 @@ pub fn pending_to(pod: &Pod, template: Template<'_>) -> Option<String> {
     };
     let sizes = pod.containers.iter().map(|container| {
         let sizes = ResourceRequirements {
-            limits: named(&container.resources.limits),
-            requests: named(&container.resources.requests),
+            limits: quantities(&container.resources.limits),
+            requests: quantities(&container.resources.requests),
             ..ResourceRequirements::default()
         };
         (container.name.clone(), sizes)
     });
-    let asked = template.values(Spec {
+    let requested = template.with_template_values(Spec {
         container_resources: sizes.collect(),
         ..Spec::default()
     });
     // What others ask for is no concern of its workload.
-    let own = others(pod, asked.container_resources).is_empty();
+    let own = differing_sizes(pod, requested.container_resources).is_empty();
     own.then(|| format!("{}: {}", pending.reason, pending.message))
 }
 
 /// What is still announced once `resize` is recorded; `None` where that is nothing.
 #[must_use]
-pub(super) fn announcement_without(pod: &Pod, resize: Option<&Write>) -> Option<String> {
-    let mut containers = before(pod);
-    for (name, change) in resize.iter().flat_map(|resize| changes(resize)) {
+pub(super) fn annotation_without(pod: &Pod, resize: Option<&PodWrite>) -> Option<String> {
+    let mut containers = announced_sizes(pod);
+    for (name, change) in resize.iter().flat_map(|resize| changed_sizes(resize)) {
         if let Some(old) = containers.get_mut(&name) {
-            old.limits = without(old.limits.take(), change.limits);
-            old.requests = without(old.requests.take(), change.requests);
+            old.limits = remove_changed(old.limits.take(), change.limits);
+            old.requests = remove_changed(old.requests.take(), change.requests);
         }
     }
     containers.retain(|_, old| *old != ResourceRequirements::default());
-    (!containers.is_empty()).then(|| announce(revision(pod), containers, refused(pod)))
+    (!containers.is_empty()).then(|| to_annotation(revision_label_of(pod), containers, resize_refused(pod)))
 }
 
-fn announce(revision: String, containers: Sizes, refused: bool) -> String {
-    json_text(&Announced {
+fn to_annotation(revision: String, containers: Sizes, refused: bool) -> String {
+    json_text(&ResizeAnnotation {
         revision,
         containers,
         refused,
@@ -157,7 +161,7 @@ fn announce(revision: String, containers: Sizes, refused: bool) -> String {
 }
 
 /// The containers that are resized, with what is new of their sizes.
-fn changes(resize: &Write) -> Sizes {
+fn changed_sizes(resize: &PodWrite) -> Sizes {
     let changed = resize.patch["spec"]["containers"].as_array();
     let named = changed.into_iter().flatten().filter_map(|container| {
         let name = container["name"].as_str()?.to_owned();
@@ -167,78 +171,85 @@ fn changes(resize: &Write) -> Sizes {
 }
 
 /// What the Pod has of what changes.
-fn of_those(has: &BTreeMap<String, String>, changed: Option<Quantities>) -> Option<Quantities> {
+fn current_values(current: &BTreeMap<String, String>, changed: Option<Quantities>) -> Option<Quantities> {
     let names = changed.unwrap_or_default().into_keys();
-    let kept = names.filter_map(|name| Some((name.clone(), Quantity(has.get(&name)?.clone()))));
-    some(kept.collect())
+    let quantities = names.filter_map(|name| Some((name.clone(), Quantity(current.get(&name)?.clone()))));
+    non_empty(quantities.collect())
 }
 
-fn without(old: Option<Quantities>, changed: Option<Quantities>) -> Option<Quantities> {
+fn remove_changed(old: Option<Quantities>, changed: Option<Quantities>) -> Option<Quantities> {
     let (mut old, changed) = (old.unwrap_or_default(), changed.unwrap_or_default());
     old.retain(|name, _| !changed.contains_key(name));
-    some(old)
+    non_empty(old)
 }
 
-fn some(quantities: Quantities) -> Option<Quantities> {
+fn non_empty(quantities: Quantities) -> Option<Quantities> {
     Some(quantities).filter(|all| !all.is_empty())
 }
 
 /// What leads back from the announced resizes: the sizes of `template`.
 #[must_use]
-pub(super) fn other_sizes(pod: &Pod, template: Template<'_>) -> Sizes {
+pub(super) fn sizes_to_restore(pod: &Pod, template: Template<'_>) -> Sizes {
     let changed = Spec {
-        container_resources: others(pod, before(pod)),
+        container_resources: differing_sizes(pod, announced_sizes(pod)),
         ..Spec::default()
     };
     // Whoever may annotate a Pod could have written what is announced.
-    others(pod, template.values(changed).container_resources)
+    differing_sizes(pod, template.with_template_values(changed).container_resources)
 }
 
 /// Of these sizes, those that the Pod's containers do not have.
-fn others(pod: &Pod, mut sizes: Sizes) -> Sizes {
+fn differing_sizes(pod: &Pod, mut sizes: Sizes) -> Sizes {
     sizes.retain(|name, size| {
-        let Some(Container { resources: has, .. }) = pod.containers.iter().find(|c| c.name == *name) else {
+        let Some(Container {
+            resources: current, ..
+        }) = pod.containers.iter().find(|c| c.name == *name)
+        else {
             return false;
         };
-        size.limits = other(&has.limits, size.limits.take());
-        size.requests = other(&has.requests, size.requests.take());
+        size.limits = differing_quantities(&current.limits, size.limits.take());
+        size.requests = differing_quantities(&current.requests, size.requests.take());
         *size != ResourceRequirements::default()
     });
     sizes
 }
 
 /// What is not so.
-fn other(has: &BTreeMap<String, String>, old: Option<Quantities>) -> Option<Quantities> {
+fn differing_quantities(current: &BTreeMap<String, String>, old: Option<Quantities>) -> Option<Quantities> {
     let mut old = old.unwrap_or_default();
-    old.retain(|name, Quantity(size)| has.get(name).is_some_and(|is| !quantity::equal(is, size)));
-    some(old)
+    old.retain(|name, Quantity(size)| {
+        current
+            .get(name)
+            .is_some_and(|actual| !quantity::equal(actual, size))
+    });
+    non_empty(old)
 }
 
 /// The sizes that are announced; none where that cannot be read, or another implementation has recorded the update since.
-fn before(pod: &Pod) -> Sizes {
-    announcement_of(pod).unwrap_or_default().containers
+fn announced_sizes(pod: &Pod) -> Sizes {
+    read_annotation(pod).unwrap_or_default().containers
 }
 
-fn announcement_of(pod: &Pod) -> Option<Announced> {
+fn read_annotation(pod: &Pod) -> Option<ResizeAnnotation> {
     let text = pod.annotations.get(keys::IN_PLACE_UPDATE_RESIZING)?;
-    let announced = serde_json::from_str::<Announced>(text).ok();
-    announced.filter(|announced| announced.revision == revision(pod))
+    let annotation = serde_json::from_str::<ResizeAnnotation>(text).ok();
+    annotation.filter(|announced| announced.revision == revision_label_of(pod))
 }
 
 /// Label of the revision that the Pod has.
-pub(super) fn revision(pod: &Pod) -> String {
+pub(super) fn revision_label_of(pod: &Pod) -> String {
     let label = pod.labels.get(keys::CONTROLLER_REVISION_HASH);
     label.cloned().unwrap_or_default()
 }
 
 /// Adds the sizes of containers, but for what is there already.
-pub(super) fn add_all(into: &mut Sizes, more: Sizes) {
+pub(super) fn merge_sizes(into: &mut Sizes, more: Sizes) {
     for (name, more) in more {
-        add(into.entry(name).or_default(), more);
+        merge_resources(into.entry(name).or_default(), more);
     }
 }
 
-fn add(into: &mut ResourceRequirements, more: ResourceRequirements) {
+fn merge_resources(into: &mut ResourceRequirements, more: ResourceRequirements) {
     for (into, more) in [
         (&mut into.limits, more.limits),
         (&mut into.requests, more.requests),

@@ -7,24 +7,24 @@ use base64::engine::general_purpose::STANDARD;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Map, Value, json};
 
-use super::diff::{Change, changes};
-use super::normal::{Stored, normal};
+use super::diff::{FieldChange, field_changes};
+use super::normalize::{TemplateStorage, normalize};
 use super::pod::{Container, Resources};
 use super::quantity;
-use kruise_api::cloneset::texts;
-use kruise_api::container_hash::Origin;
+use kruise_api::cloneset::string_map;
+use kruise_api::container_hash::EnvOrigin;
 use kruise_api::go_json;
 pub use kruise_api::in_place::InPlaceUpdateGrace as Spec;
 
 /// A ControllerRevision as the engine looks at it.
 #[derive(Clone, Copy, Debug)]
-pub struct Revision<'a> {
+pub struct RevisionData<'a> {
     /// Its name.
     pub name: &'a str,
     /// Its raw data, `{"spec":{"template":…}}`.
     pub data: &'a Value,
     /// Hash of the claim templates; `None` when it does not say.
-    pub claims: Option<&'a str>,
+    pub claim_hash: Option<&'a str>,
 }
 
 /// What the engine may do.
@@ -39,7 +39,7 @@ pub struct Options {
     /// Seconds between a Pod's being marked not ready and its change.
     pub grace_seconds: i32,
     /// How templates are stored (gate TemplateNoDefaults).
-    pub stored: Stored,
+    pub template_storage: TemplateStorage,
 }
 
 /// Why a Pod cannot be updated in place.
@@ -65,20 +65,20 @@ pub enum MustRecreate {
     NoRevision,
     /// Kubelet does not start a container again that is stopped for its environment.
     #[error("container {0} cannot get its new environment in place: its restartPolicy is {1}")]
-    EndsForGood(String, String),
+    NeverRestarted(String, String),
     /// The Pod has no way to be taken out of its Services while it is updated.
     #[error("the Pod lacks readiness gate InPlaceUpdateReady")]
-    NoGate,
+    NoReadinessGate,
 }
 
 /// A map of a Pod's metadata.
 #[derive(Clone, Copy)]
-enum Part {
+enum MetadataPart {
     Labels,
     Annotations,
 }
 
-impl Part {
+impl MetadataPart {
     fn key(self) -> &'static str {
         match self {
             Self::Labels => "labels",
@@ -87,7 +87,7 @@ impl Part {
     }
 }
 
-/// What leads from `old` to `new` in place. They are compared in their [normal form](super::normal): a default that one
+/// What leads from `old` to `new` in place. They are compared in their [normal form](super::normalize): a default that one
 /// of them spells out is no change.
 ///
 /// Beyond what OpenKruise does, a key that a container's environment is taken from is one also when it is
@@ -96,10 +96,14 @@ impl Part {
 ///
 /// # Errors
 /// Why a new Pod is needed.
-pub fn spec(old: &Revision<'_>, new: &Revision<'_>, options: &Options) -> Result<Spec, MustRecreate> {
+pub fn calculate_spec(
+    old: &RevisionData<'_>,
+    new: &RevisionData<'_>,
+    options: &Options,
+) -> Result<Spec, MustRecreate> {
     let changed = old
-        .claims
-        .zip(new.claims)
+        .claim_hash
+        .zip(new.claim_hash)
         .is_some_and(|(one, other)| one != other);
     if options.recreate_for_claims && changed {
         return Err(MustRecreate::Claims);
@@ -111,15 +115,18 @@ pub fn spec(old: &Revision<'_>, new: &Revision<'_>, options: &Options) -> Result
     };
     let (before, after) = (&old.data["spec"]["template"], &new.data["spec"]["template"]);
     let mut metadata = false;
-    for change in changes(&normal(before, options.stored), &normal(after, options.stored)) {
+    for change in field_changes(
+        &normalize(before, options.template_storage),
+        &normalize(after, options.template_storage),
+    ) {
         match change.path.first().map(String::as_str) {
             Some("metadata") => metadata = true,
-            _ => take(&change, before, after, options, &mut spec)?,
+            _ => add_change(&change, before, after, options, &mut spec)?,
         }
     }
-    request_as_limited(before, &mut spec);
+    add_implied_requests(before, &mut spec);
     if !spec.container_resources.is_empty() {
-        let (one, other) = (quality_of_service(before), quality_of_service(after));
+        let (one, other) = (qos_class(before), qos_class(after));
         if one != other {
             return Err(MustRecreate::QualityOfService(one, other));
         }
@@ -135,14 +142,14 @@ pub fn spec(old: &Revision<'_>, new: &Revision<'_>, options: &Options) -> Result
         }
     }
     if metadata {
-        take_metadata(before, after, options, &mut spec)?;
+        add_metadata_changes(before, after, options, &mut spec)?;
     }
     Ok(spec)
 }
 
 /// Takes a change of an image or a resource.
-fn take(
-    change: &Change,
+fn add_change(
+    change: &FieldChange,
     before: &Value,
     after: &Value,
     options: &Options,
@@ -153,14 +160,14 @@ fn take(
         return Err(refuse());
     }
     let path: Vec<&str> = change.path.iter().map(String::as_str).collect();
-    let at = |list: &str| list.parse::<usize>().unwrap_or(usize::MAX);
+    let index = |list: &str| list.parse::<usize>().unwrap_or(usize::MAX);
     let container = |list: &str| {
-        let name = &before["spec"]["containers"][at(list)]["name"];
+        let name = &before["spec"]["containers"][index(list)]["name"];
         name.as_str().map(str::to_owned).ok_or_else(refuse)
     };
     match path.as_slice() {
         ["spec", "containers", nth, "image"] => {
-            let image = after["spec"]["containers"][at(nth)]["image"].as_str();
+            let image = after["spec"]["containers"][index(nth)]["image"].as_str();
             spec.container_images
                 .insert(container(nth)?, image.ok_or_else(refuse)?.to_owned());
         }
@@ -172,7 +179,7 @@ fn take(
             kind @ ("limits" | "requests"),
             name @ ("cpu" | "memory"),
         ] if options.vertical => {
-            let value = &after["spec"]["containers"][at(nth)]["resources"][*kind][*name];
+            let value = &after["spec"]["containers"][index(nth)]["resources"][*kind][*name];
             let quantity = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
             let resources = spec.container_resources.entry(container(nth)?).or_default();
             let part = match *kind {
@@ -189,14 +196,14 @@ fn take(
 
 /// A resource that is limited and not requested has in the Pod a request as high as its limit, from its creation.
 /// It must stay so, or the quality of service would change.
-fn request_as_limited(before: &Value, spec: &mut Spec) {
+fn add_implied_requests(before: &Value, spec: &mut Spec) {
     let containers = before["spec"]["containers"].as_array();
     for container in containers.into_iter().flatten() {
         let name = container["name"].as_str().unwrap_or_default();
         let Some(new) = spec.container_resources.get_mut(name) else {
             continue;
         };
-        let requested = Resources::of(&container["resources"]).requests;
+        let requested = Resources::from_json(&container["resources"]).requests;
         for (resource, limit) in new.limits.iter().flatten() {
             if !requested.contains_key(resource) {
                 let requests = new.requests.get_or_insert_default();
@@ -207,7 +214,7 @@ fn request_as_limited(before: &Value, spec: &mut Spec) {
 }
 
 /// Takes the change of the metadata: what containers read goes with them, the rest is a patch.
-fn take_metadata(
+fn add_metadata_changes(
     before: &Value,
     after: &Value,
     options: &Options,
@@ -218,26 +225,26 @@ fn take_metadata(
         .into_iter()
         .flatten()
         .filter(|_| options.env_from_metadata)
-        .map(Container::of)
+        .map(Container::from_json)
         .collect();
     let mut patch = Map::new();
-    for part in [Part::Labels, Part::Annotations] {
-        let map = |template: &Value| texts(&template["metadata"][part.key()]);
+    for part in [MetadataPart::Labels, MetadataPart::Annotations] {
+        let map = |template: &Value| string_map(&template["metadata"][part.key()]);
         let mut plain = Map::new();
-        for (key, value) in differing(&map(before), &map(after)) {
-            let readers: Vec<&Container> = containers.iter().filter(|c| reads(c, part, &key)).collect();
+        for (key, value) in changed_keys(&map(before), &map(after)) {
+            let readers: Vec<&Container> = containers.iter().filter(|c| reads_key(c, part, &key)).collect();
             spec.update_env_from_metadata |= !readers.is_empty();
             match value.filter(|_| !readers.is_empty()) {
                 Some(value) => {
                     for reader in readers {
-                        starts_again(before, &reader.name, spec)?;
+                        check_restart_policy(before, &reader.name, spec)?;
                         let read = spec
                             .container_ref_metadata
                             .entry(reader.name.clone())
                             .or_default();
                         let map = match part {
-                            Part::Labels => &mut read.labels,
-                            Part::Annotations => &mut read.annotations,
+                            MetadataPart::Labels => &mut read.labels,
+                            MetadataPart::Annotations => &mut read.annotations,
                         };
                         map.insert(key.clone(), value.clone());
                     }
@@ -252,29 +259,29 @@ fn take_metadata(
             patch.insert(part.key().to_owned(), Value::Object(plain));
         }
     }
-    finalizers(before, after, &mut patch);
+    add_finalizer_changes(before, after, &mut patch);
     let patch = match patch.is_empty() {
         true => json!({}),
         false => json!({ "metadata": patch }),
     };
-    spec.meta_data_patch = Some(STANDARD.encode(go_json::sorted(&patch)));
+    spec.meta_data_patch = Some(STANDARD.encode(go_json::to_sorted_json(&patch)));
     Ok(())
 }
 
 /// A container that is not replaced for its image is stopped for its environment, and started again by its policy.
-fn starts_again(template: &Value, name: &str, spec: &Spec) -> Result<(), MustRecreate> {
+fn check_restart_policy(template: &Value, name: &str, spec: &Spec) -> Result<(), MustRecreate> {
     let mut containers = template["spec"]["containers"].as_array().into_iter().flatten();
     let container = containers.find(|container| container["name"] == name);
     match container.and_then(|container| container["restartPolicy"].as_str()) {
         Some(policy) if policy != "Always" && !spec.container_images.contains_key(name) => {
-            Err(MustRecreate::EndsForGood(name.to_owned(), policy.to_owned()))
+            Err(MustRecreate::NeverRestarted(name.to_owned(), policy.to_owned()))
         }
         _ => Ok(()),
     }
 }
 
 /// Keys whose value differs, with the new value.
-fn differing(
+fn changed_keys(
     before: &BTreeMap<String, String>,
     after: &BTreeMap<String, String>,
 ) -> Vec<(String, Option<String>)> {
@@ -283,15 +290,16 @@ fn differing(
     differ.map(|key| (key.clone(), after.get(key).cloned())).collect()
 }
 
-fn reads(container: &Container, part: Part, key: &str) -> bool {
+fn reads_key(container: &Container, part: MetadataPart, key: &str) -> bool {
     container.env.iter().any(|(_, origin)| match (origin, part) {
-        (Origin::Label(read), Part::Labels) | (Origin::Annotation(read), Part::Annotations) => read == key,
+        (EnvOrigin::Label(read), MetadataPart::Labels)
+        | (EnvOrigin::Annotation(read), MetadataPart::Annotations) => read == key,
         _ => false,
     })
 }
 
 /// Finalizers are a set in a strategic merge patch.
-fn finalizers(before: &Value, after: &Value, patch: &mut Map<String, Value>) {
+fn add_finalizer_changes(before: &Value, after: &Value, patch: &mut Map<String, Value>) {
     let set = |template: &Value| -> BTreeSet<String> {
         let names = template["metadata"]["finalizers"]
             .as_array()
@@ -300,18 +308,18 @@ fn finalizers(before: &Value, after: &Value, patch: &mut Map<String, Value>) {
         names.filter_map(|n| n.as_str().map(str::to_owned)).collect()
     };
     let (one, other) = (set(before), set(after));
-    let gone: Vec<_> = one.difference(&other).collect();
-    let new: Vec<_> = other.difference(&one).collect();
-    if !gone.is_empty() {
-        patch.insert("$deleteFromPrimitiveList/finalizers".to_owned(), json!(gone));
+    let removed: Vec<_> = one.difference(&other).collect();
+    let added: Vec<_> = other.difference(&one).collect();
+    if !removed.is_empty() {
+        patch.insert("$deleteFromPrimitiveList/finalizers".to_owned(), json!(removed));
     }
-    if !new.is_empty() {
-        patch.insert("finalizers".to_owned(), json!(new));
+    if !added.is_empty() {
+        patch.insert("finalizers".to_owned(), json!(added));
     }
 }
 
 /// The quality of service class of a Pod made from this template, as Kubernetes tells it.
-fn quality_of_service(template: &Value) -> &'static str {
+fn qos_class(template: &Value) -> &'static str {
     let spec = &template["spec"];
     let all = [&spec["containers"], &spec["initContainers"]];
     let containers = all
@@ -320,11 +328,11 @@ fn quality_of_service(template: &Value) -> &'static str {
     let (mut limits, mut requests) = (BTreeMap::new(), BTreeMap::new());
     let mut guaranteed = true;
     for container in containers {
-        let resources = Resources::of(&container["resources"]);
+        let resources = Resources::from_json(&container["resources"]);
         let mut requested = resources.limits.clone();
         requested.extend(resources.requests);
-        sum(&requested, &mut requests);
-        let limited = sum(&resources.limits, &mut limits);
+        sum_resources(&requested, &mut requests);
+        let limited = sum_resources(&resources.limits, &mut limits);
         guaranteed &= limited == 2;
     }
     if limits.is_empty() && requests.is_empty() {
@@ -337,7 +345,7 @@ fn quality_of_service(template: &Value) -> &'static str {
 }
 
 /// Adds CPU and memory up, and returns how many of the two there were.
-fn sum(quantities: &BTreeMap<String, String>, into: &mut BTreeMap<String, i128>) -> usize {
+fn sum_resources(quantities: &BTreeMap<String, String>, into: &mut BTreeMap<String, i128>) -> usize {
     let counted = quantities
         .iter()
         .filter(|(name, _)| matches!(name.as_str(), "cpu" | "memory"))

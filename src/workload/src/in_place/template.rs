@@ -19,7 +19,7 @@ pub struct Template<'a>(&'a Value);
 impl<'a> Template<'a> {
     /// The template in the raw data of a ControllerRevision.
     #[must_use]
-    pub fn of(data: &'a Value) -> Self {
+    pub fn from_data(data: &'a Value) -> Self {
         Self(&data["spec"]["template"])
     }
 
@@ -41,7 +41,7 @@ impl<'a> Template<'a> {
 
     /// The same update with this template's values. What the template does not have is left out.
     #[must_use]
-    pub(super) fn values(self, mut spec: Spec) -> Spec {
+    pub(super) fn with_template_values(self, mut spec: Spec) -> Spec {
         spec.container_images.retain(|name, image| {
             let own = self.container(name).and_then(|c| c["image"].as_str());
             own.is_some_and(|own| {
@@ -53,16 +53,18 @@ impl<'a> Template<'a> {
             let ContainerRefMetadata {
                 labels, annotations, ..
             } = read;
-            self.only("labels", labels);
-            self.only("annotations", annotations);
+            self.restrict_to_template("labels", labels);
+            self.restrict_to_template("annotations", annotations);
             !(labels.is_empty() && annotations.is_empty())
         });
         spec.container_resources.retain(|name, resources| {
-            let own = self.container(name).map(|c| Resources::of(&c["resources"]));
+            let own = self
+                .container(name)
+                .map(|c| Resources::from_json(&c["resources"]));
             let own = own.unwrap_or_default();
-            resources.limits = of_these(resources.limits.take(), |name| own.limits.get(name));
+            resources.limits = template_quantities(resources.limits.take(), |name| own.limits.get(name));
             // What is limited and not requested is requested as limited, from the Pod's creation on.
-            resources.requests = of_these(resources.requests.take(), |name| {
+            resources.requests = template_quantities(resources.requests.take(), |name| {
                 own.requests.get(name).or_else(|| own.limits.get(name))
             });
             resources.limits.is_some() || resources.requests.is_some()
@@ -70,7 +72,7 @@ impl<'a> Template<'a> {
         spec
     }
 
-    fn only(self, part: &str, map: &mut BTreeMap<String, String>) {
+    fn restrict_to_template(self, part: &str, map: &mut BTreeMap<String, String>) {
         map.retain(|key, value| {
             self.metadata(part, key).is_some_and(|own| {
                 own.clone_into(value);
@@ -82,7 +84,7 @@ impl<'a> Template<'a> {
     /// What a patch of metadata may change, with this template's values: labels, annotations and finalizers. A key that the
     /// template does not have is taken off.
     #[must_use]
-    pub(super) fn metadata_of(self, patch: &Value) -> Value {
+    pub(super) fn metadata_patch(self, patch: &Value) -> Value {
         let mut metadata = Map::new();
         for part in ["labels", "annotations"] {
             if let Some(keys) = patch["metadata"][part].as_object() {
@@ -93,13 +95,13 @@ impl<'a> Template<'a> {
             }
         }
         let own = self.0["metadata"]["finalizers"].as_array();
-        let has = |name: &&Value| own.is_some_and(|own| own.contains(name));
+        let in_template = |name: &&Value| own.is_some_and(|own| own.contains(name));
         let named = |key: &str| patch["metadata"][key].as_array().into_iter().flatten();
-        let gone: Vec<&Value> = named(GONE)
-            .filter(|name| name.is_string() && !has(name))
+        let removed: Vec<&Value> = named(DELETED_FINALIZERS)
+            .filter(|name| name.is_string() && !in_template(name))
             .collect();
-        let new: Vec<&Value> = named("finalizers").filter(has).collect();
-        for (key, names) in [(GONE, gone), ("finalizers", new)] {
+        let added: Vec<&Value> = named("finalizers").filter(in_template).collect();
+        for (key, names) in [(DELETED_FINALIZERS, removed), ("finalizers", added)] {
             if !names.is_empty() {
                 metadata.insert(key.to_owned(), json!(names));
             }
@@ -109,10 +111,10 @@ impl<'a> Template<'a> {
 }
 
 /// Finalizers that a strategic merge patch takes off.
-const GONE: &str = "$deleteFromPrimitiveList/finalizers";
+const DELETED_FINALIZERS: &str = "$deleteFromPrimitiveList/finalizers";
 
 /// CPU and memory of those named, with other values; `None` where there are none.
-fn of_these<'v>(
+fn template_quantities<'v>(
     named: Option<BTreeMap<String, Quantity>>,
     value: impl Fn(&str) -> Option<&'v String>,
 ) -> Option<BTreeMap<String, Quantity>> {

@@ -14,7 +14,7 @@ use kruise_api::keys;
 
 /// What a patch is sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum PatchTarget {
     /// The Pod itself.
     Pod,
     /// Its subresource `status`.
@@ -25,15 +25,15 @@ pub enum Target {
 
 /// One request.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Write {
+pub struct PodWrite {
     /// Where it goes.
-    pub to: Target,
+    pub target: PatchTarget,
     /// Strategic merge patch.
     pub patch: Value,
     /// What is written instead of a resize that the API server refuses, and of the writes after it.
     pub fallback: Option<Box<Fallback>>,
     /// What this write leads to later: a patch that the API server must accept, in a dry run, before anything is written.
-    pub trial: Option<Box<Value>>,
+    pub dry_run: Option<Box<Value>>,
     /// Generation of the Pod that it was made for.
     generation: i64,
 }
@@ -42,30 +42,30 @@ pub struct Write {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fallback {
     /// Where the Pod cannot be resized.
-    pub refused: Option<Write>,
+    pub refused: Option<PodWrite>,
     /// Where a quota or a LimitRange refuses the new size, as it would another Pod of that size.
-    pub quota: Option<Write>,
+    pub quota: Option<PodWrite>,
 }
 
-impl Write {
+impl PodWrite {
     /// A patch of this Pod and no other. `patch` is an object.
     #[must_use]
-    pub fn new(to: Target, pod: &Pod, mut patch: Value) -> Self {
+    pub fn new(target: PatchTarget, pod: &Pod, mut patch: Value) -> Self {
         set(&mut patch, &["metadata", "uid"], json!(pod.uid));
         let generation = pod.generation;
         Self {
-            to,
+            target,
             patch,
             fallback: None,
-            trial: None,
+            dry_run: None,
             generation,
         }
     }
 
     /// The same with another write instead, whatever the resize is refused for.
     #[must_use]
-    pub(super) fn or(mut self, instead: Self) -> Self {
-        let (refused, quota) = (Some(instead.clone()), Some(instead));
+    pub(super) fn with_fallback(mut self, fallback: Self) -> Self {
+        let (refused, quota) = (Some(fallback.clone()), Some(fallback));
         self.fallback = Some(Box::new(Fallback { refused, quota }));
         self
     }
@@ -73,8 +73,8 @@ impl Write {
     /// The patch as it is to be sent after a write that came to `stored`. A resize raises the Pod's generation; what is
     /// recorded here is recorded as of then, or kubelet would seem to have seen a change that is yet to be made.
     #[must_use]
-    pub fn after(&self, stored: &Pod) -> Cow<'_, Value> {
-        let mut patch = self.recorded_after(stored);
+    pub fn rebased_on(&self, stored: &Pod) -> Cow<'_, Value> {
+        let mut patch = self.with_generation_of(stored);
         if self.patch["metadata"]["resourceVersion"].is_string() {
             set(
                 patch.to_mut(),
@@ -85,7 +85,7 @@ impl Write {
         patch
     }
 
-    fn recorded_after(&self, stored: &Pod) -> Cow<'_, Value> {
+    fn with_generation_of(&self, stored: &Pod) -> Cow<'_, Value> {
         const STATE: [&str; 3] = ["metadata", "annotations", keys::IN_PLACE_UPDATE_STATE];
         let state = STATE.iter().try_fold(&self.patch, |at, key| at.get(key));
         let state = state.filter(|_| stored.generation > self.generation);
@@ -109,7 +109,7 @@ impl Write {
 
     /// The same, refused by the API server when the Pod is not as it was seen.
     #[must_use]
-    pub fn guarded(mut self, pod: &Pod) -> Self {
+    pub fn with_resource_version(mut self, pod: &Pod) -> Self {
         set(
             &mut self.patch,
             &["metadata", "resourceVersion"],

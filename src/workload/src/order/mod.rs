@@ -14,34 +14,34 @@ use crate::in_place::Pod;
 use crate::pods;
 use kruise_api::cloneset::RollingUpdateCloneSetStrategy;
 use kruise_api::lifecycle::LifecycleStateType as State;
-pub use rank::{Spread, ranks};
+pub use rank::{TopologySpread, ranks};
 
 /// Puts those of `pods` whose places `candidates` names in the order of their update.
 #[must_use]
-pub fn update(
+pub fn update_order(
     pods: &[&Pod],
     mut candidates: Vec<usize>,
     strategy: Option<&RollingUpdateCloneSetStrategy>,
 ) -> Vec<usize> {
-    candidates.sort_by(|a, b| active(pods[*a], pods[*b]));
+    candidates.sort_by(|a, b| by_activity(pods[*a], pods[*b]));
     if let Some(priority) = strategy.and_then(|s| s.priority_strategy.as_ref()) {
         priority::sort(pods, &mut candidates, priority);
     }
     if let Some(strategy) = strategy {
         candidates = scatter::sort(pods, candidates, &strategy.scatter_strategy);
     }
-    candidates.sort_by_key(|at| pods::state(pods[*at]) != State::PreparingUpdate);
+    candidates.sort_by_key(|at| pods::lifecycle_state(pods[*at]) != State::PreparingUpdate);
     candidates
 }
 
 /// Kubernetes' order of active Pods: what serves least comes first.
-fn active(a: &Pod, b: &Pod) -> Ordering {
-    node(a, b)
+fn by_activity(a: &Pod, b: &Pod) -> Ordering {
+    by_assignment(a, b)
         .then_with(|| a.condition_ready().cmp(&b.condition_ready()))
-        .then_with(|| age(a, b))
+        .then_with(|| by_age(a, b))
 }
 
-fn node(a: &Pod, b: &Pod) -> Ordering {
+fn by_assignment(a: &Pod, b: &Pod) -> Ordering {
     let phase = |pod: &Pod| match pod.phase.as_str() {
         "Unknown" => 1,
         "Running" => 2,
@@ -54,8 +54,8 @@ fn node(a: &Pod, b: &Pod) -> Ordering {
 }
 
 /// Of two Pods that are ready alike: the one that became so later, was restarted more often, was made later.
-fn age(a: &Pod, b: &Pod) -> Ordering {
-    let since = |pod: &Pod| pod.condition("Ready").filter(|c| c.holds).and_then(|c| c.since);
+fn by_age(a: &Pod, b: &Pod) -> Ordering {
+    let since = |pod: &Pod| pod.condition("Ready").filter(|c| c.is_true).and_then(|c| c.since);
     let by_ready = match a.condition_ready() && b.condition_ready() {
         true => later_first(since(a), since(b)),
         false => Ordering::Equal,
@@ -74,58 +74,62 @@ fn later_first(a: Option<Timestamp>, b: Option<Timestamp>) -> Ordering {
 
 /// What the choice of Pods for deletion goes by.
 #[derive(Clone, Copy, Debug)]
-pub struct Choice<'a> {
+pub struct DeletionCriteria<'a> {
     /// Seconds that a Pod must be ready for to be available.
     pub min_ready_seconds: i32,
     /// The time.
     pub now: Timestamp,
     /// How the Pods are to be spread.
-    pub spread: &'a Spread<'a>,
+    pub spread: &'a TopologySpread<'a>,
 }
 
 /// The first `count` of `pods` to delete, in order; all of them, as they stand, when there are not more.
 #[must_use]
-pub fn delete<'a>(pods: &[&'a Pod], count: usize, choice: &Choice<'_>) -> Vec<&'a Pod> {
+pub fn pick_for_deletion<'a>(
+    pods: &[&'a Pod],
+    count: usize,
+    criteria: &DeletionCriteria<'_>,
+) -> Vec<&'a Pod> {
     if count >= pods.len() {
         return pods.to_vec();
     }
-    let ranks = ranks(pods, choice.spread);
-    let available = |pod: &Pod| pods::available(pod, choice.min_ready_seconds, choice.now);
+    let ranks = ranks(pods, criteria.spread);
+    let available = |pod: &Pod| pods::available(pod, criteria.min_ready_seconds, criteria.now);
     let mut order: Vec<(&'a Pod, f64)> = pods.iter().copied().zip(ranks).collect();
     order.sort_by(|(a, rank_a), (b, rank_b)| {
-        node(a, b)
+        by_assignment(a, b)
             .then_with(|| available(a).cmp(&available(b)))
-            .then_with(|| ranked((a, *rank_a), (b, *rank_b)))
+            .then_with(|| by_rank((a, *rank_a), (b, *rank_b)))
     });
     order.into_iter().take(count).map(|(pod, _)| pod).collect()
 }
 
 /// The order of deletion but for what a node and availability say.
-fn ranked((a, rank_a): (&Pod, f64), (b, rank_b): (&Pod, f64)) -> Ordering {
+fn by_rank((a, rank_a): (&Pod, f64), (b, rank_b): (&Pod, f64)) -> Ordering {
     a.condition_ready()
         .cmp(&b.condition_ready())
         .then_with(|| pods::deletion_cost(a).cmp(&pods::deletion_cost(b)))
         .then_with(|| rank_b.total_cmp(&rank_a))
-        .then_with(|| age(a, b))
+        .then_with(|| by_age(a, b))
 }
 
 /// The `total` Pods to delete, of which `from_old` come out of `old`; with as many as that or more, all do.
 #[must_use]
-pub fn split<'a>(
+pub fn pick_for_scale_down<'a>(
     old: &[&'a Pod],
     new: &[&'a Pod],
     total: usize,
     from_old: usize,
-    choice: &Choice<'_>,
+    criteria: &DeletionCriteria<'_>,
 ) -> Vec<&'a Pod> {
     let from_old = from_old.min(total);
     let mut chosen = if from_old > 0 {
-        delete(old, from_old, choice)
+        pick_for_deletion(old, from_old, criteria)
     } else {
         Vec::new()
     };
     if total > from_old {
-        chosen.extend(delete(new, total - from_old, choice));
+        chosen.extend(pick_for_deletion(new, total - from_old, criteria));
     }
     chosen
 }

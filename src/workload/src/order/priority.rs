@@ -11,7 +11,7 @@ use kruise_api::update_priority::UpdatePriorityStrategy;
 /// Pods that have none of the listed labels come first, as upstream has it.
 pub fn sort(pods: &[&Pod], candidates: &mut [usize], strategy: &UpdatePriorityStrategy) {
     if strategy.weight_priority.is_empty() {
-        candidates.sort_by_cached_key(|at| order(pods[*at], strategy));
+        candidates.sort_by_cached_key(|at| order_key(pods[*at], strategy));
     } else {
         candidates.sort_by_cached_key(|at| Reverse(weight(pods[*at], strategy)));
     }
@@ -25,7 +25,7 @@ fn weight(pod: &Pod, strategy: &UpdatePriorityStrategy) -> i64 {
 }
 
 /// Which of the terms is the first that the Pod has, and the number that the label's value ends in.
-fn order(pod: &Pod, strategy: &UpdatePriorityStrategy) -> (Option<usize>, Reverse<u64>) {
+fn order_key(pod: &Pod, strategy: &UpdatePriorityStrategy) -> (Option<usize>, Reverse<u64>) {
     let mut terms = strategy.order_priority.iter().enumerate();
     let found = terms.find_map(|(level, term)| Some((level, pod.labels.get(&term.ordered_key)?)));
     match found {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{node, ranked};
+use super::{by_assignment, by_rank};
 use crate::in_place::Pod;
 
 /// Label whose value is a node's own.
@@ -10,7 +10,7 @@ const HOSTNAME: &str = "kubernetes.io/hostname";
 
 /// How Pods are to be spread.
 #[derive(Clone, Debug, Default)]
-pub struct Spread<'a> {
+pub struct TopologySpread<'a> {
     /// Keys of the topology spread constraints.
     pub keys: Vec<String>,
     /// Labels of the nodes.
@@ -19,7 +19,7 @@ pub struct Spread<'a> {
 
 /// The rank of each Pod; higher is deleted sooner.
 #[must_use]
-pub fn ranks(pods: &[&Pod], spread: &Spread<'_>) -> Vec<f64> {
+pub fn ranks(pods: &[&Pod], spread: &TopologySpread<'_>) -> Vec<f64> {
     let same_node = same_node(pods);
     if spread.keys.is_empty() {
         return same_node;
@@ -27,19 +27,19 @@ pub fn ranks(pods: &[&Pod], spread: &Spread<'_>) -> Vec<f64> {
     let mut ranks = vec![0.0; pods.len()];
     for key in &spread.keys {
         let label = |node: &String| spread.nodes?.get(node)?.get(key);
-        let mut places: BTreeMap<&String, Vec<usize>> = BTreeMap::new();
+        let mut domains: BTreeMap<&String, Vec<usize>> = BTreeMap::new();
         for (at, pod) in pods.iter().enumerate() {
-            if let Some(place) = pod.node.as_ref().and_then(label) {
-                places.entry(place).or_default().push(at);
+            if let Some(domain) = pod.node.as_ref().and_then(label) {
+                domains.entry(domain).or_default().push(at);
             }
         }
-        let weight = count(places.len() + 2).ln();
-        let among = |at: usize| if key == HOSTNAME { 0.0 } else { same_node[at] };
-        for mut place in places.into_values() {
-            sort(pods, &mut place, among);
-            let n = place.len();
-            for (i, at) in place.into_iter().enumerate() {
-                ranks[at] += count(n - i) * weight;
+        let weight = to_f64(domains.len() + 2).ln();
+        let rank_within = |at: usize| if key == HOSTNAME { 0.0 } else { same_node[at] };
+        for mut domain in domains.into_values() {
+            sort_by_rank(pods, &mut domain, rank_within);
+            let n = domain.len();
+            for (i, at) in domain.into_iter().enumerate() {
+                ranks[at] += to_f64(n - i) * weight;
             }
         }
     }
@@ -56,23 +56,23 @@ fn same_node(pods: &[&Pod]) -> Vec<f64> {
     }
     let mut ranks = vec![0.0; pods.len()];
     for mut node in nodes.into_values() {
-        sort(pods, &mut node, |_| 0.0);
+        sort_by_rank(pods, &mut node, |_| 0.0);
         let k = node.len();
         for (i, at) in node.into_iter().enumerate() {
-            ranks[at] = count(k - 1 - i);
+            ranks[at] = to_f64(k - 1 - i);
         }
     }
     ranks
 }
 
-fn sort(pods: &[&Pod], places: &mut [usize], rank: impl Fn(usize) -> f64) {
-    places.sort_by(|a, b| {
+fn sort_by_rank(pods: &[&Pod], indices: &mut [usize], rank: impl Fn(usize) -> f64) {
+    indices.sort_by(|a, b| {
         let (one, other) = (pods[*a], pods[*b]);
-        node(one, other).then_with(|| ranked((one, rank(*a)), (other, rank(*b))))
+        by_assignment(one, other).then_with(|| by_rank((one, rank(*a)), (other, rank(*b))))
     });
 }
 
 #[allow(clippy::cast_precision_loss)]
-fn count(number: usize) -> f64 {
+fn to_f64(number: usize) -> f64 {
     number as f64
 }

@@ -7,7 +7,12 @@ use kruise_api::update_priority::UpdateScatterTerm;
 
 /// Applies all terms, the one that most candidates match first.
 pub fn sort(pods: &[&Pod], mut candidates: Vec<usize>, terms: &[UpdateScatterTerm]) -> Vec<usize> {
-    let count = |term: &UpdateScatterTerm| candidates.iter().filter(|at| matching(pods[**at], term)).count();
+    let count = |term: &UpdateScatterTerm| {
+        candidates
+            .iter()
+            .filter(|at| matches_term(pods[**at], term))
+            .count()
+    };
     let mut counted: Vec<_> = terms.iter().map(|term| (count(term), term)).collect();
     if terms.len() > 1 {
         counted.retain(|(count, _)| *count > 0);
@@ -19,19 +24,19 @@ pub fn sort(pods: &[&Pod], mut candidates: Vec<usize>, terms: &[UpdateScatterTer
     candidates
 }
 
-fn matching(pod: &Pod, term: &UpdateScatterTerm) -> bool {
+fn matches_term(pod: &Pod, term: &UpdateScatterTerm) -> bool {
     pod.labels.get(&term.key) == Some(&term.value)
 }
 
 /// Spreads the candidates that match over the others; the last of them comes last of all.
 fn spread(pods: &[&Pod], candidates: Vec<usize>, term: &UpdateScatterTerm) -> Vec<usize> {
     let (mut scattered, others): (Vec<usize>, Vec<usize>) =
-        candidates.iter().partition(|at| matching(pods[**at], term));
+        candidates.iter().partition(|at| matches_term(pods[**at], term));
     if scattered.len() <= 1 || others.len() <= 1 {
         return candidates;
     }
     let last = scattered.pop();
-    let all = pods.iter().filter(|pod| matching(pod, term)).count();
+    let all = pods.iter().filter(|pod| matches_term(pod, term)).count();
     let (all_scattered, all_others) = (all - 1, pods.len() - all);
     let (m, u) = (scattered.len(), others.len());
     // Whether the others are no rarer among all Pods than among the candidates; compared without fractions.

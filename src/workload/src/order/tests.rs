@@ -6,14 +6,19 @@ use serde_json::{Value, json};
 use super::*;
 
 fn pods(vector: &Value) -> Vec<Pod> {
-    vector["pods"].as_array().unwrap().iter().map(Pod::of).collect()
+    vector["pods"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(Pod::from_json)
+        .collect()
 }
 
 fn number(value: &Value) -> usize {
     usize::try_from(value.as_u64().unwrap()).unwrap()
 }
 
-fn updated(vector: &Value) -> Value {
+fn update_vector(vector: &Value) -> Value {
     let pods = pods(vector);
     let candidates = vector["candidates"]
         .as_array()
@@ -28,23 +33,23 @@ fn updated(vector: &Value) -> Value {
         }
     }
     let strategy = serde_json::from_value(strategy).unwrap();
-    json!(update(
+    json!(update_order(
         &pods.iter().collect::<Vec<_>>(),
         candidates,
         Some(&strategy)
     ))
 }
 
-fn deleted(vector: &Value) -> Value {
+fn delete_vector(vector: &Value) -> Value {
     let pods = pods(vector);
     let pods: Vec<&Pod> = pods.iter().collect();
-    let choice = Choice {
+    let choice = DeletionCriteria {
         min_ready_seconds: 0,
         now: Timestamp::UNIX_EPOCH,
-        spread: &Spread::default(),
+        spread: &TopologySpread::default(),
     };
     let (old, new) = pods.split_at(number(&vector["oldCount"]));
-    let chosen = split(
+    let chosen = pick_for_scale_down(
         old,
         new,
         number(&vector["total"]),
@@ -55,14 +60,14 @@ fn deleted(vector: &Value) -> Value {
 }
 
 #[test]
-fn orders_are_those_of_the_go_implementation() {
+fn pod_orders_match_go() {
     let vectors = include_str!("../../../../tests/data/go/cloneset-order.jsonl");
     assert_eq!(vectors.lines().count(), 800);
     for (at, line) in vectors.lines().enumerate() {
         let vector: Value = serde_json::from_str(line).unwrap();
         let ours = match vector["kind"].as_str().unwrap() {
-            "update" => updated(&vector),
-            _ => deleted(&vector),
+            "update" => update_vector(&vector),
+            _ => delete_vector(&vector),
         };
         let theirs = if vector["out"].is_null() {
             json!([])
@@ -73,7 +78,7 @@ fn orders_are_those_of_the_go_implementation() {
     }
 }
 
-fn on(name: &str, node: &str) -> Pod {
+fn pod_on_node(name: &str, node: &str) -> Pod {
     Pod {
         name: name.to_owned(),
         node: Some(node.to_owned()),
@@ -83,29 +88,39 @@ fn on(name: &str, node: &str) -> Pod {
 }
 
 #[test]
-fn the_fullest_node_gives_first() {
-    let pods = [on("a", "n1"), on("b", "n1"), on("c", "n1"), on("d", "n2")];
+fn fullest_node_loses_pods_first() {
+    let pods = [
+        pod_on_node("a", "n1"),
+        pod_on_node("b", "n1"),
+        pod_on_node("c", "n1"),
+        pod_on_node("d", "n2"),
+    ];
     let pods: Vec<&Pod> = pods.iter().collect();
-    assert_eq!(ranks(&pods, &Spread::default()), [2.0, 1.0, 0.0, 0.0]);
+    assert_eq!(ranks(&pods, &TopologySpread::default()), [2.0, 1.0, 0.0, 0.0]);
 }
 
 #[test]
-fn the_fullest_zone_gives_first() {
-    let pods = [on("a", "n1"), on("b", "n2"), on("c", "n3"), on("d", "gone")];
+fn fullest_zone_loses_pods_first() {
+    let pods = [
+        pod_on_node("a", "n1"),
+        pod_on_node("b", "n2"),
+        pod_on_node("c", "n3"),
+        pod_on_node("d", "gone"),
+    ];
     let pods: Vec<&Pod> = pods.iter().collect();
     let zone = |zone: &str| BTreeMap::from([("zone".to_owned(), zone.to_owned())]);
     let nodes = [("n1", "x"), ("n2", "y"), ("n3", "x")];
     let nodes = nodes.map(|(node, place)| (node.to_owned(), zone(place))).into();
-    let spread = Spread {
+    let spread = TopologySpread {
         keys: vec!["zone".to_owned()],
         nodes: Some(&nodes),
     };
     let weight = 4.0_f64.ln();
     assert_eq!(ranks(&pods, &spread), [2.0 * weight, weight, weight, 0.0]);
-    let choice = Choice {
+    let choice = DeletionCriteria {
         min_ready_seconds: 0,
         now: Timestamp::UNIX_EPOCH,
         spread: &spread,
     };
-    assert_eq!(delete(&pods, 1, &choice)[0].name, "a");
+    assert_eq!(pick_for_deletion(&pods, 1, &choice)[0].name, "a");
 }

@@ -3,13 +3,13 @@
 use serde_json::{Value, json};
 
 use kruise_api::container_hash::deep_hash;
-use kruise_api::go_json::{self, Struct, nested, plain};
+use kruise_api::go_json::{self, GoStruct, nested, scalar};
 
 /// Letters that Kubernetes puts into generated names.
 const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 
 /// Hash of a revision's data, in letters that make no words.
-pub(super) fn of_revision(data: &str, collisions: Option<i32>) -> String {
+pub(super) fn revision_hash(data: &str, collisions: Option<i32>) -> String {
     let mut text = data.to_owned();
     if let Some(count) = collisions {
         text += &count.to_string();
@@ -25,26 +25,26 @@ pub(super) fn of_revision(data: &str, collisions: Option<i32>) -> String {
 /// A Pod template as Go's types write it: with nulls and empty objects where nothing was said.
 ///
 /// The template must be as the API server or OpenKruise's webhook writes it, so that other empty values are absent.
-pub(super) fn as_go_writes(mut template: Value) -> Value {
-    metadata(&mut template);
+pub(super) fn with_go_fields(mut template: Value) -> Value {
+    add_metadata(&mut template);
     let Some(spec) = template.get_mut("spec") else {
         return template;
     };
     for list in ["containers", "initContainers", "ephemeralContainers"] {
         for container in items(spec, list) {
-            present(container, "resources", json!({}));
+            insert_missing(container, "resources", json!({}));
             for probe in ["livenessProbe", "readinessProbe", "startupProbe"] {
                 if let Some(grpc) = container.get_mut(probe).and_then(|probe| probe.get_mut("grpc")) {
-                    present(grpc, "service", Value::Null);
+                    insert_missing(grpc, "service", Value::Null);
                 }
             }
         }
     }
     for volume in items(spec, "volumes") {
         if let Some(claim) = volume.pointer_mut("/ephemeral/volumeClaimTemplate") {
-            metadata(claim);
+            add_metadata(claim);
             if let Some(spec) = claim.get_mut("spec") {
-                present(spec, "resources", json!({}));
+                insert_missing(spec, "resources", json!({}));
             }
         }
     }
@@ -52,22 +52,23 @@ pub(super) fn as_go_writes(mut template: Value) -> Value {
 }
 
 /// Metadata without a time of creation has it as null.
-fn metadata(of: &mut Value) {
-    present(of, "metadata", json!({}));
-    if let Some(metadata) = of.get_mut("metadata") {
-        present(metadata, "creationTimestamp", Value::Null);
+fn add_metadata(object: &mut Value) {
+    insert_missing(object, "metadata", json!({}));
+    if let Some(metadata) = object.get_mut("metadata") {
+        insert_missing(metadata, "creationTimestamp", Value::Null);
     }
 }
 
-pub(super) fn items<'a>(of: &'a mut Value, list: &str) -> impl Iterator<Item = &'a mut Value> + use<'a> {
-    of.get_mut(list)
+pub(super) fn items<'a>(object: &'a mut Value, list: &str) -> impl Iterator<Item = &'a mut Value> + use<'a> {
+    object
+        .get_mut(list)
         .and_then(Value::as_array_mut)
         .into_iter()
         .flatten()
 }
 
-fn present(of: &mut Value, field: &str, value: Value) {
-    if let Some(map) = of.as_object_mut() {
+fn insert_missing(object: &mut Value, field: &str, value: Value) {
+    if let Some(map) = object.as_object_mut() {
         map.entry(field).or_insert(value);
     }
 }
@@ -84,43 +85,46 @@ pub fn claim_hash(claims: &[Value]) -> Option<String> {
         .into_iter()
         .map(|claim| json!({ "metadata": { "name": named(claim) }, "spec": claim["spec"] }))
         .collect();
-    Some(deep_hash(&go_json::ordered(&bare, &CLAIM)).to_string())
+    Some(deep_hash(&go_json::to_ordered_json(&bare, &CLAIM)).to_string())
 }
 
 /// `v1.PersistentVolumeClaim`, of which only name and spec are told.
-const CLAIM: Struct = Struct(&[
-    nested("metadata", &METADATA).or("{\"creationTimestamp\":null}"),
-    nested("spec", &CLAIM_SPEC).or("{\"resources\":{}}"),
-    plain("status").or("{}"),
+const CLAIM: GoStruct = GoStruct(&[
+    nested("metadata", &METADATA).or_default_json("{\"creationTimestamp\":null}"),
+    nested("spec", &CLAIM_SPEC).or_default_json("{\"resources\":{}}"),
+    scalar("status").or_default_json("{}"),
 ]);
 
-const METADATA: Struct = Struct(&[plain("name"), plain("creationTimestamp").or("null")]);
+const METADATA: GoStruct = GoStruct(&[
+    scalar("name"),
+    scalar("creationTimestamp").or_default_json("null"),
+]);
 
-const CLAIM_SPEC: Struct = Struct(&[
-    plain("accessModes"),
+const CLAIM_SPEC: GoStruct = GoStruct(&[
+    scalar("accessModes"),
     nested("selector", &SELECTOR),
-    nested("resources", &RESOURCES).or("{}"),
-    plain("volumeName"),
-    plain("storageClassName"),
-    plain("volumeMode"),
+    nested("resources", &RESOURCES).or_default_json("{}"),
+    scalar("volumeName"),
+    scalar("storageClassName"),
+    scalar("volumeMode"),
     nested("dataSource", &REFERENCE),
     nested("dataSourceRef", &REFERENCE),
-    plain("volumeAttributesClassName"),
+    scalar("volumeAttributesClassName"),
 ]);
 
-const SELECTOR: Struct = Struct(&[plain("matchLabels"), nested("matchExpressions", &REQUIREMENT)]);
+const SELECTOR: GoStruct = GoStruct(&[scalar("matchLabels"), nested("matchExpressions", &REQUIREMENT)]);
 
-const REQUIREMENT: Struct = Struct(&[
-    plain("key").or("\"\""),
-    plain("operator").or("\"\""),
-    plain("values"),
+const REQUIREMENT: GoStruct = GoStruct(&[
+    scalar("key").or_default_json("\"\""),
+    scalar("operator").or_default_json("\"\""),
+    scalar("values"),
 ]);
 
-const RESOURCES: Struct = Struct(&[plain("limits"), plain("requests")]);
+const RESOURCES: GoStruct = GoStruct(&[scalar("limits"), scalar("requests")]);
 
-const REFERENCE: Struct = Struct(&[
-    plain("apiGroup").or("null"),
-    plain("kind").or("\"\""),
-    plain("name").or("\"\""),
-    plain("namespace"),
+const REFERENCE: GoStruct = GoStruct(&[
+    scalar("apiGroup").or_default_json("null"),
+    scalar("kind").or_default_json("\"\""),
+    scalar("name").or_default_json("\"\""),
+    scalar("namespace"),
 ]);

@@ -4,17 +4,17 @@
 use proptest::prelude::*;
 
 use super::*;
-use kruise_cluster::pod_template::{Defaults, Templates, unchecked};
+use kruise_cluster::pod_template::{Defaulting, Templates, without_dry_run};
 
-const NOBODY: &BTreeMap<String, String> = &BTreeMap::new();
+const NO_ANNOTATIONS: &BTreeMap<String, String> = &BTreeMap::new();
 
-fn owner(name: &str) -> Owner<'_> {
-    Owner {
+fn owner(name: &str) -> RevisionOwner<'_> {
+    RevisionOwner {
         kind: "CloneSet",
         namespace: "default",
         name,
         uid: "u",
-        annotations: NOBODY,
+        annotations: NO_ANNOTATIONS,
     }
 }
 
@@ -26,14 +26,14 @@ fn template(image: &str) -> Value {
 }
 
 /// What the API server makes of a wanted revision.
-fn stored(wanted: &Wanted, number: i64) -> Revision {
+fn stored_revision(desired: &DesiredRevision, number: i64) -> Revision {
     let object: ControllerRevision =
-        serde_json::from_str(&wanted.body(&owner("n"), number)).expect("a ControllerRevision");
+        serde_json::from_str(&desired.request_body(&owner("n"), number)).expect("a ControllerRevision");
     Revision::from(&object)
 }
 
 #[test]
-fn revisions_are_those_of_the_go_implementation() {
+fn revisions_match_go() {
     let vectors = include_str!("../../../../tests/data/go/cloneset-revision.jsonl");
     assert_eq!(vectors.lines().count(), 150);
     for line in vectors.lines() {
@@ -43,22 +43,22 @@ fn revisions_are_those_of_the_go_implementation() {
         let collisions = vector["collisionCount"]
             .as_i64()
             .map(|count| i32::try_from(count).unwrap());
-        let wanted = wanted(
+        let desired = desired_revision(
             &owner(set["metadata"]["name"].as_str().unwrap()),
             &set["spec"]["template"],
             claims.map_or(&[][..], Vec::as_slice),
             collisions,
         );
-        assert_eq!(json!(wanted.name), vector["name"], "{line}");
-        assert_eq!(json!(wanted.data), vector["data"], "{line}");
-        assert_eq!(json!(wanted.labels), vector["labels"], "{line}");
-        assert_eq!(json!(wanted.annotations), vector["annotations"], "{line}");
+        assert_eq!(json!(desired.name), vector["name"], "{line}");
+        assert_eq!(json!(desired.data), vector["data"], "{line}");
+        assert_eq!(json!(desired.labels), vector["labels"], "{line}");
+        assert_eq!(json!(desired.annotations), vector["annotations"], "{line}");
     }
 }
 
 /// What OpenKruise stored, and what is left of it when Go's nothings are gone, as in our own answers.
 #[test]
-fn stored_templates_have_the_revisions_of_the_go_implementation() {
+fn stored_template_revisions_match_go() {
     fn without_nulls(value: &mut Value) {
         match value {
             Value::Object(all) => {
@@ -80,9 +80,13 @@ fn stored_templates_have_the_revisions_of_the_go_implementation() {
             let mut ours = line[template].clone();
             without_nulls(&mut ours);
             let claims = line["storedClaims"].as_array().unwrap();
-            let wanted = wanted(&owner(name), &ours, claims, Some(0));
-            assert_eq!(json!(short(&wanted.name)), line[revision], "{template} of {name}");
-            let hash = &wanted.annotations[keys::VOLUME_CLAIM_TEMPLATE_HASH];
+            let desired = desired_revision(&owner(name), &ours, claims, Some(0));
+            assert_eq!(
+                json!(short_hash(&desired.name)),
+                line[revision],
+                "{template} of {name}"
+            );
+            let hash = &desired.annotations[keys::VOLUME_CLAIM_TEMPLATE_HASH];
             assert_eq!(json!(hash), line["claimHash"], "{name}");
         }
     }
@@ -90,24 +94,24 @@ fn stored_templates_have_the_revisions_of_the_go_implementation() {
 
 /// Every template of the takeover with other images, and with what the API server has not been asked about.
 #[test]
-fn other_images_alone_need_no_dry_run() {
+fn image_change_alone_needs_no_dry_run() {
     let recorded = include_str!("../../../../tests/data/takeover/templates.jsonl");
     for line in recorded.lines() {
         let line: Value = serde_json::from_str(line).unwrap();
         let name = &line["name"];
         let old = &line["stored"];
-        let known = [
+        let revisions = [
             Revision {
-                unfit: Some("no template".to_owned()),
+                invalid_reason: Some("no template".to_owned()),
                 ..Revision::default()
             },
             Revision {
-                data: data(old),
+                data: encode_template(old),
                 claim_hash: Some(String::new()),
                 ..Revision::default()
             },
         ];
-        let checked = |template: &Value, known: &[Revision]| checked(template, &[], known);
+        let checked = |template: &Value, known: &[Revision]| matches_except_images(template, &[], known);
         let with = |field: &str, value: &Value| {
             let mut template = old.clone();
             for list in ["containers", "initContainers"] {
@@ -118,10 +122,10 @@ fn other_images_alone_need_no_dry_run() {
             }
             template
         };
-        assert!(checked(old, &known), "{name}");
+        assert!(checked(old, &revisions), "{name}");
         for image in ["example.com/other:2", "?"] {
             assert!(
-                checked(&with("image", &json!(image)), &known),
+                checked(&with("image", &json!(image)), &revisions),
                 "{image} of {name}"
             );
         }
@@ -134,7 +138,7 @@ fn other_images_alone_need_no_dry_run() {
             json!(1),
             json!(null),
         ] {
-            assert!(!checked(&with("image", &image), &known), "{image} of {name}");
+            assert!(!checked(&with("image", &image), &revisions), "{image} of {name}");
         }
         for (field, value) in [
             ("imagePullPolicy", Value::Null),
@@ -142,27 +146,27 @@ fn other_images_alone_need_no_dry_run() {
             ("name", json!("other")),
             ("odd", json!(1)),
         ] {
-            assert!(!checked(&with(field, &value), &known), "{field} of {name}");
+            assert!(!checked(&with(field, &value), &revisions), "{field} of {name}");
         }
         let mut more = old.clone();
         let containers = more["spec"]["containers"].as_array_mut().unwrap();
         containers.push(containers[0].clone());
-        assert!(!checked(&more, &known), "{name}");
-        assert!(!checked(old, &known[..1]), "{name}");
+        assert!(!checked(&more, &revisions), "{name}");
+        assert!(!checked(old, &revisions[..1]), "{name}");
         assert!(!checked(old, &[]), "{name}");
         let claim = json!({ "metadata": { "name": "data" }, "spec": {} });
-        assert!(!super::checked(old, &[claim], &known), "{name}");
+        assert!(!super::matches_except_images(old, &[claim], &revisions), "{name}");
         for hash in [None, Some("1".to_owned())] {
-            let mut known = known.clone();
-            known[1].claim_hash = hash;
-            assert!(!checked(old, &known), "claims of before: {name}");
+            let mut revisions = revisions.clone();
+            revisions[1].claim_hash = hash;
+            assert!(!checked(old, &revisions), "claims of before: {name}");
         }
     }
 }
 
 /// While its dry run is refused, a template's revision is made of it as it is stored, and stays once the dry run is taken.
 #[test]
-fn the_revision_of_an_unchecked_template_stands_for_the_checked_one() {
+fn unchecked_template_is_equivalent_to_checked_one() {
     let recorded = include_str!("../../../../tests/data/takeover/templates.jsonl");
     let recorded = recorded.lines().map(|line| serde_json::from_str(line).unwrap());
     let numbers = |cpu: Value, size: Value| {
@@ -170,28 +174,29 @@ fn the_revision_of_an_unchecked_template_stands_for_the_checked_one() {
         json!({ "metadata": { "labels": { "limits": "1" } }, "spec": { "containers": [container],
             "volumes": [{ "name": "v", "emptyDir": { "sizeLimit": size } }] } })
     };
-    let (asked, checked) = (
+    let (requested, checked) = (
         numbers(json!(0.5), json!(1024)),
         numbers(json!("500m"), json!("1Ki")),
     );
-    let more = json!({ "asked": { "template": asked }, "stored": checked, "storedWithoutDefaults": checked });
+    let more =
+        json!({ "asked": { "template": requested }, "stored": checked, "storedWithoutDefaults": checked });
     for line in recorded.chain([more]) {
         for (none, field) in [(false, "stored"), (true, "storedWithoutDefaults")] {
-            let asked = Templates {
+            let requested = Templates {
                 template: line["asked"]["template"].clone(),
                 ..Templates::default()
             };
-            let defaults = Defaults {
-                none,
-                ..Defaults::default()
+            let defaults = Defaulting {
+                disabled: none,
+                ..Defaulting::default()
             };
-            let unchecked = unchecked(asked, defaults).template;
-            assert_eq!(no_template(&unchecked), None, "{}", line["name"]);
-            let known = [Revision {
-                data: data(&unchecked),
+            let unchecked = without_dry_run(requested, defaults).template;
+            assert_eq!(template_error(&unchecked), None, "{}", line["name"]);
+            let revisions = [Revision {
+                data: encode_template(&unchecked),
                 ..Revision::default()
             }];
-            let found = stands_for(&line[field], &known, Stored::of(none));
+            let found = equivalent_template(&line[field], &revisions, TemplateStorage::from_gate(none));
             assert!(found.is_some(), "{field} of {}: {unchecked}", line["name"]);
         }
     }
@@ -199,7 +204,7 @@ fn the_revision_of_an_unchecked_template_stands_for_the_checked_one() {
 
 /// Kubernetes 1.34 and later leave out what Go wrote for nothing before.
 #[test]
-fn what_later_releases_leave_out_is_no_other_revision() {
+fn fields_later_releases_omit_keep_the_revision() {
     let vectors = include_str!("../../../../tests/data/go/cloneset-revision.jsonl");
     for line in vectors.lines() {
         let vector: Value = serde_json::from_str(line).unwrap();
@@ -213,12 +218,12 @@ fn what_later_releases_leave_out_is_no_other_revision() {
                 container.as_object_mut().unwrap().remove("resources");
             }
         }
-        assert_eq!(json!(data(&template)), vector["data"]);
+        assert_eq!(json!(encode_template(&template)), vector["data"]);
     }
 }
 
 #[test]
-fn claim_templates_hash_as_the_reference_says() {
+fn claim_template_hash_matches_reference() {
     let claim = json!({
         "metadata": { "name": "pvc-1", "labels": { "no": "matter" } },
         "spec": {
@@ -237,17 +242,17 @@ fn claim_templates_hash_as_the_reference_says() {
 }
 
 #[test]
-fn the_body_holds_the_bytes_that_go_would_send() {
+fn revision_body_bytes_match_go() {
     let mut template = template("i");
     template["metadata"]["annotations"] = json!({ "note": "a<b>&c" });
-    let wanted = wanted(&owner("n"), &template, &[], None);
-    let body = wanted.body(&owner("n"), 7);
-    assert!(body.contains(&format!("\"data\":{}", wanted.data)), "{body}");
-    assert!(wanted.data.contains(r"a\u003cb\u003e\u0026c"));
-    let back = stored(&wanted, 7);
+    let desired = desired_revision(&owner("n"), &template, &[], None);
+    let body = desired.request_body(&owner("n"), 7);
+    assert!(body.contains(&format!("\"data\":{}", desired.data)), "{body}");
+    assert!(desired.data.contains(r"a\u003cb\u003e\u0026c"));
+    let back = stored_revision(&desired, 7);
     assert_eq!(
         (back.number, &back.data, &back.name),
-        (7, &wanted.data, &wanted.name)
+        (7, &desired.data, &desired.name)
     );
     assert_eq!(back.claim_hash.as_deref(), Some(""));
     let mut with_nothing = template;
@@ -256,144 +261,166 @@ fn the_body_holds_the_bytes_that_go_would_send() {
 }
 
 #[test]
-fn a_roll_back_takes_the_old_revision_up_again() {
+fn rollback_promotes_the_old_revision() {
     let set = owner("n");
-    let of = |image: &str, claims: &[Value]| wanted(&set, &template(image), claims, None);
-    let mut known = vec![stored(&of("i:1", &[]), 1), stored(&of("i:2", &[]), 2)];
-    let name = |image: &str| of(image, &[]).name;
-    assert_eq!(plan(&of("i:2", &[]), &known), Step::Use { name: name("i:2") });
+    let desired_for = |image: &str, claims: &[Value]| desired_revision(&set, &template(image), claims, None);
+    let mut revisions = vec![
+        stored_revision(&desired_for("i:1", &[]), 1),
+        stored_revision(&desired_for("i:2", &[]), 2),
+    ];
+    let name = |image: &str| desired_for(image, &[]).name;
     assert_eq!(
-        plan(&of("i:1", &[]), &known),
-        Step::Promote {
+        plan(&desired_for("i:2", &[]), &revisions),
+        RevisionAction::UseNewest { name: name("i:2") }
+    );
+    assert_eq!(
+        plan(&desired_for("i:1", &[]), &revisions),
+        RevisionAction::Promote {
             name: name("i:1"),
             number: 3,
             claim_hash: None
         }
     );
-    assert_eq!(plan(&of("i:3", &[]), &known), Step::Create { number: 3 });
     assert_eq!(
-        plan(&of("i:3", &[]), &[] as &[Revision]),
-        Step::Create { number: 1 }
+        plan(&desired_for("i:3", &[]), &revisions),
+        RevisionAction::Create { number: 3 }
+    );
+    assert_eq!(
+        plan(&desired_for("i:3", &[]), &[] as &[Revision]),
+        RevisionAction::Create { number: 1 }
     );
 
     let claims = [json!({ "metadata": { "name": "p" }, "spec": {} })];
-    let changed = of("i:2", &claims);
+    let changed = desired_for("i:2", &claims);
     assert_eq!(
-        plan(&changed, &known),
-        Step::Use { name: name("i:2") },
+        plan(&changed, &revisions),
+        RevisionAction::UseNewest { name: name("i:2") },
         "claims alone are no revision"
     );
-    let Step::Promote { claim_hash: hash, .. } = plan(&of("i:1", &claims), &known) else {
+    let RevisionAction::Promote { claim_hash: hash, .. } = plan(&desired_for("i:1", &claims), &revisions)
+    else {
         panic!("no roll-back");
     };
     assert_eq!(hash, claim_hash(&claims));
 
-    known[0].number = 3;
-    sort(&mut known);
-    assert_eq!(plan(&of("i:1", &[]), &known), Step::Use { name: name("i:1") });
+    revisions[0].number = 3;
+    sort(&mut revisions);
+    assert_eq!(
+        plan(&desired_for("i:1", &[]), &revisions),
+        RevisionAction::UseNewest { name: name("i:1") }
+    );
 }
 
 #[test]
-fn a_name_that_is_taken_gives_way() {
+fn name_collision_changes_the_revision_name() {
     let set = owner("n");
-    let first = wanted(&set, &template("i"), &[], None);
-    let second = first.renamed(&set, 1);
+    let first = desired_revision(&set, &template("i"), &[], None);
+    let second = first.with_collisions(&set, 1);
     assert_ne!(first.name, second.name);
-    assert_eq!(second.name, wanted(&set, &template("i"), &[], Some(1)).name);
+    assert_eq!(
+        second.name,
+        desired_revision(&set, &template("i"), &[], Some(1)).name
+    );
     assert_eq!(first.labels, second.labels, "the label keeps the first hash");
-    assert!(second.is(&stored(&first, 1)));
-    let mut taken = stored(&first, 1);
-    taken.data = "{}".into();
-    assert!(!first.is(&taken));
+    assert!(second.matches(&stored_revision(&first, 1)));
+    let mut existing = stored_revision(&first, 1);
+    existing.data = "{}".into();
+    assert!(!first.matches(&existing));
 }
 
 #[test]
-fn numeric_hashes_of_old_releases_tell_revisions_apart() {
-    let mut one = wanted(&owner("n"), &template("i"), &[], None);
-    let mut other = stored(&one, 1);
-    one.labels.insert(keys::REVISION_HASH.into(), "12".into());
-    assert!(one.is(&other), "a word and a number say nothing");
+fn numeric_hash_labels_distinguish_revisions() {
+    let mut desired = desired_revision(&owner("n"), &template("i"), &[], None);
+    let mut other = stored_revision(&desired, 1);
+    desired.labels.insert(keys::REVISION_HASH.into(), "12".into());
+    assert!(desired.matches(&other), "a word and a number say nothing");
     other.labels.insert(keys::REVISION_HASH.into(), "13".into());
-    assert!(!one.is(&other));
+    assert!(!desired.matches(&other));
 }
 
 #[test]
-fn long_names_are_cut() {
+fn long_revision_names_are_truncated() {
     let long = "x".repeat(253);
-    let name = wanted(&owner(&long), &template("i"), &[], None).name;
+    let name = desired_revision(&owner(&long), &template("i"), &[], None).name;
     assert!(name.starts_with(&format!("{}-", "x".repeat(223))), "{name}");
     assert!(name.len() <= 253);
-    assert_eq!(label(&name), short(&name));
-    assert!(same(label(&name), &name));
-    assert_eq!(label("n-1"), "n-1");
+    assert_eq!(revision_label(&name), short_hash(&name));
+    assert!(same_revision(revision_label(&name), &name));
+    assert_eq!(revision_label("n-1"), "n-1");
 }
 
 #[test]
-fn the_current_revision_is_the_status_s_while_it_is_there() {
-    let known = [Revision {
+fn current_revision_is_that_of_the_status_if_it_exists() {
+    let revisions = [Revision {
         name: "n-1".into(),
         ..Revision::default()
     }];
-    assert_eq!(current("n-1", "n-2", &known), "n-1");
-    assert_eq!(current("n-0", "n-2", &known), "n-2");
-    assert_eq!(current("", "n-2", &known), "n-2");
+    assert_eq!(current_revision("n-1", "n-2", &revisions), "n-1");
+    assert_eq!(current_revision("n-0", "n-2", &revisions), "n-2");
+    assert_eq!(current_revision("", "n-2", &revisions), "n-2");
 }
 
 #[test]
-fn a_stored_template_with_defaults_is_found_again() {
-    let known = [
-        stored(&wanted(&owner("n"), &template("i:1"), &[], None), 1),
-        stored(&wanted(&owner("n"), &template("i:2"), &[], None), 2),
+fn defaulted_template_finds_its_revision() {
+    let revisions = [
+        stored_revision(&desired_revision(&owner("n"), &template("i:1"), &[], None), 1),
+        stored_revision(&desired_revision(&owner("n"), &template("i:2"), &[], None), 2),
     ];
-    let stands_for = |template: &Value| stands_for(template, &known, Stored::WithDefaults);
-    assert_eq!(stands_for(&template("i:1")), known[0].template());
+    let stands_for =
+        |template: &Value| equivalent_template(template, &revisions, TemplateStorage::WithDefaults);
+    assert_eq!(stands_for(&template("i:1")), revisions[0].template());
     assert_eq!(stands_for(&template("i:3")), None);
     let mut filled = template("i:1");
     filled["spec"]["dnsPolicy"] = json!("ClusterFirst");
     filled["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
-    assert_eq!(stands_for(&filled), known[0].template());
+    assert_eq!(stands_for(&filled), revisions[0].template());
     filled["spec"]["containers"][0]["imagePullPolicy"] = json!("IfNotPresent");
     assert_eq!(stands_for(&filled), None);
 }
 
 /// Anybody who may write revisions can leave one that is the same but for a field of a type that Pods do not have.
 #[test]
-fn the_newest_revision_that_can_be_used_stands_for_a_template_or_else_the_one_of_its_bytes() {
-    let revision = |template: &Value, number| stored(&wanted(&owner("n"), template, &[], None), number);
+fn equivalent_template_prefers_newest_valid_revision() {
+    let revision = |template: &Value, number| {
+        stored_revision(&desired_revision(&owner("n"), template, &[], None), number)
+    };
     let short = template("i:1");
     let mut long = short.clone();
     long["spec"]["dnsPolicy"] = json!("ClusterFirst");
     let other = revision(&template("i:2"), 3);
-    let unfit = Revision {
-        unfit: Some("env is no list".to_owned()),
+    let invalid = Revision {
+        invalid_reason: Some("env is no list".to_owned()),
         ..revision(&long, 9)
     };
-    let found = |known: &[Revision]| stands_for(&short, known, Stored::WithDefaults);
+    let found = |known: &[Revision]| equivalent_template(&short, known, TemplateStorage::WithDefaults);
     let (first, second) = (revision(&short, 1), revision(&long, 2));
     assert_eq!(
         found(&[first.clone(), second.clone()]),
         second.template(),
         "no other is made"
     );
-    let known = [first.clone(), second, other];
-    assert_eq!(found(&known), first.template(), "its bytes");
-    assert_eq!(found(&[first.clone(), unfit.clone()]), first.template());
-    assert_eq!(found(&[unfit]), None);
+    let revisions = [first.clone(), second, other];
+    assert_eq!(found(&revisions), first.template(), "its bytes");
+    assert_eq!(found(&[first.clone(), invalid.clone()]), first.template());
+    assert_eq!(found(&[invalid]), None);
 }
 
 /// With gate `TemplateNoDefaults` a pull policy is a change, as it is to OpenKruise; the switch of the gate alone is none.
 #[test]
-fn a_pull_policy_makes_another_revision_where_none_is_filled_in() {
+fn pull_policy_changes_revision_without_defaults() {
     let bare = template("i:1");
-    let mut said = bare.clone();
-    said["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
-    for (one, other) in [(&bare, &said), (&said, &bare)] {
-        let known = [stored(&wanted(&owner("n"), one, &[], None), 1)];
-        for gate in [Stored::WithDefaults, Stored::AsAsked] {
-            assert!(stands_for(one, &known, gate).is_some(), "{gate:?}");
+    let mut with_policy = bare.clone();
+    with_policy["spec"]["containers"][0]["imagePullPolicy"] = json!("Always");
+    for (one, other) in [(&bare, &with_policy), (&with_policy, &bare)] {
+        let revisions = [stored_revision(&desired_revision(&owner("n"), one, &[], None), 1)];
+        for gate in [TemplateStorage::WithDefaults, TemplateStorage::AsWritten] {
+            assert!(equivalent_template(one, &revisions, gate).is_some(), "{gate:?}");
         }
-        assert!(stands_for(other, &known, Stored::WithDefaults).is_some());
-        assert_eq!(stands_for(other, &known, Stored::AsAsked), None);
+        assert!(equivalent_template(other, &revisions, TemplateStorage::WithDefaults).is_some());
+        assert_eq!(
+            equivalent_template(other, &revisions, TemplateStorage::AsWritten),
+            None
+        );
     }
 }
 
@@ -416,7 +443,7 @@ fn history() -> impl Strategy<Value = Vec<Revision>> {
 proptest! {
     /// What is used stays, as many of the rest as the limit says, and those are the newest.
     #[test]
-    fn trimming_keeps_what_is_used_and_the_newest(
+    fn trim_keeps_revisions_in_use_and_the_newest(
         known in history(),
         used in proptest::collection::btree_set(0_u8..40, 0..4),
         long in any::<bool>(),
@@ -424,48 +451,48 @@ proptest! {
     ) {
         let used: Vec<String> = used.iter().map(|at| if long { format!("n-{at}") } else { at.to_string() }).collect();
         let used: BTreeSet<&str> = used.iter().map(String::as_str).collect();
-        let gone = trim(&known, &used, limit);
-        let idle: Vec<_> = known.iter().filter(|one| !used.contains(&*one.name) && !used.contains(short(&one.name))).collect();
-        prop_assert_eq!(idle.len() - gone.len(), idle.len().min(usize::try_from(limit).unwrap_or(0)));
-        let oldest: Vec<_> = idle.iter().take(gone.len()).map(|one| one.name.clone()).collect();
-        prop_assert_eq!(&gone, &oldest);
-        let left: Vec<_> = known.into_iter().filter(|one| !gone.contains(&one.name)).collect();
-        prop_assert!(trim(&left, &used, limit).is_empty());
+        let deleted = revisions_to_delete(&known, &used, limit);
+        let unused: Vec<_> = known.iter().filter(|one| !used.contains(&*one.name) && !used.contains(short_hash(&one.name))).collect();
+        prop_assert_eq!(unused.len() - deleted.len(), unused.len().min(usize::try_from(limit).unwrap_or(0)));
+        let oldest: Vec<_> = unused.iter().take(deleted.len()).map(|one| one.name.clone()).collect();
+        prop_assert_eq!(&deleted, &oldest);
+        let remaining: Vec<_> = known.into_iter().filter(|one| !deleted.contains(&one.name)).collect();
+        prop_assert!(revisions_to_delete(&remaining, &used, limit).is_empty());
     }
 
     /// Carrying a plan out makes the wanted revision the newest, and nothing more is planned.
     #[test]
-    fn a_plan_that_is_carried_out_is_done(images in proptest::collection::vec(0_u8..4, 1..12)) {
-        let mut known: Vec<Revision> = Vec::new();
+    fn executed_revision_plan_uses_the_newest(images in proptest::collection::vec(0_u8..4, 1..12)) {
+        let mut revisions: Vec<Revision> = Vec::new();
         for image in images {
-            let wanted = wanted(&owner("n"), &template(&format!("i:{image}")), &[], None);
-            match plan(&wanted, &known) {
-                Step::Use { .. } => {}
-                Step::Promote { name, number, .. } => {
-                    known.iter_mut().find(|one| one.name == name).unwrap().number = number;
+            let desired = desired_revision(&owner("n"), &template(&format!("i:{image}")), &[], None);
+            match plan(&desired, &revisions) {
+                RevisionAction::UseNewest { .. } => {}
+                RevisionAction::Promote { name, number, .. } => {
+                    revisions.iter_mut().find(|one| one.name == name).unwrap().number = number;
                 }
-                Step::Create { number } => known.push(stored(&wanted, number)),
+                RevisionAction::Create { number } => revisions.push(stored_revision(&desired, number)),
             }
-            sort(&mut known);
-            prop_assert_eq!(plan(&wanted, &known), Step::Use { name: wanted.name.clone() });
-            prop_assert!(known.len() <= 4);
+            sort(&mut revisions);
+            prop_assert_eq!(plan(&desired, &revisions), RevisionAction::UseNewest { name: desired.name.clone() });
+            prop_assert!(revisions.len() <= 4);
         }
     }
 }
 
 /// The API server stores any object as a revision's data.
 #[test]
-fn a_revision_that_holds_no_pod_template_is_known_as_such_and_is_not_the_current_one() {
+fn revision_without_pod_template_is_never_current() {
     let stored = |data: Value| {
         let object = json!({ "metadata": { "name": "web-1" }, "revision": 1, "data": data });
         Revision::from(&serde_json::from_value::<ControllerRevision>(object).unwrap())
     };
-    let fit = json!({ "metadata": {}, "spec": { "containers": [{ "name": "a", "image": "a:1" }] } });
-    let whole = stored(json!({ "spec": { "template": fit } }));
+    let valid = json!({ "metadata": {}, "spec": { "containers": [{ "name": "a", "image": "a:1" }] } });
+    let valid_revision = stored(json!({ "spec": { "template": valid } }));
     assert_eq!(
         (
-            whole.unfit.as_ref(),
-            current("web-1", "web-2", std::slice::from_ref(&whole))
+            valid_revision.invalid_reason.as_ref(),
+            current_revision("web-1", "web-2", std::slice::from_ref(&valid_revision))
         ),
         (None, "web-1")
     );
@@ -492,9 +519,9 @@ fn a_revision_that_holds_no_pod_template_is_known_as_such_and_is_not_the_current
             "invalid type",
         ),
     ] {
-        let odd = stored(data.clone());
-        let told = odd.unfit.clone().unwrap_or_default();
-        assert!(told.contains(why), "{data}: {told}");
-        assert_eq!(current("web-1", "web-2", &[odd]), "web-2", "{data}");
+        let invalid = stored(data.clone());
+        let reason = invalid.invalid_reason.clone().unwrap_or_default();
+        assert!(reason.contains(why), "{data}: {reason}");
+        assert_eq!(current_revision("web-1", "web-2", &[invalid]), "web-2", "{data}");
     }
 }

@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 
 use super::super::convert;
-use super::super::tests::{bare, plain};
+use super::super::tests::{without_empty, without_zero};
 use super::*;
 
 mod vectors;
@@ -14,31 +14,31 @@ const BETA: &str = "apps.kruise.io/v1beta1";
 
 /// What an object says, in `v1beta1` words: with the defaults that a conversion writes out, and without the
 /// labels and annotations that say nothing there.
-fn meaning(object: &Value) -> Value {
+fn normalized(object: &Value) -> Value {
     let mut object = convert(object.clone(), BETA).unwrap();
-    let mut update = take(&mut object, "updateStrategy");
+    let mut update = take_object(&mut object, "updateStrategy");
     update.entry("type").or_insert(json!(ROLLING_UPDATE));
     let rolling = update.entry("rollingUpdate").or_insert(json!({}));
     if rolling["podUpdatePolicy"].as_str().is_none_or(str::is_empty) {
         rolling["podUpdatePolicy"] = json!(RE_CREATE);
     }
-    put(&mut object, "updateStrategy", update);
-    exclude(&mut object, true);
-    exclude(&mut object, false);
+    put_object(&mut object, "updateStrategy", update);
+    set_exclude_label(&mut object, true);
+    set_exclude_label(&mut object, false);
     for (_, key) in keys::PRE_DOWNLOAD {
-        take_annotation(&mut object, key);
+        remove_annotation(&mut object, key);
     }
-    plain(&bare(&object))
+    without_empty(&without_zero(&object))
 }
 
-fn set(version: &str, spec: Value) -> Value {
+fn cloneset(version: &str, spec: Value) -> Value {
     json!({ "apiVersion": version, "kind": "CloneSet", "metadata": { "name": "n" }, "spec": spec })
 }
 
 /// A v1beta1 writer clears a field; nobody brings it back.
 #[test]
-fn what_is_cleared_stays_cleared() {
-    let mut alpha = set(ALPHA, json!({ "updateStrategy": { "type": "InPlaceOnly" } }));
+fn cleared_fields_stay_cleared() {
+    let mut alpha = cloneset(ALPHA, json!({ "updateStrategy": { "type": "InPlaceOnly" } }));
     alpha["metadata"]["labels"] = json!({ keys::CLONESET_EXCLUDE_PREPARING_DELETE: "true", "a": "b" });
     alpha["metadata"]["annotations"] = json!({
         keys::IMAGE_PRE_DOWNLOAD_PARALLELISM: "7",
@@ -69,7 +69,7 @@ fn on_delete_keeps_its_limits_and_its_policy() {
         "type": "OnDelete",
         "rollingUpdate": { "partition": 3, "maxUnavailable": 1, "podUpdatePolicy": "InPlaceOnly" },
     });
-    let beta = set(BETA, json!({ "updateStrategy": strategy }));
+    let beta = cloneset(BETA, json!({ "updateStrategy": strategy }));
     let mut alpha = convert(beta.clone(), ALPHA).unwrap();
     assert_eq!(
         alpha["spec"]["updateStrategy"],
@@ -103,22 +103,22 @@ fn number() -> impl Strategy<Value = Value> {
     ]
 }
 
-fn some(fields: Vec<(&'static str, BoxedStrategy<Value>)>) -> BoxedStrategy<Value> {
+fn optional_fields(fields: Vec<(&'static str, BoxedStrategy<Value>)>) -> BoxedStrategy<Value> {
     fields
         .into_iter()
         .map(|(name, value)| proptest::option::of(value).prop_map(move |value| (name, value)))
         .collect::<Vec<_>>()
         .prop_map(|fields| {
-            let there = fields
+            let present = fields
                 .into_iter()
                 .filter_map(|(name, value)| Some((name.to_owned(), value?)));
-            Value::Object(there.collect())
+            Value::Object(present.collect())
         })
         .boxed()
 }
 
 fn in_place() -> BoxedStrategy<Value> {
-    some(vec![
+    optional_fields(vec![
         ("gracePeriodSeconds", (0_i32..99).prop_map(|n| json!(n)).boxed()),
         (keys::PRE_DOWNLOAD[0].0, number().boxed()),
         (
@@ -154,7 +154,7 @@ fn one_of(words: &'static [&'static str]) -> BoxedStrategy<Value> {
 }
 
 fn scale(reuse: &'static str) -> BoxedStrategy<Value> {
-    some(vec![
+    optional_fields(vec![
         (reuse, any::<bool>().prop_map(|b| json!(b)).boxed()),
         ("podsToDelete", Just(json!(["a"])).boxed()),
         ("maxUnavailable", number().boxed()),
@@ -162,7 +162,7 @@ fn scale(reuse: &'static str) -> BoxedStrategy<Value> {
 }
 
 fn metadata() -> BoxedStrategy<Value> {
-    let annotations = some(vec![
+    let annotations = optional_fields(vec![
         (
             keys::IMAGE_PRE_DOWNLOAD_PARALLELISM,
             one_of(&["3", "x", "20%", ""]),
@@ -177,7 +177,7 @@ fn metadata() -> BoxedStrategy<Value> {
         ),
         ("note", one_of(&["a"])),
     ]);
-    let labels = some(vec![(
+    let labels = optional_fields(vec![(
         keys::CLONESET_EXCLUDE_PREPARING_DELETE,
         one_of(&["true", "false"]),
     )]);
@@ -196,13 +196,13 @@ fn alpha() -> impl Strategy<Value = Value> {
     ));
     (
         metadata(),
-        some(vec![
-            ("updateStrategy", some(fields)),
+        optional_fields(vec![
+            ("updateStrategy", optional_fields(fields)),
             ("scaleStrategy", scale("disablePVCReuse")),
         ]),
     )
         .prop_map(|(metadata, spec)| {
-            let mut object = set(ALPHA, spec);
+            let mut object = cloneset(ALPHA, spec);
             object["metadata"] = metadata;
             object
         })
@@ -214,15 +214,15 @@ fn beta() -> impl Strategy<Value = Value> {
         "podUpdatePolicy",
         one_of(&["ReCreate", "InPlaceIfPossible", "InPlaceOnly"]),
     ));
-    let update = some(vec![
+    let update = optional_fields(vec![
         ("type", one_of(&["RollingUpdate", "OnDelete"])),
-        ("rollingUpdate", some(fields)),
+        ("rollingUpdate", optional_fields(fields)),
     ]);
     let excluded = any::<bool>();
     (metadata(), update, scale("enablePVCReuse"), excluded).prop_map(
         |(metadata, update, mut scale, excluded)| {
             scale["excludePreparingDelete"] = json!(excluded);
-            let mut object = set(BETA, json!({ "scaleStrategy": scale }));
+            let mut object = cloneset(BETA, json!({ "scaleStrategy": scale }));
             // Annotations of an object without the block may be all that is left of v1alpha1's wishes.
             if !update["rollingUpdate"].is_null() {
                 object["metadata"] = metadata;
@@ -238,7 +238,7 @@ proptest! {
     fn v1alpha1_survives_v1beta1(object in alpha()) {
         let there = convert(object.clone(), BETA).unwrap();
         let back = convert(there.clone(), ALPHA).unwrap();
-        prop_assert_eq!(meaning(&back), meaning(&object));
+        prop_assert_eq!(normalized(&back), normalized(&object));
         // Nothing more changes on the second way.
         prop_assert_eq!(convert(convert(back.clone(), BETA).unwrap(), ALPHA).unwrap(), back);
     }
@@ -246,6 +246,6 @@ proptest! {
     #[test]
     fn v1beta1_survives_v1alpha1(object in beta()) {
         let back = convert(convert(object.clone(), ALPHA).unwrap(), BETA).unwrap();
-        prop_assert_eq!(meaning(&back), meaning(&object));
+        prop_assert_eq!(normalized(&back), normalized(&object));
     }
 }

@@ -19,7 +19,7 @@ const NULLS: [usize; 17] = [
 ];
 
 /// The cases of a file, in its order.
-pub(in crate::convert) fn recorded(file: &str) -> Vec<Value> {
+pub(in crate::convert) fn read_cases(file: &str) -> Vec<Value> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/conversion");
     let text = std::fs::read_to_string(format!("{folder}/{file}.jsonl")).unwrap();
     text.lines()
@@ -28,45 +28,47 @@ pub(in crate::convert) fn recorded(file: &str) -> Vec<Value> {
 }
 
 /// How many cases there are of each kind and way.
-pub(in crate::convert) fn counts(cases: &[Value]) -> Vec<(String, usize)> {
-    let word = |case: &Value, field: &str| case[field].as_str().unwrap().to_owned();
+pub(in crate::convert) fn count_by_conversion(cases: &[Value]) -> Vec<(String, usize)> {
+    let string_field = |case: &Value, field: &str| case[field].as_str().unwrap().to_owned();
     let mut counts = BTreeMap::<String, usize>::new();
     for case in cases {
-        let way = ["kind", "from", "to"].map(|field| word(case, field)).join(" ");
-        *counts.entry(way).or_default() += 1;
+        let conversion = ["kind", "from", "to"]
+            .map(|field| string_field(case, field))
+            .join(" ");
+        *counts.entry(conversion).or_default() += 1;
     }
     counts.into_iter().collect()
 }
 
 /// Lines, from 1, on which ours differs on purpose, by reason.
 #[derive(Default)]
-pub(in crate::convert) struct Differing {
+pub(in crate::convert) struct KnownDifferences {
     line: usize,
     found: BTreeMap<&'static str, BTreeSet<usize>>,
 }
 
-impl Differing {
+impl KnownDifferences {
     /// From now on it is about this line.
-    pub(in crate::convert) fn on(&mut self, line: usize) {
+    pub(in crate::convert) fn set_line(&mut self, line: usize) {
         self.line = line;
     }
 
     /// Does away with a difference, and names the line if there was one.
-    pub(in crate::convert) fn even(
+    pub(in crate::convert) fn remove(
         &mut self,
         why: &'static str,
         object: &mut Value,
-        out: impl FnOnce(&mut Value),
+        remove_difference: impl FnOnce(&mut Value),
     ) {
-        let before = plain(&bare(object));
-        out(object);
-        if plain(&bare(object)) != before {
+        let before = without_empty(&without_zero(object));
+        remove_difference(object);
+        if without_empty(&without_zero(object)) != before {
             self.found.entry(why).or_default().insert(self.line);
         }
     }
 
     /// The lines are those named, each for its reason.
-    pub(in crate::convert) fn are<const N: usize>(&self, named: [(&'static str, &[usize]); N]) {
+    pub(in crate::convert) fn assert_lines<const N: usize>(&self, named: [(&'static str, &[usize]); N]) {
         let named = named.map(|(why, lines)| (why, lines.iter().copied().collect()));
         assert_eq!(self.found, BTreeMap::from(named));
     }
@@ -80,34 +82,39 @@ fn versioned(object: &Value, case: &Value, version: &Value) -> Value {
 }
 
 #[test]
-fn upstream_s_conversions_hold() {
-    let cases = recorded("upstream");
-    let mut differing = Differing::default();
+fn conversions_match_upstream() {
+    let cases = read_cases("upstream");
+    let mut differences = KnownDifferences::default();
     for (at, case) in cases.iter().enumerate() {
-        differing.on(at + 1);
+        differences.set_line(at + 1);
         let object = versioned(&case["in"], case, &case["from"]);
         let converted = convert(object.clone(), case["to"].as_str().unwrap()).unwrap();
         let back = convert(converted.clone(), case["from"].as_str().unwrap()).unwrap();
-        assert_eq!(settled(back), settled(object), "there and back: line {}", at + 1);
+        assert_eq!(
+            normalized(back),
+            normalized(object),
+            "there and back: line {}",
+            at + 1
+        );
 
         let (mut ours, mut theirs) = (converted, versioned(&case["out"], case, &case["to"]));
         for key in [keys::CRR_CONDITIONS, keys::NODE_IMAGE_SECRET_MODES] {
-            differing.even(key, &mut ours, |ours| drop(take_annotation(ours, key)));
+            differences.remove(key, &mut ours, |ours| drop(remove_annotation(ours, key)));
         }
         let key = keys::CRR_SYNC_CONTAINER_STATUSES;
-        differing.even(key, &mut theirs, |theirs| {
+        differences.remove(key, &mut theirs, |theirs| {
             if annotation(theirs, key) == Some("[]") {
-                take_annotation(theirs, key);
+                remove_annotation(theirs, key);
             }
         });
-        differing.even(FAILED_IMAGES, &mut ours, |ours| {
+        differences.remove(FAILED_IMAGES, &mut ours, |ours| {
             if let Some(failed) = ours.pointer_mut(FAILED_IMAGES).and_then(Value::as_array_mut) {
                 failed.retain(|one| !one.is_null());
             }
         });
-        assert_eq!(plain(&ours), plain(&theirs), "line {}", at + 1);
+        assert_eq!(without_empty(&ours), without_empty(&theirs), "line {}", at + 1);
     }
-    differing.are([
+    differences.assert_lines([
         (keys::CRR_CONDITIONS, &CONDITIONS),
         (keys::NODE_IMAGE_SECRET_MODES, &SECRET_MODES),
         (keys::CRR_SYNC_CONTAINER_STATUSES, &NO_STATUSES),
@@ -123,15 +130,18 @@ fn upstream_s_conversions_hold() {
         ("NodeImage v1alpha1 v1beta1", 31),
         ("NodeImage v1beta1 v1alpha1", 33),
     ];
-    assert_eq!(counts(&cases), ways.map(|(way, count)| (way.to_owned(), count)));
+    assert_eq!(
+        count_by_conversion(&cases),
+        ways.map(|(way, count)| (way.to_owned(), count))
+    );
 }
 
 /// Objects as upstream's clients write them pass through our types without loss.
 #[test]
-fn our_types_read_and_write_what_upstream_does() {
+fn our_types_round_trip_upstream_objects() {
     use crate::{container_recreate_request as crr, image_pull_job as job, node_image as image, v1alpha1};
     // There are no types of ours for ImageListPullJob yet.
-    for case in recorded("upstream")
+    for case in read_cases("upstream")
         .iter()
         .filter(|case| case["kind"] != "ImageListPullJob")
     {
@@ -152,14 +162,14 @@ fn our_types_read_and_write_what_upstream_does() {
                 *containers = json!([]);
             }
             let back = match (object["kind"].as_str().unwrap(), version.as_str().unwrap()) {
-                ("NodeImage", V1BETA1) => through::<image::NodeImage>(&object),
-                ("NodeImage", _) => through::<v1alpha1::NodeImage>(&object),
-                ("ImagePullJob", V1BETA1) => through::<job::ImagePullJob>(&object),
-                ("ImagePullJob", _) => through::<v1alpha1::ImagePullJob>(&object),
-                (_, V1BETA1) => through::<crr::ContainerRecreateRequest>(&object),
-                _ => through::<v1alpha1::ContainerRecreateRequest>(&object),
+                ("NodeImage", V1BETA1) => round_trip::<image::NodeImage>(&object),
+                ("NodeImage", _) => round_trip::<v1alpha1::NodeImage>(&object),
+                ("ImagePullJob", V1BETA1) => round_trip::<job::ImagePullJob>(&object),
+                ("ImagePullJob", _) => round_trip::<v1alpha1::ImagePullJob>(&object),
+                (_, V1BETA1) => round_trip::<crr::ContainerRecreateRequest>(&object),
+                _ => round_trip::<v1alpha1::ContainerRecreateRequest>(&object),
             };
-            assert_eq!(back, plain(&bare(&object)), "{version} of {case}");
+            assert_eq!(back, without_empty(&without_zero(&object)), "{version} of {case}");
         }
     }
 }

@@ -5,100 +5,105 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::{ATTEMPTS, Again, Ask, Ended, Owner, Progress, Stage, Step, TagKey, Task, owners};
+use super::{
+    ATTEMPT_BACKOFF, AttemptResult, AttemptRetry, PullOwner, PullProgress, PullSpec, PullStage, PullStep,
+    PullTask, TagKey, pull_owners,
+};
 use kruise_api::node_image::{ImagePullPhase, ImageTagStatus};
 
 /// Attempts in a row that are [uncounted](Again::Uncounted). With more the image itself may be what ends the runtime, and
 /// an API server that has just started would know by now who may read a Secret.
-const UNCOUNTED: u32 = 3;
+const MAX_UNCOUNTED_ATTEMPTS: u32 = 3;
 
 /// One task per tag of the NodeImage.
 #[derive(Debug, Clone, Default)]
-pub struct Board {
-    tasks: BTreeMap<TagKey, Task>,
-    next: u64,
-    served: BTreeMap<Owner, u64>,
-    served_namespaces: BTreeMap<String, u64>,
+pub struct TaskBoard {
+    tasks: BTreeMap<TagKey, PullTask>,
+    next_seq: u64,
+    slot_order_by_owner: BTreeMap<PullOwner, u64>,
+    slot_order_by_namespace: BTreeMap<String, u64>,
 }
 
 /// What came of the end of an attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum AttemptOutcome {
     /// The attempt was not awaited any more.
     Stale,
     /// There will be another.
-    Continues,
+    WillRetry,
     /// The tag is over.
-    Over,
+    Finished,
 }
 
-impl Board {
+impl TaskBoard {
     /// All tasks, by name and tag.
-    pub fn tasks(&self) -> &BTreeMap<TagKey, Task> {
+    pub fn tasks(&self) -> &BTreeMap<TagKey, PullTask> {
         &self.tasks
     }
 
     /// One task.
-    pub fn get(&self, key: &TagKey) -> Option<&Task> {
+    pub fn get(&self, key: &TagKey) -> Option<&PullTask> {
         self.tasks.get(key)
     }
 
     /// Order in which the owner's namespace, and the owner, were given a slot last. A namespace that never was has that of
     /// its arrival, so that those that come and go pass over none that waits; an owner has 0.
-    pub(super) fn last_served(&self, owner: &Owner) -> (u64, u64) {
-        let namespace = self.served_namespaces.get(&owner.namespace);
-        let own = self.served.get(owner);
-        (namespace.copied().unwrap_or(0), own.copied().unwrap_or(0))
+    pub(super) fn last_slot_order(&self, owner: &PullOwner) -> (u64, u64) {
+        let namespace = self.slot_order_by_namespace.get(&owner.namespace);
+        let owner_order = self.slot_order_by_owner.get(owner);
+        (namespace.copied().unwrap_or(0), owner_order.copied().unwrap_or(0))
     }
 
     /// Takes in what is asked and what the NodeImage's status says already. Returns the tags whose attempts must be
     /// stopped: they are not asked for any more, or in another version, or somebody declared them over.
-    pub fn desire(
+    pub fn sync_spec(
         &mut self,
-        asks: &BTreeMap<TagKey, Ask>,
+        specs: &BTreeMap<TagKey, PullSpec>,
         stored: &BTreeMap<TagKey, ImageTagStatus>,
     ) -> Vec<TagKey> {
-        let mut stop = Vec::new();
+        let mut to_stop = Vec::new();
         self.tasks.retain(|key, task| {
-            let keep = asks.get(key).is_some_and(|ask| ask.version == task.ask.version);
-            if !keep && matches!(task.stage, Stage::Running { .. }) {
-                stop.push(key.clone());
+            let unchanged = specs
+                .get(key)
+                .is_some_and(|spec| spec.version == task.spec.version);
+            if !unchanged && matches!(task.stage, PullStage::Running { .. }) {
+                to_stop.push(key.clone());
             }
-            keep
+            unchanged
         });
-        for (key, ask) in asks {
-            let said = stored.get(key).filter(|s| s.version == ask.version);
-            let seq = self.next;
-            self.next += 1;
+        for (key, spec) in specs {
+            let reported = stored.get(key).filter(|s| s.version == spec.version);
+            let seq = self.next_seq;
+            self.next_seq += 1;
             let task = self
                 .tasks
                 .entry(key.clone())
-                .or_insert_with(|| Task::new(ask.clone(), seq, said));
-            task.ask = ask.clone();
-            if let Some(said) = said.filter(|s| s.completion_time.is_some() && !task.is_done()) {
-                if matches!(task.stage, Stage::Running { .. }) {
-                    stop.push(key.clone());
+                .or_insert_with(|| PullTask::new(spec.clone(), seq, reported));
+            task.spec = spec.clone();
+            if let Some(reported) = reported.filter(|s| s.completion_time.is_some() && !task.is_done()) {
+                if matches!(task.stage, PullStage::Running { .. }) {
+                    to_stop.push(key.clone());
                 }
-                task.stage = Stage::Done(Box::new(said.clone()));
+                task.stage = PullStage::Done(Box::new(reported.clone()));
             }
         }
-        let wanted: BTreeSet<Owner> = self.tasks.values().flat_map(|t| owners(&t.ask)).collect();
-        self.served.retain(|owner, _| wanted.contains(owner));
-        for owner in &wanted {
-            let arrival = self.served_namespaces.entry(owner.namespace.clone());
+        let owners: BTreeSet<PullOwner> = self.tasks.values().flat_map(|t| pull_owners(&t.spec)).collect();
+        self.slot_order_by_owner.retain(|owner, _| owners.contains(owner));
+        for owner in &owners {
+            let arrival = self.slot_order_by_namespace.entry(owner.namespace.clone());
             arrival.or_insert_with(|| {
-                self.next += 1;
-                self.next - 1
+                self.next_seq += 1;
+                self.next_seq - 1
             });
         }
-        let namespaces: BTreeSet<&str> = wanted.iter().map(|o| o.namespace.as_str()).collect();
-        self.served_namespaces
+        let namespaces: BTreeSet<&str> = owners.iter().map(|o| o.namespace.as_str()).collect();
+        self.slot_order_by_namespace
             .retain(|namespace, _| namespaces.contains(namespace.as_str()));
-        stop
+        to_stop
     }
 
     /// One task by itself.
-    pub fn only(&self, key: &TagKey) -> Self {
+    pub fn single(&self, key: &TagKey) -> Self {
         let task = self.tasks.get(key).map(|task| (key.clone(), task.clone()));
         Self {
             tasks: task.into_iter().collect(),
@@ -108,28 +113,28 @@ impl Board {
 
     /// Forgets everything, as for another NodeImage of the same name. Returns the tags whose attempts must be stopped.
     pub fn clear(&mut self) -> Vec<TagKey> {
-        self.desire(&BTreeMap::new(), &BTreeMap::new())
+        self.sync_spec(&BTreeMap::new(), &BTreeMap::new())
     }
 
     /// Carries a step out. Returns the number of the attempt's run where one begins.
-    pub fn apply(&mut self, step: &Step, now: Timestamp) -> Option<u64> {
+    pub fn apply(&mut self, step: &PullStep, now: Timestamp) -> Option<u64> {
         match step {
-            Step::Start { key, owner, .. } => {
-                let run = self.next;
-                self.next += 1;
+            PullStep::Start { key, owner, .. } => {
+                let run = self.next_seq;
+                self.next_seq += 1;
                 let task = self.tasks.get_mut(key)?;
                 task.started_at.get_or_insert(now);
                 task.attempts = task.attempts.saturating_add(1);
                 task.progress = None;
-                task.begun_at = now;
-                task.moved_at = now;
+                task.attempt_started_at = now;
+                task.progressed_at = now;
                 task.owner = owner.clone();
-                task.stage = Stage::Running { run };
-                self.served.insert(owner.clone(), run);
-                self.served_namespaces.insert(owner.namespace.clone(), run);
+                task.stage = PullStage::Running { run };
+                self.slot_order_by_owner.insert(owner.clone(), run);
+                self.slot_order_by_namespace.insert(owner.namespace.clone(), run);
                 Some(run)
             }
-            Step::GiveUp { key, words } => {
+            PullStep::GiveUp { key, message: words } => {
                 self.tasks.get_mut(key)?.finish(key, Err(words.clone()), now);
                 None
             }
@@ -137,110 +142,116 @@ impl Board {
     }
 
     /// Takes in the bytes of an attempt.
-    pub fn advance(&mut self, key: &TagKey, run: u64, progress: Progress, now: Timestamp) {
+    pub fn set_progress(&mut self, key: &TagKey, run: u64, progress: PullProgress, now: Timestamp) {
         if let Some(task) = self.tasks.get_mut(key)
-            && task.stage == (Stage::Running { run })
+            && task.stage == (PullStage::Running { run })
         {
             if task.progress != Some(progress) {
-                task.moved_at = now;
+                task.progressed_at = now;
             }
             task.progress = Some(progress);
         }
     }
 
     /// Takes in that work on a tag panicked. That is an attempt that failed, whatever the tag was doing.
-    pub fn panicked(&mut self, key: &TagKey, words: String, now: Timestamp) -> Outcome {
+    pub fn on_panic(&mut self, key: &TagKey, message: String, now: Timestamp) -> AttemptOutcome {
         let Some(task) = self.tasks.get_mut(key).filter(|t| !t.is_done()) else {
-            return Outcome::Stale;
+            return AttemptOutcome::Stale;
         };
-        if !matches!(task.stage, Stage::Running { .. }) {
+        if !matches!(task.stage, PullStage::Running { .. }) {
             task.attempts = task.attempts.saturating_add(1);
         }
-        let run = self.next;
-        self.next += 1;
-        task.stage = Stage::Running { run };
-        let again = Again::Counted;
-        self.ended(key, run, Ended::Failed { words, again }, now)
+        let run = self.next_seq;
+        self.next_seq += 1;
+        task.stage = PullStage::Running { run };
+        let retry = AttemptRetry::Counted;
+        self.on_attempt_ended(key, run, AttemptResult::Failed { message, retry }, now)
     }
 
     /// Takes in the end of an attempt.
-    pub fn ended(&mut self, key: &TagKey, run: u64, ended: Ended, now: Timestamp) -> Outcome {
+    pub fn on_attempt_ended(
+        &mut self,
+        key: &TagKey,
+        run: u64,
+        result: AttemptResult,
+        now: Timestamp,
+    ) -> AttemptOutcome {
         let Some(task) = self
             .tasks
             .get_mut(key)
-            .filter(|t| t.stage == (Stage::Running { run }))
+            .filter(|t| t.stage == (PullStage::Running { run }))
         else {
-            return Outcome::Stale;
+            return AttemptOutcome::Stale;
         };
-        match ended {
-            Ended::Pulled { image_id, note } => {
+        match result {
+            AttemptResult::Pulled { image_id, note } => {
                 task.finish(key, Ok((image_id, note)), now);
-                Outcome::Over
+                AttemptOutcome::Finished
             }
-            Ended::Failed {
-                words,
-                again: Again::Prevented,
+            AttemptResult::Failed {
+                message: words,
+                retry: AttemptRetry::Prevented,
             } => {
                 task.attempts = task.attempts.saturating_sub(1);
                 task.prevented = task.prevented.saturating_add(1);
-                task.pause(words, task.prevented, now);
-                Outcome::Continues
+                task.back_off(words, task.prevented, now);
+                AttemptOutcome::WillRetry
             }
-            Ended::Failed {
-                words,
-                again: Again::Uncounted,
-            } if task.uncounted < UNCOUNTED => {
+            AttemptResult::Failed {
+                message: words,
+                retry: AttemptRetry::Uncounted,
+            } if task.uncounted < MAX_UNCOUNTED_ATTEMPTS => {
                 task.attempts = task.attempts.saturating_sub(1);
                 task.uncounted += 1;
                 task.prevented = 0;
-                task.pause(words, task.uncounted, now);
-                Outcome::Continues
+                task.back_off(words, task.uncounted, now);
+                AttemptOutcome::WillRetry
             }
-            Ended::Failed {
-                words,
-                again: again @ (Again::Counted | Again::Uncounted),
-            } if task.attempts <= task.ask.retries => {
+            AttemptResult::Failed {
+                message: words,
+                retry: again @ (AttemptRetry::Counted | AttemptRetry::Uncounted),
+            } if task.attempts <= task.spec.retries => {
                 task.prevented = 0;
-                if again == Again::Counted {
+                if again == AttemptRetry::Counted {
                     task.uncounted = 0;
                 }
-                task.pause(words, task.attempts, now);
-                Outcome::Continues
+                task.back_off(words, task.attempts, now);
+                AttemptOutcome::WillRetry
             }
-            Ended::Failed { words, .. } => {
+            AttemptResult::Failed { message: words, .. } => {
                 task.finish(key, Err(words), now);
-                Outcome::Over
+                AttemptOutcome::Finished
             }
         }
     }
 }
 
-impl Task {
-    fn new(ask: Ask, seq: u64, said: Option<&ImageTagStatus>) -> Self {
+impl PullTask {
+    fn new(spec: PullSpec, seq: u64, reported: Option<&ImageTagStatus>) -> Self {
         Self {
-            ask,
+            spec,
             seq,
-            stage: Stage::Waiting,
+            stage: PullStage::Waiting,
             attempts: 0,
             uncounted: 0,
             prevented: 0,
             // After a restart of ours the tag's deadline still counts from its first start.
-            started_at: said.and_then(|s| s.start_time.as_ref()).map(|t| t.0),
+            started_at: reported.and_then(|s| s.start_time.as_ref()).map(|t| t.0),
             progress: None,
-            begun_at: Timestamp::MIN,
-            moved_at: Timestamp::MIN,
-            owner: Owner::default(),
+            attempt_started_at: Timestamp::MIN,
+            progressed_at: Timestamp::MIN,
+            owner: PullOwner::default(),
             last_error: None,
         }
     }
 
-    fn pause(&mut self, words: String, failures: u32, now: Timestamp) {
-        self.last_error = Some(words);
+    fn back_off(&mut self, message: String, failures: u32, now: Timestamp) {
+        self.last_error = Some(message);
         self.progress = None;
         let until = now
-            .checked_add(ATTEMPTS.pause(failures.saturating_sub(1)))
+            .checked_add(ATTEMPT_BACKOFF.delay(failures.saturating_sub(1)))
             .unwrap_or(Timestamp::MAX);
-        self.stage = Stage::BackOff { until };
+        self.stage = PullStage::BackOff { until };
     }
 
     fn finish(
@@ -253,15 +264,15 @@ impl Task {
         let progress = self.percent();
         let (phase, progress, image_id, message) = match result {
             Ok((image_id, note)) => (ImagePullPhase::Succeeded, 100, image_id, note),
-            Err(words) => (ImagePullPhase::Failed, progress, None, Some(words)),
+            Err(message) => (ImagePullPhase::Failed, progress, None, Some(message)),
         };
-        self.stage = Stage::Done(Box::new(ImageTagStatus {
+        self.stage = PullStage::Done(Box::new(ImageTagStatus {
             tag: key.tag.clone(),
             phase,
             progress,
-            start_time: Some(Time(whole(started))),
-            completion_time: Some(Time(whole(now))),
-            version: self.ask.version,
+            start_time: Some(Time(truncate_to_second(started))),
+            completion_time: Some(Time(truncate_to_second(now))),
+            version: self.spec.version,
             image_id,
             message,
         }));
@@ -270,7 +281,7 @@ impl Task {
     /// Per cent of the bytes of the present attempt; 100 is kept for the end.
     pub fn percent(&self) -> i32 {
         match self.progress {
-            Some(Progress { done, total }) if total > 0 => {
+            Some(PullProgress { done, total }) if total > 0 => {
                 i32::try_from(u128::from(done) * 100 / u128::from(total)).map_or(99, |p| p.min(99))
             }
             _ => 0,
@@ -279,6 +290,6 @@ impl Task {
 }
 
 /// Times in the API have whole seconds.
-pub(super) fn whole(t: Timestamp) -> Timestamp {
+pub(super) fn truncate_to_second(t: Timestamp) -> Timestamp {
     Timestamp::from_second(t.as_second()).unwrap_or(t)
 }

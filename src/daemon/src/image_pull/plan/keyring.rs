@@ -28,14 +28,14 @@ const DEFAULT_REGISTRY: &str = "index.docker.io";
 const MAX_ENTRIES: usize = 1000;
 /// Bytes of an entry's registry, and characters of one that is told of. No image name has more than 255, and some more are
 /// for `*`, scheme and version.
-const MAX_REGISTRY: usize = 512;
+const MAX_REGISTRY_LEN: usize = 512;
 
 /// Why credentials cannot be read. Says nothing of what is in them.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The Secret is of another kind.
     #[error("it is of type {found:?}; expected {TYPE_JSON} or {TYPE_CFG}")]
-    Type {
+    UnsupportedType {
         /// Its type.
         found: String,
     },
@@ -52,13 +52,13 @@ pub enum Error {
     },
     /// It has more entries than are kept.
     #[error("its {entry} has more than {MAX_ENTRIES} entries")]
-    TooMany {
+    TooManyEntries {
         /// The entry, or the file.
         entry: &'static str,
     },
     /// An `auth` is not base64 of `user:password`.
     #[error("its entry for {registry:?} has an auth that is not base64 of USER:PASSWORD")]
-    Auth {
+    InvalidAuth {
         /// The registry of the entry.
         registry: String,
     },
@@ -89,16 +89,16 @@ impl std::fmt::Debug for Credentials {
 #[derive(Default)]
 struct ConfigJson {
     auths: Auths,
-    helpers: bool,
+    has_helpers: bool,
 }
 
-impl<'de> Fields<'de> for ConfigJson {
+impl<'de> JsonFields<'de> for ConfigJson {
     fn field<A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
         match name.to_ascii_lowercase().as_str() {
-            "auths" => self.auths = map.next_value_seed(Object::new())?,
+            "auths" => self.auths = map.next_value_seed(FieldsSeed::new())?,
             "credsstore" | "credhelpers" => {
                 // As text: of many small values a tree takes a hundred times its length.
-                self.helpers |= names_some(map.next_value::<&RawValue>()?.get());
+                self.has_helpers |= is_non_empty(map.next_value::<&RawValue>()?.get());
             }
             _ => drop(map.next_value::<IgnoredAny>()?),
         }
@@ -107,7 +107,7 @@ impl<'de> Fields<'de> for ConfigJson {
 }
 
 /// Whether this is a text or an object, and has something in it.
-fn names_some(json: &str) -> bool {
+fn is_non_empty(json: &str) -> bool {
     match json.split_at_checked(1) {
         Some(("\"", rest)) => rest != "\"",
         Some(("{", rest)) => !rest.trim_start().starts_with('}'),
@@ -122,14 +122,14 @@ struct Auths {
     too_many: bool,
 }
 
-impl<'de> Fields<'de> for Auths {
+impl<'de> JsonFields<'de> for Auths {
     fn field<A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
         if self.entries.len() == MAX_ENTRIES {
             self.too_many = true;
             map.next_value::<IgnoredAny>()?;
         } else {
             self.entries
-                .insert(name.to_owned(), map.next_value_seed(Object::new())?);
+                .insert(name.to_owned(), map.next_value_seed(FieldsSeed::new())?);
         }
         Ok(())
     }
@@ -144,7 +144,7 @@ struct Entry {
     registry_token: String,
 }
 
-impl<'de> Fields<'de> for Entry {
+impl<'de> JsonFields<'de> for Entry {
     fn field<A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error> {
         let field = match name.to_ascii_lowercase().as_str() {
             "username" => &mut self.username,
@@ -166,21 +166,21 @@ impl<'de> Fields<'de> for Entry {
 
 /// What is read field by field as Go's decoder reads it: names in any case, the last of two equal ones, and `null`
 /// for an object without fields.
-trait Fields<'de>: Default {
+trait JsonFields<'de>: Default {
     /// Reads the value of one field.
     fn field<A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error>;
 }
 
 /// Reads a `T`.
-struct Object<T>(PhantomData<T>);
+struct FieldsSeed<T>(PhantomData<T>);
 
-impl<T> Object<T> {
+impl<T> FieldsSeed<T> {
     fn new() -> Self {
         Self(PhantomData)
     }
 }
 
-impl<'de, T: Fields<'de>> DeserializeSeed<'de> for Object<T> {
+impl<'de, T: JsonFields<'de>> DeserializeSeed<'de> for FieldsSeed<T> {
     type Value = T;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<T, D::Error> {
@@ -188,7 +188,7 @@ impl<'de, T: Fields<'de>> DeserializeSeed<'de> for Object<T> {
     }
 }
 
-impl<'de, T: Fields<'de>> Visitor<'de> for Object<T> {
+impl<'de, T: JsonFields<'de>> Visitor<'de> for FieldsSeed<T> {
     type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -200,20 +200,20 @@ impl<'de, T: Fields<'de>> Visitor<'de> for Object<T> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<T, A::Error> {
-        let mut read = T::default();
+        let mut fields = T::default();
         while let Some(name) = map.next_key::<String>()? {
-            read.field(&name, &mut map)?;
+            fields.field(&name, &mut map)?;
         }
-        Ok(read)
+        Ok(fields)
     }
 }
 
 /// A configuration names credential helpers too: programs of the machine that it was written on. Kubelet ignores them in
 /// pull secrets, and so do we.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct HelpersUnused;
+pub struct HelpersIgnored;
 
-impl fmt::Display for HelpersUnused {
+impl fmt::Display for HelpersIgnored {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("credsStore and credHelpers are ignored, as kubelet ignores them; only credentials in auths are used")
     }
@@ -234,12 +234,14 @@ impl Keyring {
         &mut self,
         type_: &str,
         data: impl Fn(&'static str) -> Option<&'a [u8]>,
-    ) -> Result<Option<HelpersUnused>, Error> {
+    ) -> Result<Option<HelpersIgnored>, Error> {
         let value = |key| data(key).ok_or(Error::NoEntry(key));
         match type_ {
             TYPE_JSON => self.add_config_json(value(KEY_JSON)?, KEY_JSON),
-            TYPE_CFG => self.add(read(value(KEY_CFG)?, KEY_CFG)?, KEY_CFG).map(|()| None),
-            other => Err(Error::Type {
+            TYPE_CFG => self
+                .add_auths(parse(value(KEY_CFG)?, KEY_CFG)?, KEY_CFG)
+                .map(|()| None),
+            other => Err(Error::UnsupportedType {
                 found: other.to_owned(),
             }),
         }
@@ -253,27 +255,27 @@ impl Keyring {
         &mut self,
         json: &[u8],
         entry: &'static str,
-    ) -> Result<Option<HelpersUnused>, Error> {
-        let config: ConfigJson = read(json, entry)?;
-        self.add(config.auths, entry)?;
-        Ok(config.helpers.then_some(HelpersUnused))
+    ) -> Result<Option<HelpersIgnored>, Error> {
+        let config: ConfigJson = parse(json, entry)?;
+        self.add_auths(config.auths, entry)?;
+        Ok(config.has_helpers.then_some(HelpersIgnored))
     }
 
-    fn add(&mut self, auths: Auths, entry: &'static str) -> Result<(), Error> {
+    fn add_auths(&mut self, auths: Auths, entry: &'static str) -> Result<(), Error> {
         if auths.too_many {
-            return Err(Error::TooMany { entry });
+            return Err(Error::TooManyEntries { entry });
         }
-        let mut read = Vec::new();
+        let mut parsed = Vec::new();
         for (registry, entry) in auths.entries {
-            let credentials = credentials(&registry, entry)?;
+            let credentials = decode_credentials(&registry, entry)?;
             // Docker Desktop writes empty entries for registries whose credentials a helper has.
-            if let Some(key) = key(&registry)
+            if let Some(key) = registry_key(&registry)
                 && credentials != Credentials::default()
             {
-                read.push((key, credentials));
+                parsed.push((key, credentials));
             }
         }
-        for (key, credentials) in read {
+        for (key, credentials) in parsed {
             self.entries.entry(key).or_default().push(credentials);
         }
         Ok(())
@@ -282,12 +284,12 @@ impl Keyring {
     /// What to try for `repository` (`HOST/PATH`), in order; nothing means anonymously.
     pub fn lookup(&self, repository: &str) -> Vec<Credentials> {
         // Backwards, the longer of two keys with the same beginning comes first.
-        let matching = self
+        let matching_entries = self
             .entries
             .iter()
             .rev()
-            .filter(|(key, _)| matches(key, repository));
-        let found: Vec<Credentials> = matching.flat_map(|(_, list)| list.clone()).collect();
+            .filter(|(key, _)| registry_matches(key, repository));
+        let found: Vec<Credentials> = matching_entries.flat_map(|(_, list)| list.clone()).collect();
         let host = repository.split('/').next().unwrap_or_default();
         if found.is_empty() && matches!(host, "docker.io" | DEFAULT_REGISTRY) {
             return self.entries.get(DEFAULT_REGISTRY).cloned().unwrap_or_default();
@@ -296,12 +298,12 @@ impl Keyring {
     }
 }
 
-fn read<'a, T: Fields<'a>>(json: &'a [u8], entry: &'static str) -> Result<T, Error> {
+fn parse<'a, T: JsonFields<'a>>(json: &'a [u8], entry: &'static str) -> Result<T, Error> {
     let mut deserializer = serde_json::Deserializer::from_slice(json);
-    let read = Object::new().deserialize(&mut deserializer);
-    let read = read.and_then(|read| deserializer.end().map(|()| read));
+    let parsed = FieldsSeed::new().deserialize(&mut deserializer);
+    let parsed = parsed.and_then(|read| deserializer.end().map(|()| read));
     // serde's own words may quote the value, which is a secret: only the place is told.
-    read.map_err(|e| Error::Malformed {
+    parsed.map_err(|e| Error::Malformed {
         entry,
         at: format!("line {}, column {}", e.line(), e.column()),
     })
@@ -309,21 +311,25 @@ fn read<'a, T: Fields<'a>>(json: &'a [u8], entry: &'static str) -> Result<T, Err
 
 /// A registry as users write it, reduced to `HOST[:PORT][/PATH]`: no scheme, user or query, no `/v1/` or `/v2/`. None
 /// where no image can be of that registry.
-fn key(registry: &str) -> Option<String> {
-    if registry.len() > MAX_REGISTRY {
+fn registry_key(registry: &str) -> Option<String> {
+    if registry.len() > MAX_REGISTRY_LEN {
         return None;
     }
-    let bare = registry
+    let authority_and_path = registry
         .strip_prefix("https://")
         .or_else(|| registry.strip_prefix("http://"))
         .unwrap_or(registry);
-    let bare = bare.split(['?', '#']).next().unwrap_or(bare);
-    let (host, path) = bare.split_at(bare.find('/').unwrap_or(bare.len()));
+    let authority_and_path = authority_and_path
+        .split(['?', '#'])
+        .next()
+        .unwrap_or(authority_and_path);
+    let (host, path) =
+        authority_and_path.split_at(authority_and_path.find('/').unwrap_or(authority_and_path.len()));
     let host = host.rsplit_once('@').map_or(host, |(_, host)| host);
     let host = host.strip_suffix(':').unwrap_or(host);
-    let in_host = |b: u8| b.is_ascii_alphanumeric() || b".-_*:[]".contains(&b);
+    let is_host_byte = |b: u8| b.is_ascii_alphanumeric() || b".-_*:[]".contains(&b);
     let star_in_address = host.contains('[') && host.contains('*');
-    if host.is_empty() || star_in_address || !host.bytes().all(in_host) {
+    if host.is_empty() || star_in_address || !host.bytes().all(is_host_byte) {
         return None;
     }
     let path = ["/v1/", "/v2/"]
@@ -336,7 +342,7 @@ fn key(registry: &str) -> Option<String> {
     })
 }
 
-fn credentials(registry: &str, entry: Entry) -> Result<Credentials, Error> {
+fn decode_credentials(registry: &str, entry: Entry) -> Result<Credentials, Error> {
     let mut found = Credentials {
         username: entry.username,
         password: entry.password,
@@ -344,14 +350,14 @@ fn credentials(registry: &str, entry: Entry) -> Result<Credentials, Error> {
         registry_token: entry.registry_token,
     };
     if !entry.auth.is_empty() {
-        let invalid = || Error::Auth {
-            registry: registry.chars().take(MAX_REGISTRY).collect(),
+        let invalid = || Error::InvalidAuth {
+            registry: registry.chars().take(MAX_REGISTRY_LEN).collect(),
         };
-        let plain = STANDARD
+        let decoded = STANDARD
             .decode(entry.auth.trim())
             .or_else(|_| STANDARD_NO_PAD.decode(entry.auth.trim()))
             .map_err(|_| invalid())?;
-        let text = String::from_utf8(plain).map_err(|_| invalid())?;
+        let text = String::from_utf8(decoded).map_err(|_| invalid())?;
         let (user, password) = text.split_once(':').ok_or_else(invalid)?;
         found.username = user.to_owned();
         found.password = password.trim_end_matches('\0').to_owned();
@@ -359,7 +365,7 @@ fn credentials(registry: &str, entry: Entry) -> Result<Credentials, Error> {
     Ok(found)
 }
 
-fn matches(key: &str, repository: &str) -> bool {
+fn registry_matches(key: &str, repository: &str) -> bool {
     let split = |s: &'_ str| {
         let (host, path) = s.split_at(s.find('/').unwrap_or(s.len()));
         // An IPv6 host has colons of its own, between brackets.
@@ -385,11 +391,13 @@ fn glob(pattern: &str, text: &str) -> bool {
         return pattern == text;
     };
     let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
-    let between = text.strip_prefix(first).and_then(|text| text.strip_suffix(last));
-    let Some(mut left) = between else { return false };
-    middle.split('*').all(|piece| match left.split_once(piece) {
+    let middle_text = text.strip_prefix(first).and_then(|text| text.strip_suffix(last));
+    let Some(mut remaining) = middle_text else {
+        return false;
+    };
+    middle.split('*').all(|piece| match remaining.split_once(piece) {
         Some((_, after)) => {
-            left = after;
+            remaining = after;
             true
         }
         None => false,

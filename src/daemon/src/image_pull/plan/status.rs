@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::board::whole;
-use super::fit::fit;
-use super::{Board, Limits, Stage, TagKey, Task};
-use kruise_api::node_image::{ImagePullPhase, ImageStatus, ImageTagStatus, MOST_STATUS, NodeImageStatus};
+use super::board::truncate_to_second;
+use super::size_limit::fit_to_size;
+use super::{PullLimits, PullStage, PullTask, TagKey, TaskBoard};
+use kruise_api::node_image::{
+    ImagePullPhase, ImageStatus, ImageTagStatus, MAX_STATUS_BYTES, NodeImageStatus,
+};
 
 /// Composes the status, with messages as far as there is room. Tags are sorted; `firstSyncStatus` is not ours.
-pub fn compose(board: &Board, limits: &Limits) -> NodeImageStatus {
+pub fn compose(board: &TaskBoard, limits: &PullLimits) -> NodeImageStatus {
     let mut status = NodeImageStatus::default();
     for (key, task) in board.tasks() {
         let entry = tag_status(key, task, limits);
@@ -24,12 +26,12 @@ pub fn compose(board: &Board, limits: &Limits) -> NodeImageStatus {
             .push(entry);
     }
     let namespaces = |key: &TagKey| {
-        let owners = board.get(key).into_iter().flat_map(|task| &task.ask.owners);
+        let owners = board.get(key).into_iter().flat_map(|task| &task.spec.owners);
         owners
             .map(|owner| owner.namespace.as_deref().unwrap_or_default())
             .collect()
     };
-    fit(status, namespaces, MOST_STATUS)
+    fit_to_size(status, namespaces, MAX_STATUS_BYTES)
 }
 
 /// By name and tag, what a status says.
@@ -52,43 +54,46 @@ pub fn by_tag(status: &NodeImageStatus) -> BTreeMap<TagKey, ImageTagStatus> {
 }
 
 /// What a task in that stage waits for, in words that follow "waits for"; none if it works or is over.
-pub fn waits_for(stage: &Stage, limits: &Limits) -> Option<String> {
+pub fn waits_for(stage: &PullStage, limits: &PullLimits) -> Option<String> {
     match stage {
-        Stage::Running { .. } | Stage::Done(_) => None,
-        Stage::BackOff { until } => Some(format!("its next attempt at {}", whole(*until))),
-        Stage::Waiting if !limits.runtime => Some("the container runtime, which does not answer".to_owned()),
-        Stage::Waiting => {
-            let Limits {
-                max_parallel: all,
-                max_per_namespace: share,
+        PullStage::Running { .. } | PullStage::Done(_) => None,
+        PullStage::BackOff { until } => Some(format!("its next attempt at {}", truncate_to_second(*until))),
+        PullStage::Waiting if !limits.runtime_ready => {
+            Some("the container runtime, which does not answer".to_owned())
+        }
+        PullStage::Waiting => {
+            let PullLimits {
+                max_parallel: max_slots,
+                max_per_namespace: max_namespace_slots,
                 ..
             } = limits;
-            let share = (share < all).then(|| format!(", of which one namespace has {share} at most"));
+            let namespace_limit = (max_namespace_slots < max_slots)
+                .then(|| format!(", of which one namespace has {max_namespace_slots} at most"));
             Some(format!(
-                "one of {all} pull slots of this node{}",
-                share.unwrap_or_default()
+                "one of {max_slots} pull slots of this node{}",
+                namespace_limit.unwrap_or_default()
             ))
         }
     }
 }
 
-fn tag_status(key: &TagKey, task: &Task, limits: &Limits) -> ImageTagStatus {
+fn tag_status(key: &TagKey, task: &PullTask, limits: &PullLimits) -> ImageTagStatus {
     let (phase, message) = match &task.stage {
-        Stage::Done(status) => return (**status).clone(),
-        Stage::Waiting => (
+        PullStage::Done(status) => return (**status).clone(),
+        PullStage::Waiting => (
             ImagePullPhase::Waiting,
             waits_for(&task.stage, limits).map(|wait| format!("waits for {wait}")),
         ),
-        Stage::Running { .. } => (
+        PullStage::Running { .. } => (
             ImagePullPhase::Pulling,
-            task.last_error.as_deref().map(|e| failed(task, e)),
+            task.last_error.as_deref().map(|e| last_failure(task, e)),
         ),
-        Stage::BackOff { .. } => {
+        PullStage::BackOff { .. } => {
             let error = task.last_error.as_deref().unwrap_or("unknown");
             let wait = waits_for(&task.stage, limits).unwrap_or_default();
             (
                 ImagePullPhase::Pulling,
-                Some(format!("waits for {wait}; {}", failed(task, error))),
+                Some(format!("waits for {wait}; {}", last_failure(task, error))),
             )
         }
     };
@@ -96,18 +101,18 @@ fn tag_status(key: &TagKey, task: &Task, limits: &Limits) -> ImageTagStatus {
         tag: key.tag.clone(),
         phase,
         progress: task.percent(),
-        start_time: task.started_at.map(|t| Time(whole(t))),
+        start_time: task.started_at.map(|t| Time(truncate_to_second(t))),
         completion_time: None,
-        version: task.ask.version,
+        version: task.spec.version,
         image_id: None,
         message,
     }
 }
 
-fn failed(task: &Task, error: &str) -> String {
-    let most = task.ask.retries.saturating_add(1);
+fn last_failure(task: &PullTask, error: &str) -> String {
+    let max_attempts = task.spec.retries.saturating_add(1);
     format!(
-        "attempt {} of {most}; the last one failed: {error}",
+        "attempt {} of {max_attempts}; the last one failed: {error}",
         task.attempts.max(1)
     )
 }

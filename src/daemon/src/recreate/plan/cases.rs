@@ -1,19 +1,19 @@
 //! Single cases of the plan, with their figures.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use super::tests::{LONG, not_ready, request, sim, stops, writes};
-use super::world::{Event, Fault, Ms, World};
+use super::fake_node::{FakeNode, Fault, LogEvent, Ms};
+use super::tests::{RUN_LIMIT, fake_container, not_ready, request, stops, writes};
 use super::*;
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus as Status,
 };
 
-fn run(world: &mut World) -> &Status {
-    assert!(world.run(LONG), "{:#?}", world.log);
+fn run_to_end(world: &mut FakeNode) -> &Status {
+    assert!(world.run(RUN_LIMIT), "{:#?}", world.log);
     &world.requests[0].status
 }
 
-fn said(status: &Status, container: usize) -> &str {
+fn container_message(status: &Status, container: usize) -> &str {
     status.container_recreate_states[container]
         .message
         .as_deref()
@@ -21,12 +21,12 @@ fn said(status: &Status, container: usize) -> &str {
 }
 
 #[test]
-fn one_container_costs_two_writes_and_no_waiting() {
-    let mut world = World::new(
-        vec![sim("a", 15, 1_600, 0, None)],
+fn recreate_of_one_container_costs_two_writes() {
+    let mut world = FakeNode::new(
+        vec![fake_container("a", 15, 1_600, 0, None)],
         vec![(0, request("one", &["a"]))],
     );
-    let status = run(&mut world).clone();
+    let status = run_to_end(&mut world).clone();
     assert_eq!(stops(&world, "one").collect::<Vec<_>>(), [(0, "a", "a-0")]);
     assert_eq!(writes(&world, "one"), 2, "{:#?}", world.log);
     assert_eq!(
@@ -47,13 +47,13 @@ fn one_container_costs_two_writes_and_no_waiting() {
 }
 
 #[test]
-fn force_costs_no_more() {
-    let forced = Request {
+fn force_recreate_costs_two_writes() {
+    let forced = RecreateRequest {
         force: true,
         ..request("one", &["a"])
     };
-    let mut world = World::new(vec![sim("a", 15, 1_600, 0, None)], vec![(0, forced)]);
-    let status = run(&mut world).clone();
+    let mut world = FakeNode::new(vec![fake_container("a", 15, 1_600, 0, None)], vec![(0, forced)]);
+    let status = run_to_end(&mut world).clone();
     assert_eq!(writes(&world, "one"), 2, "{:#?}", world.log);
     assert_eq!(
         status.container_recreate_states[0].container_id.as_deref(),
@@ -62,46 +62,57 @@ fn force_costs_no_more() {
 }
 
 #[test]
-fn three_slow_containers_stop_together() {
+fn unordered_containers_stop_in_parallel() {
     let sims = ["a", "b", "c"]
-        .map(|name| sim(name, 2_000, 1_000, 500, None))
+        .map(|name| fake_container(name, 2_000, 1_000, 500, None))
         .to_vec();
-    let mut world = World::new(sims, vec![(0, request("one", &["a", "b", "c"]))]);
-    run(&mut world);
+    let mut world = FakeNode::new(sims, vec![(0, request("one", &["a", "b", "c"]))]);
+    run_to_end(&mut world);
     assert_eq!(world.now, 3_500);
     assert_eq!(writes(&world, "one"), 2, "{:#?}", world.log);
 }
 
 #[test]
-fn hook_and_stop_that_run_at_the_deadline_are_finished() {
-    let hurried = Request {
+fn hook_and_stop_running_at_deadline_are_finished() {
+    let with_deadline = RecreateRequest {
         deadline_seconds: Some(5),
         ..request("one", &["a", "b"])
     };
-    let sims = vec![sim("a", 20_000, 0, 0, None), sim("b", 0, 0, 0, Some(9_000))];
-    let mut world = World::new(sims, vec![(0, hurried)]);
-    let status = run(&mut world).clone();
-    let told: Vec<_> = world
+    let sims = vec![
+        fake_container("a", 20_000, 0, 0, None),
+        fake_container("b", 0, 0, 0, Some(9_000)),
+    ];
+    let mut world = FakeNode::new(sims, vec![(0, with_deadline)]);
+    let status = run_to_end(&mut world).clone();
+    let final_writes: Vec<_> = world
         .log
         .iter()
         .filter_map(|(at, event)| match event {
-            Event::Wrote { status, .. } if status.completion_time.is_some() => Some((*at, status.clone())),
+            LogEvent::StatusWritten { status, .. } if status.completion_time.is_some() => {
+                Some((*at, status.clone()))
+            }
             _ => None,
         })
         .collect();
-    let moments: Vec<_> = told.iter().map(|(at, _)| *at).collect();
+    let moments: Vec<_> = final_writes.iter().map(|(at, _)| *at).collect();
     assert_eq!(
         moments,
         [5_000, 9_000, 20_000],
         "its end, and the end of each stop"
     );
-    let first = &told[0].1;
+    let first = &final_writes[0].1;
     assert_eq!(
         first.message.as_deref(),
         Some("recreating has exceeded the activeDeadlineSeconds")
     );
-    assert!(said(first, 0).contains("TERM had been sent"), "{first:?}");
-    assert!(said(first, 1).contains("hook was running"), "{first:?}");
+    assert!(
+        container_message(first, 0).contains("TERM had been sent"),
+        "{first:?}"
+    );
+    assert!(
+        container_message(first, 1).contains("hook was running"),
+        "{first:?}"
+    );
     for state in &status.container_recreate_states {
         assert_eq!(state.phase, Phase::Failed);
         assert!(
@@ -119,98 +130,104 @@ fn hook_and_stop_that_run_at_the_deadline_are_finished() {
 
 /// A queue of 20 s and a hook of 10 s leave 20 s of 30 s between TERM and KILL.
 #[test]
-fn waiting_for_a_slot_uses_up_no_grace() {
-    let mut world = World::new(
-        vec![sim("a", 60_000, 0, 0, Some(10_000))],
+fn waiting_for_a_slot_uses_no_grace_period() {
+    let mut world = FakeNode::new(
+        vec![fake_container("a", 60_000, 0, 0, Some(10_000))],
         vec![(0, request("one", &["a"]))],
     );
-    world.crowded = (0, 20_000);
-    run(&mut world);
+    world.slots_full = (0, 20_000);
+    run_to_end(&mut world);
     assert_eq!(stops(&world, "one").collect::<Vec<_>>(), [(30_000, "a", "a-0")]);
-    assert_eq!(graces(&world), [20_000]);
+    assert_eq!(grace_periods(&world), [20_000]);
 }
 
 /// From TERM to KILL, for each call to stop a container.
-fn graces(world: &World) -> Vec<Ms> {
+fn grace_periods(world: &FakeNode) -> Vec<Ms> {
     let events = world.log.iter();
     events
         .filter_map(|(_, event)| match event {
-            Event::Stop { grace, .. } => Some(*grace),
+            LogEvent::Stop { grace, .. } => Some(*grace),
             _ => None,
         })
         .collect()
 }
 
 #[test]
-fn a_stop_that_did_not_reach_the_runtime_uses_up_no_grace() {
+fn stop_that_missed_the_runtime_uses_no_grace_period() {
     let faults = [
-        (Fault::Away, 30_000),
+        (Fault::Unreachable, 30_000),
         (Fault::Hangs(40_000), 30_000),
-        (Fault::Refuses(10_000), 20_000),
+        (Fault::Fails(10_000), 20_000),
     ];
     for (fault, left) in faults {
-        let mut world = World::new(
-            vec![sim("a", 25_000, 0, 0, None)],
+        let mut world = FakeNode::new(
+            vec![fake_container("a", 25_000, 0, 0, None)],
             vec![(0, request("one", &["a"]))],
         );
         world.faults = vec![(0, 1, fault)];
-        run(&mut world);
-        assert_eq!(graces(&world), [30_000, left], "{fault:?}");
+        run_to_end(&mut world);
+        assert_eq!(grace_periods(&world), [30_000, left], "{fault:?}");
     }
 }
 
 #[test]
-fn what_ran_at_the_deadline_is_told_when_the_api_server_is_back() {
-    let hurried = Request {
+fn deadline_status_is_written_when_api_server_is_back() {
+    let with_deadline = RecreateRequest {
         deadline_seconds: Some(5),
         ..request("one", &["a"])
     };
-    let mut world = World::new(vec![sim("a", 60_000, 0, 0, None)], vec![(0, hurried)]);
+    let mut world = FakeNode::new(
+        vec![fake_container("a", 60_000, 0, 0, None)],
+        vec![(0, with_deadline)],
+    );
     world.api_down = (4_000, 24_000);
-    let status = run(&mut world).clone();
-    let ended = world.log.iter().find_map(|(at, event)| match event {
-        Event::Wrote { status, .. } if status.completion_time.is_some() => {
-            Some((*at, said(status, 0).to_owned()))
+    let status = run_to_end(&mut world).clone();
+    let final_write = world.log.iter().find_map(|(at, event)| match event {
+        LogEvent::StatusWritten { status, .. } if status.completion_time.is_some() => {
+            Some((*at, container_message(status, 0).to_owned()))
         }
         _ => None,
     });
-    let (at, message) = ended.expect("it ended");
+    let (at, message) = final_write.expect("it ended");
     assert_eq!(at, 24_000);
     assert!(message.contains("TERM had been sent"), "{message}");
     assert_eq!(world.now, 30_000);
-    assert!(said(&status, 0).contains("was stopped after that"), "{status:?}");
+    assert!(
+        container_message(&status, 0).contains("was stopped after that"),
+        "{status:?}"
+    );
 }
 
 #[test]
-fn a_replaced_container_is_accepted_unless_forced() {
+fn replaced_container_is_accepted_unless_forced() {
     for (force, stopped) in [(false, 0), (true, 1)] {
-        let request = Request {
+        let request = RecreateRequest {
             force,
             ..request("one", &["a"])
         };
-        let mut world = World::new(vec![sim("a", 0, 0, 0, None)], vec![(0, request)]);
+        let mut world = FakeNode::new(vec![fake_container("a", 0, 0, 0, None)], vec![(0, request)]);
         world.now = 1;
-        world.arrivals[0].1.containers[0].recorded = None;
-        world.arrivals[0].1.created = super::world::start();
-        let mut made = world.arrivals.remove(0).1;
-        made.containers[0].recorded = Some("containerd://a-older".into());
-        world.requests.push(made);
-        run(&mut world);
+        world.arrivals[0].1.containers[0].recorded_id = None;
+        world.arrivals[0].1.created_at = super::fake_node::start_time();
+        let mut request = world.arrivals.remove(0).1;
+        request.containers[0].recorded_id = Some("containerd://a-older".into());
+        world.requests.push(request);
+        run_to_end(&mut world);
         assert_eq!(stops(&world, "one").count(), stopped, "force {force}");
     }
 }
 
 #[test]
-fn a_request_that_is_seen_late_is_taken_up_before_anything_is_stopped() {
+fn late_request_is_recorded_before_any_stop() {
     for (seen_at, stopped_at) in [(20_000, 20_000), (45_000, 60_000)] {
-        let mut world = World::new(vec![sim("a", 100, 1_000, 0, None)], vec![]);
+        let mut world = FakeNode::new(vec![fake_container("a", 100, 1_000, 0, None)], vec![]);
         world.now = seen_at;
         world.api_down = (0, 60_000);
-        let mut made = request("one", &["a"]);
-        made.created = super::world::start();
-        made.containers[0].recorded = Some("containerd://a-0".into());
-        world.requests.push(made);
-        run(&mut world);
+        let mut request = request("one", &["a"]);
+        request.created_at = super::fake_node::start_time();
+        request.containers[0].recorded_id = Some("containerd://a-0".into());
+        world.requests.push(request);
+        run_to_end(&mut world);
         let (at, ..) = stops(&world, "one").next().unwrap();
         assert!(
             (stopped_at..stopped_at + 1_000).contains(&at),
@@ -222,48 +239,57 @@ fn a_request_that_is_seen_late_is_taken_up_before_anything_is_stopped() {
 }
 
 #[test]
-fn min_started_seconds_end_at_the_right_moment() {
-    let patient = Request {
+fn min_started_seconds_are_waited_for() {
+    let with_min_started = RecreateRequest {
         min_started_seconds: 7,
         ..request("one", &["a"])
     };
-    let mut world = World::new(vec![sim("a", 100, 1_000, 500, None)], vec![(0, patient)]);
-    run(&mut world);
+    let mut world = FakeNode::new(
+        vec![fake_container("a", 100, 1_000, 500, None)],
+        vec![(0, with_min_started)],
+    );
+    run_to_end(&mut world);
     assert_eq!(world.now, 8_100);
 }
 
 #[test]
-fn failure_ends_an_ordered_request_unless_it_is_ignored() {
+fn failure_policy_ends_an_ordered_request() {
     for (ignore, stopped) in [(false, 0), (true, 1)] {
-        let request = Request {
+        let request = RecreateRequest {
             ordered: true,
             ignore_failures: ignore,
             ..request("one", &["nowhere", "a"])
         };
-        let mut world = World::new(vec![sim("a", 0, 0, 0, None)], vec![(0, request)]);
-        let status = run(&mut world).clone();
+        let mut world = FakeNode::new(vec![fake_container("a", 0, 0, 0, None)], vec![(0, request)]);
+        let status = run_to_end(&mut world).clone();
         assert_eq!(stops(&world, "one").count(), stopped);
         assert_eq!(
             status.message, None,
             "clients take a message for an end before its time"
         );
         assert!(
-            said(&status, 0).contains("no container \"nowhere\"; it has a"),
+            container_message(&status, 0).contains("no container \"nowhere\"; it has a"),
             "{status:?}"
         );
         if !ignore {
-            assert!(said(&status, 1).contains("not started, because"), "{status:?}");
+            assert!(
+                container_message(&status, 1).contains("not started, because"),
+                "{status:?}"
+            );
         }
     }
 }
 
 #[test]
-fn the_unready_grace_is_waited_for() {
-    let drained = Request {
-        unready_seconds: Some(5),
+fn unready_grace_period_is_waited_for() {
+    let with_unready_grace = RecreateRequest {
+        unready_grace_seconds: Some(5),
         ..request("one", &["a"])
     };
-    let mut world = World::new(vec![sim("a", 0, 0, 0, None)], vec![(0, drained)]);
+    let mut world = FakeNode::new(
+        vec![fake_container("a", 0, 0, 0, None)],
+        vec![(0, with_unready_grace)],
+    );
     assert!(!world.run(60_000), "it waits for the manager");
     let status = world.requests[0].status.clone();
     assert_eq!(status.phase, Phase::Recreating);
@@ -276,11 +302,11 @@ fn the_unready_grace_is_waited_for() {
         "{status:?}"
     );
     assert_eq!(writes(&world, "one"), 1);
-    let seen = world.clock();
-    world.requests[0].status.conditions = vec![not_ready(seen.api)];
-    world.memory.unready_seen.insert("one".into(), seen.mono);
-    let shown = world.now;
-    world.run(LONG);
+    let clocks = world.clocks();
+    world.requests[0].status.conditions = vec![not_ready(clocks.api)];
+    world.state.unready_observed_at.insert("one".into(), clocks.mono);
+    let unready_at = world.now;
+    world.run(RUN_LIMIT);
     let (stopped, ..) = stops(&world, "one").next().unwrap();
-    assert_eq!(stopped, shown + 5_000);
+    assert_eq!(stopped, unready_at + 5_000);
 }

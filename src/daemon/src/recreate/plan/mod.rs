@@ -7,195 +7,219 @@
 //! * `time`: spans that hold although clocks do not.
 //! * `words`: how all of it is said to people.
 
-mod judge;
+mod evaluate;
 mod queue;
 mod status;
+mod steps;
 mod time;
 mod types;
-mod words;
 
 #[cfg(test)]
 mod cases;
 #[cfg(test)]
-mod tests;
+mod fake_node;
 #[cfg(test)]
-mod world;
+mod tests;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use judge::bare;
-pub use time::{deadline, mono};
+pub use evaluate::strip_scheme;
+pub use steps::{ContainerStep, WaitReason};
+pub use time::{deadline, to_mono};
 pub use types::{
-    Act, Attempt, Begin, Hook, Key, LEAST_GRACE, Memory, Now, Observed, Plan, PodSight, Request, RunState,
-    RuntimeSight, Seen, Settled, Stage, Urgency, View, Wake, Wanted, Write,
+    Clocks, ContainerKey, ContainerResult, MIN_GRACE_PERIOD, Observed, ObservedContainer, Plan,
+    PodObservation, PreStopHook, RecreateRequest, RecreateState, RequestProgress, RequestedContainer,
+    Requeue, RunState, RuntimeObservation, StatusWrite, StopAction, StopAttempt, StopParams, StopStage,
+    Urgency,
 };
-pub use words::{Step, Wait};
 
-use crate::pods::PodView;
-use judge::{Case, Verdict};
-use queue::{End, Turn};
+use crate::pods::NodePod;
+use evaluate::{ContainerCheck, ContainerDecision};
+use queue::{EndReason, RequestTurn};
 
 /// How long the plan relies on events alone before it wants another look at the runtime.
-const RECHECK: Duration = Duration::from_secs(10);
+const RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What to do about one Pod, given all that is known at `now`.
 #[must_use]
-pub fn plan(seen: &Observed, now: Now) -> Plan {
+pub fn plan(observed: &Observed, now: Clocks) -> Plan {
     let mut plan = Plan::default();
-    let turns = queue::turns(seen, now);
+    let turns = queue::request_turns(observed, now);
     for (request, turn) in &turns {
         match turn {
-            Turn::Over(why) => end(&mut plan, seen, request, why, now),
-            Turn::Behind(first) => {
-                wait(
+            RequestTurn::Over(why) => end_request(&mut plan, observed, request, why, now),
+            RequestTurn::Behind(first) => {
+                wait_request(
                     &mut plan,
                     request,
-                    Wait::Queued {
+                    WaitReason::Queued {
                         behind: first.clone(),
                     },
                     None,
                 );
             }
-            Turn::Next => next(&mut plan, seen, request, now),
+            RequestTurn::Next => run_request(&mut plan, observed, request, now),
         }
         if let Some(at) = time::deadline(request).filter(|at| *at > now.api) {
-            wake(&mut plan, time::mono(at, now), Wait::Deadline);
+            requeue_by(&mut plan, time::to_mono(at, now), WaitReason::Deadline);
         }
     }
-    for request in &seen.requests {
-        finish(&mut plan, seen, request);
+    for request in &observed.requests {
+        finish_stops(&mut plan, observed, request);
     }
-    cancel(&mut plan, seen, &turns);
+    plan_cancellations(&mut plan, observed, &turns);
     plan
 }
 
 /// What has begun is finished, also where its request is over: only what still waits for a slot is cancelled then, and
 /// what a container no longer needs, and everything in a Pod that kubelet ends.
-fn cancel(plan: &mut Plan, seen: &Observed, turns: &[(Arc<Request>, Turn)]) {
-    let turn = |uid: &str| {
+fn plan_cancellations(plan: &mut Plan, observed: &Observed, turns: &[(Arc<RecreateRequest>, RequestTurn)]) {
+    let turn_of = |uid: &str| {
         turns
             .iter()
             .find(|(request, _)| request.uid == uid)
             .map(|(_, turn)| turn)
     };
-    let leaving = match &seen.pod {
-        PodSight::Gone => true,
-        PodSight::Here(pod) => pod.deleting,
-        PodSight::Unknown(_) => false,
+    let pod_terminating = match &observed.pod {
+        PodObservation::NotFound => true,
+        PodObservation::Present(pod) => pod.terminating,
+        PodObservation::Unknown(_) => false,
     };
-    let ended: BTreeSet<&Key> = plan.settle.iter().map(|(key, _)| key).collect();
-    let needless = |key: &Key, attempt: &Attempt| match turn(&key.request) {
-        Some(Turn::Next) => false,
-        Some(Turn::Over(End::PodGone | End::NoRuntime(_))) => true,
-        _ => leaving || attempt.stage == Stage::Queued,
+    let done: BTreeSet<&ContainerKey> = plan.results.iter().map(|(key, _)| key).collect();
+    let is_needless = |key: &ContainerKey, attempt: &StopAttempt| match turn_of(&key.request_uid) {
+        Some(RequestTurn::Next) => false,
+        Some(RequestTurn::Over(EndReason::PodDeleted | EndReason::NoRuntime(_))) => true,
+        _ => pod_terminating || attempt.stage == StopStage::Queued,
     };
-    let live = seen.memory.attempts.iter().filter(|(_, attempt)| attempt.live);
-    plan.cancel = live
-        .filter(|(key, attempt)| ended.contains(key) || needless(key, attempt))
+    let in_progress = observed
+        .state
+        .attempts
+        .iter()
+        .filter(|(_, attempt)| attempt.in_progress);
+    plan.cancel = in_progress
+        .filter(|(key, attempt)| done.contains(key) || is_needless(key, attempt))
         .map(|(key, _)| key.clone())
         .collect();
 }
 
 /// A request that is over and of which a container was still being stopped at its end.
-fn finish(plan: &mut Plan, seen: &Observed, request: &Request) {
-    if request.status.completion_time.is_none() && !request.deleting {
+fn finish_stops(plan: &mut Plan, observed: &Observed, request: &RecreateRequest) {
+    if request.status.completion_time.is_none() && !request.terminating {
         return;
     }
-    let attempts = seen.memory.attempts.iter();
-    let ours = attempts.filter(|(key, attempt)| key.request == request.uid && attempt.live);
-    let containers: Vec<_> = ours
+    let attempts = observed.state.attempts.iter();
+    let own = attempts.filter(|(key, attempt)| key.request_uid == request.uid && attempt.in_progress);
+    let containers: Vec<_> = own
         .map(|(key, attempt)| {
-            let step = if attempt.stage == Stage::Hook {
-                Step::Hook
+            let step = if attempt.stage == StopStage::Hook {
+                ContainerStep::Hook
             } else {
-                Step::Stopping
+                ContainerStep::Stopping
             };
             (key.container.clone(), step)
         })
         .collect();
     if !containers.is_empty() {
-        plan.steps.push(View {
-            request: request.uid.clone(),
-            wait: None,
+        plan.progress.push(RequestProgress {
+            request_uid: request.uid.clone(),
+            wait_reason: None,
             containers,
         });
     }
-    plan.writes.extend(status::finished(request, seen));
+    plan.writes.extend(status::finished(request, observed));
 }
 
 /// The request whose turn it is.
-fn next(plan: &mut Plan, seen: &Observed, request: &Arc<Request>, now: Now) {
-    let pod = match &seen.pod {
-        PodSight::Here(pod) => Arc::clone(pod),
+fn run_request(plan: &mut Plan, observed: &Observed, request: &Arc<RecreateRequest>, now: Clocks) {
+    let pod = match &observed.pod {
+        PodObservation::Present(pod) => Arc::clone(pod),
         // `queue` has ended the request of a Pod that is gone.
-        PodSight::Gone => return,
-        PodSight::Unknown(why) => {
-            return wait(plan, request, Wait::Pod(why.clone()), Some(now.mono + RECHECK));
+        PodObservation::NotFound => return,
+        PodObservation::Unknown(why) => {
+            return wait_request(
+                plan,
+                request,
+                WaitReason::PodUnknown(why.clone()),
+                Some(now.mono + RECHECK_INTERVAL),
+            );
         }
     };
-    if let Some((why, at)) = queue::unready(request, &seen.memory, now) {
-        return wait(plan, request, why, at);
+    if let Some((wait_reason, at)) = queue::unready_wait(request, &observed.state, now) {
+        return wait_request(plan, request, wait_reason, at);
     }
-    let walk = Walk::new(seen, request, &pod, now, false);
-    for (key, settled) in walk.newly_settled(seen) {
-        plan.settle.push((key, settled));
+    let evaluation = RequestEvaluation::new(observed, request, &pod, now, false);
+    for (key, settled) in evaluation.new_results(observed) {
+        plan.results.push((key, settled));
     }
-    if walk.complete() {
-        plan.writes.extend(status::completed(request, &pod, &walk, now));
-        plan.steps.push(walk.view(None));
+    if evaluation.complete() {
+        plan.writes
+            .extend(status::completed(request, &pod, &evaluation, now));
+        plan.progress.push(evaluation.progress(None));
         return;
     }
-    let wait = match &seen.runtime {
-        RuntimeSight::Unknown(why) => Some(Wait::Runtime(why.clone())),
+    let wait = match &observed.runtime {
+        RuntimeObservation::Unknown(why) => Some(WaitReason::RuntimeUnknown(why.clone())),
         _ => None,
     };
     plan.writes
-        .extend(status::running(request, &pod, &walk, wait.as_ref()));
-    plan.steps.push(walk.view(wait));
-    wake(plan, now.mono + RECHECK, Wait::Recheck);
-    for (at, why) in walk.again {
-        wake(plan, at, why);
+        .extend(status::running(request, &pod, &evaluation, wait.as_ref()));
+    plan.progress.push(evaluation.progress(wait));
+    requeue_by(plan, now.mono + RECHECK_INTERVAL, WaitReason::Recheck);
+    for (at, why) in evaluation.rechecks {
+        requeue_by(plan, at, why);
     }
-    plan.begin.extend(walk.begin);
+    plan.stops.extend(evaluation.stops);
 }
 
 /// A request that does nothing for now.
-fn wait(plan: &mut Plan, request: &Arc<Request>, why: Wait, at: Option<Duration>) {
-    plan.writes.extend(status::waiting(request, &why));
+fn wait_request(
+    plan: &mut Plan,
+    request: &Arc<RecreateRequest>,
+    reason: WaitReason,
+    requeue_at: Option<Duration>,
+) {
+    plan.writes.extend(status::waiting(request, &reason));
     let containers = request
         .containers
         .iter()
-        .map(|wanted| (wanted.name.clone(), Step::Waiting))
+        .map(|container| (container.name.clone(), ContainerStep::Waiting))
         .collect();
-    if let Some(at) = at {
-        wake(plan, at, why.clone());
+    if let Some(at) = requeue_at {
+        requeue_by(plan, at, reason.clone());
     }
-    plan.steps.push(View {
-        request: request.uid.clone(),
-        wait: Some(why),
+    plan.progress.push(RequestProgress {
+        request_uid: request.uid.clone(),
+        wait_reason: Some(reason),
         containers,
     });
 }
 
 /// A request that ends before its containers do.
-fn end(plan: &mut Plan, seen: &Observed, request: &Arc<Request>, why: &End, now: Now) {
-    let steps = match &seen.pod {
-        PodSight::Here(pod) => Walk::new(seen, request, pod, now, true).steps,
+fn end_request(
+    plan: &mut Plan,
+    observed: &Observed,
+    request: &Arc<RecreateRequest>,
+    reason: &EndReason,
+    now: Clocks,
+) {
+    let steps = match &observed.pod {
+        PodObservation::Present(pod) => RequestEvaluation::new(observed, request, pod, now, true).steps,
         _ => Vec::new(),
     };
-    plan.writes.extend(status::ended(request, seen, &steps, why, now));
+    plan.writes
+        .extend(status::ended(request, observed, &steps, reason, now));
 }
 
-fn wake(plan: &mut Plan, at: Duration, why: Wait) {
-    if plan.wake.as_ref().is_none_or(|wake| at < wake.at) {
-        plan.wake = Some(Wake { at, why });
+fn requeue_by(plan: &mut Plan, at: Duration, reason: WaitReason) {
+    if plan.requeue.as_ref().is_none_or(|current| at < current.at) {
+        plan.requeue = Some(Requeue { at, reason });
     }
 }
 
 /// A container to be replaced, to be written down before that.
-struct Record {
+struct TargetRecord {
     container: String,
     /// Its ID, with scheme.
     id: String,
@@ -204,150 +228,170 @@ struct Record {
 }
 
 /// One pass over a request's containers.
-pub(crate) struct Walk {
-    request: Arc<Request>,
+pub(crate) struct RequestEvaluation {
+    request: Arc<RecreateRequest>,
     /// Where each container is, in the request's order.
-    steps: Vec<(String, Step)>,
+    steps: Vec<(String, ContainerStep)>,
     /// What may be begun now.
-    begin: Vec<Begin>,
+    stops: Vec<StopAction>,
     /// What must be written before anything is begun.
-    record: Vec<Record>,
+    records: Vec<TargetRecord>,
     /// Names of the containers whose stopping we have begun.
-    touched: BTreeSet<String>,
+    stop_begun: BTreeSet<String>,
     /// When a container can be expected to be further without an event.
-    again: Vec<(Duration, Wait)>,
+    rechecks: Vec<(Duration, WaitReason)>,
     /// The first container that failed, where that ends the request.
-    halted: Option<String>,
+    failed_container: Option<String>,
     /// Whether a container is begun and not done.
-    under_way: bool,
+    in_progress: bool,
 }
 
-impl Walk {
-    fn new(seen: &Observed, request: &Arc<Request>, pod: &PodView, now: Now, over: bool) -> Self {
-        let mut walk = Self {
+impl RequestEvaluation {
+    fn new(
+        observed: &Observed,
+        request: &Arc<RecreateRequest>,
+        pod: &NodePod,
+        now: Clocks,
+        ending: bool,
+    ) -> Self {
+        let mut evaluation = Self {
             request: Arc::clone(request),
             steps: Vec::new(),
-            begin: Vec::new(),
-            record: Vec::new(),
-            touched: BTreeSet::new(),
-            again: Vec::new(),
-            halted: None,
-            under_way: false,
+            stops: Vec::new(),
+            records: Vec::new(),
+            stop_begun: BTreeSet::new(),
+            rechecks: Vec::new(),
+            failed_container: None,
+            in_progress: false,
         };
-        let mut closed = false;
-        for wanted in &request.containers {
-            let case = Case {
+        let mut blocked = false;
+        for container in &request.containers {
+            let check = ContainerCheck {
                 request,
-                wanted,
+                container,
                 pod,
-                seen,
+                observed,
                 now,
-                over,
+                ending,
             };
-            let verdict = case.judge();
-            let settled = matches!(verdict, Verdict::Settled(_));
-            let step = walk.take(&case, verdict, closed);
-            walk.steps.push((wanted.name.clone(), step));
-            closed |= request.ordered && !settled;
+            let decision = check.evaluate();
+            let done = matches!(decision, ContainerDecision::Done(_));
+            let step = evaluation.add(&check, decision, blocked);
+            evaluation.steps.push((container.name.clone(), step));
+            blocked |= request.ordered && !done;
         }
-        walk
+        evaluation
     }
 
     /// Adds one container; `closed` where one before it must be done first.
-    fn take(&mut self, case: &Case<'_>, verdict: Verdict, closed: bool) -> Step {
-        if case.attempt().is_some_and(|attempt| attempt.begun.is_some()) {
-            self.touched.insert(case.wanted.name.clone());
+    fn add(
+        &mut self,
+        check: &ContainerCheck<'_>,
+        decision: ContainerDecision,
+        blocked: bool,
+    ) -> ContainerStep {
+        if check.attempt().is_some_and(|attempt| attempt.begun_at.is_some()) {
+            self.stop_begun.insert(check.container.name.clone());
         }
-        let begun = case.attempt().is_some() || case.stored().is_some_and(|state| state.is_killed);
-        let may_begin = begun || (!closed && self.halted.is_none());
-        match verdict {
-            Verdict::Settled(Settled { failed: None }) => Step::Succeeded,
-            Verdict::Settled(Settled { failed: Some(why) }) => {
-                if !self.request.ignore_failures && self.halted.is_none() {
-                    self.halted = Some(case.wanted.name.clone());
+        let has_begun =
+            check.attempt().is_some() || check.stored_state().is_some_and(|state| state.is_killed);
+        let may_begin = has_begun || (!blocked && self.failed_container.is_none());
+        match decision {
+            ContainerDecision::Done(ContainerResult { failed: None }) => ContainerStep::Succeeded,
+            ContainerDecision::Done(ContainerResult { failed: Some(why) }) => {
+                if !self.request.ignore_failures && self.failed_container.is_none() {
+                    self.failed_container = Some(check.container.name.clone());
                 }
-                Step::Failed(why)
+                ContainerStep::Failed(why)
             }
-            _ if !may_begin => Step::Waiting,
-            Verdict::Record { .. } if case.over => Step::Waiting,
-            Verdict::Ready { .. } if case.over => case.left_at(),
-            Verdict::Record { id, kill } => {
-                self.under_way = true;
-                self.record.push(Record {
-                    container: case.wanted.name.clone(),
+            _ if !may_begin => ContainerStep::Waiting,
+            ContainerDecision::Record { .. } if check.ending => ContainerStep::Waiting,
+            ContainerDecision::Ready { .. } if check.ending => check.final_step(),
+            ContainerDecision::Record { id, kill } => {
+                self.in_progress = true;
+                self.records.push(TargetRecord {
+                    container: check.container.name.clone(),
                     id,
                     kill,
                 });
-                Step::Recording
+                ContainerStep::Recording
             }
-            Verdict::Ready { target, act } => self.begin(case, target, *act),
-            Verdict::Busy { step, again } => {
-                self.under_way = true;
-                let why = if matches!(step, Step::Young { .. }) {
-                    Wait::MinStarted
+            ContainerDecision::Ready { target, params: act } => self.begin_stop(check, target, *act),
+            ContainerDecision::InProgress {
+                step,
+                recheck_at: again,
+            } => {
+                self.in_progress = true;
+                let reason = if matches!(step, ContainerStep::WaitingMinStarted { .. }) {
+                    WaitReason::MinStarted
                 } else {
-                    Wait::Retry
+                    WaitReason::Retry
                 };
-                self.again.extend(again.map(|at| (at, why)));
+                self.rechecks.extend(again.map(|at| (at, reason)));
                 step
             }
         }
     }
 
-    fn begin(&mut self, case: &Case<'_>, target: String, act: Act) -> Step {
-        self.under_way = true;
-        let step = if act.hook.is_some() {
-            Step::Hook
+    fn begin_stop(
+        &mut self,
+        check: &ContainerCheck<'_>,
+        target: String,
+        params: StopParams,
+    ) -> ContainerStep {
+        self.in_progress = true;
+        let step = if params.hook.is_some() {
+            ContainerStep::Hook
         } else {
-            Step::Stopping
+            ContainerStep::Stopping
         };
-        let deadline = time::deadline(case.request);
-        self.begin.push(Begin {
-            key: case.key(),
-            request: case.request.name.clone(),
+        let deadline = time::deadline(check.request);
+        self.stops.push(StopAction {
+            key: check.key(),
+            request_name: check.request.name.clone(),
             target,
-            first: case.attempt().is_none_or(|attempt| attempt.begun.is_none()),
-            until: deadline.map(|at| time::mono(at, case.now)),
-            act,
+            first_attempt: check.attempt().is_none_or(|attempt| attempt.begun_at.is_none()),
+            deadline: deadline.map(|at| time::to_mono(at, check.now)),
+            params,
         });
         step
     }
 
     /// Whether nothing is left to do or to wait for.
     fn complete(&self) -> bool {
-        !self.under_way && (self.halted.is_some() || self.unsettled().next().is_none())
+        !self.in_progress && (self.failed_container.is_some() || self.unfinished().next().is_none())
     }
 
-    fn unsettled(&self) -> impl Iterator<Item = &(String, Step)> {
+    fn unfinished(&self) -> impl Iterator<Item = &(String, ContainerStep)> {
         self.steps
             .iter()
-            .filter(|(_, step)| !matches!(step, Step::Succeeded | Step::Failed(_)))
+            .filter(|(_, step)| !matches!(step, ContainerStep::Succeeded | ContainerStep::Failed(_)))
     }
 
     /// Ends that neither our memory nor the API server has yet.
-    fn newly_settled(&self, seen: &Observed) -> Vec<(Key, Settled)> {
-        let mut new = Vec::new();
+    fn new_results(&self, observed: &Observed) -> Vec<(ContainerKey, ContainerResult)> {
+        let mut results = Vec::new();
         for (name, step) in &self.steps {
             let failed = match step {
-                Step::Succeeded => None,
-                Step::Failed(why) => Some(why.clone()),
+                ContainerStep::Succeeded => None,
+                ContainerStep::Failed(why) => Some(why.clone()),
                 _ => continue,
             };
-            let key = Key {
-                request: self.request.uid.clone(),
+            let key = ContainerKey {
+                request_uid: self.request.uid.clone(),
                 container: name.clone(),
             };
-            if !seen.memory.settled.contains_key(&key) {
-                new.push((key, Settled { failed }));
+            if !observed.state.results.contains_key(&key) {
+                results.push((key, ContainerResult { failed }));
             }
         }
-        new
+        results
     }
 
-    fn view(&self, wait: Option<Wait>) -> View {
-        View {
-            request: self.request.uid.clone(),
-            wait,
+    fn progress(&self, wait: Option<WaitReason>) -> RequestProgress {
+        RequestProgress {
+            request_uid: self.request.uid.clone(),
+            wait_reason: wait,
             containers: self.steps.clone(),
         }
     }

@@ -3,41 +3,43 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::steps::WaitReason;
 use super::time;
-use super::types::{Memory, Now, Observed, PodSight, Request, RuntimeSight, Stage};
-use super::words::Wait;
+use super::types::{
+    Clocks, Observed, PodObservation, RecreateRequest, RecreateState, RuntimeObservation, StopStage,
+};
 use kruise_api::container_recreate_request::ContainerRecreateRequestPhase as Phase;
-use kruise_api::container_recreate_request::{DEADLINE, GONE, NO_RUNTIME};
+use kruise_api::container_recreate_request::{DEADLINE_MESSAGE, NO_RUNTIME_PREFIX, POD_GONE_MESSAGE};
 
 /// What a request may do now.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Turn {
+pub enum RequestTurn {
     /// It is carried out.
     Next,
     /// It waits for the request of this name.
     Behind(String),
     /// It ends now.
-    Over(End),
+    Over(EndReason),
 }
 
 /// Why a request ends before its containers do.
 #[derive(Clone, Debug, PartialEq)]
-pub enum End {
+pub enum EndReason {
     /// Its `activeDeadlineSeconds` have passed.
     Deadline,
     /// Its Pod is no longer there, or is on its way out.
-    PodGone,
+    PodDeleted,
     /// Its containers belong to no runtime that could be asked.
     NoRuntime(String),
 }
 
-impl End {
+impl EndReason {
     /// The request's message.
     pub fn message(&self) -> String {
         match self {
-            Self::Deadline => DEADLINE.to_owned(),
-            Self::PodGone => GONE.to_owned(),
-            Self::NoRuntime(why) => format!("{NO_RUNTIME}{why}"),
+            Self::Deadline => DEADLINE_MESSAGE.to_owned(),
+            Self::PodDeleted => POD_GONE_MESSAGE.to_owned(),
+            Self::NoRuntime(why) => format!("{NO_RUNTIME_PREFIX}{why}"),
         }
     }
 }
@@ -45,35 +47,45 @@ impl End {
 /// The requests that are not over for the API server, each with what it may do. A request in progress stays in
 /// turn; otherwise the oldest goes first. None has its turn while a container is still being stopped for a request
 /// that is over.
-pub fn turns(seen: &Observed, now: Now) -> Vec<(Arc<Request>, Turn)> {
-    let mut live: Vec<&Arc<Request>> = seen
+pub fn request_turns(observed: &Observed, now: Clocks) -> Vec<(Arc<RecreateRequest>, RequestTurn)> {
+    let mut active: Vec<&Arc<RecreateRequest>> = observed
         .requests
         .iter()
-        .filter(|request| !request.deleting && request.status.completion_time.is_none())
+        .filter(|request| !request.terminating && request.status.completion_time.is_none())
         .filter(|request| request.status.phase != Phase::Completed)
         .collect();
-    live.sort_by_key(|request| {
-        let begun = request.status.phase == Phase::Recreating || has_begun(seen, request);
-        (!begun, request.created, request.name.clone(), request.uid.clone())
+    active.sort_by_key(|request| {
+        let in_progress = request.status.phase == Phase::Recreating || has_attempt(observed, request);
+        (
+            !in_progress,
+            request.created_at,
+            request.name.clone(),
+            request.uid.clone(),
+        )
     });
-    let ends: Vec<_> = live.iter().map(|request| end(seen, request, now)).collect();
-    let goes_on = |uid: &str| {
-        let mut both = live.iter().zip(&ends);
-        both.any(|(request, end)| request.uid == uid && end.is_none())
+    let end_reasons: Vec<_> = active
+        .iter()
+        .map(|request| end_reason(observed, request, now))
+        .collect();
+    let continues = |uid: &str| {
+        let mut pairs = active.iter().zip(&end_reasons);
+        pairs.any(|(request, end)| request.uid == uid && end.is_none())
     };
-    let mut attempts = seen.memory.attempts.iter();
+    let mut attempts = observed.state.attempts.iter();
     let unfinished = attempts
-        .find(|(key, attempt)| attempt.live && attempt.stage != Stage::Queued && !goes_on(&key.request))
-        .map(|(_, attempt)| attempt.request.clone());
-    let mut turns = Vec::with_capacity(live.len());
-    let mut first = unfinished;
-    for (request, end) in live.into_iter().zip(ends) {
-        let turn = match (end, &first) {
-            (Some(end), _) => Turn::Over(end),
-            (None, Some(first)) => Turn::Behind(first.clone()),
+        .find(|(key, attempt)| {
+            attempt.in_progress && attempt.stage != StopStage::Queued && !continues(&key.request_uid)
+        })
+        .map(|(_, attempt)| attempt.request_name.clone());
+    let mut turns = Vec::with_capacity(active.len());
+    let mut ahead = unfinished;
+    for (request, end) in active.into_iter().zip(end_reasons) {
+        let turn = match (end, &ahead) {
+            (Some(end), _) => RequestTurn::Over(end),
+            (None, Some(first)) => RequestTurn::Behind(first.clone()),
             (None, None) => {
-                first = Some(request.name.clone());
-                Turn::Next
+                ahead = Some(request.name.clone());
+                RequestTurn::Next
             }
         };
         turns.push((Arc::clone(request), turn));
@@ -82,44 +94,52 @@ pub fn turns(seen: &Observed, now: Now) -> Vec<(Arc<Request>, Turn)> {
 }
 
 /// Whether we have begun it, though the API server may not know it yet.
-fn has_begun(seen: &Observed, request: &Request) -> bool {
-    seen.memory.attempts.keys().any(|key| key.request == request.uid)
+fn has_attempt(observed: &Observed, request: &RecreateRequest) -> bool {
+    observed
+        .state
+        .attempts
+        .keys()
+        .any(|key| key.request_uid == request.uid)
 }
 
-fn end(seen: &Observed, request: &Request, now: Now) -> Option<End> {
+fn end_reason(observed: &Observed, request: &RecreateRequest, now: Clocks) -> Option<EndReason> {
     if time::deadline(request).is_some_and(|at| now.api >= at) {
-        return Some(End::Deadline);
+        return Some(EndReason::Deadline);
     }
-    match &seen.pod {
-        PodSight::Gone => return Some(End::PodGone),
-        PodSight::Here(pod) => {
-            let other = request.pod_uid.as_ref().is_some_and(|uid| *uid != pod.uid);
-            if other || pod.deleting {
-                return Some(End::PodGone);
+    match &observed.pod {
+        PodObservation::NotFound => return Some(EndReason::PodDeleted),
+        PodObservation::Present(pod) => {
+            let other_pod = request.pod_uid.as_ref().is_some_and(|uid| *uid != pod.uid);
+            if other_pod || pod.terminating {
+                return Some(EndReason::PodDeleted);
             }
         }
-        PodSight::Unknown(_) => {}
+        PodObservation::Unknown(_) => {}
     }
-    match &seen.runtime {
-        RuntimeSight::Impossible(why) => Some(End::NoRuntime(why.clone())),
+    match &observed.runtime {
+        RuntimeObservation::Unavailable(why) => Some(EndReason::NoRuntime(why.clone())),
         _ => None,
     }
 }
 
 /// What the request waits for before anything is stopped, where its Pod is to be not ready first, and
 /// when that can be expected to be over.
-pub fn unready(request: &Request, memory: &Memory, now: Now) -> Option<(Wait, Option<Duration>)> {
-    let grace = time::seconds(request.unready_seconds?);
+pub fn unready_wait(
+    request: &RecreateRequest,
+    state: &RecreateState,
+    now: Clocks,
+) -> Option<(WaitReason, Option<Duration>)> {
+    let grace = time::bounded_seconds(request.unready_grace_seconds?);
     let Some(since) = request.status.unready_since() else {
-        return Some((Wait::Unready, None));
+        return Some((WaitReason::Unready, None));
     };
-    let spent = time::unready_for(
+    let elapsed = time::unready_for(
         since,
-        memory.unready_seen.get(&request.uid).copied(),
+        state.unready_observed_at.get(&request.uid).copied(),
         request,
         now,
     );
-    let left = grace.checked_sub(spent).filter(|left| !left.is_zero())?;
+    let remaining = grace.checked_sub(elapsed).filter(|left| !left.is_zero())?;
     let until = since.checked_add(grace).unwrap_or(now.api);
-    Some((Wait::UnreadyGrace { until }, Some(now.mono + left)))
+    Some((WaitReason::UnreadyGrace { until }, Some(now.mono + remaining)))
 }

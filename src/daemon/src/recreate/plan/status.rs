@@ -1,11 +1,11 @@
 //! What to tell the API server about a request: one write per transition, none where nothing changed.
 
-use super::judge::bare;
-use super::queue::End;
-use super::types::{Now, Observed, Request, Stage, Urgency, Write};
-use super::words::{Step, Wait};
-use super::{Key, Walk};
-use crate::pods::PodView;
+use super::evaluate::strip_scheme;
+use super::queue::EndReason;
+use super::steps::{ContainerStep, WaitReason};
+use super::types::{Clocks, Observed, RecreateRequest, StatusWrite, StopStage, Urgency};
+use super::{ContainerKey, RequestEvaluation};
+use crate::pods::NodePod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequestContainerRecreateState as State, ContainerRecreateRequestPhase as Phase,
@@ -13,32 +13,37 @@ use kruise_api::container_recreate_request::{
 };
 
 /// The status of a request that does nothing for now.
-pub fn waiting(request: &Request, why: &Wait) -> Option<Write> {
-    let phase = match (why, &request.status.phase) {
-        (Wait::Queued { .. }, _) => Phase::Pending,
+pub fn waiting(request: &RecreateRequest, reason: &WaitReason) -> Option<StatusWrite> {
+    let phase = match (reason, &request.status.phase) {
+        (WaitReason::Queued { .. }, _) => Phase::Pending,
         // The manager of either make acts on a request only once it is Recreating.
-        (Wait::Unready | Wait::UnreadyGrace { .. }, _) => Phase::Recreating,
+        (WaitReason::Unready | WaitReason::UnreadyGrace { .. }, _) => Phase::Recreating,
         (_, Phase::Other(_)) => Phase::Pending,
         (_, phase) => phase.clone(),
     };
     let states = request
         .containers
         .iter()
-        .map(|wanted| stored(request, &wanted.name));
+        .map(|container| stored_state(request, &container.name));
     let status = Status {
         phase,
-        message: Some(why.to_string()),
+        message: Some(reason.to_string()),
         container_recreate_states: states.collect(),
         ..request.status.clone()
     };
-    write(request, status, why.reason())
+    status_write(request, status, reason.condition_reason())
 }
 
 /// The status of the request in turn.
-pub fn running(request: &Request, pod: &PodView, walk: &Walk, wait: Option<&Wait>) -> Option<Write> {
-    let steps = walk.steps.iter();
+pub fn running(
+    request: &RecreateRequest,
+    pod: &NodePod,
+    evaluation: &RequestEvaluation,
+    wait: Option<&WaitReason>,
+) -> Option<StatusWrite> {
+    let steps = evaluation.steps.iter();
     let states: Vec<State> = steps
-        .map(|(name, step)| state(request, walk, name, step))
+        .map(|(name, step)| container_state(request, evaluation, name, step))
         .collect();
     let status = Status {
         phase: Phase::Recreating,
@@ -47,120 +52,139 @@ pub fn running(request: &Request, pod: &PodView, walk: &Walk, wait: Option<&Wait
         container_recreate_states: states,
         ..request.status.clone()
     };
-    let waits = wait.and_then(Wait::reason);
-    if walk.record.is_empty() {
-        return write(request, status, waits);
+    let waits = wait.and_then(WaitReason::condition_reason);
+    if evaluation.records.is_empty() {
+        return status_write(request, status, waits);
     }
     // The stop waits for it, even where the API server says the same already but for what it dropped.
-    Some(Write {
-        request: request.uid.clone(),
+    Some(StatusWrite {
+        request_uid: request.uid.clone(),
         status,
-        waits,
+        waiting_reason: waits,
         urgency: Urgency::Now,
     })
 }
 
 /// The status of a request whose containers are done.
-pub fn completed(request: &Request, pod: &PodView, walk: &Walk, now: Now) -> Option<Write> {
-    let halted = walk.halted.as_deref();
-    let states: Vec<State> = walk
+pub fn completed(
+    request: &RecreateRequest,
+    pod: &NodePod,
+    evaluation: &RequestEvaluation,
+    now: Clocks,
+) -> Option<StatusWrite> {
+    let failed_container = evaluation.failed_container.as_deref();
+    let states: Vec<State> = evaluation
         .steps
         .iter()
-        .map(|(name, step)| match (step, halted) {
-            (Step::Succeeded | Step::Failed(_), _) | (_, None) => state(request, walk, name, step),
+        .map(|(name, step)| match (step, failed_container) {
+            (ContainerStep::Succeeded | ContainerStep::Failed(_), _) | (_, None) => {
+                container_state(request, evaluation, name, step)
+            }
             (_, Some(halted)) => State {
                 phase: Phase::Failed,
                 message: Some(format!(
                     "not started, because container {halted:?} failed and failurePolicy is Fail"
                 )),
-                ..stored(request, name)
+                ..stored_state(request, name)
             },
         })
         .collect();
     let snapshot = snapshot(request, pod, &states);
     // A message would say that it was broken off; a container that failed is a usual end.
-    write(request, over(request, None, states, snapshot, now), None)
+    status_write(
+        request,
+        completed_status(request, None, states, snapshot, now),
+        None,
+    )
 }
 
 /// The status of a request that ends before its containers do.
 pub fn ended(
-    request: &Request,
-    seen: &Observed,
-    steps: &[(String, Step)],
-    why: &End,
-    now: Now,
-) -> Option<Write> {
+    request: &RecreateRequest,
+    observed: &Observed,
+    steps: &[(String, ContainerStep)],
+    reason: &EndReason,
+    now: Clocks,
+) -> Option<StatusWrite> {
     let states = request
         .containers
         .iter()
-        .map(|wanted| {
+        .map(|container| {
             let step = steps
                 .iter()
-                .find(|(name, _)| *name == wanted.name)
+                .find(|(name, _)| *name == container.name)
                 .map(|(_, step)| step);
-            let begun = step.map(|step| state_of(request, seen, &wanted.name, step));
-            unfinished(begun.unwrap_or_else(|| stored(request, &wanted.name)), step, why)
+            let state = step.map(|step| state_from_attempts(request, observed, &container.name, step));
+            failed_state(
+                state.unwrap_or_else(|| stored_state(request, &container.name)),
+                step,
+                reason,
+            )
         })
         .collect();
     let snapshot = request.status.container_status_snapshot.clone();
-    write(
+    status_write(
         request,
-        over(request, Some(why.message()), states, snapshot, now),
+        completed_status(request, Some(reason.message()), states, snapshot, now),
         None,
     )
 }
 
 /// The status of a request that is over, once a stop that ran at its deadline has ended.
-pub fn finished(request: &Request, seen: &Observed) -> Option<Write> {
+pub fn finished(request: &RecreateRequest, observed: &Observed) -> Option<StatusWrite> {
     request.status.completion_time.as_ref()?;
-    let ran = [
-        Step::Hook.at_deadline(),
-        Step::Stopping.at_deadline(),
-        End::Deadline.message(),
+    let deadline_messages = [
+        ContainerStep::Hook.at_deadline(),
+        ContainerStep::Stopping.at_deadline(),
+        EndReason::Deadline.message(),
     ];
-    let ran = |state: &State| {
+    let ran_at_deadline = |state: &State| {
         state
             .message
             .as_ref()
-            .is_some_and(|message| ran.contains(message))
+            .is_some_and(|message| deadline_messages.contains(message))
     };
     let mut status = request.status.clone();
     for state in status
         .container_recreate_states
         .iter_mut()
-        .filter(|state| ran(state))
+        .filter(|state| ran_at_deadline(state))
     {
-        let key = Key {
-            request: request.uid.clone(),
+        let key = ContainerKey {
+            request_uid: request.uid.clone(),
             container: state.name.clone(),
         };
-        let ended = seen.memory.attempts.get(&key).filter(|attempt| !attempt.live);
-        match ended.map(|attempt| &attempt.stage) {
-            Some(Stage::Stopped(_)) => state.message = Some(Step::after_deadline(None)),
-            Some(Stage::Retry { error, .. } | Stage::Refused(error)) => {
-                state.message = Some(Step::after_deadline(Some(error)));
+        let ended_attempt = observed
+            .state
+            .attempts
+            .get(&key)
+            .filter(|attempt| !attempt.in_progress);
+        match ended_attempt.map(|attempt| &attempt.stage) {
+            Some(StopStage::Stopped(_)) => state.message = Some(ContainerStep::after_deadline(None)),
+            Some(StopStage::Retry { error, .. } | StopStage::Refused(error)) => {
+                state.message = Some(ContainerStep::after_deadline(Some(error)));
             }
             _ => {}
         }
     }
-    (status != request.status).then(|| Write {
-        request: request.uid.clone(),
+    (status != request.status).then(|| StatusWrite {
+        request_uid: request.uid.clone(),
         status,
-        waits: None,
+        waiting_reason: None,
         urgency: Urgency::Now,
     })
 }
 
 /// A state at the end of its request: failed, unless it was done.
-fn unfinished(state: State, step: Option<&Step>, why: &End) -> State {
-    if state.phase.settled() {
+fn failed_state(state: State, step: Option<&ContainerStep>, reason: &EndReason) -> State {
+    if state.phase.is_finished() {
         return state;
     }
-    let message = match (why, step) {
-        (End::Deadline, step) => step.unwrap_or(&Step::Waiting).at_deadline(),
-        (End::PodGone, Some(step)) => format!("the Pod is being deleted; {}", step.so_far()),
-        (_, Some(step)) => format!("{}; {}", why.message(), step.so_far()),
-        (_, None) => why.message(),
+    let message = match (reason, step) {
+        (EndReason::Deadline, step) => step.unwrap_or(&ContainerStep::Waiting).at_deadline(),
+        (EndReason::PodDeleted, Some(step)) => format!("the Pod is being deleted; {}", step.progress_text()),
+        (_, Some(step)) => format!("{}; {}", reason.message(), step.progress_text()),
+        (_, None) => reason.message(),
     };
     State {
         phase: Phase::Failed,
@@ -169,12 +193,12 @@ fn unfinished(state: State, step: Option<&Step>, why: &End) -> State {
     }
 }
 
-fn over(
-    request: &Request,
+fn completed_status(
+    request: &RecreateRequest,
     message: Option<String>,
     states: Vec<State>,
     snapshot: Vec<Snapshot>,
-    now: Now,
+    now: Clocks,
 ) -> Status {
     Status {
         phase: Phase::Completed,
@@ -187,104 +211,118 @@ fn over(
 }
 
 /// The write of `wanted`, unless the API server has it already.
-fn write(request: &Request, wanted: Status, waits: Option<&'static str>) -> Option<Write> {
-    let urgency = urgency(&request.status, &wanted)?;
-    Some(Write {
-        request: request.uid.clone(),
-        status: wanted,
-        waits,
+fn status_write(
+    request: &RecreateRequest,
+    desired: Status,
+    waiting_reason: Option<&'static str>,
+) -> Option<StatusWrite> {
+    let urgency = urgency(&request.status, &desired)?;
+    Some(StatusWrite {
+        request_uid: request.uid.clone(),
+        status: desired,
+        waiting_reason,
         urgency,
     })
 }
 
-fn urgency(have: &Status, want: &Status) -> Option<Urgency> {
-    let begins = want.phase == Phase::Recreating && have.phase != Phase::Recreating;
-    if want.completion_time.is_some() || (begins && want.message.is_some()) {
+fn urgency(stored: &Status, desired: &Status) -> Option<Urgency> {
+    let begins_recreating = desired.phase == Phase::Recreating && stored.phase != Phase::Recreating;
+    if desired.completion_time.is_some() || (begins_recreating && desired.message.is_some()) {
         return Some(Urgency::Now);
     }
-    let facts = |status: &Status| -> Vec<(String, Phase, bool, bool)> {
+    let visible_fields = |status: &Status| -> Vec<(String, Phase, bool, bool)> {
         let states = status.container_recreate_states.iter();
-        let held = |state: &State| {
+        let held_by_kubelet = |state: &State| {
             state
                 .message
                 .as_ref()
-                .is_some_and(|message| message.starts_with(HELD))
+                .is_some_and(|message| message.starts_with(KUBELET_MESSAGE_PREFIX))
         };
-        let facts = states.map(|state| {
+        let fields = states.map(|state| {
             (
                 state.name.clone(),
                 state.phase.clone(),
                 state.is_killed,
-                held(state),
+                held_by_kubelet(state),
             )
         });
-        facts.collect()
+        fields.collect()
     };
-    if have.phase != want.phase || facts(have) != facts(want) {
+    if stored.phase != desired.phase || visible_fields(stored) != visible_fields(desired) {
         return Some(Urgency::Soon);
     }
     let messages = |status: &Status| -> Vec<Option<String>> {
         let states = status.container_recreate_states.iter();
         states.map(|state| state.message.clone()).collect()
     };
-    let said = have.message != want.message || messages(have) != messages(want);
-    said.then_some(Urgency::IfItLasts)
+    let messages_differ = stored.message != desired.message || messages(stored) != messages(desired);
+    messages_differ.then_some(Urgency::IfUnchanged)
 }
 
 /// How messages begin that cannot wait: kubelet will not go on for some time.
-const HELD: &str = "kubelet ";
+const KUBELET_MESSAGE_PREFIX: &str = "kubelet ";
 
-fn state(request: &Request, walk: &Walk, name: &str, step: &Step) -> State {
-    let mut state = step_state(request, name, step, walk.touched.contains(name));
-    if let Some(record) = walk.record.iter().find(|record| record.container == name) {
+fn container_state(
+    request: &RecreateRequest,
+    evaluation: &RequestEvaluation,
+    name: &str,
+    step: &ContainerStep,
+) -> State {
+    let mut state = step_state(request, name, step, evaluation.stop_begun.contains(name));
+    if let Some(record) = evaluation.records.iter().find(|record| record.container == name) {
         state.container_id = Some(record.id.clone());
         state.is_killed |= record.kill;
     }
     state
 }
 
-fn state_of(request: &Request, seen: &Observed, name: &str, step: &Step) -> State {
-    let key = Key {
-        request: request.uid.clone(),
+fn state_from_attempts(
+    request: &RecreateRequest,
+    observed: &Observed,
+    name: &str,
+    step: &ContainerStep,
+) -> State {
+    let key = ContainerKey {
+        request_uid: request.uid.clone(),
         container: name.to_owned(),
     };
-    let touched = seen
-        .memory
+    let stop_begun = observed
+        .state
         .attempts
         .get(&key)
-        .is_some_and(|attempt| attempt.begun.is_some());
-    step_state(request, name, step, touched)
+        .is_some_and(|attempt| attempt.begun_at.is_some());
+    step_state(request, name, step, stop_begun)
 }
 
-fn step_state(request: &Request, name: &str, step: &Step, killed: bool) -> State {
-    let old = stored(request, name);
+fn step_state(request: &RecreateRequest, name: &str, step: &ContainerStep, stop_begun: bool) -> State {
+    let stored = stored_state(request, name);
     let (phase, message) = match step {
-        Step::Waiting => (Phase::Pending, None),
-        Step::Succeeded => (Phase::Succeeded, None),
-        Step::Failed(why) => (Phase::Failed, Some(why.clone()).filter(|why| !why.is_empty())),
+        ContainerStep::Waiting => (Phase::Pending, None),
+        ContainerStep::Succeeded => (Phase::Succeeded, None),
+        ContainerStep::Failed(why) => (Phase::Failed, Some(why.clone()).filter(|why| !why.is_empty())),
         // Not known whether it has begun: what was said stands.
-        Step::Blind => (old.phase.clone(), old.message.clone()),
+        ContainerStep::RuntimeUnavailable => (stored.phase.clone(), stored.message.clone()),
         step => (Phase::Recreating, Some(step.to_string())),
     };
-    let target = || known_target(request, name).filter(|_| phase != Phase::Pending);
+    let target = || requested_target(request, name).filter(|_| phase != Phase::Pending);
     State {
-        container_id: old.container_id.clone().or_else(target),
-        is_killed: old.is_killed || killed,
+        container_id: stored.container_id.clone().or_else(target),
+        is_killed: stored.is_killed || stop_begun,
         phase,
         message,
-        ..old
+        ..stored
     }
 }
 
 /// What the request itself says is to be replaced. It is repeated in the state: people see it there, and the
 /// manager sees that this daemon needs no help with the snapshot.
-fn known_target(request: &Request, name: &str) -> Option<String> {
-    let wanted = request.containers.iter().find(|wanted| wanted.name == name)?;
-    wanted.recorded.clone().filter(|_| !request.force)
+fn requested_target(request: &RecreateRequest, name: &str) -> Option<String> {
+    let requested = request.containers.iter().find(|wanted| wanted.name == name)?;
+    requested.recorded_id.clone().filter(|_| !request.force)
 }
 
 /// The state that the status has; of a container that it has none of, that nothing has begun.
-fn stored(request: &Request, name: &str) -> State {
+fn stored_state(request: &RecreateRequest, name: &str) -> State {
     request.status.state(name).cloned().unwrap_or_else(|| State {
         name: name.to_owned(),
         phase: Phase::Pending,
@@ -295,26 +333,26 @@ fn stored(request: &Request, name: &str) -> State {
 }
 
 /// What kubelet says of the new containers; what was said before where there is none yet.
-fn snapshot(request: &Request, pod: &PodView, states: &[State]) -> Vec<Snapshot> {
-    let new: Vec<Snapshot> = request
+fn snapshot(request: &RecreateRequest, pod: &NodePod, states: &[State]) -> Vec<Snapshot> {
+    let snapshots: Vec<Snapshot> = request
         .containers
         .iter()
-        .filter_map(|wanted| {
-            let status = pod.container(&wanted.name)?.status.as_ref()?;
-            let state = states.iter().find(|state| state.name == wanted.name);
+        .filter_map(|container| {
+            let status = pod.container(&container.name)?.status.as_ref()?;
+            let state = states.iter().find(|state| state.name == container.name);
             let target = state.and_then(|state| state.container_id.as_deref());
-            let old = target.or(wanted.recorded.as_deref())?;
-            (status.running && bare(&status.container_id) != bare(old)).then(|| Snapshot {
-                name: wanted.name.clone(),
+            let old = target.or(container.recorded_id.as_deref())?;
+            (status.running && strip_scheme(&status.container_id) != strip_scheme(old)).then(|| Snapshot {
+                name: container.name.clone(),
                 ready: status.ready,
                 restart_count: status.restart_count,
                 container_id: Some(status.container_id.clone()).filter(|id| !id.is_empty()),
             })
         })
         .collect();
-    if new.is_empty() {
+    if snapshots.is_empty() {
         request.status.container_status_snapshot.clone()
     } else {
-        new
+        snapshots
     }
 }

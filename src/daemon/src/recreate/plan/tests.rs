@@ -7,20 +7,20 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use proptest::prelude::*;
 
-use super::world::{Event, Fault, Ms, Sim, World};
+use super::fake_node::{FakeContainer, FakeNode, Fault, LogEvent, Ms};
 use super::*;
 
 /// Long enough for every request that `scenario` makes to end.
-pub(super) const LONG: Ms = 2_000_000;
+pub(super) const RUN_LIMIT: Ms = 2_000_000;
 
-pub(super) fn sim(
+pub(super) fn fake_container(
     name: &str,
     stop_takes: Ms,
     start_takes: Ms,
     ready_takes: Ms,
     hook_takes: Option<Ms>,
-) -> Sim {
-    Sim {
+) -> FakeContainer {
+    FakeContainer {
         name: name.into(),
         generation: 0,
         stop_takes,
@@ -30,7 +30,7 @@ pub(super) fn sim(
         running_since: Some(0),
         ends_at: None,
         starts_at: None,
-        had: Default::default(),
+        stop_history: Default::default(),
     }
 }
 
@@ -46,8 +46,8 @@ pub(super) fn not_ready(since: Timestamp) -> Condition {
     }
 }
 
-pub(super) fn request(uid: &str, containers: &[&str]) -> Request {
-    Request {
+pub(super) fn request(uid: &str, containers: &[&str]) -> RecreateRequest {
+    RecreateRequest {
         uid: uid.into(),
         name: uid.into(),
         namespace: "ns".into(),
@@ -55,30 +55,30 @@ pub(super) fn request(uid: &str, containers: &[&str]) -> Request {
         pod_uid: Some("pod".into()),
         containers: containers
             .iter()
-            .map(|name| Wanted {
+            .map(|name| RequestedContainer {
                 name: (*name).to_owned(),
-                recorded: Some("set at creation".into()),
+                recorded_id: Some("set at creation".into()),
             })
             .collect(),
-        ..Request::default()
+        ..RecreateRequest::default()
     }
 }
 
-fn any_sim(name: &'static str) -> impl Strategy<Value = Sim> {
+fn any_fake_container(name: &'static str) -> impl Strategy<Value = FakeContainer> {
     (
         0_u64..40_000,
         0_u64..20_000,
         0_u64..5_000,
         prop::option::of(0_u64..40_000),
     )
-        .prop_map(move |(stop, start, ready, hook)| sim(name, stop, start, ready, hook))
+        .prop_map(move |(stop, start, ready, hook)| fake_container(name, stop, start, ready, hook))
 }
 
 fn any_fault() -> impl Strategy<Value = Fault> {
     prop_oneof![
-        Just(Fault::Away),
+        Just(Fault::Unreachable),
         (1_u64..40_000).prop_map(Fault::Hangs),
-        (1_u64..40_000).prop_map(Fault::Refuses),
+        (1_u64..40_000).prop_map(Fault::Fails),
     ]
 }
 
@@ -89,18 +89,18 @@ prop_compose! {
         min_started_seconds in 0_i64..20,
         grace_seconds in prop::option::of(0_i64..40),
         deadline_seconds in prop::option::of(3_i64..120),
-    ) -> Request {
+    ) -> RecreateRequest {
         let mut request = request(uid, &names);
         if !recorded {
-            request.containers.iter_mut().for_each(|wanted| wanted.recorded = None);
+            request.containers.iter_mut().for_each(|wanted| wanted.recorded_id = None);
         }
-        Request { ordered, force, ignore_failures: ignore, min_started_seconds, grace_seconds, deadline_seconds, ..request }
+        RecreateRequest { ordered, force, ignore_failures: ignore, min_started_seconds, grace_seconds, deadline_seconds, ..request }
     }
 }
 
 prop_compose! {
     fn any_world()(
-        a in any_sim("a"), b in any_sim("b"), c in any_sim("c"),
+        a in any_fake_container("a"), b in any_fake_container("b"), c in any_fake_container("c"),
         one in any_request("one"), two in any_request("two"),
         second_at in 0_u64..60_000,
         crashes in prop::collection::vec(0_u64..120_000, 0..3),
@@ -109,27 +109,27 @@ prop_compose! {
         faults in prop::collection::vec((0_u64..60_000, 0_u64..30_000, any_fault()), 0..3),
         deletion in prop::option::of(0_u64..60_000),
         foreign_crds in any::<bool>(),
-    ) -> World {
-        let mut world = World::new(vec![a, b, c], vec![(0, one), (second_at, two)]);
+    ) -> FakeNode {
+        let mut world = FakeNode::new(vec![a, b, c], vec![(0, one), (second_at, two)]);
         world.crashes = crashes;
         world.foreign_crds = foreign_crds;
         if foreign_crds {
             // OpenKruise's admission fails closed, so its requests always say what ran.
             let wanted = world.arrivals.iter_mut().flat_map(|(_, request)| &mut request.containers);
-            wanted.for_each(|wanted| wanted.recorded = Some("set at creation".into()));
+            wanted.for_each(|wanted| wanted.recorded_id = Some("set at creation".into()));
         }
         let window = |(from, span)| (from, from + span);
         world.api_down = down.map_or((0, 0), window);
-        world.crowded = crowded.map_or((0, 0), window);
+        world.slots_full = crowded.map_or((0, 0), window);
         world.faults = faults.into_iter().map(|(from, span, fault)| (from, from + span, fault)).collect();
         world.deletions = deletion.map(|at| (at, "one".to_owned())).into_iter().collect();
         world
     }
 }
 
-pub(super) fn stops<'a>(world: &'a World, uid: &'a str) -> impl Iterator<Item = (Ms, &'a str, &'a str)> {
+pub(super) fn stops<'a>(world: &'a FakeNode, uid: &'a str) -> impl Iterator<Item = (Ms, &'a str, &'a str)> {
     world.log.iter().filter_map(move |(at, event)| match event {
-        Event::Stop {
+        LogEvent::Stop {
             request,
             container,
             target,
@@ -139,15 +139,15 @@ pub(super) fn stops<'a>(world: &'a World, uid: &'a str) -> impl Iterator<Item = 
     })
 }
 
-fn get<'a>(world: &'a World, uid: &str) -> Option<&'a Request> {
+fn find_request<'a>(world: &'a FakeNode, uid: &str) -> Option<&'a RecreateRequest> {
     world.requests.iter().find(|request| request.uid == uid)
 }
 
-pub(super) fn writes(world: &World, uid: &str) -> usize {
+pub(super) fn writes(world: &FakeNode, uid: &str) -> usize {
     world
         .log
         .iter()
-        .filter(|(_, event)| matches!(event, Event::Wrote { request, .. } if request == uid))
+        .filter(|(_, event)| matches!(event, LogEvent::StatusWritten { request, .. } if request == uid))
         .count()
 }
 
@@ -161,10 +161,10 @@ proptest! {
     /// equal plans, and that acting on a plan comes to rest.
     #[test]
     fn every_request_ends(mut world in any_world()) {
-        prop_assert!(world.run(LONG), "{:#?}", world.log);
+        prop_assert!(world.run(RUN_LIMIT), "{:#?}", world.log);
         for request in &world.requests {
             for state in &request.status.container_recreate_states {
-                prop_assert!(state.phase.settled(), "{state:?} at the end");
+                prop_assert!(state.phase.is_finished(), "{state:?} at the end");
             }
             prop_assert_eq!(request.status.container_recreate_states.len(), request.containers.len());
         }
@@ -174,7 +174,7 @@ proptest! {
     /// force it stops only what was running when it was made.
     #[test]
     fn a_request_stops_one_container_of_each_name(mut world in any_world()) {
-        world.run(LONG);
+        world.run(RUN_LIMIT);
         for request in &world.requests {
             for wanted in &request.containers {
                 let targets: BTreeSet<_> = stops(&world, &request.uid)
@@ -182,8 +182,8 @@ proptest! {
                     .map(|(_, _, target)| target.to_owned())
                     .collect();
                 prop_assert!(targets.len() <= 1, "{targets:?}");
-                if let (Some(recorded), false) = (&wanted.recorded, request.force) {
-                    prop_assert!(targets.iter().all(|t| t == bare(recorded)), "{targets:?} {recorded}");
+                if let (Some(recorded), false) = (&wanted.recorded_id, request.force) {
+                    prop_assert!(targets.iter().all(|t| t == strip_scheme(recorded)), "{targets:?} {recorded}");
                 }
             }
         }
@@ -193,12 +193,12 @@ proptest! {
     /// off, and what is written
     /// last of a stop that ran at the deadline is how it ended.
     #[test]
-    fn no_hook_or_stop_is_broken_off(mut world in any_world()) {
+    fn no_hook_or_stop_is_cancelled(mut world in any_world()) {
         world.crashes.clear();
-        prop_assert!(world.run(LONG), "{:#?}", world.log);
-        let broken = world.log.iter().find(|(_, event)| matches!(event, Event::BrokenOff { needless: false, .. }));
+        prop_assert!(world.run(RUN_LIMIT), "{:#?}", world.log);
+        let broken = world.log.iter().find(|(_, event)| matches!(event, LogEvent::Cancelled { needless: false, .. }));
         prop_assert!(broken.is_none(), "{:#?}", world.log);
-        let running = [Step::Hook.at_deadline(), Step::Stopping.at_deadline()];
+        let running = [ContainerStep::Hook.at_deadline(), ContainerStep::Stopping.at_deadline()];
         for state in world.requests.iter().flat_map(|request| &request.status.container_recreate_states) {
             prop_assert!(state.message.as_ref().is_none_or(|message| !running.contains(message)), "{state:?} at the end");
         }
@@ -206,15 +206,15 @@ proptest! {
 
     /// Without a crash each hook runs once and each container is asked once to stop.
     #[test]
-    fn nothing_is_done_twice_in_one_life(mut world in any_world()) {
+    fn hooks_and_stops_run_once_without_a_crash(mut world in any_world()) {
         world.crashes.clear();
         world.faults.clear();
-        world.run(LONG);
+        world.run(RUN_LIMIT);
         let mut done = BTreeSet::new();
         for (_, event) in &world.log {
             let act = match event {
-                Event::Hook { request, container, .. } => ("hook", request, container),
-                Event::Stop { request, container, .. } => ("stop", request, container),
+                LogEvent::Hook { request, container, .. } => ("hook", request, container),
+                LogEvent::Stop { request, container, .. } => ("stop", request, container),
                 _ => continue,
             };
             prop_assert!(done.insert(act), "{act:?} twice");
@@ -224,18 +224,18 @@ proptest! {
     /// In an ordered request a container is begun only after the ones before it are done; in an unordered one
     /// everything that runs is begun at the same moment.
     #[test]
-    fn order_is_kept_and_disorder_is_at_once(mut world in any_world()) {
+    fn ordered_recreate_is_sequential(mut world in any_world()) {
         world.crashes.clear();
         world.faults.clear();
         world.api_down = (0, 0);
-        world.crowded = (0, 0);
+        world.slots_full = (0, 0);
         world.deletions.clear();
-        world.run(LONG);
+        world.run(RUN_LIMIT);
         for request in &world.requests {
             let mut begun: Vec<(Ms, &str)> = Vec::new();
             for (at, event) in &world.log {
                 let (uid, container) = match event {
-                    Event::Hook { request, container, .. } | Event::Stop { request, container, .. } => (request, container),
+                    LogEvent::Hook { request, container, .. } | LogEvent::Stop { request, container, .. } => (request, container),
                     _ => continue,
                 };
                 if *uid == request.uid && begun.iter().all(|(_, name)| name != container) {
@@ -254,8 +254,8 @@ proptest! {
             places.dedup();
             for window in begun.windows(2) {
                 let replaced = world.log.iter().any(|(at, event)| *at <= window[1].0 && matches!(event,
-                    Event::Wrote { request: uid, status } if *uid == request.uid
-                    && status.container_recreate_states.iter().any(|s| s.name == window[0].1 && s.phase.settled())));
+                    LogEvent::StatusWritten { request: uid, status } if *uid == request.uid
+                    && status.container_recreate_states.iter().any(|s| s.name == window[0].1 && s.phase.is_finished())));
                 let settled_late = window[1].0 > window[0].0;
                 prop_assert!(replaced || settled_late, "{window:?}");
             }
@@ -264,45 +264,45 @@ proptest! {
 
     /// A wall clock that is wrong by an hour changes neither what is done, nor when, nor what is said.
     #[test]
-    fn a_wrong_clock_changes_nothing(world in any_world(), hours in prop::sample::select(vec![-1_i64, 1, 24])) {
+    fn wall_clock_skew_changes_nothing(world in any_world(), hours in prop::sample::select(vec![-1_i64, 1, 24])) {
         let mut right = world.clone();
         let mut wrong = world;
         wrong.skew = SignedDuration::from_hours(hours);
-        right.run(LONG);
-        wrong.run(LONG);
+        right.run(RUN_LIMIT);
+        wrong.run(RUN_LIMIT);
         prop_assert_eq!(&right.log, &wrong.log);
     }
 
     /// The next request begins at the moment at which the one before ended, was deleted or expired, and all that it had
     /// begun has ended. (An ordered one may first have to wait for a container that kubelet has yet to start.)
     #[test]
-    fn the_next_begins_when_the_first_ends(mut world in any_world()) {
+    fn next_recreate_request_begins_when_the_first_ends(mut world in any_world()) {
         world.crashes.clear();
         world.faults.clear();
         world.api_down = (0, 0);
-        world.crowded = (0, 0);
+        world.slots_full = (0, 0);
         for (_, request) in &mut world.arrivals {
             request.force = true;
         }
         let deleted = world.deletions.first().map(|(at, _)| *at);
-        world.run(LONG);
+        world.run(RUN_LIMIT);
         let Some((first_stop, ..)) = stops(&world, "two").next() else { return Ok(()) };
         let begun = world.log.iter().find_map(|(at, event)| match event {
-            Event::Hook { request, .. } if request == "two" => Some(*at),
+            LogEvent::Hook { request, .. } if request == "two" => Some(*at),
             _ => None,
         }).unwrap_or(first_stop).min(first_stop);
         let ended = world.log.iter().find_map(|(at, event)| match event {
-            Event::Wrote { request, status } if request == "one" && status.completion_time.is_some() => Some(*at),
+            LogEvent::StatusWritten { request, status } if request == "one" && status.completion_time.is_some() => Some(*at),
             _ => None,
         });
         let over = ended.or(deleted).expect("the first is over, or the second would not have begun");
         let stopped = world.log.iter().rev().find_map(|(at, event)| match event {
-            Event::Ended { request } if request == "one" => Some(*at),
+            LogEvent::StopEnded { request } if request == "one" => Some(*at),
             _ => None,
         });
         let over = over.max(stopped.unwrap_or_default());
-        let two = get(&world, "two").unwrap();
-        let made = two.created.duration_since(super::world::start()).as_millis() as Ms;
+        let two = find_request(&world, "two").unwrap();
+        let made = two.created_at.duration_since(super::fake_node::start_time()).as_millis() as Ms;
         prop_assert!(begun >= over || made < over, "begun {begun}, first over at {over}");
         if !two.ordered {
             prop_assert_eq!(begun, over.max(made));
@@ -312,7 +312,7 @@ proptest! {
 
 fn any_time() -> impl Strategy<Value = Timestamp> {
     let (first, last) = (Timestamp::MIN.as_second(), Timestamp::MAX.as_second());
-    let near = super::world::start().as_second();
+    let near = super::fake_node::start_time().as_second();
     prop_oneof![
         Just(Timestamp::MIN),
         Just(Timestamp::MAX),
@@ -344,21 +344,21 @@ prop_compose! {
         world.now = 50_000;
         world.arrivals.truncate(1);
         let mut request = world.arrivals[0].1.clone();
-        request.created = times[0];
+        request.created_at = times[0];
         request.grace_seconds = Some(numbers[0]);
-        request.unready_seconds = unready.then_some(numbers[1]);
+        request.unready_grace_seconds = unready.then_some(numbers[1]);
         request.min_started_seconds = numbers[2];
         request.deadline_seconds = Some(numbers[3]);
         request.status.conditions = vec![not_ready(times[1])];
         world.requests = vec![request];
-        world.sims.iter_mut().filter(|_| !running).for_each(|sim| sim.running_since = None);
+        world.containers.iter_mut().filter(|_| !running).for_each(|sim| sim.running_since = None);
         let mut seen = world.observe();
-        if let PodSight::Here(pod) = &mut seen.pod {
+        if let PodObservation::Present(pod) = &mut seen.pod {
             let pod = Arc::make_mut(pod);
-            pod.grace_seconds = numbers[4];
+            pod.grace_period_seconds = numbers[4];
             for status in pod.containers.iter_mut().filter_map(|container| container.status.as_mut()) {
                 status.restart_count = restarts;
-                status.ended = Some(crate::pods::Ended { code, started: Some(times[2]), finished: Some(times[3]) });
+                status.last_termination = Some(crate::pods::Termination { code, started_at: Some(times[2]), finished_at: Some(times[3]) });
                 status.waiting = Some(("CrashLoopBackOff".into(), format!("back-off {back_off} restarting")));
             }
         }
@@ -369,15 +369,15 @@ prop_compose! {
 proptest! {
     /// Numbers and stamps of objects are somebody's to choose.
     #[test]
-    fn no_number_or_time_is_too_large(
+    fn extreme_numbers_and_times_do_not_overflow(
         seen in any_numbers(), api in any_time(), wall in any_time(), mono in 0..u64::from(u32::MAX),
     ) {
-        let now = Now { api, wall, mono: Duration::from_secs(mono) };
+        let now = Clocks { api, wall, mono: Duration::from_secs(mono) };
         let plan = plan(&seen, now);
-        for begin in &plan.begin {
-            prop_assert!(begin.act.term(Duration::ZERO) <= Duration::from_secs(366 * 86_400));
+        for begin in &plan.stops {
+            prop_assert!(begin.params.termination_grace(Duration::ZERO) <= Duration::from_secs(366 * 86_400));
         }
-        let words: Vec<String> = plan.steps.iter().flat_map(|view| &view.containers).map(|(_, step)| step.to_string()).collect();
-        prop_assert!(plan.steps.is_empty() || !words.is_empty());
+        let words: Vec<String> = plan.progress.iter().flat_map(|view| &view.containers).map(|(_, step)| step.to_string()).collect();
+        prop_assert!(plan.progress.is_empty() || !words.is_empty());
     }
 }

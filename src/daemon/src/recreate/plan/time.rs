@@ -4,38 +4,39 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp, Unit};
 
-use super::types::{Now, Request, Seen};
-use crate::pods::StatusView;
+use super::types::{Clocks, ObservedContainer, RecreateRequest};
+use crate::pods::PodContainerStatus;
 use kruise_api::backoff::Backoff;
 use kruise_api::container_recreate_request::ContainerRecreateRequestPhase as Phase;
 
-pub use crate::pods::seconds;
+pub use crate::pods::bounded_seconds;
 
 /// A point that never comes: half the range, so that sums do not overflow.
 const NEVER: Duration = Duration::from_secs(u64::MAX / 4);
 
 /// Half the time after which kruise-manager ends a request that no daemon has taken up.
-const LATE: Duration = Duration::from_secs(30);
+const LATE_AFTER: Duration = Duration::from_secs(30);
 
 /// What lies between two stamps of one clock; nothing where they are in the wrong order.
-fn between(earlier: Timestamp, later: Timestamp) -> Duration {
+fn saturating_between(earlier: Timestamp, later: Timestamp) -> Duration {
     Duration::try_from(later.duration_since(earlier)).unwrap_or_default()
 }
 
 /// When the request ends, done or not, by the API server's clock.
-pub fn deadline(request: &Request) -> Option<Timestamp> {
+pub fn deadline(request: &RecreateRequest) -> Option<Timestamp> {
     let after = SignedDuration::from_secs(request.deadline_seconds?.max(0));
-    request.created.checked_add(after).ok()
+    request.created_at.checked_add(after).ok()
 }
 
 /// Whether nobody has taken the request up for so long that kruise-manager may be about to end it.
-pub fn late(request: &Request, now: Now) -> bool {
-    matches!(request.status.phase, Phase::Other(_)) && between(request.created, now.api) >= LATE
+pub fn is_late(request: &RecreateRequest, now: Clocks) -> bool {
+    matches!(request.status.phase, Phase::Other(_))
+        && saturating_between(request.created_at, now.api) >= LATE_AFTER
 }
 
 /// A moment of the API server's clock, in the daemon's own count.
-pub fn mono(at: Timestamp, now: Now) -> Duration {
-    (now.mono + between(now.api, at)).min(NEVER)
+pub fn to_mono(at: Timestamp, now: Clocks) -> Duration {
+    (now.mono + saturating_between(now.api, at)).min(NEVER)
 }
 
 /// How long a container has been running.
@@ -45,24 +46,25 @@ pub fn mono(at: Timestamp, now: Now) -> Duration {
 /// daemon first saw the container run, and since the one before was stopped or, where the daemon did not
 /// do that in this life, since the request was made. Otherwise the first of these counts, which errs on
 /// the side of waiting.
-pub fn running_for(seen: &Seen, request: &Request, stopped: Option<Duration>, now: Now) -> Duration {
-    let at_least = seen
+pub fn running_for(
+    container: &ObservedContainer,
+    request: &RecreateRequest,
+    stopped: Option<Duration>,
+    now: Clocks,
+) -> Duration {
+    let min_age = container
         .running_since
         .map_or(Duration::ZERO, |since| now.mono.saturating_sub(since));
-    let at_most = match stopped {
+    let max_age = match stopped {
         Some(stopped) => now.mono.saturating_sub(stopped),
-        None => between(request.created, now.api) + Duration::from_secs(1),
+        None => saturating_between(request.created_at, now.api) + Duration::from_secs(1),
     };
-    match seen.started {
+    match container.started_at {
         Some(started) if started <= now.wall => {
-            let stamped = between(started, now.wall);
-            if stamped <= at_most {
-                stamped.max(at_least)
-            } else {
-                at_least
-            }
+            let age = saturating_between(started, now.wall);
+            if age <= max_age { age.max(min_age) } else { min_age }
         }
-        _ => at_least,
+        _ => min_age,
     }
 }
 
@@ -70,56 +72,65 @@ pub fn running_for(seen: &Seen, request: &Request, stopped: Option<Duration>, no
 ///
 /// The stamp is cut to seconds and comes from another machine, so it counts from a second later on, and
 /// only where it is younger than the request; the daemon's own first sight of it is always true.
-pub fn unready_for(since: Timestamp, first_seen: Option<Duration>, request: &Request, now: Now) -> Duration {
-    let own = first_seen.map_or(Duration::ZERO, |seen| now.mono.saturating_sub(seen));
+pub fn unready_for(
+    since: Timestamp,
+    observed_at: Option<Duration>,
+    request: &RecreateRequest,
+    now: Clocks,
+) -> Duration {
+    let observed = observed_at.map_or(Duration::ZERO, |at| now.mono.saturating_sub(at));
     let later = since.checked_add(SignedDuration::from_secs(1));
-    if later.is_ok_and(|later| later < request.created) {
-        return own;
+    if later.is_ok_and(|later| later < request.created_at) {
+        return observed;
     }
-    own.max(between(since, now.api).saturating_sub(Duration::from_secs(1)))
+    observed.max(saturating_between(since, now.api).saturating_sub(Duration::from_secs(1)))
 }
 
 /// Until when kubelet holds a container back, by the API server's clock: its message names the span
 /// (`back-off 10s restarting …`), which counts from the end of the container before, by the node's clock.
-pub fn back_off_until(message: &str, ended: Option<Timestamp>, now: Now) -> Option<Timestamp> {
+pub fn back_off_until(message: &str, ended: Option<Timestamp>, now: Clocks) -> Option<Timestamp> {
     let span = go_duration(message.strip_prefix("back-off ")?.split(' ').next()?)?;
-    let gone = ended.map_or(Duration::ZERO, |ended| between(ended, now.wall));
-    let left = span.checked_sub(gone)?;
+    let elapsed = ended.map_or(Duration::ZERO, |ended| saturating_between(ended, now.wall));
+    let left = span.checked_sub(elapsed)?;
     // Whole seconds, so that the same moment is not said in two ways.
     now.api.checked_add(left).ok()?.round(Unit::Second).ok()
 }
 
 /// A restart back-off that kubelet is expected to keep.
-pub struct Hold {
+pub struct RestartBackOff {
     /// Its length.
-    pub span: Duration,
+    pub duration: Duration,
     /// Its end, by the API server's clock.
     pub until: Timestamp,
     /// What is left of it.
-    pub left: Duration,
+    pub remaining: Duration,
 }
 
 /// The restart back-off of a container that has just ended. Kubelet says nothing of it before its next pass
 /// over the Pod, which is about when it is over, so this goes by kubelet's own rule: none at the first
 /// restart, then 10 s, doubling up to 5 min, counted from the end; forgotten after 10 min without a restart.
-pub fn expected_back_off(status: &StatusView, now: Now) -> Option<Hold> {
+pub fn expected_back_off(status: &PodContainerStatus, now: Clocks) -> Option<RestartBackOff> {
     let doublings = u32::try_from(status.restart_count).ok()?.checked_sub(1)?;
-    let ended = status.ended.filter(|_| !status.running)?;
-    let finished = ended.finished?;
-    if between(ended.started?, finished) > FORGOTTEN {
+    let ended = status.last_termination.filter(|_| !status.running)?;
+    let finished = ended.finished_at?;
+    if saturating_between(ended.started_at?, finished) > BACK_OFF_RESET {
         return None;
     }
-    let span = KUBELET.pause(doublings);
+    let span = KUBELET_BACK_OFF.delay(doublings);
     let left = span
-        .checked_sub(between(finished, now.wall))
+        .checked_sub(saturating_between(finished, now.wall))
         .filter(|left| !left.is_zero())?;
     let until = now.api.checked_add(left).ok()?.round(Unit::Second).ok()?;
-    Some(Hold { span, until, left })
+    Some(RestartBackOff {
+        duration: span,
+        until,
+        remaining: left,
+    })
 }
 
 /// Kubelet's restart back-off, and the pause after which it starts from the beginning.
-const KUBELET: Backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(300));
-const FORGOTTEN: Duration = Duration::from_secs(600);
+const KUBELET_BACK_OFF: Backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(300));
+const BACK_OFF_RESET: Duration = Duration::from_secs(600);
 
 /// Reads `1m20s`, `10s`, `2h`, as Go prints durations of whole seconds.
 fn go_duration(text: &str) -> Option<Duration> {
@@ -150,14 +161,14 @@ fn go_duration(text: &str) -> Option<Duration> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::pods::Ended;
+    use crate::pods::Termination;
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(1_700_000_000 + second).unwrap()
     }
 
-    fn now(api: i64, wall: i64, mono: u64) -> Now {
-        Now {
+    fn now(api: i64, wall: i64, mono: u64) -> Clocks {
+        Clocks {
             api: at(api),
             wall: at(wall),
             mono: Duration::from_secs(mono),
@@ -165,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn back_off_ends_when_kubelet_says() {
+    fn restart_back_off_ends_when_kubelet_says() {
         let text = "back-off 1m20s restarting failed container=a pod=b";
         // The node's clock is an hour ahead, which must not show.
         let until = back_off_until(text, Some(at(3600)), now(5, 3605, 0));
@@ -181,58 +192,59 @@ mod tests {
     }
 
     #[test]
-    fn the_back_off_is_foretold_from_the_second_restart_on() {
-        let status = |restart_count, started, finished| StatusView {
+    fn restart_back_off_is_expected_from_second_restart() {
+        let status = |restart_count, started, finished| PodContainerStatus {
             restart_count,
-            ended: Some(Ended {
+            last_termination: Some(Termination {
                 code: 0,
-                started: Some(at(started)),
-                finished: Some(at(finished)),
+                started_at: Some(at(started)),
+                finished_at: Some(at(finished)),
             }),
-            ..StatusView::default()
+            ..PodContainerStatus::default()
         };
         // The node's clock is an hour ahead, which must not show.
-        let foretold =
-            |status: &StatusView| expected_back_off(status, now(50, 3650, 0)).map(|hold| hold.until);
+        let expected_until = |status: &PodContainerStatus| {
+            expected_back_off(status, now(50, 3650, 0)).map(|back_off| back_off.until)
+        };
         assert_eq!(
-            foretold(&status(0, 3600, 3649)),
+            expected_until(&status(0, 3600, 3649)),
             None,
             "the first restart comes at once"
         );
-        assert_eq!(foretold(&status(1, 3600, 3649)), Some(at(59)));
-        assert_eq!(foretold(&status(3, 3600, 3649)), Some(at(89)));
-        assert_eq!(foretold(&status(60, 3600, 3649)), Some(at(349)));
-        assert_eq!(foretold(&status(1, 3600, 3640)), None, "it is over");
+        assert_eq!(expected_until(&status(1, 3600, 3649)), Some(at(59)));
+        assert_eq!(expected_until(&status(3, 3600, 3649)), Some(at(89)));
+        assert_eq!(expected_until(&status(60, 3600, 3649)), Some(at(349)));
+        assert_eq!(expected_until(&status(1, 3600, 3640)), None, "it is over");
         assert_eq!(
-            foretold(&status(1, 3000, 3649)),
+            expected_until(&status(1, 3000, 3649)),
             None,
             "it ran long enough to be forgiven"
         );
     }
 
     #[test]
-    fn a_clock_that_is_wrong_by_an_hour_makes_no_container_older() {
-        let request = Request {
-            created: at(0),
-            ..Request::default()
+    fn wall_clock_skew_makes_no_container_older() {
+        let request = RecreateRequest {
+            created_at: at(0),
+            ..RecreateRequest::default()
         };
-        let seen = |started| Seen {
-            started: Some(at(started)),
+        let container = |started| ObservedContainer {
+            started_at: Some(at(started)),
             running_since: Some(Duration::from_secs(97)),
-            ..Seen::default()
+            ..ObservedContainer::default()
         };
-        let right = running_for(&seen(5), &request, None, now(9, 9, 100));
+        let right = running_for(&container(5), &request, None, now(9, 9, 100));
         assert_eq!(right, Duration::from_secs(4), "the runtime's stamp");
         for wall in [9 + 3600, 9 - 3600] {
-            let wrong = running_for(&seen(5), &request, None, now(9, wall, 100));
+            let wrong = running_for(&container(5), &request, None, now(9, wall, 100));
             assert_eq!(wrong, Duration::from_secs(3), "since first seen, clock at {wall}");
         }
-        let old = Request {
-            created: at(-86_400),
-            ..Request::default()
+        let old = RecreateRequest {
+            created_at: at(-86_400),
+            ..RecreateRequest::default()
         };
         let stopped = Some(Duration::from_secs(94));
-        let wrong = running_for(&seen(5), &old, stopped, now(9, 9 + 3600, 100));
+        let wrong = running_for(&container(5), &old, stopped, now(9, 9 + 3600, 100));
         assert_eq!(
             wrong,
             Duration::from_secs(3),
@@ -241,10 +253,10 @@ mod tests {
     }
 
     #[test]
-    fn the_unready_grace_is_never_short() {
-        let request = Request {
-            created: at(0),
-            ..Request::default()
+    fn unready_grace_period_is_never_short() {
+        let request = RecreateRequest {
+            created_at: at(0),
+            ..RecreateRequest::default()
         };
         let fresh = unready_for(at(2), Some(Duration::from_secs(50)), &request, now(2, 0, 50));
         assert_eq!(fresh, Duration::ZERO);

@@ -7,13 +7,13 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::LifecycleHandler;
 
-use super::words::{Step, Wait};
-use crate::pods::{PodView, Port};
+use super::steps::{ContainerStep, WaitReason};
+use crate::pods::{NodePod, Port};
 use kruise_api::container_recreate_request::ContainerRecreateRequestStatus as Status;
 
 /// The three clocks of one moment. Nothing is ever compared across two of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Now {
+pub struct Clocks {
     /// The API server's time: deadlines and grace periods of objects count on it.
     pub api: Timestamp,
     /// The node's wall clock: the runtime's and kubelet's time stamps count on it. It may be wrong.
@@ -24,7 +24,7 @@ pub struct Now {
 
 /// A ContainerRecreateRequest, reduced to what is decided on.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Request {
+pub struct RecreateRequest {
     /// Its UID: who it is.
     pub uid: String,
     /// Its namespace, which is also its Pod's.
@@ -34,15 +34,15 @@ pub struct Request {
     /// The version that `status` was read at; a write on top of another one is a conflict.
     pub resource_version: String,
     /// When it was created.
-    pub created: Timestamp,
+    pub created_at: Timestamp,
     /// Whether its deletion has been asked for.
-    pub deleting: bool,
+    pub terminating: bool,
     /// The Pod's name.
     pub pod_name: String,
     /// The Pod's UID as admission recorded it; none where admission was down.
     pub pod_uid: Option<String>,
     /// What to recreate, in order.
-    pub containers: Vec<Wanted>,
+    pub containers: Vec<RequestedContainer>,
     /// Whether a container's failure leaves the others alone.
     pub ignore_failures: bool,
     /// One container after the other.
@@ -52,7 +52,7 @@ pub struct Request {
     /// Seconds that a container gets to stop; the Pod's own where none.
     pub grace_seconds: Option<i64>,
     /// Seconds that the Pod is not ready before anything is stopped.
-    pub unready_seconds: Option<i64>,
+    pub unready_grace_seconds: Option<i64>,
     /// Seconds that a new container must have been running.
     pub min_started_seconds: i64,
     /// Seconds from its creation to its end, done or not.
@@ -63,43 +63,43 @@ pub struct Request {
 
 /// One container of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
+pub struct RequestedContainer {
     /// Its name.
     pub name: String,
     /// ID (with scheme) that ran when the request was made; none where admission was down.
-    pub recorded: Option<String>,
+    pub recorded_id: Option<String>,
 }
 
 /// What is known about the Pod.
 #[derive(Clone, Debug, PartialEq)]
-pub enum PodSight {
+pub enum PodObservation {
     /// It is here.
-    Here(Arc<PodView>),
+    Present(Arc<NodePod>),
     /// The API server has no such Pod on this node.
-    Gone,
+    NotFound,
     /// Not known for now, and why.
     Unknown(String),
 }
 
 /// What is known about the Pod's containers.
 #[derive(Clone, Debug, PartialEq)]
-pub enum RuntimeSight {
+pub enum RuntimeObservation {
     /// The newest container of each name.
-    Seen {
+    Listed {
         /// The scheme of container IDs.
         scheme: String,
         /// The containers.
-        containers: Vec<Seen>,
+        containers: Vec<ObservedContainer>,
     },
     /// Not known for now, and why.
     Unknown(String),
     /// It cannot be known, and why.
-    Impossible(String),
+    Unavailable(String),
 }
 
 /// The newest container of one name, as the runtime says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seen {
+pub struct ObservedContainer {
     /// ID without scheme.
     pub id: String,
     /// Its name.
@@ -107,7 +107,7 @@ pub struct Seen {
     /// What it is doing.
     pub state: RunState,
     /// When it was started, by the node's clock.
-    pub started: Option<Timestamp>,
+    pub started_at: Option<Timestamp>,
     /// When the daemon first saw it running.
     pub running_since: Option<Duration>,
     /// Whether the daemon is restarting it for its environment.
@@ -128,35 +128,35 @@ pub enum RunState {
 
 /// One container of one request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key {
+pub struct ContainerKey {
     /// UID of the request.
-    pub request: String,
+    pub request_uid: String,
     /// Name of the container.
     pub container: String,
 }
 
 /// How far the daemon is with stopping one container; forgotten when it restarts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attempt {
+pub struct StopAttempt {
     /// Name of the request.
-    pub request: String,
+    pub request_name: String,
     /// ID (without scheme) of the container to be stopped.
     pub target: String,
     /// When its preStop hook or its stop was begun first; none while it waits for a slot.
-    pub begun: Option<Duration>,
+    pub begun_at: Option<Duration>,
     /// Whether its preStop hook is over, if it has one; where the runtime went away meanwhile it runs again.
-    pub hooked: bool,
+    pub hook_done: bool,
     /// How much of the grace period is used up: by the hook, and by stops that the runtime carried out without success.
-    pub spent: Duration,
+    pub grace_spent: Duration,
     /// How far it is.
-    pub stage: Stage,
+    pub stage: StopStage,
     /// Whether it is in progress right now. Where it is not, the stage says how it ended.
-    pub live: bool,
+    pub in_progress: bool,
 }
 
 /// A step of stopping a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum StopStage {
     /// Waits for a slot among the stops of this node.
     Queued,
     /// The preStop hook runs.
@@ -168,7 +168,7 @@ pub enum Stage {
     /// The runtime could not; it is asked again.
     Retry {
         /// When.
-        at: Duration,
+        retry_at: Duration,
         /// What it said.
         error: String,
     },
@@ -178,20 +178,20 @@ pub enum Stage {
 
 /// What the daemon remembers about a Pod between two looks at it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Memory {
+pub struct RecreateState {
     /// Stops begun.
-    pub attempts: BTreeMap<Key, Attempt>,
+    pub attempts: BTreeMap<ContainerKey, StopAttempt>,
     /// IDs (with scheme) that the API server was told are to be replaced; it may have dropped them.
-    pub targets: BTreeMap<Key, String>,
+    pub targets: BTreeMap<ContainerKey, String>,
     /// Containers that are done, though the API server may not know it yet.
-    pub settled: BTreeMap<Key, Settled>,
+    pub results: BTreeMap<ContainerKey, ContainerResult>,
     /// When a request's condition `PreRecreateGrace` was first seen true, by request UID.
-    pub unready_seen: BTreeMap<String, Duration>,
+    pub unready_observed_at: BTreeMap<String, Duration>,
 }
 
 /// The end of one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settled {
+pub struct ContainerResult {
     /// Succeeded, or failed with this message.
     pub failed: Option<String>,
 }
@@ -200,77 +200,77 @@ pub struct Settled {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
     /// The requests for the Pod that are not over.
-    pub requests: Vec<Arc<Request>>,
+    pub requests: Vec<Arc<RecreateRequest>>,
     /// The Pod.
-    pub pod: PodSight,
+    pub pod: PodObservation,
     /// Its containers.
-    pub runtime: RuntimeSight,
+    pub runtime: RuntimeObservation,
     /// What we did so far.
-    pub memory: Memory,
+    pub state: RecreateState,
 }
 
 /// What to do about one Pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// Hooks and stops in progress to break off.
-    pub cancel: Vec<Key>,
+    pub cancel: Vec<ContainerKey>,
     /// Hooks and stops to begin now.
-    pub begin: Vec<Begin>,
+    pub stops: Vec<StopAction>,
     /// Statuses to write.
-    pub writes: Vec<Write>,
+    pub writes: Vec<StatusWrite>,
     /// Containers found done in this look.
-    pub settle: Vec<(Key, Settled)>,
+    pub results: Vec<(ContainerKey, ContainerResult)>,
     /// When to look again at the latest, and why.
-    pub wake: Option<Wake>,
+    pub requeue: Option<Requeue>,
     /// What each request is at.
-    pub steps: Vec<View>,
+    pub progress: Vec<RequestProgress>,
 }
 
 /// One act of stopping a container.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Begin {
+pub struct StopAction {
     /// Which container of which request.
-    pub key: Key,
+    pub key: ContainerKey,
     /// Name of the request, for the event.
-    pub request: String,
+    pub request_name: String,
     /// ID (without scheme) of the container.
     pub target: String,
     /// Whether this is the first act on the container, which is when an event is due.
-    pub first: bool,
+    pub first_attempt: bool,
     /// The request's deadline, by the daemon's own count: what has no slot by then is not begun.
-    pub until: Option<Duration>,
+    pub deadline: Option<Duration>,
     /// What to do.
-    pub act: Act,
+    pub params: StopParams,
 }
 
 /// How a container is stopped: its preStop hook where it is still to be run, then TERM, then KILL.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Act {
+pub struct StopParams {
     /// The hook.
-    pub hook: Option<Hook>,
+    pub hook: Option<PreStopHook>,
     /// What is left of the grace period, for hook and stop together.
-    pub grace: Duration,
+    pub grace_period: Duration,
 }
 
 /// The least that a container gets between TERM and KILL, as kubelet has it.
-pub const LEAST_GRACE: Duration = Duration::from_secs(2);
+pub const MIN_GRACE_PERIOD: Duration = Duration::from_secs(2);
 
-impl Act {
+impl StopParams {
     /// The time between TERM and KILL after a hook that has taken `hook`; of that only whole seconds count.
     #[must_use]
-    pub fn term(&self, hook: Duration) -> Duration {
-        left(self.grace, hook).max(LEAST_GRACE)
+    pub fn termination_grace(&self, hook_time: Duration) -> Duration {
+        grace_left(self.grace_period, hook_time).max(MIN_GRACE_PERIOD)
     }
 }
 
 /// What is left of a grace period; of the time spent only whole seconds count, as kubelet has it.
-pub fn left(grace: Duration, spent: Duration) -> Duration {
+pub fn grace_left(grace: Duration, spent: Duration) -> Duration {
     grace.saturating_sub(Duration::from_secs(spent.as_secs()))
 }
 
 /// A preStop hook, from the Pod's own spec.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Hook {
+pub struct PreStopHook {
     /// What to run.
     pub handler: LifecycleHandler,
     /// Ports of the container, for a hook that names one.
@@ -281,13 +281,13 @@ pub struct Hook {
 
 /// A status to be written.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Write {
+pub struct StatusWrite {
     /// UID of the request.
-    pub request: String,
+    pub request_uid: String,
     /// The whole status that the daemon wants, but for its conditions: those follow from the rest when it is written.
     pub status: Status,
     /// What kind of thing the message says that the request waits for, if it waits.
-    pub waits: Option<&'static str>,
+    pub waiting_reason: Option<&'static str>,
     /// How soon.
     pub urgency: Urgency,
 }
@@ -300,25 +300,25 @@ pub enum Urgency {
     /// Within a tenth of a second, together with what changes meanwhile.
     Soon,
     /// Only if it stays like this for some seconds.
-    IfItLasts,
+    IfUnchanged,
 }
 
 /// When to look again.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wake {
+pub struct Requeue {
     /// The moment, by the daemon's own count.
     pub at: Duration,
     /// What is expected then.
-    pub why: Wait,
+    pub reason: WaitReason,
 }
 
 /// What one request is at, for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct View {
+pub struct RequestProgress {
     /// UID of the request.
-    pub request: String,
+    pub request_uid: String,
     /// Why the request as a whole waits.
-    pub wait: Option<Wait>,
+    pub wait_reason: Option<WaitReason>,
     /// Where each container is.
-    pub containers: Vec<(String, Step)>,
+    pub containers: Vec<(String, ContainerStep)>,
 }

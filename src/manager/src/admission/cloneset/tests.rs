@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use super::*;
-use crate::admission::known_fields::LAST_APPLIED;
+use crate::admission::previous_fields::LAST_APPLIED;
 use crate::admission::review::Object;
 use kruise_api::lifecycle::Lifecycle;
-use kruise_api::validation::clone_set::possible;
+use kruise_api::validation::cloneset::without_invalid_hooks;
 
 fn spec() -> Value {
     json!({
@@ -25,8 +25,8 @@ fn changed(change: Value) -> Value {
 
 fn request(spec: Value, old: Option<Value>) -> Request {
     Request {
-        object: Object::of(json!({ "metadata": { "uid": "u" }, "spec": spec })),
-        old: old.map(|spec| Object::of(json!({ "metadata": { "uid": "u" }, "spec": spec }))),
+        object: Object::for_test(json!({ "metadata": { "uid": "u" }, "spec": spec })),
+        old: old.map(|spec| Object::for_test(json!({ "metadata": { "uid": "u" }, "spec": spec }))),
         namespace: "ns".into(),
         version: "v1beta1".into(),
         strict: false,
@@ -35,7 +35,10 @@ fn request(spec: Value, old: Option<Value>) -> Request {
 
 fn denied(decision: Decision) -> String {
     match decision {
-        Decision::Deny { code: 422, why } => why,
+        Decision::Deny {
+            code: 422,
+            message: why,
+        } => why,
         other => panic!("{other:?}"),
     }
 }
@@ -43,88 +46,97 @@ fn denied(decision: Decision) -> String {
 fn allowed(decision: Decision) -> (Value, Vec<String>) {
     match decision {
         Decision::Allow { object, warnings } => (object, warnings),
-        Decision::Deny { why, .. } => panic!("{why}"),
+        Decision::Deny { message: why, .. } => panic!("{why}"),
     }
 }
 
 #[test]
-fn only_templates_that_change_are_asked_about() {
-    assert!(new_templates(&request(spec(), None)).is_some());
-    assert!(new_templates(&request(changed(json!({ "replicas": 3 })), Some(spec()))).is_none());
-    assert!(new_templates(&request(changed(json!({ "template": null })), None)).is_none());
+fn only_changed_templates_are_defaulted() {
+    assert!(changed_templates(&request(spec(), None)).is_some());
+    assert!(changed_templates(&request(changed(json!({ "replicas": 3 })), Some(spec()))).is_none());
+    assert!(changed_templates(&request(changed(json!({ "template": null })), None)).is_none());
     let claims = json!({ "volumeClaimTemplates": [{}] });
-    assert!(new_templates(&request(changed(claims), Some(spec()))).is_some());
+    assert!(changed_templates(&request(changed(claims), Some(spec()))).is_some());
 }
 
 #[test]
-fn what_the_api_server_makes_of_templates_is_taken_over() {
-    let asked = request(changed(json!({ "volumeClaimTemplates": [{ "spec": 1 }] })), None);
-    let answer = Answer::Good {
+fn defaulted_templates_replace_the_originals() {
+    let review_request = request(changed(json!({ "volumeClaimTemplates": [{ "spec": 1 }] })), None);
+    let answer = DryRunResult::Valid {
         templates: Templates {
             template: json!({ "filled": "in" }),
             claims: vec![json!({ "spec": 2 })],
             ..Templates::default()
         },
-        unknown: vec!["spec.template.spec.typo".into()],
+        unknown_fields: vec!["spec.template.spec.typo".into()],
         dropped: vec!["spec.template.spec.volumes[1]".into()],
     };
-    let (object, warnings) = allowed(fill_in(&asked, Some(Ok(answer))));
+    let (object, warnings) = allowed(set_defaults(&review_request, Some(Ok(answer))));
     assert_eq!(object["spec"]["template"], json!({ "filled": "in" }));
     assert_eq!(object["spec"]["volumeClaimTemplates"], json!([{ "spec": 2 }]));
     for (field, what) in [
         ("typo", "is left out"),
         ("volumes[1]", "is stored, but the API server drops it"),
     ] {
-        let says = |warning: &String| warning.contains(field) && warning.contains(what);
-        assert!(warnings.iter().any(says), "{warnings:?}");
+        let warns = |warning: &String| warning.contains(field) && warning.contains(what);
+        assert!(warnings.iter().any(warns), "{warnings:?}");
     }
 
-    let bad = Answer::Bad("spec.template.spec.containers: Required value".into());
-    assert!(denied(fill_in(&asked, Some(Ok(bad)))).contains("Required value"));
-    let gone = cluster::Error::Transport("gone".into());
-    let (object, warnings) = allowed(fill_in(&asked, Some(Err(gone))));
-    assert_eq!(object, *asked.object);
+    let bad = DryRunResult::Invalid("spec.template.spec.containers: Required value".into());
+    assert!(denied(set_defaults(&review_request, Some(Ok(bad)))).contains("Required value"));
+    let error = cluster::Error::Transport("gone".into());
+    let (object, warnings) = allowed(set_defaults(&review_request, Some(Err(error))));
+    assert_eq!(object, *review_request.object);
     assert!(warnings.iter().any(|warning| warning.contains("gone")));
 }
 
 /// A manifest that was applied before the check can be applied again.
 #[test]
-fn unknown_fields_that_were_applied_before_are_not_refused() {
+fn strict_allows_last_applied_unknown_fields() {
     let containers = |all: Value| changed(json!({ "template": { "spec": { "containers": all } } }));
     let old = containers(json!([{ "name": "a", "readynessProbe": { "httpGetz": 1 } }]));
     let new = containers(json!([{ "name": "b" }, { "name": "a", "readynessProbe": {}, "imagee": "x" }]));
-    let field = |at: usize, name: &str| format!("spec.template.spec.containers[{at}].{name}");
+    let field = |index: usize, name: &str| format!("spec.template.spec.containers[{index}].{name}");
     let unknown = [field(1, "readynessProbe"), field(1, "imagee")];
     let update = |last: Option<String>| {
         let annotations = json!({ LAST_APPLIED: last });
         let old = json!({ "metadata": { "annotations": annotations }, "spec": spec() });
         Request {
-            old: Some(Object::of(old)),
+            old: Some(Object::for_test(old)),
             ..request(new.clone(), None)
         }
     };
     let applied = update(Some(json!({ "spec": old }).to_string()));
     assert_eq!(
-        strictly(&KnownFields::of(&applied), &unknown).unwrap(),
+        strict_decoding_error(&PreviousFields::from_request(&applied), &unknown).unwrap(),
         "strict decoding error: unknown field \"spec.template.spec.containers[1].imagee\""
     );
-    assert_eq!(strictly(&KnownFields::of(&applied), &unknown[..1]), None);
+    assert_eq!(
+        strict_decoding_error(&PreviousFields::from_request(&applied), &unknown[..1]),
+        None
+    );
     for last in [None, Some("{".to_owned())] {
-        assert_eq!(strictly(&KnownFields::of(&update(last)), &unknown), None);
+        assert_eq!(
+            strict_decoding_error(&PreviousFields::from_request(&update(last)), &unknown),
+            None
+        );
     }
     // Stored while no webhook served.
     let mut stored = update(Some("{}".to_owned()));
-    stored.old = Some(Object::of(json!({
+    stored.old = Some(Object::for_test(json!({
         "metadata": { "annotations": { LAST_APPLIED: "{}" } }, "spec": new,
     })));
-    assert_eq!(strictly(&KnownFields::of(&stored), &unknown), None);
-    let created = KnownFields::of(&request(new.clone(), None));
-    let created = strictly(&created, &unknown).unwrap();
+    assert_eq!(
+        strict_decoding_error(&PreviousFields::from_request(&stored), &unknown),
+        None
+    );
+    let created = PreviousFields::from_request(&request(new.clone(), None));
+    let created = strict_decoding_error(&created, &unknown).unwrap();
     assert!(created.contains("readynessProbe\", unknown field"), "{created}");
 }
 
 #[test]
-fn mistakes_are_named() {
+fn invalid_fields_are_refused_by_path() {
     let hook = |hook: Value| changed(json!({ "lifecycle": { "preDelete": hook } }));
     for (spec, message) in [
         (
@@ -164,12 +176,12 @@ fn mistakes_are_named() {
             "spec.template.spec.containers[1].env[0].value: Invalid value: \"first\": a launch priority is a whole",
         ),
     ] {
-        let why = denied(check(&request(spec.clone(), None), &[], None));
+        let why = denied(validate_request(&request(spec.clone(), None), &[], None));
         assert!(why.contains(message), "{message} is not in {why}");
         // What is stored stays updatable.
         let mut scaled = spec.clone();
         scaled["replicas"] = json!(7);
-        allowed(check(&request(scaled, Some(spec)), &[], None));
+        allowed(validate_request(&request(scaled, Some(spec)), &[], None));
     }
     assert!(validate(&spec()).is_empty());
     let stored = hook(json!({ "finalizersHandler": ["plain"], "labelsHandler": { "a b": "-" } }));
@@ -177,7 +189,7 @@ fn mistakes_are_named() {
 }
 
 #[test]
-fn hook_items_are_possible_where_they_are_no_mistakes() {
+fn possible_hooks_match_hook_validation() {
     let long = "a".repeat(64);
     let finalizers = [
         "ok.io/a",
@@ -194,8 +206,8 @@ fn hook_items_are_possible_where_they_are_no_mistakes() {
         for hook in ["preDelete", "inPlaceUpdate", "preNormal"] {
             let stored = json!({ hook: { "finalizersHandler": [finalizer], "markPodNotReady": true } });
             let typed: Lifecycle = serde_json::from_value(stored.clone()).unwrap();
-            let possible = possible(&typed);
-            assert_eq!(possible == typed, hooks(&stored).is_empty(), "{stored}");
+            let possible = without_invalid_hooks(&typed);
+            assert_eq!(possible == typed, validate_hooks(&stored).is_empty(), "{stored}");
         }
     }
     for (key, value) in [
@@ -208,20 +220,23 @@ fn hook_items_are_possible_where_they_are_no_mistakes() {
     ] {
         let stored = json!({ "preNormal": { "labelsHandler": { key: value, "fine": "yes" } } });
         let typed: Lifecycle = serde_json::from_value(stored.clone()).unwrap();
-        let possible = possible(&typed);
-        assert_eq!(possible == typed, hooks(&stored).is_empty(), "{stored}");
+        let possible = without_invalid_hooks(&typed);
+        assert_eq!(possible == typed, validate_hooks(&stored).is_empty(), "{stored}");
         assert_eq!(possible.pre_normal.unwrap().labels_handler["fine"], "yes");
     }
 }
 
 #[test]
-fn limits_that_let_nothing_be_updated_are_refused_when_they_or_replicas_are_set() {
+fn zero_limits_are_refused_when_changed() {
     let with = |replicas: i32, limits: Value| {
         changed(json!({ "replicas": replicas, "updateStrategy": { "rollingUpdate": limits } }))
     };
     let none = || json!({ "maxUnavailable": 0, "maxSurge": "0%" });
     let refused = |spec: Value, old: Option<Value>| {
-        matches!(check(&request(spec, old), &[], None), Decision::Deny { .. })
+        matches!(
+            validate_request(&request(spec, old), &[], None),
+            Decision::Deny { .. }
+        )
     };
     assert!(refused(with(1, none()), None));
     assert!(refused(with(1, none()), Some(with(0, none()))));
@@ -238,42 +253,46 @@ fn limits_that_let_nothing_be_updated_are_refused_when_they_or_replicas_are_set(
 }
 
 #[test]
-fn pre_downloads_that_cannot_be_are_warned_of() {
+fn invalid_pre_download_values_warn() {
     let warnings = |fields: Value| {
         let update = json!({ "updateStrategy": { "rollingUpdate": { "inPlaceUpdateStrategy": fields } } });
-        allowed(check(&request(changed(update), None), &[], None)).1
+        allowed(validate_request(&request(changed(update), None), &[], None)).1
     };
-    let said =
+    let warned =
         warnings(json!({ "imagePreDownloadParallelism": "10%", "imagePreDownloadTimeoutSeconds": -1 }));
-    assert_eq!(said.len(), 2);
+    assert_eq!(warned.len(), 2);
     assert!(
-        said[0].starts_with("imagePreDownloadParallelism is \"10%\""),
-        "{said:?}"
+        warned[0].starts_with("imagePreDownloadParallelism is \"10%\""),
+        "{warned:?}"
     );
-    let good = json!({ "imagePreDownloadParallelism": "10", "imagePreDownloadMinUpdatedReadyPods": 0 });
-    assert!(warnings(good).is_empty());
+    let valid = json!({ "imagePreDownloadParallelism": "10", "imagePreDownloadMinUpdatedReadyPods": 0 });
+    assert!(warnings(valid).is_empty());
 
     // What v1alpha1 has as an annotation, and no field of v1beta1 can hold.
     for (value, fine) in [("20%", true), ("a few", false), ("a%", false), ("-1%", false)] {
         let key = "apps.kruise.io/image-predownload-min-updated-ready-pods";
-        let mut asked = request(spec(), None);
-        asked.object = Object::of(json!({ "metadata": { "annotations": { key: value } }, "spec": spec() }));
-        let said = allowed(check(&asked, &[], None)).1;
-        assert_eq!(said.is_empty(), fine, "{said:?}");
-        let begin = format!("imagePreDownloadMinUpdatedReadyPods is {value:?}");
-        assert!(said.iter().all(|words| words.starts_with(&begin)), "{said:?}");
+        let mut review_request = request(spec(), None);
+        review_request.object =
+            Object::for_test(json!({ "metadata": { "annotations": { key: value } }, "spec": spec() }));
+        let warned = allowed(validate_request(&review_request, &[], None)).1;
+        assert_eq!(warned.is_empty(), fine, "{warned:?}");
+        let prefix = format!("imagePreDownloadMinUpdatedReadyPods is {value:?}");
+        assert!(
+            warned.iter().all(|warning| warning.starts_with(&prefix)),
+            "{warned:?}"
+        );
     }
 }
 
 #[test]
-fn pods_that_must_stay_cannot_change_in_everything() {
+fn in_place_only_refuses_immutable_changes() {
     let old = json!({ "spec": { "containers": [
         { "name": "c", "image": "i:1", "resources": { "limits": { "cpu": "1", "gpu": "1" } } },
     ] } });
-    let before = |vertical: bool| Before {
+    let baseline = |vertical_scaling: bool| InPlaceBaseline {
         template: old.clone(),
-        stored: Stored::WithDefaults,
-        vertical,
+        stored: TemplateStorage::WithDefaults,
+        vertical_scaling,
     };
     let template = |change: Value| {
         let mut container = old["spec"]["containers"][0].clone();
@@ -285,10 +304,10 @@ fn pods_that_must_stay_cannot_change_in_everything() {
         json!({ "imagePullPolicy": "Always", "env": [] }),
         json!({ "resources": { "limits": { "cpu": "2" } } }),
     ] {
-        allowed(check(
+        allowed(validate_request(
             &request(changed(template(good)), Some(spec())),
             &[],
-            Some(&before(true)),
+            Some(&baseline(true)),
         ));
     }
     for (bad, field) in [
@@ -303,33 +322,33 @@ fn pods_that_must_stay_cannot_change_in_everything() {
             "/containers/0/resources/limits/gpu",
         ),
     ] {
-        let asked = request(changed(template(bad)), Some(spec()));
-        let why = denied(check(&asked, &[], Some(&before(true))));
+        let review_request = request(changed(template(bad)), Some(spec()));
+        let why = denied(validate_request(&review_request, &[], Some(&baseline(true))));
         assert!(why.contains("change images, cpu and memory, labels"), "{why}");
         assert!(
             why.contains(&format!("spec.template.spec{field}: Forbidden")),
             "{why}"
         );
-        allowed(check(&asked, &[], None));
+        allowed(validate_request(&review_request, &[], None));
     }
 }
 
 /// Without its gate a resize is never made, so that Pods would wait for it for ever, and with it for their image.
 #[test]
-fn sizes_change_in_pods_that_must_stay_with_their_gate_only() {
+fn in_place_only_resize_needs_the_gate() {
     let template = |cpu: &str, image: &str| {
         json!({ "spec": { "containers": [
             { "name": "c", "image": image, "resources": { "limits": { "cpu": cpu } } },
         ] } })
     };
-    let asked = request(changed(json!({ "template": template("2", "i:2") })), Some(spec()));
-    let before = |vertical: bool| Before {
+    let review_request = request(changed(json!({ "template": template("2", "i:2") })), Some(spec()));
+    let baseline = |vertical_scaling: bool| InPlaceBaseline {
         template: template("1", "i:1"),
-        stored: Stored::WithDefaults,
-        vertical,
+        stored: TemplateStorage::WithDefaults,
+        vertical_scaling,
     };
-    allowed(check(&asked, &[], Some(&before(true))));
-    let why = denied(check(&asked, &[], Some(&before(false))));
+    allowed(validate_request(&review_request, &[], Some(&baseline(true))));
+    let why = denied(validate_request(&review_request, &[], Some(&baseline(false))));
     let field = "spec.template.spec/containers/0/resources/limits/cpu: Forbidden";
     assert!(
         why.contains(field) && why.contains("change images, labels and annotations only"),
@@ -338,33 +357,41 @@ fn sizes_change_in_pods_that_must_stay_with_their_gate_only() {
 }
 
 #[test]
-fn a_pull_policy_changes_pods_that_must_stay_where_none_is_filled_in() {
+fn in_place_only_pull_policy_without_defaults() {
     let container = json!({ "name": "c", "image": "i:1" });
-    let mut said = container.clone();
-    said["imagePullPolicy"] = json!("Always");
+    let mut explicit = container.clone();
+    explicit["imagePullPolicy"] = json!("Always");
     let template = |container: &Value| json!({ "spec": { "containers": [container] } });
-    for (old, new) in [(&container, &said), (&said, &container)] {
-        let asked = request(changed(json!({ "template": template(new) })), Some(spec()));
-        let before = |stored: Stored| Before {
+    for (old, new) in [(&container, &explicit), (&explicit, &container)] {
+        let review_request = request(changed(json!({ "template": template(new) })), Some(spec()));
+        let baseline = |stored: TemplateStorage| InPlaceBaseline {
             template: template(old),
             stored,
-            vertical: false,
+            vertical_scaling: false,
         };
-        allowed(check(&asked, &[], Some(&before(Stored::WithDefaults))));
-        let why = denied(check(&asked, &[], Some(&before(Stored::AsAsked))));
+        allowed(validate_request(
+            &review_request,
+            &[],
+            Some(&baseline(TemplateStorage::WithDefaults)),
+        ));
+        let why = denied(validate_request(
+            &review_request,
+            &[],
+            Some(&baseline(TemplateStorage::AsWritten)),
+        ));
         assert!(why.contains("/containers/0/imagePullPolicy"), "{why}");
     }
 }
 
 #[test]
-fn pods_to_delete_are_those_of_the_cloneset() {
+fn pods_to_delete_must_belong_to_the_cloneset() {
     let names = |names: Value| changed(json!({ "scaleStrategy": { "podsToDelete": names } }));
-    let mut asked = request(names(json!(["old", "new"])), Some(names(json!(["old"]))));
-    assert_eq!(newly_to_delete(&asked), ["new"]);
-    let (_, warnings) = allowed(check(&asked, &["new".into()], None));
+    let mut review_request = request(names(json!(["old", "new"])), Some(names(json!(["old"]))));
+    assert_eq!(added_pods_to_delete(&review_request), ["new"]);
+    let (_, warnings) = allowed(validate_request(&review_request, &["new".into()], None));
     assert!(warnings.iter().any(|warning| warning.contains("\"new\"")));
-    asked.version = "v1alpha1".into();
-    let why = denied(check(&asked, &["new".into()], None));
+    review_request.version = "v1alpha1".into();
+    let why = denied(validate_request(&review_request, &["new".into()], None));
     assert!(
         why.contains("spec.scaleStrategy.podsToDelete: Invalid value: \"new\""),
         "{why}"
@@ -372,22 +399,22 @@ fn pods_to_delete_are_those_of_the_cloneset() {
 
     let owns = |uid, metadata: Value| {
         let pod = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
-        owns(uid, &pod)
+        is_controlled_by(uid, &pod)
     };
     let owners = json!([{ "apiVersion": "v", "kind": "k", "name": "n", "uid": "u", "controller": true }]);
     assert!(!owns("u", json!({ "name": "p" })));
     assert!(owns("u", json!({ "ownerReferences": owners })));
     assert!(!owns("v", json!({ "ownerReferences": owners })));
-    let going = json!({ "ownerReferences": owners, "deletionTimestamp": "2026-01-01T00:00:00Z" });
-    assert!(!owns("u", going));
+    let terminating = json!({ "ownerReferences": owners, "deletionTimestamp": "2026-01-01T00:00:00Z" });
+    assert!(!owns("u", terminating));
 }
 
 #[test]
-fn a_template_with_lists_longer_than_any_pod_has_is_refused() {
+fn oversized_template_lists_are_refused() {
     let containers =
         |count| changed(json!({ "template": { "spec": { "containers": vec![json!({}); count] } } }));
-    assert!(too_long(&request(containers(1000), None).object).is_none());
-    let why = denied(too_long(&request(containers(1001), None).object).unwrap());
+    assert!(reject_oversized(&request(containers(1000), None).object).is_none());
+    let why = denied(reject_oversized(&request(containers(1001), None).object).unwrap());
     assert_eq!(
         why,
         "spec.template.spec.containers: Too many: 1001: must have at most 1000 items"

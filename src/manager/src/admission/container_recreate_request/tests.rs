@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::admission::review::Object;
 
-fn pod(change: impl FnOnce(&mut Value)) -> Seen {
+fn pod(change: impl FnOnce(&mut Value)) -> PodLookup {
     let mut pod = json!({
         "metadata": { "name": "web", "namespace": "ns", "uid": "u-1" },
         "spec": {
@@ -29,7 +29,7 @@ fn pod(change: impl FnOnce(&mut Value)) -> Seen {
         },
     });
     change(&mut pod);
-    Seen {
+    PodLookup {
         pod: Some(serde_json::from_value(pod).unwrap()),
         virtual_node: false,
     }
@@ -40,12 +40,14 @@ fn status(name: &str, id: &str, restarts: i32) -> Value {
 }
 
 fn request(containers: Value) -> Request {
-    asked(json!({ "metadata": { "name": "r" }, "spec": { "podName": "web", "containers": containers } }))
+    request_for(
+        json!({ "metadata": { "name": "r" }, "spec": { "podName": "web", "containers": containers } }),
+    )
 }
 
-fn asked(object: Value) -> Request {
+fn request_for(object: Value) -> Request {
     Request {
-        object: Object::of(object),
+        object: Object::for_test(object),
         old: None,
         namespace: "ns".into(),
         version: "v1beta1".into(),
@@ -53,22 +55,25 @@ fn asked(object: Value) -> Request {
     }
 }
 
-fn allowed(asked: &Request, seen: &Seen) -> Value {
-    match decide(asked, seen) {
+fn allowed(request: &Request, lookup: &PodLookup) -> Value {
+    match decide(request, lookup) {
         Decision::Allow { object, .. } => object,
-        Decision::Deny { why, .. } => panic!("{why}"),
+        Decision::Deny { message: why, .. } => panic!("{why}"),
     }
 }
 
-fn denied(asked: &Request, seen: &Seen) -> String {
-    match decide(asked, seen) {
-        Decision::Deny { code: 422, why } => why,
+fn denied(request: &Request, lookup: &PodLookup) -> String {
+    match decide(request, lookup) {
+        Decision::Deny {
+            code: 422,
+            message: why,
+        } => why,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn a_request_is_completed_from_the_pod() {
+fn request_is_completed_from_the_pod() {
     let object = allowed(
         &request(json!([{ "name": "app" }, { "name": "log" }])),
         &pod(|_| ()),
@@ -94,7 +99,7 @@ fn a_request_is_completed_from_the_pod() {
 }
 
 #[test]
-fn a_native_sidecar_can_be_recreated() {
+fn native_sidecar_can_be_recreated() {
     let object = allowed(&request(json!([{ "name": "proxy" }])), &pod(|_| ()));
     assert_eq!(
         object["spec"]["containers"][0]["statusContext"]["containerID"],
@@ -103,20 +108,23 @@ fn a_native_sidecar_can_be_recreated() {
 }
 
 #[test]
-fn the_users_own_values_stay() {
-    let asked = asked(json!({
+fn user_values_are_kept() {
+    let review_request = request_for(json!({
         "metadata": { "labels": { "mine": "1", keys::CRR_NODE_NAME: "elsewhere" } },
         "spec": { "podName": "web", "containers": [{ "name": "app" }],
             "strategy": { "failurePolicy": "Ignore", "terminationGracePeriodSeconds": 0 } },
     }));
-    let object = allowed(&asked, &pod(|_| ()));
-    assert_eq!(object["spec"]["strategy"], asked.object["spec"]["strategy"]);
+    let object = allowed(&review_request, &pod(|_| ()));
+    assert_eq!(
+        object["spec"]["strategy"],
+        review_request.object["spec"]["strategy"]
+    );
     assert_eq!(object["metadata"]["labels"]["mine"], "1");
     assert_eq!(object["metadata"]["labels"][keys::CRR_NODE_NAME], "n1");
 }
 
 #[test]
-fn a_pods_grace_period_is_cut_to_what_the_field_takes() {
+fn grace_period_is_capped_at_i32() {
     let pod = pod(|pod| pod["spec"]["terminationGracePeriodSeconds"] = json!(i64::MAX));
     let object = allowed(&request(json!([{ "name": "app" }])), &pod);
     let filled = &object["spec"]["strategy"]["terminationGracePeriodSeconds"];
@@ -124,10 +132,10 @@ fn a_pods_grace_period_is_cut_to_what_the_field_takes() {
 }
 
 #[test]
-fn a_virtual_node_is_marked() {
-    let mut seen = pod(|_| ());
-    seen.virtual_node = true;
-    let object = allowed(&request(json!([{ "name": "app" }])), &seen);
+fn virtual_node_is_labelled() {
+    let mut lookup = pod(|_| ());
+    lookup.virtual_node = true;
+    let object = allowed(&request(json!([{ "name": "app" }])), &lookup);
     assert_eq!(
         object["metadata"]["labels"][keys::TYPE],
         keys::TYPE_VIRTUAL_KUBELET
@@ -135,7 +143,7 @@ fn a_virtual_node_is_marked() {
 }
 
 #[test]
-fn a_long_node_name_becomes_a_label() {
+fn long_node_name_is_shortened_to_a_label() {
     let name = "n".repeat(200);
     let object = allowed(
         &request(json!([{ "name": "app" }])),
@@ -148,11 +156,11 @@ fn a_long_node_name_becomes_a_label() {
 }
 
 #[test]
-fn pods_that_take_no_requests_are_named() {
-    let asked = request(json!([{ "name": "app" }]));
+fn unsuitable_pods_are_refused() {
+    let review_request = request(json!([{ "name": "app" }]));
     let field = "spec.podName: Invalid value: \"web\": ";
-    for (seen, why) in [
-        (Seen::default(), "there is no such Pod in namespace \"ns\""),
+    for (lookup, why) in [
+        (PodLookup::default(), "there is no such Pod in namespace \"ns\""),
         (
             pod(|pod| pod["status"]["phase"] = json!("Succeeded")),
             "the Pod has ended, its phase is Succeeded",
@@ -166,11 +174,11 @@ fn pods_that_take_no_requests_are_named() {
             "the Pod is not on a node yet",
         ),
     ] {
-        assert_eq!(denied(&asked, &seen), format!("{field}{why}"));
+        assert_eq!(denied(&review_request, &lookup), format!("{field}{why}"));
     }
-    let of = |name: Value| super::tests::asked(json!({ "spec": { "podName": name } }));
-    assert!(denied(&of(Value::Null), &Seen::default()).starts_with("spec.podName: Required value"));
-    let why = denied(&of(json!("x?y=")), &Seen::default());
+    let named = |name: Value| super::tests::request_for(json!({ "spec": { "podName": name } }));
+    assert!(denied(&named(Value::Null), &PodLookup::default()).starts_with("spec.podName: Required value"));
+    let why = denied(&named(json!("x?y=")), &PodLookup::default());
     assert!(
         why.starts_with("spec.podName: Invalid value: \"x?y=\": a lowercase RFC 1123 subdomain"),
         "{why}"
@@ -179,21 +187,21 @@ fn pods_that_take_no_requests_are_named() {
 
 /// An ended Pod whose sidecars are still being ended may have them recreated.
 #[test]
-fn sidecars_of_an_ended_pod_may_go() {
-    let seen = pod(|pod| {
+fn sidecars_of_a_finished_pod_are_recreated() {
+    let lookup = pod(|pod| {
         pod["status"]["phase"] = json!("Failed");
         pod["status"]["conditions"] = json!([{ "type": keys::SIDECAR_TERMINATED, "status": "True" }]);
     });
-    allowed(&request(json!([{ "name": "log" }])), &seen);
+    allowed(&request(json!([{ "name": "log" }])), &lookup);
 }
 
 #[test]
-fn containers_that_cannot_be_recreated_are_named() {
-    let asked = request(json!([
+fn unsuitable_containers_are_refused() {
+    let review_request = request(json!([
         { "name": "nope" }, { "name": "setup" }, { "name": "late" }, { "name": "app" }, { "name": "app" },
         { "name": "log", "preStop": { "exec": { "command": ["sh"] } } },
     ]));
-    let why = denied(&asked, &pod(|_| ()));
+    let why = denied(&review_request, &pod(|_| ()));
     for part in [
         "spec.containers[0].name: Invalid value: \"nope\": the Pod has no such container; \
          containers that can be recreated: app, log, late, proxy",
@@ -218,24 +226,24 @@ proptest! {
     /// what the user wrote is lost; deciding once more about what was decided is refused, for then the
     /// read-only fields are there.
     #[test]
-    fn what_passes_is_complete(names in proptest::collection::vec("app|log|late|proxy|setup|x", 0..4), note in "[a-z]{0,3}") {
+    fn admitted_requests_are_complete(names in proptest::collection::vec("app|log|late|proxy|setup|x", 0..4), note in "[a-z]{0,3}") {
         let containers: Vec<_> = names.iter().map(|name| json!({ "name": name })).collect();
-        let asked = asked(json!({ "metadata": { "labels": { "note": note } },
+        let review_request = request_for(json!({ "metadata": { "labels": { "note": note } },
             "spec": { "podName": "web", "containers": containers } }));
-        let good = !names.is_empty()
+        let valid = !names.is_empty()
             && names.iter().collect::<BTreeSet<_>>().len() == names.len()
             && names.iter().all(|name| ["app", "log", "proxy"].contains(&name.as_str()));
-        match decide(&asked, &pod(|_| ())) {
-            Decision::Deny { why, .. } => prop_assert!(!good && why.contains("spec.containers"), "{}", why),
+        match decide(&review_request, &pod(|_| ())) {
+            Decision::Deny { message, .. } => prop_assert!(!valid && message.contains("spec.containers"), "{}", message),
             Decision::Allow { object, .. } => {
-                prop_assert!(good);
+                prop_assert!(valid);
                 prop_assert_eq!(&object["metadata"]["labels"]["note"], &json!(note));
                 for (container, name) in object["spec"]["containers"].as_array().unwrap().iter().zip(&names) {
                     prop_assert_eq!(&container["name"], name);
                     prop_assert!(container["statusContext"]["containerID"].is_string());
                 }
-                let again = Request { object: Object::of(object), ..asked };
-                let refused = matches!(decide(&again, &pod(|_| ())), Decision::Deny { code: 422, .. });
+                let repeated = Request { object: Object::for_test(object), ..review_request };
+                let refused = matches!(decide(&repeated, &pod(|_| ())), Decision::Deny { code: 422, .. });
                 prop_assert!(refused);
             }
         }

@@ -5,96 +5,101 @@ use serde_json::json;
 
 use super::*;
 
-fn stray(name: &str, version: &str, app: &str) -> Arc<PodView> {
-    let pod = Pod::of(&json!({ "metadata": {
+fn orphan_view(name: &str, version: &str, app: &str) -> Arc<PodView> {
+    let pod = Pod::from_json(&json!({ "metadata": {
         "name": name, "namespace": "n", "uid": name, "resourceVersion": version, "labels": { "app": app },
     } }));
     Arc::new(PodView {
-        workload: Some(Arc::new(pod)),
+        workload_pod: Some(Arc::new(pod)),
         ..PodView::default()
     })
 }
 
-fn set_of(app: &str) -> Arc<CloneSet> {
+fn clone_set(app: &str) -> Arc<CloneSet> {
     let set = json!({ "metadata": { "name": app, "namespace": "n", "uid": format!("set-{app}") }, "spec": {
         "selector": { "matchLabels": { "app": app } }, "template": {},
     } });
     Arc::new(serde_json::from_value(set).unwrap())
 }
 
-fn view_of(app: &str) -> Arc<CloneSetView> {
-    Arc::new(CloneSetView::from(&*set_of(app)))
+fn clone_set_view(app: &str) -> Arc<CloneSetView> {
+    Arc::new(CloneSetView::from(&*clone_set(app)))
 }
 
 /// Names of the Pods that belong to the CloneSet, after it was told so much.
 fn pods_of(index: &Index, app: &str) -> Vec<String> {
-    let pods = index.belongings(&set_of(app)).pods;
+    let pods = index.owned_objects(&clone_set(app)).pods;
     pods.iter().map(|pod| pod.name.clone()).collect()
 }
 
 #[test]
-fn pods_of_nobody_are_looked_at_by_those_who_select_them() {
+fn orphans_are_indexed_by_the_selecting_clone_set() {
     let mut index = Index::default();
-    let told = |index: &mut Index, name: &str, old: Option<Arc<PodView>>, new: Option<Arc<PodView>>| {
+    let update_pod = |index: &mut Index, name: &str, old: Option<Arc<PodView>>, new: Option<Arc<PodView>>| {
         let key = Key::namespaced("n", name);
-        index.apply(&Said::Pod(Change { key, old, new }))
+        index.apply(&WatchEvent::Pod(Change { key, old, new }))
     };
-    let made = |index: &mut Index, app: &str| {
-        let (key, new) = (Key::namespaced("n", app), Some(view_of(app)));
-        index.apply(&Said::Set(Change { key, old: None, new }));
+    let create_clone_set = |index: &mut Index, app: &str| {
+        let (key, new) = (Key::namespaced("n", app), Some(clone_set_view(app)));
+        index.apply(&WatchEvent::CloneSet(Change { key, old: None, new }));
     };
-    let early = stray("early", "1", "web");
-    told(&mut index, "early", None, Some(Arc::clone(&early)));
-    made(&mut index, "web");
-    made(&mut index, "db");
-    let late = stray("late", "2", "web");
-    let woken = told(&mut index, "late", None, Some(Arc::clone(&late)));
-    assert_eq!(woken, BTreeSet::from([Key::namespaced("n", "web")]));
+    let early = orphan_view("early", "1", "web");
+    update_pod(&mut index, "early", None, Some(Arc::clone(&early)));
+    create_clone_set(&mut index, "web");
+    create_clone_set(&mut index, "db");
+    let late = orphan_view("late", "2", "web");
+    let affected = update_pod(&mut index, "late", None, Some(Arc::clone(&late)));
+    assert_eq!(affected, BTreeSet::from([Key::namespaced("n", "web")]));
     for other in 0..100 {
-        told(
+        update_pod(
             &mut index,
             &format!("other-{other}"),
             None,
-            Some(stray("other", "3", "x")),
+            Some(orphan_view("other", "3", "x")),
         );
     }
     assert_eq!(pods_of(&index, "web"), ["early", "late"]);
     assert_eq!(
-        index.strays["set-web"].len(),
+        index.orphans["set-web"].len(),
         2,
         "what others have is not looked at"
     );
     // It is another's now, and back again.
-    told(&mut index, "late", Some(late), Some(stray("late", "4", "db")));
+    update_pod(
+        &mut index,
+        "late",
+        Some(late),
+        Some(orphan_view("late", "4", "db")),
+    );
     assert_eq!(pods_of(&index, "web"), ["early"]);
     assert_eq!(pods_of(&index, "db"), ["late"]);
     // A write of ours adopted it, which no watch has told yet.
-    let mut adopted = Pod::clone(early.workload.as_ref().unwrap());
-    adopted.controller = Some(Owner::clone_set(&set_of("web").metadata));
+    let mut adopted = Pod::clone(early.workload_pod.as_ref().unwrap());
+    adopted.controller = Some(Owner::clone_set(&clone_set("web").metadata));
     adopted.resource_version = "5".to_owned();
     let key = Key::namespaced("n", "early");
-    let at = pod_at(&key, Arc::new(adopted));
-    index.pods.wrote(&key, at, Instant::now());
+    let entry = versioned_pod(&key, Arc::new(adopted));
+    index.pods.apply_write(&key, entry, Instant::now());
     assert_eq!(pods_of(&index, "web"), ["early"]);
-    told(&mut index, "late", Some(stray("late", "4", "db")), None);
+    update_pod(&mut index, "late", Some(orphan_view("late", "4", "db")), None);
     assert_eq!(pods_of(&index, "db"), Vec::<String>::new());
-    assert_eq!(index.strays["set-db"].len(), 0);
-    let (key, old) = (Key::namespaced("n", "db"), Some(view_of("db")));
-    index.apply(&Said::Set(Change { key, old, new: None }));
-    assert!(!index.strays.contains_key("set-db"));
+    assert_eq!(index.orphans["set-db"].len(), 0);
+    let (key, old) = (Key::namespaced("n", "db"), Some(clone_set_view("db")));
+    index.apply(&WatchEvent::CloneSet(Change { key, old, new: None }));
+    assert!(!index.orphans.contains_key("set-db"));
 }
 
 #[test]
-fn claims_that_were_a_pod_s_own_from_the_beginning_are_not_ours_to_take_back() {
+fn ephemeral_claims_of_pods_are_not_reclaimed() {
     let mut index = Index::default();
-    let pod = Pod::of(&json!({ "metadata": {
+    let pod = Pod::from_json(&json!({ "metadata": {
         "name": "s-abcde", "namespace": "n", "uid": "pod", "resourceVersion": "1",
         "labels": { (keys::CLONESET_INSTANCE_ID): "abcde" },
         "ownerReferences": [{ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "name": "s",
             "uid": "set", "controller": true }],
     } }));
     let key = Key::namespaced("n", "s-abcde");
-    index.pods.watched(&key, pod_at(&key, Arc::new(pod)));
+    index.pods.apply_watch(&key, versioned_pod(&key, Arc::new(pod)));
     // The second is of an ephemeral volume.
     for (name, instance) in [("data-s-abcde", "abcde"), ("s-abcde-scratch", "")] {
         let (name, instance) = (name.to_owned(), instance.to_owned());
@@ -103,30 +108,30 @@ fn claims_that_were_a_pod_s_own_from_the_beginning_are_not_ours_to_take_back() {
             owner: Some(Owner::pod("s-abcde", "pod")),
             claim: Claim {
                 name: name.clone(),
-                instance,
+                instance_id: instance,
                 ..Claim::default()
             },
         };
         let key = Key::namespaced("n", &name);
-        index.claims.watched(&key, claim_at(&key, &view));
+        index.claims.apply_watch(&key, versioned_claim(&key, &view));
     }
     let set = json!({ "metadata": { "name": "s", "namespace": "n", "uid": "set" }, "spec": {
         "selector": {}, "template": {}, "volumeClaimTemplates": [{ "metadata": { "name": "data" } }],
     } });
     let set: CloneSet = serde_json::from_value(set).unwrap();
-    let given = index.belongings(&set).given;
-    let names = given["pod"].iter().map(|claim| claim.name.as_str());
-    assert_eq!((given.len(), names.collect()), (1, vec!["data-s-abcde"]));
+    let owned_by_pod = index.owned_objects(&set).claims_owned_by_pod;
+    let names = owned_by_pod["pod"].iter().map(|claim| claim.name.as_str());
+    assert_eq!((owned_by_pod.len(), names.collect()), (1, vec!["data-s-abcde"]));
 }
 
 /// The objects of CloneSet `set`: its Pod, its claim and its revision of that number, at version `version`.
-fn theirs(set: usize, at: usize, version: &str) -> [Said; 3] {
+fn owned_objects_of(set: usize, at: usize, version: &str) -> [WatchEvent; 3] {
     let (name, owner) = (
         format!("{set}-{at}"),
-        Owner::clone_set(&set_of(&set.to_string()).metadata),
+        Owner::clone_set(&clone_set(&set.to_string()).metadata),
     );
     let key = Key::namespaced("n", &name);
-    let pod = Pod::of(&json!({ "metadata": {
+    let pod = Pod::from_json(&json!({ "metadata": {
         "name": name, "namespace": "n", "uid": name, "resourceVersion": version,
         "labels": { "app": set.to_string() },
     } }));
@@ -135,7 +140,7 @@ fn theirs(set: usize, at: usize, version: &str) -> [Said; 3] {
         ..pod
     };
     let pod = PodView {
-        workload: Some(Arc::new(pod)),
+        workload_pod: Some(Arc::new(pod)),
         ..PodView::default()
     };
     let claim = ClaimView {
@@ -150,17 +155,17 @@ fn theirs(set: usize, at: usize, version: &str) -> [Said; 3] {
     };
     let (pod, claim, revision) = (Arc::new(pod), Arc::new(claim), Arc::new(revision));
     [
-        Said::Pod(Change {
+        WatchEvent::Pod(Change {
             key: key.clone(),
             old: Some(Arc::clone(&pod)),
             new: Some(pod),
         }),
-        Said::Claim(Change {
+        WatchEvent::Claim(Change {
             key: key.clone(),
             old: Some(Arc::clone(&claim)),
             new: Some(claim),
         }),
-        Said::Revision(Change {
+        WatchEvent::Revision(Change {
             key,
             old: Some(Arc::clone(&revision)),
             new: Some(revision),
@@ -169,43 +174,46 @@ fn theirs(set: usize, at: usize, version: &str) -> [Said; 3] {
 }
 
 /// How many objects are looked at for one change of each kind that one of so many CloneSets owns so many of.
-fn looks(sets: usize, each: usize) -> usize {
+fn count_lookups(sets: usize, each: usize) -> usize {
     let mut index = Index::default();
     for set in (0..sets).map(|set| set.to_string()) {
-        let (key, new) = (Key::namespaced("n", &set), Some(view_of(&set)));
-        index.apply(&Said::Set(Change { key, old: None, new }));
+        let (key, new) = (Key::namespaced("n", &set), Some(clone_set_view(&set)));
+        index.apply(&WatchEvent::CloneSet(Change { key, old: None, new }));
     }
     for (set, at) in (0..sets).flat_map(|set| (0..each).map(move |at| (set, at))) {
-        theirs(set, at, "1")
+        owned_objects_of(set, at, "1")
             .iter()
             .for_each(|said| drop(index.apply(said)));
     }
     let counters = |index: &Index| {
         [
-            &index.pods.looks,
-            &index.claims.looks,
-            &index.revisions.looks,
-            &index.jobs.looks,
-            &index.sets.looks,
+            &index.pods.visited,
+            &index.claims.visited,
+            &index.revisions.visited,
+            &index.jobs.visited,
+            &index.sets.visited,
         ]
         .map(Cell::take)
     };
     counters(&index);
-    let (set, one) = (set_of("1"), Key::namespaced("n", "1"));
+    let (set, key) = (clone_set("1"), Key::namespaced("n", "1"));
     let edit = Change {
-        key: one.clone(),
-        old: Some(view_of("1")),
-        new: Some(view_of("1")),
+        key: key.clone(),
+        old: Some(clone_set_view("1")),
+        new: Some(clone_set_view("1")),
     };
-    for said in theirs(1, 0, "2").into_iter().chain([Said::Set(edit)]) {
-        assert_eq!(index.apply(&said), BTreeSet::from([one.clone()]));
-        let seen = index.belongings(&set);
+    for event in owned_objects_of(1, 0, "2")
+        .into_iter()
+        .chain([WatchEvent::CloneSet(edit)])
+    {
+        assert_eq!(index.apply(&event), BTreeSet::from([key.clone()]));
+        let owned = index.owned_objects(&set);
         assert_eq!(
-            (seen.pods.len(), seen.claims.len(), seen.revisions.len()),
+            (owned.pods.len(), owned.claims.len(), owned.revisions.len()),
             (each, each, each)
         );
         assert_eq!(
-            index.next_look_up(&one, &group_of(&set.metadata), Instant::now()),
+            index.next_fetch(&key, &clone_set_group(&set.metadata), Instant::now()),
             None
         );
     }
@@ -213,10 +221,10 @@ fn looks(sets: usize, each: usize) -> usize {
 }
 
 #[test]
-fn a_change_costs_what_its_cloneset_has_however_many_others_there_are() {
-    let alone = looks(2, 10);
-    assert_eq!(looks(200, 10), alone);
-    assert_eq!(looks(2, 20), 2 * alone);
+fn lookup_cost_is_independent_of_other_clone_sets() {
+    let alone = count_lookups(2, 10);
+    assert_eq!(count_lookups(200, 10), alone);
+    assert_eq!(count_lookups(2, 20), 2 * alone);
     // Once to see them, and once to see whether writes of ours are confirmed.
     assert_eq!(alone, 4 * 2 * 3 * 10, "four changes, ten objects of three kinds");
 }
@@ -228,56 +236,61 @@ fn reference() -> serde_json::Value {
 
 /// The names that a CloneSet `web` in `n` takes for its own, of Pods, claims, revisions and jobs, where there is one of each
 /// with this owner in this namespace.
-fn taken_in(namespace: &str, owner: &serde_json::Value) -> [usize; 4] {
+fn count_owned(namespace: &str, owner: &serde_json::Value) -> [usize; 4] {
     let mut index = Index::default();
     let metadata = json!({ "name": "forged", "namespace": namespace, "uid": "forged", "resourceVersion": "1",
         "labels": { "app": "web", (keys::CLONESET_INSTANCE_ID): "abcde" }, "ownerReferences": [owner] });
     let object = json!({ "metadata": metadata, "revision": 0, "spec": {}, "data": {} });
     let key = Key::namespaced(namespace, "forged");
     let pod = PodView::from(&crate::view::RawPod::from(object.clone()));
-    let said = Change {
+    let change = Change {
         key: key.clone(),
         old: None,
         new: Some(Arc::new(pod)),
     };
-    index.apply(&Said::Pod(said));
-    let claim = ClaimView::of(&serde_json::from_value(object.clone()).unwrap());
-    let said = Change {
+    index.apply(&WatchEvent::Pod(change));
+    let claim = ClaimView::from_object(&serde_json::from_value(object.clone()).unwrap());
+    let change = Change {
         key: key.clone(),
         old: None,
         new: Some(Arc::new(claim)),
     };
-    index.apply(&Said::Claim(said));
-    if let Some(revision) = RevisionView::of(&serde_json::from_value(object).unwrap()) {
-        let said = Change {
+    index.apply(&WatchEvent::Claim(change));
+    if let Some(revision) = RevisionView::from_object(&serde_json::from_value(object).unwrap()) {
+        let change = Change {
             key: key.clone(),
             old: None,
             new: Some(Arc::new(revision)),
         };
-        index.apply(&Said::Revision(said));
+        index.apply(&WatchEvent::Revision(change));
     }
     let mut job = ImagePullJob::new("forged", Default::default());
     job.metadata = serde_json::from_value(metadata).unwrap();
-    index.apply(&Said::Job(Change {
+    index.apply(&WatchEvent::Job(Change {
         key,
         old: None,
         new: Some(Arc::new(job)),
     }));
-    let set = set_of("web");
-    let (key, new) = (Key::namespaced("n", "web"), Some(view_of("web")));
-    index.apply(&Said::Set(Change { key, old: None, new }));
-    let of = index.belongings(&set);
-    [of.pods.len(), of.claims.len(), of.revisions.len(), of.jobs.len()]
+    let set = clone_set("web");
+    let (key, new) = (Key::namespaced("n", "web"), Some(clone_set_view("web")));
+    index.apply(&WatchEvent::CloneSet(Change { key, old: None, new }));
+    let owned = index.owned_objects(&set);
+    [
+        owned.pods.len(),
+        owned.claims.len(),
+        owned.revisions.len(),
+        owned.jobs.len(),
+    ]
 }
 
 #[test]
-fn what_names_the_uid_is_not_the_cloneset_s_in_another_namespace_or_by_another_name_or_version() {
-    assert_eq!(taken_in("n", &reference()), [1, 1, 1, 1]);
+fn forged_owner_references_own_nothing() {
+    assert_eq!(count_owned("n", &reference()), [1, 1, 1, 1]);
     let mut older = reference();
     older["apiVersion"] = json!("apps.kruise.io/v1alpha1");
-    assert_eq!(taken_in("n", &older), [1, 1, 1, 1]);
+    assert_eq!(count_owned("n", &older), [1, 1, 1, 1]);
     for namespace in ["evil", ""] {
-        assert_eq!(taken_in(namespace, &reference()), [0; 4], "{namespace}");
+        assert_eq!(count_owned(namespace, &reference()), [0; 4], "{namespace}");
     }
     let forged = [
         ("apiVersion", "apps.kruise.io/v9"),
@@ -291,47 +304,50 @@ fn what_names_the_uid_is_not_the_cloneset_s_in_another_namespace_or_by_another_n
     for (field, value) in forged {
         let mut owner = reference();
         owner[field] = json!(value);
-        assert_eq!(taken_in("n", &owner), [0; 4], "{field} {value}");
+        assert_eq!(count_owned("n", &owner), [0; 4], "{field} {value}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_panics_when_it_is_taken_in_is_taken_in_again() {
+async fn panicking_watch_event_is_retried() {
     let stores = Stores {
-        clone_sets: kruise_cluster::Mirror::of([(
+        clone_sets: kruise_cluster::Store::from_objects([(
             Key::namespaced("n", "panic"),
-            CloneSetView::from(&*set_of("panic")),
+            CloneSetView::from(&*clone_set("panic")),
         )]),
         ..Stores::empty()
     };
-    let (mut changes, mut index) = (Changes::new(&stores), Index::default());
-    let panics = kruise_ops::panics::injected::panic_at(crate::cloneset::NAME, "CloneSet n/panic");
+    let (mut changes, mut index) = (WatchEvents::new(&stores), Index::default());
+    let panics = kruise_ops::panics::injected::inject_panic(crate::cloneset::NAME, "CloneSet n/panic");
     assert!(changes.drain(&mut index).is_empty());
     let again = changes.next().await.unwrap();
     assert!(changes.apply(&mut index, again).is_empty());
     assert_eq!(panics.times(), 2);
     drop(panics);
     let again = changes.next().await.unwrap();
-    let concerned = changes.apply(&mut index, again);
-    assert_eq!(concerned, BTreeSet::from([Key::namespaced("n", "panic")]));
+    let affected = changes.apply(&mut index, again);
+    assert_eq!(affected, BTreeSet::from([Key::namespaced("n", "panic")]));
 }
 
 #[test]
-fn what_panicked_before_concerns_its_clonesets_all_the_same() {
-    let (mut changes, mut index) = (Changes::new(&Stores::empty()), Index::default());
-    let (web, new) = (Key::namespaced("n", "web"), Some(view_of("web")));
-    index.apply(&Said::Set(Change {
+fn retried_watch_event_affects_its_clone_sets() {
+    let (mut changes, mut index) = (WatchEvents::new(&Stores::empty()), Index::default());
+    let (web, new) = (Key::namespaced("n", "web"), Some(clone_set_view("web")));
+    index.apply(&WatchEvent::CloneSet(Change {
         key: web.clone(),
         old: None,
         new,
     }));
     let labelled = |app: &str| {
-        let (key, new) = (Key::namespaced("n", "moved"), Some(stray("moved", "1", app)));
-        Said::Pod(Change { key, old: None, new })
+        let (key, new) = (
+            Key::namespaced("n", "moved"),
+            Some(orphan_view("moved", "1", app)),
+        );
+        WatchEvent::Pod(Change { key, old: None, new })
     };
-    let panics = kruise_ops::panics::injected::panic_at(crate::cloneset::NAME, "Pod n/moved");
+    let panics = kruise_ops::panics::injected::inject_panic(crate::cloneset::NAME, "Pod n/moved");
     assert!(changes.apply(&mut index, labelled("web")).is_empty());
     drop(panics);
-    let concerned = changes.apply(&mut index, labelled("other"));
-    assert_eq!(concerned, BTreeSet::from([web]));
+    let affected = changes.apply(&mut index, labelled("other"));
+    assert_eq!(affected, BTreeSet::from([web]));
 }

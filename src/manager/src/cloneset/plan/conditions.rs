@@ -3,12 +3,12 @@
 use jiff::{Timestamp, ToSpan};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::draft::Draft;
-use super::view::View;
+use super::builder::PlanBuilder;
+use super::view::PlanView;
 use kruise_api::cloneset::{CloneSetCondition, CloneSetStatus};
 
 /// Sets a condition. Its times tell since when it has this status and reason; a message may change meanwhile.
-pub(super) fn set(
+pub(super) fn upsert_condition(
     conditions: &mut Vec<CloneSetCondition>,
     type_: &str,
     status: &str,
@@ -55,23 +55,23 @@ const UPDATED: &str = "CloneSetUpdated";
 ///
 /// As in OpenKruise the deadline counts from the condition's last update, whatever that said: a rollout that begins, or
 /// goes on, later than that is too late from its first moment on.
-pub(super) fn set_progressing(view: &View<'_>, status: &mut CloneSetStatus, draft: &mut Draft) {
+pub(super) fn set_progressing(view: &PlanView<'_>, status: &mut CloneSetStatus, builder: &mut PlanBuilder) {
     let deadline = view.spec.progress_deadline_seconds;
     let Some(deadline) = deadline.filter(|seconds| *seconds != i32::MAX) else {
         status.conditions.retain(|c| c.type_ != PROGRESSING);
         return;
     };
-    let (holds, reason, message) = match resting(view, status) {
+    let (is_true, reason, message) = match paused_reason(view, status) {
         Some((reason, message)) => (true, reason, message.to_owned()),
-        None => moving(view, status, deadline, draft),
+        None => in_progress(view, status, deadline, builder),
     };
-    let holds = if holds { "True" } else { "False" };
-    let same = |c: &CloneSetCondition| c.status == holds && c.reason == reason;
+    let status_text = if is_true { "True" } else { "False" };
+    let same = |c: &CloneSetCondition| c.status == status_text && c.reason == reason;
     if !progressing(status).is_some_and(same) {
-        set(
+        upsert_condition(
             &mut status.conditions,
             PROGRESSING,
-            holds,
+            status_text,
             reason,
             &message,
             view.now,
@@ -80,14 +80,17 @@ pub(super) fn set_progressing(view: &View<'_>, status: &mut CloneSetStatus, draf
 }
 
 /// Why the rollout does not go on, if so. Pods may be waited for all the same.
-pub(super) fn resting(view: &View<'_>, status: &CloneSetStatus) -> Option<(&'static str, &'static str)> {
-    let all = |number: i32| i64::from(number) == view.limits.replicas;
+pub(super) fn paused_reason(
+    view: &PlanView<'_>,
+    status: &CloneSetStatus,
+) -> Option<(&'static str, &'static str)> {
+    let is_replicas = |number: i32| i64::from(number) == view.limits.replicas;
     let available = status.updated_available_replicas.unwrap_or_default();
     let expected = status.expected_updated_replicas.unwrap_or_default();
     if status.current_revision == status.update_revision
-        && all(status.replicas)
-        && all(status.updated_replicas)
-        && all(available)
+        && is_replicas(status.replicas)
+        && is_replicas(status.updated_replicas)
+        && is_replicas(available)
     {
         return Some((AVAILABLE, "CloneSet is available"));
     }
@@ -99,11 +102,11 @@ pub(super) fn resting(view: &View<'_>, status: &CloneSetStatus) -> Option<(&'sta
 }
 
 /// What is told of a rollout that goes on, and whether it is in time.
-fn moving(
-    view: &View<'_>,
+fn in_progress(
+    view: &PlanView<'_>,
     status: &CloneSetStatus,
     deadline: i32,
-    draft: &mut Draft,
+    builder: &mut PlanBuilder,
 ) -> (bool, &'static str, String) {
     let before = progressing(status);
     let updated = |c: &CloneSetCondition| c.last_update_time.as_ref().map_or(Timestamp::MIN, |t| t.0);
@@ -116,6 +119,6 @@ fn moving(
         let message = format!("CloneSet revision {revision} has timed out progressing");
         return (false, EXCEEDED, message);
     }
-    draft.wake_at(end.checked_add(1.second()).unwrap_or(end));
+    builder.requeue_at(end.checked_add(1.second()).unwrap_or(end));
     (true, UPDATED, "CloneSet is progressing".to_owned())
 }

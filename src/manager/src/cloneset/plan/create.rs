@@ -4,72 +4,81 @@ use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-use super::instance_ids::{instance_ids, pod_name, spare, stays, taken};
-use super::types::{Act, Revision};
-use super::view::View;
+use super::instance_ids::{instance_ids, is_kept, pod_name, unavailable_ids, unused_claim_ids};
+use super::types::{Action, ParsedRevision};
+use super::view::PlanView;
 use super::{claims, launch_barriers, lifecycle};
-use kruise_api::cloneset::texts;
-use kruise_api::json::{items, set};
+use kruise_api::cloneset::string_map;
+use kruise_api::json::{list_items, set};
 use kruise_api::keys;
 use kruise_api::lifecycle::LifecycleStateType as State;
 use kruise_workload::in_place::Pod;
-use kruise_workload::revision::{label, short};
+use kruise_workload::revision::{revision_label, short_hash};
 
 /// Gates that we put into our Pods ourselves, so that no outage of ours can stop a Pod's creation.
-const GATES: [&str; 2] = [keys::IN_PLACE_UPDATE_READY, keys::KRUISE_POD_READY];
+const READINESS_GATES: [&str; 2] = [keys::IN_PLACE_UPDATE_READY, keys::KRUISE_POD_READY];
 
 /// Acts that make `count` Pods, the first `old` of them of the current revision. Fewer where Pods are still going
 /// whose claims stay: those claims are for the Pods that take their places, and names, when they are gone. Claims that
 /// no Pod has wait for nobody: they come first, so that a Pod that never goes keeps no other from being made. Fewer also
 /// where one plan makes no more.
-pub(super) fn create(view: &View<'_>, claims: &BTreeSet<&str>, count: usize, old: usize) -> Vec<Act> {
+pub(super) fn plan_creations(
+    view: &PlanView<'_>,
+    kept_claims: &BTreeSet<&str>,
+    count: usize,
+    from_current: usize,
+) -> Vec<Action> {
     let observed = view.observed;
-    let going = leaving(view, claims).len();
-    let taken = taken(view, claims);
-    let spare = spare(view, claims, &taken);
-    let count = count.saturating_sub(going).max(count.min(spare.len()));
-    let count = count.min(view.room());
-    let ids = instance_ids(view, taken, spare, count);
-    let make = |(at, id): (usize, String)| {
-        let name = if at < old {
-            &observed.current
+    let terminating = terminating_with_claims(view, kept_claims).len();
+    let unavailable = unavailable_ids(view, kept_claims);
+    let unused = unused_claim_ids(view, kept_claims, &unavailable);
+    let count = count.saturating_sub(terminating).max(count.min(unused.len()));
+    let count = count.min(view.pod_limit());
+    let ids = instance_ids(view, unavailable, unused, count);
+    let create = |(at, id): (usize, String)| {
+        let name = if at < from_current {
+            &observed.current_revision
         } else {
-            &observed.update
+            &observed.update_revision
         };
         let revision = view.revision(name)?;
-        Some(Act::CreatePod {
+        Some(Action::CreatePod {
             name: pod_name(view, &id),
-            pod: pod(view, revision, &id)?,
-            claims: claims::missing(view, claims, &id),
+            pod: build_pod(view, revision, &id)?,
+            claims: claims::missing_claims(view, kept_claims, &id),
         })
     };
-    ids.into_iter().enumerate().filter_map(make).collect()
+    ids.into_iter().enumerate().filter_map(create).collect()
 }
 
 /// The Pods that are being deleted, or have ended, and whose claims stay.
-pub(super) fn leaving<'a>(view: &View<'a>, claims: &BTreeSet<&str>) -> Vec<&'a Pod> {
-    with_claims(view, claims, |pod| pod.deleting || gone(view, pod))
+pub(super) fn terminating_with_claims<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<&str>) -> Vec<&'a Pod> {
+    pods_with_claims(view, kept_claims, |pod| pod.deleting || is_terminal(view, pod))
 }
 
 /// The Pods that have ended, and whose claims stay, with nobody to delete them.
-pub(super) fn ended<'a>(view: &View<'a>, claims: &BTreeSet<&str>) -> Vec<&'a Pod> {
-    with_claims(view, claims, |pod| !pod.deleting && gone(view, pod))
+pub(super) fn terminal_with_claims<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<&str>) -> Vec<&'a Pod> {
+    pods_with_claims(view, kept_claims, |pod| !pod.deleting && is_terminal(view, pod))
 }
 
 /// Whether a Pod of ours has ended.
-fn gone(view: &View<'_>, pod: &Pod) -> bool {
+fn is_terminal(view: &PlanView<'_>, pod: &Pod) -> bool {
     !pod.deleting && !pod.active() && pod.controller.as_ref() == Some(&view.owner())
 }
 
-fn with_claims<'a>(view: &View<'a>, claims: &BTreeSet<&str>, which: impl Fn(&Pod) -> bool) -> Vec<&'a Pod> {
+fn pods_with_claims<'a>(
+    view: &PlanView<'a>,
+    kept_claims: &BTreeSet<&str>,
+    filter: impl Fn(&Pod) -> bool,
+) -> Vec<&'a Pod> {
     let observed = view.observed;
-    let stay = observed.claims.iter().filter(|claim| stays(claims, claim));
-    let ids: BTreeSet<&String> = stay.map(|c| &c.instance).filter(|id| !id.is_empty()).collect();
+    let kept = observed.claims.iter().filter(|claim| is_kept(kept_claims, claim));
+    let ids: BTreeSet<&String> = kept.map(|c| &c.instance_id).filter(|id| !id.is_empty()).collect();
     if ids.is_empty() {
         return Vec::new();
     }
-    let going = observed.pods.iter().filter(|pod| which(pod));
-    going
+    let selected = observed.pods.iter().filter(|pod| filter(pod));
+    selected
         .filter(|pod| {
             pod.labels
                 .get(keys::CLONESET_INSTANCE_ID)
@@ -80,12 +89,12 @@ fn with_claims<'a>(view: &View<'a>, claims: &BTreeSet<&str>, which: impl Fn(&Pod
 }
 
 /// The labels that tell a Pod's revision.
-pub(super) fn revision_labels(view: &View<'_>, revision: &str) -> [(&'static str, String); 2] {
-    let hash = short(revision).to_owned();
-    let full = if view.observed.switches.short_hash {
+pub(super) fn revision_labels(view: &PlanView<'_>, revision: &str) -> [(&'static str, String); 2] {
+    let hash = short_hash(revision).to_owned();
+    let full = if view.observed.features.short_hash {
         hash.clone()
     } else {
-        label(revision).to_owned()
+        revision_label(revision).to_owned()
     };
     [
         (keys::CONTROLLER_REVISION_HASH, full),
@@ -94,21 +103,21 @@ pub(super) fn revision_labels(view: &View<'_>, revision: &str) -> [(&'static str
 }
 
 /// A Pod made from the revision's template; `None` where that has no spec.
-fn pod(view: &View<'_>, revision: &Revision, id: &str) -> Option<Value> {
+fn build_pod(view: &PlanView<'_>, revision: &ParsedRevision, id: &str) -> Option<Value> {
     let template = &revision.data["spec"]["template"];
     let mut spec = template["spec"].as_object()?.clone();
-    gate(&mut spec);
-    launch_barriers::raise(template, &pod_name(view, id), &mut spec);
-    claims::mount(view, &mut spec, id);
-    let mark = lifecycle::marks(&State::PreparingNormal, view.now);
-    let mut labels = texts(&template["metadata"]["labels"]);
-    labels.extend(texts(&mark["labels"]));
+    add_readiness_gates(&mut spec);
+    launch_barriers::add_barriers(template, &pod_name(view, id), &mut spec);
+    claims::add_volumes(view, &mut spec, id);
+    let lifecycle = lifecycle::state_metadata(&State::PreparingNormal, view.now);
+    let mut labels = string_map(&template["metadata"]["labels"]);
+    labels.extend(string_map(&lifecycle["labels"]));
     labels.extend(revision_labels(view, &revision.name).map(|(k, v)| (k.to_owned(), v)));
     labels.insert(keys::CLONESET_INSTANCE_ID.to_owned(), id.to_owned());
-    let mut annotations = texts(&template["metadata"]["annotations"]);
+    let mut annotations = string_map(&template["metadata"]["annotations"]);
     // Of the Pod that the template was taken from.
     annotations.remove(keys::CONTAINER_LAUNCH_COMPLETED);
-    annotations.extend(texts(&mark["annotations"]));
+    annotations.extend(string_map(&lifecycle["annotations"]));
     let mut metadata = json!({
         "generateName": pod_name(view, ""),
         "name": pod_name(view, id),
@@ -125,9 +134,9 @@ fn pod(view: &View<'_>, revision: &Revision, id: &str) -> Option<Value> {
 }
 
 /// Appends our gates where the template has them not.
-fn gate(spec: &mut Map<String, Value>) {
-    let mut gates = items(spec, "readinessGates").to_vec();
-    for gate in GATES {
+fn add_readiness_gates(spec: &mut Map<String, Value>) {
+    let mut gates = list_items(spec, "readinessGates").to_vec();
+    for gate in READINESS_GATES {
         if gates.iter().all(|g| g["conditionType"] != gate) {
             gates.push(json!({ "conditionType": gate }));
         }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashSet};
 
-use super::view::View;
+use super::view::PlanView;
 use kruise_api::keys;
 use kruise_workload::claim::Claim;
 use kruise_workload::in_place::Pod;
@@ -12,7 +12,7 @@ const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 /// How many of them it has.
 const LENGTH: usize = 5;
 /// Name of the Pod of that id.
-pub(super) fn pod_name(view: &View<'_>, id: &str) -> String {
+pub(super) fn pod_name(view: &PlanView<'_>, id: &str) -> String {
     format!(
         "{}-{id}",
         view.observed.set.metadata.name.as_deref().unwrap_or_default()
@@ -21,19 +21,19 @@ pub(super) fn pod_name(view: &View<'_>, id: &str) -> String {
 
 /// Ids of Pods that were to be made before, as far as they are missing or may turn up yet, these first. They are tried
 /// again under the same name, so that there is one Pod at most.
-pub(super) fn tried<'a>(view: &View<'a>) -> Vec<&'a str> {
-    let names = &view.observed.left.pods;
+pub(super) fn attempted_ids<'a>(view: &PlanView<'a>) -> Vec<&'a str> {
+    let names = &view.observed.unfinished.pods;
     if names.is_empty() {
         return Vec::new();
     }
     let prefix = pod_name(view, "");
     let id = |(name, _): (&'a String, _)| name.strip_prefix(&prefix);
-    let (doubt, refused): (Vec<_>, Vec<_>) = names
+    let (unknown, refused): (Vec<_>, Vec<_>) = names
         .iter()
         .partition(|(_, until)| until.is_some_and(|until| until > view.now));
-    let missing = view.numbers(|pod| view.scaled_as_updated(pod)).scale_up;
-    let count = doubt.len().max(usize::try_from(missing).unwrap_or_default());
-    doubt
+    let missing = view.replica_counts(|pod| view.counts_as_updated(pod)).scale_up;
+    let count = unknown.len().max(usize::try_from(missing).unwrap_or_default());
+    unknown
         .into_iter()
         .chain(refused)
         .filter_map(id)
@@ -43,53 +43,61 @@ pub(super) fn tried<'a>(view: &View<'a>) -> Vec<&'a str> {
 
 /// Ids that a new Pod cannot have: those of Pods, and of claims that are being deleted, which keep their names for a
 /// while.
-pub(super) fn taken<'a>(view: &View<'a>, claims: &BTreeSet<&str>) -> HashSet<&'a str> {
+pub(super) fn unavailable_ids<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<&str>) -> HashSet<&'a str> {
     let observed = view.observed;
     let of_pod = |pod: &'a std::sync::Arc<Pod>| {
         let last = pod.name.rsplit_once('-').map(|(_, id)| id);
         let label = pod.labels.get(keys::CLONESET_INSTANCE_ID);
         label.map(String::as_str).into_iter().chain(last)
     };
-    let going = observed.claims.iter().filter(|claim| !stays(claims, claim));
+    let deleting = observed
+        .claims
+        .iter()
+        .filter(|claim| !is_kept(kept_claims, claim));
     let pods = observed.pods.iter().flat_map(of_pod);
-    pods.chain(going.map(|claim| claim.instance.as_str())).collect()
-}
-
-/// Ids of claims that stay and that no Pod has.
-pub(super) fn spare<'a>(
-    view: &View<'a>,
-    claims: &BTreeSet<&str>,
-    taken: &HashSet<&str>,
-) -> BTreeSet<&'a str> {
-    let all = view.observed.claims.iter().filter(|claim| stays(claims, claim));
-    all.map(|claim| claim.instance.as_str())
-        .filter(|id| !id.is_empty() && !taken.contains(id))
+    pods.chain(deleting.map(|claim| claim.instance_id.as_str()))
         .collect()
 }
 
-pub(super) fn stays(claims: &BTreeSet<&str>, claim: &Claim) -> bool {
-    claims.contains(claim.name.as_str())
+/// Ids of claims that stay and that no Pod has.
+pub(super) fn unused_claim_ids<'a>(
+    view: &PlanView<'a>,
+    kept_claims: &BTreeSet<&str>,
+    unavailable: &HashSet<&str>,
+) -> BTreeSet<&'a str> {
+    let all = view
+        .observed
+        .claims
+        .iter()
+        .filter(|claim| is_kept(kept_claims, claim));
+    all.map(|claim| claim.instance_id.as_str())
+        .filter(|id| !id.is_empty() && !unavailable.contains(id))
+        .collect()
+}
+
+pub(super) fn is_kept(kept_claims: &BTreeSet<&str>, claim: &Claim) -> bool {
+    kept_claims.contains(claim.name.as_str())
 }
 
 /// Ids that no Pod has, sorted: first those that were tried already, then those of the claims that stay without a Pod,
 /// then new ones.
 pub(super) fn instance_ids<'a>(
-    view: &View<'a>,
-    mut taken: HashSet<&'a str>,
-    spare: BTreeSet<&'a str>,
+    view: &PlanView<'a>,
+    mut unavailable: HashSet<&'a str>,
+    unused: BTreeSet<&'a str>,
     count: usize,
 ) -> BTreeSet<String> {
     let mut ids = BTreeSet::new();
-    for id in tried(view).iter().chain(&spare) {
-        if ids.len() < count && !taken.contains(id) {
+    for id in attempted_ids(view).iter().chain(&unused) {
+        if ids.len() < count && !unavailable.contains(id) {
             ids.insert((*id).to_owned());
         }
     }
-    taken.extend(spare);
-    let mut seed = view.observed.seed;
+    unavailable.extend(unused);
+    let mut seed = view.observed.rng_seed;
     while ids.len() < count {
         let id = random_id(&mut seed);
-        if !taken.contains(id.as_str()) {
+        if !unavailable.contains(id.as_str()) {
             ids.insert(id);
         }
     }

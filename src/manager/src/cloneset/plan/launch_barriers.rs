@@ -3,12 +3,12 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::view::{barrier_key, barrier_of};
-use kruise_api::json::items;
+use crate::view::{barrier_config_map, barrier_key};
+use kruise_api::json::list_items;
 use kruise_api::keys;
 
 /// Gives each container of `spec` a barrier, if the template wants its containers to start one after the other.
-pub(super) fn raise(template: &Value, pod: &str, spec: &mut Map<String, Value>) {
+pub(super) fn add_barriers(template: &Value, pod: &str, spec: &mut Map<String, Value>) {
     let Some(priorities) = priorities(template) else {
         return;
     };
@@ -16,9 +16,10 @@ pub(super) fn raise(template: &Value, pod: &str, spec: &mut Map<String, Value>) 
     let containers = containers.into_iter().flatten().map(Value::as_object_mut);
     for (container, priority) in containers.zip(priorities) {
         let Some(container) = container else { continue };
-        let mut env = items(container, "env").to_vec();
+        let mut env = list_items(container, "env").to_vec();
         env.retain(|v| v["name"] != keys::ENV_CONTAINER_BARRIER);
-        let key = json!({ "configMapKeyRef": { "name": barrier_of(pod), "key": barrier_key(priority) } });
+        let key =
+            json!({ "configMapKeyRef": { "name": barrier_config_map(pod), "key": barrier_key(priority) } });
         env.push(json!({ "name": keys::ENV_CONTAINER_BARRIER, "valueFrom": key }));
         container.insert("env".to_owned(), Value::Array(env));
     }
@@ -43,12 +44,12 @@ fn priorities(template: &Value) -> Option<Vec<i64>> {
 /// What is no number is refused at admission, and counts as none.
 fn priority(container: &Value) -> i64 {
     let env = container["env"].as_array();
-    let given = env
+    let configured = env
         .into_iter()
         .flatten()
         .find(|v| v["name"] == keys::ENV_CONTAINER_PRIORITY);
-    let given = given.and_then(|v| v["value"].as_str()?.parse().ok());
-    given.unwrap_or_default()
+    let configured = configured.and_then(|v| v["value"].as_str()?.parse().ok());
+    configured.unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -63,13 +64,13 @@ mod tests {
         let containers = priorities.iter().enumerate();
         let containers = containers.map(|(at, value)| json!({ "name": format!("c{at}"), "env": env(value) }));
         let containers: Vec<Value> = containers.collect();
-        let word = if ordered { "Ordered" } else { "Whatever" };
-        json!({ "metadata": { "annotations": { (keys::CONTAINER_LAUNCH_PRIORITY): word } },
+        let annotation = if ordered { "Ordered" } else { "Whatever" };
+        json!({ "metadata": { "annotations": { (keys::CONTAINER_LAUNCH_PRIORITY): annotation } },
             "spec": { "containers": containers } })
     }
 
     #[test]
-    fn priorities_are_told_by_order_or_environment() {
+    fn launch_priorities_from_annotation_or_env() {
         /// Whether `Ordered` is said, the environment's word of each container, the priorities.
         type Case = (bool, &'static [Option<&'static str>], Option<&'static [i64]>);
         let cases: [Case; 8] = [
@@ -82,22 +83,22 @@ mod tests {
             (false, &[Some("-1"), Some("+3"), Some("x")], Some(&[-1, 3, 0])),
             (false, &[Some("5")], None),
         ];
-        for (ordered, given, want) in cases {
+        for (ordered, values, expected) in cases {
             assert_eq!(
-                priorities(&template(ordered, given)).as_deref(),
-                want,
-                "{given:?}"
+                priorities(&template(ordered, values)).as_deref(),
+                expected,
+                "{values:?}"
             );
         }
     }
 
     #[test]
-    fn a_barrier_comes_last_and_replaces_what_the_template_brought() {
+    fn launch_barrier_replaces_the_template_env() {
         let mut template = template(false, &[Some("1"), None]);
         template["spec"]["containers"][1]["env"] = json!([
             { "name": keys::ENV_CONTAINER_BARRIER, "value": "copied" }, { "name": "A", "value": "b" } ]);
         let mut spec = template["spec"].as_object().unwrap().clone();
-        raise(&template, "web-x", &mut spec);
+        add_barriers(&template, "web-x", &mut spec);
         let barrier = |key: &str| {
             json!({ "name": keys::ENV_CONTAINER_BARRIER,
                 "valueFrom": { "configMapKeyRef": { "name": "web-x-barrier", "key": key } } })

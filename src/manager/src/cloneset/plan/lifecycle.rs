@@ -5,73 +5,78 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::view::View;
+use super::view::PlanView;
 use kruise_api::json::set;
 use kruise_api::keys;
 use kruise_api::lifecycle::{LifecycleHook, LifecycleStateType as State};
-use kruise_workload::in_place::ready::{condition, seconds, since, unready};
-use kruise_workload::in_place::{Pod, Progress, Target, Write, progress};
-use kruise_workload::not_ready::{NotReadyKey, holders_of, message_of};
+use kruise_workload::in_place::ready::{format_seconds, pod_condition, pod_not_ready, transition_time};
+use kruise_workload::in_place::{PatchTarget, Pod, PodWrite, UpdateProgress, progress};
+use kruise_workload::not_ready::{NotReadyKey, format_message, parse_message};
 use kruise_workload::pods;
 
 /// The state of a Pod whose update in place is over.
-pub(super) fn after_update(view: &View<'_>, pod: &Pod) -> State {
+pub(super) fn state_after_update(view: &PlanView<'_>, pod: &Pod) -> State {
     match view.in_place_update() {
-        Some(hook) if !pods::all_hooked(hook, pod) => State::Updated,
+        Some(hook) if !pods::is_all_hooked(hook, pod) => State::Updated,
         _ => State::Normal,
     }
 }
 
 /// The state of a Pod that need not be deleted after all: an update that did not end goes on, and so does the hook that
 /// is to take an updated Pod into use.
-pub(super) fn after_cancel(view: &View<'_>, pod: &Pod) -> State {
+pub(super) fn state_after_cancel(view: &PlanView<'_>, pod: &Pod) -> State {
     let updated = pod.annotations.contains_key(keys::LIFECYCLE_STATE_BEFORE_DELETE);
     match progress(pod) {
-        Progress::Waiting(_) => State::Updating,
-        Progress::Done if updated && after_update(view, pod) == State::Updated => State::Updated,
-        Progress::Done => State::PreparingNormal,
+        UpdateProgress::Waiting(_) => State::Updating,
+        UpdateProgress::Done if updated && state_after_update(view, pod) == State::Updated => State::Updated,
+        UpdateProgress::Done => State::PreparingNormal,
     }
 }
 
 /// Label and annotation of a state.
-pub(super) fn marks(state: &State, now: Timestamp) -> Value {
+pub(super) fn state_metadata(state: &State, now: Timestamp) -> Value {
     json!({
         "labels": { keys::LIFECYCLE_STATE: state },
-        "annotations": { keys::LIFECYCLE_TIMESTAMP: seconds(now) },
+        "annotations": { keys::LIFECYCLE_TIMESTAMP: format_seconds(now) },
     })
 }
 
 /// The same for a Pod that was in another state: one that is to be deleted is to find its way back.
-fn change(pod: &Pod, to: &State, now: Timestamp) -> Value {
-    let (mut marks, before) = (marks(to, now), pods::state(pod));
+fn state_change(pod: &Pod, to: &State, now: Timestamp) -> Value {
+    let (mut metadata, before) = (state_metadata(to, now), pods::lifecycle_state(pod));
     let key = keys::LIFECYCLE_STATE_BEFORE_DELETE;
     if *to == State::PreparingDelete && [State::Updating, State::Updated].contains(&before) {
-        set(&mut marks, &["annotations", key], json!(before));
+        set(&mut metadata, &["annotations", key], json!(before));
     } else if pod.annotations.contains_key(key) {
-        set(&mut marks, &["annotations", key], Value::Null);
+        set(&mut metadata, &["annotations", key], Value::Null);
     }
-    marks
+    metadata
 }
 
 /// The one write that brings a Pod into a state, and its gates to what the state asks for; `None` when they are so.
 ///
 /// `ready` is condition InPlaceUpdateReady, if it is to change. Our keys alone are in a patch of the Pod's status,
 /// so the API server takes the label along.
-pub(super) fn write(view: &View<'_>, pod: &Pod, to: Option<State>, ready: Option<Value>) -> Option<Write> {
-    let state = to.clone().unwrap_or_else(|| pods::state(pod));
+pub(super) fn state_write(
+    view: &PlanView<'_>,
+    pod: &Pod,
+    to: Option<State>,
+    ready: Option<Value>,
+) -> Option<PodWrite> {
+    let state = to.clone().unwrap_or_else(|| pods::lifecycle_state(pod));
     let mut conditions: Vec<Value> = ready.into_iter().collect();
-    let held = hold(view, pod, &state);
-    let guarded = !held.is_empty() && pod.condition(keys::KRUISE_POD_READY).is_some();
-    conditions.extend(held);
+    let kruise_ready = not_ready_conditions(view, pod, &state);
+    let conditional = !kruise_ready.is_empty() && pod.condition(keys::KRUISE_POD_READY).is_some();
+    conditions.extend(kruise_ready);
     let mut patch = json!({});
     if let Some(to) = to.filter(|to| {
         pod.labels
             .get(keys::LIFECYCLE_STATE)
             .is_none_or(|s| s != to.as_str())
     }) {
-        set(&mut patch, &["metadata"], change(pod, &to, view.now));
+        set(&mut patch, &["metadata"], state_change(pod, &to, view.now));
     }
-    if let Some(hash) = template_hash(pod) {
+    if let Some(hash) = missing_template_hash(pod) {
         set(
             &mut patch,
             &["metadata", "labels", keys::POD_TEMPLATE_HASH],
@@ -79,72 +84,84 @@ pub(super) fn write(view: &View<'_>, pod: &Pod, to: Option<State>, ready: Option
         );
     }
     if conditions.is_empty() {
-        return (patch != json!({})).then(|| Write::new(Target::Pod, pod, patch));
+        return (patch != json!({})).then(|| PodWrite::new(PatchTarget::Pod, pod, patch));
     }
     set(&mut patch, &["status", "conditions"], Value::Array(conditions));
-    let write = Write::new(Target::Status, pod, patch);
-    Some(if guarded { write.guarded(pod) } else { write })
+    let write = PodWrite::new(PatchTarget::Status, pod, patch);
+    Some(if conditional {
+        write.with_resource_version(pod)
+    } else {
+        write
+    })
 }
 
 /// The short hash of the Pod's revision, where its own label lacks.
-fn template_hash(pod: &Pod) -> Option<&str> {
+fn missing_template_hash(pod: &Pod) -> Option<&str> {
     let revision = pod.labels.get(keys::CONTROLLER_REVISION_HASH)?;
-    let lacks = !pod.labels.contains_key(keys::POD_TEMPLATE_HASH);
-    lacks.then(|| kruise_workload::revision::short(revision))
+    let missing = !pod.labels.contains_key(keys::POD_TEMPLATE_HASH);
+    missing.then(|| kruise_workload::revision::short_hash(revision))
 }
 
 /// Conditions that change for the keys that hold a Pod in `state`.
 ///
 /// A Pod that is being updated keeps what its preparation set; in use, no key of ours may be left.
-fn hold(view: &View<'_>, pod: &Pod, state: &State) -> Vec<Value> {
+fn not_ready_conditions(view: &PlanView<'_>, pod: &Pod, state: &State) -> Vec<Value> {
     let current = pod.condition(keys::KRUISE_POD_READY);
-    if !pod.gated(keys::KRUISE_POD_READY) || (pod.node.is_none() && current.is_none()) {
+    if !pod.has_readiness_gate(keys::KRUISE_POD_READY) || (pod.node.is_none() && current.is_none()) {
         return Vec::new();
     }
-    let before = current.map(|c| holders_of(&c.message)).unwrap_or_default();
+    let before = current.map(|c| parse_message(&c.message)).unwrap_or_default();
     let mut after = before.clone();
-    let marks = |hook: Option<&LifecycleHook>| hook.is_some_and(|h| h.mark_pod_not_ready);
+    let marks_not_ready = |hook: Option<&LifecycleHook>| hook.is_some_and(|h| h.mark_pod_not_ready);
     match state {
-        State::PreparingDelete => mark(&mut after, keys::PRE_DELETE_HOOK, marks(view.pre_delete())),
-        State::PreparingUpdate => mark(&mut after, keys::PRE_UPDATE_HOOK, marks(view.in_place_update())),
+        State::PreparingDelete => set_not_ready_key(
+            &mut after,
+            keys::PRE_DELETE_HOOK,
+            marks_not_ready(view.pre_delete()),
+        ),
+        State::PreparingUpdate => set_not_ready_key(
+            &mut after,
+            keys::PRE_UPDATE_HOOK,
+            marks_not_ready(view.in_place_update()),
+        ),
         State::Normal | State::PreparingNormal | State::Updated => {
-            mark(&mut after, keys::PRE_DELETE_HOOK, false);
-            mark(&mut after, keys::PRE_UPDATE_HOOK, false);
+            set_not_ready_key(&mut after, keys::PRE_DELETE_HOOK, false);
+            set_not_ready_key(&mut after, keys::PRE_UPDATE_HOOK, false);
         }
         State::Updating | State::Other(_) => {}
     }
-    if after == before && current.is_some_and(|c| c.holds == after.is_empty()) {
+    if after == before && current.is_some_and(|c| c.is_true == after.is_empty()) {
         return Vec::new();
     }
-    let holds = after.is_empty();
-    let mut conditions = vec![condition(
+    let is_true = after.is_empty();
+    let mut conditions = vec![pod_condition(
         keys::KRUISE_POD_READY,
-        holds,
+        is_true,
         "",
-        &message_of(&after),
-        since(current, holds, view.now),
+        &format_message(&after),
+        transition_time(current, is_true, view.now),
     )];
-    if !holds {
-        conditions.extend(unready(pod, keys::KRUISE_POD_READY, view.now));
+    if !is_true {
+        conditions.extend(pod_not_ready(pod, keys::KRUISE_POD_READY, view.now));
     }
     conditions
 }
 
-fn mark(holders: &mut BTreeSet<NotReadyKey>, key: &str, held: bool) {
+fn set_not_ready_key(keys_of_pod: &mut BTreeSet<NotReadyKey>, key: &str, present: bool) {
     let key = NotReadyKey {
         user_agent: keys::LIFECYCLE_USER_AGENT.to_owned(),
         key: key.to_owned(),
     };
-    if held {
-        holders.insert(key);
+    if present {
+        keys_of_pod.insert(key);
     } else {
-        holders.remove(&key);
+        keys_of_pod.remove(&key);
     }
 }
 
 /// Metadata that puts the items of a hook onto the Pod again, which is to let it be updated.
-pub(super) fn hook_again(hook: &LifecycleHook, now: Timestamp) -> Value {
-    let mut metadata = marks(&State::PreparingUpdate, now);
+pub(super) fn reapply_hook(hook: &LifecycleHook, now: Timestamp) -> Value {
+    let mut metadata = state_metadata(&State::PreparingUpdate, now);
     for (key, value) in &hook.labels_handler {
         set(&mut metadata, &["labels", key], json!(value));
     }

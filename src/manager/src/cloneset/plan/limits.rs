@@ -2,7 +2,7 @@
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::types::Switches;
+use super::types::Features;
 use kruise_api::cloneset::{CloneSetSpec, CloneSetUpdateStrategyType};
 
 /// What `maxUnavailable` is when it is absent.
@@ -16,15 +16,15 @@ pub struct Limits {
     /// How many of them are to keep the current revision.
     pub partition: i64,
     /// How many Pods there may be beyond `replicas`.
-    pub surge: i64,
+    pub max_surge: i64,
     /// How many Pods may be unavailable.
-    pub unavailable: i64,
+    pub max_unavailable: i64,
     /// How many may be unavailable while Pods are made.
-    pub scale_unavailable: i64,
+    pub scale_max_unavailable: i64,
     /// Whether Pods that wait for their deletion are not counted.
     pub exclude_preparing_delete: bool,
     /// Whether raising `partition` takes Pods back.
-    pub rollback: bool,
+    pub partition_rollback: bool,
     /// Whether the Pods are updated by somebody's deleting them, so that none are made ahead of that.
     pub on_delete: bool,
 }
@@ -32,31 +32,31 @@ pub struct Limits {
 impl Limits {
     /// The limits that `spec` sets.
     #[must_use]
-    pub fn of(spec: &CloneSetSpec, switches: &Switches) -> Self {
-        let replicas = i64::from(spec.wanted());
+    pub fn from_spec(spec: &CloneSetSpec, features: &Features) -> Self {
+        let replicas = i64::from(spec.desired_replicas());
         let rolling = spec.rolling_update();
         let scale = spec.scale_strategy.as_ref();
         let surge = rolling.filter(|r| !r.paused).and_then(|r| r.max_surge.as_ref());
-        let surge = surge.map_or(0, |value| up(value, replicas));
+        let surge = surge.map_or(0, |value| round_up(value, replicas));
         let unavailable = match rolling.map(|r| r.max_unavailable.as_ref()) {
             // As upstream's `OnDelete`; our CRD fills in `rollingUpdate` for every type.
-            None => share(DEFAULT_MAX_UNAVAILABLE, replicas, f64::floor),
-            Some(None) if surge == 0 => share(DEFAULT_MAX_UNAVAILABLE, replicas, f64::ceil),
-            Some(None) => share(DEFAULT_MAX_UNAVAILABLE, replicas, f64::floor),
-            Some(Some(value)) if surge == 0 => up(value, replicas),
-            Some(Some(value)) => number(value, replicas, f64::floor),
+            None => percent_of(DEFAULT_MAX_UNAVAILABLE, replicas, f64::floor),
+            Some(None) if surge == 0 => percent_of(DEFAULT_MAX_UNAVAILABLE, replicas, f64::ceil),
+            Some(None) => percent_of(DEFAULT_MAX_UNAVAILABLE, replicas, f64::floor),
+            Some(Some(value)) if surge == 0 => round_up(value, replicas),
+            Some(Some(value)) => scaled_value(value, replicas, f64::floor),
         };
         Self {
             replicas,
-            partition: partition(rolling.and_then(|r| r.partition.as_ref()), replicas),
-            surge,
-            unavailable,
-            scale_unavailable: scale
+            partition: kept_by_partition(rolling.and_then(|r| r.partition.as_ref()), replicas),
+            max_surge: surge,
+            max_unavailable: unavailable,
+            scale_max_unavailable: scale
                 .and_then(|s| s.max_unavailable.as_ref())
-                .map_or(i64::from(i32::MAX), |value| up(value, replicas)),
-            exclude_preparing_delete: switches.exclude_preparing_delete
+                .map_or(i64::from(i32::MAX), |value| round_up(value, replicas)),
+            exclude_preparing_delete: features.exclude_preparing_delete
                 || scale.is_some_and(|s| s.exclude_preparing_delete),
-            rollback: switches.partition_rollback,
+            partition_rollback: features.partition_rollback,
             on_delete: on_delete(spec),
         }
     }
@@ -70,36 +70,36 @@ pub fn on_delete(spec: &CloneSetSpec) -> bool {
 }
 
 /// How many Pods keep the current revision. A percentage below 100 leaves at least one Pod to update.
-fn partition(value: Option<&IntOrString>, replicas: i64) -> i64 {
+fn kept_by_partition(value: Option<&IntOrString>, replicas: i64) -> i64 {
     let Some(value) = value else {
         return 0;
     };
-    let kept = up(value, replicas);
-    let all =
+    let kept = round_up(value, replicas);
+    let keeps_all =
         matches!(value, IntOrString::String(text) if text != "100%") && replicas > 1 && kept == replicas;
-    (kept - i64::from(all)).clamp(0, replicas)
+    (kept - i64::from(keeps_all)).clamp(0, replicas)
 }
 
-fn up(value: &IntOrString, of: i64) -> i64 {
-    number(value, of, f64::ceil)
+fn round_up(value: &IntOrString, total: i64) -> i64 {
+    scaled_value(value, total, f64::ceil)
 }
 
 /// A number, or a percentage of `of`; what is neither, or below 0, is 0.
-fn number(value: &IntOrString, of: i64, round: fn(f64) -> f64) -> i64 {
+fn scaled_value(value: &IntOrString, total: i64, round: fn(f64) -> f64) -> i64 {
     match value {
         IntOrString::Int(number) => i64::from(*number).max(0),
         IntOrString::String(text) => {
             let percent = text.strip_suffix('%').unwrap_or(text).parse().unwrap_or(0.0);
-            share(percent, of, round)
+            percent_of(percent, total, round)
         }
     }
 }
 
 /// So many percent of `of`; 0 or greater.
 #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
-pub(super) fn share(percent: f64, of: i64, round: fn(f64) -> f64) -> i64 {
+pub(super) fn percent_of(percent: f64, total: i64, round: fn(f64) -> f64) -> i64 {
     // A whole number of Pods must not be rounded up for an inexact product.
-    let exact = (percent * of as f64 * 1e4).round() / 1e6;
+    let exact = (percent * total as f64 * 1e4).round() / 1e6;
     (round(exact) as i64).max(0)
 }
 
@@ -121,11 +121,11 @@ mod tests {
             }),
             ..CloneSetSpec::default()
         };
-        Limits::of(&spec, &Switches::default())
+        Limits::from_spec(&spec, &Features::default())
     }
 
     #[test]
-    fn percentages_round_as_the_field_says() {
+    fn percentages_round_per_field() {
         for (partition, kept) in [
             ("99%", 3),
             ("100%", 4),
@@ -146,29 +146,35 @@ mod tests {
             ..Default::default()
         };
         assert_eq!(
-            (limits(5, rolling("0")).unavailable, limits(5, rolling("0")).surge),
+            (
+                limits(5, rolling("0")).max_unavailable,
+                limits(5, rolling("0")).max_surge
+            ),
             (2, 0)
         );
         assert_eq!(
             (
-                limits(5, rolling("1%")).unavailable,
-                limits(5, rolling("1%")).surge
+                limits(5, rolling("1%")).max_unavailable,
+                limits(5, rolling("1%")).max_surge
             ),
             (1, 1)
         );
-        assert_eq!(limits(4, RollingUpdateCloneSetStrategy::default()).unavailable, 1);
-        assert_eq!(limits(10_000, rolling("7%")).surge, 700);
+        assert_eq!(
+            limits(4, RollingUpdateCloneSetStrategy::default()).max_unavailable,
+            1
+        );
+        assert_eq!(limits(10_000, rolling("7%")).max_surge, 700);
     }
 
     /// The schema refuses such numbers, of which upstream makes 0; those that are stored already count as they read.
     #[test]
-    fn a_share_with_a_fraction_counts_as_it_reads() {
+    fn fractional_percentages_are_exact() {
         let rolling = |unavailable: &str, surge: &str| RollingUpdateCloneSetStrategy {
             max_unavailable: text(unavailable),
             max_surge: text(surge),
             ..Default::default()
         };
-        for (unavailable, surge, replicas, both) in [
+        for (unavailable, surge, replicas, expected) in [
             ("12.5%", "0", 8, (1, 0)),
             ("12.5%", "0", 9, (2, 0)),
             ("12.5%", "0", 1000, (125, 0)),
@@ -181,18 +187,18 @@ mod tests {
             ("0", "0.1%", 1001, (0, 2)),
         ] {
             let limits = limits(replicas, rolling(unavailable, surge));
-            let told = format!("maxUnavailable {unavailable}, maxSurge {surge} of {replicas}");
-            assert_eq!((limits.unavailable, limits.surge), both, "{told}");
+            let context = format!("maxUnavailable {unavailable}, maxSurge {surge} of {replicas}");
+            assert_eq!((limits.max_unavailable, limits.max_surge), expected, "{context}");
         }
     }
 
     #[test]
-    fn nothing_surges_while_paused() {
+    fn no_surge_while_paused() {
         let rolling = RollingUpdateCloneSetStrategy {
             max_surge: Some(IntOrString::Int(3)),
             paused: true,
             ..Default::default()
         };
-        assert_eq!(limits(4, rolling).surge, 0);
+        assert_eq!(limits(4, rolling).max_surge, 0);
     }
 }

@@ -36,18 +36,18 @@
 //! port is no tag; resizing and updating do not collide; what is marked for deletion already is not marked, nor told,
 //! again; changes of metadata alone do not make a Pod unready.
 
+mod builder;
 mod claims;
 mod conditions;
 mod create;
-mod draft;
 mod instance_ids;
 mod launch_barriers;
 mod lifecycle;
 pub mod limits;
-pub mod numbers;
 mod ownership;
-mod predownload;
+mod pre_download;
 mod refresh;
+pub mod replica_counts;
 mod scale;
 mod status;
 #[cfg(test)]
@@ -63,51 +63,52 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde_json::json;
 
-pub use draft::cut;
-use draft::{Draft, Pending};
+pub use builder::truncate;
+use builder::{PendingWrites, PlanBuilder};
 use kruise_workload::in_place::Pod;
 pub use types::{
-    Act, ClaimPatch, Concern, Event, Failure, Job, LeftOver, Observed, OrphanClaim, Outcome, Plan, Revision,
-    Subject, Switches, Template, Why,
+    Action, ActionFailure, ActionOutcome, ActionPurpose, ClaimPatch, CloneSetEvent, FailureSubject, Features,
+    ImagePullJobRef, Observed, OrphanClaim, ParsedRevision, PatchReason, Plan, TemplateStatus,
+    UnfinishedCreations,
 };
-use view::View;
+use view::PlanView;
 pub use waiting::WAITING;
 
 /// What to do at `now` about a CloneSet that is not being deleted, given what is observed of it. The same observation
 /// gives the same plan.
 #[must_use]
 pub fn plan(observed: &Observed, now: Timestamp) -> Plan {
-    let mut draft = Draft::default();
-    let mut view = View::new(observed, now);
-    let claimed = ownership::claim(&mut view, &mut draft);
+    let mut builder = PlanBuilder::default();
+    let mut view = PlanView::new(observed, now);
+    let claimed = ownership::claim_pods(&mut view, &mut builder);
     let mut status = status::counters(&view);
-    if claimed.orphans {
+    if claimed.has_orphans {
         // It stays new until it has them all.
         status.observed_generation = observed.set.status.as_ref().and_then(|s| s.observed_generation);
     }
-    work(&view, claimed.early, &mut draft);
-    predownload::pre_download(&view, status.updated_ready_replicas, &mut draft);
-    forget_deleted(&view, &mut draft);
-    status::conditions(&view, &mut status, &mut draft);
+    plan_pods(&view, claimed.adoption_pending, &mut builder);
+    pre_download::pre_download(&view, status.updated_ready_replicas, &mut builder);
+    prune_pods_to_delete(&view, &mut builder);
+    status::set_conditions(&view, &mut status, &mut builder);
     let changed = observed.set.status.as_ref() != Some(&status);
-    let mut plan = draft.plan();
+    let mut plan = builder.build();
     plan.status = changed.then_some(status);
     plan
 }
 
 /// Scales, refreshes and updates.
-fn work(view: &View<'_>, early: bool, draft: &mut Draft) {
-    let claims = claims::clean_up(view, draft);
-    let scaled = early || scale::scale(view, &claims, draft);
-    claims::take_back(view, draft);
-    let mut pending: BTreeMap<String, Pending> = BTreeMap::new();
-    let mut room = view.room();
+fn plan_pods(view: &PlanView<'_>, adoption_pending: bool, builder: &mut PlanBuilder) {
+    let claims = claims::clean_up(view, builder);
+    let scaled = adoption_pending || scale::scale(view, &claims, builder);
+    claims::reclaim(view, builder);
+    let mut pending: BTreeMap<String, PendingWrites> = BTreeMap::new();
+    let mut room = view.pod_limit();
     for pod in &view.pods {
-        if pod.rests || draft.touched(pod) {
+        if pod.settled || builder.has_action(pod) {
             continue;
         }
-        if let Some(needed) = refresh::refresh(view, pod, draft) {
-            let delayed = view.delayed(&Subject::Pod(pod.uid.clone())).is_some();
+        if let Some(needed) = refresh::refresh(view, pod, builder) {
+            let delayed = view.retry_at(&FailureSubject::Pod(pod.uid.clone())).is_some();
             room -= usize::from(!delayed);
             pending.insert(pod.uid.clone(), needed);
         }
@@ -117,40 +118,44 @@ fn work(view: &View<'_>, early: bool, draft: &mut Draft) {
     }
     // What the Pods need comes first: about those that were not looked at, nothing can be decided.
     if !scaled && room > 0 {
-        update::update(view, &mut pending, room, draft);
+        update::plan_updates(view, &mut pending, room, builder);
     }
     for pod in &view.pods {
         if let Some(needed) = pending.remove(&pod.uid) {
-            let to = view.revision_of(pod).map(|revision| revision.name.as_str());
-            draft.update(view, pod, to, (needed.why, needed.writes));
+            let to = view.pod_revision(pod).map(|revision| revision.name.as_str());
+            builder.push_update(view, pod, to, (needed.reason, needed.writes));
         }
     }
 }
 
 /// Takes the names of Pods that are gone off `podsToDelete`.
-fn forget_deleted(view: &View<'_>, draft: &mut Draft) {
+fn prune_pods_to_delete(view: &PlanView<'_>, builder: &mut PlanBuilder) {
     let scale = view.spec.scale_strategy.as_ref();
     let Some(scale) = scale.filter(|scale| !scale.pods_to_delete.is_empty()) else {
         return;
     };
     // Also those that are yet to be adopted: what somebody asked for of them holds when they are.
-    let (owner, adopts) = (view.owner(), ownership::adopts(view));
+    let (owner, adopts) = (view.owner(), ownership::adopts_orphans(view));
     let ours = |pod: &&Arc<Pod>| match &pod.controller {
         Some(controller) => *controller == owner,
         None => adopts,
     };
     let active = view.observed.pods.iter().filter(|pod| pod.active()).filter(ours);
     let names: BTreeSet<&str> = active.map(|pod| pod.name.as_str()).collect();
-    let there = |name: &&String| names.contains(name.as_str());
-    let left: Vec<&String> = scale.pods_to_delete.iter().filter(there).collect();
-    if left.len() == scale.pods_to_delete.len() {
+    let exists = |name: &&String| names.contains(name.as_str());
+    let remaining: Vec<&String> = scale.pods_to_delete.iter().filter(exists).collect();
+    if remaining.len() == scale.pods_to_delete.len() {
         return;
     }
-    let left = if left.is_empty() { json!(null) } else { json!(left) };
+    let remaining = if remaining.is_empty() {
+        json!(null)
+    } else {
+        json!(remaining)
+    };
     let version = &view.observed.set.metadata.resource_version;
     let patch = json!({
         "metadata": { "resourceVersion": version },
-        "spec": { "scaleStrategy": { "podsToDelete": left } },
+        "spec": { "scaleStrategy": { "podsToDelete": remaining } },
     });
-    draft.act(view, Act::PatchSet(patch));
+    builder.push(view, Action::PatchCloneSet(patch));
 }

@@ -2,87 +2,95 @@
 
 use serde_json::json;
 
+use super::builder::PlanBuilder;
 use super::claims;
-use super::draft::Draft;
-use super::types::{Act, Revision, Why};
-use super::view::View;
+use super::types::{Action, ParsedRevision, PatchReason};
+use super::view::PlanView;
 use crate::view::matches;
-use kruise_api::cloneset::texts;
-use kruise_workload::in_place::{Pod, Target, Write};
+use kruise_api::cloneset::string_map;
+use kruise_workload::in_place::{PatchTarget, Pod, PodWrite};
 
 /// What became of the Pods.
-pub(super) struct Claimed {
+pub(super) struct ClaimResult {
     /// Whether some are being adopted, or will be, so that it is too early to count: a Pod that is made in the place of one
     /// that was not adopted at once would have that one deleted.
-    pub early: bool,
+    pub adoption_pending: bool,
     /// Whether some are yet to be adopted, now or later.
-    pub orphans: bool,
+    pub has_orphans: bool,
 }
 
 /// Whether orphans are adopted, as Kubernetes' own workloads do: while the CloneSet has no status, so that it can take over
 /// from a Deployment, or a CloneSet of its name, that was deleted without its Pods. Later on they are left alone, as
 /// OpenKruise leaves them: a CloneSet that its manager looked after must not count them when ours begins to.
-pub(super) fn adopts(view: &View<'_>) -> bool {
+pub(super) fn adopts_orphans(view: &PlanView<'_>) -> bool {
     view.observed.set.is_new()
 }
 
 /// Sorts the Pods out: the active ones that count are left in the view. The one who acts makes sure before adoptions that
 /// the CloneSet lives, by a live read.
-pub(super) fn claim(view: &mut View<'_>, draft: &mut Draft) -> Claimed {
+pub(super) fn claim_pods(view: &mut PlanView<'_>, builder: &mut PlanBuilder) -> ClaimResult {
     let observed = view.observed;
     let set = view.owner();
-    let (trusted, adopts) = (trusted(view), adopts(view));
-    let mut claimed = Claimed {
-        early: false,
-        orphans: false,
+    let (selector_usable, adopts) = (selector_is_usable(view), adopts_orphans(view));
+    let mut result = ClaimResult {
+        adoption_pending: false,
+        has_orphans: false,
     };
     for pod in observed.pods.iter().map(AsRef::as_ref) {
         let matching = matches(&view.spec.selector, &pod.labels);
         match &pod.controller {
             Some(controller) if *controller == set => {
-                if matching || !trusted {
+                if matching || !selector_usable {
                     if pod.active() {
-                        view.count(pod);
+                        view.add_pod(pod);
                     }
                 } else {
-                    draft.patch(view, pod, Why::Release, vec![release(pod, &set.uid)]);
+                    builder.push_patch(
+                        view,
+                        pod,
+                        PatchReason::Release,
+                        vec![release_patch(pod, &set.uid)],
+                    );
                 }
             }
-            None if matching && pod.active() && trusted && adopts => {
+            None if matching && pod.active() && selector_usable && adopts => {
                 let reference = json!({ "metadata": { "ownerReferences": [view.owner_reference()] } });
-                let write = Write::new(Target::Pod, pod, reference);
-                let adopt = Act::PatchPod {
+                let write = PodWrite::new(PatchTarget::Pod, pod, reference);
+                let adopt = Action::PatchPod {
                     uid: pod.uid.clone(),
                     name: pod.name.clone(),
-                    why: Why::Adopt,
+                    reason: PatchReason::Adopt,
                     revision: None,
                     writes: vec![write],
-                    claims: claims::orphans(view, pod),
+                    claims: claims::orphan_claims(view, pod),
                 };
-                claimed.early |= !view.given_up(&adopt.subject());
-                draft.act(view, adopt);
-                claimed.orphans = true;
+                result.adoption_pending |= !view.failed_permanently(&adopt.subject());
+                builder.push(view, adopt);
+                result.has_orphans = true;
             }
             _ => {}
         }
     }
-    claimed
+    result
 }
 
 /// Whether the selector may be gone by. Where what the CloneSet asks for is refused the mistake may be the selector's,
 /// unless it picks what was made so far.
-fn trusted(view: &View<'_>) -> bool {
-    let picks = |revision: &Revision| {
-        let labels = texts(&revision.data["spec"]["template"]["metadata"]["labels"]);
+fn selector_is_usable(view: &PlanView<'_>) -> bool {
+    let matches_template = |revision: &ParsedRevision| {
+        let labels = string_map(&revision.data["spec"]["template"]["metadata"]["labels"]);
         matches(&view.spec.selector, &labels)
     };
-    !view.held() || view.revision(&view.observed.update).is_some_and(picks)
+    !view.template_rejected()
+        || view
+            .revision(&view.observed.update_revision)
+            .is_some_and(matches_template)
 }
 
-fn release(pod: &Pod, uid: &str) -> Write {
+fn release_patch(pod: &Pod, uid: &str) -> PodWrite {
     let owners = json!([{ "$patch": "delete", "uid": uid }]);
-    Write::new(
-        Target::Pod,
+    PodWrite::new(
+        PatchTarget::Pod,
         pod,
         json!({ "metadata": { "ownerReferences": owners } }),
     )

@@ -2,79 +2,92 @@
 
 use jiff::SignedDuration;
 
-use super::draft::{Draft, Kind, Pending};
+use super::builder::{PendingWrites, PlanBuilder, WaitReason};
 use super::lifecycle;
-use super::types::{Event, Why};
+use super::types::{CloneSetEvent, PatchReason};
 use super::update;
-use super::view::{Seen, View};
+use super::view::{ObservedPod, PlanView};
 use super::waiting;
 use kruise_api::cloneset::PodUpdateStrategyType as Policy;
 use kruise_api::lifecycle::{LifecycleHook, LifecycleStateType as State};
-use kruise_workload::in_place::complete::Waiting;
-use kruise_workload::in_place::{Refresh, patch, ready, resize};
+use kruise_workload::in_place::completion::WaitingFor;
+use kruise_workload::in_place::{RefreshResult, patch, ready, resize};
 use kruise_workload::pods;
 
 /// How long kubelet may put a resize off before another Pod takes the place.
-const DEFERRED: SignedDuration = SignedDuration::from_mins(5);
+const MAX_RESIZE_DEFERRAL: SignedDuration = SignedDuration::from_mins(5);
 
 /// What `pod` needs now, if anything; says what it waits for.
-pub(super) fn refresh(view: &View<'_>, pod: &Seen<'_>, draft: &mut Draft) -> Option<Pending> {
-    let mut settled = pods::idle(pod);
-    if !settled && view.unread(pod) {
-        let why = "its revision to be read, which takes too much memory beside those of other Pods";
-        draft.wait(Kind::Stuck, why, pod);
+pub(super) fn refresh(
+    view: &PlanView<'_>,
+    pod: &ObservedPod<'_>,
+    builder: &mut PlanBuilder,
+) -> Option<PendingWrites> {
+    let mut update_done = pods::is_idle(pod);
+    if !update_done && view.is_unread(pod) {
+        let reason = "its revision to be read, which takes too much memory beside those of other Pods";
+        builder.add_wait(WaitReason::Stuck, reason, pod);
         return None;
     }
-    let at = |revision: &str| pods::at(pod, revision);
-    let next = || kruise_workload::in_place::refresh(pod, at, view.template_of(pod), view.now);
-    match if settled { Refresh::Done } else { next() } {
-        Refresh::Act(mut writes) => {
-            update::fall_back(view, pod, false, &mut writes);
-            let why = Why::GoOn;
-            return Some(Pending {
+    let has_revision = |revision: &str| pods::has_revision(pod, revision);
+    let next = || kruise_workload::in_place::refresh(pod, has_revision, view.pod_template(pod), view.now);
+    match if update_done { RefreshResult::Done } else { next() } {
+        RefreshResult::Patch(mut writes) => {
+            update::set_fallbacks(view, pod, false, &mut writes);
+            let reason = PatchReason::ContinueUpdate;
+            return Some(PendingWrites {
                 writes,
-                why,
-                first: true,
+                reason,
+                exclusive: true,
             });
         }
-        Refresh::Wait(waiting) => {
-            let why = match &waiting {
+        RefreshResult::Wait(waiting) => {
+            let message = match &waiting {
                 // One time for each Pod would be one reason for each.
-                Waiting::Grace(Some(until)) => {
-                    draft.wake_at(*until);
-                    Waiting::Grace(None).to_string()
+                WaitingFor::GracePeriod(Some(until)) => {
+                    builder.requeue_at(*until);
+                    WaitingFor::GracePeriod(None).to_string()
                 }
                 other => other.to_string(),
             };
-            if let Some(needed) = cannot_resize(view, pod, &waiting, draft) {
+            if let Some(needed) = resolve_failed_resize(view, pod, &waiting, builder) {
                 return Some(needed);
             }
             let kind = match &waiting {
-                Waiting::Grace(_) => Kind::GracePeriod,
-                _ => Kind::PodsNotReady,
+                WaitingFor::GracePeriod(_) => WaitReason::GracePeriod,
+                _ => WaitReason::PodsNotReady,
             };
-            match waiting::trouble(pod) {
-                Some(trouble) => draft.wait(Kind::PodsNotReady, trouble, pod),
-                None => draft.wait(kind, why, pod),
+            match waiting::container_error(pod) {
+                Some(trouble) => builder.add_wait(WaitReason::PodsNotReady, trouble, pod),
+                None => builder.add_wait(kind, message, pod),
             }
         }
         // It stays out of its Services until no container is to be restarted any more.
-        Refresh::Done => settled = !resize::under_way(pod),
+        RefreshResult::Done => update_done = !resize::resize_in_progress(pod),
     }
-    let next = next_state(view, pod, settled, draft);
-    let gate = settled && pod.node.is_some();
-    let ready = gate.then(|| ready::ready(pod, view.now)).flatten();
+    let next = next_state(view, pod, update_done, builder);
+    let gate = update_done && pod.node.is_some();
+    let ready = gate.then(|| ready::ready_condition(pod, view.now)).flatten();
     let first = next.is_some();
-    let write = lifecycle::write(view, pod, next, ready)?;
-    let (writes, why) = (vec![write], Why::State);
-    Some(Pending { writes, why, first })
+    let write = lifecycle::state_write(view, pod, next, ready)?;
+    let (writes, reason) = (vec![write], PatchReason::SyncLifecycle);
+    Some(PendingWrites {
+        writes,
+        reason,
+        exclusive: first,
+    })
 }
 
 /// What becomes of a Pod that kubelet cannot give its new size: another takes its place, where the policy allows that, or
 /// else its update ends without the size, which kubelet goes on trying for.
-fn cannot_resize(view: &View<'_>, pod: &Seen<'_>, waiting: &Waiting, draft: &mut Draft) -> Option<Pending> {
-    let pending = resize::pending(pod)?;
-    if pod.specified || !matches!(waiting, Waiting::Resources(..)) {
+fn resolve_failed_resize(
+    view: &PlanView<'_>,
+    pod: &ObservedPod<'_>,
+    waiting: &WaitingFor,
+    builder: &mut PlanBuilder,
+) -> Option<PendingWrites> {
+    let pending = resize::resize_condition(pod)?;
+    if pod.specified || !matches!(waiting, WaitingFor::Resources(..)) {
         return None;
     }
     let policy = view
@@ -82,72 +95,83 @@ fn cannot_resize(view: &View<'_>, pod: &Seen<'_>, waiting: &Waiting, draft: &mut
         .rolling_update()
         .and_then(|r| r.pod_update_policy.as_ref());
     if policy == Some(&Policy::InPlaceOnly) {
-        draft.events.push(Event {
+        builder.events.push(CloneSetEvent {
             warning: true,
             reason: "FailedUpdatePodInPlace",
             message: format!("{}: resize is {}: {}", pod.name, pending.reason, pending.message),
-            since: None,
+            wait_since: None,
         });
-        return Some(Pending {
-            writes: vec![patch::without_sizes(pod)?],
-            why: Why::GoOn,
-            first: true,
+        return Some(PendingWrites {
+            writes: vec![patch::stop_waiting_for_resize(pod)?],
+            reason: PatchReason::ContinueUpdate,
+            exclusive: true,
         });
     }
-    let until = match pending.reason.as_str() {
+    let recreate_at = match pending.reason.as_str() {
         "Infeasible" => Some(view.now),
-        "Deferred" | resize::FAILS => pending.since.and_then(|since| since.checked_add(DEFERRED).ok()),
+        "Deferred" | resize::RESIZE_ERROR => pending
+            .since
+            .and_then(|since| since.checked_add(MAX_RESIZE_DEFERRAL).ok()),
         _ => None,
     }
-    .filter(|_| update::may_replace(view))?;
-    if until > view.now {
-        draft.wake_at(until);
+    .filter(|_| update::may_recreate(view))?;
+    if recreate_at > view.now {
+        builder.requeue_at(recreate_at);
         return None;
     }
-    let (why, writes) = update::recreate(pod)?;
-    Some(Pending {
+    let (reason, writes) = update::mark_for_recreate(pod)?;
+    Some(PendingWrites {
         writes,
-        why,
-        first: true,
+        reason,
+        exclusive: true,
     })
 }
 
 /// The state that the Pod goes over to by itself. `settled` says that no update in place is under way.
-fn next_state(view: &View<'_>, pod: &Seen<'_>, settled: bool, draft: &mut Draft) -> Option<State> {
-    let mut held = |name: &str, hook: &LifecycleHook, there: bool| {
-        let lets = if there { "to be removed" } else { "to be added" };
-        let items = waiting::items(hook, pod, there);
-        let why = format!("hook {name}: {items} {lets}");
+fn next_state(
+    view: &PlanView<'_>,
+    pod: &ObservedPod<'_>,
+    update_done: bool,
+    builder: &mut PlanBuilder,
+) -> Option<State> {
+    let mut wait_for_hook = |name: &str, hook: &LifecycleHook, present: bool| {
+        let expected = if present { "to be removed" } else { "to be added" };
+        let items = waiting::hook_items(hook, pod, present);
+        let message = format!("hook {name}: {items} {expected}");
         // What a hook is to put onto a Pod comes when the Pod is well.
-        let trouble = waiting::trouble(pod).filter(|_| !there);
+        let trouble = waiting::container_error(pod).filter(|_| !present);
         match trouble {
-            Some(trouble) => draft.wait(Kind::PodsNotReady, trouble, pod),
-            None => draft.wait(Kind::LifecycleHook, why, pod),
+            Some(trouble) => builder.add_wait(WaitReason::PodsNotReady, trouble, pod),
+            None => builder.add_wait(WaitReason::LifecycleHook, message, pod),
         }
         None
     };
-    let hooked = |hook| pods::hooked(hook, pod);
+    let is_hooked = |hook| pods::is_hooked(hook, pod);
     match &pod.state {
         State::PreparingNormal => match view.lifecycle().and_then(|l| l.pre_normal.as_ref()) {
-            Some(hook) if pods::all_hooked(hook, pod) => Some(State::Normal),
-            Some(hook) if pod.node.is_some() => held("preNormal", hook, false),
+            Some(hook) if pods::is_all_hooked(hook, pod) => Some(State::Normal),
+            Some(hook) if pod.node.is_some() => wait_for_hook("preNormal", hook, false),
             None if pod.node.is_some() => Some(State::Normal),
             _ => {
-                draft.wait(Kind::PodsNotScheduled, waiting::no_node(view, pod), pod);
+                builder.add_wait(
+                    WaitReason::PodsNotScheduled,
+                    waiting::not_scheduled_reason(view, pod),
+                    pod,
+                );
                 None
             }
         },
-        State::Updating if settled => Some(lifecycle::after_update(view, pod)),
+        State::Updating if update_done => Some(lifecycle::state_after_update(view, pod)),
         State::Updated => match view.in_place_update() {
-            Some(hook) if !pods::all_hooked(hook, pod) => held("inPlaceUpdate", hook, false),
+            Some(hook) if !pods::is_all_hooked(hook, pod) => wait_for_hook("inPlaceUpdate", hook, false),
             _ => Some(State::Normal),
         },
-        State::PreparingUpdate if hooked(view.in_place_update()) => view
+        State::PreparingUpdate if is_hooked(view.in_place_update()) => view
             .in_place_update()
-            .and_then(|hook| held("inPlaceUpdate", hook, true)),
-        State::PreparingDelete if hooked(view.pre_delete()) => {
-            view.pre_delete().and_then(|hook| held("preDelete", hook, true))
-        }
+            .and_then(|hook| wait_for_hook("inPlaceUpdate", hook, true)),
+        State::PreparingDelete if is_hooked(view.pre_delete()) => view
+            .pre_delete()
+            .and_then(|hook| wait_for_hook("preDelete", hook, true)),
         _ => None,
     }
 }

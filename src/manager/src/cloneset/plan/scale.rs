@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use super::draft::{Draft, Kind};
+use super::builder::{PlanBuilder, WaitReason};
 use super::lifecycle;
-use super::numbers::Numbers;
-use super::types::{Act, Event, Subject, Why};
-use super::view::{AT_ONCE, Seen, View};
+use super::replica_counts::ReplicaCounts;
+use super::types::{Action, CloneSetEvent, FailureSubject, PatchReason};
+use super::view::{MAX_PODS_PER_PASS, ObservedPod, PlanView};
 use super::{claims, create, waiting};
 use kruise_api::lifecycle::LifecycleStateType as State;
 use kruise_workload::in_place::Pod;
-use kruise_workload::order::{self, Choice, Spread};
+use kruise_workload::order::{self, DeletionCriteria, TopologySpread};
 use kruise_workload::pods;
 
 /// Plans the first of these that there is anything to do for, and says whether there was: Pods that need not be
@@ -18,81 +18,101 @@ use kruise_workload::pods;
 ///
 /// Unlike upstream, Pods that cannot be made now (a quota, a limit of the scale strategy) do not stop the deletion
 /// of Pods that wait for it.
-pub(super) fn scale(view: &View<'_>, claims: &BTreeSet<&str>, draft: &mut Draft) -> bool {
-    if keep(view, draft) {
+pub(super) fn scale(view: &PlanView<'_>, claims: &BTreeSet<&str>, builder: &mut PlanBuilder) -> bool {
+    if cancel_deletions(view, builder) {
         return true;
     }
-    let numbers = view.numbers(|pod| view.scaled_as_updated(pod));
+    let numbers = view.replica_counts(|pod| view.counts_as_updated(pod));
     // Without any revision there is nothing to make Pods of.
-    if numbers.scale_up > 0 && view.revision(&view.observed.update).is_some() {
-        limited(&numbers, draft);
-        let cleared = clear(view, claims, draft);
-        if make(view, claims, &numbers, draft) || cleared {
+    if numbers.scale_up > 0 && view.revision(&view.observed.update_revision).is_some() {
+        report_scale_up_limit(&numbers, builder);
+        let deleted_terminal = delete_terminal_pods(view, claims, builder);
+        if create_pods(view, claims, &numbers, builder) || deleted_terminal {
             return true;
         }
     }
     let waiting = view.pods.iter().filter(|p| p.state == State::PreparingDelete);
-    let unlimited = Limit {
+    let unlimited = DeletionBudget {
         ready: i64::MAX,
         available: i64::MAX,
     };
-    if delete(view, waiting.map(|seen| seen.pod), unlimited, draft) {
+    if delete_pods(view, waiting.map(|seen| seen.pod), unlimited, builder) {
         return true;
     }
-    let named = |pod: &&Seen<'_>| pod.specified && pod.state != State::PreparingDelete;
-    let specified: Vec<&Pod> = view.pods.iter().filter(named).map(|seen| seen.pod).collect();
-    let limit = limit(view, &numbers);
-    let none = specified.is_empty();
-    if delete(view, specified, limit, draft) {
+    let specified_only = |pod: &&ObservedPod<'_>| pod.specified && pod.state != State::PreparingDelete;
+    let specified: Vec<&Pod> = view
+        .pods
+        .iter()
+        .filter(specified_only)
+        .map(|seen| seen.pod)
+        .collect();
+    let budget = deletion_budget(view, &numbers);
+    let none_specified = specified.is_empty();
+    if delete_pods(view, specified, budget, builder) {
         return true;
     }
-    let too_many = numbers.scale_down > 0 && none && !preparing(view);
-    too_many && delete(view, choose(view, &numbers), limit, draft)
+    let too_many = numbers.scale_down > 0 && none_specified && !any_preparing_delete(view);
+    too_many && delete_pods(view, choose_for_deletion(view, &numbers), budget, builder)
 }
 
 /// Deletes Pods that have ended and whose claims stay: the Pods that take their places, and names, have these claims.
 /// Kubelet evicts Pods so, and leaves them to be looked at. Whether there were any.
-fn clear(view: &View<'_>, claims: &BTreeSet<&str>, draft: &mut Draft) -> bool {
-    let acts = create::ended(view, claims).into_iter().map(|pod| Act::DeletePod {
-        uid: pod.uid.clone(),
-        name: pod.name.clone(),
-        version: Some(pod.resource_version.clone()),
-        claims: Vec::new(),
-    });
-    let planned: Vec<bool> = acts.map(|act| draft.act(view, act)).collect();
+fn delete_terminal_pods(
+    view: &PlanView<'_>,
+    kept_claims: &BTreeSet<&str>,
+    builder: &mut PlanBuilder,
+) -> bool {
+    let actions = create::terminal_with_claims(view, kept_claims)
+        .into_iter()
+        .map(|pod| Action::DeletePod {
+            uid: pod.uid.clone(),
+            name: pod.name.clone(),
+            version: Some(pod.resource_version.clone()),
+            claims: Vec::new(),
+        });
+    let planned: Vec<bool> = actions.map(|action| builder.push(view, action)).collect();
     planned.contains(&true)
 }
 
-fn preparing(view: &View<'_>) -> bool {
+fn any_preparing_delete(view: &PlanView<'_>) -> bool {
     view.pods.iter().any(|p| p.state == State::PreparingDelete)
 }
 
 /// Keeps Pods that were to be deleted and are needed again. One that its hook took out of its Services is not.
-fn keep(view: &View<'_>, draft: &mut Draft) -> bool {
+fn cancel_deletions(view: &PlanView<'_>, builder: &mut PlanBuilder) -> bool {
     let marked = [view.pre_delete(), view.in_place_update()];
     if marked.into_iter().flatten().any(|hook| hook.mark_pod_not_ready) {
         return false;
     }
-    let waits = |pod: &Seen<'_>| pod.state == State::PreparingDelete;
+    let preparing_delete = |pod: &ObservedPod<'_>| pod.state == State::PreparingDelete;
     let count = |pods: usize| i64::try_from(pods).unwrap_or(i64::MAX);
-    let planned = view.pods.iter().filter(|p| waits(p) || p.specified).count();
+    let planned = view
+        .pods
+        .iter()
+        .filter(|p| preparing_delete(p) || p.specified)
+        .count();
     let mut needed = view.limits.replicas - count(view.pods.len()) + count(planned);
-    let mut kept = false;
-    for pod in view.pods.iter().filter(|p| waits(p) && !p.specified) {
+    let mut cancelled = false;
+    for pod in view.pods.iter().filter(|p| preparing_delete(p) && !p.specified) {
         if needed <= 0 {
             break;
         }
-        let write = lifecycle::write(view, pod, Some(lifecycle::after_cancel(view, pod)), None);
-        if draft.patch(view, pod, Why::KeepAfterAll, write.into_iter().collect()) {
+        let write = lifecycle::state_write(view, pod, Some(lifecycle::state_after_cancel(view, pod)), None);
+        if builder.push_patch(
+            view,
+            pod,
+            PatchReason::CancelDeletion,
+            write.into_iter().collect(),
+        ) {
             needed -= 1;
-            kept = true;
+            cancelled = true;
         }
     }
-    kept
+    cancelled
 }
 
 /// Says that fewer Pods are made than are missing.
-fn limited(numbers: &Numbers, draft: &mut Draft) {
+fn report_scale_up_limit(numbers: &ReplicaCounts, builder: &mut PlanBuilder) {
     if numbers.scale_up <= numbers.scale_up_limit {
         return;
     }
@@ -100,47 +120,52 @@ fn limited(numbers: &Numbers, draft: &mut Draft) {
         "{} Pods are missing, of which scaleStrategy.maxUnavailable allows {} to be made now",
         numbers.scale_up, numbers.scale_up_limit
     );
-    draft.events.push(Event {
+    builder.events.push(CloneSetEvent {
         warning: true,
         reason: "ScaleUpLimited",
         message: format!(
             "scaleUp is limited because of scaleStrategy.maxUnavailable, limit: {}",
             numbers.scale_up_limit
         ),
-        since: None,
+        wait_since: None,
     });
-    draft.limited = Some(message);
+    builder.scale_up_limited = Some(message);
 }
 
-fn make(view: &View<'_>, claims: &BTreeSet<&str>, numbers: &Numbers, draft: &mut Draft) -> bool {
-    if let Some(until) = view.delayed(&Subject::Creation) {
-        draft.wake_at(until);
+fn create_pods(
+    view: &PlanView<'_>,
+    kept_claims: &BTreeSet<&str>,
+    numbers: &ReplicaCounts,
+    builder: &mut PlanBuilder,
+) -> bool {
+    if let Some(until) = view.retry_at(&FailureSubject::PodCreation) {
+        builder.requeue_at(until);
         return false;
     }
     let size = |number: i64| usize::try_from(number).unwrap_or_default();
-    let (count, room) = (size(numbers.scale_up_limit), view.room());
-    let acts = create::create(view, claims, count, size(numbers.scale_up_old));
-    if acts.len() == room && room < count {
-        draft.wake_at(view.now);
-    } else if acts.len() < count {
-        for pod in create::leaving(view, claims) {
-            draft.wait(
-                Kind::ClaimsInUse,
+    let (count, room) = (size(numbers.scale_up_limit), view.pod_limit());
+    let actions = create::plan_creations(view, kept_claims, count, size(numbers.scale_up_old));
+    if actions.len() == room && room < count {
+        builder.requeue_at(view.now);
+    } else if actions.len() < count {
+        for pod in create::terminating_with_claims(view, kept_claims) {
+            builder.add_wait(
+                WaitReason::ClaimsInUse,
                 "to terminate, so that its PVCs can be reused",
                 pod,
             );
         }
     }
-    let made = !acts.is_empty();
-    for act in acts {
-        draft.act(view, act);
+    let planned = !actions.is_empty();
+    for action in actions {
+        builder.push(view, action);
     }
-    made
+    planned
 }
 
 /// How many Pods may go that are in use.
 #[derive(Clone, Copy)]
-struct Limit {
+struct DeletionBudget {
     /// Pods that are ready, as upstream counts them.
     ready: i64,
     /// Of these, Pods that were ready for as long as they must be. One that was not serves nobody's budget.
@@ -151,23 +176,23 @@ struct Limit {
 ///
 /// The limit that upstream goes by counts Pods that are specified for deletion as available; as they need not be, what
 /// is available is counted too.
-fn limit(view: &View<'_>, numbers: &Numbers) -> Limit {
-    let there = view.pods.iter().filter(|p| p.available).count();
-    let least = view.limits.replicas - view.limits.unavailable;
-    let there = i64::try_from(there).unwrap_or(i64::MAX);
-    Limit {
+fn deletion_budget(view: &PlanView<'_>, numbers: &ReplicaCounts) -> DeletionBudget {
+    let available = view.pods.iter().filter(|p| p.available).count();
+    let min_available = view.limits.replicas - view.limits.max_unavailable;
+    let available = i64::try_from(available).unwrap_or(i64::MAX);
+    DeletionBudget {
         ready: numbers.delete_ready_limit,
-        available: there - least,
+        available: available - min_available,
     }
 }
 
 /// The Pods that are too many.
-fn choose<'a>(view: &View<'a>, numbers: &Numbers) -> Vec<&'a Pod> {
-    let (new, old): (Vec<&Seen<'_>>, Vec<&Seen<'_>>) =
-        view.pods.iter().partition(|p| view.scaled_as_updated(p));
-    let pods = |seen: Vec<&Seen<'a>>| -> Vec<&'a Pod> { seen.into_iter().map(|s| s.pod).collect() };
+fn choose_for_deletion<'a>(view: &PlanView<'a>, numbers: &ReplicaCounts) -> Vec<&'a Pod> {
+    let (new, old): (Vec<&ObservedPod<'_>>, Vec<&ObservedPod<'_>>) =
+        view.pods.iter().partition(|p| view.counts_as_updated(p));
+    let pods = |seen: Vec<&ObservedPod<'a>>| -> Vec<&'a Pod> { seen.into_iter().map(|s| s.pod).collect() };
     let (new, old) = (pods(new), pods(old));
-    let constraints = view.revision(&view.observed.update).map(|r| {
+    let constraints = view.revision(&view.observed.update_revision).map(|r| {
         let spec = &r.data["spec"]["template"]["spec"];
         spec["topologySpreadConstraints"]
             .as_array()
@@ -175,20 +200,20 @@ fn choose<'a>(view: &View<'a>, numbers: &Numbers) -> Vec<&'a Pod> {
             .unwrap_or_default()
     });
     let keys = constraints.unwrap_or_default();
-    let spread = Spread {
+    let spread = TopologySpread {
         keys: keys
             .iter()
             .filter_map(|c| c["topologyKey"].as_str().map(str::to_owned))
             .collect(),
         nodes: Some(&view.observed.nodes),
     };
-    let choice = Choice {
+    let choice = DeletionCriteria {
         min_ready_seconds: view.min_ready,
         now: view.now,
         spread: &spread,
     };
     let size = |number: i64| usize::try_from(number).unwrap_or_default();
-    order::split(
+    order::pick_for_scale_down(
         &old,
         &new,
         size(numbers.scale_down),
@@ -199,46 +224,47 @@ fn choose<'a>(view: &View<'a>, numbers: &Numbers) -> Vec<&'a Pod> {
 
 /// Deletes Pods, or lets their hook prepare that: unavailable ones at once, others while the limit lasts. Whether it did
 /// either.
-fn delete<'a>(
-    view: &View<'_>,
+fn delete_pods<'a>(
+    view: &PlanView<'_>,
     pods: impl IntoIterator<Item = &'a Pod>,
-    mut limit: Limit,
-    draft: &mut Draft,
+    mut budget: DeletionBudget,
+    builder: &mut PlanBuilder,
 ) -> bool {
-    let mut done = false;
-    let mut room = AT_ONCE;
+    let mut planned_any = false;
+    let mut room = MAX_PODS_PER_PASS;
     for pod in pods {
         if room == 0 {
-            draft.wake_at(view.now);
+            builder.requeue_at(view.now);
             break;
         }
         if pods::available(pod, 0, view.now) {
-            let counts = pods::available(pod, view.min_ready, view.now);
-            if limit.ready <= 0 || (counts && limit.available <= 0) {
-                draft.wait(
-                    Kind::MaxUnavailable,
-                    format!("to be deleted: {}", waiting::budget(view)),
+            let is_available = pods::available(pod, view.min_ready, view.now);
+            if budget.ready <= 0 || (is_available && budget.available <= 0) {
+                builder.add_wait(
+                    WaitReason::MaxUnavailable,
+                    format!("to be deleted: {}", waiting::unavailable_limit_text(view)),
                     pod,
                 );
                 continue;
             }
-            limit.ready -= 1;
-            limit.available -= i64::from(counts);
+            budget.ready -= 1;
+            budget.available -= i64::from(is_available);
         }
-        if !pods::hooked(view.pre_delete(), pod) {
-            let act = Act::DeletePod {
+        if !pods::is_hooked(view.pre_delete(), pod) {
+            let act = Action::DeletePod {
                 uid: pod.uid.clone(),
                 name: pod.name.clone(),
                 version: view.pre_delete().map(|_| pod.resource_version.clone()),
-                claims: claims::of_pod(view, pod),
+                claims: claims::pod_claims(view, pod),
             };
-            let planned = draft.act(view, act);
+            let planned = builder.push(view, act);
             room -= usize::from(planned);
-            done |= planned;
-        } else if pods::state(pod) != State::PreparingDelete {
-            let write = lifecycle::write(view, pod, Some(State::PreparingDelete), None);
-            done |= draft.patch(view, pod, Why::PrepareDelete, write.into_iter().collect());
+            planned_any |= planned;
+        } else if pods::lifecycle_state(pod) != State::PreparingDelete {
+            let write = lifecycle::state_write(view, pod, Some(State::PreparingDelete), None);
+            planned_any |=
+                builder.push_patch(view, pod, PatchReason::PrepareDelete, write.into_iter().collect());
         }
     }
-    done
+    planned_any
 }

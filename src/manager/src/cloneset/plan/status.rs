@@ -2,12 +2,12 @@
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-use super::conditions::{set, set_progressing};
-use super::draft::{Draft, cut};
-use super::types::{Concern, Event, Template};
-use super::view::{Seen, View};
+use super::builder::{PlanBuilder, truncate};
+use super::conditions::{set_progressing, upsert_condition};
+use super::types::{ActionPurpose, CloneSetEvent, TemplateStatus};
+use super::view::{ObservedPod, PlanView};
 use super::waiting;
-use super::waiting::{SAID, stuck};
+use super::waiting::{MAX_MESSAGE_BYTES, first_stuck};
 use kruise_api::cloneset::CloneSetStatus;
 use kruise_workload::pods;
 
@@ -17,11 +17,11 @@ const FAILED_SCALE: &str = "FailedScale";
 const FAILED_UPDATE: &str = "FailedUpdate";
 
 /// The counters; conditions are those observed.
-pub(super) fn counters(view: &View<'_>) -> CloneSetStatus {
+pub(super) fn counters(view: &PlanView<'_>) -> CloneSetStatus {
     let observed = view.observed;
     let before = observed.set.status.clone().unwrap_or_default();
-    let count = |of: &dyn Fn(&&Seen<'_>) -> bool| {
-        i32::try_from(view.pods.iter().filter(|p| of(p)).count()).unwrap_or(i32::MAX)
+    let count = |predicate: &dyn Fn(&&ObservedPod<'_>) -> bool| {
+        i32::try_from(view.pods.iter().filter(|p| predicate(p)).count()).unwrap_or(i32::MAX)
     };
     let replicas = count(&|_| true);
     let updated = count(&|p| p.updated);
@@ -30,7 +30,7 @@ pub(super) fn counters(view: &View<'_>) -> CloneSetStatus {
     CloneSetStatus {
         // As with upstream, and with Deployments: a template that is not taken in is not observed, or tools that
         // wait for a rollout would take the last one for it.
-        observed_generation: if view.held() {
+        observed_generation: if view.template_rejected() {
             before.observed_generation
         } else {
             observed.set.metadata.generation
@@ -42,66 +42,69 @@ pub(super) fn counters(view: &View<'_>) -> CloneSetStatus {
         updated_ready_replicas: count(&|p| p.updated && p.ready),
         updated_available_replicas: Some(count(&|p| p.updated && p.available)),
         expected_updated_replicas: Some(i32::try_from(expected).unwrap_or(i32::MAX)),
-        update_revision: observed.update.clone(),
+        update_revision: observed.update_revision.clone(),
         current_revision: if all {
-            observed.update.clone()
+            observed.update_revision.clone()
         } else {
-            observed.current.clone()
+            observed.current_revision.clone()
         },
-        collision_count: observed.collisions,
+        collision_count: observed.collision_count,
         conditions: before.conditions,
         label_selector: selector_text(&view.spec.selector),
     }
 }
 
 /// Sets the conditions, and looks again when one of them may change by time alone.
-pub(super) fn conditions(view: &View<'_>, status: &mut CloneSetStatus, draft: &mut Draft) {
+pub(super) fn set_conditions(view: &PlanView<'_>, status: &mut CloneSetStatus, builder: &mut PlanBuilder) {
     for pod in view.pods.iter().filter(|p| !p.available && p.ready) {
         if let Some(until) = pods::ready_until(pod, view.min_ready).filter(|until| *until >= view.now) {
             // Availability begins after that very moment.
-            draft.wake_at(
+            builder.requeue_at(
                 until
                     .checked_add(jiff::SignedDuration::from_millis(1))
                     .unwrap_or(until),
             );
         }
     }
-    failures(view, status, draft);
-    match &view.observed.template {
-        Template::Taken => set_progressing(view, status, draft),
+    set_failure_conditions(view, status, builder);
+    match &view.observed.template_status {
+        TemplateStatus::Accepted => set_progressing(view, status, builder),
         // What was said before may hold yet.
-        Template::Unknown => return,
-        Template::Refused(why) => {
+        TemplateStatus::Unknown => return,
+        TemplateStatus::Rejected(why) => {
             // Progressing stays as it is, as in OpenKruise; FailedUpdate and Waiting tell of it.
-            draft.events.push(Event {
+            builder.events.push(CloneSetEvent {
                 warning: true,
                 reason: FAILED_UPDATE,
                 message: why.clone(),
-                since: None,
+                wait_since: None,
             });
         }
     }
-    waiting::set_condition(view, status, draft);
+    waiting::set_waiting(view, status, builder);
 }
 
 /// What failed and is yet to be tried again, as conditions that go when it is over.
-fn failures(view: &View<'_>, status: &mut CloneSetStatus, draft: &Draft) {
-    for (type_, of) in [(FAILED_SCALE, Concern::Scale), (FAILED_UPDATE, Concern::Update)] {
-        let scale = of == Concern::Scale;
+fn set_failure_conditions(view: &PlanView<'_>, status: &mut CloneSetStatus, builder: &PlanBuilder) {
+    for (type_, purpose) in [
+        (FAILED_SCALE, ActionPurpose::Scale),
+        (FAILED_UPDATE, ActionPurpose::Update),
+    ] {
+        let scale = purpose == ActionPurpose::Scale;
         let failures = view.observed.failures.values();
-        let current = failures.filter(|f| f.of == of && f.until > view.now);
-        let stuck = stuck(draft).filter(|_| !scale);
+        let current = failures.filter(|f| f.purpose == purpose && f.retry_at > view.now);
+        let stuck = first_stuck(builder).filter(|_| !scale);
         let others = current.map(|f| f.message.clone()).chain(stuck).min();
-        let template = match &view.observed.template {
-            Template::Refused(why) if !scale => Some(why.clone()),
+        let template = match &view.observed.template_status {
+            TemplateStatus::Rejected(why) if !scale => Some(why.clone()),
             // What was said before may hold yet.
-            Template::Unknown if !scale => continue,
+            TemplateStatus::Unknown if !scale => continue,
             _ => None,
         };
         match template.or(others) {
             Some(message) => {
-                let message = cut(&message, SAID);
-                set(&mut status.conditions, type_, "True", "", &message, view.now);
+                let message = truncate(&message, MAX_MESSAGE_BYTES);
+                upsert_condition(&mut status.conditions, type_, "True", "", &message, view.now);
             }
             None => status.conditions.retain(|c| c.type_ != type_),
         }
@@ -143,7 +146,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn selectors_read_as_kubectl_takes_them() {
+    fn selector_text_matches_kubectl() {
         let selector = json!({
             "matchLabels": { "b": "2", "a": "1" },
             "matchExpressions": [

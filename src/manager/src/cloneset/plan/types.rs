@@ -9,8 +9,8 @@ use serde_json::Value;
 use kruise_api::cloneset::{CloneSet, CloneSetStatus};
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_workload::claim::Claim;
-use kruise_workload::in_place::normal::Stored;
-use kruise_workload::in_place::{Pod, Write};
+use kruise_workload::in_place::normalize::TemplateStorage;
+use kruise_workload::in_place::{Pod, PodWrite};
 
 /// All that is known about one CloneSet.
 #[derive(Clone, Debug)]
@@ -23,51 +23,51 @@ pub struct Observed {
     /// The claims that it owns.
     pub claims: Vec<Claim>,
     /// The claims that its Pods own, by the Pod's UID, without those that are being deleted.
-    pub given: BTreeMap<String, Vec<Claim>>,
+    pub claims_owned_by_pod: BTreeMap<String, Vec<Claim>>,
     /// The most memory that a Pod of the CloneSet takes with its claims, in bytes; a patch takes no more.
-    pub memory: usize,
+    pub max_pod_memory: usize,
     /// Its revisions, the oldest first. Those named below are among them, unless there are none at all.
-    pub revisions: Vec<Arc<Revision>>,
+    pub revisions: Vec<Arc<ParsedRevision>>,
     /// Names of other revisions that Pods have, and that take too much memory to be read.
-    pub unread: Vec<String>,
+    pub unread_revisions: Vec<String>,
     /// Name of the revision that Pods had before the update.
-    pub current: String,
+    pub current_revision: String,
     /// Name of the revision that the template stands for, or did last; empty when there is none.
-    pub update: String,
+    pub update_revision: String,
     /// Whether it does.
-    pub template: Template,
+    pub template_status: TemplateStatus,
     /// How often the name of a new revision was taken already.
-    pub collisions: Option<i32>,
+    pub collision_count: Option<i32>,
     /// The ImagePullJobs that it controls, without those that are being deleted.
-    pub jobs: Vec<Job>,
+    pub jobs: Vec<ImagePullJobRef>,
     /// Labels of the nodes that its Pods are on; needed with topology spread constraints only.
     pub nodes: BTreeMap<String, BTreeMap<String, String>>,
     /// What failed lately, and is not to be tried again before a time.
-    pub failures: BTreeMap<Subject, Failure>,
+    pub failures: BTreeMap<FailureSubject, ActionFailure>,
     /// What acts that failed left to be done.
-    pub left: LeftOver,
+    pub unfinished: UnfinishedCreations,
     /// Features.
-    pub switches: Switches,
+    pub features: Features,
     /// Chance, for names of new Pods.
-    pub seed: u64,
+    pub rng_seed: u64,
 }
 
 /// What became of the CloneSet's template.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Template {
+pub enum TemplateStatus {
     /// The update revision stands for it.
     #[default]
-    Taken,
+    Accepted,
     /// It is not known yet whether there can be a revision for it, which is no news so far. As with the next.
     Unknown,
     /// There is no revision for it, for this reason. The Pods are looked after all the same, with the revisions that
     /// there are; none is updated.
-    Refused(String),
+    Rejected(String),
 }
 
 /// An ImagePullJob of the CloneSet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Job {
+pub struct ImagePullJobRef {
     /// Its name.
     pub name: String,
     /// Identity of the object.
@@ -91,31 +91,31 @@ pub struct OrphanClaim {
     /// Name of the claim.
     pub name: String,
     /// The id that it must share with the Pod.
-    pub instance: String,
+    pub instance_id: String,
 }
 
 /// A revision of the CloneSet's template.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Revision {
+pub struct ParsedRevision {
     /// Name of the ControllerRevision.
     pub name: String,
     /// Its raw data, `{"spec":{"template":…}}`.
     pub data: Value,
     /// Hash of the claim templates; `None` when it does not say.
-    pub claims: Option<String>,
+    pub claim_hash: Option<String>,
     /// Whether its images are pulled ahead already, or need not be.
-    pub downloaded: bool,
+    pub pre_downloaded: bool,
 }
 
 /// Whom a failure concerns.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Subject {
+pub enum FailureSubject {
     /// Making Pods.
-    Creation,
+    PodCreation,
     /// Updates in place of any Pod, where several were refused alike.
-    Updates,
+    InPlaceUpdates,
     /// Sizes that Pods of their revision are yet to get, for a resize was refused.
-    Sizes,
+    PendingResizes,
     /// The Pod of this UID.
     Pod(String),
     /// The claim of this name.
@@ -125,20 +125,20 @@ pub enum Subject {
     /// The revision of this name.
     Revision(String),
     /// The CloneSet itself.
-    Set,
+    CloneSet,
 }
 
 /// A failure that delays what it concerns, and nothing else.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
+pub struct ActionFailure {
     /// What it is in the way of.
-    pub of: Concern,
+    pub purpose: ActionPurpose,
     /// When it may be tried again.
-    pub until: Timestamp,
+    pub retry_at: Timestamp,
     /// Whether the same would fail again until somebody changes something.
-    pub lasting: bool,
+    pub permanent: bool,
     /// Whether the API server refused to resize the Pod.
-    pub of_resize: bool,
+    pub resize_rejected: bool,
     /// Whether the API server answered at all.
     pub answered: bool,
     /// What the API server said.
@@ -147,7 +147,7 @@ pub struct Failure {
 
 /// What an act is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Concern {
+pub enum ActionPurpose {
     /// How many Pods there are, and what belongs to them.
     Scale,
     /// What the Pods are, and their states.
@@ -158,39 +158,39 @@ pub enum Concern {
 
 /// What an act came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ActionOutcome {
     /// It is done, or nothing like it ever will be: its name is somebody else's.
-    Over,
+    Settled,
     /// It was not done.
-    Refused,
+    Failed,
     /// There was no answer, so that it may turn out to be done until then.
     Unknown(Timestamp),
 }
 
 /// What acts that failed left to be done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LeftOver {
+pub struct UnfinishedCreations {
     /// Names of Pods that were to be made, and until when they may turn up where it is not known that they were refused.
     /// Their claims may be there, and hold nothing yet.
     pub pods: BTreeMap<String, Option<Timestamp>>,
 }
 
-impl LeftOver {
+impl UnfinishedCreations {
     /// Takes note of what an act came to.
-    pub fn note(&mut self, act: &Act, outcome: Outcome) {
-        let Act::CreatePod { name, .. } = act else {
+    pub fn record(&mut self, action: &Action, outcome: ActionOutcome) {
+        let Action::CreatePod { name, .. } = action else {
             return;
         };
         self.pods.remove(name);
         match outcome {
-            Outcome::Over => {}
-            Outcome::Refused => self.pods.extend([(name.clone(), None)]),
-            Outcome::Unknown(until) => self.pods.extend([(name.clone(), Some(until))]),
+            ActionOutcome::Settled => {}
+            ActionOutcome::Failed => self.pods.extend([(name.clone(), None)]),
+            ActionOutcome::Unknown(until) => self.pods.extend([(name.clone(), Some(until))]),
         }
     }
 
     /// Forgets the Pods that are there now.
-    pub fn settle(&mut self, pods: &[Arc<Pod>]) {
+    pub fn forget_existing(&mut self, pods: &[Arc<Pod>]) {
         for pod in pods {
             self.pods.remove(&pod.name);
         }
@@ -199,7 +199,7 @@ impl LeftOver {
 
 /// Upstream's feature gates and flags, as far as the plan heeds them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Switches {
+pub struct Features {
     /// CloneSetShortHash: label `controller-revision-hash` holds the short hash alone. Off.
     pub short_hash: bool,
     /// CloneSetPartitionRollback: raising `partition` takes Pods back.
@@ -215,12 +215,12 @@ pub struct Switches {
     /// PreDownloadImageForInPlaceUpdate: new images are pulled ahead.
     pub pre_download: bool,
     /// TemplateNoDefaults: templates are stored as they were asked for. Off.
-    pub stored: Stored,
+    pub template_storage: TemplateStorage,
     /// Flag `--cloneset-scaling-exclude-preparing-delete`. Off.
     pub exclude_preparing_delete: bool,
 }
 
-impl Default for Switches {
+impl Default for Features {
     fn default() -> Self {
         Self {
             short_hash: false,
@@ -230,7 +230,7 @@ impl Default for Switches {
             env_from_metadata: true,
             vertical: true,
             pre_download: true,
-            stored: Stored::WithDefaults,
+            template_storage: TemplateStorage::WithDefaults,
             exclude_preparing_delete: false,
         }
     }
@@ -240,18 +240,18 @@ impl Default for Switches {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// What to do, in any order unless an act says otherwise; the failure of one stops no other.
-    pub acts: Vec<Act>,
+    pub actions: Vec<Action>,
     /// The whole status, if it differs from the one observed.
     pub status: Option<CloneSetStatus>,
     /// What to tell besides what the acts say of themselves.
-    pub events: Vec<Event>,
+    pub events: Vec<CloneSetEvent>,
     /// When to look again though nothing changed.
-    pub wake: Option<Timestamp>,
+    pub requeue_at: Option<Timestamp>,
 }
 
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Act {
+pub enum Action {
     /// Make a Pod; its claims first, where they do not exist. A claim that exists is no failure. The first failure ends
     /// such acts, and those of the passes that follow begin in batches of 1, 2, 4 and so on.
     CreatePod {
@@ -280,11 +280,11 @@ pub enum Act {
         /// Its name.
         name: String,
         /// What for.
-        why: Why,
+        reason: PatchReason,
         /// Name of the ControllerRevision that it is to have, where it is updated.
         revision: Option<String>,
         /// The writes.
-        writes: Vec<Write>,
+        writes: Vec<PodWrite>,
         /// Claims that become the CloneSet's before, where they are nobody's: those of a Pod that is adopted.
         claims: Vec<OrphanClaim>,
     },
@@ -300,7 +300,7 @@ pub enum Act {
     /// Make an ImagePullJob. One that exists is no failure.
     CreateJob(Box<ImagePullJob>),
     /// Delete an ImagePullJob.
-    DeleteJob(Job),
+    DeleteJob(ImagePullJobRef),
     /// Set a label of a ControllerRevision to `true`.
     LabelRevision {
         /// Its name.
@@ -309,12 +309,12 @@ pub enum Act {
         label: &'static str,
     },
     /// Patch the CloneSet (merge patch, bound to the version observed).
-    PatchSet(Value),
+    PatchCloneSet(Value),
 }
 
 /// Why a Pod is patched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+pub enum PatchReason {
     /// It became ours.
     Adopt,
     /// It is not ours any more.
@@ -324,20 +324,20 @@ pub enum Why {
     /// It is marked for deletion, for it cannot be updated in place.
     UpdateReCreate,
     /// An update in place goes on.
-    GoOn,
+    ContinueUpdate,
     /// Its hook is to act before its update.
     PrepareUpdate,
     /// Its hook is to act before its deletion.
     PrepareDelete,
     /// It need not be deleted any more.
-    KeepAfterAll,
+    CancelDeletion,
     /// Its state or its gates changed.
-    State,
+    SyncLifecycle,
 }
 
 /// An event of the CloneSet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Event {
+pub struct CloneSetEvent {
     /// Whether it is a warning.
     pub warning: bool,
     /// The reason, in a word.
@@ -345,42 +345,49 @@ pub struct Event {
     /// The message.
     pub message: String,
     /// Of a wait, since when it lasts: that is told once, whatever the message becomes.
-    pub since: Option<Timestamp>,
+    pub wait_since: Option<Timestamp>,
 }
 
-impl Act {
+impl Action {
     /// What a failure of this act is in the way of.
     #[must_use]
-    pub fn concern(&self) -> Concern {
+    pub fn purpose(&self) -> ActionPurpose {
         match self {
             Self::CreatePod { .. }
             | Self::DeletePod { .. }
             | Self::PatchClaim(_)
             | Self::DeleteClaim { .. }
-            | Self::PatchSet(_) => Concern::Scale,
-            Self::PatchPod { why, .. } => match why {
-                Why::PrepareDelete | Why::KeepAfterAll | Why::Adopt | Why::Release => Concern::Scale,
-                Why::UpdateInPlace | Why::UpdateReCreate | Why::GoOn | Why::PrepareUpdate | Why::State => {
-                    Concern::Update
-                }
+            | Self::PatchCloneSet(_) => ActionPurpose::Scale,
+            Self::PatchPod { reason, .. } => match reason {
+                PatchReason::PrepareDelete
+                | PatchReason::CancelDeletion
+                | PatchReason::Adopt
+                | PatchReason::Release => ActionPurpose::Scale,
+                PatchReason::UpdateInPlace
+                | PatchReason::UpdateReCreate
+                | PatchReason::ContinueUpdate
+                | PatchReason::PrepareUpdate
+                | PatchReason::SyncLifecycle => ActionPurpose::Update,
             },
-            Self::CreateJob(_) | Self::DeleteJob(_) | Self::LabelRevision { .. } => Concern::PreDownload,
+            Self::CreateJob(_) | Self::DeleteJob(_) | Self::LabelRevision { .. } => {
+                ActionPurpose::PreDownload
+            }
         }
     }
 
     /// Whom a failure of this act is to be kept for.
     #[must_use]
-    pub fn subject(&self) -> Subject {
+    pub fn subject(&self) -> FailureSubject {
         match self {
-            Self::CreatePod { .. } => Subject::Creation,
-            Self::DeletePod { uid, .. } | Self::PatchPod { uid, .. } => Subject::Pod(uid.clone()),
+            Self::CreatePod { .. } => FailureSubject::PodCreation,
+            Self::DeletePod { uid, .. } | Self::PatchPod { uid, .. } => FailureSubject::Pod(uid.clone()),
             Self::PatchClaim(ClaimPatch { name, .. }) | Self::DeleteClaim { name, .. } => {
-                Subject::Claim(name.clone())
+                FailureSubject::Claim(name.clone())
             }
-            Self::CreateJob(job) => Subject::Job(job.metadata.name.clone().unwrap_or_default()),
-            Self::DeleteJob(job) => Subject::Job(job.name.clone()),
-            Self::LabelRevision { name, .. } => Subject::Revision(name.clone()),
-            Self::PatchSet(_) => Subject::Set,
+            Self::CreateJob(job) => FailureSubject::Job(job.metadata.name.clone().unwrap_or_default()),
+            Self::DeleteJob(job) => FailureSubject::Job(job.name.clone()),
+            Self::LabelRevision { name, .. } => FailureSubject::Revision(name.clone()),
+            Self::PatchCloneSet(_) => FailureSubject::CloneSet,
         }
     }
 }

@@ -7,13 +7,13 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::limits::Limits;
-use super::numbers::{Counted, Numbers, numbers};
-use super::types::{self, Observed, Revision, Subject};
+use super::replica_counts::{CountedPod, ReplicaCounts, replica_counts};
+use super::types::{self, FailureSubject, Observed, ParsedRevision};
 use kruise_api::cloneset::CloneSetSpec;
 use kruise_api::keys;
 use kruise_api::lifecycle::{Lifecycle, LifecycleHook, LifecycleStateType as State};
 use kruise_api::owner::Owner;
-use kruise_api::validation::clone_set::possible;
+use kruise_api::validation::cloneset::without_invalid_hooks;
 use kruise_workload::claim::Claim;
 use kruise_workload::in_place::{Pod, Template};
 use kruise_workload::pods;
@@ -21,7 +21,7 @@ use kruise_workload::pods;
 /// A Pod that counts, and what holds of it now.
 ///
 /// All of a plan's steps ask for these, and there may be ten thousand Pods: they are found out once.
-pub(super) struct Seen<'a> {
+pub(super) struct ObservedPod<'a> {
     pub pod: &'a Pod,
     pub state: State,
     /// Whether it has the update revision.
@@ -33,10 +33,10 @@ pub(super) struct Seen<'a> {
     /// Whether it is in use, and was ready for as long as it must be.
     pub available: bool,
     /// Whether it needs nothing, nor waits for anything, unless it is chosen.
-    pub rests: bool,
+    pub settled: bool,
 }
 
-impl Deref for Seen<'_> {
+impl Deref for ObservedPod<'_> {
     type Target = Pod;
 
     fn deref(&self) -> &Pod {
@@ -45,7 +45,7 @@ impl Deref for Seen<'_> {
 }
 
 /// What is observed, looked at once.
-pub(super) struct View<'a> {
+pub(super) struct PlanView<'a> {
     pub observed: &'a Observed,
     pub spec: &'a CloneSetSpec,
     pub now: Timestamp,
@@ -57,44 +57,44 @@ pub(super) struct View<'a> {
     /// The claims that are not being deleted, by the id of their Pod.
     pub claims: BTreeMap<&'a str, Vec<&'a Claim>>,
     /// The Pods that count: ours, neither ended nor being deleted.
-    pub pods: Vec<Seen<'a>>,
+    pub pods: Vec<ObservedPod<'a>>,
     /// Names in `podsToDelete`; the list may be as long as there are Pods.
-    named: BTreeSet<&'a str>,
+    pods_to_delete: BTreeSet<&'a str>,
 }
 
 /// How many Pods one plan makes, patches or deletes at most: there is news by the time that these requests are sent, and the
 /// rest would be planned anew in each pass.
-pub const AT_ONCE: usize = 500;
+pub const MAX_PODS_PER_PASS: usize = 500;
 /// The memory that what a plan makes or patches may take, in bytes. All passes that run have theirs at the same time.
-const MEMORY: usize = 16 << 20;
+const MAX_PLAN_MEMORY: usize = 16 << 20;
 
-impl<'a> View<'a> {
+impl<'a> PlanView<'a> {
     /// How many Pods this plan makes, patches or deletes at most: fewer of those that take much memory.
-    pub fn room(&self) -> usize {
-        (MEMORY / self.observed.memory.max(1)).clamp(1, AT_ONCE)
+    pub fn pod_limit(&self) -> usize {
+        (MAX_PLAN_MEMORY / self.observed.max_pod_memory.max(1)).clamp(1, MAX_PODS_PER_PASS)
     }
 
     pub fn new(observed: &'a Observed, now: Timestamp) -> Self {
         let spec = &observed.set.spec;
         let mut claims: BTreeMap<&str, Vec<&Claim>> = BTreeMap::new();
         for claim in observed.claims.iter().filter(|claim| !claim.deleting) {
-            claims.entry(&claim.instance).or_default().push(claim);
+            claims.entry(&claim.instance_id).or_default().push(claim);
         }
-        let named = spec.scale_strategy.iter().map(|scale| &scale.pods_to_delete);
+        let pods_to_delete = spec.scale_strategy.iter().map(|scale| &scale.pods_to_delete);
         Self {
             observed,
             spec,
             now,
-            limits: Limits::of(spec, &observed.switches),
-            lifecycle: spec.lifecycle.as_ref().map(possible),
+            limits: Limits::from_spec(spec, &observed.features),
+            lifecycle: spec.lifecycle.as_ref().map(without_invalid_hooks),
             min_ready: spec.min_ready_seconds.unwrap_or_default(),
             claims,
             pods: Vec::with_capacity(observed.pods.len()),
-            named: named.flatten().map(String::as_str).collect(),
+            pods_to_delete: pods_to_delete.flatten().map(String::as_str).collect(),
         }
     }
 
-    pub fn revision(&self, name: &str) -> Option<&'a Revision> {
+    pub fn revision(&self, name: &str) -> Option<&'a ParsedRevision> {
         self.observed
             .revisions
             .iter()
@@ -103,27 +103,30 @@ impl<'a> View<'a> {
     }
 
     /// The revision that a Pod has.
-    pub fn revision_of(&self, pod: &Pod) -> Option<&'a Revision> {
+    pub fn pod_revision(&self, pod: &Pod) -> Option<&'a ParsedRevision> {
         let revisions = self.observed.revisions.iter();
-        let mut same = revisions.filter(|revision| pods::at(pod, &revision.name));
+        let mut same = revisions.filter(|revision| pods::has_revision(pod, &revision.name));
         same.next().map(AsRef::as_ref)
     }
 
     /// Whether the revision that a Pod has takes too much memory to be read.
-    pub fn unread(&self, pod: &Pod) -> bool {
-        self.observed.unread.iter().any(|name| pods::at(pod, name))
+    pub fn is_unread(&self, pod: &Pod) -> bool {
+        self.observed
+            .unread_revisions
+            .iter()
+            .any(|name| pods::has_revision(pod, name))
     }
 
     /// The Pod template of a revision, for what is written into Pods.
-    pub fn template(&self, revision: &str) -> Template<'a> {
+    pub fn template_of_revision(&self, revision: &str) -> Template<'a> {
         let revision = self.revision(revision);
-        revision.map_or_else(Template::unknown, |revision| Template::of(&revision.data))
+        revision.map_or_else(Template::unknown, |revision| Template::from_data(&revision.data))
     }
 
     /// The same of the revision that a Pod has.
-    pub fn template_of(&self, pod: &Pod) -> Template<'a> {
-        let revision = self.revision_of(pod);
-        revision.map_or_else(Template::unknown, |revision| Template::of(&revision.data))
+    pub fn pod_template(&self, pod: &Pod) -> Template<'a> {
+        let revision = self.pod_revision(pod);
+        revision.map_or_else(Template::unknown, |revision| Template::from_data(&revision.data))
     }
 
     /// The CloneSet as the controller of its Pods.
@@ -157,53 +160,53 @@ impl<'a> View<'a> {
     }
 
     /// Whether nothing is known to update Pods to: what the CloneSet asks for cannot be used.
-    pub fn held(&self) -> bool {
-        self.observed.template != types::Template::Taken
+    pub fn template_rejected(&self) -> bool {
+        self.observed.template_status != types::TemplateStatus::Accepted
     }
 
     /// Takes in a Pod that counts.
-    pub fn count(&mut self, pod: &'a Pod) {
-        self.pods.push(Seen {
+    pub fn add_pod(&mut self, pod: &'a Pod) {
+        self.pods.push(ObservedPod {
             pod,
-            state: pods::state(pod),
-            updated: pods::at(pod, &self.observed.update),
+            state: pods::lifecycle_state(pod),
+            updated: pods::has_revision(pod, &self.observed.update_revision),
             specified: pod.labels.contains_key(keys::SPECIFIED_DELETE)
-                || self.named.contains(pod.name.as_str()),
+                || self.pods_to_delete.contains(pod.name.as_str()),
             ready: pods::ready(pod, 0, self.now),
             available: pods::available(pod, self.min_ready, self.now),
-            rests: pods::at_rest(pod),
+            settled: pods::is_settled(pod),
         });
     }
 
     /// Whether the Pod counts as updated when scaling.
-    pub fn scaled_as_updated(&self, pod: &Seen<'_>) -> bool {
-        let prepared = self.observed.switches.preparing_update_as_update;
-        pod.updated || (prepared && pod.state == State::PreparingUpdate)
+    pub fn counts_as_updated(&self, pod: &ObservedPod<'_>) -> bool {
+        let include_prepared = self.observed.features.preparing_update_as_update;
+        pod.updated || (include_prepared && pod.state == State::PreparingUpdate)
     }
 
     /// The ten numbers; `updated` says which Pods count as updated.
-    pub fn numbers(&self, updated: impl Fn(&Seen<'_>) -> bool) -> Numbers {
-        let counted = self.pods.iter().map(|pod| Counted {
-            new: updated(pod),
+    pub fn replica_counts(&self, updated: impl Fn(&ObservedPod<'_>) -> bool) -> ReplicaCounts {
+        let counted = self.pods.iter().map(|pod| CountedPod {
+            updated: updated(pod),
             preparing_delete: pod.state == State::PreparingDelete,
             specified: pod.specified,
             available: pod.available,
         });
-        numbers(
+        replica_counts(
             counted,
             &self.limits,
-            self.observed.current == self.observed.update,
+            self.observed.current_revision == self.observed.update_revision,
         )
     }
 
     /// Whether what concerns this failed, and would again.
-    pub fn given_up(&self, subject: &Subject) -> bool {
-        self.observed.failures.get(subject).is_some_and(|f| f.lasting)
+    pub fn failed_permanently(&self, subject: &FailureSubject) -> bool {
+        self.observed.failures.get(subject).is_some_and(|f| f.permanent)
     }
 
     /// Until when an act that failed is not to be tried again.
-    pub fn delayed(&self, subject: &Subject) -> Option<Timestamp> {
+    pub fn retry_at(&self, subject: &FailureSubject) -> Option<Timestamp> {
         let failure = self.observed.failures.get(subject)?;
-        Some(failure.until).filter(|until| *until > self.now)
+        Some(failure.retry_at).filter(|until| *until > self.now)
     }
 }

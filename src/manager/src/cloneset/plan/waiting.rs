@@ -5,157 +5,169 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::conditions::{PARTITION, PAUSED, resting, set};
-use super::draft::{Draft, Kind, REASON, cut};
-use super::types::{Concern, Event, Subject, Template};
-use super::view::{Seen, View};
-use crate::names::first_of;
+use super::builder::{MAX_REASON_BYTES, PlanBuilder, WaitReason, truncate};
+use super::conditions::{PARTITION, PAUSED, paused_reason, upsert_condition};
+use super::types::{ActionPurpose, CloneSetEvent, FailureSubject, TemplateStatus};
+use super::view::{ObservedPod, PlanView};
+use crate::names::join_first;
 use kruise_api::cloneset::{CloneSetCondition, CloneSetStatus};
 use kruise_api::keys;
 use kruise_api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use kruise_workload::in_place::{Pod, resize};
-use kruise_workload::not_ready::holders_of;
+use kruise_workload::not_ready::parse_message;
 
 /// How many names a message holds at most for one thing.
-const NAMES: usize = 3;
+const MAX_NAMES: usize = 3;
 /// How many different things a message names at most.
-const THINGS: usize = 6;
+const MAX_REASONS: usize = 6;
 /// How many bytes of somebody else's words go into a message.
-const QUOTED: usize = 200;
+const MAX_QUOTE_BYTES: usize = 200;
 /// How many bytes of what the API server said go into a condition that is about nothing else.
-pub(super) const SAID: usize = 1000;
+pub(super) const MAX_MESSAGE_BYTES: usize = 1000;
 /// Reasons of kubelet that every container has on its way.
-const ORDINARY: [&str; 2] = ["ContainerCreating", "PodInitializing"];
+const STARTUP_REASONS: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 /// Reason of kubelet for a container that ends again and again.
-const CRASHES: &str = "CrashLoopBackOff";
+const CRASH_LOOP_BACK_OFF: &str = "CrashLoopBackOff";
 /// Reason of kubelet for a container whose barrier is not lifted.
-const HELD: &str = "CreateContainerConfigError";
+const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
 /// Condition of ours: what the CloneSet waits for. It is there while it waits for anything.
 pub const WAITING: &str = "Waiting";
 /// For so long it waits for the same kind of thing before an event tells of it: shorter waits are every rollout's course.
-const LASTS: SignedDuration = SignedDuration::from_secs(60);
+const EVENT_AFTER: SignedDuration = SignedDuration::from_secs(60);
 /// For so long after that the event may be told: older waits were told of by whoever led before.
-const TOLD: SignedDuration = SignedDuration::from_secs(60);
+const EVENT_WINDOW: SignedDuration = SignedDuration::from_secs(60);
 
 /// Sets the condition.
-pub(super) fn set_condition(view: &View<'_>, status: &mut CloneSetStatus, draft: &mut Draft) {
-    let parts = waits(view, status, draft);
+pub(super) fn set_waiting(view: &PlanView<'_>, status: &mut CloneSetStatus, builder: &mut PlanBuilder) {
+    let parts = collect_waits(view, status, builder);
     let Some(kind) = parts.iter().map(|(kind, _)| *kind).min() else {
         status.conditions.retain(|c| c.type_ != WAITING);
         return;
     };
     let texts: Vec<&str> = parts.iter().map(|(_, text)| text.as_str()).collect();
-    set(
+    upsert_condition(
         &mut status.conditions,
         WAITING,
         "True",
-        kind.word(),
+        kind.as_str(),
         &texts.join("; "),
         view.now,
     );
     let condition = status.conditions.iter().find(|c| c.type_ == WAITING);
     if let Some(condition) = condition.filter(|_| !kind.has_events()) {
-        tell(view, kind, condition, draft);
+        push_wait_event(view, kind, condition, builder);
     }
 }
 
 /// An event of a wait that lasts, once for each.
-fn tell(view: &View<'_>, kind: Kind, condition: &CloneSetCondition, draft: &mut Draft) {
+fn push_wait_event(
+    view: &PlanView<'_>,
+    kind: WaitReason,
+    condition: &CloneSetCondition,
+    builder: &mut PlanBuilder,
+) {
     let since = condition
         .last_update_time
         .as_ref()
         .map_or(view.now, |time| time.0);
-    let from = since.checked_add(LASTS).unwrap_or(Timestamp::MAX);
-    if view.now < from {
-        draft.wake_at(from);
+    let event_at = since.checked_add(EVENT_AFTER).unwrap_or(Timestamp::MAX);
+    if view.now < event_at {
+        builder.requeue_at(event_at);
     }
-    let before = from.checked_add(TOLD).unwrap_or(Timestamp::MAX);
-    if !(from..before).contains(&view.now) {
+    let event_until = event_at.checked_add(EVENT_WINDOW).unwrap_or(Timestamp::MAX);
+    if !(event_at..event_until).contains(&view.now) {
         return;
     }
-    draft.events.push(Event {
-        warning: matches!(kind, Kind::Stuck | Kind::ResizeRefused),
-        reason: kind.word(),
+    builder.events.push(CloneSetEvent {
+        warning: matches!(kind, WaitReason::Stuck | WaitReason::ResizeRefused),
+        reason: kind.as_str(),
         message: condition.message.clone(),
-        since: Some(since),
+        wait_since: Some(since),
     });
 }
 
 /// What is waited for, in parts.
-fn waits(view: &View<'_>, status: &CloneSetStatus, draft: &mut Draft) -> Vec<(Kind, String)> {
-    let said: BTreeSet<String> = draft.waits.values().flatten().cloned().collect();
-    for pod in view.pods.iter().filter(|pod| !said.contains(&pod.name)) {
-        if let Some((kind, why)) = lacks(view, pod) {
-            draft.wait(kind, why, pod);
+fn collect_waits(
+    view: &PlanView<'_>,
+    status: &CloneSetStatus,
+    builder: &mut PlanBuilder,
+) -> Vec<(WaitReason, String)> {
+    let reported: BTreeSet<String> = builder.waits.values().flatten().cloned().collect();
+    for pod in view.pods.iter().filter(|pod| !reported.contains(&pod.name)) {
+        if let Some((kind, why)) = unavailable_reason(view, pod) {
+            builder.add_wait(kind, why, pod);
         }
     }
     let mut parts = Vec::new();
-    if let Template::Refused(why) = &view.observed.template {
-        let text = format!("CloneSet cannot be updated: {}", cut(why, SAID));
-        parts.push((Kind::TemplateRefused, text));
+    if let TemplateStatus::Rejected(why) = &view.observed.template_status {
+        let text = format!("CloneSet cannot be updated: {}", truncate(why, MAX_MESSAGE_BYTES));
+        parts.push((WaitReason::TemplateRefused, text));
     }
-    parts.extend(rests(view, status));
-    if let Some(list) = listed(&draft.stuck) {
-        parts.push((Kind::Stuck, format!("stuck: {list}")));
+    parts.extend(paused_wait(view, status));
+    if let Some(list) = format_reasons(&builder.stuck) {
+        parts.push((WaitReason::Stuck, format!("stuck: {list}")));
     }
-    if let Some(reason) = &draft.limited {
-        parts.push((Kind::ScaleUpLimited, reason.clone()));
+    if let Some(reason) = &builder.scale_up_limited {
+        parts.push((WaitReason::ScaleUpLimited, reason.clone()));
     }
-    if let (Some(list), Some(kind)) = (listed(&draft.waits), draft.kinds.first()) {
+    if let (Some(list), Some(kind)) = (format_reasons(&builder.waits), builder.wait_reasons.first()) {
         parts.push((*kind, list));
     }
-    let failed = failed(view);
-    let more = failed.len().saturating_sub(NAMES);
-    for message in failed.into_iter().take(NAMES) {
-        parts.push((Kind::Failed, format!("failed: {}", cut(message, REASON))));
+    let failed = failure_messages(view);
+    let more = failed.len().saturating_sub(MAX_NAMES);
+    for message in failed.into_iter().take(MAX_NAMES) {
+        parts.push((
+            WaitReason::Failed,
+            format!("failed: {}", truncate(message, MAX_REASON_BYTES)),
+        ));
     }
     if more > 0 {
-        parts.push((Kind::Failed, format!("{more} more failed")));
+        parts.push((WaitReason::Failed, format!("{more} more failed")));
     }
     parts
 }
 
 /// What the API server said to tries that failed, but for sizes: those are told with their Pods.
-fn failed<'a>(view: &View<'a>) -> BTreeSet<&'a String> {
+fn failure_messages<'a>(view: &PlanView<'a>) -> BTreeSet<&'a String> {
     let failures = view.observed.failures.iter();
-    let failures = failures.filter(|(_, f)| f.of != Concern::PreDownload && f.until > view.now);
+    let failures = failures.filter(|(_, f)| f.purpose != ActionPurpose::PreDownload && f.retry_at > view.now);
     let mut failures = failures.peekable();
     if failures.peek().is_none() {
         return BTreeSet::new();
     }
-    let refused = view.pods.iter().filter(|pod| resize::refused(pod));
-    let refused: BTreeSet<&String> = refused.map(|pod| &pod.pod.uid).collect();
-    let of_size = |subject: &Subject| match subject {
-        Subject::Sizes => true,
-        Subject::Pod(uid) => refused.contains(uid),
+    let resize_refused = view.pods.iter().filter(|pod| resize::resize_refused(pod));
+    let refused: BTreeSet<&String> = resize_refused.map(|pod| &pod.pod.uid).collect();
+    let is_resize = |subject: &FailureSubject| match subject {
+        FailureSubject::PendingResizes => true,
+        FailureSubject::Pod(uid) => refused.contains(uid),
         _ => false,
     };
-    let others = failures.filter(|(subject, _)| !of_size(subject));
+    let others = failures.filter(|(subject, _)| !is_resize(subject));
     others.map(|(_, failure)| &failure.message).collect()
 }
 
 /// What keeps a rollout from going on that somebody asked to stop there.
-fn rests(view: &View<'_>, status: &CloneSetStatus) -> Option<(Kind, String)> {
-    if view.held() || i64::from(status.updated_replicas) >= view.limits.replicas {
+fn paused_wait(view: &PlanView<'_>, status: &CloneSetStatus) -> Option<(WaitReason, String)> {
+    if view.template_rejected() || i64::from(status.updated_replicas) >= view.limits.replicas {
         return None;
     }
     let rolling = view.spec.rolling_update();
-    match resting(view, status)?.0 {
-        PAUSED => Some((Kind::Paused, "the update is paused".to_owned())),
+    match paused_reason(view, status)?.0 {
+        PAUSED => Some((WaitReason::Paused, "the update is paused".to_owned())),
         PARTITION => {
-            let asked = rolling.and_then(|r| r.partition.as_ref()).map(given);
-            let (there, all) = (status.updated_replicas, view.limits.replicas);
-            let asked = asked.unwrap_or_default();
-            let text = format!("{there} of {all} Pods are updated, as partition {asked} asks");
-            Some((Kind::Partition, text))
+            let partition = rolling.and_then(|r| r.partition.as_ref()).map(limit_text);
+            let (updated, all) = (status.updated_replicas, view.limits.replicas);
+            let partition = partition.unwrap_or_default();
+            let text = format!("{updated} of {all} Pods are updated, as partition {partition} asks");
+            Some((WaitReason::Partition, text))
         }
         _ => None,
     }
 }
 
 /// A limit as it is written in the spec.
-fn given(value: &IntOrString) -> String {
+fn limit_text(value: &IntOrString) -> String {
     match value {
         IntOrString::Int(number) => number.to_string(),
         IntOrString::String(text) => text.clone(),
@@ -163,95 +175,108 @@ fn given(value: &IntOrString) -> String {
 }
 
 /// The first of these reasons, each with its Pods.
-fn listed(reasons: &BTreeMap<String, BTreeSet<String>>) -> Option<String> {
+fn format_reasons(reasons: &BTreeMap<String, BTreeSet<String>>) -> Option<String> {
     if reasons.is_empty() {
         return None;
     }
-    let first = reasons.iter().take(THINGS);
-    let parts = first.map(|(why, pods)| format!("{} ({why})", names(pods)));
+    let first = reasons.iter().take(MAX_REASONS);
+    let parts = first.map(|(why, pods)| format!("{} ({why})", format_names(pods)));
     let text = parts.collect::<Vec<_>>().join(", ");
-    Some(match reasons.len().saturating_sub(THINGS) {
+    Some(match reasons.len().saturating_sub(MAX_REASONS) {
         0 => text,
         more => text + &format!(" and others for {more} more reasons"),
     })
 }
 
-fn names(pods: &BTreeSet<String>) -> String {
-    first_of(NAMES, pods.iter().map(String::as_str))
+fn format_names(pods: &BTreeSet<String>) -> String {
+    join_first(MAX_NAMES, pods.iter().map(String::as_str))
 }
 
 /// The first thing that cannot be done until somebody changes something.
-pub(super) fn stuck(draft: &Draft) -> Option<String> {
-    let (why, pods) = draft.stuck.first_key_value()?;
-    Some(format!("{}: {why}", names(pods)))
+pub(super) fn first_stuck(builder: &PlanBuilder) -> Option<String> {
+    let (why, pods) = builder.stuck.first_key_value()?;
+    Some(format!("{}: {why}", format_names(pods)))
 }
 
 /// What the Pod lacks to be available.
-fn lacks(view: &View<'_>, pod: &Seen<'_>) -> Option<(Kind, String)> {
+fn unavailable_reason(view: &PlanView<'_>, pod: &ObservedPod<'_>) -> Option<(WaitReason, String)> {
     if !pod.ready && pod.node.is_none() {
-        return Some((Kind::PodsNotScheduled, no_node(view, pod)));
+        return Some((WaitReason::PodsNotScheduled, not_scheduled_reason(view, pod)));
     }
     if !pod.ready {
-        return Some((Kind::PodsNotReady, unready(pod)));
+        return Some((WaitReason::PodsNotReady, not_ready_reason(pod)));
     }
     if let State::Other(word) = &pod.state {
-        return Some((Kind::Stuck, no_state(word)));
+        return Some((WaitReason::Stuck, invalid_state(word)));
     }
-    if let Some(why) = size(view, pod) {
+    if let Some(why) = resize_wait(view, pod) {
         return Some(why);
     }
-    let young = pod.state == State::Normal && !pod.available;
+    let below_min_ready = pod.state == State::Normal && !pod.available;
     let why = || format!("to be ready for {} s, minReadySeconds", view.min_ready);
-    young.then(|| (Kind::MinReadySeconds, why()))
+    below_min_ready.then(|| (WaitReason::MinReadySeconds, why()))
 }
 
 /// Why the Pod has not the size that its revision says.
-fn size(view: &View<'_>, pod: &Pod) -> Option<(Kind, String)> {
-    if resize::refused(pod) {
-        let failure = view.observed.failures.get(&Subject::Sizes);
-        let said = failure.map_or(String::new(), |failure| format!(": {}", failure.message));
-        return Some((Kind::ResizeRefused, format!("its resize was refused{said}")));
+fn resize_wait(view: &PlanView<'_>, pod: &Pod) -> Option<(WaitReason, String)> {
+    if resize::resize_refused(pod) {
+        let failure = view.observed.failures.get(&FailureSubject::PendingResizes);
+        let detail = failure.map_or(String::new(), |failure| format!(": {}", failure.message));
+        return Some((
+            WaitReason::ResizeRefused,
+            format!("its resize was refused{detail}"),
+        ));
     }
-    let pending = resize::pending_to(pod, view.template_of(pod))?;
+    let pending = resize::resize_message(pod, view.pod_template(pod))?;
     Some((
-        Kind::ResizePending,
-        format!("resize is {}", cut(&pending, QUOTED)),
+        WaitReason::ResizePending,
+        format!("resize is {}", truncate(&pending, MAX_QUOTE_BYTES)),
     ))
 }
 
 /// What is wrong with a Pod whose state somebody made up.
-pub(super) fn no_state(word: &str) -> String {
+pub(super) fn invalid_state(value: &str) -> String {
     format!(
         "label {} is {:?}, not a lifecycle state",
         keys::LIFECYCLE_STATE,
-        cut(word, QUOTED)
+        truncate(value, MAX_QUOTE_BYTES)
     )
 }
 
 /// Why a Pod that has a node is not ready.
-fn unready(pod: &Pod) -> String {
+fn not_ready_reason(pod: &Pod) -> String {
     let container = || {
-        let status = pod.statuses.iter().find(|s| !s.ready && !held(pod, &s.name))?;
+        let status = pod
+            .container_statuses
+            .iter()
+            .find(|s| !s.ready && !waits_for_barrier(pod, &s.name))?;
         let why = match &status.waiting {
             Some(reason) => reason,
             None if status.running => "it runs, but is not ready",
             None => "it does not run",
         };
-        let ended = status.ended.as_ref().filter(|_| !status.running);
+        let ended = status.last_termination.as_ref().filter(|_| !status.running);
         let ended = ended.map_or(String::new(), |ended| format!(" ({ended})"));
         Some(format!("container {}: {why}{ended}", status.name))
     };
-    let found = trouble(pod).or_else(container).or_else(|| shut(pod));
+    let found = container_error(pod)
+        .or_else(container)
+        .or_else(|| failing_gate(pod));
     found.unwrap_or_else(|| "to be ready".to_owned())
 }
 
 /// What stops a container of the Pod from running, in the words of kubelet; nothing that passes by itself.
-pub(super) fn trouble(pod: &Pod) -> Option<String> {
-    let all = pod.initial.as_deref().into_iter().chain(&pod.statuses);
+pub(super) fn container_error(pod: &Pod) -> Option<String> {
+    let all = pod
+        .waiting_init_container
+        .as_deref()
+        .into_iter()
+        .chain(&pod.container_statuses);
     let all = all.filter_map(|status| Some((status, status.waiting.as_deref()?)));
-    let waits = |name: &str, reason: &str| reason == HELD && held(pod, name);
-    let mut bad = all.filter(|(status, reason)| !ORDINARY.contains(reason) && !waits(&status.name, reason));
-    let (status, reason) = bad.next()?;
+    let at_barrier = |name: &str, reason: &str| reason == CONFIG_ERROR && waits_for_barrier(pod, name);
+    let mut errors =
+        all.filter(|(status, reason)| !STARTUP_REASONS.contains(reason) && !at_barrier(&status.name, reason));
+    let (status, reason) = errors.next()?;
     let name = &status.name;
     // Kubelet takes turns with these two, which is no news.
     let reason = match reason {
@@ -262,19 +287,19 @@ pub(super) fn trouble(pod: &Pod) -> Option<String> {
     let image = image.filter(|_| reason.contains("Image"));
     let image = image.map_or(String::new(), |c| format!(" of image {}", c.image));
     let because = match reason {
-        CRASHES => &status.ended,
-        _ => &status.because,
+        CRASH_LOOP_BACK_OFF => &status.last_termination,
+        _ => &status.waiting_message,
     };
     let because = because.as_ref().map_or(String::new(), |why| format!(" ({why})"));
     Some(format!("container {name}: {reason}{image}{because}"))
 }
 
 /// Whether a container is yet to start when others of a higher launch priority are ready, and these are not.
-fn held(pod: &Pod, name: &str) -> bool {
+fn waits_for_barrier(pod: &Pod, name: &str) -> bool {
     if pod.annotations.contains_key(keys::CONTAINER_LAUNCH_COMPLETED) {
         return false;
     }
-    let ready = |name: &str| pod.status(name).is_some_and(|s| s.ready);
+    let ready = |name: &str| pod.container_status(name).is_some_and(|s| s.ready);
     let own = pod
         .containers
         .iter()
@@ -287,14 +312,14 @@ fn held(pod: &Pod, name: &str) -> bool {
 }
 
 /// The first of the Pod's readiness gates that is shut, and by whom where that is known.
-fn shut(pod: &Pod) -> Option<String> {
-    let shut = |gate: &&String| pod.condition(gate).is_none_or(|c| !c.holds);
-    let gate = pod.gates.iter().find(shut)?;
+fn failing_gate(pod: &Pod) -> Option<String> {
+    let is_false = |gate: &&String| pod.condition(gate).is_none_or(|c| !c.is_true);
+    let gate = pod.readiness_gates.iter().find(is_false)?;
     let message = pod
         .condition(gate)
         .map(|c| c.message.as_str())
         .unwrap_or_default();
-    let holders = holders_of(message).into_iter();
+    let holders = parse_message(message).into_iter();
     let holders: Vec<String> = holders
         .map(|h| format!("{} of {}", h.key, h.user_agent))
         .collect();
@@ -303,22 +328,24 @@ fn shut(pod: &Pod) -> Option<String> {
             format!("readiness gate {gate}, held by {}", holders.join(", "))
         }
         (_, "") => format!("readiness gate {gate}"),
-        (_, message) => format!("readiness gate {gate}: {}", cut(message, QUOTED)),
+        (_, message) => format!("readiness gate {gate}: {}", truncate(message, MAX_QUOTE_BYTES)),
     })
 }
 
 /// Why a Pod has no node yet: what the scheduler says, and claims that nobody provides.
-pub(super) fn no_node(view: &View<'_>, pod: &Pod) -> String {
-    let scheduled = pod.condition("PodScheduled").filter(|c| !c.holds);
+pub(super) fn not_scheduled_reason(view: &PlanView<'_>, pod: &Pod) -> String {
+    let scheduled = pod.condition("PodScheduled").filter(|c| !c.is_true);
     let message = scheduled.map(|c| c.message.as_str()).unwrap_or_default();
     let mut text = "a node".to_owned();
     if !message.is_empty() {
-        text += &format!(": {}", cut(message, QUOTED));
+        text += &format!(": {}", truncate(message, MAX_QUOTE_BYTES));
     }
     let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
     let claims = view.observed.claims.iter();
-    let own = claims.filter(|claim| !claim.instance.is_empty() && Some(&claim.instance) == id);
-    let classes: BTreeSet<&String> = own.filter_map(|claim| claim.unbound.as_ref()).collect();
+    let own = claims.filter(|claim| !claim.instance_id.is_empty() && Some(&claim.instance_id) == id);
+    let classes: BTreeSet<&String> = own
+        .filter_map(|claim| claim.unbound_storage_class.as_ref())
+        .collect();
     for class in classes {
         text += &match class.as_str() {
             "" => "; its claim without storage class is not bound".to_owned(),
@@ -329,30 +356,30 @@ pub(super) fn no_node(view: &View<'_>, pod: &Pod) -> String {
 }
 
 /// The limit that a Pod waits for which is to be updated or deleted.
-pub(super) fn budget(view: &View<'_>) -> String {
+pub(super) fn unavailable_limit_text(view: &PlanView<'_>) -> String {
     let rolling = view.spec.rolling_update();
-    let given = rolling.and_then(|r| r.max_unavailable.as_ref());
-    let given = given.map_or_else(|| "20%".to_owned(), self::given);
+    let max_unavailable = rolling.and_then(|r| r.max_unavailable.as_ref());
+    let text = max_unavailable.map_or_else(|| "20%".to_owned(), self::limit_text);
     let limits = &view.limits;
-    let surge = if limits.surge > 0 {
-        format!(" and maxSurge is {}", limits.surge)
+    let surge = if limits.max_surge > 0 {
+        format!(" and maxSurge is {}", limits.max_surge)
     } else {
         String::new()
     };
-    let of = if given.ends_with('%') {
-        format!("{given}, {} of {} Pods", limits.unavailable, limits.replicas)
+    let limit = if text.ends_with('%') {
+        format!("{text}, {} of {} Pods", limits.max_unavailable, limits.replicas)
     } else {
-        given
+        text
     };
-    format!("maxUnavailable is {of}{surge}")
+    format!("maxUnavailable is {limit}{surge}")
 }
 
 /// The items of a hook that are on a Pod, or those that are not.
-pub(super) fn items(hook: &LifecycleHook, pod: &Pod, there: bool) -> String {
+pub(super) fn hook_items(hook: &LifecycleHook, pod: &Pod, present: bool) -> String {
     let finalizers = hook.finalizers_handler.iter();
-    let finalizers = finalizers.filter(|f| pod.finalizers.contains(f) == there);
+    let finalizers = finalizers.filter(|f| pod.finalizers.contains(f) == present);
     let labels = hook.labels_handler.iter();
-    let labels = labels.filter(|(k, v)| (pod.labels.get(*k) == Some(v)) == there);
+    let labels = labels.filter(|(k, v)| (pod.labels.get(*k) == Some(v)) == present);
     let finalizers = finalizers.map(|f| format!("finalizer {f}"));
     let labels = labels.map(|(k, v)| format!("label {k}={v}"));
     finalizers.chain(labels).collect::<Vec<_>>().join(", ")

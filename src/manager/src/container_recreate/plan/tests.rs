@@ -61,7 +61,7 @@ fn pod(id: &str) -> PodView {
     PodView {
         uid: "u".into(),
         node: Some("n".into()),
-        gate: true,
+        has_readiness_gate: true,
         containers: vec![ContainerView {
             name: "a".into(),
             id: id.into(),
@@ -74,45 +74,48 @@ fn pod(id: &str) -> PodView {
 }
 
 #[test]
-fn labels_are_set_where_admission_was_down() {
+fn missing_labels_are_set() {
     let mut bare = request();
     bare.metadata.labels = None;
-    let Some(Act::Label(labels)) = plan(&bare, Some(&pod("x")), None, at(1)).act else {
+    let Some(Action::SetLabels(labels)) = plan(&bare, Some(&pod("x")), None, at(1)).action else {
         panic!("no labels")
     };
     assert_eq!(labels.len(), 3);
-    assert_eq!(plan(&request(), Some(&pod("x")), None, at(1)).act, None);
+    assert_eq!(plan(&request(), Some(&pod("x")), None, at(1)).action, None);
 }
 
 #[test]
-fn a_pod_that_has_gone_ends_the_request_after_the_daemon_had_its_chance() {
+fn deleted_pod_ends_the_request_after_grace() {
     let mut other = pod("x");
     other.uid = "another".into();
-    for gone in [None, Some(&other)] {
-        let first = plan(&request(), gone, None, at(5));
-        assert_eq!((&first.act, first.wake), (&None, Some(at(6))));
-        let then = plan(&request(), gone, first.waiting.as_ref(), at(6));
-        assert!(matches!(then.act, Some(Act::Complete(s)) if s.message.as_deref() == Some(GONE)));
+    for missing in [None, Some(&other)] {
+        let first = plan(&request(), missing, None, at(5));
+        assert_eq!((&first.action, first.requeue_at), (&None, Some(at(6))));
+        let then = plan(&request(), missing, first.waiting.as_ref(), at(6));
+        assert!(
+            matches!(then.action, Some(Action::Complete(s)) if s.message.as_deref() == Some(POD_GONE_MESSAGE))
+        );
     }
 }
 
 #[test]
-fn a_request_that_no_daemon_takes_up_says_so() {
+fn unstarted_request_reports_no_daemon() {
     let first = plan(&request(), Some(&pod("x")), None, at(4));
-    assert_eq!((first.act, first.wake), (None, Some(at(5))));
-    let Some(Act::Wait(conditions)) = plan(&request(), Some(&pod("x")), None, at(5)).act else {
+    assert_eq!((first.action, first.requeue_at), (None, Some(at(5))));
+    let Some(Action::ReportNoDaemon(conditions)) = plan(&request(), Some(&pod("x")), None, at(5)).action
+    else {
         panic!("it waits");
     };
     let [waiting] = conditions.as_slice() else {
         panic!("one condition: {conditions:?}");
     };
-    let said = (
+    let reported = (
         waiting.type_.as_str(),
         waiting.reason.as_str(),
         waiting.message.as_str(),
     );
     assert_eq!(
-        said,
+        reported,
         (
             "Waiting",
             "NoDaemon",
@@ -126,12 +129,12 @@ fn a_request_that_no_daemon_takes_up_says_so() {
     });
     assert_eq!(
         plan(&silent, Some(&pod("x")), None, at(5)),
-        Plan::at(Some(at(60)))
+        Plan::wait_until(Some(at(60)))
     );
-    let Some(Act::Complete(status)) = plan(&silent, Some(&pod("x")), None, at(60)).act else {
+    let Some(Action::Complete(status)) = plan(&silent, Some(&pod("x")), None, at(60)).action else {
         panic!("it ends");
     };
-    assert_eq!(status.message.as_deref(), Some(NO_RESPONSE));
+    assert_eq!(status.message.as_deref(), Some(NO_RESPONSE_MESSAGE));
     let [failed] = status.conditions.as_slice() else {
         panic!("one condition: {:?}", status.conditions);
     };
@@ -148,10 +151,10 @@ fn a_request_that_no_daemon_takes_up_says_so() {
 }
 
 #[test]
-fn a_deadline_before_it_is_said_that_no_daemon_is_there_says_so_too() {
+fn early_deadline_reports_no_daemon() {
     let mut short = request();
     short.spec.active_deadline_seconds = Some(3);
-    let Some(Act::Complete(status)) = plan(&short, Some(&pod("x")), None, at(4)).act else {
+    let Some(Action::Complete(status)) = plan(&short, Some(&pod("x")), None, at(4)).action else {
         panic!("it ends");
     };
     let reasons: Vec<_> = status
@@ -160,13 +163,14 @@ fn a_deadline_before_it_is_said_that_no_daemon_is_there_says_so_too() {
         .map(|c| (c.type_.as_str(), c.reason.as_str()))
         .collect();
     assert_eq!(reasons, [("Failed", "NoDaemon")]);
-    assert_eq!(status.message.as_deref(), Some(DEADLINE));
+    assert_eq!(status.message.as_deref(), Some(DEADLINE_MESSAGE));
 }
 
 /// A daemon of OpenKruise keeps conditions, sets the phase only where it is empty, and knows none of ours.
 #[test]
-fn a_request_that_another_make_of_daemon_has_is_not_judged_silent_and_gets_its_conditions() {
-    let Some(Act::Wait(conditions)) = plan(&request(), Some(&pod("x")), None, at(5)).act else {
+fn foreign_daemon_request_gets_conditions() {
+    let Some(Action::ReportNoDaemon(conditions)) = plan(&request(), Some(&pod("x")), None, at(5)).action
+    else {
         panic!("it waits");
     };
     let mut queued = request();
@@ -175,8 +179,8 @@ fn a_request_that_another_make_of_daemon_has_is_not_judged_silent_and_gets_its_c
         conditions: conditions.clone(),
         ..Status::default()
     });
-    let heard = plan(&queued, Some(&pod("x")), None, at(300)).act;
-    assert_eq!(heard, Some(Act::Conditions(Vec::new())), "Waiting goes");
+    let action = plan(&queued, Some(&pod("x")), None, at(300)).action;
+    assert_eq!(action, Some(Action::SetConditions(Vec::new())), "Waiting goes");
     queued.status.as_mut().unwrap().conditions.clear();
     assert_eq!(plan(&queued, Some(&pod("x")), None, at(300)), Plan::default());
 
@@ -186,37 +190,49 @@ fn a_request_that_another_make_of_daemon_has_is_not_judged_silent_and_gets_its_c
     status.phase = Phase::Completed;
     status.completion_time = Some(Time(at(9)));
     status.container_recreate_states[0].phase = Phase::Succeeded;
-    let Some(Act::Conditions(said)) = plan(&done, Some(&pod("x")), None, at(9)).act else {
+    let Some(Action::SetConditions(written)) = plan(&done, Some(&pod("x")), None, at(9)).action else {
         panic!("it says how it ended");
     };
-    let types: Vec<_> = said.iter().map(|c| c.type_.as_str()).collect();
+    let types: Vec<_> = written.iter().map(|c| c.type_.as_str()).collect();
     assert_eq!(types, ["Complete"]);
-    done.status.as_mut().unwrap().conditions = said;
-    let closed = plan(&done, Some(&pod("x")), None, at(9)).act;
-    assert_eq!(closed, Some(Act::Close { release: false }));
+    done.status.as_mut().unwrap().conditions = written;
+    let closed = plan(&done, Some(&pod("x")), None, at(9)).action;
+    assert_eq!(closed, Some(Action::Finalize { mark_ready: false }));
 }
 
 #[test]
-fn requests_without_a_daemon_end() {
-    let ends =
-        |request: &ContainerRecreateRequest, now| match plan(request, Some(&pod("x")), None, at(now)).act {
-            Some(Act::Complete(status)) => status.message,
-            _ => None,
-        };
-    assert_eq!(ends(&request(), 59), None);
-    assert_eq!(ends(&request(), 60).as_deref(), Some(NO_RESPONSE));
+fn requests_without_a_daemon_time_out() {
+    let completion_message = |request: &ContainerRecreateRequest, now| match plan(
+        request,
+        Some(&pod("x")),
+        None,
+        at(now),
+    )
+    .action
+    {
+        Some(Action::Complete(status)) => status.message,
+        _ => None,
+    };
+    assert_eq!(completion_message(&request(), 59), None);
+    assert_eq!(
+        completion_message(&request(), 60).as_deref(),
+        Some(NO_RESPONSE_MESSAGE)
+    );
     let mut limited = recreating(request());
     limited.spec.active_deadline_seconds = Some(10);
-    assert_eq!(ends(&limited, 10), None);
-    assert_eq!(ends(&limited, 11).as_deref(), Some(DEADLINE));
-    assert_eq!(ends(&recreating(request()), 1000), None);
+    assert_eq!(completion_message(&limited, 10), None);
+    assert_eq!(
+        completion_message(&limited, 11).as_deref(),
+        Some(DEADLINE_MESSAGE)
+    );
+    assert_eq!(completion_message(&recreating(request()), 1000), None);
 }
 
 #[test]
-fn at_the_deadline_what_was_not_done_has_failed() {
+fn deadline_fails_unfinished_containers() {
     let mut limited = recreating(request());
     limited.spec.active_deadline_seconds = Some(10);
-    let Some(Act::Complete(status)) = plan(&limited, Some(&pod("x")), None, at(20)).act else {
+    let Some(Action::Complete(status)) = plan(&limited, Some(&pod("x")), None, at(20)).action else {
         panic!("not ended")
     };
     assert_eq!(status.container_recreate_states[0].phase, Phase::Failed);
@@ -224,44 +240,46 @@ fn at_the_deadline_what_was_not_done_has_failed() {
 }
 
 #[test]
-fn the_snapshot_is_written_only_where_the_daemon_does_not() {
+fn snapshot_is_written_only_for_foreign_daemons() {
     let busy = recreating(request());
     let mut old = pod("containerd://old");
     old.containers[0].restarts = 0;
     assert_eq!(plan(&busy, Some(&old), None, at(5)), Plan::default());
     let new = pod("containerd://new");
     let first = plan(&busy, Some(&new), None, at(5));
-    assert_eq!((&first.act, first.wake), (&None, Some(at(6))));
-    let Some(Act::Snapshot(snapshot)) = plan(&busy, Some(&new), first.waiting.as_ref(), at(6)).act else {
+    assert_eq!((&first.action, first.requeue_at), (&None, Some(at(6))));
+    let Some(Action::WriteSnapshot(snapshot)) = plan(&busy, Some(&new), first.waiting.as_ref(), at(6)).action
+    else {
         panic!("no snapshot")
     };
-    let mut ours = busy.clone();
-    ours.status.as_mut().unwrap().container_recreate_states[0].container_id = Some("containerd://old".into());
+    let mut own_daemon = busy.clone();
+    own_daemon.status.as_mut().unwrap().container_recreate_states[0].container_id =
+        Some("containerd://old".into());
     assert_eq!(
-        plan(&ours, Some(&new), first.waiting.as_ref(), at(6)),
+        plan(&own_daemon, Some(&new), first.waiting.as_ref(), at(6)),
         Plan::default()
     );
-    let mut told = busy.clone();
-    told.status.as_mut().unwrap().container_status_snapshot = snapshot;
-    assert_eq!(plan(&told, Some(&new), None, at(7)), Plan::default());
+    let mut recorded = busy.clone();
+    recorded.status.as_mut().unwrap().container_status_snapshot = snapshot;
+    assert_eq!(plan(&recorded, Some(&new), None, at(7)), Plan::default());
 }
 
 #[test]
-fn a_pod_is_guarded_before_it_is_held_and_let_go_in_the_end() {
+fn finalizer_precedes_not_ready_until_the_end() {
     let mut busy = recreating(request());
     busy.spec.strategy = Some(Strategy_ {
         unready_grace_period_seconds: Some(3),
         ..Strategy_::default()
     });
-    let act = |r: &ContainerRecreateRequest, p: &PodView| plan(r, Some(p), None, at(1)).act;
+    let action = |r: &ContainerRecreateRequest, p: &PodView| plan(r, Some(p), None, at(1)).action;
     let mut plain = pod("containerd://old");
     plain.containers[0].restarts = 0;
     let mut ungated = plain.clone();
-    ungated.gate = false;
-    assert_eq!(act(&busy, &ungated), Some(Act::Grace));
-    assert_eq!(act(&busy, &plain), Some(Act::Guard));
+    ungated.has_readiness_gate = false;
+    assert_eq!(action(&busy, &ungated), Some(Action::StartGracePeriod));
+    assert_eq!(action(&busy, &plain), Some(Action::AddFinalizer));
     busy.metadata.finalizers = Some(vec![keys::CRR_UNREADY_ACQUIRED.to_owned()]);
-    assert_eq!(act(&busy, &plain), Some(Act::Hold));
+    assert_eq!(action(&busy, &plain), Some(Action::MarkNotReady));
     busy.status.as_mut().unwrap().conditions.push(Condition {
         type_: keys::PRE_RECREATE_GRACE.into(),
         status: "True".into(),
@@ -270,17 +288,17 @@ fn a_pod_is_guarded_before_it_is_held_and_let_go_in_the_end() {
         last_transition_time: Time(at(1)),
         observed_generation: None,
     });
-    assert_eq!(act(&busy, &plain), None);
+    assert_eq!(action(&busy, &plain), None);
     busy.status.as_mut().unwrap().completion_time = Some(Time(at(2)));
-    busy.status.as_mut().unwrap().conclude("n");
-    assert_eq!(act(&busy, &plain), Some(Act::Close { release: true }));
+    busy.status.as_mut().unwrap().set_final_condition("n");
+    assert_eq!(action(&busy, &plain), Some(Action::Finalize { mark_ready: true }));
 }
 
 proptest! {
     /// A request with a deadline, a time to live, or no daemon ends and goes, and nothing is done for ever.
     #[test]
-    fn every_request_settles(deadline in prop::option::of(3_i64..100), ttl in 0_i32..100, grace in any::<bool>(),
-                             started in any::<bool>(), there in any::<bool>(), gate in any::<bool>(),
+    fn every_request_ends_and_is_deleted(deadline in prop::option::of(3_i64..100), ttl in 0_i32..100, grace in any::<bool>(),
+                             started in any::<bool>(), pod_exists in any::<bool>(), gate in any::<bool>(),
                              labelled in any::<bool>(), id in "[ab]") {
         let mut request = if started { recreating(request()) } else { request() };
         if !labelled { request.metadata.labels = None; }
@@ -288,34 +306,34 @@ proptest! {
         request.spec.ttl_seconds_after_finished = Some(ttl);
         request.spec.strategy = Some(Strategy_ { unready_grace_period_seconds: grace.then_some(1), ..Strategy_::default() });
         let mut pod = pod(&id);
-        pod.gate = gate;
-        let (mut now, mut waiting, mut held) = (0, None, false);
+        pod.has_readiness_gate = gate;
+        let (mut now, mut waiting, mut not_ready) = (0, None, false);
         for _ in 0..40 {
-            let plan = plan(&request, there.then_some(&pod), waiting.as_ref(), at(now));
+            let plan = plan(&request, pod_exists.then_some(&pod), waiting.as_ref(), at(now));
             waiting = plan.waiting;
             let status = request.status.get_or_insert_default();
-            match plan.act {
-                Some(Act::Label(l)) => request.metadata.labels.get_or_insert_default().extend(l),
-                Some(Act::Complete(s)) => { prop_assert!(status.completion_time.is_none()); *status = *s; }
-                Some(Act::Wait(conditions) | Act::Conditions(conditions)) => status.conditions = conditions,
-                Some(Act::Guard) => request.metadata.finalizers = Some(vec![keys::CRR_UNREADY_ACQUIRED.into()]),
-                Some(act @ (Act::Hold | Act::Grace)) => {
-                    prop_assert_eq!(act == Act::Hold, gate);
-                    held = gate;
+            match plan.action {
+                Some(Action::SetLabels(l)) => request.metadata.labels.get_or_insert_default().extend(l),
+                Some(Action::Complete(s)) => { prop_assert!(status.completion_time.is_none()); *status = *s; }
+                Some(Action::ReportNoDaemon(conditions) | Action::SetConditions(conditions)) => status.conditions = conditions,
+                Some(Action::AddFinalizer) => request.metadata.finalizers = Some(vec![keys::CRR_UNREADY_ACQUIRED.into()]),
+                Some(act @ (Action::MarkNotReady | Action::StartGracePeriod)) => {
+                    prop_assert_eq!(act == Action::MarkNotReady, gate);
+                    not_ready = gate;
                     status.conditions.push(Condition { type_: keys::PRE_RECREATE_GRACE.into(), status: "True".into(),
                         reason: String::new(), message: String::new(), last_transition_time: Time(at(now)), observed_generation: None });
                 }
-                Some(Act::Snapshot(s)) => status.container_status_snapshot = s,
-                Some(Act::Close { release }) => {
-                    held = held && !release;
+                Some(Action::WriteSnapshot(s)) => status.container_status_snapshot = s,
+                Some(Action::Finalize { mark_ready }) => {
+                    not_ready = not_ready && !mark_ready;
                     request.metadata.labels.get_or_insert_default().remove(keys::CRR_ACTIVE);
                     request.metadata.finalizers = None;
                 }
-                Some(Act::Delete) => { prop_assert!(!held, "the Pod is left unready"); return Ok(()); }
-                None => match plan.wake {
+                Some(Action::Delete) => { prop_assert!(!not_ready, "the Pod is left unready"); return Ok(()); }
+                None => match plan.requeue_at {
                     Some(wake) => { prop_assert!(wake > at(now)); now = wake.as_second(); }
                     None => {
-                        prop_assert!(there && started && deadline.is_none(), "waits for nothing");
+                        prop_assert!(pod_exists && started && deadline.is_none(), "waits for nothing");
                         return Ok(());
                     }
                 }

@@ -6,41 +6,41 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::job::Job;
+use super::job::PullJob;
 use kruise_api::image_pull_job::ImagePullPolicy;
 use kruise_api::keys;
 use kruise_api::node_image::{ImageSpec, ImageTagPullPolicy, ImageTagSpec, ImageTagStatus, ReferenceObject};
 
 /// Kind of the owners that are jobs.
-const JOB: &str = "ImagePullJob";
+const JOB_KIND: &str = "ImagePullJob";
 /// The longest lifetime of a tag after its end, in seconds: 31 days.
-const LONGEST_TTL: i64 = 31 * 24 * 3600;
+const MAX_TTL: i64 = 31 * 24 * 3600;
 /// Seconds after which a job without end pulls again.
-const DAY: i64 = 24 * 3600;
+const REPULL_INTERVAL: i64 = 24 * 3600;
 /// How far that may be off, in seconds, so that nodes do not all come at once.
-const DAY_SPREAD: i64 = 600;
+const REPULL_JITTER: i64 = 600;
 /// Seconds that a tag of a job without end may take at least.
-const NEVER_DEADLINE: i64 = 1800;
+const MIN_NEVER_DEADLINE: i64 = 1800;
 /// Seconds of one attempt, and repetitions, where a tag says nothing.
-const TIMEOUT: i32 = 600;
-const BACKOFF_LIMIT: i32 = 3;
+const DEFAULT_TIMEOUT: i32 = 600;
+const DEFAULT_BACKOFF_LIMIT: i32 = 3;
 /// By how much lifetimes of tags are spread, in seconds.
-const TTL_SPREAD: i64 = 300;
+const TTL_JITTER: i64 = 300;
 
 /// One job that wants its image on a node.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct JobRequest<'a> {
     /// The job; its image is the one that the entry is for.
-    pub job: &'a Job,
+    pub job: &'a PullJob,
     /// The copies of its pull secrets.
     pub secrets: &'a [ReferenceObject],
     /// UIDs of jobs that are over: what is pulled once more is not pulled for them.
-    pub ended: &'a BTreeSet<String>,
+    pub ended_jobs: &'a BTreeSet<String>,
 }
 
 /// What the numbers depend on besides the job.
 #[derive(Clone, Copy, Debug)]
-pub struct Setting {
+pub struct EntryOptions {
     /// Seconds that a finished tag stays listed at least (`--default-ttlseconds-for-always-nodeimage`).
     pub default_ttl: i64,
     /// A number that differs between nodes, for spreading.
@@ -49,20 +49,20 @@ pub struct Setting {
     pub now: Timestamp,
 }
 
-/// The entry with what the jobs ask for added to `current`; `None` when it is all there already, or [`awaits`] something.
+/// The entry with what the jobs ask for added to `current`; `None` when it is all there already, or [`awaited_pull`] something.
 ///
 /// `statuses` are the states of the image's tags, whatever their versions.
 #[must_use]
-pub fn add(
+pub fn add_requests(
     current: Option<&ImageSpec>,
     statuses: &[ImageTagStatus],
     tag: &str,
-    asks: &[Ask<'_>],
-    setting: Setting,
+    requests: &[JobRequest<'_>],
+    options: EntryOptions,
 ) -> Option<ImageSpec> {
     let mut spec = current.cloned().unwrap_or_default();
-    for ask in asks {
-        add_one(&mut spec, statuses, tag, *ask, setting);
+    for request in requests {
+        add_request(&mut spec, statuses, tag, *request, options);
     }
     (current != Some(&spec)).then_some(spec)
 }
@@ -70,111 +70,130 @@ pub fn add(
 /// The version of the pull whose end a job has to wait for, where it has to: it wants its image fresh, and the pull was
 /// asked for by another namespace's job before there was this one.
 #[must_use]
-pub fn awaits(
+pub fn awaited_pull(
     current: Option<&ImageSpec>,
     statuses: &[ImageTagStatus],
     tag: &str,
-    ask: Ask<'_>,
+    request: JobRequest<'_>,
 ) -> Option<i64> {
-    let entry = current?.tags.iter().find(|t| t.tag == tag && stays(t))?;
+    let entry = current?
+        .tags
+        .iter()
+        .find(|t| t.tag == tag && has_creation_time(t))?;
     let status = statuses.iter().find(|s| s.tag == tag);
-    let shared = serves_others(entry, ask) && !ended(entry, status);
-    let waits = !owned(entry, &ask.job.uid) && shared && must_wait(entry, status, ask.job);
+    let shared = is_used_by_others(entry, request) && !pull_ended(entry, status);
+    let waits =
+        !is_owned_by(entry, &request.job.uid) && shared && needs_fresh_pull(entry, status, request.job);
     waits.then_some(entry.version)
 }
 
-fn add_one(spec: &mut ImageSpec, statuses: &[ImageTagStatus], tag: &str, ask: Ask<'_>, setting: Setting) {
+fn add_request(
+    spec: &mut ImageSpec,
+    statuses: &[ImageTagStatus],
+    tag: &str,
+    request: JobRequest<'_>,
+    options: EntryOptions,
+) {
     let status = statuses.iter().find(|s| s.tag == tag);
-    let at = spec.tags.iter().position(|t| t.tag == tag);
-    let entry = at.and_then(|at| spec.tags.get(at));
-    let mine = entry.is_some_and(|t| owned(t, &ask.job.uid));
-    let others = entry.is_some_and(|t| serves_others(t, ask));
-    let shared = others && entry.is_some_and(|t| stays(t) && !ended(t, status));
-    if awaits(Some(spec), statuses, tag, ask).is_some() {
+    let position = spec.tags.iter().position(|t| t.tag == tag);
+    let entry = position.and_then(|at| spec.tags.get(at));
+    let already_owned = entry.is_some_and(|t| is_owned_by(t, &request.job.uid));
+    let used_by_others = entry.is_some_and(|t| is_used_by_others(t, request));
+    let shared = used_by_others && entry.is_some_and(|t| has_creation_time(t) && !pull_ended(t, status));
+    if awaited_pull(Some(spec), statuses, tag, request).is_some() {
         return;
     }
-    if !mine && spec.tags.iter().all(|t| over(t, statuses)) {
+    if !already_owned && spec.tags.iter().all(|t| tag_pull_ended(t, statuses)) {
         // Nothing needs the credentials of earlier jobs any more; their copies may have gone.
         spec.pull_secrets
             .retain(|s| s.mode.as_deref() != Some(keys::MODE_BATCH));
     }
-    let more = add_secrets(spec, ask.secrets);
-    if mine {
+    let secrets_added = add_secrets(spec, request.secrets);
+    if already_owned {
         return;
     }
-    match at.and_then(|at| spec.tags.get_mut(at)) {
+    match position.and_then(|at| spec.tags.get_mut(at)) {
         None => {
             let version = status.map_or(0, |s| s.version.saturating_add(1));
-            spec.tags.push(new_entry(tag, version, ask.job, setting));
+            spec.tags.push(new_entry(tag, version, request.job, options));
             spec.tags.sort_by(|a, b| a.tag.cmp(&b.tag));
         }
         Some(entry) => {
-            let before = entry.pull_policy.clone();
+            let previous = entry.pull_policy.clone();
             if shared {
-                join(entry, ask.job, setting);
-            } else if more || !serves(entry, status, ask.job) {
-                again(entry, ask.job, setting);
-                let ended =
-                    |owner: &ObjectReference| owner.uid.as_ref().is_some_and(|uid| ask.ended.contains(uid));
-                entry.owner_references.retain(|owner| !ended(owner));
+                join_pull(entry, request.job, options);
+            } else if secrets_added || !satisfies(entry, status, request.job) {
+                request_repull(entry, request.job, options);
+                let is_ended_job = |owner: &ObjectReference| {
+                    owner
+                        .uid
+                        .as_ref()
+                        .is_some_and(|uid| request.ended_jobs.contains(uid))
+                };
+                entry.owner_references.retain(|owner| !is_ended_job(owner));
             }
-            if others {
-                widen(entry, before.unwrap_or_default());
+            if used_by_others {
+                widen_limits(entry, previous.unwrap_or_default());
             }
-            entry.owner_references.push(owner(ask.job));
+            entry.owner_references.push(owner_reference(request.job));
         }
     }
-    sandbox(spec, ask.job);
+    set_sandbox_config(spec, request.job);
 }
 
 /// Whether a tag is one to join: one without a time at which it was asked for, because there is none or it cannot be read, is
 /// about to be removed. Whoever needs it asks anew.
-fn stays(entry: &ImageTagSpec) -> bool {
+fn has_creation_time(entry: &ImageTagSpec) -> bool {
     entry.created_at.is_some()
 }
 
 /// Whether a tag is there for anybody but jobs of this one's namespace and jobs that are over.
-fn serves_others(entry: &ImageTagSpec, ask: Ask<'_>) -> bool {
-    let over = |owner: &ObjectReference| owner.uid.as_ref().is_some_and(|uid| ask.ended.contains(uid));
-    let mut live = entry.owner_references.iter().filter(|owner| !over(owner));
-    live.any(|owner| owner.namespace != ask.job.key.namespace)
+fn is_used_by_others(entry: &ImageTagSpec, request: JobRequest<'_>) -> bool {
+    let is_ended_job = |owner: &ObjectReference| {
+        owner
+            .uid
+            .as_ref()
+            .is_some_and(|uid| request.ended_jobs.contains(uid))
+    };
+    let mut live = entry.owner_references.iter().filter(|owner| !is_ended_job(owner));
+    live.any(|owner| owner.namespace != request.job.key.namespace)
 }
 
 /// Whether a job that wants its image fresh has to wait for the end of a pull that was asked for before there was the job.
-fn must_wait(entry: &ImageTagSpec, status: Option<&ImageTagStatus>, job: &Job) -> bool {
+fn needs_fresh_pull(entry: &ImageTagSpec, status: Option<&ImageTagStatus>, job: &PullJob) -> bool {
     let begun = status.is_some_and(|s| s.version == entry.version);
     let always = |p: &ImagePullPolicy| *p == ImagePullPolicy::Always;
-    let asked = entry.created_at.as_ref().map(|at| at.0);
-    let fresh = entry.image_pull_policy.as_ref().is_some_and(always) && asked >= job.created;
+    let requested_at = entry.created_at.as_ref().map(|at| at.0);
+    let fresh = entry.image_pull_policy.as_ref().is_some_and(always) && requested_at >= job.created;
     always(&image_pull_policy(job)) && begun && !fresh
 }
 
 /// Has a pull that is asked for by others too serve this job: it is not broken off.
-fn join(entry: &mut ImageTagSpec, job: &Job, setting: Setting) {
+fn join_pull(entry: &mut ImageTagSpec, job: &PullJob, options: EntryOptions) {
     if image_pull_policy(job) == ImagePullPolicy::Always {
         entry.image_pull_policy = Some(ImagePullPolicy::Always);
     }
-    entry.pull_policy = Some(pull_policy(job, setting));
+    entry.pull_policy = Some(pull_policy(job, options));
 }
 
 /// Gives a tag that jobs of several namespaces want the most generous limits of both.
-fn widen(entry: &mut ImageTagSpec, before: ImageTagPullPolicy) {
+fn widen_limits(entry: &mut ImageTagSpec, previous: ImageTagPullPolicy) {
     let ImageTagPullPolicy {
         timeout_seconds,
         backoff_limit,
         ttl_seconds_after_finished,
         active_deadline_seconds,
     } = entry.pull_policy.take().unwrap_or_default();
-    let more = |one: Option<i32>, other: Option<i32>, none: i32| {
+    let larger = |one: Option<i32>, other: Option<i32>, none: i32| {
         one.or(other)
             .map(|_| one.unwrap_or(none).max(other.unwrap_or(none)))
     };
     entry.pull_policy = Some(ImageTagPullPolicy {
-        timeout_seconds: more(timeout_seconds, before.timeout_seconds, TIMEOUT),
-        backoff_limit: more(backoff_limit, before.backoff_limit, BACKOFF_LIMIT),
-        ttl_seconds_after_finished: ttl_seconds_after_finished.max(before.ttl_seconds_after_finished),
+        timeout_seconds: larger(timeout_seconds, previous.timeout_seconds, DEFAULT_TIMEOUT),
+        backoff_limit: larger(backoff_limit, previous.backoff_limit, DEFAULT_BACKOFF_LIMIT),
+        ttl_seconds_after_finished: ttl_seconds_after_finished.max(previous.ttl_seconds_after_finished),
         active_deadline_seconds: active_deadline_seconds
-            .zip(before.active_deadline_seconds)
+            .zip(previous.active_deadline_seconds)
             .map(|(one, other)| one.max(other)),
     });
 }
@@ -192,58 +211,61 @@ fn add_secrets(spec: &mut ImageSpec, secrets: &[ReferenceObject]) -> bool {
 }
 
 /// Whether the pull of a tag has ended.
-fn over(entry: &ImageTagSpec, statuses: &[ImageTagStatus]) -> bool {
-    ended(entry, statuses.iter().find(|s| s.tag == entry.tag))
+fn tag_pull_ended(entry: &ImageTagSpec, statuses: &[ImageTagStatus]) -> bool {
+    pull_ended(entry, statuses.iter().find(|s| s.tag == entry.tag))
 }
 
 /// Whether the tag's status is that of a pull of this version that has ended.
-fn ended(entry: &ImageTagSpec, status: Option<&ImageTagStatus>) -> bool {
-    status.is_some_and(|s| s.version == entry.version && s.ended())
+fn pull_ended(entry: &ImageTagSpec, status: Option<&ImageTagStatus>) -> bool {
+    status.is_some_and(|s| s.version == entry.version && s.is_finished())
 }
 
 /// Whether a pull that is asked for, and not over, does for this job too. Upstream starts such a pull anew.
-fn serves(entry: &ImageTagSpec, status: Option<&ImageTagStatus>, job: &Job) -> bool {
+fn satisfies(entry: &ImageTagSpec, status: Option<&ImageTagStatus>, job: &PullJob) -> bool {
     let policy = |p: &Option<ImagePullPolicy>| p.clone().unwrap_or(ImagePullPolicy::IfNotPresent);
-    let wanted = policy(&job.spec.image_pull_policy);
+    let required = policy(&job.spec.image_pull_policy);
     let begun = status.is_some_and(|s| s.version == entry.version);
-    let fresh = wanted != ImagePullPolicy::Always || !begun;
-    stays(entry) && !ended(entry, status) && fresh && policy(&entry.image_pull_policy) == wanted
+    let fresh = required != ImagePullPolicy::Always || !begun;
+    has_creation_time(entry)
+        && !pull_ended(entry, status)
+        && fresh
+        && policy(&entry.image_pull_policy) == required
 }
 
 /// Asks for another pull of a tag that somebody wanted before.
-fn again(entry: &mut ImageTagSpec, job: &Job, setting: Setting) {
+fn request_repull(entry: &mut ImageTagSpec, job: &PullJob, options: EntryOptions) {
     entry.version = entry.version.saturating_add(1);
     entry.unreadable = None;
-    entry.created_at = Some(Time(setting.now));
+    entry.created_at = Some(Time(options.now));
     entry.image_pull_policy = Some(image_pull_policy(job));
-    let mut policy = pull_policy(job, setting);
-    let before = entry.pull_policy.as_ref();
+    let mut policy = pull_policy(job, options);
+    let previous = entry.pull_policy.as_ref();
     policy.ttl_seconds_after_finished = policy
         .ttl_seconds_after_finished
-        .max(before.and_then(|p| p.ttl_seconds_after_finished));
+        .max(previous.and_then(|p| p.ttl_seconds_after_finished));
     entry.pull_policy = Some(policy);
 }
 
-fn new_entry(tag: &str, version: i64, job: &Job, setting: Setting) -> ImageTagSpec {
+fn new_entry(tag: &str, version: i64, job: &PullJob, options: EntryOptions) -> ImageTagSpec {
     ImageTagSpec {
         tag: tag.to_owned(),
-        created_at: Some(Time(setting.now)),
-        pull_policy: Some(pull_policy(job, setting)),
-        owner_references: vec![owner(job)],
+        created_at: Some(Time(options.now)),
+        pull_policy: Some(pull_policy(job, options)),
+        owner_references: vec![owner_reference(job)],
         version,
         image_pull_policy: Some(image_pull_policy(job)),
         unreadable: None,
     }
 }
 
-fn sandbox(spec: &mut ImageSpec, job: &Job) {
+fn set_sandbox_config(spec: &mut ImageSpec, job: &PullJob) {
     if let Some(sandbox) = &job.spec.sandbox_config {
         // A job may have been stored by another webhook than ours.
-        spec.sandbox_config = Some(sandbox.fitting());
+        spec.sandbox_config = Some(sandbox.within_schema_limits());
     }
 }
 
-fn image_pull_policy(job: &Job) -> ImagePullPolicy {
+fn image_pull_policy(job: &PullJob) -> ImagePullPolicy {
     job.spec
         .image_pull_policy
         .clone()
@@ -252,7 +274,7 @@ fn image_pull_policy(job: &Job) -> ImagePullPolicy {
 
 /// Whether the tag is there on behalf of the job with that UID.
 #[must_use]
-pub fn owned(entry: &ImageTagSpec, uid: &str) -> bool {
+pub fn is_owned_by(entry: &ImageTagSpec, uid: &str) -> bool {
     entry
         .owner_references
         .iter()
@@ -261,18 +283,18 @@ pub fn owned(entry: &ImageTagSpec, uid: &str) -> bool {
 
 /// The namespaces of the jobs that an image is there for.
 #[must_use]
-pub fn namespaces(spec: &ImageSpec) -> BTreeSet<String> {
+pub fn owner_namespaces(spec: &ImageSpec) -> BTreeSet<String> {
     let owners = spec.tags.iter().flat_map(|tag| &tag.owner_references);
-    let jobs = owners.filter(|owner| owner.kind.as_deref() == Some(JOB));
+    let jobs = owners.filter(|owner| owner.kind.as_deref() == Some(JOB_KIND));
     jobs.filter_map(|owner| owner.namespace.clone()).collect()
 }
 
 /// The reference to a job, as upstream writes it into a tag.
 #[must_use]
-pub fn owner(job: &Job) -> ObjectReference {
+pub fn owner_reference(job: &PullJob) -> ObjectReference {
     ObjectReference {
         api_version: Some(format!("{}/{}", kruise_api::GROUP, kruise_api::V1BETA1)),
-        kind: Some(JOB.to_owned()),
+        kind: Some(JOB_KIND.to_owned()),
         namespace: job.key.namespace.clone(),
         name: Some(job.key.name.clone()),
         uid: Some(job.uid.clone()),
@@ -281,42 +303,43 @@ pub fn owner(job: &Job) -> ObjectReference {
 }
 
 /// The limits of one node's pull.
-fn pull_policy(job: &Job, setting: Setting) -> ImageTagPullPolicy {
-    let asked = job.spec.pull_policy.clone().unwrap_or_default();
-    let timeout = i64::from(asked.timeout_seconds.unwrap_or(TIMEOUT));
+fn pull_policy(job: &PullJob, options: EntryOptions) -> ImageTagPullPolicy {
+    let policy = job.spec.pull_policy.clone().unwrap_or_default();
+    let timeout = i64::from(policy.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT));
     let completion = &job.spec.completion_policy;
     let (ttl, deadline) = if job.never_ends() {
-        let off = spread(setting.seed, 2 * DAY_SPREAD + 1) - DAY_SPREAD;
-        (DAY + off, Some(timeout.max(NEVER_DEADLINE)))
+        let offset = jitter(options.seed, 2 * REPULL_JITTER + 1) - REPULL_JITTER;
+        (REPULL_INTERVAL + offset, Some(timeout.max(MIN_NEVER_DEADLINE)))
     } else {
-        let own = completion
+        let own_ttl = completion
             .ttl_seconds_after_finished
             .map(i64::from)
             .or(completion.active_deadline_seconds)
             .unwrap_or_else(|| {
-                let tries = i64::from(asked.backoff_limit.unwrap_or(BACKOFF_LIMIT)).saturating_add(1);
-                timeout.saturating_mul(tries)
+                let attempts =
+                    i64::from(policy.backoff_limit.unwrap_or(DEFAULT_BACKOFF_LIMIT)).saturating_add(1);
+                timeout.saturating_mul(attempts)
             });
-        let kept = own.max(0).saturating_add(setting.default_ttl);
-        let ttl = kept.saturating_add(spread(setting.seed, TTL_SPREAD + 1));
+        let min_ttl = own_ttl.max(0).saturating_add(options.default_ttl);
+        let ttl = min_ttl.saturating_add(jitter(options.seed, TTL_JITTER + 1));
         (ttl, completion.active_deadline_seconds)
     };
     ImageTagPullPolicy {
-        timeout_seconds: asked.timeout_seconds,
-        backoff_limit: asked.backoff_limit,
-        ttl_seconds_after_finished: i32::try_from(ttl.min(LONGEST_TTL)).ok(),
+        timeout_seconds: policy.timeout_seconds,
+        backoff_limit: policy.backoff_limit,
+        ttl_seconds_after_finished: i32::try_from(ttl.min(MAX_TTL)).ok(),
         active_deadline_seconds: deadline,
     }
 }
 
 /// A number in `0..below` that looks random.
-fn spread(seed: u64, below: i64) -> i64 {
-    let below = u64::try_from(below).unwrap_or(1).max(1);
+fn jitter(seed: u64, bound: i64) -> i64 {
+    let bound = u64::try_from(bound).unwrap_or(1).max(1);
     // SplitMix64: neighbouring seeds give unrelated numbers.
     let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    i64::try_from((z ^ (z >> 31)) % below).unwrap_or(0)
+    i64::try_from((z ^ (z >> 31)) % bound).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
-use super::super::status::judge;
+use super::super::status::job_status;
 use super::*;
-use crate::view::{NodeView, Owner, TagStatusView, TagView};
+use crate::view::{NodeView, TagOwner, TagStatusView, TagView};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kruise_api::image_pull_job::{
     CompletionPolicyType, ImagePullJob, ImagePullJobNodeSelector, ImagePullJobSpec,
@@ -14,7 +14,7 @@ use kruise_api::image_pull_job::{
 
 const NODES: u8 = 6;
 
-fn job(n: u8, parallelism: i32, never: bool) -> Job {
+fn job(n: u8, parallelism: i32, never: bool) -> PullJob {
     let mut spec = ImagePullJobSpec {
         image: ["nginx:1", "nginx:1", "nginx:2"][usize::from(n)].to_owned(),
         parallelism: Some(IntOrString::Int(parallelism)),
@@ -32,7 +32,7 @@ fn job(n: u8, parallelism: i32, never: bool) -> Job {
     let mut object = ImagePullJob::new(&format!("j{n}"), spec);
     object.metadata.uid = Some(format!("uid{n}"));
     object.metadata.namespace = Some("ns".to_owned());
-    Job::read(&object)
+    PullJob::from_object(&object)
 }
 
 fn at(seconds: i64) -> Timestamp {
@@ -41,15 +41,15 @@ fn at(seconds: i64) -> Timestamp {
 
 /// What the API server holds, and what has been sent to the watch.
 #[derive(Default)]
-struct World {
-    index: Index,
+struct FakeCluster {
+    index: JobIndex,
     views: BTreeMap<u8, NodeImageView>,
     writes: Vec<(u8, Uid)>,
-    jobs: BTreeMap<Uid, Job>,
+    jobs: BTreeMap<Uid, PullJob>,
     /// Nodes, and whether they are ready.
     nodes: BTreeMap<u8, bool>,
     /// Nodes that are ready and had no NodeImage when they were seen, and when that was first so.
-    arrivals: BTreeMap<u8, i64>,
+    pending_nodes: BTreeMap<u8, i64>,
     now: i64,
 }
 
@@ -61,10 +61,10 @@ fn labels(n: u8) -> BTreeMap<String, String> {
     even.into_iter().collect()
 }
 
-impl World {
-    fn tell(&mut self, n: u8) {
+impl FakeCluster {
+    fn notify_index(&mut self, n: u8) {
         let view = self.views.get(&n).cloned().map(Arc::new);
-        self.index.node_image(&format!("n{n}"), view);
+        self.index.update_node_image(&format!("n{n}"), view);
     }
 
     fn add_node(&mut self, n: u8) {
@@ -73,17 +73,17 @@ impl World {
             labels: labels(n),
             ..NodeImageView::default()
         });
-        self.arrivals.remove(&n);
-        self.tell(n);
+        self.pending_nodes.remove(&n);
+        self.notify_index(n);
     }
 
     /// A Node has come, or is ready or not ready now.
-    fn node(&mut self, n: u8, ready: bool) {
+    fn set_node(&mut self, n: u8, ready: bool) {
         self.nodes.insert(n, ready);
         if !ready || self.views.contains_key(&n) {
-            self.arrivals.remove(&n);
+            self.pending_nodes.remove(&n);
         } else {
-            self.arrivals.entry(n).or_insert(self.now);
+            self.pending_nodes.entry(n).or_insert(self.now);
         }
         let view = NodeView {
             labels: labels(n),
@@ -91,30 +91,31 @@ impl World {
             ready_since: Some(at(0)),
             ..NodeView::default()
         };
-        self.index.node_is(&format!("n{n}"), Some(&view), at(self.now));
+        self.index
+            .update_node(&format!("n{n}"), Some(&view), at(self.now));
     }
 
     /// Another leader begins with what the API server holds. What the old one has sent may still arrive.
     fn new_leader(&mut self) {
-        self.index = Index::default();
-        self.arrivals.clear();
+        self.index = JobIndex::default();
+        self.pending_nodes.clear();
         for (n, ready) in self.nodes.clone() {
-            self.node(n, ready);
+            self.set_node(n, ready);
         }
         for n in self.views.keys().copied().collect::<Vec<_>>() {
-            self.tell(n);
+            self.notify_index(n);
         }
         for job in self.jobs.values() {
-            self.index.put_job(job.clone(), at(self.now));
+            self.index.upsert_job(job.clone(), at(self.now));
         }
     }
 
     /// Hands out, and checks that no job has more nodes at work than it may because of that.
-    fn hand_out(&mut self) {
-        for uid in self.index.take_open(at(self.now)) {
+    fn assign_all(&mut self) {
+        for uid in self.index.take_assignable(at(self.now)) {
             for node in self.index.assign(&uid, at(self.now)) {
                 let limit = self.jobs[&uid].parallelism.clone().unwrap();
-                let active = self.index.tally(&uid, false, at(self.now)).unwrap().active;
+                let active = self.index.counters(&uid, false, at(self.now)).unwrap().active;
                 assert!(active <= limit, "{uid} has {active} at work and may have {limit}");
                 self.writes.push((node[1..].parse().unwrap(), Arc::clone(&uid)));
             }
@@ -122,7 +123,7 @@ impl World {
     }
 
     /// The API server takes the oldest write.
-    fn write(&mut self) -> bool {
+    fn apply_write(&mut self) -> bool {
         if self.writes.is_empty() {
             return false;
         }
@@ -132,7 +133,7 @@ impl World {
         };
         let (image, tag) = job.image.clone().unwrap();
         if let Some(view) = self.views.get_mut(&n) {
-            let owner = Owner {
+            let owner = TagOwner {
                 uid: uid.to_string(),
                 job: None,
             };
@@ -155,12 +156,12 @@ impl World {
                 }
             }
         }
-        self.tell(n);
+        self.notify_index(n);
         true
     }
 
     /// The daemon of a node answers all it is asked.
-    fn answer(&mut self, n: u8, ok: bool) {
+    fn report_pulls(&mut self, n: u8, ok: bool) {
         let Some(view) = self.views.get_mut(&n) else {
             return;
         };
@@ -178,43 +179,43 @@ impl World {
                 },
                 completed: Some(at(self.now)),
                 error: None,
-                pulse: 0,
+                progress_hash: 0,
             })
             .collect();
-        self.tell(n);
+        self.notify_index(n);
     }
 
     /// Counters are those of the states, and states those of the nodes that the job is for.
-    fn check(&self) -> Result<(), TestCaseError> {
+    fn check_invariants(&self) -> Result<(), TestCaseError> {
         for (uid, job) in &self.jobs {
-            let states = self.index.states(uid);
-            let tally = self.index.tally(uid, true, at(self.now)).unwrap();
-            let count = |f: fn(&State) -> bool| states.values().filter(|s| f(s)).count();
+            let states = self.index.node_states(uid);
+            let tally = self.index.counters(uid, true, at(self.now)).unwrap();
+            let count = |f: fn(&NodeState) -> bool| states.values().filter(|s| f(s)).count();
             prop_assert_eq!(tally.desired, states.len());
             prop_assert_eq!(
                 tally.active,
-                count(|s| matches!(s, State::Assigned(_) | State::Pulling))
+                count(|s| matches!(s, NodeState::Assigned(_) | NodeState::Pulling))
             );
-            prop_assert_eq!(tally.succeeded, count(|s| *s == State::Succeeded));
-            prop_assert_eq!(tally.failed.len(), count(|s| *s == State::Failed));
+            prop_assert_eq!(tally.succeeded, count(|s| *s == NodeState::Succeeded));
+            prop_assert_eq!(tally.failed.len(), count(|s| *s == NodeState::Failed));
             prop_assert_eq!(
                 tally.unfinished.len(),
                 tally.desired - tally.succeeded - tally.failed.len()
             );
-            let quiet = tally.silent.union(&tally.lost);
+            let unresponsive = tally.unresponsive.union(&tally.not_ready);
             prop_assert!(
-                quiet
+                unresponsive
                     .into_iter()
-                    .all(|node| states.get(node) == Some(&State::Pulling))
+                    .all(|node| states.get(node) == Some(&NodeState::Pulling))
             );
-            let waited = self.arrivals.iter().filter(|(n, since)| {
-                self.now < *since + 30 && job.targets.include(&format!("n{n}"), &labels(**n))
+            let pending = self.pending_nodes.iter().filter(|(n, since)| {
+                self.now < *since + 30 && job.targets.includes(&format!("n{n}"), &labels(**n))
             });
-            prop_assert_eq!(tally.awaited.len(), waited.count());
+            prop_assert_eq!(tally.pending_nodes.len(), pending.count());
             let members = self
                 .views
                 .iter()
-                .filter(|(n, v)| job.targets.include(&format!("n{n}"), &v.labels));
+                .filter(|(n, v)| job.targets.includes(&format!("n{n}"), &v.labels));
             prop_assert_eq!(states.len(), members.count());
         }
         Ok(())
@@ -223,73 +224,73 @@ impl World {
 
 #[derive(Clone, Debug)]
 enum Op {
-    Add(u8),
-    Remove(u8),
-    Ready(u8, bool),
-    Put(u8),
-    Drop(u8),
-    HandOut,
+    AddNode(u8),
+    RemoveNode(u8),
+    SetReady(u8, bool),
+    PutJob(u8),
+    RemoveJob(u8),
+    Assign,
     Write,
-    Answer(u8, bool),
-    Expire(u8),
-    Pass(i64),
+    ReportPulls(u8, bool),
+    ExpireTags(u8),
+    AdvanceTime(i64),
     NewLeader,
-    Refuse(u8),
+    RefuseWrite(u8),
 }
 
 fn any_op() -> impl Strategy<Value = Op> {
     let node = 0..NODES;
     prop_oneof![
-        1 => node.clone().prop_map(Op::Add),
-        1 => node.clone().prop_map(Op::Remove),
-        1 => (node.clone(), any::<bool>()).prop_map(|(n, r)| Op::Ready(n, r)),
-        1 => (0_u8..3).prop_map(Op::Put),
-        1 => (0_u8..3).prop_map(Op::Drop),
-        3 => Just(Op::HandOut),
+        1 => node.clone().prop_map(Op::AddNode),
+        1 => node.clone().prop_map(Op::RemoveNode),
+        1 => (node.clone(), any::<bool>()).prop_map(|(n, r)| Op::SetReady(n, r)),
+        1 => (0_u8..3).prop_map(Op::PutJob),
+        1 => (0_u8..3).prop_map(Op::RemoveJob),
+        3 => Just(Op::Assign),
         4 => Just(Op::Write),
-        3 => (node.clone(), any::<bool>()).prop_map(|(n, ok)| Op::Answer(n, ok)),
-        1 => node.clone().prop_map(Op::Expire),
-        1 => node.prop_map(Op::Refuse),
+        3 => (node.clone(), any::<bool>()).prop_map(|(n, ok)| Op::ReportPulls(n, ok)),
+        1 => node.clone().prop_map(Op::ExpireTags),
+        1 => node.prop_map(Op::RefuseWrite),
         1 => Just(Op::NewLeader),
-        1 => (0_i64..20).prop_map(Op::Pass),
+        1 => (0_i64..20).prop_map(Op::AdvanceTime),
     ]
 }
 
-fn play(world: &mut World, op: Op, limits: &BTreeMap<Uid, usize>, never: bool) {
+fn apply_op(world: &mut FakeCluster, op: Op, limits: &BTreeMap<Uid, usize>, never: bool) {
     match op {
-        Op::Add(n) => world.add_node(n),
-        Op::Remove(n) => {
+        Op::AddNode(n) => world.add_node(n),
+        Op::RemoveNode(n) => {
             world.views.remove(&n);
-            world.tell(n);
+            world.notify_index(n);
         }
-        Op::Ready(n, ready) => world.node(n, ready),
-        Op::Put(n) => {
+        Op::SetReady(n, ready) => world.set_node(n, ready),
+        Op::PutJob(n) => {
             let uid: Uid = format!("uid{n}").into();
             let job = job(n, i32::try_from(limits[&uid]).unwrap(), never);
-            world.index.put_job(job.clone(), at(world.now));
+            world.index.upsert_job(job.clone(), at(world.now));
             world.jobs.insert(uid, job);
         }
-        Op::Drop(n) => {
+        Op::RemoveJob(n) => {
             let uid: Uid = format!("uid{n}").into();
-            world.index.drop_job(&uid);
+            world.index.remove_job(&uid);
             world.jobs.remove(&uid);
         }
-        Op::HandOut => world.hand_out(),
+        Op::Assign => world.assign_all(),
         Op::Write => {
-            world.write();
+            world.apply_write();
         }
-        Op::Answer(n, ok) => world.answer(n, ok),
-        Op::Expire(n) => {
+        Op::ReportPulls(n, ok) => world.report_pulls(n, ok),
+        Op::ExpireTags(n) => {
             if let Some(view) = world.views.get_mut(&n) {
                 view.tags.clear();
-                world.tell(n);
+                world.notify_index(n);
             }
         }
-        Op::Pass(seconds) => world.now += seconds,
+        Op::AdvanceTime(seconds) => world.now += seconds,
         Op::NewLeader => world.new_leader(),
-        Op::Refuse(n) => {
+        Op::RefuseWrite(n) => {
             for uid in world.jobs.keys() {
-                world.index.refused(uid, &format!("n{n}").into(), "refused");
+                world.index.write_refused(uid, &format!("n{n}").into(), "refused");
             }
         }
     }
@@ -300,31 +301,31 @@ proptest! {
     /// Whatever happens, counters are right and no job has more nodes at work than it may; and when the world
     /// goes on working, every job ends.
     #[test]
-    fn jobs_count_right_and_end(
+    fn counters_hold_and_jobs_end(
         ops in prop::collection::vec(any_op(), 0..80),
         parallelism in prop::collection::vec(1_usize..4, 3),
         never in any::<bool>(),
     ) {
         let limits: BTreeMap<Uid, usize> =
             (0..3).map(|n| (Uid::from(format!("uid{n}")), parallelism[n])).collect();
-        let mut world = World::default();
+        let mut world = FakeCluster::default();
         for op in ops {
-            play(&mut world, op, &limits, never);
-            world.check()?;
+            apply_op(&mut world, op, &limits, never);
+            world.check_invariants()?;
         }
         for _ in 0..60 {
             world.now += 31;
-            world.hand_out();
-            while world.write() {}
-            for n in 0..NODES { world.answer(n, true); }
-            world.check()?;
+            world.assign_all();
+            while world.apply_write() {}
+            for n in 0..NODES { world.report_pulls(n, true); }
+            world.check_invariants()?;
         }
         for (uid, job) in &world.jobs {
-            let tally = world.index.tally(uid, false, at(world.now)).unwrap();
+            let tally = world.index.counters(uid, false, at(world.now)).unwrap();
             prop_assert_eq!(tally.desired, tally.succeeded + tally.failed.len(), "{} does not end", job.key);
             if !never {
-                let verdict = judge(&world.index.job(uid).unwrap(), &tally, at(world.now));
-                prop_assert!(verdict.status.completion_time.is_some());
+                let update = job_status(&world.index.job(uid).unwrap(), &tally, at(world.now));
+                prop_assert!(update.status.completion_time.is_some());
             }
         }
     }

@@ -8,13 +8,13 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::view::matches;
 use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJob, ImagePullJobSpec, ImagePullJobStatus};
-use kruise_api::image_reference::Reference;
+use kruise_api::image_reference::ImageReference;
 use kruise_api::keys;
 use kruise_cluster::Key;
 
 /// One job.
 #[derive(Clone, Debug)]
-pub struct Job {
+pub struct PullJob {
     /// Its namespace and name.
     pub key: Key,
     /// Identity of the object.
@@ -26,7 +26,7 @@ pub struct Job {
     /// How many nodes pull at a time, or what is wrong with the number.
     pub parallelism: Result<usize, String>,
     /// Which nodes.
-    pub targets: Targets,
+    pub targets: NodeTargets,
     /// The specification, but for the selectors, which may be as large as an object and are in `targets`.
     pub spec: ImagePullJobSpec,
     /// The status as it is.
@@ -34,12 +34,12 @@ pub struct Job {
     /// Whether the job is being deleted.
     pub deleting: bool,
     /// Whether our finalizer is on it.
-    pub finalizer: bool,
+    pub has_finalizer: bool,
 }
 
 /// Which nodes a job is for.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Targets {
+pub enum NodeTargets {
     /// All that have a NodeImage.
     All,
     /// These, as far as they have a NodeImage.
@@ -50,10 +50,10 @@ pub enum Targets {
     Pods(LabelSelector),
 }
 
-impl Targets {
+impl NodeTargets {
     /// Whether a node of that name and with these labels is one; Pods are looked at elsewhere.
     #[must_use]
-    pub fn include(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
+    pub fn includes(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
         match self {
             Self::All => true,
             Self::Names(names) => names.contains(name),
@@ -63,25 +63,25 @@ impl Targets {
     }
 }
 
-impl Job {
+impl PullJob {
     /// Reads a job; nothing in it can make this fail.
     #[must_use]
-    pub fn read(object: &ImagePullJob) -> Self {
+    pub fn from_object(object: &ImagePullJob) -> Self {
         let spec = without_selectors(&object.spec);
-        let image = Reference::parse(&spec.image)
+        let image = ImageReference::parse(&spec.image)
             .map(|r| (r.familiar_name(), r.tag_or_digest().to_owned()))
             .map_err(|e| format!("spec.image: {e}"));
         let finalizers = object.metadata.finalizers.iter().flatten();
         Self {
-            key: Key::of(object),
+            key: Key::from_object(object),
             uid: object.metadata.uid.clone().unwrap_or_default(),
             created: object.metadata.creation_timestamp.as_ref().map(|at| at.0),
             image,
             parallelism: parallelism(spec.parallelism.as_ref()),
-            targets: targets(&object.spec),
+            targets: node_targets(&object.spec),
             status: object.status.clone().unwrap_or_default(),
             deleting: object.metadata.deletion_timestamp.is_some(),
-            finalizer: finalizers.into_iter().any(|f| f == keys::DELETION_PROTECTION),
+            has_finalizer: finalizers.into_iter().any(|f| f == keys::DELETION_PROTECTION),
             spec,
         }
     }
@@ -94,7 +94,7 @@ impl Job {
 
     /// Whether nothing is left to do on nodes.
     #[must_use]
-    pub fn over(&self) -> bool {
+    pub fn is_finished(&self) -> bool {
         self.deleting || self.status.completion_time.is_some()
     }
 
@@ -102,7 +102,7 @@ impl Job {
     #[must_use]
     pub fn deadline(&self, started: Timestamp) -> Option<Timestamp> {
         let seconds = self.spec.completion_policy.active_deadline_seconds?;
-        (!self.never_ends()).then(|| after(started, seconds))
+        (!self.never_ends()).then(|| add_seconds(started, seconds))
     }
 
     /// When the job is deleted, once it is complete.
@@ -110,29 +110,29 @@ impl Job {
     pub fn expiry(&self) -> Option<Timestamp> {
         let ttl = self.spec.completion_policy.ttl_seconds_after_finished?;
         let completed = self.status.completion_time.as_ref()?.0;
-        (!self.never_ends()).then(|| after(completed, i64::from(ttl)))
+        (!self.never_ends()).then(|| add_seconds(completed, i64::from(ttl)))
     }
 }
 
 /// `at` plus `seconds`, at most the end of time.
 #[must_use]
-pub fn after(at: Timestamp, seconds: i64) -> Timestamp {
+pub fn add_seconds(at: Timestamp, seconds: i64) -> Timestamp {
     at.checked_add(SignedDuration::from_secs(seconds))
         .unwrap_or(Timestamp::MAX)
 }
 
 fn parallelism(value: Option<&IntOrString>) -> Result<usize, String> {
-    let wrong = |given: &str| {
+    let invalid = |given: &str| {
         Err(format!(
             "spec.parallelism: {given:?} is not a number of nodes; expected 0 or greater, not per cent"
         ))
     };
     match value {
         None => Ok(1),
-        Some(IntOrString::Int(n)) => usize::try_from(*n).or_else(|_| wrong(&n.to_string())),
+        Some(IntOrString::Int(n)) => usize::try_from(*n).or_else(|_| invalid(&n.to_string())),
         Some(IntOrString::String(text)) => match text.parse::<i32>() {
-            Ok(n) => usize::try_from(n).or_else(|_| wrong(text)),
-            Err(_) => wrong(text),
+            Ok(n) => usize::try_from(n).or_else(|_| invalid(text)),
+            Err(_) => invalid(text),
         },
     }
 }
@@ -162,14 +162,14 @@ fn without_selectors(spec: &ImagePullJobSpec) -> ImagePullJobSpec {
     }
 }
 
-fn targets(spec: &ImagePullJobSpec) -> Targets {
+fn node_targets(spec: &ImagePullJobSpec) -> NodeTargets {
     if let Some(pods) = &spec.pod_selector {
-        return Targets::Pods(pods.into());
+        return NodeTargets::Pods(pods.into());
     }
     match &spec.selector {
-        None => Targets::All,
-        Some(nodes) if !nodes.names.is_empty() => Targets::Names(nodes.names.iter().cloned().collect()),
-        Some(nodes) => Targets::Labels(nodes.into()),
+        None => NodeTargets::All,
+        Some(nodes) if !nodes.names.is_empty() => NodeTargets::Names(nodes.names.iter().cloned().collect()),
+        Some(nodes) => NodeTargets::Labels(nodes.into()),
     }
 }
 
@@ -179,7 +179,7 @@ mod tests {
     use kruise_api::image_pull_job::ImagePullJobNodeSelector;
 
     #[test]
-    fn selectors_are_held_once() {
+    fn selectors_are_kept_only_in_targets() {
         let spec = ImagePullJobSpec {
             selector: Some(ImagePullJobNodeSelector {
                 names: vec!["n".into()],
@@ -188,13 +188,13 @@ mod tests {
             pod_selector: None,
             ..ImagePullJobSpec::default()
         };
-        let job = Job::read(&ImagePullJob::new("j", spec));
-        assert_eq!(job.targets, Targets::Names(["n".to_owned()].into()));
+        let job = PullJob::from_object(&ImagePullJob::new("j", spec));
+        assert_eq!(job.targets, NodeTargets::Names(["n".to_owned()].into()));
         assert_eq!((job.spec.selector, job.spec.pod_selector), (None, None));
     }
 
     #[test]
-    fn parallelism_is_a_number_and_never_a_share() {
+    fn parallelism_is_a_number_not_a_percentage() {
         let int = |n| parallelism(Some(&IntOrString::Int(n)));
         let text = |t: &str| parallelism(Some(&IntOrString::String(t.to_owned())));
         assert_eq!(parallelism(None), Ok(1));

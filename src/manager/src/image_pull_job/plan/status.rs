@@ -6,25 +6,25 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
-use super::job::{Job, Targets, after};
-use crate::names::first_of;
+use super::job::{NodeTargets, PullJob, add_seconds};
+use crate::names::join_first;
 use kruise_api::image_pull_job::{COMPLETE, FAILED, ImagePullJobStatus, WAITING};
 
 /// How many names of failed nodes a status holds at most. The counter counts all of them; ten thousand long
 /// names would not fit into an object.
-pub const FAILED_NODES: usize = 1000;
+pub const MAX_FAILED_NODES: usize = 1000;
 /// How many names of nodes a message holds at most.
-const NAMES_IN_MESSAGE: usize = 10;
+const MAX_NAMES_IN_MESSAGE: usize = 10;
 /// Of how many failed nodes a message tells the cause, and in how many characters of each.
-const CAUSES_IN_MESSAGE: usize = 3;
-const LONGEST_CAUSE: usize = 300;
+const MAX_CAUSES_IN_MESSAGE: usize = 3;
+const MAX_CAUSE_CHARS: usize = 300;
 
 /// Seconds for which a job that finds no node, or not all that it names, goes on looking.
-const DOUBT: i64 = 1;
+const DISCOVERY_SECONDS: i64 = 1;
 
 /// How far the nodes of a job are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tally {
+pub struct JobCounters {
     /// Nodes that the job is for.
     pub desired: usize,
     /// Nodes that were asked and have not answered.
@@ -36,43 +36,43 @@ pub struct Tally {
     /// Nodes that have not answered, asked or not, sorted; filled in only at the deadline.
     pub unfinished: BTreeSet<Arc<str>>,
     /// Names in the selector that no NodeImage has, sorted.
-    pub unknown: Vec<String>,
+    pub unknown_nodes: Vec<String>,
     /// Nodes of the job that are about to get their NodeImage, sorted.
-    pub awaited: BTreeSet<Arc<str>>,
+    pub pending_nodes: BTreeSet<Arc<str>>,
     /// When the first of these is not waited for any more.
-    pub awaited_until: Option<Timestamp>,
+    pub pending_until: Option<Timestamp>,
     /// Why no node is asked, where something is in the way.
-    pub hindrance: Option<String>,
+    pub blocked_reason: Option<String>,
     /// Why nodes failed, or cannot be asked: of some of them.
-    pub notes: BTreeMap<Arc<str>, String>,
+    pub node_messages: BTreeMap<Arc<str>, String>,
     /// Nodes where the end of a pull is waited for that others asked for before, sorted.
-    pub awaits: BTreeSet<Arc<str>>,
+    pub awaiting_pull: BTreeSet<Arc<str>>,
     /// Nodes that are ready, and whose daemons have not said anything for a while since they were asked.
-    pub silent: BTreeSet<Arc<str>>,
+    pub unresponsive: BTreeSet<Arc<str>>,
     /// The same of nodes that are not ready.
-    pub lost: BTreeSet<Arc<str>>,
+    pub not_ready: BTreeSet<Arc<str>>,
     /// When the next node is one of these, if its daemon says nothing until then.
-    pub silent_from: Option<Timestamp>,
+    pub next_unresponsive_at: Option<Timestamp>,
 }
 
-impl Tally {
-    fn over(&self) -> bool {
-        self.answered() && self.awaited.is_empty()
+impl JobCounters {
+    fn is_finished(&self) -> bool {
+        self.all_answered() && self.pending_nodes.is_empty()
     }
 
     /// Whether every node that can be asked has an outcome.
-    fn answered(&self) -> bool {
+    fn all_answered(&self) -> bool {
         self.desired == self.succeeded + self.failed.len()
     }
 }
 
 /// What to write, and when to look again.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Verdict {
+pub struct StatusUpdate {
     /// The status as it should be.
     pub status: ImagePullJobStatus,
     /// When it changes by time alone.
-    pub wake: Option<Timestamp>,
+    pub requeue_at: Option<Timestamp>,
     /// Something that the user should be told beyond the status.
     pub warning: Option<Warning>,
 }
@@ -83,12 +83,12 @@ pub struct Warning {
     /// The reason, in one word.
     pub reason: &'static str,
     /// The text.
-    pub note: String,
+    pub message: String,
 }
 
 /// Whether the tally's unfinished nodes are needed, because the deadline has passed.
 #[must_use]
-pub fn late(job: &Job, now: Timestamp) -> bool {
+pub fn is_past_deadline(job: &PullJob, now: Timestamp) -> bool {
     let started = job.status.start_time.as_ref().map(|t| t.0);
     started
         .and_then(|s| job.deadline(s))
@@ -97,100 +97,124 @@ pub fn late(job: &Job, now: Timestamp) -> bool {
 
 /// The status of a job that is not over yet.
 #[must_use]
-pub fn judge(job: &Job, tally: &Tally, now: Timestamp) -> Verdict {
+pub fn job_status(job: &PullJob, counters: &JobCounters, now: Timestamp) -> StatusUpdate {
     let started = job.status.start_time.as_ref().map_or(now, |t| t.0);
     let deadline = job.deadline(started);
-    if let Some(mistake) = mistake(job) {
-        return wrong(job, tally, started, mistake, now);
+    if let Some(mistake) = spec_error(job) {
+        return invalid_spec_status(job, counters, started, mistake, now);
     }
     // A NodeImage that was made just before the job may come to our knowledge after it.
-    let doubtful = tally.desired == 0 || !tally.unknown.is_empty();
-    let sure = after(started, DOUBT);
-    if !job.never_ends() && tally.over() && (!doubtful || now >= sure) {
-        let nowhere = nowhere(job, tally);
-        let outcome = outcome(job, tally, nowhere.as_ref());
-        return Verdict {
-            status: status(
-                tally,
+    let may_miss_nodes = counters.desired == 0 || !counters.unknown_nodes.is_empty();
+    let discovery_end = add_seconds(started, DISCOVERY_SECONDS);
+    if !job.never_ends() && counters.is_finished() && (!may_miss_nodes || now >= discovery_end) {
+        let no_node = no_node_warning(job, counters);
+        let outcome = final_condition(job, counters, no_node.as_ref());
+        return StatusUpdate {
+            status: build_status(
+                counters,
                 started,
                 "job has completed".to_owned(),
                 Some(now),
                 Some(outcome),
                 now,
             ),
-            wake: None,
-            warning: nowhere,
+            requeue_at: None,
+            warning: no_node,
         };
     }
     if deadline.is_some_and(|d| now >= d) {
         let message = "job exceeds activeDeadlineSeconds".to_owned();
-        let waited = waiting(job, tally).map(|outcome| outcome.message);
-        let mut tally = tally.clone();
-        tally.failed.append(&mut tally.unfinished.clone());
-        tally.active = 0;
-        let words = [Some(message.clone()), waited, Some(failures(&tally))];
-        let outcome = Outcome {
+        let waiting_message = waiting_condition(job, counters).map(|outcome| outcome.message);
+        let mut counters = counters.clone();
+        counters.failed.append(&mut counters.unfinished.clone());
+        counters.active = 0;
+        let messages = [
+            Some(message.clone()),
+            waiting_message,
+            Some(failure_message(&counters)),
+        ];
+        let outcome = JobCondition {
             type_: FAILED,
             reason: "DeadlineExceeded",
-            message: words.into_iter().flatten().collect::<Vec<_>>().join("; "),
+            message: messages.into_iter().flatten().collect::<Vec<_>>().join("; "),
         };
-        return Verdict {
-            status: status(&tally, started, message, Some(now), Some(outcome), now),
-            wake: None,
+        return StatusUpdate {
+            status: build_status(&counters, started, message, Some(now), Some(outcome), now),
+            requeue_at: None,
             warning: None,
         };
     }
     // Of a job that ends this is said at its end.
     let no_node = || {
-        let over = job.never_ends() && tally.over() && now >= sure;
-        nowhere(job, tally).filter(|_| over).map(Outcome::from)
+        let finished = job.never_ends() && counters.is_finished() && now >= discovery_end;
+        no_node_warning(job, counters)
+            .filter(|_| finished)
+            .map(JobCondition::from)
     };
-    let waiting = waiting(job, tally).or_else(no_node);
-    Verdict {
-        status: status(tally, started, running(tally), None, waiting, now),
-        wake: deadline
+    let waiting = waiting_condition(job, counters).or_else(no_node);
+    StatusUpdate {
+        status: build_status(counters, started, progress_message(counters), None, waiting, now),
+        requeue_at: deadline
             .into_iter()
-            .chain((doubtful && now < sure).then_some(sure))
-            .chain(tally.awaited_until)
-            .chain(tally.silent_from)
+            .chain((may_miss_nodes && now < discovery_end).then_some(discovery_end))
+            .chain(counters.pending_until)
+            .chain(counters.next_unresponsive_at)
             .min(),
         warning: None,
     }
 }
 
-fn mistake(job: &Job) -> Option<&str> {
+fn spec_error(job: &PullJob) -> Option<&str> {
     let image = job.image.as_ref().err();
     image.or(job.parallelism.as_ref().err()).map(String::as_str)
 }
 
 /// A job that cannot be carried out ends at once, unless it never ends: then it waits for being mended.
-fn wrong(job: &Job, tally: &Tally, started: Timestamp, mistake: &str, now: Timestamp) -> Verdict {
+fn invalid_spec_status(
+    job: &PullJob,
+    counters: &JobCounters,
+    started: Timestamp,
+    spec_error: &str,
+    now: Timestamp,
+) -> StatusUpdate {
     let ended = (!job.never_ends()).then_some(now);
     let warning = Warning {
         reason: "InvalidSpec",
-        note: mistake.to_owned(),
+        message: spec_error.to_owned(),
     };
-    let outcome = Outcome {
+    let outcome = JobCondition {
         type_: if ended.is_some() { FAILED } else { WAITING },
         reason: warning.reason,
-        message: mistake.to_owned(),
+        message: spec_error.to_owned(),
     };
-    Verdict {
-        status: status(tally, started, mistake.to_owned(), ended, Some(outcome), now),
-        wake: None,
+    StatusUpdate {
+        status: build_status(
+            counters,
+            started,
+            spec_error.to_owned(),
+            ended,
+            Some(outcome),
+            now,
+        ),
+        requeue_at: None,
         warning: Some(warning),
     }
 }
 
 /// What a condition says that is true.
-struct Outcome {
+struct JobCondition {
     type_: &'static str,
     reason: &'static str,
     message: String,
 }
 
-impl From<Warning> for Outcome {
-    fn from(Warning { reason, note }: Warning) -> Self {
+impl From<Warning> for JobCondition {
+    fn from(
+        Warning {
+            reason,
+            message: note,
+        }: Warning,
+    ) -> Self {
         Self {
             type_: WAITING,
             reason,
@@ -200,37 +224,42 @@ impl From<Warning> for Outcome {
 }
 
 /// What is in the way of a job that has not ended.
-fn waiting(job: &Job, tally: &Tally) -> Option<Outcome> {
-    let delayed = || tally.notes.iter().find(|(node, _)| !tally.failed.contains(*node));
-    let (reason, message) = if tally.answered() {
-        if tally.awaited.is_empty() {
+fn waiting_condition(job: &PullJob, counters: &JobCounters) -> Option<JobCondition> {
+    let first_delayed = || {
+        counters
+            .node_messages
+            .iter()
+            .find(|(node, _)| !counters.failed.contains(*node))
+    };
+    let (reason, message) = if counters.all_answered() {
+        if counters.pending_nodes.is_empty() {
             return None;
         }
-        let names = names(&tally.awaited);
+        let names = names(&counters.pending_nodes);
         ("NoNodeImage", format!("waiting for the NodeImage of {names}"))
     } else if job.parallelism == Ok(0) {
         ("Paused", "paused: spec.parallelism is 0".to_owned())
-    } else if let Some(hindrance) = &tally.hindrance {
+    } else if let Some(hindrance) = &counters.blocked_reason {
         ("PullSecretsNotCopied", hindrance.clone())
-    } else if let Some((node, why)) = delayed() {
-        ("NodeImageNotWritten", format!("{node}: {}", cut(why)))
-    } else if !tally.awaits.is_empty() {
-        let names = names(&tally.awaits);
+    } else if let Some((node, why)) = first_delayed() {
+        ("NodeImageNotWritten", format!("{node}: {}", truncate(why)))
+    } else if !counters.awaiting_pull.is_empty() {
+        let names = names(&counters.awaiting_pull);
         (
             "PullInProgress",
             format!(
                 "imagePullPolicy is Always: waiting for the end of a pull of the image that was requested before, on {names}"
             ),
         )
-    } else if !tally.silent.is_empty() {
-        let have = has_or_have(&tally.silent);
+    } else if !counters.unresponsive.is_empty() {
+        let have = has_or_have(&counters.unresponsive);
         (
             "NoDaemon",
             format!("{have} not started the pull: is kruise-daemon running there?"),
         )
-    } else if !tally.lost.is_empty() {
-        let have = has_or_have(&tally.lost);
-        let are = if tally.lost.len() == 1 {
+    } else if !counters.not_ready.is_empty() {
+        let have = has_or_have(&counters.not_ready);
+        let are = if counters.not_ready.len() == 1 {
             "node is"
         } else {
             "nodes are"
@@ -242,7 +271,7 @@ fn waiting(job: &Job, tally: &Tally) -> Option<Outcome> {
     } else {
         return None;
     };
-    Some(Outcome {
+    Some(JobCondition {
         type_: WAITING,
         reason,
         message,
@@ -250,7 +279,7 @@ fn waiting(job: &Job, tally: &Tally) -> Option<Outcome> {
 }
 
 fn names(nodes: &BTreeSet<Arc<str>>) -> String {
-    first_of(NAMES_IN_MESSAGE, nodes.iter().map(AsRef::as_ref))
+    join_first(MAX_NAMES_IN_MESSAGE, nodes.iter().map(AsRef::as_ref))
 }
 
 fn has_or_have(nodes: &BTreeSet<Arc<str>>) -> String {
@@ -259,62 +288,71 @@ fn has_or_have(nodes: &BTreeSet<Arc<str>>) -> String {
 }
 
 /// How many nodes failed, and the first causes.
-fn failures(tally: &Tally) -> String {
-    let (failed, desired) = (tally.failed.len(), tally.desired);
+fn failure_message(counters: &JobCounters) -> String {
+    let (failed, desired) = (counters.failed.len(), counters.desired);
     let mut text = format!("failed on {failed} of {desired} nodes");
-    let known = tally
+    let with_message = counters
         .failed
         .iter()
-        .filter_map(|node| Some((node, tally.notes.get(node)?)));
-    for (node, why) in known.take(CAUSES_IN_MESSAGE) {
-        text = format!("{text}; {node}: {}", cut(why));
+        .filter_map(|node| Some((node, counters.node_messages.get(node)?)));
+    for (node, why) in with_message.take(MAX_CAUSES_IN_MESSAGE) {
+        text = format!("{text}; {node}: {}", truncate(why));
     }
     text
 }
 
-fn cut(text: &str) -> String {
-    if text.chars().nth(LONGEST_CAUSE).is_none() {
+fn truncate(text: &str) -> String {
+    if text.chars().nth(MAX_CAUSE_CHARS).is_none() {
         return text.to_owned();
     }
-    text.chars().take(LONGEST_CAUSE).chain(['…']).collect()
+    text.chars().take(MAX_CAUSE_CHARS).chain(['…']).collect()
 }
 
 /// Why there is no node to be asked, or not all that are named, where that is so.
-fn nowhere(job: &Job, tally: &Tally) -> Option<Warning> {
-    let (reason, note) = if !tally.unknown.is_empty() {
-        let names = first_of(NAMES_IN_MESSAGE, tally.unknown.iter().map(String::as_str));
+fn no_node_warning(job: &PullJob, counters: &JobCounters) -> Option<Warning> {
+    let (reason, note) = if !counters.unknown_nodes.is_empty() {
+        let names = join_first(
+            MAX_NAMES_IN_MESSAGE,
+            counters.unknown_nodes.iter().map(String::as_str),
+        );
         (
             "UnknownNode",
             format!("no NodeImage named {names}: no such node, or it has none yet"),
         )
-    } else if tally.desired == 0 {
+    } else if counters.desired == 0 {
         let which = match job.targets {
-            Targets::Pods(_) => "no running Pod matches spec.podSelector",
-            Targets::Names(_) | Targets::Labels(_) => "no node matches spec.selector",
-            Targets::All => "there is no NodeImage",
+            NodeTargets::Pods(_) => "no running Pod matches spec.podSelector",
+            NodeTargets::Names(_) | NodeTargets::Labels(_) => "no node matches spec.selector",
+            NodeTargets::All => "there is no NodeImage",
         };
         ("NoNode", which.to_owned())
     } else {
         return None;
     };
-    Some(Warning { reason, note })
+    Some(Warning {
+        reason,
+        message: note,
+    })
 }
 
 /// How a job ended whose nodes all have an outcome.
-fn outcome(job: &Job, tally: &Tally, nowhere: Option<&Warning>) -> Outcome {
-    let (type_, reason, mut message) = if tally.desired == 0 {
+fn final_condition(job: &PullJob, counters: &JobCounters, no_node: Option<&Warning>) -> JobCondition {
+    let (type_, reason, mut message) = if counters.desired == 0 {
         (COMPLETE, "NoNode", "there was no node to pull on".to_owned())
-    } else if tally.failed.is_empty() {
+    } else if counters.failed.is_empty() {
         let image = &job.spec.image;
-        let text = format!("{image} is on {} of {} nodes", tally.succeeded, tally.desired);
+        let text = format!(
+            "{image} is on {} of {} nodes",
+            counters.succeeded, counters.desired
+        );
         (COMPLETE, "Completed", text)
     } else {
-        (FAILED, "NodesFailed", failures(tally))
+        (FAILED, "NodesFailed", failure_message(counters))
     };
-    if let Some(nowhere) = nowhere {
-        message = format!("{message}; {}", nowhere.note);
+    if let Some(nowhere) = no_node {
+        message = format!("{message}; {}", nowhere.message);
     }
-    Outcome {
+    JobCondition {
         type_,
         reason,
         message,
@@ -323,37 +361,39 @@ fn outcome(job: &Job, tally: &Tally, nowhere: Option<&Warning>) -> Outcome {
 
 /// The conditions to write: those that hold since `before` keep their time, and those of others stay.
 #[must_use]
-pub fn conditions(before: &[Condition], mut now: Vec<Condition>) -> Vec<Condition> {
-    for condition in &mut now {
+pub fn merge_conditions(previous: &[Condition], mut current: Vec<Condition>) -> Vec<Condition> {
+    for condition in &mut current {
         let same = |old: &&Condition| old.type_ == condition.type_ && old.status == condition.status;
-        if let Some(old) = before.iter().find(same) {
+        if let Some(old) = previous.iter().find(same) {
             condition.last_transition_time = old.last_transition_time.clone();
         }
     }
-    let ours = [COMPLETE, FAILED, WAITING];
-    let others = before.iter().filter(|old| !ours.contains(&old.type_.as_str()));
-    others.cloned().chain(now).collect()
+    let own_types = [COMPLETE, FAILED, WAITING];
+    let foreign = previous
+        .iter()
+        .filter(|old| !own_types.contains(&old.type_.as_str()));
+    foreign.cloned().chain(current).collect()
 }
 
-fn running(tally: &Tally) -> String {
-    if tally.desired == 0 {
+fn progress_message(counters: &JobCounters) -> String {
+    if counters.desired == 0 {
         return "job is running, no progress".to_owned();
     }
     // In tenths of a per cent, to the nearest.
-    let done = tally.succeeded + tally.failed.len();
-    let tenths = (done * 2000 + tally.desired) / (tally.desired * 2);
+    let finished = counters.succeeded + counters.failed.len();
+    let tenths = (finished * 2000 + counters.desired) / (counters.desired * 2);
     format!("job is running, progress {}.{}%", tenths / 10, tenths % 10)
 }
 
-fn status(
-    tally: &Tally,
+fn build_status(
+    counters: &JobCounters,
     started: Timestamp,
     message: String,
     ended: Option<Timestamp>,
-    outcome: Option<Outcome>,
+    outcome: Option<JobCondition>,
     now: Timestamp,
 ) -> ImagePullJobStatus {
-    let condition = |outcome: Outcome| Condition {
+    let condition = |outcome: JobCondition| Condition {
         type_: outcome.type_.to_owned(),
         status: "True".to_owned(),
         reason: outcome.reason.to_owned(),
@@ -365,15 +405,15 @@ fn status(
     ImagePullJobStatus {
         start_time: Some(Time(started)),
         completion_time: ended.map(Time),
-        desired: number(tally.desired),
-        active: number(tally.active),
-        succeeded: number(tally.succeeded),
-        failed: number(tally.failed.len()),
+        desired: number(counters.desired),
+        active: number(counters.active),
+        succeeded: number(counters.succeeded),
+        failed: number(counters.failed.len()),
         message: Some(message),
-        failed_nodes: tally
+        failed_nodes: counters
             .failed
             .iter()
-            .take(FAILED_NODES)
+            .take(MAX_FAILED_NODES)
             .map(ToString::to_string)
             .collect(),
         conditions: outcome.map(condition).into_iter().collect(),

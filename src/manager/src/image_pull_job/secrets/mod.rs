@@ -20,13 +20,13 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::plan::job::Job;
+use super::plan::job::PullJob;
 use kruise_api::keys;
 use kruise_api::node_image::ReferenceObject;
-use kruise_cluster::queue::{Again, Failure};
-use kruise_cluster::{self as cluster, Cluster, Key, Mirror, optional_mirror, write};
-use plan::{CopyView, LINGER, Plan, Step, wanted, without};
-pub use sources::Sources;
+use kruise_cluster::queue::{ReconcileError, RequeueAfter};
+use kruise_cluster::{self as cluster, Cluster, Key, Store, optional_reflector, write};
+use plan::{CopyPlan, CopyStep, CopyView, UNUSED_COPY_TTL, plan_copy, references_without};
+pub use sources::SourceWatches;
 
 /// Why copies cannot be made or removed.
 #[derive(Debug, thiserror::Error)]
@@ -54,12 +54,12 @@ impl Error {
     }
 
     /// Somebody else wrote at the same time; the next look knows more.
-    pub fn outrun(&self) -> bool {
+    pub fn is_conflict(&self) -> bool {
         matches!(self, Self::Api(error) if error.conflict() || error.already_exists())
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for ReconcileError {
     fn from(error: Error) -> Self {
         match error {
             Error::Api(error) => error.into(),
@@ -69,102 +69,119 @@ impl From<Error> for Failure {
 }
 
 /// Sources of one job that are read at once: each may have 1 MiB.
-const READ_AT_ONCE: usize = 2;
+const MAX_CONCURRENT_READS: usize = 2;
 
 /// Sources and copies; cheap to clone.
 #[derive(Clone)]
-pub struct Secrets {
+pub struct PullSecretCopies {
     cluster: Cluster,
-    into: Arc<str>,
-    copies: Mirror<CopyView>,
+    copy_namespace: Arc<str>,
+    copies: Store<CopyView>,
     /// Copies that no job needs, by name: their version, and since when.
-    idle: Arc<Mutex<Idle>>,
+    unused: Arc<Mutex<UnusedCopies>>,
 }
 
-impl Secrets {
+impl PullSecretCopies {
     /// Starts the watch of the copies in namespace `into`.
-    pub fn start(cluster: &Cluster, into: &str, tasks: &mut JoinSet<()>) -> Self {
-        let api = Api::<Secret>::namespaced(cluster.client.clone(), into);
-        let (copies, task) = optional_mirror(api, ListParams::default(), |s| CopyView::read(&s));
+    pub fn start(cluster: &Cluster, copy_namespace: &str, tasks: &mut JoinSet<()>) -> Self {
+        let api = Api::<Secret>::namespaced(cluster.client.clone(), copy_namespace);
+        let (copies, task) = optional_reflector(api, ListParams::default(), |s| CopyView::from_secret(&s));
         tasks.spawn(task);
         Self {
             cluster: cluster.clone(),
-            into: into.into(),
+            copy_namespace: copy_namespace.into(),
             copies,
-            idle: Arc::default(),
+            unused: Arc::default(),
         }
     }
 
     /// Waits until the copies are known; not for longer than `at_most`, for they may be out of reach.
-    pub async fn listed(&self, at_most: Duration) {
-        if tokio::time::timeout(at_most, self.copies.synced()).await.is_err() {
-            let namespace = &self.into;
+    pub async fn wait_synced(&self, timeout: Duration) {
+        if tokio::time::timeout(timeout, self.copies.wait_until_synced())
+            .await
+            .is_err()
+        {
+            let namespace = &self.copy_namespace;
             tracing::warn!(%namespace, "Secrets were not listed yet; jobs with pullSecrets wait");
         }
     }
 
     /// All copies that are known.
-    fn known(&self) -> Result<Vec<Arc<CopyView>>, Error> {
+    fn all_copies(&self) -> Result<Vec<Arc<CopyView>>, Error> {
         if self.copies.is_synced() {
             return Ok(self.copies.list());
         }
-        let namespace = Arc::clone(&self.into);
+        let namespace = Arc::clone(&self.copy_namespace);
         Err(Error::NotListed { namespace })
     }
 
     /// The sources that a job names; none for a job that lives where the daemons read anyway.
-    pub fn sources(&self, job: &Job) -> Vec<Key> {
+    pub fn sources_of(&self, job: &PullJob) -> Vec<Key> {
         let namespace = job.key.namespace.as_deref().unwrap_or_default();
-        let mut seen = BTreeSet::new();
-        let names = job.spec.pull_secrets.iter().filter(|_| *namespace != *self.into);
-        let names = names.filter(|name| seen.insert(*name));
+        let mut unique = BTreeSet::new();
+        let names = job
+            .spec
+            .pull_secrets
+            .iter()
+            .filter(|_| *namespace != *self.copy_namespace);
+        let names = names.filter(|name| unique.insert(*name));
         names.map(|name| Key::namespaced(namespace, name)).collect()
     }
 
     /// What a job that lives where the daemons read writes into NodeImages: its Secrets as they are.
-    pub fn in_place(&self, job: &Job) -> Vec<ReferenceObject> {
+    pub fn uncopied_references(&self, job: &PullJob) -> Vec<ReferenceObject> {
         let namespace = job.key.namespace.as_deref().unwrap_or_default();
-        let names = job.spec.pull_secrets.iter().filter(|_| *namespace == *self.into);
+        let names = job
+            .spec
+            .pull_secrets
+            .iter()
+            .filter(|_| *namespace == *self.copy_namespace);
         names.map(|name| reference(namespace, name, None)).collect()
     }
 
     /// What a job writes into NodeImages for a copy; also for one whose source is missing, so that daemons say so.
-    pub fn copied(&self, plan: &Plan) -> ReferenceObject {
-        reference(&self.into, &plan.copy, Some(keys::MODE_BATCH))
+    pub fn copy_reference(&self, plan: &CopyPlan) -> ReferenceObject {
+        reference(&self.copy_namespace, &plan.copy, Some(keys::MODE_BATCH))
     }
 
     /// Looks what has to be done for each source of a job. Nothing is written yet.
-    pub fn plans(&self, job: &Job) -> impl Stream<Item = Result<(Key, Plan), Error>> {
-        let reads = self.sources(job).into_iter().map(|source| {
+    pub fn plan_copies(&self, job: &PullJob) -> impl Stream<Item = Result<(Key, CopyPlan), Error>> {
+        let reads = self.sources_of(job).into_iter().map(|source| {
             let (this, job) = (self.clone(), job.key.to_string());
             async move {
                 let namespace = source.namespace.as_deref().unwrap_or_default();
-                let from = Api::<Secret>::namespaced(this.cluster.client.clone(), namespace);
+                let source_api = Api::<Secret>::namespaced(this.cluster.client.clone(), namespace);
                 // Without the copies nothing can be done with what is read.
-                this.known()?;
-                let found = write::get(&from, &source.name).await?;
-                let copies = this.known()?;
-                let known: Vec<&CopyView> = copies.iter().map(AsRef::as_ref).collect();
-                let plan = wanted(&source, found.as_ref(), &known, &job, &this.into);
+                this.all_copies()?;
+                let source_secret = write::get(&source_api, &source.name).await?;
+                let copies = this.all_copies()?;
+                let views: Vec<&CopyView> = copies.iter().map(AsRef::as_ref).collect();
+                let plan = plan_copy(
+                    &source,
+                    source_secret.as_ref(),
+                    &views,
+                    &job,
+                    &this.copy_namespace,
+                );
                 Ok((source, plan))
             }
         });
-        stream::iter(reads).buffered(READ_AT_ONCE)
+        stream::iter(reads).buffered(MAX_CONCURRENT_READS)
     }
 
     /// Brings a copy up to date.
-    pub async fn carry_out(&self, plan: &Plan) -> Result<(), Error> {
-        let into = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.into);
+    pub async fn execute(&self, plan: &CopyPlan) -> Result<(), Error> {
+        let copies_api = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.copy_namespace);
         match &plan.step {
-            Step::Nothing => {}
-            Step::Create(secret) => {
-                write::create(&into, secret).await?;
+            CopyStep::Nothing => {}
+            CopyStep::Create(secret) => {
+                write::create(&copies_api, secret).await?;
                 tracing::info!(copy = plan.copy, "pull secret copied");
             }
-            Step::Replace(secret) => {
-                write::replace(&into, secret).await?;
+            CopyStep::Replace(secret) => {
+                write::replace(&copies_api, secret).await?;
             }
-            Step::Delete(uid) => write::delete(&into, &plan.copy, uid).await?,
+            CopyStep::Delete(uid) => write::delete(&copies_api, &plan.copy, uid).await?,
         }
         Ok(())
     }
@@ -172,38 +189,40 @@ impl Secrets {
     /// A job no longer needs its copies. That the namespace or a copy has gone is fine; of several errors the last is
     /// returned.
     pub async fn release(&self, job: &Key) -> Result<(), Error> {
-        let into = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.into);
-        let (job, mut released) = (job.to_string(), Ok(()));
-        for copy in self.known()? {
+        let copies_api = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.copy_namespace);
+        let (job, mut result) = (job.to_string(), Ok(()));
+        for copy in self.all_copies()? {
             if !copy.references.contains(&job) {
                 continue;
             }
             let body = json!({ "metadata": {
                 "resourceVersion": copy.resource_version,
-                "annotations": { (keys::SECRET_REFERENCES): without(&copy, &job) },
+                "annotations": { (keys::SECRET_REFERENCES): references_without(&copy, &job) },
             }});
-            match write::patch_merge(&into, &copy.name, &body).await {
-                Err(error) if !error.not_found() => released = Err(error.into()),
+            match write::patch_merge(&copies_api, &copy.name, &body).await {
+                Err(error) if !error.not_found() => result = Err(error.into()),
                 _ => {}
             }
         }
-        released
+        result
     }
 
     /// Deletes a copy that no job has needed for a while; says when to look again at one that may be needed yet.
-    pub async fn remove_idle(&self, name: &str) -> Result<Again, Error> {
-        let copy = self.copies.get(&Key::namespaced(&*self.into, name));
+    pub async fn delete_unused(&self, name: &str) -> Result<RequeueAfter, Error> {
+        let copy = self.copies.get(&Key::namespaced(&*self.copy_namespace, name));
         let Some(copy) = copy.filter(|copy| copy.references.is_empty()) else {
-            self.idle().0.remove(name);
+            self.lock_unused().0.remove(name);
             return Ok(None);
         };
-        let left = self.idle().left(name, &copy.resource_version, Instant::now());
-        if !left.is_zero() {
-            return Ok(Some(left));
+        let remaining = self
+            .lock_unused()
+            .remaining(name, &copy.resource_version, Instant::now());
+        if !remaining.is_zero() {
+            return Ok(Some(remaining));
         }
-        let into = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.into);
-        write::delete_seen(&into, name, &copy.uid, Some(&copy.resource_version)).await?;
-        self.idle().0.remove(name);
+        let copies_api = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.copy_namespace);
+        write::delete_if_unchanged(&copies_api, name, &copy.uid, Some(&copy.resource_version)).await?;
+        self.lock_unused().0.remove(name);
         tracing::info!(
             copy = name,
             "copy of a pull secret deleted: no ImagePullJob needs it"
@@ -211,38 +230,38 @@ impl Secrets {
         Ok(None)
     }
 
-    fn idle(&self) -> MutexGuard<'_, Idle> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_unused(&self) -> MutexGuard<'_, UnusedCopies> {
+        self.unused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether a job has copies.
-    pub fn holds(&self, job: &Key) -> bool {
+    pub fn has_copies(&self, job: &Key) -> bool {
         let job = job.to_string();
         self.copies.list().iter().any(|c| c.references.contains(&job))
     }
 
     /// The jobs whose copies changed, whoever changed them.
-    pub fn copies(&self) -> mpsc::UnboundedReceiver<kruise_cluster::Change<CopyView>> {
+    pub fn subscribe(&self) -> mpsc::UnboundedReceiver<kruise_cluster::Change<CopyView>> {
         self.copies.subscribe()
     }
 }
 
 /// Copies that no job needs: the version in which each was seen so, and when first.
 #[derive(Debug, Default)]
-struct Idle(HashMap<String, (String, Instant)>);
+struct UnusedCopies(HashMap<String, (String, Instant)>);
 
-impl Idle {
+impl UnusedCopies {
     /// How long a copy that no job needs stays.
-    fn left(&mut self, name: &str, version: &str, now: Instant) -> Duration {
-        let (seen, since) = self
+    fn remaining(&mut self, name: &str, version: &str, now: Instant) -> Duration {
+        let (last_version, since) = self
             .0
             .entry(name.to_owned())
             .or_insert_with(|| (version.to_owned(), now));
-        if seen != version {
+        if last_version != version {
             // It was needed in between.
-            (*seen, *since) = (version.to_owned(), now);
+            (*last_version, *since) = (version.to_owned(), now);
         }
-        LINGER.saturating_sub(now.duration_since(*since))
+        UNUSED_COPY_TTL.saturating_sub(now.duration_since(*since))
     }
 }
 
@@ -259,10 +278,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_stays_a_while_after_the_last_job_that_needs_it() {
-        let (mut idle, start) = (Idle::default(), Instant::now());
+    fn unused_copy_is_kept_for_the_ttl() {
+        let (mut idle, start) = (UnusedCopies::default(), Instant::now());
         let mut left =
-            |version: &str, after: u64| idle.left("copy", version, start + Duration::from_secs(after));
+            |version: &str, after: u64| idle.remaining("copy", version, start + Duration::from_secs(after));
         let seconds = Duration::from_secs;
         assert_eq!([left("1", 0), left("1", 2)], [seconds(5), seconds(3)]);
         // A job needed it in between.

@@ -16,7 +16,7 @@ use kruise_cluster::Key;
 
 /// How long a copy stays after the last job that needs it, so that a series of jobs does not make and delete it each
 /// time.
-pub const LINGER: Duration = Duration::from_secs(5);
+pub const UNUSED_COPY_TTL: Duration = Duration::from_secs(5);
 
 /// The types of Secrets that hold registry credentials, each with the one key that holds them.
 const CREDENTIALS: [(&str, &str); 2] = [
@@ -25,11 +25,11 @@ const CREDENTIALS: [(&str, &str); 2] = [
 ];
 
 /// What is copied of a source.
-type Data = BTreeMap<String, ByteString>;
+type SecretData = BTreeMap<String, ByteString>;
 
 /// The type and the credentials of a Secret that holds any. Whatever else a Secret holds stays where it is: who may name
 /// it in a job need not be allowed to read it.
-fn credentials(secret: &Secret) -> Option<(&'static str, Data)> {
+fn credentials(secret: &Secret) -> Option<(&'static str, SecretData)> {
     let type_ = secret.type_.as_deref()?;
     let (type_, key) = CREDENTIALS.into_iter().find(|(name, _)| *name == type_)?;
     let value = secret.data.as_ref()?.get(key)?;
@@ -58,14 +58,16 @@ pub struct CopyView {
 impl CopyView {
     /// Reduces a Secret; `None` when it is no copy.
     #[must_use]
-    pub fn read(secret: &Secret) -> Option<Self> {
-        let notes = secret.metadata.annotations.as_ref()?;
-        let references = notes.get(keys::SECRET_REFERENCES).map_or("", String::as_str);
+    pub fn from_secret(secret: &Secret) -> Option<Self> {
+        let annotations = secret.metadata.annotations.as_ref()?;
+        let references = annotations
+            .get(keys::SECRET_REFERENCES)
+            .map_or("", String::as_str);
         Some(Self {
             name: secret.metadata.name.clone()?,
             uid: secret.metadata.uid.clone().unwrap_or_default(),
             resource_version: secret.metadata.resource_version.clone().unwrap_or_default(),
-            source: notes.get(keys::SECRET_SOURCE_KEY)?.clone(),
+            source: annotations.get(keys::SECRET_SOURCE_KEY)?.clone(),
             references: references
                 .split(',')
                 .filter(|r| !r.is_empty())
@@ -79,7 +81,7 @@ impl CopyView {
 
 /// What to do about one copy.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Step {
+pub enum CopyStep {
     /// It is there as it should be.
     Nothing,
     /// Make it.
@@ -92,66 +94,72 @@ pub enum Step {
 
 /// What there is to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum SourceKind {
     /// Credentials.
     Credentials,
     /// A Secret that holds none.
-    Other,
+    NoCredentials,
     /// No Secret.
     Missing,
 }
 
 /// One copy: its name, and what to do about it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
+pub struct CopyPlan {
     /// Name of the copy; also of one that cannot be made, so that the daemon says that it is missing.
     pub copy: String,
     /// What to do.
-    pub step: Step,
+    pub step: CopyStep,
     /// What its source is.
-    pub source: Source,
+    pub source: SourceKind,
 }
 
 /// What a job needs of one source. `found` is the source, if it exists; `copies` are all that there are.
 #[must_use]
-pub fn wanted(source: &Key, found: Option<&Secret>, copies: &[&CopyView], job: &str, into: &str) -> Plan {
+pub fn plan_copy(
+    source: &Key,
+    source_secret: Option<&Secret>,
+    copies: &[&CopyView],
+    job: &str,
+    copy_namespace: &str,
+) -> CopyPlan {
     let key = source.to_string();
-    let mine = copies.iter().filter(|c| c.source == key);
-    let copy = mine
+    let same_source = copies.iter().filter(|c| c.source == key);
+    let copy = same_source
         .max_by_key(|c| (c.references.contains(job), std::cmp::Reverse(c.name.as_str())))
         .copied();
-    let name = copy.map_or_else(|| free_name(source, copies), |c| c.name.clone());
-    let held = found.map(credentials);
-    let step = match (held.clone().flatten(), copy) {
-        (None, None) => Step::Nothing,
-        (None, Some(copy)) => Step::Delete(copy.uid.clone()),
+    let name = copy.map_or_else(|| copy_name(source, copies), |c| c.name.clone());
+    let source_credentials = source_secret.map(credentials);
+    let step = match (source_credentials.clone().flatten(), copy) {
+        (None, None) => CopyStep::Nothing,
+        (None, Some(copy)) => CopyStep::Delete(copy.uid.clone()),
         (Some(held), None) => {
-            let new = secret(&name, into, &key, held, [job.to_owned()].into());
-            Step::Create(Box::new(new))
+            let new = copy_secret(&name, copy_namespace, &key, held, [job.to_owned()].into());
+            CopyStep::Create(Box::new(new))
         }
         // The type of a Secret cannot be changed; it is created again when it is gone.
         (Some((type_, _)), Some(copy)) if copy.type_.as_deref() != Some(type_) => {
-            Step::Delete(copy.uid.clone())
+            CopyStep::Delete(copy.uid.clone())
         }
         (Some(held), Some(copy)) => {
             let mut references = copy.references.clone();
             let new = references.insert(job.to_owned());
             if !new && copy.digest == digest(Some(&held.1)) {
-                Step::Nothing
+                CopyStep::Nothing
             } else {
-                let mut secret = secret(&name, into, &key, held, references);
+                let mut secret = copy_secret(&name, copy_namespace, &key, held, references);
                 secret.metadata.uid = Some(copy.uid.clone());
                 secret.metadata.resource_version = Some(copy.resource_version.clone());
-                Step::Replace(Box::new(secret))
+                CopyStep::Replace(Box::new(secret))
             }
         }
     };
-    let source = match held {
-        Some(Some(_)) => Source::Credentials,
-        Some(None) => Source::Other,
-        None => Source::Missing,
+    let source = match source_credentials {
+        Some(Some(_)) => SourceKind::Credentials,
+        Some(None) => SourceKind::NoCredentials,
+        None => SourceKind::Missing,
     };
-    Plan {
+    CopyPlan {
         copy: name,
         step,
         source,
@@ -160,23 +168,23 @@ pub fn wanted(source: &Key, found: Option<&Secret>, copies: &[&CopyView], job: &
 
 /// The references that a copy keeps when a job no longer needs it.
 #[must_use]
-pub fn without(copy: &CopyView, job: &str) -> String {
-    let mut rest = copy.references.clone();
-    rest.remove(job);
-    join(&rest)
+pub fn references_without(copy: &CopyView, job: &str) -> String {
+    let mut remaining = copy.references.clone();
+    remaining.remove(job);
+    join_references(&remaining)
 }
 
 /// The jobs that have to look at a copy after a change of it: all of them where it has gone or holds something else, and
 /// those that it does not name any more.
 #[must_use]
-pub fn affected(old: Option<&CopyView>, new: Option<&CopyView>) -> BTreeSet<String> {
+pub fn affected_jobs(old: Option<&CopyView>, new: Option<&CopyView>) -> BTreeSet<String> {
     let (Some(old), Some(new)) = (old, new) else {
         return old
             .or(new)
             .map(|copy| copy.references.clone())
             .unwrap_or_default();
     };
-    let held = |copy: &CopyView| {
+    let content = |copy: &CopyView| {
         (
             copy.uid.clone(),
             copy.source.clone(),
@@ -184,14 +192,14 @@ pub fn affected(old: Option<&CopyView>, new: Option<&CopyView>) -> BTreeSet<Stri
             copy.digest,
         )
     };
-    if held(old) == held(new) {
+    if content(old) == content(new) {
         old.references.difference(&new.references).cloned().collect()
     } else {
         old.references.union(&new.references).cloned().collect()
     }
 }
 
-fn join(references: &BTreeSet<String>) -> String {
+fn join_references(references: &BTreeSet<String>) -> String {
     references
         .iter()
         .map(String::as_str)
@@ -199,23 +207,23 @@ fn join(references: &BTreeSet<String>) -> String {
         .join(",")
 }
 
-fn secret(
+fn copy_secret(
     name: &str,
-    into: &str,
+    copy_namespace: &str,
     key: &str,
-    (type_, data): (&str, Data),
+    (type_, data): (&str, SecretData),
     references: BTreeSet<String>,
 ) -> Secret {
     let annotations: BTreeMap<String, String> = [
         (keys::SECRET_SOURCE_KEY.to_owned(), key.to_owned()),
-        (keys::SECRET_REFERENCES.to_owned(), join(&references)),
+        (keys::SECRET_REFERENCES.to_owned(), join_references(&references)),
         (keys::SECRET_MODE.to_owned(), keys::MODE_BATCH.to_owned()),
     ]
     .into();
     Secret {
         metadata: ObjectMeta {
             name: Some(name.to_owned()),
-            namespace: Some(into.to_owned()),
+            namespace: Some(copy_namespace.to_owned()),
             annotations: Some(annotations),
             ..ObjectMeta::default()
         },
@@ -226,10 +234,10 @@ fn secret(
 }
 
 /// `<source>-<6 hex>`, the same for the same source, so that two attempts make one copy.
-fn free_name(source: &Key, copies: &[&CopyView]) -> String {
+fn copy_name(source: &Key, copies: &[&CopyView]) -> String {
     /// A name may have 253 characters; a hyphen and six digits are ours.
-    const KEPT: usize = 246;
-    let start: String = source.name.chars().take(KEPT).collect();
+    const MAX_SOURCE_CHARS: usize = 246;
+    let start: String = source.name.chars().take(MAX_SOURCE_CHARS).collect();
     let key = source.to_string();
     let taken = |name: &str| copies.iter().any(|c| c.name == name);
     let mut names = (0_u32..).map(|round| {
@@ -244,7 +252,7 @@ fn free_name(source: &Key, copies: &[&CopyView]) -> String {
     names.find(|name| !taken(name)).unwrap_or(start)
 }
 
-fn digest(data: Option<&Data>) -> u64 {
+fn digest(data: Option<&SecretData>) -> u64 {
     let mut hasher = DefaultHasher::new();
     for (key, value) in data.into_iter().flatten() {
         key.hash(&mut hasher);
@@ -259,8 +267,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const JSON: &str = CREDENTIALS[0].0;
-    const CFG: &str = CREDENTIALS[1].0;
+    const DOCKER_CONFIG_JSON: &str = CREDENTIALS[0].0;
+    const DOCKER_CFG: &str = CREDENTIALS[1].0;
 
     fn source(value: &str, type_: &str) -> Secret {
         let key = CREDENTIALS.into_iter().find(|(name, _)| *name == type_);
@@ -282,49 +290,55 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_has_the_credentials_and_nothing_else_of_its_source() {
+    fn copy_holds_only_the_credentials() {
         let key = Key::namespaced("a", "s");
-        let plan = wanted(&key, Some(&source("1", JSON)), &[], "a/j", "kdc");
-        let Step::Create(copy) = plan.step else {
+        let plan = plan_copy(&key, Some(&source("1", DOCKER_CONFIG_JSON)), &[], "a/j", "kdc");
+        let CopyStep::Create(copy) = plan.step else {
             panic!("{:?}", plan.step)
         };
-        assert_eq!((plan.source, copy.metadata.labels), (Source::Credentials, None));
+        assert_eq!(
+            (plan.source, copy.metadata.labels),
+            (SourceKind::Credentials, None)
+        );
         let notes = copy.metadata.annotations.clone().unwrap();
         assert!(notes.keys().all(|k| k.starts_with("imagepulljobs.kruise.io/")));
-        let held = Some([(".dockerconfigjson".to_owned(), ByteString("1".into()))].into());
-        assert_eq!((copy.type_.as_deref(), copy.data), (Some(JSON), held));
+        let expected = Some([(".dockerconfigjson".to_owned(), ByteString("1".into()))].into());
+        assert_eq!(
+            (copy.type_.as_deref(), copy.data),
+            (Some(DOCKER_CONFIG_JSON), expected)
+        );
     }
 
     #[test]
-    fn a_secret_of_another_type_is_not_copied() {
+    fn secrets_of_other_types_are_not_copied() {
         let key = Key::namespaced("a", "s");
         for type_ in [
             "Opaque",
             "kubernetes.io/tls",
             "kubernetes.io/service-account-token",
         ] {
-            let plan = wanted(&key, Some(&source("1", type_)), &[], "a/j", "kdc");
+            let plan = plan_copy(&key, Some(&source("1", type_)), &[], "a/j", "kdc");
             assert_eq!(
                 (plan.step, plan.source),
-                (Step::Nothing, Source::Other),
+                (CopyStep::Nothing, SourceKind::NoCredentials),
                 "{type_}"
             );
         }
         let empty = Secret {
             data: None,
-            ..source("1", JSON)
+            ..source("1", DOCKER_CONFIG_JSON)
         };
         assert_eq!(
-            wanted(&key, Some(&empty), &[], "a/j", "kdc").source,
-            Source::Other
+            plan_copy(&key, Some(&empty), &[], "a/j", "kdc").source,
+            SourceKind::NoCredentials
         );
         // One that an earlier release made of it goes.
         let old = CopyView {
             type_: Some("Opaque".to_owned()),
             ..view("a/s", &["a/j"])
         };
-        let plan = wanted(&key, Some(&source("1", "Opaque")), &[&old], "a/j", "kdc");
-        assert_eq!(plan.step, Step::Delete("uid".to_owned()));
+        let plan = plan_copy(&key, Some(&source("1", "Opaque")), &[&old], "a/j", "kdc");
+        assert_eq!(plan.step, CopyStep::Delete("uid".to_owned()));
     }
 
     fn view(source: &str, references: &[&str]) -> CopyView {
@@ -334,54 +348,54 @@ mod tests {
             resource_version: "1".to_owned(),
             source: source.to_owned(),
             references: references.iter().map(|r| (*r).to_owned()).collect(),
-            type_: Some(JSON.to_owned()),
+            type_: Some(DOCKER_CONFIG_JSON.to_owned()),
             digest: 1,
         }
     }
 
     #[test]
-    fn a_job_that_is_added_to_a_copy_wakes_no_other() {
+    fn adding_a_job_affects_no_other_job() {
         let (one, both) = (view("a/s", &["a/j"]), view("a/s", &["a/j", "a/k"]));
-        assert!(affected(Some(&one), Some(&both)).is_empty());
-        assert_eq!(affected(Some(&both), Some(&one)), ["a/k".to_owned()].into());
+        assert!(affected_jobs(Some(&one), Some(&both)).is_empty());
+        assert_eq!(affected_jobs(Some(&both), Some(&one)), ["a/k".to_owned()].into());
         let changed = CopyView {
             digest: 2,
             ..both.clone()
         };
-        assert_eq!(affected(Some(&both), Some(&changed)), both.references);
-        assert_eq!(affected(Some(&both), None), both.references);
-        assert_eq!(affected(None, Some(&one)), one.references);
+        assert_eq!(affected_jobs(Some(&both), Some(&changed)), both.references);
+        assert_eq!(affected_jobs(Some(&both), None), both.references);
+        assert_eq!(affected_jobs(None, Some(&one)), one.references);
     }
 
     /// What the API server holds.
     #[derive(Default)]
-    struct World {
+    struct FakeCluster {
         copies: BTreeMap<String, Secret>,
     }
 
-    impl World {
+    impl FakeCluster {
         fn views(&self) -> Vec<CopyView> {
-            self.copies.values().filter_map(CopyView::read).collect()
+            self.copies.values().filter_map(CopyView::from_secret).collect()
         }
-        fn act(&mut self, plan: &Plan) {
+        fn apply(&mut self, plan: &CopyPlan) {
             match &plan.step {
-                Step::Nothing => {}
-                Step::Create(s) | Step::Replace(s) => {
+                CopyStep::Nothing => {}
+                CopyStep::Create(s) | CopyStep::Replace(s) => {
                     self.copies.insert(plan.copy.clone(), (**s).clone());
                 }
-                Step::Delete(_) => {
+                CopyStep::Delete(_) => {
                     self.copies.remove(&plan.copy);
                 }
             }
         }
-        fn want(&mut self, key: &Key, found: Option<&Secret>, job: &str) -> String {
+        fn sync_copy(&mut self, key: &Key, source_secret: Option<&Secret>, job: &str) -> String {
             for _ in 0..5 {
                 let views = self.views();
-                let plan = wanted(key, found, &views.iter().collect::<Vec<_>>(), job, "kdc");
-                if plan.step == Step::Nothing {
+                let plan = plan_copy(key, source_secret, &views.iter().collect::<Vec<_>>(), job, "kdc");
+                if plan.step == CopyStep::Nothing {
                     return plan.copy;
                 }
-                self.act(&plan);
+                self.apply(&plan);
             }
             panic!("no end");
         }
@@ -389,7 +403,7 @@ mod tests {
             for view in self.views() {
                 let copy = self.copies.get_mut(&view.name).unwrap();
                 let notes = copy.metadata.annotations.as_mut().unwrap();
-                notes.insert(keys::SECRET_REFERENCES.to_owned(), without(&view, job));
+                notes.insert(keys::SECRET_REFERENCES.to_owned(), references_without(&view, job));
             }
         }
     }
@@ -398,18 +412,18 @@ mod tests {
         /// Whatever jobs come and go and sources change: after a job has asked, its copy holds the credentials of its
         /// source, there is one copy a source, and with the last job no copy names any.
         #[test]
-        fn copies_follow_and_go(ops in prop::collection::vec((0_u8..3, 0_u8..3, 0_u8..5, any::<bool>()), 1..40)) {
-            let mut world = World::default();
+        fn copies_follow_sources_and_jobs(ops in prop::collection::vec((0_u8..3, 0_u8..3, 0_u8..5, any::<bool>()), 1..40)) {
+            let mut world = FakeCluster::default();
             for (job, src, value, leave) in ops {
                 let job = format!("a/j{job}");
                 if leave { world.release(&job); continue; }
                 let key = Key::namespaced(["a", "b", "a"][usize::from(src)], ["s", "s", "t"][usize::from(src)]);
-                let types = [JSON, JSON, CFG, "Opaque"];
-                let found = types.get(usize::from(value)).map(|type_| source(&value.to_string(), type_));
-                let name = world.want(&key, found.as_ref(), &job);
+                let types = [DOCKER_CONFIG_JSON, DOCKER_CONFIG_JSON, DOCKER_CFG, "Opaque"];
+                let source_secret = types.get(usize::from(value)).map(|type_| source(&value.to_string(), type_));
+                let name = world.sync_copy(&key, source_secret.as_ref(), &job);
                 let copy = world.copies.get(&name);
-                let held = found.as_ref().and_then(credentials).map(|(_, data)| data);
-                prop_assert_eq!(copy.and_then(|c| c.data.clone()), held);
+                let expected = source_secret.as_ref().and_then(credentials).map(|(_, data)| data);
+                prop_assert_eq!(copy.and_then(|c| c.data.clone()), expected);
                 let views = world.views();
                 let sources: BTreeSet<_> = views.iter().map(|v| v.source.clone()).collect();
                 prop_assert_eq!(sources.len(), views.len());

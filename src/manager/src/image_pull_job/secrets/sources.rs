@@ -8,41 +8,41 @@ use kube::api::{ListParams, PartialObjectMeta};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
-use kruise_cluster::{Key, metadata_client, optional_mirror};
+use kruise_cluster::{Key, metadata_client, optional_reflector};
 
 /// Namespaces that are watched at a time: each watch is a connection.
-const MOST_WATCHED: usize = 200;
+const MAX_WATCHED_NAMESPACES: usize = 200;
 /// Secrets per page of a list. Their metadata may have 256 KiB of annotations each.
-const PAGE: u32 = 20;
+const PAGE_SIZE: u32 = 20;
 
 /// The namespaces of unfinished jobs with pull secrets.
-pub struct Sources {
+pub struct SourceWatches {
     client: kube::Client,
-    wake: mpsc::UnboundedSender<Key>,
-    namespaces: BTreeMap<String, Namespace>,
+    changed_tx: mpsc::UnboundedSender<Key>,
+    namespaces: BTreeMap<String, WatchedNamespace>,
     tasks: JoinSet<()>,
 }
 
 #[derive(Default)]
-struct Namespace {
+struct WatchedNamespace {
     /// The names that each job needs, by the job's name.
     jobs: HashMap<String, BTreeSet<String>>,
     watch: Option<AbortHandle>,
 }
 
-impl Sources {
+impl SourceWatches {
     /// No watch yet; `wake` gets the key of each Secret that changed.
-    pub fn new(client: &kube::Client, wake: mpsc::UnboundedSender<Key>) -> Self {
+    pub fn new(client: &kube::Client, changed_tx: mpsc::UnboundedSender<Key>) -> Self {
         Self {
             client: metadata_client(client),
-            wake,
+            changed_tx,
             namespaces: BTreeMap::new(),
             tasks: JoinSet::new(),
         }
     }
 
     /// A job needs these sources of its namespace from now on, and no others.
-    pub fn need(&mut self, job: &Key, sources: Vec<Key>) {
+    pub fn set_needed(&mut self, job: &Key, sources: Vec<Key>) {
         while self.tasks.try_join_next().is_some() {}
         let name = job.namespace.clone().unwrap_or_default();
         if sources.is_empty() {
@@ -51,7 +51,7 @@ impl Sources {
             };
             namespace.jobs.remove(&job.name);
             if namespace.jobs.is_empty()
-                && let Some(Namespace {
+                && let Some(WatchedNamespace {
                     watch: Some(watch), ..
                 }) = self.namespaces.remove(&name)
             {
@@ -62,21 +62,21 @@ impl Sources {
             let namespace = self.namespaces.entry(name).or_default();
             namespace.jobs.insert(job.name.clone(), names);
         }
-        self.watch();
+        self.start_watches();
     }
 
     /// Watches as many namespaces as it may.
-    fn watch(&mut self) {
+    fn start_watches(&mut self) {
         let watched = self.namespaces.values().filter(|n| n.watch.is_some()).count();
         let unwatched = self.namespaces.iter_mut().filter(|(_, n)| n.watch.is_none());
-        for (name, namespace) in unwatched.take(MOST_WATCHED.saturating_sub(watched)) {
-            let task = follow(self.client.clone(), name.clone(), self.wake.clone());
+        for (name, namespace) in unwatched.take(MAX_WATCHED_NAMESPACES.saturating_sub(watched)) {
+            let task = watch_namespace(self.client.clone(), name.clone(), self.changed_tx.clone());
             namespace.watch = Some(self.tasks.spawn(task));
         }
     }
 
     /// The jobs that need a source.
-    pub fn jobs(&self, source: &Key) -> impl Iterator<Item = Key> {
+    pub fn jobs_using(&self, source: &Key) -> impl Iterator<Item = Key> {
         let namespace = source.namespace.as_deref().unwrap_or_default();
         let jobs = self.namespaces.get(namespace).into_iter().flat_map(|n| &n.jobs);
         let needing = jobs.filter(|(_, names)| names.contains(&source.name));
@@ -84,24 +84,24 @@ impl Sources {
     }
 
     /// The jobs of namespaces that are not watched.
-    pub fn unwatched(&self) -> impl Iterator<Item = Key> {
+    pub fn unwatched_jobs(&self) -> impl Iterator<Item = Key> {
         let unwatched = self.namespaces.iter().filter(|(_, n)| n.watch.is_none());
         unwatched.flat_map(|(name, n)| n.jobs.keys().map(move |job| Key::namespaced(name, job)))
     }
 }
 
 /// Watches the metadata of a namespace's Secrets, and keeps their versions only.
-async fn follow(client: kube::Client, namespace: String, wake: mpsc::UnboundedSender<Key>) {
+async fn watch_namespace(client: kube::Client, namespace: String, changed_tx: mpsc::UnboundedSender<Key>) {
     let api = Api::<PartialObjectMeta<Secret>>::namespaced(client, &namespace);
-    let (versions, task) = optional_mirror(
+    let (versions, task) = optional_reflector(
         api,
-        ListParams::default().limit(PAGE),
+        ListParams::default().limit(PAGE_SIZE),
         |s: PartialObjectMeta<Secret>| s.metadata.resource_version,
     );
     let mut changes = versions.subscribe();
     let send = async {
         while let Some(change) = changes.recv().await {
-            if wake.send(change.key).is_err() {
+            if changed_tx.send(change.key).is_err() {
                 return;
             }
         }
@@ -126,12 +126,12 @@ mod tests {
     use super::*;
 
     /// What was asked: path with query, and `Accept`.
-    type Asked = Arc<Mutex<Vec<(String, String)>>>;
+    type RecordedRequests = Arc<Mutex<Vec<(String, String)>>>;
 
     /// An API server with one Secret.
-    fn server() -> (kube::Client, Asked) {
-        let asked = Asked::default();
-        let log = Arc::clone(&asked);
+    fn server() -> (kube::Client, RecordedRequests) {
+        let requests = RecordedRequests::default();
+        let log = Arc::clone(&requests);
         let service = service_fn(move |request: Request<Body>| {
             let accepted = request.headers()["accept"].to_str().unwrap().to_owned();
             log.lock().unwrap().push((request.uri().to_string(), accepted));
@@ -145,7 +145,7 @@ mod tests {
                 Ok::<_, Infallible>(Response::new(Body::from(list.to_string().into_bytes())))
             }
         });
-        (kube::Client::new(service, "default"), asked)
+        (kube::Client::new(service, "default"), requests)
     }
 
     fn names(namespace: &str, names: impl IntoIterator<Item = String>) -> Vec<Key> {
@@ -154,27 +154,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_namespace_is_watched_once_whatever_its_jobs_name_and_as_metadata() {
-        let (client, asked) = server();
+    async fn namespace_is_watched_once_as_metadata() {
+        let (client, requests) = server();
         let (wake_tx, mut wake_rx) = mpsc::unbounded_channel();
-        let mut sources = Sources::new(&client, wake_tx);
+        let mut sources = SourceWatches::new(&client, wake_tx);
         for job in 0..50 {
             let job = Key::namespaced("n", format!("j{job}"));
             let own = (0..64)
                 .map(|n| format!("{}-{n}", job.name))
                 .chain(["s".to_owned()]);
-            sources.need(&job, names("n", own));
+            sources.set_needed(&job, names("n", own));
         }
         let changed = wake_rx.recv().await.unwrap();
-        assert_eq!(sources.jobs(&changed).count(), 50, "{changed}");
-        assert_eq!(sources.jobs(&Key::namespaced("n", "j7-3")).count(), 1);
-        assert_eq!(sources.jobs(&Key::namespaced("other", "s")).count(), 0);
-        while asked.lock().unwrap().len() < 2 {
+        assert_eq!(sources.jobs_using(&changed).count(), 50, "{changed}");
+        assert_eq!(sources.jobs_using(&Key::namespaced("n", "j7-3")).count(), 1);
+        assert_eq!(sources.jobs_using(&Key::namespaced("other", "s")).count(), 0);
+        while requests.lock().unwrap().len() < 2 {
             tokio::task::yield_now().await;
         }
-        let asked = asked.lock().unwrap().clone();
-        let [(list, as_list), (watch, as_watch)] = asked.as_slice() else {
-            panic!("{asked:?}")
+        let requests = requests.lock().unwrap().clone();
+        let [(list, as_list), (watch, as_watch)] = requests.as_slice() else {
+            panic!("{requests:?}")
         };
         assert!(list.starts_with("/api/v1/namespaces/n/secrets?"), "{list}");
         assert!(as_list.contains("as=PartialObjectMetadataList;"), "{as_list}");
@@ -183,20 +183,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_bounded_number_of_namespaces_is_watched_and_the_next_takes_a_free_place() {
+    async fn watched_namespaces_are_bounded() {
         let (client, _) = server();
-        let mut sources = Sources::new(&client, mpsc::unbounded_channel().0);
+        let mut sources = SourceWatches::new(&client, mpsc::unbounded_channel().0);
         let job = |n: usize| Key::namespaced(format!("n{n:03}"), "job");
         let some = |n: usize| names(&format!("n{n:03}"), ["s".to_owned()]);
-        for n in 0..MOST_WATCHED + 2 {
-            sources.need(&job(n), some(n));
+        for n in 0..MAX_WATCHED_NAMESPACES + 2 {
+            sources.set_needed(&job(n), some(n));
         }
-        assert_eq!(sources.tasks.len(), MOST_WATCHED);
-        let unwatched: Vec<Key> = sources.unwatched().collect();
-        assert_eq!(unwatched, [job(MOST_WATCHED), job(MOST_WATCHED + 1)]);
-        sources.need(&job(3), Vec::new());
-        sources.need(&job(MOST_WATCHED + 1), Vec::new());
-        assert_eq!(sources.unwatched().count(), 0);
-        assert_eq!(sources.jobs(&Key::namespaced("n003", "s")).count(), 0);
+        assert_eq!(sources.tasks.len(), MAX_WATCHED_NAMESPACES);
+        let unwatched: Vec<Key> = sources.unwatched_jobs().collect();
+        assert_eq!(
+            unwatched,
+            [job(MAX_WATCHED_NAMESPACES), job(MAX_WATCHED_NAMESPACES + 1)]
+        );
+        sources.set_needed(&job(3), Vec::new());
+        sources.set_needed(&job(MAX_WATCHED_NAMESPACES + 1), Vec::new());
+        assert_eq!(sources.unwatched_jobs().count(), 0);
+        assert_eq!(sources.jobs_using(&Key::namespaced("n003", "s")).count(), 0);
     }
 }

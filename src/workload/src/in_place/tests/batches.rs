@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::in_place::complete::Waiting;
+use crate::in_place::completion::WaitingFor;
 use kruise_api::in_place::InPlaceUpdateState;
 use kruise_api::keys;
 
@@ -12,16 +12,16 @@ fn with_priority(pod: &mut Value, at: usize, priority: i64) {
     }]);
 }
 
-fn state_of(pod: &Value) -> InPlaceUpdateState {
-    state(&Pod::of(pod)).unwrap().unwrap()
+fn update_state_of(pod: &Value) -> InPlaceUpdateState {
+    update_state(&Pod::from_json(pod)).unwrap().unwrap()
 }
 
 fn run_new(pod: &mut Value, at: usize, ready: bool) {
-    let wanted = image(pod, at).to_owned();
+    let expected = image(pod, at).to_owned();
     let status = &mut pod["status"]["containerStatuses"][at];
     let name = status["name"].as_str().unwrap().to_owned();
     status["containerID"] = json!(format!("containerd://{name}-new"));
-    status["image"] = json!(format!("docker.io/library/{wanted}"));
+    status["image"] = json!(format!("docker.io/library/{expected}"));
     status["imageID"] = json!(format!("sha256:{name}-2"));
     status["ready"] = json!(ready);
 }
@@ -31,7 +31,7 @@ fn image(pod: &Value, at: usize) -> &str {
 }
 
 #[test]
-fn higher_priority_comes_first_and_must_be_ready() {
+fn higher_launch_priority_updates_first() {
     let mut pod = pod(&["app", "proxy", "log"]);
     with_priority(&mut pod, 0, 1);
     with_priority(&mut pod, 1, 5);
@@ -43,36 +43,42 @@ fn higher_priority_comes_first_and_must_be_ready() {
         [image(&pod, 0), image(&pod, 1), image(&pod, 2)],
         ["app:1", "proxy:2", "log:2"]
     );
-    let state = state_of(&pod);
+    let state = update_state_of(&pod);
     assert_eq!(
         state.pre_check_before_next.unwrap().containers_required_ready,
         ["log", "proxy"]
     );
     assert_eq!(state.container_batches_record[0].containers, ["log", "proxy"]);
-    assert!(matches!(next(&pod, 1), Refresh::Wait(Waiting::NewContainer(..))));
+    assert!(matches!(
+        refresh_at(&pod, 1),
+        RefreshResult::Wait(WaitingFor::NewContainer(..))
+    ));
     run_new(&mut pod, 1, false);
     run_new(&mut pod, 2, true);
-    assert_eq!(next(&pod, 2), Refresh::Wait(Waiting::Ready("proxy".into())));
+    assert_eq!(
+        refresh_at(&pod, 2),
+        RefreshResult::Wait(WaitingFor::ContainerReady("proxy".into()))
+    );
     assert!(matches!(
-        progress(&Pod::of(&pod)),
-        Progress::Waiting(Waiting::NextBatch)
+        progress(&Pod::from_json(&pod)),
+        UpdateProgress::Waiting(WaitingFor::NextBatch)
     ));
     run_new(&mut pod, 1, true);
-    let Refresh::Act(writes) = next(&pod, 3) else {
+    let RefreshResult::Patch(writes) = refresh_at(&pod, 3) else {
         panic!("the next batch is due")
     };
     apply_all(&mut pod, &writes);
     assert_eq!(image(&pod, 0), "app:2");
-    let state = state_of(&pod);
+    let state = update_state_of(&pod);
     assert_eq!(state.pre_check_before_next, None);
     assert_eq!(state.container_batches_record.len(), 2);
     assert_eq!(state.last_container_statuses.len(), 3);
     run_new(&mut pod, 0, true);
-    assert_eq!(next(&pod, 4), Refresh::Done);
+    assert_eq!(refresh_at(&pod, 4), RefreshResult::Done);
 }
 
 #[test]
-fn batches_still_to_come_are_not_forgotten_by_the_next_update() {
+fn next_update_includes_pending_batches() {
     let mut pod = pod(&["app", "proxy"]);
     with_priority(&mut pod, 0, 1);
     with_priority(&mut pod, 1, 5);
@@ -80,7 +86,7 @@ fn batches_still_to_come_are_not_forgotten_by_the_next_update() {
     start(&mut pod, &images(&[("proxy", "proxy:3")]));
     assert_eq!([image(&pod, 0), image(&pod, 1)], ["app:1", "proxy:3"]);
     run_new(&mut pod, 1, true);
-    let Refresh::Act(writes) = next(&pod, 3) else {
+    let RefreshResult::Patch(writes) = refresh_at(&pod, 3) else {
         panic!("the next batch is due");
     };
     apply_all(&mut pod, &writes);
@@ -88,7 +94,7 @@ fn batches_still_to_come_are_not_forgotten_by_the_next_update() {
 }
 
 #[test]
-fn a_last_batch_of_resources_alone_is_done_too() {
+fn last_batch_of_resources_only_completes() {
     let mut pod = pod(&["app", "proxy"]);
     with_priority(&mut pod, 0, 1);
     with_priority(&mut pod, 1, 5);
@@ -100,17 +106,20 @@ fn a_last_batch_of_resources_alone_is_done_too() {
     // What is still to come cannot be in effect; it must not be waited for.
     pod["status"]["containerStatuses"][0]["resources"] = json!({});
     pod["status"]["containerStatuses"][1]["resources"] = json!({});
-    let Refresh::Act(writes) = next(&pod, 3) else {
-        panic!("{:?}", next(&pod, 3))
+    let RefreshResult::Patch(writes) = refresh_at(&pod, 3) else {
+        panic!("{:?}", refresh_at(&pod, 3))
     };
-    assert_eq!(writes[0].to, Target::Resize);
+    assert_eq!(writes[0].target, PatchTarget::Resize);
     apply_all(&mut pod, &writes);
     assert_eq!(pod["spec"]["containers"][0]["resources"]["limits"]["cpu"], "2");
-    assert!(matches!(next(&pod, 4), Refresh::Wait(Waiting::Resources(..))));
+    assert!(matches!(
+        refresh_at(&pod, 4),
+        RefreshResult::Wait(WaitingFor::Resources(..))
+    ));
 }
 
 #[test]
-fn who_reads_the_same_label_goes_along() {
+fn containers_reading_one_label_share_a_batch() {
     let mut pod = pod(&["a", "b", "c"]);
     for (at, priority) in [(0, 9), (1, 5), (2, 1)] {
         with_priority(&mut pod, at, priority);
@@ -124,22 +133,22 @@ fn who_reads_the_same_label_goes_along() {
     }
     start(&mut pod, &spec);
     assert_eq!(
-        state_of(&pod).container_batches_record[0].containers,
+        update_state_of(&pod).container_batches_record[0].containers,
         ["a", "b", "c"]
     );
     assert_eq!(pod["metadata"]["annotations"]["k3"], "2");
 }
 
 #[test]
-fn the_change_waits_for_its_grace_period() {
+fn change_waits_for_grace_period() {
     let mut pod = pod(&["main"]);
     let mut spec = images(&[("main", "main:2")]);
     spec.grace_seconds = 10;
     pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_STATE_OLD] = json!("{}");
     let writes = start(&mut pod, &spec);
     assert_eq!(
-        writes.iter().map(|w| w.to).collect::<Vec<_>>(),
-        [Target::Status, Target::Pod]
+        writes.iter().map(|w| w.target).collect::<Vec<_>>(),
+        [PatchTarget::Status, PatchTarget::Pod]
     );
     assert_eq!(image(&pod, 0), "main:1");
     assert!(
@@ -147,36 +156,44 @@ fn the_change_waits_for_its_grace_period() {
             .get(keys::IN_PLACE_UPDATE_STATE_OLD)
             .is_none()
     );
-    assert!(!holds(&pod, "Ready"));
-    assert_eq!(next(&pod, 9), Refresh::Wait(Waiting::Grace(Some(at(10)))));
+    assert!(!condition_is_true(&pod, "Ready"));
+    assert_eq!(
+        refresh_at(&pod, 9),
+        RefreshResult::Wait(WaitingFor::GracePeriod(Some(timestamp(10))))
+    );
     assert!(matches!(
-        progress(&Pod::of(&pod)),
-        Progress::Waiting(Waiting::Grace(None))
+        progress(&Pod::from_json(&pod)),
+        UpdateProgress::Waiting(WaitingFor::GracePeriod(None))
     ));
-    let gone = refresh(&Pod::of(&pod), |_| false, Template::unknown(), at(1));
-    let Refresh::Act(writes) = gone else {
-        panic!("{gone:?}")
+    let refreshed = refresh(
+        &Pod::from_json(&pod),
+        |_| false,
+        Template::unknown(),
+        timestamp(1),
+    );
+    let RefreshResult::Patch(writes) = refreshed else {
+        panic!("{refreshed:?}")
     };
     let mut taken_back = pod.clone();
     apply_all(&mut taken_back, &writes);
-    assert_eq!(grace(&Pod::of(&taken_back)), Ok(None));
-    let Refresh::Act(writes) = next(&pod, 10) else {
+    assert_eq!(grace_spec(&Pod::from_json(&taken_back)), Ok(None));
+    let RefreshResult::Patch(writes) = refresh_at(&pod, 10) else {
         panic!("the grace period is over")
     };
     apply_all(&mut pod, &writes);
     assert_eq!(image(&pod, 0), "main:2");
-    assert_eq!(grace(&Pod::of(&pod)), Ok(None));
-    let last = &state_of(&pod).last_container_statuses["main"];
+    assert_eq!(grace_spec(&Pod::from_json(&pod)), Ok(None));
+    let last = &update_state_of(&pod).last_container_statuses["main"];
     assert_eq!(last.container_id.as_deref(), Some("containerd://main-0"));
 }
 
 /// A change that the API server would refuse is to take no Pod out of its Services, though it comes later.
 #[test]
-fn the_change_after_the_grace_period_can_be_tried_before_it() {
+fn change_after_grace_period_can_be_dry_run() {
     let mut pod = pod(&["main"]);
     let mut spec = images(&[("main", "main:2")]);
-    let trials = |writes: &[Write]| -> Vec<Option<Value>> {
-        let trials = writes.iter().map(|write| write.trial.as_deref().cloned());
+    let trials = |writes: &[PodWrite]| -> Vec<Option<Value>> {
+        let trials = writes.iter().map(|write| write.dry_run.as_deref().cloned());
         trials.collect()
     };
     let writes = start(&mut pod.clone(), &spec);
@@ -189,7 +206,7 @@ fn the_change_after_the_grace_period_can_be_tried_before_it() {
 }
 
 #[test]
-fn another_revision_takes_over_what_waits_for_its_grace_period() {
+fn new_revision_replaces_a_waiting_grace_period() {
     let mut pod = pod(&["main", "side"]);
     let mut spec = images(&[("main", "main:2")]);
     spec.grace_seconds = 10;
@@ -198,14 +215,14 @@ fn another_revision_takes_over_what_waits_for_its_grace_period() {
     start(&mut pod, &spec);
     let mut other = images(&[("side", "side:2")]);
     other.meta_data_patch = labels(json!({ "tier": "c", "old": null }));
-    let mut revision = revision(&pod, &images(&[("main", "main:2"), ("side", "side:2")]));
+    let mut revision = target_revision(&pod, &images(&[("main", "main:2"), ("side", "side:2")]));
     revision["spec"]["template"]["metadata"] = json!({ "labels": { "tier": "c" } });
     // With a grace period of its own, what is written down is what OpenKruise would apply.
     other.grace_seconds = 10;
-    let waits = begin(&Pod::of(&pod), &revision, &other);
+    let waits = begin(&Pod::from_json(&pod), &revision, &other);
     let mut waiting = pod.clone();
     apply_all(&mut waiting, &waits);
-    let written = grace(&Pod::of(&waiting))
+    let written = grace_spec(&Pod::from_json(&waiting))
         .unwrap()
         .unwrap()
         .meta_data_patch
@@ -218,16 +235,16 @@ fn another_revision_takes_over_what_waits_for_its_grace_period() {
     );
 
     other.grace_seconds = 0;
-    let writes = begin(&Pod::of(&pod), &revision, &other);
+    let writes = begin(&Pod::from_json(&pod), &revision, &other);
     apply_all(&mut pod, &writes);
     assert_eq!([image(&pod, 0), image(&pod, 1)], ["main:2", "side:2"]);
     let labels = &pod["metadata"]["labels"];
     assert_eq!([&labels["tier"], &labels["old"]], [&json!("c"), &Value::Null]);
-    assert_eq!(grace(&Pod::of(&pod)), Ok(None));
+    assert_eq!(grace_spec(&Pod::from_json(&pod)), Ok(None));
 }
 
 #[test]
-fn what_we_do_not_know_survives() {
+fn unknown_pod_fields_survive_patches() {
     let mut pod = pod(&["main"]);
     pod["spec"]["containers"][0]["ofNextYear"] = json!({ "a": 1 });
     pod["spec"]["alsoNew"] = json!(true);
@@ -242,9 +259,9 @@ fn what_we_do_not_know_survives() {
 }
 
 /// What a Pod is told to be updated to after its grace period, by whoever may write its annotations.
-fn graced(grace: &Value) -> Value {
+fn pod_in_grace_period(grace: &Value) -> Value {
     let mut pod = pod(&["app", "side"]);
-    pod["revision"] = revision(&pod, &images(&[("app", "app:2")]));
+    pod["revision"] = target_revision(&pod, &images(&[("app", "app:2")]));
     let metadata =
         json!({ "labels": { "tier": "a" }, "annotations": {}, "finalizers": ["example.com/ours"] });
     pod["revision"]["spec"]["template"]["metadata"] = metadata;
@@ -259,7 +276,7 @@ fn in_base64(patch: &Value) -> String {
 }
 
 #[test]
-fn metadata_after_the_grace_period_are_those_of_the_revision() {
+fn metadata_after_grace_comes_from_the_revision() {
     let hostile = [
         json!("x"),
         json!({ "metadata": "x" }),
@@ -268,10 +285,10 @@ fn metadata_after_the_grace_period_are_those_of_the_revision() {
         json!({ "spec": { "serviceAccountName": "other" }, "metadata": { "labels": { "tier": "b", "x": "y" } } }),
     ];
     for patch in hostile {
-        let mut pod = graced(&json!({ "revision": "r2", "metaDataPatch": in_base64(&patch) }));
+        let mut pod = pod_in_grace_period(&json!({ "revision": "r2", "metaDataPatch": in_base64(&patch) }));
         let labelled = patch["spec"].is_object();
         pod["metadata"]["labels"]["x"] = json!("y");
-        let Refresh::Act(writes) = next(&pod, 1) else {
+        let RefreshResult::Patch(writes) = refresh_at(&pod, 1) else {
             panic!("nothing is done about {patch}");
         };
         let before = pod.clone();
@@ -289,9 +306,9 @@ fn metadata_after_the_grace_period_are_those_of_the_revision() {
     }
     let patch = json!({ "metadata": { "finalizers": ["example.com/ours"],
         "$deleteFromPrimitiveList/finalizers": ["example.com/old"] } });
-    let mut pod = graced(&json!({ "revision": "r2", "metaDataPatch": in_base64(&patch) }));
+    let mut pod = pod_in_grace_period(&json!({ "revision": "r2", "metaDataPatch": in_base64(&patch) }));
     pod["metadata"]["finalizers"] = json!(["example.com/old"]);
-    let Refresh::Act(writes) = next(&pod, 1) else {
+    let RefreshResult::Patch(writes) = refresh_at(&pod, 1) else {
         panic!("the grace period is over");
     };
     apply_all(&mut pod, &writes);
@@ -300,20 +317,20 @@ fn metadata_after_the_grace_period_are_those_of_the_revision() {
 
 /// Labels and annotations may be written with the status of a Pod, and that right is not one to choose what runs.
 #[test]
-fn images_after_the_grace_period_and_of_later_batches_are_those_of_the_revision() {
+fn images_after_grace_and_batches_come_from_the_revision() {
     let images = json!({ "app": "evil:1", "side": "evil:2", "other": "evil:3" });
     let sizes = json!({ "app": { "limits": { "cpu": "999", "example.com/gpu": "8" } } });
     let read = json!({ "app": { "annotations": { "x": "evil" }, "labels": { "tier": "evil" } } });
     let grace = json!({ "revision": "r2", "containerImages": images, "containerResources": sizes,
         "containerRefMetadata": read });
-    let mut waiting = graced(&grace);
-    let mut batch = graced(&json!({}));
+    let mut waiting = pod_in_grace_period(&grace);
+    let mut batch = pod_in_grace_period(&json!({}));
     batch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_GRACE] = json!("");
     let state = json!({ "revision": "r2", "nextContainerImages": images, "nextContainerResources": sizes,
         "nextContainerRefMetadata": read });
     batch["metadata"]["annotations"][keys::IN_PLACE_UPDATE_STATE] = json!(state.to_string());
     for pod in [&mut waiting, &mut batch] {
-        let Refresh::Act(writes) = next(pod, 1) else {
+        let RefreshResult::Patch(writes) = refresh_at(pod, 1) else {
             panic!("it is due");
         };
         apply_all(pod, &writes);
@@ -337,19 +354,21 @@ fn images_after_the_grace_period_and_of_later_batches_are_those_of_the_revision(
 }
 
 #[test]
-fn an_update_to_a_revision_that_is_not_known_changes_no_image() {
-    let mut pod = graced(&json!({ "revision": "r2", "containerImages": { "app": "app:2" } }));
+fn unknown_revision_changes_no_image() {
+    let mut pod = pod_in_grace_period(&json!({ "revision": "r2", "containerImages": { "app": "app:2" } }));
     let at_it = |revision: &str| revision == "r2";
-    let Refresh::Act(writes) = refresh(&Pod::of(&pod), at_it, Template::unknown(), at(1)) else {
+    let RefreshResult::Patch(writes) =
+        refresh(&Pod::from_json(&pod), at_it, Template::unknown(), timestamp(1))
+    else {
         panic!("the grace period is over");
     };
     apply_all(&mut pod, &writes);
     assert_eq!(image(&pod, 0), "app:1");
-    assert_eq!(grace(&Pod::of(&pod)), Ok(None));
+    assert_eq!(grace_spec(&Pod::from_json(&pod)), Ok(None));
 }
 
 #[test]
-fn a_size_that_is_still_to_come_comes_with_another_of_the_same_container() {
+fn pending_resize_merges_with_a_new_one() {
     let mut pod = pod(&["app", "proxy"]);
     with_priority(&mut pod, 0, 5);
     with_priority(&mut pod, 1, 1);

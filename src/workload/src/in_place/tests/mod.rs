@@ -1,11 +1,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 mod batches;
+mod completion_proofs;
+mod go_vectors;
 mod legacy;
-mod overtaken;
-mod proofs;
-mod restart;
-mod sizes;
-mod vectors;
+mod resources;
+mod restart_policy;
+mod superseded_updates;
 
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
@@ -14,20 +14,20 @@ use super::*;
 use crate::testing::apply;
 
 /// What leads from one revision to another, with everything on that is done in place.
-fn between(old: &Value, new: &Value) -> Result<Spec, MustRecreate> {
-    let revision = |name, data| Revision {
+fn spec_between(old: &Value, new: &Value) -> Result<Spec, MustRecreate> {
+    let revision = |name, data| RevisionData {
         name,
         data,
-        claims: None,
+        claim_hash: None,
     };
     let options = Options {
         env_from_metadata: true,
         vertical: true,
         recreate_for_claims: false,
         grace_seconds: 0,
-        stored: normal::Stored::WithDefaults,
+        template_storage: normalize::TemplateStorage::WithDefaults,
     };
-    spec::spec(&revision("old", old), &revision("new", new), &options)
+    spec::calculate_spec(&revision("old", old), &revision("new", new), &options)
 }
 
 /// A Pod with our gate, ready, whose containers run `image:1`.
@@ -63,7 +63,7 @@ pub(super) fn pod(containers: &[&str]) -> Value {
     })
 }
 
-pub(super) fn apply_all(pod: &mut Value, writes: &[Write]) {
+pub(super) fn apply_all(pod: &mut Value, writes: &[PodWrite]) {
     for write in writes {
         assert_eq!(write.patch["metadata"]["uid"], pod["metadata"]["uid"]);
         apply(pod, &write.patch);
@@ -82,7 +82,7 @@ pub(super) fn images(containers: &[(&str, &str)]) -> Spec {
 }
 
 /// The revision that an update of this Pod to `spec` leads to. A Pod of these tests carries it.
-pub(super) fn revision(pod: &Value, spec: &Spec) -> Value {
+pub(super) fn target_revision(pod: &Value, spec: &Spec) -> Value {
     let mut revision = pod["revision"].clone();
     if revision.is_null() {
         revision = json!({ "spec": { "template": { "metadata": { "labels": {}, "annotations": {} },
@@ -110,26 +110,38 @@ pub(super) fn revision(pod: &Value, spec: &Spec) -> Value {
 }
 
 /// The writes that begin an update of `pod`, as it is known, to `spec`.
-pub(super) fn begin(pod: &Pod, revision: &Value, spec: &Spec) -> Vec<Write> {
-    patch::begin(pod, spec, Template::of(revision), &Map::new(), &Map::new(), at(0))
+pub(super) fn begin(pod: &Pod, revision: &Value, spec: &Spec) -> Vec<PodWrite> {
+    patch::begin(
+        pod,
+        spec,
+        Template::from_data(revision),
+        &Map::new(),
+        &Map::new(),
+        timestamp(0),
+    )
 }
 
-pub(super) fn start(pod: &mut Value, spec: &Spec) -> Vec<Write> {
-    pod["revision"] = revision(pod, spec);
-    let writes = begin(&Pod::of(pod), &pod["revision"], spec);
+pub(super) fn start(pod: &mut Value, spec: &Spec) -> Vec<PodWrite> {
+    pod["revision"] = target_revision(pod, spec);
+    let writes = begin(&Pod::from_json(pod), &pod["revision"], spec);
     apply_all(pod, &writes);
     writes
 }
 
-pub(super) fn at(second: i64) -> Timestamp {
+pub(super) fn timestamp(second: i64) -> Timestamp {
     Timestamp::from_second(1_700_000_000 + second).unwrap()
 }
 
-pub(super) fn holds(pod: &Value, type_: &str) -> bool {
-    Pod::of(pod).condition(type_).is_some_and(|c| c.holds)
+pub(super) fn condition_is_true(pod: &Value, type_: &str) -> bool {
+    Pod::from_json(pod).condition(type_).is_some_and(|c| c.is_true)
 }
 
-pub(super) fn next(pod: &Value, second: i64) -> Refresh {
-    let template = Template::of(&pod["revision"]);
-    refresh(&Pod::of(pod), |revision| revision == "r2", template, at(second))
+pub(super) fn refresh_at(pod: &Value, second: i64) -> RefreshResult {
+    let template = Template::from_data(&pod["revision"]);
+    refresh(
+        &Pod::from_json(pod),
+        |revision| revision == "r2",
+        template,
+        timestamp(second),
+    )
 }

@@ -1,14 +1,14 @@
 //! Against what upstream's converter returns.
 
-use super::super::super::tests::through;
-use super::super::super::tests::vectors::{Differing, counts, recorded};
+use super::super::super::tests::round_trip;
+use super::super::super::tests::vectors::{KnownDifferences, count_by_conversion, read_cases};
 use super::*;
 use crate::{cloneset, v1alpha1};
 
 /// In v1beta1 ours keeps the fields of a rolling update of an `OnDelete`.
 const ON_DELETE_FIELDS: [usize; 9] = [5, 8, 19, 22, 33, 74, 90, 131, 136];
 /// In v1beta1 ours has what the spec of v1alpha1 says of pulling ahead where no annotation does.
-const PULLED_AHEAD: [usize; 32] = [
+const PRE_DOWNLOAD_FROM_SPEC: [usize; 32] = [
     2, 7, 10, 21, 35, 37, 47, 49, 50, 51, 54, 57, 64, 66, 82, 87, 89, 95, 98, 101, 112, 115, 120, 125, 127,
     128, 133, 134, 145, 148, 150, 151,
 ];
@@ -37,57 +37,58 @@ fn without_on_delete_fields(ours: &mut Value) {
     }
 }
 
-fn without_pulling_ahead(ours: &mut Value, from: &Value) {
+fn without_pre_download(ours: &mut Value, from: &Value) {
     let fields = ours.pointer_mut("/spec/updateStrategy/rollingUpdate/inPlaceUpdateStrategy");
     for fields in fields.into_iter().filter_map(Value::as_object_mut) {
-        let unsaid = |key: &str| annotation(from, key).is_none();
-        for (field, _) in keys::PRE_DOWNLOAD.into_iter().filter(|(_, key)| unsaid(key)) {
+        let not_annotated = |key: &str| annotation(from, key).is_none();
+        for (field, _) in keys::PRE_DOWNLOAD
+            .into_iter()
+            .filter(|(_, key)| not_annotated(key))
+        {
             fields.remove(field);
         }
     }
 }
 
 /// Takes away what ours has more than upstream's, and names the line.
-fn less(differing: &mut Differing, mut ours: Value, from: &Value) -> Value {
+fn remove_known_differences(differences: &mut KnownDifferences, mut ours: Value, from: &Value) -> Value {
     if ours["apiVersion"] == BETA {
-        differing.even("OnDelete's fields", &mut ours, without_on_delete_fields);
-        differing.even("pulled ahead", &mut ours, |ours| {
-            without_pulling_ahead(ours, from)
-        });
+        differences.remove("OnDelete's fields", &mut ours, without_on_delete_fields);
+        differences.remove("pulled ahead", &mut ours, |ours| without_pre_download(ours, from));
     } else {
-        differing.even("OnDelete's policy", &mut ours, |ours| {
-            take_annotation(ours, keys::CLONESET_POD_UPDATE_POLICY);
+        differences.remove("OnDelete's policy", &mut ours, |ours| {
+            remove_annotation(ours, keys::CLONESET_POD_UPDATE_POLICY);
         });
-        if entry(from, LABELS, keys::CLONESET_EXCLUDE_PREPARING_DELETE).is_none() {
-            differing.even("excluded", &mut ours, |ours| exclude(ours, false));
+        if metadata_entry(from, LABELS, keys::CLONESET_EXCLUDE_PREPARING_DELETE).is_none() {
+            differences.remove("excluded", &mut ours, |ours| set_exclude_label(ours, false));
         }
     }
-    plain(&bare(&ours))
+    without_empty(&without_zero(&ours))
 }
 
 #[test]
-fn upstream_s_conversions_hold() {
-    let cases = recorded("cloneset");
-    let mut differing = Differing::default();
+fn conversions_match_upstream() {
+    let cases = read_cases("cloneset");
+    let mut differences = KnownDifferences::default();
     for (at, case) in cases.iter().enumerate() {
-        differing.on(at + 1);
+        differences.set_line(at + 1);
         let object = versioned(&case["in"], &case["from"]);
         let converted = convert(object.clone(), case["to"].as_str().unwrap()).unwrap();
-        let expected = plain(&bare(&versioned(&case["out"], &case["to"])));
-        let ours = less(&mut differing, converted.clone(), &object);
+        let expected = without_empty(&without_zero(&versioned(&case["out"], &case["to"])));
+        let ours = remove_known_differences(&mut differences, converted.clone(), &object);
         assert_eq!(ours, expected, "line {}", at + 1);
         let back = convert(converted.clone(), case["from"].as_str().unwrap()).unwrap();
         assert_eq!(
-            meaning(&back),
-            meaning(&object),
+            normalized(&back),
+            normalized(&object),
             "there and back: line {}",
             at + 1
         );
-        assert_eq!(meaning(&converted), meaning(&object), "line {}", at + 1);
+        assert_eq!(normalized(&converted), normalized(&object), "line {}", at + 1);
     }
-    differing.are([
+    differences.assert_lines([
         ("OnDelete's fields", &ON_DELETE_FIELDS),
-        ("pulled ahead", &PULLED_AHEAD),
+        ("pulled ahead", &PRE_DOWNLOAD_FROM_SPEC),
         ("OnDelete's policy", &ON_DELETE_POLICY),
         ("excluded", &EXCLUDED),
     ]);
@@ -95,12 +96,15 @@ fn upstream_s_conversions_hold() {
         ("CloneSet v1alpha1 v1beta1", 68),
         ("CloneSet v1beta1 v1alpha1", 83),
     ];
-    assert_eq!(counts(&cases), ways.map(|(way, count)| (way.to_owned(), count)));
+    assert_eq!(
+        count_by_conversion(&cases),
+        ways.map(|(way, count)| (way.to_owned(), count))
+    );
 }
 
 #[test]
-fn our_types_read_and_write_what_upstream_does() {
-    for case in &recorded("cloneset") {
+fn our_types_round_trip_upstream_objects() {
+    for case in &read_cases("cloneset") {
         for (object, version) in [(&case["in"], &case["from"]), (&case["out"], &case["to"])] {
             let mut object = versioned(object, version);
             // The API server refuses null where the schema wants an object; the random objects have it.
@@ -108,11 +112,11 @@ fn our_types_read_and_write_what_upstream_does() {
                 object["spec"]["selector"] = json!({});
             }
             let back = if version == "v1beta1" {
-                through::<cloneset::CloneSet>(&object)
+                round_trip::<cloneset::CloneSet>(&object)
             } else {
-                through::<v1alpha1::CloneSet>(&object)
+                round_trip::<v1alpha1::CloneSet>(&object)
             };
-            assert_eq!(back, plain(&bare(&object)), "{version} of {case}");
+            assert_eq!(back, without_empty(&without_zero(&object)), "{version} of {case}");
         }
     }
 }

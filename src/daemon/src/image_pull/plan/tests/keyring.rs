@@ -3,10 +3,10 @@ use base64::engine::general_purpose::STANDARD;
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::super::keyring::{Error, HelpersUnused, Keyring, TYPE_CFG, TYPE_JSON};
+use super::super::keyring::{Error, HelpersIgnored, Keyring, TYPE_CFG, TYPE_JSON};
 
 /// Adds a Secret of that type with one entry.
-fn add(ring: &mut Keyring, type_: &str, entry: &str, value: &str) -> Result<Option<HelpersUnused>, Error> {
+fn add(ring: &mut Keyring, type_: &str, entry: &str, value: &str) -> Result<Option<HelpersIgnored>, Error> {
     ring.add_secret(type_, |key| (key == entry).then_some(value.as_bytes()))
 }
 
@@ -15,7 +15,7 @@ fn add_json(ring: &mut Keyring, config: &serde_json::Value) {
 }
 
 /// A keyring with a user per registry; the user has the registry's name.
-fn ring(registries: &[&str]) -> Keyring {
+fn keyring_for(registries: &[&str]) -> Keyring {
     let auths: serde_json::Map<_, _> = registries
         .iter()
         .map(|r| {
@@ -37,8 +37,8 @@ fn users(ring: &Keyring, repository: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_most_specific_entry_comes_first_and_all_that_match_are_kept() {
-    let ring = ring(&["quay.io", "quay.io/a", "quay.io/a/b", "quay.io/z", "gcr.io"]);
+fn most_specific_registry_entry_comes_first() {
+    let ring = keyring_for(&["quay.io", "quay.io/a", "quay.io/a/b", "quay.io/z", "gcr.io"]);
     assert_eq!(
         users(&ring, "quay.io/a/b/c"),
         ["quay.io/a/b", "quay.io/a", "quay.io"]
@@ -48,8 +48,8 @@ fn the_most_specific_entry_comes_first_and_all_that_match_are_kept() {
 }
 
 #[test]
-fn a_star_stands_for_a_part_between_dots() {
-    let ring = ring(&["*.example.com", "prefix*.example.org/team"]);
+fn wildcard_matches_one_domain_part() {
+    let ring = keyring_for(&["*.example.com", "prefix*.example.org/team"]);
     assert_eq!(users(&ring, "a.example.com/x").len(), 1);
     assert!(users(&ring, "a.b.example.com/x").is_empty());
     assert!(users(&ring, "example.com/x").is_empty());
@@ -58,7 +58,7 @@ fn a_star_stands_for_a_part_between_dots() {
 }
 
 #[test]
-fn the_port_must_be_the_same() {
+fn registry_port_must_match() {
     let mut ring = Keyring::default();
     let auths = json!({"auths": {"host:5000": {"username": "u", "password": "p"}}});
     add_json(&mut ring, &auths);
@@ -80,13 +80,13 @@ fn docker_hub_has_a_default_entry() {
         assert!(users(&ring, "quay.io/x").is_empty());
     }
     assert_eq!(
-        users(&ring(&["docker.io/a", "index.docker.io"]), "docker.io/a/b"),
+        users(&keyring_for(&["docker.io/a", "index.docker.io"]), "docker.io/a/b"),
         ["docker.io/a"]
     );
 }
 
 #[test]
-fn both_types_of_secret_are_read_and_the_order_of_secrets_is_kept() {
+fn both_pull_secret_types_are_read_in_order() {
     let mut ring = Keyring::default();
     let first = json!({"quay.io": {"username": "first", "password": "p"}});
     let second = json!({"auths": {"https://quay.io": {"auth": STANDARD.encode("second:p:with:colons")}}});
@@ -101,18 +101,18 @@ fn both_types_of_secret_are_read_and_the_order_of_secrets_is_kept() {
 }
 
 #[test]
-fn what_is_wrong_with_a_secret_is_said_without_its_content() {
-    let read = |type_: &str, entry: &str, value: &str| {
+fn pull_secret_errors_do_not_quote_its_content() {
+    let parse_error = |type_: &str, entry: &str, value: &str| {
         add(&mut Keyring::default(), type_, entry, value).unwrap_err()
     };
     assert_eq!(
-        read("Opaque", "a", "b"),
-        Error::Type {
+        parse_error("Opaque", "a", "b"),
+        Error::UnsupportedType {
             found: "Opaque".to_owned()
         }
     );
     assert!(matches!(
-        read(TYPE_JSON, "wrong", "{}"),
+        parse_error(TYPE_JSON, "wrong", "{}"),
         Error::NoEntry(".dockerconfigjson")
     ));
     for (type_, entry, value) in [
@@ -125,17 +125,17 @@ fn what_is_wrong_with_a_secret_is_said_without_its_content() {
         ),
         (TYPE_CFG, ".dockercfg", r#"{"r": {"auth": "czNjcmV0"}}"#),
     ] {
-        let words = read(type_, entry, value).to_string();
+        let message = parse_error(type_, entry, value).to_string();
         assert!(
-            !words.contains("s3cret") && !words.contains("czNjcmV0"),
-            "{words}"
+            !message.contains("s3cret") && !message.contains("czNjcmV0"),
+            "{message}"
         );
-        assert!(words.contains(entry) || words.contains("\"r\""), "{words}");
+        assert!(message.contains(entry) || message.contains("\"r\""), "{message}");
     }
 }
 
 /// Whether credentials for `registry` are used for `repository`.
-fn used(registry: &str, repository: &str) -> bool {
+fn is_used_for(registry: &str, repository: &str) -> bool {
     let mut ring = Keyring::default();
     add_json(
         &mut ring,
@@ -200,7 +200,7 @@ fn registries_match_as_in_kubelet() {
         ("[::1]", "[::1]/x", true),
     ] {
         assert_eq!(
-            used(registry, repository),
+            is_used_for(registry, repository),
             expected,
             "{registry:?} for {repository:?}"
         );
@@ -208,7 +208,7 @@ fn registries_match_as_in_kubelet() {
 }
 
 #[test]
-fn a_configuration_is_read_as_go_reads_it() {
+fn docker_config_is_parsed_like_go() {
     for (config, expected) in [
         (r#"{"auths": null}"#, None),
         ("null", None),
@@ -235,20 +235,20 @@ fn a_configuration_is_read_as_go_reads_it() {
 }
 
 #[test]
-fn credential_helpers_are_named_and_their_empty_entries_mean_anonymous() {
+fn credential_helpers_are_ignored_with_a_warning() {
     let mut ring = Keyring::default();
     let config = json!({"auths": {"https://index.docker.io/v1/": {}}, "credsStore": "desktop"});
-    let told = add(&mut ring, TYPE_JSON, ".dockerconfigjson", &config.to_string());
-    assert_eq!(told, Ok(Some(HelpersUnused)));
+    let warning = add(&mut ring, TYPE_JSON, ".dockerconfigjson", &config.to_string());
+    assert_eq!(warning, Ok(Some(HelpersIgnored)));
     assert!(ring.lookup("docker.io/library/nginx").is_empty());
     let config = json!({"credHelpers": {}, "credsStore": ""});
-    let told = add(&mut ring, TYPE_JSON, ".dockerconfigjson", &config.to_string());
-    assert_eq!(told, Ok(None));
+    let warning = add(&mut ring, TYPE_JSON, ".dockerconfigjson", &config.to_string());
+    assert_eq!(warning, Ok(None));
 }
 
 /// They may be as large as a Secret, and take no more memory than that, nor stack.
 #[test]
-fn of_credential_helpers_no_more_is_read_than_whether_there_are_some() {
+fn credential_helpers_are_not_parsed() {
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     let many = format!("[{}null]", r#"{"":0},"#.repeat(100_000));
     for (helpers, some) in [
@@ -268,7 +268,7 @@ fn of_credential_helpers_no_more_is_read_than_whether_there_are_some() {
 }
 
 #[test]
-fn entries_are_bounded_in_number_and_length() {
+fn docker_config_entries_are_bounded() {
     let config = |n: usize| {
         let auths: serde_json::Map<_, _> = (0..n)
             .map(|n| (format!("r{n}.test"), json!({"username": "u"})))
@@ -279,20 +279,20 @@ fn entries_are_bounded_in_number_and_length() {
     assert!(add(&mut ring, TYPE_JSON, ".dockerconfigjson", &config(1000)).is_ok());
     assert_eq!(ring.lookup("r999.test/x").len(), 1);
     let mut ring = Keyring::default();
-    let refused = add(&mut ring, TYPE_JSON, ".dockerconfigjson", &config(1001)).unwrap_err();
+    let error = add(&mut ring, TYPE_JSON, ".dockerconfigjson", &config(1001)).unwrap_err();
     assert!(
-        refused
+        error
             .to_string()
             .contains(".dockerconfigjson has more than 1000 entries"),
-        "{refused}"
+        "{error}"
     );
     assert!(ring.lookup("r0.test/x").is_empty());
-    assert!(used(&"*".repeat(512), "host/x"));
-    assert!(!used(&"*".repeat(513), "host/x"));
+    assert!(is_used_for(&"*".repeat(512), "host/x"));
+    assert!(!is_used_for(&"*".repeat(513), "host/x"));
 }
 
 /// Whether they match, by trying each pair of positions once.
-fn by_table(pattern: &[u8], text: &[u8]) -> bool {
+fn glob_by_table(pattern: &[u8], text: &[u8]) -> bool {
     let mut row: Vec<bool> = (0..=text.len()).map(|n| n == 0).collect();
     for p in pattern {
         let mut next = vec![*p == b'*' && row[0]];
@@ -312,9 +312,9 @@ proptest! {
     /// Stars match what a table of all positions says, however many there are: tried one by one, forty stars against
     /// two hundred letters would take longer than the machine lives.
     #[test]
-    fn stars_match_in_bounded_steps(pattern in "[*a]{1,40}b?", text in "a{0,200}b?x?") {
-        let expected = by_table(pattern.as_bytes(), text.as_bytes());
-        prop_assert_eq!(used(&pattern, &format!("{text}/x")), expected);
+    fn wildcards_match_in_bounded_steps(pattern in "[*a]{1,40}b?", text in "a{0,200}b?x?") {
+        let expected = glob_by_table(pattern.as_bytes(), text.as_bytes());
+        prop_assert_eq!(is_used_for(&pattern, &format!("{text}/x")), expected);
     }
 
     /// Whatever a secret holds, reading it ends.
@@ -327,8 +327,8 @@ proptest! {
 
     /// An entry for a host goes with everything on it, and with nothing elsewhere.
     #[test]
-    fn a_host_covers_its_paths_only(host in "[a-z]{1,5}\\.[a-z]{2,3}", other in "[a-z]{1,5}\\.[a-z]{2,3}", path in "[a-z]{1,5}(/[a-z]{1,5})?") {
-        let ring = ring(&[&host]);
+    fn registry_host_covers_its_paths_only(host in "[a-z]{1,5}\\.[a-z]{2,3}", other in "[a-z]{1,5}\\.[a-z]{2,3}", path in "[a-z]{1,5}(/[a-z]{1,5})?") {
+        let ring = keyring_for(&[&host]);
         prop_assert_eq!(users(&ring, &format!("{host}/{path}")).len(), 1);
         prop_assert_eq!(users(&ring, &format!("{other}/{path}")).len(), usize::from(host == other));
     }

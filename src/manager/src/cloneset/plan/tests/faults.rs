@@ -3,12 +3,13 @@
 use jiff::ToSpan;
 use serde_json::{Value, json};
 
-use super::world::{BACKUP, World, owned, owner, patch};
+use super::fake_cluster::{BACKUP, FakeCluster, apply_writes, has_owner, owner_reference};
 use crate::cloneset::plan::{
-    Act, ClaimPatch, Concern, Failure, Job, LeftOver, OrphanClaim, Outcome, Subject,
+    Action, ActionFailure, ActionOutcome, ActionPurpose, ClaimPatch, FailureSubject, ImagePullJobRef,
+    OrphanClaim, UnfinishedCreations,
 };
 use kruise_api::keys;
-use kruise_workload::in_place::{Pod, Target, Write};
+use kruise_workload::in_place::{PatchTarget, Pod, PodWrite};
 use kruise_workload::testing::apply;
 
 /// How an act fails.
@@ -17,125 +18,128 @@ pub enum Fault {
     /// It is refused. The claims of a Pod are made before that.
     Refused,
     /// Its first write is done, the next one refused.
-    HalfDone,
+    FirstWriteOnly,
     /// Its last write is refused, after the others were done.
-    NearlyDone,
+    LastWriteRefused,
     /// A quota has no room for other sizes of Pods; what comes before that is done, and what may be done instead.
-    NoResize,
+    ResizeQuotaExceeded,
     /// The same where Pods cannot be resized at all.
-    Unresizable,
+    ResizeUnsupported,
     /// It is done, but the answer is lost, and the watch is late to show a new Pod.
-    Lost,
+    ResponseLost,
 }
 
-fn resize(write: &Write) -> bool {
-    write.to == Target::Resize
+fn is_resize(write: &PodWrite) -> bool {
+    write.target == PatchTarget::Resize
 }
 
 impl Fault {
     /// How many of these are done before one is refused.
-    fn done(self, writes: &[Write]) -> usize {
+    fn applied_writes(self, writes: &[PodWrite]) -> usize {
         match self {
-            Self::HalfDone => 1,
-            Self::NearlyDone => writes.len() - 1,
-            Self::NoResize | Self::Unresizable => writes.iter().position(resize).unwrap(),
-            Self::Refused | Self::Lost => 0,
+            Self::FirstWriteOnly => 1,
+            Self::LastWriteRefused => writes.len() - 1,
+            Self::ResizeQuotaExceeded | Self::ResizeUnsupported => writes.iter().position(is_resize).unwrap(),
+            Self::Refused | Self::ResponseLost => 0,
         }
     }
 
     /// Whether only resizes fail.
-    fn of_resize(self) -> bool {
-        matches!(self, Self::NoResize | Self::Unresizable)
+    fn is_resize_only(self) -> bool {
+        matches!(self, Self::ResizeQuotaExceeded | Self::ResizeUnsupported)
     }
 
     /// What is written instead.
-    fn instead(self, writes: &[Write]) -> Option<Write> {
+    fn fallback(self, writes: &[PodWrite]) -> Option<PodWrite> {
         let fallback = writes.iter().find_map(|write| write.fallback.as_deref())?;
         match self {
-            Self::NoResize => fallback.quota.clone(),
-            Self::Unresizable => fallback.refused.clone(),
+            Self::ResizeQuotaExceeded => fallback.quota.clone(),
+            Self::ResizeUnsupported => fallback.refused.clone(),
             _ => None,
         }
     }
 }
 
-impl World {
+impl FakeCluster {
     /// Tries an act, and takes note of what it came to.
-    pub fn attempt(&mut self, act: &Act) {
-        let resizes = matches!(act, Act::PatchPod { writes, .. } if writes.iter().any(resize));
-        let fault = (self.failing > 0).then_some(self.fault);
-        let fault = fault.filter(|fault| !fault.of_resize() || resizes);
-        self.failing = self.failing.saturating_sub(1);
-        let sure = self.now.checked_add(30.seconds()).unwrap();
-        let (failed, outcome) = match (fault, act) {
-            (None, _) => match self.act(act) {
-                true => (None, Outcome::Over),
+    pub fn try_action(&mut self, action: &Action) {
+        let resizes = matches!(action, Action::PatchPod { writes, .. } if writes.iter().any(is_resize));
+        let fault = (self.failures_left > 0).then_some(self.fault);
+        let fault = fault.filter(|fault| !fault.is_resize_only() || resizes);
+        self.failures_left = self.failures_left.saturating_sub(1);
+        let confirmed_at = self.now.checked_add(30.seconds()).unwrap();
+        let (failed, outcome) = match (fault, action) {
+            (None, _) => match self.execute(action) {
+                true => (None, ActionOutcome::Settled),
                 // Somebody else has the name.
-                false => (Some(act.clone()), Outcome::Over),
+                false => (Some(action.clone()), ActionOutcome::Settled),
             },
-            (Some(Fault::Lost), _) => {
-                if let Act::CreatePod { name, .. } = act
-                    && self.act(act)
+            (Some(Fault::ResponseLost), _) => {
+                if let Action::CreatePod { name, .. } = action
+                    && self.execute(action)
                 {
-                    self.unseen.insert(name.clone());
+                    self.not_yet_watched.insert(name.clone());
                 }
-                if !matches!(act, Act::CreatePod { .. }) {
-                    self.act(act);
+                if !matches!(action, Action::CreatePod { .. }) {
+                    self.execute(action);
                 }
-                (Some(act.clone()), Outcome::Unknown(sure))
+                (Some(action.clone()), ActionOutcome::Unknown(confirmed_at))
             }
-            (Some(Fault::HalfDone), Act::DeletePod { claims, .. }) => {
-                self.give(claims);
-                (Some(act.clone()), Outcome::Refused)
+            (Some(Fault::FirstWriteOnly), Action::DeletePod { claims, .. }) => {
+                self.patch_claims(claims);
+                (Some(action.clone()), ActionOutcome::Failed)
             }
             (
                 Some(fault),
-                Act::PatchPod {
+                Action::PatchPod {
                     name, writes, claims, ..
                 },
             ) => {
-                self.adopt(claims);
-                let mut done = writes[..fault.done(writes)].to_vec();
-                let instead = fault.instead(writes);
-                let failed = instead.is_none().then(|| act.clone());
-                done.extend(instead);
-                patch(self.pods.get_mut(name).unwrap(), &done);
-                if fault.of_resize() && failed.is_none() {
-                    self.failures
-                        .insert(Subject::Sizes, self.failure(Concern::Update));
+                self.adopt_claims(claims);
+                let mut writes_done = writes[..fault.applied_writes(writes)].to_vec();
+                let fallback = fault.fallback(writes);
+                let failed = fallback.is_none().then(|| action.clone());
+                writes_done.extend(fallback);
+                apply_writes(self.pods.get_mut(name).unwrap(), &writes_done);
+                if fault.is_resize_only() && failed.is_none() {
+                    self.failures.insert(
+                        FailureSubject::PendingResizes,
+                        self.new_failure(ActionPurpose::Update),
+                    );
                 }
-                (failed, Outcome::Refused)
+                (failed, ActionOutcome::Failed)
             }
-            (Some(_), Act::CreatePod { claims, .. }) => {
-                self.make_claims(claims);
-                (Some(act.clone()), Outcome::Refused)
+            (Some(_), Action::CreatePod { claims, .. }) => {
+                self.create_claims(claims);
+                (Some(action.clone()), ActionOutcome::Failed)
             }
-            (Some(_), _) => (Some(act.clone()), Outcome::Refused),
+            (Some(_), _) => (Some(action.clone()), ActionOutcome::Failed),
         };
         match failed {
-            Some(act) => self.fail(&act, outcome),
-            None => self.left.note(act, outcome),
+            Some(action) => self.record_failure(&action, outcome),
+            None => self.unfinished.record(action, outcome),
         }
     }
 
-    fn fail(&mut self, act: &Act, outcome: Outcome) {
-        self.left.note(act, outcome);
-        self.failures.insert(act.subject(), self.failure(act.concern()));
+    fn record_failure(&mut self, action: &Action, outcome: ActionOutcome) {
+        self.unfinished.record(action, outcome);
+        self.failures
+            .insert(action.subject(), self.new_failure(action.purpose()));
     }
 
-    fn failure(&self, of: Concern) -> Failure {
-        Failure {
-            of,
-            lasting: false,
-            of_resize: false,
+    fn new_failure(&self, purpose: ActionPurpose) -> ActionFailure {
+        ActionFailure {
+            purpose,
+            permanent: false,
+            resize_rejected: false,
             answered: true,
-            until: self.now.checked_add(5.seconds()).unwrap(),
+            retry_at: self.now.checked_add(5.seconds()).unwrap(),
             message: "refused".to_owned(),
         }
     }
 
     /// Changes the owners of claims.
-    fn give(&mut self, claims: &[ClaimPatch]) {
+    fn patch_claims(&mut self, claims: &[ClaimPatch]) {
         for ClaimPatch { name, uid, patch } in claims {
             assert_eq!(patch["metadata"]["uid"], json!(uid));
             let claim = self.claims.get_mut(name).unwrap();
@@ -147,8 +151,12 @@ impl World {
     }
 
     /// Makes claims of nobody ours.
-    fn adopt(&mut self, claims: &[OrphanClaim]) {
-        for OrphanClaim { name, instance } in claims {
+    fn adopt_claims(&mut self, claims: &[OrphanClaim]) {
+        for OrphanClaim {
+            name,
+            instance_id: instance,
+        } in claims
+        {
             let Some(claim) = self.claims.get_mut(name) else {
                 continue;
             };
@@ -158,17 +166,20 @@ impl World {
                 .iter()
                 .all(|o| o["uid"] == BACKUP && o["controller"] != true);
             if free && metadata["labels"][keys::CLONESET_INSTANCE_ID] == **instance {
-                metadata["ownerReferences"].as_array_mut().unwrap().push(owner());
+                metadata["ownerReferences"]
+                    .as_array_mut()
+                    .unwrap()
+                    .push(owner_reference());
             }
         }
     }
 
     /// Makes those that are missing; whether the Pod can have them all.
-    fn make_claims(&mut self, claims: &[Value]) -> bool {
+    fn create_claims(&mut self, claims: &[Value]) -> bool {
         for claim in claims {
             let name = claim["metadata"]["name"].as_str().unwrap().to_owned();
-            let there = self.claims.entry(name).or_insert_with(|| claim.clone());
-            if there["metadata"]["deletionTimestamp"].is_string() || !owned(there, "set") {
+            let existing = self.claims.entry(name).or_insert_with(|| claim.clone());
+            if existing["metadata"]["deletionTimestamp"].is_string() || !has_owner(existing, "set") {
                 return false;
             }
         }
@@ -176,74 +187,75 @@ impl World {
     }
 
     /// Does an act; whether it could be done.
-    fn act(&mut self, act: &Act) -> bool {
+    fn execute(&mut self, act: &Action) -> bool {
         match act {
-            Act::CreatePod { name, pod, claims } => {
-                return self.make_claims(claims) && self.create(name, pod.clone());
+            Action::CreatePod { name, pod, claims } => {
+                return self.create_claims(claims) && self.create_pod(name, pod.clone());
             }
-            Act::DeletePod {
+            Action::DeletePod {
                 uid, name, claims, ..
             } => {
                 assert_eq!(self.pods[name]["metadata"]["uid"], json!(uid));
-                self.give(claims);
-                let pod = Pod::of(&self.pods[name]);
+                self.patch_claims(claims);
+                let pod = Pod::from_json(&self.pods[name]);
                 // The claim of one that has ended is for the next of its name.
                 if pod.active() || pod.deleting {
                     let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
-                    self.spent.extend(id.cloned());
+                    self.deleted_ids.extend(id.cloned());
                 }
-                self.delete(name);
+                self.delete_pod(name);
             }
-            Act::PatchPod {
+            Action::PatchPod {
                 uid,
                 name,
                 writes,
                 claims,
                 ..
             } => {
-                self.adopt(claims);
+                self.adopt_claims(claims);
                 let pod = self.pods.get_mut(name).unwrap();
                 assert_eq!(pod["metadata"]["uid"], json!(uid));
-                patch(pod, writes);
+                apply_writes(pod, writes);
             }
-            Act::PatchClaim(claim) => self.give(std::slice::from_ref(claim)),
-            Act::DeleteClaim { name, uid } => {
+            Action::PatchClaim(claim) => self.patch_claims(std::slice::from_ref(claim)),
+            Action::DeleteClaim { name, uid } => {
                 assert_eq!(name, uid, "a claim of another namespace");
                 self.delete_claim(name);
             }
-            Act::CreateJob(job) => {
+            Action::CreateJob(job) => {
                 let name = job.metadata.name.clone().unwrap();
-                if self.going.contains(&name) {
+                if self.deleting_jobs.contains(&name) {
                     return false;
                 }
                 self.jobs.push(name);
             }
-            Act::DeleteJob(Job { name, .. }) => {
+            Action::DeleteJob(ImagePullJobRef { name, .. }) => {
                 self.jobs.retain(|job| job != name);
-                self.going.extend(self.slow.then(|| name.clone()));
+                self.deleting_jobs
+                    .extend(self.slow_deletion.then(|| name.clone()));
             }
-            Act::LabelRevision { name, .. } => {
+            Action::LabelRevision { name, .. } => {
                 let revision = self.revisions.iter_mut().find(|r| r.name == *name).unwrap();
-                revision.downloaded = true;
+                revision.pre_downloaded = true;
             }
-            Act::PatchSet(patch) => self.edit(&patch["spec"]),
+            Action::PatchCloneSet(patch) => self.edit(&patch["spec"]),
         }
         true
     }
 
     /// The manager dies, and another one begins: what was only remembered is lost.
-    pub fn restart(&mut self) {
-        self.left = LeftOver::default();
+    pub fn restart_manager(&mut self) {
+        self.unfinished = UnfinishedCreations::default();
         self.failures.clear();
-        self.unseen.clear();
-        self.met.clear();
+        self.not_yet_watched.clear();
+        self.foreign_names.clear();
     }
 
     /// The watch shows everything, and what was to go is gone.
-    pub fn catch_up(&mut self) {
-        (self.slow, self.failing) = (false, 0);
-        self.unseen.clear();
-        self.going.clear();
-        self.collect();
+    pub fn sync_watches(&mut self) {
+        (self.slow_deletion, self.failures_left) = (false, 0);
+        self.not_yet_watched.clear();
+        self.deleting_jobs.clear();
+        self.collect_garbage();
     }
 }

@@ -7,29 +7,35 @@
 use jiff::Timestamp;
 
 use crate::cloneset::plan::limits::Limits;
-use crate::cloneset::plan::{Act, Observed, Plan, Why};
+use crate::cloneset::plan::{Action, Observed, PatchReason, Plan};
 use kruise_api::keys;
 use kruise_api::lifecycle::LifecycleStateType as State;
 use kruise_workload::in_place::Pod;
 use kruise_workload::pods;
 
-pub(super) fn kept(observed: &Observed, planned: &Plan, limits: &Limits, active: &[&Pod], now: Timestamp) {
-    let seen = Seen {
+pub(super) fn assert_partition(
+    observed: &Observed,
+    planned: &Plan,
+    limits: &Limits,
+    active: &[&Pod],
+    now: Timestamp,
+) {
+    let check = PartitionCheck {
         observed,
         planned,
         limits,
         active,
         now,
     };
-    seen.updates(true, limits.partition);
-    seen.updates(false, limits.replicas - limits.partition);
-    if observed.current != observed.update {
-        seen.made();
-        seen.deleted();
+    check.assert_updates(true, limits.partition);
+    check.assert_updates(false, limits.replicas - limits.partition);
+    if observed.current_revision != observed.update_revision {
+        check.assert_created();
+        check.assert_deleted();
     }
 }
 
-struct Seen<'a> {
+struct PartitionCheck<'a> {
     observed: &'a Observed,
     planned: &'a Plan,
     limits: &'a Limits,
@@ -42,32 +48,35 @@ fn count<T>(some: impl Iterator<Item = T>) -> i64 {
 }
 
 fn preparing(pod: &Pod) -> bool {
-    pods::state(pod) == State::PreparingDelete
+    pods::lifecycle_state(pod) == State::PreparingDelete
 }
 
-impl Seen<'_> {
+impl PartitionCheck<'_> {
     /// Whether somebody, or the update itself, asked for its deletion.
-    fn marked(&self, pod: &Pod) -> bool {
+    fn is_marked(&self, pod: &Pod) -> bool {
         let strategy = self.observed.set.spec.scale_strategy.iter();
         let mut named = strategy.flat_map(|s| &s.pods_to_delete);
         pod.labels.contains_key(keys::SPECIFIED_DELETE) || named.any(|name| *name == pod.name)
     }
 
-    fn old(&self, pod: &Pod) -> bool {
-        !pods::at(pod, &self.observed.update)
+    fn is_old(&self, pod: &Pod) -> bool {
+        !pods::has_revision(pod, &self.observed.update_revision)
     }
 
     /// The same, as far as making and deleting Pods goes.
-    fn scaled_as_old(&self, pod: &Pod) -> bool {
-        let prepared = self.observed.switches.preparing_update_as_update;
-        self.old(pod) && !(prepared && pods::state(pod) == State::PreparingUpdate)
+    fn counts_as_old(&self, pod: &Pod) -> bool {
+        let prepared = self.observed.features.preparing_update_as_update;
+        self.is_old(pod) && !(prepared && pods::lifecycle_state(pod) == State::PreparingUpdate)
     }
 
     /// Whether an update of this Pod is planned, or what comes before it.
-    fn updated(&self, pod: &Pod) -> bool {
-        self.planned.acts.iter().any(|act| match act {
-            Act::PatchPod { uid, why, .. } => {
-                let update = matches!(why, Why::UpdateInPlace | Why::PrepareUpdate | Why::UpdateReCreate);
+    fn is_updating(&self, pod: &Pod) -> bool {
+        self.planned.actions.iter().any(|action| match action {
+            Action::PatchPod { uid, reason: why, .. } => {
+                let update = matches!(
+                    why,
+                    PatchReason::UpdateInPlace | PatchReason::PrepareUpdate | PatchReason::UpdateReCreate
+                );
                 update && *uid == pod.uid
             }
             _ => false,
@@ -81,68 +90,74 @@ impl Seen<'_> {
 
     /// Pods of the one side leave it for the other no further than `least`. Where one does that is available, those
     /// that go anyway do so first.
-    fn updates(&self, forward: bool, least: i64) {
+    fn assert_updates(&self, forward: bool, min_kept: i64) {
         let side = || {
             self.active
                 .iter()
-                .filter(|p| self.old(p) == forward && !preparing(p))
+                .filter(|p| self.is_old(p) == forward && !preparing(p))
         };
-        let taken = || side().filter(|p| self.updated(p) && !self.marked(p));
-        let mut stay = count(side()) - count(taken());
-        if taken().any(|p| self.available(p)) {
-            stay -= count(side().filter(|p| self.marked(p)));
+        let leaving = || side().filter(|p| self.is_updating(p) && !self.is_marked(p));
+        let mut staying = count(side()) - count(leaving());
+        if leaving().any(|p| self.available(p)) {
+            staying -= count(side().filter(|p| self.is_marked(p)));
         }
-        let word = if forward { "old" } else { "new" };
-        let held = taken().next().is_none() || stay >= least;
-        assert!(held, "{stay} {word} Pods stay, {least} are to");
+        let side_name = if forward { "old" } else { "new" };
+        let within_limit = leaving().next().is_none() || staying >= min_kept;
+        assert!(within_limit, "{staying} {side_name} Pods stay, {min_kept} are to");
     }
 
     /// New Pods are of the update revision only where no others lack.
-    fn made(&self) {
-        let made = |old: bool| {
-            count(self.planned.acts.iter().filter(|act| match act {
-                Act::CreatePod { pod, .. } => {
+    fn assert_created(&self) {
+        let created = |old: bool| {
+            count(self.planned.actions.iter().filter(|action| match action {
+                Action::CreatePod { pod, .. } => {
                     let label = pod["metadata"]["labels"][keys::CONTROLLER_REVISION_HASH].as_str();
-                    kruise_workload::revision::same(label.unwrap(), &self.observed.update) != old
+                    kruise_workload::revision::same_revision(label.unwrap(), &self.observed.update_revision)
+                        != old
                 }
                 _ => false,
             }))
         };
         let counts = |p: &&&Pod| !(self.limits.exclude_preparing_delete && preparing(p));
-        let there = count(
+        let existing = count(
             self.active
                 .iter()
                 .filter(counts)
-                .filter(|p| self.scaled_as_old(p)),
+                .filter(|p| self.counts_as_old(p)),
         );
-        let old = there + made(true);
-        let (least, most) = (self.limits.partition, self.limits.partition + self.limits.surge);
-        assert!(made(false) == 0 || old >= least, "{old} of {least} old Pods");
+        let old = existing + created(true);
+        let (least, most) = (
+            self.limits.partition,
+            self.limits.partition + self.limits.max_surge,
+        );
+        assert!(created(false) == 0 || old >= least, "{old} of {least} old Pods");
         assert!(
-            made(true) == 0 || old <= most,
+            created(true) == 0 || old <= most,
             "{old} old Pods, {most} are allowed"
         );
     }
 
     /// Where there are too many Pods, those go that are too many of their side.
-    fn deleted(&self) {
-        let goes = |pod: &Pod| {
-            let going = |act: &Act| match act {
-                Act::DeletePod { uid, .. } => *uid == pod.uid,
-                Act::PatchPod { uid, why, .. } => *why == Why::PrepareDelete && *uid == pod.uid,
+    fn assert_deleted(&self) {
+        let is_deleted = |pod: &Pod| {
+            let deletes = |action: &Action| match action {
+                Action::DeletePod { uid, .. } => *uid == pod.uid,
+                Action::PatchPod { uid, reason: why, .. } => {
+                    *why == PatchReason::PrepareDelete && *uid == pod.uid
+                }
                 _ => false,
             };
-            self.planned.acts.iter().any(going)
+            self.planned.actions.iter().any(deletes)
         };
         let (partition, replicas) = (self.limits.partition, self.limits.replicas);
         for (old, least) in [(true, partition), (false, replicas - partition)] {
-            let counts = |p: &&&Pod| !self.marked(p) && !preparing(p) && self.scaled_as_old(p) == old;
+            let counts = |p: &&&Pod| !self.is_marked(p) && !preparing(p) && self.counts_as_old(p) == old;
             let side = || self.active.iter().filter(counts);
-            let stay = count(side().filter(|p| !goes(p)));
-            let word = if old { "old" } else { "new" };
+            let staying = count(side().filter(|p| !is_deleted(p)));
+            let side_name = if old { "old" } else { "new" };
             assert!(
-                !side().any(|p| goes(p)) || stay >= least,
-                "{stay} {word} Pods stay, {least} are to"
+                !side().any(|p| is_deleted(p)) || staying >= least,
+                "{staying} {side_name} Pods stay, {least} are to"
             );
         }
     }

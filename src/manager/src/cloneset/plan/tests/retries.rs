@@ -3,256 +3,267 @@
 use jiff::ToSpan;
 use serde_json::{Value, json};
 
-use super::cases::{condition, settle};
+use super::fake_cluster::FakeCluster;
 use super::faults::Fault;
-use super::histories::{rolling, spec};
-use super::world::World;
-use crate::cloneset::plan::{Act, Concern, Failure, Plan, Subject, Why};
+use super::random_histories::{clone_set_spec, edit_rolling_update};
+use super::scenarios::{condition, settle};
+use crate::cloneset::plan::{Action, ActionFailure, ActionPurpose, FailureSubject, PatchReason, Plan};
 use kruise_api::keys;
 
 /// A CloneSet of two with claims that are not reused; the next act fails in this way.
-fn two(fault: Fault) -> World {
-    let mut world = World::new(spec(false, true));
-    world.edit(&json!({ "replicas": 2, "scaleStrategy": { "enablePVCReuse": false } }));
-    (world.failing, world.fault) = (1, fault);
-    world
+fn two_replicas_with_fault(fault: Fault) -> FakeCluster {
+    let mut cluster = FakeCluster::new(clone_set_spec(false, true));
+    cluster.edit(&json!({ "replicas": 2, "scaleStrategy": { "enablePVCReuse": false } }));
+    (cluster.failures_left, cluster.fault) = (1, fault);
+    cluster
 }
 
-fn later(world: &mut World) -> Plan {
-    world.now = world.now.checked_add(6.seconds()).unwrap();
-    world.reconcile().1
+fn reconcile_later(cluster: &mut FakeCluster) -> Plan {
+    cluster.now = cluster.now.checked_add(6.seconds()).unwrap();
+    cluster.reconcile().1
 }
 
 /// All comes to rest once what failed may be tried again.
-fn at_last(world: &mut World) {
-    later(world);
-    settle(world);
+fn assert_settles(cluster: &mut FakeCluster) {
+    reconcile_later(cluster);
+    settle(cluster);
 }
 
 /// Names of the Pods that a plan makes, and how many claims for them.
-fn made(plan: &Plan) -> Vec<(String, usize)> {
-    let pods = plan.acts.iter().filter_map(|act| match act {
-        Act::CreatePod { name, claims, .. } => Some((name.clone(), claims.len())),
+fn created_pods(plan: &Plan) -> Vec<(String, usize)> {
+    let pods = plan.actions.iter().filter_map(|action| match action {
+        Action::CreatePod { name, claims, .. } => Some((name.clone(), claims.len())),
         _ => None,
     });
     pods.collect()
 }
 
 #[test]
-fn claims_of_a_pod_that_is_refused_are_kept_for_the_next_try() {
-    let mut world = two(Fault::Refused);
-    world.failing = 2;
-    let (_, plan) = world.reconcile();
-    let names = made(&plan);
+fn claims_of_rejected_pod_are_kept_for_retry() {
+    let mut cluster = two_replicas_with_fault(Fault::Refused);
+    cluster.failures_left = 2;
+    let (_, plan) = cluster.reconcile();
+    let names = created_pods(&plan);
     assert_eq!(names.len(), 2);
-    let claims: Vec<String> = world.claims.keys().cloned().collect();
+    let claims: Vec<String> = cluster.claims.keys().cloned().collect();
     for _ in 0..5 {
-        world.failing = 2;
-        let plan = later(&mut world);
+        cluster.failures_left = 2;
+        let plan = reconcile_later(&mut cluster);
         let again: Vec<_> = names.iter().map(|(name, _)| (name.clone(), 0)).collect();
-        assert_eq!(made(&plan), again);
-        assert_eq!(plan.acts.len(), 2, "nothing is written but the Pods: {plan:?}");
+        assert_eq!(created_pods(&plan), again);
+        assert_eq!(plan.actions.len(), 2, "nothing is written but the Pods: {plan:?}");
     }
     // One is needed still, so the claim of the other goes.
-    world.edit(&json!({ "replicas": 1 }));
-    at_last(&mut world);
-    let kept: Vec<&String> = world.claims.keys().collect();
-    assert_eq!(kept, [&claims[0]]);
-    assert_eq!(world.pods.keys().collect::<Vec<_>>(), [&names[0].0]);
+    cluster.edit(&json!({ "replicas": 1 }));
+    assert_settles(&mut cluster);
+    let remaining: Vec<&String> = cluster.claims.keys().collect();
+    assert_eq!(remaining, [&claims[0]]);
+    assert_eq!(cluster.pods.keys().collect::<Vec<_>>(), [&names[0].0]);
 }
 
 #[test]
-fn claims_of_pods_that_are_not_wanted_any_more_go() {
-    let mut world = two(Fault::Refused);
-    world.failing = 2;
-    world.reconcile();
-    assert_eq!(world.claims.len(), 2);
-    world.edit(&json!({ "replicas": 0 }));
-    settle(&mut world);
-    assert_eq!(world.claims.len(), 0);
+fn claims_of_unneeded_pods_are_deleted() {
+    let mut cluster = two_replicas_with_fault(Fault::Refused);
+    cluster.failures_left = 2;
+    cluster.reconcile();
+    assert_eq!(cluster.claims.len(), 2);
+    cluster.edit(&json!({ "replicas": 0 }));
+    settle(&mut cluster);
+    assert_eq!(cluster.claims.len(), 0);
 }
 
 #[test]
-fn a_pod_that_may_have_been_made_is_not_made_twice() {
-    let mut world = two(Fault::Lost);
-    let (_, plan) = world.reconcile();
-    let names = made(&plan);
-    assert_eq!(world.pods.len(), 2);
-    assert_eq!(world.observe().pods.len(), 1, "the watch has not shown it");
-    let plan = later(&mut world);
-    let unknown = names.iter().filter(|(name, _)| made(&plan)[0].0 == *name);
-    assert_eq!((unknown.count(), made(&plan).len()), (1, 1), "{plan:?}");
-    settle(&mut world);
-    assert_eq!(world.pods.len(), 2);
-    assert!(world.left.pods.is_empty());
+fn possibly_created_pod_is_not_created_twice() {
+    let mut cluster = two_replicas_with_fault(Fault::ResponseLost);
+    let (_, plan) = cluster.reconcile();
+    let names = created_pods(&plan);
+    assert_eq!(cluster.pods.len(), 2);
+    assert_eq!(cluster.observe().pods.len(), 1, "the watch has not shown it");
+    let plan = reconcile_later(&mut cluster);
+    let unknown = names.iter().filter(|(name, _)| created_pods(&plan)[0].0 == *name);
+    assert_eq!((unknown.count(), created_pods(&plan).len()), (1, 1), "{plan:?}");
+    settle(&mut cluster);
+    assert_eq!(cluster.pods.len(), 2);
+    assert!(cluster.unfinished.pods.is_empty());
 }
 
 #[test]
-fn claims_of_a_pod_that_may_turn_up_stay_for_a_while() {
-    let mut world = two(Fault::Lost);
-    world.edit(&json!({ "replicas": 1 }));
-    world.reconcile();
-    world.edit(&json!({ "replicas": 0 }));
-    let plan = later(&mut world);
-    assert_eq!(plan.acts, []);
-    assert!(plan.wake.is_some(), "somebody has to look when that is over");
-    world.pods.clear();
+fn claims_of_possibly_created_pod_are_kept() {
+    let mut cluster = two_replicas_with_fault(Fault::ResponseLost);
+    cluster.edit(&json!({ "replicas": 1 }));
+    cluster.reconcile();
+    cluster.edit(&json!({ "replicas": 0 }));
+    let plan = reconcile_later(&mut cluster);
+    assert_eq!(plan.actions, []);
+    assert!(
+        plan.requeue_at.is_some(),
+        "somebody has to look when that is over"
+    );
+    cluster.pods.clear();
     for _ in 0..5 {
-        later(&mut world);
+        reconcile_later(&mut cluster);
     }
-    assert_eq!(world.claims.len(), 0);
+    assert_eq!(cluster.claims.len(), 0);
 }
 
 /// Two Pods, of which one was to be deleted and is not, but its claim is its own already.
-fn half_deleted(reuse: bool) -> World {
-    let mut world = two(Fault::HalfDone);
-    world.failing = 0;
-    world.edit(&json!({ "scaleStrategy": { "enablePVCReuse": reuse } }));
-    settle(&mut world);
-    world.edit(&json!({ "replicas": 1 }));
-    world.failing = 1;
-    world.reconcile();
-    assert_eq!((world.pods.len(), world.claims.len()), (2, 2));
-    assert_eq!(world.observe().given.len(), 1);
-    world
+fn half_deleted_pods(reuse: bool) -> FakeCluster {
+    let mut cluster = two_replicas_with_fault(Fault::FirstWriteOnly);
+    cluster.failures_left = 0;
+    cluster.edit(&json!({ "scaleStrategy": { "enablePVCReuse": reuse } }));
+    settle(&mut cluster);
+    cluster.edit(&json!({ "replicas": 1 }));
+    cluster.failures_left = 1;
+    cluster.reconcile();
+    assert_eq!((cluster.pods.len(), cluster.claims.len()), (2, 2));
+    assert_eq!(cluster.observe().claims_owned_by_pod.len(), 1);
+    cluster
 }
 
 #[test]
-fn a_claim_goes_with_its_pod_whatever_happens_in_between() {
-    for (reuse, dies) in [(false, false), (false, true), (true, false), (true, true)] {
-        let mut world = half_deleted(reuse);
-        let before: Vec<String> = world.claims.keys().cloned().collect();
-        if dies {
-            world.restart();
+fn claim_is_deleted_with_its_pod_after_faults() {
+    for (reuse, restarts) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut cluster = half_deleted_pods(reuse);
+        let before: Vec<String> = cluster.claims.keys().cloned().collect();
+        if restarts {
+            cluster.restart_manager();
         }
-        at_last(&mut world);
-        assert_eq!((world.pods.len(), world.claims.len()), (1, 1), "reuse {reuse}");
-        world.edit(&json!({ "replicas": 2 }));
-        settle(&mut world);
-        let kept = before.iter().filter(|claim| world.claims.contains_key(*claim));
-        assert_eq!(kept.count(), 1, "the other has another one's data");
+        assert_settles(&mut cluster);
+        assert_eq!(
+            (cluster.pods.len(), cluster.claims.len()),
+            (1, 1),
+            "reuse {reuse}"
+        );
+        cluster.edit(&json!({ "replicas": 2 }));
+        settle(&mut cluster);
+        let remaining = before.iter().filter(|claim| cluster.claims.contains_key(*claim));
+        assert_eq!(remaining.count(), 1, "the other has another one's data");
     }
 }
 
 #[test]
-fn a_claim_of_a_pod_that_stays_after_all_is_taken_back() {
-    for dies in [false, true] {
-        let mut world = half_deleted(true);
-        world.edit(&json!({ "replicas": 2 }));
-        if dies {
-            world.restart();
+fn claim_of_kept_pod_is_reclaimed() {
+    for restarts in [false, true] {
+        let mut cluster = half_deleted_pods(true);
+        cluster.edit(&json!({ "replicas": 2 }));
+        if restarts {
+            cluster.restart_manager();
         }
-        let (pods, claims) = (world.pods.clone(), world.claims.len());
-        at_last(&mut world);
+        let (pods, claims) = (cluster.pods.clone(), cluster.claims.len());
+        assert_settles(&mut cluster);
         assert_eq!(
             pods.keys().collect::<Vec<_>>(),
-            world.pods.keys().collect::<Vec<_>>()
+            cluster.pods.keys().collect::<Vec<_>>()
         );
-        assert!(world.observe().given.is_empty());
-        let gone = pods.keys().next().unwrap();
-        world.delete(gone);
-        settle(&mut world);
-        assert!(world.pods.contains_key(gone), "another takes the id over");
-        assert_eq!(world.claims.len(), claims);
+        assert!(cluster.observe().claims_owned_by_pod.is_empty());
+        let deleted = pods.keys().next().unwrap();
+        cluster.delete_pod(deleted);
+        settle(&mut cluster);
+        assert!(cluster.pods.contains_key(deleted), "another takes the id over");
+        assert_eq!(cluster.claims.len(), claims);
     }
 }
 
 #[test]
-fn somebody_else_s_name_is_not_tried_again() {
-    let mut world = two(Fault::Refused);
-    let (_, plan) = world.reconcile();
-    let refused = made(&plan)[0].0.clone();
+fn name_of_foreign_pod_is_not_retried() {
+    let mut cluster = two_replicas_with_fault(Fault::Refused);
+    let (_, plan) = cluster.reconcile();
+    let refused = created_pods(&plan)[0].0.clone();
     let foreign: Value = json!({ "metadata": { "name": refused, "uid": "f", "labels": { "app": "x" },
         "ownerReferences": [{ "uid": "another", "controller": true }] }, "spec": {}, "status": {} });
-    world.pods.insert(refused.clone(), foreign);
-    later(&mut world);
-    at_last(&mut world);
-    let ours = world.observe().pods;
+    cluster.pods.insert(refused.clone(), foreign);
+    reconcile_later(&mut cluster);
+    assert_settles(&mut cluster);
+    let ours = cluster.observe().pods;
     assert_eq!(ours.len(), 2);
     assert!(ours.iter().all(|pod| pod.name != refused));
 }
 
 /// Its node may be dead. Claims that no Pod has need not wait for it; its own are for the one that takes its place.
 #[test]
-fn a_pod_that_never_goes_keeps_no_other_from_claims_that_nobody_has() {
-    let mut world = two(Fault::Refused);
-    world.failing = 0;
-    world.edit(&json!({ "scaleStrategy": { "enablePVCReuse": true } }));
-    settle(&mut world);
-    let names: Vec<String> = world.pods.keys().cloned().collect();
-    world.edit(&json!({ "replicas": 1 }));
-    world.delete(&names[0]);
-    settle(&mut world);
-    assert_eq!((world.pods.len(), world.claims.len()), (1, 2));
-    world.pods.get_mut(&names[1]).unwrap()["metadata"]["finalizers"] = json!(["example.io/dead"]);
-    world.delete(&names[1]);
-    let (_, plan) = world.reconcile();
-    assert_eq!(made(&plan), [(names[0].clone(), 0)]);
+fn stuck_terminating_pod_does_not_block_unused_claims() {
+    let mut cluster = two_replicas_with_fault(Fault::Refused);
+    cluster.failures_left = 0;
+    cluster.edit(&json!({ "scaleStrategy": { "enablePVCReuse": true } }));
+    settle(&mut cluster);
+    let names: Vec<String> = cluster.pods.keys().cloned().collect();
+    cluster.edit(&json!({ "replicas": 1 }));
+    cluster.delete_pod(&names[0]);
+    settle(&mut cluster);
+    assert_eq!((cluster.pods.len(), cluster.claims.len()), (1, 2));
+    cluster.pods.get_mut(&names[1]).unwrap()["metadata"]["finalizers"] = json!(["example.io/dead"]);
+    cluster.delete_pod(&names[1]);
+    let (_, plan) = cluster.reconcile();
+    assert_eq!(created_pods(&plan), [(names[0].clone(), 0)]);
 
-    world.edit(&json!({ "replicas": 2 }));
-    settle(&mut world);
-    assert_eq!(world.pods.len(), 2, "one of them is going");
-    let waits = condition(&world, "Waiting").unwrap().message;
+    cluster.edit(&json!({ "replicas": 2 }));
+    settle(&mut cluster);
+    assert_eq!(cluster.pods.len(), 2, "one of them is going");
+    let waits = condition(&cluster, "Waiting").unwrap().message;
     assert!(
         waits.contains("to terminate, so that its PVCs can be reused"),
         "{waits}"
     );
-    world.pods.remove(&names[1]);
-    settle(&mut world);
+    cluster.pods.remove(&names[1]);
+    settle(&mut cluster);
     assert_eq!(
-        world.pods.keys().collect::<Vec<_>>(),
+        cluster.pods.keys().collect::<Vec<_>>(),
         names.iter().collect::<Vec<_>>()
     );
-    assert_eq!(world.claims.len(), 2);
+    assert_eq!(cluster.claims.len(), 2);
 }
 
-fn images(world: &mut World, [app, side]: [&str; 2]) {
+fn edit_images(cluster: &mut FakeCluster, [app, side]: [&str; 2]) {
     let containers = json!([{ "name": "app", "image": app }, { "name": "side", "image": side }]);
-    world.edit(&json!({ "template": { "spec": { "containers": containers } } }));
+    cluster.edit(&json!({ "template": { "spec": { "containers": containers } } }));
 }
 
 /// What the plan does about two Pods that are to run `app:2` after a minute of grace, which is over; the template has these
 /// images by now. Where that was refused, the next update may begin after so many seconds.
-fn after_the_grace_period(wanted: [&str; 2], refusals: &[i64]) -> Vec<(Why, String)> {
-    let mut world = World::new(spec(false, false));
-    world.edit(&json!({ "replicas": 2 }));
+fn patches_after_grace_period(desired_images: [&str; 2], rejections: &[i64]) -> Vec<(PatchReason, String)> {
+    let mut cluster = FakeCluster::new(clone_set_spec(false, false));
+    cluster.edit(&json!({ "replicas": 2 }));
     let grace = json!({ "gracePeriodSeconds": 60 });
-    rolling(
-        &mut world,
+    edit_rolling_update(
+        &mut cluster,
         json!({ "maxUnavailable": 2, "inPlaceUpdateStrategy": grace }),
     );
-    images(&mut world, ["app:1", "side:1"]);
-    settle(&mut world);
-    images(&mut world, ["app:2", "side:1"]);
-    world.reconcile();
-    for pod in world.pods.values() {
+    edit_images(&mut cluster, ["app:1", "side:1"]);
+    settle(&mut cluster);
+    edit_images(&mut cluster, ["app:2", "side:1"]);
+    cluster.reconcile();
+    for pod in cluster.pods.values() {
         assert!(pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_GRACE].is_string());
     }
-    world.now = world.now.checked_add(61.seconds()).unwrap();
-    images(&mut world, wanted);
-    let mut observed = world.observe();
-    let failure = |seconds: i64| Failure {
-        of: Concern::Update,
-        lasting: true,
-        of_resize: false,
+    cluster.now = cluster.now.checked_add(61.seconds()).unwrap();
+    edit_images(&mut cluster, desired_images);
+    let mut observed = cluster.observe();
+    let failure = |seconds: i64| ActionFailure {
+        purpose: ActionPurpose::Update,
+        permanent: true,
+        resize_rejected: false,
         answered: true,
-        until: world.now.checked_add(seconds.seconds()).unwrap(),
+        retry_at: cluster.now.checked_add(seconds.seconds()).unwrap(),
         message: "no".to_owned(),
     };
-    for updates in refusals {
-        observed.failures.insert(Subject::Updates, failure(*updates));
-        let uids = world
+    for updates in rejections {
+        observed
+            .failures
+            .insert(FailureSubject::InPlaceUpdates, failure(*updates));
+        let uids = cluster
             .pods
             .values()
             .map(|pod| pod["metadata"]["uid"].as_str().unwrap());
-        let failures = uids.map(|uid| (Subject::Pod(uid.to_owned()), failure(0)));
+        let failures = uids.map(|uid| (FailureSubject::Pod(uid.to_owned()), failure(0)));
         observed.failures.extend(failures);
     }
-    let planned = crate::cloneset::plan::plan(&observed, world.now);
-    let patches = planned.acts.iter().filter_map(|act| match act {
-        Act::PatchPod { why, writes, .. } => {
+    let planned = crate::cloneset::plan::plan(&observed, cluster.now);
+    let patches = planned.actions.iter().filter_map(|action| match action {
+        Action::PatchPod {
+            reason: why, writes, ..
+        } => {
             let last = writes.last().unwrap();
-            Some((*why, last.trial.as_deref().unwrap_or(&last.patch).to_string()))
+            Some((*why, last.dry_run.as_deref().unwrap_or(&last.patch).to_string()))
         }
         _ => None,
     });
@@ -260,22 +271,28 @@ fn after_the_grace_period(wanted: [&str; 2], refusals: &[i64]) -> Vec<(Why, Stri
 }
 
 #[test]
-fn another_revision_takes_over_a_change_that_is_refused_after_its_grace_period() {
-    let goes_on = after_the_grace_period(["app:2", "side:2"], &[]);
+fn new_revision_replaces_rejected_grace_update() {
+    let continued = patches_after_grace_period(["app:2", "side:2"], &[]);
     assert!(
-        goes_on.len() == 2 && goes_on.iter().all(|(why, _)| *why == Why::GoOn),
-        "{goes_on:?}"
+        continued.len() == 2
+            && continued
+                .iter()
+                .all(|(why, _)| *why == PatchReason::ContinueUpdate),
+        "{continued:?}"
     );
-    let again = after_the_grace_period(["app:2", "side:1"], &[0]);
+    let reverted = patches_after_grace_period(["app:2", "side:1"], &[0]);
     assert!(
-        again.len() == 2 && again.iter().all(|(why, _)| *why == Why::GoOn),
-        "{again:?}"
+        reverted.len() == 2
+            && reverted
+                .iter()
+                .all(|(why, _)| *why == PatchReason::ContinueUpdate),
+        "{reverted:?}"
     );
-    assert_eq!(after_the_grace_period(["app:2", "side:2"], &[5]), []);
-    let next = after_the_grace_period(["app:2", "side:2"], &[0]);
+    assert_eq!(patches_after_grace_period(["app:2", "side:2"], &[5]), []);
+    let next = patches_after_grace_period(["app:2", "side:2"], &[0]);
     assert_eq!(next.len(), 1, "one is tried while updates are refused");
     for (why, trial) in next {
-        assert_eq!(why, Why::UpdateInPlace);
+        assert_eq!(why, PatchReason::UpdateInPlace);
         assert!(trial.contains("app:2") && trial.contains("side:2"), "{trial}");
     }
 }

@@ -11,7 +11,7 @@ use kruise_api::node_image::{ImagePullPhase, SandboxConfig};
 
 static NONE: BTreeSet<String> = BTreeSet::new();
 
-fn job(n: u8, policy: Option<ImagePullPolicy>, never: bool) -> Job {
+fn job(n: u8, policy: Option<ImagePullPolicy>, never: bool) -> PullJob {
     let mut object = ImagePullJob::new(
         &format!("j{n}"),
         ImagePullJobSpec {
@@ -25,49 +25,49 @@ fn job(n: u8, policy: Option<ImagePullPolicy>, never: bool) -> Job {
     }
     object.metadata.uid = Some(format!("uid{n}"));
     object.metadata.namespace = Some("ns".to_owned());
-    Job::read(&object)
+    PullJob::from_object(&object)
 }
 
-fn setting(seed: u64) -> Setting {
-    Setting {
+fn options(seed: u64) -> EntryOptions {
+    EntryOptions {
         default_ttl: 300,
         seed,
         now: Timestamp::UNIX_EPOCH,
     }
 }
 
-fn status(version: i64, over: bool) -> ImageTagStatus {
+fn status(version: i64, finished: bool) -> ImageTagStatus {
     ImageTagStatus {
         tag: "1".into(),
         phase: ImagePullPhase::Pulling,
         progress: 0,
         start_time: None,
-        completion_time: over.then_some(Time(Timestamp::UNIX_EPOCH)),
+        completion_time: finished.then_some(Time(Timestamp::UNIX_EPOCH)),
         version,
         image_id: None,
         message: None,
     }
 }
 
-fn ask(job: &Job) -> Ask<'_> {
-    Ask {
+fn request(job: &PullJob) -> JobRequest<'_> {
+    JobRequest {
         job,
         secrets: &[],
-        ended: &NONE,
+        ended_jobs: &NONE,
     }
 }
 
 #[test]
-fn two_jobs_meet_in_one_entry_of_one_version() {
+fn two_jobs_share_one_entry_and_version() {
     let (a, b) = (job(0, None, false), job(1, None, false));
-    let spec = add(None, &[], "1", &[ask(&a), ask(&b)], setting(0)).unwrap();
+    let spec = add_requests(None, &[], "1", &[request(&a), request(&b)], options(0)).unwrap();
     assert_eq!((spec.tags.len(), spec.tags[0].version), (1, 0));
-    assert!(owned(&spec.tags[0], "uid0") && owned(&spec.tags[0], "uid1"));
+    assert!(is_owned_by(&spec.tags[0], "uid0") && is_owned_by(&spec.tags[0], "uid1"));
 }
 
 /// A tag whose time cannot be read is about to be removed: it is asked for anew, once, and the others stay as they are.
 #[test]
-fn a_tag_whose_time_cannot_be_read_is_asked_for_anew() {
+fn tag_with_unreadable_time_is_requested_again() {
     const FAR: &str = "9999-12-31T23:59:59Z";
     let tag = |tag: &str, created: &str| {
         json!({ "tag": tag, "createdAt": created, "version": 4, "imagePullPolicy": "IfNotPresent",
@@ -78,19 +78,22 @@ fn a_tag_whose_time_cannot_be_read_is_asked_for_anew() {
     for policy in [ImagePullPolicy::IfNotPresent, ImagePullPolicy::Always] {
         let mine = job(0, Some(policy), false);
         for statuses in [vec![], vec![status(4, false)], vec![status(4, true)]] {
-            assert_eq!(awaits(Some(&stored), &statuses, "1", ask(&mine)), None);
-            let added = add(Some(&stored), &statuses, "1", &[ask(&mine)], setting(0)).unwrap();
+            assert_eq!(awaited_pull(Some(&stored), &statuses, "1", request(&mine)), None);
+            let added = add_requests(Some(&stored), &statuses, "1", &[request(&mine)], options(0)).unwrap();
             let entry = &added.tags[1];
             assert_eq!(
                 (entry.version, &entry.created_at),
-                (5, &Some(Time(setting(0).now)))
+                (5, &Some(Time(options(0).now)))
             );
-            assert!(owned(entry, "uid0") && owned(entry, "theirs"));
+            assert!(is_owned_by(entry, "uid0") && is_owned_by(entry, "theirs"));
             assert_eq!(
                 (&added.tags[0], &added.tags[2]),
                 (&stored.tags[0], &stored.tags[2])
             );
-            assert_eq!(add(Some(&added), &statuses, "1", &[ask(&mine)], setting(0)), None);
+            assert_eq!(
+                add_requests(Some(&added), &statuses, "1", &[request(&mine)], options(0)),
+                None
+            );
             // What is written is read as the same, so that it is not written again.
             let again: ImageSpec = serde_json::from_value(json!(added)).unwrap();
             assert_eq!(again, added);
@@ -98,83 +101,96 @@ fn a_tag_whose_time_cannot_be_read_is_asked_for_anew() {
     }
     // One that is the job's own is removed first, and then added under a version that no status answers.
     let mut own = stored.clone();
-    own.tags[1].owner_references = vec![owner(&job(0, None, false))];
+    own.tags[1].owner_references = vec![owner_reference(&job(0, None, false))];
     let mine = job(0, None, false);
     assert_eq!(
-        add(Some(&own), &[status(4, true)], "1", &[ask(&mine)], setting(0)),
+        add_requests(Some(&own), &[status(4, true)], "1", &[request(&mine)], options(0)),
         None
     );
     own.tags.remove(1);
-    let added = add(Some(&own), &[status(4, true)], "1", &[ask(&mine)], setting(0)).unwrap();
+    let added = add_requests(Some(&own), &[status(4, true)], "1", &[request(&mine)], options(0)).unwrap();
     assert_eq!((added.tags.len(), added.tags[1].version), (3, 5));
 }
 
 /// It may have a time that cannot be read; its pull has ended all the same.
 #[test]
-fn nobody_waits_for_an_outcome_without_a_time() {
-    let mut spec = add(None, &[], "1", &[ask(&job(0, None, false))], setting(0)).unwrap();
+fn ended_pull_without_time_is_not_awaited() {
+    let mut spec = add_requests(None, &[], "1", &[request(&job(0, None, false))], options(0)).unwrap();
     spec.tags[0].owner_references[0].namespace = Some("other".to_owned());
     let late = job(1, Some(ImagePullPolicy::Always), false);
     let mut state = status(0, false);
-    assert_eq!(awaits(Some(&spec), &[state.clone()], "1", ask(&late)), Some(0));
+    assert_eq!(
+        awaited_pull(Some(&spec), &[state.clone()], "1", request(&late)),
+        Some(0)
+    );
     state.phase = ImagePullPhase::Succeeded;
-    assert_eq!(awaits(Some(&spec), &[state.clone()], "1", ask(&late)), None);
-    let anew = add(Some(&spec), &[state], "1", &[ask(&late)], setting(0)).unwrap();
-    assert_eq!(anew.tags[0].version, 1);
+    assert_eq!(
+        awaited_pull(Some(&spec), &[state.clone()], "1", request(&late)),
+        None
+    );
+    let repulled = add_requests(Some(&spec), &[state], "1", &[request(&late)], options(0)).unwrap();
+    assert_eq!(repulled.tags[0].version, 1);
 }
 
 #[test]
-fn a_version_is_new_where_an_old_answer_would_be_taken_for_ours() {
+fn version_increases_where_old_status_would_match() {
     let (a, b) = (job(0, None, false), job(1, None, false));
-    let spec = add(None, &[status(4, true)], "1", &[ask(&a)], setting(0)).unwrap();
+    let spec = add_requests(None, &[status(4, true)], "1", &[request(&a)], options(0)).unwrap();
     assert_eq!(spec.tags[0].version, 5);
     // A pull that goes on serves the second job too; one that is over does not.
-    let joined = add(Some(&spec), &[status(5, false)], "1", &[ask(&b)], setting(0)).unwrap();
+    let joined = add_requests(Some(&spec), &[status(5, false)], "1", &[request(&b)], options(0)).unwrap();
     assert_eq!(joined.tags[0].version, 5);
-    let anew = add(Some(&spec), &[status(5, true)], "1", &[ask(&b)], setting(0)).unwrap();
-    assert_eq!(anew.tags[0].version, 6);
+    let repulled = add_requests(Some(&spec), &[status(5, true)], "1", &[request(&b)], options(0)).unwrap();
+    assert_eq!(repulled.tags[0].version, 6);
     let always = job(2, Some(ImagePullPolicy::Always), false);
-    let anew = add(Some(&spec), &[status(5, false)], "1", &[ask(&always)], setting(0)).unwrap();
-    assert_eq!(anew.tags[0].version, 6);
-    assert_eq!(anew.tags[0].image_pull_policy, Some(ImagePullPolicy::Always));
+    let repulled = add_requests(
+        Some(&spec),
+        &[status(5, false)],
+        "1",
+        &[request(&always)],
+        options(0),
+    )
+    .unwrap();
+    assert_eq!(repulled.tags[0].version, 6);
+    assert_eq!(repulled.tags[0].image_pull_policy, Some(ImagePullPolicy::Always));
 }
 
 #[test]
-fn a_job_that_is_over_does_not_own_what_is_pulled_once_more() {
+fn ended_jobs_do_not_own_a_repull() {
     let (a, b) = (job(0, None, false), job(1, None, false));
     let ended = ["uid0".to_owned()].into();
-    let for_b = Ask {
-        ended: &ended,
-        ..ask(&b)
+    let for_b = JobRequest {
+        ended_jobs: &ended,
+        ..request(&b)
     };
-    let first = add(None, &[], "1", &[ask(&a)], setting(0)).unwrap();
-    let again = add(Some(&first), &[status(0, true)], "1", &[for_b], setting(0)).unwrap();
-    assert!(owned(&again.tags[0], "uid1") && !owned(&again.tags[0], "uid0"));
-    let joined = add(Some(&first), &[status(0, false)], "1", &[for_b], setting(0)).unwrap();
-    assert!(owned(&joined.tags[0], "uid0"), "the pull is its own");
+    let first = add_requests(None, &[], "1", &[request(&a)], options(0)).unwrap();
+    let repulled = add_requests(Some(&first), &[status(0, true)], "1", &[for_b], options(0)).unwrap();
+    assert!(is_owned_by(&repulled.tags[0], "uid1") && !is_owned_by(&repulled.tags[0], "uid0"));
+    let joined = add_requests(Some(&first), &[status(0, false)], "1", &[for_b], options(0)).unwrap();
+    assert!(is_owned_by(&joined.tags[0], "uid0"), "the pull is its own");
 }
 
 #[test]
-fn limits_are_upstreams() {
+fn limits_match_upstream() {
     let mut plain = job(0, None, false);
     plain.spec.pull_policy = Some(PullPolicy {
         timeout_seconds: Some(100),
         backoff_limit: Some(2),
     });
-    let ttl = |job: &Job| pull_policy(job, setting(7)).ttl_seconds_after_finished.unwrap();
+    let ttl = |job: &PullJob| pull_policy(job, options(7)).ttl_seconds_after_finished.unwrap();
     assert!((600..=900).contains(&ttl(&plain)), "{}", ttl(&plain));
     plain.spec.completion_policy.ttl_seconds_after_finished = Some(10);
     assert!((310..=610).contains(&ttl(&plain)));
     let forever = job(0, None, true);
-    assert!((DAY - 600..=DAY + 600).contains(&i64::from(ttl(&forever))));
+    assert!((REPULL_INTERVAL - 600..=REPULL_INTERVAL + 600).contains(&i64::from(ttl(&forever))));
     assert_eq!(
-        pull_policy(&forever, setting(7)).active_deadline_seconds,
+        pull_policy(&forever, options(7)).active_deadline_seconds,
         Some(1800)
     );
 }
 
 #[test]
-fn credentials_of_jobs_that_are_done_do_not_stay() {
+fn credentials_of_ended_jobs_are_removed() {
     let copy = |name: &str| ReferenceObject {
         namespace: "d".into(),
         name: name.into(),
@@ -182,20 +198,20 @@ fn credentials_of_jobs_that_are_done_do_not_stay() {
     };
     let (a, b) = (job(0, None, false), job(1, None, false));
     let (for_a, for_b) = ([copy("a")], [copy("b")]);
-    let with = |job, secrets| Ask {
+    let with = |job, secrets| JobRequest {
         job,
         secrets,
-        ended: &NONE,
+        ended_jobs: &NONE,
     };
-    let first = add(None, &[], "1", &[with(&a, &for_a)], setting(0)).unwrap();
-    let joined = add(Some(&first), &[], "1", &[with(&b, &for_b)], setting(0)).unwrap();
+    let first = add_requests(None, &[], "1", &[with(&a, &for_a)], options(0)).unwrap();
+    let joined = add_requests(Some(&first), &[], "1", &[with(&b, &for_b)], options(0)).unwrap();
     assert_eq!(joined.pull_secrets, [copy("a"), copy("b")]);
-    let later = add(
+    let later = add_requests(
         Some(&first),
         &[status(0, true)],
         "1",
         &[with(&b, &for_b)],
-        setting(0),
+        options(0),
     )
     .unwrap();
     assert_eq!(later.pull_secrets, [copy("b")]);
@@ -205,32 +221,32 @@ proptest! {
     /// Whatever was there: all that asked own the tag, nobody is lost, versions never fall, and asking again
     /// changes nothing.
     #[test]
-    fn asking_is_idempotent(who in prop::collection::vec((0_u8..4, any::<bool>(), any::<bool>()), 1..6),
+    fn requests_are_idempotent(who in prop::collection::vec((0_u8..4, any::<bool>(), any::<bool>()), 1..6),
                             known in prop::option::of((0_i64..5, any::<bool>())), seed in any::<u64>()) {
-        let jobs: Vec<Job> = who.iter()
+        let jobs: Vec<PullJob> = who.iter()
             .map(|(n, always, never)| job(*n, always.then_some(ImagePullPolicy::Always), *never)).collect();
         let status = known.map(|(version, over)| status(version, over));
         let secret = ReferenceObject { namespace: "d".into(), name: "s".into(), mode: None };
         let mut spec: Option<ImageSpec> = None;
         for job in &jobs {
-            let ask = Ask { job, secrets: std::slice::from_ref(&secret), ended: &NONE };
+            let request = JobRequest { job, secrets: std::slice::from_ref(&secret), ended_jobs: &NONE };
             let before = spec.as_ref().map_or(-1, |s| s.tags[0].version);
-            if let Some(new) = add(spec.as_ref(), status.as_slice(), "1", &[ask], setting(seed)) {
+            if let Some(new) = add_requests(spec.as_ref(), status.as_slice(), "1", &[request], options(seed)) {
                 spec = Some(new);
             }
             let entry = &spec.as_ref().unwrap().tags[0];
             prop_assert!(entry.version >= before);
             prop_assert!(entry.pull_policy.as_ref().unwrap().ttl_seconds_after_finished.unwrap() > 0);
-            prop_assert_eq!(add(spec.as_ref(), status.as_slice(), "1", &[ask], setting(seed)), None);
+            prop_assert_eq!(add_requests(spec.as_ref(), status.as_slice(), "1", &[request], options(seed)), None);
         }
         let spec = spec.unwrap();
         prop_assert_eq!(spec.pull_secrets.len(), 1);
-        for job in &jobs { prop_assert!(owned(&spec.tags[0], &job.uid)); }
+        for job in &jobs { prop_assert!(is_owned_by(&spec.tags[0], &job.uid)); }
     }
 }
 
 #[test]
-fn annotations_that_no_node_image_takes_are_left_out() {
+fn oversized_annotations_are_dropped() {
     let text = |characters| "x".repeat(characters);
     let mut large = job(0, None, false);
     let mut annotations: BTreeMap<_, _> = (0..100).map(|n| (format!("k{n:02}"), text(5000))).collect();
@@ -240,14 +256,14 @@ fn annotations_that_no_node_image_takes_are_left_out() {
         labels: BTreeMap::new(),
         annotations,
     });
-    let spec = add(None, &[], "1", &[ask(&large)], setting(0)).unwrap();
-    let kept: Vec<_> = spec.sandbox_config.unwrap().annotations.into_keys().collect();
+    let spec = add_requests(None, &[], "1", &[request(&large)], options(0)).unwrap();
+    let accepted: Vec<_> = spec.sandbox_config.unwrap().annotations.into_keys().collect();
     let first: Vec<_> = (0..64).map(|n| format!("k{n:02}")).collect();
-    assert_eq!(kept, first);
+    assert_eq!(accepted, first);
 }
 
 /// A job of one of two namespaces, with these limits, made at that second.
-fn tenant(n: u8, (evil, always, made): (bool, bool, i64), limits: Limits) -> Job {
+fn tenant(n: u8, (evil, always, made): (bool, bool, i64), limits: Limits) -> PullJob {
     let mut job = job(n, always.then_some(ImagePullPolicy::Always), false);
     job.key.namespace = Some(if evil { "evil" } else { "ns" }.to_owned());
     job.created = Timestamp::from_second(made).ok();
@@ -279,66 +295,86 @@ fn limits_of(entry: &ImageTagSpec) -> (i32, i32, i64) {
 }
 
 #[test]
-fn a_job_that_wants_the_image_fresh_waits_for_the_pull_of_another_namespace() {
+fn always_policy_waits_for_another_namespaces_pull() {
     let first = tenant(0, (false, false, 5), (None, None, None));
-    let spec = add(
+    let spec = add_requests(
         None,
         &[],
         "1",
-        &[ask(&first)],
-        Setting {
+        &[request(&first)],
+        EntryOptions {
             now: Timestamp::from_second(10).unwrap(),
-            ..setting(0)
+            ..options(0)
         },
     );
     let spec = spec.unwrap();
     let late = tenant(1, (true, true, 20), (Some(1), Some(0), Some(1)));
     assert_eq!(
-        add(Some(&spec), &[status(0, false)], "1", &[ask(&late)], setting(0)),
+        add_requests(
+            Some(&spec),
+            &[status(0, false)],
+            "1",
+            &[request(&late)],
+            options(0)
+        ),
         None
     );
-    let version = |over| awaits(Some(&spec), &[status(0, over)], "1", ask(&late));
+    let version = |over| awaited_pull(Some(&spec), &[status(0, over)], "1", request(&late));
     assert_eq!((version(false), version(true)), (Some(0), None));
-    let after = add(Some(&spec), &[status(0, true)], "1", &[ask(&late)], setting(0)).unwrap();
-    assert_eq!(after.tags[0].version, 1);
-    assert_eq!(limits_of(&after.tags[0]), (600, 3, i64::MAX));
+    let repulled = add_requests(
+        Some(&spec),
+        &[status(0, true)],
+        "1",
+        &[request(&late)],
+        options(0),
+    )
+    .unwrap();
+    assert_eq!(repulled.tags[0].version, 1);
+    assert_eq!(limits_of(&repulled.tags[0]), (600, 3, i64::MAX));
     // One that was asked for since there is the job is fresh.
     let early = tenant(2, (true, true, 9), (Some(1), Some(0), Some(1)));
     let mut fresh = spec.clone();
     fresh.tags[0].image_pull_policy = Some(ImagePullPolicy::Always);
-    let joined = add(Some(&fresh), &[status(0, false)], "1", &[ask(&early)], setting(0)).unwrap();
+    let joined = add_requests(
+        Some(&fresh),
+        &[status(0, false)],
+        "1",
+        &[request(&early)],
+        options(0),
+    )
+    .unwrap();
     assert_eq!(joined.tags[0].version, 0);
-    assert!(owned(&joined.tags[0], "uid2"));
+    assert!(is_owned_by(&joined.tags[0], "uid2"));
 }
 
 proptest! {
     /// Whatever jobs of another namespace ask for, a pull that runs for a job is not broken off, and its limits are not
     /// narrowed; a job of the own namespace starts it again as ever.
     #[test]
-    fn another_namespace_s_jobs_do_not_narrow_or_break_off_a_pull(
+    fn other_namespaces_do_not_narrow_or_abort_a_pull(
         mine in any_limits(), always in any::<bool>(), over in any::<bool>(), begun in any::<bool>(),
         others in prop::collection::vec((any::<bool>(), 0..100_i64, any_limits(), any::<bool>()), 1..6),
     ) {
         let job = tenant(0, (false, always, 50), mine);
-        let now = Setting { now: Timestamp::from_second(60).unwrap(), ..setting(0) };
-        let mut spec = add(None, &[], "1", &[ask(&job)], now).unwrap();
+        let now = EntryOptions { now: Timestamp::from_second(60).unwrap(), ..options(0) };
+        let mut spec = add_requests(None, &[], "1", &[request(&job)], now).unwrap();
         let secret = ReferenceObject { namespace: "d".into(), name: "s".into(), mode: Some(keys::MODE_BATCH.into()) };
         for (n, (fresh, made, limits, secrets)) in (1_u8..).zip(others) {
-            let before = spec.tags[0].clone();
-            let status: Vec<_> = begun.then(|| status(before.version, over)).into_iter().collect();
+            let previous = spec.tags[0].clone();
+            let status: Vec<_> = begun.then(|| status(previous.version, over)).into_iter().collect();
             let other = tenant(n, (true, fresh, made), limits);
             let secrets = if secrets { std::slice::from_ref(&secret) } else { &[] };
-            let ask = Ask { job: &other, secrets, ended: &NONE };
-            if let Some(new) = add(Some(&spec), &status, "1", &[ask], now) {
+            let request = JobRequest { job: &other, secrets, ended_jobs: &NONE };
+            if let Some(new) = add_requests(Some(&spec), &status, "1", &[request], now) {
                 spec = new;
             }
             let entry = &spec.tags[0];
-            prop_assert!(owned(entry, "uid0"));
+            prop_assert!(is_owned_by(entry, "uid0"));
             if !(begun && over) {
-                prop_assert_eq!(entry.version, before.version, "it is broken off");
-                prop_assert!(owned(entry, &other.uid) || fresh, "only who wants it fresh waits");
+                prop_assert_eq!(entry.version, previous.version, "it is broken off");
+                prop_assert!(is_owned_by(entry, &other.uid) || fresh, "only who wants it fresh waits");
             }
-            let ((timeout, tries, deadline), was) = (limits_of(entry), limits_of(&before));
+            let ((timeout, tries, deadline), was) = (limits_of(entry), limits_of(&previous));
             prop_assert!(timeout >= was.0 && tries >= was.1 && deadline >= was.2);
         }
     }

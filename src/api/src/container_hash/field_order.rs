@@ -1,0 +1,155 @@
+//! The order in which Go declares the fields of a container, as of Kubernetes 1.34; each release before it
+//! declares a part of them in the same order.
+
+use crate::go_json::{GoStruct, nested, scalar};
+
+/// `v1.Container`.
+pub(super) const CONTAINER: GoStruct = GoStruct(&[
+    scalar("name"),
+    scalar("image"),
+    scalar("command"),
+    scalar("args"),
+    scalar("workingDir"),
+    nested("ports", &PORT),
+    nested("envFrom", &ENV_FROM),
+    nested("env", &ENV),
+    nested("resources", &RESOURCES).or_default_json("{}"),
+    nested("resizePolicy", &RESIZE_POLICY),
+    scalar("restartPolicy"),
+    nested("restartPolicyRules", &RESTART_RULE),
+    nested("volumeMounts", &VOLUME_MOUNT),
+    nested("volumeDevices", &VOLUME_DEVICE),
+    nested("livenessProbe", &PROBE),
+    nested("readinessProbe", &PROBE),
+    nested("startupProbe", &PROBE),
+    nested("lifecycle", &LIFECYCLE),
+    scalar("terminationMessagePath"),
+    scalar("terminationMessagePolicy"),
+    scalar("imagePullPolicy"),
+    nested("securityContext", &SECURITY_CONTEXT),
+    scalar("stdin"),
+    scalar("stdinOnce"),
+    scalar("tty"),
+]);
+
+const PORT: GoStruct = GoStruct(&[
+    scalar("name"),
+    scalar("hostPort"),
+    scalar("containerPort").or_default_json("0"),
+    scalar("protocol"),
+    scalar("hostIP"),
+]);
+const ENV_FROM: GoStruct = GoStruct(&[
+    scalar("prefix"),
+    nested("configMapRef", &SOURCE_REF),
+    nested("secretRef", &SOURCE_REF),
+]);
+const SOURCE_REF: GoStruct = GoStruct(&[scalar("name"), scalar("optional")]);
+const ENV: GoStruct = GoStruct(&[
+    scalar("name").or_default_json("\"\""),
+    scalar("value"),
+    nested("valueFrom", &VALUE_FROM),
+]);
+const VALUE_FROM: GoStruct = GoStruct(&[
+    nested("fieldRef", &FIELD_REF),
+    nested("resourceFieldRef", &RESOURCE_FIELD_REF),
+    nested("configMapKeyRef", &KEY_REF),
+    nested("secretKeyRef", &KEY_REF),
+    nested("fileKeyRef", &FILE_KEY_REF),
+]);
+const FIELD_REF: GoStruct = GoStruct(&[scalar("apiVersion"), scalar("fieldPath").or_default_json("\"\"")]);
+const RESOURCE_FIELD_REF: GoStruct = GoStruct(&[
+    scalar("containerName"),
+    scalar("resource").or_default_json("\"\""),
+    scalar("divisor").or_default_json("\"0\""),
+]);
+const KEY_REF: GoStruct = GoStruct(&[
+    scalar("name"),
+    scalar("key").or_default_json("\"\""),
+    scalar("optional"),
+]);
+const FILE_KEY_REF: GoStruct = GoStruct(&[
+    scalar("volumeName"),
+    scalar("path"),
+    scalar("key"),
+    scalar("optional"),
+]);
+const RESOURCES: GoStruct = GoStruct(&[scalar("limits"), scalar("requests"), nested("claims", &CLAIM)]);
+const CLAIM: GoStruct = GoStruct(&[scalar("name"), scalar("request")]);
+const RESIZE_POLICY: GoStruct = GoStruct(&[scalar("resourceName"), scalar("restartPolicy")]);
+const RESTART_RULE: GoStruct = GoStruct(&[scalar("action"), nested("exitCodes", &EXIT_CODES)]);
+const EXIT_CODES: GoStruct = GoStruct(&[scalar("operator"), scalar("values")]);
+const VOLUME_MOUNT: GoStruct = GoStruct(&[
+    scalar("name"),
+    scalar("readOnly"),
+    scalar("recursiveReadOnly"),
+    scalar("mountPath").or_default_json("\"\""),
+    scalar("subPath"),
+    scalar("mountPropagation"),
+    scalar("subPathExpr"),
+]);
+const VOLUME_DEVICE: GoStruct = GoStruct(&[scalar("name"), scalar("devicePath")]);
+const PROBE: GoStruct = GoStruct(&[
+    nested("exec", &EXEC),
+    nested("httpGet", &HTTP_GET),
+    nested("tcpSocket", &TCP_SOCKET),
+    nested("grpc", &GRPC),
+    scalar("initialDelaySeconds"),
+    scalar("timeoutSeconds"),
+    scalar("periodSeconds"),
+    scalar("successThreshold"),
+    scalar("failureThreshold"),
+    scalar("terminationGracePeriodSeconds"),
+]);
+const LIFECYCLE: GoStruct = GoStruct(&[
+    nested("postStart", &HANDLER),
+    nested("preStop", &HANDLER),
+    scalar("stopSignal"),
+]);
+const HANDLER: GoStruct = GoStruct(&[
+    nested("exec", &EXEC),
+    nested("httpGet", &HTTP_GET),
+    nested("tcpSocket", &TCP_SOCKET),
+    nested("sleep", &SLEEP),
+]);
+const EXEC: GoStruct = GoStruct(&[scalar("command")]);
+const HTTP_GET: GoStruct = GoStruct(&[
+    scalar("path"),
+    scalar("port").or_default_json("0"),
+    scalar("host"),
+    scalar("scheme"),
+    nested("httpHeaders", &HTTP_HEADER),
+]);
+const HTTP_HEADER: GoStruct = GoStruct(&[
+    scalar("name").or_default_json("\"\""),
+    scalar("value").or_default_json("\"\""),
+]);
+const TCP_SOCKET: GoStruct = GoStruct(&[scalar("port").or_default_json("0"), scalar("host")]);
+const GRPC: GoStruct = GoStruct(&[
+    scalar("port").or_default_json("0"),
+    scalar("service").or_default_json("null"),
+]);
+const SLEEP: GoStruct = GoStruct(&[scalar("seconds").or_default_json("0")]);
+const SECURITY_CONTEXT: GoStruct = GoStruct(&[
+    nested("capabilities", &CAPABILITIES),
+    scalar("privileged"),
+    nested("seLinuxOptions", &SE_LINUX),
+    nested("windowsOptions", &WINDOWS),
+    scalar("runAsUser"),
+    scalar("runAsGroup"),
+    scalar("runAsNonRoot"),
+    scalar("readOnlyRootFilesystem"),
+    scalar("allowPrivilegeEscalation"),
+    scalar("procMount"),
+    nested("seccompProfile", &PROFILE),
+    nested("appArmorProfile", &PROFILE),
+]);
+const CAPABILITIES: GoStruct = GoStruct(&[scalar("add"), scalar("drop")]);
+const SE_LINUX: GoStruct = GoStruct(&[scalar("user"), scalar("role"), scalar("type"), scalar("level")]);
+const WINDOWS: GoStruct = GoStruct(&[
+    scalar("gmsaCredentialSpecName"),
+    scalar("gmsaCredentialSpec"),
+    scalar("runAsUserName"),
+    scalar("hostProcess"),
+]);
+const PROFILE: GoStruct = GoStruct(&[scalar("type"), scalar("localhostProfile")]);

@@ -1,0 +1,119 @@
+//! Takes in what watches say, whatever becomes of a single change.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::future::pending;
+
+use tokio::time::{Instant, sleep_until};
+
+use super::instant_after;
+use super::queue::RETRY_BACKOFF;
+use kruise_ops::panics::catch_panic_sync;
+
+/// Changes that panicked when they were taken in, by what they are about. Each is taken in again after a pause that doubles
+/// from 0.2 s to 30 s, or before the next change of the same object.
+pub struct ChangeHandler<C> {
+    task: &'static str,
+    failed: HashMap<String, FailedChange<C>>,
+}
+
+struct FailedChange<C> {
+    failures: u32,
+    retry_at: Instant,
+    /// None while it is with the caller of [`Intake::again`].
+    change: Option<C>,
+}
+
+impl<C: Display> ChangeHandler<C> {
+    /// Nothing has panicked yet.
+    pub fn new(task: &'static str) -> Self {
+        let failed = HashMap::new();
+        Self { task, failed }
+    }
+
+    /// Takes in a change by `work`.
+    pub fn handle(&mut self, change: C, mut handler: impl FnMut(&C)) {
+        let mut handler = |change: &C| catch_panic_sync(self.task, change, || handler(change));
+        let mut times = 0;
+        // As a rule nothing has panicked, and no change is worth its name as a text.
+        if !self.failed.is_empty()
+            && let Some(previous) = self.failed.remove(&change.to_string())
+        {
+            times = previous.failures;
+            // What came first goes first; where it panics again, the newer one says more.
+            previous.change.inspect(|before| drop(handler(before)));
+        }
+        if handler(&change).is_err() {
+            let about = change.to_string();
+            let failed = FailedChange {
+                failures: times.saturating_add(1),
+                retry_at: instant_after(Instant::now(), RETRY_BACKOFF.delay(times)),
+                change: Some(change),
+            };
+            self.failed.insert(about, failed);
+        }
+    }
+
+    /// Whether there is a change to take in again.
+    pub fn has_pending(&self) -> bool {
+        self.failed.values().any(|failed| failed.change.is_some())
+    }
+
+    /// The next change to take in again; waits for ever where there is none.
+    pub async fn next_retry(&mut self) -> C {
+        let waiting = self.failed.values_mut().filter(|failed| failed.change.is_some());
+        let Some(first) = waiting.min_by_key(|failed| failed.retry_at) else {
+            return pending().await;
+        };
+        sleep_until(first.retry_at).await;
+        match first.change.take() {
+            Some(change) => change,
+            None => pending().await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::panic)]
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Changes of an object, by number; `bad` ones panic.
+    struct Numbered(&'static str, u32);
+
+    impl Display for Numbered {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn panicking_change_is_retried_with_backoff_in_order() {
+        let mut handler = ChangeHandler::new("an intake test");
+        let mut handled = Vec::new();
+        let mut handle = |intake: &mut ChangeHandler<_>, change, bad: &[u32]| {
+            intake.handle(change, |Numbered(name, number)| {
+                assert!(!bad.contains(number), "index out of bounds");
+                handled.push((*name, *number));
+            });
+        };
+        let begun = Instant::now();
+        handle(&mut handler, Numbered("a", 1), &[1]);
+        handle(&mut handler, Numbered("b", 2), &[]);
+        for pause in [200, 600, 1400] {
+            let retry = handler.next_retry().await;
+            assert_eq!(begun.elapsed(), Duration::from_millis(pause));
+            handle(&mut handler, retry, &[1]);
+        }
+        handle(&mut handler, Numbered("a", 3), &[]);
+        handle(&mut handler, Numbered("c", 4), &[4]);
+        handle(&mut handler, Numbered("c", 5), &[4, 5]);
+        let retry = handler.next_retry().await;
+        handle(&mut handler, retry, &[]);
+        assert_eq!(handled, [("b", 2), ("a", 1), ("a", 3), ("c", 5)]);
+        let none = tokio::time::timeout(Duration::from_secs(3600), handler.next_retry());
+        assert!(none.await.is_err());
+    }
+}

@@ -1,0 +1,309 @@
+//! The list and the watches that keep a mirror up to date.
+//!
+//! In:  lists in pages, watch events and bookmarks.
+//! Out: the mirror, how the watch is (readiness, metrics), and one log line for each change of that.
+//!
+//! Own code rather than `kube::runtime::watcher`: that one has no deadline for a list or for the start of a watch, shows
+//! no bookmarks, and reports a new attempt as if it were progress.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::api::{ListParams, WatchEvent, WatchParams};
+use kube::core::{ObjectList, Request};
+use kube::{Api, Client, Resource};
+use serde_json::value::RawValue;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::ObjectSink;
+use crate::{Error, page};
+use kruise_api::backoff::Backoff;
+use kruise_ops::metrics::metrics;
+use kruise_ops::watches::WatchHandle;
+
+/// Objects per page of a list, where the caller says nothing else; as client-go.
+const DEFAULT_PAGE_SIZE: u32 = 500;
+/// How long one page of a list, or the start of a watch, may take; the API server's own limit for requests.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+/// How long a watch may be silent: the API server sends a bookmark about every minute. One that has never seen an event
+/// of the kind sends none, hence to be silent is no failure.
+const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
+/// A watch that ends earlier than this, without an event, has failed; as in client-go.
+const MIN_WATCH_DURATION: Duration = Duration::from_secs(1);
+/// After failures, unless the API server asks for a longer pause.
+const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
+/// Longest pause that the API server may ask for.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
+
+/// Keeps one mirror up to date.
+pub(super) struct Reflector {
+    client: Client,
+    path: String,
+    list_params: ListParams,
+    sink: Box<dyn ObjectSink>,
+    synced: watch::Sender<bool>,
+    status: WatchStatus,
+    /// What the mirror holds; `None` is to be listed.
+    resource_version: Option<String>,
+}
+
+impl Reflector {
+    pub fn new<K: Resource<DynamicType = ()>>(
+        api: Api<K>,
+        list_params: ListParams,
+        sink: Box<dyn ObjectSink>,
+        synced: watch::Sender<bool>,
+        watch: Option<WatchHandle>,
+    ) -> Self {
+        let limit = Some(list_params.limit.unwrap_or(DEFAULT_PAGE_SIZE));
+        Self {
+            path: api.resource_url().to_owned(),
+            client: api.into_client(),
+            list_params: ListParams { limit, ..list_params },
+            sink,
+            synced,
+            status: WatchStatus::new(K::kind(&()).into_owned(), watch),
+            resource_version: None,
+        }
+    }
+
+    /// Lists, and watches from there; for ever.
+    pub async fn run(mut self) {
+        loop {
+            let result = match self.resource_version.clone() {
+                None => self.list().await,
+                Some(version) => self.watch(&version).await,
+            };
+            if let Err(error) = result {
+                if error.expired() {
+                    self.resource_version = None;
+                }
+                sleep(self.status.record_failure(&error)).await;
+            }
+        }
+    }
+
+    async fn list(&mut self) -> Result<(), Error> {
+        let mut params = self.list_params.clone();
+        let failures_before = self.status.failures;
+        self.sink.begin_list();
+        loop {
+            let list = match self.fetch_page(&mut params).await {
+                Ok(list) => list,
+                // The pages that are there are good for some minutes yet.
+                Err(error) if params.continue_token.is_some() && error.retryable() => {
+                    sleep(self.status.record_failure(&error)).await;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            self.status.failures = failures_before;
+            for text in list.items {
+                // One after the other: a page of many small values takes a hundred times its length when it is parsed.
+                self.sink.add_listed(&text).map_err(kube::Error::SerdeError)?;
+            }
+            let more = list.metadata.continue_.filter(|token| !token.is_empty());
+            if more.is_none() {
+                self.resource_version = list.metadata.resource_version.filter(|v| !v.is_empty());
+                break;
+            }
+            params.continue_token = more;
+        }
+        if self.resource_version.is_none() {
+            return Err(Error::Transport("the list has no resourceVersion".to_owned()));
+        }
+        self.sink.end_list();
+        self.status.record_list();
+        self.status.record_stored_bytes(self.sink.bytes());
+        self.synced.send_replace(true);
+        Ok(())
+    }
+
+    /// The next page, its objects unread, with fewer of them where it is too large for our memory.
+    async fn fetch_page(&mut self, params: &mut ListParams) -> Result<ObjectList<Box<RawValue>>, Error> {
+        loop {
+            let answer = page::fetch(&self.client, &self.path, params);
+            if let Some(list) = with_timeout("list", &self.status.kind, answer).await? {
+                return Ok(list);
+            }
+            page::reduce_limit(params);
+            tracing::debug!(kind = self.status.kind, limit = params.limit, "page is too large");
+        }
+    }
+
+    /// Applies events until the API server ends the watch, or nothing is heard of it.
+    async fn watch(&mut self, resource_version: &str) -> Result<(), Error> {
+        let params = WatchParams {
+            label_selector: self.list_params.label_selector.clone(),
+            field_selector: self.list_params.field_selector.clone(),
+            ..WatchParams::default()
+        };
+        let request = Request::new(&self.path).watch(&params, resource_version);
+        let request = request.map_err(kube::Error::BuildRequest)?;
+        let start = self.client.request_events::<Box<RawValue>>(request);
+        let mut events = Box::pin(with_timeout("watch", &self.status.kind, start).await?);
+        let mut established = false;
+        loop {
+            let idle_timeout = if established {
+                WATCH_IDLE_TIMEOUT
+            } else {
+                MIN_WATCH_DURATION
+            };
+            let Ok(event) = timeout(idle_timeout, events.next()).await else {
+                if !established {
+                    established = true;
+                    self.status.record_watch_established();
+                    continue;
+                }
+                tracing::debug!(kind = self.status.kind, after = ?WATCH_IDLE_TIMEOUT, "watch is silent; starting another");
+                return Ok(());
+            };
+            let Some(event) = event else { break };
+            self.apply(event.map_err(Error::from)?)?;
+            established = true;
+            self.status.record_event();
+            self.status.record_stored_bytes(self.sink.bytes());
+        }
+        if established {
+            return Ok(());
+        }
+        Err(Error::Transport(
+            "the watch ended as soon as it had started".to_owned(),
+        ))
+    }
+
+    fn apply(&mut self, event: WatchEvent<Box<RawValue>>) -> Result<(), Error> {
+        let version = match event {
+            WatchEvent::Added(text) | WatchEvent::Modified(text) => self.sink.upsert(&text),
+            WatchEvent::Deleted(text) => self.sink.remove(&text),
+            WatchEvent::Bookmark(bookmark) => Ok(Some(bookmark.metadata.resource_version)),
+            WatchEvent::Error(status) => return Err(Error::Api(status)),
+        };
+        let version = version.map_err(kube::Error::SerdeError)?;
+        if let Some(version) = version.filter(|v| !v.is_empty()) {
+            self.resource_version = Some(version);
+        }
+        Ok(())
+    }
+}
+
+/// An answer of the API server, within its time.
+async fn with_timeout<T>(
+    verb: &'static str,
+    kind: &str,
+    answer: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, Error> {
+    match timeout(REQUEST_TIMEOUT, answer).await {
+        Ok(answer) => answer.map_err(Error::from),
+        Err(_) => Err(Error::Timeout {
+            verb,
+            kind: kind.to_owned(),
+            after: REQUEST_TIMEOUT,
+        }),
+    }
+}
+
+/// How it goes: for readiness, metrics, the log, and the pause after a failure.
+struct WatchStatus {
+    kind: String,
+    watch: Option<WatchHandle>,
+    /// Failures since the last event or bookmark.
+    failures: u32,
+    /// Whether the last of them was a resourceVersion that the API server has forgotten.
+    expired: bool,
+    /// What the log says of it now.
+    logged_error: Option<String>,
+}
+
+impl WatchStatus {
+    fn new(kind: String, watch: Option<WatchHandle>) -> Self {
+        Self {
+            kind,
+            watch,
+            failures: 0,
+            expired: false,
+            logged_error: None,
+        }
+    }
+
+    fn record_activity(&self) {
+        if let Some(watch) = &self.watch {
+            watch.record_contact();
+        }
+    }
+
+    /// A list is complete.
+    fn record_list(&self) {
+        self.record_activity();
+        if let Some(watch) = &self.watch {
+            watch.mark_listed();
+        }
+    }
+
+    /// The length of what is held.
+    fn record_stored_bytes(&self, bytes: usize) {
+        if let Some(watch) = &self.watch {
+            watch.set_stored_bytes(bytes);
+        }
+    }
+
+    /// A watch works.
+    fn record_watch_established(&mut self) {
+        self.record_activity();
+        if self.logged_error.take().is_some() {
+            tracing::info!(kind = self.kind, "watch works again");
+        }
+    }
+
+    /// An event or a bookmark: only these show that what failed before is over.
+    fn record_event(&mut self) {
+        self.record_watch_established();
+        self.failures = 0;
+        self.expired = false;
+    }
+
+    /// Records a failure; how long to wait.
+    fn record_failure(&mut self, error: &Error) -> Duration {
+        let labels = [("kind", self.kind.clone())];
+        metrics().watch_errors.get_or_create(&labels).inc();
+        // An API server that has forgotten so much is back: the list does not wait as for one that is away.
+        let first_expiry = error.expired() && !self.expired;
+        self.expired = error.expired();
+        if first_expiry {
+            self.failures = 0;
+        }
+        let delay = retry_delay(self.failures, error.retry_after(), &RandomState::new());
+        self.failures = self.failures.saturating_add(1);
+        let why = error.to_string();
+        if let Some(watch) = &self.watch {
+            watch.record_failure(&why);
+        }
+        let kind = &self.kind;
+        if first_expiry {
+            tracing::debug!(kind, why, retry_in = ?delay, "listing again after a gap in the watch");
+        } else if self.logged_error.as_ref() == Some(&why) {
+            tracing::debug!(kind, error = why, retry_in = ?delay, "watch still fails");
+        } else {
+            tracing::warn!(kind, error = why, retry_in = ?delay, "watch failed; repeats are logged at debug");
+            self.logged_error = Some(why);
+        }
+        delay
+    }
+}
+
+/// The pause after so many failures before this one: doubled with each and spread over half to one and a half of that,
+/// so that many clients do not come back at once; never shorter than what the API server asks for.
+fn retry_delay(failures: u32, retry_after: Option<Duration>, random: &RandomState) -> Duration {
+    let doubled = RETRY_BACKOFF.delay(failures);
+    let asked = retry_after.unwrap_or_default().min(MAX_RETRY_AFTER);
+    let per_mille = u32::try_from(random.hash_one(failures) % 1000).unwrap_or_default();
+    if asked > doubled {
+        return asked + asked / 2 * per_mille / 1000;
+    }
+    (doubled / 2 + doubled * per_mille / 1000).max(asked)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,755 @@
+//! The loop: takes in what happened, asks [`super::plan`], acts, tells.
+
+use std::collections::{BTreeMap, HashMap};
+use std::future::pending;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use jiff::{SignedDuration, Timestamp};
+use kube::Api;
+use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
+use tokio::task::{AbortHandle, JoinError, JoinSet};
+use tokio::time::{sleep, timeout};
+
+use super::observe::{self, ObservedNodeImage};
+use super::plan::board::AttemptOutcome;
+use super::plan::publish::{self, StatusPublisher, WriteTime};
+use super::plan::{
+    self, AttemptResult, PullLimits, PullProgress, PullSpec, PullStep, TagKey, TaskBoard, status,
+};
+use super::{act, report};
+use crate::Context;
+use kruise_api::image_reference::{ImageReference, join_name_and_tag};
+use kruise_api::json::set;
+use kruise_api::node_image::NodeImage;
+use kruise_cluster::write::Stored;
+use kruise_cluster::{self as cluster, Change, write};
+use kruise_cri::Runtimes;
+use kruise_ops::panics::{Panicked, catch_panic, catch_panic_sync};
+
+/// The API server's clock may be corrected while we sleep.
+const MAX_SLEEP: Duration = Duration::from_secs(30);
+/// What shutdown may take to write a last status.
+const SHUTDOWN_FLUSH_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// The duty's name in `/healthz`.
+const NAME: &str = "image pull";
+/// The pause after a pass in which something panicked.
+const PANIC_BACKOFF: Duration = Duration::from_secs(5);
+
+type TagProgress = (TagKey, u64, PullProgress);
+type EndedAttempt = (TagKey, u64, AttemptResult);
+type WriteResult = Result<NodeImage, cluster::Error>;
+
+/// What has happened.
+enum PullEvent {
+    AttemptEnded(Result<EndedAttempt, JoinError>),
+    Progress(TagProgress),
+    StatusWritten(Option<Box<WriteResult>>),
+    /// There is something to take in, a runtime has come or gone, or time has passed.
+    Wake,
+}
+
+pub(super) struct ImagePullController {
+    ctx: Context,
+    changes: UnboundedReceiver<Change<ObservedNodeImage>>,
+    observed: Option<Arc<ObservedNodeImage>>,
+    /// What the watch said last, as long as no pass has taken it in.
+    pending_change: Option<Option<Arc<ObservedNodeImage>>>,
+    board: TaskBoard,
+    attempts: JoinSet<EndedAttempt>,
+    running_attempts: HashMap<TagKey, (u64, AbortHandle)>,
+    progress_tx: UnboundedSender<TagProgress>,
+    progress_rx: UnboundedReceiver<TagProgress>,
+    transfer_rates: report::TransferRates,
+    publisher: StatusPublisher,
+    status_writes: JoinSet<WriteResult>,
+    written_resource_version: u64,
+    /// Work on a tag has panicked in this pass.
+    panicked: bool,
+}
+
+impl ImagePullController {
+    pub(super) fn new(ctx: Context, changes: UnboundedReceiver<Change<ObservedNodeImage>>) -> Self {
+        let (bytes_tx, progress_rx) = mpsc::unbounded_channel();
+        let jitter = ctx
+            .node_name
+            .bytes()
+            .fold(7_i64, |h, b| h.wrapping_mul(31).wrapping_add(i64::from(b)));
+        Self {
+            ctx,
+            changes,
+            observed: None,
+            pending_change: None,
+            board: TaskBoard::default(),
+            attempts: JoinSet::new(),
+            running_attempts: HashMap::new(),
+            progress_tx: bytes_tx,
+            progress_rx,
+            transfer_rates: report::TransferRates::default(),
+            publisher: StatusPublisher::new(jitter),
+            status_writes: JoinSet::new(),
+            written_resource_version: 0,
+            panicked: false,
+        }
+    }
+
+    /// Works until shutdown.
+    pub(super) async fn run(mut self) {
+        let shutdown = self.ctx.shutdown.clone();
+        let mut runtimes = self.ctx.runtimes.subscribe();
+        let step = self.ctx.health.progress.begin_idle(NAME);
+        let mut event = PullEvent::Wake;
+        loop {
+            let result = catch_panic_sync(NAME, "pass", || self.reconcile(event)).flatten();
+            let requeue_after = result.as_ref().map_or(Some(PANIC_BACKOFF), |wake| *wake);
+            step.set_idle(requeue_after);
+            // What happens meanwhile waits: it may be what the pass panics at.
+            if result.is_err() && shutdown.run_until_cancelled(sleep(PANIC_BACKOFF)).await.is_none() {
+                break;
+            }
+            event = tokio::select! {
+                Some(change) = self.changes.recv() => {
+                    self.pending_change = Some(change.new);
+                    PullEvent::Wake
+                }
+                Some(ended) = self.attempts.join_next() => PullEvent::AttemptEnded(ended),
+                Some(bytes) = self.progress_rx.recv() => PullEvent::Progress(bytes),
+                Some(written) = self.status_writes.join_next() => PullEvent::StatusWritten(written.ok().map(Box::new)),
+                Ok(()) = runtimes.changed() => PullEvent::Wake,
+                () = sleep_or_pend(requeue_after) => PullEvent::Wake,
+                () = shutdown.cancelled() => break,
+            };
+        }
+        self.flush_status().await;
+    }
+
+    fn limits(&self) -> PullLimits {
+        let runtime = self.ctx.runtimes.health().iter().any(|s| s.healthy);
+        PullLimits::for_node(self.ctx.options.max_pulls(), runtime)
+    }
+
+    /// Takes in what has happened, plans and acts. Returns how long to sleep if nothing happens; none is for ever. What
+    /// panics at one tag concerns that alone; an error is a panic that belongs to none.
+    fn reconcile(&mut self, event: PullEvent) -> Result<Option<Duration>, Panicked> {
+        let (now, limits) = (self.ctx.cluster.clock.now(), self.limits());
+        match event {
+            PullEvent::AttemptEnded(Ok((key, run, ended))) => {
+                self.with_tag(&key, now, |duty| duty.on_attempt_ended(&key, run, ended));
+            }
+            // Only what was stopped ends without a result.
+            PullEvent::AttemptEnded(Err(_)) | PullEvent::Wake => {}
+            PullEvent::Progress((key, run, progress)) => {
+                self.with_tag(&key, now, |duty| duty.on_progress(&key, run, progress));
+            }
+            PullEvent::StatusWritten(written) => self.on_status_written(written.map(|written| *written)),
+        }
+        // One that panics stays for the next pass; what was known before is worked on.
+        if let Some(change) = self.pending_change.clone() {
+            match catch_panic_sync(NAME, "NodeImage", || self.on_node_image(change)) {
+                Ok(()) => self.pending_change = None,
+                Err(_) => self.panicked = true,
+            }
+        }
+        let plan = self.evaluate(now, |board, _| plan::plan(board, &limits, now))?;
+        for step in &plan.steps {
+            tracing::debug!(?step, "next step");
+            let (PullStep::Start { key, .. } | PullStep::GiveUp { key, .. }) = step;
+            self.with_tag(key, now, |duty| duty.apply_step(step, now));
+        }
+        let live_pulls = self.evaluate(now, |board, speeds| report::live_pulls(board, &limits, speeds));
+        let shown_result = live_pulls.map(|new| {
+            self.ctx.live.pulls.send_if_modified(|shown| {
+                let changed = *shown != new;
+                *shown = new;
+                changed
+            })
+        });
+        let publish = self.publish_status(&limits, now)?;
+        shown_result?;
+        let duration_until = |t: Timestamp| Duration::try_from(t.duration_since(now)).unwrap_or_default();
+        let requeue_at = plan.requeue_at.into_iter().chain(publish).min();
+        let requeue_after = requeue_at.map(|t| duration_until(t).min(MAX_SLEEP));
+        let retry_after = std::mem::take(&mut self.panicked).then_some(PANIC_BACKOFF);
+        Ok(requeue_after.into_iter().chain(retry_after).min())
+    }
+
+    /// Looks at all tags; see [`looked`].
+    fn evaluate<T>(
+        &mut self,
+        now: Timestamp,
+        evaluate: impl Fn(&TaskBoard, &report::TransferRates) -> T,
+    ) -> Result<T, Panicked> {
+        let (result, failed) = evaluate_tags(&mut self.board, now, |board| {
+            evaluate(board, &self.transfer_rates)
+        });
+        for (key, outcome) in failed {
+            self.on_tag_panic(&key, outcome, now);
+        }
+        result
+    }
+
+    /// Works on one tag. A panic fails that tag's attempt.
+    fn with_tag(&mut self, key: &TagKey, now: Timestamp, work: impl FnOnce(&mut Self)) {
+        if let Err(panicked) = catch_panic_sync(NAME, image_name(key), || work(self)) {
+            let outcome = self.board.on_panic(key, panicked.to_string(), now);
+            self.on_tag_panic(key, outcome, now);
+        }
+    }
+
+    /// Work on a tag has panicked, with that outcome.
+    fn on_tag_panic(&mut self, key: &TagKey, outcome: AttemptOutcome, now: Timestamp) {
+        self.panicked = true;
+        self.stop_attempt(key);
+        let _ = catch_panic_sync(NAME, image_name(key), || self.report_outcome(key, outcome, now));
+    }
+
+    fn apply_step(&mut self, step: &PullStep, now: Timestamp) {
+        let run = self.board.apply(step, now);
+        match step {
+            PullStep::Start { key, timeout, .. } => {
+                if let Some(run) = run {
+                    self.start_attempt(key, run, *timeout);
+                }
+            }
+            PullStep::GiveUp { key, .. } => {
+                self.stop_attempt(key);
+                self.report_end(key, now);
+            }
+        }
+    }
+
+    fn start_attempt(&mut self, key: &TagKey, run: u64, timeout: SignedDuration) {
+        let Some(task) = self.board.get(key) else { return };
+        report::attempt_started(key, task);
+        let (spec, name) = (task.spec.clone(), report::image_reference(key, task));
+        let (client, runtimes) = (self.ctx.cluster.client.clone(), self.ctx.runtimes.clone());
+        let (pulls, progress_tx) = (self.ctx.live.pulls.clone(), self.progress_tx.clone());
+        let timeout = Duration::try_from(timeout).unwrap_or_default();
+        let step = self.ctx.health.progress.begin(
+            NAME,
+            format!("pulling {name}"),
+            timeout
+                .saturating_add(act::SECRETS_TIMEOUT)
+                .saturating_add(write::REQUEST_TIMEOUT),
+        );
+        let (task_key, namespace) = (key.clone(), task.owner.namespace.clone());
+        let handle = self.attempts.spawn(async move {
+            let _step = step;
+            let on_progress = |progress| drop(progress_tx.send((task_key.clone(), run, progress)));
+            let watched = || pulls.receiver_count() > 0;
+            let attempt = catch_panic(
+                NAME,
+                &name,
+                pull_tag(client, runtimes, spec, namespace, timeout, watched, on_progress),
+            );
+            let result = attempt.await.unwrap_or_else(|panicked| AttemptResult::Failed {
+                message: panicked.to_string(),
+                retry: plan::AttemptRetry::Counted,
+            });
+            (task_key, run, result)
+        });
+        self.running_attempts.insert(key.clone(), (run, handle));
+    }
+
+    /// Stops an attempt; the runtime drops the pull when its caller does.
+    fn stop_attempt(&mut self, key: &TagKey) {
+        self.transfer_rates.forget(key);
+        if let Some((_, handle)) = self.running_attempts.remove(key) {
+            handle.abort();
+            report::attempt_cancelled(key);
+        }
+    }
+
+    fn on_node_image(&mut self, observed: Option<Arc<ObservedNodeImage>>) {
+        let (previous, current) = (self.observed.as_ref(), observed.as_ref());
+        // The echo of a write of ours is no news: its answer may be what was lost.
+        if previous.map(|observed| &observed.specs) != current.map(|observed| &observed.specs) {
+            self.publisher.on_server_contact();
+        }
+        let old_uid = self.observed.as_ref().map(|s| s.uid.clone());
+        let replaced = observed.as_ref().map(|s| s.uid.clone()) != old_uid;
+        if replaced {
+            for key in self.board.clear() {
+                self.stop_attempt(&key);
+            }
+            self.publisher = StatusPublisher::new(self.publisher.jitter);
+            self.publisher.stored = observed.as_ref().map(|s| s.status.clone()).unwrap_or_default();
+            self.written_resource_version = 0;
+        }
+        if let Some(observed) = &observed {
+            // While a write of ours is under way, and until its echo, the watch is behind what we know.
+            if self.status_writes.is_empty() && observed.resource_version >= self.written_resource_version {
+                self.publisher.stored = observed.status.clone();
+            }
+            let stored = status::by_tag(&observed.status);
+            for key in self.board.sync_spec(&observed.specs, &stored) {
+                self.stop_attempt(&key);
+            }
+        }
+        self.observed = observed;
+    }
+
+    fn on_attempt_ended(&mut self, key: &TagKey, run: u64, result: AttemptResult) {
+        if self
+            .running_attempts
+            .get(key)
+            .is_some_and(|(current, _)| *current == run)
+        {
+            self.running_attempts.remove(key);
+            self.transfer_rates.forget(key);
+        }
+        let now = self.ctx.cluster.clock.now();
+        let outcome = self.board.on_attempt_ended(key, run, result, now);
+        self.report_outcome(key, outcome, now);
+    }
+
+    /// Tells what came of an attempt.
+    fn report_outcome(&self, key: &TagKey, outcome: AttemptOutcome, now: Timestamp) {
+        match outcome {
+            AttemptOutcome::Finished => self.report_end(key, now),
+            AttemptOutcome::WillRetry => report::attempt_failed(key, &self.board),
+            AttemptOutcome::Stale => {}
+        }
+    }
+
+    /// Bytes have come; those of an attempt that was stopped meanwhile do not count.
+    fn on_progress(&mut self, key: &TagKey, run: u64, progress: PullProgress) {
+        if self
+            .running_attempts
+            .get(key)
+            .is_some_and(|(current, _)| *current == run)
+        {
+            self.transfer_rates.sample(key, progress.done, Instant::now());
+            self.board
+                .set_progress(key, run, progress, self.ctx.cluster.clock.now());
+        }
+    }
+
+    fn report_end(&self, key: &TagKey, now: Timestamp) {
+        let (Some(observed), Some(task)) = (&self.observed, self.board.get(key)) else {
+            return;
+        };
+        let took = now.duration_since(task.started_at.unwrap_or(now));
+        report::publish_end(
+            &self.ctx.cluster.events,
+            (&self.ctx.node_name, &observed.uid),
+            key,
+            task,
+            Duration::try_from(took).unwrap_or_default(),
+        );
+    }
+
+    /// Writes the status if it is time. Returns when it will be.
+    fn publish_status(&mut self, limits: &PullLimits, now: Timestamp) -> Result<Option<Timestamp>, Panicked> {
+        if self.observed.is_none() || !self.status_writes.is_empty() {
+            return Ok(None);
+        }
+        let current = self.evaluate(now, |board, _| status::compose(board, limits))?;
+        let current = self.publisher.publishable(current, now);
+        Ok(match self.publisher.next_write(&current, now) {
+            WriteTime::Never => None,
+            WriteTime::At(t) => Some(t),
+            WriteTime::Now => {
+                self.write_status(&current);
+                None
+            }
+        })
+    }
+
+    fn write_status(&mut self, current: &kruise_api::node_image::NodeImageStatus) {
+        let Some(observed) = &self.observed else { return };
+        let mut patch = publish::status_patch(&self.publisher.stored, current);
+        // Refused if the NodeImage was made anew meanwhile.
+        set(&mut patch, &["metadata", "uid"], serde_json::json!(observed.uid));
+        let (client, name) = (self.ctx.cluster.client.clone(), self.ctx.node_name.clone());
+        let what = "writing the NodeImage's status";
+        let step = self.ctx.health.progress.begin(NAME, what, write::REQUEST_TIMEOUT);
+        self.status_writes.spawn(async move {
+            let _step = step;
+            let api = Api::all(client);
+            let written = catch_panic(NAME, what, write::patch_status_merge(&api, &name, &patch)).await;
+            written
+                .unwrap_or_else(|panicked| Err(panicked.into()))
+                .and_then(Stored::object)
+        });
+    }
+
+    fn on_status_written(&mut self, written: Option<WriteResult>) {
+        let now = self.ctx.cluster.clock.now();
+        match written {
+            Some(Ok(object)) => {
+                self.written_resource_version = observe::resource_version(&object.metadata);
+                self.publisher.on_written(object.status.unwrap_or_default(), now);
+            }
+            Some(Err(error)) if error.permanent() => {
+                let category = error.category();
+                let next = if self.publisher.on_rejected(now) {
+                    "it is written without messages"
+                } else {
+                    "it had no messages; it is tried again, every 5 minutes in the end"
+                };
+                tracing::warn!(category, "NodeImage status not written: {error}; {next}");
+            }
+            Some(Err(error)) => {
+                tracing::warn!(
+                    category = error.category(),
+                    "NodeImage status not written: {error}"
+                );
+                let retry_after = error.retry_after().and_then(|d| SignedDuration::try_from(d).ok());
+                self.publisher.on_failed(retry_after, now);
+            }
+            None => self.publisher.on_failed(None, now),
+        }
+    }
+
+    /// At shutdown: what has ended and was not told yet is told.
+    async fn flush_status(mut self) {
+        self.attempts.abort_all();
+        let flush = async {
+            while let Some(written) = self.status_writes.join_next().await {
+                self.on_status_written(written.ok());
+            }
+            let now = self.ctx.cluster.clock.now();
+            let current = self
+                .publisher
+                .publishable(status::compose(&self.board, &self.limits()), now);
+            let stored = status::by_tag(&self.publisher.stored);
+            let composed: BTreeMap<_, _> = status::by_tag(&current);
+            let has_unwritten_end = composed
+                .iter()
+                .any(|(key, tag)| tag.completion_time.is_some() && stored.get(key) != Some(tag));
+            if has_unwritten_end {
+                self.write_status(&current);
+                while let Some(written) = self.status_writes.join_next().await {
+                    self.on_status_written(written.ok());
+                }
+            }
+        };
+        if timeout(SHUTDOWN_FLUSH_TIMEOUT, flush).await.is_err() {
+            tracing::warn!(
+                "could not write the last NodeImage status before shutdown; it will be written after the restart"
+            );
+        }
+    }
+}
+
+/// What `look` says of all tags. Where it panics, each is looked at by itself: where that panics too, an attempt of the tag
+/// has failed, and where that does not help, the tag is given up. Returns what came of these, too.
+fn evaluate_tags<T>(
+    board: &mut TaskBoard,
+    now: Timestamp,
+    evaluate: impl Fn(&TaskBoard) -> T,
+) -> (Result<T, Panicked>, Vec<(TagKey, AttemptOutcome)>) {
+    let all = |board: &TaskBoard| catch_panic_sync(NAME, "all tags", || evaluate(board));
+    let result = all(board);
+    if result.is_ok() {
+        return (result, Vec::new());
+    }
+    let mut failed = Vec::new();
+    for key in board.tasks().keys().cloned().collect::<Vec<_>>() {
+        let evaluate_alone = |board: &TaskBoard| {
+            catch_panic_sync(NAME, image_name(&key), || drop(evaluate(&board.single(&key))))
+        };
+        let Err(panicked) = evaluate_alone(board) else {
+            continue;
+        };
+        let mut outcome = board.on_panic(&key, panicked.to_string(), now);
+        if outcome == AttemptOutcome::WillRetry && evaluate_alone(board).is_err() {
+            let (key, words) = (key.clone(), panicked.to_string());
+            board.apply(&PullStep::GiveUp { key, message: words }, now);
+            outcome = AttemptOutcome::Finished;
+        }
+        failed.push((key, outcome));
+    }
+    (all(board), failed)
+}
+
+/// A tag in words.
+fn image_name(key: &TagKey) -> String {
+    join_name_and_tag(&key.name, &key.tag)
+}
+
+/// One attempt on behalf of that namespace: the credentials, and then the pull.
+async fn pull_tag(
+    client: kube::Client,
+    runtimes: Runtimes,
+    spec: PullSpec,
+    namespace: String,
+    timeout: Duration,
+    watched: impl Fn() -> bool + Send,
+    on_progress: impl FnMut(PullProgress) + Send,
+) -> AttemptResult {
+    let secrets = act::read_secrets(&client, &spec.secrets, &spec.owners).await;
+    let image = spec.image.unwrap_or_default();
+    let Some(runtime) = runtimes.preferred() else {
+        return AttemptResult::Failed {
+            message: "the container runtime has gone".to_owned(),
+            retry: plan::AttemptRetry::Prevented,
+        };
+    };
+    let repository = ImageReference::parse(&image)
+        .map(|r| r.repository())
+        .unwrap_or_default();
+    let attempt = act::PullAttempt {
+        credentials: secrets.credentials(&repository, &namespace),
+        image,
+        always: spec.always,
+        timeout,
+        labels: spec.labels,
+        annotations: spec.annotations,
+    };
+    act::attempt_result(
+        act::run_attempt(runtime.as_ref(), &attempt, watched, on_progress).await,
+        &secrets,
+    )
+}
+
+async fn sleep_or_pend(duration: Option<Duration>) {
+    match duration {
+        Some(time) => sleep(time).await,
+        None => pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic)]
+    use std::collections::BTreeSet;
+
+    use kube::client::Body;
+    use serde_json::Value;
+
+    use super::super::plan::tests::{LIMITS, at, key, spec_in, start_planned};
+    use super::super::plan::{PullStage, PullTask};
+    use super::*;
+    use kruise_api::node_image::ImagePullPhase;
+    use kruise_cluster::Key;
+    use kruise_ops::logs::captured_lines;
+    use kruise_ops::metrics::metrics;
+    use kruise_ops::panics::injected::inject_panic;
+
+    fn board() -> TaskBoard {
+        let tags = ["bad", "good", "plain"].map(|tag| (key(tag), spec_in(tag, tag)));
+        let mut board = TaskBoard::default();
+        board.sync_spec(&tags.into(), &BTreeMap::new());
+        board
+    }
+
+    /// What is to begin, where a look panics at `bad` in these stages.
+    fn plan_with_panics(
+        board: &mut TaskBoard,
+        now: i64,
+        panics: impl Fn(&PullTask) -> bool,
+    ) -> (BTreeSet<String>, Vec<(TagKey, AttemptOutcome)>) {
+        let (plan, outcomes) = evaluate_tags(board, at(now), |board| {
+            assert!(
+                !board.get(&key("bad")).is_some_and(&panics),
+                "index out of bounds"
+            );
+            plan::plan(board, &LIMITS, at(now))
+        });
+        let begin = plan.unwrap().steps.into_iter().filter_map(|step| match step {
+            PullStep::Start { key, .. } => Some(key.tag),
+            PullStep::GiveUp { .. } => None,
+        });
+        (begin.collect(), outcomes)
+    }
+
+    #[test]
+    fn panicking_tag_backs_off_and_others_continue() {
+        let mut board = board();
+        let panic_count = || metrics().panics.get_or_create(&[("task", NAME.to_owned())]).get();
+        let (before, goods) = (panic_count(), ["good", "plain"].map(str::to_owned).into());
+        let is_waiting = |task: &PullTask| task.stage == PullStage::Waiting;
+        let lines = captured_lines(|| {
+            let expected = (goods, vec![(key("bad"), AttemptOutcome::WillRetry)]);
+            assert_eq!(plan_with_panics(&mut board, 0, is_waiting), expected);
+        });
+        assert!(lines.iter().any(|line| line.contains("nginx:bad")), "{lines:?}");
+        assert!(panic_count() > before);
+        let task = board.get(&key("bad")).unwrap();
+        assert_eq!(
+            (&task.stage, task.last_error.as_deref()),
+            (
+                &PullStage::BackOff { until: at(1) },
+                Some("panic: index out of bounds")
+            )
+        );
+        assert_eq!(start_planned(&mut board, &LIMITS, at(0)).len(), 2);
+    }
+
+    #[test]
+    fn always_panicking_tag_is_given_up() {
+        let mut board = board();
+        let (begin, failed) = plan_with_panics(&mut board, 0, |task| !task.is_done());
+        assert_eq!(
+            (begin.len(), failed),
+            (2, vec![(key("bad"), AttemptOutcome::Finished)])
+        );
+        let status = status::by_tag(&status::compose(&board, &LIMITS)).remove(&key("bad"));
+        let status = status.unwrap();
+        assert_eq!(
+            (status.phase, status.message.as_deref()),
+            (ImagePullPhase::Failed, Some("panic: index out of bounds"))
+        );
+    }
+
+    #[test]
+    fn panic_ends_the_running_attempt() {
+        let mut board = board();
+        let started = start_planned(&mut board, &LIMITS, at(0));
+        let (_, run) = started.into_iter().find(|(k, _)| *k == key("bad")).unwrap();
+        let message = "panic: no".to_owned();
+        assert_eq!(
+            board.on_panic(&key("bad"), message.clone(), at(1)),
+            AttemptOutcome::WillRetry
+        );
+        let late = board.on_attempt_ended(
+            &key("bad"),
+            run,
+            super::super::plan::tests::pulled_result(),
+            at(2),
+        );
+        assert_eq!(late, AttemptOutcome::Stale);
+        assert_eq!(board.get(&key("bad")).unwrap().attempts, 1);
+        for now in [3, 4] {
+            board.on_panic(&key("bad"), message.clone(), at(now));
+        }
+        assert!(board.get(&key("bad")).unwrap().is_done());
+        assert_eq!(board.on_panic(&key("bad"), message, at(5)), AttemptOutcome::Stale);
+    }
+
+    /// A duty that works on these asks, the messages of their tags as they are written, and what ends it.
+    fn running_controller(
+        specs: BTreeMap<TagKey, PullSpec>,
+    ) -> (UnboundedReceiver<Vec<String>>, tokio_util::sync::DropGuard) {
+        let (written_tx, messages) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let written = written_tx.clone();
+            async move {
+                let patch =
+                    request.method() == http::Method::PATCH && request.uri().path().ends_with("/status");
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let mut response = serde_json::json!({ "metadata": { "name": "n", "uid": "n" }, "spec": {} });
+                if patch {
+                    let status = serde_json::from_slice::<Value>(&body).unwrap()["status"].take();
+                    let messages = messages_of(&status);
+                    response["status"] = status;
+                    let _ = written.send(messages);
+                }
+                http::Response::builder().body(Body::from(response.to_string().into_bytes()))
+            }
+        });
+        let ctx = Context::for_test(kube::Client::new(service, "default"));
+        let shutdown = ctx.shutdown.clone().drop_guard();
+        let (changes_tx, changes) = mpsc::unbounded_channel();
+        let observed = ObservedNodeImage {
+            uid: "n".to_owned(),
+            specs,
+            ..ObservedNodeImage::default()
+        };
+        changes_tx
+            .send(Change {
+                key: Key::cluster_scoped("n"),
+                old: None,
+                new: Some(Arc::new(observed)),
+            })
+            .unwrap();
+        tokio::spawn(async move {
+            ImagePullController::new(ctx, changes).run().await;
+            drop(changes_tx);
+        });
+        (messages, shutdown)
+    }
+
+    fn messages_of(status: &Value) -> Vec<String> {
+        let status: kruise_api::node_image::NodeImageStatus = serde_json::from_value(status.clone()).unwrap();
+        let tags = status::by_tag(&status).into_values();
+        tags.filter_map(|tag| tag.message).collect()
+    }
+
+    async fn with_timeout<T>(what: &str, timeout_seconds: u64, future: impl Future<Output = T>) -> T {
+        let Ok(output) = timeout(Duration::from_secs(timeout_seconds), future).await else {
+            panic!("{what}: not within {timeout_seconds} s");
+        };
+        output
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn panicking_node_image_status_write_is_retried() {
+        let panics = inject_panic(NAME, "writing the NodeImage's status");
+        let (mut written, _shutdown) =
+            running_controller([(key("unwritten"), spec_in("unwritten", "a"))].into());
+        let started = tokio::time::Instant::now();
+        panics.wait_for(3).await;
+        assert!(
+            started.elapsed() >= Duration::from_millis(300),
+            "{:?}",
+            started.elapsed()
+        );
+        assert!(written.try_recv().is_err());
+        drop(panics);
+        with_timeout("the status", 600, written.recv()).await.unwrap();
+    }
+
+    /// Whether the whole pass panics or what the NodeImage says.
+    #[tokio::test(start_paused = true)]
+    async fn panicking_pull_reconcile_is_retried_after_backoff() {
+        for object in ["pass", "NodeImage"] {
+            let panics = inject_panic(NAME, object);
+            let started = tokio::time::Instant::now();
+            let (mut written, _shutdown) = running_controller([(key("again"), spec_in("again", "a"))].into());
+            panics.wait_for(3).await;
+            assert!(
+                started.elapsed() >= PANIC_BACKOFF * 2,
+                "{object}: {:?}",
+                started.elapsed()
+            );
+            drop(panics);
+            with_timeout("the status", 600, written.recv()).await.unwrap();
+        }
+    }
+
+    /// Whatever is done about a tag panics: its tries are used up without a pull, and other tags are pulled.
+    #[tokio::test(start_paused = true)]
+    async fn tag_with_panicking_steps_fails_alone() {
+        let (bad, good) = (key("steps"), key("beside"));
+        let panics = inject_panic(NAME, &image_name(&bad));
+        let specs = [&bad, &good].map(|key| (key.clone(), spec_in(&key.tag, "a")));
+        let (mut written, _shutdown) = running_controller(specs.into());
+        let mut last = Vec::new();
+        with_timeout("the end of both", 3600, async {
+            while last.len() < 2 || !last.iter().any(|message: &String| message == "panic: injected") {
+                last = written.recv().await.unwrap();
+            }
+        })
+        .await;
+        assert!(panics.times() > 0);
+    }
+
+    /// The runtime panics at each pull: its tries are used up, and the status says why.
+    #[tokio::test(start_paused = true)]
+    async fn panicking_pull_is_a_failed_attempt() {
+        let (mut written, _shutdown) =
+            running_controller([(key("panicking"), spec_in("panicking", "a"))].into());
+        let mut messages = Vec::new();
+        with_timeout("the end of the pull", 3600, async {
+            while messages
+                .last()
+                .is_none_or(|last| *last != ["panic: image_status"])
+            {
+                messages.push(written.recv().await.unwrap());
+            }
+        })
+        .await;
+        let expected = "attempt 2 of 3; the last one failed: panic: image_status";
+        assert!(
+            messages
+                .iter()
+                .flatten()
+                .any(|message| message.ends_with(expected)),
+            "{messages:?}"
+        );
+    }
+}

@@ -1,0 +1,327 @@
+//! Whole lives of boards: whatever is asked and however attempts end.
+
+use proptest::prelude::*;
+
+use super::*;
+
+#[derive(Debug, Clone)]
+struct SimulatedJob {
+    namespace: u8,
+    owner: u8,
+    arrives: i64,
+    retries: u32,
+    deadline: Option<i64>,
+    timeout: i64,
+    /// How long each attempt takes, and how it ends.
+    attempts: Vec<(i64, u8)>,
+}
+
+fn any_job() -> impl Strategy<Value = SimulatedJob> {
+    (
+        (0..3u8, 0..4u8),
+        0..40i64,
+        0..4u32,
+        prop::option::of(0..90i64),
+        1..30i64,
+        prop::collection::vec((0..40i64, 0..11u8), 1..6),
+    )
+        .prop_map(
+            |((namespace, owner), arrives, retries, deadline, timeout, attempts)| SimulatedJob {
+                namespace,
+                owner,
+                arrives,
+                retries,
+                deadline,
+                timeout,
+                attempts,
+            },
+        )
+}
+
+/// More attempts than that are prevented of no tag.
+const MAX_PREVENTED: u32 = 6;
+
+struct Simulation {
+    board: TaskBoard,
+    limits: PullLimits,
+    jobs: Vec<SimulatedJob>,
+    now: i64,
+    running: Vec<(TagKey, u64, i64, AttemptResult)>,
+    attempts_begun: BTreeMap<TagKey, u32>,
+    attempts_counted: BTreeMap<TagKey, u32>,
+}
+
+impl Simulation {
+    fn new(jobs: Vec<SimulatedJob>, max_parallel: usize) -> Self {
+        let limits = PullLimits::for_node(max_parallel, true);
+        Self {
+            board: TaskBoard::default(),
+            limits,
+            jobs,
+            now: 0,
+            running: Vec::new(),
+            attempts_begun: BTreeMap::new(),
+            attempts_counted: BTreeMap::new(),
+        }
+    }
+
+    fn specs(&self) -> BTreeMap<TagKey, PullSpec> {
+        let arrived = self
+            .jobs
+            .iter()
+            .enumerate()
+            .filter(|(_, job)| job.arrives <= self.now);
+        arrived
+            .map(|(n, job)| (key(&n.to_string()), spec_of(job)))
+            .collect()
+    }
+
+    fn job(&self, key: &TagKey) -> &SimulatedJob {
+        &self.jobs[key.tag.parse::<usize>().unwrap()]
+    }
+
+    /// Everything that happens in one second.
+    fn tick(&mut self) -> Result<(), TestCaseError> {
+        let specs = self.specs();
+        self.board.sync_spec(&specs, &BTreeMap::new());
+        let (ended, running): (Vec<_>, Vec<_>) = std::mem::take(&mut self.running)
+            .into_iter()
+            .partition(|r| r.2 <= self.now);
+        self.running = running;
+        for (key, run, _, ended) in ended {
+            if matches!(
+                ended,
+                AttemptResult::Failed {
+                    retry: AttemptRetry::Counted,
+                    ..
+                }
+            ) {
+                *self.attempts_counted.entry(key.clone()).or_default() += 1;
+            }
+            self.board.on_attempt_ended(&key, run, ended, at(self.now));
+        }
+        self.apply_plan()?;
+        let next_plan = plan(&self.board, &self.limits, at(self.now));
+        prop_assert!(
+            next_plan.steps.is_empty(),
+            "a plan that was carried out leaves nothing to do: {:?}",
+            next_plan.steps
+        );
+        self.assert_invariants(next_plan.requeue_at)?;
+        self.now += 1;
+        Ok(())
+    }
+
+    fn apply_plan(&mut self) -> Result<(), TestCaseError> {
+        for step in plan(&self.board, &self.limits, at(self.now)).steps {
+            if let PullStep::Start { key, timeout, owner } = &step {
+                self.assert_fair(key, owner)?;
+                let job = self.job(key).clone();
+                let n = self.attempts_begun.entry(key.clone()).or_default();
+                let (takes, ending) = job.attempts[(*n as usize).min(job.attempts.len() - 1)];
+                *n += 1;
+                let ended = match ending {
+                    0..=3 => pulled_result(),
+                    4..=7 => failed_attempt(AttemptRetry::Counted),
+                    8 => failed_attempt(AttemptRetry::Uncounted),
+                    // What is away comes back.
+                    9 if (*n as usize) <= job.attempts.len() => failed_attempt(AttemptRetry::Prevented),
+                    _ => failed_attempt(AttemptRetry::Never),
+                };
+                let takes = takes.min(timeout.as_secs());
+                let run = self.board.apply(&step, at(self.now)).unwrap();
+                self.running.push((key.clone(), run, self.now + takes, ended));
+            } else {
+                self.board.apply(&step, at(self.now));
+            }
+        }
+        let board = &self.board;
+        self.running
+            .retain(|(key, run, ..)| board.get(key).unwrap().stage == PullStage::Running { run: *run });
+        Ok(())
+    }
+
+    /// No namespace that waits has fewer slots than the one that is given one, and in it no owner.
+    fn assert_fair(&self, chosen: &TagKey, for_: &PullOwner) -> Result<(), TestCaseError> {
+        let count = |matches_owner: &dyn Fn(&PullOwner) -> bool| {
+            let running =
+                |t: &&PullTask| matches!(t.stage, PullStage::Running { .. }) && matches_owner(&t.owner);
+            self.board.tasks().values().filter(running).count()
+        };
+        let share = |owner: &PullOwner| {
+            let namespace = count(&|o| o.namespace == owner.namespace);
+            (namespace, count(&|o| o == owner))
+        };
+        let own_share = share(for_);
+        prop_assert!(own_share.0 < self.limits.max_per_namespace);
+        for task in self
+            .board
+            .tasks()
+            .values()
+            .filter(|t| t.stage == PullStage::Waiting && t.spec.image.is_ok())
+        {
+            prop_assert!(
+                pull_owners(&task.spec).iter().all(|o| {
+                    let other_share = share(o);
+                    own_share.0 < other_share.0 || o.namespace != for_.namespace || own_share <= other_share
+                }),
+                "{chosen:?} was preferred to one with fewer slots"
+            );
+        }
+        Ok(())
+    }
+
+    fn assert_invariants(&self, wake: Option<Timestamp>) -> Result<(), TestCaseError> {
+        prop_assert!(
+            self.running.len() <= self.limits.max_parallel,
+            "{} at once",
+            self.running.len()
+        );
+        let status = status::compose(&self.board, &self.limits);
+        prop_assert_eq!(
+            status.desired,
+            status.succeeded + status.failed + status.pulling + status.waiting
+        );
+        prop_assert_eq!(usize::try_from(status.desired).unwrap(), self.board.tasks().len());
+        let requeue_at = wake.map_or(i64::MAX, |w| w.as_second() - START);
+        prop_assert!(requeue_at > self.now, "a wake in the past is a busy loop");
+        for (key, task) in self.board.tasks() {
+            if task.is_done() {
+                continue;
+            }
+            if let Some(deadline) = task.deadline() {
+                prop_assert!(at(self.now) < deadline, "{key:?} outlived its deadline");
+                prop_assert!(
+                    requeue_at <= deadline.as_second() - START,
+                    "{key:?} would oversleep its deadline"
+                );
+            }
+            let counted = self.attempts_counted.get(key).copied().unwrap_or(0);
+            prop_assert!(
+                counted <= task.spec.retries,
+                "{key:?} was tried more often than allowed"
+            );
+            let begun = self.attempts_begun.get(key).copied().unwrap_or(0);
+            prop_assert!(
+                begun <= 4 * (task.spec.retries + 1) + MAX_PREVENTED,
+                "{key:?} took the runtime down {begun} times"
+            );
+            let has_wait_reason = status::waits_for(&task.stage, &self.limits).is_some();
+            prop_assert!(
+                has_wait_reason || matches!(task.stage, PullStage::Running { .. }),
+                "{key:?} waits and does not say for what"
+            );
+        }
+        Ok(())
+    }
+}
+
+fn spec_of(job: &SimulatedJob) -> PullSpec {
+    PullSpec {
+        retries: job.retries,
+        timeout: SignedDuration::from_secs(job.timeout),
+        active_deadline: job.deadline.map(SignedDuration::from_secs),
+        ..spec_in(&format!("ns-{}", job.namespace), &job.owner.to_string())
+    }
+}
+
+proptest! {
+    /// Whatever is asked and however attempts end: never more than allowed at once, no owner is passed over, no tag
+    /// is tried too often or outlives its deadline, every wait has a reason and an end, and every tag ends.
+    #[test]
+    fn every_tag_ends_within_its_limits(jobs in prop::collection::vec(any_job(), 0..12), max_parallel in 1..5usize) {
+        let mut world = Simulation::new(jobs, max_parallel);
+        let enough = 12 * 25 * 70;
+        while world.now < enough {
+            world.tick()?;
+            if world.now > 40 && world.board.tasks().values().all(PullTask::is_done) {
+                break;
+            }
+        }
+        for (key, task) in world.board.tasks() {
+            prop_assert!(task.is_done(), "{key:?} never ended: {task:?}");
+        }
+        prop_assert_eq!(world.board.tasks().len(), world.jobs.len());
+    }
+
+    /// However many namespaces have pulls that never end, and take some back and ask anew, one that has no pull gets its
+    /// turn.
+    #[test]
+    fn namespace_without_a_pull_gets_a_slot(
+        others in 1..12u8, max_parallel in 1..5usize, served in any::<bool>(),
+        pauses in prop::collection::vec((1..100i64, any::<bool>()), 1..20),
+    ) {
+        let limits = PullLimits::for_node(max_parallel, true);
+        let (mut board, mut asks) = (TaskBoard::default(), BTreeMap::new());
+        if served {
+            asks.insert(key("first"), spec_in("plain", "first"));
+            board.sync_spec(&asks, &BTreeMap::new());
+            let (key, run) = start_planned(&mut board, &limits, at(0)).remove(0);
+            board.on_attempt_ended(&key, run, pulled_result(), at(0));
+        }
+        let other = |other: u8| spec_in(&format!("other-{other}"), "o");
+        for (n, tag) in (0..others).flat_map(|n| (0..6).map(move |tag| (n, tag))) {
+            asks.insert(key(&format!("other-{n}-{tag}")), other(n));
+        }
+        board.sync_spec(&asks, &BTreeMap::new());
+        start_planned(&mut board, &limits, at(0));
+        asks.insert(key("plain"), spec_in("plain", "p"));
+        // What is due is seen a pause later.
+        let turns = i64::from(others) / i64::try_from(max_parallel).unwrap() + 1;
+        let (mut now, longest) = (0, turns * 700);
+        for (n, (pause, again)) in (0..others).cycle().zip(pauses.iter().cycle()) {
+            board.sync_spec(&asks, &BTreeMap::new());
+            if start_planned(&mut board, &limits, at(now)).iter().any(|(begun, _)| *begun == key("plain")) {
+                break;
+            }
+            prop_assert!(now < longest, "it still waits after {now} s");
+            now += pause;
+            let progress = PullProgress { done: u64::try_from(now).unwrap(), total: u64::MAX };
+            for (key, task) in board.clone().tasks() {
+                if let PullStage::Running { run } = task.stage {
+                    board.set_progress(key, run, progress, at(now));
+                }
+            }
+            if *again {
+                let rest = asks.iter().filter(|(_, ask)| ask.owners != other(n).owners);
+                let rest = rest.map(|(key, ask)| (key.clone(), ask.clone())).collect();
+                board.sync_spec(&rest, &BTreeMap::new());
+            }
+        }
+    }
+
+    /// Removing everything at any moment leaves nothing, and stops exactly what ran.
+    #[test]
+    fn clearing_the_board_stops_running_attempts(jobs in prop::collection::vec(any_job(), 0..12), seconds in 0..60i64) {
+        let mut world = Simulation::new(jobs, 3);
+        while world.now < seconds {
+            world.tick()?;
+        }
+        let mut running: Vec<TagKey> = world.running.iter().map(|r| r.0.clone()).collect();
+        running.sort();
+        prop_assert_eq!(world.board.clear(), running);
+        prop_assert_eq!(plan(&world.board, &world.limits, at(world.now)), Plan::default());
+        prop_assert!(world.board.tasks().is_empty());
+    }
+
+    /// A daemon that restarts at any moment repeats nothing that was over.
+    #[test]
+    fn restart_does_not_repeat_finished_pulls(jobs in prop::collection::vec(any_job(), 1..12), seconds in 0..60i64) {
+        let mut world = Simulation::new(jobs, 3);
+        while world.now < seconds {
+            world.tick()?;
+        }
+        let stored = status::by_tag(&status::compose(&world.board, &world.limits));
+        let asks = world.board.tasks().iter().map(|(key, task)| (key.clone(), task.spec.clone())).collect();
+        let mut restarted = TaskBoard::default();
+        restarted.sync_spec(&asks, &stored);
+        for (key, task) in world.board.tasks().iter().filter(|(_, t)| t.is_done()) {
+            prop_assert_eq!(&restarted.get(key).unwrap().stage, &task.stage);
+        }
+        for step in plan(&restarted, &world.limits, at(world.now)).steps {
+            if let PullStep::Start { key, .. } = step {
+                prop_assert!(!world.board.get(&key).unwrap().is_done());
+            }
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! What the user sees: bars on a terminal, lines elsewhere, and the result.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::time::Duration;
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use serde_json::json;
+
+use super::outcome::{Error, PullOutcome};
+use crate::control::printable;
+use crate::image_pull::plan::{PullProgress, TagKey};
+
+const SPINNER_TEMPLATE: &str = "{spinner} {prefix}  {elapsed}  {msg}";
+const PROGRESS_TEMPLATE: &str =
+    "{spinner} {prefix}  [{bar:30}] {bytes}/{total_bytes}  {binary_bytes_per_sec}  {eta} left  {msg}";
+
+/// Shows progress on standard error, and each result on standard output if that is to be text.
+pub(super) struct ProgressView {
+    bars: Option<MultiProgress>,
+    text: bool,
+    bars_by_tag: HashMap<TagKey, ProgressBar>,
+}
+
+impl ProgressView {
+    /// With bars, or with plain lines.
+    pub(super) fn new(bars: bool, text: bool) -> Self {
+        Self {
+            bars: bars.then(MultiProgress::new),
+            text,
+            bars_by_tag: HashMap::new(),
+        }
+    }
+
+    /// An attempt begins.
+    pub(super) fn attempt_started(&mut self, key: &TagKey, image: &str) {
+        let Some(bars) = &self.bars else {
+            print_stderr(&format!("{image}: pulling"));
+            return;
+        };
+        let bar = self
+            .bars_by_tag
+            .entry(key.clone())
+            .or_insert_with(|| bars.add(ProgressBar::new_spinner()));
+        bar.set_style(style(SPINNER_TEMPLATE));
+        bar.set_prefix(image.to_owned());
+        bar.set_message("");
+        bar.enable_steady_tick(Duration::from_millis(200));
+    }
+
+    /// Bytes have come.
+    pub(super) fn progress(&self, key: &TagKey, progress: PullProgress) {
+        let Some(bar) = self.bars_by_tag.get(key) else {
+            return;
+        };
+        if bar.length() != Some(progress.total) {
+            bar.set_style(style(PROGRESS_TEMPLATE));
+            bar.set_length(progress.total);
+        }
+        bar.set_position(progress.done);
+        bar.set_message(if progress.done < progress.total {
+            ""
+        } else {
+            "unpacking"
+        });
+    }
+
+    /// An attempt failed, and there will be another.
+    pub(super) fn retrying(&self, key: &TagKey, image: &str, error: &str) {
+        match self.bars_by_tag.get(key) {
+            Some(bar) => bar.set_message(format!("again soon: {}", printable(error))),
+            None => print_stderr(&format!("{image}: again soon: {}", printable(error))),
+        }
+    }
+
+    /// An image is over; `line` says how.
+    pub(super) fn finished(&mut self, key: &TagKey, line: &str) {
+        if let Some(bar) = self.bars_by_tag.remove(key) {
+            bar.finish_and_clear();
+        }
+        match &self.bars {
+            Some(bars) => bars.suspend(|| print_stdout(line)),
+            None if self.text => print_stdout(line),
+            None => print_stderr(line),
+        }
+    }
+
+    /// Everything is over.
+    pub(super) fn clear(&self) {
+        if let Some(bars) = &self.bars {
+            // A terminal that has gone is no reason to fail.
+            let _ = bars.clear();
+        }
+    }
+}
+
+/// Prints on standard output. That nobody reads it is no reason to stop: the images are wanted all the same.
+pub(super) fn print_stdout(line: &str) {
+    let _ = writeln!(io::stdout(), "{line}");
+}
+
+/// Prints on standard error.
+pub(super) fn print_stderr(line: &str) {
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+/// One image's result in a line.
+pub(super) fn result_line(outcome: &PullOutcome) -> String {
+    let PullOutcome {
+        image,
+        succeeded,
+        already_present: present,
+        image_id,
+        message,
+        attempts: _,
+        seconds,
+    } = outcome;
+    let id = image_id.as_deref().unwrap_or_default();
+    let message = message.as_deref().map(printable);
+    let note = message
+        .as_deref()
+        .map_or_else(String::new, |m| format!("  ({m})"));
+    match (succeeded, present) {
+        (true, true) => format!("{image}: already on the node  {id}{note}"),
+        (true, false) => format!("{image}: pulled in {seconds:.1} s  {id}{note}"),
+        (false, _) => format!(
+            "{image}: FAILED: {}",
+            message.as_deref().unwrap_or("unknown error")
+        ),
+    }
+}
+
+/// All results as one document.
+pub(super) fn results_json(outcomes: &[PullOutcome]) -> serde_json::Value {
+    let images: Vec<_> = outcomes
+        .iter()
+        .map(|o| {
+            json!({
+                "image": o.image,
+                "succeeded": o.succeeded,
+                "alreadyPresent": o.already_present,
+                "imageID": o.image_id,
+                "message": o.message,
+                "attempts": o.attempts,
+                "seconds": (o.seconds * 1000.0).round() / 1000.0,
+            })
+        })
+        .collect();
+    json!({ "succeeded": outcomes.iter().all(|o| o.succeeded), "images": images })
+}
+
+/// Why nothing was pulled, as a document of the same shape.
+pub(super) fn error_json(error: &Error) -> serde_json::Value {
+    json!({ "succeeded": false, "images": [], "error": error.to_string(), "reason": error.category() })
+}

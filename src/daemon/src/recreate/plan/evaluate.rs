@@ -1,0 +1,395 @@
+//! One container of one request: where it is, and what may be done to it.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::LifecycleHandler;
+
+use super::steps::ContainerStep;
+use super::time;
+use super::types::{
+    Clocks, ContainerKey, ContainerResult, Observed, ObservedContainer, PreStopHook, RecreateRequest,
+    RequestedContainer, RunState, RuntimeObservation, StopAttempt, StopParams, StopStage, grace_left,
+};
+use crate::pods::{ContainerRole, NodePod, PodContainer, PodContainerStatus, Termination};
+use kruise_api::container_recreate_request::{
+    ContainerRecreateRequestContainerRecreateState as State, ContainerRecreateRequestPhase as Phase,
+};
+
+/// How long a container that was stopped may still be listed as running.
+const LIST_LAG: Duration = Duration::from_secs(1);
+
+/// What is to be said of one container.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ContainerDecision {
+    /// It is done.
+    Done(ContainerResult),
+    /// Before anything is done to it, its ID must be in the status.
+    Record {
+        /// The ID, with scheme.
+        id: String,
+        /// Whether it runs, so that it will be stopped.
+        kill: bool,
+    },
+    /// This may be begun.
+    Ready {
+        /// The container to act on, ID without scheme.
+        target: String,
+        /// What to do.
+        params: Box<StopParams>,
+    },
+    /// It is on its way.
+    InProgress {
+        /// Where it is.
+        step: ContainerStep,
+        /// When that can be expected to change without an event.
+        recheck_at: Option<Duration>,
+    },
+}
+
+/// All that a verdict looks at.
+pub struct ContainerCheck<'a> {
+    pub request: &'a RecreateRequest,
+    pub container: &'a RequestedContainer,
+    pub pod: &'a NodePod,
+    pub observed: &'a Observed,
+    pub now: Clocks,
+    /// Whether the request ends now, so that nothing more is begun.
+    pub ending: bool,
+}
+
+/// An ID without its scheme.
+pub fn strip_scheme(id: &str) -> &str {
+    id.split_once("://").map_or(id, |(_, bare)| bare)
+}
+
+impl ContainerCheck<'_> {
+    pub fn key(&self) -> ContainerKey {
+        ContainerKey {
+            request_uid: self.request.uid.clone(),
+            container: self.container.name.clone(),
+        }
+    }
+
+    pub fn stored_state(&self) -> Option<&State> {
+        self.request.status.state(&self.container.name)
+    }
+
+    pub fn attempt(&self) -> Option<&StopAttempt> {
+        self.observed.state.attempts.get(&self.key())
+    }
+
+    /// Where the container is.
+    pub fn evaluate(&self) -> ContainerDecision {
+        if let Some(settled) = self.result() {
+            return ContainerDecision::Done(settled);
+        }
+        let container = match self.pod_container() {
+            Ok(view) => view,
+            Err(why) => return failed(why),
+        };
+        let (scheme, newest) = match &self.observed.runtime {
+            RuntimeObservation::Listed { scheme, containers } => (
+                scheme,
+                containers
+                    .iter()
+                    .find(|listed| listed.name == self.container.name),
+            ),
+            RuntimeObservation::Unknown(_) | RuntimeObservation::Unavailable(_) => {
+                return self
+                    .in_flight()
+                    .unwrap_or(in_progress(ContainerStep::RuntimeUnavailable));
+            }
+        };
+        let Some(target) = self.target() else {
+            let id = newest
+                .map(|listed| format!("{scheme}://{}", listed.id))
+                .or_else(|| last_container_id(container));
+            let kill = newest.is_some_and(|listed| listed.state == RunState::Running);
+            return id.map_or(in_progress(ContainerStep::Starting), |id| {
+                ContainerDecision::Record { id, kill }
+            });
+        };
+        match newest {
+            Some(listed) if listed.id != strip_scheme(target) => self.evaluate_replacement(listed, container),
+            Some(listed) if listed.state == RunState::Running => self.evaluate_running(listed, container),
+            Some(listed) if listed.state == RunState::Created => self
+                .in_flight()
+                .unwrap_or_else(|| in_progress(ContainerStep::Starting)),
+            // Kubelet's word may be a moment older than the list, or the list is not that of kubelet's runtime.
+            None if container.status.as_ref().is_some_and(|status| {
+                status.running && strip_scheme(&status.container_id) == strip_scheme(target)
+            }) =>
+            {
+                in_progress(ContainerStep::Unlisted)
+            }
+            _ => self.evaluate_stopped(container),
+        }
+    }
+
+    /// The end that is known already, here or at the API server.
+    fn result(&self) -> Option<ContainerResult> {
+        if let Some(settled) = self.observed.state.results.get(&self.key()) {
+            return Some(settled.clone());
+        }
+        let stored = self.stored_state()?;
+        match stored.phase {
+            Phase::Succeeded => Some(ContainerResult { failed: None }),
+            Phase::Failed => Some(ContainerResult {
+                failed: Some(stored.message.clone().unwrap_or_default()),
+            }),
+            _ => None,
+        }
+    }
+
+    fn pod_container(&self) -> Result<&PodContainer, String> {
+        let name = &self.container.name;
+        match self.pod.container(name) {
+            None => {
+                let names: Vec<_> = self.pod.containers.iter().map(|c| c.name.as_str()).collect();
+                Err(format!(
+                    "the Pod has no container {name:?}; it has {}",
+                    names.join(", ")
+                ))
+            }
+            Some(view) if view.role == ContainerRole::Init => Err(format!(
+                "{name:?} is an init container that runs once and cannot be recreated"
+            )),
+            Some(view) => Ok(view),
+        }
+    }
+
+    /// ID of the container to be replaced, once that is certain: what the status says, else what the
+    /// request says, unless it wants even a newer container replaced.
+    fn target(&self) -> Option<&str> {
+        let stored = self.stored_state();
+        if let Some(target) = stored.and_then(|state| state.container_id.as_deref()) {
+            return Some(target);
+        }
+        // A cluster with OpenKruise's own CRDs drops our field. Then our memory has it, and after a restart
+        // `isKilled` says that something was about to be stopped.
+        if let Some(target) = self.observed.state.targets.get(&self.key()) {
+            return Some(target);
+        }
+        let stop_intended = stored.is_some_and(|state| state.is_killed);
+        let recorded = self.container.recorded_id.as_deref();
+        recorded.filter(|_| !self.request.force || stop_intended)
+    }
+
+    /// The old container runs: begin to stop it, or go on.
+    fn evaluate_running(&self, observed: &ObservedContainer, container: &PodContainer) -> ContainerDecision {
+        if let Some(decision) = self.in_flight() {
+            return decision;
+        }
+        if observed.restarting {
+            return in_progress(ContainerStep::Restarting);
+        }
+        // Kruise-manager may be ending the request because no daemon took it up: only one of the two is stored.
+        if let (None, true, Some(id)) = (
+            self.attempt(),
+            time::is_late(self.request, self.now),
+            self.target(),
+        ) {
+            return ContainerDecision::Record {
+                id: id.to_owned(),
+                kill: true,
+            };
+        }
+        let grace = time::bounded_seconds(
+            self.request
+                .grace_seconds
+                .unwrap_or(self.pod.grace_period_seconds),
+        );
+        let attempt = self.attempt();
+        let hook_done = grace.is_zero() || attempt.is_some_and(|attempt| attempt.hook_done);
+        let params = StopParams {
+            hook: container
+                .pre_stop
+                .as_ref()
+                .filter(|_| !hook_done)
+                .map(|hook| self.pre_stop_hook(hook, container)),
+            grace_period: grace_left(
+                grace,
+                attempt.map_or(Duration::ZERO, |attempt| attempt.grace_spent),
+            ),
+        };
+        ContainerDecision::Ready {
+            target: observed.id.clone(),
+            params: Box::new(params),
+        }
+    }
+
+    fn pre_stop_hook(&self, handler: &LifecycleHandler, container: &PodContainer) -> PreStopHook {
+        PreStopHook {
+            handler: handler.clone(),
+            ports: container.ports.clone(),
+            host: self.pod.ips.first().cloned(),
+        }
+    }
+
+    /// What a request that ends now had come to with a container that could be acted upon.
+    pub fn final_step(&self) -> ContainerStep {
+        match self.attempt().map(|attempt| &attempt.stage) {
+            Some(StopStage::Retry { error, .. }) => ContainerStep::Retry(error.clone()),
+            Some(_) => ContainerStep::Interrupted,
+            None if self.stored_state().is_some_and(|state| state.is_killed) => ContainerStep::Interrupted,
+            None => ContainerStep::Waiting,
+        }
+    }
+
+    /// What the daemon itself is doing to the container, if it is at something.
+    fn in_flight(&self) -> Option<ContainerDecision> {
+        let attempt = self.attempt()?;
+        let step = match &attempt.stage {
+            StopStage::Queued | StopStage::Hook | StopStage::Stopping
+                if !attempt.in_progress && !self.ending =>
+            {
+                return None;
+            }
+            StopStage::Queued => ContainerStep::WaitingForSlot,
+            StopStage::Hook => ContainerStep::Hook,
+            StopStage::Stopping => ContainerStep::Stopping,
+            StopStage::Refused(error) => return Some(failed(format!("kill container error: {error}"))),
+            StopStage::Retry { retry_at: at, error } if self.now.mono < *at => {
+                return Some(ContainerDecision::InProgress {
+                    step: ContainerStep::Retry(error.clone()),
+                    recheck_at: Some(*at),
+                });
+            }
+            // The list of containers may be older than the answer to the stop.
+            StopStage::Stopped(at) if self.now.mono < *at + LIST_LAG => {
+                return Some(ContainerDecision::InProgress {
+                    step: ContainerStep::Stopping,
+                    recheck_at: Some(*at + LIST_LAG),
+                });
+            }
+            StopStage::Stopped(_) | StopStage::Retry { .. } => return None,
+        };
+        Some(in_progress(step))
+    }
+
+    /// The old container has ended and there is no other.
+    fn evaluate_stopped(&self, container: &PodContainer) -> ContainerDecision {
+        if let Some(why) = self.not_restarted_reason(container) {
+            return failed(why);
+        }
+        let Some(status) = container.status.as_ref() else {
+            return in_progress(ContainerStep::Stopped);
+        };
+        match &status.waiting {
+            Some((reason, message)) if reason == "CrashLoopBackOff" => {
+                let ended = status.last_termination.and_then(|ended| ended.finished_at);
+                let until = time::back_off_until(message, ended, self.now);
+                let message = match status.last_termination {
+                    Some(Termination { code, .. }) => format!("{message}; it ended with exit code {code}"),
+                    None => message.clone(),
+                };
+                in_progress(ContainerStep::BackOff { until, message })
+            }
+            Some((reason, message)) if reason != "ContainerCreating" && reason != "PodInitializing" => {
+                in_progress(ContainerStep::StartFailed {
+                    reason: reason.clone(),
+                    message: message.clone(),
+                })
+            }
+            _ => match time::expected_back_off(status, self.now) {
+                Some(back_off) => ContainerDecision::InProgress {
+                    step: ContainerStep::BackOffExpected {
+                        until: back_off.until,
+                        span: back_off.duration,
+                    },
+                    recheck_at: Some(self.now.mono + back_off.remaining),
+                },
+                None => in_progress(ContainerStep::Stopped),
+            },
+        }
+    }
+
+    /// Why kubelet will not start the container again, if it will not.
+    fn not_restarted_reason(&self, container: &PodContainer) -> Option<String> {
+        if self.pod.terminal {
+            return Some("the Pod has ended, kubelet starts none of its containers again".to_owned());
+        }
+        let code = container
+            .status
+            .as_ref()
+            .and_then(PodContainerStatus::exit_code)?;
+        if self.pod.will_restart(container, code)
+            || self.pod.restarts_all_containers()
+            || self.may_restart_all_containers()
+        {
+            return None;
+        }
+        let policy = self.pod.restart_policy(container);
+        let rules = if container.restart_rules.is_empty() {
+            ""
+        } else {
+            ", and no rule of restartPolicyRules is for that exit code"
+        };
+        Some(format!(
+            "it ended with exit code {code} and kubelet does not start it again: restartPolicy is {policy}{rules}"
+        ))
+    }
+
+    /// Whether another container of the request is being stopped, whose end may have kubelet start all of the Pod's again.
+    fn may_restart_all_containers(&self) -> bool {
+        self.pod.containers.iter().any(|other| {
+            let key = ContainerKey {
+                container: other.name.clone(),
+                ..self.key()
+            };
+            let running = other.status.as_ref().is_some_and(|status| status.running);
+            let attempt = self.observed.state.attempts.get(&key);
+            other.name != self.container.name
+                && other.may_restart_all_containers()
+                && attempt.is_some_and(|attempt| attempt.in_progress || running)
+                && !self.observed.state.results.contains_key(&key)
+        })
+    }
+
+    /// Another container has taken the place of the old one.
+    fn evaluate_replacement(
+        &self,
+        observed: &ObservedContainer,
+        container: &PodContainer,
+    ) -> ContainerDecision {
+        match observed.state {
+            RunState::Created => return in_progress(ContainerStep::Starting),
+            RunState::Exited => return self.evaluate_stopped(container),
+            RunState::Running => {}
+        }
+        let ready = container
+            .status
+            .as_ref()
+            .is_some_and(|status| status.ready && strip_scheme(&status.container_id) == observed.id);
+        if !ready {
+            return in_progress(ContainerStep::NotReady);
+        }
+        let min_started = time::bounded_seconds(self.request.min_started_seconds);
+        let stopped = self.attempt().and_then(|attempt| attempt.begun_at);
+        let age = time::running_for(observed, self.request, stopped, self.now);
+        match min_started.checked_sub(age) {
+            Some(left) if !left.is_zero() => ContainerDecision::InProgress {
+                step: ContainerStep::WaitingMinStarted { left },
+                recheck_at: Some(self.now.mono + left),
+            },
+            _ => ContainerDecision::Done(ContainerResult { failed: None }),
+        }
+    }
+}
+
+/// The ID (with scheme) that kubelet says the container has or had.
+fn last_container_id(container: &PodContainer) -> Option<String> {
+    let id = &container.status.as_ref()?.container_id;
+    (!id.is_empty()).then(|| id.clone())
+}
+
+fn in_progress(step: ContainerStep) -> ContainerDecision {
+    ContainerDecision::InProgress {
+        step,
+        recheck_at: None,
+    }
+}
+
+fn failed(why: String) -> ContainerDecision {
+    ContainerDecision::Done(ContainerResult { failed: Some(why) })
+}

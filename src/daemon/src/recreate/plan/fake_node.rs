@@ -1,0 +1,385 @@
+//! A node in miniature, for the tests of the plan: containers, a kubelet that restarts them, an API server
+//! that may be away, and a daemon that acts on plans and may be killed. Time is a number.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::*;
+
+mod daemon;
+use crate::pods::{NodePod, PodContainer, PodContainerStatus};
+use kruise_api::container_recreate_request::ContainerRecreateRequestStatus as Status;
+
+/// Milliseconds since the beginning.
+pub type Ms = u64;
+
+/// A container and how it behaves.
+#[derive(Clone, Debug)]
+pub struct FakeContainer {
+    pub name: String,
+    pub generation: u32,
+    /// How long it takes to end after TERM.
+    pub stop_takes: Ms,
+    /// How long kubelet takes to start the next.
+    pub start_takes: Ms,
+    /// How long the next takes to be ready.
+    pub ready_takes: Ms,
+    /// How long its preStop hook takes, if it has one.
+    pub hook_takes: Option<Ms>,
+    /// Since when the present one runs; none while there is none.
+    pub running_since: Option<Ms>,
+    /// When the one that was told to stop has ended.
+    pub ends_at: Option<Ms>,
+    /// When the next one is started.
+    pub starts_at: Option<Ms>,
+    /// What the present one has had.
+    pub stop_history: StopHistory,
+}
+
+/// What a container has had by one request.
+#[derive(Clone, Debug, Default)]
+pub struct StopHistory {
+    pub request: String,
+    /// How much of its grace period: its hook, and stops that the runtime tried.
+    pub grace_used: Ms,
+    /// Its hook, to its end.
+    pub hook_done: bool,
+}
+
+impl FakeContainer {
+    pub fn id(&self) -> String {
+        format!("{}-{}", self.name, self.generation)
+    }
+
+    fn ready_at(&self) -> Option<Ms> {
+        Some(self.running_since? + if self.generation == 0 { 0 } else { self.ready_takes })
+    }
+}
+
+/// What happened, for the tests to look at.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LogEvent {
+    Hook {
+        request: String,
+        container: String,
+        target: String,
+    },
+    Stop {
+        request: String,
+        container: String,
+        target: String,
+        /// From TERM to KILL.
+        grace: Ms,
+    },
+    /// A hook or a stop was broken off.
+    Cancelled {
+        request: String,
+        container: String,
+        /// Whether its container had ended already, by what an earlier stop had sent to it.
+        needless: bool,
+    },
+    /// Nothing is being done to the container any more.
+    StopEnded {
+        request: String,
+    },
+    StatusWritten {
+        request: String,
+        status: Status,
+    },
+    Crashed,
+}
+
+/// What the runtime makes of a call to stop a container.
+#[derive(Clone, Copy, Debug)]
+pub enum Fault {
+    /// It is away.
+    Unreachable,
+    /// It does not answer for so long, and TERM is never sent.
+    Hangs(Ms),
+    /// It sends TERM, and answers with an error so much later.
+    Fails(Ms),
+}
+
+/// An operation of the daemon that takes time.
+#[derive(Clone, Debug)]
+struct Operation {
+    action: StopAction,
+    stage: OperationStage,
+    ends_at: Ms,
+    /// How long its hook took.
+    hook_time: Ms,
+}
+
+#[derive(Clone, Debug)]
+enum OperationStage {
+    Queued,
+    Hook { cancelled: bool },
+    Stop { fault: Option<Fault>, since: Ms },
+}
+
+#[derive(Clone, Debug)]
+pub struct FakeNode {
+    pub now: Ms,
+    /// How far the node's wall clock is off.
+    pub skew: SignedDuration,
+    pub requests: Vec<RecreateRequest>,
+    pub containers: Vec<FakeContainer>,
+    /// Requests yet to be made: when, and what.
+    pub arrivals: Vec<(Ms, RecreateRequest)>,
+    /// Requests to be deleted: when, and UID.
+    pub deletions: Vec<(Ms, String)>,
+    /// When the daemon is killed and starts again.
+    pub crashes: Vec<Ms>,
+    /// From when to when the API server takes no writes.
+    pub api_down: (Ms, Ms),
+    /// From when to when other Pods have all slots.
+    pub slots_full: (Ms, Ms),
+    /// From when to when calls to stop a container fail, and how.
+    pub faults: Vec<(Ms, Ms, Fault)>,
+    /// Whether the API server drops the field that is ours.
+    pub foreign_crds: bool,
+    pub state: RecreateState,
+    pub running_since: BTreeMap<String, Duration>,
+    pub pending_writes: BTreeMap<String, Ms>,
+    operations: Vec<Operation>,
+    pub log: Vec<(Ms, LogEvent)>,
+}
+
+pub fn start_time() -> Timestamp {
+    Timestamp::from_second(1_700_000_000).unwrap()
+}
+
+impl FakeNode {
+    pub fn new(containers: Vec<FakeContainer>, arrivals: Vec<(Ms, RecreateRequest)>) -> Self {
+        Self {
+            now: 0,
+            skew: SignedDuration::ZERO,
+            requests: Vec::new(),
+            containers,
+            arrivals,
+            deletions: Vec::new(),
+            crashes: Vec::new(),
+            api_down: (0, 0),
+            slots_full: (0, 0),
+            faults: Vec::new(),
+            foreign_crds: false,
+            state: RecreateState::default(),
+            running_since: BTreeMap::new(),
+            pending_writes: BTreeMap::new(),
+            operations: Vec::new(),
+            log: Vec::new(),
+        }
+    }
+
+    pub fn clocks(&self) -> Clocks {
+        let api = start_time() + SignedDuration::from_millis(self.now as i64);
+        Clocks {
+            api,
+            wall: api + self.skew,
+            mono: Duration::from_millis(self.now),
+        }
+    }
+
+    /// Runs until every request has come and is over and nothing is in progress, or `limit` has passed. Returns whether
+    /// all are over.
+    pub fn run(&mut self, limit: Ms) -> bool {
+        while self.now <= limit {
+            self.apply_due_events();
+            self.run_daemon();
+            let finished = |r: &RecreateRequest| r.status.completion_time.is_some();
+            let idle = self.operations.is_empty() && self.pending_writes.is_empty();
+            if idle
+                && self.arrivals.is_empty()
+                && self.deletions.is_empty()
+                && self.requests.iter().all(finished)
+            {
+                return true;
+            }
+            let Some(next) = self.next_event_at() else {
+                return false;
+            };
+            assert!(
+                next > self.now,
+                "time stands still at {next}: {:?}",
+                self.log.last()
+            );
+            self.now = next;
+        }
+        false
+    }
+
+    /// Lets the daemon look and act until nothing more is to be done at this moment.
+    fn run_daemon(&mut self) {
+        for _ in 0..50 {
+            let observed = self.observe();
+            let first_plan = plan(&observed, self.clocks());
+            assert_eq!(
+                first_plan,
+                plan(&observed, self.clocks()),
+                "the same facts give the same plan"
+            );
+            if !self.apply(first_plan) {
+                return;
+            }
+        }
+        panic!("the plan never rests at {}: {:#?}", self.now, self.log);
+    }
+
+    fn pod(&self) -> NodePod {
+        let containers = self.containers.iter().map(|sim| PodContainer {
+            name: sim.name.clone(),
+            pre_stop: sim.hook_takes.map(|_| Default::default()),
+            status: Some(PodContainerStatus {
+                container_id: format!("containerd://{}", sim.id()),
+                ready: sim.ready_at().is_some_and(|at| at <= self.now),
+                restart_count: sim.generation as i32,
+                running: sim.running_since.is_some(),
+                waiting: None,
+                last_termination: None,
+            }),
+            ..PodContainer::default()
+        });
+        NodePod {
+            uid: "pod".into(),
+            grace_period_seconds: 30,
+            containers: containers.collect(),
+            ..NodePod::default()
+        }
+    }
+
+    pub fn observe(&mut self) -> Observed {
+        let wall = self.clocks().wall;
+        let mut containers = Vec::new();
+        for sim in &self.containers {
+            let (state, started) = match sim.running_since {
+                Some(since) => {
+                    let mono = Duration::from_millis(self.now);
+                    self.running_since.entry(sim.id()).or_insert(mono);
+                    let age = SignedDuration::from_millis((self.now - since) as i64);
+                    (RunState::Running, Some(wall - age))
+                }
+                None => (RunState::Exited, None),
+            };
+            let running_since = self.running_since.get(&sim.id()).copied();
+            containers.push(ObservedContainer {
+                id: sim.id(),
+                name: sim.name.clone(),
+                state,
+                started_at: started,
+                running_since,
+                restarting: false,
+            });
+        }
+        let has_attempt =
+            |r: &RecreateRequest| self.state.attempts.keys().any(|key| key.request_uid == r.uid);
+        let active = |r: &&RecreateRequest| r.status.completion_time.is_none() || has_attempt(r);
+        Observed {
+            requests: self
+                .requests
+                .iter()
+                .filter(active)
+                .cloned()
+                .map(Arc::new)
+                .collect(),
+            pod: PodObservation::Present(Arc::new(self.pod())),
+            runtime: RuntimeObservation::Listed {
+                scheme: "containerd".into(),
+                containers,
+            },
+            state: self.state.clone(),
+        }
+    }
+
+    fn log(&mut self, event: LogEvent) {
+        self.log.push((self.now, event));
+    }
+
+    /// Everything that is due at this moment and not the daemon's doing.
+    fn apply_due_events(&mut self) {
+        let now = self.now;
+        let due_operations: Vec<Operation> = self.operations.extract_if(.., |op| op.ends_at <= now).collect();
+        for op in due_operations {
+            self.finish_stage(op);
+        }
+        let (due, later): (Vec<_>, Vec<_>) = self.arrivals.drain(..).partition(|(at, _)| *at <= now);
+        self.arrivals = later;
+        for (_, mut request) in due {
+            request.created_at = self.clocks().api;
+            for container in &mut request.containers {
+                let sim = self.containers.iter().find(|sim| sim.name == container.name);
+                let id = sim.map(|sim| format!("containerd://{}", sim.id()));
+                container.recorded_id = container.recorded_id.take().and(id);
+            }
+            self.requests.push(request);
+        }
+        for (_, uid) in self.deletions.extract_if(.., |(at, _)| *at <= now) {
+            self.requests.retain(|request| request.uid != uid);
+        }
+        for sim in &mut self.containers {
+            if sim.ends_at.is_some_and(|at| at <= now) {
+                sim.ends_at = None;
+                sim.running_since = None;
+                sim.starts_at = Some(now + sim.start_takes);
+            }
+            if sim.starts_at.is_some_and(|at| at <= now) {
+                sim.starts_at = None;
+                sim.generation += 1;
+                sim.running_since = Some(now);
+                sim.stop_history = Default::default();
+            }
+        }
+        if self.crashes.iter().any(|at| *at <= now) {
+            self.crashes.retain(|at| *at > now);
+            self.operations.clear();
+            self.state = RecreateState::default();
+            self.pending_writes.clear();
+            self.running_since.clear();
+            // The next daemon begins anew.
+            self.containers
+                .iter_mut()
+                .for_each(|sim| sim.stop_history = Default::default());
+            self.log(LogEvent::Crashed);
+        }
+    }
+
+    /// When the next thing happens, by itself or because the plan or a write waits for it.
+    fn next_event_at(&mut self) -> Option<Ms> {
+        let observed = self.observe();
+        let next_plan = plan(&observed, self.clocks());
+        let mut moments: Vec<Ms> = self.arrivals.iter().map(|(at, _)| *at).collect();
+        moments.extend(self.deletions.iter().map(|(at, _)| *at));
+        moments.extend(&self.crashes);
+        moments.extend([self.api_down.0, self.api_down.1]);
+        moments.extend(self.faults.iter().map(|(_, until, _)| *until));
+        moments.extend(self.operations.iter().map(|op| op.ends_at));
+        for sim in &self.containers {
+            moments.extend([sim.ends_at, sim.starts_at, sim.ready_at()].into_iter().flatten());
+        }
+        moments.extend(
+            next_plan
+                .requeue
+                .map(|requeue| requeue.at.as_nanos().div_ceil(1_000_000) as Ms),
+        );
+        for write in &next_plan.writes {
+            moments.extend(
+                self.pending_writes
+                    .get(&write.request_uid)
+                    .map(|since| since + write_delay(write.urgency)),
+            );
+        }
+        moments.into_iter().filter(|at| *at > self.now).min()
+    }
+}
+
+/// How long a write of that urgency waits for company.
+fn write_delay(urgency: Urgency) -> Ms {
+    match urgency {
+        Urgency::Now => 0,
+        Urgency::Soon => 100,
+        Urgency::IfUnchanged => 3_000,
+    }
+}

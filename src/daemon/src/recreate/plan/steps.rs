@@ -1,0 +1,250 @@
+//! The states of the machine, and how they are said to people.
+
+use std::fmt;
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use kruise_api::container_recreate_request::ContainerRecreateRequestPhase as Phase;
+
+/// Why a request waits, or what a look is set for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WaitReason {
+    /// Another request for the Pod comes first.
+    Queued {
+        /// Its name.
+        behind: String,
+    },
+    /// The manager has not taken the Pod out of its Services yet.
+    Unready,
+    /// The Pod is not ready; its clients get time to notice.
+    UnreadyGrace {
+        /// When that is over, by the API server's clock.
+        until: Timestamp,
+    },
+    /// The Pod cannot be read.
+    PodUnknown(String),
+    /// The containers cannot be read.
+    RuntimeUnknown(String),
+    /// The request's end.
+    Deadline,
+    /// A container is old enough to count.
+    MinStarted,
+    /// The runtime is asked again.
+    Retry,
+    /// Nothing is expected; a look in case an event was missed.
+    Recheck,
+}
+
+impl WaitReason {
+    /// The reason of condition `Waiting`, where a request waits for this rather than for its own course.
+    #[must_use]
+    pub fn condition_reason(&self) -> Option<&'static str> {
+        match self {
+            Self::Queued { .. } => Some("Queued"),
+            Self::Unready | Self::UnreadyGrace { .. } => Some("PreparingPod"),
+            Self::PodUnknown(_) => Some("PodUnreadable"),
+            Self::RuntimeUnknown(_) => Some("RuntimeNotReady"),
+            Self::Deadline | Self::MinStarted | Self::Retry | Self::Recheck => None,
+        }
+    }
+}
+
+impl fmt::Display for WaitReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Queued { behind } => write!(f, "waiting for ContainerRecreateRequest {behind} to end"),
+            // Also true in the seconds after it was made so, which are not worth a write.
+            Self::Unready => f.write_str(
+                "kruise-manager marks the Pod not ready (condition PreRecreateGrace) before its containers are stopped",
+            ),
+            Self::UnreadyGrace { until } => {
+                write!(
+                    f,
+                    "the Pod is not ready; its containers will be stopped at {until:.0}"
+                )
+            }
+            Self::PodUnknown(why) => write!(f, "waiting to read the Pod: {why}"),
+            Self::RuntimeUnknown(why) => write!(f, "waiting for the container runtime: {why}"),
+            Self::Deadline => f.write_str("the request's deadline"),
+            Self::MinStarted => f.write_str("minStartedSeconds of a new container"),
+            Self::Retry => f.write_str("the next try to stop a container"),
+            Self::Recheck => f.write_str("a periodic check of the container runtime"),
+        }
+    }
+}
+
+/// Where one container is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ContainerStep {
+    /// Not begun.
+    Waiting,
+    /// Which container to replace is being written down before it is stopped.
+    Recording,
+    /// All stops that the node does at a time are taken.
+    WaitingForSlot,
+    /// The preStop hook runs.
+    Hook,
+    /// TERM was sent.
+    Stopping,
+    /// Its stop was begun, by a daemon that has ended since.
+    Interrupted,
+    /// It is being restarted for its environment, which will replace it.
+    Restarting,
+    /// Kubelet says that it runs, and the runtime does not list it.
+    Unlisted,
+    /// The runtime failed to stop it.
+    Retry(String),
+    /// It has stopped, kubelet is to start the next.
+    Stopped,
+    /// Kubelet holds the next back.
+    BackOff {
+        /// When it starts it, by the API server's clock; none where kubelet does not say.
+        until: Option<Timestamp>,
+        /// Kubelet's own words.
+        message: String,
+    },
+    /// Kubelet will probably hold the next back, though it has not said so yet.
+    BackOffExpected {
+        /// When it is to start it, by the API server's clock.
+        until: Timestamp,
+        /// How long it holds it back in all.
+        span: Duration,
+    },
+    /// Kubelet cannot start the next.
+    StartFailed {
+        /// Kubelet's reason.
+        reason: String,
+        /// Kubelet's own words.
+        message: String,
+    },
+    /// The next exists and does not run yet.
+    Starting,
+    /// The next runs and is not ready.
+    NotReady,
+    /// The next is ready and must stay so for a while.
+    WaitingMinStarted {
+        /// What is left.
+        left: Duration,
+    },
+    /// The runtime does not answer.
+    RuntimeUnavailable,
+    /// Done.
+    Succeeded,
+    /// Given up, and why.
+    Failed(String),
+}
+
+impl fmt::Display for ContainerStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Waiting => f.write_str("not started"),
+            Self::Recording => f.write_str("recording which container to replace"),
+            Self::WaitingForSlot => f.write_str("waiting for a free slot to stop containers on this node"),
+            Self::Hook => f.write_str("preStop hook is running"),
+            Self::Stopping => f.write_str("TERM sent, waiting for the container to end"),
+            Self::Interrupted => f.write_str("stopping was interrupted by a restart of kruise-daemon"),
+            Self::Restarting => f.write_str("it is being restarted for its changed environment"),
+            Self::Unlisted => {
+                f.write_str("kubelet reports it as running, but the container runtime does not list it")
+            }
+            Self::Retry(error) => write!(f, "failed to stop; will retry: {error}"),
+            Self::Stopped => f.write_str("stopped, waiting for kubelet to start it again"),
+            Self::BackOff {
+                until: Some(until),
+                message,
+            } => {
+                write!(f, "kubelet holds it back until {until:.0}: {message}")
+            }
+            Self::BackOff { until: None, message } => write!(f, "kubelet holds it back: {message}"),
+            Self::BackOffExpected { until, span } => write!(
+                f,
+                "kubelet is expected to hold it back until {until:.0}, its restart back-off of {} s",
+                span.as_secs()
+            ),
+            Self::StartFailed { reason, message } if message.is_empty() => {
+                write!(f, "kubelet cannot start it: {reason}")
+            }
+            Self::StartFailed { reason, message } => {
+                write!(f, "kubelet cannot start it: {reason}: {message}")
+            }
+            Self::Starting => f.write_str("starting"),
+            Self::NotReady => f.write_str("running, waiting for it to be ready"),
+            Self::WaitingMinStarted { .. } => f.write_str("ready, waiting for minStartedSeconds"),
+            Self::RuntimeUnavailable => f.write_str("waiting for the container runtime"),
+            Self::Succeeded => f.write_str("recreated"),
+            Self::Failed(why) => f.write_str(why),
+        }
+    }
+}
+
+impl ContainerStep {
+    /// The phase that a container in this step has in the status.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        match self {
+            Self::Waiting | Self::RuntimeUnavailable => Phase::Pending,
+            Self::Succeeded => Phase::Succeeded,
+            Self::Failed(_) => Phase::Failed,
+            _ => Phase::Recreating,
+        }
+    }
+
+    /// What is written in place of [`ContainerStep::at_deadline`] once a stop that ran at the deadline has ended.
+    #[must_use]
+    pub fn after_deadline(error: Option<&str>) -> String {
+        match error {
+            None => {
+                "activeDeadlineSeconds passed: it was being stopped, and was stopped after that".to_owned()
+            }
+            Some(error) => {
+                format!(
+                    "activeDeadlineSeconds passed: it was being stopped, which failed after that: {error}"
+                )
+            }
+        }
+    }
+
+    /// Says what had been done when the deadline came at this step.
+    #[must_use]
+    pub fn at_deadline(&self) -> String {
+        let suffix = match self {
+            Self::Hook => "; the hook continues, then TERM is sent",
+            Self::Stopping => "; KILL follows at the end of the grace period",
+            _ => "",
+        };
+        format!("activeDeadlineSeconds passed: {}{suffix}", self.progress_text())
+    }
+
+    /// Says what had been done to the container up to this step.
+    #[must_use]
+    pub fn progress_text(&self) -> String {
+        match self {
+            Self::Waiting | Self::Recording | Self::WaitingForSlot => {
+                "the container had not been touched".to_owned()
+            }
+            Self::Hook => "its preStop hook was running".to_owned(),
+            Self::Stopping => "TERM had been sent".to_owned(),
+            Self::Restarting => "it was being restarted for its changed environment".to_owned(),
+            Self::Unlisted => self.to_string(),
+            Self::Interrupted => {
+                "stopping it was interrupted by a restart of kruise-daemon; TERM may have been \
+                                  sent and is not sent again"
+                    .to_owned()
+            }
+            Self::Retry(error) => format!("stopping it had failed: {error}"),
+            Self::Stopped => "it had been stopped and kubelet had not started it again".to_owned(),
+            Self::BackOff { .. } | Self::BackOffExpected { .. } | Self::StartFailed { .. } => {
+                format!("it had been stopped; {self}")
+            }
+            Self::Starting => "it had been stopped and the new container was starting".to_owned(),
+            Self::NotReady => "the new container was running but not ready".to_owned(),
+            Self::WaitingMinStarted { left } => format!(
+                "the new container was ready, {} s short of minStartedSeconds",
+                left.as_secs() + u64::from(left.subsec_nanos() > 0)
+            ),
+            Self::RuntimeUnavailable => "the container runtime did not answer".to_owned(),
+            Self::Succeeded | Self::Failed(_) => self.to_string(),
+        }
+    }
+}

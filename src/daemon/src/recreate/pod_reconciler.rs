@@ -1,0 +1,570 @@
+//! One Pod: looks, plans, acts and reports until none of its requests is left.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Resource;
+use tokio::sync::{Notify, mpsc};
+use tokio::task::{AbortHandle, JoinSet};
+
+use super::RecreateContext;
+use super::act::{self, StopError, StopTask, TaskEvent, TaskEventKind};
+use super::observe::{self, RuntimeObserver};
+use super::plan::{
+    self, Clocks, Observed, Plan, PodObservation, RecreateRequest, RecreateState, RuntimeObservation,
+    StatusWrite, StopAction, StopAttempt, StopStage,
+};
+use super::report;
+use super::runtime_queue::{OBSERVE_TIMEOUT, ObserveLimit};
+use super::status_writer::StatusWriter;
+use kruise_api::backoff::Backoff;
+use kruise_api::container_recreate_request::{COMPLETE, ContainerRecreateRequest, FAILED};
+use kruise_api::keys;
+use kruise_cluster::{EventType, Key};
+use kruise_ops::metrics::metrics;
+use kruise_ops::panics;
+use kruise_ops::progress::ProgressStep;
+
+/// How long after a failed stop the runtime is asked again.
+const STOP_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), MAX_STOP_BACKOFF);
+/// The longest such pause, and the longest after a panic.
+const MAX_STOP_BACKOFF: Duration = Duration::from_secs(30);
+/// How often a preStop hook that the runtime's end broke off begins: one that breaks the connection must not keep its
+/// container for ever. Where the runtime is away none begins, for its containers are listed before.
+const MAX_HOOK_ATTEMPTS: u32 = 3;
+/// How long what is being written at shutdown may take; the process has two seconds.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(1500);
+
+/// The state machine of one Pod.
+pub struct PodReconciler {
+    shared: Arc<RecreateContext>,
+    /// Namespace and name of the Pod.
+    key: Key,
+    /// Rings when something about the Pod or its requests has changed.
+    notify: Arc<Notify>,
+    state: RecreateState,
+    observer: RuntimeObserver,
+    status_writer: StatusWriter,
+    stop_tasks: JoinSet<()>,
+    abort_handles: BTreeMap<plan::ContainerKey, AbortHandle>,
+    /// How often the runtime failed to stop a container.
+    stop_failures: BTreeMap<plan::ContainerKey, u32>,
+    event_tx: mpsc::UnboundedSender<TaskEvent>,
+    event_rx: mpsc::UnboundedReceiver<TaskEvent>,
+    /// When each request was first seen: by the API server's clock, and by our own count.
+    first_seen: BTreeMap<String, (Timestamp, Duration)>,
+    /// Requests of which a container is being stopped, as last seen: the watch drops one soon after its end.
+    tracked_requests: BTreeMap<String, Arc<RecreateRequest>>,
+}
+
+/// What a round over the Pod came to.
+enum ReconcileResult {
+    /// No request is left.
+    Done,
+    /// When to look again, if nothing happens before.
+    RequeueAt(Option<Duration>),
+}
+
+impl PodReconciler {
+    /// A machine for the Pod of that name; `bell` is rung when it or its requests change.
+    pub fn new(shared: Arc<RecreateContext>, key: Key, notify: Arc<Notify>) -> Self {
+        let (event_tx, event_rx) = mpsc::unbounded_channel();
+        Self {
+            status_writer: StatusWriter::new(Arc::clone(&shared)),
+            shared,
+            key,
+            notify,
+            state: RecreateState::default(),
+            observer: RuntimeObserver::default(),
+            stop_tasks: JoinSet::new(),
+            abort_handles: BTreeMap::new(),
+            stop_failures: BTreeMap::new(),
+            event_tx,
+            event_rx,
+            first_seen: BTreeMap::new(),
+            tracked_requests: BTreeMap::new(),
+        }
+    }
+
+    /// Runs until no request for the Pod is left, or until shutdown.
+    pub async fn run(mut self) -> Key {
+        let shutdown = self.shared.ctx.shutdown.clone();
+        let mut last_observed = None;
+        let step = self.shared.ctx.health.progress.begin_idle(super::NAME);
+        let mut failures = 0;
+        loop {
+            step.set_activity(format!("looking at Pod {}", self.key), OBSERVE_TIMEOUT);
+            let key = self.key.clone();
+            let result = tokio::select! {
+                biased;
+                () = shutdown.cancelled() => break,
+                round = panics::catch_panic(super::NAME, key, self.reconcile(&mut last_observed, &step)) => round,
+            };
+            match result {
+                Ok(ReconcileResult::Done) => break,
+                Ok(ReconcileResult::RequeueAt(wake)) => {
+                    failures = 0;
+                    step.set_idle(wake.map(|at| at.saturating_sub(self.shared.now().mono)));
+                    if !self.wait_for_event(wake, &shutdown).await {
+                        break;
+                    }
+                }
+                Err(_) => {
+                    let pause = STOP_BACKOFF.delay(failures);
+                    failures += 1;
+                    step.set_idle(Some(pause));
+                    let sleep = tokio::time::sleep(pause);
+                    if shutdown.run_until_cancelled(sleep).await.is_none() {
+                        break;
+                    }
+                }
+            }
+        }
+        self.stop_tasks.abort_all();
+        if shutdown.is_cancelled() {
+            self.flush_status(last_observed).await;
+        }
+        self.shared
+            .status_list
+            .set_pod_rows(&self.shared.ctx.live, &self.key, Vec::new());
+        self.key
+    }
+
+    /// Looks, plans and acts.
+    async fn reconcile(
+        &mut self,
+        last_observed: &mut Option<Observed>,
+        step: &ProgressStep,
+    ) -> ReconcileResult {
+        let requests = self.sync_requests();
+        if requests.is_empty() && self.status_writer.idle() {
+            return ReconcileResult::Done;
+        }
+        let observed = self.observe(requests, step).await;
+        ReconcileResult::RequeueAt(self.plan_and_act(observed, last_observed))
+    }
+
+    /// The Pod's requests that are not over or of which a container is still being stopped, as we know them best.
+    fn sync_requests(&mut self) -> Vec<Arc<RecreateRequest>> {
+        let mut watched = self.shared.requests.list();
+        watched.retain(|request| super::pod_key(request) == self.key);
+        let watched_uids: BTreeSet<String> = watched.iter().map(|request| request.uid.clone()).collect();
+        let unwatched = self
+            .tracked_requests
+            .iter()
+            .filter(|(uid, _)| !watched_uids.contains(*uid));
+        watched.extend(unwatched.map(|(_, request)| Arc::clone(request)));
+        let mut requests = self.status_writer.latest(watched);
+        for request in &mut requests {
+            // It was deleted, or its end was written by kruise-manager.
+            if !watched_uids.contains(&request.uid) && !super::is_finished(request) {
+                Arc::make_mut(request).terminating = true;
+            }
+        }
+        let has_attempt = |uid: &str| self.state.attempts.keys().any(|key| key.request_uid == uid);
+        let is_stopping = |request: &RecreateRequest| {
+            has_attempt(&request.uid) && !self.status_writer.is_deleted(&request.uid)
+        };
+        requests.retain(|request| !super::is_finished(request) || is_stopping(request));
+        self.tracked_requests = requests
+            .iter()
+            .filter(|request| has_attempt(&request.uid))
+            .map(|request| (request.uid.clone(), Arc::clone(request)))
+            .collect();
+        let uids: BTreeSet<&str> = requests.iter().map(|request| request.uid.as_str()).collect();
+        let exists = |uid: &str| uids.contains(uid);
+        let attempts = &mut self.state.attempts;
+        attempts.retain(|key, attempt| attempt.in_progress || exists(&key.request_uid));
+        self.state.targets.retain(|key, _| exists(&key.request_uid));
+        self.state.results.retain(|key, _| exists(&key.request_uid));
+        self.state.unready_observed_at.retain(|uid, _| exists(uid));
+        self.stop_failures.retain(|key, _| exists(&key.request_uid));
+        let now = self.shared.now();
+        self.first_seen
+            .retain(|uid, _| exists(uid) || self.status_writer.is_writing(uid));
+        for request in requests.iter().filter(|request| !super::is_finished(request)) {
+            self.first_seen
+                .entry(request.uid.clone())
+                .or_insert((now.api, now.mono));
+            if request.status.unready_since().is_some() {
+                self.state
+                    .unready_observed_at
+                    .entry(request.uid.clone())
+                    .or_insert(now.mono);
+            }
+        }
+        requests
+    }
+
+    async fn observe(&mut self, requests: Vec<Arc<RecreateRequest>>, step: &ProgressStep) -> Observed {
+        let limit = ObserveLimit::for_requests(&requests, self.shared.now());
+        let mut pod_observation = self.observe_pod(&requests, limit).await;
+        let now = self.shared.now();
+        let mut runtime_observation = match &pod_observation {
+            PodObservation::Present(view) => {
+                let observer = &mut self.observer;
+                observer
+                    .observe(&self.shared, view, &requests, now, limit, step)
+                    .await
+            }
+            _ => RuntimeObservation::Unknown("the Pod is not known".to_owned()),
+        };
+        // What the jobs said meanwhile may be newer or older than the look. Either is sound, for a container
+        // is known by its ID.
+        while let Ok(event) = self.event_rx.try_recv() {
+            self.on_task_event(event);
+        }
+        if let (PodObservation::Present(observed_pod), RuntimeObservation::Listed { .. }) =
+            (&pod_observation, &runtime_observation)
+        {
+            let uid = observed_pod.uid.clone();
+            pod_observation = self.observe_pod(&requests, limit).await;
+            if !matches!(&pod_observation, PodObservation::Present(now) if now.uid == uid) {
+                runtime_observation =
+                    RuntimeObservation::Unknown("the Pod has changed since it was asked".to_owned());
+            }
+        }
+        let requests = self.refresh_requests(&requests);
+        Observed {
+            requests,
+            pod: pod_observation,
+            runtime: runtime_observation,
+            state: self.state.clone(),
+        }
+    }
+
+    /// The requests as they are after a look, which may have waited for its turn. The look was not about new ones; the bell
+    /// has rung for them.
+    fn refresh_requests(&mut self, observed: &[Arc<RecreateRequest>]) -> Vec<Arc<RecreateRequest>> {
+        let mut requests = self.sync_requests();
+        requests.retain(|request| observed.iter().any(|previous| previous.uid == request.uid));
+        requests
+    }
+
+    async fn observe_pod(&self, requests: &[Arc<RecreateRequest>], limit: ObserveLimit) -> PodObservation {
+        let timeout = limit.call_timeout();
+        tokio::time::timeout(timeout, observe::observe_pod(&self.shared, &self.key, requests))
+            .await
+            .unwrap_or_else(|_| {
+                PodObservation::Unknown(format!("the API server has not answered for {timeout:?}"))
+            })
+    }
+
+    /// Plans and acts until nothing is left to do for now; returns when to look again.
+    fn plan_and_act(
+        &mut self,
+        mut observed: Observed,
+        last_observed: &mut Option<Observed>,
+    ) -> Option<Duration> {
+        let now = self.shared.now();
+        let plan = loop {
+            let plan = plan::plan(&observed, now);
+            let acted = self.apply(&observed, &plan, now);
+            observed.state = self.state.clone();
+            if !acted {
+                break plan;
+            }
+        };
+        tracing::debug!(
+            pod = %self.key,
+            steps = ?plan.progress,
+            begin = plan.stops.len(),
+            writes = plan.writes.len(),
+            wake = ?plan.requeue,
+            "looked at the requests of a Pod"
+        );
+        self.publish_status(&observed, &plan);
+        self.status_writer
+            .set_pending(&plan.writes, &observed.requests, now);
+        self.prune_attempts(&observed, &plan);
+        *last_observed = Some(observed);
+        [
+            plan.requeue.map(|wake| wake.at),
+            self.status_writer.start_due(now),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    /// Forgets the stops of requests that are over and of which nothing is left to do or to write.
+    fn prune_attempts(&mut self, observed: &Observed, plan: &Plan) {
+        let finished = |uid: &str| {
+            let request = observed.requests.iter().find(|request| request.uid == uid);
+            request.is_none_or(|request| super::is_finished(request))
+        };
+        let (writer, has_write) = (&self.status_writer, |uid: &str| {
+            plan.writes.iter().any(|write| write.request_uid == uid)
+        });
+        self.state.attempts.retain(|key, attempt| {
+            let uid = key.request_uid.as_str();
+            attempt.in_progress || !finished(uid) || has_write(uid) || writer.is_writing(uid)
+        });
+    }
+
+    /// Acts on a plan. Returns whether the memory has changed, so that it must be planned anew.
+    fn apply(&mut self, observed: &Observed, plan: &Plan, now: Clocks) -> bool {
+        for key in &plan.cancel {
+            if let Some(handle) = self.abort_handles.remove(key) {
+                handle.abort();
+            }
+            if let Some(attempt) = self.state.attempts.get_mut(key) {
+                attempt.in_progress = false;
+            }
+        }
+        for (key, settled) in &plan.results {
+            self.state.results.insert(key.clone(), settled.clone());
+        }
+        let (PodObservation::Present(pod), Some(runtime)) = (&observed.pod, self.observer.runtime.clone())
+        else {
+            return !plan.results.is_empty();
+        };
+        self.report_recreating(plan);
+        for begin in &plan.stops {
+            let task = StopTask {
+                shared: Arc::clone(&self.shared),
+                runtime: Arc::clone(&runtime),
+                pod: Arc::clone(pod),
+                action: begin.clone(),
+                event_tx: self.event_tx.clone(),
+            };
+            self.start_stop(task, begin, now);
+        }
+        !plan.results.is_empty() || !plan.stops.is_empty()
+    }
+
+    /// Logs which requests begin, with an event on each.
+    fn report_recreating(&self, plan: &Plan) {
+        let has_attempt = |uid: &str| self.state.attempts.keys().any(|key| key.request_uid == uid);
+        let mut new: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+        for begin in plan
+            .stops
+            .iter()
+            .filter(|begin| !has_attempt(&begin.key.request_uid))
+        {
+            let request = (begin.key.request_uid.as_str(), begin.request_name.as_str());
+            new.entry(request).or_default().push(&begin.key.container);
+        }
+        for ((uid, name), containers) in new {
+            let containers = containers.join(", ");
+            tracing::info!(
+                namespace = self.key.namespace,
+                request = name,
+                pod = self.key.name,
+                containers,
+                "recreating containers"
+            );
+            let note = format!("Recreating containers {containers} of Pod {}", self.key.name);
+            self.publish_event(uid, name, EventType::Normal, keys::EVENT_RECREATING, note);
+        }
+    }
+
+    /// An event on a request.
+    fn publish_event(&self, uid: &str, name: &str, type_: EventType, reason: &str, note: String) {
+        let object = ObjectReference {
+            api_version: Some(ContainerRecreateRequest::api_version(&()).into_owned()),
+            kind: Some(ContainerRecreateRequest::kind(&()).into_owned()),
+            namespace: self.key.namespace.clone(),
+            name: Some(name.to_owned()),
+            uid: Some(uid.to_owned()),
+            ..ObjectReference::default()
+        };
+        let events = &self.shared.ctx.cluster.events;
+        events.publish(object, type_, reason, "Recreating", note);
+    }
+
+    fn start_stop(&mut self, task: StopTask, action: &StopAction, now: Clocks) {
+        let slot = self.shared.ctx.stop_slots.try_acquire(&task.pod.namespace);
+        let stage = match (&slot, &action.params.hook) {
+            (None, _) => StopStage::Queued,
+            (Some(_), Some(_)) => StopStage::Hook,
+            (Some(_), None) => StopStage::Stopping,
+        };
+        let previous = self.state.attempts.get(&action.key);
+        let attempt = StopAttempt {
+            request_name: action.request_name.clone(),
+            target: action.target.clone(),
+            begun_at: previous
+                .and_then(|attempt| attempt.begun_at)
+                .or_else(|| slot.is_some().then_some(now.mono)),
+            hook_done: action.params.hook.is_none(),
+            grace_spent: previous.map(|attempt| attempt.grace_spent).unwrap_or_default(),
+            stage,
+            in_progress: true,
+        };
+        self.state.attempts.insert(action.key.clone(), attempt);
+        let handle = self.stop_tasks.spawn(act::run(task, slot));
+        self.abort_handles.insert(action.key.clone(), handle);
+    }
+
+    /// Waits for anything to happen. Returns false at shutdown.
+    async fn wait_for_event(
+        &mut self,
+        requeue_at: Option<Duration>,
+        shutdown: &tokio_util::sync::CancellationToken,
+    ) -> bool {
+        let instant = requeue_at.map(|at| self.shared.instant_at(at));
+        let timer = async {
+            match instant {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        let timer = pin!(timer);
+        tokio::select! {
+            () = shutdown.cancelled() => return false,
+            () = self.notify.notified() => {}
+            Some(news) = self.event_rx.recv() => self.on_task_event(news),
+            stored = self.status_writer.next_written() => {
+                if let Some((write, request)) = stored {
+                    self.on_status_written(&write, &request);
+                }
+            }
+            Some(_) = self.stop_tasks.join_next() => {}
+            () = timer => {}
+        }
+        true
+    }
+
+    /// Takes in what a job reports, unless it was broken off.
+    fn on_task_event(&mut self, TaskEvent { key, kind }: TaskEvent) {
+        let now = self.shared.now().mono;
+        let Some(attempt) = self
+            .state
+            .attempts
+            .get_mut(&key)
+            .filter(|attempt| attempt.in_progress)
+        else {
+            return;
+        };
+        attempt.begun_at.get_or_insert(now);
+        let stop_failures = self.stop_failures.entry(key.clone()).or_default();
+        attempt.hook_done |=
+            matches!(kind, TaskEventKind::StopStarted) || *stop_failures + 1 >= MAX_HOOK_ATTEMPTS;
+        attempt.stage = match kind {
+            TaskEventKind::HookStarted => StopStage::Hook,
+            TaskEventKind::StopStarted => StopStage::Stopping,
+            TaskEventKind::Stopped => StopStage::Stopped(now),
+            TaskEventKind::Failed {
+                error,
+                grace_spent: spent,
+            } => {
+                attempt.grace_spent += spent;
+                failed_stop_stage(&error, stop_failures, now)
+            }
+        };
+        attempt.in_progress = matches!(attempt.stage, StopStage::Hook | StopStage::Stopping);
+        if !attempt.in_progress {
+            self.abort_handles.remove(&key);
+        }
+    }
+
+    /// Shows on the control API what the requests are at.
+    fn publish_status(&self, observed: &Observed, plan: &Plan) {
+        let rows = observed
+            .requests
+            .iter()
+            .map(|request| {
+                let first_seen = self.first_seen.get(&request.uid).map(|(at, _)| *at);
+                report::recreate_status(request, plan, observed, first_seen)
+            })
+            .collect();
+        self.shared
+            .status_list
+            .set_pod_rows(&self.shared.ctx.live, &self.key, rows);
+    }
+
+    /// Takes in that the API server has a status; counts and logs a request that has ended by it.
+    fn on_status_written(&mut self, write: &StatusWrite, request: &RecreateRequest) {
+        for state in &write.status.container_recreate_states {
+            if let Some(target) = &state.container_id {
+                let key = plan::ContainerKey {
+                    request_uid: write.request_uid.clone(),
+                    container: state.name.clone(),
+                };
+                self.state.targets.insert(key, target.clone());
+            }
+        }
+        if request.status.completion_time.is_none() {
+            return;
+        }
+        // Removed, so that what is written later about a stop that ran at the deadline does not count it twice.
+        let Some((_, since)) = self.first_seen.remove(&request.uid) else {
+            return;
+        };
+        let took = self.shared.now().mono.saturating_sub(since);
+        let find_condition = |type_: &&str| {
+            request
+                .status
+                .conditions
+                .iter()
+                .find(|condition| condition.type_ == **type_)
+        };
+        let condition = [COMPLETE, FAILED].iter().find_map(find_condition);
+        let failed = condition.is_none_or(|condition| condition.type_ == FAILED);
+        let result = if failed { "failed" } else { "succeeded" };
+        if let Some(condition) = condition {
+            let type_ = if failed {
+                EventType::Warning
+            } else {
+                EventType::Normal
+            };
+            let (reason, note) = (condition.type_.as_str(), condition.message.clone());
+            self.publish_event(&request.uid, &request.name, type_, reason, note);
+        }
+        metrics()
+            .recreates
+            .get_or_create(&[("result", result.to_owned())])
+            .observe(took.as_secs_f64());
+        let RecreateRequest {
+            namespace,
+            name,
+            pod_name,
+            ..
+        } = request;
+        let message = condition.map(|condition| condition.message.as_str());
+        tracing::info!(
+            namespace,
+            request = name,
+            pod = pod_name,
+            result,
+            ?took,
+            message,
+            "request completed"
+        );
+    }
+
+    /// At shutdown: writes what would otherwise be lost, as far as that is possible in time.
+    async fn flush_status(&mut self, last_observed: Option<Observed>) {
+        let Some(mut observed) = last_observed else { return };
+        let now = self.shared.now();
+        observed.state = self.state.clone();
+        observed.requests = self.status_writer.latest(observed.requests);
+        let plan = plan::plan(&observed, now);
+        self.status_writer
+            .set_pending(&plan.writes, &observed.requests, now);
+        if tokio::time::timeout(FLUSH_TIMEOUT, self.status_writer.flush())
+            .await
+            .is_err()
+        {
+            tracing::warn!(pod = %self.key, "could not write the last status before shutdown");
+        }
+    }
+}
+
+fn failed_stop_stage(error: &StopError, failures: &mut u32, now: Duration) -> StopStage {
+    let message = error.to_string();
+    if !error.retryable() {
+        return StopStage::Refused(message);
+    }
+    let retry_at = now + STOP_BACKOFF.delay(*failures);
+    *failures = failures.saturating_add(1);
+    StopStage::Retry {
+        retry_at,
+        error: message,
+    }
+}

@@ -1,0 +1,249 @@
+//! Asks each container runtime for the containers of a few Pods at a time, whatever their number: all are looked at when
+//! the runtime comes back.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+
+use super::plan::{self, Clocks, RecreateRequest};
+use kruise_cri as cri;
+use kruise_ops::progress::ProgressStep;
+
+/// Pods whose containers one runtime is asked for at a time.
+const MAX_CONCURRENT_CALLS: usize = 16;
+/// How long an answer is waited for before a Pod is planned without it.
+pub const OBSERVE_TIMEOUT: Duration = Duration::from_secs(6);
+/// The same where a deadline has passed and nothing but that is to be said.
+const MIN_OBSERVE_TIMEOUT: Duration = Duration::from_millis(300);
+/// How long a turn is waited for before a Pod is planned without it, too: the request then says that it waits, long before
+/// the manager says after a minute that no daemon has taken it up.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Any deadline further away counts as this one; larger than every wait.
+const MAX_DEADLINE: Duration = Duration::from_secs(86_400);
+
+/// How long a look at a Pod may take: no deadline of its requests is missed for it.
+#[derive(Debug, Clone, Copy)]
+pub struct ObserveLimit {
+    deadline: Option<Instant>,
+}
+
+impl ObserveLimit {
+    /// That of a look that begins now.
+    pub fn for_requests(requests: &[Arc<RecreateRequest>], now: Clocks) -> Self {
+        let next_deadline = requests
+            .iter()
+            .filter(|request| !super::is_finished(request))
+            .filter_map(|request| plan::deadline(request))
+            .min();
+        let time_left =
+            next_deadline.map(|at| plan::to_mono(at, now).saturating_sub(now.mono).min(MAX_DEADLINE));
+        Self {
+            deadline: time_left.map(|left| Instant::now() + left),
+        }
+    }
+
+    /// What one call may take.
+    pub fn call_timeout(self) -> Duration {
+        self.time_left()
+            .map_or(OBSERVE_TIMEOUT, |left| left.min(OBSERVE_TIMEOUT))
+    }
+
+    /// What is left until the next deadline; enough for a last look.
+    fn time_left(self) -> Option<Duration> {
+        let deadline = self.deadline?;
+        Some(
+            deadline
+                .saturating_duration_since(Instant::now())
+                .max(MIN_OBSERVE_TIMEOUT),
+        )
+    }
+}
+
+/// Whose turn it is, for each runtime: one that hangs is in no other's way.
+#[derive(Debug, Default)]
+pub struct RuntimeQueue {
+    semaphores: Mutex<HashMap<PathBuf, Arc<Semaphore>>>,
+}
+
+impl RuntimeQueue {
+    /// Asks the runtime at `socket` when it is this Pod's turn. The limit of a call counts from then on.
+    ///
+    /// # Errors
+    /// In words, where there was no answer.
+    pub async fn call<T>(
+        &self,
+        socket: &Path,
+        limit: ObserveLimit,
+        step: &ProgressStep,
+        request: impl Future<Output = Result<T, cri::Error>>,
+    ) -> Result<T, String> {
+        let semaphore = self.semaphore(socket);
+        // Those ahead have limits of their own.
+        step.set_idle(None);
+        let queue_timeout = limit
+            .time_left()
+            .map_or(QUEUE_TIMEOUT, |left| left.min(QUEUE_TIMEOUT));
+        let permit = timeout(queue_timeout, semaphore.acquire()).await;
+        step.set_activity(
+            format!("asking the runtime at {}", socket.display()),
+            OBSERVE_TIMEOUT,
+        );
+        let Ok(_permit) = permit else {
+            return Err(format!(
+                "the runtime at {} is still being asked for the containers of other Pods",
+                socket.display()
+            ));
+        };
+        let limit = limit.call_timeout();
+        match timeout(limit, request).await {
+            Ok(answer) => answer.map_err(|error| error.to_string()),
+            Err(_) => Err(format!(
+                "runtime at {} has not answered for {limit:?}",
+                socket.display()
+            )),
+        }
+    }
+
+    fn semaphore(&self, socket: &Path) -> Arc<Semaphore> {
+        let mut semaphores = self.semaphores.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = semaphores.entry(socket.to_owned());
+        Arc::clone(entry.or_insert_with(|| Arc::new(Semaphore::new(MAX_CONCURRENT_CALLS))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::future::join_all;
+    use jiff::{SignedDuration, Timestamp};
+    use tokio::time::sleep;
+
+    use super::*;
+    use kruise_ops::progress::Progress;
+
+    const NO_DEADLINE: ObserveLimit = ObserveLimit { deadline: None };
+
+    fn seconds(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn with_deadline(seconds_left: u64) -> ObserveLimit {
+        ObserveLimit {
+            deadline: Some(Instant::now() + seconds(seconds_left)),
+        }
+    }
+
+    /// Asks a runtime that answers after so long.
+    async fn call(
+        runtime_queue: &RuntimeQueue,
+        socket: &str,
+        limit: ObserveLimit,
+        delay: Duration,
+    ) -> Result<(), String> {
+        let step = Progress::default().begin_idle("test");
+        let response = async {
+            sleep(delay).await;
+            Ok(())
+        };
+        runtime_queue
+            .call(Path::new(socket), limit, &step, response)
+            .await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_in_runtime_queue_does_not_count_as_call_time() {
+        let (runtime_queue, started) = (RuntimeQueue::default(), Instant::now());
+        let pods = (0..64).map(|_| call(&runtime_queue, "/a", NO_DEADLINE, seconds(5)));
+        let answers = join_all(pods).await;
+        assert!(answers.iter().all(Result::is_ok), "{answers:?}");
+        // Four times 16.
+        assert_eq!(started.elapsed(), seconds(20));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn long_runtime_queue_times_out_for_every_pod() {
+        let (runtime_queue, started) = (RuntimeQueue::default(), Instant::now());
+        let pods = (0..500).map(|_| call(&runtime_queue, "/a", NO_DEADLINE, MAX_DEADLINE));
+        let answers = join_all(pods).await;
+        assert!(answers.iter().all(Result::is_err));
+        assert!(
+            started.elapsed() <= QUEUE_TIMEOUT + OBSERVE_TIMEOUT,
+            "{:?}",
+            started.elapsed()
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn hanging_runtime_does_not_block_another_runtime() {
+        let runtime_queue = RuntimeQueue::default();
+        let hanging_calls =
+            join_all((0..40).map(|_| call(&runtime_queue, "/hangs", NO_DEADLINE, MAX_DEADLINE)));
+        let answers = async {
+            // The others are in the queue.
+            tokio::task::yield_now().await;
+            let began = Instant::now();
+            let answer = call(&runtime_queue, "/works", NO_DEADLINE, Duration::ZERO).await;
+            (answer, began.elapsed() < OBSERVE_TIMEOUT)
+        };
+        let (hung, answer) = tokio::join!(hanging_calls, answers);
+        assert_eq!(answer, (Ok(()), true));
+        let expected = "runtime at /hangs has not answered for 6s";
+        assert_eq!(hung, vec![Err(expected.to_owned()); 40]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn queue_and_call_end_at_the_next_request_deadline() {
+        let (runtime_queue, started) = (RuntimeQueue::default(), Instant::now());
+        let pods = (0..MAX_CONCURRENT_CALLS).map(|_| call(&runtime_queue, "/a", NO_DEADLINE, MAX_DEADLINE));
+        let late = async {
+            tokio::task::yield_now().await;
+            (
+                call(&runtime_queue, "/a", with_deadline(2), MAX_DEADLINE).await,
+                started.elapsed(),
+            )
+        };
+        let (_, (answer, took)) = tokio::join!(join_all(pods), late);
+        let expected = "the runtime at /a is still being asked for the containers of other Pods";
+        assert_eq!((answer, took), (Err(expected.to_owned()), seconds(2)));
+
+        let began = Instant::now();
+        let answer = call(&runtime_queue, "/a", with_deadline(2), MAX_DEADLINE).await;
+        let expected = "runtime at /a has not answered for 2s";
+        assert_eq!((answer, began.elapsed()), (Err(expected.to_owned()), seconds(2)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn observe_timeout_ends_at_the_request_deadline() {
+        let request = |deadline_seconds| {
+            Arc::new(RecreateRequest {
+                created_at: Timestamp::UNIX_EPOCH,
+                deadline_seconds,
+                ..RecreateRequest::default()
+            })
+        };
+        let now_at = |seconds| {
+            let api = Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
+            Clocks {
+                api,
+                wall: api,
+                mono: Duration::from_secs(1000),
+            }
+        };
+        let requests = [request(None), request(Some(10)), request(Some(90))];
+        let call = |requests: &[Arc<RecreateRequest>], at| {
+            ObserveLimit::for_requests(requests, now_at(at)).call_timeout()
+        };
+        assert_eq!(call(&requests, 0), OBSERVE_TIMEOUT);
+        assert_eq!(call(&requests, 8), seconds(2));
+        assert_eq!(call(&requests, 10), MIN_OBSERVE_TIMEOUT);
+        assert_eq!(call(&requests, 20), MIN_OBSERVE_TIMEOUT);
+        assert_eq!(call(&requests[..1], 10), OBSERVE_TIMEOUT);
+        // What has been waited for before counts.
+        let limit = ObserveLimit::for_requests(&requests, now_at(0));
+        sleep(seconds(7)).await;
+        assert_eq!(limit.call_timeout(), seconds(3));
+    }
+}

@@ -1,0 +1,378 @@
+//! What answers need to know of the cluster.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use futures::{StreamExt, future, stream};
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use kube::Api;
+use kube::api::ListParams;
+use serde::de::IgnoredAny;
+use serde_json::Value;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::body_limits::Quota;
+use super::cloneset::PodOwnership;
+use super::connections::Caller;
+use super::container_recreate_request::{PodLookup, Target};
+use super::deletion::{ClaimFields, DeletionBlocker, is_active_pod, is_bound_claim};
+use super::previous_fields::PreviousFields;
+use super::review::Request;
+use super::{Options, cloneset};
+use kruise_api::validation::{MAX_VALUE_CHARS, truncate};
+use kruise_api::{keys, names};
+use kruise_cluster::pod_template::{self, Defaulting, DryRunResult, Templates};
+use kruise_cluster::{self as cluster, Cluster, Key, Store, write};
+use kruise_workload::in_place::normalize::TemplateStorage;
+
+/// What we read for an answer must be there by then; the API server waits 10 s for us.
+const READ_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same where it is only for a warning; such a webhook is waited for 5 s.
+const WARNING_TIMEOUT: Duration = Duration::from_secs(2);
+/// The same for a dry run; such a webhook is waited for 5 s too.
+const DRY_RUN_TIMEOUT: Duration = Duration::from_secs(4);
+/// Nodes that are looked up for a warning, and Pods that are at once.
+const MAX_CONCURRENT_LOOKUPS: usize = 16;
+/// Requests to the API server at a time, weighed by what their answers may take of our memory: some MiB each.
+const MAX_REQUEST_WEIGHT: usize = 32;
+/// The same on behalf of one address.
+const MAX_CLIENT_WEIGHT: usize = 16;
+/// What a request weighs whose answer is an object's metadata, or a dry run, whose review has room for both.
+const METADATA_WEIGHT: u32 = 2;
+/// What one for a Pod weighs.
+const POD_WEIGHT: u32 = 4;
+/// What one for a page of a list weighs.
+const LIST_WEIGHT: u32 = 16;
+/// Objects of a namespace that are listed at a time.
+const PAGE_SIZE: u32 = 50;
+/// Names of Pods that are looked up.
+const MAX_PODS_TO_DELETE: usize = 500;
+
+/// How many of a page count.
+fn count_matching<T>(page: &[T], matches_filter: impl Fn(&T) -> bool) -> usize {
+    page.iter().filter(|one| matches_filter(one)).count()
+}
+
+/// How many objects count of the first page that has any; 0 when no page has.
+async fn count_first_page<F: Future<Output = Result<(usize, ListMeta), cluster::Error>>>(
+    params: ListParams,
+    list: impl Fn(ListParams) -> F,
+) -> Result<usize, cluster::Error> {
+    let mut params = params.limit(PAGE_SIZE);
+    loop {
+        let (count, page) = list(params.clone()).await?;
+        match page.continue_.filter(|next| !next.is_empty()) {
+            Some(next) if count == 0 => params = params.continue_token(&next),
+            _ => return Ok(count),
+        }
+    }
+}
+
+/// When an answer must be there.
+#[derive(Clone, Copy)]
+struct Deadline {
+    at: Instant,
+    timeout: Duration,
+}
+
+impl Deadline {
+    fn after(after: Duration) -> Self {
+        let at = Instant::now() + after;
+        Self { at, timeout: after }
+    }
+}
+
+/// Looks at the cluster for answers; clones share what is known.
+#[derive(Clone)]
+pub(super) struct Lookups {
+    /// The connection.
+    pub cluster: Cluster,
+    defaults: Defaulting,
+    vertical_scaling: bool,
+    virtual_nodes: Store<()>,
+    request_quota: Quota,
+    caller: IpAddr,
+}
+
+impl Lookups {
+    /// Also gives the task that keeps it up to date. Only virtual nodes are watched, of which there are
+    /// few or none, so that an answer need not ask for the Pod's node.
+    pub fn new(cluster: &Cluster, options: &Options) -> (Self, impl Future<Output = ()> + use<>) {
+        let nodes: Api<Node> = Api::all(cluster.client.clone());
+        let params = ListParams::default().labels(&format!("{}={}", keys::TYPE, keys::TYPE_VIRTUAL_KUBELET));
+        let (virtual_nodes, watching) = cluster.reflector(nodes, params, |_: Node| Some(()));
+        (
+            Self {
+                cluster: cluster.clone(),
+                defaults: options.defaults,
+                vertical_scaling: options.vertical_scaling,
+                virtual_nodes,
+                request_quota: Quota::new(MAX_REQUEST_WEIGHT, MAX_CLIENT_WEIGHT),
+                caller: Ipv4Addr::UNSPECIFIED.into(),
+            },
+            watching,
+        )
+    }
+
+    /// The same on behalf of a caller.
+    pub fn on_behalf_of(&self, caller: &Caller) -> Self {
+        Self {
+            caller: caller.address,
+            ..self.clone()
+        }
+    }
+
+    /// What the API server answers in time, once there is room for another request of this caller.
+    async fn bounded_request<T>(
+        &self,
+        (verb, kind, weight): (&'static str, &str, u32),
+        Deadline { at, timeout: after }: Deadline,
+        answer: impl Future<Output = Result<T, cluster::Error>>,
+    ) -> Result<T, cluster::Error> {
+        let kind = || kind.to_owned();
+        let Ok(Ok(_permits)) = timeout_at(at, self.request_quota.acquire(self.caller, weight)).await else {
+            let kind = kind();
+            return Err(cluster::Error::TooManyInFlight { verb, kind, after });
+        };
+        match timeout_at(at, answer).await {
+            Ok(answer) => answer,
+            Err(_) => Err(cluster::Error::Timeout {
+                verb,
+                kind: kind(),
+                after,
+            }),
+        }
+    }
+
+    /// Whether no node has that name, as far as that can be said in time.
+    async fn is_missing_node(&self, nodes: &Api<Node>, name: &str, deadline: Deadline) -> bool {
+        let get = write::get_partial::<_, IgnoredAny>(nodes, &(), name);
+        matches!(
+            self.bounded_request(("get", "Node", METADATA_WEIGHT), deadline, get)
+                .await,
+            Ok(None) | Err(cluster::Error::InvalidName { .. })
+        )
+    }
+
+    /// The Pod of a request to be created, and whether its node is a virtual one.
+    ///
+    /// # Errors
+    /// In words, when it cannot be said in time.
+    pub async fn target_pod(&self, request: &Request) -> Result<PodLookup, String> {
+        let name = request.object["spec"]["podName"].as_str().unwrap_or_default();
+        if !names::is_subdomain(name) {
+            return Ok(PodLookup::default());
+        }
+        let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), &request.namespace);
+        let deadline = Deadline::after(READ_TIMEOUT);
+        let synced = timeout_at(deadline.at, self.virtual_nodes.wait_until_synced()).await;
+        synced.map_err(|_| format!("no answer within {READ_TIMEOUT:?}"))?;
+        let get = write::get_as::<Target>(pods, name);
+        let pod = self
+            .bounded_request(("get", "Pod", POD_WEIGHT), deadline, get)
+            .await;
+        let pod = pod.map_err(|why| why.to_string())?;
+        let pod = pod.transpose()?.map(Pod::from);
+        let node = pod
+            .as_ref()
+            .and_then(|pod| pod.spec.as_ref()?.node_name.as_deref());
+        let virtual_node =
+            node.is_some_and(|node| self.virtual_nodes.get(&Key::cluster_scoped(node)).is_some());
+        Ok(PodLookup { pod, virtual_node })
+    }
+
+    /// Those of a job's nodes that do not exist, if that can be said in time; it is only for a warning.
+    pub async fn missing_nodes(&self, request: &Request) -> Vec<String> {
+        let named = request.object["spec"]["selector"]["names"].as_array();
+        let node_names = named
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .take(MAX_CONCURRENT_LOOKUPS);
+        let nodes: Api<Node> = Api::all(self.cluster.client.clone());
+        let deadline = Deadline::after(WARNING_TIMEOUT);
+        let lookups = node_names.map(|name| {
+            let nodes = &nodes;
+            async move {
+                let missing = self.is_missing_node(nodes, name, deadline).await;
+                missing.then(|| truncate(name, MAX_VALUE_CHARS).into_owned())
+            }
+        });
+        let all = future::join_all(lookups).await;
+        all.into_iter().flatten().collect()
+    }
+
+    /// What the API server says to the templates of a CloneSet, if they are new.
+    pub async fn default_templates(&self, request: &Request) -> Option<Result<DryRunResult, cluster::Error>> {
+        let templates = cloneset::changed_templates(request)?;
+        // For both questions: the webhook's own time is not much longer.
+        let deadline = Deadline::after(DRY_RUN_TIMEOUT);
+        let answer = self.dry_run_templates(request, templates, deadline).await;
+        let Ok(DryRunResult::Valid {
+            unknown_fields: unknown,
+            ..
+        }) = &answer
+        else {
+            return Some(answer);
+        };
+        if !request.strict || unknown.is_empty() {
+            return Some(answer);
+        }
+        let previous = PreviousFields::from_request(request);
+        if previous.filter_new(unknown).is_empty() {
+            return Some(answer);
+        }
+        let misspelled = self.misspelled_fields(request, deadline).await;
+        let why = misspelled
+            .ok()
+            .and_then(|fields| cloneset::strict_decoding_error(&previous, &fields));
+        // Without an answer there is a warning.
+        Some(why.map_or(answer, |why| Ok(DryRunResult::Invalid(why))))
+    }
+
+    async fn misspelled_fields(
+        &self,
+        request: &Request,
+        deadline: Deadline,
+    ) -> Result<Vec<String>, cluster::Error> {
+        let templates =
+            self.with_workload_metadata(request, Templates::from_workload_spec(&request.object["spec"]));
+        let fields = pod_template::find_unknown_fields(&self.cluster, &request.namespace, templates);
+        self.bounded_request(
+            ("create", "PodTemplate", METADATA_WEIGHT),
+            deadline,
+            Box::pin(fields),
+        )
+        .await
+    }
+
+    /// The Pod template that an update replaces, as it would be stored now, where only what a Pod can change may
+    /// change.
+    pub async fn in_place_baseline(&self, request: &Request) -> Option<cloneset::InPlaceBaseline> {
+        let old = &request.old.as_ref()?["spec"];
+        if !cloneset::is_in_place_only(&request.object)
+            || old["template"] == request.object["spec"]["template"]
+        {
+            return None;
+        }
+        let deadline = Deadline::after(DRY_RUN_TIMEOUT);
+        let template = match self
+            .dry_run_templates(request, Templates::from_workload_spec(old), deadline)
+            .await
+        {
+            Ok(DryRunResult::Valid { templates, .. }) => templates.template,
+            _ => old["template"].clone(),
+        };
+        Some(cloneset::InPlaceBaseline {
+            template,
+            stored: TemplateStorage::from_gate(self.defaults.disabled),
+            vertical_scaling: self.vertical_scaling,
+        })
+    }
+
+    /// What keeps a protected Namespace from being deleted.
+    ///
+    /// # Errors
+    /// When it cannot be said in time, with the kind that could not be listed.
+    pub async fn deletion_blocker(
+        &self,
+        namespace: &str,
+    ) -> Result<Option<DeletionBlocker>, (&'static str, cluster::Error)> {
+        let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), namespace);
+        let params = ListParams::default().fields("status.phase!=Succeeded,status.phase!=Failed");
+        let deadline = Deadline::after(DRY_RUN_TIMEOUT);
+        let list_active = |params| {
+            let pods = &pods;
+            async move {
+                let list = write::list_metadata(pods, &(), &params);
+                let page = self
+                    .bounded_request(("list", "Pod", LIST_WEIGHT), deadline, list)
+                    .await?;
+                Ok((
+                    count_matching(&page.items, |pod| is_active_pod(&pod.metadata)),
+                    page.metadata,
+                ))
+            }
+        };
+        let active = count_first_page(params, list_active).await;
+        match active.map_err(|why| ("pods", why))? {
+            0 => {}
+            count => return Ok(Some(DeletionBlocker::Pods(count))),
+        }
+        let deadline = Deadline::after(DRY_RUN_TIMEOUT);
+        let claims: Api<PersistentVolumeClaim> = Api::namespaced(self.cluster.client.clone(), namespace);
+        let list_bound = |params| {
+            let claims = &claims;
+            async move {
+                let list = write::list::<ClaimFields>(claims, &params);
+                let kind = "PersistentVolumeClaim";
+                let page = self
+                    .bounded_request(("list", kind, LIST_WEIGHT), deadline, list)
+                    .await?;
+                Ok((count_matching(&page.items, is_bound_claim), page.metadata))
+            }
+        };
+        let bound = count_first_page(ListParams::default(), list_bound).await;
+        Ok(Some(bound.map_err(|why| ("pvc", why))?)
+            .filter(|count| *count > 0)
+            .map(DeletionBlocker::Claims))
+    }
+
+    /// The templates with what policies may ask for of their workload.
+    fn with_workload_metadata(&self, request: &Request, templates: Templates) -> Templates {
+        let metadata = &request.object["metadata"];
+        Templates {
+            labels: metadata["labels"].clone(),
+            annotations: metadata["annotations"].clone(),
+            ..templates
+        }
+    }
+
+    async fn dry_run_templates(
+        &self,
+        request: &Request,
+        templates: Templates,
+        deadline: Deadline,
+    ) -> Result<DryRunResult, cluster::Error> {
+        let templates = self.with_workload_metadata(request, templates);
+        let answer = pod_template::dry_run(&self.cluster, &request.namespace, templates, self.defaults);
+        self.bounded_request(
+            ("create", "PodTemplate", METADATA_WEIGHT),
+            deadline,
+            Box::pin(answer),
+        )
+        .await
+    }
+
+    /// Names newly in `podsToDelete` that no Pod of the CloneSet has, if that can be said in time.
+    pub async fn missing_pods_to_delete(&self, request: &Request) -> Vec<String> {
+        let uid = request.object["metadata"]["uid"].as_str().unwrap_or_default();
+        let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), &request.namespace);
+        let names = cloneset::added_pods_to_delete(request)
+            .into_iter()
+            .take(MAX_PODS_TO_DELETE);
+        let names: Vec<String> = names.map(str::to_owned).collect();
+        let deadline = Deadline::after(WARNING_TIMEOUT);
+        let lookups = names.into_iter().map(|name| {
+            let pods = &pods;
+            async move {
+                let get = write::get_partial(pods, &(), &name);
+                let pod: Option<PodOwnership> = match self
+                    .bounded_request(("get", "Pod", METADATA_WEIGHT), deadline, get)
+                    .await
+                {
+                    Err(cluster::Error::InvalidName { .. }) => None,
+                    found => found.ok()?,
+                };
+                let controlled = pod.is_some_and(|pod| cloneset::is_controlled_by(uid, &pod));
+                (!controlled).then(|| truncate(&name, MAX_VALUE_CHARS).into_owned())
+            }
+        });
+        let missing = stream::iter(lookups).buffer_unordered(MAX_CONCURRENT_LOOKUPS);
+        let in_time = missing.take_until(sleep_until(deadline.at));
+        let mut missing: Vec<String> = in_time.filter_map(future::ready).collect().await;
+        missing.sort_unstable();
+        missing
+    }
+}

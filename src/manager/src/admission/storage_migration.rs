@@ -1,0 +1,222 @@
+//! Takes over what another installation stored in the older version.
+//!
+//! While an object is stored as v1alpha1 each read of it needs our conversion webhook. So the leader
+//! writes each once more, which stores it as v1beta1, without the managed fields that were written in v1alpha1, and
+//! then strikes v1alpha1 from the CRD's list of stored versions.
+//!
+//! Who writes an object in v1alpha1 later leaves such managed fields in it, too, for which each write of it needs the
+//! webhook. So each leader looks for them once. It leaves those of server-side apply: without them, who applies in v1alpha1
+//! could not take a field away.
+
+use std::time::Duration;
+
+use futures::future::join_all;
+use futures::{StreamExt, stream};
+use kube::Api;
+use kube::api::{ApiResource, DynamicObject, ListParams};
+use serde_json::json;
+
+use super::crd::Crd;
+use kruise_api::backoff::Backoff;
+use kruise_api::{GROUP, Kind, V1ALPHA1, V1BETA1};
+use kruise_cluster::write::{ManagedFields, ManagedFieldsPatch, Metadata};
+use kruise_cluster::{Cluster, Error, write};
+
+const PAGE_SIZE: u32 = 500;
+const MAX_CONCURRENT_WRITES: usize = 8;
+/// How often an object is read again because somebody else wrote it.
+const MAX_CONFLICTS: u32 = 10;
+/// After failures: all objects are written again each time.
+const RETRY: Backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(600));
+/// Pause between two pages: nothing waits for this, and there may be many.
+const BETWEEN_PAGES: Duration = Duration::from_millis(500);
+
+/// Rewrites until nothing is stored in the older version. A kind with an object that cannot be rewritten, because a policy
+/// of the cluster's owner refuses it for example, keeps no other kind waiting.
+pub(super) async fn migrate_all(cluster: &Cluster) {
+    join_all(Kind::ALL.map(|kind| migrate_with_retries(cluster, kind))).await;
+}
+
+async fn migrate_with_retries(cluster: &Cluster, target: Kind) {
+    let kind = target.info().name;
+    for failures in 0.. {
+        match migrate_kind(cluster, target).await {
+            Ok(0) => return,
+            Ok(count) => {
+                return tracing::info!(kind, count, "objects are stored as v1beta1 now");
+            }
+            // The webhook may not be trusted yet; or the CRD is not installed.
+            Err(why) => {
+                tracing::warn!(kind, %why, "cannot renew stored objects yet");
+            }
+        }
+        tokio::time::sleep(RETRY.delay(failures)).await;
+    }
+}
+
+/// What is written again.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum RewriteScope {
+    /// Every object: some are stored in the older version.
+    All,
+    /// Those with managed fields in the older version, of others than server-side apply.
+    OldManagedFields,
+}
+
+/// How many objects were rewritten. One that cannot be leaves the older version among the stored ones, and keeps no
+/// other from being rewritten.
+async fn migrate_kind(cluster: &Cluster, kind: Kind) -> Result<usize, Error> {
+    let crds: Api<Crd> = Api::all(cluster.client.clone());
+    let name = kind.crd_name();
+    let Some(crd) = write::get(&crds, &name).await? else {
+        return Ok(0);
+    };
+    if crd.stored_versions().iter().all(|version| version == V1BETA1) {
+        return rewrite_all(cluster, kind, RewriteScope::OldManagedFields).await;
+    }
+    let count = rewrite_all(cluster, kind, RewriteScope::All).await?;
+    let patch = json!({ "status": { "storedVersions": [V1BETA1] } });
+    write::patch_status_merge(&crds, &name, &patch).await?;
+    Ok(count)
+}
+
+async fn rewrite_all(cluster: &Cluster, kind: Kind, scope: RewriteScope) -> Result<usize, Error> {
+    let resource = ApiResource {
+        group: GROUP.to_owned(),
+        version: V1BETA1.to_owned(),
+        api_version: format!("{GROUP}/{V1BETA1}"),
+        kind: kind.info().name.to_owned(),
+        plural: kind.info().plural.to_owned(),
+    };
+    let all: Api<DynamicObject> = Api::all_with(cluster.client.clone(), &resource);
+    let (mut count, mut params) = (0, ListParams::default().limit(PAGE_SIZE));
+    let mut failed = None;
+    loop {
+        let page = write::list_metadata(&all, &resource, &params).await?;
+        let next = page.metadata.continue_.filter(|next| !next.is_empty());
+        let items = page.items.into_iter();
+        let items: Vec<_> = items
+            .filter(|object| migration_patch(&object.metadata, scope).is_some())
+            .collect();
+        count += items.len();
+        let rewritten = stream::iter(items).map(|object| {
+            let api: Api<DynamicObject> = match &object.metadata.namespace {
+                Some(namespace) => Api::namespaced_with(cluster.client.clone(), namespace, &resource),
+                None => all.clone(),
+            };
+            let resource = &resource;
+            async move {
+                let (name, namespace) = (object.metadata.name.clone(), object.metadata.namespace.clone());
+                let result = rewrite(&api, resource, object.metadata, scope).await;
+                if let Err(why) = &result {
+                    let kind = &resource.kind;
+                    tracing::warn!(kind, namespace, name, %why, "object cannot be stored as v1beta1 yet");
+                }
+                result
+            }
+        });
+        let mut rewritten = rewritten.buffer_unordered(MAX_CONCURRENT_WRITES);
+        while let Some(result) = rewritten.next().await {
+            failed = failed.or(result.err());
+        }
+        drop(rewritten);
+        let Some(next) = next else { break };
+        params = params.continue_token(&next);
+        tokio::time::sleep(BETWEEN_PAGES).await;
+    }
+    failed.map_or(Ok(count), Err)
+}
+
+/// The API server stores the object anew because its stored form changes, and without the entries that made it
+/// convert the object at each write.
+async fn rewrite(
+    api: &Api<DynamicObject>,
+    resource: &ApiResource,
+    mut metadata: Metadata,
+    scope: RewriteScope,
+) -> Result<(), Error> {
+    for _ in 0..MAX_CONFLICTS {
+        let Some(patch) = migration_patch(&metadata, scope) else {
+            return Ok(());
+        };
+        let result = write::patch_metadata(api, resource, &metadata.name, &patch).await;
+        match result {
+            Err(why) if why.conflict() => {}
+            Err(why) if why.not_found() => return Ok(()),
+            outcome => return outcome,
+        }
+        match write::get_metadata(api, resource, &metadata.name).await? {
+            Some(newer) => metadata = newer,
+            None => return Ok(()),
+        }
+    }
+    Err(Error::Transport(format!(
+        "{} {} changed {MAX_CONFLICTS} times while it was renewed",
+        resource.kind, metadata.name
+    )))
+}
+
+/// A patch of nothing, but for managed fields in the older version: at each write the API server converts the object
+/// into each version that one of them speaks, and drops all of them where it cannot.
+fn migration_patch(metadata: &Metadata, scope: RewriteScope) -> Option<ManagedFieldsPatch<'_>> {
+    let old = format!("{GROUP}/{V1ALPHA1}");
+    let all = &metadata.managed_fields;
+    let is_old_version = |entry: &&ManagedFields| {
+        let (version, operation) = entry.origin();
+        version == old && (scope == RewriteScope::All || operation != "Apply")
+    };
+    let remaining: Vec<_> = all.iter().filter(|entry| !is_old_version(entry)).collect();
+    if remaining.len() == all.len() {
+        return (scope == RewriteScope::All).then(ManagedFieldsPatch::default);
+    }
+    let version = metadata.resource_version.as_deref();
+    Some(ManagedFieldsPatch::new(version, remaining))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn metadata(entries: &[(&str, &str)]) -> Metadata {
+        let entries: Vec<_> = entries
+            .iter()
+            .map(|(version, operation)| {
+                json!({ "manager": "m", "time": "9999-12-31T23:59:59Z", "operation": operation,
+                "apiVersion": format!("{GROUP}/{version}"), "fieldsV1": { "f:spec": {} } })
+            })
+            .collect();
+        serde_json::from_value(json!({ "name": "a", "resourceVersion": "7", "managedFields": entries }))
+            .unwrap()
+    }
+
+    #[test]
+    fn old_version_managed_fields_are_dropped() {
+        let (old, new) = (("v1alpha1", "Update"), ("v1beta1", "Update"));
+        let applied = ("v1alpha1", "Apply");
+        for current in [&[][..], &[new]] {
+            let metadata = metadata(current);
+            assert_eq!(json!(migration_patch(&metadata, RewriteScope::All)), json!({}));
+            assert!(migration_patch(&metadata, RewriteScope::OldManagedFields).is_none());
+        }
+        let remaining = |entries: &[_], scope| {
+            let patch = json!(migration_patch(&metadata(entries), scope));
+            assert_eq!(patch["metadata"]["resourceVersion"], "7");
+            patch["metadata"]["managedFields"].clone()
+        };
+        let entries = |entries: &[_]| json!(metadata(entries).managed_fields);
+        for scope in [RewriteScope::All, RewriteScope::OldManagedFields] {
+            assert_eq!(remaining(&[old, new], scope), entries(&[new]));
+            assert_eq!(remaining(&[old], scope), json!([{}]));
+        }
+        assert_eq!(
+            remaining(&[old, applied, new], RewriteScope::All),
+            entries(&[new])
+        );
+        assert_eq!(
+            remaining(&[old, applied, new], RewriteScope::OldManagedFields),
+            entries(&[applied, new])
+        );
+        assert!(migration_patch(&metadata(&[applied, new]), RewriteScope::OldManagedFields).is_none());
+    }
+}

@@ -1,0 +1,183 @@
+//! What is planned so far.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+
+use super::types::{Action, CloneSetEvent, FailureSubject, PatchReason, Plan};
+use super::view::PlanView;
+use kruise_workload::in_place::{Pod, PodWrite};
+
+/// How many bytes a reason has at most.
+pub(super) const MAX_REASON_BYTES: usize = 500;
+
+/// What kind of wait, the one that tells most first: the reason of the condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum WaitReason {
+    TemplateRefused,
+    Stuck,
+    Failed,
+    ScaleUpLimited,
+    PodsNotReady,
+    PodsNotScheduled,
+    ResizeRefused,
+    ResizePending,
+    LifecycleHook,
+    GracePeriod,
+    ClaimsInUse,
+    MinReadySeconds,
+    MaxUnavailable,
+    OnDelete,
+    Paused,
+    Partition,
+}
+
+impl WaitReason {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::TemplateRefused => "TemplateRefused",
+            Self::Stuck => "Stuck",
+            Self::Failed => "Failed",
+            Self::ScaleUpLimited => "ScaleUpLimited",
+            Self::PodsNotReady => "PodsNotReady",
+            Self::PodsNotScheduled => "PodsNotScheduled",
+            Self::ResizeRefused => "ResizeRefused",
+            Self::ResizePending => "ResizePending",
+            Self::LifecycleHook => "LifecycleHook",
+            Self::GracePeriod => "GracePeriod",
+            Self::ClaimsInUse => "ClaimsInUse",
+            Self::MinReadySeconds => "MinReadySeconds",
+            Self::MaxUnavailable => "MaxUnavailable",
+            Self::OnDelete => "OnDelete",
+            Self::Paused => "Paused",
+            Self::Partition => "Partition",
+        }
+    }
+
+    /// Whether there are events with what was tried or found, so that none is to tell of the wait.
+    pub fn has_events(self) -> bool {
+        matches!(self, Self::TemplateRefused | Self::Failed | Self::ScaleUpLimited)
+    }
+}
+
+/// Writes that a Pod needs.
+pub(super) struct PendingWrites {
+    pub writes: Vec<PodWrite>,
+    pub reason: PatchReason,
+    /// Whether nothing else may be decided about the Pod before they are done.
+    pub exclusive: bool,
+}
+
+/// What is planned so far.
+#[derive(Default)]
+pub(super) struct PlanBuilder {
+    pub actions: Vec<Action>,
+    pub events: Vec<CloneSetEvent>,
+    requeue_at: Option<Timestamp>,
+    /// What is waited for, and the Pods that do.
+    pub waits: BTreeMap<String, BTreeSet<String>>,
+    /// The kinds of that.
+    pub wait_reasons: BTreeSet<WaitReason>,
+    /// What cannot be done at all until somebody changes something, and the Pods that this is about.
+    pub stuck: BTreeMap<String, BTreeSet<String>>,
+    /// Why not all missing Pods are made.
+    pub scale_up_limited: Option<String>,
+    pods_with_actions: BTreeSet<String>,
+}
+
+impl PlanBuilder {
+    /// Plans an act unless it failed lately; whether it did so.
+    pub fn push(&mut self, view: &PlanView<'_>, act: Action) -> bool {
+        let subject = act.subject();
+        if let Some(until) = view.retry_at(&subject) {
+            self.requeue_at(until);
+            return false;
+        }
+        if let FailureSubject::Pod(uid) = subject {
+            self.pods_with_actions.insert(uid);
+        }
+        self.actions.push(act);
+        true
+    }
+
+    /// Plans a patch of a Pod, if there is anything to write.
+    pub fn push_patch(
+        &mut self,
+        view: &PlanView<'_>,
+        pod: &Pod,
+        reason: PatchReason,
+        writes: Vec<PodWrite>,
+    ) -> bool {
+        self.push_update(view, pod, None, (reason, writes))
+    }
+
+    /// The same of an update to the revision `to`.
+    pub fn push_update(
+        &mut self,
+        view: &PlanView<'_>,
+        pod: &Pod,
+        target_revision: Option<&str>,
+        (reason, writes): (PatchReason, Vec<PodWrite>),
+    ) -> bool {
+        let (uid, name) = (pod.uid.clone(), pod.name.clone());
+        let action = |writes| Action::PatchPod {
+            uid,
+            name,
+            reason,
+            revision: target_revision.map(str::to_owned),
+            writes,
+            claims: Vec::new(),
+        };
+        !writes.is_empty() && self.push(view, action(writes))
+    }
+
+    /// Whether something is planned for this Pod already.
+    pub fn has_action(&self, pod: &Pod) -> bool {
+        self.pods_with_actions.contains(&pod.uid)
+    }
+
+    /// Looks again at a time, or sooner.
+    pub fn requeue_at(&mut self, time: Timestamp) {
+        self.requeue_at = Some(self.requeue_at.map_or(time, |wake| wake.min(time)));
+    }
+
+    /// Says that a Pod waits.
+    pub fn add_wait(&mut self, kind: WaitReason, why: impl Into<String>, pod: &Pod) {
+        self.wait_reasons.insert(kind);
+        let pods = self.waits.entry(truncate_reason(why.into())).or_default();
+        pods.insert(pod.name.clone());
+    }
+
+    /// Says that a Pod will wait until somebody changes something.
+    pub fn add_stuck(&mut self, why: String, pod: &Pod) {
+        let pods = self.stuck.entry(truncate_reason(why)).or_default();
+        pods.insert(pod.name.clone());
+    }
+
+    pub fn build(self) -> Plan {
+        Plan {
+            actions: self.actions,
+            status: None,
+            events: self.events,
+            requeue_at: self.requeue_at,
+        }
+    }
+}
+
+/// A reason as it is told: whatever it is made of, it has an end.
+fn truncate_reason(why: String) -> String {
+    if why.len() <= MAX_REASON_BYTES {
+        why
+    } else {
+        truncate(&why, MAX_REASON_BYTES)
+    }
+}
+
+/// The beginning of what somebody else says.
+pub fn truncate(text: &str, limit: usize) -> String {
+    if text.len() <= limit {
+        return text.to_owned();
+    }
+    let end = text.floor_char_boundary(limit);
+    format!("{}…", text.get(..end).unwrap_or_default())
+}

@@ -1,0 +1,225 @@
+//! Images of the new revision, pulled to the nodes before the Pods need them.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelectorRequirement, OwnerReference};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use super::builder::PlanBuilder;
+use super::limits;
+use super::types::{Action, FailureSubject, ParsedRevision};
+use super::update::revision_data;
+use super::view::PlanView;
+use kruise_api::cloneset::{PodUpdateStrategyType as Policy, RollingUpdateCloneSetStrategy, string_map};
+use kruise_api::image_pull_job::{
+    CompletionPolicy, CompletionPolicyType, ImagePullJob, ImagePullJobPodSelector, ImagePullJobSpec,
+    PullPolicy, SandboxConfig,
+};
+use kruise_api::keys;
+use kruise_workload::in_place::{Options, spec};
+use kruise_workload::revision::short_hash;
+
+/// Up to this many Pods, pulling ahead is not worth it.
+const MAX_IGNORED_REPLICAS: i64 = 3;
+/// Seconds that one pull may take when the strategy does not say.
+const DEFAULT_PULL_TIMEOUT: i32 = 300;
+/// Seconds that a job stays after its end.
+const JOB_TTL: i32 = 600;
+
+/// Plans the jobs for the update revision, or their end.
+///
+/// The revision is labelled when all its jobs exist, so that one that cannot be made is tried again. One that is refused
+/// is given up, as with upstream: it is no more than a help.
+pub(super) fn pre_download(view: &PlanView<'_>, updated_ready: i32, builder: &mut PlanBuilder) {
+    let observed = view.observed;
+    if !observed.features.pre_download || view.template_rejected() {
+        return;
+    }
+    if observed.current_revision == observed.update_revision {
+        for job in observed.jobs.iter().filter(|job| !job_rejected(view, &job.name)) {
+            builder.push(view, Action::DeleteJob(job.clone()));
+        }
+        return;
+    }
+    let revisions = view
+        .revision(&observed.current_revision)
+        .zip(view.revision(&observed.update_revision));
+    let Some((current, update)) = revisions.filter(|(_, update)| !is_handled(view, update)) else {
+        return;
+    };
+    let strategy = view.spec.rolling_update();
+    let label = |label| Action::LabelRevision {
+        name: update.name.clone(),
+        label,
+    };
+    let Some(strategy) = strategy.filter(|s| should_pre_download(view, s, current, update)) else {
+        builder.push(view, label(keys::IMAGE_PRE_DOWNLOAD_IGNORED));
+        return;
+    };
+    if i64::from(updated_ready) < min_updated_ready(view) {
+        return;
+    }
+    let jobs = build_jobs(view, strategy, current, update);
+    let exists = |job: &ImagePullJob| {
+        let name = job.metadata.name.as_ref();
+        let observed_job = |name: &String| observed.jobs.iter().any(|job| job.name == *name);
+        name.is_some_and(|name| observed_job(name) || job_rejected(view, name))
+    };
+    let missing: Vec<ImagePullJob> = jobs.into_iter().filter(|job| !exists(job)).collect();
+    if missing.is_empty() {
+        builder.push(view, label(keys::IMAGE_PRE_DOWNLOAD_CREATED));
+    }
+    for job in missing {
+        builder.push(view, Action::CreateJob(Box::new(job)));
+    }
+}
+
+/// How many updated Pods must be ready first. No field of v1beta1 holds a percentage, so that one stays an annotation.
+fn min_updated_ready(view: &PlanView<'_>) -> i64 {
+    let strategy = view.spec.rolling_update();
+    let in_place = strategy.and_then(|s| s.in_place_update_strategy.as_ref());
+    let number = in_place.and_then(|s| s.image_pre_download_min_updated_ready_pods);
+    let share = || {
+        let annotations = view.observed.set.metadata.annotations.as_ref()?;
+        let text = annotations.get(keys::IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS)?;
+        let percent: u32 = text.strip_suffix('%')?.parse().ok()?;
+        Some(limits::percent_of(
+            f64::from(percent),
+            view.limits.replicas,
+            f64::ceil,
+        ))
+    };
+    number.map(i64::from).or_else(share).unwrap_or_default()
+}
+
+/// Whether nothing is to be pulled ahead for a revision, any more or at all.
+fn is_handled(view: &PlanView<'_>, update: &ParsedRevision) -> bool {
+    update.pre_downloaded || view.failed_permanently(&FailureSubject::Revision(update.name.clone()))
+}
+
+/// Whether the API server does not let us make the job of this name, or delete it.
+fn job_rejected(view: &PlanView<'_>, job: &str) -> bool {
+    view.failed_permanently(&FailureSubject::Job(job.to_owned()))
+}
+
+/// Whether Pods will wait for images one after the other, and can be updated in place.
+fn should_pre_download(
+    view: &PlanView<'_>,
+    strategy: &RollingUpdateCloneSetStrategy,
+    current: &ParsedRevision,
+    update: &ParsedRevision,
+) -> bool {
+    let in_place = [Policy::InPlaceIfPossible, Policy::InPlaceOnly];
+    let switches = &view.observed.features;
+    let limits = &view.limits;
+    let options = Options {
+        env_from_metadata: switches.env_from_metadata,
+        vertical: switches.vertical,
+        recreate_for_claims: switches.recreate_for_claims,
+        grace_seconds: 0,
+        template_storage: switches.template_storage,
+    };
+    strategy
+        .pod_update_policy
+        .as_ref()
+        .is_some_and(|policy| in_place.contains(policy))
+        && limits.replicas > MAX_IGNORED_REPLICAS
+        && !(limits.partition == 0 && limits.max_unavailable >= limits.replicas)
+        && spec::calculate_spec(&revision_data(current), &revision_data(update), &options).is_ok()
+}
+
+fn container_images(revision: &ParsedRevision) -> BTreeMap<&str, &str> {
+    let list = revision.data["spec"]["template"]["spec"]["containers"].as_array();
+    list.into_iter()
+        .flatten()
+        .filter_map(|container| Some((container["name"].as_str()?, container["image"].as_str()?)))
+        .collect()
+}
+
+/// A job for each container whose image is another.
+fn build_jobs(
+    view: &PlanView<'_>,
+    strategy: &RollingUpdateCloneSetStrategy,
+    current: &ParsedRevision,
+    update: &ParsedRevision,
+) -> Vec<ImagePullJob> {
+    let old = container_images(current);
+    let changed = container_images(update)
+        .into_iter()
+        .filter(|(name, image)| old.get(name) != Some(image));
+    changed
+        .map(|(name, image)| build_job(view, strategy, update, name, image))
+        .collect()
+}
+
+fn build_job(
+    view: &PlanView<'_>,
+    strategy: &RollingUpdateCloneSetStrategy,
+    update: &ParsedRevision,
+    container: &str,
+    image: &str,
+) -> ImagePullJob {
+    let template = &update.data["spec"]["template"];
+    let hash = short_hash(&update.name);
+    let mut labels = string_map(&template["metadata"]["labels"]);
+    labels.insert(keys::REVISION_HASH.to_owned(), hash.to_owned());
+    let in_place = strategy.in_place_update_strategy.as_ref();
+    let secrets = template["spec"]["imagePullSecrets"]
+        .as_array()
+        .into_iter()
+        .flatten();
+    let sandbox = SandboxConfig {
+        labels: labels.clone(),
+        annotations: string_map(&template["metadata"]["annotations"]),
+    };
+    let spec = ImagePullJobSpec {
+        image: image.to_owned(),
+        pod_selector: Some(not_updated_selector(view, &update.name, hash)),
+        pull_secrets: secrets
+            .filter_map(|s| s["name"].as_str().map(str::to_owned))
+            .collect(),
+        parallelism: Some(
+            in_place
+                .and_then(|s| s.image_pre_download_parallelism.clone())
+                .unwrap_or(IntOrString::Int(1)),
+        ),
+        pull_policy: Some(PullPolicy {
+            timeout_seconds: Some(
+                in_place
+                    .and_then(|s| s.image_pre_download_timeout_seconds)
+                    .unwrap_or(DEFAULT_PULL_TIMEOUT),
+            ),
+            backoff_limit: Some(1),
+        }),
+        completion_policy: CompletionPolicy {
+            type_: Some(CompletionPolicyType::Always),
+            active_deadline_seconds: None,
+            ttl_seconds_after_finished: Some(JOB_TTL),
+        },
+        sandbox_config: Some(sandbox.within_schema_limits()),
+        ..ImagePullJobSpec::default()
+    };
+    let mut job = ImagePullJob::new(&format!("{}-{container}", update.name), spec);
+    job.metadata
+        .namespace
+        .clone_from(&view.observed.set.metadata.namespace);
+    job.metadata.labels = Some(labels);
+    let owner: Option<OwnerReference> = serde_json::from_value(view.owner_reference()).ok();
+    job.metadata.owner_references = owner.map(|owner| vec![owner]);
+    job
+}
+
+/// The CloneSet's Pods that have another revision.
+fn not_updated_selector(view: &PlanView<'_>, name: &str, hash: &str) -> ImagePullJobPodSelector {
+    let selector = &view.spec.selector;
+    let mut expressions = selector.match_expressions.clone().unwrap_or_default();
+    expressions.push(LabelSelectorRequirement {
+        key: keys::CONTROLLER_REVISION_HASH.to_owned(),
+        operator: "NotIn".to_owned(),
+        values: Some(vec![name.to_owned(), hash.to_owned()]),
+    });
+    ImagePullJobPodSelector {
+        match_labels: selector.match_labels.clone().unwrap_or_default(),
+        match_expressions: expressions,
+    }
+}

@@ -1,0 +1,113 @@
+//! Claims that are somebody else's, too: they are the CloneSet's all the same, and the other stays their owner.
+
+use serde_json::{Value, json};
+
+use super::events::share_claim;
+use super::fake_cluster::{BACKUP, FakeCluster, has_owner};
+use super::random_histories::clone_set_spec;
+use super::scenarios::settle;
+use crate::cloneset::plan::{Action, PatchReason};
+
+/// A Pod with a claim of which somebody else is an owner: the last or the first of them, or the controller.
+fn cluster_with_shared_claim(reuse: bool, kind: u8) -> FakeCluster {
+    let mut cluster = FakeCluster::new(clone_set_spec(false, true));
+    cluster.edit(&json!({ "replicas": 1, "scaleStrategy": { "enablePVCReuse": reuse } }));
+    settle(&mut cluster);
+    share_claim(&mut cluster, kind);
+    cluster
+}
+
+fn only_claim(cluster: &FakeCluster) -> &Value {
+    assert_eq!(cluster.claims.len(), 1);
+    cluster.claims.values().next().unwrap()
+}
+
+#[test]
+fn shared_claim_moves_to_pod_and_keeps_other_owner() {
+    for how in 0..4 {
+        let mut cluster = cluster_with_shared_claim(true, how);
+        let name = cluster.pods.keys().next().unwrap().clone();
+        let uid = cluster.pods[&name]["metadata"]["uid"]
+            .as_str()
+            .unwrap()
+            .to_owned();
+        cluster.pods.get_mut(&name).unwrap()["metadata"]["finalizers"] = json!(["example.io/late"]);
+        cluster.edit(&json!({ "replicas": 0 }));
+        settle(&mut cluster);
+        let claim = only_claim(&cluster);
+        let owners = [uid.as_str(), BACKUP, "set"].map(|uid| has_owner(claim, uid));
+        assert_eq!(owners, [true, true, false], "{how}: {claim}");
+        cluster.pods.get_mut(&name).unwrap()["metadata"]["finalizers"] = json!([]);
+        cluster.collect_garbage();
+        settle(&mut cluster);
+        let owners = [uid.as_str(), BACKUP, "set"].map(|uid| has_owner(only_claim(&cluster), uid));
+        assert_eq!(owners, [false, true, false], "{how}");
+    }
+}
+
+#[test]
+fn shared_claim_is_reused_or_left_to_other_owner() {
+    for (reuse, how) in [false, true]
+        .into_iter()
+        .flat_map(|r| (0..4).map(move |how| (r, how)))
+    {
+        let mut cluster = cluster_with_shared_claim(reuse, how);
+        let name = cluster.pods.keys().next().unwrap().clone();
+        let claim = cluster.claims.keys().next().unwrap().clone();
+        cluster.delete_pod(&name);
+        settle(&mut cluster);
+        assert_eq!(cluster.pods.contains_key(&name), reuse, "{how}");
+        let remaining = &cluster.claims[&claim];
+        assert_eq!(
+            (has_owner(remaining, BACKUP), has_owner(remaining, "set")),
+            (true, reuse),
+            "{how}"
+        );
+        let ours = cluster.claims.values().filter(|claim| has_owner(claim, "set"));
+        assert_eq!(ours.count(), 1, "{how}");
+    }
+}
+
+/// A deletion without the dependents left them behind.
+#[test]
+fn orphan_claims_are_adopted_with_their_pods() {
+    for reuse in [false, true] {
+        let mut cluster = FakeCluster::new(clone_set_spec(false, true));
+        cluster.edit(&json!({ "replicas": 3, "scaleStrategy": { "enablePVCReuse": reuse } }));
+        settle(&mut cluster);
+        let (pods, claims) = (cluster.pods.clone(), cluster.claims.clone());
+        cluster.recreate_without_dependents();
+        assert!(!claims.is_empty() && !cluster.claims.values().any(|claim| has_owner(claim, "set")));
+        let (_, plan) = cluster.reconcile();
+        for action in &plan.actions {
+            let Action::PatchPod {
+                name,
+                reason: why,
+                claims,
+                ..
+            } = action
+            else {
+                panic!("{action:?}");
+            };
+            let names: Vec<&String> = claims.iter().map(|claim| &claim.name).collect();
+            assert_eq!((*why, names), (PatchReason::Adopt, vec![&format!("data-{name}")]));
+        }
+        settle(&mut cluster);
+        assert_eq!(
+            cluster.pods.keys().collect::<Vec<_>>(),
+            pods.keys().collect::<Vec<_>>()
+        );
+        assert!(
+            cluster.claims.values().all(|claim| has_owner(claim, "set")),
+            "{reuse}"
+        );
+        // The next of a Pod's name has its data, and those of Pods that are too many go.
+        let name = pods.keys().next().unwrap();
+        cluster.delete_pod(name);
+        settle(&mut cluster);
+        assert_eq!(cluster.pods.contains_key(name), reuse);
+        cluster.edit(&json!({ "replicas": 1 }));
+        settle(&mut cluster);
+        assert_eq!((cluster.pods.len(), cluster.claims.len()), (1, 1), "{reuse}");
+    }
+}

@@ -1,0 +1,738 @@
+//! What is remembered of a CloneSet from one pass to the next, and lost without harm.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
+
+use super::plan::{
+    ActionFailure, ActionPurpose, CloneSetEvent, FailureSubject, TemplateStatus, UnfinishedCreations,
+};
+use super::revision_error::RevisionError;
+use crate::status_pacer::StatusPacer;
+use kruise_api::backoff::Backoff;
+use kruise_cluster::{Error, Key};
+use kruise_workload::revision::DesiredRevision;
+
+/// After failures.
+const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), MAX_BACKOFF);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
+/// In a namespace that is being deleted nothing can be made any more: there is no other try, unless the CloneSet changes.
+const TERMINATING_BACKOFF: Duration = Duration::from_hours(24);
+/// After so long the API server is asked again about a template that it refused: it may have other rules by then.
+const REJECTED_RETRY_INTERVAL: Duration = Duration::from_secs(60);
+/// So many conflicts in a row are ordinary life: somebody else was quicker.
+const SILENT_CONFLICTS: u32 = 5;
+/// So many failures in a row that may pass by themselves are told.
+const REPORT_AFTER_FAILURES: u32 = 3;
+
+/// After so many updates in place that were refused in a row, Pods are tried one at a time.
+const SERIALIZE_AFTER_REJECTIONS: u32 = 3;
+
+/// So many tries in vain are told, whatever the reason.
+const REPORT_AFTER_ATTEMPTS: u32 = 6;
+
+/// For each second that planning takes, so many are left for everything else.
+const PAUSE_PER_COST: u32 = 4;
+/// For a second's worth of acts there is news to plan with.
+const MIN_TIME_SLICE: Duration = Duration::from_secs(1);
+/// Where there is much to do for Pods whose planning takes long, it is to take no more than this part of the time.
+const TIME_SLICE_PER_COST: u32 = 40;
+/// But so late nobody expects an act that was planned before they said something else.
+const MAX_TIME_SLICE: Duration = Duration::from_secs(3);
+/// The longest pause between two passes.
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+/// So many passes in a row that do something are more than a rollout needs, unless it is a large one.
+const BUSY_PASSES: u32 = 100;
+/// The least pause after that: no defect of ours is to keep the API server busy.
+const BUSY_PAUSE: Duration = Duration::from_millis(200);
+
+/// A template that has no revision, and when one is tried for again.
+struct TemplateBackoff {
+    /// The generation that this is about.
+    generation: i64,
+    attempts: u32,
+    /// Those of them that are no ordinary life.
+    failures: u32,
+    retry_at: Instant,
+    reported: TemplateStatus,
+}
+
+/// What is remembered of one CloneSet.
+#[derive(Default)]
+pub struct ReconcileState {
+    /// UID of the CloneSet.
+    pub uid: String,
+    /// The API server was asked for the Pods of nobody that it selects.
+    pub orphans_fetched: bool,
+    /// What its template stands for, and for which generation that was found out.
+    pub desired_revision: Option<(i64, DesiredRevision)>,
+    /// Why it has no revision.
+    template_backoff: Option<TemplateBackoff>,
+    /// How often the name of a revision was taken, which the status may not say yet.
+    pub collisions: Option<i32>,
+    /// The generation that the last pass looked at.
+    last_generation: i64,
+    /// How often what failed did so in a row, and when it did last.
+    attempts: BTreeMap<FailureSubject, (u32, Timestamp)>,
+    /// What is not to be tried again before a time.
+    pub failures: BTreeMap<FailureSubject, ActionFailure>,
+    /// Updates in place that were refused in a row.
+    rejections: u32,
+    /// What failed acts left to be done.
+    pub unfinished: UnfinishedCreations,
+    /// The claim templates that this is about.
+    claim_templates: Vec<Value>,
+    /// How many Pods may be made in a pass; `None` while none fails.
+    slow_start_batch: Option<usize>,
+    /// When it may be planned again.
+    next_pass: Option<Instant>,
+    /// Passes in a row that did something.
+    busy_passes: u32,
+    /// What the plan had to tell last time, but for waits.
+    last_events: BTreeSet<String>,
+    /// The wait that was told last: its reason, and since when it lasts.
+    last_wait: Option<(&'static str, Timestamp)>,
+    /// How statuses are paced.
+    pub status_pacer: StatusPacer,
+    /// When old revisions that could not be deleted may be tried again.
+    trim_retry_at: Option<Instant>,
+    /// The storing of defaults that the template lacks.
+    defaults: DefaultsState,
+}
+
+/// What is remembered of the storing of defaults.
+#[derive(Default)]
+struct DefaultsState {
+    /// The generation that lacks none, or none that can be stored.
+    done_generation: Option<i64>,
+    /// Failures in a row.
+    attempts: u32,
+    /// When they may be stored next.
+    retry_at: Option<Instant>,
+    /// Where the template differs from its revision otherwise.
+    differing_fields: Vec<String>,
+}
+
+/// What is remembered of all CloneSets.
+#[derive(Default)]
+pub struct ReconcileStates(Mutex<HashMap<Key, ReconcileState>>);
+
+impl ReconcileStates {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, ReconcileState>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is remembered of a CloneSet, and not any more.
+    pub fn remove(&self, name: &Key) -> Option<ReconcileState> {
+        self.lock().remove(name)
+    }
+
+    /// What is remembered of the CloneSet with this UID, for a pass.
+    pub fn check_out<'a>(&'a self, name: &'a Key, uid: &str) -> StateGuard<'a> {
+        let previous = self.remove(name).filter(|memory| memory.uid == uid);
+        let state = previous.unwrap_or_else(|| ReconcileState {
+            uid: uid.to_owned(),
+            ..ReconcileState::default()
+        });
+        StateGuard {
+            states: self,
+            name,
+            state,
+        }
+    }
+}
+
+/// The memory of a CloneSet in the hands of a pass. It is kept however the pass ends: after a panic or at its deadline, too.
+pub struct StateGuard<'a> {
+    states: &'a ReconcileStates,
+    name: &'a Key,
+    state: ReconcileState,
+}
+
+impl Deref for StateGuard<'_> {
+    type Target = ReconcileState;
+    fn deref(&self) -> &ReconcileState {
+        &self.state
+    }
+}
+
+impl DerefMut for StateGuard<'_> {
+    fn deref_mut(&mut self) -> &mut ReconcileState {
+        &mut self.state
+    }
+}
+
+impl Drop for StateGuard<'_> {
+    fn drop(&mut self) {
+        let state = std::mem::take(&mut self.state);
+        self.states.lock().insert(self.name.clone(), state);
+    }
+}
+
+/// How long a plan that took `cost` may be acted by.
+pub fn time_slice(cost: Duration) -> Duration {
+    (cost * TIME_SLICE_PER_COST).clamp(MIN_TIME_SLICE, MAX_TIME_SLICE)
+}
+
+impl ReconcileState {
+    /// How long to wait before the next pass, if it is too early for one.
+    pub fn requeue_after(&self, now: Instant) -> Option<Duration> {
+        self.next_pass?
+            .checked_duration_since(now)
+            .filter(|left| !left.is_zero())
+    }
+
+    /// Of the events that are planned those that the last pass did not tell, and of waits those that none did.
+    pub fn new_events(&mut self, mut planned: Vec<CloneSetEvent>) -> Vec<CloneSetEvent> {
+        let others = planned.iter().filter(|event| event.wait_since.is_none());
+        let messages: BTreeSet<String> = others.map(|event| event.message.clone()).collect();
+        let before = std::mem::replace(&mut self.last_events, messages);
+        planned.retain(|event| match event.wait_since {
+            Some(since) => {
+                let wait = Some((event.reason, since));
+                std::mem::replace(&mut self.last_wait, wait) != wait
+            }
+            None => !before.contains(&event.message),
+        });
+        planned
+    }
+
+    /// A pass is over that took `cost` to plan, and had planned by `planned`. What it did since counts as rest.
+    pub fn schedule_next_pass(&mut self, cost: Duration, acted: bool, planned_at: Instant) {
+        self.busy_passes = if acted {
+            self.busy_passes.saturating_add(1)
+        } else {
+            0
+        };
+        let least = if self.busy_passes > BUSY_PASSES {
+            BUSY_PAUSE
+        } else {
+            Duration::ZERO
+        };
+        self.next_pass = Some(planned_at + (cost * PAUSE_PER_COST).clamp(least, MAX_PAUSE));
+    }
+
+    /// How many Pods may be made in this pass.
+    pub fn slow_start_batch(&self) -> usize {
+        self.slow_start_batch.unwrap_or(usize::MAX)
+    }
+
+    /// Takes note of the making of Pods in a pass: one by one after a failure, then twice as many each time.
+    pub fn record_creations(&mut self, created: usize, failed: bool, limit: usize) {
+        if failed {
+            self.slow_start_batch = Some(1);
+        } else if created > 0 {
+            self.slow_start_batch = self
+                .slow_start_batch
+                .map(|width| width * 2)
+                .filter(|width| *width < limit);
+        }
+    }
+
+    /// An act succeeded.
+    pub fn record_success(&mut self, subject: &FailureSubject) {
+        self.attempts.remove(subject);
+        self.failures.remove(subject);
+    }
+
+    /// An act failed; whether somebody should hear of it.
+    pub fn record_failure(
+        &mut self,
+        subject: FailureSubject,
+        purpose: ActionPurpose,
+        error: &Error,
+        now: Timestamp,
+    ) -> bool {
+        let (attempts, last) = self.attempts.entry(subject.clone()).or_default();
+        *attempts = attempts.saturating_add(1);
+        *last = now;
+        if error.conflict() && *attempts <= SILENT_CONFLICTS {
+            return false;
+        }
+        let backoff = SignedDuration::try_from(backoff(*attempts, error)).unwrap_or(SignedDuration::ZERO);
+        let failure = ActionFailure {
+            purpose,
+            permanent: !error.retryable(),
+            resize_rejected: false,
+            answered: error.answered(),
+            retry_at: now.checked_add(backoff).unwrap_or(now),
+            message: error.message().into_owned(),
+        };
+        self.failures.insert(subject, failure);
+        true
+    }
+
+    /// An update in place was refused, which would be so again. After a few of them in a row the next waits for all Pods.
+    pub fn record_update_rejection(&mut self, error: &Error, now: Timestamp) {
+        self.rejections = self.rejections.saturating_add(1);
+        if self.rejections >= SERIALIZE_AFTER_REJECTIONS {
+            self.record_failure(FailureSubject::InPlaceUpdates, ActionPurpose::Update, error, now);
+        }
+    }
+
+    /// An update in place began.
+    pub fn record_update_success(&mut self) {
+        self.rejections = 0;
+        self.record_success(&FailureSubject::InPlaceUpdates);
+    }
+
+    /// The API server refused to resize a Pod, which it would do again.
+    pub fn record_resize_rejection(&mut self, subject: &FailureSubject) {
+        if let Some(failure) = self.failures.get_mut(subject) {
+            failure.resize_rejected = true;
+        }
+    }
+
+    /// What became of the template of this generation, and how long it is until its revision is to be tried for; nothing
+    /// when it may be now.
+    pub fn template_backoff(&self, generation: i64, now: Instant) -> Option<(TemplateStatus, Duration)> {
+        let current = self
+            .template_backoff
+            .as_ref()
+            .filter(|u| u.generation == generation)?;
+        let remaining = current
+            .retry_at
+            .checked_duration_since(now)
+            .filter(|left| !left.is_zero())?;
+        Some((current.reported.clone(), remaining))
+    }
+
+    /// The template has its revision.
+    pub fn template_resolved(&mut self) {
+        self.template_backoff = None;
+    }
+
+    /// The template got no revision; what is to be told of that, and how long it is until the next try.
+    pub fn template_failed(
+        &mut self,
+        generation: i64,
+        revision_error: &RevisionError,
+        now: Instant,
+    ) -> (TemplateStatus, Duration) {
+        let before = self
+            .template_backoff
+            .take()
+            .filter(|u| u.generation == generation);
+        let (mut attempts, mut failures) = before.as_ref().map_or((0, 0), |u| (u.attempts, u.failures));
+        attempts = attempts.saturating_add(1);
+        let (why, wait, report) = match revision_error {
+            RevisionError::InvalidTemplate(why) => (why.clone(), REJECTED_RETRY_INTERVAL, true),
+            RevisionError::Api(error) if error.namespace_terminating() => {
+                (error.to_string(), backoff(attempts, error), false)
+            }
+            RevisionError::Api(error) => {
+                // Somebody was quicker, or the API server is busy.
+                let transient = error.conflict() || error.not_found() || error.throttled();
+                failures = failures.saturating_add(u32::from(!transient));
+                let worth = !transient && (!error.retryable() || failures >= REPORT_AFTER_FAILURES);
+                (error.to_string(), backoff(attempts, error), worth)
+            }
+        };
+        let before = before.map_or(TemplateStatus::Unknown, |u| u.reported);
+        let silent = before == TemplateStatus::Unknown && attempts >= REPORT_AFTER_ATTEMPTS;
+        let reported = if report || silent {
+            TemplateStatus::Rejected(why)
+        } else {
+            // What was told stands until there is a revision: a conflict in between is no better news.
+            before
+        };
+        let backoff = TemplateBackoff {
+            generation,
+            attempts,
+            failures,
+            retry_at: now + wait,
+            reported: reported.clone(),
+        };
+        self.template_backoff = Some(backoff);
+        (reported, wait)
+    }
+
+    /// Whether old revisions may be deleted now.
+    pub fn may_delete_revisions(&self, now: Instant) -> bool {
+        self.trim_retry_at.is_none_or(|again| again <= now)
+    }
+
+    /// An old revision could not be deleted: as nothing waits for that, it is not tried with each pass.
+    pub fn revision_deletion_failed(&mut self, now: Instant) {
+        self.trim_retry_at = Some(now + MAX_BACKOFF);
+    }
+
+    /// How long it is until defaults that the template of this generation lacks may be stored; `None` when nothing is left
+    /// to do about it.
+    pub fn defaults_due(&self, generation: i64, now: Instant) -> Option<Duration> {
+        let open = self.defaults.done_generation != Some(generation);
+        let pause = |then: Instant| then.saturating_duration_since(now);
+        open.then(|| self.defaults.retry_at.map_or(Duration::ZERO, pause))
+    }
+
+    /// The template of this generation lacks no defaults, or none that can be stored.
+    pub fn defaults_done(&mut self, generation: i64) {
+        self.defaults.done_generation = Some(generation);
+        self.defaults.attempts = 0;
+    }
+
+    /// Defaults were stored, which led to this generation. Who takes them off again does not make us write without end.
+    pub fn defaults_stored(&mut self, generation: i64, now: Instant) {
+        self.defaults_done(generation);
+        self.defaults.retry_at = Some(now + REJECTED_RETRY_INTERVAL);
+    }
+
+    /// Defaults were refused; how long it is until the next try, whatever the generation is then.
+    pub fn record_defaults_rejection(&mut self, now: Instant) -> Duration {
+        self.defaults.retry_at = Some(now + REJECTED_RETRY_INTERVAL);
+        REJECTED_RETRY_INTERVAL
+    }
+
+    /// The template of this generation differs from its revision in these fields; whether that is news.
+    pub fn defaults_differ(&mut self, generation: i64, fields: Vec<String>) -> bool {
+        self.defaults_done(generation);
+        let new = self.defaults.differing_fields != fields;
+        self.defaults.differing_fields = fields;
+        new
+    }
+
+    /// Defaults could not be stored; how long it is until the next try.
+    pub fn record_defaults_failure(&mut self, error: &Error, now: Instant) -> Duration {
+        self.defaults.attempts = self.defaults.attempts.saturating_add(1);
+        let backoff = backoff(self.defaults.attempts, error);
+        self.defaults.retry_at = Some(now + backoff);
+        backoff
+    }
+
+    /// Forgets failures whose time has long passed: what they were about is done, or not wanted any more. Another
+    /// generation is tried at once: it may be what mends them. Claims made of other templates are not to be used.
+    pub fn expire_failures(&mut self, generation: i64, claim_templates: &[Value], now: Timestamp) {
+        if self.last_generation != generation {
+            self.last_generation = generation;
+            if self.claim_templates != claim_templates {
+                self.claim_templates = claim_templates.to_vec();
+                self.unfinished.pods.clear();
+            }
+            self.failures.clear();
+            self.attempts.clear();
+            self.rejections = 0;
+        }
+        let expiry = SignedDuration::try_from(MAX_BACKOFF * 4).unwrap_or(SignedDuration::ZERO);
+        // What was given up is not tried again when it is forgotten, but for another generation.
+        let is_final = |subject: &FailureSubject, failure: &ActionFailure| {
+            failure.resize_rejected
+                || failure.permanent
+                    && matches!(subject, FailureSubject::Job(_) | FailureSubject::Revision(_))
+        };
+        self.failures.retain(|subject, failure| {
+            is_final(subject, failure) || now.duration_since(failure.retry_at) < expiry
+        });
+        self.attempts
+            .retain(|_, (_, last)| now.duration_since(*last) < expiry);
+    }
+}
+
+/// How long to wait after the last of so many tries.
+fn backoff(attempts: u32, error: &Error) -> Duration {
+    if error.namespace_terminating() {
+        return TERMINATING_BACKOFF;
+    }
+    let doubled = RETRY_BACKOFF.delay(attempts.saturating_sub(1));
+    error.retry_after().unwrap_or(doubled).min(MAX_BACKOFF)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn api_error(code: u16, reason: &str) -> Error {
+        let status =
+            serde_json::json!({ "status": "Failure", "message": "no", "reason": reason, "code": code });
+        Error::Api(Box::new(serde_json::from_value(status).unwrap()))
+    }
+
+    #[test]
+    fn wait_event_once_other_events_again_after_absence() {
+        let mut state = ReconcileState::default();
+        let event = |message: &str, since: Option<i64>| CloneSetEvent {
+            warning: false,
+            reason: "Paused",
+            message: message.to_owned(),
+            wait_since: since.map(|at| Timestamp::from_second(at).unwrap()),
+        };
+        let (wait, other) = (event("paused", Some(1)), event("limited", None));
+        assert_eq!(
+            state.new_events(vec![wait.clone(), other.clone()]),
+            [wait.clone(), other.clone()]
+        );
+        assert_eq!(state.new_events(vec![wait.clone(), other.clone()]), []);
+        assert_eq!(state.new_events(vec![]), []);
+        assert_eq!(state.new_events(vec![wait, other.clone()]), [other]);
+        let longer = event("paused, still", Some(1));
+        assert_eq!(state.new_events(vec![longer]), [], "the same wait");
+        let again = event("paused", Some(200));
+        assert_eq!(state.new_events(vec![again.clone()]), [again], "another");
+    }
+
+    #[test]
+    fn time_slice_grows_with_planning_cost() {
+        let slices = [0, 1, 25, 50, 75, 5000].map(|ms| time_slice(Duration::from_millis(ms)).as_millis());
+        assert_eq!(slices, [1000, 1000, 1000, 2000, 3000, 3000]);
+    }
+
+    #[test]
+    fn conflicts_retry_at_once_and_failures_back_off() {
+        let (mut state, now) = (ReconcileState::default(), Timestamp::UNIX_EPOCH);
+        let pod = || FailureSubject::Pod("u".to_owned());
+        for _ in 0..SILENT_CONFLICTS {
+            assert!(!state.record_failure(pod(), ActionPurpose::Update, &api_error(409, "Conflict"), now));
+        }
+        assert!(state.failures.is_empty());
+        assert!(state.record_failure(pod(), ActionPurpose::Update, &api_error(409, "Conflict"), now));
+        state.record_success(&pod());
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            assert!(state.record_failure(
+                FailureSubject::PodCreation,
+                ActionPurpose::Scale,
+                &api_error(403, "Forbidden"),
+                now
+            ));
+            pauses.push(
+                state.failures[&FailureSubject::PodCreation]
+                    .retry_at
+                    .duration_since(now)
+                    .as_millis(),
+            );
+        }
+        assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000]);
+        state.expire_failures(0, &[], now);
+        assert_eq!(state.failures.len(), 1);
+        state.expire_failures(0, &[], now + SignedDuration::from_secs(300));
+        assert!(state.failures.is_empty());
+        assert!(state.record_failure(
+            FailureSubject::PodCreation,
+            ActionPurpose::Scale,
+            &api_error(403, "Forbidden"),
+            now
+        ));
+        state.expire_failures(1, &[], now);
+        assert!(state.failures.is_empty(), "another spec is tried at once");
+    }
+
+    #[test]
+    fn terminating_namespace_stops_creation_retries() {
+        let (mut state, now) = (ReconcileState::default(), Timestamp::UNIX_EPOCH);
+        let status = serde_json::json!({ "status": "Failure", "message": "no", "reason": "Forbidden", "code": 403,
+            "details": { "causes": [{ "reason": "NamespaceTerminating", "message": "namespace a is being terminated" }] } });
+        let error = Error::Api(Box::new(serde_json::from_value(status).unwrap()));
+        state.record_failure(FailureSubject::PodCreation, ActionPurpose::Scale, &error, now);
+        let later = now + SignedDuration::from_hours(23);
+        state.expire_failures(0, &[], later);
+        assert!(state.failures[&FailureSubject::PodCreation].retry_at > later);
+        let (_, pause) = state.template_failed(1, &RevisionError::Api(error), Instant::now());
+        assert_eq!(pause, TERMINATING_BACKOFF);
+        state.expire_failures(1, &[], now);
+        assert!(state.failures.is_empty(), "another spec is tried at once");
+    }
+
+    #[test]
+    fn rejected_job_is_not_retried_in_this_generation() {
+        let (mut state, now) = (ReconcileState::default(), Timestamp::UNIX_EPOCH);
+        let job = |name: &str| FailureSubject::Job(name.to_owned());
+        state.record_failure(
+            job("full"),
+            ActionPurpose::PreDownload,
+            &api_error(403, "Forbidden"),
+            now,
+        );
+        state.record_failure(
+            job("down"),
+            ActionPurpose::PreDownload,
+            &api_error(500, "InternalError"),
+            now,
+        );
+        state.expire_failures(0, &[], now + SignedDuration::from_hours(9));
+        let remaining: Vec<&FailureSubject> = state.failures.keys().collect();
+        assert_eq!(remaining, [&job("full")]);
+        assert!(state.failures[&job("full")].permanent);
+        state.expire_failures(1, &[], now);
+        assert!(state.failures.is_empty());
+    }
+
+    #[test]
+    fn template_backoff_ends_with_another_generation() {
+        let (mut state, mut now) = (ReconcileState::default(), Instant::now());
+        let quota_error = || RevisionError::Api(api_error(403, "Forbidden"));
+        assert_eq!(state.template_backoff(1, now), None);
+        let mut pauses = Vec::new();
+        for _ in 0..8 {
+            let (reported, pause) = state.template_failed(1, &quota_error(), now);
+            assert_eq!(state.template_backoff(1, now), Some((reported, pause)));
+            assert_eq!(state.template_backoff(2, now), None, "another generation");
+            now += pause;
+            assert_eq!(state.template_backoff(1, now), None, "its time has come");
+            pauses.push(pause.as_millis());
+        }
+        assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000]);
+        let mistake = RevisionError::InvalidTemplate("no such field".to_owned());
+        assert_eq!(
+            state.template_failed(2, &mistake, now),
+            (
+                TemplateStatus::Rejected("no such field".to_owned()),
+                REJECTED_RETRY_INTERVAL
+            )
+        );
+        state.template_resolved();
+        assert_eq!(state.template_backoff(2, now), None);
+    }
+
+    #[test]
+    fn lasting_outage_is_reported_and_stays_reported() {
+        let (mut state, now) = (ReconcileState::default(), Instant::now());
+        let mut fail_with = |code: u16, reason: &str| {
+            let (reported, _) = state.template_failed(1, &RevisionError::Api(api_error(code, reason)), now);
+            reported
+        };
+        assert_eq!(fail_with(409, "Conflict"), TemplateStatus::Unknown);
+        assert_eq!(fail_with(429, "TooManyRequests"), TemplateStatus::Unknown);
+        assert_eq!(fail_with(404, "NotFound"), TemplateStatus::Unknown);
+        for _ in 1..REPORT_AFTER_FAILURES {
+            assert_eq!(fail_with(500, "InternalError"), TemplateStatus::Unknown);
+        }
+        let reported = fail_with(500, "InternalError");
+        assert!(
+            matches!(&reported, TemplateStatus::Rejected(why) if why.contains("HTTP 500")),
+            "{reported:?}"
+        );
+        assert_eq!(fail_with(409, "Conflict"), reported);
+        let forbidden = fail_with(403, "Forbidden");
+        assert!(
+            matches!(&forbidden, TemplateStatus::Rejected(why) if why.contains("HTTP 403")),
+            "{forbidden:?}"
+        );
+    }
+
+    #[test]
+    fn transient_failure_is_reported_after_many_attempts() {
+        let (mut state, now) = (ReconcileState::default(), Instant::now());
+        let error = RevisionError::Api(api_error(429, "TooManyRequests"));
+        for _ in 1..REPORT_AFTER_ATTEMPTS {
+            assert_eq!(state.template_failed(1, &error, now).0, TemplateStatus::Unknown);
+        }
+        let (reported, _) = state.template_failed(1, &error, now);
+        assert!(
+            matches!(&reported, TemplateStatus::Rejected(why) if why.contains("HTTP 429")),
+            "{reported:?}"
+        );
+        // Another spec is another story.
+        assert_eq!(state.template_failed(2, &error, now).0, TemplateStatus::Unknown);
+    }
+
+    #[test]
+    fn rejected_updates_back_off_and_run_one_at_a_time() {
+        let (mut state, now) = (ReconcileState::default(), Timestamp::UNIX_EPOCH);
+        for _ in 1..SERIALIZE_AFTER_REJECTIONS {
+            state.record_update_rejection(&api_error(403, "Forbidden"), now);
+            assert!(state.failures.is_empty());
+        }
+        let mut pauses = Vec::new();
+        for _ in 0..4 {
+            state.record_update_rejection(&api_error(403, "Forbidden"), now);
+            let until = state.failures[&FailureSubject::InPlaceUpdates].retry_at;
+            pauses.push(until.duration_since(now).as_millis());
+        }
+        assert_eq!(pauses, [500, 1000, 2000, 4000]);
+        state.record_update_success();
+        assert!(state.failures.is_empty());
+        state.record_update_rejection(&api_error(403, "Forbidden"), now);
+        assert!(state.failures.is_empty(), "it counts anew");
+    }
+
+    #[test]
+    fn defaults_stored_once_per_generation_and_minute() {
+        let (mut state, now) = (ReconcileState::default(), Instant::now());
+        assert_eq!(state.defaults_due(1, now), Some(Duration::ZERO));
+        let pauses =
+            [(); 3].map(|()| state.record_defaults_failure(&api_error(503, "ServiceUnavailable"), now));
+        assert_eq!(pauses.map(|pause| pause.as_millis()), [500, 1000, 2000]);
+        assert_eq!(state.defaults_due(1, now), Some(pauses[2]));
+        state.defaults_stored(2, now + pauses[2]);
+        assert_eq!(state.defaults_due(2, now), None, "whatever it lacks now");
+        let due = state.defaults_due(3, now + pauses[2]);
+        assert_eq!(
+            due,
+            Some(REJECTED_RETRY_INTERVAL),
+            "a user removes them each time"
+        );
+        assert_eq!(
+            state.defaults_due(3, now + REJECTED_RETRY_INTERVAL * 2),
+            Some(Duration::ZERO)
+        );
+        state.defaults_done(3);
+        assert_eq!(state.defaults_due(3, now + REJECTED_RETRY_INTERVAL * 2), None);
+        let differs = ["a", "a", "b"].map(|field| state.defaults_differ(4, vec![field.to_owned()]));
+        assert_eq!(
+            differs,
+            [true, false, true],
+            "each generation of a scale is no news"
+        );
+        assert_eq!(state.defaults_due(4, now + REJECTED_RETRY_INTERVAL * 2), None);
+        assert_eq!(state.record_defaults_rejection(now), REJECTED_RETRY_INTERVAL);
+        for generation in [5, 6] {
+            assert_eq!(state.defaults_due(generation, now), Some(REJECTED_RETRY_INTERVAL));
+            assert_eq!(
+                state.defaults_due(generation, now + REJECTED_RETRY_INTERVAL),
+                Some(Duration::ZERO)
+            );
+        }
+    }
+
+    /// A pass that panics, or is broken off at its deadline, has learnt what it has learnt.
+    #[tokio::test]
+    async fn reconcile_state_survives_panic_and_timeout() {
+        let (states, name) = (ReconcileStates::default(), Key::namespaced("ns", "web"));
+        let count_up = |expected: i32| {
+            let mut state = states.check_out(&name, "u");
+            assert_eq!(state.collisions.unwrap_or_default(), expected);
+            state.collisions = Some(expected + 1);
+            state
+        };
+        let panics = kruise_ops::panics::catch_panic("test", &name, async {
+            let _memory = count_up(0);
+            assert!(states.lock().contains_key(&name), "it panics");
+        });
+        assert!(panics.await.is_err());
+        let endless = async {
+            let _memory = count_up(1);
+            std::future::pending::<()>().await;
+        };
+        assert!(tokio::time::timeout(Duration::ZERO, endless).await.is_err());
+        drop(count_up(2));
+        let other = states.check_out(&name, "another");
+        assert_eq!(other.collisions, None, "another CloneSet of that name");
+        drop(other);
+        assert_eq!(states.remove(&name).unwrap().uid, "another");
+    }
+
+    #[test]
+    fn failed_revision_deletion_is_retried_later() {
+        let (mut state, now) = (ReconcileState::default(), Instant::now());
+        assert!(state.may_delete_revisions(now));
+        state.revision_deletion_failed(now);
+        assert!(!state.may_delete_revisions(now + MAX_BACKOFF / 2));
+        assert!(state.may_delete_revisions(now + MAX_BACKOFF));
+    }
+
+    #[test]
+    fn pod_creation_slow_starts_after_a_failure() {
+        let mut state = ReconcileState::default();
+        state.record_creations(64, true, 64);
+        let mut batches = Vec::new();
+        for _ in 0..7 {
+            batches.push(state.slow_start_batch());
+            state.record_creations(state.slow_start_batch(), false, 64);
+        }
+        assert_eq!(batches, [1, 2, 4, 8, 16, 32, usize::MAX]);
+    }
+}

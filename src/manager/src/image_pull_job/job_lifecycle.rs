@@ -1,0 +1,403 @@
+//! What a job needs before and after its nodes: finalizer and pull secrets, and its end.
+
+use std::fmt;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::Api;
+use serde_json::json;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use super::namespace_limit::NamespaceLimit;
+use super::plan::index::Uid;
+use super::plan::job::PullJob;
+use super::secrets::plan::{SourceKind, affected_jobs};
+use super::secrets::{self, PullSecretCopies, SourceWatches};
+use crate::Context;
+use kruise_api::image_pull_job::ImagePullJob;
+use kruise_api::keys;
+use kruise_api::node_image::ReferenceObject;
+use kruise_cluster::queue::RequeueAfter;
+use kruise_cluster::{Error, EventType, Key, write};
+use kruise_ops::panics::catch_panic_sync;
+
+/// How it stands with the copies of a job's pull secrets.
+pub struct ResolvedSecrets {
+    /// The job.
+    pub uid: Uid,
+    /// They are in place, or cannot be for this reason.
+    pub copies: Result<Vec<ReferenceObject>, String>,
+}
+
+/// Keys worked on at once.
+const WORKERS: usize = 8;
+/// Jobs of one namespace that are worked on at once.
+const MAX_PER_NAMESPACE: usize = 3;
+/// How long the work waits for the first list of the copies.
+const SYNC_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How often the Secrets of jobs are read again whose namespace is not watched, because too many have jobs.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
+/// How soon it is tried again to strike a job that is over off its copies, where the API server does not let us. Many such
+/// jobs may stay for days.
+const RELEASE_RETRY: Duration = Duration::from_secs(3600);
+
+/// What is worked on.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum WorkItem {
+    /// A job.
+    Job(Key),
+    /// The copy of that name, which no job needs.
+    Copy(String),
+}
+
+impl fmt::Display for WorkItem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Job(key) => write!(f, "{key}"),
+            Self::Copy(name) => write!(f, "copied Secret {name}"),
+        }
+    }
+}
+
+/// Runs until shutdown.
+pub async fn run(ctx: Context, resolved_tx: mpsc::UnboundedSender<ResolvedSecrets>) {
+    let mut tasks = JoinSet::new();
+    let secrets = PullSecretCopies::start(&ctx.cluster, &ctx.options.daemon_config_namespace, &mut tasks);
+    secrets.wait_synced(SYNC_TIMEOUT).await;
+    let (items_tx, items_rx) = mpsc::unbounded_channel();
+    let (turns_tx, turns_rx) = mpsc::unbounded_channel();
+    let namespace_limit = NamespaceLimit::new(MAX_PER_NAMESPACE, turns_tx);
+    let enqueue = enqueue_changes(ctx.clone(), secrets.clone(), turns_rx, items_tx);
+    let work = |item: WorkItem| {
+        let (ctx, secrets, resolved) = (ctx.clone(), secrets.clone(), resolved_tx.clone());
+        let turns = namespace_limit.clone();
+        async move {
+            match item {
+                WorkItem::Job(key) => match turns.try_acquire(&key) {
+                    Some(_turn) => reconcile(ctx, secrets, resolved, key).await,
+                    None => Ok(None),
+                },
+                WorkItem::Copy(name) => secrets.delete_unused(&name).await,
+            }
+        }
+    };
+    ctx.run_workers("imagepulljob", WORKERS, items_rx, enqueue, work)
+        .await;
+}
+
+/// Sends what to work on: jobs that changed, those whose source or copy did, and copies that no job needs.
+async fn enqueue_changes(
+    ctx: Context,
+    secrets: PullSecretCopies,
+    mut turns: mpsc::UnboundedReceiver<Key>,
+    items: mpsc::UnboundedSender<WorkItem>,
+) {
+    let (wake_tx, mut wake_rx) = mpsc::unbounded_channel();
+    let mut sources = SourceWatches::new(&ctx.cluster.client, wake_tx);
+    let mut resync = tokio::time::interval(RESYNC_INTERVAL);
+    let mut changes = ctx.stores.jobs.subscribe();
+    let mut copies = secrets.subscribe();
+    loop {
+        let send = |key: Key| items.send(WorkItem::Job(key)).is_ok();
+        let queue_is_open = tokio::select! {
+            Some(change) = changes.recv() => {
+                let relevant = catch_panic_sync(super::NAME, format_args!("pull secrets of {}", change.key), || {
+                    if !is_relevant_change(change.old.as_deref(), change.new.as_deref()) {
+                        return false;
+                    }
+                    let job = change.new.as_deref().map(PullJob::from_object).filter(|j| !j.is_finished());
+                    let needed = job.map(|j| secrets.sources_of(&j)).unwrap_or_default();
+                    sources.set_needed(&change.key, needed);
+                    true
+                });
+                // The job's own pass panics by itself, if it does.
+                if relevant.is_ok_and(|concerned| !concerned) {
+                    continue;
+                }
+                send(change.key)
+            }
+            Some(key) = turns.recv() => send(key),
+            Some(source) = wake_rx.recv() => sources.jobs_using(&source).all(send),
+            _ = resync.tick() => sources.unwatched_jobs().all(send),
+            Some(change) = copies.recv() => {
+                // Whatever somebody did to a copy, its jobs put it right.
+                let jobs = catch_panic_sync(super::NAME, format_args!("copy {}", change.key), || {
+                    affected_jobs(change.old.as_deref(), change.new.as_deref())
+                });
+                let jobs = jobs.unwrap_or_default();
+                let unused = change.new.is_some_and(|copy| copy.references.is_empty());
+                jobs.iter().filter_map(|job| parse_job_key(job)).all(send)
+                    && (!unused || items.send(WorkItem::Copy(change.key.name)).is_ok())
+            }
+        };
+        if !queue_is_open {
+            return;
+        }
+    }
+}
+
+/// Whether a change of a job is one that its pull secrets, finalizer or end depend on. Its progress is not.
+fn is_relevant_change(old: Option<&ImagePullJob>, new: Option<&ImagePullJob>) -> bool {
+    let (Some(old), Some(new)) = (old, new) else {
+        return true;
+    };
+    let relevant_fields = |job: &ImagePullJob| {
+        let (meta, status) = (&job.metadata, job.status.as_ref());
+        let ended = status.and_then(|s| s.completion_time.clone());
+        (
+            meta.uid.clone(),
+            meta.finalizers.clone(),
+            meta.deletion_timestamp.clone(),
+            ended,
+        )
+    };
+    old.spec != new.spec || relevant_fields(old) != relevant_fields(new)
+}
+
+fn parse_job_key(reference: &str) -> Option<Key> {
+    let (namespace, name) = reference.split_once('/')?;
+    Some(Key::namespaced(namespace, name))
+}
+
+async fn reconcile(
+    ctx: Context,
+    secrets: PullSecretCopies,
+    resolved_tx: mpsc::UnboundedSender<ResolvedSecrets>,
+    key: Key,
+) -> Result<RequeueAfter, secrets::Error> {
+    let Some(object) = ctx.stores.jobs.get(&key) else {
+        // Deleted without our finalizer; what it may have left behind goes all the same.
+        if secrets.has_copies(&key) {
+            secrets.release(&key).await?;
+        }
+        return Ok(None);
+    };
+    let job = PullJob::from_object(&object);
+    if job.is_finished() {
+        return finish_job(&ctx, &secrets, &object, &job).await;
+    }
+    if job.spec.pull_secrets.is_empty() {
+        return Ok(None);
+    }
+    let ensured = ensure_copies(&ctx, &secrets, &object, &job).await;
+    let (copies, result) = match ensured {
+        Ok(references) => (Ok(references), Ok(None)),
+        Err(error) if error.is_conflict() => return Err(error),
+        Err(error) => {
+            let why = format!("cannot copy the pull secrets: {error}");
+            publish_warning(&ctx, &job, "PullSecretsNotCopied", why.clone());
+            (Err(why), Err(error))
+        }
+    };
+    // The receiver ends with the process only.
+    let uid = Arc::from(job.uid.as_str());
+    let _ = resolved_tx.send(ResolvedSecrets { uid, copies });
+    result
+}
+
+/// Makes the copies for a job, one after the other, for each may have 1 MiB. The finalizer comes first, and only where
+/// there will be a copy: it sees to it that the job is struck off the copies before it goes.
+async fn ensure_copies(
+    ctx: &Context,
+    secrets: &PullSecretCopies,
+    object: &ImagePullJob,
+    job: &PullJob,
+) -> Result<Vec<ReferenceObject>, secrets::Error> {
+    let mut references = secrets.uncopied_references(job);
+    let (mut missing, mut unusable) = (Vec::new(), Vec::new());
+    let mut finalizer = job.has_finalizer;
+    let mut plans = pin!(secrets.plan_copies(job));
+    while let Some(planned) = plans.next().await {
+        let (source, plan) = planned?;
+        if plan.source == SourceKind::Credentials && !finalizer {
+            set_finalizer(ctx, object, true).await?;
+            finalizer = true;
+        }
+        secrets.execute(&plan).await?;
+        references.push(secrets.copy_reference(&plan));
+        match plan.source {
+            SourceKind::Credentials => {}
+            SourceKind::Missing => missing.push(source),
+            SourceKind::NoCredentials => unusable.push(source),
+        }
+    }
+    let names = |sources: &[Key]| sources.iter().map(Key::to_string).collect::<Vec<_>>().join(", ");
+    if !missing.is_empty() {
+        let note = format!(
+            "some pull secrets do not exist; pulling the image without them may not succeed: {}",
+            names(&missing)
+        );
+        publish_warning(ctx, job, "PullSecretNotFound", note);
+    }
+    if !unusable.is_empty() {
+        let note = format!(
+            "some pull secrets are not of type kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg and are not \
+             used: {}",
+            names(&unusable)
+        );
+        publish_warning(ctx, job, "PullSecretNotUsable", note);
+    }
+    Ok(references)
+}
+
+fn publish_warning(ctx: &Context, job: &PullJob, reason: &str, note: String) {
+    let reference = super::plan::entry::owner_reference(job);
+    ctx.cluster
+        .events
+        .publish(reference, EventType::Warning, reason, "CopySecrets", note);
+}
+
+/// A job that is over: it is struck off its copies, then its finalizer goes, then, at its time, the job.
+async fn finish_job(
+    ctx: &Context,
+    secrets: &PullSecretCopies,
+    object: &ImagePullJob,
+    job: &PullJob,
+) -> Result<RequeueAfter, secrets::Error> {
+    let mut still_referenced = false;
+    if !job.spec.pull_secrets.is_empty() {
+        match secrets.release(&job.key).await {
+            // No reason to keep the job: it is tried again while there is one, and when the job has gone.
+            Err(error) if !error.retryable() => {
+                tracing::warn!(job = %job.key, %error, pause = ?RELEASE_RETRY, "copies of pull secrets not released");
+                still_referenced = true;
+            }
+            result => result?,
+        }
+    }
+    let retry_release = still_referenced.then_some(RELEASE_RETRY);
+    if job.has_finalizer {
+        set_finalizer(ctx, object, false).await?;
+    }
+    let (false, Some(expiry)) = (job.deleting, job.expiry()) else {
+        return Ok(retry_release);
+    };
+    let remaining = super::duration_until(expiry, ctx.cluster.clock.now());
+    if !remaining.is_zero() {
+        return Ok(Some(
+            retry_release.map_or(remaining, |release| release.min(remaining)),
+        ));
+    }
+    write::delete(&api(ctx, object), &job.key.name, &job.uid).await?;
+    tracing::info!(job = %job.key, "ImagePullJob deleted: its ttlSecondsAfterFinished has passed");
+    Ok(None)
+}
+
+async fn set_finalizer(ctx: &Context, object: &ImagePullJob, present: bool) -> Result<(), Error> {
+    let others = object.metadata.finalizers.iter().flatten();
+    let mut finalizers: Vec<&str> = others
+        .map(String::as_str)
+        .filter(|f| *f != keys::DELETION_PROTECTION)
+        .collect();
+    if present {
+        finalizers.push(keys::DELETION_PROTECTION);
+    }
+    let body = json!({ "metadata": {
+        "resourceVersion": object.metadata.resource_version,
+        "finalizers": finalizers,
+    }});
+    let name = object.metadata.name.as_deref().unwrap_or_default();
+    match write::patch_merge(&api(ctx, object), name, &body).await {
+        Err(error) if !error.not_found() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn api(ctx: &Context, object: &ImagePullJob) -> Api<ImagePullJob> {
+    let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
+    Api::namespaced(ctx.cluster.client.clone(), namespace)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Mutex;
+
+    use kube::client::Body;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::Stores;
+    use kruise_cluster::Store;
+    use kruise_ops::panics::injected::inject_panic;
+
+    /// A job that needs a pull secret.
+    fn job(change: &Value) -> ImagePullJob {
+        let mut job = json!({
+            "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
+            "metadata": { "name": "keeper", "namespace": "team", "uid": "u" },
+            "spec": { "image": "nginx:1", "pullSecrets": ["s"], "completionPolicy": {} },
+        });
+        json_patch::merge(&mut job, change);
+        serde_json::from_value(job).unwrap()
+    }
+
+    /// An API server with that job and a copy that names it, whose writes of Secrets it answers with a code.
+    fn api_server(job: ImagePullJob, code: Arc<Mutex<u16>>) -> (Context, Key) {
+        let key = Key::namespaced("team", "keeper");
+        let copy = json!({ "metadata": { "name": "s-1", "namespace": "kdc", "uid": "c", "resourceVersion": "1", "annotations": {
+            keys::SECRET_SOURCE_KEY: "team/s", keys::SECRET_REFERENCES: "team/keeper" } } });
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let secrets = request.uri().path().contains("/secrets");
+            let (code, answer) = match *request.method() {
+                http::Method::GET if secrets => (
+                    200,
+                    json!({ "metadata": { "resourceVersion": "1" }, "items": [copy] }),
+                ),
+                http::Method::PATCH if secrets => (*code.lock().unwrap(), copy.clone()),
+                _ => (200, json!({ "metadata": { "name": "keeper" } })),
+            };
+            let answer = Body::from(answer.to_string().into_bytes());
+            std::future::ready(http::Response::builder().status(code).body(answer))
+        });
+        let mut ctx = Context::for_test(kube::Client::new(service, "default"));
+        ctx.stores = Stores {
+            jobs: Store::from_objects([(key.clone(), job)]),
+            ..Stores::empty()
+        };
+        (ctx, key)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn denied_copy_is_released_once_allowed() {
+        let ended = json!({ "status": { "desired": 1, "completionTime": "2026-01-01T00:00:00Z" } });
+        let code = Arc::new(Mutex::new(422));
+        let (ctx, key) = api_server(job(&ended), Arc::clone(&code));
+        let mut tasks = JoinSet::new();
+        let secrets = PullSecretCopies::start(&ctx.cluster, "kdc", &mut tasks);
+        secrets.wait_synced(SYNC_TIMEOUT).await;
+        let reconcile_once = || {
+            let (resolved, _) = mpsc::unbounded_channel();
+            reconcile(ctx.clone(), secrets.clone(), resolved, key.clone())
+        };
+        assert_eq!(reconcile_once().await.unwrap(), Some(RELEASE_RETRY));
+        *code.lock().unwrap() = 200;
+        assert_eq!(reconcile_once().await.unwrap(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn panicking_changes_delay_no_job() {
+        let (ctx, key) = api_server(job(&json!({})), Arc::new(Mutex::new(200)));
+        let mut tasks = JoinSet::new();
+        let secrets = PullSecretCopies::start(&ctx.cluster, "kdc", &mut tasks);
+        secrets.wait_synced(SYNC_TIMEOUT).await;
+        let panics = ["pull secrets of team/keeper", "copy kdc/s-1"]
+            .map(|object| inject_panic(super::super::NAME, object));
+        let (_turns, none) = mpsc::unbounded_channel();
+        let (items_tx, mut items) = mpsc::unbounded_channel();
+        let first_item = async {
+            for panic in &panics {
+                panic.wait_for(1).await;
+            }
+            items.recv().await
+        };
+        tokio::select! {
+            () = enqueue_changes(ctx.clone(), secrets, none, items_tx) => unreachable!("its stores last"),
+            woken = first_item => assert_eq!(woken, Some(WorkItem::Job(key))),
+        }
+    }
+}

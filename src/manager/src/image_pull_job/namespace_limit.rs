@@ -1,0 +1,119 @@
+//! Turns of namespaces: the jobs of one never take all workers.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::mpsc;
+
+use kruise_cluster::Key;
+
+/// Who has a turn, and who waits for one; clones share it.
+#[derive(Clone)]
+pub struct NamespaceLimit {
+    /// Keys of one namespace that have a turn at once.
+    max_per_namespace: usize,
+    queues: Arc<Mutex<HashMap<String, NamespaceQueue>>>,
+    /// Gets a key that waited when it may ask again.
+    requeue_tx: mpsc::UnboundedSender<Key>,
+}
+
+#[derive(Default)]
+struct NamespaceQueue {
+    running: usize,
+    waiting: VecDeque<Key>,
+}
+
+/// A turn, until it is dropped; then the next of its namespace may ask.
+pub struct NamespacePermit {
+    limit: NamespaceLimit,
+    namespace: String,
+}
+
+impl NamespaceLimit {
+    /// So many turns for each namespace.
+    pub fn new(max_per_namespace: usize, requeue_tx: mpsc::UnboundedSender<Key>) -> Self {
+        let shares = Arc::default();
+        Self {
+            max_per_namespace,
+            queues: shares,
+            requeue_tx,
+        }
+    }
+
+    /// A turn for a key; where its namespace has all that it may, the key waits and is sent `again` later.
+    pub fn try_acquire(&self, key: &Key) -> Option<NamespacePermit> {
+        let namespace = key.namespace.clone().unwrap_or_default();
+        let mut shares = self.lock();
+        let queue = shares.entry(namespace.clone()).or_default();
+        let position = queue.waiting.iter().position(|waiting| waiting == key);
+        if queue.running >= self.max_per_namespace {
+            if position.is_none() {
+                queue.waiting.push_back(key.clone());
+            }
+            return None;
+        }
+        if let Some(at) = position {
+            queue.waiting.remove(at);
+        }
+        queue.running += 1;
+        let turns = self.clone();
+        Some(NamespacePermit {
+            limit: turns,
+            namespace,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, NamespaceQueue>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for NamespacePermit {
+    fn drop(&mut self) {
+        let mut shares = self.limit.lock();
+        let Some(queue) = shares.get_mut(&self.namespace) else {
+            return;
+        };
+        queue.running = queue.running.saturating_sub(1);
+        match queue.waiting.pop_front() {
+            // Nothing receives any more when the process ends.
+            Some(key) => drop(self.limit.requeue_tx.send(key)),
+            None if queue.running == 0 => drop(shares.remove(&self.namespace)),
+            None => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn namespace_permits_are_capped_and_all_keys_run() {
+        let (again_tx, mut again) = mpsc::unbounded_channel();
+        let limit = NamespaceLimit::new(2, again_tx);
+        let key = |namespace: &str, n: usize| Key::namespaced(namespace, n.to_string());
+        let mut running: VecDeque<_> = (0..2)
+            .map(|n| limit.try_acquire(&key("crowd", n)).unwrap())
+            .collect();
+        for n in 2..100 {
+            assert!(limit.try_acquire(&key("crowd", n)).is_none());
+            assert!(limit.try_acquire(&key("crowd", n)).is_none(), "it waits once");
+        }
+        assert!(
+            limit.try_acquire(&key("other", 0)).is_some(),
+            "another namespace has its own"
+        );
+        let mut served = Vec::new();
+        while running.pop_front().is_some() {
+            if let Ok(next) = again.try_recv() {
+                running.push_back(limit.try_acquire(&next).unwrap());
+                served.push(next);
+            }
+        }
+        let all: Vec<Key> = (2..100).map(|n| key("crowd", n)).collect();
+        assert_eq!(served, all);
+        assert!(limit.lock().is_empty());
+    }
+}

@@ -1,0 +1,401 @@
+//! Pod templates in the form in which they are compared: without what only says a default, an alias or nothing.
+//!
+//! OpenKruise stores a template with the defaults of `v1.SetDefaults_PodSpec` and `imagePullPolicy: Always`. The API
+//! server's round trip adds more: the alias `serviceAccount`, defaults of volumes, `service: ""` of gRPC probes. With
+//! gate `TemplateNoDefaults` there are none. All of these are the same template, and the same Pods; but with that gate a
+//! template without `imagePullPolicy` makes other Pods than one that says `Always`.
+
+use serde_json::{Map, Value, json};
+
+use super::quantity;
+use kruise_api::image_reference::ImageReference;
+
+/// Maps whose entries say something even where they are empty.
+const KEPT_EMPTY_MAPS: [&str; 9] = [
+    "labels",
+    "annotations",
+    "nodeSelector",
+    "matchLabels",
+    "volumeAttributes",
+    "options",
+    "limits",
+    "requests",
+    "overhead",
+];
+/// Other objects that say nothing where they are empty.
+const DROPPED_EMPTY_OBJECTS: [&str; 3] = ["metadata", "resources", "securityContext"];
+/// Fields that are as good as absent when they are false; elsewhere Go has a pointer.
+const DEFAULT_FALSE: [&str; 7] = [
+    "hostNetwork",
+    "hostPID",
+    "hostIPC",
+    "stdin",
+    "stdinOnce",
+    "tty",
+    "readOnly",
+];
+/// Fields that are as good as absent when they are 0; elsewhere Go has a pointer.
+const DEFAULT_ZERO: [&str; 8] = [
+    "hostPort",
+    // Of iSCSI; of Fibre Channel it counts with targetWWNs alone, which cannot be without.
+    "lun",
+    "initialDelaySeconds",
+    "timeoutSeconds",
+    "periodSeconds",
+    "successThreshold",
+    "failureThreshold",
+    "partition",
+];
+/// Fields in which an empty text says something else than none.
+const KEPT_EMPTY_TEXTS: [&str; 3] = [
+    "storageClassName",
+    "volumeAttributesClassName",
+    "hostnameOverride",
+];
+
+const MILLI: i128 = 1_000_000;
+
+/// How templates are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TemplateStorage {
+    /// With defaults, of which `imagePullPolicy: Always` is one.
+    #[default]
+    WithDefaults,
+    /// As they were asked for (gate `TemplateNoDefaults`). Without `imagePullPolicy` Pods get the API server's default
+    /// then, by the image's tag.
+    AsWritten,
+}
+
+impl TemplateStorage {
+    /// As the gate says.
+    #[must_use]
+    pub fn from_gate(template_no_defaults: bool) -> Self {
+        if template_no_defaults {
+            Self::AsWritten
+        } else {
+            Self::WithDefaults
+        }
+    }
+}
+
+/// The template in the form in which it is compared; not for storing. Containers and volumes keep their places.
+#[must_use]
+pub fn normalize(template: &Value, storage: TemplateStorage) -> Value {
+    let mut normal = template.clone();
+    if let Some(spec) = normal.get_mut("spec").and_then(Value::as_object_mut) {
+        normalize_pod(spec, storage);
+    }
+    drop_empty(&mut normal);
+    normal
+}
+
+/// Whether two templates make the same Pods.
+#[must_use]
+pub fn same_template(one: &Value, other: &Value, storage: TemplateStorage) -> bool {
+    one == other || normalize(one, storage) == normalize(other, storage)
+}
+
+/// The template with the fields that it does not say and `filled` has, where these spell out defaults and nothing else.
+/// `None` where there are no such fields. What is zero or empty is not said where Go has no pointer.
+#[must_use]
+pub fn with_defaults(template: &Value, filled: &Value) -> Option<Value> {
+    let mut all = template.clone();
+    add_missing(&mut all, filled);
+    (all != *template && same_template(&all, template, TemplateStorage::WithDefaults)).then_some(all)
+}
+
+/// Adds what `from` says and `to` does not.
+fn add_missing(to: &mut Value, from: &Value) {
+    match (to, from) {
+        (Value::Object(to), Value::Object(from)) => {
+            for (name, value) in from.iter().filter(|(_, value)| !value.is_null()) {
+                match to
+                    .get_mut(name)
+                    .filter(|existing| !is_empty_field(name, existing))
+                {
+                    Some(existing) => add_missing(existing, value),
+                    None => drop(to.insert(name.clone(), value.clone())),
+                }
+            }
+        }
+        (Value::Array(to), Value::Array(from)) if to.len() == from.len() => {
+            to.iter_mut()
+                .zip(from)
+                .for_each(|(to, from)| add_missing(to, from));
+        }
+        _ => {}
+    }
+}
+
+fn normalize_pod(spec: &mut Map<String, Value>, storage: TemplateStorage) {
+    drop_defaults(
+        spec,
+        &[
+            ("dnsPolicy", json!("ClusterFirst")),
+            ("restartPolicy", json!("Always")),
+            ("schedulerName", json!("default-scheduler")),
+            ("terminationGracePeriodSeconds", json!(30)),
+        ],
+    );
+    // The old name counts where the new one says nothing.
+    if let Some(alias) = spec.remove("serviceAccount") {
+        let name = spec.entry("serviceAccountName").or_insert(Value::Null);
+        if name.is_null() || *name == "" {
+            *name = alias;
+        }
+    }
+    let with_defaults = storage == TemplateStorage::WithDefaults;
+    for each in items(spec, "containers") {
+        normalize_container(each, with_defaults.then_some("Always"));
+    }
+    for each in items(spec, "initContainers") {
+        let policy = pull_policy(&each["image"]);
+        normalize_container(each, with_defaults.then_some(policy));
+    }
+    items(spec, "volumes").for_each(normalize_volume);
+    normalize_quantities(spec, "overhead", MILLI);
+    normalize_resources(spec);
+}
+
+/// `pull_policy` is what a container is stored with that says none.
+fn normalize_container(container: &mut Value, pull_policy: Option<&str>) {
+    let Some(container) = container.as_object_mut() else {
+        return;
+    };
+    if let Some(policy) = pull_policy {
+        drop_defaults(container, &[("imagePullPolicy", json!(policy))]);
+    }
+    drop_defaults(
+        container,
+        &[
+            ("terminationMessagePath", json!("/dev/termination-log")),
+            ("terminationMessagePolicy", json!("File")),
+        ],
+    );
+    for port in items(container, "ports") {
+        drop_default(port, "protocol", &json!("TCP"));
+    }
+    for variable in items(container, "env") {
+        if let Some(from) = variable.get_mut("valueFrom") {
+            drop_reference_defaults(from);
+            if let Some(file) = from.get_mut("fileKeyRef") {
+                drop_default(file, "optional", &json!(false));
+            }
+        }
+    }
+    for name in ["livenessProbe", "readinessProbe", "startupProbe"] {
+        if let Some(probe) = fields(container, name) {
+            drop_defaults(
+                probe,
+                &[
+                    ("timeoutSeconds", json!(1)),
+                    ("periodSeconds", json!(10)),
+                    ("successThreshold", json!(1)),
+                    ("failureThreshold", json!(3)),
+                ],
+            );
+            drop_http_get_defaults(probe);
+        }
+    }
+    for name in ["postStart", "preStop"] {
+        let hooks = fields(container, "lifecycle");
+        if let Some(hook) = hooks.and_then(|hooks| fields(hooks, name)) {
+            drop_http_get_defaults(hook);
+        }
+    }
+    normalize_resources(container);
+}
+
+fn drop_http_get_defaults(handler: &mut Map<String, Value>) {
+    if let Some(get) = fields(handler, "httpGet") {
+        drop_defaults(get, &[("path", json!("/")), ("scheme", json!("HTTP"))]);
+    }
+}
+
+/// A field of the Pod or a resource of its containers, as environment and files have them.
+fn drop_reference_defaults(from: &mut Value) {
+    if let Some(field) = from.get_mut("fieldRef") {
+        drop_default(field, "apiVersion", &json!("v1"));
+    }
+    if let Some(resource) = from.get_mut("resourceFieldRef") {
+        normalize_quantity_at(resource, "divisor");
+        drop_default(resource, "divisor", &json!("0n"));
+    }
+}
+
+fn normalize_resources(object: &mut Map<String, Value>) {
+    if let Some(resources) = fields(object, "resources") {
+        normalize_quantities(resources, "limits", MILLI);
+        normalize_quantities(resources, "requests", MILLI);
+    }
+}
+
+fn normalize_volume(volume: &mut Value) {
+    let Some(volume) = volume.as_object_mut() else {
+        return;
+    };
+    for (kind, defaults) in [
+        ("secret", [("defaultMode", json!(420))].as_slice()),
+        ("configMap", &[("defaultMode", json!(420))]),
+        ("downwardAPI", &[("defaultMode", json!(420))]),
+        ("projected", &[("defaultMode", json!(420))]),
+        ("iscsi", &[("iscsiInterface", json!("default"))]),
+        (
+            "rbd",
+            &[
+                ("pool", json!("rbd")),
+                ("user", json!("admin")),
+                ("keyring", json!("/etc/ceph/keyring")),
+            ],
+        ),
+        (
+            "azureDisk",
+            &[
+                ("cachingMode", json!("ReadWrite")),
+                ("fsType", json!("ext4")),
+                ("readOnly", json!(false)),
+                ("kind", json!("Shared")),
+            ],
+        ),
+        (
+            "scaleIO",
+            &[
+                ("storageMode", json!("ThinProvisioned")),
+                ("fsType", json!("xfs")),
+            ],
+        ),
+    ] {
+        if let Some(source) = fields(volume, kind) {
+            drop_defaults(source, defaults);
+        }
+    }
+    if let Some(image) = volume.get_mut("image") {
+        let policy = json!(pull_policy(&image["reference"]));
+        drop_default(image, "pullPolicy", &policy);
+    }
+    if let Some(files) = fields(volume, "downwardAPI") {
+        items(files, "items").for_each(drop_reference_defaults);
+    }
+    let projected = fields(volume, "projected").into_iter();
+    for source in projected.flat_map(|projected| items(projected, "sources")) {
+        if let Some(files) = source.get_mut("downwardAPI").and_then(Value::as_object_mut) {
+            items(files, "items").for_each(drop_reference_defaults);
+        }
+        if let Some(token) = source.get_mut("serviceAccountToken") {
+            drop_default(token, "expirationSeconds", &json!(3600));
+        }
+    }
+    let claim = volume
+        .get_mut("ephemeral")
+        .and_then(|e| e.get_mut("volumeClaimTemplate"));
+    if let Some(claim) = claim.and_then(|claim| claim.get_mut("spec")?.as_object_mut()) {
+        drop_defaults(claim, &[("volumeMode", json!("Filesystem"))]);
+        normalize_resources(claim);
+    }
+    if let Some(empty) = volume.get_mut("emptyDir") {
+        normalize_quantity_at(empty, "sizeLimit");
+        drop_empty(empty);
+        // A volume without a source is one that is empty.
+        if *empty == json!({}) {
+            volume.remove("emptyDir");
+        }
+    }
+}
+
+/// The policy that Kubernetes gives to an image by its tag.
+fn pull_policy(image: &Value) -> &'static str {
+    let read = ImageReference::parse(image.as_str().unwrap_or_default());
+    if read.is_ok_and(|image| image.tag_or_digest() == "latest") {
+        "Always"
+    } else {
+        "IfNotPresent"
+    }
+}
+
+fn normalize_quantities(object: &mut Map<String, Value>, list: &str, step: i128) {
+    for (_, value) in fields(object, list).into_iter().flatten() {
+        normalize_quantity(value, step);
+    }
+}
+
+fn normalize_quantity_at(object: &mut Value, field: &str) {
+    if let Some(value) = object.get_mut(field) {
+        normalize_quantity(value, 1);
+    }
+}
+
+/// Writes a quantity in billionths, rounded up to a multiple of `least`: the API server keeps thousandths of resources.
+fn normalize_quantity(value: &mut Value, step: i128) {
+    let amount = match value {
+        Value::String(text) => quantity::parse(text),
+        Value::Number(number) => quantity::parse(&number.to_string()),
+        _ => None,
+    };
+    if let Some(amount) = amount {
+        let remainder = amount.rem_euclid(step);
+        let rounded = if remainder == 0 {
+            amount
+        } else {
+            amount.saturating_add(step - remainder)
+        };
+        *value = json!(format!("{rounded}n"));
+    }
+}
+
+fn drop_defaults(object: &mut Map<String, Value>, defaults: &[(&str, Value)]) {
+    for (field, default) in defaults {
+        if object.get(*field) == Some(default) {
+            object.remove(*field);
+        }
+    }
+}
+
+fn drop_default(object: &mut Value, field: &str, default: &Value) {
+    if let Some(map) = object.as_object_mut().filter(|of| of.get(field) == Some(default)) {
+        map.remove(field);
+    }
+}
+
+fn fields<'a>(object: &'a mut Map<String, Value>, name: &str) -> Option<&'a mut Map<String, Value>> {
+    object.get_mut(name)?.as_object_mut()
+}
+
+fn items<'a>(
+    object: &'a mut Map<String, Value>,
+    list: &str,
+) -> impl Iterator<Item = &'a mut Value> + use<'a> {
+    let items = object.get_mut(list).and_then(Value::as_array_mut);
+    items.into_iter().flatten()
+}
+
+/// Removes what says nothing, from the inside out.
+fn drop_empty(value: &mut Value) {
+    match value {
+        Value::Object(all) => {
+            for (name, inner) in all.iter_mut() {
+                if !KEPT_EMPTY_MAPS.contains(&name.as_str()) {
+                    drop_empty(inner);
+                }
+            }
+            all.retain(|name, inner| !is_empty_field(name, inner));
+        }
+        Value::Array(all) => all.iter_mut().for_each(drop_empty),
+        _ => {}
+    }
+}
+
+fn is_empty_field(field: &str, value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value && DEFAULT_FALSE.contains(&field),
+        Value::Number(value) => value.as_i64() == Some(0) && DEFAULT_ZERO.contains(&field),
+        Value::String(text) => text.is_empty() && !KEPT_EMPTY_TEXTS.contains(&field),
+        Value::Array(all) => all.is_empty(),
+        Value::Object(all) => {
+            all.is_empty() && (KEPT_EMPTY_MAPS.contains(&field) || DROPPED_EMPTY_OBJECTS.contains(&field))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

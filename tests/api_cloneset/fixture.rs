@@ -1,0 +1,138 @@
+//! A namespace with CloneSets, and what tests do and see there.
+
+use std::ops::Deref;
+
+use kruise_api::cloneset::CloneSet;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use crate::clone_set_namespace::CloneSetNamespace;
+use crate::fake_kubelet;
+use crate::pods::{self, text};
+use crate::test_cluster::TestCluster;
+use crate::workloads::PodMonitor;
+
+/// A namespace of its own, whose Pods run.
+pub struct Fixture {
+    pub cluster: &'static TestCluster,
+    sets: CloneSetNamespace,
+    kubelet: JoinHandle<()>,
+}
+
+impl Deref for Fixture {
+    type Target = CloneSetNamespace;
+    fn deref(&self) -> &CloneSetNamespace {
+        &self.sets
+    }
+}
+
+impl Drop for Fixture {
+    fn drop(&mut self) {
+        self.kubelet.abort();
+    }
+}
+
+impl Fixture {
+    pub async fn new(cluster: &'static TestCluster, namespace: &str) -> Self {
+        let log = cluster.plane.dir().join("kruise-manager.log");
+        let sets = CloneSetNamespace::new(cluster.admin().await, namespace.to_owned(), vec![log]).await;
+        let account = json!({ "metadata": { "name": "default" } });
+        sets.create(&sets.api("", "v1", "ServiceAccount"), account).await;
+        Self {
+            cluster,
+            kubelet: tokio::spawn(fake_kubelet::run_kubelet(sets.pods())),
+            sets,
+        }
+    }
+
+    /// From now on nobody runs the Pods.
+    pub fn stop_kubelet(&self) {
+        self.kubelet.abort();
+    }
+
+    /// The Pods run again, in other containers.
+    pub fn restart_kubelet(&mut self) {
+        self.kubelet = tokio::spawn(fake_kubelet::run_kubelet(self.sets.pods()));
+    }
+
+    /// Makes a CloneSet with one container `app`; `spec` is laid over its spec.
+    pub async fn create_cloneset(&self, name: &str, spec: Value) -> CloneSet {
+        let template = json!({
+            "metadata": { "labels": { "app": name } },
+            "spec": {
+                "terminationGracePeriodSeconds": 0,
+                "containers": [{ "name": "app", "image": "example.com/app:1" }],
+            },
+        });
+        self.create_from_template(name, template, json!("100%"), &spec)
+            .await
+    }
+
+    /// The claims that CloneSets own. Those that were given to Pods are for a garbage collector, which few beds have.
+    pub async fn owned_claims(&self) -> Vec<Value> {
+        let claims = self.api("", "v1", "PersistentVolumeClaim");
+        let list = claims.list(&Default::default()).await.unwrap();
+        let all = list.items.into_iter().map(|claim| json!(claim));
+        all.filter(|c| !pods::is_terminating(c) && c["metadata"]["ownerReferences"][0]["kind"] == "CloneSet")
+            .collect()
+    }
+
+    /// What `kubectl describe` says of the CloneSet.
+    pub fn describe(&self, name: &str) -> String {
+        let (set, namespace) = (format!("clone/{name}"), format!("--namespace={}", self.namespace));
+        let text = self.cluster.plane.kubectl(&["describe", &set, &namespace]);
+        text.unwrap()
+    }
+
+    /// One who watches the CloneSet's Pods from now on.
+    pub async fn watch_pods(&self, set: &str) -> PodMonitor {
+        PodMonitor::new(self.pods(), &format!("app={set}")).await
+    }
+
+    /// Writes that the manager asked for in this namespace, whatever became of them: verb, resource with subresource and
+    /// name, and the code of the answer. Dry runs are apart.
+    pub fn write_requests(&self) -> Vec<((String, String, String), i64)> {
+        self.manager_requests(self.cluster.plane.writes().unwrap())
+    }
+
+    /// The dry runs that it asked for here, in the same form.
+    pub fn dry_runs(&self) -> Vec<((String, String, String), i64)> {
+        self.manager_requests(self.cluster.plane.dry_runs().unwrap())
+    }
+
+    fn manager_requests(&self, all: Vec<Value>) -> Vec<((String, String, String), i64)> {
+        let by_manager = all.into_iter().filter(|w| {
+            w["user"]["username"] == "system:serviceaccount:kruise-system:kruise-manager"
+                && w["objectRef"]["namespace"] == self.namespace.as_str()
+        });
+        by_manager
+            .map(|w| {
+                let (object, sub) = (&w["objectRef"], text(&w["objectRef"]["subresource"]));
+                let slash = if sub.is_empty() { "" } else { "/" };
+                let resource = format!("{}{slash}{sub}", text(&object["resource"]));
+                let body = w["responseObject"]["metadata"]["name"].as_str();
+                let name = object["name"].as_str().or(body).unwrap_or_default().to_owned();
+                let code = w["responseStatus"]["code"].as_i64().unwrap_or_default();
+                ((text(&w["verb"]), resource, name), code)
+            })
+            .collect()
+    }
+
+    /// Accepted writes of the manager in this namespace: verb, resource with subresource, name.
+    pub fn accepted_writes(&self) -> Vec<(String, String, String)> {
+        let accepted = self.write_requests().into_iter().filter(|(_, code)| *code < 300);
+        accepted.map(|(write, _)| write).collect()
+    }
+
+    /// Accepted writes of the manager to Pods of this namespace.
+    pub fn pod_writes(&self) -> Vec<(String, String, String)> {
+        let mut all = self.accepted_writes();
+        all.retain(|(_, resource, _)| resource.starts_with("pods"));
+        all
+    }
+}
+
+/// Name and UID of each.
+pub fn identities(pods: &[Value]) -> Vec<(String, String)> {
+    pods::uids_by_name(pods).into_iter().collect()
+}

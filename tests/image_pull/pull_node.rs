@@ -1,0 +1,178 @@
+//! One API server for all tests, and a node of its own for each.
+
+use std::fmt::Debug;
+use std::path::PathBuf;
+use std::sync::{LazyLock, Mutex};
+
+use kruise_api::node_image::{ImageTagStatus, NodeImage};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Client, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use testbed::cluster::{Bound, ControlPlane};
+
+use support::connect::connect;
+pub use support::waits::PATIENCE;
+use support::waits::{self, by_name, log_tails};
+
+static PLANE: LazyLock<ControlPlane> = LazyLock::new(start_control_plane);
+
+/// An API server with what users install.
+pub fn start_control_plane() -> ControlPlane {
+    let plane = ControlPlane::start().unwrap();
+    let deploy = format!("{}/../deploy/default", env!("CARGO_MANIFEST_DIR"));
+    plane.kubectl(&["apply", "-k", &deploy]).unwrap();
+    plane
+}
+
+/// A node and its NodeImage.
+pub struct PullNode {
+    pub name: String,
+    /// Access as the daemon of this node has it.
+    pub kubeconfig: PathBuf,
+    pub client: Client,
+    pub images: Api<NodeImage>,
+    /// Where its programs log.
+    pub logs: Mutex<Vec<PathBuf>>,
+}
+
+impl PullNode {
+    /// On the API server that the tests share.
+    pub async fn on_shared_plane(name: &str) -> Self {
+        let plane = tokio::task::spawn_blocking(|| &*PLANE).await.unwrap();
+        Self::on_plane(plane, name).await
+    }
+
+    /// On an API server of the test's own.
+    pub async fn on_plane(plane: &ControlPlane, name: &str) -> Self {
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
+        plane.apply(&node.to_string()).unwrap();
+        let client = connect(plane.kubeconfig()).await.client;
+        let images = Api::all(client.clone());
+        Self {
+            name: name.to_owned(),
+            kubeconfig: plane
+                .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(name))
+                .unwrap(),
+            client,
+            images,
+            logs: Mutex::default(),
+        }
+    }
+
+    /// Makes the NodeImage.
+    pub async fn create_node_image(&self, images: Value) {
+        let object = json!({"apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage",
+            "metadata": {"name": self.name}, "spec": {"images": images}});
+        self.images
+            .create(&PostParams::default(), &serde_json::from_value(object).unwrap())
+            .await
+            .unwrap();
+    }
+
+    /// Changes what is asked; null removes.
+    pub async fn patch_images(&self, images: Value) {
+        let patch = json!({"spec": {"images": images}});
+        self.images
+            .patch(&self.name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .unwrap();
+    }
+
+    pub async fn delete_node_image(&self) {
+        self.images
+            .delete(&self.name, &DeleteParams::default())
+            .await
+            .unwrap();
+    }
+
+    /// Waits until a tag's status is as wanted.
+    pub async fn wait_tag(
+        &self,
+        image: &str,
+        tag: &str,
+        what: &str,
+        predicate: impl Fn(&ImageTagStatus) -> bool,
+    ) -> ImageTagStatus {
+        let node_image = self
+            .wait_node_image(&format!("{image} {tag} {what}"), |n| {
+                tag_status(n, image, tag).is_some_and(&predicate)
+            })
+            .await;
+        tag_status(&node_image, image, tag).unwrap().clone()
+    }
+
+    /// Waits until a tag is over.
+    pub async fn wait_tag_complete(&self, image: &str, tag: &str) -> ImageTagStatus {
+        self.wait_tag(image, tag, "over", |t| t.completion_time.is_some())
+            .await
+    }
+
+    /// Waits until the NodeImage is as wanted.
+    pub async fn wait_node_image(&self, what: &str, predicate: impl Fn(&NodeImage) -> bool) -> NodeImage {
+        self.wait_object(&self.images, &self.name, what, predicate).await
+    }
+
+    /// Waits until an object is as wanted.
+    pub async fn wait_object<K>(
+        &self,
+        api: &Api<K>,
+        name: &str,
+        what: &str,
+        predicate: impl Fn(&K) -> bool,
+    ) -> K
+    where
+        K: kube::Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize + Send + 'static,
+    {
+        let (what, logs) = (format!("{name}: {what}"), || self.log_tails());
+        let predicate = |found: &[&K]| found.first().is_some_and(|object| predicate(object));
+        let mut last =
+            waits::watch_until(&what, &logs, api.clone(), by_name(name), |one| one, predicate).await;
+        last.remove(0)
+    }
+
+    /// The ends of the logs of the programs of this node.
+    fn log_tails(&self) -> String {
+        let mut logs = self.logs.lock().unwrap().clone();
+        // A daemon that was started again goes on in its file.
+        logs.dedup();
+        log_tails(logs)
+    }
+
+    /// Waits for an event on an object of that UID, and returns its text.
+    pub async fn wait_event(&self, uid: &str, reason: &str) -> String {
+        use k8s_openapi::api::core::v1::Event;
+        let events: Api<Event> = Api::all(self.client.clone());
+        let fields = format!("involvedObject.uid={uid},reason={reason}");
+        let what = format!("event {reason} on {uid}");
+        let params = ListParams::default().fields(&fields);
+        let poll = || async { events.list(&params).await.unwrap().items.pop() };
+        let event = waits::poll_until(&what, &|| self.log_tails(), poll).await;
+        let host = event.source.unwrap_or_default().host;
+        assert_eq!(host.as_deref(), Some(self.name.as_str()));
+        event.message.unwrap_or_default()
+    }
+
+    pub async fn uid(&self) -> String {
+        self.images.get(&self.name).await.unwrap().uid().unwrap()
+    }
+}
+
+pub fn tag_status<'a>(node: &'a NodeImage, image: &str, tag: &str) -> Option<&'a ImageTagStatus> {
+    node.status
+        .as_ref()?
+        .image_statuses
+        .get(image)?
+        .tags
+        .iter()
+        .find(|t| t.tag == tag)
+}
+
+/// One tag that is asked for.
+pub fn tag(tag: &str, options: Value) -> Value {
+    let mut object = json!({"tag": tag, "createdAt": "2026-01-01T00:00:00Z",
+        "pullPolicy": {"ttlSecondsAfterFinished": 3600}});
+    json_patch::merge(&mut object, &options);
+    object
+}

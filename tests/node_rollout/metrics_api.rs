@@ -1,0 +1,222 @@
+//! A metrics API of the test's own: an aggregated API server that tells how much CPU the Pods of a namespace use.
+
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use axum::extract::{Path, Query, State};
+use axum::routing::get;
+use axum::{Json, Router};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams};
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use crate::untyped::untyped;
+use crate::workloads::{NodeNamespace, TestCluster};
+
+const GROUP: &str = "metrics.k8s.io";
+const NAME: &str = "v1beta1.metrics.k8s.io";
+
+/// The API, as long as it is served.
+pub struct MetricsApi {
+    metrics: ServedMetrics,
+    registrations: Api<DynamicObject>,
+    server: JoinHandle<()>,
+}
+
+#[derive(Clone)]
+struct ServedMetrics {
+    pods: Api<DynamicObject>,
+    /// Of all Pods together, in thousandths of a CPU.
+    millicores: Arc<AtomicU32>,
+}
+
+impl MetricsApi {
+    /// Serves it on the host, and registers it with the API server behind a Service of this namespace.
+    pub async fn serve(ns: &NodeNamespace<impl Deref<Target = TestCluster>>) -> Self {
+        let metrics = ServedMetrics {
+            pods: ns.pods(),
+            millicores: Arc::default(),
+        };
+        let listener = TlsListener::listen(&ns.cluster.node.runtime.host_address()).await;
+        let address = listener.tcp.local_addr().unwrap();
+        let router = Router::new()
+            .route("/apis", get(async || Json(api_groups())))
+            .route(&format!("/apis/{GROUP}"), get(async || Json(api_group())))
+            .route(
+                &format!("/apis/{GROUP}/v1beta1"),
+                get(async || Json(api_resources())),
+            )
+            .route(
+                &format!("/apis/{GROUP}/v1beta1/namespaces/{{namespace}}/pods"),
+                get(pod_metrics),
+            )
+            .with_state(metrics.clone());
+        let server = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
+        let registrations = register(ns, address).await;
+        Self {
+            metrics,
+            registrations,
+            server,
+        }
+    }
+
+    /// What all Pods use together from now on, each as much as the next, in thousandths of a CPU.
+    pub fn set_cpu_usage(&self, millicores: u32) {
+        self.metrics.millicores.store(millicores, Ordering::SeqCst);
+    }
+
+    /// Takes it away: a registered API that nobody serves is in the way of others.
+    pub async fn shut_down(self) {
+        self.registrations
+            .delete(NAME, &DeleteParams::default())
+            .await
+            .unwrap();
+        self.server.abort();
+    }
+}
+
+/// Puts a Service before the address, and tells the API server of it.
+async fn register(
+    ns: &NodeNamespace<impl Deref<Target = TestCluster>>,
+    address: SocketAddr,
+) -> Api<DynamicObject> {
+    let service = json!({ "metadata": { "name": "metrics" }, "spec": { "ports": [{ "port": 443, "targetPort": address.port() }] } });
+    ns.create(&ns.api("", "v1", "Service"), service).await;
+    let slice = json!({
+        "metadata": { "name": "metrics", "labels": { "kubernetes.io/service-name": "metrics" } },
+        "addressType": "IPv4",
+        "endpoints": [{ "addresses": [address.ip().to_string()], "conditions": { "ready": true } }],
+        "ports": [{ "name": "", "port": address.port(), "protocol": "TCP" }],
+    });
+    ns.create(&ns.api("discovery.k8s.io", "v1", "EndpointSlice"), slice)
+        .await;
+    let registrations = untyped(&ns.admin, "apiregistration.k8s.io", "v1", "APIService", None);
+    let registration = json!({ "metadata": { "name": NAME }, "spec": {
+        "group": GROUP, "version": "v1beta1", "groupPriorityMinimum": 100, "versionPriority": 100,
+        "insecureSkipTLSVerify": true, "service": { "namespace": ns.namespace, "name": "metrics" } } });
+    let registration = serde_json::from_value(registration).unwrap();
+    registrations
+        .create(&PostParams::default(), &registration)
+        .await
+        .unwrap();
+    let is_available = |object: &DynamicObject| {
+        let conditions = object.data["status"]["conditions"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        conditions
+            .iter()
+            .any(|c| c["type"] == "Available" && c["status"] == "True")
+    };
+    ns.poll_until("the metrics API to be available", || async {
+        let object = registrations.get(NAME).await.unwrap();
+        is_available(&object).then_some(())
+    })
+    .await;
+    registrations
+}
+
+fn api_version() -> Value {
+    json!({ "groupVersion": format!("{GROUP}/v1beta1"), "version": "v1beta1" })
+}
+
+fn api_group() -> Value {
+    json!({ "kind": "APIGroup", "apiVersion": "v1", "name": GROUP, "versions": [api_version()], "preferredVersion": api_version() })
+}
+
+fn api_groups() -> Value {
+    json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": [api_group()] })
+}
+
+fn api_resources() -> Value {
+    json!({ "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": format!("{GROUP}/v1beta1"), "resources": [
+        { "name": "pods", "singularName": "", "namespaced": true, "kind": "PodMetrics", "verbs": ["get", "list"] }] })
+}
+
+/// What the Pods that a selector selects use.
+async fn pod_metrics(
+    State(metrics): State<ServedMetrics>,
+    Path(namespace): Path<String>,
+    Query(query): Query<std::collections::HashMap<String, String>>,
+) -> Json<Value> {
+    let selector = query.get("labelSelector").map_or("", String::as_str);
+    let pods = metrics
+        .pods
+        .list(&ListParams::default().labels(selector))
+        .await
+        .unwrap();
+    let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+    let pods: Vec<_> = pods
+        .iter()
+        .filter(|pod| pod.metadata.deletion_timestamp.is_none())
+        .collect();
+    let count = u32::try_from(pods.len().max(1)).unwrap();
+    let cpu = format!("{}m", metrics.millicores.load(Ordering::SeqCst) / count);
+    let item = |pod: &DynamicObject| {
+        let containers = pod.data["spec"]["containers"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        let container_usage: Vec<Value> = containers
+            .iter()
+            .map(|c| json!({ "name": c["name"], "usage": { "cpu": cpu, "memory": "1Mi" } }))
+            .collect();
+        json!({ "metadata": { "name": pod.metadata.name, "namespace": namespace, "labels": pod.metadata.labels },
+            "timestamp": now, "window": "0s", "containers": container_usage })
+    };
+    let items: Vec<Value> = pods.into_iter().map(item).collect();
+    Json(
+        json!({ "kind": "PodMetricsList", "apiVersion": format!("{GROUP}/v1beta1"), "metadata": {}, "items": items }),
+    )
+}
+
+/// A listener that speaks TLS, with a certificate that nobody knows.
+struct TlsListener {
+    tcp: TcpListener,
+    acceptor: TlsAcceptor,
+}
+
+impl TlsListener {
+    async fn listen(address: &str) -> Self {
+        let certificate = rcgen::generate_simple_self_signed(vec!["metrics".to_owned()]).unwrap();
+        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(certificate.signing_key.serialize_der()));
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.cert.der().clone()], key)
+            .unwrap();
+        Self {
+            tcp: TcpListener::bind((address, 0)).await.unwrap(),
+            acceptor: TlsAcceptor::from(Arc::new(config)),
+        }
+    }
+}
+
+impl axum::serve::Listener for TlsListener {
+    type Io = TlsStream<TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
+        loop {
+            let Ok((stream, peer)) = self.tcp.accept().await else {
+                continue;
+            };
+            // One that only looks whether the port is open says nothing.
+            if let Ok(stream) = self.acceptor.accept(stream).await {
+                return (stream, peer);
+            }
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<Self::Addr> {
+        self.tcp.local_addr()
+    }
+}
