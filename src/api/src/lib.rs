@@ -60,6 +60,7 @@ mod rules;
 pub mod schemas;
 pub mod selector;
 mod string_enum;
+pub mod unconfirmed;
 pub mod update_priority;
 pub mod v1alpha1;
 pub mod validation;

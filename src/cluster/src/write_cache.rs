@@ -1,9 +1,9 @@
-//! What is known of one kind of object: what the watch has brought, and what our own writes returned.
+//! Cached objects of one kind: what the watch delivered, and what our own writes returned.
 //!
-//! A watch is behind our writes. So an object that a write returned stands until the watch has brought it or a newer
-//! one, and one that we deleted counts as being deleted. What the watch has not confirmed within [`CONFIRM_TIMEOUT`] is to be
-//! read from the API server itself, and so is at once what a write without an answer was about. Nothing ever waits for
-//! a confirmation.
+//! A watch lags behind our writes. So an object that a write returned stays cached until the watch delivers it or a
+//! newer version, and one that we deleted counts as terminating. What the watch has not confirmed within
+//! [`CONFIRM_TIMEOUT`] must be read from the API server; after a write without an answer, at once. Nothing ever waits
+//! for a confirmation.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,21 +11,20 @@ use std::time::{Duration, Instant};
 
 use crate::Key;
 
-/// How long the watch may take to bring what we wrote.
-pub const CONFIRM_TIMEOUT: Duration = Duration::from_secs(30);
+pub use kruise_api::unconfirmed::CONFIRM_TIMEOUT;
 
 /// An object at one of its versions.
 #[derive(Debug)]
 pub struct Versioned<T> {
-    /// Identity of the object.
+    /// UID of the object.
     pub uid: String,
-    /// Its resource version.
+    /// Resource version of the object.
     pub resource_version: String,
-    /// Whom it belongs to: the controller's UID, or a namespace.
+    /// Its owner: the controller's UID, or a namespace.
     pub group: String,
     /// Whether it is being deleted.
     pub terminating: bool,
-    /// The object.
+    /// The object itself.
     pub object: Arc<T>,
 }
 
@@ -36,24 +35,24 @@ struct CacheEntry<T> {
     object: Arc<T>,
     /// We deleted it.
     deleted: bool,
-    /// Since when a write of ours is not confirmed by the watch.
+    /// Since when the watch has not confirmed our write.
     unconfirmed_since: Option<Instant>,
-    /// A write of ours had no answer, so that this may be old.
+    /// A write had no answer, so this may be outdated.
     unknown: bool,
 }
 
 impl<T> CacheEntry<T> {
-    /// How long the watch has still to confirm our write.
+    /// How much longer the watch may take to confirm our write.
     fn time_left(&self, now: Instant) -> Option<Duration> {
         Some((self.unconfirmed_since? + CONFIRM_TIMEOUT).saturating_duration_since(now))
     }
 }
 
-/// All objects of one kind. Those of a group are together, for they are looked at together.
+/// All objects of one kind. Those of a group are stored together, because they are read together.
 pub struct WriteCache<T> {
     groups: HashMap<Arc<str>, BTreeMap<Key, CacheEntry<T>>>,
     group_of: HashMap<Key, Arc<str>>,
-    /// How many were looked at, group by group.
+    /// Number of entries visited in groups.
     #[cfg(any(test, feature = "testing"))]
     pub visited: std::cell::Cell<usize>,
 }
@@ -70,13 +69,13 @@ impl<T> Default for WriteCache<T> {
 }
 
 impl<T> WriteCache<T> {
-    /// The watch brought an object. While a write of ours is not confirmed, an older version is no news; versions of
-    /// one kind are numbers that grow, unless somebody restores a backup.
+    /// The watch delivered an object. While our write is not confirmed, an older version is ignored; versions of one
+    /// kind are increasing numbers, unless a backup was restored.
     pub fn apply_watch(&mut self, key: &Key, observed: Versioned<T>) {
         let (mut deleted, mut unconfirmed_since, mut unknown) = (false, None, false);
         let version = parse_version(&observed.resource_version);
         if let Some(entry) = self.entry(key) {
-            // This may be somebody else's write from before ours.
+            // This may be another writer's change from before ours.
             unknown = entry.unknown && entry.uid == observed.uid;
             if entry.unconfirmed_since.is_some() && version < entry.version {
                 return;
@@ -91,7 +90,7 @@ impl<T> WriteCache<T> {
         }
     }
 
-    /// The watch says that the object of that UID is gone.
+    /// The watch reported the deletion of the object with that UID.
     pub fn apply_watch_delete(&mut self, key: &Key, uid: &str) {
         if self.entry(key).is_some_and(|entry| entry.uid == uid) {
             self.remove(key);
@@ -110,8 +109,8 @@ impl<T> WriteCache<T> {
         self.insert(key, written, deleted, unconfirmed_since);
     }
 
-    /// We deleted the object of that UID. Where the watch has shown that already, there is nothing to wait for: it may
-    /// take its time to go.
+    /// We deleted the object with that UID. If the watch has already shown it as terminating, there is nothing to wait
+    /// for: the deletion may take long.
     pub fn mark_deleted(&mut self, key: &Key, uid: &str, now: Instant) {
         let entry = self.entry_mut(key).filter(|entry| entry.uid == uid);
         if let Some(entry) = entry.filter(|entry| !entry.terminating) {
@@ -120,14 +119,14 @@ impl<T> WriteCache<T> {
         }
     }
 
-    /// A write of ours had no answer: it may have been done.
+    /// A write had no answer: it may have been done.
     pub fn mark_unknown(&mut self, key: &Key) {
         if let Some(entry) = self.entry_mut(key) {
             entry.unknown = true;
         }
     }
 
-    /// The API server itself was asked.
+    /// The object was read from the API server.
     pub fn apply_read(&mut self, key: &Key, found: Option<Versioned<T>>, now: Instant) {
         let Some(observed) = found else {
             return self.remove(key);
@@ -136,12 +135,12 @@ impl<T> WriteCache<T> {
         let entry = self.entry(key);
         let watched =
             entry.is_some_and(|entry| entry.unconfirmed_since.is_none() && entry.version >= version);
-        // All that there is left to see of one that is being deleted is that it is gone, which may take long.
+        // The only change left for a terminating object is its deletion, which may take long.
         let unconfirmed_since = (!watched && !observed.terminating).then_some(now);
         self.insert(key, observed, false, unconfirmed_since);
     }
 
-    /// The object of that key, whether we deleted it or not.
+    /// The object of that key, even if we deleted it.
     pub fn get(&self, key: &Key) -> Option<&Arc<T>> {
         self.entry(key).map(|entry| &entry.object)
     }
@@ -151,19 +150,19 @@ impl<T> WriteCache<T> {
         self.entry(key).map(|entry| entry.uid.as_str())
     }
 
-    /// What belongs to `group`, by name, and whether it goes: it is being deleted, or we deleted it.
+    /// The objects of `group`, by name, and whether each is being deleted or was deleted by us.
     pub fn group_entries<'a>(&'a self, group: &str) -> impl Iterator<Item = (&'a Key, &'a Arc<T>, bool)> {
         let items = self.members(group);
         items.map(|(key, entry)| (key, &entry.object, entry.deleted || entry.terminating))
     }
 
-    /// The one of that key, if it belongs to `group`, and whether it goes.
+    /// The object of that key, if it belongs to `group`, and whether it is being deleted or was deleted by us.
     pub fn find_in_group<'a>(&'a self, group: &str, key: &Key) -> Option<(&'a Key, &'a Arc<T>, bool)> {
         let (key, entry) = self.groups.get(group)?.get_key_value(key)?;
         Some((key, &entry.object, entry.deleted || entry.terminating))
     }
 
-    /// Our writes in `group` that are not confirmed: what is to be read now, and how long the next one has still.
+    /// Unconfirmed writes in `group`: the keys to read now, and the time until the next one is due.
     pub fn unconfirmed(&self, group: &str, now: Instant) -> (Vec<Key>, Option<Duration>) {
         let mut due = Vec::new();
         let mut next: Option<Duration> = None;
@@ -183,7 +182,7 @@ impl<T> WriteCache<T> {
         (due, next)
     }
 
-    /// How long it is until this one is to be read, where a write of ours is not confirmed.
+    /// How long until this object must be read; `None` if no write is unconfirmed.
     pub fn confirm_time_left(&self, key: &Key, now: Instant) -> Option<Duration> {
         self.entry(key)?.time_left(now)
     }
@@ -245,7 +244,7 @@ impl<T> WriteCache<T> {
     }
 }
 
-/// A version that is no number is as good as none: whatever comes later is newer.
+/// A version that is not a number counts as the lowest: any later one is newer.
 fn parse_version(version: &str) -> u64 {
     version.parse().unwrap_or_default()
 }

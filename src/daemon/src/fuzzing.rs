@@ -1,4 +1,4 @@
-//! What the daemon reads, for `kruise-fuzzing`.
+//! The parsers of the daemon, for `kruise-fuzzing`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::image_pull::plan::keyring::{KEY_CFG, KEY_JSON, Keyring, TYPE_CFG, TYP
 use super::pods::{NodePod, PodContainerStatus};
 use super::{container_meta, recreate};
 
-/// Where the server of a preStop hook redirects to: never away from it.
+/// The redirect of a preStop hook's server: never to another server.
 pub fn hook_answer(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let (host, location) = text.split_once('\n').unwrap_or((&text, ""));
@@ -32,12 +32,12 @@ pub fn hook_answer(data: &[u8]) {
     }
 }
 
-/// A NodeImage.
+/// Parses a NodeImage.
 pub fn node_image(data: &[u8]) {
     image_pull::parse_and_plan(data);
 }
 
-/// A registry of a Docker configuration against a repository.
+/// Matches a registry of a Docker configuration against a repository.
 pub fn registry(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let (registry, repository) = text.split_once('\n').unwrap_or((&text, ""));
@@ -48,7 +48,7 @@ pub fn registry(data: &[u8]) {
     assert!(keyring.lookup(repository).len() <= 1);
 }
 
-/// The content of a pull secret.
+/// Parses the content of a pull secret.
 pub fn docker_config(data: &[u8]) {
     for (type_, wanted) in [(TYPE_JSON, KEY_JSON), (TYPE_CFG, KEY_CFG)] {
         let mut keyring = Keyring::default();
@@ -57,8 +57,8 @@ pub fn docker_config(data: &[u8]) {
     }
 }
 
-/// A Pod, and what the daemon does about it: it tells of its containers, restarts them for their environment, and
-/// recreates them all.
+/// Parses a Pod and runs the daemon's decisions on it: publishes metadata of its containers, restarts them for their
+/// environment, and recreates them all.
 pub fn pod(data: &[u8]) {
     let Ok(pod) = serde_json::from_slice::<NodePod>(data) else {
         return;
@@ -83,13 +83,13 @@ pub fn pod(data: &[u8]) {
     }
 }
 
-/// Tells of the containers, as a runtime says of them that has made each for another environment. What it has said is not
-/// asked for again, and no container is stopped twice. Returns how many are.
+/// Publishes the containers' metadata, from a runtime that has created each for a different environment. No fact is
+/// read twice, and no container is stopped twice. Returns the number of stopped containers.
 fn report_container_meta(pod: &NodePod, env: bool) -> usize {
     use container_meta::plan::{ContainerFacts, PodMetaState, plan};
 
     let Some(meta) = &pod.meta else { return 0 };
-    // The API server takes no two containers of one name.
+    // The API server rejects two containers of one name.
     let names: BTreeSet<_> = meta.containers.iter().map(|container| &container.name).collect();
     let names_are_unique = names.len() == meta.containers.len();
     let (mut state, mut now) = (PodMetaState::default(), Duration::ZERO);
@@ -116,7 +116,7 @@ fn report_container_meta(pod: &NodePod, env: bool) -> usize {
         if let Some(set) = plan.write {
             let text = serde_json::to_string(&set).unwrap_or_default();
             assert_eq!(serde_json::from_str(&text).ok(), Some(set.clone()));
-            state.unconfirmed_write = Some((set, now));
+            state.unconfirmed_write = Some(kruise_api::unconfirmed::Unconfirmed::new(set, now));
         }
         state.waiting_since = plan.waiting_since;
         now = plan.requeue_at.unwrap_or(now).max(now + Duration::from_secs(60));
@@ -125,8 +125,8 @@ fn report_container_meta(pod: &NodePod, env: bool) -> usize {
     stopped.len()
 }
 
-/// Recreates all containers at odd times, for a runtime that knows those which the Pod's status names: no other is stopped,
-/// and each gets its own hook. Returns how many acts and hooks are begun.
+/// Recreates all containers at unusual times, with a runtime that has the containers named in the Pod's status: no
+/// other container is stopped, and each gets its own hook. Returns the number of stops and hooks that were started.
 fn recreate_all(pod: &Arc<NodePod>, force: bool) -> (usize, usize) {
     use recreate::plan::{
         Clocks, Observed, ObservedContainer, PodObservation, RecreateRequest, RecreateState,
@@ -218,7 +218,7 @@ mod tests {
 
     use super::*;
 
-    /// What the target asserts of stops and hooks is not said of none.
+    /// The assertions of the fuzz target about stops and hooks must not be vacuous.
     #[test]
     fn fuzz_target_stops_containers_and_runs_hooks() {
         let from = json!({ "fieldRef": { "fieldPath": "metadata.labels['l']" } });

@@ -16,23 +16,23 @@ use kruise_api::keys;
 use kruise_cluster::{EventType, Key, write};
 use kruise_cri::{ContainerState, Runtime};
 
-/// How long the runtime may take to answer, beyond what it is told to wait.
+/// Timeout for an answer of the runtime, beyond the stop timeout that the call itself carries.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(12);
-/// The least that a container gets to stop.
+/// The minimum time between TERM and KILL.
 const MIN_GRACE_PERIOD: Duration = Duration::from_secs(2);
 
-/// A Pod as the answer to a write: nothing of it is needed, and to read it whole takes memory.
+/// The response to a write of a Pod. No field is needed, and decoding the whole Pod takes memory.
 #[derive(kube::Resource, Clone, Debug, Deserialize, Serialize)]
 #[resource(inherit = Pod)]
 struct PatchedPod {
     metadata: ObjectMeta,
 }
 
-/// Writes the annotation, on this very Pod and no later one of its name. Through the status, for whoever may
-/// write that cannot change what the Pod runs.
+/// Writes the annotation to the Pod with this UID, never to a later Pod of the same name. It patches the status
+/// subresource: the right to write that does not include changing what the Pod runs.
 ///
 /// # Errors
-/// When the API server refuses or cannot be reached; that the Pod has gone is none.
+/// When the API server refuses the write or cannot be reached. A deleted Pod is not an error.
 pub async fn write_annotation(
     shared: &MetaController,
     pod: &NodePod,
@@ -45,16 +45,16 @@ pub async fn write_annotation(
     match write::patch_status_merge(&api, &pod.name, &patch).await {
         Ok(_) => Ok(()),
         Err(error) if error.not_found() => Ok(()),
-        // A conflict is of another Pod of that name, which the watch is about to show, or of a write at the same time.
+        // A conflict means a different Pod of that name, which the watch is about to show, or a concurrent write.
         Err(error) => Err(error.into()),
     }
 }
 
-/// Runs the preStop hook of a container and stops it, so that kubelet starts it again. A container that does not
-/// run, or is not the Pod's, is left alone.
+/// Runs the preStop hook of a container and stops it, so that kubelet starts it again. A container that does not run,
+/// or that does not belong to the Pod, is left alone.
 ///
 /// # Errors
-/// When the runtime does not answer, or would not stop it.
+/// When the runtime does not answer or fails to stop the container.
 pub async fn restart_container(
     shared: &MetaController,
     key: &Key,
@@ -97,7 +97,7 @@ async fn stop_container(
         return Ok(());
     }
     tracing::info!(pod = %pod.name, namespace = pod.namespace, container = name, id, "restarting container for its new environment");
-    // OpenKruise has the container's name where the ID belongs.
+    // OpenKruise writes the container's name where the ID belongs.
     let note = format!("Stopping containerID {scheme}://{name} by container meta restarter");
     publish_event(
         shared,
@@ -116,7 +116,7 @@ async fn stop_container(
     Ok(())
 }
 
-/// Runs the hook that the container has, for at most its grace period; a failure is told and stops nothing.
+/// Runs the container's hook for at most its grace period. A failed hook is reported and does not prevent the stop.
 async fn run_hook(
     shared: &MetaController,
     runtime: &dyn Runtime,

@@ -1,12 +1,12 @@
-//! Tells in a Pod's annotation what its containers were started with, and restarts containers whose environment
-//! an update in place has changed.
+//! Publishes in a Pod's annotation what its containers were started with, and restarts containers whose environment an
+//! in-place update has changed.
 //!
 //! In:  the node's Pods (watch), the container runtime.
 //! Out: annotation `apps.kruise.io/runtime-containers-meta`, stops of containers, events on them, metric
 //!      `environment_restarts`, what `kruise-daemon status` shows.
-//! One pass per Pod at a time, whenever something about it changes. Every decision is in [`plan`].
+//! Each change of a Pod triggers a reconcile, one at a time per Pod. Every decision is in [`plan`].
 //!
-//! What a crash of the daemon can repeat: a preStop hook runs again where the container had not stopped yet.
+//! What a crash of the daemon can repeat: a preStop hook runs again if the container had not stopped yet.
 
 mod act;
 mod observe;
@@ -22,54 +22,55 @@ use tokio::time::Instant;
 
 use super::Context;
 use super::pods::{NodePod, PodContainerMeta, RestartPolicy};
+use kruise_api::unconfirmed::Unconfirmed;
 use kruise_cluster::queue::{self, ReconcileError, RequeueAfter};
 use kruise_cluster::{self as cluster, Change, EventType, Key, Store};
 use kruise_cri::{self as cri, Runtime};
 use kruise_ops::metrics::metrics;
 use kruise_ops::{FeatureGate, panics};
-use plan::{Plan, PodMetaState, WRITE_CACHE_TTL};
+use plan::{Plan, PodMetaState};
 
-/// What the duty calls itself in logs and in liveness.
+/// The controller's name in logs and in liveness.
 const NAME: &str = "container meta";
-/// How many Pods are looked at and written at once.
+/// Number of Pods that are reconciled and written concurrently.
 const WORKERS: usize = 5;
 
-/// How long until a container that a request is recreating is looked at again.
+/// Delay before a container that a ContainerRecreateRequest is recreating is checked again.
 const RECREATE_RECHECK_DELAY: Duration = Duration::from_secs(2);
-/// The pause after a write that cannot succeed before somebody changes something.
+/// Delay after a write that fails until a user changes something.
 const REJECTED_RETRY_DELAY: Duration = Duration::from_secs(300);
 
-/// Why a pass failed.
+/// Why a reconcile failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The API server did not take a write.
+    /// The API server did not accept a write.
     #[error(transparent)]
     Cluster(#[from] cluster::Error),
     /// The runtime did not answer.
     #[error(transparent)]
     Runtime(#[from] cri::Error),
-    /// The runtime that a container belongs to is not there.
+    /// The container's runtime is missing.
     #[error("no runtime named {0:?} answers")]
     NoRuntime(String),
-    /// The Pod's status has something else for a container ID.
+    /// The container ID in the Pod's status is malformed.
     #[error("container ID {0:?} is not of the form RUNTIME://ID")]
     InvalidContainerId(String),
-    /// The annotation cannot be written as JSON.
+    /// The annotation cannot be encoded as JSON.
     #[error("annotation: {0}")]
     Json(String),
-    /// While it waited for a slot, the update was taken back or the Pod went.
+    /// The update was rolled back or the Pod was deleted while the restart waited for a slot.
     #[error("the restart is not wanted any more")]
     Withdrawn,
     /// A defect of ours.
     #[error(transparent)]
     Panic(#[from] panics::Panicked),
-    /// The watch that never ends did.
+    /// The watch ended, although it never should.
     #[error("the watch of Pods ended")]
     WatchEnded,
 }
 
 impl Error {
-    /// Whether the same pass may succeed later without anyone changing anything.
+    /// Whether the same reconcile may succeed later without a change.
     #[must_use]
     pub fn retryable(&self) -> bool {
         match self {
@@ -80,7 +81,7 @@ impl Error {
         }
     }
 
-    /// Whether the same pass fails until somebody changes something.
+    /// Whether the same reconcile fails until a user changes something.
     fn permanent(&self) -> bool {
         match self {
             Self::Cluster(error) => error.permanent(),
@@ -88,7 +89,7 @@ impl Error {
         }
     }
 
-    /// The word used as metric label.
+    /// The value of the metric label.
     #[must_use]
     pub fn category(&self) -> &'static str {
         match self {
@@ -113,23 +114,23 @@ impl From<Error> for ReconcileError {
     }
 }
 
-/// What the passes share.
+/// What all reconciles share.
 struct MetaController {
     ctx: Context,
     pods: Store<NodePod>,
-    /// Whether environment from labels and annotations is looked after.
+    /// Whether environment from labels and annotations is reconciled.
     env_from_metadata: bool,
     pod_states: Mutex<HashMap<Key, PodMetaState>>,
     started_at: Instant,
     queue_tx: mpsc::UnboundedSender<Key>,
 }
 
-/// Runs until shutdown; `pods` is the mirror of this node's Pods.
+/// Runs until shutdown; `pods` is the store of this node's Pods.
 ///
 /// # Errors
-/// When the watch ends by itself.
+/// When the watch ends.
 pub async fn run(mut ctx: Context, pods: Store<NodePod>) -> Result<(), Error> {
-    // OpenKruise's name of the source of these events, which field selectors of clients may hold.
+    // OpenKruise's source component of these events; clients may use it in field selectors.
     ctx.cluster.events = ctx.cluster.events.with_component("kruise-daemon-containermeta");
     let (queue_tx, queue_rx) = mpsc::unbounded_channel();
     let shutdown = ctx.shutdown.clone();
@@ -168,7 +169,7 @@ impl MetaController {
         runtime.ok_or_else(|| Error::NoRuntime(scheme.to_owned()))
     }
 
-    /// Sends the Pods to look at: those that changed, and all when a runtime has come or gone.
+    /// Enqueues the Pods to reconcile: a Pod when it changes, and all Pods when a runtime appears or disappears.
     async fn enqueue_changes(&self) -> Error {
         let mut pods = self.pods.subscribe();
         let mut runtimes = self.ctx.runtimes.subscribe();
@@ -176,15 +177,15 @@ impl MetaController {
             tokio::select! {
                 change = pods.recv() => {
                     let Some(change) = change else { return Error::WatchEnded };
-                    // The pass that follows takes in what it needs, or panics by itself.
+                    // The reconcile that follows records what it needs, or panics itself.
                     let object = format_args!("change of {}", change.key);
                     let _ = panics::catch_panic_sync(NAME, object, || self.record_change(&change));
                     if is_relevant(&change) {
-                        // The receiver lives as long as the work beside us.
+                        // The receiver lives as long as the workers that run concurrently.
                         let _ = self.queue_tx.send(change.key);
                     }
                 }
-                // The sender lives as long as the context that we hold.
+                // The sender lives as long as the context that we own.
                 Ok(()) = runtimes.changed() => {
                     for (key, _) in self.pods.entries().into_iter().filter(|(_, pod)| pod.meta.is_some()) {
                         let _ = self.queue_tx.send(key);
@@ -194,7 +195,7 @@ impl MetaController {
         }
     }
 
-    /// Takes in each change by itself, for passes come less often.
+    /// Records each change individually, because reconciles are less frequent.
     fn record_change(&self, change: &Change<NodePod>) {
         let Some((pod, meta)) = change
             .new
@@ -211,7 +212,7 @@ impl MetaController {
             .record_change(pod, meta, now);
     }
 
-    /// Looks at one Pod, asks the runtime what is not known yet, restarts and writes.
+    /// Reconciles one Pod: reads missing facts from the runtime, restarts containers and writes the annotation.
     async fn reconcile(self: Arc<Self>, key: Key) -> Result<RequeueAfter, Error> {
         let pod = self.pods.get(&key);
         let Some((pod, meta)) = pod.as_ref().and_then(|pod| Some((pod, pod.meta.as_deref()?))) else {
@@ -223,7 +224,7 @@ impl MetaController {
         let mut failure = None;
         if !plan.inspect.is_empty() {
             for (name, id) in &plan.inspect {
-                // One container that cannot be read must not hold up what is known of the others.
+                // One unreadable container must not delay the facts of the others.
                 if let Err(error) = self.read_facts(&key, pod, meta, name, id).await {
                     failure = Some(error);
                 }
@@ -232,7 +233,7 @@ impl MetaController {
         }
         for (name, id) in &std::mem::take(&mut plan.restart) {
             if self.is_being_recreated(id) {
-                // The request may yet fail to stop it.
+                // The request may still fail to stop it.
                 let recheck_at = self.now() + RECREATE_RECHECK_DELAY;
                 plan.requeue_by(recheck_at);
             } else if let Some(policy) = non_restarting_policy(pod, name) {
@@ -260,11 +261,12 @@ impl MetaController {
                 ));
             }
             let now = self.now();
-            plan.requeue_by(now + WRITE_CACHE_TTL);
-            self.update_state(&key, |memory| memory.unconfirmed_write = Some((set, now)));
+            let own = Unconfirmed::new(set, now);
+            plan.requeue_by(own.expires_at());
+            self.update_state(&key, |state| state.unconfirmed_write = Some(own));
         }
         match failure {
-            // Where there is something else to wake up for, the question is asked again then.
+            // If a requeue is planned anyway, the runtime is called again then.
             Some(error) if error.retryable() && plan.requeue_at.is_none() => Err(error),
             failure => {
                 if let Some(error) = failure {
@@ -285,7 +287,7 @@ impl MetaController {
         plan
     }
 
-    /// Whether a ContainerRecreateRequest is at that container, so that its hook must not run once more.
+    /// Whether a ContainerRecreateRequest is recreating that container, so that its hook must not run again.
     fn is_being_recreated(&self, id: &str) -> bool {
         let requests = self.ctx.live.recreates.borrow();
         let mut containers = requests.iter().flat_map(|request| &request.containers);
@@ -294,7 +296,7 @@ impl MetaController {
         })
     }
 
-    /// Whether a restart is still wanted: of this very Pod, which is not being deleted, and in an update.
+    /// Whether the restart is still needed: the Pod has the same UID, is not terminating and is being updated.
     fn restart_still_needed(&self, key: &Key, uid: &str) -> bool {
         let pod = self
             .pods
@@ -303,7 +305,7 @@ impl MetaController {
         pod.is_some_and(|pod| pod.meta.as_ref().is_some_and(|meta| meta.updating))
     }
 
-    /// Ends when the Pod is gone or on its way out.
+    /// Returns when the Pod is deleted or terminating.
     async fn wait_for_pod_end(&self, key: &Key, uid: &str) {
         let mut changes = self.pods.subscribe();
         while self
@@ -325,7 +327,7 @@ impl MetaController {
         report::publish(&self.ctx.live, key, rows.unwrap_or_default());
     }
 
-    /// Changes what is remembered of a Pod, if it is still there.
+    /// Changes the state of a Pod, if the Pod still has one.
     fn update_state(&self, key: &Key, update: impl FnOnce(&mut PodMetaState)) {
         if let Some(memory) = self.pod_states().get_mut(key) {
             update(memory);
@@ -355,7 +357,7 @@ impl MetaController {
         Ok(())
     }
 
-    /// Restarts a container beside the passes, for its hook may take long.
+    /// Restarts a container in a separate task, because its hook may take long.
     fn spawn_restart(self: &Arc<Self>, key: &Key, pod: &Arc<NodePod>, name: &str, id: &str) {
         self.update_state(key, |memory| memory.begin_restart(id));
         let (shared, pod, key) = (Arc::clone(self), Arc::clone(pod), key.clone());
@@ -383,13 +385,13 @@ impl MetaController {
     }
 }
 
-/// The container's restart policy, where kubelet might not start it again after it was stopped.
+/// The container's restart policy, if kubelet might not start it again after a stop.
 fn non_restarting_policy(pod: &NodePod, container: &str) -> Option<RestartPolicy> {
     let policy = pod.restart_policy(pod.container(container)?);
     (policy != RestartPolicy::Always).then_some(policy)
 }
 
-/// Whether the Pod is one to tell of, or was: what is remembered of it then has to go.
+/// Whether the Pod has metadata to publish, or had: then its state must be dropped.
 fn is_relevant(change: &Change<NodePod>) -> bool {
     let either = [&change.new, &change.old];
     either.into_iter().flatten().any(|pod| pod.meta.is_some())
@@ -402,7 +404,7 @@ mod tests {
     use crate::live;
     use crate::pods::{DesiredContainer, PodContainer, PodContainerMeta, PodContainerStatus};
 
-    /// What passes over one Pod share, of an API server with that answer to everything.
+    /// A controller whose API server answers every request with that response.
     fn controller_with_api_response(
         code: u16,
         key: &Key,
@@ -424,7 +426,8 @@ mod tests {
         })
     }
 
-    /// An API server that has just started may know no role yet: that is tried again soon, and what cannot be stored late.
+    /// A starting API server may not have loaded any role yet, so this is retried soon. A write that it cannot store is
+    /// retried late.
     #[tokio::test(start_paused = true)]
     async fn forbidden_annotation_write_is_retried_soon() {
         let (key, id) = (Key::namespaced("team", "web"), "containerd://id");
@@ -466,7 +469,7 @@ mod tests {
         }
     }
 
-    /// The request has the hook run, which must not run once more.
+    /// The request runs the hook, which must not run again.
     #[tokio::test]
     async fn container_of_a_recreate_request_is_not_restarted() {
         let container = |step: &str| live::RecreateContainerStatus {
@@ -505,7 +508,8 @@ mod tests {
         assert_eq!(panics.times(), 1);
     }
 
-    /// The runtime panics when it is asked for the container: it may be restarted again, after the pause of one that failed.
+    /// The runtime panics when the container is inspected: the container may be restarted again after the backoff of a
+    /// failed restart.
     #[tokio::test]
     async fn panicking_environment_restart_counts_as_failed() {
         let (queue_tx, mut queue_rx) = mpsc::unbounded_channel();

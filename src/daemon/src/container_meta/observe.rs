@@ -1,4 +1,4 @@
-//! What the runtime says of a container, as the annotation tells it.
+//! Reads from the runtime what the annotation contains.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,30 +9,30 @@ use crate::pods::{DesiredContainer, NodePod};
 use kruise_api::container_hash;
 use kruise_cri::{self as cri, ContainerDetails, ContainerState, ContainerStatus, Environment, Runtime};
 
-/// Annotation that kubelet leaves on its containers: its hash of the spec, in hexadecimal.
+/// Annotation that kubelet sets on its containers: its hash of the spec, in hexadecimal.
 const KUBELET_HASH_ANNOTATION: &str = "io.kubernetes.container.hash";
-/// How long a command in a container may take to print its environment.
+/// Timeout of the command in a container that prints its environment.
 const PRINT_ENV_TIMEOUT: Duration = Duration::from_secs(3);
-/// Bytes of environment that are read: a container prints what it likes, and several are asked at once.
+/// Maximum bytes of environment that are read: a container prints any amount, and several are read concurrently.
 const MAX_ENV_OUTPUT: usize = 512 << 10;
 
-/// `RUNTIME://ID` in its parts.
+/// Splits `RUNTIME://ID`.
 ///
 /// # Errors
-/// [`Error::Id`] when it is not of that form.
+/// [`Error::InvalidContainerId`] for any other form.
 pub fn split_container_id(id: &str) -> Result<(&str, &str), Error> {
     id.split_once("://")
         .filter(|(scheme, bare)| !scheme.is_empty() && !bare.is_empty())
         .ok_or_else(|| Error::InvalidContainerId(id.to_owned()))
 }
 
-/// Whether a container is the Pod's own of that name. IDs come from the Pod's status, which others than kubelet
-/// may be allowed to write.
+/// Whether the container of that name belongs to the Pod. IDs come from the Pod's status, which other clients than
+/// kubelet may be allowed to write.
 pub fn belongs_to_pod(status: &ContainerStatus, pod: &NodePod, name: &str) -> bool {
     status.name == name && pod.owns_container(&status.labels)
 }
 
-/// The facts of container `id` (without scheme), or none where the runtime does not know it.
+/// The facts of container `id` (without scheme), or none if the runtime does not have it.
 ///
 /// # Errors
 /// When the runtime does not answer.
@@ -52,7 +52,7 @@ pub async fn read_facts(
         return Ok(None);
     }
     let environment = match environment {
-        // Where nothing is taken from metadata there is nothing to ask for.
+        // Without environment from metadata there is nothing to read.
         _ if !env_from_metadata || desired.env.is_empty() => Some(Environment::default()),
         Some(environment) => Some(environment),
         None if status.state == ContainerState::Running => print_environment(runtime, id, desired).await?,
@@ -70,8 +70,8 @@ pub async fn read_facts(
     }))
 }
 
-/// The hash of what a container has of the environment that it takes from metadata. A value that a later
-/// definition hides cannot be seen; it counts as right, for a restart would not change it.
+/// The hash of the container's actual environment, as far as it comes from metadata. A value that a later definition
+/// overrides cannot be seen; it counts as correct, because a restart would not change it.
 fn env_hash(desired: &DesiredContainer, actual: &Environment) -> u64 {
     container_hash::env_hash(desired.env.iter().map(|variable| {
         let value = if variable.shadowed {
@@ -83,9 +83,9 @@ fn env_hash(desired: &DesiredContainer, actual: &Environment) -> u64 {
     }))
 }
 
-/// What `env` prints in the container of the variables that are wanted, for runtimes that do not say; none where the
-/// container has no such program, or where it prints more than is read. With `-0` values of several lines are told
-/// apart; not every `env` knows it.
+/// What `env` in the container prints of the desired variables, for runtimes that do not report them; none if the
+/// container has no such program or prints more than the maximum. `-0` separates values of several lines; not every
+/// `env` supports it.
 async fn print_environment(
     runtime: &dyn Runtime,
     id: &str,
@@ -102,7 +102,7 @@ async fn print_environment(
             }
             Ok(Some(_)) => {}
             Ok(None) => return Ok(None),
-            // What the runtime says of a program that is not there.
+            // The runtime's error for a missing program.
             Err(cri::Error::Rejected { .. } | cri::Error::Unimplemented { .. }) => return Ok(None),
             Err(error) => return Err(error),
         }
@@ -110,7 +110,7 @@ async fn print_environment(
     Ok(None)
 }
 
-/// The variables that are wanted, of an environment whose entries end so.
+/// Parses the desired variables from an environment whose entries end with `terminator`.
 fn parse_environment(output: &[u8], terminator: u8, desired: &DesiredContainer) -> Environment {
     let names: BTreeSet<&[u8]> = desired
         .env

@@ -1,11 +1,11 @@
-//! What `kruise-daemon status` shows of restarts for the environment.
+//! What `kruise-daemon status` shows of environment restarts.
 
 use super::plan::{PodMetaState, RestartState};
 use crate::live::{self, LiveState};
 use crate::pods::NodePod;
 use kruise_cluster::Key;
 
-/// The containers of a Pod that are being restarted, or wait for that.
+/// The containers of a Pod that are being restarted or are waiting for a restart.
 pub fn restart_rows(pod: &NodePod, memory: &PodMetaState) -> Vec<live::RestartStatus> {
     let containers = pod.containers.iter();
     let running = containers.filter_map(|view| Some((&view.name, &view.status.as_ref()?.container_id)));
@@ -39,7 +39,7 @@ fn restart_step(id: &str, memory: &PodMetaState) -> Option<(&'static str, Option
     })
 }
 
-/// Shows these rows of a Pod in place of its former ones.
+/// Replaces the previous rows of a Pod with these rows.
 pub fn publish(live: &LiveState, key: &Key, rows: Vec<live::RestartStatus>) {
     live.restarts.send_if_modified(|all| {
         let same_pod = |row: &live::RestartStatus| {

@@ -11,6 +11,7 @@ use super::RecreateContext;
 use super::plan::{Clocks, RecreateRequest, StatusWrite, Urgency};
 use super::report::{self, StatusWriteResult};
 use kruise_api::backoff::Backoff;
+use kruise_api::unconfirmed::Unconfirmed;
 use kruise_cluster as cluster;
 use kruise_ops::panics::catch_panic;
 
@@ -22,14 +23,11 @@ const MESSAGE_ONLY_DELAY: Duration = Duration::from_secs(3);
 const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
 /// After a write that cannot succeed before somebody changes something.
 const REJECTED_RETRY_DELAY: Duration = Duration::from_secs(60);
-/// How long our own write counts although the watch does not show it.
-const WRITE_CACHE_TTL: Duration = Duration::from_secs(30);
 
 /// Writes the statuses of one Pod's requests.
 pub struct StatusWriter {
     shared: Arc<RecreateContext>,
-    /// What our own writes brought and the watch has not shown yet, and since when.
-    write_cache: BTreeMap<String, (Arc<RecreateRequest>, Duration)>,
+    unconfirmed: BTreeMap<String, Unconfirmed<Arc<RecreateRequest>>>,
     pending: BTreeMap<String, PendingStatusWrite>,
     write_tasks: JoinSet<(StatusWrite, StatusWriteResult)>,
     in_flight: BTreeSet<String>,
@@ -63,7 +61,7 @@ impl StatusWriter {
     pub fn new(shared: Arc<RecreateContext>) -> Self {
         Self {
             shared,
-            write_cache: BTreeMap::new(),
+            unconfirmed: BTreeMap::new(),
             pending: BTreeMap::new(),
             write_tasks: JoinSet::new(),
             in_flight: BTreeSet::new(),
@@ -74,7 +72,7 @@ impl StatusWriter {
 
     /// Whether nothing is being written, and the watch has shown all that was.
     pub fn idle(&self) -> bool {
-        self.in_flight.is_empty() && self.write_cache.is_empty()
+        self.in_flight.is_empty() && self.unconfirmed.is_empty()
     }
 
     /// Whether a status of that request is being written.
@@ -91,17 +89,17 @@ impl StatusWriter {
     pub fn latest(&mut self, watched: Vec<Arc<RecreateRequest>>) -> Vec<Arc<RecreateRequest>> {
         let now = self.shared.now().mono;
         let mut latest = Vec::with_capacity(watched.len());
-        let mut still_cached = BTreeMap::new();
+        let mut still_unconfirmed = BTreeMap::new();
         for request in watched {
-            match self.write_cache.remove(&request.uid) {
-                Some((own, since)) if now < since + WRITE_CACHE_TTL && is_newer(&own, &request) => {
-                    latest.push(Arc::clone(&own));
-                    still_cached.insert(request.uid.clone(), (own, since));
+            match self.unconfirmed.remove(&request.uid) {
+                Some(own) if !own.has_expired(now) && is_newer(own.written(), &request) => {
+                    latest.push(Arc::clone(own.written()));
+                    still_unconfirmed.insert(request.uid.clone(), own);
                 }
                 _ => latest.push(request),
             }
         }
-        self.write_cache = still_cached;
+        self.unconfirmed = still_unconfirmed;
         latest
     }
 
@@ -131,11 +129,7 @@ impl StatusWriter {
 
     /// Starts what is due; returns when the next is.
     pub fn start_due(&mut self, now: Clocks) -> Option<Duration> {
-        let mut next = self
-            .write_cache
-            .values()
-            .map(|(_, since)| *since + WRITE_CACHE_TTL)
-            .min();
+        let mut next = self.unconfirmed.values().map(Unconfirmed::expires_at).min();
         for (uid, pending) in &self.pending {
             if self.in_flight.contains(uid) {
                 continue;
@@ -172,12 +166,13 @@ impl StatusWriter {
                 self.pending.remove(uid);
                 self.backoffs.remove(uid);
                 let request: Arc<RecreateRequest> = Arc::from(request);
-                self.write_cache
-                    .insert(uid.to_owned(), (Arc::clone(&request), now));
+                self.unconfirmed
+                    .insert(uid.to_owned(), Unconfirmed::new(Arc::clone(&request), now));
                 Some(request)
             }
             StatusWriteResult::Stale(request) => {
-                self.write_cache.insert(uid.to_owned(), (Arc::from(request), now));
+                self.unconfirmed
+                    .insert(uid.to_owned(), Unconfirmed::new(Arc::from(request), now));
                 None
             }
             StatusWriteResult::NotFound => {

@@ -1,18 +1,18 @@
-//! A world for the plan's tests: a Pod, its kubelet and its runtime.
+//! Fakes for the plan's tests: a Pod, its kubelet and its runtime.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use super::*;
 use crate::pods::{EnvVar, PodContainer};
 use kruise_api::container_hash::{env_hash, plain_hash};
 
-/// A container of the world: what it is to be, and what runs.
+/// A container of the fake Pod: its spec, and what runs.
 #[derive(Clone, Debug)]
 pub struct FakePodContainer {
     pub name: &'static str,
     /// Whether its environment follows the Pod's label.
     pub env_follows_label: bool,
     pub image: u8,
-    /// How often it was made; 0 is not yet.
+    /// How often it was created; 0 means not yet.
     creations: u32,
     pub created_with: (u8, u8),
 }
@@ -25,18 +25,18 @@ pub struct FakePod {
     pub updating: bool,
     /// A label that no environment comes from.
     pub unrelated_label: u8,
-    /// The runtime answers.
+    /// Whether the runtime answers.
     runtime_answers: bool,
-    /// The API server takes writes.
+    /// Whether the API server accepts writes.
     api_accepts_writes: bool,
     pub published: Option<RuntimeContainerMetaSet>,
-    /// What the watch will show.
+    /// The annotation that the watch will deliver.
     pub stored: Option<RuntimeContainerMetaSet>,
     pub state: PodMetaState,
     pub now: Duration,
     pub writes: usize,
     pub starts: usize,
-    /// How often a write of ours was given up as unseen.
+    /// How many of our writes expired before the watch showed them.
     pub expired_writes: usize,
     pub stopped: Vec<String>,
 }
@@ -128,7 +128,7 @@ impl FakePod {
         (pod, meta)
     }
 
-    /// Another one for each state.
+    /// A different value for each state.
     fn resource_version(&self) -> String {
         let made: Vec<_> = self.containers.iter().map(|c| (c.image, c.creations)).collect();
         format!(
@@ -143,7 +143,7 @@ impl FakePod {
         )
     }
 
-    /// A watch tells of the Pod.
+    /// A watch event for the Pod.
     pub fn record_change(&mut self) {
         let (pod, meta) = self.pod();
         self.state.record_change(&pod, &meta, self.now);
@@ -163,7 +163,7 @@ impl FakePod {
         plan
     }
 
-    /// One pass, as the duty makes it. Returns whether anything was done, and when to look again.
+    /// One reconcile, as the controller runs it. Returns whether it did anything, and when to requeue.
     pub fn reconcile(&mut self) -> (bool, Option<Duration>) {
         let mut plan = self.plan();
         if !plan.inspect.is_empty() && self.runtime_answers {
@@ -194,15 +194,14 @@ impl FakePod {
         if let Some(set) = plan.write.filter(|_| self.api_accepts_writes) {
             self.check_meta(&set);
             let written = self.state.unconfirmed_write.as_ref();
-            let expired =
-                written.is_some_and(|(written, at)| *written == set && self.now >= *at + WRITE_CACHE_TTL);
+            let expired = written.is_some_and(|own| *own.written() == set && own.has_expired(self.now));
             assert!(
                 expired || self.stored.as_ref() != Some(&set),
                 "written a second time"
             );
-            // The API server makes no new version of an object that stays the same.
+            // The API server creates no new version of an unchanged object.
             self.writes += usize::from(self.stored.as_ref() != Some(&set));
-            self.state.unconfirmed_write = Some((set.clone(), self.now));
+            self.state.unconfirmed_write = Some(Unconfirmed::new(set.clone(), self.now));
             self.stored = Some(set);
         }
         (acted, plan.requeue_at)
@@ -212,7 +211,7 @@ impl FakePod {
         self.containers.iter().find(|c| c.name == name).unwrap()
     }
 
-    /// What is told of the containers that run is true, and names are sorted.
+    /// Everything published about running containers is true, and names are sorted.
     pub fn check_meta(&self, set: &RuntimeContainerMetaSet) {
         assert!(set.containers.is_sorted_by(|a, b| a.name < b.name), "{set:?}");
         for entry in &set.containers {
@@ -250,13 +249,13 @@ impl FakePod {
             PodEvent::Crash => self.state = PodMetaState::default(),
             PodEvent::Wait(seconds) => {
                 self.now += Duration::from_secs(seconds);
-                let expired = |(_, at): &(_, Duration)| self.now >= *at + WRITE_CACHE_TTL;
+                let expired = |own: &Unconfirmed<_>| own.has_expired(self.now);
                 self.expired_writes +=
                     usize::from(self.state.unconfirmed_write.as_ref().is_some_and(expired));
             }
         }
-        // After a crash a container that was stopped and has no successor yet may be looked at once more; the
-        // runtime says then that it does not run.
+        // After a crash, a stopped container that has no successor yet may be restarted once more; the runtime then
+        // reports that it does not run.
         if matches!(event, PodEvent::Crash) {
             self.stopped.clear();
             self.published = self.stored.clone();
@@ -264,7 +263,7 @@ impl FakePod {
         self.reconcile();
     }
 
-    /// The world stops changing; kubelet starts what was stopped, and what has another image.
+    /// No more events happen; kubelet starts stopped containers, and recreates those with a different image.
     pub fn converge(&mut self) {
         (self.runtime_answers, self.api_accepts_writes, self.updating) = (true, true, true);
         for _ in 0..40 {
@@ -285,7 +284,7 @@ impl FakePod {
     }
 }
 
-/// What happens to a world.
+/// What happens to a fake Pod.
 #[derive(Clone, Debug)]
 pub enum PodEvent {
     Start(usize),

@@ -14,6 +14,7 @@ use std::time::Duration;
 use crate::pods::{DesiredContainer, NodePod, PodContainerMeta, PodContainerStatus, bounded_seconds};
 use kruise_api::backoff::Backoff;
 use kruise_api::in_place::{RuntimeContainerHashes, RuntimeContainerMeta, RuntimeContainerMetaSet};
+use kruise_api::unconfirmed::Unconfirmed;
 
 /// How long the first writing about a Pod waits for containers that are still being made, so that all of them
 /// come in one.
@@ -29,8 +30,6 @@ pub const KUBELET_RESYNC_DELAY: Duration = Duration::from_secs(2);
 /// whose annotation changes as it was then, and so a second later at the gate that is opened after that: without this
 /// wait one of twelve Pods came back a second later.
 pub const GATE_DELAY: Duration = Duration::from_millis(200);
-/// How long our own write is waited for to come back from the watch.
-pub const WRITE_CACHE_TTL: Duration = Duration::from_secs(30);
 /// How long after a failed stop the runtime is asked again.
 const STOP_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
 
@@ -64,7 +63,7 @@ pub struct PodMetaState {
     /// Containers that are being restarted, or were.
     pub restarts: BTreeMap<String, RestartState>,
     /// Our last write that the watch has not shown yet, and when it was made.
-    pub unconfirmed_write: Option<(RuntimeContainerMetaSet, Duration)>,
+    pub unconfirmed_write: Option<Unconfirmed<RuntimeContainerMetaSet>>,
     /// Since when something waits.
     pub waiting_since: WaitingSince,
     /// The environment that the containers are to have; none until that was noticed.
@@ -132,13 +131,11 @@ pub fn plan(
     let unconfirmed = state
         .unconfirmed_write
         .as_ref()
-        .filter(|(_, at)| now < *at + WRITE_CACHE_TTL);
-    if let Some((_, at)) = unconfirmed {
-        plan.requeue_by(*at + WRITE_CACHE_TTL);
+        .filter(|own| !own.has_expired(now));
+    if let Some(own) = unconfirmed {
+        plan.requeue_by(own.expires_at());
     }
-    let published = unconfirmed
-        .map(|(written, _)| written)
-        .or(meta.published.as_ref());
+    let published = unconfirmed.map(Unconfirmed::written).or(meta.published.as_ref());
     let mut entries = Vec::new();
     for desired in &meta.containers {
         let mut previous = published.iter().flat_map(|published| &published.containers);
@@ -360,7 +357,7 @@ impl PodMetaState {
         if self
             .unconfirmed_write
             .as_ref()
-            .is_some_and(|(written, _)| meta.published.as_ref() == Some(written))
+            .is_some_and(|own| meta.published.as_ref() == Some(own.written()))
         {
             self.unconfirmed_write = None;
         }

@@ -1,4 +1,4 @@
-//! Long random lives of a Pod: whatever happens, what is told is true, and only what must be is restarted.
+//! Long random histories of a Pod: whatever happens, published metadata is true, and only necessary restarts happen.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use proptest::prelude::*;
@@ -21,8 +21,9 @@ fn any_event() -> impl Strategy<Value = PodEvent> {
 }
 
 proptest! {
-    /// Whatever happens, each step is sound; and once the world stops changing, everything is told and every
-    /// environment is as the metadata says, with at most one writing for each start of a container (and one for each that the watch never showed).
+    /// Whatever happens, each step is valid. Once the events end, all metadata is published and every environment
+    /// matches the Pod's metadata, with at most one write for each start of a container (and one for each write that
+    /// the watch never showed).
     #[test]
     fn container_meta_is_true_and_environments_converge(
         follows in prop::collection::vec(any::<bool>(), 1..=3),
@@ -42,13 +43,13 @@ proptest! {
         }
         let most = world.starts + world.expired_writes;
         prop_assert!(world.writes <= most, "{} writes, {} at most", world.writes, most);
-        // At rest the runtime is not asked and nothing is written, also by a daemon that has just started.
+        // At rest there is no runtime call and no write, even by a daemon that has just started.
         world.state = PodMetaState::default();
         prop_assert_eq!(world.plan(), Plan::default());
     }
 }
 
-/// A Pod with these containers made, told of, and being updated.
+/// A Pod in an update, with these containers created and published.
 fn updating_pod(env_follows_label: &[bool]) -> FakePod {
     let mut world = FakePod::new(env_follows_label);
     (0..env_follows_label.len()).for_each(|at| world.start_container(at));
@@ -70,7 +71,7 @@ fn first_containers_share_one_annotation_write() {
         world.reconcile();
     }
     assert_eq!(world.writes, 1);
-    // A container that does not come holds the others up for a while only.
+    // A container that never starts delays the others only for a limited time.
     let mut world = FakePod::new(&[true, false]);
     world.start_container(0);
     assert_eq!(world.reconcile(), (false, Some(FIRST_WRITE_DELAY)));
@@ -85,14 +86,14 @@ fn env_restart_waits_for_kubelet_resync() {
     world.label = 1;
     let due = world.now + KUBELET_RESYNC_DELAY;
     assert_eq!(world.reconcile(), (false, Some(due)));
-    // What changes meanwhile makes no difference.
+    // An unrelated change meanwhile makes no difference.
     world.unrelated_label = 1;
     world.now += KUBELET_RESYNC_DELAY / 2;
     assert_eq!(world.reconcile(), (false, Some(due)));
     world.now = due;
     world.reconcile();
     assert_eq!(world.stopped, ["rt://c-1"]);
-    // Another change counts anew, and so does a daemon or a Pod that has just come.
+    // A different change restarts the delay, and so does a new daemon or a new Pod.
     type Change = fn(&mut FakePod);
     let changes: [Change; 3] = [
         |world| world.label = 2,
@@ -134,7 +135,7 @@ fn retry_waits_for_resync_of_newer_environment() {
     assert_eq!(world.reconcile(), (false, Some(world.now + KUBELET_RESYNC_DELAY)));
 }
 
-/// Where the gate is not opened, the daemon's word may be what is waited for.
+/// As long as the readiness gate is not True, it may be waiting for the daemon's write.
 #[test]
 fn write_during_update_waits_for_the_readiness_gate() {
     for opened in [false, true] {
@@ -152,7 +153,7 @@ fn write_during_update_waits_for_the_readiness_gate() {
     }
 }
 
-/// The pass that its notice asks for comes later.
+/// The reconcile that the change triggers comes later.
 #[test]
 fn unrecorded_pod_version_restarts_nothing() {
     let mut world = updating_pod(&[true]);
@@ -219,7 +220,7 @@ fn unknown_env_hash_is_omitted_and_restarts_nothing() {
         (hashes.plain_hash, hashes.extracted_env_from_metadata_hash),
         (7, 0)
     );
-    // Without the gate the environment is not told at all, and what was told of it stays.
+    // Without the feature gate the environment is not published, and what was published is kept.
     let (pod, meta) = updating_pod(&[true]).pod();
     assert_eq!(
         super::plan(&pod, &meta, &PodMetaState::default(), false, Duration::ZERO),
