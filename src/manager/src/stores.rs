@@ -15,27 +15,6 @@ use kruise_api::node_image::NodeImage;
 use kruise_cluster::{Bounded, Cluster, ObjectView, Store};
 use kruise_ops::supervise::Supervisor;
 
-/// What is known of the cluster; clones share it.
-#[derive(Clone)]
-pub struct Stores {
-    /// All Nodes.
-    pub nodes: Store<NodeView>,
-    /// All NodeImages.
-    pub node_images: Store<NodeImageView>,
-    /// All ImagePullJobs.
-    pub jobs: Store<ImagePullJob>,
-    /// All Pods.
-    pub pods: Store<PodView>,
-    /// All ContainerRecreateRequests.
-    pub requests: Store<ContainerRecreateRequest>,
-    /// All CloneSets.
-    pub clone_sets: Store<CloneSetView>,
-    /// Revisions that a CloneSet controls, or nobody.
-    pub revisions: Store<RevisionView>,
-    /// Claims of CloneSets' Pods.
-    pub claims: Store<ClaimView>,
-}
-
 /// Objects that a list returns at a time: a whole list of ten thousand nodes would be held twice in memory.
 const PAGE_SIZE: u32 = 200;
 /// The most memory that a CloneSet may take as JSON, in bytes: some 10,000 environment variables.
@@ -43,71 +22,56 @@ const MAX_CLONE_SET_BYTES: usize = 8 << 20;
 /// The same of a revision, which holds the template of a CloneSet with the API server's defaults.
 const MAX_REVISION_BYTES: usize = 2 * MAX_CLONE_SET_BYTES;
 
-impl Stores {
-    /// Starts the watches.
-    #[must_use]
-    pub fn start(cluster: &Cluster, supervisor: &mut Supervisor) -> Self {
-        let mut start = WatchStarter { cluster, supervisor };
-        Self {
-            nodes: start.watch("watch of nodes", None, |o: Node| Some(NodeView::from(o))),
-            node_images: start.watch("watch of nodeimages", None, |o: NodeImage| {
-                Some(NodeImageView::from(o))
-            }),
-            jobs: start.watch("watch of imagepulljobs", None, Some::<ImagePullJob>),
-            pods: start.watch("watch of pods", None, |o: RawPod| Some(PodView::from(&o))),
-            requests: start.watch(
-                "watch of containerrecreaterequests",
-                None,
-                Some::<ContainerRecreateRequest>,
-            ),
-            clone_sets: start.watch(
-                "watch of clonesets",
-                None,
-                |o: Bounded<CloneSet, MAX_CLONE_SET_BYTES>| Some(CloneSetView::new(&o.object, o.json)),
-            ),
-            revisions: start.watch(
-                "watch of controllerrevisions",
-                Some(keys::REVISION_HASH),
-                |o: Bounded<ControllerRevision, MAX_REVISION_BYTES>| RevisionView::from_object(&o.object),
-            ),
-            claims: start.watch(
-                "watch of persistentvolumeclaims",
-                Some(keys::CLONESET_INSTANCE_ID),
-                |o: PersistentVolumeClaim| Some(ClaimView::from_object(&o)),
-            ),
+/// Defines [`Stores`], one row for each kind: field, what is kept of an object, resource, required label, projection.
+macro_rules! stores {
+    ($($field:ident: $kept:ty = $resource:literal, $label:expr, $project:expr;)*) => {
+        /// The stores that the controllers share; clones share the objects.
+        #[derive(Clone)]
+        #[allow(missing_docs, reason = "each is named after its resource")]
+        pub struct Stores {
+            $(pub $field: Store<$kept>,)*
         }
-    }
 
-    /// Waits until every watch has its first list.
-    pub async fn synced(&self) {
-        tokio::join!(
-            self.nodes.wait_until_synced(),
-            self.node_images.wait_until_synced(),
-            self.jobs.wait_until_synced(),
-            self.pods.wait_until_synced(),
-            self.requests.wait_until_synced(),
-            self.clone_sets.wait_until_synced(),
-            self.revisions.wait_until_synced(),
-            self.claims.wait_until_synced()
-        );
-    }
+        impl Stores {
+            /// Starts the watches.
+            #[must_use]
+            pub fn start(cluster: &Cluster, supervisor: &mut Supervisor) -> Self {
+                let mut starter = WatchStarter { cluster, supervisor };
+                Self {
+                    $($field: starter.watch(concat!("watch of ", $resource), $label, $project),)*
+                }
+            }
+
+            /// Waits until every watch has its first list.
+            pub async fn synced(&self) {
+                tokio::join!($(self.$field.wait_until_synced()),*);
+            }
+
+            /// Stores of a cluster that is empty and never changes.
+            #[cfg(test)]
+            pub fn empty() -> Self {
+                Self {
+                    $($field: Store::from_objects([]),)*
+                }
+            }
+        }
+    };
 }
 
-#[cfg(test)]
-impl Stores {
-    /// Of a cluster in which there is nothing, and never will be.
-    pub fn empty() -> Self {
-        Self {
-            nodes: Store::from_objects([]),
-            node_images: Store::from_objects([]),
-            jobs: Store::from_objects([]),
-            pods: Store::from_objects([]),
-            requests: Store::from_objects([]),
-            clone_sets: Store::from_objects([]),
-            revisions: Store::from_objects([]),
-            claims: Store::from_objects([]),
-        }
-    }
+stores! {
+    nodes: NodeView = "nodes", None, |o: Node| Some(NodeView::from(o));
+    node_images: NodeImageView = "nodeimages", None, |o: NodeImage| Some(NodeImageView::from(o));
+    jobs: ImagePullJob = "imagepulljobs", None, Some::<ImagePullJob>;
+    pods: PodView = "pods", None, |o: RawPod| Some(PodView::from(&o));
+    requests: ContainerRecreateRequest = "containerrecreaterequests", None, Some::<ContainerRecreateRequest>;
+    clone_sets: CloneSetView = "clonesets", None,
+        |o: Bounded<CloneSet, MAX_CLONE_SET_BYTES>| Some(CloneSetView::new(&o.object, o.json));
+    // Of CloneSets, and orphans.
+    revisions: RevisionView = "controllerrevisions", Some(keys::REVISION_HASH),
+        |o: Bounded<ControllerRevision, MAX_REVISION_BYTES>| RevisionView::from_object(&o.object);
+    // Of CloneSets' Pods.
+    claims: ClaimView = "persistentvolumeclaims", Some(keys::CLONESET_INSTANCE_ID),
+        |o: PersistentVolumeClaim| Some(ClaimView::from_object(&o));
 }
 
 /// What is needed to start a watch.
