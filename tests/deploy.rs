@@ -1,4 +1,4 @@
-//! The manifests in `deploy`, held against each other and against the programs that they start.
+//! The manifests in `deploy`, compared with each other and with the programs that they start.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,7 @@ fn container(workload: &Value) -> &Value {
     &workload["spec"]["template"]["spec"]["containers"][0]
 }
 
-/// The value of an argument of the container.
+/// Value of a container argument.
 fn argument(workload: &Value, flag: &str) -> String {
     let args = container(workload)["args"].as_array().unwrap();
     let start = format!("--{flag}=");
@@ -76,7 +76,7 @@ fn network_policies_match_deployments_and_ports() {
     }
 }
 
-/// Whoever has that name on a public registry would run as the node's root.
+/// Otherwise the owner of that name on a public registry would run as root on the node.
 #[test]
 fn manifest_images_name_no_public_registry() {
     for file in [
@@ -96,7 +96,7 @@ fn manifest_images_name_no_public_registry() {
     }
 }
 
-/// A node is drained whatever state we are in, and nothing is asked of a webhook that has ended.
+/// A node can be drained in any state of our programs, and the API server does not call a webhook that has ended.
 #[test]
 fn pod_disruption_budgets_and_webhook_pre_stop() {
     let budgets = documents("manager/poddisruptionbudget.yaml");
@@ -142,7 +142,7 @@ fn probes_use_the_ports_programs_listen_on() {
     }
 }
 
-/// Without it the programs of an image do not know their commit: the build stage has no `.git`.
+/// Without it the binaries of an image do not know their commit: the build stage has no `.git`.
 #[test]
 fn docker_build_receives_the_commit() {
     let dockerfile = include_str!("../Dockerfile");

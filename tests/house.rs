@@ -1,10 +1,10 @@
-//! The rules of the house that Cargo does not hold, held against the sources: what a plan may not touch among them.
+//! Rules of the project that Cargo does not check, checked against the sources: what a plan may not use, among others.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What reaches out of a plan: the cluster, the runtime, the clock, the environment, chance.
+/// Side effects that a plan may not use: the cluster, the runtime, the clock, the environment, randomness.
 const IMPURE_PATHS: [&str; 13] = [
     "kube::Client",
     "kube::Api",
@@ -22,7 +22,7 @@ const IMPURE_PATHS: [&str; 13] = [
 ];
 
 struct SourceFile {
-    /// Path below the repository.
+    /// Path relative to the repository.
     name: String,
     text: String,
 }
@@ -31,7 +31,7 @@ fn repo_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The files of that extension at and below these places, by their paths below the repository.
+/// Files of that extension at and below these paths, relative to the repository.
 fn files_with_extension(places: &[&str], extension: &str) -> Vec<SourceFile> {
     let root = &repo_root();
     let mut pending: Vec<PathBuf> = places.iter().map(|place| root.join(place)).collect();
@@ -56,7 +56,7 @@ fn sources(folder: &str) -> Vec<SourceFile> {
     found
 }
 
-/// Sources of the product, without files of tests.
+/// Sources of the product, without test files.
 fn product_sources() -> impl Iterator<Item = SourceFile> {
     let is_test = |name: &str| name.contains("/tests") || name.ends_with("malformed.rs");
     sources("src")
@@ -94,7 +94,7 @@ fn architecture_page_shows_every_crate() {
     assert_no_offences("docs/development/architecture.md does not draw", &crates);
 }
 
-/// What has no client and no runtime in its manifest can neither ask nor wait.
+/// A crate without a client and a runtime in its manifest can neither send requests nor wait.
 #[test]
 fn pure_crates_have_no_client_or_runtime_dependency() {
     let impure = [
@@ -131,7 +131,7 @@ fn plans_are_pure() {
     let mut offences = Vec::new();
     for source in &plans {
         for line in code_lines(&source.text) {
-            // Of the outer crates, only what names things.
+            // Of the outer crates, only names.
             let uses_cluster = line.contains("kruise_cluster") && !line.contains("kruise_cluster::Key;");
             let uses_cri = line.contains("kruise_cri");
             if uses_cluster || uses_cri || IMPURE_PATHS.iter().any(|word| line.contains(word)) {
@@ -142,8 +142,8 @@ fn plans_are_pure() {
     assert_no_offences("a plan is given everything it knows", &offences);
 }
 
-/// `value["field"] = …` panics where `value` is a string, a number or a list, and what comes from outside may be any of them:
-/// `api::json::set` and `get_mut` do not.
+/// `value["field"] = …` panics if `value` is a string, a number or a list, and external input may be any of them:
+/// `api::json::set` and `get_mut` do not panic.
 #[test]
 fn json_is_not_written_by_index() {
     let index = |line: &str| {
@@ -170,20 +170,20 @@ fn json_is_not_written_by_index() {
     assert_no_offences("JSON is written by index", &offences);
 }
 
-/// Texts in the pages for operators that other programs write, or that have values in them.
+/// Texts in the pages for operators that other programs write, or that contain values.
 const QUOTES_NOT_IN_SOURCES: [&str; 3] = [
     "Address already in use",
     "attempt 1 of …",
     "image pull: pulling nginx:1 has been running for 700 s (limit 600 s)",
 ];
 
-/// Whoever searches the log for what a page quotes must find it.
+/// A user who searches the log for a text quoted on a page must find it.
 #[test]
 fn texts_quoted_in_operator_docs_exist_in_sources() {
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let code: Vec<String> = sources("src")
         .iter()
-        // A text whose line ends with a backslash goes on with the first word of the next line.
+        // A string whose line ends with a backslash continues with the first word of the next line.
         .map(|source| {
             words(
                 &code_lines(&source.text)
@@ -199,7 +199,7 @@ fn texts_quoted_in_operator_docs_exist_in_sources() {
     let mut missing = Vec::new();
     for page in ["docs/operations/operations.md", "docs/user/recreate.md"] {
         let text = fs::read_to_string(repo_root().join(page)).unwrap();
-        // Every second part is a block of code, and of the others every second one a quotation.
+        // Every second part is a code block, and in the others every second part is a quotation.
         let prose: String = text.split("```").step_by(2).collect();
         let quotes = prose.split('`').skip(1).step_by(2).map(words).filter(is_text);
         for quote in quotes.filter(|quote| !QUOTES_NOT_IN_SOURCES.contains(&quote.as_str())) {
@@ -227,7 +227,7 @@ fn doc_pages() -> Vec<SourceFile> {
     pages
 }
 
-/// What a heading is called in links: lower case, without punctuation, dashes for spaces.
+/// Anchor of a heading in links: lower case, without punctuation, dashes for spaces.
 fn heading_anchor(heading: &str) -> String {
     let heading = heading.trim_start_matches('#').trim().to_lowercase();
     let kept = heading
@@ -268,7 +268,7 @@ fn doc_links_resolve() {
     assert_no_offences("these links lead nowhere", &broken);
 }
 
-/// Words that neither Kubernetes nor its users say so.
+/// Words that neither Kubernetes nor its users use in this way.
 const UNUSUAL_WORDS: [&str; 8] = [
     "told",
     "anew",
@@ -280,7 +280,7 @@ const UNUSUAL_WORDS: [&str; 8] = [
     "are to be",
 ];
 
-/// The texts in a line of code.
+/// The string literals in a line of code.
 fn string_literals(line: &str) -> impl Iterator<Item = &str> {
     line.split('"').skip(1).step_by(2)
 }
@@ -305,7 +305,7 @@ fn user_facing_texts_use_plain_words() {
     assert_no_offences("say it as kubelet and kubectl would", &offences);
 }
 
-/// Reviews know no controller: they are answered by processes of their own, too.
+/// Admission depends on no controller: it also runs in a process of its own.
 #[test]
 fn admission_imports_no_controller() {
     let mut offences = Vec::new();
@@ -317,7 +317,7 @@ fn admission_imports_no_controller() {
     assert_no_offences("admission knows", &offences);
 }
 
-/// Cases that failed once are found beside the crate, below the path of the file that they are of.
+/// Cases that failed once are stored next to the crate, under the path of their source file.
 #[test]
 fn proptest_regressions_belong_to_source_files() {
     let mut found = 0;

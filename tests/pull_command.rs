@@ -1,4 +1,4 @@
-//! `kruise-daemon pull` as a user runs it, against a runtime that does what the test wants.
+//! `kruise-daemon pull` as a user runs it, against a runtime that the test controls.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use support::fault_cri::{FaultCri, FaultCriFixture};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 
-/// Runs the command; it must end by itself.
+/// Runs the command; it must exit on its own.
 async fn run_pull(socket: &Path, args: &[&str], stdin: &str) -> Output {
     let mut child = Command::new(support::binaries::daemon())
         .arg("pull")
@@ -143,7 +143,7 @@ async fn pull_uses_docker_config_credentials() {
     );
     assert!(!out.status.success());
 
-    // The more specific entry is wrong: the next one is tried.
+    // The more specific entry is wrong, so the next one is tried.
     let config = r#"{"auths": {"private.test/team": {"username": "x", "password": "y"}, "private.test": {"auth": "dTpw"}}}"#;
     std::fs::write(fixture.dir.path().join("config.json"), config).unwrap();
     let out = run_pull_on(
@@ -184,7 +184,7 @@ async fn pull_without_runtime_reports_searched_sockets() {
     );
 }
 
-/// Starts `pull` of one image; more arguments, and where its standard output goes.
+/// Starts `pull` of one image, with more arguments and this standard output.
 fn start_pull(socket: &Path, args: &[&str], stdout: Stdio) -> Child {
     Command::new(support::binaries::daemon())
         .args(["pull", "nginx", "--socket-file"])

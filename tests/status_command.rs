@@ -1,4 +1,4 @@
-//! `kruise-daemon status` as a user runs it, against a control API that says what the test wants.
+//! `kruise-daemon status` as a user runs it, against a control API that the test controls.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::os::unix::fs::FileTypeExt;
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A control API of its own.
+/// The test's own control API.
 struct ControlFixture {
     folder: tempfile::TempDir,
     live: LiveState,

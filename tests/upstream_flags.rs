@@ -1,4 +1,4 @@
-//! Every flag of OpenKruise's programs starts ours.
+//! Our programs start with every flag of OpenKruise's programs.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use clap::Parser;
@@ -18,14 +18,14 @@ struct DaemonArgs {
     options: node::Options,
 }
 
-/// What `--help` of OpenKruise's programs lists: `FLAG TYPE` a line.
+/// Flags in `--help` of OpenKruise's programs: `FLAG TYPE` per line.
 const MANAGER_FLAGS: &str = include_str!("data/flags/kruise-manager.txt");
 const DAEMON_FLAGS: &str = include_str!("data/flags/kruise-daemon.txt");
-/// The arguments of OpenKruise's Helm chart where nothing is configured, one a line.
+/// Arguments of OpenKruise's Helm chart with default values, one per line.
 const CHART_MANAGER: &str = include_str!("data/flags/chart-manager.txt");
 const CHART_DAEMON: &str = include_str!("data/flags/chart-daemon.txt");
 
-/// Arguments with the flag, each of which pflag takes.
+/// Arguments with the flag, each of which pflag accepts.
 fn sample_arguments(flag: &str, value_type: &str) -> Vec<String> {
     let values: &[&str] = match value_type {
         "bool" => {
@@ -62,7 +62,7 @@ fn check_flags<P: Parser>(program: &str, flags: &str) {
             }
         }
     }
-    // The last one of several counts.
+    // The last of several occurrences wins.
     let twice: Vec<_> = lines
         .iter()
         .flat_map(|(flag, value_type)| sample_arguments(flag, value_type))
@@ -82,7 +82,7 @@ fn every_upstream_flag_of_the_daemon_is_accepted() {
     check_flags::<DaemonArgs>("kruise-daemon", DAEMON_FLAGS);
 }
 
-/// That each is a flag of OpenKruise's program.
+/// Asserts that each is a flag of OpenKruise's program.
 fn assert_upstream_flags(flags: &str, arguments: &[&str]) {
     for argument in arguments.iter().skip(1) {
         let flag = argument.trim_start_matches("--").split('=').next().unwrap();
@@ -91,7 +91,7 @@ fn assert_upstream_flags(flags: &str, arguments: &[&str]) {
     }
 }
 
-/// `api_server` starts both with them.
+/// Test target `api_server` starts both programs with them.
 #[test]
 fn helm_chart_arguments_are_accepted() {
     let daemon: Vec<&str> = std::iter::once("kruise-daemon")

@@ -1,4 +1,4 @@
-//! Ours alone, at sizes that take minutes: each on a cluster of its own.
+//! Our programs only, at sizes that take minutes: each on a cluster of its own.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -15,12 +15,12 @@ use crate::kwok::{self, MAX_IN_FLIGHT};
 use crate::side::Side;
 use crate::usage::memory;
 
-/// Nodes that the Pods are on.
+/// Nodes that run the Pods.
 const NODES: usize = 100;
 const SETS: usize = 1000;
 const PODS: usize = 10;
 
-/// A job over ten thousand nodes; the manager's memory afterwards.
+/// A job over ten thousand nodes; returns also the manager's memory afterwards.
 pub async fn nodes(side: &mut Side) -> Result<(FanOut, u64)> {
     let job = fan_out::measure(side, 10_000).await?;
     Ok((job, memory(side, side.manager, "VmRSS")?))
@@ -73,7 +73,8 @@ async fn patch_set(side: &Side, name: &str, patch: Value) -> Result<()> {
         .context("a CloneSet cannot be changed")
 }
 
-/// Does `one` for each CloneSet, which makes it of this generation, and waits until a counter of each says so many Pods.
+/// Calls `write` for each CloneSet, which results in this generation, and waits until a status counter of each reaches
+/// `pods`.
 async fn measure_phase<F>(
     side: &Side,
     generation: i64,

@@ -1,4 +1,4 @@
-//! The bare limit of a workload: what a plain client needs for its Pods, a bounded number of requests at a time.
+//! The lower bound for a workload: what a plain client needs for its Pods, with a bounded number of requests in flight.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -13,18 +13,18 @@ use crate::cluster::{self, NAMESPACE, POD};
 use crate::kwok::{self, MAX_IN_FLIGHT};
 use crate::side::Side;
 
-/// How long Pods may take to go.
+/// Timeout for the deletion of Pods.
 const TIMEOUT: Duration = Duration::from_secs(240);
 const GATE: &str = "InPlaceUpdateReady";
 
-/// Times for Pods from none to all ready, a spec and a status write to each, and to none again.
+/// Times for Pods from none to all ready, for a spec and a status write to each, and for their deletion.
 pub struct BareLimits {
     pub up: Duration,
     pub update: Duration,
     pub down: Duration,
 }
 
-/// Does with Pods what a CloneSet cannot do without.
+/// Does with Pods the minimum that a CloneSet has to do.
 pub async fn measure(side: &Side, count: usize) -> Result<BareLimits> {
     let api = cluster::api(&side.client, POD, Some(NAMESPACE));
     let names: Vec<String> = (0..count).map(|n| format!("bare-{n}")).collect();
@@ -63,7 +63,7 @@ pub async fn measure(side: &Side, count: usize) -> Result<BareLimits> {
 
 fn pod(name: &str) -> Value {
     let mut spec = kwok::pod_spec("bench/app:1");
-    // Not the gate that controllers see to in Pods of nobody's.
+    // Not the readiness gate that controllers maintain even in Pods without an owner.
     spec["readinessGates"] = json!([{ "conditionType": GATE }]);
     json!({ "metadata": { "name": name, "labels": { "app": "bare" } }, "spec": spec })
 }
@@ -72,7 +72,7 @@ fn status(gate: &str) -> Value {
     json!({ "status": { "conditions": [{ "type": GATE, "status": gate, "reason": "Bench" }] } })
 }
 
-/// Patches each Pod, one patch after the other: of the status where the flag says so.
+/// Patches each Pod, one patch after the other: the status if the flag is set.
 async fn patch(api: &Api<DynamicObject>, names: &[String], patches: &[(bool, Value)]) -> Result<()> {
     let params = &PatchParams::default();
     let all = stream::iter(names).map(|name| async move {
@@ -92,10 +92,10 @@ async fn patch(api: &Api<DynamicObject>, names: &[String], patches: &[(bool, Val
     Ok(())
 }
 
-/// The moment at which all Pods are gone that are there now; the watch is established when this returns.
+/// The moment at which all currently existing Pods are deleted; the watch is established when this returns.
 pub async fn watch_deletion(side: &Side) -> Result<impl Future<Output = Result<Instant>> + use<>> {
     let api = cluster::api(&side.client, POD, Some(NAMESPACE));
-    // One that is taken up again: the API server ends the watch of a client that is busy with other things.
+    // Restarted if it ends: the API server ends the watch of a client that reads too slowly.
     let mut events = watcher(api, watcher::Config::default()).default_backoff().boxed();
     let (mut listed, mut remaining) = (BTreeSet::new(), None);
     while remaining.is_none() {
@@ -116,7 +116,7 @@ pub async fn watch_deletion(side: &Side) -> Result<impl Future<Output = Result<I
     })
 }
 
-/// Takes in what the watch says of the Pods that are `left`, which is known once they were `listed`.
+/// Applies the watch's events to the Pods that are `left`, which is complete once they are `listed`.
 fn track_deletions(
     event: watcher::Event<DynamicObject>,
     listed: &mut BTreeSet<String>,

@@ -1,4 +1,4 @@
-//! A CloneSet on kwok's nodes: its Pods made, updated in place and deleted again.
+//! A CloneSet on kwok's nodes: its Pods created, updated in place and deleted.
 
 use std::time::{Duration, Instant};
 
@@ -14,25 +14,25 @@ use crate::usage::{cpu, memory};
 
 const NAME: &str = "many";
 
-/// What one thing that a CloneSet does to its Pods came to.
+/// Costs of one phase of a CloneSet.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PhaseCosts {
     pub time: Duration,
-    /// What a plain client needs for the same.
+    /// Time that a plain client needs for the same.
     pub bare: Duration,
-    /// The manager's processor time.
+    /// The manager's CPU time.
     pub cpu: Duration,
-    /// The manager's writes to each Pod, refused ones included.
+    /// The manager's writes to each Pod, rejected ones included.
     pub writes: f64,
 }
 
-/// A CloneSet's Pods from none to all, all updated, and to none again.
+/// A CloneSet's Pods created, all updated, and deleted.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LifecycleCosts {
     pub up: PhaseCosts,
     pub update: PhaseCosts,
     pub down: PhaseCosts,
-    /// The manager's memory while all Pods are there.
+    /// The manager's memory while all Pods exist.
     pub rss: u64,
 }
 
@@ -70,7 +70,6 @@ pub async fn measure(side: &mut Side, nodes: usize, pods: usize) -> Result<Lifec
     Ok(costs)
 }
 
-/// A CloneSet's spec.
 pub fn spec(name: &str, replicas: usize, version: u32) -> Value {
     json!({
         "replicas": replicas,
@@ -85,7 +84,7 @@ pub fn template(name: &str, version: u32) -> Value {
     json!({ "metadata": { "labels": { "app": name } }, "spec": spec })
 }
 
-/// Waits until the status of a CloneSet is as wanted.
+/// Waits until `predicate` holds for the status of a CloneSet.
 async fn wait_status(side: &Side, name: &str, predicate: impl Fn(&Value) -> bool) -> Result<()> {
     let matches = |set: &Value| predicate(&set["status"]);
     cluster::wait_until(&side.client, CLONE_SET, Some(NAMESPACE), name, matches)
@@ -93,8 +92,8 @@ async fn wait_status(side: &Side, name: &str, predicate: impl Fn(&Value) -> bool
         .map(drop)
 }
 
-/// Changes the CloneSet: when that was asked for, and when a watching client sees a status that is of this change
-/// and as wanted.
+/// Changes the CloneSet; returns when the request was sent, and when a watching client sees a status of this change for
+/// which `predicate` holds.
 async fn patch_and_wait(
     side: &Side,
     patch: Value,
@@ -115,7 +114,7 @@ async fn patch_and_wait(
     Ok((start, end))
 }
 
-/// What `work` takes, with what the manager does for it afterwards.
+/// Costs of `work`, including what the manager does for it afterwards.
 pub async fn measure_phase(
     side: &Side,
     pods: usize,
@@ -132,7 +131,7 @@ pub async fn measure_phase(
     })
 }
 
-/// Waits until the manager has written to no Pod for three seconds; how often it has in all.
+/// Waits until the manager has written to no Pod for three seconds; returns its number of writes so far.
 pub async fn wait_idle(side: &Side) -> Result<usize> {
     let begin = Instant::now();
     let mut last_write = (pod_writes(side)?, Instant::now());
@@ -150,7 +149,7 @@ pub async fn wait_idle(side: &Side) -> Result<usize> {
     Ok(last_write.0)
 }
 
-/// The manager's writes to Pods so far.
+/// Number of the manager's writes to Pods so far.
 fn pod_writes(side: &Side) -> Result<usize> {
     let all = side.node.plane.writes()?;
     let by_manager = all.iter().filter(|w| {

@@ -1,4 +1,4 @@
-//! The few things that the rows do with the API server, the same for both implementations.
+//! Calls of the API server for the rows, the same for both implementations.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -23,13 +23,13 @@ pub const CLONE_SET: ObjectKind = ("apps.kruise.io", "v1beta1", "CloneSet");
 pub const POD: ObjectKind = ("", "v1", "Pod");
 pub const NODE: ObjectKind = ("", "v1", "Node");
 
-/// Namespace of the objects that the rows are about.
+/// Namespace of the measured objects.
 pub const NAMESPACE: &str = "default";
 
-/// How long any one thing may take.
+/// Timeout of each step.
 const TIMEOUT: Duration = Duration::from_secs(240);
 
-/// A client for a kubeconfig. The product's own: kube's does not set TCP_NODELAY, which costs 40 ms a write.
+/// A client for a kubeconfig. It is the product's: kube's client does not set TCP_NODELAY, which costs 40 ms per write.
 pub async fn client(path: &Path) -> Result<Client> {
     let options = ClientOptions {
         kubeconfig: Some(path.to_owned()),
@@ -39,7 +39,7 @@ pub async fn client(path: &Path) -> Result<Client> {
     Ok(Cluster::connect(&options).await?.client)
 }
 
-/// The objects of a kind: in `namespace`, or of the cluster.
+/// Objects of a kind: in `namespace`, or of the cluster.
 pub fn api(client: &Client, kind: ObjectKind, namespace: Option<&str>) -> Api<DynamicObject> {
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(kind.0, kind.1, kind.2));
     match namespace {
@@ -69,11 +69,11 @@ pub async fn create(
     created.with_context(|| format!("cannot create {} {:?}", kind.2, object.metadata.name))
 }
 
-/// Objects with the time at which they were seen.
+/// Objects with the time at which they were observed.
 pub type ObjectStream = UnboundedReceiver<(Instant, DynamicObject)>;
 
-/// Watches from now on; the watch is established when this returns. It is taken up again where it ends, for the API
-/// server ends that of a client that is busy with other things; all that there is then is seen once more.
+/// Watches from now on; the watch is established when this returns. It is restarted if it ends, as the API server ends
+/// the watch of a client that reads too slowly; all existing objects are then sent once more.
 pub async fn watch(client: &Client, kind: ObjectKind, namespace: Option<&str>) -> Result<ObjectStream> {
     let config = watcher::Config::default().streaming_lists();
     let mut events = watcher(api(client, kind, namespace), config)
@@ -108,7 +108,7 @@ pub async fn wait_for(
         .with_context(|| name.to_owned())
 }
 
-/// The next object that `done` holds of, and when it was seen.
+/// The next object for which `done` holds, and when it was observed.
 pub async fn next_matching(
     watch: &mut ObjectStream,
     predicate: impl Fn(&DynamicObject) -> bool,
@@ -132,7 +132,7 @@ pub fn ready(pod: &Value) -> bool {
     conditions.is_some_and(|c| c.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"))
 }
 
-/// Waits until `done` holds of an object that exists.
+/// Waits until `done` holds for an existing object.
 pub async fn wait_until(
     client: &Client,
     kind: ObjectKind,
@@ -153,7 +153,7 @@ pub async fn wait_until(
     bail!("{} {name}: not there after {TIMEOUT:?}", kind.2)
 }
 
-/// The middle one; of an even number, the later one.
+/// The median; of an even number, the later of the two.
 pub fn median(mut values: Vec<Duration>) -> Duration {
     values.sort_unstable();
     values.get(values.len() / 2).copied().unwrap_or_default()

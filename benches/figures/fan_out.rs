@@ -1,4 +1,4 @@
-//! A job over many nodes that kwok plays and whose daemons answer at once.
+//! A job over many nodes that kwok plays and whose daemons respond at once.
 
 use std::time::{Duration, Instant};
 
@@ -14,11 +14,11 @@ use crate::usage::cpu;
 
 const IMAGE: &str = "bench-fan-out";
 
-/// What a job over many nodes came to.
+/// Costs of a job over many nodes.
 #[derive(Clone, Copy, Debug)]
 pub struct FanOut {
     pub time: Duration,
-    /// What a plain client needs for the same writes.
+    /// Time that a plain client needs for the same writes.
     pub bare: Duration,
     pub cpu: Duration,
     /// Writes to the spec of each NodeImage.
@@ -33,7 +33,7 @@ pub async fn measure(side: &mut Side, count: usize) -> Result<FanOut> {
         side.client.clone(),
         cluster::watch(&side.client, NODE_IMAGE, None).await?,
     ));
-    // What the new nodes cost is not the job's.
+    // The work for new nodes is not part of the job's cost.
     tokio::time::sleep(Duration::from_secs(5)).await;
     let before = cpu(side, side.manager)?;
     let mut jobs = cluster::watch(&side.client, PULL_JOB, Some(NAMESPACE)).await?;
@@ -62,7 +62,7 @@ pub async fn measure(side: &mut Side, count: usize) -> Result<FanOut> {
     })
 }
 
-/// What a plain client needs for one spec and one status write of each NodeImage, of what a job writes there.
+/// Time that a plain client needs for one spec and one status write of each NodeImage, of the size that a job writes.
 async fn measure_bare(side: &Side, names: &[String]) -> Result<Duration> {
     let api = cluster::api(&side.client, NODE_IMAGE, None);
     let (api, params) = (&api, &PatchParams::default());
@@ -86,7 +86,7 @@ async fn measure_bare(side: &Side, names: &[String]) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// The daemons of the thousand nodes: each reports success for what its NodeImage asks, at once.
+/// The daemons of the thousand nodes: each reports success at once for what its NodeImage requests.
 async fn play_daemons(client: kube::Client, mut node_images: ObjectStream) {
     let api = cluster::api(&client, NODE_IMAGE, None);
     let pending = stream::poll_fn(|cx| node_images.poll_recv(cx))
@@ -104,7 +104,7 @@ async fn play_daemons(client: kube::Client, mut node_images: ObjectStream) {
         .await;
 }
 
-/// The status that says that all is pulled, where the object does not say so yet.
+/// The status in which everything is pulled, if the object does not have it yet.
 fn missing_success(object: &DynamicObject) -> Option<(String, Value)> {
     let name = object.metadata.name.clone().filter(|n| n.starts_with("kwok-"))?;
     let tags = object.data["spec"]["images"][IMAGE]["tags"].as_array()?;
@@ -114,7 +114,7 @@ fn missing_success(object: &DynamicObject) -> Option<(String, Value)> {
     (tags.len() > reported).then(|| (name, success_status(IMAGE, tags)))
 }
 
-/// The status of a NodeImage that these tags of an image are there.
+/// The status of a NodeImage in which these tags of an image are pulled.
 fn success_status(image: &str, tags: &[Value]) -> Value {
     let now = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
     let tag = |t: &Value| {
@@ -126,7 +126,7 @@ fn success_status(image: &str, tags: &[Value]) -> Value {
     json!({ "desired": count, "succeeded": count, "failed": 0, "pulling": 0, "imageStatuses": statuses })
 }
 
-/// Accepted writes of the manager to specs of NodeImages since the job was made.
+/// Accepted writes of the manager to specs of NodeImages since the job was created.
 fn spec_writes(side: &Side) -> Result<usize> {
     let all = side.node.plane.writes()?;
     let creates_job = |w: &&Value| w["objectRef"]["resource"] == "imagepulljobs" && w["verb"] == "create";

@@ -1,4 +1,4 @@
-//! Rows on size, start and memory.
+//! Rows on binary size, startup and memory.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub fn start(side: &Side, figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// Resident memory when nothing is asked for.
+/// Resident memory without any work.
 pub async fn idle(side: &Side, figures: &mut Figures) -> Result<()> {
     tokio::time::sleep(Duration::from_secs(10)).await;
     figures.daemon_rss = Some(memory(side, side.daemon, "VmRSS")?);

@@ -1,4 +1,4 @@
-//! Rows on updates in place with a real kubelet.
+//! Rows on in-place updates with a real kubelet.
 
 use std::time::{Duration, Instant};
 
@@ -13,18 +13,18 @@ use crate::cluster::{self, CLONE_SET, NAMESPACE, ObjectKind, POD, median, ready}
 use crate::side::Side;
 
 const RUNS: usize = 5;
-/// The image that Pods are made with.
+/// The initial image of Pods.
 pub const OLD_IMAGE: &str = "kruise-test/term:1";
 const NEW_IMAGE: &str = "kruise-test/term:2";
 
 /// Medians of several image changes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct InPlaceTimes {
-    /// From the change of the CloneSet until a watching client sees the Pod's image changed.
+    /// From the change of the CloneSet until a watching client observes the changed image in the Pod.
     pub pod_patched: Duration,
     /// From the change of the CloneSet until the new container has started.
     pub container_started: Duration,
-    /// From the change of a Pod that nobody controls until its new container has started.
+    /// From the change of a Pod without a controller until its new container has started.
     pub kubelet_alone: Duration,
 }
 
@@ -47,8 +47,8 @@ pub async fn measure(side: &Side) -> Result<InPlaceTimes> {
     })
 }
 
-/// Changes the image of a fresh Pod, alone or of a CloneSet: time until the Pod is seen changed, and until the new
-/// container has started.
+/// Changes the image of a new Pod, alone or of a CloneSet: time until the change of the Pod is observed, and until the
+/// new container has started.
 async fn time_image_change(side: &Side, kind: ObjectKind, name: &str) -> Result<(Duration, Duration)> {
     let mut pods = cluster::watch(&side.client, POD, Some(NAMESPACE)).await?;
     let labels = json!({ "app": name });
@@ -68,8 +68,8 @@ async fn time_image_change(side: &Side, kind: ObjectKind, name: &str) -> Result<
         labels.and_then(|l| l.get("app")).is_some_and(|app| app == name)
     };
     let (_, before) = cluster::next_matching(&mut pods, |p| is_of_app(p) && ready(&p.data)).await?;
-    // Kubelet looks at a Pod once more with each of its relists until nothing of it changes any more; and is not to
-    // be met just after a relist, which is when the Pod was seen ready.
+    // Kubelet syncs a Pod again at each relist until nothing of it changes any more; and the change must not come just
+    // after a relist, which is when the Pod was observed ready.
     tokio::time::sleep(Duration::from_millis(4500)).await;
     let api = cluster::api(&side.client, kind, Some(NAMESPACE));
     let (start, clock) = (Instant::now(), Timestamp::now());

@@ -17,16 +17,16 @@ pub const MAX_IN_FLIGHT: usize = 32;
 /// Label and taint of kwok's nodes.
 const KEY: &str = "bench";
 const VALUE: &str = "kwok";
-/// What kwok does to nodes and Pods; the files are in its module.
+/// How kwok simulates nodes and Pods; the files are in its module.
 const STAGES: [&str; 3] = [
     "node/fast/node-initialize",
     "pod/fast/pod-ready",
     "pod/fast/pod-delete",
 ];
-/// How long nodes may take to come up, for each thousand of them.
+/// Timeout for nodes to become ready, per thousand.
 const TIMEOUT_PER_THOUSAND: Duration = Duration::from_secs(120);
 
-/// Sees to it that there are `count` nodes of kwok's, each with its NodeImage; names of the NodeImages.
+/// Ensures that kwok plays `count` nodes, each with its NodeImage; returns the names of the NodeImages.
 pub async fn ensure_nodes(side: &mut Side, count: usize) -> Result<Vec<String>> {
     if !std::mem::replace(&mut side.kwok, true) {
         start_kwok(side)?;
@@ -63,7 +63,7 @@ async fn node_images(side: &Side) -> Result<Vec<String>> {
     Ok(list.items.into_iter().filter_map(|i| i.metadata.name).collect())
 }
 
-/// How many of the nodes have no taint but ours, so that Pods can come.
+/// Number of nodes without other taints than ours, which can run Pods.
 async fn schedulable_nodes(side: &Side) -> Result<usize> {
     let selected = ListParams::default().labels(&format!("{KEY}={VALUE}"));
     let list = cluster::api(&side.client, NODE, None).list(&selected).await?;
@@ -96,7 +96,7 @@ fn start_kwok(side: &mut Side) -> Result<()> {
     finish(side.node.runtime.command("bash").args(["-c", &script])).map(drop)
 }
 
-/// The nodes have no heartbeat, which would be a load of its own; nobody is to miss it.
+/// The nodes send no heartbeats, whose load would disturb the measurement; no controller may miss them.
 fn disable_node_eviction(side: &mut Side) -> Result<()> {
     let manager = side.node.plane.controller_manager.take();
     let mut manager = manager.context("the control plane has no controller manager")?;
@@ -108,7 +108,7 @@ fn disable_node_eviction(side: &mut Side) -> Result<()> {
 }
 
 fn node(name: &str) -> Value {
-    // Tainted, so that nothing real is scheduled there.
+    // The taint keeps real Pods away.
     let taints = json!([{ "key": KEY, "value": VALUE, "effect": "NoSchedule" }]);
     json!({ "metadata": { "name": name, "labels": { KEY: VALUE } }, "spec": { "taints": taints } })
 }

@@ -1,6 +1,6 @@
-//! Measures the programs on a real node, side by side with the Go implementation where its folder is given.
+//! Measures the programs on a real node, side by side with the Go implementation if its folder is given.
 //!
-//! `cargo xtask bench [--peer DIR]` runs this; every figure comes from the same machine in the same run.
+//! `cargo xtask bench [--peer DIR]` runs this; all values come from the same machine in the same run.
 
 mod at_size;
 mod bare;
@@ -68,7 +68,7 @@ fn main() -> Result<()> {
     missing.into_result()
 }
 
-/// What could not be measured, in words.
+/// Descriptions of failed measurements.
 #[derive(Default)]
 struct MissingFigures(BTreeSet<String>);
 
@@ -79,7 +79,7 @@ impl MissingFigures {
         Ok(())
     }
 
-    /// What was measured. What could not be is told and noted, and does not cost the other rows.
+    /// Records a measurement. A failure is printed and noted, and does not affect the other rows.
     fn record<T>(&mut self, what: &str, measured: Result<T>) -> Option<T> {
         measured
             .inspect_err(|error| {
@@ -90,7 +90,7 @@ impl MissingFigures {
     }
 }
 
-/// These groups of rows of one implementation, on a cluster of its own.
+/// Measures these groups of rows for one implementation, on a cluster of its own.
 async fn measure_side_by_side(
     implementation: &Implementation,
     groups: &[&str],
@@ -133,7 +133,7 @@ async fn measure_side_by_side(
     Ok(figures)
 }
 
-/// These groups of rows at sizes of their own, each on a cluster of its own.
+/// Measures these groups of rows at their own sizes, each on a cluster of its own.
 async fn measure_at_size(
     implementation: &Implementation,
     groups: &[&str],

@@ -1,4 +1,4 @@
-//! Image rows: a job for an image that is there, and one that really pulls.
+//! Image rows: a job for a present image, and one that really pulls.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ pub async fn measure(side: &Side, figures: &mut Figures) -> Result<()> {
     let (cri, _) = Cri::connect(&side.node.runtime.socket()).await?;
     let mut overhead = Vec::new();
     for run in 0..RUNS {
-        // Two images of one size: what is on the node already would not be pulled.
+        // Two images of one size: a present image would not be pulled.
         for part in ["bare", "job"] {
             registry.push(
                 &format!("bench/{part}:{run}"),
@@ -47,7 +47,7 @@ pub async fn measure(side: &Side, figures: &mut Figures) -> Result<()> {
     Ok(())
 }
 
-/// Time from create to the completion that a watching client sees.
+/// Time from create to the completion that a watching client observes.
 async fn time_job(side: &Side, name: &str, image: &str) -> Result<Duration> {
     let mut watch = cluster::watch(&side.client, PULL_JOB, Some(NAMESPACE)).await?;
     let spec = json!({

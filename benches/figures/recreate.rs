@@ -47,17 +47,17 @@ pub async fn measure(side: &Side, figures: &mut Figures) -> Result<()> {
 }
 
 struct RecreateTimes {
-    /// From create until the first task ended.
+    /// From create until the first task exited.
     first_exit: Duration,
-    /// From create until the request says Completed.
+    /// From create until the request's phase is Completed.
     completed: Duration,
-    /// Of that, what is not kubelet's: before the exit, and after the Pod was seen Ready again.
+    /// The part of that without kubelet's: before the exit, and after the Pod was observed Ready again.
     without_kubelet: Duration,
-    /// Writes of all but kubelet, the user's create included, events not.
+    /// Writes of all but kubelet, the user's create included, without events.
     writes: Vec<String>,
 }
 
-/// A fresh Pod, for kubelet delays a container's second restart; the IDs of its containers.
+/// Creates a new Pod, as kubelet delays a container's second restart; returns the IDs of its containers.
 async fn create_pod(side: &Side, name: &str, image: &str, containers: &[String]) -> Result<Vec<String>> {
     let container_specs: Vec<Value> = containers
         .iter()
@@ -66,14 +66,14 @@ async fn create_pod(side: &Side, name: &str, image: &str, containers: &[String])
     let pod = json!({ "metadata": { "name": name }, "spec": { "containers": container_specs, "terminationGracePeriodSeconds": 1 } });
     cluster::create(&side.client, POD, DEFAULT, pod).await?;
     let pod = cluster::wait_until(&side.client, POD, DEFAULT, name, ready).await?;
-    // The traps of the images' shells are set a moment after the start.
+    // The shells in the images set their traps a moment after the start.
     tokio::time::sleep(Duration::from_secs(1)).await;
     let statuses = pod.data["status"]["containerStatuses"].as_array().cloned();
     let id = |s: &Value| Some(s["containerID"].as_str()?.rsplit_once("://")?.1.to_owned());
     Ok(statuses.iter().flatten().filter_map(id).collect())
 }
 
-/// Kubelet's part: from the stop of a container that nobody recreates until its Pod is seen Ready again.
+/// Kubelet's part: from the stop of a container that no request recreates until its Pod is observed Ready again.
 async fn kubelet_restart(side: &Side, name: &str) -> Result<Duration> {
     let ids = create_pod(side, name, "kruise-test/term:1", &["c0".to_owned()]).await?;
     let id = ids.first().context("a Pod without container")?;
@@ -99,7 +99,7 @@ async fn recreate(side: &Side, name: &str, image: &str, containers: usize) -> Re
     let mut pods = cluster::watch(&side.client, POD, DEFAULT).await?;
     let container_list: Vec<Value> = names.iter().map(|n| json!({ "name": n })).collect();
     let spec = json!({ "podName": name, "containers": container_list, "strategy": { "terminationGracePeriodSeconds": 10 } });
-    // The runtime tells the end by the same machine's clock.
+    // The runtime reports the end by the same machine's clock.
     let (start, clock) = (Instant::now(), Timestamp::now());
     cluster::create(
         &side.client,
@@ -135,7 +135,7 @@ fn restarted(pod: &Value) -> bool {
     ready(pod) && pod["status"]["containerStatuses"][0]["restartCount"].as_i64() >= Some(1)
 }
 
-/// When the first of these containers ended, as the runtime says.
+/// When the first of these containers ended, from the runtime.
 async fn first_exit_time(side: &Side, containers: &[String]) -> Result<Timestamp> {
     let (cri, _) = Cri::connect(&side.node.runtime.socket()).await?;
     let mut finished = vec![];
@@ -145,7 +145,7 @@ async fn first_exit_time(side: &Side, containers: &[String]) -> Result<Timestamp
     finished.into_iter().min().context("no container ended")
 }
 
-/// Accepted writes to the request and, while it was there, to its Pod, but kubelet's and the control plane's own.
+/// Accepted writes to the request and, while it existed, to its Pod, without those of kubelet and the control plane.
 fn request_writes(side: &Side, name: &str) -> Result<Vec<String>> {
     let all = side.node.plane.writes()?;
     let user = |w: &Value| w["user"]["username"].as_str().unwrap_or_default().to_owned();

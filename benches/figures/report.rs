@@ -11,17 +11,17 @@ use crate::rows::{AT_SIZE_ROWS, Figures, NO_TARGET, Row, SIDE_BY_SIDE_ROWS, seco
 
 /// What was measured.
 pub enum Report {
-    /// Ours, beside the Go one where that was there.
+    /// Ours, next to the Go one if that was measured.
     SideBySide(Box<(Figures, Option<Figures>)>),
     /// Ours, at sizes of its own.
     AtSize(Box<Figures>),
 }
 
-/// Headings of the page. Each kind of report has its section, which it writes anew; people write the notes.
+/// Headings of the page. Each kind of report rewrites its own section; people write the notes.
 const HEADINGS: [&str; 3] = ["## Side by side\n", "## At size\n", "## Notes\n"];
 
 impl Report {
-    /// A Markdown table: our figure, the Go one, their ratio, and what is to be reached.
+    /// A Markdown table: our value, the Go one, their ratio, and the target.
     pub fn table(&self) -> String {
         match self {
             Self::SideBySide(both) => side_by_side_table(&both.0, both.1.as_ref()),
@@ -31,7 +31,7 @@ impl Report {
                     let Row(what, unit, ..) = row;
                     let (ours, reach, verdict) = evaluate(row, ours);
                     let ours = format_value(ours, unit);
-                    // Writing into a String cannot fail.
+                    // Writing to a String cannot fail.
                     let _ = writeln!(text, "| {what} | {ours} | {reach} | {verdict} |");
                 }
                 text
@@ -71,7 +71,7 @@ const INTRODUCTION: &str = "# Benchmarks\n\nEach implementation has a fresh one-
     plain processes with its own service accounts. Times are as a watching client sees them; they say something in \
     comparison only.\n\n";
 
-/// A section of the page with its heading, to the next one.
+/// A section of the page, from its heading to the next one.
 fn section<'a>(page: &'a str, heading: &str) -> &'a str {
     let Some(begin) = page.find(heading) else {
         return "";
@@ -95,7 +95,7 @@ fn side_by_side_table(ours: &Figures, peer: Option<&Figures>) -> String {
             _ => "–".into(),
         };
         let (ours, peer) = (format_value(ours, unit), format_value(peer, unit));
-        // Writing into a String cannot fail.
+        // Writing to a String cannot fail.
         let _ = writeln!(
             text,
             "| {what} | {ours} | {peer} | {ratio} | {reach} | {verdict} |"
@@ -108,7 +108,7 @@ fn side_by_side_table(ours: &Figures, peer: Option<&Figures>) -> String {
     text
 }
 
-/// What the rows stand on.
+/// The environment of the rows.
 fn details_line(f: &Figures) -> String {
     let format_time = |time: Option<Duration>| seconds(time).map_or_else(|| "–".into(), format_number);
     let costs = f.clone_set.unwrap_or_default();
@@ -132,7 +132,7 @@ fn details_line(f: &Figures) -> String {
     )
 }
 
-/// Our figure, what it should be, and whether it is.
+/// Our value, the target, and whether it is reached.
 fn evaluate(row: &Row, ours: &Figures) -> (Option<f64>, String, String) {
     let Row(_, unit, target, read) = row;
     let ours = read(ours);
@@ -151,7 +151,7 @@ fn format_value(value: Option<f64>, unit: &str) -> String {
     value.map_or_else(|| "–".into(), |v| format!("{} {unit}", format_number(v)))
 }
 
-/// Two digits that matter.
+/// Two significant digits.
 fn format_number(value: f64) -> String {
     match value.abs() {
         v if v >= 10.0 => format!("{value:.0}"),

@@ -1,4 +1,4 @@
-//! Rows on a rollout to a large image, pulled ahead or not.
+//! Rows on a rollout to a large image, pre-downloaded or not.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,24 +16,24 @@ use crate::in_place::{OLD_IMAGE, clone_set_spec, container_id, template};
 use crate::side::Side;
 
 const MEBIBYTES: usize = 300;
-/// Up to three, nothing is pulled ahead.
+/// With three Pods or fewer, nothing is pre-downloaded.
 const PODS: usize = 4;
 const RUNS: usize = 3;
-/// Kubelet is busy with a new Pod for a few of its looks at containers; a rollout is to find Pods at rest.
+/// Kubelet works on a new Pod for a few relists; a rollout must start with idle Pods.
 const IDLE_TIME: Duration = Duration::from_secs(5);
 const UNTIL_TERM: &str = "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done";
 
 /// Medians of several rollouts.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rollout {
-    /// The longest time that a Pod could not serve: from its old container's end, or from when it was seen not ready
-    /// if that was before, until it was seen ready with the new image.
+    /// The longest time that a Pod could not serve: from the end of its old container, or from when it was observed not
+    /// ready if that was before, until it was observed ready with the new image.
     pub outage: Duration,
     /// From the change of the CloneSet until the last Pod was ready.
     pub total: Duration,
 }
 
-/// Rollouts to images that the node has not, pulled ahead or not.
+/// Rollouts to images that the node does not have, pre-downloaded or not.
 pub async fn measure(side: &Side, ahead: bool) -> Result<Rollout> {
     let (mut outages, mut totals) = (vec![], vec![]);
     for run in 0..RUNS {
@@ -55,7 +55,7 @@ async fn rollout(side: &Side, name: &str, ahead: bool) -> Result<Rollout> {
     side.node.runtime.registry.push(&image, &large_image)?;
     let labels = json!({ "app": name });
     let mut spec = clone_set_spec(&labels, PODS, OLD_IMAGE);
-    // Without any updated Pod there is no reason to pull ahead yet, so with this it comes too late to matter.
+    // Without an updated Pod nothing is pre-downloaded yet, so with this value it comes too late to matter.
     let min_updated_ready = if ahead { 0 } else { PODS };
     spec["updateStrategy"]["rollingUpdate"]["inPlaceUpdateStrategy"] =
         json!({ "imagePreDownloadMinUpdatedReadyPods": min_updated_ready });
@@ -122,7 +122,7 @@ async fn container_ids(side: &Side, app: &str) -> Result<BTreeMap<String, String
     pods.items.into_iter().map(container).collect()
 }
 
-/// Follows the Pods until all are ready with the new image: when each was first seen not ready, and ready again.
+/// Follows the Pods until all are ready with the new image: when each was first observed not ready, and ready again.
 async fn watch_rollout(
     pods: &mut ObjectStream,
     image: &str,

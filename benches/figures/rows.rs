@@ -1,4 +1,4 @@
-//! What is measured, and what it should come to.
+//! The rows, and their targets.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use crate::fan_out::FanOut;
 use crate::in_place::InPlaceTimes;
 use crate::rollout::Rollout;
 
-/// What was measured of one implementation; none where it could not be.
+/// Measurements of one implementation; None if a measurement failed.
 #[derive(Clone, Debug, Default)]
 pub struct Figures {
     pub job_present: Option<Duration>,
@@ -34,7 +34,7 @@ pub struct Figures {
     pub many_sets: Option<LifecycleCosts>,
 }
 
-/// A row: what, its unit, the figure to reach in that unit, and how to read it.
+/// A row: description, unit, target in that unit, and how to read it.
 pub struct Row(
     pub &'static str,
     pub &'static str,
@@ -42,11 +42,11 @@ pub struct Row(
     pub fn(&Figures) -> Option<f64>,
 );
 
-/// Of a row that is there to compare with.
+/// For a row that is only for comparison.
 pub const NO_TARGET: f64 = f64::INFINITY;
 const MEGABYTE: f64 = 1_000_000.0;
 
-/// What is measured side by side.
+/// Rows that are measured side by side.
 pub const SIDE_BY_SIDE_ROWS: [Row; 33] = [
     Row(
         "ImagePullJob, image on the node: create to completionTime",
@@ -156,7 +156,7 @@ pub const SIDE_BY_SIDE_ROWS: [Row; 33] = [
     Row("manager, binary", "MB", 15.0, |f| megabytes(f.manager_size)),
 ];
 
-/// What is measured of ours alone.
+/// Rows that are measured for our programs only.
 pub const AT_SIZE_ROWS: [Row; 21] = [
     Row("ImagePullJob over 10,000 kwok nodes", "s", NO_TARGET, |f| {
         seconds(f.many_nodes.map(|(j, _)| j.time))

@@ -1,4 +1,4 @@
-//! One implementation, installed on a node of its own and run as host processes of that node.
+//! One implementation, installed on its own node and run as host processes of that node.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,7 +12,6 @@ use testbed::peer::{Peer, background, healthy};
 
 use crate::cluster::{self, NODE_IMAGE};
 
-/// Which implementation.
 pub enum Implementation {
     /// This project's, from a folder with the two release binaries.
     Ours(PathBuf),
@@ -23,12 +22,12 @@ pub enum Implementation {
 /// A running implementation.
 pub struct Side {
     pub node: Node,
-    /// The user: an administrator by role, so that priority and fairness hold.
+    /// The user: an administrator by role, so that API priority and fairness applies.
     pub client: Client,
     /// Process IDs inside the node.
     pub daemon: u32,
     pub manager: u32,
-    /// Time from the daemon's start until it says that it is healthy (ours: ready and watching).
+    /// Time from the daemon's start until it reports healthy (ours: ready and watching).
     pub daemon_start: Duration,
     /// Sizes of the binaries in bytes: daemon, manager.
     pub sizes: (u64, u64),
@@ -44,7 +43,7 @@ impl Implementation {
         }
     }
 
-    /// Installs it and starts its manager; gives the process ID.
+    /// Installs it and starts its manager; returns the process ID.
     fn manager(&self, node: &Node) -> Result<u32> {
         match self {
             Self::Ours(dir) => our_manager(node, dir),
@@ -56,7 +55,7 @@ impl Implementation {
         }
     }
 
-    /// Starts its daemon; gives the process ID, and how long it took to say that it is healthy.
+    /// Starts its daemon; returns the process ID, and how long it took to report healthy.
     fn daemon(&self, node: &Node) -> Result<(u32, Duration)> {
         match self {
             Self::Ours(dir) => our_daemon(node, dir),
@@ -93,8 +92,8 @@ impl Side {
         plane.kubectl(&[&["create", "clusterrolebinding", "user"], &role[..]].concat())?;
         let client = cluster::client(&plane.kubeconfig_for("kube-public", "user", Bound::Nothing)?).await?;
         let manager = implementation.manager(&node)?;
-        // The manager writes its address into the CRDs, and for a second after that the API server tells whoever
-        // lists NodeImages to come back: that is no part of a daemon's start.
+        // The manager writes its address into the CRDs, and for a second after that the API server asks clients that
+        // list NodeImages to retry: that is not part of a daemon's start.
         cluster::wait_until(&client, NODE_IMAGE, None, NODE_NAME, |_| true)
             .await
             .context("no NodeImage")?;
@@ -112,7 +111,7 @@ impl Side {
     }
 }
 
-/// Installs ours and starts the manager; gives its process ID.
+/// Installs ours and starts the manager; returns its process ID.
 fn our_manager(node: &Node, dir: &Path) -> Result<u32> {
     let plane = &node.plane;
     let deploy = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/default");
@@ -140,7 +139,7 @@ fn our_manager(node: &Node, dir: &Path) -> Result<u32> {
     Ok(manager)
 }
 
-/// Starts our daemon; gives its process ID and how long it took to be ready.
+/// Starts our daemon; returns its process ID and how long it took to be ready.
 fn our_daemon(node: &Node, dir: &Path) -> Result<(u32, Duration)> {
     let plane = &node.plane;
     let account = plane.kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(NODE_NAME))?;

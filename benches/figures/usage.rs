@@ -1,4 +1,4 @@
-//! What a process of a side has used: memory and processor time.
+//! Memory and CPU time of a process of a side.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub fn memory(side: &Side, pid: u32, field: &str) -> Result<u64> {
     Ok(kibibytes.with_context(|| format!("no {field} of process {pid}"))? * 1024)
 }
 
-/// Processor time that a process used since its start.
+/// CPU time of a process since its start.
 pub fn cpu(side: &Side, pid: u32) -> Result<Duration> {
     let stat = proc_file(&side.node, pid, "stat")?;
     let fields = stat.rsplit_once(')').context("/proc has another form")?.1;

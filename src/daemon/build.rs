@@ -1,4 +1,4 @@
-//! Generates the node control API, and tells the linker what a small program needs.
+//! Generates the node control API, and sets the linker options for a small program.
 
 include!("../pack_relocations.rs");
 

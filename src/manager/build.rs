@@ -1,4 +1,4 @@
-//! Tells the linker what a small program needs.
+//! Passes linker arguments for a smaller program.
 
 include!("../pack_relocations.rs");
 

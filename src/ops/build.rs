@@ -1,4 +1,4 @@
-//! Tells the programs which commit they are built from.
+//! Passes the commit that the programs are built from.
 
 use std::env::var;
 
@@ -6,8 +6,8 @@ fn main() {
     println!("cargo:rustc-env=KRUISE_COMMIT={}", commit());
 }
 
-/// The commit that is built: `KRUISE_COMMIT`, or what git says. Builds for development do not ask, for each commit would
-/// be a reason to build again.
+/// The commit that is built: `KRUISE_COMMIT`, or the output of git. Development builds do not call git, because each
+/// commit would cause a rebuild.
 fn commit() -> String {
     println!("cargo:rerun-if-env-changed=KRUISE_COMMIT");
     let given = var("KRUISE_COMMIT").ok().filter(|commit| is_valid_commit(commit));

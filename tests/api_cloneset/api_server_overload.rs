@@ -1,4 +1,4 @@
-//! An API server that has too much to do says so, and is heeded.
+//! An overloaded API server answers 429, and the manager backs off.
 
 use serde_json::json;
 
@@ -11,7 +11,7 @@ use crate::proxy::NetworkFault;
 async fn too_many_requests_is_reported_and_retried() {
     let proxied = proxied_cluster().await;
     let fixture = Fixture::new(proxied.cluster, "busy").await;
-    // Each of the three is sent four times before that is told; and then one of them at a time, twice more.
+    // Each of the three requests is sent four times before the failure is reported; then one at a time, twice more.
     proxied
         .proxy
         .inject("busy", "create pods", NetworkFault::TooManyRequests, 1, 20);
@@ -26,6 +26,6 @@ async fn too_many_requests_is_reported_and_retried() {
     assert!(failed.ends_with("try again after 1 s"), "{failed}");
     let set = fixture.wait_settled("web").await;
     assert_eq!(condition_message(&set, "FailedScale"), "");
-    // Nothing was done, so there is nothing to look for, but for Pods to adopt at the beginning.
+    // Nothing was done, so Pods are listed only once: to adopt orphans at the start.
     assert_eq!(proxied.proxy.response_count("busy", "get pods"), 1);
 }

@@ -1,4 +1,4 @@
-//! What time alone brings about.
+//! Conditions that change with time alone.
 
 use kruise_api::cloneset::{CloneSet, CloneSetCondition};
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ fn progressing(set: &CloneSet) -> CloneSetCondition {
         .unwrap_or_default()
 }
 
-/// Whether condition Waiting ends so.
+/// Whether the message of condition Waiting ends with `suffix`.
 fn waiting_ends_with(set: &CloneSet, suffix: &str) -> bool {
     let mut conditions = set.status.iter().flat_map(|s| &s.conditions);
     conditions.any(|c| c.type_ == "Waiting" && c.message.ends_with(suffix))

@@ -1,4 +1,4 @@
-//! What goes: of too many Pods those that serve least, that cost least, and that are crowded; Pods that are evicted, and
+//! Deletions: which Pods a scale-down picks (not ready, low deletion cost, crowded node or zone), evicted Pods, and
 //! whole CloneSets.
 
 use kube::api::{DeleteParams, Patch, PatchParams};
@@ -26,8 +26,8 @@ async fn create_nodes(fixture: &Fixture) {
     }
 }
 
-/// Says what the deletion of a Pod costs, and gives it another image in the same write, by which it is seen that the
-/// manager knows.
+/// Sets a Pod's deletion cost, and another image in the same write: that image shows when the manager has observed the
+/// Pod.
 async fn set_deletion_cost(fixture: &Fixture, pod: &str, cost: &str, image: &str) {
     let patch = Patch::Strategic(json!({
         "metadata": { "annotations": { "controller.kubernetes.io/pod-deletion-cost": cost } },
@@ -48,7 +48,7 @@ async fn wait_for_ready_replicas(fixture: &Fixture, count: i32) {
         .await;
 }
 
-/// Scales to so many; the names of those that stay.
+/// Scales to `count` Pods; returns the names of the Pods that are kept.
 async fn scale_to(fixture: &Fixture, count: usize) -> Vec<String> {
     fixture
         .patch_set("web", json!({ "spec": { "replicas": count } }))
@@ -72,7 +72,7 @@ async fn scale_in_deletes_unready_crowded_and_low_cost_pods_first() {
         .await;
     let pods = fixture.wait_pods("web", "four", |pods| pods.len() == 4).await;
     let names: Vec<String> = pods.iter().map(name).collect();
-    // The one in a zone of its own comes last, and would go first if zones were not known.
+    // The Pod in a zone of its own is deleted last; without zones it would be the first.
     for (index, node) in [(1, "crowded-1"), (2, "crowded-2"), (3, "crowded-1"), (0, "alone")] {
         bind_pod(&fixture.pods(), &names[index], node).await.unwrap();
         let count = if index == 0 {
@@ -97,7 +97,7 @@ async fn scale_in_deletes_unready_crowded_and_low_cost_pods_first() {
         "{remaining:?} of {names:?}: one of two in a zone goes"
     );
 
-    // It is the last to have become ready again, so that nothing but its cost speaks for it.
+    // It became ready last, so only its cost makes it the first to be deleted.
     set_deletion_cost(&fixture, &names[0], "10", NO_IMAGE).await;
     wait_for_ready_replicas(&fixture, 1).await;
     set_deletion_cost(&fixture, &names[0], "10", "example.com/app:1").await;
@@ -126,9 +126,9 @@ async fn evicted_pod_is_replaced() {
     let after = fixture.wait_pods("web", "one in its place", replaced).await;
     assert!(
         after.iter().any(|pod| name(pod) == evicted),
-        "it stays to be looked at"
+        "the evicted Pod is kept"
     );
-    // One fewer says that the status has been written since.
+    // One Pod fewer shows that the status was written since.
     fixture
         .patch_set("web", json!({ "spec": { "replicas": 2 } }))
         .await;
@@ -140,7 +140,7 @@ async fn evicted_pod_is_replaced() {
         .await;
 }
 
-/// In the foreground, the CloneSet stays until its Pods are gone.
+/// With foreground deletion, the CloneSet is kept until its Pods are deleted.
 #[tokio::test]
 async fn terminating_cloneset_creates_no_replacement_pods() {
     let fixture = Fixture::new(shared_cluster(), "foreground").await;
@@ -158,7 +158,7 @@ async fn terminating_cloneset_creates_no_replacement_pods() {
     let two_remaining = |pods: &[&Value]| pods.len() == 2 && pods.iter().all(|pod| name(pod) != deleted);
     fixture.wait_pods("web", "one is gone", two_remaining).await;
     fixture.set_image("web", "example.com/app:2").await;
-    // What comes after all that has been looked at after it.
+    // When this later CloneSet is reconciled, so are the earlier changes.
     fixture.create_cloneset("other", json!({ "replicas": 1 })).await;
     fixture.wait_settled("other").await;
     let pods = fixture.pods_of("web").await;

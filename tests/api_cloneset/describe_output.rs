@@ -1,4 +1,4 @@
-//! What `kubectl describe` shows of a CloneSet's life.
+//! What `kubectl describe` shows during a CloneSet's life.
 
 use serde_json::json;
 
@@ -49,7 +49,7 @@ async fn kubectl_describe_shows_events_in_order() {
     }
 }
 
-/// Names of the claims that are there.
+/// Names of the existing claims.
 async fn claim_names(fixture: &Fixture) -> Vec<String> {
     fixture.owned_claims().await.iter().map(name).collect()
 }
@@ -65,7 +65,7 @@ async fn pod_over_quota_is_reported_and_created_with_its_name() {
         .await;
     wait_for_condition(&fixture, "FailedScale", "exceeded quota: few").await;
     fixture.wait_event("FailedCreate", "web").await;
-    // The two that were made are waited for until they are ready.
+    // Wait until the two created Pods are ready.
     let failure_only = |set: &kruise_api::cloneset::CloneSet| {
         let mut conditions = set.status.iter().flat_map(|s| &s.conditions);
         conditions.any(|c| c.type_ == "Waiting" && c.message.starts_with("failed: "))

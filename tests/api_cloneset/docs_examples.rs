@@ -1,4 +1,4 @@
-//! The examples of `docs/user/cloneset.md`, in their order: applied, and acted upon.
+//! The examples of `docs/user/cloneset.md`, in their order: applied and reconciled.
 
 use std::collections::BTreeMap;
 
@@ -8,8 +8,8 @@ use serde_json::Value;
 use crate::fixture::Fixture;
 use crate::test_cluster::shared_cluster;
 
-/// A block of YAML, and what the word after `yaml` says: the reason of condition Progressing that it leads to, and
-/// which CloneSet it is a patch of.
+/// A block of YAML, and what follows `yaml` on its first line: the reason of condition Progressing that it leads to,
+/// and the CloneSet that it patches.
 struct Example {
     yaml: String,
     reason: String,
@@ -49,7 +49,7 @@ async fn wait_for_progressing(fixture: &Fixture, name: &str, reason: &str, waiti
     progressing(&set).unwrap().message
 }
 
-/// Whether the autoscaler is there, and means a CloneSet that is there.
+/// Whether the autoscaler exists and refers to an existing CloneSet.
 async fn autoscaler_is_applied(fixture: &Fixture, printed: &Value) -> bool {
     let scalers = fixture.api("autoscaling", "v2", "HorizontalPodAutoscaler");
     let name = printed["metadata"]["name"].as_str().unwrap();
@@ -81,7 +81,7 @@ async fn cloneset_docs_examples_take_effect() {
                 let apply = ["apply", &namespace, "-f", file.path().to_str().unwrap()];
                 fixture.cluster.plane.kubectl(&apply).unwrap();
                 if kind != "CloneSet" {
-                    // Nobody counts load here: `tests/node_rollout/autoscaling.rs` has it acted upon.
+                    // No metrics here: `tests/node_rollout/autoscaling.rs` tests real scaling.
                     assert_eq!(
                         (kind, autoscaler_is_applied(&fixture, &object).await),
                         ("HorizontalPodAutoscaler", true)
@@ -98,7 +98,7 @@ async fn cloneset_docs_examples_take_effect() {
             ("careful", "CloneSetUpdated") => "hook inPlaceUpdate: finalizer example.com/drain to be removed",
             _ => "",
         };
-        // Condition Progressing is there with a deadline.
+        // Condition Progressing needs a deadline.
         let deadline = serde_json::json!({ "spec": { "progressDeadlineSeconds": 3600 } });
         fixture.patch_set(&name, deadline).await;
         wait_for_progressing(&fixture, &name, &reason, waiting_text).await;

@@ -1,4 +1,4 @@
-//! What goes wrong is said where users look, and is not tried without end.
+//! Failures are shown where users look for them, and are retried with backoff.
 
 use jiff::Timestamp;
 use kruise_api::cloneset::CloneSet;
@@ -10,7 +10,7 @@ use crate::fake_kubelet::{NO_IMAGE, NO_NODE};
 use crate::fixture::Fixture;
 use crate::test_cluster::{PATIENCE, shared_cluster, wait_until};
 
-/// What a condition says; nothing where it is absent.
+/// Message of a condition; empty if the condition is absent.
 pub fn condition_message(set: &CloneSet, type_: &str) -> String {
     let conditions = set
         .status
@@ -21,7 +21,7 @@ pub fn condition_message(set: &CloneSet, type_: &str) -> String {
     condition.map(|c| c.message.clone()).unwrap_or_default()
 }
 
-/// Waits until a condition has these words.
+/// Waits until the message of a condition contains `text`.
 pub async fn wait_for_condition(fixture: &Fixture, type_: &'static str, text: &'static str) -> CloneSet {
     wait_until(&fixture.sets(), "web", text, move |set: &CloneSet| {
         condition_message(set, type_).contains(text)
@@ -29,10 +29,10 @@ pub async fn wait_for_condition(fixture: &Fixture, type_: &'static str, text: &'
     .await
 }
 
-/// A quota, with what is in use as its own controller would have it. The API server heeds it.
+/// Creates a quota with `status.used` as its controller would set it. Returns when the API server enforces it.
 pub async fn set_quota(fixture: &Fixture, resource: &str, hard: u32) {
     write_quota(fixture, "few", resource, hard).await;
-    // It hears of quotas in their order: when it heeds one that was changed later it heeds this one.
+    // The API server receives quotas in order: once it enforces a later change, it enforces this one.
     let maps = fixture.api("", "v1", "ConfigMap");
     let map = serde_json::from_value(json!({ "metadata": { "name": "probe" } })).unwrap();
     let probe = PostParams {
@@ -66,7 +66,7 @@ async fn write_quota(fixture: &Fixture, name: &str, resource: &str, hard: u32) {
         .unwrap();
 }
 
-/// When the manager asked for another Pod of this namespace and was refused.
+/// When the manager tried to create a Pod in this namespace and was denied.
 pub fn rejected_creations(fixture: &Fixture) -> Vec<Timestamp> {
     let all = fixture.cluster.plane.writes().unwrap();
     let refused = all.iter().filter(|w| {
@@ -94,7 +94,7 @@ async fn exceeded_quota_is_reported_and_backed_off() {
     assert!(condition_message(&set, "Waiting").contains("exceeded quota: few"));
     let event = json!(fixture.wait_event("FailedCreate", "web").await);
     assert_eq!(event["type"], "Warning");
-    // Those of the first moment go together; later ones are alone, and ever later.
+    // The first attempts are concurrent; later ones come one at a time, with growing intervals.
     let attempts = wait::until("three pauses, each twice the one before", PATIENCE, || {
         let all = rejected_creations(&fixture);
         let gaps = all
@@ -175,7 +175,7 @@ async fn missing_storage_class_is_reported_with_scheduler_message() {
         .iter()
         .filter_map(|p| p["metadata"]["name"].as_str())
         .collect();
-    // One of them is told first.
+    // One of them is reported first.
     let both_pods = format!("{} (a node: 0/1 nodes are available: {text}", names.join(", "));
     wait_until(&fixture.sets(), "web", "both are told", |set: &CloneSet| {
         condition_message(set, "Waiting").contains(&both_pods)

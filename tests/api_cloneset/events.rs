@@ -1,4 +1,4 @@
-//! Each thing that is done to Pods is an event, and so is what is in the way of it.
+//! Every change of Pods is reported by an event, and so is every obstacle.
 
 use kruise_api::cloneset::CloneSet;
 use kruise_api::keys::IMAGE_PRE_DOWNLOAD_CREATED;
@@ -12,14 +12,14 @@ use crate::write_denied::{LOCK_LABEL, allow_updates, deny_updates, lock_pod};
 
 const HOLD_LABEL: &str = "example.com/hold";
 
-/// What an event says: its type and its message.
+/// Type and message of an event.
 async fn event_text(fixture: &Fixture, reason: &str) -> (String, String) {
     let event = fixture.wait_event(reason, "web").await;
     let text = |fixture: &str| event[fixture].as_str().unwrap().to_owned();
     (text("type"), text("message"))
 }
 
-/// The Pods of `web` that are in this state, once there are so many of them.
+/// The Pods of `web` in this state, once there are `count` of them.
 async fn wait_for_state(fixture: &Fixture, expected: &str, count: usize) -> Vec<String> {
     let count_in_state = |pods: &[&Value]| pods.iter().filter(|pod| lifecycle_state(pod) == expected).count();
     let pods = fixture
@@ -92,7 +92,7 @@ async fn pod_actions_create_events() {
     .await;
 }
 
-/// What is done to Pods and revisions is in the log, without debug.
+/// Changes of Pods and revisions are logged at level INFO.
 #[tokio::test]
 async fn pod_and_revision_actions_are_logged() {
     let fixture = Fixture::new(shared_cluster(), "all-logged").await;
@@ -187,8 +187,8 @@ async fn denied_actions_create_events_with_api_server_message() {
     );
 }
 
-/// Revisions are labelled once their jobs are there; one that may not be has them all the same, and is left alone until the
-/// spec changes.
+/// A revision is labelled once its jobs exist. A denied revision keeps its jobs and is not retried until the spec
+/// changes.
 #[tokio::test]
 async fn denied_pre_download_creates_event() {
     let fixture = Fixture::new(shared_cluster(), "ahead-refused").await;

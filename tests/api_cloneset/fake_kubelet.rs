@@ -1,4 +1,4 @@
-//! Plays scheduler and kubelet for the Pods of one namespace.
+//! A fake scheduler and kubelet for the Pods of one namespace.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,25 +11,26 @@ use serde_json::{Value, json};
 
 use crate::waits::watch_events;
 
-/// Images of this name cannot be pulled.
+/// An image that cannot be pulled.
 pub const NO_IMAGE: &str = "nowhere.example/none:1";
-/// Where Pods run.
+/// The node of all Pods.
 const NODE: &str = "node";
-/// A running container that asks for so much CPU does not get it yet.
+/// A resize of a running container to this CPU request is deferred.
 pub const DEFERRED_CPU: &str = "333";
-/// Pods that ask for this are not scheduled.
+/// Pods with this node selector are not scheduled.
 pub const NO_NODE: &str = "no-node";
 
-/// What runs in a container.
+/// A running container.
 struct RunningContainer {
     image: String,
     id: String,
     restarts: u32,
-    /// It is stopped before the image of the next one is pulled.
+    /// The old container stops before the new image is pulled.
     stopped: bool,
 }
 
-/// Runs the Pods until it is dropped: what has a node runs, is ready when its gates are, and goes when it is deleted.
+/// Runs the Pods until dropped: a scheduled Pod runs, is ready when its readiness gates are, and is removed when it is
+/// deleted.
 pub async fn run_kubelet(pods: Api<DynamicObject>) {
     create_node_with_capacity(pods.clone().into_client()).await;
     let mut containers: HashMap<(String, String), RunningContainer> = HashMap::new();
@@ -38,18 +39,18 @@ pub async fn run_kubelet(pods: Api<DynamicObject>) {
         let (watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) = event else {
             continue;
         };
-        // Whatever fails is done at the next event; the API server may be away.
+        // A failure is retried at the next event; the API server may be down.
         let _ = reconcile_pod(&pods, &json!(pod), &mut containers).await;
     }
 }
 
-/// Makes the node of the Pods, where it is missing: from Kubernetes 1.37 on, the API server takes a resize only where the
-/// node has room for it. It is never ready, so nothing else is done about it.
+/// Creates the Pods' node if it is missing: from Kubernetes 1.37 on, the API server accepts a resize only if the node
+/// has room. The node is never ready, so no controller acts on it.
 async fn create_node_with_capacity(client: kube::Client) {
     let nodes: Api<Node> = Api::all(client);
     let node = json!({ "metadata": { "name": NODE, "labels": { "kubernetes.io/os": "linux" } } });
     let node: Node = serde_json::from_value(node).unwrap();
-    // It may be there, made by the kubelet of another namespace.
+    // The fake kubelet of another namespace may have created it.
     let _ = nodes.create(&PostParams::default(), &node).await;
     let capacity = json!({ "cpu": "1000", "memory": "1Ti", "pods": "10000" });
     let capacity = Patch::Merge(json!({ "status": { "capacity": capacity, "allocatable": capacity } }));
@@ -75,7 +76,7 @@ async fn reconcile_pod(
         pods.delete(name, &now).await?;
         return Ok(());
     }
-    // Somebody evicted it.
+    // The Pod was evicted.
     if pod["status"]["phase"] == "Failed" {
         return Ok(());
     }
@@ -93,7 +94,7 @@ async fn reconcile_pod(
     Ok(())
 }
 
-/// Whether anything of `wanted` is other in `there`.
+/// Whether any field of `desired` differs in `actual`.
 fn differs(desired: &Value, actual: &Value) -> bool {
     let condition = |type_: &Value| {
         actual["conditions"]
@@ -126,7 +127,7 @@ fn pod_status(pod: &Value, containers: &mut HashMap<(String, String), RunningCon
         let image_available = text("image") != NO_IMAGE;
         all_ready &= image_available;
         let mut status = start_container(uid, &text("name"), &text("image"), image_available, containers);
-        // The API server takes a kubelet that says nothing of them for one that cannot resize.
+        // Without resources in the status, the API server assumes a kubelet that cannot resize.
         status["resources"] = match &container["resources"] {
             Value::Null => json!({}),
             resources => resources.clone(),
@@ -176,7 +177,7 @@ fn pod_status(pod: &Value, containers: &mut HashMap<(String, String), RunningCon
     })
 }
 
-/// The container's status; a new container where the image is another.
+/// Status of the container; a new container if the image differs.
 fn start_container(
     uid: &str,
     name: &str,

@@ -1,4 +1,4 @@
-//! Feature gates that are off when nobody says anything.
+//! Feature gates that are off by default.
 
 use kruise_api::cloneset::CloneSet;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ fn claim_templates(storage: &str) -> Value {
         "resources": { "requests": { "storage": storage } } } }])
 }
 
-/// All Pods say their revision by its short hash alone.
+/// All Pods have only the short hash of their revision.
 async fn check_short_hashes(fixture: &Fixture, set: &CloneSet) {
     let update = set.status.as_ref().unwrap().update_revision.clone();
     let short = update.strip_prefix("web-").unwrap();
@@ -30,14 +30,14 @@ async fn check_short_hashes(fixture: &Fixture, set: &CloneSet) {
     assert_eq!(labels["controller.kubernetes.io/hash"], short);
 }
 
-/// How much storage each claim asks for that is a Pod's.
+/// Requested storage of each claim that belongs to a Pod.
 async fn claim_sizes(fixture: &Fixture) -> Vec<String> {
     let all = fixture.owned_claims().await;
     let requested = |claim: &Value| text(&claim["spec"]["resources"]["requests"]["storage"]);
     all.iter().map(requested).collect()
 }
 
-/// Another image is given to the Pods as they are; with other claim templates, new Pods take their places.
+/// A new image is updated in place; changed claim templates recreate the Pods.
 async fn changed_claim_templates_recreate_pods(fixture: &Fixture) {
     let mut spec = json!({ "volumeClaimTemplates": claim_templates("1Gi") });
     spec["template"] = json!({ "metadata": { "labels": { "app": "web" } } });
@@ -81,7 +81,7 @@ async fn changed_claim_templates_recreate_pods(fixture: &Fixture) {
     );
 }
 
-/// What was known is asked for again, with the claims as nobody stores them.
+/// An earlier template is requested again, with claims in a form that is never stored.
 async fn equivalent_claims_reuse_the_revision(fixture: &Fixture) {
     let after = identities(&fixture.pods_of("web").await);
     remove_webhooks(fixture);
@@ -97,7 +97,7 @@ async fn equivalent_claims_reuse_the_revision(fixture: &Fixture) {
     );
 }
 
-/// A Pod that waits for its hook counts as updated, so that a new one makes up for it with the old revision.
+/// A Pod that waits for its hook counts as updated, so a new Pod gets the old revision.
 async fn prepared_pod_counts_as_updated(fixture: &Fixture) {
     let hook = json!({ "labelsHandler": { "example.com/hold": "yes" } });
     let rolling = json!({ "podUpdatePolicy": "InPlaceIfPossible", "partition": "90%", "maxUnavailable": 1 });
@@ -148,8 +148,8 @@ async fn prepared_pod_counts_as_updated(fixture: &Fixture) {
     assert_eq!((new.count(), pods.len()), (1, 4));
 }
 
-/// A Pod that is out of its Services for its deletion is not kept after all, and not one of those asked for, so another
-/// one is made.
+/// A Pod that is out of its Services for its deletion is not kept and does not count as desired, so a new Pod is
+/// created.
 async fn preparing_delete_pod_is_excluded(fixture: &Fixture, scale_strategy: Value) {
     let hook = json!({ "labelsHandler": { "example.com/hold": "yes" }, "markPodNotReady": true });
     let template = json!({ "metadata": { "labels": { "app": "going", "example.com/hold": "yes" } } });

@@ -1,4 +1,4 @@
-//! A namespace with CloneSets, and what tests do and see there.
+//! A namespace with CloneSets, and helpers to change and observe them.
 
 use std::ops::Deref;
 
@@ -12,7 +12,7 @@ use crate::pods::{self, text};
 use crate::test_cluster::TestCluster;
 use crate::workloads::PodMonitor;
 
-/// A namespace of its own, whose Pods run.
+/// A test's own namespace, whose Pods run.
 pub struct Fixture {
     pub cluster: &'static TestCluster,
     sets: CloneSetNamespace,
@@ -45,17 +45,17 @@ impl Fixture {
         }
     }
 
-    /// From now on nobody runs the Pods.
+    /// Stops the fake kubelet.
     pub fn stop_kubelet(&self) {
         self.kubelet.abort();
     }
 
-    /// The Pods run again, in other containers.
+    /// Starts the fake kubelet again; all containers are new.
     pub fn restart_kubelet(&mut self) {
         self.kubelet = tokio::spawn(fake_kubelet::run_kubelet(self.sets.pods()));
     }
 
-    /// Makes a CloneSet with one container `app`; `spec` is laid over its spec.
+    /// Creates a CloneSet with one container `app`; `spec` is merged into its spec.
     pub async fn create_cloneset(&self, name: &str, spec: Value) -> CloneSet {
         let template = json!({
             "metadata": { "labels": { "app": name } },
@@ -68,7 +68,7 @@ impl Fixture {
             .await
     }
 
-    /// The claims that CloneSets own. Those that were given to Pods are for a garbage collector, which few beds have.
+    /// Claims owned by CloneSets. Claims owned by Pods are left to a garbage collector, which few beds have.
     pub async fn owned_claims(&self) -> Vec<Value> {
         let claims = self.api("", "v1", "PersistentVolumeClaim");
         let list = claims.list(&Default::default()).await.unwrap();
@@ -77,25 +77,25 @@ impl Fixture {
             .collect()
     }
 
-    /// What `kubectl describe` says of the CloneSet.
+    /// Output of `kubectl describe` for the CloneSet.
     pub fn describe(&self, name: &str) -> String {
         let (set, namespace) = (format!("clone/{name}"), format!("--namespace={}", self.namespace));
         let text = self.cluster.plane.kubectl(&["describe", &set, &namespace]);
         text.unwrap()
     }
 
-    /// One who watches the CloneSet's Pods from now on.
+    /// Starts to monitor the CloneSet's Pods.
     pub async fn watch_pods(&self, set: &str) -> PodMonitor {
         PodMonitor::new(self.pods(), &format!("app={set}")).await
     }
 
-    /// Writes that the manager asked for in this namespace, whatever became of them: verb, resource with subresource and
-    /// name, and the code of the answer. Dry runs are apart.
+    /// The manager's writes in this namespace, successful or not: verb, resource with subresource and name, and status
+    /// code. Without dry runs.
     pub fn write_requests(&self) -> Vec<((String, String, String), i64)> {
         self.manager_requests(self.cluster.plane.writes().unwrap())
     }
 
-    /// The dry runs that it asked for here, in the same form.
+    /// The manager's dry runs in this namespace, in the same form.
     pub fn dry_runs(&self) -> Vec<((String, String, String), i64)> {
         self.manager_requests(self.cluster.plane.dry_runs().unwrap())
     }
@@ -132,7 +132,7 @@ impl Fixture {
     }
 }
 
-/// Name and UID of each.
+/// Name and UID of each Pod.
 pub fn identities(pods: &[Value]) -> Vec<(String, String)> {
     pods::uids_by_name(pods).into_iter().collect()
 }

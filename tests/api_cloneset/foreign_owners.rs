@@ -1,5 +1,5 @@
-//! Objects that claim to be a CloneSet's and are not: of another namespace, or with an owner that the API server does not
-//! resolve; and revisions that hold no Pod template.
+//! Objects that only claim to belong to a CloneSet: in another namespace, or with an owner that the API server does not
+//! resolve; and revisions without a Pod template.
 
 use kube::api::{Api, DynamicObject};
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ use crate::fixture::{Fixture, identities};
 use crate::pods::{name, revision, uid};
 use crate::test_cluster::shared_cluster;
 
-/// A reference to the CloneSet, as if it were in that version of the API.
+/// An owner reference to the CloneSet with this API version.
 fn owner_reference(set: &Value, version: &str) -> Value {
     json!({ "apiVersion": format!("apps.kruise.io/{version}"), "kind": "CloneSet", "name": name(set), "uid": uid(set),
         "controller": true })
@@ -22,7 +22,7 @@ fn revisions(fixture: &Fixture) -> Api<DynamicObject> {
     fixture.api("apps", "v1", "ControllerRevision")
 }
 
-/// A Pod like this one, which costs more to delete than any other.
+/// A copy of this Pod with the highest deletion cost.
 fn pod_like(pod: &Value, name: &str, owner: &Value) -> Value {
     json!({
         "metadata": {
@@ -50,7 +50,7 @@ async fn objects_of_another_namespace_are_not_owned() {
     fixture.create(&jobs(&fixture), job.clone()).await;
     for (index, version) in ["v9", "v1beta1", "v1alpha1"].into_iter().enumerate() {
         let owner = owner_reference(&set, version);
-        // The first has the name of one of ours.
+        // The first has the name of one of our objects.
         let name = if index == 0 {
             name(&before[0])
         } else {
@@ -59,7 +59,7 @@ async fn objects_of_another_namespace_are_not_owned() {
         other_fixture
             .create(&other_fixture.pods(), pod_like(&before[0], &name, &owner))
             .await;
-        // So it is beside ours with a version that nobody serves.
+        // This version is not served, so the object cannot replace ours and is added next to it.
         if version == "v9" {
             let forged = pod_like(&before[0], "forged", &owner);
             fixture.create(&fixture.pods(), forged).await;
@@ -79,7 +79,7 @@ async fn objects_of_another_namespace_are_not_owned() {
         })
         .await;
 
-    // Whatever it has heard of by now, it makes one more Pod, and of its own revision.
+    // Whatever it has observed by now, it creates one more Pod, of its own revision.
     fixture
         .patch_set("web", json!({ "spec": { "replicas": 4 } }))
         .await;
@@ -102,10 +102,10 @@ async fn objects_of_another_namespace_are_not_owned() {
     fixture.wait_settled("web").await;
     assert_eq!(other_fixture.pods_of("web").await.len(), 3);
     let mut writes = other_fixture.accepted_writes();
-    // The forged jobs are jobs all the same, and get their status and events.
+    // The forged jobs are valid jobs, and get their status and events.
     writes.retain(|(_, resource, _)| resource != "imagepulljobs/status" && resource != "events");
     assert_eq!(writes, []);
-    jobs(&fixture).get("pre").await.expect("nobody's job is deleted");
+    jobs(&fixture).get("pre").await.expect("the orphaned job is kept");
 }
 
 #[tokio::test]
@@ -150,7 +150,7 @@ async fn invalid_revision_does_not_stop_other_clonesets() {
     let replaced = |pods: &[&Value]| pods.len() == 3 && pods.iter().all(|pod| uid(pod) != deleted_uid);
     let after = fixture.wait_pods("web", "three again", replaced).await;
     let new = after.iter().filter(|pod| image(pod) == "example.com/app:2");
-    assert_eq!(new.count(), 1, "it is made of the revision that there is");
+    assert_eq!(new.count(), 1, "it is created from the existing revision");
 
     fixture.create_cloneset("db", json!({})).await;
     fixture.wait_settled("db").await;
@@ -158,7 +158,7 @@ async fn invalid_revision_does_not_stop_other_clonesets() {
 
 const INSTANCE_ID: &str = "apps.kruise.io/cloneset-instance-id";
 
-/// Of claims with the right name, those that another owns, or that have the id of another Pod, stay as they are.
+/// Claims with the right name that another object owns, or that have another Pod's instance ID, are not changed.
 #[tokio::test]
 async fn claims_of_other_owners_are_not_adopted_with_a_pod() {
     let fixture = Fixture::new(shared_cluster(), "adopted-claims").await;

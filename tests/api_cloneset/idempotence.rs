@@ -1,4 +1,4 @@
-//! Nothing is written where nothing has changed, and a manager that dies in the middle is followed by one that goes on.
+//! No write without a change; and a manager that crashes is followed by one that continues its work.
 
 use kruise_api::image_pull_job::ImagePullJob;
 use kube::api::{Api, Patch};
@@ -8,8 +8,8 @@ use crate::fixture::{Fixture, identities};
 use crate::test_cluster::{TestCluster, shared_cluster, wait_until};
 use crate::waits;
 
-/// What the manager has asked the API server for in this namespace: verb, resource, name. Its watches are apart, as are
-/// the lists of a whole kind that each begins with.
+/// The manager's reads in this namespace: verb, resource, name. Without its watches and the initial lists of whole
+/// kinds.
 fn manager_reads(fixture: &Fixture) -> Vec<String> {
     let all = fixture.cluster.plane.reads_of_manager().unwrap();
     assert!(!all.is_empty(), "reads are logged");
@@ -22,7 +22,7 @@ fn manager_reads(fixture: &Fixture) -> Vec<String> {
     all.iter().filter(in_namespace).map(summary).collect()
 }
 
-/// What each new CloneSet costs once: is there a Pod to adopt?
+/// Each new CloneSet lists Pods once, to adopt orphans.
 const ORPHAN_LIST: &str = r#""list" "pods" null"#;
 
 #[tokio::test]
@@ -35,7 +35,7 @@ async fn unchanged_cloneset_causes_no_writes_or_reads() {
         all.filter(|(_, resource, name)| resource != "events" && name.contains("web"))
             .collect::<Vec<_>>()
     };
-    // The audit log comes a moment after the watch; with another's writes in it, it has all that came before.
+    // The audit log is a moment behind the watch; once it has another CloneSet's writes, it has all earlier ones.
     fixture.create_cloneset("earlier", json!({ "replicas": 1 })).await;
     fixture.wait_settled("earlier").await;
     let before = of_web();
@@ -54,7 +54,7 @@ async fn unchanged_cloneset_causes_no_writes_or_reads() {
             json!({ "metadata": { "annotations": { "example.com/note": "x" } } }),
         )
         .await;
-    // What comes after these changes has been looked at after them.
+    // When this later CloneSet is reconciled, so are the earlier changes.
     fixture.create_cloneset("other", json!({ "replicas": 1 })).await;
     fixture.wait_settled("other").await;
     assert_eq!(of_web(), before);
@@ -95,14 +95,14 @@ async fn change_of_one_cloneset_reconciles_no_other() {
         let reconciled = async || (manager.reconcile_count() > before).then_some(());
         waits::poll_until("its CloneSet is looked at", &|| manager.tail(), reconciled).await;
     }
-    // What was left of the beginning may come among them.
+    // Reconciles left over from the start may be among them.
     let reconciles = manager.reconcile_count() - reconciles_before;
     assert!(
         reconciles < SETS * CHANGES / 2,
         "{reconciles} passes over {SETS} CloneSets for {CHANGES} changes of one's Pod"
     );
     assert_eq!(manager_reads(&fixture), [ORPHAN_LIST; SETS as usize]);
-    // A watch that ended begins anew, and the certificates are looked after: that is not for each change.
+    // Restarted watches and certificate checks are not caused by a change.
     let other_reads = cluster.plane.reads_of_manager().unwrap().split_off(read_before);
     assert!(other_reads.len() < CHANGES as usize, "{other_reads:#?}");
 }
@@ -191,7 +191,7 @@ async fn terminating_pull_job_is_deleted_once() {
         job.metadata.deletion_timestamp.is_some()
     })
     .await;
-    // What comes after has been looked at after it.
+    // When this later CloneSet is reconciled, so are the earlier changes.
     fixture.create_cloneset("other", json!({ "replicas": 1 })).await;
     fixture.wait_settled("other").await;
     let deletions = fixture

@@ -1,4 +1,4 @@
-//! What v1alpha1 says in annotations of how images are pulled ahead arrives in the job.
+//! The pre-download annotations of v1alpha1 end up in the job.
 
 use kruise_api::cloneset::CloneSet;
 use kube::api::{Patch, PatchParams};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::fixture::Fixture;
 use crate::test_cluster::shared_cluster;
 
-/// A CloneSet of v1alpha1 with these annotations, of which one Pod is to be updated.
+/// A v1alpha1 CloneSet with these annotations and one Pod to update.
 fn v1alpha1_cloneset(annotations: Value) -> Value {
     let template = json!({
         "metadata": { "labels": { "app": "web" }, "annotations": { "example.com/mirror": "near" } },

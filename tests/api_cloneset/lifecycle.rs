@@ -1,4 +1,4 @@
-//! The life of Pods: made, updated where they are, deleted; and what that costs.
+//! The life of Pods: created, updated in place, deleted; and how many requests that costs.
 
 use serde_json::json;
 

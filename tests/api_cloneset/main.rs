@@ -1,4 +1,4 @@
-//! CloneSets: the manager's program, as its service account, on a real API server. kubelet is played by the tests.
+//! CloneSets: the manager's binary, as its service account, on a real API server. The tests play kubelet.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod api_server_overload;

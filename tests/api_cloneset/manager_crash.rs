@@ -1,4 +1,4 @@
-//! A manager that dies between the writes of one act.
+//! A manager that crashes between the writes of one action.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ use crate::pods;
 use crate::proxy::NetworkFault;
 use crate::waits;
 
-/// `web` of two Pods whose claims are reused where somebody else deletes the Pods; the next request of this sort gets no
-/// answer.
+/// Creates `web` with two Pods whose claims are reused when another client deletes the Pods; the next request of this
+/// kind gets no response.
 async fn inject_fault_with_two_pods(
     proxied: &ProxiedCluster,
     namespace: &str,
@@ -32,7 +32,7 @@ async fn inject_fault_with_two_pods(
     (fixture, claims)
 }
 
-/// Waits until the request is made.
+/// Waits until the request was sent.
 pub async fn wait_for_faulted_request(proxied: &ProxiedCluster, namespace: &str) {
     let requested = async || (!proxied.proxy.faulted_requests(namespace).is_empty()).then_some(());
     let log = || waits::log_tails([proxied.manager.log().to_owned()]);

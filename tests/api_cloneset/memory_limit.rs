@@ -1,4 +1,4 @@
-//! What the objects of one namespace may take of the manager's memory.
+//! How much of the manager's memory the objects of one namespace may take.
 
 use kruise_api::cloneset::CloneSet;
 use kube::api::DynamicObject;
@@ -9,15 +9,15 @@ use crate::manager::Manager;
 use crate::test_cluster::TestCluster;
 use support::conversion::{CONVERTED_KINDS, wait_for_conversion};
 
-/// The limit of its Deployment, 512 MiB, without a quarter that others may need.
+/// The memory limit of its Deployment, 512 MiB, less a quarter for everything else.
 const MEMORY_LIMIT: u64 = 384 << 20;
 
-/// So many values that take up to a hundred times their length.
+/// Small values that take up to a hundred times their length once parsed.
 fn small_values(values: usize) -> Value {
     vec![json!({ "": 0 }); values].into()
 }
 
-/// A template of many environment variables, in containers of a hundred.
+/// A template with many environment variables, in containers of a hundred each.
 fn template_with_env(app: &str, containers: usize, image: &str) -> Value {
     let env: Vec<_> = (0..100)
         .map(|index| json!({ "name": format!("v{index}") }))
@@ -34,7 +34,7 @@ fn cloneset(name: &str, replicas: usize, template: Value) -> Value {
         "updateStrategy": { "rollingUpdate": { "podUpdatePolicy": "InPlaceIfPossible", "maxUnavailable": "100%" } } } })
 }
 
-/// An object as it is made by somebody else's hand; what a kind does not know is left to the API server.
+/// A revision as another client creates it; fields unknown to the kind are left to the API server.
 fn owned_revision(owner: &DynamicObject, index: usize, data: Value) -> Value {
     let name = owner.metadata.name.as_deref().unwrap();
     json!({ "apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": index, "data": data, "metadata": {
@@ -43,8 +43,8 @@ fn owned_revision(owner: &DynamicObject, index: usize, data: Value) -> Value {
             "uid": owner.metadata.uid, "controller": true }] } })
 }
 
-/// Many objects that take much more memory than their length once they are parsed: the manager lists them, works on them,
-/// and on the CloneSets of others, within its limit.
+/// Many objects that take much more memory once parsed than their length: the manager lists and reconciles them, and
+/// the CloneSets of other users, within its limit.
 #[tokio::test]
 async fn objects_of_many_small_values_stay_within_memory_limit() {
     let cluster: &'static TestCluster = Box::leak(Box::new(TestCluster::new()));
@@ -58,7 +58,7 @@ async fn objects_of_many_small_values_stay_within_memory_limit() {
         template["spec"]["odd"] = small_values(9_000);
         greedy.create(&sets, cloneset(&name, 1, template)).await;
     }
-    // What is too large to be read.
+    // Too large to be parsed.
     let mut template = template_with_env("large", 1, "i");
     template["spec"]["odd"] = small_values(100_000);
     greedy.create(&sets, cloneset("large", 1, template)).await;

@@ -1,4 +1,4 @@
-//! Requests and answers that are lost between the manager and the API server, and news that is late.
+//! Requests and responses that are lost between the manager and the API server, and late watch events.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::proxy::{NetworkFault, Proxy};
 use crate::test_cluster::TestCluster;
 use crate::waits;
 
-/// A manager behind a proxy, with Kubernetes' own garbage collection.
+/// A manager behind a proxy, with the real garbage collector.
 pub struct ProxiedCluster {
     pub cluster: &'static TestCluster,
     pub proxy: Proxy,
@@ -48,17 +48,17 @@ async fn cluster_lock() -> &'static RwLock<ProxiedCluster> {
         .await
 }
 
-/// A test whose losses concern its own namespace alone; such tests run side by side.
+/// For a test whose faults concern its own namespace only; such tests run in parallel.
 pub async fn proxied_cluster() -> RwLockReadGuard<'static, ProxiedCluster> {
     cluster_lock().await.read().await
 }
 
-/// A test that stops everything for everybody.
+/// For a test that disturbs the whole cluster.
 pub async fn exclusive_cluster() -> RwLockWriteGuard<'static, ProxiedCluster> {
     cluster_lock().await.write().await
 }
 
-/// What a CloneSet's work consists of, and what its Pods are looked up with.
+/// The requests of a CloneSet's reconciles.
 const REQUESTS: [&str; 10] = [
     "create pods",
     "delete pods",
@@ -72,13 +72,13 @@ const REQUESTS: [&str; 10] = [
     "get pods",
 ];
 
-/// There is no end of losses.
+/// The fault never ends.
 const UNLIMITED: usize = usize::MAX;
 
-/// So many Pods there are at first.
+/// Initial number of Pods.
 const PODS: usize = 6;
 
-/// `web` of six Pods with a claim each, updated in place, one at a time.
+/// Spec of `web`: six Pods with a claim each, updated in place, one at a time.
 pub fn cloneset_spec(reuse: bool) -> Value {
     json!({
         "replicas": PODS,
@@ -91,7 +91,7 @@ pub fn cloneset_spec(reuse: bool) -> Value {
     })
 }
 
-/// Waits until every Pod of `web` has its claim and nobody else has one; UIDs of the claims by the Pods' names.
+/// Waits until every Pod of `web` has its claim and there are no other claims; returns the claims' UIDs by Pod name.
 pub async fn wait_for_claims(fixture: &Fixture) -> BTreeMap<String, String> {
     let set = fixture.sets().get("web").await.unwrap();
     let pods = fixture.pods_of("web").await;
@@ -127,7 +127,7 @@ pub async fn wait_for_claims(fixture: &Fixture) -> BTreeMap<String, String> {
     names.into_iter().zip(claims.iter().map(pods::uid)).collect()
 }
 
-/// How often the API server was asked by the manager for a new Pod, whatever became of it.
+/// How often the manager tried to create a Pod, successful or not.
 fn pod_creations(fixture: &Fixture) -> usize {
     let all = fixture.cluster.plane.writes().unwrap();
     let by_manager = all.iter().filter(|w| {
@@ -140,7 +140,7 @@ fn pod_creations(fixture: &Fixture) -> usize {
     by_manager.count()
 }
 
-/// Made with a claim each.
+/// Creates Pods with a claim each.
 async fn create_with_claims(fixture: &Fixture, reuse: bool) {
     let watch = fixture.watch_pods("web").await;
     fixture.create_cloneset("web", cloneset_spec(reuse)).await;
@@ -149,7 +149,7 @@ async fn create_with_claims(fixture: &Fixture, reuse: bool) {
     wait_for_claims(fixture).await;
 }
 
-/// Updated where they are, one at a time.
+/// Updates Pods in place, one at a time.
 async fn check_in_place_update(fixture: &Fixture) {
     let (pods, claims) = (fixture.pods_of("web").await, wait_for_claims(fixture).await);
     let watch = fixture.watch_pods("web").await;
@@ -164,7 +164,7 @@ async fn check_in_place_update(fixture: &Fixture) {
     );
 }
 
-/// Asks for another Pod in the place of one.
+/// Requests the replacement of a Pod.
 pub async fn mark_for_replacement(fixture: &Fixture, pod: &str) {
     let mark = json!({ "metadata": { "labels": { "apps.kruise.io/specified-delete": "true" } } });
     let mark = Patch::Merge(mark);
@@ -175,7 +175,7 @@ pub async fn mark_for_replacement(fixture: &Fixture, pod: &str) {
         .unwrap();
 }
 
-/// Waits for another Pod in the place of one, with a claim of its own.
+/// Waits until a Pod is replaced by a new one with its own claim.
 pub async fn wait_until_replaced(fixture: &Fixture, replaced: &str, before: &BTreeMap<String, String>) {
     let has_replacement = |pods: &[&Value]| {
         pods.len() == before.len()
@@ -197,7 +197,7 @@ pub async fn wait_until_replaced(fixture: &Fixture, replaced: &str, before: &BTr
     );
 }
 
-/// Somebody asks for another in the place of one.
+/// A user requests the replacement of a Pod.
 async fn check_pod_replacement(fixture: &Fixture) {
     let before = wait_for_claims(fixture).await;
     let watch = fixture.watch_pods("web").await;
@@ -211,7 +211,7 @@ async fn check_pod_replacement(fixture: &Fixture) {
     );
 }
 
-/// Replaced by others, none of which goes before there is another.
+/// Recreates the Pods; none is deleted before its replacement exists.
 async fn check_recreate(fixture: &Fixture) {
     let before = wait_for_claims(fixture).await;
     let watch = fixture.watch_pods("web").await;
@@ -235,7 +235,7 @@ async fn check_recreate(fixture: &Fixture) {
     );
 }
 
-/// Fewer of them.
+/// Scales down.
 async fn check_scale_down(fixture: &Fixture, to: usize) {
     let before = wait_for_claims(fixture).await;
     let watch = fixture.watch_pods("web").await;
@@ -252,8 +252,8 @@ async fn check_scale_down(fixture: &Fixture, to: usize) {
     );
 }
 
-/// A CloneSet's whole life, of whose requests of these sorts every so many are lost, so often each. How many creations
-/// more than Pods there were, and how often it was not known whether there is a Pod.
+/// Runs a CloneSet's whole life while one of `every` requests of these kinds is lost, `times` times each. Returns how
+/// many more creations than Pods there were, and how often it was unknown whether a Pod exists.
 async fn run_lifecycle(
     (namespace, reuse): (&str, bool),
     (fault, every, times): (NetworkFault, usize, usize),
@@ -291,10 +291,10 @@ async fn lost_responses_change_nothing() {
             &REQUESTS
         )
     );
-    assert_eq!(writes, (0, 0), "no Pod was asked for twice");
+    assert_eq!(writes, (0, 0), "no Pod was requested twice");
     assert!(
         all.0 <= all.1,
-        "{all:?}: asked for again where it could not be read"
+        "{all:?}: requested again only if it could not be read"
     );
 }
 
@@ -317,7 +317,7 @@ async fn lost_requests_are_retried() {
 
 #[tokio::test]
 async fn request_timeouts_and_delayed_requests_do_no_harm() {
-    // Each takes the manager's patience.
+    // Each takes a full client timeout.
     let (silent, late) = tokio::join!(
         run_lifecycle(
             ("silence", true),
@@ -330,7 +330,7 @@ async fn request_timeouts_and_delayed_requests_do_no_harm() {
     assert_eq!(late.0, 1, "the one that came late");
 }
 
-/// The API server is out of reach from the third Pod's creation on, until the manager leads no more.
+/// The API server is unreachable from the third Pod's creation on, until the manager loses its Lease.
 #[tokio::test]
 async fn api_server_outage_during_creation_leaves_nothing_behind() {
     let proxied = exclusive_cluster().await;
@@ -347,11 +347,11 @@ async fn api_server_outage_during_creation_leaves_nothing_behind() {
     assert!(watch.observed().max_pods <= PODS, "{:?}", watch.observed());
     assert!(
         pod_creations(&fixture) <= 2 * PODS,
-        "each is asked for twice at most"
+        "each is requested at most twice"
     );
 }
 
-/// A watch that brings nothing more of some Pods is not waited for: what we wrote is read after a while.
+/// The manager does not wait forever for watch events of Pods that it wrote: it reads these Pods after a while.
 #[tokio::test]
 async fn missing_watch_events_do_not_block_reconcile() {
     let proxied = proxied_cluster().await;
@@ -367,7 +367,7 @@ async fn missing_watch_events_do_not_block_reconcile() {
     );
 }
 
-/// The watch says still that a ReplicaSet has the Pods, when a CloneSet comes that is to take them over.
+/// The watch still shows a ReplicaSet as owner of the Pods when a CloneSet that should adopt them is created.
 #[tokio::test]
 async fn orphans_not_yet_in_the_watch_are_adopted() {
     let proxied = proxied_cluster().await;
@@ -388,7 +388,7 @@ async fn orphans_not_yet_in_the_watch_are_adopted() {
         fixture.create(&fixture.pods(), pod).await;
     }
     let before = identities(&fixture.pods_of("web").await);
-    // The watch has brought those, too, then.
+    // By then the watch has delivered those, too.
     fixture.create_cloneset("late", json!({ "replicas": 1 })).await;
     fixture.wait_settled("late").await;
     proxied

@@ -1,4 +1,4 @@
-//! Type `OnDelete`: a Pod is updated by somebody's deleting it.
+//! Type `OnDelete`: a Pod is updated when a user deletes it.
 
 use kruise_api::cloneset::CloneSet;
 use kube::api::Patch;
@@ -20,7 +20,7 @@ fn updated_replicas(set: &CloneSet) -> i32 {
     set.status.as_ref().map_or(0, |s| s.updated_replicas)
 }
 
-/// All Pods as they were before, but for so many new ones of the update revision.
+/// Waits until all Pods are unchanged except for `count` new ones of the update revision.
 async fn wait_for_replaced(fixture: &Fixture, before: &[Value], count: usize) {
     let what = format!("{count} of 4 replaced");
     let set = fixture
@@ -46,7 +46,7 @@ async fn wait_for_replaced(fixture: &Fixture, before: &[Value], count: usize) {
     );
 }
 
-/// Nothing is done to the Pods, and that is said.
+/// The Pods are not changed, and the status says so.
 async fn check_pods_are_unchanged(fixture: &Fixture, before: &[Value]) {
     let writes = fixture.pod_writes();
     fixture.set_image("web", NEW_IMAGE).await;
@@ -58,7 +58,7 @@ async fn check_pods_are_unchanged(fixture: &Fixture, before: &[Value]) {
         |set: &CloneSet| has_condition(set, "Waiting", "OnDelete", text) && updated_replicas(set) == 0,
     )
     .await;
-    // What comes after has been looked at after it.
+    // When this later CloneSet is reconciled, so are the earlier changes.
     fixture.create_cloneset("other", json!({ "replicas": 1 })).await;
     fixture.wait_settled("other").await;
     let of_web = |all: Vec<(String, String, String)>| all.into_iter().filter(|w| !w.2.starts_with("other"));
@@ -85,7 +85,7 @@ async fn on_delete_updates_pods_only_when_deleted() {
         .await
         .unwrap();
     wait_for_replaced(&fixture, &before, 1).await;
-    // One in five, rounded up, may be unavailable, so that these go though they are ready.
+    // One in five, rounded up, may be unavailable, so these are deleted although they are ready.
     let label = json!({ "metadata": { "labels": { "apps.kruise.io/specified-delete": "true" } } });
     fixture
         .pods()

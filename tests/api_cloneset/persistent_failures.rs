@@ -1,4 +1,4 @@
-//! What we cannot mend costs little for as long as it stands.
+//! A failure that we cannot fix causes few requests for as long as it lasts.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use crate::fake_kubelet::{NO_IMAGE, NO_NODE};
 use crate::fixture::Fixture;
 use crate::test_cluster::{PATIENCE, shared_cluster, wait_until};
 
-/// Writes that the manager asked for in this namespace, whatever became of them: verb and resource.
+/// The manager's writes in this namespace, successful or not: verb and resource.
 fn write_requests(fixture: &Fixture) -> Vec<(String, String)> {
     let all = fixture.write_requests().into_iter();
     all.map(|((verb, resource, _), _)| (verb, resource)).collect()
@@ -28,7 +28,7 @@ fn request_count(fixture: &Fixture, verb: &str, resource: &str) -> usize {
     all.filter(|(v, r)| v == verb && r == resource).count()
 }
 
-/// Waits until the quota's tries are so many seconds apart: the clock of this test.
+/// Waits until the attempts against the quota are this many seconds apart: the clock of this test.
 fn wait_for_backoff(fixture: &Fixture, seconds: f64) -> usize {
     let attempts = wait::until("the pauses between tries grow", PATIENCE, || {
         let all = rejected_creations(fixture);
@@ -45,7 +45,7 @@ fn claim_templates() -> Value {
         "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } } }])
 }
 
-/// Two that wait for somebody else: for a storage class, and for an image.
+/// Two CloneSets that wait for something external: a storage class, and an image.
 async fn create_waiting_sets() -> [Fixture; 2] {
     let class_fixture = Fixture::new(shared_cluster(), "standing-class").await;
     let template = json!({ "spec": { "nodeSelector": { (NO_NODE): "true" } } });
@@ -57,7 +57,7 @@ async fn create_waiting_sets() -> [Fixture; 2] {
         .create_cloneset("web", json!({ "replicas": 2, "template": template }))
         .await;
     wait_for_condition(&class_fixture, "Waiting", "no-such-class is not bound").await;
-    // What is told of the second Pod is another write.
+    // The second Pod's failure is reported by a separate write.
     let both_waiting = |set: &CloneSet| {
         let waiting_message = condition_message(set, "Waiting");
         waiting_message.contains("ImagePullBackOff")
@@ -125,7 +125,7 @@ async fn persistent_failures_back_off_and_write_little() {
     unused_claims_deleted.unwrap();
 }
 
-/// Waits until all images of the CloneSet's update revision are pulled ahead, or never will be.
+/// Waits until every image of the CloneSet's update revision is pre-downloaded or has failed permanently.
 async fn wait_for_pre_download(fixture: &Fixture, set: &CloneSet) {
     let name = &set.status.as_ref().unwrap().update_revision;
     let revisions: Api<ControllerRevision> =
@@ -139,7 +139,7 @@ async fn wait_for_pre_download(fixture: &Fixture, set: &CloneSet) {
     wait_until(&revisions, name, "handled", has_label).await;
 }
 
-/// Takes note of the types of all conditions that the CloneSet has at any time.
+/// Records the types of all conditions that the CloneSet ever has.
 async fn record_condition_types(sets: Api<CloneSet>, types: Arc<Mutex<BTreeSet<String>>>) {
     let mut events = std::pin::pin!(watcher(sets, watcher::Config::default()));
     while let Some(event) = events.next().await {

@@ -1,4 +1,4 @@
-//! Resizes that are refused, and those whose update ends before they are recorded: a resize is a request of its own.
+//! Denied resizes, and resizes whose update ends before they are recorded: a resize is a separate request.
 
 use kruise_api::cloneset::CloneSet;
 use kube::api::{Patch, PatchParams};
@@ -45,7 +45,7 @@ async fn create_three_pods(cluster: &'static TestCluster, namespace: &str) -> (F
     (fixture, pods)
 }
 
-/// In use, with all that they had before.
+/// Waits until the Pods serve with the image and size from before.
 async fn wait_until_restored(fixture: &Fixture, before: &[Value]) {
     let restored = |pods: &[&Value]| {
         let is_settled = |pod: &&&Value| resize_annotation(pod).is_null() && is_serving(pod);
@@ -58,7 +58,7 @@ async fn wait_until_restored(fixture: &Fixture, before: &[Value]) {
     assert_eq!(identities(&after), identities(before));
 }
 
-/// Waits until the CloneSet says that it waits for this reason, in these words.
+/// Waits until condition Waiting has this reason and text.
 async fn wait_for_waiting(fixture: &Fixture, reason: &str, text: &str) {
     let reached = |set: &CloneSet| {
         let status = set.status.as_ref().unwrap();
@@ -70,7 +70,7 @@ async fn wait_for_waiting(fixture: &Fixture, reason: &str, text: &str) {
         .await;
 }
 
-/// All Pods in use with the new image and the size from before, and the CloneSet says why.
+/// Waits until all Pods serve with the new image and the old size, and the CloneSet reports the reason.
 async fn wait_until_only_image_updated(fixture: &Fixture, before: &[Value], text: &str) {
     let in_use = |pods: &[&Value]| {
         let mut pods = pods.iter();
@@ -84,7 +84,7 @@ async fn wait_until_only_image_updated(fixture: &Fixture, before: &[Value], text
     fixture.wait_event("FailedUpdatePodInPlace", "web").await;
 }
 
-/// All Pods with the new size, which they were refused before.
+/// Waits until all Pods have the new size, which was denied before.
 async fn wait_until_resized(fixture: &Fixture, before: &[Value]) {
     let is_resized = |pods: &[&Value]| {
         let mut pods = pods.iter();
@@ -104,7 +104,7 @@ async fn resize_over_quota_does_not_block_image_update() {
     wait_until_resized(&fixture, &before).await;
 }
 
-/// A policy that refuses resizes, in effect.
+/// Creates a policy that denies resizes; returns when it is enforced.
 async fn deny_resize(fixture: &Fixture, pod: &Value) -> &'static str {
     let message = "sizes cannot be changed here";
     deny_updates(fixture, "pods/resize", ("false", message)).await;
@@ -147,7 +147,7 @@ async fn in_place_if_possible_denied_resize_recreates_pods() {
     assert!(identities(&after).iter().all(|one| !old_pods.contains(one)));
 }
 
-/// The node may have room later, which only kubelet knows.
+/// The node may have room later, which only kubelet finds out.
 #[tokio::test]
 async fn in_place_only_deferred_resize_still_updates_image() {
     let (fixture, before) = create_three_pods(shared_cluster(), "size-deferred").await;
@@ -167,7 +167,7 @@ async fn in_place_only_deferred_resize_still_updates_image() {
     fixture.wait_event("FailedUpdatePodInPlace", "web").await;
 }
 
-/// The size is taken, and the rest refused.
+/// The size is accepted, and the rest is denied.
 #[tokio::test]
 async fn resize_only_pod_serves_and_delays_no_other() {
     let (fixture, before) = create_three_pods(shared_cluster(), "no-image-either").await;
@@ -193,15 +193,15 @@ async fn resize_only_pod_serves_and_delays_no_other() {
     );
 }
 
-/// Three Pods, some of which were resized for an update with this image, which nothing says but the announcement; the
-/// manager is dead. And the Pods from before.
+/// Three Pods, some of which were resized for an update to this image, which only the annotation records; the manager
+/// is killed. Also returns the Pods from before.
 async fn crash_during_resize(
     proxied: &mut ProxiedCluster,
     namespace: &str,
     image: &str,
 ) -> (Fixture, Vec<Value>) {
     let (fixture, before) = create_three_pods(proxied.cluster, namespace).await;
-    // It dies while it waits.
+    // The manager is killed while it waits.
     let hold_forever = NetworkFault::HoldUntil("nobody says so");
     proxied
         .proxy
@@ -233,7 +233,7 @@ async fn resize_rollback_after_manager_crash() {
     wait_until_restored(&fixture, &before).await;
 }
 
-/// Nothing is known to be wrong with it but its size.
+/// Only its size is wrong.
 #[tokio::test]
 async fn denied_resize_rollback_is_reported_and_pod_serves() {
     let mut proxied = exclusive_cluster().await;

@@ -1,4 +1,4 @@
-//! What many Pods cost: writes to each, and the manager's own time and memory.
+//! What many Pods cost: writes to each, and the manager's CPU time and memory.
 
 use std::fs;
 use std::time::Instant;
@@ -10,10 +10,10 @@ use crate::manager::Manager;
 use crate::test_cluster::{TestCluster, shared_cluster};
 
 const PODS: usize = 300;
-/// More events than these are not written of a CloneSet in a few minutes, whatever becomes of it.
+/// Maximum number of events of one CloneSet in a few minutes, whatever happens to it.
 const MAX_EVENTS: usize = 40;
 
-/// Seconds of processor time that a process has had, and its resident memory in MB.
+/// CPU seconds of a process, and its resident memory in MB.
 fn footprint(pid: i32) -> (f64, u64) {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
     let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
@@ -64,7 +64,7 @@ async fn pod_costs_two_writes_and_in_place_update_three() {
     fixture.set_image("web", "example.com/app:3").await;
     fixture.wait_settled("web").await;
     check_step("updated in place again", 3 * PODS);
-    // The API server may ask a webhook twice where it wrote meanwhile.
+    // The API server may call a webhook twice if the object was written meanwhile.
     assert!(
         template_dry_runs() <= dry_runs_before + 3,
         "the webhook alone asks about another image"
@@ -86,7 +86,7 @@ async fn pod_costs_two_writes_and_in_place_update_three() {
         all_dry_runs.len() < PODS / 10,
         "tried without need: {all_dry_runs:?}"
     );
-    // How many there are depends on how busy the machine is; what must not be is one a Pod.
+    // Their number depends on the load of the machine; it must not be one for each Pod.
     for (resource, max_writes) in [("clonesets/status", PODS), ("events", MAX_EVENTS)] {
         let writes = fixture
             .accepted_writes()
@@ -97,7 +97,7 @@ async fn pod_costs_two_writes_and_in_place_update_three() {
     }
 }
 
-/// Each Pod is an event of its own, and of many there are the first, and then one for all.
+/// The first Pods get an event each, then one event covers the rest.
 #[tokio::test]
 async fn one_by_one_rollout_creates_few_events() {
     let fixture = Fixture::new(shared_cluster(), "one-by-one").await;

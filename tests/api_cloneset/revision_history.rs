@@ -1,4 +1,4 @@
-//! ControllerRevisions: the oldest go, those in use stay, and names that are taken are not used.
+//! ControllerRevisions: the oldest are deleted, those in use are kept, and taken names are not reused.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -35,7 +35,7 @@ async fn revision_numbers(fixture: &Fixture) -> BTreeMap<String, i64> {
     .collect()
 }
 
-/// Another image, and the revision that the manager makes of it.
+/// Changes the image, and returns the revision that the manager creates for it.
 async fn roll_out_image(fixture: &Fixture, image: &str) -> String {
     let before = update_revision(&fixture.sets().get("web").await.unwrap());
     fixture.set_image("web", image).await;
@@ -56,7 +56,7 @@ async fn revision_history_limit_keeps_revisions_in_use() {
     for (index, image) in IMAGES.iter().enumerate().skip(1) {
         names.push(roll_out_image(&fixture, image).await);
         if index == 1 {
-            // One Pod keeps the second revision, which is neither the first of all nor the newest then.
+            // One Pod keeps the second revision, which is then neither the oldest nor the newest.
             let first = fixture.pods_of("web").await.remove(0);
             let first = first["metadata"]["name"].as_str().unwrap().to_owned();
             fixture.pods().delete(&first, &Default::default()).await.unwrap();
@@ -81,7 +81,7 @@ async fn revision_history_limit_keeps_revisions_in_use() {
     assert_eq!(used, names[..2]);
 }
 
-/// The oldest release that is supported drops image volumes and their mounts, of templates as well as of Pods.
+/// The oldest supported release drops image volumes and their mounts, from templates as well as from Pods.
 #[tokio::test]
 async fn reapplied_image_volume_template_keeps_one_revision() {
     let fixture = Fixture::new(shared_cluster(), "image-volume").await;
@@ -116,7 +116,7 @@ async fn reapplied_image_volume_template_keeps_one_revision() {
     assert_eq!(revision_numbers(&fixture).await.len(), 2);
 }
 
-/// A revision of that name and another's data, in the place of the one that there is.
+/// Replaces a revision by one with the same name and different data.
 async fn replace_revision(fixture: &Fixture, name: &str, owner: &Value) {
     let all = fixture.api("apps", "v1", "ControllerRevision");
     all.delete(name, &Default::default()).await.unwrap();
@@ -128,7 +128,8 @@ async fn replace_revision(fixture: &Fixture, name: &str, owner: &Value) {
     fixture.create(&all, other).await;
 }
 
-/// Gives it the image whose revision is another's. Until the manager has heard of that, it takes the name for its own.
+/// Sets the image whose revision name has foreign data. Until the manager observes that, it takes the revision for its
+/// own.
 async fn wait_for_collision(fixture: &Fixture, name: &str) -> CloneSet {
     let started = Instant::now();
     loop {
@@ -171,7 +172,7 @@ async fn revision_name_collision_is_counted_and_avoided() {
             "it is another's"
         );
         assert_eq!(revision(&fixture.pods_of("web").await[0]), status.update_revision);
-        // The count goes into the names of all that follow.
+        // The collision count is part of all later names.
         roll_out_image(&fixture, IMAGES[2]).await;
         let set = fixture.wait_settled("web").await;
         assert_eq!(set.status.unwrap().collision_count, Some(1));

@@ -1,4 +1,4 @@
-//! How many Pods there are, which of them go, and what stays of them.
+//! How many Pods there are, which of them are deleted, and what is kept of them.
 
 use kube::api::{Patch, PostParams};
 use serde_json::{Value, json};
@@ -154,7 +154,7 @@ async fn new_cloneset_adopts_and_counts_orphans() {
     let event = fixture.wait_event("SuccessfulAdopt", "web").await;
     assert_eq!(event["message"], "adopted pod stray");
 
-    // Without our gate and revision it cannot be updated where it is.
+    // Without our readiness gate and revision it cannot be updated in place.
     fixture
         .patch_set(
             "web",
@@ -220,7 +220,7 @@ async fn scale_max_unavailable_limits_pod_creation() {
         .await;
 }
 
-/// Somebody takes a Pod out to look at it: it keeps its name and its claim, and another takes its place.
+/// A user removes a Pod's label to debug it: it keeps its name and its claim, and a new Pod replaces it.
 #[tokio::test]
 async fn released_pod_keeps_its_claim() {
     for (namespace, reuse) in [("let-go-reused", true), ("let-go", false)] {

@@ -1,4 +1,4 @@
-//! Claims that are somebody else's, too: a backup that keeps its data for as long as it is there.
+//! Claims with a second owner: a backup that keeps its data for as long as it exists.
 
 use kube::api::{Api, DynamicObject, Patch};
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use crate::fixture::Fixture;
 use crate::pods::{is_terminating, name, uid};
 use crate::test_cluster::shared_cluster;
 
-/// A CloneSet `db` of three Pods, each with a claim that a ConfigMap owns, too: as the first owner, the last, and as
+/// A CloneSet `db` of three Pods, each with a claim that a ConfigMap also owns: as the first owner, as the last, and as
 /// its controller.
 async fn create_with_shared_claims(namespace: &str, reuse: bool) -> (Fixture, Vec<Value>) {
     let fixture = Fixture::new(shared_cluster(), namespace).await;
@@ -78,7 +78,7 @@ async fn scale_in_hands_shared_claims_to_pods_and_keeps_other_owner() {
     for pod in &pods {
         let claim = claim_of(&fixture, pod).await;
         assert_eq!(owners(&claim), with_backup("Pod", &name(pod)), "{claim:#}");
-        // What the manager's patches say is what keeps another claim of that name safe.
+        // A UID in the manager's patches protects another claim of the same name.
         let other = Patch::Strategic(json!({ "metadata": { "uid": "other", "labels": { "x": "y" } } }));
         let result = claims(&fixture)
             .patch(&name(&claim), &Default::default(), &other)
@@ -111,7 +111,7 @@ async fn shared_claims_are_reused_or_left_to_other_owner() {
         for pod in &pods {
             let claim = claim_of(&fixture, pod).await;
             assert_eq!(names.contains(&name(pod)), reuse, "{names:?} {claim:#}");
-            // A Pod that is seen to go is given its claim; that of one which is gone is let go.
+            // The claim of a terminating Pod is owned by that Pod; the claim of a deleted Pod is released.
             let is_pods = owners(&claim) == with_backup("Pod", &name(pod));
             let is_released = is_pods || owners(&claim) == [("ConfigMap".to_owned(), "backup".to_owned())];
             let is_kept = owners(&claim) == with_backup("CloneSet", "db");

@@ -1,4 +1,4 @@
-//! A CloneSet that is changed while the manager is in the middle of what was asked before.
+//! A CloneSet that changes while the manager is still acting on the previous spec.
 
 use serde_json::{Value, json};
 
@@ -7,18 +7,18 @@ use crate::network_faults::proxied_cluster;
 use crate::proxy::NetworkFault;
 use crate::waits;
 
-/// So many Pods are written to at a time at least: half of what the manager has places for, as tests beside need some.
+/// Pods that are written to in parallel at least: half of the manager's slots, as parallel tests need some.
 const MIN_CONCURRENT_DELETES: usize = 32;
-/// There are more of them than are written to at once.
+/// More Pods than are written to at once.
 const PODS: usize = 200;
-/// All places, and the few that may be taken again before the news is taken in.
+/// All slots, and the few that may be used again before the event is processed.
 const MAX_DELETES_IN_FLIGHT: usize = 100;
 
 #[tokio::test]
 async fn spec_change_stops_deletions_in_progress() {
     let proxied = proxied_cluster().await;
     let fixture = Fixture::new(proxied.cluster, "changed").await;
-    // Nobody runs them, so that they go at once.
+    // No kubelet runs them, so they are deleted at once.
     fixture.stop_kubelet();
     let spec = json!({ "replicas": PODS, "scaleStrategy": { "maxUnavailable": "100%" } });
     fixture.create_cloneset("web", spec).await;
@@ -36,7 +36,7 @@ async fn spec_change_stops_deletions_in_progress() {
     fixture
         .patch_set("web", json!({ "spec": { "replicas": 0 } }))
         .await;
-    // They go side by side, so many that nothing waits for its turn at the API server.
+    // They are deleted in parallel; none waits for a slot at the API server.
     let requested =
         async || (proxied.proxy.faulted_requests("changed").len() >= MIN_CONCURRENT_DELETES).then_some(());
     let log = || waits::log_tails([proxied.manager.log().to_owned()]);

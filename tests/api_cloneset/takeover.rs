@@ -1,5 +1,5 @@
-//! CloneSets, revisions, Pods and claims that OpenKruise left, as recorded: ours takes over, and their manifests are
-//! applied again.
+//! CloneSets, revisions, Pods and claims that OpenKruise left, as recorded: our manager takes over, and their manifests
+//! are applied again.
 
 use crate::manager::Manager;
 use crate::test_cluster::TestCluster;
@@ -9,7 +9,7 @@ use support::conversion::{CONVERTED_KINDS, wait_for_conversion};
 const WITH_DEFAULTS: &str = include_str!("../data/takeover/objects.jsonl");
 const WITHOUT_DEFAULTS: &str = include_str!("../data/takeover/objects-without-defaults.jsonl");
 
-/// Lets our manager take over, applies everything again, and changes an image.
+/// Starts our manager, applies everything again, and changes an image.
 async fn take_over(gates: &str, recorded: &[(&'static str, &str)]) {
     let cluster = TestCluster::new();
     let (plane, admin) = (&cluster.plane, cluster.admin().await);

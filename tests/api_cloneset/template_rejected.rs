@@ -1,4 +1,4 @@
-//! A template that is refused stops the update, and nothing else: the Pods that are there are looked after.
+//! A rejected template stops the update and nothing else: the existing Pods are still reconciled.
 
 use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use kruise_api::cloneset::CloneSet;
@@ -14,7 +14,7 @@ use testbed::cluster::wait;
 
 const GATE: &str = "InPlaceUpdateReady";
 
-/// Waits until so many Pods are ready, whatever template the status is about.
+/// Waits until `count` Pods are ready, whatever template the status is about.
 async fn wait_for_ready(fixture: &Fixture, set: &str, count: i32) -> CloneSet {
     wait_until(
         &fixture.sets(),
@@ -28,12 +28,12 @@ async fn wait_for_ready(fixture: &Fixture, set: &str, count: i32) -> CloneSet {
     .await
 }
 
-/// Whether the status is about a template that is older than the CloneSet's.
+/// Whether the status is about an older template than the CloneSet's.
 fn is_behind(set: &CloneSet) -> bool {
     set.status.as_ref().unwrap().observed_generation < set.metadata.generation
 }
 
-/// Asks for an image while nobody runs the Pods: all of them are in mid-update, out of their Services.
+/// Changes the image while no kubelet runs the Pods: all of them are in mid-update, out of their Services.
 async fn start_update_without_kubelet(fixture: &Fixture, image: &str) -> Vec<Value> {
     fixture.stop_kubelet();
     fixture.set_image("web", image).await;
@@ -48,7 +48,7 @@ async fn start_update_without_kubelet(fixture: &Fixture, image: &str) -> Vec<Val
     updating
 }
 
-/// Gives the template one container `app`.
+/// Sets the template's one container `app`.
 async fn set_container(fixture: &Fixture, app: Value) {
     let template = json!({ "spec": { "containers": [app] } });
     fixture
@@ -56,13 +56,13 @@ async fn set_container(fixture: &Fixture, app: Value) {
         .await;
 }
 
-/// All Pods are to run that image.
+/// Asserts that every Pod's spec has that image.
 fn assert_all_run(pods: &[Value], image: &str) {
     let images: Vec<String> = pods.iter().map(|pod| spec_image(pod, 0)).collect();
     assert!(images.iter().all(|one| one == image), "{images:?}");
 }
 
-/// Deletes a Pod, and waits for another in its place.
+/// Deletes a Pod, and waits for its replacement.
 async fn replace_pod(fixture: &Fixture, pod: &Value) -> Vec<Value> {
     let params = DeleteParams::default();
     fixture.pods().delete(&pods::name(pod), &params).await.unwrap();
@@ -73,8 +73,7 @@ async fn replace_pod(fixture: &Fixture, pod: &Value) -> Vec<Value> {
     fixture.wait_pods("web", "another in its place", replaced).await
 }
 
-/// A rollout has begun, and somebody applies a template that the API server's own dry run refuses, where no webhook
-/// stops them.
+/// During a rollout, a user applies a template that the API server's own dry run rejects, and no webhook stops it.
 pub async fn rejected_template_finishes_running_update(cluster: &'static TestCluster) {
     let mut fixture = Fixture::new(cluster, "mid-update").await;
     fixture.create_cloneset("web", json!({})).await;
@@ -131,7 +130,7 @@ async fn revision_quota_exceeded_keeps_pods() {
     assert_all_run(&fixture.pods_of("web").await, "example.com/app:2");
 }
 
-/// The API server makes no PodTemplate, so a quota of them is no reason to make no Pods.
+/// The API server stores no PodTemplate, so a quota of PodTemplates does not block Pods.
 #[tokio::test]
 async fn denied_dry_run_does_not_block_pods_or_in_place_update() {
     let fixture = Fixture::new(shared_cluster(), "no-templates").await;
@@ -146,7 +145,7 @@ async fn denied_dry_run_does_not_block_pods_or_in_place_update() {
         .await;
     assert!(
         set.spec.template["spec"]["dnsPolicy"].is_null(),
-        "somebody filled in defaults"
+        "defaults were set"
     );
     fixture.wait_settled("web").await;
     let first = pods::uids_by_name(&fixture.pods_of("web").await);
@@ -172,17 +171,17 @@ async fn denied_dry_run_does_not_block_pods_or_in_place_update() {
     assert_eq!(revisions.items.len(), 3);
 }
 
-/// Somebody's webhook that is asked about some objects of this namespace, and never answers.
+/// A foreign webhook for some objects of this namespace that never answers.
 struct UnreachableWebhook<'a> {
     fixture: &'a Fixture,
     hooks: Api<ValidatingWebhookConfiguration>,
-    /// What it is asked about: arguments of kubectl for one.
+    /// What it is called for: kubectl arguments for one such object.
     probe: Vec<String>,
 }
 
-/// It is asked about templates of Pods.
+/// It is called for templates of Pods.
 const TEMPLATES: (&str, &str) = ("podtemplates", "CREATE");
-/// It is asked about changes of Pods.
+/// It is called for updates of Pods.
 const PODS: (&str, &str) = ("pods", "UPDATE");
 
 impl<'a> UnreachableWebhook<'a> {
@@ -192,7 +191,7 @@ impl<'a> UnreachableWebhook<'a> {
         let hook = json!({
             "name": "silence.example.com", "failurePolicy": "Fail", "sideEffects": "None",
             "admissionReviewVersions": ["v1"], "rules": [rule],
-            // Nobody listens there.
+            // Nothing listens there.
             "clientConfig": { "url": "https://127.0.0.1:1/" },
             "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": fixture.namespace } },
         });
@@ -217,7 +216,7 @@ impl<'a> UnreachableWebhook<'a> {
         self.wait_until_called(false);
     }
 
-    /// Waits until the API server goes by it, or no more.
+    /// Waits until the API server calls it, or no longer does.
     fn wait_until_called(&self, expected: bool) {
         let probe: Vec<&str> = self.probe.iter().map(String::as_str).collect();
         let plane = &self.fixture.cluster.plane;
@@ -244,7 +243,7 @@ async fn unreachable_foreign_webhook_is_reported_and_recovers() {
     fixture.wait_event("FailedUpdate", "web").await;
     assert!(
         fixture.pods_of("web").await.is_empty(),
-        "of a template that nobody knows"
+        "created from an unchecked template"
     );
     webhook.remove().await;
     fixture.wait_settled("web").await;
@@ -274,7 +273,7 @@ async fn unreachable_foreign_webhook_is_reported_and_recovers() {
     assert_all_run(&fixture.pods_of("web").await, "example.com/app:3");
 }
 
-/// The change of a Pod comes after what takes it out of its Services, and must not leave it there.
+/// The Pod is changed after it was taken out of its Services; a failure must not leave it there.
 #[tokio::test]
 async fn unreachable_pod_webhook_keeps_pods_serving() {
     let fixture = Fixture::new(shared_cluster(), "silent-pods").await;
@@ -302,7 +301,7 @@ async fn unreachable_pod_webhook_keeps_pods_serving() {
                 .all(|pod| condition_is_true(pod, "Ready") && !preparing(pod))
     };
     fixture.wait_pods("web", "all serve", all_serve).await;
-    // Another try is a dry run, for which none leaves its Services.
+    // A retry is a dry run, which takes no Pod out of its Services.
     let failed_dry_runs = || {
         let all = fixture.dry_runs().into_iter();
         all.filter(|((_, what, _), code)| what == "pods" && *code >= 300)
@@ -321,7 +320,7 @@ async fn unreachable_pod_webhook_keeps_pods_serving() {
     assert_all_run(&fixture.pods_of("web").await, "example.com/app:2");
 }
 
-/// There is nothing to be made in it any more.
+/// Nothing can be created in this namespace any more.
 #[tokio::test]
 async fn terminating_namespace_is_not_retried() {
     let fixture = Fixture::new(shared_cluster(), "terminating").await;
@@ -349,8 +348,8 @@ async fn terminating_namespace_is_not_retried() {
     assert_eq!(rejected(), 1, "{:?}", fixture.write_requests());
 }
 
-/// As kubectl refuses such a Deployment: where `--validate` is `strict`, as it is unless told otherwise. A manifest that
-/// was applied before can be applied again.
+/// kubectl rejects such a Deployment with `--validate=strict`, its default. A manifest that was applied before can be
+/// applied again.
 #[tokio::test]
 async fn strict_validation_rejects_misspelled_fields() {
     let fixture = Fixture::new(shared_cluster(), "misspelled").await;

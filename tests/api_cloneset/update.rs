@@ -1,4 +1,4 @@
-//! Updates: how far, how fast, in place or not, and back.
+//! Updates: how many Pods, how fast, in place or not, and rollbacks.
 
 use kruise_api::cloneset::CloneSet;
 use serde_json::{Value, json};
@@ -29,7 +29,7 @@ fn has_updated(set: &CloneSet, count: i32) -> bool {
         && status.available_replicas == set.spec.desired_replicas()
 }
 
-/// `count` of the Pods have that image, and all are ready.
+/// Number of Pods with that image; all must be ready.
 fn count_with_image(pods: &[Value], expected: &str) -> usize {
     pods.iter().filter(|pod| image(pod) == expected).count()
 }
@@ -64,7 +64,7 @@ async fn partition_updates_half_then_all_then_rolls_back() {
         );
         assert_eq!(identities(&pods), before);
         if new == 4 {
-            // Only while it differs from the current revision can the update be taken back.
+            // A rollback is possible only while the update revision differs from the current one.
             fixture.set_image("web", "example.com/app:1").await;
             fixture.wait_settled("web").await;
             fixture.set_image("web", "example.com/app:2").await;
@@ -230,7 +230,7 @@ async fn rollout_creates_events_and_waiting_condition() {
     }
 }
 
-/// A resize is a write of its own, which raises the Pod's generation before the image does.
+/// A resize is a separate write, which raises the Pod's generation before the image does.
 #[tokio::test]
 async fn in_place_state_records_generation_before_image_patch() {
     let fixture = Fixture::new(shared_cluster(), "generation").await;

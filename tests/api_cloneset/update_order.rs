@@ -1,4 +1,4 @@
-//! Whose turn it is: Pods are updated in the order that the strategy asks for.
+//! Pods are updated in the order that the strategy gives.
 
 use kube::api::Patch;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use testbed::cluster::wait;
 use crate::fixture::{Fixture, identities};
 use crate::test_cluster::{PATIENCE, shared_cluster};
 
-/// Pods that the manager patched after the first `from` writes, each where it was first.
+/// Pods that the manager patched after the first `skipped_writes` writes, in the order of their first patch.
 fn patched_pods(fixture: &Fixture, skipped_writes: usize) -> Vec<String> {
     let mut names = Vec::new();
     for (verb, resource, name) in fixture.pod_writes().into_iter().skip(skipped_writes) {
@@ -23,7 +23,7 @@ async fn rollout_order(fixture: &Fixture, image: &str, names: &[String]) -> Vec<
     let writes_before = fixture.pod_writes().len();
     fixture.set_image("web", image).await;
     fixture.wait_settled("web").await;
-    // The audit log comes a moment after the watch.
+    // The audit log is a moment behind the watch.
     let all = wait::until("all Pods in the audit log", PATIENCE, || {
         let all = patched_pods(fixture, writes_before);
         Ok((all.len() == names.len()).then_some(all))
@@ -59,7 +59,7 @@ async fn pods_are_updated_by_priority_and_scatter() {
             .await
             .unwrap();
     }
-    // What comes after them has been looked at after them.
+    // When this later CloneSet is reconciled, so are the earlier changes.
     fixture.create_cloneset("other", json!({ "replicas": 1 })).await;
     fixture.wait_settled("other").await;
     let order = rollout_order(&fixture, "example.com/app:2", &names).await;

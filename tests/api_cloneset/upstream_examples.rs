@@ -1,4 +1,4 @@
-//! The examples of OpenKruise's manual, as printed: applied, and acted upon.
+//! The examples of OpenKruise's manual, as printed: applied and reconciled.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -33,7 +33,7 @@ async fn upstream_manual_examples_roll_out() {
         );
         assert_eq!(set.spec.template["spec"]["dnsPolicy"], "ClusterFirst");
     }
-    // Both select the same Pods, and neither takes those of the other.
+    // Both select the same Pods, and neither adopts the other's.
     let pods = fixture.pods_of("sample").await;
     let owned_by = |set: &str| {
         pods.iter()

@@ -1,4 +1,4 @@
-//! The fragments of OpenKruise's manual, each merged onto an example: what it says comes about.
+//! The fragments of OpenKruise's manual, each merged onto an example: the described behaviour is observed.
 
 use kruise_api::cloneset::CloneSet;
 use kruise_api::keys;
@@ -12,9 +12,9 @@ use crate::upstream_examples::documents;
 
 mod update;
 
-/// The finalizer that the manual's hooks are about.
+/// The finalizer of the manual's hooks.
 const HOOK: &str = "example.io/unready-blocker";
-/// The image of the example, and the one that comes after it.
+/// The example's image, and the one that follows it.
 const OLD_IMAGE: &str = "nginx:alpine";
 const NEW_IMAGE: &str = "nginx:mainline";
 /// The example's replicas.
@@ -29,7 +29,7 @@ fn merge_fragment(base: &Value, fragment: &Value, name: &str) -> Value {
         "template": { "metadata": { "labels": { "app": name } } },
     } });
     json_patch::merge(&mut object, &identity);
-    // A fragment that speaks of one field of a container leaves the others as they are.
+    // A fragment with one field of a container keeps the container's other fields.
     let container = &mut object["spec"]["template"]["spec"]["containers"][0];
     if container["image"].is_null() {
         container["image"] = json!(OLD_IMAGE);
@@ -37,7 +37,7 @@ fn merge_fragment(base: &Value, fragment: &Value, name: &str) -> Value {
     object
 }
 
-/// Waits until the condition has these words.
+/// Waits until condition Waiting contains this text.
 async fn wait_for_waiting_message(fixture: &Fixture, name: &str, expected: &'static str) -> CloneSet {
     wait_until(&fixture.sets(), name, expected, move |set: &CloneSet| {
         let status = set.status.iter().flat_map(|s| &s.conditions);
@@ -47,7 +47,7 @@ async fn wait_for_waiting_message(fixture: &Fixture, name: &str, expected: &'sta
     .await
 }
 
-/// What the user's own controller does for the hook `preNormal`.
+/// What the user's own controller does for hook `preNormal`.
 async fn add_pre_normal_finalizer(fixture: &Fixture, name: &str) {
     for (pod, _) in identities(&fixture.pods_of(name).await) {
         let patch = Patch::Merge(json!({ "metadata": { "finalizers": [HOOK] } }));
@@ -59,7 +59,7 @@ async fn add_pre_normal_finalizer(fixture: &Fixture, name: &str) {
     }
 }
 
-/// Names one of its Pods to go, as the manual does.
+/// Lists one of its Pods in `podsToDelete`, as the manual does.
 async fn check_pods_to_delete(fixture: &Fixture, sets: &Api<DynamicObject>, name: &str, mut fragment: Value) {
     fixture.wait_settled(name).await;
     let printed = Patch::Merge(fragment.clone());
@@ -85,7 +85,7 @@ async fn check_pods_to_delete(fixture: &Fixture, sets: &Api<DynamicObject>, name
     fixture.wait_settled(name).await;
 }
 
-/// The status has the numbers that the manual prints.
+/// Whether the status has the numbers that the manual prints.
 fn matches_printed_status(status: &Value, printed: &Value) -> bool {
     let mut counters = printed
         .as_object()
@@ -95,7 +95,7 @@ fn matches_printed_status(status: &Value, printed: &Value) -> bool {
     counters.all(|(fixture, value)| status[fixture] == *value)
 }
 
-/// A change that the manual prints with what the status is then.
+/// A change that the manual prints together with the resulting status.
 async fn check_printed_change(fixture: &Fixture, name: &str, sets: &Api<DynamicObject>, fragment: &Value) {
     let before = fixture.wait_settled(name).await.status.unwrap();
     let mut change = fragment.clone();
@@ -118,7 +118,7 @@ async fn check_printed_change(fixture: &Fixture, name: &str, sets: &Api<DynamicO
     wait_for_waiting_message(fixture, name, "Pods are updated, as partition").await;
 }
 
-/// The claim of a Pod that somebody deletes goes, and another Pod comes with another.
+/// When a user deletes a Pod, its claim is deleted, and the new Pod gets a new claim.
 async fn check_claims_are_not_reused(fixture: &Fixture, name: &str) {
     let pods = fixture.pods_of(name).await;
     let deleted = &pods[0];
@@ -138,7 +138,7 @@ async fn check_claims_are_not_reused(fixture: &Fixture, name: &str) {
         .await;
 }
 
-/// Jobs of a CloneSet that pull ahead.
+/// The CloneSet's pre-download jobs.
 async fn pre_download_jobs(fixture: &Fixture, name: &str) -> Vec<Value> {
     let jobs = fixture.api("apps.kruise.io", "v1beta1", "ImagePullJob");
     let list = jobs.list(&Default::default()).await.unwrap();
@@ -147,7 +147,7 @@ async fn pre_download_jobs(fixture: &Fixture, name: &str) -> Vec<Value> {
         .collect()
 }
 
-/// Updates so many of the Pods, and waits for them.
+/// Updates `count` of the Pods, and waits for them.
 async fn update_replicas(fixture: &Fixture, name: &str, count: usize) {
     let spec = update::in_place_strategy(json!({ "partition": REPLICAS - count }));
     fixture.set_image_and_spec(name, NEW_IMAGE, spec).await;
@@ -162,7 +162,7 @@ async fn update_replicas(fixture: &Fixture, name: &str, count: usize) {
         .await;
 }
 
-/// The image is pulled on so many nodes at a time, once so many Pods have it and are ready.
+/// The image is pre-downloaded with the given parallelism, once enough updated Pods are ready.
 async fn check_image_pre_download(fixture: &Fixture, name: &str, annotations: &Value) {
     let number = |key: &str| {
         annotations[key]
@@ -187,7 +187,7 @@ async fn check_image_pre_download(fixture: &Fixture, name: &str, annotations: &V
     assert_eq!(requested, [(NEW_IMAGE.to_owned(), json!(parallelism))]);
 }
 
-/// What the user's own controller does with a hook: puts onto a Pod what holds it, or takes it off.
+/// What the user's own controller does with a hook: adds to a Pod what blocks it, or removes it.
 async fn set_hook(fixture: &Fixture, pod: &Value, hook: &Value, present: bool) {
     let labels = hook["labelsHandler"].as_object().into_iter().flatten();
     let value = |value: &Value| if present { value.clone() } else { Value::Null };
@@ -203,7 +203,7 @@ async fn set_hook(fixture: &Fixture, pod: &Value, hook: &Value, present: bool) {
     pods.patch(&named(pod), &params, &patch).await.unwrap();
 }
 
-/// A Pod is held before its update, and after it until the hook is there again.
+/// A Pod is blocked before its update, and after it until the hook is set again.
 async fn check_in_place_update_hook(fixture: &Fixture, name: &str, hook: &Value) {
     fixture
         .set_image_and_spec(name, NEW_IMAGE, update::in_place_strategy(json!({})))
@@ -237,7 +237,7 @@ async fn check_in_place_update_hook(fixture: &Fixture, name: &str, hook: &Value)
         .await;
 }
 
-/// The Pods have what is printed, and get more of it as they run.
+/// The Pods have the printed resources, and are resized while they run.
 async fn check_resize(fixture: &Fixture, name: &str, printed: &Value) {
     let resources = |pod: &Value| pod["spec"]["containers"][0]["resources"].clone();
     let before = fixture.pods_of(name).await;
@@ -257,13 +257,13 @@ async fn check_resize(fixture: &Fixture, name: &str, printed: &Value) {
     }
 }
 
-/// Whether the manual prints a change: the fragment is for a CloneSet that is there.
+/// Whether the manual prints a change of an existing CloneSet.
 fn is_update_of_existing(fragment: &Value) -> bool {
     fragment["spec"]["scaleStrategy"]["podsToDelete"].is_array() || fragment["metadata"]["generation"] == 2
 }
 
-/// The fragment as a CloneSet of its own. Where it names no finalizer for its Pods, the hook for updates is on them all
-/// the same, as it is where users want to be asked.
+/// The fragment as a CloneSet of its own. If it names no finalizer for its Pods, they all have the update hook anyway,
+/// as with users who want to confirm updates.
 fn merged_cloneset(base: &Value, fragment: &Value, name: &str) -> Value {
     if is_update_of_existing(fragment) {
         return merge_fragment(base, &json!({}), name);
@@ -278,7 +278,7 @@ fn merged_cloneset(base: &Value, fragment: &Value, name: &str) -> Value {
     object
 }
 
-/// What a fragment says comes about.
+/// Checks the behaviour that a fragment describes.
 async fn check_fragment(fixture: &Fixture, sets: &Api<DynamicObject>, name: &str, fragment: Value) {
     let (metadata, spec) = (&fragment["metadata"], &fragment["spec"]);
     if spec["scaleStrategy"]["podsToDelete"].is_array() {

@@ -1,4 +1,4 @@
-//! What other releases and outages of ours leave behind, on an API server that knows more of Pods than our types do.
+//! What other releases and outages of ours leave behind, on an API server with Pod fields that our types lack.
 
 use kruise_api::cloneset::CloneSet;
 use kruise_api::webhooks::{MUTATING, VALIDATING};
@@ -10,10 +10,10 @@ use crate::template_rejected::rejected_template_finishes_running_update;
 use crate::test_cluster::{PATIENCE, TestCluster, wait_until};
 use crate::waits;
 
-/// Fields of Pods that came after the release that our types are of, each behind a gate of its own.
+/// Pod fields that are newer than our types, each behind its own feature gate.
 const GATES: &str = "HostnameOverride=true,ContainerRestartRules=true";
 
-/// A template that leaves everything to the API server's defaults, and uses what our types do not know.
+/// A template that relies on the API server's defaults and uses fields unknown to our types.
 fn template() -> Value {
     let rules = json!([{ "action": "Restart", "exitCodes": { "operator": "In", "values": [42] } }]);
     json!({ "spec": {
@@ -25,7 +25,7 @@ fn template() -> Value {
     } })
 }
 
-/// Whether the webhook fills in defaults.
+/// Whether the webhook sets defaults.
 fn webhook_sets_defaults(cluster: &TestCluster, namespace: &str) -> bool {
     let labels = json!({ "app": "probe" });
     let probe = json!({
@@ -50,7 +50,7 @@ fn wait_for_webhook_defaults(cluster: &TestCluster, namespace: &str, expected: b
     wait::until("the webhook is as wanted", PATIENCE, probe).unwrap();
 }
 
-/// What must not become other.
+/// What must not change.
 #[derive(Debug, PartialEq)]
 struct SetSnapshot {
     pods: Vec<(String, String)>,
@@ -77,7 +77,7 @@ async fn set_snapshot(fixture: &Fixture, set: &str) -> SetSnapshot {
     }
 }
 
-/// What a Pod says in fields that our types do not know.
+/// Values of a Pod's fields that our types lack.
 fn unknown_pod_fields(pod: &Value) -> Value {
     let container = &pod["spec"]["containers"][0];
     json!([
@@ -87,7 +87,8 @@ fn unknown_pod_fields(pod: &Value) -> Value {
     ])
 }
 
-/// A template that no Pod can be made of is refused by the webhook; without it, the manager says so and makes none.
+/// The webhook rejects a template that is no valid Pod; without the webhook, the manager reports that and creates no
+/// Pods.
 async fn invalid_template_creates_no_pods(fixture: &Fixture) {
     let containers = json!([{ "name": "app", "image": "i:1", "ports": [{ "containerPort": 99_999 }] }]);
     fixture
@@ -119,7 +120,7 @@ async fn invalid_template_creates_no_pods(fixture: &Fixture) {
         .unwrap();
 }
 
-/// Fields that nobody knows, nested deeper than any reader of ours follows, are as good to the API server as others.
+/// The API server accepts unknown fields that are nested deeper than any of our parsers follows.
 fn apply_deeply_nested(fixture: &Fixture) -> Result<String, String> {
     let deep = format!("{}1{}", "[".repeat(1000), "]".repeat(1000));
     let labels = json!({ "app": "deep" });
@@ -139,7 +140,7 @@ fn apply_deeply_nested(fixture: &Fixture) -> Result<String, String> {
         .map_err(|message| format!("{message:#}"))
 }
 
-/// Takes the webhooks away, as an outage or somebody's mistake does.
+/// Removes the webhooks, as an outage or a user's mistake does.
 pub fn remove_webhooks(fixture: &Fixture) {
     for (kind, name) in [("mutating", MUTATING), ("validating", VALIDATING)] {
         let kind = format!("{kind}webhookconfiguration");
@@ -163,13 +164,13 @@ fn has_defaults(set: &CloneSet) -> bool {
     spec["dnsPolicy"] == "ClusterFirst" && spec["containers"][0]["imagePullPolicy"] == "Always"
 }
 
-/// Waits until the manager has logged these words about the CloneSet.
+/// Waits until the manager has logged this text about the CloneSet.
 async fn wait_for_log(fixture: &Fixture, text: &str, set: &str) {
     let log = fixture.cluster.plane.dir().join("kruise-manager.log");
     waits::wait_for_log(&log, text, &format!("set={}/{set}", fixture.namespace)).await;
 }
 
-/// What was stored without defaults gets them from the manager, and loses nothing.
+/// An object that was stored without defaults gets them from the manager, and loses nothing.
 async fn check_defaults_are_stored(fixture: &Fixture, before: &SetSnapshot) {
     let set = fixture
         .wait_status("web", "its defaults are stored", has_defaults)
@@ -191,7 +192,7 @@ async fn check_defaults_are_stored(fixture: &Fixture, before: &SetSnapshot) {
     assert_eq!(unknown_pod_fields(&merged), unknown_pod_fields(&template()));
 }
 
-/// What the API server does not know is not dropped, so that such a template stays as it is.
+/// Fields unknown to the API server are not dropped; such a template is not changed.
 async fn check_unknown_fields_are_kept(fixture: &Fixture) {
     let with_unknown_field = fixture
         .create_cloneset(
@@ -215,7 +216,7 @@ async fn check_unknown_fields_are_kept(fixture: &Fixture) {
     assert_eq!(current.spec.template["spec"]["unknown"], json!({ "a": 1 }));
 }
 
-/// A manifest that is applied by server-side apply, and again.
+/// A manifest that is applied by server-side apply, repeatedly.
 struct ServerSideApply<'a> {
     fixture: &'a Fixture,
     file: tempfile::NamedTempFile,
@@ -243,14 +244,14 @@ impl<'a> ServerSideApply<'a> {
     }
 }
 
-/// Touches that change nothing of what Pods are made of.
+/// Edits that change nothing in the Pods' template.
 async fn check_no_op_edits_change_nothing(fixture: &Fixture, before: &SetSnapshot) {
     let same = fixture.sets().get("web").await.unwrap().spec.template;
     let labels = json!({ "touched": "1" });
     for edit in [
         json!({ "metadata": { "labels": labels }, "spec": { "template": same } }),
         json!({ "spec": { "revisionHistoryLimit": 7 } }),
-        // The webhook fills in what the manifest does not say.
+        // The webhook sets what the manifest leaves out.
         json!({ "spec": { "template": template() } }),
     ] {
         fixture.patch_set("web", edit.clone()).await;
@@ -259,7 +260,7 @@ async fn check_no_op_edits_change_nothing(fixture: &Fixture, before: &SetSnapsho
     assert!(has_defaults(&fixture.sets().get("web").await.unwrap()));
 }
 
-/// An update in place changes the image, and leaves what nobody here knows.
+/// An in-place update changes the image, and keeps fields unknown to our types.
 async fn check_only_image_changes(fixture: &Fixture, before: &SetSnapshot, unknown_fields: &Value) {
     fixture.set_image("web", "example.com/app:2").await;
     fixture.wait_settled("web").await;
@@ -292,7 +293,7 @@ async fn objects_stored_without_webhooks_keep_pods_and_unknown_fields() {
     let event = json!(fixture.wait_event("Unreadable", "deep").await);
     let message = event["message"].as_str().unwrap();
     assert!(message.contains("recursion limit"), "{message}");
-    // What follows is seen all the same, by this manager and by the next one, which has to list it.
+    // Later changes are still observed, by this manager and by the next one, which has to list the object.
     invalid_template_creates_no_pods(&fixture).await;
     rejected_template_finishes_running_update(cluster).await;
 
@@ -300,7 +301,7 @@ async fn objects_stored_without_webhooks_keep_pods_and_unknown_fields() {
         .create_cloneset("web", json!({ "template": template() }))
         .await;
     let dns_policy = &set.spec.template["spec"]["dnsPolicy"];
-    assert!(dns_policy.is_null(), "somebody filled in defaults");
+    assert!(dns_policy.is_null(), "defaults were set");
     let before = set_snapshot(&fixture, "web").await;
     let unknown_fields = unknown_pod_fields(&fixture.pods_of("web").await[0]);
     assert!(

@@ -1,4 +1,4 @@
-//! What stands in the way of one Pod delays that Pod alone.
+//! An obstacle for one Pod delays only that Pod.
 
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use crate::proxy::NetworkFault;
 use crate::test_cluster::{PATIENCE, shared_cluster};
 use support::untyped::untyped;
 
-/// Pods with this label are nobody's to change.
+/// Pods with this label may not be changed.
 pub const LOCK_LABEL: &str = "example.com/locked";
 const NEW_IMAGE: &str = "example.com/app:2";
 
@@ -21,7 +21,8 @@ fn policies(fixture: &Fixture, kind: &str) -> Api<DynamicObject> {
     untyped(&fixture.admin, "admissionregistration.k8s.io", "v1", kind, None)
 }
 
-/// The policy of a test, named as its namespace, for changes of this resource or subresource there; in effect soon after.
+/// Creates the test's policy, named like its namespace, for updates of this resource or subresource there; it takes a
+/// moment until it is enforced.
 pub async fn deny_updates(fixture: &Fixture, resource: &str, (expression, message): (&str, &str)) {
     let rule = json!({ "apiGroups": ["", "apps"], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": [resource] });
     let name = &fixture.namespace;
@@ -39,7 +40,7 @@ pub async fn deny_updates(fixture: &Fixture, resource: &str, (expression, messag
         .await;
 }
 
-/// Has it refuse nothing any more.
+/// Changes the policy to deny nothing.
 pub async fn allow_updates(fixture: &Fixture) {
     let always_true = Patch::Merge(json!({ "spec": { "validations": [{ "expression": "true" }] } }));
     policies(fixture, "ValidatingAdmissionPolicy")
@@ -48,7 +49,7 @@ pub async fn allow_updates(fixture: &Fixture) {
         .unwrap();
 }
 
-/// A policy that refuses every change of the Pods with the label, but for their status.
+/// A policy that denies every update of labelled Pods, except for their status.
 pub async fn lock_pod(fixture: &Fixture, pod: &str) {
     let unlocked = format!("!('{LOCK_LABEL}' in oldObject.metadata.?labels.orValue({{}}))");
     deny_updates(fixture, "pods", (&unlocked, "this Pod is locked")).await;
@@ -68,7 +69,7 @@ pub async fn lock_pod(fixture: &Fixture, pod: &str) {
     fixture.poll_until("the policy is in effect", in_effect).await;
 }
 
-/// Somebody who writes a Pod all the time, until it is dropped.
+/// Writes a Pod all the time, until dropped.
 struct PodWriter(JoinHandle<()>);
 
 impl PodWriter {
@@ -78,7 +79,7 @@ impl PodWriter {
             for number in 0_u64.. {
                 let annotation =
                     json!({ "metadata": { "annotations": { "example.com/note": number.to_string() } } });
-                // Whatever becomes of it, the next one follows.
+                // Whatever the result, the next write follows.
                 let _ = pods
                     .patch(&pod, &PatchParams::default(), &Patch::Merge(annotation))
                     .await;
@@ -93,7 +94,7 @@ impl Drop for PodWriter {
     }
 }
 
-/// The manager's patches of Pods here, or of a subresource of theirs, tried or stored: name and code of the answer.
+/// The manager's patches of Pods here, or of a subresource, dry runs included: name and status code.
 fn pod_patches(fixture: &Fixture, subresource: Option<&str>) -> Vec<(String, i64)> {
     let plane = &fixture.cluster.plane;
     let mut all = [plane.writes().unwrap(), plane.dry_runs().unwrap()].concat();
@@ -113,7 +114,7 @@ fn pod_patches(fixture: &Fixture, subresource: Option<&str>) -> Vec<(String, i64
     by_manager.map(name_and_code).collect()
 }
 
-/// Each Pod was asked for once before this one was again.
+/// Asserts that each Pod was tried once before this one was retried.
 fn assert_each_tried_before_retry(retried: &String, names: &[String], attempts: &[(String, i64)]) {
     let second_attempt = attempts
         .iter()
@@ -130,7 +131,7 @@ fn assert_each_tried_before_retry(retried: &String, names: &[String], attempts: 
     );
 }
 
-/// The first pass asks for each Pod's change, and no version of a Pod is asked for.
+/// The first reconcile patches each Pod, and reads no Pod again.
 fn check_locked_pod_delays_no_other(fixture: &Fixture, locked: &String, names: &[String]) {
     let attempts = wait::until("the locked one is tried again", PATIENCE, || {
         let all = pod_patches(fixture, None);
@@ -171,8 +172,8 @@ async fn denied_pod_update_does_not_delay_other_pods() {
     assert_eq!(identities(&fixture.pods_of("web").await), identities(&before));
 }
 
-/// A change of who holds a Pod unready is one of a list, so it names the version of the Pod, and is refused where
-/// somebody is quicker.
+/// The KruisePodReady message is a list of holders, so its patch has the Pod's resourceVersion and gets a conflict if
+/// another writer is faster.
 #[tokio::test]
 async fn conflict_does_not_delay_other_pods() {
     let proxied = proxied_cluster().await;
@@ -216,7 +217,7 @@ async fn conflict_does_not_delay_other_pods() {
 
 const DENIAL_MESSAGE: &str = "this image is not allowed";
 
-/// A policy that refuses the new image in the Pods of this namespace; in effect.
+/// Creates a policy that denies the new image in the Pods of this namespace; returns when it is enforced.
 async fn deny_image(fixture: &Fixture, pod: &Value) {
     let expression = format!("object.spec.containers.all(c, c.image != '{NEW_IMAGE}')");
     deny_updates(fixture, "pods", (&expression, DENIAL_MESSAGE)).await;
@@ -233,7 +234,7 @@ fn grace_period(seconds: i32) -> Value {
     json!({ "updateStrategy": { "rollingUpdate": { "inPlaceUpdateStrategy": strategy } } })
 }
 
-/// The manager has tried to change Pods so many times more without storing that.
+/// Waits until the manager has made `count` more dry runs of Pod changes.
 async fn wait_for_dry_runs(fixture: &Fixture, count: usize) {
     let dry_run_count = || {
         let all = fixture.dry_runs().into_iter();
@@ -244,7 +245,7 @@ async fn wait_for_dry_runs(fixture: &Fixture, count: usize) {
     fixture.poll_until("it is tried without storing it", enough).await;
 }
 
-/// How often Pods leave their Services, and come back, for an image that is refused; of four Pods.
+/// How often Pods leave their Services and come back for a denied image; with four Pods.
 async fn count_unready_for_denied_image(namespace: &'static str, seconds: i32) -> usize {
     let fixture = Fixture::new(shared_cluster(), namespace).await;
     let mut spec = grace_period(seconds);
@@ -267,20 +268,20 @@ async fn count_unready_for_denied_image(namespace: &'static str, seconds: i32) -
     count
 }
 
-/// What is refused once is tried without storing it before a Pod leaves its Services for it.
+/// After one denial, a dry run comes before a Pod leaves its Services for the change.
 #[tokio::test]
 async fn denied_image_makes_a_pod_unready_once() {
     let unready_count = count_unready_for_denied_image("refused-image", 0).await;
     assert!(unready_count <= 2 * 4, "out and back, once for each at most");
 }
 
-/// The change that comes after the grace period is tried before it.
+/// The change that comes after the grace period is tried by a dry run before it.
 #[tokio::test]
 async fn denied_image_with_grace_period_keeps_pods_ready() {
     assert_eq!(count_unready_for_denied_image("refused-later", 1).await, 0);
 }
 
-/// As with OpenKruise they wait for the change out of their Services; another image gets to them.
+/// As with OpenKruise, they wait for the change out of their Services; another image reaches them.
 #[tokio::test]
 async fn new_image_reaches_pods_denied_during_grace_period() {
     let fixture = Fixture::new(shared_cluster(), "late-policy").await;

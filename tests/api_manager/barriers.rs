@@ -21,7 +21,7 @@ fn pod_with_barriers(name: &str, map_name: &str, priorities: &[(&str, i64)]) -> 
     json!({ "metadata": { "name": name }, "spec": spec })
 }
 
-/// Plays kubelet: these containers are ready, and no others.
+/// Plays kubelet: exactly these containers are ready.
 async fn set_ready_containers(pods: &Api<Pod>, name: &str, containers: &[&str]) {
     let status = |name: &&str| {
         json!({ "name": name, "ready": true, "restartCount": 0, "image": "i", "imageID": "i",
@@ -103,7 +103,7 @@ async fn deleted_barrier_is_recreated_with_next_priority() {
 async fn barrier_of_an_earlier_pod_is_replaced() {
     let admin = shared_cluster().admin().await;
     let (pods, maps): (Api<Pod>, Api<ConfigMap>) = (api(&admin), api(&admin));
-    // Without a garbage collector it stays.
+    // Without a garbage collector it is not deleted.
     let owner = json!({ "apiVersion": "v1", "kind": "Pod", "name": "again", "uid": "of-another-time" });
     let old = json!({ "metadata": { "name": "again-barrier", "ownerReferences": [owner] },
         "data": { "p_1": "true", "p_0": "true" } });
@@ -136,7 +136,7 @@ async fn foreign_barrier_configmap_is_left_alone() {
         pod_with_barriers("other", "of-the-user", &[("a", 1), ("b", 0)]),
     )
     .await;
-    // Whatever is done for the two before is done by the time that this has its turn.
+    // By the time this Pod is reconciled, the two before it are done.
     create(
         &pods,
         pod_with_barriers("ours", "ours-barrier", &[("a", 1), ("b", 0)]),

@@ -1,4 +1,4 @@
-//! ImagePullJobs, fanned out to nodes whose daemons we play.
+//! ImagePullJobs, fanned out to nodes whose daemons the tests play.
 
 use k8s_openapi::api::core::v1::Event;
 use kruise_api::image_pull_job::{ImagePullJob, ImagePullJobStatus};
@@ -97,7 +97,7 @@ async fn paused_job_resumes() {
     assert_kubectl_wait("paused", "Complete");
 }
 
-/// What a user waits for, in both versions.
+/// Runs `kubectl wait` for the condition, in both versions.
 fn assert_kubectl_wait(job: &str, condition: &str) {
     let condition = format!("--for=condition={condition}");
     for kind in ["imagepulljob", "imagepulljob.v1alpha1.apps.kruise.io"] {
@@ -230,7 +230,7 @@ async fn never_completing_job_includes_later_nodes() {
     report_pull(&admin, "never-2", PullOutcome::Succeeded).await;
     let job = wait_until(&jobs(&admin), "never", "both done", |j| counts(j) == (2, 0, 2, 0)).await;
     assert!(!completed(&job));
-    // An entry that goes (as it does after a day) is asked for again.
+    // A deleted tag (its TTL is a day) is requested again.
     let images = Api::<NodeImage>::all(admin.client.clone());
     let removal = json!({ "spec": { "images": { "nginx": null } } });
     images
@@ -276,7 +276,7 @@ async fn job_without_matching_nodes_completes_with_reason() {
     wait_for_event(&events, "unknown-node", "UnknownNode").await;
 }
 
-/// Waits until there is an event about that object.
+/// Waits for an event about that object.
 pub async fn wait_for_event(events: &Api<Event>, name: &str, reason: &str) -> Event {
     let start = std::time::Instant::now();
     loop {
@@ -314,7 +314,7 @@ async fn full_nodeimage_fails_the_node_with_event() {
     let admin = shared_cluster().admin().await;
     create_nodes(&admin, &["full-1", "full-2"], json!({ "set": "full" })).await;
     let images = Api::<NodeImage>::all(admin.client.clone());
-    // No daemon answers, so they fail at once; they must not be cleared before the job comes.
+    // No daemon responds, so they fail at once; their tags must not be deleted before the job is created.
     let policy = json!({ "ttlSecondsAfterFinished": 3600 });
     let tag = json!([{ "tag": "1", "createdAt": "2020-01-01T00:00:00Z", "pullPolicy": policy }]);
     let entries: serde_json::Map<String, Value> = (0..256)

@@ -1,4 +1,4 @@
-//! Two replicas: one leads, and the other takes over when it dies, with nothing lost or done twice.
+//! Two replicas: one is leader, and the standby takes over when it dies, with nothing lost or done twice.
 
 use std::time::Instant;
 
@@ -18,7 +18,7 @@ fn holder(lease: &Lease) -> String {
     spec.and_then(|s| s.holder_identity.clone()).unwrap_or_default()
 }
 
-/// Who leads, once that is somebody other than `before`.
+/// Returns the leader once it is not `before`.
 async fn wait_for_new_holder(leases: &Api<Lease>, what: &'static str, before: &str) -> String {
     let before = before.to_owned();
     let other = move |l: &Lease| !holder(l).is_empty() && holder(l) != before;
@@ -43,12 +43,12 @@ async fn standby_takes_over_after_leader_crash() {
 
     let killed = Instant::now();
     first.kill().unwrap();
-    // While nobody leads the daemon answers; the new leader must see it.
+    // The daemon reports while there is no leader; the new leader must observe that.
     report_pull(&admin, "elect-1", PullOutcome::Succeeded).await;
     let second_holder = wait_for_new_holder(&leases, "taken over", &first_holder).await;
     wait_for_tag(&admin, "elect-2", "nginx", "elect").await;
     println!("took over after {:?}", killed.elapsed());
-    // client-go's default, by which a replica of either make knows when it may take over.
+    // client-go's default: from it, a replica of either implementation knows when it may take over.
     let lease = leases.get("kruise-manager").await.unwrap();
     assert_eq!(lease.spec.unwrap().lease_duration_seconds, Some(15));
     report_pull(&admin, "elect-2", PullOutcome::Succeeded).await;
@@ -63,7 +63,7 @@ async fn standby_takes_over_after_leader_crash() {
         );
     }
 
-    // One that ends in order releases the Lease, so that the next one need not wait.
+    // A graceful shutdown releases the Lease, so the next leader does not wait.
     let mut third = cluster.manager("kruise-manager-3");
     third.start().unwrap();
     second.stop().unwrap();
@@ -76,7 +76,7 @@ async fn standby_takes_over_after_leader_crash() {
     wait_for_new_holder(&leases, "handed over", &second_holder).await;
 }
 
-/// However long a Lease lasts, an upgrade does not wait for its end.
+/// An upgrade does not wait for the Lease to expire, however long it lasts.
 #[tokio::test]
 async fn graceful_shutdown_releases_the_lease() {
     let cluster = TestCluster::new();
@@ -113,7 +113,7 @@ async fn leader_without_api_server_steps_down_and_recovers() {
     cluster.plane.apiserver.start().unwrap();
     manager.wait_for_readyz_text("leading");
     assert!(manager.running(), "{}", manager.tail());
-    // A connection of the test itself may have died with the API server.
+    // A connection of the test may have been closed with the API server.
     let admin = cluster.admin().await;
     report_pull(&admin, "away-1", PullOutcome::Succeeded).await;
     wait_for_tag(&admin, "away-2", "nginx", "away").await;

@@ -1,4 +1,4 @@
-//! The manager's program, as its service account, on a real API server. Daemons are played by the tests.
+//! The manager's binary, as its service account, on a real API server. The tests play the daemons.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod barriers;

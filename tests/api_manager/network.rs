@@ -1,4 +1,4 @@
-//! Networks as clusters have them: without IPv4, and with connections that are cut without a word.
+//! Networks as in real clusters: without IPv4, and with connections that are dropped without an error.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use crate::test_cluster::{TestCluster, create_node, wait_until};
 use crate::waits::PATIENCE;
 use support::conversion::{self, wait_for_conversion};
 
-/// The port of the API server in a bed with a network of its own.
+/// Port of the API server in a bed with its own network.
 const API_SERVER: &str = "6443";
 
 fn ipv6_cluster() -> TestCluster {
@@ -31,13 +31,13 @@ async fn ipv6_only_cluster_is_served() {
     let admin = cluster.admin().await;
     let mut manager = Manager::on_ipv6(plane, "kruise-manager");
     manager.start().unwrap();
-    // The API server reaches the webhooks, and the manager the API server.
+    // Shows that the API server reaches the webhooks, and the manager the API server.
     wait_for_conversion(plane, &conversion::CONVERTED_KINDS);
     create_node(&admin, "six", json!({}), true).await;
     let images = Api::<NodeImage>::all(admin.client.clone());
     wait_until(&images, "six", "there", |_| true).await;
 
-    // As it is deployed: of IPv4 it needs the loopback that every node has.
+    // As deployed: the only IPv4 address that it needs is the loopback that every node has.
     plane
         .inside("ip", &["address", "add", "127.0.0.1/8", "dev", "lo"])
         .unwrap();
@@ -69,7 +69,7 @@ async fn ipv6_only_cluster_is_served() {
     assert!(result.is_ok(), "it says {:?}\n{}", readiness(), daemon.tail());
 }
 
-/// Drops every packet between the programs of the bed and its API server; they get no error.
+/// Drops every packet between the programs of the bed and the API server; they get no error.
 fn drop_packets(cluster: &TestCluster) {
     for port in ["--dport", "--sport"] {
         let rule = [

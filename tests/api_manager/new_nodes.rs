@@ -1,4 +1,4 @@
-//! Nodes that have just come, and have no NodeImage yet.
+//! New nodes that have no NodeImage yet.
 
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::node_image::NodeImage;

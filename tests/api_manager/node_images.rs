@@ -68,7 +68,7 @@ async fn virtual_node_has_no_nodeimage_and_fake_one_needs_no_node() {
     let fake = json!({ "metadata": { "name": "fake", "labels": { "apps.kruise.io/fake-nodeimage": "true" } }, "spec": {} });
     crate::test_cluster::create(&images, fake).await;
     create_node(&admin, "virtual", json!({ "type": "virtual-kubelet" }), true).await;
-    // Nodes are looked at in the order of their coming; when the later one is done, so is the earlier.
+    // Nodes are reconciled in the order of their creation; when the later one is done, so is the earlier.
     create_node(&admin, "after-virtual", json!({}), true).await;
     wait_until(&images, "after-virtual", "there", |_| true).await;
     assert!(images.get_opt("virtual").await.unwrap().is_none());
@@ -120,14 +120,14 @@ async fn unanswered_tag_fails_and_is_removed_after_ttl() {
     );
 }
 
-/// The API server takes times that our types do not hold: a tag that has one keeps no job from its node, is asked for anew
-/// where a job needs it, and no tag beside it is lost.
+/// The API server accepts timestamps that our types cannot hold: a tag with one keeps no job from its node, is
+/// requested again when a job needs it, and no other tag is lost.
 #[tokio::test]
 async fn timestamps_of_year_9999_do_not_block_jobs() {
     const FAR: &str = "9999-12-31T23:59:59Z";
     let admin = shared_cluster().admin().await;
     create_nodes(&admin, &["far"], json!({})).await;
-    // As they are on the wire: what our types make of it is what is tested.
+    // Untyped, because the test is about how our types parse them.
     let images = untyped(&admin, "apps.kruise.io", "v1beta1", "NodeImage", None);
     let state =
         json!({ "tag": "near", "phase": "Succeeded", "version": 1, "startTime": FAR, "completionTime": FAR });
@@ -176,7 +176,8 @@ async fn timestamps_of_year_9999_do_not_block_jobs() {
             .then_some(object)
     });
     let requested = requested.await;
-    // What had no readable time is removed, and each job is written once, or together, or twice where it met the removal.
+    // The tag with the unreadable time is removed; the jobs are written one by one or together, or twice after a
+    // conflict with the removal.
     let writes = requested.metadata.generation.unwrap() - generation;
     assert!((1..=5).contains(&writes), "{writes} writes");
     report_pull(&admin, "far", PullOutcome::Succeeded).await;

@@ -1,4 +1,4 @@
-//! Pull secrets of jobs: copied for the daemons, kept up to date, and gone with the last job.
+//! Pull secrets of jobs: copied for the daemons, kept up to date, and deleted with the last job.
 
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Event, Secret};
@@ -33,7 +33,7 @@ fn docker_config_bytes(secret: &Secret) -> Option<&ByteString> {
     secret.data.as_ref()?.get(".dockerconfigjson")
 }
 
-/// The one copy of a source.
+/// The one copy of a source secret.
 async fn copy_of(copies: &Api<Secret>, source: &str) -> Option<Secret> {
     let key = format!("default/{source}");
     let all = copies.list(&ListParams::default()).await.unwrap();
@@ -45,7 +45,7 @@ async fn copy_of(copies: &Api<Secret>, source: &str) -> Option<Secret> {
     copy
 }
 
-/// Waits until the copy names these jobs, and no others.
+/// Waits until the copy refers to exactly these jobs.
 async fn wait_for_references(copies: &Api<Secret>, name: &str, jobs: &'static str) {
     let matches = |s: &Secret| {
         let references = s.annotations().get("imagepulljobs.kruise.io/references");
@@ -118,7 +118,7 @@ async fn late_pull_secret_is_copied_under_the_announced_name() {
         docker_config_bytes(s).is_some()
     })
     .await;
-    // A source that goes takes the credentials with it.
+    // When the source is deleted, so are the copied credentials.
     sources.delete("late", &DeleteParams::default()).await.unwrap();
     wait_until_deleted(&copies, &name).await;
 }

@@ -1,4 +1,4 @@
-//! ContainerRecreateRequests whose daemon we play, or who have none.
+//! ContainerRecreateRequests on nodes with a daemon that the tests play, or with none.
 
 use k8s_openapi::api::core::v1::Pod;
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
@@ -13,7 +13,7 @@ use crate::test_cluster::{
 
 type Requests = Api<ContainerRecreateRequest>;
 
-/// Creates a request; the API server takes none before it knows where our webhooks are.
+/// Creates a request; the API server rejects it until it reaches our webhooks.
 pub async fn create(
     requests: &Requests,
     name: &str,
@@ -41,7 +41,7 @@ fn phase_and_message(request: &ContainerRecreateRequest) -> (String, String) {
     (status.phase.to_string(), status.message.unwrap_or_default())
 }
 
-/// What a daemon writes when it stops a container.
+/// Status that a daemon writes when it stops a container.
 fn recreating_status(killed: bool) -> Value {
     json!({ "phase": "Recreating",
         "containerRecreateStates": [{ "name": "app", "phase": "Recreating", "isKilled": killed }] })
@@ -97,7 +97,7 @@ async fn unready_request_has_finalizer_and_is_deleted_after_ttl() {
     wait_until_deleted(&requests, "held").await;
 }
 
-/// What a user does, in the version that kubectl asks for; a daemon of OpenKruise says nothing but its phase.
+/// Runs `kubectl wait` in the version that kubectl prefers; OpenKruise's daemon writes only the phase.
 #[tokio::test]
 async fn kubectl_wait_for_recreate_request_conditions() {
     let admin = shared_cluster().admin().await;
@@ -221,7 +221,7 @@ async fn missing_request_labels_are_added() {
     let requests: Requests = api(&admin);
     let pod_object = create_pod(&admin, "bare", "n-bare", json!({}), false).await;
     create(&requests, "bare", "bare", json!({})).await;
-    // What a request looks like that was made while admission was down.
+    // A request that was created while admission was down.
     let remove_label = json!({ "metadata": { "labels": { "crr.apps.kruise.io/active": null } } });
     requests
         .patch("bare", &PatchParams::default(), &Patch::Merge(&remove_label))

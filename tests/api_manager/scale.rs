@@ -1,4 +1,4 @@
-//! A job over a thousand nodes whose daemons answer at once: how many writes it takes, and that it ends.
+//! A job over a thousand nodes whose daemons respond at once: it completes, with a limited number of writes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -26,7 +26,7 @@ fn node_name(n: usize) -> String {
     format!("scale-{n:04}")
 }
 
-/// Makes that many ready Nodes and waits for their NodeImages.
+/// Creates `count` ready Nodes and waits for their NodeImages.
 async fn create_nodes(admin: &Cluster, count: usize) {
     let nodes = Api::<Node>::all(admin.client.clone());
     let images = Api::<NodeImage>::all(admin.client.clone());
@@ -45,7 +45,7 @@ async fn create_nodes(admin: &Cluster, count: usize) {
     }
 }
 
-/// Writes about each node, and about the job, as the watch tells them.
+/// Number of writes of each NodeImage, as the watch shows them.
 type WriteCounts = Arc<Mutex<HashMap<String, usize>>>;
 
 #[tokio::test]
@@ -77,7 +77,7 @@ async fn thousand_node_job_writes_each_spec_once() {
     let cpu = cpu_seconds(&manager) - cpu;
     println!("1,000 nodes in {took:?}, {cpu:.2} s of CPU, {job_writes} writes of the job's status");
     assert_eq!(max_writes, 1, "spec writes of one node");
-    // One each time that nothing comes for 100 ms, and each second; a busy machine has more of both.
+    // One write whenever nothing changes for 100 ms, and at least one each second; a busy machine needs more of both.
     assert!(
         job_writes <= NODES / 10,
         "{job_writes} writes of the job's status"
@@ -115,12 +115,12 @@ async fn leader_crash_during_job_repeats_no_spec_write() {
     assert!(writes.values().all(|n| *n == 1), "{writes:?}");
 }
 
-/// The CPU time that the manager has used.
+/// CPU time of the manager.
 fn cpu_seconds(manager: &Component) -> f64 {
-    /// Ticks a second of `/proc`, on every Linux.
+    /// Ticks per second in `/proc`, on every Linux.
     const TICKS: f64 = 100.0;
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", manager.pid().unwrap())).unwrap();
-    // After the name, which may hold spaces: utime and stime are fields 14 and 15 of all.
+    // After the name, which may contain spaces: utime and stime are fields 14 and 15 of the line.
     let fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
     fields
         .skip(11)
@@ -130,7 +130,7 @@ fn cpu_seconds(manager: &Component) -> f64 {
         / TICKS
 }
 
-/// Answers every NodeImage that is asked for something, and counts how often its spec was written.
+/// Reports success for every NodeImage with a request, and counts the writes of its spec.
 async fn run_fake_daemons(admin: Cluster, writes: WriteCounts) {
     let images = Api::<NodeImage>::all(admin.client.clone());
     watch_events(images, watcher::Config::default())
@@ -155,7 +155,7 @@ async fn run_fake_daemons(admin: Cluster, writes: WriteCounts) {
         .await;
 }
 
-/// How often the job's status is written until it ends.
+/// Counts the writes of the job's status until it ends.
 async fn count_job_writes(jobs: Api<ImagePullJob>) -> usize {
     let mut events = std::pin::pin!(watch_events(jobs, watcher::Config::default()));
     let mut writes = 0;

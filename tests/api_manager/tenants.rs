@@ -1,4 +1,4 @@
-//! Two tenants on one node: what the one does must not keep the other's jobs from ending.
+//! Two tenants on one node: one must not keep the other's jobs from ending.
 
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding, ValidatingWebhookConfiguration,
@@ -16,7 +16,7 @@ use crate::test_cluster::{
     wait_for_tag, wait_until, wait_until_deleted,
 };
 
-/// A namespace of a tenant, and its jobs.
+/// Creates a tenant's namespace; returns its jobs API.
 async fn create_tenant(admin: &Cluster, name: &str) -> Api<ImagePullJob> {
     let namespaces = Api::<Namespace>::all(admin.client.clone());
     create(&namespaces, json!({ "metadata": { "name": name } })).await;
@@ -28,7 +28,7 @@ fn job(name: &str, image: &str, node: &str) -> Value {
         "spec": { "image": image, "selector": { "names": [node] }, "completionPolicy": {} } })
 }
 
-/// The API server refuses NodeImages with images of `refused/`, and fails with those of `broken/`.
+/// Makes the API server deny NodeImages with images of `refused/`, and fail on those of `broken/`.
 async fn deny_node_image_entries(admin: &Cluster) {
     let rules = json!([{ "apiGroups": ["apps.kruise.io"], "apiVersions": ["v1beta1"], "operations": ["UPDATE"],
         "resources": ["nodeimages"] }]);
@@ -63,7 +63,7 @@ async fn deny_node_image_entries(admin: &Cluster) {
         let tag = json!({ "tag": "1", "createdAt": "2026-01-01T00:00:00Z", "version": 0,
             "pullPolicy": { "ttlSecondsAfterFinished": 300 } });
         let entry = json!({ "spec": { "images": { image: { "tags": [tag] } } } });
-        // Policies and webhooks are in force a moment after they are made.
+        // Policies and webhooks are enforced a moment after their creation.
         loop {
             let answer = images.patch("tenants-1", &dry, &Patch::Merge(&entry)).await;
             if format!("{answer:?}").contains(denied_by) {
@@ -88,7 +88,7 @@ async fn unwritable_entry_does_not_block_other_tenants() {
         create_tenant(&admin, "plain").await,
     );
     create(&hostile, job("broken", "broken/x:1", "tenants-1")).await;
-    // It is tried, and fails, before anybody else comes.
+    // It is tried, and fails, before any other job is created.
     wait_until(&hostile, "broken", "taken up", |j: &ImagePullJob| {
         j.status.as_ref().is_some_and(|s| s.active == 1)
     })
@@ -107,7 +107,7 @@ async fn unwritable_entry_does_not_block_other_tenants() {
     assert_eq!(ended.status.unwrap().succeeded, 1);
     let refused = wait_until(&hostile, "refused", "ended", completed).await;
     assert_eq!(refused.status.unwrap().failed_nodes, ["tenants-1"]);
-    // The schema may refuse it; where it does not, the manager does.
+    // The schema may reject it; otherwise the manager does.
     if large.is_ok() {
         let large = wait_until(&hostile, "large", "ended", completed).await;
         assert_eq!(large.status.unwrap().failed, 1);
@@ -164,7 +164,7 @@ async fn image_limit_per_namespace_leaves_room_for_others() {
     assert_eq!(ended.status.unwrap().succeeded, 1);
 }
 
-/// Who manages which field is written by whoever writes the object, a time that our types do not hold as well.
+/// managedFields are written by the object's writer, and so may contain a time that our types cannot hold.
 #[tokio::test]
 async fn managed_fields_of_year_9999_do_not_stop_watches() {
     let cluster = TestCluster::new();
@@ -206,7 +206,7 @@ async fn managed_fields_of_year_9999_do_not_stop_watches() {
         forge(what);
     }
 
-    // All watches have their first list before a controller starts, and this waits for one.
+    // All watches finish their initial list before a controller starts, and this waits for one.
     let mut manager = cluster.manager("kruise-manager");
     manager.start().unwrap();
     create_nodes(&admin, &["forged"], json!({})).await;

@@ -1,4 +1,4 @@
-//! An API server with everything from `deploy/default`, the manager's program, and daemons that we play.
+//! An API server with everything from `deploy/default`, the manager's binary, and daemons that the tests play.
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -33,24 +33,24 @@ static SHARED_CLUSTER: LazyLock<TestCluster> = LazyLock::new(|| {
     }
 });
 
-/// A bed, and its manager where it has one.
+/// A bed, with a manager if it has one.
 pub struct TestCluster {
     pub plane: ControlPlane,
     manager: Option<Manager>,
 }
 
-/// The world that most tests share.
+/// The cluster that most tests share.
 pub fn shared_cluster() -> &'static TestCluster {
     &SHARED_CLUSTER
 }
 
 impl TestCluster {
-    /// An API server with what users install, and no manager yet.
+    /// An API server with what users install, without a manager.
     pub fn new() -> Self {
         Self::with_options(Options::default())
     }
 
-    /// The same on a control plane of another kind.
+    /// The same on a control plane with these options.
     pub fn with_options(options: Options) -> Self {
         let plane = ControlPlane::start_with(options).unwrap();
         let path = format!("{}/../deploy/default", env!("CARGO_MANIFEST_DIR"));
@@ -61,12 +61,13 @@ impl TestCluster {
         Self { plane, manager: None }
     }
 
-    /// A replica of the manager, not started yet; ready when its answer says so.
+    /// A replica of the manager, not started yet; ready when `/readyz` says so.
     pub fn manager(&self, name: &'static str) -> Manager {
         Manager::on_free_ports(&self.plane, name)
     }
 
-    /// Waits until these words begin lines of the manager's log at INFO that name the object; says how many.
+    /// Waits until lines at level INFO of the manager's log begin with this text and name the object; returns their
+    /// number.
     pub async fn wait_for_log(&self, text: &str, object: &str) -> usize {
         let manager = self.manager.as_ref().expect("a manager");
         waits::wait_for_log(manager.log(), text, object).await
@@ -77,7 +78,7 @@ impl TestCluster {
     }
 }
 
-/// Creates an object given as JSON, again and again where a webhook is not there yet.
+/// Creates an object from JSON; retries until the webhooks respond.
 pub async fn create<K>(api: &Api<K>, object: Value) -> K
 where
     K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + std::fmt::Debug,
@@ -96,7 +97,7 @@ where
         .unwrap()
 }
 
-/// Waits until the object of that name is as `wanted`; says what it was like at the end where it never is.
+/// Waits until `predicate` holds for the object of that name; on timeout, prints its last state.
 #[track_caller]
 pub fn wait_until<K>(
     api: &Api<K>,
@@ -129,7 +130,7 @@ where
     async move {
         let wait_for_deletion = async {
             let none = |object: Option<&K>| object.is_none();
-            // A watch can end with an error, as it does when its CRD is written, and begins anew then.
+            // A watch ends with an error when its CRD is written, for example, and is then started again.
             while kube::runtime::wait::await_condition(api.clone(), &name, none)
                 .await
                 .is_err()
@@ -142,7 +143,7 @@ where
     }
 }
 
-/// Makes a Node that is ready, or not, and waits for its NodeImage where it is.
+/// Creates a Node, ready or not; if ready, waits for its NodeImage.
 pub async fn create_node(cluster: &Cluster, name: &str, labels: Value, ready: bool) -> Node {
     let nodes = Api::<Node>::all(cluster.client.clone());
     create(&nodes, json!({ "metadata": { "name": name, "labels": labels } })).await;
@@ -158,7 +159,7 @@ pub async fn set_node_ready(cluster: &Cluster, name: &str, ready: bool) -> Node 
     merge_status(&nodes, name, json!({ "conditions": [condition] })).await
 }
 
-/// Nodes with these names and labels, all ready and with their NodeImages.
+/// Creates ready Nodes with these names and labels, and waits for their NodeImages.
 pub async fn create_nodes(cluster: &Cluster, names: &[&str], labels: Value) {
     for name in names {
         create_node(cluster, name, labels.clone(), true).await;
@@ -174,7 +175,7 @@ pub async fn create_nodes(cluster: &Cluster, names: &[&str], labels: Value) {
     }
 }
 
-/// How a daemon that we play answers: phase and message.
+/// Result that a played daemon reports: phase and message.
 #[derive(Clone, Copy)]
 pub enum PullOutcome {
     Succeeded,
@@ -182,7 +183,7 @@ pub enum PullOutcome {
     Pulling,
 }
 
-/// Plays the daemon of a node: writes the outcome of all tags that the node is asked for now.
+/// Plays a node's daemon: writes the result of all tags that the node should have.
 pub async fn report_pull(cluster: &Cluster, node: &str, answer: PullOutcome) {
     let images = Api::<NodeImage>::all(cluster.client.clone());
     let object = images.get(node).await.unwrap();
@@ -220,7 +221,7 @@ pub async fn report_pull_of(cluster: &Cluster, object: &NodeImage, answer: PullO
     .await;
 }
 
-/// Waits until the node is asked for the tag.
+/// Waits until the node's NodeImage has the tag.
 pub async fn wait_for_tag(
     cluster: &Cluster,
     node: &str,
@@ -251,7 +252,7 @@ pub fn completed(job: &ImagePullJob) -> bool {
     job.status.as_ref().is_some_and(|s| s.completion_time.is_some())
 }
 
-/// A Pod on a node, with the gate if asked for, and its containers running and ready.
+/// A Pod on a node, with the readiness gate if requested, and its containers running and ready.
 pub async fn create_pod(cluster: &Cluster, name: &str, node: &str, labels: Value, gate: bool) -> Pod {
     let pods = Api::<Pod>::namespaced(cluster.client.clone(), "default");
     let gates = if gate {
@@ -269,7 +270,7 @@ pub async fn create_pod(cluster: &Cluster, name: &str, node: &str, labels: Value
     run_container(cluster, name, "containerd://one", 0).await
 }
 
-/// Plays kubelet: the Pod's container runs under that ID.
+/// Plays kubelet: the Pod's container runs with that ID.
 pub async fn run_container(cluster: &Cluster, name: &str, id: &str, restarts: i32) -> Pod {
     let pods = Api::<Pod>::namespaced(cluster.client.clone(), "default");
     let true_ = |type_: &str| json!({ "type": type_, "status": "True" });
@@ -284,7 +285,7 @@ pub async fn run_container(cluster: &Cluster, name: &str, id: &str, restarts: i3
         .unwrap()
 }
 
-/// Names the kinds that live in namespaces, for the helpers of the tests.
+/// Marks the namespaced kinds for the test helpers.
 pub trait Namespaced: Resource<DynamicType = (), Scope = NamespaceResourceScope> {}
 impl<K: Resource<DynamicType = (), Scope = NamespaceResourceScope>> Namespaced for K {}
 

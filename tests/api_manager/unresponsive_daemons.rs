@@ -1,5 +1,5 @@
-//! Daemons that say nothing: what the manager says in their place, and when. Objects are made old, so that the
-//! minute that it waits is nearly over when a test begins.
+//! Unresponsive daemons: what the manager reports in their place, and when. Objects are backdated, so that the minute
+//! that it waits is nearly over when a test starts.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -16,12 +16,12 @@ use crate::jobs::wait_for_event;
 use crate::recreate_requests::create;
 use crate::test_cluster::{PATIENCE, api, create_node, create_pod, merge_status, shared_cluster, wait_until};
 
-/// How long a daemon may say nothing, in seconds.
+/// Seconds after which a daemon counts as unresponsive.
 const RESPONSE_TIMEOUT: i64 = 60;
-/// How old the tests make what they wait for, in seconds.
+/// Seconds by which the tests backdate objects.
 const INITIAL_AGE: i64 = 57;
 
-/// Makes a request of namespace `default` that many seconds old.
+/// Backdates a request in namespace `default` by that many seconds.
 fn backdate_request(name: &str, seconds: i64) {
     let key = BASE64_STANDARD.encode(format!(
         "/registry/apps.kruise.io/containerrecreaterequests/default/{name}"
@@ -56,7 +56,7 @@ fn backdate_request(name: &str, seconds: i64) {
     }
 }
 
-/// The seconds between two moments, as objects have them.
+/// Seconds between two timestamps, in the resolution of objects.
 fn seconds_between(from: Timestamp, to: Timestamp) -> i64 {
     to.duration_since(from).as_secs()
 }
@@ -94,7 +94,7 @@ async fn unanswered_request_fails_after_a_minute() {
     assert_eq!(other.completion_time, None, "its daemon has said something");
 }
 
-/// Asks the node for an image, some time ago; when that was.
+/// Requests an image on the node, backdated; returns the timestamp.
 async fn request_image(admin: &Cluster, name: &str) -> Timestamp {
     let images = Api::<NodeImage>::all(admin.client.clone());
     let created = admin.clock.now() - SignedDuration::from_secs(INITIAL_AGE);

@@ -1,4 +1,4 @@
-//! Jobs and requests that are carried out by a daemon which knows v1alpha1 alone.
+//! Jobs and requests that are executed by a daemon that only knows v1alpha1.
 
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use kruise_api::container_recreate_request::{
@@ -26,7 +26,7 @@ fn tag_status(image: &NodeImage, name: &str, tag: &str) -> Option<ImageTagStatus
     tags.iter().find(|t| t.tag == tag).cloned()
 }
 
-/// A job for an image that there is and one for an image that there is not, with a secret.
+/// A job for an image that exists and one for an image that does not, with a secret.
 async fn create_jobs(admin: &Cluster) {
     let secret = json!({ "metadata": { "name": "old-pull" }, "type": "kubernetes.io/dockerconfigjson",
         "stringData": { ".dockerconfigjson": "{\"auths\":{}}" } });
@@ -38,7 +38,7 @@ async fn create_jobs(admin: &Cluster) {
     }
 }
 
-/// The counters of a job that has ended: desired, active, succeeded, failed.
+/// The counters of a finished job: desired, active, succeeded, failed.
 fn counters(status: &ImagePullJobStatus) -> [i32; 4] {
     [status.desired, status.active, status.succeeded, status.failed]
 }
@@ -80,7 +80,7 @@ async fn v1alpha1_daemon_completes_pull_jobs() {
     let after = images.get("old-images").await.unwrap();
     assert_eq!(
         after.spec, before.spec,
-        "the daemon's writes changed what it is asked for"
+        "the daemon's writes must not change the spec"
     );
     assert!(!after.annotations().contains_key(keys::NODE_IMAGE_SECRET_MODES));
     let pulled = tag_status(&after, "old", "good").unwrap();
@@ -92,7 +92,7 @@ async fn v1alpha1_daemon_completes_pull_jobs() {
     );
 }
 
-/// A Pod with our readiness gate, on a node that an old daemon will have.
+/// A Pod with our readiness gate, on a node that will have a v1alpha1 daemon.
 async fn create_pod_with_readiness_gate(admin: &Cluster) -> Api<Pod> {
     create_nodes(admin, &["old-recreate"], json!({})).await;
     create_pod(admin, "old-pod", "old-recreate", json!({}), true).await;
@@ -103,7 +103,7 @@ async fn create_pod_with_readiness_gate(admin: &Cluster) -> Api<Pod> {
     api(admin)
 }
 
-/// The conditions of a request as JSON, the one of that type first.
+/// Conditions of a request as JSON, with the one of that type first.
 fn conditions(request: &ContainerRecreateRequest, type_: &str) -> Vec<Value> {
     let all = request.status.iter().flat_map(|s| s.conditions.iter());
     let (matching, others): (Vec<_>, Vec<_>) = all.partition(|c| c.type_ == type_);
@@ -121,7 +121,7 @@ async fn v1alpha1_daemon_completes_recreate_request() {
     let pods = create_pod_with_readiness_gate(&admin).await;
     let strategy = json!({ "strategy": { "unreadyGracePeriodSeconds": 1 } });
     recreate_requests::create(&requests, "old", "old-pod", strategy).await;
-    // What v1alpha1 has no field for, there before the daemon comes.
+    // A value without a field in v1alpha1, set before the daemon starts.
     let foreign_condition = json!({ "type": "example.com/Seen", "status": "False", "reason": "Because", "message": "of this",
         "lastTransitionTime": "2026-01-02T03:04:05Z" });
     let status = json!({ "phase": "Pending", "conditions": [foreign_condition] });
@@ -149,7 +149,7 @@ async fn v1alpha1_daemon_completes_recreate_request() {
     .await;
     let kept_conditions = conditions(&ended, "example.com/Seen");
     assert_eq!(kept_conditions.len(), 3, "{kept_conditions:?}");
-    // That daemon knows no such condition, so that the manager sets it.
+    // That daemon does not know the condition, so the manager sets it.
     assert_eq!(
         (&kept_conditions[2]["type"], &kept_conditions[2]["status"]),
         (&json!("Complete"), &json!("True"))

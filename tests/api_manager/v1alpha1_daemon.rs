@@ -1,5 +1,5 @@
-//! A client that knows v1alpha1 alone in the place of a node's daemon, with the daemon's real token. It does what
-//! OpenKruise's daemon does: one step an event, pull status by whole updates, requests by update and patch.
+//! A client that only knows v1alpha1 in place of a node's daemon, with the daemon's real token. It works like
+//! OpenKruise's daemon: one step per event, pull status by whole updates, requests by update and patch.
 
 use futures::StreamExt;
 use jiff::{SignedDuration, Timestamp};
@@ -28,15 +28,15 @@ use crate::waits::watch_events;
 
 /// The daemon of a node, until dropped.
 pub struct V1alpha1Daemon {
-    /// What it stops: container IDs.
+    /// IDs of the containers that it stops.
     pub stopped_containers: UnboundedReceiver<String>,
-    /// Pulls go no further than 40 % until this is true.
+    /// Pulls stop at 40 % until this is true.
     pub allow_completion: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
 }
 
 impl V1alpha1Daemon {
-    /// Starts it as the daemon's account, with a token of its node.
+    /// Starts it with the daemon's account and a token bound to its node.
     pub async fn start(node: &'static str) -> Self {
         let config = shared_cluster()
             .plane
@@ -65,7 +65,7 @@ impl Drop for V1alpha1Daemon {
     }
 }
 
-/// A conflict means that another event is on its way; anything else is the end of the test.
+/// A conflict means that another event follows; any other error fails the test.
 fn ignore_conflict<T>(result: Result<T, kube::Error>) {
     match result {
         Err(kube::Error::Api(status)) if status.code == 409 => {}
@@ -100,7 +100,7 @@ async fn run_image_pulls(
     }
 }
 
-/// The status one step further: Waiting, Pulling, ended. Nothing when all tags have ended.
+/// The next step of the status: Waiting, Pulling, ended. None when all tags have ended.
 fn next_status(image: &NodeImage, now: Time) -> Option<NodeImageStatus> {
     let before = image.status.clone().unwrap_or_default();
     let mut status = NodeImageStatus::default();
@@ -190,7 +190,7 @@ async fn run_recreate_requests(cluster: Cluster, node: &'static str, stopped_tx:
     }
 }
 
-/// One step of one request.
+/// Executes one step of a request.
 async fn step_request(
     cluster: &Cluster,
     mut request: ContainerRecreateRequest,
@@ -236,7 +236,7 @@ async fn step_request(
     }
 }
 
-/// Whether the Pod has been unready for as long as the request says; waits for the end once it is unready.
+/// Whether the Pod has been unready for the request's grace period; once it is unready, waits for the rest.
 async fn wait_for_grace_period(cluster: &Cluster, request: &ContainerRecreateRequest) -> bool {
     let strategy = request.spec.0.strategy.clone().unwrap_or_default();
     let Some(grace) = strategy.unready_grace_period_seconds else {
@@ -253,7 +253,7 @@ async fn wait_for_grace_period(cluster: &Cluster, request: &ContainerRecreateReq
     true
 }
 
-/// The states one step further; stops one container that is still to be stopped.
+/// The next step of the container states; stops one container that is still pending.
 fn next_states(
     request: &ContainerRecreateRequest,
     status: &ContainerRecreateRequestStatus,

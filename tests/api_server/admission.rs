@@ -1,4 +1,4 @@
-//! What our webhook server fills in and refuses, and how the API server is kept pointed at it.
+//! Defaults and validation of our webhook server, and how the API server's references to it are kept up to date.
 
 use serde_json::{Value, json};
 
@@ -96,7 +96,7 @@ async fn requests_on_virtual_nodes_are_labelled() {
     }
 }
 
-/// A policy takes a moment after its creation until the API server heeds it.
+/// Waits until a new policy is enforced, which takes a moment.
 async fn wait_until_denied(
     api: &kube::Api<kube::core::DynamicObject>,
     name: &str,
@@ -105,7 +105,7 @@ async fn wait_until_denied(
 ) {
     let start = std::time::Instant::now();
     loop {
-        // Put back what an attempt changed before the policy was heeded.
+        // Revert what an attempt changed before the policy was enforced.
         match merge(api, name, patch.clone()).await {
             Ok(_) if start.elapsed() < PATIENCE => {
                 let label = json!({ "metadata": { "labels": { "crr.apps.kruise.io/node-name": "n1" } } });
@@ -117,7 +117,7 @@ async fn wait_until_denied(
     }
 }
 
-/// Requests that are wrong, and the words for it.
+/// Invalid requests, and text of the rejection.
 fn invalid_requests() -> Vec<(Value, &'static str)> {
     let app = || json!([{ "name": "app" }]);
     vec![
@@ -234,7 +234,7 @@ async fn job_defaults_and_validation() {
     }
 }
 
-/// Nodes may come later, so a name that is unknown now is no mistake; but the user is told.
+/// Nodes may be added later, so an unknown node name is accepted, with a warning.
 #[test]
 fn unknown_node_name_causes_a_warning() {
     let mut kubectl = shared_cluster().plane.kubectl_command();

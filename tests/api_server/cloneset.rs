@@ -1,4 +1,4 @@
-//! CloneSet on the real API server: what is refused and filled in, how it is scaled, converted and protected.
+//! CloneSet on the real API server: validation, defaults, scaling, conversion and protection.
 
 use kruise_api::keys;
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams};
@@ -10,7 +10,7 @@ use crate::webhook_cluster::{assert_denied, create, dynamic_api, get, merge, mer
 pub const ALPHA: &str = "apps.kruise.io/v1alpha1";
 pub const BETA: &str = "apps.kruise.io/v1beta1";
 
-/// A good CloneSet in either version, with `change` merged into its spec.
+/// A valid CloneSet in either version, with `change` merged into its spec.
 pub fn cloneset(version: &str, name: &str, change: Value) -> Value {
     let mut set = json!({
         "apiVersion": version, "kind": "CloneSet", "metadata": { "name": name },
@@ -35,7 +35,7 @@ pub async fn cloneset_api(version: &str) -> Api<DynamicObject> {
     )
 }
 
-/// Limits of an update, where the version has them.
+/// Limits of an update, in the place where the version has them.
 pub fn update_strategy(version: &str, limits: Value) -> Value {
     if version == BETA {
         json!({ "updateStrategy": { "rollingUpdate": limits } })
@@ -129,7 +129,7 @@ async fn valid_limits_pass_and_selector_is_immutable() {
         merge(&sets, "idle", json!({ "spec": { "replicas": 1 } })).await,
         "maxUnavailable and maxSurge are both 0",
     );
-    // An autoscaler cannot mend the limits.
+    // An autoscaler cannot fix the limits.
     shared_cluster()
         .plane
         .kubectl(&["scale", "clone/idle", "--replicas=2"])
@@ -176,7 +176,7 @@ async fn scale_subresource_works() {
     assert!(negative.unwrap_err().to_string().contains("non-negative"));
 }
 
-/// A user of v1alpha1 and one of v1beta1 take turns.
+/// A v1alpha1 client and a v1beta1 client take turns.
 #[tokio::test]
 async fn clonesets_convert_between_versions() {
     let (alpha, beta) = (cloneset_api(ALPHA).await, cloneset_api(BETA).await);

@@ -1,10 +1,10 @@
-//! What is wrong about CloneSets, and in which words that is said.
+//! Invalid CloneSets, and the error messages for them.
 
 use serde_json::{Value, json};
 
 use crate::cloneset::{BETA, update_strategy};
 
-/// A change of a good CloneSet's spec each, and what is said about it.
+/// Invalid changes of a valid CloneSet's spec, and the error for each.
 pub fn invalid_specs(version: &str) -> Vec<(Value, &'static str)> {
     let pre_download = if version == BETA {
         invalid_pre_download()
@@ -42,7 +42,7 @@ pub fn invalid_specs(version: &str) -> Vec<(Value, &'static str)> {
     all.chain(limits).chain(strategies).collect()
 }
 
-/// Mistakes in what stands in the same place in both versions.
+/// Invalid values of fields that both versions have in the same place.
 fn invalid_common_fields() -> Vec<(Value, &'static str)> {
     vec![
         (json!({ "replicas": -1 }), "spec.replicas: Invalid value: -1"),
@@ -83,7 +83,7 @@ fn invalid_common_fields() -> Vec<(Value, &'static str)> {
     ]
 }
 
-/// Mistakes in selectors and hooks.
+/// Invalid selectors and hooks.
 fn invalid_selectors_and_hooks() -> Vec<(Value, &'static str)> {
     vec![
         (
@@ -134,7 +134,7 @@ fn labels(count: usize) -> Value {
     labels.collect::<serde_json::Map<_, _>>().into()
 }
 
-/// Mistakes in fields that only v1beta1 has: v1alpha1 says them in annotations, which are no part of the schema.
+/// Invalid values of fields that only v1beta1 has: v1alpha1 has annotations for them, which the schema does not cover.
 fn invalid_pre_download() -> Vec<(Value, &'static str)> {
     vec![
         (
@@ -148,7 +148,7 @@ fn invalid_pre_download() -> Vec<(Value, &'static str)> {
     ]
 }
 
-/// Mistakes in the order of an update.
+/// Invalid update orders.
 fn invalid_update_order() -> Vec<(Value, &'static str)> {
     vec![
         (
@@ -190,7 +190,7 @@ fn invalid_update_order() -> Vec<(Value, &'static str)> {
     ]
 }
 
-/// Lists that are one longer than they may be.
+/// Lists that are one item too long.
 fn too_many_items() -> Vec<(Value, &'static str)> {
     let terms = |term: fn(usize) -> Value| (0..257).map(term).collect::<Value>();
     vec![
@@ -211,7 +211,7 @@ fn too_many_items() -> Vec<(Value, &'static str)> {
     ]
 }
 
-/// Mistakes in the limits of an update, which stand in different places.
+/// Invalid limits of an update, which the versions have in different places.
 fn invalid_limits() -> Vec<(Value, &'static str)> {
     vec![
         (json!({ "partition": -1 }), "it is -1; give a number of Pods"),

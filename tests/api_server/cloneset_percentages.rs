@@ -5,7 +5,7 @@ use serde_json::json;
 use crate::cloneset::{cloneset, cloneset_api, update_strategy};
 use crate::webhook_cluster::{assert_denied, create, merge};
 
-/// A large CloneSet, made well and then edited badly, and made badly.
+/// A large CloneSet: created valid and then updated to invalid values, and created invalid.
 #[tokio::test]
 async fn invalid_percentages_of_large_clonesets_are_rejected() {
     for version in ["apps.kruise.io/v1beta1", "apps.kruise.io/v1alpha1"] {
@@ -28,7 +28,7 @@ async fn invalid_percentages_of_large_clonesets_are_rejected() {
                 "",
                 "5000000000%",
             ];
-            // No `int32` holds the last.
+            // The last does not fit into `int32`.
             for invalid in texts
                 .map(|text| json!(text))
                 .into_iter()

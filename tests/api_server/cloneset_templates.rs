@@ -1,4 +1,4 @@
-//! Templates of CloneSets through the webhook and through the manager's own question.
+//! Templates of CloneSets through the webhook and through the manager's own dry run.
 
 use std::collections::BTreeMap;
 
@@ -46,7 +46,7 @@ fn claim() -> Value {
     })
 }
 
-/// The webhook's defaults are those that the manager gets where no webhook was asked, so both make one revision.
+/// The webhook's defaults equal those that the manager gets without the webhook, so both lead to one revision.
 #[tokio::test]
 async fn manager_dry_run_and_webhook_set_the_same_defaults() {
     let classes = dynamic_api(
@@ -107,8 +107,8 @@ async fn manager_dry_run_and_webhook_set_the_same_defaults() {
     );
 }
 
-/// The oldest release that is supported drops image volumes and their mounts; what follows them is not shifted by that.
-/// Sources of trust bundles all releases empty as long as nobody switches them on.
+/// The oldest supported release drops image volumes and their mounts; the indexes of later items do not shift. All
+/// releases empty the sources of trust bundles unless these are enabled.
 #[tokio::test]
 async fn volumes_of_disabled_features_are_stored_unchanged() {
     let volumes = json!([
@@ -149,7 +149,7 @@ async fn volumes_of_disabled_features_are_stored_unchanged() {
     assert_eq!(again["metadata"]["generation"], stored["metadata"]["generation"]);
 }
 
-/// A revision as the manager makes it is found again when it is read.
+/// A revision that the manager creates is found again when it is read.
 #[tokio::test]
 async fn stored_revision_equals_created_revision() {
     let admin = shared_cluster().admin().await;
@@ -168,7 +168,7 @@ async fn stored_revision_equals_created_revision() {
     let response = write::create_raw(&revisions, desired.request_body(&owner, 1)).await;
     let created = Revision::from(&serde_json::from_value(response.unwrap()).unwrap());
     assert!(desired.matches(&created));
-    // The Go implementation compares the bytes that are stored.
+    // The Go implementation compares the stored bytes.
     let key = format!("/registry/controllerrevisions/default/{}", desired.name);
     let found = etcd_request(
         shared_cluster().plane.store(),
@@ -258,7 +258,7 @@ async fn reapplying_a_manifest_changes_nothing() {
     }
 }
 
-/// In both versions the same. OpenKruise's v1beta1 looks at nothing.
+/// The same in both versions. OpenKruise's v1beta1 checks nothing.
 #[tokio::test]
 async fn in_place_only_rejects_other_template_changes() {
     let policies = [
@@ -290,7 +290,7 @@ async fn in_place_only_rejects_other_template_changes() {
 
         let change = |container| merge(&sets, &name, json!({ "spec": template(container) }));
         change(container("i:2", "100m")).await.unwrap();
-        // Without gate InPlaceWorkloadVerticalScaling.
+        // Without feature gate InPlaceWorkloadVerticalScaling.
         assert_denied(
             change(container("i:3", "150m")).await,
             "spec.template.spec/containers/0/resources/requests/cpu: Forbidden: a Pod cannot be changed in this",
@@ -327,7 +327,7 @@ async fn pods_to_delete_must_belong_to_the_cloneset() {
     merge(&beta, "naming", pods_to_delete(json!(["naming-1", "naming-2"])))
         .await
         .unwrap();
-    // However many there are, each is looked up.
+    // Every name is looked up, however many there are.
     let many: Vec<String> = (100..140).map(|n| format!("naming-{n}")).collect();
     assert_denied(
         merge(&alpha, "naming", pods_to_delete(json!(many))).await,
@@ -335,8 +335,8 @@ async fn pods_to_delete_must_belong_to_the_cloneset() {
     );
 }
 
-/// A policy for all kinds looks at the object of the dry run too: it has the CloneSet's labels and annotations, and what is refused of it alone
-/// does not refuse the CloneSet.
+/// A policy for all kinds also evaluates the object of the dry run: it has the CloneSet's labels and annotations, and a
+/// denial of that object alone does not reject the CloneSet.
 #[tokio::test]
 async fn policy_denying_the_dry_run_does_not_reject_the_cloneset() {
     let plane = &shared_cluster().plane;

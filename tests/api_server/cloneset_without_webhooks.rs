@@ -1,4 +1,4 @@
-//! CloneSet where no webhook of ours answers: the schema and the policies alone.
+//! CloneSet without our webhooks: only the schema and the policies.
 
 use std::sync::LazyLock;
 
@@ -11,10 +11,10 @@ use crate::cloneset_invalid as mistakes;
 use crate::connect::connect;
 use crate::webhook_cluster::{PATIENCE, assert_denied, create, dynamic_api, install};
 
-/// The policy, as the API server names who refuses.
+/// The policy, as the API server names it in a denial.
 const POLICY: &str = "ValidatingAdmissionPolicy 'kruise-cloneset-selector'";
 
-/// An API server that knows our kinds and policies, and nobody who would answer for them.
+/// An API server with our CRDs and policies, and no programs of ours.
 static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
     let plane = ControlPlane::start().unwrap();
     install(&plane, "crds");
@@ -40,7 +40,7 @@ async fn cloneset_api() -> Api<DynamicObject> {
     )
 }
 
-/// Other labels of the template.
+/// Changes the labels of the template.
 fn template_labels(labels: Value) -> Value {
     json!({ "template": { "metadata": { "labels": labels } } })
 }

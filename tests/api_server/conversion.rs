@@ -68,7 +68,7 @@ async fn recreate_request_survives_v1alpha1_update() {
     assert!(after["metadata"]["annotations"][keys::CRR_CONDITIONS].is_null());
 }
 
-/// What a manager that speaks v1alpha1 only does: the snapshot as an annotation.
+/// What a manager that only knows v1alpha1 writes: the snapshot as an annotation.
 #[tokio::test]
 async fn v1alpha1_annotations_convert_to_status() {
     let cluster = shared_cluster();

@@ -1,4 +1,4 @@
-//! Objects that were stored under upstream's CRDs, after ours were applied over them.
+//! Objects stored under upstream's CRDs, after ours were applied over them.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ fn plurals() -> [&'static str; 4] {
     Kind::ALL.map(|kind| kind.info().plural)
 }
 
-/// Upstream's CRDs, with `stored` as the version that is stored.
+/// Installs upstream's CRDs, with `stored` as the storage version.
 fn install_upstream(plane: &ControlPlane, stored: &str) {
     for plural in plurals() {
         let file = format!(
@@ -29,7 +29,7 @@ fn install_upstream(plane: &ControlPlane, stored: &str) {
             version["storage"] = json!(version["name"] == stored);
         }
         plane.apply(&crd.to_string()).unwrap();
-        // `kubectl wait` gives up at once where there are no conditions yet.
+        // `kubectl wait` fails at once if there are no conditions yet.
         let name = format!("crd/{plural}.apps.kruise.io");
         let path = r#"-o=jsonpath={.status.conditions[?(@.type=="Established")].status}"#;
         let established = || plane.kubectl(&["get", &name, path]).is_ok_and(|s| s == "True");
@@ -44,8 +44,8 @@ fn old_object(version: &str, kind: &str, spec: Value) -> Value {
     json!({ "apiVersion": version, "kind": kind, "metadata": { "name": "old" }, "spec": spec })
 }
 
-/// Tries until the API server refuses, which takes a moment to heed a new schema or policy. What is tried must not be
-/// stored: a mistake that is stored is let be.
+/// Retries until the API server rejects the attempt: a new schema or policy takes a moment to be enforced. The attempt
+/// must not be stored, as a stored error is tolerated.
 async fn wait_until_rejected(description: &str, attempt: impl AsyncFn() -> Result<Value, String>) {
     let started = Instant::now();
     while attempt().await.is_ok() {
@@ -57,7 +57,7 @@ async fn wait_until_rejected(description: &str, attempt: impl AsyncFn() -> Resul
     }
 }
 
-/// What our rules would refuse today stays updatable, as long as the update leaves it alone.
+/// A stored value that our rules would reject today can be kept by updates.
 #[tokio::test]
 async fn stored_invalid_job_can_be_updated() {
     let plane = ControlPlane::start().unwrap();
@@ -164,8 +164,8 @@ async fn stored_invalid_cloneset_can_be_updated() {
         .unwrap();
 }
 
-/// The manager's authority is in a field that the manifests do not have, so that applying them again
-/// leaves it alone.
+/// The manager's certificate authority is in a field that the manifests do not have, so that applying them again keeps
+/// it.
 #[test]
 fn reapplying_manifests_keeps_the_ca_bundle() {
     let plane = ControlPlane::start().unwrap();
@@ -203,8 +203,8 @@ fn reapplying_manifests_keeps_the_ca_bundle() {
     assert_eq!(read(hooks, "{.webhooks[0].clientConfig.caBundle}"), authority);
 }
 
-/// A manager on the host writes a URL in the place of the Service. Applying takes it away, keeps the authority, and
-/// the manager points the API server at itself again.
+/// A manager on the host writes a URL instead of the Service. Applying removes it and keeps the authority, and the
+/// manager sets the URL again.
 #[test]
 fn reapplying_manifests_with_a_manager_on_the_host() {
     let plane = ControlPlane::start().unwrap();
@@ -246,13 +246,13 @@ fn reapplying_manifests_with_a_manager_on_the_host() {
     replica.shutdown.cancel();
 }
 
-/// A certificate authority, as the API server wants it in a CRD: any will do.
+/// A certificate authority that the API server accepts in a CRD: any valid one.
 fn ca_bundle(plane: &ControlPlane) -> String {
     use base64::Engine;
     base64::prelude::BASE64_STANDARD.encode(std::fs::read(plane.ca()).unwrap())
 }
 
-/// The spec of a CloneSet as v1alpha1 says it.
+/// The spec of a CloneSet in v1alpha1.
 fn in_place_only_spec() -> Value {
     json!({
         "selector": { "matchLabels": { "app": "a" } },
@@ -261,8 +261,8 @@ fn in_place_only_spec() -> Value {
     })
 }
 
-/// What was stored as v1alpha1 is stored as v1beta1 once our manager leads, and the CRDs say so; and the API server need
-/// not convert it at each write for those who wrote it in v1alpha1.
+/// Objects stored as v1alpha1 are stored as v1beta1 once our manager is leader, and the CRDs' status says so; the API
+/// server then need not convert them at each write for field managers that wrote v1alpha1.
 #[tokio::test]
 async fn storage_version_migration_rewrites_v1alpha1_objects() {
     let plane = ControlPlane::start().unwrap();
@@ -326,8 +326,8 @@ async fn storage_version_migration_rewrites_v1alpha1_objects() {
     replica.shutdown.cancel();
 }
 
-/// Who writes v1alpha1 after everything is stored as v1beta1 leaves managed fields of it, for which each later write
-/// would need the conversion webhook. The next leader drops them, but for those of server-side apply.
+/// A client that writes v1alpha1 after everything is stored as v1beta1 leaves v1alpha1 managedFields, which make each
+/// later write depend on the conversion webhook. The next leader drops them, except for those of server-side apply.
 #[test]
 fn next_leader_drops_v1alpha1_managed_fields() {
     let plane = ControlPlane::start().unwrap();
@@ -363,7 +363,7 @@ fn next_leader_drops_v1alpha1_managed_fields() {
     next.shutdown.cancel();
 }
 
-/// A request that was made before our webhooks were there gets its labels once; from then on they stay.
+/// A request created before our webhooks existed gets its labels once; from then on they cannot be removed.
 #[tokio::test]
 async fn request_labels_can_be_set_once() {
     let plane = ControlPlane::start().unwrap();

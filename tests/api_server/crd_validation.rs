@@ -1,4 +1,4 @@
-//! What the API server itself checks and fills in, without any webhook.
+//! What the API server itself validates and defaults, without any webhook.
 
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::node_image::NodeImage;
@@ -130,7 +130,7 @@ fn invalid_limits() -> Vec<(Value, &'static str)> {
     ]
 }
 
-/// What is wrong with a job's spec, and the words for it.
+/// Invalid specs of a job, and text of the error.
 fn invalid_job_specs() -> Vec<(Value, &'static str)> {
     let mut all = invalid_selection();
     all.extend(invalid_limits());
@@ -252,7 +252,7 @@ async fn invalid_node_images_are_rejected_with_a_message() {
     }
 }
 
-/// A job says no more than its image, whether or not a webhook is there to fill in the rest.
+/// A job with only an image is valid, with or without a webhook to set the defaults.
 #[tokio::test]
 async fn job_without_completion_policy_is_valid_without_webhook() {
     let plane = ControlPlane::start().unwrap();
@@ -273,7 +273,7 @@ async fn job_without_completion_policy_is_valid_without_webhook() {
     assert!(!explained.contains("-required-"), "{explained}");
 }
 
-/// Both programs read into these types; an object that says nothing must not stop their watches.
+/// Both programs parse these types; an empty object must not stop their watches.
 #[tokio::test]
 async fn empty_objects_can_be_deserialized() {
     let admin = shared_cluster().admin().await;
@@ -312,7 +312,7 @@ async fn printer_columns_and_short_names() {
         "updatedReadyReplicas": 0 });
     let set = json!({ "selector": { "matchLabels": { "a": "b" } }, "template": {
         "metadata": { "labels": { "a": "b" } }, "spec": { "containers": [{ "name": "app", "image": "i" }] } } });
-    // Kind, short name, spec, status; columns and what is in the row; columns that are shown where asked for alone.
+    // Kind, short name, spec, status; columns and values of the row; columns that are only shown with `-o wide`.
     let cases = [
         (
             ("NodeImage", "nodeimages"),

@@ -1,4 +1,4 @@
-//! Each daemon writes about its own node only, proven with tokens that the API server bound to nodes.
+//! Each daemon may only write about its own node; tested with tokens that the API server bound to nodes.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ fn node_image(name: &str) -> Value {
     json!({ "apiVersion": BETA, "kind": "NodeImage", "metadata": { "name": name } })
 }
 
-/// Nodes `a` and `b`, and the daemon of `a`.
+/// Creates nodes `a` and `b`, and returns the client of the daemon on `a`.
 async fn create_nodes_and_daemon(a: &str, b: &str) -> Cluster {
     let nodes = dynamic_api(&shared_cluster().admin().await, "v1", "Node", None);
     for name in [a, b] {
@@ -72,7 +72,7 @@ async fn daemon_writes_only_its_own_request_status() {
     merge_status(&requests, "for-requests-a", status.clone())
         .await
         .unwrap();
-    // The older version is no way around it.
+    // The older version does not bypass the fence.
     let old = dynamic_api(
         &daemon,
         "apps.kruise.io/v1alpha1",
@@ -83,7 +83,7 @@ async fn daemon_writes_only_its_own_request_status() {
     assert_denied(write_foreign, "which is for node requests-b");
 }
 
-/// The annotation that tells of containers, on Pods of the own node; not a word more of any Pod.
+/// The daemon may write the annotation with container metadata on Pods of its own node, and nothing else of any Pod.
 #[tokio::test]
 async fn daemon_writes_one_annotation_of_its_own_pods_only() {
     const META: &str = "apps.kruise.io/runtime-containers-meta";
@@ -175,7 +175,8 @@ async fn daemon_publishes_events_of_its_own_host_only() {
     );
 }
 
-/// As deploy/README.md says how to install into another namespace; and the webhooks' account is that of the overlay.
+/// Follows the steps of deploy/README.md to install into another namespace; the webhooks' account is that of the
+/// overlay.
 #[tokio::test]
 async fn installation_in_another_namespace_is_fenced() {
     let plane = ControlPlane::start().unwrap();
@@ -211,7 +212,7 @@ async fn installation_in_another_namespace_is_fenced() {
     create(&secrets, secret("kruise-manager-webhook-certs"))
         .await
         .unwrap();
-    // What kustomize itself would do, it refuses: it puts everything into one namespace.
+    // kustomize's own namespace field does not work: it puts everything into one namespace.
     let overlay = plane.dir().join("overlay");
     std::fs::create_dir_all(&overlay).unwrap();
     let text =
@@ -223,7 +224,7 @@ async fn installation_in_another_namespace_is_fenced() {
     assert!(refused.to_string().contains("ID conflict"), "{refused}");
 }
 
-/// How `to` is reached from the folder `from`: kustomize takes no absolute path.
+/// Relative path from folder `from` to `to`: kustomize accepts no absolute path.
 fn relative_path(from: &std::path::Path, to: &str) -> String {
     let from = std::fs::canonicalize(from).unwrap();
     format!(
@@ -253,7 +254,7 @@ async fn token_without_node_writes_nothing() {
     .await;
 }
 
-/// As the daemon's Pods have them: the claim comes from the Pod's node.
+/// As for the daemon's Pods: the claim comes from the Pod's node.
 #[tokio::test]
 async fn pod_token_carries_its_node() {
     let cluster = shared_cluster();
@@ -287,7 +288,7 @@ async fn pod_token_carries_its_node() {
         .unwrap();
 }
 
-/// A policy takes a moment after its creation until the API server heeds it; then it refuses with `message`.
+/// Waits until a new policy is enforced, which takes a moment; then the denial has `message`.
 pub async fn wait_until_denied<F: Future<Output = Result<Value, String>>>(
     attempt: impl Fn() -> F,
     message: &str,

@@ -1,4 +1,4 @@
-//! Label `policy.kruise.io/delete-protection`, on every kind that it protects.
+//! Label `policy.kruise.io/delete-protection`, on every protected kind.
 
 use std::time::Duration;
 
@@ -111,7 +111,7 @@ async fn delete_protection_covers_every_kind() {
                 dry_run_delete(&api, name).await,
                 &format!("{DENIAL_PREFIX}{denial}"),
             ),
-            // Its webhook is another test's.
+            // Its webhook is covered by another test.
             None if kind == "Namespace" => {}
             None => drop(dry_run_delete(&api, name).await.unwrap()),
         }
@@ -126,7 +126,7 @@ async fn delete_protection_covers_every_kind() {
     }
 }
 
-/// The namespace says what holds it up, and goes once the label is off.
+/// The Namespace's status names what blocks its deletion, and it is deleted once the label is removed.
 #[tokio::test]
 async fn namespace_deletion_is_blocked_by_protected_cloneset() {
     let controllers = Options {

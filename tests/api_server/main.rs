@@ -1,5 +1,5 @@
-//! What is installed, on a real API server: CRDs and their rules, admission and conversion by our own
-//! server, and what the service accounts may do. One API server serves all tests of this file.
+//! The installed objects on a real API server: CRDs and their rules, admission and conversion by our own server, and
+//! what the service accounts may do. One API server serves all tests of this target.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod admission;

@@ -1,4 +1,4 @@
-//! What the tokens of the manager and of the webhooks may write, beyond what their roles say.
+//! What the tokens of the manager and of the webhooks may write, within the permissions of their roles.
 
 use kube::api::{Api, DeleteParams, DynamicObject};
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ fn cloneset_owner() -> Value {
     owner_references("apps.kruise.io/v1beta1", "CloneSet")
 }
 
-/// A Pod of that owner.
+/// A Pod with these owners.
 fn pod_with_owners(name: &str, owners: Value) -> Value {
     json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name, "ownerReferences": owners },
         "spec": { "automountServiceAccountToken": false, "containers": [{ "name": "app", "image": "i:1" }] } })
@@ -66,7 +66,7 @@ async fn manager_writes_pods_of_clonesets_only() {
     );
     let barrier = json!({ "metadata": { "annotations": { "a": "1" } } });
     merge(&pods, "m-theirs", barrier).await.unwrap();
-    // A Pod of nobody is adopted, and nothing else.
+    // A Pod without an owner may be adopted, and nothing else.
     create(&admin_pods, pod_with_owners("m-orphan", json!([])))
         .await
         .unwrap();

@@ -1,13 +1,13 @@
-//! What the Pods of our programs get: of the node, for each runtime that there is a folder for, and of rights.
+//! What the Pods of our programs may use of the node, for each runtime that has a folder, and their permissions.
 
 use serde_json::Value;
 
 use crate::webhook_cluster::shared_cluster;
 
-/// The DaemonSet of a folder in `deploy`, as the API server takes it.
+/// The DaemonSet of a folder in `deploy`, as the API server accepts it.
 fn daemon_set(folder: &str) -> Value {
     let path = format!("{}/../deploy/{folder}", env!("CARGO_MANIFEST_DIR"));
-    // Nothing else: a webhook server is reached by its address here, which excludes the Service that is applied.
+    // Only the DaemonSet: the webhooks are registered by address here, so the folder's Service cannot be applied.
     let only = [
         "--selector=control-plane=daemon",
         "--dry-run=server",
@@ -19,14 +19,14 @@ fn daemon_set(folder: &str) -> Value {
     object
 }
 
-/// Seconds for which a token is asked for; for exactly 3607 the API server gives one that lives for a year.
+/// Requested lifetime of a token in seconds; for exactly 3607 the API server issues one that lasts a year.
 fn token_lifetime(volume: &Value) -> i64 {
     volume["projected"]["sources"][0]["serviceAccountToken"]["expirationSeconds"]
         .as_i64()
         .unwrap()
 }
 
-/// The manager's and the webhooks' Pods would be let into a namespace of the strictest kind.
+/// The Pods of the manager and of the webhooks comply with Pod security level `restricted`.
 #[test]
 fn deployments_comply_with_restricted_pod_security() {
     let plane = &shared_cluster().plane;
@@ -49,7 +49,7 @@ fn deployments_comply_with_restricted_pod_security() {
         assert_eq!(spec["containers"][0]["args"][0], format!("--role={role}"));
         assert_eq!(spec["automountServiceAccountToken"], false, "{name}");
         assert_eq!(token_lifetime(&spec["volumes"][0]), 3600, "{name}");
-        // Neither is there in this namespace.
+        // Neither exists in this namespace.
         spec.as_object_mut()
             .unwrap()
             .retain(|key, _| key != "priorityClassName" && !key.starts_with("serviceAccount"));

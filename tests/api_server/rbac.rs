@@ -182,7 +182,8 @@ const WEBHOOK_DENIED: &[Access] = &[
 fn can_i(account: &str, (verb, resource, namespace): &Access) -> bool {
     let as_user = format!("--as=system:serviceaccount:kruise-system:{account}");
     let mut args = vec!["auth", "can-i", *verb];
-    // kubectl means a name by what follows the slash, and has a flag for subresources; the names here have several words.
+    // kubectl takes the part after the slash as a name, and has a flag for subresources; the names here have several
+    // words.
     let subresource;
     match resource.rsplit_once('/') {
         Some((resource, sub)) if !sub.contains(['-', '.']) => {
@@ -197,7 +198,7 @@ fn can_i(account: &str, (verb, resource, namespace): &Access) -> bool {
         format!("--namespace={namespace}")
     };
     args.extend([scope.as_str(), as_user.as_str()]);
-    // It says "no" with a failure.
+    // kubectl exits with an error when the answer is "no".
     shared_cluster()
         .plane
         .kubectl(&args)

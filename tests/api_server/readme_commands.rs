@@ -1,5 +1,5 @@
-//! The commands of `deploy/README.md` that look for what needs kruise-rs, that save and restore a Helm release, and that
-//! take kruise-rs away for OpenKruise.
+//! The commands of `deploy/README.md` that find users of kruise-rs, that save and restore a Helm release, and that
+//! replace kruise-rs by OpenKruise.
 
 use std::process::Command;
 use std::sync::LazyLock;
@@ -10,7 +10,7 @@ use testbed::cluster::ControlPlane;
 /// An API server without controllers and without programs of ours.
 static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| ControlPlane::start().unwrap());
 
-/// The indented or plain block of code that has these words.
+/// The indented or plain code block that contains this text.
 fn code_block(text: &str) -> String {
     let page = include_str!("../../deploy/README.md");
     let mut blocks = page
@@ -25,7 +25,7 @@ fn code_block(text: &str) -> String {
     block.to_owned()
 }
 
-/// What a shell prints, in which `kubectl` is that of the bed.
+/// Output of a shell script in which `kubectl` is the bed's.
 fn run_shell(plane: &ControlPlane, script: &str) -> String {
     let kubectl = plane.kubectl_command();
     let folder = std::path::Path::new(kubectl.get_program()).parent().unwrap();
@@ -39,7 +39,7 @@ fn run_shell(plane: &ControlPlane, script: &str) -> String {
         command.env(name, value.unwrap());
     }
     let output = command.output().unwrap();
-    // Not by its exit code: `grep` fails where it finds nothing, and a loop ends with its last command.
+    // Not by exit code: `grep` fails without a match, and a loop returns the status of its last command.
     let stderr = String::from_utf8(output.stderr).unwrap();
     let errors: Vec<_> = stderr
         .lines()
@@ -135,7 +135,7 @@ fn removal_commands_list_objects_that_need_the_manager() {
     assert_eq!(found.lines().count(), 4, "nothing else is printed: {found}");
 }
 
-/// With two revisions of some hundred kilobytes, which `kubectl apply` has no room for in an annotation.
+/// With two revisions of some hundred kilobytes, too large for the annotation of `kubectl apply`.
 #[test]
 fn saved_helm_release_can_be_restored() {
     let plane = &*PLANE;

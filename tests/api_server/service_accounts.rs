@@ -1,5 +1,5 @@
-//! `kruise-manager` itself, as the service account that users run it as: its roles are enough for
-//! everything it does, the fence lets the daemon's part through, and nothing is refused on the way.
+//! `kruise-manager` itself, with the service account of an installation: its roles suffice for everything it does, the
+//! fence allows the daemon's part, and no request is denied.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::webhook_cluster::{
 use support::readiness::http_get;
 use support::waits;
 
-/// The arguments of OpenKruise's Helm chart but for addresses, which are the bed's.
+/// Arguments of OpenKruise's Helm chart, with the bed's addresses.
 fn chart_arguments(arguments: &str) -> Vec<String> {
     let is_relevant = |argument: &&str| !argument.contains("addr=") && !argument.contains("socket-file=");
     arguments.lines().filter(is_relevant).map(str::to_owned).collect()
@@ -24,12 +24,12 @@ fn chart_arguments(arguments: &str) -> Vec<String> {
 
 const BETA: &str = "apps.kruise.io/v1beta1";
 
-/// What it said.
+/// Its log.
 fn log_of(manager: &Manager) -> String {
     std::fs::read_to_string(manager.log()).unwrap()
 }
 
-/// The object as soon as `is` it.
+/// Returns the object once `predicate` holds.
 async fn wait_until(
     api: &Api<DynamicObject>,
     name: &str,
@@ -71,7 +71,7 @@ async fn create_ready_node(admin: &Cluster) {
     merge_status(&nodes, "n1", status).await.unwrap();
 }
 
-/// An API server with our manager, which leads, and one node; and its administrator.
+/// Starts an API server with our manager as leader, one node, and an administrator's client.
 async fn start_cluster() -> (ControlPlane, Manager, Cluster) {
     let plane = ControlPlane::start().unwrap();
     install(&plane, "default");
@@ -88,7 +88,7 @@ async fn start_cluster() -> (ControlPlane, Manager, Cluster) {
     (plane, manager, admin)
 }
 
-/// As the daemon of the node.
+/// Client with the account of the node's daemon.
 async fn daemon_client(plane: &ControlPlane) -> Cluster {
     connect(
         &plane
@@ -98,7 +98,7 @@ async fn daemon_client(plane: &ControlPlane) -> Cluster {
     .await
 }
 
-/// Waits until each of these words is the beginning of a line of level INFO.
+/// Waits until each of these texts begins a line of level INFO.
 async fn wait_for_logs(manager: &Manager, messages: &[&str]) {
     for text in messages {
         waits::wait_for_log(manager.log(), text, "").await;
@@ -110,7 +110,7 @@ fn assert_nothing_forbidden(manager: &Manager) {
     assert!(!log.contains("orbidden"), "something was refused: {log}");
 }
 
-/// A job with a pull secret, and the NodeImage once it is asked for the image.
+/// Creates a job with a pull secret, and returns the NodeImage once it has the image.
 async fn create_job_with_secret(admin: &Cluster) -> Value {
     let images = dynamic_api(admin, BETA, "NodeImage", None);
     wait_until(&images, "n1", "the NodeImage", |_| true).await;
@@ -183,7 +183,7 @@ async fn job_with_pull_secret_runs_with_real_accounts() {
     .await;
 }
 
-/// The object once its condition has that status.
+/// Returns the object once its condition has that status.
 async fn wait_for_condition(api: &Api<DynamicObject>, name: &str, type_: &str, status: &str) {
     let what = format!("{type_} {status}");
     wait_until(api, name, &what, |object| {
@@ -241,7 +241,7 @@ async fn recreate_request_runs_with_real_accounts() {
     .await;
 }
 
-/// Label `Cascading` refuses the deletion of a Namespace while there are active Pods or bound claims in it.
+/// Label value `Cascading` blocks the deletion of a Namespace while it has active Pods or bound claims.
 async fn check_cascading_namespace_protection(plane: &ControlPlane) {
     let admin = connect(plane.kubeconfig()).await;
     let namespaces = dynamic_api(&admin, "v1", "Namespace", None);
@@ -290,7 +290,7 @@ async fn check_cascading_namespace_protection(plane: &ControlPlane) {
     dry_run_delete().await.unwrap();
 }
 
-/// As `deploy/` runs them: each half as its own account, and neither is refused anything.
+/// As `deploy/` runs them: each role with its own account, and neither is denied anything.
 #[tokio::test]
 async fn separate_webhooks_and_controllers_with_real_accounts() {
     let plane = ControlPlane::start().unwrap();
@@ -320,7 +320,7 @@ async fn separate_webhooks_and_controllers_with_real_accounts() {
         assert_nothing_forbidden(process);
     }
     check_cascading_namespace_protection(&plane).await;
-    // Another authority is made by the one, and served by the other.
+    // One role creates another authority, and the other serves it.
     let certificates = [
         "delete",
         "--namespace=kruise-system",
@@ -341,7 +341,7 @@ async fn separate_webhooks_and_controllers_with_real_accounts() {
     wait_for_webhooks(&plane);
 }
 
-/// A daemon tries whether it is fenced, and says so where it is not.
+/// A daemon checks whether it is fenced, and reports it if it is not.
 #[tokio::test]
 async fn daemon_reports_whether_it_is_fenced() {
     let plane = ControlPlane::start().unwrap();
@@ -380,7 +380,7 @@ async fn daemon_reports_whether_it_is_fenced() {
         .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node("n1"))
         .unwrap();
     let health = format!("127.0.0.1:{}", testbed::port::reserve().unwrap());
-    // As in a cluster the account is not given by flag.
+    // As in a cluster, the account is not given by flag.
     let mut daemon = plane
         .component("kruise-daemon", support::binaries::daemon())
         .args(chart_arguments(include_str!("../data/flags/chart-daemon.txt")))

@@ -1,4 +1,4 @@
-//! The API server with everything from `deploy/default`, and our webhook server as the manager's account.
+//! The API server with everything from `deploy/default`, and our webhook server with the manager's account.
 
 use std::sync::LazyLock;
 
@@ -29,13 +29,13 @@ pub fn shared_cluster() -> &'static WebhookCluster {
     &SHARED_CLUSTER
 }
 
-/// Installs what users install, the way they do.
+/// Installs a folder as users do.
 pub fn install(plane: &ControlPlane, folder: &str) {
     let path = format!("{}/../deploy/{folder}", env!("CARGO_MANIFEST_DIR"));
     plane.kubectl(&["apply", "-k", &path]).unwrap();
 }
 
-/// A webhook server in a thread with a runtime of its own, that lives until it is told to end.
+/// A webhook server in a thread with its own runtime; runs until it is stopped.
 pub struct WebhookReplica {
     pub port: u16,
     pub leading_tx: watch::Sender<bool>,
@@ -43,7 +43,7 @@ pub struct WebhookReplica {
 }
 
 impl WebhookReplica {
-    /// One that does not lead yet.
+    /// Starts a replica that is not leader yet.
     pub fn start(plane: &ControlPlane) -> Self {
         Self::start_with(plane, "")
     }
@@ -94,7 +94,7 @@ impl WebhookReplica {
     }
 }
 
-/// Waits until webhooks answer and convert.
+/// Waits until the webhooks respond and convert.
 pub fn wait_for_webhooks(plane: &ControlPlane) {
     let request = json!({
         "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
@@ -106,7 +106,7 @@ pub fn wait_for_webhooks(plane: &ControlPlane) {
         Ok(error.contains("there is no such Pod").then_some(()))
     })
     .unwrap();
-    // Where a feature gate is off, jobs are refused.
+    // Jobs are denied when a feature gate is off.
     wait_for_conversion(plane, &["CloneSet", "NodeImage"]);
 }
 
@@ -131,12 +131,12 @@ impl WebhookCluster {
         connect(self.plane.kubeconfig()).await
     }
 
-    /// As a service account of `kruise-system`, with a token that is bound to `bound`.
+    /// Client with a service account of `kruise-system` and a token that is bound to `bound`.
     pub async fn account(&self, name: &str, bound: Bound<'_>) -> Cluster {
         connect(&self.plane.kubeconfig_for("kruise-system", name, bound).unwrap()).await
     }
 
-    /// A Pod with the given status, on a node that need not exist.
+    /// Creates a Pod with the given status, on a node that need not exist.
     pub async fn create_pod(&self, name: &str, node: Option<&str>, status: Value) {
         let mut spec = json!({
             "terminationGracePeriodSeconds": 7,
@@ -162,7 +162,7 @@ impl WebhookCluster {
     }
 }
 
-/// The status of a running Pod as [`World::pod`] makes them.
+/// Status of a running Pod that [`WebhookCluster::create_pod`] creates.
 pub fn running_status() -> Value {
     let status = |name: &str, id: &str| {
         json!({ "name": name, "containerID": id, "restartCount": 2, "ready": true, "image": "i", "imageID": "i",
@@ -194,7 +194,7 @@ pub async fn create(api: &Api<DynamicObject>, object: Value) -> Result<Value, St
     }
 }
 
-/// What would come of a creation, which is not stored.
+/// Result of a create with dry run.
 pub async fn dry_run_create(api: &Api<DynamicObject>, object: Value) -> Result<Value, String> {
     let params = PostParams {
         dry_run: true,
@@ -213,7 +213,7 @@ pub async fn merge(api: &Api<DynamicObject>, name: &str, patch: Value) -> Result
     merge_with(api, name, patch, PatchParams::default()).await
 }
 
-/// What would come of a patch, which is not stored.
+/// Result of a patch with dry run.
 pub async fn dry_run_merge(api: &Api<DynamicObject>, name: &str, patch: Value) -> Result<Value, String> {
     merge_with(api, name, patch, PatchParams::default().dry_run()).await
 }
@@ -244,7 +244,7 @@ pub async fn get(api: &Api<DynamicObject>, name: &str) -> Value {
     serde_json::to_value(api.get(name).await.unwrap()).unwrap()
 }
 
-/// `what` was refused, with `message` in the words.
+/// Asserts that `what` was denied with `message`.
 #[track_caller]
 pub fn assert_denied(result: Result<Value, String>, message: &str) {
     match result {

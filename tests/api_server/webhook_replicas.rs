@@ -15,8 +15,8 @@ fn crd_field(plane: &ControlPlane, path: &str) -> String {
 const URL_PATH: &str = "{.spec.conversion.webhook.clientConfig.url}";
 const CA_BUNDLE_PATH: &str = "{.spec.conversion.webhook.clientConfig.caBundle}";
 
-/// Only the leader is pointed at, and its feature gates count; when it goes the next takes over with the same authority; and when the
-/// certificates are lost there are new ones, without anyone's help.
+/// The API server calls only the leader, whose feature gates count; when it stops, the next leader takes over with the
+/// same authority; lost certificates are created again without manual steps.
 #[test]
 fn webhook_replica_takes_over_and_certificates_are_renewed() {
     let plane = ControlPlane::start().unwrap();
@@ -72,7 +72,7 @@ fn webhook_replica_takes_over_and_certificates_are_renewed() {
     second.shutdown.cancel();
 }
 
-/// Where the authority is lost it comes back, and a webhook that another installation left under our name goes.
+/// A removed authority is restored, and a webhook that another installation left under our name is deleted.
 #[test]
 fn webhook_client_configs_are_restored() {
     let plane = ControlPlane::start().unwrap();

@@ -38,7 +38,7 @@ async fn daemon_kill_during_restart_causes_one_restart() {
     assert_eq!(test.daemon_writes("web"), 2);
 }
 
-/// What the daemon says of the one restart in this test's namespace.
+/// Restart count and status of the one restart in this test's namespace, from the daemon.
 fn restart_status<G: Deref<Target = DaemonCluster>>(test: &TestNamespace<G>) -> Value {
     let runtime = &test.cluster.node.runtime;
     let mut command = runtime.command(support::binaries::daemon());

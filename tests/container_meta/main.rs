@@ -1,6 +1,6 @@
-//! What is told of containers, and restarts for the environment, on a real node: kubelet, containerd, runc, and
-//! the daemon as its own service account behind the fence. No manager runs: the test begins updates in place by
-//! the condition that a workload sets.
+//! Container metadata, and restarts for changed environment, on a real node: kubelet, containerd, runc, and the daemon
+//! with its own service account behind the fence. No manager runs: the test starts in-place updates by the condition
+//! that a workload sets.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod daemon_outage;
@@ -38,7 +38,7 @@ async fn metadata_of_owned_pods_is_written_once() {
     assert_eq!(pod.hashes("plain"), hashes("plain", env_hash([])));
     assert_eq!(pod.pod.uid(), created.uid());
 
-    // By its controller; the first of these two Pods is as good as told of when the second is.
+    // It depends on the Pod's controller; once the second Pod has metadata, the first would have it, too.
     test.create_plain_pod("other", json!({})).await;
     let job = json!({"apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob", "metadata": {"name": "owner"},
         "spec": {"image": "busybox:1.36", "completionPolicy": {"type": "Never"}}});
@@ -80,7 +80,7 @@ async fn env_change_restarts_one_container_during_update_only() {
             .await;
         let edit = json!({"metadata": {"annotations": {"cfg": "two\nlines=2"}}});
         if pod == "web" {
-            // Outside an update: what follows in the other Pod shows that nothing comes of it.
+            // No update is in progress: the metadata of the other Pod shows that nothing happens here.
             test.patch_pod(pod, edit).await;
         } else {
             test.begin_update(pod).await;
@@ -108,7 +108,7 @@ async fn env_change_restarts_one_container_during_update_only() {
     );
 }
 
-/// An image of one file: nothing in it could print an environment.
+/// An image of one file: it has no program that could print the environment.
 #[tokio::test]
 async fn env_is_read_from_image_without_shell() {
     let test = shared_cluster().await;
@@ -122,14 +122,14 @@ async fn env_is_read_from_image_without_shell() {
         .await;
     let pod = test.wait_restarted("web", "bare", 1).await;
     assert_eq!(pod.hashes("bare").1, env_hash([("VER", "v2")]));
-    // A label that goes leaves an empty value.
+    // A removed label leaves an empty value.
     test.patch_pod("web", json!({"metadata": {"labels": {"ver": null}}}))
         .await;
     let pod = test.wait_restarted("web", "bare", 2).await;
     assert_eq!(pod.hashes("bare").1, env_hash([("VER", "")]));
 }
 
-/// Kubelet restarts a container whose image changes; its hook must not run for the environment once more.
+/// Kubelet restarts a container whose image changes; its hook must not run again for the environment.
 #[tokio::test]
 async fn image_and_env_change_is_one_restart_with_one_hook() {
     let test = shared_cluster().await;
@@ -152,7 +152,7 @@ async fn image_and_env_change_is_one_restart_with_one_hook() {
     assert_eq!(test.daemon_writes("web"), 2);
 }
 
-/// The hook of a restart for the environment alone, and the unknown fields of a Pod that somebody else has told of.
+/// The preStop hook also runs for a restart for the environment alone, and foreign annotations are kept.
 #[tokio::test]
 async fn pre_stop_hook_runs_and_other_annotations_stay() {
     let test = shared_cluster().await;

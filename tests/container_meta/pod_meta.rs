@@ -1,4 +1,4 @@
-//! Pods to be told of, and words to ask what was.
+//! Pods with container metadata, and helpers to read it.
 
 use k8s_openapi::api::core::v1::Pod;
 use kruise_api::in_place::{RuntimeContainerMeta, RuntimeContainerMetaSet};
@@ -8,20 +8,19 @@ use serde_json::{Value, json};
 
 use crate::fixture::{DaemonCluster, TestNamespace, container_statuses};
 
-/// The annotation.
 pub const META_ANNOTATION: &str = "apps.kruise.io/runtime-containers-meta";
 
-/// A variable that follows an annotation.
+/// A variable whose value comes from an annotation.
 pub fn env_from_annotation(name: &str, key: &str) -> Value {
     json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": format!("metadata.annotations['{key}']")}}})
 }
 
-/// A variable that follows a label.
+/// A variable whose value comes from a label.
 pub fn env_from_label(name: &str, key: &str) -> Value {
     json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": format!("metadata.labels['{key}']")}}})
 }
 
-/// A container that notes its `CFG` in `/log/POD-NAME.env` and ends at TERM, after `SECONDS` if that is set.
+/// A container that writes its `CFG` to `/log/POD-NAME.env` and ends at TERM, after `SECONDS` if that is set.
 pub fn container(name: &str, env: &[Value]) -> Value {
     let script = format!(
         "printf '%s\\0' \"$CFG\" >> /log/$HOSTNAME-{name}.env; \
@@ -31,7 +30,7 @@ pub fn container(name: &str, env: &[Value]) -> Value {
     json!({"name": name, "image": "busybox:1.36", "command": ["sh", "-c", script], "env": env})
 }
 
-/// A Pod and what is told of its containers.
+/// A Pod and the metadata of its containers.
 pub struct PodMeta {
     pub pod: Pod,
     set: RuntimeContainerMetaSet,
@@ -51,9 +50,9 @@ impl PodMeta {
         self.set.containers.iter().find(|entry| entry.name == name)
     }
 
-    /// Plain hash and environment hash of the container that runs.
+    /// Plain hash and environment hash of the running container.
     pub fn hashes(&self, name: &str) -> (u64, u64) {
-        let entry = self.entry(name).expect("it is told of");
+        let entry = self.entry(name).expect("the container has metadata");
         let status = &container_statuses(&self.pod)[name];
         assert_eq!(
             (&entry.container_id, entry.restart_count),
@@ -70,23 +69,23 @@ impl PodMeta {
 pub trait PodMetaOps {
     /// Creates a Pod that carries sidecars, annotation `cfg: 1` and label `ver: v1`, and waits until it is ready.
     async fn create_meta_pod(&self, name: &str, containers: Value, metadata: Value) -> Pod;
-    /// Creates a Pod of one container with that metadata and no other, and waits until it is ready.
+    /// Creates a Pod of one container with only that metadata, and waits until it is ready.
     async fn create_plain_pod(&self, name: &str, metadata: Value) -> Pod;
-    /// Waits until something is told, and `wanted` holds.
+    /// Waits until there is metadata and `predicate` holds.
     async fn wait_meta(
         &self,
         name: &str,
         what: &str,
         predicate: impl Fn(&Pod, &RuntimeContainerMetaSet) -> bool,
     ) -> PodMeta;
-    /// Waits until a container has been restarted so often, is ready, and is told of.
+    /// Waits until a container has been restarted `times` times, is ready, and has metadata.
     async fn wait_restarted(&self, name: &str, container: &str, times: i32) -> PodMeta;
-    /// What a workload does when it begins to update a Pod in place.
+    /// Sets what a workload sets when it starts an in-place update.
     async fn begin_update(&self, name: &str);
     async fn patch_pod(&self, name: &str, patch: Value);
-    /// The daemon's writes to the Pod that the API server took.
+    /// The daemon's writes to the Pod that the API server accepted.
     fn daemon_writes(&self, name: &str) -> usize;
-    /// What containers had in `CFG`, one after the other.
+    /// Values of `CFG` that the containers had, one after the other.
     fn recorded_env(&self, container: &str) -> Vec<String>;
     /// The lines of a file in the log folder.
     fn log_lines(&self, file: &str) -> Vec<String>;

@@ -1,4 +1,4 @@
-//! The search for runtimes: sockets that appear, hang, and go away for a while.
+//! Discovery of runtimes: sockets that appear, hang, and disappear for a while.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ fn discover_in(root: &std::path::Path) -> Runtimes {
     })
 }
 
-/// Waits for a state of the search, and says what it was when that takes too long.
+/// Waits for a state of the discovery; on timeout, prints the last state.
 async fn wait_until(runtimes: &Runtimes, what: &str, predicate: impl Fn(&Runtimes) -> bool) -> Duration {
     let start = Instant::now();
     let mut ticks = runtimes.subscribe();

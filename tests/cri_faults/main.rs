@@ -1,4 +1,4 @@
-//! The CRI client and the search for runtimes against a server that misbehaves on demand, over a real socket.
+//! The CRI client and runtime discovery against a server with injected faults, over a real socket.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod discovery;
@@ -104,7 +104,7 @@ async fn container_env_is_read_from_verbose_status() {
         (None, "c")
     );
 
-    // The environment alone makes the verbose answer too long.
+    // The environment alone makes the verbose response too long.
     let long = vec![("A".to_owned(), "x".repeat(3 << 20))];
     fixture.server.state().containers.get_mut("says").unwrap().env = Some(long);
     let truncated = client.container_details("says").await.unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! What a container was made with, told by real containerd.
+//! How a container was created, as reported by real containerd.
 
 use std::collections::HashMap;
 
@@ -11,10 +11,10 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::fixture::RuntimeFixture;
 
-/// An image of one file: there is nothing in it to ask for the environment with.
+/// An image of one file: it has no program that could print the environment.
 const PAUSE: &str = "registry.k8s.io/pause:3.10";
 
-/// A client that can make containers, which ours cannot.
+/// A client that can create containers, which ours cannot.
 async fn runtime_client(fixture: &RuntimeFixture) -> RuntimeServiceClient<Channel> {
     let socket = fixture.runtime.socket();
     let connect = tower::service_fn(move |_: http::Uri| {
@@ -74,7 +74,7 @@ fn container_config() -> v1::ContainerConfig {
     }
 }
 
-/// Environment and annotations are there while the container runs and after it has ended.
+/// Environment and annotations are available while the container runs and after it has exited.
 pub async fn container_details_survive_exit(fixture: &RuntimeFixture) {
     fixture.pull(PAUSE).await.unwrap();
     let mut cri = runtime_client(fixture).await;

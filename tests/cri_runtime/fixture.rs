@@ -1,4 +1,4 @@
-//! containerd with its registries, a client, and a registry that does what the test wants.
+//! containerd with its registries, a client, and a registry that the test controls.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ pub struct RuntimeFixture {
     pub registry: FakeRegistry,
 }
 
-/// Tries again and again while the runtime says that it is starting: it listens before it is ready to answer.
+/// Retries while the runtime reports that it is starting: it listens before it is ready to respond.
 async fn retry_until_up<T>(attempt: impl AsyncFn() -> Result<T, Error>) -> T {
     let start = Instant::now();
     loop {
@@ -65,7 +65,7 @@ impl RuntimeFixture {
         retry_until_up(async || self.pull(image).await).await;
     }
 
-    /// Waits until so many bytes are there; no event tells of bytes.
+    /// Waits until at least `min_done` bytes are downloaded; polls, as there is no event for bytes.
     pub async fn wait_for_bytes(&self, image: &str, min_done: u64) -> kruise_cri::DownloadProgress {
         let start = Instant::now();
         loop {

@@ -84,7 +84,7 @@ async fn pull_by_tag_and_digest(fixture: &RuntimeFixture) {
     pull_by_digest_only(fixture, &image).await;
 }
 
-/// The digest of an image that is present is present; without the image it is pulled, and does not bring the tag.
+/// The digest of a present image is present; after the image is removed, the digest is pulled without the tag.
 async fn pull_by_digest_only(fixture: &RuntimeFixture, image: &kruise_cri::Image) {
     let pinned = image.repo_digests[0].clone();
     let by_digest = run_attempt(
@@ -99,7 +99,7 @@ async fn pull_by_digest_only(fixture: &RuntimeFixture, image: &kruise_cri::Image
     for name in [TERM_IMAGE, &pinned, &image.id] {
         fixture.runtime.ctr(&["images", "rm", "--sync", name]).unwrap();
     }
-    // containerd's CRI learns of it by an event of its own.
+    // containerd's CRI plugin is updated by a separate event.
     let start = Instant::now();
     while fixture.client.image_status(&pinned).await.unwrap().is_some() {
         assert!(
@@ -235,7 +235,7 @@ async fn pull_progress_counts_bytes(fixture: &RuntimeFixture) {
     let mut last = 0;
     for half in [2 * MIB, 5 * MIB, 7 * MIB] {
         image_source.allow(half);
-        // containerd counts what it has written; some of it may be in buffers yet.
+        // containerd counts what it has written; some bytes may still be in buffers.
         let bytes = fixture.wait_for_bytes(image, (half - MIB) as u64).await;
         assert_eq!(bytes.total, image_source.total);
         assert!(
@@ -274,7 +274,7 @@ async fn concurrent_pulls_of_one_repository(fixture: &RuntimeFixture) {
     }
 }
 
-/// The next pull waits for the lock of a layer that another one is writing: it ends only if the first has ended.
+/// The next pull waits for the lock of a layer that another pull is writing: it ends only if the first has ended.
 async fn dropped_pull_is_cancelled(fixture: &RuntimeFixture) {
     let image_source = fixture.registry.image("dropped", "1", 4 * MIB, "amd64");
     let image = "fake.test/dropped:1";

@@ -1,4 +1,5 @@
-//! CloneSets of many templates: made under the Go manager, applied again under ours, and under it once more.
+//! CloneSets of many templates: created under the Go manager, applied again under ours, and under the Go manager once
+//! more.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +16,7 @@ use support::conversion::{CONVERTED_KINDS, wait_for_conversion};
 use support::manager::Manager;
 use support::readiness::is_ready;
 
-/// The Go manager on the API server alone; ends on drop.
+/// The Go manager on the API server alone; stopped on drop.
 pub struct GoManager(u32);
 
 /// Runs a command of the Go implementation's script.
@@ -56,7 +57,7 @@ impl GoManager {
 
 impl Drop for GoManager {
     fn drop(&mut self) {
-        // It may have ended already.
+        // It may have exited already.
         let _ = finish(Command::new("kill").arg(self.0.to_string()));
         let exited = || Ok((!Path::new(&format!("/proc/{}", self.0)).exists()).then_some(()));
         let _ = wait::until("the Go manager has ended", Duration::from_secs(30), exited);
@@ -68,7 +69,7 @@ fn deploy(plane: &ControlPlane, verb: &str, folder: &str) {
     plane.kubectl(&[verb, "-k", &path]).unwrap();
 }
 
-/// Our manager in the place of the Go one, once it leads.
+/// Starts our manager in place of the Go one; returns when it is leader.
 pub fn take_over(plane: &ControlPlane) -> Manager {
     deploy(plane, "apply", "default");
     let mut manager = Manager::with_default_gates(plane, "kruise-manager");
@@ -115,7 +116,7 @@ async fn chart_templates_survive_takeover_and_return() {
         charts.assert_reapply_is_noop(plane, None, "ours").await;
         charts.assert_in_place_image_update(plane, second, "ours").await;
     }
-    // While the webhook is away, what the manifests leave out is stored by the manager.
+    // While the webhook is down, the manager stores the defaults.
     deploy(plane, "delete", "webhooks");
     for charts in &charts_by_version {
         let before = charts.stable_identities().await;

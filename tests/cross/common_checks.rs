@@ -1,4 +1,4 @@
-//! What must work whoever is manager and whoever daemon.
+//! What must work with any combination of managers and daemons.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,8 @@ pub async fn run_successful_job(cluster: &InteropCluster, name: &str, image: &st
     }
 }
 
-/// Jobs: an image that is pulled, one that is there, a digest where `digests`, one with a password, one that is nowhere.
+/// Jobs: an image that is pulled, one that is present, a digest if `digests`, one with a password, and one that does
+/// not exist.
 pub async fn check_image_pulls(cluster: &InteropCluster, digests: bool) {
     let images: Api<NodeImage> = Api::all(cluster.client.clone());
     let registry = &cluster.node.runtime.registry;
@@ -107,14 +108,14 @@ fn has_condition(pod: &Pod, type_: &str) -> bool {
     conditions.is_some_and(|all| all.iter().any(|c| c.type_ == type_ && c.status == "True"))
 }
 
-/// A request, what it asks of how many containers, and what they were before.
+/// A request, the number of its containers, and their state before.
 pub struct RecreateCase {
     name: &'static str,
     count: usize,
     before: BTreeMap<String, (String, i32)>,
 }
 
-/// Requests: one container, three, under force, and after a time of being unready.
+/// Requests: one container, three, forced, and after an unready grace period.
 pub async fn check_recreate_requests(cluster: &InteropCluster) {
     let cases = [
         ("one", 1, json!({})),
@@ -142,7 +143,7 @@ pub async fn check_recreate(cluster: &InteropCluster, name: &'static str) {
     wait_until_recreated(cluster, &create_request(cluster, name, 1, json!({})).await).await;
 }
 
-/// A request for three containers, of which one at least is being stopped; [`recreated`] is to hold in the end.
+/// A request for three containers, of which at least one is being stopped; finish it with [`wait_until_recreated`].
 pub async fn start_recreate(cluster: &InteropCluster, name: &'static str) -> RecreateCase {
     create_pod(cluster, name, 3).await;
     let case = create_request(cluster, name, 3, json!({})).await;
@@ -169,7 +170,7 @@ async fn create_pod(cluster: &InteropCluster, name: &str, count: usize) {
     .await;
 }
 
-/// Asks for all containers of a Pod, once that is ready.
+/// Requests the recreation of all containers of a Pod, once that is ready.
 async fn create_request(
     cluster: &InteropCluster,
     name: &'static str,
@@ -188,7 +189,7 @@ async fn create_request(
     RecreateCase { name, count, before }
 }
 
-/// The request has completed and was cleared up, and each container is another one, restarted once.
+/// The request has completed and was cleaned up, and each container was replaced and restarted once.
 pub async fn wait_until_recreated(
     cluster: &InteropCluster,
     case: &RecreateCase,

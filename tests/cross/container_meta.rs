@@ -1,4 +1,4 @@
-//! What a daemon tells of containers, and restarts for their environment: the same whichever implementation it is of.
+//! A daemon's container metadata, and its restarts for the environment: the same for both implementations.
 
 use k8s_openapi::api::core::v1::Pod;
 use kruise_api::container_hash::{env_hash, plain_hash};
@@ -12,7 +12,7 @@ use crate::interop_cluster::{InteropCluster, create};
 
 const IMAGE: &str = "busybox:1.36";
 
-/// What is told of a Pod, by the names of its containers, if it is of those that run.
+/// The metadata of a Pod's containers, if it is about the running ones.
 pub fn runtime_container_meta(pod: &Pod) -> Option<Vec<RuntimeContainerMeta>> {
     let text = pod.annotations().get("apps.kruise.io/runtime-containers-meta")?;
     let set: RuntimeContainerMetaSet = serde_json::from_str(text).ok()?;
@@ -27,7 +27,7 @@ pub fn runtime_container_meta(pod: &Pod) -> Option<Vec<RuntimeContainerMeta>> {
     set.containers.iter().all(is_current).then_some(set.containers)
 }
 
-/// Whether both containers are told of, the one that follows the annotation with `value`.
+/// Whether there is metadata of both containers, the one that follows the annotation with `value`.
 fn has_expected_meta(pod: &Pod, value: &str, restarts: i32) -> bool {
     let Some(entries) = runtime_container_meta(pod) else {
         return false;

@@ -1,4 +1,4 @@
-//! What each manager tells of the same acts, and what it does about Pods of nobody.
+//! Events of each manager for the same actions, and what it does with orphaned Pods.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -14,9 +14,9 @@ use crate::interop_cluster::InteropCluster;
 use support::clone_set_namespace::CloneSetNamespace;
 use support::connect::connect;
 
-/// A CloneSet of two Pods, each wanted at once: no kubelet runs them.
+/// A CloneSet of two Pods, created at once: no kubelet runs them.
 async fn create_cloneset(sets: &CloneSetNamespace) {
-    // No controller makes it here.
+    // No controller creates it here.
     let account = json!({ "metadata": { "name": "default" } });
     sets.create(&sets.api("", "v1", "ServiceAccount"), account).await;
     let container = json!({ "name": "app", "image": "example.com/app:1" });
@@ -51,8 +51,8 @@ async fn progressing(sets: &CloneSetNamespace) -> Option<[String; 3]> {
     )
 }
 
-/// Has the manager update Pods in place and by new ones, make and delete some, make fewer than asked for, and fail. Returns
-/// what `Progressing` was in between.
+/// Makes the manager update Pods in place and by recreation, create and delete some, create fewer than requested, and
+/// fail. Returns the states of `Progressing` in between.
 async fn exercise_cloneset(sets: &CloneSetNamespace) -> Vec<Option<[String; 3]>> {
     let mut conditions = vec![progressing(sets).await];
     sets.set_image("web", "example.com/app:2").await;
@@ -76,7 +76,7 @@ async fn exercise_cloneset(sets: &CloneSetNamespace) -> Vec<Option<[String; 3]>>
     sets.patch_set("web", json!({ "spec": { "replicas": 1 } })).await;
     wait_for_status(sets, |status| status.replicas == 1).await;
     conditions.push(progressing(sets).await);
-    // The Pod that is there is not ready, and the first that is made neither.
+    // The existing Pod is not ready, and neither is the first new one.
     let limited = json!({ "spec": { "replicas": 4, "scaleStrategy": { "maxUnavailable": 2 } } });
     sets.patch_set("web", limited).await;
     sets.wait_event("ScaleUpLimited", "web").await;
@@ -90,14 +90,14 @@ async fn exercise_cloneset(sets: &CloneSetNamespace) -> Vec<Option<[String; 3]>>
     conditions
 }
 
-/// Component, type, reason and message of each event of the CloneSet, without what chance made of names.
+/// Component, type, reason and message of each event of the CloneSet, without generated names.
 async fn cloneset_events(sets: &CloneSetNamespace) -> BTreeSet<[String; 4]> {
     let of_sets = ListParams::default().fields("involvedObject.kind=CloneSet");
     let events = sets.api("", "v1", "Event").list(&of_sets).await.unwrap().items;
     let lines = events.iter().map(|event| {
         let event = json!(event);
         let text = |pointer: &str| event.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-        // OpenKruise adds the Pod that it could not make.
+        // OpenKruise appends the Pod that it could not create.
         let message = text("/message").split(", pod: {").next().unwrap_or_default();
         [
             text("/source/component").to_owned(),
@@ -109,7 +109,7 @@ async fn cloneset_events(sets: &CloneSetNamespace) -> BTreeSet<[String; 4]> {
     lines.collect()
 }
 
-/// With `POD` and `REVISION` for names of those.
+/// Replaces names of Pods and revisions by `POD` and `REVISION`.
 fn redact_names(message: &str) -> String {
     let in_name = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '*';
     let mut text = String::new();
@@ -126,7 +126,7 @@ fn redact_names(message: &str) -> String {
     text
 }
 
-/// A Pod with the labels of the CloneSet's, which nobody owns.
+/// A Pod with the CloneSet's labels and without an owner.
 async fn create_orphan(sets: &CloneSetNamespace) {
     let pod = json!({ "metadata": { "name": "beside", "labels": { "app": "web" } },
         "spec": { "containers": [{ "name": "app", "image": "example.com/app:1" }] } });
@@ -179,14 +179,14 @@ async fn both_managers_create_the_same_events_and_keep_orphans() {
     assert_eq!(exercise_cloneset(&after).await, progressed);
     let rust_events = cloneset_events(&after).await;
     assert_eq!(rust_events, go_events);
-    // It is told of at all, and changes.
+    // The condition exists, and changes.
     println!("{progressed:#?}");
     assert!(
         progressed.iter().any(|one| *one != progressed[0]),
         "{progressed:?}"
     );
 
-    // Neither is new any more: a CloneSet that was the other manager's, and one of ours.
+    // Neither is new any more: a CloneSet of the other manager, and one of ours.
     create_orphan(&after).await;
     for sets in [&before, &after] {
         sets.patch_set("web", json!({ "spec": { "replicas": 1 } })).await;
@@ -197,10 +197,10 @@ async fn both_managers_create_the_same_events_and_keep_orphans() {
     }
 }
 
-/// What the daemon told that worked first.
+/// Events of the daemon that ran first.
 static FIRST_DAEMON_EVENTS: Mutex<Option<BTreeSet<[String; 5]>>> = Mutex::new(None);
 
-/// Compares what the daemon of this bed told with what the other implementation's did of the same work: component, kind,
+/// Compares the events of this bed's daemon with those of the other implementation for the same work: component, kind,
 /// type, reason and message.
 pub async fn assert_same_daemon_events(cluster: &InteropCluster) {
     let events = Api::<Event>::all(cluster.client.clone());
@@ -215,7 +215,7 @@ pub async fn assert_same_daemon_events(cluster: &InteropCluster) {
         let about = event.involved_object.kind.unwrap_or_default();
         let reason = event.reason.unwrap_or_default();
         let is_extra = reason == "PullImageAttemptFailed" || about == "ContainerRecreateRequest";
-        // How long it took, and the error, are of this daemon.
+        // Duration and error text are specific to this daemon.
         let message = match message.split_once(", ecalpsedTime ") {
             Some((begin, time)) if time.ends_with('s') => format!("{begin}, ecalpsedTime"),
             _ if reason == "PullImageFailed" => message.split_inclusive(' ').take(2).collect(),

@@ -19,7 +19,7 @@ use crate::programs;
 pub use crate::waits::PATIENCE;
 use crate::waits::{self, by_name};
 
-/// One bed at a time: two cores hold no more, and the Go daemons share a folder of the machine.
+/// One bed at a time: two cores carry no more, and the Go daemons share a folder of the machine.
 static EXCLUSIVE: Mutex<()> = Mutex::const_new(());
 
 pub struct InteropCluster {
@@ -46,13 +46,12 @@ impl InteropCluster {
         }
     }
 
-    /// The Go implementation.
     pub fn peer(&self) -> Peer<'_> {
         let dir = std::env::var_os("KRUISE_PEER").expect("run this by 'cargo xtask test --peer DIR'");
         Peer::new(&self.node, Path::new(&dir))
     }
 
-    /// What the Go implementation's chart grants its daemon, and its plain manifests leave out.
+    /// What the Go implementation's chart grants its daemon, and its plain manifests omit.
     pub fn grant_pull_secret_access(&self) {
         let name = "kruise-daemon-secret-role";
         let role = [
@@ -90,7 +89,7 @@ impl InteropCluster {
         daemon
     }
 
-    /// Ends one of the Go programs.
+    /// Kills one of the Go programs.
     pub fn kill(&self, pid: u32) {
         finish(self.node.runtime.command("kill").arg(pid.to_string())).unwrap();
     }
@@ -108,7 +107,7 @@ impl InteropCluster {
         Api::namespaced(self.client.clone(), "default")
     }
 
-    /// Waits until the object is as `wanted`; says what it and the logs are like where it never is.
+    /// Waits until `predicate` holds for the object; on timeout, prints the object and the logs.
     pub async fn wait_until<K>(
         &self,
         api: Api<K>,
@@ -125,7 +124,7 @@ impl InteropCluster {
         last.remove(0)
     }
 
-    /// No write of the programs was refused for want of a right.
+    /// Asserts that no write of the programs was forbidden.
     pub fn assert_nothing_forbidden(&self) {
         let all = self.node.plane.writes().unwrap();
         let is_ours = |w: &&Value| {
@@ -140,7 +139,7 @@ impl InteropCluster {
         assert!(denied.is_empty(), "{denied:#?}");
     }
 
-    /// The ends of the logs of the programs under test.
+    /// The last lines of the logs of the programs under test.
     pub fn logs(&self) -> String {
         let dir = self.node.plane.dir();
         let peer = [
@@ -153,15 +152,15 @@ impl InteropCluster {
 }
 
 impl Drop for InteropCluster {
-    /// The Go daemon wants `/hostvarrun` to link its socket from, and nobody else has need of it.
+    /// The Go daemon needs `/hostvarrun` for a link to its socket; nothing else uses it.
     fn drop(&mut self) {
-        // Neither is there where the Go daemon did not run.
+        // Neither exists if the Go daemon did not run.
         let _ = std::fs::remove_file(format!("/hostvarrun/peer-{NODE_NAME}"));
         let _ = std::fs::remove_dir("/hostvarrun");
     }
 }
 
-/// Creates an object given as JSON, again and again while a webhook is not there yet.
+/// Creates an object from JSON; retries until the webhooks respond.
 pub async fn create<K>(api: &Api<K>, object: Value) -> K
 where
     K: Resource<DynamicType = ()> + Serialize + DeserializeOwned + Clone + Debug,

@@ -1,4 +1,4 @@
-//! CloneSets whose Pods a kubelet runs: over to ours and back, applied again in every way, without a restart.
+//! CloneSets whose Pods a kubelet runs: moved to our manager and back, applied again in every way, without a restart.
 
 use kruise_cluster::Cluster;
 use testbed::cluster::Image;
@@ -10,7 +10,7 @@ use support::connect::connect;
 use support::conversion::{CONVERTED_KINDS, wait_for_conversion};
 use support::programs::STORAGE_CLASS;
 
-/// Templates with what most charts have, of images that the bed has.
+/// Templates with what most charts have, with images that the bed has.
 const TEMPLATES: &str = r#"
 name: account
 template:
@@ -82,14 +82,14 @@ volumeClaimTemplates:
   - { metadata: { name: data }, spec: { accessModes: [ReadWriteOnce], resources: { requests: { storage: 1Mi } } } }
 "#;
 
-/// What there is once all Pods are available.
+/// The state once all Pods are available.
 async fn wait_and_snapshot(charts: &Charts, cluster: &InteropCluster, what: &str) -> StableIdentities {
     charts.wait_observed(what).await;
     charts.wait_available(&cluster.node.plane, what).await;
     charts.stable_identities().await
 }
 
-/// Applies everything again, and then another image: each first container is restarted for that, and nothing else is.
+/// Applies everything again, and then a new image: only each first container is restarted for that.
 async fn check_reapply(charts: &Charts, cluster: &InteropCluster, images: [Option<&str>; 2], what: &str) {
     let before = wait_and_snapshot(charts, cluster, what).await;
     assert!(before.restarts.len() > 4, "{before:?}");

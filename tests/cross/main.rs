@@ -1,5 +1,5 @@
-//! Our programs together with those of the Go implementation: its manager with our daemon, its daemon with our
-//! manager, and taking over from it. `cargo xtask test --peer DIR` says where its folder is (`KRUISE_PEER`).
+//! Our programs together with those of the Go implementation: its manager with our daemon, its daemon with our manager,
+//! and takeovers. `cargo xtask test --peer DIR` gives its folder (`KRUISE_PEER`).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod charts;

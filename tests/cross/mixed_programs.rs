@@ -3,7 +3,7 @@
 use crate::interop_cluster::InteropCluster;
 use crate::{common_checks, container_meta, events};
 
-/// Installed and led by the Go implementation, with our daemon on the node.
+/// The Go manager and its manifests, with our daemon on the node.
 #[tokio::test]
 async fn rust_daemon_with_go_manager() {
     let cluster = InteropCluster::start().await;
@@ -19,11 +19,11 @@ async fn rust_daemon_with_go_manager() {
     daemon.stop().unwrap();
 }
 
-/// Installed and led by ours, with the Go daemon on the node.
+/// Our manager and manifests, with the Go daemon on the node.
 #[tokio::test]
 async fn rust_manager_with_go_daemon() {
     let cluster = InteropCluster::start().await;
-    // As users install it; its Pods have no image here, for the programs run as processes.
+    // As users install it; its Pods have no image here, as the programs run as processes.
     cluster.deploy("apply", "default");
     let mut manager = cluster.start_manager();
     let account = cluster.peer().daemon_account().unwrap();

@@ -1,5 +1,5 @@
-//! Updates in place that one implementation leaves half done, in the annotations of their Pods, and the other ends:
-//! batches by launch priority with environment from metadata, a resize, a grace period.
+//! In-place updates that one implementation leaves unfinished, in the annotations of their Pods, and the other
+//! finishes: batches by launch priority with environment from metadata, a resize, a grace period.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use crate::interop_cluster::{InteropCluster, create};
 
 const STATE_ANNOTATION: &str = "apps.kruise.io/inplace-update-state";
 const GRACE_ANNOTATION: &str = "apps.kruise.io/inplace-update-grace";
-/// So many seconds do not pass by themselves.
+/// Seconds that do not pass during the test.
 const NEVER_SECONDS: i32 = 3600;
 
 /// A CloneSet of one Pod that is in mid-update.
@@ -36,7 +36,7 @@ enum UpdateKind {
 }
 
 impl UpdateKind {
-    /// The template, before the update or after it.
+    /// The template, before or after the update.
     fn template(self, set: &str, image: &str, round: u8) -> Value {
         let container = |name: &str, image: &str| json!({ "name": name, "image": image, "imagePullPolicy": "IfNotPresent" });
         let mut app = container("app", image);
@@ -65,7 +65,7 @@ impl UpdateKind {
         json!({ "metadata": metadata, "spec": { "containers": [app] } })
     }
 
-    /// Whether a Pod shows that the update is half done.
+    /// Whether a Pod shows an unfinished update.
     fn is_half_done(self, pod: &Pod, image: &str) -> bool {
         let state = annotation(pod, STATE_ANNOTATION);
         let patched = images(pod)[0] == image;
@@ -92,7 +92,7 @@ fn cpu_request(pod: &Pod) -> Value {
     json!(pod.spec)["containers"][0]["resources"]["requests"]["cpu"].clone()
 }
 
-/// How often each container was restarted.
+/// Restart count of each container.
 fn restarts(pod: &Pod) -> BTreeMap<String, i32> {
     let statuses = pod
         .status
@@ -124,7 +124,7 @@ fn updated(set: &CloneSet) -> bool {
     })
 }
 
-/// Makes the CloneSets, named after `side`, and updates each halfway.
+/// Creates the CloneSets, named after `side`, and starts the update of each.
 pub async fn start_updates(cluster: &InteropCluster, side: &str) -> Vec<PartialUpdate> {
     let kinds = [UpdateKind::Batches, UpdateKind::Resize, UpdateKind::Grace];
     let sets = cluster.api::<CloneSet>();
@@ -169,7 +169,7 @@ async fn wait_until_half_done(cluster: &InteropCluster, update: &PartialUpdate) 
         .await;
 }
 
-/// Gives the updates what they wait for. kubelet looks for a missing image after 10, 20, 40 seconds and so on.
+/// Provides what the updates wait for. kubelet retries a missing image after 10, 20, 40 seconds and so on.
 pub async fn unblock_updates(cluster: &InteropCluster, updates: &[PartialUpdate]) {
     let term = Image::busybox().script("trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done");
     for update in updates {
@@ -181,7 +181,7 @@ pub async fn unblock_updates(cluster: &InteropCluster, updates: &[PartialUpdate]
     }
 }
 
-/// Sees whoever is there now end them.
+/// Waits until the running programs have finished the updates.
 pub async fn finish_updates(cluster: &InteropCluster, updates: Vec<PartialUpdate>) {
     for update in updates {
         cluster
@@ -191,7 +191,7 @@ pub async fn finish_updates(cluster: &InteropCluster, updates: Vec<PartialUpdate
     }
 }
 
-/// The update began so long ago that its grace period is over.
+/// Backdates the update, so that its grace period is over.
 async fn expire_grace_period(cluster: &InteropCluster, update: &PartialUpdate) {
     let mut state = annotation(&get_pod(cluster, &update.set).await, STATE_ANNOTATION);
     state["updateTimestamp"] = json!("2024-01-02T03:04:05Z");
@@ -203,7 +203,7 @@ async fn expire_grace_period(cluster: &InteropCluster, update: &PartialUpdate) {
         .unwrap();
 }
 
-/// It is the same Pod, with all that it was to have, and its containers were restarted once.
+/// It is the same Pod, with everything updated, and its containers were restarted once.
 fn assert_finished(update: &PartialUpdate, pod: &Pod) {
     let set = &update.set;
     assert_eq!((pod.name_any(), pod.uid().unwrap()), update.pod, "{set}");

@@ -1,4 +1,4 @@
-//! A rollout of a CloneSet that one implementation begins and the other one ends, with a Pod in mid-update.
+//! A CloneSet rollout that one implementation starts and the other finishes, with a Pod in mid-update.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::interop_cluster::{InteropCluster, create};
 
 const PODS: i32 = 3;
 
-/// A rollout that is under way.
+/// A rollout in progress.
 pub struct Rollout {
     name: &'static str,
     image: String,
@@ -32,7 +32,7 @@ fn identities(pods: &[Pod]) -> BTreeMap<String, String> {
     pods.iter().map(|p| (p.name_any(), p.uid().unwrap())).collect()
 }
 
-/// Whether all Pods are ready, and so many of them updated.
+/// Whether all Pods are ready, and `updated` of them updated.
 fn is_at(set: &CloneSet, updated: i32) -> bool {
     let counts_match = |s: &CloneSetStatus| {
         let counts = [s.replicas, s.ready_replicas, s.available_replicas];
@@ -42,7 +42,7 @@ fn is_at(set: &CloneSet, updated: i32) -> bool {
     status.is_some_and(|s| s.observed_generation == set.metadata.generation && counts_match(s))
 }
 
-/// Makes a CloneSet, and changes it to an image that is not there yet, so that its first Pod is in mid-update.
+/// Creates a CloneSet, and sets an image that does not exist yet, so that its first Pod is in mid-update.
 pub async fn start_rollout(cluster: &InteropCluster, name: &'static str) -> Rollout {
     let image = format!("cross/late-{name}:1");
     let container =
@@ -81,7 +81,7 @@ pub async fn start_rollout(cluster: &InteropCluster, name: &'static str) -> Roll
     }
 }
 
-/// Brings the image: whoever is there ends the rollout, with the Pods and the revisions that there were.
+/// Provides the image: the running programs finish the rollout, with the same Pods and revisions.
 pub async fn finish_rollout(cluster: &InteropCluster, rollout: Rollout) {
     let Rollout {
         name,
@@ -106,7 +106,7 @@ pub async fn finish_rollout(cluster: &InteropCluster, rollout: Rollout) {
     assert_eq!(identities(&pods), before, "{name}");
     for pod in &pods {
         let status = &pod.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0];
-        // The Go manager's gates make it write the hash alone.
+        // With the Go manager's feature gates, the label is only the hash.
         let label = &pod.labels()["controller-revision-hash"];
         assert!(same_revision(label, &update_revision), "{name}: {label}");
         assert!(

@@ -1,5 +1,4 @@
-//! Ours in the place of a Go implementation that is installed and runs, and back; the steps are those of
-//! `deploy/README.md`.
+//! Our programs replace a running Go installation, and back; the steps are those of `deploy/README.md`.
 
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
@@ -24,14 +23,14 @@ async fn lease_holder(cluster: &InteropCluster) -> String {
     lease.spec.unwrap().holder_identity.unwrap_or_default()
 }
 
-/// The finished pull of busybox, which nobody is to repeat.
+/// The finished pull of busybox, which must not be repeated.
 async fn finished_pull(cluster: &InteropCluster) -> ImageTagStatus {
     let images: Api<NodeImage> = Api::all(cluster.client.clone());
     let image = images.get(NODE_NAME).await.unwrap();
     image.status.unwrap().image_statuses["busybox"].tags[0].clone()
 }
 
-/// A job that works on nothing, until it is let.
+/// A job with no parallelism, until that is raised.
 async fn create_paused_job(cluster: &InteropCluster, name: &str) {
     let spec = json!({ "image": format!("cross/{name}:1"), "parallelism": 0, "selector": { "names": [NODE_NAME] },
         "completionPolicy": { "type": "Always" } });
@@ -62,7 +61,7 @@ async fn resume_job(cluster: &InteropCluster, name: &str) {
         .await;
 }
 
-/// Whether exactly the webhooks that ours has are installed.
+/// Waits until exactly our webhooks are installed.
 async fn wait_for_our_webhooks(cluster: &InteropCluster) {
     let [mutating, validating] = configurations(SYSTEM_NAMESPACE);
     let names = |configuration: &serde_json::Value| -> Vec<String> {
@@ -88,7 +87,7 @@ async fn wait_for_our_webhooks(cluster: &InteropCluster) {
         .await;
 }
 
-/// The Go manager wrote its URL into its other CRDs too, because it runs on the host here; its manifests cannot be
+/// The Go manager also wrote its URL into its other CRDs, because it runs on the host here; its manifests cannot be
 /// applied over that.
 pub fn services_instead_of_urls(plane: &ControlPlane) {
     let path = "/spec/conversion/webhook/clientConfig";
@@ -142,7 +141,7 @@ async fn takeover_from_go_implementation_and_return() {
     wait_for_v1alpha1(&cluster);
 }
 
-/// Ends the Go programs of these process IDs while there is work for them, and lets ours finish it.
+/// Ends the Go programs with these process IDs while they have work, and lets ours finish it.
 async fn replace_go_programs(cluster: &InteropCluster, manager: u32, daemon: u32) -> (Manager, Component) {
     create_paused_job(cluster, "taken").await;
     let pulled = finished_pull(cluster).await;
@@ -162,7 +161,7 @@ async fn replace_go_programs(cluster: &InteropCluster, manager: u32, daemon: u32
     (rust_manager, daemon)
 }
 
-/// Installs and starts the Go programs where ours have ended.
+/// Installs and starts the Go programs after ours have ended.
 async fn restart_go_programs(cluster: &InteropCluster) {
     let rust_holder = lease_holder(cluster).await;
     for folder in ["manager", "policies", "webhooks"] {

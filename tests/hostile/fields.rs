@@ -1,5 +1,5 @@
-//! Each field of each kind, in both versions, with what should not be in it. The fields are those of the schemas, so new
-//! ones are among them.
+//! Invalid values in each field of each kind, in both versions. The fields come from the schemas, so new ones are
+//! included.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::full_cluster::{NODE, Objects, cloneset_spec, exclusive_cluster, target};
 use crate::templates;
 
-/// Objects that are created at a time.
+/// Objects that are created in parallel.
 pub const MAX_CONCURRENT: usize = 8;
 
 /// One step from an object to a field of it.
@@ -26,11 +26,11 @@ enum PathStep {
 struct SchemaField {
     path: Vec<PathStep>,
     schema: Value,
-    /// The schema of the object that it is in.
+    /// Schema of the root object.
     root: Arc<Value>,
 }
 
-/// Refusals that do not name the field itself: a part of its path, words of the refusal, and why.
+/// Rejections that do not name the field itself: part of its path, part of the message, and why.
 const OTHER_FIELD_MESSAGES: &[(&str, &str, &str)] = &[
     (
         "spec.scaleStrategy.podsToDelete[0]",
@@ -76,7 +76,7 @@ const OTHER_FIELD_MESSAGES: &[(&str, &str, &str)] = &[
 
 const READ_ONLY: &str = "the webhook refuses all of it, whatever it is";
 
-/// Whether the words name the field, or one below it. The webhooks have keys of maps in brackets.
+/// Whether the message names the field, or one below it. The webhooks write map keys in brackets.
 pub fn mentions_field(field: &str, message: &str) -> bool {
     let (mut chars, mut in_brackets) = (message.chars().peekable(), false);
     let mut normalized = String::with_capacity(message.len());
@@ -94,7 +94,7 @@ pub fn mentions_field(field: &str, message: &str) -> bool {
     suffixes.any(|suffix| !suffix.starts_with(|next: char| next.is_ascii_alphanumeric()))
 }
 
-/// Whether a refusal names the field. The webhooks see every object in v1beta1.
+/// Whether a rejection names the field. The webhooks see every object in v1beta1.
 fn names_field(message: &str, version: &str, field: &str) -> bool {
     let beta = field
         .replace(
@@ -103,11 +103,11 @@ fn names_field(message: &str, version: &str, field: &str) -> bool {
         )
         .replace(".updateStrategy.", ".updateStrategy.rollingUpdate.")
         .replace(".rollingUpdate.rollingUpdate.", ".rollingUpdate.");
-    // The API server's words for what it cannot read of a template begin at that.
+    // The API server's error for a template that it cannot parse begins at that.
     let unread = field
         .strip_prefix("spec.")
         .filter(|_| message.contains("Go struct field"));
-    // Kubernetes 1.34 says of a value that it is an object.
+    // Kubernetes 1.34 reports the type of a value as an object.
     let normalized = &message.replace("Invalid value: \"object\": ", "Invalid value: ");
     mentions_field(field, normalized)
         || unread.is_some_and(|below| mentions_field(below, normalized))
@@ -138,7 +138,7 @@ fn collect_fields(root: &Arc<Value>, schema: &Value, path: &[PathStep], found: &
     });
 }
 
-/// A good value for what must be there beside the field that is tried.
+/// A valid value for what the tried field requires next to it.
 fn sample_value(name: &str, schema: &Value) -> Value {
     match schema["type"].as_str() {
         Some("string") if name == "operator" => json!("Exists"),
@@ -155,7 +155,7 @@ fn sample_value(name: &str, schema: &Value) -> Value {
     }
 }
 
-/// The object with `value` at the end of the path. What is missing on the way is made, with all that it must have.
+/// Sets `value` at the end of the path. Missing parents are created, with all their required fields.
 fn set_at_path(object: &mut Value, schema: &Value, path: &[PathStep], value: Value) -> String {
     let Some((first, remaining)) = path.split_first() else {
         *object = value;
@@ -211,7 +211,7 @@ fn entry_mut<'a>(object: &'a mut Value, name: &str) -> &'a mut Value {
     &mut object[name]
 }
 
-/// What may be tried in a field of this schema: what is no value of its type, and the ends of its type.
+/// Invalid values for a field of this schema: of other types, and the limits of its type.
 pub fn malformed_values(schema: &Value) -> Vec<Value> {
     let deep = (0..100).fold(json!(1), |inner, _| json!([{ "a": inner }]));
     let mut all = vec![
@@ -259,7 +259,7 @@ fn is_text(schema: &Value) -> bool {
     schema["type"] == "string" || schema["x-kubernetes-int-or-string"] == true
 }
 
-/// A spec that is good but for what is tried. NodeImage has that of an image, which is added to the node's.
+/// A spec that is valid except for the tried field. For NodeImage it is that of an image, which is added to the node's.
 fn valid_spec(kind: &str, number: usize) -> Value {
     match kind {
         // A few have Pods.
@@ -275,7 +275,7 @@ fn valid_spec(kind: &str, number: usize) -> Value {
     }
 }
 
-/// A status that is good but for what is tried.
+/// A status that is valid except for the tried field.
 fn valid_status(kind: &str) -> Value {
     match kind {
         "CloneSet" => {
@@ -311,7 +311,7 @@ impl Attempt {
         }
     }
 
-    /// The same for a status of one of [`AT_A_TIME`] objects that are there.
+    /// The same for the status of one of [`MAX_CONCURRENT`] existing objects.
     fn for_status(kind: &str, version: &str, number: usize, field: &SchemaField, value: Value) -> Self {
         let mut object = json!({ "status": valid_status(kind) });
         let path = set_at_path(&mut object, &field.root, &field.path, value);
@@ -323,17 +323,17 @@ impl Attempt {
         }
     }
 
-    /// The name of the object where it was accepted.
+    /// Returns the name of the object if it was accepted.
     ///
     /// # Errors
-    /// A refusal that does not name the field.
+    /// A rejection that does not name the field.
     async fn apply(mut self, cluster: &Cluster, kind: &str) -> Result<Option<String>, String> {
         let objects = Objects::of_kruise(cluster, &self.version, kind);
         let done = if self.object["status"].is_null() && kind != "NodeImage" {
             self.object["metadata"] = json!({ "name": self.name });
             objects.create(&self.object).await
         } else {
-            // There is one, and each patch of it may meet another one.
+            // There is one object, and its patches may conflict with each other.
             loop {
                 let done = if self.object["status"].is_null() {
                     objects.merge(NODE, &self.object).await
@@ -351,19 +351,19 @@ impl Attempt {
         let Err(error) = done else {
             return Ok(Some(self.name));
         };
-        // What is too deep or too long is read by nobody, so nobody can say where it is.
+        // A value that is too deep or too long is not parsed, so the error cannot name the field.
         let unread = ["may be nested", "is too large", "larger than max"];
         if names_field(&error, &self.version, &self.field) || unread.iter().any(|text| error.contains(text)) {
             return Ok(None);
         }
-        // The rest repeats them.
+        // The rest repeats it.
         let error = error.split(" (Status").next().unwrap_or_default();
         let error: String = error.chars().take(1000).collect();
         Err(format!("{} {}: {error}", self.version, self.field))
     }
 }
 
-/// An object whose status is tried.
+/// Name of an object whose status is tried.
 fn status_target(kind: &str, number: usize) -> String {
     match kind {
         "NodeImage" => NODE.to_owned(),
@@ -393,7 +393,7 @@ fn schema_fields(kind: &str, part: &str) -> Vec<(String, SchemaField)> {
     all
 }
 
-/// Makes all attempts; the names of the objects that were accepted.
+/// Runs all attempts; returns the names of the accepted objects.
 pub async fn run_attempts(
     attempts: Vec<Attempt>,
     at_a_time: usize,
@@ -428,7 +428,7 @@ async fn try_all_fields(kind: &'static str) {
             let is_large = value.as_i64().is_some_and(|number| number > 100);
             let mut attempt = Attempt::new(kind, &version, light.len(), &field, value);
             if is_large && field.path.last() == Some(&PathStep::Field("replicas".into())) {
-                // Or as many Pods would be made, one after the other: the API server takes none with such a class.
+                // Otherwise that many Pods would be created, one by one; the API server rejects Pods with such a class.
                 attempt.object["spec"]["template"]["spec"]["priorityClassName"] = json!("missing");
             }
             light.push(attempt);
@@ -451,7 +451,7 @@ async fn try_all_fields(kind: &'static str) {
     cluster
         .assert_still_works(&format!("after-{}", kind.to_lowercase()))
         .await;
-    // What is left of this is not what the next test is about.
+    // Cleans up for the next test.
     let objects = Objects::of_kruise(admin, "v1beta1", kind);
     if kind == "NodeImage" {
         objects
@@ -464,7 +464,7 @@ async fn try_all_fields(kind: &'static str) {
     removed.buffer_unordered(MAX_CONCURRENT).collect::<()>().await;
 }
 
-/// Tries everything in every field of `status`, of objects that both programs look after; the names of these.
+/// Tries everything in every field of `status`, on objects that both programs reconcile; returns their names.
 async fn try_status_fields(kind: &'static str, admin: &Cluster) -> Vec<String> {
     let objects = Objects::of_kruise(admin, "v1beta1", kind);
     let names: Vec<String> = (0..MAX_CONCURRENT)
@@ -488,7 +488,7 @@ async fn try_status_fields(kind: &'static str, admin: &Cluster) -> Vec<String> {
         beta.any(|(_, field)| field.path == tried.path && field.schema == tried.schema)
     };
     for (version, field) in &all {
-        // Once is enough: the versions have most of it in common, and the objects are the same.
+        // Once is enough: most fields are the same in both versions, and so are the objects.
         if version == "v1alpha1" && in_beta(field) {
             continue;
         }

@@ -1,4 +1,4 @@
-//! An API server with what users install, both halves of our manager, and our daemon of one node.
+//! An API server with what users install, both roles of our manager, and our daemon of one node.
 
 use std::ops::Deref;
 use std::path::PathBuf;
@@ -17,13 +17,13 @@ use support::readiness::{http_get, is_ready};
 use support::untyped::untyped;
 use support::waits;
 
-/// The node that there is.
+/// The only node.
 pub const NODE: &str = "n1";
-/// Pods whose containers may be recreated, each named [`target`].
+/// Pods whose containers may be recreated; [`target`] names them.
 pub const TARGETS: usize = 40;
 
 static SHARED_CLUSTER: LazyLock<FullCluster> = LazyLock::new(FullCluster::start);
-/// One attack at a time, so that what it leaves behind is its own.
+/// One attack at a time, so that its effects are its own.
 static EXCLUSIVE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 pub struct FullCluster {
@@ -38,7 +38,7 @@ pub struct FullCluster {
     _dir: tempfile::TempDir,
 }
 
-/// The world, for as long as one test attacks it.
+/// The cluster, locked for the test that attacks it.
 pub struct ClusterGuard {
     cluster: &'static FullCluster,
     _exclusive: tokio::sync::MutexGuard<'static, ()>,
@@ -129,29 +129,29 @@ impl FullCluster {
         connect(self.plane.kubeconfig()).await
     }
 
-    /// What the webhooks have logged.
+    /// Log of the webhooks.
     pub fn webhook_log(&self) -> String {
         std::fs::read_to_string(lock(&self.webhook).log()).unwrap()
     }
 
-    /// The most memory that the webhooks have had, in bytes.
+    /// Peak memory of the webhooks, in bytes.
     pub fn webhook_memory(&self) -> u64 {
         lock(&self.webhook).peak_memory()
     }
 
-    /// Lists of CloneSets that the webhooks have converted.
+    /// Number of CloneSet lists that the webhooks have converted.
     pub fn lists_converted(&self) -> u64 {
         lock(&self.webhook).metric_sum("kruise_reviews_total{kind=\"cloneset\",step=\"convert\"")
     }
 
-    /// The ends of all logs.
+    /// The last lines of all logs.
     pub fn tail(&self) -> String {
         let (controllers, webhook) = (lock(&self.controllers).tail(), lock(&self.webhook).tail());
         format!("{controllers}\n{webhook}\n{}", lock(&self.daemon).tail())
     }
 
-    /// All programs live and serve, have not panicked, and do what a plain user asks for: a job, a CloneSet, an object in
-    /// the older version, and a refusal.
+    /// All programs run and serve, have not panicked, and do what a normal user requests: a job, a CloneSet, an object
+    /// in the older version, and a rejection.
     pub async fn assert_still_works(&self, name: &str) {
         let admin = self.admin().await;
         let sets = Objects::of_kruise(&admin, "v1beta1", "CloneSet");
@@ -178,7 +178,7 @@ impl FullCluster {
             job.data["status"]["completionTime"].is_string().then_some(())
         })
         .await;
-        // Whatever is stored can be read in both versions.
+        // Everything stored can be read in both versions.
         for kind in [
             "CloneSet",
             "ImagePullJob",
@@ -255,7 +255,7 @@ fn create_node(plane: &ControlPlane) {
         .unwrap();
 }
 
-/// Makes the Pods that requests may name, with a container each that runs.
+/// Creates the Pods that requests may name, each with a running container.
 async fn create_targets(admin: &Cluster, cri: &FaultCri) {
     let pods = Objects::new(admin, "", "v1", "Pod", Some("default"));
     for number in 0..TARGETS {
@@ -283,7 +283,7 @@ async fn create_targets(admin: &Cluster, cri: &FaultCri) {
     }
 }
 
-/// Objects of one kind, as they are on the wire.
+/// Objects of one kind, untyped.
 pub struct Objects {
     api: Api<DynamicObject>,
     types: TypeMeta,
@@ -308,13 +308,12 @@ impl Objects {
         }
     }
 
-    /// Those of ours, in `default` where they have a namespace.
+    /// Objects of our kinds, in `default` if the kind is namespaced.
     pub fn of_kruise(cluster: &Cluster, version: &str, kind: &str) -> Self {
         let namespace = (kind != "NodeImage").then_some("default");
         Self::new(cluster, "apps.kruise.io", version, kind, namespace)
     }
 
-    /// Creates one.
     pub async fn create(&self, object: &Value) -> Result<(), String> {
         let mut object: DynamicObject = serde_json::from_value(object.clone()).unwrap();
         object.types = Some(self.types.clone());
@@ -322,12 +321,12 @@ impl Objects {
         result.map(drop).map_err(|error| error.to_string())
     }
 
-    /// Deletes one, if it is there.
+    /// Deletes an object, if it exists.
     pub async fn delete_if_exists(&self, name: &str) {
         self.delete_with(name, &DeleteParams::default()).await;
     }
 
-    /// Deletes one, if it is there, without a grace period.
+    /// Deletes an object, if it exists, without a grace period.
     pub async fn delete_now(&self, name: &str) {
         self.delete_with(name, &DeleteParams::default().grace_period(0))
             .await;
@@ -340,7 +339,7 @@ impl Objects {
         }
     }
 
-    /// Merges a patch into the status of one.
+    /// Merges a patch into the status of an object.
     pub async fn merge_status(&self, name: &str, patch: &Value) -> Result<(), String> {
         let patched = self
             .api
@@ -349,7 +348,7 @@ impl Objects {
         patched.map(drop).map_err(|error| error.to_string())
     }
 
-    /// Merges a patch into one.
+    /// Merges a patch into an object.
     pub async fn merge(&self, name: &str, patch: &Value) -> Result<(), String> {
         let patched = self
             .api
@@ -359,14 +358,14 @@ impl Objects {
     }
 }
 
-/// A good spec.
+/// A valid spec.
 pub fn cloneset_spec(app: &str, replicas: i32) -> Value {
     json!({ "replicas": replicas, "selector": { "matchLabels": { "app": app } },
         "template": { "metadata": { "labels": { "app": app } },
             "spec": { "containers": [{ "name": "c", "image": "i" }] } } })
 }
 
-/// How many objects there are in all namespaces.
+/// Number of objects of a kind in all namespaces.
 pub async fn count_objects(cluster: &Cluster, kind: &str) -> usize {
     let all = untyped(cluster, "", "v1", kind, None);
     all.list(&ListParams::default()).await.unwrap().items.len()

@@ -1,4 +1,4 @@
-//! Objects beside ours that others may write: revisions, Pods, Secrets.
+//! Objects next to ours that others may write: revisions, Pods, Secrets.
 
 use kruise_api::keys::{KRUISE_POD_READY, POD_DELETION_COST};
 use kruise_cluster::Cluster;
@@ -14,7 +14,7 @@ fn owner_references(set: &DynamicObject, version: &str) -> Value {
         "uid": set.metadata.uid, "controller": true }])
 }
 
-/// A CloneSet of two Pods with labels of its own, once it has them.
+/// Creates a CloneSet of two Pods with labels of its own, and waits for them.
 async fn create_set_with_pods(admin: &Cluster, name: &str) -> DynamicObject {
     let sets = Objects::of_kruise(admin, "v1beta1", "CloneSet");
     sets.create(&json!({ "metadata": { "name": name }, "spec": cloneset_spec(name, 2) }))
@@ -59,7 +59,7 @@ async fn malformed_revisions_crash_no_program() {
                 "labels": { "app": "revisions", "controller.kubernetes.io/hash": name.trim_start_matches("revisions-"),
                     "controller-revision-hash": name } }, "data": data, "revision": number })
         };
-        // The name of the revision that the Pods have, too; the manager may take it first.
+        // The name of the Pods' own revision; the manager may recreate it first.
         let _: () = waits::poll_until("a revision in the old one's place", &String::new, async || {
             revisions.delete_if_exists(&old).await;
             match revisions.create(&object(&old, 0)).await {
@@ -90,7 +90,7 @@ async fn malformed_revisions_crash_no_program() {
     cluster.assert_still_works("after-revisions").await;
 }
 
-/// Every annotation, or label, that our programs know, so that a new one is among them.
+/// Every annotation, or label, that our programs know; read from the sources, so a new one is included.
 fn known_keys(what: &str) -> Vec<&'static str> {
     let mut found = Vec::new();
     for constant in include_str!("../../src/api/src/keys.rs")
@@ -119,7 +119,7 @@ fn with_value(keys: &[&str], text: &str) -> Value {
     entries.collect::<serde_json::Map<_, _>>().into()
 }
 
-/// What an annotation should not be.
+/// Malformed values of an annotation.
 fn malformed_texts() -> Vec<String> {
     let deep = format!("{}1{}", "[".repeat(300), "]".repeat(300));
     let texts = [
@@ -146,7 +146,7 @@ fn malformed_texts() -> Vec<String> {
     texts.map(str::to_owned).into()
 }
 
-/// An object with everything that our programs read in metadata, and one of each kind that they read it of.
+/// An object with everything that our programs read in metadata, and one of each kind that they read it from.
 #[tokio::test]
 async fn malformed_metadata_of_any_kind_crashes_no_program() {
     let cluster = exclusive_cluster().await;
@@ -157,7 +157,7 @@ async fn malformed_metadata_of_any_kind_crashes_no_program() {
     let set = create_set_with_pods(&admin, "metadata").await;
     for (number, text) in malformed_texts().iter().enumerate() {
         let annotations = with_value(&known_keys("Annotation"), text);
-        // No label may have such a text.
+        // Such a text is no valid label value.
         let labels = with_value(&known_keys("Label"), ["", "true", "x", "1"][number % 4]);
         let metadata = |name: &str| json!({ "name": name, "annotations": annotations, "labels": labels });
         for version in ["v1alpha1", "v1beta1"] {
@@ -177,7 +177,7 @@ async fn malformed_metadata_of_any_kind_crashes_no_program() {
                 let objects = Objects::of_kruise(&admin, version, kind);
                 let object = json!({ "metadata": metadata(&name), "spec": spec });
                 let result = objects.create(&object).await;
-                // It has become a field, which no such text fits in.
+                // It is now a field, into which such a text does not fit.
                 let is_field = (kind, version) == ("CloneSet", "v1alpha1") && text.len() > 64;
                 match result {
                     Err(words) if is_field => {
@@ -186,7 +186,7 @@ async fn malformed_metadata_of_any_kind_crashes_no_program() {
                     result => result.unwrap(),
                 }
             }
-            // That of the daemon, with a Secret.
+            // The daemon's own NodeImage, with a Secret.
             let entry = json!({ "tags": [{ "tag": "1", "pullPolicy": { "ttlSecondsAfterFinished": 1 } }], "pullSecrets": [{ "namespace": "kruise-daemon-config", "name": name }] });
             let patch = json!({ "metadata": { "annotations": annotations }, "spec": { "images": { "hostile": entry } } });
             Objects::of_kruise(&admin, version, "NodeImage")
@@ -203,7 +203,7 @@ async fn malformed_metadata_of_any_kind_crashes_no_program() {
         let metadata = json!({ "annotations": annotations, "labels": labels });
         nodes.merge(NODE, &json!({ "metadata": metadata })).await.unwrap();
     }
-    // One with such a label is there without a Node, and no daemon answers for it.
+    // A NodeImage with such a label exists without a Node, and has no daemon.
     let images = Objects::of_kruise(&admin, "v1beta1", "NodeImage");
     for image in images.list(&ListParams::default()).await.unwrap().items {
         let name = image.metadata.name.unwrap();
@@ -231,7 +231,7 @@ async fn malformed_annotations_and_owners_crash_no_program() {
         let pods = Objects::new(&admin, "", "v1", "Pod", Some(namespace));
         for (number, text) in texts.iter().enumerate() {
             let mut annotations = with_value(&known_keys("Annotation"), text);
-            // The one that the API server looks at.
+            // The API server validates this one.
             annotations[POD_DELETION_COST] = json!("-2147483648");
             let pod = json!({ "metadata": { "name": format!("odd-{version}-{number}"), "ownerReferences": owner_references(&set, version),
                     "labels": { "app": "annotations", "lifecycle.apps.kruise.io/state": "odd" }, "annotations": annotations },
@@ -239,7 +239,7 @@ async fn malformed_annotations_and_owners_crash_no_program() {
                     "readinessGates": [{ "conditionType": KRUISE_POD_READY }],
                     "containers": [{ "name": "c", "image": "i" }] } });
             pods.create(&pod).await.unwrap();
-            // Programs of ours keep there who wants the Pod unready, as JSON.
+            // Our programs store there, as JSON, who holds the Pod unready.
             let condition = json!({ "type": KRUISE_POD_READY, "status": "False", "message": text });
             let status = json!({ "status": { "conditions": [condition] } });
             let name = format!("odd-{version}-{number}");
@@ -285,7 +285,7 @@ async fn malformed_pull_secrets_crash_no_program() {
     cluster.assert_still_works("after-secrets").await;
 }
 
-/// As many as it wants, and none of another namespace among them.
+/// As many Pods as desired, and none of another namespace among them.
 #[tokio::test]
 async fn forged_owners_of_another_namespace_are_ignored() {
     let cluster = exclusive_cluster().await;

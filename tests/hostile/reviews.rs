@@ -1,4 +1,4 @@
-//! Forged reviews on the port that anybody may reach.
+//! Forged reviews on the port that is open to everyone.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use support::malformed_reviews::{
 };
 use support::waits;
 
-/// How a stranger reaches the webhooks' port.
+/// Client configuration of an anonymous caller of the webhooks' port.
 fn insecure_config(cluster: &FullCluster) -> Config {
     let mut config = Config::new(format!("https://127.0.0.1:{}", cluster.webhooks).parse().unwrap());
     config.accept_invalid_certs = true;
     config
 }
 
-/// A stranger who reaches the webhooks' port.
+/// Anonymous client of the webhooks' port.
 fn unauthenticated_client(cluster: &FullCluster) -> Client {
     Client::try_from(insecure_config(cluster)).unwrap()
 }
@@ -56,9 +56,9 @@ async fn malformed_reviews_are_answered() {
     ];
     let mut requests = Vec::new();
     for kind in Kind::ALL.map(|kind| kind.info().lowercase) {
-        // That of a creation is among them: the one without an old object.
+        // The review of a create is among the mutations: the one without an old object.
         let [_, update] = admission_reviews(kind);
-        // Of a container that is there, so that the review is decided to its end.
+        // For an existing container, so that the review is fully evaluated.
         let mut update = update.to_string();
         for (shape, real) in [("ns", "default"), ("me", &target(0)), ("c", "main")] {
             update = update.replace(&json!(shape).to_string(), &json!(real).to_string());
@@ -77,7 +77,7 @@ async fn malformed_reviews_are_answered() {
             );
         }
     }
-    // Of a Namespace that there is, and that has Pods.
+    // For an existing Namespace that has Pods.
     for body in mutations(&deletion_review("default"), &malformed) {
         requests.push((NAMESPACE_DELETION_PATH.to_owned(), body));
     }
@@ -134,7 +134,7 @@ async fn forged_names_in_reviews_store_and_leak_nothing() {
         let review = deletion_review(text).to_string();
         let (status, response) = post(&client, NAMESPACE_DELETION_PATH, review).await;
         assert_eq!(status, 200, "{response}");
-        // Of none of these names there is a Namespace with Pods.
+        // None of these names is a Namespace with Pods.
         assert!(
             response.contains("\"allowed\":true") && !response.contains(SECRET),
             "{response}"
@@ -152,12 +152,12 @@ async fn forged_names_in_reviews_store_and_leak_nothing() {
     cluster.assert_still_works("after-names").await;
 }
 
-/// Connections that each of two addresses opens; all may have 512, one 256.
+/// Connections that each of two addresses opens; all addresses together may have 512, one may have 256.
 const CONNECTIONS_PER_ADDRESS: usize = 300;
-/// What the container of the webhooks has, in bytes.
+/// Memory limit of the webhooks' container, in bytes.
 const CONTAINER_MEMORY: u64 = 512 << 20;
 
-/// A connection from that address to the webhooks.
+/// Opens a connection from that address to the webhooks.
 async fn connect_from(cluster: &FullCluster, from: Ipv4Addr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(SocketAddr::new(from.into(), 0)).unwrap();
@@ -185,7 +185,7 @@ async fn connection_flood_is_rejected_and_api_server_is_served() {
         (refusals() >= before + excess).then_some(())
     })
     .await;
-    // Only the webhook knows that.
+    // Only the webhook validates that.
     let requests = Objects::of_kruise(&cluster.admin().await, "v1beta1", "ContainerRecreateRequest");
     let spec = json!({ "podName": "none", "containers": [{ "name": "main" }] });
     let error = requests
@@ -202,18 +202,18 @@ async fn connection_flood_is_rejected_and_api_server_is_served() {
     drop(flood);
 }
 
-/// Connections of one address that have heavy reviews. Their texts fit into its share of the room, 64 MiB.
+/// Connections of one address with large reviews. Their texts fit into its share of the memory, 64 MiB.
 const HEAVY_CONNECTIONS: usize = 200;
-/// Bytes of a list that is converted at once; what is longer waits for its turn in any case.
+/// Bytes of a list that is converted at once; a longer one waits for a slot in any case.
 const LIST_BYTES: usize = 250 << 10;
 
-/// Sends the same request again and again, until it is dropped.
+/// Sends the same request again and again, until dropped.
 async fn send_repeatedly(cluster: &FullCluster, from: Ipv4Addr, request: &[u8]) {
     let tls = TlsConnector::from(Arc::new(insecure_config(cluster).rustls_client_config().unwrap()));
     loop {
         let stream = connect_from(cluster, from).await;
         let stream = tls.connect("localhost".try_into().unwrap(), stream).await;
-        // Whoever asks too much may be let go at any time.
+        // A client that sends too much may be disconnected at any time.
         let Ok(mut stream) = stream else { continue };
         while stream.write_all(request).await.is_ok() {
             let mut answer = [0; 64 << 10];
@@ -245,7 +245,7 @@ async fn heavy_reviews_do_not_delay_other_addresses() {
             (cluster.lists_converted() > before + HEAVY_CONNECTIONS as u64).then_some(())
         })
         .await;
-        // The API server gives up after 10 s, and says that it was the webhook.
+        // The API server times out after 10 s, and its error names the webhook.
         let requests = Objects::of_kruise(&cluster.admin().await, "v1beta1", "ContainerRecreateRequest");
         for number in 0..10 {
             let (start, before) = (Instant::now(), cluster.lists_converted());

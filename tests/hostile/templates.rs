@@ -1,5 +1,5 @@
-//! Each field of a Pod's and a claim's template, with what should not be in it. The CRDs say nothing of these: a sample has
-//! as many fields as fit together, and the API server's own schemas say which it lacks.
+//! Invalid values in each field of a Pod's and a claim's template. The CRDs do not describe these: a sample has as many
+//! fields as fit together, and the API server's own schemas show which it lacks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use crate::fields::{Attempt, MAX_CONCURRENT, malformed_values, mentions_field, run_attempts};
 use crate::full_cluster::{Objects, cloneset_spec, exclusive_cluster};
 
-/// Types of which the sample has no value, so that the whole is tried and not each field: volumes of one vendor, what nobody
-/// may write into a template or the API server takes out of it, what goes with none of the rest, and what the oldest
-/// release does not know or has off.
+/// Types without a value in the sample, which are tried as a whole and not by field: volumes of one vendor, what must
+/// not be written into a template or is removed from it by the API server, what excludes everything else, and what the
+/// oldest release does not know or has disabled.
 const UNSAMPLED_TYPES: [&str; 30] = [
     "AWSElasticBlockStoreVolumeSource",
     "AzureDiskVolumeSource",
@@ -45,7 +45,7 @@ const UNSAMPLED_TYPES: [&str; 30] = [
     "PodSchedulingGroup",
 ];
 
-/// Refusals that name neither the field nor what it is in: a part of its path, words of the refusal, and why.
+/// Rejections that name neither the field nor its parent: part of its path, part of the message, and why.
 const OTHER_FIELD_MESSAGES: &[(&str, &str, &str)] = &[
     ("resources", "quantit", QUANTITY_REASON),
     ("divisor", "quantit", QUANTITY_REASON),
@@ -104,10 +104,10 @@ const QUANTITY_REASON: &str = "of a quantity that it cannot read the API server 
 const MISMATCH_REASON: &str = "what is said is the other of two that do not fit together";
 const PROJECTED_REASON: &str = "the API server leaves out which source it is, or which item of that";
 
-/// What stands in the API server's paths of what it cannot read, and in no user's.
+/// Occurs in the API server's paths of what it cannot parse, and in no path that users write.
 const EMBEDDED_TYPES: [&str; 3] = [".ProbeHandler", ".VolumeSource", ".LocalObjectReference"];
 
-/// Words with all paths as they would be without numbers of items, and with keys of maps after dots.
+/// The message with all paths without indexes, and with map keys after dots.
 fn normalize_paths(message: &str) -> String {
     let mut plain = String::with_capacity(message.len());
     for (index, part) in message.split('[').enumerate() {
@@ -123,8 +123,8 @@ fn normalize_paths(message: &str) -> String {
     plain
 }
 
-/// Whether a refusal names the field of a template, or the object in the template that has it. The API server often says no
-/// more, and leaves out numbers of items.
+/// Whether a rejection names the field of a template, or its parent object. The API server often reports no more, and
+/// omits indexes.
 pub fn names_field(field: &str, message: &str) -> bool {
     let (message, path) = (normalize_paths(message), normalize_paths(field));
     let path = path.strip_prefix("spec.").unwrap_or(&path);
@@ -181,7 +181,7 @@ fn container() -> Value {
     })
 }
 
-/// A container with the fields that go with none of those.
+/// A container with the fields that exclude those of the first.
 fn second_container() -> Value {
     json!({
         "name": "side", "image": "example.com/side:1",
@@ -323,7 +323,7 @@ struct Sample {
     schemas: Value,
     /// Each with the name of its type.
     places: Vec<(FieldPlace, Value)>,
-    /// Types of which the sample has a value, and which of their fields.
+    /// Types with a value in the sample, and their fields that have one.
     sampled: BTreeMap<String, BTreeSet<String>>,
     /// Fields that a value of the sample lacks, by type and name.
     missing: BTreeMap<(String, String), (FieldPlace, Value)>,
@@ -338,7 +338,7 @@ impl Sample {
         (name, name.map_or(schema, |name| &self.schemas[name]))
     }
 
-    /// Takes in everything in `value` and below it.
+    /// Collects everything in `value` and below it.
     fn collect(&mut self, value: &Value, schema: &Value, place: FieldPlace) {
         self.places
             .push((place.clone(), json!({ "type": type_of(value) })));
@@ -373,7 +373,7 @@ impl Sample {
         }
     }
 
-    /// Fields that no value of the sample has, each in one place where it may be, and the types of which there is no value.
+    /// Fields without a value in the sample, each in one possible place, and the types without a value.
     fn missing_fields(&self) -> (Vec<(FieldPlace, Value)>, BTreeSet<String>) {
         let lacking = self.missing.iter().filter(|((name, key), _)| {
             !self
@@ -403,7 +403,7 @@ impl Sample {
     }
 }
 
-/// The name of the value's type, as schemas have it.
+/// The type name of the value, as in schemas.
 fn type_of(value: &Value) -> &'static str {
     match value {
         Value::String(_) => "string",
@@ -414,7 +414,7 @@ fn type_of(value: &Value) -> &'static str {
     }
 }
 
-/// The object with a value in a place whose parent is there.
+/// Sets a value in a place whose parent exists.
 fn with_value(valid: &Value, place: &FieldPlace, value: Value) -> Value {
     let mut object = valid.clone();
     let (parent, key) = place.pointer.rsplit_once('/').unwrap();
@@ -472,7 +472,7 @@ async fn malformed_template_fields_are_rejected_or_harmless() {
         "give the sample a value of these types: {unknown:?}"
     );
     let (mut attempts, mut heavy) = (Vec::new(), Vec::new());
-    // Beside a volume that has a claim's template itself nobody can tell whose field the API server could not read.
+    // Next to a volume with its own claim template, the API server's parse error does not tell whose field it means.
     let mut without_metadata = valid.clone();
     let volumes = without_metadata
         .pointer_mut("/spec/template/spec/volumes")
@@ -491,10 +491,10 @@ async fn malformed_template_fields_are_rejected_or_harmless() {
         }
         for (value_index, value) in malformed_values(schema).into_iter().enumerate() {
             let mut object = with_value(valid, place, value);
-            // Some have Pods, and all whose claims only the manager can be refused.
+            // Some have Pods, and so have all with claims, which only the manager's requests can get rejected.
             let pods = attempts.len() % 8 == 0 || in_claim;
             object["spec"]["replicas"] = json!(i32::from(pods));
-            // The versions have the templates in common, so that each value goes through one of them.
+            // The templates are the same in both versions, so each value is tried in one of them.
             let version = ["v1beta1", "v1alpha1"][(index + value_index) % 2];
             attempts.push(Attempt {
                 version: version.to_owned(),

@@ -1,4 +1,4 @@
-//! The API server goes away while an image is pulled, or before.
+//! The API server goes down during an image pull, or before it.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! On real containerd: bytes in status, and crashes of either side in mid-pull.
+//! On real containerd: byte progress in the status, and crashes of either side during a pull.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ async fn pull_reports_progress_and_survives_crashes() {
         })
         .await;
     assert_eq!(half_way.phase, ImagePullPhase::Pulling);
-    // Its start, and a report of bytes in ten seconds.
+    // The start, and byte progress every ten seconds.
     daemon.wait_for_status_writes(2..=4).await;
 
     runtime.containerd.kill().unwrap();

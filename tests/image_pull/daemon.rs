@@ -47,12 +47,12 @@ impl Daemon {
         Self { child, address, log }
     }
 
-    /// Ends it at once, as a crash does.
+    /// Kills it, like a crash.
     pub async fn kill(mut self) {
         self.child.kill().await.unwrap();
     }
 
-    /// Ends it with TERM and says how long that took.
+    /// Stops it with TERM; returns how long that took.
     pub async fn stop(mut self) -> Duration {
         let start = Instant::now();
         kill(
@@ -73,7 +73,7 @@ impl Daemon {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// What it answers at a path: status and body.
+    /// Response at a path: status and body.
     pub async fn http_get(&self, path: &str) -> (u16, String) {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let start = Instant::now();
@@ -92,7 +92,7 @@ impl Daemon {
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.to_owned())
     }
 
-    /// Waits until a path answers as wanted.
+    /// Waits until `predicate` holds for the response at a path.
     pub async fn wait_for_response(&self, path: &str, predicate: impl Fn(u16, &str) -> bool) {
         let start = Instant::now();
         loop {
@@ -109,7 +109,7 @@ impl Daemon {
         }
     }
 
-    /// Waits until the daemon has counted so many writes of its NodeImage's status; more are too many.
+    /// Waits until the daemon's count of NodeImage status writes is in this range; panics if it is above.
     pub async fn wait_for_status_writes(&self, expected: RangeInclusive<u64>) {
         self.wait_for_response("/metrics", |_, text| {
             let writes = text.lines().find(|l| {

@@ -1,4 +1,4 @@
-//! What the daemon makes of asks, ends, failures and restarts.
+//! The daemon's pulls with requests, ends, failures and restarts at difficult moments.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -113,7 +113,7 @@ async fn present_image_is_not_pulled() {
         .await;
     fixture.node.wait_tag_complete("nginx", "1").await;
     assert_eq!(fixture.cri.calls("PullImage"), 0);
-    // One, unless the machine is so busy that the start was told before.
+    // One, unless the machine is so busy that the start was reported in a write of its own.
     daemon.wait_for_status_writes(1..=2).await;
 
     fixture
@@ -332,7 +332,7 @@ async fn runtime_restart_uses_up_no_pull_attempt() {
         .cri
         .wait_until("the pull begins", |s| s.active_pulls == 1)
         .await;
-    // No event of the socket's directory tells that it does not answer.
+    // The watch of the socket's directory has no event for a runtime that does not respond.
     fixture.cri.crash().await;
     daemon
         .wait_for_response("/readyz", |status, body| {

@@ -1,4 +1,4 @@
-//! The whole way: a user's job with a pull secret, our manager, our daemon, containerd and a private registry.
+//! End to end: a user's job with a pull secret, our manager, our daemon, containerd and a private registry.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ impl JobFixture {
         format!("{}/kruise-test/term:1", self.runtime.registry.private_host())
     }
 
-    /// Makes a job for the private image and waits until it is complete.
+    /// Creates a job for the private image and waits until it is complete.
     async fn run_job(&self, name: &str, secrets: &[&str]) -> ImagePullJob {
         let job: Value = json!({"apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
             "metadata": {"name": name, "namespace": "default"},

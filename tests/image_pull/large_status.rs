@@ -1,4 +1,4 @@
-//! One tenant has much to say in the NodeImage that all tenants of the node share.
+//! One tenant has long messages in the NodeImage that all tenants of the node share.
 
 use std::collections::VecDeque;
 
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use crate::faults::DaemonFixture;
 use crate::pull_node::tag;
 
-/// Tags of the talkative tenant: with all their words the NodeImage is larger than the 1.5 MiB that etcd takes.
+/// Tags of the noisy tenant: with all their messages the NodeImage exceeds etcd's limit of 1.5 MiB.
 const NOISY_TAGS: usize = 440;
 
-/// A tag that is pulled once for a job of that namespace.
+/// A tag for a job of that namespace, with a single pull attempt.
 fn single_attempt_tag(name: &str, namespace: &str) -> Value {
     let owner = json!([{"apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob", "namespace": namespace,
         "name": name, "uid": format!("uid-of-{name}")}]);
@@ -22,7 +22,7 @@ fn single_attempt_tag(name: &str, namespace: &str) -> Value {
     )
 }
 
-/// Has the runtime refuse an image.
+/// Makes the runtime fail an image with this message.
 fn fail_pull(fixture: &DaemonFixture, image: &str, message: String) {
     let failures = VecDeque::from([(tonic::Code::Unknown, message)]);
     fixture
@@ -32,7 +32,7 @@ fn fail_pull(fixture: &DaemonFixture, image: &str, message: String) {
         .insert(image.to_owned(), failures);
 }
 
-/// The images of the talkative tenant. etcd has each `<` as six bytes.
+/// The images of the noisy tenant. etcd stores each `<` in six bytes.
 fn noisy_images(fixture: &DaemonFixture) -> Value {
     let names: Vec<_> = (0..NOISY_TAGS).map(|n| format!("t{n}")).collect();
     for name in &names {
@@ -85,7 +85,7 @@ async fn large_messages_of_one_tenant_are_truncated() {
 async fn too_large_status_is_written_without_messages() {
     let fixture = DaemonFixture::start("refused").await;
     let daemon = fixture.start_daemon(&[]);
-    // More than the manager allows, as somebody else may write it.
+    // More than the manager allows, as another writer may do.
     let filler: serde_json::Map<_, _> = (0..16)
         .map(|n| (n.to_string(), json!("x".repeat(65_000))))
         .collect();

@@ -1,5 +1,5 @@
-//! The daemon's image pulls: the program itself, as its own service account with a token of its node, on a real API
-//! server; against the runtime made of faults where the test decides what the runtime does, and against containerd.
+//! The daemon's image pulls: the real binary, with its own service account and a token bound to its node, on a real API
+//! server; against the fault-injecting runtime when the test controls the runtime, and against containerd.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod api_outage;

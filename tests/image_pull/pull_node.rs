@@ -1,4 +1,4 @@
-//! One API server for all tests, and a node of its own for each.
+//! One API server for all tests, and a node for each.
 
 use std::fmt::Debug;
 use std::path::PathBuf;
@@ -29,11 +29,11 @@ pub fn start_control_plane() -> ControlPlane {
 /// A node and its NodeImage.
 pub struct PullNode {
     pub name: String,
-    /// Access as the daemon of this node has it.
+    /// Credentials of this node's daemon.
     pub kubeconfig: PathBuf,
     pub client: Client,
     pub images: Api<NodeImage>,
-    /// Where its programs log.
+    /// Log files of its programs.
     pub logs: Mutex<Vec<PathBuf>>,
 }
 
@@ -44,7 +44,7 @@ impl PullNode {
         Self::on_plane(plane, name).await
     }
 
-    /// On an API server of the test's own.
+    /// On the test's own API server.
     pub async fn on_plane(plane: &ControlPlane, name: &str) -> Self {
         let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
         plane.apply(&node.to_string()).unwrap();
@@ -61,7 +61,7 @@ impl PullNode {
         }
     }
 
-    /// Makes the NodeImage.
+    /// Creates the NodeImage.
     pub async fn create_node_image(&self, images: Value) {
         let object = json!({"apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage",
             "metadata": {"name": self.name}, "spec": {"images": images}});
@@ -71,7 +71,7 @@ impl PullNode {
             .unwrap();
     }
 
-    /// Changes what is asked; null removes.
+    /// Merges changes into the images of the spec; null removes.
     pub async fn patch_images(&self, images: Value) {
         let patch = json!({"spec": {"images": images}});
         self.images
@@ -87,7 +87,7 @@ impl PullNode {
             .unwrap();
     }
 
-    /// Waits until a tag's status is as wanted.
+    /// Waits until `predicate` holds for a tag's status.
     pub async fn wait_tag(
         &self,
         image: &str,
@@ -103,18 +103,18 @@ impl PullNode {
         tag_status(&node_image, image, tag).unwrap().clone()
     }
 
-    /// Waits until a tag is over.
+    /// Waits until a tag is complete.
     pub async fn wait_tag_complete(&self, image: &str, tag: &str) -> ImageTagStatus {
         self.wait_tag(image, tag, "over", |t| t.completion_time.is_some())
             .await
     }
 
-    /// Waits until the NodeImage is as wanted.
+    /// Waits until `predicate` holds for the NodeImage.
     pub async fn wait_node_image(&self, what: &str, predicate: impl Fn(&NodeImage) -> bool) -> NodeImage {
         self.wait_object(&self.images, &self.name, what, predicate).await
     }
 
-    /// Waits until an object is as wanted.
+    /// Waits until `predicate` holds for an object.
     pub async fn wait_object<K>(
         &self,
         api: &Api<K>,
@@ -132,15 +132,15 @@ impl PullNode {
         last.remove(0)
     }
 
-    /// The ends of the logs of the programs of this node.
+    /// The last lines of the logs of this node's programs.
     fn log_tails(&self) -> String {
         let mut logs = self.logs.lock().unwrap().clone();
-        // A daemon that was started again goes on in its file.
+        // A restarted daemon appends to its file.
         logs.dedup();
         log_tails(logs)
     }
 
-    /// Waits for an event on an object of that UID, and returns its text.
+    /// Waits for an event on an object with that UID, and returns its message.
     pub async fn wait_event(&self, uid: &str, reason: &str) -> String {
         use k8s_openapi::api::core::v1::Event;
         let events: Api<Event> = Api::all(self.client.clone());
@@ -169,7 +169,7 @@ pub fn tag_status<'a>(node: &'a NodeImage, image: &str, tag: &str) -> Option<&'a
         .find(|t| t.tag == tag)
 }
 
-/// One tag that is asked for.
+/// A tag of the spec.
 pub fn tag(tag: &str, options: Value) -> Value {
     let mut object = json!({"tag": tag, "createdAt": "2026-01-01T00:00:00Z",
         "pullPolicy": {"ttlSecondsAfterFinished": 3600}});

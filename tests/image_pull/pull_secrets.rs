@@ -1,4 +1,4 @@
-//! Credentials: whose, which, and what is said of those that cannot be used.
+//! Credentials: of which registry, of which secret, and errors for those that cannot be used.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -14,14 +14,14 @@ pub const NAMESPACE: &str = "kruise-daemon-config";
 pub const IMAGE: &str = "private.test/team/app";
 
 impl DaemonFixture {
-    /// A bed whose runtime wants `u` and `p` for the image's tags.
+    /// A bed whose runtime requires `u` and `p` for the image's tags.
     async fn start_private(name: &str) -> Self {
         let fixture = Self::start(name).await;
         fixture.require_credentials();
         fixture
     }
 
-    /// Makes the runtime want `u` and `p` for the image's tags.
+    /// Makes the runtime require `u` and `p` for the image's tags.
     pub fn require_credentials(&self) {
         for tag in ["1", "2"] {
             self.cri

@@ -1,4 +1,4 @@
-//! CloneSets on the node, and words to ask what became of their Pods.
+//! CloneSets on the node, and helpers to check their Pods.
 
 use std::ops::Deref;
 
@@ -18,7 +18,7 @@ use crate::settled::is_settled;
 
 static MANAGER: OnceCell<Manager> = OnceCell::const_new();
 
-/// The manager as users run it: as its own account, with its webhooks.
+/// The manager as users run it: with its own account and webhooks.
 async fn ensure_manager(node: &Node) {
     let start = || async {
         let registry = &node.runtime.registry;
@@ -30,30 +30,30 @@ async fn ensure_manager(node: &Node) {
     MANAGER.get_or_init(start).await;
 }
 
-/// A test that leaves daemon and cluster alone.
+/// For a test that leaves daemon and cluster alone.
 pub async fn shared_cluster() -> TestNamespace<RwLockReadGuard<'static, DaemonCluster>> {
     let test = fixture::shared_cluster().await;
     ensure_manager(&test.cluster.node).await;
     test
 }
 
-/// A test that ends parts of the bed.
+/// For a test that stops parts of the bed.
 pub async fn exclusive_cluster() -> TestNamespace<RwLockWriteGuard<'static, DaemonCluster>> {
     let test = fixture::exclusive_cluster().await;
     ensure_manager(&test.cluster.node).await;
     test
 }
 
-/// A container of that name and image, which notes its beginning and its end in `/log`.
+/// A container with that name and image, which records its start and its end in `/log`.
 pub fn container(name: &str, image: &str) -> Value {
     let mut container = pod_meta::container(name, &[]);
     container["image"] = json!(image);
-    // CloneSets get `Always` where nothing is said.
+    // CloneSets get `Always` by default.
     container["imagePullPolicy"] = json!("IfNotPresent");
     container
 }
 
-/// A strategy of updates in place; `rolling` is laid over it.
+/// An in-place update strategy; `overrides` is merged into `rollingUpdate`.
 pub fn in_place_strategy(overrides: Value) -> Value {
     let mut strategy = json!({"podUpdatePolicy": "InPlaceIfPossible", "maxUnavailable": 1});
     json_patch::merge(&mut strategy, &overrides);
@@ -62,21 +62,21 @@ pub fn in_place_strategy(overrides: Value) -> Value {
 
 /// What tests of this target do with a CloneSet.
 pub trait CloneSetOps {
-    /// Makes a CloneSet of Pods with these containers, updated in place; `spec` is laid over its spec.
+    /// Creates a CloneSet of Pods with these containers, updated in place; `spec` is merged into its spec.
     async fn create_set(&self, name: &str, replicas: i32, containers: Value, spec: Value) -> CloneSet;
-    /// A merge patch of its spec.
+    /// Merges a patch into its spec.
     async fn patch_spec(&self, name: &str, spec: Value) -> CloneSet;
-    /// Changes its template: what is changed is its spec's.
+    /// Changes its template.
     async fn update_template(&self, name: &str, change: impl FnOnce(&mut Value)) -> CloneSet;
-    /// Gives a container another image.
+    /// Sets a container's image.
     async fn set_image(&self, name: &str, container: usize, image: &str) -> CloneSet;
-    /// Waits for a status that speaks of the newest spec.
+    /// Waits for a status that has observed the newest spec.
     async fn wait_status(&self, name: &str, what: &str, predicate: impl Fn(&CloneSet) -> bool) -> CloneSet;
     /// Waits until all Pods are updated and available.
     async fn wait_settled(&self, name: &str) -> CloneSet;
-    /// Waits until condition Waiting says this.
+    /// Waits until the message of condition Waiting contains this.
     async fn wait_waiting_message(&self, name: &str, text: &str) -> CloneSet;
-    /// The Pods of a CloneSet that are not being deleted, by name.
+    /// The Pods of a CloneSet that are not terminating, by name.
     async fn pods_of(&self, set: &str) -> Vec<Pod>;
     /// The one Pod of a CloneSet.
     async fn single_pod(&self, set: &str) -> Pod;
@@ -167,13 +167,13 @@ impl<G: Deref<Target = DaemonCluster>> CloneSetOps for TestNamespace<G> {
     }
 }
 
-/// What kubelet says of a container.
+/// Kubelet's status of a container.
 pub fn container_status<'a>(pod: &'a Pod, container: &str) -> &'a ContainerStatus {
     let statuses = pod.status.as_ref().unwrap().container_statuses.as_ref().unwrap();
     statuses.iter().find(|s| s.name == container).unwrap()
 }
 
-/// Asserts that a container was not touched between these two looks at its Pod.
+/// Asserts that a container did not change between these two versions of its Pod.
 pub fn assert_container_untouched(before: &Pod, after: &Pod, container: &str) {
     let snapshot = |pod| {
         let status = container_status(pod, container);
@@ -186,7 +186,7 @@ pub fn assert_container_untouched(before: &Pod, after: &Pod, container: &str) {
     assert_eq!(snapshot(before), snapshot(after), "{container}");
 }
 
-/// Asserts that a container was restarted once, and runs, between these two looks at its Pod.
+/// Asserts that a container was restarted once between these two versions of its Pod, and is running.
 pub fn assert_restarted_once(before: &Pod, after: &Pod, container: &str) {
     let (old, new) = (
         container_status(before, container),
@@ -200,7 +200,7 @@ pub fn assert_restarted_once(before: &Pod, after: &Pod, container: &str) {
     );
 }
 
-/// Asserts that it is the same Pod: its identity, place and address.
+/// Asserts that it is the same Pod: UID, node and IP address.
 pub fn assert_same_pod(before: &Pod, after: &Pod) {
     let snapshot = |pod: &Pod| {
         let (spec, status) = (pod.spec.clone().unwrap(), pod.status.clone().unwrap());

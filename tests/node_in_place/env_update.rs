@@ -1,4 +1,4 @@
-//! Updates of labels and annotations that containers take their environment from.
+//! Updates of labels and annotations that set environment variables of containers.
 
 use kruise_api::container_hash::env_hash;
 use kube::ResourceExt;
@@ -10,7 +10,7 @@ use crate::clone_set_ops::{
 };
 use crate::pod_meta::{self, PodMetaOps, env_from_annotation, env_from_label};
 
-/// One of the images has no program at all that could print an environment.
+/// One of the images has no program at all that could print the environment.
 #[tokio::test]
 async fn env_change_restarts_only_affected_containers() {
     let test = shared_cluster().await;
@@ -43,7 +43,7 @@ async fn env_change_restarts_only_affected_containers() {
     assert_eq!(meta.hashes("bare").1, env_hash([("VER", "v2")]));
 }
 
-/// Hardly anything is waited for then, and kubelet is to have heard of the change all the same.
+/// There is hardly any wait then, and kubelet must have observed the change all the same.
 #[tokio::test]
 async fn env_change_of_long_idle_pod_restarts_once() {
     let test = shared_cluster().await;

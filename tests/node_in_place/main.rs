@@ -1,5 +1,5 @@
-//! Updates in place on a real node: etcd, API server, controllers, scheduler, containerd and kubelet, with our
-//! daemon and our manager as their own service accounts. Nothing is played.
+//! In-place updates on a real node: etcd, API server, controllers, scheduler, containerd and kubelet, with our daemon
+//! and our manager with their own service accounts. Nothing is faked.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod clone_set_ops;

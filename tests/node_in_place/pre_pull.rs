@@ -15,7 +15,7 @@ use crate::clone_set_ops::{
 };
 use crate::fixture::{DaemonCluster, TestNamespace};
 
-/// Of one file more than others have, and on no node yet.
+/// Has one file more than other images, and is on no node yet.
 const NEW_IMAGE: &str = "kruise-test/ahead:1";
 
 #[tokio::test]
@@ -61,7 +61,7 @@ async fn image_is_pre_pulled_before_in_place_update() {
     assert_eq!(pulling, None, "kubelet found it there");
 }
 
-/// Waits until the image of the new revision is on the node, for that container alone.
+/// Waits until the image of the new revision is on the node, pulled for that container only.
 async fn wait_pre_pulled<G: Deref<Target = DaemonCluster>>(test: &TestNamespace<G>) {
     let has_new_revision = |set: &CloneSet| {
         let status = set.status.as_ref().unwrap();

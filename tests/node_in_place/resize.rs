@@ -11,7 +11,7 @@ use crate::clone_set_ops::{
     container, container_status, shared_cluster,
 };
 
-/// A container with as much of both.
+/// A container with these requests and limits.
 fn container_with_limits(name: &str, cpu: &str, memory: &str) -> Value {
     let mut container = container(name, "kruise-test/term:1");
     container["resources"] = resources(cpu, memory);
@@ -35,7 +35,7 @@ fn find_cgroup(root: &Path, name: &str) -> Option<PathBuf> {
     })
 }
 
-/// What the kernel holds a container to: microseconds of CPU in 100 ms, and bytes.
+/// The kernel's limits of a container: microseconds of CPU in 100 ms, and bytes.
 fn cgroup_limits(pod: &Pod, container: &str) -> (u64, u64) {
     let id = container_status(pod, container).container_id.clone().unwrap();
     let id = id.split("://").nth(1).unwrap();
@@ -118,7 +118,7 @@ async fn image_update_and_resize_happen_together() {
     assert_eq!(cgroup_limits(&after, "side"), (30_000, 64 << 20));
 }
 
-/// Kubernetes gives such a Pod requests as high as its limits, and the best quality of service, for life.
+/// Kubernetes sets such a Pod's requests to its limits, and QoS class Guaranteed, which never changes.
 #[tokio::test]
 async fn resize_of_limits_keeps_guaranteed_qos() {
     let test = shared_cluster().await;
@@ -140,7 +140,7 @@ async fn resize_of_limits_keeps_guaranteed_qos() {
     assert_eq!(qos_class(&after), qos_class(&before));
 }
 
-/// The container wants to be restarted for its memory, so its Pod leaves its Services meanwhile.
+/// The container's resize policy restarts it for memory, so its Pod leaves its Services meanwhile.
 #[tokio::test]
 async fn resize_policy_restarts_container_for_memory() {
     let test = shared_cluster().await;
@@ -181,7 +181,8 @@ fn request_too_much_cpu(template: &mut Value) {
     template["spec"]["containers"][0]["resources"]["requests"]["cpu"] = json!("999");
 }
 
-/// Where no Pod may be replaced, its image is updated all the same, and the CloneSet says what kubelet does.
+/// If no Pod may be recreated, its image is updated all the same, and the CloneSet reports kubelet's state of the
+/// resize.
 #[tokio::test]
 async fn infeasible_resize_in_place_only_updates_image() {
     let test = shared_cluster().await;
@@ -212,7 +213,7 @@ async fn infeasible_resize_in_place_only_updates_image() {
     assert_eq!(cgroup_limits(&after, "app"), (10_000, 64 << 20));
 }
 
-/// Where Pods may be replaced, another Pod is made for the size, which a node of its own may have.
+/// If Pods may be recreated, a new Pod is created with the size; another node may have room for it.
 #[tokio::test]
 async fn infeasible_resize_in_place_if_possible_replaces_pod() {
     let test = shared_cluster().await;

@@ -1,4 +1,4 @@
-//! What is done before containers are changed, and in which order they are.
+//! What happens before containers are changed, and in which order they are.
 
 use k8s_openapi::api::core::v1::Pod;
 use kruise_api::in_place::InPlaceUpdateState;
@@ -43,7 +43,7 @@ fn container_image(pod: &Pod, container: usize) -> String {
         .unwrap()
 }
 
-/// A container that is ready a second after it began.
+/// A container that is ready a second after its start.
 fn container_with_priority(name: &str, priority: &str) -> Value {
     let mut container = container(name, "kruise-test/term:1");
     container["env"] = json!([{"name": "KRUISE_CONTAINER_PRIORITY", "value": priority}]);
@@ -65,7 +65,7 @@ async fn launch_priority_orders_start_and_in_place_update() {
         let state = container_status(&before, name).state.clone().unwrap();
         state.running.unwrap().started_at.unwrap().0
     };
-    // It is ready a second after it began, and only then the other one may begin.
+    // The first is ready a second after its start, and only then may the other start.
     assert!(started_at("late") > started_at("early"), "{:#?}", before.status);
     let completed = "apps.kruise.io/container-launch-priority-completed";
     assert_eq!(before.annotations()[completed], "true");

@@ -1,4 +1,4 @@
-//! What may be done in place, and what is done where it may not.
+//! What may be updated in place, and what happens if it may not.
 
 use k8s_openapi::api::core::v1::Pod;
 use kruise_api::cloneset::CloneSet;

@@ -1,5 +1,5 @@
-//! Updates while no daemon says what containers were started with: what can be proven without it ends, and what
-//! cannot waits and says so. kubelet is held at what the tests need to see by hooks that it waits for.
+//! Updates while no daemon reports how containers were started: an update that can be confirmed without it finishes,
+//! any other waits and says so. Container hooks block kubelet at the states that the tests need.
 
 use std::ops::Deref;
 
@@ -15,7 +15,7 @@ use crate::fixture::{DaemonCluster, TestNamespace};
 use crate::pod_meta::{self, env_from_annotation};
 
 const IMAGE_A: &str = "kruise-test/term:1";
-/// The same image as `A`.
+/// The same image as `IMAGE_A`.
 const IMAGE_A_OTHER_TAG: &str = "kruise-test/term:1-again";
 const IMAGE_B: &str = "kruise-test/term:2";
 const IMAGE_C: &str = "busybox:1.36";
@@ -42,7 +42,7 @@ async fn in_place_update_without_daemon_waits_for_evidence() {
     assert_container_untouched(&waiting, &after, "app");
 }
 
-/// Makes a CloneSet of one Pod, whose container can be made to crash, and whose starts can be held up.
+/// Creates a CloneSet of one Pod, whose container can be made to crash, and whose starts can be blocked.
 async fn create_crashable_set<G: Deref<Target = DaemonCluster>>(test: &TestNamespace<G>, name: &str) -> Pod {
     let mut app = container("app", IMAGE_A);
     let script = format!(
@@ -59,7 +59,7 @@ fn create_log_file<G: Deref<Target = DaemonCluster>>(test: &TestNamespace<G>, fi
     std::fs::write(test.log_dir.join(file), "").unwrap();
 }
 
-/// Waits until the container has been started so often; kubelet is then in the hook where that is held.
+/// Waits until the container has been started `times` times; kubelet is then in the hook, if that blocks.
 async fn wait_for_starts<G: Deref<Target = DaemonCluster>>(
     test: &TestNamespace<G>,
     name: &str,
@@ -77,7 +77,7 @@ fn spec_image_is(pod: &Pod, image: &str) -> bool {
     pod.spec.as_ref().unwrap().containers[0].image.as_deref() == Some(image)
 }
 
-/// Waits until the Pod is told to run that image.
+/// Waits until the Pod's spec has that image.
 async fn wait_for_spec_image<G: Deref<Target = DaemonCluster>>(
     test: &TestNamespace<G>,
     pod: &Pod,
@@ -88,8 +88,8 @@ async fn wait_for_spec_image<G: Deref<Target = DaemonCluster>>(
         .await;
 }
 
-/// Lets kubelet go on, and follows the Pod until it is done with that image: `wrong` says which versions of it must
-/// not be in use, of which some must have been seen.
+/// Unblocks kubelet, and follows the Pod until it serves with that image: no version for which `is_unconfirmed` holds
+/// may serve, and at least one must have been seen.
 async fn release_start_hook<G: Deref<Target = DaemonCluster>>(
     test: &TestNamespace<G>,
     pod: &Pod,
@@ -109,7 +109,7 @@ async fn release_start_hook<G: Deref<Target = DaemonCluster>>(
         .watch_until_with(&name, "in use again", is_in_service, remove_hold)
         .await;
     let unconfirmed: Vec<&Pod> = history.iter().filter(|pod| is_unconfirmed(pod)).collect();
-    assert!(!unconfirmed.is_empty(), "kubelet never told of it");
+    assert!(!unconfirmed.is_empty(), "no unconfirmed version was observed");
     for pod in unconfirmed {
         assert!(
             !condition_is_true(pod, "InPlaceUpdateReady"),
@@ -131,7 +131,7 @@ async fn image_change_completes<G: Deref<Target = DaemonCluster>>(test: &TestNam
     assert_restarted_once(&before, &after, "app");
 }
 
-/// The container crashes, and kubelet is about to start the old image again when the new one is asked for.
+/// The container crashes, and kubelet is about to start the old image again when the new one is requested.
 async fn crash_during_image_change<G: Deref<Target = DaemonCluster>>(test: &TestNamespace<G>) {
     let before = create_crashable_set(test, "crash").await;
     create_log_file(test, "crash.hold".into());
@@ -153,7 +153,7 @@ async fn crash_during_image_change<G: Deref<Target = DaemonCluster>>(test: &Test
     );
 }
 
-/// A third image is asked for while kubelet starts the second.
+/// A third image is requested while kubelet starts the second.
 async fn third_image_during_update<G: Deref<Target = DaemonCluster>>(test: &TestNamespace<G>) {
     let before = create_crashable_set(test, "late").await;
     create_log_file(test, "late.hold".into());
@@ -169,7 +169,7 @@ async fn third_image_during_update<G: Deref<Target = DaemonCluster>>(test: &Test
     assert_eq!(container_status(&after, "app").restart_count, 2);
 }
 
-/// The update is taken back while kubelet starts the new image.
+/// The update is rolled back while kubelet starts the new image.
 async fn rollback_during_update<G: Deref<Target = DaemonCluster>>(test: &TestNamespace<G>) {
     let before = create_crashable_set(test, "back").await;
     create_log_file(test, "back.hold".into());
@@ -188,7 +188,7 @@ async fn rollback_during_update<G: Deref<Target = DaemonCluster>>(test: &TestNam
     assert_eq!(container_status(&after, "app").restart_count, 2);
 }
 
-/// The runtime reports either tag by the same name, and the image's ID is the same.
+/// The runtime reports both tags by the same name, and the image ID is the same.
 async fn second_tag_stays_unconfirmed<G: Deref<Target = DaemonCluster>>(test: &TestNamespace<G>) {
     let before = create_crashable_set(test, "twin").await;
     test.set_image("twin", 0, IMAGE_A_OTHER_TAG).await;
@@ -200,7 +200,7 @@ async fn second_tag_stays_unconfirmed<G: Deref<Target = DaemonCluster>>(test: &T
     assert_restarted_but_not_ready(&before, &after);
 }
 
-/// The other way round: of the two tags it is the new one that the runtime reports.
+/// The opposite case: the runtime reports the new one of the two tags.
 async fn reported_tag_is_confirmed<G: Deref<Target = DaemonCluster>>(test: &TestNamespace<G>) {
     let containers = json!([container("app", IMAGE_A_OTHER_TAG)]);
     test.create_set("tag", 1, containers, json!({})).await;
@@ -216,7 +216,7 @@ async fn reported_tag_is_confirmed<G: Deref<Target = DaemonCluster>>(test: &Test
     );
 }
 
-/// Nobody but the daemon restarts a container for its environment.
+/// Only the daemon restarts a container for its environment.
 async fn env_change_stays_unconfirmed<G: Deref<Target = DaemonCluster>>(test: &TestNamespace<G>) {
     let app = pod_meta::container("app", &[env_from_annotation("CFG", "cfg")]);
     let metadata = json!({"labels": {"app": "env"}, "annotations": {"cfg": "one"}});

@@ -1,4 +1,4 @@
-//! What is ended, away or wrong while containers are recreated.
+//! Programs that are stopped, unreachable or wrong while containers are recreated.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -77,7 +77,8 @@ async fn recreate_survives_api_server_outage() {
     let (status, _) = test.wait_completed("patient").await;
     assert_succeeded(&status);
     assert_eq!(container_statuses(&test.get_pod("web").await)["main"].restarts, 1);
-    // By itself it takes up to a minute to come back, and other tests need what it makes in their namespaces.
+    // Otherwise it takes up to a minute to come back, and other tests need the objects that it creates in their
+    // namespaces.
     let controllers = test.cluster.node.plane.controller_manager.as_mut();
     controllers.expect("a node has one").restart().unwrap();
     test.cluster.node.wait_ready().unwrap();
@@ -147,18 +148,18 @@ async fn wrong_clock_does_not_affect_deadlines() {
         );
     }
     test.cluster.daemon.kill().unwrap();
-    // The tests that share the bed look for a daemon there.
+    // The tests that share the bed expect a daemon there.
     test.cluster.daemon = daemon(&test.cluster.node);
     test.cluster.daemon.start().unwrap();
 }
 
-/// All that this daemon and those before it have logged.
+/// The log of this daemon and of those before it.
 fn read_log(daemon: &Component) -> String {
     std::fs::read_to_string(daemon.log()).unwrap()
 }
 
-/// The kubeconfig without the check of the server's certificate, which a clock that is behind takes for one of the
-/// future: the bed's is minutes old.
+/// The kubeconfig without verification of the server's certificate: the bed's is minutes old, so a slow clock takes it
+/// for not yet valid.
 fn without_ca_check(kubeconfig: &Path) -> PathBuf {
     let mut config: serde_json::Value = serde_json::from_slice(&std::fs::read(kubeconfig).unwrap()).unwrap();
     let cluster = config["clusters"][0]["cluster"].as_object_mut().unwrap();
@@ -169,7 +170,7 @@ fn without_ca_check(kubeconfig: &Path) -> PathBuf {
     path
 }
 
-/// A library that moves the wall clock of the process that loads it.
+/// Builds a library that shifts the wall clock of the process that loads it.
 fn build_clock_library(dir: &Path) -> PathBuf {
     let source = dir.join("wrong-clock.c");
     let library = dir.join("wrong-clock.so");

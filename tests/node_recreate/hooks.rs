@@ -1,4 +1,4 @@
-//! preStop hooks, grace periods, deadlines and the unready grace.
+//! preStop hooks, grace periods, deadlines and the unready grace period.
 
 use std::time::{Duration, SystemTime};
 
@@ -25,7 +25,7 @@ async fn pre_stop_hooks_run_before_term() {
     http["command"] = json!([
         "sh",
         "-c",
-        // It answers only once it has been asked: an answer that is early is no HTTP.
+        // It responds only after the request: an earlier response is not valid HTTP.
         "trap 'touch /log/http.term; exit 0' TERM; mkfifo /tmp/answer; \
          nc -l -p 8080 <> /tmp/answer | { read line; echo \"$line\" >> /log/asked; \
          printf 'HTTP/1.1 200 OK\\r\\ncontent-length: 0\\r\\n\\r\\n' > /tmp/answer; } & \
@@ -67,7 +67,7 @@ async fn pre_stop_hooks_run_before_term() {
     );
 }
 
-/// As kubelet does: whoever answers HTTPS in plain HTTP is asked again in plain HTTP.
+/// As kubelet does: if the server responds to HTTPS in plain HTTP, the request is repeated in plain HTTP.
 #[tokio::test]
 async fn https_hook_falls_back_to_plain_http() {
     let test = shared_cluster().await;
@@ -160,7 +160,7 @@ async fn active_deadline_finishes_hook_and_stop() {
         .unwrap()
         .0
         .duration_since(created_at);
-    // Every request is looked at each 10 s at the latest, and should not have to wait for that.
+    // Every request is reconciled after 10 s at the latest; the test must not depend on that.
     assert!(
         (12..=19).contains(&lifetime.as_secs()),
         "it ended after {lifetime}"
@@ -217,7 +217,7 @@ async fn min_started_seconds_delay_completion() {
         .0
         .duration_since(started)
         .as_secs();
-    // Both stamps are cut to seconds.
+    // Both timestamps are truncated to seconds.
     assert!((3..=9).contains(&age), "it counted after {age} s");
 }
 
@@ -246,9 +246,9 @@ async fn endpoint_is_removed_before_term() {
     assert_eq!(waiting.status.unwrap().phase, Phase::Recreating);
     assert!(
         !test.file_exists("main.term"),
-        "nothing is stopped before the manager has spoken"
+        "a container was stopped before the manager set the condition"
     );
-    // What the manager does: the Pod is not ready, then the request is told.
+    // What the manager does: first the Pod becomes not ready, then the request gets the condition.
     test.patch_status::<Pod>("web", gate("False")).await;
     let condition = json!({"status": {"conditions": [{
         "type": "PreRecreateGrace", "status": "True", "reason": "PreRecreateGrace", "message": "",

@@ -1,6 +1,6 @@
-//! ContainerRecreateRequests on a real node: kubelet, containerd, runc, and the daemon as it is built, as its
-//! own service account behind the fence. But for `together` no manager runs, so these also show that the daemon
-//! needs none; requests are made as admission leaves them.
+//! ContainerRecreateRequests on a real node: kubelet, containerd, runc, and the daemon's real binary, with its own
+//! service account behind the fence. Except for `with_manager` no manager runs, so the tests also show that the daemon
+//! needs none; requests are created as admission would store them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod faults;
@@ -18,7 +18,7 @@ use kruise_api::container_recreate_request::{
 };
 use serde_json::{Value, json};
 
-/// A container that notes TERM in `/log/NAME.term` and then ends after `seconds`.
+/// A container that records TERM in `/log/NAME.term` and then ends after `seconds`.
 fn container(name: &str, seconds: u32) -> Value {
     let script = format!(
         "trap 'touch /log/{name}.term; sleep {seconds}; exit 0' TERM; touch /log/{name}.up; \
@@ -27,12 +27,12 @@ fn container(name: &str, seconds: u32) -> Value {
     json!({"name": name, "image": "busybox:1.36", "command": ["sh", "-c", script]})
 }
 
-/// How often something happened to a request that has ended, by its versions: what takes 3 s has another message meanwhile.
+/// Number of changes of a finished request, by its versions: after 3 s its message changes in between.
 fn count_steps(versions: &[ContainerRecreateRequest]) -> usize {
     let last = versions.last().unwrap();
     let created_at = last.metadata.creation_timestamp.as_ref().unwrap().0;
     let completed_at = last.status.as_ref().unwrap().completion_time.as_ref().unwrap().0;
-    // Both are cut to seconds.
+    // Both are truncated to seconds.
     if completed_at.duration_since(created_at).as_secs() < 3 {
         return versions.len();
     }
@@ -278,7 +278,7 @@ async fn request_for_missing_container_or_pod_fails() {
         .await;
     let (status, _) = test.wait_completed("gone").await;
     assert_eq!(status.message.as_deref(), Some("pod has gone"));
-    // The name is right, the UID is another Pod's: nothing of this Pod may be touched.
+    // The name is right, but the UID is another Pod's: nothing of this Pod may be touched.
     let before = container_statuses(&test.get_pod("web").await);
     missing_pod.metadata.name = Some("web".into());
     test.create_request("other", &missing_pod, &["main"], json!({}))

@@ -1,4 +1,4 @@
-//! Containers with a restart policy and rules of their own.
+//! Containers with a restart policy and restart rules of their own.
 
 use serde_json::{Value, json};
 use testbed::cluster::kubernetes::{at_least, release};
@@ -7,7 +7,7 @@ use super::container;
 use super::fixture::{assert_succeeded, container_statuses, shared_cluster};
 use kruise_api::container_recreate_request::ContainerRecreateRequestPhase as Phase;
 
-/// A container that ends with exit code 0 at TERM, with a rule for some exit codes.
+/// A container that exits with code 0 at TERM, with a rule for some exit codes.
 fn container_with_rule(name: &str, policy: &str, action: &str, codes: &[i32]) -> Value {
     let mut container = container(name, 0);
     container["restartPolicy"] = json!(policy);
@@ -84,7 +84,7 @@ async fn restart_all_containers_rule_restarts_each_once() {
     for name in ["first", "second", "other"] {
         assert_ne!(new[name].id, old[name].id, "{name}");
     }
-    // Stopped at the same time, neither waits for what does not come.
+    // Stopped at the same time, neither waits for a restart that never comes.
     let pod = test.get_pod("web").await;
     test.create_request("both", &pod, &["second", "first"], json!({}))
         .await;

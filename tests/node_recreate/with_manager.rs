@@ -1,4 +1,4 @@
-//! With the manager: admission, the not-ready key, the end of the active label, TTL.
+//! With the manager: admission, the not-ready key, removal of the active label, TTL.
 
 use k8s_openapi::api::core::v1::Pod;
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
@@ -11,7 +11,7 @@ use super::programs::{self, install};
 use super::waits::PATIENCE;
 use super::{container, count_steps};
 
-/// The manager as a process of the node; ends with its webhooks on drop.
+/// The manager as a process of the node; stopped with its webhooks on drop.
 struct InstalledManager<'a> {
     node: &'a Node,
     _process: super::manager::Manager,

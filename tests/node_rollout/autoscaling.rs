@@ -1,4 +1,4 @@
-//! Scaling by others through the scale subresource: kubectl, and a HorizontalPodAutoscaler that reads metrics.
+//! Scaling through the scale subresource: kubectl, and a HorizontalPodAutoscaler that reads metrics.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ async fn kubectl_scale_up_and_down() {
         .await;
     ns.kubectl(&["scale", "clone/web", "--current-replicas=1", "--replicas=3"]);
     assert_eq!(ns.wait_settled("web").await.replicas, 3);
-    // As `docs/user/cloneset.md` has it.
+    // From `docs/user/cloneset.md`.
     let reason = r#"--for=jsonpath={.status.conditions[?(@.type=="Progressing")].reason}=CloneSetAvailable"#;
     let generation = ns.kubectl(&["get", "clone/web", "--output=jsonpath={.metadata.generation}"]);
     let observed = format!("--for=jsonpath={{.status.observedGeneration}}={generation}");
@@ -50,7 +50,7 @@ async fn kubectl_scale_up_and_down() {
     ns.kubectl(&["scale", "clonesets.apps.kruise.io/web", "--replicas=1"]);
     ns.wait_settled("web").await;
     let pods = ns.wait_pods("web", "one", |pods| pods.len() == 1).await;
-    // The Pods that were ready last go first.
+    // The Pods that became ready last are deleted first.
     assert_eq!(uids_by_name(&pods), before);
 }
 

@@ -1,4 +1,4 @@
-//! The node is drained in the midst of a rollout.
+//! The node is drained during a rollout.
 
 use std::ops::Deref;
 use std::process::{Child, Stdio};
@@ -9,7 +9,7 @@ use testbed::cluster::{ControlPlane, NODE_NAME};
 use crate::pods::{lifecycle_state, runs_image, uids_by_name};
 use crate::workloads::{NodeNamespace, TestCluster, shared_cluster};
 
-/// No other test's Pods bear it: those are to stay, and wait a little when they are new.
+/// Only this test's Pods have this label: all others must not be evicted.
 const NAME: &str = "drained";
 
 /// How many evictions the budget would allow now.
@@ -19,9 +19,9 @@ fn disruptions_allowed(budget: &Value) -> Option<i64> {
     status["disruptionsAllowed"].as_i64().filter(|_| is_observed)
 }
 
-/// Makes a budget of one Pod, and waits until it counts them.
+/// Creates a budget of one Pod, and waits until it counts the Pods.
 async fn create_disruption_budget(ns: &NodeNamespace<impl Deref<Target = TestCluster>>) {
-    // It counts by the CloneSet's scale subresource.
+    // It reads the number of Pods from the CloneSet's scale subresource.
     let budget = json!({ "metadata": { "name": NAME }, "spec": { "maxUnavailable": 1,
         "selector": { "matchLabels": { "app": NAME } } } });
     let budgets = ns.api("policy", "v1", "PodDisruptionBudget");
@@ -36,17 +36,17 @@ async fn create_disruption_budget(ns: &NodeNamespace<impl Deref<Target = TestClu
     );
 }
 
-/// The node takes Pods again when this goes, whatever became of the test.
+/// Uncordons the node on drop, even if the test failed.
 struct UncordonOnDrop<'a>(&'a ControlPlane);
 
 impl Drop for UncordonOnDrop<'_> {
     fn drop(&mut self) {
-        // What fails here is seen by the next Pod that waits for a node.
+        // If this fails, the next Pod stays unscheduled, and its test reports that.
         let _ = self.0.kubectl(&["uncordon", NODE_NAME]);
     }
 }
 
-/// Begins to drain the node, of these Pods alone.
+/// Starts to drain the node, of these Pods only.
 fn start_drain(ns: &NodeNamespace<impl Deref<Target = TestCluster>>) -> Child {
     let mut drain = ns.cluster.node.plane.kubectl_command();
     drain.args([
@@ -63,7 +63,7 @@ fn start_drain(ns: &NodeNamespace<impl Deref<Target = TestCluster>>) -> Child {
         .unwrap()
 }
 
-/// The one node of the bed: what is evicted has no place until the node takes Pods again.
+/// The bed has one node: an evicted Pod's replacement is not scheduled until the node is uncordoned.
 #[tokio::test]
 async fn rollout_completes_during_node_drain() {
     let ns = shared_cluster().await;
@@ -109,7 +109,7 @@ async fn rollout_completes_during_node_drain() {
         "all were evicted: {drain_log}"
     );
     let observed = monitor.observed();
-    // The eviction and the rollout may each take one, as neither knows of the other in that moment.
+    // The eviction and the rollout may take one Pod each, as neither observes the other at that moment.
     assert!(
         observed.min_serving >= 1 && observed.max_pods <= 3,
         "{observed:#?}"

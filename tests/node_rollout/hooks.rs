@@ -1,4 +1,4 @@
-//! Hooks that hold Pods before deletion, before and after their update, and before their use, and let them go.
+//! Hooks that block Pods before deletion, before and after their update, and before their use, and release them.
 
 use std::ops::Deref;
 
@@ -13,7 +13,7 @@ use crate::workloads::{NodeNamespace, TestCluster, shared_cluster, template};
 
 const HOOK_NAME: &str = "example.com/held";
 
-/// A template whose Pods are held from the beginning, by a label or a finalizer.
+/// A template whose Pods are blocked from their creation, by a label or a finalizer.
 fn template_with_hook(kind: &str) -> Value {
     let mut template = template("web");
     match kind {
@@ -31,7 +31,7 @@ fn finalizer_hook(mark_not_ready: bool) -> Value {
     json!({ "finalizersHandler": [HOOK_NAME], "markPodNotReady": mark_not_ready })
 }
 
-/// Puts the label onto a Pod, or takes it off.
+/// Adds the label to a Pod, or removes it.
 async fn set_hook_label(ns: &NodeNamespace<impl Deref<Target = TestCluster>>, pod: &str, value: Value) {
     let patch = Patch::Merge(json!({ "metadata": { "labels": { HOOK_NAME: value } } }));
     ns.pods()
@@ -40,7 +40,7 @@ async fn set_hook_label(ns: &NodeNamespace<impl Deref<Target = TestCluster>>, po
         .unwrap();
 }
 
-/// Takes the finalizers off a Pod.
+/// Removes the finalizers of a Pod.
 async fn remove_finalizers(ns: &NodeNamespace<impl Deref<Target = TestCluster>>, pod: &str) {
     let patch = Patch::Merge(json!({ "metadata": { "finalizers": null } }));
     ns.pods()
@@ -49,7 +49,7 @@ async fn remove_finalizers(ns: &NodeNamespace<impl Deref<Target = TestCluster>>,
         .unwrap();
 }
 
-/// Waits until one Pod is in that state, and served or not; its name.
+/// Waits until one Pod is in that state, serving or not; returns its name.
 async fn wait_for_one_in_state(
     ns: &NodeNamespace<impl Deref<Target = TestCluster>>,
     state: &str,
@@ -63,7 +63,7 @@ async fn wait_for_one_in_state(
     pods.into_iter().find(matches).unwrap()
 }
 
-/// Waits until condition Waiting, or an event, tells which hook is waited for.
+/// Waits until condition Waiting, or an event, names the hook.
 async fn wait_waiting_message(ns: &NodeNamespace<impl Deref<Target = TestCluster>>, text: &str) {
     let what = format!("it says {text:?}");
     ns.wait_status("web", &what, |status| {
@@ -102,7 +102,7 @@ async fn pre_delete_hook_makes_pod_unready_and_holds_deletion() {
         })
         .await;
     assert_eq!(status.available_replicas, 1);
-    // One that serves no more does not come back.
+    // A Pod that is out of service does not come back.
     ns.patch_set("web", json!({ "spec": { "replicas": 2 } })).await;
     ns.wait_status("web", "looked at", |s| s.replicas == 2).await;
     remove_finalizers(&ns, &name(&pod)).await;
@@ -158,7 +158,7 @@ async fn in_place_update_hook_holds_pod_before_and_after() {
         };
         ns.wait_pod(&pod_name, "updated, and ready again", is_updated)
             .await;
-        // It is not in use before its hook has come back, so that the other one waits.
+        // It does not count as serving before its hook is set again, so the other one waits.
         let update_counts = |s: &kruise_api::cloneset::CloneSetStatus| {
             (
                 s.updated_replicas,

@@ -1,5 +1,5 @@
-//! Rollouts of CloneSets on a real node, undisturbed and disturbed: kubelet, containerd, runc, scheduler and
-//! controller-manager, with our daemon and manager as processes, as their own accounts.
+//! CloneSet rollouts on a real node, undisturbed and disturbed: kubelet, containerd, runc, scheduler and
+//! controller-manager, with our daemon and manager as processes, with their own accounts.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod alone;

@@ -1,4 +1,4 @@
-//! A metrics API of the test's own: an aggregated API server that tells how much CPU the Pods of a namespace use.
+//! The test's own metrics API: an aggregated API server that reports the CPU usage of the Pods of a namespace.
 
 use std::net::SocketAddr;
 use std::ops::Deref;
@@ -22,7 +22,7 @@ use crate::workloads::{NodeNamespace, TestCluster};
 const GROUP: &str = "metrics.k8s.io";
 const NAME: &str = "v1beta1.metrics.k8s.io";
 
-/// The API, as long as it is served.
+/// The API, while it is served.
 pub struct MetricsApi {
     metrics: ServedMetrics,
     registrations: Api<DynamicObject>,
@@ -32,7 +32,7 @@ pub struct MetricsApi {
 #[derive(Clone)]
 struct ServedMetrics {
     pods: Api<DynamicObject>,
-    /// Of all Pods together, in thousandths of a CPU.
+    /// Of all Pods together, in millicores.
     millicores: Arc<AtomicU32>,
 }
 
@@ -66,12 +66,12 @@ impl MetricsApi {
         }
     }
 
-    /// What all Pods use together from now on, each as much as the next, in thousandths of a CPU.
+    /// Sets the CPU usage of all Pods together, in millicores, divided equally among them.
     pub fn set_cpu_usage(&self, millicores: u32) {
         self.metrics.millicores.store(millicores, Ordering::SeqCst);
     }
 
-    /// Takes it away: a registered API that nobody serves is in the way of others.
+    /// Unregisters it: a registered API without a server disturbs other clients.
     pub async fn shut_down(self) {
         self.registrations
             .delete(NAME, &DeleteParams::default())
@@ -81,7 +81,7 @@ impl MetricsApi {
     }
 }
 
-/// Puts a Service before the address, and tells the API server of it.
+/// Creates a Service in front of the address, and registers it with the API server.
 async fn register(
     ns: &NodeNamespace<impl Deref<Target = TestCluster>>,
     address: SocketAddr,
@@ -139,7 +139,7 @@ fn api_resources() -> Value {
         { "name": "pods", "singularName": "", "namespaced": true, "kind": "PodMetrics", "verbs": ["get", "list"] }] })
 }
 
-/// What the Pods that a selector selects use.
+/// Usage of the Pods that match a selector.
 async fn pod_metrics(
     State(metrics): State<ServedMetrics>,
     Path(namespace): Path<String>,
@@ -176,7 +176,7 @@ async fn pod_metrics(
     )
 }
 
-/// A listener that speaks TLS, with a certificate that nobody knows.
+/// A TLS listener with a self-signed certificate.
 struct TlsListener {
     tcp: TcpListener,
     acceptor: TlsAcceptor,
@@ -209,7 +209,7 @@ impl axum::serve::Listener for TlsListener {
             let Ok((stream, peer)) = self.tcp.accept().await else {
                 continue;
             };
-            // One that only looks whether the port is open says nothing.
+            // A client that only probes the port sends nothing.
             if let Ok(stream) = self.acceptor.accept(stream).await {
                 return (stream, peer);
             }

@@ -1,4 +1,4 @@
-//! From a Deployment to a CloneSet, as `docs/user/cloneset.md` says, while its Pods serve.
+//! From a Deployment to a CloneSet, as in `docs/user/cloneset.md`, while its Pods serve.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -9,7 +9,7 @@ use crate::pods::{condition_is_true, container_status, name, runs_image, uids_by
 use crate::volumes::{spec_with_claims, wait_pods_and_claims};
 use crate::workloads::{NodeNamespace, TestCluster, shared_cluster, template};
 
-/// Makes a paused CloneSet that takes these Pods over as they are.
+/// Creates a paused CloneSet that adopts these Pods unchanged.
 async fn adopt_with_paused_set(
     ns: &NodeNamespace<impl Deref<Target = TestCluster>>,
     before: &BTreeMap<String, Value>,
@@ -80,7 +80,7 @@ async fn deployment_pods_are_adopted_then_replaced() {
         let gates = json!([{ "conditionType": "InPlaceUpdateReady" }, { "conditionType": "KruisePodReady" }]);
         assert_eq!(pod["spec"]["readinessGates"], gates);
     }
-    // From now on they are updated where they are.
+    // From now on they are updated in place.
     ns.set_image("web", "kruise-test/term:2").await;
     ns.wait_settled("web").await;
     let pods = ns.pods_of("web").await;
@@ -145,7 +145,7 @@ async fn orphaned_pods_and_revisions_are_adopted() {
     .await;
 }
 
-/// What a Pod wrote is there again, and what is too many goes with its data.
+/// A Pod's data is available again, and surplus Pods are deleted with their data.
 #[tokio::test]
 async fn orphaned_claims_are_adopted_with_their_pods() {
     let ns = shared_cluster().await;

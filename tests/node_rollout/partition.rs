@@ -20,14 +20,14 @@ fn partition(value: Value) -> Value {
     json!({ "updateStrategy": { "rollingUpdate": { "partition": value } } })
 }
 
-/// Whether all are available, and so many of them updated.
+/// Whether all Pods are available, and `updated` of them updated.
 fn is_updated_to(status: &CloneSetStatus, updated: i32) -> bool {
     let counts = [status.replicas, status.ready_replicas, status.available_replicas];
     let new = [status.updated_replicas, status.updated_ready_replicas];
     counts == [4; 3] && new == [updated; 2] && status.updated_available_replicas == Some(updated)
 }
 
-/// How many of the Pods have each revision.
+/// Number of Pods of each revision.
 fn pods_per_revision(pods: &BTreeMap<String, Value>) -> BTreeMap<String, usize> {
     let mut count = BTreeMap::new();
     for pod in pods.values() {
@@ -50,7 +50,7 @@ fn assert_within_budget(observed: &ObservedPods) {
     );
 }
 
-/// Whether two of the Pods run the new image, and the others were not touched.
+/// Asserts that two of the Pods run the new image, and the others were not touched.
 async fn assert_half_updated(
     ns: &NodeNamespace<impl Deref<Target = TestCluster>>,
     half: &CloneSetStatus,
@@ -99,7 +99,7 @@ async fn in_place_partition_rollout_and_rollback() {
     assert_ne!(half.update_revision, first.update_revision);
     assert_half_updated(&ns, &half, &before).await;
 
-    // Back by the partition: the two return to the image that they had.
+    // Rollback by the partition: the two return to the image that they had.
     ns.patch_set("web", json!({ "spec": partition(json!("100%")) }))
         .await;
     let rolled_back = ns
@@ -116,7 +116,7 @@ async fn in_place_partition_rollout_and_rollback() {
     assert_eq!(uids_by_name(pods.values()), uids_by_name(before.values()));
     assert!(pods.values().all(|pod| runs_image(pod, OLD_IMAGE)), "{pods:#?}");
 
-    // Back by the template as well: its revision is the first one again, and nothing restarts.
+    // Rollback by the template as well: its revision is the first one again, and nothing restarts.
     let ids = container_ids(&pods);
     ns.set_image_and_spec("web", OLD_IMAGE, partition(json!(0))).await;
     let restored = ns.wait_settled("web").await;
@@ -145,7 +145,7 @@ async fn in_place_partition_rollout_and_rollback() {
     assert_within_budget(&monitor.observed());
 }
 
-/// Whether the Pod is new and updated, or of those before and as it was.
+/// Asserts that the Pod is either new and updated, or one of the old ones and unchanged.
 fn assert_new_or_untouched(pod: &Value, half: &CloneSetStatus, before: &BTreeMap<String, String>) {
     let updated = revision(pod) == half.update_revision;
     assert!(

@@ -1,4 +1,4 @@
-//! Claims of Pods through rollouts with surge, deletions and scaling: volumes are made and bound for real.
+//! Claims of Pods through rollouts with surge, deletions and scaling: volumes are really provisioned and bound.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -13,7 +13,7 @@ use crate::workloads::{NodeNamespace, TestCluster, shared_cluster, template};
 
 const INSTANCE_ID_LABEL: &str = "apps.kruise.io/cloneset-instance-id";
 
-/// Pods that each have a claim `data`, and note in it that they began.
+/// Pods that each have a claim `data`, and record their start in it.
 pub fn spec_with_claims(replicas: i32, rolling: Value, reuse: bool) -> Value {
     let mut template = template("web");
     template["spec"]["containers"][0]["volumeMounts"] = json!([{ "name": "data", "mountPath": "/volume" }]);
@@ -29,7 +29,7 @@ pub fn spec_with_claims(replicas: i32, rolling: Value, reuse: bool) -> Value {
     })
 }
 
-/// UIDs of the claims, by the instance that they belong to.
+/// UIDs of the claims, by their instance ID.
 async fn claims_by_instance(
     ns: &NodeNamespace<impl Deref<Target = TestCluster>>,
 ) -> BTreeMap<String, String> {
@@ -44,13 +44,13 @@ async fn claims_by_instance(
         .collect()
 }
 
-/// Waits until there are so many Pods and claims, none on its way out; the claims, each of which is of a Pod.
+/// Waits until there are `count` Pods and claims, none terminating; returns the claims, each of which belongs to a Pod.
 pub async fn wait_pods_and_claims(
     ns: &NodeNamespace<impl Deref<Target = TestCluster>>,
     count: usize,
 ) -> BTreeMap<String, String> {
     ns.wait_settled("web").await;
-    // The status of before a deletion says the same as that of after it.
+    // The status before a deletion equals the one after it.
     let all_serving = |pods: &[&Value]| pods.len() == count && pods.iter().all(|pod| is_serving(pod));
     let pods = ns
         .wait_pods("web", "these serve, and there are no others", all_serving)
@@ -66,7 +66,7 @@ pub async fn wait_pods_and_claims(
     claims
 }
 
-/// What was noted in the volume of a Pod.
+/// The starts recorded in the volume of a Pod.
 fn recorded_starts(ns: &NodeNamespace<impl Deref<Target = TestCluster>>, pod: &str) -> Vec<String> {
     let output = ns.kubectl(&["exec", pod, "--", "cat", "/volume/starts"]);
     output.lines().map(str::to_owned).collect()
@@ -168,7 +168,7 @@ async fn claim_of_deleted_pod_is_reused_or_deleted() {
         "{before:?} {after:?}"
     );
 
-    // Pods that are too many take their claims along, whatever is to be kept.
+    // Surplus Pods are deleted with their claims, whatever the retention policy.
     ns.patch_set(
         "web",
         json!({ "spec": { "replicas": 1, "scaleStrategy": { "enablePVCReuse": true } } }),

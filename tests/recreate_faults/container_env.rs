@@ -1,4 +1,4 @@
-//! What is told of containers by runtimes that say little, nothing, or something else.
+//! Container metadata with runtimes that report little, nothing, or something wrong.
 
 use k8s_openapi::api::core::v1::Pod;
 use kruise_api::container_hash::{env_hash, plain_hash};
@@ -28,7 +28,7 @@ async fn create_pod(node: &FaultNode, name: &str, containers: &[&str]) -> Pod {
     node.pods().create(&PostParams::default(), &pod).await.unwrap()
 }
 
-/// A container in the runtime, of which verbose answers say `V`, or nothing.
+/// Adds a container to the runtime; its verbose status has `V`, or no environment.
 fn add_runtime_container(node: &FaultNode, pod_uid: &str, name: &str, id: &str, value: Option<&str>) {
     let container = FakeContainer {
         pod_uid: pod_uid.to_owned(),
@@ -42,7 +42,7 @@ fn add_runtime_container(node: &FaultNode, pod_uid: &str, name: &str, id: &str, 
     node.runtime.state().containers.insert(id.to_owned(), container);
 }
 
-/// What kubelet says: name and ID of each container. With `updating`, a workload is at it.
+/// Kubelet's status: name and ID of each container. With `updating`, an in-place update is in progress.
 async fn set_kubelet_status(node: &FaultNode, pod: &str, ids: &[(&str, &str)], updating: bool) {
     let statuses = ids.iter().map(|(name, id)| {
         json!({"name": name, "image": "i", "imageID": "", "ready": true, "restartCount": 0,
@@ -64,7 +64,7 @@ async fn patch(node: &FaultNode, pod: &str, patch: Value, status: bool) {
     }
 }
 
-/// The entries, as soon as there are any and they are as wanted.
+/// Returns the entries once there are any and `predicate` holds.
 async fn wait_meta(
     node: &FaultNode,
     pod: &str,
@@ -141,7 +141,7 @@ async fn env_is_read_by_exec_without_verbose_status() {
     }
 }
 
-/// Nobody is asked again, and nothing is restarted for what is not known.
+/// The failed exec is not repeated, and nothing is restarted for an unknown environment.
 #[tokio::test]
 async fn env_exec_in_image_without_program_is_tried_once() {
     let node = FaultNode::start("no-program").await;
@@ -155,7 +155,7 @@ async fn env_exec_in_image_without_program_is_tried_once() {
     set_kubelet_status(&node, "bare", &[("main", "bare")], true).await;
     assert_eq!(env_hash_of(&wait_meta(&node, "bare", |_| true).await), 0);
     patch(&node, "bare", json!({"metadata": {"labels": {"v": "2"}}}), false).await;
-    // Another Pod, told of later, shows that the change has been looked at.
+    // Another Pod, whose metadata is written later, shows that the change has been reconciled.
     let created = create_pod(&node, "after", &["main"]).await;
     add_runtime_container(&node, &created.uid().unwrap(), "main", "after", Some("1"));
     set_kubelet_status(&node, "after", &[("main", "after")], false).await;
@@ -186,7 +186,7 @@ async fn env_lookup_is_retried_after_runtime_restart() {
         env_hash([("V", "1")])
     );
 
-    // A stop that fails is tried again.
+    // A failed stop is retried.
     node.runtime
         .inject_fault("StopContainer", Fault::Status(Code::Internal, "not now".into()));
     set_kubelet_status(&node, "hangs", &[("main", "h0")], true).await;
@@ -208,7 +208,7 @@ async fn env_lookup_is_retried_after_runtime_restart() {
     assert_eq!(node.wait_for_log("stopped container", "h0").await, 1);
 }
 
-/// Others than kubelet may be allowed to write a Pod's status; no container of another Pod is stopped by that.
+/// Other writers than kubelet may write a Pod's status; that must not stop a container of another Pod.
 #[tokio::test]
 async fn foreign_container_in_pod_status_is_not_stopped() {
     let node = FaultNode::start("foreign").await;
@@ -219,8 +219,8 @@ async fn foreign_container_in_pod_status_is_not_stopped() {
     set_kubelet_status(&node, "thief", &[("main", "victim"), ("other", "own")], true).await;
     let entries = wait_meta(&node, "thief", |_| true).await;
     let names: Vec<_> = entries.iter().map(|entry| entry.name.as_str()).collect();
-    assert_eq!(names, ["other"], "nothing is told of it");
-    // Told of by somebody else, as wrong: the runtime is asked once more before anything is stopped.
+    assert_eq!(names, ["other"], "no metadata of a foreign container");
+    // Metadata from another writer, with a wrong hash: the runtime is called once more before anything is stopped.
     let forged_meta = json!({"containers": [{"name": "main", "containerID": "containerd://victim", "restartCount": 0,
         "hashes": {"plainHash": plain_hash("main", "i"), "extractedEnvFromMetadataHash": 1}}, entries[0]]});
     let calls_before = node.runtime.calls("ContainerStatus");
@@ -235,7 +235,7 @@ async fn foreign_container_in_pod_status_is_not_stopped() {
     node.runtime
         .wait_until("the question whose it is", asked_again)
         .await;
-    // The Pod's own container is restarted; the other one would have been, too.
+    // The Pod's own container is restarted; otherwise the other one would have been, too.
     patch(&node, "thief", json!({"metadata": {"labels": {"v": "2"}}}), false).await;
     let is_stopped = |state: &support::fault_cri::State| !state.containers["own"].running;
     node.runtime.wait_until("the stop of its own", is_stopped).await;

@@ -1,4 +1,4 @@
-//! A node of one test: a runtime made of faults, the daemon as it is built, and the words of kubelet.
+//! A test's own node: a fault-injecting runtime, the daemon's real binary, and kubelet's status updates.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
@@ -36,7 +36,7 @@ static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
 /// A node: its runtime and its daemon, which end with it.
 pub struct FaultNode {
     pub name: &'static str,
-    /// That of the Pods and requests.
+    /// Namespace of the Pods and requests.
     pub namespace: &'static str,
     pub runtime: FaultCri,
     daemon: Child,
@@ -82,12 +82,13 @@ impl FaultNode {
         }
     }
 
-    /// Waits until these words begin lines of the daemon's log at INFO that name the object; says how many.
+    /// Waits until lines at level INFO of the daemon's log begin with this text and name the object; returns their
+    /// number.
     pub async fn wait_for_log(&self, text: &str, object: &str) -> usize {
         waits::wait_for_log(&self.dir.path().join("log"), text, object).await
     }
 
-    /// Waits until there is an event of that reason on a request; its message.
+    /// Waits for an event with that reason on a request; returns its message.
     pub async fn wait_request_event(&self, name: &str, reason: &str) -> String {
         let events: Api<k8s_openapi::api::core::v1::Event> =
             Api::namespaced(self.client.clone(), self.namespace);
@@ -108,12 +109,12 @@ impl FaultNode {
         Api::namespaced(self.client.clone(), self.namespace)
     }
 
-    /// The end of the daemon's log.
+    /// The last lines of the daemon's log.
     pub fn log_tail(&self) -> String {
         log_tails([self.dir.path().join("log")])
     }
 
-    /// What kubelet says of the Pod's one container; the runtime has it too.
+    /// Sets kubelet's status of the Pod's one container; the runtime has it too.
     pub async fn set_running(&self, pod: &Pod, id: &str, restarts: u32) {
         let uid = pod.metadata.uid.clone().unwrap();
         let container = FakeContainer {
@@ -136,7 +137,7 @@ impl FaultNode {
             .unwrap();
     }
 
-    /// What kubelet says once the Pod's one container has ended.
+    /// Sets kubelet's status after the Pod's one container has exited.
     pub async fn set_terminated(&self, pod: &Pod, id: &str) {
         let status = json!({"status": {"containerStatuses": [{
             "name": "main", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
@@ -187,7 +188,7 @@ impl FaultNode {
         self.requests().delete(name, &Default::default()).await.unwrap();
     }
 
-    /// The request's status as soon as it is as wanted.
+    /// Returns the request's status once `predicate` holds.
     pub async fn wait_status(
         &self,
         name: &str,
@@ -199,7 +200,7 @@ impl FaultNode {
             .remove(0)
     }
 
-    /// Waits until one of all requests is so.
+    /// Waits until `predicate` holds for one of all requests.
     pub async fn wait_any_status(
         &self,
         what: &str,
@@ -233,7 +234,7 @@ impl FaultNode {
             .await
     }
 
-    /// Waits for the end of a request, which must be a good one.
+    /// Waits for the end of a request, which must have succeeded.
     pub async fn wait_succeeded(&self, name: &str) {
         let status = self.wait_completed(name).await;
         let states = &status.container_recreate_states;
@@ -247,7 +248,7 @@ impl FaultNode {
         );
     }
 
-    /// Seconds from the first to the last moment of a request that is over.
+    /// Seconds from the creation to the completion of a request.
     pub async fn lifetime_seconds(&self, name: &str) -> i64 {
         let request = self.requests().get(name).await.unwrap();
         let end = request.status.unwrap().completion_time.unwrap().0;
@@ -255,7 +256,7 @@ impl FaultNode {
             .as_secs()
     }
 
-    /// The daemon lives on and does a plain request.
+    /// The daemon still runs and completes a simple request.
     pub async fn assert_still_works(&self) {
         let name = format!("{}-after", self.name);
         let pod = self.create_pod(&name).await;
@@ -272,7 +273,7 @@ impl FaultNode {
     }
 }
 
-/// What the request says of its container, if anything.
+/// The message of the request's container, if any.
 pub fn container_message(status: &ContainerRecreateRequestStatus) -> String {
     status
         .container_recreate_states

@@ -1,5 +1,5 @@
-//! Recreate requests while the container runtime misbehaves: the daemon as it is built, a real API server, and a
-//! runtime made of faults. Each test is a node of its own; the test itself says what kubelet would say.
+//! Recreate requests while the container runtime misbehaves: the daemon's real binary, a real API server, and a
+//! fault-injecting runtime. Each test has its own node; the test plays kubelet.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod container_env;
@@ -43,7 +43,7 @@ async fn hanging_stop_is_reported_after_the_deadline() {
         failed.message.contains("hang-stop: ") && failed.message.contains("TERM"),
         "{failed:?}"
     );
-    // Every request is looked at after 10 s at the latest, and should not have to wait for that.
+    // Every request is reconciled after 10 s at the latest; the test must not depend on that.
     assert!((3..=9).contains(&node.lifetime_seconds("hang-stop").await));
     node.runtime.clear_fault("StopContainer");
     node.runtime.kill().await;
@@ -118,7 +118,7 @@ async fn each_step_is_logged_once_and_has_events() {
     node.wait_request_event("log-request", "Complete").await;
 }
 
-/// However many Pods have requests, a slow runtime is asked for the containers of some at a time.
+/// However many Pods have requests, a slow runtime gets calls for only some of their containers at a time.
 #[tokio::test]
 async fn list_calls_to_slow_runtime_are_limited() {
     let node = FaultNode::start("slow").await;
@@ -144,7 +144,7 @@ async fn list_calls_to_slow_runtime_are_limited() {
     assert!(max_in_flight <= 16, "{max_in_flight} at once");
 }
 
-/// The answer of a slow runtime is not acted on for a request or a Pod that was deleted meanwhile.
+/// The response of a slow runtime is ignored for a request or a Pod that was deleted meanwhile.
 #[tokio::test]
 async fn request_deleted_during_list_call_is_ignored() {
     let node = FaultNode::start("late").await;
@@ -173,7 +173,7 @@ async fn request_deleted_during_list_call_is_ignored() {
     for name in ["late-pod", "late-last"] {
         node.pods().delete(name, &DeleteParams::default()).await.unwrap();
     }
-    // None of its containers has started, so it ends without the runtime, and after all that was before it.
+    // None of its containers has started, so it completes without the runtime, and after all earlier requests.
     node.create_request("late-last", &last, "containerd://late-last", json!({}))
         .await;
     node.wait_completed("late-last").await;
@@ -215,13 +215,13 @@ async fn stop_is_retried_after_runtime_restart() {
     node.wait_succeeded("die").await;
 }
 
-/// The spec of a Pod whose container has that preStop hook.
+/// Spec of a Pod whose container has that preStop hook.
 fn spec_with_pre_stop_hook(command: &str) -> Value {
     json!({"containers": [{"name": "main", "image": "i",
         "lifecycle": {"preStop": {"exec": {"command": [command]}}}}]})
 }
 
-/// As by kubelet: the hook comes first, whatever became of the runtime, and the time that it lost is given once more.
+/// As with kubelet: the hook runs first, whatever happened to the runtime, and the lost time is granted once more.
 #[tokio::test]
 async fn hook_interrupted_by_runtime_crash_runs_again() {
     let mut node = FaultNode::start("hook").await;
@@ -383,8 +383,8 @@ async fn unknown_runtime_fails_the_request() {
     );
 }
 
-/// More Pods than one namespace may have stopped at once: the others wait in words, every one of them ends, and another
-/// namespace waits for none.
+/// More Pods than may be stopped at once for one namespace: the others report that they wait, each of them completes,
+/// and another namespace waits for none.
 #[tokio::test]
 async fn stops_per_namespace_are_limited() {
     const PODS: usize = MAX_STOPS_PER_NAMESPACE + 20;
@@ -414,7 +414,7 @@ async fn stops_per_namespace_are_limited() {
     let waits_for_slot = |status: &ContainerRecreateRequestStatus| {
         container_message(status).contains("waiting for a free slot to stop containers")
     };
-    // Which of them got no slot is chance.
+    // Which of them got no slot is random.
     node.wait_any_status("a request says that it waits for a slot", waits_for_slot)
         .await;
     assert_eq!(

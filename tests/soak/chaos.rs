@@ -1,4 +1,4 @@
-//! Breaks one thing after the other, for a while each, and mends it.
+//! Injects one fault after the other, for a while each, and removes it.
 
 use std::collections::BTreeMap;
 use std::thread::sleep;
@@ -20,13 +20,13 @@ enum ClusterComponent {
     Kubelet,
 }
 
-/// What is done to the bed.
+/// A fault of the bed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum InjectedFault {
     Kill(Program),
     Freeze(Program),
     Network(Program, NetworkMode),
-    /// Of every program, so that nobody leads meanwhile.
+    /// Of every program, so that there is no leader meanwhile.
     NoNetwork(NetworkMode),
     /// Seconds that its wall clock is ahead, or behind.
     Clock(Program, i64),
@@ -35,11 +35,11 @@ enum InjectedFault {
     FullDisk,
 }
 
-/// Seconds that a clock is stepped at most: what a machine with a wrong time zone is off.
+/// Maximum step of a clock in seconds: the error of a machine with a wrong time zone.
 const MAX_CLOCK_STEP_SECONDS: u64 = 2 * 3600;
 
 impl InjectedFault {
-    /// Anything, but that `spared` is not killed.
+    /// Any fault, but `protected` is not killed.
     fn random(rng: &mut SeededRng, protected: Program) -> Self {
         let program = rng.one_of(&PROGRAMS);
         match rng.below(10) {
@@ -68,7 +68,7 @@ impl InjectedFault {
         }
     }
 
-    /// How long it lasts, in seconds. A node that is silent for longer than 40 s is taken for lost, and its Pods with it.
+    /// Maximum duration in seconds. After 40 s without a heartbeat a node counts as lost, and its Pods with it.
     fn max_seconds(self) -> u64 {
         match self {
             Self::Kill(_) => 5,
@@ -113,7 +113,7 @@ fn inject(cluster: &mut SoakCluster, fault: InjectedFault) {
 
 fn recover(cluster: &mut SoakCluster, fault: InjectedFault) {
     match fault {
-        // Nothing says when it can be used: what it needs may be broken on purpose the next moment.
+        // There is no readiness to wait for: the next fault may break what it needs.
         InjectedFault::Kill(which) => cluster.program(which).spawn().unwrap(),
         InjectedFault::Freeze(which) => cluster.program(which).thaw().unwrap(),
         InjectedFault::Network(which, _) => cluster.network(which).set(NetworkMode::Open),
@@ -127,14 +127,14 @@ fn recover(cluster: &mut SoakCluster, fault: InjectedFault) {
     }
 }
 
-/// Nothing is heard of the API server for longer than what was heard may be relied upon.
+/// The API server is unreachable for longer than cached data may be trusted.
 const OUTAGE: Duration = Duration::from_secs(240);
-/// How long it takes at most to say so, or to be ready again.
+/// Maximum time to report that, or to be ready again.
 const DETECTION_TIMEOUT: Duration = Duration::from_secs(180);
-/// From one outage to the next.
+/// Time between outages.
 const OUTAGE_INTERVAL: Duration = Duration::from_secs(1200);
 
-/// Cuts all programs off until the daemon says that what it knows is stale; then all of them come back.
+/// Disconnects all programs until the daemon reports stale data; then reconnects all of them.
 fn inject_outage(cluster: &SoakCluster, mode: NetworkMode) {
     let set_all = |mode| {
         PROGRAMS
@@ -154,7 +154,7 @@ fn inject_outage(cluster: &SoakCluster, mode: NetworkMode) {
         println!("         {what} after {:.0} s", start.elapsed().as_secs_f64());
     };
     if mode == NetworkMode::Broken {
-        // It leaves watches that run as they are.
+        // This fault does not break running watches.
         set_all(NetworkMode::Reset);
         sleep(Duration::from_secs(1));
     }
@@ -176,13 +176,14 @@ fn inject_outage(cluster: &SoakCluster, mode: NetworkMode) {
     });
 }
 
-/// Each program lives through a part of the run, so that what grows slowly is seen.
+/// Each program runs through a part of the test without a kill, so that slow growth shows.
 fn protected_program(elapsed: Duration, length: Duration) -> Program {
     let part = (elapsed.as_secs_f64() / length.as_secs_f64() * PROGRAMS.len() as f64) as usize;
     PROGRAMS[part.min(PROGRAMS.len() - 1)]
 }
 
-/// Makes faults until then; how many of each there were, and what our programs took meanwhile. All is mended when this returns, and every program runs.
+/// Injects faults until the deadline; returns how many of each there were, and the resource usage of our programs. When
+/// this returns, all faults are removed and every program runs.
 pub fn inject_faults(
     cluster: &mut SoakCluster,
     mut rng: SeededRng,
@@ -221,7 +222,7 @@ pub fn inject_faults(
     (fault_counts, growth)
 }
 
-/// A program of ours ends only where it was killed; what cannot reach the API server waits for it.
+/// Our programs end only when they are killed; they wait for an unreachable API server.
 fn assert_all_running(cluster: &mut SoakCluster, fault: InjectedFault) {
     for which in PROGRAMS {
         let program = cluster.program(which);
@@ -233,5 +234,5 @@ fn assert_all_running(cluster: &mut SoakCluster, fault: InjectedFault) {
     }
 }
 
-/// Longest time that anything may take to be right again after the last fault.
+/// Maximum time until everything has recovered after the last fault.
 pub const RECOVERY_TIMEOUT: Duration = Duration::from_secs(600);

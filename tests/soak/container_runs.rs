@@ -1,10 +1,10 @@
-//! How often containers have run: by their own word, and by kubelet's where it could not start one.
+//! How often containers have run: from their own records, and from kubelet's log for failed starts.
 
 use std::path::{Path, PathBuf};
 
 use super::soak_cluster::{Program, SoakCluster};
 
-/// Where containers and programs say what they did.
+/// Files in which containers and programs record what they did.
 pub struct ContainerRuns {
     folder: PathBuf,
     daemon: PathBuf,
@@ -22,13 +22,13 @@ impl ContainerRuns {
         }
     }
 
-    /// Where containers append a line when they start and when they are stopped.
+    /// Folder to which containers append a line at each start and stop.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The container was stopped so often, and started once more than that. What kubelet could not start may have run for
-    /// a moment: where the disk is full, containerd kills what it started and cannot write down.
+    /// Asserts that the container was stopped `stops` times, and started once more than that. After a failed start it
+    /// may have run for a moment: on a full disk, containerd kills a container whose state it cannot write.
     pub fn assert_stop_count(&self, pod: &str, container: &str, stops: usize) {
         let recorded = read(&self.folder.join(format!("{pod}.{container}")));
         let count = |word| recorded.lines().filter(|line| line.starts_with(word)).count();
@@ -59,7 +59,7 @@ impl ContainerRuns {
         lines.count()
     }
 
-    /// What our daemon and kubelet say of the Pod.
+    /// Lines about the Pod in the logs of our daemon and kubelet.
     fn related_logs(&self, pod: &str) -> String {
         let mut all = String::new();
         for file in [&self.daemon, &self.kubelet] {
@@ -76,7 +76,7 @@ fn read(file: &Path) -> String {
     String::from_utf8_lossy(&std::fs::read(file).unwrap_or_default()).into_owned()
 }
 
-/// Whether a line of a log names this Pod, and not only one whose name begins like its own.
+/// Whether a log line names this Pod, and not only one whose name has the same prefix.
 fn mentions_pod(line: &str, pod: &str) -> bool {
     let after_name = line.split(pod).skip(1);
     after_name

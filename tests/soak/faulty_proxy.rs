@@ -1,6 +1,6 @@
-//! The network between one of our programs and the API server, which breaks in the ways that networks do.
+//! The network between one of our programs and the API server, with the faults of real networks.
 //!
-//! The program speaks plain HTTP to it, with its own token, and it speaks TLS to the API server.
+//! The program sends plain HTTP to the proxy, with its own token; the proxy sends TLS to the API server.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -28,18 +28,17 @@ type Body = UnsyncBoxBody<Bytes, BoxError>;
 type ForwardedResponse = BoxFuture<'static, Result<Response<Incoming>, hyper_util::client::legacy::Error>>;
 type Forward = Box<dyn Fn(Request<Incoming>) -> ForwardedResponse + Send + Sync>;
 
-/// What becomes of connections and requests.
+/// Fault of connections and requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkMode {
-    /// All pass.
     Open,
     /// Connections are reset, and new ones too.
     Reset,
-    /// Connections stay open and nothing moves on them any more, even later; new ones are accepted and never answered.
+    /// Connections are kept open but transfer nothing any more, even later; new ones are accepted and never answered.
     Silent,
-    /// Requests arrive at the API server, and their answers are lost.
+    /// Requests reach the API server, and their responses are lost.
     LostResponses,
-    /// Requests do not arrive, while what the API server sends on watches that run does.
+    /// Requests are lost, while running watches still receive events.
     LostRequests,
     /// Each request is answered with 429 and a Retry-After of one second.
     Busy,
@@ -49,7 +48,7 @@ pub enum NetworkMode {
     Slow,
 }
 
-/// All but [`Mode::Open`].
+/// All but [`NetworkMode::Open`].
 pub const NETWORK_FAULTS: [NetworkMode; 7] = [
     NetworkMode::Reset,
     NetworkMode::Silent,
@@ -60,21 +59,21 @@ pub const NETWORK_FAULTS: [NetworkMode; 7] = [
     NetworkMode::Slow,
 ];
 
-/// A connection that fell silent is closed after this time: longer than any program waits for it.
+/// A silent connection is closed after this time: longer than the timeout of any program.
 const SILENT_TIMEOUT: Duration = Duration::from_secs(900);
 
-/// The network of one program; it is there until the process ends.
+/// The network of one program; it exists until the process ends.
 pub struct FaultyProxy {
     mode: watch::Sender<NetworkMode>,
 }
 
 impl FaultyProxy {
-    /// Stands at `host` between the API server that the kubeconfig file names and who reads the file from now on.
+    /// Listens at `host` in front of the API server of the kubeconfig file, and writes its own address into the file.
     pub fn in_front_of(kubeconfig: &Path, host: &str) -> Self {
         let (mode, (ready_tx, ready_rx)) =
             (watch::Sender::new(NetworkMode::Open), std::sync::mpsc::channel());
         let (file, host, modes) = (kubeconfig.to_owned(), host.to_owned(), mode.clone());
-        // A thread of its own: the test's is held by programs that are started and stopped.
+        // A thread of its own: the test's thread is blocked while programs are started and stopped.
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.unwrap().block_on(async {
@@ -93,7 +92,7 @@ impl FaultyProxy {
         Self { mode }
     }
 
-    /// From now on requests fare so.
+    /// Sets the fault for all requests from now on.
     pub fn set(&self, mode: NetworkMode) {
         self.mode.send_replace(mode);
     }
@@ -128,7 +127,7 @@ async fn connection(
     forward: Arc<Forward>,
     mode: watch::Receiver<NetworkMode>,
 ) {
-    // Where it fails, the connection is as good without it.
+    // If that fails, the connection still works.
     let _ = stream.set_nodelay(true);
     let (mut reset, mut silent) = (mode.clone(), mode.clone());
     let service = service_fn(move |request| {
@@ -137,19 +136,19 @@ async fn connection(
     });
     let mut serving = std::pin::pin!(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
     let silenced = tokio::select! {
-        // It ends with an error where a request does.
+        // It ends with an error if a request does.
         _ = &mut serving => false,
         () = until(&mut reset, NetworkMode::Reset) => false,
         () = until(&mut silent, NetworkMode::Silent) => true,
     };
     if silenced {
-        // It stays open, and is not polled any more.
+        // The connection is kept open, and is not polled any more.
         tokio::time::sleep(SILENT_TIMEOUT).await;
     }
 }
 
 async fn until(mode: &mut watch::Receiver<NetworkMode>, wanted: NetworkMode) {
-    // The other end is there until the process ends.
+    // The sender exists until the process ends.
     let _ = mode.wait_for(|mode| *mode == wanted).await;
 }
 

@@ -1,9 +1,9 @@
-//! A long run with an enemy: programs are killed and stopped, connections cut, silenced and refused, disks filled and clocks
-//! stepped, at moments that chance decides, while image jobs, container recreates and rollouts go on. At the end every
-//! object is in its right final state, nothing was done twice, and no program has grown.
+//! A long run with faults: programs are killed and frozen, connections cut, silenced and refused, disks filled and
+//! clocks stepped, at random moments, while image jobs, container recreates and rollouts are in progress. At the end
+//! every object has its correct final state, nothing was done twice, and no program has grown.
 //!
-//! Some minutes in each run of the tests; an hour with `cargo xtask test --soak --only soak`. `KRUISE_SEED` repeats the
-//! order of the faults, `KRUISE_SOAK_SECONDS` sets another length.
+//! Some minutes in each run of the tests; an hour with `cargo xtask test --soak --only soak`. `KRUISE_SEED` repeats
+//! the order of the faults, `KRUISE_SOAK_SECONDS` sets another length.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod chaos;
@@ -21,7 +21,7 @@ use soak_cluster::SoakCluster;
 use support::seeded_rng::SeededRng;
 use workload::Workload;
 
-/// How long faults are made.
+/// How long faults are injected.
 fn run_duration() -> Duration {
     let from_env = std::env::var("KRUISE_SOAK_SECONDS")
         .ok()

@@ -1,31 +1,31 @@
-//! What our programs take while all goes on, and whether it grows.
+//! Resource usage of our programs during the run, and whether it grows.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::soak_cluster::{PROGRAMS, Program, SoakCluster};
 
-/// What grows where a program forgets to let go.
+/// Resources that grow if a program leaks them.
 #[derive(Clone, Copy, Debug)]
 pub struct ResourceUsage {
-    /// Of memory of its own.
+    /// Private memory.
     pub kilobytes: u64,
     pub open_files: u64,
     pub tasks: u64,
 }
 
-/// What a program has to do. Only looks at the same situation are compared.
+/// Work of a program. Only samples of the same role are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Role {
     Daemon,
     Webhook,
-    /// A manager that has never led.
+    /// A manager that has never been leader.
     Standby,
     Leader,
     FormerLeader,
 }
 
-/// A look at one of our programs.
+/// A sample of one of our programs.
 #[derive(Clone, Copy, Debug)]
 struct UsageSample {
     program: Program,
@@ -35,7 +35,6 @@ struct UsageSample {
     usage: ResourceUsage,
 }
 
-/// All looks.
 pub struct GrowthMonitor {
     start: Instant,
     interval: Duration,
@@ -45,13 +44,13 @@ pub struct GrowthMonitor {
     samples: Vec<UsageSample>,
 }
 
-/// Fewer looks at one life in one situation do not show how it goes on.
+/// Fewer samples of one incarnation and role do not show a trend.
 const MIN_SAMPLES: usize = 9;
 /// Clients of the API server close idle connections after 90 s, reviews' clients after two minutes.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(180);
 
 impl ResourceUsage {
-    /// Element by element.
+    /// Of each field.
     fn median<'a>(all: impl Iterator<Item = &'a Self> + Clone) -> Self {
         let median_of = |part: fn(&Self) -> u64| {
             let mut sorted: Vec<u64> = all.clone().map(part).collect();
@@ -65,14 +64,14 @@ impl ResourceUsage {
         }
     }
 
-    /// In the middle of things, compared with what is usual then.
+    /// Under load, compared with the median under load.
     fn is_within_usual(&self, median: &Self) -> bool {
         self.kilobytes <= 2 * median.kilobytes + 8 * 1024
             && self.open_files <= 2 * median.open_files + 64
             && self.tasks <= 2 * median.tasks + 64
     }
 
-    /// At the end of a long time, compared with its beginning, or when there is nothing to do any more.
+    /// At the end of a long time, compared with its beginning, or when the program is idle again.
     fn has_not_grown(&self, since: &Self) -> bool {
         self.kilobytes <= since.kilobytes * 5 / 4 + 1024
             && self.open_files <= since.open_files + 32
@@ -81,7 +80,7 @@ impl ResourceUsage {
 }
 
 impl GrowthMonitor {
-    /// Looks every minute, more often in a short run; at once first.
+    /// Samples every minute, more often in a short run; the first time at once.
     pub fn start_sampling(length: Duration, cluster: &SoakCluster) -> Self {
         let start = Instant::now();
         let mut growth = Self {
@@ -95,7 +94,7 @@ impl GrowthMonitor {
         growth
     }
 
-    /// Looks at all programs when it is time.
+    /// Samples all programs when it is time.
     pub fn take_samples(&mut self, cluster: &SoakCluster) {
         if Instant::now() < self.next_sample {
             return;
@@ -111,7 +110,7 @@ impl GrowthMonitor {
         println!("         after {seconds} s: {}", latest.join("; "));
     }
 
-    /// Takes a last look at a program that will be killed.
+    /// Takes a last sample of a program that will be killed.
     pub fn record_kill(&mut self, cluster: &SoakCluster, which: Program) {
         let last = self.sample(cluster, which);
         self.samples.extend(last);
@@ -119,7 +118,7 @@ impl GrowthMonitor {
         (*life, *before) = (*life + 1, election_count(cluster, which));
     }
 
-    /// None of one that was just started and does not answer yet.
+    /// None for a program that was just started and does not respond yet.
     fn sample(&self, cluster: &SoakCluster, which: Program) -> Option<UsageSample> {
         let usage = cluster.resource_usage(which)?;
         let (incarnation, elections_before) = self.incarnations[which as usize];
@@ -127,7 +126,7 @@ impl GrowthMonitor {
             Program::Daemon => Role::Daemon,
             Program::Webhook => Role::Webhook,
             _ if cluster.readyz(which).contains("leading") => Role::Leader,
-            // It may have led between two looks.
+            // It may have been leader between two samples.
             _ if election_count(cluster, which) > elections_before => Role::FormerLeader,
             _ => Role::Standby,
         };
@@ -139,14 +138,14 @@ impl GrowthMonitor {
         })
     }
 
-    /// What is usual in this situation.
+    /// Median usage in this role.
     fn median_usage(&self, situation: Role) -> Option<ResourceUsage> {
         let same_role = self.samples.iter().filter(|sample| sample.role == situation);
         same_role.clone().next()?;
         Some(ResourceUsage::median(same_role.map(|sample| &sample.usage)))
     }
 
-    /// No program took much more than usual, grew while it lived, or has kept anything.
+    /// Asserts that no program used much more than the median, grew while it ran, or leaked anything.
     pub async fn check(self, cluster: &SoakCluster) {
         let mut by_incarnation: BTreeMap<_, Vec<ResourceUsage>> = BTreeMap::new();
         for sample in &self.samples {
@@ -182,7 +181,7 @@ impl GrowthMonitor {
                         println!("at the end {sample}, where {usual:?} was usual");
                         break;
                     }
-                    // It came into this situation after the last look.
+                    // It changed to this role after the last sample.
                     (Some(sample), None) => {
                         println!("at the end {sample}");
                         break;
@@ -198,7 +197,7 @@ impl GrowthMonitor {
     }
 }
 
-/// How often it has become leader, all lives together.
+/// How often it has become leader, over all incarnations.
 fn election_count(cluster: &SoakCluster, which: Program) -> usize {
     let log = std::fs::read_to_string(cluster.log(which)).unwrap_or_default();
     log.matches("became leader").count()

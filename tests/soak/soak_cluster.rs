@@ -1,5 +1,5 @@
-//! A node with our daemon, two managers and the process of their webhooks, each with a network and a clock of its own, and a
-//! small disk for images.
+//! A node with our daemon, two managers and their webhook process, each with its own network and clock, and a small
+//! disk for images.
 
 use std::path::{Path, PathBuf};
 
@@ -11,13 +11,13 @@ use super::programs;
 use super::resource_growth::ResourceUsage;
 use support::readiness::{http_get, readyz};
 
-/// Size of the disk that the runtime keeps images and containers on. Each rollout takes 3 MB of it, and an hour has some
-/// 400 of them.
+/// Size of the disk that the runtime stores images and containers on. Each rollout takes 3 MB of it, and an hour has
+/// some 400 of them.
 const DISK_SIZE: &str = "3g";
-/// Makes a program's clock step; it comes with the package `libfaketime`.
+/// Steps a program's clock; part of package `libfaketime`.
 const FAKETIME_LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
 
-/// A program of ours that runs under the enemy's hand.
+/// A program of ours that faults are injected into.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     Daemon,
@@ -26,7 +26,6 @@ pub enum Program {
     Webhook,
 }
 
-/// All of them.
 pub const PROGRAMS: [Program; 4] = [
     Program::Daemon,
     Program::FirstManager,
@@ -64,7 +63,7 @@ impl SoakCluster {
         for (program_name, manager) in PROGRAMS.into_iter().skip(1).zip(&mut managers) {
             use_fake_clock(&node, program_name, manager);
         }
-        // The first manager makes the certificate that the webhooks wait for.
+        // The first manager creates the certificate that the webhooks wait for.
         for manager in &mut managers {
             manager.start().expect("the manager starts");
         }
@@ -103,12 +102,12 @@ impl SoakCluster {
         &self.networks[program as usize]
     }
 
-    /// Steps the program's wall clock to so many seconds from the machine's; its other clocks go on as they are.
+    /// Sets the program's wall clock to this many seconds from the machine's; its other clocks are unchanged.
     pub fn step_clock(&self, program: Program, seconds: i64) {
         std::fs::write(clock_file(&self.node, program), format!("{seconds:+}\n")).unwrap();
     }
 
-    /// Fills the runtime's disk, or makes room again.
+    /// Fills the runtime's disk, or frees the space again.
     pub fn fill_disk(&self, full: bool) {
         let file = self.node.runtime.dir().join("containerd/filler");
         let script = if full {
@@ -121,7 +120,7 @@ impl SoakCluster {
         assert!(command.status().unwrap().success());
     }
 
-    /// What its `/readyz` answers.
+    /// Response of its `/readyz`.
     pub fn readyz(&self, program: Program) -> String {
         readyz(&self.health_address(program))
     }
@@ -131,7 +130,7 @@ impl SoakCluster {
         format!("{}:{port}", programs::node_address(&self.node))
     }
 
-    /// None where it does not answer.
+    /// None if it does not respond.
     pub fn resource_usage(&self, program: Program) -> Option<ResourceUsage> {
         let metrics = http_get(&self.health_address(program), "/metrics");
         let tasks = metrics
@@ -159,7 +158,7 @@ impl SoakCluster {
         std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count() as u64
     }
 
-    /// No program has panicked.
+    /// Asserts that no program has panicked.
     pub fn assert_no_panics(&self) {
         for which in PROGRAMS {
             let log = std::fs::read_to_string(self.log(which)).unwrap();
@@ -186,7 +185,7 @@ fn clock_file(node: &Node, program: Program) -> PathBuf {
     node.plane.dir().join(format!("{program:?}.clock"))
 }
 
-/// Lets the program's wall clock follow its file.
+/// Makes the program's wall clock follow its file.
 fn use_fake_clock(node: &Node, program: Program, component: &mut Component) {
     let file = clock_file(node, program);
     std::fs::write(&file, "+0\n").unwrap();

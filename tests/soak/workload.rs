@@ -1,4 +1,4 @@
-//! What goes on while things break: image jobs, container recreates and rollouts, each begun once and followed to its end.
+//! The work during faults: image jobs, container recreates and rollouts, each started once and followed to its end.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -20,14 +20,14 @@ use support::untyped::untyped;
 const NAMESPACE: &str = "soak";
 /// Pods of the CloneSet that is rolled out.
 const PODS: usize = 3;
-/// Jobs, and Pods with their requests, that stay.
+/// Jobs, and Pods with their requests, that are kept.
 const RETAINED: usize = 20;
-/// Events for a piece of work, on the average; programs that were killed write some once more.
+/// Average number of events for one item of work; programs that were killed write some once more.
 const MAX_EVENTS_PER_ITEM: usize = 3;
 /// Old revisions that a CloneSet keeps.
 const REVISION_HISTORY_LIMIT: usize = 10;
 
-/// Where everything is made.
+/// Where all objects are created.
 pub struct Workload {
     admin: Cluster,
     images: Store,
@@ -36,7 +36,7 @@ pub struct Workload {
     pods: BTreeMap<String, String>,
 }
 
-/// What was begun and came to its end.
+/// Number of items that were completed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CompletedWork {
     pub jobs: usize,
@@ -44,7 +44,7 @@ pub struct CompletedWork {
     pub rollouts: usize,
 }
 
-/// An image that writes a line when it starts, and one when it ends at TERM; unlike any other by its name.
+/// An image that writes a line at its start, and one at TERM; its name is unique.
 fn recording_image(name: &str) -> Image {
     Image::busybox().script(&format!(
         "says() {{ echo $1 $(date -u +%T) >> /runs/$HOSTNAME.$NAME; }}; trap 'trap \"\" TERM; says stopped; exit 0' TERM; \
@@ -52,7 +52,7 @@ fn recording_image(name: &str) -> Image {
     ))
 }
 
-/// A Pod that writes in this folder.
+/// A Pod that writes to this folder.
 fn pod_spec(runs: &ContainerRuns, image: &str, containers: &[&str]) -> Value {
     let containers: Vec<Value> = containers
         .iter()
@@ -69,7 +69,7 @@ fn pod_spec(runs: &ContainerRuns, image: &str, containers: &[&str]) -> Value {
     })
 }
 
-/// Gives the containers barriers that our manager lifts one after the other.
+/// Adds barriers to the containers, which our manager lifts one after the other.
 fn add_launch_barriers(pod: &str, spec: &mut Value) {
     let containers = spec["containers"].as_array_mut().into_iter().flatten();
     for (place, container) in (1..).zip(containers) {
@@ -86,19 +86,19 @@ async fn list_names(api: &Api<DynamicObject>) -> Result<Vec<String>, String> {
     Ok(objects.iter().map(|object| name(&json!(object))).collect())
 }
 
-/// Why a request failed, if it did.
+/// Message of a request's failure, if it failed.
 fn failure_reason(request: &Value) -> &str {
     let conditions = request["status"]["conditions"].as_array();
     let failed = conditions.into_iter().flatten().find(|c| c["type"] == "Failed");
     failed.and_then(|c| c["reason"].as_str()).unwrap_or_default()
 }
 
-/// An object of a kind of ours.
+/// An object of one of our kinds.
 fn kruise_object(kind: &str, name: &str, spec: Value) -> Value {
     json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": kind, "metadata": { "name": name }, "spec": spec })
 }
 
-/// Asks until it is done, since what it asks may be away on purpose.
+/// Retries until it succeeds, since a fault may make the server unreachable.
 async fn retry_until_ok<T, E: Display, F: Future<Output = Result<T, E>>>(
     what: &str,
     attempt: impl Fn() -> F,
@@ -117,7 +117,7 @@ async fn retry_until_ok<T, E: Display, F: Future<Output = Result<T, E>>>(
 }
 
 impl Workload {
-    /// Makes what goes on all the time.
+    /// Creates the objects that exist during the whole run.
     pub async fn start(cluster: &SoakCluster) -> Self {
         let admin = connect(cluster.node.plane.kubeconfig()).await;
         let workload = Self {
@@ -172,7 +172,7 @@ impl Workload {
         self.api("apps.kruise.io", "v1beta1", "CloneSet")
     }
 
-    /// Creates an object; one that is there already is that of an earlier try.
+    /// Creates an object; an existing one is from an earlier attempt.
     async fn create(&self, api: &Api<DynamicObject>, object: Value) {
         let object: DynamicObject = serde_json::from_value(object).unwrap();
         retry_until_ok("an object to be created", || async {
@@ -186,7 +186,7 @@ impl Workload {
         .await;
     }
 
-    /// Waits until the object is as wanted.
+    /// Waits until `predicate` holds for the object.
     async fn wait_until(
         &self,
         api: &Api<DynamicObject>,
@@ -206,7 +206,7 @@ impl Workload {
         .await
     }
 
-    /// Begins work of each sort until then, and follows it to its end.
+    /// Starts work of each kind until the deadline, and follows it to its end.
     pub async fn run_until(&self, deadline: Instant) -> CompletedWork {
         let (jobs, requests, rollouts) = tokio::join!(
             self.run_pull_jobs(deadline),
@@ -220,7 +220,7 @@ impl Workload {
         }
     }
 
-    /// A job for a new tag every few seconds, each fourth with a pull secret; all end well.
+    /// A job for a new tag every few seconds, each fourth with a pull secret; all must succeed.
     async fn run_pull_jobs(&self, deadline: Instant) -> usize {
         let mut started = 0;
         while Instant::now() < deadline {
@@ -250,7 +250,7 @@ impl Workload {
         started
     }
 
-    /// Waits for the end of a job, which is a good one, and deletes it.
+    /// Waits for the end of a job, which must have succeeded, and deletes it.
     async fn finish_job(&self, number: usize) {
         let name = format!("job-{number}");
         let is_complete = |job: &Value| job["status"]["completionTime"].is_string();
@@ -259,7 +259,7 @@ impl Workload {
             .await;
         let status = &job["status"];
         let is = |field: &str| status[field] == 1;
-        // Disks are full for longer than all tries of a job take.
+        // Disks are full for longer than all attempts of a job take.
         let failure_message = &status["conditions"][0]["message"];
         let disk_was_full = failure_message
             .as_str()
@@ -271,7 +271,7 @@ impl Workload {
         self.delete(&self.jobs(), &name).await;
     }
 
-    /// Deletes an object; one that is gone is that of an earlier try.
+    /// Deletes an object; a missing one was deleted by an earlier attempt.
     async fn delete(&self, api: &Api<DynamicObject>, name: &str) {
         retry_until_ok("an object to be deleted", || async {
             match api.delete(name, &Default::default()).await {
@@ -299,7 +299,7 @@ impl Workload {
             let mut request = self
                 .run_recreate_request(&pod, &format!("again-{started}"), started % 2 == 0)
                 .await;
-            // The manager ends a request that no daemon has taken up for a minute, as in an outage.
+            // The manager fails a request that no daemon has accepted for a minute, as in an outage.
             for more in 1.. {
                 if failure_reason(&request) != "NoDaemon" {
                     break;
@@ -329,7 +329,7 @@ impl Workload {
             };
             self.wait_until(&pods, &pod, "to be ready again", is_recreated)
                 .await;
-            // A node has room for so many only. What was done twice would have been done by now.
+            // A node has room for only so many. Anything done twice would have been done by now.
             if started > RETAINED {
                 self.finish_recreate(started - RETAINED).await;
             }
@@ -340,7 +340,7 @@ impl Workload {
         started
     }
 
-    /// Checks that the containers of a Pod were stopped once each, and deletes it and its requests.
+    /// Checks that each container of a Pod was stopped once, and deletes the Pod and its requests.
     async fn finish_recreate(&self, number: usize) {
         let pod = format!("pod-{number}");
         for container in ["a", "b"] {
@@ -358,7 +358,7 @@ impl Workload {
         }
     }
 
-    /// Requests that both containers of the Pod are recreated, and waits for the end of that.
+    /// Requests the recreation of both containers of the Pod, and waits for its end.
     async fn run_recreate_request(&self, pod: &str, name: &str, ordered: bool) -> Value {
         let request = kruise_object(
             "ContainerRecreateRequest",
@@ -390,7 +390,7 @@ impl Workload {
         started
     }
 
-    /// Waits until the CloneSet runs the image on all Pods, and says so.
+    /// Waits until the CloneSet runs the image on all Pods, and its status says so.
     async fn wait_rolled_out(&self, image: &str) -> Vec<Value> {
         self.wait_until(&self.sets(), "web", &format!("to run {image}"), |set| {
             let status = &set["status"];
@@ -409,7 +409,7 @@ impl Workload {
         pods
     }
 
-    /// Nothing was done twice, and nothing is left over.
+    /// Asserts that nothing was done twice, and nothing is left over.
     pub async fn assert_consistent(&self, completed: &CompletedWork) {
         for pod in self.pods.keys() {
             self.runs.assert_stop_count(pod, "app", completed.rollouts);
@@ -440,7 +440,7 @@ impl Workload {
             let mut leftovers: Vec<String> = Vec::new();
             for (kind, api) in &kinds {
                 let names = list_names(api).await?.into_iter();
-                // Kubernetes puts one into each namespace.
+                // Kubernetes creates one in each namespace.
                 let own_objects = names.filter(|name| name != "kube-root-ca.crt");
                 leftovers.extend(own_objects.map(|name| format!("{kind}: {name}")));
             }
@@ -463,7 +463,7 @@ impl Workload {
         .await;
     }
 
-    /// Of what is done once there are few events, however often programs were killed.
+    /// Asserts that work done once has few events, however often programs were killed.
     async fn assert_few_events(&self, completed: &CompletedWork) {
         let events = untyped(&self.admin, "", "v1", "Event", None);
         let list = retry_until_ok("the events", || async {

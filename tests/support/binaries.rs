@@ -1,4 +1,4 @@
-//! Where our programs are.
+//! Paths of our binaries.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -6,36 +6,36 @@ use std::sync::LazyLock;
 
 use serde_json::Value;
 
-/// Path of the daemon.
+/// Path of the daemon's binary.
 pub fn daemon() -> &'static str {
     static PATH: LazyLock<String> = LazyLock::new(|| program_path("kruise-daemon"));
     &PATH
 }
 
-/// Path of the manager.
+/// Path of the manager's binary.
 pub fn manager() -> &'static str {
     static PATH: LazyLock<String> = LazyLock::new(|| program_path("kruise-manager"));
     &PATH
 }
 
 fn program_path(program: &str) -> String {
-    // `cargo xtask test` has built them and says where they are.
+    // `cargo xtask test` has built them and sets their folder.
     let folder = std::env::var_os("KRUISE_PROGRAMS").map(PathBuf::from);
     let path = folder.map_or_else(|| built_program(program), |folder| folder.join(program));
     assert!(path.exists(), "{} is missing", path.display());
     path.display().to_string()
 }
 
-/// The program, built of these sources: cargo builds those of other packages for no test.
+/// The binary built from these sources: cargo builds no binaries of other packages for a test.
 fn built_program(program: &str) -> PathBuf {
     static EXECUTABLES: LazyLock<Vec<PathBuf>> = LazyLock::new(build);
     let found = EXECUTABLES.iter().find(|path| path.ends_with(program));
     found.expect("cargo says where the program is").clone()
 }
 
-/// Builds all programs and tests; what can be executed of them.
+/// Builds all programs and tests; returns the executables.
 fn build() -> Vec<PathBuf> {
-    // As `cargo test` does, so that nothing is built twice; what cargo says of this package would be a reason to.
+    // As `cargo test` does, so that nothing is built twice; cargo's variables of this package would cause a rebuild.
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args([
         "build",

@@ -1,5 +1,4 @@
-//! CloneSets of templates as charts have them, the ways in which manifests are applied, and what none of these may
-//! change.
+//! CloneSets with templates as in charts, the ways in which manifests are applied, and what none of these may change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -14,7 +13,7 @@ use testbed::cluster::ControlPlane;
 use super::untyped::untyped;
 use super::waits;
 
-/// A template, as the files of `tests/data/templates` have them.
+/// A template, as in the files of `tests/data/templates`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Chart {
@@ -25,7 +24,7 @@ pub struct Chart {
 }
 
 impl Chart {
-    /// Those of a file.
+    /// The templates of a file.
     pub fn parse_all(text: &str) -> Vec<Self> {
         let documents = serde_yaml::Deserializer::from_str(text);
         documents
@@ -34,7 +33,7 @@ impl Chart {
     }
 }
 
-/// A namespace with a CloneSet of one Pod for each template, written in one version.
+/// A namespace with a CloneSet of one Pod for each template, in one API version.
 pub struct Charts {
     admin: Cluster,
     pub namespace: &'static str,
@@ -42,14 +41,14 @@ pub struct Charts {
     charts: Vec<Chart>,
 }
 
-/// How the same manifests are written again.
+/// How the same manifests are applied again.
 #[derive(Clone, Copy, Debug)]
 pub enum ApplyMethod {
     ClientSide,
-    /// A merge patch made of the last manifest that was applied, the new one and what is there, as GitOps tools make it.
+    /// A merge patch from the last applied manifest, the new one and the live object, as GitOps tools create it.
     ThreeWay,
     ServerSide,
-    /// It takes what was applied last off the object.
+    /// It removes the last applied configuration from the object.
     Replace,
 }
 
@@ -57,10 +56,9 @@ impl ApplyMethod {
     pub const ALL: [Self; 4] = [Self::ClientSide, Self::ThreeWay, Self::ServerSide, Self::Replace];
 }
 
-/// Annotation with the manifest that was applied last.
 const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// The merge patch that leads from one value to another.
+/// The merge patch from one value to another.
 fn merge_patch(from: &Value, to: &Value) -> Value {
     let (Some(from), Some(to)) = (from.as_object(), to.as_object()) else {
         return to.clone();
@@ -74,7 +72,7 @@ fn merge_patch(from: &Value, to: &Value) -> Value {
     Value::Object(removed.chain(new).collect())
 }
 
-/// Of a merge patch, what it deletes, or else what it sets.
+/// The deletions of a merge patch, or the values that it sets.
 fn split_patch(patch: &Value, deletions: bool) -> Option<Value> {
     match patch {
         Value::Null => deletions.then_some(Value::Null),
@@ -88,8 +86,8 @@ fn split_patch(patch: &Value, deletions: bool) -> Option<Value> {
     }
 }
 
-/// What kubectl sends of a manifest for a kind that it does not know: what it adds or changes of what is there, and
-/// deletes of what was applied last.
+/// The patch that kubectl sends for a kind that it does not know: what the manifest adds or changes in the live object,
+/// and deletes from the last applied one.
 fn three_way_patch(original: &Value, modified: &Value, live: &Value) -> Value {
     let mut patch = split_patch(&merge_patch(original, modified), true).unwrap_or_default();
     let set = split_patch(&merge_patch(live, modified), false).unwrap_or_default();
@@ -97,7 +95,7 @@ fn three_way_patch(original: &Value, modified: &Value, live: &Value) -> Value {
     patch
 }
 
-/// What stays as long as no Pod is replaced and no revision is added.
+/// Unchanged as long as no Pod is replaced and no revision is added.
 #[derive(Debug, PartialEq, Eq)]
 pub struct StableIdentities {
     /// UID of each Pod.
@@ -105,11 +103,11 @@ pub struct StableIdentities {
     /// UID of each claim.
     pub claims: BTreeMap<String, String>,
     pub revisions: BTreeSet<String>,
-    /// How often each container was restarted, by Pod and container; where a kubelet runs them.
+    /// Restarts of each container, by Pod and container; if a kubelet runs them.
     pub restarts: BTreeMap<(String, String), i64>,
 }
 
-/// How often the containers of Pods were restarted.
+/// Restart count of each container.
 fn restart_counts(pods: &[DynamicObject]) -> BTreeMap<(String, String), i64> {
     let lists = ["containerStatuses", "initContainerStatuses"];
     let status_lists = pods
@@ -129,7 +127,7 @@ fn restart_counts(pods: &[DynamicObject]) -> BTreeMap<(String, String), i64> {
 }
 
 impl Charts {
-    /// Those of `tests/data/templates`.
+    /// All templates of `tests/data/templates`.
     pub fn new(
         plane: &ControlPlane,
         admin: &Cluster,
@@ -152,7 +150,7 @@ impl Charts {
         Self::with_charts(plane, admin, (namespace, version), charts)
     }
 
-    /// Makes the namespace, with all that Pods of the templates ask for.
+    /// Creates the namespace, with everything that Pods of the templates need.
     pub fn with_charts(
         plane: &ControlPlane,
         admin: &Cluster,
@@ -229,7 +227,7 @@ impl Charts {
         })
     }
 
-    /// Writes all manifests, with this image in place of that of each first container.
+    /// Applies all manifests, with this image in each first container.
     pub async fn apply_all(&self, plane: &ControlPlane, method: ApplyMethod, image: Option<&str>) {
         let items: Vec<Value> = self
             .charts
@@ -268,7 +266,7 @@ impl Charts {
         untyped(&self.admin, group, version, kind, Some(self.namespace))
     }
 
-    /// Waits until each CloneSet's status speaks of its newest spec, and its Pod is of the newest revision.
+    /// Waits until each CloneSet's status has observed its newest spec, and its Pod has the newest revision.
     pub async fn wait_observed(&self, what: &str) {
         let sets: Api<CloneSet> = Api::namespaced(self.admin.client.clone(), self.namespace);
         let what = format!("{}: {what}: all CloneSets are seen to", self.namespace);
@@ -342,7 +340,7 @@ impl Charts {
             .items
     }
 
-    /// Waits until each Pod is available, where a kubelet runs them.
+    /// Waits until each Pod is available, if a kubelet runs them.
     pub async fn wait_available(&self, plane: &ControlPlane, what: &str) {
         let sets: Api<CloneSet> = Api::namespaced(self.admin.client.clone(), self.namespace);
         let what = format!("{}: {what}: all Pods are available", self.namespace);
@@ -355,7 +353,7 @@ impl Charts {
             let all = sets.list(&ListParams::default()).await.unwrap().items;
             all.iter().all(is_available).then_some(())
         };
-        // What is wrong with the others.
+        // The state of the others.
         let pods = || {
             let pods = ["describe", "pods", "--namespace", self.namespace];
             plane.kubectl(&pods).unwrap()
@@ -363,7 +361,7 @@ impl Charts {
         waits::poll_until(&what, &pods, poll).await;
     }
 
-    /// Writes all manifests in each way, and sees that nothing comes of it.
+    /// Applies all manifests in each way, and asserts that nothing changes.
     pub async fn assert_reapply_is_noop(&self, plane: &ControlPlane, image: Option<&str>, what: &str) {
         self.wait_observed(what).await;
         let before = self.stable_identities().await;
@@ -380,7 +378,8 @@ impl Charts {
         }
     }
 
-    /// Gives all first containers another image, and sees that their Pods stay and each set has one revision more.
+    /// Sets another image in all first containers, and asserts that their Pods are kept and each set has one more
+    /// revision.
     pub async fn assert_in_place_image_update(&self, plane: &ControlPlane, image: &str, what: &str) {
         let before = self.stable_identities().await;
         self.apply_all(plane, ApplyMethod::ClientSide, Some(image)).await;

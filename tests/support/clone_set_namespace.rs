@@ -1,4 +1,4 @@
-//! The CloneSets of a namespace and their Pods: what tests do with them, and wait for.
+//! The CloneSets of a namespace and their Pods: helpers to change them and to wait.
 
 use std::panic::Location;
 use std::path::PathBuf;
@@ -13,16 +13,16 @@ use super::settled::is_settled;
 use super::untyped::untyped;
 use super::waits::{self, by_name, log_tails};
 
-/// A namespace, as its administrator.
+/// A namespace, with an administrator's client.
 pub struct CloneSetNamespace {
     pub admin: Cluster,
     pub namespace: String,
-    /// Where the programs log that work there.
+    /// Log files of the programs that work there.
     logs: Vec<PathBuf>,
 }
 
 impl CloneSetNamespace {
-    /// Makes the namespace.
+    /// Creates the namespace.
     pub async fn new(admin: Cluster, namespace: String, logs: Vec<PathBuf>) -> Self {
         let object = json!({ "metadata": { "name": namespace } });
         let sets = Self {
@@ -53,8 +53,8 @@ impl CloneSetNamespace {
         api.create(&PostParams::default(), &object).await.unwrap()
     }
 
-    /// Makes a CloneSet of three Pods of that template, updated in place, at most so many at a time; `spec` is laid
-    /// over its spec.
+    /// Creates a CloneSet of three Pods of that template, updated in place, at most this many at a time; `spec` is
+    /// merged into its spec.
     pub async fn create_from_template(
         &self,
         name: &str,
@@ -75,7 +75,7 @@ impl CloneSetNamespace {
         self.sets().create(&PostParams::default(), &object).await.unwrap()
     }
 
-    /// A merge patch of the CloneSet.
+    /// Merges a patch into the CloneSet.
     pub async fn patch_set(&self, name: &str, patch: Value) -> CloneSet {
         let patch = Patch::Merge(patch);
         self.sets()
@@ -84,7 +84,7 @@ impl CloneSetNamespace {
             .unwrap()
     }
 
-    /// Gives container `app` another image, and lays `spec` over the CloneSet's spec in the same write.
+    /// Sets the image of container `app`, and merges `spec` into the CloneSet's spec in the same write.
     pub async fn set_image_and_spec(&self, name: &str, image: &str, spec: Value) -> CloneSet {
         let mut template = self.sets().get(name).await.unwrap().spec.template;
         template["spec"]["containers"][0]["image"] = json!(image);
@@ -93,12 +93,12 @@ impl CloneSetNamespace {
         self.patch_set(name, json!({ "spec": merged_spec })).await
     }
 
-    /// Gives container `app` another image.
+    /// Sets the image of container `app`.
     pub async fn set_image(&self, name: &str, image: &str) -> CloneSet {
         self.set_image_and_spec(name, image, json!({})).await
     }
 
-    /// Waits for a status that speaks of the newest spec.
+    /// Waits for a status that has observed the newest spec.
     #[track_caller]
     pub fn wait_status(
         &self,
@@ -127,7 +127,7 @@ impl CloneSetNamespace {
         self.wait_status(name, "all updated and available", is_settled)
     }
 
-    /// Waits until the Pods of a CloneSet are as wanted.
+    /// Waits until `predicate` holds for the Pods of a CloneSet.
     #[track_caller]
     pub fn wait_pods(
         &self,
@@ -139,7 +139,7 @@ impl CloneSetNamespace {
         self.watch_until(what, self.pods(), pods_of_set(set), predicate)
     }
 
-    /// Waits until one of the Pods is as wanted.
+    /// Waits until `predicate` holds for one of the Pods.
     #[track_caller]
     pub fn wait_pod(
         &self,
@@ -171,12 +171,12 @@ impl CloneSetNamespace {
         list.items.into_iter().map(|pod| json!(pod)).collect()
     }
 
-    /// Asks until there is an answer; for what no watch tells of.
+    /// Polls until there is a result, for what no watch shows.
     pub async fn poll_until<T, F: Future<Output = Option<T>>>(&self, what: &str, poll: impl Fn() -> F) -> T {
         waits::poll_until(what, &|| self.tail(), poll).await
     }
 
-    /// Follows objects until they are, taken together, as wanted.
+    /// Follows objects until `predicate` holds for all of them together.
     async fn watch_until(
         &self,
         what: String,
@@ -192,7 +192,7 @@ impl CloneSetNamespace {
     }
 }
 
-/// The watch of a CloneSet's Pods.
+/// Watch configuration for a CloneSet's Pods.
 fn pods_of_set(set: &str) -> watcher::Config {
     watcher::Config::default().labels(&format!("app={set}"))
 }

@@ -1,4 +1,4 @@
-//! A connection to a bed's API server, as whom a kubeconfig says.
+//! A connection to a bed's API server, with the credentials of a kubeconfig.
 
 use std::path::Path;
 

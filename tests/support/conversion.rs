@@ -1,10 +1,10 @@
-//! The API server takes a moment to heed where objects are converted, and each kind's CRD for itself.
+//! A new conversion webhook takes a moment to be used, separately for each kind's CRD.
 
 use serde_json::{Value, json};
 use testbed::cluster::{ControlPlane, wait};
 use testbed::wait::PATIENCE;
 
-/// All kinds that are stored in another version than they were first.
+/// All kinds whose storage version has changed.
 pub const CONVERTED_KINDS: [&str; 3] = ["CloneSet", "ImagePullJob", "NodeImage"];
 
 fn minimal_spec(kind: &str) -> Value {
@@ -16,7 +16,7 @@ fn minimal_spec(kind: &str) -> Value {
     }
 }
 
-/// Waits until objects of v1alpha1 are converted; nothing is left of them.
+/// Waits until objects of v1alpha1 are converted; leaves no objects behind.
 pub fn wait_for_conversion(plane: &ControlPlane, kinds: &[&str]) {
     let file = plane.dir().join("old.json");
     for kind in kinds {

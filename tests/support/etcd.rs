@@ -1,4 +1,4 @@
-//! What a bed's etcd holds, past the API server.
+//! Direct access to a bed's etcd, without the API server.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-/// How long etcd may take.
+/// Timeout of a request to etcd.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Asks etcd's gateway at `store`.
+/// Sends a request to etcd's gateway at `endpoint`.
 pub fn etcd_request(endpoint: &str, path: &str, body: &Value) -> Value {
     let mut stream = TcpStream::connect(endpoint).unwrap();
     stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     let body = body.to_string();
-    // In HTTP/1.0 the answer is not cut into chunks.
+    // In HTTP/1.0 the response is not chunked.
     let head = format!(
         "POST /v3/kv/{path} HTTP/1.0\r\nContent-Length: {}\r\n\r\n",
         body.len()

@@ -1,4 +1,4 @@
-//! An image registry that gives bytes only when the test says so, and can lie.
+//! An image registry that sends bytes only when the test allows it, and can send wrong ones.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 const CHUNK: usize = 64 << 10;
 
-/// The server. Ends when dropped.
+/// The server. Stops when dropped.
 pub struct FakeRegistry {
     port: u16,
     shared: SharedContents,
@@ -33,14 +33,14 @@ struct Contents {
     /// By `REPOSITORY/TAG-OR-DIGEST`: media type and bytes.
     manifests: HashMap<String, (String, Bytes)>,
     blobs: HashMap<String, Blob>,
-    /// Repositories that answer this to everything.
+    /// Fixed responses for everything in these repositories.
     overrides: HashMap<String, (StatusCode, String)>,
 }
 
 #[derive(Clone)]
 struct Blob {
     bytes: Bytes,
-    /// How many bytes may go out.
+    /// Number of bytes that may be sent.
     allowed: Arc<watch::Sender<usize>>,
 }
 
@@ -53,7 +53,7 @@ pub struct FakeImage {
 }
 
 impl FakeImage {
-    /// Lets so many bytes of the layer out.
+    /// Allows this many bytes of the layer.
     pub fn allow(&self, bytes: usize) {
         self.allowed.send_replace(bytes);
     }
@@ -82,7 +82,7 @@ impl FakeRegistry {
         self.port
     }
 
-    /// Makes everything under a repository answer so.
+    /// Sets the response for everything in a repository.
     pub fn respond_with(&self, repository: &str, status: StatusCode, body: &str) {
         self.shared
             .lock()
@@ -91,7 +91,7 @@ impl FakeRegistry {
             .insert(repository.to_owned(), (status, body.to_owned()));
     }
 
-    /// Makes an image with one layer of that size, of which nothing goes out before [`FakeImage::allow`].
+    /// Adds an image with one layer of that size, of which nothing is sent before [`FakeImage::allow`].
     pub fn image(&self, repository: &str, tag: &str, size: usize, architecture: &str) -> FakeImage {
         let layer = tar(&format!("{repository}-{tag}"), size);
         let layer_digest = digest(&layer);
@@ -112,7 +112,7 @@ impl FakeRegistry {
         }
     }
 
-    /// Makes an index of an image that exists for one platform.
+    /// Adds an index of an image that exists for one platform.
     pub fn index(&self, repository: &str, tag: &str, image: &FakeImage, architecture: &str) {
         let mut contents = self.shared.lock().unwrap();
         let size = contents.manifests[&format!("{repository}/{}", image.digest)]
@@ -239,7 +239,7 @@ fn respond(method: &Method, media_type: &str, length: usize, body: Body, digest:
     (headers, body).into_response()
 }
 
-/// The blob in pieces, no further than allowed; it gives up when nothing more is allowed for a minute.
+/// The blob in chunks, no further than allowed; it fails when nothing more is allowed for a minute.
 fn throttled_body(blob: Blob) -> Body {
     let allowed = blob.allowed.subscribe();
     let pieces = futures::stream::unfold(

@@ -1,4 +1,4 @@
-//! Reviews, and what may be wrong in them: every part of one replaced by everything that it should not be.
+//! Reviews with errors: every part of a valid one replaced by every kind of invalid value.
 
 use serde_json::{Value, json};
 
@@ -47,7 +47,7 @@ pub fn full_object(kind: &str) -> Value {
     }
 }
 
-/// What may stand where something else should.
+/// Values that may be in the place of another one.
 pub fn invalid_values() -> Vec<Value> {
     vec![
         json!(null),
@@ -90,7 +90,7 @@ fn json_pointers(value: &Value, pointer: &str, pointers: &mut Vec<String>) {
     }
 }
 
-/// The review with each of its parts replaced by everything that it should not be, and with each left out.
+/// The review with each of its parts replaced by every invalid value, and with each part removed.
 pub fn mutations(review: &Value, invalid_values: &[Value]) -> Vec<String> {
     let (mut pointers, mut mutated) = (Vec::new(), Vec::new());
     json_pointers(review, "", &mut pointers);
@@ -110,7 +110,7 @@ pub fn mutations(review: &Value, invalid_values: &[Value]) -> Vec<String> {
     mutated
 }
 
-/// The reviews of a creation and of an update.
+/// The reviews of a create and of an update.
 pub fn admission_reviews(kind: &str) -> [Value; 2] {
     let mut old = full_object(kind);
     json_patch::merge(
@@ -125,10 +125,10 @@ pub fn admission_reviews(kind: &str) -> [Value; 2] {
     [create, update]
 }
 
-/// Where deletions of Namespaces are reviewed.
+/// Path of the webhook for deletions of Namespaces.
 pub const NAMESPACE_DELETION_PATH: &str = "/validate-namespace";
 
-/// The review of the deletion of a Namespace that is protected by what is in it.
+/// The review of the deletion of a Namespace that is protected by its contents.
 pub fn deletion_review(name: &str) -> Value {
     let namespace = json!({ "apiVersion": "v1", "kind": "Namespace",
         "metadata": { "name": name, "labels": { "policy.kruise.io/delete-protection": "Cascading" } } });
@@ -136,7 +136,7 @@ pub fn deletion_review(name: &str) -> Value {
         "request": { "uid": "u", "kind": { "version": "v1" }, "name": name, "oldObject": namespace } })
 }
 
-/// The reviews of a conversion from each version into the other.
+/// The reviews of a conversion from each version to the other.
 pub fn conversion_reviews(kind: &str) -> [Value; 2] {
     [("v1alpha1", "v1beta1"), ("v1beta1", "v1alpha1")].map(|(from, to)| {
         let mut object = full_object(kind);

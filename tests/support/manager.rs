@@ -1,4 +1,4 @@
-//! Our manager as a process of a bed, as its own account.
+//! Our manager as a process of a bed, with its own account.
 
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
@@ -12,17 +12,17 @@ use super::waits::PATIENCE;
 /// Nodes get their NodeImages when they become ready.
 const NO_CREATION_DELAY: &str = "--nodeimage-creation-delay=0s";
 
-/// What most tests give it.
+/// Arguments in most tests.
 fn default_args() -> Vec<String> {
     vec![NO_CREATION_DELAY.into(), FEATURE_GATES.into()]
 }
 
-/// The same for one that nobody is to take over from.
+/// The same without leader election.
 fn unelected_args() -> Vec<String> {
     [default_args(), vec!["--enable-leader-election=false".into()]].concat()
 }
 
-/// A manager of the bed, with a token of its own; ends on drop.
+/// A manager of the bed, with a token of its own; stopped on drop.
 pub struct Manager {
     program: Component,
     health: String,
@@ -31,7 +31,7 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// Describes it; it tells its health at `health`.
+    /// A manager that serves its health at `health`; not started yet.
     pub fn new(plane: &ControlPlane, name: &'static str, health: &str, webhooks: u16) -> Self {
         Self::with_args(plane, name, health, webhooks, &default_args())
     }
@@ -54,13 +54,13 @@ impl Manager {
         Self::probed_at(program, health)
     }
 
-    /// One half of the manager, as its own account; both halves are given the port of the webhooks.
+    /// One role of the manager, with its own account; both roles get the port of the webhooks.
     pub fn with_role(plane: &ControlPlane, account: &'static str, role: &str, webhooks: u16) -> Self {
         let health = format!("127.0.0.1:{}", port::reserve().unwrap());
         Self::with_role_at(plane, (account, account), role, &health, webhooks)
     }
 
-    /// The same with a name beside its account's, which tells its health at `health`.
+    /// The same with a name that may differ from the account's; serves its health at `health`.
     pub fn with_role_at(
         plane: &ControlPlane,
         (name, account): (&'static str, &str),
@@ -74,7 +74,7 @@ impl Manager {
         Self::probed_at(program, health)
     }
 
-    /// One in a bed without IPv4, which listens on all addresses as its Deployment's does, and is not elected.
+    /// A manager for a bed without IPv4, which listens on all addresses like its Deployment's, without leader election.
     pub fn on_ipv6(plane: &ControlPlane, name: &'static str) -> Self {
         let server = plane.server().trim_start_matches("https://");
         let (host, _) = server.rsplit_once(':').unwrap();
@@ -95,7 +95,7 @@ impl Manager {
         let account = plane
             .kubeconfig_for("kruise-system", account, Bound::Nothing)
             .unwrap();
-        // The next one made for this account would be of the same name.
+        // Otherwise the next kubeconfig for this account would overwrite it.
         let kubeconfig = plane.dir().join(format!("{name}.kubeconfig"));
         std::fs::rename(account, &kubeconfig).unwrap();
         let program = plane
@@ -122,34 +122,34 @@ impl Manager {
         }
     }
 
-    /// One that listens where nobody does.
+    /// A manager that listens on free ports.
     pub fn on_free_ports(plane: &ControlPlane, name: &'static str) -> Self {
         Self::on_free_ports_with(plane, name, &default_args())
     }
 
-    /// The same, which nobody is to take over from: where a machine is slow for seconds it does not lose the Lease, and
-    /// with it what it had begun.
+    /// The same without leader election: if a machine is slow for seconds it does not lose the Lease, and with it the
+    /// work that it had started.
     pub fn unelected(plane: &ControlPlane, name: &'static str) -> Self {
         Self::on_free_ports_with(plane, name, &unelected_args())
     }
 
-    /// One whose feature gates are those of a deployment that says nothing of them.
+    /// A manager with default feature gates.
     pub fn with_default_gates(plane: &ControlPlane, name: &'static str) -> Self {
         Self::on_free_ports_with(plane, name, &[NO_CREATION_DELAY.into()])
     }
 
-    /// One with these arguments alone besides those that say where things are.
+    /// A manager with only these arguments and those for addresses and files.
     pub fn on_free_ports_with(plane: &ControlPlane, name: &'static str, extra_args: &[String]) -> Self {
         let health = format!("127.0.0.1:{}", port::reserve().unwrap());
         Self::with_args(plane, name, &health, port::reserve().unwrap(), extra_args)
     }
 
-    /// Where it tells of its health.
+    /// Address of its health endpoints.
     pub fn health_address(&self) -> &str {
         &self.health
     }
 
-    /// How many passes over CloneSets it has made, whatever they came to.
+    /// Number of reconciles of CloneSets, whatever their result.
     pub fn reconcile_count(&self) -> u64 {
         self.metric_sum("kruise_cloneset_pass_seconds_count")
     }
@@ -164,7 +164,7 @@ impl Manager {
             .sum()
     }
 
-    /// The most memory that it has had, in bytes.
+    /// Its peak memory, in bytes.
     pub fn peak_memory(&self) -> u64 {
         let pid = self.program.pid().unwrap();
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
@@ -173,7 +173,7 @@ impl Manager {
         kibibytes.parse::<u64>().unwrap() << 10
     }
 
-    /// Waits until its readiness answer has these words, whatever its code.
+    /// Waits until its readiness response contains this text, whatever its code.
     pub fn wait_for_readyz_text(&self, text: &str) {
         let poll = || Ok(readyz(&self.health).contains(text).then_some(()));
         if let Err(why) = wait::until(text, PATIENCE, poll) {
@@ -200,9 +200,9 @@ impl DerefMut for Manager {
 }
 
 impl Drop for Manager {
-    /// One that a failed test made must not lead for the next test.
+    /// The manager of a failed test must not be leader in the next test.
     fn drop(&mut self) {
-        // It may have ended already.
+        // It may have exited already.
         let _ = self.program.kill();
     }
 }

@@ -1,4 +1,4 @@
-//! What tests read off Pods, as they are on the wire.
+//! Values that tests read from untyped Pods.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,7 @@ pub fn lifecycle_state(pod: &Value) -> String {
     label(pod, "lifecycle.apps.kruise.io/state")
 }
 
-/// The name of its revision.
+/// Name of its ControllerRevision.
 pub fn revision(pod: &Value) -> String {
     label(pod, "controller-revision-hash")
 }
@@ -50,17 +50,17 @@ pub fn is_terminating(pod: &Value) -> bool {
     pod["metadata"]["deletionTimestamp"].is_string()
 }
 
-/// Whether it serves: ready, and nobody is ending it.
+/// Whether it serves: ready, and not terminating.
 pub fn is_serving(pod: &Value) -> bool {
     condition_is_true(pod, "Ready") && !is_terminating(pod)
 }
 
-/// The image that a container is to run.
+/// The image of a container in the Pod's spec.
 pub fn spec_image(pod: &Value, container: usize) -> String {
     text(&pod["spec"]["containers"][container]["image"])
 }
 
-/// What kubelet says of a container.
+/// Kubelet's status of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerStatus {
     pub id: String,
@@ -69,7 +69,7 @@ pub struct ContainerStatus {
     pub ready: bool,
 }
 
-/// What kubelet says of the container of that name.
+/// Kubelet's status of the container of that name.
 pub fn container_status(pod: &Value, name: &str) -> ContainerStatus {
     let all = pod["status"]["containerStatuses"]
         .as_array()
@@ -84,7 +84,7 @@ pub fn container_status(pod: &Value, name: &str) -> ContainerStatus {
     })
 }
 
-/// Whether container `app` runs this image (given without registry), as the Pod's spec says too.
+/// Whether container `app` runs this image (given without registry), and the Pod's spec has it too.
 pub fn runs_image(pod: &Value, image: &str) -> bool {
     let status = container_status(pod, "app");
     status.ready && status.image.ends_with(image) && spec_image(pod, 0) == image

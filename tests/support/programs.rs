@@ -1,4 +1,4 @@
-//! Our programs as processes of a node, as their own accounts, and what they stand on.
+//! Our programs as processes of a node, with their own accounts, and what they need.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use super::manager::Manager;
 use super::readiness::is_ready;
 use super::waits::log_tails;
 
-/// What claims that name no class get: kube-controller-manager makes the volumes.
+/// The default class of claims: kube-controller-manager provisions the volumes.
 pub const STORAGE_CLASS: &str = r#"{"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass",
     "metadata": {"name": "folders", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}},
     "provisioner": "kubernetes.io/host-path"}"#;
@@ -25,7 +25,7 @@ pub fn start_node() -> (Node, Component) {
     (node, daemon)
 }
 
-/// Installs what CloneSets need besides, and starts our manager, which leads when this returns.
+/// Installs what else CloneSets need, and starts our manager; returns when it is leader.
 pub fn start_manager(node: &Node) -> Manager {
     install(node, "webhooks");
     node.plane.apply(STORAGE_CLASS).expect("a storage class");
@@ -46,14 +46,14 @@ pub fn install(node: &Node, what: &str) {
     applied.expect("deploy/ can be applied");
 }
 
-/// Kubeconfig file of the daemon: the roles of its account, and the fence around its node.
+/// Kubeconfig file of the daemon: with the roles of its account, and the fence around its node.
 pub fn daemon_kubeconfig(node: &Node) -> PathBuf {
     let bound = Bound::Node(NODE_NAME);
     let file = node.plane.kubeconfig_for("kruise-system", "kruise-daemon", bound);
     file.unwrap()
 }
 
-/// Our daemon, to be started.
+/// Our daemon, not started yet.
 pub fn daemon(node: &Node) -> Component {
     daemon_with_kubeconfig(node, &daemon_kubeconfig(node))
 }
@@ -75,7 +75,7 @@ pub fn daemon_with_kubeconfig(node: &Node, kubeconfig: &Path) -> Component {
         .ready(move || is_ready(&health))
 }
 
-/// Where our programs log.
+/// Log files of our programs.
 pub fn log_files(node: &Node) -> Vec<PathBuf> {
     let names = [
         "kruise-manager",
@@ -87,18 +87,18 @@ pub fn log_files(node: &Node) -> Vec<PathBuf> {
     names.map(file).to_vec()
 }
 
-/// The ends of these logs.
+/// The last lines of these logs.
 pub fn program_log_tails(node: &Node) -> String {
     log_tails(log_files(node))
 }
 
-/// Where the host reaches what listens on the node.
+/// Address at which the host reaches listeners on the node.
 pub fn node_address(node: &Node) -> &str {
     let server = node.plane.server().trim_start_matches("https://");
     server.rsplit_once(':').unwrap().0
 }
 
-/// A manager as a process of the node, to be started; `place` tells its ports from those of others.
+/// A manager as a process of the node, not started yet; `port_offset` separates its ports from those of others.
 pub fn manager(node: &Node, name: &'static str, port_offset: u16) -> Manager {
     Manager::new(
         &node.plane,
@@ -108,7 +108,7 @@ pub fn manager(node: &Node, name: &'static str, port_offset: u16) -> Manager {
     )
 }
 
-/// One half of a manager as a process of the node, to be started, as the account of that name or of what comes before a number.
+/// One role of a manager as a process of the node, not started yet; its account is `name` without the suffix `-2`.
 pub fn manager_with_role(node: &Node, name: &'static str, role: &str, port_offset: u16) -> Manager {
     let account = name.trim_end_matches("-2");
     Manager::with_role_at(
@@ -120,7 +120,7 @@ pub fn manager_with_role(node: &Node, name: &'static str, role: &str, port_offse
     )
 }
 
-/// Where a manager tells its health.
+/// Address at which a manager serves its health.
 fn health_address(node: &Node, port_offset: u16) -> String {
     format!("{}:{}", node_address(node), 8000 + port_offset)
 }

@@ -1,15 +1,15 @@
-//! Whether one of our programs is ready, and what else it says of itself.
+//! Whether one of our programs is ready, and its other HTTP responses.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// What `/readyz` answers; nothing when nobody does.
+/// Response of `/readyz`; empty if nothing responds.
 pub fn readyz(address: &str) -> String {
     http_get(address, "/readyz")
 }
 
-/// What it answers at this path, with the headers.
+/// Response at this path, with the headers.
 pub fn http_get(address: &str, path: &str) -> String {
     let mut response = String::new();
     if let Ok(mut stream) = TcpStream::connect(address) {
@@ -18,14 +18,14 @@ pub fn http_get(address: &str, path: &str) -> String {
             .set_read_timeout(Some(Duration::from_secs(5)))
             .and_then(|()| stream.write_all(request.as_bytes()));
         if sent.is_ok() {
-            // A connection that breaks is an answer that lacks its end.
+            // If the connection breaks, the response is incomplete.
             let _ = stream.read_to_string(&mut response);
         }
     }
     response
 }
 
-/// Whether it says that it is.
+/// Whether `/readyz` reports ready.
 pub fn is_ready(address: &str) -> bool {
     readyz(address).starts_with("HTTP/1.1 200")
 }

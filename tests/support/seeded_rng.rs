@@ -1,13 +1,13 @@
-//! Numbers from a seed, so that a run can be repeated.
+//! Random numbers from a seed, so that a run can be repeated.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// SplitMix64.
+/// A SplitMix64 random number generator.
 #[derive(Clone, Debug)]
 pub struct SeededRng(u64);
 
 impl SeededRng {
-    /// From `KRUISE_SEED`, or the clock; the seed is printed.
+    /// Seed from `KRUISE_SEED`, or the clock; the seed is printed.
     pub fn new() -> Self {
         let from_env = std::env::var("KRUISE_SEED")
             .ok()
@@ -27,12 +27,12 @@ impl SeededRng {
         (mixed ^ (mixed >> 31)) % bound
     }
 
-    /// One of these.
+    /// A random one of these.
     pub fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
         all[usize::try_from(self.below(all.len() as u64)).unwrap()]
     }
 
-    /// A time between these, in seconds.
+    /// A random duration between these, in seconds.
     pub fn random_duration(&mut self, min: u64, max: u64) -> Duration {
         Duration::from_millis(min * 1000 + self.below((max - min) * 1000))
     }

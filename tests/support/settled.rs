@@ -2,7 +2,7 @@
 
 use kruise_api::cloneset::CloneSet;
 
-/// Whether all of its Pods are there, updated and available.
+/// Whether all of its Pods exist, updated and available.
 pub fn is_settled(set: &CloneSet) -> bool {
     let (desired, status) = (set.spec.desired_replicas(), set.status.as_ref().unwrap());
     let counts = [

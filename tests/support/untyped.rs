@@ -1,9 +1,9 @@
-//! Objects of any kind, as they are on the wire.
+//! Objects of any kind, as JSON.
 
 use kruise_cluster::Cluster;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind};
 
-/// The API of a kind that has no type here, so that no field is lost.
+/// The API of a kind without a type, so that no field is lost.
 pub fn untyped(
     cluster: &Cluster,
     group: &str,

@@ -1,5 +1,5 @@
-//! Waiting for events, and what to say where they never come: what was waited for, what was seen last, and the ends
-//! of our programs' logs.
+//! Waits for events, and error messages on timeout: what was waited for, what was seen last, and the last lines of our
+//! programs' logs.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 pub use testbed::wait::PATIENCE;
 
-/// Asks until there is an answer; for what no watch tells of.
+/// Polls until there is a result, for what no watch shows.
 pub async fn poll_until<T, F: Future<Output = Option<T>>>(
     what: &str,
     logs: &dyn Fn() -> String,
@@ -32,7 +32,7 @@ pub async fn poll_until<T, F: Future<Output = Option<T>>>(
     }
 }
 
-/// Waits until these words begin lines of level INFO of a log that name the object; says how many.
+/// Waits until lines of level INFO of a log begin with this text and name the object; returns their number.
 pub async fn wait_for_log(log: &Path, message: &str, object: &str) -> usize {
     let count = || {
         let text = std::fs::read_to_string(log).unwrap();
@@ -46,8 +46,8 @@ pub async fn wait_for_log(log: &Path, message: &str, object: &str) -> usize {
     poll_until(&what, &|| log_tails([log.to_owned()]), poll).await
 }
 
-/// What a watch tells. Where it fails, since the API server is away or the objects' CRD is written, it begins anew after
-/// a moment.
+/// The events of a watch. If it fails, because the API server is down or the objects' CRD was written, it is restarted
+/// after a moment.
 pub fn watch_events<K>(api: Api<K>, config: watcher::Config) -> impl Stream<Item = watcher::Event<K>>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
@@ -60,8 +60,8 @@ where
     })
 }
 
-/// Follows objects, as `read` takes them, until they are as wanted, all together in the order of their names; asked
-/// for every state of the whole that is told of.
+/// Follows objects, converted by `convert`, until `predicate` holds for all of them together, in the order of their
+/// names; it is called for every observed state.
 pub async fn watch_until<K, T>(
     what: &str,
     logs: &dyn Fn() -> String,
@@ -80,7 +80,7 @@ where
         let mut events = std::pin::pin!(watch_events(api, config));
         while let Some(event) = events.next().await {
             match event {
-                // The first list, or one that is made anew where a watch has ended.
+                // The initial list, or the relist after a watch has ended.
                 watcher::Event::Init => {
                     listed = false;
                     objects.clear();
@@ -112,7 +112,7 @@ pub fn by_name(name: &str) -> watcher::Config {
     watcher::Config::default().fields(&format!("metadata.name={name}"))
 }
 
-/// The ends of those of the files that are there.
+/// The last lines of those of the files that exist.
 pub fn log_tails(files: impl IntoIterator<Item = PathBuf>) -> String {
     let tail = |file: PathBuf| {
         let text = std::fs::read_to_string(&file).ok()?;

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: measures, with `--peer` side by side with the Go implementation.
+//! `cargo xtask bench`: runs the benchmarks, with `--peer` side by side with the Go implementation.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -39,12 +39,12 @@ const SIDE_BY_SIDE_GROUPS: [&str; 7] = [
     "fan-out",
     "clone-set",
 ];
-/// Groups of rows of ours alone, each on a cluster of its own.
+/// Groups of rows for our programs only, each on a cluster of its own.
 const AT_SIZE_GROUPS: [&str; 3] = ["many-nodes", "many-pods", "many-sets"];
 
 impl Options {
     /// # Errors
-    /// When groups are asked for that have no table in common.
+    /// If the selected groups have no table in common.
     fn validate(&self) -> Result<()> {
         let is_side_by_side = |group: &String| SIDE_BY_SIDE_GROUPS.contains(&group.as_str());
         ensure!(

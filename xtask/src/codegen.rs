@@ -26,7 +26,7 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
-/// What cargo says of the workspace.
+/// Metadata of the workspace from cargo.
 pub fn cargo_metadata() -> Result<Value> {
     let mut cargo = Command::new("cargo");
     cargo
@@ -35,13 +35,13 @@ pub fn cargo_metadata() -> Result<Value> {
     Ok(serde_json::from_str(&finish(&mut cargo)?)?)
 }
 
-/// The folder of what cargo builds, by its metadata.
+/// Cargo's target folder, from its metadata.
 pub fn target_dir(metadata: &Value) -> Result<PathBuf> {
     let target = metadata["target_directory"].as_str();
     Ok(target.context("cargo metadata has another form")?.into())
 }
 
-/// The repository's folder.
+/// Root folder of the repository.
 pub fn repository_dir() -> PathBuf {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR"));
     dir.parent().unwrap_or(dir).to_owned()

@@ -10,17 +10,17 @@ use crate::codegen::{self, repository_dir};
 use testbed::cluster::prepare::{self, Part};
 use testbed::cluster::{Cache, Image, Registry, ends_with_us};
 
-/// The programs, each of which is an image of the same name.
+/// The programs; each is an image of the same name.
 pub const PROGRAMS: [&str; 2] = ["kruise-daemon", "kruise-manager"];
 
-/// Where release builds end up.
+/// Folder of the release binaries.
 pub struct Binaries {
     dir: PathBuf,
 }
 
 impl Binaries {
-    /// Builds both programs statically linked, as a release; cargo skips what is done. `tell` gets the lines in which cargo
-    /// says what it does: it may wait for long for another cargo.
+    /// Builds static release binaries of both programs; cargo skips what is up to date. `tell` receives cargo's output
+    /// lines, as it may wait long for another cargo process.
     pub fn build(mut tell: impl FnMut(&str)) -> Result<Self> {
         prepare::ensure(&Cache::open()?, &[Part::Protoc])?;
         let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
@@ -63,7 +63,7 @@ impl Binaries {
         })
     }
 
-    /// The folder of both.
+    /// Folder of both binaries.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -73,7 +73,7 @@ impl Binaries {
         self.dir.join(program)
     }
 
-    /// Pushes each program under the very name that `manifests` (what `kubectl kustomize` prints) gives its image.
+    /// Pushes each program under the image name that it has in `manifests`, the output of `kubectl kustomize`.
     pub fn push(&self, registry: &Registry, manifests: &str) -> Result<()> {
         for program in PROGRAMS {
             let name = image_name(manifests, program)
@@ -108,7 +108,7 @@ fn image_name<'a>(manifests: &'a str, program: &str) -> Option<&'a str> {
         })
 }
 
-/// The path of an image name: a first part with a dot, a colon, or `localhost` is a host.
+/// Path of an image name: a first part with a dot, a colon, or `localhost` is a host.
 fn without_host(name: &str) -> &str {
     match name.split_once('/') {
         Some((host, path)) if host.contains(['.', ':']) || host == "localhost" => path,

@@ -1,4 +1,4 @@
-//! The commands people type while working on kruise-rs.
+//! The development commands of kruise-rs.
 
 pub mod bench;
 pub mod codegen;

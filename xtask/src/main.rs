@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            // Without a backtrace, even where one is asked for: it would hide what was printed before.
+            // Without a backtrace, even if one is enabled: it would hide the earlier output.
             eprintln!("Error: {why:#}");
             ExitCode::FAILURE
         }

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every test of the project, with what they need.
+//! `cargo xtask test`: every test of the project, with its prerequisites.
 
 mod failures;
 
@@ -18,13 +18,13 @@ use crate::codegen::{cargo_metadata, target_dir};
 use testbed::cluster::prepare::{self, NODE, Part};
 use testbed::cluster::{CONTAINERDS, Cache, kubernetes};
 
-/// The feature that lets cargo build tests of real components.
+/// The feature that makes cargo build tests of real components.
 const CLUSTER_FEATURES: &str = "kruise-tests/cluster-tests,testbed/cluster-tests,xtask/cluster-tests";
-/// The feature that lets cargo build tests that run the Go implementation too.
+/// The feature that makes cargo also build tests that run the Go implementation.
 const PEER_FEATURE: &str = "peer-tests";
-/// How many targets run at a time. Beds mostly wait, so two of them keep two cores busy.
+/// Targets that run in parallel. Beds mostly wait, so two of them keep two cores busy.
 const MAX_PARALLEL_JOBS: usize = 2;
-/// Tests of one target that run at a time where they start real components.
+/// Tests of one target that run in parallel if they start real components.
 const CLUSTER_THREADS: u8 = 4;
 
 /// Options of `cargo xtask test`.
@@ -43,17 +43,17 @@ pub struct Options {
 
 /// How cargo is called.
 struct Cargo {
-    /// Release of Kubernetes that beds run.
+    /// Kubernetes release of the beds.
     kubernetes: &'static str,
     /// Folder of the Go implementation.
     peer: Option<PathBuf>,
-    /// Whether tests are to take their time.
+    /// Whether tests run in their long form.
     soak: bool,
-    /// Where our programs are built.
+    /// Folder into which our programs are built.
     programs: PathBuf,
 }
 
-/// A test target: its name, whether it starts real components, and whether those of the Go implementation too.
+/// A test target: its name, whether it starts real components, and whether it also needs the Go implementation.
 #[derive(Debug, PartialEq, Eq)]
 struct TestTarget {
     name: String,
@@ -68,7 +68,7 @@ struct TestJob {
     threads: u8,
 }
 
-/// What a run of tests came to.
+/// Result of a run of tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct TestCounts {
     passed: u32,
@@ -85,7 +85,7 @@ struct SummaryRow {
     failures: Vec<TestFailure>,
 }
 
-/// Gets what all tests need: compilers' tools, the parts of the bed, three series of containerd.
+/// Installs what all tests need: build tools, the parts of the bed, three series of containerd.
 pub fn prepare_all(cache: &Cache) -> Result<()> {
     prepare::ensure(cache, &[Part::Protoc])?;
     prepare::ensure(cache, &NODE)?;
@@ -117,7 +117,7 @@ pub fn run(options: &Options) -> Result<()> {
     print_summary(&rows, start.elapsed().as_secs_f64())
 }
 
-/// The targets to run; those of the Go implementation only where its folder is there.
+/// The targets to run; those of the Go implementation only if its folder is given.
 fn select_targets(metadata: &serde_json::Value, only: &[String], peer: bool) -> Result<Vec<TestTarget>> {
     let all = parse_targets(metadata).context("cargo metadata has another form")?;
     if let Some(unknown) = only.iter().find(|n| !all.iter().any(|t| t.name == **n)) {
@@ -138,7 +138,7 @@ fn select_targets(metadata: &serde_json::Value, only: &[String], peer: bool) -> 
             "Not tested: {name}, because it runs the Go implementation and no --peer says where that is"
         );
     }
-    // Those that take long begin first.
+    // Long-running targets start first.
     targets.sort_by_key(|t| !t.cluster);
     Ok(targets)
 }
@@ -178,7 +178,7 @@ impl TestJob {
         }
     }
 
-    /// Runs it to its end, prints what it said in one piece, and counts.
+    /// Runs it to its end, prints its output in one piece, and counts.
     fn run(&self, cargo: &Cargo) -> Result<SummaryRow> {
         eprintln!("... {}", self.name);
         let start = Instant::now();
@@ -197,7 +197,7 @@ impl TestJob {
             .stdout(writer.try_clone()?)
             .stderr(writer);
         let mut cargo_process = command.spawn().context("cannot start cargo")?;
-        // It holds the writing end too, without which the reading never ends.
+        // It holds a writer of the pipe, too, without whose close the read never ends.
         drop(command);
         let mut text = Vec::new();
         reader.read_to_end(&mut text)?;
@@ -227,7 +227,7 @@ impl Cargo {
             command.env("KRUISE_PEER", dir);
         }
         command.args(args);
-        // A panic says where it was; the frames above it would only hide what others say.
+        // A panic prints its location; the frames above it would only hide other output.
         command.env("RUST_BACKTRACE", "0");
         command.env(kubernetes::VARIABLE, self.kubernetes);
         command.env("KRUISE_PROGRAMS", &self.programs);
@@ -235,7 +235,7 @@ impl Cargo {
     }
 }
 
-/// Compiles everything that is going to run, our programs among it, so that the times of the tests are their own.
+/// Compiles everything that will run, including our programs, so that the tests' durations do not include it.
 fn build(cargo: &Cargo, targets: &[TestTarget], all_targets: bool) -> Result<SummaryRow> {
     eprintln!("... build");
     let start = Instant::now();
@@ -262,7 +262,7 @@ fn build(cargo: &Cargo, targets: &[TestTarget], all_targets: bool) -> Result<Sum
     })
 }
 
-/// Runs the jobs, some at a time, in the order given.
+/// Runs the jobs, some in parallel, in the given order.
 fn run_jobs(cargo: &Cargo, jobs: VecDeque<TestJob>) -> Result<Vec<SummaryRow>> {
     let jobs = Mutex::new(jobs);
     let next_job = || jobs.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
@@ -336,7 +336,7 @@ fn print_summary(rows: &[SummaryRow], seconds: f64) -> Result<()> {
         if ok { "ok" } else { "FAILED" }
     );
     if !ok {
-        // Last of all: where a run is only seen from afar, its end is what is seen.
+        // Printed last: often only the end of a run's output is visible.
         let failures: Vec<&TestFailure> = rows.iter().flat_map(|r| &r.failures).collect();
         println!("\n{}", failures::report(&failures));
         bail!("tests failed");

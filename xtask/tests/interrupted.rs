@@ -1,5 +1,5 @@
-//! What is left of a bed whose program is interrupted half-way, or that is kept and ended later: nothing.
-//! It starts real programs: `cargo xtask test` runs it.
+//! Nothing is left of a bed whose program is interrupted during its start, or that is kept and ended later. It starts
+//! real programs: `cargo xtask test` runs it.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -12,7 +12,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use testbed::cluster::{Cache, prepare, run, wait};
 
-/// The cache with a folder of its own for beds, so that `down` ends no others.
+/// A cache with its own folder for beds, so that `down` ends no others.
 struct PrivateCache(PathBuf);
 
 impl PrivateCache {
@@ -30,7 +30,7 @@ impl PrivateCache {
     }
 
     fn xtask(&self, command: &str) -> Command {
-        // Where the tests themselves run in the background, their children would ignore Ctrl-C.
+        // If the tests themselves run in the background, their children would ignore Ctrl-C.
         let mut xtask = Command::new("env");
         xtask.args(["--default-signal=INT", env!("CARGO_BIN_EXE_xtask"), command]);
         xtask.env("KRUISE_TESTBED_CACHE", &self.0);
@@ -38,7 +38,7 @@ impl PrivateCache {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        // As a shell starts it: with its children in one group, which is what Ctrl-C interrupts.
+        // As a shell starts it: with its children in one process group, which Ctrl-C interrupts.
         xtask.process_group(0);
         xtask
     }
@@ -52,13 +52,13 @@ impl PrivateCache {
 
 impl Drop for PrivateCache {
     fn drop(&mut self) {
-        // A test that failed may have left a bed.
+        // A failed test may have left a bed.
         let _ = self.xtask("down").status();
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// What the kernel has of a bed.
+/// Kernel objects of a bed.
 struct KernelTraces {
     dir: PathBuf,
     namespace: PathBuf,
@@ -69,7 +69,7 @@ impl KernelTraces {
     fn of_cluster(dir: &Path) -> Self {
         let init = fs::read_to_string(dir.join("init.pid")).unwrap();
         let namespace = fs::read_link(format!("/proc/{}/ns/pid", init.trim())).unwrap();
-        // The kubeconfig has the address, which has the number of the link.
+        // The kubeconfig has the address, which contains the number of the link.
         let config = fs::read_to_string(dir.join("admin.kubeconfig")).unwrap_or_default();
         let number = config
             .split_once("https://10.199.")
@@ -83,7 +83,7 @@ impl KernelTraces {
         }
     }
 
-    /// What is still there, in words.
+    /// Description of what still exists.
     fn leftover(&self) -> Option<String> {
         let name = self.dir.file_name().unwrap().to_str().unwrap();
         if self.dir.exists() {
@@ -96,7 +96,7 @@ impl KernelTraces {
         if let Some(process) = processes.into_iter().find(in_namespace) {
             return Some(format!("process {}", process.file_name().display()));
         }
-        // Groups of other beds may go while it looks.
+        // Groups of other beds may be deleted during the search.
         let groups = [
             "/sys/fs/cgroup",
             "-ignore_readdir_race",

@@ -1,4 +1,4 @@
-//! Writes the files of `deploy/` that are generated; `cargo xtask codegen` runs it.
+//! Writes the generated files of `deploy/`; `cargo xtask codegen` runs it.
 
 use std::path::Path;
 

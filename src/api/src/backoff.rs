@@ -1,8 +1,8 @@
-//! Pauses between attempts that fail.
+//! Pauses between failed attempts.
 
 use std::time::Duration;
 
-/// Pauses that double with each failure in a row.
+/// Pauses that double with each consecutive failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
     first: Duration,
@@ -16,7 +16,7 @@ impl Backoff {
         Self { first, longest }
     }
 
-    /// The pause after a failure, where there were `before` in a row before it.
+    /// The pause after a failure, with `failures` consecutive ones before it.
     #[must_use]
     pub fn delay(self, failures: u32) -> Duration {
         let factor = 1_u32.checked_shl(failures).unwrap_or(u32::MAX);

@@ -1,4 +1,4 @@
-//! CloneSet (v1beta1): Pods that are all alike, and are updated where they are if they can be.
+//! CloneSet (v1beta1): Pods that are all alike, and are updated in place if possible.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::schemas;
 use super::string_enum::string_enum;
 pub use super::update_priority::{UpdatePriorityStrategy, UpdateScatterTerm};
 
-/// Why `maxUnavailable` and `maxSurge` cannot both be zero: an update could neither take a Pod down nor make one more.
+/// Why `maxUnavailable` and `maxSurge` cannot both be zero: an update could neither delete a Pod nor create one more.
 pub const NO_UPDATE_BUDGET: &str = "maxUnavailable and maxSurge are both 0, so that nothing could be updated; \
     raise one of them to 1 or more";
 
@@ -229,7 +229,7 @@ pub struct CloneSetCondition {
 }
 
 impl CloneSet {
-    /// Whether it has no status yet, which is as long as it adopts orphans.
+    /// Whether it has no status yet; only then it adopts orphans.
     #[must_use]
     pub fn is_new(&self) -> bool {
         let status = self.status.as_ref();
@@ -248,13 +248,13 @@ impl CloneSetSpec {
         self.update_strategy.as_ref()?.rolling_update.as_ref()
     }
 
-    /// Labels of the Pod template; those that are no text are left out.
+    /// Labels of the Pod template; values that are not strings are left out.
     pub fn template_labels(&self) -> BTreeMap<String, String> {
         string_map(&self.template["metadata"]["labels"])
     }
 }
 
-/// The entries of a JSON map that are text.
+/// The entries of a JSON map that are strings.
 pub fn string_map(map: &Value) -> BTreeMap<String, String> {
     let entries = map.as_object().into_iter().flatten();
     entries

@@ -1,4 +1,4 @@
-//! ContainerRecreateRequest (v1beta1): restart containers of one Pod where they are.
+//! ContainerRecreateRequest (v1beta1): restarts containers of one Pod in place.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerPort, LifecycleHandler};
@@ -39,7 +39,7 @@ string_enum! {
     }
 }
 
-/// The phase of a request, which has an empty one beside its conditions until a daemon takes it up.
+/// The phase of a request; it may be empty while a request has conditions and no daemon has started it.
 fn phase_or_none(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = ContainerRecreateRequestPhase::json_schema(generator);
     if let Some(values) = schema.get_mut("enum").and_then(Value::as_array_mut) {
@@ -168,7 +168,7 @@ pub struct ContainerRecreateRequestStatus {
 }
 
 impl Default for ContainerRecreateRequestStatus {
-    /// An empty status: the phase is an empty word, which stands for "not looked at yet".
+    /// An empty status: the empty phase means that no daemon has started the request.
     fn default() -> Self {
         Self {
             phase: ContainerRecreateRequestPhase::Other(String::new()),
@@ -181,28 +181,28 @@ impl Default for ContainerRecreateRequestStatus {
     }
 }
 
-/// Type of the condition of a request that waits; of ours.
+/// Condition type of a request that waits; ours.
 pub const WAITING: &str = "Waiting";
-/// Type of the condition of a request of which every container was recreated; of ours.
+/// Condition type of a request of which every container was recreated; ours.
 pub const COMPLETE: &str = "Complete";
-/// Type of the condition of every other request that is over; of ours.
+/// Condition type of every other finished request; ours.
 pub const FAILED: &str = "Failed";
-/// Message of a request whose Pod has gone; upstream's.
+/// Message of a request whose Pod is deleted; upstream's.
 pub const POD_GONE_MESSAGE: &str = "pod has gone";
-/// Message of a request that no daemon has looked at; upstream's.
+/// Message of a request that no daemon has started; upstream's.
 pub const NO_RESPONSE_MESSAGE: &str = "daemon has not responded for a long time";
-/// Message of a request that took too long; upstream's.
+/// Message of a request that exceeded its deadline; upstream's.
 pub const DEADLINE_MESSAGE: &str = "recreating has exceeded the activeDeadlineSeconds";
-/// Begin of the message of a request whose containers belong to no runtime of the node; upstream's.
+/// Prefix of the message of a request whose containers belong to no runtime of the node; upstream's.
 pub const NO_RUNTIME_PREFIX: &str = "failed to find runtime service: ";
-/// Reason of conditions of requests that no daemon has taken up.
+/// Reason of conditions of requests that no daemon has started.
 const NO_DAEMON_REASON: &str = "NoDaemon";
 
-/// How many characters of what containers came to a condition holds.
+/// Characters of container results that a condition contains.
 const MAX_MESSAGE_CHARS: usize = 2000;
 
 impl ContainerRecreateRequestPhase {
-    /// Whether nothing can change any more.
+    /// Whether the phase is final.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed | Self::Completed)
@@ -217,7 +217,7 @@ impl ContainerRecreateRequestStatus {
         states.find(|state| state.name == container)
     }
 
-    /// Since when the Pod is not ready on the request's behalf.
+    /// Since when the Pod is not ready because of the request.
     #[must_use]
     pub fn unready_since(&self) -> Option<Timestamp> {
         let unready = |condition: &&Condition| {
@@ -227,7 +227,7 @@ impl ContainerRecreateRequestStatus {
         Some(unready.last_transition_time.0)
     }
 
-    /// Adds condition `Waiting`, for a request on `node` that no daemon has taken up at `now`.
+    /// Adds condition `Waiting`, for a request on `node` that no daemon has started at `now`.
     pub fn set_waiting_for_daemon(&mut self, node: &str, now: Timestamp) {
         let message =
             format!("kruise-daemon on node {node} has not started this request; is it running there?");
@@ -239,7 +239,7 @@ impl ContainerRecreateRequestStatus {
         self.set_condition(WAITING, reason, message, now);
     }
 
-    /// Whether condition `Waiting` says that no daemon has taken the request up.
+    /// Whether condition `Waiting` reports that no daemon has started the request.
     #[must_use]
     pub fn waits_for_daemon(&self) -> bool {
         let is_waiting_for_daemon =
@@ -247,15 +247,15 @@ impl ContainerRecreateRequestStatus {
         self.conditions.iter().any(is_waiting_for_daemon)
     }
 
-    /// Whether the conditions say how the request ended.
+    /// Whether a condition reports how the request ended.
     #[must_use]
     pub fn has_final_condition(&self) -> bool {
         let is_final = |condition: &Condition| [COMPLETE, FAILED].contains(&condition.type_.as_str());
         self.conditions.iter().any(is_final)
     }
 
-    /// Takes condition `Waiting` off, and adds condition `Complete` or `Failed` where the status is that of a request
-    /// which is over; `node` is that of its Pod.
+    /// Removes condition `Waiting`, and adds condition `Complete` or `Failed` if the request has finished; `node` is
+    /// that of its Pod.
     pub fn set_final_condition(&mut self, node: &str) {
         let waited = self.waits_for_daemon() && self.container_recreate_states.is_empty();
         self.conditions.retain(|condition| condition.type_ != WAITING);
@@ -302,7 +302,7 @@ impl ContainerRecreateRequestStatus {
         self.set_condition(FAILED, reason, format!("{node}: {}", text.join("; ")), now);
     }
 
-    /// Sets a condition to True; one that holds already keeps its time.
+    /// Sets a condition to True; one that is already True keeps its time.
     fn set_condition(&mut self, type_: &str, reason: &str, message: String, now: Timestamp) {
         let old = self.conditions.iter().find(|condition| condition.type_ == type_);
         let since = old.map_or(Time(now), |condition| condition.last_transition_time.clone());

@@ -1,12 +1,11 @@
 //! Conversion between the two versions, in both directions and without loss.
 //!
-//! Works on JSON, so that fields we do not know stay. What v1alpha1 cannot say travels in annotations:
-//! two of upstream's (the container snapshot and the time of the unready mark of a
-//! ContainerRecreateRequest) and two of our own ([`keys::CRR_CONDITIONS`],
-//! [`keys::NODE_IMAGE_SECRET_MODES`]), which exist only while an object is in v1alpha1. Of CloneSet see
-//! its own file.
+//! Works on JSON, so that unknown fields are kept. Fields that v1alpha1 lacks are kept in annotations: two of
+//! upstream's (the container snapshot and the time of the unready mark of a ContainerRecreateRequest) and two of our
+//! own ([`keys::CRR_CONDITIONS`], [`keys::NODE_IMAGE_SECRET_MODES`]), which exist only while an object is in v1alpha1.
+//! For CloneSet see its own file.
 //!
-//! As upstream does, upstream's two annotations stay on an object that goes to v1beta1; there the status
+//! As upstream does, upstream's two annotations are kept on an object that is converted to v1beta1; there the status
 //! counts, and on the way back it overwrites them.
 
 use std::collections::{HashMap, VecDeque};
@@ -20,31 +19,31 @@ use super::{GROUP, Kind, V1ALPHA1, V1BETA1, keys};
 
 mod cloneset;
 
-/// A kind that is not served, of which OpenKruise may have left objects. Its versions are alike.
+/// A kind that is not served, of which OpenKruise may have left objects. Its versions are equal.
 const IMAGE_LIST_PULL_JOB: &str = "ImageListPullJob";
 
-/// Why an object was not converted. None of these passes by itself.
+/// Why an object was not converted. All of these are permanent.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Not a Kubernetes object.
     #[error("cannot convert an object whose {field} is missing or of the wrong type")]
     Malformed {
-        /// The field.
+        /// The wrong or missing field.
         field: &'static str,
     },
-    /// A version that is not ours.
+    /// A version that is not served.
     #[error(
         "cannot convert {kind} from {from:?} to {to:?}: expected apps.kruise.io/v1alpha1 or apps.kruise.io/v1beta1"
     )]
     UnknownVersion {
         /// Kind of the object.
         kind: String,
-        /// `apiVersion` it has.
+        /// `apiVersion` of the object.
         from: String,
-        /// `apiVersion` asked for.
+        /// Requested `apiVersion`.
         to: String,
     },
-    /// A kind that is not ours.
+    /// A kind that is not served.
     #[error("cannot convert objects of kind {kind:?}")]
     UnknownKind {
         /// Kind of the object.
@@ -53,7 +52,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed later without anyone changing anything: never.
+    /// Whether the same call may succeed later without any change: never.
     pub fn retryable(&self) -> bool {
         false
     }
@@ -72,8 +71,8 @@ impl Error {
 ///
 /// # Errors
 ///
-/// For kinds and versions that are not ours. Odd values inside an object are kept, not refused: an
-/// object that cannot be converted could not even be deleted.
+/// For kinds and versions that are not served. Unusual values inside an object are kept, not refused: an object that
+/// cannot be converted could not even be deleted.
 pub fn convert(mut object: Value, to: &str) -> Result<Value, Error> {
     let text = |field: &'static str| match &object[field] {
         Value::String(text) => Ok(text.clone()),
@@ -138,7 +137,7 @@ fn set_metadata_entry(object: &mut Value, map: &str, key: &str, value: String) {
     set(object, &["metadata", map, key], value.into());
 }
 
-/// Takes a label or annotation away, and with the last one the map.
+/// Removes a label or annotation, and the map if it becomes empty.
 fn remove_metadata_entry(object: &mut Value, map: &str, key: &str) -> Option<String> {
     let metadata = object.get_mut("metadata")?.as_object_mut()?;
     let entries = metadata.get_mut(map)?.as_object_mut()?;
@@ -153,8 +152,8 @@ fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
     metadata_entry(object, ANNOTATIONS, key)
 }
 
-/// Sets an annotation where there is room for it. An object that is converted to more annotations than may be stored could
-/// not be read in that version, and no list that it is in either.
+/// Sets an annotation if there is room for it. An object that is converted to more annotations than may be stored could
+/// not be read in that version, nor could any list that contains it.
 fn set_annotation(object: &mut Value, key: &str, value: String) {
     remove_annotation(object, key);
     let existing = object["metadata"][ANNOTATIONS].as_object();
@@ -183,7 +182,7 @@ fn pull_secrets_by_image(object: &mut Value) -> impl Iterator<Item = (&String, &
         .filter_map(|(name, image)| Some((name, image.get_mut("pullSecrets")?.as_array_mut()?)))
 }
 
-/// v1beta1 → v1alpha1: the modes of pull secrets go to an annotation.
+/// v1beta1 → v1alpha1: the modes of pull secrets move to an annotation.
 fn modes_to_annotation(object: &mut Value) {
     remove_annotation(object, keys::NODE_IMAGE_SECRET_MODES);
     let mut modes = Map::new();
@@ -209,7 +208,7 @@ fn modes_to_annotation(object: &mut Value) {
     }
 }
 
-/// v1alpha1 → v1beta1: modes return to the secrets that are still there.
+/// v1alpha1 → v1beta1: modes return to the secrets that still exist.
 fn modes_from_annotation(object: &mut Value) {
     let annotation_text = remove_annotation(object, keys::NODE_IMAGE_SECRET_MODES);
     let annotated_modes =
@@ -239,7 +238,7 @@ fn modes_from_annotation(object: &mut Value) {
     }
 }
 
-/// v1alpha1 → v1beta1: annotations become status. Text that is no such value stays an annotation.
+/// v1alpha1 → v1beta1: annotations become status. Text that is not such a value remains an annotation.
 fn request_to_v1beta1(object: &mut Value) {
     let carried = remove_annotation(object, keys::CRR_CONDITIONS);
     let mut conditions: Vec<Value> = carried
@@ -264,7 +263,7 @@ fn request_to_v1beta1(object: &mut Value) {
     }
 }
 
-/// v1beta1 → v1alpha1: what status has no field for becomes annotations.
+/// v1beta1 → v1alpha1: status that has no field becomes annotations.
 fn request_to_v1alpha1(object: &mut Value) {
     remove_annotation(object, keys::CRR_CONDITIONS);
     let mut remove_list = |field: &str| match object
@@ -306,7 +305,7 @@ fn request_to_v1alpha1(object: &mut Value) {
     }
 }
 
-/// Sets a field of status, which is made with an empty phase when there is none yet.
+/// Sets a field of status, which is created with an empty phase if absent.
 fn set_status(object: &mut Value, field: &str, value: Value) {
     if !object["status"].is_object() {
         set(object, &["status", "phase"], json!(""));

@@ -1,4 +1,4 @@
-//! The CustomResourceDefinitions, made of the types, the rules and the columns below.
+//! The CustomResourceDefinitions, built from the types, the rules and the columns below.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt;
@@ -47,7 +47,7 @@ const IMAGE_PULL_JOB_COLUMNS: &[Column] = &[
     ),
 ];
 
-/// Columns of `kubectl get -o wide`. v1alpha1 has a MESSAGE of its own.
+/// Columns of `kubectl get -o wide`. v1alpha1 has a different MESSAGE.
 const IMAGE_PULL_JOB_WIDE: &[Column] = &[
     ("IMAGE", "string", ".spec.image", "Image to pull"),
     (
@@ -167,20 +167,20 @@ const CLONE_SET_WIDE: &[Column] = &[
     ),
 ];
 
-/// What the CRD of a kind is made of.
+/// Parts of a kind's CRD.
 struct CrdDefinition {
     kind: Kind,
     beta: CustomResourceDefinition,
     alpha: CustomResourceDefinition,
     columns: &'static [Column],
     wide: &'static [Column],
-    /// The same for v1alpha1, where they differ.
+    /// The same for v1alpha1, if they differ.
     wide_alpha: Option<&'static [Column]>,
     /// Rules for both versions.
     rules: &'static [SchemaRule],
     /// Rules for one version, by its name.
     version_rules: &'static [(&'static str, &'static [RulesAtPath])],
-    /// Whether an object without `spec` is one that asks for nothing, rather than a mistake.
+    /// Whether an object without `spec` is valid and empty, rather than an error.
     spec_is_optional: bool,
     /// Whether it has replicas, and so the scale subresource.
     has_scale: bool,
@@ -188,13 +188,13 @@ struct CrdDefinition {
 
 /// The CustomResourceDefinitions of all kinds, as installed: both versions served, `v1beta1` stored.
 ///
-/// There is no `caBundle`: the manager fills it in where it runs, and since the manifest never has the
-/// field, applying the manifest again does not clear it.
+/// There is no `caBundle`: the manager fills it in at run time, and since the manifest never has the field, applying
+/// the manifest again does not clear it.
 pub fn crds() -> Vec<CustomResourceDefinition> {
     Kind::ALL.into_iter().filter_map(crd).collect()
 }
 
-/// The CustomResourceDefinition of a kind. The programs have no need of it: schemas are large.
+/// The CustomResourceDefinition of a kind. The programs do not need it: schemas are large.
 pub fn crd(kind: Kind) -> Option<CustomResourceDefinition> {
     let definition = match kind {
         Kind::CloneSet => clone_sets(),
@@ -301,7 +301,7 @@ impl CrdDefinition {
         }
     }
 
-    /// The rules of a version, each with the path that its own begins at.
+    /// The rules of a version, each with the path that its own is relative to.
     fn rules(&self, version: &str) -> impl Iterator<Item = (&'static str, &'static SchemaRule)> {
         let own = self
             .version_rules
@@ -422,9 +422,8 @@ impl CrdDefinition {
     }
 }
 
-/// Makes a derived schema the one meant: no nulls (absence says the same), and only the defaults that
-/// this file and `schemas` put there on purpose, not those of Rust's empty values. A number or a string
-/// is written the way Kubernetes' own tools do.
+/// Adapts a derived schema: no nulls (absence means the same), and only the defaults that this file and `schemas` set
+/// explicitly, not those of Rust's empty values. Int-or-string is written the way Kubernetes' own tools do.
 fn normalize_schema(schema: &mut Value) {
     let Some(node) = schema.as_object_mut() else {
         return;
@@ -436,7 +435,7 @@ fn normalize_schema(schema: &mut Value) {
     if let Some(Value::Array(values)) = node.get_mut("enum") {
         values.retain(|word| !word.is_null());
     }
-    // The API server takes any whole number whatever the format says, and clients could not read the object.
+    // The API server accepts any integer whatever the format is, and clients could not read the object.
     if node.get("format").is_some_and(|format| format == "int32") {
         for (limit, value) in [("minimum", i32::MIN), ("maximum", i32::MAX)] {
             node.entry(limit).or_insert(json!(value));
@@ -451,7 +450,7 @@ fn normalize_schema(schema: &mut Value) {
     for_each_child(node, normalize_schema);
 }
 
-/// Calls `with` for each schema directly below `node`.
+/// Calls `with` for each direct child schema of `node`.
 fn for_each_child(node: &mut Map<String, Value>, mut with: impl FnMut(&mut Value)) {
     if let Some(Value::Object(properties)) = node.get_mut("properties") {
         properties.values_mut().for_each(&mut with);
@@ -463,7 +462,7 @@ fn for_each_child(node: &mut Map<String, Value>, mut with: impl FnMut(&mut Value
     }
 }
 
-/// Adds a rule where its path leads, from `below` on.
+/// Adds a rule at its path, relative to `below`.
 fn add_rule(schema: &mut Value, below: &str, rule: &SchemaRule) {
     let mut at = schema;
     let steps = below.split('.').chain(rule.path.split('.'));

@@ -1,8 +1,8 @@
-//! JSON as Go writes it: byte for byte, for hashes are taken over these bytes.
+//! JSON as Go writes it, byte for byte, because hashes are computed over these bytes.
 //!
-//! Maps have their keys sorted, structs their fields in the order of their declaration, and `<`, `>`, `&`, U+2028
-//! and U+2029 are escaped. Values are expected as the API server serves them, so that zero values are absent
-//! already, but for those that Go writes always.
+//! Maps have sorted keys, structs have their fields in the order of declaration, and `<`, `>`, `&`, U+2028 and U+2029
+//! are escaped. Values are expected as the API server serves them: zero values are already absent, except those that Go
+//! always writes.
 
 use serde_json::Value;
 
@@ -39,7 +39,7 @@ pub const fn nested(name: &'static str, layout: &'static GoStruct) -> GoField {
 }
 
 impl GoField {
-    /// The same field, written as `json` where the value has none: what Go's `omitempty` does not omit.
+    /// The same field, written as `json` if it is absent: what Go's `omitempty` does not omit.
     #[must_use]
     pub const fn or_default_json(self, json: &'static str) -> Self {
         Self {
@@ -49,7 +49,7 @@ impl GoField {
     }
 }
 
-/// A value without a Go struct behind it: all keys sorted, as Go writes maps.
+/// A value without a Go struct: all keys sorted, as Go writes maps.
 #[must_use]
 pub fn to_sorted_json(value: &Value) -> String {
     let mut out = String::new();
@@ -57,7 +57,7 @@ pub fn to_sorted_json(value: &Value) -> String {
     out
 }
 
-/// A value of a Go struct, or a list of such; fields that the struct does not have are left out.
+/// A value of a Go struct, or a list of them; fields that the struct does not have are left out.
 #[must_use]
 pub fn to_ordered_json(value: &Value, layout: &'static GoStruct) -> String {
     let mut out = String::new();
@@ -131,12 +131,12 @@ fn write_string(text: &str, out: &mut String) {
     }
 }
 
-/// What Go escapes and `serde_json` does not.
+/// Characters that Go escapes and `serde_json` does not.
 fn is_escaped(c: char) -> bool {
     matches!(c, '<' | '>' | '&' | '\u{2028}' | '\u{2029}')
 }
 
-/// How many bytes Go, and so etcd, makes of what `serde_json` wrote.
+/// Length in bytes as Go, and so etcd, encodes the output of `serde_json`.
 #[must_use]
 pub fn encoded_length(json: &str) -> usize {
     let bytes = |c| {
@@ -149,7 +149,7 @@ pub fn encoded_length(json: &str) -> usize {
     json.chars().map(bytes).sum()
 }
 
-/// How many bytes Go makes of a character inside of a string.
+/// Length in bytes of a character in a string as Go encodes it.
 #[must_use]
 pub fn encoded_width(c: char) -> usize {
     match c {

@@ -144,11 +144,11 @@ pub struct CompletionPolicy {
     pub ttl_seconds_after_finished: Option<i32>,
 }
 
-/// Condition of a job that ended with the image on all its nodes. Ours, as the others.
+/// Condition of a job that ended with the image on all its nodes. Ours, like the others.
 pub const COMPLETE: &str = "Complete";
 /// Condition of a job that ended otherwise; its message names nodes and causes.
 pub const FAILED: &str = "Failed";
-/// Condition of a job that does not get on by itself; its message says what it waits for. Absent otherwise.
+/// Condition of a job that is blocked; its message reports what it waits for. Absent otherwise.
 pub const WAITING: &str = "Waiting";
 
 /// Observed state of an ImagePullJob.

@@ -1,11 +1,12 @@
 //! Image references: `[HOST[:PORT]/]PATH[:TAG][@DIGEST]`.
 //!
-//! In:  what a user wrote, or a NodeImage's name and tag.
-//! Out: a [`ImageReference`] in the forms that runtimes, registries and NodeImages want, or what is wrong with the text.
+//! In:  a user's text, or a NodeImage's name and tag.
+//! Out: an [`ImageReference`] in the forms that runtimes, registries and NodeImages need, or what is wrong with the
+//!      text.
 //!
-//! Grammar and normalisation are those of the distribution project's `reference` package, which kubelet, containerd
-//! and upstream use. A reference is stored in a NodeImage as a key (the familiar name) and a tag (the tag, or the
-//! digest where there is one), and can be made from these two again.
+//! Grammar and normalization are those of the distribution project's `reference` package, which kubelet, containerd and
+//! upstream use. A reference is stored in a NodeImage as a key (the familiar name) and a tag (the tag, or the digest if
+//! there is one), and can be built from these two again.
 
 #[cfg(test)]
 mod tests;
@@ -20,13 +21,13 @@ const DEFAULT_TAG: &str = "latest";
 const MAX_NAME: usize = 255;
 const MAX_TAG: usize = 128;
 
-/// A reference that cannot be read, and what is wrong with it.
+/// A reference that cannot be parsed, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("image reference {given:?} is not valid: {why}; expected NAME[:TAG][@DIGEST]")]
 pub struct InvalidReference {
-    /// What was given.
+    /// The given text.
     pub given: String,
-    /// The rule that it breaks.
+    /// The rule that it violates.
     pub why: &'static str,
 }
 
@@ -40,7 +41,7 @@ pub struct ImageReference {
 }
 
 impl ImageReference {
-    /// Reads a reference as people write it: `nginx`, `nginx:1.27`, `host:5000/a/b@sha256:…`.
+    /// Parses a reference as users write it: `nginx`, `nginx:1.27`, `host:5000/a/b@sha256:…`.
     pub fn parse(given: &str) -> Result<Self, InvalidReference> {
         Self::parse_parts(given).map_err(|why| InvalidReference {
             given: given.to_owned(),
@@ -48,7 +49,7 @@ impl ImageReference {
         })
     }
 
-    /// Joins what a NodeImage holds: the image's name and a tag that may be a digest.
+    /// Joins the parts in a NodeImage: the image's name and a tag that may be a digest.
     pub fn from_name_and_tag(name: &str, tag: &str) -> Result<Self, InvalidReference> {
         let joined = join_name_and_tag(name, tag);
         let invalid = |why| InvalidReference {
@@ -87,7 +88,7 @@ impl ImageReference {
         &self.path
     }
 
-    /// `HOST/PATH`, what credentials are matched with.
+    /// `HOST/PATH`, which credentials are matched with.
     pub fn repository(&self) -> String {
         format!("{}/{}", self.host, self.path)
     }
@@ -108,14 +109,15 @@ impl ImageReference {
             Some(short) if !short.contains('/') => short,
             _ => &self.path,
         };
-        // Only where it is read as the same again: `docker.io/a.example/b` without its host is another registry's image.
+        // Only if it parses to the same again: `docker.io/a.example/b` without its host is an image of a different
+        // registry.
         match Self::parse(short) {
             Ok(read) if read.host == self.host && read.path == self.path => short.to_owned(),
             _ => self.repository(),
         }
     }
 
-    /// What a NodeImage has in `tag`: the digest if there is one, else the tag, else `latest`.
+    /// The `tag` in a NodeImage: the digest if there is one, else the tag, else `latest`.
     pub fn tag_or_digest(&self) -> &str {
         self.digest
             .as_deref()
@@ -123,7 +125,7 @@ impl ImageReference {
             .unwrap_or(DEFAULT_TAG)
     }
 
-    /// Whether `other`, such as an entry of an image's `repoTags` or `repoDigests`, names the same thing.
+    /// Whether `other`, such as an entry of an image's `repoTags` or `repoDigests`, refers to the same image.
     pub fn is_same_image(&self, other: &str) -> bool {
         Self::parse(other).is_ok_and(|o| {
             o.host == self.host && o.path == self.path && o.tag_or_digest() == self.tag_or_digest()
@@ -159,7 +161,7 @@ impl ImageReference {
     }
 }
 
-/// The form to hand to a runtime: fully qualified, with the digest where there is one and the tag otherwise.
+/// The form for a runtime: fully qualified, with the digest if there is one and the tag otherwise.
 impl fmt::Display for ImageReference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&join_name_and_tag(&self.repository(), self.tag_or_digest()))
@@ -174,7 +176,7 @@ impl FromStr for ImageReference {
     }
 }
 
-/// `NAME:TAG`, or `NAME@DIGEST` where `tag` is a digest. Checks nothing.
+/// `NAME:TAG`, or `NAME@DIGEST` if `tag` is a digest. Checks nothing.
 pub fn join_name_and_tag(name: &str, tag: &str) -> String {
     let separator = if tag.contains(':') { '@' } else { ':' };
     format!("{name}{separator}{tag}")

@@ -1,4 +1,4 @@
-//! What an update in place leaves on a Pod, in the JSON that OpenKruise reads and writes too.
+//! The state of an in-place update on a Pod, in the JSON that OpenKruise reads and writes too.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub struct InPlaceUpdateStrategy {
     pub image_pre_download_min_updated_ready_pods: Option<i32>,
 }
 
-/// Value of Pod annotation [`super::keys::IN_PLACE_UPDATE_STATE`]: how far the last update in place is.
+/// Value of Pod annotation [`super::keys::IN_PLACE_UPDATE_STATE`]: progress of the last in-place update.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InPlaceUpdateState {
@@ -40,10 +40,10 @@ pub struct InPlaceUpdateState {
     /// When the update began.
     #[serde(default)]
     pub update_timestamp: Option<Time>,
-    /// What ran before the update, by the name of the container. Only containers whose image changes.
+    /// What ran before the update, by container name. Only containers whose image changes.
     #[serde(default, deserialize_with = "null_is_empty", serialize_with = "empty_is_null")]
     pub last_container_statuses: BTreeMap<String, InPlaceUpdateContainerStatus>,
-    /// Whether environment taken from labels and annotations changes.
+    /// Whether environment from labels and annotations changes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub update_env_from_metadata: bool,
     /// Whether resources change.
@@ -52,31 +52,31 @@ pub struct InPlaceUpdateState {
     /// Whether images change.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub update_images: bool,
-    /// Images of the batches still to come, by the name of the container.
+    /// Images of the remaining batches, by container name.
     #[serde(
         default,
         deserialize_with = "null_is_empty",
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub next_container_images: BTreeMap<String, String>,
-    /// Labels and annotations of the batches still to come, by the name of the container that reads them.
+    /// Labels and annotations of the remaining batches, by the name of the container that reads them.
     #[serde(
         default,
         deserialize_with = "null_is_empty",
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub next_container_ref_metadata: BTreeMap<String, ContainerRefMetadata>,
-    /// Resources of the batches still to come, by the name of the container.
+    /// Resources of the remaining batches, by container name.
     #[serde(
         default,
         deserialize_with = "null_is_empty",
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub next_container_resources: BTreeMap<String, ResourceRequirements>,
-    /// What must hold before the next batch.
+    /// What must be true before the next batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pre_check_before_next: Option<InPlaceUpdatePreCheckBeforeNext>,
-    /// Batches that were begun, the oldest first.
+    /// Batches that have begun, the oldest first.
     #[serde(
         default,
         deserialize_with = "null_is_empty",
@@ -95,25 +95,25 @@ pub struct InPlaceUpdateContainerStatus {
     /// ID of the image, as the Pod's status had it.
     #[serde(default, rename = "imageID", skip_serializing_if = "String::is_empty")]
     pub image_id: String,
-    /// ID of the container, as `RUNTIME://ID`: a field of ours. A container with another ID began after the
-    /// update, but not necessarily with the new image.
+    /// ID of the container, as `RUNTIME://ID`: a field of ours. A container with a different ID started after the
+    /// update began, but not necessarily with the new image.
     #[serde(default, rename = "containerID", skip_serializing_if = "Option::is_none")]
     pub container_id: Option<String>,
-    /// Name of the image that the Pod's spec had before the update: a field of ours. What the daemon says runs with that
+    /// Image name in the Pod's spec before the update: a field of ours. A container that the daemon reports with that
     /// image is not updated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
     /// Generation of the Pod before its image was changed: a field of ours. Once kubelet reports a later one, it has
-    /// seen the change, and no container comes any more that it was to start before.
+    /// observed the change, and no container starts any more that was due before it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<i64>,
-    /// Whether the update before had not ended for this container: a field of ours. Its container may come up yet,
-    /// so that another image ID does not tell the two updates apart.
+    /// Whether the previous update had not ended for this container: a field of ours. Its container may still start, so
+    /// a different image ID does not tell the two updates apart.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub superseded: bool,
 }
 
-/// What must hold before the next batch of containers is updated.
+/// What must be true before the next batch of containers is updated.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InPlaceUpdatePreCheckBeforeNext {
@@ -126,11 +126,11 @@ pub struct InPlaceUpdatePreCheckBeforeNext {
     pub containers_required_ready: Vec<String>,
 }
 
-/// Containers that were updated at once.
+/// Containers that were updated together.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InPlaceUpdateContainerBatch {
-    /// When.
+    /// Time of the update.
     #[serde(default)]
     pub timestamp: Option<Time>,
     /// Names of the containers, sorted.
@@ -144,7 +144,7 @@ pub struct InPlaceUpdateContainerBatch {
 pub struct InPlaceUpdateGrace {
     /// Revision that the Pod is updated to.
     pub revision: String,
-    /// New images, by the name of the container.
+    /// New images, by container name.
     #[serde(
         default,
         deserialize_with = "null_is_empty",
@@ -158,7 +158,7 @@ pub struct InPlaceUpdateGrace {
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub container_ref_metadata: BTreeMap<String, ContainerRefMetadata>,
-    /// New resources, by the name of the container.
+    /// New resources, by container name.
     #[serde(
         default,
         deserialize_with = "null_is_empty",
@@ -168,10 +168,10 @@ pub struct InPlaceUpdateGrace {
     /// Strategic merge patch of the Pod's metadata, in base64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub meta_data_patch: Option<String>,
-    /// Whether environment taken from labels and annotations changes.
+    /// Whether environment from labels and annotations changes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub update_env_from_metadata: bool,
-    /// Seconds that the update waits from its beginning; 0 or less is no wait.
+    /// Seconds that the update waits from its beginning; 0 or less means no wait.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub grace_seconds: i32,
     /// Fields of other programs, kept as they are.
@@ -179,21 +179,21 @@ pub struct InPlaceUpdateGrace {
     pub other: Map<String, Value>,
 }
 
-/// Labels and annotations that a container's environment is taken from.
+/// Labels and annotations that a container's environment refers to.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerRefMetadata {
     /// Always null; Go writes it.
     #[serde(default)]
     pub creation_timestamp: Option<Time>,
-    /// Labels.
+    /// Labels of the Pod.
     #[serde(
         default,
         deserialize_with = "null_is_empty",
         skip_serializing_if = "BTreeMap::is_empty"
     )]
     pub labels: BTreeMap<String, String>,
-    /// Annotations.
+    /// Annotations of the Pod.
     #[serde(
         default,
         deserialize_with = "null_is_empty",
@@ -202,17 +202,17 @@ pub struct ContainerRefMetadata {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// Value of Pod annotation [`super::keys::RUNTIME_CONTAINERS_META`]: what the node's daemon knows of the
-/// containers that run.
+/// Value of Pod annotation [`super::keys::RUNTIME_CONTAINERS_META`]: the running containers as the node's daemon
+/// observed them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RuntimeContainerMetaSet {
-    /// One entry a container.
+    /// One entry per container.
     #[serde(deserialize_with = "null_is_empty")]
     pub containers: Vec<RuntimeContainerMeta>,
 }
 
-/// What the node's daemon knows of one container.
+/// One container as the node's daemon observed it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RuntimeContainerMeta {
@@ -223,17 +223,17 @@ pub struct RuntimeContainerMeta {
     pub container_id: String,
     /// Restart count.
     pub restart_count: i32,
-    /// Hashes of what it was started with.
+    /// Hashes of the container's configuration at its start.
     pub hashes: RuntimeContainerHashes,
 }
 
-/// Hashes of what a container was started with.
+/// Hashes of the configuration that a container was started with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RuntimeContainerHashes {
-    /// Hash that kubelet gave the container.
+    /// Kubelet's hash of the container.
     pub plain_hash: u64,
-    /// Hash of the environment taken from labels and annotations; 0 is not known.
+    /// Hash of the environment from labels and annotations; 0 means unknown.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub extracted_env_from_metadata_hash: u64,
 }

@@ -1,8 +1,9 @@
-//! Writing into JSON, and how much memory it takes. `value["field"] = …` panics where `value` is a string, a number or a list; this does not.
+//! Sets fields of JSON, and estimates its memory. `value["field"] = …` panics if `value` is a string, a number or a
+//! list; this does not.
 
 use serde_json::{Map, Value};
 
-/// Sets the field at the end of `path`. What is on the way and is no object is replaced by one.
+/// Sets the field at the end of `path`. Values on the way that are not objects are replaced by objects.
 pub fn set(value: &mut Value, path: &[&str], new: Value) {
     let Some((first, rest)) = path.split_first() else {
         *value = new;
@@ -16,8 +17,8 @@ pub fn set(value: &mut Value, path: &[&str], new: Value) {
     }
 }
 
-/// Sets the field at the end of `path` where it is absent or null. What is on the way and absent becomes an object; what is
-/// there and is none stays, and the field with it, for the schema to refuse.
+/// Sets the field at the end of `path` if it is absent or null. Absent values on the way become objects; other values
+/// that are not objects are kept, and the field is not set, for the schema to refuse.
 pub fn set_default(value: &mut Value, path: &[&str], new: Value) {
     let (Some(fields), Some((first, rest))) = (value.as_object_mut(), path.split_first()) else {
         return;
@@ -35,12 +36,12 @@ pub fn set_default(value: &mut Value, path: &[&str], new: Value) {
     set_default(field, rest, new);
 }
 
-/// What the first entry of an object takes: a whole leaf of a B-tree, with room for eleven keys and values.
+/// Bytes of the first entry of an object: a whole leaf of a B-tree, with room for eleven keys and values.
 const FIRST_ENTRY_BYTES: usize = 640;
-/// What each further value takes in a list, which grows by doubling; an object's leaves are half full.
+/// Bytes of each further value in a list, which grows by doubling; an object's leaves are half full.
 const ITEM_BYTES: usize = 64;
 
-/// At most as many bytes as a JSON text takes when it is read as [`Value`], give or take the allocator's own.
+/// Upper bound of the bytes that a JSON text takes when it is read as [`Value`], give or take the allocator's own.
 #[must_use]
 pub fn estimate_memory(text: &[u8]) -> usize {
     let (mut sum, mut quoted, mut escaped, mut opened) = (text.len(), false, false, false);
@@ -63,7 +64,7 @@ pub fn estimate_memory(text: &[u8]) -> usize {
     sum
 }
 
-/// The items of a list; none where there is no list.
+/// The items of a list; empty if there is no list.
 #[must_use]
 pub fn list_items<'a>(spec: &'a Map<String, Value>, list: &str) -> &'a [Value] {
     spec.get(list)

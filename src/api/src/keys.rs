@@ -1,4 +1,4 @@
-//! Every label, annotation, finalizer, condition type and other shared word, in one place.
+//! All labels, annotations, finalizers, condition types and other shared strings.
 //!
 //! Names are those of OpenKruise unless a constant says that it is ours.
 
@@ -8,17 +8,16 @@ pub const CRR_POD_UID: &str = "crr.apps.kruise.io/pod-uid";
 pub const CRR_NODE_NAME: &str = "crr.apps.kruise.io/node-name";
 /// Label of a ContainerRecreateRequest that has not completed; its value is [`TRUE`].
 pub const CRR_ACTIVE: &str = "crr.apps.kruise.io/active";
-/// Annotation of a v1alpha1 ContainerRecreateRequest: JSON list that v1beta1 has as
-/// `status.containerStatusSnapshot`.
+/// Annotation of a v1alpha1 ContainerRecreateRequest: JSON list of v1beta1's `status.containerStatusSnapshot`.
 pub const CRR_SYNC_CONTAINER_STATUSES: &str = "crr.apps.kruise.io/sync-container-statuses";
-/// Annotation of a v1alpha1 ContainerRecreateRequest (RFC 3339 time): what v1beta1 has as condition
-/// [`PRE_RECREATE_GRACE`]. The finalizer that guards the Pod's not-ready key has the same name.
+/// Annotation of a v1alpha1 ContainerRecreateRequest (RFC 3339 time): v1beta1's condition [`PRE_RECREATE_GRACE`]. The
+/// finalizer that guards the Pod's not-ready key has the same name.
 pub const CRR_UNREADY_ACQUIRED: &str = "crr.apps.kruise.io/unready-acquired";
-/// Annotation of ours on a v1alpha1 ContainerRecreateRequest: JSON of the conditions that v1alpha1
-/// has no field for. Absent on v1beta1.
+/// Annotation of ours on a v1alpha1 ContainerRecreateRequest: JSON of the conditions that v1alpha1 has no field for.
+/// Absent on v1beta1.
 pub const CRR_CONDITIONS: &str = "crr.apps.kruise.io/conditions";
-/// Annotation of ours on a v1alpha1 NodeImage: JSON `{image: [[namespace, name, mode], …]}`, the modes
-/// of its pull secrets, which v1alpha1 has no field for. Absent on v1beta1.
+/// Annotation of ours on a v1alpha1 NodeImage: JSON `{image: [[namespace, name, mode], …]}`, the modes of its pull
+/// secrets, which v1alpha1 has no field for. Absent on v1beta1.
 pub const NODE_IMAGE_SECRET_MODES: &str = "apps.kruise.io/pull-secret-modes";
 
 /// Label of virtual nodes (value [`TYPE_VIRTUAL_KUBELET`]), on which no daemon runs, and of requests on them.
@@ -29,7 +28,7 @@ pub const TYPE_VIRTUAL_KUBELET: &str = "virtual-kubelet";
 pub const TRUE: &str = "true";
 /// Label of a NodeImage that may exist without a Node (used in tests).
 pub const FAKE_NODE_IMAGE: &str = "apps.kruise.io/fake-nodeimage";
-/// Label of a Pod with the name of its revision, or with what follows the name's last `-`.
+/// Label of a Pod with the name of its revision, or the part after the name's last `-`.
 pub const CONTROLLER_REVISION_HASH: &str = "controller-revision-hash";
 
 /// Annotation that the daemon adds to the CRI sandbox configuration of a pull.
@@ -45,7 +44,7 @@ pub const SECRET_MODE: &str = "imagepulljobs.kruise.io/mode";
 /// Mode of a secret that is shared by jobs and removed with the image it belongs to.
 pub const MODE_BATCH: &str = "batch";
 
-/// Pod annotation with runtime facts of its containers.
+/// Pod annotation with the daemon's observations of its containers.
 pub const RUNTIME_CONTAINERS_META: &str = "apps.kruise.io/runtime-containers-meta";
 /// Label of Pods and claims of a CloneSet: five characters that are also the end of the Pod's name.
 pub const CLONESET_INSTANCE_ID: &str = "apps.kruise.io/cloneset-instance-id";
@@ -55,27 +54,27 @@ pub const POD_TEMPLATE_HASH: &str = "pod-template-hash";
 pub const LIFECYCLE_STATE: &str = "lifecycle.apps.kruise.io/state";
 /// Annotation of a Pod: when label [`LIFECYCLE_STATE`] was set, RFC 3339 in seconds.
 pub const LIFECYCLE_TIMESTAMP: &str = "lifecycle.apps.kruise.io/timestamp";
-/// Annotation of a Pod that waits for its deletion: the value of [`LIFECYCLE_STATE`] before that, where its update was
-/// not over. It is ours, and goes when the deletion is cancelled.
+/// Annotation of a Pod that waits for its deletion: the value of [`LIFECYCLE_STATE`] before that, if its update was not
+/// finished. It is ours, and is removed when the deletion is cancelled.
 pub const LIFECYCLE_STATE_BEFORE_DELETE: &str = "lifecycle.apps.kruise.io/state-before-delete";
-/// Label of a Pod that is to be deleted by its workload; any value will do, we write [`TRUE`].
+/// Label of a Pod that its workload must delete; any value counts, we write [`TRUE`].
 pub const SPECIFIED_DELETE: &str = "apps.kruise.io/specified-delete";
-/// Label of a v1alpha1 CloneSet: what v1beta1 has as `scaleStrategy.excludePreparingDelete`, if [`TRUE`].
+/// Label of a v1alpha1 CloneSet: v1beta1's `scaleStrategy.excludePreparingDelete`, if [`TRUE`].
 pub const CLONESET_EXCLUDE_PREPARING_DELETE: &str =
     "apps.kruise.io/cloneset-scaling-exclude-preparing-delete";
-/// Annotation of ours on a v1alpha1 CloneSet of type `OnDelete`: `podUpdatePolicy` of v1beta1, which v1alpha1
-/// has no field for. Absent on v1beta1.
+/// Annotation of ours on a v1alpha1 CloneSet of type `OnDelete`: `podUpdatePolicy` of v1beta1, which v1alpha1 has no
+/// field for. Absent on v1beta1.
 pub const CLONESET_POD_UPDATE_POLICY: &str = "apps.kruise.io/cloneset-pod-update-policy";
 /// Annotation of a Pod: JSON of [`super::in_place::InPlaceUpdateState`].
 pub const IN_PLACE_UPDATE_STATE: &str = "apps.kruise.io/inplace-update-state";
-/// What old releases called [`IN_PLACE_UPDATE_STATE`]: read where that is absent, removed with every write.
+/// The name of [`IN_PLACE_UPDATE_STATE`] in old releases: read if that is absent, removed with every write.
 pub const IN_PLACE_UPDATE_STATE_OLD: &str = "inplace-update-state";
 /// Annotation of a Pod: JSON of [`super::in_place::InPlaceUpdateGrace`].
 pub const IN_PLACE_UPDATE_GRACE: &str = "apps.kruise.io/inplace-update-grace";
-/// What old releases called [`IN_PLACE_UPDATE_GRACE`]: read where that is absent, removed with every write.
+/// The name of [`IN_PLACE_UPDATE_GRACE`] in old releases: read if that is absent, removed with every write.
 pub const IN_PLACE_UPDATE_GRACE_OLD: &str = "inplace-update-grace";
-/// Annotation of ours on a Pod that is being resized: JSON of what its containers had before, until the update that the
-/// resize is for is recorded.
+/// Annotation of ours on a Pod that is being resized: JSON of the containers' previous resources, until the update that
+/// needs the resize is recorded.
 pub const IN_PLACE_UPDATE_RESIZING: &str = "apps.kruise.io/inplace-update-resizing";
 /// Annotation of a v1alpha1 CloneSet: `imagePreDownloadParallelism` of v1beta1.
 pub const IMAGE_PRE_DOWNLOAD_PARALLELISM: &str = "apps.kruise.io/image-predownload-parallelism";
@@ -84,30 +83,30 @@ pub const IMAGE_PRE_DOWNLOAD_TIMEOUT_SECONDS: &str = "apps.kruise.io/image-predo
 /// Annotation of a v1alpha1 CloneSet: `imagePreDownloadMinUpdatedReadyPods` of v1beta1.
 pub const IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS: &str =
     "apps.kruise.io/image-predownload-min-updated-ready-pods";
-/// Label of a ControllerRevision (value [`TRUE`]) whose images are pulled ahead. The word is OpenKruise's.
+/// Label of a ControllerRevision (value [`TRUE`]) whose images are pre-downloaded. The spelling is OpenKruise's.
 pub const IMAGE_PRE_DOWNLOAD_CREATED: &str = "apps.kruise.io/pre-predownload-created";
-/// Label of a ControllerRevision (value [`TRUE`]) whose images need not be pulled ahead.
+/// Label of a ControllerRevision (value [`TRUE`]) whose images need no pre-download.
 pub const IMAGE_PRE_DOWNLOAD_IGNORED: &str = "apps.kruise.io/image-predownload-ignored";
-/// Label of a ControllerRevision, and of the ImagePullJobs made for it, with its hash.
+/// Label of a ControllerRevision, and of the ImagePullJobs created for it, with its hash.
 pub const REVISION_HASH: &str = "controller.kubernetes.io/hash";
 /// Annotation of a ControllerRevision: decimal hash of the claim templates, empty when there are none.
 pub const VOLUME_CLAIM_TEMPLATE_HASH: &str = "kruise.io/cloneset-volumeclaimtemplate-hash";
-/// Annotation of a Pod: whole number; of Pods that are otherwise alike, that with the lower one goes first.
+/// Annotation of a Pod: integer; of otherwise equal Pods, the one with the lower value is deleted first.
 pub const POD_DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 /// Annotation of a Pod template: its containers start in their order, each when those before it are ready.
 pub const CONTAINER_LAUNCH_PRIORITY: &str = "apps.kruise.io/container-launch-priority";
-/// The one value of [`CONTAINER_LAUNCH_PRIORITY`].
+/// The only value of [`CONTAINER_LAUNCH_PRIORITY`].
 pub const CONTAINER_LAUNCH_ORDERED: &str = "Ordered";
 /// Annotation of a Pod (value [`TRUE`]): the last of its containers may start.
 pub const CONTAINER_LAUNCH_COMPLETED: &str = "apps.kruise.io/container-launch-priority-completed";
-/// Environment variable of a container: whole number; containers with a higher one are ready before it starts.
+/// Environment variable of a container: integer; containers with a higher one are ready before it starts.
 pub const ENV_CONTAINER_PRIORITY: &str = "KRUISE_CONTAINER_PRIORITY";
-/// Environment variable of a container whose start is held back; its value comes from key
-/// [`CONTAINER_BARRIER_PREFIX`]` + priority` of a ConfigMap.
+/// Environment variable of a container whose start is blocked; its value comes from a ConfigMap, key
+/// [`CONTAINER_BARRIER_PREFIX`]` + priority`.
 pub const ENV_CONTAINER_BARRIER: &str = "KRUISE_CONTAINER_BARRIER";
-/// What precedes the priority in the ConfigMap key of [`ENV_CONTAINER_BARRIER`].
+/// Prefix of the priority in the ConfigMap key of [`ENV_CONTAINER_BARRIER`].
 pub const CONTAINER_BARRIER_PREFIX: &str = "p_";
-/// Environment variables that follow a Pod's sidecars and are no reason to restart a container.
+/// Environment variables with the versions of a Pod's sidecars; they never cause a restart.
 pub const ENV_SIDECAR_SET_VERSIONS: [&str; 2] = ["SIDECARSET_VERSION", "SIDECARSET_VERSION_ALT"];
 /// Label of an object that must not be deleted: [`PROTECT_ALWAYS`] or [`PROTECT_CASCADING`].
 pub const DELETE_PROTECTION: &str = "policy.kruise.io/delete-protection";
@@ -125,22 +124,22 @@ pub const PRE_UPDATE_HOOK: &str = "preUpdateHook";
 /// Pod annotation that marks injected sidecars.
 pub const SIDECAR_SET_HASH: &str = "kruise.io/sidecarset-hash";
 
-/// Finalizer of an ImagePullJob: its entries and secret copies must go first.
+/// Finalizer of an ImagePullJob: its tags and secret copies must be deleted first.
 pub const DELETION_PROTECTION: &str = "apps.kruise.io/deletion-protection";
 
-/// Pod condition and readiness gate that holds a Pod out of its Services.
+/// Pod condition and readiness gate that keeps a Pod out of its Services.
 pub const KRUISE_POD_READY: &str = "KruisePodReady";
 /// Pod condition that is false during an in-place update.
 pub const IN_PLACE_UPDATE_READY: &str = "InPlaceUpdateReady";
-/// What kubelet says in condition Ready, with reason `ReadinessGatesNotReady`, where this gate alone is False.
+/// Kubelet's message of condition Ready, with reason `ReadinessGatesNotReady`, if only this gate is False.
 #[must_use]
 pub fn readiness_gate_message(gate: &str) -> String {
     format!("the status of pod readiness gate \"{gate}\" is not \"True\", but False")
 }
-/// Pod condition of Pods whose sidecars are being ended.
+/// Pod condition of Pods whose sidecars are being terminated.
 pub const SIDECAR_TERMINATED: &str = "SidecarTerminated";
-/// Condition of a ContainerRecreateRequest: the Pod was made unready, the grace period runs from its
-/// `lastTransitionTime`. Its reason is the same word.
+/// Condition of a ContainerRecreateRequest: the Pod was made unready, the grace period starts at its
+/// `lastTransitionTime`. Its reason is the same string.
 pub const PRE_RECREATE_GRACE: &str = "PreRecreateGrace";
 /// Message of condition [`PRE_RECREATE_GRACE`].
 pub const PRE_RECREATE_GRACE_MESSAGE: &str =
@@ -148,9 +147,9 @@ pub const PRE_RECREATE_GRACE_MESSAGE: &str =
 /// `userAgent` of a ContainerRecreateRequest's entry in the message of condition [`KRUISE_POD_READY`].
 pub const NOT_READY_USER_AGENT: &str = "ContainerRecreateRequest";
 
-/// Namespace of the copied pull secrets, unless environment [`ENV_DAEMON_CONFIG_NAMESPACE`] says otherwise.
+/// Namespace of the copied pull secrets, unless environment [`ENV_DAEMON_CONFIG_NAMESPACE`] sets a different one.
 pub const DAEMON_CONFIG_NAMESPACE: &str = "kruise-daemon-config";
-/// Environment variable that names the namespace of the copied pull secrets.
+/// Environment variable with the namespace of the copied pull secrets.
 pub const ENV_DAEMON_CONFIG_NAMESPACE: &str = "KRUISE_DAEMON_CONFIG_NS";
 /// Namespace that both programs are installed in.
 pub const SYSTEM_NAMESPACE: &str = "kruise-system";
@@ -159,19 +158,19 @@ pub const SYSTEM_NAMESPACE: &str = "kruise-system";
 pub const EVENT_PULL_SUCCEEDED: &str = "PullImageSucceed";
 /// Event reason: an image could not be pulled.
 pub const EVENT_PULL_FAILED: &str = "PullImageFailed";
-/// Message of a tag whose pull was given up at its deadline; OpenKruise's, to the letter.
+/// Message of a tag whose pull was given up at its deadline; exactly OpenKruise's.
 pub const DEADLINE_EXCEEDED: &str = "pulling exceeds the activeDeadlineSeconds";
-/// Event reason of ours: the API server does not take what a job asks of a node, or the NodeImage has no room for it.
+/// Event reason of ours: the API server refuses a job's change of a NodeImage, or the NodeImage has no room for it.
 pub const EVENT_NODE_IMAGE_REFUSED: &str = "FailedUpdateNodeImage";
-/// Event reason of ours: an object, or a part of it, holds what no reader takes.
+/// Event reason of ours: an object, or a part of it, cannot be read.
 pub const EVENT_UNREADABLE: &str = "Unreadable";
-/// Event reason: the last attempt of a pull that was given up at its deadline failed; of ours.
+/// Event reason of ours: the last attempt of a pull that was given up at its deadline failed.
 pub const EVENT_ATTEMPT_FAILED: &str = "PullImageAttemptFailed";
 /// Event reason: a container is being stopped.
 pub const EVENT_KILLING: &str = "Killing";
 /// Event reason: a preStop hook failed.
 pub const EVENT_FAILED_PRE_STOP_HOOK: &str = "FailedPreStopHook";
-/// Event on a request whose containers begin to be stopped; of ours.
+/// Event reason of ours: containers of a request begin to be stopped.
 pub const EVENT_RECREATING: &str = "Recreating";
 
 /// Label selector of the requests that the daemon of a node must see.
@@ -179,8 +178,8 @@ pub fn crr_selector(node: &str) -> String {
     format!("{CRR_NODE_NAME}={},{CRR_ACTIVE}={TRUE}", node_label(node))
 }
 
-/// Label value that stands for a node: its name, or where that is too long for a label its first 46
-/// characters and a hash of the whole (ours; with upstream such nodes cannot have requests at all).
+/// Label value that identifies a node: its name, or if that is too long for a label its first 46 characters and a hash
+/// of the whole (ours; with upstream such nodes cannot have requests at all).
 pub fn node_label(node: &str) -> String {
     const MAX_LABEL_CHARS: usize = 63;
     const PREFIX_CHARS: usize = 46;

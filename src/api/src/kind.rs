@@ -1,11 +1,11 @@
-//! The kinds that are served: names, conversion and admission, a row each.
+//! The served kinds: names, conversion and admission, one row each.
 //!
-//! CRDs, conversion, reviews, webhook configurations and feature gates match on [`Kind`], so a kind with something missing
-//! does not compile.
+//! CRDs, conversion, reviews, webhook configurations and feature gates match on [`Kind`], so a kind that lacks one of
+//! them does not compile.
 
 use super::GROUP;
 
-/// A kind that is served, in both versions.
+/// A served kind, in both versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// CloneSet.
@@ -18,10 +18,10 @@ pub enum Kind {
     ContainerRecreateRequest,
 }
 
-/// When the API server asks a webhook, and what it does when it gets no answer.
+/// When the API server calls a webhook, and what it does without a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WebhookPolicy {
-    /// What stands between kind and `.kb.io` in the webhook's name, as in OpenKruise.
+    /// The part between kind and `.kb.io` in the webhook's name, as in OpenKruise.
     pub suffix: &'static str,
     /// `CREATE`, `UPDATE`.
     pub operations: &'static [&'static str],
@@ -29,26 +29,26 @@ pub struct WebhookPolicy {
     pub failure_policy: &'static str,
     /// Whether the manager's own writes, and updates that do not change `spec`, are reviewed.
     pub every_write: bool,
-    /// Whether objects are validated, too, and not only completed.
+    /// Whether objects are validated, too, not only defaulted.
     pub validates: bool,
 }
 
-/// What is known of a kind. Its schemas are in `crd`.
+/// Properties of a kind. Its schemas are in `crd`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct KindInfo {
-    /// As in `kind`.
+    /// The `kind` field.
     pub name: &'static str,
     /// Name of the resource.
     pub plural: &'static str,
-    /// As in webhook names, paths and metric labels.
+    /// Used in webhook names, paths and metric labels.
     pub lowercase: &'static str,
-    /// Whether the versions differ in what they can say, so that the webhook must convert.
+    /// Whether the versions have different fields, so that the webhook must convert.
     pub needs_conversion: bool,
     /// How its objects are reviewed.
     pub webhook: WebhookPolicy,
 }
 
-/// Reviewed where the webhook can be reached; the schema's rules hold without it.
+/// Reviewed if the webhook can be reached; the schema's rules apply without it.
 const FAIL_OPEN: WebhookPolicy = WebhookPolicy {
     suffix: "",
     operations: &["CREATE", "UPDATE"],
@@ -58,7 +58,7 @@ const FAIL_OPEN: WebhookPolicy = WebhookPolicy {
 };
 
 impl Kind {
-    /// All of them, in the order of the webhook configurations.
+    /// All kinds, in the order of the webhook configurations.
     pub const ALL: [Self; 4] = [
         Self::CloneSet,
         Self::NodeImage,
@@ -66,7 +66,7 @@ impl Kind {
         Self::ContainerRecreateRequest,
     ];
 
-    /// What is known of it.
+    /// Properties of the kind.
     #[must_use]
     pub const fn info(self) -> &'static KindInfo {
         match self {
@@ -99,7 +99,8 @@ impl Kind {
                 plural: "containerrecreaterequests",
                 lowercase: "containerrecreaterequest",
                 needs_conversion: true,
-                // Without the Pod's UID and container IDs a request could restart what it was not made for.
+                // Without the Pod's UID and container IDs a request could restart containers that it was not created
+                // for.
                 webhook: WebhookPolicy {
                     suffix: "",
                     operations: &["CREATE"],

@@ -1,18 +1,19 @@
 //! The API as Rust types: one file per kind, the catalogue of keys, and the two schema versions.
 //!
-//! `v1beta1` is stored and is what both programs speak; `v1alpha1` is served for older clients.
-//! It builds alone, without a client and without a runtime.
+//! `v1beta1` is stored and used by both programs; `v1alpha1` is served for older clients. The crate builds without a
+//! client and without a runtime.
 //!
 //! # Guide
 //!
-//! **A kind** is a variant of [`Kind`] and its [row](kind::KindInfo): its names, whether its versions are converted, how it is
-//! reviewed. CRDs ([`crds`]), webhook configurations ([`webhooks`]), conversion, reviews and feature gates match on it, so a
-//! kind that lacks one of them does not compile. The types of each are in the file of its name ([`cloneset`],
-//! [`image_pull_job`], [`container_recreate_request`], [`node_image`]), those of the older version in [`v1alpha1`].
+//! **A kind** is a variant of [`Kind`] and its [row](kind::KindInfo): its names, whether its versions are converted,
+//! how it is reviewed. CRDs ([`crds`]), webhook configurations ([`webhooks`]), conversion, reviews and feature gates
+//! match on it, so a kind that lacks one of them does not compile. The types of each are in the file of its name
+//! ([`cloneset`], [`image_pull_job`], [`container_recreate_request`], [`node_image`]), those of the older version in
+//! [`v1alpha1`].
 //!
-//! **What the schemas cannot say** is in [`validation`] and in rules in CEL, which are part of the CRDs. What comes from
-//! outside is parsed where it enters: [`names`] for what becomes part of a request, [`image_reference`] for images,
-//! [`owner`] for whose an object is, [`selector`] for labels.
+//! **What the schemas cannot express** is in [`validation`] and in rules in CEL, which are part of the CRDs. External
+//! input is parsed where it enters: [`names`] for parts of a request, [`image_reference`] for images, [`owner`] for
+//! owner references, [`selector`] for labels.
 //!
 //! ```
 //! use kruise_api::image_reference::ImageReference;
@@ -22,9 +23,9 @@
 //! assert!(ImageReference::parse("../nginx").is_err());
 //! ```
 //!
-//! **What OpenKruise agrees on with its clients** is kept to the byte: labels, annotations and reasons in [`keys`], the
-//! annotations of updates in place in [`in_place`], Go's JSON in [`go_json`], kubelet's hashes in [`container_hash`].
-//! [`convert`](mod@convert) turns an object into its other version, and keeps in an annotation what that has no field for.
+//! **What OpenKruise's clients rely on** is kept to the byte: labels, annotations and reasons in [`keys`], the
+//! annotations of in-place updates in [`in_place`], Go's JSON in [`go_json`], kubelet's hashes in [`container_hash`].
+//! [`convert`](mod@convert) converts an object to its other version, and keeps fields that this lacks in an annotation.
 //!
 //! ```
 //! use serde_json::json;
@@ -71,7 +72,7 @@ pub use kind::Kind;
 
 /// API group of all our kinds.
 pub const GROUP: &str = "apps.kruise.io";
-/// The stored version, spoken by both programs.
+/// The stored version, used by both programs.
 pub const V1BETA1: &str = "v1beta1";
-/// The older version, served to clients that know no other.
+/// The older version, served to clients that support no other.
 pub const V1ALPHA1: &str = "v1alpha1";

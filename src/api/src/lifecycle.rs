@@ -1,4 +1,4 @@
-//! Hooks in the life of a Pod that a workload of ours made, and the state that a Pod is in.
+//! Lifecycle hooks of a workload's Pods, and the state of a Pod.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! The files of `deploy/` that are generated.
+//! The generated files of `deploy/`.
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ pub fn manifests() -> Vec<(String, Value)> {
         let mut manifest = json!(crd);
         let to = ["spec", "conversion", "webhook", "clientConfig", "url"];
         if manifest.pointer("/spec/conversion/webhook").is_some() {
-            // Takes away the URL that a manager with `WEBHOOK_HOST` wrote in the Service's place.
+            // Removes the URL that a manager with `WEBHOOK_HOST` wrote in the Service's place.
             set(&mut manifest, &to, Value::Null);
         }
         (format!("crds/{}.yaml", crd.spec.names.plural), manifest)

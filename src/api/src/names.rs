@@ -1,10 +1,10 @@
-//! Names of objects and namespaces, as the API server allows them. What is no such name must not become part of a
-//! request: in a path `?`, `#` and `/` say something else.
+//! Names of objects and namespaces, as the API server allows them. Other strings must not become part of a request: in
+//! a path `?`, `#` and `/` have a special meaning.
 
-/// What a name of most kinds must be, in the API server's words.
+/// The rule for a name of most kinds, in the API server's words.
 pub const SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', \
      and must start and end with an alphanumeric character";
-/// What the name of a namespace must be, in the API server's words.
+/// The rule for the name of a namespace, in the API server's words.
 pub const LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', \
      and must start and end with an alphanumeric character";
 
@@ -28,7 +28,7 @@ pub fn is_subdomain(text: &str) -> bool {
     text.len() <= MAX_SUBDOMAIN_LENGTH && text.split('.').all(is_dns_label)
 }
 
-/// Small letters and digits, and `-` between them.
+/// Lowercase letters and digits, and `-` between them.
 fn is_dns_label(text: &str) -> bool {
     let is_lower_alphanumeric = |c: &u8| c.is_ascii_lowercase() || c.is_ascii_digit();
     let text = text.as_bytes();

@@ -1,4 +1,4 @@
-//! NodeImage (v1beta1): the images that one node is asked to hold, and how far it is.
+//! NodeImage (v1beta1): the images that one node should have, and their state.
 //!
 //! Cluster-scoped, named like its node. The manager writes `spec`, the node's daemon writes `status`.
 
@@ -51,16 +51,17 @@ string_enum! {
     }
 }
 
-/// Bytes of `spec.images` at most, as etcd has them, the keys of sandbox configurations twice, for `managedFields` has
-/// them too. All tenants of a node share its NodeImage, and etcd takes 1.5 MiB of one object: what this and
-/// [`MAX_STATUS_BYTES`] leave of them is for `metadata`, which has each image's name for both.
+/// Maximum bytes of `spec.images`, as etcd stores them, with the keys of sandbox configurations counted twice, because
+/// `managedFields` has them too. All tenants of a node share its NodeImage, and etcd accepts 1.5 MiB of one object:
+/// what this and [`MAX_STATUS_BYTES`] leave is for `metadata`, which has each image's name for both.
 pub const MAX_IMAGES_BYTES: usize = 512 << 10;
-/// Bytes of `status` at most, as etcd has them: without their messages, the tags that [`MAX_IMAGES_BYTES`] allows fit.
+/// Maximum bytes of `status`, as etcd stores them: without their messages, the tags that [`MAX_IMAGES_BYTES`] allows
+/// fit.
 pub const MAX_STATUS_BYTES: usize = 768 << 10;
 
-/// Tags of all images of one node at most.
+/// Maximum number of tags of all images of one node.
 pub const MAX_TAGS: usize = 10_000;
-/// Characters of an image's name at most: a name has 255.
+/// Maximum characters of an image's name: a name has 255.
 pub const MAX_IMAGE_NAME_CHARS: usize = 1024;
 
 /// Images that the node should pull.
@@ -124,13 +125,14 @@ pub struct SandboxConfig {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// How many labels, and how many annotations, a [`SandboxConfig`] may have.
+/// Maximum number of labels, and of annotations, of a [`SandboxConfig`].
 pub const MAX_SANDBOX_ENTRIES: usize = 64;
-/// How many characters a value of it may have.
+/// Maximum characters of one of its values.
 pub const MAX_SANDBOX_VALUE_CHARS: usize = 65_536;
 
 impl SandboxConfig {
-    /// The same without what the schema would refuse: a runtime can do without, and a pull should not fail for it.
+    /// The same without entries that the schema would refuse: a runtime works without them, and a pull should not fail
+    /// because of them.
     #[must_use]
     pub fn within_schema_limits(&self) -> Self {
         let limited = |texts: &BTreeMap<String, String>| {
@@ -271,7 +273,7 @@ pub struct ImageTagStatus {
 }
 
 impl ImagePullPhase {
-    /// Whether it is how a pull ended.
+    /// Whether it is a final phase.
     #[must_use]
     pub fn is_terminal(&self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed)
@@ -279,7 +281,7 @@ impl ImagePullPhase {
 }
 
 impl ImageTagStatus {
-    /// Whether the pull has ended. Of an outcome it may not be known when.
+    /// Whether the pull has ended. The time of the end may be unknown.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.completion_time.is_some() || self.phase.is_terminal()

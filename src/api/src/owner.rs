@@ -1,32 +1,32 @@
-//! Who owns an object, as the API server resolves an owner reference.
+//! The owner of an object, as the API server resolves an owner reference.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{GROUP, V1ALPHA1, V1BETA1};
 
-/// The kinds of owners that matter here.
+/// The kinds of owners that are distinguished.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum OwnerKind {
-    /// A CloneSet, in a version that is served.
+    /// A CloneSet, in a served version.
     CloneSet,
     /// A Pod.
     Pod,
-    /// Anything else.
+    /// Any other kind.
     Other,
 }
 
 /// An owner, in the namespace of the object that it owns.
 ///
-/// Whoever makes an object writes its references. One of a version that nobody serves, or with another name than the object
-/// of that UID has, refers to nothing; the garbage collector cannot map the former, so such an object stays.
+/// The writer of an object sets its references. One of a version that is not served, or with a different name than the
+/// object of that UID has, refers to nothing; the garbage collector cannot map the former, so such an object is kept.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Owner {
-    /// What it is.
+    /// Kind of the owner.
     pub kind: OwnerKind,
-    /// Its name.
+    /// Name of the owner.
     pub name: String,
-    /// Its UID.
+    /// UID of the owner.
     pub uid: String,
 }
 
@@ -69,7 +69,7 @@ impl Owner {
         controllers.next().map(Self::from_reference)
     }
 
-    /// The same, of `metadata.ownerReferences` as JSON.
+    /// The same, from `metadata.ownerReferences` as JSON.
     #[must_use]
     pub fn controller_from_json(references: &Value) -> Option<Self> {
         let owners = references.as_array().into_iter().flatten();
@@ -82,13 +82,26 @@ impl Owner {
         })
     }
 
-    /// Identifies the owner among those of all namespaces. No name and no UID has a slash.
+    /// Identifies the owner among those of all namespaces. Neither names nor UIDs contain a slash.
     #[must_use]
     pub fn group_key(&self, namespace: Option<&str>) -> String {
         let namespace = namespace.unwrap_or_default();
         let (kind, name, uid) = (self.kind.as_str(), &self.name, &self.uid);
         format!("{namespace}/{kind}/{name}/{uid}")
     }
+}
+
+/// The controller owner reference to a workload of ours, for objects that it creates or adopts.
+#[must_use]
+pub fn controller_reference(kind: &str, name: &str, uid: &str) -> Value {
+    json!({
+        "apiVersion": format!("{GROUP}/{V1BETA1}"),
+        "kind": kind,
+        "name": name,
+        "uid": uid,
+        "controller": true,
+        "blockOwnerDeletion": true,
+    })
 }
 
 impl OwnerKind {
@@ -113,8 +126,6 @@ impl OwnerKind {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use serde_json::json;
-
     use super::*;
 
     fn kind(api_version: &str, kind: &str) -> OwnerKind {

@@ -1,8 +1,8 @@
-//! What the API server itself checks, for both versions of each kind: limits and CEL rules by path.
+//! Checks of the API server itself, for both versions of each kind: limits and CEL rules by path.
 //!
-//! A limit's own error names field and value. A CEL rule says so in its message. Everything here is a
-//! check that admission made before; objects that were stored without it stay updatable, because the
-//! API server applies a failing check only to what an update changes.
+//! A limit's own error names field and value. A CEL rule names them in its message. Everything here is a check that
+//! admission made before; objects that were stored without it can still be updated, because the API server applies a
+//! failing check only to what an update changes.
 
 use serde_json::{Value, json};
 
@@ -15,11 +15,11 @@ pub(super) mod cloneset;
 pub(super) struct SchemaRule {
     /// Dotted path from the root; `[]` is a list's item, `{}` a map's value.
     pub path: &'static str,
-    /// Keywords to add. Lists are appended to what is there.
+    /// Keywords to add. Lists are appended to existing ones.
     pub add: fn() -> Value,
 }
 
-/// Rules whose paths begin at `path`; the root where that is empty.
+/// Rules whose paths are relative to `path`; to the root if that is empty.
 pub(super) type RulesAtPath = (&'static str, &'static [SchemaRule]);
 
 /// A CEL rule with a constant message.
@@ -27,14 +27,14 @@ fn cel(rule: &str, message: &str, reason: &str) -> Value {
     json!({ "x-kubernetes-validations": [{ "rule": rule, "message": message, "reason": reason }] })
 }
 
-/// A CEL rule that also looks at the value before, `oldSelf`, an optional, to let stay what is stored.
+/// A CEL rule that also reads the previous value, `oldSelf`, an optional, to accept a stored one.
 fn cel_unless_stored(rule: &str, message: &str, reason: &str) -> Value {
     json!({ "x-kubernetes-validations": [
         { "rule": rule, "message": message, "reason": reason, "optionalOldSelf": true }
     ] })
 }
 
-/// A CEL rule whose message is an expression, to name the value.
+/// A CEL rule whose message is an expression, to include the value.
 fn cel_with_expression(rule: &str, message_expression: &str, message: &str) -> Value {
     json!({ "x-kubernetes-validations": [{
         "rule": rule,
@@ -44,7 +44,7 @@ fn cel_with_expression(rule: &str, message_expression: &str, message: &str) -> V
     }] })
 }
 
-/// The longest word of a list of words, or time, in characters.
+/// The longest enum value, or time, in characters.
 const MAX_WORD_CHARS: usize = 64;
 
 const INVALID: &str = "FieldValueInvalid";
@@ -63,12 +63,12 @@ pub(super) fn object_name() -> Value {
     json!({ "minLength": 1, "maxLength": names::MAX_SUBDOMAIN_LENGTH, "pattern": names::SUBDOMAIN_PATTERN })
 }
 
-/// The same where an empty name stands for none.
+/// The same, but an empty name is allowed and means absent.
 fn object_name_or_empty() -> Value {
     json!({ "maxLength": names::MAX_SUBDOMAIN_LENGTH, "pattern": format!("^$|{}", names::SUBDOMAIN_PATTERN) })
 }
 
-/// Seconds as `int64`: as many as an `int32` holds, 68 years, so that times can be reckoned with them. A Pod's own
+/// Seconds as `int64`, limited to `int32`, 68 years, so that times can be computed with them. A Pod's own
 /// `activeDeadlineSeconds` has the same limit.
 fn seconds() -> Value {
     json!({ "minimum": 0, "maximum": i32::MAX })
@@ -155,7 +155,7 @@ pub(super) const NODE_IMAGE: &[SchemaRule] = &[
         path: "spec.images.{}.tags.[].createdAt",
         add: || json!({ "maxLength": MAX_WORD_CHARS }),
     },
-    // A tag has 128 characters at most, a digest 135.
+    // A tag has at most 128 characters, a digest 135.
     SchemaRule {
         path: "spec.images.{}.tags.[].tag",
         add: || json!({ "minLength": 1, "maxLength": 256 }),
@@ -188,7 +188,7 @@ pub(super) const NODE_IMAGE: &[SchemaRule] = &[
 
 /// Rules of ImagePullJob.
 pub(super) const IMAGE_PULL_JOB: &[SchemaRule] = &[
-    // A name has 255 characters at most, a tag 128, a digest 135.
+    // A name has at most 255 characters, a tag 128, a digest 135.
     SchemaRule {
         path: "spec.image",
         add: || json!({ "minLength": 1, "maxLength": 1024 }),
@@ -251,7 +251,7 @@ pub(super) const IMAGE_PULL_JOB: &[SchemaRule] = &[
             )
         },
     },
-    // Bounds make the next rule cheap enough for the API server to accept it.
+    // Limits make the next rule cheap enough for the API server to accept it.
     SchemaRule {
         path: "spec.pullSecrets",
         add: || json!({ "maxItems": 64 }),

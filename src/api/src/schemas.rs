@@ -1,14 +1,14 @@
-//! Schemas of embedded Kubernetes types, as CRDs need them: with list types, and only the fields meant.
+//! Schemas of embedded Kubernetes types, as CRDs need them: with list types, and only the intended fields.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
 use super::json::set;
 
-/// The longest text of an `intstr.IntOrString`, in characters. Percentages and names of ports are far shorter.
+/// The longest string of an `intstr.IntOrString`, in characters. Percentages and names of ports are far shorter.
 pub const MAX_INT_OR_STRING_CHARS: usize = 64;
-/// Names of nodes in one selector. This and the next are bounds on memory: each text takes some 32 bytes, however short it
-/// is, and an object of 1.5 MiB has room for half a million.
+/// Names of nodes in one selector. This and the next ones limit memory: each string takes some 32 bytes, however short
+/// it is, and an object of 1.5 MiB has room for half a million.
 const MAX_NODE_NAMES: usize = 20_000;
 /// Labels in one selector.
 const MAX_LABELS: usize = 256;
@@ -22,17 +22,17 @@ pub const MAX_KEY_CHARS: usize = 317;
 pub const MAX_LABEL_CHARS: usize = 63;
 /// Labels of one hook; a Pod has few.
 const MAX_HOOK_LABELS: usize = 64;
-/// Claim templates of a CloneSet. A node attaches fewer volumes to all of its Pods.
+/// Claim templates of a CloneSet. A node attaches fewer volumes for all of its Pods.
 const MAX_CLAIM_TEMPLATES: usize = 100;
 /// References of one tag: an object of 1.5 MiB has room for about as many.
 const MAX_REFERENCES: usize = 10_000;
 /// The longest part of a reference to an object, in characters. Names have 253.
 const MAX_REFERENCE_CHARS: usize = 1024;
-/// Ports of one container: as many as there are.
+/// Ports of one container: as many as exist.
 const MAX_PORTS: usize = 65_536;
 /// Arguments, or headers, of one hook. A daemon reads 64 KiB of a Pod's hooks, which have room for about as many.
 const MAX_HOOK_ITEMS: usize = 20_000;
-/// The longest text in a hook, in characters.
+/// The longest string in a hook, in characters.
 const MAX_HOOK_CHARS: usize = 64 << 10;
 
 /// An integer or a string, as `intstr.IntOrString`.
@@ -40,7 +40,7 @@ pub(super) fn int_or_string(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "x-kubernetes-int-or-string": true, "maxLength": MAX_INT_OR_STRING_CHARS })
 }
 
-/// Rule for the keys of labels and annotations: a schema of a map says nothing of its keys.
+/// Rule for the keys of labels and annotations: the schema of a map cannot restrict its keys.
 pub(super) fn short_keys() -> Value {
     json!([{
         "rule": format!("self.all(key, size(key) <= {MAX_KEY_CHARS})"),
@@ -64,7 +64,7 @@ fn labels_json(max: usize, description: &str) -> Value {
     })
 }
 
-/// Labels that a hook puts on Pods.
+/// Labels that a hook sets on Pods.
 pub(super) fn hook_labels(_: &mut SchemaGenerator) -> Schema {
     into_schema(labels_json(
         MAX_HOOK_LABELS,
@@ -72,7 +72,7 @@ pub(super) fn hook_labels(_: &mut SchemaGenerator) -> Schema {
     ))
 }
 
-/// Any word.
+/// Any string.
 pub(super) fn text(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string" })
 }
@@ -104,13 +104,13 @@ pub(super) fn own_pods(_: &mut SchemaGenerator) -> Schema {
     ))
 }
 
-/// Selector of the Pods that a weight is given to.
+/// Selector of the Pods that get a weight.
 pub(super) fn weighted_pods(_: &mut SchemaGenerator) -> Schema {
     into_schema(label_selector_json("Which Pods the weight is given to."))
 }
 
-/// An embedded `core/v1.PodTemplateSpec`, of which the API server keeps every field. Named are those that
-/// rules speak of.
+/// An embedded `core/v1.PodTemplateSpec`, of which the API server keeps every field. Only fields that rules use are
+/// named.
 pub(super) fn pod_template(_: &mut SchemaGenerator) -> Schema {
     let some = |properties: Value| json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true, "properties": properties });
     into_schema(some(json!({

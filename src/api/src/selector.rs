@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 
-/// Whether `labels` meet `selector`. An empty selector matches everything, as in Kubernetes; an operator
-/// that does not exist matches nothing.
+/// Whether `labels` match `selector`. An empty selector matches everything, as in Kubernetes; an operator that does not
+/// exist matches nothing.
 #[must_use]
 pub fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> bool {
     let equal = |(k, v): (&String, &String)| labels.get(k) == Some(v);

@@ -1,11 +1,11 @@
-//! String enumerations that keep words they do not know.
+//! String enumerations that keep unknown values.
 //!
-//! Objects may have been written by other programs. A word that we do not know must neither stop a
-//! watch nor be lost when a list is written back, so every enumeration has `Other`.
+//! Objects may have been written by other programs. An unknown value must neither break a watch nor be lost when a list
+//! is written back, so every enumeration has `Other`.
 
-/// Defines a string enumeration with `Other(String)` for words that are not ours.
+/// Defines a string enumeration with `Other(String)` for unknown values.
 ///
-/// `listed` puts the known words into the CRD schema as `enum`; `open` leaves a plain string there.
+/// `listed` puts the known values into the CRD schema as `enum`; `open` leaves a plain string there.
 macro_rules! string_enum {
     ($mode:ident $(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident,)+ }) => {
         $(#[$meta])*
@@ -17,7 +17,7 @@ macro_rules! string_enum {
         }
 
         impl $name {
-            /// The word as it is on the wire.
+            /// The value as it is on the wire.
             pub fn as_str(&self) -> &str {
                 match self {
                     $(Self::$variant => stringify!($variant),)+

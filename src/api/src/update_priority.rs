@@ -1,4 +1,4 @@
-//! In which order the Pods of a workload are updated.
+//! The order in which the Pods of a workload are updated.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use schemars::JsonSchema;

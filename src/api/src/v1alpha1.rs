@@ -1,6 +1,6 @@
-//! The older version of each kind, served for clients that know no other.
+//! The older version of each kind, served for clients that support no other.
 //!
-//! What it cannot say is kept in annotations while an object is in this version; see [`super::convert`].
+//! Fields that it lacks are kept in annotations while an object is in this version; see [`super::convert`].
 
 use std::collections::BTreeMap;
 
@@ -98,7 +98,7 @@ pub struct ContainerRecreateRequestStatus {
     pub container_recreate_states: Vec<ContainerRecreateRequestContainerRecreateState>,
 }
 
-/// The states of containers as in v1beta1, but for the words of the phase, which v1alpha1 does not check.
+/// The states of containers as in v1beta1, except for the values of the phase, which v1alpha1 does not check.
 fn container_states(generator: &mut SchemaGenerator) -> Schema {
     let mut schema = Vec::<ContainerRecreateRequestContainerRecreateState>::json_schema(generator);
     let phase = schema.pointer_mut("/items/properties/phase");

@@ -1,5 +1,5 @@
-//! Validation beyond the schemas: errors in the words of `field.ErrorList`, for admission and for controllers, which meet
-//! objects that were stored while no webhook served.
+//! Validation beyond the schemas: errors in the format of `field.ErrorList`, for admission and for controllers, which
+//! get objects that were stored while no webhook served.
 
 pub mod cloneset;
 pub mod selector;
@@ -8,11 +8,11 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-/// How many mistakes of one object are named: an object has room for millions.
+/// How many errors of one object are reported: an object has room for millions.
 const MAX_ERRORS: usize = 64;
-/// The most of a field's path that is repeated in a message, in characters: keys in it may be as long as an object.
+/// Characters of a field's path that a message repeats: keys in it may be as long as an object.
 pub const MAX_FIELD_CHARS: usize = 300;
-/// The most of a value that is repeated in a message, in characters.
+/// Characters of a value that a message repeats.
 pub const MAX_VALUE_CHARS: usize = 300;
 
 /// As much of a text as a message has room for.
@@ -24,12 +24,12 @@ pub fn truncate(text: &str, max_chars: usize) -> Cow<'_, str> {
     }
 }
 
-/// Mistakes of the user's: for each the field, the value it has, and what is wrong with it.
+/// Errors of the user: for each the field, its value, and what is wrong with it.
 #[derive(Debug, Default)]
 pub struct FieldErrors(Vec<String>);
 
 impl FieldErrors {
-    /// Notes one.
+    /// Adds an error.
     pub fn add(&mut self, field: impl std::fmt::Display, value: &Value, why: impl std::fmt::Display) {
         if self.0.len() == MAX_ERRORS {
             return;
@@ -48,27 +48,27 @@ impl FieldErrors {
         });
     }
 
-    /// Notes that a list has more items than it may.
+    /// Adds the error that a list has too many items.
     pub fn too_many(&mut self, field: &str, count: usize, max: usize) {
         self.push(format!(
             "{field}: Too many: {count}: must have at most {max} items"
         ));
     }
 
-    /// Notes one that is in words already.
+    /// Adds a complete message.
     pub fn push(&mut self, message: String) {
         if self.0.len() < MAX_ERRORS {
             self.0.push(message);
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no errors.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// A message for each.
+    /// One message per error.
     #[must_use]
     pub fn into_messages(self) -> Vec<String> {
         self.0

@@ -1,13 +1,13 @@
-//! The webhook configurations, made of the rows of [`Kind`].
+//! The webhook configurations, built from the rows of [`Kind`].
 
 use serde_json::{Value, json};
 
 use super::kind::KindInfo;
 use super::{GROUP, Kind, V1BETA1, keys};
 
-/// Name of the configuration that fills in.
+/// Name of the mutating configuration.
 pub const MUTATING: &str = "kruise-mutating-webhook-configuration";
-/// Name of the configuration that checks.
+/// Name of the validating configuration.
 pub const VALIDATING: &str = "kruise-validating-webhook-configuration";
 /// Both configurations for an installation in `namespace`.
 #[must_use]
@@ -43,7 +43,7 @@ fn webhook(namespace: &str, step: &str, kind: &KindInfo) -> Value {
         "sideEffects": "None",
         "failurePolicy": webhook.failure_policy,
         "matchPolicy": "Equivalent",
-        // What may be left out is not waited for long, should we be unreachable.
+        // A webhook that may be skipped gets a short timeout, in case it is unreachable.
         "timeoutSeconds": if webhook.failure_policy == "Fail" { 10 } else { 5 },
         "clientConfig": client_config(namespace, &format!("/{step}-apps-kruise-io-{lower}")),
         "rules": [{
@@ -57,8 +57,8 @@ fn webhook(namespace: &str, step: &str, kind: &KindInfo) -> Value {
     }))
 }
 
-/// Deletions of Namespaces that are protected by what is in them. Who protects one would rather keep it than have it go
-/// unjudged, so this fails closed; without the label it does not come to us.
+/// Deletions of Namespaces that are protected by their content. A user who protects one prefers keeping it to an
+/// unreviewed deletion, so this fails closed; without the label the request is not sent to us.
 fn namespace_webhook(namespace: &str) -> Value {
     json!({
         "name": "vnamespace.kb.io",
@@ -84,15 +84,15 @@ fn namespace_webhook(namespace: &str) -> Value {
     })
 }
 
-/// How the API server reaches a path of ours, until the manager has filled in the rest.
+/// The client configuration of a path, until the manager has filled in the rest.
 fn client_config(namespace: &str, path: &str) -> Value {
     json!({
         "service": { "namespace": namespace, "name": keys::WEBHOOK_SERVICE, "path": path },
-        "url": null, // when applied, takes away the URL of a manager with `WEBHOOK_HOST`
+        "url": null, // when applied, removes the URL of a manager with `WEBHOOK_HOST`
     })
 }
 
-/// What need not come to us: the manager's own writes, updates that leave the spec alone, and goodbyes.
+/// Filters out the manager's own writes, updates that do not change the spec, and updates of terminating objects.
 fn match_conditions(namespace: &str, every_write: bool) -> Value {
     if every_write {
         return Value::Null;
@@ -108,7 +108,7 @@ fn match_conditions(namespace: &str, every_write: bool) -> Value {
     ])
 }
 
-/// Without the fields that say nothing.
+/// Without null fields.
 #[must_use]
 pub fn without_nulls(mut value: Value) -> Value {
     if let Some(map) = value.as_object_mut() {

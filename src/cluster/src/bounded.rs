@@ -1,4 +1,4 @@
-//! Objects whose parts are kept as JSON, read only where they do not take too much memory.
+//! Objects whose parts are kept as JSON, read only if they do not take too much memory.
 
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer};
@@ -7,8 +7,8 @@ use serde_json::value::RawValue;
 use super::ObjectView;
 use kruise_api::json::estimate_memory;
 
-/// An object that takes `MOST` bytes of memory as JSON at most, as [`estimate_memory`] estimates it, and its text. Texts, as scripts
-/// or configuration, count little more than their length.
+/// An object that takes at most `MAX_BYTES` of memory as JSON, as [`estimate_memory`] estimates it, and its text.
+/// Strings, such as scripts or configuration, count little more than their length.
 #[derive(Clone, Debug)]
 pub struct Bounded<T, const MAX_BYTES: usize> {
     /// The object.

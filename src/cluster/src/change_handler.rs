@@ -1,4 +1,4 @@
-//! Takes in what watches say, whatever becomes of a single change.
+//! Handles watch changes; a panic in one affects no other.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -10,8 +10,8 @@ use super::instant_after;
 use super::queue::RETRY_BACKOFF;
 use kruise_ops::panics::catch_panic_sync;
 
-/// Changes that panicked when they were taken in, by what they are about. Each is taken in again after a pause that doubles
-/// from 0.2 s to 30 s, or before the next change of the same object.
+/// Changes whose handler panicked, by object. Each is retried after a pause that doubles from 0.2 s to 30 s, or before
+/// the next change of the same object.
 pub struct ChangeHandler<C> {
     task: &'static str,
     failed: HashMap<String, FailedChange<C>>,
@@ -20,27 +20,27 @@ pub struct ChangeHandler<C> {
 struct FailedChange<C> {
     failures: u32,
     retry_at: Instant,
-    /// None while it is with the caller of [`Intake::again`].
+    /// `None` while it is with the caller of [`ChangeHandler::next_retry`].
     change: Option<C>,
 }
 
 impl<C: Display> ChangeHandler<C> {
-    /// Nothing has panicked yet.
+    /// A handler without failed changes.
     pub fn new(task: &'static str) -> Self {
         let failed = HashMap::new();
         Self { task, failed }
     }
 
-    /// Takes in a change by `work`.
+    /// Handles a change with `handler`.
     pub fn handle(&mut self, change: C, mut handler: impl FnMut(&C)) {
         let mut handler = |change: &C| catch_panic_sync(self.task, change, || handler(change));
         let mut times = 0;
-        // As a rule nothing has panicked, and no change is worth its name as a text.
+        // Usually nothing has panicked, and formatting the change as a string would be wasted.
         if !self.failed.is_empty()
             && let Some(previous) = self.failed.remove(&change.to_string())
         {
             times = previous.failures;
-            // What came first goes first; where it panics again, the newer one says more.
+            // The earlier change comes first; if it panics again, the newer one supersedes it.
             previous.change.inspect(|before| drop(handler(before)));
         }
         if handler(&change).is_err() {
@@ -54,12 +54,12 @@ impl<C: Display> ChangeHandler<C> {
         }
     }
 
-    /// Whether there is a change to take in again.
+    /// Whether there is a change to retry.
     pub fn has_pending(&self) -> bool {
         self.failed.values().any(|failed| failed.change.is_some())
     }
 
-    /// The next change to take in again; waits for ever where there is none.
+    /// The next change to retry; waits forever if there is none.
     pub async fn next_retry(&mut self) -> C {
         let waiting = self.failed.values_mut().filter(|failed| failed.change.is_some());
         let Some(first) = waiting.min_by_key(|failed| failed.retry_at) else {
@@ -80,7 +80,7 @@ mod tests {
 
     use super::*;
 
-    /// Changes of an object, by number; `bad` ones panic.
+    /// Numbered changes of an object; `bad` ones panic.
     struct Numbered(&'static str, u32);
 
     impl Display for Numbered {

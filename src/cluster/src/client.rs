@@ -29,14 +29,14 @@ pub struct ClientOptions {
     pub host: Option<String>,
 }
 
-/// What clients of one cluster are made from.
+/// Configuration that all clients of one cluster share.
 pub(super) struct ClientConfig {
     config: Config,
     clock: Clock,
 }
 
 impl ClientConfig {
-    /// A client with connections of its own, behind `fence` if there is one. No request is made.
+    /// A client with its own connections, behind `fence` if there is one. No request is sent.
     pub(super) fn client(&self, fence: Option<Fence>) -> Result<kube::Client, Error> {
         build_client(&self.config, self.clock.clone(), fence).map_err(|e| Error::Config(e.to_string()))
     }
@@ -44,7 +44,7 @@ impl ClientConfig {
 
 #[cfg(any(test, feature = "testing"))]
 impl ClientConfig {
-    /// For tests that make no second client.
+    /// For tests that create no second client.
     pub(super) fn for_tests(clock: Clock) -> Self {
         let config = Config::new(http::Uri::from_static("http://192.0.2.1"));
         Self { config, clock }
@@ -66,9 +66,9 @@ pub(super) async fn load_client_config(options: &ClientOptions, clock: Clock) ->
     Ok(ClientConfig { config, clock })
 }
 
-/// The client as kube itself puts it together, but for the connection: without `TCP_NODELAY` every write
-/// waits some 40 ms for the acknowledgement of its own headers. A server that has vanished is noticed within half a
-/// minute: by keep-alive where the connection is idle, by the limit for what it has not acknowledged where it is not.
+/// The client as kube itself builds it, except for the connection: without `TCP_NODELAY` every write waits some 40 ms
+/// for the acknowledgement of its own headers. A server that has vanished is noticed within half a minute: by
+/// keep-alive on an idle connection, by the limit for unacknowledged data on a busy one.
 fn build_client(config: &Config, clock: Clock, fence: Option<Fence>) -> Result<kube::Client, kube::Error> {
     let tcp = connector(config);
     let tls = config.rustls_https_connector_with_connector(FencedConnector { inner: tcp, fence })?;
@@ -98,11 +98,11 @@ fn connector(config: &Config) -> HttpConnector {
     tcp
 }
 
-/// How long a connection may be silent before its other end is asked whether it is there.
+/// How long a connection may be silent before a keep-alive probe is sent.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(15);
-/// How long what was sent may stay without acknowledgement. Without it the kernel tries for some 15 minutes.
+/// How long sent data may remain unacknowledged. Without it the kernel tries for some 15 minutes.
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long a connection may take, its TLS handshake included.
+/// Timeout of a connection, including its TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 async fn connect_with_timeout<C>(
@@ -129,7 +129,7 @@ async fn load_config(options: &ClientOptions) -> Result<Config, Error> {
         .map_err(|e| Error::Config(format!("kubeconfig {}: {e}", path.display())))
 }
 
-/// Hands the `Date` header of every answer to the clock.
+/// Passes the `Date` header of every response to the clock.
 struct ServerTimeLayer {
     clock: Clock,
 }
@@ -212,7 +212,7 @@ mod tests {
             .unwrap()
             .into_inner();
         let socket = socket2::SockRef::from(&connection);
-        // Idle, and with something that is not acknowledged.
+        // Idle, and with unacknowledged data.
         assert!(socket.keepalive().unwrap());
         assert_eq!(socket.tcp_keepalive_time().unwrap(), TCP_KEEPALIVE);
         assert_eq!(socket.tcp_user_timeout().unwrap(), Some(TCP_USER_TIMEOUT));

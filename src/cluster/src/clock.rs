@@ -1,8 +1,8 @@
-//! The API server's time, learnt from the `Date` header of its answers.
+//! The API server's time, learned from the `Date` header of its responses.
 //!
-//! A node's own clock may be wrong by hours; deadlines and TTLs of objects count on the clock that
-//! stamped them. The header has whole seconds, so each answer bounds the offset to an interval, and the
-//! intersection of all intervals narrows it down.
+//! A node's own clock may be wrong by hours; deadlines and TTLs of objects are measured by the clock that stamped them.
+//! The header has whole seconds, so each response bounds the offset to an interval, and the intersection of all
+//! intervals narrows it down.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use jiff::fmt::rfc2822;
 use tokio::time::Instant;
 
-/// The API server's clock; clones share what was learnt.
+/// The API server's clock; clones share its offset.
 #[derive(Clone, Debug)]
 pub struct Clock {
     start: Instant,
@@ -32,13 +32,13 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// A clock that agrees with the local one until it has learnt better.
+    /// A clock that agrees with the local one until the first response.
     #[must_use]
     pub fn new() -> Self {
         Self::starting_at(Timestamp::now())
     }
 
-    /// A clock whose local wall time is `wall` now: what a machine with a wrong clock would start with.
+    /// A clock whose local wall time is `wall` now: the start on a machine with a wrong clock.
     #[must_use]
     pub fn starting_at(wall: Timestamp) -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Clock {
         }
     }
 
-    /// The API server's time now. Steps of the local wall clock do not show in it.
+    /// The API server's time now. Steps of the local wall clock do not affect it.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         let bounds = *self.bounds.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,8 +57,8 @@ impl Clock {
         Timestamp::from_millisecond(now).unwrap_or(Timestamp::MAX)
     }
 
-    /// Takes in the `Date` header of an answer to a request that was sent and answered at these instants.
-    /// A header that is not a date is ignored.
+    /// Applies the `Date` header of a response to a request that was sent and answered at these instants. A header that
+    /// is not a date is ignored.
     pub fn observe_date(&self, date: &str, sent: Instant, received: Instant) {
         let Some(second) = parse_http_date(date) else {
             return;
@@ -79,7 +79,7 @@ impl Clock {
 }
 
 impl Bounds {
-    /// What both say; when they contradict each other a clock was set, and only the new one counts.
+    /// The intersection; if it is empty a clock was set, and only the new bounds count.
     fn intersect(self, new: Self) -> Self {
         let both = Self {
             low: self.low.max(new.low),
@@ -88,7 +88,7 @@ impl Bounds {
         if both.low <= both.high { both } else { new }
     }
 
-    /// Zero where that is possible, for then the clocks most likely agree; else the middle.
+    /// Zero if that is possible, because then the clocks most likely agree; else the middle.
     fn best_offset(self) -> i64 {
         if self.low <= 0 && self.high >= 0 {
             0
@@ -133,7 +133,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever consistent answers come in, the true offset stays within the bounds.
+        /// With any consistent responses, the true offset stays within the bounds.
         #[test]
         fn bounds_always_hold_the_truth(offset in -10_000_000_i64..10_000_000,
                                         calls in prop::collection::vec((0_i64..3_600_000, 0_i64..5_000, 0_u8..=100), 1..40)) {

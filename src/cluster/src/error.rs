@@ -1,4 +1,4 @@
-//! What can go wrong between us and the API server.
+//! Errors of calls to the API server.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -12,20 +12,20 @@ pub enum Error {
     /// Neither kubeconfig nor service account can be used.
     #[error("cannot reach a cluster: {0}")]
     Config(String),
-    /// A name that no object can have; nothing was sent.
+    /// An invalid object name; nothing was sent.
     #[error("invalid name {given:?} of a {kind}: {}", names::SUBDOMAIN)]
     InvalidName {
-        /// The kind that the request would have been about.
+        /// The kind of the intended request.
         kind: String,
-        /// The name.
+        /// The invalid name.
         given: String,
     },
-    /// A name that no namespace can have; nothing was sent.
+    /// An invalid namespace; nothing was sent.
     #[error("invalid namespace {given:?} of a {kind}: {}", names::LABEL)]
     InvalidNamespace {
-        /// The kind that the request would have been about.
+        /// The kind of the intended request.
         kind: String,
-        /// The name.
+        /// The invalid namespace.
         given: String,
     },
     /// No answer in time.
@@ -33,34 +33,34 @@ pub enum Error {
     Timeout {
         /// The verb of the request.
         verb: &'static str,
-        /// The kind that the request was about.
+        /// The kind of the requested object.
         kind: String,
-        /// The deadline of the call.
+        /// The timeout of the call.
         after: Duration,
     },
-    /// Not sent in time, as too many requests of ours are waiting for their answers.
+    /// Not sent in time, because too many of our requests wait for responses.
     #[error(
         "cannot {verb} {kind}: too many requests are waiting for the API server, and none ended within {after:?}"
     )]
     TooManyInFlight {
         /// The verb of the request.
         verb: &'static str,
-        /// The kind that the request would have been about.
+        /// The kind of the intended request.
         kind: String,
-        /// The deadline of the call.
+        /// The timeout of the call.
         after: Duration,
     },
-    /// The API server's own answer.
+    /// An error status of the API server.
     #[error("API server refused: {} (HTTP {})", .0.message, .0.code)]
     Api(Box<kube::core::Status>),
-    /// The API server did what it was asked, and what it answered with is no such object as our types hold.
+    /// The API server executed the request, but its response does not fit our types.
     #[error("cannot parse the {kind} that the API server answered {verb} with: {why}")]
     Unreadable {
         /// The verb of the request.
         verb: &'static str,
-        /// The kind that the request was about.
+        /// The kind of the requested object.
         kind: String,
-        /// What is wrong with it.
+        /// What is wrong with the response.
         why: String,
     },
     /// The connection failed.
@@ -76,7 +76,7 @@ impl Error {
         }
     }
 
-    /// What the API server says of it, in its words alone; ours where it did not answer.
+    /// The API server's message alone; our own if it did not answer.
     #[must_use]
     pub fn message(&self) -> Cow<'_, str> {
         match self {
@@ -85,7 +85,7 @@ impl Error {
         }
     }
 
-    /// Whether it is about an object of that kind; `plural` is what the API server calls them.
+    /// Whether it is about an object of that kind; `plural` is its resource name.
     #[must_use]
     pub fn is_about(&self, of_kind: &str, plural: &str) -> bool {
         match self {
@@ -106,7 +106,7 @@ impl Error {
         }
     }
 
-    /// Someone else has written the object in between; read again and decide anew.
+    /// Another writer has changed the object in between; read it again and decide again.
     #[must_use]
     pub fn conflict(&self) -> bool {
         self.code() == Some(409) && self.reason() != "AlreadyExists"
@@ -118,14 +118,14 @@ impl Error {
         self.code() == Some(409) && self.reason() == "AlreadyExists"
     }
 
-    /// We may not do that, or the API server does not know yet that we may: it answers so in the moments after its start.
+    /// We lack the permission, or the API server has not loaded it yet: it answers this in the moments after its start.
     #[must_use]
     pub fn forbidden(&self) -> bool {
         matches!(self.code(), Some(401 | 403))
     }
 
-    /// The same call will be refused until somebody changes what it is about. Permissions, and the object itself, may be
-    /// there in a moment.
+    /// The same call will be refused until the request's object is changed. Permissions, and the object itself, may
+    /// appear in a moment.
     #[must_use]
     pub fn permanent(&self) -> bool {
         !self.retryable() && !self.forbidden() && !self.not_found()
@@ -137,14 +137,14 @@ impl Error {
         self.code() == Some(404)
     }
 
-    /// The API server no longer knows that resourceVersion; list again.
+    /// The resourceVersion is too old; list again.
     #[must_use]
     pub fn expired(&self) -> bool {
         self.code() == Some(410)
     }
 
-    /// Whether the same call may succeed later without anyone changing anything. Of an object that cannot be read another
-    /// read is the only way to hear that somebody has mended it.
+    /// Whether the same call may succeed later without any change. For an object that cannot be read, only another read
+    /// shows that it was repaired.
     #[must_use]
     pub fn retryable(&self) -> bool {
         match self {
@@ -158,11 +158,11 @@ impl Error {
         }
     }
 
-    /// A rule, quota, policy or webhook refuses it, and will until somebody changes something. A role that is missing may
-    /// be there in a moment.
+    /// A rule, quota, policy or webhook refuses it, and will until a user changes something. A missing role may be
+    /// created in a moment.
     #[must_use]
     pub fn rejected(&self) -> bool {
-        // In the words of the authorizer.
+        // The authorizer's message.
         let no_role =
             matches!(self, Self::Api(status) if status.message.contains("\" cannot create resource \""));
         let refusal = self.code().is_some_and(|code| (400..500).contains(&code));
@@ -186,13 +186,13 @@ impl Error {
         matches!(self, Self::Api(_))
     }
 
-    /// The API server has too much to do.
+    /// The API server is overloaded.
     #[must_use]
     pub fn throttled(&self) -> bool {
         self.code() == Some(429)
     }
 
-    /// The object is larger than the API server, or etcd behind it, takes. etcd's limits come as HTTP 500.
+    /// The object is larger than the API server, or etcd behind it, accepts. etcd's limits are returned as HTTP 500.
     #[must_use]
     pub fn too_large(&self) -> bool {
         let Self::Api(status) = self else { return false };
@@ -200,7 +200,7 @@ impl Error {
         status.code == 413 || (status.code == 500 && texts.iter().any(|text| status.message.contains(text)))
     }
 
-    /// Whether the write may have been done all the same, or may be yet.
+    /// Whether the write may have been executed anyway, or may be later.
     #[must_use]
     pub fn outcome_unknown(&self) -> bool {
         match self {
@@ -213,7 +213,7 @@ impl Error {
         }
     }
 
-    /// How long the API server asks us to wait before the next try.
+    /// The pause that the API server requests before a retry.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let Self::Api(status) = self else { return None };
@@ -260,7 +260,7 @@ impl From<kube::Error> for Error {
     }
 }
 
-/// An error with its causes, joined by colons, each said once.
+/// An error with its causes, joined by colons, without repetitions.
 #[must_use]
 pub fn error_chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

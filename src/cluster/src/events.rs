@@ -1,7 +1,7 @@
 //! Events on objects, published in the background.
 //!
-//! Repeats of one event raise its count instead of making a new object, as client-go's recorder does; many that are
-//! like each other become one, and no object has many written in a while (`pace`).
+//! Repeats of one event raise its count instead of creating a new object, as client-go's recorder does; many similar
+//! ones are combined, and the rate per object is limited (`correlator`).
 
 mod correlator;
 
@@ -20,12 +20,12 @@ use correlator::{EventCorrelator, FifoCache};
 use kruise_ops::metrics::metrics;
 use kruise_ops::panics::catch_panic;
 
-/// How an event is meant.
+/// Type of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum EventType {
-    /// Nothing is wrong.
+    /// Normal operation.
     Normal,
-    /// Someone should look.
+    /// A user should check.
     Warning,
 }
 
@@ -51,12 +51,12 @@ pub struct EventRecorder {
     queue: mpsc::Sender<PendingEvent>,
 }
 
-/// Events that wait to be written, as many as client-go's recorder keeps; more are dropped and counted, for no event is
-/// worth a stall.
+/// Events that wait to be written, as many as client-go's recorder keeps; more are dropped and counted, because an
+/// event must never block.
 const QUEUE_CAPACITY: usize = 1000;
 /// How many past events are remembered to count their repeats.
 const MAX_REMEMBERED_EVENTS: usize = 1024;
-/// What goes before the latest of many texts that are one event, in the words of client-go.
+/// Prefix of the latest of many notes that are combined into one event; client-go's text.
 const COMBINED_PREFIX: &str = "(combined from similar events): ";
 /// The API server's limit for `metadata.name`, in bytes.
 const NAME_LIMIT: usize = 253;
@@ -64,7 +64,7 @@ const NAME_LIMIT: usize = 253;
 const MESSAGE_LIMIT: usize = 1024;
 
 impl EventRecorder {
-    /// Starts the task that writes; it ends with the last clone.
+    /// Starts the task that writes; it ends when the last clone is dropped.
     pub(super) fn start(client: Client, clock: Clock, component: &str, host: Option<&str>) -> Self {
         let (queue, rx) = mpsc::channel(QUEUE_CAPACITY);
         let host = host.map(str::to_owned);
@@ -75,7 +75,7 @@ impl EventRecorder {
         }
     }
 
-    /// The same, with another component as the source: `kubectl describe` shows it, and field selectors know it.
+    /// The same, with a different component as the source: `kubectl describe` shows it, and field selectors match it.
     #[must_use]
     pub fn with_component(&self, component: &str) -> Self {
         Self {
@@ -84,8 +84,8 @@ impl EventRecorder {
         }
     }
 
-    /// Records `reason` with the text `note` on `object`; `action` says what was done. Returns at once and
-    /// never fails the caller: where the API server takes no events they are counted as dropped.
+    /// Records `reason` with the text `note` on `object`; `action` is what was done. Returns at once and never fails:
+    /// if the API server accepts no events they are counted as dropped.
     pub fn publish(
         &self,
         object: ObjectReference,
@@ -116,7 +116,7 @@ impl EventRecorder {
     }
 }
 
-/// Shortens to the API server's limit, at a character's border.
+/// Truncates to the API server's limit, at a character boundary.
 fn truncate_message(mut text: String) -> String {
     if text.len() > MESSAGE_LIMIT {
         let end = text.floor_char_boundary(MESSAGE_LIMIT - 3);
@@ -132,7 +132,7 @@ struct EventWriter {
     host: Option<String>,
 }
 
-/// An event that was written: its name, and how often it came up, since then too.
+/// A written event: its name, and how often it occurred, including since then.
 struct WrittenEvent {
     name: String,
     count: i32,
@@ -143,7 +143,7 @@ async fn publish_all(writer: EventWriter, mut rx: mpsc::Receiver<PendingEvent>) 
     let mut correlator = EventCorrelator::default();
     while let Some(event) = rx.recv().await {
         let reason = event.key.reason.clone();
-        // What is remembered of past events may be half-written after a panic; it decides about counts only.
+        // The cache of past events may be half-written after a panic; it affects counts only.
         let published = Box::pin(publish_one(&writer, event, &mut written, &mut correlator));
         if catch_panic("events", reason, published).await.is_err() {
             metrics().events_dropped.inc();
@@ -192,7 +192,7 @@ impl EventWriter {
             let now = Time(self.clock.now());
             let patch = json!({ "count": count, "lastTimestamp": now, "message": pending.key.note });
             match write::patch_merge(&api, name, &patch).await {
-                Err(error) if error.not_found() => {} // expired meanwhile: begin anew
+                Err(error) if error.not_found() => {} // expired meanwhile: create it again
                 result => {
                     result?;
                     let (name, count) = (name.clone(), *count);
@@ -240,7 +240,7 @@ impl EventWriter {
     }
 }
 
-/// `OBJECT.NANOSECONDS`, as client-go names them, cut to what may be a name.
+/// `OBJECT.NANOSECONDS`, as client-go names them, cut to a valid name.
 fn event_name(object: &str, now: Timestamp) -> String {
     let stamp = format!(".{:x}", now.as_nanosecond());
     let end = object.floor_char_boundary(NAME_LIMIT - stamp.len().min(NAME_LIMIT));
@@ -263,7 +263,6 @@ mod tests {
         }
     }
 
-    /// An event of a test.
     fn pending_event(reason: &str) -> PendingEvent {
         PendingEvent {
             object: ObjectReference::default(),
@@ -308,7 +307,7 @@ mod tests {
         );
     }
 
-    /// The answer says nothing that the next write needs, so that the event is repeated and not made again.
+    /// The next write needs nothing from the response, so the event is repeated and not created again.
     #[tokio::test]
     async fn event_with_unreadable_answer_counts_as_written() {
         let service = tower::service_fn(|_: http::Request<kube::client::Body>| {

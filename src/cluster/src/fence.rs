@@ -1,13 +1,13 @@
-//! The end of the right to write: connections that carry nothing more once the Lease under which they are used may
-//! be another's.
+//! The end of the right to write: connections that send nothing more once the Lease that protects them may have a new
+//! holder.
 //!
-//! Whoever loses the Lease is told so and stops. But a process that was stopped, or had no CPU, for longer than the
-//! Lease lasts goes on with requests that it had begun to send, and with answers to others, before the news of the
-//! loss comes round. So the clock is looked at where bytes leave.
+//! A process that loses the Lease is notified and stops. But a process that was stopped, or had no CPU, for longer than
+//! the Lease lasts continues with requests that it had begun to send, and with responses to others, before it handles
+//! the loss. So the clock is checked where bytes leave.
 //!
-//! This bounds what is sent, not what is carried out: the API server may execute later what arrived in time, and the
-//! clock stands still while a virtual machine is paused. Hence writes also carry the UID or resourceVersion that they
-//! were decided on.
+//! This bounds what is sent, not what is executed: the API server may execute later what arrived in time, and the clock
+//! stops while a virtual machine is paused. Hence writes also carry the UID or resourceVersion that they were decided
+//! on.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -22,34 +22,34 @@ use hyper_util::client::legacy::connect::{Connected, Connection};
 use tokio::time::Instant;
 use tower::Service;
 
-/// Until when bytes may leave. Clones are the same fence.
+/// Until when bytes may be sent. Clones are the same fence.
 #[derive(Clone, Debug)]
 pub struct Fence(Arc<Mutex<Instant>>);
 
-/// The time is over.
+/// The deadline has passed.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the Lease was not renewed in time, so nothing is sent")]
 pub struct FenceClosed;
 
 impl Fence {
-    /// One that is closed.
+    /// A closed fence.
     #[must_use]
     pub fn closed() -> Self {
         Self::new(Instant::now())
     }
 
-    /// One that closes at `until`.
+    /// A fence that closes at `deadline`.
     #[must_use]
     pub fn new(deadline: Instant) -> Self {
         Self(Arc::new(Mutex::new(deadline)))
     }
 
-    /// Moves the end on.
+    /// Extends the deadline.
     pub fn set_deadline(&self, deadline: Instant) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = deadline;
     }
 
-    /// Whether bytes may leave.
+    /// Whether bytes may be sent.
     #[cfg(test)]
     pub(super) fn is_open(&self) -> bool {
         self.check_open().is_ok()
@@ -65,7 +65,7 @@ impl Fence {
     }
 }
 
-/// Connects as another connector does; what is sent then passes the fence, where there is one.
+/// Connects as another connector does; sent bytes then pass the fence, if there is one.
 #[derive(Clone)]
 pub(super) struct FencedConnector<C> {
     pub inner: C,

@@ -1,10 +1,9 @@
 //! Leader election on a Lease.
 //!
-//! Own code rather than the crate kube-lease-manager (0.13): that one decides that a Lease has expired by
-//! comparing `renewTime`, which the holder's clock wrote, with the local wall clock, so two machines whose
-//! clocks differ can both lead, or nobody does. Here a Lease expires when the local monotonic clock has
-//! seen no change of it for the holder's own duration, as in client-go. A watch tells of changes, so a
-//! Lease that its holder released is taken at once.
+//! Own code rather than the crate kube-lease-manager (0.13): that one decides that a Lease has expired by comparing
+//! `renewTime`, which the holder's clock wrote, with the local wall clock, so two machines whose clocks differ can both
+//! lead, or neither does. Here a Lease expires when the local monotonic clock has seen no change of it for the holder's
+//! own duration, as in client-go. A watch reports changes, so a Lease that its holder released is acquired at once.
 
 mod renew;
 mod standby;
@@ -33,17 +32,17 @@ pub enum LeaseLost {
     NotRenewed {
         /// Name of the Lease.
         name: String,
-        /// How long it was tried.
+        /// How long renewals were attempted.
         after: Duration,
         /// The last error.
         last: String,
     },
-    /// Somebody else holds it.
+    /// Another candidate holds it.
     #[error("lease {name} was taken by {by:?}")]
     Taken {
         /// Name of the Lease.
         name: String,
-        /// The new holder.
+        /// Identity of the new holder.
         by: String,
     },
 }
@@ -63,11 +62,11 @@ pub struct Election {
 #[derive(Debug)]
 pub struct HeldLease {
     lease: Lease,
-    /// When the write began that made it ours, or renewed it last.
+    /// When the write began that acquired it, or renewed it last.
     renewed_at: Instant,
 }
 
-/// What was last seen of the Lease, and when locally.
+/// The last observed state of the Lease, and its local time.
 #[derive(Clone, Debug)]
 struct ObservedLease {
     lease: Lease,
@@ -75,8 +74,8 @@ struct ObservedLease {
 }
 
 impl Election {
-    /// A candidate that calls itself `identity`, which must differ between processes. `fence` is open while the
-    /// Lease is ours by our clock.
+    /// A candidate named `identity`, which must differ between processes. `fence` is open while the Lease is ours by
+    /// our clock.
     #[must_use]
     pub fn new(
         cluster: &Cluster,
@@ -97,7 +96,7 @@ impl Election {
         }
     }
 
-    /// Waits until the Lease is ours; forever if need be. Until then `tell` is given what is in the way, when that changes.
+    /// Waits until the Lease is ours, forever if necessary. Until then `on_standby` gets the reason, when it changes.
     pub async fn acquire(&self, on_standby: impl FnMut(Standby<'_>)) -> HeldLease {
         let params = ListParams::default().fields(&format!("metadata.name={}", self.name));
         let (store, mut reflector) = optional_reflector(self.api.clone(), params, Some::<Lease>);
@@ -105,12 +104,12 @@ impl Election {
         let mut acquiring = Box::pin(self.acquire_with_changes(&mut changes, on_standby));
         tokio::select! {
             held = &mut acquiring => held,
-            // It never ends; without it the Lease is looked at when it is due.
+            // It never ends; without it the Lease is read when it is due.
             () = &mut reflector => acquiring.await,
         }
     }
 
-    /// Tries for the Lease when it is free, or may be.
+    /// Tries to acquire the Lease when it is free, or may be.
     async fn acquire_with_changes(
         &self,
         changes: &mut mpsc::UnboundedReceiver<Change<Lease>>,
@@ -144,12 +143,12 @@ impl Election {
         }
     }
 
-    /// When to try for the Lease.
+    /// When to try to acquire the Lease.
     fn next_attempt(&self, observed: Option<&ObservedLease>) -> Instant {
         observed.map_or_else(Instant::now, |observed| self.available_at(observed))
     }
 
-    /// From when on the Lease may be taken: at once where nobody else holds it.
+    /// From when on the Lease may be acquired: at once if no other candidate holds it.
     fn available_at(&self, observed: &ObservedLease) -> Instant {
         match holder(&observed.lease) {
             Some(other) if *other != self.identity => {
@@ -160,14 +159,14 @@ impl Election {
         }
     }
 
-    /// Opens the fence for as long as nobody else may take the Lease after that write.
+    /// Opens the fence for as long as no other candidate may acquire the Lease after that write.
     fn record_renewal(&self, lease: Lease, renewed_at: Instant) -> HeldLease {
         self.fence
             .set_deadline(instant_after(renewed_at, self.timing.renew_deadline()));
         HeldLease { lease, renewed_at }
     }
 
-    /// Takes the Lease if nobody holds it, or its holder was silent for too long.
+    /// Acquires the Lease if it has no holder, or its holder was silent for too long.
     async fn try_acquire(&self, observed: &mut Option<ObservedLease>) -> Result<Option<HeldLease>, Error> {
         let Some(lease) = self.with_timeout(write::get(&self.api, &self.name)).await? else {
             let began = Instant::now();
@@ -179,7 +178,7 @@ impl Election {
                 other => Ok(Some(self.record_renewal(other?.object()?, began))),
             };
         };
-        // Kept before the write: one that fails must not start the wait anew.
+        // Kept before the write: a failed write must not restart the wait.
         let current = observe(observed.take(), lease);
         let current = observed.insert(current);
         let began = Instant::now();
@@ -240,7 +239,7 @@ impl Election {
     }
 
     fn now(&self) -> Option<MicroTime> {
-        // To the microsecond, as it comes back.
+        // To the microsecond, as the API server returns it.
         let now = self.clock.now();
         Some(MicroTime(
             Timestamp::from_microsecond(now.as_microsecond()).unwrap_or(now),
@@ -262,7 +261,7 @@ fn lease_duration(lease: &Lease) -> Option<Duration> {
     u64::try_from(seconds).ok().map(Duration::from_secs)
 }
 
-/// The same Lease as before keeps the time at which it was first seen.
+/// An unchanged Lease keeps the time at which it was first observed.
 fn observe(old: Option<ObservedLease>, lease: Lease) -> ObservedLease {
     match old {
         Some(old) if old.lease.resource_version() == lease.resource_version() => old,

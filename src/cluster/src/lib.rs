@@ -1,8 +1,8 @@
-//! Kubernetes plumbing: the only place that knows how to talk to an API server.
+//! Kubernetes plumbing: the only place that calls an API server.
 //!
 //! In:  a kubeconfig or the service account of the Pod.
-//! Out: a client whose calls have deadlines and metrics, mirrors of watched kinds, the API server's
-//!      clock, and an event recorder that never blocks its caller.
+//! Out: a client whose calls have deadlines and metrics, stores of watched kinds, the API server's clock, and an event
+//!      recorder that never blocks its caller.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -57,7 +57,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Connects with `options` and starts the event recorder, which ends when the last clone of this is gone.
+    /// Connects with `options` and starts the event recorder, which ends when the last clone of this is dropped.
     ///
     /// # Errors
     /// When neither the kubeconfig nor the Pod's service account can be read.
@@ -67,16 +67,16 @@ impl Cluster {
         Self::build(client_config, clock, options.clone(), Watches::default(), None)
     }
 
-    /// The same, whose mirrors report to `watches`.
+    /// The same cluster, whose stores report to `watches`.
     #[must_use]
     pub fn with_watches(self, watches: &Watches) -> Self {
         let watches = watches.clone();
         Self { watches, ..self }
     }
 
-    /// A mirror of what `api` and `selected` select (labels, fields, objects per page), as `project` sees it (`None`
-    /// leaves an object out), and the task that keeps it up to date and never ends. An object that cannot be read is left
-    /// out, with a warning on it. The process is not ready while the mirror has no list yet or is stale.
+    /// A store of what `api` and `list_params` select (labels, fields, objects per page), as `project` maps it (`None`
+    /// leaves an object out), and the task that keeps it up to date and never ends. An object that cannot be read is
+    /// left out, with a warning on it. The process is not ready while the store has no list yet or is stale.
     pub fn reflector<R, T>(
         &self,
         api: Api<R::Kind>,
@@ -91,10 +91,10 @@ impl Cluster {
         watch::new_reflector(api, list_params, Some(self.events.clone()), Some(watch), project)
     }
 
-    /// The same cluster by connections of its own, which carry nothing once `fence` is closed, events included.
+    /// The same cluster with its own connections, which carry nothing once `fence` is closed, events included.
     ///
     /// # Errors
-    /// When what [`Cluster::connect`] read cannot be used any more.
+    /// When the configuration that [`Cluster::connect`] read cannot be used any more.
     pub fn with_fence(&self, fence: &Fence) -> Result<Self, Error> {
         let (client_config, options) = (Arc::clone(&self.client_config), self.options.clone());
         let (clock, watches) = (self.clock.clone(), self.watches.clone());
@@ -128,7 +128,7 @@ impl Cluster {
 
 #[cfg(any(test, feature = "testing"))]
 impl Cluster {
-    /// A cluster that `client` speaks to.
+    /// A cluster behind `client`.
     #[must_use]
     pub fn from_client(client: kube::Client) -> Self {
         let options = ClientOptions {
@@ -147,8 +147,8 @@ impl Cluster {
     }
 }
 
-/// A mirror that the process can do without: what becomes of it changes no readiness, and an object that cannot be read
-/// is left out with a line in the log alone.
+/// An optional store: its failures do not change readiness, and an object that cannot be read is left out with only a
+/// log line.
 pub fn optional_reflector<R, T>(
     api: Api<R::Kind>,
     list_params: ListParams,
@@ -161,7 +161,7 @@ where
     watch::new_reflector(api, list_params, None, None, project)
 }
 
-/// That much later; in ten years where the clock does not go so far.
+/// `from` plus `by`; ten years later if the clock cannot represent that.
 fn instant_after(from: Instant, by: Duration) -> Instant {
     const MAX_DELAY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
     from.checked_add(by.min(MAX_DELAY)).unwrap_or(from)

@@ -1,13 +1,13 @@
-//! Lists and watches of metadata alone: what else an object holds never comes here.
+//! Lists and watches of metadata only: the rest of an object is never received.
 
 use http::header::ACCEPT;
 use http::{HeaderValue, Request};
 use kube::client::Body;
 use tower::service_fn;
 
-/// What a list is asked for as; as client-go's metadata client does.
+/// `Accept` header of a list; as client-go's metadata client.
 const LIST_ACCEPT: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
-/// What the objects of a watch are asked for as.
+/// `Accept` header of a watch.
 const WATCH_ACCEPT: &str = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1";
 
 /// A client of the same cluster that lists and watches metadata; its kinds are `PartialObjectMeta<K>`.

@@ -1,7 +1,7 @@
-//! An API server that has too much to do: asked again for a moment, and then told as what it is.
+//! An overloaded API server: requests are retried for a moment, and then its error is returned as what it is.
 //!
-//! In:  answers that turn a request away.
-//! Out: the answer to the last try, with the pause that the API server asks for where our errors look for it.
+//! In:  responses that reject a request.
+//! Out: the response to the last attempt, with the requested pause where our errors expect it.
 
 use std::time::Duration;
 
@@ -15,16 +15,16 @@ use serde_json::json;
 use tower::BoxError;
 use tower::retry::Policy;
 
-/// Asks again what the API server was too busy for a moment. What takes longer is for those who asked: they have
-/// deadlines, and know what can wait.
+/// Retries requests that an overloaded API server rejected, for a moment. Longer retries are left to the callers: they
+/// have deadlines, and know what can wait.
 #[derive(Clone)]
 pub(super) struct OverloadRetry(RetryPolicy);
 
-/// Times that a request is sent again.
+/// How often a request is sent again.
 const MAX_RETRIES: u32 = 3;
-/// Pause before the first of them; it doubles.
+/// Pause before the first retry; it doubles.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(50);
-/// A longer pause is not made here, even if the API server asks for one.
+/// A longer pause is not waited for here, even if the API server requests one.
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
 
 impl OverloadRetry {
@@ -56,7 +56,7 @@ impl<B> Policy<Request<Body>, Response<B>, BoxError> for OverloadRetry {
     }
 }
 
-/// Lists and watches, whose followers have pauses of their own: four requests for one would be a multiple of the load.
+/// Lists and watches, whose reflectors have their own pauses: four requests for one would be a multiple of the load.
 fn is_list_or_watch<B>(request: &Request<B>) -> bool {
     let query = request.uri().query().unwrap_or_default();
     query
@@ -64,13 +64,13 @@ fn is_list_or_watch<B>(request: &Request<B>) -> bool {
         .any(|part| part.starts_with("limit=") || part.starts_with("watch="))
 }
 
-/// The pause that the API server asks for, in seconds.
+/// The pause that the API server requests, in seconds.
 fn retry_after_seconds(headers: &HeaderMap) -> Option<u32> {
     headers.get(RETRY_AFTER)?.to_str().ok()?.parse().ok()
 }
 
-/// Makes a `Status` of what the API server says in plain words when it has too much to do: of these, clients of kube see
-/// the words alone, and not for how long.
+/// Converts the plain-text rejection of an overloaded API server into a `Status`: otherwise clients of kube see only
+/// the text, not the requested pause.
 pub(super) fn to_status<B>(response: Response<B>) -> Response<Either<B, Full<Bytes>>> {
     let (parts, body) = response.into_parts();
     let json = parts
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
     use crate::Error;
 
-    /// What becomes of a request that is always turned away so, and how often it is sent.
+    /// The result of a request that is always rejected so, and how often it is sent.
     async fn send_throttled(
         retry_after: Option<&'static str>,
         content_type: &'static str,

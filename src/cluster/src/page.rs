@@ -1,7 +1,7 @@
 //! A page of a list, of bounded size.
 //!
-//! In:  the answer of the API server.
-//! Out: its objects; or that the page is too large, which is for whoever asked to ask for fewer objects.
+//! In:  the response of the API server.
+//! Out: its objects; or that the page is too large, and the caller must request fewer objects.
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::api::ListParams;
@@ -12,12 +12,12 @@ use serde::de::DeserializeOwned;
 
 /// The longest page that is read, in bytes: it is in memory twice while it arrives.
 const MAX_PAGE_BYTES: usize = 8 << 20;
-/// Objects of a page that is too large where none were asked for.
+/// Assumed number of objects of a page that is too large, if the request had no limit.
 const DEFAULT_LIMIT: u32 = 500;
-/// The longest page of one object. The API server takes objects of 3 MiB, of which each byte may be six in JSON.
+/// The longest page of one object. The API server accepts objects of 3 MiB, of which each byte may be six in JSON.
 const MAX_OBJECT_BYTES: usize = 24 << 20;
 
-/// A page of what is at `path`; `None` when it is too large and can be smaller.
+/// A page of the list at `path`; `None` when it is too large and can be smaller.
 pub(super) async fn fetch<K: Clone + DeserializeOwned>(
     client: &Client,
     path: &str,
@@ -26,7 +26,7 @@ pub(super) async fn fetch<K: Clone + DeserializeOwned>(
     send_list(client, Request::new(path).list(params), params).await
 }
 
-/// The same of metadata alone.
+/// The same with metadata only.
 pub(super) async fn fetch_metadata<K: Clone + DeserializeOwned>(
     client: &Client,
     path: &str,
@@ -35,7 +35,7 @@ pub(super) async fn fetch_metadata<K: Clone + DeserializeOwned>(
     send_list(client, Request::new(path).list_metadata(params), params).await
 }
 
-/// Asks for fewer objects than before.
+/// Reduces the limit of the request.
 pub(super) fn reduce_limit(params: &mut ListParams) {
     params.limit = Some((params.limit.unwrap_or(DEFAULT_LIMIT) / 4).max(1));
 }

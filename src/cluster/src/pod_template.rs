@@ -1,9 +1,9 @@
-//! Pod templates and claim templates as they are stored: with defaults, or refused in the API server's words.
+//! Pod templates and claim templates as they are stored: with defaults, or refused with the API server's message.
 //!
-//! Neither its rules nor its defaults are copied here: a `PodTemplate` is made in a dry run, and what the API
-//! server makes of it is read back, without what OpenKruise would not have stored. Claim templates ride in it as
-//! ephemeral volumes, which have the same spec: so defaults of the cluster, such as its storage class, do not get
-//! in, as they would with a claim.
+//! Neither its rules nor its defaults are copied here: a `PodTemplate` is created in a dry run, and the API server's
+//! result is read back, without what OpenKruise would not have stored. Claim templates are sent in it as ephemeral
+//! volumes, which have the same spec: so defaults of the cluster, such as its storage class, do not get in, as they
+//! would with a claim.
 
 use std::collections::BTreeSet;
 
@@ -27,15 +27,15 @@ pub struct Templates {
     pub template: Value,
     /// `PersistentVolumeClaim`s.
     pub claims: Vec<Value>,
-    /// Labels of the workload that they are of, which policies for all kinds may ask for; null for none. They are in no
-    /// answer.
+    /// Labels of the workload that owns them, which policies for all kinds may require; null for none. They are in no
+    /// response.
     pub labels: Value,
-    /// Its annotations, for the same reason.
+    /// Annotations of the workload, for the same reason.
     pub annotations: Value,
 }
 
 impl Templates {
-    /// Those of a workload's spec.
+    /// The templates of a workload's spec.
     #[must_use]
     pub fn from_workload_spec(spec: &Value) -> Self {
         Self {
@@ -49,36 +49,36 @@ impl Templates {
     }
 }
 
-/// What the API server says to templates.
+/// The API server's result for templates.
 #[derive(Clone, Debug, PartialEq)]
 pub enum DryRunResult {
-    /// They are good.
+    /// They are valid.
     Valid {
-        /// The templates as they are to be stored.
+        /// The templates to store.
         templates: Templates,
-        /// Fields that the API server does not know, and that are gone.
+        /// Fields that the API server does not know, and that are lost.
         unknown_fields: Vec<String>,
-        /// Items of lists that are not in its answer, and that are stored as they were asked for: it drops volumes whose
+        /// Items of lists that are not in its response, and that are stored as submitted: it drops volumes whose
         /// feature gate is off.
         dropped: Vec<String>,
     },
-    /// They are not, in the API server's words: fields of an object that has the templates as `spec.template`
-    /// and `spec.volumeClaimTemplates`, their values, and what is wrong with them.
+    /// They are invalid, in the API server's words: fields of an object that has the templates as `spec.template` and
+    /// `spec.volumeClaimTemplates`, their values, and what is wrong with them.
     Invalid(String),
 }
 
-/// Which defaults templates are stored with.
+/// Which defaults are stored in templates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Defaulting {
-    /// Whether there are none (gate `TemplateNoDefaults`).
+    /// Whether no defaults are stored (gate `TemplateNoDefaults`).
     pub disabled: bool,
-    /// Whether ports of a Pod on the host's network are ports of the host (gate
+    /// Whether ports of a Pod on the host's network default to host ports (gate
     /// `DefaultHostNetworkHostPortsInPodTemplates`).
     pub host_ports: bool,
 }
 
 impl Defaulting {
-    /// As the feature gates say.
+    /// The defaulting that the feature gates select.
     #[must_use]
     pub fn from_gates(gates: &FeatureGates) -> Self {
         Self {
@@ -88,11 +88,11 @@ impl Defaulting {
     }
 }
 
-/// Asks the API server for its opinion and its defaults, of which those are kept that OpenKruise fills in, so that
-/// either manager makes the same revision of what the other one stored.
+/// Validates the templates with the API server and gets its defaults, of which those that OpenKruise fills in are kept,
+/// so that either manager computes the same revision of what the other one stored.
 ///
 /// # Errors
-/// When there is no answer: the cluster cannot be reached, or we may not ask, or a quota is in the way.
+/// When there is no result: the cluster cannot be reached, we lack the permission, or a quota prevents it.
 pub async fn dry_run(
     cluster: &Cluster,
     namespace: &str,
@@ -108,7 +108,7 @@ pub async fn dry_run(
             &status, &submitted, &origins,
         ))),
         Err(Error::Api(mut status)) => {
-            // The name is another each time, and not the user's.
+            // The name is generated, not the user's.
             let name = status
                 .details
                 .as_ref()
@@ -123,11 +123,11 @@ pub async fn dry_run(
     }
 }
 
-/// Fields that the API server does not know, as it refuses them itself where `fieldValidation=Strict` is asked for: of
-/// those that are lost others belong to features that are off.
+/// Fields that the API server does not know, as it refuses them with `fieldValidation=Strict`: other lost fields belong
+/// to features that are off.
 ///
 /// # Errors
-/// When there is no answer.
+/// When there is no response.
 pub async fn find_unknown_fields(
     cluster: &Cluster,
     namespace: &str,
@@ -143,20 +143,21 @@ pub async fn find_unknown_fields(
     }
 }
 
-/// The object to make in a dry run. A template may be large: no more of it is kept while the answer is waited for.
+/// The object to create in a dry run. A template may be large: only the text is kept while waiting for the response.
 fn build_request(submitted: &Templates) -> (String, Vec<VolumeOrigin>) {
     let (body, origins) = build_pod_template(submitted);
     (body.to_string(), origins)
 }
 
-/// The fields that a strict decoding error names, where the user has them.
+/// The fields that a strict decoding error names, as paths of the user's object.
 fn parse_unknown_fields(message: &str, origins: &[VolumeOrigin]) -> Vec<String> {
     let named = message.split("unknown field \"").skip(1);
     let fields = named.filter_map(|rest| rest.split_once('"'));
     fields.map(|(field, _)| user_field_path(field, origins)).collect()
 }
 
-/// The templates without the API server's opinion, where it is refused for something else than the templates.
+/// The templates without the API server's defaults, for a dry run that is refused for a reason other than the
+/// templates.
 #[must_use]
 pub fn without_dry_run(mut submitted: Templates, defaults: Defaulting) -> Templates {
     defaulting::fill_defaults(&mut submitted.template, defaults);
@@ -164,17 +165,17 @@ pub fn without_dry_run(mut submitted: Templates, defaults: Defaulting) -> Templa
     submitted
 }
 
-/// Where a volume of the object of a dry run comes from, by its place there.
+/// Origin of a volume of the dry-run object, by its index there.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum VolumeOrigin {
-    /// The one of this index among the template's own.
+    /// The template's own volume of this index.
     Template(usize),
     /// The claim template of this index.
     Claim(usize),
 }
 
-/// The object to make in a dry run, and where its volumes come from: all of the template's own but those whose names claim
-/// templates have, which take their places in a Pod. The claims follow, and images come last.
+/// The object to create in a dry run, and the origins of its volumes: all of the template's own except those with the
+/// name of a claim template, which replaces them in a Pod. The claims follow, and images come last.
 fn build_pod_template(templates: &Templates) -> (Value, Vec<VolumeOrigin>) {
     let mut template = templates.template.clone();
     let own = take_volumes(&mut template);
@@ -209,18 +210,17 @@ fn build_pod_template(templates: &Templates) -> (Value, Vec<VolumeOrigin>) {
     });
     let mut annotations = templates.annotations.clone();
     if let Some(annotations) = annotations.as_object_mut() {
-        // As large as all the rest, and no policy asks for it.
+        // As large as all the rest, and no policy checks it.
         annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
     }
     set(&mut object, &["metadata", "annotations"], annotations);
-    // The macro would make a copy.
+    // The macro would copy it.
     set(&mut object, &["template"], template);
     (object, origins)
 }
 
-/// Whether the API server found something wrong with the template itself: a field that is invalid, or that it cannot
-/// read. Webhooks, policies and quotas refuse with the same codes, and may refuse the object that is made in the dry run
-/// for what a Pod has.
+/// Whether the API server found an error in the template itself: a field that is invalid, or that it cannot read.
+/// Webhooks, policies and quotas refuse with the same codes, and may refuse the dry-run object for what a Pod has.
 fn is_template_error(status: &Status) -> bool {
     let causes = status.details.as_ref().map(|details| details.causes.as_slice());
     let causes = causes.unwrap_or_default();
@@ -234,7 +234,7 @@ fn is_template_error(status: &Status) -> bool {
     }
 }
 
-/// Takes the volumes out of a template.
+/// Removes the volumes from a template.
 fn take_volumes(template: &mut Value) -> Vec<Value> {
     let spec = template.get_mut("spec").and_then(Value::as_object_mut);
     match spec.and_then(|spec| spec.remove("volumes")) {
@@ -262,7 +262,7 @@ fn apply_answer(
         defaulting::remove_extra_claim_defaults(&claim["spec"], &mut spec, defaults);
         set(claim, &["spec"], spec);
     }
-    // The others were not in the question.
+    // The others were not sent.
     let sent_volumes: BTreeSet<usize> = origins
         .iter()
         .filter_map(|origin| match origin {
@@ -302,7 +302,7 @@ fn apply_answer(
     }
 }
 
-/// Fields that say something in `before` and are not in `after`.
+/// Fields that are set in `before` and missing in `after`.
 #[must_use]
 pub fn dropped_fields(before: &Value, after: &Value) -> Vec<String> {
     let mut found = Vec::new();
@@ -310,7 +310,7 @@ pub fn dropped_fields(before: &Value, after: &Value) -> Vec<String> {
     found
 }
 
-/// Fields that were said and are not there any more.
+/// Collects fields that were set and are missing now.
 fn collect_dropped_fields(before: &Value, after: &Value, path: &str, fields: &mut Vec<String>) {
     match (before, after) {
         (Value::Object(before), Value::Object(after)) => {
@@ -331,7 +331,7 @@ fn collect_dropped_fields(before: &Value, after: &Value, path: &str, fields: &mu
     }
 }
 
-/// Go leaves out what is null, empty, zero or false.
+/// Go omits what is null, empty, zero or false.
 fn is_set(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => false,
@@ -343,7 +343,7 @@ fn is_set(value: &Value) -> bool {
     }
 }
 
-/// What is wrong, with the fields where the user has them.
+/// The error message, with field paths of the user's object.
 fn error_message(status: &Status, submitted: &Templates, origins: &[VolumeOrigin]) -> String {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     let causes: Vec<_> = causes
@@ -355,7 +355,7 @@ fn error_message(status: &Status, submitted: &Templates, origins: &[VolumeOrigin
     }
 }
 
-/// Why an object of that form is none: with types of fields, without indexes, and claims are volumes in it.
+/// Why the object cannot be decoded: with types of fields, without indexes, and claims are volumes in it.
 fn decode_error_message(message: &str, submitted: &Templates) -> String {
     // Some releases name what is embedded in a type.
     const CLAIMS: [&str; 2] = [
@@ -384,7 +384,7 @@ fn decode_error_message(message: &str, submitted: &Templates) -> String {
     }
 }
 
-/// Where a field of the `PodTemplate` comes from.
+/// The user's path of a field of the `PodTemplate`.
 fn user_field_path(field: &str, origins: &[VolumeOrigin]) -> String {
     const VOLUMES: &str = "template.spec.volumes[";
     let inside = field.strip_prefix(VOLUMES).and_then(|rest| rest.split_once(']'));
@@ -404,7 +404,7 @@ fn user_field_path(field: &str, origins: &[VolumeOrigin]) -> String {
     }
 }
 
-/// Whether a volume is an image: the API server takes these out where it has none, and counts the others.
+/// Whether a volume is an image: an API server without image volumes removes these, and counts only the others.
 fn is_image(volume: &Value) -> bool {
     !volume["image"].is_null()
 }

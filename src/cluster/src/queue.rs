@@ -1,4 +1,4 @@
-//! Work by key: each key at most once at a time, a bounded number of keys at once, and a reason to look again.
+//! Work by key: each key at most once at a time, a bounded number of keys at once, and requeues.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::fmt::Display;
@@ -18,28 +18,28 @@ use kruise_ops::metrics::metrics;
 use kruise_ops::panics::{Panicked, catch_panic, catch_panic_sync};
 use kruise_ops::progress::ProgressStep;
 
-/// After failures.
+/// Used after failures.
 pub(super) const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
-/// Longest pause that the API server may ask for.
+/// Longest pause that the API server may request.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
-/// Longest time that one key may be worked on: far above the sum of its calls' own deadlines.
+/// Longest reconcile of one key: far above the sum of its calls' own deadlines.
 const RECONCILE_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// When to look at a key again although nothing has changed; `None` when there is no need.
+/// When to reconcile a key again although nothing has changed; `None` if there is no need.
 pub type RequeueAfter = Option<Duration>;
 
-/// What the queue needs to know of a pass that failed.
+/// What the queue needs from a failed reconcile.
 #[derive(Debug)]
 pub struct ReconcileError {
     message: String,
-    /// How long the other side asked us to wait.
+    /// The pause that the API server requested.
     retry_after: Option<Duration>,
-    /// Whether it is part of ordinary life: somebody else was quicker.
+    /// Whether it is normal operation: another writer was faster.
     expected: bool,
 }
 
 impl ReconcileError {
-    /// A failure that somebody should look at if it goes on.
+    /// A failure that needs attention if it persists.
     #[must_use]
     pub fn new(message: String) -> Self {
         Self {
@@ -66,13 +66,13 @@ impl From<Panicked> for ReconcileError {
     }
 }
 
-/// What can be worked on by the name that it has in the log.
+/// A work item, displayed by its name in the log.
 pub trait QueueKey: Clone + Eq + Hash + Ord + Display + Send + 'static {}
 impl<K: Clone + Eq + Hash + Ord + Display + Send + 'static> QueueKey for K {}
 
-/// One pass over a key.
+/// One reconcile of a key.
 pub trait ReconcileFuture: Future<Output = Result<RequeueAfter, Self::Error>> + Send + 'static {
-    /// Why it failed.
+    /// Why the reconcile failed.
     type Error: Into<ReconcileError> + Send + 'static;
 }
 
@@ -84,12 +84,12 @@ where
     type Error = E;
 }
 
-/// Runs `work` for each key that arrives until shutdown, `workers` at once at most.
+/// Runs `reconcile` for each key that arrives until shutdown, at most `workers` at once.
 ///
-/// A key that arrives while it is worked on is worked on once more afterwards. A key whose work failed is
-/// tried again after a pause that doubles from 0.2 s to 30 s, or after what the API server asked for. Work that
-/// does not end within 120 s is broken off and begun anew; where that hangs too, `progress` knows it. A panic is a
-/// failure of that key alone.
+/// A key that arrives while it is reconciled is reconciled once more afterwards. A key whose reconcile failed is
+/// retried after a pause that doubles from 0.2 s to 30 s, or after the pause that the API server requested. A reconcile
+/// that does not end within 120 s is cancelled and started again; if that hangs too, `progress` reports it. A panic is
+/// a failure of that key alone.
 pub async fn run<K, W, F>(
     name: &'static str,
     keys: mpsc::UnboundedReceiver<K>,
@@ -110,14 +110,14 @@ pub async fn run<K, W, F>(
     run_workers(keys, workers, &shutdown, hang_detection, reconcile).await;
 }
 
-/// A key and what came of the work on it; `None` when it was broken off.
+/// A key and the result of its reconcile; `None` if that was cancelled.
 type Finished<K> = (K, Option<Result<RequeueAfter, ReconcileError>>);
 
-/// What is done about work that hangs.
+/// Detection of reconciles that hang.
 struct HangDetection {
     name: &'static str,
     progress: Progress,
-    /// Longest time that one key may be worked on.
+    /// Longest reconcile of one key.
     timeout: Duration,
 }
 
@@ -139,7 +139,7 @@ async fn run_workers<K, W, F>(
     } = hang_detection;
     let mut queue: Queue<K> = Queue::default();
     let mut workers_running: JoinSet<Finished<K>> = JoinSet::new();
-    // A step lasts until work on its key has ended by itself, however often it is broken off.
+    // A step lasts until a reconcile of its key has ended without being cancelled, however often it is cancelled.
     let mut steps: HashMap<K, ProgressStep> = HashMap::new();
     let depth = metrics()
         .queue_depth
@@ -181,7 +181,7 @@ async fn run_workers<K, W, F>(
                     tracing::error!(name, %key, after = ?pass, "reconcile did not finish in time; restarting it");
                     queue.done(&key, Some(Duration::ZERO), Instant::now());
                 }
-                // Passes do not panic and are not aborted; a key that stays marked as running is never reconciled.
+                // Reconciles do not panic and are not aborted; a key that stays marked as running is never reconciled.
                 Err(error) => { tracing::error!(name, %error, "controller stopped: a task of it was lost"); return; }
             },
             () = tokio::time::sleep_until(next_due), if has_free_worker => {}
@@ -189,7 +189,7 @@ async fn run_workers<K, W, F>(
     }
 }
 
-/// One pass over a key; `None` when it did not end within `limit`.
+/// One reconcile of a key; `None` if it did not end within `timeout`.
 async fn reconcile_one<F: ReconcileFuture>(
     name: &'static str,
     key: impl Display,
@@ -203,7 +203,7 @@ async fn reconcile_one<F: ReconcileFuture>(
     })
 }
 
-/// Nothing waits in a queue that has ended, however it ended.
+/// A queue that has ended, for any reason, has no waiting keys.
 struct ResetDepthOnDrop<'a>(&'a Gauge);
 
 impl Drop for ResetDepthOnDrop<'_> {
@@ -235,7 +235,7 @@ fn record_result<K: QueueKey>(
     }
 }
 
-/// Which keys are due, which are being worked on, and which come later.
+/// Keys that are due, being reconciled, or delayed.
 struct Queue<K> {
     ready: VecDeque<K>,
     queued: HashSet<K>,
@@ -298,7 +298,7 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         let backoff = RETRY_BACKOFF.delay(*count);
         *count = count.saturating_add(1);
         let pause = backoff.max(retry_after.unwrap_or_default().min(MAX_RETRY_AFTER));
-        // What arrived meanwhile waits as well, or a failing key would spin with its own events.
+        // A key that arrived meanwhile waits as well, or a failing key would loop on its own events.
         self.requeue_when_done.remove(key);
         self.finish(key, Some(instant_after(now, pause)));
         pause
@@ -330,7 +330,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Runs `work` on these keys until it says that it is over; which keys it was called for, in order.
+    /// Runs `work` on these keys until it signals the end; returns the keys that it was called for, in order.
     async fn run_queue<F: ReconcileFuture>(
         keys: &[&str],
         reconcile: impl Fn(String, usize, CancellationToken) -> F,
@@ -458,7 +458,7 @@ mod tests {
             while started.load(std::sync::atomic::Ordering::SeqCst) < 3 {
                 tokio::task::yield_now().await;
             }
-            // Broken off twice, and still the step that began first.
+            // Cancelled twice, and still the step that began first.
             let hour = std::time::Instant::now() + Duration::from_secs(3600);
             progress.overdue_at(hour)
         };
@@ -490,7 +490,8 @@ mod tests {
     }
 
     proptest! {
-        /// A key never runs twice at once, and one that was added is worked on after that, whatever happens.
+        /// A key never runs twice at once, and one that was added is reconciled after that, for any sequence of
+        /// operations.
         #[test]
         fn no_key_is_lost_or_doubled(ops in prop::collection::vec(any_op(), 0..80)) {
             let mut queue: Queue<u8> = Queue::default();

@@ -1,7 +1,7 @@
-//! Mirrors: what the API server holds of one kind, reduced to what we need, in memory.
+//! Stores: the objects of one kind, reduced to what we need, in memory.
 //!
-//! A mirror keeps the projection of each object and tells its subscribers of each change. The objects
-//! themselves are dropped at the watch, so a node of a thousand Pods costs kilobytes.
+//! A store keeps the projection of each object and sends each change to its subscribers. The objects themselves are
+//! dropped at the watch, so a node of a thousand Pods costs kilobytes.
 
 mod lenient;
 mod reflector;
@@ -26,12 +26,12 @@ use super::EventRecorder;
 use kruise_ops::panics::{Panicked, catch_panic_sync};
 use kruise_ops::watches::WatchHandle;
 
-/// Names an object of one kind.
+/// Identifies an object of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
-    /// The namespace, `None` for cluster-wide kinds.
+    /// Namespace, `None` for cluster-scoped kinds.
     pub namespace: Option<String>,
-    /// The name.
+    /// Name of the object.
     pub name: String,
 }
 
@@ -44,7 +44,7 @@ impl Key {
         }
     }
 
-    /// The key of a cluster-wide object.
+    /// The key of a cluster-scoped object.
     pub fn cluster_scoped(name: impl Into<String>) -> Self {
         Self {
             namespace: None,
@@ -70,14 +70,15 @@ impl fmt::Display for Key {
     }
 }
 
-/// One object has come, changed or gone. In the first list, and for what a reconnect brings anew, `old` is `None`.
+/// One object was added, changed or deleted. In the first list, and for what a reconnect delivers again, `old` is
+/// `None`.
 #[derive(Debug)]
 pub struct Change<T> {
-    /// Which object.
+    /// Key of the object.
     pub key: Key,
-    /// What it was, `None` when it is new.
+    /// The previous state, `None` when it is new.
     pub old: Option<Arc<T>>,
-    /// What it is, `None` when it is gone.
+    /// The current state, `None` when it is deleted.
     pub new: Option<Arc<T>>,
 }
 
@@ -93,7 +94,7 @@ impl<T> Clone for Change<T> {
 
 struct State<T> {
     objects: HashMap<Key, StoreEntry<T>>,
-    /// Length of all of them.
+    /// Size of all objects as the API server sent them.
     bytes: usize,
     subscribers: Vec<mpsc::UnboundedSender<Change<T>>>,
 }
@@ -110,11 +111,11 @@ impl<T> State<T> {
 
 struct StoreEntry<T> {
     object: Arc<T>,
-    /// Length of the object as the API server sent it.
+    /// Size of the object as the API server sent it.
     bytes: usize,
 }
 
-/// What is known of a kind; clones share it.
+/// The stored objects of a kind; clones share them.
 pub struct Store<T> {
     state: Arc<RwLock<State<T>>>,
     synced: watch::Receiver<bool>,
@@ -139,7 +140,7 @@ impl<T> Store<T> {
             .map(|entry| Arc::clone(&entry.object))
     }
 
-    /// All objects, in no order.
+    /// All objects, in no particular order.
     #[must_use]
     pub fn list(&self) -> Vec<Arc<T>> {
         self.read()
@@ -149,7 +150,7 @@ impl<T> Store<T> {
             .collect()
     }
 
-    /// All objects with their keys, in no order.
+    /// All objects with their keys, in no particular order.
     #[must_use]
     pub fn entries(&self) -> Vec<(Key, Arc<T>)> {
         self.read()
@@ -159,25 +160,25 @@ impl<T> Store<T> {
             .collect()
     }
 
-    /// How many objects there are.
+    /// Number of stored objects.
     #[must_use]
     pub fn len(&self) -> usize {
         self.read().objects.len()
     }
 
-    /// Whether there are none.
+    /// Whether the store is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Every change from now on, preceded by one change for each object that is there already.
+    /// Every change from now on, preceded by one change for each object that is already stored.
     #[must_use]
     pub fn subscribe(&self) -> mpsc::UnboundedReceiver<Change<T>> {
         let (tx, rx) = mpsc::unbounded_channel();
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         for (key, entry) in &state.objects {
-            // The receiver is in our hands, so the send cannot fail.
+            // The receiver still exists, so the send cannot fail.
             let _ = tx.send(Change {
                 key: key.clone(),
                 old: None,
@@ -196,7 +197,7 @@ impl<T> Store<T> {
 
     /// Waits until the first list is complete. Without a deadline: callers serve health meanwhile.
     pub async fn wait_until_synced(&self) {
-        // The sender lives in the watch task; when that is gone the process is ending.
+        // The sender lives in the watch task; when that has ended the process is ending.
         let _ = self.synced.clone().wait_for(|synced| *synced).await;
     }
 
@@ -207,7 +208,7 @@ impl<T> Store<T> {
 
 #[cfg(any(test, feature = "testing"))]
 impl<T> Store<T> {
-    /// A mirror that holds these for ever.
+    /// A store with these objects, which never change.
     pub fn from_objects(objects: impl IntoIterator<Item = (Key, T)>) -> Self {
         let objects = objects.into_iter().map(|(key, object)| {
             let object = Arc::new(object);
@@ -224,10 +225,10 @@ impl<T> Store<T> {
     }
 }
 
-/// A mirror of what `api` and `selected` select (labels, fields, objects per page), as `project` sees it (`None` leaves
-/// an object out), and the task that keeps it up to date. The task never ends: what fails is tried again, after 0.2 s at
-/// first and 30 s at most, or when the API server asks for it. `watch` is told how it goes, and `events` of objects that
-/// cannot be read.
+/// A store of what `api` and `list_params` select (labels, fields, objects per page), as `project` maps it (`None`
+/// leaves an object out), and the task that keeps it up to date. The task never ends: failures are retried, after 0.2 s
+/// at first and 30 s at most, or when the API server requests it. `watch` gets the status, and `events` the objects
+/// that cannot be read.
 pub(super) fn new_reflector<R, T, F>(
     api: Api<R::Kind>,
     list_params: ListParams,
@@ -255,29 +256,28 @@ where
         events,
         form: PhantomData::<fn() -> R>,
     });
-    // Boxed, for it is large, and often part of another future.
+    // Boxed, because it is large, and often part of another future.
     let task = Box::pin(Reflector::new(api, list_params, sink, synced_tx, watch).run());
     (store, task)
 }
 
-/// What the objects of a list and its watches are written into, as the API server sends them. One [`Follower`] serves all
-/// kinds.
+/// Receives the objects of a list and its watches, as the API server sends them. One [`Reflector`] serves all kinds.
 trait ObjectSink: Send {
     /// A list begins.
     fn begin_list(&mut self);
-    /// The list in progress has this object.
+    /// The list in progress contains this object.
     fn add_listed(&mut self, text: &RawValue) -> serde_json::Result<()>;
-    /// The list is complete: what was not in it has gone.
+    /// The list is complete: objects that were not in it are deleted.
     fn end_list(&mut self);
-    /// An object has come or changed; its version.
+    /// An object was added or changed; returns its version.
     fn upsert(&mut self, text: &RawValue) -> serde_json::Result<Option<String>>;
-    /// An object has gone; its version.
+    /// An object was deleted; returns its version.
     fn remove(&mut self, text: &RawValue) -> serde_json::Result<Option<String>>;
-    /// Length of all objects that are kept, as the API server sent them.
+    /// Size of all stored objects as the API server sent them.
     fn bytes(&self) -> usize;
 }
 
-/// Reads objects as an `R`, and says of those that cannot be taken in.
+/// Reads objects as an `R`, and reports those that cannot be used.
 struct ObjectDecoder<R, T, F> {
     writer: StoreWriter<T, F>,
     events: Option<EventRecorder>,
@@ -341,21 +341,20 @@ where
     }
 }
 
-/// Applies watch events to the state.
+/// Applies watch events to the store.
 struct StoreWriter<T, F> {
     state: Arc<RwLock<State<T>>>,
     project: F,
-    /// The keys of the list in progress; what is not among them at its end has gone meanwhile.
+    /// The keys of the list in progress; stored objects that are not among them at its end were deleted meanwhile.
     listed_keys: HashSet<Key>,
 }
 
 impl<T: PartialEq, F> StoreWriter<T, F> {
-    /// A list begins.
     fn begin_list(&mut self) {
         self.listed_keys.clear();
     }
 
-    /// The list in progress has this object.
+    /// The list in progress contains this object.
     fn add_listed<K>(&mut self, key: Key, object: Option<K>, bytes: usize) -> Result<(), Panicked>
     where
         F: Fn(K) -> Option<T>,
@@ -364,7 +363,7 @@ impl<T: PartialEq, F> StoreWriter<T, F> {
         self.upsert(key, object, bytes)
     }
 
-    /// The list is complete: what was not in it has gone.
+    /// The list is complete: objects that were not in it are deleted.
     fn end_list(&mut self) {
         let deleted: Vec<Key> = {
             let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
@@ -381,8 +380,8 @@ impl<T: PartialEq, F> StoreWriter<T, F> {
         self.listed_keys = HashSet::new();
     }
 
-    /// An object of that length has come or changed; `None` where it cannot be read. After a panic what was known of it
-    /// stays: it is there, and nobody may hear that it has gone.
+    /// An object of that size was added or changed; `None` if it cannot be read. After a panic the stored state is
+    /// kept: the object exists, and no subscriber may get a deletion.
     fn upsert<K>(&self, key: Key, object: Option<K>, bytes: usize) -> Result<(), Panicked>
     where
         F: Fn(K) -> Option<T>,
@@ -395,7 +394,7 @@ impl<T: PartialEq, F> StoreWriter<T, F> {
         Ok(())
     }
 
-    /// Stores the object and tells the subscribers, unless nothing that we keep has changed.
+    /// Stores the object and notifies the subscribers, unless nothing that we keep has changed.
     fn set(&self, key: Key, object: Option<T>, bytes: usize) {
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
         let (old, old_bytes) = match state.objects.get(&key) {
@@ -422,7 +421,7 @@ impl<T: PartialEq, F> StoreWriter<T, F> {
         state.subscribers.retain(|tx| tx.send(change.clone()).is_ok());
     }
 
-    /// Length of all objects that are kept, as the API server sent them.
+    /// Size of all stored objects as the API server sent them.
     fn bytes(&self) -> usize {
         self.state.read().unwrap_or_else(PoisonError::into_inner).bytes
     }
@@ -441,7 +440,7 @@ mod tests {
         object
     }
 
-    /// What is known of the object stays, and nothing is told, in a list and in a watch.
+    /// The stored object is kept, and no change is sent, in a list and in a watch.
     #[test]
     fn panicking_projection_does_not_delete_the_object() {
         let state = Arc::new(RwLock::new(State::new()));
@@ -496,9 +495,9 @@ mod tests {
                 .upsert(Key::cluster_scoped("a"), Some(config_map("a", "2")), 1)
                 .is_ok()
         );
-        assert_eq!(stored("a").as_deref(), Some("2"), "once it can be read");
+        assert_eq!(stored("a").as_deref(), Some("2"), "readable again");
         writer.set(Key::cluster_scoped("a"), None, 0);
-        assert_eq!(stored("a"), None, "once it has gone");
+        assert_eq!(stored("a"), None, "deleted");
     }
 
     #[test]

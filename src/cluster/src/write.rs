@@ -1,11 +1,11 @@
 //! Requests about objects: each with a deadline, each write counted by kind and result.
 //!
-//! Names and namespaces become parts of a path. What is no DNS name is refused before anything is sent: `?`, `#` and `/`
-//! in it would make another request of ours. Lists and watches, which name no object, do not come here.
+//! Names and namespaces become parts of a path. What is not a DNS name is refused before anything is sent: `?`, `#` and
+//! `/` in it would change our request. Lists and watches, which name no object, do not come here.
 //!
-//! Every write returns the object as the API server [`Stored`] it, which is what tracks our own writes. Answers are read as
-//! mirrors read objects, by `Readable`: what others wrote into an object makes no write of ours a failed one.
-//! Nothing here retries: the caller decides again on fresh facts.
+//! Every write returns the object as the API server [`Stored`] it, so that our own writes can be tracked. Responses are
+//! read as stores read objects, by `Lenient`: another writer's unreadable fields do not make our write a failed one.
+//! Nothing here retries: the caller decides again on fresh data.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -26,16 +26,16 @@ use super::{Error, ObjectView, page};
 use kruise_api::names;
 use kruise_ops::metrics::metrics;
 
-/// The longest that a single call to the API server may take.
+/// Timeout of a single call to the API server.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// The most of a wrong name that an error repeats, in characters.
+/// Characters of an invalid name that an error repeats.
 const MAX_SHOWN_CHARS: usize = 100;
 
-/// What a kind must be able to do to be written.
+/// Traits that a kind needs to be written.
 pub trait Object: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize {}
 impl<K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize> Object for K {}
 
-/// What came back of a write that was done.
+/// The response to a successful write.
 #[derive(Clone, Debug)]
 pub struct Stored<K> {
     verb: &'static str,
@@ -74,8 +74,8 @@ pub async fn create<K: Object>(api: &Api<K>, object: &K) -> Result<Stored<K>, Er
     send_write(api, "create", request).await
 }
 
-/// Creates an object with `body` as its bytes are, and gives the answer as it comes, without who manages which field: for
-/// what our types would lose, be it fields or the spelling of bytes that are compared.
+/// Creates an object with `body` byte for byte, and returns the response as it comes, without managed fields: for data
+/// that our types would lose, be it fields or the spelling of bytes that are compared.
 ///
 /// # Errors
 /// See [`Error`].
@@ -83,7 +83,7 @@ pub async fn create_raw<K: Object>(api: &Api<K>, body: String) -> Result<Value, 
     create_raw_with(api, body, &PostParams::default(), false).await
 }
 
-/// The same, and nothing is stored: what the API server would make of it.
+/// The same as a dry run: returns what the API server would store.
 ///
 /// # Errors
 /// See [`Error`].
@@ -91,7 +91,7 @@ pub async fn create_dry_run<K: Object>(api: &Api<K>, body: String) -> Result<Val
     create_raw_with(api, body, &dry_run_params(), false).await
 }
 
-/// The same; fields that the API server does not know are a refusal (`fieldValidation=Strict`).
+/// The same; fields that the API server does not know are refused (`fieldValidation=Strict`).
 ///
 /// # Errors
 /// See [`Error`].
@@ -133,8 +133,8 @@ fn with_strict_validation(mut request: http::Request<Vec<u8>>) -> http::Request<
     request
 }
 
-/// Sends a JSON merge patch of the object itself. With `metadata.resourceVersion` in the patch a change by
-/// someone else is a [`Error::conflict`].
+/// Sends a JSON merge patch of the object itself. With `metadata.resourceVersion` in the patch, a change by another
+/// writer is a [`Error::conflict`].
 ///
 /// # Errors
 /// See [`Error`].
@@ -158,7 +158,7 @@ pub async fn patch_status_merge<K: Object>(
     send_patch(api, "patch_status", name, Some("status"), &Patch::Merge(patch)).await
 }
 
-/// Asks whether a JSON merge patch of the status subresource would be taken, and stores nothing.
+/// Dry run of a JSON merge patch of the status subresource: checks whether it would be accepted.
 ///
 /// # Errors
 /// See [`Error`].
@@ -193,7 +193,7 @@ pub async fn patch_strategic<K: Object>(api: &Api<K>, name: &str, patch: &Value)
     send_patch(api, "patch", name, None, &Patch::Strategic(patch)).await
 }
 
-/// Asks whether a strategic merge patch of the object would be taken, and stores nothing.
+/// Dry run of a strategic merge patch of the object: checks whether it would be accepted.
 ///
 /// # Errors
 /// See [`Error`].
@@ -233,18 +233,18 @@ pub async fn replace<K: Object>(api: &Api<K>, object: &K) -> Result<Stored<K>, E
     send_write(api, "update", request).await
 }
 
-/// Deletes the object of that name, if it still has that UID. That it is gone already is no error.
+/// Deletes the object of that name, if it still has that UID. It is no error if it is already deleted.
 ///
 /// # Errors
-/// See [`Error`]; [`Error::conflict`] when another object has the name now.
+/// See [`Error`]; [`Error::conflict`] when a different object has the name now.
 pub async fn delete<K: Object>(api: &Api<K>, name: &str, uid: &str) -> Result<(), Error> {
     delete_if_unchanged(api, name, uid, None).await
 }
 
-/// The same, if it still has that version, too.
+/// The same, if the object still has that version, too.
 ///
 /// # Errors
-/// See [`Error`]; [`Error::conflict`] when the object is another now.
+/// See [`Error`]; [`Error::conflict`] when the object has changed.
 pub async fn delete_if_unchanged<K: Object>(
     api: &Api<K>,
     name: &str,
@@ -253,7 +253,7 @@ pub async fn delete_if_unchanged<K: Object>(
 ) -> Result<(), Error> {
     validate_names(api, Some(name))?;
     let preconditions = kube::api::Preconditions {
-        // Nothing has an empty one.
+        // No object has an empty UID.
         uid: Some(uid.to_owned()),
         resource_version: resource_version.map(str::to_owned),
     };
@@ -262,7 +262,7 @@ pub async fn delete_if_unchanged<K: Object>(
         ..DeleteParams::default()
     };
     let request = Request::new(api.resource_url()).delete(name, &params);
-    // `Api::delete` parses the answer twice; it is the whole object, and nobody looks at it.
+    // `Api::delete` parses the response twice; it is the whole object, and it is not used.
     let client = api.clone().into_client();
     let delete = async {
         client
@@ -276,7 +276,7 @@ pub async fn delete_if_unchanged<K: Object>(
     }
 }
 
-/// Reads the object of that name from the API server itself, `None` when there is none.
+/// Reads the object of that name from the API server, `None` when there is none.
 ///
 /// # Errors
 /// See [`Error`].
@@ -287,7 +287,7 @@ pub async fn get<K: Object>(api: &Api<K>, name: &str) -> Result<Option<K>, Error
         .transpose()
 }
 
-/// Reads the object of that name from the API server itself as an `R`, `None` when there is none; inside of that, why it
+/// Reads the object of that name from the API server as an `R`, `None` when there is none; the inner error is why it
 /// cannot be read.
 ///
 /// # Errors
@@ -307,7 +307,7 @@ where
     )
 }
 
-/// What was read, `None` where there is none.
+/// The object that was read, `None` when there is none.
 fn none_if_not_found<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
     match answer {
         Ok(object) => Ok(Some(object)),
@@ -316,33 +316,33 @@ fn none_if_not_found<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
     }
 }
 
-/// What is read of an object of which metadata alone was asked for.
+/// Metadata of an object, read by a metadata-only request.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Metadata {
-    /// The name.
+    /// Name of the object.
     pub name: String,
-    /// The namespace, `None` for cluster-wide kinds.
+    /// Namespace, `None` for cluster-scoped kinds.
     pub namespace: Option<String>,
-    /// The version.
+    /// Version of the object.
     pub resource_version: Option<String>,
-    /// The generation, of kinds that have one.
+    /// Generation, for kinds that have one.
     pub generation: Option<i64>,
-    /// When it was asked to go.
+    /// When its deletion was requested.
     pub deletion_timestamp: Option<String>,
-    /// Who manages which field.
+    /// One entry per field manager.
     #[serde(default)]
     pub managed_fields: Vec<ManagedFields>,
 }
 
-/// Which fields somebody manages, as it came: whoever writes the object writes this, too, so that it may be nested as deep
-/// as nobody reads, or hold a time that no type of ours does.
+/// The fields of one manager, as received: any writer of the object can write this, too, so it may be nested too deep
+/// to parse, or hold a time that our types cannot.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(transparent)]
 pub struct ManagedFields(Box<RawValue>);
 
 impl ManagedFields {
-    /// The version that they were written in, and by which operation.
+    /// Their `apiVersion` and operation.
     #[must_use]
     pub fn origin(&self) -> (String, String) {
         #[derive(Default, Deserialize)]
@@ -359,7 +359,7 @@ impl ManagedFields {
     }
 }
 
-/// A merge patch of who manages which field. The default changes nothing: the API server stores the object again.
+/// A merge patch of managed fields. The default changes nothing: the API server stores the object again.
 #[derive(Debug, Default, Serialize)]
 pub struct ManagedFieldsPatch<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -375,7 +375,7 @@ struct ManagedFieldsMetadata<'a> {
 }
 
 impl<'a> ManagedFieldsPatch<'a> {
-    /// Of an object of that version; of another it is a conflict.
+    /// For an object of that version; of a different version it is a conflict.
     #[must_use]
     pub fn new(resource_version: Option<&'a str>, managed_fields: Vec<&'a ManagedFields>) -> Self {
         let metadata = ManagedFieldsMetadata {
@@ -388,7 +388,7 @@ impl<'a> ManagedFieldsPatch<'a> {
     }
 }
 
-/// An empty list would mean that nothing is said of them.
+/// An empty list would leave the managed fields unchanged.
 fn at_least_one<S: Serializer>(all: &[&ManagedFields], serializer: S) -> Result<S::Ok, S::Error> {
     if all.is_empty() {
         return [Map::new()].serialize(serializer);
@@ -396,14 +396,14 @@ fn at_least_one<S: Serializer>(all: &[&ManagedFields], serializer: S) -> Result<
     all.serialize(serializer)
 }
 
-/// An object of which metadata alone was asked for.
+/// An object, read by a metadata-only request.
 #[derive(Clone, Debug, Deserialize)]
 pub struct PartialObject {
-    /// The metadata.
+    /// Metadata of the object.
     pub metadata: Metadata,
 }
 
-/// Reads names and other metadata of a page of objects; of fewer than were asked for where these are too large.
+/// Reads names and other metadata of a page of objects; of fewer than requested if these are too large.
 ///
 /// # Errors
 /// See [`Error`].
@@ -423,7 +423,7 @@ pub async fn list_metadata<K: Resource + Clone + Debug + DeserializeOwned>(
     }
 }
 
-/// Reads a page of objects as `R`s; of fewer than were asked for where these are too large.
+/// Reads a page of objects as `R`s; of fewer than requested if these are too large.
 ///
 /// # Errors
 /// See [`Error`].
@@ -455,7 +455,7 @@ pub async fn get_metadata(
     Ok(object.map(|object| object.metadata))
 }
 
-/// Asks for the metadata of the object of that name, and reads it as an `R`, `None` when there is none.
+/// Requests the metadata of the object of that name, and reads it as an `R`, `None` when there is none.
 ///
 /// # Errors
 /// See [`Error`].
@@ -471,7 +471,7 @@ pub async fn get_partial<K: Resource + Clone, R: DeserializeOwned>(
     none_if_not_found(with_timeout(&K::kind(kind), "get", get).await)
 }
 
-/// Sends a JSON merge patch of the object itself, of which nothing but metadata comes back.
+/// Sends a JSON merge patch of the object itself; only metadata is returned.
 ///
 /// # Errors
 /// See [`Error`].
@@ -492,9 +492,9 @@ pub async fn patch_metadata(
 /// A request as kube builds it.
 type BuiltRequest = Result<http::Request<Vec<u8>>, request::Error>;
 
-/// Sends the request, and reads the answer.
+/// Sends the request, and reads the response.
 async fn send<T: DeserializeOwned>(client: &Client, request: BuiltRequest) -> Result<T, kube::Error> {
-    // Boxed, for it is large, and part of every duty's future.
+    // Boxed, because it is large, and part of every duty's future.
     Box::pin(client.request(request.map_err(kube::Error::BuildRequest)?)).await
 }
 
@@ -538,7 +538,7 @@ async fn send_dry_run_patch<K: Object>(
     };
     let request = build_patch(api, name, subresource, &params, patch);
     let client = api.clone().into_client();
-    // The answer is the whole object, and nobody looks at it.
+    // The response is the whole object, and it is not used.
     let answer = async {
         client
             .request_text(request.map_err(kube::Error::BuildRequest)?)
@@ -565,7 +565,7 @@ fn validate_names<K: Resource<DynamicType = ()>>(api: &Api<K>, name: Option<&str
     validate_names_as(api, &(), name)
 }
 
-/// Refuses a name or a namespace that is none. kube writes both into the path as they are.
+/// Refuses an invalid name or namespace. kube writes both into the path as they are.
 fn validate_names_as<K: Resource>(
     api: &Api<K>,
     kind: &K::DynamicType,
@@ -576,7 +576,7 @@ fn validate_names_as<K: Resource>(
         let end = format!("/{}", K::plural(kind));
         rest.strip_suffix(end.as_str()).unwrap_or(rest)
     });
-    // The path as kube makes it for this kind and namespace, so that nothing is in it but these.
+    // The path as kube builds it for this kind and namespace, so that it contains nothing else.
     if K::url_path(kind, namespace) != path || namespace.is_some_and(|namespace| !names::is_label(namespace))
     {
         return Err(Error::InvalidNamespace {
@@ -593,7 +593,7 @@ fn validate_names_as<K: Resource>(
     }
 }
 
-/// As much of a wrong name as fits into a message.
+/// As much of an invalid name as fits into a message.
 fn truncate_name(text: &str) -> String {
     text.chars().take(MAX_SHOWN_CHARS).collect()
 }

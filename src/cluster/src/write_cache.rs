@@ -307,7 +307,11 @@ mod tests {
         assert_eq!(group_state(&cache, "g"), ["a@3 goes"]);
         assert_eq!(cache.unconfirmed("g", now + CONFIRM_TIMEOUT), (vec![], None));
         cache.mark_deleted(&key, "a", now);
-        assert_eq!(cache.unconfirmed("g", now), (vec![], None), "it is seen to go");
+        assert_eq!(
+            cache.unconfirmed("g", now),
+            (vec![], None),
+            "observed as terminating"
+        );
         cache.apply_read(&key, Some(versioned("a", "4", "g", true)), now);
         assert_eq!(
             cache.unconfirmed("g", now),
@@ -316,7 +320,7 @@ mod tests {
         );
         cache.apply_write(&key, versioned("b", "5", "g", false), now);
         cache.apply_watch_delete(&key, "a");
-        assert_eq!(group_state(&cache, "g"), ["b@5"], "another of the same name");
+        assert_eq!(group_state(&cache, "g"), ["b@5"], "a new object of the same name");
         cache.apply_read(&key, None, now);
         assert_eq!(group_state(&cache, "g"), Vec::<String>::new());
     }
@@ -326,13 +330,17 @@ mod tests {
         let (mut cache, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
         cache.apply_watch(&key, versioned("a", "20", "g", false));
         cache.apply_read(&key, Some(versioned("a", "20", "g", false)), now);
-        assert_eq!(cache.unconfirmed("g", now), (vec![], None), "it is so far");
+        assert_eq!(
+            cache.unconfirmed("g", now),
+            (vec![], None),
+            "confirmed by the watch"
+        );
         cache.apply_read(&key, Some(versioned("a", "22", "g", false)), now);
         cache.apply_watch(&key, versioned("a", "21", "g", false));
         assert_eq!(group_state(&cache, "g"), ["a@22"]);
         cache.apply_watch(&key, versioned("a", "22", "g", false));
         cache.apply_watch(&key, versioned("a", "5", "g", false));
-        assert_eq!(group_state(&cache, "g"), ["a@5"], "from a backup");
+        assert_eq!(group_state(&cache, "g"), ["a@5"], "restored from a backup");
     }
 
     #[test]
@@ -358,7 +366,7 @@ mod tests {
         assert_eq!(
             cache.unconfirmed("g", now),
             (vec![], None),
-            "another of the same name"
+            "a new object of the same name"
         );
     }
 

@@ -1,4 +1,4 @@
-//! What can go wrong between us and the runtime, in words.
+//! Errors of calls to the container runtime.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,60 +8,60 @@ use kruise_api::image_reference::InvalidReference;
 /// A failed call to the runtime.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum Error {
-    /// The image's name cannot be read.
+    /// The image reference is not valid.
     #[error(transparent)]
     InvalidReference(#[from] InvalidReference),
-    /// Nobody listens at the socket, or the connection broke.
+    /// No process listens at the socket, or the connection broke.
     #[error("runtime at {socket} cannot be reached for {method}: {why}")]
     Unreachable {
         /// The runtime's socket.
         socket: PathBuf,
         /// The CRI method.
         method: &'static str,
-        /// What the connection said.
+        /// Error of the connection.
         why: String,
     },
-    /// The call took longer than it may.
+    /// The call exceeded its timeout.
     #[error("runtime at {socket} did not answer {method} within {after:?}")]
     Timeout {
         /// The runtime's socket.
         socket: PathBuf,
         /// The CRI method.
         method: &'static str,
-        /// How long we waited.
+        /// How long the call waited.
         after: Duration,
     },
-    /// The runtime does not have the method: too old, or no CRI runtime at all.
+    /// The runtime does not have the method: too old, or not a CRI runtime.
     #[error("runtime at {socket} does not implement {method}: {message}")]
     Unimplemented {
         /// The runtime's socket.
         socket: PathBuf,
         /// The CRI method.
         method: &'static str,
-        /// What it said.
+        /// The runtime's message.
         message: String,
     },
-    /// The answer cannot be used: too long or not what CRI promises.
+    /// The response cannot be used: too long, or against the CRI specification.
     #[error("runtime at {socket} gave an answer to {method} that cannot be used: {why}")]
     InvalidResponse {
         /// The runtime's socket.
         socket: PathBuf,
         /// The CRI method.
         method: &'static str,
-        /// What is wrong with it.
+        /// What is wrong with the response.
         why: String,
     },
-    /// The runtime tried to pull and could not.
+    /// The runtime tried to pull and failed.
     #[error("pulling {image}: {cause}: {message}")]
     Pull {
-        /// The image that was asked for.
+        /// The requested image.
         image: String,
-        /// Whose fault it is.
+        /// Cause of the failure.
         cause: PullCause,
-        /// The runtime's own words.
+        /// The runtime's message.
         message: String,
     },
-    /// The runtime refused for another reason.
+    /// The runtime refused for a different reason.
     #[error("runtime at {socket} refused {method}: {message} ({code:?})")]
     Rejected {
         /// The runtime's socket.
@@ -70,13 +70,13 @@ pub enum Error {
         method: &'static str,
         /// The gRPC status.
         code: tonic::Code,
-        /// What it said.
+        /// The runtime's message.
         message: String,
     },
 }
 
 impl Error {
-    /// Whether the same call may succeed later without anyone changing the request.
+    /// Whether the same call may succeed later without a change of the request.
     pub fn retryable(&self) -> bool {
         match self {
             Self::InvalidReference(_) | Self::Unimplemented { .. } => false,
@@ -103,8 +103,8 @@ impl Error {
     }
 }
 
-/// The words, in lower case, that give a cause away; the first that is found counts. Numbers alone are none: they are
-/// in digests and ports too.
+/// The lower-case patterns that identify a cause; the first match counts. Numbers alone are not used: digests and ports
+/// contain them, too.
 const CAUSE_PATTERNS: [(PullCause, &[&str]); 7] = [
     (
         PullCause::DiskFull,
@@ -183,25 +183,25 @@ const CAUSE_PATTERNS: [(PullCause, &[&str]); 7] = [
 pub enum PullCause {
     /// The registry has no such image, tag or digest.
     NotFound,
-    /// The registry wants other credentials, or any.
+    /// The registry requires credentials, or different ones.
     Unauthorized,
     /// The registry cannot be reached.
     RegistryUnavailable,
-    /// The registry answers with something that is no image.
+    /// The registry returned something that is not an image.
     InvalidImage,
     /// The image exists, but not for this machine.
     WrongPlatform,
-    /// The node has no room for it.
+    /// The node's disk is full.
     DiskFull,
-    /// The registry asks to come back later.
+    /// The registry limits the request rate.
     Throttled,
-    /// None of these.
+    /// A cause that no pattern matches.
     Other,
 }
 
 impl PullCause {
-    /// Reads the cause out of a runtime's status code and words. Runtimes have no codes for most of this, so the
-    /// words of containerd, CRI-O and the registries' own error codes decide; see `WORDS`.
+    /// Derives the cause from a runtime's status code and message. Runtimes have no codes for most of this, so the
+    /// messages of containerd and CRI-O and the registries' own error codes decide; see `CAUSE_PATTERNS`.
     pub fn classify(code: tonic::Code, message: &str) -> Self {
         let text = message.to_lowercase();
         let matched = CAUSE_PATTERNS
@@ -215,7 +215,7 @@ impl PullCause {
         }
     }
 
-    /// Whether trying again may help.
+    /// Whether a retry may succeed.
     pub fn retryable(self) -> bool {
         !matches!(self, Self::WrongPlatform)
     }

@@ -1,4 +1,4 @@
-//! A runtime whose every answer makes its reader panic: what must not end more than one piece of work.
+//! A runtime whose every response makes its reader panic, which must end only one piece of work.
 #![allow(clippy::panic)]
 
 use std::path::Path;
@@ -11,7 +11,7 @@ use super::{
     Runtime, Version,
 };
 
-/// Answers by the name of containerd.
+/// Has the name of containerd.
 pub struct PanickingRuntime;
 
 #[async_trait]

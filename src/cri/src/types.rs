@@ -1,4 +1,4 @@
-//! What a runtime is asked and what it answers, without protobuf.
+//! Requests and responses of a runtime, without protobuf.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
-/// Who answers at a runtime's socket.
+/// The runtime that answers at a socket.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Version {
     /// `containerd`, `cri-o`, `docker`.
     pub runtime_name: String,
     /// The runtime's own version, such as `1.7.24`.
     pub runtime_version: String,
-    /// The version of CRI that it speaks.
+    /// The version of CRI that it serves.
     pub runtime_api_version: String,
 }
 
@@ -22,32 +22,32 @@ pub struct Version {
 pub struct Image {
     /// The runtime's own ID, `sha256:…` of the image's configuration.
     pub id: String,
-    /// `NAME:TAG` of each tag that points to it.
+    /// `NAME:TAG` of each tag of the image.
     pub repo_tags: Vec<String>,
     /// `NAME@sha256:…` of each repository that it was pulled from.
     pub repo_digests: Vec<String>,
     /// Bytes on disk.
     pub size: u64,
-    /// `linux/amd64` and the like, where the runtime says it.
+    /// `linux/amd64` and the like, if the runtime returns it.
     pub platform: Option<String>,
 }
 
-/// What to pull, and on whose behalf.
+/// What to pull, and for which Pod.
 #[derive(Debug, Clone, Default)]
 pub struct PullRequest {
     /// Fully qualified name with tag or digest; see [`kruise_api::image_reference::ImageReference`].
     pub image: String,
-    /// Credentials; none pulls anonymously.
+    /// Credentials; `None` pulls anonymously.
     pub auth: Option<AuthConfig>,
-    /// Labels of the sandbox configuration that goes with the request.
+    /// Labels of the sandbox configuration in the request.
     pub labels: BTreeMap<String, String>,
-    /// Annotations of the sandbox configuration that goes with the request.
+    /// Annotations of the sandbox configuration in the request.
     pub annotations: BTreeMap<String, String>,
-    /// When to give the call up.
+    /// The timeout of the call.
     pub timeout: Duration,
 }
 
-/// Credentials for a registry. Its `Debug` shows who, never the secret.
+/// Credentials for a registry. Its `Debug` shows the user, never the secret.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct AuthConfig {
     /// User name, or empty.
@@ -56,7 +56,7 @@ pub struct AuthConfig {
     pub password: String,
     /// Base64 of `user:password`, or empty.
     pub auth: String,
-    /// The registry that these are for, or empty.
+    /// The registry of these credentials, or empty.
     pub server_address: String,
     /// A token to exchange for an access token, or empty.
     pub identity_token: String,
@@ -73,25 +73,25 @@ impl fmt::Debug for AuthConfig {
     }
 }
 
-/// Bytes of an image that have come, of how many.
+/// Downloaded bytes of an image, and their total.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct DownloadProgress {
-    /// Bytes on the node already; never more than `total`.
+    /// Bytes that are on the node; never more than `total`.
     pub downloaded: u64,
     /// Bytes of all layers and the configuration, compressed.
     pub total: u64,
 }
 
-/// What a container is doing.
+/// State of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ContainerState {
-    /// Made, not started.
+    /// Created, not started.
     Created,
     /// Its first process runs.
     Running,
     /// Its first process has ended.
     Exited,
-    /// The runtime does not know.
+    /// The runtime returned no state.
     #[default]
     Unknown,
 }
@@ -103,63 +103,63 @@ pub struct Container {
     pub id: String,
     /// The container's name in its Pod.
     pub name: String,
-    /// What it is doing.
+    /// State of the container.
     pub state: ContainerState,
-    /// When it was made, by the node's clock.
+    /// When it was created, by the node's clock.
     pub created_at: Option<Timestamp>,
-    /// Annotation `io.kubernetes.container.restartCount`; the attempt number where that is absent.
+    /// Annotation `io.kubernetes.container.restartCount`; the attempt number if that is absent.
     pub restart_count: u32,
-    /// Labels, kubelet's `io.kubernetes.*` among them.
+    /// Labels, including kubelet's `io.kubernetes.*`.
     pub labels: BTreeMap<String, String>,
-    /// Annotations, kubelet's `io.kubernetes.*` among them.
+    /// Annotations, including kubelet's `io.kubernetes.*`.
     pub annotations: BTreeMap<String, String>,
 }
 
-/// A container in detail.
+/// The status of one container.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContainerStatus {
     /// The runtime's ID, without scheme.
     pub id: String,
     /// The container's name in its Pod.
     pub name: String,
-    /// What it is doing.
+    /// State of the container.
     pub state: ContainerState,
-    /// When it was made, by the node's clock.
+    /// When it was created, by the node's clock.
     pub created_at: Option<Timestamp>,
-    /// When it was started; none before that.
+    /// When it started; `None` before that.
     pub started_at: Option<Timestamp>,
-    /// When it ended; none before that.
+    /// When it ended; `None` before that.
     pub finished_at: Option<Timestamp>,
-    /// The exit code of a container that has ended.
+    /// Exit code, once it has ended.
     pub exit_code: i32,
-    /// One word on why it is as it is, or empty.
+    /// Reason of the state in one word, or empty.
     pub reason: String,
-    /// More on that, or empty.
+    /// Details of the reason, or empty.
     pub message: String,
     /// As in [`Container::restart_count`].
     pub restart_count: u32,
-    /// The image as it was asked for.
+    /// The image as it was requested.
     pub image: String,
-    /// The image as the runtime knows it.
+    /// The image as the runtime names it.
     pub image_ref: String,
-    /// Labels, kubelet's `io.kubernetes.*` among them.
+    /// Labels, including kubelet's `io.kubernetes.*`.
     pub labels: BTreeMap<String, String>,
-    /// Annotations, kubelet's `io.kubernetes.*` among them.
+    /// Annotations, including kubelet's `io.kubernetes.*`.
     pub annotations: BTreeMap<String, String>,
 }
 
-/// A container in detail, and what it was made with.
+/// A container's status and how it was created.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContainerDetails {
-    /// Its status.
+    /// Status of the container.
     pub status: ContainerStatus,
-    /// The environment that it was made with; none where the runtime does not say. CRI leaves that open:
+    /// The environment that it was created with; `None` if the runtime does not return it. CRI leaves that open:
     /// containerd and CRI-O do.
     pub environment: Option<Environment>,
 }
 
-/// A container's environment: of each name the value that counts. Its `Debug` shows no values, for secrets are
-/// among them.
+/// A container's environment: the effective value of each name. Its `Debug` shows no values, because they may be
+/// secrets.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Environment(BTreeMap<String, String>);
 
@@ -171,7 +171,7 @@ impl Environment {
     }
 }
 
-/// Of two values of one name the later counts, as for the container itself.
+/// Of two values of one name the later is effective, as in the container itself.
 impl FromIterator<(String, String)> for Environment {
     fn from_iter<I: IntoIterator<Item = (String, String)>>(pairs: I) -> Self {
         Self(pairs.into_iter().collect())
@@ -184,13 +184,13 @@ impl fmt::Debug for Environment {
     }
 }
 
-/// What a command in a container said.
+/// The result of a command in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ExecOutput {
     /// Standard output.
     pub stdout: Vec<u8>,
     /// Standard error.
     pub stderr: Vec<u8>,
-    /// 0 if it succeeded.
+    /// Exit code; 0 means success.
     pub exit_code: i32,
 }

@@ -1,10 +1,10 @@
-//! Checks that this daemon's token is held to its own node: tries writes that the policies in `deploy/policies` must
-//! refuse, as dry runs, at the start and then every hour.
+//! Checks that this daemon's token is restricted to its own node: it tries writes that the policies in
+//! `deploy/policies` must refuse, as dry runs, at the start and then every hour.
 //!
 //! In:  one NodeImage and one request of other nodes, one Pod of this node (lists with a limit).
-//! Out: the check `fence` in readiness, metric `daemon_fenced`, a log line where a write is not refused.
-//! A daemon that is not fenced works on, but its Pod is not ready, so that it is seen and a rollout stops. As a process
-//! with `--kubeconfig` it stays ready, because its credentials are not those of the DaemonSet.
+//! Out: the check `fence` in readiness, metric `daemon_fenced`, a log line when a write is not refused.
+//! A daemon that is not fenced continues to work, but its Pod is not ready, so that users notice and a rollout stops.
+//! As a process with `--kubeconfig` it stays ready, because its credentials are not those of the DaemonSet.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
@@ -24,42 +24,42 @@ use kruise_cluster::Error;
 use kruise_cluster::write::{self, Object};
 use kruise_ops::metrics::metrics;
 
-/// Name of our check in the process's health.
+/// Name of the check in the process's health.
 const HEALTH_CHECK: &str = "fence";
-/// How long after a good check the next one is.
+/// Interval after a good check.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
-/// After checks that were not good.
+/// Backoff after checks that were not good.
 const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(300));
-/// Checks in a row that must find writes not refused before it is said: the API server heeds a new policy seconds after
-/// it is created.
+/// Consecutive checks that must find writes not refused before this is reported: the API server applies a new policy
+/// only seconds after its creation.
 const FAILURE_THRESHOLD: u32 = 4;
 
-/// What became of a write that must be refused.
+/// The outcome of a write that must be refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ProbeOutcome {
     Refused,
     Accepted,
-    /// There is nothing to try it on, or no answer.
+    /// There is no object to try it on, or no answer.
     Unknown,
 }
 
-/// Kinds, in the words of the metric and the messages, and what became of the write.
+/// Kinds, as named in the metric and the messages, and the outcome of each write.
 type ProbeOutcomes = [(&'static str, ProbeOutcome); 4];
 
-/// What is told of a check.
+/// The report of a check.
 #[derive(Debug, PartialEq, Eq)]
 enum FenceReport {
-    /// Writes of these kinds are refused, as all that could be tried.
+    /// Writes of these kinds are refused, which are all that could be tried.
     Fenced(String),
-    /// Writes of these kinds are not, again and again.
+    /// Writes of these kinds are repeatedly not refused.
     NotFenced {
         kinds: String,
-        /// Whether this was not told at the check before.
+        /// Whether the previous check did not report this.
         first: bool,
     },
 }
 
-/// Checks for as long as the process lives.
+/// Runs the checks as long as the process lives.
 pub async fn run(ctx: Context) {
     let report = |fence_report: FenceReport| match fence_report {
         FenceReport::Fenced(kinds) => ctx.health.set_ready(
@@ -115,14 +115,14 @@ async fn check_periodically<F: Future<Output = ProbeOutcomes>>(
     }
 }
 
-/// How long until the check after a good one: [`EVERY`], and up to a tenth more, so that daemons that started together
-/// do not check together.
+/// Delay after a good check: [`CHECK_INTERVAL`] plus up to a tenth of it, so that daemons that started together do not
+/// check together.
 fn next_check_delay(hasher: &impl BuildHasher) -> Duration {
     let per_mille = u32::try_from(hasher.hash_one(0_u8) % 100).unwrap_or_default();
     CHECK_INTERVAL.saturating_add(CHECK_INTERVAL.saturating_mul(per_mille) / 1000)
 }
 
-/// Says that writes of these kinds are not refused.
+/// Reports that writes of these kinds are not refused.
 fn report_not_fenced(ctx: &Context, kinds: &str, log: bool) {
     let message =
         format!("NOT FENCED: writes about other nodes are not refused: {kinds}; apply deploy/policies");
@@ -145,7 +145,7 @@ async fn probe_all(ctx: &Context) -> ProbeOutcomes {
         probe_outcome(write::create_dry_run(&events, foreign_event().to_string()).await)
     };
     let status = json!({ "status": { "desired": 1 } });
-    // One of two is another node's.
+    // One of two belongs to another node.
     let limit = ListParams::default().limit(2);
     let node_image =
         probe_status_patch::<NodeImage>(client, limit, Some(&ctx.node_name), &status, |client, _| {
@@ -156,7 +156,7 @@ async fn probe_all(ctx: &Context) -> ProbeOutcomes {
     let phase = json!({ "status": { "phase": "Recreating" } });
     let request =
         probe_status_patch::<ContainerRecreateRequest>(client, other_nodes, None, &phase, Api::namespaced);
-    // Of Pods on the own node all but one annotation is another's.
+    // On Pods of its own node the daemon may write one annotation only.
     let own_node = ListParams::default()
         .fields(&format!("spec.nodeName={}", ctx.node_name))
         .limit(1);
@@ -171,13 +171,13 @@ async fn probe_all(ctx: &Context) -> ProbeOutcomes {
     ]
 }
 
-/// An event in the name of a node that there is not.
+/// An event in the name of a node that does not exist.
 fn foreign_event() -> Value {
     json!({ "apiVersion": "v1", "kind": "Event", "metadata": { "generateName": "fence-check-" },
         "source": { "component": "kruise-daemon", "host": "fence-check.invalid" }, "involvedObject": {} })
 }
 
-/// Patches in a dry run the status of the first object listed whose name is not `own`.
+/// Patches, as a dry run, the status of the first listed object whose name is not `own`.
 async fn probe_status_patch<K: Object>(
     client: &Client,
     params: ListParams,
@@ -198,7 +198,7 @@ async fn probe_status_patch<K: Object>(
     }
 }
 
-/// What the answer says of a write that must be refused.
+/// The outcome of a write that must be refused, from its response.
 fn probe_outcome<T>(result: Result<T, Error>) -> ProbeOutcome {
     match result {
         Ok(_) => ProbeOutcome::Accepted,
@@ -216,7 +216,7 @@ mod tests {
 
     use super::*;
 
-    /// The policies go while the daemon runs, and come back.
+    /// The policies are deleted and created again while the daemon runs.
     #[tokio::test(start_paused = true)]
     async fn fence_loss_and_recovery_are_reported() {
         let (start, reports) = (Instant::now(), RefCell::new(Vec::new()));

@@ -1,7 +1,7 @@
-//! The daemon: one folder per duty, each with its own front door.
+//! The daemon: one directory per controller, each with its own entry point.
 //!
 //! In:  options from the command line, the node's name, the runtime's sockets, the API server.
-//! Out: what the duties do; health, metrics and the control API about it.
+//! Out: the actions of the controllers; health, metrics and the control API for them.
 
 pub mod container_meta;
 pub mod control;
@@ -28,7 +28,7 @@ pub use live::LiveState;
 pub use options::Options;
 pub use run::{Error, run};
 
-/// What every duty is given; cheap to clone.
+/// The dependencies of every controller; cheap to clone.
 #[derive(Clone)]
 pub struct Context {
     /// The node's name in the cluster.
@@ -37,15 +37,15 @@ pub struct Context {
     pub cluster: Cluster,
     /// The container runtimes of this node.
     pub runtimes: Runtimes,
-    /// Who may stop a container now.
+    /// Limits the containers that are stopped at once.
     pub stop_slots: std::sync::Arc<stop_slots::StopSlots>,
-    /// Where the duty shows what it is doing.
+    /// Where the controller publishes its current state.
     pub live: LiveState,
-    /// Where the duty says how it is.
+    /// Where the controller reports its health.
     pub health: Health,
     /// The options of the process.
     pub options: std::sync::Arc<Options>,
-    /// Cancelled when the process shall end; what is being written then is finished first.
+    /// Cancelled when the process must stop; a write in progress is finished first.
     pub shutdown: CancellationToken,
 }
 

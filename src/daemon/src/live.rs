@@ -1,18 +1,18 @@
-//! What the daemon is doing right now, as the node control API shows it.
+//! The current state of the daemon, as the node control API returns it.
 //!
-//! Each duty replaces its list whenever something in it changes; nobody has to listen.
+//! Each controller replaces its list whenever the list changes; a receiver is optional.
 
 use jiff::Timestamp;
 use tokio::sync::watch;
 
-/// The duties' present state; clones share it.
+/// The controllers' current state; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct LiveState {
-    /// The image pulls that the node was asked for.
+    /// The image pulls that the NodeImage lists.
     pub pulls: watch::Sender<Vec<PullStatus>>,
-    /// The container recreate requests that are not over.
+    /// The container recreate requests that are not completed.
     pub recreates: watch::Sender<Vec<RecreateStatus>>,
-    /// The containers that are restarted for their environment.
+    /// The containers that are being restarted for their environment.
     pub restarts: watch::Sender<Vec<RestartStatus>>,
     /// The container runtimes.
     pub runtimes: watch::Sender<Vec<RuntimeStatus>>,
@@ -23,30 +23,30 @@ pub struct LiveState {
 pub struct PullStatus {
     /// The full reference, with tag or digest.
     pub image: String,
-    /// Where it stands.
+    /// Phase of the pull.
     pub phase: PullPhase,
-    /// `namespace/name` of the jobs that asked for it.
+    /// The jobs that requested it, as `namespace/name`.
     pub owners: Vec<String>,
-    /// What it waits for, in words.
+    /// What the pull waits for, as text.
     pub waits_for: Option<String>,
-    /// Bytes that have arrived.
+    /// Bytes already on the node.
     pub bytes_done: u64,
-    /// Bytes in all, as far as that is known.
+    /// Total bytes, if reported.
     pub bytes_total: Option<u64>,
-    /// Bytes a second over the last seconds.
+    /// Transfer rate over the last seconds.
     pub bytes_per_second: Option<u64>,
-    /// The number of the attempt, from 1; 0 before the first.
+    /// Number of the attempt, from 1; 0 before the first.
     pub attempt: u32,
-    /// When the pull began, in the API server's time.
+    /// When the pull started, in the API server's time.
     pub started_at: Option<Timestamp>,
     /// When it succeeded or was given up, in the API server's time.
     pub ended_at: Option<Timestamp>,
-    /// The last error, or what happened.
+    /// The last error or note.
     pub message: String,
 }
 
 impl PullStatus {
-    /// Seconds until the end at the present speed.
+    /// Seconds until the end at the current transfer rate.
     #[must_use]
     pub fn seconds_left(&self) -> Option<u64> {
         let speed = self.bytes_per_second.filter(|s| *s > 0)?;
@@ -54,24 +54,24 @@ impl PullStatus {
     }
 }
 
-/// Where a pull stands.
+/// Phase of a pull.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PullPhase {
-    /// It has not begun.
+    /// The pull has not started.
     #[default]
     Waiting,
-    /// The runtime pulls, or the next attempt is due.
+    /// The runtime pulls, or the next attempt is pending.
     Pulling,
     /// The image is on the node.
     Succeeded,
-    /// It was given up.
+    /// The tag was given up.
     Failed,
 }
 
 /// One container recreate request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RecreateStatus {
-    /// The namespace of request and Pod.
+    /// Namespace of the request and its Pod.
     pub namespace: String,
     /// The request's name.
     pub name: String,
@@ -79,13 +79,13 @@ pub struct RecreateStatus {
     pub pod: String,
     /// The request's phase, as in its status.
     pub phase: String,
-    /// What it waits for, in words.
+    /// What the request waits for, as text.
     pub waits_for: Option<String>,
-    /// Its containers in the order of the request.
+    /// Its containers, in the order of the request.
     pub containers: Vec<RecreateContainerStatus>,
     /// When this process first saw it.
     pub first_seen_at: Option<Timestamp>,
-    /// When it ends whatever happens.
+    /// When the request ends in any case.
     pub deadline: Option<Timestamp>,
 }
 
@@ -94,17 +94,17 @@ pub struct RecreateStatus {
 pub struct RecreateContainerStatus {
     /// The container's name.
     pub name: String,
-    /// The step it is in.
+    /// The current step.
     pub step: String,
-    /// What it waits for, in words.
+    /// What the container waits for, as text.
     pub waits_for: Option<String>,
-    /// The container that is to go.
+    /// The container to be replaced.
     pub old_container_id: Option<String>,
-    /// The container that has taken its place.
+    /// The container that replaced it.
     pub new_container_id: Option<String>,
 }
 
-/// One container that is restarted for its environment.
+/// A container that is being restarted for its environment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RestartStatus {
     /// The namespace of its Pod.
@@ -113,25 +113,25 @@ pub struct RestartStatus {
     pub pod: String,
     /// Its own name.
     pub container: String,
-    /// The container that is to go, as `RUNTIME://ID`.
+    /// The container to be replaced, as `RUNTIME://ID`.
     pub container_id: String,
-    /// The step it is in.
+    /// The current step.
     pub step: String,
-    /// What it waits for, in words.
+    /// What the restart waits for, as text.
     pub waits_for: Option<String>,
 }
 
 /// One container runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeStatus {
-    /// Its own name; empty before it has answered.
+    /// Name reported by the runtime; empty before its first answer.
     pub name: String,
-    /// Its version; empty before it has answered.
+    /// Version reported by the runtime; empty before its first answer.
     pub version: String,
     /// Its socket.
     pub socket: String,
     /// Whether it answers.
     pub healthy: bool,
-    /// In words.
+    /// State or error of the socket, as text.
     pub message: String,
 }

@@ -1,4 +1,4 @@
-//! The node daemon: pulls images ahead of time, recreates containers in place, and says what it does.
+//! The node daemon: pre-pulls images, recreates containers in place, and reports its status.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -45,13 +45,13 @@ fn main() -> ExitCode {
             Some(Command::Status(args)) => node::control::status::run(&args).await.map_err(|e| fail(&e)),
         }
     });
-    // What still runs on the blocking pool must not hold the process back.
+    // A task on the blocking pool must not delay the exit.
     runtime.shutdown_background();
     result.map_or_else(|code| code, |()| ExitCode::SUCCESS)
 }
 
 fn fail(error: &dyn std::error::Error) -> ExitCode {
-    // Who does not read it has the exit status.
+    // If standard error is closed, the exit status still reports the failure.
     let _ = writeln!(std::io::stderr(), "kruise-daemon: {error}");
     ExitCode::FAILURE
 }

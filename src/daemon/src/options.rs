@@ -1,4 +1,4 @@
-//! The daemon's command line; names and meanings are upstream's where upstream has them.
+//! The daemon's command line; names and meanings are upstream's if upstream has the flag.
 
 use std::path::PathBuf;
 
@@ -52,11 +52,11 @@ pub struct Options {
 
 /// Default of `--addr`.
 const ADDRESS: &str = "127.0.0.1:10221";
-/// Pulls at once, unless asked otherwise.
+/// Default number of parallel pulls.
 const DEFAULT_PULLS: i32 = 5;
 
 impl Options {
-    /// How many images are pulled at once, at least 1.
+    /// Maximum number of parallel pulls, at least 1.
     #[must_use]
     pub fn max_pulls(&self) -> usize {
         let max_workers = if self.max_workers_for_pull_image > 0 {
@@ -67,7 +67,7 @@ impl Options {
         usize::try_from(max_workers).unwrap_or(1)
     }
 
-    /// Logs which flags have no effect, and which have another than in OpenKruise's daemon.
+    /// Logs the flags that have no effect, and those whose effect differs from OpenKruise's daemon.
     pub fn log_differences(&self) {
         self.upstream.log();
         if self.max_workers_for_pull_image <= 0 {
@@ -83,7 +83,7 @@ impl Options {
 
 #[cfg(test)]
 impl Default for Options {
-    /// What an empty command line says.
+    /// The options of an empty command line.
     fn default() -> Self {
         kruise_ops::flag_values::default_args()
     }

@@ -1,4 +1,4 @@
-//! Starts the daemon: health first, then the cluster, the runtimes and the duties.
+//! Starts the daemon: health first, then the cluster, the runtimes and the controllers.
 
 use std::sync::Arc;
 
@@ -14,16 +14,16 @@ use kruise_ops::{COMMIT, FeatureGate, Health, VERSION, flag_values, logs, raise_
 /// Why the daemon did not start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It does not know which node it is on.
+    /// The node's name is missing.
     #[error("the node's name is not known: set NODE_NAME (in a Pod: fieldRef spec.nodeName) or --node-name")]
     MissingNodeName,
-    /// There is no way to reach a cluster.
+    /// The cluster cannot be reached.
     #[error(transparent)]
     Cluster(#[from] cluster::Error),
     /// The listener for probes cannot be opened.
     #[error("--addr: {0}")]
     Listen(#[from] http::Error),
-    /// A task ended that should not.
+    /// A task ended unexpectedly.
     #[error(transparent)]
     TaskEnded(#[from] supervise::Error),
 }
@@ -31,7 +31,7 @@ pub enum Error {
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// When it cannot start, or a task of it ends by itself.
+/// When it cannot start, or one of its tasks ends unexpectedly.
 pub async fn run(options: Options) -> Result<(), Error> {
     metrics::init(Program::Daemon);
     logs::init(options.log_format);
@@ -81,7 +81,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
     Ok(supervisor.run().await?)
 }
 
-/// Starts everything that lives as long as the process.
+/// Starts all tasks that live as long as the process.
 fn start(supervisor: &mut Supervisor, ctx: &Context) {
     let c = ctx.clone();
     supervisor.spawn("runtimes", async move {
@@ -103,7 +103,7 @@ fn start(supervisor: &mut Supervisor, ctx: &Context) {
     });
 }
 
-/// Keeps health and the control API up to date with what is known of the runtimes.
+/// Publishes the runtimes' state to health and the control API.
 async fn report_runtime_health(ctx: Context) {
     let mut changes = ctx.runtimes.subscribe();
     loop {
@@ -122,7 +122,7 @@ async fn report_runtime_health(ctx: Context) {
     }
 }
 
-/// What the control API shows: the sockets that are there; all places that were looked at only where none answers.
+/// The runtimes for the control API: existing sockets; all checked paths only if no runtime answers.
 fn runtime_views(sockets: Vec<SocketHealth>) -> Vec<RuntimeStatus> {
     let any_healthy = sockets.iter().any(|s| s.healthy);
     let shown = sockets.into_iter().filter(|s| !any_healthy || s.was_found());

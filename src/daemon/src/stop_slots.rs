@@ -1,8 +1,7 @@
-//! Slots for stops of containers: a number at once on the node, of which each namespace has a share.
+//! Slots for stops of containers: a maximum on the node, of which each namespace has a share.
 //!
-//! What costs is the beginning: commands in containers, signals, calls of the runtime. To wait for a container that takes
-//! its time costs next to nothing, so a stop that lasts gives its slot to other namespaces and keeps only its part of its
-//! own namespace's share.
+//! The start is what costs: commands in containers, signals, runtime calls. Waiting for a slow container costs next to
+//! nothing, so a long stop releases its slot to other namespaces and keeps only its part of its own namespace's share.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -12,9 +11,9 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-/// How many containers are stopped at once on the node, their preStop hooks included.
+/// Maximum number of concurrent stops on the node, including their preStop hooks.
 pub const MAX_CONCURRENT_STOPS: usize = 100;
-/// How many of them on behalf of one namespace.
+/// Maximum of them on behalf of one namespace.
 pub const MAX_STOPS_PER_NAMESPACE: usize = 90;
 /// How long a stop keeps its slot from other namespaces.
 const NODE_SLOT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -43,7 +42,7 @@ impl Default for StopSlots {
 }
 
 impl StopSlots {
-    /// A slot for that namespace, if there is one.
+    /// A slot for that namespace, if one is free.
     #[must_use]
     pub fn try_acquire(&self, namespace: &str) -> Option<StopSlot> {
         let share = self.namespace_semaphore(namespace).try_acquire_owned().ok()?;
@@ -54,10 +53,9 @@ impl StopSlots {
         })
     }
 
-    /// A slot for that namespace as soon as there is one; none only where the semaphores are closed, which they never
-    /// are.
+    /// Waits for a slot for that namespace; none only if the semaphores are closed, which never happens.
     pub async fn acquire(&self, namespace: &str) -> Option<StopSlot> {
-        // The share first: what waits for that stands in no other namespace's way.
+        // The share first: waiting for it does not block other namespaces.
         let share = self.namespace_semaphore(namespace).acquire_owned().await.ok()?;
         let node = Arc::clone(&self.node_semaphore).acquire_owned().await.ok()?;
         Some(StopSlot {
@@ -82,7 +80,7 @@ impl StopSlots {
 }
 
 impl StopSlot {
-    /// Does what the slot is for.
+    /// Runs the future with the slot.
     pub async fn run<T>(self, future: impl Future<Output = T>) -> T {
         let Self {
             node_permit: node,
@@ -101,7 +99,7 @@ impl StopSlot {
 mod tests {
     use super::*;
 
-    /// So many slots at most.
+    /// Acquires at most `max` slots.
     fn acquire_up_to(slots: &StopSlots, namespace: &str, max: usize) -> Vec<StopSlot> {
         std::iter::from_fn(|| slots.try_acquire(namespace))
             .take(max)

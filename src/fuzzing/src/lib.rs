@@ -1,5 +1,5 @@
-//! What reads text from outside, as functions of bytes: `fuzz/` looks for bytes that break one, and the tests replay
-//! those that it found. What only one program reads is in its own `fuzzing`.
+//! Parsers of external text, as functions of bytes: `fuzz/` searches for bytes that break one, and the tests replay the
+//! findings. Parsers of one program only are in its own `fuzzing`.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +15,10 @@ use kruise_workload::in_place::pod::Pod;
 use kruise_workload::in_place::refresh::refresh;
 use serde_json::{Value, json};
 
-/// Takes any bytes, and must neither panic nor take long.
+/// Accepts any bytes; must neither panic nor take long.
 pub type Target = fn(&[u8]);
 
-/// Every target, by the name of its corpus' folder.
+/// Every target, by the name of its corpus directory.
 pub const TARGETS: [(&str, Target); 10] = [
     ("annotations", annotations),
     ("conversion", conversion),
@@ -32,20 +32,20 @@ pub const TARGETS: [(&str, Target); 10] = [
     ("revision", revision),
 ];
 
-/// A NodeImage: as the daemon reads it and pulls for it, and as the manager does and asks for more.
+/// A NodeImage: as the daemon reads it and pulls, and as the manager reads it and adds tags.
 fn node_image(data: &[u8]) {
     kruise_daemon::fuzzing::node_image(data);
     kruise_manager::fuzzing::node_image(data);
 }
 
-/// The first line, and what follows it.
+/// The first line, and the rest.
 fn split_first_line(data: &[u8]) -> (String, String) {
     let text = String::from_utf8_lossy(data);
     let (first, rest) = text.split_once('\n').unwrap_or((&text, ""));
     (first.to_owned(), rest.to_owned())
 }
 
-/// A reference, and a NodeImage's name and tag: what is read is written so that it is read as the same.
+/// An image reference, and a NodeImage's name and tag: what is parsed is written so that it parses to the same value.
 fn reference(data: &[u8]) {
     let (name, tag) = split_first_line(data);
     let parsed = [
@@ -60,7 +60,7 @@ fn reference(data: &[u8]) {
     }
 }
 
-/// A Pod; and the annotations of updates in place, on a Pod that is fine.
+/// A Pod; and the annotations of in-place updates, on a valid Pod.
 fn annotations(data: &[u8]) {
     let (state, grace) = split_first_line(data);
     let annotations: BTreeMap<_, _> = [

@@ -1,4 +1,4 @@
-//! What every controller is given.
+//! The context that every controller gets.
 
 use std::sync::Arc;
 
@@ -13,23 +13,23 @@ use kruise_cluster::{Change, Cluster, Key};
 use kruise_ops::Progress;
 use kruise_ops::panics::catch_panic_sync;
 
-/// What every controller is given; cheap to clone.
+/// The context of every controller; cheap to clone.
 #[derive(Clone)]
 pub struct Context {
-    /// The connection to the cluster.
+    /// Client, clock and events.
     pub cluster: Cluster,
-    /// What is known of the cluster.
+    /// Stores of the watched objects.
     pub stores: Stores,
     /// The command line.
     pub options: Arc<Options>,
-    /// Where controllers say what they are in the middle of.
+    /// Where controllers report their current step.
     pub progress: Progress,
-    /// Cancelled when the process ends or the Lease is lost.
+    /// Cancelled at shutdown or when the Lease is lost.
     pub shutdown: CancellationToken,
 }
 
 impl Context {
-    /// The objects of a kind in the namespace of `key`.
+    /// The API of a kind in the namespace of `key`.
     pub fn api<K>(&self, key: &Key) -> Api<K>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
@@ -38,7 +38,7 @@ impl Context {
         Api::namespaced(self.cluster.client.clone(), namespace)
     }
 
-    /// Works on the keys that `wake` sends, `workers` at once at most, until shutdown or until `wake` ends.
+    /// Processes the keys that `enqueue` sends, at most `workers` at once, until shutdown or until `enqueue` ends.
     pub async fn run_workers<K, W, F>(
         &self,
         name: &'static str,
@@ -59,7 +59,7 @@ impl Context {
     }
 }
 
-/// Sends the keys of changes that concern a controller. After a panic the key's own pass decides.
+/// Sends the keys of relevant changes. After a panic the key is sent too, and its reconcile decides.
 pub async fn enqueue_changes<T>(
     name: &'static str,
     mut changes: mpsc::UnboundedReceiver<Change<T>>,
@@ -77,7 +77,7 @@ pub async fn enqueue_changes<T>(
 
 #[cfg(test)]
 impl Context {
-    /// A context of a cluster in which there is nothing.
+    /// A context of an empty cluster.
     pub fn for_test(client: kube::Client) -> Self {
         Self {
             cluster: Cluster::from_client(client),

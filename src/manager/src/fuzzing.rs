@@ -1,4 +1,4 @@
-//! What the manager reads, for `kruise-fuzzing`.
+//! Parsers and decisions of the manager, for `kruise-fuzzing`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::image_pull_job::plan::entry::{EntryOptions, JobRequest, add_requests,
 use crate::image_pull_job::plan::job::PullJob;
 use crate::view::NodeImageView;
 
-/// A NodeImage, and jobs that ask for more: what a job asks for is there once it was added, or waits; it is added once.
+/// A NodeImage and job requests: a requested tag is there after the request or waits, and is added only once.
 pub fn node_image(data: &[u8]) {
     let Ok(object) = serde_json::from_slice::<NodeImage>(data) else {
         return;
@@ -42,7 +42,7 @@ pub fn node_image(data: &[u8]) {
     }
 }
 
-/// The image's entry, once the job has asked for the tag, if it is not the same.
+/// The image's entry after the job's request; `None` if it is unchanged.
 fn add_for_job(spec: &ImageSpec, statuses: &[ImageTagStatus], tag: &str, job: &PullJob) -> Option<ImageSpec> {
     let mode = Some(keys::MODE_BATCH.to_owned());
     let secret = ReferenceObject {
@@ -78,7 +78,7 @@ fn add_for_job(spec: &ImageSpec, statuses: &[ImageTagStatus], tag: &str, job: &P
     added
 }
 
-/// A job of this image.
+/// A job for this image.
 fn job(image: &str, policy: &str) -> PullJob {
     let job = json!({
         "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
@@ -89,7 +89,7 @@ fn job(image: &str, policy: &str) -> PullJob {
     PullJob::from_object(&job.unwrap_or_else(|why| unreachable!("the job above is one: {why}")))
 }
 
-/// A stored ControllerRevision: as the one that Pods are made and updated to, and as the one that they have.
+/// A stored ControllerRevision, as update revision and as current revision.
 pub fn revision(data: &[u8]) {
     let Ok(stored) = serde_json::from_slice::<ControllerRevision>(data) else {
         return;
@@ -111,7 +111,7 @@ pub fn revision(data: &[u8]) {
     }
 }
 
-/// A CloneSet of two Pods with one Pod, which has the current revision.
+/// A CloneSet with two replicas and one Pod, which has the current revision.
 fn observed(update: &Revision, current: &Revision) -> Observed {
     let set = json!({
         "metadata": { "name": "s", "namespace": "n", "uid": "u", "generation": 1 },
@@ -159,7 +159,7 @@ mod tests {
 
     use super::*;
 
-    /// What the target asserts of jobs is not said of none.
+    /// The jobs of the fuzz target add tags, so that its assertions are not empty.
     #[test]
     fn fuzz_target_adds_tags() {
         let pulled = json!({ "images": { "i": { "tags": [{ "tag": "1", "createdAt": "2025-01-01T00:00:00Z", "version": 1,
@@ -177,6 +177,6 @@ mod tests {
             (added("1", "IfNotPresent"), added("2", "Always")),
             (Some(1), Some(2))
         );
-        assert_eq!(added("1", "Always"), None, "it waits for the pull that there is");
+        assert_eq!(added("1", "Always"), None, "it waits for the running pull");
     }
 }

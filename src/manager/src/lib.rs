@@ -1,4 +1,4 @@
-//! The companion of the daemons: fans jobs out to nodes, and keeps what needs one view of the whole cluster.
+//! The cluster side of kruise-rs: fans jobs out to nodes, and runs what needs a view of the whole cluster.
 //!
 //! In:  Nodes, NodeImages, ImagePullJobs, ContainerRecreateRequests and Pods (watches, reduced).
 //! Out: NodeImages, status of jobs and requests, copies of pull secrets, Pod conditions, barriers, events.

@@ -1,4 +1,4 @@
-//! The companion of the daemons: fans jobs out to nodes and serves admission.
+//! The manager: runs the controllers and serves admission.
 
 use std::process::ExitCode;
 
@@ -26,7 +26,7 @@ fn main() -> ExitCode {
         Err(error) => return fail(&error),
     };
     let result = runtime.block_on(manager::run(cli.options));
-    // What still runs on the blocking pool must not hold the process back.
+    // Tasks that still run on the blocking pool must not delay the exit.
     runtime.shutdown_background();
     match result {
         Ok(()) => ExitCode::SUCCESS,

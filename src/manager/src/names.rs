@@ -1,6 +1,6 @@
 //! Lists of names in messages.
 
-/// The first `limit` names, and how many there are besides.
+/// The first `limit` names, and the number of the others.
 pub(super) fn join_first<'a>(limit: usize, names: impl ExactSizeIterator<Item = &'a str>) -> String {
     let more = names.len().saturating_sub(limit);
     let first = names.take(limit).collect::<Vec<_>>().join(", ");

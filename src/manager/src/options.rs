@@ -1,4 +1,4 @@
-//! The manager's command line; names and meanings are upstream's where upstream has them.
+//! The manager's command line; flags of upstream keep their names and meanings.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -185,10 +185,10 @@ impl Options {
             .unwrap_or(&self.pod_namespace)
     }
 
-    /// How the Lease is kept.
+    /// Timing of the Lease.
     ///
     /// # Errors
-    /// When the durations do not fit into each other.
+    /// When the durations do not satisfy the rules of leader election.
     pub fn timing(&self) -> Result<LeaseTiming, InvalidLeaseTiming> {
         LeaseTiming::new(
             self.leader_election_lease_duration,
@@ -201,7 +201,7 @@ impl Options {
 /// Default of `--metrics-addr`.
 const METRICS: &str = "127.0.0.1:8080";
 
-/// Reads a port; an empty value is the default.
+/// Parses a port; an empty value is the default.
 fn port(text: &str) -> Result<u16, String> {
     match text {
         "" => Ok(admission::DEFAULT_PORT),
@@ -211,7 +211,7 @@ fn port(text: &str) -> Result<u16, String> {
 
 #[cfg(test)]
 impl Default for Options {
-    /// What an empty command line says.
+    /// The options of an empty command line.
     fn default() -> Self {
         kruise_ops::flag_values::default_args()
     }

@@ -1,5 +1,5 @@
-//! Starts the manager, or the half of it that is asked for: health first, then admission, then the controllers once the
-//! Lease is held.
+//! Starts the manager, or the requested half of it: first the health server, then admission, then the controllers once
+//! the Lease is held.
 
 use std::sync::Arc;
 
@@ -20,27 +20,27 @@ use kruise_ops::metrics::{self, Program, metrics};
 use kruise_ops::supervise::{self, Supervisor};
 use kruise_ops::{COMMIT, Health, Progress, VERSION, logs, raise_open_file_limit};
 
-/// Name of the Lease unless asked otherwise; upstream's, so that of two managers of either make only one leads.
+/// Default name of the Lease; upstream's, so that only one of two managers leads, whichever project they are from.
 pub const LEASE: &str = "kruise-manager";
 
 /// Why the manager did not start, or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// There is no way to reach a cluster.
+    /// No cluster can be reached.
     #[error(transparent)]
     Cluster(#[from] cluster::Error),
-    /// The flags of leader election do not go together.
+    /// The flags of leader election contradict each other.
     #[error(transparent)]
     LeaderElection(#[from] InvalidLeaseTiming),
     /// A listener cannot be opened.
     #[error("{flag}: {source}")]
     Listen {
-        /// The flag that gives its address.
+        /// The flag with the address.
         flag: &'static str,
-        /// Why.
+        /// Cause of the failure.
         source: http::Error,
     },
-    /// A task ended that should not.
+    /// A task ended unexpectedly.
     #[error(transparent)]
     Ended(#[from] supervise::Error),
 }
@@ -48,7 +48,7 @@ pub enum Error {
 /// Runs the manager until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// When it cannot start, or a task of it ends by itself.
+/// When it cannot start, or one of its tasks ends unexpectedly.
 pub async fn run(options: Options) -> Result<(), Error> {
     metrics::init(Program::Manager);
     logs::init(options.log_format);
@@ -138,7 +138,7 @@ async fn listen(supervisor: &mut Supervisor, options: &Options, health: &Health)
         supervisor.spawn("http", http::serve(listener, what, health.clone(), shutdown));
         Ok::<(), Error>(())
     };
-    // As in controller-runtime: 0 switches either off, and so does nothing for probes.
+    // As in controller-runtime: 0 disables either server, and an empty address disables the probes.
     let disabled = |address: &str| ["", "0"].contains(&address);
     if !disabled(&options.health_probe_addr) {
         serve("--health-probe-addr", &options.health_probe_addr, probes).await?;
@@ -149,7 +149,7 @@ async fn listen(supervisor: &mut Supervisor, options: &Options, health: &Health)
     Ok(())
 }
 
-/// Runs the controllers whenever the Lease is held, until shutdown. `leader` is the cluster behind `fence`.
+/// Runs the controllers whenever the Lease is held, until shutdown. `leader_cluster` is the cluster behind `fence`.
 async fn run_elected(
     cluster: Cluster,
     leader_cluster: Cluster,
@@ -210,8 +210,8 @@ async fn run_elected(
     }
 }
 
-/// Runs `work` for as long as the Lease is held. Where it is lost, `work` is dropped on the spot, with every task
-/// of it: nothing of ours writes while another one leads.
+/// Runs `work` while the Lease is held. If the Lease is lost, `work` is dropped at once, with all its tasks: none of
+/// our controllers writes while another replica leads.
 async fn while_leading<T>(
     election: &Election,
     name: &str,
@@ -219,7 +219,7 @@ async fn while_leading<T>(
     work: impl Future<Output = T>,
     progress: &Progress,
 ) -> Result<T, LeaseLost> {
-    // The Lease is released last, so that nobody starts while we still write.
+    // The Lease is released last, so that no replica starts while we still write.
     let finished = CancellationToken::new();
     let mut renewal = Box::pin(election.renew_until_shutdown(
         lease,
@@ -230,7 +230,7 @@ async fn while_leading<T>(
         biased;
         lost = &mut renewal => match lost {
             Err(lost) => Err(lost),
-            // Only `done` makes it end so, and that is not cancelled here.
+            // Only `finished` ends it this way, and that is not cancelled here.
             Ok(()) => Err(LeaseLost::Taken { name: name.to_owned(), by: String::new() }),
         },
         result = work => {
@@ -251,7 +251,7 @@ async fn run_controllers(
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
     let mut supervisor = Supervisor::default();
-    // A child: a controller that fails must not look like an orderly end of the process.
+    // A child token: a controller that fails must not look like a regular shutdown of the process.
     supervisor.shutdown = shutdown.child_token();
     let stores = Stores::start(&cluster, &mut supervisor);
     let ctx = Context {
@@ -279,13 +279,13 @@ async fn run_controllers(
     Ok(supervisor.run().await?)
 }
 
-/// A controller ends at shutdown only.
+/// A controller ends only at shutdown.
 async fn until_shutdown(controller: impl Future<Output = ()>) -> Result<(), String> {
     controller.await;
     Ok(())
 }
 
-/// Who we are in the Lease: the Pod's or machine's name, the process, and the moment of its start.
+/// Our identity in the Lease: the Pod's or machine's name, the process ID, and the start time.
 fn holder_identity() -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let start = jiff::Timestamp::now().as_nanosecond();

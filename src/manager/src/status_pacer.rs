@@ -2,30 +2,31 @@
 
 use std::time::{Duration, Instant};
 
-/// Statuses within this time go together.
+/// Changes within this time are written together.
 const BATCH_WINDOW: Duration = Duration::from_millis(100);
-/// The longest that a status waits for the next while changes do not end.
+/// Maximum delay of a status while changes continue.
 pub const MAX_STATUS_DELAY: Duration = Duration::from_secs(1);
 
-/// A status that says the same in other words waits for so long after the last.
+/// A status with only a new message is written this long after the last write.
 const MESSAGE_ONLY_DELAY: Duration = Duration::from_secs(5);
 
-/// When a status is written: changes within 0.1 s go together, and more of them while there is no end of changes.
+/// Paces the writes of a status: changes within 0.1 s are written together, and longer intervals while changes
+/// continue.
 #[derive(Default)]
 pub struct StatusPacer {
-    /// Since when it is known that the status is another.
+    /// Since when the status differs from the written one.
     changed_since: Option<Instant>,
     last_write: Option<Instant>,
     pause: Duration,
 }
 
 impl StatusPacer {
-    /// The status is as it was told.
+    /// The status equals the written one.
     pub fn unchanged(&mut self) {
         self.changed_since = None;
     }
 
-    /// The status is another, if only in `words`: how long to wait before it is written.
+    /// The status has changed, perhaps only in its message: how long to wait before it is written.
     pub fn delay_of_change(&mut self, now: Instant, message_only: bool) -> Duration {
         let since = *self.changed_since.get_or_insert(now);
         let pause = if message_only {
@@ -37,7 +38,7 @@ impl StatusPacer {
         (since + BATCH_WINDOW).max(next).saturating_duration_since(now)
     }
 
-    /// It is being written.
+    /// The status is being written.
     pub fn record_write(&mut self, now: Instant) {
         let busy = self
             .last_write

@@ -1,4 +1,5 @@
-//! Values of flags, as OpenKruise's programs take them: empty ones mean the default, durations are written as in Go.
+//! Values of flags, parsed as in OpenKruise's programs: an empty value means the default, durations are written as in
+//! Go.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -18,15 +19,15 @@ pub fn non_empty_path(path: Option<&PathBuf>) -> Option<PathBuf> {
     path.filter(|path| !path.as_os_str().is_empty()).cloned()
 }
 
-/// Reads text, in whose place `default` is taken where it is empty.
+/// Reads text; an empty one means `default`.
 pub fn or(default: &'static str) -> impl Fn(&str) -> Result<String, Infallible> + Clone + Send + Sync {
     move |text| Ok(if text.is_empty() { default } else { text }.to_owned())
 }
 
-/// Reads how many things are worked on at once: at least 1.
+/// Reads a number of workers, at least 1.
 ///
 /// # Errors
-/// When it is no number.
+/// When it is not a number.
 pub fn workers(text: &str) -> Result<usize, String> {
     let number: i32 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
     Ok(usize::try_from(number).unwrap_or(1).max(1))
@@ -35,7 +36,7 @@ pub fn workers(text: &str) -> Result<usize, String> {
 /// Reads a duration as Go writes it.
 ///
 /// # Errors
-/// When it is none, or negative.
+/// When it is not a duration, or is negative.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let invalid = || format!("{text:?} is not a duration; expected for example 30s, 500ms or 1m30s");
     if text == "0" {
@@ -45,7 +46,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from(span).map_err(|_| invalid())
 }
 
-/// What an empty command line says.
+/// The values of an empty command line.
 #[cfg(any(test, feature = "testing"))]
 #[must_use]
 pub fn default_args<A: clap::Args>() -> A {

@@ -1,8 +1,8 @@
-//! Feature gates of both programs: upstream's names, of which we know those that concern what we do.
+//! Feature gates of both programs: upstream's names, limited to the features that exist here.
 
 use std::collections::BTreeMap;
 
-/// Which features are on.
+/// The enabled features.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FeatureGates {
     explicit: BTreeMap<String, bool>,
@@ -13,24 +13,24 @@ const ALL_ALPHA: &str = "AllAlpha";
 /// Sets all beta features that are not named.
 const ALL_BETA: &str = "AllBeta";
 
-/// A gate that we know, and whether it is on when nothing is said.
+/// A gate that has an effect here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FeatureGate {
-    /// Everything that needs a daemon on the nodes. On.
+    /// All features that need a daemon on the nodes. On.
     KruiseDaemon,
     /// ImagePullJobs. On; upstream has it off.
     ImagePullJobGate,
     /// Annotation `apps.kruise.io/runtime-containers-meta`, written by the daemon. On.
     DaemonWatchingPod,
-    /// Updates in place of environment from labels and annotations, and the restarts that they need. On.
+    /// In-place updates of environment from labels and annotations, and the restarts that they need. On.
     InPlaceUpdateEnvFromMetadata,
-    /// Label `controller-revision-hash` of CloneSets' Pods holds the short hash alone. Off.
+    /// Label `controller-revision-hash` of CloneSets' Pods contains only the short hash. Off.
     CloneSetShortHash,
-    /// Raising a CloneSet's `partition` takes Pods back. Off.
+    /// Raising a CloneSet's `partition` rolls Pods back. Off.
     CloneSetPartitionRollback,
     /// A Pod that is prepared for its update counts as updated when scaling. Off.
     PreparingUpdateAsUpdate,
-    /// Changed claim templates of a CloneSet ask for new Pods. Off.
+    /// Changed claim templates of a CloneSet cause new Pods. Off.
     RecreatePodWhenChangeVCTInCloneSetGate,
     /// Templates of CloneSets are stored without defaults. Off.
     TemplateNoDefaults,
@@ -38,12 +38,12 @@ pub enum FeatureGate {
     DefaultHostNetworkHostPortsInPodTemplates,
     /// CPU and memory are resized in place. Off.
     InPlaceWorkloadVerticalScaling,
-    /// New images of a CloneSet are pulled ahead. Off.
+    /// New images of a CloneSet are pre-downloaded. Off.
     PreDownloadImageForInPlaceUpdate,
 }
 
 impl FeatureGate {
-    /// All gates that mean anything here.
+    /// All gates that have an effect here.
     pub const ALL: [Self; 12] = [
         Self::KruiseDaemon,
         Self::ImagePullJobGate,
@@ -78,7 +78,7 @@ impl FeatureGate {
         }
     }
 
-    /// Whether it is a beta feature, which is on by default, or an alpha feature.
+    /// Whether it is a beta feature (on by default) or an alpha feature.
     fn is_beta(self) -> bool {
         matches!(
             self,
@@ -86,12 +86,12 @@ impl FeatureGate {
         )
     }
 
-    /// Whether it is on when nothing is said: as in OpenKruise, but for ImagePullJobs, which are what most come for.
+    /// Whether it is on by default: as in OpenKruise, except ImagePullJobs, which most users need.
     fn enabled_by_default(self) -> bool {
         self.is_beta() || self == Self::ImagePullJobGate
     }
 
-    /// The gate without which it is off, too.
+    /// The gate that it requires.
     fn depends_on(self) -> Option<Self> {
         match self {
             Self::ImagePullJobGate | Self::DaemonWatchingPod | Self::InPlaceUpdateEnvFromMetadata => {
@@ -104,7 +104,7 @@ impl FeatureGate {
 }
 
 impl FeatureGates {
-    /// Help for the flag that takes them: all that mean anything, with what holds when nothing is said.
+    /// Help of the flag: all gates that have an effect, with their defaults.
     #[must_use]
     pub fn help() -> String {
         let gates = FeatureGate::ALL.map(|gate| format!("\n- {}={}", gate.name(), gate.enabled_by_default()));
@@ -135,7 +135,7 @@ impl FeatureGates {
         Ok(Self { explicit: given })
     }
 
-    /// Whether a feature is on. What needs another feature is off without it.
+    /// Whether a feature is on. It is off if the feature that it requires is off.
     #[must_use]
     pub fn enabled(&self, gate: FeatureGate) -> bool {
         let given = |name| self.explicit.get(name).copied();
@@ -145,7 +145,7 @@ impl FeatureGates {
             && gate.depends_on().is_none_or(|other| self.enabled(other))
     }
 
-    /// The names given that mean nothing here; other programs of the same installation may know them.
+    /// The given names that have no effect here; other programs of the same installation may use them.
     pub fn unknown_names(&self) -> impl Iterator<Item = &str> {
         let is_stage = |name: &str| [ALL_ALPHA, ALL_BETA].contains(&name);
         let is_known = move |name: &&String| {

@@ -1,8 +1,8 @@
-//! Health in words: what a probe, or a person, is told.
+//! Health as text for probes and users.
 //!
-//! Liveness is about ourselves: an event loop that turns, and no step of a duty that should have ended long ago.
-//! Readiness is about our surroundings: stores that are not filled, a runtime that does not answer. A broken
-//! neighbour never restarts us.
+//! Liveness covers the process itself: the event loop runs, and no step of a duty is overdue. Readiness covers its
+//! surroundings: stores that are not synced, a runtime that does not answer. A broken dependency never restarts the
+//! process.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,15 +10,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Progress, Watches};
 
-/// Name of the check of watches, which time alone may fail: it is done when somebody asks, as kubelet does.
+/// Name of the check of watches, which can fail by time alone: it is evaluated on request, when kubelet probes.
 const WATCHES_CHECK: &str = "watches";
 
 /// The health of the process; clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Health {
-    /// What the duties are in the middle of.
+    /// The steps that the duties are running.
     pub progress: Progress,
-    /// When the API server was last heard of about each watched kind.
+    /// When the API server last answered about each watched kind.
     pub watches: Watches,
     inner: Arc<Mutex<Inner>>,
 }
@@ -28,17 +28,17 @@ struct Inner {
     readiness: BTreeMap<String, Result<String, String>>,
 }
 
-/// What is answered to a probe.
+/// The response to a probe.
 #[derive(Debug, PartialEq, Eq)]
 pub struct HealthResponse {
-    /// Whether all is well.
+    /// Whether all checks pass.
     pub ok: bool,
-    /// One line a check.
+    /// One line per check.
     pub text: String,
 }
 
 impl Health {
-    /// Says that `check` is fine, and how.
+    /// Marks `check` as passed, with a message.
     pub fn set_ready(&self, check: &str, how: impl Into<String>) {
         let how = how.into();
         let before = self.lock().readiness.insert(check.to_owned(), Ok(how.clone()));
@@ -47,7 +47,7 @@ impl Health {
         }
     }
 
-    /// Says that `check` is not fine, and why. Kubelet does not show it, so the log does, once for each time.
+    /// Marks `check` as failed, with the reason. Kubelet does not show it, so each transition is logged.
     pub fn set_not_ready(&self, check: &str, why: impl Into<String>) {
         let why = why.into();
         let before = self.lock().readiness.insert(check.to_owned(), Err(why.clone()));
@@ -58,8 +58,8 @@ impl Health {
         }
     }
 
-    /// The answer to `/healthz`: one line for each step that hangs, else `ok`. That it comes at all says that the
-    /// event loop turns, which all work shares.
+    /// The response to `/healthz`: one line for each step that hangs, else `ok`. The response itself shows that the
+    /// event loop runs, which all work shares.
     #[must_use]
     pub fn liveness(&self) -> HealthResponse {
         let overdue = self.progress.overdue();
@@ -68,7 +68,7 @@ impl Health {
         HealthResponse { ok, text }
     }
 
-    /// The answer to `/readyz`: every check with its words.
+    /// The response to `/readyz`: every check with its message.
     #[must_use]
     pub fn readiness(&self) -> HealthResponse {
         match self.watches.readiness() {

@@ -26,18 +26,18 @@ use super::metrics::metrics;
 /// Why the listener could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The text is no address.
+    /// The text is not an address.
     #[error("address {given:?} is not valid: expected HOST:PORT or :PORT")]
     Address {
-        /// What was given.
+        /// The given text.
         given: String,
     },
-    /// The address cannot be listened on.
+    /// The process cannot listen on the address.
     #[error("cannot listen on {address}: {source}")]
     Listen {
-        /// The address.
+        /// The requested address.
         address: SocketAddr,
-        /// The reason.
+        /// The operating system's error.
         source: std::io::Error,
     },
 }
@@ -56,7 +56,7 @@ pub enum Endpoints {
 /// Opens `address`: `HOST:PORT` with an IP address or `localhost`, or `:PORT` for all addresses of both IP versions.
 ///
 /// # Errors
-/// When the address is malformed or taken.
+/// When the address is malformed or in use.
 pub async fn listen(address: &str) -> Result<TcpListener, Error> {
     let invalid = || Error::Address {
         given: address.to_owned(),
@@ -76,7 +76,7 @@ pub async fn listen(address: &str) -> Result<TcpListener, Error> {
     bind(&addresses).await
 }
 
-/// All addresses of both IP versions; of the older one alone where the machine has no other.
+/// All addresses of both IP versions; only IPv4 if the machine has no IPv6.
 #[must_use]
 pub fn all_interfaces(port: u16) -> [SocketAddr; 2] {
     [
@@ -88,7 +88,7 @@ pub fn all_interfaces(port: u16) -> [SocketAddr; 2] {
 /// Opens the first of `addresses` that this machine has.
 ///
 /// # Errors
-/// When it is taken, or the machine has none of them.
+/// When it is in use, or the machine has none of them.
 pub async fn bind(addresses: &[SocketAddr]) -> Result<TcpListener, Error> {
     let mut last = None;
     for &address in addresses {
@@ -106,15 +106,15 @@ pub async fn bind(addresses: &[SocketAddr]) -> Result<TcpListener, Error> {
     Err(last.unwrap_or(Error::Address { given: String::new() }))
 }
 
-/// Connections at a time. Where there are more the oldest ends, so that nobody shuts out kubelet's probes by holding
-/// all of them open.
+/// Maximum number of connections. When it is exceeded the oldest one is closed, so that no client can block kubelet's
+/// probes by keeping all of them open.
 const MAX_CONNECTIONS: usize = 64;
 /// How long a client may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a connection may last: one request, whose answer is at hand.
+/// How long a connection may last: one request, with a response from memory.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Serves until shutdown, one request a connection.
+/// Serves until shutdown, one request per connection.
 ///
 /// # Errors
 /// None; the type is that of the other long-lived tasks.
@@ -154,7 +154,7 @@ pub async fn serve(
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of file descriptors, for example; others must end first.
+                // Out of file descriptors, for example; other connections must end first.
                 tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -169,7 +169,7 @@ pub async fn serve(
     }
 }
 
-/// Answers one request; a client that goes away, or is too slow, gets no answer.
+/// Answers one request; a client that disconnects or is too slow gets no response.
 async fn handle_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin,
     service: TowerToHyperService<Router>,
@@ -246,7 +246,7 @@ mod tests {
 
     #[tokio::test]
     async fn bind_falls_back_to_the_next_address() {
-        // An address for documentation, which no machine has.
+        // A documentation address, which no machine has.
         let absent: SocketAddr = "[2001:db8::1]:0".parse().unwrap();
         let listener = bind(&[absent, (Ipv4Addr::LOCALHOST, 0).into()]).await.unwrap();
         assert!(listener.local_addr().unwrap().is_ipv4());
@@ -270,7 +270,7 @@ mod tests {
         }
         let answered = get_healthz(address).await;
         assert!(answered.starts_with("HTTP/1.1 200 "), "{answered}");
-        // The oldest is at its end.
+        // The oldest is closed.
         let mut byte = [0];
         let ended = tokio::time::timeout(Duration::from_secs(30), idle[0].read(&mut byte));
         assert!(matches!(ended.await.unwrap(), Ok(0) | Err(_)));

@@ -1,9 +1,9 @@
-//! What every process of ours needs to be run by people: logs, metrics, health, supervision and shutdown.
+//! What every process needs in operation: logs, metrics, health, supervision and shutdown.
 //!
-//! In:  options and signals, what each task says of its progress, counters.
-//! Out: a log, the HTTP endpoints of health and metrics, one token that ends everything.
+//! In:  options and signals, the progress of each task, counters.
+//! Out: a log, the HTTP endpoints of health and metrics, one token that shuts everything down.
 
-// A panic is one failed request or pass: it has to unwind in every profile.
+// A panic is one failed request or reconcile: it must unwind in every profile.
 #[cfg(panic = "abort")]
 compile_error!("a panic must unwind: leave `panic` out of the profile");
 

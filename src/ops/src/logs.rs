@@ -18,8 +18,8 @@ pub enum Format {
     Json,
 }
 
-/// Starts logging. `RUST_LOG` chooses what, as `LEVEL` or `TARGET=LEVEL,…` (default `info`); where it cannot
-/// be read, that is logged. A second call does nothing.
+/// Starts logging. `RUST_LOG` sets the levels, as `LEVEL` or `TARGET=LEVEL,…` (default `info`); a value that cannot be
+/// read is logged. A second call does nothing.
 pub fn init(format: Format) {
     let directives = std::env::var("RUST_LOG").ok().filter(|w| !w.is_empty());
     let (filter, invalid) = filter(directives.as_deref());
@@ -47,14 +47,14 @@ pub fn init(format: Format) {
     }
 }
 
-/// All but what kube's client says below an error: of an answer that it cannot read it logs the whole text, and that
+/// All lines except kube's client below level error: it logs the whole text of a response that it cannot read, and that
 /// may be a list of Secrets.
 fn is_safe_to_log(line: &Metadata) -> bool {
     let from_kube_client = line.target().split("::").next() == Some("kube_client");
     !from_kube_client || *line.level() == Level::ERROR
 }
 
-/// Targets and levels without patterns: the filter that takes patterns too would bring a regex engine along.
+/// Targets and levels without patterns: the filter with patterns needs a regex engine.
 fn filter(directives: Option<&str>) -> (Targets, Option<String>) {
     let info = || Targets::new().with_default(Level::INFO);
     match directives.map(parse_directives) {
@@ -64,8 +64,8 @@ fn filter(directives: Option<&str>) -> (Targets, Option<String>) {
     }
 }
 
-/// Reads `LEVEL` and `TARGET=LEVEL`. The parser of [`Targets`] takes more: `bogus` and `bogus=` as targets, by which all
-/// others are off.
+/// Reads `LEVEL` and `TARGET=LEVEL`. The parser of [`Targets`] accepts more: `bogus` and `bogus=` as targets, which
+/// switch all others off.
 fn parse_directives(directives: &str) -> Result<Targets, String> {
     let mut targets = Targets::new();
     for part in directives
@@ -92,8 +92,8 @@ fn parse_directives(directives: &str) -> Result<Targets, String> {
     Ok(targets)
 }
 
-/// The lines of level INFO and above that `work` logs in this thread. One subscriber for all threads: while one thread's
-/// comes or goes, tracing may take what another thread logs for something that nobody wants.
+/// The lines of level INFO and above that `work` logs in this thread. One subscriber serves all threads: while one
+/// thread's subscriber is added or removed, tracing may treat another thread's lines as disabled.
 #[cfg(any(test, feature = "testing"))]
 pub fn captured_lines(work: impl FnOnce()) -> Vec<String> {
     static SUBSCRIBED: std::sync::Once = std::sync::Once::new();
@@ -113,7 +113,7 @@ pub fn captured_lines(work: impl FnOnce()) -> Vec<String> {
 
 #[cfg(any(test, feature = "testing"))]
 thread_local! {
-    /// What this thread has logged.
+    /// The lines that this thread has logged.
     static LINES: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 

@@ -1,6 +1,6 @@
 //! The process's metrics, in the OpenMetrics text format.
 //!
-//! One registry for the process: what counts a call should not have to be handed a registry first.
+//! One registry for the process, so that code which counts calls needs no registry argument.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
@@ -21,7 +21,7 @@ pub type Labels<const N: usize> = [(&'static str, String); N];
 /// A histogram of seconds for each set of labels.
 pub type Durations<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
 
-/// Which program this is: each shows what it can count, and not what stays at 0 in it.
+/// Which program this is: each exposes only the metrics that it can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
     /// kruise-daemon.
@@ -30,19 +30,18 @@ pub enum Program {
     Manager,
 }
 
-/// Everything that we count. Names in the output carry the prefix `kruise_`, but for those that are the same in all
-/// programs of Kubernetes.
+/// All metrics. Their names have the prefix `kruise_`, except those that are the same in all programs of Kubernetes.
 pub struct Metrics {
     registry: Registry,
     /// Whether this process holds the Lease of that `name`: 1 or 0.
     pub leader: Family<Labels<1>, Gauge>,
     /// Objects that wait for a free worker, by the controller's `name`.
     pub queue_depth: Family<Labels<1>, Gauge>,
-    /// Reconciles that failed and are repeated, by the controller's `name`.
+    /// Reconciles that failed and are retried, by the controller's `name`.
     pub queue_retries: Family<Labels<1>, Counter>,
     /// Writes to the API server by `kind`, `verb` and `result` (`ok` or an error category).
     pub api_writes: Family<Labels<3>, Counter>,
-    /// Answers to admission and conversion reviews by `kind`, `step` (mutate, validate, convert) and `result`
+    /// Responses to admission and conversion reviews by `kind`, `step` (mutate, validate, convert) and `result`
     /// (allowed, refused, failed).
     pub reviews: Family<Labels<3>, Counter>,
     /// When the certificate of the webhooks expires, in seconds since 1970.
@@ -51,13 +50,13 @@ pub struct Metrics {
     pub watch_errors: Family<Labels<1>, Counter>,
     /// When the API server last answered or sent something about a watched `kind`, in seconds since 1970.
     pub watch_contact: Family<Labels<1>, Gauge<f64, AtomicU64>>,
-    /// Length of the objects of a `kind` that are held, as the API server sent them.
+    /// Size of the stored objects of a `kind` as the API server sent them.
     pub watch_bytes: Family<Labels<1>, Gauge>,
-    /// Panics that ended one request or one pass, by `task`.
+    /// Panics that ended one request or one reconcile, by `task`.
     pub panics: Family<Labels<1>, Counter>,
-    /// Whether the API server refuses this daemon's writes about other nodes, by `kind`: 1, or 0 where it does not.
+    /// Whether the API server refuses this daemon's writes about other nodes, by `kind`: 1, otherwise 0.
     pub daemon_fenced: Family<Labels<1>, Gauge>,
-    /// Events that were not written because the queue was full or the API server refused.
+    /// Events that were not written because the queue was full or the API server refused them.
     pub events_dropped: Counter,
     /// Events that were not written because their object had many in a short time.
     pub events_held_back: Counter,
@@ -69,27 +68,27 @@ pub struct Metrics {
     pub image_pull_queue: Gauge,
     /// Image tags that are being pulled.
     pub image_pull_active: Gauge,
-    /// Container recreate requests from their first sight to their completion by `result`, in seconds.
+    /// Container recreate requests from their first observation to their completion by `result`, in seconds.
     pub recreates: Durations<1>,
     /// Container recreate requests in progress.
     pub recreate_active: Gauge,
-    /// Containers that were restarted for their environment, by `result` (`ok` or an error category).
+    /// Containers that were restarted for a changed environment, by `result` (`ok` or an error category).
     pub environment_restarts: Family<Labels<1>, Counter>,
-    /// Passes over a CloneSet by `result`: `idle` where nothing was to be done, `acted`, or an error category.
+    /// Reconciles of a CloneSet by `result`: `idle` if there was nothing to do, `acted`, or an error category.
     pub cloneset_passes: Durations<1>,
-    /// What is done about CloneSets by `act` and `result` (`ok` or an error category).
+    /// Actions on CloneSets by `act` and `result` (`ok` or an error category).
     pub cloneset_acts: Family<Labels<2>, Counter>,
 }
 
 static METRICS: OnceLock<Metrics> = OnceLock::new();
 
-/// Chooses the metrics that are shown; to be called before anything is counted, for later it does nothing.
+/// Chooses the metrics that are exposed. Call it before anything is counted; later calls have no effect.
 pub fn init(program: Program) {
-    // Set already: a second program in one process, as tests have it.
+    // Already set: a second program in one process, as in tests.
     let _ = METRICS.set(Metrics::new(Some(program)));
 }
 
-/// The process's metrics; those of all programs where [`init`] was not called.
+/// The process's metrics; those of all programs if [`init`] was not called.
 #[must_use]
 pub fn metrics() -> &'static Metrics {
     METRICS.get_or_init(|| Metrics::new(None))
@@ -284,10 +283,10 @@ impl Metrics {
 mod tests {
     use super::*;
 
-    /// The names of the metrics that a program shows.
+    /// The names of the metrics that a program exposes.
     fn names(program: Program) -> Vec<String> {
         let metrics = Metrics::new(Some(program));
-        // Those with labels are shown once they count something.
+        // Those with labels appear once they count something.
         let one = |name| [(name, "x".to_owned())];
         drop(metrics.leader.get_or_create(&one("name")));
         drop(metrics.queue_depth.get_or_create(&one("name")));

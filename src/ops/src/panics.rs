@@ -1,6 +1,6 @@
-//! A panic ends the piece of work that it is in, and nothing else: not the process, not anybody else's work.
+//! A panic ends only the piece of work in which it happens: not the process, and no other work.
 //!
-//! What is worked on by key or by request runs in [`catch_panic`]; the caller treats [`Panicked`] as a failure of that key or
+//! Work by key or by request runs in [`catch_panic`]; the caller treats [`Panicked`] as a failure of that key or
 //! request alone, with its usual back-off.
 
 use std::any::Any;
@@ -11,19 +11,19 @@ use futures::FutureExt;
 
 use super::metrics::metrics;
 
-/// A piece of work ended in a panic; the message of the panic is in it, cut to 200 characters.
+/// A piece of work panicked; it contains the panic message, cut to 200 characters.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("panic: {0}")]
 pub struct Panicked(pub String);
 
-/// Longest message of a panic that is kept, in characters: it may quote what came from outside.
+/// Longest panic message that is kept, in characters: it may quote external input.
 const MAX_MESSAGE_CHARS: usize = 200;
 
-/// Runs `work` and turns a panic in it into an error, logged with what was worked on and counted by `task`.
+/// Runs `work` and turns a panic in it into an error, logged with the object and counted by `task`.
 ///
 /// # Errors
-/// [`Panicked`] when `work` panicked. What it shared with others may be half-written then: locks are taken over as
-/// they are, so keep changes under a lock short and free of what can panic.
+/// [`Panicked`] when `work` panicked. Shared state may be half-written then, and poisoned locks are used as they are:
+/// keep changes under a lock short and free of code that can panic.
 pub async fn catch_panic<T>(
     task: &'static str,
     object: impl Display,
@@ -35,7 +35,7 @@ pub async fn catch_panic<T>(
     result.map_err(|panic| record_panic(task, &object, &*panic))
 }
 
-/// The same for work that does not wait.
+/// The same for synchronous work.
 ///
 /// # Errors
 /// [`Panicked`] when `work` panicked.
@@ -70,7 +70,7 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
     text.chars().take(MAX_MESSAGE_CHARS).collect()
 }
 
-/// Logs where each panic happened, in the format of all other log lines, instead of Rust's own text.
+/// Logs the location of each panic, in the format of all other log lines, instead of Rust's own text.
 pub fn log_panics() {
     std::panic::set_hook(Box::new(|info| {
         let location = info.location().map(ToString::to_string).unwrap_or_default();
@@ -78,7 +78,7 @@ pub fn log_panics() {
     }));
 }
 
-/// Panics that tests ask for: what is [`isolated`] somewhere is shown to survive them there.
+/// Panics injected by tests, to show that work in [`catch_panic`] survives them.
 #[cfg(any(test, feature = "testing"))]
 #[allow(clippy::panic)]
 pub mod injected {
@@ -94,7 +94,7 @@ pub mod injected {
         count: AtomicUsize,
     }
 
-    /// Work of `task` on `object` panics until what is returned is dropped.
+    /// Work of `task` on `object` panics until the result is dropped.
     pub fn inject_panic(task: &'static str, object: &str) -> InjectedPanic {
         let times = AtomicUsize::new(0);
         let object = object.to_owned();

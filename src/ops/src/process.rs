@@ -1,5 +1,5 @@
-//! What the kernel knows of this process, under the names that every Prometheus client uses; and how many files it may
-//! open.
+//! The kernel's statistics of this process, under the names that every Prometheus client uses; and its limit of open
+//! files.
 
 use std::fmt;
 use std::fs;
@@ -33,7 +33,7 @@ fn parse_stats(stat: &str, status: &str) -> Option<ProcessStats> {
     // The second field is the name, which may hold spaces and brackets.
     let (_, fields) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = fields.split_whitespace().collect();
-    // The first of these is the third of proc(5): utime is the 14th there, stime the 15th, starttime the 22nd.
+    // The first field here is the third of proc(5): utime is the 14th there, stime the 15th, starttime the 22nd.
     let ticks = |nth: usize| fields.get(nth - 3)?.parse::<f64>().ok();
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kilobytes: u64 = resident.trim().strip_suffix(" kB")?.trim().parse().ok()?;
@@ -61,8 +61,8 @@ fn max_fds(limits: &str) -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Raises the soft limit of open files to the hard one, as Go's runtime does: services commonly start with 1024, for the
-/// sake of programs that call `select`.
+/// Raises the soft limit of open files to the hard one, as Go's runtime does: services commonly start with 1024, for
+/// programs that call `select`.
 pub fn raise_open_file_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(soft, hard)| {
         setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;

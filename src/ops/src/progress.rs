@@ -1,15 +1,15 @@
-//! What the process is in the middle of.
+//! The steps that the process is running.
 //!
-//! A duty marks each piece of work that ends by itself: every call in it has a deadline, so it is known how long
-//! all of it can take. What is still there long after that hangs, which is a defect of ours that only a new start
-//! mends. Waiting for something to happen is no such work, unless it is known when the wait ends.
+//! A duty marks each piece of work that must end: every call in it has a deadline, so the longest duration of the whole
+//! is known. A step that runs long after that hangs, which is a defect that only a restart repairs. Waiting for an
+//! event is not such a step, unless the end of the wait is known.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long beyond its own limits a step may go on: a starved or stopped machine is late, too.
+/// How long a step may exceed its limit: a starved or stopped machine is late, too.
 pub const HANG_MARGIN: Duration = Duration::from_secs(60);
 
 /// All steps of the process; clones share them.
@@ -24,18 +24,17 @@ struct StepTable {
     steps: BTreeMap<u64, InFlight>,
 }
 
-/// One step, as it was marked.
 #[derive(Debug)]
 struct InFlight {
     duty: &'static str,
     what: String,
     since: Instant,
-    /// `None` is a wait for something that may never happen.
+    /// `None` while it waits for an event that may never happen.
     limit: Option<Duration>,
 }
 
 impl InFlight {
-    /// What is to be said of it, if it should have ended long ago.
+    /// The message for a step that is long overdue.
     fn overdue_message(&self, now: Instant) -> Option<String> {
         let limit = self.limit?;
         let age = now.saturating_duration_since(self.since);
@@ -50,7 +49,7 @@ impl InFlight {
     }
 }
 
-/// A step under way; it ends when this is dropped.
+/// A running step; dropping it ends the step.
 #[derive(Debug)]
 pub struct ProgressStep {
     progress: Progress,
@@ -58,19 +57,19 @@ pub struct ProgressStep {
 }
 
 impl Progress {
-    /// Marks that `duty` begins with `what`, which by its own limits takes `limit` at most.
+    /// Marks that `duty` begins `what`, which takes at most `limit`.
     #[must_use]
     pub fn begin(&self, duty: &'static str, what: impl Into<String>, limit: Duration) -> ProgressStep {
         self.insert(duty, what.into(), Some(limit), Instant::now())
     }
 
-    /// Marks that `duty` is there and waits; for a loop, which then says what it does with the step's methods.
+    /// Marks that `duty` waits; for a loop, which then reports its activity with the step's methods.
     #[must_use]
     pub fn begin_idle(&self, duty: &'static str) -> ProgressStep {
         self.insert(duty, String::new(), None, Instant::now())
     }
 
-    /// One line for each step that should have ended long ago.
+    /// One line for each step that is long overdue.
     #[must_use]
     pub fn overdue(&self) -> String {
         self.overdue_at(Instant::now())
@@ -106,7 +105,7 @@ impl Progress {
         }
     }
 
-    /// The same as it is at that moment.
+    /// The overdue steps at `now`.
     #[must_use]
     pub fn overdue_at(&self, now: Instant) -> String {
         let mut text = String::new();
@@ -128,12 +127,12 @@ impl Progress {
 }
 
 impl ProgressStep {
-    /// The duty goes on with `what`, which by its own limits takes `limit` at most.
+    /// The duty continues with `what`, which takes at most `limit`.
     pub fn set_activity(&self, what: impl Into<String>, limit: Duration) {
         self.update(what.into(), Some(limit), Instant::now());
     }
 
-    /// The duty waits for something to happen, and looks again after `at_most` if nothing does.
+    /// The duty waits for an event, for `at_most` at the longest if that is set.
     pub fn set_idle(&self, at_most: Option<Duration>) {
         self.update("waiting for its next turn".to_owned(), at_most, Instant::now());
     }
@@ -179,7 +178,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever begins, goes on, waits and ends: late is exactly what is older than its limit and the margin.
+        /// A step is overdue exactly if it is older than its limit and the margin, after any sequence of operations.
         #[test]
         fn overdue_is_past_timeout_and_margin(ops in prop::collection::vec(any_op(), 0..60)) {
             let progress = Progress::default();

@@ -1,7 +1,7 @@
 //! All long-lived tasks in one set: when one of them ends, the process ends.
 //!
-//! A panic in one ends the process as well, in order: what it held in memory cannot be trusted, and a start builds it
-//! anew within a second. What is worked on by key or request is isolated inside the tasks.
+//! A panic in a task also ends the process, after a graceful shutdown: its memory cannot be trusted, and a start
+//! rebuilds it within a second. Work by key or request is isolated inside the tasks.
 
 use std::time::Duration;
 
@@ -12,18 +12,18 @@ use tokio_util::sync::CancellationToken;
 
 use super::panics::catch_panic;
 
-/// How long tasks may take to end after the signal; a process manager sees the end within two seconds.
+/// How long tasks may take to end after the signal; a process manager sees the exit within two seconds.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1800);
 
 /// Why the process ended on its own.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A task that should run for ever ended.
+    /// A task that should run forever ended.
     #[error("{task} ended: {why}")]
     TaskEnded {
-        /// Its name.
+        /// The task's name.
         task: &'static str,
-        /// Its last words.
+        /// Its error.
         why: String,
     },
     /// No signal handler could be installed.
@@ -58,7 +58,7 @@ impl Supervisor {
         });
     }
 
-    /// Starts a task that never ends by itself and needs no clean-up: it is dropped at shutdown.
+    /// Starts a task that never returns and needs no clean-up: it is dropped at shutdown.
     pub fn spawn_endless(&mut self, name: &'static str, task: impl Future<Output = ()> + Send + 'static) {
         let shutdown = self.shutdown.clone();
         self.spawn(name, async move {
@@ -67,10 +67,10 @@ impl Supervisor {
         });
     }
 
-    /// Waits for the end: a signal, then up to 1.8 s for the tasks to finish what they are writing.
+    /// Waits for a signal, then up to 1.8 s for the tasks to finish their writes.
     ///
     /// # Errors
-    /// When a task ended before there was a signal.
+    /// When a task ended before a signal arrived.
     pub async fn run(mut self) -> Result<(), Error> {
         let mut term = signal(SignalKind::terminate())?;
         let mut int = signal(SignalKind::interrupt())?;
@@ -138,7 +138,7 @@ mod tests {
             ended,
             Err("image pull ended: panic: index out of bounds".to_owned())
         );
-        assert!(shutdown.is_cancelled(), "the others end in order");
+        assert!(shutdown.is_cancelled(), "the others shut down");
     }
 
     #[tokio::test]

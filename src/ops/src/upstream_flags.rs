@@ -1,8 +1,7 @@
-//! Flags of OpenKruise's programs that have no effect here, accepted so that arguments written for them start ours.
+//! Flags of OpenKruise's programs that have no effect here, accepted so that existing arguments still work.
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
 
-/// What a flag takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FlagKind {
     /// `--flag VALUE` or `--flag=VALUE`, which may be empty.
@@ -21,7 +20,7 @@ const UNSUPPORTED_KIND: &str = "kruise-rs has no controller for this kind";
 const PLUGINS: &str = "credential provider plugins are not supported; pull secrets are";
 const PROTECTION: &str = "the API server's audit log has refused deletions";
 
-/// Flag, what it takes, and why it has no effect.
+/// Flag, its kind, and why it has no effect.
 const FLAGS: &[(&str, FlagKind, &str)] = &[
     ("add_dir_header", Switch, LOGS),
     ("advancedcronjob-workers", Value, UNSUPPORTED_KIND),
@@ -104,14 +103,14 @@ const FLAGS: &[(&str, FlagKind, &str)] = &[
     ("ws-enabled-versioned-status", Value, UNSUPPORTED_KIND),
 ];
 
-/// The flags without effect that were given. Flatten it last: a flag that the program itself has is left out.
+/// The given flags without effect. Flatten it last: a flag that the program itself has is left out.
 #[derive(Clone, Debug, Default)]
 pub struct UpstreamFlags {
     given: Vec<(&'static str, &'static str)>,
 }
 
 impl UpstreamFlags {
-    /// The flags that were given, without dashes, and why they have no effect.
+    /// The given flags, without dashes, and why they have no effect.
     pub fn given(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
         self.given.iter().copied()
     }

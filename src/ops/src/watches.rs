@@ -1,7 +1,7 @@
-//! Which kinds are watched, and when the API server was last heard of about each.
+//! Which kinds are watched, and when the API server last answered about each.
 //!
-//! In:  what each watch reports of itself.
-//! Out: one readiness check over all of them, and gauges for each kind.
+//! In:  the status that each watch reports.
+//! Out: one readiness check for all of them, and gauges for each kind.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use super::metrics::{Labels, metrics};
 
-/// A kind of which nothing was heard for longer than this is stale. A watch that works is heard of at least every
-/// 150 s, since a silent one is started again by then.
+/// A kind without contact for longer than this is stale. A working watch has contact at least every 150 s, because a
+/// silent one is restarted by then.
 pub const STALE_AFTER: Duration = Duration::from_secs(240);
 
 /// All watches of the process; clones share them.
@@ -35,14 +35,14 @@ struct WatchState {
     listed: bool,
     /// When the API server last answered or sent something.
     last_contact: Instant,
-    /// Length of the objects that are held, as the API server sent them.
+    /// Size of the stored objects as the API server sent them.
     bytes: usize,
-    /// Why it does not work, since it last did.
+    /// The last failure, if there was no contact since.
     failure: Option<String>,
 }
 
 impl WatchState {
-    /// Why the kind cannot be relied on, if so.
+    /// Why the store of this kind may be incomplete or stale.
     fn readiness_error(&self) -> Option<String> {
         let Self {
             kind,
@@ -66,7 +66,7 @@ impl WatchState {
     }
 }
 
-/// One watch; it is forgotten when this is dropped.
+/// One watch; dropping it unregisters the watch.
 #[derive(Debug)]
 pub struct WatchHandle {
     watches: Watches,
@@ -96,7 +96,7 @@ impl Watches {
         }
     }
 
-    /// The kinds, or what is wrong with some of them; `None` while there is no watch.
+    /// The kinds, or the errors of the failing ones; `None` if there is no watch.
     #[must_use]
     pub fn readiness(&self) -> Option<Result<String, String>> {
         let table = self.lock();
@@ -118,7 +118,7 @@ impl Watches {
 }
 
 impl WatchHandle {
-    /// The API server has answered, or sent something.
+    /// The API server answered or sent something.
     pub fn record_contact(&self) {
         self.update(|state| {
             state.last_contact = Instant::now();
@@ -128,12 +128,12 @@ impl WatchHandle {
         metrics().watch_contact.get_or_create(&self.labels).set(seconds);
     }
 
-    /// The first list, or another one, is complete.
+    /// The first list or a relist is complete.
     pub fn mark_listed(&self) {
         self.update(|state| state.listed = true);
     }
 
-    /// The objects that are held have that length, as the API server sent them.
+    /// Sets the size of the stored objects as the API server sent them.
     pub fn set_stored_bytes(&self, bytes: usize) {
         let mut table = self.watches.lock();
         let Some(state) = table.watches.get_mut(&self.id) else {

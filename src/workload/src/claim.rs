@@ -1,20 +1,20 @@
-//! The claims of a workload's Pods.
+//! The PersistentVolumeClaims of a workload's Pods.
 
-/// A claim of a workload.
+/// A PersistentVolumeClaim of a workload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// Its name.
+    /// Name of the PersistentVolumeClaim.
     pub name: String,
-    /// Identity of the object.
+    /// UID of the PersistentVolumeClaim.
     pub uid: String,
-    /// Which Pod's it is, by [`kruise_api::keys::CLONESET_INSTANCE_ID`]; empty when it does not say.
+    /// Value of [`kruise_api::keys::CLONESET_INSTANCE_ID`], which the Pod shares; empty if it has none.
     pub instance_id: String,
-    /// Whether it is being deleted.
+    /// Whether it has a `deletionTimestamp`.
     pub deleting: bool,
-    /// Whether somebody else owns it, too.
+    /// Whether it also has another owner.
     pub has_other_owner: bool,
-    /// Whether somebody else is its controller, of which there is one at most.
+    /// Whether another owner is its controller; an object has at most one.
     pub has_other_controller: bool,
-    /// While it is bound to no volume: the storage class that is to provide one; empty when it names none.
+    /// Storage class that should provision the volume, while it is unbound; empty if it names none.
     pub unbound_storage_class: Option<String>,
 }

@@ -1,21 +1,24 @@
-//! What the controllers of workloads share, decided without a client, a runtime, a clock or chance.
+//! What the controllers of workloads share, decided without a client, a runtime, a clock or randomness.
 //!
-//! [`in_place`] updates Pods that stay: what changes, the patches, the proof. [`revision`] makes and compares
-//! ControllerRevisions, [`order`] says which Pods come first, [`pods`] what holds of one, and [`not_ready`] who keeps it out
-//! of its Services.
+//! [`in_place`] updates Pods without recreating them: changes, patches, proof of completion. [`revision`] creates and
+//! compares ControllerRevisions, [`order`] sorts Pods, [`pods`] has predicates of one Pod, and [`not_ready`] the keys
+//! that keep it out of its Services.
 //!
 //! # Guide
 //!
-//! A controller that rolls out a template asks these in turn:
+//! A controller that rolls out a template answers these questions in turn:
 //!
-//! 1. **Which revision does the spec stand for?** [`revision::desired_revision`] names it, [`revision::plan`] says whether it is there,
-//!    comes back or is created, and [`revision::revisions_to_delete`] which old ones go. Names and hashes are OpenKruise's.
-//! 2. **Which Pods are at it?** [`pods::has_revision`], [`pods::ready`], [`pods::available`]; a Pod is kept as [`in_place::Pod`].
-//! 3. **Which Pod is next?** [`order::update_order`] for updates, [`order::pick_for_deletion`] where there are too many.
-//! 4. **Can it stay?** [`in_place::spec`](in_place::spec::calculate_spec) compares two revisions; [`in_place::MustRecreate`] says why
-//!    not. [`in_place::patch`] has what is written then, to which part of the Pod, and in which order.
-//! 5. **Is it done?** [`in_place::refresh`](in_place::refresh()) looks at the Pod again and again: it waits, goes on with the
-//!    next containers, or is complete, with a proof for each container ([`in_place::completion`]).
+//! 1. **Which revision does the spec correspond to?** [`revision::desired_revision`] names it, [`revision::plan`]
+//!    decides whether it exists, is promoted or is created, and [`revision::revisions_to_delete`] selects old ones to
+//!    delete. Names and hashes are OpenKruise's.
+//! 2. **Which Pods have it?** [`pods::has_revision`], [`pods::ready`], [`pods::available`]; a Pod is kept as
+//!    [`in_place::Pod`].
+//! 3. **Which Pod is next?** [`order::update_order`] for updates, [`order::pick_for_deletion`] if there are too many.
+//! 4. **Can it be updated in place?** [`in_place::spec`](in_place::spec::calculate_spec) compares two revisions;
+//!    [`in_place::MustRecreate`] is the reason if not. [`in_place::patch`] builds the writes, for which part of the
+//!    Pod, and in which order.
+//! 5. **Is it complete?** [`in_place::refresh`](in_place::refresh()) checks the Pod repeatedly: it waits, continues
+//!    with the next containers, or is complete, with a proof for each container ([`in_place::completion`]).
 //!
 //! ```
 //! use kruise_workload::in_place::{MustRecreate, Options, RevisionData, spec::calculate_spec};
@@ -32,7 +35,8 @@
 //!     template_storage: TemplateStorage::default(),
 //! };
 //! let compare = |old: &Value, new: &Value| {
-//!     let [old, new] = [("web-1", old), ("web-2", new)].map(|(name, data)| RevisionData { name, data, claim_hash: None });
+//!     let [old, new] = [("web-1", old), ("web-2", new)]
+//!         .map(|(name, data)| RevisionData { name, data, claim_hash: None });
 //!     calculate_spec(&old, &new, &options)
 //! };
 //!

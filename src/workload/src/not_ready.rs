@@ -1,7 +1,7 @@
-//! The not-ready keys of a Pod: who holds it out of its Services.
+//! The not-ready keys of a Pod: which components keep it out of its Services.
 //!
-//! The message of condition `KruisePodReady` is upstream's: a JSON list of `{"userAgent","key"}`, sorted. While
-//! it has an entry the condition is false.
+//! The message of condition `KruisePodReady` is upstream's: a sorted JSON list of `{"userAgent","key"}`. While the list
+//! has an entry, the condition is False.
 
 use std::collections::BTreeSet;
 
@@ -14,17 +14,17 @@ use crate::in_place::ready::pod_condition;
 use kruise_api::json::set;
 use kruise_api::keys;
 
-/// Somebody who holds a Pod out of its Services.
+/// One reason to keep a Pod out of its Services.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NotReadyKey {
-    /// What kind of somebody.
+    /// The component that set the key.
     pub user_agent: String,
-    /// Who exactly.
+    /// The key, unique for that component.
     pub key: String,
 }
 
-/// The condition of a Pod that nobody holds.
+/// The condition of a Pod without any key.
 #[must_use]
 pub fn initial_patch(uid: &str, now: Timestamp) -> Value {
     status_patch(
@@ -34,7 +34,7 @@ pub fn initial_patch(uid: &str, now: Timestamp) -> Value {
     )
 }
 
-/// The patch of the Pod's status that adds `key`, or removes it; `None` when there is nothing to change.
+/// The status patch that adds or removes `key`; `None` if nothing changes.
 #[must_use]
 pub fn patch_for_key(pod: &Pod, key: &NotReadyKey, not_ready: bool, now: Timestamp) -> Option<Value> {
     let conditions = pod.status.as_ref().and_then(|s| s.conditions.as_ref());
@@ -81,23 +81,23 @@ fn entries_of(condition: Option<&PodCondition>) -> BTreeSet<NotReadyKey> {
     parse_message(condition.and_then(|c| c.message.as_deref()).unwrap_or_default())
 }
 
-/// Those who hold the Pod, by the condition's message. What is not such a list is nobody's.
+/// The keys in the condition's message. Any other message counts as no keys.
 #[must_use]
 pub fn parse_message(message: &str) -> BTreeSet<NotReadyKey> {
     serde_json::from_str(message).unwrap_or_default()
 }
 
-/// The condition's message while these hold the Pod; empty when nobody does.
+/// The condition's message for these keys; empty without keys.
 #[must_use]
 pub fn format_message(entries: &BTreeSet<NotReadyKey>) -> String {
     if entries.is_empty() {
         return String::new();
     }
-    // As text, for the order of the fields is that of upstream.
+    // As text, to keep upstream's order of the fields.
     serde_json::to_string(entries).unwrap_or_default()
 }
 
-/// Conditions merge by their type in a strategic merge patch. The UID keeps another Pod of that name safe.
+/// Conditions merge by type in a strategic merge patch. The UID protects another Pod of the same name.
 fn status_patch(uid: &str, version: Option<&str>, conditions: Vec<Value>) -> Value {
     let mut metadata = json!({ "uid": uid });
     if let Some(version) = version {
@@ -120,7 +120,7 @@ mod tests {
         }
     }
 
-    /// A Pod as the API server would store it after the patch.
+    /// Applies the patch to a Pod as the API server would.
     fn apply(pod: &mut Pod, patch: &Value) {
         let conditions = pod
             .status
@@ -164,7 +164,7 @@ mod tests {
     }
 
     proptest! {
-        /// The condition is false exactly while somebody holds the Pod, and nothing is written twice.
+        /// The condition is False exactly while a key is set, and nothing is written twice.
         #[test]
         fn condition_is_false_while_any_key_is_set(ops in prop::collection::vec((0_u8..6, any::<bool>()), 1..30)) {
             let mut pod = Pod::default();

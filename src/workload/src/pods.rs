@@ -1,4 +1,4 @@
-//! What holds of a Pod, as its workload sees it.
+//! Predicates of a Pod as its workload sees it.
 
 use jiff::{Timestamp, ToSpan};
 
@@ -7,7 +7,7 @@ use crate::revision::same_revision;
 use kruise_api::keys;
 use kruise_api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 
-/// The state that a Pod's label names; without it, or with an empty one, a Pod counts as Normal.
+/// The lifecycle state in the Pod's label; Normal if the label is missing or empty.
 #[must_use]
 pub fn lifecycle_state(pod: &Pod) -> State {
     match pod.labels.get(keys::LIFECYCLE_STATE).map(String::as_str) {
@@ -16,14 +16,14 @@ pub fn lifecycle_state(pod: &Pod) -> State {
     }
 }
 
-/// Whether the Pod has a revision.
+/// Whether the Pod has this revision.
 #[must_use]
 pub fn has_revision(pod: &Pod, revision: &str) -> bool {
     let label = pod.labels.get(keys::CONTROLLER_REVISION_HASH);
     label.is_some_and(|label| same_revision(label, revision))
 }
 
-/// Whether the Pod runs and was ready for more than `seconds` (with 0, is ready), and no update holds it.
+/// Whether the Pod is running, has been ready for more than `seconds` (with 0: is ready), and is not being updated.
 #[must_use]
 pub fn ready(pod: &Pod, seconds: i32, now: Timestamp) -> bool {
     is_serving(pod) && (seconds <= 0 || ready_until(pod, seconds).is_some_and(|until| until < now))
@@ -36,7 +36,7 @@ pub fn ready_until(pod: &Pod, seconds: i32) -> Option<Timestamp> {
     since.checked_add(i64::from(seconds).seconds()).ok()
 }
 
-/// Whether the Pod runs and is ready, and no update holds it.
+/// Whether the Pod is running, ready, and not being updated.
 fn is_serving(pod: &Pod) -> bool {
     let updating = pod
         .condition(keys::IN_PLACE_UPDATE_READY)
@@ -44,13 +44,13 @@ fn is_serving(pod: &Pod) -> bool {
     pod.phase == "Running" && pod.condition_ready() && !updating
 }
 
-/// Whether the Pod is in use, and was ready for `seconds`.
+/// Whether the Pod is Normal and has been ready for `seconds`.
 #[must_use]
 pub fn available(pod: &Pod, seconds: i32, now: Timestamp) -> bool {
     lifecycle_state(pod) == State::Normal && ready(pod, seconds, now)
 }
 
-/// Whether any item of the hook is on the Pod, so that it holds it before a deletion or an update.
+/// Whether any item of the hook is on the Pod, so that it blocks a deletion or an update.
 #[must_use]
 pub fn is_hooked(hook: Option<&LifecycleHook>, pod: &Pod) -> bool {
     hook.is_some_and(|hook| {
@@ -72,7 +72,7 @@ pub fn is_all_hooked(hook: &LifecycleHook, pod: &Pod) -> bool {
             .all(|(k, v)| pod.labels.get(k) == Some(v))
 }
 
-/// How often the Pod's container that was restarted most was.
+/// Highest restart count of the Pod's containers.
 #[must_use]
 pub fn restarts(pod: &Pod) -> i64 {
     pod.container_statuses
@@ -82,7 +82,7 @@ pub fn restarts(pod: &Pod) -> i64 {
         .unwrap_or_default()
 }
 
-/// The deletion cost; what is no such number costs nothing, nor does one with a leading `+` or zero.
+/// The deletion cost. An invalid number counts as 0, as does one with a leading `+` or zero.
 #[must_use]
 pub fn deletion_cost(pod: &Pod) -> i32 {
     let Some(text) = pod.annotations.get(keys::POD_DELETION_COST) else {
@@ -95,8 +95,8 @@ pub fn deletion_cost(pod: &Pod) -> i32 {
     text.parse().unwrap_or_default()
 }
 
-/// Whether the Pod is in use with its gates open and all labels, so that there is no need to look at it: nearly all of
-/// ten thousand Pods are.
+/// Whether the Pod is Normal with open gates and all labels, so that it needs no check: nearly all of ten thousand Pods
+/// are.
 #[must_use]
 pub fn is_settled(pod: &Pod) -> bool {
     let has_message = |gate: &str| pod.condition(gate).is_some_and(|c| !c.message.is_empty());
@@ -110,7 +110,7 @@ pub fn is_settled(pod: &Pod) -> bool {
         && pod.labels.contains_key(keys::POD_TEMPLATE_HASH)
 }
 
-/// Whether the Pod is in use with its gate open, so that its annotations need not be read.
+/// Whether the Pod is Normal with an open gate, so that its annotations need not be read.
 #[must_use]
 pub fn is_idle(pod: &Pod) -> bool {
     let grace = [keys::IN_PLACE_UPDATE_GRACE, keys::IN_PLACE_UPDATE_GRACE_OLD];

@@ -1,7 +1,7 @@
-//! ControllerRevisions of a workload: what they are called, what they hold, and which of them stay.
+//! ControllerRevisions of a workload: their names, their content, and which of them are kept.
 //!
-//! Labels, annotations and data are OpenKruise's, byte for byte, so that either program takes the other's revisions
-//! for its own: a revision that is thought new replaces all Pods. So are names.
+//! Labels, annotations, data and names are OpenKruise's, byte for byte, so that either program accepts the other's
+//! revisions as its own: a revision that counts as new replaces all Pods.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,18 +14,19 @@ use serde_json::{Value, json};
 
 use crate::in_place::normalize::{TemplateStorage, same_template};
 use kruise_api::json::{estimate_memory, set};
-use kruise_api::{GROUP, V1BETA1, go_json, keys};
+use kruise_api::owner::controller_reference;
+use kruise_api::{go_json, keys};
 
 mod hashes;
 
 pub use hashes::claim_hash;
 
-/// How many bytes of a workload's name go into the names of its revisions.
+/// Maximum bytes of a workload's name in the names of its revisions.
 const MAX_NAME_BYTES: usize = 223;
-/// Revisions that are kept besides those in use, where the workload does not say.
+/// Default number of unused revisions that are kept.
 pub const DEFAULT_HISTORY_LIMIT: i32 = 10;
 
-/// Whose revision it is.
+/// The owner of a revision.
 #[derive(Clone, Copy, Debug)]
 pub struct RevisionOwner<'a> {
     /// Kind of the workload.
@@ -40,58 +41,58 @@ pub struct RevisionOwner<'a> {
     pub annotations: &'a BTreeMap<String, String>,
 }
 
-/// The revision that the spec of a workload stands for.
+/// The revision that a workload's spec corresponds to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredRevision {
     /// Name of the ControllerRevision.
     pub name: String,
-    /// Its labels.
+    /// Labels of the ControllerRevision.
     pub labels: BTreeMap<String, String>,
-    /// Its annotations.
+    /// Annotations of the ControllerRevision.
     pub annotations: BTreeMap<String, String>,
-    /// Its data, in Go's JSON.
+    /// Data as Go writes its JSON.
     pub data: String,
 }
 
-/// A ControllerRevision that exists, as far as it is decided upon.
+/// An existing ControllerRevision, reduced to what decisions need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Revision {
-    /// Name.
+    /// Name of the ControllerRevision.
     pub name: String,
-    /// Number; the newest has the greatest.
+    /// Revision number; the newest has the highest.
     pub number: i64,
-    /// When it was made.
+    /// Time of its creation.
     pub created: Option<Time>,
-    /// Data, in Go's JSON.
+    /// Data as Go writes its JSON.
     pub data: String,
-    /// The memory that the data takes when it is parsed, in bytes, as [`estimate_memory`] estimates it.
+    /// Estimated memory of the parsed data in bytes, by [`estimate_memory`].
     pub memory: usize,
-    /// Labels.
+    /// Labels of the ControllerRevision.
     pub labels: BTreeMap<String, String>,
     /// Annotation [`keys::VOLUME_CLAIM_TEMPLATE_HASH`].
     pub claim_hash: Option<String>,
-    /// Why its data is no Pod template, if so: the API server stores any object.
+    /// Why its data is no Pod template, if so: the API server accepts any object.
     pub invalid_reason: Option<String>,
 }
 
-/// How the wanted revision comes to be the newest.
+/// How the desired revision becomes the newest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RevisionAction {
-    /// It is the newest already.
+    /// It is already the newest.
     UseNewest {
         /// Name of the revision.
         name: String,
     },
-    /// It is an older one, which is made the newest: a roll-back.
+    /// It is an older one and becomes the newest: a rollback.
     Promote {
         /// Name of the revision.
         name: String,
-        /// Its new number.
+        /// New revision number.
         number: i64,
-        /// Its new claim template hash, if that differs.
+        /// New claim template hash, if it differs.
         claim_hash: Option<String>,
     },
-    /// There is none like it.
+    /// No revision matches; create one.
     Create {
         /// Number of the new revision.
         number: i64,
@@ -117,7 +118,7 @@ impl From<&ControllerRevision> for Revision {
     }
 }
 
-/// Why Pods cannot be made of a revision's data, if so.
+/// Why no Pods can be created from a revision's data, if so.
 fn invalid_reason(data: Option<&Value>) -> Option<String> {
     match data.and_then(|data| data.pointer("/spec/template")) {
         Some(template) => template_error(template),
@@ -125,7 +126,7 @@ fn invalid_reason(data: Option<&Value>) -> Option<String> {
     }
 }
 
-/// Why Pods cannot be made of a template, if so.
+/// Why no Pods can be created from a template, if so.
 pub fn template_error(template: &Value) -> Option<String> {
     match PodTemplateSpec::deserialize(template) {
         Err(why) => Some(why.to_string()),
@@ -142,13 +143,13 @@ pub fn template_error(template: &Value) -> Option<String> {
 }
 
 impl Revision {
-    /// The Pod template that the revision holds.
+    /// The Pod template in the revision's data.
     pub fn template(&self) -> Option<Value> {
         decode_template(&self.data)
     }
 }
 
-/// The Pod template that a revision's data holds.
+/// Decodes the Pod template in a revision's data.
 pub fn decode_template(data: &str) -> Option<Value> {
     let mut data: Value = serde_json::from_str(data).ok()?;
     let mut template = data.pointer_mut("/spec/template")?.take();
@@ -156,7 +157,7 @@ pub fn decode_template(data: &str) -> Option<Value> {
     Some(template)
 }
 
-/// The revision that a Pod template and claim templates, both with defaults, stand for.
+/// The revision for a Pod template and claim templates, both with defaults.
 ///
 /// `collisions` is `status.collisionCount`.
 pub fn desired_revision(
@@ -182,7 +183,7 @@ pub fn desired_revision(
     }
 }
 
-/// A revision's data, in Go's JSON: the template, with what Go writes for nothing.
+/// A revision's data in Go's JSON: the template with the empty values that Go writes.
 pub fn encode_template(template: &Value) -> String {
     let mut template = hashes::with_go_fields(template.clone());
     set(&mut template, &["$patch"], json!("replace"));
@@ -196,22 +197,14 @@ fn revision_name(workload: &str, hash: &str) -> String {
 }
 
 impl RevisionOwner<'_> {
-    /// The reference that makes an object the workload's.
+    /// The controller owner reference to the workload.
     pub fn reference(&self) -> Value {
-        json!({
-            "apiVersion": format!("{GROUP}/{V1BETA1}"),
-            "kind": self.kind,
-            "name": self.name,
-            "uid": self.uid,
-            "controller": true,
-            "blockOwnerDeletion": true,
-        })
+        controller_reference(self.kind, self.name, self.uid)
     }
 }
 
 impl DesiredRevision {
-    /// The same revision under the name that it has after `collisions` names were taken. Its label stays, as
-    /// with upstream.
+    /// The same revision with its name after `collisions` name collisions. Its label does not change, as in upstream.
     pub fn with_collisions(&self, owner: &RevisionOwner<'_>, collisions: i32) -> Self {
         Self {
             name: revision_name(owner.name, &hashes::revision_hash(&self.data, Some(collisions))),
@@ -219,7 +212,7 @@ impl DesiredRevision {
         }
     }
 
-    /// Whether a revision that exists says the same.
+    /// Whether an existing revision has the same content.
     pub fn matches(&self, existing: &Revision) -> bool {
         let number = |labels: &BTreeMap<String, String>| {
             labels
@@ -230,8 +223,8 @@ impl DesiredRevision {
         self.data == existing.data && numbers.is_none_or(|(one, other)| one == other)
     }
 
-    /// The ControllerRevision as the body of a request that makes it. As text, because the API server stores
-    /// the bytes of `data` as they come, and the Go implementation compares these bytes.
+    /// The body of the request that creates the ControllerRevision. It is text because the API server stores the bytes
+    /// of `data` unchanged, and the Go implementation compares these bytes.
     pub fn request_body(&self, owner: &RevisionOwner<'_>, number: i64) -> String {
         let mut object = json!({
             "apiVersion": "apps/v1",
@@ -263,8 +256,8 @@ pub fn sort(revisions: &mut [impl Borrow<Revision>]) {
     });
 }
 
-/// The template of a revision that holds the same as `template`, whatever defaults either has: of the newest, or else of one
-/// with the same bytes, or else of the newest that does. One that no Pods can be made of stands for nothing.
+/// The template of a revision that equals `template` apart from defaults: of the newest, or else of one with the same
+/// bytes, or else of the newest that matches. Invalid revisions are skipped.
 pub fn equivalent_template(
     template: &Value,
     revisions: &[impl Borrow<Revision>],
@@ -285,9 +278,9 @@ pub fn equivalent_template(
         .or_else(|| valid().find_map(same))
 }
 
-/// Whether the newest revision holds the template but for images, so that what was found out about that one holds of this
-/// one: of its defaults only the pull policy depends on an image, where none is said. Claim templates are checked with the
-/// template and are in no revision, so that there must have been none, and be none.
+/// Whether the newest revision matches the template except for images, so that the checks of that revision also apply
+/// to this one: the only default that depends on an image is a missing pull policy. Claim templates are checked with
+/// the template and are not part of a revision, so there must be none, before and now.
 pub fn matches_except_images(
     template: &Value,
     claims: &[Value],
@@ -317,12 +310,13 @@ pub fn matches_except_images(
     encode_template(template) == encode_template(&stored)
 }
 
-/// Whether the API server takes any text like this for an image.
+/// Whether the API server accepts any such text as an image.
 fn is_plain_image(image: &str) -> bool {
     !image.is_empty() && image.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-/// Whether there are no claim templates, or a revision has the hash of these: written otherwise, the same ones have another.
+/// Whether there are no claim templates, or a revision has their hash. The same templates written differently have
+/// another hash.
 pub fn has_claim_hash(claims: &[Value], revisions: &[impl Borrow<Revision>]) -> bool {
     let hash = claim_hash(claims);
     hash.is_none()
@@ -331,9 +325,9 @@ pub fn has_claim_hash(claims: &[Value], revisions: &[impl Borrow<Revision>]) -> 
             .any(|revision| revision.borrow().claim_hash == hash)
 }
 
-/// How the wanted revision comes to be the newest of those known, which are sorted.
+/// How the desired revision becomes the newest of the existing ones, which are sorted.
 ///
-/// A change of claim templates alone makes no revision, as with upstream.
+/// A change of claim templates alone creates no revision, as in upstream.
 pub fn plan(desired: &DesiredRevision, revisions: &[impl Borrow<Revision>]) -> RevisionAction {
     let next = revisions
         .last()
@@ -358,8 +352,7 @@ pub fn plan(desired: &DesiredRevision, revisions: &[impl Borrow<Revision>]) -> R
     }
 }
 
-/// The name of the current revision: that of the status, if there is such a revision, or else the update
-/// revision.
+/// The name of the current revision: that of the status, if this revision exists, or else the update revision.
 pub fn current_revision<'a>(
     status: &'a str,
     update: &'a str,
@@ -374,10 +367,10 @@ pub fn current_revision<'a>(
     }
 }
 
-/// Names of the revisions to delete, the oldest first, so that `limit` of those that nobody uses stay.
+/// Names of the revisions to delete, the oldest first, so that `limit` unused ones are kept.
 ///
-/// `known` is sorted; `used` holds the names of the current and the update revision, and the values of the
-/// revision labels of all Pods. A negative limit is 0.
+/// `revisions` is sorted; `used` holds the names of the current and the update revision, and the revision labels of all
+/// Pods. A negative limit counts as 0.
 pub fn revisions_to_delete(
     revisions: &[impl Borrow<Revision>],
     used: &BTreeSet<&str>,
@@ -397,12 +390,12 @@ pub fn revisions_to_delete(
         .collect()
 }
 
-/// What follows the last `-` of a revision's name: its hash.
+/// The part after the last `-` of a revision's name: its hash.
 pub fn short_hash(name: &str) -> &str {
     name.rsplit_once('-').map_or(name, |(_, hash)| hash)
 }
 
-/// What a Pod's label says of its revision: the name, or its hash alone where the name is too long for a label.
+/// Value of a Pod's revision label: the name, or only its hash if the name is too long for a label.
 pub fn revision_label(name: &str) -> &str {
     const MAX_LABEL_BYTES: usize = 63;
     if name.len() > MAX_LABEL_BYTES {
@@ -412,7 +405,7 @@ pub fn revision_label(name: &str) -> &str {
     }
 }
 
-/// Whether two names of revisions, whole or short, mean the same revision.
+/// Whether two names, full or short, are of the same revision.
 pub fn same_revision(one: &str, other: &str) -> bool {
     one == other || short_hash(one) == short_hash(other)
 }

@@ -1,9 +1,9 @@
-//! What tests of the controllers use.
+//! Helpers for tests of the controllers.
 #![allow(clippy::unwrap_used)]
 
 use serde_json::{Map, Value};
 
-/// What the API server would make of a strategic merge patch, as far as ours use it.
+/// Applies a strategic merge patch like the API server, as far as our patches need it.
 pub fn apply(object: &mut Value, patch: &Value) {
     match (object, patch) {
         (Value::Object(into), Value::Object(from)) => {

@@ -1,7 +1,7 @@
-//! Stands between a manager and the API server, passes everything on, and loses what it is told to.
+//! A proxy between a manager and the API server that forwards everything except for the injected faults.
 //!
-//! The manager speaks plain HTTP to it, with its token, and it speaks TLS to the API server with the same headers. So
-//! the API server sees what the manager sent, from whom it came, or nothing.
+//! The manager sends plain HTTP with its token; the proxy sends TLS to the API server with the same headers. So the
+//! API server sees what the manager sent, and as whom, or nothing.
 
 mod watch_stream;
 
@@ -33,44 +33,44 @@ type Body = UnsyncBoxBody<Bytes, BoxError>;
 type ForwardFuture = BoxFuture<'static, Result<Response<Incoming>, hyper_util::client::legacy::Error>>;
 type Forward = Box<dyn Fn(Request<Full<Bytes>>) -> ForwardFuture + Send + Sync>;
 
-/// What becomes of a request.
+/// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkFault {
-    /// It is carried out, and its connection ends instead of the answer.
+    /// It is executed, and its connection is closed instead of a response.
     DropResponse,
-    /// Its connection ends before the API server hears of it.
+    /// Its connection is closed before the API server receives it.
     DropRequest,
-    /// It is carried out, and there is no answer while anybody waits for one.
+    /// It is executed, and there is no response for as long as the client waits.
     NoResponse,
-    /// There is no answer, and it arrives when another one like it has been answered.
+    /// No response; it reaches the API server after a retry of the same request was answered.
     Delay,
-    /// It is carried out, and then nobody can be reached any more.
+    /// It is executed, and then the API server is unreachable.
     Outage,
-    /// It is answered as an API server does that has too much to do.
+    /// It is answered 429, as an overloaded API server does.
     TooManyRequests,
-    /// It is passed on when whoever sent it has been told of a CloneSet that has these words in it.
+    /// It is forwarded when the client has received a CloneSet that contains this text.
     HoldUntil(&'static str),
 }
 
-/// What to lose.
+/// A fault to inject.
 #[derive(Clone, Debug)]
 struct FaultRule {
     namespace: String,
-    /// As `create pods`, with the subresource after a slash, or `watch pods`.
+    /// Such as `create pods`, with a subresource after a slash, or `watch pods`.
     what: &'static str,
     fault: NetworkFault,
-    /// One of so many is lost, the last of them.
+    /// The last of this many requests is affected.
     every: usize,
-    /// How many more of them; the rest passes.
+    /// How many more times; later requests pass.
     times: usize,
     matched: usize,
 }
 
-/// What a request asks for.
+/// What a request is for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ProxiedRequest {
     pub namespace: String,
-    /// As `create pods`.
+    /// Such as `create pods`.
     pub what: String,
     /// Name of the object.
     pub name: String,
@@ -81,9 +81,9 @@ struct ProxyState {
     forward: Forward,
     rules: Mutex<Vec<FaultRule>>,
     faulted: Mutex<Vec<ProxiedRequest>>,
-    /// How often what was asked for has been answered.
+    /// Number of responses for each request.
     responses: watch::Sender<HashMap<ProxiedRequest, usize>>,
-    /// The words that somebody waits for and that were told.
+    /// Markers that a request waits for and that were delivered.
     seen_markers: watch::Sender<Vec<&'static str>>,
     reachable: watch::Sender<bool>,
 }
@@ -95,11 +95,11 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Stands before the API server that the kubeconfig file names, and has the file name the proxy instead.
+    /// Listens in front of the API server of the kubeconfig file, and writes its own address into the file.
     pub fn in_front_of(kubeconfig: &Path) -> Self {
         let (ready_tx, ready_rx) = std::sync::mpsc::channel();
         let file = kubeconfig.to_owned();
-        // Tests have runtimes of their own, which end with them.
+        // Each test has its own runtime, which ends with the test.
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.unwrap().block_on(async {
@@ -124,8 +124,8 @@ impl Proxy {
         proxy
     }
 
-    /// Loses the last of every `every` requests of that sort in the namespace, `times` of them in all. Of `watch pods`, all
-    /// news is lost.
+    /// Injects a fault into the last of every `every` such requests in the namespace, `times` times in total. For
+    /// `watch pods`, all events are lost.
     pub fn inject(
         &self,
         namespace: &str,
@@ -146,14 +146,14 @@ impl Proxy {
         self.state.rules.lock().unwrap().push(rule);
     }
 
-    /// What of this namespace was lost; what the API server is to have heard of, it has.
+    /// Requests of this namespace that a fault hit; those that the API server should receive, it has received.
     pub fn faulted_requests(&self, namespace: &str) -> Vec<ProxiedRequest> {
         let mut all = self.state.faulted.lock().unwrap().clone();
         all.retain(|request| request.namespace == namespace);
         all
     }
 
-    /// How often what was asked for in this namespace was answered by the API server.
+    /// How often the API server answered this request in this namespace.
     pub fn response_count(&self, namespace: &str, what: &str) -> usize {
         let all = self.state.responses.borrow();
         let matching = all
@@ -162,7 +162,7 @@ impl Proxy {
         matching.map(|(_, times)| times).sum()
     }
 
-    /// Ends what an outage began.
+    /// Ends an outage.
     pub fn end_outage(&self) {
         self.state.reachable.send_replace(true);
     }
@@ -186,7 +186,7 @@ impl ProxyState {
         }
     }
 
-    /// What is to become of this one.
+    /// The fault to apply to this request.
     fn next_fault(&self, proxied: &ProxiedRequest) -> Option<NetworkFault> {
         let mut rules = self.rules.lock().unwrap();
         let mut matching = rules.iter_mut().filter(|rule| {
@@ -205,14 +205,14 @@ impl ProxyState {
         self.faulted.lock().unwrap().push(proxied.clone());
     }
 
-    /// The same at the API server.
+    /// The same URI at the API server.
     fn upstream_uri(&self, original: &Uri) -> Result<Uri, http::uri::InvalidUriParts> {
         let mut to = self.server.clone().into_parts();
         to.path_and_query = original.path_and_query().cloned();
         Uri::from_parts(to)
     }
 
-    /// Passes a request on; the answer as it comes.
+    /// Forwards a request; returns the response as a stream.
     async fn forward(
         &self,
         proxied: &ProxiedRequest,
@@ -225,14 +225,14 @@ impl ProxyState {
     }
 }
 
-/// Takes connections while it is open.
+/// Accepts connections while the proxy is open.
 async fn serve(state: Arc<ProxyState>, listener: TcpListener) {
     let address = listener.local_addr().unwrap();
     let mut reachable = state.reachable.subscribe();
     let mut listener = Some(listener);
     loop {
         if !*reachable.borrow_and_update() {
-            // Whoever comes now is refused.
+            // New connections are refused.
             listener = None;
             reachable.changed().await.unwrap();
             continue;
@@ -254,13 +254,13 @@ async fn serve_connection(state: Arc<ProxyState>, stream: TcpStream) {
     let mut reachable = state.reachable.subscribe();
     let service = service_fn(move |request| handle(Arc::clone(&state), request));
     tokio::select! {
-        // It ends with an error where something is lost.
+        // It ends with an error if a request or response is lost.
         _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service) => {}
         _ = reachable.wait_for(|reachable| !reachable) => {}
     }
 }
 
-/// Answers a request, or fails, which ends its connection.
+/// Answers a request, or fails, which closes its connection.
 async fn handle(state: Arc<ProxyState>, request: Request<Incoming>) -> Result<Response<Body>, BoxError> {
     let (mut parts, body) = request.into_parts();
     let body = body.collect().await?.to_bytes();
@@ -316,7 +316,7 @@ async fn handle(state: Arc<ProxyState>, request: Request<Incoming>) -> Result<Re
     }
 }
 
-/// What API servers say that have too much to do.
+/// The response of an overloaded API server.
 fn too_many_requests() -> Result<Response<Body>, http::Error> {
     let response_body = Full::from("Too many requests, please try again later.\n");
     let response_body = response_body.map_err(|never| match never {}).boxed_unsync();
@@ -324,7 +324,7 @@ fn too_many_requests() -> Result<Response<Body>, http::Error> {
     answer.body(response_body)
 }
 
-/// Passes a request on when nobody waits for it any more, and the next try has had its answer.
+/// Forwards a request when the client no longer waits for it and the retry was answered.
 async fn forward_delayed(
     state: Arc<ProxyState>,
     proxied: ProxiedRequest,
@@ -333,7 +333,7 @@ async fn forward_delayed(
 ) {
     let count = |all: &HashMap<ProxiedRequest, usize>| all.get(&proxied).copied().unwrap_or_default();
     let mut answered = state.responses.subscribe();
-    // Whoever waits holds the other end.
+    // The waiting client holds the other end.
     let _ = caller_gone.await;
     let before = count(&answered.borrow());
     answered.wait_for(|all| count(all) > before).await.unwrap();
@@ -342,7 +342,7 @@ async fn forward_delayed(
 }
 
 impl ProxiedRequest {
-    /// What a request to `/api/v1/namespaces/NAMESPACE/RESOURCE/NAME/SUBRESOURCE`, or the like of another group, asks.
+    /// Parses `/api/v1/namespaces/NAMESPACE/RESOURCE/NAME/SUBRESOURCE`, or the same path of another group.
     fn parse(parts: &http::request::Parts, body: &Bytes) -> Self {
         let mut path = parts
             .uri

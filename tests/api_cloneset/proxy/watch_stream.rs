@@ -1,4 +1,4 @@
-//! What watches bring, as it comes: later, noted, or not at all.
+//! Watch streams: delayed, observed or dropped.
 
 use std::future::ready;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use tokio::time::Instant;
 
 use super::{Body, BoxError, NetworkFault, ProxyState};
 
-/// News of Pods is this late, so that what is decided without it shows.
+/// Delay of Pod events, so that decisions on stale data show.
 const WATCH_DELAY: Duration = Duration::from_millis(150);
-/// So many parts of it are under way at a time.
+/// Delayed chunks in flight.
 const MAX_IN_FLIGHT: usize = 1000;
 
-/// What a watch of these objects brings, or the answer to anything else.
+/// Body of a watch of these objects, or of any other response.
 pub fn watch_body(state: Arc<ProxyState>, resource: &str, body: Incoming) -> Body {
     match resource {
         "pods" => delayed_body(state, body),
@@ -25,7 +25,7 @@ pub fn watch_body(state: Arc<ProxyState>, resource: &str, body: Incoming) -> Bod
     }
 }
 
-/// The body as it comes, each part of it a little later, but for what is lost.
+/// The body, each chunk delayed, without the dropped events.
 fn delayed_body(state: Arc<ProxyState>, body: Incoming) -> Body {
     let parts = BodyStream::new(body).scan(Vec::new(), move |buffer, part| {
         let complete = part.map(|part| {
@@ -41,7 +41,7 @@ fn delayed_body(state: Arc<ProxyState>, body: Incoming) -> Body {
     BodyExt::boxed_unsync(StreamBody::new(late.buffered(MAX_IN_FLIGHT)))
 }
 
-/// Takes the complete lines, each of which is about one object; those that are not lost.
+/// Takes the complete lines, one object each; returns those that are not dropped.
 fn deliverable_lines(state: &ProxyState, buffer: &mut Vec<u8>) -> Bytes {
     let end = buffer
         .iter()
@@ -61,7 +61,7 @@ fn deliverable_lines(state: &ProxyState, buffer: &mut Vec<u8>) -> Bytes {
     delivered.flatten().copied().collect()
 }
 
-/// The body as it comes, of which note is taken.
+/// The body unchanged; its content is recorded.
 fn observed_body(state: Arc<ProxyState>, body: Incoming) -> Body {
     let noted = body.map_frame(move |part| {
         record_markers(&state, part.data_ref().map_or(&[], |news| news));
@@ -70,7 +70,7 @@ fn observed_body(state: Arc<ProxyState>, body: Incoming) -> Body {
     noted.map_err(BoxError::from).boxed_unsync()
 }
 
-/// Takes note of news that somebody waits for.
+/// Records the markers that a request waits for.
 fn record_markers(state: &ProxyState, news: &[u8]) {
     let news = String::from_utf8_lossy(news);
     for rule in state.rules.lock().unwrap().iter() {

@@ -1,4 +1,4 @@
-//! What the manual's fragments of an update strategy say.
+//! The manual's fragments of an update strategy.
 
 use kruise_api::cloneset::CloneSet;
 use kruise_api::keys;
@@ -9,7 +9,7 @@ use super::{NEW_IMAGE, OLD_IMAGE, REPLICAS, wait_for_waiting_message};
 use crate::fixture::Fixture;
 use crate::pods::{condition, container_status, label, name as named, spec_image, text};
 
-/// Strategy of a v1beta1 object: the example's own is to make new Pods.
+/// Strategy of a v1beta1 object; the example's own recreates Pods.
 pub(super) fn in_place_strategy(more: Value) -> Value {
     let mut rolling = json!({ "podUpdatePolicy": "InPlaceIfPossible" });
     json_patch::merge(&mut rolling, &more);
@@ -21,7 +21,7 @@ pub(super) fn assert_all_run(pods: &[Value], image: &str) {
     assert_eq!(images, vec![image; images.len()]);
 }
 
-/// Between the end of its readiness and the new image is the time that was asked for.
+/// The grace period passes between the Pod becoming not ready and the new image.
 async fn check_grace_period(fixture: &Fixture, name: &str) {
     fixture.set_image(name, NEW_IMAGE).await;
     let not_ready = |pod: &&Value| condition(pod, "InPlaceUpdateReady")["status"] == "False";
@@ -41,7 +41,7 @@ async fn check_grace_period(fixture: &Fixture, name: &str) {
     assert!(elapsed.as_secs() >= 10, "only {elapsed}");
 }
 
-/// No more than a fifth is unavailable at a time.
+/// At most a fifth is unavailable at a time.
 async fn check_max_unavailable(fixture: &Fixture, name: &str) {
     let watch = fixture.watch_pods(name).await;
     fixture
@@ -58,7 +58,7 @@ async fn check_max_unavailable(fixture: &Fixture, name: &str) {
     );
 }
 
-/// Three Pods more are there for a while, and one fewer at most.
+/// There are three more Pods for a while, and at most one fewer.
 async fn check_max_surge(fixture: &Fixture, name: &str) {
     let watch = fixture.watch_pods(name).await;
     fixture.set_image(name, NEW_IMAGE).await;
@@ -72,7 +72,7 @@ async fn check_max_surge(fixture: &Fixture, name: &str) {
     assert!(observed.min_serving >= REPLICAS - 1, "{observed:?}");
 }
 
-/// Labels Pods, and waits until the manager has seen it: the label that it wants to be there comes back.
+/// Labels Pods, and waits until the manager has observed that: it restores the label that it manages.
 async fn label_pods(fixture: &Fixture, name: &str, key: &str, values: [&str; REPLICAS]) {
     for (pod, value) in fixture.pods_of(name).await.iter().zip(values) {
         let labels = json!({ key: value, keys::POD_TEMPLATE_HASH: null });
@@ -97,7 +97,7 @@ async fn update_order(fixture: &Fixture, name: &str, key: &str, values: [&str; R
         .await;
     fixture.wait_settled(name).await;
     let mut pods = fixture.pods_of(name).await;
-    // Who runs them counts the containers that it starts.
+    // The fake kubelet numbers the containers that it starts.
     let number = |pod: &Value| -> u64 {
         let id = container_status(pod, "nginx").id;
         id.rsplit('/').next().unwrap().parse().unwrap()
@@ -124,7 +124,7 @@ async fn check_paused(fixture: &Fixture, name: &str) {
     assert_all_run(&fixture.pods_of(name).await, NEW_IMAGE);
 }
 
-/// What a fragment for updates says.
+/// Checks a fragment for updates.
 pub(super) async fn check_update_strategy(fixture: &Fixture, name: &str, strategy: &Value) {
     let has = |path: &str| strategy.pointer(path).is_some();
     if has("/inPlaceUpdateStrategy/gracePeriodSeconds") {
@@ -144,7 +144,7 @@ pub(super) async fn check_update_strategy(fixture: &Fixture, name: &str, strateg
     } else if has("/scatterStrategy") {
         let values = ["bar", "bar", "bar", "else", "else"];
         let order = update_order(fixture, name, "foo", values).await;
-        // They are spread anew for each turn, and when one of the others is left there is nothing to spread.
+        // They are scattered again for each turn; with only one left of the others there is nothing to scatter.
         assert_eq!(order[..2], ["bar", "else"], "{order:?}");
     } else {
         assert!(has("/paused"), "what does {strategy} say?");

@@ -1,4 +1,4 @@
-//! The manager is killed while Pods are being updated, at moments that chance decides.
+//! The manager is killed at random moments while Pods are being updated.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -11,10 +11,10 @@ use crate::pods::{container_status, lifecycle_state, revision, runs_image, uids_
 use crate::workloads::{NodeNamespace, ObservedPods, TestCluster, exclusive_cluster};
 use support::seeded_rng::SeededRng;
 
-/// The longest time between a Pod's beginning to be updated and a kill: about what an update takes.
+/// Maximum time between the start of a Pod's update and a kill: about what an update takes.
 const MAX_KILL_DELAY_MS: u64 = 2500;
 
-/// How often the manager is killed: 50 times in `cargo xtask test --soak`.
+/// How often the manager is killed: 50 times with `cargo xtask test --soak`.
 fn kill_count() -> u32 {
     if std::env::var_os("KRUISE_SOAK").is_some() {
         50
@@ -23,8 +23,8 @@ fn kill_count() -> u32 {
     }
 }
 
-/// Waits until so many Pods run the image or are on their way to it, then a while, and until a Pod is being updated;
-/// whether one is: otherwise the rollout has ended.
+/// Waits until `count` Pods run the image or are being updated to it, then a random time, and until a Pod is being
+/// updated. Returns whether one is: otherwise the rollout has ended.
 async fn wait_for_update_in_progress(
     ns: &NodeNamespace<impl Deref<Target = TestCluster>>,
     image: &str,
@@ -36,7 +36,7 @@ async fn wait_for_update_in_progress(
         pods.iter().filter(has_image).count() >= started_pods
     })
     .await;
-    // Chance, not a wait for anything.
+    // A random delay; it waits for nothing.
     tokio::time::sleep(wait).await;
     let is_updating = |pod: &Value| lifecycle_state(pod) == "Updating";
     let pods = ns

@@ -1,5 +1,5 @@
-//! Tests that end or stop parts of the bed, one after the other. By their name they come first, so that the others
-//! run side by side without a break.
+//! Tests that stop parts of the bed, one after the other. Their names sort first, so that the others run in parallel
+//! without interruption.
 
 mod manager_kill;
 mod outages;
@@ -10,8 +10,8 @@ use testbed::cluster::Image;
 
 use crate::workloads::{NodeNamespace, TestCluster};
 
-/// An image like no other, in this bed's registry: kubelet holds a container back for 10 s that comes back with an
-/// image it had lately.
+/// An image of its own in this bed's registry: kubelet delays a container by 10 s when it returns to an image that it
+/// had recently.
 fn push_unique_image(ns: &NodeNamespace<impl Deref<Target = TestCluster>>, name: &str) -> String {
     let image = Image::busybox().script(&format!(
         "trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done; : {name}"

@@ -1,4 +1,4 @@
-//! What a rollout depends on goes away in its midst: the API server, the Lease, admission.
+//! Outages of a rollout's dependencies: the API server, the Lease, admission.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ async fn rollout_continues_after_api_server_outage() {
     ns.set_image("web", &last_image).await;
     wait_for_update_in_progress(&ns).await;
     ns.cluster.node.plane.apiserver.kill().unwrap();
-    // Longer than a Lease lasts.
+    // Longer than a Lease is valid.
     tokio::time::sleep(Duration::from_secs(6)).await;
     ns.cluster.node.plane.apiserver.start().unwrap();
     ns.wait_settled("web").await;
@@ -55,7 +55,7 @@ async fn rollout_continues_after_api_server_outage() {
     );
 }
 
-/// How the API server's audit log calls the token in a kubeconfig file.
+/// ID of the kubeconfig file's token in the API server's audit log.
 fn credential_id(manager: &Manager) -> String {
     let file: Value = serde_json::from_slice(&std::fs::read(&manager.kubeconfig).unwrap()).unwrap();
     let token = text(&file["users"][0]["user"]["token"]);
@@ -86,7 +86,7 @@ fn writes_by(
     all.iter().filter(is_own_write).map(describe).collect()
 }
 
-/// Many Pods for which there is no node: they are made as fast as can be, and cost nothing.
+/// Many Pods without a suitable node: they are created as fast as possible, and cost nothing.
 async fn create_unschedulable_pods<G: std::ops::Deref<Target = TestCluster>>(
     ns: &NodeNamespace<G>,
     name: &str,
@@ -109,7 +109,7 @@ async fn frozen_leader_writes_nothing_after_lease_loss() {
     let monitor = ns.monitor_pods("web").await;
     ns.set_image("web", "kruise-test/term:2").await;
     wait_for_update_in_progress(&ns).await;
-    // In the midst of many writes, whose answers it finds when it goes on.
+    // Freezes it during many writes; it finds their responses when it continues.
     create_unschedulable_pods(&ns, "many", 200).await;
     ns.wait_pods("many", "some of them", |pods| pods.len() >= 20)
         .await;
@@ -118,7 +118,7 @@ async fn frozen_leader_writes_nothing_after_lease_loss() {
     ns.wait_settled("web").await;
     ns.wait_pods("many", "all of them", |pods| pods.len() >= 200)
         .await;
-    // There is work when it wakes up.
+    // There is work when it continues.
     ns.set_image("web", &push_unique_image(&ns, "woken")).await;
     ns.patch_set("many", json!({ "spec": { "replicas": 180 } })).await;
     wait_for_update_in_progress(&ns).await;
@@ -131,9 +131,9 @@ async fn frozen_leader_writes_nothing_after_lease_loss() {
 
     assert!(
         !writes_by(&ns, &first, begin).is_empty(),
-        "its writes are not told from others'"
+        "its writes cannot be identified"
     );
-    assert!(!writes_by(&ns, &second, thawed_at).is_empty(), "nobody worked");
+    assert!(!writes_by(&ns, &second, thawed_at).is_empty(), "it wrote nothing");
     assert_eq!(writes_by(&ns, &first, thawed_at), Vec::<String>::new());
     let pods = ns.pods_of("web").await;
     assert_eq!(uids_by_name(pods.values()), before);
@@ -166,7 +166,7 @@ async fn rollout_without_admission_happens_once() {
         pods.values().all(|pod| runs_image(pod, "kruise-test/term:2")),
         "{pods:#?}"
     );
-    // Admission fills in its defaults at the next write, which is no new template.
+    // Admission sets its defaults at the next write, which must not count as a new template.
     let container_ids = || async {
         let (web, born) = (ns.pods_of("web").await, ns.pods_of("born").await);
         web.into_values()

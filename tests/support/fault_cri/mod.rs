@@ -1,6 +1,7 @@
-//! A container runtime made of faults: CRI v1 on a real unix socket that hangs, dies, dawdles and lies on demand.
+//! A fault-injecting container runtime: CRI v1 on a real unix socket that hangs, dies, delays and returns wrong data on
+//! demand.
 //!
-//! It keeps images and containers in memory, so that what works can be tested beside what does not.
+//! It keeps images and containers in memory, so that working and failing methods can be tested together.
 
 mod serve;
 mod state;
@@ -21,30 +22,30 @@ pub use state::{FakeContainer, State};
 pub enum Fault {
     /// Never answers.
     Hang,
-    /// Answers once it is healed.
+    /// Answers once the fault is cleared.
     Blocked,
-    /// Closes the connection once the call has come in.
+    /// Closes the connection once it has received the call.
     Disconnect,
     /// Answers after that long.
     Slow(Duration),
-    /// Answers with that many bytes of padding besides.
+    /// Answers with that many bytes of padding added.
     Oversize(usize),
-    /// Says that it does not have the method.
+    /// Returns `Unimplemented`.
     Unimplemented,
     /// Answers with bytes that are no message.
     Garbage,
-    /// Answers with a status.
+    /// Answers with a gRPC status.
     Status(tonic::Code, String),
 }
 
-/// The server. Ends when dropped.
+/// The server. Stops when dropped.
 pub struct FaultCri {
     path: PathBuf,
     shared: Arc<Mutex<State>>,
     tasks: Option<ServerTasks>,
 }
 
-/// Waits until `wanted` holds.
+/// Waits until `predicate` holds.
 async fn wait_until(shared: &Mutex<State>, predicate: impl Fn(&State) -> bool) {
     let changed = Arc::clone(&shared.lock().unwrap().changed);
     loop {
@@ -94,7 +95,7 @@ impl FaultCri {
         server
     }
 
-    /// What it knows and does; hold it briefly.
+    /// Its state; lock it only briefly.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.shared.lock().unwrap()
     }
@@ -116,7 +117,7 @@ impl FaultCri {
         self.state().calls.get(method).copied().unwrap_or(0)
     }
 
-    /// Waits until `wanted` holds, and says what it waited for when that takes too long.
+    /// Waits until `predicate` holds; on timeout, prints `what`.
     pub async fn wait_until(&self, what: &str, predicate: impl Fn(&State) -> bool) {
         let result = tokio::time::timeout(super::waits::PATIENCE, wait_until(&self.shared, predicate)).await;
         assert!(
@@ -126,13 +127,13 @@ impl FaultCri {
         );
     }
 
-    /// Breaks every connection and stops listening; what it knows stays.
+    /// Closes every connection and stops listening; its state is kept.
     pub async fn kill(&mut self) {
         self.crash().await;
         let _ = std::fs::remove_file(&self.path);
     }
 
-    /// The same, and leaves the socket's file behind, as a process does that is killed.
+    /// The same, but leaves the socket's file behind, as a killed process does.
     pub async fn crash(&mut self) {
         let Some(serving) = self.tasks.take() else {
             return;
@@ -179,7 +180,7 @@ async fn accept(
     tracker: TaskTracker,
 ) {
     while let Ok((stream, _)) = listener.accept().await {
-        // A call can end its own connection without ending the others.
+        // A call can close its own connection without closing the others.
         let connection = shutdown.child_token();
         tracker.spawn(serve::connection(stream, Arc::clone(&shared), connection));
     }

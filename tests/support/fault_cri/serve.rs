@@ -1,4 +1,4 @@
-//! gRPC by hand: one connection, its calls, their faults.
+//! A minimal gRPC server: one connection, its calls, their faults.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -85,7 +85,7 @@ async fn call(
     respond(result)
 }
 
-/// A call until it ends, or is given up.
+/// A call until it ends, or is cancelled.
 struct InFlightGuard(SharedState, String);
 
 impl Drop for InFlightGuard {
@@ -109,7 +109,7 @@ async fn read_message(request: Request<Incoming>) -> Vec<u8> {
     bytes.get(5..).unwrap_or_default().to_vec()
 }
 
-/// A field that no message has, which a reader must skip: only its length counts.
+/// A field that no message has and readers must skip: only its length matters.
 fn append_padding(mut message: Vec<u8>, bytes: usize) -> Vec<u8> {
     prost::encoding::encode_key(2047, prost::encoding::WireType::LengthDelimited, &mut message);
     prost::encoding::encode_varint(bytes as u64, &mut message);
@@ -145,7 +145,7 @@ fn decode<T: Message + Default>(message: &[u8]) -> Result<T, Status> {
     T::decode(message).map_err(|e| Status::invalid_argument(e.to_string()))
 }
 
-/// The method's work, as far as it has any.
+/// Executes the method, as far as it is implemented.
 async fn handle(method: &str, message: &[u8], shared: &SharedState) -> CallResult {
     if method == "PullImage" {
         return pull_image(decode(message)?, shared).await;
@@ -206,7 +206,7 @@ fn stop_container(
     Ok(v1::StopContainerResponse {})
 }
 
-/// Counts a pull while it lives, and notices when the client gives it up.
+/// Counts a pull while it runs, and detects when the client cancels it.
 struct PullGuard<'a>(&'a SharedState, bool);
 
 impl Drop for PullGuard<'_> {

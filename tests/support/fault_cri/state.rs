@@ -1,4 +1,4 @@
-//! What the fault server knows.
+//! State of the fault-injecting runtime.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -9,39 +9,39 @@ use tokio::sync::Notify;
 
 use super::Fault;
 
-/// Images, containers, faults and what was asked.
+/// Images, containers, faults and received calls.
 #[derive(Debug)]
 pub struct State {
-    /// The name that it gives as the runtime's.
+    /// Runtime name in `Version` responses.
     pub runtime_name: String,
     /// Faults by method.
     pub faults: HashMap<String, Fault>,
     /// Calls by method.
     pub calls: HashMap<String, usize>,
-    /// Calls that have not ended, and the most there ever were at once, by method.
+    /// Calls in flight, and the maximum so far, by method.
     pub in_flight: HashMap<String, (usize, usize)>,
-    /// What PullImage answers next for an image, before it works.
+    /// Errors that PullImage returns for an image, before it succeeds.
     pub pull_failures: HashMap<String, VecDeque<(tonic::Code, String)>>,
-    /// How long a pull takes.
+    /// Duration of a pull.
     pub pull_delay: Duration,
-    /// Images that need this user and password.
+    /// Images that require this user and password.
     pub credentials: HashMap<String, (String, String)>,
     /// Images on the node by the name that they were pulled under.
     pub images: BTreeMap<String, v1::Image>,
-    /// Every pull that came in.
+    /// Every received pull.
     pub pulls: Vec<v1::PullImageRequest>,
-    /// Pulls in progress, and the most there ever were at once.
+    /// Pulls in progress, and the maximum so far.
     pub active_pulls: usize,
     pub max_active_pulls: usize,
-    /// Pulls that the client gave up.
+    /// Pulls that the client cancelled.
     pub cancelled_pulls: usize,
     /// Containers by ID.
     pub containers: BTreeMap<String, FakeContainer>,
-    /// Notified after every call's begin and end.
+    /// Notified when a call begins or ends.
     pub changed: Arc<Notify>,
 }
 
-/// A container of the fault server.
+/// A container of the fault-injecting runtime.
 #[derive(Debug, Clone, Default)]
 pub struct FakeContainer {
     pub pod_uid: String,
@@ -51,11 +51,11 @@ pub struct FakeContainer {
     pub restart_count: u32,
     /// Kubelet's hash of the container's spec.
     pub hash: u64,
-    /// What it was made with, if verbose answers shall say it.
+    /// Its environment, if verbose responses should contain it.
     pub env: Option<Vec<(String, String)>>,
-    /// What commands run in it print, in order; without an entry a command is echoed.
+    /// Outputs of commands run in it, in order; without an entry a command is echoed.
     pub exec_outputs: VecDeque<(i32, String)>,
-    /// The grace of the StopContainer that it got, in seconds.
+    /// Grace period of the StopContainer that it received, in seconds.
     pub stop_grace_seconds: Option<i64>,
 }
 
@@ -99,7 +99,7 @@ impl State {
         self.images.insert(image.to_owned(), entry);
     }
 
-    /// What a pull of `request` answers, once its time is over.
+    /// Result of a pull of `request`, after its duration.
     pub fn pull_result(
         &mut self,
         request: &v1::PullImageRequest,

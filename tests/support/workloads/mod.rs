@@ -1,8 +1,8 @@
 //! A node with what users install, our daemon and our manager as processes of it, and CloneSets on it.
 //!
-//! * here: the bed that the tests of a target share, and who may use it when.
-//! * `space`: a namespace of one test, with CloneSets, and what tests do there.
-//! * `witness`: one who watches Pods through a whole test, for what must never be.
+//! * here: the bed that the tests of a target share, and exclusive or shared access to it.
+//! * `node_namespace`: a namespace of one test, with CloneSets, and helpers for them.
+//! * `pod_monitor`: observes Pods during a whole test, for states that must never occur.
 
 mod node_namespace;
 mod pod_monitor;
@@ -26,7 +26,7 @@ pub struct TestCluster {
 }
 
 impl TestCluster {
-    /// Starts everything.
+    /// Starts the node and our programs.
     fn start() -> Self {
         let (node, daemon) = programs::start_node();
         let manager = programs::start_manager(&node);
@@ -46,15 +46,15 @@ async fn test_cluster() -> &'static RwLock<TestCluster> {
     CLUSTER.get_or_init(start).await
 }
 
-/// A test that leaves node and programs alone; such tests run side by side.
+/// For a test that leaves node and programs alone; such tests run in parallel.
 pub async fn shared_cluster() -> NodeNamespace<RwLockReadGuard<'static, TestCluster>> {
     NodeNamespace::new(test_cluster().await.read().await).await
 }
 
-/// A test that ends or stops parts of the bed: alone.
+/// For a test that stops parts of the bed: runs alone.
 pub async fn exclusive_cluster() -> NodeNamespace<RwLockWriteGuard<'static, TestCluster>> {
     let mut cluster = test_cluster().await.write().await;
-    // A test that failed may have left them ended, or stopped.
+    // A failed test may have left them stopped or frozen.
     if !cluster.node.plane.apiserver.running() {
         cluster
             .node

@@ -17,7 +17,7 @@ use super::{PodMonitor, TestCluster};
 
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
-/// A namespace of its own on the shared node.
+/// A test's own namespace on the shared node.
 pub struct NodeNamespace<G> {
     pub cluster: G,
     sets: CloneSetNamespace,
@@ -47,7 +47,7 @@ impl<G: Deref<Target = TestCluster>> NodeNamespace<G> {
         self.api("", "v1", "PersistentVolumeClaim")
     }
 
-    /// kubectl in this namespace, which must succeed; what it prints.
+    /// Runs kubectl in this namespace, which must succeed; returns its output.
     #[track_caller]
     pub fn kubectl(&self, args: &[&str]) -> String {
         let args = [&["--namespace", self.namespace.as_str()], args].concat();
@@ -58,13 +58,13 @@ impl<G: Deref<Target = TestCluster>> NodeNamespace<G> {
             .unwrap_or_else(|why| panic!("{why:#}"))
     }
 
-    /// Makes a CloneSet with one container `app`; `spec` is laid over its spec.
+    /// Creates a CloneSet with one container `app`; `spec` is merged into its spec.
     pub async fn create_set(&self, name: &str, spec: Value) -> CloneSet {
         self.create_from_template(name, template(name), json!(1), &spec)
             .await
     }
 
-    /// Waits for a status that speaks of the newest spec.
+    /// Waits for a status that has observed the newest spec.
     #[track_caller]
     pub fn wait_status(
         &self,
@@ -77,7 +77,7 @@ impl<G: Deref<Target = TestCluster>> NodeNamespace<G> {
         async move { reached.await.status.unwrap() }
     }
 
-    /// Waits until all Pods are updated and available, and no other revision is known.
+    /// Waits until all Pods are updated and available, and the status has no other revision.
     #[track_caller]
     pub fn wait_settled(&self, name: &str) -> impl Future<Output = CloneSetStatus> {
         let fully_settled = |set: &CloneSet| {
@@ -90,7 +90,7 @@ impl<G: Deref<Target = TestCluster>> NodeNamespace<G> {
         async move { reached.await.status.unwrap() }
     }
 
-    /// Makes a CloneSet with one container `app`, and waits until it has settled; name and UID of its Pods.
+    /// Creates a CloneSet with one container `app`, and waits until it has settled; returns name and UID of its Pods.
     pub async fn create_settled_set(&self, name: &str, spec: Value) -> BTreeMap<String, String> {
         self.create_set(name, spec).await;
         self.wait_settled(name).await;
@@ -108,7 +108,7 @@ impl<G: Deref<Target = TestCluster>> NodeNamespace<G> {
         pods.into_iter().map(|pod| (name_of(&pod), pod)).collect()
     }
 
-    /// One who watches the CloneSet's Pods from now on.
+    /// Starts to monitor the CloneSet's Pods.
     pub async fn monitor_pods(&self, set: &str) -> PodMonitor {
         PodMonitor::new(self.pods(), &format!("app={set}")).await
     }

@@ -1,4 +1,4 @@
-//! One who watches the Pods of a CloneSet through a whole test, for what must never be.
+//! Observes the Pods of a CloneSet during a whole test, for states that must never occur.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -12,29 +12,29 @@ use tokio::task::JoinHandle;
 use super::super::pods::{is_serving, is_terminating, lifecycle_state, name, uid};
 use super::super::waits::watch_events;
 
-/// Every version of the Pods passes by, in the order in which they were written.
+/// Observes every version of the Pods, in the order in which they were written.
 pub struct PodMonitor {
     task: JoinHandle<()>,
     observed: Arc<Mutex<ObservedPods>>,
 }
 
-/// What was seen.
+/// What was observed.
 #[derive(Clone, Debug, Default)]
 pub struct ObservedPods {
-    /// The fewest Pods that served at a time.
+    /// Minimum number of serving Pods at any time.
     pub min_serving: usize,
-    /// The most Pods that nobody was ending at a time.
+    /// Maximum number of Pods that were not terminating at any time.
     pub max_pods: usize,
-    /// UIDs of all Pods that there ever were.
+    /// UIDs of all Pods that ever existed.
     pub all_uids: std::collections::BTreeSet<String>,
-    /// How many states of the whole were looked at.
+    /// Number of observed states.
     pub snapshots: usize,
-    /// The state at the least: name, whether it serves, state.
+    /// The state at the minimum: name, whether it serves, lifecycle state.
     pub pods_at_min: Vec<String>,
 }
 
 impl PodMonitor {
-    /// Begins to watch; there is a first look when this returns.
+    /// Starts to observe; the initial list is complete when this returns.
     pub async fn new(pods: Api<DynamicObject>, selector: &str) -> Self {
         let observed = Arc::new(Mutex::new(ObservedPods {
             min_serving: usize::MAX,
@@ -47,7 +47,7 @@ impl PodMonitor {
         Self { task, observed }
     }
 
-    /// What was seen up to now.
+    /// What was observed so far.
     pub fn observed(&self) -> ObservedPods {
         self.observed.lock().unwrap().clone()
     }
@@ -86,7 +86,7 @@ async fn watch_pods(
                 current.remove(&pod.metadata.name.unwrap_or_default());
             }
         }
-        // Before the first Pod there is none to miss.
+        // Before the first Pod none can be missing.
         if !current.is_empty() || !observed.lock().unwrap().all_uids.is_empty() {
             observed.lock().unwrap().record(&current);
         }

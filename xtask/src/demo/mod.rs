@@ -1,5 +1,5 @@
-//! `cargo xtask demo`: a node comes up, an image is pulled ahead of time, a container restarts in place, and Pods get
-//! a new image without being replaced.
+//! `cargo xtask demo`: starts a node, pre-pulls an image, restarts a container in place, and updates the image of Pods
+//! without replacing them.
 
 mod pull;
 mod recreate;
@@ -23,12 +23,12 @@ use testbed::cluster::prepare::{self, NODE, Part};
 use testbed::cluster::{self, Cache, Image, Node, ends_with_us, finish, run as run_program};
 use testbed::wait;
 
-/// The image that the example job pulls. What the bed serves under this name is a stand-in of this size in MiB.
+/// The image that the example job pulls. The bed serves a stand-in of this size in MiB under this name.
 const PULLED_IMAGE: (&str, usize) = ("library/nginx:alpine", 96);
-/// Speed of the registry while it is pulled, so that there is something to see.
+/// Registry bandwidth during the pull, so that progress is visible.
 const MEBIBITS_PER_SECOND: u32 = 200;
 
-/// What beds that are kept say of who kept them.
+/// Owner that kept beds are marked with.
 const KEPT_BY: &str = "demo";
 
 /// Options of `cargo xtask demo`.
@@ -54,11 +54,11 @@ pub fn run(options: &Options) -> Result<()> {
         return Ok(());
     }
     prepare::ensure(&cache, &[Part::Protoc])?;
-    // At the same time: the end of a release build has work for one processor.
+    // In parallel: the end of a release build keeps only one core busy.
     let (lines_tx, lines) = mpsc::channel();
     let building = thread::spawn(move || {
         Binaries::build(|line| {
-            // Nobody reads them any more where the bed could not be prepared.
+            // No one receives them if the bed could not be prepared.
             let _ = lines_tx.send(line.to_owned());
         })
     });
@@ -92,7 +92,7 @@ fn run_steps(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()
     show_objects(screen, node)
 }
 
-/// The release, which may be there already.
+/// Waits for the release build, which may be done already.
 fn wait_for_build(
     screen: &mut Screen,
     building: JoinHandle<Result<Binaries>>,
@@ -189,7 +189,7 @@ fn install(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> 
     screen.block(&pods)
 }
 
-/// What an operator would look at when the programs do not become ready.
+/// What an operator would check when the programs do not become ready.
 fn diagnostics(node: &Node) -> String {
     let kubectl = |args: &[&str]| node.plane.kubectl(args).unwrap_or_else(|e| e.to_string());
     let pods = kubectl(&["get", "pods", "-A", "-o", "wide"]);
@@ -254,10 +254,11 @@ fn repository_path(relative: &str) -> String {
     repository_dir().join(relative).display().to_string()
 }
 
-/// Starts a program that prints what it sees; what it says of troubles is not shown. It ends with us, however we end.
+/// Starts a program that prints what it observes; its errors are not shown. It ends with this process, however that
+/// ends.
 fn spawn_with_output(program: &Command) -> Result<(Child, ChildStdout)> {
     let mut child = ends_with_us(program)
-        // Open until we end it: what runs behind `kubectl exec -i` ends with its input.
+        // Kept open until we close it: the program behind `kubectl exec -i` ends with its input.
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

@@ -1,4 +1,4 @@
-//! The first part of the demo: an ImagePullJob, with the bytes as the daemon's control API tells them.
+//! The first part of the demo: an ImagePullJob, with the byte progress from the daemon's control API.
 
 use std::io::{BufRead, BufReader};
 use std::process::Child;
@@ -13,10 +13,10 @@ use super::screen::Screen;
 use super::{MEBIBITS_PER_SECOND, PULLED_IMAGE, apply, spawn_with_output};
 use testbed::cluster::Node;
 
-/// How long the job may take.
+/// Timeout of the job.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Applies the example job and shows the pull until it succeeded.
+/// Applies the example job and shows the pull until it has succeeded.
 pub fn show(screen: &mut Screen, node: &Node) -> Result<()> {
     let before = node.runtime.ctr(&["images", "list", "--quiet"])?;
     ensure!(
@@ -41,7 +41,7 @@ pub fn show(screen: &mut Screen, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// The daemon's own live status, as anyone can have it on a node.
+/// The daemon's own live status, as any user of the node can get it.
 fn watch_daemon_status(node: &Node) -> Result<(Child, Receiver<Value>)> {
     let mut kubectl = node.plane.kubectl_command();
     kubectl.args([
@@ -112,7 +112,7 @@ fn show_progress(screen: &mut Screen, node: &Node, status: &Receiver<Value>, sta
     bail!("the job did not end within {TIMEOUT:?}:\n{job}")
 }
 
-/// Bytes done and in all of the image's pull.
+/// Bytes done and total of the image's pull.
 fn pull_progress(status: &Value) -> Option<(u64, u64)> {
     let pulls = status["pulls"].as_array()?;
     let pull = pulls

@@ -1,4 +1,4 @@
-//! The second part of the demo: a ContainerRecreateRequest, and what happened when.
+//! The second part of the demo: a ContainerRecreateRequest, and its timeline.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -11,10 +11,10 @@ use super::screen::Screen;
 use super::watch::{ContainerSnapshot, first_container, pod_is_ready, watch_objects};
 use testbed::cluster::Node;
 
-/// How long the request may take.
+/// Timeout of the request.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Runs the example Pod, asks for a new container in it, and shows the time line.
+/// Runs the example Pod, requests the recreation of its container, and shows the timeline.
 pub fn show(screen: &mut Screen, node: &Node) -> Result<()> {
     apply(screen, node, "pod.yaml")?;
     node.plane
@@ -68,7 +68,7 @@ fn show_events(
         format!("container {} {}", before.short_id(), before.state),
         String::new(),
     ];
-    // The two are watched apart, and the news of one may come before that of the other.
+    // There are two watches, and the events of one may come before those of the other.
     let (mut completed, mut pod_ready) = (false, false);
     while start.elapsed() < TIMEOUT {
         let Ok(object) = events.recv_timeout(Duration::from_secs(1)) else {
@@ -102,7 +102,7 @@ fn show_events(
     bail!("the request did not end, or the Pod was not ready again, within {TIMEOUT:?}")
 }
 
-/// Whether every container of a request that is over was recreated.
+/// Whether every container of a finished request was recreated.
 fn all_recreated(request: &Value) -> bool {
     let states = request["status"]["containerRecreateStates"].as_array();
     states.is_some_and(|all| !all.is_empty() && all.iter().all(|s| s["phase"] == "Succeeded"))

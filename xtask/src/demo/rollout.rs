@@ -1,4 +1,4 @@
-//! The third part of the demo: the Pods of a CloneSet get a new image and stay the same Pods.
+//! The third part of the demo: the Pods of a CloneSet get a new image and are not replaced.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, channel};
@@ -12,14 +12,14 @@ use super::screen::Screen;
 use super::watch::{ContainerSnapshot, first_container, pod_is_ready, watch_objects};
 use testbed::cluster::Node;
 
-/// The image that the Pods get, and how many MiB the stand-in has that the bed serves under this name.
+/// The new image of the Pods, and the size in MiB of the stand-in that the bed serves under this name.
 pub const UPDATE_IMAGE: (&str, usize) = ("library/busybox:1.37", 4);
 /// The image as users write it.
 const IMAGE: &str = "busybox:1.37";
-/// How long a step may take.
+/// Timeout of a step.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A Pod as far as a rollout may not change it, and its container.
+/// The parts of a Pod that a rollout must not change, and its container.
 #[derive(Debug)]
 struct PodSnapshot {
     uid: String,
@@ -27,7 +27,7 @@ struct PodSnapshot {
     container: ContainerSnapshot,
 }
 
-/// Makes the example CloneSet, changes its image, and shows what becomes of the Pods.
+/// Creates the example CloneSet, changes its image, and shows what happens to the Pods.
 pub fn show(screen: &mut Screen, node: &Node) -> Result<()> {
     apply(screen, node, "cloneset.yaml")?;
     let before = wait_all_available(node)?;
@@ -52,7 +52,7 @@ pub fn show(screen: &mut Screen, node: &Node) -> Result<()> {
     screen.line("")
 }
 
-/// Waits for the set to say that all its Pods are available, and gives them by name.
+/// Waits until the set's status reports all Pods available, and returns them by name.
 fn wait_all_available(node: &Node) -> Result<BTreeMap<String, PodSnapshot>> {
     let wait = ["--for=condition=Ready", "--timeout=60s"];
     let count = r#"--for=jsonpath={.status.updatedAvailableReplicas}=3"#;
@@ -91,7 +91,7 @@ fn change_image(screen: &mut Screen, node: &Node) -> Result<Instant> {
     Ok(start)
 }
 
-/// Prints what happens to each Pod until all run the new image.
+/// Prints the events of each Pod until all run the new image.
 fn show_events(
     screen: &mut Screen,
     events: &Receiver<Value>,
@@ -123,7 +123,7 @@ fn show_events(
     bail!("the Pods did not all run {IMAGE} within {TIMEOUT:?}; they came to {last:?}")
 }
 
-/// How far a Pod is.
+/// Progress of a Pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum UpdateStep {
     Before,

@@ -1,4 +1,4 @@
-//! What the demo prints: on the terminal, and as plain text into a file.
+//! Output of the demo: on the terminal, and as plain text into a file.
 
 use std::fs::File;
 use std::io::{IsTerminal, Write};
@@ -8,23 +8,23 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// The terminal and, where asked for, a recording.
+/// The terminal and, if requested, a recording.
 pub struct Screen {
     record: Option<File>,
     colour: bool,
 }
 
-/// A step that runs.
+/// A step in progress.
 pub struct RunningStep {
     what: String,
-    /// What is shown while it runs.
+    /// Text that is shown while it runs.
     message: String,
     bar: ProgressBar,
     start: Instant,
 }
 
 impl RunningStep {
-    /// Shows what the step does now; where no wheel turns, only if it `matters`.
+    /// Shows what the step does now; without a spinner, only if it is `important`.
     pub fn update(&self, now: &str, important: bool) {
         if !self.bar.is_hidden() {
             self.bar.set_message(format!("{}: {now}", self.message));
@@ -55,12 +55,12 @@ impl Screen {
         self.styled("36", &format!("$ {text}"))
     }
 
-    /// A line.
+    /// Prints a line.
     pub fn line(&mut self, text: &str) -> Result<()> {
         self.styled("", text)
     }
 
-    /// Lines of a program's output, set in.
+    /// Prints lines of a program's output, indented.
     pub fn block(&mut self, text: &str) -> Result<()> {
         for line in text.lines() {
             self.line(format!("  {line}").trim_end())?;
@@ -68,12 +68,12 @@ impl Screen {
         self.line("")
     }
 
-    /// Begins a step; a wheel turns on a terminal.
+    /// Starts a step, with a spinner on a terminal.
     pub fn begin_step(&mut self, what: &str) -> Result<RunningStep> {
         self.begin_long_step(what, "")
     }
 
-    /// Begins a step that can take long; `hint` says so while it runs.
+    /// Starts a step that can take long; `hint` says so while it runs.
     pub fn begin_long_step(&mut self, what: &str, hint: &str) -> Result<RunningStep> {
         let message = format!("{what}{hint}");
         let bar = ProgressBar::new_spinner().with_message(message.clone());
@@ -92,7 +92,7 @@ impl Screen {
         })
     }
 
-    /// Ends a step: what it was, what came out, how long it took.
+    /// Ends a step: prints its description, its result and its duration.
     pub fn end_step(&mut self, spin: RunningStep, note: &str) -> Result<()> {
         spin.bar.finish_and_clear();
         let RunningStep { what, start, .. } = spin;
@@ -103,7 +103,7 @@ impl Screen {
         self.line(&format!("          {note}"))
     }
 
-    /// A bar for bytes; it is drawn on a terminal alone.
+    /// A progress bar for bytes; it is drawn only on a terminal.
     pub fn byte_progress_bar(&self) -> ProgressBar {
         let bar = ProgressBar::new(0);
         let style =

@@ -1,4 +1,4 @@
-//! What the API server tells of objects while the demo looks.
+//! Watches of the objects that the demo shows.
 
 use std::process::Child;
 use std::sync::mpsc::Sender;
@@ -13,16 +13,16 @@ use testbed::cluster::Node;
 /// One container as the Pod's status shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerSnapshot {
-    /// The runtime's name of it, with a scheme.
+    /// The container ID, with the runtime as scheme.
     pub id: String,
-    /// How often kubelet started it anew.
+    /// Number of restarts by kubelet.
     pub restarts: i64,
     /// `waiting`, `running` or `terminated`, with the exit code.
     pub state: String,
 }
 
 impl ContainerSnapshot {
-    /// As much of the ID as people read.
+    /// The first characters of the ID.
     pub fn short_id(&self) -> &str {
         let id = self.id.rsplit('/').next().unwrap_or_default();
         id.get(..12).unwrap_or(id)
@@ -50,7 +50,7 @@ pub fn pod_is_ready(pod: &Value) -> bool {
     conditions.is_some_and(|all| all.iter().any(|c| c["type"] == "Ready" && c["status"] == "True"))
 }
 
-/// Sends each state of the objects that `what` names, until the program is ended that is given back.
+/// Sends each state of the objects that the arguments select, until the returned process is ended.
 pub fn watch_objects(node: &Node, arguments: &[&str], events_tx: Sender<Value>) -> Result<Child> {
     let mut kubectl = node.plane.kubectl_command();
     kubectl.arg("get").args(arguments).args(["-o", "json"]);

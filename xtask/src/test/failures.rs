@@ -1,21 +1,21 @@
-//! What the tests that failed said, short enough to be read at the end of a long run.
+//! Messages of the failed tests, short enough to be read at the end of a long run.
 
-/// Lines in which all failures are told; more than that only where there are very many.
+/// Maximum number of lines for all failures, exceeded only if there are very many.
 const MAX_LINES: usize = 90;
-/// Lines that each of them gets in any case.
+/// Minimum number of lines for each failure.
 const MIN_LINES_PER_FAILURE: usize = 6;
-/// Characters of a line.
+/// Maximum length of a line.
 const MAX_LINE_CHARS: usize = 800;
 
 /// A test that failed.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TestFailure {
     name: String,
-    /// Where it panicked and what it said then.
+    /// Location and message of its panic.
     output: Vec<String>,
 }
 
-/// Finds the failures in what a run of cargo printed; where it broke off without any, the end of what it said.
+/// Finds the failures in cargo's output; if it aborted without any, the last lines of the output.
 pub(super) fn parse_failures(job: &str, text: &str, ok: bool) -> Vec<TestFailure> {
     let mut found: Vec<TestFailure> = Vec::new();
     let mut in_failures = false;
@@ -24,7 +24,7 @@ pub(super) fn parse_failures(job: &str, text: &str, ok: bool) -> Vec<TestFailure
             .strip_prefix("---- ")
             .and_then(|l| l.strip_suffix(" stdout ----"));
         match (line, name) {
-            // Once before what they said, once before the list of their names.
+            // Once before the messages, once before the list of names.
             ("failures:", _) => in_failures = !in_failures,
             ("successes:", _) => in_failures = false,
             (_, Some(name)) if in_failures => found.push(TestFailure {
@@ -52,7 +52,7 @@ pub(super) fn parse_failures(job: &str, text: &str, ok: bool) -> Vec<TestFailure
 }
 
 impl TestFailure {
-    /// Leaves what was printed before the panic, empty lines and advice.
+    /// Drops what was printed before the panic, empty lines and hints.
     fn trim_output(&mut self) {
         let panic = |line: &String| line.starts_with("thread '") && line.contains(" panicked at ");
         let begin = self.output.iter().position(panic).unwrap_or(0);
@@ -61,7 +61,7 @@ impl TestFailure {
             .retain(|line| !line.trim().is_empty() && !line.starts_with("note: run with `RUST_BACKTRACE"));
     }
 
-    /// Its lines, no more than `most`: of what is too long, beginning and end.
+    /// At most `max_lines` lines: if there are more, the first and the last.
     fn lines(&self, max_lines: usize) -> Vec<String> {
         let truncate = |line: &String| line.chars().take(MAX_LINE_CHARS).collect::<String>();
         let mut lines: Vec<String> = self.output.iter().map(truncate).collect();
@@ -77,7 +77,7 @@ impl TestFailure {
     }
 }
 
-/// All of them as the last words of a run: the fewer they are, the more is told of each.
+/// All failures, for the end of a run: the fewer there are, the more lines each gets.
 pub(super) fn report(failures: &[&TestFailure]) -> String {
     let max_lines = (MAX_LINES / failures.len().max(1)).max(MIN_LINES_PER_FAILURE) - 1;
     let format_failure = |failure: &&TestFailure| {

@@ -1,5 +1,5 @@
-//! The order in which Go declares the fields of a container, as of Kubernetes 1.34; each release before it
-//! declares a part of them in the same order.
+//! The order in which Go declares the fields of a container, as of Kubernetes 1.34; each earlier release declares a
+//! subset of them in the same order.
 
 use crate::go_json::{GoStruct, nested, scalar};
 

@@ -1,6 +1,6 @@
-//! The hashes of a container that stand in annotation `apps.kruise.io/runtime-containers-meta`.
+//! The hashes of a container in annotation `apps.kruise.io/runtime-containers-meta`.
 //!
-//! The daemon writes them, the in-place engine compares them, and either may be the Go one: they are upstream's
+//! The daemon writes them, the in-place engine compares them, and either may be the Go one: so they are upstream's
 //! numbers. All of them are FNV-1a (32 bits) over Kubernetes' deep-hash rendering of some JSON.
 
 mod field_order;
@@ -11,19 +11,19 @@ use serde_json::{Value, json};
 
 use crate::go_json;
 
-/// Environment variables that a sidecar's version is handed over in; they are nobody's reason for a restart.
+/// Environment variables with a sidecar's version; they never cause a restart.
 const IGNORED_ENV: [&str; 2] = ["SIDECARSET_VERSION", "SIDECARSET_VERSION_ALT"];
 
-/// Labels and annotations of a Pod, as they are looked up for environment variables.
+/// Labels and annotations of a Pod, which environment variables refer to.
 #[derive(Clone, Copy, Debug)]
 pub struct PodMetadata<'a> {
-    /// Labels.
+    /// Labels of the Pod.
     pub labels: &'a BTreeMap<String, String>,
-    /// Annotations.
+    /// Annotations of the Pod.
     pub annotations: &'a BTreeMap<String, String>,
 }
 
-/// Where a variable's value is taken from.
+/// The source of a variable's value.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EnvOrigin {
     /// The Pod's label of this key.
@@ -33,7 +33,7 @@ pub enum EnvOrigin {
 }
 
 impl EnvOrigin {
-    /// Reads a `fieldPath`; `None` when it is not one of `metadata.labels['k']` and `metadata.annotations['k']`.
+    /// Parses a `fieldPath`; `None` unless it is `metadata.labels['k']` or `metadata.annotations['k']`.
     #[must_use]
     pub fn from_field_path(path: &str) -> Option<Self> {
         let (field, key) = path.strip_suffix("']")?.split_once("['")?;
@@ -44,7 +44,7 @@ impl EnvOrigin {
         }
     }
 
-    /// The value that a Pod with this metadata gives; empty when it has none.
+    /// The value from this metadata; empty if the key is missing.
     #[must_use]
     pub fn value<'a>(&self, metadata: &PodMetadata<'a>) -> &'a str {
         let found = match self {
@@ -71,7 +71,7 @@ pub fn env_from_metadata(container: &Value) -> Vec<(String, EnvOrigin)> {
     from_metadata.collect()
 }
 
-/// `extractedEnvFromMetadataHash` that a container (raw JSON) has when it was started in a Pod with `metadata`.
+/// `extractedEnvFromMetadataHash` of a container (raw JSON) that was started in a Pod with `metadata`.
 #[must_use]
 pub fn expected_env_hash(container: &Value, metadata: &PodMetadata<'_>) -> u64 {
     let variables = env_from_metadata(container);
@@ -97,13 +97,13 @@ pub fn env_hash<'a>(variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> 
     deep_hash(&go_json::to_sorted_json(&entries.collect()))
 }
 
-/// `plainHash`: kubelet's hash of a container, as kubelet 1.31 and later take it.
+/// `plainHash`: kubelet's hash of a container, as kubelet 1.31 and later compute it.
 #[must_use]
 pub fn plain_hash(name: &str, image: &str) -> u64 {
     deep_hash(&go_json::to_sorted_json(&json!({"image": image, "name": name})))
 }
 
-/// `plainHash` as kubelet took it before 1.31: over the whole container (raw JSON of `v1.Container` as the API
+/// `plainHash` as kubelet computed it before 1.31: over the whole container (raw JSON of `v1.Container` as the API
 /// server serves it).
 #[must_use]
 pub fn plain_hash_before_131(container: &Value) -> u64 {

@@ -1,9 +1,9 @@
 //! CloneSet: the update strategy is flat in v1alpha1, and some of it is labels and annotations there.
 //!
-//! v1alpha1 → v1beta1 leaves these labels and annotations where they are, as upstream does; there the fields
-//! count, and on the way back the labels and annotations follow them. Unlike upstream, `OnDelete` keeps the
-//! fields of a rolling update, and pre-download fields in the spec of v1alpha1 count where the annotation is
-//! absent. The `podUpdatePolicy` of a v1beta1 `OnDelete` travels in [`keys::CLONESET_POD_UPDATE_POLICY`].
+//! v1alpha1 → v1beta1 keeps these labels and annotations, as upstream does; there the fields count, and on the way back
+//! the labels and annotations are set from them. Unlike upstream, `OnDelete` keeps the fields of a rolling update, and
+//! pre-download fields in the spec of v1alpha1 count if the annotation is absent. The `podUpdatePolicy` of a v1beta1
+//! `OnDelete` is kept in [`keys::CLONESET_POD_UPDATE_POLICY`].
 
 use serde_json::{Map, Value, json};
 
@@ -82,7 +82,8 @@ pub(super) fn to_v1alpha1(object: &mut Value) {
     put_object(object, "updateStrategy", flat);
 }
 
-/// The fields of an object, or of nothing yet; `None` for a value of another type, which is not ours to mend.
+/// The fields of an object, or of an empty new one; `None` for a value of a different type, which conversion must not
+/// repair.
 fn object_or_default(value: &mut Value) -> Option<&mut Map<String, Value>> {
     if value.is_null() {
         *value = json!({});
@@ -90,7 +91,7 @@ fn object_or_default(value: &mut Value) -> Option<&mut Map<String, Value>> {
     value.as_object_mut()
 }
 
-/// Gives the pre-download fields the values of their annotations, where there are any.
+/// Sets the pre-download fields from their annotations, if there are any.
 fn apply_annotations(object: &Value, rolling: &mut Map<String, Value>) {
     for (field, key) in keys::PRE_DOWNLOAD {
         let Some(text) = annotation(object, key) else {
@@ -113,8 +114,8 @@ fn apply_annotations(object: &Value, rolling: &mut Map<String, Value>) {
     }
 }
 
-/// Moves the pre-download fields to annotations. An annotation whose field is absent goes, unless its text is
-/// none that v1beta1 has a field for.
+/// Moves the pre-download fields to annotations. An annotation whose field is absent is removed, unless v1beta1 has no
+/// field for its text.
 fn pre_download_to_annotations(object: &mut Value, in_place: &mut Value) {
     for (field, key) in keys::PRE_DOWNLOAD {
         let annotated = annotation(object, key).and_then(|text| parse_value(field, text));
@@ -136,7 +137,7 @@ fn to_text(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }
 
-/// What an annotation says as a field of v1beta1. Of the parallelism, everything; of the others, numbers.
+/// The annotation's value as a field of v1beta1. Any text for the parallelism, numbers for the others.
 fn parse_value(field: &str, text: &str) -> Option<Value> {
     match text.parse::<i32>() {
         Ok(number) => Some(json!(number)),
@@ -145,12 +146,12 @@ fn parse_value(field: &str, text: &str) -> Option<Value> {
     }
 }
 
-/// Whether the label says so. Values other than `true` say nothing.
+/// Whether the label is `true`. Other values have no meaning.
 fn has_exclude_label(object: &Value) -> bool {
     metadata_entry(object, LABELS, keys::CLONESET_EXCLUDE_PREPARING_DELETE) == Some(keys::TRUE)
 }
 
-/// Makes the label say what the field says. Values that say nothing stay.
+/// Sets the label from the field. Values without a meaning are kept.
 fn set_exclude_label(object: &mut Value, exclude: bool) {
     match (has_exclude_label(object), exclude) {
         (false, true) => set_metadata_entry(
@@ -170,7 +171,7 @@ fn spec_mut(object: &mut Value) -> Option<&mut Map<String, Value>> {
     object.get_mut("spec")?.as_object_mut()
 }
 
-/// Takes an object out of the spec; empty when there is none.
+/// Takes an object out of the spec; an empty one if absent.
 fn take_object(object: &mut Value, field: &str) -> Map<String, Value> {
     match spec_mut(object).and_then(|spec| spec.remove(field)) {
         Some(Value::Object(map)) => map,

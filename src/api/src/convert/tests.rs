@@ -1,4 +1,4 @@
-//! There and back again, and what is odd.
+//! Round trips, and unusual objects.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use super::*;
 
 pub(super) mod vectors;
 
-/// Without what Go writes for nothing: nulls, empty maps, lists and strings.
+/// Without Go's empty values: nulls, empty maps, lists and strings.
 pub(super) fn without_empty(value: &Value) -> Value {
     let nothing =
         |value: &Value| value.is_null() || *value == json!({}) || *value == json!([]) || *value == json!("");
@@ -28,7 +28,7 @@ fn without_annotations(mut object: Value, annotations: &[&str]) -> Value {
     without_empty(&object)
 }
 
-/// What Go leaves out when it is zero or false, and fills with null where we have a list.
+/// What Go omits when it is zero or false, and writes as null if we have a list.
 pub(super) fn without_zero(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
@@ -43,13 +43,13 @@ pub(super) fn without_zero(value: &Value) -> Value {
     }
 }
 
-/// Through the Rust type and back.
+/// Converts to the Rust type and back.
 pub(super) fn round_trip<T: serde::de::DeserializeOwned + serde::Serialize>(object: &Value) -> Value {
     let typed: T = serde_json::from_value(object.clone()).unwrap_or_else(|why| panic!("{why}: {object}"));
     without_empty(&without_zero(&serde_json::to_value(typed).unwrap()))
 }
 
-/// Upstream's two annotations may come to an object on its way; in v1beta1 they say nothing of their own.
+/// Upstream's two annotations may be added to an object in a conversion; in v1beta1 they have no meaning.
 fn normalized(object: Value) -> Value {
     match object["apiVersion"] == "apps.kruise.io/v1beta1" {
         true => without_annotations(
@@ -154,7 +154,7 @@ fn request() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Any JSON, with the fields that conversions look at more often than others.
+/// Any JSON, with a bias to the fields that conversions use.
 fn arbitrary_json() -> impl Strategy<Value = Value> {
     let name = prop_oneof![
         prop::sample::select(vec![
@@ -213,7 +213,7 @@ fn node_image() -> impl Strategy<Value = Value> {
     })
 }
 
-/// The API server converts before it looks at types, and others than the API server can reach the port.
+/// The API server converts before it validates types, and other clients can reach the port.
 #[test]
 fn values_of_wrong_types_are_kept() {
     let metadata = json!({
@@ -233,7 +233,7 @@ fn values_of_wrong_types_are_kept() {
 }
 
 proptest! {
-    /// Whatever is sent, an answer comes.
+    /// Any input gets a response.
     #[test]
     fn any_object_is_converted_or_rejected(
         kind in prop::sample::select(vec!["CloneSet", "NodeImage", "ImagePullJob", "ContainerRecreateRequest"]),
@@ -249,7 +249,7 @@ proptest! {
         }
     }
 
-    /// Nothing that v1beta1 can say is lost on the way through v1alpha1.
+    /// Everything in v1beta1 survives the way through v1alpha1.
     #[test]
     fn v1beta1_survives_v1alpha1(object in prop_oneof![request(), node_image()]) {
         let alpha = convert(object.clone(), "apps.kruise.io/v1alpha1").unwrap();
@@ -258,7 +258,7 @@ proptest! {
         prop_assert_eq!(normalized(back), normalized(object));
     }
 
-    /// Nothing that v1alpha1 can say is lost on the way through v1beta1, to the letter.
+    /// Everything in v1alpha1 survives the way through v1beta1, byte for byte.
     #[test]
     fn v1alpha1_survives_v1beta1(object in prop_oneof![request(), node_image()]) {
         let alpha = convert(object, "apps.kruise.io/v1alpha1").unwrap();
@@ -266,7 +266,7 @@ proptest! {
         prop_assert_eq!(convert(beta, "apps.kruise.io/v1alpha1").unwrap(), alpha);
     }
 
-    /// Whatever the text in our annotations, conversion neither fails nor panics.
+    /// Whatever text our annotations have, conversion neither fails nor panics.
     #[test]
     fn any_annotation_text_converts(one in ".{0,20}", two in ".{0,20}", kind in "NodeImage|ContainerRecreateRequest") {
         let object = json!({
@@ -280,7 +280,7 @@ proptest! {
     }
 }
 
-/// What the API server would refuse could not be read in that version, and no list that it is in.
+/// An object that the API server would refuse could not be read in that version, nor could any list that contains it.
 #[test]
 fn annotations_beyond_the_size_limit_are_dropped() {
     let full = "a".repeat(MAX_ANNOTATION_BYTES - 2);

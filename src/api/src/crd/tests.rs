@@ -1,4 +1,4 @@
-//! Ours against upstream's, and the files in `deploy/crds` against the code.
+//! Our schemas against upstream's, and the files in `deploy/crds` against the code.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,9 +10,9 @@ fn plurals() -> [&'static str; 4] {
     Kind::ALL.map(|kind| kind.info().plural)
 }
 
-/// What ours has and upstream's has not. Everything here is optional for a client.
+/// What only our schemas have. Everything here is optional for a client.
 const ADDITIONS: &[&str] = &[
-    // Named so that rules can speak of them; upstream's schema lets pass any field there.
+    // Named so that rules can use them; upstream's schema allows any field there.
     "clonesets .spec.template.spec",
     "clonesets .spec.template.spec.activeDeadlineSeconds",
     "clonesets .spec.template.spec.restartPolicy",
@@ -30,10 +30,10 @@ const ADDITIONS: &[&str] = &[
     "imagepulljobs .status.conditions[].type",
 ];
 
-/// What upstream requires and ours fills in, so that an object without it is good whether or not a webhook is there.
+/// What upstream requires and we default, so that an object without it is valid even if no webhook serves.
 const DEFAULTED: [&str; 1] = ["imagepulljobs .spec.completionPolicy"];
 
-/// Keywords that must be equal where upstream has them. What else ours has can only be a check.
+/// Keywords that must be equal if upstream has them. Our other keywords can only be checks.
 const KEYWORDS: [&str; 14] = [
     "type",
     "format",
@@ -101,7 +101,7 @@ fn paths(version: &Value) -> BTreeMap<String, Value> {
     all
 }
 
-/// Equality where 0 and 0.0 are the same.
+/// Equality of JSON values; 0 and 0.0 are equal.
 fn equal(one: &Value, other: &Value) -> bool {
     one == other || one.as_f64().is_some_and(|number| other.as_f64() == Some(number))
 }
@@ -141,7 +141,7 @@ fn every_upstream_path_exists() {
                 for keyword in KEYWORDS {
                     let (their, our) = (&their[keyword], &our[keyword]);
                     let same = if keyword == "enum" {
-                        // The phase beside a condition that comes before any daemon.
+                        // The empty phase of a request that has conditions and no daemon has started.
                         let mut our = sorted(our);
                         if path == ".status.phase" && plural == "containerrecreaterequests" {
                             our.remove("");
@@ -155,7 +155,7 @@ fn every_upstream_path_exists() {
                         "{plural} {name}: {path} has {keyword} {our}, upstream {their}"
                     );
                 }
-                // A limit may be narrower where upstream's admission has the narrower one.
+                // A limit may be narrower if upstream's admission has the narrower one.
                 if let Some(minimum) = their["minimum"].as_f64() {
                     assert!(
                         our["minimum"].as_f64() >= Some(minimum),
@@ -256,7 +256,7 @@ fn request_phase_may_be_empty() {
     assert_eq!(status["phase"]["enum"][0], "");
 }
 
-/// The API server wants `type` everywhere, unless a number or a string will do.
+/// The API server requires `type` everywhere, except for int-or-string.
 #[test]
 fn schemas_are_structural() {
     for plural in plurals() {
@@ -269,7 +269,7 @@ fn schemas_are_structural() {
     }
 }
 
-/// What is as long as an object, since the API server keeps every field of it.
+/// Fields that may be as long as an object, because the API server keeps every field of them.
 const WITHOUT_MAXIMUM: &[(&str, &str)] = &[
     (
         ".spec.template",
@@ -279,7 +279,7 @@ const WITHOUT_MAXIMUM: &[(&str, &str)] = &[
     (".spec.volumeClaimTemplates[]", "as core/v1.PersistentVolumeClaim"),
 ];
 
-/// Whether nothing of this schema can be as long as an object; the key of a map is counted by a rule.
+/// Whether this schema limits every part of its values; the keys of a map are limited by a rule.
 fn has_maximum(node: &Value, is_map: bool) -> bool {
     let keys_are_short = || {
         let rules = node["x-kubernetes-validations"].as_array().into_iter().flatten();
@@ -295,7 +295,8 @@ fn has_maximum(node: &Value, is_map: bool) -> bool {
     }
 }
 
-/// Each text takes some 32 bytes of memory, however short it is, and an object of 1.5 MiB has room for half a million.
+/// Each string takes some 32 bytes of memory, however short it is, and an object of 1.5 MiB has room for half a
+/// million.
 #[test]
 fn every_spec_list_map_and_string_has_a_maximum() {
     let mut without = BTreeSet::new();
@@ -320,7 +321,7 @@ fn every_spec_list_map_and_string_has_a_maximum() {
     assert_eq!(without, known, "what has a maximum needs no reason");
 }
 
-/// A rule whose path leads nowhere would be lost in silence.
+/// A rule whose path does not exist would be ignored silently.
 #[test]
 fn every_rule_path_exists() {
     for kind in [

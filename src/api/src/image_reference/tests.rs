@@ -150,8 +150,8 @@ prop_compose! {
     }
 }
 
-/// A name of Docker Hub whose first part looks like a registry's host keeps its own host: without it, another registry
-/// would be asked.
+/// A name of Docker Hub whose first part looks like a registry's host keeps its own host: without it, a different
+/// registry would be used.
 #[test]
 fn familiar_name_refers_to_the_same_image() {
     for name in [
@@ -169,7 +169,7 @@ fn familiar_name_refers_to_the_same_image() {
 }
 
 proptest! {
-    /// What a NodeImage stores is enough to pull the same image again.
+    /// A NodeImage stores enough to pull the same image again.
     #[test]
     fn node_image_name_and_tag_round_trip(given in any_reference()) {
         let r = ImageReference::parse(&given).unwrap();
@@ -178,14 +178,14 @@ proptest! {
         prop_assert!(r.is_same_image(&back.to_string()));
     }
 
-    /// The runtime's form reads back as itself.
+    /// The runtime's form parses to the same reference.
     #[test]
     fn display_is_a_fixed_point(given in any_reference()) {
         let full = ImageReference::parse(&given).unwrap().to_string();
         prop_assert_eq!(ImageReference::parse(&full).unwrap().to_string(), full);
     }
 
-    /// Nothing that anyone types makes it fall over, and what it accepts it also accepts in its own form.
+    /// No input causes a panic, and every accepted reference is also accepted in its own form.
     #[test]
     fn parse_never_panics(given in "\\PC{0,80}") {
         if let Ok(r) = ImageReference::parse(&given) {

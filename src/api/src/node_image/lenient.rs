@@ -1,15 +1,16 @@
 //! NodeImages are read part by part: a part that cannot be read hides no other.
 //!
-//! All tenants of a node share its NodeImage, and the API server keeps what the schema lets pass: a time in the year 9999,
-//! which our type does not hold, or a number that an older schema did not bound. Both programs read by these rules:
+//! All tenants of a node share its NodeImage, and the API server stores everything that the schema allows: a time in
+//! the year 9999, which our type cannot hold, or a number that an older schema did not limit. Both programs use these
+//! rules:
 //!
-//! * A time that cannot be read is none. For `createdAt` that is the safe side: every wait of the manager counts from it,
-//!   and one that counts from the end of time has none. A tag without it is removed, as OpenKruise removes it, and whoever
-//!   needs the image asks anew; the daemon, which does not need the time, pulls meanwhile.
-//! * An outcome without a readable `completionTime` is an outcome: no node waits for it.
-//! * A tag of which anything else cannot be read keeps its name, version, owners and whatever else can be, and has no
-//!   `createdAt`. The daemon does not pull it, for its limits are not known.
-//! * What has no name is left out: nobody can ask for it.
+//! * A time that cannot be read counts as absent. For `createdAt` that is the safe side: every wait of the manager
+//!   counts from it, and a wait from the end of time never ends. A tag without it is removed, as OpenKruise does, and a
+//!   user of the image requests it again; the daemon, which does not need the time, pulls meanwhile.
+//! * A final state without a readable `completionTime` is still final: no node waits for it.
+//! * A tag with another unreadable part keeps its name, version, owners and all readable parts, and has no `createdAt`.
+//!   The daemon does not pull it, because its limits are unknown.
+//! * A part without a name is left out: no request can refer to it.
 
 use std::collections::BTreeMap;
 
@@ -23,12 +24,12 @@ use super::{ImageSpec, ImageStatus, ImageTagSpec, ImageTagStatus, NodeImageSpec,
 /// The fields of an object, to be read one by one.
 struct LenientFields {
     fields: Map<String, Value>,
-    /// The first that could not be read, and why.
+    /// The first field that could not be read, and why.
     unreadable: Option<String>,
 }
 
 impl LenientFields {
-    /// The fields of what is there; none of what is absent, or no object.
+    /// The fields of an object; none if the value is absent or not an object.
     fn from_deserializer<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         // An absent field is read as an absent option.
         let fields = match Option::<Value>::deserialize(deserializer)? {
@@ -41,7 +42,7 @@ impl LenientFields {
         })
     }
 
-    /// A field; nothing where it is absent, null or cannot be read.
+    /// A field; `None` if it is absent, null or cannot be read.
     fn get<T: DeserializeOwned>(&mut self, name: &str) -> Option<T> {
         let value = self.fields.remove(name).filter(|value| !value.is_null())?;
         match serde_json::from_value(value) {
@@ -57,12 +58,12 @@ impl LenientFields {
         self.get(name).unwrap_or_default()
     }
 
-    /// A time; one that cannot be read is none.
+    /// A time; `None` if it cannot be read.
     fn time(&mut self, name: &str) -> Option<Time> {
         serde_json::from_value(self.fields.remove(name)?).ok()
     }
 
-    /// What can be read of a list.
+    /// The readable items of a list.
     fn list<T: DeserializeOwned>(&mut self, name: &str) -> Vec<T> {
         let items = self.get_or_default::<Vec<Value>>(name).into_iter();
         items
@@ -70,7 +71,7 @@ impl LenientFields {
             .collect()
     }
 
-    /// What can be read of a map.
+    /// The readable entries of a map.
     fn map<T: DeserializeOwned>(&mut self, name: &str) -> BTreeMap<String, T> {
         let entries = self.get_or_default::<Map<String, Value>>(name).into_iter();
         let read = |(key, value)| Some((key, serde_json::from_value(value).ok()?));
@@ -159,7 +160,7 @@ impl<'de> Deserialize<'de> for ImageTagStatus {
             .get("phase")
             .ok_or_else(|| D::Error::missing_field("phase"))?;
         let version = fields.get_or_default("version");
-        // Without its version it may be the answer to another request.
+        // Without its version it may be the result of a different request.
         if let Some(why) = fields.unreadable {
             return Err(D::Error::custom(why));
         }
@@ -185,7 +186,7 @@ mod tests {
     use super::super::{ImagePullPhase, NodeImage};
     use super::*;
 
-    /// Times that the API server takes, and those that it did not look at.
+    /// Times that the API server accepts, and those that it did not check.
     const TIMES: [&str; 4] = [
         r#""9999-12-31T23:59:59Z""#,
         r#""2026-01-01T00:00:00+99:99""#,

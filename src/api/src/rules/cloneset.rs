@@ -1,5 +1,5 @@
-//! Rules of CloneSet, and the values of what is absent. The versions differ in where the limits of an update
-//! stand, so each has rules of its own too.
+//! Rules and defaults of CloneSet. The versions have the limits of an update in different places, so each also has its
+//! own rules.
 
 use serde_json::{Value, json};
 
@@ -10,17 +10,17 @@ use crate::cloneset::NO_UPDATE_BUDGET;
 use crate::json::set;
 use crate::schemas::{MAX_KEY_CHARS, MAX_LABEL_CHARS};
 
-/// Pods stay, so none is made beyond `replicas`.
+/// Pods are kept, so none is created beyond `replicas`.
 const NO_SURGE: &str = "InPlaceOnly keeps every Pod, so there is nothing to surge with; set maxSurge to 0";
 
-/// `rule`, which an object that is stored with the mistake need not meet: it must be possible to scale it.
+/// `rule`, except for objects that were stored with the same error: scaling them must remain possible.
 fn unless_stored(rule: &str) -> String {
     let before = rule.replace("self.", "oldSelf.value().");
     format!("{rule} || (oldSelf.hasValue() && !{before})")
 }
 
-/// One of these limits must let an update do something, unless there are no Pods, or both were zero before: the API server
-/// holds this against the scale subresource too, and nobody who scales from 0 there can mend the limits.
+/// One of these limits must allow an update to make progress, unless there are no Pods, or both were zero before: the
+/// API server also applies this to the scale subresource, where a user who scales from 0 cannot change the limits.
 fn update_budget(max_unavailable: &str, max_surge: &str) -> Value {
     let limits = format!(
         "[self.?{max_unavailable}.orValue(1), self.?{max_surge}.orValue(0)].exists(limit, limit != 0 && limit != '0%')"
@@ -29,7 +29,7 @@ fn update_budget(max_unavailable: &str, max_surge: &str) -> Value {
     cel_unless_stored(&rule, NO_UPDATE_BUDGET, INVALID)
 }
 
-/// A number of Pods, or a percentage without fractions, which OpenKruise would take for 0.
+/// A number of Pods, or a percentage without fractions, which OpenKruise would read as 0.
 fn whole_percentage() -> Value {
     cel_with_expression(
         "type(self) == int ? self >= 0 && self <= 2147483647 : self.matches('^[0-9]{1,9}%$')",
@@ -85,8 +85,8 @@ fn exclusive_priorities() -> Value {
     )
 }
 
-/// Each term is held against each Pod, whenever these are put in order. And the API server accepts a rule for the
-/// terms of a list only where their number has a bound.
+/// Each term is matched with each Pod, whenever these are sorted. And the API server accepts a rule for the terms of a
+/// list only if their number is limited.
 fn few_terms() -> Value {
     json!({ "maxItems": 256 })
 }
@@ -107,7 +107,7 @@ fn operators() -> Value {
     json!({ "enum": ["In", "NotIn", "Exists", "DoesNotExist"] })
 }
 
-/// The API server would refuse the Pods that are to have them.
+/// The API server would refuse Pods with any other finalizer.
 fn finalizer() -> Value {
     let mut keywords = cel_with_expression(
         "self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",
@@ -118,7 +118,7 @@ fn finalizer() -> Value {
     keywords
 }
 
-/// The API server accepts a rule for the items of a list only where their number has a bound.
+/// The API server accepts a rule for the items of a list only if their number is limited.
 fn few_finalizers() -> Value {
     json!({ "maxItems": 64 })
 }
@@ -300,7 +300,7 @@ pub(crate) const V1ALPHA1: &[SchemaRule] = &[
     },
 ];
 
-/// Rules of the limits of an update, wherever these stand.
+/// Rules of the limits of an update, at the path of each version.
 pub(crate) const UPDATE_LIMITS: &[SchemaRule] = &[
     SchemaRule {
         path: "partition",

@@ -1,5 +1,4 @@
-//! CloneSet in v1alpha1: the fields of a rolling update stand beside its type, which also says how Pods are
-//! updated.
+//! CloneSet in v1alpha1: the fields of a rolling update are next to its type, which also sets how Pods are updated.
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use schemars::{JsonSchema, Schema};
@@ -59,7 +58,7 @@ pub struct CloneSetUpdateStrategy {
     pub rolling_update: beta::RollingUpdateCloneSetStrategy,
 }
 
-/// Makes the schema that of v1alpha1, where `type` is the policy and annotations have the last word.
+/// Adapts the schema to v1alpha1, where `type` is the policy and annotations take precedence.
 fn as_in_v1alpha1(schema: &mut Schema) {
     let Some(Value::Object(properties)) = schema.get_mut("properties") else {
         return;

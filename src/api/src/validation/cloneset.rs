@@ -1,4 +1,4 @@
-//! What can be wrong with a CloneSet that neither its schema nor the API server finds.
+//! Errors of a CloneSet that neither its schema nor the API server finds.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::{Value, json};
@@ -9,9 +9,8 @@ use crate::keys;
 use crate::lifecycle::{Lifecycle, LifecycleHook};
 use crate::selector::matches;
 
-/// What is wrong with a CloneSet's spec, beyond what the API server checks: each with field, value and what to
-/// do. A CloneSet that has any must not be acted upon; Pods that its selector does not match would be made
-/// without end.
+/// The errors of a CloneSet's spec, beyond those that the API server finds: each with field, value and what to do. A
+/// CloneSet that has any must not be reconciled: Pods that its selector does not match would be created without end.
 pub fn validate(spec: &Value) -> Vec<String> {
     let mut errors = FieldErrors::default();
     selector::check(&spec["selector"], "spec.selector", &mut errors);
@@ -35,7 +34,7 @@ fn check_labels(spec: &Value, errors: &mut FieldErrors) {
     }
 }
 
-/// Hooks that no Pod can have. Where they are stored they hold nothing, so these stop no CloneSet.
+/// Errors in hooks that no Pod can have. Stored ones block nothing, so they do not stop a CloneSet.
 pub fn validate_hooks(lifecycle: &Value) -> Vec<String> {
     let mut errors = FieldErrors::default();
     for (name, hook) in lifecycle.as_object().into_iter().flatten() {
@@ -73,7 +72,7 @@ fn check_finalizer(finalizer: &Value, field: &str, errors: &mut FieldErrors) {
     }
 }
 
-/// The hooks without the items that no Pod can have.
+/// The hooks without the labels and finalizers that no Pod can have.
 pub fn without_invalid_hooks(lifecycle: &Lifecycle) -> Lifecycle {
     let is_valid = |check: &dyn Fn(&mut FieldErrors)| {
         let mut errors = FieldErrors::default();
@@ -104,8 +103,8 @@ fn check_priorities(rolling: &Value, errors: &mut FieldErrors) {
     }
 }
 
-/// Limits that let no update do anything. The schema lets them pass where they were zero before, for the scale
-/// subresource, which does not come here.
+/// Limits that allow no update at all. The schema accepts them if they were zero before, for the scale subresource,
+/// which is not validated here.
 pub fn validate_update_budget(spec: &Value) -> Vec<String> {
     let rolling = &spec["updateStrategy"]["rollingUpdate"];
     let zero = |limit: &Value| *limit == 0 || *limit == "0%";
@@ -120,7 +119,7 @@ pub fn validate_update_budget(spec: &Value) -> Vec<String> {
     errors.into_messages()
 }
 
-/// Launch priorities that are no numbers. Where they are stored they count as none, so these stop no CloneSet.
+/// Launch priorities that are not numbers. Stored ones count as absent, so they do not stop a CloneSet.
 pub fn validate_launch_priorities(template: &Value) -> Vec<String> {
     let mut errors = FieldErrors::default();
     let containers = template["spec"]["containers"].as_array();

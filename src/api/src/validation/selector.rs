@@ -1,4 +1,4 @@
-//! Label selectors: what the API server checks in its own kinds and leaves unchecked in ours.
+//! Label selectors: checks that the API server does for its own kinds, but not for ours.
 
 use serde_json::{Value, json};
 
@@ -93,7 +93,7 @@ fn is_label_text(text: &str) -> bool {
     is_word(text, 63, |c| c.is_ascii_alphanumeric(), "-_.")
 }
 
-/// `ends` at both ends, `ends` or one of `between` elsewhere, 1 to `longest` characters.
+/// `at_ends` at both ends, `at_ends` or one of `between` elsewhere, 1 to `max` characters.
 fn is_word(text: &str, max: usize, at_ends: fn(char) -> bool, between: &str) -> bool {
     (1..=max).contains(&text.len())
         && text.chars().all(|c| at_ends(c) || between.contains(c))

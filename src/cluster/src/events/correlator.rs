@@ -1,7 +1,7 @@
-//! Which events are written: the first of a kind as they are, further ones together, and never many in a while.
+//! Which events are written: the first ones of a reason unchanged, further ones combined, and always at a limited rate.
 //!
-//! As client-go's recorder does it, with one difference: a kind of event that keeps coming does not use up what an
-//! object may say of other things.
+//! As client-go's recorder does it, with one difference: a reason that keeps coming does not use up the object's budget
+//! for other reasons.
 
 use std::borrow::Borrow;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -10,36 +10,37 @@ use std::time::{Duration, Instant};
 
 use super::{EventKey, EventType};
 
-/// So many texts with one reason are told of an object within [`WINDOW`]; what follows is one event with the latest.
+/// Number of different notes of one reason that an object gets within [`SIMILAR_WINDOW`]; later ones are one event with
+/// the latest note.
 const MAX_SIMILAR: usize = 10;
-/// How long texts with one reason are counted together.
+/// How long notes of one reason are counted together.
 const SIMILAR_WINDOW: Duration = Duration::from_secs(600);
-/// One more event may be written each time that this has passed.
+/// One more event may be written after each such interval.
 const REFILL_INTERVAL: Duration = Duration::from_secs(60);
-/// So many events with one reason may be written of an object at a time.
+/// Number of events of one reason that may be written for an object in a burst.
 const BURST_PER_REASON: u32 = 10;
-/// So many events may be written of an object at a time; of failures and of others each.
+/// Number of events that may be written for an object in a burst; failures and others are counted separately.
 const BURST_PER_OBJECT: u32 = 25;
-/// How many reasons of objects, and objects, are remembered.
+/// How many (object, reason) pairs, and how many objects, are remembered.
 const MAX_REMEMBERED: usize = 4096;
 
-/// How an event is to be told.
+/// How to write an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Correlation {
-    /// Whether it goes together with others like it.
+    /// Whether it is combined with similar ones.
     pub combined: bool,
     /// Whether it may be written now.
     pub write_now: bool,
 }
 
-/// What was told lately.
+/// State of recent events.
 pub(super) struct EventCorrelator {
     reasons: FifoCache<u64, ReasonState>,
     objects: FifoCache<u64, TokenBucket>,
     hasher: RandomState,
 }
 
-/// A reason of an object.
+/// State of one reason of an object.
 #[derive(Default)]
 struct ReasonState {
     bucket: TokenBucket,
@@ -47,7 +48,7 @@ struct ReasonState {
     notes: HashSet<u64>,
 }
 
-/// How much may be said: `due` is when it will be as much as ever again.
+/// A token bucket, stored as the time at which it will be full again.
 #[derive(Default)]
 struct TokenBucket {
     full_at: Option<Instant>,
@@ -78,7 +79,7 @@ impl Default for EventCorrelator {
 }
 
 impl EventCorrelator {
-    /// Takes note of an event, and says how it is to be told.
+    /// Records an event, and decides how to write it.
     pub fn correlate(&mut self, event: &EventKey, now: Instant) -> Correlation {
         let EventKey {
             component,
@@ -117,7 +118,7 @@ impl EventCorrelator {
     }
 }
 
-/// What came up lately, by key; of more than so many, the first are forgotten.
+/// Recent entries by key; beyond the capacity the oldest are dropped.
 pub(super) struct FifoCache<K, V> {
     entries: HashMap<K, V>,
     order: VecDeque<K>,
@@ -125,7 +126,7 @@ pub(super) struct FifoCache<K, V> {
 }
 
 impl<K: Clone + Eq + Hash, V> FifoCache<K, V> {
-    /// Remembers `most` at most.
+    /// Keeps at most `capacity` entries.
     pub fn new(capacity: usize) -> Self {
         Self {
             entries: HashMap::new(),
@@ -179,7 +180,7 @@ mod tests {
         }
     }
 
-    /// A rollout one by one: an event each half second, each with another name in it.
+    /// A rollout of one Pod after another: an event every half second, each with a different name in it.
     #[test]
     fn similar_events_are_combined_after_the_first_ten() {
         let (mut correlator, start) = (EventCorrelator::default(), Instant::now());
@@ -244,7 +245,7 @@ mod tests {
     }
 
     proptest! {
-        /// However many there are of whatever kind, an object has few of them written in ten minutes.
+        /// However many events of whatever reason there are, few of them are written for an object in ten minutes.
         #[test]
         fn an_object_never_has_many_events(
             all in prop::collection::vec((0_u64..600_000, 0_u8..30, any::<bool>(), any::<u16>()), 0..3000),

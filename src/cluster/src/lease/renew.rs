@@ -1,4 +1,4 @@
-//! Keeps a Lease that is ours: renewed, and released at the end.
+//! Renews a held Lease, and releases it at the end.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use super::{Election, HeldLease, LeaseLost, holder};
 use crate::{Error, instant_after, write};
 use kruise_ops::progress::ProgressStep;
 
-/// How long one request to release the Lease may take: a process that ends has two seconds in all.
+/// Timeout of one request to release the Lease: at shutdown the process has two seconds in total.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why one renewal did not succeed.
+/// Why one renewal failed.
 enum RenewError {
-    /// The Lease is another's.
+    /// The Lease has a different holder.
     Lost(LeaseLost),
-    /// It may succeed yet.
+    /// A retry may succeed.
     Retryable(Error),
 }
 
@@ -28,11 +28,11 @@ impl From<Error> for RenewError {
 }
 
 impl Election {
-    /// Keeps the Lease until shutdown, when it is released so that another one can take it at once. What it is
-    /// doing is marked in `step`.
+    /// Renews the Lease until shutdown, and then releases it so that another replica can acquire it at once. The
+    /// current activity is marked in `step`.
     ///
     /// # Errors
-    /// When it is lost; whatever was done under it must stop at once.
+    /// When it is lost; all work under it must stop at once.
     pub async fn renew_until_shutdown(
         &self,
         mut held: HeldLease,
@@ -59,7 +59,7 @@ impl Election {
         result
     }
 
-    /// Tries until it succeeds, or until the deadline has passed since the last successful renewal began.
+    /// Retries until it succeeds, or until the deadline has passed since the last successful renewal began.
     async fn renew(&self, held: &HeldLease) -> Result<HeldLease, LeaseLost> {
         let after = self.timing.renew_deadline();
         let mut last = "the API server did not answer".to_owned();
@@ -84,8 +84,8 @@ impl Election {
         Err(LeaseLost::NotRenewed { name, after, last })
     }
 
-    /// Renews the Lease as it was; where it has changed, as it is, if it is still ours: an earlier renewal may have come
-    /// through without an answer.
+    /// Renews the Lease as it was; if it has changed and is still ours, as it is now: an earlier renewal may have
+    /// succeeded without an answer.
     async fn try_renew(&self, lease: &Lease) -> Result<HeldLease, RenewError> {
         match self.write_renewal(lease).await {
             Err(error) if error.conflict() || error.not_found() => {}
@@ -123,7 +123,7 @@ impl Election {
         })
     }
 
-    /// Releases the Lease; once more where a renewal that was under way came between.
+    /// Releases the Lease; retries once if a renewal in flight came between.
     async fn release(&self, mut lease: Lease) {
         for _ in 0..2 {
             let mut released = self.renewed_lease(&lease);

@@ -1,4 +1,4 @@
-//! Says why a candidate does not lead.
+//! Reports why a candidate does not lead.
 
 use super::ObservedLease;
 use crate::Error;
@@ -8,7 +8,7 @@ use crate::Error;
 pub enum Standby<'a> {
     /// This other candidate holds the Lease.
     Behind(&'a str),
-    /// The last try to take it failed.
+    /// The last attempt to acquire it failed.
     Failed(&'a str),
 }
 
@@ -32,7 +32,7 @@ impl<'a, F: FnMut(Standby<'_>)> StandbyReporter<'a, F> {
         }
     }
 
-    /// What the API server has of the Lease.
+    /// Takes the observed state of the Lease.
     pub fn on_lease(&mut self, observed: Option<&ObservedLease>) {
         let holder = observed.and_then(|observed| super::holder(&observed.lease));
         let Some(leader) = holder.filter(|holder| *holder != self.identity) else {
@@ -48,7 +48,7 @@ impl<'a, F: FnMut(Standby<'_>)> StandbyReporter<'a, F> {
         (self.notify)(Standby::Behind(leader));
     }
 
-    /// The Lease seemed free and could not be taken.
+    /// The Lease seemed free and could not be acquired.
     pub fn on_error(&mut self, error: &Error) {
         let (lease, error) = (self.lease, error.to_string());
         if self.failure.as_ref() == Some(&error) {

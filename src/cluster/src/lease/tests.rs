@@ -1,4 +1,4 @@
-//! A standby, on an API server of its own, in played time.
+//! A standby replica and its own fake API server, in paused time.
 #![allow(clippy::unwrap_used)]
 
 use std::convert::Infallible;
@@ -46,7 +46,7 @@ fn candidate(client: kube::Client) -> Election {
     }
 }
 
-/// One that asks nothing.
+/// A candidate that sends no requests.
 fn idle_candidate() -> Election {
     let unused = |_: Request<Body>| std::future::pending::<Result<Response<Body>, Infallible>>();
     candidate(kube::Client::new(service_fn(unused), "default"))
@@ -64,10 +64,14 @@ async fn lease_expiry_uses_the_local_clock_only() {
     };
     let second = Duration::from_secs(1);
     assert_eq!(available_at("other", 7), start + 7 * second);
-    assert_eq!(available_at("other", -1), start + 15 * second, "as long as ours");
+    assert_eq!(
+        available_at("other", -1),
+        start + 15 * second,
+        "the duration is ours"
+    );
     assert!(available_at("other", i32::MAX) > start + 1_000_000 * second);
-    assert_eq!(available_at("me", 7), start, "its own holder need not wait");
-    assert_eq!(available_at("", 7), start, "nobody holds it");
+    assert_eq!(available_at("me", 7), start, "the holder itself need not wait");
+    assert_eq!(available_at("", 7), start, "it has no holder");
 }
 
 #[test]
@@ -83,13 +87,13 @@ fn renewal_restarts_expiry_and_a_reread_does_not() {
     assert!(renewed.observed_at > start);
 }
 
-/// What the API server has, and whether watches tell of it.
+/// The stored Lease, and whether watches report its changes.
 #[derive(Clone)]
 struct FakeApiServer {
     lease: Arc<Mutex<Lease>>,
     changed: watch::Sender<()>,
     watches: bool,
-    /// So many writes are answered with 500.
+    /// Number of writes that are answered with 500.
     failing_writes: Arc<Mutex<u32>>,
 }
 
@@ -131,7 +135,7 @@ impl FakeApiServer {
                 (self.clone(), self.changed.subscribe()),
                 async |(server, mut changed)| {
                     changed.changed().await.ok()?;
-                    // As the API server writes it: the type first.
+                    // In the API server's format: the type first.
                     let event = format!("{{\"type\":\"MODIFIED\",\"object\":{}}}\n", json!(server.now()));
                     let line = Frame::data(Bytes::from(event));
                     Some((Ok(line), (server, changed)))
@@ -166,8 +170,8 @@ impl FakeApiServer {
     }
 }
 
-/// Waits for a Lease whose holder renews it each 2 s and ends after `renewals`, having `released` it or not; how long
-/// after the last renewal it is ours.
+/// Waits for a Lease whose holder renews it every 2 s and stops after `renewals`, with or without a release; returns
+/// the time from the last renewal to our acquisition.
 async fn time_to_acquire(server: &FakeApiServer, renewals: u32, released: bool) -> Duration {
     let election = candidate(server.client());
     let acquired = tokio::spawn(async move { election.acquire(|_| ()).await });
@@ -200,7 +204,7 @@ async fn unrenewed_lease_is_acquired_after_its_duration() {
         let waited = time_to_acquire(&FakeApiServer::new(watches), 20, false)
             .await
             .as_secs();
-        // Without a watch it is looked at when it seems over, and its time counts from there.
+        // Without a watch the Lease is read when it seems expired, and its duration counts from there.
         let most = if watches { 15 } else { 30 };
         assert!((15..=most).contains(&waited), "{watches}: {waited} s");
     }
@@ -220,7 +224,7 @@ async fn failed_acquire_is_reported_once() {
     let tried = tokio::time::timeout(Duration::from_secs(20), election.acquire(on_standby));
     assert!(tried.await.is_err());
     let reports = reports.into_inner().unwrap();
-    assert_eq!(reports.len(), 1, "once for one reason: {reports:?}");
+    assert_eq!(reports.len(), 1, "one report per reason: {reports:?}");
     assert!(
         reports[0].contains("Failed") && reports[0].contains("no quota"),
         "{reports:?}"

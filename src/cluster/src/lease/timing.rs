@@ -1,8 +1,8 @@
-//! How long a Lease lasts and how it is kept.
+//! Duration of a Lease, and the timing of its renewal.
 
 use std::time::Duration;
 
-/// How long a Lease lasts and how it is kept: client-go's flags, defaults and rules.
+/// Duration of a Lease, and the timing of its renewal: client-go's flags, defaults and rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTiming {
     lease_duration: Duration,
@@ -10,7 +10,7 @@ pub struct LeaseTiming {
     retry_period: Duration,
 }
 
-/// Durations that do not keep a Lease.
+/// Durations that cannot keep a Lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidLeaseTiming {
     /// The holder would still work while another one takes over.
@@ -19,19 +19,19 @@ pub enum InvalidLeaseTiming {
          in whole seconds up to a day: {0:?} and {1:?}"
     )]
     LeaseDuration(Duration, Duration),
-    /// There would be one try, or none.
+    /// There would be at most one attempt.
     #[error(
         "--leader-election-renew-deadline must be more than 1.2 times --leader-election-retry-period: {0:?} and {1:?}"
     )]
     RenewDeadline(Duration, Duration),
-    /// It would never pause.
+    /// There would be no pause between attempts.
     #[error("--leader-election-retry-period must be at least 100ms: {0:?}")]
     RetryPeriod(Duration),
 }
 
 /// Longest duration of a Lease.
 const MAX_LEASE_DURATION: Duration = Duration::from_secs(24 * 3600);
-/// Shortest pause between two tries.
+/// Shortest pause between two attempts.
 const MIN_RETRY_PERIOD: Duration = Duration::from_millis(100);
 
 impl Default for LeaseTiming {
@@ -45,8 +45,8 @@ impl Default for LeaseTiming {
 }
 
 impl LeaseTiming {
-    /// A Lease that others may take after `lease_duration` (whole seconds; what is below is cut off) without a renewal,
-    /// whose holder stops after `renew_deadline` without one, and tries every `retry_period`.
+    /// A Lease that others may acquire after `lease_duration` (whole seconds, rounded down) without a renewal, whose
+    /// holder stops after `renew_deadline` without one, and tries every `retry_period`.
     ///
     /// # Errors
     /// When the holder would not stop before others may take over, or could not renew in time.
@@ -55,7 +55,7 @@ impl LeaseTiming {
         renew_deadline: Duration,
         retry_period: Duration,
     ) -> Result<Self, InvalidLeaseTiming> {
-        // The field of the Lease has no finer unit.
+        // The Lease's field is in whole seconds.
         let whole_seconds = Duration::from_secs(lease_duration.as_secs());
         if whole_seconds < renew_deadline.saturating_add(Duration::from_secs(1))
             || whole_seconds > MAX_LEASE_DURATION
@@ -81,19 +81,19 @@ impl LeaseTiming {
         self.lease_duration
     }
 
-    /// How long the holder goes on without a successful renewal.
+    /// How long the holder continues without a successful renewal.
     #[must_use]
     pub fn renew_deadline(&self) -> Duration {
         self.renew_deadline
     }
 
-    /// How often the holder renews, and the pause after a failed try.
+    /// How often the holder renews, and the pause after a failed attempt.
     #[must_use]
     pub fn retry_period(&self) -> Duration {
         self.retry_period
     }
 
-    /// How long one request may take: as in client-go's programs, so that there is a second try.
+    /// Timeout of one request: as in client-go's programs, so that there is a second attempt.
     pub(super) fn request_timeout(&self) -> Duration {
         self.renew_deadline / 2
     }
@@ -111,7 +111,7 @@ mod tests {
             LeaseTiming::new(second(lease), second(deadline), second(retry))
         };
         assert_eq!(timing(15.0, 10.0, 2.0), Ok(LeaseTiming::default()));
-        // Those that managed clusters use.
+        // The values of managed clusters.
         timing(137.0, 107.0, 26.0).unwrap();
         assert_eq!(
             timing(60.9, 40.0, 5.0).unwrap().lease_duration(),

@@ -1,5 +1,5 @@
-//! Items of the API server's answer are those asked for that have the same name: it drops some, such as volumes whose feature
-//! gate is off, and webhooks for PodTemplates insert others.
+//! Matches items of the API server's response with the submitted items of the same name: it drops some, such as volumes
+//! whose feature gate is off, and webhooks for PodTemplates insert others.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -24,12 +24,12 @@ impl ByName {
         }
     }
 
-    /// The first item left that has the name of this one.
+    /// Takes the first remaining item with the same name.
     pub(super) fn take_matching(&mut self, like: &Value) -> Option<Value> {
         self.0.get_mut(name(like))?.pop_front()
     }
 
-    /// What is left.
+    /// The remaining items.
     pub(super) fn into_items(self) -> Vec<Value> {
         self.0.into_values().flatten().collect()
     }
@@ -39,7 +39,7 @@ fn name(item: &Value) -> &str {
     item["name"].as_str().unwrap_or_default()
 }
 
-/// Gives the answer's lists the items that were asked for, in their order; those that it lacks as they were asked for.
+/// Restores the submitted items of the response's lists, in their order; those that it lacks as they were submitted.
 pub(super) fn restore_lists(submitted: &Value, answer: &mut Value, dropped: &mut Vec<String>) {
     const POD: &str = "spec.template.spec";
     let Some(answer) = answer.get_mut("spec") else {
@@ -65,8 +65,8 @@ pub(super) fn restore_lists(submitted: &Value, answer: &mut Value, dropped: &mut
 /// Sources of projected volumes that a feature gate of the API server switches off.
 const GATED_SOURCES: [&str; 2] = ["clusterTrustBundle", "podCertificate"];
 
-/// Gives projected volumes the sources that were asked for. The API server leaves an empty one where the feature gate of
-/// its kind is off.
+/// Restores the submitted sources of projected volumes. The API server leaves an empty one if the feature gate of its
+/// kind is off.
 fn restore_projected_sources(submitted: &Value, answer: &mut Value, path: &str, dropped: &mut Vec<String>) {
     const SOURCES: &str = "/projected/sources";
     let volumes = submitted.as_array().into_iter().flatten();

@@ -1,11 +1,11 @@
-//! Which of the API server's answer is stored: what OpenKruise, which fills defaults into the v1 types itself, would
-//! have stored.
+//! Which part of the API server's response is stored: what OpenKruise, which fills defaults into the v1 types itself,
+//! would have stored.
 
 use serde_json::{Value, json};
 
 use super::Defaulting;
 
-/// What the API server fills into volumes and OpenKruise does not.
+/// Defaults of volumes that the API server sets and OpenKruise does not.
 const VOLUME_DEFAULTS: [(&str, &[&str]); 6] = [
     ("/ephemeral/volumeClaimTemplate/spec", &["volumeMode"]),
     ("/iscsi", &["iscsiInterface"]),
@@ -15,7 +15,7 @@ const VOLUME_DEFAULTS: [(&str, &[&str]); 6] = [
     ("/image", &["pullPolicy"]),
 ];
 
-/// Fills in what OpenKruise fills in and the API server does not, or not so.
+/// Sets the defaults that OpenKruise sets and the API server does not, or sets differently.
 pub fn fill_defaults(template: &mut Value, defaults: Defaulting) {
     if defaults.disabled {
         return;
@@ -34,7 +34,7 @@ pub fn fill_defaults(template: &mut Value, defaults: Defaulting) {
     }
 }
 
-/// Writes quantities that are numbers as texts, as Go's types do.
+/// Writes numeric quantities as strings, as Go's types do.
 pub(super) fn quantities_to_strings(value: &mut Value) {
     let as_text = |value: &mut Value| {
         if let Value::Number(number) = value {
@@ -58,7 +58,7 @@ pub(super) fn quantities_to_strings(value: &mut Value) {
     }
 }
 
-/// Leaves of the API server's answer what OpenKruise would have stored.
+/// Removes from the API server's response what OpenKruise would not have stored.
 pub fn remove_extra_defaults(submitted: &Value, answer: &mut Value, defaults: Defaulting) {
     for name in ["serviceAccount", "serviceAccountName"] {
         restore_submitted(submitted, answer, "/spec", name);
@@ -94,7 +94,7 @@ pub(super) fn remove_extra_claim_defaults(submitted: &Value, answer: &mut Value,
     }
 }
 
-/// Makes a field what it was when it was asked for.
+/// Restores the submitted value of a field.
 fn restore_submitted(submitted: &Value, answer: &mut Value, pointer: &str, field: &str) {
     let Some(answer) = answer.pointer_mut(pointer).and_then(Value::as_object_mut) else {
         return;
@@ -109,7 +109,7 @@ fn restore_submitted(submitted: &Value, answer: &mut Value, pointer: &str, field
     };
 }
 
-/// Removes what was not asked for, but for what Go writes of its types in any case.
+/// Removes what was not submitted, except what Go always writes for its types.
 fn retain_submitted(submitted: &Value, answer: &mut Value) {
     match (submitted, answer) {
         (Value::Object(submitted), Value::Object(answer)) => {
@@ -135,7 +135,7 @@ fn retain_submitted(submitted: &Value, answer: &mut Value) {
     }
 }
 
-/// What Go takes for nothing, where it has no pointer.
+/// Go's zero value of a field that is not a pointer.
 fn is_zero_value(value: &Value) -> bool {
     value.is_null() || *value == json!(0) || *value == json!("")
 }

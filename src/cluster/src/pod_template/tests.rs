@@ -1,4 +1,4 @@
-//! What is asked and how the answer is read; a real API server's answers are in the cluster tests.
+//! Requests, and how responses are read; a real API server's responses are in the cluster tests.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use super::*;
@@ -96,7 +96,7 @@ fn a_template_without_volumes_gets_none() {
     assert_eq!(templates, submitted);
 }
 
-/// A template with an image volume, and the API server's answer where it knows those.
+/// A template with an image volume, and the response of an API server that supports them.
 fn image_volume() -> (Templates, Vec<VolumeOrigin>, Value) {
     let submitted = Templates {
         template: json!({ "spec": {
@@ -127,7 +127,7 @@ fn image_volume() -> (Templates, Vec<VolumeOrigin>, Value) {
     (submitted, origins, answer)
 }
 
-/// What is stored of the answer, and the items that it lacks.
+/// The templates stored from the response, and the items that it lacks.
 fn stored_templates(answer: Value, defaults: Defaulting) -> (Templates, Vec<String>) {
     let (submitted, origins, _) = image_volume();
     let DryRunResult::Valid {
@@ -180,7 +180,7 @@ fn answer_items_are_matched_by_name() {
             ]
         );
 
-        // Somebody's webhook inserts its own.
+        // A webhook inserts its own.
         let mut more = answer.clone();
         let insert = |of: &mut Value, one: Value| of.as_array_mut().unwrap().insert(0, one);
         let spec = &mut more["template"]["spec"];
@@ -216,7 +216,7 @@ fn answer_items_are_matched_by_name() {
             .remove("volumeMounts");
         let (stored, dropped) = stored_templates(none, defaults);
         assert_eq!(stored.claims, submitted.claims);
-        // The volume that the claim replaces was not asked about.
+        // The volume that the claim replaces was not sent.
         assert_eq!(
             stored.template["spec"]["volumes"],
             submitted.template["spec"]["volumes"]
@@ -233,7 +233,7 @@ fn answer_items_are_matched_by_name() {
     }
 }
 
-/// The API server empties a source of a kind whose feature gate is off.
+/// The API server empties a source whose feature gate is off.
 #[test]
 fn dropped_projected_sources_are_restored() {
     let volume = |sources: Value| json!({ "name": "v", "projected": { "sources": sources } });
@@ -261,7 +261,7 @@ fn dropped_projected_sources_are_restored() {
         assert_eq!(unknown, Vec::<String>::new());
         assert_eq!(dropped, ["spec.template.spec.volumes[1].projected.sources[1]"]);
     }
-    // One that no release knows is a mistake.
+    // A source that no release has is a mistake.
     let misspelled = Templates {
         template: spec(json!([source("tokenOfAccount")])),
         ..Templates::default()
@@ -279,7 +279,7 @@ fn dropped_projected_sources_are_restored() {
     assert_eq!((unknown, dropped), (vec![field.to_owned()], Vec::new()));
 }
 
-/// The API server refuses them; should it not, each stays.
+/// The API server refuses them; if it does not, each is kept.
 #[test]
 fn volumes_with_duplicate_names_stay_as_they_are() {
     let volume = |path: &str| json!({ "name": "v", "hostPath": { "path": path } });
@@ -326,7 +326,7 @@ fn error_fields_use_the_users_field_paths() {
     }
 }
 
-/// Where it has no image volumes, the API server counts the others only.
+/// If it has no image volumes, the API server counts only the others.
 #[test]
 fn image_volumes_come_last() {
     let (submitted, origins, _) = image_volume();
@@ -369,7 +369,7 @@ fn undecodable_claim_is_reported_as_a_claim() {
             assert_eq!(decode_error_message(&decoded, &submitted), expected);
         }
     }
-    // Of two that are no texts the API server names the volume that comes first, which is the template's own.
+    // If two are not strings the API server names the volume that comes first, which is the template's own.
     let decoded = message("template.spec.volumes.name");
     let claim = message("volumeClaimTemplates.metadata.name");
     for (name, expected) in [
@@ -385,7 +385,7 @@ fn undecodable_claim_is_reported_as_a_claim() {
     }
 }
 
-/// What Go writes for nothing of its types.
+/// What Go writes for zero values of its types.
 fn remove_go_zero_values(value: &mut Value) {
     match value {
         Value::Object(all) => {

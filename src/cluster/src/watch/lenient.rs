@@ -1,8 +1,8 @@
-//! Objects read one by one: one that cannot be read hides no other.
+//! Objects are read one by one: one that cannot be read hides no other.
 //!
-//! A client reads a list all or not at all, and the API server keeps what a schema lets pass: a number that no
-//! `int32` holds, or fields that it does not know, nested deeper than anybody follows. One such object would end the
-//! watch of its kind in the whole cluster.
+//! A client reads a list completely or not at all, and the API server stores everything that a schema allows: a number
+//! that does not fit into `int32`, or unknown fields, nested deeper than any parser follows. One such object would
+//! break the watch of its kind for the whole cluster.
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource;
@@ -15,9 +15,9 @@ use crate::{EventRecorder, EventType};
 use kruise_api::keys;
 use kruise_ops::panics::catch_panic_sync;
 
-/// What an object is read as: the type of its kind, or one that leaves parts of it unread.
+/// The type that an object is read as: that of its kind, or one that leaves parts of it unread.
 pub trait ObjectView {
-    /// The kind.
+    /// The kind of the object.
     type Kind: Resource<DynamicType = ()>;
 }
 
@@ -25,7 +25,7 @@ impl<K: Resource<DynamicType = ()>> ObjectView for K {
     type Kind = K;
 }
 
-/// An object, if it can be read as an `R`, and what names it in any case.
+/// An object, if it can be read as an `R`, and its identity in any case.
 #[derive(Clone, Debug)]
 pub(crate) struct Lenient<R> {
     identity: ObjectIdentity,
@@ -48,17 +48,17 @@ impl<R: ObjectView> Lenient<R> {
         }
     }
 
-    /// The object's length as text.
+    /// Length of the object's text, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The object's version, if it has one.
+    /// The object's resource version, if it has one.
     pub fn version(&self) -> Option<String> {
         self.identity.resource_version.clone()
     }
 
-    /// The object. One that cannot be read is left out, with a line in the log and a warning on it.
+    /// The object. One that cannot be read is left out, with a log line and a warning event on it.
     pub fn ok_or_report(self, events: Option<&EventRecorder>) -> Option<R> {
         let why = match self.object {
             Ok(object) => return Some(object),
@@ -71,13 +71,12 @@ impl<R: ObjectView> Lenient<R> {
         None
     }
 
-    /// What names it.
     pub fn identity(&self) -> ObjectIdentity {
         self.identity.clone()
     }
 }
 
-/// What names an object.
+/// Identifies an object that may be unreadable.
 #[derive(Clone, Debug)]
 pub(crate) struct ObjectIdentity {
     name: String,
@@ -87,7 +86,7 @@ pub(crate) struct ObjectIdentity {
 }
 
 impl ObjectIdentity {
-    /// Says why the object cannot be used, in the log and in a warning on it.
+    /// Reports why the object cannot be used, in the log and as a warning event on it.
     pub fn report_unreadable<R: ObjectView>(&self, events: Option<&EventRecorder>, why: &str) {
         let kind = R::Kind::kind(&());
         tracing::warn!(%kind, name = self.name, namespace = self.namespace, why, "object is unreadable");
@@ -130,7 +129,7 @@ struct Metadata<'a> {
 
 impl<'de, R: DeserializeOwned> Deserialize<'de> for Lenient<R> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        // To find the end of a value, and to pass one over, takes no stack, however deep it is.
+        // Finding the end of a value, and skipping one, uses no stack, however deep it is.
         let text = <&RawValue>::deserialize(deserializer)?.get();
         let MetadataOnly { metadata } = serde_json::from_str(text).map_err(D::Error::custom)?;
         let fields = metadata.managed_fields.map(RawValue::get);
@@ -138,7 +137,7 @@ impl<'de, R: DeserializeOwned> Deserialize<'de> for Lenient<R> {
             Some(text) => serde_json::from_str(&text),
             None => serde_json::from_str(text),
         };
-        // Of a panic, too, no other object may hear.
+        // A panic must not affect other objects either.
         let object = catch_panic_sync("watch", &metadata.name, read);
         let object = object.map_err(|panicked| panicked.to_string());
         let object = object.and_then(|object| object.map_err(|why| why.to_string()));
@@ -157,10 +156,10 @@ impl<'de, R: DeserializeOwned> Deserialize<'de> for Lenient<R> {
     }
 }
 
-/// The object without who manages which field, which is this part of its text. Whoever may write the object writes into
-/// that what no type of ours holds, a time in the year 9999 for example, and no mirror looks at it.
+/// The object's text without `managed_fields`, which is a part of it. Anyone who may write the object can put values
+/// into it that our types cannot hold, for example a time in the year 9999, and no store reads it.
 fn without_managed_fields(managed_fields: &str, text: &str) -> Option<String> {
-    // Where the part is in memory tells where it is in the text.
+    // The part's address gives its position in the text.
     let start = managed_fields.as_ptr().addr().checked_sub(text.as_ptr().addr())?;
     let before = text.get(..start)?;
     let after = text.get(start.checked_add(managed_fields.len())?..)?;
@@ -247,7 +246,7 @@ mod tests {
             if !is_readable(&object) && object.version().as_deref() == Some("7")));
     }
 
-    /// Who manages which field is written by whoever writes the object, with times that no type of ours holds.
+    /// Any writer of an object can set its managed fields, with times that our types cannot hold.
     #[test]
     fn managed_fields_of_any_shape_are_ignored() {
         fn reads<K: Resource<DynamicType = ()> + DeserializeOwned>(fields: &str) -> bool {

@@ -1,10 +1,10 @@
-//! The list and the watches that keep a mirror up to date.
+//! The list and the watches that keep a store up to date.
 //!
 //! In:  lists in pages, watch events and bookmarks.
-//! Out: the mirror, how the watch is (readiness, metrics), and one log line for each change of that.
+//! Out: the store, the watch's status (readiness, metrics), and one log line for each change of it.
 //!
-//! Own code rather than `kube::runtime::watcher`: that one has no deadline for a list or for the start of a watch, shows
-//! no bookmarks, and reports a new attempt as if it were progress.
+//! Own code rather than `kube::runtime::watcher`: that one has no deadline for a list or for the start of a watch,
+//! shows no bookmarks, and reports a new attempt as if it were progress.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -23,21 +23,21 @@ use kruise_api::backoff::Backoff;
 use kruise_ops::metrics::metrics;
 use kruise_ops::watches::WatchHandle;
 
-/// Objects per page of a list, where the caller says nothing else; as client-go.
+/// Objects per page of a list, unless the caller sets a different number; as client-go.
 const DEFAULT_PAGE_SIZE: u32 = 500;
-/// How long one page of a list, or the start of a watch, may take; the API server's own limit for requests.
+/// Timeout of one page of a list, or of the start of a watch; the API server's own limit for requests.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
-/// How long a watch may be silent: the API server sends a bookmark about every minute. One that has never seen an event
-/// of the kind sends none, hence to be silent is no failure.
+/// How long a watch may be silent: the API server sends a bookmark about every minute. One that has never had an event
+/// of the kind sends none, so silence is not a failure.
 const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 /// A watch that ends earlier than this, without an event, has failed; as in client-go.
 const MIN_WATCH_DURATION: Duration = Duration::from_secs(1);
-/// After failures, unless the API server asks for a longer pause.
+/// Used after failures, unless the API server requests a longer pause.
 const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
-/// Longest pause that the API server may ask for.
+/// Longest pause that the API server may request.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 
-/// Keeps one mirror up to date.
+/// Keeps one store up to date.
 pub(super) struct Reflector {
     client: Client,
     path: String,
@@ -45,7 +45,7 @@ pub(super) struct Reflector {
     sink: Box<dyn ObjectSink>,
     synced: watch::Sender<bool>,
     status: WatchStatus,
-    /// What the mirror holds; `None` is to be listed.
+    /// Version of the store's content; `None` means that a list is needed.
     resource_version: Option<String>,
 }
 
@@ -69,7 +69,7 @@ impl Reflector {
         }
     }
 
-    /// Lists, and watches from there; for ever.
+    /// Lists, and watches from there; never returns.
     pub async fn run(mut self) {
         loop {
             let result = match self.resource_version.clone() {
@@ -92,7 +92,7 @@ impl Reflector {
         loop {
             let list = match self.fetch_page(&mut params).await {
                 Ok(list) => list,
-                // The pages that are there are good for some minutes yet.
+                // The pages fetched so far remain valid for some minutes.
                 Err(error) if params.continue_token.is_some() && error.retryable() => {
                     sleep(self.status.record_failure(&error)).await;
                     continue;
@@ -101,7 +101,7 @@ impl Reflector {
             };
             self.status.failures = failures_before;
             for text in list.items {
-                // One after the other: a page of many small values takes a hundred times its length when it is parsed.
+                // One by one: a page of many small values takes a hundred times its length when it is parsed.
                 self.sink.add_listed(&text).map_err(kube::Error::SerdeError)?;
             }
             let more = list.metadata.continue_.filter(|token| !token.is_empty());
@@ -121,7 +121,7 @@ impl Reflector {
         Ok(())
     }
 
-    /// The next page, its objects unread, with fewer of them where it is too large for our memory.
+    /// The next page, its objects not yet parsed; with fewer objects if the page is too large for our memory.
     async fn fetch_page(&mut self, params: &mut ListParams) -> Result<ObjectList<Box<RawValue>>, Error> {
         loop {
             let answer = page::fetch(&self.client, &self.path, params);
@@ -133,7 +133,7 @@ impl Reflector {
         }
     }
 
-    /// Applies events until the API server ends the watch, or nothing is heard of it.
+    /// Applies events until the API server ends the watch, or it is silent for too long.
     async fn watch(&mut self, resource_version: &str) -> Result<(), Error> {
         let params = WatchParams {
             label_selector: self.list_params.label_selector.clone(),
@@ -189,7 +189,7 @@ impl Reflector {
     }
 }
 
-/// An answer of the API server, within its time.
+/// A response of the API server, with a timeout.
 async fn with_timeout<T>(
     verb: &'static str,
     kind: &str,
@@ -205,15 +205,15 @@ async fn with_timeout<T>(
     }
 }
 
-/// How it goes: for readiness, metrics, the log, and the pause after a failure.
+/// Status of the watch: for readiness, metrics, the log, and the pause after a failure.
 struct WatchStatus {
     kind: String,
     watch: Option<WatchHandle>,
     /// Failures since the last event or bookmark.
     failures: u32,
-    /// Whether the last of them was a resourceVersion that the API server has forgotten.
+    /// Whether the last of them was an expired resourceVersion.
     expired: bool,
-    /// What the log says of it now.
+    /// The error that was logged last, if the watch still fails.
     logged_error: Option<String>,
 }
 
@@ -242,14 +242,14 @@ impl WatchStatus {
         }
     }
 
-    /// The length of what is held.
+    /// Sets the size of the stored objects.
     fn record_stored_bytes(&self, bytes: usize) {
         if let Some(watch) = &self.watch {
             watch.set_stored_bytes(bytes);
         }
     }
 
-    /// A watch works.
+    /// The watch works.
     fn record_watch_established(&mut self) {
         self.record_activity();
         if self.logged_error.take().is_some() {
@@ -257,18 +257,18 @@ impl WatchStatus {
         }
     }
 
-    /// An event or a bookmark: only these show that what failed before is over.
+    /// An event or a bookmark: only these show that an earlier failure is over.
     fn record_event(&mut self) {
         self.record_watch_established();
         self.failures = 0;
         self.expired = false;
     }
 
-    /// Records a failure; how long to wait.
+    /// Records a failure; returns how long to wait.
     fn record_failure(&mut self, error: &Error) -> Duration {
         let labels = [("kind", self.kind.clone())];
         metrics().watch_errors.get_or_create(&labels).inc();
-        // An API server that has forgotten so much is back: the list does not wait as for one that is away.
+        // An API server that reports an expired version is back: the relist does not wait as for an unavailable one.
         let first_expiry = error.expired() && !self.expired;
         self.expired = error.expired();
         if first_expiry {
@@ -293,8 +293,8 @@ impl WatchStatus {
     }
 }
 
-/// The pause after so many failures before this one: doubled with each and spread over half to one and a half of that,
-/// so that many clients do not come back at once; never shorter than what the API server asks for.
+/// The pause after that many earlier failures: doubled with each and spread over half to one and a half of that, so
+/// that many clients do not return at once; never shorter than what the API server requests.
 fn retry_delay(failures: u32, retry_after: Option<Duration>, random: &RandomState) -> Duration {
     let doubled = RETRY_BACKOFF.delay(failures);
     let asked = retry_after.unwrap_or_default().min(MAX_RETRY_AFTER);

@@ -1,4 +1,4 @@
-//! Which requests are made of names and namespaces; the API server here records what it is asked for.
+//! The requests built from names and namespaces; the fake API server records them.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::sync::{Arc, Mutex};
@@ -11,7 +11,7 @@ use tower::service_fn;
 
 use super::*;
 
-/// Texts that make another path of the one that they become part of.
+/// Strings that change the path into which they are inserted.
 const HOSTILE: [&str; 14] = [
     "?",
     "x?y=",
@@ -29,7 +29,7 @@ const HOSTILE: [&str; 14] = [
     "A\n",
 ];
 
-/// A client, and what the API server is asked for through it.
+/// A client, and the requests sent through it.
 fn recording_client() -> (kube::Client, Arc<Mutex<Vec<String>>>) {
     let requests = Arc::new(Mutex::new(Vec::new()));
     let record = Arc::clone(&requests);
@@ -47,7 +47,7 @@ fn recording_client() -> (kube::Client, Arc<Mutex<Vec<String>>>) {
     (kube::Client::new(service, "default"), requests)
 }
 
-/// Every request that there is, about an object of that name.
+/// Every kind of request about an object of that name.
 async fn all_named_requests(api: &Api<Pod>, name: &str) -> Vec<Result<(), Error>> {
     let (patch, pod) = (json!({}), || Pod {
         metadata: kube::api::ObjectMeta {
@@ -148,8 +148,8 @@ async fn valid_names_make_the_expected_requests() {
     );
 }
 
-/// A page that is too large for our memory is asked for in parts, and managed fields that no type holds hide no object and are
-/// written back as they were.
+/// A page that is too large for our memory is requested in parts, and managed fields that no type can hold hide no
+/// object and are written back as they were.
 #[tokio::test]
 async fn metadata_pages_shrink_and_keep_managed_fields() {
     let fields = format!("{}1{}", r#"{"f:a":"#.repeat(9_000), "}".repeat(9_000));
@@ -202,7 +202,7 @@ async fn metadata_pages_shrink_and_keep_managed_fields() {
     assert_eq!(String::from_utf8_lossy(&sent_patches.lock().unwrap()), managed);
 }
 
-/// An API server that answers every request with this object.
+/// A client whose API server answers every request with this object.
 fn client_answering(object: &str) -> kube::Client {
     let object = object.to_owned();
     let service = service_fn(move |_: http::Request<Body>| {
@@ -212,7 +212,7 @@ fn client_answering(object: &str) -> kube::Client {
     kube::Client::new(service, "default")
 }
 
-/// Whoever writes an object writes into its managed fields what no type of ours holds.
+/// Any writer of an object can put values into its managed fields that our types cannot hold.
 #[tokio::test]
 async fn write_succeeds_with_unreadable_managed_fields() {
     let deep = format!("{}1{}", r#"{"f:a":"#.repeat(9_000), "}".repeat(9_000));
@@ -263,7 +263,7 @@ async fn write_succeeds_with_unreadable_managed_fields() {
     }
 }
 
-/// The API server did what it was asked, whatever it answers; only who wants to see the object hears that it cannot be read.
+/// The API server executed the request, whatever it answers; only callers that need the object get the read error.
 #[tokio::test]
 async fn write_succeeds_with_an_unreadable_answer() {
     let api: Api<Secret> = Api::namespaced(

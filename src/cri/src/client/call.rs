@@ -1,4 +1,4 @@
-//! One call: its deadline, its metric, and what its failure means.
+//! One call: its deadline, its metric, and the meaning of its failure.
 
 use std::error::Error as _;
 use std::future::Future;
@@ -10,17 +10,16 @@ use tonic::{Code, Response, Status};
 use crate::Error;
 use kruise_ops::metrics::metrics;
 
-/// How much longer we wait than the deadline that the runtime was told, so that its own answer can win.
+/// How much longer the client waits than the deadline sent to the runtime, so that the runtime's own answer can win.
 const DEADLINE_MARGIN: Duration = Duration::from_millis(500);
 
-/// The longest deadline that the other side is told: gRPC has eight digits for it, in hours at most, and tonic panics at
-/// longer ones. A year, so that a runtime which counts in nanoseconds does not overflow either.
+/// The longest deadline that is sent: gRPC has eight digits for it, in hours at most, and tonic panics at longer ones.
+/// A year, so that a runtime which counts in nanoseconds does not overflow either.
 pub(super) const MAX_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
 
-/// What is wrong with an answer that is longer than the client of the call reads.
+/// Error of a response that is longer than the client of the call reads.
 pub(super) const RESPONSE_TOO_LONG: &str = "it is too long";
 
-/// A call to be made.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) socket: &'a Path,
@@ -29,14 +28,13 @@ pub(super) struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Wraps a message so that the other side knows our deadline.
+    /// Wraps a message with the call's deadline for the server.
     pub(super) fn request<T>(&self, message: T) -> tonic::Request<T> {
         let mut request = tonic::Request::new(message);
         request.set_timeout(self.deadline.min(MAX_DEADLINE));
         request
     }
 
-    /// Makes the call.
     pub(super) async fn run<T>(
         &self,
         rpc: impl Future<Output = Result<Response<T>, Status>> + Send,
@@ -59,7 +57,7 @@ impl Call<'_> {
         result
     }
 
-    /// Makes the call, where "not found" is an answer and not a failure.
+    /// Runs the call; "not found" is a result, not a failure.
     pub(super) async fn run_optional<T>(
         &self,
         rpc: impl Future<Output = Result<Response<T>, Status>> + Send,
@@ -72,7 +70,7 @@ impl Call<'_> {
         }
     }
 
-    /// The next message of an answer that comes in pieces.
+    /// The next message of a streamed response.
     pub(super) async fn next_message<T>(&self, stream: &mut tonic::Streaming<T>) -> Result<Option<T>, Error> {
         match tokio::time::timeout(self.deadline, stream.message()).await {
             Ok(answer) => answer.map_err(|status| self.to_error(&status)),
@@ -96,7 +94,7 @@ impl Call<'_> {
         }
     }
 
-    /// What a status means. A status that carries a source was made here, not by the runtime.
+    /// Converts a status. A status that carries a source was created here, not by the runtime.
     fn to_error(self, status: &Status) -> Error {
         let (socket, method) = (self.socket.to_owned(), self.method);
         let message = redact_url_queries(status.message());
@@ -116,7 +114,7 @@ impl Call<'_> {
                 method,
                 why: root_causes(status),
             },
-            // containerd answers so for a moment after its start.
+            // containerd answers this for a moment after its start.
             _ if message.starts_with("server is not initialized") => Error::Unreachable {
                 socket,
                 method,
@@ -136,7 +134,7 @@ impl Call<'_> {
     }
 }
 
-/// A runtime's words without the query strings of URLs, which may be signatures.
+/// A runtime's message without the query strings of URLs, which may be signatures.
 fn redact_url_queries(message: &str) -> String {
     let mut text = String::with_capacity(message.len());
     let mut rest = message;
@@ -151,7 +149,7 @@ fn redact_url_queries(message: &str) -> String {
             Some((path, _)) => text.extend([path, "?…"]),
             None => text.push_str(url),
         }
-        // What ends a sentence is not of the URL.
+        // The end of a sentence is not part of the URL.
         if url.contains('?') && url.ends_with(':') {
             text.push(':');
         }
@@ -160,7 +158,7 @@ fn redact_url_queries(message: &str) -> String {
     text + rest
 }
 
-/// tonic's own words for an answer that is HTTP but not gRPC, or gRPC cut short.
+/// tonic's messages for a response that is HTTP but not gRPC, or gRPC cut short.
 fn is_not_grpc(message: &str) -> bool {
     [
         "grpc-status header missing",
@@ -172,7 +170,7 @@ fn is_not_grpc(message: &str) -> bool {
     .any(|words| message.contains(words))
 }
 
-/// The innermost causes in words, without the layers that say nothing.
+/// The innermost causes as text, without the layers that add nothing.
 fn root_causes(status: &Status) -> String {
     let mut causes: Vec<String> = Vec::new();
     let mut next = status.source();
@@ -206,7 +204,7 @@ mod tests {
     }
 
     proptest! {
-        /// A number of any size may have come from outside.
+        /// The number may be external input of any size.
         #[test]
         fn no_deadline_is_too_long_for_grpc(seconds: u64, nanos in 0..1_000_000_000_u32) {
             for deadline in [Duration::new(seconds, nanos), Duration::MAX, Duration::ZERO] {

@@ -1,15 +1,14 @@
 //! Bytes of a pull in progress, from containerd's content store.
 //!
-//! CRI says nothing between the start and the end of a pull. containerd's own API, on the same socket, does: the
-//! manifest, once fetched, carries the repository it came from and the digests of its layers, and each layer in
-//! flight is an "ingest" whose name ends in the layer's digest. There is no event for bytes, so whoever wants them
-//! asks now and then.
+//! CRI reports nothing between the start and the end of a pull. containerd's own API, on the same socket, does: the
+//! manifest, once fetched, has labels with its repository and the digests of its layers, and each layer in flight is an
+//! "ingest" whose name ends in the layer's digest. There is no event for bytes, so callers poll.
 //!
-//! Two tags of one repository cannot be told apart where the second pull begins before the first one's manifest has
-//! been seen. A blob's label names the repository, an ingest's name the digest, and a pull's lease, which holds its blobs
-//! together, has a random name; which digest a tag stands for is written nowhere before the image's own record, at
-//! the end of the pull. Only the order of events would hint at it, and a wrong guess would show one image's bytes as
-//! another's. So neither has bytes until the other has ended. One that was asked for by its digest is known by that.
+//! Two tags of one repository cannot be told apart if the second pull begins before the first one's manifest has been
+//! observed. A blob's label has the repository, an ingest's name the digest, and a pull's lease, which references its
+//! blobs, has a random name; the digest of a tag is written nowhere before the image's own record, at the end of the
+//! pull. Only the order of events would be a hint, and a wrong guess would show one image's bytes as another's. So
+//! neither has bytes until the other pull has ended. A pull by digest is identified by that digest.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -28,18 +27,18 @@ use kruise_api::backoff::Backoff;
 use kruise_api::image_reference::ImageReference;
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
-/// Where kubelet's and CRI's images live in containerd.
+/// The containerd namespace of kubelet's and CRI's images.
 const NAMESPACE: &str = "k8s.io";
 const SOURCE_LABEL: &str = "containerd.io/distribution.source.";
 const CONFIG_LABEL: &str = "containerd.io/gc.ref.content.config";
-/// Longer manifests than this are not read.
+/// Longer manifests are not read.
 const MAX_MANIFEST: i64 = 4 << 20;
-/// Blobs of one repository that are looked at for a manifest.
+/// Blobs of one repository that are searched for a manifest.
 const MAX_BLOBS: usize = 4096;
-/// The pauses between looks for a manifest that is not there yet.
+/// The pauses between lookups of a manifest that is not there yet.
 const LOOKUP_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(10));
 
-/// containerd's content store, and the pulls whose bytes we count.
+/// containerd's content store, and the pulls whose bytes are counted.
 pub(super) struct ContentStore {
     socket: PathBuf,
     client: ContentClient<Channel>,
@@ -48,14 +47,14 @@ pub(super) struct ContentStore {
 
 type Pulls = Arc<Mutex<HashMap<String, TrackedPull>>>;
 
-/// What we know of a pull in progress.
+/// State of a pull in progress.
 #[derive(Default)]
 struct TrackedPull {
     /// How many calls are pulling this image now.
     callers: usize,
-    /// Its manifest, once that is there.
+    /// Its manifest, once it is there.
     manifest: Option<Manifest>,
-    /// How often it was looked for in vain, and when to look again: a look lists all blobs of the repository.
+    /// Failed lookups, and when the next one is due: a lookup lists all blobs of the repository.
     misses: u32,
     next_lookup: Option<Instant>,
 }
@@ -67,14 +66,14 @@ impl TrackedPull {
     }
 }
 
-/// An image manifest, and what it consists of.
+/// An image manifest and its blobs.
 #[derive(Clone)]
 struct Manifest {
     digest: String,
     parts: Vec<ManifestBlob>,
 }
 
-/// Another pull from the same repository: the digest it was asked for, and the manifest that is known to be its own.
+/// A different pull from the same repository: its requested digest, and the manifest that is certainly its own.
 struct RivalPull {
     digest: Option<String>,
     manifest: Option<String>,
@@ -94,11 +93,11 @@ impl RivalPull {
 struct ManifestBlob {
     digest: String,
     size: u64,
-    /// Seen complete; it is not asked for again.
+    /// Observed as complete; it is not looked up again.
     complete: bool,
 }
 
-/// While this lives, the image's bytes are counted.
+/// While this exists, the image's bytes are counted.
 pub(super) struct PullGuard {
     image: String,
     pulls: Pulls,
@@ -134,8 +133,8 @@ impl ContentStore {
         }
     }
 
-    /// How far the pull of `image` has come. None while its manifest is not there, where two pulls from one
-    /// repository cannot be told apart, and where containerd's own API does not answer.
+    /// The progress of the pull of `image`. `None` while its manifest is not there, if two pulls from one repository
+    /// cannot be told apart, and if containerd's own API does not answer.
     pub(super) async fn progress(&self, image: &str) -> Result<Option<DownloadProgress>, Error> {
         let now = Instant::now();
         let cached = match self.lock().get(image) {
@@ -173,8 +172,8 @@ impl ContentStore {
         }
     }
 
-    /// The one manifest of the image's repository that something is being fetched for. A digest may name it; where it
-    /// does not, and another pull from the repository could own it as well, there is none.
+    /// The only manifest of the image's repository that has blobs in flight. A digest may name it; without one, and if
+    /// a different pull from the repository could own it as well, the result is `None`.
     async fn find_manifest(&self, image: &str, in_flight: &[Status]) -> Result<Option<Manifest>, Error> {
         let reference = ImageReference::parse(image)?;
         let others = self.rival_pulls(image, &reference);
@@ -210,7 +209,7 @@ impl ContentStore {
         })
     }
 
-    /// Other pulls in progress from the same repository.
+    /// The other pulls in progress from the same repository.
     fn rival_pulls(&self, image: &str, reference: &ImageReference) -> Vec<RivalPull> {
         let pulls = self.lock();
         let others = pulls
@@ -232,7 +231,7 @@ impl ContentStore {
     /// Everything in the store that came from the image's repository.
     async fn list_blobs(&self, reference: &ImageReference) -> Result<Vec<Info>, Error> {
         let label = format!("{SOURCE_LABEL}{}", reference.host());
-        // The label lists repositories, separated by commas. Of the regular expression only the dot has a meaning.
+        // The label is a comma-separated list of repositories. Only the dot of a path is a regex metacharacter.
         let path = reference.path().replace('.', "[.]");
         let filter = format!("labels.\"{label}\"~=\"(^|,){path}(,|$)\"");
         let call = self.call("containerd Content.List");
@@ -267,7 +266,7 @@ impl ContentStore {
         Ok(data)
     }
 
-    /// What is being fetched now, for whatever image.
+    /// Everything that is being fetched now, for any image.
     async fn active_ingests(&self) -> Result<Vec<Status>, Error> {
         let call = self.call("containerd Content.ListStatuses");
         let mut client = self.client.clone();
@@ -275,7 +274,7 @@ impl ContentStore {
         Ok(call.run(client.list_statuses(request)).await?.statuses)
     }
 
-    /// Adds up what is there: whole parts by their size, parts in flight by their offset.
+    /// Adds up the bytes: complete parts by their size, parts in flight by their offset.
     async fn sum_progress(
         &self,
         parts: &mut [ManifestBlob],

@@ -1,4 +1,4 @@
-//! From protobuf to our types and back.
+//! Conversion between protobuf and our types.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::{
 };
 
 const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
-/// Bytes of a runtime's words that are kept: they end in a status that every watcher receives.
+/// Bytes of a runtime's message that are kept: it is written to a status that every watcher receives.
 const MAX_MESSAGE_BYTES: usize = 600;
 
 pub(super) fn image_spec(image: &str) -> v1::ImageSpec {
@@ -45,7 +45,7 @@ fn auth(auth: &AuthConfig) -> v1::AuthConfig {
     }
 }
 
-/// A runtime's words about a failed pull: without what names the image once more, and not without end.
+/// A runtime's message about a failed pull, without a repetition of the image's name, and truncated.
 pub(super) fn clean_pull_message(message: &str) -> String {
     let mut message = message.strip_prefix("rpc error: ").unwrap_or(message);
     for start in [
@@ -75,8 +75,8 @@ pub(super) fn image(image: v1::Image, info: &HashMap<String, String>) -> Image {
     }
 }
 
-/// The platform out of a verbose answer, whose form CRI leaves to the runtime: containerd and CRI-O put the image's
-/// own configuration into `imageSpec`.
+/// The platform from a verbose response, whose form CRI leaves to the runtime: containerd and CRI-O put the image's own
+/// configuration into `imageSpec`.
 fn platform(json: &str) -> Option<String> {
     #[derive(serde::Deserialize)]
     struct Info {
@@ -132,8 +132,8 @@ pub(super) fn container_details(c: v1::ContainerStatus, info: &HashMap<String, S
     }
 }
 
-/// The environment out of a verbose answer. containerd gives the request that made the container, whose list is
-/// kubelet's; CRI-O gives the OCI specification, where the image's own environment comes first.
+/// The environment from a verbose response. containerd returns the request that created the container, whose list is
+/// kubelet's; CRI-O returns the OCI specification, where the image's own environment comes first.
 fn environment(json: &str) -> Option<Environment> {
     #[derive(serde::Deserialize)]
     struct Info {
@@ -196,7 +196,7 @@ fn state(state: i32) -> ContainerState {
     }
 }
 
-/// CRI's times are nanoseconds since 1970, and 0 means "not yet".
+/// CRI's times are nanoseconds since 1970; 0 means "not yet".
 fn timestamp(nanos: i64) -> Option<Timestamp> {
     if nanos <= 0 {
         None

@@ -1,10 +1,10 @@
 //! CRI v1 over a unix socket.
 //!
 //! In:  the socket's path, the duties' calls.
-//! Out: the runtime's answers as plain types, or a typed error within each call's deadline.
+//! Out: the runtime's responses as plain types, or a typed error within each call's deadline.
 //!
-//! The connection is made at the first call and again after the runtime has restarted; the socket's path is opened
-//! anew each time, so a socket that was replaced is found.
+//! The connection is opened at the first call and again after the runtime has restarted; the socket's path is opened
+//! again each time, so a replaced socket is found.
 
 mod call;
 mod containerd;
@@ -28,18 +28,18 @@ use super::{
     PullRequest, Runtime, Version,
 };
 
-/// How long a call may take that only asks or stops something.
+/// Timeout of a call that only reads or stops something.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the check of a socket that was just found may take, each of its two calls.
+/// Timeout of each of the two calls that check a socket which was just found.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest answer that we read; lists on full nodes exceed gRPC's 4 MiB.
+/// The longest response that is read; lists on full nodes exceed gRPC's 4 MiB.
 const MAX_RESPONSE_BYTES: usize = 16 << 20;
-/// The longest verbose answer that we read: what a Pod's author or an image's wrote is in it, several are asked for at
-/// once, and all that is done fits into 64 MiB.
+/// The longest verbose response that is read: it contains text of a Pod's or an image's author, several run
+/// concurrently, and the whole process fits into 64 MiB.
 const MAX_VERBOSE_BYTES: usize = 2 << 20;
-/// What an answer of ExecSync takes beside what was printed.
+/// Bytes of an ExecSync response apart from the output.
 const EXEC_FIELDS: usize = 64;
-/// The Pod's UID on every container and sandbox that kubelet makes.
+/// The label with the Pod's UID on every container and sandbox that kubelet creates.
 const POD_UID_LABEL: &str = "io.kubernetes.pod.uid";
 
 /// A runtime that has answered at its socket.
@@ -52,7 +52,7 @@ pub struct CriClient {
 }
 
 impl CriClient {
-    /// Asks who listens at `socket`, and that both of CRI's services are there.
+    /// Requests the version of the runtime at `socket`, and checks that both CRI services are there.
     pub async fn connect(socket: &Path) -> Result<(Self, Version), Error> {
         let channel = channel(socket);
         let mut client = Self {
@@ -177,7 +177,7 @@ impl Runtime for CriClient {
     }
 
     async fn pull_image(&self, request: &PullRequest) -> Result<String, Error> {
-        // Held until the pull ends or is dropped: bytes are counted for pulls of ours that are in progress.
+        // Kept until the pull ends or is dropped: bytes are counted for this process's pulls in progress.
         let _guard = self.content.as_ref().map(|content| content.track(&request.image));
         self.pull(request).await
     }
@@ -187,7 +187,7 @@ impl Runtime for CriClient {
             return Ok(None);
         };
         match content.progress(image).await {
-            // A runtime that calls itself containerd and has no content store says nothing of bytes.
+            // A runtime that reports itself as containerd and has no content store returns no bytes.
             Err(Error::Unimplemented { .. }) => Ok(None),
             other => other,
         }
@@ -243,7 +243,7 @@ impl Runtime for CriClient {
         let request = call.request(v1::ExecSyncRequest {
             container_id: id.to_owned(),
             cmd: command.to_vec(),
-            // To CRI, 0 is "no limit".
+            // In CRI, 0 means "no limit".
             timeout: convert::whole_seconds(timeout.min(call::MAX_DEADLINE)).max(1),
         });
         match call.run(rpc.exec_sync(request)).await {
@@ -292,7 +292,7 @@ impl CriClient {
     }
 }
 
-/// Sorts containers: the one that kubelet started last comes first of those of its name.
+/// Sorts containers: of one name, the one that kubelet started last comes first.
 fn sort_newest_first(list: &mut [Container]) {
     list.sort_by(|a, b| {
         // The node's clock may have been set back in between.
@@ -300,12 +300,12 @@ fn sort_newest_first(list: &mut [Container]) {
     });
 }
 
-/// Whether an answer was longer than what is read of it.
+/// Whether the response was longer than the client reads.
 fn is_too_long(error: &Error) -> bool {
     matches!(error, Error::InvalidResponse { why, .. } if why == call::RESPONSE_TOO_LONG)
 }
 
-/// What a refusal of PullImage says of the image. containerd 2 calls formats that it has dropped "not implemented".
+/// Converts a refusal of PullImage. containerd 2 returns "not implemented" for image formats that it has dropped.
 fn to_pull_error(image: &str, error: Error) -> Error {
     let (code, message) = match error {
         Error::Rejected { code, message, .. } => (code, message),
@@ -326,14 +326,14 @@ fn pod_selector(uid: &str) -> std::collections::HashMap<String, String> {
     [(POD_UID_LABEL.to_owned(), uid.to_owned())].into()
 }
 
-/// A channel that connects when it is used and again when the connection has broken.
+/// A channel that connects on use, and again after the connection has broken.
 fn channel(socket: &Path) -> Channel {
     let socket = socket.to_owned();
     let connect = tower::service_fn(move |_: Uri| {
         let socket = socket.clone();
         async move { UnixStream::connect(socket).await.map(TokioIo::new) }
     });
-    // The address is what goes into `:authority`; the connector above ignores it.
+    // The address only goes into `:authority`; the connector above ignores it.
     Endpoint::from_static("http://localhost").connect_with_connector_lazy(connect)
 }
 

@@ -1,4 +1,4 @@
-//! Tells when a socket may have appeared or gone: inotify on the directories that hold it or will.
+//! Reports when a socket may have appeared or disappeared: inotify on its directory and the one above.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -11,7 +11,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Directories under watch. Where inotify is not to be had, nothing is ever reported and the regular look suffices.
+/// Watched directories. Without inotify nothing is ever reported, and the regular check is enough.
 pub(super) struct DirectoryWatcher {
     inotify: Option<AsyncFd<InotifyHandle>>,
     directories: BTreeSet<PathBuf>,
@@ -26,8 +26,8 @@ impl AsRawFd for InotifyHandle {
     }
 }
 
-/// The safe constructor is deprecated because a descriptor could be closed behind tokio's back; ours is owned by
-/// the handle that tokio holds, and the replacement is unsafe.
+/// The safe constructor is deprecated because a descriptor could be closed without tokio's knowledge; this one is owned
+/// by the handle that tokio owns, and the replacement is unsafe.
 #[allow(deprecated)]
 fn new_inotify() -> std::io::Result<AsyncFd<InotifyHandle>> {
     let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
@@ -35,7 +35,7 @@ fn new_inotify() -> std::io::Result<AsyncFd<InotifyHandle>> {
 }
 
 impl DirectoryWatcher {
-    /// Watches the directory of each socket and the one above it, in which it may have to be made first.
+    /// Watches the directory of each socket and the one above it, in which it may have to be created first.
     pub(super) fn watch(sockets: &[PathBuf]) -> Self {
         let ancestor = |path: &Path, n: usize| path.ancestors().nth(n).map(Path::to_owned);
         let directories = sockets
@@ -63,7 +63,7 @@ impl DirectoryWatcher {
         watcher
     }
 
-    /// Returns when something with the name of a socket, or of its directory, has come or gone.
+    /// Returns when a file with the name of a socket, or of its directory, has been created, deleted or moved.
     pub(super) async fn changed(&mut self) {
         let Some(inotify) = &self.inotify else {
             return pending().await;
@@ -89,7 +89,7 @@ impl DirectoryWatcher {
         }
     }
 
-    /// Watches every directory that is there by now; doing so twice changes nothing.
+    /// Watches every directory that exists; adding a watch twice changes nothing.
     fn add_watches(&self) {
         let flags = AddWatchFlags::IN_CREATE
             | AddWatchFlags::IN_DELETE
@@ -98,7 +98,7 @@ impl DirectoryWatcher {
             | AddWatchFlags::IN_ONLYDIR;
         let Some(inotify) = &self.inotify else { return };
         for directory in &self.directories {
-            // A directory that is not there yet is armed when the one above reports it.
+            // A directory that does not exist yet is added when the one above reports it.
             let _not_there_yet = inotify.get_ref().0.add_watch(directory, flags);
         }
     }

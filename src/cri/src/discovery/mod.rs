@@ -1,11 +1,11 @@
-//! Finds the node's runtimes and keeps looking.
+//! Finds the node's container runtimes and keeps checking for them.
 //!
 //! In:  the paths where sockets may be, events of their directories.
-//! Out: [`Runtimes`]: those that answered, by name, and the state of each path in words.
+//! Out: [`Runtimes`]: those that answered, by name, and the state of each path as text.
 //!
-//! A socket that is missing, hangs or belongs to no runtime is a state in words, not the end: it is looked at again
-//! when its directory changes, and at growing intervals where no event tells (a socket that is there and does not
-//! answer). A runtime that has answered once is kept while it restarts; its client reconnects by itself.
+//! A socket that is missing, hangs or belongs to no runtime is a reported state, not an error that ends the process: it
+//! is checked again when its directory changes, and at growing intervals if there is no event (a socket that exists and
+//! does not answer). A runtime that has answered once is kept while it restarts; its client reconnects.
 
 mod inotify;
 #[cfg(test)]
@@ -29,7 +29,7 @@ use kruise_ops::Progress;
 
 /// Where the DaemonSet mounts the host's `/var/run`.
 const HOST_RUN: &str = "/hostvarrun";
-/// Upstream's order.
+/// In upstream's order.
 const KNOWN_SOCKETS: [&str; 6] = [
     "containerd.sock",
     "containerd/containerd.sock",
@@ -38,11 +38,11 @@ const KNOWN_SOCKETS: [&str; 6] = [
     "cri-dockerd.sock",
     "cri-dockerd/cri-dockerd.sock",
 ];
-/// A socket exists a moment before it listens.
+/// A socket exists a moment before a process listens on it.
 const PROBE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(15));
-/// No event tells that a runtime hangs, nor that a directory was mounted.
+/// There is no event when a runtime hangs, or when a directory is mounted.
 const PROBE_INTERVAL: Duration = Duration::from_secs(15);
-/// What one look at all sockets takes at most: some calls at each, all sockets at the same time.
+/// Longest check of all sockets: some calls to each, all sockets concurrently.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Where to look for sockets.
@@ -50,12 +50,12 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct DiscoveryOptions {
     /// The directory that holds the host's sockets.
     pub root: PathBuf,
-    /// The one socket to use, absolute or relative to `root`; none looks at the known places.
+    /// The only socket to use, absolute or relative to `root`; `None` means the known paths.
     pub socket_file: Option<PathBuf>,
 }
 
 impl DiscoveryOptions {
-    /// `/hostvarrun`, or `/run` where that is not mounted, as for a process on the host itself.
+    /// `/hostvarrun`, or `/run` if that is not mounted, as for a process on the host itself.
     pub fn new(socket_file: Option<PathBuf>) -> Self {
         let mounted = Path::new(HOST_RUN);
         let root = if mounted.is_dir() {
@@ -84,30 +84,30 @@ impl DiscoveryOptions {
     }
 }
 
-/// The state of one socket, for health answers and the control API.
+/// The state of one socket, for health responses and the control API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SocketHealth {
-    /// Where it is looked for.
+    /// The expected path of the socket.
     pub socket: PathBuf,
-    /// Who answered there, if anyone ever did.
+    /// The runtime that answered last, if any did.
     pub version: Option<Version>,
-    /// Whether there is something at that path.
+    /// Whether a socket exists at that path.
     pub present: bool,
     /// Whether the last call was answered.
     pub healthy: bool,
-    /// The state in words.
+    /// The state as text.
     pub message: String,
 }
 
 impl SocketHealth {
-    /// Whether there is, or ever was, a runtime at that path: none of the known places is of interest otherwise.
+    /// Whether a runtime is or ever was at that path: otherwise a known path is of no interest.
     #[must_use]
     pub fn was_found(&self) -> bool {
         self.present || self.version.is_some()
     }
 }
 
-/// Why no runtime answers, in words.
+/// Why no runtime answers, as text.
 #[must_use]
 pub fn no_runtime_reason(sockets: &[SocketHealth]) -> String {
     let (found, missing): (Vec<_>, Vec<_>) = sockets.iter().partition(|s| s.was_found());
@@ -119,7 +119,7 @@ pub fn no_runtime_reason(sockets: &[SocketHealth]) -> String {
     messages.join("; ")
 }
 
-/// The node's runtimes. Clones share one state.
+/// The node's container runtimes. Clones share one state.
 #[derive(Clone)]
 pub struct Runtimes {
     shared: Arc<SharedSlots>,
@@ -159,7 +159,7 @@ impl SocketSlot {
 
 #[cfg(any(test, feature = "testing"))]
 impl Runtimes {
-    /// One runtime that has answered, and is not looked at again.
+    /// One runtime that has answered, and is not checked again.
     pub fn from_runtime(runtime: impl Runtime) -> Self {
         let mut slot = SocketSlot::new(runtime.socket().to_owned());
         slot.health.healthy = true;
@@ -174,7 +174,7 @@ impl Runtimes {
 }
 
 impl Runtimes {
-    /// Nothing is looked for before [`Runtimes::run`] or [`Runtimes::probe_all`].
+    /// Nothing is probed before [`Runtimes::run`] or [`Runtimes::probe_all`].
     pub fn new(options: &DiscoveryOptions) -> Self {
         let slots = options.candidates().into_iter().map(SocketSlot::new).collect();
         Self {
@@ -185,7 +185,7 @@ impl Runtimes {
         }
     }
 
-    /// The runtime for what belongs to no container, such as pulls: the first in order that answers, else the first
+    /// The runtime for calls that concern no container, such as pulls: the first in order that answers, else the first
     /// that ever did.
     pub fn preferred(&self) -> Option<Arc<dyn Runtime>> {
         let slots = self.slots();
@@ -215,17 +215,17 @@ impl Runtimes {
         self.slots().into_iter().map(|s| s.health).collect()
     }
 
-    /// Ticks whenever the state of a socket changes.
+    /// A receiver that changes with the state of any socket.
     pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.shared.changed.subscribe()
     }
 
-    /// Looks at all sockets once, concurrently.
+    /// Checks all sockets once, concurrently.
     pub async fn probe_all(&self) {
         self.probe_where(|_| true).await;
     }
 
-    /// Looks for runtimes until shutdown.
+    /// Checks for runtimes until shutdown.
     pub async fn run(&self, shutdown: CancellationToken, progress: &Progress) {
         let step = progress.begin_idle("runtimes");
         let sockets: Vec<PathBuf> = self.health().into_iter().map(|h| h.socket).collect();
@@ -253,7 +253,7 @@ impl Runtimes {
         }
     }
 
-    /// Looks at some sockets concurrently; each result counts at once, whatever the others do.
+    /// Checks some sockets concurrently; each result is applied at once, without waiting for the others.
     async fn probe_where(&self, filter: impl Fn(&SocketSlot) -> bool) {
         let selected = self
             .slots()
@@ -295,7 +295,7 @@ impl Runtimes {
     }
 }
 
-/// One look at one socket.
+/// One check of one socket.
 async fn probe(mut slot: SocketSlot) -> SocketSlot {
     let now = Instant::now();
     if let Some(words) = missing_reason(&slot.health.socket).await {
@@ -330,7 +330,7 @@ async fn probe(mut slot: SocketSlot) -> SocketSlot {
     slot
 }
 
-/// Asks the runtime that we know, or whoever is there where we know none or it has changed.
+/// Calls the cached runtime; connects again if there is none or its name has changed.
 async fn connect(slot: &SocketSlot) -> Result<(Arc<dyn Runtime>, Version), Error> {
     if let Some(runtime) = &slot.runtime {
         let version = runtime.version().await?;
@@ -342,7 +342,7 @@ async fn connect(slot: &SocketSlot) -> Result<(Arc<dyn Runtime>, Version), Error
     Ok((Arc::new(client), version))
 }
 
-/// Why there can be no runtime at `path`, in words.
+/// Why there can be no runtime at `path`, as text.
 async fn missing_reason(path: &Path) -> Option<String> {
     let shown = path.display();
     match tokio::fs::metadata(path).await {

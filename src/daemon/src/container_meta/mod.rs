@@ -4,7 +4,7 @@
 //! In:  the node's Pods (watch), the container runtime.
 //! Out: annotation `apps.kruise.io/runtime-containers-meta`, stops of containers, events on them, metric
 //!      `environment_restarts`, what `kruise-daemon status` shows.
-//! Each change of a Pod triggers a reconcile, one at a time per Pod. Every decision is in [`plan`].
+//! One reconcile per Pod at a time, whenever something about it changes. Every decision is in [`plan`].
 //!
 //! What a crash of the daemon can repeat: a preStop hook runs again if the container had not stopped yet.
 
@@ -61,7 +61,7 @@ pub enum Error {
     /// The update was rolled back or the Pod was deleted while the restart waited for a slot.
     #[error("the restart is not wanted any more")]
     Withdrawn,
-    /// A defect of ours.
+    /// A panic, which is a defect.
     #[error(transparent)]
     Panic(#[from] panics::Panicked),
     /// The watch ended, although it never should.

@@ -1,6 +1,6 @@
 //! The node control API: a read-only gRPC service on a unix socket that only root may open.
 //!
-//! In:  [`LiveState`], which the duties keep up to date.
+//! In:  [`LiveState`], which the controllers keep up to date.
 //! Out: `kruise.node.v1.NodeControl`, each list once or as a stream of its changes.
 //! It serves no secret and changes nothing.
 
@@ -27,21 +27,21 @@ pub mod v1 {
     tonic::include_proto!("kruise.node.v1");
 }
 
-/// Where the socket is unless asked otherwise.
+/// Default path of the socket.
 pub const DEFAULT_SOCKET: &str = "/run/kruise/control.sock";
 
 /// Why the service cannot be offered.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The socket cannot be made.
+    /// The socket cannot be created.
     #[error("control socket {path}: {source}")]
     Socket {
-        /// Where it should be.
+        /// Path of the socket.
         path: PathBuf,
         /// The reason.
         source: io::Error,
     },
-    /// The service broke.
+    /// The server failed.
     #[error("control service: {0}")]
     Serve(#[from] tonic::transport::Error),
 }
@@ -49,7 +49,7 @@ pub enum Error {
 /// Serves `live` on `path` until shutdown, then removes the socket.
 ///
 /// # Errors
-/// When the socket cannot be made, or the server breaks.
+/// When the socket cannot be created, or the server fails.
 pub async fn run(path: &Path, live: LiveState, shutdown: CancellationToken) -> Result<(), Error> {
     let listener = bind_private(path).map_err(|source| Error::Socket {
         path: path.to_owned(),
@@ -65,8 +65,8 @@ pub async fn run(path: &Path, live: LiveState, shutdown: CancellationToken) -> R
     Ok(result?)
 }
 
-/// Makes the socket under a name that nobody knows, with mode 0600, before it gets its real one: at no moment
-/// can anyone but root open it. What a former process left behind is replaced.
+/// Creates the socket under a private name with mode 0600 and then renames it, so that at no moment anyone but root can
+/// open it. Replaces the socket of a previous process.
 fn bind_private(path: &Path) -> io::Result<UnixListener> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;

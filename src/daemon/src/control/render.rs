@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::v1::pull::Phase;
 use super::v1::{Pull, Recreate, RecreateContainer, Restart, Runtime};
 
-/// All that the daemon says of itself.
+/// The complete status of the daemon.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct NodeStatus {
     pub(super) pulls: Vec<Pull>,
@@ -24,11 +24,11 @@ pub(super) struct NodeStatus {
 pub(super) struct Layout {
     /// Columns of the terminal; without one, nothing is cut.
     pub(super) width: Option<usize>,
-    /// Whether every pull that has ended is listed, or the latest [`ENDED`] alone.
+    /// Whether every pull that has ended is listed, or the latest [`MAX_ENDED_PULLS`] alone.
     pub(super) all: bool,
 }
 
-/// Pulls that have ended and are listed all the same: a NodeImage keeps its tags as long as any job wants them.
+/// Maximum number of ended pulls that are listed: a NodeImage keeps its tags as long as any job needs them.
 const MAX_ENDED_PULLS: usize = 10;
 /// Before each row, and between its columns.
 const INDENT: &str = "  ";
@@ -77,7 +77,7 @@ pub(super) fn table(status: &NodeStatus, layout: Layout) -> String {
     text
 }
 
-/// The pulls to list, and a line about those that are left out because they ended before others did.
+/// The pulls to list, and a line about older ended pulls that are hidden.
 fn select_pulls(pulls: &[Pull], all: bool) -> (Vec<&Pull>, Option<String>) {
     let ended_at = |pull: &Pull| pull.ended_at.map_or((0, 0), |at| (at.seconds, at.nanos));
     let has_ended = |pull: &Pull| matches!(pull.phase(), Phase::Succeeded | Phase::Failed);
@@ -101,7 +101,7 @@ fn select_pulls(pulls: &[Pull], all: bool) -> (Vec<&Pull>, Option<String>) {
     (shown.into_iter().map(|(_, pull)| pull).collect(), summary)
 }
 
-/// A title, a header and aligned rows, at most `limit` characters wide; "none" where there are no rows.
+/// A title, a header and aligned rows, at most `limit` characters wide; "none" if there are no rows.
 fn section<const N: usize>(
     text: &mut String,
     title: &str,
@@ -139,7 +139,7 @@ fn section<const N: usize>(
     text.push('\n');
 }
 
-/// Narrows the widest columns until all of them together have `limit` characters.
+/// Narrows the widest columns until the total width is at most `limit` characters.
 fn shrink_columns(widths: &mut [usize], limit: usize) {
     while widths.iter().sum::<usize>() > limit {
         match widths.iter_mut().max() {
@@ -149,8 +149,8 @@ fn shrink_columns(widths: &mut [usize], limit: usize) {
     }
 }
 
-/// The text in at most `width` characters: of a long one the middle is left out, since an image's name ends with its tag
-/// and an error with its cause.
+/// Shortens the text to at most `width` characters. It elides the middle, because an image name ends with its tag and
+/// an error with its cause.
 fn elide_middle(text: &str, width: usize) -> String {
     let length = text.chars().count();
     if length <= width {
@@ -165,11 +165,11 @@ fn elide_middle(text: &str, width: usize) -> String {
         .collect()
 }
 
-/// Text of others as a terminal may have it: what is no character that one sees is escaped.
+/// Makes foreign text safe for a terminal: escapes every invisible character.
 pub(crate) fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        // Those that change the direction of what follows hide text too.
+        // Characters that change the direction of the text that follows can hide text, too.
         let changes_direction =
             matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
         if c.is_control() || changes_direction {
@@ -181,7 +181,7 @@ pub(crate) fn printable(text: &str) -> String {
     shown
 }
 
-/// What has changed from `old` to `new`, a line each. Bytes count in tenths of an image.
+/// The changes from `old` to `new`, one line each. Bytes change in steps of a tenth of the image.
 pub(super) fn diff(old: &NodeStatus, new: &NodeStatus) -> String {
     let (old, new) = (status_lines(old), status_lines(new));
     let mut text = String::new();
@@ -194,7 +194,7 @@ pub(super) fn diff(old: &NodeStatus, new: &NodeStatus) -> String {
     text
 }
 
-/// Each row of the table by what it is about.
+/// The table rows by their subject.
 fn status_lines(status: &NodeStatus) -> BTreeMap<String, String> {
     let mut lines = BTreeMap::new();
     for runtime in &status.runtimes {
@@ -277,7 +277,7 @@ fn phase(pull: &Pull) -> &'static str {
     }
 }
 
-/// A bar of twenty places with the bytes behind it.
+/// A progress bar of twenty cells, followed by the bytes.
 fn progress(pull: &Pull) -> String {
     let total = match (pull.phase(), pull.bytes_total) {
         (Phase::Succeeded, 0) => return "done".into(),
@@ -343,7 +343,7 @@ fn or_dash(text: &str) -> String {
     }
 }
 
-/// Bytes in the unit that leaves one to three digits before the point.
+/// Bytes in the unit that leaves one to three digits before the decimal point.
 fn format_bytes(count: u64) -> String {
     let mut scaled = u128::from(count) * 10;
     for unit in ["B", "KiB", "MiB", "GiB"] {
@@ -397,7 +397,7 @@ mod tests {
     use crate::image_pull::plan::status::waits_for;
     use crate::image_pull::plan::{PullLimits, PullStage};
 
-    /// What a pull in that stage says that it waits for.
+    /// The status text for what a pull in that stage waits for.
     fn stage_waits_for(stage: PullStage) -> String {
         waits_for(&stage, &PullLimits::for_node(5, true)).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! The service: lists and streams of what [`Live`] holds.
+//! The service: lists and streams of what [`LiveState`] contains.
 
 use std::pin::Pin;
 
@@ -29,7 +29,7 @@ impl ControlService {
         Self { live, shutdown }
     }
 
-    /// The present value, then every new one, until shutdown.
+    /// Sends the current value, then every new one, until shutdown.
     fn stream<S, T>(&self, source: &watch::Sender<S>, view: fn(S) -> T) -> Response<ResponseStream<T>>
     where
         S: Clone + Send + Sync + 'static,

@@ -51,7 +51,7 @@ pub enum Output {
     Json,
 }
 
-/// Why there is no status to show.
+/// Why no status can be shown.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The daemon cannot be reached.
@@ -64,32 +64,32 @@ pub enum Error {
         /// The reason.
         why: String,
     },
-    /// The daemon takes connections and does not answer.
+    /// The daemon accepts connections but does not answer.
     #[error("kruise-daemon at {socket} did not answer within {} s; is it stopped?", CALL_TIMEOUT.as_secs())]
     Silent {
         /// The socket.
         socket: PathBuf,
     },
-    /// The daemon answered with an error, or went away.
+    /// The daemon returned an error or closed the connection.
     #[error("kruise-daemon: {0}")]
     Call(#[from] tonic::Status),
-    /// The output is gone.
+    /// The output was closed.
     #[error("cannot write: {0}")]
     Write(#[from] io::Error),
 }
 
-/// How long the daemon may take to answer.
+/// Timeout for each answer of the daemon.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 type Client = NodeControlClient<Channel>;
 
-/// Prints the status; with `watch`, until the daemon goes away or the one who reads it does.
+/// Prints the status once; with `watch`, until the daemon or the reader disconnects.
 ///
 /// # Errors
 /// When no daemon answers.
 pub async fn run(args: &StatusArgs) -> Result<(), Error> {
     match show_status(args).await {
-        // Who reads no further has what was wanted.
+        // A reader that closed the pipe has read enough.
         Err(Error::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         shown => shown,
     }
@@ -122,7 +122,7 @@ async fn show_status(args: &StatusArgs) -> Result<(), Error> {
     Ok(print(&text)?)
 }
 
-/// A terminal has only so much room; who reads from a pipe gets all there is.
+/// A terminal has a limited width; a pipe gets everything.
 fn layout(args: &StatusArgs) -> render::Layout {
     let size = Term::stdout()
         .size_checked()
@@ -133,7 +133,7 @@ fn layout(args: &StatusArgs) -> render::Layout {
     }
 }
 
-/// The answer to one call. A daemon that hangs takes connections all the same.
+/// The response to one call. Even a hanging daemon accepts connections.
 async fn call_with_timeout<T>(
     socket: &Path,
     call: impl Future<Output = Result<Response<T>, tonic::Status>>,
@@ -152,10 +152,10 @@ async fn connect(args: &StatusArgs) -> Result<Client, Error> {
         let socket = socket.clone();
         async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
     });
-    // The URI is never looked up: the connector goes to the socket.
+    // The URI is never resolved: the connector connects to the socket.
     let endpoint = Endpoint::from_static("http://control")
         .connect_timeout(CALL_TIMEOUT)
-        // A daemon that is stopped while one watches is noticed.
+        // Detects a daemon that stops during a watch.
         .http2_keep_alive_interval(CALL_TIMEOUT)
         .keep_alive_timeout(CALL_TIMEOUT)
         .keep_alive_while_idle(true);
@@ -164,7 +164,7 @@ async fn connect(args: &StatusArgs) -> Result<Client, Error> {
         .await
         .map_err(|error| Error::Unreachable {
             socket: args.control_socket.clone(),
-            // Its own words say no more than that there was an error.
+            // The error's own message only states that an error occurred.
             why: kruise_cluster::error_chain(error.source().unwrap_or(&error)),
         })?;
     Ok(Client::new(channel))
@@ -191,7 +191,7 @@ async fn watch(args: &StatusArgs, mut client: Client) -> Result<(), Error> {
     let mut status = render::NodeStatus::default();
     let mut output = WatchOutput::new(args);
     let mut reader_closed = std::pin::pin!(wait_for_reader_closed());
-    // Each list is told once before the end: without standard input the reader counts as gone at once.
+    // Each list is received once before the end: without standard input the reader counts as closed at once.
     let mut received = 0_usize;
     loop {
         let item = tokio::select! {
@@ -226,7 +226,7 @@ impl<'a> WatchOutput<'a> {
         }
     }
 
-    /// A terminal has a table that stands still; a file or a pipe gets what has changed.
+    /// A terminal shows a table in place; a file or a pipe gets the changes.
     fn show(&mut self, status: &render::NodeStatus) -> io::Result<()> {
         if self.last_status.as_ref() == Some(status) {
             return Ok(());
@@ -243,8 +243,8 @@ impl<'a> WatchOutput<'a> {
     }
 }
 
-/// Returns when there is nobody any more who could read: `kubectl exec` leaves a program running when it ends itself,
-/// and closes its standard input, if it has one.
+/// Returns when the reader has gone: `kubectl exec` leaves the program running when it exits, and closes its standard
+/// input, if it has one.
 async fn wait_for_reader_closed() {
     tokio::select! {
         () = wait_for_stdin_closed() => {}
@@ -252,16 +252,16 @@ async fn wait_for_reader_closed() {
     }
 }
 
-/// A terminal that goes away sends a signal.
+/// A closed terminal sends a signal instead.
 async fn wait_for_stdin_closed() {
     if io::stdin().is_terminal() {
         return pending().await;
     }
-    // An input that cannot be read has ended, too.
+    // An input that cannot be read counts as closed, too.
     let _ = tokio::task::spawn_blocking(|| io::copy(&mut io::stdin().lock(), &mut io::sink())).await;
 }
 
-/// Only a pipe tells.
+/// Only a pipe reports this.
 async fn wait_for_stdout_closed() {
     let open_stdout = || {
         let mut stdout = File::options();

@@ -15,7 +15,7 @@ use crate::live;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Runs the service on a socket of its own and connects to it.
+/// Runs the service on a private socket and connects to it.
 async fn start_service(
     live: &LiveState,
 ) -> (tempfile::TempDir, NodeControlClient<Channel>, CancellationToken) {
@@ -76,7 +76,7 @@ async fn watch_stream_sends_changes_and_ends_at_shutdown() {
     let mut next = async || {
         tokio::time::timeout(TIMEOUT, stream.message())
             .await
-            .expect("the stream said nothing for 20 s")
+            .expect("the stream sent nothing for 20 s")
             .unwrap()
     };
     assert!(next().await.unwrap().pulls.is_empty());
@@ -93,5 +93,5 @@ async fn watch_stream_sends_changes_and_ends_at_shutdown() {
         ("nginx:alpine", Some(3))
     );
     stop.cancel();
-    assert!(next().await.is_none(), "the stream goes on after shutdown");
+    assert!(next().await.is_none(), "the stream continues after shutdown");
 }

@@ -1,4 +1,4 @@
-//! From what the duties say to the messages of the API.
+//! Converts the controllers' status to the messages of the API.
 
 use jiff::Timestamp;
 

@@ -1,7 +1,7 @@
-//! The HTTP request of a preStop hook, by kubelet's rules: whatever is answered counts as delivered, the
-//! server's certificate is not checked, and a server that speaks plain HTTP where HTTPS was asked for is
-//! asked again in plain HTTP. Redirects are followed within the same server only: the daemon is on the
-//! host's network, and no Pod's answer may send it elsewhere.
+//! The HTTP request of a preStop hook, by kubelet's rules: any response counts as delivered, the server's certificate
+//! is not checked, and if the hook uses HTTPS but the server speaks plain HTTP, the request is repeated in plain HTTP.
+//! Redirects are followed within the same server only: the daemon is on the host's network, and no Pod's response may
+//! redirect it elsewhere.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -21,67 +21,68 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// How many redirects are followed.
+/// Maximum number of redirects that are followed.
 const MAX_REDIRECTS: usize = 10;
-/// How much of the head of an answer is read, in bytes: a hook of each container of the node may be answered at a time.
+/// Maximum bytes of a response head that are read: hooks of all containers of the node may receive a response at the
+/// same time.
 const MAX_RESPONSE_HEAD: usize = 16 * 1024;
 
-/// What to ask whom.
+/// An HTTP request of a hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookRequest {
-    /// Whether to speak TLS.
+    /// Whether to use TLS.
     pub tls: bool,
     /// Host name or address.
     pub host: String,
     /// Port.
     pub port: u16,
-    /// Path, with query if there is one; a missing slash at the start is added.
+    /// Path, with query if there is one; a missing leading slash is added.
     pub path: String,
     /// Headers, in order.
     pub headers: Vec<(String, String)>,
 }
 
-/// Why no answer came.
+/// Why no response arrived.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nobody listens.
+    /// The connection failed.
     #[error("connecting to {host}:{port}: {why}")]
     Connect {
         /// The host.
         host: String,
         /// The port.
         port: u16,
-        /// What the network said.
+        /// The network error.
         why: String,
     },
-    /// There is no TLS with the server.
+    /// The TLS handshake failed.
     #[error("TLS handshake with {host}:{port} failed: {why}")]
     Tls {
-        /// Whether that is because it speaks something else.
+        /// Whether the server does not speak TLS.
         plain: bool,
         /// The host.
         host: String,
         /// The port.
         port: u16,
-        /// What went wrong.
+        /// The TLS error.
         why: String,
     },
-    /// The request cannot be made as the hook has it.
+    /// The hook's request is invalid.
     #[error("httpGet cannot be sent: {0}")]
     Invalid(String),
-    /// The connection broke.
+    /// The connection failed during the request.
     #[error("request to {host}:{port} failed: {why}")]
     RequestFailed {
         /// The host.
         host: String,
         /// The port.
         port: u16,
-        /// What the connection said.
+        /// The connection error.
         why: String,
     },
 }
 
-/// Sends the request and waits for the head of the answer.
+/// Sends the request and waits for the head of the response.
 ///
 /// # Errors
 /// See [`Error`].
@@ -116,7 +117,7 @@ pub async fn get(request: &HookRequest) -> Result<(), Error> {
     Ok(())
 }
 
-/// The path to go on with, where the redirect stays with the same server.
+/// The path to request next, if the redirect stays on the same server.
 pub(crate) fn same_host_redirect(request: &HookRequest, location: &str) -> Option<String> {
     if location.starts_with('/') && !location.starts_with("//") {
         return Some(location.to_owned());
@@ -136,7 +137,7 @@ fn authority(request: &HookRequest) -> String {
     format!("{host}:{}", request.port)
 }
 
-/// One answer, `None` where its head is longer than what is read of one.
+/// One response, or `None` if its head is longer than the maximum.
 async fn send_once(request: &HookRequest) -> Result<Option<Response<Incoming>>, Error> {
     let host = request.host.trim_matches(['[', ']']).to_owned();
     let stream = TcpStream::connect((host.as_str(), request.port))
@@ -155,7 +156,7 @@ async fn send_once(request: &HookRequest) -> Result<Option<Response<Incoming>>, 
         port: request.port,
         why,
     };
-    // Names of Pods and Services may hold what names in TLS may not; such a server is asked for by its address.
+    // Names of Pods and Services may contain characters that TLS does not allow; then the server's address is used.
     let name = match (ServerName::try_from(host.clone()), stream.peer_addr()) {
         (Ok(name), _) => name,
         (Err(_), Ok(address)) => ServerName::IpAddress(address.ip().into()),
@@ -168,7 +169,7 @@ async fn send_once(request: &HookRequest) -> Result<Option<Response<Incoming>>, 
     exchange(request, stream).await
 }
 
-/// Whether the server answered in something that is no TLS.
+/// Whether the server answered with something that is not TLS.
 fn is_plaintext_response(error: &std::io::Error) -> bool {
     let inner = error
         .get_ref()
@@ -197,13 +198,13 @@ where
             Err(error) if error.is_parse_too_large() => Ok(None),
             Err(error) => Err(request_failed(error)),
         },
-        // The connection ends only after the answer, or with an error that the request reports as well.
-        // The connection is driven here; how it ends is told by the request as well.
+        // The connection ends only after the response, or with an error that the request returns as well. The
+        // connection is driven here; the request returns its result as well.
         never = async { let _ = connection.await; pending::<Infallible>().await } => match never {},
     }
 }
 
-/// The path as it goes over the wire: what is allowed in a URL stays, also what is escaped already, and a fragment is not
+/// The path as sent: characters that are allowed in a URL are kept, as are escape sequences, and a fragment is not
 /// sent.
 fn escape_path(path: &str) -> String {
     let path = path.split('#').next().unwrap_or_default();
@@ -262,7 +263,7 @@ fn tls_config() -> Result<Arc<ClientConfig>, Error> {
     Ok(Arc::new(config))
 }
 
-/// Takes any certificate, as kubelet does for hooks and probes: what is asked is a Pod, by its address.
+/// Accepts any certificate, as kubelet does for hooks and probes: the target is a Pod, by its address.
 #[derive(Debug)]
 struct AcceptAnyCertificate(Arc<CryptoProvider>);
 
@@ -318,7 +319,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 
-    /// Answers each connection with the next of `answers` and returns what it was asked.
+    /// Answers each connection with the next of `responses` and returns the requests it received.
     async fn server(responses: Vec<&'static str>) -> (u16, tokio::task::JoinHandle<Vec<String>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -366,7 +367,7 @@ mod tests {
         }
     }
 
-    /// Nothing more is read of it, and nobody waits for its end.
+    /// No more of it is read, and the hook does not wait for its end.
     #[tokio::test]
     async fn endless_response_head_counts_as_delivered() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -378,7 +379,7 @@ mod tests {
             while stream.write_all(&[b'a'; 1024]).await.is_ok() && sent < 4 * MAX_RESPONSE_HEAD {
                 sent += 1024;
             }
-            // Held open until the other end is gone.
+            // Kept open until the other end closes.
             let _ = stream.read_to_end(&mut Vec::new()).await;
         });
         let hook = hook(port, false);
@@ -445,7 +446,7 @@ mod tests {
         drop(listener);
         let error = get(&hook(port, false))
             .await
-            .expect_err("nobody listens")
+            .expect_err("no server listens")
             .to_string();
         assert!(
             error.starts_with(&format!("connecting to 127.0.0.1:{port}:")),

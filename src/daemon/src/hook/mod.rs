@@ -1,7 +1,7 @@
 //! Runs preStop hooks as kubelet does.
 //!
-//! In:  a hook from a Pod's spec, the container it is for, how long it may take.
-//! Out: commands in the container, HTTP requests to it, or just time; how that ended.
+//! In:  a hook from a Pod's spec, the container it is for, its timeout.
+//! Out: commands in the container, HTTP requests to it, or a sleep; the result.
 
 pub(super) mod http;
 
@@ -13,7 +13,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use crate::pods::{Port, bounded_seconds};
 use kruise_cri::{self as cri, Runtime};
 
-/// Bytes that are read of what a hook prints: it matters to nobody, and many hooks run at once.
+/// Maximum bytes of a hook's output that are read: the output is not used, and many hooks run at once.
 const MAX_HOOK_OUTPUT: usize = 16 << 10;
 
 /// Why a hook failed.
@@ -22,7 +22,7 @@ pub enum Error {
     /// It did not end within the container's grace period.
     #[error("it did not end within {}s, the grace period", .0.as_secs())]
     TimedOut(Duration),
-    /// The command could not be run; what the runtime says may quote it.
+    /// The command could not be run; the runtime's error may quote it.
     #[error("the container runtime could not run its command ({})", .0.category())]
     Exec(cri::Error),
     /// The command ran and failed.
@@ -30,13 +30,13 @@ pub enum Error {
     ExitCode {
         /// Its exit code.
         code: i32,
-        /// The length of what it printed, which may hold secrets.
+        /// Length of its output, which may contain secrets.
         printed: usize,
     },
     /// The hook names a port that the container does not have.
     #[error("httpGet.port {port:?} is neither a port number nor the name of a port of the container")]
     Port {
-        /// What the hook says.
+        /// The port in the hook.
         port: String,
     },
     /// The hook names no host and the Pod has no address.
@@ -45,27 +45,27 @@ pub enum Error {
     /// The request failed.
     #[error(transparent)]
     Http(#[from] http::Error),
-    /// Kubelet does not run such hooks either.
+    /// Kubelet does not run such hooks, either.
     #[error("{0} is not a hook that can be run; use exec, httpGet or sleep")]
     Unsupported(&'static str),
 }
 
-/// What a hook is run against.
+/// The target of a hook.
 pub struct HookTarget<'a> {
     /// The runtime of the container.
     pub runtime: &'a dyn Runtime,
     /// ID of the container, without scheme.
     pub container_id: &'a str,
-    /// UID that the runtime knows the Pod by.
+    /// The Pod's UID in the runtime.
     pub pod_uid: &'a str,
-    /// The Pod's address, if it is known.
+    /// The Pod's address, if it has one.
     pub host: Option<String>,
     /// The container's ports.
     pub ports: &'a [Port],
 }
 
-/// Runs `hook` to its end, for at most `limit`. Dropping the result breaks it off; what an exec hook has
-/// started in the container then runs on.
+/// Runs `hook` to its end, for at most `timeout`. Dropping the future cancels it; a command that an exec hook has
+/// started in the container continues to run.
 ///
 /// # Errors
 /// See [`Error`].
@@ -102,7 +102,7 @@ async fn run_exec_hook(
         .exec_sync(container, &command, timeout, MAX_HOOK_OUTPUT)
         .await
     {
-        // One that printed more than is read has ended; it is not known how.
+        // A command that printed more than the maximum has ended; its exit code is not available.
         Ok(None) => Ok(()),
         Ok(Some(output)) if output.exit_code == 0 => Ok(()),
         Ok(Some(output)) => {
@@ -193,7 +193,7 @@ mod tests {
         }
     }
 
-    /// Events and logs are read by more people than may read the Pod's secrets.
+    /// More users can read events and logs than can read the Pod's secrets.
     #[test]
     fn hook_error_quotes_neither_command_nor_output() {
         let refused = cri::Error::Rejected {

@@ -1,4 +1,4 @@
-//! One attempt to get one image, and the Secrets for it.
+//! One attempt to pull one image, and reading of its pull secrets.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,61 +15,61 @@ use kruise_api::keys::SECRET_REFERENCES;
 use kruise_cluster::write;
 use kruise_cri::{AuthConfig, Error, Image, PullCause, PullRequest, Runtime};
 
-/// How often bytes are asked for while somebody looks at them: containerd has no event for them.
+/// Interval between reads of the progress while a client watches it: containerd has no event for it.
 const WATCHED_PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
-/// How often they are asked for otherwise, which is as often as the status is written for them.
+/// Interval between reads of the progress otherwise; it equals the interval at which the status is written for it.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(10);
-/// What reading the pull secrets of one tag may take. It has its slot meanwhile.
+/// Timeout for reading the pull secrets of one tag. The attempt occupies its slot meanwhile.
 pub(super) const SECRETS_TIMEOUT: Duration = Duration::from_secs(30);
-/// What reading one of them may take, less than a connection may. An API server that does not answer for so long is not
-/// asked for the others.
+/// Timeout for reading one pull secret, shorter than that of a connection. After it the API server is not called for
+/// the remaining ones.
 const SECRET_TIMEOUT: Duration = Duration::from_secs(4);
-/// Bytes of Docker configuration that are used for one tag: what one Secret may hold. Each namespace that brings some has
-/// an equal share at least. Their number is not bounded.
+/// Maximum bytes of Docker configuration that are used for one tag: what one Secret may hold. Each namespace with pull
+/// secrets has at least an equal share. The number of namespaces is not bounded.
 const MAX_SECRET_BYTES: usize = 1 << 20;
-/// Credentials that are tried for one image in one attempt, each with requests to the registry.
+/// Maximum number of credentials that are tried for one image in one attempt, each with requests to the registry.
 const MAX_CREDENTIALS: usize = 100;
-/// Secrets that cannot be used and are named in a message.
+/// Maximum number of unusable Secrets that a message names.
 const MAX_PROBLEMS: usize = 5;
 
-/// What to do in one attempt.
+/// The input of one attempt.
 #[derive(Debug, Clone)]
 pub struct PullAttempt {
     /// Fully qualified reference.
     pub image: String,
     /// Pull although the image is present.
     pub always: bool,
-    /// The most that all of it may take.
+    /// Timeout of the whole attempt.
     pub timeout: Duration,
-    /// To be tried in order; none means anonymously.
+    /// Credentials to try in order; an empty list means an anonymous pull.
     pub credentials: Vec<Credentials>,
     /// Labels for the runtime's sandbox configuration.
     pub labels: BTreeMap<String, String>,
-    /// Annotations for the same.
+    /// Annotations for the runtime's sandbox configuration.
     pub annotations: BTreeMap<String, String>,
 }
 
 /// The image is on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PulledImage {
-    /// `NAME@ID`, where the runtime said so.
+    /// `NAME@ID`, if the runtime reported it.
     pub image_id: Option<String>,
-    /// It was there already.
+    /// The image was already on the node.
     pub already_present: bool,
-    /// What its user should know all the same.
+    /// A note for the user although the pull succeeded.
     pub note: Option<String>,
 }
 
 /// Why the image is not on the node.
 #[derive(Debug, Clone)]
 pub struct PullFailure {
-    /// What the runtime said; where several credentials were tried, to the last of them.
+    /// The runtime's error; with several credentials, the one for the last of them.
     pub error: Error,
-    /// Whether the runtime was there and was asked to pull.
+    /// Whether the runtime answered and the pull was requested.
     pub pull_started: bool,
 }
 
-/// Makes the attempt and tells of bytes meanwhile, often where `watched`. Dropping the future cancels the pull in the
+/// Runs the attempt and reports progress, more often while `watched`. Dropping the future cancels the pull in the
 /// runtime.
 ///
 /// # Errors
@@ -90,7 +90,7 @@ pub async fn run_attempt(
         }
         pull_started = true;
         pull_with_credentials(runtime, attempt, deadline, &watched, &mut on_progress).await?;
-        // The pull succeeded; that its ID cannot be learnt is no failure.
+        // The pull succeeded; an unavailable ID is not a failure.
         let image = runtime.image_status(&attempt.image).await.ok().flatten();
         Ok(pulled_image(&attempt.image, image, false))
     };
@@ -113,8 +113,8 @@ fn pulled_image(name: &str, image: Option<Image>, already_present: bool) -> Pull
     }
 }
 
-/// What to say of an image for another platform. A runtime refuses it only where an index gives it the choice; what
-/// has one platform only is pulled whatever that is, and may even run, through an emulator.
+/// The note on an image for a different platform. A runtime rejects such an image only if an index offers a choice; an
+/// image with a single platform is always pulled, and may even run, through an emulator.
 fn platform_note(platform: &str) -> Option<String> {
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -155,7 +155,7 @@ async fn pull_with_credentials(
     Ok(())
 }
 
-/// Whether other credentials may change the outcome: registries hide what one may not see as "not found".
+/// Whether other credentials may change the result: registries report "not found" for what the user may not see.
 fn other_credentials_may_help(error: &Error) -> bool {
     matches!(
         error,
@@ -166,7 +166,7 @@ fn other_credentials_may_help(error: &Error) -> bool {
     )
 }
 
-/// Pulls, and tells of bytes meanwhile.
+/// Pulls the image and reports progress.
 async fn pull_once(
     runtime: &dyn Runtime,
     request: &PullRequest,
@@ -210,13 +210,13 @@ fn cri_auth(credentials: &Credentials) -> AuthConfig {
     }
 }
 
-/// Upstream's form: the familiar name, an at sign, and the runtime's ID.
+/// Upstream's format: the familiar name, an at sign, and the runtime's ID.
 fn image_id(image: &str, id: &str) -> Option<String> {
     let reference = ImageReference::parse(image).ok()?;
     (!id.is_empty()).then(|| format!("{}@{id}", reference.familiar_name()))
 }
 
-/// What an attempt's result means for the tag.
+/// Converts the result of an attempt to its result for the tag.
 pub fn attempt_result(result: Result<PulledImage, PullFailure>, secrets: &PullSecrets) -> AttemptResult {
     let mut notes = secrets.problems.clone();
     match result {
@@ -251,7 +251,7 @@ pub fn attempt_result(result: Result<PulledImage, PullFailure>, secrets: &PullSe
     }
 }
 
-/// The error as the user of the tag should read it.
+/// The error message for the user of the tag.
 pub fn error_message(error: &Error) -> String {
     match error {
         Error::Timeout {
@@ -261,27 +261,28 @@ pub fn error_message(error: &Error) -> String {
         } => {
             format!("the pull did not end within its {} s", after.as_secs_f64().ceil())
         }
-        // Which image it is the reader knows.
+        // The reader already knows the image.
         Error::Pull { cause, message, .. } => format!("{cause}: {message}"),
         other => other.to_string(),
     }
 }
 
-/// What the Secrets of a tag hold.
+/// The content of a tag's Secrets.
 #[derive(Debug, Clone, Default)]
 pub struct PullSecrets {
-    /// What can be used, by the namespace of the jobs that brought it.
+    /// The usable credentials, by the namespace of the jobs that brought them.
     keyrings: BTreeMap<String, Keyring>,
-    /// What cannot, in words.
+    /// Messages about the Secrets that cannot be used.
     pub problems: Vec<String>,
-    /// How an attempt that the registry refuses is repeated where one of them could not be read, so that credentials may
-    /// be missing.
+    /// How an attempt that the registry rejects is retried if a Secret could not be read, so that credentials may be
+    /// missing.
     pub unread_retry: Option<AttemptRetry>,
 }
 
 impl PullSecrets {
-    /// What to try for `repository`, in order: one of each namespace in turn, so that none has to wait for all of
-    /// another's; `first` has the first turn. Nothing means anonymously.
+    /// The credentials to try for `repository`, in order: one of each namespace in turn, starting with
+    /// `first_namespace`, so that no namespace has to wait for all credentials of a different one. Empty means an
+    /// anonymous pull.
     pub fn credentials(&self, repository: &str, first_namespace: &str) -> Vec<Credentials> {
         let (own, others): (Vec<_>, Vec<_>) = self
             .keyrings
@@ -306,7 +307,7 @@ impl PullSecrets {
         }
     }
 
-    /// Adds what a Secret holds.
+    /// Adds the credentials of a Secret.
     fn add_secret(&mut self, secret: &PullSecret) -> Result<Option<HelpersIgnored>, String> {
         let value = |key: &str| secret.data.get(key).map(|value| value.0.as_slice());
         let keyring = self.keyrings.entry(secret.job_namespace.clone()).or_default();
@@ -322,11 +323,11 @@ impl PullSecrets {
     }
 }
 
-/// A Secret that was read, without what is of no use here.
+/// A Secret that was read, reduced to the used keys.
 struct PullSecret {
     /// The namespace of the jobs that brought it.
     job_namespace: String,
-    /// Its own namespace and name.
+    /// Namespace and name of the Secret.
     full_name: String,
     type_: String,
     data: BTreeMap<String, ByteString>,
@@ -349,8 +350,8 @@ impl PullSecret {
     }
 }
 
-/// Takes out what is too much: as long as all together are too long, the longest of the namespace that has the most. What
-/// a namespace has is known only once its Secrets are read.
+/// Removes what exceeds the maximum: as long as the total is too large, the largest Secret of the namespace that has
+/// the most bytes. The bytes of a namespace are unknown until its Secrets are read.
 fn remove_oversized(all: &mut Vec<PullSecret>) -> Vec<PullSecret> {
     let mut removed = Vec::new();
     loop {
@@ -435,9 +436,9 @@ pub async fn read_secrets(
     secrets
 }
 
-/// The namespace of the jobs that a Secret serves; `None` where none of them is an owner of the tag. Credentials belong to
-/// the jobs that brought them: a copy that names its jobs serves the tags of these only, and one that names none serves
-/// all. A NodeImage lists the Secrets of all jobs that want the image.
+/// The namespace of the jobs that a Secret serves; `None` if none of them is an owner of the tag. Credentials belong to
+/// the jobs that brought them: a copy that names its jobs serves only their tags, and one that names none serves all. A
+/// NodeImage lists the Secrets of all jobs that use the image.
 fn job_namespace_of(secret: &Secret, owners: &[ObjectReference]) -> Option<String> {
     let Some(references) = secret.annotations().get(SECRET_REFERENCES) else {
         return Some(String::new());
@@ -498,7 +499,7 @@ mod tests {
         );
     }
 
-    /// A Secret that a job of that namespace brought, with these users for `r`; its text has so many bytes at least.
+    /// A Secret that a job of that namespace brought, with these users for `r` and at least `bytes` bytes of text.
     fn secret_from(namespace: &str, users: &[String], bytes: usize) -> Secret {
         let entries = users.iter().enumerate();
         let entries: BTreeMap<_, _> = entries
@@ -526,7 +527,7 @@ mod tests {
         }
     }
 
-    /// What an API server that has these Secrets makes of all of them.
+    /// Reads all of these Secrets from an API server.
     async fn secrets_from(all: Vec<Secret>, owners: &[ObjectReference]) -> PullSecrets {
         let names: Vec<_> = (0..all.len()).map(|n| ("ns".to_owned(), n.to_string())).collect();
         let all = std::sync::Arc::new(all);
@@ -560,7 +561,7 @@ mod tests {
             "{:?}",
             secrets.problems
         );
-        // Alone it has all the room.
+        // A single namespace has the whole budget.
         all.truncate(3);
         let secrets = secrets_from(all, &[job("large")]).await;
         assert!(secrets.problems.is_empty(), "{:?}", secrets.problems);
@@ -716,7 +717,7 @@ mod tests {
         assert_eq!(words, "secret x is missing; the pull did not end within its 5 s");
     }
 
-    /// What an API server that answers with that code, or that is away, makes of one pull secret.
+    /// Reads one pull secret from an API server that answers with that code, or that is unreachable.
     async fn secrets_from_api_status(code: Option<u16>) -> PullSecrets {
         let service = tower::service_fn(move |_: http::Request<kube::client::Body>| async move {
             let Some(code) = code else {
@@ -736,7 +737,7 @@ mod tests {
             (None, Some(AttemptRetry::Prevented)),
             (Some(500), Some(AttemptRetry::Prevented)),
             (Some(429), Some(AttemptRetry::Prevented)),
-            // An API server that has just started does not know the roles yet.
+            // A starting API server has not loaded the roles yet.
             (Some(403), Some(AttemptRetry::Uncounted)),
             (Some(404), None),
         ] {

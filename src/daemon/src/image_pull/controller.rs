@@ -1,4 +1,4 @@
-//! The loop: takes in what happened, asks [`super::plan`], acts, tells.
+//! The reconcile loop: receives events, calls [`super::plan`], acts and reports.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::pending;
@@ -29,24 +29,24 @@ use kruise_ops::panics::{Panicked, catch_panic, catch_panic_sync};
 
 /// The API server's clock may be corrected while we sleep.
 const MAX_SLEEP: Duration = Duration::from_secs(30);
-/// What shutdown may take to write a last status.
+/// Timeout for the last status write at shutdown.
 const SHUTDOWN_FLUSH_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// The duty's name in `/healthz`.
+/// The controller's name in `/healthz`.
 const NAME: &str = "image pull";
-/// The pause after a pass in which something panicked.
+/// Delay after a reconcile in which something panicked.
 const PANIC_BACKOFF: Duration = Duration::from_secs(5);
 
 type TagProgress = (TagKey, u64, PullProgress);
 type EndedAttempt = (TagKey, u64, AttemptResult);
 type WriteResult = Result<NodeImage, cluster::Error>;
 
-/// What has happened.
+/// What triggers a reconcile.
 enum PullEvent {
     AttemptEnded(Result<EndedAttempt, JoinError>),
     Progress(TagProgress),
     StatusWritten(Option<Box<WriteResult>>),
-    /// There is something to take in, a runtime has come or gone, or time has passed.
+    /// The NodeImage changed, a runtime appeared or disappeared, or a timer fired.
     Wake,
 }
 
@@ -54,7 +54,7 @@ pub(super) struct ImagePullController {
     ctx: Context,
     changes: UnboundedReceiver<Change<ObservedNodeImage>>,
     observed: Option<Arc<ObservedNodeImage>>,
-    /// What the watch said last, as long as no pass has taken it in.
+    /// The last change from the watch, until a reconcile has handled it.
     pending_change: Option<Option<Arc<ObservedNodeImage>>>,
     board: TaskBoard,
     attempts: JoinSet<EndedAttempt>,
@@ -65,7 +65,7 @@ pub(super) struct ImagePullController {
     publisher: StatusPublisher,
     status_writes: JoinSet<WriteResult>,
     written_resource_version: u64,
-    /// Work on a tag has panicked in this pass.
+    /// Work on a tag has panicked in this reconcile.
     panicked: bool,
 }
 
@@ -94,7 +94,7 @@ impl ImagePullController {
         }
     }
 
-    /// Works until shutdown.
+    /// Runs until shutdown.
     pub(super) async fn run(mut self) {
         let shutdown = self.ctx.shutdown.clone();
         let mut runtimes = self.ctx.runtimes.subscribe();
@@ -104,7 +104,7 @@ impl ImagePullController {
             let result = catch_panic_sync(NAME, "pass", || self.reconcile(event)).flatten();
             let requeue_after = result.as_ref().map_or(Some(PANIC_BACKOFF), |wake| *wake);
             step.set_idle(requeue_after);
-            // What happens meanwhile waits: it may be what the pass panics at.
+            // New events wait: one of them may cause the panic.
             if result.is_err() && shutdown.run_until_cancelled(sleep(PANIC_BACKOFF)).await.is_none() {
                 break;
             }
@@ -129,22 +129,22 @@ impl ImagePullController {
         PullLimits::for_node(self.ctx.options.max_pulls(), runtime)
     }
 
-    /// Takes in what has happened, plans and acts. Returns how long to sleep if nothing happens; none is for ever. What
-    /// panics at one tag concerns that alone; an error is a panic that belongs to none.
+    /// Handles the event, plans and acts. Returns the delay until the next reconcile without an event; `None` means no
+    /// timer. A panic in the work on one tag affects only that tag; an error is a panic that belongs to no tag.
     fn reconcile(&mut self, event: PullEvent) -> Result<Option<Duration>, Panicked> {
         let (now, limits) = (self.ctx.cluster.clock.now(), self.limits());
         match event {
             PullEvent::AttemptEnded(Ok((key, run, ended))) => {
                 self.with_tag(&key, now, |duty| duty.on_attempt_ended(&key, run, ended));
             }
-            // Only what was stopped ends without a result.
+            // Only a cancelled attempt ends without a result.
             PullEvent::AttemptEnded(Err(_)) | PullEvent::Wake => {}
             PullEvent::Progress((key, run, progress)) => {
                 self.with_tag(&key, now, |duty| duty.on_progress(&key, run, progress));
             }
             PullEvent::StatusWritten(written) => self.on_status_written(written.map(|written| *written)),
         }
-        // One that panics stays for the next pass; what was known before is worked on.
+        // A change that panics is kept for the next reconcile; until then the previous NodeImage is used.
         if let Some(change) = self.pending_change.clone() {
             match catch_panic_sync(NAME, "NodeImage", || self.on_node_image(change)) {
                 Ok(()) => self.pending_change = None,
@@ -174,7 +174,7 @@ impl ImagePullController {
         Ok(requeue_after.into_iter().chain(retry_after).min())
     }
 
-    /// Looks at all tags; see [`looked`].
+    /// Evaluates all tags; see [`evaluate_tags`].
     fn evaluate<T>(
         &mut self,
         now: Timestamp,
@@ -197,7 +197,7 @@ impl ImagePullController {
         }
     }
 
-    /// Work on a tag has panicked, with that outcome.
+    /// Handles the outcome of a panic in the work on a tag.
     fn on_tag_panic(&mut self, key: &TagKey, outcome: AttemptOutcome, now: Timestamp) {
         self.panicked = true;
         self.stop_attempt(key);
@@ -252,7 +252,7 @@ impl ImagePullController {
         self.running_attempts.insert(key.clone(), (run, handle));
     }
 
-    /// Stops an attempt; the runtime drops the pull when its caller does.
+    /// Cancels an attempt; the runtime cancels the pull when its caller disconnects.
     fn stop_attempt(&mut self, key: &TagKey) {
         self.transfer_rates.forget(key);
         if let Some((_, handle)) = self.running_attempts.remove(key) {
@@ -263,7 +263,7 @@ impl ImagePullController {
 
     fn on_node_image(&mut self, observed: Option<Arc<ObservedNodeImage>>) {
         let (previous, current) = (self.observed.as_ref(), observed.as_ref());
-        // The echo of a write of ours is no news: its answer may be what was lost.
+        // The watch event of our own write does not count as contact: its response may be what was lost.
         if previous.map(|observed| &observed.specs) != current.map(|observed| &observed.specs) {
             self.publisher.on_server_contact();
         }
@@ -278,7 +278,7 @@ impl ImagePullController {
             self.written_resource_version = 0;
         }
         if let Some(observed) = &observed {
-            // While a write of ours is under way, and until its echo, the watch is behind what we know.
+            // During a write of ours, and until the watch shows it, the watch is behind our status.
             if self.status_writes.is_empty() && observed.resource_version >= self.written_resource_version {
                 self.publisher.stored = observed.status.clone();
             }
@@ -304,7 +304,7 @@ impl ImagePullController {
         self.report_outcome(key, outcome, now);
     }
 
-    /// Tells what came of an attempt.
+    /// Reports the outcome of an attempt.
     fn report_outcome(&self, key: &TagKey, outcome: AttemptOutcome, now: Timestamp) {
         match outcome {
             AttemptOutcome::Finished => self.report_end(key, now),
@@ -313,7 +313,7 @@ impl ImagePullController {
         }
     }
 
-    /// Bytes have come; those of an attempt that was stopped meanwhile do not count.
+    /// Handles new progress; that of a cancelled attempt is ignored.
     fn on_progress(&mut self, key: &TagKey, run: u64, progress: PullProgress) {
         if self
             .running_attempts
@@ -340,7 +340,7 @@ impl ImagePullController {
         );
     }
 
-    /// Writes the status if it is time. Returns when it will be.
+    /// Writes the status if it is due. Returns when it is due next.
     fn publish_status(&mut self, limits: &PullLimits, now: Timestamp) -> Result<Option<Timestamp>, Panicked> {
         if self.observed.is_none() || !self.status_writes.is_empty() {
             return Ok(None);
@@ -360,7 +360,7 @@ impl ImagePullController {
     fn write_status(&mut self, current: &kruise_api::node_image::NodeImageStatus) {
         let Some(observed) = &self.observed else { return };
         let mut patch = publish::status_patch(&self.publisher.stored, current);
-        // Refused if the NodeImage was made anew meanwhile.
+        // Rejected if the NodeImage was deleted and created again meanwhile.
         set(&mut patch, &["metadata", "uid"], serde_json::json!(observed.uid));
         let (client, name) = (self.ctx.cluster.client.clone(), self.ctx.node_name.clone());
         let what = "writing the NodeImage's status";
@@ -403,7 +403,7 @@ impl ImagePullController {
         }
     }
 
-    /// At shutdown: what has ended and was not told yet is told.
+    /// At shutdown: writes the ends of tags that are not written yet.
     async fn flush_status(mut self) {
         self.attempts.abort_all();
         let flush = async {
@@ -434,8 +434,8 @@ impl ImagePullController {
     }
 }
 
-/// What `look` says of all tags. Where it panics, each is looked at by itself: where that panics too, an attempt of the tag
-/// has failed, and where that does not help, the tag is given up. Returns what came of these, too.
+/// The result of `evaluate` for all tags. If it panics, each tag is evaluated alone: if that panics too, the tag's
+/// attempt counts as failed, and if that does not help, the tag is given up. Also returns the outcomes of these tags.
 fn evaluate_tags<T>(
     board: &mut TaskBoard,
     now: Timestamp,
@@ -465,12 +465,12 @@ fn evaluate_tags<T>(
     (all(board), failed)
 }
 
-/// A tag in words.
+/// The image of a tag, for messages.
 fn image_name(key: &TagKey) -> String {
     join_name_and_tag(&key.name, &key.tag)
 }
 
-/// One attempt on behalf of that namespace: the credentials, and then the pull.
+/// One attempt on behalf of that namespace: reads the credentials, then pulls.
 async fn pull_tag(
     client: kube::Client,
     runtimes: Runtimes,
@@ -536,7 +536,7 @@ mod tests {
         board
     }
 
-    /// What is to begin, where a look panics at `bad` in these stages.
+    /// The tags whose pull starts, if evaluating `bad` panics in these stages.
     fn plan_with_panics(
         board: &mut TaskBoard,
         now: i64,
@@ -620,7 +620,8 @@ mod tests {
         assert_eq!(board.on_panic(&key("bad"), message, at(5)), AttemptOutcome::Stale);
     }
 
-    /// A duty that works on these asks, the messages of their tags as they are written, and what ends it.
+    /// A running controller with these specs; returns the messages of its tags at each status write, and the guard that
+    /// stops it.
     fn running_controller(
         specs: BTreeMap<TagKey, PullSpec>,
     ) -> (UnboundedReceiver<Vec<String>>, tokio_util::sync::DropGuard) {
@@ -693,7 +694,7 @@ mod tests {
         with_timeout("the status", 600, written.recv()).await.unwrap();
     }
 
-    /// Whether the whole pass panics or what the NodeImage says.
+    /// Whether the whole reconcile panics, or only the handling of the NodeImage.
     #[tokio::test(start_paused = true)]
     async fn panicking_pull_reconcile_is_retried_after_backoff() {
         for object in ["pass", "NodeImage"] {
@@ -711,7 +712,7 @@ mod tests {
         }
     }
 
-    /// Whatever is done about a tag panics: its tries are used up without a pull, and other tags are pulled.
+    /// All work on a tag panics: its attempts are used up without a pull, and other tags are pulled.
     #[tokio::test(start_paused = true)]
     async fn tag_with_panicking_steps_fails_alone() {
         let (bad, good) = (key("steps"), key("beside"));
@@ -728,7 +729,7 @@ mod tests {
         assert!(panics.times() > 0);
     }
 
-    /// The runtime panics at each pull: its tries are used up, and the status says why.
+    /// The runtime panics at each pull: the tag's attempts are used up, and the status contains the reason.
     #[tokio::test(start_paused = true)]
     async fn panicking_pull_is_a_failed_attempt() {
         let (mut written, _shutdown) =

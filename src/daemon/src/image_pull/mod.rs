@@ -1,11 +1,12 @@
-//! Pulls the images that this node's NodeImage asks for.
+//! Pulls the images that this node's NodeImage lists.
 //!
 //! In:  our NodeImage (watch), pull secrets (by name), the runtime's image service.
 //! Out: NodeImage status, events on the NodeImage and the tags' owners, metrics `image_pull_*`, live bytes.
 //!
 //! One task per tag; at most `--max-workers-for-pull-image` attempts at once, shared fairly between namespaces and
-//! owners. See [`plan`] for every decision. After a crash of ours the runtime keeps what it has fetched, unfinished tags start
-//! again and keep their deadline, and finished ones are not repeated; attempts are counted anew.
+//! owners. See [`plan`] for every decision. After a crash of the daemon the runtime keeps what it has fetched,
+//! unfinished tags start again and keep their deadline, and finished ones are not repeated; the attempt counter starts
+//! again.
 
 pub mod act;
 mod controller;
@@ -21,22 +22,22 @@ use kruise_api::node_image::NodeImage;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) use observe::parse_and_plan;
 
-/// Why the duty ended before it should.
+/// Why the controller ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The watch on the NodeImage ended, which it never does by itself.
+    /// The watch on the NodeImage ended, although it never should.
     #[error("the watch on the NodeImage ended")]
     WatchEnded,
 }
 
 impl Error {
-    /// Whether starting again may help.
+    /// Whether a restart may help.
     #[must_use]
     pub fn retryable(&self) -> bool {
         true
     }
 
-    /// The word used as metric label and reason.
+    /// The value of the metric label and reason.
     #[must_use]
     pub fn category(&self) -> &'static str {
         match self {
@@ -45,12 +46,12 @@ impl Error {
     }
 }
 
-/// Pulls until shutdown; what is known by then is written before this returns.
+/// Pulls until shutdown; the current status is written before this returns.
 ///
 /// # Errors
-/// When the watch ends by itself.
+/// When the watch ends.
 pub async fn run(mut ctx: Context) -> Result<(), Error> {
-    // OpenKruise's name of the source of these events, which field selectors of clients may hold.
+    // OpenKruise's source component of these events; clients may use it in field selectors.
     ctx.cluster.events = ctx.cluster.events.with_component("kruise-daemon-imagepuller");
     let api: Api<NodeImage> = Api::all(ctx.cluster.client.clone());
     let selector = ListParams::default().fields(&format!("metadata.name={}", ctx.node_name));

@@ -1,4 +1,4 @@
-//! From the NodeImage to what [`super::plan`] wants to know.
+//! Reduces the NodeImage to the input of [`super::plan`].
 
 use std::collections::BTreeMap;
 
@@ -14,16 +14,17 @@ use kruise_ops::panics::catch_panic_sync;
 const DEFAULT_TIMEOUT_SECONDS: i32 = 600;
 const DEFAULT_BACKOFF_LIMIT: u32 = 3;
 
-/// What we keep of the NodeImage.
+/// The observed NodeImage.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(super) struct ObservedNodeImage {
-    /// Another UID is another NodeImage.
+    /// A different UID means a different NodeImage.
     pub(super) uid: String,
-    /// The object's version as a number, to tell news from echoes; 0 where it is none.
+    /// The object's resource version as a number, to detect the watch events of our own writes; 0 if it is not a
+    /// number.
     pub(super) resource_version: u64,
-    /// What is asked.
+    /// The requested pulls.
     pub(super) specs: BTreeMap<TagKey, PullSpec>,
-    /// What the status says.
+    /// The stored status.
     pub(super) status: NodeImageStatus,
 }
 
@@ -39,7 +40,7 @@ pub(super) fn observe(object: NodeImage) -> ObservedNodeImage {
     }
 }
 
-/// Reads a NodeImage, and plans for it.
+/// Parses a NodeImage and plans for it.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn parse_and_plan(data: &[u8]) {
     use super::plan::{PullLimits, TaskBoard, plan, status};
@@ -67,7 +68,7 @@ pub(super) fn resource_version(metadata: &ObjectMeta) -> u64 {
     version.and_then(|v| v.parse().ok()).unwrap_or(0)
 }
 
-/// What is asked for the tags of one image. A tag that cannot be read, or whose image cannot, cannot be pulled.
+/// The pull specs of one image's tags. A tag that is unreadable, or whose image is, cannot be pulled.
 fn tag_specs(name: &str, image: &ImageSpec) -> Vec<(TagKey, PullSpec)> {
     let tag_spec = |tag: &ImageTagSpec| {
         let key = TagKey {
@@ -188,7 +189,7 @@ mod tests {
         assert!(spec.image.unwrap_err().contains("\"Bad:1\" is not valid"));
     }
 
-    /// Nothing is known of when an image was pulled, so it is pulled again, which says when.
+    /// The time of an earlier pull is unknown, so the image is pulled again, which records the time.
     #[test]
     fn unreadable_timestamp_does_not_prevent_a_pull() {
         use super::super::plan::{PullLimits, TaskBoard, plan, status};

@@ -1,4 +1,4 @@
-//! What others see of the duty: events, metrics, the live view.
+//! Reports of the controller: events, metrics, the live view.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -15,10 +15,10 @@ use kruise_api::node_image::{ImagePullPhase, ImageTagStatus, NodeImage};
 use kruise_cluster::{EventRecorder, EventType};
 use kruise_ops::metrics::metrics;
 
-/// Speed is measured over the last seconds.
+/// The span over which transfer rates are measured.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
 
-/// Tells that an attempt begins.
+/// Logs the start of an attempt.
 pub(super) fn attempt_started(key: &TagKey, task: &PullTask) {
     tracing::info!(
         image = image_reference(key, task),
@@ -28,7 +28,7 @@ pub(super) fn attempt_started(key: &TagKey, task: &PullTask) {
     );
 }
 
-/// Tells that an attempt failed and there will be another.
+/// Logs a failed attempt that will be retried.
 pub(super) fn attempt_failed(key: &TagKey, board: &TaskBoard) {
     let Some(task) = board.get(key) else { return };
     let next = match &task.stage {
@@ -45,7 +45,7 @@ pub(super) fn attempt_failed(key: &TagKey, board: &TaskBoard) {
     );
 }
 
-/// Tells that an attempt was stopped.
+/// Logs a cancelled attempt.
 pub(super) fn attempt_cancelled(key: &TagKey) {
     let image = join_name_and_tag(&key.name, &key.tag);
     tracing::info!(image, "cancelled the pull of the image");
@@ -57,13 +57,13 @@ struct TagEvent {
     type_: EventType,
     reason: &'static str,
     note: String,
-    /// Whether those who want the tag are told, too: a job over thousands of nodes needs no event for each success.
+    /// Whether the owners of the tag get the event, too: a job over thousands of nodes needs no event for each success.
     to_owners: bool,
 }
 
 impl TagEvent {
-    /// OpenKruise's, to the letter, but for the last error of a tag that was given up at its deadline, which is told
-    /// nowhere there. The node is the event's host.
+    /// Exactly OpenKruise's events, plus one for the last error of a tag that was given up at its deadline, which
+    /// OpenKruise reports nowhere. The node is the event's host.
     fn for_status(
         status: &ImageTagStatus,
         image: &str,
@@ -96,7 +96,7 @@ impl TagEvent {
     }
 }
 
-/// Tells the end of a tag, on the NodeImage and the owners, and how long it took.
+/// Reports the end of a tag and its duration, with events on the NodeImage and the owners.
 pub(super) fn publish_end(
     events: &EventRecorder,
     (node, uid): (&str, &str),
@@ -121,7 +121,7 @@ pub(super) fn publish_end(
     }
 }
 
-/// Logs the end of a tag; the word for how it ended.
+/// Logs the end of a tag; returns the result label.
 fn log_pull_end(image: &str, task: &PullTask, status: &ImageTagStatus, took: Duration) -> &'static str {
     let succeeded = status.phase == ImagePullPhase::Succeeded;
     let result = if succeeded { "succeeded" } else { "failed" };
@@ -137,7 +137,7 @@ fn log_pull_end(image: &str, task: &PullTask, status: &ImageTagStatus, took: Dur
     result
 }
 
-/// As Go prints a duration, to the millisecond: `4.13s`, `1m0.5s`.
+/// Formats a duration as Go does, to the millisecond: `4.13s`, `1m0.5s`.
 fn go_duration(took: Duration) -> String {
     let millis = took.as_millis();
     if millis == 0 {
@@ -159,7 +159,7 @@ fn go_duration(took: Duration) -> String {
     }
 }
 
-/// Whom events on the NodeImage are about.
+/// The object of events on the NodeImage.
 fn node_image_reference(name: &str, uid: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some(NodeImage::api_version(&()).into_owned()),
@@ -186,14 +186,14 @@ fn owner_names(task: &PullTask) -> String {
         .join(",")
 }
 
-/// Bytes over time, per pull.
+/// Bytes over time for each pull.
 #[derive(Default)]
 pub(super) struct TransferRates {
     samples: HashMap<TagKey, VecDeque<(Instant, u64)>>,
 }
 
 impl TransferRates {
-    /// Takes in that so many bytes were there at `now`.
+    /// Records the bytes at `now`.
     pub(super) fn sample(&mut self, key: &TagKey, done: u64, now: Instant) {
         let samples = self.samples.entry(key.clone()).or_default();
         if samples.back().is_some_and(|(_, last)| *last > done) {
@@ -209,12 +209,12 @@ impl TransferRates {
         }
     }
 
-    /// Forgets a pull.
+    /// Removes a pull.
     pub(super) fn forget(&mut self, key: &TagKey) {
         self.samples.remove(key);
     }
 
-    /// Bytes a second; none before two samples.
+    /// Bytes per second; none before two samples.
     fn bytes_per_second(&self, key: &TagKey) -> Option<u64> {
         let samples = self.samples.get(key)?;
         let ((first, from), (last, to)) = (samples.front()?, samples.back()?);
@@ -225,7 +225,7 @@ impl TransferRates {
     }
 }
 
-/// The board as the control API shows it; also sets the queue's gauges.
+/// The board for the control API; also sets the queue's gauges.
 pub(super) fn live_pulls(
     board: &TaskBoard,
     limits: &PullLimits,
@@ -266,7 +266,7 @@ fn pull_status(
         phase,
         owners: task.spec.owners.iter().map(owner_name).collect(),
         waits_for: waits_for(&task.stage, limits),
-        // The last look at the bytes was before the end.
+        // The last poll of the progress was before the end.
         bytes_done: if phase == live::PullPhase::Succeeded {
             progress.total
         } else {
@@ -422,7 +422,7 @@ mod tests {
             let shown = pull_status(&key, board.get(&key).unwrap(), &LIMITS, &TransferRates::default());
             (shown.bytes_done, shown.bytes_total)
         };
-        // The last look at the bytes is before the end.
+        // The last poll of the progress is before the end.
         board.set_progress(&key, run, PullProgress { done: 96, total: 100 }, now);
         assert_eq!(reported_bytes(&board), (96, Some(100)));
         board.on_attempt_ended(&key, run, pulled_result(), now);

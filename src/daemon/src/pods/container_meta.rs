@@ -1,4 +1,4 @@
-//! What the container meta duty needs of a Pod; Pods that it does not tell of carry none of it.
+//! The part of a Pod that the container meta controller needs; Pods without published metadata have none of it.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -12,30 +12,31 @@ use kruise_api::container_hash::{self, PodMetadata};
 use kruise_api::in_place::RuntimeContainerMetaSet;
 use kruise_api::{GROUP, keys};
 
-/// A Pod whose containers are told of in annotation `apps.kruise.io/runtime-containers-meta`.
+/// The metadata of a Pod that has annotation `apps.kruise.io/runtime-containers-meta`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodContainerMeta {
-    /// The annotation as it stands; none where it is absent or cannot be read.
+    /// The current annotation; none if it is absent or unreadable.
     pub published: Option<RuntimeContainerMetaSet>,
-    /// Whether an update in place is under way: condition `InPlaceUpdateReady` is False.
+    /// Whether an in-place update is in progress: condition `InPlaceUpdateReady` is False.
     pub updating: bool,
     /// The Pod's resource version.
     pub resource_version: String,
-    /// Its main containers.
+    /// The Pod's main containers.
     pub containers: Vec<DesiredContainer>,
 }
 
-/// The longest container, as JSON, that is hashed as kubelets before 1.31 did: for that all of it is read.
+/// The largest container, in bytes of JSON, that is hashed as kubelets before 1.31 did: that hash needs the whole
+/// container.
 const MAX_HASHED_BYTES: usize = 64 << 10;
 
-/// What a container is to be.
+/// The desired state of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DesiredContainer {
     /// Its name.
     pub name: String,
-    /// The hashes that kubelet may give the container when it makes it: that of 1.31 and later, and the older.
+    /// The hashes that kubelet may set when it creates the container: that of 1.31 and later, and the older one.
     pub plain_hashes: [u64; 2],
-    /// The environment that it takes from labels and annotations, with the values of now.
+    /// The environment from labels and annotations, with their current values.
     pub env: Vec<EnvVar>,
 }
 
@@ -44,20 +45,20 @@ pub struct DesiredContainer {
 pub struct EnvVar {
     /// Its name.
     pub name: String,
-    /// The value that the Pod's metadata gives; empty where it has none.
+    /// The value from the Pod's metadata; empty if it has none.
     pub value: String,
-    /// Whether the spec defines the name once more further down, so that this value never counts.
+    /// Whether the spec defines the name again later, so that this value never applies.
     pub shadowed: bool,
 }
 
 impl DesiredContainer {
-    /// The hash of its environment as it is to be.
+    /// The hash of the desired environment.
     #[must_use]
     pub fn env_hash(&self) -> u64 {
         container_hash::env_hash(self.env.iter().map(|v| (v.name.as_str(), v.value.as_str())))
     }
 
-    /// `left` is how many bytes of environment the Pod may still have.
+    /// `bytes_left` is the rest of the Pod's limit for environment bytes.
     fn parse(text: &RawValue, metadata: &PodMetadata<'_>, bytes_left: &mut usize) -> Result<Self, Error> {
         let container: raw::Container<'_> = serde_json::from_str(text.get())?;
         let variables: Vec<&RawValue> = match container.env {
@@ -100,7 +101,7 @@ impl DesiredContainer {
 }
 
 impl PodContainerMeta {
-    /// Reduces a Pod to this, if it is one to tell of: controlled by a workload of our group, or with sidecars
+    /// Reads the metadata of a Pod that needs the annotation: controlled by a workload of our group, or with sidecars
     /// of a SidecarSet.
     pub(super) fn from_pod(
         meta: &raw::Metadata<'_>,

@@ -1,7 +1,8 @@
-//! The Pods of this node, reduced to what the duties look at.
+//! The Pods of this node, reduced to what the controllers need.
 //!
-//! A mirror of these costs a fraction of the Pods themselves: no managed fields, volumes or commands, and of labels,
-//! annotations and environment only what [`PodContainerMeta`] says. Each Pod is reduced as it is read, before the next one.
+//! A store of these takes a fraction of the memory of the Pods themselves: no managed fields, volumes or commands, and
+//! of labels, annotations and environment only what [`PodContainerMeta`] contains. Each Pod is reduced while it is
+//! read, before the next one.
 
 mod container_meta;
 mod raw;
@@ -32,32 +33,32 @@ pub struct NodePod {
     pub namespace: String,
     /// Its name.
     pub name: String,
-    /// Its UID; another Pod of the same name has another one.
+    /// Its UID; a different Pod of the same name has a different one.
     pub uid: String,
-    /// The UID that the runtime knows its containers by: its own but for a static Pod, which the API server has a mirror
-    /// of with another UID.
+    /// The UID that the runtime has for the Pod: the same except for a static Pod, whose mirror Pod in the API server
+    /// has a different UID.
     pub runtime_uid: String,
-    /// The node that it is bound to.
+    /// The node that the Pod is bound to.
     pub node: String,
-    /// Whether its deletion has been asked for.
+    /// Whether it has a deletionTimestamp.
     pub terminating: bool,
-    /// Whether it has ended for good (phase Succeeded or Failed).
+    /// Whether it has ended permanently (phase Succeeded or Failed).
     pub terminal: bool,
-    /// When its containers start again after they have ended.
+    /// When kubelet restarts its containers after they have ended.
     pub restart_policy: RestartPolicy,
-    /// Whether kubelet says that it starts all of its containers again (condition `AllContainersRestarting`).
+    /// Whether kubelet reports that it restarts all of its containers (condition `AllContainersRestarting`).
     pub restarting_all_containers: bool,
-    /// Seconds that its containers get to stop; kubelet's 30 where the Pod does not say.
+    /// Termination grace period in seconds; kubelet's default of 30 if the Pod has none.
     pub grace_period_seconds: i64,
-    /// Its addresses, primary first; the node's where it uses the host's network.
+    /// Its addresses, primary first; the node's if it uses the host's network.
     pub ips: Vec<String>,
-    /// Its containers and init containers, in the order of its spec.
+    /// Its containers and init containers, in spec order.
     pub containers: Vec<PodContainer>,
-    /// What is told of its containers, if anything is.
+    /// The metadata to publish for its containers, if any.
     pub meta: Option<Box<PodContainerMeta>>,
 }
 
-/// What a container of a Pod is for.
+/// Role of a container in its Pod.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ContainerRole {
     /// One of `spec.containers`.
@@ -65,56 +66,56 @@ pub enum ContainerRole {
     Main,
     /// One of `spec.initContainers` with `restartPolicy: Always`: a native sidecar.
     Sidecar,
-    /// One of `spec.initContainers` that ends before the main ones begin.
+    /// One of `spec.initContainers` that ends before the main ones start.
     Init,
 }
 
-/// One container of a Pod: what its spec asks for and what kubelet says of it.
+/// One container of a Pod: its spec and its status from kubelet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodContainer {
     /// Its name.
     pub name: String,
-    /// What it is for.
+    /// Role in the Pod.
     pub role: ContainerRole,
-    /// The port that its hook names, if it names one.
+    /// The port that its hook references by name, if any.
     pub ports: Vec<Port>,
-    /// What is to be run before it is stopped.
+    /// The hook that runs before a stop.
     pub pre_stop: Option<core::LifecycleHandler>,
-    /// Its own restart policy, which goes before the Pod's.
+    /// Its own restart policy, which takes precedence over the Pod's.
     pub restart_policy: Option<RestartPolicy>,
-    /// The rules that go before either.
+    /// Rules that take precedence over both policies.
     pub restart_rules: Vec<RestartRule>,
-    /// What kubelet said last; nothing before the first report.
+    /// The last status from kubelet; none before the first report.
     pub status: Option<PodContainerStatus>,
 }
 
-/// A port of a container.
+/// A container port.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Port {
-    /// Its name, or empty.
+    /// Port name, or empty.
     pub name: String,
-    /// Its number.
+    /// Port number.
     pub number: i32,
 }
 
-/// What kubelet says of a container.
+/// Kubelet's status of a container.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodContainerStatus {
     /// `RUNTIME://ID` of the newest container; empty before there is one.
     pub container_id: String,
-    /// Whether it is ready: it runs and its readiness probe, if any, says so.
+    /// Whether it runs and its readiness probe, if any, succeeds.
     pub ready: bool,
-    /// How often it was started again.
+    /// Number of restarts.
     pub restart_count: i32,
     /// Whether it runs.
     pub running: bool,
-    /// Why it does not run, where kubelet holds it back: the reason and the message of state `waiting`.
+    /// Reason and message of state `waiting`, if kubelet delays the start.
     pub waiting: Option<(String, String)>,
-    /// How this container ended, or the one before it.
+    /// The last end of this container, or of the one before it.
     pub last_termination: Option<Termination>,
 }
 
-/// How a container ended.
+/// The end of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Termination {
     /// Its exit code.
@@ -125,37 +126,38 @@ pub struct Termination {
     pub finished_at: Option<Timestamp>,
 }
 
-/// The longest span that a number of an object can ask for: a year, far below where sums of spans overflow and where gRPC
-/// has no way to write them (1e8 hours).
+/// The maximum duration that a number of an object can request: a year, far below where sums of durations overflow and
+/// where gRPC cannot encode them (1e8 hours).
 const MAX_DURATION: Duration = Duration::from_secs(365 * 86_400);
 
-/// Seconds of a field of an object, between none and a year.
+/// Converts seconds of an object's field to a duration between zero and a year.
 #[must_use]
 pub fn bounded_seconds(number: i64) -> Duration {
     Duration::from_secs(u64::try_from(number).unwrap_or(0)).min(MAX_DURATION)
 }
 
-/// Labels that kubelet leaves on its containers in the runtime.
+/// Labels that kubelet sets on its containers in the runtime.
 const POD_UID_LABEL: &str = "io.kubernetes.pod.uid";
 const POD_NAME_LABEL: &str = "io.kubernetes.pod.name";
 const POD_NAMESPACE_LABEL: &str = "io.kubernetes.pod.namespace";
 
-/// Annotations of kubelet on the mirror of a static Pod, and of that Pod itself: its UID in the runtime.
+/// Annotations that kubelet sets on the mirror of a static Pod, and on that Pod itself: its UID in the runtime.
 const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 const CONFIG_HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 
 /// Condition of a Pod, since Kubernetes 1.35.
 const ALL_CONTAINERS_RESTARTING: &str = "AllContainersRestarting";
 
-/// More containers than kubelet could run; each costs some hundred bytes.
+/// More containers than kubelet could run; each takes some hundred bytes.
 const MAX_CONTAINERS: usize = 500;
-/// Bytes of all preStop hooks of a Pod, as JSON.
+/// Maximum bytes of all preStop hooks of a Pod, as JSON.
 const MAX_HOOK_BYTES: usize = 64 << 10;
-/// Bytes of all variables that the containers of a Pod take from labels and annotations: one annotation can be taken
-/// thousands of times.
+/// Maximum bytes of all variables that a Pod's containers take from labels and annotations: the same annotation can be
+/// referenced thousands of times.
 const MAX_ENV_BYTES: usize = 256 << 10;
 
-/// Why a Pod is not looked at: its author can make it so long that no other Pod of the node could be.
+/// Why a Pod is rejected: its author could make it so large that the daemon
+/// could not read other Pods of the node.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error(transparent)]
@@ -171,7 +173,7 @@ enum Error {
     EnvironmentTooLarge,
 }
 
-/// A mirror of the Pods on `node`, and the task that keeps it up to date.
+/// A store of the Pods on `node`, and the task that keeps it up to date.
 pub fn watch(cluster: &Cluster, node: &str) -> (Store<NodePod>, impl Future<Output = ()> + Send + use<>) {
     let api: Api<core::Pod> = Api::all(cluster.client.clone());
     let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
@@ -179,14 +181,14 @@ pub fn watch(cluster: &Cluster, node: &str) -> (Store<NodePod>, impl Future<Outp
 }
 
 impl NodePod {
-    /// The container of that name.
+    /// The container with that name.
     #[must_use]
     pub fn container(&self, name: &str) -> Option<&PodContainer> {
         self.containers.iter().find(|container| container.name == name)
     }
 
-    /// Whether a container with these labels in the runtime is the Pod's. Whoever creates Pods may call one of theirs a
-    /// mirror, so there name and namespace have to be right, too.
+    /// Whether a container with these labels in the runtime belongs to the Pod. A user who creates Pods may mark one as
+    /// a mirror, so for a mirror the name and namespace must match, too.
     #[must_use]
     pub fn owns_container(&self, labels: &BTreeMap<String, String>) -> bool {
         let has_label = |key: &str, value: &str| labels.get(key).is_some_and(|label| label == value);
@@ -195,7 +197,7 @@ impl NodePod {
         has_label(POD_UID_LABEL, &self.runtime_uid) && (self.runtime_uid == self.uid || name_matches)
     }
 
-    /// A container of the Pod, as events name it.
+    /// A reference to a container of the Pod for events.
     #[must_use]
     pub fn container_reference(&self, container: &str) -> core::ObjectReference {
         let list = match self.container(container).map(|view| view.role) {
@@ -213,7 +215,7 @@ impl NodePod {
         }
     }
 
-    /// Reduces a Pod to this.
+    /// Reduces a Pod to what the controllers need.
     fn from_raw(pod: raw::Pod<'_>) -> Result<Self, Error> {
         let raw::Pod {
             metadata,
@@ -322,7 +324,7 @@ impl PodContainer {
     }
 }
 
-/// The name of the port that a hook is for, if it goes by name.
+/// The name of the port that a hook references, if it uses a name.
 fn hook_port_name(hook: &core::LifecycleHandler) -> Option<&str> {
     match &hook.http_get.as_ref()?.port {
         IntOrString::String(name) => Some(name),
@@ -372,7 +374,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    /// Four containers of three roles, whose statuses come in another order than their specs.
+    /// Four containers of three roles, whose statuses have a different order than their specs.
     fn pod() -> Value {
         json!({
             "metadata": {"namespace": "ns", "name": "web", "uid": "u1", "deletionTimestamp": "2026-01-02T03:04:05Z"},
@@ -529,7 +531,7 @@ mod tests {
             pod["status"]["phase"] = json!("Failed");
             assert_eq!(parse(&pod).is_ok(), why != "containers", "{why}: it runs no more");
         }
-        // What nobody looks at may be long, and is not kept.
+        // Fields that are not used may be long, and are not kept.
         let mut pod = pod();
         let parsed = parse(&pod).unwrap();
         pod["spec"]["containers"][0]["args"] = json!(vec!["x"; 100_000]);

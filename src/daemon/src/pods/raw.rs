@@ -1,7 +1,7 @@
-//! A Pod as the API server sends it, read no further than the duties look.
+//! A Pod as the API server sends it, parsed no further than needed.
 //!
-//! Whoever may create Pods may make them long, and those of a node are read at once. What nobody looks at is passed
-//! over; what is looked at in some Pods only stays text until then.
+//! A user who creates Pods may make them large, and all Pods of a node are read at once. Unused fields are skipped;
+//! fields that only some Pods need are kept as text until then.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
-//! Whether kubelet starts a container again that has ended.
+//! Whether kubelet restarts a container that has ended.
 //!
-//! Since Kubernetes 1.34 a container can have a policy of its own, and rules that go by the exit code. One that says
-//! `RestartAllContainers` (1.35) has kubelet stop and start every container of the Pod.
+//! Since Kubernetes 1.34 a container can have a restart policy of its own, and rules based on the exit code. With a
+//! rule `RestartAllContainers` (1.35) kubelet stops and starts every container of the Pod.
 
 use std::fmt;
 
@@ -9,20 +9,20 @@ use serde::Deserialize;
 
 use super::{NodePod, PodContainer, PodContainerStatus};
 
-/// When kubelet starts an ended container again.
+/// When kubelet restarts an ended container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RestartPolicy {
-    /// Whatever it ended with.
+    /// With any exit code.
     #[default]
     Always,
-    /// Unless it ended with exit code 0.
+    /// Unless the exit code was 0.
     OnFailure,
     /// Not at all.
     Never,
 }
 
 impl RestartPolicy {
-    /// The policy of that name, if there is one.
+    /// Parses the policy of that name.
     pub(super) fn parse(name: Option<&str>) -> Option<Self> {
         match name? {
             "Always" => Some(Self::Always),
@@ -43,11 +43,11 @@ impl fmt::Display for RestartPolicy {
     }
 }
 
-/// What kubelet does when a container has ended with one of these exit codes.
+/// What kubelet does after certain exit codes of a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RestartRule {
     action: RestartAction,
-    /// Whether the codes are those that it is for, or those that it is not for.
+    /// Whether the rule applies to these codes, or to all others.
     operator_in: bool,
     codes: Vec<i32>,
 }
@@ -56,12 +56,12 @@ pub struct RestartRule {
 enum RestartAction {
     Restart,
     RestartAllContainers,
-    /// One that we do not know: the container's policy decides.
+    /// An unknown action: the container's policy decides.
     Other,
 }
 
 impl PodContainer {
-    /// What the first rule for this exit code says.
+    /// The action of the first rule for this exit code.
     fn rule_action(&self, code: i32) -> Option<RestartAction> {
         let rule = self
             .restart_rules
@@ -70,7 +70,7 @@ impl PodContainer {
         rule.map(|rule| rule.action)
     }
 
-    /// Whether kubelet starts all containers of the Pod again after some end of this one.
+    /// Whether kubelet restarts all containers of the Pod after some exit code of this one.
     #[must_use]
     pub fn may_restart_all_containers(&self) -> bool {
         self.restart_rules
@@ -78,7 +78,7 @@ impl PodContainer {
             .any(|rule| rule.action == RestartAction::RestartAllContainers)
     }
 
-    /// Whether its end is one after which kubelet starts all containers of the Pod again.
+    /// Whether kubelet restarts all containers of the Pod after the end of this one.
     fn restarts_all_containers(&self) -> bool {
         let code = self.status.as_ref().and_then(PodContainerStatus::exit_code);
         code.is_some_and(|code| self.rule_action(code) == Some(RestartAction::RestartAllContainers))
@@ -86,8 +86,8 @@ impl PodContainer {
 }
 
 impl PodContainerStatus {
-    /// What the container ended with, where it neither runs nor is about to: kubelet calls `waiting` what it is going to
-    /// start, and gives what it removed with all others an exit code of 137.
+    /// The exit code, if the container neither runs nor is about to start: kubelet reports `waiting` for a container
+    /// that it will start, and exit code 137 for one that it removed with all others.
     #[must_use]
     pub fn exit_code(&self) -> Option<i32> {
         let stopped = !self.running && self.waiting.is_none();
@@ -96,13 +96,13 @@ impl PodContainerStatus {
 }
 
 impl NodePod {
-    /// The policy by which kubelet decides about a container that no rule is for.
+    /// The restart policy that applies when no rule matches.
     #[must_use]
     pub fn restart_policy(&self, container: &PodContainer) -> RestartPolicy {
         container.restart_policy.unwrap_or(self.restart_policy)
     }
 
-    /// Whether kubelet starts the container again after it has ended with this code.
+    /// Whether kubelet restarts the container after this exit code.
     #[must_use]
     pub fn will_restart(&self, container: &PodContainer, code: i32) -> bool {
         match (container.rule_action(code), self.restart_policy(container)) {
@@ -113,7 +113,7 @@ impl NodePod {
         }
     }
 
-    /// Whether kubelet is about to start all of its containers again, whatever their policies are.
+    /// Whether kubelet is about to restart all of its containers, whatever their policies are.
     #[must_use]
     pub fn restarts_all_containers(&self) -> bool {
         self.restarting_all_containers || self.containers.iter().any(PodContainer::restarts_all_containers)
@@ -135,7 +135,7 @@ struct ExitCodes {
 }
 
 impl RawRestartRule {
-    /// None where kubelet passes over it.
+    /// None if kubelet ignores the rule.
     pub(super) fn parse(self) -> Option<RestartRule> {
         let ExitCodes { operator, values } = self.exit_codes?;
         let within = match operator.as_str() {
@@ -172,7 +172,7 @@ mod tests {
         json!({ "action": action, "exitCodes": { "operator": operator, "values": codes } })
     }
 
-    /// Exit codes of 0, 1 and 42 after which the first container is started again.
+    /// Those of the exit codes 0, 1 and 42 after which the first container is restarted.
     fn restarting_codes(pod: &NodePod) -> Vec<i32> {
         let codes = [0, 1, 42].into_iter();
         codes

@@ -1,4 +1,4 @@
-//! Carries the daemon's plan out against one runtime until every image is over.
+//! Executes the daemon's plan with one runtime until every image is finished.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -38,7 +38,7 @@ struct PullDriver {
     view: ProgressView,
 }
 
-/// Pulls all of `wanted`, at most `parallel` at once. Results are in the order of `wanted`.
+/// Pulls all `images`, at most `parallel` at once. Results are in the order of `images`.
 pub(super) async fn pull_all(
     runtime: Arc<dyn Runtime>,
     images: Vec<ImageToPull>,
@@ -67,7 +67,7 @@ pub(super) async fn pull_all(
         outcomes: HashMap::new(),
         view,
     };
-    // One after another, so that images begin in the order they were given.
+    // Added one after the other, so that pulls start in the given order.
     let mut specs: BTreeMap<TagKey, PullSpec> = BTreeMap::new();
     for w in images {
         specs.insert(w.key, w.spec);
@@ -82,7 +82,7 @@ pub(super) async fn pull_all(
 }
 
 impl PullDriver {
-    /// Works until `all` images are over, or the user has had enough.
+    /// Runs until `total` images are finished, or the user stops the command.
     async fn run(
         &mut self,
         total: usize,
@@ -106,7 +106,7 @@ impl PullDriver {
         }
     }
 
-    /// Plans and acts. Returns how long to sleep if nothing happens.
+    /// Plans and acts. Returns the delay until the next reconcile without an event.
     fn reconcile(&mut self) -> Duration {
         let now = Timestamp::now();
         let plan = plan::plan(&self.board, &self.limits, now);
@@ -154,7 +154,7 @@ impl PullDriver {
     fn on_attempt_ended(&mut self, key: &TagKey, run: u64, result: PullResult) {
         let present = result.as_ref().is_ok_and(|pulled| pulled.already_present);
         let mut outcome = act::attempt_result(result, &act::PullSecrets::default());
-        // Somebody waits for the command to end.
+        // A user waits for the command to end.
         if let AttemptResult::Failed { retry: again, .. } = &mut outcome
             && *again == AttemptRetry::Prevented
         {
@@ -193,7 +193,7 @@ impl PullDriver {
         self.outcomes.insert(key.clone(), outcome);
     }
 
-    /// What is not over will not be.
+    /// Gives up the unfinished images.
     fn cancel_remaining(&mut self) {
         self.attempts.abort_all();
         let now = Timestamp::now();

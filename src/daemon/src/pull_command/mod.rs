@@ -1,7 +1,7 @@
-//! `kruise-daemon pull`: gets images through the local runtime, without a cluster.
+//! `kruise-daemon pull`: pulls images through the local runtime, without a cluster.
 //!
 //! In:  image references and ImagePullJob manifests, a Docker configuration file, the runtime's socket.
-//! Out: progress on standard error, the result on standard output, exit status 0 only if all succeeded.
+//! Out: progress on standard error, the result on standard output, exit status 0 only if all pulls succeeded.
 //!
 //! The decisions are the daemon's own (`image_pull::plan`): limits, retries, credentials.
 
@@ -30,10 +30,10 @@ use kruise_ops::Progress;
 use plan::{Defaults, ImageToPull};
 use signals::StopSignal;
 
-/// How long a runtime that is preferred may take to answer after another one did.
+/// How long a preferred runtime may take to answer after another one did.
 const PREFERRED_RUNTIME_WAIT: Duration = Duration::from_millis(300);
 
-/// What errors call the content of the file that they name.
+/// The name in errors for the content of the file.
 const DOCKER_CONFIG: &str = "content";
 
 /// Options of `kruise-daemon pull`.
@@ -92,7 +92,7 @@ pub enum Output {
     Json,
 }
 
-/// Pulls, shows how far it is, and tells how it went.
+/// Pulls the images, and reports progress and results.
 pub async fn run(args: Args) -> ExitCode {
     let output = args.output;
     match pull(args).await {
@@ -132,7 +132,7 @@ async fn pull(args: Args) -> Result<bool, Error> {
     Ok(results.iter().all(|r| r.succeeded))
 }
 
-/// What to pull, with which credentials, and what is to be said of these.
+/// Reads what to pull and the credentials, and returns a warning about these, if any.
 fn read_inputs(args: &Args) -> Result<(Vec<ImageToPull>, Keyring, Option<String>), Error> {
     let defaults = Defaults {
         timeout_seconds: args.timeout,
@@ -186,7 +186,7 @@ fn read_text(path: &Path) -> std::io::Result<String> {
     std::fs::read_to_string(path)
 }
 
-/// The best runtime that answers, if one does after `wait` at the latest.
+/// The preferred runtime that answers, within `wait`.
 async fn connect_runtime(socket_file: Option<PathBuf>, wait: Duration) -> Result<Arc<dyn Runtime>, Error> {
     let runtimes = Runtimes::new(&DiscoveryOptions::new(socket_file));
     let mut changes = runtimes.subscribe();
@@ -196,7 +196,7 @@ async fn connect_runtime(socket_file: Option<PathBuf>, wait: Duration) -> Result
                 pending::<()>().await;
             }
         }
-        // A better one may be about to answer. One that hangs is not waited for.
+        // A preferred one may be about to answer. A hanging one is not waited for.
         sleep(PREFERRED_RUNTIME_WAIT).await;
     };
     let detection = async {

@@ -1,16 +1,16 @@
-//! How a pull ended: each image's outcome, or why nothing was pulled.
+//! The result of the command: each image's outcome, or why nothing was pulled.
 
 use std::path::PathBuf;
 
 use super::plan;
 use crate::image_pull::plan::keyring;
 
-/// How one image went.
+/// The outcome of one image.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PullOutcome {
     pub(super) image: String,
     pub(super) succeeded: bool,
-    /// It was there before.
+    /// The image was already on the node.
     pub(super) already_present: bool,
     pub(super) image_id: Option<String>,
     pub(super) message: Option<String>,
@@ -24,31 +24,31 @@ pub enum Error {
     /// A file cannot be read.
     #[error("{path}: {why}")]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the read.
         why: std::io::Error,
     },
-    /// A manifest is not what it should be.
+    /// A manifest is invalid.
     #[error("{path}: {why}")]
     Manifest {
-        /// Which.
+        /// Path of the manifest.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason for the rejection.
         why: plan::Error,
     },
-    /// The Docker configuration is not one.
+    /// The Docker configuration is invalid.
     #[error("{path} cannot be used: {why}")]
     DockerConfig {
-        /// Which.
+        /// Path of the configuration.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Reason for the rejection.
         why: keyring::Error,
     },
     /// A signal came before the first pull.
     #[error("interrupted")]
     Interrupted,
-    /// There is no runtime to pull with.
+    /// No runtime answers.
     #[error("no container runtime answers: {0}")]
     NoRuntime(String),
 }
@@ -60,7 +60,7 @@ impl Error {
         matches!(self, Self::NoRuntime(_) | Self::Interrupted)
     }
 
-    /// The word for it in JSON output.
+    /// The error category in JSON output.
     #[must_use]
     pub fn category(&self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! What the user sees: bars on a terminal, lines elsewhere, and the result.
+//! The output: bars on a terminal, lines elsewhere, and the result.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -15,7 +15,7 @@ const SPINNER_TEMPLATE: &str = "{spinner} {prefix}  {elapsed}  {msg}";
 const PROGRESS_TEMPLATE: &str =
     "{spinner} {prefix}  [{bar:30}] {bytes}/{total_bytes}  {binary_bytes_per_sec}  {eta} left  {msg}";
 
-/// Shows progress on standard error, and each result on standard output if that is to be text.
+/// Shows progress on standard error, and with text output each result on standard output.
 pub(super) struct ProgressView {
     bars: Option<MultiProgress>,
     text: bool,
@@ -23,7 +23,7 @@ pub(super) struct ProgressView {
 }
 
 impl ProgressView {
-    /// With bars, or with plain lines.
+    /// With progress bars, or with plain lines.
     pub(super) fn new(bars: bool, text: bool) -> Self {
         Self {
             bars: bars.then(MultiProgress::new),
@@ -32,7 +32,7 @@ impl ProgressView {
         }
     }
 
-    /// An attempt begins.
+    /// Shows the start of an attempt.
     pub(super) fn attempt_started(&mut self, key: &TagKey, image: &str) {
         let Some(bars) = &self.bars else {
             print_stderr(&format!("{image}: pulling"));
@@ -48,7 +48,7 @@ impl ProgressView {
         bar.enable_steady_tick(Duration::from_millis(200));
     }
 
-    /// Bytes have come.
+    /// Shows the progress of an attempt.
     pub(super) fn progress(&self, key: &TagKey, progress: PullProgress) {
         let Some(bar) = self.bars_by_tag.get(key) else {
             return;
@@ -65,7 +65,7 @@ impl ProgressView {
         });
     }
 
-    /// An attempt failed, and there will be another.
+    /// Shows a failed attempt that will be retried.
     pub(super) fn retrying(&self, key: &TagKey, image: &str, error: &str) {
         match self.bars_by_tag.get(key) {
             Some(bar) => bar.set_message(format!("again soon: {}", printable(error))),
@@ -73,7 +73,7 @@ impl ProgressView {
         }
     }
 
-    /// An image is over; `line` says how.
+    /// Shows the result of an image; `line` is its text.
     pub(super) fn finished(&mut self, key: &TagKey, line: &str) {
         if let Some(bar) = self.bars_by_tag.remove(key) {
             bar.finish_and_clear();
@@ -85,16 +85,16 @@ impl ProgressView {
         }
     }
 
-    /// Everything is over.
+    /// Removes the bars at the end.
     pub(super) fn clear(&self) {
         if let Some(bars) = &self.bars {
-            // A terminal that has gone is no reason to fail.
+            // A closed terminal is not a failure.
             let _ = bars.clear();
         }
     }
 }
 
-/// Prints on standard output. That nobody reads it is no reason to stop: the images are wanted all the same.
+/// Prints on standard output. A closed reader does not stop the command: the images are still needed.
 pub(super) fn print_stdout(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
 }
@@ -108,7 +108,7 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
-/// One image's result in a line.
+/// One image's result as a line.
 pub(super) fn result_line(outcome: &PullOutcome) -> String {
     let PullOutcome {
         image,
@@ -134,7 +134,7 @@ pub(super) fn result_line(outcome: &PullOutcome) -> String {
     }
 }
 
-/// All results as one document.
+/// All results as one JSON document.
 pub(super) fn results_json(outcomes: &[PullOutcome]) -> serde_json::Value {
     let images: Vec<_> = outcomes
         .iter()
@@ -153,7 +153,7 @@ pub(super) fn results_json(outcomes: &[PullOutcome]) -> serde_json::Value {
     json!({ "succeeded": outcomes.iter().all(|o| o.succeeded), "images": images })
 }
 
-/// Why nothing was pulled, as a document of the same shape.
+/// The error as a JSON document of the same shape.
 pub(super) fn error_json(error: &Error) -> serde_json::Value {
     json!({ "succeeded": false, "images": [], "error": error.to_string(), "reason": error.category() })
 }

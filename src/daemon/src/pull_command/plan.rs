@@ -14,60 +14,60 @@ const GROUP: &str = "apps.kruise.io";
 const VERSIONS: [&str; 2] = ["v1beta1", "v1alpha1"];
 const KIND: &str = "ImagePullJob";
 
-/// What is wrong with a manifest.
+/// Why a manifest is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// It is not YAML.
     #[error("not YAML: {0}")]
     Yaml(String),
-    /// It holds something else.
+    /// It contains a different kind of object.
     #[error("object {number} is {found}; expected {GROUP}/{} {KIND}", VERSIONS[0])]
     Kind {
-        /// Counted from 1.
+        /// Number of the document, from 1.
         number: usize,
-        /// `apiVersion` and `kind` as they are.
+        /// The actual `apiVersion` and `kind`.
         found: String,
     },
     /// A field is missing or wrong.
     #[error("object {number}, {KIND} {name:?}: {why}")]
     Spec {
-        /// Counted from 1.
+        /// Number of the document, from 1.
         number: usize,
-        /// The object's name.
+        /// Name of the object.
         name: String,
-        /// Which field, and why.
+        /// Field and reason.
         why: String,
     },
-    /// There is nothing in it.
+    /// It contains no object.
     #[error("there is no {KIND} in it")]
     Empty,
 }
 
-/// Limits for what has none of its own.
+/// Limits for images without their own.
 #[derive(Debug, Clone, Copy)]
 pub struct Defaults {
-    /// Of one attempt, 1 or more.
+    /// Timeout of one attempt, at least 1.
     pub timeout_seconds: i32,
-    /// After the first attempt.
+    /// Retries after the first attempt.
     pub retries: u32,
-    /// Pull what is present too.
+    /// Pull images that are already present.
     pub always: bool,
 }
 
 /// One image to pull.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ImageToPull {
-    /// As it was written.
+    /// The reference as written by the user.
     pub original: String,
-    /// Name and tag, which tell images apart.
+    /// Name and tag, which identify an image.
     pub key: TagKey,
-    /// How to pull it.
+    /// The pull for the runtime.
     pub spec: PullSpec,
-    /// What its user should know before.
+    /// A warning for the user before the pull.
     pub warning: Option<String>,
 }
 
-/// An image of the command line.
+/// Parses an image reference of the command line.
 pub fn parse_image(original: &str, defaults: &Defaults) -> ImageToPull {
     let reference = kruise_api::image_reference::ImageReference::parse(original);
     let key = match &reference {
@@ -101,10 +101,10 @@ pub fn parse_image(original: &str, defaults: &Defaults) -> ImageToPull {
     }
 }
 
-/// The images of a manifest's ImagePullJobs, in order.
+/// Parses the images of a manifest's ImagePullJobs, in order.
 pub fn parse_manifest(yaml: &str, defaults: &Defaults) -> Result<Vec<ImageToPull>, Error> {
     let mut images = Vec::new();
-    // Words such as yes are texts, as a label's value may be.
+    // Words such as yes are strings, as in a label's value.
     let options = serde_saphyr::options! { strict_booleans: true };
     let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(yaml, options)
         .map_err(|error| Error::Yaml(error.without_snippet().to_string()))?;
@@ -134,7 +134,7 @@ fn parse_job(number: usize, object: &Value, defaults: &Defaults) -> Result<Image
     let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let mut spec = object["spec"].clone();
     if let Some(spec) = spec.as_object_mut() {
-        // Required by the schema, and of no use here.
+        // The schema requires it, but it is not used here.
         spec.entry("completionPolicy")
             .or_insert_with(|| serde_json::json!({}));
     }
@@ -170,8 +170,8 @@ fn from_job_spec(name: &str, spec: ImagePullJobSpec, defaults: &Defaults) -> Ima
     image_to_pull
 }
 
-/// Without a deadline of its own an image gets one that all its attempts fit in, for a runtime that goes away costs
-/// no attempt.
+/// Sets the deadline. Without its own deadline an image gets one that fits all its attempts, because an attempt that
+/// loses the runtime does not count.
 fn set_active_deadline(spec: &mut PullSpec, seconds: Option<i64>) {
     let attempts = i32::try_from(spec.retries).unwrap_or(i32::MAX).saturating_add(1);
     let pauses = SignedDuration::from_secs(30).saturating_mul(attempts);
@@ -179,7 +179,7 @@ fn set_active_deadline(spec: &mut PullSpec, seconds: Option<i64>) {
     spec.active_deadline = Some(seconds.map_or(total, SignedDuration::from_secs));
 }
 
-/// Each image once, as it was asked for first.
+/// Keeps the first occurrence of each image.
 pub fn deduplicate(images: Vec<ImageToPull>) -> Vec<ImageToPull> {
     let mut seen_keys = BTreeMap::new();
     let is_first = |w: &ImageToPull| match seen_keys.entry(w.key.clone()) {

@@ -1,9 +1,9 @@
-//! What ends the command before all is pulled.
+//! Signals that end the command before all images are pulled.
 
 use tokio::signal::ctrl_c;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Signals that end the command: what it knows is still told.
+/// Signals that end the command; results so far are still printed.
 pub(super) struct StopSignal {
     sigterm: Option<Signal>,
 }
@@ -15,7 +15,7 @@ impl StopSignal {
         }
     }
 
-    /// Returns at SIGINT or SIGTERM. Where these cannot be waited for, stopping is the safer side.
+    /// Returns at SIGINT or SIGTERM. If no signal handler can be installed, it stops at once, which is safer.
     pub(super) async fn received(&mut self) {
         match &mut self.sigterm {
             Some(term) => tokio::select! {

@@ -15,10 +15,10 @@ use kruise_cluster::EventType;
 use kruise_cri::{self as cri, Runtime};
 use kruise_ops::panics;
 
-/// What a task reports of its container.
+/// An event of a task about its container.
 #[derive(Debug)]
 pub struct TaskEvent {
-    /// Which container.
+    /// The container.
     pub key: ContainerKey,
     /// What has happened.
     pub kind: TaskEventKind,
@@ -27,17 +27,17 @@ pub struct TaskEvent {
 /// What has happened to a container.
 #[derive(Debug)]
 pub enum TaskEventKind {
-    /// A slot is free, and its preStop hook begins.
+    /// A slot is free, and the preStop hook starts.
     HookStarted,
-    /// The runtime is asked to stop it.
+    /// The runtime is called to stop the container.
     StopStarted,
-    /// It has stopped.
+    /// The container has stopped.
     Stopped,
-    /// It was not stopped.
+    /// The container was not stopped.
     Failed {
-        /// What went wrong.
+        /// The error of the stop.
         error: StopError,
-        /// How much of the grace period is used up: by the hook, and by the runtime where it tried.
+        /// Used part of the grace period: by the hook, and by the runtime if it tried to stop the container.
         grace_spent: Duration,
     },
 }
@@ -45,16 +45,16 @@ pub enum TaskEventKind {
 /// Why a container was not stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum StopError {
-    /// What the runtime said.
+    /// The runtime returned an error.
     #[error(transparent)]
     Runtime(#[from] cri::Error),
-    /// A defect of ours.
+    /// A panic, which is a defect.
     #[error(transparent)]
     Panic(#[from] panics::Panicked),
 }
 
 impl StopError {
-    /// Whether the same stop may succeed later without anyone changing anything.
+    /// Whether the same stop may succeed later without a change.
     pub fn retryable(&self) -> bool {
         match self {
             Self::Runtime(error) => error.retryable(),
@@ -63,22 +63,22 @@ impl StopError {
     }
 }
 
-/// Everything that a stop needs.
+/// Everything that the stop of a container needs.
 pub struct StopTask {
-    /// What the daemon's Pods share.
+    /// The context shared by all Pods.
     pub shared: Arc<RecreateContext>,
     /// The runtime of the container.
     pub runtime: Arc<dyn Runtime>,
     /// The container's Pod.
     pub pod: Arc<NodePod>,
-    /// What to do.
+    /// The stop to execute.
     pub action: StopAction,
-    /// Where to report what became of it.
+    /// Where to send events.
     pub event_tx: mpsc::UnboundedSender<TaskEvent>,
 }
 
-/// Does the job; with a slot in hand at once, else when it gets one before the request's deadline. Dropping the future
-/// breaks it off.
+/// Runs the stop: at once if there already is a slot, otherwise when it gets one before the request's deadline.
+/// Dropping the future cancels it.
 pub async fn run(task: StopTask, slot: Option<StopSlot>) {
     let object = format!(
         "{}/{}, container {}",
@@ -121,7 +121,7 @@ impl StopTask {
         if let Some(hook) = &act.hook {
             let started = Instant::now();
             if let Err(error) = self.run_hook(hook, act.grace_period).await {
-                // Nobody knows how far it came: like kubelet, it gets the time once more.
+                // The progress of the hook is unknown: like kubelet, it gets the full time again.
                 let (error, grace_spent) = (error.into(), Duration::ZERO);
                 return self.send_event(TaskEventKind::Failed { error, grace_spent });
             }
@@ -138,8 +138,8 @@ impl StopTask {
             return self.send_event(TaskEventKind::Stopped);
         };
         tracing::warn!(pod = %self.pod.name, namespace = self.pod.namespace, container = key.container, id = target, %error, "failed to stop container");
-        // A runtime that answers has tried, and TERM may be out. Of one that does not, that is not known: like kubelet,
-        // the container is given the time once more.
+        // A runtime that answers has tried, and may have sent TERM. Without an answer that is unknown: like kubelet,
+        // the container gets the full time again.
         if matches!(error, cri::Error::Rejected { .. }) {
             grace_spent += started.elapsed();
         }
@@ -147,7 +147,7 @@ impl StopTask {
         self.send_event(TaskEventKind::Failed { error, grace_spent });
     }
 
-    /// A slot among the stops of this node; none where the request's deadline comes first.
+    /// Waits for a stop slot of this node; none if the request's deadline passes first.
     async fn acquire_slot(&self, slot: Option<StopSlot>) -> Option<StopSlot> {
         if slot.is_some() {
             return slot;
@@ -173,7 +173,7 @@ impl StopTask {
 
     fn send_event(&self, kind: TaskEventKind) {
         let key = self.action.key.clone();
-        // The receiver is gone only when the Pod's task has ended.
+        // The receiver is dropped only when the Pod's task has ended.
         let _ = self.event_tx.send(TaskEvent { key, kind });
     }
 
@@ -199,10 +199,10 @@ impl StopTask {
         self.publish_event(EventType::Normal, keys::EVENT_KILLING, "Recreating", note);
     }
 
-    /// Runs the hook for at most the grace period; where it fails the container is stopped all the same.
+    /// Runs the hook for at most the grace period; if it fails, the container is stopped anyway.
     ///
     /// # Errors
-    /// When the runtime went away, so that the hook must run again.
+    /// When the runtime disconnected, so that the hook must run again.
     async fn run_hook(&self, hook: &PreStopHook, grace: Duration) -> Result<(), cri::Error> {
         let container = &self.action.key.container;
         let target = hook::HookTarget {

@@ -1,13 +1,13 @@
-//! Carries out ContainerRecreateRequests for the Pods of this node.
+//! Executes ContainerRecreateRequests for the Pods of this node.
 //!
 //! In:  the node's requests and Pods (watches), the container runtime.
 //! Out: hooks and stops, request status, events on the containers, metrics `recreate_*`, the control API's list.
-//! One task per Pod that has requests; it looks, plans, acts and reports whenever something happens. Stops take
-//! [slots](super::stop_slots), and each runtime is asked for the containers of 16 Pods at a time. Every decision is in [`plan`].
+//! One task per Pod that has requests; it observes, plans, acts and reports at each event. Stops take
+//! [slots](super::stop_slots), and each runtime lists the containers of at most 16 Pods at a time. Every decision is in
+//! [`plan`].
 //!
-//! What a crash of the daemon can repeat: a preStop hook runs again where the container had not stopped yet,
-//! and TERM is sent to that same container once more. A container that was stopped is known by its ID and
-//! never mistaken for its successor.
+//! What a crash of the daemon can repeat: a preStop hook runs again if the container had not stopped yet, and TERM is
+//! sent to that same container again. A stopped container is identified by its ID and never mistaken for its successor.
 
 mod act;
 mod observe;
@@ -38,10 +38,10 @@ use pod_reconciler::PodReconciler;
 use report::RecreateStatusList;
 use runtime_queue::RuntimeQueue;
 
-/// The duty's name in `/healthz`.
+/// The controller's name in `/healthz`.
 const NAME: &str = "recreate";
 
-/// What the Pods' tasks share.
+/// What all Pods' tasks share.
 struct RecreateContext {
     ctx: Context,
     requests: Store<RecreateRequest>,
@@ -60,26 +60,26 @@ impl RecreateContext {
         }
     }
 
-    /// The moment of the daemon's own count; at most a day ahead.
+    /// Converts a monotonic time to an instant; at most a day ahead.
     fn instant_at(&self, mono: Duration) -> Instant {
         self.started_at + mono.min(self.started_at.elapsed() + Duration::from_secs(86_400))
     }
 }
 
-/// Why the duty ended.
+/// Why the controller ended.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A watch that never ends did.
+    /// A watch ended, although it never should.
     #[error("the watch of {0} ended")]
     WatchEnded(&'static str),
 }
 
-/// Runs until shutdown; `pods` is the mirror of this node's Pods.
+/// Runs until shutdown; `pods` is the store of this node's Pods.
 ///
 /// # Errors
-/// When a watch ends by itself.
+/// When a watch ends.
 pub async fn run(mut ctx: Context, pods: Store<NodePod>) -> Result<(), Error> {
-    // OpenKruise's name of the source of these events, which field selectors of clients may hold.
+    // OpenKruise's source component of these events; clients may use it in field selectors.
     ctx.cluster.events = ctx.cluster.events.with_component("kruise-daemon-crr");
     let api: Api<ContainerRecreateRequest> = Api::all(ctx.cluster.client.clone());
     let selector = ListParams::default().labels(&keys::crr_selector(&ctx.node_name));
@@ -104,7 +104,7 @@ pub async fn run(mut ctx: Context, pods: Store<NodePod>) -> Result<(), Error> {
         ended = dispatcher.run() => ended?,
         () = shutdown.cancelled() => {}
     }
-    // Each machine writes what it must; the process waits for that, within its own limit.
+    // Each reconciler flushes its status; the process waits for that, up to its own shutdown timeout.
     while dispatcher.reconcilers.join_next().await.is_some() {}
     Ok(())
 }
@@ -119,12 +119,12 @@ fn is_finished(request: &RecreateRequest) -> bool {
         || request.status.phase == ContainerRecreateRequestPhase::Completed
 }
 
-/// Gives each Pod that has requests a task, and rings its bell when something about it changes.
+/// Runs a task for each Pod that has requests, and notifies it of changes.
 struct Dispatcher {
     shared: Arc<RecreateContext>,
     notifiers: HashMap<Key, Arc<Notify>>,
     reconcilers: JoinSet<Key>,
-    /// Whose task each of them is.
+    /// The Pod of each task.
     task_keys: HashMap<Id, Key>,
 }
 
@@ -150,14 +150,14 @@ impl Dispatcher {
                         notifier.notify_one();
                     }
                 }
-                // The sender lives as long as the context that we hold.
+                // The sender lives as long as the context that we own.
                 Ok(()) = runtimes.changed() => self.notifiers.values().for_each(|bell| bell.notify_one()),
                 Some(ended) = self.reconcilers.join_next_with_id() => self.on_task_end(ended),
             }
         }
     }
 
-    /// Rings the Pod's bell; where it has no task it gets one if there is something to do.
+    /// Notifies the Pod's task, or starts one if there is an active request.
     fn notify_pod(&mut self, key: Key, active: bool) {
         if let Some(notifier) = self.notifiers.get(&key) {
             return notifier.notify_one();
@@ -184,7 +184,7 @@ impl Dispatcher {
             return;
         };
         self.notifiers.remove(&key);
-        // A request may have come between the machine's last look and its end.
+        // A request may have arrived between the last reconcile and the end of the task.
         let unfinished = |request: &Arc<RecreateRequest>| pod_key(request) == key && !is_finished(request);
         if self.shared.requests.list().iter().any(unfinished) {
             self.notify_pod(key, true);
@@ -207,12 +207,12 @@ mod tests {
     use kruise_api::container_recreate_request::ContainerRecreateRequestStatus;
     use kruise_ops::panics::injected::inject_panic;
 
-    /// A node with one Pod and one request for it, whose runtime panics; and the bodies of what is written.
+    /// A node with one Pod and one request for it, whose runtime panics; also returns the bodies of all writes.
     fn node_with_panicking_runtime() -> (Arc<RecreateContext>, Arc<Mutex<Vec<String>>>) {
         node_with_api_response(500)
     }
 
-    /// The same, of an API server with that answer to everything.
+    /// The same with an API server that answers every request with that code.
     fn node_with_api_response(code: u16) -> (Arc<RecreateContext>, Arc<Mutex<Vec<String>>>) {
         let written = Arc::new(Mutex::new(Vec::new()));
         let writes = Arc::clone(&written);
@@ -307,7 +307,8 @@ mod tests {
         assert!(shared.ctx.stop_slots.try_acquire("team").is_some());
     }
 
-    /// An API server that has just started may know no role yet: whoever waits for a daemon's first word gives it up soon.
+    /// A starting API server may not have loaded any role yet: a client that waits for the daemon's first status gives
+    /// up soon.
     #[tokio::test(start_paused = true)]
     async fn forbidden_recreate_status_write_is_retried_soon() {
         for (code, seconds) in [(401, 6), (403, 6), (422, 61)] {

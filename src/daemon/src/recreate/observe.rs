@@ -1,4 +1,4 @@
-//! Turns watches and the runtime's answers into what the plan looks at.
+//! Converts watches and runtime answers to the input of the plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,10 +23,10 @@ use kruise_cluster::{Key, write};
 use kruise_cri::{ContainerState, Runtime};
 use kruise_ops::progress::ProgressStep;
 
-/// How long a runtime of a name that nobody has is waited for, while another one answers.
+/// How long to wait for a runtime with an unknown name while another one answers.
 const UNKNOWN_RUNTIME_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Reduces a request to what is decided on; none where it cannot be one of this node's.
+/// Reduces a request to the input of decisions; none if it cannot belong to this node.
 pub fn parse_request(object: ContainerRecreateRequest) -> Option<RecreateRequest> {
     let ContainerRecreateRequest {
         metadata,
@@ -64,7 +64,8 @@ pub fn parse_request(object: ContainerRecreateRequest) -> Option<RecreateRequest
     })
 }
 
-/// A status as we write it, whoever wrote it: no empty texts, and a state whose phase we do not know counts as Pending.
+/// Normalizes a status to the form that we write, whoever its writer was: no empty strings, and an unknown phase of a
+/// state becomes Pending.
 fn normalize_status(mut status: ContainerRecreateRequestStatus) -> ContainerRecreateRequestStatus {
     let drop_empty = |text: &mut Option<String>| *text = text.take().filter(|text| !text.is_empty());
     drop_empty(&mut status.message);
@@ -80,8 +81,8 @@ fn normalize_status(mut status: ContainerRecreateRequestStatus) -> ContainerRecr
     status
 }
 
-/// The Pod as our watch has it. Where the watch has none, or another one than a request names, the API
-/// server is asked: the watch may be behind.
+/// The Pod from our watch. If the watch has none, or a different one than a request names, the API server is called:
+/// the watch may be behind.
 pub async fn observe_pod(
     shared: &RecreateContext,
     key: &Key,
@@ -105,21 +106,21 @@ pub async fn observe_pod(
     }
 }
 
-/// Looks at the containers of one Pod, and remembers between looks what the runtime does not.
+/// Observes the containers of one Pod, and keeps between observations what the runtime does not.
 #[derive(Default)]
 pub struct RuntimeObserver {
     /// When each container was first seen running.
     running_since: BTreeMap<String, Duration>,
     /// When each container was started, by the node's clock.
     started_at: BTreeMap<String, jiff::Timestamp>,
-    /// Since when the runtime of the Pod's containers is not to be found.
+    /// Since when the runtime of the Pod's containers is missing.
     runtime_missing_since: Option<Duration>,
     /// The runtime of the Pod's containers.
     pub runtime: Option<Arc<dyn Runtime>>,
 }
 
 impl RuntimeObserver {
-    /// What the runtime says, within `limit`; `step` shows whether it is asked.
+    /// The runtime's answer within `limit`; `step` shows whether a call is running.
     pub async fn observe(
         &mut self,
         shared: &RecreateContext,
@@ -181,7 +182,7 @@ impl RuntimeObserver {
         ))
     }
 
-    /// The newest container of each name.
+    /// Lists the newest container of each name.
     async fn list_containers(
         &mut self,
         runtime: &dyn Runtime,
@@ -246,14 +247,14 @@ impl RuntimeObserver {
     }
 }
 
-/// Whether some request wants to know how long the container has been running.
+/// Whether a request needs the time for which the container has been running.
 fn needs_start_time(requests: &[Arc<RecreateRequest>], name: &str) -> bool {
     requests
         .iter()
         .any(|request| request.min_started_seconds > 0 && request.containers.iter().any(|c| c.name == name))
 }
 
-/// The scheme of the container IDs that matter.
+/// The scheme of the relevant container IDs.
 fn runtime_scheme(pod: &NodePod, requests: &[Arc<RecreateRequest>]) -> Result<String, RuntimeObservation> {
     let is_requested = |name: &str| {
         requests

@@ -1,4 +1,4 @@
-//! One Pod: looks, plans, acts and reports until none of its requests is left.
+//! Reconciles one Pod until none of its requests is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -29,48 +29,49 @@ use kruise_ops::metrics::metrics;
 use kruise_ops::panics;
 use kruise_ops::progress::ProgressStep;
 
-/// How long after a failed stop the runtime is asked again.
+/// Backoff after a failed stop.
 const STOP_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), MAX_STOP_BACKOFF);
-/// The longest such pause, and the longest after a panic.
+/// The maximum backoff, also after a panic.
 const MAX_STOP_BACKOFF: Duration = Duration::from_secs(30);
-/// How often a preStop hook that the runtime's end broke off begins: one that breaks the connection must not keep its
-/// container for ever. Where the runtime is away none begins, for its containers are listed before.
+/// How often a preStop hook starts that was interrupted by a disconnect of the runtime: a hook that breaks the
+/// connection must not keep its container forever. While the runtime is unreachable no hook starts, because its
+/// containers are listed first.
 const MAX_HOOK_ATTEMPTS: u32 = 3;
-/// How long what is being written at shutdown may take; the process has two seconds.
+/// Timeout for the status writes at shutdown; the process has two seconds.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// The state machine of one Pod.
+/// The reconciler of one Pod.
 pub struct PodReconciler {
     shared: Arc<RecreateContext>,
     /// Namespace and name of the Pod.
     key: Key,
-    /// Rings when something about the Pod or its requests has changed.
+    /// Notified when the Pod or its requests change.
     notify: Arc<Notify>,
     state: RecreateState,
     observer: RuntimeObserver,
     status_writer: StatusWriter,
     stop_tasks: JoinSet<()>,
     abort_handles: BTreeMap<plan::ContainerKey, AbortHandle>,
-    /// How often the runtime failed to stop a container.
+    /// Number of failed stops of each container.
     stop_failures: BTreeMap<plan::ContainerKey, u32>,
     event_tx: mpsc::UnboundedSender<TaskEvent>,
     event_rx: mpsc::UnboundedReceiver<TaskEvent>,
-    /// When each request was first seen: by the API server's clock, and by our own count.
+    /// When each request was first seen: by the API server's clock, and as monotonic time.
     first_seen: BTreeMap<String, (Timestamp, Duration)>,
-    /// Requests of which a container is being stopped, as last seen: the watch drops one soon after its end.
+    /// Requests with a stop in progress, as last seen: the watch drops a request soon after its end.
     tracked_requests: BTreeMap<String, Arc<RecreateRequest>>,
 }
 
-/// What a round over the Pod came to.
+/// The result of a reconcile.
 enum ReconcileResult {
     /// No request is left.
     Done,
-    /// When to look again, if nothing happens before.
+    /// When to requeue without an event.
     RequeueAt(Option<Duration>),
 }
 
 impl PodReconciler {
-    /// A machine for the Pod of that name; `bell` is rung when it or its requests change.
+    /// A reconciler for the Pod of that name; `notify` signals changes of the Pod or its requests.
     pub fn new(shared: Arc<RecreateContext>, key: Key, notify: Arc<Notify>) -> Self {
         let (event_tx, event_rx) = mpsc::unbounded_channel();
         Self {
@@ -134,7 +135,7 @@ impl PodReconciler {
         self.key
     }
 
-    /// Looks, plans and acts.
+    /// Observes, plans and acts.
     async fn reconcile(
         &mut self,
         last_observed: &mut Option<Observed>,
@@ -148,7 +149,7 @@ impl PodReconciler {
         ReconcileResult::RequeueAt(self.plan_and_act(observed, last_observed))
     }
 
-    /// The Pod's requests that are not over or of which a container is still being stopped, as we know them best.
+    /// The newest versions of the Pod's requests that are not completed or still have a stop in progress.
     fn sync_requests(&mut self) -> Vec<Arc<RecreateRequest>> {
         let mut watched = self.shared.requests.list();
         watched.retain(|request| super::pod_key(request) == self.key);
@@ -160,7 +161,7 @@ impl PodReconciler {
         watched.extend(unwatched.map(|(_, request)| Arc::clone(request)));
         let mut requests = self.status_writer.latest(watched);
         for request in &mut requests {
-            // It was deleted, or its end was written by kruise-manager.
+            // It was deleted, or kruise-manager completed it.
             if !watched_uids.contains(&request.uid) && !super::is_finished(request) {
                 Arc::make_mut(request).terminating = true;
             }
@@ -213,8 +214,8 @@ impl PodReconciler {
             }
             _ => RuntimeObservation::Unknown("the Pod is not known".to_owned()),
         };
-        // What the jobs said meanwhile may be newer or older than the look. Either is sound, for a container
-        // is known by its ID.
+        // Events of the tasks meanwhile may be newer or older than the observation. Either is valid, because a
+        // container is identified by its ID.
         while let Ok(event) = self.event_rx.try_recv() {
             self.on_task_event(event);
         }
@@ -237,8 +238,8 @@ impl PodReconciler {
         }
     }
 
-    /// The requests as they are after a look, which may have waited for its turn. The look was not about new ones; the bell
-    /// has rung for them.
+    /// The requests after an observation, which may have waited in the queue. New requests are left out because they
+    /// were not observed; they have triggered a notification.
     fn refresh_requests(&mut self, observed: &[Arc<RecreateRequest>]) -> Vec<Arc<RecreateRequest>> {
         let mut requests = self.sync_requests();
         requests.retain(|request| observed.iter().any(|previous| previous.uid == request.uid));
@@ -254,7 +255,7 @@ impl PodReconciler {
             })
     }
 
-    /// Plans and acts until nothing is left to do for now; returns when to look again.
+    /// Plans and acts until nothing is left to do for now; returns when to requeue.
     fn plan_and_act(
         &mut self,
         mut observed: Observed,
@@ -291,7 +292,7 @@ impl PodReconciler {
         .min()
     }
 
-    /// Forgets the stops of requests that are over and of which nothing is left to do or to write.
+    /// Drops the stops of completed requests that need no more action or write.
     fn prune_attempts(&mut self, observed: &Observed, plan: &Plan) {
         let finished = |uid: &str| {
             let request = observed.requests.iter().find(|request| request.uid == uid);
@@ -306,7 +307,7 @@ impl PodReconciler {
         });
     }
 
-    /// Acts on a plan. Returns whether the memory has changed, so that it must be planned anew.
+    /// Acts on a plan. Returns whether the state has changed, so that a new plan is needed.
     fn apply(&mut self, observed: &Observed, plan: &Plan, now: Clocks) -> bool {
         for key in &plan.cancel {
             if let Some(handle) = self.abort_handles.remove(key) {
@@ -337,7 +338,7 @@ impl PodReconciler {
         !plan.results.is_empty() || !plan.stops.is_empty()
     }
 
-    /// Logs which requests begin, with an event on each.
+    /// Logs the requests that start, with an event on each.
     fn report_recreating(&self, plan: &Plan) {
         let has_attempt = |uid: &str| self.state.attempts.keys().any(|key| key.request_uid == uid);
         let mut new: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
@@ -363,7 +364,7 @@ impl PodReconciler {
         }
     }
 
-    /// An event on a request.
+    /// Publishes an event on a request.
     fn publish_event(&self, uid: &str, name: &str, type_: EventType, reason: &str, note: String) {
         let object = ObjectReference {
             api_version: Some(ContainerRecreateRequest::api_version(&()).into_owned()),
@@ -401,7 +402,7 @@ impl PodReconciler {
         self.abort_handles.insert(action.key.clone(), handle);
     }
 
-    /// Waits for anything to happen. Returns false at shutdown.
+    /// Waits for an event. Returns false at shutdown.
     async fn wait_for_event(
         &mut self,
         requeue_at: Option<Duration>,
@@ -430,7 +431,7 @@ impl PodReconciler {
         true
     }
 
-    /// Takes in what a job reports, unless it was broken off.
+    /// Handles an event of a task, unless the task was cancelled.
     fn on_task_event(&mut self, TaskEvent { key, kind }: TaskEvent) {
         let now = self.shared.now().mono;
         let Some(attempt) = self
@@ -463,7 +464,7 @@ impl PodReconciler {
         }
     }
 
-    /// Shows on the control API what the requests are at.
+    /// Publishes the progress of the requests on the control API.
     fn publish_status(&self, observed: &Observed, plan: &Plan) {
         let rows = observed
             .requests
@@ -478,7 +479,7 @@ impl PodReconciler {
             .set_pod_rows(&self.shared.ctx.live, &self.key, rows);
     }
 
-    /// Takes in that the API server has a status; counts and logs a request that has ended by it.
+    /// Handles a stored status; counts and logs the request if it completes it.
     fn on_status_written(&mut self, write: &StatusWrite, request: &RecreateRequest) {
         for state in &write.status.container_recreate_states {
             if let Some(target) = &state.container_id {
@@ -492,7 +493,7 @@ impl PodReconciler {
         if request.status.completion_time.is_none() {
             return;
         }
-        // Removed, so that what is written later about a stop that ran at the deadline does not count it twice.
+        // Removed, so that a later write about a stop that ran at the deadline does not count the request twice.
         let Some((_, since)) = self.first_seen.remove(&request.uid) else {
             return;
         };
@@ -538,7 +539,7 @@ impl PodReconciler {
         );
     }
 
-    /// At shutdown: writes what would otherwise be lost, as far as that is possible in time.
+    /// At shutdown: writes the status that would otherwise be lost, as far as the timeout allows.
     async fn flush_status(&mut self, last_observed: Option<Observed>) {
         let Some(mut observed) = last_observed else { return };
         let now = self.shared.now();

@@ -1,4 +1,4 @@
-//! Tells the API server, the events, the metrics and the control API what happened.
+//! Reports to the API server, events, metrics and the control API.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -19,19 +19,19 @@ use kruise_api::container_recreate_request::{
 use kruise_cluster::write::Stored;
 use kruise_cluster::{self as cluster, Cluster, Key, write};
 
-/// What became of a status that was to be written.
+/// The result of a status write.
 pub enum StatusWriteResult {
-    /// The API server has it; this is the request now.
+    /// Stored; this is the request now.
     Stored(Box<RecreateRequest>),
-    /// Somebody else has written in between; this is the request now.
+    /// Another writer changed it in between; this is the request now.
     Stale(Box<RecreateRequest>),
-    /// The request does not exist any more.
+    /// The request no longer exists.
     NotFound,
-    /// The API server would not, or could not be reached.
+    /// The API server refused the write or could not be reached.
     Failed(cluster::Error),
 }
 
-/// Writes a status on top of the version that the decision was made on.
+/// Writes a status on top of the resource version that the decision was based on.
 pub async fn write_status(
     cluster: &Cluster,
     node: &str,
@@ -60,7 +60,7 @@ pub async fn write_status(
     }
 }
 
-/// The fields that are ours, and the conditions where one of ours changes.
+/// Our own fields, and the conditions if one of ours changes.
 fn status_patch(request: &RecreateRequest, write: &StatusWrite, node: &str, now: Timestamp) -> Value {
     let mut status = write.status.clone();
     status.conditions.clone_from(&request.status.conditions);
@@ -88,7 +88,7 @@ fn status_patch(request: &RecreateRequest, write: &StatusWrite, node: &str, now:
     json!({"metadata": {"resourceVersion": request.resource_version}, "status": fields})
 }
 
-/// Other clients of the API keep no fractions of a second.
+/// Other clients of the API drop fractions of a second.
 fn truncate_to_second(at: Timestamp) -> Timestamp {
     at.round(
         TimestampRound::new()
@@ -98,14 +98,14 @@ fn truncate_to_second(at: Timestamp) -> Timestamp {
     .unwrap_or(at)
 }
 
-/// What the control API shows, Pod by Pod.
+/// The status rows of the control API by Pod.
 #[derive(Default)]
 pub struct RecreateStatusList {
     pods: Mutex<BTreeMap<Key, Vec<live::RecreateStatus>>>,
 }
 
 impl RecreateStatusList {
-    /// Shows what the requests for one Pod are at; nothing takes the Pod off.
+    /// Sets the rows of one Pod; an empty list removes the Pod.
     pub fn set_pod_rows(&self, live: &live::LiveState, key: &Key, rows: Vec<live::RecreateStatus>) {
         let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
         let old = if rows.is_empty() {
@@ -124,7 +124,7 @@ impl RecreateStatusList {
     }
 }
 
-/// What one request is at, for the control API.
+/// The status of one request for the control API.
 pub fn recreate_status(
     request: &RecreateRequest,
     plan: &Plan,

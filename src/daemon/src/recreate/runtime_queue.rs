@@ -1,5 +1,5 @@
-//! Asks each container runtime for the containers of a few Pods at a time, whatever their number: all are looked at when
-//! the runtime comes back.
+//! Limits the concurrent calls to each container runtime, for any number of Pods: all Pods are reconciled when a
+//! runtime comes back.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -13,26 +13,26 @@ use super::plan::{self, Clocks, RecreateRequest};
 use kruise_cri as cri;
 use kruise_ops::progress::ProgressStep;
 
-/// Pods whose containers one runtime is asked for at a time.
+/// Maximum number of concurrent calls to one runtime, each for the containers of one Pod.
 const MAX_CONCURRENT_CALLS: usize = 16;
-/// How long an answer is waited for before a Pod is planned without it.
+/// Timeout of an answer, after which a Pod is planned without it.
 pub const OBSERVE_TIMEOUT: Duration = Duration::from_secs(6);
-/// The same where a deadline has passed and nothing but that is to be said.
+/// The same when a deadline has passed and only the end must be reported.
 const MIN_OBSERVE_TIMEOUT: Duration = Duration::from_millis(300);
-/// How long a turn is waited for before a Pod is planned without it, too: the request then says that it waits, long before
-/// the manager says after a minute that no daemon has taken it up.
+/// Timeout in the queue, after which a Pod is planned without an answer, too: the request then reports that it waits,
+/// long before the manager reports after a minute that no daemon has started it.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(20);
-/// Any deadline further away counts as this one; larger than every wait.
+/// Any later deadline is reduced to this one; larger than every wait.
 const MAX_DEADLINE: Duration = Duration::from_secs(86_400);
 
-/// How long a look at a Pod may take: no deadline of its requests is missed for it.
+/// Limits the duration of an observation, so that no deadline of a request is missed.
 #[derive(Debug, Clone, Copy)]
 pub struct ObserveLimit {
     deadline: Option<Instant>,
 }
 
 impl ObserveLimit {
-    /// That of a look that begins now.
+    /// The limit of an observation that starts now.
     pub fn for_requests(requests: &[Arc<RecreateRequest>], now: Clocks) -> Self {
         let next_deadline = requests
             .iter()
@@ -46,13 +46,13 @@ impl ObserveLimit {
         }
     }
 
-    /// What one call may take.
+    /// Timeout of one call.
     pub fn call_timeout(self) -> Duration {
         self.time_left()
             .map_or(OBSERVE_TIMEOUT, |left| left.min(OBSERVE_TIMEOUT))
     }
 
-    /// What is left until the next deadline; enough for a last look.
+    /// Time until the next deadline; at least enough for a last observation.
     fn time_left(self) -> Option<Duration> {
         let deadline = self.deadline?;
         Some(
@@ -63,17 +63,17 @@ impl ObserveLimit {
     }
 }
 
-/// Whose turn it is, for each runtime: one that hangs is in no other's way.
+/// One queue for each runtime: a hanging runtime does not block the others.
 #[derive(Debug, Default)]
 pub struct RuntimeQueue {
     semaphores: Mutex<HashMap<PathBuf, Arc<Semaphore>>>,
 }
 
 impl RuntimeQueue {
-    /// Asks the runtime at `socket` when it is this Pod's turn. The limit of a call counts from then on.
+    /// Calls the runtime at `socket` when it is this Pod's turn. The timeout of the call starts then.
     ///
     /// # Errors
-    /// In words, where there was no answer.
+    /// A message, if there was no answer.
     pub async fn call<T>(
         &self,
         socket: &Path,
@@ -82,7 +82,7 @@ impl RuntimeQueue {
         request: impl Future<Output = Result<T, cri::Error>>,
     ) -> Result<T, String> {
         let semaphore = self.semaphore(socket);
-        // Those ahead have limits of their own.
+        // The calls ahead have their own timeouts.
         step.set_idle(None);
         let queue_timeout = limit
             .time_left()
@@ -136,7 +136,7 @@ mod tests {
         }
     }
 
-    /// Asks a runtime that answers after so long.
+    /// Calls a runtime that answers after `delay`.
     async fn call(
         runtime_queue: &RuntimeQueue,
         socket: &str,
@@ -182,7 +182,7 @@ mod tests {
         let hanging_calls =
             join_all((0..40).map(|_| call(&runtime_queue, "/hangs", NO_DEADLINE, MAX_DEADLINE)));
         let answers = async {
-            // The others are in the queue.
+            // Lets the other calls enter the queue.
             tokio::task::yield_now().await;
             let began = Instant::now();
             let answer = call(&runtime_queue, "/works", NO_DEADLINE, Duration::ZERO).await;
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(call(&requests, 10), MIN_OBSERVE_TIMEOUT);
         assert_eq!(call(&requests, 20), MIN_OBSERVE_TIMEOUT);
         assert_eq!(call(&requests[..1], 10), OBSERVE_TIMEOUT);
-        // What has been waited for before counts.
+        // Earlier waiting time counts.
         let limit = ObserveLimit::for_requests(&requests, now_at(0));
         sleep(seconds(7)).await;
         assert_eq!(limit.call_timeout(), seconds(3));

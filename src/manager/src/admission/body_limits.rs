@@ -1,9 +1,9 @@
-//! Room for the texts of reviews: all that are being read or answered at a time are bounded, and whoever sends slowly, or
-//! more than that, gets an answer that says so. No address gets all the room, and none comes back before the answer is
-//! sent. What reviews make us ask of the API server is bounded in the same way.
+//! Limits what reviews cost: the bytes and memory of all reviews in progress are bounded, and a client that sends
+//! slowly or exceeds its quota gets an error that says so. No client address gets the whole quota, and permits return
+//! only after the answer is sent. Requests to the API server on behalf of reviews use the same kind of quota.
 //!
-//! In:  requests of anybody who reaches the port.
-//! Out: the same with their text complete, or a refusal.
+//! In:  requests of any client that reaches the port.
+//! Out: the same requests with a complete body, or a rejection.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -26,31 +26,31 @@ use tokio::time::timeout;
 use super::connections::Caller;
 use kruise_ops::metrics::metrics;
 
-/// What there is no room for by then is refused. API servers wait for our answers for 5 s and more.
+/// A request without permits after this time is rejected. API servers wait 5 s or more for our answers.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(2);
-/// A text that is not complete by then is given up.
+/// A body that is not complete after this time is rejected.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The room that reviews of one sort share. It is taken for what has arrived, so nobody holds it by saying that more
-/// will come.
+/// The quota that all reviews of one type share. Permits are taken for bytes that have arrived, so a client takes none
+/// with a large Content-Length.
 #[derive(Clone)]
 pub(super) struct BodyLimit {
-    /// Bytes of texts. The largest text may have the share of one address.
+    /// Bytes of bodies. The largest body may use the whole share of one client address.
     quota: Quota,
     memory_limit: Option<MemoryLimit>,
     acquire_timeout: Duration,
     read_timeout: Duration,
 }
 
-/// The room for what texts are read into.
+/// Limit of the memory that parsed bodies take.
 #[derive(Clone)]
 struct MemoryLimit {
-    /// Bytes. One text may take the share of one address.
+    /// Bytes. One body may use the whole share of one client address.
     quota: Quota,
     estimate: fn(&[u8]) -> usize,
 }
 
-/// A quota of which each address has a share; clones are the same quota.
+/// A quota with a share for each client address; clones refer to the same quota.
 #[derive(Clone)]
 pub(super) struct Quota {
     available: Arc<Semaphore>,
@@ -58,16 +58,16 @@ pub(super) struct Quota {
     per_client: ClientQuotas,
 }
 
-/// So much of something for each address; clones are the same shares.
+/// A separate quota of the same size for each client address; clones refer to the same quotas.
 #[derive(Clone)]
 pub(super) struct ClientQuotas {
     size: usize,
-    /// What is left to each address that holds some. What it holds keeps its share alive.
+    /// Only addresses that hold permits have an entry: the permits keep the `Weak` alive.
     available: Arc<Mutex<HashMap<IpAddr, Weak<Semaphore>>>>,
 }
 
 impl ClientQuotas {
-    /// So much for each address.
+    /// `size` is the quota of each client address.
     pub fn new(size: usize) -> Self {
         let left = Arc::default();
         Self {
@@ -76,7 +76,7 @@ impl ClientQuotas {
         }
     }
 
-    /// What is left to an address.
+    /// The quota of one client address.
     pub fn available_to(&self, address: IpAddr) -> Arc<Semaphore> {
         let mut all = self.available.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(left) = all.get(&address).and_then(Weak::upgrade) {
@@ -90,7 +90,7 @@ impl ClientQuotas {
 }
 
 impl Quota {
-    /// So much in all, and of it so much for each address.
+    /// A quota of `total`, of which each client address gets at most `per_client`.
     pub fn new(total: usize, per_client: usize) -> Self {
         Self {
             available: Arc::new(Semaphore::new(total)),
@@ -99,9 +99,9 @@ impl Quota {
         }
     }
 
-    /// Takes some of it, as soon as that is left.
+    /// Waits until `amount` is available, and takes it.
     pub async fn acquire(&self, address: IpAddr, amount: u32) -> Result<[QuotaPermit; 2], AcquireError> {
-        // The own share first: who waits for it takes nothing from others.
+        // The client's share first: a client that waits for it takes nothing from others.
         let client_permit = self
             .per_client
             .available_to(address)
@@ -115,7 +115,7 @@ impl Quota {
 }
 
 impl BodyLimit {
-    /// Room for so many bytes, of which one text, and all texts of one address, have `largest` at most.
+    /// A quota of `total` bytes; one body, and all bodies of one client address, take at most `max_body`.
     pub fn new(total: usize, max_body: usize) -> Self {
         Self {
             quota: Quota::new(total, max_body),
@@ -125,7 +125,8 @@ impl BodyLimit {
         }
     }
 
-    /// Bounds what texts are read into, too: to `most` bytes for one and to `all`, as `weigh` says.
+    /// Limits the memory of parsed bodies as well: `max_body` bytes for one and `total` for all, as `weigh` estimates
+    /// it.
     pub fn limit_memory(&mut self, max_body: usize, total: usize, weigh: fn(&[u8]) -> usize) {
         let bytes = Quota::new(total, max_body);
         self.memory_limit = Some(MemoryLimit {
@@ -134,13 +135,13 @@ impl BodyLimit {
         });
     }
 
-    /// Bytes that are left.
+    /// Bytes that are available.
     #[cfg(test)]
     pub fn available(&self) -> usize {
         self.quota.available.available_permits()
     }
 
-    /// Reads a text, and holds the room that it takes of the address's share and of all.
+    /// Reads a body; takes permits from the client's share and from the total quota.
     async fn read_body(
         &self,
         address: IpAddr,
@@ -162,7 +163,7 @@ impl BodyLimit {
                 return Err((StatusCode::PAYLOAD_TOO_LARGE, why));
             }
             let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
-            // The own share first: who waits for it takes no room from others.
+            // The client's share first: a client that waits for it takes no permits from others.
             for (semaphore, limit, whose) in [
                 (&client_available, max_body, " of this client"),
                 (&self.quota.available, self.quota.total, ""),
@@ -188,7 +189,7 @@ impl BodyLimit {
         Ok((text, permits))
     }
 
-    /// Holds so many bytes more of an address's share and of all, if any.
+    /// Takes permits for `bytes` more from the client's share and from the total; none for 0 bytes.
     async fn acquire_more(
         &self,
         address: IpAddr,
@@ -211,7 +212,7 @@ impl BodyLimit {
 }
 
 impl MemoryLimit {
-    /// Holds the room that a text takes when it is read, of the address's share and of all.
+    /// Takes permits for the memory of a parsed body from the client's share and from the total.
     async fn acquire(
         &self,
         address: IpAddr,
@@ -237,10 +238,10 @@ impl MemoryLimit {
     }
 }
 
-/// Part of a quota that is held.
+/// An acquired part of a quota.
 pub(super) type QuotaPermit = OwnedSemaphorePermit;
 
-/// Adds to what is held of the same room.
+/// Merges a permit with one of the same semaphore.
 fn merge_permit(permits: &mut Vec<QuotaPermit>, permit: QuotaPermit) {
     match permits
         .iter_mut()
@@ -251,7 +252,7 @@ fn merge_permit(permits: &mut Vec<QuotaPermit>, permit: QuotaPermit) {
     }
 }
 
-/// Reads the text of a request, and has it answered.
+/// Reads the body of a request within the limits, then calls the handler.
 pub(super) async fn limit_body(State(limit): State<BodyLimit>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
     let unknown_caller = || Caller::new(Ipv4Addr::UNSPECIFIED.into());
@@ -271,7 +272,7 @@ pub(super) async fn limit_body(State(limit): State<BodyLimit>, request: Request,
     if response.status().is_success() {
         caller.note_review();
     }
-    // A short review may ask for a long answer, which waits until its caller reads it.
+    // A short review may have a long answer, which stays in memory until its client reads it.
     let answer_length = usize::try_from(response.body().size_hint().lower()).unwrap_or(usize::MAX);
     let excess = answer_length.saturating_sub(length.saturating_mul(2));
     let response_permits = match limit.acquire_more(caller.address, excess).await {
@@ -286,23 +287,23 @@ pub(super) async fn limit_body(State(limit): State<BodyLimit>, request: Request,
     })
 }
 
-/// The room of one review, which comes back when the last clone is dropped. Requests carry one for work that may outlast
-/// them.
+/// The permits of one review, returned when the last clone is dropped. Each request carries a clone for work that may
+/// outlast the request.
 #[derive(Clone)]
 pub(super) struct BodyPermits(
     #[expect(dead_code, reason = "held until it is dropped")] Arc<Vec<QuotaPermit>>,
 );
 
-/// The room of a review, and of what its answer is longer.
+/// The permits of a review, and of the bytes by which its answer is longer.
 type ResponsePermits = (BodyPermits, Option<Arc<[QuotaPermit; 2]>>);
 
-/// An answer, which keeps the room of its review until all its bytes have been sent or dropped.
+/// An answer that keeps the permits of its review until all its bytes are sent or dropped.
 struct LimitedBody {
     body: Body,
     permits: ResponsePermits,
 }
 
-/// Bytes of an answer. A connection drops the body when it has the last of them, and these when they are sent.
+/// Bytes of an answer. A connection drops the body when it has the last chunk, and the chunk when it is sent.
 struct LimitedChunk {
     bytes: Bytes,
     _permits: ResponsePermits,
@@ -350,7 +351,7 @@ fn reject(code: StatusCode, why: String) -> Response {
     metrics().reviews.get_or_create(&labels).inc();
     let mut answer = (code, why).into_response();
     if code == StatusCode::TOO_MANY_REQUESTS {
-        // API servers try again by themselves then.
+        // API servers retry by themselves.
         answer.headers_mut().insert(RETRY_AFTER, 1.into());
     }
     answer
@@ -371,7 +372,7 @@ mod tests {
 
     const SHORT_TIMEOUT: Duration = Duration::from_millis(200);
 
-    /// Says how long a text was, once it may.
+    /// Answers with the length of each body, once `proceed` allows it.
     fn router(limit: &BodyLimit, proceed: Arc<Semaphore>, arrived_tx: mpsc::UnboundedSender<()>) -> Router {
         let answer = move |text: String| {
             let (go, here) = (Arc::clone(&proceed), arrived_tx.clone());
@@ -416,7 +417,7 @@ mod tests {
             assert_eq!((code, why.contains(message)), (429, true), "{why}");
         }
         proceed.add_permits(3);
-        // What takes no room needs none.
+        // An empty body needs no permits.
         assert_eq!(send(router.clone(), Body::empty()).await, (200, "0".to_owned()));
         assert_eq!(first.await.unwrap(), (200, "7".to_owned()));
         assert_eq!(send(router, Body::from("abcd")).await, (200, "4".to_owned()));
@@ -491,12 +492,12 @@ mod tests {
         drop(permits.recv().await.unwrap());
         let part = answer.frame().await.unwrap().unwrap().into_data().unwrap();
         drop(answer);
-        assert_eq!(room.available(), 6, "it is not sent yet");
+        assert_eq!(room.available(), 6, "the answer is not sent yet");
         drop(part);
         assert_eq!(room.available(), 10);
     }
 
-    /// An address that reads none of its answers gets no second share meanwhile, of texts or of memory.
+    /// A client that reads none of its answers gets no second share of bodies or memory.
     #[tokio::test]
     async fn client_share_returns_when_answers_are_sent() {
         let room = |largest, memory| {

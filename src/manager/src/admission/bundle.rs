@@ -1,8 +1,8 @@
-//! Our certificates: what they are, when new ones are due, and how they are made.
+//! The webhook certificates: their content, renewal time and creation.
 //!
-//! An authority of our own signs one serving certificate, and its key is not kept: nobody can sign another one. Both
-//! certificates live in one Secret that all replicas share. A new authority is announced together with those before it,
-//! because other replicas still serve what they signed.
+//! A CA of our own signs one serving certificate. Its key is not kept, so that no one can sign another one. Both
+//! certificates are in one Secret that all replicas share. A new CA is published together with the previous ones,
+//! because other replicas still serve certificates that those signed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,18 +16,17 @@ use rcgen::{
 use super::Error;
 
 const VALIDITY_DAYS: i64 = 365;
-/// Renewed when less than this is left.
+/// Renewed when the remaining validity is shorter.
 const RENEW_BEFORE_DAYS: i64 = 120;
-/// Authorities that are announced: replicas that start with other names one after the other make one each.
+/// CAs in the bundle: replicas that start with different DNS names one after the other create one each.
 const MAX_TRUSTED_CAS: usize = 4;
 const PEM_END: &str = "-----END CERTIFICATE-----";
 
-/// The certificates and the key of the serving one, all in PEM. `Debug` shows no key.
+/// The CA certificates, the serving certificate and its key, all in PEM. `Debug` does not print the key.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Bundle {
-    /// What callers trust: the authority, and those before it.
+    /// What clients trust: the current CA, then the previous ones.
     pub ca: String,
-    /// The serving certificate.
     pub certificate: String,
     /// Key of the serving certificate.
     pub key: String,
@@ -45,28 +44,26 @@ impl std::fmt::Debug for Bundle {
 }
 
 impl Bundle {
-    /// When the certificates expire.
     pub fn expires(&self) -> Timestamp {
         self.expires
     }
 
-    /// The names that the serving certificate is for.
+    /// The DNS names of the serving certificate.
     pub fn names(&self) -> String {
         let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
         names.join(",")
     }
 
-    /// The authority that signed the serving certificate.
+    /// The CA that signed the serving certificate.
     pub fn current_ca(&self) -> &str {
         self.ca.split_inclusive(PEM_END).next().unwrap_or_default().trim()
     }
 
-    /// Whether `names` are served at `now` and for long enough.
+    /// Whether the certificate covers `names` at `now` and needs no renewal yet.
     pub fn is_valid_for(&self, names: &BTreeSet<String>, now: Timestamp) -> bool {
         self.expires >= days_after(now, RENEW_BEFORE_DAYS) && names.is_subset(&self.names)
     }
 
-    /// New certificates from nothing.
     pub fn generate(names: &BTreeSet<String>, now: Timestamp) -> Result<Self, Error> {
         let expires = days_after(now, VALIDITY_DAYS);
         let authority = ca_params(now, expires)?;
@@ -93,7 +90,7 @@ impl Bundle {
         })
     }
 
-    /// New ones for `names` and those served until now; the authorities before stay trusted.
+    /// New certificates for `names` and the previous names; the previous CAs stay trusted.
     pub fn renew(&self, names: &BTreeSet<String>, now: Timestamp) -> Result<Self, Error> {
         let mut new = Self::generate(&self.names.union(names).cloned().collect(), now)?;
         let previous_cas = self
@@ -106,7 +103,7 @@ impl Bundle {
         Ok(new)
     }
 
-    /// The data of the Secret that keeps this.
+    /// The data of the Secret.
     pub fn to_data(&self) -> BTreeMap<String, ByteString> {
         let pairs = [
             ("ca.crt", self.ca.clone()),
@@ -121,7 +118,7 @@ impl Bundle {
             .collect()
     }
 
-    /// What a Secret's data keeps; `None` when something is missing or unreadable, so that it is made anew.
+    /// Reads the data of the Secret; `None` when something is missing or cannot be read, so that it is created again.
     pub fn parse_data(data: &BTreeMap<String, ByteString>) -> Option<Self> {
         let text = |key: &str| String::from_utf8(data.get(key)?.0.clone()).ok();
         let bundle = Self {
@@ -155,14 +152,14 @@ fn days_after(time: Timestamp, days: i64) -> Timestamp {
     time.saturating_add(Span::new().hours(24 * days)).unwrap_or(time)
 }
 
-/// Year, month and day as `rcgen` wants them.
+/// Year, month and day, the format of `rcgen`.
 fn date_parts(time: Timestamp) -> (i32, u8, u8) {
     let day = time.to_zoned(TimeZone::UTC).date();
     let small = |number: i8| u8::try_from(number).unwrap_or(1);
     (i32::from(day.year()), small(day.month()), small(day.day()))
 }
 
-/// Sets from when and until when a certificate is valid; a day of slack for clocks that are behind.
+/// Sets the validity; it begins a day early, for clocks that are behind.
 fn set_validity(params: &mut CertificateParams, now: Timestamp, expires: Timestamp) {
     let (year, month, date) = date_parts(days_after(now, -1));
     params.not_before = rcgen::date_time_ymd(year, month, date);
@@ -184,7 +181,7 @@ mod tests {
         "2026-03-01T12:00:00Z".parse().unwrap()
     }
 
-    /// Authorities that callers trust.
+    /// Number of trusted CAs.
     fn trusted_cas(bundle: &Bundle) -> usize {
         bundle.ca.matches("BEGIN CERTIFICATE").count()
     }
@@ -196,7 +193,7 @@ mod tests {
         assert_eq!(Bundle::parse_data(&data), Some(bundle.clone()));
         let text = |bytes: &ByteString| String::from_utf8(bytes.0.clone()).unwrap();
         let keys = data.values().filter(|value| text(value).contains("PRIVATE KEY"));
-        assert_eq!(keys.count(), 1, "that of the serving certificate");
+        assert_eq!(keys.count(), 1, "only the key of the serving certificate");
         let mut broken = data;
         broken.insert("tls.key".into(), ByteString(b"x".to_vec()));
         assert_eq!(Bundle::parse_data(&broken), None);

@@ -1,6 +1,6 @@
-//! Keeps our certificates in their Secret: reads them, makes them when there are none, renews them in time.
+//! Keeps the webhook certificates in their Secret: reads, creates and renews them.
 //!
-//! Replicas race without harm: whoever writes first wins, the others take what is there.
+//! Replicas may race: the first write wins, and the others use its result.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,15 +16,14 @@ use kruise_cluster::{self as cluster, Cluster, write};
 use kruise_ops::Progress;
 use kruise_ops::metrics::metrics;
 
-/// Name of the Secret.
 pub(super) const SECRET: &str = "kruise-manager-webhook-certs";
-/// How often it is looked whether certificates are due; they are renewed months before they end.
+/// How often the expiry is checked; certificates are renewed months before it.
 const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
 const RETRY_AFTER: Duration = Duration::from_secs(30);
-/// How often another replica may be faster.
+/// How often a write may conflict with that of another replica.
 const MAX_CONFLICTS: u32 = 5;
 
-/// Names that the API server may use for us.
+/// DNS names that the API server may use for us.
 pub(super) fn dns_names(options: &Options) -> BTreeSet<String> {
     let service = format!("{}.{}.svc", keys::WEBHOOK_SERVICE, options.namespace);
     options
@@ -35,7 +34,7 @@ pub(super) fn dns_names(options: &Options) -> BTreeSet<String> {
         .collect()
 }
 
-/// The certificates, made or renewed if that is due and ours to do.
+/// The certificates; created or renewed if that is due and `manage` is set.
 pub(super) async fn ensure(cluster: &Cluster, options: &Options) -> Result<Bundle, Error> {
     let api: Api<Secret> = Api::namespaced(cluster.client.clone(), &options.namespace);
     let (names, mut conflicts) = (dns_names(options), 0);
@@ -66,7 +65,7 @@ pub(super) async fn ensure(cluster: &Cluster, options: &Options) -> Result<Bundl
                 );
                 return Ok(renewed);
             }
-            // Another replica was faster: take what it made.
+            // Another replica was faster: read its certificates.
             Err(why) if (why.conflict() || why.already_exists()) && conflicts < MAX_CONFLICTS => {
                 conflicts += 1
             }
@@ -83,7 +82,7 @@ async fn write_secret(
 ) -> Result<(), cluster::Error> {
     let data = Some(bundle.to_data());
     if let Some(secret) = existing {
-        // The resource version of what was read goes along, so that a change in between is a conflict.
+        // The resource version of the read is sent too, so that a change in between is a conflict.
         return write::replace(api, &Secret { data, ..secret }).await.map(drop);
     }
     let metadata = ObjectMeta {
@@ -100,8 +99,8 @@ async fn write_secret(
     write::create(api, &secret).await.map(drop)
 }
 
-/// Publishes new certificates when their Secret changes, and makes them when they are due, where that is ours to do.
-/// Never ends.
+/// Publishes new certificates when their Secret changes, and renews them when they are due and `manage` is set. Never
+/// returns.
 pub(super) async fn run_renewal(
     cluster: &Cluster,
     options: &Options,
@@ -110,7 +109,7 @@ pub(super) async fn run_renewal(
 ) {
     let api: Api<Secret> = Api::namespaced(cluster.client.clone(), &options.namespace);
     let params = ListParams::default().fields(&format!("metadata.name={SECRET}"));
-    // That it changed is enough to know; its keys are not kept.
+    // Only the change matters; the keys are not kept.
     let (secret, watching) =
         cluster.reflector(api, params, |secret: Secret| secret.metadata.resource_version);
     let mut changes = secret.subscribe();
@@ -119,7 +118,7 @@ pub(super) async fn run_renewal(
         let step = progress.begin_idle(super::HEALTH_CHECK);
         loop {
             step.set_idle(Some(wait));
-            // Either is a reason to look.
+            // Check after either of them.
             let _ = tokio::time::timeout(wait, changes.recv()).await;
             step.set_activity(
                 "looking after the certificates",
@@ -140,7 +139,7 @@ pub(super) async fn run_renewal(
     tokio::join!(watching, renewal);
 }
 
-/// Shows when the certificate that is served expires.
+/// Metric of the expiry of the served certificate.
 pub(super) fn set_expiration_metric(bundle: &Bundle) {
     let gauge = &metrics().certificate_expiration;
     gauge.set(bundle.expires().as_second());

@@ -1,7 +1,7 @@
-//! CloneSet: has the API server fill in and check the templates, and checks what CEL cannot.
+//! CloneSet: defaults and validates the templates by a dry run at the API server, and validates what CEL cannot.
 //!
-//! None of it is needed for a CloneSet to work: the manager asks for defaults itself where nobody did, and acts
-//! on no CloneSet that has errors by [`validate`].
+//! A CloneSet works without this webhook: the manager requests missing defaults itself, and reconciles no CloneSet with
+//! errors by [`validate`].
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -24,8 +24,8 @@ use kruise_cluster as cluster;
 use kruise_cluster::pod_template::{DryRunResult, Templates};
 use kruise_workload::in_place::normalize::{TemplateStorage, normalize};
 
-/// The templates, if they are to have defaults: they are new, or other than before. That there is none is for
-/// the API server to say.
+/// The templates that need defaults because they are new or changed. A missing template is for the API server to
+/// reject.
 pub(super) fn changed_templates(request: &Request) -> Option<Templates> {
     let spec = &request.object["spec"];
     let same =
@@ -38,7 +38,7 @@ fn claim_templates(spec: &Value) -> &[Value] {
     spec["volumeClaimTemplates"].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// Gives the templates their defaults, or says what the API server finds wrong with them.
+/// Sets the defaults of the templates, or rejects the object with the API server's error.
 pub(super) fn set_defaults(
     request: &Request,
     answer: Option<Result<DryRunResult, cluster::Error>>,
@@ -86,7 +86,7 @@ pub(super) fn set_defaults(
     Decision::Allow { object, warnings }
 }
 
-/// What is refused where unknown fields are to be, in the API server's words: those that are new.
+/// The error of `fieldValidation=Strict` in the API server's words: for unknown fields that are new.
 pub(super) fn strict_decoding_error(previous: &PreviousFields, unknown: &[String]) -> Option<String> {
     let new = previous.filter_new(unknown);
     let fields = new.iter().take(MAX_LISTED);
@@ -96,10 +96,9 @@ pub(super) fn strict_decoding_error(previous: &PreviousFields, unknown: &[String
     (!fields.is_empty()).then(|| format!("strict decoding error: {}", fields.join(", ")))
 }
 
-/// What an update replaces where Pods must stay, and which changes they can take.
+/// The template that an update replaces under `InPlaceOnly`, and which changes Pods can take.
 #[derive(Debug)]
 pub(super) struct InPlaceBaseline {
-    /// The template.
     pub template: Value,
     /// How templates are stored (gate `TemplateNoDefaults`).
     pub stored: TemplateStorage,
@@ -107,7 +106,7 @@ pub(super) struct InPlaceBaseline {
     pub vertical_scaling: bool,
 }
 
-/// Checks the object; `no_pods` are names newly in `podsToDelete` that no Pod of the CloneSet has.
+/// Validates the object; `missing_pods` are names newly in `podsToDelete` that no Pod of the CloneSet has.
 pub(super) fn validate_request(
     request: &Request,
     missing_pods: &[String],
@@ -126,7 +125,7 @@ pub(super) fn validate_request(
     let old_errors = request.old.as_ref().map(|old| all_errors(&old["spec"]));
     let old_errors = old_errors.unwrap_or_default();
     for error in all_errors(spec) {
-        // What is stored already is older than this check.
+        // Stored errors are older than this check.
         if !old_errors.contains(&error) {
             errors.push(error);
         }
@@ -158,11 +157,11 @@ pub(super) fn validate_request(
     Decision::from_errors(errors, request.object.to_json(), warnings)
 }
 
-/// Words about pre-download fields that nothing can be done with. In v1beta1 the schema refuses them; what comes
-/// from annotations of v1alpha1 OpenKruise lets pass.
+/// Warnings about invalid pre-download fields. In v1beta1 the schema rejects them; OpenKruise accepts them in
+/// annotations of v1alpha1.
 fn pre_download_warnings(set: &Value) -> Vec<String> {
     let in_place = &set["spec"]["updateStrategy"]["rollingUpdate"]["inPlaceUpdateStrategy"];
-    // An annotation that no field can hold is not in the spec.
+    // An annotation with a value that no field can have is not in the spec.
     let value_of = |field: &str, key: &str| match &in_place[field] {
         Value::Null => set["metadata"]["annotations"][key].clone(),
         value => value.clone(),
@@ -209,14 +208,14 @@ pub(super) fn added_pods_to_delete(request: &Request) -> Vec<&str> {
         .collect()
 }
 
-/// Whether a Pod that is not going already is controlled by the CloneSet with this UID.
+/// Whether a Pod that is not terminating is controlled by the CloneSet with this UID.
 pub(super) fn is_controlled_by(uid: &str, pod: &PodOwnership) -> bool {
     let owners = pod.metadata.owner_references.iter().flatten();
     let mut controllers = owners.filter(|owner| owner.controller == Some(true));
     pod.metadata.deletion_timestamp.is_none() && controllers.any(|owner| owner.uid == uid)
 }
 
-/// What is read of a Pod to know whose it is.
+/// The fields of a Pod that identify its owner.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct PodOwnership {
     metadata: PodOwnershipMetadata,
@@ -235,15 +234,15 @@ struct PodOwnerReference {
     controller: Option<bool>,
 }
 
-/// Whether the Pods of a CloneSet are never replaced by an update.
+/// Whether an update never recreates Pods.
 pub(super) fn is_in_place_only(object: &Value) -> bool {
     object["spec"]["updateStrategy"]["rollingUpdate"]["podUpdatePolicy"] == "InPlaceOnly"
 }
 
-/// Items in a list of a Pod template that is held against another list.
+/// Maximum length of a list in a Pod template that is compared with another list.
 const MAX_LIST_ITEMS: usize = 1000;
 
-/// Lists that are longer than any Pod's, by which each check of them would take long.
+/// Rejects lists that are longer than those of any Pod, because validating them would take long.
 pub(super) fn reject_oversized(object: &Value) -> Option<Decision> {
     let (spec, mut errors) = (&object["spec"], FieldErrors::default());
     let mut check_length = |field: &str, list: &Value| {
@@ -259,7 +258,7 @@ pub(super) fn reject_oversized(object: &Value) -> Option<Decision> {
         );
     }
     check_length("spec.volumeClaimTemplates", &spec["volumeClaimTemplates"]);
-    // An annotation in v1alpha1, for which there might be no room.
+    // In v1alpha1 this is an annotation, for which there might be no space.
     let in_place = &spec["updateStrategy"]["rollingUpdate"]["inPlaceUpdateStrategy"];
     let parallelism = in_place["imagePreDownloadParallelism"]
         .as_str()
@@ -273,10 +272,10 @@ pub(super) fn reject_oversized(object: &Value) -> Option<Decision> {
     (!errors.is_empty()).then(|| Decision::from_errors(errors, Value::Null, Vec::new()))
 }
 
-/// How many changes are told: each repeats all the keys around it, and these may be as long as an object.
+/// Maximum number of changes in a message: each repeats all keys of its path, which may be as long as an object.
 const MAX_LISTED: usize = 8;
 
-/// Changes of a Pod's spec that cannot be made in a Pod, the first few, as JSON pointers.
+/// The first changes of a Pod's spec that a running Pod cannot take, as JSON pointers.
 fn immutable_changes(baseline: &InPlaceBaseline, after: &Value) -> Vec<String> {
     let [old, new] = [&baseline.template, after].map(|template| normalize(template, baseline.stored));
     let mut changes = Vec::new();
@@ -315,7 +314,7 @@ fn collect_changes<'a>(
     }
 }
 
-/// Whether a field of a running Pod can be given another value.
+/// Whether a running Pod can take a change of this field.
 fn is_mutable_in_place(path: &[Cow<str>], vertical_scaling: bool) -> bool {
     let segments: Vec<&str> = path.iter().map(AsRef::as_ref).collect();
     match segments[..] {

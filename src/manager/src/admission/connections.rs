@@ -1,5 +1,5 @@
-//! Connections to the port that anybody may reach: a bounded number in all, of which no address takes the place of
-//! others.
+//! Limits connections to the public webhook port: a total, and a limit for each client address, so that no client
+//! blocks others.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -8,25 +8,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio_util::sync::CancellationToken;
 
-/// The first 64 bits of an address of IPv6.
+/// The first 64 bits of an IPv6 address.
 const IPV6_NETWORK_MASK: u128 = u128::MAX << 64;
 
-/// Who asks.
+/// The client of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
-    /// Its address; of one of IPv6 the network, as a machine has all addresses of it.
+    /// The client's IP address; of an IPv6 address only the network, because one machine has all addresses of it.
     pub address: IpAddr,
-    /// When it got the answer to a review last, as a number that grows with each; 0 for never.
+    /// Sequence number of the last review that was answered on this connection; 0 for none.
     last_review: Arc<AtomicU64>,
 }
 
-/// The number of the last review that was answered.
+/// Sequence number of the last answered review.
 static REVIEWS: AtomicU64 = AtomicU64::new(0);
 
 impl Caller {
     pub fn new(address: IpAddr) -> Self {
         Self {
-            // A client of IPv4 is the same whichever socket it came in by.
+            // An IPv4 client is the same on an IPv4 and on an IPv6 socket.
             address: match address.to_canonical() {
                 IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & IPV6_NETWORK_MASK).into(),
                 address => address,
@@ -35,13 +35,13 @@ impl Caller {
         }
     }
 
-    /// Notes that it asked for a review and got an answer.
+    /// Records an answered review.
     pub fn note_review(&self) {
         let number = REVIEWS.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         self.last_review.store(number, Ordering::Relaxed);
     }
 
-    /// Whether it ever got the answer to a review on this connection.
+    /// Whether a review was answered on this connection.
     pub fn has_reviewed(&self) -> bool {
         self.last_review() > 0
     }
@@ -62,20 +62,20 @@ pub(super) struct Connections {
 #[derive(Default)]
 struct OpenConnections {
     next_id: u64,
-    /// In the order in which they came.
+    /// In the order of their arrival.
     by_id: BTreeMap<u64, (Caller, CancellationToken)>,
 }
 
-/// The place of one connection, until it is dropped.
+/// The slot of one connection, free again when it is dropped.
 pub(super) struct ConnectionSlot {
     id: u64,
     connections: Connections,
-    /// Cancelled when the place is given to another address.
+    /// Cancelled when another client gets the slot.
     pub evicted: CancellationToken,
 }
 
 impl Connections {
-    /// Room for `most` connections, and for `most_of_one` from one address.
+    /// At most `max_total` connections, of which `max_per_client` may come from one client.
     pub fn new(max_total: usize, max_per_client: usize) -> Self {
         Self {
             open: Arc::default(),
@@ -84,8 +84,9 @@ impl Connections {
         }
     }
 
-    /// A place for a connection. Where there is none, the addresses with the most connections lose the one that got
-    /// the answer to a review least lately; `None` when this address would have as many then, and has one already.
+    /// A slot for a connection. When all are in use, the clients with the most connections lose the one whose last
+    /// review is the oldest; `None` when this client is at its limit, or has a connection already and would then have
+    /// as many as they.
     pub fn admit(&self, caller: &Caller) -> Option<ConnectionSlot> {
         let mut open = self.lock();
         let mut counts: HashMap<IpAddr, usize> = HashMap::new();
@@ -171,7 +172,7 @@ mod tests {
         assert!(connections.admit(&caller(1)).is_none());
         assert!(connections.admit(&caller(2)).is_some());
         slots.pop();
-        assert!(connections.admit(&caller(1)).is_some(), "a place came back");
+        assert!(connections.admit(&caller(1)).is_some(), "a slot is free again");
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! ContainerRecreateRequest, when it is created: checks the Pod and records what runs in it.
+//! Validates a new ContainerRecreateRequest against its Pod and records the running containers in it.
 //!
-//! The daemon trusts none of what is recorded here but the container ID, which only says what was
-//! running; hooks and ports it takes from the Pod itself.
+//! The daemon trusts only the container ID in this record, which identifies what was running; it takes hooks and ports
+//! from the Pod itself.
 
 use std::collections::BTreeSet;
 
@@ -18,19 +18,20 @@ use kruise_api::validation::FieldErrors;
 use kruise_api::{keys, names};
 use kruise_cluster::ObjectView;
 
-/// Containers in one request; a Pod has few.
+/// Maximum number of containers in one request; a Pod has few.
 const MAX_CONTAINERS: usize = 256;
 
-/// What was found for a request.
+/// The result of the lookups for a request.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PodLookup {
-    /// The Pod it names, if there is one.
+    /// The Pod that the request names, if it exists.
     pub pod: Option<Pod>,
-    /// Whether it is on a virtual node, where there is no daemon.
+    /// Whether the Pod is on a virtual node, where no daemon runs.
     pub virtual_node: bool,
 }
 
-/// What is read of a Pod: the rest, such as its environment, may take a hundred times the memory of its text.
+/// The fields of a Pod that are parsed: the rest, such as its environment, may take a hundred times the memory of its
+/// JSON.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Target {
     metadata: TargetMetadata,
@@ -117,7 +118,7 @@ impl From<TargetContainer> for Container {
     }
 }
 
-/// Whether the request may be created, and how it is completed.
+/// Admits or rejects the request, and sets its defaults.
 pub(super) fn decide(request: &Request, lookup: &PodLookup) -> Decision {
     let mut errors = FieldErrors::default();
     let mut object = request.object.to_json();
@@ -141,7 +142,7 @@ pub(super) fn decide(request: &Request, lookup: &PodLookup) -> Decision {
     Decision::from_errors(errors, object, Vec::new())
 }
 
-/// The Pod's node, if the Pod can take requests.
+/// The Pod's node, or why the Pod cannot take requests.
 fn check_pod<'a>(request: &Request, pod: Option<&'a Pod>) -> Result<&'a str, String> {
     let Some(pod) = pod else {
         return Err(match request.object["spec"]["podName"].as_str() {
@@ -205,7 +206,7 @@ fn check_containers(spec: &Value, pod: &Pod, errors: &mut FieldErrors) {
     }
 }
 
-/// The container of that name and its status, or why it cannot be recreated.
+/// The container with that name and its status, or why it cannot be recreated.
 fn find_container<'a>(pod: &'a Pod, name: &str) -> Result<(&'a Container, &'a ContainerStatus), String> {
     let spec = pod.spec.as_ref().ok_or("the Pod has no spec")?;
     let inits = spec.init_containers.iter().flatten();
@@ -240,7 +241,7 @@ fn find_container<'a>(pod: &'a Pod, name: &str) -> Result<(&'a Container, &'a Co
     }
 }
 
-/// Hooks, ports and identity of each container, and the strategy's defaults.
+/// Sets hooks, ports and identity of each container, and the defaults of the strategy.
 fn set_defaults(object: &mut Value, pod: &Pod) {
     let Some(spec) = object.get_mut("spec") else {
         return;
@@ -251,7 +252,7 @@ fn set_defaults(object: &mut Value, pod: &Pod) {
         .as_ref()
         .and_then(|spec| spec.termination_grace_period_seconds);
     if let Some(grace_period) = grace_period {
-        // A Pod may have more than the field takes.
+        // The field of the Pod has a wider type than ours.
         let grace_period = grace_period.min(i64::from(i32::MAX));
         set_default(
             spec,
@@ -285,7 +286,7 @@ fn set_defaults(object: &mut Value, pod: &Pod) {
 }
 
 fn hook_to_json(hook: &LifecycleHandler) -> Value {
-    // Every kind of hook is named, so that a new one must be thought of here.
+    // Every field is named, so that the compiler reports a new type of hook here.
     let LifecycleHandler {
         exec,
         http_get,

@@ -1,11 +1,11 @@
-//! CRDs without their schemas, which are most of them, and nested so deep that reading one takes a deep stack.
+//! CRDs without their schemas. These are the largest part, and nested so deep that parsing one takes a deep stack.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What we look at of a CRD.
+/// The fields of a CRD that we read.
 #[derive(kube::Resource, Clone, Debug, Deserialize, Serialize)]
 #[resource(inherit = CustomResourceDefinition)]
 pub(super) struct Crd {

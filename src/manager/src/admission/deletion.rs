@@ -1,5 +1,6 @@
-//! Deletions that no policy can judge: of a Namespace with label `policy.kruise.io/delete-protection: Cascading`, which is
-//! refused while there are active Pods or bound claims in it. Words and rule are OpenKruise's.
+//! Validates deletions that no admission policy can: of a Namespace with label
+//! `policy.kruise.io/delete-protection: Cascading`, which is rejected while the Namespace has active Pods or bound
+//! claims. Rule and messages are OpenKruise's.
 
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use serde::Deserialize;
@@ -11,16 +12,16 @@ use kruise_api::{keys, names};
 use kruise_cluster::write::Metadata;
 use kruise_cluster::{self as cluster, ObjectView};
 
-/// What keeps a Namespace from being deleted.
+/// Why a Namespace cannot be deleted.
 #[derive(Debug, PartialEq)]
 pub(super) enum DeletionBlocker {
-    /// So many active Pods, at least.
+    /// At least this number of active Pods.
     Pods(usize),
-    /// So many bound claims, at least.
+    /// At least this number of bound claims.
     Claims(usize),
 }
 
-/// The name of a Namespace whose deletion depends on what is in it.
+/// The name of a Namespace whose deletion depends on its content.
 pub(super) fn protected_namespace(namespace: &Object) -> Option<&str> {
     let metadata = &namespace["metadata"];
     let cascading = metadata["labels"][keys::DELETE_PROTECTION] == keys::PROTECT_CASCADING;
@@ -28,12 +29,12 @@ pub(super) fn protected_namespace(namespace: &Object) -> Option<&str> {
     name.filter(|_| cascading && metadata["deletionTimestamp"].is_null())
 }
 
-/// Whether a Pod that has not ended is active.
+/// Whether a Pod that is not terminal is active.
 pub(super) fn is_active_pod(pod: &Metadata) -> bool {
     pod.deletion_timestamp.is_none()
 }
 
-/// What is read of a claim. Whatever else its owner writes into it takes no memory, and keeps no claim from being counted.
+/// The fields of a claim that are parsed. Other fields take no memory, and cannot prevent the claim from being counted.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ClaimFields {
@@ -57,12 +58,12 @@ impl ObjectView for ClaimFields {
     type Kind = PersistentVolumeClaim;
 }
 
-/// Whether a claim has a volume, and keeps it.
+/// Whether a claim is bound and not terminating.
 pub(super) fn is_bound_claim(claim: &ClaimFields) -> bool {
     claim.status.phase.as_deref() == Some("Bound") && claim.metadata.deletion_timestamp.is_none()
 }
 
-/// Decides about a protected Namespace by what is in it.
+/// Decides about the deletion of a protected Namespace.
 pub(super) fn decide(
     name: &str,
     blocker: Result<Option<DeletionBlocker>, (&'static str, cluster::Error)>,

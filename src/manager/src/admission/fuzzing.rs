@@ -1,4 +1,5 @@
-//! The webhooks' port for `kruise-fuzzing`: everything between a review's bytes and its answer that asks nobody.
+//! The webhook handlers for `kruise-fuzzing`: from the bytes of a review to its answer, without any request to the API
+//! server.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -8,7 +9,7 @@ use super::container_recreate_request::PodLookup;
 use super::{cloneset, container_recreate_request, deletion, image_pull_job, node_image, reviews_json};
 use kruise_api::{convert, names};
 
-/// An `AdmissionReview`, for every kind whatever it says.
+/// An `AdmissionReview`, decided for every kind.
 pub fn review(data: &[u8]) {
     if let Ok((_, Some(namespace))) = reviews_json::parse_deletion(data) {
         let name = deletion::protected_namespace(&namespace);

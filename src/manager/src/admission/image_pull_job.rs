@@ -1,4 +1,4 @@
-//! ImagePullJob: fills in what a job leaves out, and checks the image and its selectors.
+//! ImagePullJob: sets defaults, and validates the image and the selectors.
 
 use serde_json::json;
 
@@ -8,7 +8,7 @@ use kruise_api::image_reference::ImageReference;
 use kruise_api::json::set_default;
 use kruise_api::validation::{FieldErrors, selector};
 
-/// Completion policy, pull policy and limits. A deadline shorter than the usual timeout shortens it.
+/// Defaults of completion policy, pull policy and limits. A deadline below the default timeout shortens the timeout.
 pub(super) fn set_defaults(request: &Request) -> Decision {
     let mut object = request.object.to_json();
     if let Some(spec) = object.get_mut("spec") {
@@ -28,11 +28,11 @@ pub(super) fn set_defaults(request: &Request) -> Decision {
     }
 }
 
-/// The image's reference and the selectors; names of nodes that do not exist are worth a warning.
+/// Validates the image reference and the selectors; warns about names of nodes that do not exist.
 pub(super) fn validate_request(request: &Request, missing_nodes: &[String]) -> Decision {
     let mut errors = FieldErrors::default();
     let spec = &request.object["spec"];
-    // What is stored already was checked, or is older than this check.
+    // Stored values were validated before, or are older than this check.
     let changed = |field: &str| {
         request
             .old

@@ -1,4 +1,4 @@
-//! What answers need to know of the cluster.
+//! Requests to the API server that answers depend on.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -26,35 +26,36 @@ use kruise_cluster::pod_template::{self, Defaulting, DryRunResult, Templates};
 use kruise_cluster::{self as cluster, Cluster, Key, Store, write};
 use kruise_workload::in_place::normalize::TemplateStorage;
 
-/// What we read for an answer must be there by then; the API server waits 10 s for us.
+/// Timeout of a read for an answer; the API server waits 10 s for us.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same where it is only for a warning; such a webhook is waited for 5 s.
+/// Timeout of a read for a warning; the API server waits 5 s for such a webhook.
 const WARNING_TIMEOUT: Duration = Duration::from_secs(2);
-/// The same for a dry run; such a webhook is waited for 5 s too.
+/// Timeout of a dry run; the API server waits 5 s for such a webhook.
 const DRY_RUN_TIMEOUT: Duration = Duration::from_secs(4);
-/// Nodes that are looked up for a warning, and Pods that are at once.
+/// Nodes that are looked up for a warning, and Pods that are looked up in parallel.
 const MAX_CONCURRENT_LOOKUPS: usize = 16;
-/// Requests to the API server at a time, weighed by what their answers may take of our memory: some MiB each.
+/// Total weight of concurrent requests to the API server; weights follow the memory that an answer may take, some MiB
+/// each.
 const MAX_REQUEST_WEIGHT: usize = 32;
-/// The same on behalf of one address.
+/// The same for one client address.
 const MAX_CLIENT_WEIGHT: usize = 16;
-/// What a request weighs whose answer is an object's metadata, or a dry run, whose review has room for both.
+/// Weight of a request whose answer is an object's metadata, and of a dry run, whose review has permits for both.
 const METADATA_WEIGHT: u32 = 2;
-/// What one for a Pod weighs.
+/// Weight of a request for a Pod.
 const POD_WEIGHT: u32 = 4;
-/// What one for a page of a list weighs.
+/// Weight of a request for a page of a list.
 const LIST_WEIGHT: u32 = 16;
-/// Objects of a namespace that are listed at a time.
+/// Page size of lists of a namespace.
 const PAGE_SIZE: u32 = 50;
-/// Names of Pods that are looked up.
+/// Maximum number of Pods that are looked up by name.
 const MAX_PODS_TO_DELETE: usize = 500;
 
-/// How many of a page count.
+/// Number of objects of a page that match.
 fn count_matching<T>(page: &[T], matches_filter: impl Fn(&T) -> bool) -> usize {
     page.iter().filter(|one| matches_filter(one)).count()
 }
 
-/// How many objects count of the first page that has any; 0 when no page has.
+/// Number of matching objects of the first page that has any; 0 when no page has.
 async fn count_first_page<F: Future<Output = Result<(usize, ListMeta), cluster::Error>>>(
     params: ListParams,
     list: impl Fn(ListParams) -> F,
@@ -69,7 +70,7 @@ async fn count_first_page<F: Future<Output = Result<(usize, ListMeta), cluster::
     }
 }
 
-/// When an answer must be there.
+/// Point in time until which an answer is needed.
 #[derive(Clone, Copy)]
 struct Deadline {
     at: Instant,
@@ -83,10 +84,9 @@ impl Deadline {
     }
 }
 
-/// Looks at the cluster for answers; clones share what is known.
+/// Reads from the API server for answers; clones share the cache.
 #[derive(Clone)]
 pub(super) struct Lookups {
-    /// The connection.
     pub cluster: Cluster,
     defaults: Defaulting,
     vertical_scaling: bool,
@@ -96,8 +96,8 @@ pub(super) struct Lookups {
 }
 
 impl Lookups {
-    /// Also gives the task that keeps it up to date. Only virtual nodes are watched, of which there are
-    /// few or none, so that an answer need not ask for the Pod's node.
+    /// Also returns the task that keeps the store of virtual nodes current. Only virtual nodes are watched, of which
+    /// there are few or none, so that an answer need not request the Pod's node.
     pub fn new(cluster: &Cluster, options: &Options) -> (Self, impl Future<Output = ()> + use<>) {
         let nodes: Api<Node> = Api::all(cluster.client.clone());
         let params = ListParams::default().labels(&format!("{}={}", keys::TYPE, keys::TYPE_VIRTUAL_KUBELET));
@@ -115,7 +115,7 @@ impl Lookups {
         )
     }
 
-    /// The same on behalf of a caller.
+    /// The same with the quota of a client.
     pub fn on_behalf_of(&self, caller: &Caller) -> Self {
         Self {
             caller: caller.address,
@@ -123,7 +123,7 @@ impl Lookups {
         }
     }
 
-    /// What the API server answers in time, once there is room for another request of this caller.
+    /// The API server's answer, within the deadline and the request quota of this client.
     async fn bounded_request<T>(
         &self,
         (verb, kind, weight): (&'static str, &str, u32),
@@ -145,7 +145,7 @@ impl Lookups {
         }
     }
 
-    /// Whether no node has that name, as far as that can be said in time.
+    /// Whether no node has that name; false when that is unknown at the deadline.
     async fn is_missing_node(&self, nodes: &Api<Node>, name: &str, deadline: Deadline) -> bool {
         let get = write::get_partial::<_, IgnoredAny>(nodes, &(), name);
         matches!(
@@ -155,10 +155,10 @@ impl Lookups {
         )
     }
 
-    /// The Pod of a request to be created, and whether its node is a virtual one.
+    /// The Pod of a new request, and whether its node is a virtual one.
     ///
     /// # Errors
-    /// In words, when it cannot be said in time.
+    /// A message, when the API server gives no answer in time.
     pub async fn target_pod(&self, request: &Request) -> Result<PodLookup, String> {
         let name = request.object["spec"]["podName"].as_str().unwrap_or_default();
         if !names::is_subdomain(name) {
@@ -182,7 +182,7 @@ impl Lookups {
         Ok(PodLookup { pod, virtual_node })
     }
 
-    /// Those of a job's nodes that do not exist, if that can be said in time; it is only for a warning.
+    /// Nodes in a job's selector that do not exist; for a warning, so unanswered lookups are left out.
     pub async fn missing_nodes(&self, request: &Request) -> Vec<String> {
         let named = request.object["spec"]["selector"]["names"].as_array();
         let node_names = named
@@ -203,10 +203,10 @@ impl Lookups {
         all.into_iter().flatten().collect()
     }
 
-    /// What the API server says to the templates of a CloneSet, if they are new.
+    /// The API server's result for the templates of a CloneSet, if they are new.
     pub async fn default_templates(&self, request: &Request) -> Option<Result<DryRunResult, cluster::Error>> {
         let templates = cloneset::changed_templates(request)?;
-        // For both questions: the webhook's own time is not much longer.
+        // One deadline for both requests: the timeout of the webhook is not much longer.
         let deadline = Deadline::after(DRY_RUN_TIMEOUT);
         let answer = self.dry_run_templates(request, templates, deadline).await;
         let Ok(DryRunResult::Valid {
@@ -227,7 +227,7 @@ impl Lookups {
         let why = misspelled
             .ok()
             .and_then(|fields| cloneset::strict_decoding_error(&previous, &fields));
-        // Without an answer there is a warning.
+        // Without an answer the user gets a warning.
         Some(why.map_or(answer, |why| Ok(DryRunResult::Invalid(why))))
     }
 
@@ -247,8 +247,8 @@ impl Lookups {
         .await
     }
 
-    /// The Pod template that an update replaces, as it would be stored now, where only what a Pod can change may
-    /// change.
+    /// The Pod template that an update replaces, as the API server would store it now, when only in-place updates are
+    /// allowed.
     pub async fn in_place_baseline(&self, request: &Request) -> Option<cloneset::InPlaceBaseline> {
         let old = &request.old.as_ref()?["spec"];
         if !cloneset::is_in_place_only(&request.object)
@@ -271,10 +271,10 @@ impl Lookups {
         })
     }
 
-    /// What keeps a protected Namespace from being deleted.
+    /// Why a protected Namespace cannot be deleted.
     ///
     /// # Errors
-    /// When it cannot be said in time, with the kind that could not be listed.
+    /// When there is no answer in time: the kind that could not be listed.
     pub async fn deletion_blocker(
         &self,
         namespace: &str,
@@ -319,7 +319,7 @@ impl Lookups {
             .map(DeletionBlocker::Claims))
     }
 
-    /// The templates with what policies may ask for of their workload.
+    /// Adds the workload's labels and annotations to the templates, because admission policies may require them.
     fn with_workload_metadata(&self, request: &Request, templates: Templates) -> Templates {
         let metadata = &request.object["metadata"];
         Templates {
@@ -345,7 +345,7 @@ impl Lookups {
         .await
     }
 
-    /// Names newly in `podsToDelete` that no Pod of the CloneSet has, if that can be said in time.
+    /// Names newly in `podsToDelete` that no Pod of the CloneSet has; unanswered lookups are left out.
     pub async fn missing_pods_to_delete(&self, request: &Request) -> Vec<String> {
         let uid = request.object["metadata"]["uid"].as_str().unwrap_or_default();
         let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), &request.namespace);

@@ -1,4 +1,4 @@
-//! Reviews that mean harm, answered on a stack far smaller than any thread of ours has.
+//! Malicious reviews, answered on a stack far smaller than that of any of our threads.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::convert::Infallible;
@@ -32,10 +32,10 @@ use kruise_api::{Kind, keys, names};
 use kruise_cluster::pod_template::Defaulting;
 use kruise_cluster::{self as cluster, Cluster};
 
-/// Where it is exceeded, the process of the tests aborts. The main thread has 8 MiB.
+/// If this is exceeded, the test process aborts. The main thread has 8 MiB.
 const STACK_BYTES: usize = 512 << 10;
 
-/// What is looked at of an answer; the object in it may be deeper than can be read.
+/// The fields of an answer that tests read; the object in it may be nested deeper than can be parsed.
 #[derive(Debug, Default, Deserialize)]
 struct ParsedAnswer {
     response: Response,
@@ -55,7 +55,7 @@ impl ParsedAnswer {
     }
 }
 
-/// What the webhook server answers to these bodies, one after the other.
+/// Answers of the webhook server to these bodies, one after the other.
 fn send_all(bodies: Vec<(String, String)>) -> Vec<(u16, ParsedAnswer)> {
     let send_each = async |router: Router| {
         let mut answers = Vec::new();
@@ -67,7 +67,7 @@ fn send_all(bodies: Vec<(String, String)>) -> Vec<(u16, ParsedAnswer)> {
     with_small_stack(send_each)
 }
 
-/// Asks the webhook server, with no API server for it to ask.
+/// Runs the webhook server without an API server.
 fn with_small_stack<T: Send + 'static>(send: impl AsyncFnOnce(Router) -> T + Send + 'static) -> T {
     let small = std::thread::Builder::new().stack_size(STACK_BYTES);
     let thread = small.spawn(move || {
@@ -82,7 +82,7 @@ async fn router() -> Router {
     router_with_api_server("127.0.0.1:1".parse().unwrap()).await.0
 }
 
-/// The webhook server that asks the API server at this address; and its look at that, to be kept up to date.
+/// The webhook server with the API server at this address, and the task that keeps its store current.
 async fn router_with_api_server(server: SocketAddr) -> (Router, impl Future<Output = ()>) {
     let folder = tempfile::tempdir().unwrap();
     let kubeconfig = folder.path().join("config");
@@ -112,14 +112,14 @@ async fn router_with_api_server(server: SocketAddr) -> (Router, impl Future<Outp
     (router::router(lookups, &options), watching)
 }
 
-/// Requests that are being answered.
+/// Number of requests in flight.
 #[derive(Default)]
 struct InFlight {
     now: AtomicUsize,
     max: AtomicUsize,
 }
 
-/// One of them, until it is dropped.
+/// One request in flight, until it is dropped.
 struct InFlightGuard(Arc<InFlight>);
 
 impl InFlightGuard {
@@ -136,11 +136,11 @@ impl Drop for InFlightGuard {
     }
 }
 
-/// Every request that an API server was asked, as method, path and query.
+/// Every request to the API server, as method, path and query.
 type RecordedRequests = Arc<Mutex<Vec<String>>>;
 
-/// A bound claim as large as etcd takes them, of a tenant's making: with 50,000 labels, and with managed fields of a time that
-/// no type of ours holds.
+/// A tenant's bound claim of the maximum size in etcd: with 50,000 labels, and with managed fields whose time no type
+/// of ours can hold.
 static CLAIM: LazyLock<String> = LazyLock::new(|| {
     let labels = |value: &str, prefix: &str| {
         let labels: Vec<_> = (0..50_000)
@@ -156,8 +156,8 @@ static CLAIM: LazyLock<String> = LazyLock::new(|| {
     )
 });
 
-/// Asks the webhook server, which asks an API server that records what it is asked. It has no nodes, in every namespace one
-/// Pod that is read by its name, `me`, and a bound claim; in `ns` as many large ones as are asked for.
+/// Runs the webhook server with an API server that records its requests. It has no nodes; in every namespace one Pod
+/// that is read by its name, `me`, and a bound claim; in `ns` the given number of large claims.
 fn with_api_server<T: Send + 'static>(
     send: impl AsyncFnOnce(Router) -> T + Send + 'static,
 ) -> (T, Vec<String>) {
@@ -174,7 +174,7 @@ fn with_api_server<T: Send + 'static>(
         });
         tokio::select! {
             ended = send(router) => ended,
-            () = watching => panic!("the mirror ended"),
+            () = watching => panic!("the watch ended"),
             served = axum::serve(listener, server) => panic!("{served:?}"),
         }
     });
@@ -235,7 +235,7 @@ async fn send_as(client: u8, router: &Router, path: &str, body: Body) -> (u16, P
     (status, serde_json::from_slice(&text).unwrap_or_default())
 }
 
-/// The reviews of an update from `old` to `object` (JSON texts), as both webhooks of the kind get them.
+/// The reviews of an update from `old` to `object` (JSON), for both webhooks of the kind.
 fn reviews(kind: &str, object: &str, old: &str) -> Vec<(String, String)> {
     let body = format!(
         r#"{{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{{"uid":"u",
@@ -246,7 +246,7 @@ fn reviews(kind: &str, object: &str, old: &str) -> Vec<(String, String)> {
         .into()
 }
 
-/// The review of the deletion of a Namespace that is protected by what is in it.
+/// The review of the deletion of a Namespace with protection `Cascading`.
 fn deletion() -> (String, String) {
     (NAMESPACE_DELETION_PATH.into(), deletion_review("ns").to_string())
 }
@@ -260,7 +260,7 @@ fn conversion(objects: &[&str], to: &str) -> (String, String) {
     (keys::CONVERT_PATH.into(), body)
 }
 
-/// Lists and objects in turn around `inmost`.
+/// Nested lists and objects around `innermost`.
 fn nested(levels: usize, innermost: &str) -> String {
     let (open, close) = (r#"[{"a":"#, "}]");
     format!(
@@ -270,7 +270,7 @@ fn nested(levels: usize, innermost: &str) -> String {
     )
 }
 
-/// A CloneSet with these JSON texts in its template and its annotations.
+/// A CloneSet with these JSON values in its template and its annotations.
 fn clone_set(template: &str, annotations: &str) -> String {
     format!(
         r#"{{"apiVersion":"apps.kruise.io/v1beta1","kind":"CloneSet",
@@ -312,7 +312,7 @@ fn deeper_nesting_is_refused() {
     assert!(answers[0].1.message().contains("recursion"), "{answers:?}");
 }
 
-/// What annotations carry between the versions becomes part of the object, and may be as deep by itself.
+/// Annotations become part of the converted object, and may themselves have the maximum depth.
 #[test]
 fn deep_annotations_are_converted() {
     let list = nested(124, "1");
@@ -361,13 +361,13 @@ fn large_conversion_does_not_delay_small_ones() {
     with_small_stack(async move |router| {
         tokio::select! {
             biased;
-            _ = send_as(1, &router, &path, Body::from(large)) => panic!("the small one waited"),
+            _ = send_as(1, &router, &path, Body::from(large)) => panic!("the small review waited"),
             (status, _) = send_as(2, &router, &path, Body::from(small)) => assert_eq!(status, 200),
         }
     });
 }
 
-/// Where the API server cannot be asked for the stored template, unknown fields are compared as they are.
+/// If the API server gives no answer for the stored template, unknown fields are compared as they are.
 #[test]
 fn long_keys_are_not_repeated_in_messages() {
     let long = "k".repeat(1 << 17);
@@ -384,12 +384,12 @@ fn long_keys_are_not_repeated_in_messages() {
     );
 }
 
-/// Names the test whose process has little memory.
+/// Name of the test that runs in a process with limited memory.
 const LOW_MEMORY_ENV: &str = "KRUISE_TEST_LITTLE_MEMORY";
-/// What it may have besides the program itself: what the container has.
+/// Limit in addition to the program itself: that of the container.
 const MEMORY_LIMIT: u64 = 512 << 20;
 
-/// Bytes of addresses that this process has.
+/// Bytes of virtual memory of this process.
 fn virtual_memory_bytes() -> u64 {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = pages.split(' ').next().unwrap().parse().unwrap();
@@ -481,7 +481,7 @@ fn with_little_memory() {
     });
 }
 
-/// Claims of any size and shape are counted in pages of bounded size, so that the Namespace can be deleted once they are gone.
+/// Claims of any size are counted in pages of bounded size, so that the Namespace can be deleted when they are deleted.
 #[test]
 fn claims_are_counted_in_bounded_pages() {
     let ((status, answer), requests) = with_api_server(async |router| {
@@ -500,8 +500,7 @@ fn claims_are_counted_in_bounded_pages() {
     assert_eq!(limits, ["limit=50", "limit=12", "limit=3"]);
 }
 
-/// However many reviews come at once, the API server is asked for a bounded number of things at a time, and no address keeps
-/// another from asking.
+/// Concurrent requests to the API server are bounded for any number of reviews, and no client blocks those of another.
 #[test]
 fn api_requests_are_bounded_per_client_and_total() {
     let in_flight = Arc::<InFlight>::default();
@@ -510,7 +509,7 @@ fn api_requests_are_bounded_per_client_and_total() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (router, watching) = router_with_api_server(listener.local_addr().unwrap()).await;
         let (asked_tx, mut asked) = mpsc::unbounded_channel();
-        // Pods of namespace `slow` are never answered.
+        // Pods of namespace `slow` are never returned.
         let server = Router::new().fallback(async move |request: axum::extract::Request| {
             let request_line = format!("{} {}", request.method(), request.uri());
             let _one = (!request_line.contains("/nodes")).then(|| InFlightGuard::new(&in_flight_of_server));
@@ -564,11 +563,11 @@ fn api_requests_are_bounded_per_client_and_total() {
         };
         tokio::select! {
             () = attack => {}
-            () = watching => panic!("the mirror ended"),
+            () = watching => panic!("the watch ended"),
             served = axum::serve(listener, server) => panic!("{served:?}"),
         }
     });
-    // Eight of one address, and what another one asks for meanwhile.
+    // Eight requests of one client, plus those of another client at the same time.
     let max = in_flight.max.load(Ordering::Relaxed);
     assert!((8..=16).contains(&max), "{max}");
 }
@@ -587,7 +586,7 @@ fn admission_and_conversion_have_own_limits() {
         };
         assert_eq!(send_padded(&admit, &review, 16 << 20).await, 200);
         assert_eq!(send_padded(&admit, &review, (16 << 20) + 1).await, 413);
-        // Two of the largest texts have arrived, and do not end.
+        // Two of the largest bodies have arrived but do not end.
         let (sent_tx, mut sent) = mpsc::unbounded_channel();
         for client in 1..=2 {
             let (router, admit, taken) = (router.clone(), admit.clone(), sent_tx.clone());
@@ -628,7 +627,7 @@ fn conversion_flood_of_one_client_delays_no_other() {
         let other = tokio::spawn(send_list(2));
         assert_eq!(other.await.unwrap(), 200);
         let done_before = done.load(Ordering::Relaxed);
-        assert!(done_before <= 5, "{done_before} of the crowd came first");
+        assert!(done_before <= 5, "{done_before} others came first");
         crowd.join_all().await;
         assert_eq!(done.load(Ordering::Relaxed), CROWD);
     });
@@ -679,7 +678,7 @@ fn reviews_of_every_shape_are_answered() {
     assert_only_expected_requests(&requests);
 }
 
-/// Nothing was asked but what reviews need, each of good names, and nothing was written.
+/// Only the requests that reviews need were sent, with valid names, and nothing was written.
 fn assert_only_expected_requests(requests: &[String]) {
     for request in requests {
         let (method, path) = request.split_once(' ').unwrap();
@@ -773,7 +772,7 @@ fn hostile_names_never_reach_api_paths() {
             assert_eq!(answer.response.allowed, Some(valid), "{answer:?}");
         }
         if path == NAMESPACE_DELETION_PATH {
-            // A name that no Namespace has protects none.
+            // A name that is not valid for a Namespace is not protected.
             let protected = names::is_label(name);
             assert_eq!(answer.response.allowed, Some(!protected), "{answer:?}");
         }

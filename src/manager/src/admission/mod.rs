@@ -1,8 +1,8 @@
-//! Admission and conversion: what is checked and filled in before an object is stored.
+//! Admission and conversion: validates and defaults objects before they are stored.
 //!
-//! In:  reviews from the API server over HTTPS, the Pods and Nodes they speak of, our certificates' Secret.
-//! Out: answers; the certificates (made, renewed), and the `caBundle` of our webhooks and CRDs.
-//! Every decision is a pure `decide`, one file per kind; what CEL can say is not here but in the CRDs.
+//! In:  reviews from the API server over HTTPS, the Pods and Nodes that they name, our certificates' Secret.
+//! Out: answers; the certificates (created, renewed), and the `caBundle` of our webhooks and CRDs.
+//! Every decision is a pure `decide`, one file per kind; what CEL can check is in the CRDs, not here.
 
 mod body_limits;
 mod bundle;
@@ -40,33 +40,33 @@ use kruise_cluster::pod_template::Defaulting;
 use kruise_cluster::{self as cluster, Cluster};
 use kruise_ops::{FeatureGate, FeatureGates, Health, http};
 
-/// Name of our check in the process's health.
+/// Name of our health check.
 const HEALTH_CHECK: &str = "admission";
 
-/// What is done about webhooks, and where they are served.
+/// Options of the webhooks and their server.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Whether reviews are answered.
+    /// Whether this process serves reviews.
     pub serve: bool,
-    /// Whether certificates are made, and the API server is pointed at the webhooks while leading. Who only serves
+    /// Whether this process creates certificates and, as the leader, registers the webhooks. A process that only serves
     /// reads the certificates and writes nothing.
     pub manage: bool,
     /// Namespace of the program, with its Service and the certificates' Secret.
     pub namespace: String,
-    /// Host name or address that the API server reaches us at directly (`WEBHOOK_HOST`), instead of
-    /// through the Service.
+    /// Host name or IP address at which the API server reaches us directly (`WEBHOOK_HOST`), instead of through the
+    /// Service.
     pub host: Option<String>,
     /// Port to listen on (`WEBHOOK_PORT`), 1 to 65535.
     pub port: u16,
-    /// Which defaults CloneSets' templates are stored with.
+    /// Which defaults the templates of CloneSets are stored with.
     pub defaults: Defaulting,
     /// Whether CloneSets resize CPU and memory of their Pods in place (gate `InPlaceWorkloadVerticalScaling`).
     pub vertical_scaling: bool,
-    /// Kinds that are switched off, and the feature gate that does it.
+    /// Disabled kinds, and the feature gate that disables each.
     pub disabled_kinds: Vec<(Kind, FeatureGate)>,
 }
 
-/// The kinds that are switched off, and the feature gate that does it.
+/// The disabled kinds, and the feature gate that disables each.
 #[must_use]
 pub fn disabled_kinds(gates: &FeatureGates) -> Vec<(Kind, FeatureGate)> {
     let required_gate = |kind| match kind {
@@ -79,38 +79,38 @@ pub fn disabled_kinds(gates: &FeatureGates) -> Vec<(Kind, FeatureGate)> {
     gated.filter(|(_, gate)| !gates.enabled(*gate)).collect()
 }
 
-/// Port that is listened on when nothing else is said.
+/// Default of `WEBHOOK_PORT`.
 pub const DEFAULT_PORT: u16 = 9876;
 
-/// Why admission ended.
+/// Why admission failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The port cannot be had.
+    /// The port cannot be opened.
     #[error("webhooks: {0}")]
     Listen(#[from] http::Error),
-    /// The API server did not do what was asked.
+    /// A request to the API server failed.
     #[error("admission: {0}")]
     Cluster(#[from] cluster::Error),
-    /// Certificates could not be made.
+    /// Certificates could not be created.
     #[error("cannot make certificates for webhooks: {0}")]
     Certificate(String),
-    /// Who makes certificates has not made them yet.
+    /// The process that creates certificates has not created them yet.
     #[error("Secret {namespace}/{secret} has no certificates yet; kruise-manager makes them")]
     NoCertificate {
         /// Namespace of the Secret.
         namespace: String,
-        /// Its name.
+        /// Name of the Secret.
         secret: &'static str,
     },
 }
 
 impl Error {
-    /// Whether the same call may succeed later without anyone changing anything.
+    /// Whether the same call may succeed later without any change.
     pub fn retryable(&self) -> bool {
         matches!(self, Self::Cluster(why) if why.retryable())
     }
 
-    /// The word used as metric label.
+    /// The value of the metric label.
     pub fn category(&self) -> &'static str {
         match self {
             Self::Listen(_) => "listen",
@@ -120,12 +120,12 @@ impl Error {
     }
 }
 
-/// Serves and manages, as `options` say, until shutdown. Every replica serves; whichever is first makes each
-/// certificate, and only the one that is `leading` points the API server at the webhooks, for replicas may have different
-/// hosts; it does so as `leader`, who writes nothing once the Lease may be another's.
+/// Serves reviews and manages certificates, as `options` require, until shutdown. Every replica serves, and the first
+/// one creates or renews the certificates. Only the replica that is `leading` registers the webhooks, because replicas
+/// may have different hosts; it uses `leader_cluster`, which writes nothing once another replica may hold the Lease.
 ///
 /// # Errors
-/// When the port cannot be had. All else is tried again, and told in the process's health.
+/// When the port cannot be opened. All other failures are retried and reported in the health check.
 pub async fn run(
     cluster: Cluster,
     leader_cluster: Cluster,
@@ -158,7 +158,7 @@ pub async fn run(
         let (lookups, watching) = lookups::Lookups::new(&cluster, &options);
         let router = router::router(lookups, &options);
         let served = server::serve(listener, router, bundle_rx.clone(), &shutdown);
-        // What is asked of the API server for a review is asked to the last of them.
+        // The lookups work until the last review is answered.
         Box::pin(async {
             tokio::select! {
                 () = served => {}
@@ -190,7 +190,7 @@ pub async fn run(
     Ok(())
 }
 
-/// The certificates, as soon as the API server lets us have them.
+/// Waits until the certificates can be read or created.
 async fn wait_for_bundle(cluster: &Cluster, options: &Options, health: &Health) -> bundle::Bundle {
     const RETRY: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
     let mut failures = 0_u32;

@@ -1,6 +1,6 @@
-//! NodeImage: fills in what a tag leaves out, and checks names.
+//! NodeImage: sets the defaults of tags, and validates names.
 //!
-//! Our own manager writes NodeImages that need none of this, and its writes do not come here.
+//! Our own manager writes NodeImages that need neither, and its writes do not pass this webhook.
 
 use std::collections::BTreeSet;
 
@@ -13,12 +13,13 @@ use kruise_api::json::set_default;
 use kruise_api::node_image::{MAX_IMAGE_NAME_CHARS, MAX_TAGS};
 use kruise_api::validation::FieldErrors;
 
-/// Seconds of one attempt when a tag does not say.
+/// Default timeout of one pull attempt, in seconds.
 pub(super) const TIMEOUT_SECONDS: i64 = 600;
-/// Repetitions when a tag does not say.
+/// Default number of retries.
 pub(super) const BACKOFF_LIMIT: i64 = 3;
 
-/// What no node is asked for, and would take long to fill in: each change names its image.
+/// Rejects objects that no node can serve and that would take long to default: each change repeats the name of its
+/// image.
 pub(super) fn reject_oversized(object: &Value) -> Option<Decision> {
     let mut errors = FieldErrors::default();
     let images = object["spec"]["images"].as_object();
@@ -38,7 +39,7 @@ pub(super) fn reject_oversized(object: &Value) -> Option<Decision> {
     (!errors.is_empty()).then(|| Decision::from_errors(errors, Value::Null, Vec::new()))
 }
 
-/// Tags in order, with creation time and limits.
+/// Sorts the tags, and sets their creation time and limits.
 pub(super) fn set_defaults(request: &Request, now: Timestamp) -> Decision {
     let mut object = request.object.to_json();
     let created = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
@@ -62,12 +63,12 @@ pub(super) fn set_defaults(request: &Request, now: Timestamp) -> Decision {
     }
 }
 
-/// Names and tags that make references, each tag once, and a time to go for each.
+/// Requires valid image references, unique tags, and a TTL for each tag.
 pub(super) fn validate_request(request: &Request) -> Decision {
     let mut errors = FieldErrors::default();
     let images = request.object["spec"]["images"].as_object();
     for (name, image) in images.into_iter().flatten() {
-        // What is stored already was checked, or is older than this check.
+        // Stored values were validated before, or are older than this check.
         if request
             .old
             .as_ref()
@@ -213,7 +214,7 @@ mod tests {
     }
 
     proptest! {
-        /// Filling in what was filled in changes nothing.
+        /// Defaulting twice changes nothing.
         #[test]
         fn defaulting_is_idempotent(tags in proptest::collection::vec(("[a-c]{0,2}", proptest::option::of(0..9)), 0..4)) {
             let tags: Vec<_> = tags.into_iter().map(|(tag, timeout)| match timeout {

@@ -1,4 +1,4 @@
-//! Which fields of an update are no news: somebody gets them refused who did not write them now.
+//! Which unknown fields of an update existed before: an update is not rejected for a field that it does not add.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -10,19 +10,19 @@ use serde_json::Value;
 
 use super::review::Request;
 
-/// Annotation with the manifest that `kubectl apply` applied last.
+/// Annotation with the manifest of the last `kubectl apply`.
 pub(super) const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
-/// The paths of the fields below `spec` that were there before, as hashes: a path may be as long as an object.
+/// The paths of the previous fields below `spec`, as hashes: a path may be as long as an object.
 pub(super) struct PreviousFields {
     hasher: RandomState,
-    /// None where nobody can say: the API server keeps no unknown fields, so only the manifest that was applied last can,
-    /// and what was stored while no webhook served.
+    /// None when the fields are unknown: the API server stores no unknown fields, so only the last applied manifest,
+    /// and what was stored while no webhook was running, can show them.
     paths: Option<HashSet<u64>>,
 }
 
 impl PreviousFields {
-    /// Those of the object that is replaced, if one is.
+    /// The fields of the object that an update replaces.
     pub fn from_request(request: &Request) -> Self {
         let hasher = RandomState::new();
         let mut paths = HashSet::new();
@@ -44,7 +44,7 @@ impl PreviousFields {
         Self { hasher, paths }
     }
 
-    /// Those of `fields` that are new for sure, such as `spec.template.spec.containers[0].imagee`.
+    /// Those of `fields` that are certainly new, such as `spec.template.spec.containers[0].imagee`.
     pub fn filter_new<'a>(&self, fields: &'a [String]) -> Vec<&'a String> {
         let Some(previous) = &self.paths else {
             return Vec::new();
@@ -75,7 +75,7 @@ fn without_indexes(path: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Takes in the paths of all fields of a value, which `path` leads to; of the value itself nothing is kept.
+/// Collects the paths of all fields of a value below `path`; the value itself is not kept.
 struct PathCollector<'a> {
     path: DefaultHasher,
     paths: &'a mut HashSet<u64>,
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(previous.filter_new(&fields), ["spec.a.x", "spec.c", "spe", "y"]);
     }
 
-    /// A path is as long as all its names together: kept as text, these would take 2 GiB.
+    /// A path is as long as all its names together: as text, these paths would take 2 GiB.
     #[test]
     fn long_paths_take_little_memory() {
         let long = "k".repeat(128 << 10);

@@ -1,34 +1,34 @@
-//! A review as decisions see it: what the API server asks, and how our answers look.
+//! Types of the decisions: the content of a review, and the answer to it.
 
 use serde_json::Value;
 
 use kruise_api::validation::FieldErrors;
 
-/// What an answer is about.
+/// The part of an admission review that decisions use.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
-    /// The object as asked for.
+    /// The object of the request, after the change.
     pub object: Object,
-    /// The object as it is, on updates.
+    /// The stored object, for updates.
     pub old: Option<Object>,
-    /// Namespace of the object; empty for cluster-wide ones.
+    /// Namespace of the object; empty for cluster-scoped objects.
     pub namespace: String,
-    /// Version that the user speaks; the objects here are in v1beta1.
+    /// Version of the user's request; the objects here are in v1beta1.
     pub version: String,
-    /// Whether the user wants unknown fields to be refused (`fieldValidation=Strict`), as kubectl does unless told otherwise.
+    /// Whether unknown fields are rejected (`fieldValidation=Strict`); kubectl's default.
     pub strict: bool,
 }
 
-/// An object as decisions may rely on it: JSON with objects where every object has them. It can be read only.
+/// A read-only JSON object with a checked structure: required objects exist.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Object(Value);
 
 impl Object {
-    /// Takes what has an object at its root and in `metadata`, and none but objects in `spec`, `status`, labels and
+    /// Requires an object at the root and in `metadata`, and nothing but objects in `spec`, `status`, labels and
     /// annotations.
     ///
     /// # Errors
-    /// Field, value and what it must be, in words.
+    /// A message with the field, its value and the expected type.
     pub fn parse(value: Value) -> Result<Self, String> {
         let object = |field: &str, value: &Value| match value {
             Value::Object(_) => Ok(()),
@@ -58,7 +58,7 @@ impl Object {
         self.0.clone()
     }
 
-    /// The object of a test, whose metadata does not matter where there is none.
+    /// For tests; adds `metadata` if it is missing.
     #[cfg(test)]
     #[allow(clippy::panic)]
     pub fn for_test(mut value: Value) -> Self {
@@ -74,27 +74,26 @@ impl std::ops::Deref for Object {
     }
 }
 
-/// An answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Decision {
-    /// Yes, with these changes, and these words to the user.
+    /// Allows the request, with changes and warnings.
     Allow {
-        /// The object as it should be.
+        /// The object with all changes.
         object: Value,
-        /// Shown by kubectl.
+        /// Printed by kubectl.
         warnings: Vec<String>,
     },
-    /// No.
+    /// Rejects the request.
     Deny {
-        /// HTTP status that the user gets.
+        /// HTTP status of the user's request.
         code: u16,
-        /// Field, value and what to do, in words.
+        /// The field, its value and what to do.
         message: String,
     },
 }
 
 impl Decision {
-    /// No when there are errors, else yes with `object`.
+    /// Rejects the request if there are errors, else allows it with `object`.
     pub fn from_errors(errors: FieldErrors, object: Value, warnings: Vec<String>) -> Self {
         if errors.is_empty() {
             return Self::Allow { object, warnings };

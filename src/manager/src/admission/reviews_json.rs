@@ -1,7 +1,7 @@
-//! Reviews as they stand on the wire, read straight into JSON.
+//! Reads reviews from their JSON, and writes the answers.
 //!
-//! A review that cannot be read is answered all the same, with a no: to the API server any other answer is a webhook
-//! that failed, and most of ours fail open.
+//! A review that cannot be read is rejected in a valid answer: the API server takes any other answer for a failed
+//! webhook, and most of ours fail open.
 
 use std::fmt;
 
@@ -19,10 +19,10 @@ use kruise_api::json::estimate_memory;
 use kruise_api::names;
 use kruise_api::validation::{FieldErrors, truncate};
 
-/// The most that is said of a text that cannot be read, in characters: it may quote any part of it.
+/// Maximum length of a parse error, in characters: it may quote any part of the body.
 const MAX_ERROR_CHARS: usize = 500;
 
-/// What is read of an `AdmissionReview`.
+/// The fields of an `AdmissionReview` that are parsed.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ReviewBody<R> {
@@ -31,7 +31,7 @@ struct ReviewBody<R> {
     request: R,
 }
 
-/// The part of a review that says which one it is.
+/// The UID of a review.
 #[derive(Deserialize)]
 struct ReviewUid {
     uid: String,
@@ -52,7 +52,7 @@ struct AdmissionRequest {
     options: Value,
 }
 
-/// The version that somebody speaks.
+/// The version of the request.
 #[derive(Deserialize)]
 struct GroupVersionKind {
     version: String,
@@ -68,7 +68,7 @@ struct ConversionRequest<'a> {
     objects: RawItems<'a>,
 }
 
-/// The items of a list, each as it stands in the text.
+/// The items of a list as unparsed JSON.
 struct RawItems<'a>(Vec<&'a RawValue>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for RawItems<'a> {
@@ -95,7 +95,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for RawItems<'a> {
     }
 }
 
-/// A review that is to be answered.
+/// A review that needs an answer.
 #[derive(Clone, Debug)]
 pub(super) struct PendingReview {
     api_version: String,
@@ -103,24 +103,24 @@ pub(super) struct PendingReview {
     uid: String,
 }
 
-/// What somebody asks for: `None` where an object goes, for then there is nothing to check.
+/// The content of a review: `None` for a deletion, which needs no check.
 type RequestToCheck = Option<Request>;
 
-/// The texts of objects to convert, and the `apiVersion` that they are to have.
+/// The JSON of the objects to convert, and the desired `apiVersion`.
 type ConversionItems<'a> = (Vec<&'a RawValue>, String);
 
-/// The most memory that the objects of one review may take when they are read, in bytes. Objects of 1.5 MiB, which is
-/// what etcd takes, are read into some 18 MiB.
+/// Maximum memory of the parsed objects of one review, in bytes. Objects of 1.5 MiB, the limit of etcd, take some 18
+/// MiB.
 pub(super) const MAX_OBJECT_MEMORY: usize = 32 << 20;
-/// Objects in one list that is converted.
+/// Maximum number of objects in one conversion.
 const MAX_OBJECTS: usize = 100_000;
 
-/// Why there is nothing to work on.
+/// Why a body cannot be processed.
 #[derive(Debug)]
 pub(super) enum Unreadable {
-    /// It is no review, or none that can be read at all: the answer's status, and why.
+    /// It is no review, or cannot be parsed at all: HTTP status and reason.
     NotAReview(StatusCode, String),
-    /// It is a review, with something in it that cannot be worked on.
+    /// It is a review with content that cannot be processed.
     Review(PendingReview, String),
 }
 
@@ -132,12 +132,12 @@ fn parse_review<'a, R: Deserialize<'a>>(body: &'a [u8]) -> Result<(PendingReview
     };
     match serde_json::from_slice::<ReviewBody<R>>(body) {
         Ok(review) => Ok((pending(review.api_version, review.kind), review.request)),
-        // What is passed over may be of any depth.
+        // Fields that are skipped may have any depth.
         Err(why) => match serde_json::from_slice::<ReviewBody<ReviewUid>>(body) {
             Ok(review) => {
                 let mut pending = pending(review.api_version, review.kind);
                 pending.uid = review.request.uid;
-                // The controllers could not read it either.
+                // The controllers could not parse it either.
                 Err(Unreadable::Review(pending, unreadable_message(&why)))
             }
             Err(_) => {
@@ -154,7 +154,7 @@ fn parse_review<'a, R: Deserialize<'a>>(body: &'a [u8]) -> Result<(PendingReview
 /// Reads an `AdmissionReview`.
 ///
 /// # Errors
-/// When it cannot be read, or says what no API server would.
+/// When it cannot be parsed, or has content that no API server sends.
 pub(super) fn parse_admission(body: &[u8]) -> Result<(PendingReview, RequestToCheck), Unreadable> {
     let (mut review, fields) = parse_review::<AdmissionRequest>(body)?;
     review.uid = fields.uid;
@@ -187,10 +187,10 @@ pub(super) fn parse_admission(body: &[u8]) -> Result<(PendingReview, RequestToCh
     }
 }
 
-/// Reads an `AdmissionReview` of a deletion: the object that goes, where the review has it.
+/// Reads an `AdmissionReview` of a deletion: the object that is deleted, if the review has it.
 ///
 /// # Errors
-/// When it cannot be read, or says what no API server would.
+/// When it cannot be parsed, or has content that no API server sends.
 pub(super) fn parse_deletion(body: &[u8]) -> Result<(PendingReview, Option<Object>), Unreadable> {
     let (mut review, fields) = parse_review::<AdmissionRequest>(body)?;
     review.uid = fields.uid;
@@ -206,7 +206,7 @@ pub(super) fn parse_deletion(body: &[u8]) -> Result<(PendingReview, Option<Objec
 /// Reads a `ConversionReview`.
 ///
 /// # Errors
-/// When it cannot be read.
+/// When it cannot be parsed.
 pub(super) fn parse_conversion(body: &[u8]) -> Result<(PendingReview, ConversionItems<'_>), Unreadable> {
     let (mut review, fields) = parse_review::<ConversionRequest>(body)?;
     review.uid = fields.uid;
@@ -216,7 +216,7 @@ pub(super) fn parse_conversion(body: &[u8]) -> Result<(PendingReview, Conversion
 /// Reads one object of a list that is converted.
 ///
 /// # Errors
-/// In words, when it cannot be read, or would take too much memory.
+/// A message, when it cannot be parsed or would take too much memory.
 pub(super) fn parse_object(text: &RawValue) -> Result<Value, String> {
     let memory = estimate_memory(text.get().as_bytes());
     if memory > MAX_OBJECT_MEMORY {
@@ -283,7 +283,7 @@ impl PendingReview {
         }
     }
 
-    /// Answers what was `asked` for, with the smallest patch.
+    /// Answers with the smallest patch of `original`.
     pub fn with_decision(self, original: &Value, decision: Decision) -> ReviewAnswer<AdmissionResponse> {
         self.with_response(match decision {
             Decision::Deny { code, message: why } => denied(code, &why),
@@ -300,7 +300,7 @@ impl PendingReview {
         })
     }
 
-    /// Says yes to what is not to be changed.
+    /// Allows the request without changes.
     pub fn allowed(self) -> ReviewAnswer<AdmissionResponse> {
         self.with_response(AdmissionResponse {
             allowed: true,
@@ -308,7 +308,7 @@ impl PendingReview {
         })
     }
 
-    /// Answers with why the objects were not converted.
+    /// Answers with the error of a conversion.
     pub fn conversion_failed(self, why: Status) -> ReviewAnswer<ConversionFailure> {
         self.with_response(ConversionFailure {
             result: why,
@@ -316,10 +316,10 @@ impl PendingReview {
         })
     }
 
-    /// The text of an answer with objects, which are written between its two parts with commas.
+    /// The JSON before and after the list of converted objects.
     ///
     /// # Errors
-    /// When it cannot be written as JSON.
+    /// When it cannot be serialized.
     pub fn conversion_parts(self) -> Result<(String, &'static str), serde_json::Error> {
         let text = |text: &str| serde_json::to_string(text);
         let (version, kind, uid) = (text(&self.api_version)?, text(&self.kind)?, text(&self.uid)?);
@@ -343,7 +343,7 @@ fn denied(code: u16, why: &str) -> AdmissionResponse {
     }
 }
 
-/// What makes `wanted` of `asked`, if they differ, as the wire has it.
+/// The JSON Patch from `original` to `desired`; `None` when they are equal.
 fn patch(original: &Value, desired: &Value) -> Result<Option<String>, serde_json::Error> {
     let patch = json_patch::diff(original, desired);
     if patch.0.is_empty() {
@@ -360,7 +360,7 @@ mod tests {
 
     use super::*;
 
-    /// An `AdmissionReview` with these fields in its request, as text.
+    /// The JSON of an `AdmissionReview` with these fields in its request.
     fn review(request: &Value) -> Vec<u8> {
         let mut review = json!({
             "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
@@ -430,7 +430,7 @@ mod tests {
             (changed.version.as_str(), changed.old),
             ("older", Some(Object::for_test(object())))
         );
-        assert!(parsed(json!({ "oldObject": object() })).is_none(), "it goes");
+        assert!(parsed(json!({ "oldObject": object() })).is_none(), "a deletion");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Takes each review to what decides it, and the decision back. One route per kind and step.
+//! Routes each review to its decision and returns the answer. One route per kind and step.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -35,27 +35,26 @@ use kruise_ops::panics;
 const MAX_ADMISSION_BYTES: usize = 16 << 20;
 /// A list of thousands of objects may be converted in one request. Bytes.
 const MAX_CONVERSION_BYTES: usize = 64 << 20;
-/// A larger list is converted beside the tasks of this process, since it takes up to seconds. Bytes.
+/// A larger list is converted on the blocking pool, because it may take seconds. Bytes.
 const MAX_INLINE_CONVERSION: usize = 256 << 10;
-/// Objects of a review are in memory so often at most while it is answered: as asked for, as a dry run is asked for and
-/// answers, and as they are to be.
+/// Maximum number of copies of a review's objects in memory: of the request, the dry run, its answer, and the result.
 const OBJECT_COPIES: usize = 4;
-/// Memory that the objects of all reviews may take while they are answered, in bytes. The container has 512 MiB, of which
-/// conversions may take some 300.
+/// Memory limit of the objects of all reviews in progress, in bytes. The container has 512 MiB, of which conversions
+/// may take some 300.
 const MAX_REVIEW_MEMORY: usize = 160 << 20;
-/// The most of a refusal that is logged, in characters.
+/// Maximum length of a rejection in the log, in characters.
 const MAX_LOGGED_CHARS: usize = 500;
-/// The kind whose deletion is judged, as it is counted.
+/// Metric label of reviews of a Namespace's deletion.
 const NAMESPACE_KIND: &str = "namespace";
 
-/// What every answer may need.
+/// Shared state of the handlers.
 #[derive(Clone)]
 struct HandlerState {
     lookups: Lookups,
     disabled_kinds: Arc<[(Kind, FeatureGate)]>,
 }
 
-/// Paths as upstream's, which existing configurations may point at.
+/// The paths are upstream's, because existing configurations may refer to them.
 pub(super) fn router(lookups: Lookups, options: &Options) -> Router {
     let mut admission_limit = BodyLimit::new(2 * MAX_ADMISSION_BYTES, MAX_ADMISSION_BYTES);
     admission_limit.limit_memory(
@@ -80,20 +79,20 @@ pub(super) fn router(lookups: Lookups, options: &Options) -> Router {
         .route(keys::CONVERT_PATH, post(handle_conversion))
         .layer(from_fn_with_state(conversion_limit, limit_body))
         .with_state(ConversionSlots::new());
-    // The room is bounded already.
+    // Bodies have their own limit.
     conversion
         .merge(admission)
         .layer(DefaultBodyLimit::disable())
         .layer(from_fn(recover_panics))
 }
 
-/// The memory that a review takes while it is answered, in bytes.
+/// Estimated memory of a review in progress, in bytes.
 fn review_memory(text: &[u8]) -> usize {
     estimate_memory(text).saturating_mul(OBJECT_COPIES)
 }
 
-/// Ends a review that panics, and nothing else. The API server takes the answer for a webhook that failed, and does what
-/// the webhook's `failurePolicy` says.
+/// Recovers from a panic of one review. The API server takes the answer for a failed webhook, and applies the webhook's
+/// `failurePolicy`.
 async fn recover_panics(request: axum::extract::Request, next: Next) -> Response {
     let path = request.uri().path().to_owned();
     let step = path.trim_start_matches('/');
@@ -114,13 +113,14 @@ async fn recover_panics(request: axum::extract::Request, next: Next) -> Response
     }
 }
 
-/// Turns to convert, which is work without a pause.
+/// Limits concurrent conversions, which are work without an await point.
 #[derive(Clone)]
 struct ConversionSlots {
-    /// As many for each address as there are threads: a list of another address waits for so many, not for all that are
-    /// there.
+    /// As many for each client as there are threads: a list of another client waits for that number of conversions, not
+    /// for all.
     per_client: ClientQuotas,
-    /// The turn of large lists. The memory of one object is bounded, and so is that of all when there is one at a time.
+    /// Serializes large lists. The memory of one object is bounded, and so is the memory of all when one list is
+    /// converted at a time.
     large_lists: Arc<Semaphore>,
 }
 
@@ -145,12 +145,12 @@ async fn handle_conversion(
             .available_to(caller.address)
             .acquire_owned()
             .await;
-        // Those that are ready, too, find the turn taken, and make room for others until it is theirs.
+        // Other ready tasks find no free slot either, and let others run until they get one.
         yield_now().await;
         return convert_review(&body);
     }
     let slot = slots.large_lists.acquire_owned().await;
-    // Who asked may have gone when it ends; until then it has its turn and its room.
+    // The client may be disconnected when it ends; until then the work keeps its slot and its permits.
     let work = move || {
         let answer = convert_review(&body);
         drop((slot, permits));
@@ -185,7 +185,7 @@ fn convert_review(body: &[u8]) -> Response {
     }
 }
 
-/// Bytes that the answer to a conversion may have: what annotations carry is in an object twice.
+/// Maximum bytes of the answer to a conversion: the content of annotations is in an object twice.
 fn max_answer_bytes(body: &[u8]) -> usize {
     (2 * body.len()).saturating_add(1 << 20)
 }
@@ -195,7 +195,7 @@ fn reject_non_review(code: StatusCode, why: String) -> Response {
     (code, why).into_response()
 }
 
-/// All of them or none: their texts with commas after `head`, of `most` bytes at most.
+/// Converts all objects or none: writes their JSON with commas after `head`, at most `max_bytes`.
 fn convert_all(
     objects: &[&RawValue],
     to: &str,
@@ -228,7 +228,7 @@ fn convert_all(
     Err(Box::new(Status::failure(message, reason).with_code(422)))
 }
 
-/// The kind of an object as a label of metrics: what was sent by somebody is none unless it is one of ours.
+/// The metric label of an object's kind; `other` unless it is one of ours, because clients control the value.
 fn kind_label(object: &Value) -> &'static str {
     let kind = object["kind"].as_str().and_then(Kind::from_name);
     kind.map_or("other", |kind| kind.info().lowercase)
@@ -247,9 +247,9 @@ async fn handle_admission(
         Ok(read) => read,
         Err(why) => return reject_unreadable(kind.info().lowercase, mutate, why),
     };
-    // The answer may wait for others; the text is not needed meanwhile.
+    // The answer may wait for other requests; the body is not needed meanwhile.
     drop(body);
-    // Nothing is checked when an object goes.
+    // A deletion needs no check.
     let Some(request) = request else {
         return Json(review.allowed()).into_response();
     };
@@ -285,7 +285,7 @@ async fn handle_deletion(
     Json(review.with_decision(&Value::Null, decision)).into_response()
 }
 
-/// The answer to a review that cannot be read, or to what is none.
+/// The answer to a body that is no review or cannot be processed.
 fn reject_unreadable(kind: &str, mutate: bool, why: Unreadable) -> Response {
     match why {
         Unreadable::Review(review, why) => {
@@ -300,7 +300,7 @@ fn reject_unreadable(kind: &str, mutate: bool, why: Unreadable) -> Response {
     }
 }
 
-/// Counts a decision, and logs a refusal.
+/// Counts a decision, and logs a rejection.
 fn record_decision(kind: &str, mutate: bool, namespace: &str, decision: &Decision) {
     let step = step_label(mutate);
     match decision {

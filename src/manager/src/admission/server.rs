@@ -1,4 +1,4 @@
-//! The HTTPS server: takes connections with the certificate of the moment and hands reviews on.
+//! The HTTPS server: accepts connections with the current certificate and passes reviews on.
 
 use std::io::Cursor;
 use std::sync::Arc;
@@ -30,27 +30,27 @@ use super::connections::{Caller, Connections};
 use super::write_timeout::{WriteTimeoutStream, WriteTimeouts};
 use kruise_ops::http;
 
-/// A client that has not shaken hands by then is let go.
+/// A client that has not finished the TLS handshake by then is disconnected.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A client that has not had the answer to a review by then is let go. API servers connect to send one, and wait 10 s
-/// for the answer at most.
+/// A client that got no answer to a review by then is disconnected. API servers connect to send a review, and wait at
+/// most 10 s for the answer.
 const FIRST_REVIEW_TIMEOUT: Duration = Duration::from_secs(20);
-/// What is being answered on a connection whose place another address gets may take so long.
+/// Time to finish an answer on a connection whose slot another client gets.
 const EVICTION_GRACE: Duration = Duration::from_secs(1);
-/// A client that has asked nothing for so long is let go, for it takes the place of others. API servers let go of an idle
-/// connection after 90 s themselves, so none is ended as they ask.
+/// A client without requests for this time is disconnected, because it uses a slot. API servers close an idle
+/// connection after 90 s, so none is closed while they send a request.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long a client may take to read an answer. API servers wait for a review 10 s, for a conversion 30 s.
+/// How long a client may take to read an answer. API servers wait 10 s for a review and 30 s for a conversion.
 const WRITE_TIMEOUTS: WriteTimeouts = WriteTimeouts {
     stalled: Duration::from_secs(5),
     total: Duration::from_secs(30),
 };
-/// Bytes of answers that the kernel holds for one connection; it doubles them. What it would choose itself grows to some
-/// 4 MiB, which nothing counts.
+/// Send buffer of one connection, in bytes; the kernel doubles the value. Its own choice grows to some 4 MiB, which no
+/// limit counts.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
-/// Connections at a time; an API server opens few and keeps them.
+/// Maximum number of connections; an API server opens few and keeps them.
 const MAX_CONNECTIONS: usize = 512;
-/// Connections of one address at a time. An API server has one for each review that it waits for.
+/// Maximum number of connections of one client. An API server uses one for each concurrent review.
 const MAX_CLIENT_CONNECTIONS: usize = 256;
 
 /// Opens the port on all addresses.
@@ -58,7 +58,7 @@ pub(super) async fn listen(port: u16) -> Result<TcpListener, Error> {
     Ok(http::bind(&http::all_interfaces(port)).await?)
 }
 
-/// Answers until `shutdown` begins, and then what was asked by then.
+/// Serves until `shutdown` is cancelled, then answers the reviews in flight.
 pub(super) async fn serve(
     listener: TcpListener,
     router: axum::Router,
@@ -72,7 +72,7 @@ pub(super) async fn serve(
         let (stream, caller) = match accepted {
             Ok((stream, peer)) => (stream, Caller::new(peer.ip())),
             Err(why) => {
-                // Out of file descriptors, for example; others must end first.
+                // For example no file descriptors are left; other connections must end first.
                 tracing::warn!(%why, "cannot take a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -90,7 +90,7 @@ pub(super) async fn serve(
             }
         });
     }
-    // Who connects now is refused, and asks another replica.
+    // New connections are refused, and the API server tries another replica.
     drop(listener);
     tasks.close();
     tasks.wait().await;
@@ -129,7 +129,7 @@ async fn serve_connection(
     }
 }
 
-/// Ends when the client got the answer to no review for so long from its beginning on.
+/// Ends when the client got no answer to a review within `timeout` of its connection.
 async fn first_review_timeout(caller: &Caller, timeout: Duration) {
     tokio::time::sleep(timeout).await;
     if caller.has_reviewed() {
@@ -144,16 +144,15 @@ async fn either_cancelled(one: &CancellationToken, other: &CancellationToken) {
     }
 }
 
-/// Ends a while after the place was given to another address.
+/// Ends [`EVICTION_GRACE`] after another client got the slot.
 async fn eviction_grace_over(evicted: &CancellationToken) {
     evicted.cancelled().await;
     tokio::time::sleep(EVICTION_GRACE).await;
 }
 
-/// What answers one client.
 type ReviewService = TowerToHyperService<AddExtension<axum::Router, Caller>>;
 
-/// Answers on one connection, until nothing is asked for so long, or an answer is not read.
+/// Serves one connection, until it is idle for `idle` or its client does not read an answer.
 fn http_connection<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     service: ReviewService,
@@ -162,7 +161,7 @@ fn http_connection<S: AsyncRead + AsyncWrite + Unpin>(
 ) -> http1::Connection<TokioIo<WriteTimeoutStream<S>>, ReviewService> {
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(idle);
-    // Answers are sent from where they are: a copy would not keep the room of its review.
+    // Answers are sent without a copy: a copy would not keep the permits of its review.
     builder.writev(true);
     builder.serve_connection(TokioIo::new(WriteTimeoutStream::new(stream, timeouts)), service)
 }
@@ -179,24 +178,23 @@ fn tls_config(bundle: watch::Receiver<Bundle>) -> ServerConfig {
     config
 }
 
-/// How long the certificate before is served after a renewal: until the leader, or the next one, has announced the new
-/// authority to the API servers.
+/// How long the previous certificate is served after a renewal: until the leader, or the next one, has published the
+/// new CA to the API servers.
 const CA_ROLLOUT_DELAY: Duration = Duration::from_secs(60);
 
-/// Hands out the certificate of the moment, read once per renewal.
+/// Returns the current certificate; it is parsed once per renewal.
 #[derive(Debug)]
 struct CertificateResolver {
     bundle: watch::Receiver<Bundle>,
     cached: std::sync::Mutex<Option<ServedCertificate>>,
 }
 
-/// A certificate that is served.
 #[derive(Debug)]
 struct ServedCertificate {
     certificate: String,
     ca: String,
     key: Arc<CertifiedKey>,
-    /// When there was another one first.
+    /// When a newer certificate was first available.
     renewed_at: Option<Instant>,
 }
 
@@ -255,7 +253,8 @@ mod tests {
     use super::super::body_limits::{BodyLimit, limit_body};
     use super::*;
 
-    /// What is renewed is announced meanwhile; what is made from nothing is all that there is to be trusted.
+    /// A renewed certificate is served after its CA is published; one with an unrelated CA at once, because nothing
+    /// else is trusted.
     #[tokio::test(start_paused = true)]
     async fn new_ca_is_announced_before_it_is_served() {
         let now = jiff::Timestamp::from_second(1_800_000_000).unwrap();
@@ -292,7 +291,7 @@ mod tests {
         assert!(waited.is_err());
     }
 
-    /// A rollout of the webhook cuts off no review.
+    /// A rollout of the webhook aborts no review.
     #[tokio::test]
     async fn in_flight_reviews_finish_at_shutdown() {
         let names = std::collections::BTreeSet::from(["localhost".to_owned()]);
@@ -332,10 +331,10 @@ mod tests {
         while TcpStream::connect(address).await.is_ok() {
             tokio::task::yield_now().await;
         }
-        assert!(!serving.is_finished(), "one waits for its answer");
+        assert!(!serving.is_finished(), "one review is in flight");
         answer.notify_one();
         let mut answered = String::new();
-        // The end of the connection, with or without a farewell.
+        // The connection ends, with or without a TLS close.
         let _ = stream.read_to_string(&mut answered).await;
         assert!(answered.starts_with("HTTP/1.1 200"), "{answered}");
         serving.await.unwrap();
@@ -354,7 +353,7 @@ mod tests {
                 WRITE_TIMEOUTS,
             );
             let ended = tokio::time::timeout(Duration::from_secs(60), answers).await;
-            assert!(ended.is_ok(), "{sent:?} holds the connection");
+            assert!(ended.is_ok(), "{sent:?} keeps the connection open");
             let mut text = String::new();
             ours.read_to_string(&mut text).await.unwrap();
             assert_eq!(text.ends_with("here"), sent.ends_with("\r\n\r\n"), "{text:?}");
@@ -372,7 +371,7 @@ mod tests {
 
     #[tokio::test]
     async fn unread_answer_frees_its_permits() {
-        // More than the kernel holds for both ends.
+        // More than the kernel buffers for both ends.
         const LARGE: usize = 64 << 20;
         let large = Bytes::from(vec![b'x'; LARGE]);
         let limit = BodyLimit::new(2 * LARGE, LARGE);
@@ -401,7 +400,7 @@ mod tests {
         });
         let silent = send_review(address, "/large").await;
         silent.readable().await.unwrap();
-        assert!(limit.available() <= LARGE + 4, "its answer is not sent");
+        assert!(limit.available() <= LARGE + 4, "the answer is not sent");
         let mut text = String::new();
         send_review(address, "/small")
             .await

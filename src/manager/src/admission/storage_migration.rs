@@ -1,12 +1,12 @@
-//! Takes over what another installation stored in the older version.
+//! Migrates objects that another installation stored in v1alpha1.
 //!
-//! While an object is stored as v1alpha1 each read of it needs our conversion webhook. So the leader
-//! writes each once more, which stores it as v1beta1, without the managed fields that were written in v1alpha1, and
-//! then strikes v1alpha1 from the CRD's list of stored versions.
+//! While an object is stored as v1alpha1, each read of it needs our conversion webhook. So the leader writes each such
+//! object again, which stores it as v1beta1, without the managed fields of v1alpha1, and then removes v1alpha1 from the
+//! CRD's `status.storedVersions`.
 //!
-//! Who writes an object in v1alpha1 later leaves such managed fields in it, too, for which each write of it needs the
-//! webhook. So each leader looks for them once. It leaves those of server-side apply: without them, who applies in v1alpha1
-//! could not take a field away.
+//! A client that writes an object in v1alpha1 later also leaves such managed fields in it, and then each write needs
+//! the webhook. So each leader checks for them once. It keeps those of server-side apply: without them, a client that
+//! applies in v1alpha1 could not remove a field.
 
 use std::time::Duration;
 
@@ -24,15 +24,15 @@ use kruise_cluster::{Cluster, Error, write};
 
 const PAGE_SIZE: u32 = 500;
 const MAX_CONCURRENT_WRITES: usize = 8;
-/// How often an object is read again because somebody else wrote it.
+/// How often an object is read again because of a conflict.
 const MAX_CONFLICTS: u32 = 10;
 /// After failures: all objects are written again each time.
 const RETRY: Backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(600));
-/// Pause between two pages: nothing waits for this, and there may be many.
+/// Nothing waits for the migration, and there may be many pages.
 const BETWEEN_PAGES: Duration = Duration::from_millis(500);
 
-/// Rewrites until nothing is stored in the older version. A kind with an object that cannot be rewritten, because a policy
-/// of the cluster's owner refuses it for example, keeps no other kind waiting.
+/// Migrates until nothing is stored in the older version. A kind with an object that cannot be rewritten, for example
+/// because a policy of the cluster rejects it, does not block other kinds.
 pub(super) async fn migrate_all(cluster: &Cluster) {
     join_all(Kind::ALL.map(|kind| migrate_with_retries(cluster, kind))).await;
 }
@@ -45,7 +45,7 @@ async fn migrate_with_retries(cluster: &Cluster, target: Kind) {
             Ok(count) => {
                 return tracing::info!(kind, count, "objects are stored as v1beta1 now");
             }
-            // The webhook may not be trusted yet; or the CRD is not installed.
+            // The API server may not trust the webhook yet, or the CRD is not installed.
             Err(why) => {
                 tracing::warn!(kind, %why, "cannot renew stored objects yet");
             }
@@ -54,17 +54,17 @@ async fn migrate_with_retries(cluster: &Cluster, target: Kind) {
     }
 }
 
-/// What is written again.
+/// Which objects are written again.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum RewriteScope {
     /// Every object: some are stored in the older version.
     All,
-    /// Those with managed fields in the older version, of others than server-side apply.
+    /// Objects with managed fields in the older version that are not from server-side apply.
     OldManagedFields,
 }
 
-/// How many objects were rewritten. One that cannot be leaves the older version among the stored ones, and keeps no
-/// other from being rewritten.
+/// Returns the number of rewritten objects. If one cannot be rewritten, the older version stays in `storedVersions`;
+/// the others are rewritten all the same.
 async fn migrate_kind(cluster: &Cluster, kind: Kind) -> Result<usize, Error> {
     let crds: Api<Crd> = Api::all(cluster.client.clone());
     let name = kind.crd_name();
@@ -127,7 +127,7 @@ async fn rewrite_all(cluster: &Cluster, kind: Kind, scope: RewriteScope) -> Resu
     failed.map_or(Ok(count), Err)
 }
 
-/// The API server stores the object anew because its stored form changes, and without the entries that made it
+/// The write changes the stored form, so the API server stores the object again, without the entries that make it
 /// convert the object at each write.
 async fn rewrite(
     api: &Api<DynamicObject>,
@@ -156,8 +156,8 @@ async fn rewrite(
     )))
 }
 
-/// A patch of nothing, but for managed fields in the older version: at each write the API server converts the object
-/// into each version that one of them speaks, and drops all of them where it cannot.
+/// A patch that changes nothing but managed fields in the older version: at each write the API server converts the
+/// object into each version of an entry, and drops all entries if it cannot.
 fn migration_patch(metadata: &Metadata, scope: RewriteScope) -> Option<ManagedFieldsPatch<'_>> {
     let old = format!("{GROUP}/{V1ALPHA1}");
     let all = &metadata.managed_fields;

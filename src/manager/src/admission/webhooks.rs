@@ -1,8 +1,8 @@
-//! The webhook configurations, and how the API server comes to trust and find us.
+//! The webhook configurations, and how the API server trusts and reaches us.
 //!
-//! They are made in [`kruise_api::webhooks`] and installed without `clientConfig`'s `caBundle`. The manager fills that in, in the CRDs too, whenever it is missing or old. Webhooks under our
-//! configurations' names that are not ours are leftovers of another installation: they are removed,
-//! because they would fail closed.
+//! [`kruise_api::webhooks`] generates them, and they are installed without `clientConfig`'s `caBundle`. The manager
+//! sets it, in the CRDs too, whenever it is missing or old. Webhooks in our configurations that are not ours are
+//! leftovers of another installation: they are removed, because they would fail closed.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -28,7 +28,7 @@ use kruise_ops::Progress;
 /// After a patch that failed.
 const RETRY: std::time::Duration = std::time::Duration::from_secs(5);
 
-/// How the API server reaches `path` of ours.
+/// How the API server reaches `path` of our server.
 fn client_config(options: &Options, ca: &str, path: &str) -> Value {
     let ca = BASE64_STANDARD.encode(ca);
     match &options.host {
@@ -49,12 +49,12 @@ fn client_config(options: &Options, ca: &str, path: &str) -> Value {
     }
 }
 
-/// The merge patch that makes `there` (a configuration's `webhooks`) ours, if it is not.
+/// The merge patch from `existing` (a configuration's `webhooks`) to ours; `None` when they are equal.
 fn plan_configuration(existing: &Value, ours: &Value, options: &Options, ca: &str) -> Option<Value> {
     let existing = existing.as_array().map(Vec::as_slice).unwrap_or_default();
     let mut desired = Vec::new();
     for ours in ours["webhooks"].as_array().into_iter().flatten() {
-        // What is there keeps what ours says nothing of, such as selectors that somebody added.
+        // Existing fields that ours do not set are kept, such as selectors that a user added.
         let mut hook = existing
             .iter()
             .find(|one| one["name"] == ours["name"])
@@ -74,7 +74,7 @@ fn plan_configuration(existing: &Value, ours: &Value, options: &Options, ca: &st
     (existing != desired).then(|| json!({ "webhooks": desired }))
 }
 
-/// The merge patch that makes a CRD's `spec.conversion` come to us, if it does not.
+/// The merge patch that points a CRD's `spec.conversion` to us; `None` when it does.
 fn plan_conversion(existing: &Value, options: &Options, ca: &str) -> Option<Value> {
     let desired = client_config(options, ca, keys::CONVERT_PATH);
     let up_to_date = existing["strategy"] == "Webhook"
@@ -84,7 +84,7 @@ fn plan_conversion(existing: &Value, options: &Options, ca: &str) -> Option<Valu
     (!up_to_date).then(|| json!({ "spec": { "conversion": { "strategy": "Webhook", "webhook": webhook } } }))
 }
 
-/// Keeps configurations and CRDs pointing at us while we lead. Ends with the process only.
+/// Keeps configurations and CRDs current while we lead. Ends with the process.
 pub(super) async fn run_registration(
     cluster: &Cluster,
     options: &Options,
@@ -92,7 +92,7 @@ pub(super) async fn run_registration(
     mut leading: watch::Receiver<bool>,
     progress: &Progress,
 ) {
-    // When who would tell us is gone, the process is ending.
+    // When the sender is dropped, the process is terminating.
     while leading.wait_for(|leading| *leading).await.is_ok() {
         let lost_lead = async { leading.wait_for(|leading| !*leading).await.is_ok() };
         tokio::select! {
@@ -102,7 +102,7 @@ pub(super) async fn run_registration(
     }
 }
 
-/// Keeps configurations and CRDs pointing at us. Never ends.
+/// Keeps configurations and CRDs current. Never returns.
 async fn sync_all(
     cluster: &Cluster,
     options: &Options,
@@ -141,7 +141,7 @@ async fn sync_all(
     );
 }
 
-/// Watches the part at `pointer` of the object of that name, and patches what `plan` finds wrong.
+/// Watches the part at `pointer` of the object with that name, and applies the patch of `plan`.
 async fn sync_object<K: Object + Send + Sync + 'static>(
     cluster: &Cluster,
     name: &str,
@@ -214,7 +214,7 @@ mod tests {
         object
     }
 
-    /// One patch is enough, whatever was there and whichever way we are reached.
+    /// One patch is enough for any existing state and any way to reach us.
     #[test]
     fn caller_config_converges_in_one_patch() {
         for ours in configurations(keys::SYSTEM_NAMESPACE) {
@@ -233,7 +233,7 @@ mod tests {
                         None
                     );
                     assert!(plan_configuration(&after["webhooks"], &ours, &options, "new").is_some());
-                    assert!(!after.to_string().contains("mpod"), "a foreign webhook stayed");
+                    assert!(!after.to_string().contains("mpod"), "a foreign webhook is left");
                 }
             }
         }

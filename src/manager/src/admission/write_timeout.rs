@@ -1,4 +1,4 @@
-//! A connection on which answers must be taken: it breaks where the client does not read them.
+//! A connection with write timeouts: it fails when the client does not read answers.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -8,20 +8,20 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// How long sending an answer may take.
+/// Timeouts of sending an answer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WriteTimeouts {
-    /// Without a byte taken.
+    /// Without a byte accepted by the client.
     pub stalled: Duration,
-    /// In all, from its first byte to its last.
+    /// From the first byte of an answer to the last.
     pub total: Duration,
 }
 
-/// A stream that can be written to while its other end takes what was written.
+/// A stream that fails when its peer does not read what was written.
 pub(super) struct WriteTimeoutStream<S> {
     stream: S,
     timeouts: WriteTimeouts,
-    /// Since when there is something to be sent, and when some of it was taken last.
+    /// Start of the current write, and time of the last progress.
     sending_since: Option<(Instant, Instant)>,
     deadline: Pin<Box<Sleep>>,
 }
@@ -36,7 +36,7 @@ impl<S> WriteTimeoutStream<S> {
         }
     }
 
-    /// What came of an attempt to send, which fails when it has waited for too long.
+    /// The result of a write; an error when it has been pending for too long.
     fn check_timeout<T>(&mut self, cx: &mut Context<'_>, sent: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         let now = Instant::now();
         let (began, progressed) = self.sending_since.get_or_insert((now, now));
@@ -85,7 +85,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WriteTimeoutStream<S> {
         self.stream.is_write_vectored()
     }
 
-    /// Called when all was written.
+    /// Called when all bytes are written.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let sent = Pin::new(&mut this.stream).poll_flush(cx);

@@ -1,4 +1,4 @@
-//! Carries a plan out: all acts at once within a bound, each with its deadlines, none in the way of another.
+//! Executes a plan: all actions concurrently within a bound, each with its deadlines, none blocking another.
 
 mod claims;
 
@@ -11,10 +11,10 @@ use futures::stream::FuturesUnordered;
 use kube::{Api, Resource};
 use serde_json::{Value, json};
 
-pub use claims::fetch_claim;
 use claims::{adopt_claims, create_claim, delete_claim, patch_claim};
 
-use super::context::CloneSetContext;
+use super::context::{CloneSetContext, MAX_CONCURRENT_WRITES};
+use super::fetch::{fetch_job, fetch_pod};
 use super::history;
 use super::observe::{versioned_job, versioned_pod};
 use super::plan::{
@@ -31,39 +31,37 @@ use kruise_cluster::write_cache::CONFIRM_TIMEOUT;
 use kruise_cluster::{Error, Key, write};
 use kruise_workload::in_place::{self, PatchTarget, Pod, PodWrite, RefreshResult};
 
-/// Acts of all CloneSets that are under way at once: what the API server can take without queueing.
-pub const MAX_CONCURRENT_WRITES: usize = 64;
-
-/// What became of the resize among the writes of an act.
+/// Outcome of the resize among the writes of an action.
 #[derive(Default)]
 enum ResizeOutcome {
-    /// There was none, or it was not asked for.
+    /// There was none, or it was not requested.
     #[default]
     None,
     Done,
     Refused {
         quota: bool,
     },
-    /// It was refused, and the fallback was written, which may have another Pod take the place.
+    /// It was refused and the fallback was written, which may mark the Pod for recreation.
     FellBack {
         refusal: Error,
         replaced: bool,
     },
 }
 
-/// What a pass came to.
+/// Result of executing a plan.
 pub struct ExecutionResult {
-    /// Whether anything was tried.
+    /// Whether anything was attempted.
     pub acted: bool,
-    /// What to tell.
+    /// Events to publish.
     pub events: ActionEvents,
-    /// Pods that were made.
+    /// Number of Pods created.
     created: usize,
-    /// Whether the making of a Pod failed.
+    /// Whether the creation of a Pod failed.
     creation_failed: bool,
 }
 
-/// Does what is planned. No act is taken up later than `slice` after the first, nor when the spec has changed.
+/// Executes the planned actions. No action starts later than `time_slice` after the first one, nor after the spec has
+/// changed.
 pub async fn execute_actions(
     ctx: &CloneSetContext<'_>,
     actions: Vec<Action>,
@@ -77,7 +75,7 @@ pub async fn execute_actions(
         creation_failed: false,
     };
     let actions = admit_actions(ctx, actions, state, &mut execution.events).await;
-    // Where updates failed a Pod leaves its Services only for one that would be taken.
+    // After failed updates, a Pod leaves its Services only for a patch that the API server would accept.
     let dry_run = state.failures.contains_key(&FailureSubject::InPlaceUpdates);
     execution.acted = !actions.is_empty() || execution.events.has_failures();
     for action in &actions {
@@ -89,10 +87,10 @@ pub async fn execute_actions(
     loop {
         while in_flight.len() < MAX_CONCURRENT_WRITES && begin.elapsed() < time_slice && ctx.is_current() {
             match pending.next() {
-                // What stopped one Pod from being made stops the next.
+                // The error that stopped one creation stops the next.
                 Some(Action::CreatePod { .. }) if execution.creation_failed => {}
                 Some(action) => {
-                    // What was lost on the way may be taken; a try would be one more request to lose.
+                    // A request whose answer was lost may succeed now; a dry run would be one more request to lose.
                     let failed = state.failures.get(&action.subject());
                     let careful = dry_run || failed.is_some_and(|failure| failure.answered);
                     in_flight.push(execute_one(ctx, action, careful));
@@ -114,7 +112,7 @@ pub async fn execute_actions(
 }
 
 impl ExecutionResult {
-    /// Takes note of what an act came to.
+    /// Records the result of an action.
     fn record(
         &mut self,
         ctx: &CloneSetContext<'_>,
@@ -170,7 +168,7 @@ impl ExecutionResult {
             state.record_failure(FailureSubject::PendingResizes, ActionPurpose::Update, &error, now);
         }
         let error = redact_pod_name(ctx, action, error);
-        // What is under way at the same time is one try.
+        // Concurrent creations count as one attempt.
         let already_failed = creation && self.creation_failed;
         self.creation_failed |= creation;
         if !already_failed {
@@ -183,7 +181,7 @@ impl ExecutionResult {
     }
 }
 
-/// The act that was done where a Pod was marked for deletion instead of being resized.
+/// The action that was done when a Pod was marked for deletion instead of being resized.
 fn as_recreate(action: &Action) -> Action {
     let mut action = action.clone();
     if let Action::PatchPod { reason: why, .. } = &mut action {
@@ -192,7 +190,7 @@ fn as_recreate(action: &Action) -> Action {
     action
 }
 
-/// The error without the name of a Pod that could not be made: it is chance which fails first, and no other news.
+/// The error without the name of the Pod: which creation fails first is random, and must not count as a new message.
 fn redact_pod_name(ctx: &CloneSetContext<'_>, action: &Action, mut error: Error) -> Error {
     if let (Action::CreatePod { name, .. }, Error::Api(status)) = (action, &mut error) {
         status.message = status.message.replace(name, &format!("{}-*", ctx.name.name));
@@ -200,8 +198,9 @@ fn redact_pod_name(ctx: &CloneSetContext<'_>, action: &Action, mut error: Error)
     error
 }
 
-/// Leaves out what is not to be done now: Pods beyond `width`, and adoptions by a CloneSet that is going. What Pods
-/// need that are there comes before new ones, which would otherwise keep them waiting until the last is made.
+/// Filters out actions that must not be done now: Pods beyond the slow-start batch, and adoptions by a CloneSet that is
+/// terminating. Actions for existing Pods come before creations; otherwise they would wait until the last Pod is
+/// created.
 async fn admit_actions(
     ctx: &CloneSetContext<'_>,
     mut actions: Vec<Action>,
@@ -234,7 +233,7 @@ async fn admit_actions(
     actions
 }
 
-/// Takes note of an act that failed, to be told unless it is ordinary life.
+/// Records a failed action; it is reported unless it is expected.
 fn record_failure(
     ctx: &CloneSetContext<'_>,
     action: &Action,
@@ -250,7 +249,7 @@ fn record_failure(
     }
 }
 
-/// Does one act.
+/// Executes one action.
 async fn execute_one(
     ctx: &CloneSetContext<'_>,
     action: Action,
@@ -304,17 +303,7 @@ fn cache_pod(ctx: &CloneSetContext<'_>, stored: &RawPod) -> Arc<Pod> {
     pod
 }
 
-/// Reads a Pod from the API server itself, and takes note of it.
-pub async fn fetch_pod(ctx: &CloneSetContext<'_>, name: &str) -> Result<Option<Arc<Pod>>, Error> {
-    let found = write::get(&ctx.api::<RawPod>(), name).await?;
-    let pod = found.map(|found| Arc::new(Pod::from_json(found.json())));
-    let key = ctx.key(name);
-    let entry = pod.clone().map(|pod| versioned_pod(&key, pod));
-    ctx.index().pods.apply_read(&key, entry, Instant::now());
-    Ok(pod)
-}
-
-/// What an act came to, as far as it is known.
+/// The outcome of an action, as far as it is known.
 fn creation_outcome(ctx: &CloneSetContext<'_>, result: &Result<(), Error>) -> ActionOutcome {
     let until = || ctx.manager.cluster.clock.now().checked_add(CONFIRM_TIMEOUT);
     match result {
@@ -343,7 +332,7 @@ async fn create_pod(
             cache_pod(ctx, &stored);
             Ok(())
         }
-        // Whose the name is must be known before it is given up.
+        // The owner of the name must be known before the name is given up.
         Err(error) if error.already_exists() || error.outcome_unknown() => {
             match fetch_pod(ctx, name).await? {
                 Some(pod) if pod.controller.as_ref() == Some(&ctx.owner) => Ok(()),
@@ -375,7 +364,8 @@ async fn delete_pod(
     deleted
 }
 
-/// Tries the change of the Pod itself without storing it: what the last of these writes leads to, or, with care, that write.
+/// Dry-runs the change of the Pod itself: the later patch that the last write leads to or, if `dry_run` is set, that
+/// write.
 async fn dry_run_patch(
     ctx: &CloneSetContext<'_>,
     name: &str,
@@ -446,14 +436,14 @@ async fn patch_pod(
     Ok(())
 }
 
-/// Whether the refusal of a resize, in the words of the API server's plugins for `ResourceQuota` and `LimitRange`, would be
-/// that of another Pod of the new size, too.
+/// Whether the API server would also refuse another Pod of the new size, according to the messages of its
+/// `ResourceQuota` and `LimitRange` plugins.
 fn rejects_another_pod(message: &str) -> bool {
     let limits = [" usage per ", " max limit to request ratio per "];
     message.contains("exceeded quota") || limits.iter().any(|of_limit| message.contains(of_limit))
 }
 
-/// Sends one write, after the one that came to `before`.
+/// Sends one write, after the one that returned `previous`.
 async fn send(
     api: &Api<RawPod>,
     name: &str,
@@ -469,7 +459,7 @@ async fn send(
     stored?.object()
 }
 
-/// A patch of a Pod failed.
+/// Handles a failed patch of a Pod.
 async fn handle_patch_error(
     ctx: &CloneSetContext<'_>,
     uid: &str,
@@ -478,7 +468,7 @@ async fn handle_patch_error(
 ) -> Result<(), Error> {
     if error.not_found() || error.conflict() {
         let current = fetch_pod(ctx, name).await?;
-        // Where it is there, the API server does not know what was asked of it: it is too old to resize Pods.
+        // If the Pod exists, the API server does not have the subresource: it is too old to resize Pods.
         if error.not_found() && current.is_none_or(|pod| pod.uid != uid) {
             return Ok(());
         }
@@ -490,8 +480,8 @@ async fn handle_patch_error(
     Err(error)
 }
 
-/// The Pod serves until the next try, unless that is soon, or the change was made after all. What is told is `error`,
-/// whatever becomes of this.
+/// Puts the Pod back into its Services until the retry, unless the retry is soon or the change was made after all. The
+/// caller reports `error`, whatever the outcome of this is.
 async fn restore_service(ctx: &CloneSetContext<'_>, name: &str, error: &Error) {
     let answered = matches!(error, Error::Api(_)) && !error.conflict() && !error.throttled();
     if answered
@@ -502,7 +492,7 @@ async fn restore_service(ctx: &CloneSetContext<'_>, name: &str, error: &Error) {
     }
 }
 
-/// Undoes what comes before a change that was refused. Where that is in doubt, the Pod is read first.
+/// Reverts the writes before a change that was refused. If that is in doubt, the Pod is read first.
 async fn restore_readiness(ctx: &CloneSetContext<'_>, name: &str, in_doubt: bool) -> Result<(), Error> {
     let cached = match in_doubt {
         true => fetch_pod(ctx, name).await?,
@@ -543,18 +533,6 @@ async fn create_job(ctx: &CloneSetContext<'_>, job: &ImagePullJob) -> Result<(),
         Err(error) => return Err(error),
     }
     Ok(())
-}
-
-/// Reads a job from the API server itself, and takes note of it. Whether it will do: one of somebody else will not, nor
-/// one that goes.
-pub async fn fetch_job(ctx: &CloneSetContext<'_>, name: &str) -> Result<bool, Error> {
-    let found = write::get(&ctx.api::<ImagePullJob>(), name).await?;
-    let entry = found.as_ref().map(versioned_job);
-    let usable = entry
-        .as_ref()
-        .is_none_or(|at| at.group == ctx.group && !at.terminating);
-    ctx.index().jobs.apply_read(&ctx.key(name), entry, Instant::now());
-    Ok(usable)
 }
 
 async fn delete_job(ctx: &CloneSetContext<'_>, job: &ImagePullJobRef) -> Result<(), Error> {

@@ -1,8 +1,8 @@
 //! Stores the defaults of a template that was stored while no webhook filled them in.
 //!
-//! OpenKruise's manager makes a revision of the template as it is stored, and compares bytes: where the stored template
-//! lacks defaults that its revision has, that manager would replace all Pods as soon as it starts. Only defaults are
-//! added. What the API server does not know stays, and keeps the template as it is.
+//! OpenKruise's manager creates a revision of the stored template and compares bytes: if the stored template lacks
+//! defaults that its revision has, that manager would replace all Pods as soon as it starts. Only defaults are added.
+//! Fields that the API server does not know are kept, and block the change of the template.
 
 use std::time::{Duration, Instant};
 
@@ -20,22 +20,22 @@ use kruise_cluster::{Error, write};
 use kruise_workload::in_place::normalize::with_defaults;
 use kruise_workload::revision;
 
-/// Fields that the log names.
+/// Maximum number of fields in the log.
 const MAX_LOGGED_FIELDS: usize = 5;
-/// Bytes of each.
+/// Maximum bytes of each field in the log.
 const MAX_LOGGED_FIELD_BYTES: usize = 200;
 
-/// What a stored template lacks.
+/// What a stored template lacks compared with its revision.
 #[derive(Debug, PartialEq)]
 enum MissingDefaults {
     Nothing,
-    /// Defaults alone; this is the template with them.
+    /// Only defaults; this is the template with them.
     Defaults(Value),
-    /// The revision differs in these fields: OpenKruise would make another.
+    /// The revision differs in these fields: OpenKruise would create another.
     OtherFields(Vec<String>),
 }
 
-/// The template with the defaults that `held` has, as OpenKruise would have stored it; `None` where it lacks none.
+/// The template with the defaults of `revision_template`, as OpenKruise would have stored it; `None` if it lacks none.
 fn fill_defaults(template: &Value, revision_template: &Value, defaults: Defaulting) -> Option<Value> {
     let mut prepared = template.clone();
     defaulting::fill_defaults(&mut prepared, defaults);
@@ -44,7 +44,7 @@ fn fill_defaults(template: &Value, revision_template: &Value, defaults: Defaulti
     (filled != *template).then_some(filled)
 }
 
-/// What the template lacks of its revision, whose data is `data`.
+/// What the template lacks compared with its revision, whose data is `data`.
 fn missing_defaults(template: &Value, data: &str, defaults: Defaulting) -> MissingDefaults {
     if revision::encode_template(template) == data {
         return MissingDefaults::Nothing;
@@ -63,7 +63,8 @@ fn missing_defaults(template: &Value, data: &str, defaults: Defaulting) -> Missi
     }
 }
 
-/// Stores the defaults that the template lacks, once its revision is known. When to look again, if at a certain time.
+/// Stores the defaults that the template lacks, once its revision is resolved. Returns when to requeue, if at a certain
+/// time.
 pub async fn store_defaults(ctx: &CloneSetContext<'_>, state: &mut ReconcileState) -> Option<Duration> {
     let generation = ctx.set.metadata.generation.unwrap_or_default();
     let defaults = Defaulting::from_gates(&ctx.manager.options.feature_gates);
@@ -100,7 +101,7 @@ pub async fn store_defaults(ctx: &CloneSetContext<'_>, state: &mut ReconcileStat
             ctx.cache_clone_set(stored);
             Some(Duration::ZERO)
         }
-        // It has changed or gone, which is another pass.
+        // The CloneSet has changed or is deleted, which triggers another reconcile.
         Ok(None) => None,
         Err(error) if error.retryable() || error.conflict() => {
             Some(state.record_defaults_failure(&error, Instant::now()))
@@ -112,8 +113,8 @@ pub async fn store_defaults(ctx: &CloneSetContext<'_>, state: &mut ReconcileStat
     }
 }
 
-/// Writes the template, if the CloneSet is of that generation. Who manages which field stays as it was, as it does where a
-/// webhook fills them in: else the next server-side apply of the same manifest would meet a conflict.
+/// Writes the template if the CloneSet still has that generation. Field managers do not change, as with a webhook that
+/// fills defaults in: otherwise the next server-side apply of the same manifest would conflict.
 async fn write_template(
     ctx: &CloneSetContext<'_>,
     generation: i64,
@@ -210,7 +211,8 @@ mod tests {
         missing_defaults(template, &revision::encode_template(revision_template), defaults)
     }
 
-    /// What somebody took out again is not put back: with the alias, Pods would keep a ServiceAccount that nobody asks for.
+    /// A default that a user removed is not restored: with the alias, Pods would keep a ServiceAccount that no one
+    /// requests.
     #[test]
     fn fields_no_webhook_defaults_are_not_stored() {
         let with = |spec: Value| {

@@ -1,14 +1,14 @@
-//! Keeps the ControllerRevisions of a CloneSet: makes them, makes an old one the newest, deletes the oldest.
+//! Maintains the ControllerRevisions of a CloneSet: creates them, promotes an old one, deletes the oldest.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use kube::Api;
 use serde_json::{Value, json};
 
 use super::context::CloneSetContext;
+use super::fetch::fetch_revision;
 use super::observe::versioned_revision;
 use super::plan;
 use super::reconcile_state::ReconcileState;
@@ -25,30 +25,29 @@ use kruise_cluster::{Error, Key, write};
 use kruise_workload::in_place::Pod;
 use kruise_workload::revision::{self, DesiredRevision, Revision, RevisionAction, RevisionOwner};
 
-/// The most memory that revisions take in a pass, in bytes; those that the CloneSet itself names are read in any case.
+/// Maximum memory of parsed revisions in one reconcile, in bytes; those that the CloneSet itself names are always read.
 const MAX_REVISION_MEMORY: usize = 16 << 20;
-/// Names that may be taken before somebody must look.
+/// Number of name collisions before a user must act.
 const MAX_COLLISIONS: i32 = 20;
 
-/// The revisions of a CloneSet, and what they are to it.
+/// The revisions of a CloneSet and their roles.
 pub struct RevisionHistory {
     /// All of them, the oldest first.
     pub revisions: Vec<Arc<Revision>>,
-    /// Name of the newest revision; empty when there is none.
+    /// Name of the newest revision; empty if there is none.
     pub update_revision: String,
     /// Name of the revision that Pods had before.
     pub current_revision: String,
-    /// How often a name was taken.
+    /// Number of name collisions.
     pub collisions: Option<i32>,
-    /// Whether the newest revision is what the template stands for.
+    /// Whether the newest revision corresponds to the template.
     pub template_status: plan::TemplateStatus,
-    /// When that is to be tried again, if it is not.
+    /// Delay before the next attempt, if it does not.
     pub retry_after: Option<Duration>,
-    /// The category of the error that this try ended with.
+    /// Category of the error of this attempt.
     pub error_category: Option<&'static str>,
 }
 
-/// Whose revisions they are.
 fn revision_owner(set: &CloneSet) -> RevisionOwner<'_> {
     static NONE: std::collections::BTreeMap<String, String> = std::collections::BTreeMap::new();
     let metadata = &set.metadata;
@@ -61,13 +60,13 @@ fn revision_owner(set: &CloneSet) -> RevisionOwner<'_> {
     }
 }
 
-/// The reference to the CloneSet as the controller of what it owns.
+/// The controller owner reference to the CloneSet.
 pub fn controller_reference(set: &CloneSet) -> Value {
     revision_owner(set).reference()
 }
 
-/// The revisions. The newest is what the template stands for, unless there can be no such revision for now: then it is
-/// the last that there could be.
+/// Brings the revisions into line with the template. The newest one corresponds to the template, unless such a revision
+/// cannot be created now; then it is the last one that could be.
 pub async fn sync_revisions(
     ctx: &CloneSetContext<'_>,
     observed: &[Arc<RevisionView>],
@@ -118,14 +117,14 @@ pub async fn sync_revisions(
     }
 }
 
-/// How often the name of a revision was taken. OpenKruise counts from 0 on, and the count goes into every name.
+/// Number of name collisions. OpenKruise counts from 0, and the count is part of every name.
 fn collision_count(status: Option<&CloneSetStatus>, state: &ReconcileState) -> i32 {
-    // A status is written a moment later, by a pass that finds the revision and has no collision to count.
+    // The status is written a moment later, by a reconcile that finds the revision and has no collision to count.
     let before = status.and_then(|s| s.collision_count).max(state.collisions);
     before.unwrap_or_default()
 }
 
-/// Sees to it that the newest revision is what the template stands for.
+/// Ensures that the newest revision corresponds to the template.
 async fn ensure_newest(
     ctx: &CloneSetContext<'_>,
     observed: &[Arc<RevisionView>],
@@ -159,8 +158,8 @@ async fn ensure_newest(
     Ok(())
 }
 
-/// Takes revisions of nobody that the selector picks, as Kubernetes' own workloads do: what a deletion without the
-/// dependents left behind is used, so it must not stay for ever once the CloneSet goes.
+/// Adopts orphaned revisions that the selector matches, as Kubernetes' own workloads do: those that a deletion without
+/// dependents left behind are used, so they must not remain forever after the CloneSet is deleted.
 async fn adopt_revisions(ctx: &CloneSetContext<'_>, observed: &[Arc<RevisionView>]) -> Result<(), Error> {
     let orphans = || observed.iter().filter(|view| view.controller.is_none());
     if orphans().next().is_none() || !ctx.owner_exists().await? {
@@ -172,9 +171,9 @@ async fn adopt_revisions(ctx: &CloneSetContext<'_>, observed: &[Arc<RevisionView
             "resourceVersion": view.resource_version,
             "ownerReferences": [revision_owner(ctx.set).reference()],
         } });
-        match write::patch_strategic(&revision_api(ctx), name, &patch).await {
+        match write::patch_strategic(&ctx.api::<ControllerRevision>(), name, &patch).await {
             Ok(stored) => drop(cache_revision(ctx, &stored.object()?)),
-            // Somebody was quicker, so that the next pass decides again.
+            // Another writer was first; the next reconcile decides again.
             Err(error) if error.conflict() || error.not_found() => fetch_revision(ctx, name).await?,
             Err(error) => return Err(error),
         }
@@ -182,7 +181,7 @@ async fn adopt_revisions(ctx: &CloneSetContext<'_>, observed: &[Arc<RevisionView
     Ok(())
 }
 
-/// What the template stands for: found out once for each generation.
+/// The desired revision of the template, resolved once for each generation.
 async fn desired_revision(
     ctx: &CloneSetContext<'_>,
     revisions: &[Arc<Revision>],
@@ -219,8 +218,9 @@ async fn resolve_template(
     let owner = revision_owner(ctx.set);
     let desired_for =
         |template: &Value, claims: &[Value]| revision::desired_revision(&owner, template, claims, collisions);
-    // A template that a revision holds was checked when that was made; others may have been stored while the webhook
-    // was away. So may claims, whose hash only a revision gets that is not the newest yet.
+    // A template that a revision holds was checked when that revision was created; others may have been stored while
+    // the webhook was down. The same holds for claim templates, whose hash is only in a revision that became the
+    // newest.
     let storage = ctx.shared.features.template_storage;
     if let Some(template) = revision::equivalent_template(&requested.template, revisions, storage) {
         let desired = desired_for(&template, &requested.claims);
@@ -248,8 +248,8 @@ async fn resolve_template(
             templates
         }
         Ok(DryRunResult::Invalid(why)) => return Err(RevisionError::InvalidTemplate(why)),
-        // A quota or policy for PodTemplates, of which none is to be made. Its defaults make no other revision, so it is the
-        // same once the dry run is taken.
+        // A quota or policy refuses PodTemplates, although none is stored. Default filling does not change the
+        // revision, so it is the same once the dry run is accepted.
         Err(error) if error.rejected() => {
             let templates =
                 pod_template::without_dry_run(Templates::from_workload_spec(&json!(ctx.set.spec)), defaults);
@@ -267,11 +267,7 @@ async fn resolve_template(
     Ok(desired_for(template, &templates.claims))
 }
 
-fn revision_api(ctx: &CloneSetContext<'_>) -> Api<ControllerRevision> {
-    Api::namespaced(ctx.manager.cluster.client.clone(), ctx.namespace())
-}
-
-/// Takes note of a revision that a write returned.
+/// Caches a revision that a write returned.
 fn cache_revision(ctx: &CloneSetContext<'_>, object: &ControllerRevision) -> Revision {
     let revision = Revision::from(object);
     if let Some(view) = RevisionView::from_object(object) {
@@ -282,17 +278,7 @@ fn cache_revision(ctx: &CloneSetContext<'_>, object: &ControllerRevision) -> Rev
     revision
 }
 
-/// Reads a revision from the API server itself, and takes note of it.
-pub async fn fetch_revision(ctx: &CloneSetContext<'_>, name: &str) -> Result<(), Error> {
-    let key = ctx.key(name);
-    let found = write::get(&revision_api(ctx), name).await?;
-    let view = found.as_ref().and_then(RevisionView::from_object);
-    let entry = view.map(|view| versioned_revision(&key, Arc::new(view)));
-    ctx.index().revisions.apply_read(&key, entry, Instant::now());
-    Ok(())
-}
-
-/// Makes an old revision the newest, if it is as it was seen: another may have taken its name.
+/// Makes an old revision the newest, if it has not changed since it was observed: another may have taken its name.
 async fn promote_revision(
     ctx: &CloneSetContext<'_>,
     name: &str,
@@ -308,7 +294,7 @@ async fn promote_revision(
             json!(hash),
         );
     }
-    match write::patch_merge(&revision_api(ctx), name, &patch).await {
+    match write::patch_merge(&ctx.api::<ControllerRevision>(), name, &patch).await {
         Ok(stored) => Ok(cache_revision(ctx, &stored.object()?)),
         Err(error) => {
             if error.conflict() || error.not_found() {
@@ -319,7 +305,7 @@ async fn promote_revision(
     }
 }
 
-/// Makes the revision, under another name where its own is taken by one that says something else.
+/// Creates the revision, under another name if a different revision has its name.
 async fn create_revision(
     ctx: &CloneSetContext<'_>,
     mut desired: DesiredRevision,
@@ -330,10 +316,10 @@ async fn create_revision(
     let mut attempts = 0;
     loop {
         let body = desired.request_body(&owner, number);
-        let object = match write::create_raw(&revision_api(ctx), body).await {
+        let object = match write::create_raw(&ctx.api::<ControllerRevision>(), body).await {
             Ok(stored) => Some(parse_revision(stored)?),
             Err(error) if error.already_exists() => {
-                let existing = write::get(&revision_api(ctx), &desired.name).await?;
+                let existing = write::get(&ctx.api::<ControllerRevision>(), &desired.name).await?;
                 existing.filter(|object| is_usable(object, &desired, &ctx.owner))
             }
             Err(error) => return Err(error.into()),
@@ -355,7 +341,7 @@ async fn create_revision(
     }
 }
 
-/// Whether a revision of the wanted name is the wanted one, and ours or nobody's.
+/// Whether a revision of the desired name equals the desired one, and is owned by the CloneSet or is an orphan.
 fn is_usable(object: &ControllerRevision, desired: &DesiredRevision, owner: &Controller) -> bool {
     let free = RevisionView::from_object(object).is_some_and(|v| v.controller.is_none_or(|of| of == *owner));
     free && desired.matches(&Revision::from(object))
@@ -367,8 +353,8 @@ fn parse_revision(stored: Value) -> Result<ControllerRevision, Error> {
 }
 
 impl RevisionHistory {
-    /// The revisions as the plan takes them: those of the CloneSet, and of its Pods, of these the newest that there is
-    /// memory for; and the names of the others.
+    /// The revisions for the plan: those that the CloneSet and its Pods use, of the latter the newest that fit into
+    /// memory; and the names of the rest.
     pub fn plan_revisions(&self, pods: &[Arc<Pod>]) -> (Vec<Arc<plan::ParsedRevision>>, Vec<String>) {
         let labels_in_use = self.labels_in_use(pods);
         let is_used = |one: &&Revision| {
@@ -388,7 +374,7 @@ impl RevisionHistory {
         )
     }
 
-    /// Those that Pods can be made of.
+    /// Revisions that Pods can be created from.
     fn valid(&self) -> impl DoubleEndedIterator<Item = &Revision> {
         let all = self.revisions.iter().map(AsRef::as_ref);
         all.filter(|one: &&Revision| one.invalid_reason.is_none())
@@ -399,13 +385,13 @@ impl RevisionHistory {
         [&self.update_revision, &self.current_revision].contains(&&one.name)
     }
 
-    /// The memory that the larger of these two takes, in bytes.
+    /// The memory of the larger one of these two, in bytes.
     pub fn max_revision_memory(&self) -> usize {
         let own = self.valid().filter(|one| self.is_current_or_update(one));
         own.map(|one| one.memory).max().unwrap_or_default()
     }
 
-    /// Warnings of revisions that no Pods can be made of. They count as if they were not there.
+    /// Warnings about revisions that no Pods can be created from. They are ignored otherwise.
     pub fn warnings(&self) -> impl Iterator<Item = plan::CloneSetEvent> {
         let invalid = self
             .revisions
@@ -419,14 +405,14 @@ impl RevisionHistory {
         })
     }
 
-    /// Values of revision labels that are in use.
+    /// Values of revision labels in use.
     fn labels_in_use<'a>(&'a self, pods: &'a [Arc<Pod>]) -> BTreeSet<&'a str> {
         let labels = pods
             .iter()
             .filter_map(|pod| pod.labels.get(keys::CONTROLLER_REVISION_HASH));
         let mut in_use = BTreeSet::from([self.update_revision.as_str(), self.current_revision.as_str()]);
         let mut previous = "";
-        // Most of ten thousand Pods have the label of the one before.
+        // Most of ten thousand Pods have the same label as the previous one.
         for label in labels {
             if label != previous {
                 in_use.insert(label);
@@ -453,8 +439,23 @@ impl From<&Revision> for plan::ParsedRevision {
     }
 }
 
-/// Deletes the revisions that are too many.
-pub async fn delete_surplus(
+/// Deletes the revisions beyond the history limit. Nothing waits for that, so a failure does not fail the reconcile.
+pub async fn prune(
+    ctx: &CloneSetContext<'_>,
+    history: &RevisionHistory,
+    pods: &[Arc<Pod>],
+    state: &mut ReconcileState,
+) {
+    if !state.may_delete_revisions(Instant::now()) {
+        return;
+    }
+    if let Err(error) = delete_surplus(ctx, history, pods).await {
+        tracing::warn!(set = %ctx.name, %error, "cannot delete old revisions; will retry");
+        state.revision_deletion_failed(Instant::now());
+    }
+}
+
+async fn delete_surplus(
     ctx: &CloneSetContext<'_>,
     history: &RevisionHistory,
     pods: &[Arc<Pod>],
@@ -469,18 +470,17 @@ pub async fn delete_surplus(
         let Some(uid) = ctx.index().revisions.uid(&key).map(str::to_owned) else {
             continue;
         };
-        write::delete(&revision_api(ctx), &name, &uid).await?;
+        write::delete(&ctx.api::<ControllerRevision>(), &name, &uid).await?;
         ctx.index().revisions.mark_deleted(&key, &uid, Instant::now());
         tracing::info!(set = %ctx.name, revision = name, "deleted an old revision");
     }
     Ok(())
 }
 
-/// Sets a label of a revision to `true`.
 pub async fn label_revision(ctx: &CloneSetContext<'_>, name: &str, label: &str) -> Result<(), Error> {
     let uid = ctx.index().revisions.uid(&ctx.key(name)).map(str::to_owned);
     let patch = json!({ "metadata": { "uid": uid, "labels": { (label): "true" } } });
-    let stored = write::patch_merge(&revision_api(ctx), name, &patch).await?;
+    let stored = write::patch_merge(&ctx.api::<ControllerRevision>(), name, &patch).await?;
     cache_revision(ctx, &stored.object()?);
     Ok(())
 }
@@ -491,7 +491,7 @@ mod tests {
 
     use super::*;
 
-    /// A new CloneSet has no status yet, and its first revision the name that OpenKruise gives it.
+    /// A new CloneSet has no status yet; its first revision gets the same name as from OpenKruise.
     #[test]
     fn first_revision_name_matches_openkruise() {
         let vectors = include_str!("../../../../tests/data/go/cloneset-revision.jsonl");

@@ -1,4 +1,4 @@
-//! What is known of all CloneSets and what belongs to them, by owner, so that a look costs what that one has.
+//! Index of all CloneSets and their objects, by owner, so that a reconcile costs in proportion to its own objects.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -19,56 +19,55 @@ use kruise_cluster::{Change, ChangeHandler, Key};
 use kruise_workload::claim::Claim;
 use kruise_workload::in_place::Pod;
 
-/// All that is known.
+/// All observed objects.
 #[derive(Default)]
 pub struct Index {
     /// CloneSets, by namespace.
     pub sets: WriteCache<CloneSetView>,
-    /// Pods, by their controller ([`Owner::group`]), or by their namespace where nobody controls them.
+    /// Pods, by their controller ([`Owner::group_key`]), or by their namespace if they have none.
     pub pods: WriteCache<Pod>,
-    /// Revisions, as Pods.
+    /// Revisions, indexed like Pods.
     pub revisions: WriteCache<RevisionView>,
     /// Claims, by their owner.
     pub claims: WriteCache<Claim>,
-    /// That there are jobs, by their controller.
+    /// Which jobs exist, by their controller.
     pub jobs: WriteCache<()>,
-    /// Which CloneSet a group is of.
+    /// The CloneSet of each group.
     names: HashMap<String, Key>,
-    /// Pods of nobody that a CloneSet selects, by its UID. There may be thousands that none does.
+    /// Orphans that a CloneSet selects, by its UID. There may be thousands that no CloneSet selects.
     orphans: HashMap<String, BTreeSet<Key>>,
 }
 
-/// What belongs to one CloneSet.
+/// The objects of one CloneSet.
 pub struct OwnedObjects {
-    /// Its Pods, and those of nobody that it selects.
+    /// Its Pods and the orphans that it selects.
     pub pods: Vec<Arc<Pod>>,
-    /// Its claims.
     pub claims: Vec<Claim>,
-    /// The claims that its Pods own, by the Pod's UID, without those that go.
+    /// The claims that its Pods own, by the Pod's UID, without terminating ones.
     pub claims_owned_by_pod: BTreeMap<String, Vec<Claim>>,
-    /// Its revisions, and those of nobody that it selects; in no order.
+    /// Its revisions and the orphaned ones that it selects; unsorted.
     pub revisions: Vec<Arc<RevisionView>>,
-    /// Its jobs, without those that go.
+    /// Its jobs, without terminating ones.
     pub jobs: Vec<ImagePullJobRef>,
 }
 
-/// The group of what nobody controls.
+/// The group of orphans.
 fn orphan_group(namespace: Option<&str>) -> String {
     namespace.unwrap_or_default().to_owned()
 }
 
-/// The group of what has this controller.
+/// The group of objects with this controller.
 fn owner_group(key: &Key, controller: Option<&Owner>) -> String {
     let namespace = key.namespace.as_deref();
     controller.map_or_else(|| orphan_group(namespace), |owner| owner.group_key(namespace))
 }
 
-/// The group of what a CloneSet controls.
+/// The group of objects that a CloneSet controls.
 pub fn clone_set_group(metadata: &ObjectMeta) -> String {
     Owner::clone_set(metadata).group_key(metadata.namespace.as_deref())
 }
 
-/// A Pod as it is kept.
+/// The cache entry of a Pod.
 pub fn versioned_pod(key: &Key, pod: Arc<Pod>) -> Versioned<Pod> {
     Versioned {
         uid: pod.uid.clone(),
@@ -79,7 +78,7 @@ pub fn versioned_pod(key: &Key, pod: Arc<Pod>) -> Versioned<Pod> {
     }
 }
 
-/// A claim as it is kept.
+/// The cache entry of a claim.
 pub fn versioned_claim(key: &Key, view: &ClaimView) -> Versioned<Claim> {
     let owner = view.owner.as_ref();
     Versioned {
@@ -91,7 +90,7 @@ pub fn versioned_claim(key: &Key, view: &ClaimView) -> Versioned<Claim> {
     }
 }
 
-/// A revision as it is kept.
+/// The cache entry of a revision.
 pub fn versioned_revision(key: &Key, view: Arc<RevisionView>) -> Versioned<RevisionView> {
     Versioned {
         uid: view.uid.clone(),
@@ -102,7 +101,7 @@ pub fn versioned_revision(key: &Key, view: Arc<RevisionView>) -> Versioned<Revis
     }
 }
 
-/// A CloneSet as it is kept.
+/// The cache entry of a CloneSet.
 pub fn versioned_clone_set(set: Arc<CloneSetView>) -> Versioned<CloneSetView> {
     let metadata = &set.metadata;
     Versioned {
@@ -114,7 +113,7 @@ pub fn versioned_clone_set(set: Arc<CloneSetView>) -> Versioned<CloneSetView> {
     }
 }
 
-/// A job as it is kept.
+/// The cache entry of a job.
 pub fn versioned_job(job: &ImagePullJob) -> Versioned<()> {
     let metadata = &job.metadata;
     let controller = Owner::controller(metadata);
@@ -129,7 +128,7 @@ pub fn versioned_job(job: &ImagePullJob) -> Versioned<()> {
     }
 }
 
-/// Takes in what a watch says of one object.
+/// Applies a watch event of one object.
 fn apply_change<T>(
     cache: &mut WriteCache<T>,
     key: &Key,
@@ -144,7 +143,7 @@ fn apply_change<T>(
 }
 
 impl Index {
-    /// What belongs to this CloneSet.
+    /// The objects of this CloneSet.
     pub fn owned_objects(&self, set: &CloneSet) -> OwnedObjects {
         let owner = Owner::clone_set(&set.metadata);
         let (group, orphan_group) = (
@@ -168,7 +167,7 @@ impl Index {
             deleting,
             ..Claim::clone(claim)
         };
-        // A Pod that was let go keeps its claims, and its name, for as long as it is there.
+        // A released Pod keeps its claims and its name as long as it exists.
         let namespace = set.metadata.namespace.as_deref().unwrap_or_default();
         let name_in_use = |claim: &Claim| {
             let name = format!("{}-{}", owner.name, claim.instance_id);
@@ -204,9 +203,9 @@ impl Index {
         }
     }
 
-    /// The claims that Pods of the CloneSet own, but for those that were never its own.
+    /// The claims that Pods of the CloneSet own, without those that were never the CloneSet's.
     fn claims_owned_by_pod(&self, set: &CloneSet, group: &str) -> BTreeMap<String, Vec<Claim>> {
-        // Each Pod is looked at, so not where there is nothing to find.
+        // This checks each Pod, so skip it if there can be no claims.
         if set.spec.volume_claim_templates.is_empty() {
             return BTreeMap::new();
         }
@@ -227,7 +226,7 @@ impl Index {
             .collect()
     }
 
-    /// How long it is until a write of ours has to be looked up, if one is not confirmed.
+    /// The time until an unconfirmed write must be read from the API server.
     pub fn next_fetch(&self, name: &Key, group: &str, now: Instant) -> Option<Duration> {
         let delays = [
             self.sets.confirm_time_left(name, now),
@@ -239,7 +238,8 @@ impl Index {
         delays.into_iter().flatten().min()
     }
 
-    /// CloneSets that a Pod concerns, in its state before or after. A Pod of nobody is, or was, one of their strays.
+    /// Collects the CloneSets that a Pod affects, in its state before or after. An orphan is added to or removed from
+    /// those that select it.
     fn collect_affected(&mut self, key: &Key, pod: &Pod, exists: bool, affected: &mut BTreeSet<Key>) {
         if pod.controller.is_some() {
             let group = owner_group(key, pod.controller.as_ref());
@@ -261,7 +261,7 @@ impl Index {
         }
     }
 
-    /// The Pods of nobody that a CloneSet selects, found once.
+    /// Finds the orphans that a CloneSet selects, once.
     fn index_orphans(&mut self, set: &CloneSetView, uid: &str) {
         let orphan_group = orphan_group(set.metadata.namespace.as_deref());
         let all = self.pods.group_entries(&orphan_group);
@@ -301,7 +301,7 @@ impl Index {
                 self.collect_affected(&change.key, pod, exists, affected);
             }
         }
-        // A Pod of others is known where one of ours was to have its name.
+        // A Pod of another owner is cached if one of ours should have had its name.
         if let (Some(old), None) = (&change.old, &change.new) {
             self.pods.apply_watch_delete(&change.key, &old.uid);
         }
@@ -309,7 +309,7 @@ impl Index {
         apply_change(&mut self.pods, &change.key, versioned(old), versioned(new));
     }
 
-    /// Takes in an orphan as the API server itself knows it.
+    /// Adds an orphan that was read from the API server.
     pub fn insert_orphan(&mut self, key: &Key, pod: Arc<Pod>) {
         self.collect_affected(key, &pod, true, &mut BTreeSet::new());
         let entry = versioned_pod(key, pod);
@@ -335,7 +335,7 @@ impl Index {
     fn apply_job(&mut self, change: &Change<ImagePullJob>, affected: &mut BTreeSet<Key>) {
         let versioned = |job: &Option<Arc<ImagePullJob>>| job.as_deref().map(versioned_job);
         let (old, new) = (versioned(&change.old), versioned(&change.new));
-        // How far a job is makes no difference here.
+        // A job's progress does not matter here.
         if old.is_none() || new.as_ref().is_none_or(|new| new.terminating) {
             self.collect_owners(&old, &new, affected);
         }
@@ -353,7 +353,7 @@ impl Index {
     }
 }
 
-/// What the watches say.
+/// Changes from the watches.
 pub struct WatchEvents {
     sets: mpsc::UnboundedReceiver<Change<CloneSetView>>,
     pods: mpsc::UnboundedReceiver<Change<PodView>>,
@@ -363,7 +363,7 @@ pub struct WatchEvents {
     intake: ChangeHandler<WatchEvent>,
 }
 
-/// What one of them says.
+/// A change of one object.
 pub enum WatchEvent {
     CloneSet(Change<CloneSetView>),
     Pod(Change<PodView>),
@@ -385,7 +385,7 @@ impl std::fmt::Display for WatchEvent {
 }
 
 impl WatchEvents {
-    /// All that there is already, and every change from now on.
+    /// All existing objects, and every change from now on.
     pub fn new(stores: &Stores) -> Self {
         Self {
             sets: stores.clone_sets.subscribe(),
@@ -397,7 +397,7 @@ impl WatchEvents {
         }
     }
 
-    /// The next change; `None` at the end of the process.
+    /// The next change; `None` on shutdown.
     pub async fn next(&mut self) -> Option<WatchEvent> {
         tokio::select! {
             Some(change) = self.sets.recv() => Some(WatchEvent::CloneSet(change)),
@@ -410,7 +410,7 @@ impl WatchEvents {
         }
     }
 
-    /// Takes in all that has arrived. CloneSets come last, so that none is looked at without its Pods.
+    /// Applies all changes that have arrived. CloneSets come last, so that none is reconciled without its Pods.
     pub fn drain(&mut self, index: &mut Index) -> BTreeSet<Key> {
         let mut affected = BTreeSet::new();
         while let Ok(change) = self.revisions.try_recv() {
@@ -431,10 +431,10 @@ impl WatchEvents {
         affected
     }
 
-    /// Hands one change to the index; the CloneSets that it concerns.
+    /// Applies one change to the index; returns the affected CloneSets.
     pub fn apply(&mut self, index: &mut Index, event: WatchEvent) -> BTreeSet<Key> {
         let mut affected = BTreeSet::new();
-        // One that panicked before goes first, and concerns some, too.
+        // An event whose handler panicked before is handled first, and also affects CloneSets.
         self.intake
             .handle(event, |said| affected.extend(index.apply(said)));
         affected
@@ -442,7 +442,7 @@ impl WatchEvents {
 }
 
 impl Index {
-    /// Takes one change in; the CloneSets that it concerns.
+    /// Applies one change; returns the affected CloneSets.
     pub fn apply(&mut self, event: &WatchEvent) -> BTreeSet<Key> {
         let mut affected = BTreeSet::new();
         match event {

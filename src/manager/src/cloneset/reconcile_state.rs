@@ -1,4 +1,4 @@
-//! What is remembered of a CloneSet from one pass to the next, and lost without harm.
+//! State of a CloneSet that is kept between reconciles, in memory only; losing it is harmless.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::{Deref, DerefMut};
@@ -17,107 +17,107 @@ use kruise_api::backoff::Backoff;
 use kruise_cluster::{Error, Key};
 use kruise_workload::revision::DesiredRevision;
 
-/// After failures.
+/// Backoff after failures.
 const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(500), MAX_BACKOFF);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
-/// In a namespace that is being deleted nothing can be made any more: there is no other try, unless the CloneSet changes.
+/// Nothing can be created in a terminating namespace: there is no retry unless the CloneSet changes.
 const TERMINATING_BACKOFF: Duration = Duration::from_hours(24);
-/// After so long the API server is asked again about a template that it refused: it may have other rules by then.
+/// After this time the API server is asked again about a template that it refused: its rules may have changed.
 const REJECTED_RETRY_INTERVAL: Duration = Duration::from_secs(60);
-/// So many conflicts in a row are ordinary life: somebody else was quicker.
+/// This many conflicts in a row are normal: other writers were first.
 const SILENT_CONFLICTS: u32 = 5;
-/// So many failures in a row that may pass by themselves are told.
+/// Retryable failures are reported after this many in a row.
 const REPORT_AFTER_FAILURES: u32 = 3;
 
-/// After so many updates in place that were refused in a row, Pods are tried one at a time.
+/// After this many refused in-place updates in a row, Pods are tried one at a time.
 const SERIALIZE_AFTER_REJECTIONS: u32 = 3;
 
-/// So many tries in vain are told, whatever the reason.
+/// Failed attempts are reported after this many, whatever the reason.
 const REPORT_AFTER_ATTEMPTS: u32 = 6;
 
-/// For each second that planning takes, so many are left for everything else.
+/// For each second of planning, this many seconds are left for everything else.
 const PAUSE_PER_COST: u32 = 4;
-/// For a second's worth of acts there is news to plan with.
+/// After a second of actions there are changes to plan with.
 const MIN_TIME_SLICE: Duration = Duration::from_secs(1);
-/// Where there is much to do for Pods whose planning takes long, it is to take no more than this part of the time.
+/// If planning is slow and there is much to do, planning takes at most one part in this many of the time.
 const TIME_SLICE_PER_COST: u32 = 40;
-/// But so late nobody expects an act that was planned before they said something else.
+/// But a user does not expect an action of an outdated plan this long after a change of the spec.
 const MAX_TIME_SLICE: Duration = Duration::from_secs(3);
-/// The longest pause between two passes.
+/// Maximum pause between two reconciles.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
-/// So many passes in a row that do something are more than a rollout needs, unless it is a large one.
+/// More busy reconciles in a row than a rollout needs, unless it is a large one.
 const BUSY_PASSES: u32 = 100;
-/// The least pause after that: no defect of ours is to keep the API server busy.
+/// Minimum pause after that: a defect of ours must not keep the API server busy.
 const BUSY_PAUSE: Duration = Duration::from_millis(200);
 
-/// A template that has no revision, and when one is tried for again.
+/// A template without a revision, and when to retry.
 struct TemplateBackoff {
-    /// The generation that this is about.
+    /// Generation of the template.
     generation: i64,
     attempts: u32,
-    /// Those of them that are no ordinary life.
+    /// Those of them that are not expected errors.
     failures: u32,
     retry_at: Instant,
     reported: TemplateStatus,
 }
 
-/// What is remembered of one CloneSet.
+/// State of one CloneSet.
 #[derive(Default)]
 pub struct ReconcileState {
     /// UID of the CloneSet.
     pub uid: String,
-    /// The API server was asked for the Pods of nobody that it selects.
+    /// Whether the orphans that it selects were read from the API server.
     pub orphans_fetched: bool,
-    /// What its template stands for, and for which generation that was found out.
+    /// The desired revision of its template, and the generation that it was resolved for.
     pub desired_revision: Option<(i64, DesiredRevision)>,
-    /// Why it has no revision.
+    /// Why the template has no revision.
     template_backoff: Option<TemplateBackoff>,
-    /// How often the name of a revision was taken, which the status may not say yet.
+    /// Number of name collisions, which the status may not contain yet.
     pub collisions: Option<i32>,
-    /// The generation that the last pass looked at.
+    /// Generation of the last reconcile.
     last_generation: i64,
-    /// How often what failed did so in a row, and when it did last.
+    /// Number of failures in a row, and the time of the last one.
     attempts: BTreeMap<FailureSubject, (u32, Timestamp)>,
-    /// What is not to be tried again before a time.
+    /// What must not be retried before a time.
     pub failures: BTreeMap<FailureSubject, ActionFailure>,
-    /// Updates in place that were refused in a row.
+    /// Refused in-place updates in a row.
     rejections: u32,
-    /// What failed acts left to be done.
+    /// Creations that failed actions left unfinished.
     pub unfinished: UnfinishedCreations,
-    /// The claim templates that this is about.
+    /// The claim templates that this state is about.
     claim_templates: Vec<Value>,
-    /// How many Pods may be made in a pass; `None` while none fails.
+    /// How many Pods one reconcile may create; `None` while none fails.
     slow_start_batch: Option<usize>,
-    /// When it may be planned again.
+    /// Earliest time of the next plan.
     next_pass: Option<Instant>,
-    /// Passes in a row that did something.
+    /// Reconciles in a row that did something.
     busy_passes: u32,
-    /// What the plan had to tell last time, but for waits.
+    /// Events of the last plan, without waits.
     last_events: BTreeSet<String>,
-    /// The wait that was told last: its reason, and since when it lasts.
+    /// The wait that was published last: its reason and its start.
     last_wait: Option<(&'static str, Timestamp)>,
-    /// How statuses are paced.
+    /// Limits the rate of status writes.
     pub status_pacer: StatusPacer,
-    /// When old revisions that could not be deleted may be tried again.
+    /// When to retry the deletion of old revisions.
     trim_retry_at: Option<Instant>,
-    /// The storing of defaults that the template lacks.
+    /// State of storing the template's missing defaults.
     defaults: DefaultsState,
 }
 
-/// What is remembered of the storing of defaults.
+/// State of storing missing defaults.
 #[derive(Default)]
 struct DefaultsState {
-    /// The generation that lacks none, or none that can be stored.
+    /// The generation that lacks no defaults, or none that can be stored.
     done_generation: Option<i64>,
     /// Failures in a row.
     attempts: u32,
-    /// When they may be stored next.
+    /// Earliest time of the next write.
     retry_at: Option<Instant>,
-    /// Where the template differs from its revision otherwise.
+    /// Fields in which the template differs from its revision otherwise.
     differing_fields: Vec<String>,
 }
 
-/// What is remembered of all CloneSets.
+/// State of all CloneSets.
 #[derive(Default)]
 pub struct ReconcileStates(Mutex<HashMap<Key, ReconcileState>>);
 
@@ -126,12 +126,12 @@ impl ReconcileStates {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is remembered of a CloneSet, and not any more.
+    /// Removes and returns the state of a CloneSet.
     pub fn remove(&self, name: &Key) -> Option<ReconcileState> {
         self.lock().remove(name)
     }
 
-    /// What is remembered of the CloneSet with this UID, for a pass.
+    /// Checks out the state of the CloneSet with this UID for a reconcile.
     pub fn check_out<'a>(&'a self, name: &'a Key, uid: &str) -> StateGuard<'a> {
         let previous = self.remove(name).filter(|memory| memory.uid == uid);
         let state = previous.unwrap_or_else(|| ReconcileState {
@@ -146,7 +146,7 @@ impl ReconcileStates {
     }
 }
 
-/// The memory of a CloneSet in the hands of a pass. It is kept however the pass ends: after a panic or at its deadline, too.
+/// The checked-out state of a CloneSet. It is returned however the reconcile ends, also after a panic or a timeout.
 pub struct StateGuard<'a> {
     states: &'a ReconcileStates,
     name: &'a Key,
@@ -173,20 +173,20 @@ impl Drop for StateGuard<'_> {
     }
 }
 
-/// How long a plan that took `cost` may be acted by.
+/// How long a plan that took `cost` may be executed.
 pub fn time_slice(cost: Duration) -> Duration {
     (cost * TIME_SLICE_PER_COST).clamp(MIN_TIME_SLICE, MAX_TIME_SLICE)
 }
 
 impl ReconcileState {
-    /// How long to wait before the next pass, if it is too early for one.
+    /// How long to wait before the next reconcile, if it is too early for one.
     pub fn requeue_after(&self, now: Instant) -> Option<Duration> {
         self.next_pass?
             .checked_duration_since(now)
             .filter(|left| !left.is_zero())
     }
 
-    /// Of the events that are planned those that the last pass did not tell, and of waits those that none did.
+    /// The planned events that the last reconcile did not publish, and the waits that none did.
     pub fn new_events(&mut self, mut planned: Vec<CloneSetEvent>) -> Vec<CloneSetEvent> {
         let others = planned.iter().filter(|event| event.wait_since.is_none());
         let messages: BTreeSet<String> = others.map(|event| event.message.clone()).collect();
@@ -201,7 +201,8 @@ impl ReconcileState {
         planned
     }
 
-    /// A pass is over that took `cost` to plan, and had planned by `planned`. What it did since counts as rest.
+    /// Schedules the next reconcile after one whose planning took `cost` and ended at `planned_at`. The time since then
+    /// counts as pause.
     pub fn schedule_next_pass(&mut self, cost: Duration, acted: bool, planned_at: Instant) {
         self.busy_passes = if acted {
             self.busy_passes.saturating_add(1)
@@ -216,12 +217,12 @@ impl ReconcileState {
         self.next_pass = Some(planned_at + (cost * PAUSE_PER_COST).clamp(least, MAX_PAUSE));
     }
 
-    /// How many Pods may be made in this pass.
+    /// How many Pods this reconcile may create.
     pub fn slow_start_batch(&self) -> usize {
         self.slow_start_batch.unwrap_or(usize::MAX)
     }
 
-    /// Takes note of the making of Pods in a pass: one by one after a failure, then twice as many each time.
+    /// Records the creations of a reconcile: after a failure they are limited to one, then the limit doubles each time.
     pub fn record_creations(&mut self, created: usize, failed: bool, limit: usize) {
         if failed {
             self.slow_start_batch = Some(1);
@@ -233,13 +234,13 @@ impl ReconcileState {
         }
     }
 
-    /// An act succeeded.
+    /// Records a successful action.
     pub fn record_success(&mut self, subject: &FailureSubject) {
         self.attempts.remove(subject);
         self.failures.remove(subject);
     }
 
-    /// An act failed; whether somebody should hear of it.
+    /// Records a failed action; returns whether to report it.
     pub fn record_failure(
         &mut self,
         subject: FailureSubject,
@@ -266,7 +267,7 @@ impl ReconcileState {
         true
     }
 
-    /// An update in place was refused, which would be so again. After a few of them in a row the next waits for all Pods.
+    /// Records a permanently refused in-place update. After a few of them in a row, the next update of any Pod waits.
     pub fn record_update_rejection(&mut self, error: &Error, now: Timestamp) {
         self.rejections = self.rejections.saturating_add(1);
         if self.rejections >= SERIALIZE_AFTER_REJECTIONS {
@@ -274,21 +275,21 @@ impl ReconcileState {
         }
     }
 
-    /// An update in place began.
+    /// Records that an in-place update began.
     pub fn record_update_success(&mut self) {
         self.rejections = 0;
         self.record_success(&FailureSubject::InPlaceUpdates);
     }
 
-    /// The API server refused to resize a Pod, which it would do again.
+    /// Records that the API server refused to resize a Pod; a retry would be refused again.
     pub fn record_resize_rejection(&mut self, subject: &FailureSubject) {
         if let Some(failure) = self.failures.get_mut(subject) {
             failure.resize_rejected = true;
         }
     }
 
-    /// What became of the template of this generation, and how long it is until its revision is to be tried for; nothing
-    /// when it may be now.
+    /// The reported status of the template of this generation, and the time until its revision is retried; `None` if it
+    /// may be now.
     pub fn template_backoff(&self, generation: i64, now: Instant) -> Option<(TemplateStatus, Duration)> {
         let current = self
             .template_backoff
@@ -301,12 +302,12 @@ impl ReconcileState {
         Some((current.reported.clone(), remaining))
     }
 
-    /// The template has its revision.
+    /// Records that the template has its revision.
     pub fn template_resolved(&mut self) {
         self.template_backoff = None;
     }
 
-    /// The template got no revision; what is to be told of that, and how long it is until the next try.
+    /// Records that the template got no revision; returns the status to report and the time until the retry.
     pub fn template_failed(
         &mut self,
         generation: i64,
@@ -325,7 +326,7 @@ impl ReconcileState {
                 (error.to_string(), backoff(attempts, error), false)
             }
             RevisionError::Api(error) => {
-                // Somebody was quicker, or the API server is busy.
+                // Another writer was first, or the API server is busy.
                 let transient = error.conflict() || error.not_found() || error.throttled();
                 failures = failures.saturating_add(u32::from(!transient));
                 let worth = !transient && (!error.retryable() || failures >= REPORT_AFTER_FAILURES);
@@ -337,7 +338,7 @@ impl ReconcileState {
         let reported = if report || silent {
             TemplateStatus::Rejected(why)
         } else {
-            // What was told stands until there is a revision: a conflict in between is no better news.
+            // The reported status is kept until there is a revision: a conflict in between is no improvement.
             before
         };
         let backoff = TemplateBackoff {
@@ -351,43 +352,44 @@ impl ReconcileState {
         (reported, wait)
     }
 
-    /// Whether old revisions may be deleted now.
     pub fn may_delete_revisions(&self, now: Instant) -> bool {
         self.trim_retry_at.is_none_or(|again| again <= now)
     }
 
-    /// An old revision could not be deleted: as nothing waits for that, it is not tried with each pass.
+    /// Records that an old revision could not be deleted. Nothing waits for that, so not every reconcile retries it.
     pub fn revision_deletion_failed(&mut self, now: Instant) {
         self.trim_retry_at = Some(now + MAX_BACKOFF);
     }
 
-    /// How long it is until defaults that the template of this generation lacks may be stored; `None` when nothing is left
-    /// to do about it.
+    /// The time until missing defaults of the template of this generation may be stored; `None` if nothing is left to
+    /// do.
     pub fn defaults_due(&self, generation: i64, now: Instant) -> Option<Duration> {
         let open = self.defaults.done_generation != Some(generation);
         let pause = |then: Instant| then.saturating_duration_since(now);
         open.then(|| self.defaults.retry_at.map_or(Duration::ZERO, pause))
     }
 
-    /// The template of this generation lacks no defaults, or none that can be stored.
+    /// Records that the template of this generation lacks no defaults, or none that can be stored.
     pub fn defaults_done(&mut self, generation: i64) {
         self.defaults.done_generation = Some(generation);
         self.defaults.attempts = 0;
     }
 
-    /// Defaults were stored, which led to this generation. Who takes them off again does not make us write without end.
+    /// Records that defaults were stored, which led to this generation. A client that removes them again does not cause
+    /// endless writes.
     pub fn defaults_stored(&mut self, generation: i64, now: Instant) {
         self.defaults_done(generation);
         self.defaults.retry_at = Some(now + REJECTED_RETRY_INTERVAL);
     }
 
-    /// Defaults were refused; how long it is until the next try, whatever the generation is then.
+    /// Records that defaults were refused; returns the time until the retry, for any generation.
     pub fn record_defaults_rejection(&mut self, now: Instant) -> Duration {
         self.defaults.retry_at = Some(now + REJECTED_RETRY_INTERVAL);
         REJECTED_RETRY_INTERVAL
     }
 
-    /// The template of this generation differs from its revision in these fields; whether that is news.
+    /// Records that the template of this generation differs from its revision in these fields; returns whether that is
+    /// new.
     pub fn defaults_differ(&mut self, generation: i64, fields: Vec<String>) -> bool {
         self.defaults_done(generation);
         let new = self.defaults.differing_fields != fields;
@@ -395,7 +397,7 @@ impl ReconcileState {
         new
     }
 
-    /// Defaults could not be stored; how long it is until the next try.
+    /// Records that defaults could not be stored; returns the time until the retry.
     pub fn record_defaults_failure(&mut self, error: &Error, now: Instant) -> Duration {
         self.defaults.attempts = self.defaults.attempts.saturating_add(1);
         let backoff = backoff(self.defaults.attempts, error);
@@ -403,8 +405,8 @@ impl ReconcileState {
         backoff
     }
 
-    /// Forgets failures whose time has long passed: what they were about is done, or not wanted any more. Another
-    /// generation is tried at once: it may be what mends them. Claims made of other templates are not to be used.
+    /// Removes expired failures: what they concerned is done or no longer requested. A new generation is tried at once,
+    /// because it may fix them. Claims of other templates must not be used.
     pub fn expire_failures(&mut self, generation: i64, claim_templates: &[Value], now: Timestamp) {
         if self.last_generation != generation {
             self.last_generation = generation;
@@ -417,7 +419,7 @@ impl ReconcileState {
             self.rejections = 0;
         }
         let expiry = SignedDuration::try_from(MAX_BACKOFF * 4).unwrap_or(SignedDuration::ZERO);
-        // What was given up is not tried again when it is forgotten, but for another generation.
+        // A final failure is not removed, and so not retried, except for a new generation.
         let is_final = |subject: &FailureSubject, failure: &ActionFailure| {
             failure.resize_rejected
                 || failure.permanent
@@ -431,7 +433,7 @@ impl ReconcileState {
     }
 }
 
-/// How long to wait after the last of so many tries.
+/// How long to wait after this many attempts.
 fn backoff(attempts: u32, error: &Error) -> Duration {
     if error.namespace_terminating() {
         return TERMINATING_BACKOFF;
@@ -517,7 +519,7 @@ mod tests {
             now
         ));
         state.expire_failures(1, &[], now);
-        assert!(state.failures.is_empty(), "another spec is tried at once");
+        assert!(state.failures.is_empty(), "a new spec is tried at once");
     }
 
     #[test]
@@ -533,7 +535,7 @@ mod tests {
         let (_, pause) = state.template_failed(1, &RevisionError::Api(error), Instant::now());
         assert_eq!(pause, TERMINATING_BACKOFF);
         state.expire_failures(1, &[], now);
-        assert!(state.failures.is_empty(), "another spec is tried at once");
+        assert!(state.failures.is_empty(), "a new spec is tried at once");
     }
 
     #[test]
@@ -571,7 +573,7 @@ mod tests {
             assert_eq!(state.template_backoff(1, now), Some((reported, pause)));
             assert_eq!(state.template_backoff(2, now), None, "another generation");
             now += pause;
-            assert_eq!(state.template_backoff(1, now), None, "its time has come");
+            assert_eq!(state.template_backoff(1, now), None, "the retry is due");
             pauses.push(pause.as_millis());
         }
         assert_eq!(pauses, [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000]);
@@ -625,7 +627,7 @@ mod tests {
             matches!(&reported, TemplateStatus::Rejected(why) if why.contains("HTTP 429")),
             "{reported:?}"
         );
-        // Another spec is another story.
+        // A new spec starts from the beginning.
         assert_eq!(state.template_failed(2, &error, now).0, TemplateStatus::Unknown);
     }
 
@@ -646,7 +648,7 @@ mod tests {
         state.record_update_success();
         assert!(state.failures.is_empty());
         state.record_update_rejection(&api_error(403, "Forbidden"), now);
-        assert!(state.failures.is_empty(), "it counts anew");
+        assert!(state.failures.is_empty(), "the count restarts");
     }
 
     #[test]
@@ -688,7 +690,7 @@ mod tests {
         }
     }
 
-    /// A pass that panics, or is broken off at its deadline, has learnt what it has learnt.
+    /// A reconcile that panics or times out keeps what it has recorded.
     #[tokio::test]
     async fn reconcile_state_survives_panic_and_timeout() {
         let (states, name) = (ReconcileStates::default(), Key::namespaced("ns", "web"));
@@ -710,7 +712,10 @@ mod tests {
         assert!(tokio::time::timeout(Duration::ZERO, endless).await.is_err());
         drop(count_up(2));
         let other = states.check_out(&name, "another");
-        assert_eq!(other.collisions, None, "another CloneSet of that name");
+        assert_eq!(
+            other.collisions, None,
+            "a new CloneSet of that name starts without state"
+        );
         drop(other);
         assert_eq!(states.remove(&name).unwrap().uid, "another");
     }

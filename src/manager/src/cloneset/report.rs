@@ -1,4 +1,4 @@
-//! Tells what was done: the status of a CloneSet, and its events.
+//! Reports what was done: the status of a CloneSet and its events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -13,18 +13,18 @@ use kruise_api::cloneset::{CloneSet, CloneSetStatus};
 use kruise_cluster::{Error, EventType, Key, write};
 use kruise_ops::metrics::metrics;
 
-/// What acts have come to: an event for each, as OpenKruise has them.
+/// Events of executed actions: one for each, as in OpenKruise.
 #[derive(Default)]
 pub struct ActionEvents {
     succeeded: Vec<CloneSetEvent>,
-    /// By reason and text: where the API server is away it is the same for many.
+    /// By reason and text: while the API server is unavailable, many are the same.
     failed: BTreeSet<(&'static str, String)>,
 }
 
-/// The reason and text of the event about an act that was done. Where OpenKruise has one, they are its, to the letter.
+/// Reason and text of the event about a completed action. They are exactly OpenKruise's, if it has that event.
 ///
 /// # Errors
-/// What the log says where there is no event: what was done, before the name.
+/// If there is no event: the text for the log, to be put before the name.
 fn success_event(action: &Action) -> Result<(&'static str, String), &'static str> {
     let name = object_name(action);
     Ok(match action {
@@ -74,12 +74,12 @@ fn success_event(action: &Action) -> Result<(&'static str, String), &'static str
     })
 }
 
-/// The reason and text of the event about an act that failed.
+/// Reason and text of the event about a failed action.
 fn failure_event(action: &Action, error: &Error) -> (&'static str, String) {
     let about_claim = error.is_about("PersistentVolumeClaim", "persistentvolumeclaims");
     let (name, error) = (object_name(action), error.message());
     match action {
-        // OpenKruise adds the object as JSON; its name alone would make each try another event.
+        // OpenKruise adds the object as JSON; its name alone would make each attempt a different event.
         Action::CreatePod { .. } if about_claim => ("FailedCreate", format!("failed to create pvc: {error}")),
         Action::CreatePod { .. } => ("FailedCreate", format!("failed to create pod: {error}")),
         Action::DeletePod { .. } if about_claim => ("FailedDelete", format!("failed to delete pvc: {error}")),
@@ -120,7 +120,7 @@ fn failure_event(action: &Action, error: &Error) -> (&'static str, String) {
     }
 }
 
-/// The revision that an act gives a Pod, as OpenKruise's events have it.
+/// The target revision of an action, as in OpenKruise's events.
 fn revision_suffix(action: &Action) -> String {
     match action {
         Action::PatchPod {
@@ -131,7 +131,7 @@ fn revision_suffix(action: &Action) -> String {
     }
 }
 
-/// The name of what an act is about.
+/// The name of an action's object.
 fn object_name(action: &Action) -> &str {
     match action {
         Action::CreatePod { name, .. }
@@ -146,10 +146,10 @@ fn object_name(action: &Action) -> &str {
     }
 }
 
-/// The one failure that OpenKruise tells as `Normal`.
+/// The only failure that OpenKruise publishes as `Normal`.
 const FAILED_JOB_REASON: &str = "FailedCreateImagePullJob";
 
-/// The act's kind in a word, as the metric has it.
+/// Kind of the action, as a metric label.
 fn action_label(action: &Action) -> &'static str {
     match action {
         Action::CreatePod { .. } => "create_pod",
@@ -179,7 +179,7 @@ fn count_action(action: &Action, result: &'static str) {
 }
 
 impl ActionEvents {
-    /// An act was done.
+    /// Records a successful action.
     pub fn record_success(&mut self, set: &Key, action: &Action) {
         count_action(action, "ok");
         match success_event(action) {
@@ -193,13 +193,12 @@ impl ActionEvents {
         }
     }
 
-    /// An act failed.
+    /// Records a failed action.
     pub fn record_failure(&mut self, action: &Action, error: &Error) {
         count_action(action, error.category());
         self.failed.insert(failure_event(action, error));
     }
 
-    /// Whether something failed.
     pub fn has_failures(&self) -> bool {
         !self.failed.is_empty()
     }
@@ -218,7 +217,7 @@ impl ActionEvents {
 /// Event reason: the template has fields that the API server does not know.
 const UNKNOWN_FIELD: &str = "UnknownField";
 
-/// Publishes what was done, and what is planned to be told unless it was told before.
+/// Publishes the events of actions, and the planned events that were not published before.
 pub fn publish_events(
     ctx: &CloneSetContext<'_>,
     action_events: ActionEvents,
@@ -245,11 +244,11 @@ pub fn publish_events(
     }
 }
 
-/// Fields that an event names, and bytes of each.
+/// Maximum number of fields in an event, and bytes of each.
 const MAX_FIELDS: usize = 8;
 const MAX_FIELD_BYTES: usize = 100;
 
-/// Tells of fields that Pods go without, since the API server does not know them: the webhook would have warned.
+/// Publishes fields that Pods lack because the API server does not know them: the webhook would have warned.
 pub fn report_unknown_fields(ctx: &CloneSetContext<'_>, fields: &[String]) {
     if fields.is_empty() {
         return;
@@ -284,10 +283,10 @@ fn object_reference(ctx: &CloneSetContext<'_>) -> ObjectReference {
     }
 }
 
-/// Writes the status if it is another and its time has come; how long to wait if it has not.
+/// Writes the status if it changed and the write is due; returns how long to wait if it is not.
 ///
 /// # Errors
-/// When it could not be written.
+/// If the write failed.
 pub async fn update_status(
     ctx: &CloneSetContext<'_>,
     status: Option<CloneSetStatus>,
@@ -309,14 +308,14 @@ pub async fn update_status(
     let patch = status_patch(&ctx.owner.uid, &status);
     match write::patch_status_merge::<CloneSet>(&ctx.api(), &ctx.name.name, &patch).await {
         Ok(stored) => ctx.cache_clone_set(stored.object()?),
-        // It is gone, or another has its name: the watch will say so.
+        // It is deleted, or another one has its name: the watch will show that.
         Err(error) if error.not_found() || error.conflict() => {}
         Err(error) => return Err(error),
     }
     Ok(None)
 }
 
-/// Whether the status says the same in other words: a container that crashes again and again has another state each time.
+/// Whether only a message changed: a container that keeps crashing has another state each time.
 fn only_message_changed(set: &CloneSet, status: &CloneSetStatus) -> bool {
     let without_message = |status: &CloneSetStatus| {
         let mut status = status.clone();
@@ -327,7 +326,7 @@ fn only_message_changed(set: &CloneSet, status: &CloneSetStatus) -> bool {
     set.status.as_ref().map(without_message) == Some(without_message(status))
 }
 
-/// Whether the CloneSet is what it should be: that is told at once.
+/// Whether the CloneSet is complete, which is reported at once.
 fn is_complete(set: &CloneSet, status: &CloneSetStatus) -> bool {
     let desired = set.spec.desired_replicas();
     let all = [status.replicas, status.available_replicas];
@@ -335,7 +334,7 @@ fn is_complete(set: &CloneSet, status: &CloneSetStatus) -> bool {
     all.iter().all(|count| *count == desired) && status.updated_replicas >= updated
 }
 
-/// The whole status; what is empty is named as absent, for a merge patch keeps what it does not name.
+/// The whole status. Empty fields are null, because a merge patch keeps fields that it does not name.
 fn status_patch(uid: &str, status: &CloneSetStatus) -> Value {
     let optional = [
         "observedGeneration",

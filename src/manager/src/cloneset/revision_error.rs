@@ -1,20 +1,19 @@
-//! Why there is no revision for a template.
+//! Why a template has no revision.
 
 use kruise_cluster::Error;
 
-/// Why there is no revision for the template.
 #[derive(Debug, thiserror::Error)]
 pub enum RevisionError {
-    /// There will be none until somebody changes something.
+    /// No revision is possible until a user changes something.
     #[error("{0}")]
     InvalidTemplate(String),
-    /// There was no answer, or no revision may be made.
+    /// No answer, or no revision may be created.
     #[error(transparent)]
     Api(#[from] Error),
 }
 
 impl RevisionError {
-    /// The word used as metric label.
+    /// Value of the metric label.
     pub fn category(&self) -> &'static str {
         match self {
             Self::InvalidTemplate(_) => "mistake",

@@ -1,4 +1,4 @@
-//! Carries a plan for one request out.
+//! Executes the plan for one ContainerRecreateRequest.
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -17,7 +17,7 @@ use kruise_api::keys;
 use kruise_cluster::{Error, EventType, Key, write};
 use kruise_workload::not_ready::NotReadyKey;
 
-/// Does one thing. A request that has gone meanwhile is done.
+/// Executes one action. Succeeds if the request was deleted in the meantime.
 pub async fn execute(
     ctx: &Context,
     key: &Key,
@@ -64,7 +64,7 @@ impl RequestExecutor<'_> {
                 Ok(())
             }
             Action::ReportNoDaemon(conditions) => {
-                // The schema wants a phase. Any but the empty one says that a daemon has the request.
+                // The schema requires a phase. Any phase but the empty one means that a daemon has taken the request.
                 let phase = ContainerRecreateRequestStatus::default().phase;
                 let body = json!({ "metadata": self.resource_version(), "status": { "phase": phase, "conditions": conditions } });
                 self.patch_status(body).await?;
@@ -104,7 +104,7 @@ impl RequestExecutor<'_> {
         }
     }
 
-    /// Says that the manager, not the daemon, has ended the request.
+    /// Publishes an event: the manager, not the daemon, completed the request.
     fn publish_completion(&self, status: &ContainerRecreateRequestStatus) {
         let outcome = status
             .conditions
@@ -124,13 +124,13 @@ impl RequestExecutor<'_> {
         );
     }
 
-    /// The node of the request's Pod, as far as the request tells.
+    /// The node of the request's Pod, if the request has the label.
     fn node(&self) -> Option<&str> {
         let labels = self.request.metadata.labels.as_ref()?;
         labels.get(keys::CRR_NODE_NAME).map(String::as_str)
     }
 
-    /// Whether the Pod is there after all: the watch of Pods may be behind that of requests.
+    /// Whether the Pod exists: the watch of Pods may be behind that of requests.
     async fn pod_exists(&self) -> Result<bool, Error> {
         let namespace = self.key.namespace.as_deref().unwrap_or_default();
         let pods = Api::<RawPod>::namespaced(self.ctx.cluster.client.clone(), namespace);
@@ -170,9 +170,9 @@ impl RequestExecutor<'_> {
         json!({ "finalizers": list })
     }
 
-    /// Makes the Pod unready on the request's behalf, or lets it go.
+    /// Marks the Pod not ready on the request's behalf, or releases it.
     async fn set_not_ready(&self, not_ready: bool) -> Result<(), Error> {
-        // A Pod that has gone needs nothing; one that came in its place is not held by this request.
+        // A deleted Pod needs nothing, and this request does not block a new Pod of the same name.
         let Some(pod) = self.pod else { return Ok(()) };
         let labels = self.request.metadata.labels.as_ref();
         let uid = labels.and_then(|l| l.get(keys::CRR_POD_UID)).unwrap_or(&pod.uid);
@@ -190,7 +190,7 @@ impl RequestExecutor<'_> {
         Ok(())
     }
 
-    /// Says that the Pod was made unready; the moment never moves.
+    /// Records that the Pod is not ready; an existing time is kept.
     async fn start_grace_period(&self, now: Timestamp) -> Result<(), Error> {
         let status = self.request.status.clone().unwrap_or_default();
         let ContainerRecreateRequestStatus { mut conditions, .. } = status;

@@ -1,7 +1,7 @@
 //! The manager's part in ContainerRecreateRequests.
 //!
 //! In:  ContainerRecreateRequests and Pods (watches).
-//! Out: labels, finalizer and conditions of requests, their end where the daemon does not end them, the
+//! Out: labels, finalizer and conditions of requests, their completion if the daemon does not complete them, the
 //!      not-ready key of their Pods.
 
 mod act;
@@ -18,7 +18,7 @@ use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key};
 use plan::{DaemonWait, Plan, plan};
 
-/// What is waited for in each request.
+/// What each request waits for.
 type DaemonWaits = Arc<Mutex<HashMap<Key, DaemonWait>>>;
 
 /// Runs until shutdown.
@@ -33,7 +33,7 @@ pub async fn run(ctx: Context) {
         .await;
 }
 
-/// Sends the requests to look at: those that changed, and those whose Pod did.
+/// Enqueues the requests that changed, and those whose Pod changed.
 async fn enqueue_changes(ctx: Context, waits: DaemonWaits, queue: mpsc::UnboundedSender<Key>) {
     let mut changes = ctx.stores.requests.subscribe();
     let mut pods = ctx.stores.pods.subscribe();
@@ -70,7 +70,7 @@ async fn enqueue_changes(ctx: Context, waits: DaemonWaits, queue: mpsc::Unbounde
     }
 }
 
-/// Observe, plan, act; then say when to look again.
+/// Observes, plans and acts; returns when to requeue.
 async fn reconcile(ctx: Context, waits: DaemonWaits, key: Key) -> Result<RequeueAfter, Error> {
     let Some(request) = ctx.stores.requests.get(&key) else {
         return Ok(None);

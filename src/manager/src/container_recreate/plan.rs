@@ -1,8 +1,8 @@
 //! What the manager does about a ContainerRecreateRequest.
 //!
-//! The daemon carries requests out. The manager fills in what admission could not, makes the Pod unready,
-//! ends requests whose daemon does not, and clears up. What our own daemon does by itself it is given
-//! [`DAEMON_GRACE`] for, so that the two do not write the same thing.
+//! The daemon executes requests. The manager sets what admission could not, marks the Pod not ready, completes requests
+//! that their daemon does not complete, and cleans up. Our own daemon gets [`DAEMON_GRACE`] for its part, so that the
+//! two do not write the same thing.
 
 use std::collections::BTreeMap;
 
@@ -17,66 +17,66 @@ use kruise_api::container_recreate_request::{
 };
 use kruise_api::keys;
 
-/// How long the daemon is given for what it does by itself, if it is ours.
+/// Time that our daemon gets for its own part.
 pub const DAEMON_GRACE: SignedDuration = SignedDuration::from_secs(1);
-/// How long a daemon may take to look at a request.
+/// Maximum time until a daemon takes a request.
 pub const NO_RESPONSE_TIMEOUT: SignedDuration = SignedDuration::from_mins(1);
 
-/// How long a daemon may take before that is said; one that is there takes a fraction of a second.
+/// How long a daemon may take before a condition reports it missing; a running one takes a fraction of a second.
 pub const NO_DAEMON_REPORT_DELAY: SignedDuration = SignedDuration::from_secs(5);
 
-/// One thing to do. After it the request is looked at again.
+/// One write. The request is reconciled again after it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Set labels that admission did not set.
     SetLabels(BTreeMap<String, String>),
-    /// End the request: its status.
+    /// Complete the request with this status.
     Complete(Box<Status>),
-    /// Say that no daemon has taken the request up: the conditions.
+    /// Report that no daemon has taken the request, in these conditions.
     ReportNoDaemon(Vec<Condition>),
-    /// Say in conditions what another make of daemon says in its own fields alone.
+    /// Set the conditions that a daemon of OpenKruise does not write.
     SetConditions(Vec<Condition>),
     /// Add the finalizer that guards the Pod's not-ready key.
     AddFinalizer,
-    /// Make the Pod unready, then say so.
+    /// Mark the Pod not ready, then record it.
     MarkNotReady,
-    /// Say that the grace period runs, for a Pod that cannot be made unready.
+    /// Record the start of the grace period, for a Pod without readiness gate.
     StartGracePeriod,
-    /// Write what the Pod says of the new containers.
+    /// Write the Pod's status of the new containers.
     WriteSnapshot(Vec<Snapshot>),
-    /// Let the Pod go, then take off the finalizer and the active label, as far as they are there.
+    /// Release the Pod, then remove the finalizer and the active label if they exist.
     Finalize {
-        /// Whether the Pod is to be let go.
+        /// Whether to release the Pod.
         mark_ready: bool,
     },
     /// Delete the request.
     Delete,
 }
 
-/// What to do now, and when to look again.
+/// What to do now, and when to requeue.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// At most one thing.
+    /// At most one action.
     pub action: Option<Action>,
-    /// When something will have to be done without any change.
+    /// When to reconcile although nothing has changed.
     pub requeue_at: Option<Timestamp>,
-    /// What is being waited for, since when; given back with the next look.
+    /// What the plan waits for, and since when; input of the next plan.
     pub waiting: Option<DaemonWait>,
 }
 
-/// Something that the daemon is given time for.
+/// Something that the daemon gets time for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DaemonWait {
-    /// What.
+    /// What the daemon should do.
     pub task: DaemonTask,
-    /// Since when it has been so.
+    /// Start of the wait.
     pub since: Timestamp,
 }
 
-/// What the daemon is given time for.
+/// What the daemon gets time for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DaemonTask {
-    /// To end a request whose Pod has gone.
+    /// To complete a request whose Pod was deleted.
     EndRequest,
     /// To write this snapshot.
     WriteSnapshot(Vec<Snapshot>),
@@ -97,7 +97,7 @@ impl Plan {
     }
 }
 
-/// What to do about one request.
+/// Plans the next action for one request.
 #[must_use]
 pub fn plan(
     request: &ContainerRecreateRequest,
@@ -116,7 +116,7 @@ pub fn plan(
     if let Some(message) = timed_out(request, &status, now) {
         let mut status = status;
         if not_started && !status.waits_for_daemon() {
-            // Before it was time to say so.
+            // The time to report the missing daemon was not reached yet.
             status.set_waiting_for_daemon(node(request), now);
         }
         return Plan::with_action(complete_action(request, status, message, now));
@@ -145,7 +145,7 @@ pub fn plan(
         return plan_grace_period(request, pod);
     }
     let new = new_container_statuses(request, &status, pod);
-    // A state that names the container to replace is our daemon's, whose own writes carry the snapshot.
+    // Only our daemon records the container to replace, and its own writes include the snapshot.
     let own_daemon = status
         .container_recreate_states
         .iter()
@@ -167,7 +167,7 @@ pub fn plan(
     }
 }
 
-/// Since when something has been waited for, and until when.
+/// Start and end of the wait for a task.
 fn daemon_wait(task: &DaemonTask, previous: Option<&DaemonWait>, now: Timestamp) -> (Timestamp, Timestamp) {
     let since = previous.filter(|w| w.task == *task).map_or(now, |w| w.since);
     (since, add(since, DAEMON_GRACE))
@@ -226,7 +226,7 @@ fn plan_grace_period(request: &ContainerRecreateRequest, pod: &PodView) -> Plan 
     Plan::with_action(Action::MarkNotReady)
 }
 
-/// Whether the Pod is the one that the request was made for.
+/// Whether the Pod is the one that the request was created for.
 #[must_use]
 pub fn targets_pod(request: &ContainerRecreateRequest, pod: &PodView) -> bool {
     label(request, keys::CRR_POD_UID).is_none_or(|uid| uid == pod.uid)
@@ -241,13 +241,13 @@ fn timed_out(request: &ContainerRecreateRequest, status: &Status, now: Timestamp
         .then_some(DEADLINE_MESSAGE)
 }
 
-/// When a request that no daemon has looked at ends.
+/// When a request ends that no daemon has taken.
 fn no_response_at(request: &ContainerRecreateRequest, status: &Status) -> Option<Timestamp> {
     let silent = status.phase.as_str().is_empty();
     silent.then(|| add(created(request), NO_RESPONSE_TIMEOUT))
 }
 
-/// When the manager ends a request that takes too long.
+/// When the manager completes a request with a deadline.
 fn deadline_at(request: &ContainerRecreateRequest) -> Option<Timestamp> {
     let seconds = request.spec.active_deadline_seconds?;
     let limit = SignedDuration::from_secs(seconds).saturating_add(DAEMON_GRACE);
@@ -262,7 +262,7 @@ fn created(request: &ContainerRecreateRequest) -> Timestamp {
         .map_or(Timestamp::MAX, |t| t.0)
 }
 
-/// The status of a request that the manager ends: what was not done has failed.
+/// The status of a request that the manager completes: unfinished containers have failed.
 fn complete_action(
     request: &ContainerRecreateRequest,
     mut status: Status,
@@ -282,18 +282,18 @@ fn complete_action(
     Action::Complete(Box::new(status))
 }
 
-/// The conditions that go with the rest of the status.
+/// The conditions that match the rest of the status.
 fn conditions_action(request: &ContainerRecreateRequest, mut status: Status) -> Action {
     status.set_final_condition(node(request));
     Action::SetConditions(status.conditions)
 }
 
-/// The node of the request's Pod, as far as the request tells.
+/// The node of the request's Pod, if the request has the label.
 fn node(request: &ContainerRecreateRequest) -> &str {
     label(request, keys::CRR_NODE_NAME).unwrap_or("the node")
 }
 
-/// The labels that daemons select requests by, as far as they are missing. They wait for the Pod's node.
+/// The missing labels that daemons select requests by. They need the Pod's node.
 fn missing_labels(request: &ContainerRecreateRequest, pod: &PodView) -> Option<BTreeMap<String, String>> {
     let node = pod.node.as_deref()?;
     let required = [
@@ -330,7 +330,7 @@ fn label<'a>(request: &'a ContainerRecreateRequest, key: &str) -> Option<&'a str
     request.metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
-/// What the Pod says of containers that are not those of the request's creation, and run.
+/// The Pod's status of running containers that are not those recorded in the request.
 fn new_container_statuses(
     request: &ContainerRecreateRequest,
     status: &Status,
@@ -341,12 +341,12 @@ fn new_container_statuses(
         let requested = request.spec.containers.iter().find(|c| c.name == name)?;
         let state = status.container_recreate_states.iter().find(|s| s.name == name);
         let recorded = requested.status_context.as_ref();
-        // What the daemon noted is what it set out to replace; else it is what admission noted.
+        // The daemon recorded the container that it was about to replace; else use the one that admission recorded.
         let changed = match state.and_then(|s| s.container_id.as_ref()) {
             Some(target) => target != id,
             None => recorded.is_some_and(|r| r.container_id != id || restarts > r.restart_count),
         };
-        // Under force the container may have been another one already before it was stopped.
+        // With `forceRecreate`, the container may have changed before it was stopped.
         let stopped = state.is_some_and(|s| s.is_killed);
         (changed && (!force || stopped)).then_some(())
     };

@@ -1,6 +1,7 @@
-//! Writes what jobs ask for into NodeImages: one patch a node at a time, for all jobs that wait for it.
+//! Writes job requests into NodeImages: at most one patch at a time per node, for all jobs that wait for it.
 //!
-//! A wish that the API server refuses fails alone, and one that it cannot answer waits in the queue, not in a worker.
+//! A request that the API server refuses fails alone, and one that it cannot answer waits in the queue, not in a
+//! worker.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -32,39 +33,39 @@ use kruise_ops::progress::ProgressStep;
 /// After failed writes.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(100), MAX_BACKOFF);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
-/// How often a write that is forbidden is repeated: about 13 s in all.
+/// How often a forbidden write is repeated: about 13 s in total.
 const MAX_DENIED_RETRIES: u32 = 7;
-/// How often a write is repeated at once because somebody else wrote at the same time.
+/// How often a write is repeated at once after a conflict.
 const MAX_CONFLICT_RETRIES: u32 = 5;
-/// A NodeImage with fewer tags than this has room for more, whoever asks.
+/// A NodeImage with fewer tags than this has space for more, for every namespace.
 const MAX_TAGS_OF_BLIND_PATCH: usize = 64;
-/// Bytes of a sandboxConfig that need not be counted where there are few tags.
+/// Size of a sandboxConfig, in bytes, that needs no quota check when there are few tags.
 const SMALL_SANDBOX_CONFIG: usize = 4096;
 
-/// A job's wish, with all that is needed to write it.
+/// A job's request for one node, with all data that its write needs.
 #[derive(Clone)]
 struct PendingWrite {
     uid: Uid,
     job: Arc<PullJob>,
     secrets: Vec<ReferenceObject>,
-    /// How often it could not be written.
+    /// Number of failed writes.
     failures: u32,
-    /// It is not written before that moment.
+    /// The write does not start earlier.
     not_before: Instant,
 }
 
-/// Why a wish was not written.
+/// Why a request was not written.
 #[derive(Clone, Debug, PartialEq)]
 enum WriteError {
     /// The same write would be refused again.
     Permanent(String),
-    /// Permissions may be being set up or changed; only after some tries is that the answer.
+    /// Permissions may be changing right now; the refusal is permanent only after some retries.
     Denied(String),
-    /// It may succeed later, after that pause where the API server asks for one.
+    /// It may succeed later, after the pause that the API server requests, if any.
     Retryable(String, Option<Duration>),
-    /// The API server cannot be reached, or has too much to do: no other write would succeed now.
+    /// The API server is unreachable or overloaded: no other write would succeed now.
     Unavailable(String, Option<Duration>),
-    /// It was not tried, for another write met [`Trouble::Away`].
+    /// Not attempted, because another write met [`WriteError::Unavailable`].
     NotAttempted,
 }
 
@@ -94,19 +95,19 @@ impl From<Panicked> for WriteError {
     }
 }
 
-/// The jobs whose wish waits for the end of a pull, and that pull's version.
+/// The jobs that wait for the end of a pull, and that pull's version.
 type AwaitedPulls = BTreeMap<Uid, i64>;
-/// What came of a wish: the version of the pull whose end it waits for, if it does.
+/// Result of a request: the version of the pull that it waits for, if any.
 type WriteResult = Result<Option<i64>, WriteError>;
 
-/// The end of one write.
+/// The result of one write.
 pub struct FinishedWrite {
     node: NodeName,
     results: Vec<(PendingWrite, WriteResult)>,
 }
 
-/// Nodes that wait, by the job that first wanted them; jobs take turns, so that a small one need not wait for a
-/// large one.
+/// Queued nodes, by the first job that requested each; jobs take turns, so that a small job need not wait for a large
+/// one.
 #[derive(Default)]
 struct FairQueue {
     job_order: VecDeque<Uid>,
@@ -141,7 +142,7 @@ impl FairQueue {
     }
 }
 
-/// Writes that wait and that run.
+/// Pending and running writes of NodeImages.
 pub struct NodeImageWriter {
     api: Api<NodeImage>,
     events: EventRecorder,
@@ -150,14 +151,14 @@ pub struct NodeImageWriter {
     default_ttl: i64,
     pending: HashMap<NodeName, Vec<PendingWrite>>,
     ready: FairQueue,
-    /// Nodes whose next write comes later.
+    /// Nodes whose next write is delayed.
     delayed: BTreeSet<(Instant, NodeName)>,
     in_flight: HashSet<NodeName>,
     running: JoinSet<FinishedWrite>,
 }
 
 impl NodeImageWriter {
-    /// A writer with nothing to do.
+    /// A writer with an empty queue.
     pub fn new(ctx: &Context) -> Self {
         Self {
             api: Api::all(ctx.cluster.client.clone()),
@@ -173,7 +174,7 @@ impl NodeImageWriter {
         }
     }
 
-    /// Queues what a job wants of a node.
+    /// Queues a job's request for a node.
     pub fn enqueue(&mut self, index: &JobIndex, node: &NodeName, uid: &Uid) {
         let Some(job) = index.job(uid) else { return };
         let pending_write = PendingWrite {
@@ -191,7 +192,7 @@ impl NodeImageWriter {
         self.schedule_node(node, Instant::now());
     }
 
-    /// Gives a node its place in the queue, now or when the first of its wishes is due.
+    /// Queues a node, now or when the first of its requests is due.
     fn schedule_node(&mut self, node: &NodeName, now: Instant) {
         if self.in_flight.contains(node) {
             return;
@@ -210,7 +211,7 @@ impl NodeImageWriter {
         }
     }
 
-    /// How long until a write that failed is repeated.
+    /// Time until the next delayed write.
     pub fn next_requeue(&self) -> Option<Duration> {
         let (at, _) = self.delayed.first()?;
         Some(at.saturating_duration_since(Instant::now()))
@@ -232,7 +233,7 @@ impl NodeImageWriter {
                 self.start_write(index, Arc::clone(&node), now, now_instant);
             });
             if started.is_err() {
-                // Its jobs ask again when they have waited for it to show.
+                // Its jobs assign it again after the assignment timeout.
                 self.pending.remove(&node);
                 self.in_flight.remove(&node);
             }
@@ -241,10 +242,10 @@ impl NodeImageWriter {
 
     fn start_write(&mut self, index: &JobIndex, node: NodeName, now: Timestamp, now_instant: Instant) {
         let mut pending = self.pending.remove(&node).unwrap_or_default();
-        // Jobs that have ended or gone meanwhile want nothing any more.
+        // Requests of finished or deleted jobs are dropped.
         pending.retain(|wish| index.is_assigned(&wish.uid, &node));
         for wish in &mut pending {
-            // It may have been changed while it waited.
+            // The job may have changed while the request waited.
             if let Some(job) = index.job(&wish.uid) {
                 wish.job = job;
                 wish.secrets = index.secret_copies(&wish.uid).to_vec();
@@ -284,7 +285,7 @@ impl NodeImageWriter {
         });
     }
 
-    /// The next write that has ended; `None` while none runs.
+    /// The next finished write; `None` while none runs.
     pub async fn next_finished(&mut self) -> Option<FinishedWrite> {
         match self.running.join_next().await? {
             Ok(done) => Some(done),
@@ -295,7 +296,7 @@ impl NodeImageWriter {
         }
     }
 
-    /// Takes note of the end of a write.
+    /// Processes the result of a write.
     pub fn on_write_finished(&mut self, index: &mut JobIndex, finished: FinishedWrite) {
         let FinishedWrite { node, results } = finished;
         let now = Instant::now();
@@ -305,7 +306,7 @@ impl NodeImageWriter {
             let retry_after = catch_panic_sync(super::NAME, label, || {
                 self.handle_result(index, &node, &mut pending_write, result)
             });
-            // After a panic nobody knows what the index has taken in: what is written twice is the same.
+            // After a panic the state of the index is unknown; the same write again changes nothing.
             let Some(pause) = retry_after.unwrap_or(Some(MAX_BACKOFF)) else {
                 continue;
             };
@@ -317,7 +318,7 @@ impl NodeImageWriter {
         self.schedule_node(&node, now);
     }
 
-    /// When a wish is to be written again after this result, if it is.
+    /// When to write a request again after this result; `None` if not.
     fn handle_result(
         &self,
         index: &mut JobIndex,
@@ -379,8 +380,8 @@ impl NodeImageWriter {
     }
 }
 
-/// Writes all wishes of a node together. Where that fails, and where a wish failed before, each is written by itself: one
-/// that cannot be written, or that panics, stands in no other's way.
+/// Writes all requests of a node together. If that fails, and for requests that failed before, each is written
+/// separately: a request that cannot be written, or that panics, blocks no other.
 async fn write_all<F>(
     node: &str,
     pending: Vec<PendingWrite>,
@@ -411,7 +412,7 @@ where
     } else {
         separately.extend(fresh);
     }
-    // Those that failed least come first: what makes the API server fail must not keep it from the others for ever.
+    // Requests with the fewest failures first: one that makes the API server fail must not block the others forever.
     separately.sort_by_key(|wish| wish.failures);
     for wish in separately {
         let result = if unavailable {
@@ -433,20 +434,20 @@ async fn isolated_write(
     catch_panic(super::NAME, node, write).await?
 }
 
-/// What a write is about.
+/// Input of one write.
 struct NodeWrite {
     api: Api<NodeImage>,
     node: NodeName,
     view: Arc<NodeImageView>,
-    /// Owners of tags of this node whose jobs are over.
+    /// Finished jobs that own tags of this node.
     ended_jobs: BTreeSet<String>,
     options: EntryOptions,
     step: ProgressStep,
 }
 
 impl NodeWrite {
-    /// The object as far as a patch needs it, where that is known: where the node knows nothing of the images, and has
-    /// room, the patch needs no other knowledge than the version.
+    /// An object with only what a patch needs: if the node has none of the images and has space, the patch needs
+    /// nothing but the resource version.
     fn minimal_object(&self, pending: &[PendingWrite]) -> Option<NodeImage> {
         let new = |wish: &PendingWrite| {
             let sandbox = wish.job.spec.sandbox_config.as_ref();
@@ -467,7 +468,7 @@ impl NodeWrite {
     }
 }
 
-/// Writes; what others wrote at the same time is read once more. A node that has gone is done.
+/// Writes the patch; reads the object again after a conflict. Succeeds if the node was deleted.
 async fn execute(node_write: Arc<NodeWrite>, pending: Vec<PendingWrite>) -> Result<AwaitedPulls, WriteError> {
     let NodeWrite { api, node, step, .. } = &*node_write;
     let mut minimal = node_write.minimal_object(&pending);
@@ -493,7 +494,7 @@ async fn execute(node_write: Arc<NodeWrite>, pending: Vec<PendingWrite>) -> Resu
     }
 }
 
-/// One patch of all entries that the wishes are about; none when all is there. Beside it the wishes that have to wait.
+/// One patch of all requested entries, `None` if all exist, and the requests that have to wait.
 fn build_patch(
     node_write: &NodeWrite,
     object: &NodeImage,
@@ -530,7 +531,7 @@ fn build_patch(
         .map(|(name, spec)| {
             let mut entry = json!(spec);
             if spec.pull_secrets.is_empty() {
-                // A merge patch keeps what it does not name.
+                // A merge patch keeps fields that it does not name.
                 set(&mut entry, &["pullSecrets"], Value::Null);
             }
             (name.to_owned(), entry)
@@ -576,7 +577,8 @@ mod tests {
         }
     }
 
-    /// Plays an API server that answers so when that job's entry is in a write; what came of each job, and the writes.
+    /// Runs an API server that returns this error when that job's entry is in a write; returns the result of each job,
+    /// and the writes.
     async fn write_with_error(
         wishes: &[(&str, u32)],
         hostile: Option<WriteError>,
@@ -643,7 +645,7 @@ mod tests {
         assert_eq!((&results["hostile"], writes), (&Some(later), 2));
         assert_eq!((&results["plain"], &results["other"]), (&None, &None));
 
-        // It makes the API server fall silent: the others are not tried then, and come first next time.
+        // The API server stops answering: the other requests are not attempted then, and come first the next time.
         let unavailable = WriteError::Unavailable("no answer".to_owned(), None);
         let (results, _) = write_with_error(&[("hostile", 1), ("plain", 1)], Some(unavailable.clone())).await;
         assert_eq!(

@@ -1,4 +1,4 @@
-//! What a job needs before and after its nodes: finalizer and pull secrets, and its end.
+//! What a job needs before and after its work on nodes: finalizer, pull secrets and deletion.
 
 use std::fmt;
 use std::pin::pin;
@@ -24,33 +24,33 @@ use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, EventType, Key, write};
 use kruise_ops::panics::catch_panic_sync;
 
-/// How it stands with the copies of a job's pull secrets.
+/// State of the copies of a job's pull secrets.
 pub struct ResolvedSecrets {
-    /// The job.
+    /// UID of the job.
     pub uid: Uid,
-    /// They are in place, or cannot be for this reason.
+    /// References to the copies, or why there are none.
     pub copies: Result<Vec<ReferenceObject>, String>,
 }
 
-/// Keys worked on at once.
+/// Keys that are processed at once.
 const WORKERS: usize = 8;
-/// Jobs of one namespace that are worked on at once.
+/// Jobs of one namespace that are processed at once.
 const MAX_PER_NAMESPACE: usize = 3;
-/// How long the work waits for the first list of the copies.
+/// How long the workers wait for the first list of the copies.
 const SYNC_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How often the Secrets of jobs are read again whose namespace is not watched, because too many have jobs.
+/// How often Secrets are read again if the watch limit excludes the job's namespace.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
-/// How soon it is tried again to strike a job that is over off its copies, where the API server does not let us. Many such
-/// jobs may stay for days.
+/// How soon the removal of a finished job from its copies is retried if the API server refuses it. Many such jobs may
+/// exist for days.
 const RELEASE_RETRY: Duration = Duration::from_secs(3600);
 
-/// What is worked on.
+/// What is processed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum WorkItem {
     /// A job.
     Job(Key),
-    /// The copy of that name, which no job needs.
+    /// The copy with that name, which no job needs.
     Copy(String),
 }
 
@@ -89,7 +89,7 @@ pub async fn run(ctx: Context, resolved_tx: mpsc::UnboundedSender<ResolvedSecret
         .await;
 }
 
-/// Sends what to work on: jobs that changed, those whose source or copy did, and copies that no job needs.
+/// Enqueues jobs that changed, jobs whose source or copy changed, and copies that no job needs.
 async fn enqueue_changes(
     ctx: Context,
     secrets: PullSecretCopies,
@@ -114,7 +114,7 @@ async fn enqueue_changes(
                     sources.set_needed(&change.key, needed);
                     true
                 });
-                // The job's own pass panics by itself, if it does.
+                // The job's own reconcile reports the panic, if it panics too.
                 if relevant.is_ok_and(|concerned| !concerned) {
                     continue;
                 }
@@ -124,7 +124,7 @@ async fn enqueue_changes(
             Some(source) = wake_rx.recv() => sources.jobs_using(&source).all(send),
             _ = resync.tick() => sources.unwatched_jobs().all(send),
             Some(change) = copies.recv() => {
-                // Whatever somebody did to a copy, its jobs put it right.
+                // After any change of a copy, its jobs restore it.
                 let jobs = catch_panic_sync(super::NAME, format_args!("copy {}", change.key), || {
                     affected_jobs(change.old.as_deref(), change.new.as_deref())
                 });
@@ -140,7 +140,7 @@ async fn enqueue_changes(
     }
 }
 
-/// Whether a change of a job is one that its pull secrets, finalizer or end depend on. Its progress is not.
+/// Whether a change of a job affects its pull secrets, finalizer or end. Its progress does not.
 fn is_relevant_change(old: Option<&ImagePullJob>, new: Option<&ImagePullJob>) -> bool {
     let (Some(old), Some(new)) = (old, new) else {
         return true;
@@ -170,7 +170,7 @@ async fn reconcile(
     key: Key,
 ) -> Result<RequeueAfter, secrets::Error> {
     let Some(object) = ctx.stores.jobs.get(&key) else {
-        // Deleted without our finalizer; what it may have left behind goes all the same.
+        // Deleted without our finalizer; release its copies, if there are any.
         if secrets.has_copies(&key) {
             secrets.release(&key).await?;
         }
@@ -193,14 +193,14 @@ async fn reconcile(
             (Err(why), Err(error))
         }
     };
-    // The receiver ends with the process only.
+    // The receiver lives as long as the process.
     let uid = Arc::from(job.uid.as_str());
     let _ = resolved_tx.send(ResolvedSecrets { uid, copies });
     result
 }
 
-/// Makes the copies for a job, one after the other, for each may have 1 MiB. The finalizer comes first, and only where
-/// there will be a copy: it sees to it that the job is struck off the copies before it goes.
+/// Creates the copies for a job, one after the other, because each may have 1 MiB. The finalizer is added first, and
+/// only if there will be a copy: it ensures that the job is removed from the copies before it is deleted.
 async fn ensure_copies(
     ctx: &Context,
     secrets: &PullSecretCopies,
@@ -251,7 +251,7 @@ fn publish_warning(ctx: &Context, job: &PullJob, reason: &str, note: String) {
         .publish(reference, EventType::Warning, reason, "CopySecrets", note);
 }
 
-/// A job that is over: it is struck off its copies, then its finalizer goes, then, at its time, the job.
+/// A finished job: removes it from its copies, then removes its finalizer, then deletes it after its TTL.
 async fn finish_job(
     ctx: &Context,
     secrets: &PullSecretCopies,
@@ -261,7 +261,7 @@ async fn finish_job(
     let mut still_referenced = false;
     if !job.spec.pull_secrets.is_empty() {
         match secrets.release(&job.key).await {
-            // No reason to keep the job: it is tried again while there is one, and when the job has gone.
+            // No reason to keep the job: the release is retried while the job exists, and when it is deleted.
             Err(error) if !error.retryable() => {
                 tracing::warn!(job = %job.key, %error, pause = ?RELEASE_RETRY, "copies of pull secrets not released");
                 still_referenced = true;
@@ -336,7 +336,7 @@ mod tests {
         serde_json::from_value(job).unwrap()
     }
 
-    /// An API server with that job and a copy that names it, whose writes of Secrets it answers with a code.
+    /// An API server with that job and a copy that names it; it answers writes of Secrets with this status code.
     fn api_server(job: ImagePullJob, code: Arc<Mutex<u16>>) -> (Context, Key) {
         let key = Key::namespaced("team", "keeper");
         let copy = json!({ "metadata": { "name": "s-1", "namespace": "kdc", "uid": "c", "resourceVersion": "1", "annotations": {

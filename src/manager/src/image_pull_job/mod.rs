@@ -3,8 +3,8 @@
 //! In:  ImagePullJobs, NodeImages, Nodes and Pods (watches), pull secrets (by name).
 //! Out: entries in NodeImages, status of jobs, copies of pull secrets, events.
 //!
-//! [`plan::index`] knows which job waits for what on which node; `act` writes to nodes, `report` writes statuses,
-//! and `keeper` does what a job needs before and after: finalizer, pull secrets, deletion.
+//! [`plan::index`] records which job waits for what on which node; `act` writes to nodes, `report` writes statuses, and
+//! `job_lifecycle` does what a job needs before and after: finalizer, pull secrets, deletion.
 
 mod act;
 mod job_lifecycle;
@@ -29,7 +29,7 @@ use kruise_ops::panics::catch_panic_sync;
 
 /// The controller's name in `/healthz`.
 const NAME: &str = "imagepulljob";
-/// The pause after a pass that panicked, and of a job whose assignment did.
+/// Pause after a reconcile that panicked, and of a job whose assignment panicked.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Runs until shutdown.
@@ -45,7 +45,7 @@ pub async fn run(ctx: Context) {
     }
 }
 
-/// Observe, hand out, write, report; then wait for the next change.
+/// Observes, assigns nodes, writes and reports; then waits for the next change.
 async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<job_lifecycle::ResolvedSecrets>) {
     let delay = SignedDuration::try_from(ctx.options.nodeimage_creation_delay);
     let mut index = JobIndex::new(delay.unwrap_or(SignedDuration::MAX));
@@ -72,7 +72,7 @@ async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<job_lifecycle::R
             ];
             wake.into_iter().flatten().min()
         } else {
-            // What is due stays due, and what happens meanwhile waits: both would be tried without a pause.
+            // Due work stays due and new events are queued: without a pause both would be retried in a loop.
             step.set_idle(Some(RETRY));
             tokio::time::sleep(RETRY).await;
             Some(Duration::ZERO)
@@ -82,7 +82,7 @@ async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<job_lifecycle::R
             biased;
             Some(done) = writer.next_finished() => writer.on_write_finished(&mut index, done),
             Some(done) = reporter.next_finished() => reporter.on_write_finished(&index, done),
-            // Not `now`: it may be an hour ago that the wait began.
+            // Not `now`: the wait may have begun an hour ago.
             change = changes.next() => changes.apply(&mut index, change, ctx.cluster.clock.now()),
             () = tokio::time::sleep(pause.unwrap_or(Duration::from_secs(3600))) => {}
         }
@@ -90,7 +90,7 @@ async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<job_lifecycle::R
     }
 }
 
-/// Gives each open job what it may have. One that this panics at waits for a while, and the others go on.
+/// Assigns nodes to each open job. A job that panics is delayed, and the others continue.
 fn assign_open_jobs(index: &mut JobIndex, now: Timestamp, mut assign: impl FnMut(&mut JobIndex, &Uid)) {
     for uid in index.take_assignable(now) {
         let Some(job) = index.job(&uid) else { continue };
@@ -103,7 +103,7 @@ fn assign_open_jobs(index: &mut JobIndex, now: Timestamp, mut assign: impl FnMut
     }
 }
 
-/// How long it is until then; nothing when it has passed.
+/// Time until `then`; zero when it has passed.
 fn duration_until(then: Timestamp, now: Timestamp) -> Duration {
     Duration::try_from(then.duration_since(now)).unwrap_or(Duration::ZERO)
 }
@@ -145,7 +145,7 @@ mod tests {
         upsert_job(&mut index, "a");
         upsert_job(&mut index, "z");
         let mut assign_at = |now, panics: bool| {
-            // Whatever changes, it waits.
+            // It waits in spite of changes.
             upsert_job(&mut index, "bad");
             let mut assigned = Vec::new();
             assign_open_jobs(&mut index, at(now), |index, uid| {
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(assign_at(5, false).0, ["bad on n"]);
     }
 
-    /// A cluster with one node and one job for it, and which of both are written.
+    /// A cluster with one node and one job for it, and the names of the objects that are written.
     fn one_node_cluster() -> (Context, Arc<Mutex<Vec<&'static str>>>) {
         let image =
             json!({ "metadata": { "name": "n-panic", "uid": "n", "resourceVersion": "1" }, "spec": {} });
@@ -203,7 +203,7 @@ mod tests {
         (ctx, written)
     }
 
-    /// Wherever the fan-out panics, it does so with pauses, and goes on with the same job when it panics no more.
+    /// A panic at any step is retried with pauses, and the same job completes when the panics stop.
     #[tokio::test(start_paused = true)]
     async fn panics_at_any_step_are_retried() {
         let (node, status) = ("NodeImage", "job");

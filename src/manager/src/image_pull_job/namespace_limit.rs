@@ -1,4 +1,4 @@
-//! Turns of namespaces: the jobs of one never take all workers.
+//! A limit of workers per namespace: the jobs of one namespace never take all workers.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,13 +7,13 @@ use tokio::sync::mpsc;
 
 use kruise_cluster::Key;
 
-/// Who has a turn, and who waits for one; clones share it.
+/// Running and waiting keys per namespace; clones share them.
 #[derive(Clone)]
 pub struct NamespaceLimit {
-    /// Keys of one namespace that have a turn at once.
+    /// Keys of one namespace that are processed at once.
     max_per_namespace: usize,
     queues: Arc<Mutex<HashMap<String, NamespaceQueue>>>,
-    /// Gets a key that waited when it may ask again.
+    /// Receives a waiting key when it may try again.
     requeue_tx: mpsc::UnboundedSender<Key>,
 }
 
@@ -23,14 +23,14 @@ struct NamespaceQueue {
     waiting: VecDeque<Key>,
 }
 
-/// A turn, until it is dropped; then the next of its namespace may ask.
+/// A permit, until it is dropped; then the next key of its namespace may try.
 pub struct NamespacePermit {
     limit: NamespaceLimit,
     namespace: String,
 }
 
 impl NamespaceLimit {
-    /// So many turns for each namespace.
+    /// At most `max_per_namespace` permits for each namespace.
     pub fn new(max_per_namespace: usize, requeue_tx: mpsc::UnboundedSender<Key>) -> Self {
         let shares = Arc::default();
         Self {
@@ -40,7 +40,7 @@ impl NamespaceLimit {
         }
     }
 
-    /// A turn for a key; where its namespace has all that it may, the key waits and is sent `again` later.
+    /// A permit for a key; at the limit of its namespace, the key waits and is sent to `requeue_tx` later.
     pub fn try_acquire(&self, key: &Key) -> Option<NamespacePermit> {
         let namespace = key.namespace.clone().unwrap_or_default();
         let mut shares = self.lock();
@@ -76,7 +76,7 @@ impl Drop for NamespacePermit {
         };
         queue.running = queue.running.saturating_sub(1);
         match queue.waiting.pop_front() {
-            // Nothing receives any more when the process ends.
+            // The receiver is dropped at shutdown.
             Some(key) => drop(self.limit.requeue_tx.send(key)),
             None if queue.running == 0 => drop(shares.remove(&self.namespace)),
             None => {}
@@ -99,7 +99,7 @@ mod tests {
             .collect();
         for n in 2..100 {
             assert!(limit.try_acquire(&key("crowd", n)).is_none());
-            assert!(limit.try_acquire(&key("crowd", n)).is_none(), "it waits once");
+            assert!(limit.try_acquire(&key("crowd", n)).is_none(), "it is queued once");
         }
         assert!(
             limit.try_acquire(&key("other", 0)).is_some(),

@@ -1,4 +1,4 @@
-//! Turns watch events into what the index knows.
+//! Applies watch events to the index.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::view::{NodeImageView, NodeView, PodView};
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_cluster::{Change, ChangeHandler};
 
-/// The watches that the index lives from.
+/// The watches that feed the index.
 pub struct WatchEvents {
     jobs: UnboundedReceiver<Change<ImagePullJob>>,
     node_images: UnboundedReceiver<Change<NodeImageView>>,
@@ -50,7 +50,7 @@ impl std::fmt::Display for WatchEvent {
 }
 
 impl WatchEvents {
-    /// Subscribes to all of them; what is known already comes first.
+    /// Subscribes to all of them; objects in the stores come first.
     pub fn new(stores: &Stores, secrets: UnboundedReceiver<ResolvedSecrets>) -> Self {
         Self {
             jobs: stores.jobs.subscribe(),
@@ -62,7 +62,7 @@ impl WatchEvents {
         }
     }
 
-    /// The next change; waits for ever when all senders are gone, which is when the process ends.
+    /// The next change; waits forever when all senders are dropped, which happens at shutdown.
     pub async fn next(&mut self) -> WatchEvent {
         tokio::select! {
             Some(change) = self.nodes.recv() => WatchEvent::Node(change),
@@ -75,8 +75,8 @@ impl WatchEvents {
         }
     }
 
-    /// Takes in all that has arrived, so that one pass acts on the newest state. Nodes come before jobs: at
-    /// the start a job must not find an empty cluster.
+    /// Applies all queued events, so that one reconcile acts on the newest state. Nodes come before jobs: at the start
+    /// a job must not find an empty cluster.
     pub fn drain(&mut self, index: &mut JobIndex, now: Timestamp) {
         while let Ok(change) = self.nodes.try_recv() {
             self.apply(index, WatchEvent::Node(change), now);
@@ -95,7 +95,7 @@ impl WatchEvents {
         }
     }
 
-    /// Takes in one change.
+    /// Applies one change.
     pub fn apply(&mut self, index: &mut JobIndex, change: WatchEvent, now: Timestamp) {
         self.intake
             .handle(change, |change| apply_event(index, change, now));

@@ -1,4 +1,4 @@
-//! Writes the status of jobs: the end of a job at once, its progress some times a second at most.
+//! Writes the status of jobs: the end of a job at once, its progress at most a few times per second.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -23,25 +23,25 @@ use kruise_ops::panics::{catch_panic, catch_panic_sync};
 
 /// After failed writes.
 const RETRY: Backoff = Backoff::new(MAX_STATUS_DELAY, Duration::from_secs(30));
-/// After writes that are refused: they succeed only when somebody changes a role or a policy.
+/// After refused writes: they succeed only after a change of a role or a policy.
 const REFUSED_RETRY: Backoff = Backoff::new(MAX_STATUS_DELAY, Duration::from_secs(300));
 
-/// What was written of one job.
+/// State of the status writes of one job.
 struct StatusState {
     last_written: Option<ImagePullJobStatus>,
-    /// When it is looked at again; the same moment is in [`Reporter::agenda`].
+    /// When the job is checked again; the same time is in [`StatusWriter::scheduled`].
     scheduled_at: Option<Instant>,
     pace: StatusPacer,
-    /// A write is under way; what changes meanwhile is looked at after it.
+    /// A write is in flight; later changes are checked after it.
     in_flight: bool,
     changed: bool,
-    /// A failed write is not repeated before that moment.
+    /// A failed write is not repeated earlier.
     not_before: Instant,
-    /// How many writes have failed since the last good one.
+    /// Number of failed writes since the last success.
     failures: u32,
 }
 
-/// The end of one write.
+/// The result of one write.
 pub struct FinishedStatusWrite {
     job: Arc<PullJob>,
     /// Whether it is the first write of the job.
@@ -55,13 +55,13 @@ pub struct StatusWriter {
     cluster: Cluster,
     progress: Progress,
     states: HashMap<Uid, StatusState>,
-    /// The jobs to look at, in the order of their time: the cost of a change does not grow with their number.
+    /// The jobs to check, ordered by time: the cost of a change does not grow with their number.
     scheduled: BTreeSet<(Instant, Uid)>,
     writes: JoinSet<FinishedStatusWrite>,
 }
 
 impl StatusWriter {
-    /// A reporter that has told nothing.
+    /// A writer without any written status.
     pub fn new(ctx: &Context) -> Self {
         Self {
             cluster: ctx.cluster.clone(),
@@ -108,7 +108,7 @@ impl StatusWriter {
         }
     }
 
-    /// Looks at a job at that moment, or earlier if that was planned.
+    /// Checks a job at that time, or earlier if that is scheduled.
     fn schedule(&mut self, uid: &Uid, due: Instant) {
         let Some(state) = self.states.get_mut(uid) else {
             return;
@@ -198,13 +198,13 @@ impl StatusWriter {
         });
     }
 
-    /// How long until a job is to be looked at.
+    /// Time until the next job is to be checked.
     pub fn next_requeue(&self) -> Option<Duration> {
         let (at, _) = self.scheduled.first()?;
         Some(at.saturating_duration_since(Instant::now()))
     }
 
-    /// The next write that has ended; `None` while none runs.
+    /// The next finished write; `None` while none runs.
     pub async fn next_finished(&mut self) -> Option<FinishedStatusWrite> {
         match self.writes.join_next().await? {
             Ok(done) => Some(done),
@@ -215,7 +215,7 @@ impl StatusWriter {
         }
     }
 
-    /// Takes note of the end of a write; a failed one is repeated, and one whose end nobody knows after a panic.
+    /// Processes the result of a write; a failed write is repeated, and so is one with unknown result after a panic.
     pub fn on_write_finished(&mut self, index: &JobIndex, finished: FinishedStatusWrite) {
         let uid = Arc::clone(&finished.uid);
         let label = format!("outcome of the status of {}", finished.job.key);
@@ -240,7 +240,7 @@ impl StatusWriter {
             Ok(status) => {
                 state.failures = 0;
                 state.last_written = Some(status);
-                // Also without a change, for the deadline's sake.
+                // Also without a change, because of the deadline.
                 let changed_again = state.changed && !index.is_finished(&finished.uid);
                 if changed_again {
                     at + state.pace.delay_of_change(at.into_std(), false)
@@ -249,7 +249,7 @@ impl StatusWriter {
                 }
             }
             Err(error) if error.not_found() || error.conflict() => {
-                // The job has gone; the watch will say so.
+                // The job was deleted; the watch will show it.
                 tracing::debug!(uid = %finished.uid, %error, "job has gone");
                 at + MAX_STATUS_DELAY
             }
@@ -272,7 +272,7 @@ fn api(cluster: &Cluster, job: &PullJob) -> Api<ImagePullJob> {
     Api::namespaced(cluster.client.clone(), namespace)
 }
 
-/// One line for the begin of a job, and one for its end.
+/// Logs the start and the end of a job.
 fn log_transition(job: &PullJob, status: &ImagePullJobStatus, is_first: bool) {
     let (key, image, nodes) = (&job.key, &job.spec.image, status.desired);
     if is_first {
@@ -288,7 +288,7 @@ fn log_transition(job: &PullJob, status: &ImagePullJobStatus, is_first: bool) {
     }
 }
 
-/// The whole status; what is empty is named as absent, for a merge patch keeps what it does not name.
+/// The whole status; empty fields are set to null, because a merge patch keeps fields that it does not name.
 fn status_patch(uid: &str, status: &ImagePullJobStatus) -> Value {
     let absent = [
         "startTime",

@@ -1,4 +1,4 @@
-//! The writes: a Pod's ConfigMap, and the word on the Pod that all is done.
+//! The writes: a Pod's ConfigMap, and the annotation on the Pod when all barriers are lifted.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +12,11 @@ use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
 use kruise_cluster::{Error, EventType, Key, write};
 
-/// Puts the keys of this priority and of all higher ones into the Pod's ConfigMap; false where that is somebody else's,
-/// which is told on the Pod.
+/// Adds the keys of this priority and of all higher ones to the Pod's ConfigMap; false if the ConfigMap belongs to
+/// another owner, which an event on the Pod reports.
 ///
 /// # Errors
-/// When the API server does not do it.
+/// When a request to the API server fails.
 pub async fn lift_barriers(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Result<bool, Error> {
     let name = barrier_config_map(&key.name);
     let api = ctx.api::<ConfigMap>(key);
@@ -40,7 +40,7 @@ pub async fn lift_barriers(ctx: &Context, key: &Key, pod: &PodView, priority: i6
             report_foreign_config_map(ctx, key, pod, &name);
             return Ok(false);
         }
-        // It is of a Pod that had the name before, and would be collected one day.
+        // It belongs to a deleted Pod of the same name, and would be garbage-collected.
         write::delete(&api, &name, existing.metadata.uid.as_deref().unwrap_or_default()).await?;
     }
     let owner = OwnerReference {
@@ -62,7 +62,7 @@ pub async fn lift_barriers(ctx: &Context, key: &Key, pod: &PodView, priority: i6
     write::create(&api, &map).await.map(|_| true)
 }
 
-/// Says on the Pod why its containers wait.
+/// Publishes an event on the Pod: why its containers wait.
 fn report_foreign_config_map(ctx: &Context, key: &Key, pod: &PodView, map: &str) {
     let reference = ObjectReference {
         api_version: Some("v1".to_owned()),
@@ -86,15 +86,15 @@ fn report_foreign_config_map(ctx: &Context, key: &Key, pod: &PodView, map: &str)
     );
 }
 
-/// Says on the Pod that all of its containers may start.
+/// Records on the Pod that all of its containers may start.
 ///
 /// # Errors
-/// When the API server does not do it.
+/// When a request to the API server fails.
 pub async fn mark_launch_completed(ctx: &Context, key: &Key, uid: &str) -> Result<(), Error> {
     let annotations = json!({ keys::CONTAINER_LAUNCH_COMPLETED: keys::TRUE });
     let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
     match write::patch_merge(&ctx.api::<RawPod>(key), &key.name, &patch).await {
-        // Another Pod has the name now; its own event brings it here.
+        // A different Pod has the name now; its own event enqueues it.
         Err(error) if !error.not_found() && !error.conflict() => Err(error),
         _ => Ok(()),
     }

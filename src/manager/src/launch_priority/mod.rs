@@ -1,9 +1,10 @@
-//! Starts the containers of a Pod one after the other, by their launch priority.
+//! Starts the containers of a Pod in the order of their launch priority.
 //!
 //! In:  Pods whose containers take an environment variable from a ConfigMap of the Pod's own (watch).
-//! Out: that ConfigMap, with a key for each priority whose turn has come; an annotation on the Pod when all have.
+//! Out: that ConfigMap, with a key for each priority that may start; an annotation on the Pod when all may.
 //!
-//! Kubelet holds a container back until its key is there. CloneSets make such Pods, and OpenKruise's webhook did.
+//! Kubelet does not start a container until its key exists. CloneSets create such Pods, and so did OpenKruise's
+//! webhook.
 
 mod lift;
 pub mod plan;
@@ -24,7 +25,7 @@ use plan::{LaunchStep, LiftedBarrier, RESYNC_PERIOD, next_step, plan_launch};
 
 /// Name in logs and metrics.
 const NAME: &str = "launchpriority";
-/// Pods written to at once.
+/// Pods that are processed at once.
 const WORKERS: usize = 4;
 type LiftedByPod = Arc<Mutex<HashMap<Key, LiftedBarrier>>>;
 
@@ -68,7 +69,7 @@ async fn reconcile(ctx: Context, lifted: LiftedByPod, key: Key) -> Result<Requeu
             },
         );
         if ctx.stores.pods.get(&key).is_none() {
-            // It went meanwhile, and there is no news of it to come.
+            // The Pod was deleted in the meantime, and no event about it will follow.
             lock(&lifted).remove(&key);
         }
     }

@@ -1,25 +1,25 @@
-//! Which barrier is to be lifted next, and when.
+//! Which barrier to lift next, and when.
 
 use std::time::{Duration, Instant};
 
 use crate::view::PodView;
 
-/// Nobody watches ConfigMaps, so those of Pods that are not complete are looked at again after so long.
+/// ConfigMaps are not watched, so Pods with barriers left are reconciled again after this time.
 pub const RESYNC_PERIOD: Duration = Duration::from_secs(300);
 
-/// What is to be done for a Pod.
+/// What to do for a Pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaunchStep {
-    /// Nothing: it has no barriers, or all are lifted, or it ends.
+    /// Nothing: it has no barriers, all are lifted, or it is ending.
     Nothing,
-    /// The containers of this priority may start, and those of a higher one.
+    /// The containers of this priority and of higher ones may start.
     Lift {
         /// The priority.
         priority: i64,
-        /// Whether that is all: no other container waits.
+        /// Whether it is the last: no other container waits.
         last: bool,
     },
-    /// All run: there is nothing to lift.
+    /// All containers run: there is nothing to lift.
     Complete,
 }
 
@@ -41,29 +41,29 @@ pub fn next_step(pod: &PodView) -> LaunchStep {
     }
 }
 
-/// What was done for a Pod that is not complete.
+/// The last barrier lifted for a Pod that is not complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiftedBarrier {
-    /// Of the Pod.
+    /// UID of the Pod.
     pub uid: String,
-    /// The lowest that may start.
+    /// The lowest priority that may start.
     pub priority: i64,
-    /// When it was done.
+    /// When the barrier was lifted.
     pub lifted_at: Instant,
 }
 
-/// What is to be done now, in this order.
+/// What to do now, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaunchPlan {
-    /// Have the containers of this priority start, and those of a higher one.
+    /// Let the containers of this priority and of higher ones start.
     pub lift: Option<i64>,
-    /// Say that all may start.
+    /// Record that all containers may start.
     pub complete: bool,
-    /// When to look again though nothing happens; never where there is nothing to wait for.
+    /// When to reconcile again without an event; `None` when there is nothing to wait for.
     pub requeue_after: Option<Duration>,
 }
 
-/// The next step, where it is not known to be done. What was done long ago may have been undone.
+/// The next step, unless it was done recently. The result of an old step may have been undone.
 #[must_use]
 pub fn plan_launch(pod: &PodView, lifted: Option<&LiftedBarrier>, now: Instant) -> LaunchPlan {
     let (lift, complete, again) = match next_step(pod) {
@@ -116,7 +116,7 @@ mod tests {
             (&["b", "c"], lift(1, false)),
             (&["a", "b", "c"], lift(-2, true)),
             (&["a", "b", "c", "d"], LaunchStep::Complete),
-            // It ended before the last one was lifted.
+            // Container b stopped before the last barrier was lifted.
             (&["a", "c"], lift(5, false)),
         ];
         for (ready, want) in cases {
@@ -142,7 +142,7 @@ mod tests {
             (&[], Some(lifted("", 5)), 299, None, false),
             (&[], Some(lifted("", 5)), 300, Some(5), false),
             (&["b"], Some(lifted("", 5)), 0, Some(1), false),
-            // It was ready, and is no more: what it waits for is still there.
+            // It was ready and is not any more: the key that it waited for still exists.
             (&[], Some(lifted("", 1)), 299, None, false),
             (&[], Some(lifted("of-another-time", 5)), 0, Some(5), false),
             (&["a", "b"], Some(lifted("", 1)), 0, Some(-2), true),

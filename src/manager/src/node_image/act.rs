@@ -1,4 +1,4 @@
-//! Carries a plan for one NodeImage out.
+//! Executes the plan for one NodeImage.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -19,7 +19,7 @@ use kruise_api::node_image::{
 };
 use kruise_cluster::{Error, EventType, write};
 
-/// Which of these secrets do not exist any more. One that cannot be asked for counts as there.
+/// Which of these secrets do not exist any more. One that cannot be read counts as existing.
 pub async fn lookup_missing_secrets(ctx: &Context, image: &NodeImageView) -> HashSet<ReferenceObject> {
     let mut missing = HashSet::new();
     let secrets: HashSet<&ReferenceObject> =
@@ -40,7 +40,7 @@ pub async fn lookup_missing_secrets(ctx: &Context, image: &NodeImageView) -> Has
     missing
 }
 
-/// Does one thing; what is gone already is done.
+/// Executes one action; a missing object counts as deleted.
 pub async fn execute(
     ctx: &Context,
     name: &str,
@@ -55,7 +55,7 @@ pub async fn execute(
             created.inspect(|()| tracing::info!(node = name, "NodeImage created"))
         }
         Action::Delete => {
-            // The watch of Nodes may be behind that of NodeImages; what is deleted here is lost.
+            // The watch of Nodes may be behind that of NodeImages, and a deleted NodeImage cannot be restored.
             let nodes = Api::<Node>::all(ctx.cluster.client.clone());
             let node = write::get(&nodes, name).await?;
             if node.is_some_and(|n| n.metadata.deletion_timestamp.is_none()) {
@@ -85,7 +85,7 @@ async fn create(api: &Api<NodeImage>, name: &str, labels: BTreeMap<String, Strin
     write::create(api, &object).await.map(|_| ())
 }
 
-/// Removes tags of exactly the version that was decided on, and images that are left without any.
+/// Removes tags of exactly the planned version, and images that are left without tags.
 async fn remove_entries(
     ctx: &Context,
     api: &Api<NodeImage>,
@@ -163,7 +163,7 @@ async fn remove_entries(
     Ok(())
 }
 
-/// Marks tags as failed on behalf of a daemon that says nothing.
+/// Marks tags as failed for a daemon that reports nothing.
 async fn fail_tags(
     ctx: &Context,
     api: &Api<NodeImage>,
@@ -221,7 +221,7 @@ async fn fail_tags(
     Ok(())
 }
 
-/// Marks one tag, unless the daemon has spoken meanwhile.
+/// Marks one tag as failed, unless the daemon has reported progress in the meantime.
 fn mark_failed(status: &mut NodeImageStatus, failure: &TagFailure, now: Timestamp) -> bool {
     let tags = &mut status
         .image_statuses

@@ -1,7 +1,7 @@
 //! Keeps one NodeImage per Node.
 //!
 //! In:  Nodes, NodeImages, ImagePullJobs (watches), old pull secrets (by name).
-//! Out: NodeImages made, labelled, cleaned up and removed; tags failed for daemons that say nothing; events.
+//! Out: NodeImages created, labelled, cleaned up and deleted; tags failed for daemons that report nothing; events.
 
 mod act;
 pub mod plan;
@@ -22,19 +22,19 @@ use kruise_cluster::{Change, Error, Key};
 use kruise_ops::panics::catch_panic_sync;
 use plan::{NodeObservation, OwnerState, Plan, Timeouts, plan};
 
-/// How long it is believed that an old pull secret is still there.
+/// How long the lookup of an old pull secret is cached.
 const SECRET_RECHECK: Duration = Duration::from_secs(600);
 
-/// What is known of nodes beyond their objects.
+/// State of nodes that is not in their objects.
 #[derive(Default)]
 struct NodeCache {
     /// When each node's daemon last wrote its status.
     last_reports: HashMap<String, Timestamp>,
-    /// When each node's old pull secrets were looked up, which they were, and which of them have gone.
+    /// The last lookup of each node's old pull secrets.
     secret_lookups: HashMap<String, SecretLookup>,
 }
 
-/// What came of looking old pull secrets up.
+/// Time, input and result of a lookup.
 #[derive(Clone)]
 struct SecretLookup {
     looked_up_at: Instant,
@@ -50,7 +50,7 @@ fn lock(cache: &SharedNodeCache) -> MutexGuard<'_, NodeCache> {
 
 /// Runs until shutdown.
 pub async fn run(mut ctx: Context) {
-    // OpenKruise's name of the source of these events, which field selectors of clients may hold.
+    // The reporting component that OpenKruise uses; field selectors of clients may contain it.
     ctx.cluster.events = ctx.cluster.events.with_component("nodeimage-controller");
     ctx.stores.synced().await;
     let cache = SharedNodeCache::default();
@@ -62,7 +62,7 @@ pub async fn run(mut ctx: Context) {
         .await;
 }
 
-/// Sends the names of nodes to look at.
+/// Enqueues the names of changed nodes.
 async fn enqueue_changes(ctx: Context, cache: SharedNodeCache, queue: mpsc::UnboundedSender<String>) {
     let stores = &ctx.stores;
     let mut node_changes = stores.nodes.subscribe();
@@ -73,7 +73,7 @@ async fn enqueue_changes(ctx: Context, cache: SharedNodeCache, queue: mpsc::Unbo
             Some(change) = node_changes.recv() => queue.send(change.key.name).is_ok(),
             Some(change) = image_changes.recv() => {
                 let (name, now) = (&change.key.name, ctx.cluster.clock.now());
-                // One that panics is left out: the daemon's next status says the same.
+                // A change that panics is skipped: the daemon's next status has the same effect.
                 let _ = catch_panic_sync("nodeimage", format_args!("change of {name}"), || {
                     lock(&cache).observe_change(name, change.old.as_deref(), change.new.as_deref(), now);
                 });
@@ -83,7 +83,7 @@ async fn enqueue_changes(ctx: Context, cache: SharedNodeCache, queue: mpsc::Unbo
                 let freed = catch_panic_sync("nodeimage", format_args!("change of job {}", change.key), || {
                     released_job(&change).map(|job| nodes_owned_by(stores, job)).unwrap_or_default()
                 });
-                // After a panic the next change of each node frees the tags.
+                // After a panic the next change of each node releases the tags.
                 freed.unwrap_or_default().into_iter().all(|n| queue.send(n).is_ok())
             }
             else => false,
@@ -94,7 +94,7 @@ async fn enqueue_changes(ctx: Context, cache: SharedNodeCache, queue: mpsc::Unbo
     }
 }
 
-/// The job that has gone, or has just ended: only then are its tags free.
+/// The job that was deleted or has just finished: only then are its tags released.
 fn released_job(change: &Change<ImagePullJob>) -> Option<&ImagePullJob> {
     let old = change.old.as_deref()?;
     let same = change
@@ -121,7 +121,7 @@ fn nodes_owned_by(stores: &Stores, job: &ImagePullJob) -> Vec<String> {
 }
 
 impl NodeCache {
-    /// Takes note of the moment at which a daemon wrote its status.
+    /// Records when a daemon wrote its status.
     fn observe_change(
         &mut self,
         name: &str,
@@ -140,7 +140,7 @@ impl NodeCache {
     }
 }
 
-/// The old pull secrets that have gone: looked up where a NodeImage names any, and not with every change of it.
+/// The old pull secrets that were deleted: looked up only if a NodeImage names any, and not for each change of it.
 async fn missing_secrets(
     ctx: &Context,
     cache: &SharedNodeCache,
@@ -166,7 +166,7 @@ async fn missing_secrets(
     missing
 }
 
-/// Observe, plan, act; then say when to look again.
+/// Observes, plans and acts; returns when to requeue.
 async fn reconcile(ctx: Context, cache: SharedNodeCache, name: String) -> Result<RequeueAfter, Error> {
     let now = ctx.cluster.clock.now();
     let key = Key::cluster_scoped(name.clone());
@@ -199,7 +199,7 @@ async fn reconcile(ctx: Context, cache: SharedNodeCache, name: String) -> Result
     Ok(wake.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO)))
 }
 
-/// What is known of an owner.
+/// The state of an owner in the stores.
 fn owner_state(stores: &Stores, owner: &TagOwner) -> OwnerState {
     let Some(key) = &owner.job else {
         return OwnerState::Present;

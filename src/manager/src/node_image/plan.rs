@@ -8,22 +8,22 @@ use crate::view::{NodeImageView, NodeView, TagOwner, TagStatusView, TagView};
 use kruise_api::keys;
 use kruise_api::node_image::ReferenceObject;
 
-/// Message of a tag whose daemon says nothing; upstream's.
+/// Message of a tag whose daemon reports nothing; upstream's.
 pub const NO_RESPONSE: &str = "node has not responded for a long time";
 
 /// Time spans that the decisions depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
-    /// How long a Node must have been ready before its NodeImage is made.
+    /// How long a Node must be ready before its NodeImage is created.
     pub creation_delay: SignedDuration,
-    /// How long a daemon may say nothing beyond the time that its work can take.
+    /// How long a daemon may report nothing beyond the time that its work can take.
     pub no_response: SignedDuration,
-    /// How long the daemon of a node that is not ready may say nothing about a tag that it has not begun.
+    /// How long the daemon of a node that is not ready may report nothing about a tag that it has not begun.
     pub unready_no_response: SignedDuration,
 }
 
 impl Timeouts {
-    /// Upstream's ten minutes for a daemon that may be at work, and its documented minute where the node is not ready and
+    /// Upstream's ten minutes for a daemon that may be working, and its documented minute if the node is not ready and
     /// nothing was begun.
     #[must_use]
     pub fn new(creation_delay: SignedDuration) -> Self {
@@ -35,78 +35,78 @@ impl Timeouts {
     }
 }
 
-/// What is known of the owner of a tag.
+/// State of the owner of a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerState {
-    /// It is there, and its tag may expire.
+    /// It exists, and its tag may expire.
     Present,
-    /// It is a job that counts on the tag to stay until the job ends.
+    /// It is a job that needs the tag until the job ends.
     Counting,
     /// It does not exist any more.
     Deleted,
 }
 
-/// What is known of one node.
+/// Observed state of one node.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeObservation<'a> {
     /// The Node.
     pub node: Option<&'a NodeView>,
     /// The NodeImage.
     pub image: Option<&'a NodeImageView>,
-    /// When the daemon last wrote its status, as far as we have seen.
+    /// When we last observed a status write of the daemon.
     pub last_report: Option<Timestamp>,
 }
 
-/// One thing to do.
+/// One write.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Make the NodeImage.
+    /// Create the NodeImage.
     Create {
-        /// With these labels.
+        /// Labels of the new NodeImage.
         labels: BTreeMap<String, String>,
     },
-    /// Remove the NodeImage.
+    /// Delete the NodeImage.
     Delete,
     /// Change labels: `None` removes one.
     SetLabels(BTreeMap<String, Option<String>>),
-    /// Remove what is no longer wanted.
+    /// Remove tags, secrets and owners that are not needed.
     RemoveEntries(Removal),
     /// Mark tags as failed.
     FailTags(Vec<TagFailure>),
 }
 
-/// Tags and secrets that are no longer wanted.
+/// Tags, secrets and owners that are no longer needed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removal {
     /// Image, tag and version.
     pub tags: Vec<(String, String, i64)>,
     /// Image and secret.
     pub secrets: Vec<(String, ReferenceObject)>,
-    /// Image, tag, and UID of an owner that has gone while others have not.
+    /// Image, tag, and UID of a deleted owner while other owners exist.
     pub owners: Vec<(String, String, String)>,
 }
 
-/// A tag that is given up on the daemon's behalf.
+/// A tag that the manager marks as failed for the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TagFailure {
     /// Image name.
     pub image: String,
     /// Tag or digest.
     pub tag: String,
-    /// Version.
+    /// Version of the tag.
     pub version: i64,
-    /// The [`progress_hash`](crate::view::progress_hash) of the daemon's last word about this version, if there was any.
+    /// The [`progress_hash`](crate::view::progress_hash) of the daemon's last status of this version, if any.
     pub pulse: Option<u64>,
-    /// Why.
+    /// Message of the failure.
     pub message: &'static str,
 }
 
-/// What to do now, and when to look again.
+/// What to do now, and when to requeue.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// At most one thing; what it leaves comes after it.
+    /// At most one action; the rest follows after it.
     pub action: Option<Action>,
-    /// When something will have to be done without any change.
+    /// When to reconcile although nothing has changed.
     pub requeue_at: Option<Timestamp>,
 }
 
@@ -125,7 +125,7 @@ impl Plan {
     }
 }
 
-/// What to do about one node.
+/// Plans the next action for one node.
 pub fn plan(
     observed: NodeObservation<'_>,
     owner_state: impl Fn(&TagOwner) -> OwnerState,
@@ -192,7 +192,7 @@ fn plan_creation(node: &NodeView, timeouts: Timeouts, now: Timestamp) -> Plan {
     })
 }
 
-/// The changes that make `have` equal to `want`.
+/// The changes from `current` to `desired`; `None` when they are equal.
 fn label_changes(
     desired: &BTreeMap<String, String>,
     current: &BTreeMap<String, String>,
@@ -211,12 +211,12 @@ fn label_changes(
     Some(removed.chain(set).collect())
 }
 
-/// The earliest of several moments.
+/// The earliest time to requeue.
 #[derive(Default)]
 struct EarliestRequeue(Option<Timestamp>);
 
 impl EarliestRequeue {
-    /// Whether that moment has come; if not, it is remembered.
+    /// Whether that time has passed; if not, requeue at it.
     fn has_passed(&mut self, at: Timestamp, now: Timestamp) -> bool {
         if now < at {
             self.0 = Some(self.0.map_or(at, |first| first.min(at)));
@@ -225,7 +225,7 @@ impl EarliestRequeue {
     }
 }
 
-/// Whether nobody wants a tag any more. One that a running job counts on stays, however old it is.
+/// Whether a tag is no longer needed. One that a running job needs is kept at any age.
 fn is_removable(
     image: &NodeImageView,
     tag: &TagView,
@@ -241,7 +241,7 @@ fn is_removable(
         return false;
     }
     let status = image.status_of(tag).filter(|s| s.ended());
-    // Where it is not known when it ended, its time to go counts from when it was asked for.
+    // Without a completion time, the TTL starts at the creation time.
     let completed = status.and_then(|s| s.completed.or(tag.created));
     let (Some(completed), Some(ttl)) = (completed, tag.ttl) else {
         return false;
@@ -249,7 +249,7 @@ fn is_removable(
     requeue.has_passed(add(completed, SignedDuration::from_secs(ttl)), now)
 }
 
-/// The tags that are given up on the daemon's behalf.
+/// The tags that the manager marks as failed for the daemon.
 fn tag_failures(
     observed: NodeObservation<'_>,
     image: &NodeImageView,
@@ -269,7 +269,7 @@ fn tag_failures(
     image.tags.iter().filter_map(failure).collect()
 }
 
-/// Why a tag is given up on the daemon's behalf, if it is.
+/// Why the manager marks a tag as failed; `None` if it does not.
 fn failure_reason(
     observed: NodeObservation<'_>,
     image: &NodeImageView,
@@ -286,7 +286,7 @@ fn failure_reason(
     let last_report = observed.last_report.map_or(created, |h| h.max(created));
     let node = observed.node.filter(|n| !n.ready);
     if let Some(since) = node.and_then(|n| n.ready_since) {
-        // kubelet may be down while the daemon and the runtime are well: what is under way is not given up as early as what
+        // kubelet may be down while the daemon and the runtime work: a pull that has begun gets more time than one that
         // no daemon has begun.
         let timeout = if status.is_some() {
             timeouts.no_response
@@ -298,7 +298,7 @@ fn failure_reason(
         }
     }
     if status.is_none() {
-        // A daemon answers at once, also to a tag that has to queue.
+        // A daemon answers at once, even if the tag has to queue.
         return requeue
             .has_passed(add(created, timeouts.no_response), now)
             .then_some(NO_RESPONSE);
@@ -309,7 +309,7 @@ fn failure_reason(
             return Some(keys::DEADLINE_EXCEEDED);
         }
     }
-    // While pulls of a node go on, one of them ends within the longest budget, and the daemon says so.
+    // While pulls of a node continue, one of them ends within the longest budget, and the daemon reports it.
     let unfinished = image
         .tags
         .iter()

@@ -1,7 +1,7 @@
-//! Keeps the condition behind readiness gate `KruisePodReady`.
+//! Keeps the condition of readiness gate `KruisePodReady`.
 //!
 //! In:  Pods (watch).
-//! Out: the condition, made true on Pods that have the gate; [`set_not_ready`] makes it false on another controller's behalf.
+//! Out: the condition, set to True on Pods with the gate; [`set_not_ready`] sets it to False for another controller.
 
 pub mod plan;
 
@@ -35,16 +35,16 @@ async fn create_condition(ctx: Context, key: Key) -> Result<RequeueAfter, Error>
     };
     let patch = initial_patch(&pod.uid, ctx.cluster.clock.now());
     match write::patch_status_strategic(&ctx.api::<Pod>(&key), &key.name, &patch).await {
-        // Another Pod has the name now; its own event brings it here.
+        // A different Pod has the name now; its own event enqueues it.
         Err(error) if !error.not_found() && !error.conflict() => Err(error),
         _ => Ok(None),
     }
 }
 
-/// Holds a Pod out of its Services on somebody's behalf, or lets it go. A Pod that has gone is let go.
+/// Takes a Pod out of its Services for another controller, or releases it. A deleted Pod counts as released.
 ///
 /// # Errors
-/// [`Error::conflict`] when the Pod changed meanwhile: try again.
+/// [`Error::conflict`] when the Pod changed in the meantime: retry.
 pub async fn set_not_ready(
     ctx: &Context,
     pod: &Key,

@@ -1,22 +1,22 @@
-//! A CloneSet as it is kept.
+//! A CloneSet as it is cached.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 
 use kruise_api::cloneset::CloneSet;
 
-/// What changes of other objects ask of a CloneSet, and the whole of it as text: parsed, a template of many small values
-/// takes up to a hundred times its length, which is needed for the time of a pass alone.
+/// The fields of a CloneSet that events of other objects need, and the whole as text: parsed, a template of many small
+/// values takes up to a hundred times its length, so it is parsed only during a reconcile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CloneSetView {
-    /// What names it, its version and generation, and whether it is being deleted.
+    /// Name, UID, version, generation and deletion timestamp.
     pub metadata: ObjectMeta,
-    /// Its selector.
+    /// Label selector of its Pods.
     pub selector: LabelSelector,
     json: Box<str>,
 }
 
 impl CloneSetView {
-    /// Reduces a CloneSet that was read from `text`.
+    /// Reduces a CloneSet that was parsed from `json`.
     #[must_use]
     pub fn new(set: &CloneSet, json: Box<str>) -> Self {
         let metadata = &set.metadata;
@@ -35,10 +35,10 @@ impl CloneSetView {
         }
     }
 
-    /// The whole CloneSet.
+    /// Parses the whole CloneSet.
     ///
     /// # Errors
-    /// Never for a view of one that was read.
+    /// Never for a view of a parsed CloneSet.
     pub fn parse(&self) -> Result<CloneSet, serde_json::Error> {
         serde_json::from_str(&self.json)
     }

@@ -1,4 +1,4 @@
-//! What the manager keeps of each watched object: the few fields that its decisions need.
+//! What the manager caches of each watched object: the few fields that its decisions need.
 //!
 //! In:  objects as the API server sends them.
 //! Out: plain data, shared by the controllers.

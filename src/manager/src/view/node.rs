@@ -7,21 +7,21 @@ use k8s_openapi::api::core::v1::Node;
 
 use kruise_api::keys;
 
-/// What the manager knows of a Node.
+/// What the manager caches of a Node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeView {
-    /// Its labels.
+    /// Labels of the Node.
     pub labels: BTreeMap<String, String>,
     /// Whether condition Ready is true.
     pub ready: bool,
-    /// Since when condition Ready is what it is; `None` when kubelet has not said anything yet.
+    /// Time of the last change of condition Ready; `None` if kubelet has not reported it yet.
     pub ready_since: Option<Timestamp>,
-    /// Whether it is being deleted.
+    /// Whether it has a `deletionTimestamp`.
     pub deleting: bool,
 }
 
 impl NodeView {
-    /// Whether no daemon of ours can run there.
+    /// Whether no daemon can run on it.
     #[must_use]
     pub fn is_virtual(&self) -> bool {
         self.labels

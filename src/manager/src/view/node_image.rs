@@ -9,26 +9,26 @@ use kruise_api::keys;
 use kruise_api::node_image::{ImagePullPhase, ImageTagSpec, ImageTagStatus, NodeImage, ReferenceObject};
 use kruise_cluster::Key;
 
-/// What the manager knows of a NodeImage.
+/// What the manager caches of a NodeImage.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeImageView {
-    /// Identity of the object.
+    /// UID of the NodeImage.
     pub uid: String,
-    /// What the next conditional write must name.
+    /// Version for conditional writes.
     pub resource_version: String,
-    /// Its labels, which mirror the Node's.
+    /// Labels, copied from those of the Node.
     pub labels: BTreeMap<String, String>,
-    /// Whether it is being deleted.
+    /// Whether it has a `deletionTimestamp`.
     pub deleting: bool,
-    /// Tags asked for, sorted by image and tag.
+    /// Requested tags, sorted by image and tag.
     pub tags: Vec<TagView>,
-    /// States of tags, sorted by image and tag; also of tags that are no longer asked for.
+    /// Statuses of tags, sorted by image and tag; includes tags that are no longer requested.
     pub statuses: Vec<TagStatusView>,
-    /// Secrets that are not removed with their image, each with the image it is for.
+    /// Secrets that are not removed with their image, each with its image.
     pub non_batch_secrets: Vec<(String, ReferenceObject)>,
 }
 
-/// One tag that the node is asked to hold.
+/// One tag that the node should have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TagView {
     /// Image name.
@@ -37,28 +37,28 @@ pub struct TagView {
     pub tag: String,
     /// Version of the request.
     pub version: i64,
-    /// When it was asked for.
+    /// Time of the request.
     pub created: Option<Timestamp>,
-    /// On whose behalf.
+    /// Objects that requested it.
     pub owners: Vec<TagOwner>,
     /// Seconds after its end when it is removed.
     pub ttl: Option<i64>,
     /// Seconds after its start when the daemon gives up.
     pub deadline: Option<i64>,
-    /// Seconds that a living daemon can take at most: every attempt to its timeout, and the pauses between.
+    /// Maximum seconds that a live daemon takes: the timeouts of all attempts and the pauses between them.
     pub budget: i64,
 }
 
-/// Somebody who wants a tag.
+/// An object that requested a tag.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TagOwner {
     /// UID of the object.
     pub uid: String,
-    /// Which ImagePullJob it is; `None` for other kinds, of which we know nothing.
+    /// The ImagePullJob; `None` for other kinds, which we do not watch.
     pub job: Option<Key>,
 }
 
-/// State of one tag.
+/// Status of one tag.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TagStatusView {
     /// Image name.
@@ -67,18 +67,18 @@ pub struct TagStatusView {
     pub tag: String,
     /// Version of the request that it answers.
     pub version: i64,
-    /// How far.
+    /// Phase of the pull.
     pub phase: ImagePullPhase,
-    /// When it ended.
+    /// Time of its end.
     pub completed: Option<Timestamp>,
     /// Why it failed.
     pub error: Option<String>,
-    /// A number that changes with every word of the daemon: progress, message, begin.
+    /// A hash that changes with every report of the daemon: progress, message, start.
     pub progress_hash: u64,
 }
 
 impl TagStatusView {
-    /// Whether the pull has ended. Of an outcome it may not be known when.
+    /// Whether the pull has ended. The time of its end may be missing.
     #[must_use]
     pub fn ended(&self) -> bool {
         self.completed.is_some() || self.phase.is_terminal()
@@ -86,7 +86,7 @@ impl TagStatusView {
 }
 
 impl NodeImageView {
-    /// The tag asked for, if it is.
+    /// The requested tag, if there is one.
     #[must_use]
     pub fn tag(&self, image: &str, tag: &str) -> Option<&TagView> {
         let found = self
@@ -95,7 +95,7 @@ impl NodeImageView {
         found.ok().and_then(|at| self.tags.get(at))
     }
 
-    /// The state of a tag, whatever version it is for.
+    /// The status of a tag, for any version.
     #[must_use]
     pub fn status(&self, image: &str, tag: &str) -> Option<&TagStatusView> {
         let found = self
@@ -104,14 +104,14 @@ impl NodeImageView {
         found.ok().and_then(|at| self.statuses.get(at))
     }
 
-    /// The state of the very version that is asked for.
+    /// The status of exactly the requested version.
     #[must_use]
     pub fn status_of(&self, tag: &TagView) -> Option<&TagStatusView> {
         self.status(&tag.image, &tag.tag)
             .filter(|s| s.version == tag.version)
     }
 
-    /// Whether anything is asked or known of that image.
+    /// Whether any tag of that image is requested or has a status.
     #[must_use]
     pub fn mentions_image(&self, image: &str) -> bool {
         self.tags.iter().any(|t| t.image == image) || self.statuses.iter().any(|s| s.image == image)
@@ -154,11 +154,11 @@ impl From<NodeImage> for NodeImageView {
     }
 }
 
-/// Seconds that one attempt takes at most when the tag says nothing.
+/// Default timeout of one attempt, in seconds.
 const DEFAULT_PULL_TIMEOUT: i64 = 600;
-/// How often a failed attempt is repeated when the tag says nothing.
+/// Default number of retries.
 const DEFAULT_BACKOFF: i64 = 3;
-/// The longest pause between two attempts, in seconds.
+/// Maximum pause between two attempts, in seconds.
 const MAX_BACKOFF: i64 = 30;
 
 fn tag_view(image: &str, tag: ImageTagSpec) -> TagView {
@@ -187,7 +187,7 @@ fn tag_view(image: &str, tag: ImageTagSpec) -> TagView {
     }
 }
 
-/// A number that changes with every word of the daemon about a tag: progress, message, begin.
+/// A hash that changes with every report of the daemon about a tag: progress, message, start.
 #[must_use]
 pub fn progress_hash(status: &ImageTagStatus) -> u64 {
     let mut hasher = DefaultHasher::new();

@@ -1,4 +1,4 @@
-//! What CloneSets own besides Pods, reduced: revisions and claims.
+//! Other objects that CloneSets own, reduced: revisions and claims.
 
 use std::sync::Arc;
 
@@ -11,34 +11,34 @@ use kruise_api::owner::{Owner, OwnerKind};
 use kruise_workload::claim::Claim;
 use kruise_workload::revision::Revision;
 
-/// What the manager knows of a ControllerRevision.
+/// What the manager caches of a ControllerRevision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RevisionView {
-    /// Identity of the object.
+    /// UID of the ControllerRevision.
     pub uid: String,
-    /// Its version.
+    /// Version for conditional writes.
     pub resource_version: String,
-    /// The CloneSet that controls it, if any does.
+    /// The CloneSet that controls it, if any.
     pub controller: Option<Owner>,
-    /// Whether it is being deleted.
+    /// Whether it has a `deletionTimestamp`.
     pub deleting: bool,
-    /// What it holds.
+    /// Name, number, labels and data.
     pub revision: Arc<Revision>,
 }
 
-/// What the manager knows of a claim.
+/// What the manager caches of a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimView {
-    /// Its version.
+    /// Version for conditional writes.
     pub resource_version: String,
-    /// The owner that counts, whoever else has it: the CloneSet, or else a Pod that takes it along.
+    /// The owner that counts among all: the CloneSet, or else a Pod that the claim is deleted with.
     pub owner: Option<Owner>,
-    /// What it is.
+    /// The reduced claim.
     pub claim: Claim,
 }
 
 impl RevisionView {
-    /// Reduces a revision; `None` for those that others control.
+    /// Reduces a revision; `None` if another object controls it.
     #[must_use]
     pub fn from_object(object: &ControllerRevision) -> Option<Self> {
         let controller = Owner::controller(&object.metadata);
@@ -59,7 +59,7 @@ impl RevisionView {
     }
 }
 
-/// How much an owner of a claim counts; nothing if it is somebody else. Of two CloneSets, the one that controls it does.
+/// The rank of a claim's owner; `None` for other kinds. Of two CloneSets, the controller ranks higher.
 fn owner_rank(owner: &OwnerReference) -> Option<u8> {
     match Owner::from_reference(owner).kind {
         OwnerKind::CloneSet => Some(if owner.controller == Some(true) { 2 } else { 1 }),
@@ -116,7 +116,7 @@ mod tests {
         json!({ "apiVersion": group, "kind": kind, "name": uid, "uid": uid, "controller": controls })
     }
 
-    /// Whose a claim with these owners is, and whether somebody else controls it.
+    /// The UID of the owner that counts, and whether another one is the controller.
     fn owner_of(owners: &[Value]) -> (Option<String>, bool) {
         let claim = json!({ "metadata": { "name": "c", "ownerReferences": owners }, "spec": {} });
         let view = ClaimView::from_object(&serde_json::from_value(claim).unwrap());

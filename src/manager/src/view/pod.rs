@@ -11,44 +11,43 @@ use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
 use kruise_workload::in_place;
 
-/// What the manager knows of a Pod.
+/// What the manager caches of a Pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodView {
-    /// Identity of the object.
+    /// UID of the Pod.
     pub uid: String,
-    /// Its labels.
+    /// Labels of the Pod.
     pub labels: Arc<BTreeMap<String, String>>,
-    /// The node it is on, once it is.
+    /// Node that it is assigned to.
     pub node: Option<String>,
-    /// Whether it is being deleted.
+    /// Whether it has a `deletionTimestamp`.
     pub deleting: bool,
     /// Whether it has ended: phase Succeeded or Failed.
     pub ended: bool,
     /// Whether it has readiness gate `KruisePodReady`.
     pub has_readiness_gate: bool,
-    /// Status of condition `KruisePodReady`, where there is one.
+    /// Status of condition `KruisePodReady`, if it exists.
     pub kruise_ready: Option<bool>,
-    /// What is known of its containers, restartable init containers included.
+    /// Statuses of its containers, including restartable init containers.
     pub containers: Vec<ContainerView>,
-    /// Containers with a barrier that the Pod's own ConfigMap lifts, and their launch priorities; none once all may
-    /// start.
+    /// Containers with a barrier of the Pod's own ConfigMap, and their launch priorities; empty once all may start.
     pub barriers: Vec<(String, i64)>,
-    /// What a workload needs of it: only of Pods that a CloneSet controls, or nobody.
+    /// What a workload needs; only for Pods that a CloneSet controls, and for orphans.
     pub workload_pod: Option<Arc<in_place::Pod>>,
 }
 
-/// What the Pod's status says of one container.
+/// The status of one container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerView {
-    /// Its name.
+    /// Name of the container.
     pub name: String,
-    /// Its ID, as `RUNTIME://ID`; empty while there is none.
+    /// Container ID, `RUNTIME://ID`; empty before there is one.
     pub id: String,
     /// Whether it is ready.
     pub ready: bool,
-    /// Whether it runs.
+    /// Whether it is running.
     pub running: bool,
-    /// How often it was restarted.
+    /// Number of restarts.
     pub restarts: i32,
 }
 
@@ -94,7 +93,7 @@ impl From<&RawPod> for PodView {
     }
 }
 
-/// Whether a CloneSet controls the Pod, or nobody.
+/// Whether a CloneSet controls the Pod, or it is an orphan.
 fn is_workload_pod(meta: &Value) -> bool {
     let controller = Owner::controller_from_json(&meta["ownerReferences"]);
     controller.is_none_or(|owner| owner.kind == OwnerKind::CloneSet)
@@ -106,7 +105,7 @@ pub fn barrier_config_map(pod: &str) -> String {
     format!("{pod}-barrier")
 }
 
-/// The key of the barriers of a launch priority.
+/// The barrier key of a launch priority.
 #[must_use]
 pub fn barrier_key(priority: i64) -> String {
     format!("{}{priority}", keys::CONTAINER_BARRIER_PREFIX)
@@ -123,7 +122,7 @@ fn barriers(pod: &Value) -> Vec<(String, i64)> {
         let barriers = items(&container["env"]).filter(|v| v["name"] == keys::ENV_CONTAINER_BARRIER);
         let key = barrier_key(priority);
         let mut from = barriers.map(|v| &v["valueFrom"]["configMapKeyRef"]);
-        // Somebody else's barrier is theirs to lift.
+        // Other barriers are not ours to lift.
         let own_barrier = from.all(|from| from["name"] == *map && from["key"] == *key);
         own_barrier.then(|| (text(&container["name"]), priority))
     };

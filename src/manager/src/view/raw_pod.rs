@@ -1,4 +1,4 @@
-//! A Pod as it is sent to the API server, and as much of what comes back as anybody here looks at.
+//! A Pod as JSON, read without the fields that no decision needs.
 
 use std::fmt;
 
@@ -8,8 +8,8 @@ use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-/// A Pod. One that was read lacks what nobody looks at, so it is never to be written back: Pods are patched. Only its
-/// metadata is typed, and holds no more than what names the object.
+/// A Pod. If it was read, it lacks unused fields, so it must never be written back: Pods are patched. Only its metadata
+/// is typed, and only with the fields that identify the object.
 #[derive(kube::Resource, Clone, Debug, Default, PartialEq)]
 #[resource(inherit = Pod)]
 pub struct RawPod {
@@ -18,8 +18,7 @@ pub struct RawPod {
 }
 
 impl RawPod {
-    /// The Pod. Of one that was read: metadata without who manages which field, status, and of the spec only
-    /// `SPEC`.
+    /// The Pod as JSON. If it was read: metadata without `managedFields`, status, and only `SPEC_FIELDS` of the spec.
     #[must_use]
     pub fn json(&self) -> &Value {
         &self.json
@@ -46,11 +45,11 @@ impl<'de> Deserialize<'de> for RawPod {
     }
 }
 
-/// What is read of a Pod's spec; volumes, tolerations and the like are as much again.
+/// The fields that are read from a Pod's spec; volumes, tolerations and so on would double the size.
 const SPEC_FIELDS: [&str; 3] = ["containers", "nodeName", "readinessGates"];
 
-/// What is being read. Who manages which field is a large part of a Pod. That and most of the spec is passed over
-/// without being looked at.
+/// The part that is being read. `managedFields` are a large part of a Pod. They and most of the spec are skipped
+/// without being parsed.
 #[derive(Clone, Copy)]
 enum PodPart {
     Pod,

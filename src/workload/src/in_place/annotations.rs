@@ -1,4 +1,4 @@
-//! The two annotations that an update in place leaves on a Pod.
+//! The two annotations that an in-place update writes to a Pod.
 
 use serde::de::DeserializeOwned;
 
@@ -7,15 +7,15 @@ use super::spec::Spec;
 use kruise_api::in_place::InPlaceUpdateState;
 use kruise_api::keys;
 
-/// How far the last update is; `None` when there was none.
+/// State of the last update; `None` if there was none.
 ///
 /// # Errors
-/// When the annotation is not what it should be.
+/// If the annotation is invalid.
 pub fn update_state(pod: &Pod) -> Result<Option<InPlaceUpdateState>, String> {
     read_annotation(pod, keys::IN_PLACE_UPDATE_STATE, keys::IN_PLACE_UPDATE_STATE_OLD)
 }
 
-/// Whether batches are still to come.
+/// Whether some batches are still pending.
 #[must_use]
 pub fn has_next_batches(state: &InPlaceUpdateState) -> bool {
     !(state.next_container_images.is_empty()
@@ -23,10 +23,10 @@ pub fn has_next_batches(state: &InPlaceUpdateState) -> bool {
         && state.next_container_resources.is_empty())
 }
 
-/// The update that waits for its grace period; `None` when there is none.
+/// The update that waits for its grace period; `None` if there is none.
 ///
 /// # Errors
-/// When the annotation is not what it should be.
+/// If the annotation is invalid.
 pub fn grace_spec(pod: &Pod) -> Result<Option<Spec>, String> {
     read_annotation(pod, keys::IN_PLACE_UPDATE_GRACE, keys::IN_PLACE_UPDATE_GRACE_OLD)
 }

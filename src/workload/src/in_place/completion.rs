@@ -1,12 +1,13 @@
-//! Whether an update in place is done, and how that is proven.
+//! Decides whether an in-place update is complete, and how that is proven.
 //!
-//! The best proof is the daemon's hash for the container ID that runs. Without it, a container other than that of
-//! the time of the patch is proof together with another image ID, or with the new image's name; another container
-//! alone is none, for it may have crashed and come back with the old image before kubelet saw the patch. Nor is
-//! another image ID where the update took the place of one that had not ended, for it may be that one's. And as long
-//! as kubelet says that it has not seen the patch, what runs may yet be replaced by what was patched before; where all
-//! of that was done, another container with the new image's hash shows that it has seen the patch, whatever number a
-//! kubelet of a later release left. What cannot be proven waits, and says what for.
+//! The best proof is the daemon's hash for the ID of the running container. Without it, a container other than the one
+//! that ran at the time of the patch is proof only together with a different image ID or with the new image's name. A
+//! different container alone is no proof: it may have crashed and restarted with the old image before kubelet saw the
+//! patch. A different image ID is no proof if the update superseded an incomplete one, because it may be the image of
+//! that one. While kubelet reports that it has not seen the patch, an earlier patch may still replace the running
+//! container. If all earlier updates were complete, a different container with the new image's hash shows that kubelet
+//! has seen the patch, whatever `observedGeneration` a kubelet of a later release left. An update that cannot be proven
+//! waits, and reports what it waits for.
 
 use std::fmt;
 
@@ -19,33 +20,33 @@ use kruise_api::image_reference::ImageReference;
 use kruise_api::in_place::{InPlaceUpdateContainerStatus, InPlaceUpdateState, RuntimeContainerMetaSet};
 use kruise_api::keys;
 
-/// How far an update is.
+/// Progress of an update.
 #[derive(Clone, Debug, PartialEq)]
 pub enum UpdateProgress {
-    /// There is none, or it is done.
+    /// There is no update, or it is complete.
     Done,
-    /// It is not done.
+    /// The update is not complete.
     Waiting(WaitingFor),
 }
 
 /// What an update waits for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WaitingFor {
-    /// An annotation that cannot be read.
+    /// An annotation cannot be parsed.
     InvalidAnnotation(String),
     /// The end of the grace period.
     GracePeriod(Option<Timestamp>),
-    /// The daemon's word on the environment of a container.
+    /// The daemon's report about the environment of a container.
     Environment(String),
-    /// The same in a Pod that cannot be taken out of its Services, so that the daemon does not restart the container.
+    /// The same in a Pod that cannot be taken out of its Services; the daemon does not restart its containers.
     NoReadinessGate(String),
-    /// kubelet's word that a container has the new resources; with what it says of the resize.
+    /// kubelet's report that a container has the new resources, with its message about the resize.
     Resources(String, Option<String>),
-    /// A container with the new image; with what is there instead.
+    /// A container with the new image, with what runs instead.
     NewContainer(String, String),
-    /// Readiness of a container, before the next batch.
+    /// Readiness of a container before the next batch.
     ContainerReady(String),
-    /// Batches that are still to come.
+    /// Batches that are still pending.
     NextBatch,
 }
 
@@ -80,7 +81,7 @@ impl fmt::Display for WaitingFor {
     }
 }
 
-/// How far the last update of a Pod is, as a whole.
+/// Progress of the last update of a Pod, over all containers.
 #[must_use]
 pub fn progress(pod: &Pod) -> UpdateProgress {
     match (annotations::grace_spec(pod), annotations::update_state(pod)) {
@@ -95,7 +96,7 @@ pub fn progress(pod: &Pod) -> UpdateProgress {
     }
 }
 
-/// What the daemon says of the containers.
+/// What the daemon reports about the containers.
 fn runtime_meta(pod: &Pod) -> Result<Option<RuntimeContainerMetaSet>, WaitingFor> {
     let key = keys::RUNTIME_CONTAINERS_META;
     let text = pod.annotations.get(key).map(|text| serde_json::from_str(text));
@@ -103,27 +104,27 @@ fn runtime_meta(pod: &Pod) -> Result<Option<RuntimeContainerMetaSet>, WaitingFor
     text.transpose().map_err(unreadable)
 }
 
-/// Whether a container is another than that of the time of the patch, and has the image of the Pod's spec. One that
-/// the spec does not have is nobody's concern.
+/// Checks that a container was replaced since the patch and runs the image of the Pod's spec. A container that is not
+/// in the spec is ignored.
 ///
 /// # Errors
-/// What is waited for.
+/// What the update waits for.
 pub fn check_replaced(pod: &Pod, name: &str, last: &InPlaceUpdateContainerStatus) -> Result<(), WaitingFor> {
     let Some(container) = pod.containers.iter().find(|c| c.name == name) else {
         return Ok(());
     };
     let verified = check_image(pod, container, last, runtime_meta(pod)?.as_ref());
-    // kubelet's word on why nothing runs says more than what is missing for a proof.
+    // kubelet's reason for a waiting container is more useful than the missing proof.
     let waiting_reason = pod.container_status(name).and_then(|s| s.waiting.clone());
     verified.map_err(|why| {
         WaitingFor::NewContainer(name.to_owned(), waiting_reason.unwrap_or_else(|| why.to_owned()))
     })
 }
 
-/// Whether the containers of the batches so far are the new ones.
+/// Checks that the containers of all batches so far are new.
 ///
 /// # Errors
-/// What is waited for.
+/// What the update waits for.
 pub fn check_containers(pod: &Pod, state: &InPlaceUpdateState) -> Result<(), WaitingFor> {
     let meta = runtime_meta(pod)?;
     if state.update_env_from_metadata {
@@ -169,7 +170,7 @@ fn check_image(
     if new {
         return Ok(());
     }
-    // A hash of an unknown form is no word at all: kubelet's of another release may be one.
+    // A hash of an unknown form proves nothing: it may be that of another kubelet release.
     let old = last
         .image
         .as_ref()
@@ -180,7 +181,7 @@ fn check_image(
     if last.container_id.as_ref().is_some_and(|id| *id == status.id) {
         return Err("the old one has not been replaced yet");
     }
-    // Where nothing ran yet, kubelet may have started the old image after all.
+    // If nothing ran at the time of the patch, kubelet may have started the old image after all.
     let another_image = !last.image_id.is_empty() && status.image_id != last.image_id && !last.superseded;
     if another_image || runs_image(&container.image, status) {
         return Ok(());
@@ -188,8 +189,8 @@ fn check_image(
     Err("it was restarted, but the new image is not confirmed yet")
 }
 
-/// Whether a container is reported to run the image that a Pod's spec names so. Where that is by digest, the image
-/// may be reported by a tag, but its ID has the digest.
+/// Whether a container is reported to run the image that the Pod's spec names. An image with a digest may be reported
+/// by tag, but its ID has the digest.
 pub(super) fn runs_image(expected: &str, status: &ContainerStatus) -> bool {
     if expected == status.image {
         return true;
@@ -221,7 +222,7 @@ fn env_is_current(pod: &Pod, container: &Container, meta: Option<&RuntimeContain
     started_with.is_some_and(|(_, env)| env == env_hash(variables))
 }
 
-/// What kubelet says of a resize that it cannot do, or not yet.
+/// kubelet's message about a resize that it cannot do, or cannot do yet.
 fn resize_message(pod: &Pod) -> Option<String> {
     let active = |type_: &str| pod.condition(type_).filter(|c| c.is_true && !c.reason.is_empty());
     let condition = active("PodResizePending").or_else(|| active("PodResizeInProgress"))?;
@@ -236,7 +237,7 @@ fn resources_are_current(pod: &Pod, container: &Container) -> bool {
     same_resources(actual.unwrap_or(&nothing), &container.resources)
 }
 
-/// Whether CPU and memory are the same; kubelet reports nothing else for certain.
+/// Whether CPU and memory are equal; these are all that kubelet reports reliably.
 pub(super) fn same_resources(one: &Resources, other: &Resources) -> bool {
     let same_quantities = |a: &std::collections::BTreeMap<String, String>,
                            b: &std::collections::BTreeMap<String, String>| {

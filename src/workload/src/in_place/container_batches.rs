@@ -6,8 +6,8 @@ use super::pod::Pod;
 use super::spec::Spec;
 use kruise_api::in_place::ContainerRefMetadata;
 
-/// The containers to update now, out of those that `spec` changes: all without launch priority and all with the
-/// highest one, and whoever reads a label or annotation that one of them reads too.
+/// The containers of `spec` to update now: all without a launch priority, all with the highest one, and all that read a
+/// label or annotation that one of them reads.
 pub fn first_batch(pod: &Pod, spec: &Spec) -> BTreeSet<String> {
     let changed = |name: &str| {
         spec.container_images.contains_key(name)

@@ -1,17 +1,17 @@
-//! What differs between two JSON documents, as RFC 6902 names it.
+//! Differences between two JSON documents, as in RFC 6902.
 
 use serde_json::Value;
 
 /// One difference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FieldChange {
-    /// Where: the keys from the root on.
+    /// Keys from the root.
     pub path: Vec<String>,
-    /// Whether there is a value before and after; else it was added or removed.
+    /// Whether the value existed before and after; otherwise it was added or removed.
     pub replaced: bool,
 }
 
-/// All differences. Lists are compared place by place.
+/// All differences. Lists are compared by index.
 pub fn field_changes(old: &Value, new: &Value) -> Vec<FieldChange> {
     let mut found = Vec::new();
     walk(old, new, &mut Vec::new(), &mut found);

@@ -1,10 +1,9 @@
-//! The engine of updates in place, shared by the workloads: what changes in a Pod that stays, and when it is done.
+//! In-place updates, shared by the workloads: what changes in a Pod that is kept, and when the update is complete.
 //!
 //! In:  the raw data of two ControllerRevisions, a projected [`Pod`], the time.
-//! Out: whether templates are the same ([`normalize`]), what can be changed in place ([`spec`]), the patches that do it
-//!      ([`patch`], `write`), how far it is ([`completion`]), and what is to be done next about a Pod that is being
-//!      updated (`refresh`).
-//! All of it is pure. The annotations are OpenKruise's, so either implementation ends what the other began.
+//! Out: whether templates are equal ([`normalize`]), what can be changed in place ([`spec`]), the patches ([`patch`],
+//!      `write`), progress ([`completion`]), and the next step for a Pod that is being updated (`refresh`).
+//! All of it is pure. The annotations are OpenKruise's, so either implementation can complete an update of the other.
 
 mod annotations;
 pub mod completion;

@@ -1,16 +1,16 @@
-//! Pod templates in the form in which they are compared: without what only says a default, an alias or nothing.
+//! Normal form of Pod templates for comparison: without defaults, aliases and fields that have no effect.
 //!
 //! OpenKruise stores a template with the defaults of `v1.SetDefaults_PodSpec` and `imagePullPolicy: Always`. The API
 //! server's round trip adds more: the alias `serviceAccount`, defaults of volumes, `service: ""` of gRPC probes. With
-//! gate `TemplateNoDefaults` there are none. All of these are the same template, and the same Pods; but with that gate a
-//! template without `imagePullPolicy` makes other Pods than one that says `Always`.
+//! gate `TemplateNoDefaults` there are no defaults. All of these are the same template and give the same Pods. But with
+//! that gate a template without `imagePullPolicy` creates other Pods than one with `Always`.
 
 use serde_json::{Map, Value, json};
 
 use super::quantity;
 use kruise_api::image_reference::ImageReference;
 
-/// Maps whose entries say something even where they are empty.
+/// Maps whose entries count even if they are empty.
 const KEPT_EMPTY_MAPS: [&str; 9] = [
     "labels",
     "annotations",
@@ -22,9 +22,9 @@ const KEPT_EMPTY_MAPS: [&str; 9] = [
     "requests",
     "overhead",
 ];
-/// Other objects that say nothing where they are empty.
+/// Other objects that have no effect if they are empty.
 const DROPPED_EMPTY_OBJECTS: [&str; 3] = ["metadata", "resources", "securityContext"];
-/// Fields that are as good as absent when they are false; elsewhere Go has a pointer.
+/// Fields that count as absent if they are false; in the others Go has a pointer.
 const DEFAULT_FALSE: [&str; 7] = [
     "hostNetwork",
     "hostPID",
@@ -34,10 +34,10 @@ const DEFAULT_FALSE: [&str; 7] = [
     "tty",
     "readOnly",
 ];
-/// Fields that are as good as absent when they are 0; elsewhere Go has a pointer.
+/// Fields that count as absent if they are 0; in the others Go has a pointer.
 const DEFAULT_ZERO: [&str; 8] = [
     "hostPort",
-    // Of iSCSI; of Fibre Channel it counts with targetWWNs alone, which cannot be without.
+    // Of iSCSI. For Fibre Channel it counts only with targetWWNs, which require it.
     "lun",
     "initialDelaySeconds",
     "timeoutSeconds",
@@ -46,7 +46,7 @@ const DEFAULT_ZERO: [&str; 8] = [
     "failureThreshold",
     "partition",
 ];
-/// Fields in which an empty text says something else than none.
+/// Fields in which an empty string differs from an absent one.
 const KEPT_EMPTY_TEXTS: [&str; 3] = [
     "storageClassName",
     "volumeAttributesClassName",
@@ -58,16 +58,16 @@ const MILLI: i128 = 1_000_000;
 /// How templates are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TemplateStorage {
-    /// With defaults, of which `imagePullPolicy: Always` is one.
+    /// With defaults, which include `imagePullPolicy: Always`.
     #[default]
     WithDefaults,
-    /// As they were asked for (gate `TemplateNoDefaults`). Without `imagePullPolicy` Pods get the API server's default
-    /// then, by the image's tag.
+    /// As requested (gate `TemplateNoDefaults`). Pods without `imagePullPolicy` then get the API server's default,
+    /// which depends on the image's tag.
     AsWritten,
 }
 
 impl TemplateStorage {
-    /// As the gate says.
+    /// The storage that the gate selects.
     #[must_use]
     pub fn from_gate(template_no_defaults: bool) -> Self {
         if template_no_defaults {
@@ -78,7 +78,7 @@ impl TemplateStorage {
     }
 }
 
-/// The template in the form in which it is compared; not for storing. Containers and volumes keep their places.
+/// The normal form of a template, for comparison only. Containers and volumes keep their order.
 #[must_use]
 pub fn normalize(template: &Value, storage: TemplateStorage) -> Value {
     let mut normal = template.clone();
@@ -89,14 +89,14 @@ pub fn normalize(template: &Value, storage: TemplateStorage) -> Value {
     normal
 }
 
-/// Whether two templates make the same Pods.
+/// Whether two templates create the same Pods.
 #[must_use]
 pub fn same_template(one: &Value, other: &Value, storage: TemplateStorage) -> bool {
     one == other || normalize(one, storage) == normalize(other, storage)
 }
 
-/// The template with the fields that it does not say and `filled` has, where these spell out defaults and nothing else.
-/// `None` where there are no such fields. What is zero or empty is not said where Go has no pointer.
+/// The template with the fields of `filled` that it lacks, if these are only defaults. `None` if there are no such
+/// fields. Zero and empty values count as absent if Go has no pointer for them.
 #[must_use]
 pub fn with_defaults(template: &Value, filled: &Value) -> Option<Value> {
     let mut all = template.clone();
@@ -104,7 +104,7 @@ pub fn with_defaults(template: &Value, filled: &Value) -> Option<Value> {
     (all != *template && same_template(&all, template, TemplateStorage::WithDefaults)).then_some(all)
 }
 
-/// Adds what `from` says and `to` does not.
+/// Adds the fields of `from` that `to` lacks.
 fn add_missing(to: &mut Value, from: &Value) {
     match (to, from) {
         (Value::Object(to), Value::Object(from)) => {
@@ -137,7 +137,7 @@ fn normalize_pod(spec: &mut Map<String, Value>, storage: TemplateStorage) {
             ("terminationGracePeriodSeconds", json!(30)),
         ],
     );
-    // The old name counts where the new one says nothing.
+    // The deprecated name counts only if the current one is absent.
     if let Some(alias) = spec.remove("serviceAccount") {
         let name = spec.entry("serviceAccountName").or_insert(Value::Null);
         if name.is_null() || *name == "" {
@@ -157,7 +157,7 @@ fn normalize_pod(spec: &mut Map<String, Value>, storage: TemplateStorage) {
     normalize_resources(spec);
 }
 
-/// `pull_policy` is what a container is stored with that says none.
+/// `pull_policy` is stored for a container that has none.
 fn normalize_container(container: &mut Value, pull_policy: Option<&str>) {
     let Some(container) = container.as_object_mut() else {
         return;
@@ -212,7 +212,7 @@ fn drop_http_get_defaults(handler: &mut Map<String, Value>) {
     }
 }
 
-/// A field of the Pod or a resource of its containers, as environment and files have them.
+/// `fieldRef` and `resourceFieldRef`, as environment variables and files have them.
 fn drop_reference_defaults(from: &mut Value) {
     if let Some(field) = from.get_mut("fieldRef") {
         drop_default(field, "apiVersion", &json!("v1"));
@@ -295,14 +295,14 @@ fn normalize_volume(volume: &mut Value) {
     if let Some(empty) = volume.get_mut("emptyDir") {
         normalize_quantity_at(empty, "sizeLimit");
         drop_empty(empty);
-        // A volume without a source is one that is empty.
+        // A volume without a source is an empty one.
         if *empty == json!({}) {
             volume.remove("emptyDir");
         }
     }
 }
 
-/// The policy that Kubernetes gives to an image by its tag.
+/// The default pull policy of Kubernetes, by the image's tag.
 fn pull_policy(image: &Value) -> &'static str {
     let read = ImageReference::parse(image.as_str().unwrap_or_default());
     if read.is_ok_and(|image| image.tag_or_digest() == "latest") {
@@ -324,7 +324,7 @@ fn normalize_quantity_at(object: &mut Value, field: &str) {
     }
 }
 
-/// Writes a quantity in billionths, rounded up to a multiple of `least`: the API server keeps thousandths of resources.
+/// Writes a quantity in billionths, rounded up to a multiple of `step`: the API server keeps thousandths of resources.
 fn normalize_quantity(value: &mut Value, step: i128) {
     let amount = match value {
         Value::String(text) => quantity::parse(text),
@@ -368,7 +368,7 @@ fn items<'a>(
     items.into_iter().flatten()
 }
 
-/// Removes what says nothing, from the inside out.
+/// Removes empty values, innermost first.
 fn drop_empty(value: &mut Value) {
     match value {
         Value::Object(all) => {

@@ -1,4 +1,4 @@
-//! The patches that update a Pod in place: the smallest that do it, so that what we do not know stays.
+//! The patches of an in-place update. They are minimal, so that fields unknown to us are kept.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ use kruise_api::in_place::{
 use kruise_api::json::set;
 use kruise_api::keys;
 
-/// Whether the update is over with its patch: nothing is to be waited for.
+/// Whether the update is complete with its patch, without waiting.
 #[must_use]
 pub fn completes_immediately(pod: &Pod, spec: &Spec, template: Template<'_>) -> bool {
     let (before, spec) = merge_unfinished(pod, spec, template);
@@ -28,13 +28,13 @@ pub fn completes_immediately(pod: &Pod, spec: &Spec, template: Template<'_>) -> 
     !(restarts_containers(pod, &spec) || has_unverified_containers(&before) || resizes)
 }
 
-/// Whether an earlier update left containers that are to be replaced.
+/// Whether an earlier update left containers that must still be replaced.
 fn has_unverified_containers(before: &InPlaceUpdateState) -> bool {
     before.update_env_from_metadata || !before.last_container_statuses.is_empty()
 }
 
-/// Whether a container is restarted for `spec`, so that the Pod must be out of its Services meanwhile: not for
-/// metadata alone, nor for resources that change while their container runs.
+/// Whether `spec` restarts a container, so that the Pod must be out of its Services meanwhile. Metadata alone restarts
+/// none, nor do resources that change while the container runs.
 fn restarts_containers(pod: &Pod, spec: &Spec) -> bool {
     let restarts = |(name, resources): (&String, &k8s_openapi::api::core::v1::ResourceRequirements)| {
         let changed = resources
@@ -51,17 +51,17 @@ fn restarts_containers(pod: &Pod, spec: &Spec) -> bool {
         || spec.container_resources.iter().any(restarts)
 }
 
-/// The same for all that an update to `spec` comes to.
+/// The same for `spec` together with the rest of an incomplete update.
 pub(super) fn disrupts(pod: &Pod, spec: &Spec, template: Template<'_>) -> bool {
     let (before, spec) = merge_unfinished(pod, spec, template);
     restarts_containers(pod, &spec) || has_unverified_containers(&before)
 }
 
-/// Begins an update: the Pod is taken out of its Services if need be, then changed, or told what to wait for. Where its
-/// resize is refused, the fallback is the rest of the update.
+/// Begins an update: takes the Pod out of its Services if needed, then changes it or writes what it waits for. If the
+/// resize is refused, the fallback writes the rest of the update.
 ///
-/// `template` is that of the revision to which `spec` leads. `labels` and `annotations` go with the change: those of the
-/// revision and of the lifecycle.
+/// `template` is that of the revision to which `spec` leads. `labels` and `annotations` of the revision and the
+/// lifecycle are written with the change.
 #[must_use]
 pub fn begin(
     pod: &Pod,
@@ -130,7 +130,7 @@ pub fn begin(
     writes
 }
 
-/// What comes before an update: the Pod is taken out of its Services if it is disturbed, and a resize is announced.
+/// Writes before an update: take the Pod out of its Services if it is disrupted, and announce a resize.
 fn prepare_write(pod: &Pod, disrupts: bool, resize: Option<&PodWrite>, now: Timestamp) -> Option<PodWrite> {
     let mut patch = json!({});
     let conditions = if disrupts {
@@ -152,10 +152,10 @@ fn prepare_write(pod: &Pod, disrupts: bool, resize: Option<&PodWrite>, now: Time
     (patch != json!({})).then(|| PodWrite::new(PatchTarget::Status, pod, patch))
 }
 
-/// The change of the Pod with the state of its update.
+/// The change of the Pod together with the state of its update.
 ///
-/// Where an update overtakes another, it is part of its proof that kubelet has seen a generation after the recorded one,
-/// so that must be the Pod's: the change is refused where somebody was quicker.
+/// If an update supersedes another, its proof includes that kubelet has seen a generation after the recorded one. So
+/// the recorded one must be the Pod's: the patch is refused if another writer changed the Pod first.
 fn with_state_annotation(pod: &Pod, mut patch: Value, state: &InPlaceUpdateState) -> PodWrite {
     annotate(
         pod,
@@ -172,9 +172,9 @@ fn with_state_annotation(pod: &Pod, mut patch: Value, state: &InPlaceUpdateState
     }
 }
 
-/// What an update that did not end leaves to the next one: the records of containers that are yet to be replaced,
-/// what is yet to be proven, and, under the new spec, the batches that were still to come and what waited for its grace
-/// period; under both, the size from before resizes that were not recorded. All values are those of `template`.
+/// What an incomplete update leaves to the next one: the records of containers that must still be replaced, what is not
+/// proven yet and, unless the new spec overrides them, the pending batches and the change that waits for its grace
+/// period; also the size from before resizes that were not recorded. All values are those of `template`.
 fn merge_unfinished(pod: &Pod, spec: &Spec, template: Template<'_>) -> (InPlaceUpdateState, Spec) {
     let mut spec = spec.clone();
     let mut unfinished = InPlaceUpdateState::default();
@@ -216,14 +216,14 @@ fn merge_unfinished(pod: &Pod, spec: &Spec, template: Template<'_>) -> (InPlaceU
     (unfinished, spec)
 }
 
-/// Adds what `new` does not say.
+/// Adds the entries that `new` lacks.
 fn insert_missing<T>(new: &mut BTreeMap<String, T>, others: BTreeMap<String, T>) {
     for (name, value) in others {
         new.entry(name).or_insert(value);
     }
 }
 
-/// One patch of metadata for two, of which `new` wins; its lists are sets of names.
+/// Merges two metadata patches. `new` wins; its lists are sets of names.
 fn merge_metadata_patches(new: Option<String>, old: Option<String>) -> Option<String> {
     let (Some(new), Some(old)) = (&new, &old) else {
         return new.or(old);
@@ -248,7 +248,7 @@ fn merge_metadata_patches(new: Option<String>, old: Option<String>) -> Option<St
     Some(STANDARD.encode(patch.to_string()))
 }
 
-/// Goes on with an update whose grace period is over, or whose next batch is due, to the revision of `template`.
+/// Continues an update whose grace period is over or whose next batch is due, to the revision of `template`.
 #[must_use]
 pub fn continue_update(
     pod: &Pod,
@@ -265,7 +265,7 @@ pub fn continue_update(
         let resize = apply_first_batch(pod, spec, template, &mut state, &mut patch, now);
         state.update_resources |= resize.is_some();
         if deferred_sizes.is_some() || resize::has_resize_annotation(pod) {
-            // What is announced is of another update; what is resized now is of the revision that the Pod has.
+            // The announced sizes are of another update; this resize is of the Pod's own revision.
             let annotation = deferred_sizes.or_else(|| resize::annotation_without(pod, resize.as_ref()));
             set(
                 &mut patch,
@@ -285,7 +285,7 @@ pub fn continue_update(
     writes
 }
 
-/// Ends the wait for sizes that kubelet does not give to the Pod: its update is done with those that it has.
+/// Stops waiting for sizes that kubelet does not apply: the update completes with the current ones.
 #[must_use]
 pub fn stop_waiting_for_resize(pod: &Pod) -> Option<PodWrite> {
     let mut state = annotations::update_state(pod).ok().flatten()?;
@@ -293,7 +293,7 @@ pub fn stop_waiting_for_resize(pod: &Pod) -> Option<PodWrite> {
     Some(with_state_annotation(pod, json!({}), &state))
 }
 
-/// Forgets an update that waits for its grace period.
+/// Drops an update that waits for its grace period.
 #[must_use]
 pub fn clear_grace(pod: &Pod) -> PodWrite {
     let mut patch = json!({});
@@ -301,7 +301,7 @@ pub fn clear_grace(pod: &Pod) -> PodWrite {
     PodWrite::new(PatchTarget::Pod, pod, patch)
 }
 
-/// The batches that `state` has still to come, as the spec of an update.
+/// The pending batches of `state` as the spec of an update.
 #[must_use]
 pub fn next_batches(state: &InPlaceUpdateState) -> Spec {
     Spec {
@@ -313,7 +313,7 @@ pub fn next_batches(state: &InPlaceUpdateState) -> Spec {
     }
 }
 
-/// Puts the first batch of `spec` into `patch` and the others into `state`; returns the resize, which comes first.
+/// Puts the first batch of `spec` into `patch` and the others into `state`; returns the resize, which is sent first.
 fn apply_first_batch(
     pod: &Pod,
     spec: &Spec,
@@ -361,7 +361,7 @@ fn apply_first_batch(
     (resize["spec"]["containers"] != json!([])).then(|| PodWrite::new(PatchTarget::Resize, pod, resize))
 }
 
-/// What a patch of metadata changes.
+/// Converts an encoded metadata patch.
 fn metadata_patch(encoded: &str, template: Template<'_>) -> Value {
     template.metadata_patch(&decode_patch(encoded))
 }
@@ -371,7 +371,7 @@ fn decode_patch(patch: &str) -> Value {
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
-/// What is not in the batch waits until the batch is ready.
+/// Stores the containers outside the batch; they wait until the batch is ready.
 fn store_next_batches(spec: &Spec, batch: &BTreeSet<String>, state: &mut InPlaceUpdateState) {
     state.next_container_images.clone_from(&spec.container_images);
     state
@@ -396,8 +396,8 @@ fn store_next_batches(spec: &Spec, batch: &BTreeSet<String>, state: &mut InPlace
 
 /// Records what runs before the change.
 ///
-/// The container's ID is left out where an update that did not end is taken back and the container that runs has
-/// the image: it may stay, so another ID must not be asked for.
+/// The container ID is omitted if an incomplete update is rolled back and the running container has the image: the
+/// container may be kept, so a different ID must not be required.
 fn container_record(pod: &Pod, name: &str, image: &str, superseded: bool) -> InPlaceUpdateContainerStatus {
     let (mut image_id, mut id) = (String::new(), String::new());
     let mut may_keep_container = false;
@@ -419,7 +419,7 @@ fn remove_grace(pod: &Pod, patch: &mut Value) {
     annotate(pod, patch, keys::IN_PLACE_UPDATE_GRACE, None);
 }
 
-/// Sets one of the two annotations, or takes it off, and what it was called once with it.
+/// Sets or removes one of the two annotations, and removes its deprecated key.
 fn annotate(pod: &Pod, patch: &mut Value, key: &str, value: Option<&str>) {
     let old = match key {
         keys::IN_PLACE_UPDATE_STATE => keys::IN_PLACE_UPDATE_STATE_OLD,
@@ -433,7 +433,7 @@ fn annotate(pod: &Pod, patch: &mut Value, key: &str, value: Option<&str>) {
     }
 }
 
-/// Lays `other` over `patch`; objects merge.
+/// Merges `other` into `patch`, object by object.
 fn merge(patch: &mut Value, other: Value) {
     match (patch, other) {
         (Value::Object(into), Value::Object(from)) => {

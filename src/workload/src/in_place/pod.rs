@@ -1,4 +1,4 @@
-//! A Pod, reduced to what decisions about it need.
+//! A Pod, reduced to the fields that decisions need.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,96 +11,96 @@ use kruise_api::container_hash::{EnvOrigin, PodMetadata, env_from_metadata, plai
 use kruise_api::keys;
 use kruise_api::owner::Owner;
 
-/// What a workload knows of one of its Pods.
+/// What a workload observes of one of its Pods.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pod {
-    /// Identity of the object.
+    /// UID of the Pod.
     pub uid: String,
-    /// Its name.
+    /// Name of the Pod.
     pub name: String,
-    /// What a conditional write must name.
+    /// Version for conditional writes.
     pub resource_version: String,
-    /// Generation of its spec; 0 where the API server does not count it.
+    /// Generation of its spec; 0 if the API server does not count it.
     pub generation: i64,
-    /// Generation of the spec that kubelet's status is of; `None` before Kubernetes 1.34.
+    /// Generation that kubelet's status is of; `None` before Kubernetes 1.34.
     pub observed_generation: Option<i64>,
-    /// Its labels.
+    /// Labels of the Pod.
     pub labels: Arc<BTreeMap<String, String>>,
-    /// Its annotations.
+    /// Annotations of the Pod.
     pub annotations: BTreeMap<String, String>,
-    /// Its finalizers.
+    /// Finalizers of the Pod.
     pub finalizers: Vec<String>,
-    /// When it was created.
+    /// Time of its creation.
     pub created: Option<Timestamp>,
-    /// Whether it is being deleted.
+    /// Whether it has a `deletionTimestamp`.
     pub deleting: bool,
-    /// The controller that it belongs to.
+    /// Controller owner reference of the Pod.
     pub controller: Option<Owner>,
     /// Node that it is assigned to.
     pub node: Option<String>,
-    /// Its phase.
+    /// `status.phase` of the Pod.
     pub phase: String,
-    /// Its readiness gates.
+    /// Readiness gates of the Pod.
     pub readiness_gates: Vec<String>,
-    /// Its containers, without those that only initialise it.
+    /// Containers, without init containers.
     pub containers: Vec<Container>,
-    /// Its conditions.
+    /// Conditions of the Pod.
     pub conditions: Vec<Condition>,
-    /// What kubelet says of the containers.
+    /// What kubelet reports about the containers.
     pub container_statuses: Vec<ContainerStatus>,
-    /// The first of the containers that initialise it which waits.
+    /// The first init container that waits.
     pub waiting_init_container: Option<Box<ContainerStatus>>,
 }
 
-/// A container as the Pod's spec has it.
+/// A container of the Pod's spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Container {
-    /// Its name.
+    /// Name of the container.
     pub name: String,
-    /// Its image.
+    /// Image reference of the container.
     pub image: String,
-    /// Limits and requests.
+    /// Resource limits and requests.
     pub resources: Resources,
     /// Resources whose change restarts it.
     pub restart_resources: Vec<String>,
-    /// Environment taken from labels and annotations: name and origin.
+    /// Environment variables from labels and annotations: name and source.
     pub env: Vec<(String, EnvOrigin)>,
-    /// Its launch priority; the highest is first.
+    /// Launch priority; the highest starts first.
     pub priority: Option<i64>,
-    /// Its hash as kubelet took it before 1.31; `None` where no update in place may ask for it.
+    /// Its hash as kubelet computed it before 1.31; `None` if no in-place update needs it.
     pub plain_before_131: Option<u64>,
 }
 
 /// Limits and requests by name; quantities as text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
-    /// Limits.
+    /// Maximum by resource name.
     pub limits: BTreeMap<String, String>,
-    /// Requests.
+    /// Minimum by resource name.
     pub requests: BTreeMap<String, String>,
 }
 
-/// One thing that holds of a Pod, or does not.
+/// A condition of a Pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
-    /// The condition's type.
+    /// Type of the condition.
     pub type_: String,
     /// Whether its status is `True`.
     pub is_true: bool,
-    /// Why, in a word.
+    /// Reason in CamelCase.
     pub reason: String,
-    /// Why, in a sentence.
+    /// Message for people.
     pub message: String,
-    /// When the status last changed.
+    /// Time of the last change of the status.
     pub since: Option<Timestamp>,
 }
 
-/// A container as kubelet last saw it.
+/// A container as kubelet last reported it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerStatus {
-    /// Its name.
+    /// Name of the container.
     pub name: String,
-    /// ID of the container, as `RUNTIME://ID`; empty before there is one.
+    /// Container ID, `RUNTIME://ID`; empty before there is one.
     pub id: String,
     /// Name of the image that it runs.
     pub image: String,
@@ -108,22 +108,22 @@ pub struct ContainerStatus {
     pub image_id: String,
     /// Whether it is ready.
     pub ready: bool,
-    /// Whether it runs.
+    /// Whether it is running.
     pub running: bool,
-    /// How often it was restarted.
+    /// Number of restarts.
     pub restarts: i64,
-    /// Why it does not run, if kubelet says so.
+    /// kubelet's reason for not running it, if any.
     pub waiting: Option<String>,
-    /// What kubelet adds to that, where it is always the same.
+    /// kubelet's message for that, if it never varies.
     pub waiting_message: Option<String>,
-    /// How it ended last, in kubelet's words, if it did.
+    /// Its last termination as kubelet reports it.
     pub last_termination: Option<String>,
-    /// What the runtime gives it; `None` when kubelet does not say.
+    /// Resources from the runtime; `None` if kubelet does not report them.
     pub resources: Option<Resources>,
 }
 
 impl Pod {
-    /// Reads a Pod as the API server serves it. What is missing is empty.
+    /// Parses a Pod of the API server. Missing fields are empty.
     #[must_use]
     pub fn from_json(pod: &Value) -> Self {
         let (meta, spec, status) = (&pod["metadata"], &pod["spec"], &pod["status"]);
@@ -158,7 +158,7 @@ impl Pod {
         }
     }
 
-    /// Whether it has not ended, and is not being deleted.
+    /// Whether it has not ended and is not terminating.
     #[must_use]
     pub fn active(&self) -> bool {
         !self.deleting && !matches!(self.phase.as_str(), "Succeeded" | "Failed")
@@ -170,13 +170,13 @@ impl Pod {
         self.conditions.iter().find(|c| c.type_ == type_)
     }
 
-    /// Whether it has this readiness gate.
+    /// Whether the Pod has this readiness gate.
     #[must_use]
     pub fn has_readiness_gate(&self, gate: &str) -> bool {
         self.readiness_gates.iter().any(|g| g == gate)
     }
 
-    /// What kubelet says of a container.
+    /// What kubelet reports about a container.
     #[must_use]
     pub fn container_status(&self, container: &str) -> Option<&ContainerStatus> {
         self.container_statuses.iter().find(|s| s.name == container)
@@ -191,7 +191,7 @@ impl Pod {
         }
     }
 
-    /// Whether condition Ready is true.
+    /// Whether condition Ready is True.
     #[must_use]
     pub fn condition_ready(&self) -> bool {
         self.condition("Ready").is_some_and(|c| c.is_true)
@@ -199,7 +199,7 @@ impl Pod {
 }
 
 impl Container {
-    /// Reads a container (raw JSON of `v1.Container`), but for its hash.
+    /// Parses a container (raw JSON of `v1.Container`), without its hash.
     #[must_use]
     pub fn from_json(container: &Value) -> Self {
         let restarting = |policy: &Value| {
@@ -220,8 +220,8 @@ impl Container {
     }
 }
 
-/// The launch priority of a container (raw JSON of `v1.Container`), which stands in the key that the barrier's environment
-/// variable is taken from.
+/// The launch priority of a container (raw JSON of `v1.Container`). It is part of the key that the barrier's
+/// environment variable reads.
 #[must_use]
 pub fn priority(container: &Value) -> Option<i64> {
     let variables = container["env"].as_array()?;
@@ -233,7 +233,7 @@ pub fn priority(container: &Value) -> Option<i64> {
 }
 
 impl Resources {
-    /// Reads `v1.ResourceRequirements`.
+    /// Parses `v1.ResourceRequirements`.
     #[must_use]
     pub fn from_json(resources: &Value) -> Self {
         Self {
@@ -274,7 +274,8 @@ impl ContainerStatus {
     }
 }
 
-/// What kubelet says of a container that it cannot start. Where it tries again it counts, and names times.
+/// kubelet's message about a container that it cannot start. While it retries, messages hold counts and times, which
+/// vary.
 fn waiting_message(waiting: &Value) -> Option<String> {
     let reason = waiting["reason"].as_str()?;
     if reason.contains("BackOff") || reason.contains("Image") {
@@ -285,7 +286,7 @@ fn waiting_message(waiting: &Value) -> Option<String> {
     Some(truncate(line).to_owned())
 }
 
-/// How a container ended last: its exit code, the reason, and the end of what it wrote as its last message.
+/// The last termination of a container: exit code, reason, and the end of its termination message.
 fn last_termination(status: &Value) -> Option<String> {
     let states = [&status["state"]["terminated"], &status["lastState"]["terminated"]];
     let last = states.into_iter().find(|state| state.is_object())?;
@@ -302,7 +303,7 @@ fn last_termination(status: &Value) -> Option<String> {
     Some(summary)
 }
 
-/// As much of a text as is kept.
+/// Cuts a text to the length that is kept.
 fn truncate(text: &str) -> &str {
     const MAX_BYTES: usize = 120;
     text.get(..text.floor_char_boundary(MAX_BYTES))
@@ -321,7 +322,7 @@ fn list<T>(value: &Value, parse: impl Fn(&Value) -> T) -> Vec<T> {
     value.as_array().into_iter().flatten().map(parse).collect()
 }
 
-/// A quantity may be written as a number.
+/// A quantity may also be a JSON number.
 fn quantities(map: &Value) -> BTreeMap<String, String> {
     let entries = map.as_object().into_iter().flatten();
     let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);

@@ -1,9 +1,9 @@
-//! Quantities as Kubernetes writes them: `500m`, `1.5Gi`, `2e3`.
+//! Kubernetes quantities: `500m`, `1.5Gi`, `2e3`.
 
-/// How many of the smallest unit that Kubernetes knows make one.
+/// Nanos, the smallest unit of Kubernetes, in one unit.
 const NANOS: i128 = 1_000_000_000;
 
-/// The value of a quantity in billionths, rounded up; `None` when it is none.
+/// The value of a quantity in billionths, rounded up; `None` if it is invalid.
 #[must_use]
 pub fn parse(text: &str) -> Option<i128> {
     let end = text.find(|c: char| !(c.is_ascii_digit() || matches!(c, '.' | '+' | '-')));
@@ -26,7 +26,7 @@ pub fn parse(text: &str) -> Option<i128> {
     Some(if negative { -rounded } else { rounded })
 }
 
-/// What a suffix multiplies by, as a fraction.
+/// The factor of a suffix, as a fraction.
 fn factor(suffix: &str) -> Option<(i128, i128)> {
     if let Some(exponent) = suffix.strip_prefix(['e', 'E']).filter(|e| !e.is_empty()) {
         let exponent: i32 = exponent.parse().ok()?;
@@ -55,7 +55,7 @@ fn factor(suffix: &str) -> Option<(i128, i128)> {
     Some(found)
 }
 
-/// Whether two quantities are the same amount; of those that are none, whether they are the same text.
+/// Whether two quantities are the same amount; invalid ones are compared as text.
 #[must_use]
 pub fn equal(one: &str, other: &str) -> bool {
     one == other || parse(one).is_some_and(|value| Some(value) == parse(other))

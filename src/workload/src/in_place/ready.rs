@@ -1,4 +1,4 @@
-//! The readiness gate that keeps a Pod out of its Services while it is updated.
+//! The readiness gate that keeps a Pod out of its Services during an update.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use kruise_api::keys;
 /// Reason of condition InPlaceUpdateReady while it is false.
 const START_IN_PLACE_UPDATE: &str = "StartInPlaceUpdate";
 
-/// Conditions that take the Pod out of its Services; empty when it lacks the gate, or is out already.
+/// Conditions that take the Pod out of its Services; empty if it lacks the gate or is already out.
 #[must_use]
 pub fn not_ready_conditions(pod: &Pod, now: Timestamp) -> Vec<Value> {
     let current = pod.condition(keys::IN_PLACE_UPDATE_READY);
@@ -29,7 +29,7 @@ pub fn not_ready_conditions(pod: &Pod, now: Timestamp) -> Vec<Value> {
     conditions
 }
 
-/// Condition Ready after a gate became false, if kubelet's view of the Pod says otherwise as yet.
+/// Condition Ready after a gate became False, if kubelet has not updated it yet.
 #[must_use]
 pub fn pod_not_ready(pod: &Pod, gate: &str, now: Timestamp) -> Option<Value> {
     let containers_ready = pod.condition("ContainersReady").is_some_and(|c| c.is_true);
@@ -46,7 +46,8 @@ pub fn pod_not_ready(pod: &Pod, gate: &str, now: Timestamp) -> Option<Value> {
     ))
 }
 
-/// Condition InPlaceUpdateReady of a Pod that nothing holds; `None` when it lacks the gate or has it already.
+/// Condition InPlaceUpdateReady of a Pod that nothing blocks; `None` if it lacks the gate or the condition is already
+/// set.
 #[must_use]
 pub fn ready_condition(pod: &Pod, now: Timestamp) -> Option<Value> {
     let current = pod.condition(keys::IN_PLACE_UPDATE_READY);
@@ -63,7 +64,7 @@ pub fn ready_condition(pod: &Pod, now: Timestamp) -> Option<Value> {
     ))
 }
 
-/// A Pod condition as it is patched. Empty reasons and messages take off what stood there.
+/// A Pod condition for a patch. An empty reason or message removes the previous one.
 #[must_use]
 pub fn pod_condition(type_: &str, is_true: bool, reason: &str, message: &str, since: Timestamp) -> Value {
     json!({
@@ -75,7 +76,7 @@ pub fn pod_condition(type_: &str, is_true: bool, reason: &str, message: &str, si
     })
 }
 
-/// Since when a condition holds, or does not, if it is made so now.
+/// `lastTransitionTime` of a condition that gets this status now.
 #[must_use]
 pub fn transition_time(current: Option<&Condition>, is_true: bool, now: Timestamp) -> Timestamp {
     current
@@ -84,7 +85,7 @@ pub fn transition_time(current: Option<&Condition>, is_true: bool, now: Timestam
         .unwrap_or(now)
 }
 
-/// A time as Kubernetes writes it, in whole seconds.
+/// A time in whole seconds, as Kubernetes writes it.
 #[must_use]
 pub fn format_seconds(time: Timestamp) -> String {
     format!("{time:.0}")

@@ -1,4 +1,4 @@
-//! What is to be done next about a Pod, whether it is being updated or not.
+//! The next step for a Pod, whether it is being updated or not.
 
 use jiff::{Timestamp, ToSpan};
 
@@ -8,18 +8,18 @@ use super::template::Template;
 use super::write::PodWrite;
 use super::{annotations, patch};
 
-/// What is next.
+/// The next step for a Pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RefreshResult {
-    /// Nothing holds the Pod: its gate may be true.
+    /// Nothing blocks the Pod: its gate may be True.
     Done,
-    /// Nothing to do but to wait; until a time, or for the Pod to change.
+    /// Wait until a time or a change of the Pod.
     Wait(WaitingFor),
-    /// These writes.
+    /// Send these writes.
     Patch(Vec<PodWrite>),
 }
 
-/// What is next for `pod`; `is_at` says whether it has a revision, whose template is `template`.
+/// The next step for `pod`. `has_revision` tests whether it has a revision, whose template is `template`.
 #[must_use]
 pub fn refresh(
     pod: &Pod,

@@ -1,10 +1,10 @@
 //! What is left of an update that stops after its resize and before the write that records it.
 //!
-//! A resize is a request of its own, and comes first, so that one that is refused leaves the Pod as it was. Where the next
-//! request then fails, or its sender dies, the Pod has another size than its revision, and nothing would say so. That is
-//! why each such resize is announced by an annotation with the old size, which the write that records it takes off. Where
-//! the resize is refused and the rest of its update is done without it, the annotation holds the size that the Pod is yet
-//! to get.
+//! A resize is a separate request and is sent first, so that a refused one leaves the Pod unchanged. If the next
+//! request then fails, or its sender dies, the Pod has a size other than its revision's, and nothing would record that.
+//! So each such resize is announced by an annotation with the old size; the write that records the resize removes it.
+//! If the resize is refused and the rest of the update is done without it, the annotation holds the size that the Pod
+//! should still get.
 
 use std::collections::BTreeMap;
 
@@ -20,30 +20,30 @@ use super::template::Template;
 use super::write::{PodWrite, json_text};
 use kruise_api::keys;
 
-/// CPU and memory of containers, by name.
+/// CPU and memory by container name.
 type Sizes = BTreeMap<String, ResourceRequirements>;
 type Quantities = BTreeMap<String, Quantity>;
 
-/// What the annotation says.
+/// Content of the annotation.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct ResizeAnnotation {
-    /// Label of the revision that the Pod had, and has until the resize is recorded.
+    /// Revision label of the Pod until the resize is recorded.
     revision: String,
-    /// What the containers had; or, where their resize was refused, what they are to have.
+    /// Old sizes of the containers; if the resize was refused, the desired ones.
     containers: Sizes,
     /// Whether the Pod has its revision without these sizes, because its resize was refused.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     refused: bool,
 }
 
-/// Whether the Pod may have another size than its revision says.
+/// Whether the size of the Pod may differ from its revision.
 #[must_use]
 pub fn has_resize_annotation(pod: &Pod) -> bool {
     pod.annotations.contains_key(keys::IN_PLACE_UPDATE_RESIZING)
 }
 
-/// Whether that is so because its resize was refused.
+/// Whether it differs because the resize was refused.
 #[must_use]
 pub fn resize_refused(pod: &Pod) -> bool {
     read_annotation(pod).is_some_and(|announced| announced.refused)
@@ -55,7 +55,7 @@ pub fn has_unrecorded_resize(pod: &Pod) -> bool {
     has_resize_annotation(pod) && !resize_refused(pod)
 }
 
-/// Whether kubelet may yet restart a container of such a Pod for its size.
+/// Whether kubelet may still restart a container of such a Pod for its size.
 #[must_use]
 pub fn resize_in_progress(pod: &Pod) -> bool {
     let changing = |container: &Container| {
@@ -67,8 +67,8 @@ pub fn resize_in_progress(pod: &Pod) -> bool {
     has_resize_annotation(pod) && pod.containers.iter().any(changing)
 }
 
-/// The annotation that announces `resize`: what the Pod has now of what that changes. What was announced before stays, for
-/// that is older.
+/// The annotation that announces `resize`: the current values of what it changes. Sizes that are already announced are
+/// kept, because they are older.
 #[must_use]
 pub(super) fn resize_annotation(pod: &Pod, resize: &PodWrite) -> String {
     let mut original_sizes = announced_sizes(pod);
@@ -86,8 +86,8 @@ pub(super) fn resize_annotation(pod: &Pod, resize: &PodWrite) -> String {
     to_annotation(revision_label_of(pod), original_sizes, resize_refused(pod))
 }
 
-/// `spec` without its sizes, which are refused; and the annotation that says which the Pod is to get, once it has
-/// `revision`, or this one.
+/// `spec` without its sizes, which are refused, and the annotation with the sizes that the Pod should get once it has
+/// `revision`, or its current one if that is `None`.
 pub(super) fn defer_resize(pod: &Pod, spec: &Spec, revision: Option<&str>) -> (Spec, String) {
     let mut without_resize = spec.clone();
     let mut deferred_sizes = std::mem::take(&mut without_resize.container_resources);
@@ -96,13 +96,13 @@ pub(super) fn defer_resize(pod: &Pod, spec: &Spec, revision: Option<&str>) -> (S
     (without_resize, to_annotation(revision, deferred_sizes, true))
 }
 
-/// Reason of a resize that kubelet began, and fails to do; it goes on trying.
+/// Reason of a resize that kubelet began and fails to do; kubelet retries.
 pub const RESIZE_ERROR: &str = "Error";
 
-/// What kubelet says of the last resize of the Pod that it cannot do, or not yet, or fails to do.
+/// kubelet's condition for the last resize: it cannot do it, cannot do it yet, or fails to do it.
 #[must_use]
 pub fn resize_condition(pod: &Pod) -> Option<&Condition> {
-    // What it says may be about the one before.
+    // The condition may be about the previous resize.
     let is_current = pod
         .observed_generation
         .is_none_or(|observed| observed >= pod.generation);
@@ -110,7 +110,7 @@ pub fn resize_condition(pod: &Pod) -> Option<&Condition> {
     active("PodResizePending").or_else(|| active("PodResizeInProgress").filter(|c| c.reason == RESIZE_ERROR))
 }
 
-/// The same where the sizes are those of `template`, in words.
+/// The same as a message, if the sizes are those of `template`.
 #[must_use]
 pub fn resize_message(pod: &Pod, template: Template<'_>) -> Option<String> {
     let pending = resize_condition(pod)?;
@@ -133,12 +133,12 @@ pub fn resize_message(pod: &Pod, template: Template<'_>) -> Option<String> {
         container_resources: sizes.collect(),
         ..Spec::default()
     });
-    // What others ask for is no concern of its workload.
+    // Resizes that others request do not concern the workload.
     let own = differing_sizes(pod, requested.container_resources).is_empty();
     own.then(|| format!("{}: {}", pending.reason, pending.message))
 }
 
-/// What is still announced once `resize` is recorded; `None` where that is nothing.
+/// The announcement that remains once `resize` is recorded; `None` if nothing remains.
 #[must_use]
 pub(super) fn annotation_without(pod: &Pod, resize: Option<&PodWrite>) -> Option<String> {
     let mut containers = announced_sizes(pod);
@@ -160,7 +160,7 @@ fn to_annotation(revision: String, containers: Sizes, refused: bool) -> String {
     })
 }
 
-/// The containers that are resized, with what is new of their sizes.
+/// The resized containers with their new sizes.
 fn changed_sizes(resize: &PodWrite) -> Sizes {
     let changed = resize.patch["spec"]["containers"].as_array();
     let named = changed.into_iter().flatten().filter_map(|container| {
@@ -170,7 +170,7 @@ fn changed_sizes(resize: &PodWrite) -> Sizes {
     named.collect()
 }
 
-/// What the Pod has of what changes.
+/// The Pod's current values of the changed quantities.
 fn current_values(current: &BTreeMap<String, String>, changed: Option<Quantities>) -> Option<Quantities> {
     let names = changed.unwrap_or_default().into_keys();
     let quantities = names.filter_map(|name| Some((name.clone(), Quantity(current.get(&name)?.clone()))));
@@ -187,18 +187,18 @@ fn non_empty(quantities: Quantities) -> Option<Quantities> {
     Some(quantities).filter(|all| !all.is_empty())
 }
 
-/// What leads back from the announced resizes: the sizes of `template`.
+/// The sizes of `template` that undo the announced resizes.
 #[must_use]
 pub(super) fn sizes_to_restore(pod: &Pod, template: Template<'_>) -> Sizes {
     let changed = Spec {
         container_resources: differing_sizes(pod, announced_sizes(pod)),
         ..Spec::default()
     };
-    // Whoever may annotate a Pod could have written what is announced.
+    // Anyone who may annotate a Pod could have written the announcement.
     differing_sizes(pod, template.with_template_values(changed).container_resources)
 }
 
-/// Of these sizes, those that the Pod's containers do not have.
+/// The `sizes` that differ from those of the Pod's containers.
 fn differing_sizes(pod: &Pod, mut sizes: Sizes) -> Sizes {
     sizes.retain(|name, size| {
         let Some(Container {
@@ -214,7 +214,7 @@ fn differing_sizes(pod: &Pod, mut sizes: Sizes) -> Sizes {
     sizes
 }
 
-/// What is not so.
+/// The quantities that differ.
 fn differing_quantities(current: &BTreeMap<String, String>, old: Option<Quantities>) -> Option<Quantities> {
     let mut old = old.unwrap_or_default();
     old.retain(|name, Quantity(size)| {
@@ -225,7 +225,7 @@ fn differing_quantities(current: &BTreeMap<String, String>, old: Option<Quantiti
     non_empty(old)
 }
 
-/// The sizes that are announced; none where that cannot be read, or another implementation has recorded the update since.
+/// The announced sizes; empty if the annotation is invalid, or if another implementation has recorded the update since.
 fn announced_sizes(pod: &Pod) -> Sizes {
     read_annotation(pod).unwrap_or_default().containers
 }
@@ -236,13 +236,13 @@ fn read_annotation(pod: &Pod) -> Option<ResizeAnnotation> {
     annotation.filter(|announced| announced.revision == revision_label_of(pod))
 }
 
-/// Label of the revision that the Pod has.
+/// Revision label of the Pod.
 pub(super) fn revision_label_of(pod: &Pod) -> String {
     let label = pod.labels.get(keys::CONTROLLER_REVISION_HASH);
     label.cloned().unwrap_or_default()
 }
 
-/// Adds the sizes of containers, but for what is there already.
+/// Adds sizes of containers without overwriting existing ones.
 pub(super) fn merge_sizes(into: &mut Sizes, more: Sizes) {
     for (name, more) in more {
         merge_resources(into.entry(name).or_default(), more);

@@ -1,4 +1,4 @@
-//! Gives a Pod the size of its revision, where it has another by what [`resize`] announced.
+//! Restores the size of a Pod to that of its revision, if [`resize`] announced another one.
 
 use std::borrow::Cow;
 
@@ -12,10 +12,10 @@ use super::write::{PatchTarget, PodWrite};
 use super::{annotations, patch, resize};
 use kruise_api::keys;
 
-/// Gives a Pod the size of its revision, whose template is `template`: where it was resized for an update that did not
-/// begin, or was refused the size. Where a container is restarted for that, the Pod is out of its Services meanwhile.
+/// Restores the size of a Pod's revision, whose template is `template`, if the Pod was resized for an update that did
+/// not begin, or if its resize was refused. If that restarts a container, the Pod is out of its Services meanwhile.
 ///
-/// `labels` and `annotations` go with the change, if there is any.
+/// `labels` and `annotations` are written with the change, if there is one.
 #[must_use]
 pub fn restore_size(
     pod: &Pod,
@@ -27,7 +27,7 @@ pub fn restore_size(
     if resize::sizes_to_restore(pod, template).is_empty() {
         let clear_annotation =
             json!({ "metadata": { "annotations": { keys::IN_PLACE_UPDATE_RESIZING: null } } });
-        // A resize that its sender does not live to record may just be served.
+        // The API server may just be processing a resize whose sender died before recording it.
         return vec![PodWrite::new(PatchTarget::Pod, pod, clear_annotation).with_resource_version(pod)];
     }
     patch::begin(
@@ -40,7 +40,7 @@ pub fn restore_size(
     )
 }
 
-/// The Pod without launch priorities, unless batches of an update are to come: old sizes go back together.
+/// The Pod without launch priorities, unless batches of an update are pending: old sizes are restored together.
 fn without_priorities(pod: &Pod) -> Cow<'_, Pod> {
     let state = annotations::update_state(pod).ok().flatten();
     if state.is_some_and(|state| annotations::has_next_batches(&state)) {
@@ -51,14 +51,14 @@ fn without_priorities(pod: &Pod) -> Cow<'_, Pod> {
     Cow::Owned(pod)
 }
 
-/// Whether that restarts a container.
+/// Whether restoring the size restarts a container.
 #[must_use]
 pub fn disrupts(pod: &Pod, template: Template<'_>) -> bool {
     !resize::sizes_to_restore(pod, template).is_empty()
         && patch::disrupts(pod, &current_revision_spec(pod), template)
 }
 
-/// An update to the revision that the Pod has.
+/// An update to the revision that the Pod already has.
 fn current_revision_spec(pod: &Pod) -> Spec {
     Spec {
         revision: resize::revision_label_of(pod),

@@ -1,4 +1,4 @@
-//! What is to change in a Pod that stays where it is, or why it cannot stay.
+//! What changes in a Pod that is kept, or why it must be recreated.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,14 +16,14 @@ use kruise_api::container_hash::EnvOrigin;
 use kruise_api::go_json;
 pub use kruise_api::in_place::InPlaceUpdateGrace as Spec;
 
-/// A ControllerRevision as the engine looks at it.
+/// A ControllerRevision as the engine reads it.
 #[derive(Clone, Copy, Debug)]
 pub struct RevisionData<'a> {
-    /// Its name.
+    /// Name of the ControllerRevision.
     pub name: &'a str,
     /// Its raw data, `{"spec":{"template":…}}`.
     pub data: &'a Value,
-    /// Hash of the claim templates; `None` when it does not say.
+    /// Hash of the claim templates; `None` if it is not recorded.
     pub claim_hash: Option<&'a str>,
 }
 
@@ -34,9 +34,9 @@ pub struct Options {
     pub env_from_metadata: bool,
     /// Whether CPU and memory are resized in place (gate InPlaceWorkloadVerticalScaling).
     pub vertical: bool,
-    /// Whether a change of the claim templates asks for a new Pod (gate RecreatePodWhenChangeVCTInCloneSetGate).
+    /// Whether a change of the claim templates requires a new Pod (gate RecreatePodWhenChangeVCTInCloneSetGate).
     pub recreate_for_claims: bool,
-    /// Seconds between a Pod's being marked not ready and its change.
+    /// Seconds between marking a Pod not ready and changing it.
     pub grace_seconds: i32,
     /// How templates are stored (gate TemplateNoDefaults).
     pub template_storage: TemplateStorage,
@@ -45,28 +45,28 @@ pub struct Options {
 /// Why a Pod cannot be updated in place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MustRecreate {
-    /// Something else than image, metadata and resources changes.
+    /// A field other than image, metadata and resources changes.
     #[error("{0} cannot be changed in place")]
     Field(String),
     /// The claim templates changed.
     #[error("the volume claim templates changed")]
     Claims,
-    /// The change of resources changes the quality of service, which a Pod keeps for life.
+    /// The quality of service class would change, which is immutable for a Pod.
     #[error("the quality of service class would change from {0} to {1}")]
     QualityOfService(&'static str, &'static str),
     /// Kubernetes does not resize such Pods.
     #[error("Pods with {0} cannot be resized")]
     NoResize(&'static str),
-    /// The API server does not resize this Pod.
+    /// The API server refuses to resize this Pod.
     #[error("its resize was refused: {0}")]
     ResizeRefused(String),
-    /// The revision that the Pod has is not known any more.
+    /// The Pod's revision is no longer in the history.
     #[error("the Pod's revision is not in the history")]
     NoRevision,
-    /// Kubelet does not start a container again that is stopped for its environment.
+    /// kubelet does not restart a container that is stopped for its environment.
     #[error("container {0} cannot get its new environment in place: its restartPolicy is {1}")]
     NeverRestarted(String, String),
-    /// The Pod has no way to be taken out of its Services while it is updated.
+    /// The Pod cannot be taken out of its Services for the update.
     #[error("the Pod lacks readiness gate InPlaceUpdateReady")]
     NoReadinessGate,
 }
@@ -87,12 +87,12 @@ impl MetadataPart {
     }
 }
 
-/// What leads from `old` to `new` in place. They are compared in their [normal form](super::normalize): a default that one
-/// of them spells out is no change.
+/// Calculates the in-place change from `old` to `new`. They are compared in their [normal form](super::normalize): a
+/// default that only one of them has is no change.
 ///
-/// Beyond what OpenKruise does, a key that a container's environment is taken from is one also when it is
-/// removed, or the first of its map; a map that goes away takes only the template's keys off the Pod; and where
-/// the template limits a resource and does not request it, the request goes with the limit.
+/// Beyond OpenKruise, a key that a container's environment reads is also found if it is removed or is the first of its
+/// map; removing a map removes only the template's keys from the Pod; and if the template limits a resource without
+/// requesting it, the request follows the limit.
 ///
 /// # Errors
 /// Why a new Pod is needed.
@@ -147,7 +147,7 @@ pub fn calculate_spec(
     Ok(spec)
 }
 
-/// Takes a change of an image or a resource.
+/// Adds the change of an image or a resource.
 fn add_change(
     change: &FieldChange,
     before: &Value,
@@ -194,8 +194,8 @@ fn add_change(
     Ok(())
 }
 
-/// A resource that is limited and not requested has in the Pod a request as high as its limit, from its creation.
-/// It must stay so, or the quality of service would change.
+/// A resource that is limited but not requested has from the Pod's creation a request equal to its limit. It must stay
+/// so, or the quality of service class would change.
 fn add_implied_requests(before: &Value, spec: &mut Spec) {
     let containers = before["spec"]["containers"].as_array();
     for container in containers.into_iter().flatten() {
@@ -213,7 +213,7 @@ fn add_implied_requests(before: &Value, spec: &mut Spec) {
     }
 }
 
-/// Takes the change of the metadata: what containers read goes with them, the rest is a patch.
+/// Adds the changes of the metadata: keys that containers read go with these containers, the rest into a patch.
 fn add_metadata_changes(
     before: &Value,
     after: &Value,
@@ -268,7 +268,8 @@ fn add_metadata_changes(
     Ok(())
 }
 
-/// A container that is not replaced for its image is stopped for its environment, and started again by its policy.
+/// A container that is not replaced for its image is stopped for its environment, and restarted according to its
+/// policy.
 fn check_restart_policy(template: &Value, name: &str, spec: &Spec) -> Result<(), MustRecreate> {
     let mut containers = template["spec"]["containers"].as_array().into_iter().flatten();
     let container = containers.find(|container| container["name"] == name);
@@ -280,7 +281,7 @@ fn check_restart_policy(template: &Value, name: &str, spec: &Spec) -> Result<(),
     }
 }
 
-/// Keys whose value differs, with the new value.
+/// Keys whose values differ, with the new value.
 fn changed_keys(
     before: &BTreeMap<String, String>,
     after: &BTreeMap<String, String>,
@@ -318,7 +319,7 @@ fn add_finalizer_changes(before: &Value, after: &Value, patch: &mut Map<String, 
     }
 }
 
-/// The quality of service class of a Pod made from this template, as Kubernetes tells it.
+/// The quality of service class of a Pod of this template, as Kubernetes determines it.
 fn qos_class(template: &Value) -> &'static str {
     let spec = &template["spec"];
     let all = [&spec["containers"], &spec["initContainers"]];
@@ -344,7 +345,7 @@ fn qos_class(template: &Value) -> &'static str {
     "Burstable"
 }
 
-/// Adds CPU and memory up, and returns how many of the two there were.
+/// Adds CPU and memory to `into`; returns how many of the two there were.
 fn sum_resources(quantities: &BTreeMap<String, String>, into: &mut BTreeMap<String, i128>) -> usize {
     let counted = quantities
         .iter()

@@ -11,8 +11,8 @@ use kruise_api::in_place::ContainerRefMetadata;
 
 /// The Pod template of a revision.
 ///
-/// A Pod's annotations say what an update has still to do, by the names of containers, labels and resources. The values come
-/// from here: whoever may write the status of a Pod may write its annotations, and does not choose its images by that.
+/// A Pod's annotations record the rest of an update by names of containers, labels and resources. The values come from
+/// here: a user who may write the status of a Pod may write its annotations, and must not choose its images with that.
 #[derive(Clone, Copy, Debug)]
 pub struct Template<'a>(&'a Value);
 
@@ -23,7 +23,7 @@ impl<'a> Template<'a> {
         Self(&data["spec"]["template"])
     }
 
-    /// That of a revision that is not known: nothing can be written.
+    /// The template of an unknown revision: nothing can be written.
     #[must_use]
     pub fn unknown() -> Self {
         static NONE: Value = Value::Null;
@@ -39,7 +39,7 @@ impl<'a> Template<'a> {
         self.0["metadata"][part].get(key)?.as_str()
     }
 
-    /// The same update with this template's values. What the template does not have is left out.
+    /// The same update with this template's values. What the template lacks is left out.
     #[must_use]
     pub(super) fn with_template_values(self, mut spec: Spec) -> Spec {
         spec.container_images.retain(|name, image| {
@@ -63,7 +63,7 @@ impl<'a> Template<'a> {
                 .map(|c| Resources::from_json(&c["resources"]));
             let own = own.unwrap_or_default();
             resources.limits = template_quantities(resources.limits.take(), |name| own.limits.get(name));
-            // What is limited and not requested is requested as limited, from the Pod's creation on.
+            // A resource that is limited but not requested gets a request equal to its limit when the Pod is created.
             resources.requests = template_quantities(resources.requests.take(), |name| {
                 own.requests.get(name).or_else(|| own.limits.get(name))
             });
@@ -81,8 +81,8 @@ impl<'a> Template<'a> {
         });
     }
 
-    /// What a patch of metadata may change, with this template's values: labels, annotations and finalizers. A key that the
-    /// template does not have is taken off.
+    /// The metadata patch with this template's values: labels, annotations and finalizers. Keys that the template lacks
+    /// are removed.
     #[must_use]
     pub(super) fn metadata_patch(self, patch: &Value) -> Value {
         let mut metadata = Map::new();
@@ -110,10 +110,10 @@ impl<'a> Template<'a> {
     }
 }
 
-/// Finalizers that a strategic merge patch takes off.
+/// Finalizers that a strategic merge patch removes.
 const DELETED_FINALIZERS: &str = "$deleteFromPrimitiveList/finalizers";
 
-/// CPU and memory of those named, with other values; `None` where there are none.
+/// The named CPU and memory with other values; `None` if there are none.
 fn template_quantities<'v>(
     named: Option<BTreeMap<String, Quantity>>,
     value: impl Fn(&str) -> Option<&'v String>,

@@ -1,7 +1,7 @@
-//! One request to change a Pod.
+//! One request that changes a Pod.
 //!
-//! All are strategic merge patches, in which containers merge by name and conditions by type. The Pod's UID in
-//! them keeps another Pod of the same name safe.
+//! All are strategic merge patches, in which containers merge by name and conditions by type. They contain the Pod's
+//! UID, so that another Pod of the same name is not changed.
 
 use std::borrow::Cow;
 
@@ -12,43 +12,43 @@ use kruise_api::in_place::InPlaceUpdateState;
 use kruise_api::json::set;
 use kruise_api::keys;
 
-/// What a patch is sent to.
+/// The resource that a patch is sent to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PatchTarget {
     /// The Pod itself.
     Pod,
-    /// Its subresource `status`.
+    /// Subresource `status` of the Pod.
     Status,
-    /// Its subresource `resize`.
+    /// Subresource `resize` of the Pod.
     Resize,
 }
 
 /// One request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodWrite {
-    /// Where it goes.
+    /// Resource that the patch is sent to.
     pub target: PatchTarget,
     /// Strategic merge patch.
     pub patch: Value,
-    /// What is written instead of a resize that the API server refuses, and of the writes after it.
+    /// Written instead of a refused resize and all later writes.
     pub fallback: Option<Box<Fallback>>,
-    /// What this write leads to later: a patch that the API server must accept, in a dry run, before anything is written.
+    /// A later patch that the API server must accept in a dry run before anything is written.
     pub dry_run: Option<Box<Value>>,
-    /// Generation of the Pod that it was made for.
+    /// Generation of the Pod that the write was planned for.
     generation: i64,
 }
 
-/// What is written where a resize is refused; the refusal is an error where that is nothing.
+/// What is written if a resize is refused; without it the refusal is an error.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fallback {
-    /// Where the Pod cannot be resized.
+    /// If the Pod cannot be resized.
     pub refused: Option<PodWrite>,
-    /// Where a quota or a LimitRange refuses the new size, as it would another Pod of that size.
+    /// If a quota or LimitRange refuses the new size; it would also refuse another Pod of that size.
     pub quota: Option<PodWrite>,
 }
 
 impl PodWrite {
-    /// A patch of this Pod and no other. `patch` is an object.
+    /// A patch of this Pod only. `patch` is an object.
     #[must_use]
     pub fn new(target: PatchTarget, pod: &Pod, mut patch: Value) -> Self {
         set(&mut patch, &["metadata", "uid"], json!(pod.uid));
@@ -62,7 +62,7 @@ impl PodWrite {
         }
     }
 
-    /// The same with another write instead, whatever the resize is refused for.
+    /// The same with a fallback, for every reason of refusal.
     #[must_use]
     pub(super) fn with_fallback(mut self, fallback: Self) -> Self {
         let (refused, quota) = (Some(fallback.clone()), Some(fallback));
@@ -70,8 +70,8 @@ impl PodWrite {
         self
     }
 
-    /// The patch as it is to be sent after a write that came to `stored`. A resize raises the Pod's generation; what is
-    /// recorded here is recorded as of then, or kubelet would seem to have seen a change that is yet to be made.
+    /// The patch to send after a write that returned `stored`. A resize raises the Pod's generation, so records made
+    /// here get that generation; otherwise kubelet would seem to have seen a change that is still to be made.
     #[must_use]
     pub fn rebased_on(&self, stored: &Pod) -> Cow<'_, Value> {
         let mut patch = self.with_generation_of(stored);
@@ -94,7 +94,7 @@ impl PodWrite {
             return Cow::Borrowed(&self.patch);
         };
         let records = state.last_container_statuses.values_mut();
-        // Those of earlier changes are of earlier generations.
+        // Records of earlier changes have earlier generations.
         for record in records.filter(|record| record.generation == Some(self.generation)) {
             record.generation = Some(stored.generation);
         }
@@ -107,7 +107,7 @@ impl PodWrite {
         Cow::Owned(patch)
     }
 
-    /// The same, refused by the API server when the Pod is not as it was seen.
+    /// The same, but refused by the API server if the Pod has changed since it was observed.
     #[must_use]
     pub fn with_resource_version(mut self, pod: &Pod) -> Self {
         set(
@@ -119,7 +119,7 @@ impl PodWrite {
     }
 }
 
-/// JSON as text, as annotations hold it.
+/// JSON as text, for annotations.
 pub(super) fn json_text(value: &impl serde::Serialize) -> String {
     serde_json::to_string(value).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Which Pod comes first: for an update, and for a deletion.
+//! The order of Pods for updates and deletions.
 
 mod priority;
 mod rank;
@@ -16,7 +16,7 @@ use kruise_api::cloneset::RollingUpdateCloneSetStrategy;
 use kruise_api::lifecycle::LifecycleStateType as State;
 pub use rank::{TopologySpread, ranks};
 
-/// Puts those of `pods` whose places `candidates` names in the order of their update.
+/// Sorts `candidates`, which are indexes into `pods`, in update order.
 #[must_use]
 pub fn update_order(
     pods: &[&Pod],
@@ -34,7 +34,7 @@ pub fn update_order(
     candidates
 }
 
-/// Kubernetes' order of active Pods: what serves least comes first.
+/// Kubernetes' order of active Pods: the least useful comes first.
 fn by_activity(a: &Pod, b: &Pod) -> Ordering {
     by_assignment(a, b)
         .then_with(|| a.condition_ready().cmp(&b.condition_ready()))
@@ -53,7 +53,7 @@ fn by_assignment(a: &Pod, b: &Pod) -> Ordering {
         .then(phase(a).cmp(&phase(b)))
 }
 
-/// Of two Pods that are ready alike: the one that became so later, was restarted more often, was made later.
+/// Of two Pods with equal readiness: the one that became ready later, restarted more often, or was created later.
 fn by_age(a: &Pod, b: &Pod) -> Ordering {
     let since = |pod: &Pod| pod.condition("Ready").filter(|c| c.is_true).and_then(|c| c.since);
     let by_ready = match a.condition_ready() && b.condition_ready() {
@@ -66,24 +66,24 @@ fn by_age(a: &Pod, b: &Pod) -> Ordering {
         .then_with(|| a.name.cmp(&b.name))
 }
 
-/// No time at all comes before every time.
+/// A missing time comes before any time.
 fn later_first(a: Option<Timestamp>, b: Option<Timestamp>) -> Ordering {
     let key = |time: Option<Timestamp>| (time.is_some(), Reverse(time));
     key(a).cmp(&key(b))
 }
 
-/// What the choice of Pods for deletion goes by.
+/// What determines the choice of Pods for deletion.
 #[derive(Clone, Copy, Debug)]
 pub struct DeletionCriteria<'a> {
-    /// Seconds that a Pod must be ready for to be available.
+    /// Seconds that a Pod must be ready to be available.
     pub min_ready_seconds: i32,
-    /// The time.
+    /// Current time.
     pub now: Timestamp,
-    /// How the Pods are to be spread.
+    /// How Pods should be spread over nodes.
     pub spread: &'a TopologySpread<'a>,
 }
 
-/// The first `count` of `pods` to delete, in order; all of them, as they stand, when there are not more.
+/// The first `count` of `pods` to delete, in order; if there are not more, all of them unsorted.
 #[must_use]
 pub fn pick_for_deletion<'a>(
     pods: &[&'a Pod],
@@ -104,7 +104,7 @@ pub fn pick_for_deletion<'a>(
     order.into_iter().take(count).map(|(pod, _)| pod).collect()
 }
 
-/// The order of deletion but for what a node and availability say.
+/// The order of deletion without assignment and availability.
 fn by_rank((a, rank_a): (&Pod, f64), (b, rank_b): (&Pod, f64)) -> Ordering {
     a.condition_ready()
         .cmp(&b.condition_ready())
@@ -113,7 +113,7 @@ fn by_rank((a, rank_a): (&Pod, f64), (b, rank_b): (&Pod, f64)) -> Ordering {
         .then_with(|| by_age(a, b))
 }
 
-/// The `total` Pods to delete, of which `from_old` come out of `old`; with as many as that or more, all do.
+/// The `total` Pods to delete, of which `from_old` come from `old`; if `from_old` is at least `total`, all of them.
 #[must_use]
 pub fn pick_for_scale_down<'a>(
     old: &[&'a Pod],

@@ -1,4 +1,4 @@
-//! Pods that the strategy gives priority.
+//! The priority strategy of updates.
 
 use std::cmp::Reverse;
 
@@ -6,9 +6,9 @@ use crate::in_place::Pod;
 use kruise_api::selector::matches;
 use kruise_api::update_priority::UpdatePriorityStrategy;
 
-/// Sorts by priority; Pods of the same priority keep their order.
+/// Sorts by priority; Pods of equal priority keep their order.
 ///
-/// Pods that have none of the listed labels come first, as upstream has it.
+/// Pods without any of the listed labels come first, as in upstream.
 pub fn sort(pods: &[&Pod], candidates: &mut [usize], strategy: &UpdatePriorityStrategy) {
     if strategy.weight_priority.is_empty() {
         candidates.sort_by_cached_key(|at| order_key(pods[*at], strategy));
@@ -17,14 +17,14 @@ pub fn sort(pods: &[&Pod], candidates: &mut [usize], strategy: &UpdatePrioritySt
     }
 }
 
-/// The sum of the weights of all terms that match.
+/// The sum of the weights of all matching terms.
 fn weight(pod: &Pod, strategy: &UpdatePriorityStrategy) -> i64 {
     let terms = strategy.weight_priority.iter();
     let matching = terms.filter(|term| matches(&term.match_selector, &pod.labels));
     matching.map(|term| i64::from(term.weight)).sum()
 }
 
-/// Which of the terms is the first that the Pod has, and the number that the label's value ends in.
+/// The index of the first term that the Pod has, and the number at the end of the label's value.
 fn order_key(pod: &Pod, strategy: &UpdatePriorityStrategy) -> (Option<usize>, Reverse<u64>) {
     let mut terms = strategy.order_priority.iter().enumerate();
     let found = terms.find_map(|(level, term)| Some((level, pod.labels.get(&term.ordered_key)?)));

@@ -1,19 +1,19 @@
-//! Ranks: the more Pods share a place, the sooner one of them goes.
+//! Ranks: the more Pods share a domain, the sooner one of them is deleted.
 
 use std::collections::BTreeMap;
 
 use super::{by_assignment, by_rank};
 use crate::in_place::Pod;
 
-/// Label whose value is a node's own.
+/// Label with a unique value for each node.
 const HOSTNAME: &str = "kubernetes.io/hostname";
 
-/// How Pods are to be spread.
+/// How Pods should be spread.
 #[derive(Clone, Debug, Default)]
 pub struct TopologySpread<'a> {
-    /// Keys of the topology spread constraints.
+    /// Topology keys of the topology spread constraints.
     pub keys: Vec<String>,
-    /// Labels of the nodes.
+    /// Labels by node name.
     pub nodes: Option<&'a BTreeMap<String, BTreeMap<String, String>>>,
 }
 

@@ -1,11 +1,11 @@
-//! Pods with certain labels, spread over the whole update.
+//! The scatter strategy: spreads Pods with certain labels over the whole update.
 
 use std::cmp::Reverse;
 
 use crate::in_place::Pod;
 use kruise_api::update_priority::UpdateScatterTerm;
 
-/// Applies all terms, the one that most candidates match first.
+/// Applies all terms, beginning with the one that most candidates match.
 pub fn sort(pods: &[&Pod], mut candidates: Vec<usize>, terms: &[UpdateScatterTerm]) -> Vec<usize> {
     let count = |term: &UpdateScatterTerm| {
         candidates
@@ -28,7 +28,7 @@ fn matches_term(pod: &Pod, term: &UpdateScatterTerm) -> bool {
     pod.labels.get(&term.key) == Some(&term.value)
 }
 
-/// Spreads the candidates that match over the others; the last of them comes last of all.
+/// Spreads the matching candidates over the others; the last matching one comes last.
 fn spread(pods: &[&Pod], candidates: Vec<usize>, term: &UpdateScatterTerm) -> Vec<usize> {
     let (mut scattered, others): (Vec<usize>, Vec<usize>) =
         candidates.iter().partition(|at| matches_term(pods[**at], term));
@@ -39,7 +39,7 @@ fn spread(pods: &[&Pod], candidates: Vec<usize>, term: &UpdateScatterTerm) -> Ve
     let all = pods.iter().filter(|pod| matches_term(pod, term)).count();
     let (all_scattered, all_others) = (all - 1, pods.len() - all);
     let (m, u) = (scattered.len(), others.len());
-    // Whether the others are no rarer among all Pods than among the candidates; compared without fractions.
+    // Whether the others are at least as frequent among all Pods as among the candidates; compared without fractions.
     let (groups, scattered_each, others_each, first) = if all_others * m >= u * all_scattered {
         let (groups, scattered_each, others_each) = grouping(m, u);
         (groups, scattered_each, others_each, 0)
@@ -60,7 +60,7 @@ fn spread(pods: &[&Pod], candidates: Vec<usize>, term: &UpdateScatterTerm) -> Ve
     order
 }
 
-/// How many groups, and how many of either kind in each.
+/// The number of groups, and how many of each kind are in a group.
 fn grouping(scattered: usize, others: usize) -> (usize, usize, usize) {
     let groups = scattered.min(others).max(1);
     let rounded = |number: usize| (2 * number + groups) / (2 * groups);

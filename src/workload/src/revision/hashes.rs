@@ -1,14 +1,14 @@
-//! Hashes of revisions and of claim templates, over the JSON that Go writes of its typed values.
+//! Hashes of revisions and claim templates, computed over the JSON that Go writes for its typed values.
 
 use serde_json::{Value, json};
 
 use kruise_api::container_hash::deep_hash;
 use kruise_api::go_json::{self, GoStruct, nested, scalar};
 
-/// Letters that Kubernetes puts into generated names.
+/// Letters that Kubernetes uses in generated names.
 const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
 
-/// Hash of a revision's data, in letters that make no words.
+/// Hash of a revision's data, in letters that form no words.
 pub(super) fn revision_hash(data: &str, collisions: Option<i32>) -> String {
     let mut text = data.to_owned();
     if let Some(count) = collisions {
@@ -22,9 +22,9 @@ pub(super) fn revision_hash(data: &str, collisions: Option<i32>) -> String {
     hash.to_string().bytes().map(letter).collect()
 }
 
-/// A Pod template as Go's types write it: with nulls and empty objects where nothing was said.
+/// A Pod template as Go's types write it: with nulls and empty objects for absent fields.
 ///
-/// The template must be as the API server or OpenKruise's webhook writes it, so that other empty values are absent.
+/// The template must be as the API server or OpenKruise's webhook writes it, without other empty values.
 pub(super) fn with_go_fields(mut template: Value) -> Value {
     add_metadata(&mut template);
     let Some(spec) = template.get_mut("spec") else {
@@ -51,7 +51,7 @@ pub(super) fn with_go_fields(mut template: Value) -> Value {
     template
 }
 
-/// Metadata without a time of creation has it as null.
+/// Go writes a missing `creationTimestamp` as null.
 fn add_metadata(object: &mut Value) {
     insert_missing(object, "metadata", json!({}));
     if let Some(metadata) = object.get_mut("metadata") {
@@ -73,7 +73,7 @@ fn insert_missing(object: &mut Value, field: &str, value: Value) {
     }
 }
 
-/// Hash of claim templates with defaults, by name and spec; `None` when there are none.
+/// Hash of claim templates with defaults, by name and spec; `None` without claim templates.
 pub fn claim_hash(claims: &[Value]) -> Option<String> {
     if claims.is_empty() {
         return None;
@@ -88,7 +88,7 @@ pub fn claim_hash(claims: &[Value]) -> Option<String> {
     Some(deep_hash(&go_json::to_ordered_json(&bare, &CLAIM)).to_string())
 }
 
-/// `v1.PersistentVolumeClaim`, of which only name and spec are told.
+/// `v1.PersistentVolumeClaim`; only name and spec count.
 const CLAIM: GoStruct = GoStruct(&[
     nested("metadata", &METADATA).or_default_json("{\"creationTimestamp\":null}"),
     nested("spec", &CLAIM_SPEC).or_default_json("{\"resources\":{}}"),

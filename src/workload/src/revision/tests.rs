@@ -1,4 +1,4 @@
-//! Against what upstream returns, and the life of a history.
+//! Compares with upstream's results, and tests the life of a history.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use proptest::prelude::*;
@@ -25,7 +25,7 @@ fn template(image: &str) -> Value {
     })
 }
 
-/// What the API server makes of a wanted revision.
+/// The desired revision as the API server stores it.
 fn stored_revision(desired: &DesiredRevision, number: i64) -> Revision {
     let object: ControllerRevision =
         serde_json::from_str(&desired.request_body(&owner("n"), number)).expect("a ControllerRevision");
@@ -56,7 +56,7 @@ fn revisions_match_go() {
     }
 }
 
-/// What OpenKruise stored, and what is left of it when Go's nothings are gone, as in our own answers.
+/// Data that OpenKruise stored, and the same without Go's empty values, as in our own responses.
 #[test]
 fn stored_template_revisions_match_go() {
     fn without_nulls(value: &mut Value) {
@@ -92,7 +92,7 @@ fn stored_template_revisions_match_go() {
     }
 }
 
-/// Every template of the takeover with other images, and with what the API server has not been asked about.
+/// Every template of the takeover data with other images, and with changes that need a dry run.
 #[test]
 fn image_change_alone_needs_no_dry_run() {
     let recorded = include_str!("../../../../tests/data/takeover/templates.jsonl");
@@ -159,12 +159,13 @@ fn image_change_alone_needs_no_dry_run() {
         for hash in [None, Some("1".to_owned())] {
             let mut revisions = revisions.clone();
             revisions[1].claim_hash = hash;
-            assert!(!checked(old, &revisions), "claims of before: {name}");
+            assert!(!checked(old, &revisions), "previous claims: {name}");
         }
     }
 }
 
-/// While its dry run is refused, a template's revision is made of it as it is stored, and stays once the dry run is taken.
+/// While its dry run is refused, the revision of a template is created as stored, and is kept once the dry run is
+/// accepted.
 #[test]
 fn unchecked_template_is_equivalent_to_checked_one() {
     let recorded = include_str!("../../../../tests/data/takeover/templates.jsonl");
@@ -202,7 +203,7 @@ fn unchecked_template_is_equivalent_to_checked_one() {
     }
 }
 
-/// Kubernetes 1.34 and later leave out what Go wrote for nothing before.
+/// Kubernetes 1.34 and later omit fields that Go wrote as empty before.
 #[test]
 fn fields_later_releases_omit_keep_the_revision() {
     let vectors = include_str!("../../../../tests/data/go/cloneset-revision.jsonl");
@@ -295,7 +296,7 @@ fn rollback_promotes_the_old_revision() {
     assert_eq!(
         plan(&changed, &revisions),
         RevisionAction::UseNewest { name: name("i:2") },
-        "claims alone are no revision"
+        "claims alone create no revision"
     );
     let RevisionAction::Promote { claim_hash: hash, .. } = plan(&desired_for("i:1", &claims), &revisions)
     else {
@@ -333,7 +334,7 @@ fn numeric_hash_labels_distinguish_revisions() {
     let mut desired = desired_revision(&owner("n"), &template("i"), &[], None);
     let mut other = stored_revision(&desired, 1);
     desired.labels.insert(keys::REVISION_HASH.into(), "12".into());
-    assert!(desired.matches(&other), "a word and a number say nothing");
+    assert!(desired.matches(&other), "only numeric hashes are compared");
     other.labels.insert(keys::REVISION_HASH.into(), "13".into());
     assert!(!desired.matches(&other));
 }
@@ -378,7 +379,7 @@ fn defaulted_template_finds_its_revision() {
     assert_eq!(stands_for(&filled), None);
 }
 
-/// Anybody who may write revisions can leave one that is the same but for a field of a type that Pods do not have.
+/// A user who may write revisions can leave one that only differs in a field of an invalid type.
 #[test]
 fn equivalent_template_prefers_newest_valid_revision() {
     let revision = |template: &Value, number| {
@@ -397,7 +398,7 @@ fn equivalent_template_prefers_newest_valid_revision() {
     assert_eq!(
         found(&[first.clone(), second.clone()]),
         second.template(),
-        "no other is made"
+        "the newest equivalent one is used"
     );
     let revisions = [first.clone(), second, other];
     assert_eq!(found(&revisions), first.template(), "its bytes");
@@ -405,7 +406,7 @@ fn equivalent_template_prefers_newest_valid_revision() {
     assert_eq!(found(&[invalid]), None);
 }
 
-/// With gate `TemplateNoDefaults` a pull policy is a change, as it is to OpenKruise; the switch of the gate alone is none.
+/// With gate `TemplateNoDefaults` a pull policy is a change, as in OpenKruise; switching the gate alone is none.
 #[test]
 fn pull_policy_changes_revision_without_defaults() {
     let bare = template("i:1");
@@ -441,7 +442,7 @@ fn history() -> impl Strategy<Value = Vec<Revision>> {
 }
 
 proptest! {
-    /// What is used stays, as many of the rest as the limit says, and those are the newest.
+    /// Revisions in use are kept, and up to `limit` of the others, the newest ones.
     #[test]
     fn trim_keeps_revisions_in_use_and_the_newest(
         known in history(),
@@ -460,7 +461,7 @@ proptest! {
         prop_assert!(revisions_to_delete(&remaining, &used, limit).is_empty());
     }
 
-    /// Carrying a plan out makes the wanted revision the newest, and nothing more is planned.
+    /// After the plan is executed, the desired revision is the newest, and nothing more is planned.
     #[test]
     fn executed_revision_plan_uses_the_newest(images in proptest::collection::vec(0_u8..4, 1..12)) {
         let mut revisions: Vec<Revision> = Vec::new();

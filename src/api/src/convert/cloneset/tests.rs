@@ -1,4 +1,4 @@
-//! There and back again.
+//! Round trips.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use proptest::prelude::*;
@@ -12,8 +12,8 @@ mod vectors;
 const ALPHA: &str = "apps.kruise.io/v1alpha1";
 const BETA: &str = "apps.kruise.io/v1beta1";
 
-/// What an object says, in `v1beta1` words: with the defaults that a conversion writes out, and without the
-/// labels and annotations that say nothing there.
+/// An object in v1beta1: with the defaults that a conversion writes, and without the labels and annotations that have
+/// no meaning there.
 fn normalized(object: &Value) -> Value {
     let mut object = convert(object.clone(), BETA).unwrap();
     let mut update = take_object(&mut object, "updateStrategy");
@@ -35,7 +35,7 @@ fn cloneset(version: &str, spec: Value) -> Value {
     json!({ "apiVersion": version, "kind": "CloneSet", "metadata": { "name": "n" }, "spec": spec })
 }
 
-/// A v1beta1 writer clears a field; nobody brings it back.
+/// A field that a v1beta1 writer cleared is not restored.
 #[test]
 fn cleared_fields_stay_cleared() {
     let mut alpha = cloneset(ALPHA, json!({ "updateStrategy": { "type": "InPlaceOnly" } }));
@@ -59,7 +59,7 @@ fn cleared_fields_stay_cleared() {
     assert_eq!(
         alpha["metadata"]["annotations"],
         json!({ keys::IMAGE_PRE_DOWNLOAD_MIN_UPDATED_READY_PODS: "10%" }),
-        "what v1beta1 has no field for stays"
+        "what v1beta1 has no field for is kept"
     );
 }
 
@@ -223,7 +223,7 @@ fn beta() -> impl Strategy<Value = Value> {
         |(metadata, update, mut scale, excluded)| {
             scale["excludePreparingDelete"] = json!(excluded);
             let mut object = cloneset(BETA, json!({ "scaleStrategy": scale }));
-            // Annotations of an object without the block may be all that is left of v1alpha1's wishes.
+            // Annotations of an object without the block may be the only remains of v1alpha1's settings.
             if !update["rollingUpdate"].is_null() {
                 object["metadata"] = metadata;
             }
@@ -239,7 +239,7 @@ proptest! {
         let there = convert(object.clone(), BETA).unwrap();
         let back = convert(there.clone(), ALPHA).unwrap();
         prop_assert_eq!(normalized(&back), normalized(&object));
-        // Nothing more changes on the second way.
+        // A second round trip changes nothing more.
         prop_assert_eq!(convert(convert(back.clone(), BETA).unwrap(), ALPHA).unwrap(), back);
     }
 

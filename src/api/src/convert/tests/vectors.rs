@@ -1,19 +1,19 @@
-//! Against what upstream's converter returns.
+//! Comparison with the results of upstream's converter.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 
-/// Ours loses no condition: others than PreRecreateGrace travel in an annotation.
+/// Ours loses no condition: others than PreRecreateGrace are kept in an annotation.
 const CONDITIONS: [usize; 10] = [3, 18, 25, 27, 29, 69, 89, 154, 174, 183];
-/// Ours does not lose `mode` of pull secrets: it travels in an annotation.
+/// Ours does not lose `mode` of pull secrets: it is kept in an annotation.
 const SECRET_MODES: [usize; 7] = [33, 39, 42, 108, 129, 157, 185];
-/// Upstream writes `[]` where there are no container statuses, which says the same as no annotation.
+/// Upstream writes `[]` if there are no container statuses, which means the same as no annotation.
 const NO_STATUSES: [usize; 6] = [27, 63, 64, 88, 89, 113];
 
 const FAILED_IMAGES: &str = "/status/failedImageStatuses";
-/// Upstream drops what is no status from the list of failed images. No API server takes such a list, so it is nobody's
-/// to mend.
+/// Upstream drops invalid statuses from the list of failed images. No API server accepts such a list, so conversion
+/// need not repair it.
 const NULLS: [usize; 17] = [
     189, 191, 197, 199, 201, 202, 207, 220, 223, 225, 226, 227, 232, 234, 238, 245, 246,
 ];
@@ -27,7 +27,7 @@ pub(in crate::convert) fn read_cases(file: &str) -> Vec<Value> {
         .collect()
 }
 
-/// How many cases there are of each kind and way.
+/// Number of cases of each kind and direction.
 pub(in crate::convert) fn count_by_conversion(cases: &[Value]) -> Vec<(String, usize)> {
     let string_field = |case: &Value, field: &str| case[field].as_str().unwrap().to_owned();
     let mut counts = BTreeMap::<String, usize>::new();
@@ -48,12 +48,12 @@ pub(in crate::convert) struct KnownDifferences {
 }
 
 impl KnownDifferences {
-    /// From now on it is about this line.
+    /// Sets the line of the following differences.
     pub(in crate::convert) fn set_line(&mut self, line: usize) {
         self.line = line;
     }
 
-    /// Does away with a difference, and names the line if there was one.
+    /// Removes a difference, and records the line if there was one.
     pub(in crate::convert) fn remove(
         &mut self,
         why: &'static str,
@@ -67,7 +67,7 @@ impl KnownDifferences {
         }
     }
 
-    /// The lines are those named, each for its reason.
+    /// Asserts that the differences are on exactly these lines, each for its reason.
     pub(in crate::convert) fn assert_lines<const N: usize>(&self, named: [(&'static str, &[usize]); N]) {
         let named = named.map(|(why, lines)| (why, lines.iter().copied().collect()));
         assert_eq!(self.found, BTreeMap::from(named));
@@ -147,7 +147,7 @@ fn our_types_round_trip_upstream_objects() {
     {
         for (object, version) in [(&case["in"], &case["from"]), (&case["out"], &case["to"])] {
             let mut object = versioned(object, case, version);
-            // The API server refuses null where the schema wants a list; the random objects have it.
+            // The API server refuses null where the schema requires a list; the random objects have it.
             for (map, list) in [("/spec/images", "tags"), ("/status/imageStatuses", "tags")] {
                 let values = object.pointer_mut(map).and_then(Value::as_object_mut);
                 for value in values

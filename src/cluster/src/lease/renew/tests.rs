@@ -1,4 +1,4 @@
-//! A Lease that is held for a minute of played time, on an API server that is slow, or does not answer.
+//! A Lease that is held for a minute of paused time, with an API server that is slow or does not answer.
 #![allow(clippy::unwrap_used)]
 
 use std::convert::Infallible;
@@ -18,12 +18,12 @@ use crate::lease::LeaseTiming;
 use crate::{Clock, Fence};
 use kruise_ops::progress::Progress;
 
-/// What becomes of a request.
+/// How the fake API server treats a request.
 #[derive(Clone, Copy, Debug)]
 enum RequestFate {
-    /// It is done at once, and answered after so many milliseconds.
+    /// It is executed at once, and answered after that many milliseconds.
     After(u64),
-    /// It is done, but the answer is lost.
+    /// It is executed, but the answer is lost.
     Lost,
     /// It never arrives.
     Dropped,
@@ -31,7 +31,7 @@ enum RequestFate {
     ServerError,
 }
 
-/// What the API server has, what becomes of the requests in turn, and how many there were.
+/// The stored Lease, the fates of the requests in turn, and the number of requests.
 struct FakeApiServer {
     lease: Lease,
     fates: &'static [RequestFate],
@@ -59,7 +59,7 @@ impl FakeApiServer {
         Some((answer, Duration::from_millis(ms)))
     }
 
-    /// Takes a Lease if it is of the version that is stored.
+    /// Stores a Lease if its version is the stored one.
     fn put(&mut self, mut lease: Lease) -> Response<Body> {
         let version = self.lease.resource_version();
         if lease.resource_version() != version {
@@ -97,17 +97,17 @@ fn client(server: &Arc<Mutex<FakeApiServer>>) -> kube::Client {
     kube::Client::new(service, "default")
 }
 
-/// How holding a Lease ended and after how long, who has it then, and how many requests there were.
+/// How holding the Lease ended and after how long, its holder then, and the number of requests.
 struct HoldResult {
     held: Result<(), LeaseLost>,
     after: Duration,
     holder: Option<String>,
     requests: usize,
-    /// Whether something may still be written.
+    /// Whether writes are still possible.
     fence_open: bool,
 }
 
-/// Holds a Lease until it is lost, or given up after a minute. A renewal may be under way just then.
+/// Holds a Lease until it is lost, or released after a minute. A renewal may be in flight at that moment.
 async fn hold_for_a_minute(fates: &'static [RequestFate]) -> HoldResult {
     let mut lease = Lease::default();
     lease.metadata.name = Some("one".to_owned());
@@ -149,12 +149,12 @@ async fn hold_for_a_minute(fates: &'static [RequestFate]) -> HoldResult {
 
 #[tokio::test(start_paused = true)]
 async fn lease_is_held_despite_slow_answers_then_released() {
-    // Each 2 s for a minute, and up to three requests to release it.
+    // Every 2 s for a minute, and up to three requests to release it.
     let ways: [(&[RequestFate], usize); 8] = [
         (&[After(10)], 33),
         (&[After(1900)], 33),
         (&[After(4900)], 33),
-        // A connection that is dead, before and after the API server.
+        // A connection that breaks before or after the API server.
         (&[After(10), Dropped], 33),
         (&[After(10), Unheard, After(10), After(10)], 64),
         (&[After(4900), After(10)], 33),
@@ -165,7 +165,7 @@ async fn lease_is_held_despite_slow_answers_then_released() {
         let end = hold_for_a_minute(ways).await;
         assert!(end.held.is_ok(), "{ways:?}: {:?} after {:?}", end.held, end.after);
         assert!(!end.fence_open, "{ways:?}: written after it was released");
-        // Only so much time is left at the end, so that what is answered badly then is left alone.
+        // At the end only that much time is left, so a bad answer then is not retried.
         let answered = ways.iter().all(|way| matches!(way, After(..1000)));
         assert!(end.holder.is_none() || !answered, "{ways:?}: not released");
         assert!(end.requests <= most, "{ways:?}: asked {} times", end.requests);
@@ -179,7 +179,7 @@ async fn lease_is_lost_by_the_renew_deadline() {
         (&[Unheard], "did not answer", 10),
         (&[After(5100)], "did not answer", 10),
         (&[ServerError], "broken", 10),
-        // From when the renewal was sent, after 2 s, and not from its answer.
+        // Counted from when the renewal was sent, after 2 s, not from its answer.
         (&[After(1990), Dropped, Dropped, Dropped], "did not answer", 12),
     ];
     for (ways, why, seconds) in ways {

@@ -1,4 +1,4 @@
-//! Mirrors on an API server that fails, is slow, or says nothing, in played time.
+//! Stores fed by an API server that fails, is slow, or does not answer, in paused time.
 #![allow(clippy::unwrap_used)]
 
 use std::convert::Infallible;
@@ -19,24 +19,24 @@ use super::*;
 use crate::{Key, Store, watch::new_reflector};
 use kruise_ops::Watches;
 
-/// What becomes of a request.
+/// The response to a request.
 #[derive(Clone, Debug)]
 enum FakeResponse {
-    /// This code and object.
+    /// This status code and object.
     Object(u16, Value),
     /// A list of ConfigMaps of these names, with a token for the next page if there is one.
     List(&'static [&'static str], Option<&'static str>),
     /// A watch with these events, which then ends.
     WatchThenClose(Vec<Value>),
-    /// A watch with these events, which then says nothing.
+    /// A watch with these events, which then is silent.
     WatchThenIdle(Vec<Value>),
-    /// The connection is accepted, and nothing comes.
+    /// The connection is accepted, and nothing is sent.
     NoResponse,
 }
 
 use FakeResponse::{List, NoResponse, Object, WatchThenClose, WatchThenIdle};
 
-/// The answers in turn, the last of them for ever, and the requests with their times since the start.
+/// The responses in turn, the last of them repeated, and the requests with their times since the start.
 struct FakeApiServer {
     responses: Vec<FakeResponse>,
     requests: Vec<(Duration, String)>,
@@ -75,7 +75,7 @@ fn expired_event() -> Value {
     )
 }
 
-/// The body of an answer.
+/// The body of a response.
 type ResponseBody = UnsyncBoxBody<Bytes, Infallible>;
 
 fn json_body(object: &Value) -> ResponseBody {
@@ -86,7 +86,7 @@ fn watch_body(events: &[Value], closes: bool) -> ResponseBody {
     let lines: Vec<_> = events
         .iter()
         .map(|event| {
-            // As the API server writes it: the type first.
+            // In the API server's format: the type first.
             let line = format!("{{\"type\":{},\"object\":{}}}\n", event["type"], event["object"]);
             Ok::<_, Infallible>(Frame::data(Bytes::from(line)))
         })
@@ -122,7 +122,7 @@ fn client(server: &Arc<Mutex<FakeApiServer>>) -> kube::Client {
     kube::Client::new(service, "default")
 }
 
-/// A mirror that is kept, what is known of its watch, and what was asked.
+/// A store that is kept up to date, the state of its watch, and the requests.
 struct Fixture {
     store: Store<String>,
     watches: Watches,
@@ -151,7 +151,7 @@ impl Fixture {
         }
     }
 
-    /// Lets that much time pass, and everything in it happen.
+    /// Advances the time, and runs everything that happens in it.
     async fn advance(&self, seconds: u64) {
         sleep(Duration::from_secs(seconds)).await;
         assert!(!self.task.is_finished());
@@ -199,7 +199,7 @@ async fn failing_list_is_retried_with_backoff() {
     let fixture = Fixture::new(vec![error_response(403, "configmaps is forbidden", 0)]);
     fixture.advance(600).await;
     let asked = fixture.requests();
-    // Nine while the pause doubles from 0.2 s to 30 s, and one each 15 s to 45 s then.
+    // Nine while the pause doubles from 0.2 s to 30 s, and then one every 15 s to 45 s.
     assert!(
         (18..=48).contains(&asked.len()),
         "{} lists: {asked:?}",
@@ -231,7 +231,7 @@ async fn failing_page_is_retried_with_backoff_from_its_token() {
     assert!(asked[1..].iter().all(|what| what == "list more"), "{asked:?}");
     assert!(!fixture.store.is_synced());
 
-    // A large cluster, whose API server turns every second request away.
+    // A large cluster, whose API server rejects every second request.
     let mut answers = Vec::new();
     for _ in 0..300 {
         answers.extend([List(&["a"], Some("more")), error_response(429, "later", 1)]);
@@ -244,7 +244,7 @@ async fn failing_page_is_retried_with_backoff_from_its_token() {
     assert_eq!(asked.iter().filter(|what| *what == "list").count(), 1);
 }
 
-/// Readiness and metric tell of a mirror that gets no further, whatever is answered in between.
+/// Readiness and metric show that a store makes no progress, whatever responses come in between.
 #[tokio::test(start_paused = true)]
 async fn store_is_stale_when_no_list_completes() {
     let mut later_page = vec![
@@ -266,7 +266,7 @@ async fn store_is_stale_when_no_list_completes() {
     }
 }
 
-/// Twenty objects of 1.5 MB are no more than a page of eight at a time.
+/// Twenty objects of 1.5 MB fit only in pages of at most eight.
 #[tokio::test(start_paused = true)]
 async fn page_size_shrinks_for_large_objects() {
     let large = |name: &str| {
@@ -402,7 +402,7 @@ async fn watches_that_close_at_once_back_off() {
 #[tokio::test(start_paused = true)]
 async fn expired_resource_version_relists_with_backoff() {
     let mut answers = vec![List(&["a"], None)];
-    // Away for a while: the pause is long by then.
+    // Unavailable for a while: the pause is long by then.
     answers.extend(vec![error_response(503, "away", 0); 12]);
     answers.extend([WatchThenClose(vec![expired_event()]), List(&["b"], None)]);
     answers.extend([WatchThenIdle(vec![event("DELETED", &config_map("b", "9"))])]);
@@ -415,7 +415,7 @@ async fn expired_resource_version_relists_with_backoff() {
     assert!(fixture.names().is_empty(), "{:?}", fixture.names());
     assert_eq!(fixture.request_names()[15..17], ["watch 5", "watch 9"]);
 
-    // An API server that forgets at once, each time.
+    // An API server that reports an expired version every time.
     let mut answers = Vec::new();
     for _ in 0..100 {
         answers.extend([List(&["a"], None), WatchThenClose(vec![expired_event()])]);

@@ -169,7 +169,7 @@ impl FakePod {
         if !plan.inspect.is_empty() && self.runtime_answers {
             for (name, id) in &plan.inspect {
                 let c = self.container(name);
-                assert_eq!(*id, c.id(), "only what runs is asked about");
+                assert_eq!(*id, c.id(), "only running containers are inspected");
                 let facts = ContainerFacts {
                     plain_hash: c.plain_hash(c.created_with.0),
                     env_hash: Some(env_hash_with(c, c.created_with.1)),
@@ -177,7 +177,7 @@ impl FakePod {
                 self.state.facts.insert(id.clone(), facts);
             }
             plan = self.plan();
-            assert!(plan.inspect.is_empty(), "an answer is not asked for twice");
+            assert!(plan.inspect.is_empty(), "no container is inspected twice");
         }
         let acted = !plan.restart.is_empty() || plan.write.is_some();
         for (name, id) in plan.restart {

@@ -34,7 +34,7 @@ proptest! {
             world.apply(op);
         }
         world.converge();
-        let told = world.published.clone().expect("told");
+        let told = world.published.clone().expect("published");
         world.check_meta(&told);
         for c in &world.containers {
             let entry = told.containers.iter().find(|entry| entry.name == c.name).expect("an entry each");
@@ -186,7 +186,7 @@ fn failed_env_restart_is_retried_with_backoff() {
     for pause in [1, 2, 4, 8, 16, 30, 30] {
         assert_eq!(world.plan().restart.len(), 1);
         world.state.begin_restart("rt://c-1");
-        assert_eq!(world.plan(), Plan::default(), "it is at it");
+        assert_eq!(world.plan(), Plan::default(), "the restart is in progress");
         world
             .state
             .finish_restart("rt://c-1".to_owned(), false, world.now);

@@ -1,4 +1,4 @@
-//! The tasks, and what changes them.
+//! The pull tasks and their state transitions.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,8 +11,8 @@ use super::{
 };
 use kruise_api::node_image::{ImagePullPhase, ImageTagStatus};
 
-/// Attempts in a row that are [uncounted](Again::Uncounted). With more the image itself may be what ends the runtime, and
-/// an API server that has just started would know by now who may read a Secret.
+/// Maximum of consecutive [uncounted](AttemptRetry::Uncounted) attempts. After more of them the image itself may be
+/// what crashes the runtime, and a starting API server would have loaded by now who may read a Secret.
 const MAX_UNCOUNTED_ATTEMPTS: u32 = 3;
 
 /// One task per tag of the NodeImage.
@@ -24,14 +24,14 @@ pub struct TaskBoard {
     slot_order_by_namespace: BTreeMap<String, u64>,
 }
 
-/// What came of the end of an attempt.
+/// The outcome of an attempt's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttemptOutcome {
-    /// The attempt was not awaited any more.
+    /// The attempt is no longer the current one.
     Stale,
-    /// There will be another.
+    /// The tag waits for a new attempt.
     WillRetry,
-    /// The tag is over.
+    /// The tag is finished.
     Finished,
 }
 
@@ -41,21 +41,22 @@ impl TaskBoard {
         &self.tasks
     }
 
-    /// One task.
+    /// The task of one tag.
     pub fn get(&self, key: &TagKey) -> Option<&PullTask> {
         self.tasks.get(key)
     }
 
-    /// Order in which the owner's namespace, and the owner, were given a slot last. A namespace that never was has that of
-    /// its arrival, so that those that come and go pass over none that waits; an owner has 0.
+    /// When the owner's namespace, and the owner, last got a slot, as a sequence number. A namespace that never got one
+    /// has the number of its arrival, so that arriving and leaving namespaces overtake no waiting one; an owner then
+    /// has 0.
     pub(super) fn last_slot_order(&self, owner: &PullOwner) -> (u64, u64) {
         let namespace = self.slot_order_by_namespace.get(&owner.namespace);
         let owner_order = self.slot_order_by_owner.get(owner);
         (namespace.copied().unwrap_or(0), owner_order.copied().unwrap_or(0))
     }
 
-    /// Takes in what is asked and what the NodeImage's status says already. Returns the tags whose attempts must be
-    /// stopped: they are not asked for any more, or in another version, or somebody declared them over.
+    /// Applies the spec and the stored status of the NodeImage. Returns the tags whose attempts must be stopped: they
+    /// are no longer in the spec, have a different version, or their status is completed by another writer.
     pub fn sync_spec(
         &mut self,
         specs: &BTreeMap<TagKey, PullSpec>,
@@ -102,7 +103,7 @@ impl TaskBoard {
         to_stop
     }
 
-    /// One task by itself.
+    /// A board with only this task.
     pub fn single(&self, key: &TagKey) -> Self {
         let task = self.tasks.get(key).map(|task| (key.clone(), task.clone()));
         Self {
@@ -111,12 +112,12 @@ impl TaskBoard {
         }
     }
 
-    /// Forgets everything, as for another NodeImage of the same name. Returns the tags whose attempts must be stopped.
+    /// Clears the board, as for a new NodeImage of the same name. Returns the tags whose attempts must be stopped.
     pub fn clear(&mut self) -> Vec<TagKey> {
         self.sync_spec(&BTreeMap::new(), &BTreeMap::new())
     }
 
-    /// Carries a step out. Returns the number of the attempt's run where one begins.
+    /// Applies a step. Returns the run number of an attempt that starts.
     pub fn apply(&mut self, step: &PullStep, now: Timestamp) -> Option<u64> {
         match step {
             PullStep::Start { key, owner, .. } => {
@@ -141,7 +142,7 @@ impl TaskBoard {
         }
     }
 
-    /// Takes in the bytes of an attempt.
+    /// Records the progress of an attempt.
     pub fn set_progress(&mut self, key: &TagKey, run: u64, progress: PullProgress, now: Timestamp) {
         if let Some(task) = self.tasks.get_mut(key)
             && task.stage == (PullStage::Running { run })
@@ -153,7 +154,7 @@ impl TaskBoard {
         }
     }
 
-    /// Takes in that work on a tag panicked. That is an attempt that failed, whatever the tag was doing.
+    /// Records a panic in the work on a tag. It counts as a failed attempt, whatever the stage of the tag.
     pub fn on_panic(&mut self, key: &TagKey, message: String, now: Timestamp) -> AttemptOutcome {
         let Some(task) = self.tasks.get_mut(key).filter(|t| !t.is_done()) else {
             return AttemptOutcome::Stale;
@@ -168,7 +169,7 @@ impl TaskBoard {
         self.on_attempt_ended(key, run, AttemptResult::Failed { message, retry }, now)
     }
 
-    /// Takes in the end of an attempt.
+    /// Records the end of an attempt.
     pub fn on_attempt_ended(
         &mut self,
         key: &TagKey,
@@ -235,7 +236,7 @@ impl PullTask {
             attempts: 0,
             uncounted: 0,
             prevented: 0,
-            // After a restart of ours the tag's deadline still counts from its first start.
+            // After a restart of the daemon the tag's deadline still counts from its first start.
             started_at: reported.and_then(|s| s.start_time.as_ref()).map(|t| t.0),
             progress: None,
             attempt_started_at: Timestamp::MIN,
@@ -278,7 +279,7 @@ impl PullTask {
         }));
     }
 
-    /// Per cent of the bytes of the present attempt; 100 is kept for the end.
+    /// Per cent of the current attempt's bytes; 100 is reserved for the end.
     pub fn percent(&self) -> i32 {
         match self.progress {
             Some(PullProgress { done, total }) if total > 0 => {

@@ -1,10 +1,10 @@
-//! Which credentials of which Secret go with an image: kubelet's keyring rules.
+//! Selects the credentials for an image from pull secrets, by kubelet's keyring rules.
 //!
 //! Entries are matched by host (a `*` stands for part of a name between dots) and by the beginning of the path, the
-//! most specific first; all that match are kept, to be tried in order. Docker Hub has a default entry.
+//! most specific first; all matches are kept, to be tried in order. Docker Hub has a default entry.
 //!
-//! Anybody who may create a job chooses what is in its Secrets: how much of them is kept is bounded, and to match an
-//! entry takes time in proportion to its length.
+//! Any user who may create a job chooses the content of its Secrets: the amount that is kept is bounded, and matching
+//! an entry takes time proportional to its length.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,19 +24,19 @@ pub const KEY_JSON: &str = ".dockerconfigjson";
 /// The key of the Docker configuration in a Secret of type [`TYPE_CFG`].
 pub const KEY_CFG: &str = ".dockercfg";
 const DEFAULT_REGISTRY: &str = "index.docker.io";
-/// Entries of one Docker configuration.
+/// Maximum number of entries of one Docker configuration.
 const MAX_ENTRIES: usize = 1000;
-/// Bytes of an entry's registry, and characters of one that is told of. No image name has more than 255, and some more are
-/// for `*`, scheme and version.
+/// Maximum bytes of an entry's registry, and maximum characters of one in a message. No image name has more than 255;
+/// the rest is for `*`, scheme and version.
 const MAX_REGISTRY_LEN: usize = 512;
 
-/// Why credentials cannot be read. Says nothing of what is in them.
+/// Why credentials cannot be read. Contains nothing of the Secret's content.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The Secret is of another kind.
+    /// The Secret has an unsupported type.
     #[error("it is of type {found:?}; expected {TYPE_JSON} or {TYPE_CFG}")]
     UnsupportedType {
-        /// Its type.
+        /// Type of the Secret.
         found: String,
     },
     /// The Secret has no such entry.
@@ -50,7 +50,7 @@ pub enum Error {
         /// Where reading stopped.
         at: String,
     },
-    /// It has more entries than are kept.
+    /// It has more entries than the maximum.
     #[error("its {entry} has more than {MAX_ENTRIES} entries")]
     TooManyEntries {
         /// The entry, or the file.
@@ -67,9 +67,9 @@ pub enum Error {
 /// A user's credentials for a registry. `Debug` shows the user only.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Credentials {
-    /// User name.
+    /// User name for the registry.
     pub username: String,
-    /// Password.
+    /// Password of the user.
     pub password: String,
     /// Token instead of a password, or empty.
     pub identity_token: String,
@@ -97,7 +97,7 @@ impl<'de> JsonFields<'de> for ConfigJson {
         match name.to_ascii_lowercase().as_str() {
             "auths" => self.auths = map.next_value_seed(FieldsSeed::new())?,
             "credsstore" | "credhelpers" => {
-                // As text: of many small values a tree takes a hundred times its length.
+                // Read as text: a tree of many small values takes a hundred times their length.
                 self.has_helpers |= is_non_empty(map.next_value::<&RawValue>()?.get());
             }
             _ => drop(map.next_value::<IgnoredAny>()?),
@@ -106,7 +106,7 @@ impl<'de> JsonFields<'de> for ConfigJson {
     }
 }
 
-/// Whether this is a text or an object, and has something in it.
+/// Whether this is a non-empty string or object.
 fn is_non_empty(json: &str) -> bool {
     match json.split_at_checked(1) {
         Some(("\"", rest)) => rest != "\"",
@@ -115,7 +115,7 @@ fn is_non_empty(json: &str) -> bool {
     }
 }
 
-/// The entries of a Docker configuration, by registry.
+/// The entries of a Docker configuration by registry.
 #[derive(Default)]
 struct Auths {
     entries: BTreeMap<String, Entry>,
@@ -164,8 +164,8 @@ impl<'de> JsonFields<'de> for Entry {
     }
 }
 
-/// What is read field by field as Go's decoder reads it: names in any case, the last of two equal ones, and `null`
-/// for an object without fields.
+/// A struct that is read field by field as Go's decoder does: names match in any case, the last of two equal ones is
+/// used, and `null` is an object without fields.
 trait JsonFields<'de>: Default {
     /// Reads the value of one field.
     fn field<A: MapAccess<'de>>(&mut self, name: &str, map: &mut A) -> Result<(), A::Error>;
@@ -208,8 +208,8 @@ impl<'de, T: JsonFields<'de>> Visitor<'de> for FieldsSeed<T> {
     }
 }
 
-/// A configuration names credential helpers too: programs of the machine that it was written on. Kubelet ignores them in
-/// pull secrets, and so do we.
+/// A configuration can also name credential helpers: programs of the machine that it was written on. Kubelet ignores
+/// them in pull secrets, and so does the daemon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HelpersIgnored;
 
@@ -219,17 +219,17 @@ impl fmt::Display for HelpersIgnored {
     }
 }
 
-/// Credentials by the registry, and path in it, that they are for.
+/// Credentials by registry and path.
 #[derive(Debug, Clone, Default)]
 pub struct Keyring {
     entries: BTreeMap<String, Vec<Credentials>>,
 }
 
 impl Keyring {
-    /// Adds what a Secret of that type holds; `data` gives the value of one of its keys.
+    /// Adds the credentials of a Secret of that type; `data` returns the value of a key.
     ///
     /// # Errors
-    /// Where that cannot be used; nothing of it is added then.
+    /// When the Secret cannot be used; nothing of it is added then.
     pub fn add_secret<'a>(
         &mut self,
         type_: &str,
@@ -250,7 +250,7 @@ impl Keyring {
     /// Adds a Docker configuration file's `auths`. `entry` names it in errors.
     ///
     /// # Errors
-    /// Where that cannot be used; nothing of it is added then.
+    /// When the file cannot be used; nothing of it is added then.
     pub fn add_config_json(
         &mut self,
         json: &[u8],
@@ -268,7 +268,7 @@ impl Keyring {
         let mut parsed = Vec::new();
         for (registry, entry) in auths.entries {
             let credentials = decode_credentials(&registry, entry)?;
-            // Docker Desktop writes empty entries for registries whose credentials a helper has.
+            // Docker Desktop writes empty entries for registries whose credentials are in a helper.
             if let Some(key) = registry_key(&registry)
                 && credentials != Credentials::default()
             {
@@ -281,9 +281,9 @@ impl Keyring {
         Ok(())
     }
 
-    /// What to try for `repository` (`HOST/PATH`), in order; nothing means anonymously.
+    /// The credentials for `repository` (`HOST/PATH`), in the order to try them; empty means an anonymous pull.
     pub fn lookup(&self, repository: &str) -> Vec<Credentials> {
-        // Backwards, the longer of two keys with the same beginning comes first.
+        // In reverse order, the longer of two keys with the same beginning comes first.
         let matching_entries = self
             .entries
             .iter()
@@ -302,7 +302,7 @@ fn parse<'a, T: JsonFields<'a>>(json: &'a [u8], entry: &'static str) -> Result<T
     let mut deserializer = serde_json::Deserializer::from_slice(json);
     let parsed = FieldsSeed::new().deserialize(&mut deserializer);
     let parsed = parsed.and_then(|read| deserializer.end().map(|()| read));
-    // serde's own words may quote the value, which is a secret: only the place is told.
+    // serde's error may quote the value, which is a secret: only the position is reported.
     parsed.map_err(|e| Error::Malformed {
         entry,
         at: format!("line {}, column {}", e.line(), e.column()),
@@ -310,7 +310,7 @@ fn parse<'a, T: JsonFields<'a>>(json: &'a [u8], entry: &'static str) -> Result<T
 }
 
 /// A registry as users write it, reduced to `HOST[:PORT][/PATH]`: no scheme, user or query, no `/v1/` or `/v2/`. None
-/// where no image can be of that registry.
+/// if no image can match it.
 fn registry_key(registry: &str) -> Option<String> {
     if registry.len() > MAX_REGISTRY_LEN {
         return None;
@@ -368,7 +368,7 @@ fn decode_credentials(registry: &str, entry: Entry) -> Result<Credentials, Error
 fn registry_matches(key: &str, repository: &str) -> bool {
     let split = |s: &'_ str| {
         let (host, path) = s.split_at(s.find('/').unwrap_or(s.len()));
-        // An IPv6 host has colons of its own, between brackets.
+        // The host of an IPv6 address contains colons between brackets.
         let port = host.rfind(':').filter(|_| !host.ends_with(']'));
         let (name, port) = host.split_at(port.unwrap_or(host.len()));
         (name.to_owned(), port.to_owned(), path.to_owned())
@@ -384,8 +384,8 @@ fn registry_matches(key: &str, repository: &str) -> bool {
             .all(|(pattern, part)| glob(pattern, part))
 }
 
-/// Whether `text` is like `pattern`, in which `*` stands for any characters. Of what stands between two stars the
-/// first place that fits is as good as any later one, so nothing is tried twice.
+/// Whether `text` matches `pattern`, in which `*` stands for any characters. For the text between two stars the first
+/// match is as good as any later one, so no backtracking is needed.
 fn glob(pattern: &str, text: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else {
         return pattern == text;

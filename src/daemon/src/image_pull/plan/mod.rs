@@ -1,7 +1,7 @@
-//! Every decision about pulls: what begins, what waits and for what, what is given up.
+//! Every decision about pulls: what starts, what waits and for what, what is given up.
 //!
-//! The board holds one task per tag. [`plan`] looks at it and says what to do; [`TaskBoard::apply`] carries a step out on
-//! the board, and `act` carries it out in the world. Times are the API server's.
+//! The board holds one task per tag. [`plan`] evaluates it and returns the steps; [`TaskBoard::apply`] applies a step
+//! to the board, and `act` executes it. Times are the API server's.
 
 pub mod board;
 pub mod keyring;
@@ -23,15 +23,15 @@ use kruise_api::node_image::ImageTagStatus;
 
 pub use board::TaskBoard;
 
-/// Pauses between attempts.
+/// Backoff between attempts.
 const ATTEMPT_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
-/// An attempt without new bytes for so long does not keep its slot from the images of other namespaces.
+/// An attempt without new bytes for this long does not keep its slot from images of other namespaces.
 const STALL_TIMEOUT: SignedDuration = SignedDuration::from_secs(600);
-/// An attempt that lasts longer, which is upstream's limit where a tag names none, does not keep its slot from a namespace
-/// that has none, whatever its registry sends.
+/// An attempt that takes longer than this does not keep its slot from a namespace that has none, whatever its registry
+/// sends. Upstream uses the same timeout for tags without one.
 const LONG_ATTEMPT: SignedDuration = SignedDuration::from_secs(600);
 
-/// Names a task: the image as the NodeImage has it, and its tag or digest.
+/// Key of a task: the image as named in the NodeImage, and its tag or digest.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TagKey {
     /// Key in `spec.images`.
@@ -40,24 +40,24 @@ pub struct TagKey {
     pub tag: String,
 }
 
-/// What is asked for one tag.
+/// The desired pull of one tag.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PullSpec {
-    /// Another version is another pull.
+    /// A different version is a new pull.
     pub version: i64,
     /// The reference for the runtime, or why there can be none.
     pub image: Result<String, String>,
     /// Pull although the image is present.
     pub always: bool,
-    /// The most that one attempt may take.
+    /// Timeout of one attempt.
     pub timeout: SignedDuration,
-    /// How often a failed attempt is repeated.
+    /// How often a failed attempt is retried.
     pub retries: u32,
-    /// The most that all may take, from the start of the first attempt.
+    /// Timeout of all attempts together, from the start of the first.
     pub active_deadline: Option<SignedDuration>,
-    /// On whose behalf.
+    /// The jobs that the image is pulled for.
     pub owners: Vec<ObjectReference>,
-    /// Secrets to try, as (namespace, name), in order.
+    /// Secrets to try in order, as (namespace, name).
     pub secrets: Vec<(String, String)>,
     /// Labels for the runtime's sandbox configuration.
     pub labels: BTreeMap<String, String>,
@@ -68,116 +68,117 @@ pub struct PullSpec {
 /// Bytes of a pull in progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PullProgress {
-    /// Bytes that are on the node.
+    /// Bytes already on the node.
     pub done: u64,
-    /// Bytes in all.
+    /// Total bytes of the image.
     pub total: u64,
 }
 
-/// How an attempt ended.
+/// The result of an attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AttemptResult {
     /// The image is on the node.
     Pulled {
-        /// `NAME@ID` as the runtime knows it, where it said so.
+        /// `NAME@ID` as the runtime has it, if it reported one.
         image_id: Option<String>,
-        /// What the user should know all the same.
+        /// A note for the user although the pull succeeded.
         note: Option<String>,
     },
-    /// It is not.
+    /// The image is not on the node.
     Failed {
-        /// Why.
+        /// Message with the reason.
         message: String,
-        /// Whether and how to go on.
+        /// Whether and how to retry.
         retry: AttemptRetry,
     },
 }
 
-/// Whether a failed attempt is repeated.
+/// Whether a failed attempt is retried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttemptRetry {
-    /// It cannot succeed.
+    /// A retry cannot succeed.
     Never,
-    /// It may, and it counts.
+    /// A retry may succeed; the attempt counts.
     Counted,
-    /// It may, and three of them in a row do not count: it may not be the image's doing that the runtime went away while
-    /// it pulled, nor the Secret's that the API server lets nobody read it.
+    /// A retry may succeed, and three such attempts in a row do not count: the image may not be the reason that the
+    /// runtime disconnected during the pull, nor the Secret the reason that the API server allows no one to read it.
     Uncounted,
-    /// It may, and it never counts: what it takes to pull at all was not there, so that nothing was learnt of the image.
+    /// A retry may succeed, and the attempt never counts: a prerequisite of any pull was missing, so the attempt gave
+    /// no information about the image.
     Prevented,
 }
 
-/// One tag and how far it is.
+/// One tag and its state.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PullTask {
-    /// What is asked.
+    /// The desired pull.
     pub spec: PullSpec,
     /// Order of arrival.
     pub seq: u64,
-    /// What it is doing.
+    /// Current stage.
     pub stage: PullStage,
-    /// Attempts begun that count.
+    /// Started attempts that count.
     pub attempts: u32,
-    /// Attempts that ended so that they do not count, since the last that did.
+    /// Attempts that ended uncounted since the last one that counted.
     pub uncounted: u32,
-    /// Attempts that were prevented, since the last that was not.
+    /// Prevented attempts since the last one that was not prevented.
     pub prevented: u32,
-    /// When the first attempt began.
+    /// When the first attempt started.
     pub started_at: Option<Timestamp>,
-    /// Bytes of the present attempt.
+    /// Progress of the current attempt.
     pub progress: Option<PullProgress>,
-    /// When the present attempt began.
+    /// When the current attempt started.
     pub attempt_started_at: Timestamp,
-    /// When the present attempt began, or its bytes last changed.
+    /// When the current attempt started, or its progress last changed.
     pub progressed_at: Timestamp,
-    /// For whom the present attempt began.
+    /// The owner that the current attempt started for.
     pub owner: PullOwner,
     /// Why the last attempt failed.
     pub last_error: Option<String>,
 }
 
-/// What a task is doing.
+/// The stage of a task.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PullStage {
-    /// It waits for a slot, or for the runtime.
+    /// Waits for a slot, or for the runtime.
     Waiting,
-    /// An attempt is under way.
+    /// An attempt is running.
     Running {
-        /// Tells this attempt from a former one whose end comes late.
+        /// Distinguishes this attempt from an earlier one whose end arrives late.
         run: u64,
     },
-    /// It waits for its next attempt.
+    /// Waits for its next attempt.
     BackOff {
-        /// When that is.
+        /// When the next attempt is due.
         until: Timestamp,
     },
-    /// It is over; this is what the status says of it from now on.
+    /// Finished; this is its status from now on.
     Done(Box<ImageTagStatus>),
 }
 
-/// On whose behalf an attempt has its slot.
+/// The owner on whose behalf an attempt occupies its slot.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct PullOwner {
-    /// Its namespace; empty where it has none.
+    /// Its namespace; empty if it has none.
     pub namespace: String,
-    /// Its UID, or its name where it has none.
+    /// Its UID, or its name if it has none.
     pub id: String,
 }
 
-/// What bounds the work.
+/// Limits of concurrent pulls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PullLimits {
-    /// Attempts at once, at least 1.
+    /// Maximum concurrent attempts, at least 1.
     pub max_parallel: usize,
-    /// Attempts at once on behalf of one namespace, at least 1.
+    /// Maximum concurrent attempts on behalf of one namespace, at least 1.
     pub max_per_namespace: usize,
-    /// Whether a runtime is there to pull with.
+    /// Whether a runtime is ready to pull.
     pub runtime_ready: bool,
 }
 
 impl PullLimits {
-    /// Those of a node: one slot is in reserve, so that a namespace whose images come from a registry that never
-    /// answers does not have them all.
+    /// The limits of a node: one slot is reserved, so that a namespace whose registry never answers does not occupy all
+    /// slots.
     pub fn for_node(max_parallel: usize, runtime_ready: bool) -> Self {
         Self {
             max_parallel,
@@ -187,37 +188,37 @@ impl PullLimits {
     }
 }
 
-/// One thing to do.
+/// One step of a plan.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PullStep {
-    /// Begin an attempt, and end it after `timeout`.
+    /// Start an attempt, and end it after `timeout`.
     Start {
-        /// Which tag.
+        /// The tag to pull.
         key: TagKey,
-        /// Until the attempt's own limit or the tag's deadline, whichever is sooner.
+        /// Until the attempt's own timeout or the tag's deadline, whichever is earlier.
         timeout: SignedDuration,
-        /// For whom.
+        /// The owner that gets the slot.
         owner: PullOwner,
     },
-    /// End the tag as failed, stopping its attempt if there is one.
+    /// Finish the tag as failed, stopping its attempt if there is one.
     GiveUp {
-        /// Which tag.
+        /// The tag to give up.
         key: TagKey,
-        /// Why.
+        /// Message with the reason.
         message: String,
     },
 }
 
-/// What to do now, and when to look again even if nothing happens.
+/// What to do now, and when to requeue without an event.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
-    /// In this order.
+    /// The steps, in this order.
     pub steps: Vec<PullStep>,
-    /// The next deadline or end of a pause.
+    /// The next deadline or end of a backoff.
     pub requeue_at: Option<Timestamp>,
 }
 
-/// What to do at `now`.
+/// Decides what to do at `now`.
 pub fn plan(board: &TaskBoard, limits: &PullLimits, now: Timestamp) -> Plan {
     let mut plan = Plan::default();
     let mut slot_usage = SlotUsage::default();
@@ -275,14 +276,14 @@ pub fn plan(board: &TaskBoard, limits: &PullLimits, now: Timestamp) -> Plan {
     plan
 }
 
-/// What one task wants at `now`.
+/// What one task needs at `now`.
 enum TaskState {
     Finished,
     GiveUp(String),
-    /// Busy until it ends, or until its deadline.
+    /// Occupies a slot until its end or its deadline.
     Running(Option<Timestamp>),
     BackOff(Timestamp),
-    /// Wants a slot; gives up at its deadline, if it has begun before.
+    /// Needs a slot; is given up at its deadline, if it has started before.
     Ready(Option<Timestamp>),
 }
 
@@ -315,12 +316,12 @@ fn attempt_timeout(task: &PullTask, now: Timestamp) -> SignedDuration {
 }
 
 impl PullTask {
-    /// When the tag is given up; none before its start, or without a limit.
+    /// When the tag is given up; none before its start, or without a deadline.
     pub fn deadline(&self) -> Option<Timestamp> {
         self.started_at?.checked_add(self.spec.active_deadline?).ok()
     }
 
-    /// When the present attempt counts as stalled; never where all bytes are there and the runtime unpacks them.
+    /// When the current attempt counts as stalled; never once all bytes are there and the runtime unpacks them.
     fn stalls_at(&self) -> Option<Timestamp> {
         let unpacking = self.progress.is_some_and(|p| p.total > 0 && p.done >= p.total);
         let stalls_at = self
@@ -330,18 +331,18 @@ impl PullTask {
         Some(if unpacking { Timestamp::MAX } else { stalls_at })
     }
 
-    /// When the present attempt counts as one that lasts.
+    /// When the current attempt counts as long.
     fn long_running_at(&self) -> Option<Timestamp> {
         self.attempt_started_at.checked_add(LONG_ATTEMPT).ok()
     }
 
-    /// Whether it is over.
+    /// Whether the task is finished.
     pub fn is_done(&self) -> bool {
         matches!(self.stage, PullStage::Done(_))
     }
 }
 
-/// On whose behalf a tag may be pulled; at least one.
+/// The owners that a tag may be pulled for; at least one.
 fn pull_owners(spec: &PullSpec) -> Vec<PullOwner> {
     let mut owners: Vec<PullOwner> = spec.owners.iter().map(PullOwner::from_reference).collect();
     if owners.is_empty() {
@@ -367,12 +368,12 @@ fn earliest(a: Option<Timestamp>, b: Option<Timestamp>) -> Option<Timestamp> {
     }
 }
 
-/// Attempts under way.
+/// Slots of running attempts.
 #[derive(Default)]
 struct SlotUsage {
-    /// Those that no other may take the slot of.
+    /// Slots that other attempts cannot take.
     kept_slots: usize,
-    /// Those of them that a namespace without any may not take the slot of either.
+    /// Those of them that even a namespace without any slot cannot take.
     protected_slots: usize,
     by_owner: BTreeMap<PullOwner, usize>,
     by_namespace: BTreeMap<String, usize>,

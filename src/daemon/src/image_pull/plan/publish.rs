@@ -1,8 +1,8 @@
-//! When the status is worth a write.
+//! When the status is written.
 //!
-//! A tag that is over is told at once. Other transitions wait a moment for their like, so that one write tells them
-//! together. Bytes alone are worth one write in ten seconds, at a moment of the node's own, so that a fleet does not
-//! write in step.
+//! The end of a tag is written at once. Other transitions wait a moment for more transitions, so that one write
+//! contains them all. A change of bytes alone is written once in ten seconds, at a time of its own for each node, so
+//! that the nodes of a large cluster do not write in step.
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Map, Value, json};
@@ -14,48 +14,50 @@ use kruise_api::backoff::Backoff;
 use kruise_api::json::set;
 use kruise_api::node_image::NodeImageStatus;
 
-/// How long a transition waits for others.
+/// How long a transition waits for more transitions.
 const COALESCE_DELAY: SignedDuration = SignedDuration::from_millis(100);
-/// The least time between two writes that tell of bytes only.
+/// The minimum time between two writes that contain only progress.
 const PROGRESS_INTERVAL: SignedDuration = SignedDuration::from_secs(10);
-/// The first pause after a failed write.
+/// The first backoff after a failed write.
 const INITIAL_BACKOFF: Duration = Duration::from_millis(500);
-/// After failed writes, as long as that of watches. Each pause lasts up to twice as long on some nodes: 3,000 of them ask
-/// an API server that is unwell some 70 times a second.
+/// Backoff after failed writes, as long as that of watches. Jitter makes each delay up to twice as long on some nodes:
+/// 3,000 nodes call an unhealthy API server some 70 times a second.
 const FAILURE_BACKOFF: Backoff = Backoff::new(INITIAL_BACKOFF, Duration::from_secs(30));
-/// Where the API server would refuse the same again: the last pause, and how long messages are left out after it.
+/// When the API server would reject the same status again: the maximum backoff, and how long messages are left out
+/// after it.
 const MAX_REJECTED_BACKOFF: SignedDuration = SignedDuration::from_secs(300);
 const REJECTED_BACKOFF: Backoff = Backoff::new(INITIAL_BACKOFF, MAX_REJECTED_BACKOFF.unsigned_abs());
 
-/// When to write.
+/// When to write the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteTime {
-    /// There is nothing to tell.
+    /// There is nothing to write.
     Never,
-    /// Not before then.
+    /// Not before this time.
     At(Timestamp),
     /// At once.
     Now,
 }
 
-/// What was told so far.
+/// What was written so far.
 #[derive(Debug, Clone, Default)]
 pub struct StatusPublisher {
-    /// What the API server has, as far as we know.
+    /// The last stored status that we observed.
     pub stored: NodeImageStatus,
-    /// What spreads nodes, in thousandths: 0 to 999.
+    /// Spreads nodes, in thousandths: 0 to 999.
     pub jitter: i64,
     waiting_since: Option<Timestamp>,
     written_at: Option<Timestamp>,
     failures: u32,
     retry_at: Option<Timestamp>,
-    /// The same where the API server is known to answer: what it asked for itself, or all of it where it refuses.
+    /// The part of `retry_at` that applies even if the API server is known to answer: the delay that it requested
+    /// itself, or the whole delay if it rejects the status.
     server_retry_at: Option<Timestamp>,
     without_messages_until: Option<Timestamp>,
 }
 
 impl StatusPublisher {
-    /// A publisher whose progress writes fall at a moment of the node's own.
+    /// A publisher whose progress writes have an offset of the node's own.
     pub fn new(jitter: i64) -> Self {
         Self {
             jitter: jitter.rem_euclid(1000),
@@ -63,7 +65,7 @@ impl StatusPublisher {
         }
     }
 
-    /// What is to be told of `current`: no messages for a while after a status was refused.
+    /// The part of `current` to publish: no messages for a while after a status was rejected.
     #[must_use]
     pub fn publishable(&self, current: NodeImageStatus, now: Timestamp) -> NodeImageStatus {
         match self.without_messages_until {
@@ -72,7 +74,7 @@ impl StatusPublisher {
         }
     }
 
-    /// When to write `current`, which is as [`Self::publishable`] has it.
+    /// When to write `current`, which must come from [`Self::publishable`].
     pub fn next_write(&mut self, current: &NodeImageStatus, now: Timestamp) -> WriteTime {
         let change = StatusChange::between(&self.stored, current);
         let due = match change {
@@ -103,13 +105,13 @@ impl StatusPublisher {
         }
     }
 
-    /// The API server sent other wishes, so that it answers: what it did not take before is not kept back for longer than it
-    /// wants.
+    /// The API server sent a new spec, so it answers: what it did not accept before is not delayed for longer than it
+    /// requested.
     pub fn on_server_contact(&mut self) {
         self.retry_at = self.server_retry_at;
     }
 
-    /// The write was accepted and this is what is stored now.
+    /// The write was accepted; `stored` is the new stored status.
     pub fn on_written(&mut self, stored: NodeImageStatus, now: Timestamp) {
         self.stored = stored;
         self.written_at = Some(now);
@@ -119,7 +121,7 @@ impl StatusPublisher {
         self.without_messages_until = self.without_messages_until.filter(|until| now < *until);
     }
 
-    /// The write failed; `after` is what the API server asked for, if it did.
+    /// The write failed; `retry_after` is the delay that the API server requested, if any.
     pub fn on_failed(&mut self, retry_after: Option<SignedDuration>, now: Timestamp) {
         let pause = self.backoff_delay(FAILURE_BACKOFF);
         let jitter = pause.saturating_mul(self.jitter.try_into().unwrap_or(0)) / 1000;
@@ -129,8 +131,8 @@ impl StatusPublisher {
         self.retry_at = self.server_retry_at.max(Some(retry_at));
     }
 
-    /// The API server refused the status, and would refuse it again: what comes next is without messages. Whether this is
-    /// the first time since a status with messages was taken.
+    /// The API server rejected the status, and would reject it again: the next status has no messages. Returns whether
+    /// this is the first time since it accepted a status with messages.
     pub fn on_rejected(&mut self, now: Timestamp) -> bool {
         let first = self.without_messages_until.is_none();
         if first {
@@ -143,7 +145,7 @@ impl StatusPublisher {
         first
     }
 
-    /// The pause after a failure.
+    /// The delay after a failure.
     fn backoff_delay(&self, backoff: Backoff) -> SignedDuration {
         backoff
             .delay(self.failures)
@@ -151,7 +153,7 @@ impl StatusPublisher {
             .unwrap_or(SignedDuration::MAX)
     }
 
-    /// Nodes that were turned away together do not come back together.
+    /// Nodes that were rejected together do not retry together.
     fn with_jitter(&self, at: Timestamp) -> Timestamp {
         saturating_add(at, SignedDuration::from_millis(self.jitter))
     }
@@ -161,7 +163,7 @@ fn saturating_add(t: Timestamp, by: SignedDuration) -> Timestamp {
     t.checked_add(by).unwrap_or(Timestamp::MAX)
 }
 
-/// What is new, the most urgent of it.
+/// The most urgent change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum StatusChange {
     None,
@@ -196,7 +198,7 @@ impl StatusChange {
     }
 }
 
-/// The merge patch that turns `stored` into `current`: all counters, and only the images that differ.
+/// The merge patch from `stored` to `current`: all counters, and only the images that differ.
 pub fn status_patch(stored: &NodeImageStatus, current: &NodeImageStatus) -> Value {
     let mut images = Map::new();
     for name in stored

@@ -1,5 +1,5 @@
-//! How much the status may say: all tenants of a node share its NodeImage, and etcd refuses one that is too large, for all
-//! of them.
+//! Limits the size of the status: all tenants of a node share its NodeImage, and etcd rejects one that is too large,
+//! for all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,14 +7,15 @@ use super::TagKey;
 use kruise_api::go_json;
 use kruise_api::node_image::{ImageTagStatus, NodeImageStatus};
 
-/// To how many bytes the messages of a namespace are cut that has too much to say: as many as fit. They are few steps, so
-/// that one message more seldom changes all the others.
+/// The lengths in bytes to which the messages of a namespace over its share are cut: the largest that fits. There are
+/// few steps, so that one additional message rarely changes all the others.
 const MESSAGE_LENGTHS: [usize; 6] = [1024, 512, 256, 128, 64, 0];
-/// Stands for what was cut off.
+/// Replaces the text that was cut off.
 const ELLIPSIS: char = '…';
 
-/// Cuts messages until the status has `most` bytes, as etcd has it; all else stays. A namespace whose messages need no more
-/// than an equal part of the room keeps them whole. `namespaces` are those that a tag is pulled for.
+/// Cuts messages until the status has at most `max_bytes` in etcd's encoding; everything else is kept. A namespace
+/// whose messages need no more than an equal share of the budget keeps them whole. `namespaces` returns the namespaces
+/// that a tag is pulled for.
 #[must_use]
 pub fn fit_to_size<'a>(
     mut status: NodeImageStatus,
@@ -53,7 +54,7 @@ pub fn without_messages(mut status: NodeImageStatus) -> NodeImageStatus {
     status
 }
 
-/// The bytes of a status in etcd.
+/// The bytes of a status in etcd's encoding.
 #[must_use]
 pub fn stored_bytes(status: &NodeImageStatus) -> usize {
     go_json::encoded_length(&serde_json::to_string(status).unwrap_or_default())
@@ -61,13 +62,13 @@ pub fn stored_bytes(status: &NodeImageStatus) -> usize {
 
 /// A tag's message.
 struct TagMessage<'a> {
-    /// On whose account it is.
+    /// The namespace whose budget the message uses.
     namespace: &'a str,
     bytes: usize,
 }
 
-/// The messages, each on account of the namespace that has the least to say of those that the tag is for: what one adds to
-/// another's tag does not cut that.
+/// The messages. Of the namespaces that a tag is pulled for, the one with the fewest message bytes is charged: what one
+/// namespace adds to a tag of a different one does not cut that tag's message.
 fn messages<'a>(
     status: &NodeImageStatus,
     namespaces: impl Fn(&TagKey) -> BTreeSet<&'a str>,
@@ -95,8 +96,8 @@ fn messages<'a>(
     messages.collect()
 }
 
-/// How many bytes a message of a namespace may have, where not all fit into `room`: those that need least come first, and
-/// what they leave of their equal part is for the others.
+/// The maximum bytes of a message by namespace, if not all fit into `budget`: the namespaces that need least come
+/// first, and the rest of their equal share goes to the others.
 fn message_limits<'a, 'b: 'a>(
     messages: impl Iterator<Item = &'a TagMessage<'b>>,
     mut budget: usize,
@@ -133,12 +134,12 @@ fn key(name: &str, tag: &ImageTagStatus) -> TagKey {
     }
 }
 
-/// The bytes of a message in etcd, with its field.
+/// The bytes of a message with its field in etcd's encoding.
 fn message_bytes(text: &str) -> usize {
     r#","message":"""#.len() + text.chars().map(go_json::encoded_width).sum::<usize>()
 }
 
-/// As much of a message as has `most` bytes.
+/// The message, cut to at most `max_bytes`.
 fn truncate(mut text: String, max_bytes: usize) -> Option<String> {
     if message_bytes(&text) <= max_bytes {
         return Some(text);

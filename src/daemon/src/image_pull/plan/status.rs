@@ -1,4 +1,4 @@
-//! The NodeImage's status that says what the board holds.
+//! Composes the NodeImage's status from the board.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use kruise_api::node_image::{
     ImagePullPhase, ImageStatus, ImageTagStatus, MAX_STATUS_BYTES, NodeImageStatus,
 };
 
-/// Composes the status, with messages as far as there is room. Tags are sorted; `firstSyncStatus` is not ours.
+/// Composes the status, with as many messages as fit. Tags are sorted; `firstSyncStatus` belongs to other writers.
 pub fn compose(board: &TaskBoard, limits: &PullLimits) -> NodeImageStatus {
     let mut status = NodeImageStatus::default();
     for (key, task) in board.tasks() {
@@ -34,7 +34,7 @@ pub fn compose(board: &TaskBoard, limits: &PullLimits) -> NodeImageStatus {
     fit_to_size(status, namespaces, MAX_STATUS_BYTES)
 }
 
-/// By name and tag, what a status says.
+/// The tags of a status by name and tag.
 pub fn by_tag(status: &NodeImageStatus) -> BTreeMap<TagKey, ImageTagStatus> {
     let entries = status
         .image_statuses
@@ -53,7 +53,7 @@ pub fn by_tag(status: &NodeImageStatus) -> BTreeMap<TagKey, ImageTagStatus> {
         .collect()
 }
 
-/// What a task in that stage waits for, in words that follow "waits for"; none if it works or is over.
+/// What a task in that stage waits for, as text that follows "waits for"; none if it runs or is finished.
 pub fn waits_for(stage: &PullStage, limits: &PullLimits) -> Option<String> {
     match stage {
         PullStage::Running { .. } | PullStage::Done(_) => None,

@@ -1,4 +1,4 @@
-//! Single cases of the plan, with their figures.
+//! Single cases of the plan with exact numbers.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use super::fake_node::{FakeNode, Fault, LogEvent, Ms};
@@ -141,7 +141,7 @@ fn waiting_for_a_slot_uses_no_grace_period() {
     assert_eq!(grace_periods(&world), [20_000]);
 }
 
-/// From TERM to KILL, for each call to stop a container.
+/// The time from TERM to KILL for each stop call.
 fn grace_periods(world: &FakeNode) -> Vec<Ms> {
     let events = world.log.iter();
     events

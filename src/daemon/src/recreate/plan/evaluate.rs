@@ -1,4 +1,4 @@
-//! One container of one request: where it is, and what may be done to it.
+//! One container of one request: its step, and which actions are allowed.
 
 use std::time::Duration;
 
@@ -15,49 +15,49 @@ use kruise_api::container_recreate_request::{
     ContainerRecreateRequestContainerRecreateState as State, ContainerRecreateRequestPhase as Phase,
 };
 
-/// How long a container that was stopped may still be listed as running.
+/// How long a stopped container may still be listed as running.
 const LIST_LAG: Duration = Duration::from_secs(1);
 
-/// What is to be said of one container.
+/// The decision for one container.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ContainerDecision {
-    /// It is done.
+    /// The container is done.
     Done(ContainerResult),
-    /// Before anything is done to it, its ID must be in the status.
+    /// The container's ID must be in the status before anything is done to it.
     Record {
         /// The ID, with scheme.
         id: String,
         /// Whether it runs, so that it will be stopped.
         kill: bool,
     },
-    /// This may be begun.
+    /// The stop may start.
     Ready {
-        /// The container to act on, ID without scheme.
+        /// Container to stop, ID without scheme.
         target: String,
-        /// What to do.
+        /// How to stop it.
         params: Box<StopParams>,
     },
-    /// It is on its way.
+    /// The container is in progress.
     InProgress {
-        /// Where it is.
+        /// The current step.
         step: ContainerStep,
-        /// When that can be expected to change without an event.
+        /// When the step may change without an event.
         recheck_at: Option<Duration>,
     },
 }
 
-/// All that a verdict looks at.
+/// Everything that a decision depends on.
 pub struct ContainerCheck<'a> {
     pub request: &'a RecreateRequest,
     pub container: &'a RequestedContainer,
     pub pod: &'a NodePod,
     pub observed: &'a Observed,
     pub now: Clocks,
-    /// Whether the request ends now, so that nothing more is begun.
+    /// Whether the request ends now, so that nothing more is started.
     pub ending: bool,
 }
 
-/// An ID without its scheme.
+/// Strips the scheme of an ID.
 pub fn strip_scheme(id: &str) -> &str {
     id.split_once("://").map_or(id, |(_, bare)| bare)
 }
@@ -78,7 +78,7 @@ impl ContainerCheck<'_> {
         self.observed.state.attempts.get(&self.key())
     }
 
-    /// Where the container is.
+    /// Evaluates the container.
     pub fn evaluate(&self) -> ContainerDecision {
         if let Some(settled) = self.result() {
             return ContainerDecision::Done(settled);
@@ -115,7 +115,7 @@ impl ContainerCheck<'_> {
             Some(listed) if listed.state == RunState::Created => self
                 .in_flight()
                 .unwrap_or_else(|| in_progress(ContainerStep::Starting)),
-            // Kubelet's word may be a moment older than the list, or the list is not that of kubelet's runtime.
+            // Kubelet's status may be slightly older than the list, or the list is not from kubelet's runtime.
             None if container.status.as_ref().is_some_and(|status| {
                 status.running && strip_scheme(&status.container_id) == strip_scheme(target)
             }) =>
@@ -126,7 +126,7 @@ impl ContainerCheck<'_> {
         }
     }
 
-    /// The end that is known already, here or at the API server.
+    /// The final result, if it is cached here or stored in the status.
     fn result(&self) -> Option<ContainerResult> {
         if let Some(settled) = self.observed.state.results.get(&self.key()) {
             return Some(settled.clone());
@@ -158,15 +158,15 @@ impl ContainerCheck<'_> {
         }
     }
 
-    /// ID of the container to be replaced, once that is certain: what the status says, else what the
-    /// request says, unless it wants even a newer container replaced.
+    /// ID of the container to be replaced, once it is certain: that in the status, otherwise that in the request,
+    /// unless the request also replaces newer containers.
     fn target(&self) -> Option<&str> {
         let stored = self.stored_state();
         if let Some(target) = stored.and_then(|state| state.container_id.as_deref()) {
             return Some(target);
         }
-        // A cluster with OpenKruise's own CRDs drops our field. Then our memory has it, and after a restart
-        // `isKilled` says that something was about to be stopped.
+        // A cluster with OpenKruise's own CRDs drops our field. Then our state has it, and after a restart `isKilled`
+        // shows that a stop was intended.
         if let Some(target) = self.observed.state.targets.get(&self.key()) {
             return Some(target);
         }
@@ -175,7 +175,7 @@ impl ContainerCheck<'_> {
         recorded.filter(|_| !self.request.force || stop_intended)
     }
 
-    /// The old container runs: begin to stop it, or go on.
+    /// The old container runs: starts its stop, or continues it.
     fn evaluate_running(&self, observed: &ObservedContainer, container: &PodContainer) -> ContainerDecision {
         if let Some(decision) = self.in_flight() {
             return decision;
@@ -183,7 +183,7 @@ impl ContainerCheck<'_> {
         if observed.restarting {
             return in_progress(ContainerStep::Restarting);
         }
-        // Kruise-manager may be ending the request because no daemon took it up: only one of the two is stored.
+        // Kruise-manager may be ending the request because no daemon started it: only one of the two writes is stored.
         if let (None, true, Some(id)) = (
             self.attempt(),
             time::is_late(self.request, self.now),
@@ -226,7 +226,7 @@ impl ContainerCheck<'_> {
         }
     }
 
-    /// What a request that ends now had come to with a container that could be acted upon.
+    /// The last step of a container that could be stopped, if its request ends now.
     pub fn final_step(&self) -> ContainerStep {
         match self.attempt().map(|attempt| &attempt.stage) {
             Some(StopStage::Retry { error, .. }) => ContainerStep::Retry(error.clone()),
@@ -236,7 +236,7 @@ impl ContainerCheck<'_> {
         }
     }
 
-    /// What the daemon itself is doing to the container, if it is at something.
+    /// The stop in progress, if any.
     fn in_flight(&self) -> Option<ContainerDecision> {
         let attempt = self.attempt()?;
         let step = match &attempt.stage {
@@ -255,7 +255,7 @@ impl ContainerCheck<'_> {
                     recheck_at: Some(*at),
                 });
             }
-            // The list of containers may be older than the answer to the stop.
+            // The list of containers may be older than the response to the stop.
             StopStage::Stopped(at) if self.now.mono < *at + LIST_LAG => {
                 return Some(ContainerDecision::InProgress {
                     step: ContainerStep::Stopping,
@@ -267,7 +267,7 @@ impl ContainerCheck<'_> {
         Some(in_progress(step))
     }
 
-    /// The old container has ended and there is no other.
+    /// The old container has ended and has no successor.
     fn evaluate_stopped(&self, container: &PodContainer) -> ContainerDecision {
         if let Some(why) = self.not_restarted_reason(container) {
             return failed(why);
@@ -304,7 +304,7 @@ impl ContainerCheck<'_> {
         }
     }
 
-    /// Why kubelet will not start the container again, if it will not.
+    /// Why kubelet will not restart the container, if it will not.
     fn not_restarted_reason(&self, container: &PodContainer) -> Option<String> {
         if self.pod.terminal {
             return Some("the Pod has ended, kubelet starts none of its containers again".to_owned());
@@ -330,7 +330,8 @@ impl ContainerCheck<'_> {
         ))
     }
 
-    /// Whether another container of the request is being stopped, whose end may have kubelet start all of the Pod's again.
+    /// Whether another container of the request is being stopped, whose end may make kubelet restart all containers of
+    /// the Pod.
     fn may_restart_all_containers(&self) -> bool {
         self.pod.containers.iter().any(|other| {
             let key = ContainerKey {
@@ -346,7 +347,7 @@ impl ContainerCheck<'_> {
         })
     }
 
-    /// Another container has taken the place of the old one.
+    /// A new container has replaced the old one.
     fn evaluate_replacement(
         &self,
         observed: &ObservedContainer,
@@ -377,7 +378,7 @@ impl ContainerCheck<'_> {
     }
 }
 
-/// The ID (with scheme) that kubelet says the container has or had.
+/// The last ID (with scheme) of the container in kubelet's status.
 fn last_container_id(container: &PodContainer) -> Option<String> {
     let id = &container.status.as_ref()?.container_id;
     (!id.is_empty()).then(|| id.clone())

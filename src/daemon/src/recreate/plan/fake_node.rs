@@ -1,5 +1,5 @@
-//! A node in miniature, for the tests of the plan: containers, a kubelet that restarts them, an API server
-//! that may be away, and a daemon that acts on plans and may be killed. Time is a number.
+//! A fake node for the tests of the plan: containers, a kubelet that restarts them, an API server that may be
+//! unavailable, and a daemon that acts on plans and may be killed. Time is a number.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeMap;
@@ -14,39 +14,39 @@ mod daemon;
 use crate::pods::{NodePod, PodContainer, PodContainerStatus};
 use kruise_api::container_recreate_request::ContainerRecreateRequestStatus as Status;
 
-/// Milliseconds since the beginning.
+/// Milliseconds since the start.
 pub type Ms = u64;
 
-/// A container and how it behaves.
+/// A container and its behavior.
 #[derive(Clone, Debug)]
 pub struct FakeContainer {
     pub name: String,
     pub generation: u32,
-    /// How long it takes to end after TERM.
+    /// Time from TERM to its end.
     pub stop_takes: Ms,
-    /// How long kubelet takes to start the next.
+    /// Time that kubelet takes to start the next one.
     pub start_takes: Ms,
-    /// How long the next takes to be ready.
+    /// Time until the next one is ready.
     pub ready_takes: Ms,
-    /// How long its preStop hook takes, if it has one.
+    /// Duration of its preStop hook, if it has one.
     pub hook_takes: Option<Ms>,
-    /// Since when the present one runs; none while there is none.
+    /// When the current one started; none while there is none.
     pub running_since: Option<Ms>,
-    /// When the one that was told to stop has ended.
+    /// When the one that received TERM ends.
     pub ends_at: Option<Ms>,
-    /// When the next one is started.
+    /// When the next one starts.
     pub starts_at: Option<Ms>,
-    /// What the present one has had.
+    /// What the current one has received.
     pub stop_history: StopHistory,
 }
 
-/// What a container has had by one request.
+/// What a container has received from one request.
 #[derive(Clone, Debug, Default)]
 pub struct StopHistory {
     pub request: String,
-    /// How much of its grace period: its hook, and stops that the runtime tried.
+    /// Used grace period: by its hook, and by stops that the runtime tried.
     pub grace_used: Ms,
-    /// Its hook, to its end.
+    /// Whether its hook has ended.
     pub hook_done: bool,
 }
 
@@ -60,7 +60,7 @@ impl FakeContainer {
     }
 }
 
-/// What happened, for the tests to look at.
+/// What happened, for assertions.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LogEvent {
     Hook {
@@ -75,14 +75,14 @@ pub enum LogEvent {
         /// From TERM to KILL.
         grace: Ms,
     },
-    /// A hook or a stop was broken off.
+    /// A hook or a stop was cancelled.
     Cancelled {
         request: String,
         container: String,
-        /// Whether its container had ended already, by what an earlier stop had sent to it.
+        /// Whether its container had ended already, because of an earlier stop.
         needless: bool,
     },
-    /// Nothing is being done to the container any more.
+    /// No stop of the container is in progress any more.
     StopEnded {
         request: String,
     },
@@ -93,14 +93,14 @@ pub enum LogEvent {
     Crashed,
 }
 
-/// What the runtime makes of a call to stop a container.
+/// How the runtime fails a call to stop a container.
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
-    /// It is away.
+    /// It is unreachable.
     Unreachable,
-    /// It does not answer for so long, and TERM is never sent.
+    /// It does not answer for this long, and never sends TERM.
     Hangs(Ms),
-    /// It sends TERM, and answers with an error so much later.
+    /// It sends TERM, and returns an error after this time.
     Fails(Ms),
 }
 
@@ -110,7 +110,7 @@ struct Operation {
     action: StopAction,
     stage: OperationStage,
     ends_at: Ms,
-    /// How long its hook took.
+    /// Duration of its hook.
     hook_time: Ms,
 }
 
@@ -124,23 +124,23 @@ enum OperationStage {
 #[derive(Clone, Debug)]
 pub struct FakeNode {
     pub now: Ms,
-    /// How far the node's wall clock is off.
+    /// Offset of the node's wall clock.
     pub skew: SignedDuration,
     pub requests: Vec<RecreateRequest>,
     pub containers: Vec<FakeContainer>,
-    /// Requests yet to be made: when, and what.
+    /// Requests to be created: when, and the request.
     pub arrivals: Vec<(Ms, RecreateRequest)>,
     /// Requests to be deleted: when, and UID.
     pub deletions: Vec<(Ms, String)>,
     /// When the daemon is killed and starts again.
     pub crashes: Vec<Ms>,
-    /// From when to when the API server takes no writes.
+    /// When the API server rejects writes: from, to.
     pub api_down: (Ms, Ms),
-    /// From when to when other Pods have all slots.
+    /// When other Pods occupy all slots: from, to.
     pub slots_full: (Ms, Ms),
-    /// From when to when calls to stop a container fail, and how.
+    /// When calls to stop a container fail: from, to, and how.
     pub faults: Vec<(Ms, Ms, Fault)>,
-    /// Whether the API server drops the field that is ours.
+    /// Whether the API server drops our own field.
     pub foreign_crds: bool,
     pub state: RecreateState,
     pub running_since: BTreeMap<String, Duration>,
@@ -184,8 +184,8 @@ impl FakeNode {
         }
     }
 
-    /// Runs until every request has come and is over and nothing is in progress, or `limit` has passed. Returns whether
-    /// all are over.
+    /// Runs until every request has arrived and is completed and nothing is in progress, or `limit` has passed. Returns
+    /// whether all are completed.
     pub fn run(&mut self, limit: Ms) -> bool {
         while self.now <= limit {
             self.apply_due_events();
@@ -212,7 +212,7 @@ impl FakeNode {
         false
     }
 
-    /// Lets the daemon look and act until nothing more is to be done at this moment.
+    /// Reconciles until nothing is left to do at this moment.
     fn run_daemon(&mut self) {
         for _ in 0..50 {
             let observed = self.observe();
@@ -220,13 +220,13 @@ impl FakeNode {
             assert_eq!(
                 first_plan,
                 plan(&observed, self.clocks()),
-                "the same facts give the same plan"
+                "equal input must give equal plans"
             );
             if !self.apply(first_plan) {
                 return;
             }
         }
-        panic!("the plan never rests at {}: {:#?}", self.now, self.log);
+        panic!("the plan never comes to rest at {}: {:#?}", self.now, self.log);
     }
 
     fn pod(&self) -> NodePod {
@@ -298,7 +298,7 @@ impl FakeNode {
         self.log.push((self.now, event));
     }
 
-    /// Everything that is due at this moment and not the daemon's doing.
+    /// Applies everything that is due now and not done by the daemon.
     fn apply_due_events(&mut self) {
         let now = self.now;
         let due_operations: Vec<Operation> = self.operations.extract_if(.., |op| op.ends_at <= now).collect();
@@ -338,7 +338,7 @@ impl FakeNode {
             self.state = RecreateState::default();
             self.pending_writes.clear();
             self.running_since.clear();
-            // The next daemon begins anew.
+            // The next daemon starts without state.
             self.containers
                 .iter_mut()
                 .for_each(|sim| sim.stop_history = Default::default());
@@ -346,7 +346,7 @@ impl FakeNode {
         }
     }
 
-    /// When the next thing happens, by itself or because the plan or a write waits for it.
+    /// When the next event happens, independently or because the plan or a write waits for it.
     fn next_event_at(&mut self) -> Option<Ms> {
         let observed = self.observe();
         let next_plan = plan(&observed, self.clocks());
@@ -375,7 +375,7 @@ impl FakeNode {
     }
 }
 
-/// How long a write of that urgency waits for company.
+/// How long a write of that urgency waits for more changes.
 fn write_delay(urgency: Urgency) -> Ms {
     match urgency {
         Urgency::Now => 0,

@@ -1,11 +1,11 @@
-//! Every decision about the containers of one Pod, as a function of what is known and of the time.
+//! Every decision about the containers of one Pod, as a function of the observed state and the time.
 //!
-//! * `types`: what goes in and what comes out.
-//! * `queue`: which request has its turn, which ones are over.
-//! * `judge`: where one container is.
-//! * `status`: what to tell the API server.
-//! * `time`: spans that hold although clocks do not.
-//! * `words`: how all of it is said to people.
+//! * `types`: input and output.
+//! * `queue`: which request has its turn, which ones end.
+//! * `evaluate`: the step of one container.
+//! * `status`: what to write to the API server.
+//! * `time`: durations that are correct although clocks are not.
+//! * `steps`: steps and wait reasons, and their messages.
 
 mod evaluate;
 mod queue;
@@ -39,10 +39,10 @@ use crate::pods::NodePod;
 use evaluate::{ContainerCheck, ContainerDecision};
 use queue::{EndReason, RequestTurn};
 
-/// How long the plan relies on events alone before it wants another look at the runtime.
+/// How long the plan relies on events alone before the runtime is observed again.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What to do about one Pod, given all that is known at `now`.
+/// Decides what to do about one Pod, given what is observed at `now`.
 #[must_use]
 pub fn plan(observed: &Observed, now: Clocks) -> Plan {
     let mut plan = Plan::default();
@@ -73,8 +73,8 @@ pub fn plan(observed: &Observed, now: Clocks) -> Plan {
     plan
 }
 
-/// What has begun is finished, also where its request is over: only what still waits for a slot is cancelled then, and
-/// what a container no longer needs, and everything in a Pod that kubelet ends.
+/// A started stop is finished, even if its request has ended. Cancelled are only stops that still wait for a slot,
+/// those that a container no longer needs, and all stops in a Pod that kubelet ends.
 fn plan_cancellations(plan: &mut Plan, observed: &Observed, turns: &[(Arc<RecreateRequest>, RequestTurn)]) {
     let turn_of = |uid: &str| {
         turns
@@ -104,7 +104,7 @@ fn plan_cancellations(plan: &mut Plan, observed: &Observed, turns: &[(Arc<Recrea
         .collect();
 }
 
-/// A request that is over and of which a container was still being stopped at its end.
+/// A request that has ended while a container was still being stopped.
 fn finish_stops(plan: &mut Plan, observed: &Observed, request: &RecreateRequest) {
     if request.status.completion_time.is_none() && !request.terminating {
         return;
@@ -131,11 +131,11 @@ fn finish_stops(plan: &mut Plan, observed: &Observed, request: &RecreateRequest)
     plan.writes.extend(status::finished(request, observed));
 }
 
-/// The request whose turn it is.
+/// The request that has its turn.
 fn run_request(plan: &mut Plan, observed: &Observed, request: &Arc<RecreateRequest>, now: Clocks) {
     let pod = match &observed.pod {
         PodObservation::Present(pod) => Arc::clone(pod),
-        // `queue` has ended the request of a Pod that is gone.
+        // `queue` has ended the request of a deleted Pod.
         PodObservation::NotFound => return,
         PodObservation::Unknown(why) => {
             return wait_request(
@@ -173,7 +173,7 @@ fn run_request(plan: &mut Plan, observed: &Observed, request: &Arc<RecreateReque
     plan.stops.extend(evaluation.stops);
 }
 
-/// A request that does nothing for now.
+/// A request that only waits for now.
 fn wait_request(
     plan: &mut Plan,
     request: &Arc<RecreateRequest>,
@@ -218,7 +218,7 @@ fn requeue_by(plan: &mut Plan, at: Duration, reason: WaitReason) {
     }
 }
 
-/// A container to be replaced, to be written down before that.
+/// A container to be replaced, which must be recorded first.
 struct TargetRecord {
     container: String,
     /// Its ID, with scheme.
@@ -227,22 +227,22 @@ struct TargetRecord {
     kill: bool,
 }
 
-/// One pass over a request's containers.
+/// One evaluation of a request's containers.
 pub(crate) struct RequestEvaluation {
     request: Arc<RecreateRequest>,
-    /// Where each container is, in the request's order.
+    /// The step of each container, in the request's order.
     steps: Vec<(String, ContainerStep)>,
-    /// What may be begun now.
+    /// Stops that may start now.
     stops: Vec<StopAction>,
-    /// What must be written before anything is begun.
+    /// Targets that must be written before their stop starts.
     records: Vec<TargetRecord>,
-    /// Names of the containers whose stopping we have begun.
+    /// Names of the containers whose stop we have started.
     stop_begun: BTreeSet<String>,
-    /// When a container can be expected to be further without an event.
+    /// When the step of a container may change without an event.
     rechecks: Vec<(Duration, WaitReason)>,
-    /// The first container that failed, where that ends the request.
+    /// The first failed container, if it ends the request.
     failed_container: Option<String>,
-    /// Whether a container is begun and not done.
+    /// Whether a container is started and not done.
     in_progress: bool,
 }
 
@@ -283,7 +283,7 @@ impl RequestEvaluation {
         evaluation
     }
 
-    /// Adds one container; `closed` where one before it must be done first.
+    /// Adds one container; `blocked` if a previous one must be done first.
     fn add(
         &mut self,
         check: &ContainerCheck<'_>,
@@ -368,7 +368,7 @@ impl RequestEvaluation {
             .filter(|(_, step)| !matches!(step, ContainerStep::Succeeded | ContainerStep::Failed(_)))
     }
 
-    /// Ends that neither our memory nor the API server has yet.
+    /// Results that are neither in our state nor stored in the status.
     fn new_results(&self, observed: &Observed) -> Vec<(ContainerKey, ContainerResult)> {
         let mut results = Vec::new();
         for (name, step) in &self.steps {

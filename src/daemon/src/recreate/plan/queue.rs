@@ -1,4 +1,4 @@
-//! Which of a Pod's requests has its turn, and which ones end before their time.
+//! Which of a Pod's requests has its turn, and which ones end early.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use super::types::{
 use kruise_api::container_recreate_request::ContainerRecreateRequestPhase as Phase;
 use kruise_api::container_recreate_request::{DEADLINE_MESSAGE, NO_RUNTIME_PREFIX, POD_GONE_MESSAGE};
 
-/// What a request may do now.
+/// The turn of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RequestTurn {
-    /// It is carried out.
+    /// It runs.
     Next,
     /// It waits for the request of this name.
     Behind(String),
@@ -22,14 +22,14 @@ pub enum RequestTurn {
     Over(EndReason),
 }
 
-/// Why a request ends before its containers do.
+/// Why a request ends before its containers are done.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EndReason {
     /// Its `activeDeadlineSeconds` have passed.
     Deadline,
-    /// Its Pod is no longer there, or is on its way out.
+    /// Its Pod is deleted or terminating.
     PodDeleted,
-    /// Its containers belong to no runtime that could be asked.
+    /// Its containers belong to no available runtime.
     NoRuntime(String),
 }
 
@@ -44,9 +44,9 @@ impl EndReason {
     }
 }
 
-/// The requests that are not over for the API server, each with what it may do. A request in progress stays in
-/// turn; otherwise the oldest goes first. None has its turn while a container is still being stopped for a request
-/// that is over.
+/// The requests that are not completed in the API server, each with its turn. A request in progress keeps its turn;
+/// otherwise the oldest is first. No request has its turn while a container is still being stopped for one that has
+/// ended.
 pub fn request_turns(observed: &Observed, now: Clocks) -> Vec<(Arc<RecreateRequest>, RequestTurn)> {
     let mut active: Vec<&Arc<RecreateRequest>> = observed
         .requests
@@ -93,7 +93,7 @@ pub fn request_turns(observed: &Observed, now: Clocks) -> Vec<(Arc<RecreateReque
     turns
 }
 
-/// Whether we have begun it, though the API server may not know it yet.
+/// Whether we have started it, even if the API server does not have that status yet.
 fn has_attempt(observed: &Observed, request: &RecreateRequest) -> bool {
     observed
         .state
@@ -122,8 +122,7 @@ fn end_reason(observed: &Observed, request: &RecreateRequest, now: Clocks) -> Op
     }
 }
 
-/// What the request waits for before anything is stopped, where its Pod is to be not ready first, and
-/// when that can be expected to be over.
+/// What the request waits for before the first stop, if its Pod must be not ready first, and when that wait ends.
 pub fn unready_wait(
     request: &RecreateRequest,
     state: &RecreateState,

@@ -1,4 +1,4 @@
-//! What to tell the API server about a request: one write per transition, none where nothing changed.
+//! The status of a request: one write per transition, none without a change.
 
 use super::evaluate::strip_scheme;
 use super::queue::EndReason;
@@ -12,11 +12,11 @@ use kruise_api::container_recreate_request::{
     ContainerRecreateRequestStatus as Status, ContainerRecreateRequestSyncContainerStatus as Snapshot,
 };
 
-/// The status of a request that does nothing for now.
+/// The status of a request that only waits for now.
 pub fn waiting(request: &RecreateRequest, reason: &WaitReason) -> Option<StatusWrite> {
     let phase = match (reason, &request.status.phase) {
         (WaitReason::Queued { .. }, _) => Phase::Pending,
-        // The manager of either make acts on a request only once it is Recreating.
+        // The managers of both projects act on a request only once it is Recreating.
         (WaitReason::Unready | WaitReason::UnreadyGrace { .. }, _) => Phase::Recreating,
         (_, Phase::Other(_)) => Phase::Pending,
         (_, phase) => phase.clone(),
@@ -34,7 +34,7 @@ pub fn waiting(request: &RecreateRequest, reason: &WaitReason) -> Option<StatusW
     status_write(request, status, reason.condition_reason())
 }
 
-/// The status of the request in turn.
+/// The status of the request that has its turn.
 pub fn running(
     request: &RecreateRequest,
     pod: &NodePod,
@@ -56,7 +56,7 @@ pub fn running(
     if evaluation.records.is_empty() {
         return status_write(request, status, waits);
     }
-    // The stop waits for it, even where the API server says the same already but for what it dropped.
+    // The stop waits for this write, even if the stored status is equal except for dropped fields.
     Some(StatusWrite {
         request_uid: request.uid.clone(),
         status,
@@ -90,7 +90,7 @@ pub fn completed(
         })
         .collect();
     let snapshot = snapshot(request, pod, &states);
-    // A message would say that it was broken off; a container that failed is a usual end.
+    // A message would mean that it was aborted; a failed container is a normal end.
     status_write(
         request,
         completed_status(request, None, states, snapshot, now),
@@ -98,7 +98,7 @@ pub fn completed(
     )
 }
 
-/// The status of a request that ends before its containers do.
+/// The status of a request that ends before its containers are done.
 pub fn ended(
     request: &RecreateRequest,
     observed: &Observed,
@@ -130,7 +130,7 @@ pub fn ended(
     )
 }
 
-/// The status of a request that is over, once a stop that ran at its deadline has ended.
+/// The status of a completed request once a stop that ran at its deadline has ended.
 pub fn finished(request: &RecreateRequest, observed: &Observed) -> Option<StatusWrite> {
     request.status.completion_time.as_ref()?;
     let deadline_messages = [
@@ -175,7 +175,7 @@ pub fn finished(request: &RecreateRequest, observed: &Observed) -> Option<Status
     })
 }
 
-/// A state at the end of its request: failed, unless it was done.
+/// The state of a container at the end of its request: failed, unless it was done.
 fn failed_state(state: State, step: Option<&ContainerStep>, reason: &EndReason) -> State {
     if state.phase.is_finished() {
         return state;
@@ -210,7 +210,7 @@ fn completed_status(
     }
 }
 
-/// The write of `wanted`, unless the API server has it already.
+/// The write of `desired`, unless the API server has it already.
 fn status_write(
     request: &RecreateRequest,
     desired: Status,
@@ -259,7 +259,7 @@ fn urgency(stored: &Status, desired: &Status) -> Option<Urgency> {
     messages_differ.then_some(Urgency::IfUnchanged)
 }
 
-/// How messages begin that cannot wait: kubelet will not go on for some time.
+/// Prefix of messages that are written without delay: kubelet will not continue for some time.
 const KUBELET_MESSAGE_PREFIX: &str = "kubelet ";
 
 fn container_state(
@@ -300,7 +300,7 @@ fn step_state(request: &RecreateRequest, name: &str, step: &ContainerStep, stop_
         ContainerStep::Waiting => (Phase::Pending, None),
         ContainerStep::Succeeded => (Phase::Succeeded, None),
         ContainerStep::Failed(why) => (Phase::Failed, Some(why.clone()).filter(|why| !why.is_empty())),
-        // Not known whether it has begun: what was said stands.
+        // Unknown whether it has started: the stored phase and message are kept.
         ContainerStep::RuntimeUnavailable => (stored.phase.clone(), stored.message.clone()),
         step => (Phase::Recreating, Some(step.to_string())),
     };
@@ -314,14 +314,14 @@ fn step_state(request: &RecreateRequest, name: &str, step: &ContainerStep, stop_
     }
 }
 
-/// What the request itself says is to be replaced. It is repeated in the state: people see it there, and the
-/// manager sees that this daemon needs no help with the snapshot.
+/// The container ID in the request that is to be replaced. The state repeats it: users see it there, and the manager
+/// sees that this daemon needs no help with the snapshot.
 fn requested_target(request: &RecreateRequest, name: &str) -> Option<String> {
     let requested = request.containers.iter().find(|wanted| wanted.name == name)?;
     requested.recorded_id.clone().filter(|_| !request.force)
 }
 
-/// The state that the status has; of a container that it has none of, that nothing has begun.
+/// The state in the status; if there is none, a state of a container that was not started.
 fn stored_state(request: &RecreateRequest, name: &str) -> State {
     request.status.state(name).cloned().unwrap_or_else(|| State {
         name: name.to_owned(),
@@ -332,7 +332,7 @@ fn stored_state(request: &RecreateRequest, name: &str) -> State {
     })
 }
 
-/// What kubelet says of the new containers; what was said before where there is none yet.
+/// Kubelet's status of the new containers; the stored snapshot if there is none yet.
 fn snapshot(request: &RecreateRequest, pod: &NodePod, states: &[State]) -> Vec<Snapshot> {
     let snapshots: Vec<Snapshot> = request
         .containers

@@ -1,4 +1,4 @@
-//! The states of the machine, and how they are said to people.
+//! The states of the state machine and their messages.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,37 +7,37 @@ use jiff::Timestamp;
 
 use kruise_api::container_recreate_request::ContainerRecreateRequestPhase as Phase;
 
-/// Why a request waits, or what a look is set for.
+/// Why a request waits, or why it is requeued.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitReason {
-    /// Another request for the Pod comes first.
+    /// A different request for the Pod is first.
     Queued {
-        /// Its name.
+        /// Name of that request.
         behind: String,
     },
-    /// The manager has not taken the Pod out of its Services yet.
+    /// The manager has not removed the Pod from its Services yet.
     Unready,
     /// The Pod is not ready; its clients get time to notice.
     UnreadyGrace {
-        /// When that is over, by the API server's clock.
+        /// When the wait ends, by the API server's clock.
         until: Timestamp,
     },
-    /// The Pod cannot be read.
+    /// The Pod could not be read.
     PodUnknown(String),
-    /// The containers cannot be read.
+    /// The containers could not be read.
     RuntimeUnknown(String),
-    /// The request's end.
+    /// The request's deadline.
     Deadline,
-    /// A container is old enough to count.
+    /// A container reaches `minStartedSeconds`.
     MinStarted,
-    /// The runtime is asked again.
+    /// The stop is retried.
     Retry,
-    /// Nothing is expected; a look in case an event was missed.
+    /// No change is expected; a check in case an event was missed.
     Recheck,
 }
 
 impl WaitReason {
-    /// The reason of condition `Waiting`, where a request waits for this rather than for its own course.
+    /// The reason of condition `Waiting`, if the request waits for something outside its normal progress.
     #[must_use]
     pub fn condition_reason(&self) -> Option<&'static str> {
         match self {
@@ -54,7 +54,7 @@ impl fmt::Display for WaitReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Queued { behind } => write!(f, "waiting for ContainerRecreateRequest {behind} to end"),
-            // Also true in the seconds after it was made so, which are not worth a write.
+            // Also true in the seconds after the Pod was marked, for which no extra write is done.
             Self::Unready => f.write_str(
                 "kruise-manager marks the Pod not ready (condition PreRecreateGrace) before its containers are stopped",
             ),
@@ -74,64 +74,64 @@ impl fmt::Display for WaitReason {
     }
 }
 
-/// Where one container is.
+/// The step of one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ContainerStep {
-    /// Not begun.
+    /// Not started.
     Waiting,
-    /// Which container to replace is being written down before it is stopped.
+    /// The ID of the container to replace is being recorded before the stop.
     Recording,
-    /// All stops that the node does at a time are taken.
+    /// All stop slots of the node are occupied.
     WaitingForSlot,
     /// The preStop hook runs.
     Hook,
     /// TERM was sent.
     Stopping,
-    /// Its stop was begun, by a daemon that has ended since.
+    /// Its stop was started by a daemon that has ended since.
     Interrupted,
     /// It is being restarted for its environment, which will replace it.
     Restarting,
-    /// Kubelet says that it runs, and the runtime does not list it.
+    /// Kubelet reports that it runs, but the runtime does not list it.
     Unlisted,
     /// The runtime failed to stop it.
     Retry(String),
-    /// It has stopped, kubelet is to start the next.
+    /// It has stopped, and kubelet should start the next one.
     Stopped,
-    /// Kubelet holds the next back.
+    /// Kubelet delays the next start.
     BackOff {
-        /// When it starts it, by the API server's clock; none where kubelet does not say.
+        /// When it starts, by the API server's clock; none if kubelet does not report it.
         until: Option<Timestamp>,
-        /// Kubelet's own words.
+        /// Kubelet's message.
         message: String,
     },
-    /// Kubelet will probably hold the next back, though it has not said so yet.
+    /// Kubelet will probably delay the next start, but has not reported it yet.
     BackOffExpected {
-        /// When it is to start it, by the API server's clock.
+        /// When it should start, by the API server's clock.
         until: Timestamp,
-        /// How long it holds it back in all.
+        /// Length of the whole delay.
         span: Duration,
     },
-    /// Kubelet cannot start the next.
+    /// Kubelet cannot start the next one.
     StartFailed {
         /// Kubelet's reason.
         reason: String,
-        /// Kubelet's own words.
+        /// Kubelet's message.
         message: String,
     },
-    /// The next exists and does not run yet.
+    /// The next one exists and does not run yet.
     Starting,
-    /// The next runs and is not ready.
+    /// The next one runs and is not ready.
     NotReady,
-    /// The next is ready and must stay so for a while.
+    /// The next one is ready and must stay ready for some time.
     WaitingMinStarted {
-        /// What is left.
+        /// Remaining time.
         left: Duration,
     },
     /// The runtime does not answer.
     RuntimeUnavailable,
     /// Done.
     Succeeded,
-    /// Given up, and why.
+    /// Given up, with the reason.
     Failed(String),
 }
 
@@ -179,7 +179,7 @@ impl fmt::Display for ContainerStep {
 }
 
 impl ContainerStep {
-    /// The phase that a container in this step has in the status.
+    /// The phase of a container in this step.
     #[must_use]
     pub fn phase(&self) -> Phase {
         match self {
@@ -190,7 +190,7 @@ impl ContainerStep {
         }
     }
 
-    /// What is written in place of [`ContainerStep::at_deadline`] once a stop that ran at the deadline has ended.
+    /// The message that replaces [`ContainerStep::at_deadline`] once a stop that ran at the deadline has ended.
     #[must_use]
     pub fn after_deadline(error: Option<&str>) -> String {
         match error {
@@ -205,7 +205,7 @@ impl ContainerStep {
         }
     }
 
-    /// Says what had been done when the deadline came at this step.
+    /// The message for a container that was in this step at the deadline.
     #[must_use]
     pub fn at_deadline(&self) -> String {
         let suffix = match self {
@@ -216,7 +216,7 @@ impl ContainerStep {
         format!("activeDeadlineSeconds passed: {}{suffix}", self.progress_text())
     }
 
-    /// Says what had been done to the container up to this step.
+    /// The message about what was done to the container up to this step.
     #[must_use]
     pub fn progress_text(&self) -> String {
         match self {

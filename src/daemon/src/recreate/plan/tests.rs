@@ -1,4 +1,4 @@
-//! What must hold of the plan, whatever the node does.
+//! Invariants of the plan, whatever the node does.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::fake_node::{FakeContainer, FakeNode, Fault, LogEvent, Ms};
 use super::*;
 
-/// Long enough for every request that `scenario` makes to end.
+/// Long enough for every request of `any_world` to end.
 pub(super) const RUN_LIMIT: Ms = 2_000_000;
 
 pub(super) fn fake_container(
@@ -34,7 +34,7 @@ pub(super) fn fake_container(
     }
 }
 
-/// The condition that the manager sets when the Pod is not ready any more.
+/// The condition that the manager sets when the Pod is no longer ready.
 pub(super) fn not_ready(since: Timestamp) -> Condition {
     Condition {
         type_: kruise_api::keys::PRE_RECREATE_GRACE.to_owned(),
@@ -114,7 +114,7 @@ prop_compose! {
         world.crashes = crashes;
         world.foreign_crds = foreign_crds;
         if foreign_crds {
-            // OpenKruise's admission fails closed, so its requests always say what ran.
+            // OpenKruise's admission fails closed, so its requests always contain the running IDs.
             let wanted = world.arrivals.iter_mut().flat_map(|(_, request)| &mut request.containers);
             wanted.for_each(|wanted| wanted.recorded_id = Some("set at creation".into()));
         }
@@ -154,11 +154,11 @@ pub(super) fn writes(world: &FakeNode, uid: &str) -> usize {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.max(400)))]
 
-    /// Every request ends, whatever is killed, away or deleted; the world itself asserts on the way that
-    /// nothing is begun at or after a deadline, for a request that is over or on a container that does not
-    /// run, that each container gets the grace period that it has not had yet before KILL, however long the stop had
-    /// to wait or was repeated, that nothing but how a stop ended is written after completionTime, that equal facts give
-    /// equal plans, and that acting on a plan comes to rest.
+    /// Every request ends, whatever is killed, unavailable or deleted. On the way the fake node asserts that nothing
+    /// starts at or after a deadline, for a completed request or on a container that does not run; that each container
+    /// gets the unused part of its grace period before KILL, however long the stop had to wait or was repeated; that
+    /// only the result of a stop is written after completionTime; that equal input gives equal plans; and that acting
+    /// on a plan comes to rest.
     #[test]
     fn every_request_ends(mut world in any_world()) {
         prop_assert!(world.run(RUN_LIMIT), "{:#?}", world.log);
@@ -170,8 +170,8 @@ proptest! {
         }
     }
 
-    /// A request stops one container of each name and no other, also across restarts of the daemon; without
-    /// force it stops only what was running when it was made.
+    /// A request stops one container of each name and no other, also across restarts of the daemon; without force it
+    /// stops only containers that were running at its creation.
     #[test]
     fn a_request_stops_one_container_of_each_name(mut world in any_world()) {
         world.run(RUN_LIMIT);
@@ -189,9 +189,8 @@ proptest! {
         }
     }
 
-    /// What has begun is finished: without a crash of the daemon no hook and no stop of a container that runs is broken
-    /// off, and what is written
-    /// last of a stop that ran at the deadline is how it ended.
+    /// What has started is finished: without a crash of the daemon no hook and no stop of a running container is
+    /// cancelled, and the last status of a stop that ran at the deadline is its result.
     #[test]
     fn no_hook_or_stop_is_cancelled(mut world in any_world()) {
         world.crashes.clear();
@@ -204,7 +203,7 @@ proptest! {
         }
     }
 
-    /// Without a crash each hook runs once and each container is asked once to stop.
+    /// Without a crash each hook runs once and each container is stopped once.
     #[test]
     fn hooks_and_stops_run_once_without_a_crash(mut world in any_world()) {
         world.crashes.clear();
@@ -221,8 +220,8 @@ proptest! {
         }
     }
 
-    /// In an ordered request a container is begun only after the ones before it are done; in an unordered one
-    /// everything that runs is begun at the same moment.
+    /// In an ordered request a container starts only after the ones before it are done; in an unordered one everything
+    /// that runs starts at the same moment.
     #[test]
     fn ordered_recreate_is_sequential(mut world in any_world()) {
         world.crashes.clear();
@@ -262,7 +261,7 @@ proptest! {
         }
     }
 
-    /// A wall clock that is wrong by an hour changes neither what is done, nor when, nor what is said.
+    /// A wall clock that is wrong by an hour changes neither the actions, nor their times, nor the messages.
     #[test]
     fn wall_clock_skew_changes_nothing(world in any_world(), hours in prop::sample::select(vec![-1_i64, 1, 24])) {
         let mut right = world.clone();
@@ -273,8 +272,9 @@ proptest! {
         prop_assert_eq!(&right.log, &wrong.log);
     }
 
-    /// The next request begins at the moment at which the one before ended, was deleted or expired, and all that it had
-    /// begun has ended. (An ordered one may first have to wait for a container that kubelet has yet to start.)
+    /// The next request starts at the moment at which the previous one ended, was deleted or expired, and everything
+    /// that it had started has ended. (An ordered one may first have to wait for a container that kubelet has not
+    /// started yet.)
     #[test]
     fn next_recreate_request_begins_when_the_first_ends(mut world in any_world()) {
         world.crashes.clear();
@@ -295,7 +295,7 @@ proptest! {
             LogEvent::StatusWritten { request, status } if request == "one" && status.completion_time.is_some() => Some(*at),
             _ => None,
         });
-        let over = ended.or(deleted).expect("the first is over, or the second would not have begun");
+        let over = ended.or(deleted).expect("the first has ended, or the second would not have started");
         let stopped = world.log.iter().rev().find_map(|(at, event)| match event {
             LogEvent::StopEnded { request } if request == "one" => Some(*at),
             _ => None,
@@ -303,7 +303,7 @@ proptest! {
         let over = over.max(stopped.unwrap_or_default());
         let two = find_request(&world, "two").unwrap();
         let made = two.created_at.duration_since(super::fake_node::start_time()).as_millis() as Ms;
-        prop_assert!(begun >= over || made < over, "begun {begun}, first over at {over}");
+        prop_assert!(begun >= over || made < over, "started at {begun}, the first ended at {over}");
         if !two.ordered {
             prop_assert_eq!(begun, over.max(made));
         }
@@ -333,7 +333,7 @@ fn any_number() -> impl Strategy<Value = i64> {
 }
 
 prop_compose! {
-    /// A world of which every number and stamp that an object holds may be anything that its type holds.
+    /// An observation in which every number and timestamp of an object may have any value of its type.
     fn any_numbers()(
         mut world in any_world(),
         numbers in prop::collection::vec(any_number(), 5),
@@ -367,7 +367,7 @@ prop_compose! {
 }
 
 proptest! {
-    /// Numbers and stamps of objects are somebody's to choose.
+    /// Users choose the numbers and timestamps of objects.
     #[test]
     fn extreme_numbers_and_times_do_not_overflow(
         seen in any_numbers(), api in any_time(), wall in any_time(), mono in 0..u64::from(u32::MAX),

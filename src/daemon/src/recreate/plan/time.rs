@@ -1,4 +1,4 @@
-//! Spans of time that must be right even where a clock is not.
+//! Durations that must be right even if a clock is not.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use kruise_api::container_recreate_request::ContainerRecreateRequestPhase as Pha
 
 pub use crate::pods::bounded_seconds;
 
-/// A point that never comes: half the range, so that sums do not overflow.
+/// A time that is never reached: half the range, so that sums do not overflow.
 const NEVER: Duration = Duration::from_secs(u64::MAX / 4);
 
-/// Half the time after which kruise-manager ends a request that no daemon has taken up.
+/// Half the time after which kruise-manager ends a request that no daemon has started.
 const LATE_AFTER: Duration = Duration::from_secs(30);
 
-/// What lies between two stamps of one clock; nothing where they are in the wrong order.
+/// The time between two timestamps of one clock; zero if they are in the wrong order.
 fn saturating_between(earlier: Timestamp, later: Timestamp) -> Duration {
     Duration::try_from(later.duration_since(earlier)).unwrap_or_default()
 }
@@ -28,24 +28,23 @@ pub fn deadline(request: &RecreateRequest) -> Option<Timestamp> {
     request.created_at.checked_add(after).ok()
 }
 
-/// Whether nobody has taken the request up for so long that kruise-manager may be about to end it.
+/// Whether the request was not started for so long that kruise-manager may be about to end it.
 pub fn is_late(request: &RecreateRequest, now: Clocks) -> bool {
     matches!(request.status.phase, Phase::Other(_))
         && saturating_between(request.created_at, now.api) >= LATE_AFTER
 }
 
-/// A moment of the API server's clock, in the daemon's own count.
+/// Converts a time of the API server's clock to the daemon's monotonic time.
 pub fn to_mono(at: Timestamp, now: Clocks) -> Duration {
     (now.mono + saturating_between(now.api, at)).min(NEVER)
 }
 
 /// How long a container has been running.
 ///
-/// The runtime's stamp and the node's clock give that to the nanosecond, unless the clock was set in
-/// between. So the result is believed only if it lies between two spans that no clock can bend: since the
-/// daemon first saw the container run, and since the one before was stopped or, where the daemon did not
-/// do that in this life, since the request was made. Otherwise the first of these counts, which errs on
-/// the side of waiting.
+/// The runtime's timestamp and the node's clock give that to the nanosecond, unless the clock was set in between. So
+/// the result is used only if it lies between two durations that no clock can change: since the daemon first saw the
+/// container run, and since the previous one was stopped or, if this process did not stop it, since the request was
+/// created. Otherwise the first of these is used, which errs on the side of waiting.
 pub fn running_for(
     container: &ObservedContainer,
     request: &RecreateRequest,
@@ -68,10 +67,10 @@ pub fn running_for(
     }
 }
 
-/// How long the Pod has been not ready on the request's behalf.
+/// How long the Pod has been not ready for the request.
 ///
-/// The stamp is cut to seconds and comes from another machine, so it counts from a second later on, and
-/// only where it is younger than the request; the daemon's own first sight of it is always true.
+/// The timestamp is truncated to seconds and comes from another machine, so it counts from a second later, and only if
+/// it is newer than the request; the time since the daemon first observed it is always valid.
 pub fn unready_for(
     since: Timestamp,
     observed_at: Option<Duration>,
@@ -86,29 +85,29 @@ pub fn unready_for(
     observed.max(saturating_between(since, now.api).saturating_sub(Duration::from_secs(1)))
 }
 
-/// Until when kubelet holds a container back, by the API server's clock: its message names the span
-/// (`back-off 10s restarting …`), which counts from the end of the container before, by the node's clock.
+/// The end of kubelet's back-off of a container, by the API server's clock: its message contains the duration
+/// (`back-off 10s restarting …`), which counts from the end of the previous container, by the node's clock.
 pub fn back_off_until(message: &str, ended: Option<Timestamp>, now: Clocks) -> Option<Timestamp> {
     let span = go_duration(message.strip_prefix("back-off ")?.split(' ').next()?)?;
     let elapsed = ended.map_or(Duration::ZERO, |ended| saturating_between(ended, now.wall));
     let left = span.checked_sub(elapsed)?;
-    // Whole seconds, so that the same moment is not said in two ways.
+    // Whole seconds, so that the same time always has the same text.
     now.api.checked_add(left).ok()?.round(Unit::Second).ok()
 }
 
-/// A restart back-off that kubelet is expected to keep.
+/// An expected restart back-off of kubelet.
 pub struct RestartBackOff {
     /// Its length.
     pub duration: Duration,
     /// Its end, by the API server's clock.
     pub until: Timestamp,
-    /// What is left of it.
+    /// Remaining time.
     pub remaining: Duration,
 }
 
-/// The restart back-off of a container that has just ended. Kubelet says nothing of it before its next pass
-/// over the Pod, which is about when it is over, so this goes by kubelet's own rule: none at the first
-/// restart, then 10 s, doubling up to 5 min, counted from the end; forgotten after 10 min without a restart.
+/// The restart back-off of a container that has just ended. Kubelet does not report it before its next sync of the Pod,
+/// which is about when it is over, so this follows kubelet's own rule: none at the first restart, then 10 s, doubling
+/// up to 5 min, counted from the end; reset after 10 min without a restart.
 pub fn expected_back_off(status: &PodContainerStatus, now: Clocks) -> Option<RestartBackOff> {
     let doublings = u32::try_from(status.restart_count).ok()?.checked_sub(1)?;
     let ended = status.last_termination.filter(|_| !status.running)?;
@@ -128,11 +127,11 @@ pub fn expected_back_off(status: &PodContainerStatus, now: Clocks) -> Option<Res
     })
 }
 
-/// Kubelet's restart back-off, and the pause after which it starts from the beginning.
+/// Kubelet's restart back-off, and the time after which it is reset.
 const KUBELET_BACK_OFF: Backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(300));
 const BACK_OFF_RESET: Duration = Duration::from_secs(600);
 
-/// Reads `1m20s`, `10s`, `2h`, as Go prints durations of whole seconds.
+/// Parses `1m20s`, `10s`, `2h`, the Go format of durations of whole seconds.
 fn go_duration(text: &str) -> Option<Duration> {
     let mut total = 0_u64;
     let mut number = None;
@@ -178,7 +177,7 @@ mod tests {
     #[test]
     fn restart_back_off_ends_when_kubelet_says() {
         let text = "back-off 1m20s restarting failed container=a pod=b";
-        // The node's clock is an hour ahead, which must not show.
+        // The node's clock is an hour ahead, which must not affect the result.
         let until = back_off_until(text, Some(at(3600)), now(5, 3605, 0));
         assert_eq!(until, Some(at(80)));
         assert_eq!(
@@ -202,7 +201,7 @@ mod tests {
             }),
             ..PodContainerStatus::default()
         };
-        // The node's clock is an hour ahead, which must not show.
+        // The node's clock is an hour ahead, which must not affect the result.
         let expected_until = |status: &PodContainerStatus| {
             expected_back_off(status, now(50, 3650, 0)).map(|back_off| back_off.until)
         };
@@ -214,7 +213,7 @@ mod tests {
         assert_eq!(expected_until(&status(1, 3600, 3649)), Some(at(59)));
         assert_eq!(expected_until(&status(3, 3600, 3649)), Some(at(89)));
         assert_eq!(expected_until(&status(60, 3600, 3649)), Some(at(349)));
-        assert_eq!(expected_until(&status(1, 3600, 3640)), None, "it is over");
+        assert_eq!(expected_until(&status(1, 3600, 3640)), None, "it has ended");
         assert_eq!(
             expected_until(&status(1, 3000, 3649)),
             None,

@@ -1,4 +1,4 @@
-//! What the plan is told and what it answers.
+//! Input and output of the plan.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,53 +11,53 @@ use super::steps::{ContainerStep, WaitReason};
 use crate::pods::{NodePod, Port};
 use kruise_api::container_recreate_request::ContainerRecreateRequestStatus as Status;
 
-/// The three clocks of one moment. Nothing is ever compared across two of them.
+/// The same moment on three clocks. Times of different clocks are never compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clocks {
-    /// The API server's time: deadlines and grace periods of objects count on it.
+    /// The API server's time, for deadlines and grace periods of objects.
     pub api: Timestamp,
-    /// The node's wall clock: the runtime's and kubelet's time stamps count on it. It may be wrong.
+    /// The node's wall clock, for timestamps of the runtime and kubelet. It may be wrong.
     pub wall: Timestamp,
-    /// Time since the daemon started; never steps.
+    /// Time since the daemon started; monotonic.
     pub mono: Duration,
 }
 
-/// A ContainerRecreateRequest, reduced to what is decided on.
+/// A ContainerRecreateRequest, reduced to the input of decisions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RecreateRequest {
-    /// Its UID: who it is.
+    /// UID of the request.
     pub uid: String,
-    /// Its namespace, which is also its Pod's.
+    /// Namespace of the request and its Pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the request.
     pub name: String,
-    /// The version that `status` was read at; a write on top of another one is a conflict.
+    /// The version that `status` was read at; a write on top of a different one is a conflict.
     pub resource_version: String,
     /// When it was created.
     pub created_at: Timestamp,
-    /// Whether its deletion has been asked for.
+    /// Whether it has a deletionTimestamp.
     pub terminating: bool,
     /// The Pod's name.
     pub pod_name: String,
-    /// The Pod's UID as admission recorded it; none where admission was down.
+    /// The Pod's UID as recorded by admission; none if admission was down.
     pub pod_uid: Option<String>,
-    /// What to recreate, in order.
+    /// Containers to recreate, in order.
     pub containers: Vec<RequestedContainer>,
-    /// Whether a container's failure leaves the others alone.
+    /// Whether the other containers continue after a failure.
     pub ignore_failures: bool,
-    /// One container after the other.
+    /// Whether containers are recreated one after the other.
     pub ordered: bool,
-    /// Stop containers even where they were replaced since the request was made.
+    /// Stop containers even if they were replaced since the request was created.
     pub force: bool,
-    /// Seconds that a container gets to stop; the Pod's own where none.
+    /// Grace period of the containers in seconds; the Pod's own if none.
     pub grace_seconds: Option<i64>,
-    /// Seconds that the Pod is not ready before anything is stopped.
+    /// Seconds that the Pod must be not ready before the first stop.
     pub unready_grace_seconds: Option<i64>,
     /// Seconds that a new container must have been running.
     pub min_started_seconds: i64,
     /// Seconds from its creation to its end, done or not.
     pub deadline_seconds: Option<i64>,
-    /// Its status.
+    /// Status of the request.
     pub status: Status,
 }
 
@@ -66,45 +66,45 @@ pub struct RecreateRequest {
 pub struct RequestedContainer {
     /// Its name.
     pub name: String,
-    /// ID (with scheme) that ran when the request was made; none where admission was down.
+    /// ID (with scheme) that ran when the request was created; none if admission was down.
     pub recorded_id: Option<String>,
 }
 
-/// What is known about the Pod.
+/// The observation of the Pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PodObservation {
-    /// It is here.
+    /// The Pod exists on this node.
     Present(Arc<NodePod>),
     /// The API server has no such Pod on this node.
     NotFound,
-    /// Not known for now, and why.
+    /// The Pod could not be read for now, with the reason.
     Unknown(String),
 }
 
-/// What is known about the Pod's containers.
+/// The observation of the Pod's containers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RuntimeObservation {
     /// The newest container of each name.
     Listed {
-        /// The scheme of container IDs.
+        /// Scheme of the container IDs.
         scheme: String,
-        /// The containers.
+        /// Newest containers by name.
         containers: Vec<ObservedContainer>,
     },
-    /// Not known for now, and why.
+    /// The containers could not be read for now, with the reason.
     Unknown(String),
-    /// It cannot be known, and why.
+    /// The containers can never be read, with the reason.
     Unavailable(String),
 }
 
-/// The newest container of one name, as the runtime says.
+/// The newest container of one name in the runtime.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObservedContainer {
     /// ID without scheme.
     pub id: String,
     /// Its name.
     pub name: String,
-    /// What it is doing.
+    /// State in the runtime.
     pub state: RunState,
     /// When it was started, by the node's clock.
     pub started_at: Option<Timestamp>,
@@ -114,12 +114,12 @@ pub struct ObservedContainer {
     pub restarting: bool,
 }
 
-/// What a container is doing.
+/// State of a container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RunState {
-    /// Made, not started.
+    /// Created, not started.
     Created,
-    /// Its process runs, or the runtime cannot say that it does not.
+    /// Its process runs, or the runtime cannot exclude that.
     #[default]
     Running,
     /// Its process has ended.
@@ -135,135 +135,135 @@ pub struct ContainerKey {
     pub container: String,
 }
 
-/// How far the daemon is with stopping one container; forgotten when it restarts.
+/// The progress of stopping one container; lost when the daemon restarts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StopAttempt {
     /// Name of the request.
     pub request_name: String,
     /// ID (without scheme) of the container to be stopped.
     pub target: String,
-    /// When its preStop hook or its stop was begun first; none while it waits for a slot.
+    /// When its preStop hook or its stop first started; none while it waits for a slot.
     pub begun_at: Option<Duration>,
-    /// Whether its preStop hook is over, if it has one; where the runtime went away meanwhile it runs again.
+    /// Whether its preStop hook, if any, has ended; it runs again if the runtime disconnected during it.
     pub hook_done: bool,
-    /// How much of the grace period is used up: by the hook, and by stops that the runtime carried out without success.
+    /// Used part of the grace period: by the hook, and by stops that the runtime tried without success.
     pub grace_spent: Duration,
-    /// How far it is.
+    /// Stage of the stop.
     pub stage: StopStage,
-    /// Whether it is in progress right now. Where it is not, the stage says how it ended.
+    /// Whether it is running right now. If not, the stage is its result.
     pub in_progress: bool,
 }
 
 /// A step of stopping a container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopStage {
-    /// Waits for a slot among the stops of this node.
+    /// Waits for a stop slot of this node.
     Queued,
     /// The preStop hook runs.
     Hook,
-    /// The runtime has been asked to stop it.
+    /// The runtime was called to stop it.
     Stopping,
-    /// The runtime says that it is stopped, since then.
+    /// The runtime reported it as stopped, at this time.
     Stopped(Duration),
-    /// The runtime could not; it is asked again.
+    /// The runtime failed to stop it; the stop is retried.
     Retry {
-        /// When.
+        /// Time of the retry.
         retry_at: Duration,
-        /// What it said.
+        /// Error of the runtime.
         error: String,
     },
-    /// The runtime will not.
+    /// The runtime permanently refuses to stop it.
     Refused(String),
 }
 
-/// What the daemon remembers about a Pod between two looks at it.
+/// The daemon's state of a Pod between two reconciles.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RecreateState {
-    /// Stops begun.
+    /// Started stops.
     pub attempts: BTreeMap<ContainerKey, StopAttempt>,
-    /// IDs (with scheme) that the API server was told are to be replaced; it may have dropped them.
+    /// Target IDs (with scheme) that were written to the API server; it may have dropped them.
     pub targets: BTreeMap<ContainerKey, String>,
-    /// Containers that are done, though the API server may not know it yet.
+    /// Results of containers that are done, even if the API server does not have them yet.
     pub results: BTreeMap<ContainerKey, ContainerResult>,
-    /// When a request's condition `PreRecreateGrace` was first seen true, by request UID.
+    /// When a request's condition `PreRecreateGrace` was first observed as true, by request UID.
     pub unready_observed_at: BTreeMap<String, Duration>,
 }
 
-/// The end of one container.
+/// The result of one container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerResult {
-    /// Succeeded, or failed with this message.
+    /// The message of a failure; none after success.
     pub failed: Option<String>,
 }
 
-/// Everything that is known about one Pod.
+/// Everything that is observed about one Pod.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
-    /// The requests for the Pod that are not over.
+    /// Requests for the Pod that are not completed, or whose stops still run.
     pub requests: Vec<Arc<RecreateRequest>>,
     /// The Pod.
     pub pod: PodObservation,
-    /// Its containers.
+    /// The Pod's containers.
     pub runtime: RuntimeObservation,
-    /// What we did so far.
+    /// The daemon's own state of the Pod.
     pub state: RecreateState,
 }
 
 /// What to do about one Pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// Hooks and stops in progress to break off.
+    /// Hooks and stops in progress to cancel.
     pub cancel: Vec<ContainerKey>,
-    /// Hooks and stops to begin now.
+    /// Hooks and stops to start now.
     pub stops: Vec<StopAction>,
     /// Statuses to write.
     pub writes: Vec<StatusWrite>,
-    /// Containers found done in this look.
+    /// New results of containers.
     pub results: Vec<(ContainerKey, ContainerResult)>,
-    /// When to look again at the latest, and why.
+    /// When to requeue at the latest, and why.
     pub requeue: Option<Requeue>,
-    /// What each request is at.
+    /// Progress of each request.
     pub progress: Vec<RequestProgress>,
 }
 
-/// One act of stopping a container.
+/// The stop of one container.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StopAction {
-    /// Which container of which request.
+    /// The container and its request.
     pub key: ContainerKey,
     /// Name of the request, for the event.
     pub request_name: String,
     /// ID (without scheme) of the container.
     pub target: String,
-    /// Whether this is the first act on the container, which is when an event is due.
+    /// Whether this is the first action on the container, which publishes an event.
     pub first_attempt: bool,
-    /// The request's deadline, by the daemon's own count: what has no slot by then is not begun.
+    /// The request's deadline, as monotonic time: a stop without a slot by then is not started.
     pub deadline: Option<Duration>,
-    /// What to do.
+    /// How to stop the container.
     pub params: StopParams,
 }
 
-/// How a container is stopped: its preStop hook where it is still to be run, then TERM, then KILL.
+/// How a container is stopped: its preStop hook if it has not run yet, then TERM, then KILL.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StopParams {
-    /// The hook.
+    /// Hook to run before TERM.
     pub hook: Option<PreStopHook>,
-    /// What is left of the grace period, for hook and stop together.
+    /// The rest of the grace period, for hook and stop together.
     pub grace_period: Duration,
 }
 
-/// The least that a container gets between TERM and KILL, as kubelet has it.
+/// The minimum time between TERM and KILL, as in kubelet.
 pub const MIN_GRACE_PERIOD: Duration = Duration::from_secs(2);
 
 impl StopParams {
-    /// The time between TERM and KILL after a hook that has taken `hook`; of that only whole seconds count.
+    /// The time between TERM and KILL after a hook that took `hook_time`; only its whole seconds count.
     #[must_use]
     pub fn termination_grace(&self, hook_time: Duration) -> Duration {
         grace_left(self.grace_period, hook_time).max(MIN_GRACE_PERIOD)
     }
 }
 
-/// What is left of a grace period; of the time spent only whole seconds count, as kubelet has it.
+/// The rest of a grace period; only whole seconds of the spent time count, as in kubelet.
 pub fn grace_left(grace: Duration, spent: Duration) -> Duration {
     grace.saturating_sub(Duration::from_secs(spent.as_secs()))
 }
@@ -271,54 +271,54 @@ pub fn grace_left(grace: Duration, spent: Duration) -> Duration {
 /// A preStop hook, from the Pod's own spec.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PreStopHook {
-    /// What to run.
+    /// The handler to run.
     pub handler: LifecycleHandler,
-    /// Ports of the container, for a hook that names one.
+    /// Ports of the container, for a hook that references one by name.
     pub ports: Vec<Port>,
-    /// The Pod's address, for a hook that names no host.
+    /// The Pod's address, for a hook without a host.
     pub host: Option<String>,
 }
 
-/// A status to be written.
+/// A status to write.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StatusWrite {
     /// UID of the request.
     pub request_uid: String,
-    /// The whole status that the daemon wants, but for its conditions: those follow from the rest when it is written.
+    /// The complete desired status without its conditions, which are derived from it when it is written.
     pub status: Status,
-    /// What kind of thing the message says that the request waits for, if it waits.
+    /// The reason of condition `Waiting`, if the request waits.
     pub waiting_reason: Option<&'static str>,
-    /// How soon.
+    /// When to write it.
     pub urgency: Urgency,
 }
 
 /// How soon a status must be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
-    /// At once: somebody waits for it.
+    /// At once: an action or a client waits for it.
     Now,
-    /// Within a tenth of a second, together with what changes meanwhile.
+    /// Within a tenth of a second, together with other changes.
     Soon,
-    /// Only if it stays like this for some seconds.
+    /// Only if it stays the same for some seconds.
     IfUnchanged,
 }
 
-/// When to look again.
+/// When to requeue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requeue {
-    /// The moment, by the daemon's own count.
+    /// The monotonic time.
     pub at: Duration,
-    /// What is expected then.
+    /// The expected event.
     pub reason: WaitReason,
 }
 
-/// What one request is at, for people.
+/// The progress of one request, for users.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestProgress {
     /// UID of the request.
     pub request_uid: String,
     /// Why the request as a whole waits.
     pub wait_reason: Option<WaitReason>,
-    /// Where each container is.
+    /// The step of each container.
     pub containers: Vec<(String, ContainerStep)>,
 }

@@ -1,4 +1,4 @@
-//! What is filled in, refused and warned of, given what the API server said.
+//! Defaults, rejections and warnings for different answers of the API server.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use super::*;
@@ -90,7 +90,7 @@ fn defaulted_templates_replace_the_originals() {
     assert!(warnings.iter().any(|warning| warning.contains("gone")));
 }
 
-/// A manifest that was applied before the check can be applied again.
+/// A manifest that was applied before this check existed can be applied again.
 #[test]
 fn strict_allows_last_applied_unknown_fields() {
     let containers = |all: Value| changed(json!({ "template": { "spec": { "containers": all } } }));
@@ -121,7 +121,7 @@ fn strict_allows_last_applied_unknown_fields() {
             None
         );
     }
-    // Stored while no webhook served.
+    // Stored while no webhook was running.
     let mut stored = update(Some("{}".to_owned()));
     stored.old = Some(Object::for_test(json!({
         "metadata": { "annotations": { LAST_APPLIED: "{}" } }, "spec": new,
@@ -178,14 +178,14 @@ fn invalid_fields_are_refused_by_path() {
     ] {
         let why = denied(validate_request(&request(spec.clone(), None), &[], None));
         assert!(why.contains(message), "{message} is not in {why}");
-        // What is stored stays updatable.
+        // A stored object can still be updated.
         let mut scaled = spec.clone();
         scaled["replicas"] = json!(7);
         allowed(validate_request(&request(scaled, Some(spec)), &[], None));
     }
     assert!(validate(&spec()).is_empty());
     let stored = hook(json!({ "finalizersHandler": ["plain"], "labelsHandler": { "a b": "-" } }));
-    assert!(validate(&stored).is_empty(), "a stored hook stops no rollout");
+    assert!(validate(&stored).is_empty(), "a stored hook blocks no rollout");
 }
 
 #[test]
@@ -268,7 +268,7 @@ fn invalid_pre_download_values_warn() {
     let valid = json!({ "imagePreDownloadParallelism": "10", "imagePreDownloadMinUpdatedReadyPods": 0 });
     assert!(warnings(valid).is_empty());
 
-    // What v1alpha1 has as an annotation, and no field of v1beta1 can hold.
+    // Annotations of v1alpha1 with values that no field of v1beta1 can have.
     for (value, fine) in [("20%", true), ("a few", false), ("a%", false), ("-1%", false)] {
         let key = "apps.kruise.io/image-predownload-min-updated-ready-pods";
         let mut review_request = request(spec(), None);
@@ -333,7 +333,7 @@ fn in_place_only_refuses_immutable_changes() {
     }
 }
 
-/// Without its gate a resize is never made, so that Pods would wait for it for ever, and with it for their image.
+/// Without its gate a resize never happens: Pods would wait for it forever, and so would their image update.
 #[test]
 fn in_place_only_resize_needs_the_gate() {
     let template = |cpu: &str, image: &str| {

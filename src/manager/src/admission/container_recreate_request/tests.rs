@@ -185,7 +185,7 @@ fn unsuitable_pods_are_refused() {
     );
 }
 
-/// An ended Pod whose sidecars are still being ended may have them recreated.
+/// Sidecars of a terminal Pod can be recreated while they are being stopped.
 #[test]
 fn sidecars_of_a_finished_pod_are_recreated() {
     let lookup = pod(|pod| {
@@ -222,9 +222,8 @@ fn unsuitable_containers_are_refused() {
 }
 
 proptest! {
-    /// Whatever is asked, a request that passes says of each container what ran, once each, and nothing of
-    /// what the user wrote is lost; deciding once more about what was decided is refused, for then the
-    /// read-only fields are there.
+    /// An admitted request records each container once and keeps everything that the user wrote. Deciding again about
+    /// the result rejects it, because the read-only fields are set.
     #[test]
     fn admitted_requests_are_complete(names in proptest::collection::vec("app|log|late|proxy|setup|x", 0..4), note in "[a-z]{0,3}") {
         let containers: Vec<_> = names.iter().map(|name| json!({ "name": name })).collect();

@@ -1,4 +1,4 @@
-//! Acts on claims.
+//! Actions on PersistentVolumeClaims.
 
 use std::time::Instant;
 
@@ -7,13 +7,14 @@ use kube::Api;
 use serde_json::{Value, json};
 
 use crate::cloneset::context::CloneSetContext;
+use crate::cloneset::fetch::fetch_claim;
 use crate::cloneset::history::controller_reference;
 use crate::cloneset::observe::versioned_claim;
 use crate::cloneset::plan::{ClaimPatch, OrphanClaim};
 use crate::view::ClaimView;
 use kruise_cluster::{Error, Key, write};
 
-/// Makes a claim. One that is there will do, if it is the CloneSet's and stays.
+/// Creates a claim. An existing one is accepted if the CloneSet owns it and it is not terminating.
 pub(super) async fn create_claim(ctx: &CloneSetContext<'_>, claim: &Value) -> Result<(), Error> {
     let api: Api<PersistentVolumeClaim> =
         Api::namespaced(ctx.manager.cluster.client.clone(), ctx.namespace());
@@ -41,24 +42,14 @@ fn cache_claim(ctx: &CloneSetContext<'_>, stored: &PersistentVolumeClaim) {
     ctx.index().claims.apply_write(&key, entry, Instant::now());
 }
 
-/// Reads a claim from the API server itself, and takes note of it.
-pub async fn fetch_claim(ctx: &CloneSetContext<'_>, name: &str) -> Result<Option<ClaimView>, Error> {
-    let found = write::get(&ctx.api::<PersistentVolumeClaim>(), name).await?;
-    let view = found.as_ref().map(ClaimView::from_object);
-    let key = ctx.key(name);
-    let entry = view.as_ref().map(|view| versioned_claim(&key, view));
-    ctx.index().claims.apply_read(&key, entry, Instant::now());
-    Ok(view)
-}
-
-/// Gives a claim another owner.
+/// Changes the owners of a claim.
 pub(super) async fn patch_claim(ctx: &CloneSetContext<'_>, claim: &ClaimPatch) -> Result<(), Error> {
     let ClaimPatch { name, uid, patch } = claim;
     match write::patch_strategic(&ctx.api(), name, patch).await {
         Ok(stored) => cache_claim(ctx, &stored.object()?),
         Err(error) if error.retryable() && !error.conflict() => return Err(error),
         Err(error) => {
-            // One that is gone needs no other owner, and another of its name may not get it.
+            // A deleted claim needs no other owner, and another claim of its name must not get it.
             let found = fetch_claim(ctx, name).await?;
             if found.is_some_and(|found| found.claim.uid == *uid) {
                 return Err(error);
@@ -68,7 +59,7 @@ pub(super) async fn patch_claim(ctx: &CloneSetContext<'_>, claim: &ClaimPatch) -
     Ok(())
 }
 
-/// Makes claims the CloneSet's that are nobody's, by what the API server itself says of them now.
+/// Adopts orphaned claims, after a live read of each.
 pub(super) async fn adopt_claims(ctx: &CloneSetContext<'_>, claims: &[OrphanClaim]) -> Result<(), Error> {
     for OrphanClaim {
         name,
@@ -92,7 +83,6 @@ pub(super) async fn adopt_claims(ctx: &CloneSetContext<'_>, claims: &[OrphanClai
     Ok(())
 }
 
-/// Deletes a claim.
 pub(super) async fn delete_claim(ctx: &CloneSetContext<'_>, name: &str, uid: &str) -> Result<(), Error> {
     write::delete(&ctx.api::<PersistentVolumeClaim>(), name, uid).await?;
     ctx.index()

@@ -26,7 +26,7 @@ fn clone_set_view(app: &str) -> Arc<CloneSetView> {
     Arc::new(CloneSetView::from(&*clone_set(app)))
 }
 
-/// Names of the Pods that belong to the CloneSet, after it was told so much.
+/// Names of the Pods that the index assigns to the CloneSet.
 fn pods_of(index: &Index, app: &str) -> Vec<String> {
     let pods = index.owned_objects(&clone_set(app)).pods;
     pods.iter().map(|pod| pod.name.clone()).collect()
@@ -62,9 +62,9 @@ fn orphans_are_indexed_by_the_selecting_clone_set() {
     assert_eq!(
         index.orphans["set-web"].len(),
         2,
-        "what others have is not looked at"
+        "objects of other CloneSets are not read"
     );
-    // It is another's now, and back again.
+    // Another object controls it now, then the CloneSet again.
     update_pod(
         &mut index,
         "late",
@@ -73,7 +73,7 @@ fn orphans_are_indexed_by_the_selecting_clone_set() {
     );
     assert_eq!(pods_of(&index, "web"), ["early"]);
     assert_eq!(pods_of(&index, "db"), ["late"]);
-    // A write of ours adopted it, which no watch has told yet.
+    // One of our writes adopted it; no watch has shown that yet.
     let mut adopted = Pod::clone(early.workload_pod.as_ref().unwrap());
     adopted.controller = Some(Owner::clone_set(&clone_set("web").metadata));
     adopted.resource_version = "5".to_owned();
@@ -100,7 +100,7 @@ fn ephemeral_claims_of_pods_are_not_reclaimed() {
     } }));
     let key = Key::namespaced("n", "s-abcde");
     index.pods.apply_watch(&key, versioned_pod(&key, Arc::new(pod)));
-    // The second is of an ephemeral volume.
+    // The second claim is of an ephemeral volume.
     for (name, instance) in [("data-s-abcde", "abcde"), ("s-abcde-scratch", "")] {
         let (name, instance) = (name.to_owned(), instance.to_owned());
         let view = ClaimView {
@@ -124,7 +124,8 @@ fn ephemeral_claims_of_pods_are_not_reclaimed() {
     assert_eq!((owned_by_pod.len(), names.collect()), (1, vec!["data-s-abcde"]));
 }
 
-/// The objects of CloneSet `set`: its Pod, its claim and its revision of that number, at version `version`.
+/// Watch events for the objects of CloneSet `set`: its Pod, its claim and its revision with that number, at version
+/// `version`.
 fn owned_objects_of(set: usize, at: usize, version: &str) -> [WatchEvent; 3] {
     let (name, owner) = (
         format!("{set}-{at}"),
@@ -173,7 +174,7 @@ fn owned_objects_of(set: usize, at: usize, version: &str) -> [WatchEvent; 3] {
     ]
 }
 
-/// How many objects are looked at for one change of each kind that one of so many CloneSets owns so many of.
+/// Number of objects that are read for one change of each kind, if each of `sets` CloneSets owns `each` objects of it.
 fn count_lookups(sets: usize, each: usize) -> usize {
     let mut index = Index::default();
     for set in (0..sets).map(|set| set.to_string()) {
@@ -225,17 +226,17 @@ fn lookup_cost_is_independent_of_other_clone_sets() {
     let alone = count_lookups(2, 10);
     assert_eq!(count_lookups(200, 10), alone);
     assert_eq!(count_lookups(2, 20), 2 * alone);
-    // Once to see them, and once to see whether writes of ours are confirmed.
+    // Once to read them, and once to check whether our writes are confirmed.
     assert_eq!(alone, 4 * 2 * 3 * 10, "four changes, ten objects of three kinds");
 }
 
-/// A reference to the CloneSet `web` in namespace `n`, as the API server resolves it.
+/// The owner reference to the CloneSet `web` in namespace `n`, as the API server resolves it.
 fn reference() -> serde_json::Value {
     json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "name": "web", "uid": "set-web", "controller": true })
 }
 
-/// The names that a CloneSet `web` in `n` takes for its own, of Pods, claims, revisions and jobs, where there is one of each
-/// with this owner in this namespace.
+/// The numbers of Pods, claims, revisions and jobs that CloneSet `web` in `n` owns, if there is one of each with this
+/// owner in this namespace.
 fn count_owned(namespace: &str, owner: &serde_json::Value) -> [usize; 4] {
     let mut index = Index::default();
     let metadata = json!({ "name": "forged", "namespace": namespace, "uid": "forged", "resourceVersion": "1",

@@ -1,4 +1,4 @@
-//! What is planned so far.
+//! Collects the actions, waits and errors of a plan.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,10 +8,10 @@ use super::types::{Action, CloneSetEvent, FailureSubject, PatchReason, Plan};
 use super::view::PlanView;
 use kruise_workload::in_place::{Pod, PodWrite};
 
-/// How many bytes a reason has at most.
+/// Maximum bytes of a reason.
 pub(super) const MAX_REASON_BYTES: usize = 500;
 
-/// What kind of wait, the one that tells most first: the reason of the condition.
+/// Kinds of waits, the most informative first; the reason of the condition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum WaitReason {
     TemplateRefused,
@@ -54,13 +54,12 @@ impl WaitReason {
         }
     }
 
-    /// Whether there are events with what was tried or found, so that none is to tell of the wait.
+    /// Whether events of the attempt or its error already exist, so that the wait needs no event.
     pub fn has_events(self) -> bool {
         matches!(self, Self::TemplateRefused | Self::Failed | Self::ScaleUpLimited)
     }
 }
 
-/// Writes that a Pod needs.
 pub(super) struct PendingWrites {
     pub writes: Vec<PodWrite>,
     pub reason: PatchReason,
@@ -68,25 +67,25 @@ pub(super) struct PendingWrites {
     pub exclusive: bool,
 }
 
-/// What is planned so far.
+/// The plan so far.
 #[derive(Default)]
 pub(super) struct PlanBuilder {
     pub actions: Vec<Action>,
     pub events: Vec<CloneSetEvent>,
     requeue_at: Option<Timestamp>,
-    /// What is waited for, and the Pods that do.
+    /// What is waited for, and by which Pods.
     pub waits: BTreeMap<String, BTreeSet<String>>,
-    /// The kinds of that.
+    /// The kinds of these waits.
     pub wait_reasons: BTreeSet<WaitReason>,
-    /// What cannot be done at all until somebody changes something, and the Pods that this is about.
+    /// What cannot be done until a user changes something, and for which Pods.
     pub stuck: BTreeMap<String, BTreeSet<String>>,
-    /// Why not all missing Pods are made.
+    /// Why not all missing Pods are created.
     pub scale_up_limited: Option<String>,
     pods_with_actions: BTreeSet<String>,
 }
 
 impl PlanBuilder {
-    /// Plans an act unless it failed lately; whether it did so.
+    /// Plans an action unless it failed recently; returns whether it was planned.
     pub fn push(&mut self, view: &PlanView<'_>, act: Action) -> bool {
         let subject = act.subject();
         if let Some(until) = view.retry_at(&subject) {
@@ -111,7 +110,7 @@ impl PlanBuilder {
         self.push_update(view, pod, None, (reason, writes))
     }
 
-    /// The same of an update to the revision `to`.
+    /// Plans a patch of an update to `target_revision`.
     pub fn push_update(
         &mut self,
         view: &PlanView<'_>,
@@ -131,24 +130,24 @@ impl PlanBuilder {
         !writes.is_empty() && self.push(view, action(writes))
     }
 
-    /// Whether something is planned for this Pod already.
+    /// Whether an action is already planned for this Pod.
     pub fn has_action(&self, pod: &Pod) -> bool {
         self.pods_with_actions.contains(&pod.uid)
     }
 
-    /// Looks again at a time, or sooner.
+    /// Requeues at a time, or earlier if that is already planned.
     pub fn requeue_at(&mut self, time: Timestamp) {
         self.requeue_at = Some(self.requeue_at.map_or(time, |wake| wake.min(time)));
     }
 
-    /// Says that a Pod waits.
+    /// Records that a Pod waits.
     pub fn add_wait(&mut self, kind: WaitReason, why: impl Into<String>, pod: &Pod) {
         self.wait_reasons.insert(kind);
         let pods = self.waits.entry(truncate_reason(why.into())).or_default();
         pods.insert(pod.name.clone());
     }
 
-    /// Says that a Pod will wait until somebody changes something.
+    /// Records that a Pod waits until a user changes something.
     pub fn add_stuck(&mut self, why: String, pod: &Pod) {
         let pods = self.stuck.entry(truncate_reason(why)).or_default();
         pods.insert(pod.name.clone());
@@ -164,7 +163,7 @@ impl PlanBuilder {
     }
 }
 
-/// A reason as it is told: whatever it is made of, it has an end.
+/// Limits the length of a reason, whatever it contains.
 fn truncate_reason(why: String) -> String {
     if why.len() <= MAX_REASON_BYTES {
         why
@@ -173,7 +172,7 @@ fn truncate_reason(why: String) -> String {
     }
 }
 
-/// The beginning of what somebody else says.
+/// The beginning of a text from another source.
 pub fn truncate(text: &str, limit: usize) -> String {
     if text.len() <= limit {
         return text.to_owned();

@@ -15,8 +15,9 @@ use kruise_api::lifecycle::LifecycleStateType as State;
 use kruise_workload::claim::Claim;
 use kruise_workload::in_place::Pod;
 
-/// Names of the claims that stay. Where claims are not reused, those of Pods that are gone are deleted, and those
-/// of Pods that go are given to them, to go with them; those of Pods that are yet to be made wait for them.
+/// Returns the names of the claims that are kept. If claims are not reused, the claims of deleted Pods are deleted,
+/// those of terminating Pods are transferred to them, to be deleted with them, and those of Pods that must still be
+/// created are kept.
 pub(super) fn clean_up<'a>(view: &PlanView<'a>, builder: &mut PlanBuilder) -> BTreeSet<&'a str> {
     let strategy = view.spec.scale_strategy.as_ref();
     let reuse = strategy.is_some_and(|s| s.enable_pvc_reuse);
@@ -52,14 +53,14 @@ pub(super) fn clean_up<'a>(view: &PlanView<'a>, builder: &mut PlanBuilder) -> BT
     remaining
 }
 
-/// The id that a Pod shares with its claims; empty where it has none.
+/// The ID that a Pod shares with its claims; empty if it has none.
 fn instance_id(pod: &Pod) -> &str {
     let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
     id.map(String::as_str).unwrap_or_default()
 }
 
-/// Gives a claim to a Pod, so that the garbage collector deletes the claim once the Pod, and who else owns it, is gone.
-/// The Pod blocks nobody's deletion, which would take a right over the finalizers of Pods.
+/// Transfers a claim to a Pod, so that the garbage collector deletes the claim once the Pod and all other owners are
+/// deleted. The reference does not set `blockOwnerDeletion`, which would require a permission for finalizers of Pods.
 fn transfer_to_pod(view: &PlanView<'_>, pod: &Pod, claim: &Claim) -> ClaimPatch {
     let new_owner =
         json!({ "apiVersion": "v1", "kind": "Pod", "name": pod.name, "uid": pod.uid, "controller": true });
@@ -70,7 +71,7 @@ fn clone_set_uid<'a>(view: &PlanView<'a>) -> &'a str {
     view.observed.set.metadata.uid.as_deref().unwrap_or_default()
 }
 
-/// Puts one owner in the place of another, or of nobody: then the claim is left to who else owns it.
+/// Replaces one owner by another, or removes it: then the claim is left to its other owners.
 fn replace_owner(claim: &Claim, old_uid: &str, mut new_owner: Option<Value>) -> ClaimPatch {
     if let Some(to) = new_owner.as_mut().filter(|_| claim.has_other_controller) {
         set(to, &["controller"], json!(false));
@@ -84,7 +85,8 @@ fn replace_owner(claim: &Claim, old_uid: &str, mut new_owner: Option<Value>) -> 
     }
 }
 
-/// Takes back the claims of Pods that were to be deleted and are not: somebody else's deletion is not to take them along.
+/// Takes back the claims of Pods that should have been deleted and are kept: a deletion by another client must not
+/// delete the claims too.
 pub(super) fn reclaim(view: &PlanView<'_>, builder: &mut PlanBuilder) {
     if view.observed.claims_owned_by_pod.is_empty() {
         return;
@@ -99,7 +101,7 @@ pub(super) fn reclaim(view: &PlanView<'_>, builder: &mut PlanBuilder) {
         else {
             continue;
         };
-        // Its deletion may be tried again.
+        // Its deletion may be retried.
         if let Some(until) = view.retry_at(&FailureSubject::Pod(pod.uid.clone())) {
             builder.requeue_at(until);
             continue;
@@ -113,14 +115,14 @@ pub(super) fn reclaim(view: &PlanView<'_>, builder: &mut PlanBuilder) {
     }
 }
 
-/// What gives a Pod its claims before it is deleted.
+/// The patches that transfer its claims to a Pod before the Pod is deleted.
 pub(super) fn pod_claims(view: &PlanView<'_>, pod: &Pod) -> Vec<ClaimPatch> {
     let id = Some(instance_id(pod)).filter(|id| !id.is_empty());
     let claims = id.and_then(|id| view.claims.get(id)).into_iter().flatten();
     claims.map(|claim| transfer_to_pod(view, pod, claim)).collect()
 }
 
-/// The claims of a Pod that is to be adopted: a deletion of the CloneSet before, without its dependents, left them, too.
+/// The claims of a Pod to adopt: the deletion of the previous CloneSet without its dependents orphaned them, too.
 pub(super) fn orphan_claims(view: &PlanView<'_>, pod: &Pod) -> Vec<OrphanClaim> {
     let id = Some(instance_id(pod)).filter(|id| !id.is_empty());
     let templates = view.spec.volume_claim_templates.iter();
@@ -141,7 +143,7 @@ fn claim_name(view: &PlanView<'_>, template: &Value, id: &str) -> String {
     )
 }
 
-/// The claims that a new Pod needs, and that are not `there`.
+/// The claims that a new Pod needs, without the `existing` ones.
 pub(super) fn missing_claims(view: &PlanView<'_>, existing: &BTreeSet<&str>, id: &str) -> Vec<Value> {
     let templates = view.spec.volume_claim_templates.iter();
     let needed = templates.map(|template| (claim_name(view, template, id), template));
@@ -174,7 +176,7 @@ fn build_claim(view: &PlanView<'_>, template: &Value, name: String, id: &str) ->
     })
 }
 
-/// Puts a volume for each claim before the template's own, and takes away what has the same name.
+/// Inserts a volume for each claim before the template's own volumes, and removes those of the same name.
 pub(super) fn add_volumes(view: &PlanView<'_>, spec: &mut Map<String, Value>, id: &str) {
     let templates = &view.spec.volume_claim_templates;
     if templates.is_empty() {

@@ -1,4 +1,4 @@
-//! Conditions of a CloneSet. Progressing is OpenKruise's to the letter: how far a rollout is.
+//! Conditions of a CloneSet. Progressing is exactly OpenKruise's.
 
 use jiff::{Timestamp, ToSpan};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -7,7 +7,7 @@ use super::builder::PlanBuilder;
 use super::view::PlanView;
 use kruise_api::cloneset::{CloneSetCondition, CloneSetStatus};
 
-/// Sets a condition. Its times tell since when it has this status and reason; a message may change meanwhile.
+/// Sets a condition. Its times change only with status and reason; the message may change meanwhile.
 pub(super) fn upsert_condition(
     conditions: &mut Vec<CloneSetCondition>,
     type_: &str,
@@ -38,12 +38,10 @@ pub(super) fn upsert_condition(
     *current = new;
 }
 
-/// The condition that says how far a rollout is.
 fn progressing(status: &CloneSetStatus) -> Option<&CloneSetCondition> {
     status.conditions.iter().find(|c| c.type_ == PROGRESSING)
 }
 
-/// Type of the condition.
 const PROGRESSING: &str = "Progressing";
 const AVAILABLE: &str = "CloneSetAvailable";
 pub(super) const PAUSED: &str = "CloneSetPaused";
@@ -51,10 +49,10 @@ pub(super) const PARTITION: &str = "ProgressPartitionAvailable";
 const EXCEEDED: &str = "ProgressDeadlineExceeded";
 const UPDATED: &str = "CloneSetUpdated";
 
-/// Sets condition Progressing, where the spec has a deadline.
+/// Sets condition Progressing if the spec has a deadline.
 ///
-/// As in OpenKruise the deadline counts from the condition's last update, whatever that said: a rollout that begins, or
-/// goes on, later than that is too late from its first moment on.
+/// As in OpenKruise, the deadline counts from the condition's last update, whatever its reason: a rollout that begins
+/// or resumes later than that exceeds the deadline immediately.
 pub(super) fn set_progressing(view: &PlanView<'_>, status: &mut CloneSetStatus, builder: &mut PlanBuilder) {
     let deadline = view.spec.progress_deadline_seconds;
     let Some(deadline) = deadline.filter(|seconds| *seconds != i32::MAX) else {
@@ -79,7 +77,7 @@ pub(super) fn set_progressing(view: &PlanView<'_>, status: &mut CloneSetStatus, 
     }
 }
 
-/// Why the rollout does not go on, if so. Pods may be waited for all the same.
+/// Why the rollout is complete or paused, if so. The CloneSet may still wait for Pods.
 pub(super) fn paused_reason(
     view: &PlanView<'_>,
     status: &CloneSetStatus,
@@ -101,7 +99,7 @@ pub(super) fn paused_reason(
     partitioned.then_some((PARTITION, "CloneSet has been paused due to partition ready"))
 }
 
-/// What is told of a rollout that goes on, and whether it is in time.
+/// The status, reason and message of a rollout in progress.
 fn in_progress(
     view: &PlanView<'_>,
     status: &CloneSetStatus,

@@ -15,13 +15,13 @@ use kruise_api::lifecycle::LifecycleStateType as State;
 use kruise_workload::in_place::Pod;
 use kruise_workload::revision::{revision_label, short_hash};
 
-/// Gates that we put into our Pods ourselves, so that no outage of ours can stop a Pod's creation.
+/// Gates that we add to our Pods ourselves, so that an outage of our webhook cannot block the creation of a Pod.
 const READINESS_GATES: [&str; 2] = [keys::IN_PLACE_UPDATE_READY, keys::KRUISE_POD_READY];
 
-/// Acts that make `count` Pods, the first `old` of them of the current revision. Fewer where Pods are still going
-/// whose claims stay: those claims are for the Pods that take their places, and names, when they are gone. Claims that
-/// no Pod has wait for nobody: they come first, so that a Pod that never goes keeps no other from being made. Fewer also
-/// where one plan makes no more.
+/// Actions that create `count` Pods, the first `from_current` of them of the current revision. It creates fewer while
+/// Pods are terminating whose claims are kept: the Pods that replace them get these claims, and their names. Unused
+/// claims come first, so that a Pod that never terminates does not block the creation of others. It also creates fewer
+/// if that exceeds the limit of one plan.
 pub(super) fn plan_creations(
     view: &PlanView<'_>,
     kept_claims: &BTreeSet<&str>,
@@ -51,17 +51,17 @@ pub(super) fn plan_creations(
     ids.into_iter().enumerate().filter_map(create).collect()
 }
 
-/// The Pods that are being deleted, or have ended, and whose claims stay.
+/// The Pods that are terminating or have ended, and whose claims are kept.
 pub(super) fn terminating_with_claims<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<&str>) -> Vec<&'a Pod> {
     pods_with_claims(view, kept_claims, |pod| pod.deleting || is_terminal(view, pod))
 }
 
-/// The Pods that have ended, and whose claims stay, with nobody to delete them.
+/// The Pods that have ended and whose claims are kept, and that no one has deleted.
 pub(super) fn terminal_with_claims<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<&str>) -> Vec<&'a Pod> {
     pods_with_claims(view, kept_claims, |pod| !pod.deleting && is_terminal(view, pod))
 }
 
-/// Whether a Pod of ours has ended.
+/// Whether a Pod of the CloneSet has ended.
 fn is_terminal(view: &PlanView<'_>, pod: &Pod) -> bool {
     !pod.deleting && !pod.active() && pod.controller.as_ref() == Some(&view.owner())
 }
@@ -88,7 +88,7 @@ fn pods_with_claims<'a>(
         .collect()
 }
 
-/// The labels that tell a Pod's revision.
+/// The labels for a Pod's revision.
 pub(super) fn revision_labels(view: &PlanView<'_>, revision: &str) -> [(&'static str, String); 2] {
     let hash = short_hash(revision).to_owned();
     let full = if view.observed.features.short_hash {
@@ -102,7 +102,7 @@ pub(super) fn revision_labels(view: &PlanView<'_>, revision: &str) -> [(&'static
     ]
 }
 
-/// A Pod made from the revision's template; `None` where that has no spec.
+/// A Pod from the revision's template; `None` if the template has no spec.
 fn build_pod(view: &PlanView<'_>, revision: &ParsedRevision, id: &str) -> Option<Value> {
     let template = &revision.data["spec"]["template"];
     let mut spec = template["spec"].as_object()?.clone();
@@ -115,7 +115,7 @@ fn build_pod(view: &PlanView<'_>, revision: &ParsedRevision, id: &str) -> Option
     labels.extend(revision_labels(view, &revision.name).map(|(k, v)| (k.to_owned(), v)));
     labels.insert(keys::CLONESET_INSTANCE_ID.to_owned(), id.to_owned());
     let mut annotations = string_map(&template["metadata"]["annotations"]);
-    // Of the Pod that the template was taken from.
+    // It belongs to the Pod that the template was copied from.
     annotations.remove(keys::CONTAINER_LAUNCH_COMPLETED);
     annotations.extend(string_map(&lifecycle["annotations"]));
     let mut metadata = json!({
@@ -133,7 +133,7 @@ fn build_pod(view: &PlanView<'_>, revision: &ParsedRevision, id: &str) -> Option
     Some(json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec }))
 }
 
-/// Appends our gates where the template has them not.
+/// Appends our gates if the template lacks them.
 fn add_readiness_gates(spec: &mut Map<String, Value>) {
     let mut gates = list_items(spec, "readinessGates").to_vec();
     for gate in READINESS_GATES {

@@ -1,4 +1,4 @@
-//! Ids of Pods, which their claims have, too.
+//! Instance IDs of Pods, which they share with their claims.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -7,11 +7,11 @@ use kruise_api::keys;
 use kruise_workload::claim::Claim;
 use kruise_workload::in_place::Pod;
 
-/// Characters of an instance id.
+/// Characters of an instance ID.
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-/// How many of them it has.
+/// Length of an instance ID.
 const LENGTH: usize = 5;
-/// Name of the Pod of that id.
+/// The name of the Pod with this ID.
 pub(super) fn pod_name(view: &PlanView<'_>, id: &str) -> String {
     format!(
         "{}-{id}",
@@ -19,8 +19,8 @@ pub(super) fn pod_name(view: &PlanView<'_>, id: &str) -> String {
     )
 }
 
-/// Ids of Pods that were to be made before, as far as they are missing or may turn up yet, these first. They are tried
-/// again under the same name, so that there is one Pod at most.
+/// IDs of attempted Pods that are still missing or may still appear; the latter come first. They are retried under the
+/// same name, so that there is at most one Pod.
 pub(super) fn attempted_ids<'a>(view: &PlanView<'a>) -> Vec<&'a str> {
     let names = &view.observed.unfinished.pods;
     if names.is_empty() {
@@ -41,8 +41,7 @@ pub(super) fn attempted_ids<'a>(view: &PlanView<'a>) -> Vec<&'a str> {
         .collect()
 }
 
-/// Ids that a new Pod cannot have: those of Pods, and of claims that are being deleted, which keep their names for a
-/// while.
+/// IDs that a new Pod cannot have: those of Pods, and of terminating claims, which keep their names for a while.
 pub(super) fn unavailable_ids<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<&str>) -> HashSet<&'a str> {
     let observed = view.observed;
     let of_pod = |pod: &'a std::sync::Arc<Pod>| {
@@ -59,7 +58,7 @@ pub(super) fn unavailable_ids<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<&s
         .collect()
 }
 
-/// Ids of claims that stay and that no Pod has.
+/// IDs of kept claims that no Pod uses.
 pub(super) fn unused_claim_ids<'a>(
     view: &PlanView<'a>,
     kept_claims: &BTreeSet<&str>,
@@ -79,8 +78,7 @@ pub(super) fn is_kept(kept_claims: &BTreeSet<&str>, claim: &Claim) -> bool {
     kept_claims.contains(claim.name.as_str())
 }
 
-/// Ids that no Pod has, sorted: first those that were tried already, then those of the claims that stay without a Pod,
-/// then new ones.
+/// Unused IDs, sorted: attempted ones, then those of kept claims without a Pod, then new ones.
 pub(super) fn instance_ids<'a>(
     view: &PlanView<'a>,
     mut unavailable: HashSet<&'a str>,
@@ -104,7 +102,7 @@ pub(super) fn instance_ids<'a>(
     ids
 }
 
-/// The next id out of `seed` (splitmix64).
+/// The next ID from `seed` (splitmix64).
 fn random_id(seed: &mut u64) -> String {
     *seed = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut bits = *seed;

@@ -1,5 +1,5 @@
-//! Barriers: what holds the containers of a new Pod back until those of a higher launch priority are ready. They are
-//! lifted by [`launch_priority`](crate::launch_priority).
+//! Launch barriers: they block the containers of a new Pod until those of a higher launch priority are ready.
+//! [`launch_priority`](crate::launch_priority) lifts them.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +7,7 @@ use crate::view::{barrier_config_map, barrier_key};
 use kruise_api::json::list_items;
 use kruise_api::keys;
 
-/// Gives each container of `spec` a barrier, if the template wants its containers to start one after the other.
+/// Adds a barrier to each container of `spec`, if the template orders the start of its containers.
 pub(super) fn add_barriers(template: &Value, pod: &str, spec: &mut Map<String, Value>) {
     let Some(priorities) = priorities(template) else {
         return;
@@ -25,7 +25,7 @@ pub(super) fn add_barriers(template: &Value, pod: &str, spec: &mut Map<String, V
     }
 }
 
-/// The launch priorities of the containers; `None` where all start at once.
+/// The launch priorities of the containers; `None` if all start at once.
 fn priorities(template: &Value) -> Option<Vec<i64>> {
     let containers = template["spec"]["containers"].as_array()?;
     let ordered = template["metadata"]["annotations"][keys::CONTAINER_LAUNCH_PRIORITY]
@@ -41,7 +41,7 @@ fn priorities(template: &Value) -> Option<Vec<i64>> {
         .then_some(priorities)
 }
 
-/// What is no number is refused at admission, and counts as none.
+/// An invalid number is refused at admission, and counts as no priority.
 fn priority(container: &Value) -> i64 {
     let env = container["env"].as_array();
     let configured = env
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn launch_priorities_from_annotation_or_env() {
-        /// Whether `Ordered` is said, the environment's word of each container, the priorities.
+        /// Whether `Ordered` is set, the environment variable of each container, the expected priorities.
         type Case = (bool, &'static [Option<&'static str>], Option<&'static [i64]>);
         let cases: [Case; 8] = [
             (true, &[None, Some("7"), None], Some(&[0, -1, -2])),

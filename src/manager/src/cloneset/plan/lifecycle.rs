@@ -1,4 +1,4 @@
-//! The state of a Pod, and the keys that hold it out of its Services while a hook acts.
+//! The lifecycle state of a Pod, and the keys that keep it out of its Services while a hook acts.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use kruise_workload::in_place::{PatchTarget, Pod, PodWrite, UpdateProgress, prog
 use kruise_workload::not_ready::{NotReadyKey, format_message, parse_message};
 use kruise_workload::pods;
 
-/// The state of a Pod whose update in place is over.
+/// The state of a Pod after its in-place update.
 pub(super) fn state_after_update(view: &PlanView<'_>, pod: &Pod) -> State {
     match view.in_place_update() {
         Some(hook) if !pods::is_all_hooked(hook, pod) => State::Updated,
@@ -22,8 +22,8 @@ pub(super) fn state_after_update(view: &PlanView<'_>, pod: &Pod) -> State {
     }
 }
 
-/// The state of a Pod that need not be deleted after all: an update that did not end goes on, and so does the hook that
-/// is to take an updated Pod into use.
+/// The state of a Pod whose deletion is cancelled: an incomplete update continues, and so does the hook that must
+/// acknowledge an updated Pod.
 pub(super) fn state_after_cancel(view: &PlanView<'_>, pod: &Pod) -> State {
     let updated = pod.annotations.contains_key(keys::LIFECYCLE_STATE_BEFORE_DELETE);
     match progress(pod) {
@@ -41,7 +41,7 @@ pub(super) fn state_metadata(state: &State, now: Timestamp) -> Value {
     })
 }
 
-/// The same for a Pod that was in another state: one that is to be deleted is to find its way back.
+/// The metadata of a state change. For a deletion it records the previous state, to restore it on cancellation.
 fn state_change(pod: &Pod, to: &State, now: Timestamp) -> Value {
     let (mut metadata, before) = (state_metadata(to, now), pods::lifecycle_state(pod));
     let key = keys::LIFECYCLE_STATE_BEFORE_DELETE;
@@ -53,10 +53,10 @@ fn state_change(pod: &Pod, to: &State, now: Timestamp) -> Value {
     metadata
 }
 
-/// The one write that brings a Pod into a state, and its gates to what the state asks for; `None` when they are so.
+/// The one write that sets a Pod's state and its gates accordingly; `None` if nothing changes.
 ///
-/// `ready` is condition InPlaceUpdateReady, if it is to change. Our keys alone are in a patch of the Pod's status,
-/// so the API server takes the label along.
+/// `ready` is condition InPlaceUpdateReady, if it should change. The patch of the status changes no metadata except our
+/// keys, so the API server accepts the label in it.
 pub(super) fn state_write(
     view: &PlanView<'_>,
     pod: &Pod,
@@ -95,16 +95,16 @@ pub(super) fn state_write(
     })
 }
 
-/// The short hash of the Pod's revision, where its own label lacks.
+/// The short hash of the Pod's revision, if the Pod lacks the label for it.
 fn missing_template_hash(pod: &Pod) -> Option<&str> {
     let revision = pod.labels.get(keys::CONTROLLER_REVISION_HASH)?;
     let missing = !pod.labels.contains_key(keys::POD_TEMPLATE_HASH);
     missing.then(|| kruise_workload::revision::short_hash(revision))
 }
 
-/// Conditions that change for the keys that hold a Pod in `state`.
+/// The conditions to change for the not-ready keys of `state`.
 ///
-/// A Pod that is being updated keeps what its preparation set; in use, no key of ours may be left.
+/// A Pod that is being updated keeps the keys of its preparation; one in use must have none of ours.
 fn not_ready_conditions(view: &PlanView<'_>, pod: &Pod, state: &State) -> Vec<Value> {
     let current = pod.condition(keys::KRUISE_POD_READY);
     if !pod.has_readiness_gate(keys::KRUISE_POD_READY) || (pod.node.is_none() && current.is_none()) {
@@ -159,7 +159,7 @@ fn set_not_ready_key(keys_of_pod: &mut BTreeSet<NotReadyKey>, key: &str, present
     }
 }
 
-/// Metadata that puts the items of a hook onto the Pod again, which is to let it be updated.
+/// Metadata that adds the items of a hook to the Pod again, so that the hook must release it for the update.
 pub(super) fn reapply_hook(hook: &LifecycleHook, now: Timestamp) -> Value {
     let mut metadata = state_metadata(&State::PreparingUpdate, now);
     for (key, value) in &hook.labels_handler {

@@ -1,31 +1,31 @@
-//! The limits that a CloneSet sets, as numbers of Pods.
+//! The limits of a CloneSet as numbers of Pods.
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::types::Features;
 use kruise_api::cloneset::{CloneSetSpec, CloneSetUpdateStrategyType};
 
-/// What `maxUnavailable` is when it is absent.
+/// Default of `maxUnavailable`, in percent.
 const DEFAULT_MAX_UNAVAILABLE: f64 = 20.0;
 
 /// The limits of one CloneSet; all 0 or greater.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// How many Pods there are to be.
+    /// Desired number of Pods.
     pub replicas: i64,
-    /// How many of them are to keep the current revision.
+    /// Pods that keep the current revision.
     pub partition: i64,
-    /// How many Pods there may be beyond `replicas`.
+    /// Maximum number of Pods beyond `replicas`.
     pub max_surge: i64,
-    /// How many Pods may be unavailable.
+    /// Maximum number of unavailable Pods.
     pub max_unavailable: i64,
-    /// How many may be unavailable while Pods are made.
+    /// Maximum number of unavailable Pods while scaling up.
     pub scale_max_unavailable: i64,
     /// Whether Pods that wait for their deletion are not counted.
     pub exclude_preparing_delete: bool,
-    /// Whether raising `partition` takes Pods back.
+    /// Whether a higher `partition` rolls Pods back.
     pub partition_rollback: bool,
-    /// Whether the Pods are updated by somebody's deleting them, so that none are made ahead of that.
+    /// Whether Pods are updated only when a user deletes them, so that none are created in advance.
     pub on_delete: bool,
 }
 
@@ -39,7 +39,7 @@ impl Limits {
         let surge = rolling.filter(|r| !r.paused).and_then(|r| r.max_surge.as_ref());
         let surge = surge.map_or(0, |value| round_up(value, replicas));
         let unavailable = match rolling.map(|r| r.max_unavailable.as_ref()) {
-            // As upstream's `OnDelete`; our CRD fills in `rollingUpdate` for every type.
+            // As upstream's `OnDelete`; our CRD adds `rollingUpdate` for every type.
             None => percent_of(DEFAULT_MAX_UNAVAILABLE, replicas, f64::floor),
             Some(None) if surge == 0 => percent_of(DEFAULT_MAX_UNAVAILABLE, replicas, f64::ceil),
             Some(None) => percent_of(DEFAULT_MAX_UNAVAILABLE, replicas, f64::floor),
@@ -62,14 +62,14 @@ impl Limits {
     }
 }
 
-/// Whether the Pods are updated by somebody's deleting them.
+/// Whether Pods are updated only when a user deletes them.
 #[must_use]
 pub fn on_delete(spec: &CloneSetSpec) -> bool {
     let type_ = spec.update_strategy.as_ref().and_then(|s| s.type_.as_ref());
     type_ == Some(&CloneSetUpdateStrategyType::OnDelete)
 }
 
-/// How many Pods keep the current revision. A percentage below 100 leaves at least one Pod to update.
+/// Number of Pods that keep the current revision. A percentage below 100 leaves at least one Pod to update.
 fn kept_by_partition(value: Option<&IntOrString>, replicas: i64) -> i64 {
     let Some(value) = value else {
         return 0;
@@ -84,7 +84,7 @@ fn round_up(value: &IntOrString, total: i64) -> i64 {
     scaled_value(value, total, f64::ceil)
 }
 
-/// A number, or a percentage of `of`; what is neither, or below 0, is 0.
+/// A number, or a percentage of `total`; an invalid or negative value is 0.
 fn scaled_value(value: &IntOrString, total: i64, round: fn(f64) -> f64) -> i64 {
     match value {
         IntOrString::Int(number) => i64::from(*number).max(0),
@@ -95,10 +95,10 @@ fn scaled_value(value: &IntOrString, total: i64, round: fn(f64) -> f64) -> i64 {
     }
 }
 
-/// So many percent of `of`; 0 or greater.
+/// `percent` percent of `total`; 0 or greater.
 #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss)]
 pub(super) fn percent_of(percent: f64, total: i64, round: fn(f64) -> f64) -> i64 {
-    // A whole number of Pods must not be rounded up for an inexact product.
+    // A whole number of Pods must not be rounded up because the product is inexact.
     let exact = (percent * total as f64 * 1e4).round() / 1e6;
     (round(exact) as i64).max(0)
 }
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(limits(10_000, rolling("7%")).max_surge, 700);
     }
 
-    /// The schema refuses such numbers, of which upstream makes 0; those that are stored already count as they read.
+    /// The schema refuses such numbers, which upstream reads as 0; those already stored are used as written.
     #[test]
     fn fractional_percentages_are_exact() {
         let rolling = |unavailable: &str, surge: &str| RollingUpdateCloneSetStrategy {
@@ -178,7 +178,7 @@ mod tests {
             ("12.5%", "0", 8, (1, 0)),
             ("12.5%", "0", 9, (2, 0)),
             ("12.5%", "0", 1000, (125, 0)),
-            // Rounded down beside a surge, which itself is rounded up.
+            // Rounded down because there is a surge, which itself is rounded up.
             ("12.5%", "12.5%", 8, (1, 1)),
             ("12.5%", "12.5%", 9, (1, 2)),
             ("12.5%", "12.5%", 7, (0, 1)),

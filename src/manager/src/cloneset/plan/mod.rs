@@ -1,40 +1,54 @@
-//! Every decision about a CloneSet: how many Pods, which of them are updated and how, what to tell.
+//! Every decision about a CloneSet: the number of Pods, which of them are updated and how, and what to report.
 //!
-//! [`plan`] looks at what is there and says what to do next; done and looked at again, it comes to rest in the
-//! state that the CloneSet asks for. In one pass:
+//! [`plan`] reads the observed objects and returns the next actions. Executed and repeated, it converges to the state
+//! that the CloneSet requests. One call:
 //!
-//! 1. Pods are adopted and released, claims of Pods that are gone cleaned up (`ownership`, `claims`).
-//! 2. Pods are made, kept or deleted (`scale`).
-//! 3. Every Pod gets the next step of its update in place and of its lifecycle (`refresh`).
-//! 4. If the number of Pods is right, Pods are updated within the limits, or get their size back where an update ended
+//! 1. Adopts and releases Pods and cleans up the claims of deleted Pods (`ownership`, `claims`).
+//! 2. Creates, keeps or deletes Pods (`scale`).
+//! 3. Plans the next step of the in-place update and the lifecycle of every Pod (`refresh`).
+//! 4. If the number of Pods is right, updates Pods within the limits, or restores their size if an update stopped
 //!    halfway (`update`).
-//! 5. New images are pulled ahead (`predownload`); status and conditions are told (`status`).
+//! 5. Pre-pulls new images (`pre_download`) and reports status and conditions (`status`).
 //!
-//! A failure delays what it concerns, until a time, and nothing else.
+//! A failure delays only what it concerns, until a time.
 //!
-//! # Where OpenKruise is odd
+//! # Differences from OpenKruise
 //!
-//! Kept, for somebody may count on it: while any deletion is planned, ordinary scaling in waits; Pods that are ready
-//! for less than `minReadySeconds` count against the limit of deletions; a Pod whose deletion is cancelled is
-//! `PreparingNormal` first; order priority puts Pods without any listed label first; deletions are not cancelled where
-//! a hook marks Pods not ready; claims alone change nothing; the progress deadline counts from the last update of its
-//! condition, not from the beginning of the rollout.
+//! Kept quirks, because users may depend on them: while any deletion is planned, ordinary scale-down waits; Pods that
+//! are ready for less than `minReadySeconds` count against the limit of deletions; a Pod whose deletion is cancelled is
+//! `PreparingNormal` first; order priority puts Pods without any listed label first; deletions are not cancelled if a
+//! hook marks Pods not ready; a change of claim templates alone changes nothing; the progress deadline counts from the
+//! last update of its condition, not from the beginning of the rollout.
 //!
-//! Mended: `OnDelete` counts with the `maxUnavailable` of its `rollingUpdate`, which our CRD fills in for every type
-//! (20 %, rounded up), and makes no Pods ahead of an update that is for others to begin; a new CloneSet adopts orphans
-//! with their claims; conditions of failures go when they are over; fractions of percents count; Pods that cannot be made do not stop
-//! deletions that are due; Pods that are both unavailable and marked for deletion, or wait for their hook, count as
-//! unavailable when others are deleted; a Pod that is marked for deletion takes its place first among
-//! those to update, so that no other is taken for it; a Pod that is unavailable anyway is updated also while Pods are
-//! missing; claims that no Pod has wait for no Pod that is going; claims without an id are nobody's; claims of a Pod
-//! that is refused stay for the next try, which has the same name; claims are given to their Pod before it is deleted,
-//! so that they go with it and to nobody else, whatever happens in between; volumes keep the order of their templates;
-//! keys that are removed, or the first of their map, are seen as environment; a last batch of resources is done; a Pod
-//! prepared for an update that it is not to have any more goes back, also when it was prepared for a roll-back; a Pod
-//! in use is held by none of our keys; a Pod whose deletion is cancelled in mid-update goes on with the update, and
-//! with the hook after it; claims keep owners that are neither the CloneSet nor a Pod, and stay with them; a registry's
-//! port is no tag; resizing and updating do not collide; what is marked for deletion already is not marked, nor told,
-//! again; changes of metadata alone do not make a Pod unready.
+//! Fixed:
+//!
+//! * `OnDelete` counts with the `maxUnavailable` of its `rollingUpdate`, which our CRD adds for every type (20 %,
+//!   rounded up), and creates no surge Pods for an update that users must begin.
+//! * A new CloneSet adopts orphans with their claims.
+//! * Conditions of failures are removed when the failures are over.
+//! * Fractions of percents count.
+//! * Pods that cannot be created do not block deletions that are due.
+//! * Pods that are both unavailable and marked for deletion, or wait for their hook, count as unavailable when others
+//!   are deleted.
+//! * A Pod that is marked for deletion is first among those to update, so that no other is chosen for it.
+//! * A Pod that is already unavailable is updated also while Pods are missing.
+//! * Unused claims do not wait for terminating Pods.
+//! * Claims without an ID belong to no Pod.
+//! * Claims of a refused Pod are kept for the retry, which has the same name.
+//! * Claims are transferred to their Pod before it is deleted, so that they are deleted with it and no other Pod gets
+//!   them, whatever happens in between.
+//! * Volumes keep the order of their templates.
+//! * Keys that are removed, or the first of their map, are detected as environment.
+//! * A last batch of resources completes.
+//! * A Pod prepared for an update that is no longer requested returns to its state, also if it was prepared for a
+//!   rollback.
+//! * No key of ours blocks a Pod in use.
+//! * A Pod whose deletion is cancelled during an update continues with the update, and with the hook after it.
+//! * Claims keep owners other than the CloneSet or a Pod, and remain with them.
+//! * A registry's port is not taken for a tag.
+//! * Resizing and updating do not collide.
+//! * A Pod already marked for deletion is neither marked nor reported again.
+//! * Changes of metadata alone do not make a Pod unready.
 
 mod builder;
 mod claims;
@@ -74,8 +88,8 @@ pub use types::{
 use view::PlanView;
 pub use waiting::WAITING;
 
-/// What to do at `now` about a CloneSet that is not being deleted, given what is observed of it. The same observation
-/// gives the same plan.
+/// The plan at `now` for a CloneSet that is not terminating, from the observed objects. The same observation gives the
+/// same plan.
 #[must_use]
 pub fn plan(observed: &Observed, now: Timestamp) -> Plan {
     let mut builder = PlanBuilder::default();
@@ -83,7 +97,7 @@ pub fn plan(observed: &Observed, now: Timestamp) -> Plan {
     let claimed = ownership::claim_pods(&mut view, &mut builder);
     let mut status = status::counters(&view);
     if claimed.has_orphans {
-        // It stays new until it has them all.
+        // The CloneSet counts as new until it has adopted all of them.
         status.observed_generation = observed.set.status.as_ref().and_then(|s| s.observed_generation);
     }
     plan_pods(&view, claimed.adoption_pending, &mut builder);
@@ -96,7 +110,6 @@ pub fn plan(observed: &Observed, now: Timestamp) -> Plan {
     plan
 }
 
-/// Scales, refreshes and updates.
 fn plan_pods(view: &PlanView<'_>, adoption_pending: bool, builder: &mut PlanBuilder) {
     let claims = claims::clean_up(view, builder);
     let scaled = adoption_pending || scale::scale(view, &claims, builder);
@@ -116,7 +129,7 @@ fn plan_pods(view: &PlanView<'_>, adoption_pending: bool, builder: &mut PlanBuil
             break;
         }
     }
-    // What the Pods need comes first: about those that were not looked at, nothing can be decided.
+    // The writes that Pods need come first: no decision is possible about Pods that were not refreshed.
     if !scaled && room > 0 {
         update::plan_updates(view, &mut pending, room, builder);
     }
@@ -128,13 +141,13 @@ fn plan_pods(view: &PlanView<'_>, adoption_pending: bool, builder: &mut PlanBuil
     }
 }
 
-/// Takes the names of Pods that are gone off `podsToDelete`.
+/// Removes the names of deleted Pods from `podsToDelete`.
 fn prune_pods_to_delete(view: &PlanView<'_>, builder: &mut PlanBuilder) {
     let scale = view.spec.scale_strategy.as_ref();
     let Some(scale) = scale.filter(|scale| !scale.pods_to_delete.is_empty()) else {
         return;
     };
-    // Also those that are yet to be adopted: what somebody asked for of them holds when they are.
+    // Keep the names of Pods that are still to be adopted: the request applies once they are.
     let (owner, adopts) = (view.owner(), ownership::adopts_orphans(view));
     let ours = |pod: &&Arc<Pod>| match &pod.controller {
         Some(controller) => *controller == owner,

@@ -1,4 +1,4 @@
-//! Which Pods are the CloneSet's: adopting and releasing them.
+//! Decides which Pods the CloneSet owns: adopts and releases them.
 
 use serde_json::json;
 
@@ -10,24 +10,24 @@ use crate::view::matches;
 use kruise_api::cloneset::string_map;
 use kruise_workload::in_place::{PatchTarget, Pod, PodWrite};
 
-/// What became of the Pods.
+/// Result of claiming Pods.
 pub(super) struct ClaimResult {
-    /// Whether some are being adopted, or will be, so that it is too early to count: a Pod that is made in the place of one
-    /// that was not adopted at once would have that one deleted.
+    /// Whether some are being adopted, or will be, so that it is too early to count: a Pod created instead of one that
+    /// is adopted late would cause the deletion of that one.
     pub adoption_pending: bool,
-    /// Whether some are yet to be adopted, now or later.
+    /// Whether some are still to be adopted, now or later.
     pub has_orphans: bool,
 }
 
-/// Whether orphans are adopted, as Kubernetes' own workloads do: while the CloneSet has no status, so that it can take over
-/// from a Deployment, or a CloneSet of its name, that was deleted without its Pods. Later on they are left alone, as
-/// OpenKruise leaves them: a CloneSet that its manager looked after must not count them when ours begins to.
+/// Whether orphans are adopted, as Kubernetes' own workloads do: while the CloneSet has no status, so that it can take
+/// over from a Deployment, or a CloneSet of its name, that was deleted without its Pods. Later they are left alone, as
+/// in OpenKruise: a CloneSet that its manager reconciled must not count them when ours takes over.
 pub(super) fn adopts_orphans(view: &PlanView<'_>) -> bool {
     view.observed.set.is_new()
 }
 
-/// Sorts the Pods out: the active ones that count are left in the view. The one who acts makes sure before adoptions that
-/// the CloneSet lives, by a live read.
+/// Claims Pods: the active ones that count are added to the view. Before adoptions the executor verifies with a live
+/// read that the CloneSet exists.
 pub(super) fn claim_pods(view: &mut PlanView<'_>, builder: &mut PlanBuilder) -> ClaimResult {
     let observed = view.observed;
     let set = view.owner();
@@ -74,8 +74,8 @@ pub(super) fn claim_pods(view: &mut PlanView<'_>, builder: &mut PlanBuilder) -> 
     result
 }
 
-/// Whether the selector may be gone by. Where what the CloneSet asks for is refused the mistake may be the selector's,
-/// unless it picks what was made so far.
+/// Whether the selector may be used. If the CloneSet's template is rejected, the mistake may be in the selector, unless
+/// it matches the Pods created so far.
 fn selector_is_usable(view: &PlanView<'_>) -> bool {
     let matches_template = |revision: &ParsedRevision| {
         let labels = string_map(&revision.data["spec"]["template"]["metadata"]["labels"]);

@@ -1,4 +1,4 @@
-//! Images of the new revision, pulled to the nodes before the Pods need them.
+//! Pre-pulls the images of the update revision to the nodes before the Pods need them.
 
 use std::collections::BTreeMap;
 
@@ -19,17 +19,17 @@ use kruise_api::keys;
 use kruise_workload::in_place::{Options, spec};
 use kruise_workload::revision::short_hash;
 
-/// Up to this many Pods, pulling ahead is not worth it.
+/// With this many Pods or fewer, pre-pulling is not worth it.
 const MAX_IGNORED_REPLICAS: i64 = 3;
-/// Seconds that one pull may take when the strategy does not say.
+/// Default timeout of one pull, in seconds.
 const DEFAULT_PULL_TIMEOUT: i32 = 300;
-/// Seconds that a job stays after its end.
+/// Seconds after its end when a job is deleted.
 const JOB_TTL: i32 = 600;
 
-/// Plans the jobs for the update revision, or their end.
+/// Plans the jobs for the update revision, or their deletion.
 ///
-/// The revision is labelled when all its jobs exist, so that one that cannot be made is tried again. One that is refused
-/// is given up, as with upstream: it is no more than a help.
+/// The revision is labelled when all its jobs exist, so that a job that cannot be created is retried. A refused one is
+/// given up, as in upstream: jobs only help.
 pub(super) fn pre_download(view: &PlanView<'_>, updated_ready: i32, builder: &mut PlanBuilder) {
     let observed = view.observed;
     if !observed.features.pre_download || view.template_rejected() {
@@ -74,7 +74,8 @@ pub(super) fn pre_download(view: &PlanView<'_>, updated_ready: i32, builder: &mu
     }
 }
 
-/// How many updated Pods must be ready first. No field of v1beta1 holds a percentage, so that one stays an annotation.
+/// How many updated Pods must be ready first. No field of v1beta1 holds a percentage, so a percentage remains an
+/// annotation.
 fn min_updated_ready(view: &PlanView<'_>) -> i64 {
     let strategy = view.spec.rolling_update();
     let in_place = strategy.and_then(|s| s.in_place_update_strategy.as_ref());
@@ -92,17 +93,17 @@ fn min_updated_ready(view: &PlanView<'_>) -> i64 {
     number.map(i64::from).or_else(share).unwrap_or_default()
 }
 
-/// Whether nothing is to be pulled ahead for a revision, any more or at all.
+/// Whether no images need to be pre-pulled for a revision, any more or at all.
 fn is_handled(view: &PlanView<'_>, update: &ParsedRevision) -> bool {
     update.pre_downloaded || view.failed_permanently(&FailureSubject::Revision(update.name.clone()))
 }
 
-/// Whether the API server does not let us make the job of this name, or delete it.
+/// Whether the API server refused to create or delete the job of this name.
 fn job_rejected(view: &PlanView<'_>, job: &str) -> bool {
     view.failed_permanently(&FailureSubject::Job(job.to_owned()))
 }
 
-/// Whether Pods will wait for images one after the other, and can be updated in place.
+/// Whether Pods are updated in place and one after another, so that pre-pulling helps.
 fn should_pre_download(
     view: &PlanView<'_>,
     strategy: &RollingUpdateCloneSetStrategy,
@@ -136,7 +137,7 @@ fn container_images(revision: &ParsedRevision) -> BTreeMap<&str, &str> {
         .collect()
 }
 
-/// A job for each container whose image is another.
+/// A job for each container whose image changes.
 fn build_jobs(
     view: &PlanView<'_>,
     strategy: &RollingUpdateCloneSetStrategy,
@@ -209,7 +210,7 @@ fn build_job(
     job
 }
 
-/// The CloneSet's Pods that have another revision.
+/// Selects the CloneSet's Pods that have another revision.
 fn not_updated_selector(view: &PlanView<'_>, name: &str, hash: &str) -> ImagePullJobPodSelector {
     let selector = &view.spec.selector;
     let mut expressions = selector.match_expressions.clone().unwrap_or_default();

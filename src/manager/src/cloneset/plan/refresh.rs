@@ -1,4 +1,4 @@
-//! What every Pod needs in every pass: the next step of its update in place, its next state, its gates.
+//! What every Pod needs in every reconcile: the next step of its in-place update, its next state, its gates.
 
 use jiff::SignedDuration;
 
@@ -14,10 +14,10 @@ use kruise_workload::in_place::completion::WaitingFor;
 use kruise_workload::in_place::{RefreshResult, patch, ready, resize};
 use kruise_workload::pods;
 
-/// How long kubelet may put a resize off before another Pod takes the place.
+/// How long kubelet may defer a resize before the Pod is recreated.
 const MAX_RESIZE_DEFERRAL: SignedDuration = SignedDuration::from_mins(5);
 
-/// What `pod` needs now, if anything; says what it waits for.
+/// The writes that `pod` needs now, if any; records what it waits for.
 pub(super) fn refresh(
     view: &PlanView<'_>,
     pod: &ObservedPod<'_>,
@@ -43,7 +43,7 @@ pub(super) fn refresh(
         }
         RefreshResult::Wait(waiting) => {
             let message = match &waiting {
-                // One time for each Pod would be one reason for each.
+                // A time for each Pod would give each Pod its own reason.
                 WaitingFor::GracePeriod(Some(until)) => {
                     builder.requeue_at(*until);
                     WaitingFor::GracePeriod(None).to_string()
@@ -62,7 +62,7 @@ pub(super) fn refresh(
                 None => builder.add_wait(kind, message, pod),
             }
         }
-        // It stays out of its Services until no container is to be restarted any more.
+        // The Pod stays out of its Services until no container has to be restarted.
         RefreshResult::Done => update_done = !resize::resize_in_progress(pod),
     }
     let next = next_state(view, pod, update_done, builder);
@@ -78,8 +78,8 @@ pub(super) fn refresh(
     })
 }
 
-/// What becomes of a Pod that kubelet cannot give its new size: another takes its place, where the policy allows that, or
-/// else its update ends without the size, which kubelet goes on trying for.
+/// Handles a resize that kubelet cannot do: the Pod is recreated if the policy allows it; otherwise its update
+/// completes without the size, which kubelet keeps trying to apply.
 fn resolve_failed_resize(
     view: &PlanView<'_>,
     pod: &ObservedPod<'_>,
@@ -127,7 +127,7 @@ fn resolve_failed_resize(
     })
 }
 
-/// The state that the Pod goes over to by itself. `settled` says that no update in place is under way.
+/// The next state of the Pod without a change of the spec. `update_done` means that no in-place update is in progress.
 fn next_state(
     view: &PlanView<'_>,
     pod: &ObservedPod<'_>,
@@ -138,7 +138,7 @@ fn next_state(
         let expected = if present { "to be removed" } else { "to be added" };
         let items = waiting::hook_items(hook, pod, present);
         let message = format!("hook {name}: {items} {expected}");
-        // What a hook is to put onto a Pod comes when the Pod is well.
+        // A hook adds its items when the Pod is healthy.
         let trouble = waiting::container_error(pod).filter(|_| !present);
         match trouble {
             Some(trouble) => builder.add_wait(WaitReason::PodsNotReady, trouble, pod),

@@ -1,60 +1,60 @@
-//! How many Pods to make, to delete and to update: the ten numbers that scaling and updating follow.
+//! How many Pods to create, delete and update: the ten numbers that scaling and updating follow.
 
 use super::limits::Limits;
 
-/// What counts of a Pod here.
+/// What counts for one Pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CountedPod {
     /// Whether it has, or counts as having, the update revision.
     pub updated: bool,
     /// Whether it waits for its deletion.
     pub preparing_delete: bool,
-    /// Whether somebody asked for its deletion.
+    /// Whether a user requested its deletion.
     pub specified: bool,
     /// Whether it is available.
     pub available: bool,
 }
 
-/// The numbers. Those of Pods are 0 or greater, but for `update`.
+/// The numbers. Numbers of Pods are 0 or greater, except `update`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaCounts {
-    /// Pods that are missing.
+    /// Missing Pods.
     pub scale_up: i64,
     /// Of these, Pods of the current revision.
     pub scale_up_old: i64,
-    /// How many of them may be made now.
+    /// How many of them may be created now.
     pub scale_up_limit: i64,
-    /// Pods that are too many.
+    /// Pods to delete.
     pub scale_down: i64,
     /// Of these, Pods of the current revision.
     pub scale_down_old: i64,
     /// How many available Pods may be deleted now.
     pub delete_ready_limit: i64,
-    /// Pods beyond the number wanted that are needed now.
+    /// Surge Pods that are needed now.
     pub use_surge: i64,
     /// Of these, Pods of the current revision.
     pub use_surge_old: i64,
-    /// Pods to update; below 0, Pods to take back to the current revision.
+    /// Pods to update; if below 0, Pods to roll back to the current revision.
     pub update: i64,
-    /// How many Pods may be unavailable for the update. May be below 0.
+    /// How many Pods the update may make unavailable. May be below 0.
     pub update_max_unavailable: i64,
 }
 
-/// How many Pods of one revision there are.
+/// Number of Pods of one revision.
 #[derive(Clone, Copy, Default)]
 struct RevisionCounts {
     total: i64,
-    /// Waiting for deletion.
+    /// Pods that wait for their deletion.
     preparing_delete: i64,
-    /// The others.
+    /// All others.
     active: i64,
-    /// Of the active, those specified for deletion.
+    /// Active Pods specified for deletion.
     specified: i64,
-    /// Of the active, those neither specified nor available.
+    /// Active Pods neither specified nor available.
     unavailable: i64,
 }
 
-/// The numbers for these Pods; `same_revision` says whether current and update revision are one.
+/// Calculates the numbers for these Pods. `same_revision` means that the current and the update revision are the same.
 #[must_use]
 pub fn replica_counts(
     pods: impl Iterator<Item = CountedPod>,
@@ -130,7 +130,7 @@ fn add_pod(counts: &mut RevisionCounts, pod: CountedPod) {
     }
 }
 
-/// How many Pods are needed beyond those wanted, and how many of these of the current revision.
+/// How many surge Pods are needed, and how many of these of the current revision.
 fn needed_surge(
     limits: &Limits,
     unavailable: i64,
@@ -156,7 +156,8 @@ fn needed_surge(
             new_diff > 0
         };
         if limits.on_delete {
-            // None are made ahead of what may never begin. Those that are there stay, as OpenKruise makes them.
+            // None are created in advance of an update that may never begin. Existing ones are kept, as OpenKruise
+            // creates them.
             let existing = old.total + new.total - limits.replicas;
             let ahead = if of_current { old.total } else { new.total };
             for_update = for_update.min(existing).min(ahead).max(0);

@@ -1,4 +1,4 @@
-//! How many Pods there are: making, keeping and deleting them.
+//! The number of Pods: creating, keeping and deleting them.
 
 use std::collections::BTreeSet;
 
@@ -13,17 +13,17 @@ use kruise_workload::in_place::Pod;
 use kruise_workload::order::{self, DeletionCriteria, TopologySpread};
 use kruise_workload::pods;
 
-/// Plans the first of these that there is anything to do for, and says whether there was: Pods that need not be
-/// deleted after all, new Pods, Pods whose hook let go, Pods that somebody named, Pods that are too many.
+/// Plans the first of these steps that applies: cancel deletions that are not needed any more, create Pods, delete Pods
+/// whose hook released them, delete Pods that a user named, delete surplus Pods. Returns whether one applied.
 ///
-/// Unlike upstream, Pods that cannot be made now (a quota, a limit of the scale strategy) do not stop the deletion
+/// Unlike upstream, Pods that cannot be created now (a quota, a limit of the scale strategy) do not block the deletion
 /// of Pods that wait for it.
 pub(super) fn scale(view: &PlanView<'_>, claims: &BTreeSet<&str>, builder: &mut PlanBuilder) -> bool {
     if cancel_deletions(view, builder) {
         return true;
     }
     let numbers = view.replica_counts(|pod| view.counts_as_updated(pod));
-    // Without any revision there is nothing to make Pods of.
+    // Without any revision there is no template for Pods.
     if numbers.scale_up > 0 && view.revision(&view.observed.update_revision).is_some() {
         report_scale_up_limit(&numbers, builder);
         let deleted_terminal = delete_terminal_pods(view, claims, builder);
@@ -55,8 +55,8 @@ pub(super) fn scale(view: &PlanView<'_>, claims: &BTreeSet<&str>, builder: &mut 
     too_many && delete_pods(view, choose_for_deletion(view, &numbers), budget, builder)
 }
 
-/// Deletes Pods that have ended and whose claims stay: the Pods that take their places, and names, have these claims.
-/// Kubelet evicts Pods so, and leaves them to be looked at. Whether there were any.
+/// Deletes Pods that have ended and whose claims are kept: the Pods that replace them get the same names and claims.
+/// These are mostly Pods that kubelet evicted and left for inspection. Returns whether there were any.
 fn delete_terminal_pods(
     view: &PlanView<'_>,
     kept_claims: &BTreeSet<&str>,
@@ -78,7 +78,7 @@ fn any_preparing_delete(view: &PlanView<'_>) -> bool {
     view.pods.iter().any(|p| p.state == State::PreparingDelete)
 }
 
-/// Keeps Pods that were to be deleted and are needed again. One that its hook took out of its Services is not.
+/// Cancels the deletion of Pods that are needed again, unless a hook marks Pods not ready.
 fn cancel_deletions(view: &PlanView<'_>, builder: &mut PlanBuilder) -> bool {
     let marked = [view.pre_delete(), view.in_place_update()];
     if marked.into_iter().flatten().any(|hook| hook.mark_pod_not_ready) {
@@ -111,7 +111,7 @@ fn cancel_deletions(view: &PlanView<'_>, builder: &mut PlanBuilder) -> bool {
     cancelled
 }
 
-/// Says that fewer Pods are made than are missing.
+/// Records why fewer Pods are created than are missing.
 fn report_scale_up_limit(numbers: &ReplicaCounts, builder: &mut PlanBuilder) {
     if numbers.scale_up <= numbers.scale_up_limit {
         return;
@@ -163,19 +163,19 @@ fn create_pods(
     planned
 }
 
-/// How many Pods may go that are in use.
+/// How many Pods in use may be deleted.
 #[derive(Clone, Copy)]
 struct DeletionBudget {
-    /// Pods that are ready, as upstream counts them.
+    /// Ready Pods, as upstream counts them.
     ready: i64,
-    /// Of these, Pods that were ready for as long as they must be. One that was not serves nobody's budget.
+    /// Of these, Pods that have been ready for `minReadySeconds`. One that has not consumes none of this budget.
     available: i64,
 }
 
-/// How many Pods in use may go now.
+/// How many Pods in use may be deleted now.
 ///
-/// The limit that upstream goes by counts Pods that are specified for deletion as available; as they need not be, what
-/// is available is counted too.
+/// The limit of upstream counts Pods that are specified for deletion as available. They may not be, so available Pods
+/// are counted too.
 fn deletion_budget(view: &PlanView<'_>, numbers: &ReplicaCounts) -> DeletionBudget {
     let available = view.pods.iter().filter(|p| p.available).count();
     let min_available = view.limits.replicas - view.limits.max_unavailable;
@@ -186,7 +186,7 @@ fn deletion_budget(view: &PlanView<'_>, numbers: &ReplicaCounts) -> DeletionBudg
     }
 }
 
-/// The Pods that are too many.
+/// Chooses the surplus Pods.
 fn choose_for_deletion<'a>(view: &PlanView<'a>, numbers: &ReplicaCounts) -> Vec<&'a Pod> {
     let (new, old): (Vec<&ObservedPod<'_>>, Vec<&ObservedPod<'_>>) =
         view.pods.iter().partition(|p| view.counts_as_updated(p));
@@ -222,8 +222,8 @@ fn choose_for_deletion<'a>(view: &PlanView<'a>, numbers: &ReplicaCounts) -> Vec<
     )
 }
 
-/// Deletes Pods, or lets their hook prepare that: unavailable ones at once, others while the limit lasts. Whether it did
-/// either.
+/// Deletes Pods, or marks them so that their hook prepares the deletion: unavailable ones at once, others within the
+/// budget. Returns whether anything was planned.
 fn delete_pods<'a>(
     view: &PlanView<'_>,
     pods: impl IntoIterator<Item = &'a Pod>,

@@ -1,4 +1,4 @@
-//! The status of a CloneSet: its counters and conditions.
+//! The status of a CloneSet: counters and conditions.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
@@ -11,12 +11,12 @@ use super::waiting::{MAX_MESSAGE_BYTES, first_stuck};
 use kruise_api::cloneset::CloneSetStatus;
 use kruise_workload::pods;
 
-/// Condition: Pods could not be made or deleted.
+/// Condition: Pods could not be created or deleted.
 const FAILED_SCALE: &str = "FailedScale";
 /// Condition: Pods could not be updated.
 const FAILED_UPDATE: &str = "FailedUpdate";
 
-/// The counters; conditions are those observed.
+/// The counters; the conditions are the observed ones.
 pub(super) fn counters(view: &PlanView<'_>) -> CloneSetStatus {
     let observed = view.observed;
     let before = observed.set.status.clone().unwrap_or_default();
@@ -28,8 +28,8 @@ pub(super) fn counters(view: &PlanView<'_>) -> CloneSetStatus {
     let expected = view.limits.replicas - view.limits.partition;
     let all = updated == replicas && i64::from(replicas) == view.limits.replicas;
     CloneSetStatus {
-        // As with upstream, and with Deployments: a template that is not taken in is not observed, or tools that
-        // wait for a rollout would take the last one for it.
+        // As in upstream and in Deployments: a rejected template is not observed. Otherwise tools that wait for a
+        // rollout would take the previous one for it.
         observed_generation: if view.template_rejected() {
             before.observed_generation
         } else {
@@ -54,11 +54,11 @@ pub(super) fn counters(view: &PlanView<'_>) -> CloneSetStatus {
     }
 }
 
-/// Sets the conditions, and looks again when one of them may change by time alone.
+/// Sets the conditions; requeues if one of them may change only by time.
 pub(super) fn set_conditions(view: &PlanView<'_>, status: &mut CloneSetStatus, builder: &mut PlanBuilder) {
     for pod in view.pods.iter().filter(|p| !p.available && p.ready) {
         if let Some(until) = pods::ready_until(pod, view.min_ready).filter(|until| *until >= view.now) {
-            // Availability begins after that very moment.
+            // A Pod is available only after that moment.
             builder.requeue_at(
                 until
                     .checked_add(jiff::SignedDuration::from_millis(1))
@@ -69,10 +69,10 @@ pub(super) fn set_conditions(view: &PlanView<'_>, status: &mut CloneSetStatus, b
     set_failure_conditions(view, status, builder);
     match &view.observed.template_status {
         TemplateStatus::Accepted => set_progressing(view, status, builder),
-        // What was said before may hold yet.
+        // The previous conditions may still be true.
         TemplateStatus::Unknown => return,
         TemplateStatus::Rejected(why) => {
-            // Progressing stays as it is, as in OpenKruise; FailedUpdate and Waiting tell of it.
+            // Progressing does not change, as in OpenKruise; FailedUpdate and Waiting report the error.
             builder.events.push(CloneSetEvent {
                 warning: true,
                 reason: FAILED_UPDATE,
@@ -84,7 +84,7 @@ pub(super) fn set_conditions(view: &PlanView<'_>, status: &mut CloneSetStatus, b
     waiting::set_waiting(view, status, builder);
 }
 
-/// What failed and is yet to be tried again, as conditions that go when it is over.
+/// Reports failures that will be retried as conditions, and removes the conditions when the failures are over.
 fn set_failure_conditions(view: &PlanView<'_>, status: &mut CloneSetStatus, builder: &PlanBuilder) {
     for (type_, purpose) in [
         (FAILED_SCALE, ActionPurpose::Scale),
@@ -97,7 +97,7 @@ fn set_failure_conditions(view: &PlanView<'_>, status: &mut CloneSetStatus, buil
         let others = current.map(|f| f.message.clone()).chain(stuck).min();
         let template = match &view.observed.template_status {
             TemplateStatus::Rejected(why) if !scale => Some(why.clone()),
-            // What was said before may hold yet.
+            // The previous condition may still be true.
             TemplateStatus::Unknown if !scale => continue,
             _ => None,
         };
@@ -111,7 +111,7 @@ fn set_failure_conditions(view: &PlanView<'_>, status: &mut CloneSetStatus, buil
     }
 }
 
-/// A selector as text, as Go's client writes it: by key, values sorted.
+/// A selector as text, as Go's client writes it: sorted by key, with sorted values.
 #[must_use]
 pub fn selector_text(selector: &LabelSelector) -> String {
     let labels = selector

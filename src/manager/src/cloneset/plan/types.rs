@@ -1,4 +1,4 @@
-//! What the plan is given, and what it says.
+//! Input and output of the plan.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,85 +12,83 @@ use kruise_workload::claim::Claim;
 use kruise_workload::in_place::normalize::TemplateStorage;
 use kruise_workload::in_place::{Pod, PodWrite};
 
-/// All that is known about one CloneSet.
+/// All observed state of one CloneSet.
 #[derive(Clone, Debug)]
 pub struct Observed {
-    /// The CloneSet, with its status. It is not being deleted.
+    /// The CloneSet with its status. It is not terminating.
     pub set: Arc<CloneSet>,
-    /// The Pods that it controls, whatever their state, and Pods of its namespace without a controller whose
-    /// labels its selector matches.
+    /// The Pods that it controls, whatever their state, and orphans in its namespace that its selector matches.
     pub pods: Vec<Arc<Pod>>,
-    /// The claims that it owns.
+    /// The claims that the CloneSet owns.
     pub claims: Vec<Claim>,
-    /// The claims that its Pods own, by the Pod's UID, without those that are being deleted.
+    /// The claims that its Pods own, by the Pod's UID, without terminating ones.
     pub claims_owned_by_pod: BTreeMap<String, Vec<Claim>>,
-    /// The most memory that a Pod of the CloneSet takes with its claims, in bytes; a patch takes no more.
+    /// Maximum memory of a Pod of the CloneSet with its claims, in bytes; a patch takes no more.
     pub max_pod_memory: usize,
-    /// Its revisions, the oldest first. Those named below are among them, unless there are none at all.
+    /// Its revisions, the oldest first. Those named below are included, unless there are none at all.
     pub revisions: Vec<Arc<ParsedRevision>>,
-    /// Names of other revisions that Pods have, and that take too much memory to be read.
+    /// Names of other revisions of Pods that take too much memory to be parsed.
     pub unread_revisions: Vec<String>,
     /// Name of the revision that Pods had before the update.
     pub current_revision: String,
-    /// Name of the revision that the template stands for, or did last; empty when there is none.
+    /// Name of the revision of the template, or of the last accepted template; empty if there is none.
     pub update_revision: String,
-    /// Whether it does.
+    /// Whether the update revision corresponds to the template.
     pub template_status: TemplateStatus,
-    /// How often the name of a new revision was taken already.
+    /// Number of name collisions of new revisions so far.
     pub collision_count: Option<i32>,
-    /// The ImagePullJobs that it controls, without those that are being deleted.
+    /// The ImagePullJobs that it controls, without terminating ones.
     pub jobs: Vec<ImagePullJobRef>,
-    /// Labels of the nodes that its Pods are on; needed with topology spread constraints only.
+    /// Labels of the nodes of its Pods, by node; only needed with topology spread constraints.
     pub nodes: BTreeMap<String, BTreeMap<String, String>>,
-    /// What failed lately, and is not to be tried again before a time.
+    /// Recent failures, each of which must not be retried before its time.
     pub failures: BTreeMap<FailureSubject, ActionFailure>,
-    /// What acts that failed left to be done.
+    /// Creations that failed actions left unfinished.
     pub unfinished: UnfinishedCreations,
-    /// Features.
+    /// Upstream's feature gates and flags.
     pub features: Features,
-    /// Chance, for names of new Pods.
+    /// Random seed for names of new Pods.
     pub rng_seed: u64,
 }
 
-/// What became of the CloneSet's template.
+/// Whether the CloneSet's template has a revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TemplateStatus {
-    /// The update revision stands for it.
+    /// The update revision corresponds to it.
     #[default]
     Accepted,
-    /// It is not known yet whether there can be a revision for it, which is no news so far. As with the next.
+    /// Not known yet, and not reported. No Pod is updated, as with `Rejected`.
     Unknown,
-    /// There is no revision for it, for this reason. The Pods are looked after all the same, with the revisions that
-    /// there are; none is updated.
+    /// It has no revision, for this reason. The Pods are still reconciled with the existing revisions; none is updated.
     Rejected(String),
 }
 
 /// An ImagePullJob of the CloneSet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImagePullJobRef {
-    /// Its name.
+    /// Name of the ImagePullJob.
     pub name: String,
-    /// Identity of the object.
+    /// UID of the ImagePullJob.
     pub uid: String,
 }
 
-/// Another owner for a claim.
+/// A change of a claim's owners.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ClaimPatch {
     /// Name of the claim.
     pub name: String,
-    /// Which.
+    /// UID of the claim.
     pub uid: String,
-    /// Strategic merge patch, in which owners merge by UID: those of others stay.
+    /// Strategic merge patch. Owners merge by UID, so other owners are kept.
     pub patch: Value,
 }
 
-/// A claim that a Pod without a controller would have.
+/// A claim that an orphaned Pod would have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OrphanClaim {
     /// Name of the claim.
     pub name: String,
-    /// The id that it must share with the Pod.
+    /// The ID that it must share with the Pod.
     pub instance_id: String,
 }
 
@@ -101,20 +99,20 @@ pub struct ParsedRevision {
     pub name: String,
     /// Its raw data, `{"spec":{"template":…}}`.
     pub data: Value,
-    /// Hash of the claim templates; `None` when it does not say.
+    /// Hash of the claim templates; `None` if it is not recorded.
     pub claim_hash: Option<String>,
-    /// Whether its images are pulled ahead already, or need not be.
+    /// Whether its images are already pre-pulled, or need not be.
     pub pre_downloaded: bool,
 }
 
-/// Whom a failure concerns.
+/// What a failure concerns.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FailureSubject {
-    /// Making Pods.
+    /// Creation of Pods.
     PodCreation,
-    /// Updates in place of any Pod, where several were refused alike.
+    /// In-place updates of any Pod, after several were refused alike.
     InPlaceUpdates,
-    /// Sizes that Pods of their revision are yet to get, for a resize was refused.
+    /// Pending sizes of Pods that have their revision, but whose resize was refused.
     PendingResizes,
     /// The Pod of this UID.
     Pod(String),
@@ -128,55 +126,55 @@ pub enum FailureSubject {
     CloneSet,
 }
 
-/// A failure that delays what it concerns, and nothing else.
+/// A failure that delays only what it concerns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ActionFailure {
-    /// What it is in the way of.
+    /// The purpose that it blocks.
     pub purpose: ActionPurpose,
-    /// When it may be tried again.
+    /// Earliest time of a retry.
     pub retry_at: Timestamp,
-    /// Whether the same would fail again until somebody changes something.
+    /// Whether a retry would fail again until a user changes something.
     pub permanent: bool,
     /// Whether the API server refused to resize the Pod.
     pub resize_rejected: bool,
     /// Whether the API server answered at all.
     pub answered: bool,
-    /// What the API server said.
+    /// Message of the API server.
     pub message: String,
 }
 
-/// What an act is for.
+/// Purpose of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActionPurpose {
-    /// How many Pods there are, and what belongs to them.
+    /// The number of Pods, and the objects that belong to them.
     Scale,
-    /// What the Pods are, and their states.
+    /// The content of Pods and their states.
     Update,
-    /// Images that are pulled ahead, which nothing waits for.
+    /// Pre-pulled images, which nothing waits for.
     PreDownload,
 }
 
-/// What an act came to.
+/// Outcome of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActionOutcome {
-    /// It is done, or nothing like it ever will be: its name is somebody else's.
+    /// It is done, or can never be: another owner has its name.
     Settled,
     /// It was not done.
     Failed,
-    /// There was no answer, so that it may turn out to be done until then.
+    /// No answer; until this time it may still turn out to be done.
     Unknown(Timestamp),
 }
 
-/// What acts that failed left to be done.
+/// Creations that failed actions left unfinished.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnfinishedCreations {
-    /// Names of Pods that were to be made, and until when they may turn up where it is not known that they were refused.
-    /// Their claims may be there, and hold nothing yet.
+    /// Names of Pods whose creation was attempted. The time is until when one may still appear, if it is not known that
+    /// it was refused. Their claims may exist and are empty.
     pub pods: BTreeMap<String, Option<Timestamp>>,
 }
 
 impl UnfinishedCreations {
-    /// Takes note of what an act came to.
+    /// Records the outcome of an action.
     pub fn record(&mut self, action: &Action, outcome: ActionOutcome) {
         let Action::CreatePod { name, .. } = action else {
             return;
@@ -189,7 +187,7 @@ impl UnfinishedCreations {
         }
     }
 
-    /// Forgets the Pods that are there now.
+    /// Removes the Pods that exist now.
     pub fn forget_existing(&mut self, pods: &[Arc<Pod>]) {
         for pod in pods {
             self.pods.remove(&pod.name);
@@ -197,24 +195,24 @@ impl UnfinishedCreations {
     }
 }
 
-/// Upstream's feature gates and flags, as far as the plan heeds them.
+/// Upstream's feature gates and flags that the plan uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Features {
-    /// CloneSetShortHash: label `controller-revision-hash` holds the short hash alone. Off.
+    /// CloneSetShortHash: label `controller-revision-hash` holds only the short hash. Off.
     pub short_hash: bool,
-    /// CloneSetPartitionRollback: raising `partition` takes Pods back.
+    /// CloneSetPartitionRollback: a higher `partition` rolls Pods back.
     pub partition_rollback: bool,
     /// PreparingUpdateAsUpdate: a Pod that is prepared for its update counts as updated when scaling. Off.
     pub preparing_update_as_update: bool,
-    /// RecreatePodWhenChangeVCTInCloneSetGate: changed claim templates ask for new Pods. Off.
+    /// RecreatePodWhenChangeVCTInCloneSetGate: changed claim templates require new Pods. Off.
     pub recreate_for_claims: bool,
     /// InPlaceUpdateEnvFromMetadata: environment from labels and annotations is updated in place. On.
     pub env_from_metadata: bool,
     /// InPlaceWorkloadVerticalScaling: CPU and memory are resized in place.
     pub vertical: bool,
-    /// PreDownloadImageForInPlaceUpdate: new images are pulled ahead.
+    /// PreDownloadImageForInPlaceUpdate: new images are pre-pulled.
     pub pre_download: bool,
-    /// TemplateNoDefaults: templates are stored as they were asked for. Off.
+    /// TemplateNoDefaults: templates are stored as requested. Off.
     pub template_storage: TemplateStorage,
     /// Flag `--cloneset-scaling-exclude-preparing-delete`. Off.
     pub exclude_preparing_delete: bool,
@@ -236,74 +234,75 @@ impl Default for Features {
     }
 }
 
-/// What to do about a CloneSet.
+/// What to do for a CloneSet.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// What to do, in any order unless an act says otherwise; the failure of one stops no other.
+    /// Actions, in any order unless an action says otherwise; a failed one stops no other.
     pub actions: Vec<Action>,
-    /// The whole status, if it differs from the one observed.
+    /// The whole status, if it differs from the observed one.
     pub status: Option<CloneSetStatus>,
-    /// What to tell besides what the acts say of themselves.
+    /// Events in addition to those of the actions.
     pub events: Vec<CloneSetEvent>,
-    /// When to look again though nothing changed.
+    /// When to requeue even if nothing changed.
     pub requeue_at: Option<Timestamp>,
 }
 
-/// One thing to do.
+/// One action of a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Make a Pod; its claims first, where they do not exist. A claim that exists is no failure. The first failure ends
-    /// such acts, and those of the passes that follow begin in batches of 1, 2, 4 and so on.
+    /// Create a Pod, and its missing claims first. An existing claim is no failure. The first failure ends all
+    /// creations of this reconcile; the next reconciles create batches of 1, 2, 4 and so on.
     CreatePod {
-        /// Its name.
+        /// Name of the Pod.
         name: String,
-        /// The Pod.
+        /// The Pod as JSON.
         pod: Value,
-        /// The claims that are missing.
+        /// Claims that do not exist yet.
         claims: Vec<Value>,
     },
-    /// Give its claims to a Pod, so that they go with it, then delete it. The first write that fails ends the act.
+    /// Transfer its claims to a Pod, so that they are deleted with it, then delete it. The first failed write ends the
+    /// action.
     DeletePod {
-        /// Which.
+        /// UID of the Pod.
         uid: String,
-        /// Its name.
+        /// Name of the Pod.
         name: String,
-        /// The version that it must have, where a hook could come onto it meanwhile.
+        /// The version that it must have, if a hook could be added meanwhile.
         version: Option<String>,
-        /// What makes those of its claims its own that are not yet.
+        /// Patches that transfer the claims to the Pod.
         claims: Vec<ClaimPatch>,
     },
-    /// Patch a Pod, one write after the other; the first that fails ends the act, or gives way to its fallback.
+    /// Patch a Pod with successive writes. The first failed write ends the action, or is replaced by its fallback.
     PatchPod {
-        /// Which.
+        /// UID of the Pod.
         uid: String,
-        /// Its name.
+        /// Name of the Pod.
         name: String,
-        /// What for.
+        /// Reason of the patch.
         reason: PatchReason,
-        /// Name of the ControllerRevision that it is to have, where it is updated.
+        /// Name of the target ControllerRevision, for an update.
         revision: Option<String>,
-        /// The writes.
+        /// Requests, in order.
         writes: Vec<PodWrite>,
-        /// Claims that become the CloneSet's before, where they are nobody's: those of a Pod that is adopted.
+        /// Claims of an adopted Pod; those that are orphans are adopted first.
         claims: Vec<OrphanClaim>,
     },
     /// Patch the owners of a claim.
     PatchClaim(ClaimPatch),
     /// Delete a claim.
     DeleteClaim {
-        /// Its name.
+        /// Name of the claim.
         name: String,
-        /// Which.
+        /// UID of the claim.
         uid: String,
     },
-    /// Make an ImagePullJob. One that exists is no failure.
+    /// Create an ImagePullJob. An existing one is no failure.
     CreateJob(Box<ImagePullJob>),
     /// Delete an ImagePullJob.
     DeleteJob(ImagePullJobRef),
     /// Set a label of a ControllerRevision to `true`.
     LabelRevision {
-        /// Its name.
+        /// Name of the ControllerRevision.
         name: String,
         /// Key of the label.
         label: &'static str,
@@ -315,21 +314,21 @@ pub enum Action {
 /// Why a Pod is patched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PatchReason {
-    /// It became ours.
+    /// The CloneSet adopts it.
     Adopt,
-    /// It is not ours any more.
+    /// The CloneSet releases it.
     Release,
-    /// It is updated in place.
+    /// Its in-place update begins.
     UpdateInPlace,
-    /// It is marked for deletion, for it cannot be updated in place.
+    /// It is marked for deletion, because it cannot be updated in place.
     UpdateReCreate,
-    /// An update in place goes on.
+    /// Its in-place update continues.
     ContinueUpdate,
-    /// Its hook is to act before its update.
+    /// Its hook must act before its update.
     PrepareUpdate,
-    /// Its hook is to act before its deletion.
+    /// Its hook must act before its deletion.
     PrepareDelete,
-    /// It need not be deleted any more.
+    /// Its deletion is no longer needed.
     CancelDeletion,
     /// Its state or its gates changed.
     SyncLifecycle,
@@ -338,18 +337,18 @@ pub enum PatchReason {
 /// An event of the CloneSet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CloneSetEvent {
-    /// Whether it is a warning.
+    /// Whether its type is `Warning`.
     pub warning: bool,
-    /// The reason, in a word.
+    /// Reason in CamelCase.
     pub reason: &'static str,
-    /// The message.
+    /// Message for people.
     pub message: String,
-    /// Of a wait, since when it lasts: that is told once, whatever the message becomes.
+    /// Start of the wait that it reports. It is published once for each wait, whatever the message becomes.
     pub wait_since: Option<Timestamp>,
 }
 
 impl Action {
-    /// What a failure of this act is in the way of.
+    /// What a failure of this action blocks.
     #[must_use]
     pub fn purpose(&self) -> ActionPurpose {
         match self {
@@ -375,7 +374,7 @@ impl Action {
         }
     }
 
-    /// Whom a failure of this act is to be kept for.
+    /// What a failure of this action is recorded for.
     #[must_use]
     pub fn subject(&self) -> FailureSubject {
         match self {

@@ -19,11 +19,11 @@ use kruise_workload::in_place::{
 };
 use kruise_workload::{order, pods};
 
-/// What is known to lead from one revision to the target, by the name of the revision.
+/// The in-place change from each revision to the target, by the name of the revision.
 type Specs = BTreeMap<String, Result<Spec, MustRecreate>>;
 
 /// Plans the updates that the limits allow now, `room` at most. `pending` are the writes that Pods need anyway; those
-/// of Pods that are updated are dropped from it.
+/// of updated Pods are removed from it.
 pub(super) fn plan_updates(
     view: &PlanView<'_>,
     pending: &mut BTreeMap<String, PendingWrites>,
@@ -34,7 +34,7 @@ pub(super) fn plan_updates(
     restore_sizes(view, &chosen, pending, room, builder);
 }
 
-/// Updates Pods, and returns the places of those that are to be updated now, whether they wait or not.
+/// Updates Pods; returns the indexes of those that are due now, whether they wait or not.
 fn plan_rollout(
     view: &PlanView<'_>,
     pending: &mut BTreeMap<String, PendingWrites>,
@@ -60,7 +60,7 @@ fn plan_rollout(
     if view.template_rejected() || view.spec.rolling_update().is_some_and(|r| r.paused) {
         return BTreeSet::new();
     }
-    // They do not go on with what was refused: it would be tried in each pause of the update that takes over.
+    // Pods whose update was refused do not continue it: each wait of the update that replaces it would retry it.
     for pod in chosen
         .iter()
         .map(|at| &view.pods[*at])
@@ -68,7 +68,7 @@ fn plan_rollout(
     {
         pending.remove(&pod.uid);
     }
-    // What was refused for several Pods would be for the next: one is tried at a time, ever later.
+    // What was refused for several Pods would be refused for the next: one is tried at a time, with a growing backoff.
     if let Some(until) = view.retry_at(&FailureSubject::InPlaceUpdates) {
         builder.requeue_at(until);
         return chosen;
@@ -93,12 +93,12 @@ fn plan_rollout(
         if remaining == 0 || *room == 0 {
             break;
         }
-        // Where the limit keeps those whose turn it is, others may take their places that are unavailable anyway, unless
-        // the user chose who comes first.
+        // If the limit blocks the Pods whose turn it is, unavailable Pods may take their places, unless the user chose
+        // the order.
         if place >= regular && (ordered || pod.available || !budget.allows(false)) {
             continue;
         }
-        // One that is unavailable anyway costs nothing, so it need not wait for those before it in the order.
+        // Updating an unavailable Pod costs nothing, so it does not wait for those before it in the order.
         if !budget.allows(pod.available) {
             builder.add_wait(
                 WaitReason::MaxUnavailable,
@@ -112,7 +112,7 @@ fn plan_rollout(
             continue;
         }
         match next_patch(view, pod, target, &mut spec_cache) {
-            // It will not become unavailable, so that others may.
+            // This Pod will not become unavailable, so others may.
             Err(why) => {
                 builder.add_stuck(why, pod);
                 cancel_preparation(view, pod, pending);
@@ -129,11 +129,11 @@ fn plan_rollout(
     chosen
 }
 
-/// The places of the Pods that may be updated, or taken back, in order, and how many of them are to be. Those that are
-/// marked for deletion come first.
+/// The indexes of the Pods that may be updated or rolled back, in order, and how many of them to change. Those marked
+/// for deletion come first.
 ///
-/// Where as many Pods are updated as there are to be, one of the old that is unavailable may fill the place in which
-/// another is to be made for a Pod that is to be deleted; neither would ever go, so that one is updated, too.
+/// If the number of updated Pods is already right, an unavailable old Pod may occupy the place of a Pod that must be
+/// created before another is deleted. Neither would ever be deleted, so the unavailable one is updated, too.
 fn choose_candidates(view: &PlanView<'_>, numbers: &ReplicaCounts, forward: bool) -> (Vec<usize>, usize) {
     let all_updated = numbers.update == 0;
     let surplus = surplus(view, forward);
@@ -153,7 +153,7 @@ fn choose_candidates(view: &PlanView<'_>, numbers: &ReplicaCounts, forward: bool
     });
     let pods: Vec<&Pod> = view.pods.iter().map(|seen| seen.pod).collect();
     let mut candidates = order::update_order(&pods, candidates.collect(), view.spec.rolling_update());
-    // What goes anyway gives way to the other revision; so there is no need for another Pod to.
+    // A Pod that will be deleted anyway is replaced by one of the other revision, so no other Pod needs to change.
     candidates.sort_by_key(|at| !view.pods[*at].specified);
     (candidates, target_count)
 }
@@ -161,11 +161,11 @@ fn choose_candidates(view: &PlanView<'_>, numbers: &ReplicaCounts, forward: bool
 /// How many more Pods may be updated.
 struct UpdateBudget {
     limit: i64,
-    /// The limit for Pods that are unavailable anyway.
+    /// The limit for Pods that are already unavailable.
     unavailable_limit: i64,
-    /// Pods that are unavailable.
+    /// Number of unavailable Pods.
     unavailable: i64,
-    /// Pods of the target revision that are unavailable, or will be.
+    /// Pods of the target revision that are or will be unavailable.
     updating: i64,
 }
 
@@ -173,14 +173,14 @@ pub(super) fn to_i64(number: usize) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// How many Pods may be unavailable where no more are to be updated: those beyond the ones asked for may be, too.
+/// How many Pods may be unavailable when no more need an update: also those beyond `replicas`.
 pub(super) fn spare_unavailable(view: &PlanView<'_>) -> i64 {
     view.limits.max_unavailable + to_i64(view.pods.len()) - view.limits.replicas
 }
 
 impl UpdateBudget {
-    /// While Pods are missing, the limit is lower by as many, and they may be missing for as long as others are
-    /// unavailable; so one that is unavailable anyway may be updated all the same.
+    /// Missing Pods lower the limit, and they may be missing for as long as others are unavailable. So one that is
+    /// already unavailable may be updated nevertheless.
     fn new(view: &PlanView<'_>, numbers: &ReplicaCounts, target: &str) -> Self {
         let unavailable = || view.pods.iter().filter(|p| !p.available);
         let limit = match numbers.update {
@@ -214,8 +214,8 @@ impl UpdateBudget {
     }
 }
 
-/// How many Pods there are beyond those that are to keep what they have: the current revision, if `forward`, or else
-/// the update revision. While Pods are missing, new ones make up for what is missing of either.
+/// Number of Pods beyond those that must keep their revision: the current revision if `forward`, or else the update
+/// revision. While Pods are missing, new ones fill the gaps of either revision.
 fn surplus(view: &PlanView<'_>, forward: bool) -> i64 {
     let keeps_revision =
         |pod: &&ObservedPod<'_>| pod.updated != forward && pod.state != State::PreparingDelete;
@@ -224,7 +224,7 @@ fn surplus(view: &PlanView<'_>, forward: bool) -> i64 {
     existing - if forward { partition } else { replicas - partition }
 }
 
-/// Whether the Pod is one to update, if `forward`, or else one to take back.
+/// Whether the Pod may be updated if `forward`, or else rolled back.
 fn is_candidate(view: &PlanView<'_>, pod: &ObservedPod<'_>, forward: bool) -> bool {
     pod.updated != forward
         && pod.state != State::PreparingDelete
@@ -233,7 +233,7 @@ fn is_candidate(view: &PlanView<'_>, pod: &ObservedPod<'_>, forward: bool) -> bo
             || pod.state == State::Updated)
 }
 
-/// Whether the change that was due after the Pod's grace period is refused, so that another revision is to take over.
+/// Whether the change after the Pod's grace period was refused, so that another revision should take over.
 fn grace_update_rejected(view: &PlanView<'_>, pod: &Pod) -> bool {
     let failure = view.observed.failures.get(&FailureSubject::Pod(pod.uid.clone()));
     in_place::in_grace_period(pod)
@@ -248,7 +248,7 @@ fn grace_seconds(view: &PlanView<'_>) -> i32 {
     strategy.and_then(|s| s.grace_period_seconds).unwrap_or_default()
 }
 
-/// Lets Pods be that were prepared for an update which they are not to have any more.
+/// Cancels the preparation of Pods whose update is no longer requested.
 fn cancel_preparations(
     view: &PlanView<'_>,
     chosen: &BTreeSet<usize>,
@@ -261,13 +261,13 @@ fn cancel_preparations(
     }
 }
 
-/// Lets a Pod be, if it was prepared for an update, which it will not have.
+/// Cancels the preparation of a Pod that will not be updated.
 fn cancel_preparation(
     view: &PlanView<'_>,
     pod: &ObservedPod<'_>,
     pending: &mut BTreeMap<String, PendingWrites>,
 ) {
-    // What it was resized for comes first.
+    // Its size is restored first.
     if pod.state != State::PreparingUpdate || resize::has_unrecorded_resize(pod) {
         return;
     }
@@ -291,13 +291,13 @@ pub(super) fn requeue_if_delayed(view: &PlanView<'_>, pod: &Pod, builder: &mut P
     until.map(|until| builder.requeue_at(until)).is_some()
 }
 
-/// A step of a Pod's update: what for, and its writes.
+/// A step of a Pod's update: reason and writes.
 type PlannedPatch = (PatchReason, Vec<PodWrite>);
 
-/// The next step of one Pod's update; nothing while it waits.
+/// The next step of one Pod's update; `None` while it waits.
 ///
 /// # Errors
-/// Why there will be none until somebody changes something.
+/// Why the update is impossible until a user changes something.
 fn next_patch(
     view: &PlanView<'_>,
     pod: &ObservedPod<'_>,
@@ -339,7 +339,7 @@ fn next_patch(
     })
 }
 
-/// What leads to the target in place.
+/// The in-place change to the target.
 fn in_place_spec(
     view: &PlanView<'_>,
     pod: &Pod,
@@ -379,15 +379,16 @@ fn in_place_spec(
     Ok(spec)
 }
 
-/// Whether another Pod may take the place of one that cannot be resized.
+/// Whether a Pod that cannot be resized may be recreated.
 pub(super) fn may_recreate(view: &PlanView<'_>) -> bool {
     let rolling = view.spec.rolling_update();
     let only = rolling.is_some_and(|r| r.paused || r.pod_update_policy == Some(Policy::InPlaceOnly));
     !(only || view.template_rejected() || on_delete(view.spec))
 }
 
-/// What is done where the API server refuses the resize among these writes: another Pod takes the place, if one may; or
-/// the rest of the update is done, unless the resize is `alone`. Where a quota has no room, another Pod is of no use.
+/// Sets what is written if the API server refuses the resize among these writes: the Pod is recreated, if allowed, or
+/// the rest of the update is done, unless the resize is all (`only_resize`). If a quota has no room, recreating does
+/// not help.
 pub(super) fn set_fallbacks(view: &PlanView<'_>, pod: &Pod, only_resize: bool, writes: &mut [PodWrite]) {
     for fallback in writes.iter_mut().filter_map(|write| write.fallback.as_mut()) {
         if only_resize {
@@ -401,8 +402,8 @@ pub(super) fn set_fallbacks(view: &PlanView<'_>, pod: &Pod, only_resize: bool, w
     }
 }
 
-/// Whether an environment is to change in a container that nobody would restart: the daemon does so only while the Pod
-/// is out of its Services, and kubelet only for another image.
+/// Whether the environment must change in a container that would not be restarted: the daemon does that only while the
+/// Pod is out of its Services, and kubelet only for another image.
 fn restarts_no_container(pod: &Pod, spec: &Spec) -> bool {
     let mut readers = spec.container_ref_metadata.keys();
     spec.update_env_from_metadata
@@ -418,7 +419,7 @@ pub(super) fn revision_data(revision: &super::types::ParsedRevision) -> Revision
     }
 }
 
-/// Begins the update. What changes nothing that runs leaves the Pod in use.
+/// Begins the update. If no running container changes, the Pod remains in use.
 fn begin_update(view: &PlanView<'_>, pod: &Pod, target: &str, spec: &Spec) -> Vec<PodWrite> {
     let template = view.template_of_revision(target);
     let state = if patch::completes_immediately(pod, spec, template) {
@@ -441,8 +442,8 @@ fn begin_update(view: &PlanView<'_>, pod: &Pod, target: &str, spec: &Spec) -> Ve
     )
 }
 
-/// A Pod whose last update the hook has not acknowledged: the hook is put onto it, and must let go again. Its
-/// conditions follow in the next pass.
+/// For a Pod whose last update the hook has not acknowledged: adds the hook again, which must then release it. The
+/// conditions follow in the next reconcile.
 fn prepare_next_update(view: &PlanView<'_>, pod: &Pod) -> Option<(PatchReason, Vec<PodWrite>)> {
     let metadata = lifecycle::reapply_hook(view.in_place_update()?, view.now);
     let patch = json!({ "metadata": metadata });
@@ -452,7 +453,7 @@ fn prepare_next_update(view: &PlanView<'_>, pod: &Pod) -> Option<(PatchReason, V
     ))
 }
 
-/// Marks a Pod for deletion, unless it is.
+/// Marks a Pod for deletion, unless it is marked already.
 pub(super) fn mark_for_recreate(pod: &Pod) -> Option<(PatchReason, Vec<PodWrite>)> {
     if pod.labels.contains_key(keys::SPECIFIED_DELETE) {
         return None;
@@ -464,8 +465,8 @@ pub(super) fn mark_for_recreate(pod: &Pod) -> Option<(PatchReason, Vec<PodWrite>
     ))
 }
 
-/// Gives Pods the size of their revision: those that were resized for an update which they are not to have any more, or
-/// not now, and those whose resize was refused; of these, one at a time while it still is.
+/// Restores the size of Pods that were resized for an update that is no longer requested, or not now, and of Pods whose
+/// resize was refused. Of the latter it tries one at a time while resizes are refused.
 fn restore_sizes(
     view: &PlanView<'_>,
     chosen: &BTreeSet<usize>,
@@ -478,7 +479,7 @@ fn restore_sizes(
     if to_restore.is_empty() {
         return;
     }
-    // The one that was tried longest ago comes first.
+    // The least recently tried one comes first.
     let last_attempt = |at: &usize| {
         let subject = FailureSubject::Pod(view.pods[*at].uid.clone());
         view.observed
@@ -524,7 +525,7 @@ fn restore_sizes(
         }
         room -= 1;
         attempts -= usize::from(resize_refused);
-        // A hook let go of it, and is to take it back into use when that is over.
+        // A hook released the Pod, and must acknowledge it afterwards.
         let marks = match pod.state {
             State::PreparingUpdate => lifecycle::state_metadata(&State::Updating, view.now),
             _ => json!({}),
@@ -537,7 +538,7 @@ fn restore_sizes(
             &map("annotations"),
             view.now,
         );
-        // It is announced already what the Pod is to get.
+        // The desired size is already announced.
         writes.iter_mut().for_each(|write| write.fallback = None);
         let (reason, first) = (PatchReason::ContinueUpdate, true);
         pending.insert(

@@ -1,10 +1,10 @@
-//! What is observed, looked at once.
+//! The observed state, evaluated once.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::limits::Limits;
 use super::replica_counts::{CountedPod, ReplicaCounts, replica_counts};
@@ -12,27 +12,27 @@ use super::types::{self, FailureSubject, Observed, ParsedRevision};
 use kruise_api::cloneset::CloneSetSpec;
 use kruise_api::keys;
 use kruise_api::lifecycle::{Lifecycle, LifecycleHook, LifecycleStateType as State};
-use kruise_api::owner::Owner;
+use kruise_api::owner::{Owner, controller_reference};
 use kruise_api::validation::cloneset::without_invalid_hooks;
 use kruise_workload::claim::Claim;
 use kruise_workload::in_place::{Pod, Template};
 use kruise_workload::pods;
 
-/// A Pod that counts, and what holds of it now.
+/// A Pod that counts, with its derived properties.
 ///
-/// All of a plan's steps ask for these, and there may be ten thousand Pods: they are found out once.
+/// All steps of a plan need these, and there may be ten thousand Pods, so they are calculated once.
 pub(super) struct ObservedPod<'a> {
     pub pod: &'a Pod,
     pub state: State,
     /// Whether it has the update revision.
     pub updated: bool,
-    /// Whether somebody asked for its deletion.
+    /// Whether a user requested its deletion.
     pub specified: bool,
-    /// Whether it runs and is ready, and no update holds it.
+    /// Whether it is running and ready, and not being updated.
     pub ready: bool,
-    /// Whether it is in use, and was ready for as long as it must be.
+    /// Whether it is Normal and has been ready for `minReadySeconds`.
     pub available: bool,
-    /// Whether it needs nothing, nor waits for anything, unless it is chosen.
+    /// Whether it needs no write and waits for nothing, unless it is chosen.
     pub settled: bool,
 }
 
@@ -44,32 +44,33 @@ impl Deref for ObservedPod<'_> {
     }
 }
 
-/// What is observed, looked at once.
+/// The observed state, evaluated once.
 pub(super) struct PlanView<'a> {
     pub observed: &'a Observed,
     pub spec: &'a CloneSetSpec,
     pub now: Timestamp,
     pub limits: Limits,
-    /// The hooks, without what no Pod can have: that would hold Pods for ever.
+    /// The hooks without items that no Pod can have, which would block Pods forever.
     lifecycle: Option<Lifecycle>,
-    /// Seconds that a Pod must be ready for to be available.
+    /// Seconds that a Pod must be ready to be available.
     pub min_ready: i32,
-    /// The claims that are not being deleted, by the id of their Pod.
+    /// The claims that are not terminating, by the instance ID of their Pod.
     pub claims: BTreeMap<&'a str, Vec<&'a Claim>>,
-    /// The Pods that count: ours, neither ended nor being deleted.
+    /// The Pods that count: owned by the CloneSet, neither ended nor terminating.
     pub pods: Vec<ObservedPod<'a>>,
     /// Names in `podsToDelete`; the list may be as long as there are Pods.
     pods_to_delete: BTreeSet<&'a str>,
 }
 
-/// How many Pods one plan makes, patches or deletes at most: there is news by the time that these requests are sent, and the
-/// rest would be planned anew in each pass.
+/// How many Pods one plan creates, patches or deletes at most: the state changes while these requests are sent, and
+/// each reconcile would plan the rest again.
 pub const MAX_PODS_PER_PASS: usize = 500;
-/// The memory that what a plan makes or patches may take, in bytes. All passes that run have theirs at the same time.
+/// Maximum memory of the objects that a plan creates or patches, in bytes. All concurrent reconciles need theirs at the
+/// same time.
 const MAX_PLAN_MEMORY: usize = 16 << 20;
 
 impl<'a> PlanView<'a> {
-    /// How many Pods this plan makes, patches or deletes at most: fewer of those that take much memory.
+    /// How many Pods this plan creates, patches or deletes at most: fewer if they take much memory.
     pub fn pod_limit(&self) -> usize {
         (MAX_PLAN_MEMORY / self.observed.max_pod_memory.max(1)).clamp(1, MAX_PODS_PER_PASS)
     }
@@ -109,7 +110,7 @@ impl<'a> PlanView<'a> {
         same.next().map(AsRef::as_ref)
     }
 
-    /// Whether the revision that a Pod has takes too much memory to be read.
+    /// Whether the Pod's revision takes too much memory to be parsed.
     pub fn is_unread(&self, pod: &Pod) -> bool {
         self.observed
             .unread_revisions
@@ -117,34 +118,27 @@ impl<'a> PlanView<'a> {
             .any(|name| pods::has_revision(pod, name))
     }
 
-    /// The Pod template of a revision, for what is written into Pods.
+    /// The Pod template of a revision, for writes into Pods.
     pub fn template_of_revision(&self, revision: &str) -> Template<'a> {
         let revision = self.revision(revision);
         revision.map_or_else(Template::unknown, |revision| Template::from_data(&revision.data))
     }
 
-    /// The same of the revision that a Pod has.
+    /// The template of the revision that a Pod has.
     pub fn pod_template(&self, pod: &Pod) -> Template<'a> {
         let revision = self.pod_revision(pod);
         revision.map_or_else(Template::unknown, |revision| Template::from_data(&revision.data))
     }
 
-    /// The CloneSet as the controller of its Pods.
+    /// The owner that the CloneSet's Pods refer to.
     pub fn owner(&self) -> Owner {
         Owner::clone_set(&self.observed.set.metadata)
     }
 
-    /// The reference of the CloneSet to itself as the controller of what it makes.
+    /// The controller owner reference for objects that the CloneSet creates.
     pub fn owner_reference(&self) -> Value {
-        let meta = &self.observed.set.metadata;
-        json!({
-            "apiVersion": "apps.kruise.io/v1beta1",
-            "kind": "CloneSet",
-            "name": meta.name,
-            "uid": meta.uid,
-            "controller": true,
-            "blockOwnerDeletion": true,
-        })
+        let owner = self.owner();
+        controller_reference("CloneSet", &owner.name, &owner.uid)
     }
 
     pub fn lifecycle(&self) -> Option<&Lifecycle> {
@@ -159,12 +153,12 @@ impl<'a> PlanView<'a> {
         self.lifecycle()?.in_place_update.as_ref()
     }
 
-    /// Whether nothing is known to update Pods to: what the CloneSet asks for cannot be used.
+    /// Whether there is nothing to update Pods to, because the template has no revision.
     pub fn template_rejected(&self) -> bool {
         self.observed.template_status != types::TemplateStatus::Accepted
     }
 
-    /// Takes in a Pod that counts.
+    /// Adds a Pod that counts.
     pub fn add_pod(&mut self, pod: &'a Pod) {
         self.pods.push(ObservedPod {
             pod,
@@ -184,7 +178,7 @@ impl<'a> PlanView<'a> {
         pod.updated || (include_prepared && pod.state == State::PreparingUpdate)
     }
 
-    /// The ten numbers; `updated` says which Pods count as updated.
+    /// The ten numbers; `updated` decides which Pods count as updated.
     pub fn replica_counts(&self, updated: impl Fn(&ObservedPod<'_>) -> bool) -> ReplicaCounts {
         let counted = self.pods.iter().map(|pod| CountedPod {
             updated: updated(pod),
@@ -199,12 +193,12 @@ impl<'a> PlanView<'a> {
         )
     }
 
-    /// Whether what concerns this failed, and would again.
+    /// Whether this failed and would fail again.
     pub fn failed_permanently(&self, subject: &FailureSubject) -> bool {
         self.observed.failures.get(subject).is_some_and(|f| f.permanent)
     }
 
-    /// Until when an act that failed is not to be tried again.
+    /// Until when a failed action must not be retried.
     pub fn retry_at(&self, subject: &FailureSubject) -> Option<Timestamp> {
         let failure = self.observed.failures.get(subject)?;
         Some(failure.retry_at).filter(|until| *until > self.now)

@@ -1,4 +1,4 @@
-//! What is waited for, in words: which Pods, and the container, node, claim, hook or limit that they wait for.
+//! Messages about waits: which Pods wait, and for which container, node, claim, hook or limit.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,29 +16,29 @@ use kruise_api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use kruise_workload::in_place::{Pod, resize};
 use kruise_workload::not_ready::parse_message;
 
-/// How many names a message holds at most for one thing.
+/// Maximum number of names for one reason in a message.
 const MAX_NAMES: usize = 3;
-/// How many different things a message names at most.
+/// Maximum number of different reasons in a message.
 const MAX_REASONS: usize = 6;
-/// How many bytes of somebody else's words go into a message.
+/// Maximum bytes of a text from another source in a message.
 const MAX_QUOTE_BYTES: usize = 200;
-/// How many bytes of what the API server said go into a condition that is about nothing else.
+/// Maximum bytes of the API server's message in a condition that holds nothing else.
 pub(super) const MAX_MESSAGE_BYTES: usize = 1000;
-/// Reasons of kubelet that every container has on its way.
+/// Reasons of kubelet during every container's start.
 const STARTUP_REASONS: [&str; 2] = ["ContainerCreating", "PodInitializing"];
-/// Reason of kubelet for a container that ends again and again.
+/// Reason of kubelet for a container that keeps ending.
 const CRASH_LOOP_BACK_OFF: &str = "CrashLoopBackOff";
 /// Reason of kubelet for a container whose barrier is not lifted.
 const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
-/// Condition of ours: what the CloneSet waits for. It is there while it waits for anything.
+/// Our condition for what the CloneSet waits for. It exists only while it waits.
 pub const WAITING: &str = "Waiting";
-/// For so long it waits for the same kind of thing before an event tells of it: shorter waits are every rollout's course.
+/// Time of waiting for the same kind of thing before an event is published: shorter waits are part of every rollout.
 const EVENT_AFTER: SignedDuration = SignedDuration::from_secs(60);
-/// For so long after that the event may be told: older waits were told of by whoever led before.
+/// How long after that the event may be published: the previous leader already published older waits.
 const EVENT_WINDOW: SignedDuration = SignedDuration::from_secs(60);
 
-/// Sets the condition.
+/// Sets condition Waiting.
 pub(super) fn set_waiting(view: &PlanView<'_>, status: &mut CloneSetStatus, builder: &mut PlanBuilder) {
     let parts = collect_waits(view, status, builder);
     let Some(kind) = parts.iter().map(|(kind, _)| *kind).min() else {
@@ -60,7 +60,7 @@ pub(super) fn set_waiting(view: &PlanView<'_>, status: &mut CloneSetStatus, buil
     }
 }
 
-/// An event of a wait that lasts, once for each.
+/// Plans one event for each long wait.
 fn push_wait_event(
     view: &PlanView<'_>,
     kind: WaitReason,
@@ -87,7 +87,7 @@ fn push_wait_event(
     });
 }
 
-/// What is waited for, in parts.
+/// The parts of the message.
 fn collect_waits(
     view: &PlanView<'_>,
     status: &CloneSetStatus,
@@ -128,7 +128,7 @@ fn collect_waits(
     parts
 }
 
-/// What the API server said to tries that failed, but for sizes: those are told with their Pods.
+/// Error messages of the API server for failed attempts, except resizes: those are reported with their Pods.
 fn failure_messages<'a>(view: &PlanView<'a>) -> BTreeSet<&'a String> {
     let failures = view.observed.failures.iter();
     let failures = failures.filter(|(_, f)| f.purpose != ActionPurpose::PreDownload && f.retry_at > view.now);
@@ -147,7 +147,7 @@ fn failure_messages<'a>(view: &PlanView<'a>) -> BTreeSet<&'a String> {
     others.map(|(_, failure)| &failure.message).collect()
 }
 
-/// What keeps a rollout from going on that somebody asked to stop there.
+/// Why a rollout has stopped at a point that a user requested.
 fn paused_wait(view: &PlanView<'_>, status: &CloneSetStatus) -> Option<(WaitReason, String)> {
     if view.template_rejected() || i64::from(status.updated_replicas) >= view.limits.replicas {
         return None;
@@ -166,7 +166,7 @@ fn paused_wait(view: &PlanView<'_>, status: &CloneSetStatus) -> Option<(WaitReas
     }
 }
 
-/// A limit as it is written in the spec.
+/// A limit as written in the spec.
 fn limit_text(value: &IntOrString) -> String {
     match value {
         IntOrString::Int(number) => number.to_string(),
@@ -192,7 +192,7 @@ fn format_names(pods: &BTreeSet<String>) -> String {
     join_first(MAX_NAMES, pods.iter().map(String::as_str))
 }
 
-/// The first thing that cannot be done until somebody changes something.
+/// The first thing that cannot be done until a user changes something.
 pub(super) fn first_stuck(builder: &PlanBuilder) -> Option<String> {
     let (why, pods) = builder.stuck.first_key_value()?;
     Some(format!("{}: {why}", format_names(pods)))
@@ -217,7 +217,7 @@ fn unavailable_reason(view: &PlanView<'_>, pod: &ObservedPod<'_>) -> Option<(Wai
     below_min_ready.then(|| (WaitReason::MinReadySeconds, why()))
 }
 
-/// Why the Pod has not the size that its revision says.
+/// Why the Pod does not have the size of its revision.
 fn resize_wait(view: &PlanView<'_>, pod: &Pod) -> Option<(WaitReason, String)> {
     if resize::resize_refused(pod) {
         let failure = view.observed.failures.get(&FailureSubject::PendingResizes);
@@ -234,7 +234,7 @@ fn resize_wait(view: &PlanView<'_>, pod: &Pod) -> Option<(WaitReason, String)> {
     ))
 }
 
-/// What is wrong with a Pod whose state somebody made up.
+/// The message for a Pod with an unknown lifecycle state.
 pub(super) fn invalid_state(value: &str) -> String {
     format!(
         "label {} is {:?}, not a lifecycle state",
@@ -265,7 +265,7 @@ fn not_ready_reason(pod: &Pod) -> String {
     found.unwrap_or_else(|| "to be ready".to_owned())
 }
 
-/// What stops a container of the Pod from running, in the words of kubelet; nothing that passes by itself.
+/// kubelet's reason for a container of the Pod that does not run, unless it resolves without a change.
 pub(super) fn container_error(pod: &Pod) -> Option<String> {
     let all = pod
         .waiting_init_container
@@ -278,7 +278,7 @@ pub(super) fn container_error(pod: &Pod) -> Option<String> {
         all.filter(|(status, reason)| !STARTUP_REASONS.contains(reason) && !at_barrier(&status.name, reason));
     let (status, reason) = errors.next()?;
     let name = &status.name;
-    // Kubelet takes turns with these two, which is no news.
+    // kubelet alternates between these two, so they count as the same.
     let reason = match reason {
         "ErrImagePull" => "ImagePullBackOff",
         reason => reason,
@@ -294,7 +294,7 @@ pub(super) fn container_error(pod: &Pod) -> Option<String> {
     Some(format!("container {name}: {reason}{image}{because}"))
 }
 
-/// Whether a container is yet to start when others of a higher launch priority are ready, and these are not.
+/// Whether a container must wait for others of a higher launch priority that are not ready.
 fn waits_for_barrier(pod: &Pod, name: &str) -> bool {
     if pod.annotations.contains_key(keys::CONTAINER_LAUNCH_COMPLETED) {
         return false;
@@ -311,7 +311,7 @@ fn waits_for_barrier(pod: &Pod, name: &str) -> bool {
     })
 }
 
-/// The first of the Pod's readiness gates that is shut, and by whom where that is known.
+/// The Pod's first readiness gate that is not True, with the keys that keep it so, if known.
 fn failing_gate(pod: &Pod) -> Option<String> {
     let is_false = |gate: &&String| pod.condition(gate).is_none_or(|c| !c.is_true);
     let gate = pod.readiness_gates.iter().find(is_false)?;
@@ -332,7 +332,7 @@ fn failing_gate(pod: &Pod) -> Option<String> {
     })
 }
 
-/// Why a Pod has no node yet: what the scheduler says, and claims that nobody provides.
+/// Why a Pod has no node yet: the scheduler's message, and unbound claims.
 pub(super) fn not_scheduled_reason(view: &PlanView<'_>, pod: &Pod) -> String {
     let scheduled = pod.condition("PodScheduled").filter(|c| !c.is_true);
     let message = scheduled.map(|c| c.message.as_str()).unwrap_or_default();
@@ -355,7 +355,7 @@ pub(super) fn not_scheduled_reason(view: &PlanView<'_>, pod: &Pod) -> String {
     text
 }
 
-/// The limit that a Pod waits for which is to be updated or deleted.
+/// The limit that a Pod to be updated or deleted waits for.
 pub(super) fn unavailable_limit_text(view: &PlanView<'_>) -> String {
     let rolling = view.spec.rolling_update();
     let max_unavailable = rolling.and_then(|r| r.max_unavailable.as_ref());
@@ -374,7 +374,7 @@ pub(super) fn unavailable_limit_text(view: &PlanView<'_>) -> String {
     format!("maxUnavailable is {limit}{surge}")
 }
 
-/// The items of a hook that are on a Pod, or those that are not.
+/// The items of a hook that are present on a Pod, or those that are missing.
 pub(super) fn hook_items(hook: &LifecycleHook, pod: &Pod, present: bool) -> String {
     let finalizers = hook.finalizers_handler.iter();
     let finalizers = finalizers.filter(|f| pod.finalizers.contains(f) == present);

@@ -104,7 +104,7 @@ fn unstarted_request_reports_no_daemon() {
     assert_eq!((first.action, first.requeue_at), (None, Some(at(5))));
     let Some(Action::ReportNoDaemon(conditions)) = plan(&request(), Some(&pod("x")), None, at(5)).action
     else {
-        panic!("it waits");
+        panic!("no wait");
     };
     let [waiting] = conditions.as_slice() else {
         panic!("one condition: {conditions:?}");
@@ -132,7 +132,7 @@ fn unstarted_request_reports_no_daemon() {
         Plan::wait_until(Some(at(60)))
     );
     let Some(Action::Complete(status)) = plan(&silent, Some(&pod("x")), None, at(60)).action else {
-        panic!("it ends");
+        panic!("not completed");
     };
     assert_eq!(status.message.as_deref(), Some(NO_RESPONSE_MESSAGE));
     let [failed] = status.conditions.as_slice() else {
@@ -155,7 +155,7 @@ fn early_deadline_reports_no_daemon() {
     let mut short = request();
     short.spec.active_deadline_seconds = Some(3);
     let Some(Action::Complete(status)) = plan(&short, Some(&pod("x")), None, at(4)).action else {
-        panic!("it ends");
+        panic!("not completed");
     };
     let reasons: Vec<_> = status
         .conditions
@@ -166,12 +166,12 @@ fn early_deadline_reports_no_daemon() {
     assert_eq!(status.message.as_deref(), Some(DEADLINE_MESSAGE));
 }
 
-/// A daemon of OpenKruise keeps conditions, sets the phase only where it is empty, and knows none of ours.
+/// A daemon of OpenKruise keeps conditions, sets the phase only if it is empty, and writes none of our conditions.
 #[test]
 fn foreign_daemon_request_gets_conditions() {
     let Some(Action::ReportNoDaemon(conditions)) = plan(&request(), Some(&pod("x")), None, at(5)).action
     else {
-        panic!("it waits");
+        panic!("no wait");
     };
     let mut queued = request();
     queued.status = Some(Status {
@@ -180,7 +180,7 @@ fn foreign_daemon_request_gets_conditions() {
         ..Status::default()
     });
     let action = plan(&queued, Some(&pod("x")), None, at(300)).action;
-    assert_eq!(action, Some(Action::SetConditions(Vec::new())), "Waiting goes");
+    assert_eq!(action, Some(Action::SetConditions(Vec::new())), "no Waiting");
     queued.status.as_mut().unwrap().conditions.clear();
     assert_eq!(plan(&queued, Some(&pod("x")), None, at(300)), Plan::default());
 
@@ -191,7 +191,7 @@ fn foreign_daemon_request_gets_conditions() {
     status.completion_time = Some(Time(at(9)));
     status.container_recreate_states[0].phase = Phase::Succeeded;
     let Some(Action::SetConditions(written)) = plan(&done, Some(&pod("x")), None, at(9)).action else {
-        panic!("it says how it ended");
+        panic!("no final condition");
     };
     let types: Vec<_> = written.iter().map(|c| c.type_.as_str()).collect();
     assert_eq!(types, ["Complete"]);
@@ -233,7 +233,7 @@ fn deadline_fails_unfinished_containers() {
     let mut limited = recreating(request());
     limited.spec.active_deadline_seconds = Some(10);
     let Some(Action::Complete(status)) = plan(&limited, Some(&pod("x")), None, at(20)).action else {
-        panic!("not ended")
+        panic!("not completed")
     };
     assert_eq!(status.container_recreate_states[0].phase, Phase::Failed);
     assert!(status.container_recreate_states[0].is_killed);
@@ -295,7 +295,7 @@ fn finalizer_precedes_not_ready_until_the_end() {
 }
 
 proptest! {
-    /// A request with a deadline, a time to live, or no daemon ends and goes, and nothing is done for ever.
+    /// A request with a deadline, a TTL or no daemon is completed and deleted, and no action repeats forever.
     #[test]
     fn every_request_ends_and_is_deleted(deadline in prop::option::of(3_i64..100), ttl in 0_i32..100, grace in any::<bool>(),
                              started in any::<bool>(), pod_exists in any::<bool>(), gate in any::<bool>(),
@@ -329,16 +329,16 @@ proptest! {
                     request.metadata.labels.get_or_insert_default().remove(keys::CRR_ACTIVE);
                     request.metadata.finalizers = None;
                 }
-                Some(Action::Delete) => { prop_assert!(!not_ready, "the Pod is left unready"); return Ok(()); }
+                Some(Action::Delete) => { prop_assert!(!not_ready, "the Pod is left not ready"); return Ok(()); }
                 None => match plan.requeue_at {
                     Some(wake) => { prop_assert!(wake > at(now)); now = wake.as_second(); }
                     None => {
-                        prop_assert!(pod_exists && started && deadline.is_none(), "waits for nothing");
+                        prop_assert!(pod_exists && started && deadline.is_none(), "no requeue time");
                         return Ok(());
                     }
                 }
             }
         }
-        prop_assert!(false, "never settles");
+        prop_assert!(false, "does not converge");
     }
 }

@@ -1,4 +1,4 @@
-//! What a job asks of one node: the entry of its image in the NodeImage.
+//! What a job requests of one node: the entry of its image in the NodeImage.
 
 use std::collections::BTreeSet;
 
@@ -13,45 +13,45 @@ use kruise_api::node_image::{ImageSpec, ImageTagPullPolicy, ImageTagSpec, ImageT
 
 /// Kind of the owners that are jobs.
 const JOB_KIND: &str = "ImagePullJob";
-/// The longest lifetime of a tag after its end, in seconds: 31 days.
+/// Maximum TTL of a finished tag, in seconds: 31 days.
 const MAX_TTL: i64 = 31 * 24 * 3600;
-/// Seconds after which a job without end pulls again.
+/// Seconds after which a job with completion policy `Never` pulls again.
 const REPULL_INTERVAL: i64 = 24 * 3600;
-/// How far that may be off, in seconds, so that nodes do not all come at once.
+/// Jitter of that interval in both directions, in seconds, so that nodes do not pull all at once.
 const REPULL_JITTER: i64 = 600;
-/// Seconds that a tag of a job without end may take at least.
+/// Minimum deadline of a tag of such a job, in seconds.
 const MIN_NEVER_DEADLINE: i64 = 1800;
-/// Seconds of one attempt, and repetitions, where a tag says nothing.
+/// Default timeout of one attempt, in seconds, and default number of retries.
 const DEFAULT_TIMEOUT: i32 = 600;
 const DEFAULT_BACKOFF_LIMIT: i32 = 3;
-/// By how much lifetimes of tags are spread, in seconds.
+/// Maximum jitter of a tag's TTL, in seconds.
 const TTL_JITTER: i64 = 300;
 
-/// One job that wants its image on a node.
+/// One job that requests its image on a node.
 #[derive(Clone, Copy, Debug)]
 pub struct JobRequest<'a> {
-    /// The job; its image is the one that the entry is for.
+    /// The job; its image is that of the entry.
     pub job: &'a PullJob,
     /// The copies of its pull secrets.
     pub secrets: &'a [ReferenceObject],
-    /// UIDs of jobs that are over: what is pulled once more is not pulled for them.
+    /// UIDs of finished jobs: they do not own the tag after a repeated pull.
     pub ended_jobs: &'a BTreeSet<String>,
 }
 
-/// What the numbers depend on besides the job.
+/// What the entry depends on in addition to the job.
 #[derive(Clone, Copy, Debug)]
 pub struct EntryOptions {
-    /// Seconds that a finished tag stays listed at least (`--default-ttlseconds-for-always-nodeimage`).
+    /// Minimum seconds that a finished tag stays listed (`--default-ttlseconds-for-always-nodeimage`).
     pub default_ttl: i64,
-    /// A number that differs between nodes, for spreading.
+    /// A number that differs between nodes, for jitter.
     pub seed: u64,
     /// The API server's time.
     pub now: Timestamp,
 }
 
-/// The entry with what the jobs ask for added to `current`; `None` when it is all there already, or [`awaited_pull`] something.
+/// `current` with the requests of the jobs; `None` when it has all of them already, or each has an [`awaited_pull`].
 ///
-/// `statuses` are the states of the image's tags, whatever their versions.
+/// `statuses` are the states of the image's tags, for any version.
 #[must_use]
 pub fn add_requests(
     current: Option<&ImageSpec>,
@@ -67,8 +67,8 @@ pub fn add_requests(
     (current != Some(&spec)).then_some(spec)
 }
 
-/// The version of the pull whose end a job has to wait for, where it has to: it wants its image fresh, and the pull was
-/// asked for by another namespace's job before there was this one.
+/// The version of the pull that a job has to wait for, if any: the job has policy `Always`, and a job of another
+/// namespace requested the pull before this job existed.
 #[must_use]
 pub fn awaited_pull(
     current: Option<&ImageSpec>,
@@ -104,7 +104,7 @@ fn add_request(
         return;
     }
     if !already_owned && spec.tags.iter().all(|t| tag_pull_ended(t, statuses)) {
-        // Nothing needs the credentials of earlier jobs any more; their copies may have gone.
+        // No pull needs the credentials of earlier jobs any more; their copies may be deleted.
         spec.pull_secrets
             .retain(|s| s.mode.as_deref() != Some(keys::MODE_BATCH));
     }
@@ -141,13 +141,13 @@ fn add_request(
     set_sandbox_config(spec, request.job);
 }
 
-/// Whether a tag is one to join: one without a time at which it was asked for, because there is none or it cannot be read, is
-/// about to be removed. Whoever needs it asks anew.
+/// Whether a request may join the tag: one without a creation time, because it is missing or cannot be read, is about
+/// to be removed, and a request adds it again.
 fn has_creation_time(entry: &ImageTagSpec) -> bool {
     entry.created_at.is_some()
 }
 
-/// Whether a tag is there for anybody but jobs of this one's namespace and jobs that are over.
+/// Whether a tag has a live owner that is no job of this request's namespace.
 fn is_used_by_others(entry: &ImageTagSpec, request: JobRequest<'_>) -> bool {
     let is_ended_job = |owner: &ObjectReference| {
         owner
@@ -159,7 +159,7 @@ fn is_used_by_others(entry: &ImageTagSpec, request: JobRequest<'_>) -> bool {
     live.any(|owner| owner.namespace != request.job.key.namespace)
 }
 
-/// Whether a job that wants its image fresh has to wait for the end of a pull that was asked for before there was the job.
+/// Whether a job with policy `Always` has to wait for the end of a pull that was requested before the job existed.
 fn needs_fresh_pull(entry: &ImageTagSpec, status: Option<&ImageTagStatus>, job: &PullJob) -> bool {
     let begun = status.is_some_and(|s| s.version == entry.version);
     let always = |p: &ImagePullPolicy| *p == ImagePullPolicy::Always;
@@ -168,7 +168,7 @@ fn needs_fresh_pull(entry: &ImageTagSpec, status: Option<&ImageTagStatus>, job: 
     always(&image_pull_policy(job)) && begun && !fresh
 }
 
-/// Has a pull that is asked for by others too serve this job: it is not broken off.
+/// Lets a pull that others requested serve this job too: it is not aborted.
 fn join_pull(entry: &mut ImageTagSpec, job: &PullJob, options: EntryOptions) {
     if image_pull_policy(job) == ImagePullPolicy::Always {
         entry.image_pull_policy = Some(ImagePullPolicy::Always);
@@ -176,7 +176,7 @@ fn join_pull(entry: &mut ImageTagSpec, job: &PullJob, options: EntryOptions) {
     entry.pull_policy = Some(pull_policy(job, options));
 }
 
-/// Gives a tag that jobs of several namespaces want the most generous limits of both.
+/// Gives a tag that jobs of several namespaces request the larger one of each limit.
 fn widen_limits(entry: &mut ImageTagSpec, previous: ImageTagPullPolicy) {
     let ImageTagPullPolicy {
         timeout_seconds,
@@ -198,7 +198,7 @@ fn widen_limits(entry: &mut ImageTagSpec, previous: ImageTagPullPolicy) {
     });
 }
 
-/// Adds what is missing; true when anything was.
+/// Adds missing secrets; true when there were any.
 fn add_secrets(spec: &mut ImageSpec, secrets: &[ReferenceObject]) -> bool {
     let before = spec.pull_secrets.len();
     for secret in secrets {
@@ -215,12 +215,12 @@ fn tag_pull_ended(entry: &ImageTagSpec, statuses: &[ImageTagStatus]) -> bool {
     pull_ended(entry, statuses.iter().find(|s| s.tag == entry.tag))
 }
 
-/// Whether the tag's status is that of a pull of this version that has ended.
+/// Whether the tag's status is that of a finished pull of this version.
 fn pull_ended(entry: &ImageTagSpec, status: Option<&ImageTagStatus>) -> bool {
     status.is_some_and(|s| s.version == entry.version && s.is_finished())
 }
 
-/// Whether a pull that is asked for, and not over, does for this job too. Upstream starts such a pull anew.
+/// Whether a pull that is requested and not finished serves this job too. Upstream restarts such a pull.
 fn satisfies(entry: &ImageTagSpec, status: Option<&ImageTagStatus>, job: &PullJob) -> bool {
     let policy = |p: &Option<ImagePullPolicy>| p.clone().unwrap_or(ImagePullPolicy::IfNotPresent);
     let required = policy(&job.spec.image_pull_policy);
@@ -232,7 +232,7 @@ fn satisfies(entry: &ImageTagSpec, status: Option<&ImageTagStatus>, job: &PullJo
         && policy(&entry.image_pull_policy) == required
 }
 
-/// Asks for another pull of a tag that somebody wanted before.
+/// Requests a new pull of an existing tag.
 fn request_repull(entry: &mut ImageTagSpec, job: &PullJob, options: EntryOptions) {
     entry.version = entry.version.saturating_add(1);
     entry.unreadable = None;
@@ -260,7 +260,7 @@ fn new_entry(tag: &str, version: i64, job: &PullJob, options: EntryOptions) -> I
 
 fn set_sandbox_config(spec: &mut ImageSpec, job: &PullJob) {
     if let Some(sandbox) = &job.spec.sandbox_config {
-        // A job may have been stored by another webhook than ours.
+        // The job may have been stored through a different webhook.
         spec.sandbox_config = Some(sandbox.within_schema_limits());
     }
 }
@@ -272,7 +272,7 @@ fn image_pull_policy(job: &PullJob) -> ImagePullPolicy {
         .unwrap_or(ImagePullPolicy::IfNotPresent)
 }
 
-/// Whether the tag is there on behalf of the job with that UID.
+/// Whether the job with that UID owns the tag.
 #[must_use]
 pub fn is_owned_by(entry: &ImageTagSpec, uid: &str) -> bool {
     entry
@@ -281,7 +281,7 @@ pub fn is_owned_by(entry: &ImageTagSpec, uid: &str) -> bool {
         .any(|o| o.uid.as_deref() == Some(uid))
 }
 
-/// The namespaces of the jobs that an image is there for.
+/// The namespaces of the jobs that own tags of an image.
 #[must_use]
 pub fn owner_namespaces(spec: &ImageSpec) -> BTreeSet<String> {
     let owners = spec.tags.iter().flat_map(|tag| &tag.owner_references);
@@ -289,7 +289,7 @@ pub fn owner_namespaces(spec: &ImageSpec) -> BTreeSet<String> {
     jobs.filter_map(|owner| owner.namespace.clone()).collect()
 }
 
-/// The reference to a job, as upstream writes it into a tag.
+/// The owner reference of a job, in upstream's format.
 #[must_use]
 pub fn owner_reference(job: &PullJob) -> ObjectReference {
     ObjectReference {
@@ -332,10 +332,10 @@ fn pull_policy(job: &PullJob, options: EntryOptions) -> ImageTagPullPolicy {
     }
 }
 
-/// A number in `0..below` that looks random.
+/// A pseudo-random number in `0..bound`.
 fn jitter(seed: u64, bound: i64) -> i64 {
     let bound = u64::try_from(bound).unwrap_or(1).max(1);
-    // SplitMix64: neighbouring seeds give unrelated numbers.
+    // SplitMix64: neighboring seeds give unrelated numbers.
     let mut z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

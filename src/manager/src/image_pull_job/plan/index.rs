@@ -1,8 +1,7 @@
-//! Which job waits for what on which node: kept up to date change by change.
+//! Which job waits for what on which node: updated change by change.
 //!
-//! A change of a NodeImage's status touches the jobs that own the changed tag and nothing else, so its cost
-//! does not grow with the number of jobs or nodes. Only a new node, a change of a node's labels, and a new
-//! job look at all jobs or all nodes.
+//! A change of a NodeImage's status affects only the jobs that own the changed tag, so its cost does not grow with the
+//! number of jobs or nodes. Only a new node, a change of a node's labels, and a new job check all jobs or all nodes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -18,19 +17,19 @@ use crate::view::{NodeImageView, NodeView, PodView, TagStatusView};
 use kruise_api::node_image::{ImagePullPhase, ReferenceObject};
 use kruise_cluster::Key;
 
-/// How long a node may stay assigned without the watch showing it; after that it is assigned anew.
+/// How long a node may stay assigned without the watch showing it; after that it is assigned again.
 const ASSIGNMENT_TIMEOUT: SignedDuration = SignedDuration::from_secs(30);
 
-/// Seconds after which a daemon that has said nothing about an image is worth a word. It answers at once, also where the
-/// image has to queue, and where its last status could not be written.
+/// Seconds after which a daemon without a status of an image is reported. A daemon answers at once, even if the image
+/// has to queue or its last status could not be written.
 const UNRESPONSIVE_SECONDS: i64 = 10;
-/// The same where the job's deadline is over, so that there is no more time to wait.
+/// The same after the job's deadline, when there is no more time to wait.
 const UNRESPONSIVE_AT_DEADLINE: i64 = 2;
 
-/// Identity of a job.
+/// UID of a job.
 pub type Uid = Arc<str>;
 
-/// All running jobs and the nodes they are for.
+/// All running jobs and their nodes.
 #[derive(Default)]
 pub struct JobIndex {
     nodes: HashMap<NodeName, Arc<NodeImageView>>,
@@ -39,18 +38,18 @@ pub struct JobIndex {
     pods: HashMap<Key, Arc<PodView>>,
     jobs: HashMap<Uid, RunningJob>,
     by_tag: HashMap<(String, String), BTreeSet<Uid>>,
-    /// Jobs whose status may differ from what was written.
+    /// Jobs whose status may differ from the written one.
     dirty: HashSet<Uid>,
-    /// Jobs that were forgotten.
+    /// Removed jobs.
     removed: Vec<Uid>,
-    /// Jobs that may have something to hand out.
+    /// Jobs that may have nodes to assign.
     assignable: BTreeSet<Uid>,
     assignments: VecDeque<(Timestamp, NodeName, Uid)>,
-    /// Jobs that are not open before that moment, and are then.
+    /// Jobs that are assigned no nodes before that time, and are checked then.
     delayed_jobs: BTreeMap<Uid, Timestamp>,
 }
 
-/// How far a node is with a tag that belongs to a job, as its NodeImage says.
+/// State of a job's tag on a node, from its NodeImage.
 fn tag_state(view: &NodeImageView, image: &str, tag: &str, uid: &str) -> TagState {
     let Some(entry) = view.tag(image, tag) else {
         return TagState::NotOwned;
@@ -66,7 +65,7 @@ fn tag_state(view: &NodeImageView, image: &str, tag: &str, uid: &str) -> TagStat
     }
 }
 
-/// Whether the pull of that version has ended, or its tag has gone.
+/// Whether the pull of that version has ended, or its tag was removed.
 fn pull_ended(view: &NodeImageView, image: &str, tag: &str, version: i64) -> bool {
     view.tag(image, tag).is_none_or(|entry| {
         let finished = || view.status_of(entry).is_some_and(TagStatusView::ended);
@@ -75,7 +74,7 @@ fn pull_ended(view: &NodeImageView, image: &str, tag: &str, version: i64) -> boo
 }
 
 impl JobIndex {
-    /// An index that knows nothing yet; NodeImages are made when their Nodes have been ready for `delay`.
+    /// An empty index; NodeImages are created when their Nodes have been ready for `delay`.
     #[must_use]
     pub fn new(delay: SignedDuration) -> Self {
         let mut index = Self::default();
@@ -83,8 +82,7 @@ impl JobIndex {
         index
     }
 
-    /// Takes in a job that is new or has changed. A job that is over is forgotten; one that was not started
-    /// starts `now`.
+    /// Adds or updates a job. A finished job is removed; one that was not started starts `now`.
     pub fn upsert_job(&mut self, mut job: PullJob, now: Timestamp) {
         let uid: Uid = job.uid.as_str().into();
         if job.is_finished() {
@@ -127,7 +125,7 @@ impl JobIndex {
         self.jobs.insert(uid, work);
     }
 
-    /// Forgets a job.
+    /// Removes a job.
     pub fn remove_job(&mut self, uid: &Uid) {
         self.detach_job(uid);
         self.removed.push(Arc::clone(uid));
@@ -149,7 +147,7 @@ impl JobIndex {
         self.assignable.remove(uid);
     }
 
-    /// The copies of a job's pull secrets are in place; before this a job that has any is not handed out.
+    /// The copies of a job's pull secrets exist; before this, a job with pull secrets is assigned no nodes.
     pub fn set_secrets(&mut self, uid: &Uid, copies: Vec<ReferenceObject>) {
         if let Some(work) = self.jobs.get_mut(uid) {
             work.secrets = Some(copies);
@@ -158,7 +156,7 @@ impl JobIndex {
         }
     }
 
-    /// The copies of a job's pull secrets cannot be made. Those that are there serve on.
+    /// The copies of a job's pull secrets cannot be created. Existing copies are still used.
     pub fn block(&mut self, uid: &Uid, why: String) {
         if let Some(work) = self.jobs.get_mut(uid)
             && work.secrets.is_none()
@@ -168,7 +166,7 @@ impl JobIndex {
         }
     }
 
-    /// Takes in a NodeImage that is new, has changed, or has gone.
+    /// Processes a NodeImage that is new, changed or deleted.
     pub fn update_node_image(&mut self, name: &str, new: Option<Arc<NodeImageView>>) {
         let name: NodeName = name.into();
         let new = new.filter(|v| !v.deleting);
@@ -186,7 +184,7 @@ impl JobIndex {
             return;
         };
         if old.uid != new.uid {
-            // Another object of the same name: what the old one had done is gone.
+            // A new object with the same name: the results of the old one are void.
             self.sync_node_for_all_jobs(&name, None);
         }
         if old.uid != new.uid || old.labels != new.labels {
@@ -198,7 +196,7 @@ impl JobIndex {
         }
     }
 
-    /// The jobs that own a tag which differs between two sights of a NodeImage.
+    /// The jobs that own a tag which differs between two versions of a NodeImage.
     fn affected_jobs(&self, old: &NodeImageView, new: &NodeImageView) -> BTreeSet<Uid> {
         let changed = new.tags.iter().filter(|tag| {
             old.tag(&tag.image, &tag.tag) != Some(tag) || old.status_of(tag) != new.status_of(tag)
@@ -233,7 +231,7 @@ impl JobIndex {
         }
     }
 
-    /// Takes in a Node that is new, has changed, or has gone.
+    /// Processes a Node that is new, changed or deleted.
     pub fn update_node(&mut self, name: &str, node: Option<&NodeView>, now: Timestamp) {
         self.set_ready(name, node.is_none_or(|n| n.ready));
         let has_image = self.nodes.contains_key(name);
@@ -245,7 +243,7 @@ impl JobIndex {
         }
     }
 
-    /// Takes in whether a node is ready; those that are not come last.
+    /// Updates whether a node is ready; nodes that are not come last.
     fn set_ready(&mut self, name: &str, ready: bool) {
         let name: NodeName = name.into();
         let changed = if ready {
@@ -263,7 +261,7 @@ impl JobIndex {
         }
     }
 
-    /// Takes in a Pod that is new, has changed, or has gone.
+    /// Processes a Pod that is new, changed or deleted.
     pub fn update_pod(&mut self, key: &Key, new: Option<Arc<PodView>>) {
         let mut changed = Vec::new();
         for (uid, work) in &mut self.jobs {
@@ -281,7 +279,7 @@ impl JobIndex {
         }
     }
 
-    /// The jobs that may have something to hand out, each told once.
+    /// The jobs that may have nodes to assign; clears the list.
     pub fn take_assignable(&mut self, now: Timestamp) -> BTreeSet<Uid> {
         self.expire_assignments(now);
         let assignable = &mut self.assignable;
@@ -297,12 +295,12 @@ impl JobIndex {
         std::mem::take(&mut self.assignable)
     }
 
-    /// A job is open again at that moment, and not before.
+    /// Delays the job until that time.
     pub fn requeue_at(&mut self, uid: &Uid, at: Timestamp) {
         self.delayed_jobs.insert(Arc::clone(uid), at);
     }
 
-    /// Hands out nodes to a job, as many as it may have at a time. They count as active from now on.
+    /// Assigns nodes to a job, up to its parallelism. They count as active from now on.
     pub fn assign(&mut self, uid: &Uid, now: Timestamp) -> Vec<NodeName> {
         let mut nodes = Vec::new();
         let Some(work) = self.jobs.get_mut(uid) else {
@@ -317,7 +315,7 @@ impl JobIndex {
         nodes
     }
 
-    /// Frees nodes whose assignment never showed.
+    /// Releases nodes whose assignment the watch never showed.
     fn expire_assignments(&mut self, now: Timestamp) {
         while let Some((at, _, _)) = self.assignments.front()
             && now.duration_since(*at) >= ASSIGNMENT_TIMEOUT
@@ -334,7 +332,7 @@ impl JobIndex {
         }
     }
 
-    /// When [`JobIndex::take_assignable`] has to be called although nothing has changed.
+    /// When [`JobIndex::take_assignable`] must be called although nothing has changed.
     #[must_use]
     pub fn next_requeue(&self) -> Option<Timestamp> {
         let next_timeout = self
@@ -354,7 +352,7 @@ impl JobIndex {
         matches!(state, Some(NodeState::Assigned(_)))
     }
 
-    /// What a job asks of a node cannot be written now, and will be tried again.
+    /// A job's request to a node cannot be written now, and will be retried.
     pub fn write_delayed(&mut self, uid: &Uid, node: &NodeName, why: &str) {
         if self.is_assigned(uid, node)
             && let Some(work) = self.jobs.get_mut(uid)
@@ -364,7 +362,7 @@ impl JobIndex {
         }
     }
 
-    /// What a job asks of a node was written, or waits for the end of the pull of that version.
+    /// A job's request to a node was written, or waits for the end of the pull of that version.
     pub fn write_succeeded(&mut self, uid: &Uid, node: &NodeName, awaited_pull: Option<i64>) {
         let view = self.nodes.get(node);
         let assigned = self.is_assigned(uid, node);
@@ -375,7 +373,7 @@ impl JobIndex {
             work.set_awaited_pull(node, awaited_pull);
             self.dirty.insert(Arc::clone(uid));
         }
-        // Where the tag does not show yet, its pull has not ended.
+        // If the watch does not show the tag yet, its pull has not ended.
         if let (Some(_), Some(view), Ok((image, tag))) = (awaited_pull, view, &work.job.image)
             && view.tag(image, tag).is_some()
         {
@@ -384,7 +382,7 @@ impl JobIndex {
         }
     }
 
-    /// The API server refuses for good what a job asks of a node.
+    /// The API server refuses a job's request to a node permanently.
     pub fn write_refused(&mut self, uid: &Uid, node: &NodeName, why: &str) {
         if self.is_assigned(uid, node)
             && let Some(work) = self.jobs.get_mut(uid)
@@ -396,23 +394,23 @@ impl JobIndex {
         }
     }
 
-    /// The jobs whose status may differ from what was written, each told once.
+    /// The jobs whose status may differ from the written one; clears the list.
     pub fn take_dirty(&mut self) -> Vec<Uid> {
         self.dirty.drain().collect()
     }
 
-    /// The jobs that were forgotten, each told once.
+    /// The removed jobs; clears the list.
     pub fn take_removed(&mut self) -> Vec<Uid> {
         std::mem::take(&mut self.removed)
     }
 
-    /// The job of that UID while it runs.
+    /// The job with that UID while it runs.
     #[must_use]
     pub fn job(&self, uid: &Uid) -> Option<Arc<PullJob>> {
         self.jobs.get(uid).map(|w| Arc::clone(&w.job))
     }
 
-    /// Whether every node of the job has an outcome, or the job has no chance to get any.
+    /// Whether every node of the job has an outcome, or the job cannot get any.
     #[must_use]
     pub fn is_finished(&self, uid: &Uid) -> bool {
         self.jobs.get(uid).is_some_and(|work| {
@@ -434,8 +432,8 @@ impl JobIndex {
         self.nodes.get(name).cloned()
     }
 
-    /// How far a job is at `now`. Where it is `late`, with the names of unfinished nodes, and those that have not begun count as
-    /// silent after a shorter time.
+    /// The progress of a job at `now`. With `past_deadline`, it includes the names of unfinished nodes, and daemons
+    /// without a status count as unresponsive after a shorter time.
     #[must_use]
     pub fn counters(&self, uid: &Uid, past_deadline: bool, now: Timestamp) -> Option<JobCounters> {
         let work = self.jobs.get(uid)?;
@@ -470,7 +468,7 @@ impl JobIndex {
     }
 }
 
-/// Brings one node of one job up to date; true when anything changed.
+/// Updates one node of one job; true when anything changed.
 fn sync_node(work: &mut RunningJob, name: &NodeName, view: Option<&NodeImageView>, ready: bool) -> bool {
     let member = view.filter(|v| work.includes(name, &v.labels));
     let (Some(view), Ok((image, tag))) = (member, &work.job.image) else {

@@ -1,4 +1,4 @@
-//! Histories that once went wrong, or that say most.
+//! Regressions and important scenarios.
 
 use super::*;
 
@@ -74,7 +74,7 @@ fn job_waits_for_pending_node_images() {
     assert_eq!(result(&world), (false, message, Some(at(35))));
     apply_op(&mut world, Op::AdvanceTime(30), &limits, false);
     let message = Some("nginx:1 is on 1 of 1 nodes".to_owned());
-    assert_eq!(result(&world), (true, message, None), "not for ever");
+    assert_eq!(result(&world), (true, message, None), "not forever");
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn unresponsive_daemon_is_reported_until_it_answers() {
     assert_eq!(
         late(&world).unresponsive.len(),
         0,
-        "it was asked this very second"
+        "it was requested a moment ago"
     );
     continue_ops(&mut world, [Op::AdvanceTime(8)], 1, false);
     assert_eq!(
@@ -184,8 +184,8 @@ fn status_change_touches_only_jobs_of_its_tag() {
     assert_eq!(world.index.take_dirty(), vec![Uid::from("uid2")]);
 }
 
-/// Another job may ask for a tag again while a job without end already goes on elsewhere. More nodes are at work for
-/// it then than it asks at a time; it asks no further one before there are fewer.
+/// A job may request a tag again that a job with policy `Never` already has elsewhere. Then more nodes pull for the
+/// latter than its parallelism; it requests no further node before there are fewer.
 #[test]
 fn foreign_pulls_count_but_do_not_block_a_job() {
     let before = [
@@ -226,8 +226,8 @@ fn foreign_pulls_count_but_do_not_block_a_job() {
     );
 }
 
-/// What a leader knows beyond the objects, and what it costs that the next one does not: a refusal is met again, and
-/// a node that had its image counts as pulling until the pull that another job asked for has ended.
+/// What a leader knows in addition to the objects, and the cost of losing it: a refused request is repeated once, and a
+/// node that had its image counts as pulling until the pull that another job requested has ended.
 #[test]
 fn new_leader_repeats_refused_writes_and_waits() {
     let mut world = run_ops(
@@ -244,7 +244,7 @@ fn new_leader_repeats_refused_writes_and_waits() {
     assert_eq!(state(&world, "uid0", "n0"), Some(NodeState::Failed));
     world.writes.clear();
     continue_ops(&mut world, [Op::NewLeader, Op::Assign], 9, false);
-    assert_eq!(world.writes.len(), 2, "both are asked again");
+    assert_eq!(world.writes.len(), 2, "both are requested again");
     continue_ops(
         &mut world,
         [Op::RefuseWrite(0), Op::Write, Op::Write, Op::ReportPulls(2, true)],
@@ -305,12 +305,12 @@ fn job_waiting_for_a_pull_is_assigned_at_its_end() {
     assert_eq!(condition(&world), Some(("PullInProgress".to_owned(), true)));
     assert_eq!(world.index.take_dirty(), [Arc::clone(&uid)]);
     continue_ops(&mut world, [Op::Assign], 1, false);
-    assert_eq!(world.writes, [], "it waits");
+    assert_eq!(world.writes, [], "the node waits");
     continue_ops(&mut world, [Op::ReportPulls(0, true), Op::Assign], 1, false);
-    assert_eq!(world.writes.pop(), Some((0, Arc::clone(&uid))), "it does no more");
+    assert_eq!(world.writes.pop(), Some((0, Arc::clone(&uid))), "it is written");
     assert_eq!(condition(&world), None);
 
-    // The end shows before the outcome of the write.
+    // The watch shows the end before the result of the write is processed.
     let mut world = run_ops(assigned, 1, false);
     world.writes.clear();
     start_pull(&mut world);
@@ -319,7 +319,7 @@ fn job_waiting_for_a_pull_is_assigned_at_its_end() {
     continue_ops(&mut world, [Op::Assign], 1, false);
     assert_eq!(world.writes.len(), 1);
 
-    // What does not show is looked at again in time, and until then it says what it waits for.
+    // A tag that the watch does not show is checked again in time, and until then the job reports what it waits for.
     world.index.write_succeeded(&uid, &node, Some(4));
     continue_ops(&mut world, [Op::AdvanceTime(29), Op::Assign], 1, false);
     assert_eq!(world.writes.len(), 1);

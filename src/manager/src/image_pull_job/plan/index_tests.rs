@@ -39,7 +39,7 @@ fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(seconds).unwrap()
 }
 
-/// What the API server holds, and what has been sent to the watch.
+/// The objects of the API server, and the events sent to the watch.
 #[derive(Default)]
 struct FakeCluster {
     index: JobIndex,
@@ -48,12 +48,12 @@ struct FakeCluster {
     jobs: BTreeMap<Uid, PullJob>,
     /// Nodes, and whether they are ready.
     nodes: BTreeMap<u8, bool>,
-    /// Nodes that are ready and had no NodeImage when they were seen, and when that was first so.
+    /// Ready nodes without NodeImage, and when each was first seen so.
     pending_nodes: BTreeMap<u8, i64>,
     now: i64,
 }
 
-/// Nodes of even numbers have a label.
+/// Nodes with even numbers have a label.
 fn labels(n: u8) -> BTreeMap<String, String> {
     let even = n
         .is_multiple_of(2)
@@ -77,7 +77,7 @@ impl FakeCluster {
         self.notify_index(n);
     }
 
-    /// A Node has come, or is ready or not ready now.
+    /// Adds a Node, or changes whether it is ready.
     fn set_node(&mut self, n: u8, ready: bool) {
         self.nodes.insert(n, ready);
         if !ready || self.views.contains_key(&n) {
@@ -95,7 +95,7 @@ impl FakeCluster {
             .update_node(&format!("n{n}"), Some(&view), at(self.now));
     }
 
-    /// Another leader begins with what the API server holds. What the old one has sent may still arrive.
+    /// A new leader starts with the objects of the API server. Writes of the old leader may still arrive.
     fn new_leader(&mut self) {
         self.index = JobIndex::default();
         self.pending_nodes.clear();
@@ -110,19 +110,19 @@ impl FakeCluster {
         }
     }
 
-    /// Hands out, and checks that no job has more nodes at work than it may because of that.
+    /// Assigns nodes, and checks that this exceeds no job's parallelism.
     fn assign_all(&mut self) {
         for uid in self.index.take_assignable(at(self.now)) {
             for node in self.index.assign(&uid, at(self.now)) {
                 let limit = self.jobs[&uid].parallelism.clone().unwrap();
                 let active = self.index.counters(&uid, false, at(self.now)).unwrap().active;
-                assert!(active <= limit, "{uid} has {active} at work and may have {limit}");
+                assert!(active <= limit, "{uid} has {active} active nodes; limit {limit}");
                 self.writes.push((node[1..].parse().unwrap(), Arc::clone(&uid)));
             }
         }
     }
 
-    /// The API server takes the oldest write.
+    /// The API server applies the oldest write.
     fn apply_write(&mut self) -> bool {
         if self.writes.is_empty() {
             return false;
@@ -160,7 +160,7 @@ impl FakeCluster {
         true
     }
 
-    /// The daemon of a node answers all it is asked.
+    /// The daemon of a node reports all its pulls.
     fn report_pulls(&mut self, n: u8, ok: bool) {
         let Some(view) = self.views.get_mut(&n) else {
             return;
@@ -185,7 +185,7 @@ impl FakeCluster {
         self.notify_index(n);
     }
 
-    /// Counters are those of the states, and states those of the nodes that the job is for.
+    /// Counters match the states, and states match the nodes of the job.
     fn check_invariants(&self) -> Result<(), TestCaseError> {
         for (uid, job) in &self.jobs {
             let states = self.index.node_states(uid);
@@ -298,8 +298,8 @@ fn apply_op(world: &mut FakeCluster, op: Op, limits: &BTreeMap<Uid, usize>, neve
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.max(400)))]
-    /// Whatever happens, counters are right and no job has more nodes at work than it may; and when the world
-    /// goes on working, every job ends.
+    /// For any history, counters are right and no job exceeds its parallelism; and when all components work again,
+    /// every job ends.
     #[test]
     fn counters_hold_and_jobs_end(
         ops in prop::collection::vec(any_op(), 0..80),

@@ -1,4 +1,4 @@
-//! An ImagePullJob as its decisions see it: references and numbers read, mistakes named.
+//! An ImagePullJob as input of decisions: references and numbers parsed, errors described.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,43 +15,43 @@ use kruise_cluster::Key;
 /// One job.
 #[derive(Clone, Debug)]
 pub struct PullJob {
-    /// Its namespace and name.
+    /// Namespace and name of the job.
     pub key: Key,
-    /// Identity of the object.
+    /// UID of the object.
     pub uid: String,
-    /// When it was made.
+    /// Creation time of the object.
     pub created: Option<Timestamp>,
-    /// The image's name and tag as a NodeImage has them, or what is wrong with the reference.
+    /// The image's name and tag as in a NodeImage, or the error in the reference.
     pub image: Result<(String, String), String>,
-    /// How many nodes pull at a time, or what is wrong with the number.
+    /// Number of nodes that pull at once, or the error in the field.
     pub parallelism: Result<usize, String>,
-    /// Which nodes.
+    /// The nodes that the job selects.
     pub targets: NodeTargets,
-    /// The specification, but for the selectors, which may be as large as an object and are in `targets`.
+    /// The spec without the selectors, which may be as large as an object and are in `targets`.
     pub spec: ImagePullJobSpec,
-    /// The status as it is.
+    /// The stored status.
     pub status: ImagePullJobStatus,
-    /// Whether the job is being deleted.
+    /// Whether the job is terminating.
     pub deleting: bool,
-    /// Whether our finalizer is on it.
+    /// Whether the job has our finalizer.
     pub has_finalizer: bool,
 }
 
-/// Which nodes a job is for.
+/// The nodes that a job selects.
 #[derive(Clone, Debug, PartialEq)]
 pub enum NodeTargets {
     /// All that have a NodeImage.
     All,
-    /// These, as far as they have a NodeImage.
+    /// These, if they have a NodeImage.
     Names(BTreeSet<String>),
-    /// Those whose labels match.
+    /// Nodes whose labels match.
     Labels(LabelSelector),
-    /// Those of the job's namespace's Pods whose labels match.
+    /// Nodes of Pods in the job's namespace whose labels match.
     Pods(LabelSelector),
 }
 
 impl NodeTargets {
-    /// Whether a node of that name and with these labels is one; Pods are looked at elsewhere.
+    /// Whether a node with that name and labels is selected; the caller checks Pods.
     #[must_use]
     pub fn includes(&self, name: &str, labels: &BTreeMap<String, String>) -> bool {
         match self {
@@ -64,7 +64,7 @@ impl NodeTargets {
 }
 
 impl PullJob {
-    /// Reads a job; nothing in it can make this fail.
+    /// Parses a job; never fails.
     #[must_use]
     pub fn from_object(object: &ImagePullJob) -> Self {
         let spec = without_selectors(&object.spec);
@@ -86,19 +86,19 @@ impl PullJob {
         }
     }
 
-    /// Whether the job goes on for ever.
+    /// Whether the completion policy is `Never`.
     #[must_use]
     pub fn never_ends(&self) -> bool {
         self.spec.completion_policy.type_ == Some(CompletionPolicyType::Never)
     }
 
-    /// Whether nothing is left to do on nodes.
+    /// Whether the job has a completion time.
     #[must_use]
     pub fn is_finished(&self) -> bool {
         self.deleting || self.status.completion_time.is_some()
     }
 
-    /// When the job is ended, once it was started.
+    /// The job's deadline, given its start.
     #[must_use]
     pub fn deadline(&self, started: Timestamp) -> Option<Timestamp> {
         let seconds = self.spec.completion_policy.active_deadline_seconds?;
@@ -114,7 +114,7 @@ impl PullJob {
     }
 }
 
-/// `at` plus `seconds`, at most the end of time.
+/// `at` plus `seconds`, at most the maximum timestamp.
 #[must_use]
 pub fn add_seconds(at: Timestamp, seconds: i64) -> Timestamp {
     at.checked_add(SignedDuration::from_secs(seconds))

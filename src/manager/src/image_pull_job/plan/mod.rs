@@ -1,13 +1,13 @@
-//! Everything about ImagePullJobs that is decided: by pure functions and plain memory.
+//! All decisions about ImagePullJobs: pure functions and in-memory state.
 //!
-//! [`job`] reads a job, [`index`] and [`running_job`] know which job waits for what on which node, [`pending_nodes`] which nodes
-//! are about to come, [`entry`] says what a NodeImage is asked, [`quota`] how much of it a namespace may take, and [`status`] what the job's status says and when
-//! the job ends.
+//! [`job`] parses a job; [`index`] and [`running_job`] record which job waits for what on which node; [`pending_nodes`]
+//! records which nodes are about to get a NodeImage; [`entry`] decides what a NodeImage is requested; [`quota`] how
+//! much of it a namespace may take; and [`status`] the status of the job and its end.
 //!
-//! All of it can be derived from objects, but for two things, which end with the leader: a node that the API server
-//! refused for good is asked once more and refused again; and a node that had its outcome before another job asked
-//! for the tag anew counts as pulling until that pull has ended, whose outcome is then taken for both. The jobs' end
-//! depends on neither. Names of failed nodes in a status are not read back: what is written there is for people.
+//! All state can be derived from objects, except for two things, which are lost with the leader: a node whose request
+//! the API server refused permanently is requested once more and refused again; and a node that had its outcome before
+//! another job requested the tag again counts as pulling until that pull has ended, whose outcome is then used for
+//! both. The end of jobs depends on neither. Names of failed nodes in a status are not read back: they are for users.
 
 pub mod entry;
 pub mod index;

@@ -1,4 +1,4 @@
-//! Nodes that are about to get their NodeImage: a job that is for one of them does not end without it.
+//! Nodes that are about to get their NodeImage: a job that selects one of them does not end without it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -8,26 +8,26 @@ use jiff::{SignedDuration, Timestamp};
 use super::running_job::{NodeName, RunningJob};
 use crate::view::NodeView;
 
-/// How long a NodeImage is waited for beyond the moment at which it should be made.
+/// How long jobs wait for a NodeImage after the time at which it should be created.
 const NODE_IMAGE_TIMEOUT: SignedDuration = SignedDuration::from_secs(30);
 
-/// Nodes that are ready and have no NodeImage yet.
+/// Ready nodes without a NodeImage.
 #[derive(Default)]
 pub struct PendingNodes {
-    /// How long a Node must have been ready before its NodeImage is made.
+    /// How long a Node must be ready before its NodeImage is created.
     pub delay: SignedDuration,
     nodes: BTreeMap<NodeName, PendingNode>,
 }
 
 struct PendingNode {
     labels: BTreeMap<String, String>,
-    /// Nobody waits for it from then on, so that a NodeImage that never comes holds up no job for ever.
+    /// No job waits longer, so that a NodeImage that is never created blocks no job forever.
     deadline: Timestamp,
 }
 
 impl PendingNodes {
-    /// Takes in a Node that is new, has changed, or has gone, and whether it has a NodeImage. True when jobs that
-    /// waited for it need not any more, or wait for another reason.
+    /// Processes a Node that is new, changed or deleted, and whether it has a NodeImage. True when jobs that waited for
+    /// it need not wait any more, or the node's labels changed.
     pub fn observe_node(
         &mut self,
         name: &NodeName,
@@ -54,12 +54,12 @@ impl PendingNodes {
         old.is_some_and(|old| old.labels != node.labels)
     }
 
-    /// The NodeImage is there. True when it was waited for.
+    /// The NodeImage exists. True when jobs waited for it.
     pub fn node_image_created(&mut self, name: &NodeName) -> bool {
         self.nodes.remove(name).is_some()
     }
 
-    /// The nodes that a job waits for at `now`, and when it does not wait for the first of them any more.
+    /// The nodes that a job waits for at `now`, and the first deadline of these waits.
     #[must_use]
     pub fn pending_for(&self, work: &RunningJob, now: Timestamp) -> (BTreeSet<NodeName>, Option<Timestamp>) {
         let matching = self

@@ -1,4 +1,4 @@
-//! How much of one NodeImage a namespace may take, so that no tenant leaves the others without room.
+//! How much of one NodeImage a namespace may take, so that every tenant gets space.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,42 +6,42 @@ use super::entry::owner_namespaces;
 use kruise_api::go_json;
 use kruise_api::node_image::{ImageSpec, MAX_IMAGES_BYTES as BYTES};
 
-/// Images that a NodeImage holds at most, as its CRD says.
+/// Maximum number of images in a NodeImage, as in its CRD.
 pub const MAX_IMAGES: usize = 256;
-/// A namespace may hold this many times what is left free: 3 lets one that is alone have three quarters.
+/// A namespace may hold this many times what is free: with 3, a single namespace can take three quarters.
 const SHARE_FACTOR: usize = 3;
 
 /// Why a NodeImage takes no more images of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuotaExceeded {
-    /// Nothing is left for anybody.
+    /// Nothing is left for any namespace.
     #[error("it holds {held} {unit}, and can hold {limit}")]
     Total {
-        /// What there is.
+        /// Current usage.
         held: usize,
-        /// How much there may be.
+        /// The limit of all namespaces.
         limit: usize,
-        /// Of what.
+        /// What is counted: images or bytes.
         unit: &'static str,
     },
-    /// The rest is for others.
+    /// The rest is reserved for other namespaces.
     #[error(
         "namespace {namespace} would hold {mine} of its {limit} {unit}, and the rest is kept for other namespaces; \
          delete jobs of {namespace}, or wait until their images expire"
     )]
     NamespaceShare {
-        /// Whose share is used up.
+        /// The namespace that used up its share.
         namespace: String,
-        /// How much that would be.
+        /// Usage of the namespace after the request.
         mine: usize,
-        /// How much there may be in all.
+        /// The limit of all namespaces.
         limit: usize,
-        /// Of what.
+        /// What is counted: images or bytes.
         unit: &'static str,
     },
 }
 
-/// The images of one NodeImage: how large the entry of each is, and for which namespaces it is there.
+/// The images of one NodeImage: the size of each entry, and the namespaces that own it.
 #[derive(Debug, Default)]
 pub struct NodeImageQuota {
     entries: BTreeMap<String, EntryUsage>,
@@ -53,7 +53,7 @@ struct EntryUsage {
     namespaces: BTreeSet<String>,
 }
 
-/// What is held, by everybody or by one namespace.
+/// Usage of all namespaces or of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Usage {
     images: usize,
@@ -61,7 +61,7 @@ struct Usage {
 }
 
 impl NodeImageQuota {
-    /// The images that are there.
+    /// Counts existing images.
     #[must_use]
     pub fn from_images(images: &BTreeMap<String, ImageSpec>) -> Self {
         let mut quota = Self::default();
@@ -71,7 +71,7 @@ impl NodeImageQuota {
         quota
     }
 
-    /// An entry is there, or has changed.
+    /// Adds or replaces an entry.
     fn set_entry(&mut self, image: &str, spec: &ImageSpec) -> Option<EntryUsage> {
         let entry = EntryUsage {
             bytes: stored_bytes(spec),
@@ -80,10 +80,10 @@ impl NodeImageQuota {
         self.entries.insert(image.to_owned(), entry)
     }
 
-    /// Takes in the entry that an image is to have for a namespace.
+    /// Adds the new entry of an image for a namespace.
     ///
     /// # Errors
-    /// When there is no room for it; then nothing has changed.
+    /// When it exceeds the quota; then nothing has changed.
     pub fn try_add(&mut self, namespace: &str, image: &str, spec: &ImageSpec) -> Result<(), QuotaExceeded> {
         let previous = self.total_usage();
         let old = self.set_entry(image, spec);
@@ -109,7 +109,7 @@ impl NodeImageQuota {
         }
     }
 
-    /// Bytes of an entry that several namespaces share count for each in part.
+    /// The bytes of an entry are divided by the number of namespaces that own it.
     fn namespace_usage(&self, namespace: &str) -> Usage {
         let owned = self.entries.values().filter(|e| e.namespaces.contains(namespace));
         owned.fold(Usage::default(), |usage, entry| Usage {
@@ -119,7 +119,7 @@ impl NodeImageQuota {
     }
 }
 
-/// How many bytes an entry takes in etcd.
+/// The bytes of an entry in etcd.
 fn stored_bytes(spec: &ImageSpec) -> usize {
     let json = serde_json::to_string(spec).unwrap_or_default();
     let sandbox = spec.sandbox_config.iter();
@@ -130,7 +130,7 @@ fn stored_bytes(spec: &ImageSpec) -> usize {
     go_json::encoded_length(&json) + managed.sum::<usize>()
 }
 
-/// Whether what a namespace would hold leaves enough for others. What does not grow always fits.
+/// Whether the usage of a namespace leaves enough for others. Usage that does not grow always fits.
 fn check_limits(before: Usage, all: Usage, mine: Usage, namespace: &str) -> Result<(), QuotaExceeded> {
     let kinds = [
         (before.images, all.images, mine.images, MAX_IMAGES, "images"),
@@ -147,7 +147,7 @@ fn check_limits(before: Usage, all: Usage, mine: Usage, namespace: &str) -> Resu
                 unit,
             });
         }
-        // One more than is free, so that the last of the images can be given, too.
+        // One more than is free, so that the last image can be used, too.
         if mine > SHARE_FACTOR * (limit - all + 1) {
             let namespace = namespace.to_owned();
             return Err(QuotaExceeded::NamespaceShare {
@@ -266,7 +266,7 @@ mod tests {
         );
     }
 
-    /// What a NodeImage's tags are asked for with bounds what must be said of them.
+    /// The limits of a NodeImage's spec also bound the size of its status.
     #[test]
     fn status_of_all_tags_fits_without_messages() {
         let now: jiff::Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
@@ -316,7 +316,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever one namespace asks for, another one has room for an image of usual size afterwards.
+        /// After any requests of one namespace, another one has space for an image of usual size.
         #[test]
         fn one_namespace_cannot_fill_a_node_image(asks in prop::collection::vec((0_u16..400, 0_usize..100_000), 0..30)) {
             let mut quota = NodeImageQuota::default();

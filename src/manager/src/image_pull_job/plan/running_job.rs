@@ -1,4 +1,4 @@
-//! One running job: the state of each of its nodes, and the counts of them.
+//! One running job: the state of each of its nodes, and their counters.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -14,66 +14,66 @@ use kruise_cluster::Key;
 /// Name of a node.
 pub type NodeName = Arc<str>;
 
-/// How far a node of a job is.
+/// Progress of one node of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeState {
-    /// Not asked yet.
+    /// Not requested yet.
     Pending,
-    /// Being asked since then; the watch has not shown it yet.
+    /// The request is being written since that time; the watch has not shown it yet.
     Assigned(Timestamp),
-    /// Asked, and not answered.
+    /// Requested, without an outcome.
     Pulling,
-    /// It has the image.
+    /// The node has the image.
     Succeeded,
-    /// It gave up.
+    /// The pull failed.
     Failed,
 }
 
-/// What a NodeImage says of a job.
+/// State of the job's tag in a NodeImage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TagState {
     /// The job does not own the tag.
     NotOwned,
-    /// It does since then, and the daemon has not said anything about it.
+    /// Owned since that time; the daemon has reported nothing.
     Requested(Option<Timestamp>),
-    /// It does, and there is no outcome.
+    /// Owned, and the daemon has reported no outcome.
     Pulling,
-    /// The tag is there.
+    /// The pull succeeded.
     Succeeded,
-    /// The tag failed.
+    /// The pull failed.
     Failed,
 }
 
-/// Of how many nodes it is known why they fail or wait.
+/// Maximum number of nodes whose reason for failing or waiting is kept.
 const MAX_NODE_MESSAGES: usize = 16;
 
 /// One running job and its nodes.
 pub struct RunningJob {
-    /// The job.
+    /// Spec and status of the job.
     pub job: Arc<PullJob>,
-    /// Copies of its pull secrets, once they are there.
+    /// Copies of its pull secrets, once they exist.
     pub secrets: Option<Vec<ReferenceObject>>,
-    /// Why there are no copies yet, where something is in the way.
+    /// Why the copies cannot be created.
     pub blocked_reason: Option<String>,
     nodes: BTreeMap<NodeName, NodeState>,
-    /// Pending nodes that are ready, and those that are not.
+    /// Pending nodes: those that are ready, and those that are not.
     pending: [BTreeSet<NodeName>; 2],
     active: usize,
     succeeded: usize,
     failed: BTreeSet<NodeName>,
-    /// Why nodes failed, or cannot be asked: of some of them.
+    /// Why nodes failed, or cannot be requested; for some of them.
     node_messages: BTreeMap<NodeName, String>,
-    /// Nodes where the end of a pull is waited for that others asked for before, and its version.
+    /// Nodes that wait for a pull that others requested before, and its version.
     awaited_pulls: BTreeMap<NodeName, i64>,
-    /// Nodes whose daemons have not said anything about the image, and since when they are asked for it.
+    /// Nodes whose daemons have reported nothing about the image, and the time of the request.
     unresponsive: BTreeMap<NodeName, Timestamp>,
-    /// Matching Pods and the node of each; and how many there are on each node.
+    /// Matching Pods with their nodes; and the number of Pods per node.
     pods: HashMap<Key, NodeName>,
     pods_per_node: HashMap<NodeName, usize>,
 }
 
 impl RunningJob {
-    /// A job that knows of no node yet. A job without pull secrets need not wait for copies.
+    /// A job without nodes. A job without pull secrets need not wait for copies.
     #[must_use]
     pub fn new(job: PullJob, secrets: Option<Vec<ReferenceObject>>) -> Self {
         let none_needed = job.spec.pull_secrets.is_empty().then(Vec::new);
@@ -94,7 +94,7 @@ impl RunningJob {
         }
     }
 
-    /// Whether the job is for that node.
+    /// Whether the job selects that node.
     #[must_use]
     pub fn includes(&self, name: &NodeName, labels: &BTreeMap<String, String>) -> bool {
         self.pods_per_node.contains_key(name) || self.job.targets.includes(name, labels)
@@ -106,10 +106,10 @@ impl RunningJob {
         self.nodes.get(name).copied()
     }
 
-    /// The next state of a node, after what is seen of it now.
+    /// The next state of a node, given the observed state of its tag.
     ///
-    /// An outcome stays, although its entry expires or another job asks for the tag again, unless the job
-    /// never ends. An assigned node stays so until its entry shows.
+    /// An outcome is kept although its entry expires or another job requests the tag again, except under completion
+    /// policy `Never`. An assigned node keeps that state until the watch shows its entry.
     #[must_use]
     pub fn next_state(&self, old: Option<NodeState>, tag_state: TagState) -> NodeState {
         match (old, tag_state) {
@@ -122,7 +122,7 @@ impl RunningJob {
         }
     }
 
-    /// Sets the state of a node, `None` when the job is not for it; true when that is a change.
+    /// Sets the state of a node, `None` when the job does not select it; true when that is a change.
     pub fn set_state(&mut self, name: &NodeName, new: Option<NodeState>, ready: bool) -> bool {
         let old = match new {
             Some(state) => self.nodes.insert(Arc::clone(name), state),
@@ -161,14 +161,14 @@ impl RunningJob {
         true
     }
 
-    /// Why a node failed, or cannot be asked.
+    /// Sets why a node failed, or cannot be requested.
     pub fn set_node_message(&mut self, name: &NodeName, why: &str) {
         if self.node_messages.len() < MAX_NODE_MESSAGES || self.node_messages.contains_key(name) {
             self.node_messages.insert(Arc::clone(name), why.to_owned());
         }
     }
 
-    /// Takes note of the pull whose end is waited for on a node, if any is.
+    /// Sets or clears the pull that a node waits for.
     pub fn set_awaited_pull(&mut self, name: &NodeName, version: Option<i64>) {
         match version {
             Some(version) => self.awaited_pulls.insert(Arc::clone(name), version),
@@ -176,13 +176,13 @@ impl RunningJob {
         };
     }
 
-    /// The version of the pull whose end is waited for on a node.
+    /// The version of the pull that a node waits for.
     #[must_use]
     pub fn awaited_pull(&self, name: &NodeName) -> Option<i64> {
         self.awaited_pulls.get(name).copied()
     }
 
-    /// Takes note of whether a node's daemon has said anything; true when that is a change.
+    /// Sets or clears since when a node's daemon has reported nothing; true when that is a change.
     pub fn set_unresponsive(&mut self, name: &NodeName, since: Option<Timestamp>) -> bool {
         let old = match since {
             Some(since) => self.unresponsive.insert(Arc::clone(name), since),
@@ -191,12 +191,12 @@ impl RunningJob {
         old != since
     }
 
-    /// The nodes whose daemons say nothing, and since when.
+    /// The nodes whose daemons have reported nothing, and since when.
     pub fn unresponsive(&self) -> impl Iterator<Item = (&NodeName, Timestamp)> {
         self.unresponsive.iter().map(|(name, since)| (name, *since))
     }
 
-    /// A node became ready or ceased to be.
+    /// Changes whether a node is ready.
     pub fn set_ready(&mut self, name: &NodeName, ready: bool) {
         let (to, from) = (usize::from(!ready), usize::from(ready));
         if self.pending[from].remove(name) {
@@ -204,7 +204,7 @@ impl RunningJob {
         }
     }
 
-    /// Takes a pending node if one may be asked now, ready ones first, in the order of their names.
+    /// Assigns a pending node if the job may have one more, ready ones first, in the order of their names.
     pub fn assign_next(&mut self, now: Timestamp) -> Option<NodeName> {
         let (Ok(_), Ok(limit)) = (&self.job.image, &self.job.parallelism) else {
             return None;
@@ -218,7 +218,7 @@ impl RunningJob {
         Some(name)
     }
 
-    /// Takes in a Pod; returns the nodes that have become or ceased to be the job's.
+    /// Processes a Pod; returns the nodes that the job newly selects or no longer selects.
     pub fn update_pod(&mut self, key: &Key, new: Option<&PodView>) -> Vec<NodeName> {
         let NodeTargets::Pods(selector) = &self.job.targets else {
             return Vec::new();
@@ -255,13 +255,13 @@ impl RunningJob {
         changed
     }
 
-    /// How many nodes there are, and how many of them have an outcome.
+    /// The number of nodes, and how many of them have an outcome.
     #[must_use]
     pub fn desired_and_finished(&self) -> (usize, usize) {
         (self.nodes.len(), self.succeeded + self.failed.len())
     }
 
-    /// How far the job is; with the names of unfinished nodes where asked for.
+    /// The progress of the job, optionally with the names of unfinished nodes.
     #[must_use]
     pub fn counters(&self, with_unfinished: bool) -> JobCounters {
         let unfinished_nodes = self

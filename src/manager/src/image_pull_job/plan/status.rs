@@ -1,4 +1,4 @@
-//! What a job's status says, and when the job ends.
+//! The status of a job, and its end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,48 +10,48 @@ use super::job::{NodeTargets, PullJob, add_seconds};
 use crate::names::join_first;
 use kruise_api::image_pull_job::{COMPLETE, FAILED, ImagePullJobStatus, WAITING};
 
-/// How many names of failed nodes a status holds at most. The counter counts all of them; ten thousand long
-/// names would not fit into an object.
+/// Maximum number of failed nodes in a status. The counter includes all of them; ten thousand long names would not fit
+/// into an object.
 pub const MAX_FAILED_NODES: usize = 1000;
-/// How many names of nodes a message holds at most.
+/// Maximum number of node names in a message.
 const MAX_NAMES_IN_MESSAGE: usize = 10;
-/// Of how many failed nodes a message tells the cause, and in how many characters of each.
+/// Maximum number of causes in a message, and of characters of each.
 const MAX_CAUSES_IN_MESSAGE: usize = 3;
 const MAX_CAUSE_CHARS: usize = 300;
 
-/// Seconds for which a job that finds no node, or not all that it names, goes on looking.
+/// Seconds for which a job that finds no node, or not all named ones, waits for more.
 const DISCOVERY_SECONDS: i64 = 1;
 
-/// How far the nodes of a job are.
+/// Progress of the nodes of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JobCounters {
-    /// Nodes that the job is for.
+    /// Nodes that the job selects.
     pub desired: usize,
-    /// Nodes that were asked and have not answered.
+    /// Requested nodes without an outcome.
     pub active: usize,
     /// Nodes that have the image.
     pub succeeded: usize,
-    /// Nodes that gave up, sorted.
+    /// Nodes whose pull failed, sorted.
     pub failed: BTreeSet<Arc<str>>,
-    /// Nodes that have not answered, asked or not, sorted; filled in only at the deadline.
+    /// Nodes without an outcome, requested or not, sorted; set only at the deadline.
     pub unfinished: BTreeSet<Arc<str>>,
-    /// Names in the selector that no NodeImage has, sorted.
+    /// Names in the selector without a NodeImage, sorted.
     pub unknown_nodes: Vec<String>,
     /// Nodes of the job that are about to get their NodeImage, sorted.
     pub pending_nodes: BTreeSet<Arc<str>>,
-    /// When the first of these is not waited for any more.
+    /// The first time at which the wait for one of these ends.
     pub pending_until: Option<Timestamp>,
-    /// Why no node is asked, where something is in the way.
+    /// Why no node is requested, if the job is blocked.
     pub blocked_reason: Option<String>,
-    /// Why nodes failed, or cannot be asked: of some of them.
+    /// Why nodes failed, or cannot be requested; for some of them.
     pub node_messages: BTreeMap<Arc<str>, String>,
-    /// Nodes where the end of a pull is waited for that others asked for before, sorted.
+    /// Nodes that wait for a pull that others requested before, sorted.
     pub awaiting_pull: BTreeSet<Arc<str>>,
-    /// Nodes that are ready, and whose daemons have not said anything for a while since they were asked.
+    /// Ready nodes whose daemons have reported nothing for a while after the request.
     pub unresponsive: BTreeSet<Arc<str>>,
-    /// The same of nodes that are not ready.
+    /// Nodes that are not ready, and otherwise the same.
     pub not_ready: BTreeSet<Arc<str>>,
-    /// When the next node is one of these, if its daemon says nothing until then.
+    /// When the next node counts as one of these if its daemon reports nothing.
     pub next_unresponsive_at: Option<Timestamp>,
 }
 
@@ -60,33 +60,33 @@ impl JobCounters {
         self.all_answered() && self.pending_nodes.is_empty()
     }
 
-    /// Whether every node that can be asked has an outcome.
+    /// Whether every node that can be requested has an outcome.
     fn all_answered(&self) -> bool {
         self.desired == self.succeeded + self.failed.len()
     }
 }
 
-/// What to write, and when to look again.
+/// What to write, and when to check again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StatusUpdate {
-    /// The status as it should be.
+    /// The desired status.
     pub status: ImagePullJobStatus,
-    /// When it changes by time alone.
+    /// When it changes without an event.
     pub requeue_at: Option<Timestamp>,
-    /// Something that the user should be told beyond the status.
+    /// Something to report to the user in addition to the status.
     pub warning: Option<Warning>,
 }
 
-/// An event: its reason and its text.
+/// The reason and message of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
-    /// The reason, in one word.
+    /// The reason, in CamelCase.
     pub reason: &'static str,
-    /// The text.
+    /// The message.
     pub message: String,
 }
 
-/// Whether the tally's unfinished nodes are needed, because the deadline has passed.
+/// Whether the unfinished nodes are needed, because the deadline has passed.
 #[must_use]
 pub fn is_past_deadline(job: &PullJob, now: Timestamp) -> bool {
     let started = job.status.start_time.as_ref().map(|t| t.0);
@@ -95,7 +95,7 @@ pub fn is_past_deadline(job: &PullJob, now: Timestamp) -> bool {
         .is_some_and(|deadline| now >= deadline)
 }
 
-/// The status of a job that is not over yet.
+/// The status of a job that is not finished.
 #[must_use]
 pub fn job_status(job: &PullJob, counters: &JobCounters, now: Timestamp) -> StatusUpdate {
     let started = job.status.start_time.as_ref().map_or(now, |t| t.0);
@@ -103,7 +103,7 @@ pub fn job_status(job: &PullJob, counters: &JobCounters, now: Timestamp) -> Stat
     if let Some(mistake) = spec_error(job) {
         return invalid_spec_status(job, counters, started, mistake, now);
     }
-    // A NodeImage that was made just before the job may come to our knowledge after it.
+    // The watch may show a NodeImage that was created just before the job after the job.
     let may_miss_nodes = counters.desired == 0 || !counters.unknown_nodes.is_empty();
     let discovery_end = add_seconds(started, DISCOVERY_SECONDS);
     if !job.never_ends() && counters.is_finished() && (!may_miss_nodes || now >= discovery_end) {
@@ -144,7 +144,7 @@ pub fn job_status(job: &PullJob, counters: &JobCounters, now: Timestamp) -> Stat
             warning: None,
         };
     }
-    // Of a job that ends this is said at its end.
+    // For a job that ends, the final condition reports it.
     let no_node = || {
         let finished = job.never_ends() && counters.is_finished() && now >= discovery_end;
         no_node_warning(job, counters)
@@ -169,7 +169,7 @@ fn spec_error(job: &PullJob) -> Option<&str> {
     image.or(job.parallelism.as_ref().err()).map(String::as_str)
 }
 
-/// A job that cannot be carried out ends at once, unless it never ends: then it waits for being mended.
+/// A job with an invalid spec ends at once, except under completion policy `Never`: then it waits for a change.
 fn invalid_spec_status(
     job: &PullJob,
     counters: &JobCounters,
@@ -201,7 +201,7 @@ fn invalid_spec_status(
     }
 }
 
-/// What a condition says that is true.
+/// A condition that is true.
 struct JobCondition {
     type_: &'static str,
     reason: &'static str,
@@ -223,7 +223,7 @@ impl From<Warning> for JobCondition {
     }
 }
 
-/// What is in the way of a job that has not ended.
+/// What blocks a running job.
 fn waiting_condition(job: &PullJob, counters: &JobCounters) -> Option<JobCondition> {
     let first_delayed = || {
         counters
@@ -308,7 +308,7 @@ fn truncate(text: &str) -> String {
     text.chars().take(MAX_CAUSE_CHARS).chain(['…']).collect()
 }
 
-/// Why there is no node to be asked, or not all that are named, where that is so.
+/// Why no node is requested, or not all named ones.
 fn no_node_warning(job: &PullJob, counters: &JobCounters) -> Option<Warning> {
     let (reason, note) = if !counters.unknown_nodes.is_empty() {
         let names = join_first(
@@ -335,7 +335,7 @@ fn no_node_warning(job: &PullJob, counters: &JobCounters) -> Option<Warning> {
     })
 }
 
-/// How a job ended whose nodes all have an outcome.
+/// The final condition of a job whose nodes all have an outcome.
 fn final_condition(job: &PullJob, counters: &JobCounters, no_node: Option<&Warning>) -> JobCondition {
     let (type_, reason, mut message) = if counters.desired == 0 {
         (COMPLETE, "NoNode", "there was no node to pull on".to_owned())
@@ -359,7 +359,7 @@ fn final_condition(job: &PullJob, counters: &JobCounters, no_node: Option<&Warni
     }
 }
 
-/// The conditions to write: those that hold since `before` keep their time, and those of others stay.
+/// The conditions to write: those that were already in `previous` keep their time, and conditions of others are kept.
 #[must_use]
 pub fn merge_conditions(previous: &[Condition], mut current: Vec<Condition>) -> Vec<Condition> {
     for condition in &mut current {
@@ -379,7 +379,7 @@ fn progress_message(counters: &JobCounters) -> String {
     if counters.desired == 0 {
         return "job is running, no progress".to_owned();
     }
-    // In tenths of a per cent, to the nearest.
+    // In tenths of a percent, rounded to nearest.
     let finished = counters.succeeded + counters.failed.len();
     let tenths = (finished * 2000 + counters.desired) / (counters.desired * 2);
     format!("job is running, progress {}.{}%", tenths / 10, tenths % 10)

@@ -75,7 +75,7 @@ fn invalid_spec_ends_the_job_and_names_the_field() {
     assert_eq!(only_condition(&wrong, &counters(0, 0, 0, 3), 1).0, "Waiting");
 }
 
-/// Type, reason and message of the one condition.
+/// Type, reason and message of the only condition.
 fn only_condition(job: &PullJob, tally: &JobCounters, now: i64) -> (String, String, String) {
     let mut conditions = job_status(job, tally, at(now)).status.conditions;
     assert_eq!(conditions.len(), 1, "{conditions:?}");
@@ -274,8 +274,8 @@ fn percentage_parallelism_is_refused() {
 }
 
 proptest! {
-    /// A job ends exactly when all nodes have an outcome or its time is up, never before, and then its numbers
-    /// add up; one that never ends does not.
+    /// A job ends exactly when all nodes have an outcome or its deadline passes, never earlier, and then its counters
+    /// add up; a job with policy `Never` does not end.
     #[test]
     fn job_ends_at_completion_or_deadline(s in 0_usize..5, f in 0_usize..5, a in 0_usize..5, p in 0_usize..5,
                                  deadline in prop::option::of(1_i64..100), never in any::<bool>(), now in 2_i64..200) {

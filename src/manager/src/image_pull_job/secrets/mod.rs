@@ -1,4 +1,4 @@
-//! Copies the pull secrets of jobs to the namespace that the daemons read, and keeps them up to date.
+//! Copies the pull secrets of jobs to the namespace that the daemons read, and keeps the copies current.
 //!
 //! In:  which Secrets each job names; those Secrets by name; the metadata of Secrets in the jobs' namespaces, and the
 //!      copies (watches).
@@ -28,10 +28,10 @@ use kruise_cluster::{self as cluster, Cluster, Key, Store, optional_reflector, w
 use plan::{CopyPlan, CopyStep, CopyView, UNUSED_COPY_TTL, plan_copy, references_without};
 pub use sources::SourceWatches;
 
-/// Why copies cannot be made or removed.
+/// Why copies cannot be created or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The copies are not known.
+    /// The copies are not listed yet.
     #[error(
         "Secrets in namespace {namespace} were not listed yet; may kruise-manager list and watch them there?"
     )]
@@ -45,7 +45,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed later without anyone changing anything.
+    /// Whether the same call may succeed later without any change.
     pub fn retryable(&self) -> bool {
         match self {
             Self::NotListed { .. } => false,
@@ -53,7 +53,7 @@ impl Error {
         }
     }
 
-    /// Somebody else wrote at the same time; the next look knows more.
+    /// Another writer wrote at the same time; the next reconcile sees its change.
     pub fn is_conflict(&self) -> bool {
         matches!(self, Self::Api(error) if error.conflict() || error.already_exists())
     }
@@ -82,7 +82,7 @@ pub struct PullSecretCopies {
 }
 
 impl PullSecretCopies {
-    /// Starts the watch of the copies in namespace `into`.
+    /// Starts the watch of the copies in `copy_namespace`.
     pub fn start(cluster: &Cluster, copy_namespace: &str, tasks: &mut JoinSet<()>) -> Self {
         let api = Api::<Secret>::namespaced(cluster.client.clone(), copy_namespace);
         let (copies, task) = optional_reflector(api, ListParams::default(), |s| CopyView::from_secret(&s));
@@ -95,7 +95,7 @@ impl PullSecretCopies {
         }
     }
 
-    /// Waits until the copies are known; not for longer than `at_most`, for they may be out of reach.
+    /// Waits until the copies are listed, at most `timeout`, because the list may fail.
     pub async fn wait_synced(&self, timeout: Duration) {
         if tokio::time::timeout(timeout, self.copies.wait_until_synced())
             .await
@@ -106,7 +106,7 @@ impl PullSecretCopies {
         }
     }
 
-    /// All copies that are known.
+    /// All copies in the store.
     fn all_copies(&self) -> Result<Vec<Arc<CopyView>>, Error> {
         if self.copies.is_synced() {
             return Ok(self.copies.list());
@@ -115,7 +115,7 @@ impl PullSecretCopies {
         Err(Error::NotListed { namespace })
     }
 
-    /// The sources that a job names; none for a job that lives where the daemons read anyway.
+    /// The sources that a job names; none for a job in the daemons' own namespace.
     pub fn sources_of(&self, job: &PullJob) -> Vec<Key> {
         let namespace = job.key.namespace.as_deref().unwrap_or_default();
         let mut unique = BTreeSet::new();
@@ -128,7 +128,7 @@ impl PullSecretCopies {
         names.map(|name| Key::namespaced(namespace, name)).collect()
     }
 
-    /// What a job that lives where the daemons read writes into NodeImages: its Secrets as they are.
+    /// What a job in the daemons' own namespace writes into NodeImages: its Secrets themselves.
     pub fn uncopied_references(&self, job: &PullJob) -> Vec<ReferenceObject> {
         let namespace = job.key.namespace.as_deref().unwrap_or_default();
         let names = job
@@ -139,19 +139,19 @@ impl PullSecretCopies {
         names.map(|name| reference(namespace, name, None)).collect()
     }
 
-    /// What a job writes into NodeImages for a copy; also for one whose source is missing, so that daemons say so.
+    /// What a job writes into NodeImages for a copy; also if the source is missing, so that daemons report it.
     pub fn copy_reference(&self, plan: &CopyPlan) -> ReferenceObject {
         reference(&self.copy_namespace, &plan.copy, Some(keys::MODE_BATCH))
     }
 
-    /// Looks what has to be done for each source of a job. Nothing is written yet.
+    /// Plans the copy of each source of a job. Writes nothing.
     pub fn plan_copies(&self, job: &PullJob) -> impl Stream<Item = Result<(Key, CopyPlan), Error>> {
         let reads = self.sources_of(job).into_iter().map(|source| {
             let (this, job) = (self.clone(), job.key.to_string());
             async move {
                 let namespace = source.namespace.as_deref().unwrap_or_default();
                 let source_api = Api::<Secret>::namespaced(this.cluster.client.clone(), namespace);
-                // Without the copies nothing can be done with what is read.
+                // Without the copies no plan is possible.
                 this.all_copies()?;
                 let source_secret = write::get(&source_api, &source.name).await?;
                 let copies = this.all_copies()?;
@@ -169,7 +169,7 @@ impl PullSecretCopies {
         stream::iter(reads).buffered(MAX_CONCURRENT_READS)
     }
 
-    /// Brings a copy up to date.
+    /// Executes the plan of one copy.
     pub async fn execute(&self, plan: &CopyPlan) -> Result<(), Error> {
         let copies_api = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.copy_namespace);
         match &plan.step {
@@ -186,8 +186,7 @@ impl PullSecretCopies {
         Ok(())
     }
 
-    /// A job no longer needs its copies. That the namespace or a copy has gone is fine; of several errors the last is
-    /// returned.
+    /// Removes a job from its copies. A missing namespace or copy is no error; of several errors the last is returned.
     pub async fn release(&self, job: &Key) -> Result<(), Error> {
         let copies_api = Api::<Secret>::namespaced(self.cluster.client.clone(), &self.copy_namespace);
         let (job, mut result) = (job.to_string(), Ok(()));
@@ -207,7 +206,7 @@ impl PullSecretCopies {
         result
     }
 
-    /// Deletes a copy that no job has needed for a while; says when to look again at one that may be needed yet.
+    /// Deletes a copy that no job has needed for a while; returns when to check a newer one again.
     pub async fn delete_unused(&self, name: &str) -> Result<RequeueAfter, Error> {
         let copy = self.copies.get(&Key::namespaced(&*self.copy_namespace, name));
         let Some(copy) = copy.filter(|copy| copy.references.is_empty()) else {
@@ -240,25 +239,25 @@ impl PullSecretCopies {
         self.copies.list().iter().any(|c| c.references.contains(&job))
     }
 
-    /// The jobs whose copies changed, whoever changed them.
+    /// Changes of the copies by any writer.
     pub fn subscribe(&self) -> mpsc::UnboundedReceiver<kruise_cluster::Change<CopyView>> {
         self.copies.subscribe()
     }
 }
 
-/// Copies that no job needs: the version in which each was seen so, and when first.
+/// Copies that no job needs: the version of each, and when it was first seen.
 #[derive(Debug, Default)]
 struct UnusedCopies(HashMap<String, (String, Instant)>);
 
 impl UnusedCopies {
-    /// How long a copy that no job needs stays.
+    /// How long an unneeded copy is kept.
     fn remaining(&mut self, name: &str, version: &str, now: Instant) -> Duration {
         let (last_version, since) = self
             .0
             .entry(name.to_owned())
             .or_insert_with(|| (version.to_owned(), now));
         if last_version != version {
-            // It was needed in between.
+            // A job needed it in between.
             (*last_version, *since) = (version.to_owned(), now);
         }
         UNUSED_COPY_TTL.saturating_sub(now.duration_since(*since))

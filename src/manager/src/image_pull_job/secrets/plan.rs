@@ -1,7 +1,7 @@
-//! Which copies of pull secrets to make, change and remove.
+//! Which copies of pull secrets to create, change and delete.
 //!
-//! A copy has the credentials of its source and nothing else of it, names its source in an annotation, and lists the
-//! jobs that need it in another. Some seconds after the last of them has gone it is deleted.
+//! A copy has only the credentials of its source; one annotation names the source, another lists the jobs that need the
+//! copy. It is deleted some seconds after the last of these jobs ends.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,21 +14,21 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kruise_api::keys;
 use kruise_cluster::Key;
 
-/// How long a copy stays after the last job that needs it, so that a series of jobs does not make and delete it each
-/// time.
+/// How long a copy is kept after the last job that needs it, so that a series of jobs does not create and delete it
+/// each time.
 pub const UNUSED_COPY_TTL: Duration = Duration::from_secs(5);
 
-/// The types of Secrets that hold registry credentials, each with the one key that holds them.
+/// The types of Secrets with registry credentials, each with the key of the credentials.
 const CREDENTIALS: [(&str, &str); 2] = [
     ("kubernetes.io/dockerconfigjson", ".dockerconfigjson"),
     ("kubernetes.io/dockercfg", ".dockercfg"),
 ];
 
-/// What is copied of a source.
+/// The copied data of a source.
 type SecretData = BTreeMap<String, ByteString>;
 
-/// The type and the credentials of a Secret that holds any. Whatever else a Secret holds stays where it is: who may name
-/// it in a job need not be allowed to read it.
+/// The type and the credentials of a Secret that has any. Other data is never copied: a user who may name a Secret in a
+/// job need not be allowed to read it.
 fn credentials(secret: &Secret) -> Option<(&'static str, SecretData)> {
     let type_ = secret.type_.as_deref()?;
     let (type_, key) = CREDENTIALS.into_iter().find(|(name, _)| *name == type_)?;
@@ -36,27 +36,27 @@ fn credentials(secret: &Secret) -> Option<(&'static str, SecretData)> {
     Some((type_, [(key.to_owned(), value.clone())].into()))
 }
 
-/// What is known of a Secret in the daemons' namespace: never its data.
+/// Cached metadata of a Secret in the daemons' namespace, never its data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyView {
-    /// Its name.
+    /// Name of the copy.
     pub name: String,
-    /// Identity of the object.
+    /// UID of the object.
     pub uid: String,
-    /// What a conditional write must name.
+    /// The resource version for conditional writes.
     pub resource_version: String,
     /// `namespace/name` of its source.
     pub source: String,
     /// `namespace/name` of the jobs that need it.
     pub references: BTreeSet<String>,
-    /// Its type.
+    /// Type of the Secret.
     pub type_: Option<String>,
     /// A hash of its data.
     pub digest: u64,
 }
 
 impl CopyView {
-    /// Reduces a Secret; `None` when it is no copy.
+    /// The cached part of a Secret; `None` when it is no copy.
     #[must_use]
     pub fn from_secret(secret: &Secret) -> Option<Self> {
         let annotations = secret.metadata.annotations.as_ref()?;
@@ -82,39 +82,39 @@ impl CopyView {
 /// What to do about one copy.
 #[derive(Clone, Debug, PartialEq)]
 pub enum CopyStep {
-    /// It is there as it should be.
+    /// The copy is current.
     Nothing,
-    /// Make it.
+    /// Create this copy.
     Create(Box<Secret>),
-    /// Write it as it should be.
+    /// Replace it with this copy.
     Replace(Box<Secret>),
-    /// Remove the one with that UID.
+    /// Delete the one with that UID.
     Delete(String),
 }
 
-/// What there is to copy.
+/// Content of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceKind {
-    /// Credentials.
+    /// Registry credentials of a known type.
     Credentials,
-    /// A Secret that holds none.
+    /// A Secret without credentials.
     NoCredentials,
-    /// No Secret.
+    /// The Secret does not exist.
     Missing,
 }
 
-/// One copy: its name, and what to do about it.
+/// The plan of one copy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CopyPlan {
-    /// Name of the copy; also of one that cannot be made, so that the daemon says that it is missing.
+    /// Name of the copy; also of one that cannot be created, so that the daemon reports that it is missing.
     pub copy: String,
-    /// What to do.
+    /// What to do about the copy.
     pub step: CopyStep,
-    /// What its source is.
+    /// Content of the source.
     pub source: SourceKind,
 }
 
-/// What a job needs of one source. `found` is the source, if it exists; `copies` are all that there are.
+/// Plans the copy of one source for a job. `copies` are all existing ones.
 #[must_use]
 pub fn plan_copy(
     source: &Key,
@@ -137,7 +137,7 @@ pub fn plan_copy(
             let new = copy_secret(&name, copy_namespace, &key, held, [job.to_owned()].into());
             CopyStep::Create(Box::new(new))
         }
-        // The type of a Secret cannot be changed; it is created again when it is gone.
+        // The type of a Secret is immutable; the copy is created again after its deletion.
         (Some((type_, _)), Some(copy)) if copy.type_.as_deref() != Some(type_) => {
             CopyStep::Delete(copy.uid.clone())
         }
@@ -166,7 +166,7 @@ pub fn plan_copy(
     }
 }
 
-/// The references that a copy keeps when a job no longer needs it.
+/// The references of a copy after the job is removed from them.
 #[must_use]
 pub fn references_without(copy: &CopyView, job: &str) -> String {
     let mut remaining = copy.references.clone();
@@ -174,8 +174,8 @@ pub fn references_without(copy: &CopyView, job: &str) -> String {
     join_references(&remaining)
 }
 
-/// The jobs that have to look at a copy after a change of it: all of them where it has gone or holds something else, and
-/// those that it does not name any more.
+/// The jobs that must reconcile a copy after a change of it: all of them if it was deleted or has other content, and
+/// those that were removed from it.
 #[must_use]
 pub fn affected_jobs(old: Option<&CopyView>, new: Option<&CopyView>) -> BTreeSet<String> {
     let (Some(old), Some(new)) = (old, new) else {
@@ -233,9 +233,9 @@ fn copy_secret(
     }
 }
 
-/// `<source>-<6 hex>`, the same for the same source, so that two attempts make one copy.
+/// `<source>-<6 hex>`, the same for the same source, so that two attempts create one copy.
 fn copy_name(source: &Key, copies: &[&CopyView]) -> String {
-    /// A name may have 253 characters; a hyphen and six digits are ours.
+    /// A name may have 253 characters; a hyphen and six digits are added.
     const MAX_SOURCE_CHARS: usize = 246;
     let start: String = source.name.chars().take(MAX_SOURCE_CHARS).collect();
     let key = source.to_string();
@@ -332,7 +332,7 @@ mod tests {
             plan_copy(&key, Some(&empty), &[], "a/j", "kdc").source,
             SourceKind::NoCredentials
         );
-        // One that an earlier release made of it goes.
+        // A copy from an earlier release is deleted.
         let old = CopyView {
             type_: Some("Opaque".to_owned()),
             ..view("a/s", &["a/j"])
@@ -367,7 +367,7 @@ mod tests {
         assert_eq!(affected_jobs(None, Some(&one)), one.references);
     }
 
-    /// What the API server holds.
+    /// The objects of the API server.
     #[derive(Default)]
     struct FakeCluster {
         copies: BTreeMap<String, Secret>,
@@ -397,7 +397,7 @@ mod tests {
                 }
                 self.apply(&plan);
             }
-            panic!("no end");
+            panic!("does not converge");
         }
         fn release(&mut self, job: &str) {
             for view in self.views() {
@@ -409,8 +409,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever jobs come and go and sources change: after a job has asked, its copy holds the credentials of its
-        /// source, there is one copy a source, and with the last job no copy names any.
+        /// For any history of jobs and sources: after a job's reconcile its copy has the credentials of its source,
+        /// there is one copy per source, and after the last job no copy names any.
         #[test]
         fn copies_follow_sources_and_jobs(ops in prop::collection::vec((0_u8..3, 0_u8..3, 0_u8..5, any::<bool>()), 1..40)) {
             let mut world = FakeCluster::default();

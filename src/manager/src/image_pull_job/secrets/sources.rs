@@ -1,4 +1,4 @@
-//! Where the Secrets that jobs name are watched: one watch a namespace, whatever number of names jobs give.
+//! Watches the Secrets that jobs name: one watch per namespace, for any number of names.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -10,7 +10,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use kruise_cluster::{Key, metadata_client, optional_reflector};
 
-/// Namespaces that are watched at a time: each watch is a connection.
+/// Namespaces that are watched at once: each watch is a connection.
 const MAX_WATCHED_NAMESPACES: usize = 200;
 /// Secrets per page of a list. Their metadata may have 256 KiB of annotations each.
 const PAGE_SIZE: u32 = 20;
@@ -31,7 +31,7 @@ struct WatchedNamespace {
 }
 
 impl SourceWatches {
-    /// No watch yet; `wake` gets the key of each Secret that changed.
+    /// No watches yet; `changed_tx` gets the key of each changed Secret.
     pub fn new(client: &kube::Client, changed_tx: mpsc::UnboundedSender<Key>) -> Self {
         Self {
             client: metadata_client(client),
@@ -41,7 +41,7 @@ impl SourceWatches {
         }
     }
 
-    /// A job needs these sources of its namespace from now on, and no others.
+    /// Sets the sources that a job needs of its namespace, and removes others.
     pub fn set_needed(&mut self, job: &Key, sources: Vec<Key>) {
         while self.tasks.try_join_next().is_some() {}
         let name = job.namespace.clone().unwrap_or_default();
@@ -65,7 +65,7 @@ impl SourceWatches {
         self.start_watches();
     }
 
-    /// Watches as many namespaces as it may.
+    /// Starts watches, up to the limit.
     fn start_watches(&mut self) {
         let watched = self.namespaces.values().filter(|n| n.watch.is_some()).count();
         let unwatched = self.namespaces.iter_mut().filter(|(_, n)| n.watch.is_none());
@@ -90,7 +90,7 @@ impl SourceWatches {
     }
 }
 
-/// Watches the metadata of a namespace's Secrets, and keeps their versions only.
+/// Watches the metadata of a namespace's Secrets, and keeps only their versions.
 async fn watch_namespace(client: kube::Client, namespace: String, changed_tx: mpsc::UnboundedSender<Key>) {
     let api = Api::<PartialObjectMeta<Secret>>::namespaced(client, &namespace);
     let (versions, task) = optional_reflector(
@@ -125,7 +125,7 @@ mod tests {
 
     use super::*;
 
-    /// What was asked: path with query, and `Accept`.
+    /// The requests: path with query, and the `Accept` header.
     type RecordedRequests = Arc<Mutex<Vec<(String, String)>>>;
 
     /// An API server with one Secret.

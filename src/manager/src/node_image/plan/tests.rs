@@ -240,7 +240,7 @@ fn unresponsive_daemon_fails_tags_sooner_if_unready() {
         )),
         Some(NO_RESPONSE)
     );
-    // It began, and then died: its budget and ten minutes from the last word.
+    // The daemon began and then died: its budget and ten minutes from the last status.
     let mut begun = image(vec![tag(Some("a"), 1000)], Some(0));
     begun.statuses[0].completed = None;
     begun.statuses[0].phase = ImagePullPhase::Pulling;
@@ -255,8 +255,8 @@ fn unresponsive_daemon_fails_tags_sooner_if_unready() {
 }
 
 proptest! {
-    /// A plan that waits says until when, and then something is done: no tag is unfinished for ever, and no
-    /// finished one stays for ever once nobody counts on it.
+    /// A plan that waits has a requeue time and then an action: no tag is unfinished forever, and no finished tag stays
+    /// forever once no job needs it.
     #[test]
     fn every_wait_ends_in_an_action(created in 0_i64..1000, completed in prop::option::of(1000_i64..2000),
                        begun in any::<bool>(), ready in any::<bool>(), deadline in prop::option::of(1_i64..900),
@@ -276,14 +276,14 @@ proptest! {
             match (plan.action, plan.requeue_at) {
                 (Some(_), _) => return Ok(()),
                 (None, Some(wake)) => { prop_assert!(wake > at(now)); now = wake.as_second(); }
-                (None, None) => prop_assert!(false, "waits for nothing"),
+                (None, None) => prop_assert!(false, "no requeue time"),
             }
         }
-        prop_assert!(false, "never ends");
+        prop_assert!(false, "does not converge");
     }
 }
 
-/// Its time cannot be read, so that nothing counts from it.
+/// Its time cannot be read, so that no TTL starts from it.
 #[test]
 fn outcome_without_time_expires_with_its_tag() {
     for phase in [ImagePullPhase::Succeeded, ImagePullPhase::Failed] {

@@ -1,4 +1,4 @@
-//! Against templates as charts have them, and what OpenKruise and the API server made of each.
+//! Tests with templates from charts, and what OpenKruise and the API server return for each.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use proptest::prelude::*;
@@ -10,7 +10,8 @@ fn normalize_stored(template: &Value) -> Value {
     super::normalize(template, TemplateStorage::WithDefaults)
 }
 
-/// The forms of a template: as asked for, as the API server answers, as OpenKruise stores it, with defaults and without.
+/// The forms of a template: as requested, as the API server returns it, as OpenKruise stores it, with and without
+/// defaults.
 fn template_forms() -> Vec<[Value; 4]> {
     let recorded = include_str!("../../../../../tests/data/takeover/templates.jsonl");
     let forms = recorded.lines().map(|line| {
@@ -19,7 +20,7 @@ fn template_forms() -> Vec<[Value; 4]> {
             .as_array()
             .map_or(0, Vec::len);
         let mut answer = line["answer"].take();
-        // Claim templates follow.
+        // Volumes of claim templates follow.
         if let Some(volumes) = answer["spec"].get_mut("volumes") {
             volumes.as_array_mut().unwrap().truncate(own);
         }
@@ -33,7 +34,7 @@ fn template_forms() -> Vec<[Value; 4]> {
     forms.collect()
 }
 
-/// A form between two: of what only one of them says, `choices` decide what is said.
+/// A mixture of two forms: `choices` decide which of the fields that only one has are included.
 fn mix_forms(one: &Value, other: &Value, choices: &mut dyn FnMut() -> bool) -> Value {
     match (one, other) {
         (Value::Object(one), Value::Object(other)) => {
@@ -56,7 +57,7 @@ fn mix_forms(one: &Value, other: &Value, choices: &mut dyn FnMut() -> bool) -> V
     }
 }
 
-/// Pointers to all that is neither object nor list.
+/// JSON pointers of all values that are neither object nor list.
 fn leaf_pointers(value: &Value, path: &str, found: &mut Vec<String>) {
     match value {
         Value::Object(all) => {
@@ -87,7 +88,7 @@ fn all_forms_normalize_to_the_same_template() {
     }
 }
 
-/// What a template was stored without is added to it, and nothing else becomes other.
+/// Missing defaults are added, and nothing else changes.
 #[test]
 fn with_defaults_adds_only_defaults() {
     for [asked, _, stored, bare] in template_forms() {
@@ -103,7 +104,7 @@ fn with_defaults_adds_only_defaults() {
                 let (field, value) = (path.rsplit('/').next().unwrap(), before.pointer(path));
                 filled.pointer(path) != value && !is_empty_field(field, value.unwrap())
             });
-            assert_eq!(leaf_paths, [""; 0], "what was said stays");
+            assert_eq!(leaf_paths, [""; 0], "no field of the template is lost");
             assert_eq!(with_defaults(&filled, &stored), None, "nothing is left to add");
         }
     }
@@ -116,7 +117,7 @@ fn with_defaults_adds_only_defaults() {
     assert_eq!(
         with_defaults(&probe(0), &probe(3)),
         Some(probe(3)),
-        "0 is none to Go"
+        "Go treats 0 as absent"
     );
     assert_eq!(with_defaults(&probe(4), &probe(3)), None);
     for other in [
@@ -126,11 +127,11 @@ fn with_defaults_adds_only_defaults() {
         json!({ "metadata": { "labels": { "injected": "" } } }),
         json!([]),
     ] {
-        assert_eq!(with_defaults(&plain, &other), None, "{other} is no default");
+        assert_eq!(with_defaults(&plain, &other), None, "{other} is not a default");
     }
 }
 
-/// Where nothing fills `Always` in, Pods of a template without a policy have the API server's.
+/// If no webhook fills in `Always`, Pods without a policy get the API server's default.
 #[test]
 fn pull_policy_counts_without_template_defaults() {
     let template_of = |list: &str, container: Value| json!({ "spec": { (list): [container] } });
@@ -159,7 +160,7 @@ fn pull_policy_counts_without_template_defaults() {
         );
         assert!(
             same_template(&bare, &other, TemplateStorage::AsWritten),
-            "other defaults say nothing"
+            "other defaults have no effect"
         );
     }
 }
@@ -257,7 +258,7 @@ fn any_template_shape_normalizes() {
 }
 
 proptest! {
-    /// Whatever part of the defaults a form spells out, it is the same template; and a normal form is its own.
+    /// A form with any part of the defaults is the same template, and normalizing twice changes nothing.
     #[test]
     fn partly_defaulted_templates_are_the_same(
         which in any::<Index>(),
@@ -269,7 +270,7 @@ proptest! {
         let mut at = choices.iter().cycle();
         let mixed = mix_forms(&forms[pair.0], &forms[pair.1], &mut || *at.next().unwrap());
         let once = normalize_stored(&mixed);
-        // An alias without the name that it is for is another template.
+        // An alias without the current name is a different template.
         let account = |template: &Value| {
             let spec = &template["spec"];
             spec.get("serviceAccountName").or(spec.get("serviceAccount")).is_some()
@@ -280,7 +281,7 @@ proptest! {
         prop_assert_eq!(normalize_stored(&once), once);
     }
 
-    /// Another value of any field is another template.
+    /// A changed value of any field gives a different template.
     #[test]
     fn changed_value_is_another_template(which in any::<Index>(), leaf in any::<Index>()) {
         let forms = template_forms();
@@ -288,7 +289,7 @@ proptest! {
         let mut all = Vec::new();
         leaf_pointers(requested, "", &mut all);
         let path = leaf.get(&all);
-        // Beside the name, the alias does not count.
+        // If the current name is set, the alias does not count.
         prop_assume!(path != "/spec/serviceAccount" || requested["spec"].get("serviceAccountName").is_none());
         let mut other = requested.clone();
         let value = other.pointer_mut(path).unwrap();

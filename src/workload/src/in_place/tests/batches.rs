@@ -103,7 +103,7 @@ fn last_batch_of_resources_only_completes() {
         serde_json::from_value(json!({ "app": { "limits": { "cpu": "2" } } })).unwrap();
     start(&mut pod, &spec);
     run_new(&mut pod, 1, true);
-    // What is still to come cannot be in effect; it must not be waited for.
+    // A pending change cannot be in effect; it must not be waited for.
     pod["status"]["containerStatuses"][0]["resources"] = json!({});
     pod["status"]["containerStatuses"][1]["resources"] = json!({});
     let RefreshResult::Patch(writes) = refresh_at(&pod, 3) else {
@@ -187,7 +187,7 @@ fn change_waits_for_grace_period() {
     assert_eq!(last.container_id.as_deref(), Some("containerd://main-0"));
 }
 
-/// A change that the API server would refuse is to take no Pod out of its Services, though it comes later.
+/// A change that the API server would refuse must not take a Pod out of its Services, even if it comes later.
 #[test]
 fn change_after_grace_period_can_be_dry_run() {
     let mut pod = pod(&["main"]);
@@ -217,7 +217,7 @@ fn new_revision_replaces_a_waiting_grace_period() {
     other.meta_data_patch = labels(json!({ "tier": "c", "old": null }));
     let mut revision = target_revision(&pod, &images(&[("main", "main:2"), ("side", "side:2")]));
     revision["spec"]["template"]["metadata"] = json!({ "labels": { "tier": "c" } });
-    // With a grace period of its own, what is written down is what OpenKruise would apply.
+    // With its own grace period, the annotation holds what OpenKruise would apply.
     other.grace_seconds = 10;
     let waits = begin(&Pod::from_json(&pod), &revision, &other);
     let mut waiting = pod.clone();
@@ -258,7 +258,7 @@ fn unknown_pod_fields_survive_patches() {
     assert_eq!(pod["metadata"]["annotations"]["ours"], "not");
 }
 
-/// What a Pod is told to be updated to after its grace period, by whoever may write its annotations.
+/// A Pod whose annotation, which other users may write, requests this update after the grace period.
 fn pod_in_grace_period(grace: &Value) -> Value {
     let mut pod = pod(&["app", "side"]);
     pod["revision"] = target_revision(&pod, &images(&[("app", "app:2")]));
@@ -289,7 +289,7 @@ fn metadata_after_grace_comes_from_the_revision() {
         let labelled = patch["spec"].is_object();
         pod["metadata"]["labels"]["x"] = json!("y");
         let RefreshResult::Patch(writes) = refresh_at(&pod, 1) else {
-            panic!("nothing is done about {patch}");
+            panic!("no write for {patch}");
         };
         let before = pod.clone();
         apply_all(&mut pod, &writes);
@@ -315,7 +315,7 @@ fn metadata_after_grace_comes_from_the_revision() {
     assert_eq!(pod["metadata"]["finalizers"], json!(["example.com/ours"]));
 }
 
-/// Labels and annotations may be written with the status of a Pod, and that right is not one to choose what runs.
+/// Labels and annotations may be written with the status of a Pod; that permission must not select what runs.
 #[test]
 fn images_after_grace_and_batches_come_from_the_revision() {
     let images = json!({ "app": "evil:1", "side": "evil:2", "other": "evil:3" });
@@ -341,7 +341,7 @@ fn images_after_grace_and_batches_come_from_the_revision() {
         let text = json!(writes.iter().map(|write| &write.patch).collect::<Vec<_>>()).to_string();
         assert!(!text.contains("evil") && !text.contains("999"), "{text}");
     }
-    // So they are where another update takes over what is left of it.
+    // The same if another update takes over what is left of it.
     let mut pod = batch;
     pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_STATE] = json!(state.to_string());
     let writes = start(&mut pod, &super::images(&[("side", "side:2")]));

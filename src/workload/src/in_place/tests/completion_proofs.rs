@@ -31,7 +31,7 @@ fn updating_pod() -> Value {
 fn assert_waits(pod: &Value, why: &str) {
     match progress(&Pod::from_json(pod)) {
         UpdateProgress::Waiting(waiting) => assert!(waiting.to_string().contains(why), "{waiting}"),
-        UpdateProgress::Done => panic!("it is done, though {why}"),
+        UpdateProgress::Done => panic!("complete, although {why}"),
     }
 }
 
@@ -61,7 +61,7 @@ fn new_container_id_alone_is_no_proof() {
         "sha256:main-1",
     );
     assert_waits(&pod, "the new image is not confirmed yet");
-    // Whatever else is said: the daemon knows that it was started as of old.
+    // The daemon knows that it was started with the old image, whatever else is reported.
     restart_container(
         &mut pod,
         "containerd://crashed",
@@ -70,7 +70,7 @@ fn new_container_id_alone_is_no_proof() {
     );
     report_runtime_hashes(&mut pod, "containerd://crashed", plain_hash("main", "main:1"), 0);
     assert_waits(&pod, "the image from before");
-    // A hash that is neither may be of a form that a later kubelet has, and is no word.
+    // A hash that is neither may have the form of a later kubelet, and proves nothing.
     report_runtime_hashes(&mut pod, "containerd://crashed", 12345, 0);
     assert_done(&pod);
 }
@@ -80,7 +80,7 @@ fn new_container_id_and_image_are_proof() {
     let mut pod = updating_pod();
     restart_container(&mut pod, "containerd://new", "whatever", "sha256:main-2");
     assert_done(&pod);
-    // A new image for the old container is none: status and spec may be of different times.
+    // A new image for the old container is no proof: status and spec may be of different times.
     restart_container(&mut pod, "containerd://main-0", "whatever", "sha256:main-2");
     assert_waits(&pod, "not been replaced yet");
 }
@@ -95,7 +95,7 @@ fn update_between_tags_of_one_digest_completes() {
         "sha256:main-1",
     );
     assert_done(&pod);
-    // containerd may report the other tag; then the daemon's word is needed.
+    // containerd may report the other tag; then the daemon's report is needed.
     restart_container(
         &mut pod,
         "containerd://new",
@@ -151,7 +151,7 @@ fn rollback_before_kubelet_observed_it_completes() {
     let mut pod = updating_pod();
     start(&mut pod, &images(&[("main", "main:1")]));
     assert_done(&pod);
-    // Taken back after the new container failed: it must go.
+    // Rolled back after the new container failed: it must be replaced.
     let mut pod = updating_pod();
     restart_container(
         &mut pod,
@@ -186,7 +186,7 @@ fn unfinished_update_is_merged_into_the_next() {
         "sha256:main-2",
     );
     assert_done(&pod);
-    // What is there already restarts nothing.
+    // An image that already runs restarts nothing.
     start(&mut pod, &images(&[("main", "main:2")]));
     assert_done(&pod);
 }

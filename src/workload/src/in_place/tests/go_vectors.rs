@@ -4,11 +4,11 @@ use serde_json::{Value, json};
 
 use crate::in_place::{Options, RevisionData, spec};
 
-/// Lines, from 1, on which ours differs on purpose.
+/// Lines, counted from 1, on which our result differs on purpose.
 ///
-/// Upstream takes a map's first key ever, its last key and every removal for plain metadata, so that containers
-/// keep an old environment; and where the whole map goes, its patch takes all annotations off the Pod, also those
-/// that others put there.
+/// Upstream treats the first key ever of a map, its last key and every removal as plain metadata, so that containers
+/// keep an old environment; and if the whole map is removed, its patch removes all annotations of the Pod, including
+/// those of others.
 const ENV_DIFFERENCES: [usize; 42] = [
     5, 16, 24, 35, 91, 103, 117, 120, 164, 186, 205, 209, 274, 289, 304, 310, 362, 363, 379, 388, 407, 493,
     504, 507, 508, 517, 521, 532, 542, 554, 573, 595, 618, 623, 637, 638, 657, 714, 717, 721, 728, 772,
@@ -44,7 +44,7 @@ fn metadata_patch(spec: &Value) -> Value {
     serde_json::from_slice(&decoded).unwrap_or_default()
 }
 
-/// Whether a map of the metadata is new or gone, or one of its keys is.
+/// Whether a metadata map or one of its keys is new or removed.
 fn first_or_removed(vector: &Value) -> bool {
     ["labels", "annotations"].iter().any(|part| {
         let map = |side: &str| {
@@ -59,7 +59,7 @@ fn first_or_removed(vector: &Value) -> bool {
     })
 }
 
-/// What is left of a specification without what differs about metadata.
+/// A specification without the parts that differ about metadata.
 fn without_metadata(spec: &Value) -> Value {
     let mut remaining = spec.clone();
     for field in ["updateEnvFromMetadata", "containerRefMetadata", "metaDataPatch"] {

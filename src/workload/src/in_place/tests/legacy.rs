@@ -1,5 +1,5 @@
-//! Annotations under the keys of old releases: they are read where the new ones are not there, and go with the next
-//! write.
+//! Annotations under the keys of old releases: they are read if the new ones are missing, and the next write removes
+//! them.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ use kruise_api::keys;
 const OLD_STATE: &str = "inplace-update-state";
 const OLD_GRACE: &str = "inplace-update-grace";
 
-/// What an old release wrote when it gave `main` another image.
+/// The state that an old release wrote when it changed the image of `main`.
 fn legacy_state() -> String {
     let last = json!({ "main": { "imageID": "sha256:main-1" } });
     let state = json!({ "revision": "r2", "updateTimestamp": timestamp(0).to_string(), "lastContainerStatuses": last });
@@ -89,12 +89,12 @@ fn rollback_clears_legacy_grace_period() {
         Template::unknown(),
         timestamp(1),
     ) else {
-        panic!("it is not to be updated any more")
+        panic!("the cancelled update must be cleared")
     };
     apply_all(&mut pod, &writes);
     assert_eq!(keys_of(&pod), [OLD_STATE], "nothing else is written");
 
-    // Another update takes the place of both.
+    // Another update replaces both.
     let mut pod = annotated_pod(&legacy_state(), Some(&waits));
     start(&mut pod, &images(&[("main", "main:3")]));
     assert_eq!(keys_of(&pod), [keys::IN_PLACE_UPDATE_STATE]);

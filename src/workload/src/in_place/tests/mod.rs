@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::*;
 use crate::testing::apply;
 
-/// What leads from one revision to another, with everything on that is done in place.
+/// The change from one revision to another, with all in-place features on.
 fn spec_between(old: &Value, new: &Value) -> Result<Spec, MustRecreate> {
     let revision = |name, data| RevisionData {
         name,
@@ -30,7 +30,7 @@ fn spec_between(old: &Value, new: &Value) -> Result<Spec, MustRecreate> {
     spec::calculate_spec(&revision("old", old), &revision("new", new), &options)
 }
 
-/// A Pod with our gate, ready, whose containers run `image:1`.
+/// A ready Pod with our gate, whose containers run `image:1`.
 pub(super) fn pod(containers: &[&str]) -> Value {
     let specs = containers
         .iter()
@@ -81,7 +81,7 @@ pub(super) fn images(containers: &[(&str, &str)]) -> Spec {
     }
 }
 
-/// The revision that an update of this Pod to `spec` leads to. A Pod of these tests carries it.
+/// The revision that an update of this Pod to `spec` leads to. Pods of these tests contain it.
 pub(super) fn target_revision(pod: &Value, spec: &Spec) -> Value {
     let mut revision = pod["revision"].clone();
     if revision.is_null() {
@@ -109,7 +109,7 @@ pub(super) fn target_revision(pod: &Value, spec: &Spec) -> Value {
     revision
 }
 
-/// The writes that begin an update of `pod`, as it is known, to `spec`.
+/// The writes that begin an update to `spec` of `pod`, as it was observed.
 pub(super) fn begin(pod: &Pod, revision: &Value, spec: &Spec) -> Vec<PodWrite> {
     patch::begin(
         pod,

@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// What leads from one size of container `app` to another, beside a container `side` without any.
+/// The change from one size of container `app` to another, beside a container `side` without resources.
 fn spec_of_resources(old: Value, new: Value) -> Result<Spec, MustRecreate> {
     let data = |size: &Value| {
         let containers = json!([{ "name": "app", "image": "app:1", "resources": size }, { "name": "side", "image": "side:1" }]);

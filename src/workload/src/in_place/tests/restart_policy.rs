@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-/// What leads to another annotation, which container `app` has in its environment.
+/// The change to another annotation, which container `app` has in its environment.
 fn spec_of_annotation(restart: Value, image: &str) -> Result<Spec, MustRecreate> {
     let data = |value: &str, image: &str| {
         let read = json!({ "fieldRef": { "fieldPath": "metadata.annotations['level']" } });
@@ -33,6 +33,6 @@ fn env_update_needs_restart_policy_always() {
         "container app cannot get its new environment in place: its restartPolicy is Never"
     );
     assert!(spec_of_annotation(json!("OnFailure"), "app:1").is_err());
-    // Kubelet replaces a container for its image, whatever the policy says.
+    // kubelet replaces a container for its image, whatever the policy is.
     assert!(spec_of_annotation(json!("Never"), "app:2").is_ok());
 }

@@ -1,4 +1,4 @@
-//! Updates that take the place of others that had not ended, with a kubelet that is late.
+//! Updates that supersede incomplete ones, with a kubelet that lags.
 
 use std::borrow::Cow;
 
@@ -9,18 +9,18 @@ use super::completion_proofs::report_runtime_hashes;
 use super::*;
 use kruise_api::container_hash::plain_hash;
 
-/// kubelet, for a Pod of one container `main`: what it has read, what it runs, and what it has reported.
+/// The kubelet of a Pod with one container `main`: what it has read, runs and reported.
 struct FakeKubelet {
     pod: Value,
-    /// Image and CPU of the spec that it acts on.
+    /// Image and CPU of the spec that it has read.
     read: (String, String),
     /// Generation of that spec.
     generation: i64,
-    /// Number and image of the container that runs.
+    /// Number and image of the running container.
     runs: (u32, String),
-    /// Whether it says which generation its status is of.
+    /// Whether it reports the generation of its status.
     tells: bool,
-    /// Whether the daemon says what the container that runs was started with.
+    /// Whether the daemon reports what the running container was started with.
     daemon: bool,
 }
 
@@ -41,12 +41,12 @@ impl FakeKubelet {
         kubelet
     }
 
-    /// The workload gives the Pod another image.
+    /// The workload changes the image of the Pod.
     fn update(&mut self, image: &str) {
         self.change(&images(&[("main", image)]), false);
     }
 
-    /// The same, when somebody else has changed the Pod and the workload has yet to hear of it; the kubelet has.
+    /// The same after another client has changed the Pod; the workload has not observed that, but the kubelet has.
     fn update_with_stale_pod(&mut self, image: &str) {
         let spec = images(&[("main", image)]);
         let stale = Pod::from_json(&self.pod);
@@ -54,12 +54,12 @@ impl FakeKubelet {
         self.sync();
         let writes = begin(&stale, &target_revision(&self.pod, &spec), &spec);
         if !self.apply_writes(&writes, false) {
-            // It looks again.
+            // The workload retries with the current Pod.
             self.change(&spec, false);
         }
     }
 
-    /// The API server has stored the Pod anew.
+    /// The API server has stored a new version of the Pod.
     fn bump_resource_version(&mut self, other: bool) {
         let metadata = &mut self.pod["metadata"];
         let version: u64 = metadata["resourceVersion"]
@@ -71,7 +71,7 @@ impl FakeKubelet {
         }
     }
 
-    /// It gives it another image and other resources; the kubelet may come in between.
+    /// The workload changes image and resources; the kubelet may sync in between.
     fn resize(&mut self, image: &str, to: &str, between: bool) {
         let mut spec = images(&[("main", image)]);
         let resources = serde_json::from_value(cpu(to)).unwrap();
@@ -79,17 +79,17 @@ impl FakeKubelet {
         self.change(&spec, between);
     }
 
-    /// The API server takes one write after the other, and counts those that change the spec.
+    /// The API server applies one write after another, and counts those that change the spec.
     fn change(&mut self, spec: &Spec, between: bool) {
         let writes = begin(
             &Pod::from_json(&self.pod),
             &target_revision(&self.pod, spec),
             spec,
         );
-        assert!(self.apply_writes(&writes, between), "nobody was quicker");
+        assert!(self.apply_writes(&writes, between), "no concurrent write");
     }
 
-    /// Whether all of it was taken; where the Pod is another than was asked for, it is not.
+    /// Returns whether all writes were applied; they are refused if the Pod is not the requested version.
     fn apply_writes(&mut self, writes: &[PodWrite], between: bool) -> bool {
         let mut answer = None;
         for write in writes {
@@ -129,7 +129,7 @@ impl FakeKubelet {
         }
     }
 
-    /// A new container of the image that it has read last; not reported yet.
+    /// Starts a new container with the image that it read last, without reporting it.
     fn restart(&mut self) {
         self.runs = (self.runs.0 + 1, self.read.0.clone());
     }
@@ -154,7 +154,7 @@ impl FakeKubelet {
     fn assert_waits(&self, why: &str) {
         match progress(&Pod::from_json(&self.pod)) {
             UpdateProgress::Waiting(waiting) => assert!(waiting.to_string().contains(why), "{waiting}"),
-            UpdateProgress::Done => panic!("it is done, though {why}"),
+            UpdateProgress::Done => panic!("complete, although {why}"),
         }
     }
 
@@ -237,7 +237,7 @@ fn image_by_digest_is_matched_by_image_id() {
     assert!(kubelet.is_done());
 }
 
-/// A kubelet of an older release does not write the number, and leaves that of the one before it.
+/// A kubelet of an older release does not write the generation, and keeps that of the previous kubelet.
 #[test]
 fn stale_observed_generation_loses_to_daemon_hash() {
     let mut kubelet = FakeKubelet::new(true);
@@ -249,7 +249,7 @@ fn stale_observed_generation_loses_to_daemon_hash() {
     kubelet.daemon = true;
     kubelet.report();
     assert!(kubelet.is_done());
-    // That the daemon knows the container from before says nothing of what comes.
+    // A daemon report about an earlier container proves nothing about the next one.
     kubelet.update("main:3");
     kubelet.report();
     kubelet.assert_waits("not seen");
@@ -277,7 +277,7 @@ fn superseded_patch_may_still_apply_despite_daemon() {
     assert!(kubelet.is_done() && kubelet.runs.0 == 1, "it stays");
 }
 
-/// kubelet sees the new size, and what is in between: an image that it is going to run.
+/// kubelet sees the new size and, in between, an image that it will run.
 #[test]
 fn rollback_with_resize_waits_for_image_generation() {
     let mut kubelet = FakeKubelet::new(true);
@@ -291,11 +291,11 @@ fn rollback_with_resize_waits_for_image_generation() {
     kubelet.report();
     assert!(
         kubelet.is_done() && kubelet.runs.0 == 2,
-        "it was replaced, and back again"
+        "replaced by the new image, and back again"
     );
 }
 
-/// What kubelet has seen is somebody else's change, of which the workload does not know.
+/// kubelet has seen a change of another client that the workload has not observed.
 #[test]
 fn rollback_waits_for_its_own_generation() {
     let mut kubelet = FakeKubelet::new(true);
@@ -325,14 +325,14 @@ fn unchanged_size_raises_no_generation() {
 #[derive(Clone, Debug)]
 enum KubeletEvent {
     Update(u8),
-    /// When somebody else has changed the Pod.
+    /// After another client has changed the Pod.
     Late(u8),
-    /// With a size; the kubelet may come in between.
+    /// With a size; the kubelet may sync in between.
     Resize(u8, u8, bool),
     Sync,
     Crash,
     Report,
-    /// The kubelet is of a release that does not write the number.
+    /// The kubelet is of a release that does not write the generation.
     Downgrade,
 }
 
@@ -350,8 +350,8 @@ fn kubelet_events() -> impl Strategy<Value = Vec<KubeletEvent>> {
 }
 
 proptest! {
-    /// Whatever comes in between: what is done runs the image of the spec and stays, and everything is done once
-    /// kubelet has caught up.
+    /// Whatever happens in between: a complete update runs the image of the spec and keeps running it, and every update
+    /// completes once kubelet has caught up.
     #[test]
     fn completed_update_runs_the_image_and_stays(events in kubelet_events(), daemon in any::<bool>()) {
         let mut kubelet = FakeKubelet::new(true);

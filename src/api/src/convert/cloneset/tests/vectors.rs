@@ -1,4 +1,4 @@
-//! Against what upstream's converter returns.
+//! Comparison with the results of upstream's converter.
 
 use super::super::super::tests::round_trip;
 use super::super::super::tests::vectors::{KnownDifferences, count_by_conversion, read_cases};
@@ -7,7 +7,7 @@ use crate::{cloneset, v1alpha1};
 
 /// In v1beta1 ours keeps the fields of a rolling update of an `OnDelete`.
 const ON_DELETE_FIELDS: [usize; 9] = [5, 8, 19, 22, 33, 74, 90, 131, 136];
-/// In v1beta1 ours has what the spec of v1alpha1 says of pulling ahead where no annotation does.
+/// In v1beta1 ours has the pre-download fields of the spec of v1alpha1 if there is no annotation.
 const PRE_DOWNLOAD_FROM_SPEC: [usize; 32] = [
     2, 7, 10, 21, 35, 37, 47, 49, 50, 51, 54, 57, 64, 66, 82, 87, 89, 95, 98, 101, 112, 115, 120, 125, 127,
     128, 133, 134, 145, 148, 150, 151,
@@ -16,7 +16,7 @@ const PRE_DOWNLOAD_FROM_SPEC: [usize; 32] = [
 const ON_DELETE_POLICY: [usize; 17] = [
     4, 17, 27, 30, 36, 44, 45, 53, 65, 69, 100, 102, 106, 113, 114, 130, 143,
 ];
-/// In v1alpha1 ours says `excludePreparingDelete` as the label.
+/// In v1alpha1 ours writes `excludePreparingDelete` as the label.
 const EXCLUDED: [usize; 52] = [
     1, 3, 6, 9, 12, 14, 17, 20, 24, 26, 28, 30, 31, 40, 41, 45, 46, 52, 55, 56, 60, 62, 65, 68, 69, 70, 71,
     72, 73, 75, 77, 79, 80, 81, 84, 86, 88, 91, 93, 103, 104, 105, 106, 109, 110, 113, 121, 122, 135, 137,
@@ -50,7 +50,7 @@ fn without_pre_download(ours: &mut Value, from: &Value) {
     }
 }
 
-/// Takes away what ours has more than upstream's, and names the line.
+/// Removes what only our result has, and records the line.
 fn remove_known_differences(differences: &mut KnownDifferences, mut ours: Value, from: &Value) -> Value {
     if ours["apiVersion"] == BETA {
         differences.remove("OnDelete's fields", &mut ours, without_on_delete_fields);
@@ -107,7 +107,7 @@ fn our_types_round_trip_upstream_objects() {
     for case in &read_cases("cloneset") {
         for (object, version) in [(&case["in"], &case["from"]), (&case["out"], &case["to"])] {
             let mut object = versioned(object, version);
-            // The API server refuses null where the schema wants an object; the random objects have it.
+            // The API server refuses null where the schema requires an object; the random objects have it.
             if object["spec"]["selector"].is_null() {
                 object["spec"]["selector"] = json!({});
             }

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use super::super::keyring::{Error, HelpersIgnored, Keyring, TYPE_CFG, TYPE_JSON};
 
-/// Adds a Secret of that type with one entry.
+/// Adds a Secret of that type with one key.
 fn add(ring: &mut Keyring, type_: &str, entry: &str, value: &str) -> Result<Option<HelpersIgnored>, Error> {
     ring.add_secret(type_, |key| (key == entry).then_some(value.as_bytes()))
 }
@@ -25,7 +25,7 @@ fn keyring_for(registries: &[&str]) -> Keyring {
             )
         })
         .collect();
-    // A colon would end the user's name.
+    // A colon would end the user name.
     let text = json!({ "auths": auths }).to_string();
     let mut ring = Keyring::default();
     ring.add_config_json(text.as_bytes(), "file").unwrap();
@@ -246,7 +246,7 @@ fn credential_helpers_are_ignored_with_a_warning() {
     assert_eq!(warning, Ok(None));
 }
 
-/// They may be as large as a Secret, and take no more memory than that, nor stack.
+/// They may be as large as a Secret, and take no more memory than that, and no stack.
 #[test]
 fn credential_helpers_are_not_parsed() {
     let deep = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
@@ -291,7 +291,7 @@ fn docker_config_entries_are_bounded() {
     assert!(!is_used_for(&"*".repeat(513), "host/x"));
 }
 
-/// Whether they match, by trying each pair of positions once.
+/// Whether the text matches, by checking each pair of positions once.
 fn glob_by_table(pattern: &[u8], text: &[u8]) -> bool {
     let mut row: Vec<bool> = (0..=text.len()).map(|n| n == 0).collect();
     for p in pattern {
@@ -309,15 +309,15 @@ fn glob_by_table(pattern: &[u8], text: &[u8]) -> bool {
 }
 
 proptest! {
-    /// Stars match what a table of all positions says, however many there are: tried one by one, forty stars against
-    /// two hundred letters would take longer than the machine lives.
+    /// Stars match as a table of all positions does, however many there are: with backtracking, forty stars against two
+    /// hundred letters would never finish.
     #[test]
     fn wildcards_match_in_bounded_steps(pattern in "[*a]{1,40}b?", text in "a{0,200}b?x?") {
         let expected = glob_by_table(pattern.as_bytes(), text.as_bytes());
         prop_assert_eq!(is_used_for(&pattern, &format!("{text}/x")), expected);
     }
 
-    /// Whatever a secret holds, reading it ends.
+    /// Whatever a Secret contains, parsing it ends.
     #[test]
     fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200), repository in "[a-z.:/*]{0,30}") {
         let mut ring = Keyring::default();
@@ -325,7 +325,7 @@ proptest! {
         let _ = ring.lookup(&repository);
     }
 
-    /// An entry for a host goes with everything on it, and with nothing elsewhere.
+    /// An entry for a host matches everything on it, and nothing elsewhere.
     #[test]
     fn registry_host_covers_its_paths_only(host in "[a-z]{1,5}\\.[a-z]{2,3}", other in "[a-z]{1,5}\\.[a-z]{2,3}", path in "[a-z]{1,5}(/[a-z]{1,5})?") {
         let ring = keyring_for(&[&host]);

@@ -45,7 +45,7 @@ pub(super) fn spec_for(owner: &str) -> PullSpec {
     }
 }
 
-/// What a job of that namespace asks.
+/// The pull spec of a job in that namespace.
 pub(in crate::image_pull) fn spec_in(namespace: &str, owner: &str) -> PullSpec {
     let mut spec = spec_for(owner);
     spec.owners[0].namespace = Some(namespace.to_owned());
@@ -72,7 +72,7 @@ pub(in crate::image_pull) fn pulled_result() -> AttemptResult {
     }
 }
 
-/// Applies the plan and returns the runs that began.
+/// Applies the plan and returns the runs that started.
 pub(in crate::image_pull) fn start_planned(
     board: &mut TaskBoard,
     limits: &PullLimits,
@@ -216,7 +216,7 @@ fn three_lost_runtime_attempts_in_a_row_are_not_counted() {
     );
 }
 
-/// Neither the API server nor the runtime has to be back within the pauses of a few attempts.
+/// The API server and the runtime may be unreachable for longer than the backoff of a few attempts.
 #[test]
 fn prevented_attempts_are_never_counted() {
     let once = PullSpec {
@@ -391,7 +391,7 @@ fn small_pull_job_does_not_queue_behind_a_large_one() {
     assert_eq!(tags, ["large00", "small"]);
 }
 
-/// A board with so many tags of each namespace, asked for in this order.
+/// A board with these numbers of tags per namespace, added in this order.
 fn board_for_namespaces(namespaces: &[(&str, usize)]) -> TaskBoard {
     let mut board = TaskBoard::default();
     let mut all = BTreeMap::new();
@@ -405,7 +405,7 @@ fn board_for_namespaces(namespaces: &[(&str, usize)]) -> TaskBoard {
     board
 }
 
-/// Three slots, of which a namespace has two.
+/// Three slots, of which a namespace may have two.
 const SHARED_LIMITS: PullLimits = PullLimits {
     max_parallel: 3,
     max_per_namespace: 2,

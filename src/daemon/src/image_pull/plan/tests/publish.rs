@@ -8,7 +8,7 @@ fn at_ms(ms: i64) -> Timestamp {
     Timestamp::from_millisecond(START * 1000 + ms).unwrap()
 }
 
-/// A board with one tag that runs, and its run.
+/// A board with one running tag, its key and its run.
 fn running_board() -> (TaskBoard, TagKey, u64) {
     let (mut board, _) = board_with(&[("1", spec_for("a"))]);
     let (key, run) = start_planned(&mut board, &LIMITS, at(0)).remove(0);
@@ -179,7 +179,7 @@ fn rejected_status_is_written_without_messages() {
     for pause in [
         1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 128_000, 256_000, 300_000, 300_000,
     ] {
-        assert!(!publisher.on_rejected(at_ms(500)), "it is known");
+        assert!(!publisher.on_rejected(at_ms(500)), "not the first rejection");
         assert_eq!(
             publisher.next_write(&without_messages, at_ms(500)),
             WriteTime::At(at_ms(500 + pause))
@@ -253,7 +253,7 @@ fn status_patch_holds_only_the_differences() {
     );
 }
 
-/// Some status, from a board in some state.
+/// The status of a board in some state.
 fn any_status() -> impl Strategy<Value = NodeImageStatus> {
     prop::collection::btree_map(("[ab]", "[12]"), 0..4u8, 0..4).prop_map(|tags| {
         let specs: BTreeMap<_, _> = tags
@@ -291,7 +291,7 @@ fn any_status() -> impl Strategy<Value = NodeImageStatus> {
 }
 
 proptest! {
-    /// Applied to what is stored, the patch gives what is meant, and keeps what is not ours.
+    /// Applied to the stored status, the patch gives the current one and keeps the fields of other writers.
     #[test]
     fn status_patch_leads_to_the_current_status(old in any_status(), new in any_status()) {
         let mut object = json!({ "status": old });
@@ -302,7 +302,8 @@ proptest! {
         prop_assert_eq!(merged, new);
     }
 
-    /// Whatever was told, once the present is told there is nothing to tell; and what is new is told within 12 s.
+    /// Whatever was written, nothing is left to write once the current status is written; a change is written within 12
+    /// s.
     #[test]
     fn publishing_converges(old in any_status(), new in any_status(), spread in any::<i64>()) {
         let mut publisher = StatusPublisher::new(spread);

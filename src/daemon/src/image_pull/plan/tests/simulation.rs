@@ -1,4 +1,4 @@
-//! Whole lives of boards: whatever is asked and however attempts end.
+//! Complete histories of boards: any specs and any results of attempts.
 
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ struct SimulatedJob {
     retries: u32,
     deadline: Option<i64>,
     timeout: i64,
-    /// How long each attempt takes, and how it ends.
+    /// Duration and result of each attempt.
     attempts: Vec<(i64, u8)>,
 }
 
@@ -38,7 +38,7 @@ fn any_job() -> impl Strategy<Value = SimulatedJob> {
         )
 }
 
-/// More attempts than that are prevented of no tag.
+/// No tag has more prevented attempts than this.
 const MAX_PREVENTED: u32 = 6;
 
 struct Simulation {
@@ -80,7 +80,7 @@ impl Simulation {
         &self.jobs[key.tag.parse::<usize>().unwrap()]
     }
 
-    /// Everything that happens in one second.
+    /// All events of one second.
     fn tick(&mut self) -> Result<(), TestCaseError> {
         let specs = self.specs();
         self.board.sync_spec(&specs, &BTreeMap::new());
@@ -124,7 +124,7 @@ impl Simulation {
                     0..=3 => pulled_result(),
                     4..=7 => failed_attempt(AttemptRetry::Counted),
                     8 => failed_attempt(AttemptRetry::Uncounted),
-                    // What is away comes back.
+                    // The runtime or API server comes back eventually.
                     9 if (*n as usize) <= job.attempts.len() => failed_attempt(AttemptRetry::Prevented),
                     _ => failed_attempt(AttemptRetry::Never),
                 };
@@ -141,7 +141,8 @@ impl Simulation {
         Ok(())
     }
 
-    /// No namespace that waits has fewer slots than the one that is given one, and in it no owner.
+    /// No waiting namespace has fewer slots than the one that gets a slot, and no waiting owner in that namespace has
+    /// fewer.
     fn assert_fair(&self, chosen: &TagKey, for_: &PullOwner) -> Result<(), TestCaseError> {
         let count = |matches_owner: &dyn Fn(&PullOwner) -> bool| {
             let running =
@@ -226,8 +227,8 @@ fn spec_of(job: &SimulatedJob) -> PullSpec {
 }
 
 proptest! {
-    /// Whatever is asked and however attempts end: never more than allowed at once, no owner is passed over, no tag
-    /// is tried too often or outlives its deadline, every wait has a reason and an end, and every tag ends.
+    /// For any specs and any results of attempts: the concurrency limit is never exceeded, no owner is passed over, no
+    /// tag has too many attempts or outlives its deadline, every wait has a reason and an end, and every tag finishes.
     #[test]
     fn every_tag_ends_within_its_limits(jobs in prop::collection::vec(any_job(), 0..12), max_parallel in 1..5usize) {
         let mut world = Simulation::new(jobs, max_parallel);
@@ -244,8 +245,8 @@ proptest! {
         prop_assert_eq!(world.board.tasks().len(), world.jobs.len());
     }
 
-    /// However many namespaces have pulls that never end, and take some back and ask anew, one that has no pull gets its
-    /// turn.
+    /// However many namespaces have pulls that never end, and remove some and add them again, a namespace without a
+    /// pull gets its turn.
     #[test]
     fn namespace_without_a_pull_gets_a_slot(
         others in 1..12u8, max_parallel in 1..5usize, served in any::<bool>(),
@@ -266,7 +267,7 @@ proptest! {
         board.sync_spec(&asks, &BTreeMap::new());
         start_planned(&mut board, &limits, at(0));
         asks.insert(key("plain"), spec_in("plain", "p"));
-        // What is due is seen a pause later.
+        // A due step is found one pause later.
         let turns = i64::from(others) / i64::try_from(max_parallel).unwrap() + 1;
         let (mut now, longest) = (0, turns * 700);
         for (n, (pause, again)) in (0..others).cycle().zip(pauses.iter().cycle()) {
@@ -290,7 +291,7 @@ proptest! {
         }
     }
 
-    /// Removing everything at any moment leaves nothing, and stops exactly what ran.
+    /// Clearing the board at any moment leaves nothing, and stops exactly the running attempts.
     #[test]
     fn clearing_the_board_stops_running_attempts(jobs in prop::collection::vec(any_job(), 0..12), seconds in 0..60i64) {
         let mut world = Simulation::new(jobs, 3);
@@ -304,7 +305,7 @@ proptest! {
         prop_assert!(world.board.tasks().is_empty());
     }
 
-    /// A daemon that restarts at any moment repeats nothing that was over.
+    /// A daemon that restarts at any moment repeats no finished pull.
     #[test]
     fn restart_does_not_repeat_finished_pulls(jobs in prop::collection::vec(any_job(), 1..12), seconds in 0..60i64) {
         let mut world = Simulation::new(jobs, 3);

@@ -6,7 +6,7 @@ use super::super::size_limit::{fit_to_size, stored_bytes, without_messages};
 use super::*;
 use kruise_api::node_image::{ImageStatus, MAX_STATUS_BYTES, NodeImageStatus};
 
-/// Whom a tag is pulled for, and what is said of it.
+/// The namespaces that a tag is pulled for, and its message.
 type TagMessages = (BTreeSet<&'static str>, String);
 
 fn status_with(messages: &[TagMessages]) -> NodeImageStatus {
@@ -35,7 +35,7 @@ fn fit_messages(status: NodeImageStatus, messages: &[TagMessages], max_bytes: us
     fit_to_size(status, namespaces, max_bytes)
 }
 
-/// The messages in the order of `said`.
+/// The messages in their original order.
 fn messages(status: &NodeImageStatus) -> BTreeMap<usize, Option<String>> {
     let tags = status.image_statuses.values().flat_map(|image| &image.tags);
     tags.map(|tag| (tag.tag.parse().unwrap(), tag.message.clone()))
@@ -96,7 +96,8 @@ fn any_messages() -> impl Strategy<Value = Vec<TagMessages>> {
 }
 
 proptest! {
-    /// Whatever is said: the status has its size, all but messages stays, and these are whole, cut or gone.
+    /// For any messages: the status has at most its size, everything but messages is kept, and messages are whole, cut
+    /// or removed.
     #[test]
     fn oversized_node_image_status_is_cut_to_size(said in any_messages(), most in 0_usize..60_000) {
         let before = status_with(&said);
@@ -116,14 +117,14 @@ proptest! {
         }
     }
 
-    /// A namespace that needs no more than its part of the room has all its messages whole.
+    /// A namespace that needs no more than its share of the budget keeps all its messages whole.
     #[test]
     fn namespace_under_its_share_keeps_its_messages(said in any_messages(), most in 0_usize..60_000) {
         let before = status_with(&said);
         let room = most.saturating_sub(stored_bytes(&without_messages(before.clone())));
         let after = messages(&fit_messages(before.clone(), &said, most));
         let present: BTreeSet<&str> = said.iter().flat_map(|(of, _)| of.iter().copied()).collect();
-        // Tags of nobody have a part, too.
+        // Tags without a namespace have a share, too.
         let parts = present.len() + usize::from(said.iter().any(|(of, _)| of.is_empty()));
         for namespace in present {
             let mine: Vec<usize> = (0..said.len()).filter(|n| said[*n].0.contains(namespace)).collect();

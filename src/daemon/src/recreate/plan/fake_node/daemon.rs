@@ -1,9 +1,9 @@
-//! What the daemon of the miniature node does with a plan, and what must never be asked of it.
+//! How the daemon of the fake node executes a plan, and assertions on what a plan must never request.
 
 use super::*;
 
 impl FakeNode {
-    /// Carries a plan out; returns whether that may have changed what the next plan says.
+    /// Executes a plan; returns whether that may change the next plan.
     pub(super) fn apply(&mut self, plan: Plan) -> bool {
         let mut changed = false;
         for key in plan.cancel {
@@ -68,7 +68,7 @@ impl FakeNode {
         }
     }
 
-    /// A stage of an operation is over.
+    /// Ends a stage of an operation.
     pub(super) fn finish_stage(&mut self, operation: Operation) {
         let key = operation.action.key.clone();
         match operation.stage {
@@ -136,7 +136,7 @@ impl FakeNode {
         history
     }
 
-    /// The runtime did not do it; it is asked again.
+    /// The runtime did not stop the container; the stop is retried.
     fn stop_failed(&mut self, key: &ContainerKey, grace_spent: Ms) {
         let retry_at = Duration::from_millis(self.now) + Duration::from_secs(1);
         let attempt = self.state.attempts.get_mut(key).unwrap();
@@ -155,13 +155,13 @@ impl FakeNode {
         attempt.stage = stage;
     }
 
-    /// A slot is free.
+    /// Starts an operation that got a slot.
     fn start_operation(&mut self, mut operation: Operation) {
         let (key, target) = (operation.action.key.clone(), operation.action.target.clone());
         let request = self.requests.iter().find(|r| r.uid == key.request_uid);
         let active = request.is_some_and(|r| r.status.completion_time.is_none());
-        assert!(active, "begun for a request that is over");
-        // What waited for a slot may have ended by the stop of an earlier daemon.
+        assert!(active, "started for a request that is completed");
+        // While it waited for a slot, the container may have ended because of an earlier daemon's stop.
         if operation.action.params.hook.is_none() || !self.is_running(&operation.action) {
             return self.stop_container(operation);
         }
@@ -185,7 +185,7 @@ impl FakeNode {
         let history = self.stop_history(&key);
         assert!(
             !history.hook_done && history.grace_used == 0,
-            "a hook that comes second"
+            "a hook that runs twice"
         );
         self.set_stage(&key, StopStage::Hook);
         self.log(LogEvent::Hook {
@@ -196,7 +196,7 @@ impl FakeNode {
         self.operations.push(operation);
     }
 
-    /// The runtime is asked to stop the container.
+    /// Calls the runtime to stop the container.
     fn stop_container(&mut self, mut operation: Operation) {
         let (now, key, target) = (
             self.now,
@@ -218,14 +218,14 @@ impl FakeNode {
         let fault = fault.map(|(.., fault)| *fault);
         let sim = self.container(&key.container);
         if let (Some(grace), false) = (grace, already_stopped) {
-            // Fractions of a second of each part are the container's.
+            // Fractions of a second of each part are added to the container's time.
             let owed = grace
                 .saturating_sub(Duration::from_millis(history.grace_used))
                 .max(MIN_GRACE_PERIOD);
             let excess = grace_given.checked_sub(owed);
             assert!(
                 excess.is_some_and(|more| more < Duration::from_secs(1)),
-                "asked for {grace_given:?} of {grace:?}, of which it has had {history:?}"
+                "gave {grace_given:?} of {grace:?}, of which {history:?} is used"
             );
             let hook = sim.hook_takes.is_some() && !grace.is_zero();
             assert_eq!(hook, history.hook_done, "a stop without the hook before it");
@@ -240,7 +240,7 @@ impl FakeNode {
             None => ends_at,
         };
         if !already_stopped && matches!(fault, None | Some(Fault::Fails(_))) {
-            // TERM is out: the container ends also if nothing waits for it.
+            // TERM is sent: the container ends even if no operation waits for it.
             sim.ends_at = Some(ends_at);
         }
         operation.stage = OperationStage::Stop { fault, since: now };
@@ -258,20 +258,20 @@ impl FakeNode {
         }
     }
 
-    /// Nothing may be begun for a request that is over.
+    /// Nothing may start for a request that is completed.
     fn assert_active(&self, uid: &str) {
         let request = self.requests.iter().find(|r| r.uid == uid);
         let request = request.expect("a request that exists");
         assert!(
             request.status.completion_time.is_none() && !request.terminating,
-            "acted for a request that is over"
+            "acted for a request that is completed"
         );
         let deadline = request
             .deadline_seconds
             .map(|s| request.created_at + SignedDuration::from_secs(s));
         assert!(
             deadline.is_none_or(|at| self.clocks().api < at),
-            "begun at or after the deadline"
+            "started at or after the deadline"
         );
     }
 
@@ -295,7 +295,7 @@ impl FakeNode {
             .unwrap();
         let mut status = write.status.clone();
         if request.status.completion_time.is_some() {
-            // What is told after the end is how a stop ended that ran then, and nothing else.
+            // After the end only the result of a stop that was still running is written.
             let without_messages = |status: &Status| {
                 let mut status = status.clone();
                 status

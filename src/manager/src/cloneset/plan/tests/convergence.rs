@@ -1,4 +1,4 @@
-//! How a history ends: the world stops changing, something is asked for, and that is what there is in the end.
+//! Convergence: after a random history the cluster is quiet, a goal is requested, and the cluster must reach it.
 
 use std::collections::BTreeMap;
 
@@ -17,16 +17,16 @@ use kruise_api::keys;
 use kruise_workload::in_place::{Options, Pod, RevisionData, spec as engine};
 use kruise_workload::pods;
 
-/// What is asked for in the end.
+/// The goal of the last phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Goal {
-    /// An update, in place or not.
+    /// Updated Pods, in place or not.
     Updated,
-    /// An update in place, and nothing else.
+    /// Pods updated in place only.
     InPlace,
-    /// That Pods be made and deleted as they are; those that want another delete it.
+    /// The right number of Pods, which only users replace by deleting them.
     OnDelete,
-    /// The same, for a while.
+    /// The right number of Pods while the update is paused.
     Paused,
 }
 
@@ -34,15 +34,15 @@ pub(super) fn goal() -> impl Strategy<Value = Goal> {
     prop_oneof![4 => Just(Goal::Updated), 2 => Just(Goal::InPlace), 1 => Just(Goal::OnDelete), 1 => Just(Goal::Paused)]
 }
 
-/// The Pods of a time.
+/// The Pods at one time.
 pub(super) struct PodSnapshot {
-    /// The label of the revision that each of ours has which nobody wants to be deleted, by its UID.
+    /// The revision label of each of our Pods that is not marked for deletion, by UID.
     labels: BTreeMap<String, Option<String>>,
-    /// How many were nobody's, and may become ours.
+    /// Number of orphans that may be adopted.
     orphans: usize,
 }
 
-/// The world stops changing, and everybody does what is asked of them. Returns the Pods that there were when it began to.
+/// The cluster is quiet, and everyone does what they should. Returns the Pods at the beginning.
 pub(super) fn converge(cluster: &mut FakeCluster, goal: Goal) -> PodSnapshot {
     cluster.sync_watches();
     request(cluster, goal);
@@ -64,18 +64,18 @@ pub(super) fn converge(cluster: &mut FakeCluster, goal: Goal) -> PodSnapshot {
         }
         last = planned.actions;
         let soon = cluster.now.checked_add(3.seconds()).unwrap();
-        // Nothing happens until then.
+        // Nothing happens until the requeue.
         let wake = planned.requeue_at.filter(|wake| idle && *wake > soon);
         cluster.now = wake.unwrap_or(soon);
     }
-    panic!("no end in sight: {last:?}\n{:#}", cluster.set);
+    panic!("does not converge: {last:?}\n{:#}", cluster.set);
 }
 
 fn image_of(template: &Value) -> &Value {
     &template["spec"]["containers"][0]["image"]
 }
 
-/// Asks for what can be, and for `end`.
+/// Requests a valid spec and `goal`.
 fn request(cluster: &mut FakeCluster, goal: Goal) {
     cluster.set_templates_refused(false);
     if image_of(&cluster.set["spec"]["template"]) == "app:bad" {
@@ -88,17 +88,17 @@ fn request(cluster: &mut FakeCluster, goal: Goal) {
         .filter(|r| bad(&r.data))
         .map(|r| r.name.clone())
         .collect();
-    // Pods that keep an image which cannot be pulled are what a partition asks for, and never available.
+    // A partition would keep Pods with an image that cannot be pulled; these are never available.
     if !bad.is_empty() {
         edit_rolling_update(cluster, json!({ "partition": 0 }));
     }
     edit_rolling_update(cluster, json!({ "paused": goal == Goal::Paused }));
     match goal {
-        // What cannot be done in place would wait for ever, as that policy asks for.
+        // With InPlaceOnly, changes that are impossible in place would wait forever.
         Goal::Updated if policy(cluster) == "InPlaceOnly" => {
             edit_rolling_update(cluster, json!({ "podUpdatePolicy": "InPlaceIfPossible" }));
         }
-        // Pods beyond those asked for would help nobody, and are refused at admission.
+        // Surge Pods would not help, and are refused at admission.
         Goal::InPlace => edit_rolling_update(
             cluster,
             json!({ "podUpdatePolicy": "InPlaceOnly", "maxSurge": 0 }),
@@ -117,7 +117,7 @@ fn request(cluster: &mut FakeCluster, goal: Goal) {
         edit_rolling_update(cluster, json!({ "maxUnavailable": 1 }));
     }
     if goal != Goal::Updated {
-        // Only another Pod mends these, and that is somebody's to ask for.
+        // Only a new Pod fixes these, and a user must request that.
         for pod in &cluster.observe().pods {
             if bad.iter().any(|revision| pods::has_revision(pod, revision)) {
                 cluster.delete_pod(&pod.name);
@@ -134,7 +134,7 @@ fn ours(pod: &Pod) -> bool {
     pod.active() && super::fake_cluster::is_controlled(pod) && pod.labels["app"] == "x"
 }
 
-/// Whether somebody asked for its deletion, or the update did.
+/// Whether a user or the update requested its deletion.
 fn is_marked(observed: &Observed, pod: &Pod) -> bool {
     let strategy = observed.set.spec.scale_strategy.iter();
     let mut named = strategy.flat_map(|s| &s.pods_to_delete);
@@ -155,7 +155,7 @@ fn snapshot(observed: &Observed) -> PodSnapshot {
     }
 }
 
-/// There is what was asked for.
+/// Asserts that the goal is reached.
 pub(super) fn assert_goal(cluster: &FakeCluster, goal: Goal, initial: &PodSnapshot) {
     let observed = cluster.observe();
     let limits = Limits::from_spec(&observed.set.spec, &observed.features);
@@ -178,7 +178,7 @@ pub(super) fn assert_goal(cluster: &FakeCluster, goal: Goal, initial: &PodSnapsh
                 .pods
                 .iter()
                 .find(|pod| ours(pod) && is_marked(&observed, pod));
-            assert_eq!(marked, None, "it was to be deleted: {context}");
+            assert_eq!(marked, None, "Pod marked for deletion still exists: {context}");
         }
     }
     let not_updated = pods_to_update(&observed, &limits, &status);
@@ -194,14 +194,14 @@ pub(super) fn assert_goal(cluster: &FakeCluster, goal: Goal, initial: &PodSnapsh
         assert_eq!(
             cluster.jobs,
             Vec::<String>::new(),
-            "nothing is left to pull ahead"
+            "jobs remain after the rollout"
         );
     }
     assert_pods_complete(cluster, goal);
     assert_no_leftover_claims(cluster, &observed);
 }
 
-/// How many Pods more than wanted may stay that were made ahead of those which somebody is to delete.
+/// How many surge Pods may remain that were created for Pods which a user should delete.
 fn surge_pods_allowed(observed: &Observed, limits: &Limits, status: &CloneSetStatus) -> i64 {
     let missing = pods_to_update(observed, limits, status);
     let too_old = i64::from(status.replicas - status.updated_replicas) - limits.partition;
@@ -211,8 +211,7 @@ fn surge_pods_allowed(observed: &Observed, limits: &Limits, status: &CloneSetSta
     }
 }
 
-/// Pods that were prepared for an update may wait for it as long as it is paused, and for so long the limits may not
-/// allow for more.
+/// Pods prepared for an update may wait while it is paused; meanwhile the limits may not allow more.
 fn assert_paused(observed: &Observed, limits: &Limits, status: &CloneSetStatus, context: &str) {
     let (existing, available) = (i64::from(status.replicas), i64::from(status.available_replicas));
     let ours = || observed.pods.iter().filter(|pod| ours(pod));
@@ -223,22 +222,22 @@ fn assert_paused(observed: &Observed, limits: &Limits, status: &CloneSetStatus, 
     let marked = ours().find(|pod| is_marked(observed, pod));
     assert!(
         at_limit || marked.is_none(),
-        "{marked:?} was to be deleted: {context}"
+        "{marked:?} is marked for deletion: {context}"
     );
     assert!(at_limit || existing <= limits.replicas, "{context}");
     let none_made = prepared >= limits.scale_max_unavailable;
     assert!(none_made || existing >= limits.replicas, "{context}");
 }
 
-/// How many Pods are still to be updated; below 0, to be taken back.
+/// How many Pods must still be updated; if below 0, rolled back.
 fn pods_to_update(observed: &Observed, limits: &Limits, status: &CloneSetStatus) -> i64 {
     let missing = limits.replicas - limits.partition - i64::from(status.updated_replicas);
-    // Without roll-backs, a partition that was raised finds more of them.
+    // Without rollbacks, a higher partition leaves more updated Pods.
     let rollback = limits.partition_rollback && observed.current_revision != observed.update_revision;
     if rollback { missing } else { missing.max(0) }
 }
 
-/// As many Pods as cannot be updated in place, or taken back, are missing at most, and the status says so.
+/// Only Pods that cannot be updated or rolled back in place are missing, and the status reports that.
 fn assert_stuck(cluster: &FakeCluster, observed: &Observed, missing: i64, context: &str) {
     let target = match missing {
         0 => return,
@@ -256,7 +255,7 @@ fn assert_stuck(cluster: &FakeCluster, observed: &Observed, missing: i64, contex
     let not_in_place = i64::try_from(not_in_place.count()).unwrap();
     assert!(
         missing.abs() <= not_in_place,
-        "{missing} are missing, of which {not_in_place} cannot be: {context}"
+        "{missing} Pods are not updated, but only {not_in_place} cannot be: {context}"
     );
     for type_ in ["FailedUpdate", "Waiting"] {
         let message = condition(cluster, type_).map(|c| c.message).unwrap_or_default();
@@ -264,7 +263,7 @@ fn assert_stuck(cluster: &FakeCluster, observed: &Observed, missing: i64, contex
     }
 }
 
-/// Whether the engine can lead a Pod to a revision.
+/// Whether the engine can update a Pod in place to a revision.
 fn can_update_in_place(observed: &Observed, pod: &Pod, to: &str) -> bool {
     let options = Options {
         env_from_metadata: observed.features.env_from_metadata,
@@ -289,8 +288,7 @@ fn can_update_in_place(observed: &Observed, pod: &Pod, to: &str) -> bool {
         .is_some_and(|(old, new)| engine::calculate_spec(&old, &new, &options).is_ok())
 }
 
-/// No Pod gave way to another one, unless that was there and became ours; and none was changed that was to stay as it
-/// was.
+/// No Pod was replaced, except by an adopted orphan, and no Pod changed that should not.
 fn assert_no_pod_replaced(
     observed: &Observed,
     limits: &Limits,
@@ -303,7 +301,7 @@ fn assert_no_pod_replaced(
     let desired = usize::try_from(limits.replicas).unwrap();
     assert!(
         removed <= before.len().saturating_sub(desired) + initial.orphans,
-        "{removed} of {} Pods are gone: {context}",
+        "{removed} of {} Pods were deleted: {context}",
         before.len()
     );
     let mut both = now
@@ -321,7 +319,7 @@ fn replica_counts(cluster: &FakeCluster) -> [i64; 2] {
     [&status["replicas"], &status["updatedReplicas"]].map(|n| n.as_i64().unwrap())
 }
 
-/// Somebody else is to delete the old ones, and may never do it.
+/// A user should delete the old Pods, and may never do it.
 #[test]
 fn on_delete_creates_no_surge_pods() {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
@@ -331,7 +329,7 @@ fn on_delete_creates_no_surge_pods() {
     edit_container(&mut cluster, "image", json!("app:2"));
     settle(&mut cluster);
     assert_eq!(replica_counts(&cluster), [5, 0]);
-    // A deletion that somebody asked for still gets its place beforehand.
+    // A Pod that a user wants to delete still gets its replacement first.
     let name = cluster.pods.keys().next().unwrap().clone();
     cluster.edit(&json!({ "scaleStrategy": { "podsToDelete": [name] } }));
     let (_, plan) = cluster.reconcile();
@@ -343,7 +341,7 @@ fn on_delete_creates_no_surge_pods() {
     settle(&mut cluster);
     assert!(!cluster.pods.contains_key(&name));
     assert_eq!(replica_counts(&cluster), [5, 1]);
-    // Fewer are fewer, also where some are new.
+    // Scaling down works, also if some Pods are new.
     for replicas in [4, 3] {
         cluster.edit(&json!({ "replicas": replicas, "scaleStrategy": { "podsToDelete": [] } }));
         edit_rolling_update(&mut cluster, json!({ "maxSurge": 0, "maxUnavailable": 1 }));
@@ -352,7 +350,7 @@ fn on_delete_creates_no_surge_pods() {
     }
 }
 
-/// OpenKruise makes Pods ahead also where somebody else is to delete the old ones: whoever takes over keeps both.
+/// OpenKruise creates surge Pods also with OnDelete: a manager that takes over keeps both.
 #[test]
 fn on_delete_keeps_surge_pods_of_openkruise() {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
@@ -374,7 +372,7 @@ fn on_delete_keeps_surge_pods_of_openkruise() {
     settle(&mut cluster);
     assert_eq!(replica_counts(&cluster), [7, 2]);
     assert!(old.iter().all(|name| cluster.pods.contains_key(name)));
-    // Nothing takes the place of those that are deleted as long as there are more than are wanted.
+    // Deleted Pods are not replaced while there are more than `replicas`.
     for (deleted, counts) in [(2, [5, 2]), (5, [5, 5])] {
         cluster.edit(&json!({ "scaleStrategy": { "podsToDelete": &old[..deleted] } }));
         settle(&mut cluster);
@@ -386,7 +384,7 @@ fn on_delete_keeps_surge_pods_of_openkruise() {
     }
 }
 
-/// Its name must not be forgotten while it is nobody's.
+/// Its name must be kept in the list while the Pod is an orphan.
 #[test]
 fn adopted_orphan_in_pods_to_delete_is_deleted() {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));

@@ -1,4 +1,4 @@
-//! What may happen to a CloneSet and its Pods, and who does it.
+//! Events in the fake cluster and how they are applied.
 
 use jiff::ToSpan;
 use proptest::prelude::*;
@@ -9,46 +9,46 @@ use super::faults::Fault;
 use super::random_histories::{checked_reconcile, edit_container, edit_rolling_update};
 use kruise_api::keys;
 
-/// What may happen between two passes. Numbers choose among what there is.
+/// Events between two reconciles. Numbers select one of the existing objects or values.
 #[derive(Clone, Debug)]
 pub(super) enum ClusterEvent {
-    /// Passes of the controller.
+    /// Reconciles of the controller.
     Reconcile(u8),
     Seconds(u8),
     Kubelets(u8),
     Hooks(u8),
     Daemons(u8),
     Crash(u8),
-    /// A Pod is evicted, or ends by itself, and stays to be looked at.
+    /// A Pod is evicted or ends, and is kept for inspection.
     PodEnds(u8),
     PodDeleted(u8),
     Specified(u8),
     PodsToDelete(u8),
     Faults(u8),
-    /// The manager dies, and another one begins.
+    /// The manager crashes and restarts.
     ManagerRestart,
-    /// The CloneSet is deleted without what it owns, and made again.
+    /// The CloneSet is deleted with its dependents orphaned, and created again.
     RecreatedCloneSet,
-    /// What is deleted takes its time from now on, or no more.
+    /// Whether deletions take time from now on.
     SlowDeletion(bool),
-    /// Somebody makes a Pod that the selector picks.
+    /// A user creates a Pod that the selector matches.
     OrphanPod,
-    /// Somebody else becomes an owner of a claim, or its controller.
+    /// Another owner is added to a claim, possibly as its controller.
     SharedClaim(u8),
-    /// Somebody else's Pod takes a name that one of ours was to have.
+    /// A foreign Pod takes a name that one of ours should have had.
     ForeignPod(u8),
-    /// Somebody makes objects that claim to be the CloneSet's, and are not.
+    /// A user creates objects with a forged owner reference to the CloneSet.
     ForgedOwner(u8),
-    /// A Pod is taken out of the CloneSet to be looked at, or given back.
+    /// A Pod's label is changed so that the selector does not match, or restored.
     SelectorLabel(u8),
-    /// A label that priority and scatter go by.
+    /// A label that the priority and scatter strategies use.
     RankLabel(u8),
     Priority(u8),
     Scatter(bool),
-    /// The image of the second container, or those of both.
+    /// The image of the second container, or of both.
     SideImage(u8),
     Replicas(u8),
-    /// What new claims are made of.
+    /// The templates of new claims.
     Claims(u8),
     Image(u8),
     Cpu(u8),
@@ -65,16 +65,16 @@ pub(super) enum ClusterEvent {
     MinReady(u8),
     ScaleUnavailable(u8),
     MarkNotReady(bool),
-    /// A hook is taken out of the spec, or put back.
+    /// A hook is removed from the spec, or added again.
     HookInSpec(u8),
     PvcReuse(bool),
     Exclude(bool),
     OnDelete(bool),
-    /// The API server refuses new templates from now on, or no more.
+    /// Whether the API server refuses new templates from now on.
     TemplatesRefused(bool),
 }
 
-/// How often something happens, and what it is; a number chooses among what there is.
+/// Relative frequency of an event, and its constructor; the number selects one of the existing objects or values.
 type EventKind = (u8, fn(u8) -> ClusterEvent);
 
 const EVENT_KINDS: [EventKind; 44] = {
@@ -131,7 +131,7 @@ fn odd(n: u8) -> bool {
     n % 2 == 1
 }
 
-/// One strategy for them all: one of each would take longer to choose from than the history itself takes.
+/// One strategy for all events: separate ones would take longer to sample than the history takes to run.
 pub(super) fn cluster_event() -> impl Strategy<Value = ClusterEvent> {
     let total: u8 = EVENT_KINDS.iter().map(|(times, _)| times).sum();
     (0..total, any::<u8>()).prop_map(|(mut at, n)| {
@@ -225,7 +225,7 @@ pub(super) fn apply_event(cluster: &mut FakeCluster, event: &ClusterEvent) {
     }
 }
 
-/// What others do to Pods.
+/// Applies events of others to Pods.
 fn apply_foreign_event(cluster: &mut FakeCluster, event: &ClusterEvent) {
     match event {
         ClusterEvent::SlowDeletion(slow) => {
@@ -264,7 +264,7 @@ fn apply_foreign_event(cluster: &mut FakeCluster, event: &ClusterEvent) {
     }
 }
 
-/// Somebody else owns one of the claims, too.
+/// Adds another owner to one of the claims.
 pub(super) fn share_claim(cluster: &mut FakeCluster, n: u8) {
     let at = usize::from(n / 4) % cluster.claims.len().max(1);
     let Some(claim) = cluster.claims.values_mut().nth(at) else {
@@ -283,8 +283,8 @@ pub(super) fn share_claim(cluster: &mut FakeCluster, n: u8) {
     claim["shared"] = json!(true);
 }
 
-/// Somebody makes a Pod with a forged owner: in another namespace as it is, or beside ours with what the API server does not
-/// resolve. There it has a name, a UID or labels of ours.
+/// Creates a Pod with a forged owner: in another namespace unchanged, or beside ours with a reference that the API
+/// server does not resolve. There it has a name, a UID or labels of ours.
 fn create_forged_pod(cluster: &mut FakeCluster, n: u8) {
     let forged = [
         owner_reference(),
@@ -306,7 +306,7 @@ fn create_forged_pod(cluster: &mut FakeCluster, n: u8) {
     cluster.create_pod(&name, pod);
 }
 
-/// A Pod that is not made by us.
+/// A Pod that we did not create.
 fn foreign_pod(owners: Value) -> Value {
     let container = json!({ "name": "app", "image": "app:1" });
     json!({
@@ -324,7 +324,7 @@ fn change_label(cluster: &mut FakeCluster, n: u8, key: &str, to: fn(&str) -> &'s
     }
 }
 
-/// A word, or none.
+/// A value or null.
 fn optional_value(n: u8) -> Value {
     [json!("0"), json!("1"), json!(null)][usize::from(n % 3)].clone()
 }
@@ -344,7 +344,7 @@ fn edit_spec(cluster: &mut FakeCluster, event: &ClusterEvent) {
             if let Some(data) = templates.get_mut(0) {
                 data["spec"]["x"] = json!(n % 2);
                 cluster.edit(&json!({ "volumeClaimTemplates": templates }));
-                // What was made of the others is not to be used.
+                // Claims of the old templates must not be used.
                 cluster.unfinished.pods.clear();
             }
         }
@@ -397,7 +397,7 @@ fn edit_template_metadata(cluster: &mut FakeCluster, metadata: Value) {
     cluster.edit(&json!({ "template": { "metadata": metadata } }));
 }
 
-/// Changes what holds Pods.
+/// Changes hooks.
 fn edit_hooks(cluster: &mut FakeCluster, event: &ClusterEvent) {
     match event {
         ClusterEvent::MarkNotReady(mark) => {
@@ -416,7 +416,7 @@ fn edit_hooks(cluster: &mut FakeCluster, event: &ClusterEvent) {
     }
 }
 
-/// Changes how Pods are updated.
+/// Changes the update strategy.
 fn edit_strategy(cluster: &mut FakeCluster, event: &ClusterEvent) {
     match event {
         ClusterEvent::Partition(n) => {

@@ -1,4 +1,4 @@
-//! A model of a cluster: an API server that applies patches, kubelets, and users with hooks. No clock, no chance.
+//! A model of a cluster: an API server that applies patches, kubelets, and users with hooks. No clock, no randomness.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,49 +22,49 @@ use kruise_workload::testing::apply;
 
 use crate::view::{ClaimView, CloneSetView, PodView, RawPod};
 
-/// The hook that users put on Pods.
+/// The finalizer of the users' hook on Pods.
 pub const HOOK: &str = "example.io/hold";
 
-/// UID of somebody who owns claims, too, and stays.
+/// UID of another, permanent owner of claims.
 pub const BACKUP: &str = "backup";
 
 #[derive(Clone)]
 pub struct FakeCluster {
     pub set: Value,
-    /// The hooks that there were at first; their user goes by these.
+    /// The initial hooks; their user acts on these.
     pub initial_hooks: Value,
     pub pods: BTreeMap<String, Value>,
     pub claims: BTreeMap<String, Value>,
     pub revisions: Vec<ParsedRevision>,
-    /// Whether the API server refuses templates that are new.
+    /// Whether the API server refuses new templates.
     pub templates_refused: bool,
     pub template_status: TemplateStatus,
     pub failures: BTreeMap<FailureSubject, ActionFailure>,
     pub jobs: Vec<String>,
     pub now: Timestamp,
-    /// How many of the next acts fail.
+    /// How many of the next actions fail.
     pub failures_left: usize,
-    /// How they do.
+    /// How they fail.
     pub fault: Fault,
     pub unfinished: UnfinishedCreations,
     /// New Pods that the watch has not shown yet.
     pub not_yet_watched: BTreeSet<String>,
-    /// Whether what is deleted takes its time.
+    /// Whether deletions take time.
     pub slow_deletion: bool,
     /// Names of jobs that are being deleted.
     pub deleting_jobs: BTreeSet<String>,
     pub features: Features,
-    /// What an object of the CloneSet takes.
+    /// Memory of one object of the CloneSet in bytes.
     pub memory: usize,
-    /// Whether there is a daemon on the node.
+    /// Whether the node has a daemon.
     pub has_daemon: bool,
     /// Whether the API server counts the generations of Pods.
     pub counts_generations: bool,
-    /// Ids of Pods that the CloneSet deleted; their claims are to go with them.
+    /// IDs of Pods that the CloneSet deleted; their claims must be deleted too.
     pub deleted_ids: BTreeSet<String>,
     /// Pods of another namespace.
     pub foreign_namespace_pods: Vec<Value>,
-    /// Names that a Pod of somebody else was found to have when one of ours was to be made.
+    /// Names that a foreign Pod turned out to have when one of ours should have been created.
     pub foreign_names: BTreeSet<String>,
     last_id: u64,
 }
@@ -113,19 +113,19 @@ impl FakeCluster {
         self.sync_revision();
     }
 
-    /// The API server refuses new templates, or no more.
+    /// Sets whether the API server refuses new templates.
     pub fn set_templates_refused(&mut self, refused: bool) {
         self.templates_refused = refused;
         self.sync_revision();
     }
 
-    /// The revision of the template becomes the newest, if it may.
+    /// Makes the revision of the template the newest, unless it is refused.
     fn sync_revision(&mut self) {
         let mut template = self.set["spec"]["template"].clone();
         template["$patch"] = json!("replace");
         let data = json!({ "spec": { "template": template } });
         if self.revisions.last().is_some_and(|r| r.data == data) {
-            // Claims alone change nothing.
+            // A change of claim templates alone changes nothing.
             self.template_status = TemplateStatus::Accepted;
             return;
         }
@@ -191,7 +191,7 @@ impl FakeCluster {
         }
     }
 
-    /// What the watches have told.
+    /// The state that the watches have shown.
     fn build_index(&self, set: &CloneSet) -> Index {
         let mut index = Index::default();
         let watched = self
@@ -225,7 +225,7 @@ impl FakeCluster {
         index
     }
 
-    /// Somebody makes a Pod in another namespace, which nothing here may touch.
+    /// Creates a Pod in another namespace, which the controller must not touch.
     pub fn create_pod_elsewhere(&mut self, mut pod: Value) {
         let (fresh, metadata) = (self.next_id(), &mut pod["metadata"]);
         metadata["uid"] = json!(format!("abroad-{fresh}"));
@@ -237,12 +237,12 @@ impl FakeCluster {
         self.foreign_namespace_pods.push(pod);
     }
 
-    /// One pass: plans and acts. Returns what was observed and planned.
+    /// One reconcile: plans and executes. Returns the observed state and the plan.
     pub fn reconcile(&mut self) -> (Observed, Plan) {
         let now = self.now;
         self.failures.retain(|_, failure| failure.retry_at > now);
         let mut observed = self.observe();
-        // What is done is forgotten as each pass begins.
+        // Completed creations are forgotten at the start of each reconcile.
         self.unfinished.forget_existing(&observed.pods);
         observed.unfinished = self.unfinished.clone();
         let plan = plan(&observed, self.now);
@@ -253,14 +253,17 @@ impl FakeCluster {
         (observed, plan)
     }
 
-    /// Makes a Pod of ours, unless somebody else's has that name.
+    /// Creates a Pod of ours, unless a foreign Pod has that name.
     pub fn create_pod(&mut self, name: &str, mut pod: Value) -> bool {
         if let Some(there) = self.pods.get(name) {
             let ours = is_controlled(&Pod::from_json(there));
             if !ours {
                 self.foreign_names.insert(name.to_owned());
             }
-            assert!(!ours || self.not_yet_watched.remove(name), "a Pod is made twice");
+            assert!(
+                !ours || self.not_yet_watched.remove(name),
+                "a Pod is created twice"
+            );
             return ours;
         }
         let uid = format!("u{}", self.next_id());
@@ -271,7 +274,7 @@ impl FakeCluster {
             pod["metadata"]["generation"] = json!(1);
         }
         pod["metadata"]["creationTimestamp"] = json!(self.now.to_string());
-        // What a later Kubernetes adds, and nobody here knows.
+        // A field of a later Kubernetes that our code does not know.
         pod["spec"]["ofOthers"] = json!(uid);
         pod["status"] = json!({ "phase": "Pending" });
         self.not_yet_watched.remove(name);
@@ -279,7 +282,7 @@ impl FakeCluster {
         true
     }
 
-    /// Deletes a claim: it stays while a Pod has it, as its protection wants, or while all takes its time.
+    /// Deletes a claim: it remains while a Pod uses it (storage protection), or while deletions take time.
     pub fn delete_claim(&mut self, name: &str) {
         if let Some(claim) = self.claims.get_mut(name) {
             claim["metadata"]["deletionTimestamp"] = json!(self.now.to_string());
@@ -287,7 +290,7 @@ impl FakeCluster {
         self.collect_garbage();
     }
 
-    /// Deletes a Pod, whoever does it; at once, unless finalizers hold it.
+    /// Deletes a Pod for any client; immediately, unless it has finalizers.
     pub fn delete_pod(&mut self, name: &str) {
         let Some(pod) = self.pods.get_mut(name) else {
             return;
@@ -296,7 +299,7 @@ impl FakeCluster {
         self.collect_garbage();
     }
 
-    /// Removes what nothing holds any more.
+    /// Removes objects whose deletion nothing blocks any more.
     pub fn collect_garbage(&mut self) {
         self.pods.retain(|_, pod| {
             let has_finalizers = pod["metadata"]["finalizers"]
@@ -317,7 +320,7 @@ impl FakeCluster {
         };
         self.claims.retain(|_, claim| {
             let owners = claim["metadata"]["ownerReferences"].as_array_mut().unwrap();
-            // What nobody ever owned, or was left behind, stays.
+            // Orphaned objects and those never owned are kept.
             let orphan = owners.is_empty();
             owners.retain(lives);
             let owned = orphan || !owners.is_empty();
@@ -327,7 +330,7 @@ impl FakeCluster {
         });
     }
 
-    /// The CloneSet is deleted without what it owns, and made again.
+    /// Deletes the CloneSet with orphaned dependents, and creates it again.
     pub fn recreate_without_dependents(&mut self) {
         for object in self.pods.values_mut().chain(self.claims.values_mut()) {
             let owners = object["metadata"]["ownerReferences"].as_array_mut();
@@ -339,7 +342,7 @@ impl FakeCluster {
         self.restart_manager();
     }
 
-    /// The user of the hooks acts on a Pod: lets go of it, or takes it into use. One item after the other.
+    /// The user of the hooks acts on a Pod: releases or acknowledges it, one item after another.
     pub fn run_hook_user(&mut self, name: &str) {
         let pre_delete = &self.initial_hooks["preDelete"];
         let labelled = pre_delete["labelsHandler"].is_object();
@@ -366,7 +369,7 @@ impl FakeCluster {
     }
 }
 
-/// The reference to the CloneSet, as on what it makes.
+/// The owner reference to the CloneSet on objects that it creates.
 pub fn owner_reference() -> Value {
     json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "name": "s", "uid": "set", "controller": true })
 }
@@ -376,7 +379,7 @@ pub fn is_controlled(pod: &Pod) -> bool {
     pod.controller == Owner::controller_from_json(&json!([owner_reference()]))
 }
 
-/// Whether an object has the owner of this UID, among others.
+/// Whether an object has an owner with this UID.
 pub fn has_owner(object: &Value, uid: &str) -> bool {
     let owners = object["metadata"]["ownerReferences"].as_array();
     owners.into_iter().flatten().any(|owner| owner["uid"] == uid)
@@ -400,7 +403,7 @@ fn claim_view((name, claim): (&String, &Value)) -> Claim {
     }
 }
 
-/// Patches as the API server does, one write after the other.
+/// Applies patches like the API server, one write after another.
 pub fn apply_writes(pod: &mut Value, writes: &[PodWrite]) {
     for (at, write) in writes.iter().enumerate() {
         let patch = match at {
@@ -411,13 +414,13 @@ pub fn apply_writes(pod: &mut Value, writes: &[PodWrite]) {
     }
 }
 
-/// Only what belongs to the resource, and only the version that the patch names.
+/// Applies only fields of the (sub)resource, and only if the version matches.
 fn apply_write(pod: &mut Value, write: &PodWrite, sent: &Value) {
     let version = &pod["metadata"]["resourceVersion"];
     let required_version = &sent["metadata"]["resourceVersion"];
     assert!(
         required_version.is_null() || required_version == version,
-        "an act is in its own way"
+        "an action conflicts with its own earlier write"
     );
     let patches = |part: &str| write.patch.get(part).is_some();
     let fits = match write.target {

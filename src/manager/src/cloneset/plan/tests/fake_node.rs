@@ -1,4 +1,4 @@
-//! The node of the model: what its kubelet does, and what happens to containers.
+//! The node of the fake cluster: its kubelet and what happens to containers.
 
 use serde_json::{Value, json};
 
@@ -9,7 +9,7 @@ use kruise_workload::in_place::Pod;
 use kruise_workload::testing::apply;
 
 impl FakeCluster {
-    /// A container ends by itself and is started again as it was.
+    /// A container crashes and is restarted unchanged.
     pub fn crash_container(&mut self, name: &str) {
         let id = self.next_id();
         let Some(pod) = self.pods.get_mut(name) else {
@@ -23,7 +23,7 @@ impl FakeCluster {
         }
     }
 
-    /// A Pod ends for good.
+    /// A Pod ends permanently.
     pub fn end_pod(&mut self, name: &str, phase: &str) {
         let now = self.now.to_string();
         if let Some(pod) = self.pods.get_mut(name) {
@@ -37,7 +37,7 @@ impl FakeCluster {
         }
     }
 
-    /// The kubelet of a Pod does what there is to do.
+    /// One sync of a Pod's kubelet.
     pub fn run_kubelet(&mut self, name: &str) {
         let now = self.now.to_string();
         let containers = self.pods.get(name).map(|pod| pod["spec"]["containers"].clone());
@@ -76,7 +76,10 @@ impl FakeCluster {
                 expected_env(container, &observed),
             );
             let replaced = before.filter(|before| before["containerID"] != statuses[at]["containerID"]);
-            assert!(!serves || replaced.is_none(), "it was to serve: {replaced:?}");
+            assert!(
+                !serves || replaced.is_none(),
+                "container replaced while its Pod serves: {replaced:?}"
+            );
             ready &= statuses[at]["ready"] == true;
         }
         set_condition(pod, "ContainersReady", ready, &now);
@@ -87,8 +90,8 @@ impl FakeCluster {
         set_condition(pod, "Ready", ready && gates, &now);
     }
 
-    /// The daemon of a Pod's node, where there is one: while the Pod is out of its Services, it ends containers whose
-    /// environment is of old; and it tells what the others were started with.
+    /// The daemon of a Pod's node, if there is one: while the Pod is out of its Services, it stops containers with an
+    /// outdated environment; it reports what the others were started with.
     pub fn run_daemon(&mut self, name: &str) {
         let Some(pod) = self.pods.get_mut(name).filter(|_| self.has_daemon) else {
             return;
@@ -129,7 +132,7 @@ impl FakeCluster {
     }
 }
 
-/// What a container that is started now has in its environment of the Pod's labels and annotations.
+/// The environment from the Pod's labels and annotations of a container that starts now.
 pub(super) fn expected_env(container: &Value, pod: &Pod) -> Value {
     let variables = env_from_metadata(container).into_iter();
     variables
@@ -137,13 +140,13 @@ pub(super) fn expected_env(container: &Value, pod: &Pod) -> Value {
         .collect()
 }
 
-/// Runs a container; one that is to be started has this id and environment.
+/// Runs a container; one that must be started gets this ID and environment.
 fn run_container(status: &mut Value, container: &Value, id: u64, env: Value) {
     let resized = status["resources"] != container["resources"];
     status["resources"] = container["resources"].clone();
     let image = container["image"].as_str().unwrap();
     if status["started"] != image && image.ends_with("bad") {
-        // The old container is ended before the new image is pulled.
+        // The old container is stopped before the new image is pulled.
         status["started"] = Value::Null;
         status["ready"] = json!(false);
         status["state"] = json!({ "waiting": { "reason": "ImagePullBackOff" } });

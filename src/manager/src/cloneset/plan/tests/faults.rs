@@ -1,4 +1,4 @@
-//! What becomes of acts: done, refused, done by half, or done without an answer.
+//! Results of actions: done, refused, half done, or done without a response.
 
 use jiff::ToSpan;
 use serde_json::{Value, json};
@@ -12,20 +12,20 @@ use kruise_api::keys;
 use kruise_workload::in_place::{PatchTarget, Pod, PodWrite};
 use kruise_workload::testing::apply;
 
-/// How an act fails.
+/// How an action fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It is refused. The claims of a Pod are made before that.
+    /// It is refused. Claims of a Pod are created before that.
     Refused,
-    /// Its first write is done, the next one refused.
+    /// The first write is done, the next one is refused.
     FirstWriteOnly,
-    /// Its last write is refused, after the others were done.
+    /// The last write is refused after the others were done.
     LastWriteRefused,
-    /// A quota has no room for other sizes of Pods; what comes before that is done, and what may be done instead.
+    /// A quota has no room for other sizes of Pods; earlier writes and the fallback are done.
     ResizeQuotaExceeded,
-    /// The same where Pods cannot be resized at all.
+    /// The same, because Pods cannot be resized at all.
     ResizeUnsupported,
-    /// It is done, but the answer is lost, and the watch is late to show a new Pod.
+    /// It is done, but the response is lost, and the watch lags for a new Pod.
     ResponseLost,
 }
 
@@ -34,7 +34,7 @@ fn is_resize(write: &PodWrite) -> bool {
 }
 
 impl Fault {
-    /// How many of these are done before one is refused.
+    /// How many of these writes are done before one is refused.
     fn applied_writes(self, writes: &[PodWrite]) -> usize {
         match self {
             Self::FirstWriteOnly => 1,
@@ -49,7 +49,7 @@ impl Fault {
         matches!(self, Self::ResizeQuotaExceeded | Self::ResizeUnsupported)
     }
 
-    /// What is written instead.
+    /// The fallback that is written instead.
     fn fallback(self, writes: &[PodWrite]) -> Option<PodWrite> {
         let fallback = writes.iter().find_map(|write| write.fallback.as_deref())?;
         match self {
@@ -61,7 +61,7 @@ impl Fault {
 }
 
 impl FakeCluster {
-    /// Tries an act, and takes note of what it came to.
+    /// Tries an action and records its outcome.
     pub fn try_action(&mut self, action: &Action) {
         let resizes = matches!(action, Action::PatchPod { writes, .. } if writes.iter().any(is_resize));
         let fault = (self.failures_left > 0).then_some(self.fault);
@@ -71,7 +71,7 @@ impl FakeCluster {
         let (failed, outcome) = match (fault, action) {
             (None, _) => match self.execute(action) {
                 true => (None, ActionOutcome::Settled),
-                // Somebody else has the name.
+                // A foreign Pod has the name.
                 false => (Some(action.clone()), ActionOutcome::Settled),
             },
             (Some(Fault::ResponseLost), _) => {
@@ -146,11 +146,14 @@ impl FakeCluster {
             apply(claim, patch);
             let owners = claim["metadata"]["ownerReferences"].as_array().unwrap();
             let controllers = owners.iter().filter(|owner| owner["controller"] == true);
-            assert!(controllers.count() < 2, "the API server takes one: {claim}");
+            assert!(
+                controllers.count() < 2,
+                "the API server accepts only one controller: {claim}"
+            );
         }
     }
 
-    /// Makes claims of nobody ours.
+    /// Adopts orphaned claims.
     fn adopt_claims(&mut self, claims: &[OrphanClaim]) {
         for OrphanClaim {
             name,
@@ -174,7 +177,7 @@ impl FakeCluster {
         }
     }
 
-    /// Makes those that are missing; whether the Pod can have them all.
+    /// Creates missing claims; returns whether the Pod can use all.
     fn create_claims(&mut self, claims: &[Value]) -> bool {
         for claim in claims {
             let name = claim["metadata"]["name"].as_str().unwrap().to_owned();
@@ -186,7 +189,7 @@ impl FakeCluster {
         true
     }
 
-    /// Does an act; whether it could be done.
+    /// Executes an action; returns whether it succeeded.
     fn execute(&mut self, act: &Action) -> bool {
         match act {
             Action::CreatePod { name, pod, claims } => {
@@ -198,7 +201,7 @@ impl FakeCluster {
                 assert_eq!(self.pods[name]["metadata"]["uid"], json!(uid));
                 self.patch_claims(claims);
                 let pod = Pod::from_json(&self.pods[name]);
-                // The claim of one that has ended is for the next of its name.
+                // The claim of a Pod that has ended is for the next Pod of its name.
                 if pod.active() || pod.deleting {
                     let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
                     self.deleted_ids.extend(id.cloned());
@@ -243,7 +246,7 @@ impl FakeCluster {
         true
     }
 
-    /// The manager dies, and another one begins: what was only remembered is lost.
+    /// The manager crashes and restarts: its state in memory is lost.
     pub fn restart_manager(&mut self) {
         self.unfinished = UnfinishedCreations::default();
         self.failures.clear();
@@ -251,7 +254,7 @@ impl FakeCluster {
         self.foreign_names.clear();
     }
 
-    /// The watch shows everything, and what was to go is gone.
+    /// The watch catches up, and pending deletions complete.
     pub fn sync_watches(&mut self) {
         (self.slow_deletion, self.failures_left) = (false, 0);
         self.not_yet_watched.clear();

@@ -1,4 +1,4 @@
-//! Pods that need nothing are not looked at.
+//! Idle Pods are skipped.
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use crate::cloneset::plan::view::PlanView;
 use crate::cloneset::plan::{Observed, ownership, refresh};
 use kruise_api::keys;
 
-/// Pods that the plan does not look at would come to nothing if it did. How many there are.
+/// Asserts that skipped Pods need nothing; returns how many there are.
 pub(super) fn count_settled_pods(observed: &Observed, now: Timestamp) -> usize {
     let (mut view, mut builder) = (PlanView::new(observed, now), PlanBuilder::default());
     ownership::claim_pods(&mut view, &mut builder);
@@ -23,7 +23,7 @@ pub(super) fn count_settled_pods(observed: &Observed, now: Timestamp) -> usize {
     checked.count()
 }
 
-/// A change to a Pod that is in use, by its conditions and its metadata.
+/// A change of a Pod in use, to its conditions and its metadata.
 type PodChange = fn(&mut Vec<Value>, &mut Value);
 
 fn set_condition_field(conditions: &mut [Value], type_: &str, field: &str, value: &str) {

@@ -1,4 +1,4 @@
-//! Instance ids: what a Pod's name ends in, and what its claims share with it.
+//! Instance IDs: the suffix of a Pod's name, which its claims share.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use super::random_histories::clone_set_spec;
 use crate::cloneset::plan::Action;
 use kruise_api::keys;
 
-/// The characters that Kubernetes' own random names have.
+/// The characters of Kubernetes' own random names.
 const ID_CHARACTERS: &str = "bcdfghjklmnpqrstvwxz2456789";
 
 #[test]
@@ -31,7 +31,7 @@ fn instance_ids_have_five_name_characters() {
         }
         ids.insert(id);
     }
-    assert_eq!(ids.len(), 300, "each has its own");
+    assert_eq!(ids.len(), 300, "IDs must be unique");
     let used: BTreeSet<char> = ids.iter().flat_map(|id| id.chars()).collect();
     assert_eq!(used, ID_CHARACTERS.chars().collect());
 }

@@ -1,4 +1,5 @@
-//! Revisions whose data is no Pod template: the API server stores any object, and whoever may write revisions may write that.
+//! Revisions whose data is no Pod template: the API server stores any object, so a user who may write revisions may
+//! write that.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -8,7 +9,7 @@ use super::random_histories::{clone_set_spec, edit_container, edit_rolling_updat
 use super::scenarios::settle;
 use crate::cloneset::plan::{Action, plan};
 
-/// Parts of a revision that a plan looks into.
+/// Parts of a revision that a plan reads.
 const PARTS: [&str; 15] = [
     "",
     "/spec",
@@ -51,7 +52,7 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A world with two revisions, of which the Pods have the first; one of its Pods is missing.
+/// A cluster with two revisions; the Pods have the first, and one of them is missing.
 fn two_revisions() -> FakeCluster {
     let mut cluster = FakeCluster::new(clone_set_spec(false, true));
     cluster.edit(&json!({ "replicas": 3 }));
@@ -79,7 +80,7 @@ proptest! {
         *data.pointer_mut(PARTS[part]).unwrap() = with;
         for partition in [3, 0] {
             edit_rolling_update(&mut cluster, json!({ "partition": partition }));
-            // A change of the spec makes its own revision, so the odd one is what the plan is given.
+            // A change of the spec creates its own revision, so the invalid one is passed to the plan.
             let planned = plan(&cluster.observe(), cluster.now);
             for action in &planned.actions {
                 if let Action::CreatePod { pod, .. } = action {

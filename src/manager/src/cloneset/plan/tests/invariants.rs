@@ -1,4 +1,4 @@
-//! What Pods and claims are like when nothing is left to be done.
+//! Invariants of Pods and claims once nothing is left to do.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use kruise_api::keys;
 use kruise_workload::in_place::{Container, Pod, resize};
 use kruise_workload::pods;
 
-/// Pods that we made have all that they are to have, and nothing was lost that we do not know.
+/// Our Pods are complete, and no unknown field was lost.
 pub(super) fn assert_pods_complete(cluster: &FakeCluster, goal: Goal) {
     let made = |pod: &&Value| {
         let ours = pod["metadata"]["ownerReferences"][0]["uid"] == "set";
@@ -31,20 +31,21 @@ pub(super) fn assert_pods_complete(cluster: &FakeCluster, goal: Goal) {
             let claim = &pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"];
             let claim = &cluster.claims[claim.as_str().unwrap()];
             let owners = claim["metadata"]["ownerReferences"].as_array().unwrap();
-            // One that was somebody else's when its Pod was adopted stays theirs, also where they control it no more.
+            // A claim that another owner had when its Pod was adopted remains theirs, even if they no longer control
+            // it.
             let goes_with_it = owners.iter().any(|o| o["uid"] == pod["metadata"]["uid"]);
             let another_s = owners
                 .iter()
                 .any(|o| o["uid"] == BACKUP && (o["controller"] == true || !goes_with_it));
             assert!(
                 has_owner(claim, "set") || another_s,
-                "a claim would go with its Pod, whoever deletes that"
+                "a claim would be deleted with its Pod, even if another client deletes the Pod"
             );
         }
     }
 }
 
-/// Whatever came over the Pod: it is, and its containers were started, as the template of its revision says.
+/// The Pod and the environment of its containers match the template of its revision, whatever happened before.
 fn assert_matches_revision(cluster: &FakeCluster, pod: &Value) {
     let observed = Pod::from_json(pod);
     let revision = cluster
@@ -69,7 +70,7 @@ fn assert_matches_revision(cluster: &FakeCluster, pod: &Value) {
         let (actual, expected) = (Container::from_json(container), Container::from_json(asked));
         assert_eq!(actual.image, expected.image, "{pod:#}");
         assert_eq!(actual.resources, expected.resources, "{pod:#}");
-        assert_eq!(status.image, actual.image, "what runs in {pod:#}");
+        assert_eq!(status.image, actual.image, "running image of {pod:#}");
         assert_eq!(
             status.resources.clone().unwrap_or_default(),
             actual.resources,
@@ -78,22 +79,19 @@ fn assert_matches_revision(cluster: &FakeCluster, pod: &Value) {
     }
     let statuses = pod["status"]["containerStatuses"].as_array().unwrap();
     for (container, status) in containers.iter().zip(statuses) {
-        // Without the feature, what is in a label changes no container.
+        // Without the feature, a label changes no container.
         let env_is_current =
             !cluster.features.env_from_metadata || status["env"] == expected_env(container, &observed);
-        assert!(env_is_current, "the environment is of old: {pod:#}");
+        assert!(env_is_current, "outdated environment: {pod:#}");
     }
 }
 
-/// Every claim is a Pod's, unless claims are kept for later ones: of Pods that the CloneSet did not delete. Those that
-/// are somebody else's, too, are that one's alone in the end.
+/// Every claim belongs to a Pod that the CloneSet did not delete, unless claims are kept for reuse. Shared claims end
+/// up with their other owner only.
 pub(super) fn assert_no_leftover_claims(cluster: &FakeCluster, observed: &Observed) {
     let shared = cluster.claims.values().filter(|claim| claim["shared"] == true);
     for claim in shared {
-        assert!(
-            has_owner(claim, BACKUP),
-            "another's claim was taken away: {claim}"
-        );
+        assert!(has_owner(claim, BACKUP), "lost its other owner: {claim}");
     }
     let owners = |claim: &Value| claim["metadata"]["ownerReferences"].as_array().cloned();
     let theirs = |claim: &Value| owners(claim).unwrap().iter().all(|owner| owner["uid"] == BACKUP);
@@ -103,7 +101,7 @@ pub(super) fn assert_no_leftover_claims(cluster: &FakeCluster, observed: &Observ
         let id = id.as_str().unwrap();
         assert!(
             !cluster.deleted_ids.contains(id),
-            "its Pod was deleted, and it was not: {claim}"
+            "claim of a deleted Pod still exists: {claim}"
         );
     }
     let strategy = observed.set.spec.scale_strategy.as_ref();
@@ -116,7 +114,7 @@ pub(super) fn assert_no_leftover_claims(cluster: &FakeCluster, observed: &Observ
             .unwrap();
         assert!(
             cluster.pods.contains_key(&format!("s-{id}")),
-            "nobody has {claim}"
+            "no Pod uses {claim}"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Hooks, each way there and back.
+//! Lifecycle hooks, in both directions.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use super::scenarios::{progressing_reason, run_kubelets, settle, waiting_message
 use kruise_api::keys;
 use kruise_workload::in_place::Pod;
 
-/// A CloneSet with hooks whose Pods were taken into use.
+/// A CloneSet with hooks whose Pods are Normal.
 fn settled_with_hooks(mark: bool) -> FakeCluster {
     let mut cluster = FakeCluster::new(clone_set_spec(true, false));
     let hook = json!({ "markPodNotReady": mark });
@@ -43,7 +43,7 @@ fn run_hooks(cluster: &mut FakeCluster) {
     names.iter().for_each(|name| cluster.run_hook_user(name));
 }
 
-/// The one Pod in this state.
+/// The only Pod in this state.
 fn pod_in_state<'a>(cluster: &'a FakeCluster, state: &str) -> &'a Value {
     let mut pods = cluster.pods.values();
     pods.find(|pod| pod["metadata"]["labels"][keys::LIFECYCLE_STATE] == state)
@@ -58,7 +58,7 @@ fn kruise_pod_ready_message(pod: &Value) -> String {
         .clone()
 }
 
-/// So many times the world comes to rest, and then the hooks have their turn.
+/// Settles the cluster and then runs the hooks, `count` times.
 fn settle_and_run_hooks(cluster: &mut FakeCluster, count: usize) {
     for _ in 0..count {
         settle(cluster);
@@ -141,7 +141,7 @@ fn rollback_during_update_updates_back() {
     assert!(all_run_image(&cluster, "app:1"));
 }
 
-/// The hook has yet to take the Pod into use, and is to prepare it anew.
+/// The hook has not acknowledged the Pod yet, and must prepare it again.
 #[test]
 fn rollback_of_updated_pod_runs_the_hook_again() {
     for mark in [false, true] {
@@ -161,7 +161,7 @@ fn rollback_of_updated_pod_runs_the_hook_again() {
         assert_eq!(
             pod["metadata"]["finalizers"],
             json!([HOOK]),
-            "the hook has to let go of it"
+            "the hook must release it"
         );
         assert_eq!(pod["spec"]["containers"][0]["image"], "app:2");
         assert_eq!(kruise_pod_ready_message(pod).contains("preUpdateHook"), mark);
@@ -191,7 +191,7 @@ fn raised_partition_rolls_back_through_hooks() {
     assert!(all_run_image(&cluster, "app:1"));
 }
 
-/// Its update is no longer possible where it is, and there is to be no other.
+/// The in-place update is no longer possible, and the policy allows no other.
 #[test]
 fn impossible_update_cancels_preparation() {
     let mut cluster = settled_with_hooks(true);
@@ -239,7 +239,7 @@ fn deletion_waits_for_hook_and_can_be_cancelled() {
     assert_eq!(lifecycle_states(&cluster), ["Normal"]);
 }
 
-/// Scaled in and out again in the middle of an update, or after it: nothing of it is left out.
+/// Scaled down and up again during an update or after it: no step of the update is skipped.
 #[test]
 fn cancelled_deletion_resumes_the_update() {
     for updated in [false, true] {
@@ -250,7 +250,7 @@ fn cancelled_deletion_resumes_the_update() {
         settle(&mut cluster);
         edit_container(&mut cluster, "image", json!("app:2"));
         settle(&mut cluster);
-        // One hook lets go of the Pod, and another holds it.
+        // One hook releases the Pod, and another blocks it.
         let pre_delete = json!({ "preDelete": { "finalizersHandler": ["example.com/held"] } });
         cluster.edit(&json!({ "lifecycle": pre_delete }));
         for pod in cluster.pods.values_mut() {
@@ -266,7 +266,7 @@ fn cancelled_deletion_resumes_the_update() {
         cluster.reconcile();
         let annotations = &pod_in_state(&cluster, "PreparingDelete")["metadata"]["annotations"];
         assert_eq!(annotations[keys::LIFECYCLE_STATE_BEFORE_DELETE], before);
-        // What is not over goes on meanwhile.
+        // The incomplete update continues meanwhile.
         settle(&mut cluster);
         assert_eq!(lifecycle_states(&cluster), ["PreparingDelete"]);
         cluster.edit(&json!({ "replicas": 1 }));
@@ -299,11 +299,7 @@ fn mark_pod_not_ready_deletion_is_not_cancelled() {
         run_kubelets(&mut cluster);
         settle(&mut cluster);
     }
-    assert_eq!(
-        lifecycle_states(&cluster),
-        ["Normal", "Normal"],
-        "a new one takes its place"
-    );
+    assert_eq!(lifecycle_states(&cluster), ["Normal", "Normal"], "it is replaced");
 }
 
 #[test]
@@ -328,10 +324,10 @@ fn removed_hooks_block_no_pod() {
     );
 }
 
-/// Each hook by itself, while it holds a Pod.
+/// Removes each hook while it blocks a Pod.
 #[test]
 fn removed_hook_unblocks_its_pod() {
-    // It was prepared to be deleted, so it is.
+    // The Pod was prepared for deletion, so it is deleted.
     let mut cluster = settled_with_hooks(true);
     cluster.edit(&json!({ "replicas": 1 }));
     settle(&mut cluster);
@@ -347,9 +343,9 @@ fn removed_hook_unblocks_its_pod() {
     assert_eq!(
         lifecycle_states(&cluster),
         ["Normal"],
-        "its finalizer is for its user to take"
+        "its user must remove its finalizer"
     );
-    // It was updated, and is to be taken into use.
+    // The Pod was updated and must become Normal.
     let mut cluster = settled_with_hooks(true);
     edit_container(&mut cluster, "image", json!("app:2"));
     settle_and_run_hooks(&mut cluster, 1);
@@ -359,7 +355,7 @@ fn removed_hook_unblocks_its_pod() {
     settle(&mut cluster);
     assert_eq!(lifecycle_states(&cluster), ["Normal", "Normal"]);
     assert!(all_run_image(&cluster, "app:2"));
-    // It was made, and is to be taken into use.
+    // The Pod was created and must become Normal.
     let mut cluster = settled_with_hooks(true);
     cluster.edit(&json!({ "replicas": 3 }));
     settle(&mut cluster);
@@ -391,10 +387,10 @@ fn template_rollback_updates_preparing_normal_pods() {
     assert_eq!(lifecycle_states(&cluster), ["Normal", "Normal", "Normal"]);
     assert!(all_run_image(&cluster, "app:1"));
     let exists = cluster.pods.values().any(|pod| pod["metadata"]["uid"] == new);
-    assert!(exists, "the same Pod, taken back where it is");
+    assert!(exists, "the same Pod is rolled back in place");
 }
 
-/// Hooks that are older than the rules that refuse them.
+/// Hooks from before the rules that refuse them.
 #[test]
 fn invalid_hook_items_block_no_pod() {
     let mut spec = clone_set_spec(true, false);
@@ -407,7 +403,7 @@ fn invalid_hook_items_block_no_pod() {
     assert_eq!(
         lifecycle_states(&cluster),
         ["PreparingNormal", "PreparingNormal"],
-        "the other item holds"
+        "the other item blocks"
     );
     let message = waiting_message(&cluster);
     assert!(message.contains(HOOK) && !message.contains("plain"), "{message}");
@@ -418,7 +414,7 @@ fn invalid_hook_items_block_no_pod() {
     settle_and_run_hooks(&mut cluster, 1);
     settle(&mut cluster);
     assert_eq!(lifecycle_states(&cluster), ["Normal", "Updated"]);
-    // The hook is put on again for the next update.
+    // The hook is added again for the next update.
     edit_container(&mut cluster, "image", json!("app:3"));
     cluster.reconcile();
     let finalizers = &pod_in_state(&cluster, "PreparingUpdate")["metadata"]["finalizers"];
@@ -434,6 +430,6 @@ fn invalid_hook_items_block_no_pod() {
     cluster.edit(&json!({ "lifecycle": none, "replicas": 4 }));
     edit_container(&mut cluster, "image", json!("app:4"));
     settle(&mut cluster);
-    assert_eq!(lifecycle_states(&cluster), ["Normal"; 4], "nobody is waited for");
+    assert_eq!(lifecycle_states(&cluster), ["Normal"; 4], "no hook is waited for");
     assert!(all_run_image(&cluster, "app:4"));
 }

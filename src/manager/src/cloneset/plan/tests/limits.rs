@@ -1,4 +1,4 @@
-//! What must hold of every pass, whatever happened before.
+//! Limits that every reconcile must respect, whatever happened before.
 
 use std::collections::BTreeSet;
 
@@ -18,21 +18,21 @@ use kruise_api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use kruise_workload::in_place::{Pod, PodWrite};
 use kruise_workload::pods;
 
-/// What a pass does to the Pods.
+/// Effects of one reconcile on the Pods.
 #[derive(Default)]
 struct PlannedChanges {
-    /// Available Pods that are not so after it.
+    /// Available Pods that it makes unavailable.
     lost_available: i64,
-    /// New Pods.
+    /// Pods that it creates.
     created: i64,
 }
 
-/// A pass, and what it was planned on.
+/// A reconcile with its input.
 struct CheckedPass<'a> {
     observed: &'a Observed,
     limits: Limits,
     active: Vec<&'a Pod>,
-    /// Names of Pods that were made, and that the watch has not shown yet.
+    /// Names of created Pods that the watch has not shown yet.
     not_yet_watched: &'a BTreeSet<String>,
     now: jiff::Timestamp,
 }
@@ -72,7 +72,7 @@ pub(super) fn check_limits(
     pass.assert_no_claim_is_idle(planned);
 }
 
-/// Whether it is a step of an update that had not begun.
+/// Whether it is the first step of an update.
 fn begins_update(action: &Action) -> bool {
     let begins = [
         PatchReason::UpdateInPlace,
@@ -82,7 +82,7 @@ fn begins_update(action: &Action) -> bool {
     matches!(action, Action::PatchPod { reason, .. } if begins.contains(reason))
 }
 
-/// Where a rollout goes on and nothing is done about it, the condition says what is waited for.
+/// While a rollout is incomplete and nothing is planned, the condition reports what it waits for.
 fn assert_wait_is_reported(observed: &Observed, planned: &Plan) {
     let status = planned.status.as_ref().or(observed.set.status.as_ref()).unwrap();
     let find = |type_: &str| status.conditions.iter().find(|c| c.type_ == type_);
@@ -95,9 +95,9 @@ fn assert_wait_is_reported(observed: &Observed, planned: &Plan) {
         done || !template_known
             || !planned.actions.is_empty()
             || waiting.is_some_and(|c| !c.message.is_empty()),
-        "nothing says what is waited for: {status:?}"
+        "no condition reports the wait: {status:?}"
     );
-    // To the letter, and there with a deadline only.
+    // Messages are exactly OpenKruise's; the condition exists only with a deadline.
     let deadline = observed.set.spec.progress_deadline_seconds;
     let message = find("Progressing").map(|c| c.message.as_str());
     let messages = [
@@ -106,7 +106,7 @@ fn assert_wait_is_reported(observed: &Observed, planned: &Plan) {
         "CloneSet has been paused due to partition ready",
         "CloneSet is progressing",
     ];
-    // It names the revision that was too late first.
+    // It names the revision that exceeded the deadline first.
     let late = |text: &str| {
         let revision = text.strip_prefix("CloneSet revision s-");
         revision.is_some_and(|rest| rest.ends_with(" has timed out progressing"))
@@ -149,7 +149,7 @@ impl CheckedPass<'_> {
         self.active.iter().find(|p| p.uid == uid).unwrap()
     }
 
-    /// Counts what an act does, which must be nothing that a hook forbids.
+    /// Counts the effects of an action, which no hook may forbid.
     fn add_action(&self, action: &Action, changes: &mut PlannedChanges) {
         match action {
             Action::CreatePod { name, .. } => {
@@ -165,7 +165,7 @@ impl CheckedPass<'_> {
             Action::DeletePod { uid, .. } => {
                 let pod = self.pod(uid);
                 let hooked = pods::is_hooked(self.hook(|l| l.pre_delete.as_ref()), pod);
-                assert!(!hooked, "a Pod is deleted that a hook holds");
+                assert!(!hooked, "deleted a Pod that a hook blocks");
                 changes.lost_available += i64::from(self.available(pod));
             }
             Action::PatchPod {
@@ -191,23 +191,20 @@ impl CheckedPass<'_> {
                 let in_place_only =
                     rolling.and_then(|r| r.pod_update_policy.as_ref()) == Some(&Policy::InPlaceOnly);
                 let marks = *why == PatchReason::UpdateReCreate;
-                assert!(
-                    !(marks && in_place_only),
-                    "a Pod is to give way to another under InPlaceOnly"
-                );
+                assert!(!(marks && in_place_only), "recreates a Pod under InPlaceOnly");
                 changes.lost_available += i64::from(out && self.available(pod));
                 assert_launch_priority_order(pod, *why, writes);
                 if *why == PatchReason::UpdateInPlace {
                     let hooked = pods::is_hooked(self.hook(|l| l.in_place_update.as_ref()), pod);
                     let half_way = pods::lifecycle_state(pod) == State::Updating;
-                    assert!(half_way || !hooked, "a Pod is updated that a hook holds");
+                    assert!(half_way || !hooked, "updated a Pod that a hook blocks");
                 }
             }
             _ => {}
         }
     }
 
-    /// Nothing goes beyond its limit.
+    /// Asserts that no limit is exceeded.
     fn assert_limits(&self, changes: &PlannedChanges) {
         let PlannedChanges {
             lost_available: lost,
@@ -218,7 +215,7 @@ impl CheckedPass<'_> {
         let min_available = limits.replicas - limits.max_unavailable;
         assert!(
             lost == 0 || available - lost >= min_available,
-            "{lost} of {available} available Pods are taken, {min_available} must stay"
+            "{lost} of {available} available Pods become unavailable, {min_available} must remain"
         );
         let waiting = self
             .active
@@ -234,17 +231,17 @@ impl CheckedPass<'_> {
         let max_pods = limits.replicas + limits.max_surge;
         assert!(
             made == 0 || count(counted) + made <= max_pods,
-            "{made} Pods are made, {max_pods} are allowed"
+            "{made} Pods are created, {max_pods} are allowed"
         );
         let (unavailable, max_unavailable) = (self.unavailable_pods(), limits.scale_max_unavailable);
         assert!(
             made == 0 || unavailable + made <= max_unavailable,
-            "{made} Pods are made beside {unavailable} that are unavailable, {max_unavailable} are allowed"
+            "{made} Pods are created beside {unavailable} unavailable ones, {max_unavailable} are allowed"
         );
     }
 
-    /// Pods that count against the limit of the scale strategy: what is not available, but for what somebody wants to
-    /// be deleted, and what is to be deleted, whatever it is; and Pods that nobody has seen yet.
+    /// Pods that count against the limit of the scale strategy: unavailable ones, except those marked for deletion; all
+    /// that are being deleted; and those not watched yet.
     fn unavailable_pods(&self) -> i64 {
         let strategy = self.observed.set.spec.scale_strategy.iter();
         let named: BTreeSet<&String> = strategy.flat_map(|s| &s.pods_to_delete).collect();
@@ -257,7 +254,7 @@ impl CheckedPass<'_> {
 }
 
 impl CheckedPass<'_> {
-    /// Where Pods are missing that may be made, claims that no Pod has are put to use, whoever else is to go first.
+    /// If missing Pods may be created, unused claims are reused, without waiting for terminating Pods.
     fn assert_no_claim_is_idle(&self, planned: &Plan) {
         let observed = self.observed;
         let first = |action: &Action| match action {
@@ -271,7 +268,7 @@ impl CheckedPass<'_> {
         let missing = count(self.active.len()) < self.limits.replicas;
         let may =
             scale.max_unavailable.is_none() && !observed.failures.contains_key(&FailureSubject::PodCreation);
-        // Nobody counts before an adoption that is to be tried again.
+        // Scaling waits for an adoption that will be retried.
         let tried = |pod: &Pod| observed.failures.get(&FailureSubject::Pod(pod.uid.clone()));
         let early = observed
             .pods
@@ -287,12 +284,12 @@ impl CheckedPass<'_> {
         };
         let mut ids = observed.claims.iter().map(|claim| claim.instance_id.as_str());
         let idle = ids.find(|id| !of_pod(id) && !is_deleting(id));
-        assert_eq!(idle, None, "nobody takes this over");
+        assert_eq!(idle, None, "an unused claim is not reused");
     }
 }
 
-/// Containers of one launch priority are changed at a time; those that come after others are when these run what they are
-/// to, and are ready.
+/// Containers of one launch priority change at a time; the next ones change when these run the desired image and are
+/// ready.
 fn assert_launch_priority_order(pod: &Pod, reason: PatchReason, writes: &[PodWrite]) {
     let patched = writes
         .iter()
@@ -303,7 +300,7 @@ fn assert_launch_priority_order(pod: &Pod, reason: PatchReason, writes: &[PodWri
         .iter()
         .filter(|c| names.iter().any(|name| **name == c.name));
     let priorities: BTreeSet<i64> = now.filter_map(|c| c.priority).collect();
-    assert!(priorities.len() < 2, "{names:?} are changed at once");
+    assert!(priorities.len() < 2, "{names:?} change at once");
     let in_grace_period = pod.annotations.contains_key(keys::IN_PLACE_UPDATE_GRACE);
     let Some(priority) = priorities
         .first()
@@ -315,12 +312,12 @@ fn assert_launch_priority_order(pod: &Pod, reason: PatchReason, writes: &[PodWri
         let status = pod.container_status(&first.name).unwrap();
         assert!(
             status.ready && status.image == first.image,
-            "{names:?} go before {status:?}"
+            "{names:?} change before {status:?}"
         );
     }
 }
 
-/// A template of a few hundred kilobytes may take megabytes as JSON, once for each Pod that a plan makes.
+/// A template of a few hundred kilobytes may take megabytes as JSON, for each Pod that a plan creates.
 #[test]
 fn pass_size_shrinks_with_pod_memory() {
     let mut cluster = FakeCluster::new(clone_set_spec(false, true));
@@ -355,7 +352,7 @@ fn pass_size_shrinks_with_pod_memory() {
     assert_eq!(cluster.set["status"]["updatedAvailableReplicas"], 10);
 }
 
-/// Nodes of many Pods may be dead: what goes and keeps its claims is not counted among the Pods that a plan makes.
+/// The nodes of many Pods may be dead: terminating Pods with kept claims do not count against the Pods of a plan.
 #[test]
 fn stuck_terminating_pods_do_not_limit_new_ones() {
     let mut cluster = FakeCluster::new(clone_set_spec(false, true));
@@ -369,12 +366,12 @@ fn stuck_terminating_pods_do_not_limit_new_ones() {
     cluster.memory = usize::MAX;
     cluster.edit(&json!({ "replicas": 8 }));
     settle(&mut cluster);
-    assert_eq!(cluster.pods.len(), 8, "three of them are going");
+    assert_eq!(cluster.pods.len(), 8, "three of them are terminating");
     let plan = cluster.reconcile().1;
-    assert_eq!(plan.actions, [], "no act is planned");
+    assert_eq!(plan.actions, [], "no action is planned");
 }
 
-/// What an update in place under way is to write next stands in a revision that takes too much memory.
+/// The next write of an in-place update needs a revision that takes too much memory.
 #[test]
 fn update_waits_for_an_unread_revision() {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
@@ -397,7 +394,7 @@ fn update_waits_for_an_unread_revision() {
     assert!(!status_text(&read).contains("which takes too much memory"));
 }
 
-/// How many Pods a plan patches.
+/// Number of Pods that a plan patches.
 fn count_patched(plan: &Plan) -> usize {
     let patch = |action: &&Action| matches!(action, Action::PatchPod { .. });
     plan.actions.iter().filter(patch).count()
@@ -416,7 +413,7 @@ fn pass_patches_at_most_max_pods() {
         [MAX_PODS_PER_PASS, 20]
     );
     run_kubelets(&mut cluster);
-    // All are to be taken into use again; those that failed are not in the way of others.
+    // All must become Normal again; failed ones do not block the others.
     cluster.failures_left = MAX_PODS_PER_PASS;
     assert_eq!(updating(&mut cluster), MAX_PODS_PER_PASS);
     assert_eq!(updating(&mut cluster), 20);
@@ -428,8 +425,8 @@ fn pass_patches_at_most_max_pods() {
     );
 }
 
-/// A rollout of `app:2` that has just been asked for, where one Pod may be unavailable: an old one that is broken, and
-/// comes after all others in the order.
+/// A rollout to `app:2` that was just requested, where one Pod may be unavailable: an old one that is broken and last
+/// in the order.
 fn broken_pod_last_in_order(replicas: usize) -> FakeCluster {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
     cluster.edit(&json!({ "replicas": replicas }));
@@ -449,13 +446,13 @@ fn broken_pod_last_in_order(replicas: usize) -> FakeCluster {
     cluster
 }
 
-/// How many Pods are to run `app:2`.
+/// Number of Pods with `app:2` in their spec.
 fn count_updated(cluster: &FakeCluster) -> usize {
     let new = |pod: &&serde_json::Value| pod["spec"]["containers"][0]["image"] == "app:2";
     cluster.pods.values().filter(new).count()
 }
 
-/// Its update costs nothing, and may be what mends it.
+/// Its update costs nothing, and may fix it.
 #[test]
 fn broken_old_pod_is_updated_out_of_order() {
     let mut cluster = broken_pod_last_in_order(3);
@@ -463,7 +460,7 @@ fn broken_old_pod_is_updated_out_of_order() {
     assert_eq!(count_updated(&cluster), 3);
 }
 
-/// The places of those whose turn it is, but which the limit keeps, may be taken by one that costs nothing.
+/// With a priority strategy, a Pod that costs nothing does not overtake Pods that the limit blocks.
 #[test]
 fn broken_old_pod_keeps_to_priority_strategy() {
     let priority = json!({ "weightPriority": [{ "weight": 5, "matchSelector": { "matchLabels": { "first": "yes" } } }] });

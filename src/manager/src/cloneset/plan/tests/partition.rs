@@ -1,8 +1,9 @@
-//! A partition holds in every pass, whether Pods are updated in place, replaced, taken back, made or deleted.
+//! Every reconcile respects the partition, whether Pods are updated in place, recreated, rolled back, created or
+//! deleted.
 //!
-//! Somebody may name or delete a Pod that the partition keeps, and the number of Pods may change; then there are too few
-//! of one side for a while. What holds is that the controller takes none that are needed, and that it makes what lacks
-//! first. A broken Pod may take the place of one that goes, but that must wait for it.
+//! A user may name or delete a Pod that the partition keeps, and the number of replicas may change; then one side has
+//! too few Pods for a while. The controller must not take needed Pods, and must create the missing side first. A broken
+//! Pod may replace a terminating one, but must wait for it.
 
 use jiff::Timestamp;
 
@@ -52,7 +53,7 @@ fn preparing(pod: &Pod) -> bool {
 }
 
 impl PartitionCheck<'_> {
-    /// Whether somebody, or the update itself, asked for its deletion.
+    /// Whether a user or the update requested its deletion.
     fn is_marked(&self, pod: &Pod) -> bool {
         let strategy = self.observed.set.spec.scale_strategy.iter();
         let mut named = strategy.flat_map(|s| &s.pods_to_delete);
@@ -63,13 +64,13 @@ impl PartitionCheck<'_> {
         !pods::has_revision(pod, &self.observed.update_revision)
     }
 
-    /// The same, as far as making and deleting Pods goes.
+    /// The same for creating and deleting Pods.
     fn counts_as_old(&self, pod: &Pod) -> bool {
         let prepared = self.observed.features.preparing_update_as_update;
         self.is_old(pod) && !(prepared && pods::lifecycle_state(pod) == State::PreparingUpdate)
     }
 
-    /// Whether an update of this Pod is planned, or what comes before it.
+    /// Whether an update of this Pod or its preparation is planned.
     fn is_updating(&self, pod: &Pod) -> bool {
         self.planned.actions.iter().any(|action| match action {
             Action::PatchPod { uid, reason: why, .. } => {
@@ -88,8 +89,8 @@ impl PartitionCheck<'_> {
         pods::available(pod, seconds, self.now)
     }
 
-    /// Pods of the one side leave it for the other no further than `least`. Where one does that is available, those
-    /// that go anyway do so first.
+    /// Updates leave at least `min_kept` Pods on a side. Before an available one is updated, those marked for deletion
+    /// must change.
     fn assert_updates(&self, forward: bool, min_kept: i64) {
         let side = || {
             self.active
@@ -103,10 +104,13 @@ impl PartitionCheck<'_> {
         }
         let side_name = if forward { "old" } else { "new" };
         let within_limit = leaving().next().is_none() || staying >= min_kept;
-        assert!(within_limit, "{staying} {side_name} Pods stay, {min_kept} are to");
+        assert!(
+            within_limit,
+            "{staying} {side_name} Pods are kept, expected {min_kept}"
+        );
     }
 
-    /// New Pods are of the update revision only where no others lack.
+    /// New Pods have the update revision only if the other side is complete.
     fn assert_created(&self) {
         let created = |old: bool| {
             count(self.planned.actions.iter().filter(|action| match action {
@@ -137,7 +141,7 @@ impl PartitionCheck<'_> {
         );
     }
 
-    /// Where there are too many Pods, those go that are too many of their side.
+    /// Only surplus Pods of their own side are deleted.
     fn assert_deleted(&self) {
         let is_deleted = |pod: &Pod| {
             let deletes = |action: &Action| match action {
@@ -157,7 +161,7 @@ impl PartitionCheck<'_> {
             let side_name = if old { "old" } else { "new" };
             assert!(
                 !side().any(|p| is_deleted(p)) || staying >= least,
-                "{staying} {side_name} Pods stay, {least} are to"
+                "{staying} {side_name} Pods are kept, expected {least}"
             );
         }
     }

@@ -1,4 +1,4 @@
-//! What is pulled ahead, and what is not.
+//! Which images are pre-pulled.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use super::scenarios::settle;
 use crate::cloneset::plan::{Action, Plan};
 use kruise_api::keys;
 
-/// Five Pods at rest, of two containers, and a template that says what its images are pulled with.
+/// Five settled Pods with two containers, and a template with pull secrets.
 fn five_settled_pods() -> FakeCluster {
     let mut spec = clone_set_spec(false, false);
     let template = &mut spec["template"];
@@ -37,7 +37,7 @@ fn pre_download_job_follows_strategy_and_template() {
     edit_container(&mut cluster, "image", json!("app:2"));
     let jobs = jobs(&cluster.reconcile().1);
     let update = cluster.revisions.last().unwrap().name.clone();
-    assert_eq!(jobs.len(), 1, "the other image is the same: {jobs:?}");
+    assert_eq!(jobs.len(), 1, "the other image does not change: {jobs:?}");
     let (meta, spec) = (&jobs[0]["metadata"], &jobs[0]["spec"]);
     assert_eq!(meta["name"], format!("{update}-app"));
     assert_eq!(meta["ownerReferences"][0]["uid"], "set");
@@ -56,7 +56,7 @@ fn pre_download_job_follows_strategy_and_template() {
     assert_eq!(spec["podSelector"]["matchLabels"], json!({ "app": "x" }));
 }
 
-/// The labels that the update revision of a world gets in a pass, and how many jobs are made for it.
+/// The labels that the update revision gets in one reconcile, and the number of jobs created for it.
 fn pre_download_result(mut cluster: FakeCluster) -> (Vec<&'static str>, usize) {
     let plan = cluster.reconcile().1;
     let update = &cluster.revisions.last().unwrap().name;
@@ -84,7 +84,7 @@ fn pre_download_is_skipped_where_useless() {
     let none = json!({});
     assert_eq!(with(3, none.clone(), "image"), ignored, "there are few Pods");
     let recreate = json!({ "podUpdatePolicy": "ReCreate" });
-    assert_eq!(with(5, recreate, "image"), ignored, "each is another Pod");
+    assert_eq!(with(5, recreate, "image"), ignored, "each Pod is recreated");
     assert_eq!(with(5, none.clone(), "command"), ignored, "not in place");
     for all in [json!("100%"), json!(5)] {
         let at_once = json!({ "maxUnavailable": all, "partition": 0 });

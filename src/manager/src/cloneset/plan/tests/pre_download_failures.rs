@@ -1,4 +1,4 @@
-//! Pulling ahead helps a rollout, and is never in its way.
+//! Failures of pre-pulling do not block a rollout.
 
 use jiff::ToSpan;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use crate::cloneset::plan::{Action, ActionFailure, ActionPurpose, FailureSubject
 use kruise_api::keys;
 use kruise_workload::in_place::Pod;
 
-/// A rollout whose job failed just now.
+/// A rollout whose job just failed.
 fn with_failed_job(lasting: bool) -> (FakeCluster, Plan) {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
     settle(&mut cluster);

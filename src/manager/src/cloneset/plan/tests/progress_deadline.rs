@@ -1,4 +1,4 @@
-//! The progress deadline: to the letter OpenKruise's, which counts from the condition's last update, whatever that said.
+//! The progress deadline is exactly OpenKruise's, which counts from the condition's last update, whatever its reason.
 
 use jiff::{SignedDuration, Timestamp, ToSpan};
 use serde_json::json;
@@ -9,7 +9,7 @@ use super::scenarios::{condition, progressing_reason, run_kubelets, settle};
 use crate::cloneset::plan::{Observed, Plan, TemplateStatus};
 use kruise_api::cloneset::CloneSetStatus;
 
-/// What every pass says of the rollout: the first that holds of OpenKruise's five.
+/// Every reconcile reports the first of OpenKruise's five reasons that applies.
 pub(super) fn assert_progressing(now: Timestamp, observed: &Observed, planned: &Plan) {
     let spec = &observed.set.spec;
     let deadline = spec.progress_deadline_seconds.filter(|d| *d != i32::MAX);
@@ -57,12 +57,12 @@ pub(super) fn assert_progressing(now: Timestamp, observed: &Observed, planned: &
     let same = before.filter(|before| before.reason == reason);
     assert!(
         same.is_none_or(|before| before == progressing),
-        "what is said again is not written again"
+        "an unchanged condition is written again"
     );
     let due = end.checked_add(1.second()).unwrap();
     assert!(
         reason != "CloneSetUpdated" || planned.requeue_at.is_some_and(|wake| wake <= due),
-        "nobody looks when the deadline passes: {:?}",
+        "no requeue at the deadline: {:?}",
         planned.requeue_at
     );
 }
@@ -82,7 +82,7 @@ fn with_deadline_of_a_minute() -> FakeCluster {
     cluster
 }
 
-/// It is under way for the first time in less than a minute: for a minute it is not too late, and then it is.
+/// The rollout begins within the deadline of one minute: it is not late for a minute, and then it is.
 fn assert_minute_before_deadline(cluster: &mut FakeCluster) {
     let wake = reconcile_after(cluster, SignedDuration::ZERO);
     assert_eq!(progressing_reason(cluster), "CloneSetUpdated");
@@ -115,7 +115,7 @@ fn progress_deadline_of_an_immediate_rollout() {
     assert_eq!(
         condition(&cluster, "Progressing"),
         before,
-        "another revision is too late as well, and its name is not said"
+        "a new revision is late as well, but the message keeps the first name"
     );
     settle(&mut cluster);
     assert_eq!(progressing_reason(&cluster), "CloneSetAvailable");
@@ -172,7 +172,7 @@ fn max_int_is_no_progress_deadline() {
     run_kubelets(&mut cluster);
     cluster.reconcile();
     assert_eq!(reconcile_after(&mut cluster, ONE_HOUR), None, "nothing is due");
-    // That many seconds are 68 years.
+    // This many seconds are 68 years.
     reconcile_after(&mut cluster, SignedDuration::from_secs(i64::from(i32::MAX) + 1));
     assert_eq!(condition(&cluster, "Progressing"), None);
 }

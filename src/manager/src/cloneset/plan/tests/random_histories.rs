@@ -1,4 +1,4 @@
-//! Long random histories: whatever happens, limits are kept, and in the end there is what was asked for.
+//! Long random histories: limits are always kept, and in the end the requested state is reached.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -48,7 +48,7 @@ pub(super) fn edit_container(cluster: &mut FakeCluster, field: &str, value: Valu
     cluster.edit(&json!({ "template": { "spec": { "containers": containers } } }));
 }
 
-/// One pass, with all that must hold of it. Returns what was planned.
+/// One reconcile with all its checks. Returns the plan.
 pub(super) fn checked_reconcile(cluster: &mut FakeCluster) -> Plan {
     let exists = |name: &&String| {
         let pod = cluster.pods.get(*name);
@@ -85,7 +85,7 @@ pub(super) fn checked_reconcile(cluster: &mut FakeCluster) -> Plan {
     planned
 }
 
-/// A quarter of the usual number of cases (`PROPTEST_CASES`): each is a long history.
+/// A quarter of the usual number of cases (`PROPTEST_CASES`): each one is a long history.
 fn config() -> ProptestConfig {
     let usual = ProptestConfig::default();
     ProptestConfig {
@@ -95,7 +95,7 @@ fn config() -> ProptestConfig {
     }
 }
 
-/// Features as they are when nobody says anything, or in any other way.
+/// Features with defaults, or random ones.
 fn any_features() -> impl Strategy<Value = Features> {
     let defaults = Features::default();
     let any = any::<[bool; 9]>().prop_map(|on| Features {
@@ -112,25 +112,25 @@ fn any_features() -> impl Strategy<Value = Features> {
     prop_oneof![1 => Just(defaults), 2 => any]
 }
 
-/// What a CloneSet and its cluster are like.
+/// Properties of a CloneSet and its cluster.
 #[derive(Clone, Copy, Debug)]
 struct Shape {
-    /// Which items its hooks have, if it has any: a finalizer, a label.
+    /// Whether its hooks have a finalizer and a label, if it has hooks.
     hooks: Option<(bool, bool)>,
     claims: bool,
     /// Whether there is a second container.
     two_containers: bool,
-    /// Whether the first one is to be ready before the second one is started.
+    /// Whether the first container must be ready before the second one starts.
     ordered: bool,
-    /// Whether containers take their environment from a label, and an annotation.
+    /// Whether containers read a label and an annotation as environment.
     env: bool,
-    /// Whether another CPU request starts the container anew.
+    /// Whether a change of the CPU request restarts the container.
     restarts: bool,
-    /// Whether there is a daemon, where nothing needs one.
+    /// Whether there is a daemon even if nothing needs one.
     has_daemon: bool,
-    /// Whether generations of Pods are counted.
+    /// Whether the API server counts the generations of Pods.
     counts_generations: bool,
-    /// Whether a plan has memory for one Pod alone.
+    /// Whether the memory limit of a plan fits only one Pod.
     large_pods: bool,
 }
 
@@ -200,7 +200,7 @@ proptest! {
         spec["progressDeadlineSeconds"] = json!(deadline);
         let mut cluster = FakeCluster::new(spec);
         cluster.features = features;
-        // An environment is not known to be new but by its word.
+        // Only the daemon can confirm a new environment.
         cluster.has_daemon = shape.has_daemon || shape.env;
         cluster.counts_generations = shape.counts_generations;
         cluster.memory = if shape.large_pods { usize::MAX } else { 0 };

@@ -1,4 +1,4 @@
-//! Pods that are ready, and not for as long as `minReadySeconds` yet.
+//! Pods that are ready, but not yet for `minReadySeconds`.
 
 use serde_json::json;
 
@@ -7,7 +7,7 @@ use super::random_histories::{clone_set_spec, edit_container, edit_rolling_updat
 use super::scenarios::{run_kubelets, settle};
 use crate::cloneset::plan::{Action, ActionFailure, ActionPurpose, FailureSubject, PatchReason};
 
-/// A bad canary that has just become ready serves nobody's budget, so taking it back does not wait for ten minutes.
+/// A bad canary that just became ready is not available, so its rollback does not wait for ten minutes.
 #[test]
 fn rollback_deletes_unavailable_pods_at_once() {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
@@ -32,7 +32,7 @@ fn rollback_deletes_unavailable_pods_at_once() {
         let mut new = pods.filter(|(_, pod)| pod["spec"]["containers"][0]["image"] == "app:2");
         new.next().map(|(name, _)| name.clone())
     };
-    let canary = new(&cluster).expect("one is updated");
+    let canary = new(&cluster).expect("one Pod is updated");
     assert_eq!(cluster.set["status"]["readyReplicas"], 5);
     assert_eq!(cluster.set["status"]["availableReplicas"], 4);
     edit_rolling_update(&mut cluster, json!({ "partition": 0 }));

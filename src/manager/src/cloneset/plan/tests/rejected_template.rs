@@ -1,4 +1,4 @@
-//! A template that is refused stops the update, and nothing else.
+//! A rejected template stops only the update.
 
 use jiff::ToSpan;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use super::scenarios::{condition, progressing_reason, run_kubelets, settle};
 use crate::cloneset::plan::{Action, TemplateStatus};
 use kruise_api::keys;
 
-/// Three Pods that all run `app:1`, with all of them to be updated at once.
+/// Three Pods that run `app:1`, all of which may be updated at once.
 fn three_replicas() -> FakeCluster {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
     cluster.edit(&json!({ "replicas": 3 }));
@@ -18,7 +18,7 @@ fn three_replicas() -> FakeCluster {
     cluster
 }
 
-/// Somebody asks for what cannot be.
+/// A user requests a template that is refused.
 fn reject_template(cluster: &mut FakeCluster) {
     cluster.set_templates_refused(true);
     edit_container(cluster, "image", json!("app:3"));
@@ -51,7 +51,7 @@ fn rejected_template_lets_running_updates_finish() {
     let observed_generation = cluster.set["status"]["observedGeneration"].clone();
     reject_template(&mut cluster);
     settle(&mut cluster);
-    assert!(cluster.pods.values().all(gate_is_true), "they serve again");
+    assert!(cluster.pods.values().all(gate_is_true), "all Pods serve again");
     assert_eq!(images(&cluster), ["app:2"; 3]);
     let status = cluster.set["status"].clone();
     assert_eq!(
@@ -60,7 +60,7 @@ fn rejected_template_lets_running_updates_finish() {
     );
     assert_eq!(
         status["observedGeneration"], observed_generation,
-        "that template is not taken in"
+        "a rejected template is not observed"
     );
     assert_eq!(
         condition(&cluster, "FailedUpdate").unwrap().message,
@@ -80,7 +80,7 @@ fn rejected_template_lets_running_updates_finish() {
     assert_eq!(condition(&cluster, "Waiting"), None);
 }
 
-/// As in OpenKruise: it says what it said, and the deadline goes on.
+/// As in OpenKruise: the condition does not change, and the deadline continues.
 #[test]
 fn rejected_template_leaves_progressing_unchanged() {
     for (under_way, expected_reason) in [(false, "CloneSetAvailable"), (true, "CloneSetUpdated")] {
@@ -101,7 +101,7 @@ fn rejected_template_leaves_progressing_unchanged() {
         assert_eq!(
             condition(&cluster, "Waiting").unwrap().reason,
             "TemplateRefused",
-            "what an alert looks at meanwhile"
+            "alerts use this condition meanwhile"
         );
 
         cluster.set_templates_refused(false);
@@ -122,7 +122,10 @@ fn unknown_template_status_changes_nothing() {
         (plan.actions, plan.events.len(), plan.status),
         (Vec::new(), 0, None)
     );
-    assert_eq!(cluster.set["status"], status, "what was told may hold yet");
+    assert_eq!(
+        cluster.set["status"], status,
+        "the previous status may still be true"
+    );
     let name = cluster.pods.keys().next().unwrap().clone();
     cluster.delete_pod(&name);
     settle(&mut cluster);
@@ -173,7 +176,7 @@ fn no_revision_creates_nothing_and_reports_why() {
     );
 }
 
-/// The mistake may be the selector's: what it does not pick is not let go, and not made again without end.
+/// The mistake may be in the selector: Pods that it does not match are not released, and not created again and again.
 #[test]
 fn rejected_selector_releases_no_pods() {
     let mut cluster = three_replicas();

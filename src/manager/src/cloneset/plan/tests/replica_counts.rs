@@ -1,4 +1,4 @@
-//! The ten numbers are upstream's: for Pods that are what the vectors say, as far as we can tell by looking at them.
+//! The ten numbers equal upstream's, for Pods as the vectors describe them.
 
 use jiff::{Timestamp, ToSpan};
 use serde_json::{Value, json};
@@ -34,7 +34,7 @@ fn spec_of_vector(vector: &Value) -> Value {
     spec
 }
 
-/// A Pod that is what the vector says. What makes one unavailable, or has somebody ask for its deletion, takes turns.
+/// A Pod as the vector describes it. The causes of unavailability, and the ways to request its deletion, alternate.
 fn pod_of_vector(at: usize, vector: &Value, now: Timestamp) -> Value {
     let ago = |seconds: i64| now.checked_sub(seconds.seconds()).unwrap().to_string();
     let (mut phase, mut ready, mut open, mut since) = ("Running", "True", "True", ago(MIN_READY + 1));
@@ -75,7 +75,7 @@ fn pod_of_vector(at: usize, vector: &Value, now: Timestamp) -> Value {
     })
 }
 
-/// What is observed where the vector's Pods are, and the time.
+/// The observed state with the vector's Pods, and the time.
 fn observed_of_vector(vector: &Value) -> (Observed, Timestamp) {
     let mut cluster = FakeCluster::new(spec_of_vector(vector));
     let pods = vector["pods"].as_array().into_iter().flatten().enumerate();

@@ -1,4 +1,4 @@
-//! Pods that were resized, or were to be, for an update that does not begin.
+//! Pods that were resized, or should have been, for an update that does not begin.
 
 use jiff::ToSpan;
 use serde_json::{Value, json};
@@ -11,14 +11,14 @@ use crate::cloneset::plan::{Action, ActionFailure, ActionPurpose, FailureSubject
 use kruise_api::keys;
 use kruise_workload::in_place::{PatchTarget, Pod, resize};
 
-/// CPU, and an image with it.
+/// Changes CPU and image together.
 fn edit_cpu_and_image(cluster: &mut FakeCluster, cpu: &str, image: &str) {
     let mut app = cluster.set["spec"]["template"]["spec"]["containers"][0].clone();
     (app["resources"], app["image"]) = (json!({ "requests": { "cpu": cpu } }), json!(image));
     cluster.edit(&json!({ "template": { "spec": { "containers": [app] } } }));
 }
 
-/// So many Pods, of which each is asked for other CPU, and those of one pass are kept from it in this way.
+/// `pods` Pods whose CPU change fails with `fault` in one reconcile.
 fn begin_resizes(pods: u8, fault: Fault) -> FakeCluster {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
     cluster.edit(&json!({ "replicas": pods }));
@@ -35,7 +35,7 @@ fn begin_resizes(pods: u8, fault: Fault) -> FakeCluster {
     cluster
 }
 
-/// One Pod that was resized, and no more.
+/// One Pod that was resized, without the following write.
 fn one_resized_pod() -> FakeCluster {
     let mut cluster = begin_resizes(1, Fault::LastWriteRefused);
     assert_eq!(cpu(&cluster), "2");
@@ -56,7 +56,7 @@ fn reconcile_later(cluster: &mut FakeCluster) -> Plan {
     cluster.reconcile().1
 }
 
-/// All comes to rest once what failed may be tried again; nothing is announced any more.
+/// Asserts that everything settles once failures may be retried, and that no announcement remains.
 fn assert_settles(cluster: &mut FakeCluster) {
     cluster.failures_left = 0;
     reconcile_later(cluster);
@@ -73,7 +73,7 @@ fn assert_settles(cluster: &mut FakeCluster) {
     );
 }
 
-/// Where the patches of a plan go.
+/// The (sub)resources that a plan patches.
 fn patch_targets(plan: &Plan) -> Vec<PatchTarget> {
     let patches = plan.actions.iter().flat_map(|action| match action {
         Action::PatchPod { writes, .. } => writes.as_slice(),
@@ -93,7 +93,7 @@ fn rollback_restores_the_resized_cpu() {
         assert_settles(&mut cluster);
         assert_eq!(cpu(&cluster), "1");
     }
-    // So it is where the update may not go on for now, or is another one.
+    // The same if the update must not continue now, or is superseded.
     let mut cluster = one_resized_pod();
     edit_rolling_update(&mut cluster, json!({ "paused": true }));
     assert_settles(&mut cluster);
@@ -115,14 +115,14 @@ fn unrecorded_resize_is_repeated_on_retry() {
     assert_eq!(
         patch_targets(&plan),
         [PatchTarget::Resize, PatchTarget::Pod],
-        "it is announced already"
+        "the resize is already announced"
     );
     settle(&mut cluster);
     assert_eq!(cpu(&cluster), "2");
     assert_eq!(cluster.set["status"]["updatedReadyReplicas"], 1);
 }
 
-/// The first of the two sizes was taken, the second refused; neither is wanted any more.
+/// The first size was accepted, the second refused; neither is requested any more.
 #[test]
 fn two_unrecorded_resizes_restore_the_first_size() {
     let mut cluster = one_resized_pod();
@@ -138,8 +138,8 @@ fn two_unrecorded_resizes_restore_the_first_size() {
     assert_eq!(cpu(&cluster), "1");
 }
 
-/// A resize that was not done has changed nothing; one that was is taken back to what the revision says, for an annotation
-/// is no word on sizes.
+/// A resize that was not done changed nothing; one that was is restored to the revision's size, because the annotation
+/// alone proves no size.
 #[test]
 fn foreign_resizes_are_kept() {
     for (fault, cpu) in [
@@ -162,7 +162,7 @@ fn foreign_resizes_are_kept() {
     }
 }
 
-/// A quota may stand for days.
+/// A quota may remain full for days.
 #[test]
 fn rejected_resize_is_annotated_once() {
     let mut cluster = begin_resizes(5, Fault::ResizeQuotaExceeded);
@@ -189,7 +189,7 @@ fn rejected_resize_is_annotated_once() {
     assert_settles(&mut cluster);
 }
 
-/// One Pod that is asked for more CPU and another image, which an API server refuses that does not resize it.
+/// One Pod whose increase of CPU, requested with another image, is refused.
 fn rejected_resize(policy: &str, fault: Fault) -> FakeCluster {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
     cluster.edit(&json!({ "replicas": 1 }));
@@ -210,7 +210,7 @@ fn rejected_resize_recreates_with_in_place_if_possible() {
     let mut cluster = rejected_resize("InPlaceIfPossible", Fault::ResizeUnsupported);
     let before = first_pod(&cluster)["metadata"].clone();
     assert_eq!(before["labels"][keys::SPECIFIED_DELETE], "true");
-    assert_eq!(first_image(&cluster), "app:1", "it goes as it is");
+    assert_eq!(first_image(&cluster), "app:1", "it is deleted without the update");
     settle(&mut cluster);
     assert_ne!(first_pod(&cluster)["metadata"]["uid"], before["uid"]);
     assert_eq!(
@@ -219,7 +219,7 @@ fn rejected_resize_recreates_with_in_place_if_possible() {
     );
 }
 
-/// Neither is there another Pod where a quota has no room for one.
+/// If a quota has no room, the Pod is not recreated either.
 #[test]
 fn rejected_resize_does_not_block_the_image_update() {
     for (policy, fault) in [
@@ -245,7 +245,7 @@ fn rejected_resize_does_not_block_the_image_update() {
         let waiting = condition(&cluster, "Waiting").unwrap();
         assert_eq!(waiting.reason, "ResizeRefused");
         assert!(waiting.message.contains("its resize was refused"), "{waiting:?}");
-        // It is tried again, and with the next update.
+        // It is retried, and with the next update.
         let mut next = cluster.clone();
         assert_settles(&mut cluster);
         assert_eq!(
@@ -261,7 +261,7 @@ fn rejected_resize_does_not_block_the_image_update() {
     }
 }
 
-/// The same where it is refused after its update began: in its second batch, or after a grace period.
+/// The same if it is refused after its update began: in its second batch, or after a grace period.
 #[test]
 fn late_rejected_resize_does_not_block_the_image() {
     for (policy, recreated) in [("InPlaceOnly", false), ("InPlaceIfPossible", true)] {
@@ -299,7 +299,7 @@ fn late_rejected_resize_does_not_block_the_image() {
     assert_eq!(cluster.set["status"]["availableReplicas"], 1);
 }
 
-/// Nothing else is asked for, so the Pod has its revision, and is no update that was not done.
+/// Nothing else changes, so the Pod must not get the revision without the resize.
 #[test]
 fn rejected_resize_alone_is_no_update() {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
@@ -321,7 +321,7 @@ fn rejected_resize_alone_is_no_update() {
     );
 }
 
-/// While many Pods are refused their size, one of them is tried at a time, each in its turn.
+/// While resizes of many Pods are refused, one Pod at a time is retried, in turn.
 #[test]
 fn rejected_resizes_are_retried_one_at_a_time() {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
@@ -360,11 +360,11 @@ fn rejected_resizes_are_retried_one_at_a_time() {
         let again = observed
             .failures
             .insert(FailureSubject::Pod(resized[0].clone()), refused.clone());
-        assert_eq!(again, None, "it was tried already");
+        assert_eq!(again, None, "this Pod was already tried");
     }
 }
 
-/// Kubelet says that it cannot give the Pod its size, or not yet, or that it fails to.
+/// kubelet reports that it cannot resize the Pod, cannot do it yet, or fails to do it.
 fn set_resize_pending(cluster: &mut FakeCluster, reason: &str) {
     let now = cluster.now.to_string();
     let old = json!({ "requests": { "cpu": "1" } });
@@ -395,7 +395,7 @@ fn infeasible_resize_recreates_in_place_if_possible() {
         let end = cluster.now.checked_add(minutes.minutes()).unwrap();
         let mut wake = cluster.reconcile().1.requeue_at;
         while cluster.now < end {
-            cluster.now = wake.unwrap_or_else(|| panic!("{reason}: nobody looks again"));
+            cluster.now = wake.unwrap_or_else(|| panic!("{reason}: no requeue"));
             wake = cluster.reconcile().1.requeue_at;
         }
         assert_eq!(cluster.now, end, "{reason}");
@@ -434,7 +434,7 @@ fn infeasible_resize_in_place_only_updates_the_image() {
             events.iter().any(|event| event.message.contains(reason)),
             "{events:?}"
         );
-        // In the end there is room.
+        // Finally there is room.
         for pod in cluster.pods.values_mut() {
             let conditions = pod["status"]["conditions"].as_array_mut().unwrap();
             conditions.retain(|c| !c["type"].as_str().unwrap().starts_with("PodResize"));
@@ -444,7 +444,7 @@ fn infeasible_resize_in_place_only_updates_the_image() {
     }
 }
 
-/// What kubelet says is about the size from before, until it has seen the new one.
+/// kubelet's condition is about the previous size until it has seen the new one.
 #[test]
 fn stale_resize_pending_recreates_no_pod() {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
@@ -468,14 +468,14 @@ fn stale_resize_pending_recreates_no_pod() {
     }
     assert_eq!((cpu(&cluster), label(&cluster)), (&json!("2"), Value::Null));
     assert_eq!(first_pod(&cluster)["metadata"]["uid"], uid);
-    // It has seen it, and has no room for that either.
+    // kubelet has seen the new size, and has no room for it either.
     run_kubelets(&mut cluster);
     set_resize_pending(&mut cluster, "Infeasible");
     cluster.reconcile();
     assert_eq!(label(&cluster), "true");
 }
 
-/// Somebody else resizes a Pod, which the CloneSet neither waits for nor answers.
+/// Another client resizes a Pod; the CloneSet neither waits for that nor reacts.
 #[test]
 fn foreign_pending_resize_is_not_waited_for() {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
@@ -488,7 +488,7 @@ fn foreign_pending_resize_is_not_waited_for() {
     assert_eq!((plan.actions, plan.status), (Vec::new(), None));
 }
 
-/// Nothing happened to the Pod but a word, so no hook is asked and its state stays.
+/// Only an annotation of the Pod changed, so no hook runs and the state does not change.
 #[test]
 fn unresized_pod_keeps_its_lifecycle_state() {
     let mut cluster = begin_resizes(1, Fault::ResizeQuotaExceeded);
@@ -516,7 +516,7 @@ fn deleted_pod_is_not_resized_back() {
     }
 }
 
-/// Another implementation leaves alone what it does not know, and may have recorded the update since.
+/// Another implementation keeps annotations that it does not know, and may have recorded the update since.
 #[test]
 fn recorded_resize_is_not_restored() {
     let mut cluster = one_resized_pod();
@@ -535,7 +535,7 @@ fn recorded_resize_is_not_restored() {
     assert_eq!(first_pod(&cluster)["spec"]["containers"][0]["image"], "app:2");
 }
 
-/// One Pod of two containers, of which `side` is started when `app` is ready.
+/// One Pod with two containers; `side` starts when `app` is ready.
 fn launch_ordered_pod() -> FakeCluster {
     let mut spec = clone_set_spec(false, false);
     spec["replicas"] = json!(1);
@@ -547,7 +547,7 @@ fn launch_ordered_pod() -> FakeCluster {
     cluster
 }
 
-/// Both, with these tags and CPU.
+/// Both containers with these tags and CPU.
 fn containers(tags: [&str; 2], cpu: [&str; 2]) -> Value {
     let one = |at: usize, name: &str| {
         let size = json!({ "requests": { "cpu": cpu[at] } });
@@ -576,7 +576,7 @@ fn assert_tags_and_cpu(cluster: &FakeCluster, [app, side]: [(&str, &str); 2]) {
     assert_eq!(tags_and_cpu(cluster), [owned(app), owned(side)]);
 }
 
-/// A batch that is still to come has a size, too, and it is newer.
+/// The size of a pending batch is newer.
 #[test]
 fn resize_of_the_next_batch_is_not_restored() {
     for (ready_before, tag) in [(false, "2"), (true, "2"), (false, "3")] {
@@ -595,7 +595,7 @@ fn resize_of_the_next_batch_is_not_restored() {
     }
 }
 
-/// The batches of the update before go on.
+/// The batches of the previous update continue.
 #[test]
 fn rejected_resize_does_not_block_later_batches() {
     for (fault, size) in [(Fault::ResizeQuotaExceeded, "1"), (Fault::LastWriteRefused, "3")] {
@@ -630,14 +630,14 @@ fn sizes_are_restored_together_despite_priority() {
     assert_tags_and_cpu(&cluster, [("1", "1"), ("1", "1")]);
 }
 
-/// Each restarts a container, so they are out of use, or were made so, one after the other.
+/// Each restore restarts a container, so the Pods become unavailable one after another.
 #[test]
 fn restarting_size_restore_keeps_max_unavailable() {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
     let policy = json!([{ "resourceName": "cpu", "restartPolicy": "RestartContainer" }]);
     edit_container(&mut cluster, "resizePolicy", policy);
     settle(&mut cluster);
-    // As if somebody else had opened their gates.
+    // As if another client had opened their gates.
     for pod in cluster.pods.values_mut() {
         let two_cpus = json!({ "requests": { "cpu": "2" } });
         pod["spec"]["containers"][0]["resources"] = two_cpus.clone();

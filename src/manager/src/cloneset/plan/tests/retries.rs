@@ -1,4 +1,4 @@
-//! What failed by half is taken up again, and nothing is left of it.
+//! Half-done actions are retried, and leave nothing behind.
 
 use jiff::ToSpan;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use super::scenarios::{condition, settle};
 use crate::cloneset::plan::{Action, ActionFailure, ActionPurpose, FailureSubject, PatchReason, Plan};
 use kruise_api::keys;
 
-/// A CloneSet of two with claims that are not reused; the next act fails in this way.
+/// A CloneSet of two with claims that are not reused; the next action fails with `fault`.
 fn two_replicas_with_fault(fault: Fault) -> FakeCluster {
     let mut cluster = FakeCluster::new(clone_set_spec(false, true));
     cluster.edit(&json!({ "replicas": 2, "scaleStrategy": { "enablePVCReuse": false } }));
@@ -23,13 +23,13 @@ fn reconcile_later(cluster: &mut FakeCluster) -> Plan {
     cluster.reconcile().1
 }
 
-/// All comes to rest once what failed may be tried again.
+/// Asserts that everything settles once failures may be retried.
 fn assert_settles(cluster: &mut FakeCluster) {
     reconcile_later(cluster);
     settle(cluster);
 }
 
-/// Names of the Pods that a plan makes, and how many claims for them.
+/// Names of the Pods that a plan creates, and the number of claims created with each.
 fn created_pods(plan: &Plan) -> Vec<(String, usize)> {
     let pods = plan.actions.iter().filter_map(|action| match action {
         Action::CreatePod { name, claims, .. } => Some((name.clone(), claims.len())),
@@ -51,9 +51,9 @@ fn claims_of_rejected_pod_are_kept_for_retry() {
         let plan = reconcile_later(&mut cluster);
         let again: Vec<_> = names.iter().map(|(name, _)| (name.clone(), 0)).collect();
         assert_eq!(created_pods(&plan), again);
-        assert_eq!(plan.actions.len(), 2, "nothing is written but the Pods: {plan:?}");
+        assert_eq!(plan.actions.len(), 2, "only the Pods are written: {plan:?}");
     }
-    // One is needed still, so the claim of the other goes.
+    // One Pod is still needed, so the claim of the other is deleted.
     cluster.edit(&json!({ "replicas": 1 }));
     assert_settles(&mut cluster);
     let remaining: Vec<&String> = cluster.claims.keys().collect();
@@ -97,7 +97,7 @@ fn claims_of_possibly_created_pod_are_kept() {
     assert_eq!(plan.actions, []);
     assert!(
         plan.requeue_at.is_some(),
-        "somebody has to look when that is over"
+        "no requeue when the unknown outcome expires"
     );
     cluster.pods.clear();
     for _ in 0..5 {
@@ -106,7 +106,7 @@ fn claims_of_possibly_created_pod_are_kept() {
     assert_eq!(cluster.claims.len(), 0);
 }
 
-/// Two Pods, of which one was to be deleted and is not, but its claim is its own already.
+/// Two Pods; the deletion of one failed after its claim was transferred to it.
 fn half_deleted_pods(reuse: bool) -> FakeCluster {
     let mut cluster = two_replicas_with_fault(Fault::FirstWriteOnly);
     cluster.failures_left = 0;
@@ -137,7 +137,7 @@ fn claim_is_deleted_with_its_pod_after_faults() {
         cluster.edit(&json!({ "replicas": 2 }));
         settle(&mut cluster);
         let remaining = before.iter().filter(|claim| cluster.claims.contains_key(*claim));
-        assert_eq!(remaining.count(), 1, "the other has another one's data");
+        assert_eq!(remaining.count(), 1, "a new Pod must not get another Pod's data");
     }
 }
 
@@ -159,7 +159,7 @@ fn claim_of_kept_pod_is_reclaimed() {
         let deleted = pods.keys().next().unwrap();
         cluster.delete_pod(deleted);
         settle(&mut cluster);
-        assert!(cluster.pods.contains_key(deleted), "another takes the id over");
+        assert!(cluster.pods.contains_key(deleted), "a new Pod reuses the ID");
         assert_eq!(cluster.claims.len(), claims);
     }
 }
@@ -179,7 +179,7 @@ fn name_of_foreign_pod_is_not_retried() {
     assert!(ours.iter().all(|pod| pod.name != refused));
 }
 
-/// Its node may be dead. Claims that no Pod has need not wait for it; its own are for the one that takes its place.
+/// Its node may be dead. Unused claims need not wait for it; its own claims are for its replacement.
 #[test]
 fn stuck_terminating_pod_does_not_block_unused_claims() {
     let mut cluster = two_replicas_with_fault(Fault::Refused);
@@ -198,7 +198,7 @@ fn stuck_terminating_pod_does_not_block_unused_claims() {
 
     cluster.edit(&json!({ "replicas": 2 }));
     settle(&mut cluster);
-    assert_eq!(cluster.pods.len(), 2, "one of them is going");
+    assert_eq!(cluster.pods.len(), 2, "one of them is terminating");
     let waits = condition(&cluster, "Waiting").unwrap().message;
     assert!(
         waits.contains("to terminate, so that its PVCs can be reused"),
@@ -218,8 +218,8 @@ fn edit_images(cluster: &mut FakeCluster, [app, side]: [&str; 2]) {
     cluster.edit(&json!({ "template": { "spec": { "containers": containers } } }));
 }
 
-/// What the plan does about two Pods that are to run `app:2` after a minute of grace, which is over; the template has these
-/// images by now. Where that was refused, the next update may begin after so many seconds.
+/// The plan for two Pods whose update to `app:2` waited for a grace period of a minute, which is over; the template now
+/// has these images. `rejections` are the seconds until the next update may begin, if the change was refused.
 fn patches_after_grace_period(desired_images: [&str; 2], rejections: &[i64]) -> Vec<(PatchReason, String)> {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
     cluster.edit(&json!({ "replicas": 2 }));

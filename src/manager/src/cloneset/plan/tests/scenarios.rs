@@ -1,4 +1,4 @@
-//! Single decisions, each as a story.
+//! Single decisions as scenarios.
 
 use jiff::ToSpan;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use kruise_api::cloneset::CloneSetCondition;
 use kruise_api::keys;
 use kruise_workload::in_place::PatchTarget;
 
-/// Passes and kubelets until a pass does nothing.
+/// Reconciles and runs kubelets until a reconcile does nothing.
 pub(super) fn settle(cluster: &mut FakeCluster) {
     for _ in 0..100 {
         let (_, plan) = cluster.reconcile();
@@ -22,7 +22,7 @@ pub(super) fn settle(cluster: &mut FakeCluster) {
         }
         cluster.now = cluster.now.checked_add(1.second()).unwrap();
     }
-    panic!("no end in sight: {:#}", cluster.set["status"]);
+    panic!("does not converge: {:#}", cluster.set["status"]);
 }
 
 pub(super) fn run_kubelets(cluster: &mut FakeCluster) {
@@ -36,7 +36,7 @@ pub(super) fn condition(cluster: &FakeCluster, type_: &str) -> Option<CloneSetCo
     conditions.into_iter().find(|c| c.type_ == type_)
 }
 
-/// The reason of condition Progressing, which is there with a deadline only.
+/// The reason of condition Progressing, which exists only with a deadline.
 pub(super) fn progressing_reason(cluster: &FakeCluster) -> String {
     let mut cluster = cluster.clone();
     if cluster.set["spec"]["progressDeadlineSeconds"].is_null() {
@@ -46,7 +46,7 @@ pub(super) fn progressing_reason(cluster: &FakeCluster) -> String {
     condition(&cluster, "Progressing").unwrap().reason
 }
 
-/// What is waited for.
+/// Message of condition Waiting.
 pub(super) fn waiting_message(cluster: &FakeCluster) -> String {
     condition(cluster, "Waiting").unwrap_or_default().message
 }
@@ -255,7 +255,7 @@ fn adopted_orphans_are_replaced_within_the_limit() {
     assert_eq!(
         plan.actions.len(),
         5,
-        "no Pod is made while there are some to adopt"
+        "no Pod is created while orphans are adopted"
     );
     let (_, plan) = cluster.reconcile();
     assert_eq!(
@@ -270,8 +270,7 @@ fn adopted_orphans_are_replaced_within_the_limit() {
     assert_eq!(patches(&plan), [(PatchReason::Release, vec![PatchTarget::Pod])]);
 }
 
-/// As OpenKruise leaves them: a Pod with these labels that somebody runs beside a CloneSet is none of its business, and a
-/// name of such a Pod among those to delete means nothing.
+/// As in OpenKruise: a user's Pod with these labels beside a CloneSet is ignored, and so is its name in `podsToDelete`.
 #[test]
 fn later_orphans_are_not_adopted() {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
@@ -315,7 +314,7 @@ fn observed_generation_waits_for_all_adoptions() {
     assert_eq!(cluster.pods.len(), 5);
 }
 
-/// Nothing is made while an adoption is only late: the Pods of a Deployment would be deleted for it.
+/// No Pod is created while an adoption is only delayed: that would delete Pods of the Deployment.
 #[test]
 fn failed_adoption_is_retried_before_scaling() {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
@@ -440,7 +439,7 @@ fn pods_to_delete_are_deleted_and_pruned() {
     assert!(cluster.set["spec"]["scaleStrategy"].get("podsToDelete").is_none());
 }
 
-/// What is to be deleted waits for a Pod that waits for its place.
+/// Pods to delete need not wait for a broken Pod that waits for the same place.
 #[test]
 fn broken_old_pod_does_not_block_pods_to_delete() {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));

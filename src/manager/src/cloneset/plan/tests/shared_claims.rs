@@ -1,4 +1,4 @@
-//! Claims that are somebody else's, too: they are the CloneSet's all the same, and the other stays their owner.
+//! Claims with another owner: the CloneSet uses them nevertheless, and the other one remains an owner.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use super::random_histories::clone_set_spec;
 use super::scenarios::settle;
 use crate::cloneset::plan::{Action, PatchReason};
 
-/// A Pod with a claim of which somebody else is an owner: the last or the first of them, or the controller.
+/// A Pod with a claim that has another owner: the last or the first in the list, or the controller.
 fn cluster_with_shared_claim(reuse: bool, kind: u8) -> FakeCluster {
     let mut cluster = FakeCluster::new(clone_set_spec(false, true));
     cluster.edit(&json!({ "replicas": 1, "scaleStrategy": { "enablePVCReuse": reuse } }));
@@ -68,7 +68,7 @@ fn shared_claim_is_reused_or_left_to_other_owner() {
     }
 }
 
-/// A deletion without the dependents left them behind.
+/// A deletion without dependents orphaned them.
 #[test]
 fn orphan_claims_are_adopted_with_their_pods() {
     for reuse in [false, true] {
@@ -101,7 +101,7 @@ fn orphan_claims_are_adopted_with_their_pods() {
             cluster.claims.values().all(|claim| has_owner(claim, "set")),
             "{reuse}"
         );
-        // The next of a Pod's name has its data, and those of Pods that are too many go.
+        // A new Pod of the same name gets its data; claims of surplus Pods are deleted.
         let name = pods.keys().next().unwrap();
         cluster.delete_pod(name);
         settle(&mut cluster);

@@ -1,4 +1,4 @@
-//! However many Pods there are, and whatever they and others say: a status has an end.
+//! The size of a status is bounded, whatever the number of Pods and the length of their messages.
 
 use jiff::ToSpan;
 use proptest::prelude::*;
@@ -11,10 +11,10 @@ use crate::cloneset::plan::{ActionFailure, ActionPurpose, FailureSubject, Templa
 use kruise_api::keys;
 use kruise_workload::testing::apply;
 
-/// All texts of a status together have no more bytes.
+/// Maximum bytes of all texts of a status together.
 const MAX_STATUS_BYTES: usize = 16_000;
 
-/// Something is wrong with a Pod, and said in many words that no other Pod has.
+/// Breaks a Pod, with a long message that no other Pod has.
 fn break_pod(cluster: &mut FakeCluster, name: &str, kind: u8, text: &str) {
     let pod = cluster.pods.get_mut(name).unwrap();
     let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();

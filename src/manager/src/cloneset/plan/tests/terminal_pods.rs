@@ -1,4 +1,4 @@
-//! Pods that have ended for good, and stay to be looked at: evicted ones, or such as have done their work.
+//! Pods that have ended permanently and are kept for inspection: evicted or completed ones.
 
 use serde_json::json;
 
@@ -21,12 +21,12 @@ fn terminal_pod_is_replaced_and_not_counted() {
             assert_eq!(cluster.pods.len(), 5);
             assert_eq!(
                 cluster.pods[&ended]["status"]["phase"], "Running",
-                "it has its place, and its data"
+                "its replacement has its name and its data"
             );
             assert_eq!(cluster.claims[&format!("data-{ended}")], data);
             continue;
         }
-        assert_eq!(cluster.pods.len(), 6, "it is nobody's to delete");
+        assert_eq!(cluster.pods.len(), 6, "a Pod without claims is not deleted");
         let status = &cluster.set["status"];
         for count in ["replicas", "readyReplicas", "updatedAvailableReplicas"] {
             assert_eq!(status[count], 5, "{count}");
@@ -34,7 +34,10 @@ fn terminal_pod_is_replaced_and_not_counted() {
         let pod = &cluster.pods[&ended]["metadata"];
         let claim = &cluster.claims[&format!("data-{ended}")];
         let transferred = has_owner(claim, pod["uid"].as_str().unwrap());
-        assert!(transferred, "without reuse, its claim goes with it: {claim}");
+        assert!(
+            transferred,
+            "without reuse, its claim is deleted with it: {claim}"
+        );
         let id = &pod["labels"][keys::CLONESET_INSTANCE_ID];
         let others = cluster.pods.iter().filter(|(name, _)| **name != ended);
         let mut ids = others.map(|(_, pod)| &pod["metadata"]["labels"][keys::CLONESET_INSTANCE_ID]);

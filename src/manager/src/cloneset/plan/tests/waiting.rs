@@ -1,4 +1,4 @@
-//! What the condition says is waited for.
+//! Messages of condition Waiting.
 
 use jiff::ToSpan;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ fn waiting_message(cluster: &FakeCluster) -> String {
     condition(cluster, "Waiting").unwrap_or_default().message
 }
 
-/// The message has these words.
+/// Asserts that the message contains this text.
 #[track_caller]
 fn assert_message(cluster: &mut FakeCluster, text: &str) {
     cluster.reconcile();
@@ -22,7 +22,7 @@ fn assert_message(cluster: &mut FakeCluster, text: &str) {
     assert!(message.contains(text), "{text:?} is not in {message:?}");
 }
 
-/// Two Pods that settled.
+/// Two settled Pods.
 fn two_settled_pods(hooks: bool, claims: bool) -> FakeCluster {
     let mut cluster = FakeCluster::new(clone_set_spec(hooks, claims));
     cluster.edit(&json!({ "replicas": 2 }));
@@ -290,7 +290,7 @@ fn waiting_names_pause_partition_and_on_delete() {
         &format!("{list} (to be deleted: updateStrategy type is OnDelete)"),
     );
 
-    // A Pod that goes and cannot yet, with a claim that the next one takes over.
+    // A terminating Pod that is blocked, with a claim that the next Pod will reuse.
     let name = cluster.pods.keys().next().unwrap().clone();
     let pod = cluster.pods.get_mut(&name).unwrap();
     pod["metadata"]["finalizers"] = json!(["example.com/slow"]);
@@ -338,7 +338,7 @@ fn waiting_counts_reasons_beyond_the_limit() {
     );
 }
 
-/// A Pod that was not made by us may lack the gate that takes it out of its Services while a container is restarted.
+/// A Pod that we did not create may lack the gate that takes it out of its Services while a container restarts.
 #[test]
 fn env_update_without_readiness_gate_is_stuck() {
     let mut cluster = two_settled_pods(false, false);
@@ -348,7 +348,7 @@ fn env_update_without_readiness_gate_is_stuck() {
     cluster.edit(&label("1"));
     settle(&mut cluster);
     let env = json!([{ "name": "V", "valueFrom": origin }]);
-    // The Pods have read the label all along, and so did their revision.
+    // The Pods have read the label from the beginning, and so has their revision.
     for revision in &mut cluster.revisions {
         revision.data["spec"]["template"]["spec"]["containers"][0]["env"] = env.clone();
     }
@@ -365,17 +365,17 @@ fn env_update_without_readiness_gate_is_stuck() {
             .iter()
             .any(|action| matches!(action, Action::PatchPod { .. }))
     };
-    assert!(!patched(&mut cluster), "it is not begun");
+    assert!(!patched(&mut cluster), "the update must not begin");
     let list = listed_names(&cluster);
     let expected =
         "policy is InPlaceOnly, and the Pod lacks readiness gate InPlaceUpdateReady; delete the Pod";
     assert_message(&mut cluster, &format!("stuck: {list} ({expected}"));
-    // With another image kubelet restarts it, and its environment is new.
+    // For another image kubelet restarts the container, with the new environment.
     edit_container(&mut cluster, "image", json!("app:2"));
     assert!(patched(&mut cluster));
 }
 
-/// The events of the next pass, and when it is to be looked at again, in seconds from now.
+/// The events of the next reconcile, and the seconds until its requeue.
 fn events(cluster: &mut FakeCluster) -> (Vec<CloneSetEvent>, Option<i64>) {
     let plan = cluster.reconcile().1;
     let wake = plan
@@ -414,7 +414,7 @@ fn lasting_wait_is_reported_by_one_event() {
 
     cluster.edit(&json!({ "updateStrategy": { "rollingUpdate": { "paused": false } } }));
     cluster.reconcile();
-    assert_eq!(events(&mut cluster).0, [], "another wait is young");
+    assert_eq!(events(&mut cluster).0, [], "the new wait is too short");
     cluster.now += 60.seconds();
     let (reported, _) = events(&mut cluster);
     assert_eq!(

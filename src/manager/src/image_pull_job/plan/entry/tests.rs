@@ -65,7 +65,7 @@ fn two_jobs_share_one_entry_and_version() {
     assert!(is_owned_by(&spec.tags[0], "uid0") && is_owned_by(&spec.tags[0], "uid1"));
 }
 
-/// A tag whose time cannot be read is about to be removed: it is asked for anew, once, and the others stay as they are.
+/// A tag whose time cannot be read is about to be removed: it is requested again, once, and the others are unchanged.
 #[test]
 fn tag_with_unreadable_time_is_requested_again() {
     const FAR: &str = "9999-12-31T23:59:59Z";
@@ -94,12 +94,12 @@ fn tag_with_unreadable_time_is_requested_again() {
                 add_requests(Some(&added), &statuses, "1", &[request(&mine)], options(0)),
                 None
             );
-            // What is written is read as the same, so that it is not written again.
+            // What is written is parsed as the same value, so that it is not written again.
             let again: ImageSpec = serde_json::from_value(json!(added)).unwrap();
             assert_eq!(again, added);
         }
     }
-    // One that is the job's own is removed first, and then added under a version that no status answers.
+    // A tag that the job owns is removed first, and then added with a version that no status has.
     let mut own = stored.clone();
     own.tags[1].owner_references = vec![owner_reference(&job(0, None, false))];
     let mine = job(0, None, false);
@@ -112,7 +112,7 @@ fn tag_with_unreadable_time_is_requested_again() {
     assert_eq!((added.tags.len(), added.tags[1].version), (3, 5));
 }
 
-/// It may have a time that cannot be read; its pull has ended all the same.
+/// A tag may have a time that cannot be read; its pull has ended all the same.
 #[test]
 fn ended_pull_without_time_is_not_awaited() {
     let mut spec = add_requests(None, &[], "1", &[request(&job(0, None, false))], options(0)).unwrap();
@@ -137,7 +137,7 @@ fn version_increases_where_old_status_would_match() {
     let (a, b) = (job(0, None, false), job(1, None, false));
     let spec = add_requests(None, &[status(4, true)], "1", &[request(&a)], options(0)).unwrap();
     assert_eq!(spec.tags[0].version, 5);
-    // A pull that goes on serves the second job too; one that is over does not.
+    // A running pull serves the second job too; a finished one does not.
     let joined = add_requests(Some(&spec), &[status(5, false)], "1", &[request(&b)], options(0)).unwrap();
     assert_eq!(joined.tags[0].version, 5);
     let repulled = add_requests(Some(&spec), &[status(5, true)], "1", &[request(&b)], options(0)).unwrap();
@@ -167,7 +167,7 @@ fn ended_jobs_do_not_own_a_repull() {
     let repulled = add_requests(Some(&first), &[status(0, true)], "1", &[for_b], options(0)).unwrap();
     assert!(is_owned_by(&repulled.tags[0], "uid1") && !is_owned_by(&repulled.tags[0], "uid0"));
     let joined = add_requests(Some(&first), &[status(0, false)], "1", &[for_b], options(0)).unwrap();
-    assert!(is_owned_by(&joined.tags[0], "uid0"), "the pull is its own");
+    assert!(is_owned_by(&joined.tags[0], "uid0"), "it owns the pull");
 }
 
 #[test]
@@ -218,8 +218,8 @@ fn credentials_of_ended_jobs_are_removed() {
 }
 
 proptest! {
-    /// Whatever was there: all that asked own the tag, nobody is lost, versions never fall, and asking again
-    /// changes nothing.
+    /// For any previous state: all jobs own the tag, no owner is lost, versions never decrease, and the same request
+    /// again changes nothing.
     #[test]
     fn requests_are_idempotent(who in prop::collection::vec((0_u8..4, any::<bool>(), any::<bool>()), 1..6),
                             known in prop::option::of((0_i64..5, any::<bool>())), seed in any::<u64>()) {
@@ -262,7 +262,7 @@ fn oversized_annotations_are_dropped() {
     assert_eq!(accepted, first);
 }
 
-/// A job of one of two namespaces, with these limits, made at that second.
+/// A job of one of two namespaces, with these limits, created at that second.
 fn tenant(n: u8, (evil, always, made): (bool, bool, i64), limits: Limits) -> PullJob {
     let mut job = job(n, always.then_some(ImagePullPolicy::Always), false);
     job.key.namespace = Some(if evil { "evil" } else { "ns" }.to_owned());
@@ -276,7 +276,7 @@ fn tenant(n: u8, (evil, always, made): (bool, bool, i64), limits: Limits) -> Pul
     job
 }
 
-/// Timeout, repetitions and deadline.
+/// Timeout, retries and deadline.
 type Limits = (Option<i32>, Option<i32>, Option<i64>);
 
 fn any_limits() -> impl Strategy<Value = Limits> {
@@ -331,7 +331,7 @@ fn always_policy_waits_for_another_namespaces_pull() {
     .unwrap();
     assert_eq!(repulled.tags[0].version, 1);
     assert_eq!(limits_of(&repulled.tags[0]), (600, 3, i64::MAX));
-    // One that was asked for since there is the job is fresh.
+    // A pull that was requested after the job's creation is fresh.
     let early = tenant(2, (true, true, 9), (Some(1), Some(0), Some(1)));
     let mut fresh = spec.clone();
     fresh.tags[0].image_pull_policy = Some(ImagePullPolicy::Always);
@@ -348,8 +348,8 @@ fn always_policy_waits_for_another_namespaces_pull() {
 }
 
 proptest! {
-    /// Whatever jobs of another namespace ask for, a pull that runs for a job is not broken off, and its limits are not
-    /// narrowed; a job of the own namespace starts it again as ever.
+    /// A request from another namespace neither aborts a running pull nor narrows its limits; a job of the same
+    /// namespace restarts it as usual.
     #[test]
     fn other_namespaces_do_not_narrow_or_abort_a_pull(
         mine in any_limits(), always in any::<bool>(), over in any::<bool>(), begun in any::<bool>(),
@@ -371,8 +371,8 @@ proptest! {
             let entry = &spec.tags[0];
             prop_assert!(is_owned_by(entry, "uid0"));
             if !(begun && over) {
-                prop_assert_eq!(entry.version, previous.version, "it is broken off");
-                prop_assert!(is_owned_by(entry, &other.uid) || fresh, "only who wants it fresh waits");
+                prop_assert_eq!(entry.version, previous.version, "the pull is aborted");
+                prop_assert!(is_owned_by(entry, &other.uid) || fresh, "only a fresh pull is awaited");
             }
             let ((timeout, tries, deadline), was) = (limits_of(entry), limits_of(&previous));
             prop_assert!(timeout >= was.0 && tries >= was.1 && deadline >= was.2);
