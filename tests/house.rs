@@ -305,6 +305,58 @@ fn user_facing_texts_use_plain_words() {
     assert_no_offences("say it as kubelet and kubectl would", &offences);
 }
 
+/// Words of [`UNUSUAL_WORDS`], and some more that say less than a term of the glossary, for names and comments.
+#[test]
+fn names_and_comments_use_terms_of_the_glossary() {
+    let vague = ["tell", "say", "said", "wish", "stray", "doubt", "asked"];
+    let is_name_part = |name: &str, word: &str| {
+        let snake: String = name
+            .chars()
+            .flat_map(|c| {
+                if c.is_uppercase() {
+                    ['_', c.to_ascii_lowercase()]
+                } else {
+                    ['\0', c]
+                }
+            })
+            .filter(|c| *c != '\0')
+            .collect();
+        snake.split('_').any(|part| part == word)
+    };
+    let mut offences = Vec::new();
+    let folders = ["src", "tests", "testbed", "xtask", "benches"];
+    for source in folders
+        .into_iter()
+        .flat_map(sources)
+        .filter(|source| source.name != "tests/house.rs")
+    {
+        for line in source.text.lines() {
+            let tokens: Vec<&str> = line.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
+            let defined = tokens
+                .windows(2)
+                .filter(|pair| {
+                    [
+                        "fn", "struct", "enum", "trait", "type", "const", "static", "mod", "let",
+                    ]
+                    .contains(&pair[0])
+                })
+                .map(|pair| pair[1]);
+            let named = defined.into_iter().any(|name| {
+                vague
+                    .iter()
+                    .chain(&UNUSUAL_WORDS)
+                    .any(|word| is_name_part(name, word))
+            });
+            let comment = line.trim_start().starts_with("//")
+                && UNUSUAL_WORDS[..5].iter().any(|word| tokens.contains(word));
+            if named || comment {
+                offences.push(format!("{}: {}", source.name, line.trim()));
+            }
+        }
+    }
+    assert_no_offences("use the terms of docs/development/glossary.md", &offences);
+}
+
 /// Admission depends on no controller: it also runs in a process of its own.
 #[test]
 fn admission_imports_no_controller() {

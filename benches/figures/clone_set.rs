@@ -151,7 +151,7 @@ pub async fn wait_idle(side: &Side) -> Result<usize> {
 
 /// Number of the manager's writes to Pods so far.
 fn pod_writes(side: &Side) -> Result<usize> {
-    let all = side.node.plane.writes()?;
+    let all = side.node.plane.audited_writes()?;
     let by_manager = all.iter().filter(|w| {
         w["objectRef"]["resource"] == "pods"
             && w["user"]["username"] == "system:serviceaccount:kruise-system:kruise-manager"

@@ -128,7 +128,7 @@ fn success_status(image: &str, tags: &[Value]) -> Value {
 
 /// Accepted writes of the manager to specs of NodeImages since the job was created.
 fn spec_writes(side: &Side) -> Result<usize> {
-    let all = side.node.plane.writes()?;
+    let all = side.node.plane.audited_writes()?;
     let creates_job = |w: &&Value| w["objectRef"]["resource"] == "imagepulljobs" && w["verb"] == "create";
     let job_created = all
         .iter()

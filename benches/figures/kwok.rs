@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
 use kube::api::ListParams;
 use serde_json::{Value, json};
-use testbed::cluster::{Cache, finish, prepare};
+use testbed::cluster::{Cache, prepare, run_command};
 
 use crate::cluster::{self, NODE, NODE_IMAGE};
 use crate::side::Side;
@@ -76,7 +76,7 @@ fn start_kwok(side: &mut Side) -> Result<()> {
     let cache = Cache::open()?;
     prepare::ensure(&cache, &[prepare::Part::Kwok])?;
     let module = format!("sigs.k8s.io/kwok@{}", testbed::cluster::KWOK);
-    let text = finish(Command::new("go").args(["mod", "download", "-json", &module]))?;
+    let text = run_command(Command::new("go").args(["mod", "download", "-json", &module]))?;
     let module: Value = serde_json::from_str(&text)?;
     let dir = module["Dir"]
         .as_str()
@@ -93,7 +93,7 @@ fn start_kwok(side: &mut Side) -> Result<()> {
         stages.join(" "),
         side.node.plane.dir().display(),
     );
-    finish(side.node.runtime.command("bash").args(["-c", &script])).map(drop)
+    run_command(side.node.runtime.command("bash").args(["-c", &script])).map(drop)
 }
 
 /// The nodes send no heartbeats, whose load would disturb the measurement; no controller may miss them.

@@ -147,7 +147,7 @@ async fn first_exit_time(side: &Side, containers: &[String]) -> Result<Timestamp
 
 /// Accepted writes to the request and, while it existed, to its Pod, without those of kubelet and the control plane.
 fn request_writes(side: &Side, name: &str) -> Result<Vec<String>> {
-    let all = side.node.plane.writes()?;
+    let all = side.node.plane.audited_writes()?;
     let user = |w: &Value| w["user"]["username"].as_str().unwrap_or_default().to_owned();
     let mut request_exists = false;
     let mut found = Vec::new();

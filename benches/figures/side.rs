@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use kube::Client;
 use testbed::FEATURE_GATES;
-use testbed::cluster::{Bound, NODE_NAME, Node, finish};
-use testbed::peer::{Peer, background, healthy};
+use testbed::cluster::{NODE_NAME, Node, TokenBinding, run_command};
+use testbed::peer::{Peer, spawn_background, wait_healthy};
 
 use crate::cluster::{self, NODE_IMAGE};
 
@@ -50,7 +50,7 @@ impl Implementation {
             Self::Peer(dir) => {
                 let peer = Peer::new(node, dir);
                 peer.install()?;
-                peer.manager()
+                peer.start_manager()
             }
         }
     }
@@ -63,8 +63,8 @@ impl Implementation {
                 let peer = Peer::new(node, dir);
                 let account = peer.daemon_account()?;
                 let start = Instant::now();
-                let daemon = peer.daemon(&account)?;
-                healthy(node, 10221, "/healthz")?;
+                let daemon = peer.start_daemon(&account)?;
+                wait_healthy(node, 10221, "/healthz")?;
                 Ok((daemon, start.elapsed()))
             }
         }
@@ -90,7 +90,8 @@ impl Side {
         plane.kubectl(&["create", "serviceaccount", "user", "-n", "kube-public"])?;
         let role = ["--clusterrole=cluster-admin", "--serviceaccount=kube-public:user"];
         plane.kubectl(&[&["create", "clusterrolebinding", "user"], &role[..]].concat())?;
-        let client = cluster::client(&plane.kubeconfig_for("kube-public", "user", Bound::Nothing)?).await?;
+        let client =
+            cluster::client(&plane.kubeconfig_for("kube-public", "user", TokenBinding::Unbound)?).await?;
         let manager = implementation.manager(&node)?;
         // The manager writes its address into the CRDs, and for a second after that the API server asks clients that
         // list NodeImages to retry: that is not part of a daemon's start.
@@ -127,22 +128,22 @@ fn our_manager(node: &Node, dir: &Path) -> Result<u32> {
         .filter(|d| !workload_kinds.iter().any(|k| d.contains(k)))
         .collect();
     plane.apply(&objects.join("---\n"))?;
-    let account = plane.kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)?;
+    let account = plane.kubeconfig_for("kruise-system", "kruise-manager", TokenBinding::Unbound)?;
     let env = "WEBHOOK_HOST=127.0.0.1 WEBHOOK_PORT=9876 POD_NAMESPACE=kruise-system RUST_LOG=info";
     let line = format!(
         "{env} {}/kruise-manager --kubeconfig={} {FEATURE_GATES}",
         dir.display(),
         account.display()
     );
-    let manager = background(node, &line, "manager")?;
-    healthy(node, 8000, "/readyz")?;
+    let manager = spawn_background(node, &line, "manager")?;
+    wait_healthy(node, 8000, "/readyz")?;
     Ok(manager)
 }
 
 /// Starts our daemon; returns its process ID and how long it took to be ready.
 fn our_daemon(node: &Node, dir: &Path) -> Result<(u32, Duration)> {
     let plane = &node.plane;
-    let account = plane.kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(NODE_NAME))?;
+    let account = plane.kubeconfig_for("kruise-system", "kruise-daemon", TokenBinding::Node(NODE_NAME))?;
     let line = format!(
         "NODE_NAME={NODE_NAME} RUST_LOG=info {}/kruise-daemon --kubeconfig={} --control-socket={} \
          --socket-file=/run/containerd/containerd.sock",
@@ -151,8 +152,8 @@ fn our_daemon(node: &Node, dir: &Path) -> Result<(u32, Duration)> {
         plane.dir().join("control.sock").display()
     );
     let start = Instant::now();
-    let daemon = background(node, &line, "daemon")?;
-    healthy(node, 10221, "/readyz")?;
+    let daemon = spawn_background(node, &line, "daemon")?;
+    wait_healthy(node, 10221, "/readyz")?;
     Ok((daemon, start.elapsed()))
 }
 
@@ -166,5 +167,5 @@ fn size(path: &Path) -> Result<u64> {
 /// A process's file in `/proc` of the node.
 pub fn proc_file(node: &Node, pid: u32, file: &str) -> Result<String> {
     let mut command: Command = node.runtime.command("cat");
-    finish(command.arg(format!("/proc/{pid}/{file}")))
+    run_command(command.arg(format!("/proc/{pid}/{file}")))
 }

@@ -1,4 +1,4 @@
-//! The test bed: real Kubernetes nodes in namespaces of their own, which end with the program that started them.
+//! The test bed: real Kubernetes nodes in their own namespaces, removed when the program that started them exits.
 
 pub mod cluster;
 pub mod peer;

@@ -1,33 +1,33 @@
-//! Running other programs to their end.
+//! Runs other programs and waits for them to exit.
 
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// Runs a program to its end; its output is in the error when it fails, else returned.
+/// Runs a program, waits for its exit and returns its output. If it fails, the error contains the output.
 pub fn run(program: &str, args: &[&str]) -> Result<String> {
-    finish(Command::new(program).args(args))
+    run_command(Command::new(program).args(args))
 }
 
-/// The same command, killed when the thread that starts it ends: for what must not outlive us.
-pub fn ends_with_us(command: &Command) -> Command {
-    let mut bound = Command::new("setpriv");
-    bound.args(["--pdeathsig", "KILL"]).arg(command.get_program());
-    bound.args(command.get_args());
+/// The same command, killed when the thread that starts it exits: for processes that must not outlive this one.
+pub fn with_parent_death_signal(command: &Command) -> Command {
+    let mut wrapped = Command::new("setpriv");
+    wrapped.args(["--pdeathsig", "KILL"]).arg(command.get_program());
+    wrapped.args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {
-            Some(value) => bound.env(name, value),
-            None => bound.env_remove(name),
+            Some(value) => wrapped.env(name, value),
+            None => wrapped.env_remove(name),
         };
     }
     if let Some(dir) = command.get_current_dir() {
-        bound.current_dir(dir);
+        wrapped.current_dir(dir);
     }
-    bound
+    wrapped
 }
 
-/// Runs a command to its end; its output is in the error when it fails, else returned.
-pub fn finish(command: &mut Command) -> Result<String> {
+/// Runs a command, waits for its exit and returns its output. If it fails, the error contains the output.
+pub fn run_command(command: &mut Command) -> Result<String> {
     let out = command
         .stdin(Stdio::null())
         .output()

@@ -1,8 +1,8 @@
-//! The namespaces that a bed lives in, and the guard that ends it.
+//! The namespaces of a test cluster, and the guard that removes them.
 //!
-//! A bed runs in a process, a mount and (with a node) a network namespace of its own, so the kernel itself removes
-//! its processes, mounts, bridges and firewall rules. A guard script watches a pipe from us: when we end, however we
-//! end, it ends the namespaces and removes what is left, which is the bed's folder and its cgroups.
+//! A sandbox has its own process, mount and (with a node) network namespace, so the kernel removes its processes,
+//! mounts, bridges and firewall rules. A guard script watches a pipe from this process: when this process exits, for
+//! any reason, the guard ends the namespaces and removes the sandbox's folder and cgroups.
 
 use std::fs;
 use std::io::Write;
@@ -20,7 +20,7 @@ use crate::parts::Cache;
 use crate::process::run;
 use crate::wait;
 
-/// $1: the bed's folder; $2: its name, which is also the name of its cgroups; then flags of `unshare`.
+/// $1: the sandbox's folder; $2: its name, which is also the name of its cgroups; then flags of `unshare`.
 const GUARD: &str = r#"
 dir=$1 bed=$2; shift 2
 trap '' INT HUP
@@ -53,70 +53,70 @@ while read -r line; do keep=$line; done
 [ "$keep" = keep ] && wait $ns
 "#;
 
-/// Namespaces, a folder and the guard of one bed. Everything in them ends when this is dropped.
+/// Namespaces, folder and guard of one test cluster. Drop ends all of its processes.
 #[derive(Debug)]
 pub struct Sandbox {
     dir: PathBuf,
     init: i32,
     network: Option<Network>,
     guard: Child,
-    /// The guard waits for its end.
-    pipe: Mutex<Option<ChildStdin>>,
+    /// The guard waits until this pipe is closed.
+    guard_stdin: Mutex<Option<ChildStdin>>,
 }
 
-/// Addresses of a bed with a network of its own, which the host reaches through a veth pair.
+/// Addresses of a sandbox with its own network, which the host reaches through a veth pair.
 #[derive(Clone, Debug)]
 pub struct Network {
     number: u8,
-    family: Family,
+    family: IpFamily,
 }
 
-/// The version of IP in a bed's network.
+/// The IP version of a sandbox's network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Family {
+enum IpFamily {
     V4,
-    /// There is no other, not even on the loopback interface.
+    /// No IPv4, not even on the loopback interface.
     V6,
 }
 
 impl Network {
-    /// The host's end of the link; the bed reaches servers of the test process here.
-    pub fn host(&self) -> String {
+    /// The host's end of the link; the sandbox reaches servers of the test process here.
+    pub fn host_address(&self) -> String {
         self.address("253", "fd")
     }
 
-    /// The bed's end of the link; the API server and the registries listen here.
-    pub fn bed(&self) -> String {
+    /// The sandbox's end of the link; the API server and the registries listen here.
+    pub fn sandbox_address(&self) -> String {
         self.address("254", "fe")
     }
 
     fn address(&self, v4: &str, v6: &str) -> String {
         match self.family {
-            Family::V4 => format!("10.199.{}.{v4}", self.number),
-            Family::V6 => format!("fd00:199:{:x}::{v6}", self.number),
+            IpFamily::V4 => format!("10.199.{}.{v4}", self.number),
+            IpFamily::V6 => format!("fd00:199:{:x}::{v6}", self.number),
         }
     }
 
-    /// Addresses of Pods.
-    pub fn pods(&self) -> String {
+    /// Address range of Pods.
+    pub fn pod_cidr(&self) -> String {
         format!("10.199.{}.0/25", self.number)
     }
 }
 
 impl Sandbox {
-    /// Makes the namespaces; with `network` also a network that only the host reaches.
+    /// Creates the namespaces; with `network` also a network that only the host reaches.
     pub fn new(cache: &Cache, network: bool) -> Result<Self> {
-        Self::with(cache, network.then_some(Family::V4))
+        Self::create(cache, network.then_some(IpFamily::V4))
     }
 
-    /// The same with a network that has IPv6 and no IPv4.
+    /// Creates the namespaces and a network with IPv6 and without IPv4.
     pub fn without_ipv4(cache: &Cache) -> Result<Self> {
-        Self::with(cache, Some(Family::V6))
+        Self::create(cache, Some(IpFamily::V6))
     }
 
-    fn with(cache: &Cache, network: Option<Family>) -> Result<Self> {
-        fs::create_dir_all(cache.beds())?;
-        sweep(cache)?;
+    fn create(cache: &Cache, network: Option<IpFamily>) -> Result<Self> {
+        fs::create_dir_all(cache.sandboxes_dir())?;
+        remove_stale_sandboxes(cache)?;
         let (dir, name) = unique_dir(cache)?;
         let mut guard = Command::new("bash");
         guard.args(["-c", GUARD, "kruise-bed-guard"]).arg(&dir).arg(&name);
@@ -131,33 +131,38 @@ impl Sandbox {
             .process_group(0)
             .spawn()
             .context("cannot start bash")?;
-        fs::write(dir.join("guard.pid"), identity(guard.id()))?;
+        fs::write(dir.join("guard.pid"), process_identity(guard.id()))?;
         let pipe = Mutex::new(guard.stdin.take());
-        let mut bed = Self {
-            pipe,
+        let mut sandbox = Self {
+            guard_stdin: pipe,
             dir,
             init: 0,
             network: None,
             guard,
         };
-        bed.init = wait::until("the bed's namespaces", Duration::from_secs(10), || {
-            Ok(fs::read_to_string(bed.dir.join("init.pid"))
+        sandbox.init = wait::until("the bed's namespaces", Duration::from_secs(10), || {
+            Ok(fs::read_to_string(sandbox.dir.join("init.pid"))
                 .ok()
                 .and_then(|t| t.trim().parse().ok()))
         })
-        .with_context(|| format!("see {}; the bed needs root", bed.dir.join("guard.log").display()))?;
+        .with_context(|| {
+            format!(
+                "see {}; the bed needs root",
+                sandbox.dir.join("guard.log").display()
+            )
+        })?;
         if let Some(family) = network {
-            bed.network = Some(bed.connect(family)?);
+            sandbox.network = Some(sandbox.create_network(family)?);
         }
-        Ok(bed)
+        Ok(sandbox)
     }
 
-    /// The bed's folder; it goes with the bed.
+    /// The sandbox's folder, removed with the sandbox.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// The bed's name, unique on this machine.
+    /// The sandbox's name, unique on this machine.
     pub fn name(&self) -> String {
         self.dir
             .file_name()
@@ -165,12 +170,12 @@ impl Sandbox {
             .unwrap_or_default()
     }
 
-    /// The bed's addresses, where it has a network of its own.
+    /// The sandbox's addresses, if it has its own network.
     pub fn network(&self) -> Option<&Network> {
         self.network.as_ref()
     }
 
-    /// A command that runs inside the bed. Its end is seen here; its process ID is [`Sandbox::inner_pid`].
+    /// A command that runs inside the sandbox. Its exit is visible here; its process ID is [`Sandbox::inner_pid`].
     pub fn command(&self, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.init.to_string(), "--pid", "--mount"]);
@@ -181,7 +186,7 @@ impl Sandbox {
         command
     }
 
-    /// The process that a child made by [`Sandbox::command`] stands for, as seen from the host.
+    /// The host's process ID of the program that a child from [`Sandbox::command`] runs in the sandbox.
     pub fn inner_pid(child: &Child) -> Result<Pid> {
         let path = format!("/proc/{0}/task/{0}/children", child.id());
         wait::until("the process in the bed", Duration::from_secs(5), || {
@@ -194,10 +199,10 @@ impl Sandbox {
         })
     }
 
-    /// Leaves the bed running after our end, until [`down`] is called for the command that kept it.
-    pub fn keep(&self, command: &str) -> Result<()> {
+    /// Keeps the sandbox running after this process exits, until [`down`] is called for the command that kept it.
+    pub fn keep_running(&self, command: &str) -> Result<()> {
         let mut pipe = self
-            .pipe
+            .guard_stdin
             .lock()
             .map_err(|_| anyhow::anyhow!("poisoned"))?
             .take()
@@ -206,7 +211,7 @@ impl Sandbox {
         writeln!(pipe, "keep").context("the bed's guard is gone")
     }
 
-    fn connect(&self, family: Family) -> Result<Network> {
+    fn create_network(&self, family: IpFamily) -> Result<Network> {
         let number = (0..=255u8)
             .find(|n| {
                 let (host, init) = (format!("kruise-bed{n}"), self.init.to_string());
@@ -221,16 +226,16 @@ impl Sandbox {
             .context("cannot make a veth pair: is this root, and is the kernel module there?")?;
         let net = Network { number, family };
         let link = format!("kruise-bed{number}");
-        let (host, bed) = (net.host(), net.bed());
-        let inside = match family {
-            Family::V4 => {
+        let (host, bed) = (net.host_address(), net.sandbox_address());
+        let setup_script = match family {
+            IpFamily::V4 => {
                 run("ip", &["address", "add", &format!("{host}/30"), "dev", &link])?;
                 format!(
                     "ip address add {bed}/30 dev eth0 && ip link set eth0 up && ip route add default via {host} && \
                      echo 1 > /proc/sys/net/ipv4/ip_forward"
                 )
             }
-            Family::V6 => {
+            IpFamily::V6 => {
                 let address = format!("{host}/126");
                 run("ip", &["address", "add", &address, "dev", &link, "nodad"])?;
                 format!(
@@ -244,11 +249,19 @@ impl Sandbox {
         run(
             "nsenter",
             &[
-                "--target", &init, "--net", "--mount", "--pid", "--", "sh", "-c", &inside,
+                "--target",
+                &init,
+                "--net",
+                "--mount",
+                "--pid",
+                "--",
+                "sh",
+                "-c",
+                &setup_script,
             ],
         )?;
-        if family == Family::V4 {
-            run("ip", &["route", "add", &net.pods(), "via", &bed])?;
+        if family == IpFamily::V4 {
+            run("ip", &["route", "add", &net.pod_cidr(), "via", &bed])?;
         }
         Ok(net)
     }
@@ -256,40 +269,43 @@ impl Sandbox {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        let pipe = self.pipe.get_mut().map(Option::take).unwrap_or_default();
+        let pipe = self.guard_stdin.get_mut().map(Option::take).unwrap_or_default();
         if pipe.is_some() {
             drop(pipe);
-            // The pipe is closed now; the guard ends everything and then itself.
+            // The pipe is closed now; the guard ends all processes and then exits.
             let _ = self.guard.wait();
         }
     }
 }
 
-/// Ends the beds that `command` kept, or all kept ones, and removes what dead ones left. Returns how many were ended.
+/// Ends the sandboxes that `command` kept, or all kept ones, and removes leftovers of dead ones. Returns the number of
+/// ended sandboxes.
 pub fn down(cache: &Cache, command: Option<&str>) -> Result<usize> {
     let mut ended = 0;
-    for dir in folders(cache)? {
-        let Some(pid) = kept(&dir, command) else { continue };
+    for dir in sandbox_dirs(cache)? {
+        let Some(pid) = kept_guard_pid(&dir, command) else {
+            continue;
+        };
         kill(pid, Signal::SIGTERM).ok();
         wait::until("the kept bed's end", Duration::from_secs(60), || {
             Ok((!dir.exists()).then_some(()))
         })?;
         ended += 1;
     }
-    sweep(cache)?;
+    remove_stale_sandboxes(cache)?;
     Ok(ended)
 }
 
-/// Removes the folders and cgroups of beds whose guard was killed too.
-fn sweep(cache: &Cache) -> Result<()> {
-    for dir in folders(cache)? {
-        let owner = fs::read_to_string(dir.join("guard.pid")).unwrap_or_default();
-        let young = dir
+/// Removes the folders and cgroups of sandboxes whose guard was killed too.
+fn remove_stale_sandboxes(cache: &Cache) -> Result<()> {
+    for dir in sandbox_dirs(cache)? {
+        let guard = fs::read_to_string(dir.join("guard.pid")).unwrap_or_default();
+        let is_recent = dir
             .metadata()?
             .modified()?
             .elapsed()
             .is_ok_and(|age| age < Duration::from_secs(60));
-        if alive(&owner).is_some() || (owner.is_empty() && young) {
+        if running_pid(&guard).is_some() || (guard.is_empty() && is_recent) {
             continue;
         }
         let name = dir
@@ -317,30 +333,30 @@ fn sweep(cache: &Cache) -> Result<()> {
     Ok(())
 }
 
-fn folders(cache: &Cache) -> Result<Vec<PathBuf>> {
-    match fs::read_dir(cache.beds()) {
+fn sandbox_dirs(cache: &Cache) -> Result<Vec<PathBuf>> {
+    match fs::read_dir(cache.sandboxes_dir()) {
         Ok(entries) => Ok(entries.filter_map(|e| e.ok().map(|e| e.path())).collect()),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(e) => Err(e.into()),
     }
 }
 
-/// The guard of a bed that `command`, or any command, kept.
-fn kept(dir: &Path, command: Option<&str>) -> Option<Pid> {
-    let by = fs::read_to_string(dir.join("kept")).ok()?;
-    if command.is_some_and(|command| command != by) {
+/// The guard's process ID if the sandbox was kept by `command`, or by any command for `None`.
+fn kept_guard_pid(dir: &Path, command: Option<&str>) -> Option<Pid> {
+    let kept_by = fs::read_to_string(dir.join("kept")).ok()?;
+    if command.is_some_and(|command| command != kept_by) {
         return None;
     }
-    alive(&fs::read_to_string(dir.join("guard.pid")).ok()?)
+    running_pid(&fs::read_to_string(dir.join("guard.pid")).ok()?)
 }
 
-/// `PID START`: the start time tells a process from a later one with the same number.
-fn identity(pid: u32) -> String {
+/// `PID START`: the start time distinguishes a process from a later one with the same process ID.
+fn process_identity(pid: u32) -> String {
     format!("{pid} {}", start_time(pid).unwrap_or_default())
 }
 
-fn alive(identity: &str) -> Option<Pid> {
-    let (pid, start) = identity.split_once(' ')?;
+fn running_pid(process_identity: &str) -> Option<Pid> {
+    let (pid, start) = process_identity.split_once(' ')?;
     let pid: u32 = pid.parse().ok()?;
     (start_time(pid)? == start).then(|| Pid::from_raw(pid.cast_signed()))
 }
@@ -353,14 +369,14 @@ fn start_time(pid: u32) -> Option<String> {
 fn unique_dir(cache: &Cache) -> Result<(PathBuf, String)> {
     for n in 0..10_000u32 {
         let name = format!("kruise-bed-{}-{n}", std::process::id());
-        let dir = cache.beds().join(&name);
+        let dir = cache.sandboxes_dir().join(&name);
         match fs::create_dir(&dir) {
             Ok(()) => return Ok((dir, name)),
             Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
             Err(e) => return Err(e.into()),
         }
     }
-    bail!("no free folder name in {}", cache.beds().display())
+    bail!("no free folder name in {}", cache.sandboxes_dir().display())
 }
 
 #[cfg(test)]
@@ -369,14 +385,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn down_ends_what_its_command_kept() {
-        let bed = tempfile::tempdir().unwrap();
+    fn kept_sandbox_is_found_by_its_command() {
+        let dir = tempfile::tempdir().unwrap();
         let pid = Some(Pid::from_raw(std::process::id().cast_signed()));
-        fs::write(bed.path().join("guard.pid"), identity(std::process::id())).unwrap();
-        assert_eq!(kept(bed.path(), None), None);
-        fs::write(bed.path().join("kept"), "up").unwrap();
-        assert_eq!(kept(bed.path(), None), pid);
-        assert_eq!(kept(bed.path(), Some("up")), pid);
-        assert_eq!(kept(bed.path(), Some("demo")), None);
+        fs::write(dir.path().join("guard.pid"), process_identity(std::process::id())).unwrap();
+        assert_eq!(kept_guard_pid(dir.path(), None), None);
+        fs::write(dir.path().join("kept"), "up").unwrap();
+        assert_eq!(kept_guard_pid(dir.path(), None), pid);
+        assert_eq!(kept_guard_pid(dir.path(), Some("up")), pid);
+        assert_eq!(kept_guard_pid(dir.path(), Some("demo")), None);
     }
 }

@@ -1,17 +1,17 @@
 //! The control plane of the test bed, on its own. It starts real programs: `cargo xtask test` runs it.
 #![allow(clippy::unwrap_used)]
 
-use testbed::cluster::{Bound, ControlPlane};
+use testbed::cluster::{ControlPlane, TokenBinding};
 
 #[test]
-fn the_api_server_answers_stops_starts_and_leaves_nothing() {
+fn control_plane_restarts_and_cleans_up() {
     let mut plane = ControlPlane::start().unwrap();
     plane.kubectl(&["create", "serviceaccount", "daemon"]).unwrap();
     plane
         .apply(r#"{"apiVersion":"v1","kind":"Node","metadata":{"name":"one"}}"#)
         .unwrap();
     let config = plane
-        .kubeconfig_for("default", "daemon", Bound::Node("one"))
+        .kubeconfig_for("default", "daemon", TokenBinding::Node("one"))
         .unwrap();
     let me = plane.kubectl(&[
         "--kubeconfig",
@@ -25,9 +25,9 @@ fn the_api_server_answers_stops_starts_and_leaves_nothing() {
     assert!(me.contains("system:serviceaccount:default:daemon"), "{me}");
     assert!(me.contains("authentication.kubernetes.io/node-name"), "{me}");
 
-    let created = |w: &serde_json::Value| w["verb"] == "patch" && w["objectRef"]["resource"] == "nodes";
+    let is_node_apply = |w: &serde_json::Value| w["verb"] == "patch" && w["objectRef"]["resource"] == "nodes";
     assert!(
-        plane.writes().unwrap().iter().any(created),
+        plane.audited_writes().unwrap().iter().any(is_node_apply),
         "the Node's apply is in the audit log"
     );
 

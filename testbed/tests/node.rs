@@ -12,7 +12,7 @@ const POD: &str = r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"app","l
 {"apiVersion":"v1","kind":"Service","metadata":{"name":"app"},"spec":{"clusterIP":"10.96.7.7","selector":{"app":"app"},"ports":[{"port":80,"targetPort":8080}]}}"#;
 
 #[test]
-fn a_pod_runs_is_reached_and_ends_with_the_bed() {
+fn node_runs_a_reachable_pod_and_cleans_up() {
     let mut node = Node::start().unwrap();
     node.runtime
         .registry
@@ -22,18 +22,19 @@ fn a_pod_runs_is_reached_and_ends_with_the_bed() {
     node.plane
         .kubectl(&["wait", "pod/app", "--for=condition=Ready", "--timeout=60s"])
         .unwrap();
-    let answer = wait::until("an answer of the Service", Duration::from_secs(90), || {
-        // Before kube-proxy has its rules a connection is not refused but lost, and would be tried for minutes.
-        let mut ask = node.runtime.command("timeout");
-        ask.args([
+    let response = wait::until("an answer of the Service", Duration::from_secs(90), || {
+        // Before kube-proxy has written its rules a connection is dropped, not refused, and would be retried
+        // for minutes.
+        let mut request = node.runtime.command("timeout");
+        request.args([
             "2",
             "bash",
             "-c",
             r"exec 3<>/dev/tcp/10.96.7.7/80; printf 'GET / HTTP/1.0\r\n\r\n' >&3; cat <&3",
         ]);
-        Ok(testbed::cluster::finish(&mut ask).ok())
+        Ok(testbed::cluster::run_command(&mut request).ok())
     });
-    assert!(answer.unwrap().ends_with("hello\n"));
+    assert!(response.unwrap().ends_with("hello\n"));
     assert_eq!(
         node.plane
             .kubectl(&["exec", "app", "--", "cat", "/www/index.html"])

@@ -1,11 +1,11 @@
 //! Each series of containerd that tests run against. It starts real programs: `cargo xtask test` runs it.
 #![allow(clippy::unwrap_used)]
 
-use testbed::cluster::{CONTAINERDS, Runtime};
+use testbed::cluster::{CONTAINERD_VERSIONS, Runtime};
 
 #[test]
-fn every_series_of_containerd_starts_with_its_registry() {
-    for (suite, series) in CONTAINERDS {
+fn every_containerd_series_starts() {
+    for (suite, series) in CONTAINERD_VERSIONS {
         let runtime = Runtime::start(suite).unwrap();
         let version = runtime.ctr(&["version"]).unwrap();
         assert!(

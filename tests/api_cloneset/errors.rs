@@ -8,7 +8,7 @@ use testbed::cluster::wait;
 
 use crate::fake_kubelet::{NO_IMAGE, NO_NODE};
 use crate::fixture::Fixture;
-use crate::test_cluster::{PATIENCE, shared_cluster, wait_until};
+use crate::test_cluster::{WAIT_TIMEOUT, shared_cluster, wait_until};
 
 /// Message of a condition; empty if the condition is absent.
 pub fn condition_message(set: &CloneSet, type_: &str) -> String {
@@ -68,7 +68,7 @@ async fn write_quota(fixture: &Fixture, name: &str, resource: &str, hard: u32) {
 
 /// When the manager tried to create a Pod in this namespace and was denied.
 pub fn rejected_creations(fixture: &Fixture) -> Vec<Timestamp> {
-    let all = fixture.cluster.plane.writes().unwrap();
+    let all = fixture.cluster.plane.audited_writes().unwrap();
     let refused = all.iter().filter(|w| {
         w["verb"] == "create"
             && w["objectRef"]["resource"] == "pods"
@@ -95,7 +95,7 @@ async fn exceeded_quota_is_reported_and_backed_off() {
     let event = json!(fixture.wait_event("FailedCreate", "web").await);
     assert_eq!(event["type"], "Warning");
     // The first attempts are concurrent; later ones come one at a time, with growing intervals.
-    let attempts = wait::until("three pauses, each twice the one before", PATIENCE, || {
+    let attempts = wait::until("three pauses, each twice the one before", WAIT_TIMEOUT, || {
         let all = rejected_creations(&fixture);
         let gaps = all
             .windows(2)

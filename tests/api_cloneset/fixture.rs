@@ -92,7 +92,7 @@ impl Fixture {
     /// The manager's writes in this namespace, successful or not: verb, resource with subresource and name, and status
     /// code. Without dry runs.
     pub fn write_requests(&self) -> Vec<((String, String, String), i64)> {
-        self.manager_requests(self.cluster.plane.writes().unwrap())
+        self.manager_requests(self.cluster.plane.audited_writes().unwrap())
     }
 
     /// The manager's dry runs in this namespace, in the same form.

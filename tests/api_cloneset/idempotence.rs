@@ -11,7 +11,7 @@ use crate::waits;
 /// The manager's reads in this namespace: verb, resource, name. Without its watches and the initial lists of whole
 /// kinds.
 fn manager_reads(fixture: &Fixture) -> Vec<String> {
-    let all = fixture.cluster.plane.reads_of_manager().unwrap();
+    let all = fixture.cluster.plane.manager_reads().unwrap();
     assert!(!all.is_empty(), "reads are logged");
     let in_namespace =
         |event: &&serde_json::Value| event["objectRef"]["namespace"] == fixture.namespace.as_str();
@@ -81,7 +81,7 @@ async fn change_of_one_cloneset_reconciles_no_other() {
     let name = one["metadata"]["name"].as_str().unwrap();
     let (reconciles_before, read_before) = (
         manager.reconcile_count(),
-        cluster.plane.reads_of_manager().unwrap().len(),
+        cluster.plane.manager_reads().unwrap().len(),
     );
     for change in 1..=CHANGES {
         let before = manager.reconcile_count();
@@ -103,7 +103,7 @@ async fn change_of_one_cloneset_reconciles_no_other() {
     );
     assert_eq!(manager_reads(&fixture), [ORPHAN_LIST; SETS as usize]);
     // Restarted watches and certificate checks are not caused by a change.
-    let other_reads = cluster.plane.reads_of_manager().unwrap().split_off(read_before);
+    let other_reads = cluster.plane.manager_reads().unwrap().split_off(read_before);
     assert!(other_reads.len() < CHANGES as usize, "{other_reads:#?}");
 }
 

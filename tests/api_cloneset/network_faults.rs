@@ -6,7 +6,7 @@ use kruise_api::cloneset::CloneSet;
 use kube::api::{DynamicObject, Patch};
 use kube::runtime::watcher;
 use serde_json::{Value, json};
-use testbed::cluster::Options;
+use testbed::cluster::ControlPlaneOptions;
 use tokio::sync::{OnceCell, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::fixture::{Fixture, identities};
@@ -27,10 +27,10 @@ static PROXIED_CLUSTER: OnceCell<RwLock<ProxiedCluster>> = OnceCell::const_new()
 
 async fn cluster_lock() -> &'static RwLock<ProxiedCluster> {
     let start = || {
-        let options = Options {
+        let options = ControlPlaneOptions {
             controllers: true,
-            only: "garbage-collector-controller,persistentvolumeclaim-protection-controller",
-            ..Options::default()
+            enabled_controllers: "garbage-collector-controller,persistentvolumeclaim-protection-controller",
+            ..ControlPlaneOptions::default()
         };
         let cluster: &'static TestCluster = Box::leak(Box::new(TestCluster::with_options(options)));
         let mut manager = Manager::on_free_ports(&cluster.plane, "kruise-manager");
@@ -129,7 +129,7 @@ pub async fn wait_for_claims(fixture: &Fixture) -> BTreeMap<String, String> {
 
 /// How often the manager tried to create a Pod, successful or not.
 fn pod_creations(fixture: &Fixture) -> usize {
-    let all = fixture.cluster.plane.writes().unwrap();
+    let all = fixture.cluster.plane.audited_writes().unwrap();
     let by_manager = all.iter().filter(|w| {
         w["verb"] == "create"
             && w["objectRef"]["resource"] == "pods"

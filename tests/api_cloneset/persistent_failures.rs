@@ -15,7 +15,7 @@ use testbed::cluster::wait;
 use crate::errors::{condition_message, rejected_creations, set_quota, wait_for_condition};
 use crate::fake_kubelet::{NO_IMAGE, NO_NODE};
 use crate::fixture::Fixture;
-use crate::test_cluster::{PATIENCE, shared_cluster, wait_until};
+use crate::test_cluster::{WAIT_TIMEOUT, shared_cluster, wait_until};
 
 /// The manager's writes in this namespace, successful or not: verb and resource.
 fn write_requests(fixture: &Fixture) -> Vec<(String, String)> {
@@ -30,7 +30,7 @@ fn request_count(fixture: &Fixture, verb: &str, resource: &str) -> usize {
 
 /// Waits until the attempts against the quota are this many seconds apart: the clock of this test.
 fn wait_for_backoff(fixture: &Fixture, seconds: f64) -> usize {
-    let attempts = wait::until("the pauses between tries grow", PATIENCE, || {
+    let attempts = wait::until("the pauses between tries grow", WAIT_TIMEOUT, || {
         let all = rejected_creations(fixture);
         let mut gaps = all
             .windows(2)
@@ -118,10 +118,11 @@ async fn persistent_failures_back_off_and_write_little() {
         .patch_set("web", json!({ "spec": { "replicas": 1 } }))
         .await;
     quota_fixture.wait_settled("web").await;
-    let unused_claims_deleted =
-        wait::until("claims of Pods that are not wanted any more go", PATIENCE, || {
-            Ok((request_count(&quota_fixture, "delete", claims) == 2).then_some(()))
-        });
+    let unused_claims_deleted = wait::until(
+        "claims of Pods that are not wanted any more go",
+        WAIT_TIMEOUT,
+        || Ok((request_count(&quota_fixture, "delete", claims) == 2).then_some(())),
+    );
     unused_claims_deleted.unwrap();
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::fixture::{Fixture, identities};
 use crate::pods::revision;
-use crate::test_cluster::{PATIENCE, shared_cluster};
+use crate::test_cluster::{WAIT_TIMEOUT, shared_cluster};
 
 const IMAGES: [&str; 5] = [
     "example.com/app:1",
@@ -138,7 +138,7 @@ async fn wait_for_collision(fixture: &Fixture, name: &str) -> CloneSet {
         if set.status.as_ref().is_some_and(|s| s.update_revision != name) {
             return set;
         }
-        assert!(started.elapsed() < PATIENCE, "{name} is still used: {set:?}");
+        assert!(started.elapsed() < WAIT_TIMEOUT, "{name} is still used: {set:?}");
         roll_out_image(fixture, IMAGES[0]).await;
         fixture.wait_settled("web").await;
     }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::errors::{condition_message, set_quota, wait_for_condition};
 use crate::fixture::Fixture;
 use crate::pods::{self, condition_is_true, spec_image, uid};
-use crate::test_cluster::{PATIENCE, TestCluster, create, shared_cluster, wait_until};
+use crate::test_cluster::{TestCluster, WAIT_TIMEOUT, create, shared_cluster, wait_until};
 use support::untyped::untyped;
 use testbed::cluster::wait;
 
@@ -222,7 +222,7 @@ impl<'a> UnreachableWebhook<'a> {
         let plane = &self.fixture.cluster.plane;
         let is_called = || plane.kubectl(&probe).is_err();
         let what = "the webhook is asked, or no more";
-        wait::until(what, PATIENCE, || Ok((is_called() == expected).then_some(()))).unwrap();
+        wait::until(what, WAIT_TIMEOUT, || Ok((is_called() == expected).then_some(()))).unwrap();
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use testbed::cluster::wait;
 
 use crate::fixture::{Fixture, identities};
-use crate::test_cluster::{PATIENCE, shared_cluster};
+use crate::test_cluster::{WAIT_TIMEOUT, shared_cluster};
 
 /// Pods that the manager patched after the first `skipped_writes` writes, in the order of their first patch.
 fn patched_pods(fixture: &Fixture, skipped_writes: usize) -> Vec<String> {
@@ -24,7 +24,7 @@ async fn rollout_order(fixture: &Fixture, image: &str, names: &[String]) -> Vec<
     fixture.set_image("web", image).await;
     fixture.wait_settled("web").await;
     // The audit log is a moment behind the watch.
-    let all = wait::until("all Pods in the audit log", PATIENCE, || {
+    let all = wait::until("all Pods in the audit log", WAIT_TIMEOUT, || {
         let all = patched_pods(fixture, writes_before);
         Ok((all.len() == names.len()).then_some(all))
     });

@@ -3,11 +3,11 @@
 use kruise_api::cloneset::CloneSet;
 use kruise_api::webhooks::{MUTATING, VALIDATING};
 use serde_json::{Value, json};
-use testbed::cluster::{Options, wait};
+use testbed::cluster::{ControlPlaneOptions, wait};
 
 use crate::fixture::{Fixture, identities};
 use crate::template_rejected::rejected_template_finishes_running_update;
-use crate::test_cluster::{PATIENCE, TestCluster, wait_until};
+use crate::test_cluster::{TestCluster, WAIT_TIMEOUT, wait_until};
 use crate::waits;
 
 /// Pod fields that are newer than our types, each behind its own feature gate.
@@ -47,7 +47,7 @@ fn webhook_sets_defaults(cluster: &TestCluster, namespace: &str) -> bool {
 
 fn wait_for_webhook_defaults(cluster: &TestCluster, namespace: &str, expected: bool) {
     let probe = || Ok((webhook_sets_defaults(cluster, namespace) == expected).then_some(()));
-    wait::until("the webhook is as wanted", PATIENCE, probe).unwrap();
+    wait::until("the webhook is as wanted", WAIT_TIMEOUT, probe).unwrap();
 }
 
 /// What must not change.
@@ -277,9 +277,9 @@ async fn check_only_image_changes(fixture: &Fixture, before: &SetSnapshot, unkno
 
 #[tokio::test]
 async fn objects_stored_without_webhooks_keep_pods_and_unknown_fields() {
-    let options = Options {
-        gates: GATES,
-        ..Options::default()
+    let options = ControlPlaneOptions {
+        feature_gates: GATES,
+        ..ControlPlaneOptions::default()
     };
     let cluster: &'static TestCluster = Box::leak(Box::new(TestCluster::with_options(options)));
     let mut manager = cluster.manager("kruise-manager");

@@ -10,7 +10,7 @@ use crate::fixture::{Fixture, identities};
 use crate::network_faults::proxied_cluster;
 use crate::pods::{is_serving, lifecycle_state, name, runs_image};
 use crate::proxy::NetworkFault;
-use crate::test_cluster::{PATIENCE, shared_cluster};
+use crate::test_cluster::{WAIT_TIMEOUT, shared_cluster};
 use support::untyped::untyped;
 
 /// Pods with this label may not be changed.
@@ -97,7 +97,7 @@ impl Drop for PodWriter {
 /// The manager's patches of Pods here, or of a subresource, dry runs included: name and status code.
 fn pod_patches(fixture: &Fixture, subresource: Option<&str>) -> Vec<(String, i64)> {
     let plane = &fixture.cluster.plane;
-    let mut all = [plane.writes().unwrap(), plane.dry_runs().unwrap()].concat();
+    let mut all = [plane.audited_writes().unwrap(), plane.dry_runs().unwrap()].concat();
     all.sort_by_key(|w| w["requestReceivedTimestamp"].to_string());
     let by_manager = all.iter().filter(|w| {
         let object = &w["objectRef"];
@@ -133,7 +133,7 @@ fn assert_each_tried_before_retry(retried: &String, names: &[String], attempts: 
 
 /// The first reconcile patches each Pod, and reads no Pod again.
 fn check_locked_pod_delays_no_other(fixture: &Fixture, locked: &String, names: &[String]) {
-    let attempts = wait::until("the locked one is tried again", PATIENCE, || {
+    let attempts = wait::until("the locked one is tried again", WAIT_TIMEOUT, || {
         let all = pod_patches(fixture, None);
         let of_locked = all.iter().filter(|(name, _)| name == locked);
         Ok((of_locked.count() >= 3).then_some(all))

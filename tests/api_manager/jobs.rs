@@ -286,7 +286,7 @@ pub async fn wait_for_event(events: &Api<Event>, name: &str, reason: &str) -> Ev
             return event;
         }
         assert!(
-            start.elapsed() < crate::test_cluster::PATIENCE,
+            start.elapsed() < crate::test_cluster::WAIT_TIMEOUT,
             "no event {reason} about {name}"
         );
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;

@@ -112,7 +112,7 @@ async fn leader_without_api_server_steps_down_and_recovers() {
     manager.wait_for_readyz_text("standing by");
     cluster.plane.apiserver.start().unwrap();
     manager.wait_for_readyz_text("leading");
-    assert!(manager.running(), "{}", manager.tail());
+    assert!(manager.is_running(), "{}", manager.tail());
     // A connection of the test may have been closed with the API server.
     let admin = cluster.admin().await;
     report_pull(&admin, "away-1", PullOutcome::Succeeded).await;

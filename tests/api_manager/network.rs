@@ -5,20 +5,20 @@ use std::path::Path;
 use kruise_api::node_image::NodeImage;
 use kube::api::Api;
 use serde_json::{Value, json};
-use testbed::cluster::{Bound, Options, wait};
+use testbed::cluster::{ControlPlaneOptions, TokenBinding, wait};
 
 use crate::manager::Manager;
 use crate::test_cluster::{TestCluster, create_node, wait_until};
-use crate::waits::PATIENCE;
+use crate::waits::WAIT_TIMEOUT;
 use support::conversion::{self, wait_for_conversion};
 
 /// Port of the API server in a bed with its own network.
 const API_SERVER: &str = "6443";
 
 fn ipv6_cluster() -> TestCluster {
-    TestCluster::with_options(Options {
+    TestCluster::with_options(ControlPlaneOptions {
         ipv6: true,
-        ..Options::default()
+        ..ControlPlaneOptions::default()
     })
 }
 
@@ -26,7 +26,7 @@ fn ipv6_cluster() -> TestCluster {
 async fn ipv6_only_cluster_is_served() {
     let cluster = ipv6_cluster();
     let plane = &cluster.plane;
-    let v4 = plane.inside("ip", &["-4", "-oneline", "address"]).unwrap();
+    let v4 = plane.run_inside("ip", &["-4", "-oneline", "address"]).unwrap();
     assert_eq!(v4.trim(), "", "the bed has an IPv4 address");
     let admin = cluster.admin().await;
     let mut manager = Manager::on_ipv6(plane, "kruise-manager");
@@ -39,14 +39,14 @@ async fn ipv6_only_cluster_is_served() {
 
     // As deployed: the only IPv4 address that it needs is the loopback that every node has.
     plane
-        .inside("ip", &["address", "add", "127.0.0.1/8", "dev", "lo"])
+        .run_inside("ip", &["address", "add", "127.0.0.1/8", "dev", "lo"])
         .unwrap();
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/daemon/daemonset.yaml");
     let manifest: Value = serde_yaml::from_str(&std::fs::read_to_string(manifest).unwrap()).unwrap();
     let container = &manifest["spec"]["template"]["spec"]["containers"][0];
     let args: Vec<String> = serde_json::from_value(container["args"].clone()).unwrap();
     let probe = &container["readinessProbe"]["httpGet"];
-    let account = plane.kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node("six"));
+    let account = plane.kubeconfig_for("kruise-system", "kruise-daemon", TokenBinding::Node("six"));
     let mut daemon = plane
         .component("kruise-daemon", support::binaries::daemon())
         .args(args)
@@ -61,9 +61,9 @@ async fn ipv6_only_cluster_is_served() {
         "exec 3<>/dev/tcp/{host}/{port}; printf 'GET {} HTTP/1.0\\r\\n\\r\\n' >&3; cat <&3",
         probe["path"].as_str().unwrap()
     );
-    let readiness = || plane.inside("bash", &["-c", &http_get]).unwrap_or_default();
+    let readiness = || plane.run_inside("bash", &["-c", &http_get]).unwrap_or_default();
     let expected = "ok watches: ContainerRecreateRequest, NodeImage, Pod";
-    let result = wait::until(expected, PATIENCE, || {
+    let result = wait::until(expected, WAIT_TIMEOUT, || {
         Ok(readiness().contains(expected).then_some(()))
     });
     assert!(result.is_ok(), "it says {:?}\n{}", readiness(), daemon.tail());
@@ -75,14 +75,14 @@ fn drop_packets(cluster: &TestCluster) {
         let rule = [
             "-A", "INPUT", "-i", "lo", "-p", "tcp", port, API_SERVER, "-j", "DROP",
         ];
-        cluster.plane.inside("/usr/sbin/ip6tables", &rule).unwrap();
+        cluster.plane.run_inside("/usr/sbin/ip6tables", &rule).unwrap();
     }
 }
 
 fn restore_packets(cluster: &TestCluster) {
     cluster
         .plane
-        .inside("/usr/sbin/ip6tables", &["-F", "INPUT"])
+        .run_inside("/usr/sbin/ip6tables", &["-F", "INPUT"])
         .unwrap();
 }
 
@@ -101,7 +101,7 @@ async fn silently_dropped_connections_are_reestablished() {
     let before = errors();
     drop_packets(&cluster);
     create_node(&admin, "meanwhile", json!({}), true).await;
-    let detected = wait::until("each watch that is cut fails", PATIENCE, || {
+    let detected = wait::until("each watch that is cut fails", WAIT_TIMEOUT, || {
         Ok((errors() >= before + 8).then_some(()))
     });
     assert!(

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use crate::pod_readiness::condition;
 use crate::test_cluster::{
-    PATIENCE, api, create_pod, merge_status, run_container, shared_cluster, wait_until, wait_until_deleted,
+    WAIT_TIMEOUT, api, create_pod, merge_status, run_container, shared_cluster, wait_until,
+    wait_until_deleted,
 };
 
 type Requests = Api<ContainerRecreateRequest>;
@@ -30,7 +31,7 @@ pub async fn create(
     loop {
         match requests.create(&PostParams::default(), &object).await {
             Ok(created) => return created,
-            Err(why) => assert!(start.elapsed() < PATIENCE, "{name}: {why}"),
+            Err(why) => assert!(start.elapsed() < WAIT_TIMEOUT, "{name}: {why}"),
         }
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }

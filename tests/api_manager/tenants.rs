@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::jobs::wait_for_event;
 use crate::test_cluster::{
-    PATIENCE, PullOutcome, TestCluster, completed, create, create_nodes, report_pull, shared_cluster,
+    PullOutcome, TestCluster, WAIT_TIMEOUT, completed, create, create_nodes, report_pull, shared_cluster,
     wait_for_tag, wait_until, wait_until_deleted,
 };
 
@@ -70,7 +70,7 @@ async fn deny_node_image_entries(admin: &Cluster) {
                 break;
             }
             assert!(
-                start.elapsed() < PATIENCE,
+                start.elapsed() < WAIT_TIMEOUT,
                 "{image} is not refused by {denied_by}: {answer:?}"
             );
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;

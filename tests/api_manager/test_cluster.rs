@@ -13,9 +13,9 @@ use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use testbed::cluster::{ControlPlane, Options};
+use testbed::cluster::{ControlPlane, ControlPlaneOptions};
 
-pub use testbed::wait::PATIENCE;
+pub use testbed::wait::WAIT_TIMEOUT;
 
 pub use crate::connect::connect;
 use crate::manager::Manager;
@@ -47,11 +47,11 @@ pub fn shared_cluster() -> &'static TestCluster {
 impl TestCluster {
     /// An API server with what users install, without a manager.
     pub fn new() -> Self {
-        Self::with_options(Options::default())
+        Self::with_options(ControlPlaneOptions::default())
     }
 
     /// The same on a control plane with these options.
-    pub fn with_options(options: Options) -> Self {
+    pub fn with_options(options: ControlPlaneOptions) -> Self {
         let plane = ControlPlane::start_with(options).unwrap();
         let path = format!("{}/../deploy/default", env!("CARGO_MANIFEST_DIR"));
         plane.kubectl(&["apply", "-k", &path]).unwrap();
@@ -138,7 +138,7 @@ where
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         };
-        let outcome = tokio::time::timeout(PATIENCE, wait_for_deletion).await;
+        let outcome = tokio::time::timeout(WAIT_TIMEOUT, wait_for_deletion).await;
         assert!(outcome.is_ok(), "{caller}: {name} is still there");
     }
 }

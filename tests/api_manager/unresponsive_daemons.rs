@@ -14,7 +14,9 @@ use serde_json::{Value, json};
 use crate::etcd::etcd_request;
 use crate::jobs::wait_for_event;
 use crate::recreate_requests::create;
-use crate::test_cluster::{PATIENCE, api, create_node, create_pod, merge_status, shared_cluster, wait_until};
+use crate::test_cluster::{
+    WAIT_TIMEOUT, api, create_node, create_pod, merge_status, shared_cluster, wait_until,
+};
 
 /// Seconds after which a daemon counts as unresponsive.
 const RESPONSE_TIMEOUT: i64 = 60;
@@ -31,7 +33,11 @@ fn backdate_request(name: &str, seconds: i64) {
         .to_string();
     let start = std::time::Instant::now();
     loop {
-        let found = etcd_request(shared_cluster().plane.store(), "range", &json!({ "key": key }));
+        let found = etcd_request(
+            shared_cluster().plane.etcd_address(),
+            "range",
+            &json!({ "key": key }),
+        );
         let stored_entry = &found["kvs"][0];
         let stored = BASE64_STANDARD
             .decode(
@@ -45,14 +51,17 @@ fn backdate_request(name: &str, seconds: i64) {
         let put = json!({ "key": key, "value": BASE64_STANDARD.encode(object.to_string()) });
         let same = json!({ "key": key, "target": "MOD", "result": "EQUAL", "mod_revision": stored_entry["mod_revision"] });
         let swapped = etcd_request(
-            shared_cluster().plane.store(),
+            shared_cluster().plane.etcd_address(),
             "txn",
             &json!({ "compare": [same], "success": [{ "request_put": put }] }),
         );
         if swapped["succeeded"] == true {
             return;
         }
-        assert!(start.elapsed() < PATIENCE, "{name} never stands still: {swapped}");
+        assert!(
+            start.elapsed() < WAIT_TIMEOUT,
+            "{name} never stands still: {swapped}"
+        );
     }
 }
 
@@ -62,7 +71,7 @@ fn seconds_between(from: Timestamp, to: Timestamp) -> i64 {
 }
 
 fn is_about_a_minute(waited: i64) -> bool {
-    (RESPONSE_TIMEOUT..RESPONSE_TIMEOUT + PATIENCE.as_secs().cast_signed()).contains(&waited)
+    (RESPONSE_TIMEOUT..RESPONSE_TIMEOUT + WAIT_TIMEOUT.as_secs().cast_signed()).contains(&waited)
 }
 
 #[tokio::test]

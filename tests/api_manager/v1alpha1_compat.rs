@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::pod_readiness::condition;
 use crate::recreate_requests;
 use crate::test_cluster::{
-    PATIENCE, api, completed, create, create_nodes, create_pod, job, jobs, merge_status, run_container,
+    WAIT_TIMEOUT, api, completed, create, create_nodes, create_pod, job, jobs, merge_status, run_container,
     shared_cluster, wait_for_tag, wait_until,
 };
 use crate::v1alpha1_daemon::V1alpha1Daemon;
@@ -128,7 +128,7 @@ async fn v1alpha1_daemon_completes_recreate_request() {
     merge_status(&requests, "old", status).await;
 
     let mut daemon = V1alpha1Daemon::start("old-recreate").await;
-    let stopped = tokio::time::timeout(PATIENCE, daemon.stopped_containers.recv()).await;
+    let stopped = tokio::time::timeout(WAIT_TIMEOUT, daemon.stopped_containers.recv()).await;
     assert_eq!(
         stopped.expect("the container is stopped"),
         Some("containerd://one".into())

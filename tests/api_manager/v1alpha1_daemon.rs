@@ -18,7 +18,7 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Resource, ResourceExt};
 use serde_json::json;
-use testbed::cluster::Bound;
+use testbed::cluster::TokenBinding;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -40,7 +40,7 @@ impl V1alpha1Daemon {
     pub async fn start(node: &'static str) -> Self {
         let config = shared_cluster()
             .plane
-            .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(node))
+            .kubeconfig_for("kruise-system", "kruise-daemon", TokenBinding::Node(node))
             .unwrap();
         let cluster = connect(&config).await;
         let (stopped_tx, stopped) = unbounded_channel();

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::webhook_cluster::{
-    PATIENCE, assert_denied, create, dynamic_api, merge, running_status, shared_cluster,
+    WAIT_TIMEOUT, assert_denied, create, dynamic_api, merge, running_status, shared_cluster,
 };
 
 const BETA: &str = "apps.kruise.io/v1beta1";
@@ -92,7 +92,10 @@ async fn requests_on_virtual_nodes_are_labelled() {
         if created["metadata"]["labels"]["type"] == "virtual-kubelet" {
             break;
         }
-        assert!(start.elapsed() < PATIENCE, "the label does not come: {created}");
+        assert!(
+            start.elapsed() < WAIT_TIMEOUT,
+            "the label does not come: {created}"
+        );
     }
 }
 
@@ -107,7 +110,7 @@ async fn wait_until_denied(
     loop {
         // Revert what an attempt changed before the policy was enforced.
         match merge(api, name, patch.clone()).await {
-            Ok(_) if start.elapsed() < PATIENCE => {
+            Ok(_) if start.elapsed() < WAIT_TIMEOUT => {
                 let label = json!({ "metadata": { "labels": { "crr.apps.kruise.io/node-name": "n1" } } });
                 let _ = merge(api, name, label).await;
                 tokio::time::sleep(std::time::Duration::from_millis(100)).await;

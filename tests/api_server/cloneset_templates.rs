@@ -12,17 +12,19 @@ use kruise_workload::in_place::normalize::TemplateStorage;
 use kruise_workload::revision::{self, Revision, RevisionOwner};
 use kube::Api;
 use serde_json::{Value, json};
-use testbed::cluster::Bound;
+use testbed::cluster::TokenBinding;
 
 use crate::cloneset::{cloneset, cloneset_api};
 use crate::etcd::etcd_request;
-use crate::webhook_cluster::{PATIENCE, assert_denied, create, dynamic_api, get, merge, shared_cluster};
+use crate::webhook_cluster::{WAIT_TIMEOUT, assert_denied, create, dynamic_api, get, merge, shared_cluster};
 
 const ALPHA: &str = "apps.kruise.io/v1alpha1";
 const BETA: &str = "apps.kruise.io/v1beta1";
 
 async fn manager_client() -> Cluster {
-    shared_cluster().account("kruise-manager", Bound::Nothing).await
+    shared_cluster()
+        .account("kruise-manager", TokenBinding::Unbound)
+        .await
 }
 
 async fn dry_run_defaults(spec: &Value) -> Templates {
@@ -171,7 +173,7 @@ async fn stored_revision_equals_created_revision() {
     // The Go implementation compares the stored bytes.
     let key = format!("/registry/controllerrevisions/default/{}", desired.name);
     let found = etcd_request(
-        shared_cluster().plane.store(),
+        shared_cluster().plane.etcd_address(),
         "range",
         &json!({ "key": BASE64_STANDARD.encode(key) }),
     );
@@ -374,7 +376,7 @@ async fn policy_denying_the_dry_run_does_not_reject_the_cloneset() {
         let probes = dynamic_api(&admin, "v1", "PodTemplate", Some(name));
         let start = std::time::Instant::now();
         while create(&probes, probe.clone()).await.is_ok() {
-            assert!(start.elapsed() < PATIENCE, "policy {name} is not heeded");
+            assert!(start.elapsed() < WAIT_TIMEOUT, "policy {name} is not heeded");
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         }
         let mut object = cloneset(BETA, "policed", json!({}));

@@ -9,7 +9,7 @@ use testbed::cluster::{ControlPlane, wait};
 use crate::cloneset::{BETA, cloneset};
 use crate::cloneset_invalid as mistakes;
 use crate::connect::connect;
-use crate::webhook_cluster::{PATIENCE, assert_denied, create, dynamic_api, install};
+use crate::webhook_cluster::{WAIT_TIMEOUT, assert_denied, create, dynamic_api, install};
 
 /// The policy, as the API server names it in a denial.
 const POLICY: &str = "ValidatingAdmissionPolicy 'kruise-cloneset-selector'";
@@ -20,7 +20,7 @@ static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
     install(&plane, "crds");
     install(&plane, "policies");
     let foreign = cloneset(BETA, "foreign", template_labels(json!({ "app": "b" })));
-    wait::until("the policies are heeded", PATIENCE, || {
+    wait::until("the policies are heeded", WAIT_TIMEOUT, || {
         let refused = plane.apply(&foreign.to_string()).err();
         if refused.is_none() {
             plane.kubectl(&["delete", "clone", "foreign"])?;

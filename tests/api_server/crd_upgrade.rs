@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use testbed::cluster::{ControlPlane, wait};
 
 use crate::webhook_cluster::{
-    PATIENCE, WebhookReplica, assert_denied, connect, create, dry_run_merge, dynamic_api, get, install,
+    WAIT_TIMEOUT, WebhookReplica, assert_denied, connect, create, dry_run_merge, dynamic_api, get, install,
     merge, merge_status, wait_for_webhooks,
 };
 
@@ -33,7 +33,7 @@ fn install_upstream(plane: &ControlPlane, stored: &str) {
         let name = format!("crd/{plural}.apps.kruise.io");
         let path = r#"-o=jsonpath={.status.conditions[?(@.type=="Established")].status}"#;
         let established = || plane.kubectl(&["get", &name, path]).is_ok_and(|s| s == "True");
-        wait::until(&format!("{name} is established"), PATIENCE, || {
+        wait::until(&format!("{name} is established"), WAIT_TIMEOUT, || {
             Ok(established().then_some(()))
         })
         .unwrap();
@@ -50,8 +50,8 @@ async fn wait_until_rejected(description: &str, attempt: impl AsyncFn() -> Resul
     let started = Instant::now();
     while attempt().await.is_ok() {
         assert!(
-            started.elapsed() < PATIENCE,
-            "{description} is not refused after {PATIENCE:?}"
+            started.elapsed() < WAIT_TIMEOUT,
+            "{description} is not refused after {WAIT_TIMEOUT:?}"
         );
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
@@ -291,7 +291,7 @@ async fn storage_version_migration_rewrites_v1alpha1_objects() {
     let replica = WebhookReplica::start(&plane);
     replica.leading_tx.send(true).unwrap();
     for kind in plurals() {
-        wait::until("only v1beta1 is stored", PATIENCE, || {
+        wait::until("only v1beta1 is stored", WAIT_TIMEOUT, || {
             let name = format!("{kind}.apps.kruise.io");
             let stored =
                 plane.kubectl(&["get", "crd", &name, "--output=jsonpath={.status.storedVersions}"])?;
@@ -355,7 +355,7 @@ fn next_leader_drops_v1alpha1_managed_fields() {
     replica.shutdown.cancel();
     let next = WebhookReplica::start(&plane);
     next.leading_tx.send(true).unwrap();
-    wait::until("managed fields of v1alpha1 are dropped", PATIENCE, || {
+    wait::until("managed fields of v1alpha1 are dropped", WAIT_TIMEOUT, || {
         Ok((!versions("made").contains("v1alpha1")).then_some(()))
     })
     .unwrap();

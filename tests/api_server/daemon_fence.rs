@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use kruise_cluster::Cluster;
 use serde_json::{Value, json};
-use testbed::cluster::{Bound, ControlPlane};
+use testbed::cluster::{ControlPlane, TokenBinding};
 
 use crate::webhook_cluster::{
-    PATIENCE, assert_denied, connect, create, dry_run_create, dynamic_api, merge, merge_status,
+    WAIT_TIMEOUT, assert_denied, connect, create, dry_run_create, dynamic_api, merge, merge_status,
     running_status, shared_cluster,
 };
 
@@ -24,7 +24,9 @@ async fn create_nodes_and_daemon(a: &str, b: &str) -> Cluster {
         let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name } });
         create(&nodes, node).await.unwrap();
     }
-    shared_cluster().account("kruise-daemon", Bound::Node(a)).await
+    shared_cluster()
+        .account("kruise-daemon", TokenBinding::Node(a))
+        .await
 }
 
 #[tokio::test]
@@ -195,7 +197,7 @@ async fn installation_in_another_namespace_is_fenced() {
         create(&images, node_image(name)).await.unwrap();
     }
     let daemon = plane
-        .kubeconfig_for("elsewhere", "kruise-daemon", Bound::Node("n1"))
+        .kubeconfig_for("elsewhere", "kruise-daemon", TokenBinding::Node("n1"))
         .unwrap();
     let images = dynamic_api(&connect(&daemon).await, BETA, "NodeImage", None);
     let status = json!({ "status": { "desired": 1 } });
@@ -203,7 +205,7 @@ async fn installation_in_another_namespace_is_fenced() {
     wait_until_denied(write_foreign, "may not write NodeImage n2").await;
     merge_status(&images, "n1", status.clone()).await.unwrap();
     let manager = plane
-        .kubeconfig_for("elsewhere", "kruise-manager", Bound::Nothing)
+        .kubeconfig_for("elsewhere", "kruise-manager", TokenBinding::Unbound)
         .unwrap();
     let secrets = dynamic_api(&connect(&manager).await, "v1", "Secret", Some("elsewhere"));
     let secret = |name| json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": name } });
@@ -244,7 +246,7 @@ async fn token_without_node_writes_nothing() {
     )
     .await
     .unwrap();
-    let daemon = cluster.account("kruise-daemon", Bound::Nothing).await;
+    let daemon = cluster.account("kruise-daemon", TokenBinding::Unbound).await;
     let images = dynamic_api(&daemon, BETA, "NodeImage", None);
     let status = json!({ "status": { "desired": 1 } });
     wait_until_denied(
@@ -280,7 +282,7 @@ async fn pod_token_carries_its_node() {
     });
     create(&pods, pod).await.unwrap();
     let daemon = cluster
-        .account("kruise-daemon", Bound::Pod("daemon-fence-pod"))
+        .account("kruise-daemon", TokenBinding::Pod("daemon-fence-pod"))
         .await;
     let images = dynamic_api(&daemon, BETA, "NodeImage", None);
     merge_status(&images, "fence-pod", json!({ "status": { "desired": 1 } }))
@@ -296,7 +298,7 @@ pub async fn wait_until_denied<F: Future<Output = Result<Value, String>>>(
     let start = Instant::now();
     loop {
         match attempt().await {
-            Ok(_) if start.elapsed() < PATIENCE => tokio::time::sleep(Duration::from_millis(100)).await,
+            Ok(_) if start.elapsed() < WAIT_TIMEOUT => tokio::time::sleep(Duration::from_millis(100)).await,
             result => return assert_denied(result, message),
         }
     }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use kube::api::{Api, DeleteParams, DynamicObject};
 use serde_json::{Value, json};
-use testbed::cluster::{ControlPlane, Options, wait};
+use testbed::cluster::{ControlPlane, ControlPlaneOptions, wait};
 
 use crate::daemon_fence::wait_until_denied;
 use crate::webhook_cluster::{
-    PATIENCE, assert_denied, connect, create, dynamic_api, install, merge, shared_cluster,
+    WAIT_TIMEOUT, assert_denied, connect, create, dynamic_api, install, merge, shared_cluster,
 };
 
 const DENIAL_PREFIX: &str =
@@ -129,10 +129,10 @@ async fn delete_protection_covers_every_kind() {
 /// The Namespace's status names what blocks its deletion, and it is deleted once the label is removed.
 #[tokio::test]
 async fn namespace_deletion_is_blocked_by_protected_cloneset() {
-    let controllers = Options {
+    let controllers = ControlPlaneOptions {
         controllers: true,
-        only: "namespace-controller",
-        ..Options::default()
+        enabled_controllers: "namespace-controller",
+        ..ControlPlaneOptions::default()
     };
     let plane = ControlPlane::start_with(controllers).unwrap();
     install(&plane, "crds");
@@ -155,16 +155,21 @@ async fn namespace_deletion_is_blocked_by_protected_cloneset() {
     plane
         .kubectl(&["delete", "namespace", "prot", "--wait=false"])
         .unwrap();
-    wait::until("the namespace says what holds it up", PATIENCE, || {
+    wait::until("the namespace says what holds it up", WAIT_TIMEOUT, || {
         let path = "--output=jsonpath={.status.conditions[*].message}";
         let conditions = plane.kubectl(&["get", "namespace", "prot", path])?;
         Ok(conditions.contains(DENIAL_PREFIX).then_some(()))
     })
     .unwrap();
     merge(&sets, "kept", protection_label(Value::Null)).await.unwrap();
-    wait::until("the namespace goes", PATIENCE + Duration::from_secs(60), || {
-        let output = plane.kubectl(&["get", "namespace", "prot", "--ignore-not-found", "--output=name"])?;
-        Ok(output.is_empty().then_some(()))
-    })
+    wait::until(
+        "the namespace goes",
+        WAIT_TIMEOUT + Duration::from_secs(60),
+        || {
+            let output =
+                plane.kubectl(&["get", "namespace", "prot", "--ignore-not-found", "--output=name"])?;
+            Ok(output.is_empty().then_some(()))
+        },
+    )
     .unwrap();
 }

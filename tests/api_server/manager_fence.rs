@@ -2,7 +2,7 @@
 
 use kube::api::{Api, DeleteParams, DynamicObject};
 use serde_json::{Value, json};
-use testbed::cluster::Bound;
+use testbed::cluster::TokenBinding;
 
 use crate::daemon_fence::wait_until_denied;
 use crate::webhook_cluster::{
@@ -31,7 +31,9 @@ async fn delete(api: &Api<DynamicObject>, name: &str) -> Result<Value, String> {
 
 #[tokio::test]
 async fn manager_writes_pods_of_clonesets_only() {
-    let manager = shared_cluster().account("kruise-manager", Bound::Nothing).await;
+    let manager = shared_cluster()
+        .account("kruise-manager", TokenBinding::Unbound)
+        .await;
     let pods = dynamic_api(&manager, "v1", "Pod", Some("default"));
     let admin_pods = dynamic_api(&shared_cluster().admin().await, "v1", "Pod", Some("default"));
     for owners in [
@@ -79,7 +81,9 @@ async fn manager_writes_pods_of_clonesets_only() {
 
 #[tokio::test]
 async fn manager_creates_claims_revisions_and_jobs_of_clonesets_only() {
-    let manager = shared_cluster().account("kruise-manager", Bound::Nothing).await;
+    let manager = shared_cluster()
+        .account("kruise-manager", TokenBinding::Unbound)
+        .await;
     let claim =
         json!({ "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } });
     for (version, kind, key, content) in [
@@ -110,7 +114,9 @@ async fn manager_creates_claims_revisions_and_jobs_of_clonesets_only() {
 
 #[tokio::test]
 async fn manager_changes_no_claims_revisions_or_jobs_of_others() {
-    let manager = shared_cluster().account("kruise-manager", Bound::Nothing).await;
+    let manager = shared_cluster()
+        .account("kruise-manager", TokenBinding::Unbound)
+        .await;
     let admin = shared_cluster().admin().await;
     let spec = json!({ "accessModes": ["ReadWriteOnce"], "resources": { "requests": { "storage": "1Gi" } } });
     let job = json!({ "image": "i", "completionPolicy": {} });
@@ -153,7 +159,9 @@ async fn manager_changes_no_claims_revisions_or_jobs_of_others() {
 
 #[tokio::test]
 async fn manager_writes_barriers_certificates_and_copies_only() {
-    let manager = shared_cluster().account("kruise-manager", Bound::Nothing).await;
+    let manager = shared_cluster()
+        .account("kruise-manager", TokenBinding::Unbound)
+        .await;
     let named =
         |kind: &str, name: &str| json!({ "apiVersion": "v1", "kind": kind, "metadata": { "name": name } });
     let maps = dynamic_api(&manager, "v1", "ConfigMap", Some("kube-system"));
@@ -194,7 +202,7 @@ async fn pod_templates_are_created_in_dry_runs_only() {
     let template = json!({ "apiVersion": "v1", "kind": "PodTemplate", "metadata": { "generateName": "dry-" },
         "template": { "spec": { "containers": [{ "name": "app", "image": "i" }] } } });
     for account in ["kruise-manager", "kruise-webhook"] {
-        let cluster = shared_cluster().account(account, Bound::Nothing).await;
+        let cluster = shared_cluster().account(account, TokenBinding::Unbound).await;
         let templates = dynamic_api(&cluster, "v1", "PodTemplate", Some("default"));
         let stored = || create(&templates, template.clone());
         wait_until_denied(stored, "may create PodTemplates in dry runs only").await;

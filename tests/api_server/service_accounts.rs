@@ -6,11 +6,11 @@ use std::time::Duration;
 use kruise_cluster::Cluster;
 use kube::api::{Api, DynamicObject};
 use serde_json::{Value, json};
-use testbed::cluster::{Bound, ControlPlane};
+use testbed::cluster::{ControlPlane, TokenBinding};
 
 use crate::manager::Manager;
 use crate::webhook_cluster::{
-    PATIENCE, assert_denied, connect, create, dynamic_api, install, merge, merge_status, running_status,
+    WAIT_TIMEOUT, assert_denied, connect, create, dynamic_api, install, merge, merge_status, running_status,
     wait_for_webhooks,
 };
 use support::readiness::http_get;
@@ -38,7 +38,7 @@ async fn wait_until(
 ) -> Value {
     let start = std::time::Instant::now();
     let mut last = Value::Null;
-    while start.elapsed() < PATIENCE {
+    while start.elapsed() < WAIT_TIMEOUT {
         if let Some(object) = api.get_opt(name).await.unwrap() {
             last = serde_json::to_value(object).unwrap();
             if predicate(&last) {
@@ -53,7 +53,7 @@ async fn wait_until(
 async fn wait_until_deleted(api: &Api<DynamicObject>, name: &str) {
     let start = std::time::Instant::now();
     while api.get_opt(name).await.unwrap().is_some() {
-        assert!(start.elapsed() < PATIENCE, "{name} does not go");
+        assert!(start.elapsed() < WAIT_TIMEOUT, "{name} does not go");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -92,7 +92,7 @@ async fn start_cluster() -> (ControlPlane, Manager, Cluster) {
 async fn daemon_client(plane: &ControlPlane) -> Cluster {
     connect(
         &plane
-            .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node("n1"))
+            .kubeconfig_for("kruise-system", "kruise-daemon", TokenBinding::Node("n1"))
             .unwrap(),
     )
     .await
@@ -334,7 +334,7 @@ async fn separate_webhooks_and_controllers_with_real_accounts() {
         "secret",
         "kruise-manager-webhook-certs",
     ];
-    testbed::cluster::wait::until("certificates are made again", PATIENCE, || {
+    testbed::cluster::wait::until("certificates are made again", WAIT_TIMEOUT, || {
         Ok(plane.kubectl(&again).ok())
     })
     .unwrap();
@@ -377,7 +377,7 @@ async fn daemon_reports_whether_it_is_fenced() {
     .await
     .unwrap();
     let account = plane
-        .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node("n1"))
+        .kubeconfig_for("kruise-system", "kruise-daemon", TokenBinding::Node("n1"))
         .unwrap();
     let health = format!("127.0.0.1:{}", testbed::port::reserve().unwrap());
     // As in a cluster, the account is not given by flag.
@@ -392,7 +392,7 @@ async fn daemon_reports_whether_it_is_fenced() {
         .env("KUBECONFIG", account.display().to_string())
         .env("NODE_NAME", "n1");
     let wait_for_text = |path: &str, text: &str| {
-        let outcome = testbed::cluster::wait::until(text, PATIENCE, || {
+        let outcome = testbed::cluster::wait::until(text, WAIT_TIMEOUT, || {
             Ok(http_get(&health, path).contains(text).then_some(()))
         });
         outcome.unwrap_or_else(|why| panic!("{why}: {}", http_get(&health, path)));

@@ -8,11 +8,11 @@ use kruise_manager::admission;
 use kruise_ops::{FeatureGates, Health};
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use testbed::cluster::{Bound, ControlPlane, wait};
+use testbed::cluster::{ControlPlane, TokenBinding, wait};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub use testbed::wait::PATIENCE;
+pub use testbed::wait::WAIT_TIMEOUT;
 
 pub use crate::connect::connect;
 use crate::untyped::untyped;
@@ -51,7 +51,7 @@ impl WebhookReplica {
     /// The same with these feature gates.
     pub fn start_with(plane: &ControlPlane, gates: &str) -> Self {
         let kubeconfig = plane
-            .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
+            .kubeconfig_for("kruise-system", "kruise-manager", TokenBinding::Unbound)
             .unwrap();
         let port = testbed::port::reserve().unwrap();
         let options = admission::Options {
@@ -101,7 +101,7 @@ pub fn wait_for_webhooks(plane: &ControlPlane) {
         "metadata": { "name": "probe", "namespace": "default" },
         "spec": { "podName": "nobody", "containers": [{ "name": "c" }] },
     });
-    wait::until("webhooks answer", PATIENCE, || {
+    wait::until("webhooks answer", WAIT_TIMEOUT, || {
         let error = plane.apply(&request.to_string()).unwrap_err().to_string();
         Ok(error.contains("there is no such Pod").then_some(()))
     })
@@ -132,7 +132,7 @@ impl WebhookCluster {
     }
 
     /// Client with a service account of `kruise-system` and a token that is bound to `bound`.
-    pub async fn account(&self, name: &str, bound: Bound<'_>) -> Cluster {
+    pub async fn account(&self, name: &str, bound: TokenBinding<'_>) -> Cluster {
         connect(&self.plane.kubeconfig_for("kruise-system", name, bound).unwrap()).await
     }
 

@@ -3,7 +3,7 @@
 use kruise_api::webhooks;
 use testbed::cluster::{ControlPlane, wait};
 
-use crate::webhook_cluster::{PATIENCE, WebhookReplica, install, wait_for_webhooks};
+use crate::webhook_cluster::{WAIT_TIMEOUT, WebhookReplica, install, wait_for_webhooks};
 
 fn crd_field(plane: &ControlPlane, path: &str) -> String {
     let path = format!("--output=jsonpath={path}");
@@ -38,7 +38,7 @@ fn webhook_replica_takes_over_and_certificates_are_renewed() {
 
     first.shutdown.cancel();
     second.leading_tx.send(true).unwrap();
-    wait::until("the second replica is pointed at", PATIENCE, || {
+    wait::until("the second replica is pointed at", WAIT_TIMEOUT, || {
         Ok(crd_field(&plane, URL_PATH)
             .contains(&format!(":{}/", second.port))
             .then_some(()))
@@ -56,7 +56,7 @@ fn webhook_replica_takes_over_and_certificates_are_renewed() {
     plane
         .kubectl(&["delete", "--namespace=kruise-system", certificates])
         .unwrap();
-    wait::until("another authority is announced", PATIENCE, || {
+    wait::until("another authority is announced", WAIT_TIMEOUT, || {
         Ok((crd_field(&plane, CA_BUNDLE_PATH) != ca_bundle).then_some(()))
     })
     .unwrap();
@@ -112,7 +112,7 @@ fn webhook_client_configs_are_restored() {
         .unwrap();
     wait::until(
         "the authority comes back and the foreign webhook goes",
-        PATIENCE,
+        WAIT_TIMEOUT,
         || {
             let names = ca_bundle("mutatingwebhookconfiguration", hook, "{.webhooks[*].name}")?;
             let restored = ca_bundle("crd", crd, crd_path)? == ca_before;

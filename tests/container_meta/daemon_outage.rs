@@ -4,7 +4,7 @@ use std::ops::Deref;
 
 use kruise_api::container_hash::env_hash;
 use serde_json::{Value, json};
-use testbed::cluster::finish;
+use testbed::cluster::run_command;
 
 use crate::fixture::{DaemonCluster, TestNamespace, exclusive_cluster};
 use crate::pod_meta::{PodMetaOps, container, env_from_annotation};
@@ -43,7 +43,7 @@ fn restart_status<G: Deref<Target = DaemonCluster>>(test: &TestNamespace<G>) -> 
     let runtime = &test.cluster.node.runtime;
     let mut command = runtime.command(support::binaries::daemon());
     command.args(["status", "--output", "json", "--control-socket"]);
-    let status = finish(command.arg(runtime.dir().join("control.sock"))).unwrap();
+    let status = run_command(command.arg(runtime.dir().join("control.sock"))).unwrap();
     let status: Value = serde_json::from_str(&status).unwrap();
     let rows = status["restarts"].as_array().unwrap();
     let ours: Vec<_> = rows

@@ -154,7 +154,7 @@ impl<G: std::ops::Deref<Target = DaemonCluster>> PodMetaOps for TestNamespace<G>
                 && object["namespace"] == self.namespace.as_str()
                 && object["name"] == name
         };
-        let writes = self.cluster.node.plane.writes().unwrap();
+        let writes = self.cluster.node.plane.audited_writes().unwrap();
         let refused = |write: &&Value| write["responseStatus"]["code"].as_i64() >= Some(300);
         let refused_writes: Vec<_> = writes.iter().filter(is_daemon_write).filter(refused).collect();
         assert!(refused_writes.is_empty(), "refused: {refused_writes:#?}");

@@ -43,7 +43,7 @@ impl RuntimeFixture {
         let (client, _) = retry_until_up(async || CriClient::connect(&socket).await).await;
         let registry = FakeRegistry::start().await;
         let url = format!("http://{}:{}", runtime.host_address(), registry.port());
-        runtime.registry.serve("fake.test", &url).unwrap();
+        runtime.registry.add_registry_host("fake.test", &url).unwrap();
         Self {
             runtime,
             client: Arc::new(client),

@@ -10,7 +10,7 @@ use axum::http::StatusCode;
 use kruise_api::image_reference::ImageReference;
 use kruise_cri::{Error, PullCause, Runtime as _};
 use kruise_daemon::image_pull::act::run_attempt;
-use testbed::cluster::{CONTAINERDS, REGISTRY_PASSWORD};
+use testbed::cluster::{CONTAINERD_VERSIONS, REGISTRY_PASSWORD};
 
 use fixture::{RuntimeFixture, credentials, pull_attempt, pull_failure_cause};
 
@@ -18,7 +18,7 @@ const TERM_IMAGE: &str = "docker.io/kruise-test/term:1";
 const MIB: usize = 1 << 20;
 
 async fn run_suite(suite: &'static str) {
-    let series = CONTAINERDS.iter().find(|(s, _)| *s == suite).unwrap().1;
+    let series = CONTAINERD_VERSIONS.iter().find(|(s, _)| *s == suite).unwrap().1;
     let mut fixture = RuntimeFixture::start(suite).await;
     let version = fixture.client.version().await.unwrap();
     assert_eq!(version.runtime_name, "containerd");
@@ -169,7 +169,7 @@ async fn pull_failure_causes(fixture: &RuntimeFixture) {
     fixture
         .runtime
         .registry
-        .serve("down.test", "http://127.0.0.1:1")
+        .add_registry_host("down.test", "http://127.0.0.1:1")
         .unwrap();
     assert_eq!(
         pull_failure_cause(fixture.pull("down.test/a:1").await),

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use testbed::cluster::{Bound, ControlPlane, finish, wait};
+use testbed::cluster::{ControlPlane, TokenBinding, run_command, wait};
 use testbed::port;
 
-use crate::interop_cluster::PATIENCE;
+use crate::interop_cluster::WAIT_TIMEOUT;
 use crate::takeover::services_instead_of_urls;
 use support::charts::{ApplyMethod, Charts};
 use support::connect::connect;
@@ -33,14 +33,14 @@ fn run_peer_script(plane: &ControlPlane, kubeconfig: &Path, verb: &str, ports: [
         .env("DIR", plane.dir().join("peer"))
         .env("PATH", format!("{tools}:{}", std::env::var("PATH").unwrap()))
         .envs(names.into_iter().zip(ports.map(|port| port.to_string())));
-    finish(&mut command).unwrap()
+    run_command(&mut command).unwrap()
 }
 
 impl GoManager {
     pub fn start(plane: &ControlPlane) -> Self {
         run_peer_script(plane, plane.kubeconfig(), "install", [0; 3]);
         let account = plane
-            .kubeconfig_for("kruise-system", "kruise-manager", Bound::Nothing)
+            .kubeconfig_for("kruise-system", "kruise-manager", TokenBinding::Unbound)
             .unwrap();
         let ports = [(); 3].map(|()| port::reserve().unwrap());
         let pid = run_peer_script(plane, &account, "manager", ports)
@@ -50,7 +50,7 @@ impl GoManager {
         let manager = Self(pid);
         let health = format!("127.0.0.1:{}", ports[2]);
         let healthy = || Ok(is_ready(&health).then_some(()));
-        wait::until("the Go manager is ready", PATIENCE, healthy).unwrap();
+        wait::until("the Go manager is ready", WAIT_TIMEOUT, healthy).unwrap();
         manager
     }
 }
@@ -58,7 +58,7 @@ impl GoManager {
 impl Drop for GoManager {
     fn drop(&mut self) {
         // It may have exited already.
-        let _ = finish(Command::new("kill").arg(self.0.to_string()));
+        let _ = run_command(Command::new("kill").arg(self.0.to_string()));
         let exited = || Ok((!Path::new(&format!("/proc/{}", self.0)).exists()).then_some(()));
         let _ = wait::until("the Go manager has ended", Duration::from_secs(30), exited);
     }

@@ -10,13 +10,13 @@ use kube::{Client, Config, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use testbed::cluster::{Component, NODE_NAME, Node, finish};
+use testbed::cluster::{Component, NODE_NAME, Node, run_command};
 use testbed::peer::Peer;
 use tokio::sync::{Mutex, MutexGuard};
 
 use crate::manager::Manager;
 use crate::programs;
-pub use crate::waits::PATIENCE;
+pub use crate::waits::WAIT_TIMEOUT;
 use crate::waits::{self, by_name};
 
 /// One bed at a time: two cores carry no more, and the Go daemons share a folder of the machine.
@@ -91,7 +91,7 @@ impl InteropCluster {
 
     /// Kills one of the Go programs.
     pub fn kill(&self, pid: u32) {
-        finish(self.node.runtime.command("kill").arg(pid.to_string())).unwrap();
+        run_command(self.node.runtime.command("kill").arg(pid.to_string())).unwrap();
     }
 
     /// Applies or deletes a folder of `deploy`.
@@ -126,7 +126,7 @@ impl InteropCluster {
 
     /// Asserts that no write of the programs was forbidden.
     pub fn assert_nothing_forbidden(&self) {
-        let all = self.node.plane.writes().unwrap();
+        let all = self.node.plane.audited_writes().unwrap();
         let is_ours = |w: &&Value| {
             let user = w["user"]["username"].as_str().unwrap_or_default();
             user.starts_with("system:serviceaccount:kruise-system:")
@@ -170,7 +170,7 @@ where
     loop {
         match api.create(&PostParams::default(), &object).await {
             Ok(created) => return created,
-            Err(why) => assert!(start.elapsed() < PATIENCE, "{why}"),
+            Err(why) => assert!(start.elapsed() < WAIT_TIMEOUT, "{why}"),
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }

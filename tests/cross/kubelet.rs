@@ -124,7 +124,7 @@ async fn takeover_and_return_restart_no_container() {
     let term = Image::busybox().script("trap 'exit 0' TERM; while :; do sleep 3600 & wait $!; done");
     cluster.node.runtime.registry.push("cross/next:3", &term).unwrap();
     cluster.peer().install().unwrap();
-    let go_manager = cluster.peer().manager().unwrap();
+    let go_manager = cluster.peer().start_manager().unwrap();
     let all = create_charts(&cluster, admin).await;
     let mut before = Vec::new();
     for charts in &all {
@@ -158,7 +158,7 @@ async fn takeover_and_return_restart_no_container() {
     cluster.deploy("apply", "crds");
     services_instead_of_urls(plane);
     cluster.peer().install().unwrap();
-    cluster.peer().manager().unwrap();
+    cluster.peer().start_manager().unwrap();
     for (charts, before) in all.iter().zip(before) {
         assert_eq!(
             wait_and_snapshot(charts, &cluster, "back").await,

@@ -8,7 +8,7 @@ use crate::{common_checks, container_meta, events};
 async fn rust_daemon_with_go_manager() {
     let cluster = InteropCluster::start().await;
     cluster.peer().install().unwrap();
-    cluster.peer().manager().unwrap();
+    cluster.peer().start_manager().unwrap();
     cluster.grant_pull_secret_access();
     let mut daemon = cluster.start_daemon();
     common_checks::check_image_pulls(&cluster, true).await;
@@ -27,7 +27,7 @@ async fn rust_manager_with_go_daemon() {
     cluster.deploy("apply", "default");
     let mut manager = cluster.start_manager();
     let account = cluster.peer().daemon_account().unwrap();
-    cluster.peer().daemon(&account).unwrap();
+    cluster.peer().start_daemon(&account).unwrap();
     // It takes a digest for a tag, which no runtime understands.
     common_checks::check_image_pulls(&cluster, false).await;
     common_checks::check_recreate_requests(&cluster).await;

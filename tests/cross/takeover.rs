@@ -13,7 +13,7 @@ use kube::api::{Patch, PatchParams};
 use serde_json::json;
 use testbed::cluster::{Component, ControlPlane, NODE_NAME, wait};
 
-use crate::interop_cluster::{InteropCluster, PATIENCE, create};
+use crate::interop_cluster::{InteropCluster, WAIT_TIMEOUT, create};
 use crate::manager::Manager;
 use crate::{common_checks, partial_updates, rollout};
 
@@ -108,9 +108,9 @@ pub fn services_instead_of_urls(plane: &ControlPlane) {
 async fn takeover_from_go_implementation_and_return() {
     let cluster = InteropCluster::start().await;
     cluster.peer().install().unwrap();
-    let manager = cluster.peer().manager().unwrap();
+    let manager = cluster.peer().start_manager().unwrap();
     let account = cluster.peer().daemon_account().unwrap();
-    let daemon = cluster.peer().daemon(&account).unwrap();
+    let daemon = cluster.peer().start_daemon(&account).unwrap();
     common_checks::run_successful_job(&cluster, "theirs", "busybox:1.36", json!({})).await;
     common_checks::check_recreate(&cluster, "theirs").await;
     let rollout_in_progress = rollout::start_rollout(&cluster, "theirs").await;
@@ -170,10 +170,10 @@ async fn restart_go_programs(cluster: &InteropCluster) {
     cluster.deploy("apply", "crds");
     services_instead_of_urls(&cluster.node.plane);
     cluster.peer().install().unwrap();
-    cluster.peer().manager().unwrap();
+    cluster.peer().start_manager().unwrap();
     cluster
         .peer()
-        .daemon(&cluster.peer().daemon_account().unwrap())
+        .start_daemon(&cluster.peer().daemon_account().unwrap())
         .unwrap();
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kruise-system");
     cluster
@@ -185,7 +185,7 @@ async fn restart_go_programs(cluster: &InteropCluster) {
 }
 
 fn wait_for_v1alpha1(cluster: &InteropCluster) {
-    wait::until("objects are served as v1alpha1", PATIENCE, || {
+    wait::until("objects are served as v1alpha1", WAIT_TIMEOUT, || {
         let served = |plural: &str| {
             let kind = format!("{plural}.v1alpha1.apps.kruise.io");
             cluster

@@ -7,7 +7,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use kruise_cluster::Cluster;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, TypeMeta};
 use serde_json::{Value, json};
-use testbed::cluster::{Bound, Component, ControlPlane};
+use testbed::cluster::{Component, ControlPlane, TokenBinding};
 
 use support::connect::connect;
 use support::conversion::{self, wait_for_conversion};
@@ -91,7 +91,7 @@ impl FullCluster {
         tokio::runtime::Handle::current().block_on(create_pods);
         let daemon_health = format!("127.0.0.1:{}", testbed::port::reserve().unwrap());
         let account = plane
-            .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(NODE))
+            .kubeconfig_for("kruise-system", "kruise-daemon", TokenBinding::Node(NODE))
             .unwrap();
         let probe = daemon_health.clone();
         let mut daemon = plane
@@ -193,11 +193,11 @@ impl FullCluster {
         for process in [&self.controllers, &self.webhook] {
             let (running, health) = {
                 let mut process = lock(process);
-                (process.running(), process.health_address().to_owned())
+                (process.is_running(), process.health_address().to_owned())
             };
             self.assert_healthy(running, &health);
         }
-        let running = lock(&self.daemon).running();
+        let running = lock(&self.daemon).is_running();
         self.assert_healthy(running, &self.daemon_health);
     }
 

@@ -194,7 +194,7 @@ async fn connection_flood_is_rejected_and_api_server_is_served() {
     let error = error.unwrap_err();
     assert!(error.contains("there is no such Pod"), "{error}");
     let closed = &mut flood[CONNECTIONS_PER_ADDRESS - 1];
-    let ended = tokio::time::timeout(waits::PATIENCE, closed.read(&mut [0])).await;
+    let ended = tokio::time::timeout(waits::WAIT_TIMEOUT, closed.read(&mut [0])).await;
     assert!(matches!(ended, Ok(Ok(0) | Err(_))), "{ended:?}");
     cluster.assert_still_works("after-flood").await;
     let peak = cluster.webhook_memory();

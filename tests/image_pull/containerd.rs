@@ -23,7 +23,7 @@ async fn pull_reports_progress_and_survives_crashes() {
     let registry = FakeRegistry::start().await;
     runtime
         .registry
-        .serve(
+        .add_registry_host(
             "fake.test",
             &format!("http://{}:{}", runtime.host_address(), registry.port()),
         )

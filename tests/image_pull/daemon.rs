@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 
-use crate::pull_node::{PATIENCE, PullNode};
+use crate::pull_node::{PullNode, WAIT_TIMEOUT};
 
 /// A running daemon. It is killed when dropped.
 pub struct Daemon {
@@ -60,7 +60,7 @@ impl Daemon {
             Signal::SIGTERM,
         )
         .unwrap();
-        let result = tokio::time::timeout(PATIENCE, self.child.wait()).await;
+        let result = tokio::time::timeout(WAIT_TIMEOUT, self.child.wait()).await;
         assert!(
             result.is_ok(),
             "the daemon does not end on TERM; its log:\n{}",
@@ -80,7 +80,7 @@ impl Daemon {
         let mut stream = loop {
             match tokio::net::TcpStream::connect(&self.address).await {
                 Ok(stream) => break stream,
-                Err(e) => assert!(start.elapsed() < PATIENCE, "{e}; its log:\n{}", self.log()),
+                Err(e) => assert!(start.elapsed() < WAIT_TIMEOUT, "{e}; its log:\n{}", self.log()),
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         };
@@ -101,7 +101,7 @@ impl Daemon {
                 return;
             }
             assert!(
-                start.elapsed() < PATIENCE,
+                start.elapsed() < WAIT_TIMEOUT,
                 "{path} still answers {status}: {body}\nlog:\n{}",
                 self.log()
             );

@@ -10,10 +10,10 @@ use kube::{Client, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use testbed::cluster::{Bound, ControlPlane};
+use testbed::cluster::{ControlPlane, TokenBinding};
 
 use support::connect::connect;
-pub use support::waits::PATIENCE;
+pub use support::waits::WAIT_TIMEOUT;
 use support::waits::{self, by_name, log_tails};
 
 static PLANE: LazyLock<ControlPlane> = LazyLock::new(start_control_plane);
@@ -53,7 +53,7 @@ impl PullNode {
         Self {
             name: name.to_owned(),
             kubeconfig: plane
-                .kubeconfig_for("kruise-system", "kruise-daemon", Bound::Node(name))
+                .kubeconfig_for("kruise-system", "kruise-daemon", TokenBinding::Node(name))
                 .unwrap(),
             client,
             images,

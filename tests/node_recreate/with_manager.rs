@@ -8,7 +8,7 @@ use testbed::cluster::{Node, wait};
 
 use super::fixture::{assert_succeeded, container_statuses, exclusive_cluster};
 use super::programs::{self, install};
-use super::waits::PATIENCE;
+use super::waits::WAIT_TIMEOUT;
 use super::{container, count_steps};
 
 /// The manager as a process of the node; stopped with its webhooks on drop.
@@ -23,7 +23,7 @@ impl<'a> InstalledManager<'a> {
         let mut process = programs::manager(node, "kruise-manager", 0);
         process.start().unwrap();
         let probe = request_object("probe", "nobody", json!({}));
-        wait::until("admission answers", PATIENCE, || {
+        wait::until("admission answers", WAIT_TIMEOUT, || {
             let rejection = node
                 .plane
                 .apply(&probe.to_string())

@@ -231,9 +231,9 @@ async fn foreign_container_in_pod_status_is_not_stopped() {
         false,
     )
     .await;
-    let asked_again = |state: &support::fault_cri::State| state.calls["ContainerStatus"] > calls_before;
+    let read_again = |state: &support::fault_cri::State| state.calls["ContainerStatus"] > calls_before;
     node.runtime
-        .wait_until("the question whose it is", asked_again)
+        .wait_until("the question whose it is", read_again)
         .await;
     // The Pod's own container is restarted; otherwise the other one would have been, too.
     patch(&node, "thief", json!({"metadata": {"labels": {"v": "2"}}}), false).await;

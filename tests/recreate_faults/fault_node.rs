@@ -14,7 +14,7 @@ use testbed::cluster::{ControlPlane, wait};
 
 use support::connect::connect;
 use support::fault_cri::{FakeContainer, FaultCri};
-use support::waits::{self, PATIENCE, by_name, log_tails};
+use support::waits::{self, WAIT_TIMEOUT, by_name, log_tails};
 
 static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
     let plane = ControlPlane::start().unwrap();
@@ -24,7 +24,7 @@ static PLANE: LazyLock<ControlPlane> = LazyLock::new(|| {
         let account = ["create", "serviceaccount", "default", "-n", namespace];
         plane.kubectl(&account).unwrap();
     }
-    wait::until("the CRD is served", PATIENCE, || {
+    wait::until("the CRD is served", WAIT_TIMEOUT, || {
         Ok(plane
             .kubectl(&["get", "containerrecreaterequests.v1beta1.apps.kruise.io"])
             .ok())

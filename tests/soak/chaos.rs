@@ -227,7 +227,7 @@ fn assert_all_running(cluster: &mut SoakCluster, fault: InjectedFault) {
     for which in PROGRAMS {
         let program = cluster.program(which);
         assert!(
-            program.running(),
+            program.is_running(),
             "{which:?} ended at {fault:?}:\n{}",
             program.tail()
         );

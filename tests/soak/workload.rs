@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use kruise_cluster::Cluster;
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use testbed::cluster::{Image, Store};
+use testbed::cluster::{Image, ImagePusher};
 
 use super::chaos::RECOVERY_TIMEOUT;
 use super::container_runs::ContainerRuns;
@@ -30,7 +30,7 @@ const REVISION_HISTORY_LIMIT: usize = 10;
 /// Where all objects are created.
 pub struct Workload {
     admin: Cluster,
-    images: Store,
+    images: ImagePusher,
     runs: ContainerRuns,
     /// Name and UID of the CloneSet's Pods.
     pods: BTreeMap<String, String>,
@@ -122,7 +122,7 @@ impl Workload {
         let admin = connect(cluster.node.plane.kubeconfig()).await;
         let workload = Self {
             admin,
-            images: cluster.node.runtime.registry.store().clone(),
+            images: cluster.node.runtime.registry.pusher().clone(),
             runs: ContainerRuns::new(cluster),
             pods: BTreeMap::new(),
         };

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use testbed::cluster::{ControlPlane, wait};
-use testbed::wait::PATIENCE;
+use testbed::wait::WAIT_TIMEOUT;
 
 /// All kinds whose storage version has changed.
 pub const CONVERTED_KINDS: [&str; 3] = ["CloneSet", "ImagePullJob", "NodeImage"];
@@ -25,10 +25,14 @@ pub fn wait_for_conversion(plane: &ControlPlane, kinds: &[&str]) {
         std::fs::write(&file, object.to_string()).unwrap();
         let mut last_error = String::new();
         let path = file.to_string_lossy().into_owned();
-        let result = wait::until(&format!("a {kind} of v1alpha1 is converted"), PATIENCE, || {
-            let created = plane.kubectl(&["create", "--dry-run=server", "-f", &path]);
-            Ok(created.map_err(|why| last_error = why.to_string()).ok())
-        });
+        let result = wait::until(
+            &format!("a {kind} of v1alpha1 is converted"),
+            WAIT_TIMEOUT,
+            || {
+                let created = plane.kubectl(&["create", "--dry-run=server", "-f", &path]);
+                Ok(created.map_err(|why| last_error = why.to_string()).ok())
+            },
+        );
         assert!(result.is_ok(), "{result:?}: {last_error}");
     }
 }

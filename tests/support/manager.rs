@@ -3,11 +3,11 @@
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 
-use testbed::cluster::{Bound, Component, ControlPlane, wait};
+use testbed::cluster::{Component, ControlPlane, TokenBinding, wait};
 use testbed::{FEATURE_GATES, port};
 
 use super::readiness::{http_get, is_ready, readyz};
-use super::waits::PATIENCE;
+use super::waits::WAIT_TIMEOUT;
 
 /// Nodes get their NodeImages when they become ready.
 const NO_CREATION_DELAY: &str = "--nodeimage-creation-delay=0s";
@@ -93,7 +93,7 @@ impl Manager {
         extra_args: &[String],
     ) -> (Component, PathBuf) {
         let account = plane
-            .kubeconfig_for("kruise-system", account, Bound::Nothing)
+            .kubeconfig_for("kruise-system", account, TokenBinding::Unbound)
             .unwrap();
         // Otherwise the next kubeconfig for this account would overwrite it.
         let kubeconfig = plane.dir().join(format!("{name}.kubeconfig"));
@@ -176,7 +176,7 @@ impl Manager {
     /// Waits until its readiness response contains this text, whatever its code.
     pub fn wait_for_readyz_text(&self, text: &str) {
         let poll = || Ok(readyz(&self.health).contains(text).then_some(()));
-        if let Err(why) = wait::until(text, PATIENCE, poll) {
+        if let Err(why) = wait::until(text, WAIT_TIMEOUT, poll) {
             panic!(
                 "{why}; it says {:?}\n{}",
                 readyz(&self.health),

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use testbed::cluster::{Bound, Component, NODE_NAME, Node};
+use testbed::cluster::{Component, NODE_NAME, Node, TokenBinding};
 
 use super::manager::Manager;
 use super::readiness::is_ready;
@@ -48,7 +48,7 @@ pub fn install(node: &Node, what: &str) {
 
 /// Kubeconfig file of the daemon: with the roles of its account, and the fence around its node.
 pub fn daemon_kubeconfig(node: &Node) -> PathBuf {
-    let bound = Bound::Node(NODE_NAME);
+    let bound = TokenBinding::Node(NODE_NAME);
     let file = node.plane.kubeconfig_for("kruise-system", "kruise-daemon", bound);
     file.unwrap()
 }

@@ -13,7 +13,7 @@ use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-pub use testbed::wait::PATIENCE;
+pub use testbed::wait::WAIT_TIMEOUT;
 
 /// Polls until there is a result, for what no watch shows.
 pub async fn poll_until<T, F: Future<Output = Option<T>>>(
@@ -26,8 +26,8 @@ pub async fn poll_until<T, F: Future<Output = Option<T>>>(
         if let Some(value) = poll().await {
             return value;
         }
-        let in_time = start.elapsed() < PATIENCE;
-        assert!(in_time, "{what}: not there after {PATIENCE:?}\n{}", logs());
+        let in_time = start.elapsed() < WAIT_TIMEOUT;
+        assert!(in_time, "{what}: not there after {WAIT_TIMEOUT:?}\n{}", logs());
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -96,11 +96,11 @@ where
             }
         }
     };
-    let result = tokio::time::timeout(PATIENCE, predicate_holds).await;
+    let result = tokio::time::timeout(WAIT_TIMEOUT, predicate_holds).await;
     let last: Vec<T> = objects.into_values().collect();
     assert!(
         result.is_ok(),
-        "{what}: not so after {PATIENCE:?}; last seen: {}\n{}",
+        "{what}: not so after {WAIT_TIMEOUT:?}; last seen: {}\n{}",
         serde_json::to_string(&last).unwrap(),
         logs()
     );

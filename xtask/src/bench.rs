@@ -9,7 +9,7 @@ use clap::builder::PossibleValuesParser;
 
 use crate::codegen::repository_dir;
 use crate::image::Binaries;
-use testbed::cluster::prepare::{self, NODE, Part};
+use testbed::cluster::prepare::{self, NODE_PARTS, Part};
 use testbed::cluster::{Cache, kubernetes};
 
 /// Options of `cargo xtask bench`.
@@ -18,7 +18,7 @@ pub struct Options {
     /// Folder of the Go implementation (its `run.sh` and binaries)
     #[arg(long, value_name = "DIR")]
     peer: Option<PathBuf>,
-    /// The page whose section with the table is written anew; its other sections are kept
+    /// The page whose section with the table is replaced; its other sections are kept
     #[arg(long, value_name = "FILE", default_value = "docs/operations/benchmarks.md")]
     out: PathBuf,
     /// Only this group of rows, may be repeated; the table is printed and not written
@@ -70,7 +70,7 @@ impl Options {
 pub fn run(options: &Options) -> Result<()> {
     options.validate()?;
     let cache = Cache::open()?;
-    prepare::ensure(&cache, &NODE)?;
+    prepare::ensure(&cache, &NODE_PARTS)?;
     prepare::ensure(&cache, &[Part::Kwok])?;
     let binaries = Binaries::build(|line| eprintln!("{line}"))?;
     let mut cargo = Command::new("cargo");
@@ -85,7 +85,7 @@ pub fn run(options: &Options) -> Result<()> {
     cargo
         .current_dir(repository_dir())
         .env("KRUISE_BENCH_BINARIES", binaries.dir())
-        .env(kubernetes::VARIABLE, cache.release());
+        .env(kubernetes::RELEASE_ENV_VAR, cache.release());
     cargo.env("KRUISE_BENCH_GROUPS", options.selected_groups().join(","));
     if options.only.is_empty() {
         cargo.env("KRUISE_BENCH_OUT", std::path::absolute(&options.out)?);

@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use testbed::cluster::finish;
+use testbed::cluster::run_command;
 
 /// Writes `deploy/crds` and `deploy/webhooks`.
 pub fn run() -> Result<()> {
@@ -21,7 +21,7 @@ pub fn run() -> Result<()> {
             "codegen",
         ])
         .current_dir(repository_dir());
-    finish(&mut cargo).context("the files in deploy/ could not be written")?;
+    run_command(&mut cargo).context("the files in deploy/ could not be written")?;
     println!("deploy/crds and deploy/webhooks are current");
     Ok(())
 }
@@ -32,7 +32,7 @@ pub fn cargo_metadata() -> Result<Value> {
     cargo
         .args(["metadata", "--no-deps", "--format-version", "1"])
         .current_dir(repository_dir());
-    Ok(serde_json::from_str(&finish(&mut cargo)?)?)
+    Ok(serde_json::from_str(&run_command(&mut cargo)?)?)
 }
 
 /// Cargo's target folder, from its metadata.

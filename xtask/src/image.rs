@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::codegen::{self, repository_dir};
 use testbed::cluster::prepare::{self, Part};
-use testbed::cluster::{Cache, Image, Registry, ends_with_us};
+use testbed::cluster::{Cache, Image, Registry, with_parent_death_signal};
 
 /// The programs; each is an image of the same name.
 pub const PROGRAMS: [&str; 2] = ["kruise-daemon", "kruise-manager"];
@@ -41,7 +41,7 @@ impl Binaries {
         cargo
             .env("CARGO_TERM_COLOR", "never")
             .env("CARGO_TERM_PROGRESS_WHEN", "never");
-        let mut cargo = ends_with_us(&cargo);
+        let mut cargo = with_parent_death_signal(&cargo);
         let mut child = cargo
             .stderr(Stdio::piped())
             .spawn()

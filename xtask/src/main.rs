@@ -23,7 +23,7 @@ struct Arguments {
     #[arg(
         long,
         global = true,
-        env = kubernetes::VARIABLE,
+        env = kubernetes::RELEASE_ENV_VAR,
         default_value = kubernetes::RELEASES[0],
         value_parser = kubernetes::RELEASES,
         value_name = "VERSION"
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
 
 fn run() -> Result<()> {
     let arguments = Arguments::parse();
-    kubernetes::choose(kubernetes::known(&arguments.kubernetes)?);
+    kubernetes::set_release(kubernetes::parse_release(&arguments.kubernetes)?);
     match arguments.command {
         Command::Demo(options) => demo::run(&options),
         Command::Test(options) => test::run(&options),
@@ -82,5 +82,5 @@ fn up() -> Result<()> {
     let node = Node::start()?;
     println!("export KUBECONFIG={}", node.plane.kubeconfig().display());
     println!("# runtime socket {}", node.runtime.socket().display());
-    node.keep("up")
+    node.keep_running("up")
 }

@@ -15,8 +15,8 @@ use clap::Args;
 use failures::TestFailure;
 
 use crate::codegen::{cargo_metadata, target_dir};
-use testbed::cluster::prepare::{self, NODE, Part};
-use testbed::cluster::{CONTAINERDS, Cache, kubernetes};
+use testbed::cluster::prepare::{self, NODE_PARTS, Part};
+use testbed::cluster::{CONTAINERD_VERSIONS, Cache, kubernetes};
 
 /// The feature that makes cargo build tests of real components.
 const CLUSTER_FEATURES: &str = "kruise-tests/cluster-tests,testbed/cluster-tests,xtask/cluster-tests";
@@ -88,8 +88,11 @@ struct SummaryRow {
 /// Installs what all tests need: build tools, the parts of the bed, three series of containerd.
 pub fn prepare_all(cache: &Cache) -> Result<()> {
     prepare::ensure(cache, &[Part::Protoc])?;
-    prepare::ensure(cache, &NODE)?;
-    prepare::ensure(cache, &CONTAINERDS.map(|(suite, _)| Part::Containerd(suite)))
+    prepare::ensure(cache, &NODE_PARTS)?;
+    prepare::ensure(
+        cache,
+        &CONTAINERD_VERSIONS.map(|(suite, _)| Part::Containerd(suite)),
+    )
 }
 
 /// Runs the tests and fails when one does.
@@ -229,7 +232,7 @@ impl Cargo {
         command.args(args);
         // A panic prints its location; the frames above it would only hide other output.
         command.env("RUST_BACKTRACE", "0");
-        command.env(kubernetes::VARIABLE, self.kubernetes);
+        command.env(kubernetes::RELEASE_ENV_VAR, self.kubernetes);
         command.env("KRUISE_PROGRAMS", &self.programs);
         command
     }

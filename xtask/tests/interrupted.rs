@@ -18,11 +18,11 @@ struct PrivateCache(PathBuf);
 impl PrivateCache {
     fn new(name: &str) -> Self {
         let cache = Cache::open().unwrap();
-        prepare::ensure(&cache, &prepare::NODE).unwrap();
+        prepare::ensure(&cache, &prepare::NODE_PARTS).unwrap();
         let dir = std::env::temp_dir().join(format!("kruise-{name}-{}", std::process::id()));
         fs::create_dir(&dir).unwrap();
         for part in fs::read_dir(cache.root()).unwrap().map(Result::unwrap) {
-            if part.path() != cache.beds() {
+            if part.path() != cache.sandboxes_dir() {
                 symlink(part.path(), dir.join(part.file_name())).unwrap();
             }
         }
@@ -119,7 +119,7 @@ impl KernelTraces {
     }
 
     fn wait_until_removed(&self) {
-        let removed = wait::until("the end of the bed", wait::PATIENCE, || {
+        let removed = wait::until("the end of the bed", wait::WAIT_TIMEOUT, || {
             Ok(self.leftover().is_none().then_some(()))
         });
         assert!(removed.is_ok(), "left: {:?}", self.leftover());
@@ -128,7 +128,7 @@ impl KernelTraces {
 
 /// Waits until the starting bed has that file in its folder.
 fn wait_for_file(cache: &PrivateCache, program: &mut Child, file: &str) -> PathBuf {
-    wait::until(file, wait::PATIENCE, || {
+    wait::until(file, wait::WAIT_TIMEOUT, || {
         let exit_status = program.try_wait()?;
         anyhow::ensure!(exit_status.is_none(), "it ended before there was a {file}");
         Ok(cache
@@ -171,7 +171,9 @@ fn kept_cluster_runs_until_xtask_down() {
         .args(["get", "nodes", "--kubeconfig"])
         .arg(dirs[0].join("admin.kubeconfig"));
     assert!(
-        testbed::cluster::finish(&mut nodes).unwrap().contains("Ready"),
+        testbed::cluster::run_command(&mut nodes)
+            .unwrap()
+            .contains("Ready"),
         "the kept node answers"
     );
     assert!(cache.xtask("down").status().unwrap().success());

@@ -24,7 +24,7 @@ string_enum! {
     CloneSetUpdateStrategyType {
         /// By the CloneSet, within `rollingUpdate`.
         RollingUpdate,
-        /// When somebody deletes them.
+        /// When a user deletes them.
         OnDelete,
     }
 }

@@ -99,12 +99,12 @@ mod tests {
                 handled.push((*name, *number));
             });
         };
-        let begun = Instant::now();
+        let started_at = Instant::now();
         handle(&mut handler, Numbered("a", 1), &[1]);
         handle(&mut handler, Numbered("b", 2), &[]);
         for pause in [200, 600, 1400] {
             let retry = handler.next_retry().await;
-            assert_eq!(begun.elapsed(), Duration::from_millis(pause));
+            assert_eq!(started_at.elapsed(), Duration::from_millis(pause));
             handle(&mut handler, retry, &[1]);
         }
         handle(&mut handler, Numbered("a", 3), &[]);

@@ -256,9 +256,9 @@ mod tests {
 
     #[test]
     fn numbers_in_ports_and_digests_are_no_pull_cause() {
-        let words = "failed commit on ref \"layer-sha256:401404503\" from 10.0.0.1:40401";
+        let message = "failed commit on ref \"layer-sha256:401404503\" from 10.0.0.1:40401";
         assert_eq!(
-            PullCause::classify(tonic::Code::Unknown, words),
+            PullCause::classify(tonic::Code::Unknown, message),
             PullCause::InvalidImage
         );
     }

@@ -307,8 +307,8 @@ mod tests {
         ));
         let dead = get_healthz(address).await;
         assert!(dead.starts_with("HTTP/1.1 503 "), "{dead}");
-        let words = "recreate: looking at Pod ns/web-0 has been running for 3600 s (limit 12 s)";
-        assert!(dead.contains(words), "{dead}");
+        let message = "recreate: looking at Pod ns/web-0 has been running for 3600 s (limit 12 s)";
+        assert!(dead.contains(message), "{dead}");
         step.set_idle(None);
         let alive = get_healthz(address).await;
         assert!(

@@ -10,7 +10,7 @@ pub struct Claim {
     /// Value of [`kruise_api::keys::CLONESET_INSTANCE_ID`], which the Pod shares; empty if it has none.
     pub instance_id: String,
     /// Whether it has a `deletionTimestamp`.
-    pub deleting: bool,
+    pub terminating: bool,
     /// Whether it also has another owner.
     pub has_other_owner: bool,
     /// Whether another owner is its controller; an object has at most one.

@@ -12,28 +12,28 @@ use super::certs::Certs;
 use super::component::Component;
 use super::ports::Ports;
 use crate::parts::Cache;
-use crate::process::finish;
+use crate::process::run_command;
 use crate::sandbox::Sandbox;
 
-/// The first address of the Services' range, where Pods find the API server.
-const SERVICE: &str = "10.96.0.1";
+/// The first address of the Service range, at which Pods reach the API server.
+const SERVICE_IP: &str = "10.96.0.1";
 
-/// The names that Pods and people call it by.
-const NAMES: [&str; 4] = [
+/// DNS names of the API server for Pods and users.
+const DNS_NAMES: [&str; 4] = [
     "localhost",
     "kubernetes",
     "kubernetes.default",
     "kubernetes.default.svc",
 ];
 
-/// The account of our manager, whose reads are logged, too.
-const MANAGER: &str = "system:serviceaccount:kruise-system:kruise-manager";
+/// The service account of our manager, whose reads are also logged.
+const MANAGER_USER: &str = "system:serviceaccount:kruise-system:kruise-manager";
 
-/// File in the bed's folder with a line of JSON for each write but those of Leases: who, what, result.
+/// File in the sandbox's folder with a line of JSON for each write except writes of Leases: user, object, result.
 pub(super) const AUDIT_LOG: &str = "audit.log";
 
-/// What is the same for every bed.
-const FIXED: [&str; 13] = [
+/// Flags that are the same for every test cluster.
+const FIXED_FLAGS: [&str; 13] = [
     "--service-account-issuer=https://kubernetes.default.svc",
     "--service-cluster-ip-range=10.96.0.0/16",
     "--authorization-mode=Node,RBAC",
@@ -45,7 +45,7 @@ const FIXED: [&str; 13] = [
     "--kubelet-preferred-address-types=InternalIP",
     "--allow-privileged=true",
     "--profiling=false",
-    // In MB. Ten thousand nodes fill more than the default, and who counts writes reads one file.
+    // In MB. Ten thousand nodes fill more than the default, and code that counts writes reads one file.
     "--audit-log-maxsize=10000",
     "--shutdown-delay-duration=0s",
 ];
@@ -61,29 +61,29 @@ pub(super) fn component(
     let audit = sandbox.dir().join("audit-policy.json");
     fs::write(&audit, audit_policy())?;
     let mut args = vec![
-        file("audit-policy-file", &audit),
-        file("audit-log-path", &sandbox.dir().join(AUDIT_LOG)),
-        format!("--etcd-servers=http://{}", ports.at(ports.etcd)),
+        path_flag("audit-policy-file", &audit),
+        path_flag("audit-log-path", &sandbox.dir().join(AUDIT_LOG)),
+        format!("--etcd-servers=http://{}", ports.host_port(ports.etcd)),
         format!("--secure-port={}", ports.apiserver),
         format!("--bind-address={}", ports.bind),
         format!("--advertise-address={}", ports.host),
     ];
-    args.extend(identity(certs, ports)?);
-    args.extend(FIXED.map(str::to_owned));
+    args.extend(tls_flags(certs, ports)?);
+    args.extend(FIXED_FLAGS.map(str::to_owned));
     if ports.host.contains(':') {
-        // Of the same version of IP as its own address; the last of a flag counts.
+        // The IP version must be that of the API server's own address; the last value of a flag counts.
         args.push("--service-cluster-ip-range=fd00:10:96::/112".into());
     }
     if !gates.is_empty() {
         args.push(format!("--feature-gates={gates}"));
     }
-    if !ports.services {
+    if !ports.endpoint_reconciler {
         args.push("--endpoint-reconciler-type=none".into());
     }
     let (kubectl, config) = (cache.kubernetes("kubectl"), admin.to_owned());
     let (host, port) = (ports.host.clone(), ports.apiserver);
     let ready = move || {
-        // Nobody is there to be asked yet, and each question is a process.
+        // Nothing listens yet, and each probe by kubectl is a process.
         if TcpStream::connect((host.as_str(), port)).is_err() {
             return false;
         }
@@ -92,7 +92,7 @@ pub(super) fn component(
             .arg("--kubeconfig")
             .arg(&config)
             .args(["get", "--raw=/readyz", "--request-timeout=2s"]);
-        finish(&mut probe).is_ok()
+        run_command(&mut probe).is_ok()
     };
     Ok(
         Component::new(sandbox, "kube-apiserver", cache.kubernetes("kube-apiserver"))
@@ -101,12 +101,12 @@ pub(super) fn component(
     )
 }
 
-/// Certificates and keys: its own, those that it shows to others, and whom it believes.
-fn identity(certs: &Certs, ports: &Ports) -> Result<Vec<String>> {
-    let mut names = ["127.0.0.1", SERVICE, ports.host.as_str()]
+/// Certificates and keys: serving, client, and those of the authorities that the API server trusts.
+fn tls_flags(certs: &Certs, ports: &Ports) -> Result<Vec<String>> {
+    let mut names = ["127.0.0.1", SERVICE_IP, ports.host.as_str()]
         .map(|ip| format!("IP:{ip}"))
         .to_vec();
-    names.extend(NAMES.map(|name| format!("DNS:{name}")));
+    names.extend(DNS_NAMES.map(|name| format!("DNS:{name}")));
     let serving = certs.server("apiserver", &names)?;
     let kubelet = certs.client(
         "apiserver-kubelet",
@@ -116,20 +116,20 @@ fn identity(certs: &Certs, ports: &Ports) -> Result<Vec<String>> {
     let proxy = certs.client("front-proxy", "front-proxy", &[])?;
     let (ca, key) = (certs.ca(), certs.service_account_key());
     Ok(vec![
-        file("tls-cert-file", &serving.cert),
-        file("tls-private-key-file", &serving.key),
-        file("client-ca-file", &ca),
-        file("service-account-key-file", &key),
-        file("service-account-signing-key-file", &key),
-        file("kubelet-client-certificate", &kubelet.cert),
-        file("kubelet-client-key", &kubelet.key),
-        file("requestheader-client-ca-file", &ca),
-        file("proxy-client-cert-file", &proxy.cert),
-        file("proxy-client-key-file", &proxy.key),
+        path_flag("tls-cert-file", &serving.cert),
+        path_flag("tls-private-key-file", &serving.key),
+        path_flag("client-ca-file", &ca),
+        path_flag("service-account-key-file", &key),
+        path_flag("service-account-signing-key-file", &key),
+        path_flag("kubelet-client-certificate", &kubelet.cert),
+        path_flag("kubelet-client-key", &kubelet.key),
+        path_flag("requestheader-client-ca-file", &ca),
+        path_flag("proxy-client-cert-file", &proxy.cert),
+        path_flag("proxy-client-key-file", &proxy.key),
     ])
 }
 
-fn file(flag: &str, path: &Path) -> String {
+fn path_flag(flag: &str, path: &Path) -> String {
     format!("--{flag}={}", path.display())
 }
 
@@ -140,7 +140,7 @@ fn audit_policy() -> String {
         "omitStages": ["RequestReceived"],
         "rules": [
             { "level": "None", "resources": [{ "group": "coordination.k8s.io", "resources": ["leases"] }] },
-            { "level": "Metadata", "verbs": ["get", "list"], "users": [MANAGER] },
+            { "level": "Metadata", "verbs": ["get", "list"], "users": [MANAGER_USER] },
             { "level": "None", "verbs": ["get", "list", "watch"] },
             { "level": "Metadata" },
         ],

@@ -1,4 +1,4 @@
-//! Keys and certificates of a bed, made by openssl.
+//! Keys and certificates of a test cluster, created by openssl.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::process::run;
 
-/// A folder with a certificate authority, and what it signed.
+/// A folder with a certificate authority and the certificates that it signed.
 #[derive(Clone, Debug)]
 pub struct Certs {
     dir: PathBuf,
@@ -15,7 +15,7 @@ pub struct Certs {
 
 /// A certificate and its key.
 #[derive(Clone, Debug)]
-pub struct Pair {
+pub struct KeyPair {
     /// PEM file of the certificate.
     pub cert: PathBuf,
     /// PEM file of the key.
@@ -23,11 +23,11 @@ pub struct Pair {
 }
 
 impl Certs {
-    /// Makes the authority and the key that signs service account tokens.
+    /// Creates the authority and the key that signs service account tokens.
     pub fn new(dir: &Path) -> Result<Self> {
         fs::create_dir_all(dir)?;
         let certs = Self { dir: dir.to_owned() };
-        certs.request("ca", &["-x509", "-days", "2", "-subj", "/CN=kruise-bed"])?;
+        certs.openssl_req("ca", &["-x509", "-days", "2", "-subj", "/CN=kruise-bed"])?;
         let key = certs.service_account_key();
         run(
             "openssl",
@@ -38,7 +38,7 @@ impl Certs {
                 "-pkeyopt",
                 "rsa_keygen_bits:2048",
                 "-out",
-                &text(&key),
+                &path_string(&key),
             ],
         )?;
         Ok(certs)
@@ -59,43 +59,43 @@ impl Certs {
         self.dir.join("sa.key")
     }
 
-    /// A certificate for a client: user and groups.
-    pub fn client(&self, name: &str, user: &str, groups: &[&str]) -> Result<Pair> {
+    /// Issues a client certificate for a user and groups.
+    pub fn client(&self, name: &str, user: &str, groups: &[&str]) -> Result<KeyPair> {
         let groups: String = groups.iter().map(|g| format!("/O={g}")).collect();
-        self.signed(
+        self.issue(
             name,
             &format!("{groups}/CN={user}"),
             &["-addext", "extendedKeyUsage=clientAuth"],
         )
     }
 
-    /// A certificate for a server that is reached at `names`, each as `DNS:…` or `IP:…`.
-    pub fn server(&self, name: &str, names: &[String]) -> Result<Pair> {
+    /// Issues a certificate for a server with these `names`, each as `DNS:…` or `IP:…`.
+    pub fn server(&self, name: &str, names: &[String]) -> Result<KeyPair> {
         let alternatives = format!("subjectAltName={}", names.join(","));
-        self.signed(
+        self.issue(
             name,
             &format!("/CN={name}"),
             &["-addext", "extendedKeyUsage=serverAuth", "-addext", &alternatives],
         )
     }
 
-    fn signed(&self, name: &str, subject: &str, more: &[&str]) -> Result<Pair> {
-        let (ca, key) = (text(&self.ca()), text(&self.ca_key()));
+    fn issue(&self, name: &str, subject: &str, extra_args: &[&str]) -> Result<KeyPair> {
+        let (ca, key) = (path_string(&self.ca()), path_string(&self.ca_key()));
         let mut args = vec![
             "-x509", "-days", "2", "-CA", &ca, "-CAkey", &key, "-subj", subject,
         ];
         args.extend(["-addext", "basicConstraints=critical,CA:FALSE"]);
-        args.extend(more);
-        self.request(name, &args)?;
-        Ok(Pair {
+        args.extend(extra_args);
+        self.openssl_req(name, &args)?;
+        Ok(KeyPair {
             cert: self.dir.join(format!("{name}.crt")),
             key: self.dir.join(format!("{name}.key")),
         })
     }
 
-    fn request(&self, name: &str, more: &[&str]) -> Result<()> {
-        let cert = text(&self.dir.join(format!("{name}.crt")));
-        let key = text(&self.dir.join(format!("{name}.key")));
+    fn openssl_req(&self, name: &str, extra_args: &[&str]) -> Result<()> {
+        let cert = path_string(&self.dir.join(format!("{name}.crt")));
+        let key = path_string(&self.dir.join(format!("{name}.key")));
         let mut args = vec![
             "req",
             "-newkey",
@@ -105,11 +105,11 @@ impl Certs {
             "-nodes",
         ];
         args.extend(["-keyout", &key, "-out", &cert]);
-        args.extend(more);
+        args.extend(extra_args);
         run("openssl", &args).map(drop)
     }
 }
 
-fn text(path: &Path) -> String {
+fn path_string(path: &Path) -> String {
     path.display().to_string()
 }

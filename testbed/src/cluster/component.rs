@@ -1,4 +1,4 @@
-//! One program of the bed: started, stopped, killed and started again.
+//! One program of a test cluster: start, stop, kill and restart.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::wait;
 
 type Probe = Box<dyn Fn() -> bool + Send + Sync>;
 
-/// A program in a bed. Dropping it leaves the process to the bed, which ends with everything in it.
+/// A program in a sandbox. Drop does not end the process; the end of the sandbox does.
 pub struct Component {
     name: &'static str,
     program: PathBuf,
@@ -29,7 +29,7 @@ pub struct Component {
 }
 
 impl Component {
-    /// Describes a program; [`Component::start`] runs it. `ready` says whether it can be used.
+    /// Describes a program; [`Component::start`] runs it; `ready` sets its readiness probe.
     pub fn new(sandbox: &Arc<Sandbox>, name: &'static str, program: impl Into<PathBuf>) -> Self {
         Self {
             name,
@@ -62,14 +62,14 @@ impl Component {
         self.env.push((name.into(), value.into()));
     }
 
-    /// Says when it can be used.
+    /// Sets the readiness probe.
     #[must_use]
     pub fn ready(mut self, probe: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         self.ready = Box::new(probe);
         self
     }
 
-    /// Starts it and waits until it can be used.
+    /// Starts it and waits until it is ready.
     pub fn start(&mut self) -> Result<()> {
         self.spawn()?;
         self.wait_ready()
@@ -77,7 +77,7 @@ impl Component {
 
     /// Starts it without waiting.
     pub fn spawn(&mut self) -> Result<()> {
-        if self.running() {
+        if self.is_running() {
             bail!("{} is running already", self.name);
         }
         let log = fs::File::options().create(true).append(true).open(&self.log)?;
@@ -92,11 +92,11 @@ impl Component {
         Ok(())
     }
 
-    /// Waits until it can be used. The error has the end of its log.
+    /// Waits until it is ready. The error contains the end of its log.
     pub fn wait_ready(&mut self) -> Result<()> {
         let name = self.name;
-        let outcome = wait::until(name, wait::PATIENCE, || {
-            if !self.running() {
+        let outcome = wait::until(name, wait::WAIT_TIMEOUT, || {
+            if !self.is_running() {
                 bail!("{name} ended");
             }
             Ok((self.ready)().then_some(()))
@@ -105,13 +105,13 @@ impl Component {
     }
 
     /// Whether its process runs.
-    pub fn running(&mut self) -> bool {
+    pub fn is_running(&mut self) -> bool {
         self.child
             .as_mut()
             .is_some_and(|c| matches!(c.try_wait(), Ok(None)))
     }
 
-    /// Its process ID as the host sees it.
+    /// Its process ID on the host.
     pub fn pid(&self) -> Result<Pid> {
         let child = self
             .child
@@ -120,30 +120,30 @@ impl Component {
         Sandbox::inner_pid(child)
     }
 
-    /// Stops its process without ending it, as a machine that hangs would.
+    /// Suspends its process with SIGSTOP, like a machine that hangs.
     pub fn freeze(&self) -> Result<()> {
         kill(self.pid()?, Signal::SIGSTOP).with_context(|| format!("cannot stop {}", self.name))
     }
 
-    /// Lets it go on after [`Component::freeze`].
+    /// Resumes it after [`Component::freeze`].
     pub fn thaw(&self) -> Result<()> {
         kill(self.pid()?, Signal::SIGCONT).with_context(|| format!("cannot continue {}", self.name))?;
-        // The process by which it entered the bed stops and goes on with it.
-        let outer = self
+        // The nsenter process that started it is suspended and resumed with it.
+        let nsenter_pid = self
             .child
             .as_ref()
             .and_then(|child| i32::try_from(child.id()).ok());
-        Ok(outer.map_or(Ok(()), |pid| kill(Pid::from_raw(pid), Signal::SIGCONT))?)
+        Ok(nsenter_pid.map_or(Ok(()), |pid| kill(Pid::from_raw(pid), Signal::SIGCONT))?)
     }
 
     /// Ends it with TERM, and with KILL after 10 s.
     pub fn stop(&mut self) -> Result<()> {
-        self.end(Signal::SIGTERM)
+        self.signal_and_wait(Signal::SIGTERM)
     }
 
     /// Ends it with KILL.
     pub fn kill(&mut self) -> Result<()> {
-        self.end(Signal::SIGKILL)
+        self.signal_and_wait(Signal::SIGKILL)
     }
 
     /// Stops it, then starts it.
@@ -152,7 +152,7 @@ impl Component {
         self.start()
     }
 
-    /// The program.
+    /// Path of the program.
     pub fn program(&self) -> &Path {
         &self.program
     }
@@ -162,24 +162,24 @@ impl Component {
         tail(&self.log)
     }
 
-    /// Where its output goes.
+    /// Path of its log file.
     pub fn log(&self) -> &Path {
         &self.log
     }
 
-    fn end(&mut self, signal: Signal) -> Result<()> {
-        if !self.running() {
+    fn signal_and_wait(&mut self, signal: Signal) -> Result<()> {
+        if !self.is_running() {
             return Ok(());
         }
         let pid = self.pid()?;
         kill(pid, signal).with_context(|| format!("cannot signal {}", self.name))?;
-        let gone = wait::until(self.name, Duration::from_secs(10), || {
-            Ok((!self.running()).then_some(()))
+        let exited = wait::until(self.name, Duration::from_secs(10), || {
+            Ok((!self.is_running()).then_some(()))
         });
-        if gone.is_err() {
+        if exited.is_err() {
             kill(pid, Signal::SIGKILL).ok();
             wait::until(self.name, Duration::from_secs(10), || {
-                Ok((!self.running()).then_some(()))
+                Ok((!self.is_running()).then_some(()))
             })?;
         }
         self.child = None;

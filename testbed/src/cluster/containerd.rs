@@ -1,4 +1,4 @@
-//! containerd with runc and a bridge network, as a node has them.
+//! containerd with runc and a bridge network, as on a node.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -11,11 +11,11 @@ use super::component::Component;
 use crate::parts::Cache;
 use crate::sandbox::{Network, Sandbox};
 
-/// Where the runtime listens, seen from inside the bed.
+/// The runtime's socket, as a path inside the sandbox.
 pub(super) const SOCKET: &str = "/run/containerd/containerd.sock";
 
-/// Debian suites and the series of containerd that they have.
-pub const CONTAINERDS: [(&str, &str); 3] = [("bookworm", "1.6"), ("trixie", "1.7"), ("forky", "2.")];
+/// Debian suites and their containerd series.
+pub const CONTAINERD_VERSIONS: [(&str, &str); 3] = [("bookworm", "1.6"), ("trixie", "1.7"), ("forky", "2.")];
 
 pub(super) fn component(
     cache: &Cache,
@@ -24,7 +24,7 @@ pub(super) fn component(
     suite: &str,
 ) -> Result<Component> {
     let dir = sandbox.dir();
-    let programs = cache.debian(suite, "containerd").join("usr/bin");
+    let programs = cache.debian_package_dir(suite, "containerd").join("usr/bin");
     let cni = dir.join("cni");
     fs::create_dir_all(&cni)?;
     fs::write(cni.join("10-bridge.conflist"), network_config(net))?;
@@ -38,8 +38,9 @@ pub(super) fn component(
         .ready(move || UnixStream::connect(&socket).is_ok()))
 }
 
-/// Makes the places that node programs write to private to the bed; the runtime's socket is in `run` of its folder.
-pub(super) fn isolate(sandbox: &Sandbox) -> Result<()> {
+/// Makes the folders that node programs write to private to the sandbox. The runtime's socket is in `run` of the
+/// sandbox's folder.
+pub(super) fn mount_private_dirs(sandbox: &Sandbox) -> Result<()> {
     let dir = sandbox.dir();
     for part in ["run", "kubelet", "kept-logs"] {
         fs::create_dir_all(dir.join(part))?;
@@ -55,14 +56,14 @@ mount --bind "$dir/kubelet" /var/lib/kubelet; mount --make-rshared /var/lib/kube
 mkdir -p /tmp/hostpath_pv; mount -t tmpfs tmpfs /tmp/hostpath_pv"#;
     let mut command = sandbox.command("bash");
     command.args(["-c", script, "isolate"]).arg(dir);
-    crate::process::finish(&mut command)
+    crate::process::run_command(&mut command)
         .context("cannot make the node's private folders")
         .map(drop)
 }
 
-fn containerd_config(dir: &Path, newest: bool) -> String {
+fn containerd_config(dir: &Path, is_v2: bool) -> String {
     let registry = dir.join("registries.d");
-    let (version, runtime, images, cni) = if newest {
+    let (version, runtime, images, cni) = if is_v2 {
         (
             3,
             "io.containerd.cri.v1.runtime",
@@ -77,12 +78,12 @@ fn containerd_config(dir: &Path, newest: bool) -> String {
             "bin_dir = \"/usr/lib/cni\"",
         )
     };
-    let pause = if newest {
+    let pause = if is_v2 {
         format!("[plugins.\"{images}\".pinned_images]\nsandbox = \"registry.k8s.io/pause:3.10\"\n")
     } else {
         String::new()
     };
-    let sandbox_image = if newest {
+    let sandbox_image = if is_v2 {
         ""
     } else {
         "sandbox_image = \"registry.k8s.io/pause:3.10\"\n"
@@ -121,7 +122,7 @@ fn network_config(net: &Network) -> String {
             "ipam": {
                 "type": "host-local",
                 "dataDir": "/run/cni",
-                "ranges": [[{ "subnet": net.pods() }]],
+                "ranges": [[{ "subnet": net.pod_cidr() }]],
                 "routes": [{ "dst": "0.0.0.0/0" }],
             },
         }],

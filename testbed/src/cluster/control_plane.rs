@@ -10,74 +10,74 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::certs::{Certs, Pair};
+use super::certs::{Certs, KeyPair};
 use super::component::Component;
 use super::ports::Ports;
 use super::{apiserver, etcd, managers};
 use crate::parts::Cache;
 use crate::parts::prepare::{self, Part};
-use crate::process::{ends_with_us, finish};
+use crate::process::{run_command, with_parent_death_signal};
 use crate::sandbox::Sandbox;
 use crate::wait;
 
-/// Begins the field manager of writes that change nothing, by which the end of the audit log is told.
-const MARK: &str = "audit-mark-";
+/// Prefix of the field manager of dry-run writes that mark the end of the audit log.
+const AUDIT_MARK_PREFIX: &str = "audit-mark-";
 
-/// What a control plane consists of beyond etcd and the API server.
+/// Components and settings of a control plane beyond etcd and the API server.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
+pub struct ControlPlaneOptions {
     /// Run kube-controller-manager, so that service accounts, garbage collection, EndpointSlices and more work.
     pub controllers: bool,
-    /// Which of its controllers, as `NAME,…`; empty for all that it runs by default.
-    pub only: &'static str,
+    /// Controllers to run, as `NAME,…`; empty for the default ones.
+    pub enabled_controllers: &'static str,
     /// Run kube-scheduler.
     pub scheduler: bool,
     /// Feature gates of the API server, as `NAME=true,…`; empty for its own defaults.
-    pub gates: &'static str,
-    /// In a network of its own that has no IPv4; for etcd and API server alone.
+    pub feature_gates: &'static str,
+    /// Use the sandbox's own network without IPv4; only for etcd and API server.
     pub ipv6: bool,
 }
 
-/// What a service account token is bound to.
+/// The object that a service account token is bound to.
 #[derive(Clone, Copy, Debug)]
-pub enum Bound<'a> {
-    /// Nothing.
-    Nothing,
-    /// A Pod of the account's namespace; with the node it is assigned to in the token's claims.
+pub enum TokenBinding<'a> {
+    /// Not bound to an object.
+    Unbound,
+    /// A Pod in the account's namespace; the token's claims contain the Pod's node.
     Pod(&'a str),
-    /// A Node, which is then in the token's claims.
+    /// A Node; the token's claims contain it.
     Node(&'a str),
 }
 
-/// A running API server and what it needs. All of it ends on drop.
+/// A running API server and its dependencies. Drop ends all of it.
 pub struct ControlPlane {
     /// etcd.
     pub etcd: Component,
     /// kube-apiserver.
     pub apiserver: Component,
-    /// kube-controller-manager, where asked for.
+    /// kube-controller-manager, if requested.
     pub controller_manager: Option<Component>,
-    /// kube-scheduler, where asked for.
+    /// kube-scheduler, if requested.
     pub scheduler: Option<Component>,
     cache: Cache,
     certs: Certs,
     server: String,
-    store: String,
+    etcd_address: String,
     admin: PathBuf,
     sandbox: Arc<Sandbox>,
 }
 
-/// Tells apart what is made by several tests at once.
-static NUMBER: AtomicU32 = AtomicU32::new(0);
+/// Makes names unique among tests that run at once.
+static NEXT_ID: AtomicU32 = AtomicU32::new(0);
 
 impl ControlPlane {
-    /// etcd and kube-apiserver alone on free loopback ports: for tests of the API.
+    /// Starts only etcd and kube-apiserver on free loopback ports: for API tests.
     pub fn start() -> Result<Self> {
-        Self::start_with(Options::default())
+        Self::start_with(ControlPlaneOptions::default())
     }
 
-    /// A control plane on free loopback ports, or in a network of its own.
-    pub fn start_with(options: Options) -> Result<Self> {
+    /// Starts a control plane on free loopback ports, or in its own network.
+    pub fn start_with(options: ControlPlaneOptions) -> Result<Self> {
         let cache = Cache::open()?;
         prepare::ensure(&cache, &[Part::Etcd, Part::Kubernetes])?;
         let sandbox = Arc::new(if options.ipv6 {
@@ -87,19 +87,19 @@ impl ControlPlane {
         });
         let ports = match sandbox.network() {
             Some(net) => Ports::ipv6(net),
-            None => Ports::free()?,
+            None => Ports::reserve()?,
         };
-        Self::start_in(&cache, sandbox, &ports, options)
+        Self::start_in_sandbox(&cache, sandbox, &ports, options)
     }
 
-    pub(super) fn start_in(
+    pub(super) fn start_in_sandbox(
         cache: &Cache,
         sandbox: Arc<Sandbox>,
         ports: &Ports,
-        options: Options,
+        options: ControlPlaneOptions,
     ) -> Result<Self> {
         let certs = Certs::new(&sandbox.dir().join("certs"))?;
-        let server = format!("https://{}", ports.at(ports.apiserver));
+        let server = format!("https://{}", ports.host_port(ports.apiserver));
         let admin = sandbox.dir().join("admin.kubeconfig");
         let user = certs.client("admin", "admin", &["system:masters"])?;
         fs::write(
@@ -107,21 +107,22 @@ impl ControlPlane {
             kubeconfig(&server, &certs.ca(), &Login::Certificate(&user)),
         )?;
         let mut etcd = etcd::component(cache, &sandbox, ports);
-        let mut apiserver = apiserver::component(cache, &sandbox, &certs, ports, options.gates, &admin)?;
+        let mut apiserver =
+            apiserver::component(cache, &sandbox, &certs, ports, options.feature_gates, &admin)?;
         etcd.start()?;
         apiserver.start()?;
         let mut controller_manager = options
             .controllers
             .then(|| managers::controller_manager(cache, &sandbox, &certs, &admin, ports.controller_manager))
-            .map(|manager| match options.only {
+            .map(|manager| match options.enabled_controllers {
                 "" => manager,
                 only => manager.args([format!("--controllers={only}")]),
             });
         let mut scheduler = options
             .scheduler
             .then(|| managers::scheduler(cache, &sandbox, &admin, ports.scheduler));
-        for part in [&mut controller_manager, &mut scheduler].into_iter().flatten() {
-            part.start()?;
+        for component in [&mut controller_manager, &mut scheduler].into_iter().flatten() {
+            component.start()?;
         }
         let cache = cache.clone();
         Ok(Self {
@@ -132,7 +133,7 @@ impl ControlPlane {
             cache,
             certs,
             server,
-            store: ports.at(ports.etcd),
+            etcd_address: ports.host_port(ports.etcd),
             admin,
             sandbox,
         })
@@ -143,9 +144,10 @@ impl ControlPlane {
         &self.server
     }
 
-    /// Host and port of etcd, in plain HTTP: for what the API server lets nobody write, such as an object's age.
-    pub fn store(&self) -> &str {
-        &self.store
+    /// Host and port of etcd, in plain HTTP: for fields that the API server lets no client write, such as an
+    /// object's age.
+    pub fn etcd_address(&self) -> &str {
+        &self.etcd_address
     }
 
     /// Kubeconfig file of an administrator (`system:masters`).
@@ -158,70 +160,78 @@ impl ControlPlane {
         self.certs.ca()
     }
 
-    /// Every write but those of Leases, as lines of JSON (`audit.k8s.io/v1` events at level Metadata). Dry runs store
-    /// nothing and are apart: among them are those by which our programs find out that they are fenced.
-    pub fn writes(&self) -> Result<Vec<serde_json::Value>> {
-        let mut all = self.requests()?;
-        all.retain(|event| !reads(event) && !dry(event));
-        Ok(all)
+    /// All writes except those of Leases, as JSON (`audit.k8s.io/v1` events at level Metadata). Dry runs store nothing
+    /// and are not included: our programs use some of them to detect that they are fenced.
+    pub fn audited_writes(&self) -> Result<Vec<serde_json::Value>> {
+        let mut events = self.audit_events()?;
+        events.retain(|event| !is_read(event) && !is_dry_run(event));
+        Ok(events)
     }
 
-    /// The dry runs, in the same form.
+    /// Dry runs, as the same events.
     pub fn dry_runs(&self) -> Result<Vec<serde_json::Value>> {
-        let mut all = self.requests()?;
-        all.retain(dry);
-        Ok(all)
+        let mut events = self.audit_events()?;
+        events.retain(is_dry_run);
+        Ok(events)
     }
 
-    /// The gets and lists of our manager, but for those of Leases, in the same form.
-    pub fn reads_of_manager(&self) -> Result<Vec<serde_json::Value>> {
-        let mut all = self.requests()?;
-        all.retain(reads);
-        Ok(all)
+    /// Gets and lists of our manager except those of Leases, as the same events.
+    pub fn manager_reads(&self) -> Result<Vec<serde_json::Value>> {
+        let mut events = self.audit_events()?;
+        events.retain(is_read);
+        Ok(events)
     }
 
-    /// What is in the audit log.
-    fn requests(&self) -> Result<Vec<serde_json::Value>> {
-        let log = || fs::read_to_string(self.dir().join(apiserver::AUDIT_LOG));
-        // Watches tell of a write a moment before it is logged; one that is begun now is logged after it.
-        let mark = format!("{MARK}{}-", NUMBER.fetch_add(1, Ordering::Relaxed));
-        let manager = format!("--field-manager={mark}");
-        let asked = self.kubectl(&["create", "namespace", "mark", "--dry-run=server", &manager]);
-        // Without an API server there is nothing to come.
-        if asked.is_ok() {
+    /// All events of the audit log.
+    fn audit_events(&self) -> Result<Vec<serde_json::Value>> {
+        let read_log = || fs::read_to_string(self.dir().join(apiserver::AUDIT_LOG));
+        // A watch may report a write before the write is logged; a write that starts now is logged after it.
+        let mark = format!("{AUDIT_MARK_PREFIX}{}-", NEXT_ID.fetch_add(1, Ordering::Relaxed));
+        let field_manager_flag = format!("--field-manager={mark}");
+        let marked = self.kubectl(&[
+            "create",
+            "namespace",
+            "mark",
+            "--dry-run=server",
+            &field_manager_flag,
+        ]);
+        // Without an API server there are no further events.
+        if marked.is_ok() {
             wait::until("the end of the audit log", Duration::from_secs(30), || {
-                Ok(log()?.contains(&mark).then_some(()))
+                Ok(read_log()?.contains(&mark).then_some(()))
             })?;
         }
-        // The last line may still be on its way.
-        Ok(log()?
+        // The last line may be incomplete.
+        Ok(read_log()?
             .lines()
-            .filter(|line| !line.contains(MARK))
+            .filter(|line| !line.contains(AUDIT_MARK_PREFIX))
             .filter_map(|line| serde_json::from_str(line).ok())
             .collect())
     }
 
-    /// A folder that goes with the bed; logs are here as `NAME.log`.
+    /// Folder with the logs, as `NAME.log`; removed with the sandbox.
     pub fn dir(&self) -> &Path {
         self.sandbox.dir()
     }
 
-    /// A program of ours that runs in the bed and ends with it.
+    /// One of our programs, which runs in the sandbox and ends with it.
     pub fn component(&self, name: &'static str, program: impl Into<PathBuf>) -> Component {
         Component::new(&self.sandbox, name, program)
     }
 
-    /// Runs a program of the machine inside the bed and returns what it prints.
-    pub fn inside(&self, program: &str, args: &[&str]) -> Result<String> {
-        finish(&mut ends_with_us(self.sandbox.command(program).args(args)))
+    /// Runs a program of the machine inside the sandbox and returns what it prints.
+    pub fn run_inside(&self, program: &str, args: &[&str]) -> Result<String> {
+        run_command(&mut with_parent_death_signal(
+            self.sandbox.command(program).args(args),
+        ))
     }
 
     /// Runs kubectl as the administrator and returns what it prints.
     pub fn kubectl(&self, args: &[&str]) -> Result<String> {
-        finish(&mut ends_with_us(self.kubectl_command().args(args)))
+        run_command(&mut with_parent_death_signal(self.kubectl_command().args(args)))
     }
 
-    /// kubectl as the administrator, to be given arguments and run.
+    /// A kubectl command as the administrator, without arguments.
     pub fn kubectl_command(&self) -> Command {
         let mut command = Command::new(self.cache.kubernetes("kubectl"));
         command.env("KUBECONFIG", &self.admin);
@@ -249,8 +259,8 @@ impl ControlPlane {
         Ok(String::from_utf8_lossy(&out.stdout).into_owned())
     }
 
-    /// A token of a service account, which must exist, valid for a day: longer than any test runs.
-    pub fn token(&self, namespace: &str, account: &str, bound: Bound<'_>) -> Result<String> {
+    /// Creates a token of an existing service account, valid for a day: longer than any test runs.
+    pub fn token(&self, namespace: &str, account: &str, binding: TokenBinding<'_>) -> Result<String> {
         let mut args = vec![
             "create",
             "token",
@@ -259,29 +269,36 @@ impl ControlPlane {
             namespace,
             "--duration=24h",
         ];
-        match bound {
-            Bound::Nothing => {}
-            Bound::Pod(name) => args.extend(["--bound-object-kind=Pod", "--bound-object-name", name]),
-            Bound::Node(name) => args.extend(["--bound-object-kind=Node", "--bound-object-name", name]),
+        match binding {
+            TokenBinding::Unbound => {}
+            TokenBinding::Pod(name) => args.extend(["--bound-object-kind=Pod", "--bound-object-name", name]),
+            TokenBinding::Node(name) => {
+                args.extend(["--bound-object-kind=Node", "--bound-object-name", name])
+            }
         }
         Ok(self.kubectl(&args)?.trim().to_owned())
     }
 
-    /// Kubeconfig file of a service account with a token as [`ControlPlane::token`] makes it.
-    pub fn kubeconfig_for(&self, namespace: &str, account: &str, bound: Bound<'_>) -> Result<PathBuf> {
-        let token = self.token(namespace, account, bound)?;
-        let what = match bound {
-            Bound::Nothing => String::new(),
-            Bound::Pod(name) | Bound::Node(name) => format!("-{name}"),
+    /// Kubeconfig file of a service account with a token from [`ControlPlane::token`].
+    pub fn kubeconfig_for(
+        &self,
+        namespace: &str,
+        account: &str,
+        binding: TokenBinding<'_>,
+    ) -> Result<PathBuf> {
+        let token = self.token(namespace, account, binding)?;
+        let what = match binding {
+            TokenBinding::Unbound => String::new(),
+            TokenBinding::Pod(name) | TokenBinding::Node(name) => format!("-{name}"),
         };
         let path = self.dir().join(format!("{namespace}-{account}{what}.kubeconfig"));
-        // Another test may be reading one of the same name.
-        let aside = path.with_extension(NUMBER.fetch_add(1, Ordering::Relaxed).to_string());
+        // Another test may be reading a file of the same name.
+        let temp_path = path.with_extension(NEXT_ID.fetch_add(1, Ordering::Relaxed).to_string());
         fs::write(
-            &aside,
+            &temp_path,
             kubeconfig(&self.server, &self.ca(), &Login::Token(&token)),
         )?;
-        fs::rename(&aside, &path)?;
+        fs::rename(&temp_path, &path)?;
         Ok(path)
     }
 
@@ -301,18 +318,18 @@ impl ControlPlane {
     }
 }
 
-fn reads(event: &serde_json::Value) -> bool {
+fn is_read(event: &serde_json::Value) -> bool {
     matches!(event["verb"].as_str(), Some("get" | "list"))
 }
 
-fn dry(event: &serde_json::Value) -> bool {
+fn is_dry_run(event: &serde_json::Value) -> bool {
     event["requestURI"]
         .as_str()
         .is_some_and(|uri| uri.contains("dryRun=All"))
 }
 
 enum Login<'a> {
-    Certificate(&'a Pair),
+    Certificate(&'a KeyPair),
     Token(&'a str),
 }
 

@@ -1,4 +1,4 @@
-//! etcd, which keeps the API server's data. Nothing of it outlives the bed, so it does not sync to disk.
+//! etcd, which stores the API server's data. No data outlives the test cluster, so etcd does not sync to disk.
 
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use crate::parts::Cache;
 use crate::sandbox::Sandbox;
 
 pub(super) fn component(cache: &Cache, sandbox: &Arc<Sandbox>, ports: &Ports) -> Component {
-    let address = ports.at(ports.etcd);
+    let address = ports.host_port(ports.etcd);
     let url = format!("http://{address}");
-    let peer = format!("http://{}", ports.at(ports.etcd_peer));
+    let peer = format!("http://{}", ports.host_port(ports.etcd_peer));
     Component::new(sandbox, "etcd", cache.etcd())
         .args([
             format!("--data-dir={}", sandbox.dir().join("etcd").display()),

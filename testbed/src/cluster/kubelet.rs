@@ -12,13 +12,13 @@ use super::control_plane::ControlPlane;
 use crate::parts::{Cache, kubernetes};
 use crate::sandbox::Network;
 
-/// Name of the one node.
+/// Name of the only node.
 pub const NODE_NAME: &str = "node-1";
 
 pub(super) fn kubelet(cache: &Cache, plane: &ControlPlane, net: &Network) -> Result<Component> {
     let sandbox = plane.sandbox();
     let dir = sandbox.dir();
-    make_cgroups(&sandbox.name())?;
+    create_cgroups(&sandbox.name())?;
     let user = format!("system:node:{NODE_NAME}");
     let kubeconfig = plane.kubeconfig_as("kubelet", &user, &["system:nodes"])?;
     let resolv = dir.join("resolv.conf");
@@ -33,7 +33,7 @@ pub(super) fn kubelet(cache: &Cache, plane: &ControlPlane, net: &Network) -> Res
             format!("--config={}", config.display()),
             format!("--kubeconfig={}", kubeconfig.display()),
             format!("--hostname-override={NODE_NAME}"),
-            format!("--node-ip={}", net.bed()),
+            format!("--node-ip={}", net.sandbox_address()),
         ])
         .env("PATH", system_path()))
 }
@@ -46,7 +46,7 @@ pub(super) fn proxy(cache: &Cache, plane: &ControlPlane, net: &Network) -> Resul
         "kind": "KubeProxyConfiguration",
         "clientConnection": { "kubeconfig": plane.kubeconfig() },
         "mode": "iptables",
-        "clusterCIDR": net.pods(),
+        "clusterCIDR": net.pod_cidr(),
         "hostnameOverride": NODE_NAME,
         "conntrack": { "maxPerCore": 0, "min": 0 },
         "iptables": { "minSyncPeriod": "0s", "syncPeriod": "30s" },
@@ -59,7 +59,7 @@ pub(super) fn proxy(cache: &Cache, plane: &ControlPlane, net: &Network) -> Resul
     )
 }
 
-/// PATH with the folders where an administrator's programs are.
+/// PATH with the folders of administrators' programs.
 fn system_path() -> String {
     format!("/usr/sbin:/sbin:{}", std::env::var("PATH").unwrap_or_default())
 }
@@ -87,21 +87,21 @@ fn kubelet_config(cache: &Cache, plane: &ControlPlane, cgroup: &str, resolv: &Pa
         "kubeAPIBurst": 400,
         "syncFrequency": "10s",
         "nodeStatusUpdateFrequency": "2s",
-        // Tests decide about images, not the collector; and a full disk of the machine is not the bed's affair.
+        // Tests remove images, not image garbage collection; and a full disk of the machine must not affect the node.
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         "evictionHard": { "memory.available": "10Mi" },
         "shutdownGracePeriod": "0s",
     });
-    // From 1.35 on kubelet refuses hosts with cgroup v1 unless it is asked not to.
+    // Since 1.35 kubelet refuses hosts with cgroup v1 by default.
     if kubernetes::at_least(cache.release(), 35) {
         config["failCgroupV1"] = json!(false);
     }
     config
 }
 
-/// cgroup v1 needs the root group in every hierarchy, with CPUs and memory nodes filled in; v2 makes its own.
-fn make_cgroups(name: &str) -> Result<()> {
+/// cgroup v1 needs the root group in every hierarchy, with CPUs and memory nodes set; v2 sets its own.
+fn create_cgroups(name: &str) -> Result<()> {
     let root = Path::new("/sys/fs/cgroup");
     if root.join("cgroup.controllers").exists() {
         return Ok(fs::create_dir_all(root.join(name))?);

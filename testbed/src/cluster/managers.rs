@@ -15,16 +15,16 @@ pub(super) fn controller_manager(
     admin: &Path,
     port: u16,
 ) -> Component {
-    let file = |flag: &str, path: &Path| format!("--{flag}={}", path.display());
+    let path_flag = |flag: &str, path: &Path| format!("--{flag}={}", path.display());
     Component::new(
         sandbox,
         "kube-controller-manager",
         cache.kubernetes("kube-controller-manager"),
     )
     .args([
-        file("kubeconfig", admin),
-        file("service-account-private-key-file", &certs.service_account_key()),
-        file("root-ca-file", &certs.ca()),
+        path_flag("kubeconfig", admin),
+        path_flag("service-account-private-key-file", &certs.service_account_key()),
+        path_flag("root-ca-file", &certs.ca()),
         format!("--secure-port={port}"),
         "--bind-address=127.0.0.1".into(),
         "--use-service-account-credentials=true".into(),

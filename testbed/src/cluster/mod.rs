@@ -2,15 +2,15 @@
 //!
 //! ```no_run
 //! # fn main() -> anyhow::Result<()> {
-//! use testbed::cluster::{Bound, ControlPlane};
+//! use testbed::cluster::{ControlPlane, TokenBinding};
 //! let plane = ControlPlane::start()?;
 //! plane.kubectl(&["create", "serviceaccount", "daemon"])?;
-//! let config = plane.kubeconfig_for("default", "daemon", Bound::Nothing)?;
+//! let config = plane.kubeconfig_for("default", "daemon", TokenBinding::Unbound)?;
 //! # Ok(()) }
 //! ```
 //!
-//! Every bed has a folder, ports and namespaces of its own, so several run at once; it ends when its value is
-//! dropped or the process that made it ends, however that ends.
+//! Every test cluster has its own folder, ports and namespaces, so several can run at once. It ends when its value is
+//! dropped or when the process that created it exits for any reason.
 
 mod apiserver;
 mod certs;
@@ -25,12 +25,12 @@ mod ports;
 pub(crate) mod registry;
 
 pub use crate::parts::{Cache, Image, KWOK, kubernetes, prepare};
-pub use crate::process::{ends_with_us, finish, run};
+pub use crate::process::{run, run_command, with_parent_death_signal};
 pub use crate::sandbox::down;
 pub use crate::wait;
 pub use component::Component;
-pub use containerd::CONTAINERDS;
-pub use control_plane::{Bound, ControlPlane, Options};
+pub use containerd::CONTAINERD_VERSIONS;
+pub use control_plane::{ControlPlane, ControlPlaneOptions, TokenBinding};
 pub use kubelet::NODE_NAME;
 pub use node::{Node, Runtime};
-pub use registry::{REGISTRY_PASSWORD, REGISTRY_USER, Registry, Store};
+pub use registry::{ImagePusher, REGISTRY_PASSWORD, REGISTRY_USER, Registry};

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::component::Component;
 use super::containerd;
-use super::control_plane::{ControlPlane, Options};
+use super::control_plane::{ControlPlane, ControlPlaneOptions};
 use super::kubelet::{self, NODE_NAME};
 use super::ports::Ports;
 use super::registry::Registry;
@@ -17,19 +17,19 @@ use crate::parts::prepare::{self, Part};
 use crate::sandbox::{Network, Sandbox};
 use crate::wait;
 
-/// containerd and registries without Kubernetes: for tests of the runtime's side.
+/// containerd and registries without Kubernetes: for tests against the container runtime.
 pub struct Runtime {
     /// containerd.
     pub containerd: Component,
-    /// Where images come from.
+    /// Registries that images are pulled from.
     pub registry: Registry,
     sandbox: Arc<Sandbox>,
     network: Network,
 }
 
-/// A Ready Kubernetes node with its control plane. All of it ends on drop.
+/// A Ready Kubernetes node with its control plane. Drop ends all of it.
 pub struct Node {
-    /// The API server and its company.
+    /// The API server and the other control plane components.
     pub plane: ControlPlane,
     /// containerd and the registries.
     pub runtime: Runtime,
@@ -40,7 +40,7 @@ pub struct Node {
 }
 
 impl Runtime {
-    /// containerd of a Debian suite (see [`super::CONTAINERDS`]).
+    /// Starts containerd of a Debian suite (see [`super::CONTAINERD_VERSIONS`]).
     pub fn start(suite: &'static str) -> Result<Self> {
         let cache = Cache::open()?;
         let parts = [
@@ -51,12 +51,12 @@ impl Runtime {
         ];
         prepare::ensure(&cache, &parts)?;
         let sandbox = Arc::new(Sandbox::new(&cache, true)?);
-        Self::start_in(&cache, sandbox, suite)
+        Self::start_in_sandbox(&cache, sandbox, suite)
     }
 
-    fn start_in(cache: &Cache, sandbox: Arc<Sandbox>, suite: &str) -> Result<Self> {
+    fn start_in_sandbox(cache: &Cache, sandbox: Arc<Sandbox>, suite: &str) -> Result<Self> {
         let network = sandbox.network().context("the bed has no network")?.clone();
-        containerd::isolate(&sandbox)?;
+        containerd::mount_private_dirs(&sandbox)?;
         let registry = Registry::start(cache, &sandbox, &network)?;
         let mut containerd = containerd::component(cache, &sandbox, &network, suite)?;
         containerd.start()?;
@@ -73,14 +73,14 @@ impl Runtime {
         self.sandbox.dir().join("run/containerd.sock")
     }
 
-    /// A folder that goes with the bed; logs are here as `NAME.log`.
+    /// Folder with the logs, as `NAME.log`; removed with the sandbox.
     pub fn dir(&self) -> &Path {
         self.sandbox.dir()
     }
 
-    /// Address at which the bed reaches servers of this process.
+    /// Address at which the sandbox reaches servers of this process.
     pub fn host_address(&self) -> String {
-        self.network.host()
+        self.network.host_address()
     }
 
     /// A command that runs on the node: its network, mounts and processes, with the runtime at its usual socket.
@@ -90,10 +90,10 @@ impl Runtime {
 
     /// Runs `ctr` in the namespace of Kubernetes and returns what it prints.
     pub fn ctr(&self, args: &[&str]) -> Result<String> {
-        crate::process::finish(&mut self.ctr_command(args)?)
+        crate::process::run_command(&mut self.ctr_command(args)?)
     }
 
-    /// `ctr` in the namespace of Kubernetes, to be run.
+    /// A command that runs `ctr` in the namespace of Kubernetes.
     pub fn ctr_command(&self, args: &[&str]) -> Result<Command> {
         let mut command = self.command(self.program("ctr")?);
         command.args(["--namespace", "k8s.io", "--address", containerd::SOCKET]);
@@ -101,17 +101,18 @@ impl Runtime {
         Ok(command)
     }
 
-    /// Limits what moves over the bed's loopback, registries included, so that a pull takes a while.
+    /// Limits the bandwidth of the sandbox's loopback, including the registries, so that a pull takes a while.
     pub fn limit_bandwidth(&self, mebibits_per_second: u32) -> Result<()> {
         let rate = format!("{mebibits_per_second}mibit");
         let mut command = self.command("tc");
         command.args(["qdisc", "replace", "dev", "lo", "root", "tbf", "rate", &rate]);
-        crate::process::finish(command.args(["burst", "256kb", "latency", "50ms"])).map(drop)
+        crate::process::run_command(command.args(["burst", "256kb", "latency", "50ms"])).map(drop)
     }
 
-    /// Takes the limit away.
-    pub fn unlimit_bandwidth(&self) -> Result<()> {
-        crate::process::finish(self.command("tc").args(["qdisc", "delete", "dev", "lo", "root"])).map(drop)
+    /// Removes the bandwidth limit of the loopback.
+    pub fn remove_bandwidth_limit(&self) -> Result<()> {
+        crate::process::run_command(self.command("tc").args(["qdisc", "delete", "dev", "lo", "root"]))
+            .map(drop)
     }
 
     fn program(&self, name: &str) -> Result<PathBuf> {
@@ -125,24 +126,24 @@ impl Runtime {
 }
 
 impl Node {
-    /// Starts everything and waits until the node is Ready and Pods can be created.
+    /// Starts all components and waits until the node is Ready and Pods can be created.
     pub fn start() -> Result<Self> {
         Self::start_with("trixie")
     }
 
-    /// The same with containerd of another Debian suite (see [`super::CONTAINERDS`]).
+    /// Starts a node with containerd of a Debian suite (see [`super::CONTAINERD_VERSIONS`]).
     pub fn start_with(suite: &'static str) -> Result<Self> {
         let cache = Cache::open()?;
-        prepare::ensure(&cache, &prepare::node(suite))?;
+        prepare::ensure(&cache, &prepare::node_parts(suite))?;
         let sandbox = Arc::new(Sandbox::new(&cache, true)?);
-        let runtime = Runtime::start_in(&cache, Arc::clone(&sandbox), suite)?;
-        let ports = Ports::fixed(&runtime.network);
-        let all = Options {
+        let runtime = Runtime::start_in_sandbox(&cache, Arc::clone(&sandbox), suite)?;
+        let ports = Ports::well_known(&runtime.network);
+        let options = ControlPlaneOptions {
             controllers: true,
             scheduler: true,
-            ..Options::default()
+            ..ControlPlaneOptions::default()
         };
-        let plane = ControlPlane::start_in(&cache, sandbox, &ports, all)?;
+        let plane = ControlPlane::start_in_sandbox(&cache, sandbox, &ports, options)?;
         let mut kubelet = kubelet::kubelet(&cache, &plane, &runtime.network)?;
         let mut proxy = kubelet::proxy(&cache, &plane, &runtime.network)?;
         kubelet.start()?;
@@ -165,8 +166,8 @@ impl Node {
     /// Waits until the node is Ready and the default service account exists.
     pub fn wait_ready(&mut self) -> Result<()> {
         let path = r#"-o=jsonpath={.status.conditions[?(@.type=="Ready")].status}"#;
-        let outcome = wait::until("the node's Ready condition", wait::PATIENCE, || {
-            anyhow::ensure!(self.kubelet.running(), "kubelet ended");
+        let outcome = wait::until("the node's Ready condition", wait::WAIT_TIMEOUT, || {
+            anyhow::ensure!(self.kubelet.is_running(), "kubelet ended");
             let ready = self
                 .plane
                 .kubectl(&["get", "node", NODE_NAME, path])
@@ -177,8 +178,8 @@ impl Node {
         outcome.with_context(|| format!("end of kubelet's log:\n{}", self.kubelet.tail()))
     }
 
-    /// Leaves the bed running after our end, until [`super::down`] is called.
-    pub fn keep(self, command: &str) -> Result<()> {
-        self.runtime.sandbox.keep(command)
+    /// Keeps the node running after this process exits, until [`super::down`] is called.
+    pub fn keep_running(self, command: &str) -> Result<()> {
+        self.runtime.sandbox.keep_running(command)
     }
 }

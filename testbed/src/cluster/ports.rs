@@ -1,11 +1,11 @@
-//! Where the parts of a control plane listen.
+//! Addresses and ports of the control plane components.
 
 use anyhow::Result;
 
 use crate::port;
 use crate::sandbox::Network;
 
-/// An address, and a port for each part.
+/// An address, and a port for each component.
 #[derive(Clone, Debug)]
 pub(super) struct Ports {
     pub host: String,
@@ -15,35 +15,36 @@ pub(super) struct Ports {
     pub etcd_peer: u16,
     pub controller_manager: u16,
     pub scheduler: u16,
-    pub services: bool,
+    pub endpoint_reconciler: bool,
 }
 
 impl Ports {
-    /// The usual ports, in a network that is the bed's alone.
-    pub(super) fn fixed(net: &Network) -> Self {
+    /// The usual ports, in the sandbox's own network.
+    pub(super) fn well_known(net: &Network) -> Self {
         Self {
-            host: net.bed(),
+            host: net.sandbox_address(),
             bind: "0.0.0.0".into(),
             apiserver: 6443,
             etcd: 2379,
             etcd_peer: 2380,
             controller_manager: 10257,
             scheduler: 10259,
-            services: true,
+            endpoint_reconciler: true,
         }
     }
 
-    /// The same where there is no IPv4. An API server on all addresses would call itself by `localhost`, which is 127.0.0.1.
+    /// The usual ports without IPv4. An API server that listens on all addresses would connect to itself at
+    /// `localhost`, which is 127.0.0.1.
     pub(super) fn ipv6(net: &Network) -> Self {
         Self {
-            bind: net.bed(),
-            services: false,
-            ..Self::fixed(net)
+            bind: net.sandbox_address(),
+            endpoint_reconciler: false,
+            ..Self::well_known(net)
         }
     }
 
     /// Host and port, as in a URL.
-    pub(super) fn at(&self, port: u16) -> String {
+    pub(super) fn host_port(&self, port: u16) -> String {
         if self.host.contains(':') {
             format!("[{}]:{port}", self.host)
         } else {
@@ -51,7 +52,7 @@ impl Ports {
         }
     }
 
-    pub(super) fn free() -> Result<Self> {
+    pub(super) fn reserve() -> Result<Self> {
         Ok(Self {
             host: "127.0.0.1".into(),
             bind: "127.0.0.1".into(),
@@ -60,7 +61,7 @@ impl Ports {
             etcd_peer: port::reserve()?,
             controller_manager: port::reserve()?,
             scheduler: port::reserve()?,
-            services: false,
+            endpoint_reconciler: false,
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Two image registries over one store: one open, one that asks for a password.
+//! Two image registries with one storage: an open one, and one that requires a password.
 
 use std::fs;
 use std::net::TcpStream;
@@ -11,108 +11,108 @@ use anyhow::Result;
 use super::component::Component;
 use crate::parts::Cache;
 use crate::parts::Image;
-use crate::process::finish;
+use crate::process::run_command;
 use crate::sandbox::{Network, Sandbox};
 
 /// User of the private registry.
 pub const REGISTRY_USER: &str = "puller";
-/// Password of the private registry. It protects nothing: the registry lives as long as a test.
+/// Password of the private registry. It protects nothing: the registry is removed with the test.
 pub const REGISTRY_PASSWORD: &str = "open-sesame";
-/// `REGISTRY_PASSWORD` as bcrypt, the only form that the registry takes.
+/// `REGISTRY_PASSWORD` as bcrypt, the only form that the registry accepts.
 const HTPASSWD: &str = "$2b$04$eh94zB8sSxrpYFCW3Y9p7eet39lXg81RVNMQP5IcUIrTjuts.weKm";
 
-/// Port of the open registry inside the bed.
+/// Port of the open registry inside the sandbox.
 const OPEN: u16 = 5000;
-/// Port of the private registry inside the bed.
+/// Port of the private registry inside the sandbox.
 const PRIVATE: u16 = 5001;
 
-/// The registries of a bed.
+/// The registries of a test cluster.
 pub struct Registry {
     /// The open one: any image name resolves to it, under the name's path.
     pub open: Component,
     /// The private one: images named `127.0.0.1:5001/PATH`.
     pub private: Component,
-    store: Store,
-    hosts: PathBuf,
+    pusher: ImagePusher,
+    hosts_dir: PathBuf,
 }
 
-/// Where images are pushed to; clones push to the same registries.
+/// Pushes images; clones push to the same registries.
 #[derive(Clone, Debug)]
-pub struct Store {
+pub struct ImagePusher {
     address: String,
-    work: PathBuf,
+    work_dir: PathBuf,
 }
 
 impl Registry {
     pub(super) fn start(cache: &Cache, sandbox: &Arc<Sandbox>, net: &Network) -> Result<Self> {
         let dir = sandbox.dir();
         let store = dir.join("registry");
-        let copy = finish(
+        let copy = run_command(
             Command::new("cp")
                 .arg("-a")
                 .arg(cache.registry_seed())
                 .arg(&store),
         );
         copy?;
-        let mut open = component(sandbox, "registry", &store, &net.bed(), OPEN, None)?;
+        let mut open = component(sandbox, "registry", &store, &net.sandbox_address(), OPEN, None)?;
         let password = dir.join("htpasswd");
         fs::write(&password, format!("{REGISTRY_USER}:{HTPASSWD}\n"))?;
         let mut private = component(
             sandbox,
             "registry-private",
             &store,
-            &net.bed(),
+            &net.sandbox_address(),
             PRIVATE,
             Some(&password),
         )?;
         open.start()?;
         private.start()?;
-        let address = format!("{}:{OPEN}", net.bed());
+        let address = format!("{}:{OPEN}", net.sandbox_address());
         let registry = Self {
             open,
             private,
-            store: Store {
+            pusher: ImagePusher {
                 address,
-                work: dir.join("pushed"),
+                work_dir: dir.join("pushed"),
             },
-            hosts: dir.join("registries.d"),
+            hosts_dir: dir.join("registries.d"),
         };
-        registry.serve("_default", &format!("http://127.0.0.1:{OPEN}"))?;
-        registry.serve(&registry.private_host(), &format!("http://127.0.0.1:{PRIVATE}"))?;
+        registry.add_registry_host("_default", &format!("http://127.0.0.1:{OPEN}"))?;
+        registry.add_registry_host(&registry.private_host(), &format!("http://127.0.0.1:{PRIVATE}"))?;
         Ok(registry)
     }
 
     /// `HOST:PORT` of the open registry, as the host reaches it.
     pub fn address(&self) -> &str {
-        &self.store.address
+        &self.pusher.address
     }
 
-    /// Where images are pushed to.
-    pub fn store(&self) -> &Store {
-        &self.store
+    /// The pusher of these registries.
+    pub fn pusher(&self) -> &ImagePusher {
+        &self.pusher
     }
 
-    /// `HOST:PORT` that begins the names of private images, as the node reaches it.
+    /// `HOST:PORT` prefix of private image names, as the node reaches it.
     pub fn private_host(&self) -> String {
         format!("127.0.0.1:{PRIVATE}")
     }
 
-    /// Lets the runtime find images of the registry `name` (`HOST[:PORT]` of an image name) at `url`, from now on.
-    pub fn serve(&self, name: &str, url: &str) -> Result<()> {
-        let dir = self.hosts.join(name);
+    /// Makes the runtime pull images of the registry `name` (`HOST[:PORT]` of an image name) from `url`, from now on.
+    pub fn add_registry_host(&self, name: &str, url: &str) -> Result<()> {
+        let dir = self.hosts_dir.join(name);
         fs::create_dir_all(&dir)?;
         let text = format!("server = \"{url}\"\n[host.\"{url}\"]\ncapabilities = [\"pull\", \"resolve\"]\n");
         Ok(fs::write(dir.join("hosts.toml"), text)?)
     }
 
-    /// Builds an image and pushes it as `PATH:TAG`; both registries have it then.
+    /// Builds an image and pushes it as `PATH:TAG`; both registries then have it.
     pub fn push(&self, name: &str, image: &Image) -> Result<()> {
-        self.store.push(name, image)
+        self.pusher.push(name, image)
     }
 
-    /// Gives the image `PATH:TAG` a second name, so that both have one digest.
+    /// Adds a second name to the image `PATH:TAG`, so that both names have one digest.
     pub fn tag(&self, name: &str, other: &str) -> Result<()> {
-        self.store.tag(name, other)
+        self.pusher.tag(name, other)
     }
 
     /// Content of a Docker configuration file with the private registry's password.
@@ -122,17 +122,17 @@ impl Registry {
     }
 }
 
-impl Store {
-    /// Builds an image and pushes it as `PATH:TAG`; both registries have it then.
+impl ImagePusher {
+    /// Builds an image and pushes it as `PATH:TAG`; both registries then have it.
     pub fn push(&self, name: &str, image: &Image) -> Result<()> {
-        let layout = self.work.join(name.replace(['/', ':'], "-"));
+        let layout = self.work_dir.join(name.replace(['/', ':'], "-"));
         image.build(&layout)?;
-        let outcome = push(&layout, &self.address, name);
+        let outcome = push_layout(&layout, &self.address, name);
         fs::remove_dir_all(&layout).ok();
         outcome
     }
 
-    /// Gives the image `PATH:TAG` a second name, so that both have one digest.
+    /// Adds a second name to the image `PATH:TAG`, so that both names have one digest.
     pub fn tag(&self, name: &str, other: &str) -> Result<()> {
         let mut command = Command::new("skopeo");
         command.args(["copy", "--quiet", "--insecure-policy"]);
@@ -140,17 +140,17 @@ impl Store {
         command
             .arg(format!("docker://{}/{name}", self.address))
             .arg(format!("docker://{}/{other}", self.address));
-        finish(&mut command).map(drop)
+        run_command(&mut command).map(drop)
     }
 }
 
-pub(crate) fn push(layout: &Path, address: &str, name: &str) -> Result<()> {
+pub(crate) fn push_layout(layout: &Path, address: &str, name: &str) -> Result<()> {
     let mut command = Command::new("skopeo");
     command.args(["copy", "--quiet", "--insecure-policy", "--dest-tls-verify=false"]);
     command
         .arg(format!("oci:{}:it", layout.display()))
         .arg(format!("docker://{address}/{name}"));
-    finish(&mut command).map(drop)
+    run_command(&mut command).map(drop)
 }
 
 pub(crate) fn component(

@@ -1,4 +1,4 @@
-//! Where the test bed keeps what it downloaded and built.
+//! Cache folder of downloaded and built parts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 use super::kubernetes;
 
-/// Version of kwok, which plays nodes by the thousand.
+/// Version of kwok, which simulates thousands of nodes.
 pub const KWOK: &str = "v0.8.0";
 
 /// The cache folder: `KRUISE_TESTBED_CACHE`, else `kruise-rs` in `XDG_CACHE_HOME`, else in `~/.cache`.
@@ -18,7 +18,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Opens the folder and makes it where it is missing.
+    /// Opens the folder and creates it if it is missing.
     pub fn open() -> Result<Self> {
         let variable = |name| {
             std::env::var_os(name)
@@ -36,17 +36,17 @@ impl Cache {
         })
     }
 
-    /// The folder itself.
+    /// Root of the cache folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The release of Kubernetes that its beds run.
+    /// The Kubernetes release that test clusters with this cache run.
     pub fn release(&self) -> &'static str {
         self.release
     }
 
-    /// The same folder, for another release of Kubernetes.
+    /// The same folder, for a different Kubernetes release.
     #[must_use]
     pub fn with_release(mut self, release: &'static str) -> Self {
         self.release = release;
@@ -58,9 +58,9 @@ impl Cache {
         self.root.join(format!("kubernetes-{}", self.release))
     }
 
-    /// A Kubernetes program; `KUBEBUILDER_ASSETS` is looked into first.
+    /// A Kubernetes program; `KUBEBUILDER_ASSETS` is searched first.
     pub fn kubernetes(&self, program: &str) -> PathBuf {
-        asset(program).unwrap_or_else(|| self.kubernetes_dir().join(program))
+        kubebuilder_asset(program).unwrap_or_else(|| self.kubernetes_dir().join(program))
     }
 
     /// The kwok program.
@@ -68,28 +68,31 @@ impl Cache {
         self.root.join(format!("kwok-{KWOK}/kwok"))
     }
 
-    /// The etcd program; `KUBEBUILDER_ASSETS` is looked into first.
+    /// The etcd program; `KUBEBUILDER_ASSETS` is searched first.
     pub fn etcd(&self) -> PathBuf {
-        asset("etcd").unwrap_or_else(|| self.debian("trixie", "etcd-server").join("usr/bin/etcd"))
+        kubebuilder_asset("etcd").unwrap_or_else(|| {
+            self.debian_package_dir("trixie", "etcd-server")
+                .join("usr/bin/etcd")
+        })
     }
 
-    /// Where a package of another Debian suite is unpacked.
-    pub fn debian(&self, suite: &str, package: &str) -> PathBuf {
+    /// Folder of an unpacked package of another Debian suite.
+    pub fn debian_package_dir(&self, suite: &str, package: &str) -> PathBuf {
         self.root.join("debian").join(suite).join(package)
     }
 
-    /// What the registry of every bed holds at its start.
+    /// Initial content of every test cluster's registry.
     pub fn registry_seed(&self) -> PathBuf {
         self.root.join("images/registry")
     }
 
-    /// Where running beds keep their state.
-    pub fn beds(&self) -> PathBuf {
+    /// Folder with the state of running sandboxes.
+    pub fn sandboxes_dir(&self) -> PathBuf {
         self.root.join("beds")
     }
 }
 
-fn asset(program: &str) -> Option<PathBuf> {
+fn kubebuilder_asset(program: &str) -> Option<PathBuf> {
     let path = PathBuf::from(std::env::var_os("KUBEBUILDER_ASSETS")?).join(program);
     path.is_file().then_some(path)
 }

@@ -1,4 +1,4 @@
-//! Container images, made without a container engine, and those that every bed's registry holds at its start.
+//! Builds container images without a container engine, among them the initial images of every registry.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -11,19 +11,19 @@ use anyhow::{Context, Result};
 use super::cache::Cache;
 use crate::cluster::registry;
 use crate::port;
-use crate::process::{finish, run};
+use crate::process::{run, run_command};
 use crate::sandbox::Sandbox;
 
-/// The sandbox of every Pod: it waits, and ends at once when told to.
+/// The sandbox container of every Pod: it waits, and exits at once on TERM or INT.
 const PAUSE: &str = "#include <signal.h>\n#include <unistd.h>\nstatic void end(int s) { (void)s; _exit(0); }\n\
     int main(void) { signal(SIGTERM, end); signal(SIGINT, end); for (;;) pause(); }\n";
 
-/// Runs until TERM, then ends at once. As the first process of a container, a shell needs the trap to notice it.
+/// Runs until TERM, then exits at once. As a container's first process a shell needs the trap to react.
 const UNTIL_TERM: &str = "trap 'exit 0' TERM; echo started; while :; do sleep 3600 & wait $!; done";
-/// Runs until TERM, then takes two seconds to end.
+/// Runs until TERM, then takes two seconds to exit.
 const SLOW_STOP: &str = "trap 'sleep 2; exit 0' TERM; echo started; while :; do sleep 3600 & wait $!; done";
 
-/// An image to be built: files, and what runs.
+/// An image to build: its files and its command.
 #[derive(Clone, Debug, Default)]
 pub struct Image {
     files: Vec<(String, PathBuf)>,
@@ -34,7 +34,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// An image of nothing but what is added.
+    /// An empty image.
     pub fn scratch() -> Self {
         Self::default()
     }
@@ -54,21 +54,21 @@ impl Image {
         self
     }
 
-    /// Adds data that cannot be compressed, in MiB, other data at each build.
+    /// Adds data that cannot be compressed, in MiB; the data differs in each build.
     #[must_use]
     pub fn random(mut self, mebibytes: usize) -> Self {
         self.random = mebibytes;
         self
     }
 
-    /// The program that is run, with its first arguments.
+    /// Sets the program to run, with its first arguments.
     #[must_use]
     pub fn entrypoint<S: Into<String>>(mut self, words: impl IntoIterator<Item = S>) -> Self {
         self.entrypoint = words.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Arguments that a Pod can replace.
+    /// Sets the arguments that a Pod can replace.
     #[must_use]
     pub fn cmd<S: Into<String>>(mut self, words: impl IntoIterator<Item = S>) -> Self {
         self.cmd = words.into_iter().map(Into::into).collect();
@@ -87,7 +87,7 @@ impl Image {
         let tree = layout.with_extension("tree");
         fs::remove_dir_all(&tree).ok();
         fs::create_dir_all(&tree)?;
-        self.fill(&tree)?;
+        self.write_files(&tree)?;
         let (layout, image) = (layout.display().to_string(), format!("{}:it", layout.display()));
         run("umoci", &["init", "--layout", &layout])?;
         run("umoci", &["new", "--image", &image])?;
@@ -103,11 +103,11 @@ impl Image {
         ] {
             config.args(words.iter().flat_map(|w| [flag, w]));
         }
-        finish(config.args(["--config.env", "PATH=/bin"]))?;
+        run_command(config.args(["--config.env", "PATH=/bin"]))?;
         fs::remove_dir_all(&tree).context("cannot remove the image's files")
     }
 
-    fn fill(&self, tree: &Path) -> Result<()> {
+    fn write_files(&self, tree: &Path) -> Result<()> {
         for (path, source) in &self.files {
             let target = tree.join(path.trim_start_matches('/'));
             fs::create_dir_all(target.parent().unwrap_or(tree))?;
@@ -143,12 +143,12 @@ impl Image {
     }
 }
 
-pub(crate) fn current(cache: &Cache) -> bool {
+pub(crate) fn registry_seed_exists(cache: &Cache) -> bool {
     cache.registry_seed().is_dir()
 }
 
-/// Fills a registry's store with the images that beds begin with.
-pub(crate) fn seed(cache: &Cache) -> Result<()> {
+/// Fills a registry's storage with the initial images of test clusters.
+pub(crate) fn build_registry_seed(cache: &Cache) -> Result<()> {
     let target = cache.registry_seed();
     let dir = target.parent().context("no folder")?.to_owned();
     fs::create_dir_all(&dir)?;
@@ -156,12 +156,12 @@ pub(crate) fn seed(cache: &Cache) -> Result<()> {
     fs::remove_dir_all(&store).ok();
     let port = port::reserve()?;
     let sandbox = Arc::new(Sandbox::new(cache, false)?);
-    let mut server = registry::component(&sandbox, "registry", &store, "127.0.0.1", port, None)?;
-    server.start()?;
+    let mut registry_server = registry::component(&sandbox, "registry", &store, "127.0.0.1", port, None)?;
+    registry_server.start()?;
     let source = sandbox.dir().join("pause.c");
     fs::write(&source, PAUSE)?;
     let pause = sandbox.dir().join("pause");
-    finish(
+    run_command(
         Command::new("gcc")
             .args(["-O2", "-static", "-s", "-o"])
             .arg(&pause)
@@ -187,9 +187,9 @@ pub(crate) fn seed(cache: &Cache) -> Result<()> {
     for (name, image) in images {
         let layout = sandbox.dir().join("layout");
         image.build(&layout)?;
-        registry::push(&layout, &format!("127.0.0.1:{port}"), name)?;
+        registry::push_layout(&layout, &format!("127.0.0.1:{port}"), name)?;
     }
-    server.stop()?;
+    registry_server.stop()?;
     fs::remove_dir_all(&target).ok();
     fs::rename(&store, &target).context("cannot move the images into place")
 }

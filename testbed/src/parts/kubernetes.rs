@@ -1,43 +1,43 @@
-//! Which release of Kubernetes a bed runs.
+//! The Kubernetes release that a test cluster runs.
 
 use std::sync::OnceLock;
 
 use anyhow::{Result, bail};
 
-/// The releases that tests run on, each with its Go module in `tests/testbed`: the newest, which is the default, and the
-/// oldest that is supported.
+/// The releases that tests run on, each with its Go module in `tests/testbed`: the newest (the default) and the oldest
+/// supported one.
 pub const RELEASES: [&str; 2] = ["v1.37.2", "v1.34.4"];
 
-/// Environment variable that chooses the release, for programs without the flag `--kubernetes`.
-pub const VARIABLE: &str = "KRUISE_KUBERNETES";
+/// Environment variable that selects the release, for programs without the flag `--kubernetes`.
+pub const RELEASE_ENV_VAR: &str = "KRUISE_KUBERNETES";
 
-/// What the command line chose.
+/// The release that the command line selected.
 static CHOSEN: OnceLock<&'static str> = OnceLock::new();
 
-/// Chooses the release for this process. A second call changes nothing.
-pub fn choose(release: &'static str) {
+/// Sets the release for this process. A second call changes nothing.
+pub fn set_release(release: &'static str) {
     CHOSEN.get_or_init(|| release);
 }
 
-/// The release that beds of this process run.
+/// The release that test clusters of this process run.
 ///
 /// # Errors
-/// When the environment names one that is not among [`RELEASES`].
+/// If the environment names a release that is not in [`RELEASES`].
 pub fn release() -> Result<&'static str> {
     if let Some(chosen) = CHOSEN.get() {
         return Ok(chosen);
     }
-    match std::env::var(VARIABLE) {
-        Ok(named) if !named.is_empty() => known(&named),
+    match std::env::var(RELEASE_ENV_VAR) {
+        Ok(named) if !named.is_empty() => parse_release(&named),
         _ => Ok(RELEASES[0]),
     }
 }
 
-/// The release of that name.
+/// Parses the name of a release.
 ///
 /// # Errors
-/// When it is not among [`RELEASES`].
-pub fn known(name: &str) -> Result<&'static str> {
+/// If it is not in [`RELEASES`].
+pub fn parse_release(name: &str) -> Result<&'static str> {
     match RELEASES.into_iter().find(|release| *release == name) {
         Some(release) => Ok(release),
         None => bail!(
@@ -71,10 +71,10 @@ mod tests {
     }
 
     #[test]
-    fn only_supported_releases_are_taken() {
-        assert_eq!(known("v1.34.4").unwrap(), "v1.34.4");
+    fn parse_release_rejects_unsupported_releases() {
+        assert_eq!(parse_release("v1.34.4").unwrap(), "v1.34.4");
         assert!(
-            known("v1.20.0")
+            parse_release("v1.20.0")
                 .unwrap_err()
                 .to_string()
                 .contains("v1.37.2, v1.34.4")

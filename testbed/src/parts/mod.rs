@@ -1,4 +1,4 @@
-//! What a test bed is made of: Debian packages, programs built from Go modules, container images.
+//! Parts of a test cluster: Debian packages, programs built from Go modules, container images.
 
 mod cache;
 mod debian;

@@ -1,4 +1,4 @@
-//! Gets what a bed is made of: Debian packages and programs built from Go modules. What was done is skipped.
+//! Installs the parts of a test cluster: Debian packages and programs built from Go modules. Skips parts that exist.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::cache::{Cache, KWOK};
 use super::debian;
 use super::images;
-use crate::process::{ends_with_us, finish, run};
+use crate::process::{run, run_command, with_parent_death_signal};
 
 /// Packages of the machine's own Debian suite, installed as they are.
 const PACKAGES: [(&str, &str); 12] = [
@@ -25,14 +25,14 @@ const PACKAGES: [(&str, &str); 12] = [
     ("/usr/bin/socat", "socat"),
     ("/sbin/ip", "iproute2"),
     ("/usr/bin/openssl", "openssl"),
-    // Lets the wall clock of one program step.
+    // Makes the wall clock of one program jump.
     (
         "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1",
         "libfaketime",
     ),
 ];
 
-/// The Kubernetes programs, in the order in which tests can begin to use them.
+/// The Kubernetes programs, in the order in which tests can start to use them.
 const PROGRAMS: [&[&str]; 4] = [
     &["cmd/kube-apiserver", "cmd/kubectl"],
     &["cmd/kube-controller-manager", "cmd/kube-scheduler"],
@@ -40,7 +40,7 @@ const PROGRAMS: [&[&str]; 4] = [
     &["test/images/agnhost"],
 ];
 
-/// Something a bed may need.
+/// A part that a test cluster may need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// `protoc`, without which the project itself does not build.
@@ -55,15 +55,15 @@ pub enum Part {
     NodePackages,
     /// containerd of a Debian suite.
     Containerd(&'static str),
-    /// The images every registry holds at its start.
+    /// The initial images of every registry.
     Images,
 }
 
-/// Everything a node with the default containerd needs.
-pub const NODE: [Part; 5] = node("trixie");
+/// All parts of a node with the default containerd.
+pub const NODE_PARTS: [Part; 5] = node_parts("trixie");
 
-/// Everything a node with containerd of a Debian suite needs, in the order of getting it.
-pub const fn node(suite: &'static str) -> [Part; 5] {
+/// All parts of a node with containerd of a Debian suite, in the order of installation.
+pub const fn node_parts(suite: &'static str) -> [Part; 5] {
     [
         Part::Etcd,
         Part::NodePackages,
@@ -73,16 +73,16 @@ pub const fn node(suite: &'static str) -> [Part; 5] {
     ]
 }
 
-/// Gets what is missing, each with a line on the standard error. Several processes may call it at once.
+/// Installs missing parts and prints a line on standard error for each. Several processes may call it at once.
 pub fn ensure(cache: &Cache, parts: &[Part]) -> Result<()> {
-    if parts.iter().all(|p| p.present(cache)) {
+    if parts.iter().all(|p| p.is_present(cache)) {
         return Ok(());
     }
     let lock = File::create(cache.root().join("lock"))?;
     lock.lock().context("cannot lock the cache folder")?;
     for part in parts {
         let start = Instant::now();
-        if part.present(cache) {
+        if part.is_present(cache) {
             continue;
         }
         let what = part.describe(cache);
@@ -94,7 +94,7 @@ pub fn ensure(cache: &Cache, parts: &[Part]) -> Result<()> {
 }
 
 impl Part {
-    /// What getting it means, for people.
+    /// Describes the installation, for users.
     pub fn describe(self, cache: &Cache) -> String {
         match self {
             Self::Protoc => "Install protobuf-compiler".into(),
@@ -110,13 +110,14 @@ impl Part {
         }
     }
 
-    /// Whether it is there.
-    pub fn present(self, cache: &Cache) -> bool {
+    /// Whether the part is installed.
+    pub fn is_present(self, cache: &Cache) -> bool {
         match self {
             Self::Protoc => {
-                // protoc looks for its own messages there.
-                let beside = |dir: &Path| dir.join("../include/google/protobuf/timestamp.proto").is_file();
-                folder_of("protoc").is_some_and(|dir| beside(&dir))
+                // protoc searches for its own messages there.
+                let has_well_known_types =
+                    |dir: &Path| dir.join("../include/google/protobuf/timestamp.proto").is_file();
+                find_program_dir("protoc").is_some_and(|dir| has_well_known_types(&dir))
             }
             Self::Etcd => cache.etcd().is_file() && which("openssl") && which("ip"),
             Self::Kubernetes => PROGRAMS.iter().flat_map(|g| g.iter()).all(|p| {
@@ -126,10 +127,10 @@ impl Part {
             Self::Kwok => cache.kwok().is_file(),
             Self::NodePackages => PACKAGES.iter().all(|(file, _)| Path::new(file).exists()),
             Self::Containerd(suite) => cache
-                .debian(suite, "containerd")
+                .debian_package_dir(suite, "containerd")
                 .join("usr/bin/containerd")
                 .is_file(),
-            Self::Images => images::current(cache),
+            Self::Images => images::registry_seed_exists(cache),
         }
     }
 
@@ -142,30 +143,30 @@ impl Part {
                 }
                 debian::unpack(cache, "trixie", "etcd-server")
             }
-            Self::Kubernetes => kubernetes(cache),
-            Self::Kwok => kwok(cache),
+            Self::Kubernetes => build_kubernetes(cache),
+            Self::Kwok => build_kwok(cache),
             Self::NodePackages => {
-                let served = Path::new("/usr/bin/docker-registry").exists();
+                let registry_existed = Path::new("/usr/bin/docker-registry").exists();
                 debian::install(&PACKAGES.map(|(_, package)| package))?;
-                if !served {
-                    // The package starts a registry of the machine, which nobody asked for. Where there is no systemd
-                    // it does not, and this fails.
+                if !registry_existed {
+                    // The package starts a registry on the machine, which no user requested. Without systemd
+                    // it does not, and this command fails.
                     run("systemctl", &["disable", "--now", "docker-registry"]).ok();
                 }
                 Ok(())
             }
             Self::Containerd(suite) => debian::unpack(cache, suite, "containerd"),
-            Self::Images => images::seed(cache),
+            Self::Images => images::build_registry_seed(cache),
         }
     }
 }
 
-/// Whether a program is in `PATH` or where Debian keeps an administrator's programs.
+/// Whether a program is in `PATH` or in Debian's folders for administrators' programs.
 pub fn which(program: &str) -> bool {
-    folder_of(program).is_some()
+    find_program_dir(program).is_some()
 }
 
-fn folder_of(program: &str) -> Option<PathBuf> {
+fn find_program_dir(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let system = ["/usr/sbin", "/sbin"].map(PathBuf::from);
     std::env::split_paths(&path)
@@ -173,7 +174,7 @@ fn folder_of(program: &str) -> Option<PathBuf> {
         .find(|d| d.join(program).is_file())
 }
 
-fn kubernetes(cache: &Cache) -> Result<()> {
+fn build_kubernetes(cache: &Cache) -> Result<()> {
     let release = cache.release();
     let module = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("../tests/testbed")
@@ -189,8 +190,8 @@ fn kubernetes(cache: &Cache) -> Result<()> {
          -X {version}.gitTreeState=clean"
     );
     let target = cache.kubernetes_dir();
-    let building = cache.root().join(format!("building-{release}"));
-    fs::create_dir_all(&building)?;
+    let build_dir = cache.root().join(format!("building-{release}"));
+    fs::create_dir_all(&build_dir)?;
     fs::create_dir_all(&target)?;
     for group in PROGRAMS {
         let mut command = Command::new("nice");
@@ -206,22 +207,22 @@ fn kubernetes(cache: &Cache) -> Result<()> {
             "-o",
         ]);
         command
-            .arg(format!("{}/", building.display()))
+            .arg(format!("{}/", build_dir.display()))
             .env("CGO_ENABLED", "0")
             .current_dir(&module);
         command.args(group.iter().map(|p| format!("k8s.io/kubernetes/{p}")));
         eprintln!("    {}", group.join(", "));
-        finish(&mut ends_with_us(&command))?;
+        run_command(&mut with_parent_death_signal(&command))?;
         for program in group {
-            // Moved when whole, so that a program that is there can be used.
+            // Moved when complete, so that a program in the target folder can be used.
             let name = program.rsplit('/').next().unwrap_or(program);
-            fs::rename(building.join(name), target.join(name))?;
+            fs::rename(build_dir.join(name), target.join(name))?;
         }
     }
     Ok(())
 }
 
-fn kwok(cache: &Cache) -> Result<()> {
+fn build_kwok(cache: &Cache) -> Result<()> {
     let target = cache.kwok();
     let dir = target.parent().context("no folder")?;
     fs::create_dir_all(dir)?;
@@ -230,7 +231,7 @@ fn kwok(cache: &Cache) -> Result<()> {
         .args(["install", "-trimpath", "-ldflags", "-s -w"])
         .arg(format!("sigs.k8s.io/kwok/cmd/kwok@{KWOK}"));
     command.env("GOBIN", dir).env("CGO_ENABLED", "0");
-    finish(&mut ends_with_us(&command)).map(drop)
+    run_command(&mut with_parent_death_signal(&command)).map(drop)
 }
 
 #[cfg(test)]
@@ -239,7 +240,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_found_where_they_are() {
+    fn which_finds_programs_in_path() {
         assert!(which("sh"));
         assert!(!which("no-such-program-at-all"));
     }

@@ -329,12 +329,12 @@ async fn forward_delayed(
     state: Arc<ProxyState>,
     proxied: ProxiedRequest,
     request: Request<Bytes>,
-    caller_gone: oneshot::Receiver<Infallible>,
+    caller_closed: oneshot::Receiver<Infallible>,
 ) {
     let count = |all: &HashMap<ProxiedRequest, usize>| all.get(&proxied).copied().unwrap_or_default();
     let mut answered = state.responses.subscribe();
     // The waiting client holds the other end.
-    let _ = caller_gone.await;
+    let _ = caller_closed.await;
     let before = count(&answered.borrow());
     answered.wait_for(|all| count(all) > before).await.unwrap();
     let answer = state.forward(&proxied, request).await.unwrap();

@@ -70,7 +70,7 @@ fn writes_by(
     credential: &str,
     since: Timestamp,
 ) -> Vec<String> {
-    let all = ns.cluster.node.plane.writes().unwrap();
+    let all = ns.cluster.node.plane.audited_writes().unwrap();
     let is_own_write = |write: &&Value| {
         let received: Timestamp = text(&write["requestReceivedTimestamp"]).parse().unwrap();
         write["user"]["extra"]["authentication.kubernetes.io/credential-id"][0] == credential

@@ -119,7 +119,8 @@ impl FaultCri {
 
     /// Waits until `predicate` holds; on timeout, prints `what`.
     pub async fn wait_until(&self, what: &str, predicate: impl Fn(&State) -> bool) {
-        let result = tokio::time::timeout(super::waits::PATIENCE, wait_until(&self.shared, predicate)).await;
+        let result =
+            tokio::time::timeout(super::waits::WAIT_TIMEOUT, wait_until(&self.shared, predicate)).await;
         assert!(
             result.is_ok(),
             "the runtime still had not seen: {what}; it is {:?}",

@@ -55,7 +55,7 @@ pub async fn shared_cluster() -> NodeNamespace<RwLockReadGuard<'static, TestClus
 pub async fn exclusive_cluster() -> NodeNamespace<RwLockWriteGuard<'static, TestCluster>> {
     let mut cluster = test_cluster().await.write().await;
     // A failed test may have left them stopped or frozen.
-    if !cluster.node.plane.apiserver.running() {
+    if !cluster.node.plane.apiserver.is_running() {
         cluster
             .node
             .plane
@@ -63,7 +63,7 @@ pub async fn exclusive_cluster() -> NodeNamespace<RwLockWriteGuard<'static, Test
             .start()
             .expect("the API server starts");
     }
-    if cluster.manager.running() {
+    if cluster.manager.is_running() {
         cluster.manager.thaw().expect("it runs");
     } else {
         cluster.manager.start().expect("the manager starts");

@@ -19,8 +19,8 @@ use clap::Args;
 use crate::codegen::repository_dir;
 use crate::image::Binaries;
 use screen::Screen;
-use testbed::cluster::prepare::{self, NODE, Part};
-use testbed::cluster::{self, Cache, Image, Node, ends_with_us, finish, run as run_program};
+use testbed::cluster::prepare::{self, NODE_PARTS, Part};
+use testbed::cluster::{self, Cache, Image, Node, run as run_program, run_command, with_parent_death_signal};
 use testbed::wait;
 
 /// The image that the example job pulls. The bed serves a stand-in of this size in MiB under this name.
@@ -62,7 +62,7 @@ pub fn run(options: &Options) -> Result<()> {
             let _ = lines_tx.send(line.to_owned());
         })
     });
-    prepare::ensure(&cache, &NODE)?;
+    prepare::ensure(&cache, &NODE_PARTS)?;
     let started = Instant::now();
     let mut screen = Screen::new(options.record.as_deref())?;
     screen.title(
@@ -77,7 +77,7 @@ pub fn run(options: &Options) -> Result<()> {
                 "Left as it is: export KUBECONFIG={}",
                 node.plane.kubeconfig().display()
             ))?;
-            node.keep(KEPT_BY)?;
+            node.keep_running(KEPT_BY)?;
         }
         return Err(error);
     }
@@ -222,7 +222,7 @@ fn shut_down(screen: &mut Screen, node: Node, keep: bool, started: Instant) -> R
             node.plane.kubeconfig().display()
         ))?;
         screen.line("  cargo xtask demo --down")?;
-        return node.keep(KEPT_BY);
+        return node.keep_running(KEPT_BY);
     }
     let step = screen.begin_step("End everything")?;
     let (dir, api) = (node.plane.dir().to_owned(), node.plane.apiserver.pid()?);
@@ -257,7 +257,7 @@ fn repository_path(relative: &str) -> String {
 /// Starts a program that prints what it observes; its errors are not shown. It ends with this process, however that
 /// ends.
 fn spawn_with_output(program: &Command) -> Result<(Child, ChildStdout)> {
-    let mut child = ends_with_us(program)
+    let mut child = with_parent_death_signal(program)
         // Kept open until we close it: the program behind `kubectl exec -i` ends with its input.
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -272,7 +272,7 @@ fn apply(screen: &mut Screen, node: &Node, example: &str) -> Result<Instant> {
     let file = format!("deploy/examples/{example}");
     screen.command(&format!("kubectl apply -f {file}"))?;
     let applied_at = Instant::now();
-    finish(
+    run_command(
         node.plane
             .kubectl_command()
             .args(["apply", "-f", &repository_path(&file)]),

@@ -30,7 +30,7 @@ pub fn show(screen: &mut Screen, node: &Node) -> Result<()> {
     let result = show_progress(screen, node, &status, start);
     watch.kill().ok();
     watch.wait()?;
-    node.runtime.unlimit_bandwidth()?;
+    node.runtime.remove_bandwidth_limit()?;
     result?;
     let after = node.runtime.ctr(&["images", "list", "--quiet"])?;
     ensure!(

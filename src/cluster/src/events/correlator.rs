@@ -231,8 +231,9 @@ mod tests {
     fn frequent_reason_does_not_block_other_reasons() {
         let (mut correlator, now) = (EventCorrelator::default(), Instant::now());
         let mut many = |reason: &str| {
-            let say = |at| correlator.correlate(&event("u", EventType::Normal, reason, format!("{at}")), now);
-            (0..100).map(say).filter(|told| told.write_now).count()
+            let correlate =
+                |at| correlator.correlate(&event("u", EventType::Normal, reason, format!("{at}")), now);
+            (0..100).map(correlate).filter(|told| told.write_now).count()
         };
         assert_eq!(["a", "b", "c"].map(&mut many), [10, 10, 5], "25 in all");
         let warning = event("u", EventType::Warning, "d", String::new());

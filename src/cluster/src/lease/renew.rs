@@ -65,7 +65,7 @@ impl Election {
         let mut last = "the API server did not answer".to_owned();
         let attempts = async {
             loop {
-                let begun = Instant::now();
+                let started_at = Instant::now();
                 match self.try_renew(&held.lease).await {
                     Ok(renewed) => return Ok(renewed),
                     Err(RenewError::Lost(lost)) => return Err(lost),
@@ -74,7 +74,7 @@ impl Election {
                         last = error.to_string();
                     }
                 }
-                sleep_until(instant_after(begun, self.timing.retry_period())).await;
+                sleep_until(instant_after(started_at, self.timing.retry_period())).await;
             }
         };
         if let Ok(ended) = timeout_at(instant_after(held.renewed_at, after), attempts).await {

@@ -71,14 +71,17 @@ fn restore_projected_sources(submitted: &Value, answer: &mut Value, path: &str, 
     const SOURCES: &str = "/projected/sources";
     let volumes = submitted.as_array().into_iter().flatten();
     let volumes = volumes.zip(answer.as_array_mut().into_iter().flatten());
-    for (volume, (asked, answer)) in volumes.enumerate() {
-        let asked = asked.pointer(SOURCES).and_then(Value::as_array);
+    for (volume, (submitted_volume, answer)) in volumes.enumerate() {
+        let submitted_sources = submitted_volume.pointer(SOURCES).and_then(Value::as_array);
         let answer = answer.pointer_mut(SOURCES).and_then(Value::as_array_mut);
-        let pairs = asked.into_iter().flatten().zip(answer.into_iter().flatten());
-        for (source, (asked, answer)) in pairs.enumerate() {
-            let gated = GATED_SOURCES.iter().any(|kind| is_set(&asked[*kind]));
+        let pairs = submitted_sources
+            .into_iter()
+            .flatten()
+            .zip(answer.into_iter().flatten());
+        for (source, (submitted_source, answer)) in pairs.enumerate() {
+            let gated = GATED_SOURCES.iter().any(|kind| is_set(&submitted_source[*kind]));
             if *answer == json!({}) && gated {
-                *answer = asked.clone();
+                *answer = submitted_source.clone();
                 dropped.push(format!("{path}.volumes[{volume}].projected.sources[{source}]"));
             }
         }

@@ -297,12 +297,12 @@ impl WatchStatus {
 /// that many clients do not return at once; never shorter than what the API server requests.
 fn retry_delay(failures: u32, retry_after: Option<Duration>, random: &RandomState) -> Duration {
     let doubled = RETRY_BACKOFF.delay(failures);
-    let asked = retry_after.unwrap_or_default().min(MAX_RETRY_AFTER);
+    let requested = retry_after.unwrap_or_default().min(MAX_RETRY_AFTER);
     let per_mille = u32::try_from(random.hash_one(failures) % 1000).unwrap_or_default();
-    if asked > doubled {
-        return asked + asked / 2 * per_mille / 1000;
+    if requested > doubled {
+        return requested + requested / 2 * per_mille / 1000;
     }
-    (doubled / 2 + doubled * per_mille / 1000).max(asked)
+    (doubled / 2 + doubled * per_mille / 1000).max(requested)
 }
 
 #[cfg(test)]

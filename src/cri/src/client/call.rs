@@ -195,9 +195,9 @@ mod tests {
 
     #[test]
     fn url_query_strings_are_redacted() {
-        let words = "failed: Get \"https://cdn.example/v2/blob?X-Amz-Signature=s3cret&a=b\": dial https://b/?q=1: eof (http://c)";
+        let message = "failed: Get \"https://cdn.example/v2/blob?X-Amz-Signature=s3cret&a=b\": dial https://b/?q=1: eof (http://c)";
         assert_eq!(
-            redact_url_queries(words),
+            redact_url_queries(message),
             "failed: Get \"https://cdn.example/v2/blob?…\": dial https://b/?…: eof (http://c)"
         );
         assert_eq!(redact_url_queries("what? no URL"), "what? no URL");

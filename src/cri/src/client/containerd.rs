@@ -4,7 +4,7 @@
 //! manifest, once fetched, has labels with its repository and the digests of its layers, and each layer in flight is an
 //! "ingest" whose name ends in the layer's digest. There is no event for bytes, so callers poll.
 //!
-//! Two tags of one repository cannot be told apart if the second pull begins before the first one's manifest has been
+//! Two tags of one repository cannot be distinguished if the second pull begins before the first one's manifest has been
 //! observed. A blob's label has the repository, an ingest's name the digest, and a pull's lease, which references its
 //! blobs, has a random name; the digest of a tag is written nowhere before the image's own record, at the end of the
 //! pull. Only the order of events would be a hint, and a wrong guess would show one image's bytes as another's. So
@@ -134,7 +134,7 @@ impl ContentStore {
     }
 
     /// The progress of the pull of `image`. `None` while its manifest is not there, if two pulls from one repository
-    /// cannot be told apart, and if containerd's own API does not answer.
+    /// cannot be distinguished, and if containerd's own API does not answer.
     pub(super) async fn progress(&self, image: &str) -> Result<Option<DownloadProgress>, Error> {
         let now = Instant::now();
         let cached = match self.lock().get(image) {

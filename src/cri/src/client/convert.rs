@@ -224,8 +224,8 @@ mod tests {
 
     #[test]
     fn pull_error_is_stripped_and_truncated() {
-        let words = "failed to pull and unpack image \"r.test/a:1\": failed to resolve reference \"r.test/a:1\": dial: no";
-        assert_eq!(clean_pull_message(words), "dial: no");
+        let message = "failed to pull and unpack image \"r.test/a:1\": failed to resolve reference \"r.test/a:1\": dial: no";
+        assert_eq!(clean_pull_message(message), "dial: no");
         assert_eq!(
             clean_pull_message("failed to resolve reference: no"),
             "failed to resolve reference: no"

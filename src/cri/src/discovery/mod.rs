@@ -140,13 +140,13 @@ struct SocketSlot {
 
 impl SocketSlot {
     fn new(socket: PathBuf) -> Self {
-        let words = format!("{} has not been checked yet", socket.display());
+        let message = format!("{} has not been checked yet", socket.display());
         let health = SocketHealth {
             socket,
             version: None,
             present: false,
             healthy: false,
-            message: words,
+            message,
         };
         Self {
             health,

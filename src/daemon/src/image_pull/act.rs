@@ -619,7 +619,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn unresponsive_api_server_is_asked_for_one_secret() {
+    async fn unresponsive_api_server_gets_one_secret_request() {
         let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
             std::future::pending::<Result<http::Response<kube::client::Body>, std::io::Error>>()
         });

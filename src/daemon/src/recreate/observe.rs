@@ -64,7 +64,7 @@ pub fn parse_request(object: ContainerRecreateRequest) -> Option<RecreateRequest
     })
 }
 
-/// Normalizes a status to the form that we write, whoever its writer was: no empty strings, and an unknown phase of a
+/// Normalizes a status to the form that we write: no empty strings, and an unknown phase of a
 /// state becomes Pending.
 fn normalize_status(mut status: ContainerRecreateRequestStatus) -> ContainerRecreateRequestStatus {
     let drop_empty = |text: &mut Option<String>| *text = text.take().filter(|text| !text.is_empty());

@@ -389,8 +389,8 @@ impl PodReconciler {
         let attempt = StopAttempt {
             request_name: action.request_name.clone(),
             target: action.target.clone(),
-            begun_at: previous
-                .and_then(|attempt| attempt.begun_at)
+            started_at: previous
+                .and_then(|attempt| attempt.started_at)
                 .or_else(|| slot.is_some().then_some(now.mono)),
             hook_done: action.params.hook.is_none(),
             grace_spent: previous.map(|attempt| attempt.grace_spent).unwrap_or_default(),
@@ -442,7 +442,7 @@ impl PodReconciler {
         else {
             return;
         };
-        attempt.begun_at.get_or_insert(now);
+        attempt.started_at.get_or_insert(now);
         let stop_failures = self.stop_failures.entry(key.clone()).or_default();
         attempt.hook_done |=
             matches!(kind, TaskEventKind::StopStarted) || *stop_failures + 1 >= MAX_HOOK_ATTEMPTS;

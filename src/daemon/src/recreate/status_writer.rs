@@ -1,5 +1,5 @@
-//! Keeps the API server informed: one status write per request at a time, each on top of the version that
-//! it was decided on; transitions that come together go together.
+//! Writes the status of requests: one write per request at a time, each on top of the resource version that the
+//! decision was based on. Transitions that are close in time share one write.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use kruise_api::unconfirmed::Unconfirmed;
 use kruise_cluster as cluster;
 use kruise_ops::panics::catch_panic;
 
-/// How long a transition waits for company.
+/// How long a transition waits for others, so that one write contains them all.
 const COALESCE_DELAY: Duration = Duration::from_millis(100);
-/// How long a step must last before its message alone is worth a write.
+/// How long a step must last before a change of only its message is written.
 const MESSAGE_ONLY_DELAY: Duration = Duration::from_secs(3);
-/// After failed writes.
+/// The delay after failed writes.
 const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
-/// After a write that cannot succeed before somebody changes something.
+/// The delay after a permanent error: the write cannot succeed until something changes.
 const REJECTED_RETRY_DELAY: Duration = Duration::from_secs(60);
 
 /// Writes the statuses of one Pod's requests.
@@ -31,17 +31,17 @@ pub struct StatusWriter {
     pending: BTreeMap<String, PendingStatusWrite>,
     write_tasks: JoinSet<(StatusWrite, StatusWriteResult)>,
     in_flight: BTreeSet<String>,
-    /// Failed writes in a row, and when the next may be tried.
+    /// The number of consecutive failed writes, and the earliest time of the next attempt.
     backoffs: BTreeMap<String, (u32, Duration)>,
-    /// Requests that the API server does not have any more.
+    /// Requests that no longer exist in the API server.
     deleted: BTreeSet<String>,
 }
 
 struct PendingStatusWrite {
     write: StatusWrite,
-    /// What it is decided on.
+    /// The version of the request that the decision was based on.
     base: Arc<RecreateRequest>,
-    /// Since when the API server's view has differed.
+    /// Since when the status in the API server has differed.
     since: Duration,
 }
 
@@ -57,7 +57,7 @@ impl PendingStatusWrite {
 }
 
 impl StatusWriter {
-    /// A writer that has nothing to do yet.
+    /// Creates a writer without pending writes.
     pub fn new(shared: Arc<RecreateContext>) -> Self {
         Self {
             shared,
@@ -70,22 +70,22 @@ impl StatusWriter {
         }
     }
 
-    /// Whether nothing is being written, and the watch has shown all that was.
+    /// Whether no write is in flight and the watch has shown all our writes.
     pub fn idle(&self) -> bool {
         self.in_flight.is_empty() && self.unconfirmed.is_empty()
     }
 
-    /// Whether a status of that request is being written.
+    /// Whether a status write for the request is in flight.
     pub fn is_writing(&self, uid: &str) -> bool {
         self.in_flight.contains(uid)
     }
 
-    /// Whether the API server has said that the request does not exist any more.
+    /// Whether the API server has reported that the request no longer exists.
     pub fn is_deleted(&self, uid: &str) -> bool {
         self.deleted.contains(uid)
     }
 
-    /// The watched requests, each in its newest version: ours where the watch is behind.
+    /// The watched requests, each in its newest version: ours if the watch is behind.
     pub fn latest(&mut self, watched: Vec<Arc<RecreateRequest>>) -> Vec<Arc<RecreateRequest>> {
         let now = self.shared.now().mono;
         let mut latest = Vec::with_capacity(watched.len());
@@ -103,7 +103,7 @@ impl StatusWriter {
         latest
     }
 
-    /// Replaces what is to be written.
+    /// Replaces the pending writes.
     pub fn set_pending(&mut self, writes: &[StatusWrite], requests: &[Arc<RecreateRequest>], now: Clocks) {
         let mut pending = BTreeMap::new();
         for write in writes {
@@ -127,7 +127,7 @@ impl StatusWriter {
         self.backoffs.retain(|uid, _| self.pending.contains_key(uid));
     }
 
-    /// Starts what is due; returns when the next is.
+    /// Starts the writes that are due; returns when to call it again.
     pub fn start_due(&mut self, now: Clocks) -> Option<Duration> {
         let mut next = self.unconfirmed.values().map(Unconfirmed::expires_at).min();
         for (uid, pending) in &self.pending {
@@ -145,14 +145,14 @@ impl StatusWriter {
         next
     }
 
-    /// Waits for a write to end; for ever where there is none. Returns what the API server has taken, and the
+    /// Waits for a write to end, forever if none is in flight. Returns what the API server has stored, and the
     /// request as it is now.
     pub async fn next_written(&mut self) -> Option<(StatusWrite, Arc<RecreateRequest>)> {
         match self.write_tasks.join_next().await {
             Some(Ok((write, written))) => self
                 .on_written(&write.request_uid, written)
                 .map(|request| (write, request)),
-            // Only what was stopped ends without a result.
+            // Only a cancelled task ends without a result.
             Some(Err(_)) => None,
             None => std::future::pending().await,
         }
@@ -195,7 +195,7 @@ impl StatusWriter {
         *entry = (entry.0 + 1, now + at_least.unwrap_or_default().max(pause));
     }
 
-    /// Writes at once what is wanted for more than its message, and waits for all writes to end.
+    /// Writes immediately each pending status that changes more than its message, and waits for all writes to end.
     pub async fn flush(&mut self) {
         for (uid, pending) in &self.pending {
             if pending.write.urgency != Urgency::IfUnchanged && !self.in_flight.contains(uid) {
@@ -223,7 +223,7 @@ fn spawn_write(
         pending.write.clone(),
     );
     let description = format!("writing the status of request {}/{}", base.namespace, base.name);
-    // The patch, and where somebody was faster a read.
+    // Covers the patch, and a read after a conflict.
     let timeout = cluster::write::REQUEST_TIMEOUT * 2;
     let step = shared
         .ctx
@@ -239,8 +239,8 @@ fn spawn_write(
     });
 }
 
-/// Whether `own` is a later version than `watched`. Versions of one kind are numbers that grow; where an API
-/// server has others, the watch is believed.
+/// Whether `cached` is a later version than `watched`. Resource versions of one kind are increasing numbers; if an
+/// API server uses other versions, the watch counts as newer.
 fn is_newer(cached: &RecreateRequest, watched: &RecreateRequest) -> bool {
     let version = |request: &RecreateRequest| request.resource_version.parse::<u64>().ok();
     matches!((version(cached), version(watched)), (Some(own), Some(watched)) if own > watched)

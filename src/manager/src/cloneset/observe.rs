@@ -73,7 +73,7 @@ pub fn versioned_pod(key: &Key, pod: Arc<Pod>) -> Versioned<Pod> {
         uid: pod.uid.clone(),
         resource_version: pod.resource_version.clone(),
         group: owner_group(key, pod.controller.as_ref()),
-        terminating: pod.deleting,
+        terminating: pod.terminating,
         object: pod,
     }
 }
@@ -85,7 +85,7 @@ pub fn versioned_claim(key: &Key, view: &ClaimView) -> Versioned<Claim> {
         uid: view.claim.uid.clone(),
         resource_version: view.resource_version.clone(),
         group: owner.map_or_else(String::new, |owner| owner.group_key(key.namespace.as_deref())),
-        terminating: view.claim.deleting,
+        terminating: view.claim.terminating,
         object: Arc::new(view.claim.clone()),
     }
 }
@@ -96,7 +96,7 @@ pub fn versioned_revision(key: &Key, view: Arc<RevisionView>) -> Versioned<Revis
         uid: view.uid.clone(),
         resource_version: view.resource_version.clone(),
         group: owner_group(key, view.controller.as_ref()),
-        terminating: view.deleting,
+        terminating: view.terminating,
         object: view,
     }
 }
@@ -156,15 +156,15 @@ impl Index {
         let orphans = orphans.filter_map(|key| self.pods.find_in_group(&orphan_group, key));
         let orphans = orphans.filter(|(_, pod, _)| matches(selector, &pod.labels));
         let pod = |(_, pod, deleting): (&Key, &Arc<Pod>, bool)| {
-            if deleting && !pod.deleting {
+            if deleting && !pod.terminating {
                 let mut pod = Pod::clone(pod);
-                pod.deleting = true;
+                pod.terminating = true;
                 return Arc::new(pod);
             }
             Arc::clone(pod)
         };
         let claim = |(_, claim, deleting): (&Key, &Arc<Claim>, bool)| Claim {
-            deleting,
+            terminating: deleting,
             ..Claim::clone(claim)
         };
         // A released Pod keeps its claims and its name as long as it exists.

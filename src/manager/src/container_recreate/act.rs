@@ -136,7 +136,7 @@ impl RequestExecutor<'_> {
         let pods = Api::<RawPod>::namespaced(self.ctx.cluster.client.clone(), namespace);
         let pod = write::get(&pods, &self.request.spec.pod_name).await?;
         let pod = pod.as_ref().map(PodView::from);
-        Ok(pod.is_some_and(|pod| !pod.deleting && targets_pod(self.request, &pod)))
+        Ok(pod.is_some_and(|pod| !pod.terminating && targets_pod(self.request, &pod)))
     }
 
     fn resource_version(&self) -> Value {
@@ -185,8 +185,8 @@ impl RequestExecutor<'_> {
             key: self.key.to_string(),
         };
         set_not_ready(self.ctx, &name, uid, &holder, not_ready).await?;
-        let word = if not_ready { "not ready" } else { "ready again" };
-        tracing::info!(request = %self.key, pod = %name, "marked the Pod {word} for the request");
+        let readiness = if not_ready { "not ready" } else { "ready again" };
+        tracing::info!(request = %self.key, pod = %name, "marked the Pod {readiness} for the request");
         Ok(())
     }
 

@@ -109,7 +109,7 @@ pub fn plan(
     if request.metadata.deletion_timestamp.is_some() || status.completion_time.is_some() {
         return plan_finished(request, &status, now);
     }
-    let Some(pod) = pod.filter(|p| !p.deleting && targets_pod(request, p)) else {
+    let Some(pod) = pod.filter(|p| !p.terminating && targets_pod(request, p)) else {
         return plan_pod_deleted(request, &status, previous, now);
     };
     let not_started = status.phase.as_str().is_empty();
@@ -175,8 +175,8 @@ fn daemon_wait(task: &DaemonTask, previous: Option<&DaemonWait>, now: Timestamp)
 
 fn plan_finished(request: &ContainerRecreateRequest, status: &Status, now: Timestamp) -> Plan {
     let guarded = has_finalizer(request);
-    let deleting = request.metadata.deletion_timestamp.is_some();
-    let finalizing = !deleting && label(request, keys::CRR_ACTIVE).is_some();
+    let terminating = request.metadata.deletion_timestamp.is_some();
+    let finalizing = !terminating && label(request, keys::CRR_ACTIVE).is_some();
     if finalizing && (!status.has_final_condition() || status.waits_for_daemon()) {
         return Plan::with_action(conditions_action(request, status.clone()));
     }
@@ -184,7 +184,7 @@ fn plan_finished(request: &ContainerRecreateRequest, status: &Status, now: Times
         return Plan::with_action(Action::Finalize { mark_ready: guarded });
     }
     let ttl = request.spec.ttl_seconds_after_finished.map(i64::from);
-    let (false, Some(ttl), Some(completed)) = (deleting, ttl, &status.completion_time) else {
+    let (false, Some(ttl), Some(completed)) = (terminating, ttl, &status.completion_time) else {
         return Plan::default();
     };
     let expiry = add(completed.0, SignedDuration::from_secs(ttl));

@@ -273,7 +273,7 @@ async fn finish_job(
     if job.has_finalizer {
         set_finalizer(ctx, object, false).await?;
     }
-    let (false, Some(expiry)) = (job.deleting, job.expiry()) else {
+    let (false, Some(expiry)) = (job.terminating, job.expiry()) else {
         return Ok(retry_release);
     };
     let remaining = super::duration_until(expiry, ctx.cluster.clock.now());

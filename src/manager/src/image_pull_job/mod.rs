@@ -221,10 +221,10 @@ mod tests {
             let (ctx, written) = one_node_cluster();
             let (_secrets, none) = mpsc::unbounded_channel();
             let panics = inject_panic(NAME, object);
-            let begun = tokio::time::Instant::now();
+            let started_at = tokio::time::Instant::now();
             let work = tokio::spawn(fan_out(ctx, none));
             panics.wait_for(3).await;
-            let paused = begun.elapsed();
+            let paused = started_at.elapsed();
             assert!(
                 paused >= Duration::from_millis(500),
                 "{object}: three times in {paused:?}"

@@ -124,7 +124,7 @@ mod tests {
         }
         assert_eq!(next_step(&pod(&[], &["a"])), LaunchStep::Nothing);
         let mut terminating = pod(&three, &[]);
-        terminating.deleting = true;
+        terminating.terminating = true;
         assert_eq!(next_step(&terminating), LaunchStep::Nothing);
     }
 

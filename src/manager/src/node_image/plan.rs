@@ -133,10 +133,10 @@ pub fn plan(
     timeouts: Timeouts,
     now: Timestamp,
 ) -> Plan {
-    if observed.node.is_some_and(NodeView::is_virtual) || observed.image.is_some_and(|i| i.deleting) {
+    if observed.node.is_some_and(NodeView::is_virtual) || observed.image.is_some_and(|i| i.terminating) {
         return Plan::default();
     }
-    let node = observed.node.filter(|n| !n.deleting);
+    let node = observed.node.filter(|n| !n.terminating);
     let image = match (node, observed.image) {
         (None, None) => return Plan::default(),
         (None, Some(image)) if !image.is_fake() => return Plan::with_action(Action::Delete),

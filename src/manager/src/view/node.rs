@@ -17,7 +17,7 @@ pub struct NodeView {
     /// Time of the last change of condition Ready; `None` if kubelet has not reported it yet.
     pub ready_since: Option<Timestamp>,
     /// Whether it has a `deletionTimestamp`.
-    pub deleting: bool,
+    pub terminating: bool,
 }
 
 impl NodeView {
@@ -38,7 +38,7 @@ impl From<Node> for NodeView {
             labels: node.metadata.labels.unwrap_or_default(),
             ready: ready.as_ref().is_some_and(|c| c.status == "True"),
             ready_since: ready.and_then(|c| c.last_transition_time).map(|t| t.0),
-            deleting: node.metadata.deletion_timestamp.is_some(),
+            terminating: node.metadata.deletion_timestamp.is_some(),
         }
     }
 }

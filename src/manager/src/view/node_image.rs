@@ -19,7 +19,7 @@ pub struct NodeImageView {
     /// Labels, copied from those of the Node.
     pub labels: BTreeMap<String, String>,
     /// Whether it has a `deletionTimestamp`.
-    pub deleting: bool,
+    pub terminating: bool,
     /// Requested tags, sorted by image and tag.
     pub tags: Vec<TagView>,
     /// Statuses of tags, sorted by image and tag; includes tags that are no longer requested.
@@ -146,7 +146,7 @@ impl From<NodeImage> for NodeImageView {
             uid: object.metadata.uid.unwrap_or_default(),
             resource_version: object.metadata.resource_version.unwrap_or_default(),
             labels: object.metadata.labels.unwrap_or_default(),
-            deleting: object.metadata.deletion_timestamp.is_some(),
+            terminating: object.metadata.deletion_timestamp.is_some(),
             tags,
             statuses,
             non_batch_secrets: old_secrets,

@@ -21,7 +21,7 @@ pub struct RevisionView {
     /// The CloneSet that controls it, if any.
     pub controller: Option<Owner>,
     /// Whether it has a `deletionTimestamp`.
-    pub deleting: bool,
+    pub terminating: bool,
     /// Name, number, labels and data.
     pub revision: Arc<Revision>,
 }
@@ -53,7 +53,7 @@ impl RevisionView {
             uid: metadata.uid.clone().unwrap_or_default(),
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
             controller,
-            deleting: metadata.deletion_timestamp.is_some(),
+            terminating: metadata.deletion_timestamp.is_some(),
             revision: Arc::new(Revision::from(object)),
         })
     }
@@ -89,7 +89,7 @@ impl ClaimView {
                 name: metadata.name.clone().unwrap_or_default(),
                 uid: metadata.uid.clone().unwrap_or_default(),
                 instance_id: instance.cloned().unwrap_or_default(),
-                deleting: metadata.deletion_timestamp.is_some(),
+                terminating: metadata.deletion_timestamp.is_some(),
                 has_other_owner: owners.clone().any(|owner| owner_rank(owner).is_none()),
                 has_other_controller: owners
                     .clone()

@@ -21,9 +21,9 @@ pub struct PodView {
     /// Node that it is assigned to.
     pub node: Option<String>,
     /// Whether it has a `deletionTimestamp`.
-    pub deleting: bool,
+    pub terminating: bool,
     /// Whether it has ended: phase Succeeded or Failed.
-    pub ended: bool,
+    pub terminal: bool,
     /// Whether it has readiness gate `KruisePodReady`.
     pub has_readiness_gate: bool,
     /// Status of condition `KruisePodReady`, if it exists.
@@ -55,7 +55,7 @@ impl PodView {
     /// Whether its containers run or will run.
     #[must_use]
     pub fn active(&self) -> bool {
-        !self.deleting && !self.ended
+        !self.terminating && !self.terminal
     }
 
     /// Whether a CloneSet controls it.
@@ -81,8 +81,8 @@ impl From<&RawPod> for PodView {
             uid: text(&meta["uid"]),
             labels: labels.unwrap_or_else(|| Arc::new(string_map(&meta["labels"]))),
             node: Some(text(&spec["nodeName"])).filter(|n| !n.is_empty()),
-            deleting: meta["deletionTimestamp"].is_string(),
-            ended: matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")),
+            terminating: meta["deletionTimestamp"].is_string(),
+            terminal: matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")),
             has_readiness_gate: items(&spec["readinessGates"])
                 .any(|g| g["conditionType"] == keys::KRUISE_POD_READY),
             kruise_ready: kruise_ready.next(),

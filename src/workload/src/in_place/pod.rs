@@ -33,7 +33,7 @@ pub struct Pod {
     /// Time of its creation.
     pub created: Option<Timestamp>,
     /// Whether it has a `deletionTimestamp`.
-    pub deleting: bool,
+    pub terminating: bool,
     /// Controller owner reference of the Pod.
     pub controller: Option<Owner>,
     /// Node that it is assigned to.
@@ -140,7 +140,7 @@ impl Pod {
             annotations,
             finalizers: list(&meta["finalizers"], text),
             created: time(&meta["creationTimestamp"]),
-            deleting: meta["deletionTimestamp"].is_string(),
+            terminating: meta["deletionTimestamp"].is_string(),
             controller: Owner::controller_from_json(&meta["ownerReferences"]),
             node: Some(text(&spec["nodeName"])).filter(|n| !n.is_empty()),
             phase: text(&status["phase"]),
@@ -161,7 +161,7 @@ impl Pod {
     /// Whether it has not ended and is not terminating.
     #[must_use]
     pub fn active(&self) -> bool {
-        !self.deleting && !matches!(self.phase.as_str(), "Succeeded" | "Failed")
+        !self.terminating && !matches!(self.phase.as_str(), "Succeeded" | "Failed")
     }
 
     /// The condition of this type.

@@ -198,12 +198,12 @@ impl Fixture {
 async fn failing_list_is_retried_with_backoff() {
     let fixture = Fixture::new(vec![error_response(403, "configmaps is forbidden", 0)]);
     fixture.advance(600).await;
-    let asked = fixture.requests();
+    let requests = fixture.requests();
     // Nine while the pause doubles from 0.2 s to 30 s, and then one every 15 s to 45 s.
     assert!(
-        (18..=48).contains(&asked.len()),
-        "{} lists: {asked:?}",
-        asked.len()
+        (18..=48).contains(&requests.len()),
+        "{} lists: {requests:?}",
+        requests.len()
     );
     assert!(
         fixture.readiness_error().contains("ConfigMap is not listed yet"),
@@ -221,14 +221,14 @@ async fn failing_list_is_retried_with_backoff() {
 async fn failing_page_is_retried_with_backoff_from_its_token() {
     let fixture = Fixture::new(vec![List(&["a"], Some("more")), error_response(500, "broken", 0)]);
     fixture.advance(600).await;
-    let asked = fixture.request_names();
+    let names = fixture.request_names();
     assert!(
-        (18..=49).contains(&asked.len()),
-        "{} requests: {asked:?}",
-        asked.len()
+        (18..=49).contains(&names.len()),
+        "{} requests: {names:?}",
+        names.len()
     );
-    assert_eq!(asked[0], "list");
-    assert!(asked[1..].iter().all(|what| what == "list more"), "{asked:?}");
+    assert_eq!(names[0], "list");
+    assert!(names[1..].iter().all(|what| what == "list more"), "{names:?}");
     assert!(!fixture.store.is_synced());
 
     // A large cluster, whose API server rejects every second request.
@@ -240,8 +240,8 @@ async fn failing_page_is_retried_with_backoff_from_its_token() {
     let fixture = Fixture::new(answers);
     fixture.advance(600).await;
     assert_eq!(fixture.names(), ["a", "b"]);
-    let asked = fixture.request_names();
-    assert_eq!(asked.iter().filter(|what| *what == "list").count(), 1);
+    let names = fixture.request_names();
+    assert_eq!(names.iter().filter(|what| *what == "list").count(), 1);
 }
 
 /// Readiness and metric show that a store makes no progress, whatever responses come in between.
@@ -395,8 +395,8 @@ async fn idle_watch_is_restarted_from_its_resource_version() {
 async fn watches_that_close_at_once_back_off() {
     let fixture = Fixture::new(vec![List(&["a"], None), WatchThenClose(vec![])]);
     fixture.advance(600).await;
-    let asked = fixture.requests().len();
-    assert!((19..=49).contains(&asked), "{asked} requests");
+    let request_count = fixture.requests().len();
+    assert!((19..=49).contains(&request_count), "{request_count} requests");
 }
 
 #[tokio::test(start_paused = true)]
@@ -408,10 +408,10 @@ async fn expired_resource_version_relists_with_backoff() {
     answers.extend([WatchThenIdle(vec![event("DELETED", &config_map("b", "9"))])]);
     let fixture = Fixture::new(answers);
     fixture.advance(400).await;
-    let asked = fixture.requests();
-    let (gone, listed) = (&asked[13], &asked[14]);
+    let requests = fixture.requests();
+    let (gone, listed) = (&requests[13], &requests[14]);
     assert_eq!(listed.1, "list");
-    assert!(listed.0 - gone.0 <= 1, "{asked:?}");
+    assert!(listed.0 - gone.0 <= 1, "{requests:?}");
     assert!(fixture.names().is_empty(), "{:?}", fixture.names());
     assert_eq!(fixture.request_names()[15..17], ["watch 5", "watch 9"]);
 
@@ -422,8 +422,8 @@ async fn expired_resource_version_relists_with_backoff() {
     }
     let fixture = Fixture::new(answers);
     fixture.advance(600).await;
-    let asked = fixture.requests().len();
-    assert!((36..=98).contains(&asked), "{asked} requests");
+    let request_count = fixture.requests().len();
+    assert!((36..=98).contains(&request_count), "{request_count} requests");
 }
 
 #[tokio::test(start_paused = true)]
@@ -442,9 +442,9 @@ async fn changes_arrive_in_order_and_progress_resets_backoff() {
     assert_eq!(fixture.names(), ["a"]);
     let kept = fixture.store.get(&Key::namespaced("ns", "a")).unwrap();
     assert_eq!(*kept, "7");
-    let asked = fixture.requests();
-    let again = asked.iter().position(|(_, what)| what == "watch 8").unwrap();
-    assert!(asked[again].0 - asked[again - 1].0 <= 1, "{asked:?}");
+    let requests = fixture.requests();
+    let again = requests.iter().position(|(_, what)| what == "watch 8").unwrap();
+    assert!(requests[again].0 - requests[again - 1].0 <= 1, "{requests:?}");
 }
 
 #[test]
@@ -460,10 +460,10 @@ fn retry_delay_doubles_up_to_maximum_with_jitter() {
             "{nth}: {least:?} to {most:?}"
         );
         assert!(*most - *least > doubled / 10, "{nth}: not spread");
-        let asked = retry_delay(nth, Some(Duration::MAX), &RandomState::new());
+        let delay = retry_delay(nth, Some(Duration::MAX), &RandomState::new());
         assert!(
-            (MAX_RETRY_AFTER..=MAX_RETRY_AFTER * 3 / 2).contains(&asked),
-            "{asked:?}"
+            (MAX_RETRY_AFTER..=MAX_RETRY_AFTER * 3 / 2).contains(&delay),
+            "{delay:?}"
         );
     }
 }

@@ -1,7 +1,7 @@
-//! What to ask the runtime, to write and to restart for one Pod.
+//! Decides for one Pod which containers to inspect, what to write and which containers to restart.
 //!
-//! A container is known by its ID. What the annotation tells of an ID stays true for as long as that container
-//! lives, so in a steady state nothing is asked and nothing is written.
+//! A container is identified by its ID. The annotation's entry for an ID is valid for as long as that container
+//! lives, so in a steady state there are no inspections and no writes.
 
 #[cfg(test)]
 mod fake_pod;
@@ -16,105 +16,106 @@ use kruise_api::backoff::Backoff;
 use kruise_api::in_place::{RuntimeContainerHashes, RuntimeContainerMeta, RuntimeContainerMetaSet};
 use kruise_api::unconfirmed::Unconfirmed;
 
-/// How long the first writing about a Pod waits for containers that are still being made, so that all of them
-/// come in one.
+/// How long the first write for a Pod waits for containers that are still being created, so that one write
+/// reports all of them.
 pub const FIRST_WRITE_DELAY: Duration = Duration::from_secs(10);
-/// How long kubelet is given, beyond the grace period, to replace a container that it seems to be replacing
-/// anyway, before that is done for the environment.
+/// How long kubelet has, beyond the grace period, to replace a container that it seems to be replacing anyway,
+/// before we restart it because of its environment.
 pub const KUBELET_REPLACE_DELAY: Duration = Duration::from_secs(3);
-/// How long kubelet may be about to compare an older version of a Pod with its containers, after its environment has
-/// changed: it waits for its next look at them, which it takes every second. A container that is stopped meanwhile is
-/// started with its old environment, and the next start is then held back by ten seconds.
+/// How long after a change of the environment kubelet may still compare an older version of the Pod with its
+/// containers: it waits for its next check of them, once per second. A container that is stopped in this time starts
+/// with its old environment, and kubelet then delays the next start by ten seconds.
 pub const KUBELET_RESYNC_DELAY: Duration = Duration::from_secs(2);
-/// How long what is new of a container that is being updated waits for the gate to be opened. Kubelet looks at a Pod
-/// whose annotation changes as it was then, and so a second later at the gate that is opened after that: without this
-/// wait one of twelve Pods came back a second later.
+/// How long a new entry of a Pod under in-place update waits for the readiness gate to become True. When the
+/// annotation changes, kubelet syncs that version of the Pod, and sees a gate that changes afterwards a second later:
+/// without this delay, one of twelve Pods came back a second later.
 pub const GATE_DELAY: Duration = Duration::from_millis(200);
-/// How long after a failed stop the runtime is asked again.
+/// The delay before a failed stop is retried.
 const STOP_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
 
-/// What the runtime says of a container.
+/// What the runtime reports about a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ContainerFacts {
-    /// Kubelet's hash of it; 0 where kubelet has left none.
+    /// Kubelet's hash of the container; 0 if kubelet set none.
     pub plain_hash: u64,
-    /// The hash of its environment from labels and annotations; none where that cannot be known.
+    /// The hash of its environment from labels and annotations; `None` if it cannot be determined.
     pub env_hash: Option<u64>,
 }
 
-/// How far the restart of a container is.
+/// The progress of a container restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestartState {
-    /// It is being stopped, after so many tries that failed.
+    /// The container is being stopped, after this number of failed attempts.
     Stopping(u32),
-    /// It has stopped.
+    /// The container has stopped.
     Stopped,
-    /// The runtime would not, so many times; try again then.
+    /// The stop failed this number of times; the time of the next attempt.
     Failed(u32, Duration),
 }
 
-/// What is remembered of a Pod between passes. Containers go by `RUNTIME://ID`, times by the process's own count.
+/// The state of a Pod between reconciles. Keys are container IDs (`RUNTIME://ID`); times are those of the process's
+/// own clock.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodMetaState {
-    /// UID of the Pod that this is about.
+    /// UID of the Pod that the state belongs to.
     pub pod_uid: String,
-    /// What the runtime said of containers.
+    /// What the runtime reported about containers.
     pub facts: BTreeMap<String, ContainerFacts>,
-    /// Containers that are being restarted, or were.
+    /// Restarts that are in progress or have ended.
     pub restarts: BTreeMap<String, RestartState>,
-    /// Our last write that the watch has not shown yet, and when it was made.
+    /// Our last write that the watch has not shown yet, and when it expires.
     pub unconfirmed_write: Option<Unconfirmed<RuntimeContainerMetaSet>>,
-    /// Since when something waits.
+    /// Start times of the current waits.
     pub waiting_since: WaitingSince,
-    /// The environment that the containers are to have; none until that was noticed.
+    /// The desired environment of the containers; `None` until the Pod was observed.
     pub desired_environment: Option<DesiredEnvironment>,
 }
 
-/// The environment that the containers of a Pod are to have.
+/// The desired environment of a Pod's containers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DesiredEnvironment {
-    /// The version of the Pod that it was read from last.
+    /// The last resource version of the Pod that it was read from.
     resource_version: String,
     /// The hash for each container.
     hashes: Vec<u64>,
-    /// Since when it has been so.
+    /// When these hashes were first observed.
     since: Duration,
 }
 
-/// Since when something waits.
+/// Start times of the current waits.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WaitingSince {
-    /// The first writing, for containers that are being made.
+    /// The first write waits for containers that are being created.
     pub first_write: Option<Duration>,
-    /// A later one, for the gate to be opened.
+    /// A later write waits for the readiness gate to become True.
     pub readiness_gate: Option<Duration>,
-    /// A restart, for kubelet to do it.
+    /// A restart waits for kubelet to replace the container.
     pub kubelet_replace: BTreeMap<String, Duration>,
 }
 
 /// What to do about a Pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// Containers that the runtime is to be asked about: name and `RUNTIME://ID`.
+    /// Containers to inspect in the runtime: name and `RUNTIME://ID`.
     pub inspect: Vec<(String, String)>,
-    /// What the annotation is to say.
+    /// The new value of the annotation.
     pub write: Option<RuntimeContainerMetaSet>,
     /// Containers to stop so that kubelet starts them with their new environment: name and `RUNTIME://ID`.
     pub restart: Vec<(String, String)>,
     /// Replaces [`PodMetaState::waiting_since`].
     pub waiting_since: WaitingSince,
-    /// When to look again although nothing has happened.
+    /// When to requeue the Pod even if nothing changes.
     pub requeue_at: Option<Duration>,
 }
 
 impl Plan {
-    /// At the latest then.
+    /// Requeues the Pod at `at` or earlier.
     pub fn requeue_by(&mut self, at: Duration) {
         self.requeue_at = Some(self.requeue_at.map_or(at, |current| current.min(at)));
     }
 }
 
-/// Decides on a Pod. `env` is whether environment from labels and annotations is looked after.
+/// Decides what to do about a Pod. `env_enabled` is whether environment from labels and annotations is handled.
 #[must_use]
 pub fn plan(
     pod: &NodePod,
@@ -127,7 +128,7 @@ pub fn plan(
     if pod.terminating || pod.terminal {
         return plan;
     }
-    // Our own write counts as told until the watch shows it, or should have.
+    // Our own write counts as published until the watch shows it or the write expires.
     let unconfirmed = state
         .unconfirmed_write
         .as_ref()
@@ -156,7 +157,7 @@ pub fn plan(
                 now,
             );
         }
-        // What was told stays until there is something newer to tell.
+        // A published entry is kept until there is a newer one.
         entries.extend(entry.or_else(|| previous.cloned()));
     }
     entries.sort_by(|a, b| a.name.cmp(&b.name));
@@ -164,13 +165,13 @@ pub fn plan(
     plan
 }
 
-/// Kubelet's status of a container that has been made.
+/// Kubelet's status of a container, if the container was created.
 fn created_status<'a>(pod: &'a NodePod, name: &str) -> Option<&'a PodContainerStatus> {
     let status = pod.container(name)?.status.as_ref()?;
     (!status.container_id.is_empty()).then_some(status)
 }
 
-/// What is to be told of a container: what was told of the same ID, else what the runtime says of it.
+/// The entry to publish for a container: the published one of the same ID, else what the runtime reports.
 fn container_meta(
     plan: &mut Plan,
     desired: &DesiredContainer,
@@ -201,7 +202,7 @@ fn container_meta(
     })
 }
 
-/// Restarts a container whose environment is not what the Pod's metadata says.
+/// Restarts a container whose environment differs from the Pod's metadata.
 fn plan_restart(
     plan: &mut Plan,
     desired: &DesiredContainer,
@@ -222,8 +223,8 @@ fn plan_restart(
         Some(RestartState::Stopping(_) | RestartState::Stopped) => return,
         Some(RestartState::Failed(_, retry_at)) => *retry_at,
         None if desired.plain_hashes.contains(&plain_hash) => now,
-        // Its image has changed, so kubelet is at it already, and its hooks must not run twice; or the kubelet
-        // takes the hash in a way that we do not know.
+        // Either its image has changed, so kubelet is already replacing it and its hooks must not run twice, or this
+        // kubelet computes the hash in a way that we do not support.
         None => {
             let since = *state.waiting_since.kubelet_replace.get(id).unwrap_or(&now);
             plan.waiting_since.kubelet_replace.insert(id.clone(), since);
@@ -234,7 +235,7 @@ fn plan_restart(
         Some(environment) if environment.resource_version == resource_version => {
             due.max(environment.since + KUBELET_RESYNC_DELAY)
         }
-        // There is a newer version, and the next pass is about that.
+        // There is a newer version of the Pod; the next reconcile handles it.
         _ => return,
     };
     if due <= now {
@@ -244,7 +245,7 @@ fn plan_restart(
     }
 }
 
-/// Writes, unless nothing has changed, or more will be known in a moment.
+/// Plans a write, unless nothing has changed or it should wait for more changes.
 fn plan_write(
     plan: &mut Plan,
     entries: Vec<RuntimeContainerMeta>,
@@ -285,7 +286,7 @@ fn plan_write(
     plan.write = Some(RuntimeContainerMetaSet { containers: entries });
 }
 
-/// Whether some container is about to get its first ID.
+/// Whether a container is about to get its first ID.
 fn has_creating_containers(pod: &NodePod, meta: &PodContainerMeta) -> bool {
     meta.containers.iter().any(|container| {
         let status = pod
@@ -298,7 +299,7 @@ fn has_creating_containers(pod: &NodePod, meta: &PodContainerMeta) -> bool {
 }
 
 impl PodMetaState {
-    /// Takes in that the restart of a container begins.
+    /// Records the start of a container restart.
     pub fn begin_restart(&mut self, id: &str) {
         let attempts = match self.restarts.get(id) {
             Some(RestartState::Failed(tries, _)) => *tries,
@@ -308,7 +309,7 @@ impl PodMetaState {
             .insert(id.to_owned(), RestartState::Stopping(attempts));
     }
 
-    /// Takes in what became of it.
+    /// Records whether the container stopped.
     pub fn finish_restart(&mut self, id: String, stopped: bool, now: Duration) {
         let attempts = match self.restarts.get(&id) {
             Some(RestartState::Stopping(tries)) => *tries,
@@ -323,7 +324,7 @@ impl PodMetaState {
         self.restarts.insert(id, state);
     }
 
-    /// Takes in one change of the Pod.
+    /// Records a change of the Pod.
     pub fn record_change(&mut self, pod: &NodePod, meta: &PodContainerMeta, now: Duration) {
         if self.pod_uid != pod.uid {
             *self = Self {
@@ -344,7 +345,7 @@ impl PodMetaState {
         });
     }
 
-    /// Forgets what no longer concerns the Pod as it is now.
+    /// Drops state that no longer applies to the current Pod.
     pub fn prune(&mut self, pod: &NodePod, meta: &PodContainerMeta, now: Duration) {
         if self.desired_environment.is_none() || self.pod_uid != pod.uid {
             self.record_change(pod, meta, now);

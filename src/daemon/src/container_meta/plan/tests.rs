@@ -34,10 +34,10 @@ proptest! {
             world.apply(op);
         }
         world.converge();
-        let told = world.published.clone().expect("published");
-        world.check_meta(&told);
+        let published = world.published.clone().expect("published");
+        world.check_meta(&published);
         for c in &world.containers {
-            let entry = told.containers.iter().find(|entry| entry.name == c.name).expect("an entry each");
+            let entry = published.containers.iter().find(|entry| entry.name == c.name).expect("an entry each");
             prop_assert_eq!(&entry.container_id, &c.id());
             prop_assert!(!c.env_follows_label || c.created_with.1 == world.label, "{} has an old environment", c.name);
         }

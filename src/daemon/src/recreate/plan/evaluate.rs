@@ -366,7 +366,7 @@ impl ContainerCheck<'_> {
             return in_progress(ContainerStep::NotReady);
         }
         let min_started = time::bounded_seconds(self.request.min_started_seconds);
-        let stopped = self.attempt().and_then(|attempt| attempt.begun_at);
+        let stopped = self.attempt().and_then(|attempt| attempt.started_at);
         let age = time::running_for(observed, self.request, stopped, self.now);
         match min_started.checked_sub(age) {
             Some(left) if !left.is_zero() => ContainerDecision::InProgress {

@@ -237,7 +237,7 @@ pub(crate) struct RequestEvaluation {
     /// Targets that must be written before their stop starts.
     records: Vec<TargetRecord>,
     /// Names of the containers whose stop we have started.
-    stop_begun: BTreeSet<String>,
+    stop_started: BTreeSet<String>,
     /// When the step of a container may change without an event.
     rechecks: Vec<(Duration, WaitReason)>,
     /// The first failed container, if it ends the request.
@@ -259,7 +259,7 @@ impl RequestEvaluation {
             steps: Vec::new(),
             stops: Vec::new(),
             records: Vec::new(),
-            stop_begun: BTreeSet::new(),
+            stop_started: BTreeSet::new(),
             rechecks: Vec::new(),
             failed_container: None,
             in_progress: false,
@@ -290,12 +290,15 @@ impl RequestEvaluation {
         decision: ContainerDecision,
         blocked: bool,
     ) -> ContainerStep {
-        if check.attempt().is_some_and(|attempt| attempt.begun_at.is_some()) {
-            self.stop_begun.insert(check.container.name.clone());
+        if check
+            .attempt()
+            .is_some_and(|attempt| attempt.started_at.is_some())
+        {
+            self.stop_started.insert(check.container.name.clone());
         }
-        let has_begun =
+        let has_started =
             check.attempt().is_some() || check.stored_state().is_some_and(|state| state.is_killed);
-        let may_begin = has_begun || (!blocked && self.failed_container.is_none());
+        let may_begin = has_started || (!blocked && self.failed_container.is_none());
         match decision {
             ContainerDecision::Done(ContainerResult { failed: None }) => ContainerStep::Succeeded,
             ContainerDecision::Done(ContainerResult { failed: Some(why) }) => {
@@ -350,7 +353,7 @@ impl RequestEvaluation {
             key: check.key(),
             request_name: check.request.name.clone(),
             target,
-            first_attempt: check.attempt().is_none_or(|attempt| attempt.begun_at.is_none()),
+            first_attempt: check.attempt().is_none_or(|attempt| attempt.started_at.is_none()),
             deadline: deadline.map(|at| time::to_mono(at, check.now)),
             params,
         });

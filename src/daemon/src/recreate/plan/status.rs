@@ -268,7 +268,7 @@ fn container_state(
     name: &str,
     step: &ContainerStep,
 ) -> State {
-    let mut state = step_state(request, name, step, evaluation.stop_begun.contains(name));
+    let mut state = step_state(request, name, step, evaluation.stop_started.contains(name));
     if let Some(record) = evaluation.records.iter().find(|record| record.container == name) {
         state.container_id = Some(record.id.clone());
         state.is_killed |= record.kill;
@@ -286,12 +286,12 @@ fn state_from_attempts(
         request_uid: request.uid.clone(),
         container: name.to_owned(),
     };
-    let stop_begun = observed
+    let stop_started = observed
         .state
         .attempts
         .get(&key)
-        .is_some_and(|attempt| attempt.begun_at.is_some());
-    step_state(request, name, step, stop_begun)
+        .is_some_and(|attempt| attempt.started_at.is_some());
+    step_state(request, name, step, stop_started)
 }
 
 fn step_state(request: &RecreateRequest, name: &str, step: &ContainerStep, stop_begun: bool) -> State {

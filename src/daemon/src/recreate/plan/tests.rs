@@ -115,8 +115,8 @@ prop_compose! {
         world.foreign_crds = foreign_crds;
         if foreign_crds {
             // OpenKruise's admission fails closed, so its requests always contain the running IDs.
-            let wanted = world.arrivals.iter_mut().flat_map(|(_, request)| &mut request.containers);
-            wanted.for_each(|wanted| wanted.recorded_id = Some("set at creation".into()));
+            let containers = world.arrivals.iter_mut().flat_map(|(_, request)| &mut request.containers);
+            containers.for_each(|wanted| wanted.recorded_id = Some("set at creation".into()));
         }
         let window = |(from, span)| (from, from + span);
         world.api_down = down.map_or((0, 0), window);
@@ -231,27 +231,27 @@ proptest! {
         world.deletions.clear();
         world.run(RUN_LIMIT);
         for request in &world.requests {
-            let mut begun: Vec<(Ms, &str)> = Vec::new();
+            let mut started: Vec<(Ms, &str)> = Vec::new();
             for (at, event) in &world.log {
                 let (uid, container) = match event {
                     LogEvent::Hook { request, container, .. } | LogEvent::Stop { request, container, .. } => (request, container),
                     _ => continue,
                 };
-                if *uid == request.uid && begun.iter().all(|(_, name)| name != container) {
-                    begun.push((*at, container));
+                if *uid == request.uid && started.iter().all(|(_, name)| name != container) {
+                    started.push((*at, container));
                 }
             }
             if !request.ordered {
-                let mut moments: Vec<_> = begun.iter().map(|(at, _)| at).collect();
+                let mut moments: Vec<_> = started.iter().map(|(at, _)| at).collect();
                 moments.dedup();
-                prop_assert!(moments.len() <= 1, "{begun:?}");
+                prop_assert!(moments.len() <= 1, "{started:?}");
                 continue;
             }
             let order: Vec<_> = request.containers.iter().map(|w| w.name.as_str()).collect();
-            let mut places: Vec<_> = begun.iter().map(|(_, name)| order.iter().position(|n| n == name)).collect();
-            prop_assert!(places.is_sorted(), "{begun:?} against {order:?}");
+            let mut places: Vec<_> = started.iter().map(|(_, name)| order.iter().position(|n| n == name)).collect();
+            prop_assert!(places.is_sorted(), "{started:?} against {order:?}");
             places.dedup();
-            for window in begun.windows(2) {
+            for window in started.windows(2) {
                 let replaced = world.log.iter().any(|(at, event)| *at <= window[1].0 && matches!(event,
                     LogEvent::StatusWritten { request: uid, status } if *uid == request.uid
                     && status.container_recreate_states.iter().any(|s| s.name == window[0].1 && s.phase.is_finished())));
@@ -287,7 +287,7 @@ proptest! {
         let deleted = world.deletions.first().map(|(at, _)| *at);
         world.run(RUN_LIMIT);
         let Some((first_stop, ..)) = stops(&world, "two").next() else { return Ok(()) };
-        let begun = world.log.iter().find_map(|(at, event)| match event {
+        let started_at = world.log.iter().find_map(|(at, event)| match event {
             LogEvent::Hook { request, .. } if request == "two" => Some(*at),
             _ => None,
         }).unwrap_or(first_stop).min(first_stop);
@@ -303,9 +303,9 @@ proptest! {
         let over = over.max(stopped.unwrap_or_default());
         let two = find_request(&world, "two").unwrap();
         let made = two.created_at.duration_since(super::fake_node::start_time()).as_millis() as Ms;
-        prop_assert!(begun >= over || made < over, "started at {begun}, the first ended at {over}");
+        prop_assert!(started_at >= over || made < over, "started at {started_at}, the first ended at {over}");
         if !two.ordered {
-            prop_assert_eq!(begun, over.max(made));
+            prop_assert_eq!(started_at, over.max(made));
         }
     }
 }
@@ -377,7 +377,7 @@ proptest! {
         for begin in &plan.stops {
             prop_assert!(begin.params.termination_grace(Duration::ZERO) <= Duration::from_secs(366 * 86_400));
         }
-        let words: Vec<String> = plan.progress.iter().flat_map(|view| &view.containers).map(|(_, step)| step.to_string()).collect();
-        prop_assert!(plan.progress.is_empty() || !words.is_empty());
+        let messages: Vec<String> = plan.progress.iter().flat_map(|view| &view.containers).map(|(_, step)| step.to_string()).collect();
+        prop_assert!(plan.progress.is_empty() || !messages.is_empty());
     }
 }

@@ -143,7 +143,7 @@ pub struct StopAttempt {
     /// ID (without scheme) of the container to be stopped.
     pub target: String,
     /// When its preStop hook or its stop first started; none while it waits for a slot.
-    pub begun_at: Option<Duration>,
+    pub started_at: Option<Duration>,
     /// Whether its preStop hook, if any, has ended; it runs again if the runtime disconnected during it.
     pub hook_done: bool,
     /// Used part of the grace period: by the hook, and by stops that the runtime tried without success.

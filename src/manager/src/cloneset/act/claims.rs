@@ -28,8 +28,8 @@ pub(super) async fn create_claim(ctx: &CloneSetContext<'_>, claim: &Value) -> Re
         Err(error) if error.already_exists() => {
             let name = claim["metadata"]["name"].as_str().unwrap_or_default();
             let found = fetch_claim(ctx, name).await?;
-            let ours =
-                found.is_some_and(|found| found.owner.as_ref() == Some(&ctx.owner) && !found.claim.deleting);
+            let ours = found
+                .is_some_and(|found| found.owner.as_ref() == Some(&ctx.owner) && !found.claim.terminating);
             if ours { Ok(()) } else { Err(error) }
         }
         Err(error) => Err(error),
@@ -71,7 +71,7 @@ pub(super) async fn adopt_claims(ctx: &CloneSetContext<'_>, claims: &[OrphanClai
         };
         let claim = &found.claim;
         let foreign = found.owner.is_some() || claim.has_other_controller || claim.instance_id != *instance;
-        if foreign || claim.deleting {
+        if foreign || claim.terminating {
             continue;
         }
         let patch = json!({ "metadata": {

@@ -29,7 +29,7 @@ pub(super) fn clean_up<'a>(view: &PlanView<'a>, builder: &mut PlanBuilder) -> BT
     let pods = view.observed.pods.iter().filter(|_| !view.claims.is_empty());
     let pods: BTreeMap<&str, &Pod> = pods.map(|pod| (instance_id(pod), pod.as_ref())).collect();
     let mut remaining = BTreeSet::new();
-    for claim in view.observed.claims.iter().filter(|claim| !claim.deleting) {
+    for claim in view.observed.claims.iter().filter(|claim| !claim.terminating) {
         let (name, uid, id) = (claim.name.clone(), claim.uid.clone(), claim.instance_id.as_str());
         let in_use = reuse || id.is_empty() || attempted_ids.contains(&id);
         match pods.get(id) {
@@ -92,12 +92,12 @@ pub(super) fn reclaim(view: &PlanView<'_>, builder: &mut PlanBuilder) {
         return;
     }
     for pod in &view.pods {
-        let deleting = pod.specified || pod.state == State::PreparingDelete || builder.has_action(pod);
+        let will_delete = pod.specified || pod.state == State::PreparingDelete || builder.has_action(pod);
         let Some(claims) = view
             .observed
             .claims_owned_by_pod
             .get(&pod.uid)
-            .filter(|_| !deleting)
+            .filter(|_| !will_delete)
         else {
             continue;
         };

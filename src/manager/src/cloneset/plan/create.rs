@@ -53,17 +53,19 @@ pub(super) fn plan_creations(
 
 /// The Pods that are terminating or have ended, and whose claims are kept.
 pub(super) fn terminating_with_claims<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<&str>) -> Vec<&'a Pod> {
-    pods_with_claims(view, kept_claims, |pod| pod.deleting || is_terminal(view, pod))
+    pods_with_claims(view, kept_claims, |pod| pod.terminating || is_terminal(view, pod))
 }
 
 /// The Pods that have ended and whose claims are kept, and that no one has deleted.
 pub(super) fn terminal_with_claims<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<&str>) -> Vec<&'a Pod> {
-    pods_with_claims(view, kept_claims, |pod| !pod.deleting && is_terminal(view, pod))
+    pods_with_claims(view, kept_claims, |pod| {
+        !pod.terminating && is_terminal(view, pod)
+    })
 }
 
 /// Whether a Pod of the CloneSet has ended.
 fn is_terminal(view: &PlanView<'_>, pod: &Pod) -> bool {
-    !pod.deleting && !pod.active() && pod.controller.as_ref() == Some(&view.owner())
+    !pod.terminating && !pod.active() && pod.controller.as_ref() == Some(&view.owner())
 }
 
 fn pods_with_claims<'a>(

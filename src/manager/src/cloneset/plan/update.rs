@@ -498,9 +498,9 @@ fn restore_sizes(
     let is_unavailable = |pod: &&ObservedPod<'_>| !pod.available || builder.has_action(pod);
     let mut unavailable = to_i64(view.pods.iter().filter(is_unavailable).count());
     for pod in to_restore.into_iter().map(|at| &view.pods[at]) {
-        let deleting = pod.specified || pod.state == State::PreparingDelete;
+        let will_delete = pod.specified || pod.state == State::PreparingDelete;
         let busy = builder.has_action(pod) || pending.get(&pod.uid).is_some_and(|p| p.exclusive);
-        if deleting
+        if will_delete
             || busy
             || room == 0
             || in_place::in_grace_period(pod)

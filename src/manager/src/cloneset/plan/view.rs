@@ -78,7 +78,7 @@ impl<'a> PlanView<'a> {
     pub fn new(observed: &'a Observed, now: Timestamp) -> Self {
         let spec = &observed.set.spec;
         let mut claims: BTreeMap<&str, Vec<&Claim>> = BTreeMap::new();
-        for claim in observed.claims.iter().filter(|claim| !claim.deleting) {
+        for claim in observed.claims.iter().filter(|claim| !claim.terminating) {
             claims.entry(&claim.instance_id).or_default().push(claim);
         }
         let pods_to_delete = spec.scale_strategy.iter().map(|scale| &scale.pods_to_delete);

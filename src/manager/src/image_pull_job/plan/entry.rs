@@ -161,11 +161,11 @@ fn is_used_by_others(entry: &ImageTagSpec, request: JobRequest<'_>) -> bool {
 
 /// Whether a job with policy `Always` has to wait for the end of a pull that was requested before the job existed.
 fn needs_fresh_pull(entry: &ImageTagSpec, status: Option<&ImageTagStatus>, job: &PullJob) -> bool {
-    let begun = status.is_some_and(|s| s.version == entry.version);
+    let started = status.is_some_and(|s| s.version == entry.version);
     let always = |p: &ImagePullPolicy| *p == ImagePullPolicy::Always;
     let requested_at = entry.created_at.as_ref().map(|at| at.0);
     let fresh = entry.image_pull_policy.as_ref().is_some_and(always) && requested_at >= job.created;
-    always(&image_pull_policy(job)) && begun && !fresh
+    always(&image_pull_policy(job)) && started && !fresh
 }
 
 /// Lets a pull that others requested serve this job too: it is not aborted.
@@ -224,8 +224,8 @@ fn pull_ended(entry: &ImageTagSpec, status: Option<&ImageTagStatus>) -> bool {
 fn satisfies(entry: &ImageTagSpec, status: Option<&ImageTagStatus>, job: &PullJob) -> bool {
     let policy = |p: &Option<ImagePullPolicy>| p.clone().unwrap_or(ImagePullPolicy::IfNotPresent);
     let required = policy(&job.spec.image_pull_policy);
-    let begun = status.is_some_and(|s| s.version == entry.version);
-    let fresh = required != ImagePullPolicy::Always || !begun;
+    let started = status.is_some_and(|s| s.version == entry.version);
+    let fresh = required != ImagePullPolicy::Always || !started;
     has_creation_time(entry)
         && !pull_ended(entry, status)
         && fresh

@@ -169,7 +169,7 @@ impl JobIndex {
     /// Processes a NodeImage that is new, changed or deleted.
     pub fn update_node_image(&mut self, name: &str, new: Option<Arc<NodeImageView>>) {
         let name: NodeName = name.into();
-        let new = new.filter(|v| !v.deleting);
+        let new = new.filter(|v| !v.terminating);
         let old = match &new {
             Some(view) => self.nodes.insert(Arc::clone(&name), Arc::clone(view)),
             None => self.nodes.remove(&name),

@@ -32,7 +32,7 @@ pub struct PullJob {
     /// The stored status.
     pub status: ImagePullJobStatus,
     /// Whether the job is terminating.
-    pub deleting: bool,
+    pub terminating: bool,
     /// Whether the job has our finalizer.
     pub has_finalizer: bool,
 }
@@ -80,7 +80,7 @@ impl PullJob {
             parallelism: parallelism(spec.parallelism.as_ref()),
             targets: node_targets(&object.spec),
             status: object.status.clone().unwrap_or_default(),
-            deleting: object.metadata.deletion_timestamp.is_some(),
+            terminating: object.metadata.deletion_timestamp.is_some(),
             has_finalizer: finalizers.into_iter().any(|f| f == keys::DELETION_PROTECTION),
             spec,
         }
@@ -95,7 +95,7 @@ impl PullJob {
     /// Whether the job has a completion time.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        self.deleting || self.status.completion_time.is_some()
+        self.terminating || self.status.completion_time.is_some()
     }
 
     /// The job's deadline, given its start.

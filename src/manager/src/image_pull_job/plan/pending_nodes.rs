@@ -35,7 +35,7 @@ impl PendingNodes {
         has_image: bool,
         now: Timestamp,
     ) -> bool {
-        let pending = node.filter(|n| n.ready && !n.deleting && !n.is_virtual() && !has_image);
+        let pending = node.filter(|n| n.ready && !n.terminating && !n.is_virtual() && !has_image);
         let Some(node) = pending else {
             return self.nodes.remove(name).is_some();
         };

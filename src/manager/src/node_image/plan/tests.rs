@@ -19,7 +19,7 @@ fn node(ready: bool, since: i64) -> NodeView {
         labels: [("zone".to_owned(), "a".to_owned())].into(),
         ready,
         ready_since: Some(at(since)),
-        deleting: false,
+        terminating: false,
     }
 }
 
@@ -169,14 +169,14 @@ fn deleted_owner_is_removed_from_a_shared_tag() {
 #[test]
 fn running_pull_survives_a_short_unready_period() {
     let unready = node(false, 2000);
-    let mut begun = image(vec![tag(Some("a"), 1000)], Some(0));
-    begun.statuses[0].completed = None;
-    begun.statuses[0].phase = ImagePullPhase::Pulling;
-    begun.tags[0].budget = 36_000;
+    let mut started = image(vec![tag(Some("a"), 1000)], Some(0));
+    started.statuses[0].completed = None;
+    started.statuses[0].phase = ImagePullPhase::Pulling;
+    started.tags[0].budget = 36_000;
     let decide = |last_report, now| {
         let observed = NodeObservation {
             node: Some(&unready),
-            image: Some(&begun),
+            image: Some(&started),
             last_report: Some(at(last_report)),
         };
         plan(observed, |_| OwnerState::Counting, |_| false, timeouts(), at(now))
@@ -241,15 +241,15 @@ fn unresponsive_daemon_fails_tags_sooner_if_unready() {
         Some(NO_RESPONSE)
     );
     // The daemon began and then died: its budget and ten minutes from the last status.
-    let mut begun = image(vec![tag(Some("a"), 1000)], Some(0));
-    begun.statuses[0].completed = None;
-    begun.statuses[0].phase = ImagePullPhase::Pulling;
+    let mut started = image(vec![tag(Some("a"), 1000)], Some(0));
+    started.statuses[0].completed = None;
+    started.statuses[0].phase = ImagePullPhase::Pulling;
     assert_eq!(
-        failed(decide(Some(&alive), Some(&begun), OwnerState::Counting, 2199)),
+        failed(decide(Some(&alive), Some(&started), OwnerState::Counting, 2199)),
         None
     );
     assert_eq!(
-        failed(decide(Some(&alive), Some(&begun), OwnerState::Counting, 2200)),
+        failed(decide(Some(&alive), Some(&started), OwnerState::Counting, 2200)),
         Some(NO_RESPONSE)
     );
 }
@@ -300,7 +300,9 @@ fn outcome_without_time_expires_with_its_tag() {
                 requeue_at: Some(at(1100))
             }
         );
-        let gone = decide(Some(&node(true, 0)), Some(&view), OwnerState::Present, 1100);
-        assert!(matches!(gone.action, Some(Action::RemoveEntries(removal)) if removal.tags.len() == 1));
+        let image_without_node = decide(Some(&node(true, 0)), Some(&view), OwnerState::Present, 1100);
+        assert!(
+            matches!(image_without_node.action, Some(Action::RemoveEntries(removal)) if removal.tags.len() == 1)
+        );
     }
 }

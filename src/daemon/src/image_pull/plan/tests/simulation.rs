@@ -47,7 +47,7 @@ struct Simulation {
     jobs: Vec<SimulatedJob>,
     now: i64,
     running: Vec<(TagKey, u64, i64, AttemptResult)>,
-    attempts_begun: BTreeMap<TagKey, u32>,
+    attempts_started: BTreeMap<TagKey, u32>,
     attempts_counted: BTreeMap<TagKey, u32>,
 }
 
@@ -60,7 +60,7 @@ impl Simulation {
             jobs,
             now: 0,
             running: Vec::new(),
-            attempts_begun: BTreeMap::new(),
+            attempts_started: BTreeMap::new(),
             attempts_counted: BTreeMap::new(),
         }
     }
@@ -117,7 +117,7 @@ impl Simulation {
             if let PullStep::Start { key, timeout, owner } = &step {
                 self.assert_fair(key, owner)?;
                 let job = self.job(key).clone();
-                let n = self.attempts_begun.entry(key.clone()).or_default();
+                let n = self.attempts_started.entry(key.clone()).or_default();
                 let (takes, ending) = job.attempts[(*n as usize).min(job.attempts.len() - 1)];
                 *n += 1;
                 let ended = match ending {
@@ -202,10 +202,10 @@ impl Simulation {
                 counted <= task.spec.retries,
                 "{key:?} was tried more often than allowed"
             );
-            let begun = self.attempts_begun.get(key).copied().unwrap_or(0);
+            let started = self.attempts_started.get(key).copied().unwrap_or(0);
             prop_assert!(
-                begun <= 4 * (task.spec.retries + 1) + MAX_PREVENTED,
-                "{key:?} took the runtime down {begun} times"
+                started <= 4 * (task.spec.retries + 1) + MAX_PREVENTED,
+                "{key:?} took the runtime down {started} times"
             );
             let has_wait_reason = status::waits_for(&task.stage, &self.limits).is_some();
             prop_assert!(
@@ -313,9 +313,9 @@ proptest! {
             world.tick()?;
         }
         let stored = status::by_tag(&status::compose(&world.board, &world.limits));
-        let asks = world.board.tasks().iter().map(|(key, task)| (key.clone(), task.spec.clone())).collect();
+        let specs = world.board.tasks().iter().map(|(key, task)| (key.clone(), task.spec.clone())).collect();
         let mut restarted = TaskBoard::default();
-        restarted.sync_spec(&asks, &stored);
+        restarted.sync_spec(&specs, &stored);
         for (key, task) in world.board.tasks().iter().filter(|(_, t)| t.is_done()) {
             prop_assert_eq!(&restarted.get(key).unwrap().stage, &task.stage);
         }

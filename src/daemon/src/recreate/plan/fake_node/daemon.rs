@@ -47,7 +47,7 @@ impl FakeNode {
         let attempt = StopAttempt {
             request_name: action.request_name.clone(),
             target: action.target.clone(),
-            begun_at: previous.and_then(|attempt| attempt.begun_at),
+            started_at: previous.and_then(|attempt| attempt.started_at),
             hook_done: action.params.hook.is_none(),
             grace_spent: previous.map(|attempt| attempt.grace_spent).unwrap_or_default(),
             stage: StopStage::Queued,
@@ -151,7 +151,7 @@ impl FakeNode {
     fn set_stage(&mut self, key: &ContainerKey, stage: StopStage) {
         let now = Duration::from_millis(self.now);
         let attempt = self.state.attempts.get_mut(key).unwrap();
-        attempt.begun_at.get_or_insert(now);
+        attempt.started_at.get_or_insert(now);
         attempt.stage = stage;
     }
 

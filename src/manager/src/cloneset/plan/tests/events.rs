@@ -230,7 +230,7 @@ fn apply_foreign_event(cluster: &mut FakeCluster, event: &ClusterEvent) {
     match event {
         ClusterEvent::SlowDeletion(slow) => {
             cluster.slow_deletion = *slow;
-            cluster.deleting_jobs.clear();
+            cluster.terminating_jobs.clear();
             cluster.collect_garbage();
         }
         ClusterEvent::OrphanPod => {

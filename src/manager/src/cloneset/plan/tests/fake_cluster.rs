@@ -52,7 +52,7 @@ pub struct FakeCluster {
     /// Whether deletions take time.
     pub slow_deletion: bool,
     /// Names of jobs that are being deleted.
-    pub deleting_jobs: BTreeSet<String>,
+    pub terminating_jobs: BTreeSet<String>,
     pub features: Features,
     /// Memory of one object of the CloneSet in bytes.
     pub memory: usize,
@@ -91,7 +91,7 @@ impl FakeCluster {
             unfinished: UnfinishedCreations::default(),
             not_yet_watched: BTreeSet::new(),
             slow_deletion: false,
-            deleting_jobs: BTreeSet::new(),
+            terminating_jobs: BTreeSet::new(),
             features: Features::default(),
             memory: 0,
             has_daemon: false,
@@ -396,7 +396,7 @@ fn claim_view((name, claim): (&String, &Value)) -> Claim {
             .as_str()
             .unwrap()
             .to_owned(),
-        deleting: meta["deletionTimestamp"].is_string(),
+        terminating: meta["deletionTimestamp"].is_string(),
         has_other_owner: backup.is_some(),
         has_other_controller: backup.is_some_and(|owner| owner["controller"] == true),
         unbound_storage_class: claim["status"]["phase"].as_str().map(str::to_owned),

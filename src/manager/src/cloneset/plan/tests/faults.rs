@@ -202,7 +202,7 @@ impl FakeCluster {
                 self.patch_claims(claims);
                 let pod = Pod::from_json(&self.pods[name]);
                 // The claim of a Pod that has ended is for the next Pod of its name.
-                if pod.active() || pod.deleting {
+                if pod.active() || pod.terminating {
                     let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
                     self.deleted_ids.extend(id.cloned());
                 }
@@ -227,14 +227,14 @@ impl FakeCluster {
             }
             Action::CreateJob(job) => {
                 let name = job.metadata.name.clone().unwrap();
-                if self.deleting_jobs.contains(&name) {
+                if self.terminating_jobs.contains(&name) {
                     return false;
                 }
                 self.jobs.push(name);
             }
             Action::DeleteJob(ImagePullJobRef { name, .. }) => {
                 self.jobs.retain(|job| job != name);
-                self.deleting_jobs
+                self.terminating_jobs
                     .extend(self.slow_deletion.then(|| name.clone()));
             }
             Action::LabelRevision { name, .. } => {
@@ -258,7 +258,7 @@ impl FakeCluster {
     pub fn sync_watches(&mut self) {
         (self.slow_deletion, self.failures_left) = (false, 0);
         self.not_yet_watched.clear();
-        self.deleting_jobs.clear();
+        self.terminating_jobs.clear();
         self.collect_garbage();
     }
 }

@@ -280,7 +280,7 @@ impl CheckedPass<'_> {
         let of_pod = |id: &str| observed.pods.iter().any(|pod| pod.name == format!("s-{id}"));
         let is_deleting = |id: &str| {
             let mut claims = observed.claims.iter().filter(|claim| claim.instance_id == id);
-            claims.any(|claim| claim.deleting)
+            claims.any(|claim| claim.terminating)
         };
         let mut ids = observed.claims.iter().map(|claim| claim.instance_id.as_str());
         let idle = ids.find(|id| !of_pod(id) && !is_deleting(id));

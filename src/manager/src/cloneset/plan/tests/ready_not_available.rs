@@ -72,7 +72,7 @@ fn rejected_updates_are_tried_one_pod_at_a_time() {
             .insert(FailureSubject::InPlaceUpdates, failure.clone());
         let planned = crate::cloneset::plan::plan(&observed, cluster.now);
         let actions = planned.actions.iter();
-        let begun = actions.filter(|action| {
+        let started = actions.filter(|action| {
             matches!(
                 action,
                 Action::PatchPod {
@@ -81,7 +81,7 @@ fn rejected_updates_are_tried_one_pod_at_a_time() {
                 }
             )
         });
-        (begun.count(), planned.requeue_at)
+        (started.count(), planned.requeue_at)
     };
     assert_eq!(updates(&cluster), (0, Some(until)));
     cluster.now = until;
