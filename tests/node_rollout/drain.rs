@@ -46,6 +46,34 @@ impl Drop for UncordonOnDrop<'_> {
     }
 }
 
+/// Cordons the node, and waits until the scheduler has observed it: after the outages of other tests its watch of nodes
+/// may still be backing off, and then an evicted Pod's replacement would be scheduled all the same.
+async fn cordon(ns: &NodeNamespace<impl Deref<Target = TestCluster>>) -> UncordonOnDrop<'_> {
+    let plane = &ns.cluster.node.plane;
+    let cordon = UncordonOnDrop(plane);
+    plane.kubectl(&["cordon", NODE_NAME]).unwrap();
+    let pods = ns.pods();
+    let probe = || async {
+        let spec = json!({ "terminationGracePeriodSeconds": 0,
+            "containers": [{ "name": "probe", "image": "kruise-test/term:1" }] });
+        ns.create(&pods, json!({ "metadata": { "name": "probe" }, "spec": spec }))
+            .await;
+        let scheduled = ns
+            .poll_until("the scheduler has tried the probe", || async {
+                let pod = json!(pods.get("probe").await.unwrap());
+                let conditions = pod["status"]["conditions"].as_array();
+                let tried = conditions.is_some_and(|all| all.iter().any(|c| c["type"] == "PodScheduled"));
+                tried.then(|| pod["spec"]["nodeName"].is_string())
+            })
+            .await;
+        ns.kubectl(&["delete", "pod", "probe", "--force", "--wait"]);
+        (!scheduled).then_some(())
+    };
+    ns.poll_until("the scheduler schedules no Pod to the cordoned node", probe)
+        .await;
+    cordon
+}
+
 /// Starts to drain the node, of these Pods only.
 fn start_drain(ns: &NodeNamespace<impl Deref<Target = TestCluster>>) -> Child {
     let mut drain = ns.cluster.node.plane.kubectl_command();
@@ -71,12 +99,12 @@ async fn rollout_completes_during_node_drain() {
     create_disruption_budget(&ns).await;
     let monitor = ns.monitor_pods(NAME).await;
 
+    let cordon = cordon(&ns).await;
     ns.set_image(NAME, "kruise-test/term:2").await;
     ns.wait_pods(NAME, "one is being updated", |pods| {
         pods.iter().any(|pod| lifecycle_state(pod) == "Updating")
     })
     .await;
-    let cordon = UncordonOnDrop(&ns.cluster.node.plane);
     let drain = start_drain(&ns);
     let unscheduled = |pod: &&Value| pod["spec"]["nodeName"].is_null();
     let pods = ns
