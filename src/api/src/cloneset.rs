@@ -78,7 +78,7 @@ pub struct CloneSetSpec<S = CloneSetScaleStrategy, U = CloneSetUpdateStrategy> {
     /// How Pods are updated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update_strategy: Option<U>,
-    /// How many revisions are kept besides those in use, 0 or greater; 10 when absent.
+    /// Number of unused revisions to keep, 0 or greater; 10 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revision_history_limit: Option<i32>,
     /// Seconds that a Pod must be ready for to be available, 0 or greater; 0 when absent.

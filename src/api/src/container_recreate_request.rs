@@ -59,13 +59,13 @@ fn phase_or_none(generator: &mut SchemaGenerator) -> Schema {
     namespaced,
     status = "ContainerRecreateRequestStatus",
     derive = "PartialEq",
-    doc = "Restarts containers of one Pod where they are, without recreating the Pod."
+    doc = "Restarts containers of a Pod in place, without recreating the Pod."
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerRecreateRequestSpec {
     /// Name of the Pod, in the request's namespace. It must be active and on a node.
     pub pod_name: String,
-    /// Containers to recreate, in this order where order matters.
+    /// Containers to recreate, in this order if `strategy.orderedRecreate` is true.
     pub containers: Vec<ContainerRecreateRequestContainer>,
     /// How the containers are recreated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -127,7 +127,7 @@ pub struct ContainerRecreateRequestStrategy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub termination_grace_period_seconds: Option<i64>,
-    /// Seconds that the Pod is unready before its containers are stopped. Not made unready when absent.
+    /// Seconds for which the Pod is not ready before its containers are stopped. If absent, it stays ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub unready_grace_period_seconds: Option<i64>,

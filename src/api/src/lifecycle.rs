@@ -31,7 +31,7 @@ string_enum! {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Lifecycle {
-    /// Holds a Pod that is to be deleted while any item of the hook is on it.
+    /// Blocks the deletion of a Pod while any item of the hook is on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pre_delete: Option<LifecycleHook>,
     /// Holds a Pod that is to be updated in place while any item of the hook is on it, and after the update

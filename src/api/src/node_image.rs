@@ -156,7 +156,7 @@ impl SandboxConfig {
 pub struct ImageTagSpec {
     /// The tag, or the digest as `sha256:…`.
     pub tag: String,
-    /// When the tag was asked for. Filled in when absent.
+    /// Time at which the tag was requested. Set when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub created_at: Option<Time>,
     /// Limits of the pull.
@@ -199,7 +199,7 @@ pub struct ImageTagPullPolicy {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeImageStatus {
-    /// Tags asked for.
+    /// Requested tags.
     pub desired: i32,
     /// Tags pulled.
     #[serde(default)]

@@ -74,7 +74,7 @@ pub struct ImagePullJobSpec(pub super::image_pull_job::ImagePullJobSpec);
     namespaced,
     status = "ContainerRecreateRequestStatus",
     derive = "PartialEq",
-    doc = "Restarts containers of one Pod where they are, without recreating the Pod."
+    doc = "Restarts containers of a Pod in place, without recreating the Pod."
 )]
 #[serde(transparent)]
 pub struct ContainerRecreateRequestSpec(pub crr::ContainerRecreateRequestSpec);
