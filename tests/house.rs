@@ -268,6 +268,28 @@ fn doc_links_resolve() {
     assert_no_offences("these links lead nowhere", &broken);
 }
 
+/// Source files that pages mention in code spans, by the end of their path, with or without the `src` of a crate.
+#[test]
+fn docs_mention_existing_source_files() {
+    let files: Vec<String> = ["src", "tests", "testbed", "xtask", "benches"]
+        .into_iter()
+        .flat_map(sources)
+        .flat_map(|source| [source.name.replace("/src/", "/"), source.name])
+        .map(|name| format!("/{name}"))
+        .collect();
+    let mut missing = Vec::new();
+    for SourceFile { name, text } in doc_pages() {
+        let prose: String = text.split("```").step_by(2).collect();
+        let spans = prose.split('`').skip(1).step_by(2);
+        for span in spans.filter(|span| span.ends_with(".rs") && !span.contains(' ')) {
+            if !files.iter().any(|file| file.ends_with(&format!("/{span}"))) {
+                missing.push(format!("{name}: {span}"));
+            }
+        }
+    }
+    assert_no_offences("no such source file", &missing);
+}
+
 /// Words that neither Kubernetes nor its users use in this way.
 const UNUSUAL_WORDS: [&str; 8] = [
     "told",
