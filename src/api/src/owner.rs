@@ -82,6 +82,12 @@ impl Owner {
         })
     }
 
+    /// The controller owner reference to it; for a CloneSet.
+    #[must_use]
+    pub fn controller_reference(&self) -> Value {
+        controller_reference(self.kind.as_str(), &self.name, &self.uid)
+    }
+
     /// Identifies the owner among those of all namespaces. Neither names nor UIDs contain a slash.
     #[must_use]
     pub fn group_key(&self, namespace: Option<&str>) -> String {

@@ -6,8 +6,8 @@ use std::future::pending;
 
 use tokio::time::{Instant, sleep_until};
 
+use super::RETRY_BACKOFF;
 use super::instant_after;
-use super::queue::RETRY_BACKOFF;
 use kruise_ops::panics::catch_panic_sync;
 
 /// Changes whose handler panicked, by object. Each is retried after a pause that doubles from 0.2 s to 30 s, or before
@@ -91,10 +91,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn panicking_change_is_retried_with_backoff_in_order() {
-        let mut handler = ChangeHandler::new("an intake test");
+        let mut handler = ChangeHandler::new("a change handler test");
         let mut handled = Vec::new();
-        let mut handle = |intake: &mut ChangeHandler<_>, change, bad: &[u32]| {
-            intake.handle(change, |Numbered(name, number)| {
+        let mut handle = |handler: &mut ChangeHandler<_>, change, bad: &[u32]| {
+            handler.handle(change, |Numbered(name, number)| {
                 assert!(!bad.contains(number), "index out of bounds");
                 handled.push((*name, *number));
             });

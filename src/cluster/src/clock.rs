@@ -5,10 +5,17 @@
 //! intervals narrows it down.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use jiff::fmt::rfc2822;
 use tokio::time::Instant;
+
+/// The time until `deadline`; zero if it has passed.
+#[must_use]
+pub fn duration_until(deadline: Timestamp, now: Timestamp) -> Duration {
+    Duration::try_from(deadline.duration_since(now)).unwrap_or_default()
+}
 
 /// The API server's clock; clones share its offset.
 #[derive(Clone, Debug)]

@@ -4,6 +4,7 @@
 //! Out: a client whose calls have deadlines and metrics, stores of watched kinds, the API server's clock, and an event
 //!      recorder that never blocks its caller.
 
+use kruise_api::backoff::Backoff;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -161,7 +162,12 @@ where
     watch::new_reflector(api, list_params, None, None, project)
 }
 
-/// `from` plus `by`; ten years later if the clock cannot represent that.
+/// Used after failed reconciles and lists, unless the API server requests a longer pause.
+const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
+/// Longest pause that the API server may request.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
+
+/// `from` plus `by`, but at most ten years later; `from` itself if the clock cannot represent that.
 fn instant_after(from: Instant, by: Duration) -> Instant {
     const MAX_DELAY: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
     from.checked_add(by.min(MAX_DELAY)).unwrap_or(from)

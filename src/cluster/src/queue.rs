@@ -12,16 +12,12 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Error, instant_after};
-use kruise_api::backoff::Backoff;
+use crate::{MAX_RETRY_AFTER, RETRY_BACKOFF};
 use kruise_ops::Progress;
 use kruise_ops::metrics::metrics;
 use kruise_ops::panics::{Panicked, catch_panic, catch_panic_sync};
 use kruise_ops::progress::ProgressStep;
 
-/// Used after failures.
-pub(super) const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
-/// Longest pause that the API server may request.
-const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 /// Longest reconcile of one key: far above the sum of its calls' own deadlines.
 const RECONCILE_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -135,7 +131,7 @@ async fn run_workers<K, W, F>(
     let HangDetection {
         name,
         progress,
-        timeout: pass,
+        timeout,
     } = hang_detection;
     let mut queue: Queue<K> = Queue::default();
     let mut workers_running: JoinSet<Finished<K>> = JoinSet::new();
@@ -150,12 +146,12 @@ async fn run_workers<K, W, F>(
             let Some(key) = queue.next(Instant::now()) else {
                 break;
             };
-            let begin = || progress.begin(name, format!("work on {key}"), pass * 2);
+            let begin = || progress.begin(name, format!("work on {key}"), timeout * 2);
             steps.entry(key.clone()).or_insert_with(begin);
             let started = catch_panic_sync(name, &key, || reconcile(key.clone()));
             workers_running.spawn(async move {
                 let ended = match started {
-                    Ok(work) => reconcile_one(name, key.clone(), pass, work).await,
+                    Ok(work) => reconcile_one(name, key.clone(), timeout, work).await,
                     Err(panicked) => Some(Err(panicked.into())),
                 };
                 (key, ended)
@@ -178,7 +174,7 @@ async fn run_workers<K, W, F>(
                     record_result(name, &mut queue, key, result);
                 }
                 Ok((key, None)) => {
-                    tracing::error!(name, %key, after = ?pass, "reconcile did not finish in time; restarting it");
+                    tracing::error!(name, %key, after = ?timeout, "reconcile did not finish in time; restarting it");
                     queue.done(&key, Some(Duration::ZERO), Instant::now());
                 }
                 // Reconciles do not panic and are not aborted; a key that stays marked as running is never reconciled.
@@ -196,8 +192,8 @@ async fn reconcile_one<F: ReconcileFuture>(
     timeout: Duration,
     work: F,
 ) -> Option<Result<RequeueAfter, ReconcileError>> {
-    let pass = tokio::time::timeout(timeout, catch_panic(name, key, work));
-    Some(match pass.await.ok()? {
+    let result = tokio::time::timeout(timeout, catch_panic(name, key, work));
+    Some(match result.await.ok()? {
         Ok(result) => result.map_err(Into::into),
         Err(panicked) => Err(panicked.into()),
     })

@@ -19,7 +19,7 @@ use kube::{Client, Resource};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::watch::Lenient;
 use super::{Error, ObjectView, page};
@@ -634,6 +634,16 @@ async fn with_timeout<T>(
             after: REQUEST_TIMEOUT,
         }),
     }
+}
+
+/// A merge patch to the whole status. A merge patch keeps fields that it does not name, so those of `optional` that the
+/// status lacks are null in it.
+pub fn status_patch<const N: usize>(uid: &str, status: &impl Serialize, optional: [&str; N]) -> Value {
+    let mut fields = Map::from_iter(optional.map(|field| (field.to_owned(), Value::Null)));
+    if let Ok(Value::Object(status)) = serde_json::to_value(status) {
+        fields.extend(status);
+    }
+    json!({ "metadata": { "uid": uid }, "status": fields })
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub struct Versioned<T> {
     pub uid: String,
     /// Resource version of the object.
     pub resource_version: String,
-    /// Its owner: the controller's UID, or a namespace.
+    /// Group key: of its controller (`Owner::group_key`), or of the orphans of its namespace.
     pub group: String,
     /// Whether it is being deleted.
     pub terminating: bool,

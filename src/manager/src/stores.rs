@@ -62,6 +62,7 @@ stores! {
     nodes: NodeView = "nodes", None, |o: Node| Some(NodeView::from(o));
     node_images: NodeImageView = "nodeimages", None, |o: NodeImage| Some(NodeImageView::from(o));
     jobs: ImagePullJob = "imagepulljobs", None, Some::<ImagePullJob>;
+    // With a workload part only if a CloneSet controls the Pod or no one does.
     pods: PodView = "pods", None, |o: RawPod| Some(PodView::from(&o));
     requests: ContainerRecreateRequest = "containerrecreaterequests", None, Some::<ContainerRecreateRequest>;
     clone_sets: CloneSetView = "clonesets", None,

@@ -1,6 +1,6 @@
 //! The steps that the process is running.
 //!
-//! A duty marks each piece of work that must end: every call in it has a deadline, so the longest duration of the whole
+//! A controller marks each piece of work that must end: every call in it has a deadline, so the longest duration of the whole
 //! is known. A step that runs long after that hangs, which is a defect that only a restart repairs. Waiting for an
 //! event is not such a step, unless the end of the wait is known.
 
@@ -26,7 +26,7 @@ struct StepTable {
 
 #[derive(Debug)]
 struct InFlight {
-    duty: &'static str,
+    controller: &'static str,
     what: String,
     since: Instant,
     /// `None` while it waits for an event that may never happen.
@@ -39,9 +39,9 @@ impl InFlight {
         let limit = self.limit?;
         let age = now.saturating_duration_since(self.since);
         (age > limit.saturating_add(HANG_MARGIN)).then(|| {
-            let Self { duty, what, .. } = self;
+            let Self { controller, what, .. } = self;
             format!(
-                "{duty}: {what} has been running for {} s (limit {} s)",
+                "{controller}: {what} has been running for {} s (limit {} s)",
                 age.as_secs(),
                 limit.as_secs_f64().ceil()
             )
@@ -57,16 +57,16 @@ pub struct ProgressStep {
 }
 
 impl Progress {
-    /// Marks that `duty` begins `what`, which takes at most `limit`.
+    /// Marks that `controller` begins `what`, which takes at most `limit`.
     #[must_use]
-    pub fn begin(&self, duty: &'static str, what: impl Into<String>, limit: Duration) -> ProgressStep {
-        self.insert(duty, what.into(), Some(limit), Instant::now())
+    pub fn begin(&self, controller: &'static str, what: impl Into<String>, limit: Duration) -> ProgressStep {
+        self.insert(controller, what.into(), Some(limit), Instant::now())
     }
 
-    /// Marks that `duty` waits; for a loop, which then reports its activity with the step's methods.
+    /// Marks that `controller` waits; for a loop, which then reports its activity with the step's methods.
     #[must_use]
-    pub fn begin_idle(&self, duty: &'static str) -> ProgressStep {
-        self.insert(duty, String::new(), None, Instant::now())
+    pub fn begin_idle(&self, controller: &'static str) -> ProgressStep {
+        self.insert(controller, String::new(), None, Instant::now())
     }
 
     /// One line for each step that is long overdue.
@@ -77,14 +77,20 @@ impl Progress {
 
     /// A step that began some time ago.
     #[cfg(any(test, feature = "testing"))]
-    pub fn begin_ago(&self, duty: &'static str, what: &str, limit: Duration, ago: Duration) -> ProgressStep {
+    pub fn begin_ago(
+        &self,
+        controller: &'static str,
+        what: &str,
+        limit: Duration,
+        ago: Duration,
+    ) -> ProgressStep {
         let since = Instant::now().checked_sub(ago).unwrap_or_else(Instant::now);
-        self.insert(duty, what.to_owned(), Some(limit), since)
+        self.insert(controller, what.to_owned(), Some(limit), since)
     }
 
     fn insert(
         &self,
-        duty: &'static str,
+        controller: &'static str,
         what: String,
         limit: Option<Duration>,
         since: Instant,
@@ -93,7 +99,7 @@ impl Progress {
         let id = table.next_id;
         table.next_id += 1;
         let in_flight = InFlight {
-            duty,
+            controller,
             what,
             since,
             limit,
@@ -127,12 +133,12 @@ impl Progress {
 }
 
 impl ProgressStep {
-    /// The duty continues with `what`, which takes at most `limit`.
+    /// The controller continues with `what`, which takes at most `limit`.
     pub fn set_activity(&self, what: impl Into<String>, limit: Duration) {
         self.update(what.into(), Some(limit), Instant::now());
     }
 
-    /// The duty waits for an event, for `at_most` at the longest if that is set.
+    /// The controller waits for an event, for `at_most` at the longest if that is set.
     pub fn set_idle(&self, at_most: Option<Duration>) {
         self.update("waiting for its next turn".to_owned(), at_most, Instant::now());
     }

@@ -7,7 +7,7 @@ pub struct Claim {
     pub name: String,
     /// UID of the PersistentVolumeClaim.
     pub uid: String,
-    /// Value of [`kruise_api::keys::CLONESET_INSTANCE_ID`], which the Pod shares; empty if it has none.
+    /// Instance ID of the Pod that it belongs to (label [`kruise_api::keys::CLONESET_INSTANCE_ID`]); empty if it has no label.
     pub instance_id: String,
     /// Whether it has a `deletionTimestamp`.
     pub terminating: bool,

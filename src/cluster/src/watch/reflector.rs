@@ -19,7 +19,7 @@ use tokio::time::{sleep, timeout};
 
 use super::ObjectSink;
 use crate::{Error, page};
-use kruise_api::backoff::Backoff;
+use crate::{MAX_RETRY_AFTER, RETRY_BACKOFF};
 use kruise_ops::metrics::metrics;
 use kruise_ops::watches::WatchHandle;
 
@@ -32,10 +32,6 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 /// A watch that ends earlier than this, without an event, has failed; as in client-go.
 const MIN_WATCH_DURATION: Duration = Duration::from_secs(1);
-/// Used after failures, unless the API server requests a longer pause.
-const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
-/// Longest pause that the API server may request.
-const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 
 /// Keeps one store up to date.
 pub(super) struct Reflector {

@@ -10,16 +10,14 @@ use serde_json::json;
 
 use super::{Error, MetaController, observe};
 use crate::hook;
-use crate::pods::{NodePod, bounded_seconds};
+use crate::pods::{MIN_GRACE_PERIOD, NodePod, bounded_seconds};
 use kruise_api::in_place::RuntimeContainerMetaSet;
 use kruise_api::keys;
 use kruise_cluster::{EventType, Key, write};
 use kruise_cri::{ContainerState, Runtime};
 
-/// Timeout for an answer of the runtime, beyond the stop timeout that the call itself carries.
+/// Timeout for an answer of the runtime; of a stop, beyond the time that the runtime waits for the container.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(12);
-/// The minimum time between TERM and KILL.
-const MIN_GRACE_PERIOD: Duration = Duration::from_secs(2);
 
 /// The response to a write of a Pod. No field is needed, and decoding the whole Pod takes memory.
 #[derive(kube::Resource, Clone, Debug, Deserialize, Serialize)]

@@ -705,7 +705,7 @@ mod tests {
             method: "PullImage",
             after: Duration::from_secs(5),
         };
-        let AttemptResult::Failed { message: words, .. } = attempt_result(
+        let AttemptResult::Failed { message, .. } = attempt_result(
             Err(PullFailure {
                 error,
                 pull_started: true,
@@ -714,7 +714,10 @@ mod tests {
         ) else {
             panic!()
         };
-        assert_eq!(words, "secret x is missing; the pull did not end within its 5 s");
+        assert_eq!(
+            message,
+            "secret x is missing; the pull did not end within its 5 s"
+        );
     }
 
     /// Reads one pull secret from an API server that answers with that code, or that is unreachable.

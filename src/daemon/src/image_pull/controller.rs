@@ -22,6 +22,7 @@ use crate::Context;
 use kruise_api::image_reference::{ImageReference, join_name_and_tag};
 use kruise_api::json::set;
 use kruise_api::node_image::NodeImage;
+use kruise_cluster::clock::duration_until;
 use kruise_cluster::write::Stored;
 use kruise_cluster::{self as cluster, Change, write};
 use kruise_cri::Runtimes;
@@ -101,7 +102,7 @@ impl ImagePullController {
         let step = self.ctx.health.progress.begin_idle(NAME);
         let mut event = PullEvent::Wake;
         loop {
-            let result = catch_panic_sync(NAME, "pass", || self.reconcile(event)).flatten();
+            let result = catch_panic_sync(NAME, "reconcile", || self.reconcile(event)).flatten();
             let requeue_after = result.as_ref().map_or(Some(PANIC_BACKOFF), |wake| *wake);
             step.set_idle(requeue_after);
             // New events wait: one of them may cause the panic.
@@ -167,9 +168,8 @@ impl ImagePullController {
         });
         let publish = self.publish_status(&limits, now)?;
         shown_result?;
-        let duration_until = |t: Timestamp| Duration::try_from(t.duration_since(now)).unwrap_or_default();
         let requeue_at = plan.requeue_at.into_iter().chain(publish).min();
-        let requeue_after = requeue_at.map(|t| duration_until(t).min(MAX_SLEEP));
+        let requeue_after = requeue_at.map(|at| duration_until(at, now).min(MAX_SLEEP));
         let retry_after = std::mem::take(&mut self.panicked).then_some(PANIC_BACKOFF);
         Ok(requeue_after.into_iter().chain(retry_after).min())
     }
@@ -456,8 +456,8 @@ fn evaluate_tags<T>(
         };
         let mut outcome = board.on_panic(&key, panicked.to_string(), now);
         if outcome == AttemptOutcome::WillRetry && evaluate_alone(board).is_err() {
-            let (key, words) = (key.clone(), panicked.to_string());
-            board.apply(&PullStep::GiveUp { key, message: words }, now);
+            let (key, message) = (key.clone(), panicked.to_string());
+            board.apply(&PullStep::GiveUp { key, message }, now);
             outcome = AttemptOutcome::Finished;
         }
         failed.push((key, outcome));
@@ -697,7 +697,7 @@ mod tests {
     /// Whether the whole reconcile panics, or only the handling of the NodeImage.
     #[tokio::test(start_paused = true)]
     async fn panicking_pull_reconcile_is_retried_after_backoff() {
-        for object in ["pass", "NodeImage"] {
+        for object in ["reconcile", "NodeImage"] {
             let panics = inject_panic(NAME, object);
             let started = tokio::time::Instant::now();
             let (mut written, _shutdown) = running_controller([(key("again"), spec_in("again", "a"))].into());

@@ -20,6 +20,7 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
+use kruise_api::backoff::Backoff;
 use kruise_cluster::{Cluster, ObjectView, Store};
 
 pub use container_meta::{DesiredContainer, EnvVar, PodContainerMeta};
@@ -135,6 +136,11 @@ const MAX_DURATION: Duration = Duration::from_secs(365 * 86_400);
 pub fn bounded_seconds(number: i64) -> Duration {
     Duration::from_secs(u64::try_from(number).unwrap_or(0)).min(MAX_DURATION)
 }
+
+/// The minimum time between TERM and KILL, as in kubelet.
+pub const MIN_GRACE_PERIOD: Duration = Duration::from_secs(2);
+/// Backoff after a failed stop of a container.
+pub const STOP_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
 
 /// Labels that kubelet sets on its containers in the runtime.
 const POD_UID_LABEL: &str = "io.kubernetes.pod.uid";

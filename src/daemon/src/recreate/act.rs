@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use super::RecreateContext;
-use super::plan::{ContainerKey, MIN_GRACE_PERIOD, PreStopHook, StopAction};
+use super::plan::{ContainerKey, PreStopHook, StopAction};
 use crate::hook;
-use crate::pods::NodePod;
+use crate::pods::{MIN_GRACE_PERIOD, NodePod};
 use crate::stop_slots::StopSlot;
 use kruise_api::keys;
 use kruise_cluster::EventType;

@@ -21,7 +21,7 @@ use super::plan::{
 use super::report;
 use super::runtime_queue::{OBSERVE_TIMEOUT, ObserveLimit};
 use super::status_writer::StatusWriter;
-use kruise_api::backoff::Backoff;
+use crate::pods::STOP_BACKOFF;
 use kruise_api::container_recreate_request::{COMPLETE, ContainerRecreateRequest, FAILED};
 use kruise_api::keys;
 use kruise_cluster::{EventType, Key};
@@ -29,10 +29,6 @@ use kruise_ops::metrics::metrics;
 use kruise_ops::panics;
 use kruise_ops::progress::ProgressStep;
 
-/// Backoff after a failed stop.
-const STOP_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), MAX_STOP_BACKOFF);
-/// The maximum backoff, also after a panic.
-const MAX_STOP_BACKOFF: Duration = Duration::from_secs(30);
 /// How often a preStop hook starts that was interrupted by a disconnect of the runtime: a hook that breaks the
 /// connection must not keep its container forever. While the runtime is unreachable no hook starts, because its
 /// containers are listed first.

@@ -60,11 +60,6 @@ fn revision_owner(set: &CloneSet) -> RevisionOwner<'_> {
     }
 }
 
-/// The controller owner reference to the CloneSet.
-pub fn controller_reference(set: &CloneSet) -> Value {
-    revision_owner(set).reference()
-}
-
 /// Brings the revisions into line with the template. The newest one corresponds to the template, unless such a revision
 /// cannot be created now; then it is the last one that could be.
 pub async fn sync_revisions(
@@ -219,8 +214,8 @@ async fn resolve_template(
     let desired_for =
         |template: &Value, claims: &[Value]| revision::desired_revision(&owner, template, claims, collisions);
     // A template that a revision holds was checked when that revision was created; others may have been stored while
-    // the webhook was down. The same holds for claim templates, whose hash is only in a revision that became the
-    // newest.
+    // the webhook was down. The same holds for claim templates: their hash is written only when a revision is created or
+    // promoted, so the newest one may lack it.
     let storage = ctx.shared.features.template_storage;
     if let Some(template) = revision::equivalent_template(&requested.template, revisions, storage) {
         let desired = desired_for(&template, &requested.claims);

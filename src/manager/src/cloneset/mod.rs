@@ -21,12 +21,12 @@ mod revision_error;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
 use tokio::sync::mpsc;
 
 use super::Context;
 use context::{CloneSetContext, ControllerState};
 use kruise_api::owner::Owner;
+use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key};
 use kruise_ops::metrics::metrics;
@@ -101,19 +101,19 @@ async fn reconcile_measured(
 ) -> Result<RequeueAfter, Error> {
     let begin = Instant::now();
     let mut outcome = "idle";
-    let requeue_after = sync(ctx, state, &mut outcome).await;
-    let result = requeue_after.as_ref().map_or_else(Error::category, |_| outcome);
+    let result = sync(ctx, state, &mut outcome).await;
+    let label = result.as_ref().map_or_else(Error::category, |_| outcome);
     let passes = &metrics().cloneset_passes;
-    let passes = passes.get_or_create(&[("result", result.to_owned())]);
+    let passes = passes.get_or_create(&[("result", label.to_owned())]);
     passes.observe(begin.elapsed().as_secs_f64());
-    requeue_after
+    result
 }
 
-/// One reconcile. Returns when to requeue; `result` is its outcome.
+/// One reconcile. Returns when to requeue; `outcome` is its label in the metric.
 async fn sync(
     ctx: &CloneSetContext<'_>,
     state: &mut ReconcileState,
-    result: &mut &'static str,
+    outcome: &mut &'static str,
 ) -> Result<RequeueAfter, Error> {
     // Observe.
     fetch::fetch_unconfirmed(ctx).await?;
@@ -141,8 +141,8 @@ async fn sync(
 
     // Act.
     let execution = act::execute_actions(ctx, plan.actions, time_slice(cost), state).await;
-    state.schedule_next_pass(cost, execution.acted, planned_at);
-    *result = match history.error_category {
+    state.schedule_next_reconcile(cost, execution.acted, planned_at);
+    *outcome = match history.error_category {
         Some(category) => category,
         None if execution.acted => "acted",
         None => "idle",
@@ -171,9 +171,4 @@ async fn sync(
         history.retry_after,
     ];
     Ok(requeues.into_iter().flatten().min())
-}
-
-/// The time until `deadline`; zero if it has passed.
-fn duration_until(deadline: Timestamp, now: Timestamp) -> Duration {
-    Duration::try_from(deadline.duration_since(now)).unwrap_or(Duration::ZERO)
 }

@@ -360,7 +360,7 @@ pub struct WatchEvents {
     revisions: mpsc::UnboundedReceiver<Change<RevisionView>>,
     claims: mpsc::UnboundedReceiver<Change<ClaimView>>,
     jobs: mpsc::UnboundedReceiver<Change<ImagePullJob>>,
-    intake: ChangeHandler<WatchEvent>,
+    handler: ChangeHandler<WatchEvent>,
 }
 
 /// A change of one object.
@@ -393,7 +393,7 @@ impl WatchEvents {
             revisions: stores.revisions.subscribe(),
             claims: stores.claims.subscribe(),
             jobs: stores.jobs.subscribe(),
-            intake: ChangeHandler::new(super::NAME),
+            handler: ChangeHandler::new(super::NAME),
         }
     }
 
@@ -405,7 +405,7 @@ impl WatchEvents {
             Some(change) = self.revisions.recv() => Some(WatchEvent::Revision(change)),
             Some(change) = self.claims.recv() => Some(WatchEvent::Claim(change)),
             Some(change) = self.jobs.recv() => Some(WatchEvent::Job(change)),
-            said = self.intake.next_retry(), if self.intake.has_pending() => Some(said),
+            event = self.handler.next_retry(), if self.handler.has_pending() => Some(event),
             else => None,
         }
     }
@@ -435,8 +435,8 @@ impl WatchEvents {
     pub fn apply(&mut self, index: &mut Index, event: WatchEvent) -> BTreeSet<Key> {
         let mut affected = BTreeSet::new();
         // An event whose handler panicked before is handled first, and also affects CloneSets.
-        self.intake
-            .handle(event, |said| affected.extend(index.apply(said)));
+        self.handler
+            .handle(event, |event| affected.extend(index.apply(event)));
         affected
     }
 }

@@ -46,7 +46,7 @@ const MAX_TIME_SLICE: Duration = Duration::from_secs(3);
 /// Maximum pause between two reconciles.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 /// More busy reconciles in a row than a rollout needs, unless it is a large one.
-const BUSY_PASSES: u32 = 100;
+const BUSY_RECONCILES: u32 = 100;
 /// Minimum pause after that: a defect of ours must not keep the API server busy.
 const BUSY_PAUSE: Duration = Duration::from_millis(200);
 
@@ -89,9 +89,9 @@ pub struct ReconcileState {
     /// How many Pods one reconcile may create; `None` while none fails.
     slow_start_batch: Option<usize>,
     /// Earliest time of the next plan.
-    next_pass: Option<Instant>,
+    next_reconcile: Option<Instant>,
     /// Reconciles in a row that did something.
-    busy_passes: u32,
+    busy_reconciles: u32,
     /// Events of the last plan, without waits.
     last_events: BTreeSet<String>,
     /// The wait that was published last: its reason and its start.
@@ -99,7 +99,7 @@ pub struct ReconcileState {
     /// Limits the rate of status writes.
     pub status_pacer: StatusPacer,
     /// When to retry the deletion of old revisions.
-    trim_retry_at: Option<Instant>,
+    revisions_retry_at: Option<Instant>,
     /// State of storing the template's missing defaults.
     defaults: DefaultsState,
 }
@@ -181,7 +181,7 @@ pub fn time_slice(cost: Duration) -> Duration {
 impl ReconcileState {
     /// How long to wait before the next reconcile, if it is too early for one.
     pub fn requeue_after(&self, now: Instant) -> Option<Duration> {
-        self.next_pass?
+        self.next_reconcile?
             .checked_duration_since(now)
             .filter(|left| !left.is_zero())
     }
@@ -203,18 +203,18 @@ impl ReconcileState {
 
     /// Schedules the next reconcile after one whose planning took `cost` and ended at `planned_at`. The time since then
     /// counts as pause.
-    pub fn schedule_next_pass(&mut self, cost: Duration, acted: bool, planned_at: Instant) {
-        self.busy_passes = if acted {
-            self.busy_passes.saturating_add(1)
+    pub fn schedule_next_reconcile(&mut self, cost: Duration, acted: bool, planned_at: Instant) {
+        self.busy_reconciles = if acted {
+            self.busy_reconciles.saturating_add(1)
         } else {
             0
         };
-        let least = if self.busy_passes > BUSY_PASSES {
+        let least = if self.busy_reconciles > BUSY_RECONCILES {
             BUSY_PAUSE
         } else {
             Duration::ZERO
         };
-        self.next_pass = Some(planned_at + (cost * PAUSE_PER_COST).clamp(least, MAX_PAUSE));
+        self.next_reconcile = Some(planned_at + (cost * PAUSE_PER_COST).clamp(least, MAX_PAUSE));
     }
 
     /// How many Pods this reconcile may create.
@@ -329,13 +329,13 @@ impl ReconcileState {
                 // Another writer was first, or the API server is busy.
                 let transient = error.conflict() || error.not_found() || error.throttled();
                 failures = failures.saturating_add(u32::from(!transient));
-                let worth = !transient && (!error.retryable() || failures >= REPORT_AFTER_FAILURES);
-                (error.to_string(), backoff(attempts, error), worth)
+                let report = !transient && (!error.retryable() || failures >= REPORT_AFTER_FAILURES);
+                (error.to_string(), backoff(attempts, error), report)
             }
         };
         let before = before.map_or(TemplateStatus::Unknown, |u| u.reported);
-        let silent = before == TemplateStatus::Unknown && attempts >= REPORT_AFTER_ATTEMPTS;
-        let reported = if report || silent {
+        let overdue = before == TemplateStatus::Unknown && attempts >= REPORT_AFTER_ATTEMPTS;
+        let reported = if report || overdue {
             TemplateStatus::Rejected(why)
         } else {
             // The reported status is kept until there is a revision: a conflict in between is no improvement.
@@ -353,12 +353,12 @@ impl ReconcileState {
     }
 
     pub fn may_delete_revisions(&self, now: Instant) -> bool {
-        self.trim_retry_at.is_none_or(|again| again <= now)
+        self.revisions_retry_at.is_none_or(|again| again <= now)
     }
 
     /// Records that an old revision could not be deleted. Nothing waits for that, so not every reconcile retries it.
     pub fn revision_deletion_failed(&mut self, now: Instant) {
-        self.trim_retry_at = Some(now + MAX_BACKOFF);
+        self.revisions_retry_at = Some(now + MAX_BACKOFF);
     }
 
     /// The time until missing defaults of the template of this generation may be stored; `None` if nothing is left to

@@ -1,10 +1,9 @@
 //! Reports what was done: the status of a CloneSet and its events.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use serde_json::{Value, json};
 
 use super::context::CloneSetContext;
 use super::plan::{Action, ClaimPatch, CloneSetEvent, ImagePullJobRef, PatchReason, WAITING, truncate};
@@ -283,6 +282,18 @@ fn object_reference(ctx: &CloneSetContext<'_>) -> ObjectReference {
     }
 }
 
+/// Fields of the status that may be absent.
+const OPTIONAL_STATUS_FIELDS: [&str; 8] = [
+    "observedGeneration",
+    "updatedAvailableReplicas",
+    "expectedUpdatedReplicas",
+    "updateRevision",
+    "currentRevision",
+    "collisionCount",
+    "conditions",
+    "labelSelector",
+];
+
 /// Writes the status if it changed and the write is due; returns how long to wait if it is not.
 ///
 /// # Errors
@@ -305,7 +316,7 @@ pub async fn update_status(
         return Ok(Some(wait));
     }
     state.status_pacer.record_write(now);
-    let patch = status_patch(&ctx.owner.uid, &status);
+    let patch = write::status_patch(&ctx.owner.uid, &status, OPTIONAL_STATUS_FIELDS);
     match write::patch_status_merge::<CloneSet>(&ctx.api(), &ctx.name.name, &patch).await {
         Ok(stored) => ctx.cache_clone_set(stored.object()?),
         // It is deleted, or another one has its name: the watch will show that.
@@ -332,23 +343,4 @@ fn is_complete(set: &CloneSet, status: &CloneSetStatus) -> bool {
     let all = [status.replicas, status.available_replicas];
     let updated = status.expected_updated_replicas.unwrap_or(desired);
     all.iter().all(|count| *count == desired) && status.updated_replicas >= updated
-}
-
-/// The whole status. Empty fields are null, because a merge patch keeps fields that it does not name.
-fn status_patch(uid: &str, status: &CloneSetStatus) -> Value {
-    let optional = [
-        "observedGeneration",
-        "updatedAvailableReplicas",
-        "expectedUpdatedReplicas",
-        "updateRevision",
-        "currentRevision",
-        "collisionCount",
-        "conditions",
-        "labelSelector",
-    ];
-    let mut fields: BTreeMap<String, Value> = optional.map(|field| (field.to_owned(), Value::Null)).into();
-    if let Value::Object(map) = json!(status) {
-        fields.extend(map);
-    }
-    json!({ "metadata": { "uid": uid }, "status": fields })
 }

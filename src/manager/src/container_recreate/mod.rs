@@ -9,11 +9,11 @@ pub mod plan;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::mpsc;
 
 use super::Context;
+use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key};
 use plan::{DaemonWait, Plan, plan};
@@ -89,7 +89,7 @@ async fn reconcile(ctx: Context, waits: DaemonWaits, key: Key) -> Result<Requeue
     let plan = plan(&request, pod.as_deref(), previous.as_ref(), now);
     let Plan {
         action: act,
-        requeue_at: wake,
+        requeue_at,
         waiting,
     } = plan;
     {
@@ -102,5 +102,5 @@ async fn reconcile(ctx: Context, waits: DaemonWaits, key: Key) -> Result<Requeue
     if let Some(act) = act {
         act::execute(&ctx, &key, &request, pod.as_deref(), act, now).await?;
     }
-    Ok(wake.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO)))
+    Ok(requeue_at.map(|at| duration_until(at, now)))
 }

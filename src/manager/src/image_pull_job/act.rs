@@ -200,7 +200,7 @@ impl NodeImageWriter {
         let Some(pending) = self.pending.get(node) else {
             return;
         };
-        let Some(first) = pending.iter().min_by_key(|wish| wish.not_before) else {
+        let Some(first) = pending.iter().min_by_key(|write| write.not_before) else {
             return;
         };
         if first.not_before <= now {
@@ -243,17 +243,17 @@ impl NodeImageWriter {
     fn start_write(&mut self, index: &JobIndex, node: NodeName, now: Timestamp, now_instant: Instant) {
         let mut pending = self.pending.remove(&node).unwrap_or_default();
         // Requests of finished or deleted jobs are dropped.
-        pending.retain(|wish| index.is_assigned(&wish.uid, &node));
-        for wish in &mut pending {
+        pending.retain(|write| index.is_assigned(&write.uid, &node));
+        for write in &mut pending {
             // The job may have changed while the request waited.
-            if let Some(job) = index.job(&wish.uid) {
-                wish.job = job;
-                wish.secrets = index.secret_copies(&wish.uid).to_vec();
+            if let Some(job) = index.job(&write.uid) {
+                write.job = job;
+                write.secrets = index.secret_copies(&write.uid).to_vec();
             }
         }
         let (due_writes, later_writes): (Vec<_>, Vec<_>) = pending
             .into_iter()
-            .partition(|wish| wish.not_before <= now_instant);
+            .partition(|write| write.not_before <= now_instant);
         if !later_writes.is_empty() {
             self.pending.insert(Arc::clone(&node), later_writes);
         }
@@ -279,7 +279,7 @@ impl NodeImageWriter {
         });
         self.in_flight.insert(Arc::clone(&node));
         self.running.spawn(async move {
-            let write = |wishes| Box::pin(execute(Arc::clone(&node_write), wishes));
+            let write = |requests| Box::pin(execute(Arc::clone(&node_write), requests));
             let results = write_all(&node_write.node, due_writes, write).await;
             FinishedWrite { node, results }
         });
@@ -334,14 +334,14 @@ impl NodeImageWriter {
                 return None;
             }
             Err(WriteError::NotAttempted) => (None, None),
-            Err(WriteError::Retryable(words, after) | WriteError::Unavailable(words, after)) => {
-                (Some(words), after)
+            Err(WriteError::Retryable(message, after) | WriteError::Unavailable(message, after)) => {
+                (Some(message), after)
             }
-            Err(WriteError::Denied(words)) if pending_write.failures < MAX_DENIED_RETRIES => {
-                (Some(words), None)
+            Err(WriteError::Denied(message)) if pending_write.failures < MAX_DENIED_RETRIES => {
+                (Some(message), None)
             }
-            Err(WriteError::Permanent(words) | WriteError::Denied(words)) => {
-                self.report_permanent_failure(index, node, pending_write, &words);
+            Err(WriteError::Permanent(message) | WriteError::Denied(message)) => {
+                self.report_permanent_failure(index, node, pending_write, &message);
                 return None;
             }
         };
@@ -390,11 +390,12 @@ async fn write_all<F>(
 where
     F: Future<Output = Result<AwaitedPulls, WriteError>>,
 {
-    let result_for = |wish: &PendingWrite, result: &Result<AwaitedPulls, WriteError>| {
+    let result_for = |write: &PendingWrite, result: &Result<AwaitedPulls, WriteError>| {
         let awaits = result.as_ref().map_err(Clone::clone);
-        awaits.map(|awaits| awaits.get(&wish.uid).copied())
+        awaits.map(|awaits| awaits.get(&write.uid).copied())
     };
-    let (fresh, mut separately): (Vec<_>, Vec<_>) = pending.into_iter().partition(|wish| wish.failures == 0);
+    let (fresh, mut separately): (Vec<_>, Vec<_>) =
+        pending.into_iter().partition(|write| write.failures == 0);
     let mut results = Vec::new();
     let mut unavailable = false;
     if fresh.len() > 1 {
@@ -404,7 +405,7 @@ where
             results.extend(
                 fresh
                     .into_iter()
-                    .map(|wish| (wish.clone(), result_for(&wish, &result))),
+                    .map(|one| (one.clone(), result_for(&one, &result))),
             );
         } else {
             separately.extend(fresh);
@@ -413,16 +414,16 @@ where
         separately.extend(fresh);
     }
     // Requests with the fewest failures first: one that makes the API server fail must not block the others forever.
-    separately.sort_by_key(|wish| wish.failures);
-    for wish in separately {
+    separately.sort_by_key(|one| one.failures);
+    for one in separately {
         let result = if unavailable {
             Err(WriteError::NotAttempted)
         } else {
-            isolated_write(node, write(vec![wish.clone()])).await
+            isolated_write(node, write(vec![one.clone()])).await
         };
         unavailable |= matches!(result, Err(WriteError::Unavailable(..)));
-        let outcome = result_for(&wish, &result);
-        results.push((wish, outcome));
+        let outcome = result_for(&one, &result);
+        results.push((one, outcome));
     }
     results
 }
@@ -449,11 +450,11 @@ impl NodeWrite {
     /// An object with only what a patch needs: if the node has none of the images and has space, the patch needs
     /// nothing but the resource version.
     fn minimal_object(&self, pending: &[PendingWrite]) -> Option<NodeImage> {
-        let new = |wish: &PendingWrite| {
-            let sandbox = wish.job.spec.sandbox_config.as_ref();
+        let new = |write: &PendingWrite| {
+            let sandbox = write.job.spec.sandbox_config.as_ref();
             let small = sandbox.is_none_or(|s| json!(s).to_string().len() <= SMALL_SANDBOX_CONFIG);
             small
-                && wish
+                && write
                     .job
                     .image
                     .as_ref()
@@ -580,7 +581,7 @@ mod tests {
     /// Runs an API server that returns this error when that job's entry is in a write; returns the result of each job,
     /// and the writes.
     async fn write_with_error(
-        wishes: &[(&str, u32)],
+        requests: &[(&str, u32)],
         hostile: Option<WriteError>,
     ) -> (BTreeMap<String, Option<WriteError>>, usize) {
         let count = Mutex::new(0);
@@ -588,32 +589,32 @@ mod tests {
             *count.lock().unwrap() += 1;
             let hostile = hostile.clone();
             async move {
-                if batch.iter().all(|wish| *wish.uid != *"hostile") {
+                if batch.iter().all(|write| *write.uid != *"hostile") {
                     return Ok(AwaitedPulls::new());
                 }
                 Err(hostile.unwrap_or_else(|| panic!("index out of bounds")))
             }
         };
-        let wishes = wishes
+        let requests = requests
             .iter()
             .map(|(name, failures)| pending_write(name, *failures))
             .collect();
-        let results = write_all("node-1", wishes, write).await;
+        let results = write_all("node-1", requests, write).await;
         let results = results
             .into_iter()
-            .map(|(wish, result)| (wish.uid.to_string(), result.err()));
+            .map(|(write, result)| (write.uid.to_string(), result.err()));
         (results.collect(), *count.lock().unwrap())
     }
 
     #[tokio::test]
     async fn refused_write_fails_alone_and_panic_is_retried() {
-        let wishes = [("plain", 0), ("hostile", 0), ("other", 0)];
+        let requests = [("plain", 0), ("hostile", 0), ("other", 0)];
         let refused = WriteError::Permanent("etcdserver: request is too large".to_owned());
-        let (results, writes) = write_with_error(&wishes, Some(refused.clone())).await;
+        let (results, writes) = write_with_error(&requests, Some(refused.clone())).await;
         assert_eq!((&results["hostile"], writes), (&Some(refused), 4));
         assert_eq!((&results["plain"], &results["other"]), (&None, &None));
 
-        let (results, _) = write_with_error(&wishes, None).await;
+        let (results, _) = write_with_error(&requests, None).await;
         assert_eq!(
             results["hostile"],
             Some(WriteError::Retryable(

@@ -20,6 +20,7 @@ use crate::Context;
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::keys;
 use kruise_api::node_image::ReferenceObject;
+use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, EventType, Key, write};
 use kruise_ops::panics::catch_panic_sync;
@@ -69,16 +70,16 @@ pub async fn run(ctx: Context, resolved_tx: mpsc::UnboundedSender<ResolvedSecret
     let secrets = PullSecretCopies::start(&ctx.cluster, &ctx.options.daemon_config_namespace, &mut tasks);
     secrets.wait_synced(SYNC_TIMEOUT).await;
     let (items_tx, items_rx) = mpsc::unbounded_channel();
-    let (turns_tx, turns_rx) = mpsc::unbounded_channel();
-    let namespace_limit = NamespaceLimit::new(MAX_PER_NAMESPACE, turns_tx);
-    let enqueue = enqueue_changes(ctx.clone(), secrets.clone(), turns_rx, items_tx);
+    let (requeue_tx, requeue_rx) = mpsc::unbounded_channel();
+    let namespace_limit = NamespaceLimit::new(MAX_PER_NAMESPACE, requeue_tx);
+    let enqueue = enqueue_changes(ctx.clone(), secrets.clone(), requeue_rx, items_tx);
     let work = |item: WorkItem| {
         let (ctx, secrets, resolved) = (ctx.clone(), secrets.clone(), resolved_tx.clone());
-        let turns = namespace_limit.clone();
+        let namespace_limit = namespace_limit.clone();
         async move {
             match item {
-                WorkItem::Job(key) => match turns.try_acquire(&key) {
-                    Some(_turn) => reconcile(ctx, secrets, resolved, key).await,
+                WorkItem::Job(key) => match namespace_limit.try_acquire(&key) {
+                    Some(_permit) => reconcile(ctx, secrets, resolved, key).await,
                     None => Ok(None),
                 },
                 WorkItem::Copy(name) => secrets.delete_unused(&name).await,
@@ -93,7 +94,7 @@ pub async fn run(ctx: Context, resolved_tx: mpsc::UnboundedSender<ResolvedSecret
 async fn enqueue_changes(
     ctx: Context,
     secrets: PullSecretCopies,
-    mut turns: mpsc::UnboundedReceiver<Key>,
+    mut requeue_rx: mpsc::UnboundedReceiver<Key>,
     items: mpsc::UnboundedSender<WorkItem>,
 ) {
     let (wake_tx, mut wake_rx) = mpsc::unbounded_channel();
@@ -120,7 +121,7 @@ async fn enqueue_changes(
                 }
                 send(change.key)
             }
-            Some(key) = turns.recv() => send(key),
+            Some(key) = requeue_rx.recv() => send(key),
             Some(source) = wake_rx.recv() => sources.jobs_using(&source).all(send),
             _ = resync.tick() => sources.unwatched_jobs().all(send),
             Some(change) = copies.recv() => {
@@ -276,7 +277,7 @@ async fn finish_job(
     let (false, Some(expiry)) = (job.terminating, job.expiry()) else {
         return Ok(retry_release);
     };
-    let remaining = super::duration_until(expiry, ctx.cluster.clock.now());
+    let remaining = duration_until(expiry, ctx.cluster.clock.now());
     if !remaining.is_zero() {
         return Ok(Some(
             retry_release.map_or(remaining, |release| release.min(remaining)),
@@ -387,7 +388,7 @@ mod tests {
         secrets.wait_synced(SYNC_TIMEOUT).await;
         let panics = ["pull secrets of team/keeper", "copy kdc/s-1"]
             .map(|object| inject_panic(super::super::NAME, object));
-        let (_turns, none) = mpsc::unbounded_channel();
+        let (_requeue_tx, none) = mpsc::unbounded_channel();
         let (items_tx, mut items) = mpsc::unbounded_channel();
         let first_item = async {
             for panic in &panics {

@@ -25,6 +25,7 @@ use plan::index::{JobIndex, Uid};
 use report::StatusWriter;
 
 use super::Context;
+use kruise_cluster::clock::duration_until;
 use kruise_ops::panics::catch_panic_sync;
 
 /// The controller's name in `/healthz`.
@@ -101,11 +102,6 @@ fn assign_open_jobs(index: &mut JobIndex, now: Timestamp, mut assign: impl FnMut
             index.requeue_at(&uid, retry_at.unwrap_or(Timestamp::MAX));
         }
     }
-}
-
-/// Time until `then`; zero when it has passed.
-fn duration_until(then: Timestamp, now: Timestamp) -> Duration {
-    Duration::try_from(then.duration_since(now)).unwrap_or(Duration::ZERO)
 }
 
 #[cfg(test)]

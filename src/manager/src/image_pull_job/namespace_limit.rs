@@ -56,9 +56,8 @@ impl NamespaceLimit {
             queue.waiting.remove(at);
         }
         queue.running += 1;
-        let turns = self.clone();
         Some(NamespacePermit {
-            limit: turns,
+            limit: self.clone(),
             namespace,
         })
     }

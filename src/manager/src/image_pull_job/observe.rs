@@ -20,7 +20,7 @@ pub struct WatchEvents {
     nodes: UnboundedReceiver<Change<NodeView>>,
     pods: UnboundedReceiver<Change<PodView>>,
     secrets: UnboundedReceiver<ResolvedSecrets>,
-    intake: ChangeHandler<WatchEvent>,
+    handler: ChangeHandler<WatchEvent>,
 }
 
 /// One change of any kind.
@@ -58,7 +58,7 @@ impl WatchEvents {
             nodes: stores.nodes.subscribe(),
             pods: stores.pods.subscribe(),
             secrets,
-            intake: ChangeHandler::new(super::NAME),
+            handler: ChangeHandler::new(super::NAME),
         }
     }
 
@@ -70,7 +70,7 @@ impl WatchEvents {
             Some(change) = self.pods.recv() => WatchEvent::Pod(change),
             Some(change) = self.jobs.recv() => WatchEvent::Job(change),
             Some(resolved) = self.secrets.recv() => WatchEvent::Secrets(resolved),
-            change = self.intake.next_retry(), if self.intake.has_pending() => change,
+            change = self.handler.next_retry(), if self.handler.has_pending() => change,
             else => std::future::pending().await,
         }
     }
@@ -97,7 +97,7 @@ impl WatchEvents {
 
     /// Applies one change.
     pub fn apply(&mut self, index: &mut JobIndex, change: WatchEvent, now: Timestamp) {
-        self.intake
+        self.handler
             .handle(change, |change| apply_event(index, change, now));
     }
 }

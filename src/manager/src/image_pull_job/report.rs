@@ -1,12 +1,11 @@
 //! Writes the status of jobs: the end of a job at once, its progress at most a few times per second.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use kube::Api;
-use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -17,9 +16,19 @@ use crate::Context;
 use crate::status_pacer::{MAX_STATUS_DELAY, StatusPacer};
 use kruise_api::backoff::Backoff;
 use kruise_api::image_pull_job::{ImagePullJob, ImagePullJobStatus};
+use kruise_cluster::clock::duration_until;
 use kruise_cluster::{Cluster, Error, EventType, write};
 use kruise_ops::Progress;
 use kruise_ops::panics::{catch_panic, catch_panic_sync};
+
+/// Fields of the status that may be absent.
+const OPTIONAL_STATUS_FIELDS: [&str; 5] = [
+    "startTime",
+    "completionTime",
+    "message",
+    "failedNodes",
+    "conditions",
+];
 
 /// After failed writes.
 const RETRY: Backoff = Backoff::new(MAX_STATUS_DELAY, Duration::from_secs(30));
@@ -124,7 +133,7 @@ impl StatusWriter {
     }
 
     fn remove(&mut self, uid: &Uid) {
-        if let Some(at) = self.states.remove(uid).and_then(|told| told.scheduled_at) {
+        if let Some(at) = self.states.remove(uid).and_then(|state| state.scheduled_at) {
             self.scheduled.remove(&(at, Arc::clone(uid)));
         }
     }
@@ -142,11 +151,11 @@ impl StatusWriter {
             return;
         }
         let update = catch_panic_sync(super::NAME, &job.key, || {
-            let tally = index.counters(uid, is_past_deadline(&job, now), now)?;
-            Some(job_status(&job, &tally, now))
+            let counters = index.counters(uid, is_past_deadline(&job, now), now)?;
+            Some(job_status(&job, &counters, now))
         });
         let update = match update {
-            Ok(Some(verdict)) => verdict,
+            Ok(Some(update)) => update,
             Ok(None) => return state.pace.unchanged(),
             Err(_) => {
                 state.pace.unchanged();
@@ -155,15 +164,15 @@ impl StatusWriter {
         };
         let StatusUpdate {
             mut status,
-            requeue_at: wake,
+            requeue_at,
             warning,
         } = update;
         let current = state.last_written.as_ref().unwrap_or(&job.status);
         status.conditions = merge_conditions(&current.conditions, status.conditions);
         if *current == status {
             state.pace.unchanged();
-            if let Some(wake) = wake {
-                self.schedule(uid, Instant::now() + super::duration_until(wake, now));
+            if let Some(at) = requeue_at {
+                self.schedule(uid, Instant::now() + duration_until(at, now));
             }
             return;
         }
@@ -180,18 +189,18 @@ impl StatusWriter {
         }
         let api = api(&self.cluster, &job);
         let uid = Arc::clone(uid);
-        let begins = state.last_written.is_none() && job.status.message.is_none();
+        let is_first = state.last_written.is_none() && job.status.message.is_none();
         let what = format!("writing the status of job {}", job.key);
         let step = self.progress.begin(super::NAME, what, write::REQUEST_TIMEOUT);
         self.writes.spawn(async move {
             let _step = step;
-            let body = status_patch(&job.uid, &status);
+            let body = write::status_patch(&job.uid, &status, OPTIONAL_STATUS_FIELDS);
             let write = write::patch_status_merge(&api, &job.key.name, &body);
             let written = catch_panic(super::NAME, &job.key, write).await;
             let written = written.unwrap_or_else(|panicked| Err(panicked.into()));
             FinishedStatusWrite {
                 job,
-                is_first: begins,
+                is_first,
                 uid,
                 result: written.map(|_| status),
             }
@@ -286,20 +295,4 @@ fn log_transition(job: &PullJob, status: &ImagePullJobStatus, is_first: bool) {
             .map(|condition| condition.message.as_str());
         tracing::info!(job = %key, image, succeeded, failed, message, "ImagePullJob ended");
     }
-}
-
-/// The whole status; empty fields are set to null, because a merge patch keeps fields that it does not name.
-fn status_patch(uid: &str, status: &ImagePullJobStatus) -> Value {
-    let absent = [
-        "startTime",
-        "completionTime",
-        "message",
-        "failedNodes",
-        "conditions",
-    ];
-    let mut fields: BTreeMap<String, Value> = absent.map(|field| (field.to_owned(), Value::Null)).into();
-    if let Value::Object(map) = json!(status) {
-        fields.extend(map);
-    }
-    json!({ "metadata": { "uid": uid }, "status": fields })
 }

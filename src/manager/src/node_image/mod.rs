@@ -17,6 +17,7 @@ use super::view::{NodeImageView, TagOwner};
 use super::{Context, Stores};
 use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJob};
 use kruise_api::node_image::ReferenceObject;
+use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Change, Error, Key};
 use kruise_ops::panics::catch_panic_sync;
@@ -185,7 +186,7 @@ async fn reconcile(ctx: Context, cache: SharedNodeCache, name: String) -> Result
     };
     let Plan {
         action: act,
-        requeue_at: wake,
+        requeue_at,
     } = plan(
         observation,
         |owner| owner_state(&ctx.stores, owner),
@@ -196,7 +197,7 @@ async fn reconcile(ctx: Context, cache: SharedNodeCache, name: String) -> Result
     if let Some(act) = act {
         act::execute(&ctx, &name, image.as_deref(), act, now).await?;
     }
-    Ok(wake.map(|at| Duration::try_from(at.duration_since(now)).unwrap_or(Duration::ZERO)))
+    Ok(requeue_at.map(|at| duration_until(at, now)))
 }
 
 /// The state of an owner in the stores.

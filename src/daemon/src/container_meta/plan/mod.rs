@@ -11,8 +11,9 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::pods::{DesiredContainer, NodePod, PodContainerMeta, PodContainerStatus, bounded_seconds};
-use kruise_api::backoff::Backoff;
+use crate::pods::{
+    DesiredContainer, NodePod, PodContainerMeta, PodContainerStatus, STOP_BACKOFF, bounded_seconds,
+};
 use kruise_api::in_place::{RuntimeContainerHashes, RuntimeContainerMeta, RuntimeContainerMetaSet};
 use kruise_api::unconfirmed::Unconfirmed;
 
@@ -30,8 +31,6 @@ pub const KUBELET_RESYNC_DELAY: Duration = Duration::from_secs(2);
 /// annotation changes, kubelet syncs that version of the Pod, and sees a gate that changes afterwards a second later:
 /// without this delay, one of twelve Pods came back a second later.
 pub const GATE_DELAY: Duration = Duration::from_millis(200);
-/// The delay before a failed stop is retried.
-const STOP_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
 
 /// What the runtime reports about a container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -135,8 +135,8 @@ impl TaskBoard {
                 self.slot_order_by_namespace.insert(owner.namespace.clone(), run);
                 Some(run)
             }
-            PullStep::GiveUp { key, message: words } => {
-                self.tasks.get_mut(key)?.finish(key, Err(words.clone()), now);
+            PullStep::GiveUp { key, message } => {
+                self.tasks.get_mut(key)?.finish(key, Err(message.clone()), now);
                 None
             }
         }
@@ -190,37 +190,37 @@ impl TaskBoard {
                 AttemptOutcome::Finished
             }
             AttemptResult::Failed {
-                message: words,
+                message,
                 retry: AttemptRetry::Prevented,
             } => {
                 task.attempts = task.attempts.saturating_sub(1);
                 task.prevented = task.prevented.saturating_add(1);
-                task.back_off(words, task.prevented, now);
+                task.back_off(message, task.prevented, now);
                 AttemptOutcome::WillRetry
             }
             AttemptResult::Failed {
-                message: words,
+                message,
                 retry: AttemptRetry::Uncounted,
             } if task.uncounted < MAX_UNCOUNTED_ATTEMPTS => {
                 task.attempts = task.attempts.saturating_sub(1);
                 task.uncounted += 1;
                 task.prevented = 0;
-                task.back_off(words, task.uncounted, now);
+                task.back_off(message, task.uncounted, now);
                 AttemptOutcome::WillRetry
             }
             AttemptResult::Failed {
-                message: words,
+                message,
                 retry: again @ (AttemptRetry::Counted | AttemptRetry::Uncounted),
             } if task.attempts <= task.spec.retries => {
                 task.prevented = 0;
                 if again == AttemptRetry::Counted {
                     task.uncounted = 0;
                 }
-                task.back_off(words, task.attempts, now);
+                task.back_off(message, task.attempts, now);
                 AttemptOutcome::WillRetry
             }
-            AttemptResult::Failed { message: words, .. } => {
-                task.finish(key, Err(words), now);
+            AttemptResult::Failed { message, .. } => {
+                task.finish(key, Err(message), now);
                 AttemptOutcome::Finished
             }
         }

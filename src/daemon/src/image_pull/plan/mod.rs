@@ -227,9 +227,9 @@ pub fn plan(board: &TaskBoard, limits: &PullLimits, now: Timestamp) -> Plan {
     for (key, task) in board.tasks() {
         match task_state(task, now) {
             TaskState::Finished => {}
-            TaskState::GiveUp(words) => plan.steps.push(PullStep::GiveUp {
+            TaskState::GiveUp(message) => plan.steps.push(PullStep::GiveUp {
                 key: key.clone(),
-                message: words,
+                message,
             }),
             TaskState::Running(deadline) => {
                 let stalls_at = task.stalls_at().filter(|at| now < *at);

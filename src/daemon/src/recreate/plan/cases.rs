@@ -253,7 +253,7 @@ fn min_started_seconds_are_waited_for() {
 }
 
 #[test]
-fn failure_policy_ends_an_ordered_request() {
+fn failure_ends_an_ordered_request_unless_ignored() {
     for (ignore, stopped) in [(false, 0), (true, 1)] {
         let request = RecreateRequest {
             ordered: true,

@@ -29,10 +29,9 @@ pub use evaluate::strip_scheme;
 pub use steps::{ContainerStep, WaitReason};
 pub use time::{deadline, to_mono};
 pub use types::{
-    Clocks, ContainerKey, ContainerResult, MIN_GRACE_PERIOD, Observed, ObservedContainer, Plan,
-    PodObservation, PreStopHook, RecreateRequest, RecreateState, RequestProgress, RequestedContainer,
-    Requeue, RunState, RuntimeObservation, StatusWrite, StopAction, StopAttempt, StopParams, StopStage,
-    Urgency,
+    Clocks, ContainerKey, ContainerResult, Observed, ObservedContainer, Plan, PodObservation, PreStopHook,
+    RecreateRequest, RecreateState, RequestProgress, RequestedContainer, Requeue, RunState,
+    RuntimeObservation, StatusWrite, StopAction, StopAttempt, StopParams, StopStage, Urgency,
 };
 
 use crate::pods::NodePod;

@@ -223,7 +223,7 @@ proptest! {
     /// In an ordered request a container starts only after the ones before it are done; in an unordered one everything
     /// that runs starts at the same moment.
     #[test]
-    fn ordered_recreate_is_sequential(mut world in any_world()) {
+    fn ordered_recreate_is_sequential_and_unordered_parallel(mut world in any_world()) {
         world.crashes.clear();
         world.faults.clear();
         world.api_down = (0, 0);

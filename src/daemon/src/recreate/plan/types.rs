@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::LifecycleHandler;
 
 use super::steps::{ContainerStep, WaitReason};
-use crate::pods::{NodePod, Port};
+use crate::pods::{MIN_GRACE_PERIOD, NodePod, Port};
 use kruise_api::container_recreate_request::ContainerRecreateRequestStatus as Status;
 
 /// The same moment on three clocks. Times of different clocks are never compared.
@@ -251,9 +251,6 @@ pub struct StopParams {
     /// The rest of the grace period, for hook and stop together.
     pub grace_period: Duration,
 }
-
-/// The minimum time between TERM and KILL, as in kubelet.
-pub const MIN_GRACE_PERIOD: Duration = Duration::from_secs(2);
 
 impl StopParams {
     /// The time between TERM and KILL after a hook that took `hook_time`; only its whole seconds count.

@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 
 use crate::cloneset::context::CloneSetContext;
 use crate::cloneset::fetch::fetch_claim;
-use crate::cloneset::history::controller_reference;
 use crate::cloneset::observe::versioned_claim;
 use crate::cloneset::plan::{ClaimPatch, OrphanClaim};
 use crate::view::ClaimView;
@@ -75,7 +74,7 @@ pub(super) async fn adopt_claims(ctx: &CloneSetContext<'_>, claims: &[OrphanClai
             continue;
         }
         let patch = json!({ "metadata": {
-            "uid": claim.uid, "resourceVersion": found.resource_version, "ownerReferences": [controller_reference(ctx.set)],
+            "uid": claim.uid, "resourceVersion": found.resource_version, "ownerReferences": [ctx.owner.controller_reference()],
         } });
         let stored = write::patch_strategic(&ctx.api(), name, &patch).await?;
         cache_claim(ctx, &stored.object()?);

@@ -59,7 +59,7 @@ pub(super) fn set_progressing(view: &PlanView<'_>, status: &mut CloneSetStatus, 
         status.conditions.retain(|c| c.type_ != PROGRESSING);
         return;
     };
-    let (is_true, reason, message) = match paused_reason(view, status) {
+    let (is_true, reason, message) = match stopped_reason(view, status) {
         Some((reason, message)) => (true, reason, message.to_owned()),
         None => in_progress(view, status, deadline, builder),
     };
@@ -78,7 +78,7 @@ pub(super) fn set_progressing(view: &PlanView<'_>, status: &mut CloneSetStatus, 
 }
 
 /// Why the rollout is complete or paused, if so. The CloneSet may still wait for Pods.
-pub(super) fn paused_reason(
+pub(super) fn stopped_reason(
     view: &PlanView<'_>,
     status: &CloneSetStatus,
 ) -> Option<(&'static str, &'static str)> {

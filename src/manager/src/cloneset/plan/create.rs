@@ -29,7 +29,7 @@ pub(super) fn plan_creations(
     from_current: usize,
 ) -> Vec<Action> {
     let observed = view.observed;
-    let terminating = terminating_with_claims(view, kept_claims).len();
+    let terminating = unusable_with_claims(view, kept_claims).len();
     let unavailable = unavailable_ids(view, kept_claims);
     let unused = unused_claim_ids(view, kept_claims, &unavailable);
     let count = count.saturating_sub(terminating).max(count.min(unused.len()));
@@ -52,12 +52,12 @@ pub(super) fn plan_creations(
 }
 
 /// The Pods that are terminating or have ended, and whose claims are kept.
-pub(super) fn terminating_with_claims<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<&str>) -> Vec<&'a Pod> {
+pub(super) fn unusable_with_claims<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<&str>) -> Vec<&'a Pod> {
     pods_with_claims(view, kept_claims, |pod| pod.terminating || is_terminal(view, pod))
 }
 
 /// The Pods that have ended and whose claims are kept, and that no one has deleted.
-pub(super) fn terminal_with_claims<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<&str>) -> Vec<&'a Pod> {
+pub(super) fn ended_with_claims<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<&str>) -> Vec<&'a Pod> {
     pods_with_claims(view, kept_claims, |pod| {
         !pod.terminating && is_terminal(view, pod)
     })

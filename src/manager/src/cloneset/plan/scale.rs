@@ -6,7 +6,7 @@ use super::builder::{PlanBuilder, WaitReason};
 use super::lifecycle;
 use super::replica_counts::ReplicaCounts;
 use super::types::{Action, CloneSetEvent, FailureSubject, PatchReason};
-use super::view::{MAX_PODS_PER_PASS, ObservedPod, PlanView};
+use super::view::{MAX_PODS_PER_PLAN, ObservedPod, PlanView};
 use super::{claims, create, waiting};
 use kruise_api::lifecycle::LifecycleStateType as State;
 use kruise_workload::in_place::Pod;
@@ -62,7 +62,7 @@ fn delete_terminal_pods(
     kept_claims: &BTreeSet<&str>,
     builder: &mut PlanBuilder,
 ) -> bool {
-    let actions = create::terminal_with_claims(view, kept_claims)
+    let actions = create::ended_with_claims(view, kept_claims)
         .into_iter()
         .map(|pod| Action::DeletePod {
             uid: pod.uid.clone(),
@@ -148,7 +148,7 @@ fn create_pods(
     if actions.len() == room && room < count {
         builder.requeue_at(view.now);
     } else if actions.len() < count {
-        for pod in create::terminating_with_claims(view, kept_claims) {
+        for pod in create::unusable_with_claims(view, kept_claims) {
             builder.add_wait(
                 WaitReason::ClaimsInUse,
                 "to terminate, so that its PVCs can be reused",
@@ -231,7 +231,7 @@ fn delete_pods<'a>(
     builder: &mut PlanBuilder,
 ) -> bool {
     let mut planned_any = false;
-    let mut room = MAX_PODS_PER_PASS;
+    let mut room = MAX_PODS_PER_PLAN;
     for pod in pods {
         if room == 0 {
             builder.requeue_at(view.now);

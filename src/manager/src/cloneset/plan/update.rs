@@ -274,13 +274,13 @@ fn cancel_preparation(
     let ready = pending.remove(&pod.uid).filter(|p| p.exclusive);
     let state = lifecycle::state_after_update(view, pod);
     if let Some(write) = lifecycle::state_write(view, pod, Some(state), None) {
-        let (writes, reason, first) = (vec![write], PatchReason::SyncLifecycle, true);
+        let (writes, reason) = (vec![write], PatchReason::SyncLifecycle);
         pending.insert(
             pod.uid.clone(),
             ready.unwrap_or(PendingWrites {
                 writes,
                 reason,
-                exclusive: first,
+                exclusive: true,
             }),
         );
     }
@@ -540,13 +540,13 @@ fn restore_sizes(
         );
         // The desired size is already announced.
         writes.iter_mut().for_each(|write| write.fallback = None);
-        let (reason, first) = (PatchReason::ContinueUpdate, true);
+        let reason = PatchReason::ContinueUpdate;
         pending.insert(
             pod.uid.clone(),
             PendingWrites {
                 writes,
                 reason,
-                exclusive: first,
+                exclusive: true,
             },
         );
     }

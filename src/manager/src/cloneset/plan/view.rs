@@ -12,7 +12,7 @@ use super::types::{self, FailureSubject, Observed, ParsedRevision};
 use kruise_api::cloneset::CloneSetSpec;
 use kruise_api::keys;
 use kruise_api::lifecycle::{Lifecycle, LifecycleHook, LifecycleStateType as State};
-use kruise_api::owner::{Owner, controller_reference};
+use kruise_api::owner::Owner;
 use kruise_api::validation::cloneset::without_invalid_hooks;
 use kruise_workload::claim::Claim;
 use kruise_workload::in_place::{Pod, Template};
@@ -64,7 +64,7 @@ pub(super) struct PlanView<'a> {
 
 /// How many Pods one plan creates, patches or deletes at most: the state changes while these requests are sent, and
 /// each reconcile would plan the rest again.
-pub const MAX_PODS_PER_PASS: usize = 500;
+pub const MAX_PODS_PER_PLAN: usize = 500;
 /// Maximum memory of the objects that a plan creates or patches, in bytes. All concurrent reconciles need theirs at the
 /// same time.
 const MAX_PLAN_MEMORY: usize = 16 << 20;
@@ -72,7 +72,7 @@ const MAX_PLAN_MEMORY: usize = 16 << 20;
 impl<'a> PlanView<'a> {
     /// How many Pods this plan creates, patches or deletes at most: fewer if they take much memory.
     pub fn pod_limit(&self) -> usize {
-        (MAX_PLAN_MEMORY / self.observed.max_pod_memory.max(1)).clamp(1, MAX_PODS_PER_PASS)
+        (MAX_PLAN_MEMORY / self.observed.max_pod_memory.max(1)).clamp(1, MAX_PODS_PER_PLAN)
     }
 
     pub fn new(observed: &'a Observed, now: Timestamp) -> Self {
@@ -137,8 +137,7 @@ impl<'a> PlanView<'a> {
 
     /// The controller owner reference for objects that the CloneSet creates.
     pub fn owner_reference(&self) -> Value {
-        let owner = self.owner();
-        controller_reference("CloneSet", &owner.name, &owner.uid)
+        self.owner().controller_reference()
     }
 
     pub fn lifecycle(&self) -> Option<&Lifecycle> {

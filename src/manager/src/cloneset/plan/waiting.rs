@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::builder::{MAX_REASON_BYTES, PlanBuilder, WaitReason, truncate};
-use super::conditions::{PARTITION, PAUSED, paused_reason, upsert_condition};
+use super::conditions::{PARTITION, PAUSED, stopped_reason, upsert_condition};
 use super::types::{ActionPurpose, CloneSetEvent, FailureSubject, TemplateStatus};
 use super::view::{ObservedPod, PlanView};
 use crate::names::join_first;
@@ -153,7 +153,7 @@ fn paused_wait(view: &PlanView<'_>, status: &CloneSetStatus) -> Option<(WaitReas
         return None;
     }
     let rolling = view.spec.rolling_update();
-    match paused_reason(view, status)?.0 {
+    match stopped_reason(view, status)?.0 {
         PAUSED => Some((WaitReason::Paused, "the update is paused".to_owned())),
         PARTITION => {
             let partition = rolling.and_then(|r| r.partition.as_ref()).map(limit_text);

@@ -349,8 +349,8 @@ fn final_condition(job: &PullJob, counters: &JobCounters, no_node: Option<&Warni
     } else {
         (FAILED, "NodesFailed", failure_message(counters))
     };
-    if let Some(nowhere) = no_node {
-        message = format!("{message}; {}", nowhere.message);
+    if let Some(no_node) = no_node {
+        message = format!("{message}; {}", no_node.message);
     }
     JobCondition {
         type_,

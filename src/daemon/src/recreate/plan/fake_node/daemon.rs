@@ -1,6 +1,7 @@
 //! How the daemon of the fake node executes a plan, and assertions on what a plan must never request.
 
 use super::*;
+use crate::pods::MIN_GRACE_PERIOD;
 
 impl FakeNode {
     /// Executes a plan; returns whether that may change the next plan.

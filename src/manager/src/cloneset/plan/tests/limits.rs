@@ -10,7 +10,7 @@ use super::partition;
 use super::random_histories::{clone_set_spec, edit_container, edit_rolling_update};
 use super::scenarios::{run_kubelets, settle};
 use crate::cloneset::plan::limits::{Limits, on_delete};
-use crate::cloneset::plan::view::MAX_PODS_PER_PASS;
+use crate::cloneset::plan::view::MAX_PODS_PER_PLAN;
 use crate::cloneset::plan::{Action, FailureSubject, Observed, PatchReason, Plan, TemplateStatus};
 use kruise_api::cloneset::PodUpdateStrategyType as Policy;
 use kruise_api::keys;
@@ -28,7 +28,7 @@ struct PlannedChanges {
 }
 
 /// A reconcile with its input.
-struct CheckedPass<'a> {
+struct CheckedReconcile<'a> {
     observed: &'a Observed,
     limits: Limits,
     active: Vec<&'a Pod>,
@@ -44,7 +44,7 @@ pub(super) fn check_limits(
     not_yet_watched: &BTreeSet<String>,
 ) {
     let ours = |pod: &Pod| super::fake_cluster::is_controlled(pod) && pod.labels["app"] == "x";
-    let pass = CheckedPass {
+    let pass = CheckedReconcile {
         observed,
         limits: Limits::from_spec(&observed.set.spec, &observed.features),
         active: observed
@@ -126,7 +126,7 @@ fn count(n: usize) -> i64 {
     i64::try_from(n).unwrap()
 }
 
-impl CheckedPass<'_> {
+impl CheckedReconcile<'_> {
     fn available(&self, pod: &Pod) -> bool {
         let seconds = self.observed.set.spec.min_ready_seconds.unwrap_or_default();
         pods::available(pod, seconds, self.now)
@@ -253,7 +253,7 @@ impl CheckedPass<'_> {
     }
 }
 
-impl CheckedPass<'_> {
+impl CheckedReconcile<'_> {
     /// If missing Pods may be created, unused claims are reused, without waiting for terminating Pods.
     fn assert_no_claim_is_idle(&self, planned: &Plan) {
         let observed = self.observed;
@@ -403,25 +403,25 @@ fn count_patched(plan: &Plan) -> usize {
 #[test]
 fn pass_patches_at_most_max_pods() {
     let mut cluster = FakeCluster::new(clone_set_spec(false, true));
-    cluster.edit(&json!({ "replicas": MAX_PODS_PER_PASS + 20 }));
+    cluster.edit(&json!({ "replicas": MAX_PODS_PER_PLAN + 20 }));
     edit_rolling_update(&mut cluster, json!({ "maxUnavailable": "100%" }));
     settle(&mut cluster);
     edit_container(&mut cluster, "image", json!("app:2"));
     let updating = |cluster: &mut FakeCluster| count_patched(&cluster.reconcile().1);
     assert_eq!(
         [updating(&mut cluster), updating(&mut cluster)],
-        [MAX_PODS_PER_PASS, 20]
+        [MAX_PODS_PER_PLAN, 20]
     );
     run_kubelets(&mut cluster);
     // All must become Normal again; failed ones do not block the others.
-    cluster.failures_left = MAX_PODS_PER_PASS;
-    assert_eq!(updating(&mut cluster), MAX_PODS_PER_PASS);
+    cluster.failures_left = MAX_PODS_PER_PLAN;
+    assert_eq!(updating(&mut cluster), MAX_PODS_PER_PLAN);
     assert_eq!(updating(&mut cluster), 20);
     cluster.now = cluster.now.checked_add(10.seconds()).unwrap();
     settle(&mut cluster);
     assert_eq!(
         cluster.set["status"]["updatedAvailableReplicas"],
-        MAX_PODS_PER_PASS + 20
+        MAX_PODS_PER_PLAN + 20
     );
 }
 
