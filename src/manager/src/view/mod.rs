@@ -5,14 +5,14 @@
 //!
 //! Objects are reduced at the watch, so ten thousand nodes cost megabytes.
 
-mod clone_set;
+mod cloneset;
 mod node;
 mod node_image;
 mod owned;
 mod pod;
 mod raw_pod;
 
-pub use clone_set::CloneSetView;
+pub use cloneset::CloneSetView;
 pub use kruise_api::selector::matches;
 pub use node::NodeView;
 pub use node_image::{NodeImageView, TagOwner, TagStatusView, TagView, progress_hash};

@@ -498,7 +498,6 @@ fn sync_node(work: &mut RunningJob, name: &NodeName, view: Option<&NodeImageView
 }
 
 #[cfg(test)]
-#[path = "index_tests.rs"]
 mod tests;
 
 #[cfg(test)]

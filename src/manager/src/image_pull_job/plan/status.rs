@@ -421,5 +421,4 @@ fn build_status(
 }
 
 #[cfg(test)]
-#[path = "status_tests.rs"]
 mod tests;

@@ -331,5 +331,4 @@ proptest! {
     }
 }
 
-#[path = "index_cases.rs"]
 mod cases;
