@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
-use testbed::cluster::kubernetes::{self, RELEASES};
 
 use crate::fields::{Attempt, MAX_CONCURRENT, malformed_values, mentions_field, run_attempts};
 use crate::full_cluster::{Objects, cloneset_spec, exclusive_cluster};
@@ -504,10 +503,6 @@ async fn malformed_template_fields_are_rejected_or_harmless() {
                 object,
             });
         }
-    }
-    // On the older release every third attempt: its schema has fewer fields, and our programs treat them the same.
-    if kubernetes::release().unwrap() != RELEASES[0] {
-        attempts = attempts.into_iter().step_by(3).collect();
     }
     let count = attempts.len();
     println!(
