@@ -177,9 +177,12 @@ async fn missing_storage_class_is_reported_with_scheduler_message() {
         .collect();
     // One of them is reported first.
     let both_pods = format!("{} (a node: 0/1 nodes are available: {text}", names.join(", "));
-    wait_until(&fixture.sets(), "web", "both are told", |set: &CloneSet| {
-        condition_message(set, "Waiting").contains(&both_pods)
-    })
+    wait_until(
+        &fixture.sets(),
+        "web",
+        "condition Waiting names both Pods",
+        |set: &CloneSet| condition_message(set, "Waiting").contains(&both_pods),
+    )
     .await;
 }
 

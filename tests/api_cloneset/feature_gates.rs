@@ -171,7 +171,7 @@ async fn preparing_delete_pod_is_excluded(fixture: &Fixture, scale_strategy: Val
         .patch_set("going", json!({ "spec": { "replicas": 2 } }))
         .await;
     let replaced = |pods: &[&Value]| pods.len() == 3 && preparing_delete(pods);
-    fixture.wait_pods("going", "another one", replaced).await;
+    fixture.wait_pods("going", "a replacement", replaced).await;
 }
 
 #[tokio::test]

@@ -202,7 +202,7 @@ async fn crash_during_resize(
 ) -> (Fixture, Vec<Value>) {
     let (fixture, before) = create_three_pods(proxied.cluster, namespace).await;
     // The manager is killed while it waits.
-    let hold_forever = NetworkFault::HoldUntil("nobody says so");
+    let hold_forever = NetworkFault::HoldUntil("never in a body");
     proxied
         .proxy
         .inject(namespace, "patch pods", hold_forever, 1, before.len());

@@ -108,7 +108,7 @@ async fn invalid_template_creates_no_pods(fixture: &Fixture) {
     wait_until(
         &fixture.sets(),
         "mistaken",
-        "told what is wrong",
+        "reports what is wrong",
         |set: &CloneSet| has_condition(set, "FailedUpdate", "True") && has_condition(set, "Waiting", "True"),
     )
     .await;

@@ -96,9 +96,12 @@ async fn pull_secret_copy_follows_source_until_last_job_ends() {
     report_pull(&admin, "secret-1", PullOutcome::Succeeded).await;
     wait_until(&jobs(&admin), "secret-b", "ended", completed).await;
     wait_until_deleted(&copies, &copy.name_any()).await;
-    wait_until(&jobs(&admin), "secret-b", "let go", |j: &ImagePullJob| {
-        j.finalizers().is_empty()
-    })
+    wait_until(
+        &jobs(&admin),
+        "secret-b",
+        "its finalizers are removed",
+        |j: &ImagePullJob| j.finalizers().is_empty(),
+    )
     .await;
 }
 

@@ -91,7 +91,7 @@ async fn unready_request_has_finalizer_and_is_deleted_after_ttl() {
         json!({ "phase": "Completed", "completionTime": now }),
     )
     .await;
-    wait_until(&pods, "held", "let go", |p: &Pod| {
+    wait_until(&pods, "held", "KruisePodReady is True again", |p: &Pod| {
         condition(p, "KruisePodReady").is_some_and(|c| c == ("True".into(), String::new()))
     })
     .await;

@@ -167,7 +167,7 @@ async fn v1alpha1_daemon_completes_recreate_request() {
         status.container_status_snapshot[0].container_id.as_deref(),
         Some("containerd://two")
     );
-    wait_until(&pods, "old-pod", "let go", |p: &Pod| {
+    wait_until(&pods, "old-pod", "KruisePodReady is True again", |p: &Pod| {
         condition(p, "KruisePodReady").is_some_and(|c| c.0 == "True")
     })
     .await;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::Key;
 
-pub use kruise_api::unconfirmed::CONFIRM_TIMEOUT;
+use kruise_api::unconfirmed::CONFIRM_TIMEOUT;
 
 /// An object at one of its versions.
 #[derive(Debug)]

@@ -198,7 +198,7 @@ fn revision_name(workload: &str, hash: &str) -> String {
 
 impl RevisionOwner<'_> {
     /// The controller owner reference to the workload.
-    pub fn reference(&self) -> Value {
+    fn reference(&self) -> Value {
         controller_reference(self.kind, self.name, self.uid)
     }
 }

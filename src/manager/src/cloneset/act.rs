@@ -26,8 +26,8 @@ use crate::view::RawPod;
 use kruise_api::cloneset::CloneSet;
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::keys;
+use kruise_api::unconfirmed::CONFIRM_TIMEOUT;
 use kruise_cluster::write::Stored;
-use kruise_cluster::write_cache::CONFIRM_TIMEOUT;
 use kruise_cluster::{Error, Key, write};
 use kruise_workload::in_place::{self, PatchTarget, Pod, PodWrite, RefreshResult};
 

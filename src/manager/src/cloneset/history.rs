@@ -164,7 +164,7 @@ async fn adopt_revisions(ctx: &CloneSetContext<'_>, observed: &[Arc<RevisionView
         let name = &view.revision.name;
         let patch = json!({ "metadata": {
             "resourceVersion": view.resource_version,
-            "ownerReferences": [revision_owner(ctx.set).reference()],
+            "ownerReferences": [ctx.owner.controller_reference()],
         } });
         match write::patch_strategic(&ctx.api::<ControllerRevision>(), name, &patch).await {
             Ok(stored) => drop(cache_revision(ctx, &stored.object()?)),

@@ -65,7 +65,7 @@ const POD_CHANGES: [(&str, PodChange); 7] = [
         );
         set_condition_field(conditions, keys::KRUISE_POD_READY, "status", "False");
     }),
-    ("a gate that nobody has opened", |conditions, _| {
+    ("no condition for the readiness gate", |conditions, _| {
         conditions.retain(|c| c["type"] != keys::KRUISE_POD_READY);
     }),
 ];
