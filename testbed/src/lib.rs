@@ -5,6 +5,7 @@ pub mod peer;
 pub mod port;
 pub mod wait;
 
+mod cgroup;
 mod parts;
 mod process;
 mod sandbox;

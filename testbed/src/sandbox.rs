@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::cgroup::cgroups_named;
 use crate::parts::Cache;
 use crate::process::run;
 use crate::wait;
@@ -308,26 +309,10 @@ fn remove_stale_sandboxes(cache: &Cache) -> Result<()> {
         if running_pid(&guard).is_some() || (guard.is_empty() && is_recent) {
             continue;
         }
-        let name = dir
-            .file_name()
-            .map(|n| n.to_string_lossy().into_owned())
-            .unwrap_or_default();
-        let pattern = format!("*/{name}*");
-        let _ = run(
-            "find",
-            &[
-                "/sys/fs/cgroup",
-                "-depth",
-                "-type",
-                "d",
-                "-path",
-                &pattern,
-                "-exec",
-                "rmdir",
-                "{}",
-                "+",
-            ],
-        );
+        let name = dir.file_name().context("a folder without a name")?;
+        for group in cgroups_named(&name.to_string_lossy())? {
+            let _ = fs::remove_dir(group);
+        }
         fs::remove_dir_all(&dir).ok();
     }
     Ok(())

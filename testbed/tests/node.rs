@@ -57,9 +57,7 @@ fn node_runs_a_reachable_pod_and_cleans_up() {
     drop(node);
     assert!(!dir.exists());
     let name = name.to_str().unwrap();
-    assert_eq!(
-        testbed::cluster::run("find", &["/sys/fs/cgroup", "-name", name]).unwrap(),
-        ""
-    );
+    let groups = testbed::cluster::cgroups_named(name).unwrap();
+    assert!(groups.is_empty(), "{groups:?}");
     assert!(!std::fs::read_to_string("/proc/mounts").unwrap().contains(name));
 }

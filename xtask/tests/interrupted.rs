@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
-use testbed::cluster::{Cache, prepare, run, wait};
+use testbed::cluster::{Cache, cgroups_named, prepare, wait};
 
 /// A cache with its own folder for beds, so that `down` ends no others.
 struct PrivateCache(PathBuf);
@@ -96,16 +96,9 @@ impl KernelTraces {
         if let Some(process) = processes.into_iter().find(in_namespace) {
             return Some(format!("process {}", process.file_name().display()));
         }
-        // Groups of other beds may be deleted during the search.
-        let groups = [
-            "/sys/fs/cgroup",
-            "-ignore_readdir_race",
-            "-name",
-            &format!("*{name}*"),
-        ];
-        let groups = run("find", &groups).unwrap();
+        let groups = cgroups_named(name).unwrap();
         if !groups.is_empty() {
-            return Some(groups);
+            return Some(format!("{groups:?}"));
         }
         if fs::read_to_string("/proc/mounts").unwrap().contains(name) {
             return Some("a mount".into());

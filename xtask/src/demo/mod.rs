@@ -20,7 +20,9 @@ use crate::codegen::repository_dir;
 use crate::image::Binaries;
 use screen::Screen;
 use testbed::cluster::prepare::{self, NODE_PARTS, Part};
-use testbed::cluster::{self, Cache, Image, Node, run as run_program, run_command, with_parent_death_signal};
+use testbed::cluster::{
+    self, Cache, Image, Node, cgroups_named, run as run_program, run_command, with_parent_death_signal,
+};
 use testbed::wait;
 
 /// The image that the example job pulls. The bed serves a stand-in of this size in MiB under this name.
@@ -245,8 +247,8 @@ fn check_clean(dir: &Path, process: i32) -> Result<()> {
         !std::fs::read_to_string("/proc/mounts")?.contains(&*name),
         "a mount is left"
     );
-    let groups = run_program("find", &["/sys/fs/cgroup", "-name", &name])?;
-    ensure!(groups.is_empty(), "cgroups are left:\n{groups}");
+    let groups = cgroups_named(&name)?;
+    ensure!(groups.is_empty(), "cgroups are left: {groups:?}");
     Ok(())
 }
 
