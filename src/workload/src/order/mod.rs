@@ -12,8 +12,8 @@ use jiff::Timestamp;
 
 use crate::in_place::Pod;
 use crate::pods;
-use kruise_api::cloneset::RollingUpdateCloneSetStrategy;
 use kruise_api::lifecycle::LifecycleStateType as State;
+use kruise_api::update_priority::{UpdatePriorityStrategy, UpdateScatterTerm};
 pub use rank::{TopologySpread, ranks};
 
 /// Sorts `candidates`, which are indexes into `pods`, in update order.
@@ -21,17 +21,19 @@ pub use rank::{TopologySpread, ranks};
 pub fn update_order(
     pods: &[&Pod],
     mut candidates: Vec<usize>,
-    strategy: Option<&RollingUpdateCloneSetStrategy>,
+    priority: Option<&UpdatePriorityStrategy>,
+    scatter: &[UpdateScatterTerm],
 ) -> Vec<usize> {
     candidates.sort_by(|a, b| by_activity(pods[*a], pods[*b]));
-    if let Some(priority) = strategy.and_then(|s| s.priority_strategy.as_ref()) {
+    if let Some(priority) = priority {
         priority::sort(pods, &mut candidates, priority);
     }
-    if let Some(strategy) = strategy {
-        candidates = scatter::sort(pods, candidates, &strategy.scatter_strategy);
-    }
+    scatter::sort(pods, candidates, scatter)
+}
+
+/// Moves the Pods to the front that a preUpdate hook holds: their update has begun.
+pub fn preparing_first(pods: &[&Pod], candidates: &mut [usize]) {
     candidates.sort_by_key(|at| pods::lifecycle_state(pods[*at]) != State::PreparingUpdate);
-    candidates
 }
 
 /// Kubernetes' order of active Pods: the least useful comes first.

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 use std::collections::BTreeMap;
 
+use kruise_api::cloneset::RollingUpdateCloneSetStrategy;
 use serde_json::{Value, json};
 
 use super::*;
@@ -26,18 +27,16 @@ fn update_vector(vector: &Value) -> Value {
         .flatten()
         .map(number)
         .collect();
-    let mut strategy = json!({});
-    for field in ["priorityStrategy", "scatterStrategy"] {
-        if !vector[field].is_null() {
-            strategy[field] = vector[field].clone();
-        }
-    }
-    let strategy = serde_json::from_value(strategy).unwrap();
-    json!(update_order(
-        &pods.iter().collect::<Vec<_>>(),
-        candidates,
-        Some(&strategy)
-    ))
+    let strategy: RollingUpdateCloneSetStrategy = serde_json::from_value(json!({
+        "priorityStrategy": vector["priorityStrategy"],
+        "scatterStrategy": vector["scatterStrategy"].as_array().cloned().unwrap_or_default(),
+    }))
+    .unwrap();
+    let pods: Vec<_> = pods.iter().collect();
+    let priority = strategy.priority_strategy.as_ref();
+    let mut order = update_order(&pods, candidates, priority, &strategy.scatter_strategy);
+    preparing_first(&pods, &mut order);
+    json!(order)
 }
 
 fn delete_vector(vector: &Value) -> Value {

@@ -152,7 +152,11 @@ fn choose_candidates(view: &PlanView<'_>, numbers: &ReplicaCounts, forward: bool
         is_candidate(view, pod, forward) && !(all_updated && pod.available)
     });
     let pods: Vec<&Pod> = view.pods.iter().map(|seen| seen.pod).collect();
-    let mut candidates = order::update_order(&pods, candidates.collect(), view.spec.rolling_update());
+    let rolling = view.spec.rolling_update();
+    let priority = rolling.and_then(|r| r.priority_strategy.as_ref());
+    let scatter = rolling.map_or(&[][..], |r| &r.scatter_strategy);
+    let mut candidates = order::update_order(&pods, candidates.collect(), priority, scatter);
+    order::preparing_first(&pods, &mut candidates);
     // A Pod that will be deleted anyway is replaced by one of the other revision, so no other Pod needs to change.
     candidates.sort_by_key(|at| !view.pods[*at].specified);
     (candidates, target_count)
