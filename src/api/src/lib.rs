@@ -60,6 +60,7 @@ pub mod owner;
 mod rules;
 pub mod schemas;
 pub mod selector;
+pub mod sidecarset;
 mod string_enum;
 pub mod unconfirmed;
 pub mod update_priority;
