@@ -1,10 +1,19 @@
 //! JSON as Go writes it, byte for byte, because hashes are computed over these bytes.
 //!
 //! Maps have sorted keys, structs have their fields in the order of declaration, and `<`, `>`, `&`, U+2028 and U+2029
-//! are escaped. Values are expected as the API server serves them: zero values are already absent, except those that Go
-//! always writes.
+//! are escaped. Fields of structs are left out as by Go's `omitempty`, and quantities are in their canonical form.
+//! Values without a struct are expected as the API server serves them: zero values are already absent.
 
-use serde_json::Value;
+use std::borrow::Cow;
+
+use serde_json::{Map, Value};
+
+mod container;
+pub mod quantity;
+mod sidecar_container;
+
+pub use container::CONTAINER;
+pub use sidecar_container::SIDECAR_CONTAINER;
 
 /// A Go struct: its JSON fields in the order of their declaration.
 #[derive(Debug)]
@@ -14,27 +23,70 @@ pub struct GoStruct(pub &'static [GoField]);
 #[derive(Debug)]
 pub struct GoField {
     name: &'static str,
-    layout: Option<&'static GoStruct>,
-    default_json: Option<&'static str>,
+    value: GoValue,
+    empty: WhenEmpty,
+}
+
+/// What a field holds.
+#[derive(Clone, Copy, Debug)]
+enum GoValue {
+    /// A scalar, a map, or a list of these.
+    Plain,
+    /// A struct, or a list of structs.
+    Struct(&'static GoStruct),
+    /// A struct whose fields are among those of the outer one.
+    Inlined(&'static GoStruct),
+    Quantity,
+    /// A map of quantities.
+    Quantities,
+}
+
+/// What is written for a field that is absent or null, or has Go's zero value.
+#[derive(Clone, Copy, Debug)]
+enum WhenEmpty {
+    /// Nothing: `omitempty`.
+    Omitted,
+    /// The zero value, but nothing if absent: `omitempty` of a pointer.
+    ZeroKept,
+    /// The zero value, and this JSON if absent.
+    Written(&'static str),
 }
 
 /// A field whose value is a scalar, a map, or a list of these.
 #[must_use]
 pub const fn scalar(name: &'static str) -> GoField {
-    GoField {
-        name,
-        layout: None,
-        default_json: None,
-    }
+    field(name, GoValue::Plain)
 }
 
-/// A field whose value is a struct, or a list of structs.
+/// A field whose value is a struct, a pointer to one, or a list of structs.
 #[must_use]
 pub const fn nested(name: &'static str, layout: &'static GoStruct) -> GoField {
+    field(name, GoValue::Struct(layout))
+}
+
+/// An embedded struct, whose fields are among those of the outer one.
+#[must_use]
+pub const fn inlined(layout: &'static GoStruct) -> GoField {
+    field("", GoValue::Inlined(layout))
+}
+
+/// A field whose value is a quantity. Go never omits it.
+#[must_use]
+pub const fn quantity(name: &'static str) -> GoField {
+    field(name, GoValue::Quantity).or_default_json("\"0\"")
+}
+
+/// A field whose value is a map of quantities.
+#[must_use]
+pub const fn quantities(name: &'static str) -> GoField {
+    field(name, GoValue::Quantities)
+}
+
+const fn field(name: &'static str, value: GoValue) -> GoField {
     GoField {
         name,
-        layout: Some(layout),
-        default_json: None,
+        value,
+        empty: WhenEmpty::Omitted,
     }
 }
 
@@ -43,9 +95,41 @@ impl GoField {
     #[must_use]
     pub const fn or_default_json(self, json: &'static str) -> Self {
         Self {
-            default_json: Some(json),
+            empty: WhenEmpty::Written(json),
             ..self
         }
+    }
+
+    /// The same field as a pointer: `false`, 0 and empty values are written.
+    #[must_use]
+    pub const fn pointer(self) -> Self {
+        Self {
+            empty: WhenEmpty::ZeroKept,
+            ..self
+        }
+    }
+
+    /// The value to write, if it is not absent and not omitted.
+    fn value<'a>(&self, object: &'a Map<String, Value>) -> Option<&'a Value> {
+        let value = object.get(self.name).filter(|value| !value.is_null())?;
+        let omitted = match (self.empty, self.value, value) {
+            (WhenEmpty::Omitted, GoValue::Struct(_), Value::Object(_)) => false,
+            (WhenEmpty::Omitted, _, value) => is_zero(value),
+            _ => false,
+        };
+        (!omitted).then_some(value)
+    }
+}
+
+/// Whether Go's `omitempty` omits the value.
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(map) => map.is_empty(),
     }
 }
 
@@ -53,7 +137,7 @@ impl GoField {
 #[must_use]
 pub fn to_sorted_json(value: &Value) -> String {
     let mut out = String::new();
-    write(value, None, &mut out);
+    write(value, &mut out);
     out
 }
 
@@ -61,48 +145,93 @@ pub fn to_sorted_json(value: &Value) -> String {
 #[must_use]
 pub fn to_ordered_json(value: &Value, layout: &'static GoStruct) -> String {
     let mut out = String::new();
-    write(value, Some(layout), &mut out);
+    write_struct(value, layout, &mut out);
     out
 }
 
-fn write(value: &Value, layout: Option<&'static GoStruct>, out: &mut String) {
-    match (value, layout) {
-        (Value::Array(items), _) => {
-            join(out, ['[', ']'], items.iter(), |item, out| {
-                write(item, layout, out)
-            });
-        }
-        (Value::Object(map), None) => {
-            let mut entries: Vec<_> = map.iter().collect();
-            entries.sort_by_key(|(key, _)| *key);
-            join(out, ['{', '}'], entries.into_iter(), |(key, value), out| {
-                write_string(key, out);
-                out.push(':');
-                write(value, None, out);
-            });
-        }
-        (Value::Object(map), Some(layout)) => {
-            let present = |field: &'static GoField| {
-                let value = map.get(field.name).filter(|v| !v.is_null());
-                (value.is_some() || field.default_json.is_some()).then_some((field, value))
-            };
-            join(
-                out,
-                ['{', '}'],
-                layout.0.iter().filter_map(present),
-                |(field, value), out| {
-                    write_string(field.name, out);
-                    out.push(':');
-                    match value {
-                        Some(value) => write(value, field.layout, out),
-                        None => out.push_str(field.default_json.unwrap_or_default()),
-                    }
-                },
-            );
-        }
-        (Value::String(text), _) => write_string(text, out),
-        (other, _) => out.push_str(&other.to_string()),
+fn write(value: &Value, out: &mut String) {
+    match value {
+        Value::Array(items) => join(out, ['[', ']'], items.iter(), write),
+        Value::Object(map) => write_map(map, out, write),
+        Value::String(text) => write_string(text, out),
+        other => out.push_str(&other.to_string()),
     }
+}
+
+fn write_map(map: &Map<String, Value>, out: &mut String, write_value: impl Fn(&Value, &mut String)) {
+    let mut entries: Vec<_> = map.iter().collect();
+    entries.sort_by_key(|(key, _)| *key);
+    join(out, ['{', '}'], entries.into_iter(), |(key, value), out| {
+        write_string(key, out);
+        out.push(':');
+        write_value(value, out);
+    });
+}
+
+fn write_struct(value: &Value, layout: &'static GoStruct, out: &mut String) {
+    match value {
+        Value::Array(items) => join(out, ['[', ']'], items.iter(), |item, out| match item {
+            // Go reads null as the zero value.
+            Value::Null => write_struct(&Value::Object(Map::new()), layout, out),
+            item => write_struct(item, layout, out),
+        }),
+        Value::Object(map) => {
+            let mut fields = Vec::new();
+            collect_fields(map, layout, &mut fields);
+            join(out, ['{', '}'], fields.into_iter(), |(field, value), out| {
+                write_string(field.name, out);
+                out.push(':');
+                match (value, field.empty) {
+                    (Some(value), _) => write_field(value, field.value, out),
+                    (None, WhenEmpty::Written(json)) => out.push_str(json),
+                    (None, _) => out.push_str("null"),
+                }
+            });
+        }
+        other => write(other, out),
+    }
+}
+
+/// The fields that are written, with their values unless absent.
+fn collect_fields<'a>(
+    object: &'a Map<String, Value>,
+    layout: &'static GoStruct,
+    into: &mut Vec<(&'static GoField, Option<&'a Value>)>,
+) {
+    for field in layout.0 {
+        if let GoValue::Inlined(inner) = field.value {
+            collect_fields(object, inner, into);
+            continue;
+        }
+        let value = field.value(object);
+        if value.is_some() || matches!(field.empty, WhenEmpty::Written(_)) {
+            into.push((field, value));
+        }
+    }
+}
+
+fn write_field(value: &Value, kind: GoValue, out: &mut String) {
+    match (kind, value) {
+        (GoValue::Struct(layout), value) => write_struct(value, layout, out),
+        (GoValue::Quantity, value) => write_quantity(value, out),
+        (GoValue::Quantities, Value::Object(map)) => write_map(map, out, write_quantity),
+        (_, Value::Array(items)) => join(out, ['[', ']'], items.iter(), |item, out| match item {
+            // The lists that we know are lists of strings.
+            Value::Null => out.push_str("\"\""),
+            item => write(item, out),
+        }),
+        (_, value) => write(value, out),
+    }
+}
+
+fn write_quantity(value: &Value, out: &mut String) {
+    let text = match value {
+        Value::Null => Cow::from("0"),
+        Value::String(text) => Cow::from(text),
+        Value::Number(number) => Cow::from(number.to_string()),
+        other => return write(other, out),
+    };
+    write_string(&quantity::canonical(&text).unwrap_or(text.into_owned()), out);
 }
 
 fn join<T>(
@@ -173,6 +302,39 @@ mod tests {
         nested("list", &INNER),
         nested("one", &INNER).or_default_json("{}"),
     ]);
+
+    #[test]
+    fn zero_values_are_omitted_except_of_pointers_and_structs() {
+        const EMPTY: GoStruct = GoStruct(&[
+            inlined(&INNER),
+            scalar("plain"),
+            scalar("pointer").pointer(),
+            scalar("always").or_default_json("0"),
+            nested("struct", &INNER),
+            quantities("quantities"),
+            quantity("quantity"),
+        ]);
+        for (value, text) in [
+            (json!({}), r#"{"always":0,"quantity":"0"}"#),
+            (json!({ "plain": 0, "pointer": 0 }), r#"{"pointer":0,"always":0,"quantity":"0"}"#),
+            (json!({ "plain": "", "always": 1 }), r#"{"always":1,"quantity":"0"}"#),
+            (json!({ "plain": [], "struct": [] }), r#"{"always":0,"quantity":"0"}"#),
+            (json!({ "plain": false, "struct": {} }), r#"{"always":0,"struct":{},"quantity":"0"}"#),
+            (json!({ "plain": [null], "struct": [null] }), r#"{"plain":[""],"always":0,"struct":[{}],"quantity":"0"}"#),
+            (json!({ "a": 1, "z": 0, "quantities": {} }), r#"{"a":1,"always":0,"quantity":"0"}"#),
+            (
+                json!({ "quantities": { "b": 1.5, "a": "1024Mi", "c": null, "d": "x" }, "quantity": "2000m" }),
+                r#"{"always":0,"quantities":{"a":"1Gi","b":"1500m","c":"0","d":"x"},"quantity":"2"}"#,
+            ),
+        ] {
+            assert_eq!(to_ordered_json(&value, &EMPTY), text);
+        }
+        let odd = json!({ "quantities": [{}], "quantity": {}, "struct": "x", "plain": { "b": [], "a": null } });
+        assert_eq!(
+            to_ordered_json(&odd, &EMPTY),
+            r#"{"plain":{"a":null,"b":[]},"always":0,"struct":"x","quantities":[{}],"quantity":{}}"#
+        );
+    }
 
     #[test]
     fn struct_fields_keep_order_and_maps_are_sorted() {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use kruise_api::container_hash::deep_hash;
-use kruise_api::go_json::{self, GoStruct, nested, scalar};
+use kruise_api::go_json::{self, GoStruct, nested, quantities, scalar};
 
 /// Letters that Kubernetes uses in generated names.
 const LETTERS: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
@@ -105,11 +105,11 @@ const CLAIM_SPEC: GoStruct = GoStruct(&[
     nested("selector", &SELECTOR),
     nested("resources", &RESOURCES).or_default_json("{}"),
     scalar("volumeName"),
-    scalar("storageClassName"),
-    scalar("volumeMode"),
+    scalar("storageClassName").pointer(),
+    scalar("volumeMode").pointer(),
     nested("dataSource", &REFERENCE),
     nested("dataSourceRef", &REFERENCE),
-    scalar("volumeAttributesClassName"),
+    scalar("volumeAttributesClassName").pointer(),
 ]);
 
 const SELECTOR: GoStruct = GoStruct(&[scalar("matchLabels"), nested("matchExpressions", &REQUIREMENT)]);
@@ -120,11 +120,11 @@ const REQUIREMENT: GoStruct = GoStruct(&[
     scalar("values"),
 ]);
 
-const RESOURCES: GoStruct = GoStruct(&[scalar("limits"), scalar("requests")]);
+const RESOURCES: GoStruct = GoStruct(&[quantities("limits"), quantities("requests")]);
 
 const REFERENCE: GoStruct = GoStruct(&[
     scalar("apiGroup").or_default_json("null"),
     scalar("kind").or_default_json("\"\""),
     scalar("name").or_default_json("\"\""),
-    scalar("namespace"),
+    scalar("namespace").pointer(),
 ]);

@@ -1,11 +1,11 @@
 //! The order in which Go declares the fields of a container, as of Kubernetes 1.34; each earlier release declares a
 //! subset of them in the same order.
 
-use crate::go_json::{GoStruct, nested, scalar};
+use super::{GoStruct, nested, quantities, quantity, scalar};
 
 /// `v1.Container`.
-pub(super) const CONTAINER: GoStruct = GoStruct(&[
-    scalar("name"),
+pub const CONTAINER: GoStruct = GoStruct(&[
+    scalar("name").or_default_json("\"\""),
     scalar("image"),
     scalar("command"),
     scalar("args"),
@@ -15,7 +15,7 @@ pub(super) const CONTAINER: GoStruct = GoStruct(&[
     nested("env", &ENV),
     nested("resources", &RESOURCES).or_default_json("{}"),
     nested("resizePolicy", &RESIZE_POLICY),
-    scalar("restartPolicy"),
+    scalar("restartPolicy").pointer(),
     nested("restartPolicyRules", &RESTART_RULE),
     nested("volumeMounts", &VOLUME_MOUNT),
     nested("volumeDevices", &VOLUME_DEVICE),
@@ -44,7 +44,7 @@ const ENV_FROM: GoStruct = GoStruct(&[
     nested("configMapRef", &SOURCE_REF),
     nested("secretRef", &SOURCE_REF),
 ]);
-const SOURCE_REF: GoStruct = GoStruct(&[scalar("name"), scalar("optional")]);
+const SOURCE_REF: GoStruct = GoStruct(&[scalar("name"), scalar("optional").pointer()]);
 const ENV: GoStruct = GoStruct(&[
     scalar("name").or_default_json("\"\""),
     scalar("value"),
@@ -57,38 +57,38 @@ const VALUE_FROM: GoStruct = GoStruct(&[
     nested("secretKeyRef", &KEY_REF),
     nested("fileKeyRef", &FILE_KEY_REF),
 ]);
-const FIELD_REF: GoStruct = GoStruct(&[scalar("apiVersion"), scalar("fieldPath").or_default_json("\"\"")]);
+pub(super) const FIELD_REF: GoStruct = GoStruct(&[scalar("apiVersion"), scalar("fieldPath").or_default_json("\"\"")]);
 const RESOURCE_FIELD_REF: GoStruct = GoStruct(&[
     scalar("containerName"),
     scalar("resource").or_default_json("\"\""),
-    scalar("divisor").or_default_json("\"0\""),
+    quantity("divisor"),
 ]);
 const KEY_REF: GoStruct = GoStruct(&[
     scalar("name"),
     scalar("key").or_default_json("\"\""),
-    scalar("optional"),
+    scalar("optional").pointer(),
 ]);
 const FILE_KEY_REF: GoStruct = GoStruct(&[
-    scalar("volumeName"),
-    scalar("path"),
-    scalar("key"),
-    scalar("optional"),
+    scalar("volumeName").or_default_json("\"\""),
+    scalar("path").or_default_json("\"\""),
+    scalar("key").or_default_json("\"\""),
+    scalar("optional").pointer(),
 ]);
-const RESOURCES: GoStruct = GoStruct(&[scalar("limits"), scalar("requests"), nested("claims", &CLAIM)]);
-const CLAIM: GoStruct = GoStruct(&[scalar("name"), scalar("request")]);
-const RESIZE_POLICY: GoStruct = GoStruct(&[scalar("resourceName"), scalar("restartPolicy")]);
+const RESOURCES: GoStruct = GoStruct(&[quantities("limits"), quantities("requests"), nested("claims", &CLAIM)]);
+const CLAIM: GoStruct = GoStruct(&[scalar("name").or_default_json("\"\""), scalar("request")]);
+const RESIZE_POLICY: GoStruct = GoStruct(&[scalar("resourceName").or_default_json("\"\""), scalar("restartPolicy").or_default_json("\"\"")]);
 const RESTART_RULE: GoStruct = GoStruct(&[scalar("action"), nested("exitCodes", &EXIT_CODES)]);
 const EXIT_CODES: GoStruct = GoStruct(&[scalar("operator"), scalar("values")]);
 const VOLUME_MOUNT: GoStruct = GoStruct(&[
-    scalar("name"),
+    scalar("name").or_default_json("\"\""),
     scalar("readOnly"),
-    scalar("recursiveReadOnly"),
+    scalar("recursiveReadOnly").pointer(),
     scalar("mountPath").or_default_json("\"\""),
     scalar("subPath"),
-    scalar("mountPropagation"),
+    scalar("mountPropagation").pointer(),
     scalar("subPathExpr"),
 ]);
-const VOLUME_DEVICE: GoStruct = GoStruct(&[scalar("name"), scalar("devicePath")]);
+const VOLUME_DEVICE: GoStruct = GoStruct(&[scalar("name").or_default_json("\"\""), scalar("devicePath").or_default_json("\"\"")]);
 const PROBE: GoStruct = GoStruct(&[
     nested("exec", &EXEC),
     nested("httpGet", &HTTP_GET),
@@ -99,12 +99,12 @@ const PROBE: GoStruct = GoStruct(&[
     scalar("periodSeconds"),
     scalar("successThreshold"),
     scalar("failureThreshold"),
-    scalar("terminationGracePeriodSeconds"),
+    scalar("terminationGracePeriodSeconds").pointer(),
 ]);
 const LIFECYCLE: GoStruct = GoStruct(&[
     nested("postStart", &HANDLER),
     nested("preStop", &HANDLER),
-    scalar("stopSignal"),
+    scalar("stopSignal").pointer(),
 ]);
 const HANDLER: GoStruct = GoStruct(&[
     nested("exec", &EXEC),
@@ -132,24 +132,24 @@ const GRPC: GoStruct = GoStruct(&[
 const SLEEP: GoStruct = GoStruct(&[scalar("seconds").or_default_json("0")]);
 const SECURITY_CONTEXT: GoStruct = GoStruct(&[
     nested("capabilities", &CAPABILITIES),
-    scalar("privileged"),
+    scalar("privileged").pointer(),
     nested("seLinuxOptions", &SE_LINUX),
     nested("windowsOptions", &WINDOWS),
-    scalar("runAsUser"),
-    scalar("runAsGroup"),
-    scalar("runAsNonRoot"),
-    scalar("readOnlyRootFilesystem"),
-    scalar("allowPrivilegeEscalation"),
-    scalar("procMount"),
+    scalar("runAsUser").pointer(),
+    scalar("runAsGroup").pointer(),
+    scalar("runAsNonRoot").pointer(),
+    scalar("readOnlyRootFilesystem").pointer(),
+    scalar("allowPrivilegeEscalation").pointer(),
+    scalar("procMount").pointer(),
     nested("seccompProfile", &PROFILE),
     nested("appArmorProfile", &PROFILE),
 ]);
 const CAPABILITIES: GoStruct = GoStruct(&[scalar("add"), scalar("drop")]);
 const SE_LINUX: GoStruct = GoStruct(&[scalar("user"), scalar("role"), scalar("type"), scalar("level")]);
 const WINDOWS: GoStruct = GoStruct(&[
-    scalar("gmsaCredentialSpecName"),
-    scalar("gmsaCredentialSpec"),
-    scalar("runAsUserName"),
-    scalar("hostProcess"),
+    scalar("gmsaCredentialSpecName").pointer(),
+    scalar("gmsaCredentialSpec").pointer(),
+    scalar("runAsUserName").pointer(),
+    scalar("hostProcess").pointer(),
 ]);
-const PROFILE: GoStruct = GoStruct(&[scalar("type"), scalar("localhostProfile")]);
+const PROFILE: GoStruct = GoStruct(&[scalar("type").or_default_json("\"\""), scalar("localhostProfile").pointer()]);
