@@ -316,12 +316,30 @@ mod tests {
         ]);
         for (value, text) in [
             (json!({}), r#"{"always":0,"quantity":"0"}"#),
-            (json!({ "plain": 0, "pointer": 0 }), r#"{"pointer":0,"always":0,"quantity":"0"}"#),
-            (json!({ "plain": "", "always": 1 }), r#"{"always":1,"quantity":"0"}"#),
-            (json!({ "plain": [], "struct": [] }), r#"{"always":0,"quantity":"0"}"#),
-            (json!({ "plain": false, "struct": {} }), r#"{"always":0,"struct":{},"quantity":"0"}"#),
-            (json!({ "plain": [null], "struct": [null] }), r#"{"plain":[""],"always":0,"struct":[{}],"quantity":"0"}"#),
-            (json!({ "a": 1, "z": 0, "quantities": {} }), r#"{"a":1,"always":0,"quantity":"0"}"#),
+            (
+                json!({ "plain": 0, "pointer": 0 }),
+                r#"{"pointer":0,"always":0,"quantity":"0"}"#,
+            ),
+            (
+                json!({ "plain": "", "always": 1 }),
+                r#"{"always":1,"quantity":"0"}"#,
+            ),
+            (
+                json!({ "plain": [], "struct": [] }),
+                r#"{"always":0,"quantity":"0"}"#,
+            ),
+            (
+                json!({ "plain": false, "struct": {} }),
+                r#"{"always":0,"struct":{},"quantity":"0"}"#,
+            ),
+            (
+                json!({ "plain": [null], "struct": [null] }),
+                r#"{"plain":[""],"always":0,"struct":[{}],"quantity":"0"}"#,
+            ),
+            (
+                json!({ "a": 1, "z": 0, "quantities": {} }),
+                r#"{"a":1,"always":0,"quantity":"0"}"#,
+            ),
             (
                 json!({ "quantities": { "b": 1.5, "a": "1024Mi", "c": null, "d": "x" }, "quantity": "2000m" }),
                 r#"{"always":0,"quantities":{"a":"1Gi","b":"1500m","c":"0","d":"x"},"quantity":"2"}"#,
@@ -329,7 +347,8 @@ mod tests {
         ] {
             assert_eq!(to_ordered_json(&value, &EMPTY), text);
         }
-        let odd = json!({ "quantities": [{}], "quantity": {}, "struct": "x", "plain": { "b": [], "a": null } });
+        let odd =
+            json!({ "quantities": [{}], "quantity": {}, "struct": "x", "plain": { "b": [], "a": null } });
         assert_eq!(
             to_ordered_json(&odd, &EMPTY),
             r#"{"plain":{"a":null,"b":[]},"always":0,"struct":"x","quantities":[{}],"quantity":{}}"#

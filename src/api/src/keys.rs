@@ -121,8 +121,16 @@ pub const PRE_DELETE_HOOK: &str = "preDeleteHook";
 /// `key` of an inPlaceUpdate hook in the message of condition [`KRUISE_POD_READY`].
 pub const PRE_UPDATE_HOOK: &str = "preUpdateHook";
 
-/// Pod annotation that marks injected sidecars.
+/// Annotation of a SidecarSet and of its ControllerRevisions: hash of its containers. On a Pod it marks injected
+/// sidecars.
 pub const SIDECAR_SET_HASH: &str = "kruise.io/sidecarset-hash";
+/// The same without the containers' images.
+pub const SIDECAR_SET_HASH_WITHOUT_IMAGE: &str = "kruise.io/sidecarset-hash-without-image";
+/// Label of a v1alpha1 SidecarSet: v1beta1's `customVersion`. Label of a ControllerRevision in both versions.
+pub const SIDECAR_SET_CUSTOM_VERSION: &str = "apps.kruise.io/sidecarset-custom-version";
+/// Annotation of ours on a v1beta1 SidecarSet: JSON `{"namespace", "namespaceSelector"}` of v1alpha1, whose namespace
+/// v1beta1 has as a selector. Absent on v1alpha1.
+pub const SIDECAR_SET_V1ALPHA1_NAMESPACE: &str = "apps.kruise.io/sidecarset-v1alpha1-namespace";
 
 /// Finalizer of an ImagePullJob: its tags and secret copies must be deleted first.
 pub const DELETION_PROTECTION: &str = "apps.kruise.io/deletion-protection";

@@ -48,10 +48,12 @@
 //! ```
 
 pub mod claim;
+mod core_defaults;
 pub mod in_place;
 pub mod not_ready;
 pub mod order;
 pub mod pods;
 pub mod revision;
+pub mod sidecarset;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -20,6 +20,7 @@ use kruise_api::{go_json, keys};
 mod hashes;
 
 pub use hashes::claim_hash;
+pub(crate) use hashes::safe_encode;
 
 /// Maximum bytes of a workload's name in the names of its revisions.
 const MAX_NAME_BYTES: usize = 223;

@@ -57,7 +57,8 @@ const VALUE_FROM: GoStruct = GoStruct(&[
     nested("secretKeyRef", &KEY_REF),
     nested("fileKeyRef", &FILE_KEY_REF),
 ]);
-pub(super) const FIELD_REF: GoStruct = GoStruct(&[scalar("apiVersion"), scalar("fieldPath").or_default_json("\"\"")]);
+pub(super) const FIELD_REF: GoStruct =
+    GoStruct(&[scalar("apiVersion"), scalar("fieldPath").or_default_json("\"\"")]);
 const RESOURCE_FIELD_REF: GoStruct = GoStruct(&[
     scalar("containerName"),
     scalar("resource").or_default_json("\"\""),
@@ -74,9 +75,16 @@ const FILE_KEY_REF: GoStruct = GoStruct(&[
     scalar("key").or_default_json("\"\""),
     scalar("optional").pointer(),
 ]);
-const RESOURCES: GoStruct = GoStruct(&[quantities("limits"), quantities("requests"), nested("claims", &CLAIM)]);
+const RESOURCES: GoStruct = GoStruct(&[
+    quantities("limits"),
+    quantities("requests"),
+    nested("claims", &CLAIM),
+]);
 const CLAIM: GoStruct = GoStruct(&[scalar("name").or_default_json("\"\""), scalar("request")]);
-const RESIZE_POLICY: GoStruct = GoStruct(&[scalar("resourceName").or_default_json("\"\""), scalar("restartPolicy").or_default_json("\"\"")]);
+const RESIZE_POLICY: GoStruct = GoStruct(&[
+    scalar("resourceName").or_default_json("\"\""),
+    scalar("restartPolicy").or_default_json("\"\""),
+]);
 const RESTART_RULE: GoStruct = GoStruct(&[scalar("action"), nested("exitCodes", &EXIT_CODES)]);
 const EXIT_CODES: GoStruct = GoStruct(&[scalar("operator"), scalar("values")]);
 const VOLUME_MOUNT: GoStruct = GoStruct(&[
@@ -88,7 +96,10 @@ const VOLUME_MOUNT: GoStruct = GoStruct(&[
     scalar("mountPropagation").pointer(),
     scalar("subPathExpr"),
 ]);
-const VOLUME_DEVICE: GoStruct = GoStruct(&[scalar("name").or_default_json("\"\""), scalar("devicePath").or_default_json("\"\"")]);
+const VOLUME_DEVICE: GoStruct = GoStruct(&[
+    scalar("name").or_default_json("\"\""),
+    scalar("devicePath").or_default_json("\"\""),
+]);
 const PROBE: GoStruct = GoStruct(&[
     nested("exec", &EXEC),
     nested("httpGet", &HTTP_GET),
@@ -152,4 +163,7 @@ const WINDOWS: GoStruct = GoStruct(&[
     scalar("runAsUserName").pointer(),
     scalar("hostProcess").pointer(),
 ]);
-const PROFILE: GoStruct = GoStruct(&[scalar("type").or_default_json("\"\""), scalar("localhostProfile").pointer()]);
+const PROFILE: GoStruct = GoStruct(&[
+    scalar("type").or_default_json("\"\""),
+    scalar("localhostProfile").pointer(),
+]);

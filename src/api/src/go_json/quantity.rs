@@ -54,7 +54,10 @@ impl Quantity {
         let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
         let (whole, rest) = split_digits(unsigned);
         let (fraction, suffix) = rest.strip_prefix('.').map_or(("", rest), split_digits);
-        let digits = whole.bytes().chain(fraction.bytes()).skip_while(|digit| *digit == b'0');
+        let digits = whole
+            .bytes()
+            .chain(fraction.bytes())
+            .skip_while(|digit| *digit == b'0');
         let mut quantity = Self {
             negative: text.starts_with('-'),
             digits: digits.collect(),
@@ -155,7 +158,12 @@ impl Quantity {
             }
             return Some(format!("{sign}{amount}{}", BINARY_SUFFIXES.get(at)?));
         }
-        let zeros = self.digits.iter().rev().take_while(|digit| **digit == b'0').count();
+        let zeros = self
+            .digits
+            .iter()
+            .rev()
+            .take_while(|digit| **digit == b'0')
+            .count();
         let exponent = self.exponent.checked_add(i64::try_from(zeros).ok()?)?;
         // To a multiple of three.
         let added = exponent.rem_euclid(3);
@@ -227,7 +235,20 @@ mod tests {
         ] {
             assert_eq!(canonical(text).as_deref(), Some(go), "{text}");
         }
-        for text in ["", " ", "x", "1x", "1e", "1 m", "--1", "1.2.3", "1ki", "1e99999999999", "1000E", &"1".repeat(257)] {
+        for text in [
+            "",
+            " ",
+            "x",
+            "1x",
+            "1e",
+            "1 m",
+            "--1",
+            "1.2.3",
+            "1ki",
+            "1e99999999999",
+            "1000E",
+            &"1".repeat(257),
+        ] {
             assert_eq!(canonical(text), None, "{text}");
         }
     }

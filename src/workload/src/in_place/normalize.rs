@@ -8,7 +8,10 @@
 use serde_json::{Map, Value, json};
 
 use super::quantity;
-use kruise_api::image_reference::ImageReference;
+use crate::core_defaults::{
+    FieldDefault, env_sources, ephemeral_claim, fields, for_each_file, items, pull_policy, text,
+    visit_container, visit_volume,
+};
 
 /// Maps whose entries count even if they are empty.
 const KEPT_EMPTY_MAPS: [&str; 9] = [
@@ -127,16 +130,15 @@ fn add_missing(to: &mut Value, from: &Value) {
     }
 }
 
+const POD: [FieldDefault; 3] = [
+    text("dnsPolicy", "ClusterFirst"),
+    text("restartPolicy", "Always"),
+    text("schedulerName", "default-scheduler"),
+];
+
 fn normalize_pod(spec: &mut Map<String, Value>, storage: TemplateStorage) {
-    drop_defaults(
-        spec,
-        &[
-            ("dnsPolicy", json!("ClusterFirst")),
-            ("restartPolicy", json!("Always")),
-            ("schedulerName", json!("default-scheduler")),
-            ("terminationGracePeriodSeconds", json!(30)),
-        ],
-    );
+    drop_defaults(spec, &POD);
+    drop_default(spec, "terminationGracePeriodSeconds", &json!(30));
     // The deprecated name counts only if the current one is absent.
     if let Some(alias) = spec.remove("serviceAccount") {
         let name = spec.entry("serviceAccountName").or_insert(Value::Null);
@@ -149,7 +151,7 @@ fn normalize_pod(spec: &mut Map<String, Value>, storage: TemplateStorage) {
         normalize_container(each, with_defaults.then_some("Always"));
     }
     for each in items(spec, "initContainers") {
-        let policy = pull_policy(&each["image"]);
+        let policy = pull_policy(each.get("image"));
         normalize_container(each, with_defaults.then_some(policy));
     }
     items(spec, "volumes").for_each(normalize_volume);
@@ -158,66 +160,23 @@ fn normalize_pod(spec: &mut Map<String, Value>, storage: TemplateStorage) {
 }
 
 /// `pull_policy` is stored for a container that has none.
-fn normalize_container(container: &mut Value, pull_policy: Option<&str>) {
+fn normalize_container(container: &mut Value, pull_policy: Option<&'static str>) {
     let Some(container) = container.as_object_mut() else {
         return;
     };
     if let Some(policy) = pull_policy {
-        drop_defaults(container, &[("imagePullPolicy", json!(policy))]);
+        drop_defaults(container, &[text("imagePullPolicy", policy)]);
     }
-    drop_defaults(
-        container,
-        &[
-            ("terminationMessagePath", json!("/dev/termination-log")),
-            ("terminationMessagePolicy", json!("File")),
-        ],
-    );
-    for port in items(container, "ports") {
-        drop_default(port, "protocol", &json!("TCP"));
-    }
-    for variable in items(container, "env") {
-        if let Some(from) = variable.get_mut("valueFrom") {
-            drop_reference_defaults(from);
-            if let Some(file) = from.get_mut("fileKeyRef") {
-                drop_default(file, "optional", &json!(false));
-            }
-        }
-    }
-    for name in ["livenessProbe", "readinessProbe", "startupProbe"] {
-        if let Some(probe) = fields(container, name) {
-            drop_defaults(
-                probe,
-                &[
-                    ("timeoutSeconds", json!(1)),
-                    ("periodSeconds", json!(10)),
-                    ("successThreshold", json!(1)),
-                    ("failureThreshold", json!(3)),
-                ],
-            );
-            drop_http_get_defaults(probe);
-        }
-    }
-    for name in ["postStart", "preStop"] {
-        let hooks = fields(container, "lifecycle");
-        if let Some(hook) = hooks.and_then(|hooks| fields(hooks, name)) {
-            drop_http_get_defaults(hook);
-        }
-    }
+    visit_container(container, &mut |object, defaults, _| {
+        drop_defaults(object, defaults)
+    });
+    env_sources(container).for_each(normalize_divisor);
     normalize_resources(container);
 }
 
-fn drop_http_get_defaults(handler: &mut Map<String, Value>) {
-    if let Some(get) = fields(handler, "httpGet") {
-        drop_defaults(get, &[("path", json!("/")), ("scheme", json!("HTTP"))]);
-    }
-}
-
-/// `fieldRef` and `resourceFieldRef`, as environment variables and files have them.
-fn drop_reference_defaults(from: &mut Value) {
-    if let Some(field) = from.get_mut("fieldRef") {
-        drop_default(field, "apiVersion", &json!("v1"));
-    }
-    if let Some(resource) = from.get_mut("resourceFieldRef") {
+/// `resourceFieldRef`, as environment variables and files have it.
+fn normalize_divisor(from: &mut Map<String, Value>) {
+    if let Some(resource) = fields(from, "resourceFieldRef") {
         normalize_quantity_at(resource, "divisor");
         drop_default(resource, "divisor", &json!("0n"));
     }
@@ -234,81 +193,20 @@ fn normalize_volume(volume: &mut Value) {
     let Some(volume) = volume.as_object_mut() else {
         return;
     };
-    for (kind, defaults) in [
-        ("secret", [("defaultMode", json!(420))].as_slice()),
-        ("configMap", &[("defaultMode", json!(420))]),
-        ("downwardAPI", &[("defaultMode", json!(420))]),
-        ("projected", &[("defaultMode", json!(420))]),
-        ("iscsi", &[("iscsiInterface", json!("default"))]),
-        (
-            "rbd",
-            &[
-                ("pool", json!("rbd")),
-                ("user", json!("admin")),
-                ("keyring", json!("/etc/ceph/keyring")),
-            ],
-        ),
-        (
-            "azureDisk",
-            &[
-                ("cachingMode", json!("ReadWrite")),
-                ("fsType", json!("ext4")),
-                ("readOnly", json!(false)),
-                ("kind", json!("Shared")),
-            ],
-        ),
-        (
-            "scaleIO",
-            &[
-                ("storageMode", json!("ThinProvisioned")),
-                ("fsType", json!("xfs")),
-            ],
-        ),
-    ] {
-        if let Some(source) = fields(volume, kind) {
-            drop_defaults(source, defaults);
-        }
-    }
-    if let Some(image) = volume.get_mut("image") {
-        let policy = json!(pull_policy(&image["reference"]));
-        drop_default(image, "pullPolicy", &policy);
-    }
-    if let Some(files) = fields(volume, "downwardAPI") {
-        items(files, "items").for_each(drop_reference_defaults);
-    }
-    let projected = fields(volume, "projected").into_iter();
-    for source in projected.flat_map(|projected| items(projected, "sources")) {
-        if let Some(files) = source.get_mut("downwardAPI").and_then(Value::as_object_mut) {
-            items(files, "items").for_each(drop_reference_defaults);
-        }
-        if let Some(token) = source.get_mut("serviceAccountToken") {
-            drop_default(token, "expirationSeconds", &json!(3600));
-        }
-    }
-    let claim = volume
-        .get_mut("ephemeral")
-        .and_then(|e| e.get_mut("volumeClaimTemplate"));
-    if let Some(claim) = claim.and_then(|claim| claim.get_mut("spec")?.as_object_mut()) {
-        drop_defaults(claim, &[("volumeMode", json!("Filesystem"))]);
+    visit_volume(volume, &mut |object, defaults, _| drop_defaults(object, defaults));
+    for_each_file(volume, &mut normalize_divisor);
+    if let Some(claim) = ephemeral_claim(volume) {
         normalize_resources(claim);
     }
-    if let Some(empty) = volume.get_mut("emptyDir") {
+    if let Some(empty) = fields(volume, "emptyDir") {
         normalize_quantity_at(empty, "sizeLimit");
+    }
+    if let Some(empty) = volume.get_mut("emptyDir") {
         drop_empty(empty);
         // A volume without a source is an empty one.
         if *empty == json!({}) {
             volume.remove("emptyDir");
         }
-    }
-}
-
-/// The default pull policy of Kubernetes, by the image's tag.
-fn pull_policy(image: &Value) -> &'static str {
-    let read = ImageReference::parse(image.as_str().unwrap_or_default());
-    if read.is_ok_and(|image| image.tag_or_digest() == "latest") {
-        "Always"
-    } else {
-        "IfNotPresent"
     }
 }
 
@@ -318,7 +216,7 @@ fn normalize_quantities(object: &mut Map<String, Value>, list: &str, step: i128)
     }
 }
 
-fn normalize_quantity_at(object: &mut Value, field: &str) {
+fn normalize_quantity_at(object: &mut Map<String, Value>, field: &str) {
     if let Some(value) = object.get_mut(field) {
         normalize_quantity(value, 1);
     }
@@ -342,30 +240,14 @@ fn normalize_quantity(value: &mut Value, step: i128) {
     }
 }
 
-fn drop_defaults(object: &mut Map<String, Value>, defaults: &[(&str, Value)]) {
-    for (field, default) in defaults {
-        if object.get(*field) == Some(default) {
-            object.remove(*field);
-        }
+fn drop_defaults(object: &mut Map<String, Value>, defaults: &[FieldDefault]) {
+    defaults.iter().for_each(|default| default.remove(object));
+}
+
+fn drop_default(object: &mut Map<String, Value>, field: &str, default: &Value) {
+    if object.get(field) == Some(default) {
+        object.remove(field);
     }
-}
-
-fn drop_default(object: &mut Value, field: &str, default: &Value) {
-    if let Some(map) = object.as_object_mut().filter(|of| of.get(field) == Some(default)) {
-        map.remove(field);
-    }
-}
-
-fn fields<'a>(object: &'a mut Map<String, Value>, name: &str) -> Option<&'a mut Map<String, Value>> {
-    object.get_mut(name)?.as_object_mut()
-}
-
-fn items<'a>(
-    object: &'a mut Map<String, Value>,
-    list: &str,
-) -> impl Iterator<Item = &'a mut Value> + use<'a> {
-    let items = object.get_mut(list).and_then(Value::as_array_mut);
-    items.into_iter().flatten()
 }
 
 /// Removes empty values, innermost first.

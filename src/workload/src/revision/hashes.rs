@@ -18,8 +18,13 @@ pub(super) fn revision_hash(data: &str, collisions: Option<i32>) -> String {
     let hash = text.bytes().fold(0x811c_9dc5_u32, |hash, byte| {
         hash.wrapping_mul(0x0100_0193) ^ u32::from(byte)
     });
+    safe_encode(&hash.to_string())
+}
+
+/// A text of digits in letters that form no words, as Kubernetes' `rand.SafeEncodeString`.
+pub(crate) fn safe_encode(digits: &str) -> String {
     let letter = |digit: u8| char::from(LETTERS[usize::from(digit) % LETTERS.len()]);
-    hash.to_string().bytes().map(letter).collect()
+    digits.bytes().map(letter).collect()
 }
 
 /// A Pod template as Go's types write it: with nulls and empty objects for absent fields.
