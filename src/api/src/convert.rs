@@ -18,6 +18,7 @@ use super::json::set;
 use super::{GROUP, Kind, V1ALPHA1, V1BETA1, keys};
 
 mod cloneset;
+pub mod sidecarset;
 
 /// A kind that is not served, of which OpenKruise may have left objects. Its versions are equal.
 const IMAGE_LIST_PULL_JOB: &str = "ImageListPullJob";

@@ -128,9 +128,14 @@ pub const SIDECAR_SET_HASH: &str = "kruise.io/sidecarset-hash";
 pub const SIDECAR_SET_HASH_WITHOUT_IMAGE: &str = "kruise.io/sidecarset-hash-without-image";
 /// Label of a v1alpha1 SidecarSet: v1beta1's `customVersion`. Label of a ControllerRevision in both versions.
 pub const SIDECAR_SET_CUSTOM_VERSION: &str = "apps.kruise.io/sidecarset-custom-version";
-/// Annotation of ours on a v1beta1 SidecarSet: JSON `{"namespace", "namespaceSelector"}` of v1alpha1, whose namespace
-/// v1beta1 has as a selector. Absent on v1alpha1.
-pub const SIDECAR_SET_V1ALPHA1_NAMESPACE: &str = "apps.kruise.io/sidecarset-v1alpha1-namespace";
+/// Annotation of ours on a v1beta1 SidecarSet whose v1alpha1 has a `namespace`: JSON of the `namespaceSelector` that this
+/// overrides, or `null`. Absent on v1alpha1.
+pub const SIDECAR_SET_NAMESPACE_SELECTOR: &str = "apps.kruise.io/sidecarset-namespace-selector";
+/// Annotation of ours on a v1alpha1 SidecarSet: JSON `{"label", "customVersion"}` of v1beta1, if it has label
+/// [`SIDECAR_SET_CUSTOM_VERSION`] as well, or if `customVersion` is no label. Absent on v1beta1.
+pub const SIDECAR_SET_V1BETA1_VERSION: &str = "apps.kruise.io/sidecarset-v1beta1-version";
+/// Label of every Namespace: its name. It is Kubernetes' own.
+pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// Finalizer of an ImagePullJob: its tags and secret copies must be deleted first.
 pub const DELETION_PROTECTION: &str = "apps.kruise.io/deletion-protection";

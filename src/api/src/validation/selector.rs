@@ -89,7 +89,9 @@ pub fn check_value(value: &Value, field: &str, errors: &mut FieldErrors) {
     }
 }
 
-fn is_label_text(text: &str) -> bool {
+/// Whether the text is a label value, or the name in a label key, and not empty.
+#[must_use]
+pub fn is_label_text(text: &str) -> bool {
     is_word(text, 63, |c| c.is_ascii_alphanumeric(), "-_.")
 }
 
