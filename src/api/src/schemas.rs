@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 
 use super::json::set;
 
+pub(super) mod sidecarset;
+
 /// The longest string of an `intstr.IntOrString`, in characters. Percentages and names of ports are far shorter.
 pub const MAX_INT_OR_STRING_CHARS: usize = 64;
 /// Names of nodes in one selector. This and the next ones limit memory: each string takes some 32 bytes, however short

@@ -15,8 +15,10 @@ use super::node_image as beta;
 use super::schemas;
 
 mod cloneset;
+mod sidecarset;
 
 pub use cloneset::{CloneSet, CloneSetScaleStrategy, CloneSetSpec, CloneSetUpdateStrategy};
+pub use sidecarset::{SidecarSet, SidecarSetSpec};
 
 /// Images that the node should pull.
 #[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]

@@ -146,8 +146,8 @@ const VOLUMES: [(&str, SetBy, &[FieldDefault]); 9] = [
     ),
 ];
 
-/// Visits the objects of a container that have defaults. Its pull policy is not among them: it depends on the image, and
-/// for some workloads on the webhook.
+/// Visits the objects of a container that have defaults. Its pull policy is not among them: it depends on the image,
+/// and for some workloads on the webhook.
 pub(crate) fn visit_container(container: &mut Map<String, Value>, visit: &mut Visitor<'_>) {
     use SetBy::{ApiServer, OpenKruise};
     visit(container, &CONTAINER, OpenKruise);
@@ -191,7 +191,8 @@ fn visit_reference(from: &mut Map<String, Value>, visit: &mut Visitor<'_>) {
     }
 }
 
-/// Visits the objects of a volume that have defaults. A volume without a source is an `emptyDir`, which is the caller's.
+/// Visits the objects of a volume that have defaults. A volume without a source is an `emptyDir`, which is up to the
+/// caller.
 pub(crate) fn visit_volume(volume: &mut Map<String, Value>, visit: &mut Visitor<'_>) {
     for (kind, by, defaults) in VOLUMES {
         if let Some(source) = fields(volume, kind) {

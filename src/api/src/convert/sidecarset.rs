@@ -1,7 +1,7 @@
 //! SidecarSet: v1alpha1 has the name of a namespace as well, and its `customVersion` is a label.
 //!
-//! v1alpha1 → v1beta1 makes a selector of `namespace` and a field of the label, as upstream does. Unlike upstream, the way
-//! back is without loss: `namespace`, and the `namespaceSelector` that it overrides, are kept in
+//! v1alpha1 → v1beta1 makes a selector of `namespace` and a field of the label, as upstream does. Unlike upstream, the
+//! way back is without loss: `namespace`, and the `namespaceSelector` that it overrides, are kept in
 //! [`keys::SIDECAR_SET_NAMESPACE_SELECTOR`], and a label of v1beta1 that looks like a custom version in
 //! [`keys::SIDECAR_SET_V1BETA1_VERSION`].
 
@@ -80,8 +80,8 @@ pub fn to_v1alpha1(object: &mut Value) {
     }
 }
 
-/// The label of v1alpha1 for a label and a custom version of v1beta1. Text that is no label must not become one: the API
-/// server could not read the object, nor any list that contains it.
+/// The label of v1alpha1 for a label and a custom version of v1beta1. Text that is no label must not become one: the
+/// API server could not read the object, nor any list that contains it.
 fn label_for<'a>(label: Option<&'a str>, version: Option<&'a str>) -> Option<&'a str> {
     version.filter(|version| is_label_text(version)).or(label)
 }

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 
+mod sidecarset;
+
 fn plurals() -> [&'static str; 4] {
     Kind::ALL.map(|kind| kind.info().plural)
 }

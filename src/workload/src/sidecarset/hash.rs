@@ -1,8 +1,8 @@
 //! The hashes of a SidecarSet's containers, by which its Pods are current or not.
 //!
-//! They are OpenKruise's: another hash of the same containers would update all Pods. Fields of containers that are newer
-//! than OpenKruise's snapshot (Kubernetes 1.32) but known to [`SIDECAR_CONTAINER`] count, where Go would drop them from
-//! the set as well. Unknown fields do not count.
+//! They are OpenKruise's: another hash of the same containers would update all Pods. Fields that are newer than
+//! OpenKruise's (those of Kubernetes 1.32) count if [`SIDECAR_CONTAINER`] has them; OpenKruise drops them from the set.
+//! Unknown fields do not count.
 
 use std::fmt::Write as _;
 
@@ -49,8 +49,8 @@ pub fn is_native_sidecar(init_container: &Value) -> bool {
     init_container.get("restartPolicy").and_then(Value::as_str) == Some("Always")
 }
 
-/// What is hashed, as Go writes it: all containers, and all init containers if any of them is a native sidecar. An absent
-/// list is null.
+/// What is hashed, as Go writes it: all containers, and all init containers if any of them is a native sidecar. An
+/// absent list is null.
 fn document(spec: &Map<String, Value>, prepare: impl Fn(&[Value]) -> Vec<Value>) -> String {
     let list = |name: &str| match spec.get(name) {
         Some(Value::Array(containers)) => {

@@ -4,8 +4,9 @@
 use proptest::prelude::*;
 
 use super::super::tests::vectors::{KnownDifferences, count_by_conversion, read_cases};
-use super::super::tests::{without_empty, without_zero};
+use super::super::tests::{round_trip, without_empty, without_zero};
 use super::*;
+use crate::{sidecarset, v1alpha1};
 
 /// In v1beta1 ours keeps that there was a `namespace`, as an annotation.
 const NAMESPACES: [usize; 7] = [1, 7, 23, 37, 67, 69, 73];
@@ -61,6 +62,23 @@ fn conversions_match_upstream() {
         count_by_conversion(&cases),
         ways.map(|(way, count)| (way.to_owned(), count))
     );
+}
+
+#[test]
+fn our_types_round_trip_upstream_objects() {
+    for case in &read_cases("sidecarset") {
+        for (object, version) in [(&case["in"], &case["from"]), (&case["out"], &case["to"])] {
+            let mut object = object.clone();
+            object["kind"] = json!("SidecarSet");
+            object["apiVersion"] = json!(format!("apps.kruise.io/{}", version.as_str().unwrap()));
+            let back = if version == "v1beta1" {
+                round_trip::<sidecarset::SidecarSet>(&object)
+            } else {
+                round_trip::<v1alpha1::SidecarSet>(&object)
+            };
+            assert_eq!(back, normalized(&object), "{version} of {case}");
+        }
+    }
 }
 
 fn alpha(spec: Value) -> Value {

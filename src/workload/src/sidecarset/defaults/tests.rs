@@ -25,8 +25,8 @@ fn as_go(spec: &Value, annotations: &Value) -> Value {
     spec["injectionStrategy"] = without_zero(spec["injectionStrategy"].take());
     if let Some(spec) = spec.as_object_mut() {
         spec.retain(|field, value| {
-            let empty = [json!(null), json!([]), json!("")].contains(value);
-            !empty && !(field == "injectionStrategy" && *value == json!({}))
+            let no_strategy = field == "injectionStrategy" && *value == json!({});
+            !no_strategy && ![json!(null), json!([]), json!("")].contains(value)
         });
     }
     json!({ "spec": spec, "annotations": annotations })
