@@ -6,6 +6,7 @@
 
 use std::borrow::Cow;
 
+use serde::Serialize;
 use serde_json::{Map, Value};
 
 mod container;
@@ -149,6 +150,15 @@ pub fn to_ordered_json(value: &Value, layout: &'static GoStruct) -> String {
     out
 }
 
+/// A value that serializes its fields in the order in which Go declares them; maps must be sorted.
+#[must_use]
+pub fn to_json(value: &impl Serialize) -> String {
+    let json = serde_json::to_string(value).unwrap_or_default();
+    let mut out = String::with_capacity(json.len());
+    escape(&json, &mut out);
+    out
+}
+
 fn write(value: &Value, out: &mut String) {
     match value {
         Value::Array(items) => join(out, ['[', ']'], items.iter(), write),
@@ -251,7 +261,12 @@ fn join<T>(
 }
 
 fn write_string(text: &str, out: &mut String) {
-    for c in Value::from(text).to_string().chars() {
+    escape(&Value::from(text).to_string(), out);
+}
+
+/// Outside strings, JSON has none of the characters to escape.
+fn escape(json: &str, out: &mut String) {
+    for c in json.chars() {
         if is_escaped(c) {
             out.push_str(&format!("\\u{:04x}", u32::from(c)));
         } else {

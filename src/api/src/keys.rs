@@ -121,10 +121,10 @@ pub const PRE_DELETE_HOOK: &str = "preDeleteHook";
 /// `key` of an inPlaceUpdate hook in the message of condition [`KRUISE_POD_READY`].
 pub const PRE_UPDATE_HOOK: &str = "preUpdateHook";
 
-/// Annotation of a SidecarSet and of its ControllerRevisions: hash of its containers. On a Pod it marks injected
-/// sidecars.
+/// Annotation of a SidecarSet and its ControllerRevisions: hash of its containers. Of a Pod: JSON map of what was
+/// injected, by the SidecarSet's name.
 pub const SIDECAR_SET_HASH: &str = "kruise.io/sidecarset-hash";
-/// The same without the containers' images.
+/// The same for the containers without their images: a Pod with another value cannot be updated in place.
 pub const SIDECAR_SET_HASH_WITHOUT_IMAGE: &str = "kruise.io/sidecarset-hash-without-image";
 /// Label of a v1alpha1 SidecarSet: v1beta1's `customVersion`. Label of a ControllerRevision in both versions.
 pub const SIDECAR_SET_CUSTOM_VERSION: &str = "apps.kruise.io/sidecarset-custom-version";
@@ -136,6 +136,21 @@ pub const SIDECAR_SET_NAMESPACE_SELECTOR: &str = "apps.kruise.io/sidecarset-name
 pub const SIDECAR_SET_V1BETA1_VERSION: &str = "apps.kruise.io/sidecarset-v1beta1-version";
 /// Label of every Namespace: its name. It is Kubernetes' own.
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+/// Annotation of a Pod: sorted, comma-separated names of the SidecarSets that were injected.
+pub const SIDECAR_SET_INJECTED_LIST: &str = "kruise.io/sidecarset-injected-list";
+/// Annotation of a Pod: JSON map of [`super::in_place::InPlaceUpdateState`], by the SidecarSet's name.
+pub const SIDECAR_SET_IN_PLACE_UPDATE_STATE: &str = "kruise.io/sidecarset-inplace-update-state";
+/// Annotation of a Pod: JSON map from a sidecar to its container that works; the other one has the empty image.
+pub const SIDECAR_SET_WORKING_CONTAINER: &str = "kruise.io/sidecarset-working-hotupgrade-container";
+/// Prefix of a container's name in the Pod annotation with its version.
+pub const SIDECAR_SET_VERSION_PREFIX: &str = "version.sidecarset.kruise.io/";
+/// Prefix of a container's name in the Pod annotation with the version of the other container of the same sidecar.
+pub const SIDECAR_SET_VERSION_ALT_PREFIX: &str = "versionalt.sidecarset.kruise.io/";
+/// Label of a ControllerRevision with the name of its SidecarSet.
+pub const SIDECAR_SET_NAME: &str = "kruise.io/sidecarset-name";
+/// Pod condition: whether its sidecars can be updated in place. Its message is a JSON map of booleans, by the
+/// SidecarSet's name.
+pub const SIDECAR_SET_UPGRADABLE: &str = "SidecarSetUpgradable";
 
 /// Finalizer of an ImagePullJob: its tags and secret copies must be deleted first.
 pub const DELETION_PROTECTION: &str = "apps.kruise.io/deletion-protection";
