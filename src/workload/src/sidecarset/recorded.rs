@@ -6,9 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
 use serde_json::{Map, Value};
 
-use kruise_api::in_place::InPlaceUpdateState;
 use kruise_api::{go_json, keys};
 
 /// What was injected for one SidecarSet: an entry of annotations [`keys::SIDECAR_SET_HASH`] and
@@ -104,35 +104,91 @@ impl HashRecord {
 /// Annotation [`keys::SIDECAR_SET_IN_PLACE_UPDATE_STATE`]: the last update for each set, by name.
 pub type UpdateStates = BTreeMap<String, UpdateState>;
 
-/// The last update for one set.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-#[serde(untagged)]
-pub enum UpdateState {
-    /// A state.
-    State(Box<InPlaceUpdateState>),
-    /// What cannot be read as a state, kept as it is.
-    Unreadable(Value),
+/// The last update for one set: the fields of [`kruise_api::in_place::InPlaceUpdateState`], raw, so that those of other
+/// programs stay.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct UpdateState(Map<String, Value>);
+
+const REVISION: &str = "revision";
+const UPDATE_TIMESTAMP: &str = "updateTimestamp";
+const LAST_CONTAINER_STATUSES: &str = "lastContainerStatuses";
+const IMAGE_ID: &str = "imageID";
+
+impl UpdateState {
+    /// An update that begins now, to this hash.
+    #[must_use]
+    pub fn new(hash: &str, now: &str) -> Self {
+        let fields = [
+            (REVISION, hash.into()),
+            (UPDATE_TIMESTAMP, now.into()),
+            (LAST_CONTAINER_STATUSES, Map::new().into()),
+        ];
+        Self(
+            fields
+                .map(|(field, value)| (field.to_owned(), value))
+                .into_iter()
+                .collect(),
+        )
+    }
+
+    /// ID of the image that a container had before its last update; `None` if it was never updated.
+    #[must_use]
+    pub fn old_image_id(&self, container: &str) -> Option<&str> {
+        let status = self.0.get(LAST_CONTAINER_STATUSES)?.get(container)?;
+        Some(status.get(IMAGE_ID).and_then(Value::as_str).unwrap_or_default())
+    }
+
+    /// Records the images that containers have before their update, as (name, image ID).
+    pub fn record<'a>(&mut self, containers: impl IntoIterator<Item = (&'a str, &'a str)>) {
+        set_default_object(&mut self.0, LAST_CONTAINER_STATUSES);
+        for (name, image_id) in containers {
+            let mut status = Map::new();
+            if !image_id.is_empty() {
+                status.insert(IMAGE_ID.to_owned(), image_id.into());
+            }
+            if let Some(Value::Object(statuses)) = self.0.get_mut(LAST_CONTAINER_STATUSES) {
+                statuses.insert(name.to_owned(), status.into());
+            }
+        }
+    }
 }
 
-/// Parses the states; `None` if there is no map.
+fn set_default_object(fields: &mut Map<String, Value>, field: &str) {
+    let value = fields.entry(field).or_insert(Value::Null);
+    if !value.is_object() {
+        *value = Map::new().into();
+    }
+}
+
+/// The fields that Go always writes come first, then the others.
+impl Serialize for UpdateState {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let first = [
+            (REVISION, Value::from("")),
+            (UPDATE_TIMESTAMP, Value::Null),
+            (LAST_CONTAINER_STATUSES, Value::Null),
+        ];
+        let mut map = serializer.serialize_map(None)?;
+        for (field, default) in &first {
+            map.serialize_entry(field, self.0.get(*field).unwrap_or(default))?;
+        }
+        let is_other = |field: &str| first.iter().all(|(name, _)| *name != field);
+        for (field, value) in self.0.iter().filter(|(field, _)| is_other(field)) {
+            map.serialize_entry(field, value)?;
+        }
+        map.end()
+    }
+}
+
+/// Parses the states; `None` if there is no map. Entries that are not objects are left out.
 #[must_use]
 pub fn parse_states(text: &str) -> Option<UpdateStates> {
     let entries: Map<String, Value> = serde_json::from_str(text).ok()?;
-    let state = |mut entry: Value| {
-        if let Some(fields) = entry.as_object_mut() {
-            fields.entry("revision").or_insert_with(|| "".into());
-        }
-        match serde_json::from_value(entry.clone()) {
-            Ok(state) => UpdateState::State(state),
-            Err(_) => UpdateState::Unreadable(entry),
-        }
-    };
-    Some(
-        entries
-            .into_iter()
-            .map(|(name, entry)| (name, state(entry)))
-            .collect(),
-    )
+    let states = entries.into_iter().filter_map(|(name, entry)| match entry {
+        Value::Object(fields) => Some((name, UpdateState(fields))),
+        _ => None,
+    });
+    Some(states.collect())
 }
 
 /// The annotation's text.
@@ -238,10 +294,19 @@ mod tests {
     #[test]
     fn states_of_other_sets_are_kept() {
         let text = r#"{"A":[1],"O":{"lastContainerStatuses":{"x":{"imageID":"y"}},"x":"<"},"S":{"lastContainerStatuses":1}}"#;
-        let states = parse_states(text).unwrap();
-        assert!(matches!(states["S"], UpdateState::Unreadable(_)));
-        let written = r#"{"A":[1],"O":{"revision":"","updateTimestamp":null,"lastContainerStatuses":{"x":{"imageID":"y"}},"x":"\u003c"},"S":{"lastContainerStatuses":1,"revision":""}}"#;
+        let mut states = parse_states(text).unwrap();
+        let written = r#"{"O":{"revision":"","updateTimestamp":null,"lastContainerStatuses":{"x":{"imageID":"y"}},"x":"\u003c"},"S":{"revision":"","updateTimestamp":null,"lastContainerStatuses":1}}"#;
         assert_eq!(states_to_text(&states), written);
+        assert_eq!(states["O"].old_image_id("x"), Some("y"));
+        assert_eq!(states["S"].old_image_id("x"), None);
+        states.get_mut("S").unwrap().record([("x", ""), ("y", "i")]);
+        assert_eq!(states["S"].old_image_id("x"), Some(""));
+        assert_eq!(states["S"].old_image_id("y"), Some("i"));
+        let new = UpdateStates::from([("S".to_owned(), UpdateState::new("h", "T"))]);
+        assert_eq!(
+            states_to_text(&new),
+            r#"{"S":{"revision":"h","updateTimestamp":"T","lastContainerStatuses":{}}}"#
+        );
         assert_eq!(parse_states("broken"), None);
         assert_eq!(parse_states(""), None);
     }
@@ -288,7 +353,9 @@ mod tests {
             let records = parse(&text);
             prop_assert_eq!(parse(&to_text(&records)), records);
             if let Some(states) = parse_states(&text) {
-                prop_assert_eq!(parse_states(&states_to_text(&states)), Some(states));
+                let written = states_to_text(&states);
+                let again = parse_states(&written).map(|states| states_to_text(&states));
+                prop_assert_eq!(again, Some(written));
             }
             let working = parse_working(&text);
             prop_assert_eq!(parse_working(&working_to_text(&working)), working);

@@ -1,0 +1,119 @@
+//! Which Pods are updated next.
+
+use std::collections::BTreeMap;
+
+use kruise_api::selector::matches;
+use kruise_api::sidecarset::{SidecarSetUpdateStrategy, UpdateScatterTerm};
+
+use super::limits;
+use super::predicates::{is_previous_update_over, is_upgradable};
+use super::set::SetView;
+use super::status::PodState;
+use crate::in_place::Pod;
+use crate::order::update_order;
+
+/// Value of a scatter term that stands for each value of the label.
+const ANY_VALUE: &str = "*";
+
+/// What happens to the Pods that are not updated; all are indexes into the matched Pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Selection {
+    /// To update now, in this order.
+    pub upgrade: Vec<usize>,
+    /// Their containers differ in more than images, which only new Pods get.
+    pub not_upgradable: Vec<usize>,
+    /// The selector of the update strategy leaves them out.
+    pub not_selected: Vec<usize>,
+    /// Their previous update is not over.
+    pub in_progress: Vec<usize>,
+    /// The partition keeps them, in their order.
+    pub kept: Vec<usize>,
+    /// They wait until fewer Pods are unavailable, in their order.
+    pub held: Vec<usize>,
+    /// Number of Pods that are unavailable, with those to update now that are ready.
+    pub unavailable: usize,
+    /// How many may be.
+    pub max_unavailable: usize,
+}
+
+/// Selects the Pods to update, of all matched ones and their states.
+#[must_use]
+pub fn select(set: &SetView<'_>, pods: &[&Pod], states: &[PodState]) -> Selection {
+    let default = SidecarSetUpdateStrategy::default();
+    let strategy = set.spec.update_strategy.as_ref().unwrap_or(&default);
+    let mut selection = Selection::default();
+    let mut waiting = Vec::new();
+    for (at, (pod, state)) in pods.iter().zip(states).enumerate() {
+        if state.updated {
+            continue;
+        }
+        let selected = strategy
+            .selector
+            .as_ref()
+            .is_none_or(|selector| matches(selector, &pod.labels));
+        if !selected {
+            selection.not_selected.push(at);
+        } else if !is_upgradable(set, pod) {
+            selection.not_upgradable.push(at);
+        } else if !is_previous_update_over(set, pod) {
+            selection.in_progress.push(at);
+        } else {
+            waiting.push(at);
+        }
+    }
+    let scatter = expand(&strategy.scatter_strategy, pods, &waiting);
+    let mut waiting = update_order(pods, waiting, strategy.priority_strategy.as_ref(), &scatter);
+    let kept = limits::partition(strategy.partition.as_ref(), pods.len());
+    selection.kept = waiting.split_off(waiting.len().saturating_sub(kept));
+    selection.max_unavailable = limits::max_unavailable(strategy.max_unavailable.as_ref(), pods.len());
+    let broken = states.iter().filter(|state| state.updated && !state.available());
+    selection.unavailable = broken.count();
+    let is_ready = |at: usize| states.get(at).is_some_and(|state| state.ready);
+    let mut taken = 0;
+    for at in &waiting {
+        if is_ready(*at) {
+            if selection.unavailable >= selection.max_unavailable {
+                break;
+            }
+            selection.unavailable += 1;
+        }
+        taken += 1;
+    }
+    selection.held = waiting.split_off(taken);
+    selection.upgrade = waiting;
+    selection
+}
+
+/// The scatter terms without repetitions, and with a term for each value of a label where the value is `*`. Values of
+/// fewer than two waiting Pods have no effect and are left out.
+fn expand(terms: &[UpdateScatterTerm], pods: &[&Pod], waiting: &[usize]) -> Vec<UpdateScatterTerm> {
+    let mut expanded: Vec<UpdateScatterTerm> = Vec::new();
+    for term in terms {
+        if term.value != ANY_VALUE {
+            expanded.push(term.clone());
+            continue;
+        }
+        let value = |pod: &Pod| {
+            pod.labels
+                .get(&term.key)
+                .filter(|value| !value.is_empty())
+                .cloned()
+        };
+        let mut waiting_by_value: BTreeMap<String, usize> = BTreeMap::new();
+        for pod in waiting.iter().filter_map(|at| pods.get(*at)) {
+            if let Some(value) = value(pod) {
+                *waiting_by_value.entry(value).or_default() += 1;
+            }
+        }
+        // In the order of the Pods, which decides between values that are equally frequent.
+        for value in pods.iter().filter_map(|pod| value(pod)) {
+            if waiting_by_value.remove(&value).is_some_and(|count| count > 1) {
+                let key = term.key.clone();
+                expanded.push(UpdateScatterTerm { key, value });
+            }
+        }
+    }
+    let mut seen = std::collections::BTreeSet::new();
+    expanded.retain(|term| seen.insert((term.key.clone(), term.value.clone())));
+    expanded
+}

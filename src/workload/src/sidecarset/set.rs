@@ -1,0 +1,103 @@
+//! A SidecarSet, reduced to what decisions about its Pods need.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kruise_api::keys;
+use kruise_api::sidecarset::{SidecarContainer, SidecarContainerUpgradeType, SidecarSetSpec};
+
+use super::recorded::hot_upgrade_names;
+
+/// What decisions about Pods need of a SidecarSet.
+#[derive(Clone, Copy, Debug)]
+pub struct SetView<'a> {
+    /// Name of the SidecarSet.
+    pub name: &'a str,
+    /// Its `resourceVersion`: the version that sidecars with hot upgrade see.
+    pub resource_version: &'a str,
+    /// Its annotations, which hold both hashes.
+    pub annotations: &'a BTreeMap<String, String>,
+    /// Name of the ControllerRevision of its spec; empty before there is one.
+    pub latest_revision: &'a str,
+    /// Its spec.
+    pub spec: &'a SidecarSetSpec,
+}
+
+impl<'a> SetView<'a> {
+    /// Hash of the containers; empty if the webhook has not set it.
+    #[must_use]
+    pub fn hash(&self) -> &'a str {
+        self.annotation(keys::SIDECAR_SET_HASH)
+    }
+
+    /// Hash of the containers without their images; empty if the webhook has not set it.
+    #[must_use]
+    pub fn hash_without_image(&self) -> &'a str {
+        self.annotation(keys::SIDECAR_SET_HASH_WITHOUT_IMAGE)
+    }
+
+    fn annotation(&self, key: &str) -> &'a str {
+        self.annotations.get(key).map(String::as_str).unwrap_or_default()
+    }
+
+    /// The containers, without init containers.
+    pub fn containers(&self) -> impl Iterator<Item = &'a SidecarContainer> + use<'a> {
+        self.spec.containers.iter().flatten()
+    }
+
+    /// The containers with hot upgrade.
+    pub fn hot_upgrade_containers(&self) -> impl Iterator<Item = &'a SidecarContainer> + use<'a> {
+        self.containers().filter(|container| is_hot_upgrade(container))
+    }
+
+    /// Names in the Pod of the containers, without init containers: two for each with hot upgrade.
+    #[must_use]
+    pub fn names_in_pod(&self) -> BTreeSet<String> {
+        let mut names = BTreeSet::new();
+        for container in self.containers() {
+            if is_hot_upgrade(container) {
+                names.extend(hot_upgrade_names(name(container)));
+            } else {
+                names.insert(name(container).to_owned());
+            }
+        }
+        names
+    }
+
+    /// Sorted names, as a Pod records them: of the containers, and of the init containers that keep running.
+    #[must_use]
+    pub fn recorded_names(&self) -> Vec<String> {
+        let init = self.spec.init_containers.iter().flatten();
+        let sidecars = init.filter(|container| is_native_sidecar(container));
+        let names: BTreeSet<&str> = sidecars.chain(self.containers()).map(name).collect();
+        names.into_iter().map(str::to_owned).collect()
+    }
+}
+
+/// Name of a container; empty if it has none.
+#[must_use]
+pub fn name(container: &SidecarContainer) -> &str {
+    text(container, "name")
+}
+
+/// Image of a container; empty if it has none.
+#[must_use]
+pub fn image(container: &SidecarContainer) -> &str {
+    text(container, "image")
+}
+
+/// Whether an init container keeps running beside the containers.
+#[must_use]
+pub fn is_native_sidecar(container: &SidecarContainer) -> bool {
+    text(container, "restartPolicy") == "Always"
+}
+
+/// Whether a container is injected twice, so that one takes over from the other.
+#[must_use]
+pub fn is_hot_upgrade(container: &SidecarContainer) -> bool {
+    container.upgrade_strategy.upgrade_type == Some(SidecarContainerUpgradeType::HotUpgrade)
+}
+
+fn text<'a>(container: &'a SidecarContainer, field: &str) -> &'a str {
+    let value = container.container.get(field);
+    value.and_then(|value| value.as_str()).unwrap_or_default()
+}
