@@ -266,12 +266,15 @@ fn write_string(text: &str, out: &mut String) {
 
 /// Outside strings, JSON has none of the characters to escape.
 fn escape(json: &str, out: &mut String) {
-    for c in json.chars() {
-        if is_escaped(c) {
-            out.push_str(&format!("\\u{:04x}", u32::from(c)));
-        } else {
-            out.push(c);
-        }
+    json.chars().for_each(|c| push_escaped(c, out));
+}
+
+/// Adds a character of JSON, escaped if Go escapes it.
+pub fn push_escaped(c: char, out: &mut String) {
+    if is_escaped(c) {
+        out.push_str(&format!("\\u{:04x}", u32::from(c)));
+    } else {
+        out.push(c);
     }
 }
 

@@ -12,11 +12,13 @@ pub enum OwnerKind {
     CloneSet,
     /// A Pod.
     Pod,
+    /// A SidecarSet, in a served version. It has no namespace.
+    SidecarSet,
     /// Any other kind.
     Other,
 }
 
-/// An owner, in the namespace of the object that it owns.
+/// An owner, in the namespace of the object that it owns, or without a namespace.
 ///
 /// The writer of an object sets its references. One of a version that is not served, or with a different name than the
 /// object of that UID has, refers to nothing; the garbage collector cannot map the former, so such an object is kept.
@@ -82,7 +84,7 @@ impl Owner {
         })
     }
 
-    /// The controller owner reference to it; for a CloneSet.
+    /// The controller owner reference to it; for a CloneSet or a SidecarSet.
     #[must_use]
     pub fn controller_reference(&self) -> Value {
         controller_reference(self.kind.as_str(), &self.name, &self.uid)
@@ -115,6 +117,7 @@ impl OwnerKind {
         let ours = |version: &str| [V1BETA1, V1ALPHA1].contains(&version);
         match (api_version.split_once('/'), kind) {
             (Some((GROUP, version)), "CloneSet") if ours(version) => Self::CloneSet,
+            (Some((GROUP, version)), "SidecarSet") if ours(version) => Self::SidecarSet,
             (None, "Pod") if api_version == "v1" => Self::Pod,
             _ => Self::Other,
         }
@@ -124,6 +127,7 @@ impl OwnerKind {
         match self {
             Self::CloneSet => "CloneSet",
             Self::Pod => "Pod",
+            Self::SidecarSet => "SidecarSet",
             Self::Other => "other",
         }
     }
@@ -147,6 +151,7 @@ mod tests {
     fn owner_kind_requires_a_served_version() {
         for version in ["apps.kruise.io/v1beta1", "apps.kruise.io/v1alpha1"] {
             assert_eq!(kind(version, "CloneSet"), OwnerKind::CloneSet);
+            assert_eq!(kind(version, "SidecarSet"), OwnerKind::SidecarSet);
             assert_eq!(kind(version, "Pod"), OwnerKind::Other);
         }
         for version in [
@@ -159,6 +164,7 @@ mod tests {
             "",
         ] {
             assert_eq!(kind(version, "CloneSet"), OwnerKind::Other, "{version}");
+            assert_eq!(kind(version, "SidecarSet"), OwnerKind::Other, "{version}");
         }
         assert_eq!(kind("v1", "Pod"), OwnerKind::Pod);
         assert_eq!(kind("v2", "Pod"), OwnerKind::Other);

@@ -20,7 +20,7 @@ use kruise_api::{go_json, keys};
 mod hashes;
 
 pub use hashes::claim_hash;
-pub(crate) use hashes::safe_encode;
+pub(crate) use hashes::{safe_encode, with_go_fields};
 
 /// Maximum bytes of a workload's name in the names of its revisions.
 const MAX_NAME_BYTES: usize = 223;
@@ -167,21 +167,19 @@ pub fn desired_revision(
     claims: &[Value],
     collisions: Option<i32>,
 ) -> DesiredRevision {
-    let data = encode_template(template);
-    let hash = hashes::revision_hash(&data, collisions);
-    let mut labels = kruise_api::cloneset::string_map(&template["metadata"]["labels"]);
-    labels.insert(keys::REVISION_HASH.to_owned(), hash.clone());
+    let labels = kruise_api::cloneset::string_map(&template["metadata"]["labels"]);
     let mut annotations = owner.annotations.clone();
     annotations.insert(
         keys::VOLUME_CLAIM_TEMPLATE_HASH.to_owned(),
         claim_hash(claims).unwrap_or_default(),
     );
-    DesiredRevision {
-        name: revision_name(owner.name, &hash),
+    DesiredRevision::new(
+        owner.name,
+        encode_template(template),
         labels,
         annotations,
-        data,
-    }
+        collisions,
+    )
 }
 
 /// A revision's data in Go's JSON: the template with the empty values that Go writes.
@@ -205,10 +203,36 @@ impl RevisionOwner<'_> {
 }
 
 impl DesiredRevision {
+    /// The revision of a workload with this data, which is Go's JSON. Its hash becomes part of the name, and a label.
+    #[must_use]
+    pub fn new(
+        workload: &str,
+        data: String,
+        mut labels: BTreeMap<String, String>,
+        annotations: BTreeMap<String, String>,
+        collisions: Option<i32>,
+    ) -> Self {
+        let hash = hashes::revision_hash(&data, collisions);
+        let name = revision_name(workload, &hash);
+        labels.insert(keys::REVISION_HASH.to_owned(), hash);
+        Self {
+            name,
+            labels,
+            annotations,
+            data,
+        }
+    }
+
     /// The same revision with its name after `collisions` name collisions. Its label does not change, as in upstream.
     pub fn with_collisions(&self, owner: &RevisionOwner<'_>, collisions: i32) -> Self {
+        self.with_name_after(owner.name, collisions)
+    }
+
+    /// The same, by the name of the workload.
+    #[must_use]
+    pub fn with_name_after(&self, workload: &str, collisions: i32) -> Self {
         Self {
-            name: revision_name(owner.name, &hashes::revision_hash(&self.data, Some(collisions))),
+            name: revision_name(workload, &hashes::revision_hash(&self.data, Some(collisions))),
             ..self.clone()
         }
     }

@@ -30,7 +30,7 @@ pub(crate) fn safe_encode(digits: &str) -> String {
 /// A Pod template as Go's types write it: with nulls and empty objects for absent fields.
 ///
 /// The template must be as the API server or OpenKruise's webhook writes it, without other empty values.
-pub(super) fn with_go_fields(mut template: Value) -> Value {
+pub(crate) fn with_go_fields(mut template: Value) -> Value {
     add_metadata(&mut template);
     let Some(spec) = template.get_mut("spec") else {
         return template;

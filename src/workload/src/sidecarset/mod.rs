@@ -2,9 +2,13 @@
 
 pub mod defaults;
 pub mod hash;
+pub mod history;
 pub mod hot_upgrade;
+pub mod json_merge;
 pub mod limits;
-pub mod metadata;
+pub mod matching;
+pub mod plan;
+pub mod pod_metadata;
 pub mod predicates;
 pub mod recorded;
 pub mod select;

@@ -8,7 +8,7 @@ use kruise_api::keys;
 use super::hot_upgrade::{
     image_in_pod, is_idle_container_running, pairs, upgrade_target, working_containers,
 };
-use super::metadata::{InvalidAnnotation, patch_annotations};
+use super::pod_metadata::{PatchError, patch_annotations};
 use super::recorded::{
     self, HashFormat, HashRecord, UpdateState, hot_upgrade_names, version_alt_key, version_key,
 };
@@ -29,7 +29,7 @@ pub struct PodChanges {
 ///
 /// # Errors
 /// If an annotation that is to be merged is no JSON.
-pub fn upgrade(set: &SetView<'_>, pod: &Pod, now: Timestamp) -> Result<PodChanges, InvalidAnnotation> {
+pub fn upgrade(set: &SetView<'_>, pod: &Pod, now: Timestamp) -> Result<PodChanges, PatchError> {
     let now = format_seconds(now);
     let mut writer = Writer::new(pod);
     let mut working = working_containers(pod);

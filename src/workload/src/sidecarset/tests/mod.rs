@@ -1,3 +1,4 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod reconcile_vectors;
 mod update_vectors;

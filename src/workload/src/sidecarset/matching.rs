@@ -1,0 +1,40 @@
+//! Which Pods belong to a SidecarSet after their injection.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kruise_api::selector::matches;
+use kruise_api::sidecarset::SidecarSetSpec;
+
+use super::predicates::{has_all_containers, is_injected};
+use super::set::SetView;
+use crate::in_place::Pod;
+
+/// Whether the set is for Pods of a namespace with these labels; `None` if they are unknown.
+#[must_use]
+pub fn selects_namespace(spec: &SidecarSetSpec, labels: Option<&BTreeMap<String, String>>) -> bool {
+    let selector = spec.namespace_selector.as_ref();
+    selector.is_none_or(|selector| labels.is_some_and(|labels| matches(selector, labels)))
+}
+
+/// Whether the set is for Pods with these labels. An empty selector, which validation refuses, selects nothing.
+#[must_use]
+pub fn selects_labels(spec: &SidecarSetSpec, labels: &BTreeMap<String, String>) -> bool {
+    let selector = spec.selector.as_ref();
+    selector.is_some_and(|selector| !is_empty(selector) && matches(selector, labels))
+}
+
+fn is_empty(selector: &LabelSelector) -> bool {
+    let labels = selector.match_labels.iter().flatten().count();
+    labels + selector.match_expressions.iter().flatten().count() == 0
+}
+
+/// Whether the set manages the Pod: it is active, selected, and has the set's containers, as it records.
+#[must_use]
+pub fn is_matched(set: &SetView<'_>, pod: &Pod, namespace_labels: Option<&BTreeMap<String, String>>) -> bool {
+    pod.active()
+        && selects_namespace(set.spec, namespace_labels)
+        && selects_labels(set.spec, &pod.labels)
+        && is_injected(set, pod)
+        && has_all_containers(set, pod)
+}

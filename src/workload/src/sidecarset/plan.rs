@@ -1,0 +1,321 @@
+//! One reconcile of a SidecarSet: what is written to its revisions, its status and its Pods, and what it waits for.
+//!
+//! In:  the SidecarSet, its matched Pods ([`super::matching`]), the ControllerRevisions of Kruise's namespace, the time.
+//! Out: a [`Plan`]. The revision is written first, because status and Pods name it; then the status, then the Pods.
+
+use std::borrow::Borrow;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use kruise_api::sidecarset::{SidecarSetSpec, SidecarSetStatus, SidecarSetUpdateStrategyType};
+use serde_json::Value;
+
+use super::history::{self, HistoryOwner, HistoryPlan, ListedRevision};
+use super::hot_upgrade::{is_flip_due, is_idle_container_running, pairs};
+use super::pod_metadata::PatchError;
+use super::select::{Selection, select};
+use super::set::SetView;
+use super::status::{Counters, PodState};
+use super::upgradable::upgradable_condition;
+use super::upgrade::{PodChanges, flip, upgrade};
+use crate::in_place::Pod;
+use crate::revision::Revision;
+
+/// Time until the cache is looked at again for our own writes.
+const UNOBSERVED_RETRY: Duration = Duration::from_secs(1);
+
+/// Event reason on the SidecarSet: Pods of this round cannot be updated in place.
+pub const EVENT_NOT_UPGRADABLE: &str = "NotUpgradablePods";
+/// Event reason on a Pod: the container from which another one took over has the empty image.
+pub const EVENT_RESET_SUCCEEDED: &str = "ResetContainerSucceed";
+/// Event reason on a Pod: the empty image could not be set.
+pub const EVENT_RESET_FAILED: &str = "ResetContainerFailed";
+
+/// What a reconcile observes of a SidecarSet.
+#[derive(Clone, Copy, Debug)]
+pub struct Observed<'a> {
+    /// Name of the SidecarSet.
+    pub name: &'a str,
+    /// Its UID.
+    pub uid: &'a str,
+    /// Generation of its spec.
+    pub generation: i64,
+    /// Its `resourceVersion`.
+    pub resource_version: &'a str,
+    /// Its labels.
+    pub labels: &'a BTreeMap<String, String>,
+    /// Its annotations.
+    pub annotations: &'a BTreeMap<String, String>,
+    /// Its spec.
+    pub spec: &'a SidecarSetSpec,
+    /// Its status as last written.
+    pub status: &'a SidecarSetStatus,
+    /// Whether some of our writes to its Pods are not in the cache yet.
+    pub unobserved_writes: bool,
+}
+
+/// What to do. Pods are indexes into the given ones.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// Revisions.
+    pub history: HistoryPlan,
+    /// New status, if it differs.
+    pub status: Option<SidecarSetStatus>,
+    /// Pods in which containers are switched off after a hot upgrade. Each gets event [`EVENT_RESET_SUCCEEDED`] or
+    /// [`EVENT_RESET_FAILED`].
+    pub flips: Vec<(usize, PodChanges)>,
+    /// Pods to update, in this order.
+    pub upgrades: Vec<(usize, PodChanges)>,
+    /// Condition [`kruise_api::keys::SIDECAR_SET_UPGRADABLE`] of Pods. That of a Pod to update is written after the
+    /// update.
+    pub conditions: Vec<(usize, Value)>,
+    /// Number of Pods for event [`EVENT_NOT_UPGRADABLE`]; 0 for none.
+    pub not_upgradable_event: usize,
+    /// When to reconcile again, if nothing changes before.
+    pub requeue: Option<Duration>,
+    /// What the rollout waits for, the most important first.
+    pub waits: Vec<Wait>,
+}
+
+/// What a rollout waits for. Pods are indexes into the given ones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// The cache does not show all of our writes yet.
+    UnobservedWrites,
+    /// The strategy is `NotUpdate`: these Pods keep what they have.
+    NotUpdate {
+        /// Pods that are not updated.
+        outdated: Vec<usize>,
+    },
+    /// The update is paused.
+    Paused {
+        /// Pods that are not updated.
+        outdated: Vec<usize>,
+    },
+    /// Only new Pods get the current containers, because more than images differ.
+    NotUpgradable(Vec<usize>),
+    /// Annotations of these Pods cannot be merged with those of the set.
+    InvalidAnnotation(Vec<(usize, PatchError)>),
+    /// Containers of these Pods must become ready before the ones from which they take over are switched off.
+    HotUpgrade(Vec<usize>),
+    /// Kubelet has not replaced the containers of these Pods since their previous update.
+    PreviousUpdate(Vec<usize>),
+    /// As many Pods are unavailable as may be.
+    MaxUnavailable {
+        /// Pods that wait.
+        held: Vec<usize>,
+        /// Pods that are unavailable, with those that are updated now.
+        unavailable: usize,
+        /// How many may be.
+        limit: usize,
+    },
+    /// These updated Pods are not ready, or kubelet has not replaced their containers.
+    UpdatedNotReady(Vec<usize>),
+    /// The partition keeps these Pods.
+    Partition(Vec<usize>),
+    /// The selector of the update strategy leaves these Pods out.
+    NotSelected(Vec<usize>),
+}
+
+/// Plans one reconcile. `pods` are the matched ones by namespace and name, and `revisions` those of Kruise's namespace.
+#[must_use]
+pub fn plan<R: Borrow<Revision>>(
+    observed: &Observed<'_>,
+    pods: &[&Pod],
+    revisions: &[ListedRevision<R>],
+    now: Timestamp,
+) -> Plan {
+    let owner = HistoryOwner {
+        set: observed.view(""),
+        uid: observed.uid,
+        labels: observed.labels,
+        collisions: observed.status.collision_count,
+    };
+    let history = history::plan(&owner, revisions, pods);
+    let latest = history.latest.clone();
+    let set = observed.view(&latest);
+    let states: Vec<PodState> = pods.iter().map(|pod| PodState::new(&set, pod)).collect();
+    let status = new_status(observed, Counters::new(&states), &history);
+    let mut plan = Plan {
+        status: status_differs(observed.status, &status).then_some(status),
+        history,
+        flips: Vec::new(),
+        upgrades: Vec::new(),
+        conditions: Vec::new(),
+        not_upgradable_event: 0,
+        requeue: None,
+        waits: Vec::new(),
+    };
+    plan_pods(observed, &set, pods, &states, now, &mut plan);
+    plan
+}
+
+fn plan_pods(
+    observed: &Observed<'_>,
+    set: &SetView<'_>,
+    pods: &[&Pod],
+    states: &[PodState],
+    now: Timestamp,
+    plan: &mut Plan,
+) {
+    if observed.unobserved_writes {
+        plan.requeue = Some(UNOBSERVED_RETRY);
+        plan.waits.push(Wait::UnobservedWrites);
+        return;
+    }
+    let outdated = || indexes(states, |state| !state.updated);
+    let strategy = set.spec.update_strategy.as_ref();
+    if strategy.and_then(|s| s.type_.as_ref()) == Some(&SidecarSetUpdateStrategyType::NotUpdate) {
+        push_pods(plan, outdated(), |outdated| Wait::NotUpdate { outdated });
+        return;
+    }
+    if strategy.is_some_and(|s| s.paused) {
+        push_pods(plan, outdated(), |outdated| Wait::Paused { outdated });
+        return;
+    }
+    for (at, pod) in pods.iter().enumerate() {
+        if is_flip_due(set, pod) {
+            plan.flips.push((at, flip(set, pod, now)));
+        }
+    }
+    if !plan.flips.is_empty() {
+        // Their Pods change, and the next reconcile selects.
+        return;
+    }
+    if !outdated().is_empty() {
+        plan_upgrades(set, pods, &select(set, pods, states), now, plan);
+    }
+    let hot_upgrading = |at: &usize| {
+        let pod = pods.get(*at);
+        pod.is_some_and(|pod| {
+            let mut pairs = pairs(set, pod).into_iter();
+            pairs.any(|(container, pair)| is_idle_container_running(container, &pair, pod))
+        })
+    };
+    let broken = indexes(states, |state| state.updated && !state.available());
+    let (flipping, broken): (Vec<usize>, Vec<usize>) = broken.into_iter().partition(hot_upgrading);
+    push_pods(plan, flipping, Wait::HotUpgrade);
+    push_pods(plan, broken, Wait::UpdatedNotReady);
+    plan.waits.sort_by_key(Wait::rank);
+}
+
+fn plan_upgrades(set: &SetView<'_>, pods: &[&Pod], selection: &Selection, now: Timestamp, plan: &mut Plan) {
+    let Selection {
+        upgrade: upgraded,
+        not_upgradable,
+        not_selected,
+        in_progress,
+        kept,
+        held,
+        unavailable,
+        max_unavailable,
+    } = selection;
+    let with_pod = |at: &usize| Some((*at, *pods.get(*at)?));
+    for (at, pod) in not_upgradable.iter().filter_map(with_pod) {
+        let condition = upgradable_condition(set.name, pod, false, now);
+        plan.conditions.extend(condition.map(|condition| (at, condition)));
+    }
+    plan.not_upgradable_event = not_upgradable.len();
+    let mut invalid = Vec::new();
+    for (at, pod) in upgraded.iter().filter_map(with_pod) {
+        match upgrade(set, pod, now) {
+            Ok(changes) => {
+                plan.upgrades.push((at, changes));
+                let condition = upgradable_condition(set.name, pod, true, now);
+                plan.conditions.extend(condition.map(|condition| (at, condition)));
+            }
+            Err(why) => invalid.push((at, why)),
+        }
+    }
+    push_pods(plan, not_upgradable.clone(), Wait::NotUpgradable);
+    push_pods(plan, invalid, Wait::InvalidAnnotation);
+    push_pods(plan, in_progress.clone(), Wait::PreviousUpdate);
+    push_pods(plan, held.clone(), |held| Wait::MaxUnavailable {
+        held,
+        unavailable: *unavailable,
+        limit: *max_unavailable,
+    });
+    push_pods(plan, kept.clone(), Wait::Partition);
+    push_pods(plan, not_selected.clone(), Wait::NotSelected);
+}
+
+fn push_pods<T>(plan: &mut Plan, pods: Vec<T>, wait: impl FnOnce(Vec<T>) -> Wait) {
+    if !pods.is_empty() {
+        plan.waits.push(wait(pods));
+    }
+}
+
+fn indexes(states: &[PodState], counts: fn(&PodState) -> bool) -> Vec<usize> {
+    let states = states.iter().enumerate();
+    states
+        .filter(|(_, state)| counts(state))
+        .map(|(at, _)| at)
+        .collect()
+}
+
+fn new_status(observed: &Observed<'_>, counters: Counters, history: &HistoryPlan) -> SidecarSetStatus {
+    SidecarSetStatus {
+        observed_generation: Some(observed.generation),
+        matched_pods: counters.matched,
+        updated_pods: counters.updated,
+        ready_pods: counters.ready,
+        updated_ready_pods: counters.updated_ready,
+        latest_revision: history.latest.clone(),
+        collision_count: Some(history.collisions),
+    }
+}
+
+/// Whether the status is to be written. A generation that is not newer does not count.
+fn status_differs(old: &SidecarSetStatus, new: &SidecarSetStatus) -> bool {
+    let SidecarSetStatus {
+        observed_generation,
+        matched_pods,
+        updated_pods,
+        ready_pods,
+        updated_ready_pods,
+        latest_revision,
+        collision_count,
+    } = new;
+    *observed_generation > old.observed_generation
+        || *matched_pods != old.matched_pods
+        || *updated_pods != old.updated_pods
+        || *ready_pods != old.ready_pods
+        || *updated_ready_pods != old.updated_ready_pods
+        || *latest_revision != old.latest_revision
+        || *collision_count != old.collision_count
+}
+
+impl<'a> Observed<'a> {
+    fn view<'b>(&self, latest_revision: &'b str) -> SetView<'b>
+    where
+        'a: 'b,
+    {
+        SetView {
+            name: self.name,
+            resource_version: self.resource_version,
+            annotations: self.annotations,
+            latest_revision,
+            spec: self.spec,
+        }
+    }
+}
+
+impl Wait {
+    /// The order of importance: what a user must change comes first, what a user asked for last.
+    fn rank(&self) -> u8 {
+        match self {
+            Self::NotUpgradable(_) => 0,
+            Self::InvalidAnnotation(_) => 1,
+            Self::MaxUnavailable { .. } => 2,
+            Self::UpdatedNotReady(_) => 3,
+            Self::HotUpgrade(_) => 4,
+            Self::PreviousUpdate(_) => 5,
+            Self::UnobservedWrites => 6,
+            Self::Paused { .. } => 7,
+            Self::NotUpdate { .. } => 8,
+            Self::Partition(_) => 9,
+            Self::NotSelected(_) => 10,
+        }
+    }
+}

@@ -1,0 +1,235 @@
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use kruise_api::cloneset::string_map;
+use kruise_api::owner::Owner;
+use kruise_api::sidecarset::{SidecarSetSpec, SidecarSetStatus};
+use kruise_api::{go_json, keys};
+use serde_json::{Value, json};
+
+use super::update_vectors::masked;
+use crate::in_place::Pod;
+use crate::revision::{Revision, RevisionAction, RevisionOwner};
+use crate::sidecarset::history::{KIND, ListedRevision};
+use crate::sidecarset::matching::is_matched;
+use crate::sidecarset::plan::{EVENT_NOT_UPGRADABLE, EVENT_RESET_SUCCEEDED, Observed, Plan, plan};
+use crate::sidecarset::set::SetView;
+use crate::sidecarset::upgrade::PodChanges;
+
+const NAMESPACE: &str = "kruise-system";
+
+struct Cluster {
+    name: String,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    spec: SidecarSetSpec,
+    status: SidecarSetStatus,
+    generation: i64,
+    /// By namespace, then name.
+    pods: Vec<(String, Pod)>,
+    raw_revisions: Vec<Value>,
+}
+
+impl Cluster {
+    fn new(input: &Value) -> Self {
+        let set = &input["sidecarSet"];
+        let mut pods: Vec<(String, Pod)> = list(&input["pods"])
+            .map(|pod| (text(&pod["metadata"]["namespace"]), Pod::from_json(pod)))
+            .collect();
+        pods.sort_by_key(|(namespace, pod)| (namespace.clone(), pod.name.clone()));
+        Self {
+            name: text(&set["metadata"]["name"]),
+            labels: string_map(&set["metadata"]["labels"]),
+            annotations: string_map(&set["metadata"]["annotations"]),
+            spec: serde_json::from_value(set["spec"].clone()).unwrap(),
+            status: serde_json::from_value::<Option<_>>(set["status"].clone())
+                .unwrap()
+                .unwrap_or_default(),
+            generation: set["metadata"]["generation"].as_i64().unwrap(),
+            pods,
+            raw_revisions: list(&input["controllerRevisions"]).cloned().collect(),
+        }
+    }
+
+    fn observed<'a>(&'a self, set: &'a Value) -> Observed<'a> {
+        Observed {
+            name: &self.name,
+            uid: set["metadata"]["uid"].as_str().unwrap(),
+            generation: self.generation,
+            resource_version: set["metadata"]["resourceVersion"].as_str().unwrap(),
+            labels: &self.labels,
+            annotations: &self.annotations,
+            spec: &self.spec,
+            status: &self.status,
+            unobserved_writes: false,
+        }
+    }
+
+    /// Indexes of the matched Pods.
+    fn matched(&self) -> Vec<usize> {
+        let set = SetView {
+            name: &self.name,
+            resource_version: "",
+            annotations: &self.annotations,
+            latest_revision: "",
+            spec: &self.spec,
+        };
+        let matches = |at: &usize| {
+            let (namespace, pod) = &self.pods[*at];
+            let mut labels = BTreeMap::from([("kubernetes.io/metadata.name".to_owned(), namespace.clone())]);
+            if namespace == "e" {
+                labels.insert("env".to_owned(), "prod".to_owned());
+            }
+            is_matched(&set, pod, Some(&labels))
+        };
+        (0..self.pods.len()).filter(matches).collect()
+    }
+
+    fn revisions(&self) -> Vec<ListedRevision<Revision>> {
+        let read = |raw: &Value| {
+            let mut raw = raw.clone();
+            raw["apiVersion"] = json!("apps/v1");
+            raw["kind"] = json!("ControllerRevision");
+            let revision: ControllerRevision = serde_json::from_value(raw).unwrap();
+            ListedRevision {
+                controller: Owner::controller(&revision.metadata),
+                revision: Revision::from(&revision),
+            }
+        };
+        self.raw_revisions.iter().map(read).collect()
+    }
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().to_owned()
+}
+
+fn list(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+/// The Pods after the plan, as the vectors show them.
+fn pods_after(cluster: &Cluster, matched: &[usize], plan: &Plan) -> Value {
+    let of = |list: &[(usize, PodChanges)], at: usize| {
+        let found = list.iter().find(|(index, _)| matched[*index] == at);
+        found.map(|(_, changes)| changes.clone())
+    };
+    let shown = cluster.pods.iter().enumerate().map(|(at, (namespace, pod))| {
+        let changes = of(&plan.flips, at).or_else(|| of(&plan.upgrades, at)).unwrap_or_default();
+        let mut annotations = pod.annotations.clone();
+        annotations.extend(changes.annotations);
+        let images = pod.containers.iter();
+        let images = images.map(|c| json!([c.name, changes.images.get(&c.name).unwrap_or(&c.image)]));
+        let current = pod.condition(keys::SIDECAR_SET_UPGRADABLE);
+        let condition = current.map_or(json!({}), |c| {
+            json!({ "status": if c.is_true { "True" } else { "False" }, "reason": c.reason, "message": c.message })
+        });
+        let new = plan.conditions.iter().find(|(index, _)| matched[*index] == at);
+        let condition = new.map_or(condition, |(_, new)| {
+            json!({ "status": new["status"], "reason": new["reason"], "message": new["message"] })
+        });
+        json!({
+            "namespace": namespace,
+            "name": pod.name,
+            "annotations": masked(&annotations),
+            "images": images.collect::<Vec<_>>(),
+            "upgradableCondition": condition,
+        })
+    });
+    shown.collect()
+}
+
+/// The revisions after the plan, by name, as the vectors show them.
+fn revisions_after(cluster: &Cluster, observed: &Observed<'_>, plan: &Plan) -> Value {
+    let history = &plan.history;
+    let mut after = BTreeMap::new();
+    for raw in &cluster.raw_revisions {
+        let name = text(&raw["metadata"]["name"]);
+        let mut labels = raw["metadata"]["labels"].clone();
+        let mut number = raw["revision"].clone();
+        if name == history.latest {
+            if let RevisionAction::Promote { number: new, .. } = &history.action {
+                number = json!(new);
+            }
+            if let Some(version) = &history.custom_version {
+                labels[keys::SIDECAR_SET_CUSTOM_VERSION] = json!(version);
+            }
+        }
+        if !history.delete.contains(&name) {
+            let shown = json!({ "labels": labels, "name": name, "namespace": NAMESPACE, "revision": number });
+            after.insert(name, shown);
+        }
+    }
+    if let RevisionAction::Create { number } = &history.action {
+        let owner = RevisionOwner {
+            kind: KIND,
+            namespace: NAMESPACE,
+            name: observed.name,
+            uid: observed.uid,
+            annotations: observed.annotations,
+        };
+        let body = history.desired.request_body(&owner, *number);
+        let object: Value = serde_json::from_str(&body).unwrap();
+        assert!(body.contains(&format!("\"data\":{}", history.desired.data)));
+        let meta = &object["metadata"];
+        let shown = json!({
+            "annotations": meta["annotations"],
+            "data": history.desired.data,
+            "labels": meta["labels"],
+            "name": meta["name"],
+            "namespace": meta["namespace"],
+            "owners": meta["ownerReferences"],
+            "revision": object["revision"],
+        });
+        after.insert(text(&meta["name"]), shown);
+    }
+    after.into_values().collect()
+}
+
+fn reconcile(vector: &Value) -> Value {
+    let input = &vector["in"];
+    let cluster = Cluster::new(input);
+    let observed = cluster.observed(&input["sidecarSet"]);
+    let matched = cluster.matched();
+    let pods: Vec<&Pod> = matched.iter().map(|at| &cluster.pods[*at].1).collect();
+    let plan = plan(&observed, &pods, &cluster.revisions(), Timestamp::UNIX_EPOCH);
+    let mut events = vec![format!("Normal {EVENT_RESET_SUCCEEDED}"); plan.flips.len()];
+    if plan.not_upgradable_event > 0 {
+        events.push(format!("Normal {EVENT_NOT_UPGRADABLE}"));
+    }
+    json!({
+        "events": events,
+        "requeue": format!("{}s", plan.requeue.unwrap_or_default().as_secs()),
+        "status": plan.status.as_ref().unwrap_or(&cluster.status),
+        "pods": pods_after(&cluster, &matched, &plan),
+        "revisions": revisions_after(&cluster, &observed, &plan),
+    })
+}
+
+#[test]
+fn reconciles_match_go() {
+    let vectors = include_str!("../../../../../tests/data/go/sidecarset-reconcile.jsonl");
+    assert_eq!(vectors.lines().count(), 160);
+    let mut differences = Vec::new();
+    for (at, line) in vectors.lines().enumerate() {
+        let vector: Value = serde_json::from_str(line).unwrap();
+        let ours = reconcile(&vector);
+        for (field, theirs) in vector["out"].as_object().unwrap() {
+            if ours[field] != *theirs {
+                let (ours, theirs) = (&ours[field], go_json::to_sorted_json(theirs));
+                differences.push(format!(
+                    "line {}: {field}\n  ours   {ours}\n  theirs {theirs}",
+                    at + 1
+                ));
+            }
+        }
+    }
+    let first: Vec<&str> = differences.iter().take(4).map(String::as_str).collect();
+    assert!(
+        differences.is_empty(),
+        "{} differences\n{}",
+        differences.len(),
+        first.join("\n")
+    );
+}
