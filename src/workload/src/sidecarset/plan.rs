@@ -287,7 +287,9 @@ fn status_differs(old: &SidecarSetStatus, new: &SidecarSetStatus) -> bool {
 }
 
 impl<'a> Observed<'a> {
-    fn view<'b>(&self, latest_revision: &'b str) -> SetView<'b>
+    /// The SidecarSet for decisions about Pods, with this revision as the current one.
+    #[must_use]
+    pub fn view<'b>(&self, latest_revision: &'b str) -> SetView<'b>
     where
         'a: 'b,
     {

@@ -1,4 +1,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod cluster;
+mod history;
+mod hostile;
+mod matching;
 mod reconcile_vectors;
+mod rollout;
 mod update_vectors;

@@ -1,113 +1,18 @@
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
-use k8s_openapi::api::apps::v1::ControllerRevision;
-use kruise_api::cloneset::string_map;
-use kruise_api::owner::Owner;
-use kruise_api::sidecarset::{SidecarSetSpec, SidecarSetStatus};
 use kruise_api::{go_json, keys};
 use serde_json::{Value, json};
 
+use super::cluster::{Cluster, text};
 use super::update_vectors::masked;
 use crate::in_place::Pod;
-use crate::revision::{Revision, RevisionAction, RevisionOwner};
-use crate::sidecarset::history::{KIND, ListedRevision};
-use crate::sidecarset::matching::is_matched;
+use crate::revision::{RevisionAction, RevisionOwner};
+use crate::sidecarset::history::KIND;
 use crate::sidecarset::plan::{EVENT_NOT_UPGRADABLE, EVENT_RESET_SUCCEEDED, Observed, Plan, plan};
-use crate::sidecarset::set::SetView;
 use crate::sidecarset::upgrade::PodChanges;
 
 const NAMESPACE: &str = "kruise-system";
-
-struct Cluster {
-    name: String,
-    labels: BTreeMap<String, String>,
-    annotations: BTreeMap<String, String>,
-    spec: SidecarSetSpec,
-    status: SidecarSetStatus,
-    generation: i64,
-    /// By namespace, then name.
-    pods: Vec<(String, Pod)>,
-    raw_revisions: Vec<Value>,
-}
-
-impl Cluster {
-    fn new(input: &Value) -> Self {
-        let set = &input["sidecarSet"];
-        let mut pods: Vec<(String, Pod)> = list(&input["pods"])
-            .map(|pod| (text(&pod["metadata"]["namespace"]), Pod::from_json(pod)))
-            .collect();
-        pods.sort_by_key(|(namespace, pod)| (namespace.clone(), pod.name.clone()));
-        Self {
-            name: text(&set["metadata"]["name"]),
-            labels: string_map(&set["metadata"]["labels"]),
-            annotations: string_map(&set["metadata"]["annotations"]),
-            spec: serde_json::from_value(set["spec"].clone()).unwrap(),
-            status: serde_json::from_value::<Option<_>>(set["status"].clone())
-                .unwrap()
-                .unwrap_or_default(),
-            generation: set["metadata"]["generation"].as_i64().unwrap(),
-            pods,
-            raw_revisions: list(&input["controllerRevisions"]).cloned().collect(),
-        }
-    }
-
-    fn observed<'a>(&'a self, set: &'a Value) -> Observed<'a> {
-        Observed {
-            name: &self.name,
-            uid: set["metadata"]["uid"].as_str().unwrap(),
-            generation: self.generation,
-            resource_version: set["metadata"]["resourceVersion"].as_str().unwrap(),
-            labels: &self.labels,
-            annotations: &self.annotations,
-            spec: &self.spec,
-            status: &self.status,
-            unobserved_writes: false,
-        }
-    }
-
-    /// Indexes of the matched Pods.
-    fn matched(&self) -> Vec<usize> {
-        let set = SetView {
-            name: &self.name,
-            resource_version: "",
-            annotations: &self.annotations,
-            latest_revision: "",
-            spec: &self.spec,
-        };
-        let matches = |at: &usize| {
-            let (namespace, pod) = &self.pods[*at];
-            let mut labels = BTreeMap::from([("kubernetes.io/metadata.name".to_owned(), namespace.clone())]);
-            if namespace == "e" {
-                labels.insert("env".to_owned(), "prod".to_owned());
-            }
-            is_matched(&set, pod, Some(&labels))
-        };
-        (0..self.pods.len()).filter(matches).collect()
-    }
-
-    fn revisions(&self) -> Vec<ListedRevision<Revision>> {
-        let read = |raw: &Value| {
-            let mut raw = raw.clone();
-            raw["apiVersion"] = json!("apps/v1");
-            raw["kind"] = json!("ControllerRevision");
-            let revision: ControllerRevision = serde_json::from_value(raw).unwrap();
-            ListedRevision {
-                controller: Owner::controller(&revision.metadata),
-                revision: Revision::from(&revision),
-            }
-        };
-        self.raw_revisions.iter().map(read).collect()
-    }
-}
-
-fn text(value: &Value) -> String {
-    value.as_str().unwrap_or_default().to_owned()
-}
-
-fn list(value: &Value) -> impl Iterator<Item = &Value> {
-    value.as_array().into_iter().flatten()
-}
 
 /// The Pods after the plan, as the vectors show them.
 fn pods_after(cluster: &Cluster, matched: &[usize], plan: &Plan) -> Value {
