@@ -11,10 +11,12 @@ pub mod plan;
 pub mod pod_metadata;
 pub mod predicates;
 pub mod recorded;
+pub mod resources;
 pub mod select;
 pub mod set;
 pub mod status;
-#[cfg(test)]
-mod tests;
 pub mod upgradable;
 pub mod upgrade;
+
+#[cfg(test)]
+mod tests;

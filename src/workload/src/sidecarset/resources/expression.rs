@@ -1,0 +1,283 @@
+//! Expressions such as `max(cpu*50%, 50m)`.
+//!
+//! Numbers and quantities are different types. `+`, `-`, `min` and `max` turn a number beside a quantity into a
+//! quantity, `*` and `/` scale a quantity by a number, and no other combination exists.
+
+use std::iter::Peekable;
+
+use super::lexer::{Lexer, Token};
+use super::{Quantity, Resource};
+
+/// Longest expression in bytes.
+const MAX_LENGTH: usize = 4096;
+/// How deep parentheses, functions and signs may be nested.
+const MAX_DEPTH: usize = 64;
+
+/// Why an expression has no result.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExpressionError {
+    /// There are more bytes than [`MAX_LENGTH`].
+    #[error("expression is longer than {MAX_LENGTH} bytes")]
+    TooLong,
+    /// It is nested deeper than [`MAX_DEPTH`].
+    #[error("expression is nested deeper than {MAX_DEPTH} levels")]
+    TooDeep,
+    /// It ends too early, or a word is out of place.
+    #[error("syntax error at {0}")]
+    Syntax(String),
+    /// The resource has another variable.
+    #[error("undefined variable: {0}")]
+    UndefinedVariable(String),
+    /// Only `max` and `min` exist.
+    #[error("unknown function: {0}")]
+    UnknownFunction(String),
+    /// `max` and `min` are of two values.
+    #[error("{0} function requires exactly 2 arguments")]
+    ArgumentCount(String),
+    /// Its unit would be the square of one.
+    #[error("multiplication of two quantities")]
+    QuantityTimesQuantity,
+    /// The divisor must be a number.
+    #[error("division by quantity")]
+    DivisionByQuantity,
+    /// The divisor is 0.
+    #[error("division by zero")]
+    DivisionByZero,
+    /// A value is larger than any quantity.
+    #[error("a value is out of range")]
+    OutOfRange,
+    /// No resource can be below 0.
+    #[error("calculation result is negative")]
+    Negative,
+}
+
+/// The quantity that an expression gives when its variable is `value`.
+///
+/// The variable is `memory` if the text contains this word, otherwise `cpu`. It also decides what a result without a
+/// unit means: thousandths of it remain for CPU, whole bytes for memory.
+///
+/// # Errors
+///
+/// If the expression is invalid, or its result is below zero or too large.
+pub fn evaluate(expression: &str, value: Quantity) -> Result<Quantity, ExpressionError> {
+    let variable = if expression.contains(Resource::Memory.as_str()) {
+        Resource::Memory
+    } else {
+        Resource::Cpu
+    };
+    let result = match parse(expression, variable, Operand::Quantity(value))? {
+        Operand::Quantity(quantity) => quantity,
+        Operand::Number(number) if number < 0.0 => return Err(ExpressionError::Negative),
+        Operand::Number(number) => match variable {
+            Resource::Cpu => to_quantity(number)?,
+            Resource::Memory => to_quantity(number.trunc())?,
+        },
+    };
+    if result.is_negative() {
+        return Err(ExpressionError::Negative);
+    }
+    Ok(result)
+}
+
+/// Checks an expression for `resource` as OpenKruise does: its variable is the plain number 1. So `memory-100Mi` is
+/// refused, and `cpu*cpu` passes although it never has a result.
+///
+/// # Errors
+///
+/// If the expression is invalid, or its result is below zero or too large.
+pub fn validate(expression: &str, resource: Resource) -> Result<(), ExpressionError> {
+    let negative = match parse(expression, resource, Operand::Number(1.0))? {
+        Operand::Quantity(quantity) => quantity.is_negative(),
+        Operand::Number(number) => number < 0.0,
+    };
+    if negative {
+        return Err(ExpressionError::Negative);
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Operand {
+    Number(f64),
+    Quantity(Quantity),
+}
+
+use Operand::{Number, Quantity as Amount};
+
+fn to_quantity(number: f64) -> Result<Quantity, ExpressionError> {
+    Quantity::from_milli(number * 1000.0).ok_or(ExpressionError::OutOfRange)
+}
+
+impl Operand {
+    /// Both sides as quantities if one is, otherwise as numbers.
+    fn combine(
+        self,
+        other: Self,
+        numbers: impl FnOnce(f64, f64) -> f64,
+        quantities: impl FnOnce(Quantity, Quantity) -> Option<Quantity>,
+    ) -> Result<Self, ExpressionError> {
+        let (one, other) = match (self, other) {
+            (Number(one), Number(other)) => return Ok(Number(numbers(one, other))),
+            (Amount(one), Amount(other)) => (one, other),
+            (Amount(one), Number(other)) => (one, to_quantity(other)?),
+            (Number(one), Amount(other)) => (to_quantity(one)?, other),
+        };
+        quantities(one, other)
+            .map(Amount)
+            .ok_or(ExpressionError::OutOfRange)
+    }
+
+    fn add(self, other: Self) -> Result<Self, ExpressionError> {
+        self.combine(other, |a, b| a + b, Quantity::checked_add)
+    }
+
+    fn subtract(self, other: Self) -> Result<Self, ExpressionError> {
+        self.combine(other, |a, b| a - b, |a, b| a.checked_add(b.checked_neg()?))
+    }
+
+    fn multiply(self, other: Self) -> Result<Self, ExpressionError> {
+        match (self, other) {
+            (Number(one), Number(other)) => Ok(Number(one * other)),
+            (Amount(amount), Number(factor)) | (Number(factor), Amount(amount)) => amount
+                .scale(|milli| milli * factor)
+                .map(Amount)
+                .ok_or(ExpressionError::OutOfRange),
+            (Amount(_), Amount(_)) => Err(ExpressionError::QuantityTimesQuantity),
+        }
+    }
+
+    fn divide(self, other: Self) -> Result<Self, ExpressionError> {
+        match (self, other) {
+            (_, Amount(_)) => Err(ExpressionError::DivisionByQuantity),
+            (_, Number(0.0)) => Err(ExpressionError::DivisionByZero),
+            (Number(one), Number(other)) => Ok(Number(one / other)),
+            (Amount(amount), Number(divisor)) => amount
+                .scale(|milli| milli / divisor)
+                .map(Amount)
+                .ok_or(ExpressionError::OutOfRange),
+        }
+    }
+
+    fn negate(self) -> Result<Self, ExpressionError> {
+        match self {
+            Number(number) => Ok(Number(-number)),
+            Amount(amount) => amount
+                .checked_neg()
+                .map(Amount)
+                .ok_or(ExpressionError::OutOfRange),
+        }
+    }
+}
+
+/// Parses and computes in one pass.
+fn parse(expression: &str, variable: Resource, value: Operand) -> Result<Operand, ExpressionError> {
+    if expression.len() > MAX_LENGTH {
+        return Err(ExpressionError::TooLong);
+    }
+    let mut parser = Parser {
+        tokens: Lexer::new(expression).peekable(),
+        variable,
+        value,
+        depth: 0,
+    };
+    let result = parser.sum()?;
+    match parser.tokens.next() {
+        None => Ok(result),
+        Some(token) => Err(syntax_error(Some(token))),
+    }
+}
+
+struct Parser<'a> {
+    tokens: Peekable<Lexer<'a>>,
+    variable: Resource,
+    value: Operand,
+    depth: usize,
+}
+
+impl Parser<'_> {
+    /// Takes the next token if it is this symbol.
+    fn take(&mut self, symbol: char) -> bool {
+        self.tokens.next_if_eq(&Ok(Token::Symbol(symbol))).is_some()
+    }
+
+    fn expect(&mut self, symbol: char) -> Result<(), ExpressionError> {
+        if self.take(symbol) {
+            return Ok(());
+        }
+        Err(syntax_error(self.tokens.next()))
+    }
+
+    fn sum(&mut self) -> Result<Operand, ExpressionError> {
+        let mut result = self.product()?;
+        loop {
+            if self.take('+') {
+                result = result.add(self.product()?)?;
+            } else if self.take('-') {
+                result = result.subtract(self.product()?)?;
+            } else {
+                return Ok(result);
+            }
+        }
+    }
+
+    fn product(&mut self) -> Result<Operand, ExpressionError> {
+        let mut result = self.operand()?;
+        loop {
+            if self.take('*') {
+                result = result.multiply(self.operand()?)?;
+            } else if self.take('/') {
+                result = result.divide(self.operand()?)?;
+            } else {
+                return Ok(result);
+            }
+        }
+    }
+
+    fn operand(&mut self) -> Result<Operand, ExpressionError> {
+        if self.depth == MAX_DEPTH {
+            return Err(ExpressionError::TooDeep);
+        }
+        self.depth += 1;
+        let result = match self.tokens.next() {
+            Some(Ok(Token::Number(number))) => Number(number),
+            Some(Ok(Token::Quantity(quantity))) => Amount(quantity),
+            Some(Ok(Token::Symbol('-'))) => self.operand()?.negate()?,
+            Some(Ok(Token::Symbol('('))) => {
+                let inner = self.sum()?;
+                self.expect(')')?;
+                inner
+            }
+            Some(Ok(Token::Name(name))) if self.take('(') => self.function(name)?,
+            Some(Ok(Token::Name(name))) if name == self.variable.as_str() => self.value,
+            Some(Ok(Token::Name(name))) => return Err(ExpressionError::UndefinedVariable(name)),
+            token => return Err(syntax_error(token)),
+        };
+        self.depth -= 1;
+        Ok(result)
+    }
+
+    /// The rest of a function after its opening parenthesis.
+    fn function(&mut self, name: String) -> Result<Operand, ExpressionError> {
+        let one = self.sum()?;
+        if !self.take(',') {
+            return Err(ExpressionError::ArgumentCount(name));
+        }
+        let other = self.sum()?;
+        self.expect(')')?;
+        match name.as_str() {
+            "max" => one.combine(other, f64::max, |a, b| Some(a.max(b))),
+            "min" => one.combine(other, f64::min, |a, b| Some(a.min(b))),
+            _ => Err(ExpressionError::UnknownFunction(name)),
+        }
+    }
+}
+
+fn syntax_error(token: Option<Result<Token, char>>) -> ExpressionError {
+    ExpressionError::Syntax(match token {
+        None => "the end".to_owned(),
+        Some(Ok(Token::Number(number))) => number.to_string(),
+        Some(Ok(Token::Quantity(quantity))) => quantity.to_string(),
+        Some(Ok(Token::Name(name))) => name,
+        Some(Ok(Token::Symbol(character)) | Err(character)) => format!("{character:?}"),
+    })
+}
