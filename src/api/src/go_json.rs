@@ -13,7 +13,7 @@ mod container;
 pub mod quantity;
 mod sidecar_container;
 
-pub use container::CONTAINER;
+pub use container::{CONTAINER, PROBE};
 pub use sidecar_container::SIDECAR_CONTAINER;
 
 /// A Go struct: its JSON fields in the order of their declaration.

@@ -36,6 +36,23 @@ pub fn set_default(value: &mut Value, path: &[&str], new: Value) {
     set_default(field, rest, new);
 }
 
+/// Adds an item to the list at the end of `path`. Values on the way that are no objects, or no list, are replaced.
+pub fn append(value: &mut Value, path: &[&str], item: Value) {
+    let Some((first, rest)) = path.split_first() else {
+        match value {
+            Value::Array(items) => items.push(item),
+            other => *other = Value::Array(vec![item]),
+        }
+        return;
+    };
+    if !value.is_object() {
+        *value = Value::Object(Map::new());
+    }
+    if let Some(fields) = value.as_object_mut() {
+        append(fields.entry(*first).or_insert(Value::Null), rest, item);
+    }
+}
+
 /// Bytes of the first entry of an object: a whole leaf of a B-tree, with room for eleven keys and values.
 const FIRST_ENTRY_BYTES: usize = 640;
 /// Bytes of each further value in a list, which grows by doubling; an object's leaves are half full.
@@ -114,6 +131,19 @@ mod tests {
         let mut there = json!({ "a": 1, "b": { "c": 2 } });
         set(&mut there, &["b", "d"], json!(3));
         assert_eq!(there, json!({ "a": 1, "b": { "c": 2, "d": 3 } }));
+    }
+
+    #[test]
+    fn append_makes_a_list() {
+        for (mut there, then) in [
+            (json!(null), json!({ "a": { "b": [1] } })),
+            (json!({ "a": [] }), json!({ "a": { "b": [1] } })),
+            (json!({ "a": { "b": null } }), json!({ "a": { "b": [1] } })),
+            (json!({ "a": { "b": [0] } }), json!({ "a": { "b": [0, 1] } })),
+        ] {
+            append(&mut there, &["a", "b"], json!(1));
+            assert_eq!(there, then);
+        }
     }
 
     #[test]

@@ -152,6 +152,17 @@ pub const SIDECAR_SET_NAME: &str = "kruise.io/sidecarset-name";
 /// SidecarSet's name.
 pub const SIDECAR_SET_UPGRADABLE: &str = "SidecarSetUpgradable";
 
+/// Annotation of a Pod (value [`TRUE`]): another program than kubelet runs its liveness probes.
+pub const USING_ENHANCED_LIVENESS: &str = "apps.kruise.io/using-enhanced-liveness";
+/// Annotation of such a Pod: JSON list of `{name, livenessProbe}` of its containers.
+pub const CONTAINER_PROBE_CONTEXT: &str = "apps.kruise.io/container-probe-context";
+/// Environment variable (value [`TRUE`]) of a container that a SidecarSet injected.
+pub const ENV_IS_INJECTED: &str = "IS_INJECTED";
+/// Annotation of a SidecarSet (value [`TRUE`]) that replaces another one, [`SIDECAR_SET_BASE`], for some Pods.
+pub const SIDECAR_SET_CANARY: &str = "apps.kruise.io/sidecarset-canary";
+/// Annotation of such a SidecarSet: name of the one that it replaces.
+pub const SIDECAR_SET_BASE: &str = "apps.kruise.io/sidecarset-base";
+
 /// Finalizer of an ImagePullJob: its tags and secret copies must be deleted first.
 pub const DELETION_PROTECTION: &str = "apps.kruise.io/deletion-protection";
 

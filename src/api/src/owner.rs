@@ -99,6 +99,17 @@ impl Owner {
     }
 }
 
+/// Whether the controller in `metadata.ownerReferences` (JSON) is of our API group, whatever its kind and version.
+#[must_use]
+pub fn controlled_by_our_group(references: &Value) -> bool {
+    let owners = references.as_array().into_iter().flatten();
+    let mut controllers = owners.filter(|owner| owner["controller"] == true);
+    let version = controllers.next().and_then(|owner| owner["apiVersion"].as_str());
+    version
+        .and_then(|version| version.split_once('/'))
+        .is_some_and(|(group, _)| group == GROUP)
+}
+
 /// The controller owner reference to a workload of ours, for objects that it creates or adopts.
 #[must_use]
 pub fn controller_reference(kind: &str, name: &str, uid: &str) -> Value {

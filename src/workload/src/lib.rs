@@ -52,6 +52,7 @@ mod core_defaults;
 pub mod in_place;
 pub mod not_ready;
 pub mod order;
+pub mod pod_admission;
 pub mod pods;
 pub mod revision;
 pub mod sidecarset;

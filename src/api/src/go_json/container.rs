@@ -100,7 +100,8 @@ const VOLUME_DEVICE: GoStruct = GoStruct(&[
     scalar("name").or_default_json("\"\""),
     scalar("devicePath").or_default_json("\"\""),
 ]);
-const PROBE: GoStruct = GoStruct(&[
+/// `v1.Probe`.
+pub const PROBE: GoStruct = GoStruct(&[
     nested("exec", &EXEC),
     nested("httpGet", &HTTP_GET),
     nested("tcpSocket", &TCP_SOCKET),

@@ -10,6 +10,7 @@ use kruise_api::cloneset::string_map;
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
 use kruise_workload::in_place;
+pub use kruise_workload::pod_admission::launch_priority::{barrier_config_map, barrier_key};
 
 /// What the manager caches of a Pod.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -97,18 +98,6 @@ impl From<&RawPod> for PodView {
 fn is_workload_pod(meta: &Value) -> bool {
     let controller = Owner::controller_from_json(&meta["ownerReferences"]);
     controller.is_none_or(|owner| owner.kind == OwnerKind::CloneSet)
-}
-
-/// Name of the ConfigMap with the keys of a Pod's barriers.
-#[must_use]
-pub fn barrier_config_map(pod: &str) -> String {
-    format!("{pod}-barrier")
-}
-
-/// The barrier key of a launch priority.
-#[must_use]
-pub fn barrier_key(priority: i64) -> String {
-    format!("{}{priority}", keys::CONTAINER_BARRIER_PREFIX)
 }
 
 fn barriers(pod: &Value) -> Vec<(String, i64)> {
