@@ -4,6 +4,7 @@ pub mod defaults;
 pub mod hash;
 pub mod history;
 pub mod hot_upgrade;
+pub mod inject;
 pub mod json_merge;
 pub mod limits;
 pub mod matching;

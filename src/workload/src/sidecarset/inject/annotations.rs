@@ -1,0 +1,109 @@
+//! What the Pod records about the injection.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+
+use kruise_api::keys;
+use kruise_api::validation::{MAX_VALUE_CHARS, truncate};
+
+use super::InjectionError;
+use super::candidates::Selected;
+use crate::sidecarset::recorded::{
+    HashFormat, HashRecord, HashRecords, WorkingContainers, injected_list_to_text, parse_injected_list,
+    parse_with_format, parse_working, to_text, version_alt_key, version_key, working_to_text,
+};
+use crate::sidecarset::set::SetView;
+
+/// The annotations to write: entries of other sets stay.
+#[derive(Clone, Debug)]
+pub(super) struct Record {
+    hashes: HashRecords,
+    hashes_without_image: HashRecords,
+    injected: BTreeSet<String>,
+    working: WorkingContainers,
+    versions: BTreeMap<String, String>,
+}
+
+impl Record {
+    pub(super) fn parse(annotations: &BTreeMap<String, String>) -> Result<Self, InjectionError> {
+        let text = |key: &str| annotations.get(key).map(String::as_str).unwrap_or_default();
+        let hashes = |key: &'static str| match parse_with_format(text(key)) {
+            (_, HashFormat::Invalid) if !text(key).is_empty() => Err(InjectionError::InvalidAnnotation {
+                key,
+                value: truncate(text(key), MAX_VALUE_CHARS).into_owned(),
+            }),
+            (records, _) => Ok(records),
+        };
+        Ok(Self {
+            hashes: hashes(keys::SIDECAR_SET_HASH)?,
+            hashes_without_image: hashes(keys::SIDECAR_SET_HASH_WITHOUT_IMAGE)?,
+            injected: parse_injected_list(text(keys::SIDECAR_SET_INJECTED_LIST))
+                .into_iter()
+                .map(str::to_owned)
+                .collect(),
+            working: parse_working(text(keys::SIDECAR_SET_WORKING_CONTAINER)),
+            versions: BTreeMap::new(),
+        })
+    }
+
+    /// Records a sidecar with hot upgrade: the first of its containers works.
+    pub(super) fn add_hot_upgrade(&mut self, sidecar: &str, names: &[String; 2]) {
+        let [first, second] = names;
+        for (key, version) in [
+            (version_key(first), "1"),
+            (version_alt_key(first), "0"),
+            (version_key(second), "0"),
+            (version_alt_key(second), "1"),
+        ] {
+            self.versions.insert(key, version.to_owned());
+        }
+        self.working.insert(sidecar.to_owned(), first.clone());
+    }
+
+    /// Records a set.
+    pub(super) fn add_set(&mut self, set: &Selected<'_>, now: Timestamp) {
+        let view = SetView {
+            name: set.name,
+            resource_version: "",
+            annotations: &BTreeMap::new(),
+            latest_revision: &set.revision,
+            spec: &set.spec,
+        };
+        let record = HashRecord {
+            update_timestamp: Some(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()),
+            hash: set.hash.clone().into_owned(),
+            sidecar_set_name: set.name.to_owned(),
+            sidecar_list: Some(view.recorded_names()),
+            controller_revision: set.revision.clone().into_owned(),
+        };
+        let without_image = HashRecord {
+            hash: set.hash_without_image.clone().into_owned(),
+            controller_revision: String::new(),
+            ..record.clone()
+        };
+        self.hashes.insert(set.name.to_owned(), record);
+        self.hashes_without_image
+            .insert(set.name.to_owned(), without_image);
+        self.injected.insert(set.name.to_owned());
+    }
+
+    pub(super) fn into_annotations(self) -> BTreeMap<String, String> {
+        let injected = self.injected.iter().map(String::as_str).collect();
+        let mut annotations = self.versions;
+        let mut add = |key: &str, text: String| annotations.insert(key.to_owned(), text);
+        add(keys::SIDECAR_SET_HASH, to_text(&self.hashes));
+        add(
+            keys::SIDECAR_SET_HASH_WITHOUT_IMAGE,
+            to_text(&self.hashes_without_image),
+        );
+        add(keys::SIDECAR_SET_INJECTED_LIST, injected_list_to_text(&injected));
+        if !self.working.is_empty() {
+            add(
+                keys::SIDECAR_SET_WORKING_CONTAINER,
+                working_to_text(&self.working),
+            );
+        }
+        annotations
+    }
+}

@@ -1,0 +1,97 @@
+//! Puts what sets inject into the Pod.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value};
+
+/// A container to inject.
+#[derive(Clone, Debug)]
+pub(super) struct Injected {
+    pub(super) container: Value,
+    /// In front of the Pod's own containers, or behind them.
+    pub(super) in_front: bool,
+}
+
+/// What all sets inject, in order.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Parts {
+    pub(super) init_containers: Vec<Injected>,
+    pub(super) containers: Vec<Injected>,
+    pub(super) volumes: Vec<Value>,
+    pub(super) image_pull_secrets: Vec<Value>,
+}
+
+impl Parts {
+    /// Whether there are no containers.
+    pub(super) fn is_empty(&self) -> bool {
+        self.init_containers.is_empty() && self.containers.is_empty()
+    }
+}
+
+/// Adds the parts to the Pod.
+pub(super) fn assemble(pod: &mut Value, parts: Parts, sort_containers: bool) {
+    let Parts {
+        mut init_containers,
+        mut containers,
+        volumes,
+        image_pull_secrets,
+    } = parts;
+    init_containers.sort_by_cached_key(|injected| name(&injected.container));
+    if sort_containers {
+        containers.sort_by_cached_key(|injected| name(&injected.container));
+    }
+    let Some(spec) = spec(pod) else { return };
+    merge_containers(spec, "initContainers", init_containers);
+    merge_containers(spec, "containers", containers);
+    add_by_name(spec, "volumes", volumes);
+    add_by_name(spec, "imagePullSecrets", image_pull_secrets);
+}
+
+fn spec(pod: &mut Value) -> Option<&mut Map<String, Value>> {
+    let spec = pod.as_object_mut()?.entry("spec");
+    let spec = spec.or_insert_with(|| Value::Object(Map::new()));
+    spec.as_object_mut()
+}
+
+/// Replaces containers of the same name, and adds the others in front and behind.
+fn merge_containers(spec: &mut Map<String, Value>, list: &str, injected: Vec<Injected>) {
+    if injected.is_empty() {
+        return;
+    }
+    let mut own = take_list(spec, list);
+    let positions: BTreeMap<String, usize> = own.iter().map(name).zip(0..).collect();
+    let (mut front, mut back) = (Vec::new(), Vec::new());
+    for Injected { container, in_front } in injected {
+        let same = positions.get(&name(&container)).and_then(|at| own.get_mut(*at));
+        match same {
+            Some(same) => *same = container,
+            None if in_front => front.push(container),
+            None => back.push(container),
+        }
+    }
+    front.append(&mut own);
+    front.append(&mut back);
+    spec.insert(list.to_owned(), front.into());
+}
+
+/// Adds items whose names are new.
+fn add_by_name(spec: &mut Map<String, Value>, list: &str, added: Vec<Value>) {
+    if added.is_empty() {
+        return;
+    }
+    let mut items = take_list(spec, list);
+    let mut names: BTreeSet<String> = items.iter().map(name).collect();
+    items.extend(added.into_iter().filter(|item| names.insert(name(item))));
+    spec.insert(list.to_owned(), items.into());
+}
+
+fn take_list(spec: &mut Map<String, Value>, list: &str) -> Vec<Value> {
+    match spec.remove(list) {
+        Some(Value::Array(items)) => items,
+        _ => Vec::new(),
+    }
+}
+
+fn name(item: &Value) -> String {
+    item["name"].as_str().unwrap_or_default().to_owned()
+}

@@ -1,0 +1,312 @@
+//! One container as it is injected: with what it takes over from the containers of the Pod.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value, json};
+
+use kruise_api::container_hash::{EnvOrigin, PodMetadata};
+use kruise_api::json::{list_items, set as set_field};
+use kruise_api::keys;
+use kruise_api::sidecarset::{PodInjectPolicy, SidecarContainer, TransferEnvVar};
+
+use super::InjectionError;
+use super::annotations::Record;
+use super::assemble::{Injected, Parts};
+use super::candidates::Selected;
+use crate::sidecarset::recorded::{hot_upgrade_names, version_alt_key, version_key};
+use crate::sidecarset::resources::resources;
+use crate::sidecarset::set::{is_hot_upgrade, is_native_sidecar, name};
+
+/// Value of a policy that shares.
+const ENABLED: &str = "enabled";
+
+/// The Pod before the injection, as far as sidecars take something over from it.
+#[derive(Debug)]
+pub(super) struct Source {
+    /// Mounts of containers that were not injected, and the variables in their paths.
+    mounts: Vec<Value>,
+    mount_env: Vec<Value>,
+    /// Block devices of these containers.
+    devices: Vec<Value>,
+    /// Variables of all containers, by the names of container and variable.
+    env: BTreeMap<(String, String), Value>,
+    labels: BTreeMap<String, String>,
+    annotations: BTreeMap<String, String>,
+    /// Containers, and init containers that keep running, whose names no set uses.
+    resource_targets: Vec<Value>,
+}
+
+impl Source {
+    pub(super) fn new(
+        pod: &Value,
+        labels: &BTreeMap<String, String>,
+        annotations: &BTreeMap<String, String>,
+        sets: &[Selected<'_>],
+    ) -> Self {
+        let containers = items(&pod["spec"]["containers"]);
+        let own: Vec<&Value> = containers.clone().filter(|c| !is_injected(c)).collect();
+        let mounts: Vec<(&Value, &Value)> = own
+            .iter()
+            .flat_map(|c| items(&c["volumeMounts"]).map(move |mount| (*c, mount)))
+            .collect();
+        let mount_env = mounts.iter().flat_map(|(container, mount)| {
+            let names = variables(mount["subPathExpr"].as_str().unwrap_or_default());
+            names
+                .into_iter()
+                .filter_map(|name| items(&container["env"]).find(|v| v["name"] == name))
+        });
+        let env = containers.clone().flat_map(|container| {
+            let key = |variable| (text(container, "name"), text(variable, "name"));
+            items(&container["env"]).map(move |variable| (key(variable), variable.clone()))
+        });
+        let used: BTreeSet<&str> = sets
+            .iter()
+            .flat_map(|set| [&set.spec.init_containers, &set.spec.containers])
+            .flat_map(|containers| containers.iter().flatten().map(name))
+            .collect();
+        let native = items(&pod["spec"]["initContainers"]).filter(|c| c["restartPolicy"] == "Always");
+        let unused = |container: &&Value| !used.contains(container["name"].as_str().unwrap_or_default());
+        Self {
+            mount_env: mount_env.cloned().collect(),
+            mounts: mounts.iter().map(|(_, mount)| (*mount).clone()).collect(),
+            devices: own
+                .iter()
+                .flat_map(|c| items(&c["volumeDevices"]))
+                .cloned()
+                .collect(),
+            env: env.collect(),
+            labels: labels.clone(),
+            annotations: annotations.clone(),
+            resource_targets: containers.chain(native).filter(unused).cloned().collect(),
+        }
+    }
+
+    /// Adds what a set injects. Returns whether there are containers.
+    pub(super) fn add(
+        &self,
+        set: &Selected<'_>,
+        parts: &mut Parts,
+        record: &mut Record,
+    ) -> Result<bool, InjectionError> {
+        let (init, containers) = (set.spec.init_containers.iter(), set.spec.containers.iter());
+        for container in init.flatten() {
+            let hot = is_hot_upgrade(container) && is_native_sidecar(container);
+            let built = self.build(set, container, parts)?;
+            parts
+                .init_containers
+                .extend(copies(container, built, hot, record));
+        }
+        for container in containers.flatten() {
+            let built = self.build(set, container, parts)?;
+            let hot = is_hot_upgrade(container);
+            parts.containers.extend(copies(container, built, hot, record));
+        }
+        parts
+            .image_pull_secrets
+            .extend(set.spec.image_pull_secrets.iter().flatten().cloned());
+        let lists = [&set.spec.init_containers, &set.spec.containers];
+        Ok(lists
+            .into_iter()
+            .flatten()
+            .any(|containers| !containers.is_empty()))
+    }
+
+    /// The container, and in `parts` its volumes.
+    fn build(
+        &self,
+        set: &Selected<'_>,
+        container: &SidecarContainer,
+        parts: &mut Parts,
+    ) -> Result<Map<String, Value>, InjectionError> {
+        let mut built = container.container.clone();
+        if let Some(policy) = &container.resources_policy {
+            let targets: Vec<&Value> = self.resource_targets.iter().collect();
+            let computed = resources(policy, &targets).map_err(|why| InjectionError::Resources {
+                set: set.name.to_owned(),
+                container: name(container).to_owned(),
+                why,
+            })?;
+            built.insert("resources".to_owned(), computed);
+        }
+        let shares_mounts = container.share_volume_policy.type_ == ENABLED;
+        let device_policy = container.share_volume_device_policy.as_ref();
+        let shares_devices = device_policy.is_some_and(|policy| policy.type_ == ENABLED);
+
+        for list in ["volumeMounts", "volumeDevices"] {
+            for used in list_items(&built, list) {
+                let volumes = set.spec.volumes.iter().flatten();
+                parts.volumes.extend(
+                    volumes
+                        .rev()
+                        .find(|volume| volume["name"] == used["name"])
+                        .cloned(),
+                );
+            }
+        }
+        let mut paths: BTreeSet<String> = list_items(&built, "volumeMounts")
+            .iter()
+            .map(|mount| text(mount, "mountPath"))
+            .chain(
+                list_items(&built, "volumeDevices")
+                    .iter()
+                    .map(|d| text(d, "devicePath")),
+            )
+            .collect();
+        let mounts = self.mounts.iter().filter(|_| shares_mounts);
+        extend(&mut built, "volumeMounts", mounts, |mount| {
+            paths.insert(text(mount, "mountPath"))
+        });
+        let devices = self.devices.iter().filter(|_| shares_devices);
+        extend(&mut built, "volumeDevices", devices, |device| {
+            paths.insert(text(device, "devicePath"))
+        });
+
+        let marker = json!({ "name": keys::ENV_IS_INJECTED, "value": keys::TRUE });
+        extend(&mut built, "env", [&marker], |_| true);
+        let mut names: BTreeSet<String> = list_items(&built, "env")
+            .iter()
+            .map(|variable| text(variable, "name"))
+            .collect();
+        let transferred = container
+            .transfer_env
+            .iter()
+            .flat_map(|transfer| self.transferred(transfer));
+        let mount_env = self.mount_env.iter().filter(|_| shares_mounts);
+        extend(&mut built, "env", transferred.chain(mount_env), |variable| {
+            names.insert(text(variable, "name"))
+        });
+        Ok(built)
+    }
+
+    /// The variables that one entry takes over.
+    fn transferred(&self, transfer: &TransferEnvVar) -> Vec<&Value> {
+        let from = transfer
+            .source_container_name_from
+            .as_ref()
+            .and_then(|from| from.field_ref.as_ref());
+        let metadata = PodMetadata {
+            labels: &self.labels,
+            annotations: &self.annotations,
+        };
+        let container = match from.map(|field| EnvOrigin::from_field_path(&field.field_path)) {
+            None => transfer.source_container_name.as_str(),
+            Some(Some(origin)) => origin.value(&metadata),
+            Some(None) => return Vec::new(),
+        };
+        let one = Some(&transfer.env_name).filter(|name| !name.is_empty());
+        let names: BTreeSet<&String> = one.into_iter().chain(&transfer.env_names).collect();
+        names
+            .into_iter()
+            .filter_map(|name| self.env.get(&(container.to_owned(), name.clone())))
+            .collect()
+    }
+}
+
+/// The container, or two for hot upgrade: the first one works, the second has the empty image.
+fn copies(
+    container: &SidecarContainer,
+    built: Map<String, Value>,
+    hot: bool,
+    record: &mut Record,
+) -> Vec<Injected> {
+    let in_front = container.pod_inject_policy == Some(PodInjectPolicy::BeforeAppContainer);
+    let built = Value::Object(built);
+    if !hot {
+        return vec![Injected {
+            container: built,
+            in_front,
+        }];
+    }
+    let names = hot_upgrade_names(name(container));
+    record.add_hot_upgrade(name(container), &names);
+    let copy = |(at, name): (usize, &String)| {
+        let mut copy = built.clone();
+        set_field(&mut copy, &["name"], json!(name));
+        if at > 0 {
+            set_field(
+                &mut copy,
+                &["image"],
+                json!(container.upgrade_strategy.hot_upgrade_empty_image),
+            );
+        }
+        let [version, alt] = keys::ENV_SIDECAR_SET_VERSIONS;
+        for (variable, key) in [(version, version_key(name)), (alt, version_alt_key(name))] {
+            let path = format!("metadata.annotations['{key}']");
+            let variable = json!({ "name": variable, "valueFrom": { "fieldRef": { "fieldPath": path } } });
+            kruise_api::json::append(&mut copy, &["env"], variable);
+        }
+        Injected {
+            container: copy,
+            in_front,
+        }
+    };
+    names.iter().enumerate().map(copy).collect()
+}
+
+/// Adds the items that are `new` to a list. Without any, the list stays as it is, or absent.
+fn extend<'a>(
+    container: &mut Map<String, Value>,
+    list: &str,
+    items: impl IntoIterator<Item = &'a Value>,
+    mut new: impl FnMut(&Value) -> bool,
+) {
+    let added: Vec<Value> = items.into_iter().filter(|item| new(item)).cloned().collect();
+    if added.is_empty() {
+        return;
+    }
+    match container.get_mut(list) {
+        Some(Value::Array(present)) => present.extend(added),
+        _ => {
+            container.insert(list.to_owned(), added.into());
+        }
+    }
+}
+
+/// Names of the variables that a `subPathExpr` refers to, as `$(NAME)`.
+fn variables(expression: &str) -> Vec<&str> {
+    let mut names = Vec::new();
+    let mut rest = expression;
+    while let Some((_, after)) = rest.split_once("$(") {
+        let end = after
+            .find(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_')))
+            .unwrap_or(after.len());
+        let (name, behind) = after.split_at(end);
+        if behind.starts_with(')') && name.starts_with(|c: char| !c.is_ascii_digit()) {
+            names.push(name);
+        }
+        rest = after;
+    }
+    names
+}
+
+fn is_injected(container: &Value) -> bool {
+    items(&container["env"]).any(|v| v["name"] == keys::ENV_IS_INJECTED && v["value"] == keys::TRUE)
+}
+
+fn items(list: &Value) -> std::slice::Iter<'_, Value> {
+    list.as_array().map_or(&[][..], Vec::as_slice).iter()
+}
+
+fn text(value: &Value, field: &str) -> String {
+    value[field].as_str().unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_are_found_as_kubelet_finds_them() {
+        for (expression, names) in [
+            ("x/$(ODD_NAME)/$(POD_NAME)", &["ODD_NAME", "POD_NAME"][..]),
+            ("$$(A)", &["A"]),
+            ("$(1A)$(A)", &["A"]),
+            ("$($(a.b-c)", &["a.b-c"]),
+            ("$()$(A $(B", &[]),
+            ("$(é)", &[]),
+            ("", &[]),
+        ] {
+            assert_eq!(variables(expression), names, "{expression}");
+        }
+    }
+}

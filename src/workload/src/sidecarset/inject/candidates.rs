@@ -1,0 +1,123 @@
+//! Which SidecarSets a new Pod gets, and in which order.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
+use kruise_api::keys;
+use kruise_api::selector::matches;
+use kruise_api::sidecarset::SidecarSetSpec;
+
+use super::{Cluster, InjectionError, revision};
+use crate::sidecarset::set::SetView;
+
+/// Label of a Namespace with its name.
+const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+
+/// A SidecarSet in the version that is injected.
+#[derive(Debug)]
+pub(super) struct Selected<'a> {
+    pub(super) name: &'a str,
+    pub(super) hash: Cow<'a, str>,
+    pub(super) hash_without_image: Cow<'a, str>,
+    /// Name of the ControllerRevision.
+    pub(super) revision: Cow<'a, str>,
+    pub(super) spec: Cow<'a, SidecarSetSpec>,
+}
+
+impl<'a> From<&SetView<'a>> for Selected<'a> {
+    fn from(set: &SetView<'a>) -> Self {
+        Self {
+            name: set.name,
+            hash: set.hash().into(),
+            hash_without_image: set.hash_without_image().into(),
+            revision: set.latest_revision.into(),
+            spec: Cow::Borrowed(set.spec),
+        }
+    }
+}
+
+/// The sets for a Pod with these labels: those for this namespace before those for all, each by name. A set whose
+/// canary is among them is left out.
+pub(super) fn select<'a>(
+    labels: &BTreeMap<String, String>,
+    namespace: &str,
+    cluster: &Cluster<'a>,
+    random_percent: &mut dyn FnMut() -> u32,
+) -> Result<Vec<Selected<'a>>, InjectionError> {
+    let matching = cluster
+        .sets
+        .iter()
+        .filter(|set| is_matching(set.spec, labels, cluster.namespace_labels));
+    let mut sets: Vec<(Scope, &SetView<'a>)> = matching
+        .filter_map(|set| Some((scope(set.spec, namespace)?, set)))
+        .collect();
+    sets.sort_by_key(|(scope, set)| (*scope, set.name));
+
+    let mut selected = Vec::new();
+    for (_, set) in &sets {
+        selected.push(revision::select(set, labels, cluster.revisions, random_percent)?);
+    }
+    let replaced: BTreeSet<&str> = sets.iter().filter_map(|(_, set)| base(set)).collect();
+    selected.retain(|set| !replaced.contains(set.name));
+    Ok(selected)
+}
+
+fn is_matching(
+    spec: &SidecarSetSpec,
+    labels: &BTreeMap<String, String>,
+    namespace_labels: Option<&BTreeMap<String, String>>,
+) -> bool {
+    let paused = spec
+        .injection_strategy
+        .as_ref()
+        .is_some_and(|strategy| strategy.paused);
+    let in_namespace =
+        |selector| namespace_labels.is_some_and(|namespace_labels| matches(selector, namespace_labels));
+    !paused
+        && spec.namespace_selector.as_ref().is_none_or(in_namespace)
+        && spec
+            .selector
+            .as_ref()
+            .is_some_and(|selector| !is_empty(selector) && matches(selector, labels))
+}
+
+fn is_empty(selector: &LabelSelector) -> bool {
+    selector.match_labels.as_ref().is_none_or(BTreeMap::is_empty)
+        && selector.match_expressions.as_ref().is_none_or(Vec::is_empty)
+}
+
+/// Whether a set names its namespaces. Such sets come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Scope {
+    Namespaces,
+    Cluster,
+}
+
+/// The scope of a set; `None` if it names other namespaces than this.
+fn scope(spec: &SidecarSetSpec, namespace: &str) -> Option<Scope> {
+    let selector = spec.namespace_selector.as_ref();
+    let label = selector.and_then(|selector| selector.match_labels.as_ref()?.get(NAMESPACE_NAME));
+    if let Some(name) = label {
+        return (name == namespace).then_some(Scope::Namespaces);
+    }
+    let mut expressions = selector
+        .and_then(|s| s.match_expressions.as_ref())
+        .into_iter()
+        .flatten();
+    match expressions.find(|one| one.key == NAMESPACE_NAME && one.operator == "In") {
+        Some(one) => {
+            let listed = one.values.iter().flatten().any(|value| value == namespace);
+            listed.then_some(Scope::Namespaces)
+        }
+        None => Some(Scope::Cluster),
+    }
+}
+
+/// Name of the set that this one, a canary, replaces.
+fn base<'a>(set: &SetView<'a>) -> Option<&'a str> {
+    let annotation = |key: &str| set.annotations.get(key).map(String::as_str);
+    let is_canary = annotation(keys::SIDECAR_SET_CANARY) == Some(keys::TRUE);
+    annotation(keys::SIDECAR_SET_BASE).filter(|_| is_canary)
+}

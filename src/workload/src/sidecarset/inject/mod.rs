@@ -1,0 +1,155 @@
+//! Injection: containers, volumes, pull secrets and annotations of SidecarSets for a new Pod.
+//!
+//! [`candidates`] selects the sets, [`revision`] the version of each, [`build`] makes one container, [`assemble`] puts
+//! everything into the Pod and [`annotations`] records it. The result depends on nothing but the arguments.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use serde_json::{Value, json};
+
+use kruise_api::cloneset::string_map;
+use kruise_api::json::set;
+
+use super::pod_metadata::{PatchError, patch_annotations};
+use super::resources::aggregate::ResourcesError;
+use super::set::SetView;
+
+mod annotations;
+mod assemble;
+mod build;
+mod candidates;
+mod revision;
+
+/// What the cluster has, as far as it matters for one Pod.
+#[derive(Clone, Copy, Debug)]
+pub struct Cluster<'a> {
+    /// All SidecarSets, in any order.
+    pub sets: &'a [SetView<'a>],
+    /// Labels of the Pod's Namespace; `None` if it is not known.
+    pub namespace_labels: Option<&'a BTreeMap<String, String>>,
+    /// The ControllerRevisions of SidecarSets.
+    pub revisions: &'a [ControllerRevision],
+}
+
+/// How to inject.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Sorts the injected containers by name (gate `EnableSortSidecarContainerByName`). Init containers always are.
+    pub sort_containers: bool,
+    /// Time to record.
+    pub now: Timestamp,
+}
+
+/// Why a Pod is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum InjectionError {
+    /// The revision that a set names does not exist.
+    #[error("ControllerRevision {revision:?} of SidecarSet {set:?} not found")]
+    RevisionNotFound {
+        /// Name of the set.
+        set: String,
+        /// Name of the revision, or its custom version.
+        revision: String,
+    },
+    /// The data of a revision are not those of a SidecarSet.
+    #[error("ControllerRevision {revision:?} of SidecarSet {set:?} is invalid: {why}")]
+    InvalidRevision {
+        /// Name of the set.
+        set: String,
+        /// Name of the revision.
+        revision: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// An annotation cannot be patched.
+    #[error("SidecarSet {set:?}: {why}")]
+    Annotation {
+        /// Name of the set.
+        set: String,
+        /// What is wrong.
+        why: PatchError,
+    },
+    /// The Pod already has an annotation of ours, and it is none.
+    #[error("annotation {key} is invalid: {value:?}")]
+    InvalidAnnotation {
+        /// Key of the annotation.
+        key: &'static str,
+        /// The first characters of its value.
+        value: String,
+    },
+    /// Resources of a container have no result.
+    #[error("resourcesPolicy of container {container:?} of SidecarSet {set:?}: {why}")]
+    Resources {
+        /// Name of the set.
+        set: String,
+        /// Name of the container.
+        container: String,
+        /// What is wrong.
+        why: ResourcesError,
+    },
+}
+
+/// Injects SidecarSets into a new, active Pod (raw JSON) of `namespace`. Returns whether containers were injected.
+///
+/// Annotations of `patchPodMetadata` are added also if they were not. `random_percent` gives a random number below 100
+/// for each set that injects an older revision into a percentage of its Pods.
+///
+/// # Errors
+///
+/// If something that a matching set refers to is missing or invalid. The Pod may be half-changed then.
+pub fn inject(
+    pod: &mut Value,
+    namespace: &str,
+    cluster: &Cluster<'_>,
+    options: &Options,
+    random_percent: &mut dyn FnMut() -> u32,
+) -> Result<bool, InjectionError> {
+    if !is_active(pod) {
+        return Ok(false);
+    }
+    let labels = string_map(&pod["metadata"]["labels"]);
+    let selected = candidates::select(&labels, namespace, cluster, random_percent)?;
+    if selected.is_empty() {
+        return Ok(false);
+    }
+    let mut pod_annotations = string_map(&pod["metadata"]["annotations"]);
+    for set in &selected {
+        let patches = set.spec.patch_pod_metadata.as_deref().unwrap_or_default();
+        patch_annotations(&mut pod_annotations, patches).map_err(|why| InjectionError::Annotation {
+            set: set.name.to_owned(),
+            why,
+        })?;
+    }
+    write_annotations(pod, &pod_annotations);
+
+    let mut record = annotations::Record::parse(&pod_annotations)?;
+    let source = build::Source::new(pod, &labels, &pod_annotations, &selected);
+    let mut parts = assemble::Parts::default();
+    for set in &selected {
+        if source.add(set, &mut parts, &mut record)? {
+            record.add_set(set, options.now);
+        }
+    }
+    if parts.is_empty() {
+        return Ok(false);
+    }
+    assemble::assemble(pod, parts, options.sort_containers);
+    write_annotations(pod, &record.into_annotations());
+    Ok(true)
+}
+
+fn is_active(pod: &Value) -> bool {
+    !pod["metadata"]["deletionTimestamp"].is_string()
+        && !matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"))
+}
+
+fn write_annotations(pod: &mut Value, annotations: &BTreeMap<String, String>) {
+    for (key, value) in annotations {
+        set(pod, &["metadata", "annotations", key], json!(value));
+    }
+}
+
+#[cfg(test)]
+mod tests;

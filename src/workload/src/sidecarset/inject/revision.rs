@@ -1,0 +1,140 @@
+//! Which revision of a SidecarSet a new Pod gets.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde::Deserialize;
+
+use kruise_api::keys;
+use kruise_api::selector::matches;
+use kruise_api::sidecarset::{SidecarSetInjectRevision, SidecarSetInjectRevisionPolicy, SidecarSetSpec};
+
+use super::InjectionError;
+use super::candidates::Selected;
+use crate::sidecarset::set::SetView;
+
+/// The current revision, or the older one that the injection strategy names, if it is for this Pod.
+pub(super) fn select<'a>(
+    set: &SetView<'a>,
+    labels: &BTreeMap<String, String>,
+    revisions: &'a [ControllerRevision],
+    random_percent: &mut dyn FnMut() -> u32,
+) -> Result<Selected<'a>, InjectionError> {
+    let strategy = set.spec.injection_strategy.as_ref();
+    let Some(named) = strategy.and_then(|strategy| strategy.revision.as_ref()) else {
+        return Ok(set.into());
+    };
+    let Some(revision) = find(set, named, revisions)? else {
+        return Ok(set.into());
+    };
+    if is_for(named, set.spec, labels, random_percent) {
+        restore(set, revision)
+    } else {
+        Ok(set.into())
+    }
+}
+
+/// The revision that a strategy names, by name or custom version.
+fn find<'a>(
+    set: &SetView<'_>,
+    named: &SidecarSetInjectRevision,
+    revisions: &'a [ControllerRevision],
+) -> Result<Option<&'a ControllerRevision>, InjectionError> {
+    let label = |revision: &'a ControllerRevision, key: &str| {
+        let labels = revision.metadata.labels.as_ref();
+        labels.and_then(|labels| labels.get(key)).map(String::as_str)
+    };
+    let (found, wanted) = match (&named.revision_name, &named.custom_version) {
+        (Some(name), _) => (
+            revisions
+                .iter()
+                .find(|one| one.metadata.name.as_ref() == Some(name)),
+            name,
+        ),
+        (None, Some(version)) => {
+            let of_version = revisions.iter().filter(|one| {
+                label(one, keys::SIDECAR_SET_NAME) == Some(set.name)
+                    && label(one, keys::SIDECAR_SET_CUSTOM_VERSION) == Some(version)
+            });
+            (
+                of_version.max_by_key(|one| (one.revision, &one.metadata.name)),
+                version,
+            )
+        }
+        (None, None) => return Ok(None),
+    };
+    match found {
+        Some(found) => Ok(Some(found)),
+        None => Err(InjectionError::RevisionNotFound {
+            set: set.name.to_owned(),
+            revision: wanted.clone(),
+        }),
+    }
+}
+
+/// Whether a Pod with these labels gets the older revision.
+fn is_for(
+    named: &SidecarSetInjectRevision,
+    spec: &SidecarSetSpec,
+    labels: &BTreeMap<String, String>,
+    random_percent: &mut dyn FnMut() -> u32,
+) -> bool {
+    let Some(update) = &spec.update_strategy else {
+        return named.policy != Some(SidecarSetInjectRevisionPolicy::Partial);
+    };
+    if update.paused || named.policy != Some(SidecarSetInjectRevisionPolicy::Partial) {
+        return true;
+    }
+    if update
+        .selector
+        .as_ref()
+        .is_some_and(|selector| !matches(selector, labels))
+    {
+        return true;
+    }
+    match &update.partition {
+        Some(IntOrString::String(text)) => {
+            let percentage = text
+                .strip_suffix('%')
+                .and_then(|number| number.parse::<u32>().ok());
+            percentage.is_some_and(|percentage| random_percent() < percentage)
+        }
+        Some(IntOrString::Int(_)) | None => false,
+    }
+}
+
+/// A set as a revision has it: containers, volumes, pull secrets and annotations, and nothing else.
+fn restore<'a>(set: &SetView<'a>, revision: &'a ControllerRevision) -> Result<Selected<'a>, InjectionError> {
+    let name = revision.metadata.name.as_deref().unwrap_or_default();
+    let invalid = |why: String| InjectionError::InvalidRevision {
+        set: set.name.to_owned(),
+        revision: name.to_owned(),
+        why,
+    };
+    let data = revision.data.as_ref().and_then(|data| data.0.get("spec"));
+    let data = data.ok_or_else(|| invalid("spec is missing".to_owned()))?;
+    let spec = SidecarSetSpec::deserialize(data).map_err(|why| invalid(why.to_string()))?;
+    let spec = SidecarSetSpec {
+        init_containers: spec.init_containers,
+        containers: spec.containers,
+        volumes: spec.volumes,
+        image_pull_secrets: spec.image_pull_secrets,
+        patch_pod_metadata: spec.patch_pod_metadata,
+        ..SidecarSetSpec::default()
+    };
+    let annotation = |key: &str| {
+        let annotations = revision.metadata.annotations.as_ref();
+        annotations
+            .and_then(|all| all.get(key))
+            .map(|hash| Cow::Borrowed(hash.as_str()))
+    };
+    Ok(Selected {
+        name: set.name,
+        hash: annotation(keys::SIDECAR_SET_HASH).unwrap_or_default(),
+        hash_without_image: annotation(keys::SIDECAR_SET_HASH_WITHOUT_IMAGE).unwrap_or_default(),
+        revision: name.into(),
+        spec: Cow::Owned(spec),
+    })
+}
