@@ -22,14 +22,27 @@ pub fn is_label(text: &str) -> bool {
     text.len() <= MAX_LABEL_LENGTH && is_dns_label(text)
 }
 
+/// What is wrong with an RFC 1123 label, in as many parts as the API server reports.
+#[must_use]
+pub fn label_errors(text: &str) -> Vec<&'static str> {
+    let mut errors = Vec::new();
+    if !is_dns_label(text) {
+        errors.push(LABEL);
+    }
+    if text.len() > MAX_LABEL_LENGTH {
+        errors.push("must be no more than 63 bytes");
+    }
+    errors
+}
+
 /// Whether `text` is an RFC 1123 subdomain, as names of most objects are.
 #[must_use]
 pub fn is_subdomain(text: &str) -> bool {
     text.len() <= MAX_SUBDOMAIN_LENGTH && text.split('.').all(is_dns_label)
 }
 
-/// Lowercase letters and digits, and `-` between them.
-fn is_dns_label(text: &str) -> bool {
+/// Lowercase letters and digits, and `-` between them; of any length, but not empty.
+pub(crate) fn is_dns_label(text: &str) -> bool {
     let is_lower_alphanumeric = |c: &u8| c.is_ascii_lowercase() || c.is_ascii_digit();
     let text = text.as_bytes();
     text.first().is_some_and(is_lower_alphanumeric)
@@ -54,6 +67,11 @@ mod tests {
             assert!(!is_subdomain(text) && !is_label(text), "{text:?}");
         }
         assert!(is_label("kube-system") && !is_label("a.b") && !is_label(&"a".repeat(64)));
+        for (text, count) in [("a-1", 0), ("a.b", 1), ("", 1)] {
+            assert_eq!(label_errors(text).len(), count, "{text:?}");
+        }
+        assert_eq!(label_errors(&"a".repeat(64)).len(), 1);
+        assert_eq!(label_errors(&"A".repeat(64)).len(), 2);
         assert!(is_subdomain(&"a".repeat(253)) && is_label(&"a".repeat(63)));
     }
 }

@@ -11,7 +11,7 @@ use super::{
     LABELS, metadata_entry, remove_annotation, remove_metadata_entry, set_annotation, set_metadata_entry,
 };
 use crate::keys;
-use crate::validation::selector::is_label_text;
+use crate::validation::labels::label_value_errors;
 
 const NAMESPACE: &str = "namespace";
 const NAMESPACE_SELECTOR: &str = "namespaceSelector";
@@ -83,7 +83,7 @@ pub fn to_v1alpha1(object: &mut Value) {
 /// The label of v1alpha1 for a label and a custom version of v1beta1. Text that is no label must not become one: the
 /// API server could not read the object, nor any list that contains it.
 fn label_for<'a>(label: Option<&'a str>, version: Option<&'a str>) -> Option<&'a str> {
-    version.filter(|version| is_label_text(version)).or(label)
+    version.filter(|version| !version.is_empty() && label_value_errors(version).is_empty()).or(label)
 }
 
 /// The only namespace that the selector matches, if it does so by its name.

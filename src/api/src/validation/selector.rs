@@ -1,8 +1,10 @@
-//! Label selectors: checks that the API server does for its own kinds, but not for ours.
+//! Label selectors: checks that the API server does for its own kinds, but not for ours. Fields name the key; those in
+//! [`super::labels`] are OpenKruise's.
 
 use serde_json::{Value, json};
 
 use super::FieldErrors;
+use super::labels::{label_value_errors, qualified_name_errors};
 
 /// Checks `matchLabels` and `matchExpressions` of the selector at `field`.
 pub fn check(selector: &Value, field: &str, errors: &mut FieldErrors) {
@@ -56,16 +58,7 @@ pub fn check(selector: &Value, field: &str, errors: &mut FieldErrors) {
 
 /// Checks a label key.
 pub fn check_key(key: &str, field: &str, errors: &mut FieldErrors) {
-    let (prefix, name) = key
-        .rsplit_once('/')
-        .map_or((None, key), |(prefix, name)| (Some(prefix), name));
-    let prefix_is_good = prefix.is_none_or(|prefix| {
-        (1..=253).contains(&prefix.len())
-            && prefix
-                .split('.')
-                .all(|part| is_word(part, 253, |c| c.is_ascii_lowercase() || c.is_ascii_digit(), "-"))
-    });
-    if !prefix_is_good || !is_label_text(name) {
+    if !qualified_name_errors(key).is_empty() {
         errors.add(
             field,
             &json!(key),
@@ -76,10 +69,8 @@ pub fn check_key(key: &str, field: &str, errors: &mut FieldErrors) {
 
 /// Checks a label value.
 pub fn check_value(value: &Value, field: &str, errors: &mut FieldErrors) {
-    let good = value
-        .as_str()
-        .is_some_and(|text| text.is_empty() || is_label_text(text));
-    if !good {
+    let is_valid = |text: &str| label_value_errors(text).is_empty();
+    if !value.as_str().is_some_and(is_valid) {
         errors.add(
             field,
             value,
@@ -87,18 +78,4 @@ pub fn check_value(value: &Value, field: &str, errors: &mut FieldErrors) {
              with a letter or digit at both ends",
         );
     }
-}
-
-/// Whether the text is a label value, or the name in a label key, and not empty.
-#[must_use]
-pub fn is_label_text(text: &str) -> bool {
-    is_word(text, 63, |c| c.is_ascii_alphanumeric(), "-_.")
-}
-
-/// `at_ends` at both ends, `at_ends` or one of `between` elsewhere, 1 to `max` characters.
-fn is_word(text: &str, max: usize, at_ends: fn(char) -> bool, between: &str) -> bool {
-    (1..=max).contains(&text.len())
-        && text.chars().all(|c| at_ends(c) || between.contains(c))
-        && text.starts_with(at_ends)
-        && text.ends_with(at_ends)
 }

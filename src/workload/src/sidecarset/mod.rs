@@ -8,6 +8,7 @@ pub mod inject;
 pub mod json_merge;
 pub mod limits;
 pub mod matching;
+pub mod overlap;
 pub mod plan;
 pub mod pod_metadata;
 pub mod predicates;
@@ -18,6 +19,7 @@ pub mod set;
 pub mod status;
 pub mod upgradable;
 pub mod upgrade;
+pub mod validate;
 
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,117 @@
+//! Conflicts with other SidecarSets that may select the same Pods.
+
+use std::collections::{HashMap, HashSet};
+
+use kruise_api::validation::FieldErrors;
+use serde_json::{Value, json};
+
+use super::Request;
+use super::containers::names;
+use super::metadata::base_of_canary;
+use super::patch_metadata::keys;
+use super::read::{items, str};
+use crate::sidecarset::overlap::Scope;
+
+/// What a SidecarSet claims for its Pods.
+struct Claims<'a> {
+    init_containers: HashSet<&'a str>,
+    containers: HashSet<&'a str>,
+    volumes: HashMap<&'a str, &'a Value>,
+    /// Annotations that it changes if they exist, each with its policy.
+    annotations: HashMap<&'a str, &'a str>,
+}
+
+impl<'a> Claims<'a> {
+    fn of(spec: &'a Value) -> Self {
+        Self {
+            init_containers: names(&spec["initContainers"]).collect(),
+            containers: names(&spec["containers"]).collect(),
+            volumes: volumes(spec).collect(),
+            annotations: annotations(spec).collect(),
+        }
+    }
+}
+
+fn volumes(spec: &Value) -> impl Iterator<Item = (&str, &Value)> {
+    items(&spec["volumes"])
+        .iter()
+        .map(|volume| (str(&volume["name"]), volume))
+}
+
+fn annotations(spec: &Value) -> impl Iterator<Item = (&str, &str)> {
+    let patches = items(&spec["patchPodMetadata"]).iter();
+    let changing = patches.filter(|patch| patch["patchPolicy"] != "Retain");
+    changing.flat_map(|patch| keys(patch).map(|key| (key, str(&patch["patchPolicy"]))))
+}
+
+/// A claim that another SidecarSet has too. The order is that of the errors.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Conflict<'a> {
+    InitContainer(&'a str),
+    Container(&'a str),
+    Volume(&'a str),
+    Annotation(&'a str),
+}
+
+/// Compares the claims of others with ours by name, and scopes only where there is a conflict: thousands of SidecarSets
+/// without common names cost no more than reading their names.
+pub(super) fn check(request: &Request, errors: &mut FieldErrors) {
+    let set = request.set;
+    let Some(scope) = Scope::from_spec(&set["spec"]) else {
+        return;
+    };
+    let claims = Claims::of(&set["spec"]);
+    let own_name = &set["metadata"]["name"];
+    let base = base_of_canary(&set["metadata"]);
+    let mut found = std::collections::BTreeMap::new();
+    for other in request.stored {
+        let name = &other["metadata"]["name"];
+        if name == own_name || base.is_some_and(|base| name == base) {
+            continue;
+        }
+        let mut conflicts = conflicts(&claims, &other["spec"]).peekable();
+        if conflicts.peek().is_some()
+            && Scope::from_spec(&other["spec"]).is_some_and(|other| other.overlaps(&scope))
+        {
+            for conflict in conflicts {
+                found.entry(conflict).or_insert(str(name));
+            }
+        }
+    }
+    for (conflict, other) in found {
+        report(conflict, other, errors);
+    }
+}
+
+fn conflicts<'a>(ours: &Claims<'a>, theirs: &'a Value) -> impl Iterator<Item = Conflict<'a>> {
+    let init_containers = names(&theirs["initContainers"])
+        .filter(|name| ours.init_containers.contains(name))
+        .map(Conflict::InitContainer);
+    let containers = names(&theirs["containers"])
+        .filter(|name| ours.containers.contains(name))
+        .map(Conflict::Container);
+    let volumes = volumes(theirs)
+        .filter(|(name, volume)| ours.volumes.get(name).is_some_and(|own| own != volume))
+        .map(|(name, _)| Conflict::Volume(name));
+    let annotations = annotations(theirs)
+        .filter(|(key, policy)| {
+            let own = ours.annotations.get(key);
+            own.is_some_and(|own| [*own, policy].contains(&"Overwrite"))
+        })
+        .map(|(key, _)| Conflict::Annotation(key));
+    init_containers
+        .chain(containers)
+        .chain(volumes)
+        .chain(annotations)
+}
+
+fn report(conflict: Conflict, other: &str, errors: &mut FieldErrors) {
+    let (field, name, what) = match conflict {
+        Conflict::InitContainer(name) | Conflict::Container(name) => {
+            ("spec.containers", name, "a container of this name exists")
+        }
+        Conflict::Volume(name) => ("spec.volumes", name, "a different volume of this name exists"),
+        Conflict::Annotation(key) => ("spec.patchPodMetadata", key, "this annotation is set, too,"),
+    };
+    errors.invalid(field, &json!(name), format_args!("{what} in SidecarSet {other}"));
+}

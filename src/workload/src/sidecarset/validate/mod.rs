@@ -1,0 +1,90 @@
+//! The review of a SidecarSet, with the fields and types of OpenKruise's errors.
+//!
+//! It takes the object after its defaults. What the synthetic Pod is checked for, and what is left to the API server,
+//! is in [`pod`].
+
+mod conflicts;
+mod containers;
+mod metadata;
+mod patch_metadata;
+mod pattern;
+pub mod pod;
+mod read;
+mod resources_policy;
+mod spec;
+mod update;
+mod update_strategy;
+
+use kruise_api::sidecarset::SidecarSetSpec;
+use kruise_api::validation::FieldErrors;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// A resource that expressions compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resource {
+    /// CPU, in terms of the variable `cpu`.
+    Cpu,
+    /// Memory, in terms of the variable `memory`.
+    Memory,
+}
+
+/// A ControllerRevision in the namespace of the controller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Revision<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its label [`kruise_api::keys::SIDECAR_SET_NAME`]: the SidecarSet that it belongs to.
+    pub sidecar_set: &'a str,
+    /// Its label [`kruise_api::keys::SIDECAR_SET_CUSTOM_VERSION`].
+    pub custom_version: Option<&'a str>,
+}
+
+/// What a review is decided by. Objects are in v1beta1.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    /// The SidecarSet after its defaults.
+    pub set: &'a Value,
+    /// The stored one, for updates.
+    pub old: Option<&'a Value>,
+    /// All stored SidecarSets. One with the name of `set` is taken for its stored version.
+    pub stored: &'a [&'a Value],
+    /// All ControllerRevisions of SidecarSets.
+    pub revisions: &'a [Revision<'a>],
+    /// Value of the whitelist for `patchPodMetadata` in the ConfigMap; `None` if there is none.
+    pub whitelist: Option<&'a str>,
+    /// Whether `patchPodMetadata` is allowed without a whitelist (gate `SidecarSetPatchPodMetadataDefaultsAllowed`).
+    pub patch_metadata_allowed: bool,
+}
+
+/// The errors of a SidecarSet. `valid_expression` says whether an expression of `resourcesPolicy` can be evaluated.
+///
+/// Conflicts with other SidecarSets are looked for if there are no other errors.
+#[must_use]
+pub fn validate(
+    request: &Request,
+    valid_expression: impl Fn(&str, Resource) -> Result<(), String>,
+) -> FieldErrors {
+    let mut errors = FieldErrors::default();
+    let spec = &request.set["spec"];
+    metadata::check(request, &mut errors);
+    spec::check(request, &mut errors);
+    update_strategy::check(spec, &mut errors);
+    containers::check(spec, valid_expression, &mut errors);
+    patch_metadata::check(request, &mut errors);
+    if let Some(old) = request.old {
+        update::check(&spec["containers"], &old["spec"]["containers"], &mut errors);
+    }
+    if errors.is_empty()
+        && let Err(why) = SidecarSetSpec::deserialize(spec)
+    {
+        errors.invalid("spec", spec, format_args!("cannot be read: {why}"));
+    }
+    if errors.is_empty() {
+        conflicts::check(request, &mut errors);
+    }
+    errors
+}
+
+#[cfg(test)]
+mod tests;

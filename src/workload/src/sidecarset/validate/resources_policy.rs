@@ -1,0 +1,107 @@
+//! Resources that are computed from those of the Pod's containers.
+
+use std::collections::HashMap;
+
+use kruise_api::validation::FieldErrors;
+use serde_json::Value;
+
+use super::read::{object, text};
+use super::{Resource, pattern};
+
+/// Different regular expressions that one SidecarSet may have: each may take a megabyte to compile.
+const MAX_PATTERNS: usize = 64;
+
+/// Checks the policies of all containers.
+pub(super) struct Checks<'a, F> {
+    valid_expression: F,
+    /// Most containers have the same one.
+    patterns: HashMap<&'a str, Result<(), String>>,
+}
+
+impl<'a, F: Fn(&str, Resource) -> Result<(), String>> Checks<'a, F> {
+    pub fn new(valid_expression: F) -> Self {
+        Self {
+            valid_expression,
+            patterns: HashMap::new(),
+        }
+    }
+
+    /// Checks the policy of a container, if it has one; `field` is the policy's.
+    pub fn check(&mut self, container: &'a Value, field: &str, errors: &mut FieldErrors) {
+        let policy = &container["resourcesPolicy"];
+        if object(policy, field, errors).is_none() {
+            return;
+        }
+        let has_some = |field: &str| {
+            !matches!(&container["resources"][field], Value::Null)
+                && container["resources"][field]
+                    .as_object()
+                    .is_none_or(|map| !map.is_empty())
+        };
+        if has_some("limits") || has_some("requests") {
+            errors.invalid(
+                field,
+                policy,
+                "cannot be used together with resources.limits or resources.requests",
+            );
+        }
+        let mode = &policy["targetContainersMode"];
+        let mode_field = format!("{field}.targetContainersMode");
+        match text(mode, &mode_field, errors) {
+            "sum" | "max" => {}
+            _ => errors.not_supported(mode_field, mode, &["sum", "max"]),
+        }
+        self.check_pattern(
+            &policy["targetContainersNameRegex"],
+            &format!("{field}.targetContainersNameRegex"),
+            errors,
+        );
+        self.check_expressions(
+            &policy["resourcesExpr"],
+            &format!("{field}.resourcesExpr"),
+            errors,
+        );
+    }
+
+    fn check_pattern(&mut self, value: &'a Value, field: &str, errors: &mut FieldErrors) {
+        let pattern = text(value, field, errors);
+        if pattern.is_empty() {
+            return errors.required(field, "give a regular expression for names of containers, as .*");
+        }
+        if self.patterns.len() >= MAX_PATTERNS && !self.patterns.contains_key(pattern) {
+            return errors.too_many(field, self.patterns.len() + 1, MAX_PATTERNS);
+        }
+        let checked = self
+            .patterns
+            .entry(pattern)
+            .or_insert_with(|| pattern::check(pattern));
+        if let Err(why) = checked {
+            errors.invalid(field, value, format_args!("invalid regex pattern: {why}"));
+        }
+    }
+
+    fn check_expressions(&self, expressions: &Value, field: &str, errors: &mut FieldErrors) {
+        let kinds = ["limits", "requests"].map(|kind| (format!("{field}.{kind}"), &expressions[kind]));
+        if kinds.iter().all(|(_, of_kind)| of_kind.is_null()) {
+            errors.invalid(
+                field,
+                expressions,
+                "at least one of limits or requests must be configured",
+            );
+        }
+        for (field, of_kind) in kinds {
+            if object(of_kind, &field, errors).is_none() {
+                continue;
+            }
+            for (name, resource) in [("cpu", Resource::Cpu), ("memory", Resource::Memory)] {
+                let field = format!("{field}.{name}");
+                let expression = text(&of_kind[name], &field, errors);
+                if !expression.is_empty()
+                    && let Err(why) = (self.valid_expression)(expression, resource)
+                {
+                    errors.invalid(field, &of_kind[name], format_args!("invalid expression: {why}"));
+                }
+            }
+        }
+    }
+}
