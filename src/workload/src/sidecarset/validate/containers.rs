@@ -4,19 +4,15 @@ use kruise_api::validation::{FieldErrors, labels};
 use serde_json::Value;
 
 use super::read::{items, list, object, str, text};
-use super::{Resource, pod, resources_policy};
+use super::{pod, resources_policy};
 
-pub(super) fn check(
-    spec: &Value,
-    valid_expression: impl Fn(&str, Resource) -> Result<(), String>,
-    errors: &mut FieldErrors,
-) {
+pub(super) fn check(spec: &Value, errors: &mut FieldErrors) {
     let init_containers = list(&spec["initContainers"], "spec.initContainers", errors);
     let containers = list(&spec["containers"], "spec.containers", errors);
     if init_containers.is_empty() && containers.is_empty() {
         return errors.required("spec", "no initContainer or container defined for SidecarSet");
     }
-    let mut policies = resources_policy::Checks::new(valid_expression);
+    let mut policies = resources_policy::Checks::default();
     for (at, container) in init_containers.iter().enumerate() {
         let policy = &container["resourcesPolicy"];
         let field = format!("spec[{at}].resourcesPolicy");

@@ -7,27 +7,18 @@ mod conflicts;
 mod containers;
 mod metadata;
 mod patch_metadata;
-mod pattern;
 pub mod pod;
 mod read;
 mod resources_policy;
 mod spec;
 mod update;
 mod update_strategy;
+mod whitelist;
 
 use kruise_api::sidecarset::SidecarSetSpec;
 use kruise_api::validation::FieldErrors;
 use serde::Deserialize;
 use serde_json::Value;
-
-/// A resource that expressions compute.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Resource {
-    /// CPU, in terms of the variable `cpu`.
-    Cpu,
-    /// Memory, in terms of the variable `memory`.
-    Memory,
-}
 
 /// A ControllerRevision in the namespace of the controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,20 +48,17 @@ pub struct Request<'a> {
     pub patch_metadata_allowed: bool,
 }
 
-/// The errors of a SidecarSet. `valid_expression` says whether an expression of `resourcesPolicy` can be evaluated.
+/// The errors of a SidecarSet.
 ///
 /// Conflicts with other SidecarSets are looked for if there are no other errors.
 #[must_use]
-pub fn validate(
-    request: &Request,
-    valid_expression: impl Fn(&str, Resource) -> Result<(), String>,
-) -> FieldErrors {
+pub fn validate(request: &Request) -> FieldErrors {
     let mut errors = FieldErrors::default();
     let spec = &request.set["spec"];
     metadata::check(request, &mut errors);
     spec::check(request, &mut errors);
     update_strategy::check(spec, &mut errors);
-    containers::check(spec, valid_expression, &mut errors);
+    containers::check(spec, &mut errors);
     patch_metadata::check(request, &mut errors);
     if let Some(old) = request.old {
         update::check(&spec["containers"], &old["spec"]["containers"], &mut errors);

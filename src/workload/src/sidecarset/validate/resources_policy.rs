@@ -6,26 +6,19 @@ use kruise_api::validation::FieldErrors;
 use serde_json::Value;
 
 use super::read::{object, text};
-use super::{Resource, pattern};
+use crate::sidecarset::resources::{self, Resource, target_regex};
 
 /// Different regular expressions that one SidecarSet may have: each may take a megabyte to compile.
 const MAX_PATTERNS: usize = 64;
 
 /// Checks the policies of all containers.
-pub(super) struct Checks<'a, F> {
-    valid_expression: F,
-    /// Most containers have the same one.
+#[derive(Default)]
+pub(super) struct Checks<'a> {
+    /// Results by regular expression: most containers have the same one.
     patterns: HashMap<&'a str, Result<(), String>>,
 }
 
-impl<'a, F: Fn(&str, Resource) -> Result<(), String>> Checks<'a, F> {
-    pub fn new(valid_expression: F) -> Self {
-        Self {
-            valid_expression,
-            patterns: HashMap::new(),
-        }
-    }
-
+impl<'a> Checks<'a> {
     /// Checks the policy of a container, if it has one; `field` is the policy's.
     pub fn check(&mut self, container: &'a Value, field: &str, errors: &mut FieldErrors) {
         let policy = &container["resourcesPolicy"];
@@ -56,7 +49,7 @@ impl<'a, F: Fn(&str, Resource) -> Result<(), String>> Checks<'a, F> {
             &format!("{field}.targetContainersNameRegex"),
             errors,
         );
-        self.check_expressions(
+        check_expressions(
             &policy["resourcesExpr"],
             &format!("{field}.resourcesExpr"),
             errors,
@@ -71,36 +64,35 @@ impl<'a, F: Fn(&str, Resource) -> Result<(), String>> Checks<'a, F> {
         if self.patterns.len() >= MAX_PATTERNS && !self.patterns.contains_key(pattern) {
             return errors.too_many(field, self.patterns.len() + 1, MAX_PATTERNS);
         }
-        let checked = self
-            .patterns
-            .entry(pattern)
-            .or_insert_with(|| pattern::check(pattern));
-        if let Err(why) = checked {
-            errors.invalid(field, value, format_args!("invalid regex pattern: {why}"));
+        let compile = || target_regex(pattern).map(drop).map_err(|why| why.to_string());
+        if let Err(why) = self.patterns.entry(pattern).or_insert_with(compile) {
+            // The lines before draw where it is.
+            errors.invalid(field, value, why.lines().last().unwrap_or_default());
         }
     }
+}
 
-    fn check_expressions(&self, expressions: &Value, field: &str, errors: &mut FieldErrors) {
-        let kinds = ["limits", "requests"].map(|kind| (format!("{field}.{kind}"), &expressions[kind]));
-        if kinds.iter().all(|(_, of_kind)| of_kind.is_null()) {
-            errors.invalid(
-                field,
-                expressions,
-                "at least one of limits or requests must be configured",
-            );
+fn check_expressions(expressions: &Value, field: &str, errors: &mut FieldErrors) {
+    let kinds = ["limits", "requests"].map(|kind| (format!("{field}.{kind}"), &expressions[kind]));
+    if kinds.iter().all(|(_, of_kind)| of_kind.is_null()) {
+        errors.invalid(
+            field,
+            expressions,
+            "at least one of limits or requests must be configured",
+        );
+    }
+    for (field, of_kind) in kinds {
+        if object(of_kind, &field, errors).is_none() {
+            continue;
         }
-        for (field, of_kind) in kinds {
-            if object(of_kind, &field, errors).is_none() {
-                continue;
-            }
-            for (name, resource) in [("cpu", Resource::Cpu), ("memory", Resource::Memory)] {
-                let field = format!("{field}.{name}");
-                let expression = text(&of_kind[name], &field, errors);
-                if !expression.is_empty()
-                    && let Err(why) = (self.valid_expression)(expression, resource)
-                {
-                    errors.invalid(field, &of_kind[name], format_args!("invalid expression: {why}"));
-                }
+        for resource in Resource::ALL {
+            let name = resource.as_str();
+            let field = format!("{field}.{name}");
+            let expression = text(&of_kind[name], &field, errors);
+            if !expression.is_empty()
+                && let Err(why) = resources::validate(expression, resource)
+            {
+                errors.invalid(field, &of_kind[name], format_args!("invalid expression: {why}"));
             }
         }
     }

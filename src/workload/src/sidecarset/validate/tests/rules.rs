@@ -1,0 +1,361 @@
+//! The rules, beyond what the recorded results show.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+#[test]
+fn a_set_with_defaults_has_no_errors() {
+    assert_eq!(found_in(&json!({})), [""; 0]);
+}
+
+#[test]
+fn a_canary_needs_a_base_and_type_not_update() {
+    let annotations = |base: &str| json!({ "apps.kruise.io/sidecarset-canary": "true", "apps.kruise.io/sidecarset-base": base });
+    let canary = |base: &str, update: &str| {
+        set(&json!({
+            "metadata": { "name": "s-canary", "annotations": annotations(base) },
+            "spec": { "updateStrategy": { "type": update } },
+        }))
+    };
+    let base = set(&json!({}));
+    let other = canary("s", "NotUpdate");
+    let found_with = |set: &Value, old: Option<&Value>, stored: &[&Value]| {
+        found(&Request {
+            old,
+            stored,
+            ..request(set)
+        })
+    };
+    let good = canary("s", "NotUpdate");
+    assert_eq!(found_with(&good, Some(&good), &[&base, &other]), [""; 0]);
+    assert_eq!(found_with(&good, None, &[]), ["Invalid metadata"]);
+    assert_eq!(
+        found_with(&canary("s", "RollingUpdate"), None, &[&base]),
+        ["Invalid spec.updateStrategy.type"]
+    );
+    // The base is a canary, and is not the one from before.
+    assert_eq!(
+        found_with(&canary("s-canary", "NotUpdate"), Some(&good), &[&base, &other]),
+        ["Invalid metadata"; 3]
+    );
+    // The base does not skip its canary.
+    assert_eq!(found_with(&base, None, &[&other]), ["Invalid spec.containers"]);
+}
+
+#[test]
+fn revisions_are_found_by_name_first() {
+    let revisions = [
+        Revision {
+            name: "of-another",
+            sidecar_set: "t",
+            custom_version: Some("v2"),
+        },
+        Revision {
+            name: "s-1",
+            sidecar_set: "s",
+            custom_version: Some("v1"),
+        },
+    ];
+    for (revision, errors) in [
+        (json!({ "revisionName": "s-1", "customVersion": "gone" }), vec![]),
+        (json!({ "revisionName": "of-another" }), vec![]),
+        (json!({ "customVersion": "v1", "policy": "Partial" }), vec![]),
+        (json!({ "customVersion": "v2" }), vec!["Invalid revision"]),
+        (json!({ "revisionName": "" }), vec!["Invalid revision"]),
+        (json!({ "policy": "Partial" }), vec!["Invalid revision"]),
+        (
+            json!({ "revisionName": "s-1", "policy": "X" }),
+            vec!["Invalid revision.policy"],
+        ),
+    ] {
+        let set = set(&json!({ "spec": { "injectionStrategy": { "revision": revision } } }));
+        let got = found(&Request {
+            revisions: &revisions,
+            ..request(&set)
+        });
+        assert_eq!(got, errors, "{revision}");
+    }
+}
+
+#[test]
+fn the_update_strategy_is_checked_for_rolling_updates_only() {
+    let strategies = [
+        (json!({ "partition": "200%", "maxUnavailable": "0%" }), vec![]),
+        (
+            json!({ "partition": 0, "selector": { "matchLabels": { "a": "b" } } }),
+            vec![],
+        ),
+        (
+            json!({ "partition": "0%", "selector": { "matchLabels": { "a": "b" } } }),
+            vec!["Invalid updateStrategy"],
+        ),
+        (
+            json!({ "partition": -1 }),
+            vec!["Invalid spec.updateStrategy.partition"],
+        ),
+        (
+            json!({ "partition": "%" }),
+            vec!["Invalid spec.updateStrategy.partition"],
+        ),
+        (
+            json!({ "maxUnavailable": 1e9 }),
+            vec!["Invalid spec.updateStrategy.maxUnavailable"],
+        ),
+        (
+            json!({ "priorityStrategy": { "weightPriority": [{ "weight": 100,
+                "matchSelector": { "matchLabels": { "a b": "c" } } }] } }),
+            vec!["Required spec.updateStrategy.priorityStrategy"],
+        ),
+        (
+            json!({ "scatterStrategy": [{ "key": "a", "value": "b" }, { "key": "a", "value": "c" }] }),
+            vec![],
+        ),
+    ];
+    for (strategy, errors) in strategies {
+        assert_eq!(
+            found_in(&json!({ "spec": { "updateStrategy": strategy } })),
+            errors,
+            "{strategy}"
+        );
+        let mut no_update = strategy.clone();
+        no_update["type"] = json!("NotUpdate");
+        let got = found_in(&json!({ "spec": { "updateStrategy": no_update } }));
+        let unreadable = strategy["maxUnavailable"] == 1e9;
+        assert_eq!(got, vec!["Invalid spec"; usize::from(unreadable)], "{strategy}");
+    }
+}
+
+#[test]
+fn resources_policies_exclude_resources_and_ordinary_init_containers() {
+    let policy = json!({ "targetContainersMode": "sum", "targetContainersNameRegex": ".*",
+        "resourcesExpr": { "limits": { "cpu": "max(cpu*50%, 50m)" } } });
+    let with = |patch: Value| {
+        let mut one = container("c");
+        one["resourcesPolicy"] = policy.clone();
+        json_patch::merge(&mut one, &patch);
+        one
+    };
+    for (patch, errors) in [
+        (json!({}), vec![]),
+        (json!({ "resources": { "limits": {}, "requests": {} } }), vec![]),
+        (
+            json!({ "resources": { "requests": { "cpu": "1" } } }),
+            vec!["Invalid spec[0].resourcesPolicy"],
+        ),
+        (
+            json!({ "resourcesPolicy": { "targetContainersNameRegex": "" } }),
+            vec!["Required spec[0].resourcesPolicy.targetContainersNameRegex"],
+        ),
+        (
+            json!({ "resourcesPolicy": { "resourcesExpr": { "limits": { "memory": "memory-100Mi" } } } }),
+            vec!["Invalid spec[0].resourcesPolicy.resourcesExpr.limits.memory"],
+        ),
+        // The result is no quantity, but this is noticed later.
+        (
+            json!({ "resourcesPolicy": { "resourcesExpr": { "limits": { "cpu": "cpu*cpu" } } } }),
+            vec![],
+        ),
+    ] {
+        assert_eq!(
+            found_in(&json!({ "spec": { "containers": [with(patch.clone())] } })),
+            errors,
+            "{patch}"
+        );
+    }
+    let init = |patch: Value| {
+        found_in(
+            &json!({ "spec": { "containers": null, "initContainers": [with(patch)],
+            "updateStrategy": { "type": "NotUpdate" } } }),
+        )
+    };
+    assert_eq!(init(json!({})), ["Invalid spec[0].resourcesPolicy"]);
+    assert_eq!(init(json!({ "restartPolicy": "Always" })), [""; 0]);
+}
+
+#[test]
+fn a_set_may_have_a_limited_number_of_regular_expressions() {
+    let containers = |different: usize| -> Value {
+        (0..100)
+            .map(|at| {
+                let mut one = container(&format!("c{at}"));
+                one["resourcesPolicy"] = json!({ "targetContainersMode": "sum",
+                    "targetContainersNameRegex": format!("^{}$", at % different),
+                    "resourcesExpr": { "limits": { "cpu": "cpu" } } });
+                one
+            })
+            .collect()
+    };
+    let count = |different| found_in(&json!({ "spec": { "containers": containers(different) } })).len();
+    assert_eq!([64, 65, 66].map(count), [0, 1, 2]);
+}
+
+#[test]
+fn the_whitelist_decides_which_annotations_pods_get() {
+    let patch = |key: &str| json!([{ "annotations": { key: "v" }, "patchPolicy": "Retain" }]);
+    let for_app =
+        r#"{"rules":[{"selector":{"matchLabels":{"app":"x"}},"allowedAnnotationKeyExprs":["^k"]}]}"#;
+    let labels = json!({ "app": "x" });
+    for (whitelist, gate, labels, key, allowed) in [
+        (None, true, json!(null), "any", true),
+        (None, false, json!(null), "any", false),
+        (Some("null"), true, json!(null), "any", true),
+        (Some("{}"), false, json!(null), "any", false),
+        (Some(for_app), true, json!(null), "any", true),
+        (Some(for_app), false, json!(null), "k", false),
+        (Some(for_app), false, labels.clone(), "key", true),
+        (Some(for_app), true, labels.clone(), "any", false),
+        (
+            Some(r#"{"rules":[{"allowedAnnotationKeyExprs":["b","k$"]}]}"#),
+            false,
+            json!(null),
+            "xbx",
+            true,
+        ),
+        (
+            Some(r#"{"rules":[{"allowedAnnotationKeyExprs":["("]}]}"#),
+            true,
+            json!(null),
+            "any",
+            false,
+        ),
+        (Some(""), true, json!(null), "any", false),
+        (Some("[]]"), true, json!(null), "any", false),
+        (
+            Some(r#"{"rules":[{"selector":{"matchExpressions":[{"key":"a","operator":"Like"}]}}]}"#),
+            true,
+            json!(null),
+            "any",
+            false,
+        ),
+    ] {
+        let set =
+            set(&json!({ "metadata": { "labels": labels }, "spec": { "patchPodMetadata": patch(key) } }));
+        let got = found(&Request {
+            whitelist,
+            patch_metadata_allowed: gate,
+            ..request(&set)
+        });
+        let errors = vec!["Required spec.patchPodMetadata"; usize::from(!allowed)];
+        assert_eq!(got, errors, "{whitelist:?} {gate} {key}");
+    }
+    // Without patches there is nothing to check.
+    let set = set(&json!({}));
+    let got = found(&Request {
+        whitelist: Some("no JSON"),
+        ..request(&set)
+    });
+    assert_eq!(got, [""; 0]);
+}
+
+#[test]
+fn updates_remove_containers_but_do_not_add_them() {
+    let containers = |names: &[&str], upgrade: &str| {
+        let all: Value = names
+            .iter()
+            .map(|name| {
+                let mut one = container(name);
+                one["upgradeStrategy"]["upgradeType"] = json!(upgrade);
+                one
+            })
+            .collect();
+        set(&json!({ "spec": { "containers": all } }))
+    };
+    let old = containers(&["a", "b"], "ColdUpgrade");
+    for (names, upgrade, errors) in [
+        (["a"].as_slice(), "ColdUpgrade", vec![]),
+        (&["b", "a"], "ColdUpgrade", vec![]),
+        (&["a", "c"], "ColdUpgrade", vec!["Invalid spec.containers.name"]),
+        (
+            &["a"],
+            "HotUpgrade",
+            vec!["Invalid spec.containers.upgradeStrategy.upgradeType"],
+        ),
+    ] {
+        let new = containers(names, upgrade);
+        let got = found(&Request {
+            old: Some(&old),
+            ..request(&new)
+        });
+        assert_eq!(got, errors, "{names:?} {upgrade}");
+    }
+}
+
+#[test]
+fn conflicts_need_overlapping_scopes() {
+    let volume = |name: &str, kind: &str| json!({ "name": name, kind: {} });
+    let patch = |policy: &str| json!([{ "annotations": { "k": "v" }, "patchPolicy": policy }]);
+    let ours = set(&json!({ "spec": {
+        "initContainers": [container("init")],
+        "volumes": [volume("v", "emptyDir")],
+        "patchPodMetadata": patch("MergePatchJson"),
+    } }));
+    let other = |mut spec: Value| {
+        if spec.get("containers").is_none() {
+            spec["containers"] = json!([]);
+        }
+        set(&json!({ "metadata": { "name": "other" }, "spec": spec }))
+    };
+    let cases = [
+        (
+            json!({ "containers": [container("c")] }),
+            vec!["Invalid spec.containers"],
+        ),
+        (
+            json!({ "initContainers": [container("init")] }),
+            vec!["Invalid spec.containers"],
+        ),
+        // The two lists are compared each with its own kind.
+        (
+            json!({ "initContainers": [container("c")], "containers": [container("init")] }),
+            vec![],
+        ),
+        (json!({ "volumes": [volume("v", "emptyDir")] }), vec![]),
+        (
+            json!({ "volumes": [volume("v", "hostPath")] }),
+            vec!["Invalid spec.volumes"],
+        ),
+        (json!({ "patchPodMetadata": patch("Retain") }), vec![]),
+        (json!({ "patchPodMetadata": patch("MergePatchJson") }), vec![]),
+        (
+            json!({ "patchPodMetadata": patch("Overwrite") }),
+            vec!["Invalid spec.patchPodMetadata"],
+        ),
+    ];
+    for (spec, errors) in cases {
+        let there = other(spec.clone());
+        let got = found(&Request {
+            stored: &[&there, &ours],
+            ..request(&ours)
+        });
+        assert_eq!(got, errors, "{spec}");
+        let mut elsewhere = spec;
+        elsewhere["selector"] = json!({ "matchLabels": { "app": "b" } });
+        let elsewhere = other(elsewhere);
+        let got = found(&Request {
+            stored: &[&elsewhere],
+            ..request(&ours)
+        });
+        assert_eq!(got, [""; 0], "{elsewhere}");
+    }
+}
+
+#[test]
+fn a_thousand_other_sets_are_compared_quickly() {
+    let others: Vec<Value> = (0..1000)
+        .map(|at| {
+            let containers: Value = (0..20).map(|nth| container(&format!("c{at}-{nth}"))).collect();
+            set(&json!({ "metadata": { "name": format!("s{at}") }, "spec": { "containers": containers } }))
+        })
+        .collect();
+    let stored: Vec<&Value> = others.iter().collect();
+    let ours = set(&json!({}));
+    let begin = std::time::Instant::now();
+    let got = found(&Request {
+        stored: &stored,
+        ..request(&ours)
+    });
+    assert_eq!(got, [""; 0]);
+    // Some milliseconds; the limit is for slow machines.
+    assert!(begin.elapsed().as_secs() < 2, "{:?}", begin.elapsed());
+}
