@@ -1,6 +1,6 @@
 //! Conflicts with other SidecarSets that may select the same Pods.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use kruise_api::validation::FieldErrors;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use super::Request;
 use super::containers::names;
 use super::metadata::base_of_canary;
 use super::patch_metadata::keys;
-use super::read::{items, str};
+use super::read::{as_text, items};
 use crate::sidecarset::overlap::Scope;
 
 /// What a SidecarSet claims for its Pods.
@@ -35,13 +35,13 @@ impl<'a> Claims<'a> {
 fn volumes(spec: &Value) -> impl Iterator<Item = (&str, &Value)> {
     items(&spec["volumes"])
         .iter()
-        .map(|volume| (str(&volume["name"]), volume))
+        .map(|volume| (as_text(&volume["name"]), volume))
 }
 
 fn annotations(spec: &Value) -> impl Iterator<Item = (&str, &str)> {
     let patches = items(&spec["patchPodMetadata"]).iter();
     let changing = patches.filter(|patch| patch["patchPolicy"] != "Retain");
-    changing.flat_map(|patch| keys(patch).map(|key| (key, str(&patch["patchPolicy"]))))
+    changing.flat_map(|patch| keys(patch).map(|key| (key, as_text(&patch["patchPolicy"]))))
 }
 
 /// A claim that another SidecarSet has too. The order is that of the errors.
@@ -53,8 +53,8 @@ enum Conflict<'a> {
     Annotation(&'a str),
 }
 
-/// Compares the claims of others with ours by name, and scopes only where there is a conflict: thousands of SidecarSets
-/// without common names cost no more than reading their names.
+/// Compares the claims of others with ours by name, and scopes only for a conflict that is not known yet: thousands of
+/// SidecarSets without common names cost no more than reading their names.
 pub(super) fn check(request: &Request, errors: &mut FieldErrors) {
     let set = request.set;
     let Some(scope) = Scope::from_spec(&set["spec"]) else {
@@ -63,19 +63,17 @@ pub(super) fn check(request: &Request, errors: &mut FieldErrors) {
     let claims = Claims::of(&set["spec"]);
     let own_name = &set["metadata"]["name"];
     let base = base_of_canary(&set["metadata"]);
-    let mut found = std::collections::BTreeMap::new();
+    let mut found = BTreeMap::new();
     for other in request.stored {
         let name = &other["metadata"]["name"];
         if name == own_name || base.is_some_and(|base| name == base) {
             continue;
         }
-        let mut conflicts = conflicts(&claims, &other["spec"]).peekable();
-        if conflicts.peek().is_some()
-            && Scope::from_spec(&other["spec"]).is_some_and(|other| other.overlaps(&scope))
-        {
-            for conflict in conflicts {
-                found.entry(conflict).or_insert(str(name));
-            }
+        let conflicts = conflicts(&claims, &other["spec"]);
+        let new: Vec<Conflict> = conflicts.filter(|one| !found.contains_key(one)).collect();
+        let overlaps = || Scope::from_spec(&other["spec"]).is_some_and(|other| other.overlaps(&scope));
+        if !new.is_empty() && overlaps() {
+            found.extend(new.into_iter().map(|conflict| (conflict, as_text(name))));
         }
     }
     for (conflict, other) in found {

@@ -3,7 +3,7 @@
 use kruise_api::validation::{FieldErrors, labels};
 use serde_json::Value;
 
-use super::read::{items, list, object, str, text};
+use super::read::{as_text, items, list, object, text};
 use super::{pod, resources_policy};
 
 pub(super) fn check(spec: &Value, errors: &mut FieldErrors) {
@@ -41,7 +41,7 @@ pub(super) fn is_native_sidecar(container: &Value) -> bool {
 
 fn check_policies(container: &Value, errors: &mut FieldErrors) {
     let inject = &container["podInjectPolicy"];
-    if !["BeforeAppContainer", "AfterAppContainer"].contains(&str(inject)) {
+    if !["BeforeAppContainer", "AfterAppContainer"].contains(&as_text(inject)) {
         errors.invalid(
             "spec.container.podInjectPolicy",
             inject,
@@ -49,7 +49,7 @@ fn check_policies(container: &Value, errors: &mut FieldErrors) {
         );
     }
     let share = &container["shareVolumePolicy"];
-    if !["enabled", "disabled"].contains(&str(&share["type"])) {
+    if !["enabled", "disabled"].contains(&as_text(&share["type"])) {
         errors.invalid(
             "spec.container.shareVolumePolicy",
             share,
@@ -59,8 +59,9 @@ fn check_policies(container: &Value, errors: &mut FieldErrors) {
 }
 
 fn check_transfer_env(transfers: &Value, field: &str, errors: &mut FieldErrors) {
+    let transfers = list(transfers, field, errors);
     let field = format!("{field}.fieldRef");
-    for transfer in list(transfers, &field, errors) {
+    for transfer in transfers {
         let reference = &transfer["sourceContainerNameFrom"]["fieldRef"];
         if object(reference, &field, errors).is_some() {
             check_field_reference(reference, &field, errors);
@@ -103,5 +104,5 @@ fn split_subscript(path: &str) -> Option<(&str, &str)> {
 
 /// Names of containers or volumes.
 pub(super) fn names(list: &Value) -> impl Iterator<Item = &str> {
-    items(list).iter().map(|item| str(&item["name"]))
+    items(list).iter().map(|item| as_text(&item["name"]))
 }

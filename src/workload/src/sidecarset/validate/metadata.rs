@@ -5,7 +5,7 @@ use kruise_api::validation::{FieldErrors, labels};
 use serde_json::{Value, json};
 
 use super::Request;
-use super::read::{str, text};
+use super::read::{as_text, text};
 
 /// Bytes of a name: it is the value of a label.
 const MAX_NAME_LENGTH: usize = 63;
@@ -47,7 +47,7 @@ fn check_name(name: &str, field: &str, errors: &mut FieldErrors) {
 /// The SidecarSet that one with these metadata replaces for some Pods.
 pub(super) fn base_of_canary(metadata: &Value) -> Option<&str> {
     let annotations = &metadata["annotations"];
-    let base = str(&annotations[keys::SIDECAR_SET_BASE]);
+    let base = as_text(&annotations[keys::SIDECAR_SET_BASE]);
     (annotations[keys::SIDECAR_SET_CANARY] == keys::TRUE && !base.is_empty()).then_some(base)
 }
 

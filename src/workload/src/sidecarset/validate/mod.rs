@@ -1,13 +1,17 @@
 //! The review of a SidecarSet, with the fields and types of OpenKruise's errors.
 //!
-//! It takes the object after its defaults. What the synthetic Pod is checked for, and what is left to the API server,
-//! is in [`pod`].
+//! It takes the object after its defaults. The containers and volumes are also checked as the API server checks those of
+//! a new Pod: names, images, ports, environment variables, mounts and devices, pull and termination message policies,
+//! amounts of resources, probes, hooks, and what init containers must not have. Left to the API server, which can check
+//! a Pod of them in a dry run, are: sources of volumes, names of resources, security contexts, resize policies,
+//! `envFrom`, details of references in `env`, mount propagation, headers of HTTP probes, host ports of different
+//! containers, and wrong types in fields that are not checked here.
 
 mod conflicts;
 mod containers;
 mod metadata;
 mod patch_metadata;
-pub mod pod;
+mod pod;
 mod read;
 mod resources_policy;
 mod spec;
@@ -25,9 +29,9 @@ use serde_json::Value;
 pub struct Revision<'a> {
     /// Its name.
     pub name: &'a str,
-    /// Its label [`kruise_api::keys::SIDECAR_SET_NAME`]: the SidecarSet that it belongs to.
+    /// Its label `kruise.io/sidecarset-name`: the SidecarSet that it belongs to.
     pub sidecar_set: &'a str,
-    /// Its label [`kruise_api::keys::SIDECAR_SET_CUSTOM_VERSION`].
+    /// Its label `apps.kruise.io/sidecarset-custom-version`.
     pub custom_version: Option<&'a str>,
 }
 

@@ -63,6 +63,6 @@ pub(super) fn items(value: &Value) -> &[Value] {
 }
 
 /// A string that was checked before.
-pub(super) fn str(value: &Value) -> &str {
+pub(super) fn as_text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }

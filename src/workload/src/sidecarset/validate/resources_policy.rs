@@ -25,11 +25,9 @@ impl<'a> Checks<'a> {
         if object(policy, field, errors).is_none() {
             return;
         }
-        let has_some = |field: &str| {
-            !matches!(&container["resources"][field], Value::Null)
-                && container["resources"][field]
-                    .as_object()
-                    .is_none_or(|map| !map.is_empty())
+        let has_some = |list: &str| match &container["resources"][list] {
+            Value::Null => false,
+            list => list.as_object().is_none_or(|amounts| !amounts.is_empty()),
         };
         if has_some("limits") || has_some("requests") {
             errors.invalid(

@@ -3,7 +3,7 @@
 use kruise_api::validation::{FieldErrors, labels};
 use serde_json::Value;
 
-use super::read::{str, text};
+use super::read::{as_text, text};
 use super::{Request, Revision};
 
 pub(super) fn check(request: &Request, errors: &mut FieldErrors) {
@@ -45,7 +45,7 @@ pub(super) fn is_empty(selector: &Value) -> bool {
 fn check_revision(request: &Request, revision: &Value, errors: &mut FieldErrors) {
     let name = &revision["revisionName"];
     let version = &revision["customVersion"];
-    let own_name = str(&request.set["metadata"]["name"]);
+    let own_name = as_text(&request.set["metadata"]["name"]);
     let named = |stored: &&Revision| name == stored.name;
     let tagged = |stored: &&Revision| {
         stored.sidecar_set == own_name && stored.custom_version.is_some_and(|tag| version == tag)

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use kruise_api::validation::FieldErrors;
 use serde_json::Value;
 
-use super::read::{items, str};
+use super::read::{as_text, items};
 
 pub(super) fn check(containers: &Value, old: &Value, errors: &mut FieldErrors) {
     let old_types: HashMap<&str, &str> = items(old).iter().map(name_and_type).collect();
@@ -29,7 +29,7 @@ pub(super) fn check(containers: &Value, old: &Value, errors: &mut FieldErrors) {
 
 fn name_and_type(container: &Value) -> (&str, &str) {
     (
-        str(&container["name"]),
-        str(&container["upgradeStrategy"]["upgradeType"]),
+        as_text(&container["name"]),
+        as_text(&container["upgradeStrategy"]["upgradeType"]),
     )
 }

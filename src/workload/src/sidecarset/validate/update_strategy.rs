@@ -6,7 +6,7 @@ use kruise_api::validation::{FieldErrors, labels};
 use serde_json::Value;
 
 use super::containers::is_native_sidecar;
-use super::read::{int32, items, list, str, text};
+use super::read::{as_text, int32, items, list, text};
 use super::spec::{check_selector, is_empty};
 
 const FIELD: &str = "spec.updateStrategy";
@@ -91,7 +91,7 @@ fn check_priority(strategy: &Value, errors: &mut FieldErrors) {
     });
     let why = if !weights.is_empty() && !orders.is_empty() {
         Some("only one of weightPriority and orderPriority can be used")
-    } else if orders.iter().any(|term| str(&term["orderedKey"]).is_empty()) {
+    } else if orders.iter().any(|term| as_text(&term["orderedKey"]).is_empty()) {
         Some("orderedKey cannot be empty")
     } else {
         wrong.next()
@@ -106,7 +106,7 @@ fn check_scatter(strategy: &Value, errors: &mut FieldErrors) {
     let field = format!("{FIELD}.scatterStrategy");
     let mut seen = HashSet::new();
     for term in list(strategy, &field, errors) {
-        let [key, value] = ["key", "value"].map(|part| str(&term[part]));
+        let [key, value] = ["key", "value"].map(|part| as_text(&term[part]));
         if key.is_empty() {
             return errors.required(field, "key cannot be empty");
         }

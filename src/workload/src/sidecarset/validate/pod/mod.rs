@@ -1,11 +1,5 @@
 //! A Pod of a SidecarSet's containers and volumes, checked as the API server checks a new Pod: with such a set no Pod
-//! could be created.
-//!
-//! Checked are names, images, ports, environment variables, mounts and devices, pull and termination message policies,
-//! amounts of resources, probes, hooks, and what init containers must not have. Left to the API server, which can check
-//! a Pod of these containers in a dry run, are: sources of volumes, names of resources, security contexts, resize
-//! policies, `envFrom`, details of references in `env`, mount propagation, headers of HTTP probes, host ports of
-//! different containers, and wrong types in fields that are not checked here.
+//! could be created. What is checked is in the parent's documentation.
 
 mod env;
 mod handler;

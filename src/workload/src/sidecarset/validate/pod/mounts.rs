@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use kruise_api::validation::FieldErrors;
 use serde_json::{Value, json};
 
-use crate::sidecarset::validate::read::{items, list, str, text};
+use crate::sidecarset::validate::read::{as_text, items, list, text};
 
 pub(super) fn check(
     container: &Value,
@@ -26,7 +26,7 @@ pub(super) fn check(
 
 /// The values of a field of all items.
 fn all<'a>(list: &'a Value, part: &str) -> HashSet<&'a str> {
-    items(list).iter().map(|item| str(&item[part])).collect()
+    items(list).iter().map(|item| as_text(&item[part])).collect()
 }
 
 fn check_mounts(
