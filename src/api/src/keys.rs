@@ -163,11 +163,6 @@ pub const SIDECAR_SET_CANARY: &str = "apps.kruise.io/sidecarset-canary";
 /// Annotation of such a SidecarSet: name of the one that it replaces.
 pub const SIDECAR_SET_BASE: &str = "apps.kruise.io/sidecarset-base";
 
-/// Annotation of a SidecarSet (value [`TRUE`]) that replaces the one named by [`SIDECAR_SET_BASE`] for some Pods.
-pub const SIDECAR_SET_CANARY: &str = "apps.kruise.io/sidecarset-canary";
-/// Annotation of a SidecarSet with [`SIDECAR_SET_CANARY`]: name of the SidecarSet that it replaces.
-pub const SIDECAR_SET_BASE: &str = "apps.kruise.io/sidecarset-base";
-
 /// Finalizer of an ImagePullJob: its tags and secret copies must be deleted first.
 pub const DELETION_PROTECTION: &str = "apps.kruise.io/deletion-protection";
 

@@ -56,7 +56,7 @@ pub fn apply(pod: &mut Value, random: [u8; GENERATED_CHARS]) -> Result<bool, Lau
         return Ok(false);
     };
     let map = barrier_config_map(&name(pod, random));
-    let containers = pod["spec"]["containers"].as_array_mut();
+    let containers = pod.pointer_mut("/spec/containers").and_then(Value::as_array_mut);
     for (container, priority) in containers.into_iter().flatten().zip(priorities) {
         let key = json!({ "name": map, "key": barrier_key(priority) });
         let barrier = json!({ "name": keys::ENV_CONTAINER_BARRIER, "valueFrom": { "configMapKeyRef": key } });

@@ -66,9 +66,173 @@ pub fn mutate(
         changed |= inject::inject(pod, namespace, &options.cluster, &options.inject, random_percent)?;
         // Behind the injection, because sidecars have priorities, too.
         changed |= launch_priority::apply(pod, options.random_name)?;
-    }
-    if options.enhanced_liveness {
-        changed |= enhanced_liveness::apply(pod);
+        changed |= options.enhanced_liveness && enhanced_liveness::apply(pod);
     }
     Ok(changed)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+    use crate::sidecarset::set::SetView;
+    use kruise_api::keys;
+    use kruise_api::sidecarset::SidecarSetSpec;
+
+    fn mutated(pod: &mut Value, spec: &SidecarSetSpec) -> Result<bool, MutationError> {
+        let annotations = BTreeMap::new();
+        let set = SetView {
+            name: "mesh",
+            resource_version: "1",
+            annotations: &annotations,
+            latest_revision: "",
+            spec,
+        };
+        let options = Options {
+            readiness_gate_for_all: true,
+            enhanced_liveness: true,
+            inject: inject::Options {
+                sort_containers: true,
+                now: jiff::Timestamp::UNIX_EPOCH,
+            },
+            random_name: [0; 5],
+            cluster: inject::Cluster {
+                sets: &[set],
+                namespace_labels: None,
+                revisions: &[],
+            },
+        };
+        let request = Request {
+            namespace: "",
+            subresource: "",
+        };
+        mutate(pod, &request, &options, &mut || 0)
+    }
+
+    fn spec(container: Value) -> SidecarSetSpec {
+        serde_json::from_value(json!({
+            "selector": { "matchExpressions": [{ "key": "none", "operator": "DoesNotExist" }] },
+            "containers": [container],
+            "initContainers": [{ "name": "init", "restartPolicy": "Always" }],
+            "patchPodMetadata": [{ "annotations": { "k": "{}" }, "patchPolicy": "MergePatchJson" }],
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn priorities_of_sidecars_count() {
+        let env = json!([{ "name": keys::ENV_CONTAINER_PRIORITY, "value": "1" }]);
+        let sidecar = spec(json!({ "name": "log", "env": env }));
+        let mut pod = json!({ "metadata": { "name": "p" }, "spec": { "containers": [{ "name": "app" }] } });
+        assert_eq!(mutated(&mut pod, &sidecar), Ok(true));
+        let priorities: Vec<_> = pod["spec"]["containers"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|container| {
+                (
+                    container["name"].as_str().unwrap(),
+                    crate::in_place::priority(container),
+                )
+            })
+            .collect();
+        assert_eq!(priorities, [("app", Some(0)), ("log", Some(1))]);
+        assert_eq!(
+            pod["spec"]["readinessGates"][0]["conditionType"],
+            keys::KRUISE_POD_READY
+        );
+    }
+
+    /// JSON with the names that the steps look at, anywhere.
+    fn any_json() -> impl Strategy<Value = Value> {
+        let names = [
+            "metadata",
+            "spec",
+            "containers",
+            "initContainers",
+            "name",
+            "generateName",
+            "env",
+            "value",
+            "annotations",
+            "labels",
+            "volumeMounts",
+            "volumeDevices",
+            "subPathExpr",
+            "mountPath",
+            "resources",
+            "limits",
+            "requests",
+            "cpu",
+            "readinessGates",
+            "livenessProbe",
+            "ownerReferences",
+            "volumes",
+            "imagePullSecrets",
+            "k",
+            keys::SIDECAR_SET_HASH,
+            keys::SIDECAR_SET_WORKING_CONTAINER,
+            keys::USING_ENHANCED_LIVENESS,
+        ];
+        let texts = [
+            "",
+            "app",
+            "$(A)$(",
+            "true",
+            "{}",
+            "[1]",
+            "KRUISE_CONTAINER_PRIORITY",
+            "IS_INJECTED",
+            "1",
+            "é",
+        ];
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<i64>().prop_map(Value::from),
+            prop::sample::select(texts.to_vec()).prop_map(Value::from),
+        ];
+        let key = prop::sample::select(names.to_vec()).prop_map(str::to_owned);
+        leaf.prop_recursive(6, 64, 6, move |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::btree_map(key.clone(), inner, 0..6)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        /// Whatever a Pod and a container hold, the steps end, and only add to the Pod's own containers.
+        #[test]
+        fn any_pod_is_changed_or_refused(
+            containers in any_json(),
+            metadata in any_json(),
+            pod in any_json(),
+            container in any_json(),
+            hot in any::<bool>(),
+        ) {
+            let mut container = container;
+            if let Some(fields) = container.as_object_mut() {
+                fields.insert("shareVolumePolicy".to_owned(), json!({ "type": "enabled" }));
+                fields.insert("transferEnv".to_owned(), json!([{ "sourceContainerName": "app", "envName": "1" }]));
+                if hot {
+                    fields.insert("upgradeStrategy".to_owned(), json!({ "upgradeType": "HotUpgrade" }));
+                }
+                let spec = spec(container);
+                let mut pod = pod;
+                let _ = mutated(&mut pod, &spec);
+                let mut pod = json!({ "metadata": metadata, "spec": { "containers": containers } });
+                let own = containers.as_array().map_or(0, Vec::len);
+                if mutated(&mut pod, &spec).is_ok() {
+                    let now = pod["spec"]["containers"].as_array().map_or(0, Vec::len);
+                    prop_assert!(now >= own);
+                }
+            }
+        }
+    }
 }

@@ -20,7 +20,7 @@ pub enum MergeError {
     /// The patch is neither an object nor a list.
     #[error("invalid JSON patch")]
     Patch,
-    /// They are nested deeper than [`MAX_DEPTH`].
+    /// They are nested deeper than 64 levels.
     #[error("JSON is nested deeper than {MAX_DEPTH} levels")]
     TooDeep,
 }

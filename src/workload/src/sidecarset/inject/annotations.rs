@@ -90,6 +90,7 @@ impl Record {
 
     pub(super) fn into_annotations(self) -> BTreeMap<String, String> {
         let injected = self.injected.iter().map(String::as_str).collect();
+        let has_hot_upgrade = !self.versions.is_empty();
         let mut annotations = self.versions;
         let mut add = |key: &str, text: String| annotations.insert(key.to_owned(), text);
         add(keys::SIDECAR_SET_HASH, to_text(&self.hashes));
@@ -98,7 +99,7 @@ impl Record {
             to_text(&self.hashes_without_image),
         );
         add(keys::SIDECAR_SET_INJECTED_LIST, injected_list_to_text(&injected));
-        if !self.working.is_empty() {
+        if has_hot_upgrade {
             add(
                 keys::SIDECAR_SET_WORKING_CONTAINER,
                 working_to_text(&self.working),

@@ -4,6 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value};
 
+const VOLUMES: &str = "volumes";
+const IMAGE_PULL_SECRETS: &str = "imagePullSecrets";
+
 /// A container to inject.
 #[derive(Clone, Debug)]
 pub(super) struct Injected {
@@ -43,8 +46,8 @@ pub(super) fn assemble(pod: &mut Value, parts: Parts, sort_containers: bool) {
     let Some(spec) = spec(pod) else { return };
     merge_containers(spec, "initContainers", init_containers);
     merge_containers(spec, "containers", containers);
-    add_by_name(spec, "volumes", volumes);
-    add_by_name(spec, "imagePullSecrets", image_pull_secrets);
+    add_volumes(spec, volumes);
+    add_pull_secrets(spec, image_pull_secrets);
 }
 
 fn spec(pod: &mut Value) -> Option<&mut Map<String, Value>> {
@@ -74,15 +77,26 @@ fn merge_containers(spec: &mut Map<String, Value>, list: &str, injected: Vec<Inj
     spec.insert(list.to_owned(), front.into());
 }
 
-/// Adds items whose names are new.
-fn add_by_name(spec: &mut Map<String, Value>, list: &str, added: Vec<Value>) {
+/// Adds volumes whose names are new.
+fn add_volumes(spec: &mut Map<String, Value>, added: Vec<Value>) {
     if added.is_empty() {
         return;
     }
-    let mut items = take_list(spec, list);
-    let mut names: BTreeSet<String> = items.iter().map(name).collect();
-    items.extend(added.into_iter().filter(|item| names.insert(name(item))));
-    spec.insert(list.to_owned(), items.into());
+    let mut volumes = take_list(spec, VOLUMES);
+    let mut names: BTreeSet<String> = volumes.iter().map(name).collect();
+    volumes.extend(added.into_iter().filter(|volume| names.insert(name(volume))));
+    spec.insert(VOLUMES.to_owned(), volumes.into());
+}
+
+/// Adds pull secrets. Of those of the same name the first one stays, also among the Pod's own.
+fn add_pull_secrets(spec: &mut Map<String, Value>, added: Vec<Value>) {
+    let mut secrets = take_list(spec, IMAGE_PULL_SECRETS);
+    secrets.extend(added);
+    let mut names = BTreeSet::new();
+    secrets.retain(|secret| names.insert(name(secret)));
+    if !secrets.is_empty() {
+        spec.insert(IMAGE_PULL_SECRETS.to_owned(), secrets.into());
+    }
 }
 
 fn take_list(spec: &mut Map<String, Value>, list: &str) -> Vec<Value> {

@@ -45,16 +45,6 @@ impl Source {
     ) -> Self {
         let containers = items(&pod["spec"]["containers"]);
         let own: Vec<&Value> = containers.clone().filter(|c| !is_injected(c)).collect();
-        let mounts: Vec<(&Value, &Value)> = own
-            .iter()
-            .flat_map(|c| items(&c["volumeMounts"]).map(move |mount| (*c, mount)))
-            .collect();
-        let mount_env = mounts.iter().flat_map(|(container, mount)| {
-            let names = variables(mount["subPathExpr"].as_str().unwrap_or_default());
-            names
-                .into_iter()
-                .filter_map(|name| items(&container["env"]).find(|v| v["name"] == name))
-        });
         let env = containers.clone().flat_map(|container| {
             let key = |variable| (text(container, "name"), text(variable, "name"));
             items(&container["env"]).map(move |variable| (key(variable), variable.clone()))
@@ -67,8 +57,12 @@ impl Source {
         let native = items(&pod["spec"]["initContainers"]).filter(|c| c["restartPolicy"] == "Always");
         let unused = |container: &&Value| !used.contains(container["name"].as_str().unwrap_or_default());
         Self {
-            mount_env: mount_env.cloned().collect(),
-            mounts: mounts.iter().map(|(_, mount)| (*mount).clone()).collect(),
+            mount_env: mount_env(&own),
+            mounts: own
+                .iter()
+                .flat_map(|c| items(&c["volumeMounts"]))
+                .cloned()
+                .collect(),
             devices: own
                 .iter()
                 .flat_map(|c| items(&c["volumeDevices"]))
@@ -89,15 +83,20 @@ impl Source {
         record: &mut Record,
     ) -> Result<bool, InjectionError> {
         let (init, containers) = (set.spec.init_containers.iter(), set.spec.containers.iter());
+        let volumes = set.spec.volumes.iter().flatten();
+        let volumes: BTreeMap<String, &Value> =
+            volumes.map(|volume| (text(volume, "name"), volume)).collect();
         for container in init.flatten() {
+            parts.volumes.extend(used_volumes(container, &volumes));
             let hot = is_hot_upgrade(container) && is_native_sidecar(container);
-            let built = self.build(set, container, parts)?;
+            let built = self.build(set, container)?;
             parts
                 .init_containers
                 .extend(copies(container, built, hot, record));
         }
         for container in containers.flatten() {
-            let built = self.build(set, container, parts)?;
+            parts.volumes.extend(used_volumes(container, &volumes));
+            let built = self.build(set, container)?;
             let hot = is_hot_upgrade(container);
             parts.containers.extend(copies(container, built, hot, record));
         }
@@ -111,12 +110,11 @@ impl Source {
             .any(|containers| !containers.is_empty()))
     }
 
-    /// The container, and in `parts` its volumes.
+    /// The container with what it takes over.
     fn build(
         &self,
         set: &Selected<'_>,
         container: &SidecarContainer,
-        parts: &mut Parts,
     ) -> Result<Map<String, Value>, InjectionError> {
         let mut built = container.container.clone();
         if let Some(policy) = &container.resources_policy {
@@ -124,7 +122,7 @@ impl Source {
             let computed = resources(policy, &targets).map_err(|why| InjectionError::Resources {
                 set: set.name.to_owned(),
                 container: name(container).to_owned(),
-                why,
+                why: Box::new(why),
             })?;
             built.insert("resources".to_owned(), computed);
         }
@@ -132,17 +130,6 @@ impl Source {
         let device_policy = container.share_volume_device_policy.as_ref();
         let shares_devices = device_policy.is_some_and(|policy| policy.type_ == ENABLED);
 
-        for list in ["volumeMounts", "volumeDevices"] {
-            for used in list_items(&built, list) {
-                let volumes = set.spec.volumes.iter().flatten();
-                parts.volumes.extend(
-                    volumes
-                        .rev()
-                        .find(|volume| volume["name"] == used["name"])
-                        .cloned(),
-                );
-            }
-        }
         let mut paths: BTreeSet<String> = list_items(&built, "volumeMounts")
             .iter()
             .map(|mount| text(mount, "mountPath"))
@@ -202,6 +189,14 @@ impl Source {
     }
 }
 
+/// The set's volumes that a container mounts, or uses as devices.
+fn used_volumes(container: &SidecarContainer, volumes: &BTreeMap<String, &Value>) -> Vec<Value> {
+    let lists = ["volumeMounts", "volumeDevices"].map(|list| list_items(&container.container, list));
+    let used = lists.into_iter().flatten();
+    used.filter_map(|used| Some((*volumes.get(&text(used, "name"))?).clone()))
+        .collect()
+}
+
 /// The container, or two for hot upgrade: the first one works, the second has the empty image.
 fn copies(
     container: &SidecarContainer,
@@ -223,11 +218,7 @@ fn copies(
         let mut copy = built.clone();
         set_field(&mut copy, &["name"], json!(name));
         if at > 0 {
-            set_field(
-                &mut copy,
-                &["image"],
-                json!(container.upgrade_strategy.hot_upgrade_empty_image),
-            );
+            set_image(&mut copy, &container.upgrade_strategy.hot_upgrade_empty_image);
         }
         let [version, alt] = keys::ENV_SIDECAR_SET_VERSIONS;
         for (variable, key) in [(version, version_key(name)), (alt, version_alt_key(name))] {
@@ -241,6 +232,16 @@ fn copies(
         }
     };
     names.iter().enumerate().map(copy).collect()
+}
+
+/// An empty image is absent, for the API server to refuse.
+fn set_image(container: &mut Value, image: &str) {
+    if let Some(fields) = container.as_object_mut() {
+        fields.remove("image");
+        if !image.is_empty() {
+            fields.insert("image".to_owned(), json!(image));
+        }
+    }
 }
 
 /// Adds the items that are `new` to a list. Without any, the list stays as it is, or absent.
@@ -260,6 +261,25 @@ fn extend<'a>(
             container.insert(list.to_owned(), added.into());
         }
     }
+}
+
+/// The variables in paths of mounts, each name once.
+fn mount_env(containers: &[&Value]) -> Vec<Value> {
+    let (mut found, mut names) = (Vec::new(), BTreeSet::new());
+    for container in containers {
+        let env = items(&container["env"]).rev();
+        let env: BTreeMap<&str, &Value> = env
+            .map(|variable| (variable["name"].as_str().unwrap_or_default(), variable))
+            .collect();
+        for mount in items(&container["volumeMounts"]) {
+            for name in variables(mount["subPathExpr"].as_str().unwrap_or_default()) {
+                if let Some(variable) = env.get(name).filter(|_| names.insert(name)) {
+                    found.push((*variable).clone());
+                }
+            }
+        }
+    }
+    found
 }
 
 /// Names of the variables that a `subPathExpr` refers to, as `$(NAME)`.

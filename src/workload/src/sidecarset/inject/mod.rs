@@ -1,7 +1,7 @@
 //! Injection: containers, volumes, pull secrets and annotations of SidecarSets for a new Pod.
 //!
-//! [`candidates`] selects the sets, [`revision`] the version of each, [`build`] makes one container, [`assemble`] puts
-//! everything into the Pod and [`annotations`] records it. The result depends on nothing but the arguments.
+//! `candidates` selects the sets, `revision` the version of each, `build` makes one container, `assemble` puts
+//! everything into the Pod and `annotations` records it. The result depends on nothing but the arguments.
 
 use std::collections::BTreeMap;
 
@@ -87,7 +87,7 @@ pub enum InjectionError {
         /// Name of the container.
         container: String,
         /// What is wrong.
-        why: ResourcesError,
+        why: Box<ResourcesError>,
     },
 }
 

@@ -13,6 +13,7 @@ use kruise_api::sidecarset::{SidecarSetInjectRevision, SidecarSetInjectRevisionP
 
 use super::InjectionError;
 use super::candidates::Selected;
+use crate::sidecarset::hash::Hashes;
 use crate::sidecarset::set::SetView;
 
 /// The current revision, or the older one that the injection strategy names, if it is for this Pod.
@@ -113,7 +114,10 @@ fn restore<'a>(set: &SetView<'a>, revision: &'a ControllerRevision) -> Result<Se
         revision: name.to_owned(),
         why,
     };
-    let data = revision.data.as_ref().and_then(|data| data.0.get("spec"));
+    let data = revision
+        .data
+        .as_ref()
+        .and_then(|data| data.0.get("spec")?.as_object());
     let data = data.ok_or_else(|| invalid("spec is missing".to_owned()))?;
     let spec = SidecarSetSpec::deserialize(data).map_err(|why| invalid(why.to_string()))?;
     let spec = SidecarSetSpec {
@@ -124,16 +128,17 @@ fn restore<'a>(set: &SetView<'a>, revision: &'a ControllerRevision) -> Result<Se
         patch_pod_metadata: spec.patch_pod_metadata,
         ..SidecarSetSpec::default()
     };
-    let annotation = |key: &str| {
-        let annotations = revision.metadata.annotations.as_ref();
-        annotations
-            .and_then(|all| all.get(key))
-            .map(|hash| Cow::Borrowed(hash.as_str()))
-    };
+    let annotation = |key: &str| revision.metadata.annotations.as_ref()?.get(key).cloned();
+    let computed = Hashes::of_spec(data);
+    let [hash, hash_without_image] = [
+        (keys::SIDECAR_SET_HASH, computed.hash),
+        (keys::SIDECAR_SET_HASH_WITHOUT_IMAGE, computed.without_image),
+    ]
+    .map(|(key, computed)| Cow::Owned(annotation(key).unwrap_or(computed)));
     Ok(Selected {
         name: set.name,
-        hash: annotation(keys::SIDECAR_SET_HASH).unwrap_or_default(),
-        hash_without_image: annotation(keys::SIDECAR_SET_HASH_WITHOUT_IMAGE).unwrap_or_default(),
+        hash,
+        hash_without_image,
         revision: name.into(),
         spec: Cow::Owned(spec),
     })

@@ -16,10 +16,10 @@ const MAX_DEPTH: usize = 64;
 /// Why an expression has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExpressionError {
-    /// There are more bytes than [`MAX_LENGTH`].
+    /// There are more bytes than an expression may have.
     #[error("expression is longer than {MAX_LENGTH} bytes")]
     TooLong,
-    /// It is nested deeper than [`MAX_DEPTH`].
+    /// Parentheses, functions or signs are nested too deep.
     #[error("expression is nested deeper than {MAX_DEPTH} levels")]
     TooDeep,
     /// It ends too early, or a word is out of place.

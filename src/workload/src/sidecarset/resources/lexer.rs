@@ -52,7 +52,7 @@ impl<'a> Lexer<'a> {
 fn parse_number(word: &str) -> Token {
     let letters = word.trim_end_matches(|c: char| c.is_ascii_alphabetic()).len();
     let suffix = word.get(letters..).unwrap_or_default();
-    if UNITS.iter().any(|unit| *unit == suffix) {
+    if UNITS.contains(&suffix) {
         return Quantity::parse(word).map_or(Token::Number(0.0), Token::Quantity);
     }
     let parse = |text: &str| text.parse().ok().filter(|number: &f64| number.is_finite());
