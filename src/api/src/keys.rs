@@ -151,6 +151,8 @@ pub const SIDECAR_SET_NAME: &str = "kruise.io/sidecarset-name";
 /// Pod condition: whether its sidecars can be updated in place. Its message is a JSON map of booleans, by the
 /// SidecarSet's name.
 pub const SIDECAR_SET_UPGRADABLE: &str = "SidecarSetUpgradable";
+/// Annotation of ours on a SidecarSet: `Fail` if its Pods must not be created while no webhook answers. Default: `Ignore`.
+pub const SIDECAR_SET_FAILURE_POLICY: &str = "apps.kruise.io/sidecarset-failure-policy";
 
 /// Annotation of a Pod (value [`TRUE`]): another program than kubelet runs its liveness probes.
 pub const USING_ENHANCED_LIVENESS: &str = "apps.kruise.io/using-enhanced-liveness";
@@ -236,6 +238,8 @@ pub fn node_label(node: &str) -> String {
 pub const WEBHOOK_SERVICE: &str = "kruise-webhook-service";
 /// Path of the conversion webhook.
 pub const CONVERT_PATH: &str = "/convert";
+/// Path of the webhook that changes new Pods.
+pub const MUTATE_POD_PATH: &str = "/mutate-pod";
 /// Path of the webhook that reviews deletions of Namespaces.
 pub const VALIDATE_NAMESPACE_PATH: &str = "/validate-namespace";
 

@@ -57,6 +57,7 @@ pub mod manifests;
 pub mod names;
 pub mod node_image;
 pub mod owner;
+pub mod pod_webhooks;
 mod rules;
 pub mod schemas;
 pub mod selector;

@@ -85,7 +85,7 @@ fn namespace_webhook(namespace: &str) -> Value {
 }
 
 /// The client configuration of a path, until the manager has filled in the rest.
-fn client_config(namespace: &str, path: &str) -> Value {
+pub(super) fn client_config(namespace: &str, path: &str) -> Value {
     json!({
         "service": { "namespace": namespace, "name": keys::WEBHOOK_SERVICE, "path": path },
         "url": null, // when applied, removes the URL of a manager with `WEBHOOK_HOST`

@@ -1,0 +1,280 @@
+//! Webhooks for new Pods, built from the SidecarSets that there are.
+//!
+//! Each set has a webhook with its own selectors, so that the API server sends only Pods that a set matches, and none
+//! when there is no set. The first one that is called injects every set that matches; match conditions then keep the
+//! Pod from the others.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use serde_json::{Value, json};
+
+use super::sidecarset::SidecarSetSpec;
+use super::validation::{FieldErrors, selector};
+use super::webhooks::client_config;
+use super::{keys, names};
+
+/// Webhooks of single sets. The API server evaluates the selectors of all of them for each new Pod.
+const MAX_WEBHOOKS: usize = 100;
+/// Bytes of their JSON: a configuration of 1.5 MiB can be stored, and each webhook also has a CA of some 1.5 KiB.
+const MAX_BYTES: usize = 512 << 10;
+
+/// The webhook of one set.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SetWebhook {
+    failure_policy: &'static str,
+    webhook: Value,
+}
+
+impl SetWebhook {
+    /// The webhook of a set, for an installation in `namespace`. `None` if the set injects nothing: it is paused, selects
+    /// nothing, or has selectors that the API server would refuse, and every other webhook with them.
+    #[must_use]
+    pub fn new(
+        namespace: &str,
+        name: &str,
+        annotations: Option<&BTreeMap<String, String>>,
+        spec: &SidecarSetSpec,
+    ) -> Option<Self> {
+        let paused = spec.injection_strategy.as_ref().is_some_and(|s| s.paused);
+        let selector = spec
+            .selector
+            .as_ref()
+            .filter(|selector| !paused && !is_empty(selector))?;
+        let object_selector = json!(selector);
+        let mut namespaces = json!(spec.namespace_selector.clone().unwrap_or_default());
+        let mut errors = FieldErrors::default();
+        selector::check(&object_selector, "spec.selector", &mut errors);
+        selector::check(&namespaces, "spec.namespaceSelector", &mut errors);
+        let valid = errors.is_empty() && names::is_subdomain(&webhook_name(name));
+        exclude_system_namespaces(&mut namespaces, namespace);
+        let failure_policy = failure_policy(annotations);
+        valid.then(|| Self {
+            failure_policy,
+            webhook: webhook(
+                namespace,
+                name,
+                failure_policy,
+                &namespaces,
+                Some((object_selector, not_injected(name, spec))),
+            ),
+        })
+    }
+}
+
+/// `Fail` if the annotation says so, else `Ignore`.
+fn failure_policy(annotations: Option<&BTreeMap<String, String>>) -> &'static str {
+    let annotated = annotations.and_then(|all| all.get(keys::SIDECAR_SET_FAILURE_POLICY));
+    match annotated.map(String::as_str) {
+        Some("Fail") => "Fail",
+        _ => "Ignore",
+    }
+}
+
+/// CEL: whether the Pod lacks the set. The annotation alone does not count, because anybody may write it.
+fn not_injected(set: &str, spec: &SidecarSetSpec) -> String {
+    let listed = format!(
+        "object.metadata.?annotations['{}'].orValue('').split(',').exists(s, s == '{set}')",
+        keys::SIDECAR_SET_INJECTED_LIST
+    );
+    let mut names = spec.containers.iter().flatten();
+    // One container is proof enough, and keeps the expression short.
+    let name = names.find_map(|c| {
+        c.container
+            .get("name")?
+            .as_str()
+            .filter(|name| names::is_label(name))
+    });
+    let present = name.map_or_else(String::new, |name| {
+        format!(" && object.spec.containers.exists(c, c.name in ['{name}', '{name}-1'])")
+    });
+    format!("!({listed}{present})")
+}
+
+fn is_empty(selector: &LabelSelector) -> bool {
+    selector.match_labels.as_ref().is_none_or(BTreeMap::is_empty)
+        && selector.match_expressions.as_ref().is_none_or(Vec::is_empty)
+}
+
+/// End of the names of all these webhooks.
+pub const NAME_SUFFIX: &str = ".mpod.kb.io";
+
+fn webhook_name(set: &str) -> String {
+    format!("{set}{NAME_SUFFIX}")
+}
+
+/// The webhooks of the configuration, in the order of their sets. Sets beyond the limits share one that gets all Pods.
+#[must_use]
+pub fn pod_webhooks<'a>(namespace: &str, sets: impl IntoIterator<Item = &'a SetWebhook>) -> Vec<Value> {
+    let mut sets: Vec<_> = sets.into_iter().collect();
+    sets.sort_by_key(|set| set.webhook["name"].as_str());
+    let (mut webhooks, mut bytes, mut shared) = (Vec::new(), 0, BTreeSet::new());
+    for set in sets {
+        bytes += set.webhook.to_string().len();
+        if webhooks.len() < MAX_WEBHOOKS && bytes <= MAX_BYTES {
+            webhooks.push(set.webhook.clone());
+        } else {
+            shared.insert(set.failure_policy);
+        }
+    }
+    let mut namespaces = json!({});
+    exclude_system_namespaces(&mut namespaces, namespace);
+    webhooks.extend(shared.into_iter().map(|policy| {
+        let name = format!("others-{}", policy.to_ascii_lowercase());
+        webhook(namespace, &name, policy, &namespaces, None)
+    }));
+    webhooks
+}
+
+/// Pods of the control plane and our own must start without us.
+fn exclude_system_namespaces(selector: &mut Value, namespace: &str) {
+    let own = [
+        namespace,
+        keys::DAEMON_CONFIG_NAMESPACE,
+        "kube-system",
+        "kube-node-lease",
+    ];
+    let mut expressions = selector["matchExpressions"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    expressions.push(json!({ "key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": own }));
+    // Upstream's label of namespaces that have no webhooks.
+    expressions.push(json!({ "key": "control-plane", "operator": "DoesNotExist" }));
+    super::json::set(selector, &["matchExpressions"], expressions.into());
+}
+
+fn webhook(
+    namespace: &str,
+    set: &str,
+    failure_policy: &str,
+    namespaces: &Value,
+    own: Option<(Value, String)>,
+) -> Value {
+    let mut webhook = json!({
+        "name": webhook_name(set),
+        "admissionReviewVersions": ["v1"],
+        "sideEffects": "None",
+        "failurePolicy": failure_policy,
+        "matchPolicy": "Equivalent",
+        "reinvocationPolicy": "Never",
+        "timeoutSeconds": 5,
+        "clientConfig": client_config(namespace, keys::MUTATE_POD_PATH),
+        "namespaceSelector": namespaces,
+        "objectSelector": {},
+        "rules": [{
+            "apiGroups": [""],
+            "apiVersions": ["v1"],
+            "operations": ["CREATE"],
+            "resources": ["pods"],
+            "scope": "Namespaced",
+        }],
+    });
+    if let Some((object_selector, not_injected)) = own {
+        super::json::set(&mut webhook, &["objectSelector"], object_selector);
+        let condition = json!([{ "name": "not-injected", "expression": not_injected }]);
+        super::json::set(&mut webhook, &["matchConditions"], condition);
+    }
+    webhook
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn spec(value: Value) -> SidecarSetSpec {
+        let mut spec =
+            json!({ "selector": { "matchLabels": { "app": "web" } }, "containers": [{ "name": "log" }] });
+        for (field, value) in value.as_object().unwrap() {
+            super::super::json::set(&mut spec, &[field], value.clone());
+        }
+        serde_json::from_value(spec).unwrap()
+    }
+
+    fn webhooks(specs: &[(&str, SidecarSetSpec)]) -> Vec<Value> {
+        let sets = specs
+            .iter()
+            .filter_map(|(name, spec)| SetWebhook::new("kruise-system", name, None, spec));
+        pod_webhooks("kruise-system", &sets.collect::<Vec<_>>())
+    }
+
+    fn names(webhooks: &[Value]) -> Vec<&str> {
+        webhooks
+            .iter()
+            .map(|webhook| webhook["name"].as_str().unwrap())
+            .collect()
+    }
+
+    #[test]
+    fn only_sets_that_inject_have_a_webhook() {
+        let webhooks = webhooks(&[
+            ("paused", spec(json!({ "injectionStrategy": { "paused": true } }))),
+            ("nothing", spec(json!({ "selector": {} }))),
+            ("b", spec(json!({}))),
+            (
+                "refused",
+                spec(json!({ "selector": { "matchLabels": { "a b": "c" } } })),
+            ),
+            (
+                "refused-too",
+                spec(
+                    json!({ "namespaceSelector": { "matchExpressions": [{ "key": "a", "operator": "?" }] } }),
+                ),
+            ),
+            ("a", spec(json!({}))),
+        ]);
+        assert_eq!(names(&webhooks), ["a.mpod.kb.io", "b.mpod.kb.io"]);
+    }
+
+    #[test]
+    fn webhook_has_the_selectors_of_its_set() {
+        let expression = json!({ "key": "env", "operator": "In", "values": ["prod"] });
+        let namespaces = json!({ "matchLabels": { "team": "x" }, "matchExpressions": [expression] });
+        let all = webhooks(&[("s", spec(json!({ "namespaceSelector": namespaces })))]);
+        assert_eq!(
+            all[0]["objectSelector"],
+            json!({ "matchLabels": { "app": "web" } })
+        );
+        let namespaces = &all[0]["namespaceSelector"];
+        assert_eq!(namespaces["matchLabels"], json!({ "team": "x" }));
+        assert_eq!(namespaces["matchExpressions"][0], expression);
+        let excluded = namespaces["matchExpressions"][1]["values"].as_array().unwrap();
+        assert!(
+            ["kruise-system", "kube-system"]
+                .iter()
+                .all(|n| excluded.contains(&json!(n)))
+        );
+        assert_eq!(all[0]["failurePolicy"], "Ignore");
+        let fail = BTreeMap::from([(keys::SIDECAR_SET_FAILURE_POLICY.to_owned(), "Fail".to_owned())]);
+        let set = SetWebhook::new("n", "s", Some(&fail), &spec(json!({}))).unwrap();
+        assert_eq!(pod_webhooks("n", [&set])[0]["failurePolicy"], "Fail");
+    }
+
+    #[test]
+    fn names_that_are_no_names_stay_out_of_expressions() {
+        let hostile = json!({ "containers": [{ "name": "x') || true || ('" }] });
+        let all = webhooks(&[("s", spec(hostile))]);
+        let expression = all[0]["matchConditions"][0]["expression"].as_str().unwrap();
+        assert!(!expression.contains("true"), "{expression}");
+        assert!(webhooks(&[("s' || true || '", spec(json!({})))]).is_empty());
+    }
+
+    #[test]
+    fn sets_beyond_the_limits_share_a_webhook() {
+        let sets: Vec<_> = (0..300).map(|n| format!("s{n:03}")).collect();
+        let sets: Vec<_> = sets.iter().map(|name| (name.as_str(), spec(json!({})))).collect();
+        let all = webhooks(&sets);
+        assert_eq!(all.len(), MAX_WEBHOOKS + 1);
+        assert_eq!(all[MAX_WEBHOOKS]["name"], "others-ignore.mpod.kb.io");
+        assert_eq!(all[MAX_WEBHOOKS]["objectSelector"], json!({}));
+
+        let key = |n| format!("{}.k{n}/k", "d".repeat(200));
+        let long = (0..250).map(|n| (key(n), "v".repeat(63)));
+        let long = json!({ "selector": { "matchLabels": long.collect::<BTreeMap<_, _>>() } });
+        let large: Vec<_> = sets.iter().map(|(name, _)| (*name, spec(long.clone()))).collect();
+        let all = webhooks(&large);
+        assert!(json!(all).to_string().len() < MAX_BYTES + 4096);
+        assert_eq!(names(&all).last(), Some(&"others-ignore.mpod.kb.io"));
+    }
+}
