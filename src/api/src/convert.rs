@@ -18,7 +18,7 @@ use super::json::set;
 use super::{GROUP, Kind, V1ALPHA1, V1BETA1, keys};
 
 mod cloneset;
-pub mod sidecarset;
+mod sidecarset;
 
 /// A kind that is not served, of which OpenKruise may have left objects. Its versions are equal.
 const IMAGE_LIST_PULL_JOB: &str = "ImageListPullJob";
@@ -118,6 +118,8 @@ pub fn convert(mut object: Value, to: &str) -> Result<Value, Error> {
         (Kind::NodeImage, _) => modes_to_annotation(&mut object),
         (Kind::ContainerRecreateRequest, V1BETA1) => request_to_v1beta1(&mut object),
         (Kind::ContainerRecreateRequest, _) => request_to_v1alpha1(&mut object),
+        (Kind::SidecarSet, V1BETA1) => sidecarset::to_v1beta1(&mut object),
+        (Kind::SidecarSet, _) => sidecarset::to_v1alpha1(&mut object),
         (Kind::ImagePullJob, _) => {}
     }
     Ok(object)

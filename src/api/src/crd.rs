@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 use super::json::set;
 use super::rules::{self, RulesAtPath, SchemaRule};
 use super::{
-    Kind, V1ALPHA1, V1BETA1, cloneset, container_recreate_request, image_pull_job, keys, node_image, v1alpha1,
+    Kind, V1ALPHA1, V1BETA1, cloneset, container_recreate_request, image_pull_job, keys, node_image,
+    sidecarset, v1alpha1,
 };
 
 /// Name, type, JSON path and description of a printer column.
@@ -167,6 +168,45 @@ const CLONE_SET_WIDE: &[Column] = &[
     ),
 ];
 
+const SIDECAR_SET_COLUMNS: &[Column] = &[
+    (
+        "MATCHED",
+        "integer",
+        ".status.matchedPods",
+        "Pods that have the containers",
+    ),
+    (
+        "UPDATED",
+        "integer",
+        ".status.updatedPods",
+        "Pods that have the current ones",
+    ),
+    ("READY", "integer", ".status.readyPods", "Pods that are ready"),
+    AGE,
+];
+
+/// Columns of `kubectl get -o wide`.
+const SIDECAR_SET_WIDE: &[Column] = &[
+    (
+        "NOT_INJECTED",
+        "integer",
+        ".status.notInjectedPods",
+        "Selected Pods without the containers",
+    ),
+    (
+        "REASON",
+        "string",
+        r#".status.conditions[?(@.type=="Waiting")].reason"#,
+        "Reason why the update waits",
+    ),
+    (
+        "MESSAGE",
+        "string",
+        r#".status.conditions[?(@.type=="Waiting")].message"#,
+        "What it waits for",
+    ),
+];
+
 /// Parts of a kind's CRD.
 struct CrdDefinition {
     kind: Kind,
@@ -201,6 +241,7 @@ pub fn crd(kind: Kind) -> Option<CustomResourceDefinition> {
         Kind::ContainerRecreateRequest => container_recreate_requests(),
         Kind::ImagePullJob => image_pull_jobs(),
         Kind::NodeImage => node_images(),
+        Kind::SidecarSet => sidecar_sets(),
     };
     serde_json::from_value(definition.manifest()).ok()
 }
@@ -275,6 +316,19 @@ fn node_images() -> CrdDefinition {
             v1alpha1::NodeImage::crd(),
             NODE_IMAGE_COLUMNS,
             rules::NODE_IMAGE,
+        )
+    }
+}
+
+fn sidecar_sets() -> CrdDefinition {
+    CrdDefinition {
+        wide: SIDECAR_SET_WIDE,
+        ..CrdDefinition::with_defaults(
+            Kind::SidecarSet,
+            sidecarset::SidecarSet::crd(),
+            v1alpha1::SidecarSet::crd(),
+            SIDECAR_SET_COLUMNS,
+            rules::sidecarset::ALL_VERSIONS,
         )
     }
 }

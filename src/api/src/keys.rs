@@ -238,6 +238,10 @@ pub fn node_label(node: &str) -> String {
 pub const WEBHOOK_SERVICE: &str = "kruise-webhook-service";
 /// Path of the conversion webhook.
 pub const CONVERT_PATH: &str = "/convert";
+/// ConfigMap in [`SYSTEM_NAMESPACE`] with settings of administrators.
+pub const CONFIGURATION: &str = "kruise-configuration";
+/// Key in [`CONFIGURATION`]: which annotations SidecarSets may patch.
+pub const PATCH_POD_METADATA_WHITELIST: &str = "SidecarSet_PatchPodMetadata_WhiteList";
 /// Path of the webhook that changes new Pods.
 pub const MUTATE_POD_PATH: &str = "/mutate-pod";
 /// Path of the webhook that reviews deletions of Namespaces.

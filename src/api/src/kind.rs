@@ -16,6 +16,8 @@ pub enum Kind {
     ImagePullJob,
     /// ContainerRecreateRequest.
     ContainerRecreateRequest,
+    /// SidecarSet.
+    SidecarSet,
 }
 
 /// When the API server calls a webhook, and what it does without a response.
@@ -59,11 +61,12 @@ const FAIL_OPEN: WebhookPolicy = WebhookPolicy {
 
 impl Kind {
     /// All kinds, in the order of the webhook configurations.
-    pub const ALL: [Self; 4] = [
+    pub const ALL: [Self; 5] = [
         Self::CloneSet,
         Self::NodeImage,
         Self::ImagePullJob,
         Self::ContainerRecreateRequest,
+        Self::SidecarSet,
     ];
 
     /// Properties of the kind.
@@ -107,6 +110,19 @@ impl Kind {
                     failure_policy: "Fail",
                     every_write: true,
                     validates: false,
+                },
+            },
+            Self::SidecarSet => &KindInfo {
+                name: "SidecarSet",
+                plural: "sidecarsets",
+                lowercase: "sidecarset",
+                needs_conversion: true,
+                // Without its hashes a set would be updated never, or wrongly. They are annotations, so every write
+                // counts.
+                webhook: WebhookPolicy {
+                    failure_policy: "Fail",
+                    every_write: true,
+                    ..FAIL_OPEN
                 },
             },
         }

@@ -10,6 +10,7 @@ use super::node_image::{MAX_IMAGE_NAME_CHARS, MAX_SANDBOX_ENTRIES, MAX_SANDBOX_V
 use super::{names, schemas};
 
 pub(super) mod cloneset;
+pub(super) mod sidecarset;
 
 /// One addition to the schema at `path`.
 pub(super) struct SchemaRule {

@@ -1,6 +1,6 @@
 //! SidecarSet (v1beta1): containers that are injected into the Pods of others, and updated there.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, LabelSelector};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -365,6 +365,13 @@ pub struct SidecarSetStatus {
     /// Number of hash collisions of revision names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collision_count: Option<i32>,
+    /// Selected Pods that were created without the set's containers. Not part of OpenKruise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_injected_pods: Option<i32>,
+    /// Condition `Waiting`: what the update waits for. Not part of OpenKruise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "crate::schemas::conditions")]
+    pub conditions: Vec<Condition>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)]

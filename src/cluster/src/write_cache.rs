@@ -187,6 +187,12 @@ impl<T> WriteCache<T> {
         self.entry(key)?.time_left(now)
     }
 
+    /// Whether a write of this object was not confirmed in time, or had no answer.
+    pub fn must_be_read(&self, key: &Key, now: Instant) -> bool {
+        let entry = self.entry(key);
+        entry.is_some_and(|entry| entry.unknown || entry.time_left(now) == Some(Duration::ZERO))
+    }
+
     fn members<'a>(&'a self, group: &str) -> impl Iterator<Item = (&'a Key, &'a CacheEntry<T>)> {
         let members = self.groups.get(group).into_iter().flatten();
         #[cfg(any(test, feature = "testing"))]

@@ -18,6 +18,7 @@ pub mod node_image;
 mod options;
 pub mod pod_readiness;
 mod run;
+pub mod sidecarset;
 mod status_pacer;
 mod stores;
 pub mod view;

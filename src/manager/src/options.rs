@@ -130,6 +130,10 @@ pub struct Options {
     #[arg(long, value_parser = workers, default_value = "16", value_name = "N")]
     pub cloneset_workers: usize,
 
+    /// Maximum number of SidecarSets processed in parallel
+    #[arg(long, value_parser = workers, default_value = "3", value_name = "N")]
+    pub sidecarset_workers: usize,
+
     /// Do not count CloneSet Pods in state PreparingDelete, so that they are replaced at once
     #[arg(
         long,

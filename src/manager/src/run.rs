@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Context, FeatureGate, Options, Role, Stores, cloneset, container_recreate, image_pull_job,
-    launch_priority, node_image, pod_readiness,
+    launch_priority, node_image, pod_readiness, sidecarset,
 };
 use crate::admission;
 use kruise_cluster::lease::{Election, HeldLease, InvalidLeaseTiming, LeaseLost, Standby};
@@ -93,6 +93,13 @@ pub async fn run(options: Options) -> Result<(), Error> {
         vertical_scaling: options
             .feature_gates
             .enabled(FeatureGate::InPlaceWorkloadVerticalScaling),
+        pods: options.feature_gates.enabled(FeatureGate::PodWebhook),
+        sort_sidecars: options
+            .feature_gates
+            .enabled(FeatureGate::EnableSortSidecarContainerByName),
+        patch_metadata_allowed: options
+            .feature_gates
+            .enabled(FeatureGate::SidecarSetPatchPodMetadataDefaultsAllowed),
         disabled_kinds: admission::disabled_kinds(&options.feature_gates),
     };
     supervisor.spawn(
@@ -276,6 +283,7 @@ async fn run_controllers(
         until_shutdown(launch_priority::run(ctx.clone())),
     );
     supervisor.spawn("cloneset", until_shutdown(cloneset::run(ctx.clone())));
+    supervisor.spawn("sidecarset", until_shutdown(sidecarset::run(ctx.clone())));
     Ok(supervisor.run().await?)
 }
 

@@ -1,7 +1,9 @@
 //! The watches that the controllers share.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolumeClaim};
 use kube::Api;
 use kube::api::ListParams;
 use serde::de::DeserializeOwned;
@@ -12,6 +14,7 @@ use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::keys;
 use kruise_api::node_image::NodeImage;
+use kruise_api::sidecarset::SidecarSet;
 use kruise_cluster::{Bounded, Cluster, ObjectView, Store};
 use kruise_ops::supervise::Supervisor;
 
@@ -21,6 +24,11 @@ const PAGE_SIZE: u32 = 200;
 const MAX_CLONE_SET_BYTES: usize = 8 << 20;
 /// The same of a revision, which holds the template of a CloneSet with the API server's defaults.
 const MAX_REVISION_BYTES: usize = 2 * MAX_CLONE_SET_BYTES;
+/// The same of a SidecarSet.
+pub(crate) const MAX_SIDECAR_SET_BYTES: usize = 8 << 20;
+
+/// Labels of a Namespace.
+pub type NamespaceLabels = BTreeMap<String, String>;
 
 /// Defines [`Stores`], one row for each kind: field, what is kept of an object, resource, required label, projection.
 macro_rules! stores {
@@ -62,12 +70,16 @@ stores! {
     nodes: NodeView = "nodes", None, |o: Node| Some(NodeView::from(o));
     node_images: NodeImageView = "nodeimages", None, |o: NodeImage| Some(NodeImageView::from(o));
     jobs: ImagePullJob = "imagepulljobs", None, Some::<ImagePullJob>;
-    // With a workload part only if a CloneSet controls the Pod or no one does.
+    // With a workload part only if a CloneSet controls the Pod, no one does, or a SidecarSet was injected.
     pods: PodView = "pods", None, |o: RawPod| Some(PodView::from(&o));
     requests: ContainerRecreateRequest = "containerrecreaterequests", None, Some::<ContainerRecreateRequest>;
     clone_sets: CloneSetView = "clonesets", None,
         |o: Bounded<CloneSet, MAX_CLONE_SET_BYTES>| Some(CloneSetView::new(&o.object, o.json));
-    // Of CloneSets, and orphans.
+    sidecar_sets: SidecarSet = "sidecarsets", None,
+        |o: Bounded<SidecarSet, MAX_SIDECAR_SET_BYTES>| Some(o.object);
+    // Their labels.
+    namespaces: NamespaceLabels = "namespaces", None, |o: Namespace| Some(o.metadata.labels.unwrap_or_default());
+    // Of CloneSets and SidecarSets, and orphans.
     revisions: RevisionView = "controllerrevisions", Some(keys::REVISION_HASH),
         |o: Bounded<ControllerRevision, MAX_REVISION_BYTES>| RevisionView::from_object(&o.object);
     // Of CloneSets' Pods.

@@ -40,11 +40,17 @@ pub enum FeatureGate {
     InPlaceWorkloadVerticalScaling,
     /// New images of a CloneSet are pre-downloaded. Off.
     PreDownloadImageForInPlaceUpdate,
+    /// The webhook for new Pods, which injects SidecarSets. On.
+    PodWebhook,
+    /// Injected containers are sorted by name. Off.
+    EnableSortSidecarContainerByName,
+    /// SidecarSets may patch annotations of Pods that no whitelist allows. Off.
+    SidecarSetPatchPodMetadataDefaultsAllowed,
 }
 
 impl FeatureGate {
     /// All gates that have an effect here.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::KruiseDaemon,
         Self::ImagePullJobGate,
         Self::DaemonWatchingPod,
@@ -57,6 +63,9 @@ impl FeatureGate {
         Self::DefaultHostNetworkHostPortsInPodTemplates,
         Self::InPlaceWorkloadVerticalScaling,
         Self::PreDownloadImageForInPlaceUpdate,
+        Self::PodWebhook,
+        Self::EnableSortSidecarContainerByName,
+        Self::SidecarSetPatchPodMetadataDefaultsAllowed,
     ];
 
     /// Upstream's name.
@@ -75,6 +84,9 @@ impl FeatureGate {
             Self::DefaultHostNetworkHostPortsInPodTemplates => "DefaultHostNetworkHostPortsInPodTemplates",
             Self::InPlaceWorkloadVerticalScaling => "InPlaceWorkloadVerticalScaling",
             Self::PreDownloadImageForInPlaceUpdate => "PreDownloadImageForInPlaceUpdate",
+            Self::PodWebhook => "PodWebhook",
+            Self::EnableSortSidecarContainerByName => "EnableSortSidecarContainerByName",
+            Self::SidecarSetPatchPodMetadataDefaultsAllowed => "SidecarSetPatchPodMetadataDefaultsAllowed",
         }
     }
 
@@ -82,7 +94,10 @@ impl FeatureGate {
     fn is_beta(self) -> bool {
         matches!(
             self,
-            Self::KruiseDaemon | Self::DaemonWatchingPod | Self::InPlaceUpdateEnvFromMetadata
+            Self::KruiseDaemon
+                | Self::DaemonWatchingPod
+                | Self::InPlaceUpdateEnvFromMetadata
+                | Self::PodWebhook
         )
     }
 
@@ -98,6 +113,7 @@ impl FeatureGate {
                 Some(Self::KruiseDaemon)
             }
             Self::PreDownloadImageForInPlaceUpdate => Some(Self::ImagePullJobGate),
+            Self::SidecarSetPatchPodMetadataDefaultsAllowed => Some(Self::PodWebhook),
             _ => None,
         }
     }

@@ -84,7 +84,7 @@ const FLAGS: &[(&str, FlagKind, &str)] = &[
     ("resourcedistribution-workers", Value, UNSUPPORTED_KIND),
     ("rest-config-burst", Value, RATE_LIMITS),
     ("rest-config-qps", Value, RATE_LIMITS),
-    ("sidecarset-workers", Value, UNSUPPORTED_KIND),
+    ("sidecarset-workers", Value, "it is a flag of kruise-manager"),
     ("sidecarterminator-workers", Value, UNSUPPORTED_KIND),
     ("skip_headers", Switch, LOGS),
     ("skip_log_headers", Switch, LOGS),

@@ -19,7 +19,7 @@ const CUSTOM_VERSION: &str = "customVersion";
 const LABEL: &str = "label";
 
 /// v1alpha1 → v1beta1.
-pub fn to_v1beta1(object: &mut Value) {
+pub(super) fn to_v1beta1(object: &mut Value) {
     remove_annotation(object, keys::SIDECAR_SET_NAMESPACE_SELECTOR);
     if let Some(spec) = spec_mut(object)
         && let Some(namespace) = remove_text(spec, NAMESPACE)
@@ -54,7 +54,7 @@ pub fn to_v1beta1(object: &mut Value) {
 }
 
 /// v1beta1 → v1alpha1.
-pub fn to_v1alpha1(object: &mut Value) {
+pub(super) fn to_v1alpha1(object: &mut Value) {
     let overridden = remove_annotation(object, keys::SIDECAR_SET_NAMESPACE_SELECTOR);
     if let Some(overridden) = overridden
         && let Some(spec) = spec_mut(object)
@@ -83,7 +83,9 @@ pub fn to_v1alpha1(object: &mut Value) {
 /// The label of v1alpha1 for a label and a custom version of v1beta1. Text that is no label must not become one: the
 /// API server could not read the object, nor any list that contains it.
 fn label_for<'a>(label: Option<&'a str>, version: Option<&'a str>) -> Option<&'a str> {
-    version.filter(|version| !version.is_empty() && label_value_errors(version).is_empty()).or(label)
+    version
+        .filter(|version| !version.is_empty() && label_value_errors(version).is_empty())
+        .or(label)
 }
 
 /// The only namespace that the selector matches, if it does so by its name.

@@ -6,9 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 
-mod sidecarset;
-
-fn plurals() -> [&'static str; 4] {
+fn plurals() -> [&'static str; 5] {
     Kind::ALL.map(|kind| kind.info().plural)
 }
 
@@ -30,6 +28,16 @@ const ADDITIONS: &[&str] = &[
     "imagepulljobs .status.conditions[].reason",
     "imagepulljobs .status.conditions[].status",
     "imagepulljobs .status.conditions[].type",
+    "sidecarsets .spec.volumes[]",
+    "sidecarsets .status.conditions",
+    "sidecarsets .status.conditions[]",
+    "sidecarsets .status.conditions[].lastTransitionTime",
+    "sidecarsets .status.conditions[].message",
+    "sidecarsets .status.conditions[].observedGeneration",
+    "sidecarsets .status.conditions[].reason",
+    "sidecarsets .status.conditions[].status",
+    "sidecarsets .status.conditions[].type",
+    "sidecarsets .status.notInjectedPods",
 ];
 
 /// What upstream requires and we default, so that an object without it is valid even if no webhook serves.
@@ -222,6 +230,7 @@ fn names_columns_and_subresources_match_upstream() {
                 .map(|column| (column["name"].as_str().unwrap(), column["priority"].as_i64()));
             let expected: &[&str] = match (plural, name.as_str()) {
                 ("clonesets", _) => &["REASON", "MESSAGE"],
+                ("sidecarsets", _) => &["NOT_INJECTED", "REASON", "MESSAGE"],
                 ("imagepulljobs", "v1alpha1") => &["IMAGE", "REASON"],
                 ("imagepulljobs", _) => &["IMAGE", "REASON", "MESSAGE"],
                 ("nodeimages", _) | (_, "v1alpha1") => &["MESSAGE"],
@@ -279,6 +288,9 @@ const WITHOUT_MAXIMUM: &[(&str, &str)] = &[
     ),
     (".spec.template.spec", "the same"),
     (".spec.volumeClaimTemplates[]", "as core/v1.PersistentVolumeClaim"),
+    (".spec.containers[]", "as core/v1.Container"),
+    (".spec.initContainers[]", "the same"),
+    (".spec.volumes[]", "as core/v1.Volume"),
 ];
 
 /// Whether this schema limits every part of its values; the keys of a map are limited by a rule.

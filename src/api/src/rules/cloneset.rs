@@ -87,7 +87,7 @@ fn exclusive_priorities() -> Value {
 
 /// Each term is matched with each Pod, whenever these are sorted. And the API server accepts a rule for the terms of a
 /// list only if their number is limited.
-fn few_terms() -> Value {
+pub(super) fn few_terms() -> Value {
     json!({ "maxItems": 256 })
 }
 

@@ -6,7 +6,12 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use super::container_recreate_request::PodLookup;
-use super::{cloneset, container_recreate_request, deletion, image_pull_job, node_image, reviews_json};
+use super::pod::PodInjectionLookup;
+use super::sidecar_set::SidecarSetLookup;
+use super::{
+    cloneset, container_recreate_request, deletion, image_pull_job, node_image, pod, reviews_json,
+    sidecar_set,
+};
 use kruise_api::{convert, names};
 
 /// An `AdmissionReview`, decided for every kind.
@@ -37,6 +42,9 @@ pub fn review(data: &[u8]) {
     let _ = cloneset::added_pods_to_delete(&request);
     let _ = cloneset::set_defaults(&request, None);
     let _ = cloneset::validate_request(&request, &[], None);
+    let _ = sidecar_set::set_defaults(&request);
+    let _ = sidecar_set::validate_request(&request, &SidecarSetLookup::default());
+    let _ = pod::mutate(&request, &PodInjectionLookup::default(), Timestamp::UNIX_EPOCH);
 }
 
 /// A `ConversionReview`.

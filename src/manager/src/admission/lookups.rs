@@ -4,7 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use futures::{StreamExt, future, stream};
-use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::Api;
 use kube::api::ListParams;
@@ -17,13 +18,17 @@ use super::cloneset::PodOwnership;
 use super::connections::Caller;
 use super::container_recreate_request::{PodLookup, Target};
 use super::deletion::{ClaimFields, DeletionBlocker, is_active_pod, is_bound_claim};
+use super::pod::PodInjectionLookup;
 use super::previous_fields::PreviousFields;
 use super::review::Request;
-use super::{Options, cloneset};
+use super::sidecar_set::SidecarSetLookup;
+use super::{Options, cloneset, sidecar_set};
+use crate::stores::{MAX_SIDECAR_SET_BYTES, NamespaceLabels};
+use kruise_api::sidecarset::SidecarSet;
 use kruise_api::validation::{MAX_VALUE_CHARS, truncate};
 use kruise_api::{keys, names};
 use kruise_cluster::pod_template::{self, Defaulting, DryRunResult, Templates};
-use kruise_cluster::{self as cluster, Cluster, Key, Store, write};
+use kruise_cluster::{self as cluster, Bounded, Cluster, Key, Store, write};
 use kruise_workload::in_place::normalize::TemplateStorage;
 
 /// Timeout of a read for an answer; the API server waits 10 s for us.
@@ -91,23 +96,63 @@ pub(super) struct Lookups {
     defaults: Defaulting,
     vertical_scaling: bool,
     virtual_nodes: Store<()>,
+    /// SidecarSets, and what their injection needs.
+    sidecar_sets: Store<SidecarSet>,
+    namespaces: Store<NamespaceLabels>,
+    sidecar_set_revisions: Store<ControllerRevision>,
+    /// Until when a review waits for the first lists: a moment after the start. Later it fails at once.
+    listed_by: Instant,
+    /// Namespace of the program, with the revisions and the whitelist.
+    namespace: String,
+    sort_sidecars: bool,
+    patch_metadata_allowed: bool,
     request_quota: Quota,
     caller: IpAddr,
 }
 
 impl Lookups {
-    /// Also returns the task that keeps the store of virtual nodes current. Only virtual nodes are watched, of which
-    /// there are few or none, so that an answer need not request the Pod's node.
+    /// Also returns the task that keeps the stores current. Of nodes only virtual ones are watched, of which there are
+    /// few or none, so that an answer need not request the Pod's node.
     pub fn new(cluster: &Cluster, options: &Options) -> (Self, impl Future<Output = ()> + use<>) {
         let nodes: Api<Node> = Api::all(cluster.client.clone());
         let params = ListParams::default().labels(&format!("{}={}", keys::TYPE, keys::TYPE_VIRTUAL_KUBELET));
-        let (virtual_nodes, watching) = cluster.reflector(nodes, params, |_: Node| Some(()));
+        let (virtual_nodes, watching_nodes) = cluster.reflector(nodes, params, |_: Node| Some(()));
+        let (sidecar_sets, watching_sets) = cluster.reflector(
+            Api::all(cluster.client.clone()),
+            ListParams::default(),
+            |set: Bounded<SidecarSet, MAX_SIDECAR_SET_BYTES>| Some(set.object),
+        );
+        let (namespaces, watching_namespaces) = cluster.reflector(
+            Api::all(cluster.client.clone()),
+            ListParams::default(),
+            |namespace: Namespace| Some(namespace.metadata.labels.unwrap_or_default()),
+        );
+        let (sidecar_set_revisions, watching_revisions) = cluster.reflector(
+            Api::namespaced(cluster.client.clone(), &options.namespace),
+            ListParams::default().labels(keys::SIDECAR_SET_NAME),
+            |revision: Bounded<ControllerRevision, { 2 * MAX_SIDECAR_SET_BYTES }>| Some(revision.object),
+        );
+        let watching = async {
+            tokio::join!(
+                watching_nodes,
+                watching_sets,
+                watching_namespaces,
+                watching_revisions
+            );
+        };
         (
             Self {
                 cluster: cluster.clone(),
                 defaults: options.defaults,
                 vertical_scaling: options.vertical_scaling,
                 virtual_nodes,
+                sidecar_sets,
+                namespaces,
+                sidecar_set_revisions,
+                listed_by: Instant::now() + WARNING_TIMEOUT,
+                namespace: options.namespace.clone(),
+                sort_sidecars: options.sort_sidecars,
+                patch_metadata_allowed: options.patch_metadata_allowed,
                 request_quota: Quota::new(MAX_REQUEST_WEIGHT, MAX_CLIENT_WEIGHT),
                 caller: Ipv4Addr::UNSPECIFIED.into(),
             },
@@ -269,6 +314,62 @@ impl Lookups {
             stored: TemplateStorage::from_gate(self.defaults.disabled),
             vertical_scaling: self.vertical_scaling,
         })
+    }
+
+    async fn wait_for_sidecar_sets(&self) -> Result<(), String> {
+        let synced = async {
+            tokio::join!(
+                self.sidecar_sets.wait_until_synced(),
+                self.namespaces.wait_until_synced(),
+                self.sidecar_set_revisions.wait_until_synced(),
+            )
+        };
+        match timeout_at(self.listed_by, synced).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err("SidecarSets, Namespaces and ControllerRevisions are not listed yet".to_owned()),
+        }
+    }
+
+    /// The sets and what their injection into a new Pod needs.
+    ///
+    /// # Errors
+    /// A message, when they are not known yet.
+    pub async fn pod_injection(&self, request: &Request) -> Result<PodInjectionLookup, String> {
+        self.wait_for_sidecar_sets().await?;
+        let namespace = Key::cluster_scoped(request.namespace.clone());
+        Ok(PodInjectionLookup {
+            sets: self.sidecar_sets.list(),
+            namespace_labels: self.namespaces.get(&namespace),
+            revisions: self.sidecar_set_revisions.list(),
+            sort_containers: self.sort_sidecars,
+        })
+    }
+
+    /// What the validation of a SidecarSet needs.
+    ///
+    /// # Errors
+    /// A message, when the API server gives no answer in time.
+    pub async fn sidecar_set(&self, request: &Request) -> Result<SidecarSetLookup, String> {
+        let deadline = Deadline::after(DRY_RUN_TIMEOUT);
+        self.wait_for_sidecar_sets().await?;
+        let mut lookup = SidecarSetLookup {
+            stored: self.sidecar_sets.list(),
+            patch_metadata_allowed: self.patch_metadata_allowed,
+            ..SidecarSetLookup::default()
+        };
+        if sidecar_set::names_revision(request) {
+            lookup.revisions = self.sidecar_set_revisions.list();
+        }
+        if sidecar_set::patches_metadata(request) {
+            let api: Api<ConfigMap> = Api::namespaced(self.cluster.client.clone(), &self.namespace);
+            let get = write::get(&api, keys::CONFIGURATION);
+            let map = self
+                .bounded_request(("get", "ConfigMap", METADATA_WEIGHT), deadline, get)
+                .await;
+            let data = map.map_err(|why| why.to_string())?.and_then(|map| map.data);
+            lookup.whitelist = data.and_then(|mut data| data.remove(keys::PATCH_POD_METADATA_WHITELIST));
+        }
+        Ok(lookup)
     }
 
     /// Why a protected Namespace cannot be deleted.

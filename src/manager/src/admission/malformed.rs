@@ -106,6 +106,9 @@ async fn router_with_api_server(server: SocketAddr) -> (Router, impl Future<Outp
         port: 0,
         defaults: Defaulting::default(),
         vertical_scaling: false,
+        pods: true,
+        sort_sidecars: false,
+        patch_metadata_allowed: false,
         disabled_kinds: Vec::new(),
     };
     let (lookups, watching) = Lookups::new(&cluster, &options);

@@ -19,11 +19,13 @@ mod lookups;
 #[cfg(test)]
 mod malformed;
 mod node_image;
+mod pod;
 mod previous_fields;
 mod review;
 mod reviews_json;
 mod router;
 mod server;
+mod sidecar_set;
 mod storage_migration;
 mod webhooks;
 mod write_timeout;
@@ -62,6 +64,13 @@ pub struct Options {
     pub defaults: Defaulting,
     /// Whether CloneSets resize CPU and memory of their Pods in place (gate `InPlaceWorkloadVerticalScaling`).
     pub vertical_scaling: bool,
+    /// Whether new Pods are changed (gate `PodWebhook`).
+    pub pods: bool,
+    /// Whether injected containers are sorted (gate `EnableSortSidecarContainerByName`).
+    pub sort_sidecars: bool,
+    /// Whether SidecarSets may patch annotations without a whitelist (gate
+    /// `SidecarSetPatchPodMetadataDefaultsAllowed`).
+    pub patch_metadata_allowed: bool,
     /// Disabled kinds, and the feature gate that disables each.
     pub disabled_kinds: Vec<(Kind, FeatureGate)>,
 }
@@ -70,7 +79,7 @@ pub struct Options {
 #[must_use]
 pub fn disabled_kinds(gates: &FeatureGates) -> Vec<(Kind, FeatureGate)> {
     let required_gate = |kind| match kind {
-        Kind::CloneSet => None,
+        Kind::CloneSet | Kind::SidecarSet => None,
         Kind::NodeImage | Kind::ContainerRecreateRequest => Some(FeatureGate::KruiseDaemon),
         Kind::ImagePullJob => Some(FeatureGate::ImagePullJobGate),
     };

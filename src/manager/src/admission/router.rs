@@ -23,7 +23,9 @@ use super::connections::Caller;
 use super::lookups::Lookups;
 use super::review::{Decision, Request};
 use super::reviews_json::{self, Unreadable};
-use super::{Options, cloneset, container_recreate_request, deletion, image_pull_job, node_image};
+use super::{
+    Options, cloneset, container_recreate_request, deletion, image_pull_job, node_image, pod, sidecar_set,
+};
 use kruise_api::json::estimate_memory;
 use kruise_api::validation::{MAX_FIELD_CHARS, truncate};
 use kruise_api::{Kind, convert, keys};
@@ -46,6 +48,8 @@ const MAX_REVIEW_MEMORY: usize = 160 << 20;
 const MAX_LOGGED_CHARS: usize = 500;
 /// Metric label of reviews of a Namespace's deletion.
 const NAMESPACE_KIND: &str = "namespace";
+/// Metric label of reviews of new Pods.
+const POD_KIND: &str = "pod";
 
 /// Shared state of the handlers.
 #[derive(Clone)]
@@ -73,6 +77,7 @@ pub(super) fn router(lookups: Lookups, options: &Options) -> Router {
     let admission = Router::new()
         .route("/{step}", post(handle_admission))
         .route(keys::VALIDATE_NAMESPACE_PATH, post(handle_deletion))
+        .route(keys::MUTATE_POD_PATH, post(handle_pod))
         .layer(from_fn_with_state(admission_limit, limit_body))
         .with_state(state);
     let conversion = Router::new()
@@ -285,6 +290,40 @@ async fn handle_deletion(
     Json(review.with_decision(&Value::Null, decision)).into_response()
 }
 
+async fn handle_pod(State(state): State<HandlerState>, body: Bytes) -> Response {
+    let (review, request) = match reviews_json::parse_admission(&body) {
+        Ok(read) => read,
+        Err(why) => return reject_unreadable(POD_KIND, true, why),
+    };
+    drop(body);
+    let Some(request) = request.filter(|request| request.old.is_none()) else {
+        return Json(review.allowed()).into_response();
+    };
+    let mutated = match state.lookups.pod_injection(&request).await {
+        Ok(lookup) => {
+            pod::mutate(&request, &lookup, state.lookups.cluster.clock.now()).map_err(|why| why.to_string())
+        }
+        Err(why) => Err(why),
+    };
+    match mutated {
+        Ok(object) => {
+            let decision = Decision::Allow {
+                object,
+                warnings: Vec::new(),
+            };
+            record_decision(POD_KIND, true, &request.namespace, &decision);
+            Json(review.with_decision(&request.object, decision)).into_response()
+        }
+        // The API server takes this for a webhook that failed, and applies the failure policy of the set.
+        Err(why) => {
+            let why = &*truncate(&why, MAX_LOGGED_CHARS);
+            tracing::warn!(namespace = request.namespace, why, "cannot inject SidecarSets");
+            count_review(POD_KIND, step_label(true), "failed");
+            (StatusCode::INTERNAL_SERVER_ERROR, why.to_owned()).into_response()
+        }
+    }
+}
+
 /// The answer to a body that is no review or cannot be processed.
 fn reject_unreadable(kind: &str, mutate: bool, why: Unreadable) -> Response {
     match why {
@@ -341,7 +380,7 @@ async fn decide(lookups: &Lookups, kind: Kind, mutate: bool, request: &Request) 
     let oversized = match kind {
         Kind::CloneSet => cloneset::reject_oversized(&request.object),
         Kind::NodeImage => node_image::reject_oversized(&request.object),
-        Kind::ImagePullJob | Kind::ContainerRecreateRequest => None,
+        Kind::ImagePullJob | Kind::ContainerRecreateRequest | Kind::SidecarSet => None,
     };
     if let Some(refusal) = oversized {
         return refusal;
@@ -361,6 +400,14 @@ async fn decide(lookups: &Lookups, kind: Kind, mutate: bool, request: &Request) 
         (Kind::ImagePullJob, false) => {
             image_pull_job::validate_request(request, &lookups.missing_nodes(request).await)
         }
+        (Kind::SidecarSet, true) => sidecar_set::set_defaults(request),
+        (Kind::SidecarSet, false) => match lookups.sidecar_set(request).await {
+            Ok(lookup) => sidecar_set::validate_request(request, &lookup),
+            Err(why) => Decision::Deny {
+                code: 500,
+                message: format!("the SidecarSet could not be checked, try again: {why}"),
+            },
+        },
         (Kind::ContainerRecreateRequest, true) if request.old.is_none() => {
             match lookups.target_pod(request).await {
                 Ok(lookup) => container_recreate_request::decide(request, &lookup),
@@ -438,7 +485,7 @@ mod tests {
             parse_step("validate-apps-kruise-io-imagepulljob"),
             Some((Kind::ImagePullJob, false))
         );
-        for other in ["mutate-pod", "mutate-apps-kruise-io-sidecarset", "", "nodeimage"] {
+        for other in ["mutate-pod", "mutate-apps-kruise-io-daemonset", "", "nodeimage"] {
             assert_eq!(parse_step(other), None);
         }
     }

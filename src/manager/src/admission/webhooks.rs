@@ -4,9 +4,13 @@
 //! sets it, in the CRDs too, whenever it is missing or old. Webhooks in our configurations that are not ours are
 //! leftovers of another installation: they are removed, because they would fail closed.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use futures::FutureExt;
+use futures::stream::{self, Stream, StreamExt};
 use k8s_openapi::api::admissionregistration::v1::{
     MutatingWebhookConfiguration, ValidatingWebhookConfiguration,
 };
@@ -19,6 +23,8 @@ use super::bundle::Bundle;
 use super::crd::Crd;
 use super::{Options, storage_migration};
 use kruise_api::json::set;
+use kruise_api::pod_webhooks::{NAME_SUFFIX, SetWebhook, pod_webhooks};
+use kruise_api::sidecarset::SidecarSet;
 use kruise_api::webhooks::{MUTATING, VALIDATING, configurations, without_nulls};
 use kruise_api::{Kind, keys};
 use kruise_cluster::write::{self, Object};
@@ -26,7 +32,9 @@ use kruise_cluster::{Cluster, Key, optional_reflector};
 use kruise_ops::Progress;
 
 /// After a patch that failed.
-const RETRY: std::time::Duration = std::time::Duration::from_secs(5);
+const RETRY: Duration = Duration::from_secs(5);
+/// Changes of SidecarSets within this time are written together.
+const BATCH_WINDOW: Duration = Duration::from_millis(100);
 
 /// How the API server reaches `path` of our server.
 fn client_config(options: &Options, ca: &str, path: &str) -> Value {
@@ -49,21 +57,38 @@ fn client_config(options: &Options, ca: &str, path: &str) -> Value {
     }
 }
 
-/// The merge patch from `existing` (a configuration's `webhooks`) to ours; `None` when they are equal.
-fn plan_configuration(existing: &Value, ours: &Value, options: &Options, ca: &str) -> Option<Value> {
+/// The merge patch from `existing` (a configuration's `webhooks`) to ours; `None` when they are equal. `for_pods` are
+/// the webhooks of SidecarSets; while these are unknown, existing ones are kept.
+fn plan_configuration(
+    existing: &Value,
+    ours: &Value,
+    for_pods: Option<&[Value]>,
+    options: &Options,
+    ca: &str,
+) -> Option<Value> {
     let existing = existing.as_array().map(Vec::as_slice).unwrap_or_default();
     let mut desired = Vec::new();
-    for ours in ours["webhooks"].as_array().into_iter().flatten() {
-        // Existing fields that ours do not set are kept, such as selectors that a user added.
-        let mut hook = existing
-            .iter()
-            .find(|one| one["name"] == ours["name"])
-            .cloned()
-            .unwrap_or_default();
-        json_patch::merge(&mut hook, ours);
-        let path = ours["clientConfig"]["service"]["path"]
+    let is_for_pods = |hook: &&Value| {
+        hook["name"]
             .as_str()
-            .unwrap_or_default();
+            .is_some_and(|name| name.ends_with(NAME_SUFFIX))
+    };
+    let for_pods: Vec<_> = match for_pods {
+        Some(for_pods) => for_pods.iter().collect(),
+        None => existing.iter().filter(is_for_pods).collect(),
+    };
+    for ours in ours["webhooks"].as_array().into_iter().flatten().chain(for_pods) {
+        // Existing fields that ours do not set are kept, such as selectors that a user added. Those for Pods have the
+        // selectors of their sets alone.
+        let mut hook = Value::Null;
+        if !is_for_pods(&ours) {
+            let there = existing.iter().find(|one| one["name"] == ours["name"]);
+            hook = there.cloned().unwrap_or_default();
+        }
+        json_patch::merge(&mut hook, ours);
+        let path = ours["clientConfig"]["service"]["path"].as_str();
+        // What is kept may have a URL instead.
+        let path = path.unwrap_or(keys::MUTATE_POD_PATH);
         set(
             &mut hook,
             &["clientConfig"],
@@ -110,21 +135,46 @@ async fn sync_all(
     progress: &Progress,
 ) {
     let [mutating, validating] = configurations(&options.namespace);
-    let plan_hooks =
-        |ours: Value| move |there: &Value, ca: &str| plan_configuration(there, &ours, options, ca);
+    let namespace = options.namespace.clone();
+    let sets: Api<SidecarSet> = Api::all(cluster.client.clone());
+    let (sets, watching_sets) = optional_reflector(sets, ListParams::default(), move |set: SidecarSet| {
+        let (name, annotations) = (set.metadata.name?, set.metadata.annotations);
+        SetWebhook::new(&namespace, &name, annotations.as_ref(), &set.spec)
+    });
+    let mut set_changes = sets.subscribe();
+    let set_changes = stream::poll_fn(move |cx| set_changes.poll_recv(cx).map(|change| change.map(drop)));
+    let plan_mutating = |there: &Value, ca: &str| {
+        let all = sets.list();
+        let all = all.iter().map(Arc::as_ref).filter(|_| options.pods);
+        let for_pods = pod_webhooks(&options.namespace, all);
+        let for_pods = sets.is_synced().then_some(for_pods.as_slice());
+        plan_configuration(there, &mutating, for_pods, options, ca)
+    };
+    let plan_validating = |there: &Value, ca: &str| plan_configuration(there, &validating, None, options, ca);
     let conversion = |there: &Value, ca: &str| plan_conversion(there, options, ca);
     let crds = Kind::ALL.into_iter().filter(|kind| kind.info().needs_conversion);
     let crds = crds.map(async |kind| {
         let name = kind.crd_name();
         let pointer = "/spec/conversion";
-        sync_object::<Crd>(cluster, &name, pointer, conversion, bundle.clone(), progress).await;
+        let changes = stream::pending();
+        sync_object::<Crd>(
+            cluster,
+            &name,
+            pointer,
+            conversion,
+            changes,
+            bundle.clone(),
+            progress,
+        )
+        .await;
     });
     tokio::join!(
         sync_object::<MutatingWebhookConfiguration>(
             cluster,
             MUTATING,
             "/webhooks",
-            plan_hooks(mutating),
+            plan_mutating,
+            set_changes,
             bundle.clone(),
             progress,
         ),
@@ -132,21 +182,25 @@ async fn sync_all(
             cluster,
             VALIDATING,
             "/webhooks",
-            plan_hooks(validating),
+            plan_validating,
+            stream::pending(),
             bundle.clone(),
             progress,
         ),
         futures::future::join_all(crds),
+        watching_sets,
         storage_migration::migrate_all(cluster),
     );
 }
 
-/// Watches the part at `pointer` of the object with that name, and applies the patch of `plan`.
+/// Watches the part at `pointer` of the object with that name, and applies the patch of `plan`, whose other inputs
+/// `changes` announces.
 async fn sync_object<K: Object + Send + Sync + 'static>(
     cluster: &Cluster,
     name: &str,
     pointer: &'static str,
     plan: impl Fn(&Value, &str) -> Option<Value>,
+    mut changes: impl Stream<Item = ()> + Unpin,
     mut bundle: watch::Receiver<Bundle>,
     progress: &Progress,
 ) {
@@ -159,7 +213,7 @@ async fn sync_object<K: Object + Send + Sync + 'static>(
     let key = Key::cluster_scoped(name);
     let sync = async {
         let step = progress.begin_idle(super::HEALTH_CHECK);
-        let mut changes = store.subscribe();
+        let mut object_changes = store.subscribe();
         store.wait_until_synced().await;
         if store.get(&key).is_none() {
             tracing::warn!(name, kind = %K::kind(&()), "not found; apply deploy/webhooks and deploy/crds");
@@ -181,7 +235,12 @@ async fn sync_object<K: Object + Send + Sync + 'static>(
             };
             step.set_idle(None);
             tokio::select! {
-                _ = changes.recv() => {}
+                _ = object_changes.recv() => {}
+                Some(()) = changes.next() => {
+                    // Of many sets that are applied together, one patch tells.
+                    tokio::time::sleep(BATCH_WINDOW).await;
+                    while changes.next().now_or_never().flatten().is_some() {}
+                }
                 _ = bundle.changed() => {}
                 () = retry => {}
             }
@@ -205,6 +264,9 @@ mod tests {
             port: 9443,
             defaults: kruise_cluster::pod_template::Defaulting::default(),
             vertical_scaling: false,
+            pods: true,
+            sort_sidecars: false,
+            patch_metadata_allowed: false,
             disabled_kinds: Vec::new(),
         }
     }
@@ -225,18 +287,47 @@ mod tests {
             ] });
             for existing in [json!({ "webhooks": [] }), ours.clone(), foreign] {
                 for options in [options(None), options(Some("127.0.0.1"))] {
-                    let patch =
-                        plan_configuration(&existing["webhooks"], &ours, &options, "ca").expect("a patch");
+                    let patch = plan_configuration(&existing["webhooks"], &ours, None, &options, "ca")
+                        .expect("a patch");
                     let after = merged(existing.clone(), &patch);
                     assert_eq!(
-                        plan_configuration(&after["webhooks"], &ours, &options, "ca"),
+                        plan_configuration(&after["webhooks"], &ours, None, &options, "ca"),
                         None
                     );
-                    assert!(plan_configuration(&after["webhooks"], &ours, &options, "new").is_some());
+                    assert!(plan_configuration(&after["webhooks"], &ours, None, &options, "new").is_some());
                     assert!(!after.to_string().contains("mpod"), "a foreign webhook is left");
                 }
             }
         }
+    }
+
+    #[test]
+    fn webhooks_of_sets_are_kept_until_sets_are_known() {
+        let [ours, _] = configurations(keys::SYSTEM_NAMESPACE);
+        let spec = json!({ "selector": { "matchLabels": { "a": "b" } } });
+        let set = SetWebhook::new("ns", "s", None, &serde_json::from_value(spec).unwrap()).unwrap();
+        let for_pods = pod_webhooks("ns", [&set]);
+        let plan = |existing: &Value, for_pods| {
+            let patch = plan_configuration(existing, &ours, for_pods, &options(None), "ca");
+            patch.map(|patch| patch["webhooks"].clone())
+        };
+        let with_set = plan(&json!([]), Some(&for_pods)).unwrap();
+        let last = with_set.as_array().unwrap().last().unwrap();
+        assert_eq!(last["name"], "s.mpod.kb.io");
+        assert_eq!(last["clientConfig"]["service"]["path"], keys::MUTATE_POD_PATH);
+        assert_eq!(plan(&with_set, None), None);
+        assert_eq!(plan(&with_set, Some(&for_pods)), None);
+        let spec = json!({ "selector": { "matchLabels": { "c": "d" } } });
+        let other = SetWebhook::new("ns", "s", None, &serde_json::from_value(spec).unwrap()).unwrap();
+        let other = pod_webhooks("ns", [&other]);
+        let changed = plan(&with_set, Some(&other)).unwrap();
+        let selector = &changed.as_array().unwrap().last().unwrap()["objectSelector"];
+        assert_eq!(
+            *selector,
+            json!({ "matchLabels": { "c": "d" } }),
+            "nothing is left of the old one"
+        );
+        assert!(!plan(&with_set, Some(&[])).unwrap().to_string().contains("mpod"));
     }
 
     #[test]
@@ -245,6 +336,7 @@ mod tests {
         let patch = plan_configuration(
             &configurations(keys::SYSTEM_NAMESPACE)[0]["webhooks"],
             &ours,
+            None,
             &options(None),
             "ca",
         )
@@ -259,7 +351,7 @@ mod tests {
         let [ours, _] = configurations(keys::SYSTEM_NAMESPACE);
         let mut existing = ours["webhooks"].clone();
         existing[0]["namespaceSelector"] = json!({ "matchLabels": { "a": "b" } });
-        let patch = plan_configuration(&existing, &ours, &options(None), "ca").unwrap();
+        let patch = plan_configuration(&existing, &ours, None, &options(None), "ca").unwrap();
         assert_eq!(
             patch["webhooks"][0]["namespaceSelector"],
             existing[0]["namespaceSelector"]

@@ -18,7 +18,7 @@ pub struct RevisionView {
     pub uid: String,
     /// Version for conditional writes.
     pub resource_version: String,
-    /// The CloneSet that controls it, if any.
+    /// The CloneSet or SidecarSet that controls it, if any.
     pub controller: Option<Owner>,
     /// Whether it has a `deletionTimestamp`.
     pub terminating: bool,
@@ -44,7 +44,7 @@ impl RevisionView {
         let controller = Owner::controller(&object.metadata);
         if controller
             .as_ref()
-            .is_some_and(|owner| owner.kind != OwnerKind::CloneSet)
+            .is_some_and(|owner| !matches!(owner.kind, OwnerKind::CloneSet | OwnerKind::SidecarSet))
         {
             return None;
         }

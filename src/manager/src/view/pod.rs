@@ -33,7 +33,7 @@ pub struct PodView {
     pub containers: Vec<ContainerView>,
     /// Containers with a barrier of the Pod's own ConfigMap, and their launch priorities; empty once all may start.
     pub barriers: Vec<(String, i64)>,
-    /// What a workload needs; only for Pods that a CloneSet controls, and for orphans.
+    /// What a workload needs; only for Pods that a CloneSet controls, for orphans, and for Pods that record SidecarSets.
     pub workload_pod: Option<Arc<in_place::Pod>>,
 }
 
@@ -62,9 +62,14 @@ impl PodView {
     /// Whether a CloneSet controls it.
     #[must_use]
     pub fn controlled_by_clone_set(&self) -> bool {
-        self.workload_pod
-            .as_ref()
-            .is_some_and(|pod| pod.controller.is_some())
+        self.clone_set_pod().is_some_and(|pod| pod.controller.is_some())
+    }
+
+    /// The Pod if a CloneSet controls it, or it is an orphan.
+    #[must_use]
+    pub fn clone_set_pod(&self) -> Option<&Arc<in_place::Pod>> {
+        let pod = self.workload_pod.as_ref()?;
+        may_belong_to_clone_set(pod.controller.as_ref()).then_some(pod)
     }
 }
 
@@ -94,9 +99,14 @@ impl From<&RawPod> for PodView {
     }
 }
 
-/// Whether a CloneSet controls the Pod, or it is an orphan.
+/// Whether a CloneSet controls the Pod, it is an orphan, or it records SidecarSets.
 fn is_workload_pod(meta: &Value) -> bool {
-    let controller = Owner::controller_from_json(&meta["ownerReferences"]);
+    let recorded = meta["annotations"][keys::SIDECAR_SET_INJECTED_LIST].as_str();
+    recorded.is_some_and(|sets| !sets.is_empty())
+        || may_belong_to_clone_set(Owner::controller_from_json(&meta["ownerReferences"]).as_ref())
+}
+
+fn may_belong_to_clone_set(controller: Option<&Owner>) -> bool {
     controller.is_none_or(|owner| owner.kind == OwnerKind::CloneSet)
 }
 

@@ -60,6 +60,12 @@ pub fn apply(pod: &mut Value, random: [u8; GENERATED_CHARS]) -> Result<bool, Lau
     for (container, priority) in containers.into_iter().flatten().zip(priorities) {
         let key = json!({ "name": map, "key": barrier_key(priority) });
         let barrier = json!({ "name": keys::ENV_CONTAINER_BARRIER, "valueFrom": { "configMapKeyRef": key } });
+        // The controller of the Pod may have set one before the sidecars were there.
+        if let Some(env) = container.get_mut("env").and_then(Value::as_array_mut) {
+            env.retain(|v| {
+                v["name"] != keys::ENV_CONTAINER_BARRIER || v["valueFrom"]["configMapKeyRef"]["name"] != *map
+            });
+        }
         append(container, &["env"], barrier);
     }
     Ok(true)

@@ -263,6 +263,9 @@ fn new_status(observed: &Observed<'_>, counters: Counters, history: &HistoryPlan
         updated_ready_pods: counters.updated_ready,
         latest_revision: history.latest.clone(),
         collision_count: Some(history.collisions),
+        // These two are ours, and the controller's.
+        not_injected_pods: observed.status.not_injected_pods,
+        conditions: observed.status.conditions.clone(),
     }
 }
 
@@ -276,6 +279,8 @@ fn status_differs(old: &SidecarSetStatus, new: &SidecarSetStatus) -> bool {
         updated_ready_pods,
         latest_revision,
         collision_count,
+        not_injected_pods: _,
+        conditions: _,
     } = new;
     *observed_generation > old.observed_generation
         || *matched_pods != old.matched_pods

@@ -1,0 +1,86 @@
+//! New Pods: injects SidecarSets, and sets the barriers of launch priorities.
+//!
+//! No Pod is refused here. What a set asks for and cannot have is a failed request, so that the set's failure policy
+//! decides whether the Pod is created without it.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use serde_json::Value;
+
+use super::review::Request;
+use kruise_api::sidecarset::SidecarSet;
+use kruise_workload::pod_admission::{self, MutationError};
+use kruise_workload::sidecarset::inject;
+use kruise_workload::sidecarset::set::SetView;
+
+/// What the cluster has, as far as a new Pod needs it.
+#[derive(Debug, Default)]
+pub(super) struct PodInjectionLookup {
+    /// All sets.
+    pub sets: Vec<Arc<SidecarSet>>,
+    /// Labels of the Pod's Namespace, if it is known.
+    pub namespace_labels: Option<Arc<BTreeMap<String, String>>>,
+    /// Revisions of sets.
+    pub revisions: Vec<Arc<ControllerRevision>>,
+    /// Gate `EnableSortSidecarContainerByName`.
+    pub sort_containers: bool,
+}
+
+/// The Pod with all changes.
+///
+/// # Errors
+/// If a set cannot be injected.
+pub(super) fn mutate(
+    request: &Request,
+    lookup: &PodInjectionLookup,
+    now: Timestamp,
+) -> Result<Value, MutationError> {
+    static NONE: BTreeMap<String, String> = BTreeMap::new();
+    let mut pod = request.object.to_json();
+    let sets: Vec<SetView<'_>> = lookup.sets.iter().map(|set| view(set, &NONE)).collect();
+    let revisions: Vec<ControllerRevision> = lookup
+        .revisions
+        .iter()
+        .map(|r| ControllerRevision::clone(r))
+        .collect();
+    let options = pod_admission::Options {
+        readiness_gate_for_all: false,
+        enhanced_liveness: false,
+        inject: inject::Options {
+            sort_containers: lookup.sort_containers,
+            now,
+        },
+        random_name: random().to_ne_bytes().first_chunk().copied().unwrap_or_default(),
+        cluster: inject::Cluster {
+            sets: &sets,
+            namespace_labels: lookup.namespace_labels.as_deref(),
+            revisions: &revisions,
+        },
+    };
+    let request = pod_admission::Request {
+        namespace: &request.namespace,
+        subresource: "",
+    };
+    let mut random_percent = || u32::try_from(random() % 100).unwrap_or_default();
+    pod_admission::mutate(&mut pod, &request, &options, &mut random_percent)?;
+    Ok(pod)
+}
+
+fn view<'a>(set: &'a SidecarSet, none: &'a BTreeMap<String, String>) -> SetView<'a> {
+    SetView {
+        name: set.metadata.name.as_deref().unwrap_or_default(),
+        resource_version: set.metadata.resource_version.as_deref().unwrap_or_default(),
+        annotations: set.metadata.annotations.as_ref().unwrap_or(none),
+        latest_revision: set.status.as_ref().map_or("", |status| &status.latest_revision),
+        spec: &set.spec,
+    }
+}
+
+/// A random number; it need not be secret.
+fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}

@@ -1,0 +1,175 @@
+//! Writes the ControllerRevisions of a set.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use kube::Api;
+use serde_json::{Value, json};
+
+use super::SetContext;
+use super::observe::versioned_revision;
+use crate::view::RevisionView;
+use kruise_api::owner::{Owner, OwnerKind};
+use kruise_api::{json::set, keys};
+use kruise_cluster::{Error, Key, write};
+use kruise_workload::revision::{Revision, RevisionAction, RevisionOwner};
+use kruise_workload::sidecarset::history::{HistoryPlan, KIND, ListedRevision};
+
+impl SetContext<'_> {
+    fn revisions(&self) -> Api<ControllerRevision> {
+        Api::namespaced(self.shared.manager.cluster.client.clone(), &self.shared.namespace)
+    }
+
+    fn owner(&self) -> Owner {
+        Owner {
+            kind: OwnerKind::SidecarSet,
+            name: self.name.to_owned(),
+            uid: self.uid.to_owned(),
+        }
+    }
+}
+
+/// Makes the revision of the spec the newest. Returns the number of name collisions if its name is taken by another
+/// object.
+pub async fn write_newest(
+    ctx: &SetContext<'_>,
+    plan: &HistoryPlan,
+    listed: &[ListedRevision<Arc<Revision>>],
+) -> Result<Option<i32>, Error> {
+    for name in &plan.adopt {
+        let patch = json!({ "metadata": { "ownerReferences": [ctx.owner().controller_reference()] } });
+        patch_revision(ctx, name, patch).await?;
+    }
+    let label = plan
+        .custom_version
+        .as_ref()
+        .map(|version| json!({ keys::SIDECAR_SET_CUSTOM_VERSION: version }));
+    match &plan.action {
+        RevisionAction::UseNewest { name } => {
+            if let Some(labels) = label {
+                patch_revision(ctx, name, json!({ "metadata": { "labels": labels } })).await?;
+            }
+            Ok(None)
+        }
+        RevisionAction::Promote { name, number, .. } => {
+            let mut patch = json!({ "revision": number });
+            if let Some(labels) = label {
+                set(&mut patch, &["metadata", "labels"], labels);
+            }
+            patch_revision(ctx, name, patch).await?;
+            tracing::info!(
+                set = ctx.name,
+                revision = name,
+                number,
+                "made an old revision the newest"
+            );
+            Ok(None)
+        }
+        RevisionAction::Create { number } => create_revision(ctx, plan, *number, listed).await,
+    }
+}
+
+async fn create_revision(
+    ctx: &SetContext<'_>,
+    plan: &HistoryPlan,
+    number: i64,
+    listed: &[ListedRevision<Arc<Revision>>],
+) -> Result<Option<i32>, Error> {
+    let owner = RevisionOwner {
+        kind: KIND,
+        namespace: &ctx.shared.namespace,
+        name: ctx.name,
+        uid: ctx.uid,
+        annotations: &plan.desired.annotations,
+    };
+    let name = &plan.desired.name;
+    match write::create_raw(&ctx.revisions(), plan.desired.request_body(&owner, number)).await {
+        Ok(stored) => {
+            cache_revision(ctx, &parse(stored)?);
+            tracing::info!(
+                set = ctx.name,
+                revision = name,
+                number,
+                revisions = listed.len(),
+                "created a revision"
+            );
+            Ok(None)
+        }
+        Err(error) if error.already_exists() => {
+            let Some(existing) = write::get(&ctx.revisions(), name).await? else {
+                return Err(error);
+            };
+            let own = Owner::controller(&existing.metadata).as_ref() == Some(&ctx.owner());
+            if own && Revision::from(&existing).data == plan.desired.data {
+                cache_revision(ctx, &existing);
+                return Ok(None);
+            }
+            Ok(Some(plan.collisions.saturating_add(1)))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Patches a revision if it has not changed since it was observed.
+async fn patch_revision(ctx: &SetContext<'_>, name: &str, mut patch: Value) -> Result<(), Error> {
+    let key = Key::namespaced(&ctx.shared.namespace, name);
+    let version = ctx
+        .shared
+        .index()
+        .revisions
+        .get(&key)
+        .map(|view| view.resource_version.clone());
+    set(&mut patch, &["metadata", "resourceVersion"], json!(version));
+    match write::patch_merge(&ctx.revisions(), name, &patch).await {
+        Ok(stored) => {
+            cache_revision(ctx, &stored.object()?);
+            Ok(())
+        }
+        Err(error) => {
+            if error.conflict() || error.not_found() {
+                let found = write::get(&ctx.revisions(), name).await?;
+                let view = found.as_ref().and_then(RevisionView::from_object);
+                let entry = view.map(|view| versioned_revision(Arc::new(view)));
+                ctx.shared
+                    .index()
+                    .revisions
+                    .apply_read(&key, entry, Instant::now());
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Deletes the revisions that nothing needs.
+pub async fn delete_surplus(ctx: &SetContext<'_>, plan: &HistoryPlan) -> Result<(), Error> {
+    for name in &plan.delete {
+        let key = Key::namespaced(&ctx.shared.namespace, name);
+        let uid = ctx.shared.index().revisions.uid(&key).map(str::to_owned);
+        let Some(uid) = uid else { continue };
+        match write::delete(&ctx.revisions(), name, &uid).await {
+            Err(error) if !error.not_found() && !error.conflict() => return Err(error),
+            _ => ctx
+                .shared
+                .index()
+                .revisions
+                .mark_deleted(&key, &uid, Instant::now()),
+        }
+    }
+    Ok(())
+}
+
+fn cache_revision(ctx: &SetContext<'_>, object: &ControllerRevision) {
+    if let Some(view) = RevisionView::from_object(object) {
+        let entry = versioned_revision(Arc::new(view));
+        ctx.shared
+            .index()
+            .revisions
+            .apply_write(&Key::from_object(object), entry, Instant::now());
+    }
+}
+
+fn parse(stored: Value) -> Result<ControllerRevision, Error> {
+    serde_json::from_value(stored)
+        .map_err(|why| Error::Transport(format!("cannot read the ControllerRevision: {why}")))
+}

@@ -1,0 +1,192 @@
+//! Updates the containers that SidecarSets have injected into Pods, and reports about them.
+//!
+//! In:  SidecarSets, Pods that record an injection, Namespaces, ControllerRevisions (watches).
+//! Out: images and annotations of injected Pods, ControllerRevisions in Kruise's namespace, status, events.
+//!
+//! Injection itself is a matter of admission. A reconcile is one pure [`plan()`]; `history` writes its revisions, `act`
+//! its Pods, and `report` its status.
+
+mod act;
+mod history;
+mod observe;
+mod report;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use super::Context;
+use super::status_pacer::StatusPacer;
+use kruise_api::sidecarset::SidecarSet;
+use kruise_cluster::queue::RequeueAfter;
+use kruise_cluster::{Error, Key};
+use kruise_workload::in_place::Pod;
+use kruise_workload::sidecarset::plan::{Observed, plan};
+use observe::{Index, ObservedSet, WatchEvents};
+
+/// Name in logs and metrics.
+const NAME: &str = "sidecarset";
+/// Shortest time from one reconcile of a set to the next: each looks at all of its Pods, and Pods that start send
+/// several changes each.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What all reconciles share.
+struct ControllerState {
+    manager: Context,
+    /// Namespace of the revisions.
+    namespace: String,
+    index: Mutex<Index>,
+    states: Mutex<HashMap<String, Arc<tokio::sync::Mutex<SetState>>>>,
+}
+
+/// What is kept of a set between reconciles.
+#[derive(Default)]
+struct SetState {
+    uid: String,
+    status_pacer: StatusPacer,
+    last_reconcile: Option<Instant>,
+    /// Name collisions that the status does not count yet.
+    collisions: Option<i32>,
+    /// Pods of the last event about Pods that cannot be updated in place.
+    not_upgradable: usize,
+}
+
+/// One reconcile of a set.
+struct SetContext<'a> {
+    shared: &'a ControllerState,
+    set: &'a SidecarSet,
+    name: &'a str,
+    uid: &'a str,
+}
+
+impl ControllerState {
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn states(&self) -> MutexGuard<'_, HashMap<String, Arc<tokio::sync::Mutex<SetState>>>> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Runs until shutdown.
+pub async fn run(mut ctx: Context) {
+    // OpenKruise's name of the source of these events; field selectors of clients may contain it.
+    ctx.cluster.events = ctx.cluster.events.with_component("sidecarset-controller");
+    ctx.stores.synced().await;
+    let (sets_tx, sets_rx) = mpsc::unbounded_channel();
+    let shared = Arc::new(ControllerState {
+        namespace: ctx.options.pod_namespace.clone(),
+        manager: ctx.clone(),
+        index: Mutex::default(),
+        states: Mutex::default(),
+    });
+    let enqueue = enqueue_changes(Arc::clone(&shared), sets_tx);
+    let work = |key| reconcile(Arc::clone(&shared), key);
+    let workers = ctx.options.sidecarset_workers;
+    ctx.run_workers(NAME, workers, sets_rx, enqueue, work).await;
+}
+
+/// Enqueues the affected sets. All existing objects are indexed before the first one is sent.
+async fn enqueue_changes(shared: Arc<ControllerState>, sets: mpsc::UnboundedSender<Key>) {
+    let mut changes = WatchEvents::new(&shared.manager.stores);
+    let mut affected = changes.drain(&mut shared.index());
+    loop {
+        if !affected
+            .into_iter()
+            .all(|name| sets.send(Key::cluster_scoped(name)).is_ok())
+        {
+            return;
+        }
+        let Some(event) = changes.next().await else { return };
+        affected = changes.apply(&mut shared.index(), event);
+    }
+}
+
+/// Reconciles one set.
+async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfter, Error> {
+    let set = shared.index().set(&key.name);
+    let Some(set) = set.filter(|set| set.metadata.deletion_timestamp.is_none()) else {
+        shared.states().remove(&key.name);
+        return Ok(None);
+    };
+    let uid = set.metadata.uid.as_deref().unwrap_or_default();
+    let state = Arc::clone(shared.states().entry(key.name.clone()).or_default());
+    let mut state = state.lock().await;
+    if state.uid != uid {
+        *state = SetState {
+            uid: uid.to_owned(),
+            ..SetState::default()
+        };
+    }
+    let now = Instant::now();
+    let due = state.last_reconcile.map(|last| last + MIN_INTERVAL);
+    if let Some(wait) = due
+        .and_then(|due| due.checked_duration_since(now))
+        .filter(|wait| !wait.is_zero())
+    {
+        return Ok(Some(wait));
+    }
+    let ctx = SetContext {
+        shared: &shared,
+        set: &set,
+        name: &key.name,
+        uid,
+    };
+    let result = sync(&ctx, &mut state).await;
+    state.last_reconcile = Some(Instant::now());
+    result
+}
+
+/// One reconcile. Returns when to requeue.
+async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter, Error> {
+    // Observe.
+    act::fetch_unconfirmed(ctx).await?;
+    let ObservedSet {
+        pods,
+        revisions,
+        next_fetch,
+    } = ctx.shared.index().observe(ctx.set);
+    let references: Vec<&Pod> = pods.iter().map(|(_, pod)| &**pod).collect();
+
+    // Plan.
+    let none = std::collections::BTreeMap::new();
+    let mut status = ctx.set.status.clone().unwrap_or_default();
+    status.collision_count = status.collision_count.max(state.collisions);
+    let observed = Observed {
+        name: ctx.name,
+        uid: ctx.uid,
+        generation: ctx.set.metadata.generation.unwrap_or_default(),
+        resource_version: ctx.set.metadata.resource_version.as_deref().unwrap_or_default(),
+        labels: ctx.set.metadata.labels.as_ref().unwrap_or(&none),
+        annotations: ctx.set.metadata.annotations.as_ref().unwrap_or(&none),
+        spec: &ctx.set.spec,
+        status: &status,
+        // The index has them.
+        unobserved_writes: false,
+    };
+    let now = ctx.shared.manager.cluster.clock.now();
+    let plan = plan(&observed, &references, &revisions, now);
+    tracing::debug!(set = ctx.name, pods = pods.len(), upgrades = plan.upgrades.len(), flips = plan.flips.len(),
+        waits = ?plan.waits, "planned");
+
+    // Act.
+    if let Some(collisions) = history::write_newest(ctx, &plan.history, &revisions).await? {
+        state.collisions = Some(collisions);
+        return Ok(Some(Duration::ZERO));
+    }
+    let status_due = report::update_status(ctx, &plan, &pods, state).await?;
+    let acted = act::write_pods(ctx, &plan, &pods).await;
+    report::publish_not_upgradable(ctx, plan.not_upgradable_event, state);
+    history::delete_surplus(ctx, &plan.history).await?;
+    let acted = acted?;
+    let requeues = [
+        plan.requeue,
+        status_due,
+        next_fetch,
+        acted.then_some(MIN_INTERVAL),
+    ];
+    Ok(requeues.into_iter().flatten().min())
+}

@@ -1,0 +1,327 @@
+//! Index of SidecarSets and of the Pods that record their injection.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc;
+
+use crate::Stores;
+use crate::stores::NamespaceLabels;
+use crate::view::{PodView, RevisionView};
+use kruise_api::keys;
+use kruise_api::sidecarset::SidecarSet;
+use kruise_cluster::write_cache::{Versioned, WriteCache};
+use kruise_cluster::{Change, ChangeHandler, Key};
+use kruise_workload::in_place::Pod;
+use kruise_workload::revision::Revision;
+use kruise_workload::sidecarset::history::ListedRevision;
+use kruise_workload::sidecarset::matching::is_matched;
+use kruise_workload::sidecarset::recorded::parse_injected_list;
+use kruise_workload::sidecarset::set::SetView;
+
+/// All observed objects.
+#[derive(Default)]
+pub struct Index {
+    /// SidecarSets, in one group.
+    pub sets: WriteCache<SidecarSet>,
+    /// Pods that record an injection, by namespace.
+    pub pods: WriteCache<Pod>,
+    /// Revisions, by the name of their set.
+    pub revisions: WriteCache<RevisionView>,
+    /// Pods by the names of the sets that they record.
+    injected: BTreeMap<String, BTreeSet<Key>>,
+    namespaces: BTreeMap<String, Arc<NamespaceLabels>>,
+}
+
+/// The objects of one set.
+pub struct ObservedSet {
+    /// Its matched Pods, by namespace and name.
+    pub pods: Vec<(Key, Arc<Pod>)>,
+    /// Revisions that have its name.
+    pub revisions: Vec<ListedRevision<Arc<Revision>>>,
+    /// Time until an unconfirmed write must be read from the API server.
+    pub next_fetch: Option<Duration>,
+}
+
+/// The cache entry of a Pod.
+pub fn versioned_pod(key: &Key, pod: Arc<Pod>) -> Versioned<Pod> {
+    Versioned {
+        uid: pod.uid.clone(),
+        resource_version: pod.resource_version.clone(),
+        group: key.namespace.clone().unwrap_or_default(),
+        terminating: pod.terminating,
+        object: pod,
+    }
+}
+
+/// The cache entry of a set.
+pub fn versioned_set(set: Arc<SidecarSet>) -> Versioned<SidecarSet> {
+    let metadata = &set.metadata;
+    Versioned {
+        uid: metadata.uid.clone().unwrap_or_default(),
+        resource_version: metadata.resource_version.clone().unwrap_or_default(),
+        group: String::new(),
+        terminating: metadata.deletion_timestamp.is_some(),
+        object: set,
+    }
+}
+
+/// The cache entry of a revision.
+pub fn versioned_revision(view: Arc<RevisionView>) -> Versioned<RevisionView> {
+    Versioned {
+        uid: view.uid.clone(),
+        resource_version: view.resource_version.clone(),
+        group: set_of_revision(&view).to_owned(),
+        terminating: view.terminating,
+        object: view,
+    }
+}
+
+fn set_of_revision(view: &RevisionView) -> &str {
+    let label = view.revision.labels.get(keys::SIDECAR_SET_NAME);
+    label.map(String::as_str).unwrap_or_default()
+}
+
+/// The sets that a Pod records.
+fn recorded_sets(pod: &Pod) -> BTreeSet<&str> {
+    let text = pod.annotations.get(keys::SIDECAR_SET_INJECTED_LIST);
+    text.map(|text| parse_injected_list(text)).unwrap_or_default()
+}
+
+impl Index {
+    /// The set of that name.
+    pub fn set(&self, name: &str) -> Option<Arc<SidecarSet>> {
+        self.sets.get(&Key::cluster_scoped(name)).cloned()
+    }
+
+    /// The Pods whose cached version may be old.
+    pub fn unconfirmed_pods(&self, set: &str, now: Instant) -> Vec<Key> {
+        let keys = self.injected.get(set).into_iter().flatten();
+        keys.filter(|key| self.pods.must_be_read(key, now))
+            .cloned()
+            .collect()
+    }
+
+    /// The objects of a set.
+    pub fn observe(&self, set: &SidecarSet) -> ObservedSet {
+        static NONE: BTreeMap<String, String> = BTreeMap::new();
+        let name = set.metadata.name.as_deref().unwrap_or_default();
+        let view = SetView {
+            name,
+            resource_version: "",
+            annotations: set.metadata.annotations.as_ref().unwrap_or(&NONE),
+            latest_revision: "",
+            spec: &set.spec,
+        };
+        let keys = self.injected.get(name).into_iter().flatten();
+        let pods = keys.clone().filter_map(|key| Some((key, self.pods.get(key)?)));
+        let pods = pods.filter(|(key, pod)| {
+            let labels = self.namespaces.get(key.namespace.as_deref().unwrap_or_default());
+            is_matched(&view, pod, labels.map(Arc::as_ref))
+        });
+        let revisions = self
+            .revisions
+            .group_entries(name)
+            .filter(|(.., deleting)| !deleting);
+        let now = Instant::now();
+        ObservedSet {
+            pods: pods.map(|(key, pod)| (key.clone(), Arc::clone(pod))).collect(),
+            revisions: revisions
+                .map(|(_, view, _)| ListedRevision {
+                    revision: Arc::clone(&view.revision),
+                    controller: view.controller.clone(),
+                })
+                .collect(),
+            next_fetch: keys.filter_map(|key| self.pods.confirm_time_left(key, now)).min(),
+        }
+    }
+
+    /// Caches a Pod that a write or a read returned.
+    pub fn record_sets(&mut self, key: &Key, pod: &Pod) {
+        for set in recorded_sets(pod) {
+            self.injected
+                .entry(set.to_owned())
+                .or_default()
+                .insert(key.clone());
+        }
+    }
+
+    fn forget_sets(&mut self, key: &Key, pod: &Pod) {
+        for set in recorded_sets(pod) {
+            if let Some(keys) = self.injected.get_mut(set) {
+                keys.remove(key);
+                if keys.is_empty() {
+                    self.injected.remove(set);
+                }
+            }
+        }
+    }
+
+    fn apply_set(&mut self, change: &Change<SidecarSet>, affected: &mut BTreeSet<String>) {
+        let unchanged = |old: &SidecarSet, new: &SidecarSet| {
+            let (old, new) = (&old.metadata, &new.metadata);
+            old.uid == new.uid
+                && old.generation == new.generation
+                && old.labels == new.labels
+                && old.annotations == new.annotations
+                && old.deletion_timestamp == new.deletion_timestamp
+        };
+        match (&change.old, &change.new) {
+            (Some(old), Some(new)) if unchanged(old, new) => {}
+            _ => drop(affected.insert(change.key.name.clone())),
+        }
+        match (&change.old, &change.new) {
+            (_, Some(new)) => self.sets.apply_watch(&change.key, versioned_set(Arc::clone(new))),
+            (Some(old), None) => {
+                let uid = old.metadata.uid.as_deref().unwrap_or_default();
+                self.sets.apply_watch_delete(&change.key, uid);
+            }
+            (None, None) => {}
+        }
+    }
+
+    fn apply_pod(&mut self, change: &Change<PodView>, affected: &mut BTreeSet<String>) {
+        let injected = |view: &Option<Arc<PodView>>| {
+            let pod = view.as_ref()?.workload_pod.clone()?;
+            (!recorded_sets(&pod).is_empty()).then_some(pod)
+        };
+        let (old, new) = (injected(&change.old), injected(&change.new));
+        for pod in [&old, &new].into_iter().flatten() {
+            affected.extend(recorded_sets(pod).into_iter().map(str::to_owned));
+        }
+        if let Some(old) = &old {
+            self.forget_sets(&change.key, old);
+        }
+        if let Some(new) = new {
+            self.record_sets(&change.key, &new);
+            self.pods
+                .apply_watch(&change.key, versioned_pod(&change.key, new));
+        } else if let Some(old) = &change.old {
+            self.pods.apply_watch_delete(&change.key, &old.uid);
+        }
+    }
+
+    fn apply_revision(&mut self, change: &Change<RevisionView>, affected: &mut BTreeSet<String>) {
+        let sets = [&change.old, &change.new]
+            .into_iter()
+            .flatten()
+            .map(|view| set_of_revision(view));
+        let sets: BTreeSet<String> = sets.filter(|set| !set.is_empty()).map(str::to_owned).collect();
+        if sets.is_empty() {
+            return;
+        }
+        match (&change.old, &change.new) {
+            (_, Some(new)) => self
+                .revisions
+                .apply_watch(&change.key, versioned_revision(Arc::clone(new))),
+            (Some(old), None) => self.revisions.apply_watch_delete(&change.key, &old.uid),
+            (None, None) => {}
+        }
+        affected.extend(sets);
+    }
+
+    fn apply_namespace(&mut self, change: &Change<NamespaceLabels>, affected: &mut BTreeSet<String>) {
+        match &change.new {
+            Some(labels) => drop(
+                self.namespaces
+                    .insert(change.key.name.clone(), Arc::clone(labels)),
+            ),
+            None => drop(self.namespaces.remove(&change.key.name)),
+        }
+        let sets = self.sets.group_entries("");
+        let selecting = sets.filter(|(_, set, _)| set.spec.namespace_selector.is_some());
+        affected.extend(selecting.map(|(key, ..)| key.name.clone()));
+    }
+
+    /// Applies one change; returns the affected sets.
+    fn apply(&mut self, event: &WatchEvent) -> BTreeSet<String> {
+        let mut affected = BTreeSet::new();
+        match event {
+            WatchEvent::SidecarSet(change) => self.apply_set(change, &mut affected),
+            WatchEvent::Pod(change) => self.apply_pod(change, &mut affected),
+            WatchEvent::Revision(change) => self.apply_revision(change, &mut affected),
+            WatchEvent::Namespace(change) => self.apply_namespace(change, &mut affected),
+        }
+        affected
+    }
+}
+
+/// Changes from the watches.
+pub struct WatchEvents {
+    sets: mpsc::UnboundedReceiver<Change<SidecarSet>>,
+    pods: mpsc::UnboundedReceiver<Change<PodView>>,
+    revisions: mpsc::UnboundedReceiver<Change<RevisionView>>,
+    namespaces: mpsc::UnboundedReceiver<Change<NamespaceLabels>>,
+    handler: ChangeHandler<WatchEvent>,
+}
+
+/// A change of one object.
+pub enum WatchEvent {
+    SidecarSet(Change<SidecarSet>),
+    Pod(Change<PodView>),
+    Revision(Change<RevisionView>),
+    Namespace(Change<NamespaceLabels>),
+}
+
+impl std::fmt::Display for WatchEvent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::SidecarSet(change) => write!(f, "SidecarSet {}", change.key),
+            Self::Pod(change) => write!(f, "Pod {}", change.key),
+            Self::Revision(change) => write!(f, "ControllerRevision {}", change.key),
+            Self::Namespace(change) => write!(f, "Namespace {}", change.key),
+        }
+    }
+}
+
+impl WatchEvents {
+    /// All existing objects, and every change from now on.
+    pub fn new(stores: &Stores) -> Self {
+        Self {
+            sets: stores.sidecar_sets.subscribe(),
+            pods: stores.pods.subscribe(),
+            revisions: stores.revisions.subscribe(),
+            namespaces: stores.namespaces.subscribe(),
+            handler: ChangeHandler::new(super::NAME),
+        }
+    }
+
+    /// The next change; `None` on shutdown.
+    pub async fn next(&mut self) -> Option<WatchEvent> {
+        tokio::select! {
+            Some(change) = self.sets.recv() => Some(WatchEvent::SidecarSet(change)),
+            Some(change) = self.pods.recv() => Some(WatchEvent::Pod(change)),
+            Some(change) = self.revisions.recv() => Some(WatchEvent::Revision(change)),
+            Some(change) = self.namespaces.recv() => Some(WatchEvent::Namespace(change)),
+            event = self.handler.next_retry(), if self.handler.has_pending() => Some(event),
+            else => None,
+        }
+    }
+
+    /// Applies all changes that have arrived. Sets come last, so that none is reconciled without its Pods.
+    pub fn drain(&mut self, index: &mut Index) -> BTreeSet<String> {
+        let mut affected = BTreeSet::new();
+        while let Ok(change) = self.namespaces.try_recv() {
+            affected.extend(self.apply(index, WatchEvent::Namespace(change)));
+        }
+        while let Ok(change) = self.revisions.try_recv() {
+            affected.extend(self.apply(index, WatchEvent::Revision(change)));
+        }
+        while let Ok(change) = self.pods.try_recv() {
+            affected.extend(self.apply(index, WatchEvent::Pod(change)));
+        }
+        while let Ok(change) = self.sets.try_recv() {
+            affected.extend(self.apply(index, WatchEvent::SidecarSet(change)));
+        }
+        affected
+    }
+
+    /// Applies one change to the index; returns the affected sets.
+    pub fn apply(&mut self, index: &mut Index, event: WatchEvent) -> BTreeSet<String> {
+        let mut affected = BTreeSet::new();
+        self.handler
+            .handle(event, |event| affected.extend(index.apply(event)));
+        affected
+    }
+}

@@ -1,0 +1,115 @@
+//! Injection, and updates of what was injected.
+
+use serde_json::{Value, json};
+
+use crate::sidecar_ops::{SidecarTest, condition, containers};
+use crate::workloads::shared_cluster;
+
+fn sidecar(image: &str) -> Value {
+    json!([{ "name": "side", "image": image, "imagePullPolicy": "IfNotPresent" }])
+}
+
+fn records(pod: &Value, annotation: &str) -> Value {
+    serde_json::from_str(pod["metadata"]["annotations"][annotation].as_str().unwrap()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sidecar_is_injected_and_updated_while_application_runs_on() {
+    let sidecars = SidecarTest::create(shared_cluster().await, sidecar("kruise-test/term:1"), json!({}));
+    let before = sidecars.create_ready_pod("web");
+    let names: Vec<_> = before["spec"]["containers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| &c["name"])
+        .collect();
+    assert_eq!(names, ["side", "app"]);
+    let status = sidecars.wait_status("one Pod that is ready", |status| status["updatedReadyPods"] == 1);
+    assert_eq!(status["matchedPods"], 1);
+    let record = &records(&before, "kruise.io/sidecarset-hash")[&sidecars.set];
+    assert_eq!(record["sidecarList"], json!(["side"]));
+    let set = sidecars.get();
+    assert_eq!(
+        record["hash"],
+        set["metadata"]["annotations"]["kruise.io/sidecarset-hash"]
+    );
+    let revision = status["latestRevision"].as_str().unwrap().to_owned();
+    let revisions = [
+        "get",
+        "controllerrevision",
+        &revision,
+        "--namespace=kruise-system",
+    ];
+    sidecars.plane().kubectl(&revisions).unwrap();
+
+    sidecars.patch(json!({ "containers": sidecar("kruise-test/term:2") }));
+    let updated = |status: &Value| status["updatedReadyPods"] == 1 && status["latestRevision"] != *revision;
+    let status = sidecars.wait_status("the Pod updated and ready", updated);
+    let after = sidecars.wait_pod("web", "upgradable", |pod| {
+        condition(pod, "SidecarSetUpgradable") == "True"
+    });
+    assert_eq!(after["metadata"]["uid"], before["metadata"]["uid"]);
+    assert_eq!(after["spec"]["containers"][0]["image"], "kruise-test/term:2");
+    let (before, after_containers) = (containers(&before), containers(&after));
+    assert_eq!(
+        before["app"], after_containers["app"],
+        "the application is not touched"
+    );
+    assert_ne!(before["side"].0, after_containers["side"].0);
+    let record = &records(&after, "kruise.io/sidecarset-hash")[&sidecars.set];
+    assert_eq!(record["controllerRevision"], status["latestRevision"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn change_that_needs_a_new_pod_is_left_to_new_pods() {
+    let sidecars = SidecarTest::create(shared_cluster().await, sidecar("kruise-test/term:1"), json!({}));
+    let before = sidecars.create_ready_pod("web");
+    sidecars.wait_status("one Pod that is ready", |status| status["updatedReadyPods"] == 1);
+    let mut changed = sidecar("kruise-test/term:1");
+    changed[0]["env"] = json!([{ "name": "LEVEL", "value": "debug" }]);
+    sidecars.patch(json!({ "containers": changed }));
+    let status = sidecars.wait_status("no updated Pod", |status| status["updatedPods"] == 0);
+    assert_eq!(
+        (&status["matchedPods"], &status["readyPods"]),
+        (&json!(1), &json!(1))
+    );
+    let after = sidecars.wait_pod("web", "not upgradable", |pod| {
+        condition(pod, "SidecarSetUpgradable") == "False"
+    });
+    assert_eq!(containers(&before), containers(&after));
+
+    let new = sidecars.create_ready_pod("new");
+    assert_eq!(new["spec"]["containers"][0]["env"][0]["value"], "debug");
+    sidecars.wait_status("the new Pod updated", |status| {
+        status["updatedReadyPods"] == 1 && status["matchedPods"] == 2
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hot_upgrade_hands_over_to_the_other_container() {
+    let hot = |image: &str| {
+        json!([{ "name": "side", "image": image, "imagePullPolicy": "IfNotPresent", "upgradeStrategy": {
+            "upgradeType": "HotUpgrade", "hotUpgradeEmptyImage": "kruise-test/term:1" } }])
+    };
+    let sidecars = SidecarTest::create(shared_cluster().await, hot("kruise-test/term:2"), json!({}));
+    let before = sidecars.create_ready_pod("web");
+    let working =
+        |pod: &Value| records(pod, "kruise.io/sidecarset-working-hotupgrade-container")["side"].clone();
+    assert_eq!(working(&before), "side-1");
+    sidecars.wait_status("one Pod that is ready", |status| status["updatedReadyPods"] == 1);
+
+    sidecars.patch(json!({ "containers": hot("kruise-test/term:3") }));
+    sidecars.wait_status("the Pod updated and ready", |status| {
+        status["updatedReadyPods"] == 1
+    });
+    let after = sidecars.wait_pod("web", "the other works", |pod| working(pod) == "side-2");
+    let images: Vec<_> = after["spec"]["containers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| &c["image"])
+        .collect();
+    let expected = ["kruise-test/term:1", "kruise-test/term:3", "kruise-test/term:1"];
+    assert_eq!(images, expected, "side-1 is switched off, side-2 works");
+    assert_eq!(containers(&before)["app"], containers(&after)["app"]);
+}
