@@ -13,7 +13,6 @@ mod context;
 pub mod fuzzing;
 pub mod image_pull_job;
 pub mod launch_priority;
-mod names;
 pub mod node_image;
 mod options;
 pub mod pod_readiness;

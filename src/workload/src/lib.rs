@@ -50,7 +50,9 @@
 pub mod claim;
 mod core_defaults;
 pub mod in_place;
+pub mod names;
 pub mod not_ready;
+pub mod not_ready_reason;
 pub mod order;
 pub mod pod_admission;
 pub mod pods;

@@ -12,6 +12,7 @@ use kruise_api::cloneset::PodUpdateStrategyType as Policy;
 use kruise_api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use kruise_workload::in_place::completion::WaitingFor;
 use kruise_workload::in_place::{RefreshResult, patch, ready, resize};
+use kruise_workload::not_ready_reason::container_error;
 use kruise_workload::pods;
 
 /// How long kubelet may defer a resize before the Pod is recreated.
@@ -57,7 +58,7 @@ pub(super) fn refresh(
                 WaitingFor::GracePeriod(_) => WaitReason::GracePeriod,
                 _ => WaitReason::PodsNotReady,
             };
-            match waiting::container_error(pod) {
+            match container_error(pod) {
                 Some(trouble) => builder.add_wait(WaitReason::PodsNotReady, trouble, pod),
                 None => builder.add_wait(kind, message, pod),
             }
@@ -139,7 +140,7 @@ fn next_state(
         let items = waiting::hook_items(hook, pod, present);
         let message = format!("hook {name}: {items} {expected}");
         // A hook adds its items when the Pod is healthy.
-        let trouble = waiting::container_error(pod).filter(|_| !present);
+        let trouble = container_error(pod).filter(|_| !present);
         match trouble {
             Some(trouble) => builder.add_wait(WaitReason::PodsNotReady, trouble, pod),
             None => builder.add_wait(WaitReason::LifecycleHook, message, pod),

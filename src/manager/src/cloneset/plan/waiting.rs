@@ -9,12 +9,12 @@ use super::builder::{MAX_REASON_BYTES, PlanBuilder, WaitReason, truncate};
 use super::conditions::{PARTITION, PAUSED, stopped_reason, upsert_condition};
 use super::types::{ActionPurpose, CloneSetEvent, FailureSubject, TemplateStatus};
 use super::view::{ObservedPod, PlanView};
-use crate::names::join_first;
 use kruise_api::cloneset::{CloneSetCondition, CloneSetStatus};
 use kruise_api::keys;
 use kruise_api::lifecycle::{LifecycleHook, LifecycleStateType as State};
 use kruise_workload::in_place::{Pod, resize};
-use kruise_workload::not_ready::parse_message;
+use kruise_workload::names::join_first;
+use kruise_workload::not_ready_reason::{not_ready_reason, scheduler_message};
 
 /// Maximum number of names for one reason in a message.
 const MAX_NAMES: usize = 3;
@@ -24,12 +24,6 @@ const MAX_REASONS: usize = 6;
 const MAX_QUOTE_BYTES: usize = 200;
 /// Maximum bytes of the API server's message in a condition that holds nothing else.
 pub(super) const MAX_MESSAGE_BYTES: usize = 1000;
-/// Reasons of kubelet during every container's start.
-const STARTUP_REASONS: [&str; 2] = ["ContainerCreating", "PodInitializing"];
-/// Reason of kubelet for a container that keeps ending.
-const CRASH_LOOP_BACK_OFF: &str = "CrashLoopBackOff";
-/// Reason of kubelet for a container whose barrier is not lifted.
-const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
 /// Our condition for what the CloneSet waits for. It exists only while it waits.
 pub const WAITING: &str = "Waiting";
@@ -204,7 +198,8 @@ fn unavailable_reason(view: &PlanView<'_>, pod: &ObservedPod<'_>) -> Option<(Wai
         return Some((WaitReason::PodsNotScheduled, not_scheduled_reason(view, pod)));
     }
     if !pod.ready {
-        return Some((WaitReason::PodsNotReady, not_ready_reason(pod)));
+        let why = not_ready_reason(pod).unwrap_or_else(|| "to be ready".to_owned());
+        return Some((WaitReason::PodsNotReady, why));
     }
     if let State::Other(word) = &pod.state {
         return Some((WaitReason::Stuck, invalid_state(word)));
@@ -243,102 +238,11 @@ pub(super) fn invalid_state(value: &str) -> String {
     )
 }
 
-/// Why a Pod that has a node is not ready.
-fn not_ready_reason(pod: &Pod) -> String {
-    let container = || {
-        let status = pod
-            .container_statuses
-            .iter()
-            .find(|s| !s.ready && !waits_for_barrier(pod, &s.name))?;
-        let why = match &status.waiting {
-            Some(reason) => reason,
-            None if status.running => "it runs, but is not ready",
-            None => "it does not run",
-        };
-        let ended = status.last_termination.as_ref().filter(|_| !status.running);
-        let ended = ended.map_or(String::new(), |ended| format!(" ({ended})"));
-        Some(format!("container {}: {why}{ended}", status.name))
-    };
-    let found = container_error(pod)
-        .or_else(container)
-        .or_else(|| failing_gate(pod));
-    found.unwrap_or_else(|| "to be ready".to_owned())
-}
-
-/// kubelet's reason for a container of the Pod that does not run, unless it resolves without a change.
-pub(super) fn container_error(pod: &Pod) -> Option<String> {
-    let all = pod
-        .waiting_init_container
-        .as_deref()
-        .into_iter()
-        .chain(&pod.container_statuses);
-    let all = all.filter_map(|status| Some((status, status.waiting.as_deref()?)));
-    let at_barrier = |name: &str, reason: &str| reason == CONFIG_ERROR && waits_for_barrier(pod, name);
-    let mut errors =
-        all.filter(|(status, reason)| !STARTUP_REASONS.contains(reason) && !at_barrier(&status.name, reason));
-    let (status, reason) = errors.next()?;
-    let name = &status.name;
-    // kubelet alternates between these two, so they count as the same.
-    let reason = match reason {
-        "ErrImagePull" => "ImagePullBackOff",
-        reason => reason,
-    };
-    let image = pod.containers.iter().find(|c| c.name == *name);
-    let image = image.filter(|_| reason.contains("Image"));
-    let image = image.map_or(String::new(), |c| format!(" of image {}", c.image));
-    let because = match reason {
-        CRASH_LOOP_BACK_OFF => &status.last_termination,
-        _ => &status.waiting_message,
-    };
-    let because = because.as_ref().map_or(String::new(), |why| format!(" ({why})"));
-    Some(format!("container {name}: {reason}{image}{because}"))
-}
-
-/// Whether a container must wait for others of a higher launch priority that are not ready.
-fn waits_for_barrier(pod: &Pod, name: &str) -> bool {
-    if pod.annotations.contains_key(keys::CONTAINER_LAUNCH_COMPLETED) {
-        return false;
-    }
-    let ready = |name: &str| pod.container_status(name).is_some_and(|s| s.ready);
-    let own = pod
-        .containers
-        .iter()
-        .find(|c| c.name == name)
-        .and_then(|c| c.priority);
-    own.is_some_and(|own| {
-        let before = pod.containers.iter().filter(|c| c.priority > Some(own));
-        before.into_iter().any(|c| !ready(&c.name))
-    })
-}
-
-/// The Pod's first readiness gate that is not True, with the keys that keep it so, if known.
-fn failing_gate(pod: &Pod) -> Option<String> {
-    let is_false = |gate: &&String| pod.condition(gate).is_none_or(|c| !c.is_true);
-    let gate = pod.readiness_gates.iter().find(is_false)?;
-    let message = pod
-        .condition(gate)
-        .map(|c| c.message.as_str())
-        .unwrap_or_default();
-    let holders = parse_message(message).into_iter();
-    let holders: Vec<String> = holders
-        .map(|h| format!("{} of {}", h.key, h.user_agent))
-        .collect();
-    Some(match (gate.as_str(), message) {
-        (keys::KRUISE_POD_READY, _) if !holders.is_empty() => {
-            format!("readiness gate {gate}, held by {}", holders.join(", "))
-        }
-        (_, "") => format!("readiness gate {gate}"),
-        (_, message) => format!("readiness gate {gate}: {}", truncate(message, MAX_QUOTE_BYTES)),
-    })
-}
-
 /// Why a Pod has no node yet: the scheduler's message, and unbound claims.
 pub(super) fn not_scheduled_reason(view: &PlanView<'_>, pod: &Pod) -> String {
-    let scheduled = pod.condition("PodScheduled").filter(|c| !c.is_true);
-    let message = scheduled.map(|c| c.message.as_str()).unwrap_or_default();
     let mut text = "a node".to_owned();
-    if !message.is_empty() {
-        text += &format!(": {}", truncate(message, MAX_QUOTE_BYTES));
+    if let Some(message) = scheduler_message(pod) {
+        text += &format!(": {message}");
     }
     let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
     let claims = view.observed.claims.iter();

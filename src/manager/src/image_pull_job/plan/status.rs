@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::job::{NodeTargets, PullJob, add_seconds};
-use crate::names::join_first;
 use kruise_api::image_pull_job::{COMPLETE, FAILED, ImagePullJobStatus, WAITING};
+use kruise_workload::names::join_first;
 
 /// Maximum number of failed nodes in a status. The counter includes all of them; ten thousand long names would not fit
 /// into an object.

@@ -1,12 +1,19 @@
 //! Lists of names in messages.
 
 /// The first `limit` names, and the number of the others.
-pub(super) fn join_first<'a>(limit: usize, names: impl ExactSizeIterator<Item = &'a str>) -> String {
+#[must_use]
+pub fn join_first<T: AsRef<str>>(limit: usize, names: impl ExactSizeIterator<Item = T>) -> String {
     let more = names.len().saturating_sub(limit);
-    let first = names.take(limit).collect::<Vec<_>>().join(", ");
+    let mut text = String::new();
+    for (at, name) in names.take(limit).enumerate() {
+        if at > 0 {
+            text.push_str(", ");
+        }
+        text.push_str(name.as_ref());
+    }
     match more {
-        0 => first,
-        more => format!("{first} and {more} more"),
+        0 => text,
+        more => format!("{text} and {more} more"),
     }
 }
 
