@@ -126,21 +126,35 @@ pub fn pod_webhooks<'a>(namespace: &str, sets: impl IntoIterator<Item = &'a SetW
     webhooks
 }
 
-/// Pods of the control plane and our own must start without us.
-fn exclude_system_namespaces(selector: &mut Value, namespace: &str) {
-    let own = [
+/// Label of the namespaces whose Pods have no webhooks, whatever its value, as in upstream.
+pub const EXCLUDED_NAMESPACE_LABEL: &str = "control-plane";
+
+/// The namespaces whose Pods have no webhooks, for an installation in `namespace`: Pods of the control plane and our
+/// own must start without us.
+#[must_use]
+pub const fn excluded_namespaces(namespace: &str) -> [&str; 4] {
+    [
         namespace,
         keys::DAEMON_CONFIG_NAMESPACE,
         "kube-system",
         "kube-node-lease",
-    ];
+    ]
+}
+
+/// Whether the Pods of the namespace `name`, with these labels, have no webhooks, for an installation in `namespace`.
+#[must_use]
+pub fn is_excluded_namespace(name: &str, labels: &BTreeMap<String, String>, namespace: &str) -> bool {
+    excluded_namespaces(namespace).contains(&name) || labels.contains_key(EXCLUDED_NAMESPACE_LABEL)
+}
+
+fn exclude_system_namespaces(selector: &mut Value, namespace: &str) {
     let mut expressions = selector["matchExpressions"]
         .as_array()
         .cloned()
         .unwrap_or_default();
-    expressions.push(json!({ "key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": own }));
-    // Upstream's label of namespaces that have no webhooks.
-    expressions.push(json!({ "key": "control-plane", "operator": "DoesNotExist" }));
+    let own = excluded_namespaces(namespace);
+    expressions.push(json!({ "key": keys::NAMESPACE_NAME, "operator": "NotIn", "values": own }));
+    expressions.push(json!({ "key": EXCLUDED_NAMESPACE_LABEL, "operator": "DoesNotExist" }));
     super::json::set(selector, &["matchExpressions"], expressions.into());
 }
 
@@ -249,6 +263,33 @@ mod tests {
         let fail = BTreeMap::from([(keys::SIDECAR_SET_FAILURE_POLICY.to_owned(), "Fail".to_owned())]);
         let set = SetWebhook::new("n", "s", Some(&fail), &spec(json!({}))).unwrap();
         assert_eq!(pod_webhooks("n", [&set])[0]["failurePolicy"], "Fail");
+    }
+
+    /// What the API server does with the selector of a webhook, and what we expect of it.
+    #[test]
+    fn excluded_namespaces_are_those_that_the_selector_leaves_out() {
+        let mut selector = json!({});
+        exclude_system_namespaces(&mut selector, "k");
+        let selector: LabelSelector = serde_json::from_value(selector).unwrap();
+        for (name, label) in [
+            ("k", false),
+            ("kube-system", false),
+            (keys::DAEMON_CONFIG_NAMESPACE, false),
+            ("kruise-system", false),
+            ("default", false),
+            ("default", true),
+        ] {
+            let mut labels = BTreeMap::from([(keys::NAMESPACE_NAME.to_owned(), name.to_owned())]);
+            if label {
+                labels.insert(EXCLUDED_NAMESPACE_LABEL.to_owned(), String::new());
+            }
+            let selected = super::super::selector::matches(&selector, &labels);
+            assert_eq!(
+                is_excluded_namespace(name, &labels, "k"),
+                !selected,
+                "{name} {label}"
+            );
+        }
     }
 
     #[test]

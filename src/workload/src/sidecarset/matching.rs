@@ -24,6 +24,20 @@ pub fn selects_labels(spec: &SidecarSetSpec, labels: &BTreeMap<String, String>) 
     selector.is_some_and(|selector| !is_empty(selector) && matches(selector, labels))
 }
 
+/// Whether new Pods with these labels, in a namespace with these, get the set: unless its injection is paused, or a
+/// canary of it does.
+#[must_use]
+pub fn selects_new_pod(
+    spec: &SidecarSetSpec,
+    labels: &BTreeMap<String, String>,
+    namespace_labels: Option<&BTreeMap<String, String>>,
+) -> bool {
+    let injection = spec.injection_strategy.as_ref();
+    !injection.is_some_and(|injection| injection.paused)
+        && selects_namespace(spec, namespace_labels)
+        && selects_labels(spec, labels)
+}
+
 fn is_empty(selector: &LabelSelector) -> bool {
     let labels = selector.match_labels.iter().flatten().count();
     labels + selector.match_expressions.iter().flatten().count() == 0

@@ -8,6 +8,7 @@ pub mod inject;
 pub mod json_merge;
 pub mod limits;
 pub mod matching;
+pub mod not_injected;
 pub mod overlap;
 pub mod plan;
 pub mod pod_metadata;

@@ -35,6 +35,14 @@ impl<'a> SetView<'a> {
         self.annotation(keys::SIDECAR_SET_HASH_WITHOUT_IMAGE)
     }
 
+    /// Name of the set that this one, a canary, replaces.
+    #[must_use]
+    pub fn canary_base(&self) -> Option<&'a str> {
+        let base = self.annotations.get(keys::SIDECAR_SET_BASE);
+        base.map(String::as_str)
+            .filter(|_| self.annotation(keys::SIDECAR_SET_CANARY) == keys::TRUE)
+    }
+
     fn annotation(&self, key: &str) -> &'a str {
         self.annotations.get(key).map(String::as_str).unwrap_or_default()
     }

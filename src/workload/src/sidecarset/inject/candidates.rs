@@ -3,17 +3,12 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-
-use kruise_api::keys;
-use kruise_api::selector::matches;
+use kruise_api::keys::NAMESPACE_NAME;
 use kruise_api::sidecarset::SidecarSetSpec;
 
 use super::{Cluster, InjectionError, revision};
+use crate::sidecarset::matching::selects_new_pod;
 use crate::sidecarset::set::SetView;
-
-/// Label of a Namespace with its name.
-const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
 /// A SidecarSet in the version that is injected.
 #[derive(Debug)]
@@ -49,7 +44,7 @@ pub(super) fn select<'a>(
     let matching = cluster
         .sets
         .iter()
-        .filter(|set| is_matching(set.spec, labels, cluster.namespace_labels));
+        .filter(|set| selects_new_pod(set.spec, labels, cluster.namespace_labels));
     let mut sets: Vec<(Scope, &SetView<'a>)> = matching
         .filter_map(|set| Some((scope(set.spec, namespace)?, set)))
         .collect();
@@ -59,33 +54,9 @@ pub(super) fn select<'a>(
     for (_, set) in &sets {
         selected.push(revision::select(set, labels, cluster.revisions, random_percent)?);
     }
-    let replaced: BTreeSet<&str> = sets.iter().filter_map(|(_, set)| base(set)).collect();
+    let replaced: BTreeSet<&str> = sets.iter().filter_map(|(_, set)| set.canary_base()).collect();
     selected.retain(|set| !replaced.contains(set.name));
     Ok(selected)
-}
-
-fn is_matching(
-    spec: &SidecarSetSpec,
-    labels: &BTreeMap<String, String>,
-    namespace_labels: Option<&BTreeMap<String, String>>,
-) -> bool {
-    let paused = spec
-        .injection_strategy
-        .as_ref()
-        .is_some_and(|strategy| strategy.paused);
-    let in_namespace =
-        |selector| namespace_labels.is_some_and(|namespace_labels| matches(selector, namespace_labels));
-    !paused
-        && spec.namespace_selector.as_ref().is_none_or(in_namespace)
-        && spec
-            .selector
-            .as_ref()
-            .is_some_and(|selector| !is_empty(selector) && matches(selector, labels))
-}
-
-fn is_empty(selector: &LabelSelector) -> bool {
-    selector.match_labels.as_ref().is_none_or(BTreeMap::is_empty)
-        && selector.match_expressions.as_ref().is_none_or(Vec::is_empty)
 }
 
 /// Whether a set names its namespaces. Such sets come first.
@@ -113,11 +84,4 @@ fn scope(spec: &SidecarSetSpec, namespace: &str) -> Option<Scope> {
         }
         None => Some(Scope::Cluster),
     }
-}
-
-/// Name of the set that this one, a canary, replaces.
-fn base<'a>(set: &SetView<'a>) -> Option<&'a str> {
-    let annotation = |key: &str| set.annotations.get(key).map(String::as_str);
-    let is_canary = annotation(keys::SIDECAR_SET_CANARY) == Some(keys::TRUE);
-    annotation(keys::SIDECAR_SET_BASE).filter(|_| is_canary)
 }
