@@ -216,7 +216,8 @@ fn custom_version(revision: &Revision) -> Option<&String> {
 }
 
 /// Name of the revision that a Pod records.
-fn revision_of(set: &SetView<'_>, pod: &Pod) -> Option<String> {
+#[must_use]
+pub fn revision_of(set: &SetView<'_>, pod: &Pod) -> Option<String> {
     let text = pod.annotations.get(keys::SIDECAR_SET_HASH)?;
     let record = recorded::parse(text).remove(set.name)?;
     Some(record.controller_revision).filter(|name| !name.is_empty())

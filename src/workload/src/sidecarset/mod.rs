@@ -1,5 +1,6 @@
 //! What SidecarSet decides, without a client: the admission of Pods, the controller and the policies share it.
 
+pub mod changed_field;
 pub mod defaults;
 pub mod hash;
 pub mod history;
@@ -21,6 +22,7 @@ pub mod status;
 pub mod upgradable;
 pub mod upgrade;
 pub mod validate;
+pub mod waiting;
 
 #[cfg(test)]
 mod tests;

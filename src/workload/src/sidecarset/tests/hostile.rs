@@ -4,11 +4,14 @@ use serde_json::{Map, Value, json};
 
 use super::cluster::Cluster;
 use crate::in_place::Pod;
+use crate::sidecarset::changed_field::changed_field;
+use crate::sidecarset::history::revision_of;
 use crate::sidecarset::hot_upgrade::is_flip_due;
 use crate::sidecarset::plan::plan;
 use crate::sidecarset::status::PodState;
 use crate::sidecarset::upgradable::upgradable_condition;
 use crate::sidecarset::upgrade::{flip, upgrade};
+use crate::sidecarset::waiting::{MAX_MESSAGE_CHARS, WaitingRollout, condition, first_not_upgradable};
 
 /// Replaces a value somewhere inside: each number of `path` chooses a field or an item.
 fn replace(value: &mut Value, path: &[usize], new: Value) {
@@ -94,6 +97,20 @@ proptest! {
                     prop_assert!(names.any(|sidecar| name.starts_with(sidecar)));
                 }
             }
+            let namespaces: Vec<&str> = chosen.iter().map(|at| cluster.pods[*at].0.as_str()).collect();
+            let first = first_not_upgradable(&plan.waits).and_then(|at| pods.get(at));
+            let revision = first.and_then(|pod| revision_of(&observed.view(""), pod));
+            let revision = cluster.raw_revisions.iter().find(|raw| raw["metadata"]["name"].as_str() == revision.as_deref());
+            let changed = revision.and_then(|raw| changed_field(&raw["data"], &cluster.spec));
+            let waiting = condition(&WaitingRollout {
+                set: observed.view(&plan.history.latest),
+                pods: &pods,
+                namespaces: &namespaces,
+                waits: &plan.waits,
+                changed_field: changed.as_ref(),
+            });
+            prop_assert_eq!(waiting.is_none(), plan.waits.is_empty());
+            prop_assert!(waiting.is_none_or(|waiting| waiting.message.chars().count() <= MAX_MESSAGE_CHARS));
         }
         let set = observed.view("r");
         for (_, pod) in &cluster.pods {

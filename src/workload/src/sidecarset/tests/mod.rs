@@ -7,3 +7,4 @@ mod matching;
 mod reconcile_vectors;
 mod rollout;
 mod update_vectors;
+mod waiting;
