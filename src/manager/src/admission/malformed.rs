@@ -195,6 +195,10 @@ async fn api_server(request_line: &str, body: Vec<u8>) -> (StatusCode, Vec<u8>) 
             json!({ "kind": "NodeList", "apiVersion": "v1", "metadata": { "resourceVersion": "1" }, "items": [] }),
         );
     }
+    let watched = ["/sidecarsets?", "/v1/namespaces?", "/controllerrevisions?"];
+    if watched.iter().any(|list| request_line.contains(list)) {
+        return ok(json!({ "metadata": { "resourceVersion": "1" }, "items": [] }));
+    }
     if request_line.contains("/pods?") {
         return ok(json!({ "metadata": {}, "items": [] }));
     }
@@ -688,7 +692,33 @@ fn assert_only_expected_requests(requests: &[String]) {
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
         let segments: Vec<&str> = path.split('/').collect();
         let expected = match (method, &segments[..]) {
-            ("GET", ["", "api", "v1", "nodes"]) => query.contains("labelSelector="),
+            ("GET", ["", "api", "v1", "nodes"])
+            | (
+                "GET",
+                [
+                    "",
+                    "apis",
+                    "apps",
+                    "v1",
+                    "namespaces",
+                    "ns",
+                    "controllerrevisions",
+                ],
+            ) => query.contains("labelSelector="),
+            ("GET", ["", "api", "v1", "namespaces"])
+            | ("GET", ["", "apis", "apps.kruise.io", "v1beta1", "sidecarsets"])
+            | (
+                "GET",
+                [
+                    "",
+                    "api",
+                    "v1",
+                    "namespaces",
+                    "ns",
+                    "configmaps",
+                    "kruise-configuration",
+                ],
+            ) => true,
             ("GET", ["", "api", "v1", "nodes", name]) => names::is_subdomain(name) && query.is_empty(),
             ("GET", ["", "api", "v1", "namespaces", namespace, "pods", name]) => {
                 names::is_label(namespace) && names::is_subdomain(name) && query.is_empty()

@@ -294,8 +294,7 @@ impl Index {
     }
 
     fn apply_pod(&mut self, change: &Change<PodView>, affected: &mut BTreeSet<Key>) {
-        let workload_pod =
-            |view: &Option<Arc<PodView>>| view.as_ref().and_then(|v| v.clone_set_pod().cloned());
+        let workload_pod = |view: &Option<Arc<PodView>>| view.as_ref().and_then(|v| v.workload_pod.clone());
         let (old, new) = (workload_pod(&change.old), workload_pod(&change.new));
         for (pod, exists) in [(&old, false), (&new, true)] {
             if let Some(pod) = pod {

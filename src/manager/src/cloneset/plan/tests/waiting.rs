@@ -99,7 +99,7 @@ fn waiting_names_the_scheduler_message() {
     let long = json!({ "type": "PodScheduled", "message": "é".repeat(900) });
     patch_pods(&mut cluster, &json!({ "status": { "conditions": [long] } }));
     assert_message(&mut cluster, "é…");
-    assert!(waiting_message(&cluster).len() < 400);
+    assert!(waiting_message(&cluster).chars().count() < 400);
 }
 
 #[test]
