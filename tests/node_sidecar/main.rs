@@ -5,4 +5,4 @@
 mod sidecar_ops;
 mod update;
 
-use support::{pods, workloads};
+use support::workloads;

@@ -116,12 +116,6 @@ impl<G: Deref<Target = TestCluster>> SidecarTest<G> {
     }
 }
 
-impl<G> Drop for SidecarTest<G> {
-    fn drop(&mut self) {
-        // Sets are not in the namespace; a webhook of one whose test is over would only cost others time.
-    }
-}
-
 /// Status of a Pod's condition; empty if it has none.
 pub fn condition<'a>(pod: &'a Value, type_: &str) -> &'a str {
     let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();

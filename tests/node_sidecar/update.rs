@@ -13,7 +13,7 @@ fn records(pod: &Value, annotation: &str) -> Value {
     serde_json::from_str(pod["metadata"]["annotations"][annotation].as_str().unwrap()).unwrap()
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn sidecar_is_injected_and_updated_while_application_runs_on() {
     let sidecars = SidecarTest::create(shared_cluster().await, sidecar("kruise-test/term:1"), json!({}));
     let before = sidecars.create_ready_pod("web");
@@ -60,7 +60,7 @@ async fn sidecar_is_injected_and_updated_while_application_runs_on() {
     assert_eq!(record["controllerRevision"], status["latestRevision"]);
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn change_that_needs_a_new_pod_is_left_to_new_pods() {
     let sidecars = SidecarTest::create(shared_cluster().await, sidecar("kruise-test/term:1"), json!({}));
     let before = sidecars.create_ready_pod("web");
@@ -85,20 +85,20 @@ async fn change_that_needs_a_new_pod_is_left_to_new_pods() {
     });
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test]
 async fn hot_upgrade_hands_over_to_the_other_container() {
     let hot = |image: &str| {
         json!([{ "name": "side", "image": image, "imagePullPolicy": "IfNotPresent", "upgradeStrategy": {
-            "upgradeType": "HotUpgrade", "hotUpgradeEmptyImage": "kruise-test/term:1" } }])
+            "upgradeType": "HotUpgrade", "hotUpgradeEmptyImage": "kruise-test/slow-stop:1" } }])
     };
-    let sidecars = SidecarTest::create(shared_cluster().await, hot("kruise-test/term:2"), json!({}));
+    let sidecars = SidecarTest::create(shared_cluster().await, hot("kruise-test/term:1"), json!({}));
     let before = sidecars.create_ready_pod("web");
     let working =
         |pod: &Value| records(pod, "kruise.io/sidecarset-working-hotupgrade-container")["side"].clone();
     assert_eq!(working(&before), "side-1");
     sidecars.wait_status("one Pod that is ready", |status| status["updatedReadyPods"] == 1);
 
-    sidecars.patch(json!({ "containers": hot("kruise-test/term:3") }));
+    sidecars.patch(json!({ "containers": hot("kruise-test/term:2") }));
     sidecars.wait_status("the Pod updated and ready", |status| {
         status["updatedReadyPods"] == 1
     });
@@ -109,7 +109,11 @@ async fn hot_upgrade_hands_over_to_the_other_container() {
         .iter()
         .map(|c| &c["image"])
         .collect();
-    let expected = ["kruise-test/term:1", "kruise-test/term:3", "kruise-test/term:1"];
+    let expected = [
+        "kruise-test/slow-stop:1",
+        "kruise-test/term:2",
+        "kruise-test/term:1",
+    ];
     assert_eq!(images, expected, "side-1 is switched off, side-2 works");
     assert_eq!(containers(&before)["app"], containers(&after)["app"]);
 }

@@ -187,7 +187,8 @@ impl CloneSetNamespace {
         waits::watch_until(&what, &|| self.tail(), api, config, |one| json!(one), predicate).await
     }
 
-    fn tail(&self) -> String {
+    /// The last lines of the logs of the programs.
+    pub fn tail(&self) -> String {
         log_tails(self.logs.clone())
     }
 }
