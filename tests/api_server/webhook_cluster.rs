@@ -62,6 +62,9 @@ impl WebhookReplica {
             port,
             defaults: Defaulting::default(),
             vertical_scaling: false,
+            pods: true,
+            sort_sidecars: false,
+            patch_metadata_allowed: false,
             disabled_kinds: admission::disabled_kinds(&FeatureGates::parse(gates).unwrap()),
         };
         let (leading, leading_rx) = watch::channel(false);

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::sidecar_ops::{SidecarTest, condition, containers};
-use crate::workloads::shared_cluster;
+use crate::workloads::{exclusive_cluster, shared_cluster};
 
 fn sidecar(image: &str) -> Value {
     json!([{ "name": "side", "image": image, "imagePullPolicy": "IfNotPresent" }])
@@ -116,4 +116,38 @@ async fn hot_upgrade_hands_over_to_the_other_container() {
     ];
     assert_eq!(images, expected, "side-1 is switched off, side-2 works");
     assert_eq!(containers(&before)["app"], containers(&after)["app"]);
+}
+
+#[tokio::test]
+async fn pods_are_created_while_all_programs_are_down_and_told_of() {
+    let test = exclusive_cluster().await;
+    let mut sidecars = SidecarTest::create(test, sidecar("kruise-test/term:1"), json!({}));
+    sidecars.test.cluster.manager.stop().unwrap();
+    let pod = sidecars.create_ready_pod("bare");
+    let names: Vec<_> = pod["spec"]["containers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|c| &c["name"])
+        .collect();
+    assert_eq!(names, ["app"], "the Pod starts without the sidecar");
+    sidecars.test.cluster.manager.start().unwrap();
+    sidecars.test.cluster.manager.wait_for_readyz_text("leading");
+    let status = sidecars.wait_status("the Pod without the sidecar", |status| {
+        status["notInjectedPods"] == 1
+    });
+    assert_eq!(status["matchedPods"], 0);
+    let events = [
+        "get",
+        "events",
+        "--all-namespaces",
+        "-o",
+        "json",
+        "--field-selector=reason=SidecarNotInjected",
+    ];
+    let events = sidecars.plane().kubectl(&events).unwrap();
+    let expected = format!("{}/bare", sidecars.test.namespace);
+    assert!(events.contains(&expected), "{events}");
+    sidecars.test.kubectl(&["delete", "pod", "bare"]);
+    sidecars.wait_status("no such Pod", |status| status["notInjectedPods"].is_null());
 }

@@ -14,7 +14,7 @@ use kruise_api::owner::{Owner, OwnerKind};
 use kruise_api::{json::set, keys};
 use kruise_cluster::{Error, Key, write};
 use kruise_workload::revision::{Revision, RevisionAction, RevisionOwner};
-use kruise_workload::sidecarset::history::{HistoryPlan, KIND, ListedRevision};
+use kruise_workload::sidecarset::history::{HistoryPlan, KIND};
 
 impl SetContext<'_> {
     fn revisions(&self) -> Api<ControllerRevision> {
@@ -32,11 +32,7 @@ impl SetContext<'_> {
 
 /// Makes the revision of the spec the newest. Returns the number of name collisions if its name is taken by another
 /// object.
-pub async fn write_newest(
-    ctx: &SetContext<'_>,
-    plan: &HistoryPlan,
-    listed: &[ListedRevision<Arc<Revision>>],
-) -> Result<Option<i32>, Error> {
+pub async fn write_newest(ctx: &SetContext<'_>, plan: &HistoryPlan) -> Result<Option<i32>, Error> {
     for name in &plan.adopt {
         let patch = json!({ "metadata": { "ownerReferences": [ctx.owner().controller_reference()] } });
         patch_revision(ctx, name, patch).await?;
@@ -66,7 +62,7 @@ pub async fn write_newest(
             );
             Ok(None)
         }
-        RevisionAction::Create { number } => create_revision(ctx, plan, *number, listed).await,
+        RevisionAction::Create { number } => create_revision(ctx, plan, *number).await,
     }
 }
 
@@ -74,7 +70,6 @@ async fn create_revision(
     ctx: &SetContext<'_>,
     plan: &HistoryPlan,
     number: i64,
-    listed: &[ListedRevision<Arc<Revision>>],
 ) -> Result<Option<i32>, Error> {
     let owner = RevisionOwner {
         kind: KIND,
@@ -87,13 +82,7 @@ async fn create_revision(
     match write::create_raw(&ctx.revisions(), plan.desired.request_body(&owner, number)).await {
         Ok(stored) => {
             cache_revision(ctx, &parse(stored)?);
-            tracing::info!(
-                set = ctx.name,
-                revision = name,
-                number,
-                revisions = listed.len(),
-                "created a revision"
-            );
+            tracing::info!(set = ctx.name, revision = name, number, "created a revision");
             Ok(None)
         }
         Err(error) if error.already_exists() => {

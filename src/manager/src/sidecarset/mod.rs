@@ -24,7 +24,8 @@ use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key};
 use kruise_workload::in_place::Pod;
 use kruise_workload::sidecarset::plan::{Observed, plan};
-use observe::{Index, ObservedSet, WatchEvents};
+use kruise_workload::sidecarset::set::SetView;
+use observe::{Index, WatchEvents};
 
 /// Name in logs and metrics.
 const NAME: &str = "sidecarset";
@@ -51,6 +52,8 @@ struct SetState {
     collisions: Option<i32>,
     /// Pods of the last event about Pods that cannot be updated in place.
     not_upgradable: usize,
+    /// Pods of the last event about Pods without the containers.
+    not_injected: usize,
 }
 
 /// One reconcile of a set.
@@ -80,7 +83,7 @@ pub async fn run(mut ctx: Context) {
     let shared = Arc::new(ControllerState {
         namespace: ctx.options.pod_namespace.clone(),
         manager: ctx.clone(),
-        index: Mutex::default(),
+        index: Mutex::new(Index::new(&ctx.options.pod_namespace)),
         states: Mutex::default(),
     });
     let enqueue = enqueue_changes(Arc::clone(&shared), sets_tx);
@@ -144,12 +147,8 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
 async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter, Error> {
     // Observe.
     act::fetch_unconfirmed(ctx).await?;
-    let ObservedSet {
-        pods,
-        revisions,
-        next_fetch,
-    } = ctx.shared.index().observe(ctx.set);
-    let references: Vec<&Pod> = pods.iter().map(|(_, pod)| &**pod).collect();
+    let objects = ctx.shared.index().observe(ctx.set);
+    let pods: Vec<&Pod> = objects.pods.iter().map(|(_, pod)| &**pod).collect();
 
     // Plan.
     let none = std::collections::BTreeMap::new();
@@ -168,24 +167,33 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
         unobserved_writes: false,
     };
     let now = ctx.shared.manager.cluster.clock.now();
-    let plan = plan(&observed, &references, &revisions, now);
+    let plan = plan(&observed, &pods, &objects.revisions, now);
     tracing::debug!(set = ctx.name, pods = pods.len(), upgrades = plan.upgrades.len(), flips = plan.flips.len(),
         waits = ?plan.waits, "planned");
 
     // Act.
-    if let Some(collisions) = history::write_newest(ctx, &plan.history, &revisions).await? {
+    if let Some(collisions) = history::write_newest(ctx, &plan.history).await? {
         state.collisions = Some(collisions);
         return Ok(Some(Duration::ZERO));
     }
-    let status_due = report::update_status(ctx, &plan, &pods, state).await?;
-    let acted = act::write_pods(ctx, &plan, &pods).await;
+    let view = SetView {
+        name: observed.name,
+        resource_version: observed.resource_version,
+        annotations: observed.annotations,
+        latest_revision: &plan.history.latest,
+        spec: observed.spec,
+    };
+    let new_status = report::new_status(&view, &status, &plan, &objects, now);
+    let status_due = report::update_status(ctx, &new_status, state).await?;
+    let acted = act::write_pods(ctx, &plan, &objects.pods).await;
     report::publish_not_upgradable(ctx, plan.not_upgradable_event, state);
+    report::publish_not_injected(ctx, &objects.not_injected, state);
     history::delete_surplus(ctx, &plan.history).await?;
     let acted = acted?;
     let requeues = [
         plan.requeue,
         status_due,
-        next_fetch,
+        objects.next_fetch,
         acted.then_some(MIN_INTERVAL),
     ];
     Ok(requeues.into_iter().flatten().min())

@@ -1,4 +1,4 @@
-//! Index of SidecarSets and of the Pods that record their injection.
+//! Index of SidecarSets, of the Pods that record their injection, and of those that lack it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,17 +12,19 @@ use crate::view::{PodView, RevisionView};
 use kruise_api::keys;
 use kruise_api::sidecarset::SidecarSet;
 use kruise_cluster::write_cache::{Versioned, WriteCache};
-use kruise_cluster::{Change, ChangeHandler, Key};
+use kruise_cluster::{Change, ChangeHandler, Key, Store};
 use kruise_workload::in_place::Pod;
 use kruise_workload::revision::Revision;
 use kruise_workload::sidecarset::history::ListedRevision;
 use kruise_workload::sidecarset::matching::is_matched;
+use kruise_workload::sidecarset::not_injected::{InjectablePod, should_have_been_injected};
 use kruise_workload::sidecarset::recorded::parse_injected_list;
 use kruise_workload::sidecarset::set::SetView;
 
 /// All observed objects.
-#[derive(Default)]
 pub struct Index {
+    /// Namespace of the program, whose Pods are never injected.
+    system_namespace: String,
     /// SidecarSets, in one group.
     pub sets: WriteCache<SidecarSet>,
     /// Pods that record an injection, by namespace.
@@ -32,6 +34,10 @@ pub struct Index {
     /// Pods by the names of the sets that they record.
     injected: BTreeMap<String, BTreeSet<Key>>,
     namespaces: BTreeMap<String, Arc<NamespaceLabels>>,
+    /// Pods that lack a set, by its name.
+    not_injected: BTreeMap<String, BTreeSet<Key>>,
+    /// Sets whose Pods without injection must be looked for among all Pods.
+    unscanned: BTreeSet<String>,
 }
 
 /// The objects of one set.
@@ -42,6 +48,8 @@ pub struct ObservedSet {
     pub revisions: Vec<ListedRevision<Arc<Revision>>>,
     /// Time until an unconfirmed write must be read from the API server.
     pub next_fetch: Option<Duration>,
+    /// Pods that lack the set, by namespace and name.
+    pub not_injected: Vec<Key>,
 }
 
 /// The cache entry of a Pod.
@@ -89,7 +97,33 @@ fn recorded_sets(pod: &Pod) -> BTreeSet<&str> {
     text.map(|text| parse_injected_list(text)).unwrap_or_default()
 }
 
+/// A view for decisions that need neither version nor revision.
+fn view(set: &SidecarSet) -> SetView<'_> {
+    static NONE: BTreeMap<String, String> = BTreeMap::new();
+    SetView {
+        name: set.metadata.name.as_deref().unwrap_or_default(),
+        resource_version: "",
+        annotations: set.metadata.annotations.as_ref().unwrap_or(&NONE),
+        latest_revision: "",
+        spec: &set.spec,
+    }
+}
+
 impl Index {
+    /// An index without objects.
+    pub fn new(system_namespace: &str) -> Self {
+        Self {
+            system_namespace: system_namespace.to_owned(),
+            sets: WriteCache::default(),
+            pods: WriteCache::default(),
+            revisions: WriteCache::default(),
+            injected: BTreeMap::new(),
+            namespaces: BTreeMap::new(),
+            not_injected: BTreeMap::new(),
+            unscanned: BTreeSet::new(),
+        }
+    }
+
     /// The set of that name.
     pub fn set(&self, name: &str) -> Option<Arc<SidecarSet>> {
         self.sets.get(&Key::cluster_scoped(name)).cloned()
@@ -105,15 +139,8 @@ impl Index {
 
     /// The objects of a set.
     pub fn observe(&self, set: &SidecarSet) -> ObservedSet {
-        static NONE: BTreeMap<String, String> = BTreeMap::new();
-        let name = set.metadata.name.as_deref().unwrap_or_default();
-        let view = SetView {
-            name,
-            resource_version: "",
-            annotations: set.metadata.annotations.as_ref().unwrap_or(&NONE),
-            latest_revision: "",
-            spec: &set.spec,
-        };
+        let view = view(set);
+        let name = view.name;
         let keys = self.injected.get(name).into_iter().flatten();
         let pods = keys.clone().filter_map(|key| Some((key, self.pods.get(key)?)));
         let pods = pods.filter(|(key, pod)| {
@@ -134,6 +161,13 @@ impl Index {
                 })
                 .collect(),
             next_fetch: keys.filter_map(|key| self.pods.confirm_time_left(key, now)).min(),
+            not_injected: self
+                .not_injected
+                .get(name)
+                .into_iter()
+                .flatten()
+                .cloned()
+                .collect(),
         }
     }
 
@@ -158,6 +192,90 @@ impl Index {
         }
     }
 
+    /// Notes which of these sets a Pod lacks; returns those for which that changed.
+    fn note_not_injected(
+        &mut self,
+        key: &Key,
+        pod: Option<&PodView>,
+        only: Option<&BTreeSet<String>>,
+    ) -> BTreeSet<String> {
+        static NONE: BTreeMap<String, String> = BTreeMap::new();
+        let namespace = key.namespace.as_deref().unwrap_or_default();
+        let namespace_labels = self.namespaces.get(namespace).map(Arc::as_ref);
+        let lacking: BTreeSet<String> = match pod {
+            None => BTreeSet::new(),
+            Some(pod) => {
+                let annotations = pod.workload_pod.as_ref().map_or(&NONE, |pod| &pod.annotations);
+                let pod = InjectablePod {
+                    labels: &pod.labels,
+                    annotations,
+                    namespace,
+                    namespace_labels,
+                    active: pod.active(),
+                };
+                let sets: Vec<SetView<'_>> =
+                    self.sets.group_entries("").map(|(_, set, _)| view(set)).collect();
+                let canaries: Vec<_> = sets
+                    .iter()
+                    .filter(|set| set.canary_base().is_some())
+                    .copied()
+                    .collect();
+                let named = |set: &&SetView<'_>| only.is_none_or(|only| only.contains(set.name));
+                let lacks = |set: &&SetView<'_>| {
+                    should_have_been_injected(set, &pod, &canaries, &self.system_namespace)
+                };
+                sets.iter()
+                    .filter(named)
+                    .filter(lacks)
+                    .map(|set| set.name.to_owned())
+                    .collect()
+            }
+        };
+        let mut changed = BTreeSet::new();
+        for (set, pods) in &mut self.not_injected {
+            if only.is_none_or(|only| only.contains(set)) && !lacking.contains(set) && pods.remove(key) {
+                changed.insert(set.clone());
+            }
+        }
+        self.not_injected.retain(|_, pods| !pods.is_empty());
+        for set in lacking {
+            if self
+                .not_injected
+                .entry(set.clone())
+                .or_default()
+                .insert(key.clone())
+            {
+                changed.insert(set);
+            }
+        }
+        changed
+    }
+
+    /// Looks for the Pods that lack changed sets; returns the sets for which that changed.
+    fn scan(&mut self, pods: &Store<PodView>) -> BTreeSet<String> {
+        let sets = std::mem::take(&mut self.unscanned);
+        if sets.is_empty() {
+            return sets;
+        }
+        for set in &sets {
+            if self.set(set).is_none() {
+                self.not_injected.remove(set);
+            }
+        }
+        let mut changed = BTreeSet::new();
+        for (key, pod) in pods.entries() {
+            changed.extend(self.note_not_injected(&key, Some(&pod), Some(&sets)));
+        }
+        changed
+    }
+
+    /// A set changed: its Pods, and those of the set that it is a canary of, must be looked for.
+    fn must_scan(&mut self, set: &SidecarSet) {
+        let view = view(set);
+        self.unscanned.insert(view.name.to_owned());
+        self.unscanned.extend(view.canary_base().map(str::to_owned));
+    }
+
     fn apply_set(&mut self, change: &Change<SidecarSet>, affected: &mut BTreeSet<String>) {
         let unchanged = |old: &SidecarSet, new: &SidecarSet| {
             let (old, new) = (&old.metadata, &new.metadata);
@@ -169,7 +287,13 @@ impl Index {
         };
         match (&change.old, &change.new) {
             (Some(old), Some(new)) if unchanged(old, new) => {}
-            _ => drop(affected.insert(change.key.name.clone())),
+            _ => {
+                affected.insert(change.key.name.clone());
+                [&change.old, &change.new]
+                    .into_iter()
+                    .flatten()
+                    .for_each(|set| self.must_scan(set));
+            }
         }
         match (&change.old, &change.new) {
             (_, Some(new)) => self.sets.apply_watch(&change.key, versioned_set(Arc::clone(new))),
@@ -182,6 +306,7 @@ impl Index {
     }
 
     fn apply_pod(&mut self, change: &Change<PodView>, affected: &mut BTreeSet<String>) {
+        affected.extend(self.note_not_injected(&change.key, change.new.as_deref(), None));
         let injected = |view: &Option<Arc<PodView>>| {
             let pod = view.as_ref()?.workload_pod.clone()?;
             (!recorded_sets(&pod).is_empty()).then_some(pod)
@@ -231,7 +356,9 @@ impl Index {
         }
         let sets = self.sets.group_entries("");
         let selecting = sets.filter(|(_, set, _)| set.spec.namespace_selector.is_some());
-        affected.extend(selecting.map(|(key, ..)| key.name.clone()));
+        let selecting: BTreeSet<String> = selecting.map(|(key, ..)| key.name.clone()).collect();
+        self.unscanned.extend(selecting.iter().cloned());
+        affected.extend(selecting);
     }
 
     /// Applies one change; returns the affected sets.
@@ -253,6 +380,7 @@ pub struct WatchEvents {
     pods: mpsc::UnboundedReceiver<Change<PodView>>,
     revisions: mpsc::UnboundedReceiver<Change<RevisionView>>,
     namespaces: mpsc::UnboundedReceiver<Change<NamespaceLabels>>,
+    all_pods: Store<PodView>,
     handler: ChangeHandler<WatchEvent>,
 }
 
@@ -283,6 +411,7 @@ impl WatchEvents {
             pods: stores.pods.subscribe(),
             revisions: stores.revisions.subscribe(),
             namespaces: stores.namespaces.subscribe(),
+            all_pods: stores.pods.clone(),
             handler: ChangeHandler::new(super::NAME),
         }
     }
@@ -303,22 +432,29 @@ impl WatchEvents {
     pub fn drain(&mut self, index: &mut Index) -> BTreeSet<String> {
         let mut affected = BTreeSet::new();
         while let Ok(change) = self.namespaces.try_recv() {
-            affected.extend(self.apply(index, WatchEvent::Namespace(change)));
+            affected.extend(self.handle(index, WatchEvent::Namespace(change)));
         }
         while let Ok(change) = self.revisions.try_recv() {
-            affected.extend(self.apply(index, WatchEvent::Revision(change)));
+            affected.extend(self.handle(index, WatchEvent::Revision(change)));
         }
         while let Ok(change) = self.pods.try_recv() {
-            affected.extend(self.apply(index, WatchEvent::Pod(change)));
+            affected.extend(self.handle(index, WatchEvent::Pod(change)));
         }
         while let Ok(change) = self.sets.try_recv() {
-            affected.extend(self.apply(index, WatchEvent::SidecarSet(change)));
+            affected.extend(self.handle(index, WatchEvent::SidecarSet(change)));
         }
+        affected.extend(index.scan(&self.all_pods));
         affected
     }
 
     /// Applies one change to the index; returns the affected sets.
     pub fn apply(&mut self, index: &mut Index, event: WatchEvent) -> BTreeSet<String> {
+        let mut affected = self.handle(index, event);
+        affected.extend(index.scan(&self.all_pods));
+        affected
+    }
+
+    fn handle(&mut self, index: &mut Index, event: WatchEvent) -> BTreeSet<String> {
         let mut affected = BTreeSet::new();
         self.handler
             .handle(event, |event| affected.extend(index.apply(event)));

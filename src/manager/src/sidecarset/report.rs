@@ -3,23 +3,95 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Api;
 
-use super::observe::versioned_set;
+use super::observe::{ObservedSet, versioned_set};
 use super::{SetContext, SetState};
-use kruise_api::sidecarset::SidecarSet;
+use kruise_api::sidecarset::{SidecarSet, SidecarSetStatus};
 use kruise_cluster::{Error, EventType, Key, write};
 use kruise_workload::in_place::Pod;
+use kruise_workload::names::join_first;
+use kruise_workload::sidecarset::changed_field::{ChangedField, changed_field};
+use kruise_workload::sidecarset::history::revision_of;
 use kruise_workload::sidecarset::plan::{EVENT_NOT_UPGRADABLE, Plan};
+use kruise_workload::sidecarset::set::SetView;
+use kruise_workload::sidecarset::waiting::{self, Waiting, WaitingRollout};
 
+/// Condition type of ours: what the update waits for.
+const WAITING: &str = "Waiting";
+/// Event reason of ours: Pods run without the containers that they should have.
+const SIDECAR_NOT_INJECTED: &str = "SidecarNotInjected";
+/// Names of Pods in an event.
+const MAX_NAMES: usize = 5;
 /// Fields of the status that may be absent.
-const OPTIONAL_STATUS_FIELDS: [&str; 4] = [
+const OPTIONAL_STATUS_FIELDS: [&str; 6] = [
     "observedGeneration",
     "updatedReadyPods",
     "latestRevision",
     "collisionCount",
+    "notInjectedPods",
+    "conditions",
 ];
+
+/// The status after this plan.
+pub fn new_status(
+    set: &SetView<'_>,
+    current: &SidecarSetStatus,
+    plan: &Plan,
+    observed: &ObservedSet,
+    now: Timestamp,
+) -> SidecarSetStatus {
+    let mut status = plan.status.clone().unwrap_or_else(|| current.clone());
+    let count = i32::try_from(observed.not_injected.len()).unwrap_or(i32::MAX);
+    status.not_injected_pods = (count > 0).then_some(count);
+    if waiting::is_undecided(plan) {
+        return status;
+    }
+    let previous = status.conditions.iter().find(|c| c.type_ == WAITING).cloned();
+    status.conditions.retain(|c| c.type_ != WAITING);
+    if let Some(Waiting { reason, message }) = what_it_waits_for(set, plan, observed) {
+        let since = previous.map_or_else(|| Time(now), |previous| previous.last_transition_time);
+        status.conditions.push(Condition {
+            type_: WAITING.to_owned(),
+            status: "True".to_owned(),
+            reason: reason.to_owned(),
+            message,
+            last_transition_time: since,
+            observed_generation: None,
+        });
+    }
+    status
+}
+
+fn what_it_waits_for(set: &SetView<'_>, plan: &Plan, observed: &ObservedSet) -> Option<Waiting> {
+    let pods: Vec<&Pod> = observed.pods.iter().map(|(_, pod)| &**pod).collect();
+    let namespaces = observed.pods.iter();
+    let namespaces: Vec<&str> = namespaces
+        .map(|(key, _)| key.namespace.as_deref().unwrap_or_default())
+        .collect();
+    let field =
+        waiting::first_not_upgradable(&plan.waits).and_then(|at| field_of(set, pods.get(at)?, observed));
+    waiting::condition(&WaitingRollout {
+        set: *set,
+        pods: &pods,
+        namespaces: &namespaces,
+        waits: &plan.waits,
+        changed_field: field.as_ref(),
+    })
+}
+
+/// How the containers of a Pod differ from those of the set, if the Pod's revision still exists.
+fn field_of(set: &SetView<'_>, pod: &Pod, observed: &ObservedSet) -> Option<ChangedField> {
+    let name = revision_of(set, pod)?;
+    let listed = observed
+        .revisions
+        .iter()
+        .find(|listed| listed.revision.name == name)?;
+    changed_field(&serde_json::from_str(&listed.revision.data).ok()?, set.spec)
+}
 
 /// Writes the status if it changed and the write is due; returns how long to wait if it is not.
 ///
@@ -27,18 +99,18 @@ const OPTIONAL_STATUS_FIELDS: [&str; 4] = [
 /// If the write failed.
 pub async fn update_status(
     ctx: &SetContext<'_>,
-    plan: &Plan,
-    _pods: &[(Key, Arc<Pod>)],
+    status: &SidecarSetStatus,
     state: &mut SetState,
 ) -> Result<Option<Duration>, Error> {
-    let Some(status) = &plan.status else {
+    let current = ctx.set.status.as_ref();
+    if current == Some(status) {
         state.status_pacer.unchanged();
         return Ok(None);
-    };
+    }
     let now = Instant::now();
-    let wait = state.status_pacer.delay_of_change(now, false);
-    let first = ctx.set.status.is_none();
-    if !wait.is_zero() && !first {
+    let message_only = current.map(without_messages) == Some(without_messages(status));
+    let wait = state.status_pacer.delay_of_change(now, message_only);
+    if !wait.is_zero() && current.is_some() {
         return Ok(Some(wait));
     }
     state.status_pacer.record_write(now);
@@ -57,11 +129,42 @@ pub async fn update_status(
     Ok(None)
 }
 
-/// Publishes that Pods cannot be updated in place, when their number changed.
+fn without_messages(status: &SidecarSetStatus) -> SidecarSetStatus {
+    let mut status = status.clone();
+    status
+        .conditions
+        .iter_mut()
+        .for_each(|condition| condition.message.clear());
+    status
+}
+
+/// Publishes that Pods cannot be updated in place, when their number changed; in OpenKruise's words.
 pub fn publish_not_upgradable(ctx: &SetContext<'_>, pods: usize, state: &mut SetState) {
     if std::mem::replace(&mut state.not_upgradable, pods) == pods || pods == 0 {
         return;
     }
+    let note = format!(
+        "SidecarSet in-place update detected {pods} not upgradable pod(s) in this round, will skip them"
+    );
+    publish(ctx, EventType::Normal, EVENT_NOT_UPGRADABLE, note);
+}
+
+/// Publishes that Pods lack the containers, when there are more of them than before.
+pub fn publish_not_injected(ctx: &SetContext<'_>, pods: &[Key], state: &mut SetState) {
+    let before = std::mem::replace(&mut state.not_injected, pods.len());
+    if pods.len() <= before {
+        return;
+    }
+    let names: Vec<String> = pods.iter().map(ToString::to_string).collect();
+    let names = join_first(MAX_NAMES, names.iter().map(String::as_str));
+    let note = format!(
+        "selected Pods were created without the containers, and get them when they are recreated: {names}"
+    );
+    tracing::warn!(set = ctx.name, pods = pods.len(), "{note}");
+    publish(ctx, EventType::Warning, SIDECAR_NOT_INJECTED, note);
+}
+
+fn publish(ctx: &SetContext<'_>, type_: EventType, reason: &str, note: String) {
     let reference = ObjectReference {
         api_version: Some("apps.kruise.io/v1beta1".to_owned()),
         kind: Some("SidecarSet".to_owned()),
@@ -69,15 +172,6 @@ pub fn publish_not_upgradable(ctx: &SetContext<'_>, pods: usize, state: &mut Set
         uid: Some(ctx.uid.to_owned()),
         ..ObjectReference::default()
     };
-    let note = format!(
-        "SidecarSet in-place update detected {pods} not upgradable pod(s) in this round, will skip them"
-    );
     let events = &ctx.shared.manager.cluster.events;
-    events.publish(
-        reference,
-        EventType::Normal,
-        EVENT_NOT_UPGRADABLE,
-        "Reconcile",
-        note,
-    );
+    events.publish(reference, type_, reason, "Reconcile", note);
 }

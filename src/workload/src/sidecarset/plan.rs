@@ -312,12 +312,13 @@ impl Wait {
     /// The order of importance: what a user must change comes first, what a user asked for last.
     fn rank(&self) -> u8 {
         match self {
-            Self::NotUpgradable(_) => 0,
-            Self::InvalidAnnotation(_) => 1,
-            Self::MaxUnavailable { .. } => 2,
-            Self::UpdatedNotReady(_) => 3,
-            Self::HotUpgrade(_) => 4,
-            Self::PreviousUpdate(_) => 5,
+            Self::InvalidAnnotation(_) => 0,
+            Self::MaxUnavailable { .. } => 1,
+            Self::UpdatedNotReady(_) => 2,
+            Self::HotUpgrade(_) => 3,
+            Self::PreviousUpdate(_) => 4,
+            // It often lasts, and must not hide what is wrong now.
+            Self::NotUpgradable(_) => 5,
             Self::UnobservedWrites => 6,
             Self::Paused { .. } => 7,
             Self::NotUpdate { .. } => 8,
