@@ -279,6 +279,10 @@ async fn storage_version_migration_rewrites_v1alpha1_objects() {
             "ContainerRecreateRequest",
             json!({ "podName": "p", "containers": [{ "name": "c" }] }),
         ),
+        (
+            "SidecarSet",
+            json!({ "selector": { "matchLabels": { "a": "b" } }, "containers": [{ "name": "c", "image": "i" }] }),
+        ),
     ] {
         let object = old_object("apps.kruise.io/v1alpha1", kind, spec);
         plane.apply(&object.to_string()).unwrap();

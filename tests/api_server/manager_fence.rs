@@ -113,6 +113,52 @@ async fn manager_creates_claims_revisions_and_jobs_of_clonesets_only() {
 }
 
 #[tokio::test]
+async fn manager_changes_images_of_injected_containers_only() {
+    let manager = shared_cluster()
+        .account("kruise-manager", TokenBinding::Unbound)
+        .await;
+    let pods = dynamic_api(&manager, "v1", "Pod", Some("default"));
+    let admin_pods = dynamic_api(&shared_cluster().admin().await, "v1", "Pod", Some("default"));
+    let mut pod = pod_with_owners("m-injected", owner_references("apps/v1", "ReplicaSet"));
+    let injected =
+        json!({ "name": "side", "image": "i:1", "env": [{ "name": "IS_INJECTED", "value": "true" }] });
+    pod["spec"]["containers"].as_array_mut().unwrap().push(injected);
+    create(&admin_pods, pod).await.unwrap();
+    let image = |name: &str| json!({ "spec": { "containers": [{ "name": name, "image": "i:2" }] } });
+    let strategic = async |patch: Value| {
+        let patch = kube::api::Patch::Strategic(patch);
+        let result = pods
+            .patch("m-injected", &kube::api::PatchParams::default(), &patch)
+            .await;
+        result.map(|pod| json!(pod)).map_err(|why| why.to_string())
+    };
+    let denial = "may not change spec or owner of Pod m-injected, which belongs to apps/ReplicaSet";
+    wait_until_denied(|| strategic(image("app")), denial).await;
+    strategic(image("side")).await.unwrap();
+    let deadline = json!({ "spec": { "activeDeadlineSeconds": 1 } });
+    assert_denied(strategic(deadline).await, denial);
+    let tolerations = json!({ "spec": { "tolerations": [{ "key": "k", "operator": "Exists" }] } });
+    assert_denied(strategic(tolerations).await, denial);
+}
+
+#[tokio::test]
+async fn manager_writes_revisions_of_sidecarsets_in_its_own_namespace_only() {
+    let manager = shared_cluster()
+        .account("kruise-manager", TokenBinding::Unbound)
+        .await;
+    let revision = json!({ "apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 1, "data": {},
+        "metadata": { "name": "s-1", "ownerReferences": owner_references("apps.kruise.io/v1beta1", "SidecarSet") } });
+    let in_namespace =
+        |name: &'static str| dynamic_api(&manager, "apps/v1", "ControllerRevision", Some(name));
+    let (others, own) = (in_namespace("default"), in_namespace("kruise-system"));
+    let forged = || dry_run_create(&others, revision.clone());
+    wait_until_denied(forged, "may create a ControllerRevision of a CloneSet only").await;
+    create(&own, revision).await.unwrap();
+    merge(&own, "s-1", json!({ "revision": 2 })).await.unwrap();
+    delete(&own, "s-1").await.unwrap();
+}
+
+#[tokio::test]
 async fn manager_changes_no_claims_revisions_or_jobs_of_others() {
     let manager = shared_cluster()
         .account("kruise-manager", TokenBinding::Unbound)

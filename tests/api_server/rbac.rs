@@ -40,6 +40,9 @@ const DAEMON_DENIED: &[Access] = &[
 ];
 
 const MANAGER_ALLOWED: &[Access] = &[
+    ("watch", "sidecarsets.apps.kruise.io", ""),
+    ("patch", "sidecarsets.apps.kruise.io/status", ""),
+    ("list", "namespaces", ""),
     ("watch", "nodes", ""),
     ("watch", "pods", ""),
     ("patch", "pods/status", "default"),
@@ -135,6 +138,10 @@ const MANAGER_DENIED: &[Access] = &[
 ];
 
 const WEBHOOK_ALLOWED: &[Access] = &[
+    ("watch", "sidecarsets.apps.kruise.io", ""),
+    ("watch", "namespaces", ""),
+    ("list", "controllerrevisions.apps", "kruise-system"),
+    ("get", "configmaps/kruise-configuration", "kruise-system"),
     ("get", "pods", "default"),
     ("list", "pods", "default"),
     ("list", "persistentvolumeclaims", "default"),
@@ -146,6 +153,9 @@ const WEBHOOK_ALLOWED: &[Access] = &[
 ];
 
 const WEBHOOK_DENIED: &[Access] = &[
+    ("patch", "sidecarsets.apps.kruise.io", ""),
+    ("list", "controllerrevisions.apps", "default"),
+    ("get", "configmaps", "default"),
     ("watch", "pods", "default"),
     ("create", "persistentvolumeclaims", "default"),
     ("create", "pods", "default"),

@@ -72,7 +72,65 @@ const OTHER_FIELD_MESSAGES: &[(&str, &str, &str)] = &[
         "spec.containers[0].statusContext: Invalid value: ",
         READ_ONLY,
     ),
+    (
+        ".podInjectPolicy",
+        "spec.container.podInjectPolicy: ",
+        SIDECAR_SET,
+    ),
+    (
+        ".shareVolumePolicy",
+        "spec.container.shareVolumePolicy: ",
+        SIDECAR_SET,
+    ),
+    (".resourcesPolicy", "spec[0].resourcesPolicy", SIDECAR_SET),
+    (
+        ".sourceContainerNameFrom",
+        "spec[0].transferEnv.fieldRef.fieldPath: ",
+        SIDECAR_SET,
+    ),
+    (
+        "spec.containers",
+        "spec: Required value: no initContainer or container",
+        SIDECAR_SET,
+    ),
+    (
+        "spec.injectionStrategy.revision",
+        "revision: Invalid value: ",
+        SIDECAR_SET,
+    ),
+    (
+        "spec.namespace",
+        "spec.namespaceSelector.matchLabels: Invalid value: ",
+        "conversion writes the namespace there",
+    ),
+    (
+        "elector.match",
+        "elector.matchLabels: Invalid value: ",
+        SIDECAR_SET,
+    ),
+    (
+        "elector.match",
+        "empty selector is not valid for sidecarset",
+        SIDECAR_SET,
+    ),
+    (
+        "spec.patchPodMetadata",
+        "spec.patchPodMetadata: Required value: ",
+        SIDECAR_SET,
+    ),
+    (
+        ".priorityStrategy.",
+        "spec.updateStrategy.priorityStrategy: Required value: ",
+        SIDECAR_SET,
+    ),
+    (
+        ".scatterStrategy[0].",
+        "spec.updateStrategy.scatterStrategy: Required value: ",
+        SIDECAR_SET,
+    ),
 ];
+
+const SIDECAR_SET: &str = "OpenKruise's field for it in SidecarSets";
 
 const READ_ONLY: &str = "the webhook refuses all of it, whatever it is";
 
@@ -270,6 +328,12 @@ fn valid_spec(kind: &str, number: usize) -> Value {
         }
         "ContainerRecreateRequest" => {
             json!({ "podName": target(number), "containers": [{ "name": "main" }] })
+        }
+        // They may not conflict with each other.
+        "SidecarSet" => {
+            json!({ "selector": { "matchLabels": { "hostile": format!("n{number}") } },
+                "initContainers": [{ "name": format!("i{number}"), "image": "i:1" }],
+                "containers": [{ "name": format!("c{number}"), "image": "i:1" }] })
         }
         kind => panic!("{kind} is new: give it a good spec here"),
     }
@@ -528,4 +592,9 @@ async fn malformed_recreate_request_fields_are_rejected_or_harmless() {
 #[tokio::test]
 async fn malformed_node_image_fields_are_rejected_or_harmless() {
     try_all_fields("NodeImage").await;
+}
+
+#[tokio::test]
+async fn malformed_sidecar_set_fields_are_rejected_or_harmless() {
+    try_all_fields("SidecarSet").await;
 }

@@ -310,7 +310,7 @@ impl Objects {
 
     /// Objects of our kinds, in `default` if the kind is namespaced.
     pub fn of_kruise(cluster: &Cluster, version: &str, kind: &str) -> Self {
-        let namespace = (kind != "NodeImage").then_some("default");
+        let namespace = (!["NodeImage", "SidecarSet"].contains(&kind)).then_some("default");
         Self::new(cluster, "apps.kruise.io", version, kind, namespace)
     }
 
