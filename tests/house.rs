@@ -17,7 +17,7 @@ const IMPURE_PATHS: [&str; 13] = [
     "SystemTime",
     "Instant::now",
     "Timestamp::now",
-    "rand::",
+    " rand::",
     "kruise_ops",
 ];
 

@@ -2,6 +2,7 @@
 //! included.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures::{StreamExt, stream};
 use kruise_cluster::Cluster;
@@ -317,6 +318,9 @@ fn is_text(schema: &Value) -> bool {
     schema["type"] == "string" || schema["x-kubernetes-int-or-string"] == true
 }
 
+/// Number of the next SidecarSet.
+static SIDECAR_SETS: AtomicUsize = AtomicUsize::new(0);
+
 /// A spec that is valid except for the tried field. For NodeImage it is that of an image, which is added to the node's.
 fn valid_spec(kind: &str, number: usize) -> Value {
     match kind {
@@ -331,6 +335,7 @@ fn valid_spec(kind: &str, number: usize) -> Value {
         }
         // They may not conflict with each other.
         "SidecarSet" => {
+            let number = SIDECAR_SETS.fetch_add(1, Ordering::Relaxed);
             json!({ "selector": { "matchLabels": { "hostile": format!("n{number}") } },
                 "initContainers": [{ "name": format!("i{number}"), "image": "i:1" }],
                 "containers": [{ "name": format!("c{number}"), "image": "i:1" }] })

@@ -119,7 +119,7 @@ async fn hot_upgrade_hands_over_to_the_other_container() {
 }
 
 #[tokio::test]
-async fn pods_are_created_while_all_programs_are_down_and_told_of() {
+async fn pods_are_created_while_all_programs_are_down_and_reported_later() {
     let test = exclusive_cluster().await;
     let mut sidecars = SidecarTest::create(test, sidecar("kruise-test/term:1"), json!({}));
     sidecars.test.cluster.manager.stop().unwrap();

@@ -10,6 +10,9 @@ use super::schemas::{self, sidecarset as schema};
 use super::string_enum::string_enum;
 pub use super::update_priority::{UpdatePriorityStrategy, UpdateScatterTerm};
 
+/// The most memory that a SidecarSet may take as JSON, in bytes: some 10,000 environment variables.
+pub const MAX_SET_BYTES: usize = 8 << 20;
+
 string_enum! {
     open
     /// Whether injected Pods are updated. Absent means `RollingUpdate`.

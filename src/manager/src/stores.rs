@@ -14,7 +14,7 @@ use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::keys;
 use kruise_api::node_image::NodeImage;
-use kruise_api::sidecarset::SidecarSet;
+use kruise_api::sidecarset::{MAX_SET_BYTES, SidecarSet};
 use kruise_cluster::{Bounded, Cluster, ObjectView, Store};
 use kruise_ops::supervise::Supervisor;
 
@@ -24,9 +24,6 @@ const PAGE_SIZE: u32 = 200;
 const MAX_CLONE_SET_BYTES: usize = 8 << 20;
 /// The same of a revision, which holds the template of a CloneSet with the API server's defaults.
 const MAX_REVISION_BYTES: usize = 2 * MAX_CLONE_SET_BYTES;
-/// The same of a SidecarSet.
-pub(crate) const MAX_SIDECAR_SET_BYTES: usize = 8 << 20;
-
 /// Labels of a Namespace.
 pub type NamespaceLabels = BTreeMap<String, String>;
 
@@ -76,7 +73,7 @@ stores! {
     clone_sets: CloneSetView = "clonesets", None,
         |o: Bounded<CloneSet, MAX_CLONE_SET_BYTES>| Some(CloneSetView::new(&o.object, o.json));
     sidecar_sets: SidecarSet = "sidecarsets", None,
-        |o: Bounded<SidecarSet, MAX_SIDECAR_SET_BYTES>| Some(o.object);
+        |o: Bounded<SidecarSet, MAX_SET_BYTES>| Some(o.object);
     // Their labels.
     namespaces: NamespaceLabels = "namespaces", None, |o: Namespace| Some(o.metadata.labels.unwrap_or_default());
     // Of CloneSets and SidecarSets, and orphans.

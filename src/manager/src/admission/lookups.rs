@@ -1,5 +1,6 @@
 //! Requests to the API server that answers depend on.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
@@ -23,8 +24,7 @@ use super::previous_fields::PreviousFields;
 use super::review::Request;
 use super::sidecar_set::SidecarSetLookup;
 use super::{Options, cloneset, sidecar_set};
-use crate::stores::{MAX_SIDECAR_SET_BYTES, NamespaceLabels};
-use kruise_api::sidecarset::SidecarSet;
+use kruise_api::sidecarset::{MAX_SET_BYTES, SidecarSet};
 use kruise_api::validation::{MAX_VALUE_CHARS, truncate};
 use kruise_api::{keys, names};
 use kruise_cluster::pod_template::{self, Defaulting, DryRunResult, Templates};
@@ -98,7 +98,7 @@ pub(super) struct Lookups {
     virtual_nodes: Store<()>,
     /// SidecarSets, and what their injection needs.
     sidecar_sets: Store<SidecarSet>,
-    namespaces: Store<NamespaceLabels>,
+    namespaces: Store<BTreeMap<String, String>>,
     sidecar_set_revisions: Store<ControllerRevision>,
     /// Until when a review waits for the first lists: a moment after the start. Later it fails at once.
     listed_by: Instant,
@@ -120,7 +120,7 @@ impl Lookups {
         let (sidecar_sets, watching_sets) = cluster.reflector(
             Api::all(cluster.client.clone()),
             ListParams::default(),
-            |set: Bounded<SidecarSet, MAX_SIDECAR_SET_BYTES>| Some(set.object),
+            |set: Bounded<SidecarSet, MAX_SET_BYTES>| Some(set.object),
         );
         let (namespaces, watching_namespaces) = cluster.reflector(
             Api::all(cluster.client.clone()),
@@ -130,7 +130,7 @@ impl Lookups {
         let (sidecar_set_revisions, watching_revisions) = cluster.reflector(
             Api::namespaced(cluster.client.clone(), &options.namespace),
             ListParams::default().labels(keys::SIDECAR_SET_NAME),
-            |revision: Bounded<ControllerRevision, { 2 * MAX_SIDECAR_SET_BYTES }>| Some(revision.object),
+            |revision: Bounded<ControllerRevision, { 2 * MAX_SET_BYTES }>| Some(revision.object),
         );
         let watching = async {
             tokio::join!(

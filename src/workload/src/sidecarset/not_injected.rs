@@ -194,7 +194,7 @@ mod tests {
     }
 
     proptest! {
-        /// A Pod that is created now lacks nothing afterwards, and whoever lacks a set gets it.
+        /// A Pod that is created now lacks nothing afterwards, and one that lacks a set gets it.
         #[test]
         fn new_pod_gets_what_it_lacks(
             app in prop_oneof![Just("web"), Just("db")],

@@ -57,7 +57,7 @@ pub struct Waiting {
 
 /// The condition; `None` if the rollout waits for nothing.
 ///
-/// It holds also what a user asked for (a pause, a partition), because whoever looks at it may not know.
+/// It holds also what a user asked for (a pause, a partition), because another user may look at it.
 #[must_use]
 pub fn condition(rollout: &WaitingRollout<'_>) -> Option<Waiting> {
     let first = rollout.waits.first()?;

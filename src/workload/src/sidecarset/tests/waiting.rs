@@ -77,7 +77,7 @@ fn waiting(spec: &SidecarSetSpec, pods: &[Pod], waits: &[Wait], changed: Option<
     waiting.unwrap()
 }
 
-fn told(strategy: &Value, pods: &[Pod], waits: &[Wait]) -> (&'static str, String) {
+fn reason_and_message(strategy: &Value, pods: &[Pod], waits: &[Wait]) -> (&'static str, String) {
     let Waiting { reason, message } = waiting(&set_spec(strategy, "ColdUpgrade"), pods, waits, None);
     (reason, message)
 }
@@ -103,7 +103,7 @@ fn limit_comes_with_the_pods_that_use_it_up() {
         (json!({ "maxUnavailable": 1 }), "1"),
         (json!({ "maxUnavailable": "25%" }), "25%, 1 of 4 Pods"),
     ] {
-        let (reason, message) = told(&strategy, &pods, &waits);
+        let (reason, message) = reason_and_message(&strategy, &pods, &waits);
         assert_eq!(reason, "MaxUnavailable");
         let held =
             format!("2 of 4 Pods wait: 1 Pod is unavailable or being updated, and maxUnavailable is {limit}");
@@ -118,13 +118,13 @@ fn limit_of_zero_is_to_be_changed() {
         unavailable: 0,
         limit: 0,
     };
-    let (_, message) = told(&json!({ "maxUnavailable": "0%" }), &[pod(0, &ready())], &[held]);
+    let (_, message) = reason_and_message(&json!({ "maxUnavailable": "0%" }), &[pod(0, &ready())], &[held]);
     let expected = "1 of 1 Pods waits until maxUnavailable is more than 0: it is 0%, 0 of 1 Pods, so that no ready Pod may be updated";
     assert_eq!(message, expected);
 }
 
 #[test]
-fn what_a_user_asked_for_is_told() {
+fn message_holds_pauses_and_partitions() {
     let pods = [pod(0, &ready()), pod(1, &ready())];
     for (strategy, wait, reason, message) in [
         (
@@ -152,7 +152,10 @@ fn what_a_user_asked_for_is_told() {
             "2 of 2 Pods keep the old containers, because spec.updateStrategy.selector leaves them out",
         ),
     ] {
-        assert_eq!(told(&strategy, &pods, &[wait]), (reason, message.to_owned()));
+        assert_eq!(
+            reason_and_message(&strategy, &pods, &[wait]),
+            (reason, message.to_owned())
+        );
     }
 }
 
@@ -186,7 +189,7 @@ fn change_that_cannot_be_made_in_place_is_named() {
 fn kubelet_is_named_with_its_node() {
     let pods = [pod(0, &stale()), pod(1, &crashing(1))];
     assert_eq!(
-        told(&json!({}), &pods, &[Wait::PreviousUpdate(vec![0])]),
+        reason_and_message(&json!({}), &pods, &[Wait::PreviousUpdate(vec![0])]),
         (
             "PreviousUpdate",
             "1 of 2 Pods waits for the end of the previous update: \
@@ -194,7 +197,7 @@ fn kubelet_is_named_with_its_node() {
                 .to_owned()
         )
     );
-    let (reason, message) = told(&json!({}), &pods, &[Wait::UpdatedNotReady(vec![0, 1])]);
+    let (reason, message) = reason_and_message(&json!({}), &pods, &[Wait::UpdatedNotReady(vec![0, 1])]);
     assert_eq!(reason, "PodsNotReady");
     assert_eq!(
         message,
@@ -208,7 +211,7 @@ fn most_frequent_reason_comes_first_and_others_are_counted() {
     let pods: Vec<Pod> = (0..12)
         .map(|at| pod(at, &crashing(i32::try_from(at).unwrap().min(7))))
         .collect();
-    let (_, message) = told(&json!({}), &pods, &[Wait::UpdatedNotReady((0..12).collect())]);
+    let (_, message) = reason_and_message(&json!({}), &pods, &[Wait::UpdatedNotReady((0..12).collect())]);
     assert_eq!(
         message,
         "12 of 12 Pods are updated, but not ready: \
@@ -226,7 +229,7 @@ fn annotation_that_is_no_json_is_named() {
         why: MergeError::Document,
     };
     assert_eq!(
-        told(
+        reason_and_message(
             &json!({}),
             &[pod(0, &ready())],
             &[Wait::InvalidAnnotation(vec![(0, why)])]
