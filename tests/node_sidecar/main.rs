@@ -2,6 +2,7 @@
 //! its own account.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod manual;
 mod sidecar_ops;
 mod update;
 

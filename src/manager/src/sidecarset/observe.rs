@@ -461,3 +461,149 @@ impl WatchEvents {
         affected
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::view::RawPod;
+
+    fn set(name: &str, spec: Value) -> Arc<SidecarSet> {
+        let mut all = json!({ "selector": { "matchLabels": { "app": "web" } },
+            "namespaceSelector": { "matchLabels": { "env": "prod" } }, "containers": [{ "name": "log" }] });
+        json_patch::merge(&mut all, &spec);
+        let object = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet", "spec": all,
+            "metadata": { "name": name, "uid": name, "resourceVersion": "1", "generation": 1 } });
+        Arc::new(serde_json::from_value(object).unwrap())
+    }
+
+    fn pod(injected: &str) -> Arc<PodView> {
+        let pod = json!({ "metadata": { "name": "p", "namespace": "shop", "uid": "p", "resourceVersion": "1",
+            "labels": { "app": "web" }, "annotations": { keys::SIDECAR_SET_INJECTED_LIST: injected } },
+            "spec": { "containers": [{ "name": "app" }, { "name": "log" }] }, "status": { "phase": "Running" } });
+        Arc::new(PodView::from(&RawPod::from(pod)))
+    }
+
+    fn change<T>(key: Key, old: Option<Arc<T>>, new: Option<Arc<T>>) -> Change<T> {
+        Change { key, old, new }
+    }
+
+    struct World {
+        index: Index,
+        pods: Store<PodView>,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let mut world = Self {
+                index: Index::new("kruise-system"),
+                pods: Store::from_objects([]),
+            };
+            world.namespace(json!({ "env": "prod" }));
+            world
+        }
+
+        fn namespace(&mut self, labels: Value) -> BTreeSet<String> {
+            let labels = Arc::new(serde_json::from_value(labels).unwrap());
+            let event = change(Key::cluster_scoped("shop"), None, Some(labels));
+            self.apply(&WatchEvent::Namespace(event))
+        }
+
+        fn pod(&mut self, old: Option<Arc<PodView>>, new: Option<Arc<PodView>>) -> BTreeSet<String> {
+            let key = Key::namespaced("shop", "p");
+            let stored = new.as_deref().map(|pod| (key.clone(), pod.clone()));
+            self.pods = Store::from_objects(stored);
+            self.apply(&WatchEvent::Pod(change(key, old, new)))
+        }
+
+        fn set(&mut self, old: Option<Arc<SidecarSet>>, new: Option<Arc<SidecarSet>>) -> BTreeSet<String> {
+            let name = old
+                .as_ref()
+                .or(new.as_ref())
+                .unwrap()
+                .metadata
+                .name
+                .clone()
+                .unwrap();
+            let event = change(Key::cluster_scoped(name), old, new);
+            self.apply(&WatchEvent::SidecarSet(event))
+        }
+
+        fn apply(&mut self, event: &WatchEvent) -> BTreeSet<String> {
+            let mut affected = self.index.apply(event);
+            affected.extend(self.index.scan(&self.pods));
+            affected
+        }
+
+        fn lacking(&self, set: &SidecarSet) -> usize {
+            self.index.observe(set).not_injected.len()
+        }
+    }
+
+    #[test]
+    fn pods_without_sidecars_are_found_whatever_came_first() {
+        let log = set("log", json!({}));
+        for set_first in [true, false] {
+            let mut world = World::new();
+            if set_first {
+                world.set(None, Some(Arc::clone(&log)));
+                assert!(world.pod(None, Some(pod(""))).contains("log"));
+            } else {
+                world.pod(None, Some(pod("")));
+                world.set(None, Some(Arc::clone(&log)));
+            }
+            assert_eq!(world.lacking(&log), 1);
+            assert_eq!(world.pod(Some(pod("")), None), BTreeSet::from(["log".to_owned()]));
+            assert_eq!(world.lacking(&log), 0);
+        }
+    }
+
+    #[test]
+    fn injected_and_unselected_pods_lack_nothing() {
+        let log = set("log", json!({}));
+        let mut world = World::new();
+        world.set(None, Some(Arc::clone(&log)));
+        assert_eq!(
+            world.pod(None, Some(pod("log"))),
+            BTreeSet::from(["log".to_owned()])
+        );
+        assert_eq!(
+            (world.lacking(&log), world.index.observe(&log).pods.len()),
+            (0, 1)
+        );
+        world.pod(Some(pod("log")), Some(pod("")));
+        assert_eq!(
+            (world.lacking(&log), world.index.observe(&log).pods.len()),
+            (1, 0)
+        );
+        assert_eq!(
+            world.namespace(json!({ "env": "test" })),
+            BTreeSet::from(["log".to_owned()])
+        );
+        assert_eq!(world.lacking(&log), 0);
+        world.namespace(json!({ "env": "prod" }));
+        assert_eq!(world.lacking(&log), 1);
+        let paused = Arc::new({
+            let mut paused =
+                SidecarSet::clone(&set("log", json!({ "injectionStrategy": { "paused": true } })));
+            paused.metadata.generation = Some(2);
+            paused.metadata.resource_version = Some("2".to_owned());
+            paused
+        });
+        world.set(Some(log), Some(Arc::clone(&paused)));
+        assert_eq!(world.lacking(&paused), 0);
+    }
+
+    #[test]
+    fn status_written_by_us_affects_no_set() {
+        let before = set("log", json!({}));
+        let mut after = SidecarSet::clone(&before);
+        after.status = Some(kruise_api::sidecarset::SidecarSetStatus::default());
+        after.metadata.resource_version = Some("2".to_owned());
+        let mut world = World::new();
+        world.set(None, Some(Arc::clone(&before)));
+        assert_eq!(world.set(Some(before), Some(Arc::new(after))), BTreeSet::new());
+    }
+}
