@@ -36,18 +36,8 @@ impl SetWebhook {
         annotations: Option<&BTreeMap<String, String>>,
         spec: &SidecarSetSpec,
     ) -> Option<Self> {
-        let paused = spec.injection_strategy.as_ref().is_some_and(|s| s.paused);
-        let selector = spec
-            .selector
-            .as_ref()
-            .filter(|selector| !paused && !is_empty(selector))?;
-        let object_selector = json!(selector);
-        let mut namespaces = json!(spec.namespace_selector.clone().unwrap_or_default());
-        let mut errors = FieldErrors::default();
-        selector::check(&object_selector, "spec.selector", &mut errors);
-        selector::check(&namespaces, "spec.namespaceSelector", &mut errors);
-        let valid = errors.is_empty() && names::is_subdomain(&webhook_name(name));
-        exclude_system_namespaces(&mut namespaces, namespace);
+        let selectors = PodSelectors::new(namespace, spec).ok()??;
+        let valid = names::is_subdomain(&webhook_name(name));
         let failure_policy = failure_policy(annotations);
         valid.then(|| Self {
             failure_policy,
@@ -55,15 +45,51 @@ impl SetWebhook {
                 namespace,
                 name,
                 failure_policy,
-                &namespaces,
-                Some((object_selector, not_injected(name, spec))),
+                &selectors.namespaces,
+                Some((selectors.objects, not_injected(name, spec))),
             ),
         })
     }
 }
 
-/// `Fail` if the annotation says so, else `Ignore`.
-fn failure_policy(annotations: Option<&BTreeMap<String, String>>) -> &'static str {
+/// Which new Pods a set injects, as configurations of admission have it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PodSelectors {
+    /// Label selector for the Pods.
+    pub objects: Value,
+    /// Label selector for their Namespaces; not those of the control plane and our own.
+    pub namespaces: Value,
+}
+
+impl PodSelectors {
+    /// The selectors of a set, for an installation in `namespace`. `None` if the set injects nothing: it is paused, or
+    /// selects nothing.
+    ///
+    /// # Errors
+    ///
+    /// If the API server would refuse a selector, and the whole configuration with it.
+    pub fn new(namespace: &str, spec: &SidecarSetSpec) -> Result<Option<Self>, FieldErrors> {
+        let paused = spec.injection_strategy.as_ref().is_some_and(|s| s.paused);
+        let selector = spec.selector.as_ref();
+        let Some(selector) = selector.filter(|selector| !paused && !is_empty(selector)) else {
+            return Ok(None);
+        };
+        let objects = json!(selector);
+        let mut namespaces = json!(spec.namespace_selector.clone().unwrap_or_default());
+        let mut errors = FieldErrors::default();
+        selector::check(&objects, "spec.selector", &mut errors);
+        selector::check(&namespaces, "spec.namespaceSelector", &mut errors);
+        if !errors.is_empty() {
+            return Err(errors);
+        }
+        exclude_system_namespaces(&mut namespaces, namespace);
+        Ok(Some(Self { objects, namespaces }))
+    }
+}
+
+/// `Fail` if the annotation of a set says so, else `Ignore`.
+#[must_use]
+pub fn failure_policy(annotations: Option<&BTreeMap<String, String>>) -> &'static str {
     let annotated = annotations.and_then(|all| all.get(keys::SIDECAR_SET_FAILURE_POLICY));
     match annotated.map(String::as_str) {
         Some("Fail") => "Fail",
@@ -158,6 +184,18 @@ fn exclude_system_namespaces(selector: &mut Value, namespace: &str) {
     super::json::set(selector, &["matchExpressions"], expressions.into());
 }
 
+/// The rules of admission that new Pods match.
+#[must_use]
+pub fn new_pods() -> Value {
+    json!([{
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE"],
+        "resources": ["pods"],
+        "scope": "Namespaced",
+    }])
+}
+
 fn webhook(
     namespace: &str,
     set: &str,
@@ -176,13 +214,7 @@ fn webhook(
         "clientConfig": client_config(namespace, keys::MUTATE_POD_PATH),
         "namespaceSelector": namespaces,
         "objectSelector": {},
-        "rules": [{
-            "apiGroups": [""],
-            "apiVersions": ["v1"],
-            "operations": ["CREATE"],
-            "resources": ["pods"],
-            "scope": "Namespaced",
-        }],
+        "rules": new_pods(),
     });
     if let Some((object_selector, not_injected)) = own {
         super::json::set(&mut webhook, &["objectSelector"], object_selector);

@@ -13,6 +13,7 @@ pub mod not_injected;
 pub mod overlap;
 pub mod plan;
 pub mod pod_metadata;
+pub mod policy;
 pub mod predicates;
 pub mod recorded;
 pub mod resources;

@@ -12,13 +12,13 @@ use crate::sidecarset::set::SetView;
 
 /// A SidecarSet in the version that is injected.
 #[derive(Debug)]
-pub(super) struct Selected<'a> {
-    pub(super) name: &'a str,
-    pub(super) hash: Cow<'a, str>,
-    pub(super) hash_without_image: Cow<'a, str>,
+pub(in crate::sidecarset) struct Selected<'a> {
+    pub(in crate::sidecarset) name: &'a str,
+    pub(in crate::sidecarset) hash: Cow<'a, str>,
+    pub(in crate::sidecarset) hash_without_image: Cow<'a, str>,
     /// Name of the ControllerRevision.
-    pub(super) revision: Cow<'a, str>,
-    pub(super) spec: Cow<'a, SidecarSetSpec>,
+    pub(in crate::sidecarset) revision: Cow<'a, str>,
+    pub(in crate::sidecarset) spec: Cow<'a, SidecarSetSpec>,
 }
 
 impl<'a> From<&SetView<'a>> for Selected<'a> {
@@ -61,27 +61,37 @@ pub(super) fn select<'a>(
 
 /// Whether a set names its namespaces. Such sets come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Scope {
+pub(in crate::sidecarset) enum Scope {
     Namespaces,
     Cluster,
 }
 
+impl Scope {
+    /// The scope of a set in each namespace that it is for.
+    pub(in crate::sidecarset) fn of(spec: &SidecarSetSpec) -> Self {
+        match namespaces(spec) {
+            Some(_) => Self::Namespaces,
+            None => Self::Cluster,
+        }
+    }
+}
+
 /// The scope of a set; `None` if it names other namespaces than this.
 fn scope(spec: &SidecarSetSpec, namespace: &str) -> Option<Scope> {
-    let selector = spec.namespace_selector.as_ref();
-    let label = selector.and_then(|selector| selector.match_labels.as_ref()?.get(NAMESPACE_NAME));
-    if let Some(name) = label {
-        return (name == namespace).then_some(Scope::Namespaces);
-    }
-    let mut expressions = selector
-        .and_then(|s| s.match_expressions.as_ref())
-        .into_iter()
-        .flatten();
-    match expressions.find(|one| one.key == NAMESPACE_NAME && one.operator == "In") {
-        Some(one) => {
-            let listed = one.values.iter().flatten().any(|value| value == namespace);
-            listed.then_some(Scope::Namespaces)
-        }
+    match namespaces(spec) {
+        Some(names) => names.contains(&namespace).then_some(Scope::Namespaces),
         None => Some(Scope::Cluster),
     }
+}
+
+/// The namespaces that a set names, if it does.
+fn namespaces(spec: &SidecarSetSpec) -> Option<Vec<&str>> {
+    let selector = spec.namespace_selector.as_ref()?;
+    let label = selector.match_labels.as_ref().and_then(|l| l.get(NAMESPACE_NAME));
+    if let Some(name) = label {
+        return Some(vec![name]);
+    }
+    let mut expressions = selector.match_expressions.iter().flatten();
+    let listed = expressions.find(|one| one.key == NAMESPACE_NAME && one.operator == "In")?;
+    Some(listed.values.iter().flatten().map(String::as_str).collect())
 }

@@ -19,8 +19,8 @@ use super::set::SetView;
 mod annotations;
 mod assemble;
 mod build;
-mod candidates;
-mod revision;
+pub(in crate::sidecarset) mod candidates;
+pub(in crate::sidecarset) mod revision;
 
 /// What the cluster has, as far as it matters for one Pod.
 #[derive(Clone, Copy, Debug)]

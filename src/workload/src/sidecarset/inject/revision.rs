@@ -38,7 +38,7 @@ pub(super) fn select<'a>(
 }
 
 /// The revision that a strategy names, by name or custom version.
-fn find<'a>(
+pub(in crate::sidecarset) fn find<'a>(
     set: &SetView<'_>,
     named: &SidecarSetInjectRevision,
     revisions: &'a [ControllerRevision],
@@ -82,32 +82,46 @@ fn is_for(
     labels: &BTreeMap<String, String>,
     random_percent: &mut dyn FnMut() -> u32,
 ) -> bool {
-    let Some(update) = &spec.update_strategy else {
-        return named.policy != Some(SidecarSetInjectRevisionPolicy::Partial);
-    };
-    if update.paused || named.policy != Some(SidecarSetInjectRevisionPolicy::Partial) {
-        return true;
+    let update = spec.update_strategy.as_ref();
+    let to_update = update.and_then(|update| update.selector.as_ref());
+    match percentage(
+        named,
+        spec,
+        to_update.is_none_or(|selector| matches(selector, labels)),
+    ) {
+        0 => false,
+        percentage => percentage >= 100 || random_percent() < percentage,
     }
-    if update
-        .selector
-        .as_ref()
-        .is_some_and(|selector| !matches(selector, labels))
-    {
-        return true;
+}
+
+/// Percentage of the Pods that get the older revision: of those that the selector of the update strategy matches, or of
+/// the others.
+pub(in crate::sidecarset) fn percentage(
+    named: &SidecarSetInjectRevision,
+    spec: &SidecarSetSpec,
+    to_update: bool,
+) -> u32 {
+    let partial = named.policy == Some(SidecarSetInjectRevisionPolicy::Partial);
+    let Some(update) = &spec.update_strategy else {
+        return if partial { 0 } else { 100 };
+    };
+    if update.paused || !partial || !to_update {
+        return 100;
     }
     match &update.partition {
         Some(IntOrString::String(text)) => {
-            let percentage = text
-                .strip_suffix('%')
-                .and_then(|number| number.parse::<u32>().ok());
-            percentage.is_some_and(|percentage| random_percent() < percentage)
+            let number = text.strip_suffix('%').and_then(|number| number.parse().ok());
+            number.unwrap_or_default()
         }
-        Some(IntOrString::Int(_)) | None => false,
+        Some(IntOrString::Int(_)) | None => 0,
     }
 }
 
 /// A set as a revision has it: containers, volumes, pull secrets and annotations, and nothing else.
-fn restore<'a>(set: &SetView<'a>, revision: &'a ControllerRevision) -> Result<Selected<'a>, InjectionError> {
+pub(in crate::sidecarset) fn restore<'a>(
+    set: &SetView<'a>,
+    revision: &'a ControllerRevision,
+) -> Result<Selected<'a>, InjectionError> {
     let name = revision.metadata.name.as_deref().unwrap_or_default();
     let invalid = |why: String| InjectionError::InvalidRevision {
         set: set.name.to_owned(),

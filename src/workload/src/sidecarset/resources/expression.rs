@@ -60,11 +60,7 @@ pub enum ExpressionError {
 ///
 /// If the expression is invalid, or its result is below zero or too large.
 pub fn evaluate(expression: &str, value: Quantity) -> Result<Quantity, ExpressionError> {
-    let variable = if expression.contains(Resource::Memory.as_str()) {
-        Resource::Memory
-    } else {
-        Resource::Cpu
-    };
+    let variable = variable(expression);
     let result = match parse(expression, variable, Operand::Quantity(value))? {
         Operand::Quantity(quantity) => quantity,
         Operand::Number(number) if number < 0.0 => return Err(ExpressionError::Negative),
@@ -96,6 +92,28 @@ pub fn validate(expression: &str, resource: Resource) -> Result<(), ExpressionEr
     Ok(())
 }
 
+/// The resource that an expression is of.
+pub(in crate::sidecarset) fn variable(expression: &str) -> Resource {
+    if expression.contains(Resource::Memory.as_str()) {
+        Resource::Memory
+    } else {
+        Resource::Cpu
+    }
+}
+
+/// What expressions compute with.
+pub(in crate::sidecarset) trait Arithmetic: Sized + Clone {
+    fn number(number: f64) -> Self;
+    fn quantity(quantity: Quantity) -> Self;
+    fn add(self, other: Self) -> Result<Self, ExpressionError>;
+    fn subtract(self, other: Self) -> Result<Self, ExpressionError>;
+    fn multiply(self, other: Self) -> Result<Self, ExpressionError>;
+    fn divide(self, other: Self) -> Result<Self, ExpressionError>;
+    fn negate(self) -> Result<Self, ExpressionError>;
+    fn max(self, other: Self) -> Result<Self, ExpressionError>;
+    fn min(self, other: Self) -> Result<Self, ExpressionError>;
+}
+
 #[derive(Clone, Copy, Debug)]
 enum Operand {
     Number(f64),
@@ -125,6 +143,17 @@ impl Operand {
         quantities(one, other)
             .map(Amount)
             .ok_or(ExpressionError::OutOfRange)
+    }
+
+}
+
+impl Arithmetic for Operand {
+    fn number(number: f64) -> Self {
+        Number(number)
+    }
+
+    fn quantity(quantity: Quantity) -> Self {
+        Amount(quantity)
     }
 
     fn add(self, other: Self) -> Result<Self, ExpressionError> {
@@ -167,10 +196,22 @@ impl Operand {
                 .ok_or(ExpressionError::OutOfRange),
         }
     }
+
+    fn max(self, other: Self) -> Result<Self, ExpressionError> {
+        self.combine(other, f64::max, |a, b| Some(a.max(b)))
+    }
+
+    fn min(self, other: Self) -> Result<Self, ExpressionError> {
+        self.combine(other, f64::min, |a, b| Some(a.min(b)))
+    }
 }
 
 /// Parses and computes in one pass.
-fn parse(expression: &str, variable: Resource, value: Operand) -> Result<Operand, ExpressionError> {
+pub(in crate::sidecarset) fn parse<V: Arithmetic>(
+    expression: &str,
+    variable: Resource,
+    value: V,
+) -> Result<V, ExpressionError> {
     if expression.len() > MAX_LENGTH {
         return Err(ExpressionError::TooLong);
     }
@@ -187,14 +228,14 @@ fn parse(expression: &str, variable: Resource, value: Operand) -> Result<Operand
     }
 }
 
-struct Parser<'a> {
+struct Parser<'a, V> {
     tokens: Peekable<Lexer<'a>>,
     variable: Resource,
-    value: Operand,
+    value: V,
     depth: usize,
 }
 
-impl Parser<'_> {
+impl<V: Arithmetic> Parser<'_, V> {
     /// Takes the next token if it is this symbol.
     fn take(&mut self, symbol: char) -> bool {
         self.tokens.next_if_eq(&Ok(Token::Symbol(symbol))).is_some()
@@ -207,7 +248,7 @@ impl Parser<'_> {
         Err(syntax_error(self.tokens.next()))
     }
 
-    fn sum(&mut self) -> Result<Operand, ExpressionError> {
+    fn sum(&mut self) -> Result<V, ExpressionError> {
         let mut result = self.product()?;
         loop {
             if self.take('+') {
@@ -220,7 +261,7 @@ impl Parser<'_> {
         }
     }
 
-    fn product(&mut self) -> Result<Operand, ExpressionError> {
+    fn product(&mut self) -> Result<V, ExpressionError> {
         let mut result = self.operand()?;
         loop {
             if self.take('*') {
@@ -233,14 +274,14 @@ impl Parser<'_> {
         }
     }
 
-    fn operand(&mut self) -> Result<Operand, ExpressionError> {
+    fn operand(&mut self) -> Result<V, ExpressionError> {
         if self.depth == MAX_DEPTH {
             return Err(ExpressionError::TooDeep);
         }
         self.depth += 1;
         let result = match self.tokens.next() {
-            Some(Ok(Token::Number(number))) => Number(number),
-            Some(Ok(Token::Quantity(quantity))) => Amount(quantity),
+            Some(Ok(Token::Number(number))) => V::number(number),
+            Some(Ok(Token::Quantity(quantity))) => V::quantity(quantity),
             Some(Ok(Token::Symbol('-'))) => self.operand()?.negate()?,
             Some(Ok(Token::Symbol('('))) => {
                 let inner = self.sum()?;
@@ -248,7 +289,7 @@ impl Parser<'_> {
                 inner
             }
             Some(Ok(Token::Name(name))) if self.take('(') => self.function(name)?,
-            Some(Ok(Token::Name(name))) if name == self.variable.as_str() => self.value,
+            Some(Ok(Token::Name(name))) if name == self.variable.as_str() => self.value.clone(),
             Some(Ok(Token::Name(name))) => return Err(ExpressionError::UndefinedVariable(name)),
             token => return Err(syntax_error(token)),
         };
@@ -257,7 +298,7 @@ impl Parser<'_> {
     }
 
     /// The rest of a function after its opening parenthesis.
-    fn function(&mut self, name: String) -> Result<Operand, ExpressionError> {
+    fn function(&mut self, name: String) -> Result<V, ExpressionError> {
         let one = self.sum()?;
         if !self.take(',') {
             return Err(ExpressionError::ArgumentCount(name));
@@ -265,8 +306,8 @@ impl Parser<'_> {
         let other = self.sum()?;
         self.expect(')')?;
         match name.as_str() {
-            "max" => one.combine(other, f64::max, |a, b| Some(a.max(b))),
-            "min" => one.combine(other, f64::min, |a, b| Some(a.min(b))),
+            "max" => one.max(other),
+            "min" => one.min(other),
             _ => Err(ExpressionError::UnknownFunction(name)),
         }
     }

@@ -1,0 +1,204 @@
+//! Annotations that a policy writes.
+
+use std::collections::BTreeMap;
+
+use kruise_api::keys;
+use kruise_api::sidecarset::SidecarSetPatchPolicy;
+
+use super::literal::string;
+use super::sets::Peers;
+use super::{Program, Unsupported, add, records};
+use crate::sidecarset::inject::candidates::Selected;
+use crate::sidecarset::recorded::{HashRecord, hot_upgrade_names, version_alt_key, version_key};
+use crate::sidecarset::set::SetView;
+
+/// What a set writes as an annotation of the user's.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patch<'a> {
+    /// Also if the Pod has the annotation.
+    overwrite: bool,
+    value: &'a str,
+}
+
+pub(super) type Patches<'a> = BTreeMap<&'a str, Patch<'a>>;
+
+/// Annotations that record the injection.
+const RECORDS: [&str; 4] = [
+    keys::SIDECAR_SET_HASH,
+    keys::SIDECAR_SET_HASH_WITHOUT_IMAGE,
+    keys::SIDECAR_SET_INJECTED_LIST,
+    keys::SIDECAR_SET_WORKING_CONTAINER,
+];
+
+/// The annotations of `patchPodMetadata`: the result of all entries.
+pub(super) fn patches<'a>(set: &'a Selected<'_>) -> Result<Patches<'a>, Unsupported> {
+    let mut patches = Patches::new();
+    for (at, entry) in set.spec.patch_pod_metadata.iter().flatten().enumerate() {
+        let field = format!("spec.patchPodMetadata[{at}]");
+        let overwrite = match &entry.patch_policy {
+            None | Some(SidecarSetPatchPolicy::Retain) => false,
+            Some(SidecarSetPatchPolicy::Overwrite) => true,
+            Some(SidecarSetPatchPolicy::MergePatchJson) => {
+                return Err(Unsupported::new(
+                    &format!("{field}.patchPolicy"),
+                    "is MergePatchJson, and policies cannot parse JSON",
+                ));
+            }
+            Some(SidecarSetPatchPolicy::Other(_)) => continue,
+        };
+        for (key, value) in entry.annotations.iter().flatten() {
+            let is_version = [keys::SIDECAR_SET_VERSION_PREFIX, keys::SIDECAR_SET_VERSION_ALT_PREFIX]
+                .iter()
+                .any(|prefix| key.starts_with(prefix));
+            if is_version || RECORDS.contains(&key.as_str()) {
+                let why = "is written by the injection itself";
+                return Err(Unsupported::new(&format!("{field}.annotations[{key}]"), why));
+            }
+            if overwrite || !patches.contains_key(key.as_str()) {
+                patches.insert(key, Patch { overwrite, value });
+            }
+        }
+    }
+    Ok(patches)
+}
+
+/// Variables with what the annotations hold before this policy.
+pub(super) fn add_variables(program: &mut Program) {
+    program.variable("annotations", "object.metadata.?annotations.orValue({})");
+    program.variable("hashes", records::hash_records(keys::SIDECAR_SET_HASH));
+    program.variable("others", records::by_policies("variables.hashes"));
+    program.operation("has(object.metadata.annotations) ? [] : [JSONPatch{op: 'add', path: '/metadata/annotations', value: {}}]");
+}
+
+/// Adds the annotations of `patchPodMetadata`. Only the set that would have the last word among all that apply to the Pod
+/// writes an annotation, so that the order of policies does not matter.
+pub(super) fn add_patches(patches: &Patches<'_>, peers: &Peers<'_>, program: &mut Program) {
+    for (key, patch) in patches {
+        let mut conditions: Vec<String> = Vec::new();
+        if !patch.overwrite {
+            conditions.push(format!("!({} in variables.annotations)", string(key)));
+        }
+        for (at, before, variant) in peers.all() {
+            let others = self::patches(&variant.selected).unwrap_or_default();
+            let wins = others
+                .get(key)
+                .is_some_and(|other| other.overwrite == patch.overwrite && before != patch.overwrite);
+            if wins {
+                conditions.push(format!("!({})", applies(at, variant.condition.as_ref(), peers, program)));
+            }
+        }
+        let add = add(&path(key), &string(patch.value));
+        program.operation(match conditions.as_slice() {
+            [] => format!("[{add}]"),
+            all => format!("{} ? [{add}] : []", all.join(" && ")),
+        });
+    }
+}
+
+pub(super) fn applies(at: usize, condition: Option<&String>, peers: &Peers<'_>, program: &mut Program) -> String {
+    let peer = program.peer(at, peers);
+    match condition {
+        Some(condition) => format!("{peer} && {condition}"),
+        None => peer,
+    }
+}
+
+/// The value of an annotation, empty without it, after the patches of all sets.
+pub(super) fn value_of(key: &str, patches: &Patches<'_>, peers: &Peers<'_>, program: &mut Program) -> String {
+    let mut all: Vec<(Option<String>, bool, String)> = Vec::new();
+    let own = patches
+        .get(key)
+        .map(|patch| (None, patch.overwrite, string(patch.value)));
+    let mut own_due = own;
+    for (at, before, variant) in peers.all() {
+        if !before {
+            all.extend(own_due.take());
+        }
+        let others = self::patches(&variant.selected).unwrap_or_default();
+        if let Some(patch) = others.get(key) {
+            let applies = applies(at, variant.condition.as_ref(), peers, program);
+            all.push((Some(applies), patch.overwrite, string(patch.value)));
+        }
+    }
+    all.extend(own_due);
+    // The first one that retains counts, and the last one that overwrites.
+    let mut value = "''".to_owned();
+    for (condition, _, new) in all.iter().rev().filter(|(_, overwrite, _)| !overwrite) {
+        value = choose(condition.as_deref(), new, &value);
+    }
+    value = format!("variables.annotations[?{}].orValue({value})", string(key));
+    for (condition, _, new) in all.iter().filter(|(_, overwrite, _)| *overwrite) {
+        value = choose(condition.as_deref(), new, &value);
+    }
+    value
+}
+
+fn choose(condition: Option<&str>, value: &str, otherwise: &str) -> String {
+    condition.map_or_else(|| value.to_owned(), |condition| format!("({condition} ? {value} : {otherwise})"))
+}
+
+/// Records the injection. `hot` has the names of sidecars with hot upgrade.
+pub(super) fn add_records(set: &Selected<'_>, hot: &[String], program: &mut Program) {
+    let view = SetView {
+        name: set.name,
+        resource_version: "",
+        annotations: &BTreeMap::new(),
+        latest_revision: &set.revision,
+        spec: &set.spec,
+    };
+    let record = HashRecord {
+        update_timestamp: None,
+        hash: set.hash.clone().into_owned(),
+        sidecar_set_name: set.name.to_owned(),
+        sidecar_list: Some(view.recorded_names()),
+        controller_revision: set.revision.clone().into_owned(),
+    };
+    let without_image = HashRecord {
+        hash: set.hash_without_image.clone().into_owned(),
+        controller_revision: String::new(),
+        ..record.clone()
+    };
+    let without_images = records::hash_records(keys::SIDECAR_SET_HASH_WITHOUT_IMAGE);
+    let without_images = program.variable("hashesWithoutImages", without_images);
+    for (key, entries, record) in [
+        (keys::SIDECAR_SET_HASH, "variables.hashes", record),
+        (keys::SIDECAR_SET_HASH_WITHOUT_IMAGE, &without_images, without_image),
+    ] {
+        let entry = (set.name.to_owned(), kruise_api::go_json::to_json(&record));
+        let text = records::map_with(&records::as_written(entries), &[entry]);
+        program.operation(format!("[{}]", add(&path(key), &text)));
+    }
+
+    let listed = format!("variables.annotations[?{}].orValue('')", string(keys::SIDECAR_SET_INJECTED_LIST));
+    let listed = format!(
+        "(({listed} == '' ? [] : {listed}.split(',')) + [{}]).distinct().sort().join(',')",
+        string(set.name)
+    );
+    program.operation(format!("[{}]", add(&path(keys::SIDECAR_SET_INJECTED_LIST), &listed)));
+
+    if hot.is_empty() {
+        return;
+    }
+    let mut entries = Vec::new();
+    for sidecar in hot {
+        let names = hot_upgrade_names(sidecar);
+        let [first, second] = &names;
+        for (key, version) in [
+            (version_key(first), "'1'"),
+            (version_alt_key(first), "'0'"),
+            (version_key(second), "'0'"),
+            (version_alt_key(second), "'1'"),
+        ] {
+            program.operation(format!("[{}]", add(&path(&key), version)));
+        }
+        entries.push((sidecar.clone(), kruise_api::go_json::to_json(first)));
+    }
+    let working = program.variable("working", records::working(keys::SIDECAR_SET_WORKING_CONTAINER));
+    let text = records::map_with(&working, &entries);
+    program.operation(format!("[{}]", add(&path(keys::SIDECAR_SET_WORKING_CONTAINER), &text)));
+}
+
+/// Path of an annotation in JSON patches (RFC 6901), as a literal.
+fn path(key: &str) -> String {
+    string(&format!("/metadata/annotations/{}", key.replace('~', "~0").replace('/', "~1")))
+}

@@ -1,0 +1,212 @@
+//! Injection without a webhook: a SidecarSet as a MutatingAdmissionPolicy (Kubernetes 1.36 and later), which the API
+//! server evaluates itself.
+//!
+//! A policy has the result of [`super::inject`], except for what follows.
+//!
+//! - The API server runs policies in random order, and each sees the results of those before it. Containers have their
+//!   places nevertheless: those of other sets are found by the records of these in the Pod's annotations. Volumes and
+//!   pull secrets of several sets are in the order of the policies; the API knows them by name only. Init containers in
+//!   front and behind are told apart by the names in the other sets if the Pod has no init containers of its own.
+//! - When a sidecar replaces a container of the Pod that has its name, other sets no longer take variables, mounts and
+//!   devices from the replaced one if their policies run later, and may have their places on its other side.
+//! - There is no clock: `updateTimestamp` is null.
+//! - An annotation with records that has a form which neither Go nor this program writes is replaced, not merged; the
+//!   Pod is not refused.
+//! - Computed resources are written in thousandths; amounts below are rounded up.
+//! - Errors, such as a `resourcesPolicy` without a target, leave the set out under failure policy `Ignore`.
+//!
+//! `literal` and `typed` keep what the user wrote from becoming code, or an object that the API server cannot read;
+//! `sets` decides which sets apply to a Pod, `containers`, `resources` and `annotations` what they write.
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use serde_json::{Value, json};
+
+use kruise_api::pod_webhooks::{PodSelectors, failure_policy, new_pods};
+use kruise_api::{keys, names};
+
+use super::set::SetView;
+
+mod annotations;
+mod containers;
+mod literal;
+mod records;
+mod resources;
+mod selector;
+mod sets;
+mod typed;
+
+/// Characters of an expression; the API server allows 100 000.
+const MAX_EXPRESSION: usize = 90_000;
+/// Bytes of a policy; etcd stores 1.5 MiB.
+const MAX_POLICY: usize = 1 << 20;
+
+/// What a policy depends on besides its set.
+#[derive(Clone, Copy, Debug)]
+pub struct Options<'a> {
+    /// Namespace of the installation: its Pods are not injected.
+    pub namespace: &'a str,
+    /// Sorts the injected containers by name (gate `EnableSortSidecarContainerByName`). Init containers always are.
+    pub sort_containers: bool,
+    /// All SidecarSets, in any order: canaries, places and annotations of one depend on the others.
+    pub sets: &'a [SetView<'a>],
+    /// The ControllerRevisions of SidecarSets.
+    pub revisions: &'a [ControllerRevision],
+}
+
+/// Why a set has no policy: it needs the webhook.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field} {why}")]
+pub struct Unsupported {
+    /// Path of the field, as `spec.containers[0].args`.
+    pub field: String,
+    /// What a policy cannot do, or what is wrong.
+    pub why: String,
+}
+
+impl Unsupported {
+    fn new(field: &str, why: impl std::fmt::Display) -> Self {
+        Self {
+            field: field.to_owned(),
+            why: why.to_string(),
+        }
+    }
+}
+
+/// The policies of a set with their bindings, as JSON; none if the set injects nothing. They have the label
+/// [`keys::SIDECAR_SET_NAME`].
+///
+/// # Errors
+///
+/// If the set has something that a policy cannot do.
+pub fn compile(set: &SetView<'_>, options: &Options<'_>) -> Result<Vec<Value>, Unsupported> {
+    let selectors = PodSelectors::new(options.namespace, set.spec).map_err(|errors| {
+        let why = errors.into_messages().join("; ");
+        Unsupported::new("spec", format_args!("has an invalid selector: {why}"))
+    })?;
+    let Some(selectors) = selectors else {
+        return Ok(Vec::new());
+    };
+    // Names of sets have no dots, so that no two sets have a policy of the same name.
+    if !names::is_label(set.name) {
+        return Err(Unsupported::new("metadata.name", "is no name of a policy"));
+    }
+    let mut objects = Vec::new();
+    for variant in sets::variants(set, options.revisions)? {
+        let name = format!("sidecarset-{}{}", set.name, variant.suffix);
+        let metadata = json!({ "name": name, "labels": { keys::SIDECAR_SET_NAME: set.name } });
+        let mut spec = policy(set, &variant, options)?;
+        let constraints = json!({
+            "matchPolicy": "Equivalent",
+            "resourceRules": new_pods(),
+            "objectSelector": selectors.objects,
+            "namespaceSelector": selectors.namespaces,
+        });
+        kruise_api::json::set(&mut spec, &["matchConstraints"], constraints);
+        let policy = json!({
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "MutatingAdmissionPolicy",
+            "metadata": metadata,
+            "spec": spec,
+        });
+        if policy.to_string().len() > MAX_POLICY {
+            return Err(Unsupported::new("spec", "is too large for a policy"));
+        }
+        objects.push(policy);
+        objects.push(json!({
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "MutatingAdmissionPolicyBinding",
+            "metadata": metadata,
+            "spec": { "policyName": name },
+        }));
+    }
+    Ok(objects)
+}
+
+/// The spec of a policy without its constraints.
+fn policy(set: &SetView<'_>, variant: &sets::Variant<'_>, options: &Options<'_>) -> Result<Value, Unsupported> {
+    let peers = sets::Peers::new(set, options);
+    let mut program = Program::default();
+    let patches = annotations::patches(&variant.selected)?;
+    annotations::add_variables(&mut program);
+    annotations::add_patches(&patches, &peers, &mut program);
+    let hot = containers::add(&variant.selected, &patches, &peers, options, &mut program)?;
+    annotations::add_records(&variant.selected, &hot, &mut program);
+
+    let Program {
+        variables,
+        operations,
+        ..
+    } = program;
+    let conditions = [("revision", variant.condition.clone()), ("not-replaced", peers.not_replaced())];
+    let mut conditions: Vec<(String, String)> = conditions
+        .into_iter()
+        .filter_map(|(name, expression)| Some((name.to_owned(), expression?)))
+        .collect();
+    let patch = format!("[{}].flatten()", operations.join(",\n"));
+    for (_, expression) in variables.iter().chain(&conditions) {
+        check_size(expression)?;
+    }
+    check_size(&patch)?;
+    let named = |list: Vec<(String, String)>| -> Vec<Value> {
+        let items = list.into_iter();
+        items
+            .map(|(name, expression)| json!({ "name": name, "expression": expression }))
+            .collect()
+    };
+    Ok(json!({
+        "failurePolicy": failure_policy(Some(set.annotations)),
+        "reinvocationPolicy": "Never",
+        "matchConditions": named(std::mem::take(&mut conditions)),
+        "variables": named(variables),
+        "mutations": [{ "patchType": "JSONPatch", "jsonPatch": { "expression": patch } }],
+    }))
+}
+
+fn check_size(expression: &str) -> Result<(), Unsupported> {
+    if expression.len() > MAX_EXPRESSION {
+        return Err(Unsupported::new("spec", "is too large for an expression of a policy"));
+    }
+    Ok(())
+}
+
+/// What a policy computes and writes.
+#[derive(Debug, Default)]
+struct Program {
+    /// Name and expression; each may use those before it.
+    variables: Vec<(String, String)>,
+    /// Expressions of lists of JSON patch operations.
+    operations: Vec<String>,
+    /// Other sets for which there is a variable.
+    peers: std::collections::BTreeSet<usize>,
+}
+
+impl Program {
+    /// Adds a variable; returns the expression that refers to it.
+    fn variable(&mut self, name: impl Into<String>, expression: impl Into<String>) -> String {
+        let name = name.into();
+        let reference = format!("variables.{name}");
+        self.variables.push((name, expression.into()));
+        reference
+    }
+
+    fn operation(&mut self, operations: impl Into<String>) {
+        self.operations.push(operations.into());
+    }
+
+    /// Whether another set applies to the Pod.
+    fn peer(&mut self, at: usize, peers: &sets::Peers<'_>) -> String {
+        let name = format!("peer{at}");
+        if self.peers.insert(at) {
+            return self.variable(name, peers.active(at));
+        }
+        format!("variables.{name}")
+    }
+}
+
+/// An operation that adds a value; both are expressions.
+fn add(path: &str, value: &str) -> String {
+    format!("JSONPatch{{op: 'add', path: {path}, value: {value}}}")
+}
+
+#[cfg(test)]
+mod tests;
