@@ -3,6 +3,7 @@
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kruise_api::cloneset::string_map;
+use kruise_api::keys;
 use kruise_api::sidecarset::SidecarSetSpec;
 use kruise_cluster::Cluster;
 use kruise_workload::sidecarset::set::SetView;
@@ -14,6 +15,8 @@ use support::untyped::untyped;
 use support::waits::poll_until;
 use testbed::cluster::ControlPlane;
 
+use crate::last_webhook::{self, LastWebhook};
+
 const GROUP: &str = "admissionregistration.k8s.io";
 /// Requests at once.
 const PARALLEL: usize = 8;
@@ -22,7 +25,8 @@ const PARALLEL: usize = 8;
 const NAMESPACES: [(&str, bool); 3] = [("default", false), ("ns1", true), ("ns2", true)];
 
 pub struct PolicyCluster {
-    pub plane: ControlPlane,
+    _plane: ControlPlane,
+    _webhook: LastWebhook,
     cluster: Cluster,
 }
 
@@ -35,10 +39,13 @@ pub struct Stored {
 }
 
 impl Stored {
+    /// Errors in its policy are errors of requests.
     pub fn from_json(set: &Value) -> Self {
+        let mut annotations = string_map(&set["metadata"]["annotations"]);
+        annotations.insert(keys::SIDECAR_SET_FAILURE_POLICY.to_owned(), "Fail".to_owned());
         Self {
             name: set["metadata"]["name"].as_str().unwrap().to_owned(),
-            annotations: string_map(&set["metadata"]["annotations"]),
+            annotations,
             latest_revision: set["status"]["latestRevision"]
                 .as_str()
                 .unwrap_or_default()
@@ -74,7 +81,13 @@ impl PolicyCluster {
         let objects: Vec<String> = objects.collect();
         plane.apply(&objects.join("\n---\n")).unwrap();
         let cluster = crate::connect::connect(plane.kubeconfig()).await;
-        Self { plane, cluster }
+        let webhook = LastWebhook::serve().await;
+        plane.apply(&webhook.configuration.to_string()).unwrap();
+        Self {
+            _plane: plane,
+            _webhook: webhook,
+            cluster,
+        }
     }
 
     /// Creates policies and bindings, and waits until they act.
@@ -117,6 +130,19 @@ impl PolicyCluster {
             (pod["metadata"]["labels"]["seen"] == "yes").then_some(())
         })
         .await;
+    }
+
+    /// The Pod as policies make it, valid or not; the error of a request that fails before validation.
+    pub async fn mutate(&self, pod: &Value) -> Result<Value, String> {
+        let mut pod = pod.clone();
+        kruise_api::json::set(
+            &mut pod,
+            &["metadata", "labels", last_webhook::LABEL],
+            json!("yes"),
+        );
+        let refused = self.create_pod(&pod).await.map(|_| "created");
+        let why = refused.expect_err("a webhook that refuses");
+        last_webhook::pod_in(&why).ok_or(why)
     }
 
     /// The Pod that would be created, or why it is refused.

@@ -9,12 +9,10 @@ use axum::extract::{Path, Query, State};
 use axum::routing::get;
 use axum::{Json, Router};
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams};
-use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use serde_json::{Value, json};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
+
+use support::tls_listener::TlsListener;
 
 use crate::untyped::untyped;
 use crate::workloads::{NodeNamespace, TestCluster};
@@ -44,7 +42,7 @@ impl MetricsApi {
             millicores: Arc::default(),
         };
         let listener = TlsListener::listen(&ns.cluster.node.runtime.host_address()).await;
-        let address = listener.tcp.local_addr().unwrap();
+        let address = listener.local_addr();
         let router = Router::new()
             .route("/apis", get(async || Json(api_groups())))
             .route(&format!("/apis/{GROUP}"), get(async || Json(api_group())))
@@ -174,49 +172,4 @@ async fn pod_metrics(
     Json(
         json!({ "kind": "PodMetricsList", "apiVersion": format!("{GROUP}/v1beta1"), "metadata": {}, "items": items }),
     )
-}
-
-/// A TLS listener with a self-signed certificate.
-struct TlsListener {
-    tcp: TcpListener,
-    acceptor: TlsAcceptor,
-}
-
-impl TlsListener {
-    async fn listen(address: &str) -> Self {
-        let certificate = rcgen::generate_simple_self_signed(vec!["metrics".to_owned()]).unwrap();
-        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(certificate.signing_key.serialize_der()));
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = rustls::ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(vec![certificate.cert.der().clone()], key)
-            .unwrap();
-        Self {
-            tcp: TcpListener::bind((address, 0)).await.unwrap(),
-            acceptor: TlsAcceptor::from(Arc::new(config)),
-        }
-    }
-}
-
-impl axum::serve::Listener for TlsListener {
-    type Io = TlsStream<TcpStream>;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        loop {
-            let Ok((stream, peer)) = self.tcp.accept().await else {
-                continue;
-            };
-            // A client that only probes the port sends nothing.
-            if let Ok(stream) = self.acceptor.accept(stream).await {
-                return (stream, peer);
-            }
-        }
-    }
-
-    fn local_addr(&self) -> std::io::Result<Self::Addr> {
-        self.tcp.local_addr()
-    }
 }

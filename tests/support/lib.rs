@@ -22,6 +22,7 @@ pub mod programs;
 pub mod readiness;
 pub mod seeded_rng;
 pub mod settled;
+pub mod tls_listener;
 pub mod untyped;
 pub mod waits;
 pub mod workloads;

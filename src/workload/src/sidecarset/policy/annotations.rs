@@ -47,9 +47,12 @@ pub(super) fn patches<'a>(set: &'a Selected<'_>) -> Result<Patches<'a>, Unsuppor
             Some(SidecarSetPatchPolicy::Other(_)) => continue,
         };
         for (key, value) in entry.annotations.iter().flatten() {
-            let is_version = [keys::SIDECAR_SET_VERSION_PREFIX, keys::SIDECAR_SET_VERSION_ALT_PREFIX]
-                .iter()
-                .any(|prefix| key.starts_with(prefix));
+            let is_version = [
+                keys::SIDECAR_SET_VERSION_PREFIX,
+                keys::SIDECAR_SET_VERSION_ALT_PREFIX,
+            ]
+            .iter()
+            .any(|prefix| key.starts_with(prefix));
             if is_version || RECORDS.contains(&key.as_str()) {
                 let why = "is written by the injection itself";
                 return Err(Unsupported::new(&format!("{field}.annotations[{key}]"), why));
@@ -84,7 +87,10 @@ pub(super) fn add_patches(patches: &Patches<'_>, peers: &Peers<'_>, program: &mu
                 .get(key)
                 .is_some_and(|other| other.overwrite == patch.overwrite && before != patch.overwrite);
             if wins {
-                conditions.push(format!("!({})", applies(at, variant.condition.as_ref(), peers, program)));
+                conditions.push(format!(
+                    "!({})",
+                    applies(at, variant.condition.as_ref(), peers, program)
+                ));
             }
         }
         let add = add(&path(key), &string(patch.value));
@@ -95,7 +101,12 @@ pub(super) fn add_patches(patches: &Patches<'_>, peers: &Peers<'_>, program: &mu
     }
 }
 
-pub(super) fn applies(at: usize, condition: Option<&String>, peers: &Peers<'_>, program: &mut Program) -> String {
+pub(super) fn applies(
+    at: usize,
+    condition: Option<&String>,
+    peers: &Peers<'_>,
+    program: &mut Program,
+) -> String {
     let peer = program.peer(at, peers);
     match condition {
         Some(condition) => format!("{peer} && {condition}"),
@@ -134,7 +145,10 @@ pub(super) fn value_of(key: &str, patches: &Patches<'_>, peers: &Peers<'_>, prog
 }
 
 fn choose(condition: Option<&str>, value: &str, otherwise: &str) -> String {
-    condition.map_or_else(|| value.to_owned(), |condition| format!("({condition} ? {value} : {otherwise})"))
+    condition.map_or_else(
+        || value.to_owned(),
+        |condition| format!("({condition} ? {value} : {otherwise})"),
+    )
 }
 
 /// Records the injection. `hot` has the names of sidecars with hot upgrade.
@@ -162,19 +176,29 @@ pub(super) fn add_records(set: &Selected<'_>, hot: &[String], program: &mut Prog
     let without_images = program.variable("hashesWithoutImages", without_images);
     for (key, entries, record) in [
         (keys::SIDECAR_SET_HASH, "variables.hashes", record),
-        (keys::SIDECAR_SET_HASH_WITHOUT_IMAGE, &without_images, without_image),
+        (
+            keys::SIDECAR_SET_HASH_WITHOUT_IMAGE,
+            &without_images,
+            without_image,
+        ),
     ] {
         let entry = (set.name.to_owned(), kruise_api::go_json::to_json(&record));
         let text = records::map_with(&records::as_written(entries), &[entry]);
         program.operation(format!("[{}]", add(&path(key), &text)));
     }
 
-    let listed = format!("variables.annotations[?{}].orValue('')", string(keys::SIDECAR_SET_INJECTED_LIST));
+    let listed = format!(
+        "variables.annotations[?{}].orValue('')",
+        string(keys::SIDECAR_SET_INJECTED_LIST)
+    );
     let listed = format!(
         "(({listed} == '' ? [] : {listed}.split(',')) + [{}]).distinct().sort().join(',')",
         string(set.name)
     );
-    program.operation(format!("[{}]", add(&path(keys::SIDECAR_SET_INJECTED_LIST), &listed)));
+    program.operation(format!(
+        "[{}]",
+        add(&path(keys::SIDECAR_SET_INJECTED_LIST), &listed)
+    ));
 
     if hot.is_empty() {
         return;
@@ -195,10 +219,16 @@ pub(super) fn add_records(set: &Selected<'_>, hot: &[String], program: &mut Prog
     }
     let working = program.variable("working", records::working(keys::SIDECAR_SET_WORKING_CONTAINER));
     let text = records::map_with(&working, &entries);
-    program.operation(format!("[{}]", add(&path(keys::SIDECAR_SET_WORKING_CONTAINER), &text)));
+    program.operation(format!(
+        "[{}]",
+        add(&path(keys::SIDECAR_SET_WORKING_CONTAINER), &text)
+    ));
 }
 
 /// Path of an annotation in JSON patches (RFC 6901), as a literal.
 fn path(key: &str) -> String {
-    string(&format!("/metadata/annotations/{}", key.replace('~', "~0").replace('/', "~1")))
+    string(&format!(
+        "/metadata/annotations/{}",
+        key.replace('~', "~0").replace('/', "~1")
+    ))
 }

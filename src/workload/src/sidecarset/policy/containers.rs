@@ -87,7 +87,10 @@ pub(super) fn add(
         }
         moves.extend(list.moves(places, program));
     }
-    let injected = format!("[{}]", super::add("'/injected'", &format!("{{{}}}", literals.join(", "))));
+    let injected = format!(
+        "[{}]",
+        super::add("'/injected'", &format!("{{{}}}", literals.join(", ")))
+    );
     // Before the operations that the sidecars themselves added.
     program.operations.insert(0, injected);
     program.operations.append(&mut moves);
@@ -148,7 +151,10 @@ fn copies(list: &List<'_>, container: &SidecarContainer, field: &str) -> Result<
         &["env"],
         json!({ "name": keys::ENV_IS_INJECTED, "value": keys::TRUE }),
     );
-    for (shares, list) in [(shares_mounts(container), "volumeMounts"), (shares_devices(container), "volumeDevices")] {
+    for (shares, list) in [
+        (shares_mounts(container), "volumeMounts"),
+        (shares_devices(container), "volumeDevices"),
+    ] {
         if shares {
             kruise_api::json::set_default(&mut base, &[list], json!([]));
         }
@@ -159,7 +165,10 @@ fn copies(list: &List<'_>, container: &SidecarContainer, field: &str) -> Result<
     let empty_image = &container.upgrade_strategy.hot_upgrade_empty_image;
     if is_hot && empty_image.is_empty() {
         let field = format!("{field}.upgradeStrategy.hotUpgradeEmptyImage");
-        return Err(Unsupported::new(&field, "is empty, and the API server refuses containers without image"));
+        return Err(Unsupported::new(
+            &field,
+            "is empty, and the API server refuses containers without image",
+        ));
     }
     let copies = names.into_iter().enumerate().map(|(number, name)| {
         let mut copy = base.clone();
@@ -211,7 +220,11 @@ fn add_order(set: &str, peers: &Peers<'_>, program: &mut Program) {
 fn add_list(list: &List<'_>, peers: &Peers<'_>, program: &mut Program) {
     let id = list.id;
     let is_init = list.field == "initContainers";
-    let all = if is_init { "object.spec.?initContainers.orValue([])" } else { "object.spec.containers" };
+    let all = if is_init {
+        "object.spec.?initContainers.orValue([])"
+    } else {
+        "object.spec.containers"
+    };
     let all = program.variable(id, all);
     let names = program.variable(format!("{id}Names"), format!("{all}.map(c, string(c.name))"));
     let indexes = program.variable(format!("{id}Indexes"), format!("lists.range({all}.size())"));
@@ -243,9 +256,18 @@ fn add_list(list: &List<'_>, peers: &Peers<'_>, program: &mut Program) {
         .all()
         .flat_map(|(_, _, variant)| {
             let spec = &variant.selected.spec;
-            let containers = if is_init { &spec.init_containers } else { &spec.containers };
-            let front = containers.iter().flatten().filter(|container| is_in_front(container));
-            front.flat_map(|container| names_in_pod(list.field, container)).collect::<Vec<_>>()
+            let containers = if is_init {
+                &spec.init_containers
+            } else {
+                &spec.containers
+            };
+            let front = containers
+                .iter()
+                .flatten()
+                .filter(|container| is_in_front(container));
+            front
+                .flat_map(|container| names_in_pod(list.field, container))
+                .collect::<Vec<_>>()
         })
         .collect();
     let front = strings(front.iter().map(String::as_str));
@@ -259,7 +281,10 @@ fn add_list(list: &List<'_>, peers: &Peers<'_>, program: &mut Program) {
     );
     if !list.sorted {
         let before = records::lists_name("variables.listedBefore", &name);
-        program.variable(format!("{id}Before"), format!("{indexes}.map(i, {injected}[i] && {before})"));
+        program.variable(
+            format!("{id}Before"),
+            format!("{indexes}.map(i, {injected}[i] && {before})"),
+        );
     }
 }
 
@@ -308,7 +333,11 @@ impl List<'_> {
                 ));
             }
         };
-        add(back, &format!("variables.{id}Last + 1 + "), &format!("i > variables.{id}Last"));
+        add(
+            back,
+            &format!("variables.{id}Last + 1 + "),
+            &format!("i > variables.{id}Last"),
+        );
         add(front, "", &format!("i < variables.{id}First"));
         operations
     }
@@ -316,7 +345,10 @@ impl List<'_> {
 
 /// Variables with what sidecars may take over: for each thing its key, and the path that it is copied from.
 fn add_sources(program: &mut Program) {
-    let own = program.variable("sources", "variables.mainIndexes.filter(i, !variables.mainMarked[i])");
+    let own = program.variable(
+        "sources",
+        "variables.mainIndexes.filter(i, !variables.mainMarked[i])",
+    );
     for (variable, field, key) in [
         ("mounts", "volumeMounts", "mountPath"),
         ("devices", "volumeDevices", "devicePath"),
@@ -361,21 +393,45 @@ struct Injected<'a> {
 
 impl Injected<'_> {
     /// Adds what it takes over from the Pod's containers.
-    fn share(&self, patches: &Patches<'_>, peers: &Peers<'_>, program: &mut Program) -> Result<(), Unsupported> {
+    fn share(
+        &self,
+        patches: &Patches<'_>,
+        peers: &Peers<'_>,
+        program: &mut Program,
+    ) -> Result<(), Unsupported> {
         let Self { container, id, .. } = self;
         let names = |list: &str, key: &str| -> Vec<String> {
             let items = list_items(&container.container, list).iter();
-            items.map(|item| item[key].as_str().unwrap_or_default().to_owned()).collect()
+            items
+                .map(|item| item[key].as_str().unwrap_or_default().to_owned())
+                .collect()
         };
-        let (mounts, devices) = (names("volumeMounts", "mountPath"), names("volumeDevices", "devicePath"));
+        let (mounts, devices) = (
+            names("volumeMounts", "mountPath"),
+            names("volumeDevices", "devicePath"),
+        );
         let own = strings(mounts.iter().chain(&devices).map(String::as_str));
         if shares_mounts(container) {
-            program.operation(copy_new("variables.mounts", "variables.mountsKeys", &format!("!(k in {own})"), &format!("/injected/{id}/volumeMounts/-")));
+            program.operation(copy_new(
+                "variables.mounts",
+                "variables.mountsKeys",
+                &format!("!(k in {own})"),
+                &format!("/injected/{id}/volumeMounts/-"),
+            ));
         }
         if shares_devices(container) {
-            let shared = if shares_mounts(container) { " && !(k in variables.mountsKeys)" } else { "" };
+            let shared = if shares_mounts(container) {
+                " && !(k in variables.mountsKeys)"
+            } else {
+                ""
+            };
             let is_new = format!("!(k in {own}){shared}");
-            program.operation(copy_new("variables.devices", "variables.devicesKeys", &is_new, &format!("/injected/{id}/volumeDevices/-")));
+            program.operation(copy_new(
+                "variables.devices",
+                "variables.devicesKeys",
+                &is_new,
+                &format!("/injected/{id}/volumeDevices/-"),
+            ));
         }
         if let Some(policy) = &container.resources_policy {
             let targets = self.targets(peers, program);
@@ -386,7 +442,10 @@ impl Injected<'_> {
         let path = string(&format!("/injected/{id}/env/-"));
         for (variable, field_path) in &self.copy.versions {
             let value = json!({ "name": variable, "valueFrom": { "fieldRef": { "fieldPath": field_path } } });
-            program.operation(format!("[{}]", super::add(&path, &literal::value(&value, self.field)?)));
+            program.operation(format!(
+                "[{}]",
+                super::add(&path, &literal::value(&value, self.field)?)
+            ));
         }
         Ok(())
     }
@@ -428,7 +487,12 @@ impl Injected<'_> {
         let all = format!("({}).filter(e, !(e.key in {own}))", parts.join(" + "));
         let all = program.variable(format!("{id}Env"), all);
         let all_keys = program.variable(format!("{id}EnvKeys"), format!("{all}.map(e, e.key)"));
-        program.operation(copy_new(&all, &all_keys, "true", &format!("/injected/{id}/env/-")));
+        program.operation(copy_new(
+            &all,
+            &all_keys,
+            "true",
+            &format!("/injected/{id}/env/-"),
+        ));
     }
 
     /// The containers, and init containers that keep running, whose names no set uses that applies to the Pod.
@@ -447,10 +511,16 @@ impl Injected<'_> {
                 "variables.{id}Own.filter(i, {condition}![variables.{id}Names[i]].exists(n, {used})).map(i, variables.{id}[i])"
             )
         };
-        let native = of("init", "variables.init[i].?restartPolicy.orValue('') == 'Always' && ");
+        let native = of(
+            "init",
+            "variables.init[i].?restartPolicy.orValue('') == 'Always' && ",
+        );
         program.variable("mainTargets", of("main", ""));
         program.variable("initTargets", native);
-        program.variable("targets", "variables.mainTargets.map(c, dyn(c)) + variables.initTargets.map(c, dyn(c))")
+        program.variable(
+            "targets",
+            "variables.mainTargets.map(c, dyn(c)) + variables.initTargets.map(c, dyn(c))",
+        )
     }
 }
 
@@ -471,12 +541,16 @@ fn copy_new(all: &str, all_keys: &str, is_new: &str, path: &str) -> String {
 fn add_volumes(set: &Selected<'_>, program: &mut Program) -> Result<(), Unsupported> {
     let text = |value: &Value| value["name"].as_str().unwrap_or_default().to_owned();
     let volumes = set.spec.volumes.iter().flatten().enumerate();
-    let volumes: BTreeMap<String, (usize, &Value)> = volumes.map(|(at, volume)| (text(volume), (at, volume))).collect();
+    let volumes: BTreeMap<String, (usize, &Value)> =
+        volumes.map(|(at, volume)| (text(volume), (at, volume))).collect();
     let containers = [&set.spec.init_containers, &set.spec.containers];
     let containers = containers.into_iter().flatten().flatten();
     let used = containers.flat_map(|container| {
         let lists = ["volumeMounts", "volumeDevices"];
-        lists.into_iter().flat_map(|list| list_items(&container.container, list)).map(text)
+        lists
+            .into_iter()
+            .flat_map(|list| list_items(&container.container, list))
+            .map(text)
     });
     let mut seen = BTreeSet::new();
     let used = used.filter(|name| volumes.contains_key(name) && seen.insert(name.clone()));
@@ -484,15 +558,25 @@ fn add_volumes(set: &Selected<'_>, program: &mut Program) -> Result<(), Unsuppor
     if used.is_empty() {
         return Ok(());
     }
-    program.variable("volumeNames", "object.spec.?volumes.orValue([]).map(v, string(v.name))");
-    program.operation("has(object.spec.volumes) ? [] : [JSONPatch{op: 'add', path: '/spec/volumes', value: []}]");
+    program.variable(
+        "volumeNames",
+        "object.spec.?volumes.orValue([]).map(v, string(v.name))",
+    );
+    program.operation(
+        "has(object.spec.volumes) ? [] : [JSONPatch{op: 'add', path: '/spec/volumes', value: []}]",
+    );
     for name in used {
-        let Some((at, volume)) = volumes.get(&name) else { continue };
+        let Some((at, volume)) = volumes.get(&name) else {
+            continue;
+        };
         let field = format!("spec.volumes[{at}]");
         let volume = typed::checked::<Volume>((*volume).clone(), &field)?;
         let volume = program.variable(format!("volume{at}"), literal::value(&volume, &field)?);
         let add = super::add("'/spec/volumes/-'", &volume);
-        program.operation(format!("{} in variables.volumeNames ? [] : [{add}]", string(&name)));
+        program.operation(format!(
+            "{} in variables.volumeNames ? [] : [{add}]",
+            string(&name)
+        ));
     }
     Ok(())
 }
@@ -517,7 +601,10 @@ fn add_pull_secrets(set: &Selected<'_>, program: &mut Program) -> Result<(), Uns
         let name = secret["name"].as_str().unwrap_or_default();
         if seen.insert(name.to_owned()) {
             let add = super::add("'/spec/imagePullSecrets/-'", &literal::value(&secret, &field)?);
-            program.operation(format!("{} in variables.pullSecretNames ? [] : [{add}]", string(name)));
+            program.operation(format!(
+                "{} in variables.pullSecretNames ? [] : [{add}]",
+                string(name)
+            ));
         }
     }
     Ok(())

@@ -86,7 +86,12 @@ mod tests {
             r#"{'a\'': dyn([dyn('x"\\\u000a'), dyn(1), dyn(-2), dyn(true), dyn(null), dyn({})]), '\u00e9': dyn('\U0001f600\u0000')}"#
         );
         assert_eq!(strings(["a", "'"]), r"['a', '\'']");
-        for number in [json!(9_007_199_254_740_993_u64), json!(1.5), json!(u64::MAX), json!(i64::MIN)] {
+        for number in [
+            json!(9_007_199_254_740_993_u64),
+            json!(1.5),
+            json!(u64::MAX),
+            json!(i64::MIN),
+        ] {
             let error = value(&json!({ "a": [number] }), "f").unwrap_err();
             assert_eq!(error.to_string(), "f.a[0] is no integer below 2^53");
         }

@@ -123,7 +123,11 @@ pub fn compile(set: &SetView<'_>, options: &Options<'_>) -> Result<Vec<Value>, U
 }
 
 /// The spec of a policy without its constraints.
-fn policy(set: &SetView<'_>, variant: &sets::Variant<'_>, options: &Options<'_>) -> Result<Value, Unsupported> {
+fn policy(
+    set: &SetView<'_>,
+    variant: &sets::Variant<'_>,
+    options: &Options<'_>,
+) -> Result<Value, Unsupported> {
     let peers = sets::Peers::new(set, options);
     let mut program = Program::default();
     let patches = annotations::patches(&variant.selected)?;
@@ -137,7 +141,10 @@ fn policy(set: &SetView<'_>, variant: &sets::Variant<'_>, options: &Options<'_>)
         operations,
         ..
     } = program;
-    let conditions = [("revision", variant.condition.clone()), ("not-replaced", peers.not_replaced())];
+    let conditions = [
+        ("revision", variant.condition.clone()),
+        ("not-replaced", peers.not_replaced()),
+    ];
     let mut conditions: Vec<(String, String)> = conditions
         .into_iter()
         .filter_map(|(name, expression)| Some((name.to_owned(), expression?)))
@@ -164,7 +171,10 @@ fn policy(set: &SetView<'_>, variant: &sets::Variant<'_>, options: &Options<'_>)
 
 fn check_size(expression: &str) -> Result<(), Unsupported> {
     if expression.len() > MAX_EXPRESSION {
-        return Err(Unsupported::new("spec", "is too large for an expression of a policy"));
+        return Err(Unsupported::new(
+            "spec",
+            "is too large for an expression of a policy",
+        ));
     }
     Ok(())
 }

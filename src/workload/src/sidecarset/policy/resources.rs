@@ -22,23 +22,38 @@ pub(super) fn add_resources(
     program: &mut Program,
 ) -> Result<(), Unsupported> {
     let regex = &policy.target_containers_name_regex;
-    target_regex(regex)
-        .map_err(|why| Unsupported::new(&format!("{field}.targetContainersNameRegex"), format_args!("is invalid: {why}")))?;
+    target_regex(regex).map_err(|why| {
+        Unsupported::new(
+            &format!("{field}.targetContainersNameRegex"),
+            format_args!("is invalid: {why}"),
+        )
+    })?;
     let combine = match policy.target_containers_mode.as_str() {
         "sum" => "sum",
         "max" => "max",
-        _ => return Err(Unsupported::new(&format!("{field}.targetContainersMode"), "is neither sum nor max")),
+        _ => {
+            return Err(Unsupported::new(
+                &format!("{field}.targetContainersMode"),
+                "is neither sum nor max",
+            ));
+        }
     };
     // Without a target, its first member is an error.
     let found = program.variable(
         format!("{id}Found"),
         format!("{targets}.filter(c, string(c.name).matches({}))", string(regex)),
     );
-    let targets = program.variable(format!("{id}Targets"), format!("{found}.size() > 0 ? {found} : [{found}[0]]"));
+    let targets = program.variable(
+        format!("{id}Targets"),
+        format!("{found}.size() > 0 ? {found} : [{found}[0]]"),
+    );
     // Refers to the targets even without expressions.
     program.operation(format!("{targets}.size() > 0 ? [] : []"));
     let expressions = &policy.resources_expr;
-    for (list, expressions) in [("limits", &expressions.limits), ("requests", &expressions.requests)] {
+    for (list, expressions) in [
+        ("limits", &expressions.limits),
+        ("requests", &expressions.requests),
+    ] {
         let Some(expressions) = expressions else { continue };
         for (resource, expression) in [
             (Resource::Cpu, &expressions.cpu),
@@ -57,7 +72,10 @@ pub(super) fn add_resources(
             let result = translate(expression, &total)
                 .map_err(|why| Unsupported::new(&field, format_args!("has no result: {why}")))?;
             if result.len() > MAX_EXPRESSION || depth(&result) > MAX_DEPTH {
-                return Err(Unsupported::new(&field, "is too large for an expression of a policy"));
+                return Err(Unsupported::new(
+                    &field,
+                    "is too large for an expression of a policy",
+                ));
             }
             let result = program.variable(format!("{id}{list}{name}Result"), result);
             // There is no second member: an error.
@@ -93,14 +111,16 @@ fn depth(expression: &str) -> usize {
 /// The result in thousandths, an expression with an integer. `total` is one with a floating-point number.
 fn translate(expression: &str, total: &str) -> Result<String, ExpressionError> {
     let resource = variable(expression);
-    Ok(match parse(expression, resource, Term::Amount(total.to_owned()))? {
-        Term::Amount(milli) => format!("int({milli})"),
-        Term::Number(number) if number < 0.0 => return Err(ExpressionError::Negative),
-        Term::Number(number) => match resource {
-            Resource::Cpu => format!("int({})", milli(number)?),
-            Resource::Memory => format!("int({})", milli(number.trunc())?),
+    Ok(
+        match parse(expression, resource, Term::Amount(total.to_owned()))? {
+            Term::Amount(milli) => format!("int({milli})"),
+            Term::Number(number) if number < 0.0 => return Err(ExpressionError::Negative),
+            Term::Number(number) => match resource {
+                Resource::Cpu => format!("int({})", milli(number)?),
+                Resource::Memory => format!("int({})", milli(number.trunc())?),
+            },
         },
-    })
+    )
 }
 
 /// A part of an expression: a number is known, a quantity only to the API server.
@@ -215,7 +235,10 @@ mod tests {
             ("cpu", "int(t)"),
             ("max(cpu*50%, 50m)", "int([double(int(t * (0.5))), 50.0].max())"),
             ("memory+1*2", "int((t + 2000.0))"),
-            ("1Ki - -memory/3", "int((1024000.0 - double(int((-(t)) / (3.0)))))"),
+            (
+                "1Ki - -memory/3",
+                "int((1024000.0 - double(int((-(t)) / (3.0)))))",
+            ),
             ("0.5", "int(500.0)"),
             ("1.5+memory*0", "int((1500.0 + double(int(t * (0.0)))))"),
         ] {

@@ -151,7 +151,11 @@ impl<'a> Peers<'a> {
     /// Other sets with their revisions, in order: index, whether it comes before this set, and the revision.
     pub(super) fn all(&self) -> impl Iterator<Item = (usize, bool, &Variant<'a>)> {
         let (sets, before) = (self.sets.iter().enumerate(), self.before);
-        sets.flat_map(move |(at, peer)| peer.variants.iter().map(move |variant| (at, at < before, variant)))
+        sets.flat_map(move |(at, peer)| {
+            peer.variants
+                .iter()
+                .map(move |variant| (at, at < before, variant))
+        })
     }
 
     /// Names of the sets that are on the other side of this one than their names alone tell: those that come before this

@@ -117,17 +117,36 @@ mod tests {
             json!({ "name": "a", "image": null, "env": [], "resources": { "limits": { "cpu": 1.5, "memory": "1Gi" } } }),
         );
         let resources = json!({ "limits": { "cpu": "1.5", "memory": "1Gi" } });
-        assert_eq!(clean, Ok(json!({ "name": "a", "env": [], "resources": resources })));
+        assert_eq!(
+            clean,
+            Ok(json!({ "name": "a", "env": [], "resources": resources }))
+        );
         for (value, why) in [
-            (json!({ "args": [1] }), "c cannot be read: invalid type: integer `1`, expected a string"),
-            (json!({ "nmae": "a" }), "c.nmae is no field that this release knows"),
-            (json!({ "lifecycle": { "nope": {} } }), "c.lifecycle.nope is no field that this release knows"),
-            (json!({ "ports": [{ "containerPort": 80, "x": 1 }] }), "c.ports[0].x is no field that this release knows"),
-            (json!({ "resources": { "limits": { "cpu": "x" } } }), "c.resources.limits.cpu is no quantity"),
+            (
+                json!({ "args": [1] }),
+                "c cannot be read: invalid type: integer `1`, expected a string",
+            ),
+            (
+                json!({ "nmae": "a" }),
+                "c.nmae is no field that this release knows",
+            ),
+            (
+                json!({ "lifecycle": { "nope": {} } }),
+                "c.lifecycle.nope is no field that this release knows",
+            ),
+            (
+                json!({ "ports": [{ "containerPort": 80, "x": 1 }] }),
+                "c.ports[0].x is no field that this release knows",
+            ),
+            (
+                json!({ "resources": { "limits": { "cpu": "x" } } }),
+                "c.resources.limits.cpu is no quantity",
+            ),
         ] {
             assert_eq!(container_of(value), Err(why.to_owned()));
         }
-        let odd_names = json!({ "name": "v", "csi": { "driver": "d", "volumeAttributes": { "sizeLimit": "x" } } });
+        let odd_names =
+            json!({ "name": "v", "csi": { "driver": "d", "volumeAttributes": { "sizeLimit": "x" } } });
         assert_eq!(checked::<Volume>(odd_names.clone(), "v").unwrap(), odd_names);
     }
 }

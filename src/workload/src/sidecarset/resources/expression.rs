@@ -144,7 +144,6 @@ impl Operand {
             .map(Amount)
             .ok_or(ExpressionError::OutOfRange)
     }
-
 }
 
 impl Arithmetic for Operand {
