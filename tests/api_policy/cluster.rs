@@ -1,13 +1,16 @@
 //! An API server with policies, and Pods that are only created as a dry run.
 
 use futures::{StreamExt, TryStreamExt, stream};
+use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kruise_api::cloneset::string_map;
 use kruise_api::keys;
 use kruise_api::sidecarset::SidecarSetSpec;
 use kruise_cluster::Cluster;
+use kruise_workload::sidecarset::inject;
+use kruise_workload::sidecarset::policy::{Options, compile};
 use kruise_workload::sidecarset::set::SetView;
-use kube::api::{Api, DynamicObject, PostParams};
+use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -63,6 +66,39 @@ impl Stored {
             spec: &self.spec,
         }
     }
+}
+
+/// The policies of these sets.
+pub fn compile_all(sets: &[Stored]) -> Vec<Value> {
+    let views: Vec<SetView<'_>> = sets.iter().map(Stored::view).collect();
+    let options = Options {
+        namespace: "kruise-system",
+        sort_containers: false,
+        sets: &views,
+        revisions: &[],
+    };
+    views
+        .iter()
+        .flat_map(|set| compile(set, &options).unwrap())
+        .collect()
+}
+
+/// A Pod of namespace `default` as the function makes it of one that the API server has read.
+pub fn inject_all(sets: &[Stored], pod: &Value) -> Value {
+    let views: Vec<SetView<'_>> = sets.iter().map(Stored::view).collect();
+    let labels = BTreeMap::from([("kubernetes.io/metadata.name".to_owned(), "default".to_owned())]);
+    let cluster = inject::Cluster {
+        sets: &views,
+        namespace_labels: Some(&labels),
+        revisions: &[],
+    };
+    let options = inject::Options {
+        sort_containers: false,
+        now: Timestamp::UNIX_EPOCH,
+    };
+    let mut pod = pod.clone();
+    inject::inject(&mut pod, "default", &cluster, &options, &mut || 0).unwrap();
+    pod
 }
 
 pub fn revisions(list: &Value) -> Vec<ControllerRevision> {
@@ -130,6 +166,16 @@ impl PolicyCluster {
             (pod["metadata"]["labels"]["seen"] == "yes").then_some(())
         })
         .await;
+    }
+
+    /// Writes a policy anew: the API server then chooses another order.
+    pub async fn touch(&self, name: &str, time: usize) {
+        let policies = untyped(&self.cluster, GROUP, "v1", "MutatingAdmissionPolicy", None);
+        let patch = json!({ "metadata": { "annotations": { "time": time.to_string() } } });
+        policies
+            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .unwrap();
     }
 
     /// The Pod as policies make it, valid or not; the error of a request that fails before validation.

@@ -2,7 +2,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod cluster;
+mod hostile_text;
+mod large_sets;
 mod last_webhook;
+mod order;
 mod vectors;
 
 use support::connect;

@@ -19,6 +19,9 @@ use crate::cluster::{PolicyCluster, Stored, revisions};
 use crate::last_webhook;
 
 const VECTORS: &str = include_str!("../data/go/sidecarset-injection.jsonl");
+/// What becomes of the lines.
+const EXPECTED: &str = "
+";
 /// Label of Pods with the number of their line, which policies select.
 const LINE: &str = "line";
 
@@ -232,6 +235,7 @@ fn names_of_set(set: &Stored, revisions: &[ControllerRevision]) -> Names {
     let current = serde_json::to_value(&set.spec).unwrap();
     let older = revisions
         .iter()
+        .filter(|revision| revision.metadata.name.as_ref().unwrap().split('-').next() == Some(&set.name))
         .filter_map(|revision| Some(revision.data.as_ref()?.0["spec"].clone()));
     let names = std::iter::once(current).chain(older).flat_map(|spec| {
         lists.into_iter().flat_map(move |(list, is_init)| {
@@ -415,8 +419,12 @@ async fn policies_make_the_same_pods_as_the_function() {
             }
         }
     }
-    for (what, count) in &report.counts {
-        println!("{count:4} {what}");
-    }
+    let counts: Vec<String> = report
+        .counts
+        .iter()
+        .map(|(what, count)| format!("{count:4} {what}"))
+        .collect();
+    println!("{}", counts.join("\n"));
     assert!(report.differences.is_empty(), "{}", report.differences.join("\n"));
+    assert_eq!(counts.join("\n"), EXPECTED.trim_matches('\n'));
 }

@@ -353,13 +353,10 @@ fn add_sources(program: &mut Program) {
         ("mounts", "volumeMounts", "mountPath"),
         ("devices", "volumeDevices", "devicePath"),
     ] {
-        let all = program.variable(
-            variable,
-            format!(
-                "{own}.map(i, lists.range(variables.main[i].?{field}.orValue([]).size()).map(j, {{'key': string(variables.main[i].{field}[j].{key}), 'from': '/spec/containers/' + string(i) + '/{field}/' + string(j)}})).flatten()"
-            ),
+        let all = format!(
+            "{own}.map(i, lists.range(variables.main[i].?{field}.orValue([]).size()).map(j, {{'key': string(variables.main[i].{field}[j].{key}), 'from': '/spec/containers/' + string(i) + '/{field}/' + string(j)}})).flatten()"
         );
-        program.variable(format!("{variable}Keys"), format!("{all}.map(m, m.key)"));
+        add_firsts(variable, &all, program);
     }
     let variables = |key: &str| {
         format!(
@@ -372,14 +369,24 @@ fn add_sources(program: &mut Program) {
         format!("variables.mainOwn.map(i, {}).flatten().reverse()", variables("")),
     );
     let name = "n.substring(2, n.size() - 1)";
-    program.variable(
+    add_firsts(
         "mountEnv",
-        format!(
+        &format!(
             "{own}.map(i, variables.main[i].?volumeMounts.orValue([]).map(m, m.?subPathExpr.orValue('').findAll({}).map(n, {}).flatten()).flatten()).flatten()",
             string(r"\$\([-._a-zA-Z][-._a-zA-Z0-9]*\)"),
             variables(&format!(".filter(j, variables.main[i].env[j].name == {name})"))
         ),
+        program,
     );
+}
+
+/// A variable with those of `all` whose keys occur there for the first time.
+fn add_firsts(name: &str, all: &str, program: &mut Program) {
+    let all = program.variable(format!("{name}All"), all);
+    let keys = program.variable(format!("{name}AllKeys"), format!("{all}.map(m, m.key)"));
+    let firsts =
+        format!("lists.range({all}.size()).filter(i, {keys}.indexOf({keys}[i]) == i).map(i, {all}[i])");
+    program.variable(name, firsts);
 }
 
 /// A container beside the Pod's spec.
@@ -414,22 +421,18 @@ impl Injected<'_> {
         if shares_mounts(container) {
             program.operation(copy_new(
                 "variables.mounts",
-                "variables.mountsKeys",
-                &format!("!(k in {own})"),
+                &own,
                 &format!("/injected/{id}/volumeMounts/-"),
             ));
         }
         if shares_devices(container) {
-            let shared = if shares_mounts(container) {
-                " && !(k in variables.mountsKeys)"
-            } else {
-                ""
+            let devices = match shares_mounts(container) {
+                true => "variables.devices.filter(d, !variables.mounts.exists(m, m.key == d.key))",
+                false => "variables.devices",
             };
-            let is_new = format!("!(k in {own}){shared}");
             program.operation(copy_new(
-                "variables.devices",
-                "variables.devicesKeys",
-                &is_new,
+                devices,
+                &own,
                 &format!("/injected/{id}/volumeDevices/-"),
             ));
         }
@@ -457,7 +460,7 @@ impl Injected<'_> {
             .map(|variable| variable["name"].as_str().unwrap_or_default())
             .chain([keys::ENV_IS_INJECTED])
             .collect();
-        let mut wanted = Vec::new();
+        let mut parts = Vec::new();
         for transfer in &container.transfer_env {
             let from = transfer.source_container_name_from.as_ref();
             let from = from.and_then(|from| from.field_ref.as_ref());
@@ -469,28 +472,25 @@ impl Injected<'_> {
             };
             let one = Some(&transfer.env_name).filter(|name| !name.is_empty());
             let names: BTreeSet<&String> = one.into_iter().chain(&transfer.env_names).collect();
-            let new = names.into_iter().filter(|name| !own.contains(name.as_str()));
-            wanted.extend(new.map(|name| format!("{{'container': {source}, 'key': {}}}", string(name))));
-        }
-        let mut parts = Vec::new();
-        if !wanted.is_empty() {
-            let found = "variables.env.filter(e, e.container == w.container && e.key == w.key)";
-            parts.push(format!("[{}].map(w, {found}).flatten()", wanted.join(", ")));
+            let new = names
+                .into_iter()
+                .map(String::as_str)
+                .filter(|name| !own.contains(name));
+            let new = strings(new);
+            let env = program.env_of(source);
+            parts.push(format!("{new}.map(n, {env}.filter(e, e.key == n)).flatten()"));
         }
         if shares_mounts(container) {
-            parts.push("variables.mountEnv".to_owned());
+            let own = strings(own);
+            parts.push(format!("variables.mountEnv.filter(e, !(e.key in {own}))"));
         }
         if parts.is_empty() {
             return;
         }
-        let own = strings(own);
-        let all = format!("({}).filter(e, !(e.key in {own}))", parts.join(" + "));
-        let all = program.variable(format!("{id}Env"), all);
-        let all_keys = program.variable(format!("{id}EnvKeys"), format!("{all}.map(e, e.key)"));
+        add_firsts(&format!("{id}Env"), &parts.join(" + "), program);
         program.operation(copy_new(
-            &all,
-            &all_keys,
-            "true",
+            &format!("variables.{id}Env"),
+            "[]",
             &format!("/injected/{id}/env/-"),
         ));
     }
@@ -529,12 +529,10 @@ fn used_names(set: &Selected<'_>) -> String {
     strings(lists.into_iter().flatten().flatten().map(name))
 }
 
-/// Operations that copy those of `all` to `path` whose keys occur there for the first time, and are new.
-fn copy_new(all: &str, all_keys: &str, is_new: &str, path: &str) -> String {
+/// Operations that copy those of `all` to `path` that the container itself does not have.
+fn copy_new(all: &str, own: &str, path: &str) -> String {
     let path = string(path);
-    format!(
-        "lists.range({all}.size()).filter(i, {all_keys}.indexOf({all_keys}[i]) == i && [{all_keys}[i]].all(k, {is_new})).map(i, JSONPatch{{op: 'copy', from: {all}[i].from, path: {path}}})"
-    )
+    format!("{all}.filter(m, !(m.key in {own})).map(m, JSONPatch{{op: 'copy', from: m.from, path: {path}}})")
 }
 
 /// Adds the volumes that the containers use, if the Pod has none of the name.

@@ -18,6 +18,8 @@
 //! `literal` and `typed` keep what the user wrote from becoming code, or an object that the API server cannot read;
 //! `sets` decides which sets apply to a Pod, `containers`, `resources` and `annotations` what they write.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use serde_json::{Value, json};
 
@@ -187,7 +189,9 @@ struct Program {
     /// Expressions of lists of JSON patch operations.
     operations: Vec<String>,
     /// Other sets for which there is a variable.
-    peers: std::collections::BTreeSet<usize>,
+    peers: BTreeSet<usize>,
+    /// Expressions with names of containers whose environment there is a variable for.
+    sources: Vec<String>,
 }
 
 impl Program {
@@ -201,6 +205,19 @@ impl Program {
 
     fn operation(&mut self, operations: impl Into<String>) {
         self.operations.push(operations.into());
+    }
+
+    /// The environment of the container of this name, an expression.
+    fn env_of(&mut self, source: String) -> String {
+        let known = self.sources.iter().position(|one| *one == source);
+        let at = known.unwrap_or(self.sources.len());
+        let name = format!("env{at}");
+        if known.is_some() {
+            return format!("variables.{name}");
+        }
+        let env = format!("variables.env.filter(e, e.container == {source})");
+        self.sources.push(source);
+        self.variable(name, env)
     }
 
     /// Whether another set applies to the Pod.
