@@ -21,6 +21,21 @@ use crate::last_webhook;
 const VECTORS: &str = include_str!("../data/go/sidecarset-injection.jsonl");
 /// What becomes of the lines.
 const EXPECTED: &str = "
+  51 agrees
+   9 agrees that there is no result
+ 351 agrees, refused by validation
+ 120 left out a set: a sidecar replaces a container of the Pod, and there are other sets
+  10 left out a set: it cannot be injected
+   6 left out a set: it has no result
+  87 left out a set: it is MergePatchJson, and policies cannot parse JSON
+  22 left out a set: it is empty, and the API server refuses containers without image
+   1 left out a set: it is invalid
+ 470 lines
+ 225 lines with 1 sets
+ 130 lines with 2 sets
+  56 lines with 3 sets
+  40 skipped: no set has a policy
+  19 skipped: the Namespace does not exist
 ";
 /// Label of Pods with the number of their line, which policies select.
 const LINE: &str = "line";

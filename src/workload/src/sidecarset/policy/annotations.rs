@@ -203,7 +203,8 @@ pub(super) fn add_records(set: &Selected<'_>, hot: &[String], program: &mut Prog
     if hot.is_empty() {
         return;
     }
-    let mut entries = Vec::new();
+    // An init container and a container may have the same name.
+    let mut entries = BTreeMap::new();
     for sidecar in hot {
         let names = hot_upgrade_names(sidecar);
         let [first, second] = &names;
@@ -215,10 +216,10 @@ pub(super) fn add_records(set: &Selected<'_>, hot: &[String], program: &mut Prog
         ] {
             program.operation(format!("[{}]", add(&path(&key), version)));
         }
-        entries.push((sidecar.clone(), kruise_api::go_json::to_json(first)));
+        entries.insert(sidecar.clone(), kruise_api::go_json::to_json(first));
     }
     let working = program.variable("working", records::working(keys::SIDECAR_SET_WORKING_CONTAINER));
-    let text = records::map_with(&working, &entries);
+    let text = records::map_with(&working, &entries.into_iter().collect::<Vec<_>>());
     program.operation(format!(
         "[{}]",
         add(&path(keys::SIDECAR_SET_WORKING_CONTAINER), &text)

@@ -12,8 +12,11 @@
 //! - There is no clock: `updateTimestamp` is null.
 //! - An annotation with records that has a form which neither Go nor this program writes is replaced, not merged; the
 //!   Pod is not refused.
+//! - Pull secrets that the Pod itself lists twice stay so.
+//! - There is time for some 15 000 mounts, devices and variables that all sidecars together take over. Beyond, as after
+//!   other errors, failure policy `Ignore` leaves out the whole set: nothing is half-injected.
 //! - Computed resources are written in thousandths; amounts below are rounded up.
-//! - Errors, such as a `resourcesPolicy` without a target, leave the set out under failure policy `Ignore`.
+//! - A `resourcesPolicy` without a target, or with a negative result, is such an error; the function refuses the Pod.
 //!
 //! `literal` and `typed` keep what the user wrote from becoming code, or an object that the API server cannot read;
 //! `sets` decides which sets apply to a Pod, `containers`, `resources` and `annotations` what they write.
