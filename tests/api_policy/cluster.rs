@@ -168,7 +168,7 @@ impl PolicyCluster {
         .await;
     }
 
-    /// Writes a policy anew: the API server then chooses another order.
+    /// Updates a policy: the API server then chooses another order.
     pub async fn touch(&self, name: &str, time: usize) {
         let policies = untyped(&self.cluster, GROUP, "v1", "MutatingAdmissionPolicy", None);
         let patch = json!({ "metadata": { "annotations": { "time": time.to_string() } } });

@@ -95,3 +95,61 @@ async fn text_of_users_is_data() {
     let expected = expected.replace(r#"\"1970-01-01T00:00:00Z\""#, "null");
     assert_eq!(actual["metadata"]["annotations"].to_string(), expected);
 }
+
+/// The author of a Pod cannot keep a set away by annotations that take long to read.
+#[tokio::test]
+async fn large_annotations_do_not_stop_the_injection() {
+    let cluster = PolicyCluster::start().await;
+    let set = json!({
+        "metadata": { "name": "always" },
+        "spec": {
+            "selector": { "matchLabels": { "app": "always" } },
+            "containers": [{ "name": "agent", "image": "i", "upgradeStrategy": {
+                "upgradeType": "HotUpgrade", "hotUpgradeEmptyImage": "e" } }],
+        },
+    });
+    cluster.install(compile_all(&[Stored::from_json(&set)])).await;
+    let record = |n: usize| {
+        format!(r#""{n}":{{"updateTimestamp":null,"hash":"h","sidecarSetName":"s","sidecarList":["a"]}}"#)
+    };
+    let records = |count: usize| format!("{{{}}}", (0..count).map(record).collect::<Vec<_>>().join(","));
+    let names = |count: usize| (0..count).map(|n| n.to_string()).collect::<Vec<_>>().join(",");
+    let plain = |count: usize| {
+        format!(
+            "{{{}}}",
+            (0..count)
+                .map(|n| format!(r#""{n}":"h""#))
+                .collect::<Vec<_>>()
+                .join(",")
+        )
+    };
+    for (hashes, listed, working) in [
+        (records(190), names(240), plain(1700)),
+        (plain(1700), ",".repeat(2000), plain(1700)),
+        (records(800), names(10_000), plain(5000)),
+        (
+            format!("{{{}", "\"".repeat(16_000)),
+            ",".repeat(60_000),
+            "\\".repeat(16_000),
+        ),
+    ] {
+        let annotations = json!({
+            "kruise.io/sidecarset-hash": hashes,
+            "kruise.io/sidecarset-hash-without-image": hashes,
+            "kruise.io/sidecarset-injected-list": listed,
+            "kruise.io/sidecarset-working-hotupgrade-container": working,
+        });
+        let metadata = json!({ "name": "p", "labels": { "app": "always" }, "annotations": annotations });
+        let pod =
+            json!({ "metadata": metadata, "spec": { "containers": [{ "name": "main", "image": "i" }] } });
+        let start = std::time::Instant::now();
+        let pod = cluster
+            .mutate(&pod)
+            .await
+            .map_err(|why| why[why.len().saturating_sub(300)..].to_owned())
+            .unwrap();
+        println!("after {:?}", start.elapsed());
+        let containers = pod["spec"]["containers"].as_array().unwrap();
+        assert_eq!(containers.len(), 3, "{hashes:.100}");
+    }
+}

@@ -6,6 +6,7 @@ use kruise_api::keys;
 use kruise_api::sidecarset::SidecarSetPatchPolicy;
 
 use super::literal::string;
+use super::records::MAX_TEXT;
 use super::sets::Peers;
 use super::{Program, Unsupported, add, records};
 use crate::sidecarset::inject::candidates::Selected;
@@ -29,6 +30,9 @@ const RECORDS: [&str; 4] = [
     keys::SIDECAR_SET_INJECTED_LIST,
     keys::SIDECAR_SET_WORKING_CONTAINER,
 ];
+
+/// Names in the list of injected sets, if it is read: the time to sort is limited.
+const MAX_LISTED: usize = 250;
 
 /// The annotations of `patchPodMetadata`: the result of all entries.
 pub(super) fn patches<'a>(set: &'a Selected<'_>) -> Result<Patches<'a>, Unsupported> {
@@ -183,8 +187,11 @@ pub(super) fn add_records(set: &Selected<'_>, hot: &[String], program: &mut Prog
         ),
     ] {
         let entry = (set.name.to_owned(), kruise_api::go_json::to_json(&record));
-        let text = records::map_with(&records::as_written(entries), &[entry]);
-        program.operation(format!("[{}]", add(&path(key), &text)));
+        let entries = program.variable(
+            format!("{}Written", variable_name(entries)),
+            records::as_written(entries),
+        );
+        add_text(key, &records::map_with(&entries, &[entry]), program);
     }
 
     let listed = format!(
@@ -192,13 +199,15 @@ pub(super) fn add_records(set: &Selected<'_>, hot: &[String], program: &mut Prog
         string(keys::SIDECAR_SET_INJECTED_LIST)
     );
     let listed = format!(
-        "(({listed} == '' ? [] : {listed}.split(',')) + [{}]).distinct().sort().join(',')",
+        "(({listed} == '' || {listed}.size() > {MAX_TEXT} || {listed}.split(',').size() > {MAX_LISTED} ? [] : {listed}.split(',')) + [{}]).sort()",
         string(set.name)
     );
-    program.operation(format!(
-        "[{}]",
-        add(&path(keys::SIDECAR_SET_INJECTED_LIST), &listed)
-    ));
+    let names = program.variable("injected", listed);
+    // `distinct` compares each with each.
+    let listed = format!(
+        "lists.range({names}.size()).filter(i, i == 0 || {names}[i] != {names}[i - 1]).map(i, {names}[i]).join(',')"
+    );
+    add_text(keys::SIDECAR_SET_INJECTED_LIST, &listed, program);
 
     if hot.is_empty() {
         return;
@@ -220,10 +229,18 @@ pub(super) fn add_records(set: &Selected<'_>, hot: &[String], program: &mut Prog
     }
     let working = program.variable("working", records::working(keys::SIDECAR_SET_WORKING_CONTAINER));
     let text = records::map_with(&working, &entries.into_iter().collect::<Vec<_>>());
-    program.operation(format!(
-        "[{}]",
-        add(&path(keys::SIDECAR_SET_WORKING_CONTAINER), &text)
-    ));
+    add_text(keys::SIDECAR_SET_WORKING_CONTAINER, &text, program);
+}
+
+/// Writes an annotation. Its text is a variable, because the time for each expression is limited.
+fn add_text(key: &str, text: &str, program: &mut Program) {
+    let text = program.variable(format!("text{}", program.variables.len()), text);
+    program.operation(format!("[{}]", add(&path(key), &text)));
+}
+
+/// The name in a reference to a variable.
+fn variable_name(reference: &str) -> &str {
+    reference.strip_prefix("variables.").unwrap_or(reference)
 }
 
 /// Path of an annotation in JSON patches (RFC 6901), as a literal.

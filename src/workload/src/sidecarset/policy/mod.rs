@@ -5,8 +5,8 @@
 //!
 //! - The API server runs policies in random order, and each sees the results of those before it. Containers have their
 //!   places nevertheless: those of other sets are found by the records of these in the Pod's annotations. Volumes and
-//!   pull secrets of several sets are in the order of the policies; the API knows them by name only. Init containers in
-//!   front and behind are told apart by the names in the other sets if the Pod has no init containers of its own.
+//!   pull secrets of several sets are in the order of the policies; the API knows them by name only. Injected
+//!   init containers of a Pod that has none of its own are in front or behind as the other sets have their names.
 //! - When a sidecar replaces a container of the Pod that has its name, other sets no longer take variables, mounts and
 //!   devices from the replaced one if their policies run later, and may have their places on its other side.
 //! - There is no clock: `updateTimestamp` is null.
@@ -14,7 +14,8 @@
 //!   Pod is not refused.
 //! - Pull secrets that the Pod itself lists twice stay so.
 //! - There is time for some 15 000 mounts, devices and variables that all sidecars together take over. Beyond, as after
-//!   other errors, failure policy `Ignore` leaves out the whole set: nothing is half-injected.
+//!   other errors, failure policy `Ignore` leaves out the whole set: nothing is half-injected. The author of
+//!   a Pod can bring that about; failure policy `Fail`, or a webhook behind the policy, is the remedy.
 //! - Computed resources are written in thousandths; amounts below are rounded up.
 //! - A `resourcesPolicy` without a target, or with a negative result, is such an error; the function refuses the Pod.
 //!

@@ -4,7 +4,7 @@
 use super::literal::string;
 
 /// Characters of an annotation that are read: the time for a regular expression is limited.
-const MAX_TEXT: usize = 16_384;
+pub(super) const MAX_TEXT: usize = 16_384;
 /// A JSON string.
 const TEXT: &str = r#""(?:[^"\\]|\\.)*""#;
 /// The beginning of a record that a policy wrote; entries that admission found in the Pod mostly have a time.

@@ -12,8 +12,8 @@ use crate::sidecarset::resources::{ExpressionError, Quantity, Resource, target_r
 const MAX_EXPRESSION: usize = 4000;
 const MAX_DEPTH: usize = 12;
 
-/// Adds the resources of the container at `path` (a JSON pointer), which has empty limits and requests. `targets` is a
-/// list of the Pod's containers that count.
+/// Adds the resources of the container with this ID, which has empty limits and requests. `targets` is an expression:
+/// the containers of the Pod that no set injects.
 pub(super) fn add_resources(
     policy: &ResourcesPolicy,
     id: &str,

@@ -158,7 +158,7 @@ impl<'a> Peers<'a> {
         })
     }
 
-    /// Names of the sets that are on the other side of this one than their names alone tell: those that come before this
+    /// Names of the sets that are on the other side of this one than their names alone would put them: those that come before this
     /// set although their names are greater, or behind although they are less.
     pub(super) fn out_of_order(&self) -> Vec<&'a str> {
         let sets = self.sets.iter().enumerate();

@@ -120,7 +120,7 @@ fn sets_that_inject_nothing_have_no_policy() {
 }
 
 #[test]
-fn what_policies_cannot_do_is_said() {
+fn unsupported_fields_are_reported() {
     let container = |fields: Value| {
         let mut container = json!({ "name": "log", "image": "i" });
         container

@@ -61,10 +61,10 @@ pub enum ExpressionError {
 /// If the expression is invalid, or its result is below zero or too large.
 pub fn evaluate(expression: &str, value: Quantity) -> Result<Quantity, ExpressionError> {
     let variable = variable(expression);
-    let result = match parse(expression, variable, Operand::Quantity(value))? {
-        Operand::Quantity(quantity) => quantity,
-        Operand::Number(number) if number < 0.0 => return Err(ExpressionError::Negative),
-        Operand::Number(number) => match variable {
+    let result = match parse(expression, variable, Scalar::Quantity(value))? {
+        Scalar::Quantity(quantity) => quantity,
+        Scalar::Number(number) if number < 0.0 => return Err(ExpressionError::Negative),
+        Scalar::Number(number) => match variable {
             Resource::Cpu => to_quantity(number)?,
             Resource::Memory => to_quantity(number.trunc())?,
         },
@@ -82,9 +82,9 @@ pub fn evaluate(expression: &str, value: Quantity) -> Result<Quantity, Expressio
 ///
 /// If the expression is invalid, or its result is below zero or too large.
 pub fn validate(expression: &str, resource: Resource) -> Result<(), ExpressionError> {
-    let negative = match parse(expression, resource, Operand::Number(1.0))? {
-        Operand::Quantity(quantity) => quantity.is_negative(),
-        Operand::Number(number) => number < 0.0,
+    let negative = match parse(expression, resource, Scalar::Number(1.0))? {
+        Scalar::Quantity(quantity) => quantity.is_negative(),
+        Scalar::Number(number) => number < 0.0,
     };
     if negative {
         return Err(ExpressionError::Negative);
@@ -115,18 +115,18 @@ pub(in crate::sidecarset) trait Arithmetic: Sized + Clone {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Operand {
+enum Scalar {
     Number(f64),
     Quantity(Quantity),
 }
 
-use Operand::{Number, Quantity as Amount};
+use Scalar::{Number, Quantity as Amount};
 
 fn to_quantity(number: f64) -> Result<Quantity, ExpressionError> {
     Quantity::from_milli(number * 1000.0).ok_or(ExpressionError::OutOfRange)
 }
 
-impl Operand {
+impl Scalar {
     /// Both sides as quantities if one is, otherwise as numbers.
     fn combine(
         self,
@@ -146,7 +146,7 @@ impl Operand {
     }
 }
 
-impl Arithmetic for Operand {
+impl Arithmetic for Scalar {
     fn number(number: f64) -> Self {
         Number(number)
     }
