@@ -38,7 +38,8 @@ pub fn selects_new_pod(
         && selects_labels(spec, labels)
 }
 
-fn is_empty(selector: &LabelSelector) -> bool {
+/// Whether a selector has no requirement.
+pub(super) fn is_empty(selector: &LabelSelector) -> bool {
     let labels = selector.match_labels.iter().flatten().count();
     labels + selector.match_expressions.iter().flatten().count() == 0
 }

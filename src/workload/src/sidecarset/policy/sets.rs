@@ -4,8 +4,9 @@ use k8s_openapi::api::apps::v1::ControllerRevision;
 
 use super::selector::{POD_LABELS, matches, selects};
 use super::{Options, Unsupported};
-use crate::sidecarset::inject::candidates::{Scope, Selected, base, is_empty};
+use crate::sidecarset::inject::candidates::{Scope, Selected};
 use crate::sidecarset::inject::revision::{find, percentage, restore};
+use crate::sidecarset::matching::is_empty;
 use crate::sidecarset::set::SetView;
 
 const REVISION: &str = "spec.injectionStrategy.revision";
@@ -106,7 +107,7 @@ impl<'a> Peers<'a> {
                 Some(Peer {
                     name: other.name,
                     scope: Scope::of(other.spec),
-                    base: base(other),
+                    base: other.canary_base(),
                     selects: selects(selector, other.spec.namespace_selector.as_ref()),
                     // Without a policy it comes by the webhook, later.
                     variants: variants(other, options.revisions).unwrap_or_else(|_| current()),
