@@ -201,7 +201,7 @@ fn parts(pod: &Value, ordered: bool) -> BTreeMap<&'static str, Value> {
                 let mut names = BTreeSet::new();
                 items.retain(|item| names.insert(item["name"].as_str().unwrap_or_default().to_owned()));
             }
-            if !ordered && !list.ends_with("ontainers") {
+            if !ordered && !list.to_ascii_lowercase().ends_with("containers") {
                 items.sort_by_key(|item| item["name"].as_str().unwrap().to_owned());
             }
         }

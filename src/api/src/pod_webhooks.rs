@@ -37,7 +37,7 @@ impl SetWebhook {
         spec: &SidecarSetSpec,
     ) -> Option<Self> {
         let selectors = PodSelectors::new(namespace, spec).ok()??;
-        let valid = names::is_subdomain(&webhook_name(name));
+        let valid = names::is_label(name);
         let failure_policy = failure_policy(annotations);
         valid.then(|| Self {
             failure_policy,
@@ -146,7 +146,8 @@ pub fn pod_webhooks<'a>(namespace: &str, sets: impl IntoIterator<Item = &'a SetW
     let mut namespaces = json!({});
     exclude_system_namespaces(&mut namespaces, namespace);
     webhooks.extend(shared.into_iter().map(|policy| {
-        let name = format!("others-{}", policy.to_ascii_lowercase());
+        // No set has a name with a dot.
+        let name = format!("others.{}", policy.to_ascii_lowercase());
         webhook(namespace, &name, policy, &namespaces, None)
     }));
     webhooks
@@ -339,7 +340,7 @@ mod tests {
         let sets: Vec<_> = sets.iter().map(|name| (name.as_str(), spec(json!({})))).collect();
         let all = webhooks(&sets);
         assert_eq!(all.len(), MAX_WEBHOOKS + 1);
-        assert_eq!(all[MAX_WEBHOOKS]["name"], "others-ignore.mpod.kb.io");
+        assert_eq!(all[MAX_WEBHOOKS]["name"], "others.ignore.mpod.kb.io");
         assert_eq!(all[MAX_WEBHOOKS]["objectSelector"], json!({}));
 
         let key = |n| format!("{}.k{n}/k", "d".repeat(200));
@@ -348,6 +349,6 @@ mod tests {
         let large: Vec<_> = sets.iter().map(|(name, _)| (*name, spec(long.clone()))).collect();
         let all = webhooks(&large);
         assert!(json!(all).to_string().len() < MAX_BYTES + 4096);
-        assert_eq!(names(&all).last(), Some(&"others-ignore.mpod.kb.io"));
+        assert_eq!(names(&all).last(), Some(&"others.ignore.mpod.kb.io"));
     }
 }

@@ -1,7 +1,7 @@
 //! New Pods: injects SidecarSets, and sets the barriers of launch priorities.
 //!
-//! No Pod is refused here. What a set asks for and cannot have is a failed request, so that the set's failure policy
-//! decides whether the Pod is created without it.
+//! What a set asks for and cannot have is a failed request, so that the set's failure policy decides whether the Pod is
+//! created without it. A Pod is refused only for what it says itself.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -14,7 +14,7 @@ use serde_json::Value;
 use super::review::Request;
 use kruise_api::sidecarset::SidecarSet;
 use kruise_workload::pod_admission::{self, MutationError};
-use kruise_workload::sidecarset::inject;
+use kruise_workload::sidecarset::inject::{self, InjectionError};
 use kruise_workload::sidecarset::set::SetView;
 
 /// What the cluster has, as far as a new Pod needs it.
@@ -30,6 +30,14 @@ pub(super) struct PodInjectionLookup {
     pub sort_containers: bool,
 }
 
+/// Whether the Pod's own content is the reason, so that no set may decide.
+pub(super) fn is_about_pod(error: &MutationError) -> bool {
+    matches!(
+        error,
+        MutationError::LaunchPriority(_) | MutationError::Injection(InjectionError::InvalidAnnotation { .. })
+    )
+}
+
 /// The Pod with all changes.
 ///
 /// # Errors
@@ -42,9 +50,15 @@ pub(super) fn mutate(
     static NONE: BTreeMap<String, String> = BTreeMap::new();
     let mut pod = request.object.to_json();
     let sets: Vec<SetView<'_>> = lookup.sets.iter().map(|set| view(set, &NONE)).collect();
+    let by_revision = |set: &Arc<SidecarSet>| {
+        let injection = set.spec.injection_strategy.as_ref();
+        injection.is_some_and(|injection| injection.revision.is_some())
+    };
+    let needed = lookup.sets.iter().any(by_revision);
     let revisions: Vec<ControllerRevision> = lookup
         .revisions
         .iter()
+        .filter(|_| needed)
         .map(|r| ControllerRevision::clone(r))
         .collect();
     let options = pod_admission::Options {

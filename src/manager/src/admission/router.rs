@@ -300,9 +300,18 @@ async fn handle_pod(State(state): State<HandlerState>, body: Bytes) -> Response 
         return Json(review.allowed()).into_response();
     };
     let mutated = match state.lookups.pod_injection(&request).await {
-        Ok(lookup) => {
-            pod::mutate(&request, &lookup, state.lookups.cluster.clock.now()).map_err(|why| why.to_string())
-        }
+        Ok(lookup) => match pod::mutate(&request, &lookup, state.lookups.cluster.clock.now()) {
+            // The Pod itself is wrong, whatever the sets are.
+            Err(why) if pod::is_about_pod(&why) => {
+                let decision = Decision::Deny {
+                    code: 422,
+                    message: why.to_string(),
+                };
+                record_decision(POD_KIND, true, &request.namespace, &decision);
+                return Json(review.with_decision(&request.object, decision)).into_response();
+            }
+            mutated => mutated.map_err(|why| why.to_string()),
+        },
         Err(why) => Err(why),
     };
     match mutated {

@@ -1,15 +1,15 @@
 //! Writes images and annotations of injected Pods, and their conditions.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures::{StreamExt, stream};
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Api;
 use serde_json::{Value, json};
 
-use super::SetContext;
 use super::observe::versioned_pod;
+use super::{SetContext, SetState, report};
 use crate::view::RawPod;
 use kruise_api::json::set;
 use kruise_cluster::{Error, EventType, Key, write};
@@ -19,6 +19,9 @@ use kruise_workload::sidecarset::upgrade::PodChanges;
 
 /// Pods that are written at once for one set.
 const MAX_CONCURRENT_WRITES: usize = 32;
+
+/// How long a Pod is left alone whose update the API server refused.
+const RETRY_REFUSED: Duration = Duration::from_secs(60);
 
 type ObservedPod = (Key, Arc<Pod>);
 
@@ -53,11 +56,17 @@ pub async fn fetch_unconfirmed(ctx: &SetContext<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes the planned changes of Pods; returns whether there were any.
+/// Writes the planned changes of Pods; returns whether there were any. Pods that the API server refuses are left alone
+/// for a while, so that they stop no others.
 ///
 /// # Errors
-/// The first error, after everything was tried.
-pub async fn write_pods(ctx: &SetContext<'_>, plan: &Plan, pods: &[ObservedPod]) -> Result<bool, Error> {
+/// The first other error, after everything was tried.
+pub async fn write_pods(
+    ctx: &SetContext<'_>,
+    plan: &Plan,
+    pods: &[ObservedPod],
+    state: &mut SetState,
+) -> Result<bool, Error> {
     let at = |at: usize| pods.get(at);
     let flips = plan
         .flips
@@ -79,16 +88,28 @@ pub async fn write_pods(ctx: &SetContext<'_>, plan: &Plan, pods: &[ObservedPod])
     let acted = !writes.is_empty();
     let writes: Vec<_> = writes
         .into_iter()
-        .map(|(pod, changes, condition, flip)| write_pod(ctx, pod, changes, condition, flip))
+        .map(async |(pod, changes, condition, flip)| {
+            (&pod.1, write_pod(ctx, pod, changes, condition, flip).await)
+        })
         .collect();
     let results = stream::iter(writes)
         .buffer_unordered(MAX_CONCURRENT_WRITES)
         .collect::<Vec<_>>()
         .await;
-    results
-        .into_iter()
-        .collect::<Result<Vec<()>, Error>>()
-        .map(|_| acted)
+    let generation = ctx.set.metadata.generation.unwrap_or_default();
+    let mut result = Ok(acted);
+    for (pod, written) in results {
+        match written {
+            Err(error) if error.rejected() => {
+                report::publish_refused(ctx, pod, &error);
+                let until = Instant::now() + RETRY_REFUSED;
+                state.refused.insert(pod.uid.clone(), (generation, until));
+            }
+            Err(error) => result = Err(error),
+            Ok(()) => {}
+        }
+    }
+    result
 }
 
 async fn write_pod(

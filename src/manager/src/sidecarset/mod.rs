@@ -11,7 +11,7 @@ mod history;
 mod observe;
 mod report;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -54,6 +54,8 @@ struct SetState {
     not_upgradable: usize,
     /// Pods of the last event about Pods without the containers.
     not_injected: usize,
+    /// Pods, by UID, whose update the API server refused: the set's generation, and until when they are left alone.
+    refused: HashMap<String, (i64, Instant)>,
 }
 
 /// One reconcile of a set.
@@ -154,6 +156,10 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
     let none = std::collections::BTreeMap::new();
     let mut status = ctx.set.status.clone().unwrap_or_default();
     status.collision_count = status.collision_count.max(state.collisions);
+    let generation = ctx.set.metadata.generation.unwrap_or_default();
+    let is_current = |of: i64, until: Instant| of == generation && Instant::now() < until;
+    state.refused.retain(|_, (of, until)| is_current(*of, *until));
+    let refused: BTreeSet<String> = state.refused.keys().cloned().collect();
     let observed = Observed {
         name: ctx.name,
         uid: ctx.uid,
@@ -165,6 +171,7 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
         status: &status,
         // The index has them.
         unobserved_writes: false,
+        refused: &refused,
     };
     let now = ctx.shared.manager.cluster.clock.now();
     let plan = plan(&observed, &pods, &objects.revisions, now);
@@ -184,13 +191,19 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
         spec: observed.spec,
     };
     let new_status = report::new_status(&view, &status, &plan, &objects, now);
-    let status_due = report::update_status(ctx, &new_status, state).await?;
-    let acted = act::write_pods(ctx, &plan, &objects.pods).await;
+    // A status that cannot be written must not stop the update.
+    let status_due = report::update_status(ctx, &new_status, state).await;
+    let acted = act::write_pods(ctx, &plan, &objects.pods, state).await;
     report::publish_not_upgradable(ctx, plan.not_upgradable_event, state);
     report::publish_not_injected(ctx, &objects.not_injected, state);
     history::delete_surplus(ctx, &plan.history).await?;
-    let acted = acted?;
+    let (acted, status_due) = (acted?, status_due?);
+    let refused = state.refused.values();
+    let retry_refused = refused
+        .map(|(_, until)| until.saturating_duration_since(Instant::now()))
+        .min();
     let requeues = [
+        retry_refused,
         plan.requeue,
         status_due,
         objects.next_fetch,

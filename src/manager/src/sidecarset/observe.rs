@@ -9,17 +9,20 @@ use tokio::sync::mpsc;
 use crate::Stores;
 use crate::stores::NamespaceLabels;
 use crate::view::{PodView, RevisionView};
-use kruise_api::keys;
 use kruise_api::sidecarset::SidecarSet;
+use kruise_api::{keys, names};
 use kruise_cluster::write_cache::{Versioned, WriteCache};
 use kruise_cluster::{Change, ChangeHandler, Key, Store};
 use kruise_workload::in_place::Pod;
 use kruise_workload::revision::Revision;
 use kruise_workload::sidecarset::history::ListedRevision;
-use kruise_workload::sidecarset::matching::is_matched;
+use kruise_workload::sidecarset::matching::{is_matched, selects_namespace};
 use kruise_workload::sidecarset::not_injected::{InjectablePod, should_have_been_injected};
 use kruise_workload::sidecarset::recorded::parse_injected_list;
 use kruise_workload::sidecarset::set::SetView;
+
+/// Sets of one Pod that count.
+const MAX_RECORDED_SETS: usize = 100;
 
 /// All observed objects.
 pub struct Index {
@@ -94,7 +97,12 @@ fn set_of_revision(view: &RevisionView) -> &str {
 /// The sets that a Pod records.
 fn recorded_sets(pod: &Pod) -> BTreeSet<&str> {
     let text = pod.annotations.get(keys::SIDECAR_SET_INJECTED_LIST);
-    text.map(|text| parse_injected_list(text)).unwrap_or_default()
+    let all = text.map(|text| parse_injected_list(text)).unwrap_or_default();
+    // Anybody may write the annotation.
+    all.into_iter()
+        .filter(|name| names::is_label(name))
+        .take(MAX_RECORDED_SETS)
+        .collect()
 }
 
 /// A view for decisions that need neither version nor revision.
@@ -328,6 +336,9 @@ impl Index {
     }
 
     fn apply_revision(&mut self, change: &Change<RevisionView>, affected: &mut BTreeSet<String>) {
+        if change.key.namespace.as_deref() != Some(&self.system_namespace) {
+            return;
+        }
         let sets = [&change.old, &change.new]
             .into_iter()
             .flatten()
@@ -355,7 +366,12 @@ impl Index {
             None => drop(self.namespaces.remove(&change.key.name)),
         }
         let sets = self.sets.group_entries("");
-        let selecting = sets.filter(|(_, set, _)| set.spec.namespace_selector.is_some());
+        let selects = |set: &SidecarSet, labels: &Option<Arc<NamespaceLabels>>| {
+            labels
+                .as_ref()
+                .is_some_and(|labels| selects_namespace(&set.spec, Some(labels)))
+        };
+        let selecting = sets.filter(|(_, set, _)| selects(set, &change.old) != selects(set, &change.new));
         let selecting: BTreeSet<String> = selecting.map(|(key, ..)| key.name.clone()).collect();
         self.unscanned.extend(selecting.iter().cloned());
         affected.extend(selecting);

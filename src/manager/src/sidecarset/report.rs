@@ -24,6 +24,8 @@ use kruise_workload::sidecarset::waiting::{self, Waiting, WaitingRollout};
 const WAITING: &str = "Waiting";
 /// Event reason of ours: Pods run without the containers that they should have.
 const SIDECAR_NOT_INJECTED: &str = "SidecarNotInjected";
+/// Event reason of ours: the API server refuses the update of a Pod.
+const FAILED_UPDATE: &str = "FailedUpdatePodInPlace";
 /// Names of Pods in an event.
 const MAX_NAMES: usize = 5;
 /// Fields of the status that may be absent.
@@ -162,6 +164,16 @@ pub fn publish_not_injected(ctx: &SetContext<'_>, pods: &[Key], state: &mut SetS
     );
     tracing::warn!(set = ctx.name, pods = pods.len(), "{note}");
     publish(ctx, EventType::Warning, SIDECAR_NOT_INJECTED, note);
+}
+
+/// Publishes that the API server refuses the update of a Pod.
+pub fn publish_refused(ctx: &SetContext<'_>, pod: &Pod, error: &Error) {
+    let note = format!(
+        "cannot update the containers of pod {}: {}",
+        pod.name,
+        error.message()
+    );
+    publish(ctx, EventType::Warning, FAILED_UPDATE, note);
 }
 
 fn publish(ctx: &SetContext<'_>, type_: EventType, reason: &str, note: String) {

@@ -4,7 +4,7 @@
 //! Out: a [`Plan`]. The revision is written first, because status and Pods name it; then the status, then the Pods.
 
 use std::borrow::Borrow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -53,6 +53,8 @@ pub struct Observed<'a> {
     pub status: &'a SidecarSetStatus,
     /// Whether some of our writes to its Pods are not in the cache yet.
     pub unobserved_writes: bool,
+    /// UIDs of Pods whose update the API server refused a moment ago: they are left alone.
+    pub refused: &'a BTreeSet<String>,
 }
 
 /// What to do. Pods are indexes into the given ones.
@@ -116,6 +118,8 @@ pub enum Wait {
     Partition(Vec<usize>),
     /// The selector of the update strategy leaves these Pods out.
     NotSelected(Vec<usize>),
+    /// The API server refused the update of these Pods a moment ago.
+    Refused(Vec<usize>),
 }
 
 /// Plans one reconcile. `pods` are the matched ones by namespace and name, and `revisions` those of Kruise's namespace.
@@ -175,7 +179,7 @@ fn plan_pods(
         return;
     }
     for (at, pod) in pods.iter().enumerate() {
-        if is_flip_due(set, pod) {
+        if is_flip_due(set, pod) && !observed.refused.contains(&pod.uid) {
             plan.flips.push((at, flip(set, pod, now)));
         }
     }
@@ -184,7 +188,7 @@ fn plan_pods(
         return;
     }
     if !outdated().is_empty() {
-        plan_upgrades(set, pods, &select(set, pods, states), now, plan);
+        plan_upgrades(set, pods, &select(set, pods, states, observed.refused), now, plan);
     }
     let hot_upgrading = |at: &usize| {
         let pod = pods.get(*at);
@@ -206,6 +210,7 @@ fn plan_upgrades(set: &SetView<'_>, pods: &[&Pod], selection: &Selection, now: T
         not_upgradable,
         not_selected,
         in_progress,
+        refused,
         kept,
         held,
         unavailable,
@@ -230,6 +235,7 @@ fn plan_upgrades(set: &SetView<'_>, pods: &[&Pod], selection: &Selection, now: T
     }
     push_pods(plan, not_upgradable.clone(), Wait::NotUpgradable);
     push_pods(plan, invalid, Wait::InvalidAnnotation);
+    push_pods(plan, refused.clone(), Wait::Refused);
     push_pods(plan, in_progress.clone(), Wait::PreviousUpdate);
     push_pods(plan, held.clone(), |held| Wait::MaxUnavailable {
         held,
@@ -312,7 +318,7 @@ impl Wait {
     /// The order of importance: what a user must change comes first, what a user asked for last.
     fn rank(&self) -> u8 {
         match self {
-            Self::InvalidAnnotation(_) => 0,
+            Self::InvalidAnnotation(_) | Self::Refused(_) => 0,
             Self::MaxUnavailable { .. } => 1,
             Self::UpdatedNotReady(_) => 2,
             Self::HotUpgrade(_) => 3,

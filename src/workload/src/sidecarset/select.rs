@@ -1,6 +1,6 @@
 //! Which Pods are updated next.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kruise_api::selector::matches;
 use kruise_api::sidecarset::{SidecarSetUpdateStrategy, UpdateScatterTerm};
@@ -26,6 +26,8 @@ pub struct Selection {
     pub not_selected: Vec<usize>,
     /// Their previous update is not over.
     pub in_progress: Vec<usize>,
+    /// The API server refused their update a moment ago.
+    pub refused: Vec<usize>,
     /// The partition keeps them, in their order.
     pub kept: Vec<usize>,
     /// They wait until fewer Pods are unavailable, in their order.
@@ -36,9 +38,15 @@ pub struct Selection {
     pub max_unavailable: usize,
 }
 
-/// Selects the Pods to update, of all matched ones and their states.
+/// Selects the Pods to update, of all matched ones and their states, without those of these UIDs, which the API server
+/// refused.
 #[must_use]
-pub fn select(set: &SetView<'_>, pods: &[&Pod], states: &[PodState]) -> Selection {
+pub fn select(
+    set: &SetView<'_>,
+    pods: &[&Pod],
+    states: &[PodState],
+    refused: &BTreeSet<String>,
+) -> Selection {
     let default = SidecarSetUpdateStrategy::default();
     let strategy = set.spec.update_strategy.as_ref().unwrap_or(&default);
     let mut selection = Selection::default();
@@ -57,6 +65,8 @@ pub fn select(set: &SetView<'_>, pods: &[&Pod], states: &[PodState]) -> Selectio
             selection.not_upgradable.push(at);
         } else if !is_previous_update_over(set, pod) {
             selection.in_progress.push(at);
+        } else if refused.contains(&pod.uid) {
+            selection.refused.push(at);
         } else {
             waiting.push(at);
         }
@@ -116,4 +126,49 @@ fn expand(terms: &[UpdateScatterTerm], pods: &[&Pod], waiting: &[usize]) -> Vec<
     let mut seen = std::collections::BTreeSet::new();
     expanded.retain(|term| seen.insert((term.key.clone(), term.value.clone())));
     expanded
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use kruise_api::keys;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn refused_pod_takes_no_place_of_others() {
+        let strings = |value: serde_json::Value| serde_json::from_value(value).unwrap();
+        let annotations: BTreeMap<String, String> = strings(json!({
+            keys::SIDECAR_SET_HASH: "new", keys::SIDECAR_SET_HASH_WITHOUT_IMAGE: "same" }));
+        let spec = json!({ "containers": [{ "name": "log", "image": "log:2" }],
+            "selector": { "matchLabels": { "app": "web" } } });
+        let set = SetView {
+            name: "s",
+            resource_version: "1",
+            annotations: &annotations,
+            latest_revision: "s-2",
+            spec: &serde_json::from_value(spec).unwrap(),
+        };
+        let pods = ["a", "b"].map(|name| {
+            Pod::from_json(&json!({
+                "metadata": { "name": name, "uid": name, "annotations": {
+                    keys::SIDECAR_SET_HASH: r#"{"s":{"hash":"old"}}"#,
+                    keys::SIDECAR_SET_HASH_WITHOUT_IMAGE: r#"{"s":{"hash":"same"}}"# } },
+                "spec": { "nodeName": "n", "containers": [{ "name": "log", "image": "log:1" }] },
+                "status": { "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }],
+                    "containerStatuses": [{ "name": "log", "image": "log:1", "imageID": "i", "ready": true }] },
+            }))
+        });
+        let pods: Vec<&Pod> = pods.iter().collect();
+        let states: Vec<PodState> = pods.iter().map(|pod| PodState::new(&set, pod)).collect();
+        let chosen = |refused: &[&str]| {
+            let refused = refused.iter().map(|uid| (*uid).to_owned()).collect();
+            let Selection { upgrade, refused, .. } = select(&set, &pods, &states, &refused);
+            (upgrade, refused)
+        };
+        assert_eq!(chosen(&[]), (vec![0], Vec::new()));
+        assert_eq!(chosen(&["a"]), (vec![1], vec![0]));
+        assert_eq!(chosen(&["a", "b"]), (Vec::new(), vec![0, 1]));
+    }
 }

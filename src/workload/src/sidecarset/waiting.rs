@@ -104,6 +104,7 @@ fn reason(wait: &Wait) -> &'static str {
         Wait::UpdatedNotReady(_) => "PodsNotReady",
         Wait::Partition(_) => "Partition",
         Wait::NotSelected(_) => "NotSelected",
+        Wait::Refused(_) => "UpdateRefused",
     }
 }
 
@@ -141,6 +142,11 @@ impl WaitingRollout<'_> {
                 unavailable,
                 limit,
             } => self.max_unavailable(held, *unavailable, *limit),
+            Wait::Refused(pods) => {
+                let count = self.count(pods, ["cannot", "cannot"]);
+                let names = self.names(pods);
+                format!("{count} be updated, because the API server refuses it, as events show: {names}")
+            }
             Wait::UpdatedNotReady(pods) => {
                 let count = self.count(pods, ["is", "are"]);
                 let list = self.list(self.reasons(pods, |pod| self.unavailable_reason(pod)));

@@ -127,8 +127,8 @@ mod tests {
                 "c cannot be read: invalid type: integer `1`, expected a string",
             ),
             (
-                json!({ "nmae": "a" }),
-                "c.nmae is no field that this release knows",
+                json!({ "image2": "a" }),
+                "c.image2 is no field that this release knows",
             ),
             (
                 json!({ "lifecycle": { "nope": {} } }),

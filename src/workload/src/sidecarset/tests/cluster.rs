@@ -17,6 +17,8 @@ use crate::sidecarset::matching::is_matched;
 use crate::sidecarset::plan::Observed;
 use crate::sidecarset::set::SetView;
 
+static NONE_REFUSED: std::collections::BTreeSet<String> = std::collections::BTreeSet::new();
+
 pub(super) struct Cluster {
     pub(super) name: String,
     pub(super) labels: BTreeMap<String, String>,
@@ -66,6 +68,7 @@ impl Cluster {
             spec: &self.spec,
             status: &self.status,
             unobserved_writes: false,
+            refused: &NONE_REFUSED,
         }
     }
 

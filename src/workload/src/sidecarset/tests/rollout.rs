@@ -73,6 +73,7 @@ impl Rollout {
             spec: &self.spec,
             status: &self.status,
             unobserved_writes: false,
+            refused: &std::collections::BTreeSet::new(),
         };
         let pods = self.read_pods();
         let pods: Vec<&Pod> = pods.iter().collect();

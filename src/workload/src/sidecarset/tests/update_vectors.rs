@@ -84,7 +84,7 @@ fn strategy(set: &SetView<'_>, vector: &Value) -> Value {
     let pods: Vec<&Pod> = pods.iter().collect();
     let states: Vec<PodState> = pods.iter().map(|pod| PodState::new(set, pod)).collect();
     let counters = Counters::new(&states);
-    let selection = select(set, &pods, &states);
+    let selection = select(set, &pods, &states, &std::collections::BTreeSet::new());
     let names = |indexes: &[usize]| {
         indexes
             .iter()

@@ -13,6 +13,11 @@ pub(super) fn check(request: &Request, errors: &mut FieldErrors) {
     }
     check_selector(&spec["selector"], "spec.selector", errors);
     check_selector(&spec["namespaceSelector"], "spec.namespaceSelector", errors);
+    // It becomes the label of a revision.
+    let version = as_text(&spec["customVersion"]);
+    for why in labels::label_value_errors(version) {
+        errors.invalid("spec.customVersion", &spec["customVersion"], why);
+    }
     let revision = &spec["injectionStrategy"]["revision"];
     if !revision.is_null() {
         check_revision(request, revision, errors);
