@@ -523,7 +523,8 @@ mod tests {
 
         fn namespace(&mut self, labels: Value) -> BTreeSet<String> {
             let labels = Arc::new(serde_json::from_value(labels).unwrap());
-            let event = change(Key::cluster_scoped("shop"), None, Some(labels));
+            let old = self.index.namespaces.get("shop").cloned();
+            let event = change(Key::cluster_scoped("shop"), old, Some(labels));
             self.apply(&WatchEvent::Namespace(event))
         }
 
@@ -621,5 +622,29 @@ mod tests {
         let mut world = World::new();
         world.set(None, Some(Arc::clone(&before)));
         assert_eq!(world.set(Some(before), Some(Arc::new(after))), BTreeSet::new());
+    }
+
+    #[test]
+    fn revisions_of_other_namespaces_do_not_count() {
+        let revision = json!({ "metadata": { "name": "log-1", "uid": "r", "resourceVersion": "1",
+            "labels": { keys::SIDECAR_SET_NAME: "log" } }, "revision": 7, "data": {} });
+        let view = RevisionView::from_object(&serde_json::from_value(revision).unwrap()).map(Arc::new);
+        let log = set("log", json!({}));
+        for (namespace, counted) in [("shop", 0), ("kruise-system", 1)] {
+            let mut world = World::new();
+            let event = change(Key::namespaced(namespace, "log-1"), None, view.clone());
+            let affected = world.apply(&WatchEvent::Revision(event));
+            assert_eq!(affected.len(), counted, "{namespace}");
+            assert_eq!(world.index.observe(&log).revisions.len(), counted, "{namespace}");
+        }
+    }
+
+    #[test]
+    fn sets_that_a_pod_records_are_bounded() {
+        let many: Vec<String> = (0..10_000).map(|n| format!("s{n}")).collect();
+        let mut world = World::new();
+        let affected = world.pod(None, Some(pod(&format!("a/b,{},?", many.join(",")))));
+        assert_eq!(affected.len(), MAX_RECORDED_SETS);
+        assert!(affected.iter().all(|set| set.starts_with('s')));
     }
 }
