@@ -14,6 +14,7 @@ pub mod fuzzing;
 pub mod image_pull_job;
 pub mod launch_priority;
 pub mod node_image;
+mod object_reference;
 mod options;
 pub mod pod_readiness;
 mod run;

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use super::context::CloneSetContext;
 use super::plan::{Action, ClaimPatch, CloneSetEvent, ImagePullJobRef, PatchReason, WAITING, truncate};
 use super::reconcile_state::ReconcileState;
+use crate::object_reference::object_reference;
 use kruise_api::cloneset::{CloneSet, CloneSetStatus};
 use kruise_cluster::{Error, EventType, Key, write};
 use kruise_ops::metrics::metrics;
@@ -239,7 +240,7 @@ pub fn publish_events(
         } else {
             EventType::Normal
         };
-        events.publish(object_reference(ctx), type_, reason, "Reconcile", event.message);
+        events.publish(reference(ctx), type_, reason, "Reconcile", event.message);
     }
 }
 
@@ -263,7 +264,7 @@ pub fn report_unknown_fields(ctx: &CloneSetContext<'_>, fields: &[String]) {
     );
     tracing::warn!(set = %ctx.name, reason = UNKNOWN_FIELD, "{message}");
     ctx.manager.cluster.events.publish(
-        object_reference(ctx),
+        reference(ctx),
         EventType::Warning,
         UNKNOWN_FIELD,
         "Reconcile",
@@ -271,15 +272,8 @@ pub fn report_unknown_fields(ctx: &CloneSetContext<'_>, fields: &[String]) {
     );
 }
 
-fn object_reference(ctx: &CloneSetContext<'_>) -> ObjectReference {
-    ObjectReference {
-        api_version: Some("apps.kruise.io/v1beta1".to_owned()),
-        kind: Some("CloneSet".to_owned()),
-        namespace: ctx.name.namespace.clone(),
-        name: Some(ctx.name.name.clone()),
-        uid: Some(ctx.owner.uid.clone()),
-        ..ObjectReference::default()
-    }
+fn reference(ctx: &CloneSetContext<'_>) -> ObjectReference {
+    object_reference("apps.kruise.io/v1beta1", "CloneSet", ctx.name, &ctx.owner.uid)
 }
 
 /// Fields of the status that may be absent.

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{ConfigMap, ObjectReference};
+use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use serde_json::json;
 
 use crate::Context;
+use crate::object_reference::object_reference;
 use crate::view::{PodView, RawPod, barrier_config_map, barrier_key};
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
@@ -64,14 +65,7 @@ pub async fn lift_barriers(ctx: &Context, key: &Key, pod: &PodView, priority: i6
 
 /// Publishes an event on the Pod: why its containers wait.
 fn report_foreign_config_map(ctx: &Context, key: &Key, pod: &PodView, map: &str) {
-    let reference = ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("Pod".to_owned()),
-        name: Some(key.name.clone()),
-        namespace: key.namespace.clone(),
-        uid: Some(pod.uid.clone()),
-        ..ObjectReference::default()
-    };
+    let reference = object_reference("v1", "Pod", key, &pod.uid);
     let note = format!(
         "containers wait for keys of ConfigMap {map}, which the Pod does not own: delete the ConfigMap"
     );

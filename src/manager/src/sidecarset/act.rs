@@ -1,15 +1,16 @@
 //! Writes images and annotations of injected Pods, and their conditions.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::{StreamExt, stream};
-use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Api;
 use serde_json::{Value, json};
 
 use super::observe::versioned_pod;
 use super::{SetContext, SetState, report};
+use crate::object_reference::object_reference;
 use crate::view::RawPod;
 use kruise_api::json::set;
 use kruise_cluster::{Error, EventType, Key, write};
@@ -72,18 +73,21 @@ pub async fn write_pods(
         .flips
         .iter()
         .filter_map(|(index, changes)| Some((at(*index)?, Some(changes), None, true)));
-    let upgrades = plan.upgrades.iter().filter_map(|(index, changes)| {
-        let condition = plan
-            .conditions
-            .iter()
-            .find(|(of, _)| of == index)
-            .map(|(_, condition)| condition);
-        Some((at(*index)?, Some(changes), condition, false))
-    });
-    let upgraded = |index: &usize| plan.upgrades.iter().any(|(of, _)| of == index);
-    let conditions = plan.conditions.iter().filter(|(index, _)| !upgraded(index));
+    let mut conditions: BTreeMap<usize, &Value> = plan
+        .conditions
+        .iter()
+        .map(|(index, condition)| (*index, condition))
+        .collect();
+    // That of a Pod that is updated is written after the update.
+    let upgrades = plan.upgrades.iter();
+    let upgrades = upgrades.map(|(index, changes)| (*index, changes, conditions.remove(index)));
+    let upgrades: Vec<_> = upgrades.collect();
+    let upgrades = upgrades
+        .into_iter()
+        .filter_map(|(index, changes, condition)| Some((at(index)?, Some(changes), condition, false)));
+    let conditions = conditions.into_iter();
     let conditions =
-        conditions.filter_map(|(index, condition)| Some((at(*index)?, None, Some(condition), false)));
+        conditions.filter_map(|(index, condition)| Some((at(index)?, None, Some(condition), false)));
     let writes: Vec<_> = flips.chain(upgrades).chain(conditions).collect();
     let acted = !writes.is_empty();
     let writes: Vec<_> = writes
@@ -171,14 +175,7 @@ fn pod_patch(pod: &Pod, changes: &PodChanges) -> Value {
 }
 
 fn publish_flip(ctx: &SetContext<'_>, key: &Key, pod: &Pod, error: Option<&Error>) {
-    let reference = ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("Pod".to_owned()),
-        name: Some(key.name.clone()),
-        namespace: key.namespace.clone(),
-        uid: Some(pod.uid.clone()),
-        ..ObjectReference::default()
-    };
+    let reference = object_reference("v1", "Pod", key, &pod.uid);
     let (type_, reason, note) = match error {
         None => (
             EventType::Normal,

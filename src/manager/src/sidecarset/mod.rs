@@ -24,7 +24,6 @@ use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key};
 use kruise_workload::in_place::Pod;
 use kruise_workload::sidecarset::plan::{Observed, plan};
-use kruise_workload::sidecarset::set::SetView;
 use observe::{Index, WatchEvents};
 
 /// Name in logs and metrics.
@@ -163,7 +162,7 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
     let observed = Observed {
         name: ctx.name,
         uid: ctx.uid,
-        generation: ctx.set.metadata.generation.unwrap_or_default(),
+        generation,
         resource_version: ctx.set.metadata.resource_version.as_deref().unwrap_or_default(),
         labels: ctx.set.metadata.labels.as_ref().unwrap_or(&none),
         annotations: ctx.set.metadata.annotations.as_ref().unwrap_or(&none),
@@ -183,13 +182,7 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
         state.collisions = Some(collisions);
         return Ok(Some(Duration::ZERO));
     }
-    let view = SetView {
-        name: observed.name,
-        resource_version: observed.resource_version,
-        annotations: observed.annotations,
-        latest_revision: &plan.history.latest,
-        spec: observed.spec,
-    };
+    let view = observed.view(&plan.history.latest);
     let new_status = report::new_status(&view, &status, &plan, &objects, now);
     // A status that cannot be written must not stop the update.
     let status_due = report::update_status(ctx, &new_status, state).await;

@@ -117,6 +117,22 @@ fn view(set: &SidecarSet) -> SetView<'_> {
     }
 }
 
+/// What decides which sets a Pod lacks.
+struct Sets<'a> {
+    all: Vec<SetView<'a>>,
+    /// Those that are injected in the place of another one.
+    canaries: Vec<SetView<'a>>,
+}
+
+impl<'a> Sets<'a> {
+    fn new(sets: &'a [Arc<SidecarSet>]) -> Self {
+        let all: Vec<SetView<'a>> = sets.iter().map(|set| view(set)).collect();
+        let canaries = all.iter().filter(|set| set.canary_base().is_some());
+        let canaries = canaries.copied().collect();
+        Self { all, canaries }
+    }
+}
+
 impl Index {
     /// An index without objects.
     pub fn new(system_namespace: &str) -> Self {
@@ -179,8 +195,8 @@ impl Index {
         }
     }
 
-    /// Caches a Pod that a write or a read returned.
-    pub fn record_sets(&mut self, key: &Key, pod: &Pod) {
+    /// Notes the sets that a Pod records.
+    fn record_sets(&mut self, key: &Key, pod: &Pod) {
         for set in recorded_sets(pod) {
             self.injected
                 .entry(set.to_owned())
@@ -200,43 +216,38 @@ impl Index {
         }
     }
 
-    /// Notes which of these sets a Pod lacks; returns those for which that changed.
+    /// All sets; a view of them borrows nothing of the index.
+    fn all_sets(&self) -> Vec<Arc<SidecarSet>> {
+        let sets = self.sets.group_entries("");
+        sets.map(|(_, set, _)| Arc::clone(set)).collect()
+    }
+
+    /// Notes which sets a Pod lacks, all or only these; returns those for which that changed.
     fn note_not_injected(
         &mut self,
         key: &Key,
         pod: Option<&PodView>,
+        sets: &Sets<'_>,
         only: Option<&BTreeSet<String>>,
     ) -> BTreeSet<String> {
         static NONE: BTreeMap<String, String> = BTreeMap::new();
         let namespace = key.namespace.as_deref().unwrap_or_default();
-        let namespace_labels = self.namespaces.get(namespace).map(Arc::as_ref);
         let lacking: BTreeSet<String> = match pod {
             None => BTreeSet::new(),
             Some(pod) => {
-                let annotations = pod.workload_pod.as_ref().map_or(&NONE, |pod| &pod.annotations);
                 let pod = InjectablePod {
                     labels: &pod.labels,
-                    annotations,
+                    annotations: pod.workload_pod.as_ref().map_or(&NONE, |pod| &pod.annotations),
                     namespace,
-                    namespace_labels,
+                    namespace_labels: self.namespaces.get(namespace).map(Arc::as_ref),
                     active: pod.active(),
                 };
-                let sets: Vec<SetView<'_>> =
-                    self.sets.group_entries("").map(|(_, set, _)| view(set)).collect();
-                let canaries: Vec<_> = sets
-                    .iter()
-                    .filter(|set| set.canary_base().is_some())
-                    .copied()
-                    .collect();
                 let named = |set: &&SetView<'_>| only.is_none_or(|only| only.contains(set.name));
                 let lacks = |set: &&SetView<'_>| {
-                    should_have_been_injected(set, &pod, &canaries, &self.system_namespace)
+                    should_have_been_injected(set, &pod, &sets.canaries, &self.system_namespace)
                 };
-                sets.iter()
-                    .filter(named)
-                    .filter(lacks)
-                    .map(|set| set.name.to_owned())
-                    .collect()
+                let lacking = sets.all.iter().filter(named).filter(lacks);
+                lacking.map(|set| set.name.to_owned()).collect()
             }
         };
         let mut changed = BTreeSet::new();
@@ -270,9 +281,10 @@ impl Index {
                 self.not_injected.remove(set);
             }
         }
-        let mut changed = BTreeSet::new();
+        let (all, mut changed) = (self.all_sets(), BTreeSet::new());
+        let all = Sets::new(&all);
         for (key, pod) in pods.entries() {
-            changed.extend(self.note_not_injected(&key, Some(&pod), Some(&sets)));
+            changed.extend(self.note_not_injected(&key, Some(&pod), &all, Some(&sets)));
         }
         changed
     }
@@ -314,7 +326,9 @@ impl Index {
     }
 
     fn apply_pod(&mut self, change: &Change<PodView>, affected: &mut BTreeSet<String>) {
-        affected.extend(self.note_not_injected(&change.key, change.new.as_deref(), None));
+        let all = self.all_sets();
+        let pod = change.new.as_deref();
+        affected.extend(self.note_not_injected(&change.key, pod, &Sets::new(&all), None));
         let injected = |view: &Option<Arc<PodView>>| {
             let pod = view.as_ref()?.workload_pod.clone()?;
             (!recorded_sets(&pod).is_empty()).then_some(pod)

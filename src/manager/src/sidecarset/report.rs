@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Api;
 
 use super::observe::{ObservedSet, versioned_set};
 use super::{SetContext, SetState};
+use crate::object_reference::object_reference;
 use kruise_api::sidecarset::{SidecarSet, SidecarSetStatus};
 use kruise_cluster::{Error, EventType, Key, write};
 use kruise_workload::in_place::Pod;
@@ -177,13 +177,8 @@ pub fn publish_refused(ctx: &SetContext<'_>, pod: &Pod, error: &Error) {
 }
 
 fn publish(ctx: &SetContext<'_>, type_: EventType, reason: &str, note: String) {
-    let reference = ObjectReference {
-        api_version: Some("apps.kruise.io/v1beta1".to_owned()),
-        kind: Some("SidecarSet".to_owned()),
-        name: Some(ctx.name.to_owned()),
-        uid: Some(ctx.uid.to_owned()),
-        ..ObjectReference::default()
-    };
+    let key = Key::cluster_scoped(ctx.name);
+    let reference = object_reference("apps.kruise.io/v1beta1", "SidecarSet", &key, ctx.uid);
     let events = &ctx.shared.manager.cluster.events;
     events.publish(reference, type_, reason, "Reconcile", note);
 }

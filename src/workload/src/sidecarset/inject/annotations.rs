@@ -10,10 +10,9 @@ use kruise_api::validation::{MAX_VALUE_CHARS, truncate};
 use super::InjectionError;
 use super::candidates::Selected;
 use crate::sidecarset::recorded::{
-    HashFormat, HashRecord, HashRecords, WorkingContainers, injected_list_to_text, parse_injected_list,
+    HashFormat, HashRecords, WorkingContainers, injected_list_to_text, parse_injected_list,
     parse_with_format, parse_working, to_text, version_alt_key, version_key, working_to_text,
 };
-use crate::sidecarset::set::SetView;
 
 /// The annotations to write: entries of other sets stay.
 #[derive(Clone, Debug)]
@@ -63,25 +62,8 @@ impl Record {
 
     /// Records a set.
     pub(super) fn add_set(&mut self, set: &Selected<'_>, now: Timestamp) {
-        let view = SetView {
-            name: set.name,
-            resource_version: "",
-            annotations: &BTreeMap::new(),
-            latest_revision: &set.revision,
-            spec: &set.spec,
-        };
-        let record = HashRecord {
-            update_timestamp: Some(now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()),
-            hash: set.hash.clone().into_owned(),
-            sidecar_set_name: set.name.to_owned(),
-            sidecar_list: Some(view.recorded_names()),
-            controller_revision: set.revision.clone().into_owned(),
-        };
-        let without_image = HashRecord {
-            hash: set.hash_without_image.clone().into_owned(),
-            controller_revision: String::new(),
-            ..record.clone()
-        };
+        let now = now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string();
+        let [record, without_image] = set.records(Some(now));
         self.hashes.insert(set.name.to_owned(), record);
         self.hashes_without_image
             .insert(set.name.to_owned(), without_image);

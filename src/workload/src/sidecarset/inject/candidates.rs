@@ -8,6 +8,7 @@ use kruise_api::sidecarset::SidecarSetSpec;
 
 use super::{Cluster, InjectionError, revision};
 use crate::sidecarset::matching::selects_new_pod;
+use crate::sidecarset::recorded::HashRecord;
 use crate::sidecarset::set::SetView;
 
 /// A SidecarSet in the version that is injected.
@@ -19,6 +20,32 @@ pub(in crate::sidecarset) struct Selected<'a> {
     /// Name of the ControllerRevision.
     pub(in crate::sidecarset) revision: Cow<'a, str>,
     pub(in crate::sidecarset) spec: Cow<'a, SidecarSetSpec>,
+}
+
+impl Selected<'_> {
+    /// What a Pod records of it: with the hash, and with that without images.
+    pub(in crate::sidecarset) fn records(&self, update_timestamp: Option<String>) -> [HashRecord; 2] {
+        let view = SetView {
+            name: self.name,
+            resource_version: "",
+            annotations: &BTreeMap::new(),
+            latest_revision: &self.revision,
+            spec: &self.spec,
+        };
+        let record = HashRecord {
+            update_timestamp,
+            hash: self.hash.clone().into_owned(),
+            sidecar_set_name: self.name.to_owned(),
+            sidecar_list: Some(view.recorded_names()),
+            controller_revision: self.revision.clone().into_owned(),
+        };
+        let without_image = HashRecord {
+            hash: self.hash_without_image.clone().into_owned(),
+            controller_revision: String::new(),
+            ..record.clone()
+        };
+        [record, without_image]
+    }
 }
 
 impl<'a> From<&SetView<'a>> for Selected<'a> {

@@ -10,8 +10,7 @@ use super::records::MAX_TEXT;
 use super::sets::Peers;
 use super::{Program, Unsupported, add, records};
 use crate::sidecarset::inject::candidates::Selected;
-use crate::sidecarset::recorded::{HashRecord, hot_upgrade_names, version_alt_key, version_key};
-use crate::sidecarset::set::SetView;
+use crate::sidecarset::recorded::{hot_upgrade_names, version_alt_key, version_key};
 
 /// What a set writes as an annotation of the user's.
 #[derive(Clone, Copy, Debug)]
@@ -157,25 +156,7 @@ fn choose(condition: Option<&str>, value: &str, otherwise: &str) -> String {
 
 /// Records the injection. `hot` has the names of sidecars with hot upgrade.
 pub(super) fn add_records(set: &Selected<'_>, hot: &[String], program: &mut Program) {
-    let view = SetView {
-        name: set.name,
-        resource_version: "",
-        annotations: &BTreeMap::new(),
-        latest_revision: &set.revision,
-        spec: &set.spec,
-    };
-    let record = HashRecord {
-        update_timestamp: None,
-        hash: set.hash.clone().into_owned(),
-        sidecar_set_name: set.name.to_owned(),
-        sidecar_list: Some(view.recorded_names()),
-        controller_revision: set.revision.clone().into_owned(),
-    };
-    let without_image = HashRecord {
-        hash: set.hash_without_image.clone().into_owned(),
-        controller_revision: String::new(),
-        ..record.clone()
-    };
+    let [record, without_image] = set.records(None);
     let without_images = records::hash_records(keys::SIDECAR_SET_HASH_WITHOUT_IMAGE);
     let without_images = program.variable("hashesWithoutImages", without_images);
     for (key, entries, record) in [
