@@ -6,9 +6,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::{Value, json};
 
+use super::selector::is_empty;
 use super::sidecarset::SidecarSetSpec;
 use super::validation::{FieldErrors, selector};
 use super::webhooks::client_config;
@@ -117,11 +117,6 @@ fn not_injected(set: &str, spec: &SidecarSetSpec) -> String {
     format!("!({listed}{present})")
 }
 
-fn is_empty(selector: &LabelSelector) -> bool {
-    selector.match_labels.as_ref().is_none_or(BTreeMap::is_empty)
-        && selector.match_expressions.as_ref().is_none_or(Vec::is_empty)
-}
-
 /// End of the names of all these webhooks.
 pub const NAME_SUFFIX: &str = ".mpod.kb.io";
 
@@ -228,6 +223,8 @@ fn webhook(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+
     use super::*;
 
     fn spec(value: Value) -> SidecarSetSpec {

@@ -17,6 +17,13 @@ pub fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> b
             .all(|r| requirement_matches(r, labels))
 }
 
+/// Whether a selector has no requirement.
+#[must_use]
+pub fn is_empty(selector: &LabelSelector) -> bool {
+    selector.match_labels.as_ref().is_none_or(BTreeMap::is_empty)
+        && selector.match_expressions.as_ref().is_none_or(Vec::is_empty)
+}
+
 fn requirement_matches(requirement: &LabelSelectorRequirement, labels: &BTreeMap<String, String>) -> bool {
     let value = labels.get(&requirement.key);
     let listed = |v: &String| requirement.values.iter().flatten().any(|w| w == v);

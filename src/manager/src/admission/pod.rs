@@ -47,9 +47,8 @@ pub(super) fn mutate(
     lookup: &PodInjectionLookup,
     now: Timestamp,
 ) -> Result<Value, MutationError> {
-    static NONE: BTreeMap<String, String> = BTreeMap::new();
     let mut pod = request.object.to_json();
-    let sets: Vec<SetView<'_>> = lookup.sets.iter().map(|set| view(set, &NONE)).collect();
+    let sets: Vec<SetView<'_>> = lookup.sets.iter().map(|set| SetView::from(&**set)).collect();
     let by_revision = |set: &Arc<SidecarSet>| {
         let injection = set.spec.injection_strategy.as_ref();
         injection.is_some_and(|injection| injection.revision.is_some())
@@ -82,16 +81,6 @@ pub(super) fn mutate(
     let mut random_percent = || u32::try_from(random() % 100).unwrap_or_default();
     pod_admission::mutate(&mut pod, &request, &options, &mut random_percent)?;
     Ok(pod)
-}
-
-fn view<'a>(set: &'a SidecarSet, none: &'a BTreeMap<String, String>) -> SetView<'a> {
-    SetView {
-        name: set.metadata.name.as_deref().unwrap_or_default(),
-        resource_version: set.metadata.resource_version.as_deref().unwrap_or_default(),
-        annotations: set.metadata.annotations.as_ref().unwrap_or(none),
-        latest_revision: set.status.as_ref().map_or("", |status| &status.latest_revision),
-        spec: &set.spec,
-    }
 }
 
 /// A random number; it need not be secret.

@@ -105,18 +105,6 @@ fn recorded_sets(pod: &Pod) -> BTreeSet<&str> {
         .collect()
 }
 
-/// A view for decisions that need neither version nor revision.
-fn view(set: &SidecarSet) -> SetView<'_> {
-    static NONE: BTreeMap<String, String> = BTreeMap::new();
-    SetView {
-        name: set.metadata.name.as_deref().unwrap_or_default(),
-        resource_version: "",
-        annotations: set.metadata.annotations.as_ref().unwrap_or(&NONE),
-        latest_revision: "",
-        spec: &set.spec,
-    }
-}
-
 /// What decides which sets a Pod lacks.
 struct Sets<'a> {
     all: Vec<SetView<'a>>,
@@ -126,7 +114,7 @@ struct Sets<'a> {
 
 impl<'a> Sets<'a> {
     fn new(sets: &'a [Arc<SidecarSet>]) -> Self {
-        let all: Vec<SetView<'a>> = sets.iter().map(|set| view(set)).collect();
+        let all: Vec<SetView<'a>> = sets.iter().map(|set| SetView::from(&**set)).collect();
         let canaries = all.iter().filter(|set| set.canary_base().is_some());
         let canaries = canaries.copied().collect();
         Self { all, canaries }
@@ -163,7 +151,7 @@ impl Index {
 
     /// The objects of a set.
     pub fn observe(&self, set: &SidecarSet) -> ObservedSet {
-        let view = view(set);
+        let view = SetView::from(set);
         let name = view.name;
         let keys = self.injected.get(name).into_iter().flatten();
         let pods = keys.clone().filter_map(|key| Some((key, self.pods.get(key)?)));
@@ -291,7 +279,7 @@ impl Index {
 
     /// A set changed: its Pods, and those of the set that it is a canary of, must be looked for.
     fn must_scan(&mut self, set: &SidecarSet) {
-        let view = view(set);
+        let view = SetView::from(set);
         self.unscanned.insert(view.name.to_owned());
         self.unscanned.extend(view.canary_base().map(str::to_owned));
     }

@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use kruise_api::selector::matches;
+use kruise_api::selector::{is_empty, matches};
 use kruise_api::sidecarset::SidecarSetSpec;
 
 use super::predicates::{has_all_containers, is_injected};
@@ -36,12 +35,6 @@ pub fn selects_new_pod(
     !injection.is_some_and(|injection| injection.paused)
         && selects_namespace(spec, namespace_labels)
         && selects_labels(spec, labels)
-}
-
-/// Whether a selector has no requirement.
-pub(super) fn is_empty(selector: &LabelSelector) -> bool {
-    let labels = selector.match_labels.iter().flatten().count();
-    labels + selector.match_expressions.iter().flatten().count() == 0
 }
 
 /// Whether the set manages the Pod: it is active, selected, and has the set's containers, as it records.

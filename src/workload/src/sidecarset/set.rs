@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kruise_api::keys;
-use kruise_api::sidecarset::{SidecarContainer, SidecarContainerUpgradeType, SidecarSetSpec};
+use kruise_api::sidecarset::{SidecarContainer, SidecarContainerUpgradeType, SidecarSet, SidecarSetSpec};
 
 use super::recorded::hot_upgrade_names;
 
@@ -20,6 +20,19 @@ pub struct SetView<'a> {
     pub latest_revision: &'a str,
     /// Its spec.
     pub spec: &'a SidecarSetSpec,
+}
+
+impl<'a> From<&'a SidecarSet> for SetView<'a> {
+    fn from(set: &'a SidecarSet) -> Self {
+        static NONE: BTreeMap<String, String> = BTreeMap::new();
+        Self {
+            name: set.metadata.name.as_deref().unwrap_or_default(),
+            resource_version: set.metadata.resource_version.as_deref().unwrap_or_default(),
+            annotations: set.metadata.annotations.as_ref().unwrap_or(&NONE),
+            latest_revision: set.status.as_ref().map_or("", |status| &status.latest_revision),
+            spec: &set.spec,
+        }
+    }
 }
 
 impl<'a> SetView<'a> {

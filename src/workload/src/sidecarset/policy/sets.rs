@@ -1,12 +1,12 @@
 //! Which set, in which revision, applies to a Pod.
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
+use kruise_api::selector::is_empty;
 
 use super::selector::{POD_LABELS, matches, selects};
 use super::{Options, Unsupported};
 use crate::sidecarset::inject::candidates::{Scope, Selected};
 use crate::sidecarset::inject::revision::{find, percentage, restore};
-use crate::sidecarset::matching::is_empty;
 use crate::sidecarset::set::SetView;
 
 const REVISION: &str = "spec.injectionStrategy.revision";
