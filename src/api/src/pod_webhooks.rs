@@ -23,6 +23,8 @@ const MAX_BYTES: usize = 512 << 10;
 #[derive(Clone, Debug, PartialEq)]
 pub struct SetWebhook {
     failure_policy: &'static str,
+    /// Whether the set has a policy, so that the webhook is called only for Pods at which that failed.
+    has_policy: bool,
     webhook: Value,
 }
 
@@ -41,6 +43,7 @@ impl SetWebhook {
         let failure_policy = failure_policy(annotations);
         valid.then(|| Self {
             failure_policy,
+            has_policy: false,
             webhook: webhook(
                 namespace,
                 name,
@@ -49,6 +52,14 @@ impl SetWebhook {
                 Some((selectors.objects, not_injected(name, spec))),
             ),
         })
+    }
+}
+
+impl SetWebhook {
+    /// The webhook of a set that has a policy or not.
+    #[must_use]
+    pub fn with_policy(self, has_policy: bool) -> Self {
+        Self { has_policy, ..self }
     }
 }
 
@@ -124,20 +135,23 @@ fn webhook_name(set: &str) -> String {
     format!("{set}{NAME_SUFFIX}")
 }
 
-/// The webhooks of the configuration, in the order of their sets. Sets beyond the limits share one that gets all Pods.
+/// The webhooks of the configuration, in the order of their sets. Beyond the limits, sets with a policy have none, and the
+/// others share one that gets all Pods.
 #[must_use]
 pub fn pod_webhooks<'a>(namespace: &str, sets: impl IntoIterator<Item = &'a SetWebhook>) -> Vec<Value> {
     let mut sets: Vec<_> = sets.into_iter().collect();
-    sets.sort_by_key(|set| set.webhook["name"].as_str());
+    let name = |webhook: &Value| webhook["name"].as_str().unwrap_or_default().to_owned();
+    sets.sort_by_key(|set| (set.has_policy, name(&set.webhook)));
     let (mut webhooks, mut bytes, mut shared) = (Vec::new(), 0, BTreeSet::new());
     for set in sets {
         bytes += set.webhook.to_string().len();
         if webhooks.len() < MAX_WEBHOOKS && bytes <= MAX_BYTES {
             webhooks.push(set.webhook.clone());
-        } else {
+        } else if !set.has_policy {
             shared.insert(set.failure_policy);
         }
     }
+    webhooks.sort_by_key(name);
     let mut namespaces = json!({});
     exclude_system_namespaces(&mut namespaces, namespace);
     webhooks.extend(shared.into_iter().map(|policy| {
@@ -339,6 +353,18 @@ mod tests {
         assert_eq!(all.len(), MAX_WEBHOOKS + 1);
         assert_eq!(all[MAX_WEBHOOKS]["name"], "others.ignore.mpod.kb.io");
         assert_eq!(all[MAX_WEBHOOKS]["objectSelector"], json!({}));
+
+        let with_policies: Vec<_> = sets
+            .iter()
+            .filter_map(|(name, spec)| SetWebhook::new("kruise-system", name, None, spec))
+            .map(|set| {
+                let has_policy = set.webhook["name"] != "s299.mpod.kb.io";
+                set.with_policy(has_policy)
+            })
+            .collect();
+        let all = pod_webhooks("kruise-system", &with_policies);
+        assert_eq!(all.len(), MAX_WEBHOOKS);
+        assert_eq!(names(&all).last(), Some(&"s299.mpod.kb.io"));
 
         let key = |n| format!("{}.k{n}/k", "d".repeat(200));
         let long = (0..250).map(|n| (key(n), "v".repeat(63)));

@@ -1,5 +1,6 @@
 //! Label selectors.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
@@ -47,6 +48,37 @@ const ALL_VALUES: &str = "ALL";
 #[must_use]
 pub fn overlap(one: &LabelSelector, other: &LabelSelector) -> bool {
     !excludes(other, &required_values(one)) && !excludes(one, &required_values(other))
+}
+
+/// Whether no labels exist that both selectors match, as far as the values that they require show it; never true if some
+/// do.
+#[must_use]
+pub fn disjoint(one: &LabelSelector, other: &LabelSelector) -> bool {
+    let mut allowed: HashMap<&str, HashSet<&str>> = HashMap::new();
+    let mut absent: HashSet<&str> = HashSet::new();
+    let mut restrict = |key, values: HashSet<_>| match allowed.entry(key) {
+        Entry::Vacant(entry) => drop(entry.insert(values)),
+        Entry::Occupied(mut entry) => entry.get_mut().retain(|value| values.contains(value)),
+    };
+    for selector in [one, other] {
+        for (key, value) in selector.match_labels.iter().flatten() {
+            restrict(key, HashSet::from([value.as_str()]));
+        }
+        for requirement in selector.match_expressions.iter().flatten() {
+            let key = requirement.key.as_str();
+            match requirement.operator.as_str() {
+                "In" => {
+                    let values = requirement.values.iter().flatten();
+                    restrict(key, values.map(String::as_str).collect());
+                }
+                "DoesNotExist" => drop(absent.insert(key)),
+                _ => {}
+            }
+        }
+    }
+    allowed
+        .iter()
+        .any(|(key, values)| values.is_empty() || absent.contains(key))
 }
 
 /// For each key that a selector requires the values that it allows.
@@ -104,6 +136,8 @@ fn covers(values: &[String], others: &HashSet<&str>) -> bool {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -156,5 +190,59 @@ mod tests {
             );
         }
         assert!(matches(&LabelSelector::default(), &labels));
+    }
+
+    fn any_selector() -> impl Strategy<Value = LabelSelector> {
+        let text = |texts: &'static [&'static str]| prop::sample::select(texts).prop_map(str::to_owned);
+        let (keys, values): (_, &[&str]) = (&["a", "b"], &["1", "2", "3"]);
+        let labels = prop::collection::btree_map(text(keys), text(values), 0..3);
+        let operator = text(&["In", "NotIn", "Exists", "DoesNotExist", "Like"]);
+        let values = prop::collection::vec(text(values), 0..3);
+        let requirement =
+            (text(keys), operator, values).prop_map(|(key, operator, values)| LabelSelectorRequirement {
+                key,
+                operator,
+                values: Some(values),
+            });
+        let requirements = prop::collection::vec(requirement, 0..3);
+        (labels, requirements).prop_map(|(labels, requirements)| LabelSelector {
+            match_labels: Some(labels),
+            match_expressions: Some(requirements),
+        })
+    }
+
+    proptest! {
+        /// Labels that both match are none that disjoint selectors have.
+        #[test]
+        fn disjoint_selectors_match_no_labels_together(
+            one in any_selector(),
+            other in any_selector(),
+            labels in prop::collection::btree_map("[ab]", "[123]", 0..3),
+        ) {
+            let both = matches(&one, &labels) && matches(&other, &labels);
+            prop_assert!(!(both && disjoint(&one, &other)));
+            prop_assert_eq!(disjoint(&one, &other), disjoint(&other, &one));
+        }
+    }
+
+    #[test]
+    fn selectors_that_require_other_values_are_disjoint() {
+        let selector = |json: serde_json::Value| serde_json::from_value::<LabelSelector>(json).unwrap();
+        let app = |name: &str| selector(serde_json::json!({ "matchLabels": { "app": name } }));
+        let expression = |operator: &str, values: &[&str]| {
+            let one = serde_json::json!({ "key": "app", "operator": operator, "values": values });
+            selector(serde_json::json!({ "matchExpressions": [one] }))
+        };
+        for (one, other, expected) in [
+            (app("a"), app("b"), true),
+            (app("a"), app("a"), false),
+            (app("a"), expression("In", &["a", "b"]), false),
+            (app("c"), expression("In", &["a", "b"]), true),
+            (app("a"), expression("DoesNotExist", &[]), true),
+            (app("a"), expression("Exists", &[]), false),
+            (app("a"), LabelSelector::default(), false),
+        ] {
+            assert_eq!(disjoint(&one, &other), expected, "{one:?} {other:?}");
+        }
     }
 }

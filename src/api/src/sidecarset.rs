@@ -342,6 +342,9 @@ pub struct SidecarSetPatchPodMetadata {
     pub patch_policy: Option<SidecarSetPatchPolicy>,
 }
 
+/// Condition type of ours: whether the API server injects new Pods by a policy.
+pub const INJECTED_BY_POLICY: &str = "InjectedByPolicy";
+
 /// Observed state of a SidecarSet.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
@@ -371,10 +374,22 @@ pub struct SidecarSetStatus {
     /// Selected Pods that were created without the set's containers. Not part of OpenKruise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub not_injected_pods: Option<i32>,
-    /// Condition `Waiting`: what the update waits for. Not part of OpenKruise.
+    /// `Waiting`: what the update waits for. `InjectedByPolicy`: whether the API server injects new Pods itself. Not part
+    /// of OpenKruise.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "crate::schemas::conditions")]
     pub conditions: Vec<Condition>,
+}
+
+impl SidecarSet {
+    /// Whether a policy injects its new Pods.
+    #[must_use]
+    pub fn has_policy(&self) -> bool {
+        let conditions = self.status.iter().flat_map(|status| &status.conditions);
+        conditions
+            .into_iter()
+            .any(|condition| condition.type_ == INJECTED_BY_POLICY && condition.status == "True")
+    }
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)]

@@ -46,11 +46,13 @@ pub enum FeatureGate {
     EnableSortSidecarContainerByName,
     /// SidecarSets may patch annotations of Pods that no whitelist allows. Off.
     SidecarSetPatchPodMetadataDefaultsAllowed,
+    /// SidecarSets are injected by policies of the API server where it serves them. On; upstream does not have it.
+    SidecarSetPolicies,
 }
 
 impl FeatureGate {
     /// All gates that have an effect here.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::KruiseDaemon,
         Self::ImagePullJobGate,
         Self::DaemonWatchingPod,
@@ -66,9 +68,10 @@ impl FeatureGate {
         Self::PodWebhook,
         Self::EnableSortSidecarContainerByName,
         Self::SidecarSetPatchPodMetadataDefaultsAllowed,
+        Self::SidecarSetPolicies,
     ];
 
-    /// Upstream's name.
+    /// Its name; upstream's, if upstream has the gate.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -87,6 +90,7 @@ impl FeatureGate {
             Self::PodWebhook => "PodWebhook",
             Self::EnableSortSidecarContainerByName => "EnableSortSidecarContainerByName",
             Self::SidecarSetPatchPodMetadataDefaultsAllowed => "SidecarSetPatchPodMetadataDefaultsAllowed",
+            Self::SidecarSetPolicies => "SidecarSetPolicies",
         }
     }
 
@@ -98,6 +102,7 @@ impl FeatureGate {
                 | Self::DaemonWatchingPod
                 | Self::InPlaceUpdateEnvFromMetadata
                 | Self::PodWebhook
+                | Self::SidecarSetPolicies
         )
     }
 
@@ -113,7 +118,9 @@ impl FeatureGate {
                 Some(Self::KruiseDaemon)
             }
             Self::PreDownloadImageForInPlaceUpdate => Some(Self::ImagePullJobGate),
-            Self::SidecarSetPatchPodMetadataDefaultsAllowed => Some(Self::PodWebhook),
+            Self::SidecarSetPatchPodMetadataDefaultsAllowed | Self::SidecarSetPolicies => {
+                Some(Self::PodWebhook)
+            }
             _ => None,
         }
     }

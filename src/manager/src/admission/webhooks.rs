@@ -138,8 +138,9 @@ async fn sync_all(
     let namespace = options.namespace.clone();
     let sets: Api<SidecarSet> = Api::all(cluster.client.clone());
     let (sets, watching_sets) = optional_reflector(sets, ListParams::default(), move |set: SidecarSet| {
-        let (name, annotations) = (set.metadata.name?, set.metadata.annotations);
-        SetWebhook::new(&namespace, &name, annotations.as_ref(), &set.spec)
+        let (name, annotations) = (set.metadata.name.as_deref()?, set.metadata.annotations.as_ref());
+        let webhook = SetWebhook::new(&namespace, name, annotations, &set.spec)?;
+        Some(webhook.with_policy(set.has_policy()))
     });
     let mut set_changes = sets.subscribe();
     let set_changes = stream::poll_fn(move |cx| set_changes.poll_recv(cx).map(|change| change.map(drop)));

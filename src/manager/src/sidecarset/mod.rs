@@ -1,14 +1,15 @@
 //! Updates the containers that SidecarSets have injected into Pods, and reports about them.
 //!
 //! In:  SidecarSets, Pods that record an injection, Namespaces, ControllerRevisions (watches).
-//! Out: images and annotations of injected Pods, ControllerRevisions in Kruise's namespace, status, events.
+//! Out: images and annotations of injected Pods, ControllerRevisions in Kruise's namespace, policies, status, events.
 //!
 //! Injection itself is a matter of admission. A reconcile is one pure [`plan()`]; `history` writes its revisions, `act`
-//! its Pods, and `report` its status.
+//! its Pods, and `report` its status. `policies` lets the API server inject the set itself.
 
 mod act;
 mod history;
 mod observe;
+mod policies;
 mod report;
 
 use std::collections::{BTreeSet, HashMap};
@@ -25,6 +26,7 @@ use kruise_cluster::{Error, Key};
 use kruise_workload::in_place::Pod;
 use kruise_workload::sidecarset::plan::{Observed, plan};
 use observe::{Index, WatchEvents};
+use policies::Injections;
 
 /// Name in logs and metrics.
 const NAME: &str = "sidecarset";
@@ -39,6 +41,8 @@ struct ControllerState {
     namespace: String,
     index: Mutex<Index>,
     states: Mutex<HashMap<String, Arc<tokio::sync::Mutex<SetState>>>>,
+    /// How new Pods are injected.
+    injections: Injections,
 }
 
 /// What is kept of a set between reconciles.
@@ -86,11 +90,16 @@ pub async fn run(mut ctx: Context) {
         manager: ctx.clone(),
         index: Mutex::new(Index::new(&ctx.options.pod_namespace)),
         states: Mutex::default(),
+        injections: Injections::default(),
     });
+    let installing_policies = policies::run(Arc::clone(&shared), sets_tx.clone());
     let enqueue = enqueue_changes(Arc::clone(&shared), sets_tx);
     let work = |key| reconcile(Arc::clone(&shared), key);
     let workers = ctx.options.sidecarset_workers;
-    ctx.run_workers(NAME, workers, sets_rx, enqueue, work).await;
+    tokio::select! {
+        () = ctx.run_workers(NAME, workers, sets_rx, enqueue, work) => {}
+        () = installing_policies => {}
+    }
 }
 
 /// Enqueues the affected sets. All existing objects are indexed before the first one is sent.
@@ -183,7 +192,8 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
         return Ok(Some(Duration::ZERO));
     }
     let view = observed.view(&plan.history.latest);
-    let new_status = report::new_status(&view, &status, &plan, &objects, now);
+    let injection = ctx.shared.injections.get(ctx.name);
+    let new_status = report::new_status(&view, &status, &plan, &objects, injection, now);
     // A status that cannot be written must not stop the update.
     let status_due = report::update_status(ctx, &new_status, state).await;
     let acted = act::write_pods(ctx, &plan, &objects.pods, state).await;

@@ -8,9 +8,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Api;
 
 use super::observe::{ObservedSet, versioned_set};
+use super::policies::Injection;
 use super::{SetContext, SetState};
 use crate::object_reference::object_reference;
-use kruise_api::sidecarset::{SidecarSet, SidecarSetStatus};
+use kruise_api::sidecarset::{INJECTED_BY_POLICY, SidecarSet, SidecarSetStatus};
 use kruise_cluster::{Error, EventType, Key, write};
 use kruise_workload::in_place::Pod;
 use kruise_workload::names::join_first;
@@ -44,28 +45,76 @@ pub fn new_status(
     current: &SidecarSetStatus,
     plan: &Plan,
     observed: &ObservedSet,
+    injection: Option<Injection>,
     now: Timestamp,
 ) -> SidecarSetStatus {
     let mut status = plan.status.clone().unwrap_or_else(|| current.clone());
     let count = i32::try_from(observed.not_injected.len()).unwrap_or(i32::MAX);
     status.not_injected_pods = (count > 0).then_some(count);
+    let injection = injection.map(|injection| match injection {
+        Injection::Policy => Stated {
+            holds: true,
+            reason: "PolicyInstalled",
+            message: "new Pods are injected by the API server".to_owned(),
+        },
+        Injection::Webhook { reason, message } => Stated {
+            holds: false,
+            reason,
+            message,
+        },
+    });
+    set_condition(&mut status, INJECTED_BY_POLICY, injection, now);
     if waiting::is_undecided(plan) {
         return status;
     }
-    let previous = status.conditions.iter().find(|c| c.type_ == WAITING).cloned();
-    status.conditions.retain(|c| c.type_ != WAITING);
-    if let Some(Waiting { reason, message }) = what_it_waits_for(set, plan, observed) {
-        let since = previous.map_or_else(|| Time(now), |previous| previous.last_transition_time);
-        status.conditions.push(Condition {
-            type_: WAITING.to_owned(),
-            status: "True".to_owned(),
-            reason: reason.to_owned(),
-            message,
-            last_transition_time: since,
-            observed_generation: None,
-        });
-    }
+    let waiting = what_it_waits_for(set, plan, observed).map(|Waiting { reason, message }| Stated {
+        holds: true,
+        reason,
+        message,
+    });
+    set_condition(&mut status, WAITING, waiting, now);
     status
+}
+
+/// What a condition says.
+struct Stated {
+    holds: bool,
+    reason: &'static str,
+    message: String,
+}
+
+/// Replaces a condition, or removes it.
+fn set_condition(status: &mut SidecarSetStatus, type_: &str, stated: Option<Stated>, now: Timestamp) {
+    let at = status
+        .conditions
+        .iter()
+        .position(|condition| condition.type_ == type_);
+    let Some(Stated {
+        holds,
+        reason,
+        message,
+    }) = stated
+    else {
+        status.conditions.retain(|condition| condition.type_ != type_);
+        return;
+    };
+    let value = if holds { "True" } else { "False" };
+    let previous = at.and_then(|at| status.conditions.get(at));
+    let since = previous
+        .filter(|previous| previous.status == value)
+        .map_or_else(|| Time(now), |previous| previous.last_transition_time.clone());
+    let condition = Condition {
+        type_: type_.to_owned(),
+        status: value.to_owned(),
+        reason: reason.to_owned(),
+        message,
+        last_transition_time: since,
+        observed_generation: None,
+    };
+    match at.and_then(|at| status.conditions.get_mut(at)) {
+        Some(previous) => *previous = condition,
+        None => status.conditions.push(condition),
+    }
 }
 
 fn what_it_waits_for(set: &SetView<'_>, plan: &Plan, observed: &ObservedSet) -> Option<Waiting> {

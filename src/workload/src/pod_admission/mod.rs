@@ -5,6 +5,7 @@
 use serde_json::Value;
 
 use crate::sidecarset::inject::{self, InjectionError};
+use crate::sidecarset::policy;
 use launch_priority::LaunchPriorityError;
 
 pub mod enhanced_liveness;
@@ -63,6 +64,7 @@ pub fn mutate(
         let namespace = Some(request.namespace)
             .filter(|name| !name.is_empty())
             .unwrap_or("default");
+        policy::undo(pod, options.cluster.sets);
         changed |= inject::inject(pod, namespace, &options.cluster, &options.inject, random_percent)?;
         // Behind the injection, because sidecars have priorities, too.
         changed |= launch_priority::apply(pod, options.random_name)?;

@@ -1,7 +1,8 @@
 //! Whether two SidecarSets may select the same Pod.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use kruise_api::selector::overlap;
+use kruise_api::selector::{disjoint, overlap};
+use kruise_api::sidecarset::SidecarSetSpec;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -34,6 +35,17 @@ impl Scope {
         };
         namespaces_overlap && overlap(&self.selector, &other.selector)
     }
+}
+
+/// Whether no Pod can be in the scope of both sets, as far as the labels that they require show it; never true if one
+/// can.
+#[must_use]
+pub fn are_disjoint(one: &SidecarSetSpec, other: &SidecarSetSpec) -> bool {
+    let apart = |one: &Option<LabelSelector>, other: &Option<LabelSelector>| {
+        let both = one.as_ref().zip(other.as_ref());
+        both.is_some_and(|(one, other)| disjoint(one, other))
+    };
+    apart(&one.selector, &other.selector) || apart(&one.namespace_selector, &other.namespace_selector)
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use super::set::SetView;
 
 mod annotations;
 mod assemble;
-mod build;
+pub(in crate::sidecarset) mod build;
 pub(in crate::sidecarset) mod candidates;
 pub(in crate::sidecarset) mod revision;
 

@@ -40,6 +40,9 @@ mod resources;
 mod selector;
 mod sets;
 mod typed;
+mod undo;
+
+pub use undo::undo;
 
 /// Characters of an expression; the API server allows 100 000.
 const MAX_EXPRESSION: usize = 90_000;

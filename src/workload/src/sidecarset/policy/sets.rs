@@ -7,6 +7,7 @@ use super::selector::{POD_LABELS, matches, selects};
 use super::{Options, Unsupported};
 use crate::sidecarset::inject::candidates::{Scope, Selected};
 use crate::sidecarset::inject::revision::{find, percentage, restore};
+use crate::sidecarset::overlap::are_disjoint;
 use crate::sidecarset::set::SetView;
 
 const REVISION: &str = "spec.injectionStrategy.revision";
@@ -69,7 +70,7 @@ pub(super) fn variants<'a>(
     }
 }
 
-/// The other sets that inject Pods, in the order in which they do.
+/// The other sets that may inject the same Pods, in the order in which they do.
 #[derive(Debug)]
 pub(super) struct Peers<'a> {
     sets: Vec<Peer<'a>>,
@@ -92,6 +93,8 @@ struct Peer<'a> {
 impl<'a> Peers<'a> {
     pub(super) fn new(set: &SetView<'a>, options: &Options<'a>) -> Self {
         let others = options.sets.iter().filter(|other| other.name != set.name);
+        // A policy need not change with sets that its Pods do not get.
+        let others = others.filter(|other| !are_disjoint(set.spec, other.spec));
         let mut sets: Vec<Peer<'a>> = others
             .filter_map(|other| {
                 let paused = other.spec.injection_strategy.as_ref().is_some_and(|s| s.paused);

@@ -110,6 +110,24 @@ fn policy_has_the_selectors_of_its_set() {
 }
 
 #[test]
+fn policy_does_not_change_with_sets_for_other_pods() {
+    let init = json!({ "initContainers": [{ "name": "init", "image": "i" }] });
+    let front = |name: &str, app: &str| {
+        let list = json!([{ "name": name, "image": "i", "podInjectPolicy": "BeforeAppContainer" }]);
+        let patches = json!([{ "annotations": { "k": name }, "patchPolicy": "Overwrite" }]);
+        let selector = json!({ "matchLabels": { "app": app } });
+        set(
+            name,
+            json!({ "initContainers": list, "selector": selector, "patchPodMetadata": patches }),
+        )
+    };
+    let alone = compiled(&[set("log", init.clone())]);
+    let with = |other| compiled(&[set("log", init.clone()), other]);
+    assert_eq!(with(front("other", "b")), alone);
+    assert_ne!(with(front("other", "a")), alone);
+}
+
+#[test]
 fn sets_that_inject_nothing_have_no_policy() {
     for spec in [
         json!({ "injectionStrategy": { "paused": true } }),

@@ -1,0 +1,500 @@
+//! Installs the policies by which the API server injects SidecarSets itself, where it serves them (Kubernetes 1.36 and
+//! later).
+//!
+//! In:  SidecarSets and their ControllerRevisions (shared watches), policies and bindings (own watches).
+//! Out: MutatingAdmissionPolicies and their bindings, controlled by their set; for each set, how it is injected.
+//!
+//! The webhooks stay: a Pod that a policy has injected is not sent to them. So it does not matter which of the two knows
+//! a change first, and a set without a policy is injected as well.
+
+mod objects;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
+use kube::Api;
+use kube::api::ListParams;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::ControllerState;
+use crate::FeatureGate;
+use crate::view::RevisionView;
+use kruise_api::keys;
+use kruise_api::owner::{Owner, OwnerKind};
+use kruise_api::sidecarset::SidecarSet;
+use kruise_api::validation::truncate;
+use kruise_cluster::queue::RequeueAfter;
+use kruise_cluster::write_cache::WriteCache;
+use kruise_cluster::{Change, Error, Key, Store, optional_reflector, write};
+use kruise_workload::sidecarset::overlap::are_disjoint;
+use kruise_workload::sidecarset::policy::{Options, Unsupported, compile};
+use kruise_workload::sidecarset::set::SetView;
+use objects::{AdmissionKind, AdmissionObject, Binding, GROUP, Installed, Policy, VERSION, digest};
+
+/// Name in logs and metrics.
+const NAME: &str = "sidecarset-policies";
+/// Whether the API server serves policies changes with its upgrade.
+const DISCOVERY_INTERVAL: Duration = Duration::from_secs(600);
+const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
+/// A refusal may be due to a quota or to another policy, which no watch of ours sees.
+const RETRY_REFUSED: Duration = Duration::from_secs(300);
+/// Characters of an error in a condition.
+const MAX_ERROR_CHARS: usize = 512;
+
+/// How the new Pods of a set are injected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Injection {
+    /// By its policy.
+    Policy,
+    /// By the webhook, for this reason.
+    Webhook {
+        /// For the condition.
+        reason: &'static str,
+        /// For the condition.
+        message: String,
+    },
+}
+
+impl Injection {
+    fn webhook(reason: &'static str, why: &str) -> Self {
+        let why = truncate(why, MAX_ERROR_CHARS);
+        Self::Webhook {
+            reason,
+            message: format!("new Pods are injected by a webhook: {why}"),
+        }
+    }
+}
+
+/// How each set is injected, by name. Absent if nothing is injected, or the API server serves no policies.
+#[derive(Debug, Default)]
+pub struct Injections(Mutex<HashMap<String, Injection>>);
+
+impl Injections {
+    pub fn get(&self, set: &str) -> Option<Injection> {
+        self.lock().get(set).cloned()
+    }
+
+    /// Returns whether it changed.
+    fn set(&self, set: &str, injection: Option<Injection>) -> bool {
+        let mut all = self.lock();
+        let before = match injection.clone() {
+            Some(injection) => all.insert(set.to_owned(), injection),
+            None => all.remove(set),
+        };
+        before != injection
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Injection>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What all reconciles share.
+struct Policies {
+    shared: Arc<ControllerState>,
+    policies: Mutex<WriteCache<Installed>>,
+    bindings: Mutex<WriteCache<Installed>>,
+    /// Digests of specs that were written, by kind and name: as they were sent, and as the API server stored them with
+    /// defaults that only a newer release may have.
+    stored_as: Mutex<HashMap<(&'static str, String), [u64; 2]>>,
+    /// Sets whose injection changed.
+    changed: mpsc::UnboundedSender<Key>,
+}
+
+/// A kind with its cache.
+trait Cached: AdmissionKind {
+    fn cache(policies: &Policies) -> &Mutex<WriteCache<Installed>>;
+}
+
+impl Cached for Policy {
+    fn cache(policies: &Policies) -> &Mutex<WriteCache<Installed>> {
+        &policies.policies
+    }
+}
+
+impl Cached for Binding {
+    fn cache(policies: &Policies) -> &Mutex<WriteCache<Installed>> {
+        &policies.bindings
+    }
+}
+
+/// Why a set has no policy, or not yet.
+enum Obstacle {
+    /// The set is injected by the webhook until something changes.
+    Permanent(Injection),
+    /// The reconcile is tried again.
+    Error(Error),
+}
+
+impl From<Error> for Obstacle {
+    fn from(error: Error) -> Self {
+        Self::Error(error)
+    }
+}
+
+/// Runs until shutdown. Sends the sets whose injection changed to `changed`.
+pub async fn run(shared: Arc<ControllerState>, changed: mpsc::UnboundedSender<Key>) {
+    let ctx = shared.manager.clone();
+    let client = &ctx.cluster.client;
+    wait_until_served(client).await;
+    let params = || ListParams::default().labels(keys::SIDECAR_SET_NAME);
+    let api: Api<AdmissionObject<Policy>> = Api::all(client.clone());
+    let (policies, watch_policies) = optional_reflector(api, params(), |object: AdmissionObject<Policy>| {
+        Some(Installed::new(&object))
+    });
+    let api: Api<AdmissionObject<Binding>> = Api::all(client.clone());
+    let (bindings, watch_bindings) = optional_reflector(api, params(), |object: AdmissionObject<Binding>| {
+        Some(Installed::new(&object))
+    });
+    let state = Arc::new(Policies {
+        shared,
+        policies: Mutex::default(),
+        bindings: Mutex::default(),
+        stored_as: Mutex::default(),
+        changed,
+    });
+    let work = async {
+        tokio::join!(policies.wait_until_synced(), bindings.wait_until_synced());
+        let (sets_tx, sets_rx) = mpsc::unbounded_channel();
+        let enqueue = enqueue_changes(&state, &policies, &bindings, sets_tx);
+        let work = |key| reconcile(Arc::clone(&state), key);
+        let workers = ctx.options.sidecarset_workers;
+        ctx.run_workers(NAME, workers, sets_rx, enqueue, work).await;
+    };
+    tokio::select! {
+        () = watch_policies => {}
+        () = watch_bindings => {}
+        () = work => {}
+    }
+}
+
+/// Waits until the API server serves policies.
+async fn wait_until_served(client: &kube::Client) {
+    let version = format!("{GROUP}/{VERSION}");
+    loop {
+        let request = client.list_api_group_resources(&version);
+        let pause = match tokio::time::timeout(write::REQUEST_TIMEOUT, request).await {
+            Ok(Ok(list)) if list.resources.iter().any(|one| one.name == Policy::PLURAL) => return,
+            Ok(Ok(_)) => {
+                tracing::info!(
+                    "the API server does not serve MutatingAdmissionPolicy v1; SidecarSets are injected by webhooks"
+                );
+                DISCOVERY_INTERVAL
+            }
+            Ok(Err(why)) => {
+                tracing::warn!(%why, "cannot find out whether the API server serves MutatingAdmissionPolicy");
+                DISCOVERY_RETRY
+            }
+            Err(_) => DISCOVERY_RETRY,
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+/// Enqueues the sets whose policies may change.
+async fn enqueue_changes(
+    state: &Policies,
+    policies: &Store<Installed>,
+    bindings: &Store<Installed>,
+    keys: mpsc::UnboundedSender<Key>,
+) {
+    let stores = &state.shared.manager.stores;
+    let mut sets = stores.sidecar_sets.subscribe();
+    let mut revisions = stores.revisions.subscribe();
+    let (mut policies, mut bindings) = (policies.subscribe(), bindings.subscribe());
+    // What is installed is known before the first set is compared with it.
+    while let Ok(change) = policies.try_recv() {
+        apply(&state.policies, &change);
+    }
+    while let Ok(change) = bindings.try_recv() {
+        apply(&state.bindings, &change);
+    }
+    loop {
+        let affected = tokio::select! {
+            Some(change) = sets.recv() => affected_by_set(&change, &stores.sidecar_sets),
+            Some(change) = revisions.recv() => affected_by_revision(&change, &state.shared.namespace),
+            Some(change) = policies.recv() => apply(&state.policies, &change),
+            Some(change) = bindings.recv() => apply(&state.bindings, &change),
+            else => return,
+        };
+        if !affected
+            .into_iter()
+            .all(|name| keys.send(Key::cluster_scoped(name)).is_ok())
+        {
+            return;
+        }
+    }
+}
+
+/// What a policy has of its set.
+fn is_same_injection(one: &SidecarSet, other: &SidecarSet) -> bool {
+    let (old, new) = (SetView::from(one), SetView::from(other));
+    one.metadata.uid == other.metadata.uid
+        && one.metadata.deletion_timestamp.is_some() == other.metadata.deletion_timestamp.is_some()
+        && old.annotations == new.annotations
+        && old.latest_revision == new.latest_revision
+        && old.spec == new.spec
+}
+
+/// The set, and those whose Pods it may be for.
+fn affected_by_set(change: &Change<SidecarSet>, sets: &Store<SidecarSet>) -> BTreeSet<String> {
+    if let (Some(old), Some(new)) = (&change.old, &change.new)
+        && is_same_injection(old, new)
+    {
+        return BTreeSet::new();
+    }
+    let versions: Vec<&SidecarSet> = [&change.old, &change.new]
+        .into_iter()
+        .flatten()
+        .map(Arc::as_ref)
+        .collect();
+    let concerned = sets.list().into_iter().filter(|set| {
+        versions
+            .iter()
+            .any(|version| !are_disjoint(&version.spec, &set.spec))
+    });
+    let mut names: BTreeSet<String> = concerned.filter_map(|set| set.metadata.name.clone()).collect();
+    names.insert(change.key.name.clone());
+    names
+}
+
+fn affected_by_revision(change: &Change<RevisionView>, namespace: &str) -> BTreeSet<String> {
+    if change.key.namespace.as_deref() != Some(namespace) {
+        return BTreeSet::new();
+    }
+    let versions = [&change.old, &change.new].into_iter().flatten();
+    let sets = versions.filter_map(|view| view.revision.labels.get(keys::SIDECAR_SET_NAME));
+    sets.cloned().collect()
+}
+
+/// Applies the change of a policy or binding; returns the sets that it is for.
+fn apply(cache: &Mutex<WriteCache<Installed>>, change: &Change<Installed>) -> BTreeSet<String> {
+    let mut cache = cache.lock().unwrap_or_else(PoisonError::into_inner);
+    match (&change.old, &change.new) {
+        (_, Some(new)) => cache.apply_watch(&change.key, Arc::clone(new).versioned()),
+        (Some(old), None) => cache.apply_watch_delete(&change.key, &old.uid),
+        (None, None) => {}
+    }
+    let versions = [&change.old, &change.new].into_iter().flatten();
+    versions.map(|one| one.set.clone()).collect()
+}
+
+/// Compiles one set, and writes its policies.
+async fn reconcile(state: Arc<Policies>, key: Key) -> Result<RequeueAfter, Error> {
+    let set = state.shared.manager.stores.sidecar_sets.get(&key);
+    let Some(set) = set.filter(|set| set.metadata.deletion_timestamp.is_none()) else {
+        // The garbage collector deletes its policies.
+        state.shared.injections.set(&key.name, None);
+        return Ok(None);
+    };
+    let desired = match compiled(&state.shared, &set) {
+        Ok(desired) => desired,
+        Err(unsupported) => {
+            let why = format!("a policy cannot express the SidecarSet: {unsupported}");
+            delete_all(&state, &set, &[]).await?;
+            state.report(&key, Some(Injection::webhook("Unsupported", &why)));
+            return Ok(None);
+        }
+    };
+    let (injection, requeue) = match install(&state, &set, &desired).await {
+        Ok(()) => ((!desired.is_empty()).then_some(Injection::Policy), None),
+        Err(Obstacle::Permanent(injection)) => {
+            // What an older policy would inject is outdated.
+            delete_all(&state, &set, &[]).await?;
+            (Some(injection), Some(RETRY_REFUSED))
+        }
+        Err(Obstacle::Error(error)) => return Err(error),
+    };
+    state.report(&key, injection);
+    Ok(requeue)
+}
+
+/// The policies of a set with their bindings.
+fn compiled(shared: &ControllerState, set: &SidecarSet) -> Result<Vec<Value>, Unsupported> {
+    let (stores, gates) = (&shared.manager.stores, &shared.manager.options.feature_gates);
+    if !gates.enabled(FeatureGate::SidecarSetPolicies) {
+        return Ok(Vec::new());
+    }
+    let sets = stores.sidecar_sets.list();
+    let sets: Vec<SetView<'_>> = sets.iter().map(|set| SetView::from(&**set)).collect();
+    let options = Options {
+        namespace: &shared.namespace,
+        sort_containers: gates.enabled(FeatureGate::EnableSortSidecarContainerByName),
+        sets: &sets,
+        revisions: &named_revisions(shared, &sets),
+    };
+    let mut objects = compile(&SetView::from(set), &options)?;
+    let owner = Owner {
+        kind: OwnerKind::SidecarSet,
+        name: set.metadata.name.clone().unwrap_or_default(),
+        uid: set.metadata.uid.clone().unwrap_or_default(),
+    };
+    for object in &mut objects {
+        let references = json!([owner.controller_reference()]);
+        kruise_api::json::set(object, &["metadata", "ownerReferences"], references);
+    }
+    Ok(objects)
+}
+
+/// The revisions that sets may name.
+fn named_revisions(shared: &ControllerState, sets: &[SetView<'_>]) -> Vec<ControllerRevision> {
+    let names_revision = |set: &SetView<'_>| {
+        let injection = set.spec.injection_strategy.as_ref();
+        injection.is_some_and(|injection| injection.revision.is_some())
+    };
+    if !sets.iter().any(names_revision) {
+        return Vec::new();
+    }
+    let all = shared.manager.stores.revisions.entries();
+    all.into_iter()
+        .filter(|(key, view)| {
+            let named = view.revision.labels.contains_key(keys::SIDECAR_SET_NAME);
+            named && !view.terminating && key.namespace.as_deref() == Some(&shared.namespace)
+        })
+        .map(|(_, view)| {
+            let mut revision = ControllerRevision {
+                revision: view.revision.number,
+                data: serde_json::from_str(&view.revision.data).ok().map(RawExtension),
+                ..ControllerRevision::default()
+            };
+            revision.metadata.name = Some(view.revision.name.clone());
+            revision.metadata.labels = Some(view.revision.labels.clone());
+            revision
+        })
+        .collect()
+}
+
+/// Writes what differs from `desired`, and deletes the rest.
+async fn install(state: &Policies, set: &SidecarSet, desired: &[Value]) -> Result<(), Obstacle> {
+    for object in desired {
+        if object["kind"] == Policy::KIND {
+            write::<Policy>(state, set, object).await?;
+        } else {
+            write::<Binding>(state, set, object).await?;
+        }
+    }
+    Ok(delete_all(state, set, desired).await?)
+}
+
+async fn write<K: Cached>(state: &Policies, set: &SidecarSet, desired: &Value) -> Result<(), Obstacle> {
+    let name = desired["metadata"]["name"].as_str().unwrap_or_default();
+    let key = Key::cluster_scoped(name);
+    let taken = || {
+        let why = format!(
+            "{} {name} exists, and this SidecarSet does not control it",
+            K::KIND
+        );
+        Obstacle::Permanent(Injection::webhook("NameTaken", &why))
+    };
+    let existing = state.cache::<K>().get(&key).cloned();
+    let existing = match existing {
+        Some(existing) if !is_of(&existing, set) => return Err(taken()),
+        existing => existing,
+    };
+    let sent = digest(&desired["spec"]);
+    let stored_as = state.stored_as().get(&(K::KIND, name.to_owned())).copied();
+    if let Some(existing) = &existing
+        && (existing.digest == sent || stored_as == Some([sent, existing.digest]))
+    {
+        return Ok(());
+    }
+    let mut object: AdmissionObject<K> = serde_json::from_value(desired.clone())
+        .map_err(|why| Error::Transport(format!("cannot read the compiled {}: {why}", K::KIND)))?;
+    let api: Api<AdmissionObject<K>> = Api::all(state.shared.manager.cluster.client.clone());
+    let written = match &existing {
+        None => write::create(&api, &object).await,
+        Some(existing) => {
+            object.metadata.resource_version = Some(existing.resource_version.clone());
+            write::replace(&api, &object).await
+        }
+    };
+    let stored = match written {
+        Ok(stored) => Installed::new(&stored.object()?),
+        Err(error) if error.already_exists() => {
+            // It may be ours, from a write that had no answer.
+            let found = write::get(&api, name).await?;
+            let found = found.map(|found| Arc::new(Installed::new(&found)));
+            if found.as_ref().is_some_and(|found| !is_of(found, set)) {
+                return Err(taken());
+            }
+            let entry = found.map(Installed::versioned);
+            state.cache::<K>().apply_read(&key, entry, Instant::now());
+            return Err(error.into());
+        }
+        Err(error) if error.forbidden() || error.permanent() => {
+            tracing::warn!(name, kind = K::KIND, why = %error, "the policy is refused; the SidecarSet is injected by a webhook");
+            let why = format!("the API server refuses {} {name}: {}", K::KIND, error.message());
+            return Err(Obstacle::Permanent(Injection::webhook("PolicyRefused", &why)));
+        }
+        Err(error) => {
+            // Nobody knows whether it was written; the watch will show it.
+            return Err(error.into());
+        }
+    };
+    let digests = [sent, stored.digest];
+    state.stored_as().insert((K::KIND, name.to_owned()), digests);
+    let entry = Arc::new(stored).versioned();
+    state.cache::<K>().apply_write(&key, entry, Instant::now());
+    Ok(())
+}
+
+fn is_of(installed: &Installed, set: &SidecarSet) -> bool {
+    let controller = installed.controller.as_ref();
+    controller.is_some_and(|owner| {
+        owner.kind == OwnerKind::SidecarSet && Some(&owner.uid) == set.metadata.uid.as_ref()
+    })
+}
+
+/// Deletes the set's bindings, and then its policies, which are not in `kept`.
+async fn delete_all(state: &Policies, set: &SidecarSet, kept: &[Value]) -> Result<(), Error> {
+    delete::<Binding>(state, set, kept).await?;
+    delete::<Policy>(state, set, kept).await
+}
+
+async fn delete<K: Cached>(state: &Policies, set: &SidecarSet, kept: &[Value]) -> Result<(), Error> {
+    let name = set.metadata.name.as_deref().unwrap_or_default();
+    let is_kept = |key: &Key| {
+        kept.iter()
+            .any(|object| object["metadata"]["name"] == key.name.as_str())
+    };
+    let surplus: Vec<(Key, String)> = state
+        .cache::<K>()
+        .group_entries(name)
+        .filter(|(key, installed, deleting)| !deleting && !is_kept(key) && is_of(installed, set))
+        .map(|(key, installed, _)| (key.clone(), installed.uid.clone()))
+        .collect();
+    let api: Api<AdmissionObject<K>> = Api::all(state.shared.manager.cluster.client.clone());
+    for (key, uid) in surplus {
+        match write::delete(&api, &key.name, &uid).await {
+            Ok(()) => {}
+            // It is gone, or is another one by now.
+            Err(error) if error.not_found() || error.conflict() => {}
+            Err(error) => return Err(error),
+        }
+        state.stored_as().remove(&(K::KIND, key.name.clone()));
+        state.cache::<K>().mark_deleted(&key, &uid, Instant::now());
+    }
+    Ok(())
+}
+
+impl Policies {
+    fn cache<K: Cached>(&self) -> MutexGuard<'_, WriteCache<Installed>> {
+        K::cache(self).lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stored_as(&self) -> MutexGuard<'_, HashMap<(&'static str, String), [u64; 2]>> {
+        self.stored_as.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the set's status written if its injection changed.
+    fn report(&self, key: &Key, injection: Option<Injection>) {
+        if self.shared.injections.set(&key.name, injection) {
+            // It fails at shutdown only.
+            let _ = self.changed.send(key.clone());
+        }
+    }
+}
