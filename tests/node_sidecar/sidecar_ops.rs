@@ -18,6 +18,17 @@ pub struct SidecarTest<G> {
 impl<G: Deref<Target = TestCluster>> SidecarTest<G> {
     /// Creates a set with these containers for Pods `app: web` of the namespace, and waits until Pods are injected.
     pub fn create(test: NodeNamespace<G>, containers: Value, spec: Value) -> Self {
+        let this = Self::create_without_wait(test, containers, spec);
+        this.wait_until("a dry run is injected", || {
+            let pod = this.dry_run();
+            let containers = pod["spec"]["containers"].as_array().map_or(0, Vec::len);
+            (containers > 1).then_some(())
+        });
+        this
+    }
+
+    /// The same without the wait.
+    pub fn create_without_wait(test: NodeNamespace<G>, containers: Value, spec: Value) -> Self {
         let set = format!("set-{}", test.namespace);
         let this = Self { test, set };
         let mut merged = json!({
@@ -29,12 +40,16 @@ impl<G: Deref<Target = TestCluster>> SidecarTest<G> {
         let object = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet",
             "metadata": { "name": this.set }, "spec": merged });
         this.plane().apply(&object.to_string()).unwrap();
-        this.wait_until("a dry run is injected", || {
-            let pod = this.dry_run();
-            let containers = pod["spec"]["containers"].as_array().map_or(0, Vec::len);
-            (containers > 1).then_some(())
-        });
         this
+    }
+
+    /// Whether the API server serves MutatingAdmissionPolicies.
+    pub fn serves_policies(&self) -> bool {
+        let raw = ["get", "--raw", "/apis/admissionregistration.k8s.io/v1"];
+        self.plane()
+            .kubectl(&raw)
+            .unwrap()
+            .contains("mutatingadmissionpolicies")
     }
 
     pub fn plane(&self) -> &testbed::cluster::ControlPlane {

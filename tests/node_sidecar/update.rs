@@ -122,17 +122,41 @@ async fn hot_upgrade_hands_over_to_the_other_container() {
 async fn pods_are_created_while_all_programs_are_down_and_reported_later() {
     let test = exclusive_cluster().await;
     let mut sidecars = SidecarTest::create(test, sidecar("kruise-test/term:1"), json!({}));
+    let by_policy = sidecars.serves_policies();
+    if by_policy {
+        sidecars.wait_status("a policy", |status| {
+            status["conditions"][0]["reason"] == "PolicyInstalled"
+        });
+    }
     sidecars.test.cluster.manager.stop().unwrap();
-    let pod = sidecars.create_ready_pod("bare");
+    let pod = sidecars.create_ready_pod("web");
     let names: Vec<_> = pod["spec"]["containers"]
         .as_array()
         .unwrap()
         .iter()
         .map(|c| &c["name"])
         .collect();
-    assert_eq!(names, ["app"], "the Pod starts without the sidecar");
     sidecars.test.cluster.manager.start().unwrap();
     sidecars.test.cluster.manager.wait_for_readyz_text("leading");
+    if by_policy {
+        assert_eq!(names, ["side", "app"], "the API server injects it");
+        sidecars.wait_status("the Pod", |status| status["updatedReadyPods"] == 1);
+        return;
+    }
+    assert_eq!(names, ["app"], "the Pod starts without the sidecar");
+    let status = sidecars.wait_status("the Pod without the sidecar", |status| {
+        status["notInjectedPods"] == 1
+    });
+    assert_eq!(status["matchedPods"], 0);
+}
+
+#[tokio::test]
+async fn pods_from_before_their_set_are_reported() {
+    let containers = sidecar("kruise-test/term:1");
+    let paused = json!({ "injectionStrategy": { "paused": true } });
+    let sidecars = SidecarTest::create_without_wait(shared_cluster().await, containers, paused);
+    sidecars.create_ready_pod("bare");
+    sidecars.patch(json!({ "injectionStrategy": { "paused": false } }));
     let status = sidecars.wait_status("the Pod without the sidecar", |status| {
         status["notInjectedPods"] == 1
     });

@@ -10,6 +10,8 @@
 mod objects;
 
 use std::collections::{BTreeSet, HashMap};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -40,6 +42,8 @@ const NAME: &str = "sidecarset-policies";
 /// Whether the API server serves policies changes with its upgrade.
 const DISCOVERY_INTERVAL: Duration = Duration::from_secs(600);
 const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
+/// How long the first lists may take before the statuses say that they fail.
+const LIST_PATIENCE: Duration = Duration::from_secs(15);
 /// A refusal may be due to a quota or to another policy, which no watch of ours sees.
 const RETRY_REFUSED: Duration = Duration::from_secs(300);
 /// Characters of an error in a condition.
@@ -71,10 +75,18 @@ impl Injection {
 
 /// How each set is injected, by name. Absent if nothing is injected, or the API server serves no policies.
 #[derive(Debug, Default)]
-pub struct Injections(Mutex<HashMap<String, Injection>>);
+pub struct Injections {
+    of: Mutex<HashMap<String, Injection>>,
+    /// The policies cannot be read, so that no set can have one.
+    unreadable: AtomicBool,
+}
 
 impl Injections {
     pub fn get(&self, set: &str) -> Option<Injection> {
+        if self.unreadable.load(Ordering::Relaxed) {
+            let why = "the manager cannot list MutatingAdmissionPolicies and their bindings";
+            return Some(Injection::webhook("PoliciesUnreadable", why));
+        }
         self.lock().get(set).cloned()
     }
 
@@ -89,7 +101,7 @@ impl Injections {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Injection>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.of.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -158,7 +170,13 @@ pub async fn run(shared: Arc<ControllerState>, changed: mpsc::UnboundedSender<Ke
         changed,
     });
     let work = async {
-        tokio::join!(policies.wait_until_synced(), bindings.wait_until_synced());
+        let synced = async { tokio::join!(policies.wait_until_synced(), bindings.wait_until_synced()) };
+        let mut synced = pin!(synced);
+        if tokio::time::timeout(LIST_PATIENCE, &mut synced).await.is_err() {
+            state.set_unreadable(true);
+            synced.await;
+            state.set_unreadable(false);
+        }
         let (sets_tx, sets_rx) = mpsc::unbounded_channel();
         let enqueue = enqueue_changes(&state, &policies, &bindings, sets_tx);
         let work = |key| reconcile(Arc::clone(&state), key);
@@ -488,6 +506,18 @@ impl Policies {
 
     fn stored_as(&self) -> MutexGuard<'_, HashMap<(&'static str, String), [u64; 2]>> {
         self.stored_as.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the status of every set written.
+    fn set_unreadable(&self, unreadable: bool) {
+        self.shared
+            .injections
+            .unreadable
+            .store(unreadable, Ordering::Relaxed);
+        for (key, _) in self.shared.manager.stores.sidecar_sets.entries() {
+            // It fails at shutdown only.
+            let _ = self.changed.send(key);
+        }
     }
 
     /// Has the set's status written if its injection changed.
