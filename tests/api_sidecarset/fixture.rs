@@ -114,13 +114,19 @@ impl SidecarCluster {
         injected_by_policy(&set)
     }
 
-    /// The Pod with this label and application as it would be created.
+    /// The Pod with this label as it would be created.
     pub fn dry_run(&self, app: &str) -> Value {
+        self.dry_run_with(app, &json!({}))
+    }
+
+    /// The same with a merge patch of the Pod.
+    pub fn dry_run_with(&self, app: &str, patch: &Value) -> Value {
         let mount = json!([{ "name": "data", "mountPath": "/data" }]);
-        let pod = json!({ "apiVersion": "v1", "kind": "Pod",
+        let mut pod = json!({ "apiVersion": "v1", "kind": "Pod",
             "metadata": { "name": "web", "namespace": "default", "labels": { "app": app } },
             "spec": { "automountServiceAccountToken": false, "volumes": [{ "name": "data", "emptyDir": {} }],
                 "containers": [{ "name": "app", "image": "app:1", "volumeMounts": mount }] } });
+        json_patch::merge(&mut pod, patch);
         let file = self.plane.dir().join("dry-run.json");
         std::fs::write(&file, pod.to_string()).unwrap();
         let file = file.display().to_string();

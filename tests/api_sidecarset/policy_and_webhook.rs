@@ -65,3 +65,51 @@ async fn result_is_the_same_whichever_way_a_set_takes() {
     let by_webhook = cluster.wait_dry_run("shop", "both sets, the older image", older);
     assert_eq!(without_times(&both), without_times(&by_webhook));
 }
+
+#[tokio::test]
+async fn launch_priorities_hold_with_and_without_sets() {
+    let cluster = SidecarCluster::start("");
+    let priority = |value: &str| json!([{ "name": "KRUISE_CONTAINER_PRIORITY", "value": value }]);
+    cluster.create_set(
+        "shop",
+        json!({ "containers": [{ "name": "log", "image": "log:1", "env": priority("5") }] }),
+    );
+    if cluster.serves_policies() {
+        cluster.wait_injected_by("shop", "True", "PolicyInstalled");
+    }
+    let barriers = |pod: &Value| {
+        let containers = pod["spec"]["containers"].as_array().unwrap().iter();
+        let keys = containers.map(|container| {
+            let env = container["env"].as_array().into_iter().flatten();
+            let mut barrier = env.filter(|variable| variable["name"] == "KRUISE_CONTAINER_BARRIER");
+            let key = barrier
+                .next()
+                .map(|variable| variable["valueFrom"]["configMapKeyRef"]["key"].clone());
+            (container["name"].clone(), key.unwrap_or_default())
+        });
+        keys.collect::<Vec<_>>()
+    };
+    let pair = |name: &str, key: &str| (json!(name), json!(key));
+    let two = json!({ "spec": { "containers": [
+        { "name": "first", "image": "i", "env": priority("2") }, { "name": "second", "image": "i" }] } });
+    for (app, patch, expected) in [
+        ("bare", &two, vec![pair("first", "p_2"), pair("second", "p_0")]),
+        (
+            "shop",
+            &two,
+            vec![pair("log", "p_5"), pair("first", "p_2"), pair("second", "p_0")],
+        ),
+        ("shop", &json!({}), vec![pair("log", "p_5"), pair("app", "p_0")]),
+        ("bare", &json!({}), vec![(json!("app"), Value::Null)]),
+    ] {
+        cluster.wait_until(&format!("barriers of a Pod {app}"), || {
+            let pod = cluster.dry_run_with(app, patch);
+            let found = barriers(&pod);
+            if found == expected {
+                Ok(())
+            } else {
+                Err(format!("{found:?}"))
+            }
+        });
+    }
+}

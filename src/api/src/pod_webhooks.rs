@@ -162,6 +162,35 @@ pub fn pod_webhooks<'a>(namespace: &str, sets: impl IntoIterator<Item = &'a SetW
     webhooks
 }
 
+/// The webhook for Pods with launch priorities, whether a set selects them or not. The barriers of a Pod that a policy has
+/// injected are missing, too.
+#[must_use]
+pub fn launch_priority_webhook(namespace: &str) -> Value {
+    let has = |variable: &str| format!("c.?env.orValue([]).exists(e, e.name == '{variable}')");
+    let ordered = format!(
+        "object.metadata.?annotations['{}'].orValue('') == '{}'",
+        keys::CONTAINER_LAUNCH_PRIORITY,
+        keys::CONTAINER_LAUNCH_ORDERED
+    );
+    let prioritized = format!(
+        "object.spec.containers.exists(c, {})",
+        has(keys::ENV_CONTAINER_PRIORITY)
+    );
+    let unblocked = format!(
+        "object.spec.containers.exists(c, !{})",
+        has(keys::ENV_CONTAINER_BARRIER)
+    );
+    let mut namespaces = json!({});
+    exclude_system_namespaces(&mut namespaces, namespace);
+    let condition =
+        format!("object.spec.containers.size() > 1 && ({ordered} || {prioritized}) && {unblocked}");
+    // No set has a name with a dot.
+    let mut webhook = webhook(namespace, "launch.priority", "Ignore", &namespaces, None);
+    let conditions = json!([{ "name": "launch-priority", "expression": condition }]);
+    super::json::set(&mut webhook, &["matchConditions"], conditions);
+    webhook
+}
+
 /// Label of the namespaces whose Pods have no webhooks, whatever its value, as in upstream.
 pub const EXCLUDED_NAMESPACE_LABEL: &str = "control-plane";
 

@@ -23,7 +23,7 @@ use super::bundle::Bundle;
 use super::crd::Crd;
 use super::{Options, storage_migration};
 use kruise_api::json::set;
-use kruise_api::pod_webhooks::{NAME_SUFFIX, SetWebhook, pod_webhooks};
+use kruise_api::pod_webhooks::{NAME_SUFFIX, SetWebhook, launch_priority_webhook, pod_webhooks};
 use kruise_api::sidecarset::SidecarSet;
 use kruise_api::webhooks::{MUTATING, VALIDATING, configurations, without_nulls};
 use kruise_api::{Kind, keys};
@@ -147,7 +147,10 @@ async fn sync_all(
     let plan_mutating = |there: &Value, ca: &str| {
         let all = sets.list();
         let all = all.iter().map(Arc::as_ref).filter(|_| options.pods);
-        let for_pods = pod_webhooks(&options.namespace, all);
+        let mut for_pods = pod_webhooks(&options.namespace, all);
+        if options.pods {
+            for_pods.push(launch_priority_webhook(&options.namespace));
+        }
         let for_pods = sets.is_synced().then_some(for_pods.as_slice());
         plan_configuration(there, &mutating, for_pods, options, ca)
     };
