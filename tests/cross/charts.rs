@@ -20,11 +20,10 @@ use support::readiness::is_ready;
 pub struct GoManager(u32);
 
 /// Runs a command of the Go implementation's script.
-fn run_peer_script(plane: &ControlPlane, kubeconfig: &Path, verb: &str, ports: [u16; 3]) -> String {
+fn run_peer_script(plane: &ControlPlane, kubeconfig: &Path, verb: &str, env: &[(&str, String)]) -> String {
     let dir = PathBuf::from(std::env::var_os("KRUISE_PEER").unwrap());
     let kubectl = plane.kubectl_command().get_program().to_owned();
     let tools = Path::new(&kubectl).parent().unwrap().display().to_string();
-    let names = ["WEBHOOK_PORT", "METRICS_PORT", "HEALTH_PORT"];
     let mut command = Command::new("bash");
     command
         .arg(dir.join("run.sh"))
@@ -32,18 +31,31 @@ fn run_peer_script(plane: &ControlPlane, kubeconfig: &Path, verb: &str, ports: [
         .env("KUBECONFIG", kubeconfig)
         .env("DIR", plane.dir().join("peer"))
         .env("PATH", format!("{tools}:{}", std::env::var("PATH").unwrap()))
-        .envs(names.into_iter().zip(ports.map(|port| port.to_string())));
+        .envs(env.iter().map(|(name, value)| (name, value)));
     run_command(&mut command).unwrap()
 }
 
 impl GoManager {
+    /// With all feature gates that do not change the format of what it stores.
     pub fn start(plane: &ControlPlane) -> Self {
-        run_peer_script(plane, plane.kubeconfig(), "install", [0; 3]);
+        Self::start_with(plane, &[])
+    }
+
+    /// With these feature gates.
+    pub fn start_with_gates(plane: &ControlPlane, gates: &str) -> Self {
+        Self::start_with(plane, &[("GATES", gates.to_owned())])
+    }
+
+    fn start_with(plane: &ControlPlane, env: &[(&str, String)]) -> Self {
+        run_peer_script(plane, plane.kubeconfig(), "install", &[]);
         let account = plane
             .kubeconfig_for("kruise-system", "kruise-manager", TokenBinding::Unbound)
             .unwrap();
         let ports = [(); 3].map(|()| port::reserve().unwrap());
-        let pid = run_peer_script(plane, &account, "manager", ports)
+        let names = ["WEBHOOK_PORT", "METRICS_PORT", "HEALTH_PORT"];
+        let ports_env = names.into_iter().zip(ports.map(|port| port.to_string()));
+        let env: Vec<_> = ports_env.chain(env.iter().cloned()).collect();
+        let pid = run_peer_script(plane, &account, "manager", &env)
             .trim()
             .parse()
             .unwrap();
@@ -71,8 +83,12 @@ fn deploy(plane: &ControlPlane, verb: &str, folder: &str) {
 
 /// Starts our manager in place of the Go one; returns when it is leader.
 pub fn take_over(plane: &ControlPlane) -> Manager {
+    start_rust_manager(plane, Manager::with_default_gates(plane, "kruise-manager"))
+}
+
+/// The same with this manager, which is not started yet.
+pub fn start_rust_manager(plane: &ControlPlane, mut manager: Manager) -> Manager {
     deploy(plane, "apply", "default");
-    let mut manager = Manager::with_default_gates(plane, "kruise-manager");
     manager.start().unwrap();
     manager.wait_for_readyz_text("leading");
     wait_for_conversion(plane, &CONVERTED_KINDS);

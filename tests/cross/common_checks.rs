@@ -91,7 +91,7 @@ pub async fn check_image_pulls(cluster: &InteropCluster, digests: bool) {
 }
 
 /// Container IDs and restart counts of a Pod.
-fn container_ids(pod: &Pod) -> BTreeMap<String, (String, i32)> {
+pub fn container_ids(pod: &Pod) -> BTreeMap<String, (String, i32)> {
     let statuses = pod.status.as_ref().and_then(|s| s.container_statuses.as_ref());
     let all = statuses.into_iter().flatten();
     all.map(|s| {
@@ -103,7 +103,7 @@ fn container_ids(pod: &Pod) -> BTreeMap<String, (String, i32)> {
     .collect()
 }
 
-fn has_condition(pod: &Pod, type_: &str) -> bool {
+pub fn has_condition(pod: &Pod, type_: &str) -> bool {
     let conditions = pod.status.as_ref().and_then(|s| s.conditions.as_ref());
     conditions.is_some_and(|all| all.iter().any(|c| c.type_ == type_ && c.status == "True"))
 }

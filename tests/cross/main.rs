@@ -11,6 +11,8 @@ mod kubelet;
 mod mixed_programs;
 mod partial_updates;
 mod rollout;
+mod sidecar_injection;
+mod sidecarset;
 mod takeover;
 
 use support::{manager, programs, waits};

@@ -163,6 +163,15 @@ async fn replace_go_programs(cluster: &InteropCluster, manager: u32, daemon: u32
 
 /// Installs and starts the Go programs after ours have ended.
 async fn restart_go_programs(cluster: &InteropCluster) {
+    restart_go_manager(cluster).await;
+    cluster
+        .peer()
+        .start_daemon(&cluster.peer().daemon_account().unwrap())
+        .unwrap();
+}
+
+/// Installs the Go implementation after our manager has ended, and returns when its manager leads.
+pub async fn restart_go_manager(cluster: &InteropCluster) {
     let rust_holder = lease_holder(cluster).await;
     for folder in ["manager", "policies", "webhooks"] {
         cluster.deploy("delete", folder);
@@ -171,10 +180,6 @@ async fn restart_go_programs(cluster: &InteropCluster) {
     services_instead_of_urls(&cluster.node.plane);
     cluster.peer().install().unwrap();
     cluster.peer().start_manager().unwrap();
-    cluster
-        .peer()
-        .start_daemon(&cluster.peer().daemon_account().unwrap())
-        .unwrap();
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kruise-system");
     cluster
         .wait_until(leases, "kruise-manager", "theirs again", |lease| {
