@@ -54,6 +54,15 @@ impl Image {
         self
     }
 
+    /// Adds a program of the host, and the shared libraries that it is linked with.
+    pub fn program(self, path: &str, source: impl Into<PathBuf>) -> Result<Self> {
+        let source = source.into();
+        let libraries = run("ldd", &[&source.display().to_string()])?;
+        let libraries = libraries.split_whitespace().filter(|word| word.starts_with('/'));
+        let image = libraries.fold(self, |image, library| image.file(library, library));
+        Ok(image.file(path, source))
+    }
+
     /// Adds data that cannot be compressed, in MiB; the data differs in each build.
     #[must_use]
     pub fn random(mut self, mebibytes: usize) -> Self {

@@ -95,6 +95,15 @@ pub fn upgrade_target(set: &SetView<'_>, sidecar: &SidecarContainer, pod: &Pod) 
     (image_in_pod(pod, &other)? != image(sidecar)).then_some((target, other))
 }
 
+/// The container that works again after a rollback: it still has the image of the set, while the one that was updated
+/// has another. Upstream lets that one take over even so, or wait for its readiness forever.
+#[must_use]
+pub fn rolled_back_container(sidecar: &SidecarContainer, pod: &Pod) -> Option<String> {
+    let HotPair { working, idle } = pair(name(sidecar), &working_containers(pod));
+    let has_image = |container: &str| image_in_pod(pod, container) == Some(image(sidecar));
+    (has_image(&idle) && !has_image(&working)).then_some(idle)
+}
+
 /// Whether the sidecars that were updated have taken over, so that the others can be switched off.
 #[must_use]
 pub fn is_flip_due(set: &SetView<'_>, pod: &Pod) -> bool {

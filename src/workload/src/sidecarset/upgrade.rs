@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use kruise_api::keys;
 
 use super::hot_upgrade::{
-    image_in_pod, is_idle_container_running, pairs, upgrade_target, working_containers,
+    image_in_pod, is_idle_container_running, pairs, rolled_back_container, upgrade_target, working_containers,
 };
 use super::pod_metadata::{PatchError, patch_annotations};
 use super::recorded::{
@@ -36,6 +36,11 @@ pub fn upgrade(set: &SetView<'_>, pod: &Pod, now: Timestamp) -> Result<PodChange
     for container in set.containers().filter(|container| !image(container).is_empty()) {
         if is_hot_upgrade(container) {
             let Some((target, other)) = upgrade_target(set, container, pod) else {
+                if let Some(rolled_back) = rolled_back_container(container, pod) {
+                    working.insert(name(container).to_owned(), rolled_back);
+                    let text = recorded::working_to_text(&working);
+                    writer.set(keys::SIDECAR_SET_WORKING_CONTAINER.to_owned(), text);
+                }
                 continue;
             };
             writer.set_image(&target, image(container));

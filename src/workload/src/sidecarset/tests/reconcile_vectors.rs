@@ -4,8 +4,8 @@ use jiff::Timestamp;
 use kruise_api::{go_json, keys};
 use serde_json::{Value, json};
 
-use super::cluster::{Cluster, text};
-use super::update_vectors::masked;
+use super::cluster::{Cluster, list, text};
+use super::update_vectors::{masked, with_their_working};
 use crate::in_place::Pod;
 use crate::revision::{RevisionAction, RevisionOwner};
 use crate::sidecarset::history::KIND;
@@ -112,6 +112,9 @@ fn reconcile(vector: &Value) -> Value {
     })
 }
 
+/// Line with a rollback of an unfinished hot upgrade; see [`super::update_vectors`].
+const ROLLBACK: usize = 134;
+
 #[test]
 fn reconciles_match_go() {
     let vectors = include_str!("../../../../../tests/data/go/sidecarset-reconcile.jsonl");
@@ -121,7 +124,12 @@ fn reconciles_match_go() {
         let vector: Value = serde_json::from_str(line).unwrap();
         let ours = reconcile(&vector);
         for (field, theirs) in vector["out"].as_object().unwrap() {
-            if ours[field] != *theirs {
+            if at + 1 == ROLLBACK && field == "pods" {
+                let pairs = list(&ours[field]).zip(list(theirs));
+                let pods = pairs.map(|(ours, theirs)| with_their_working(ours, theirs));
+                assert_ne!(ours[field], *theirs);
+                assert_eq!(pods.collect::<Value>(), *theirs);
+            } else if ours[field] != *theirs {
                 let (ours, theirs) = (&ours[field], go_json::to_sorted_json(theirs));
                 differences.push(format!(
                     "line {}: {field}\n  ours   {ours}\n  theirs {theirs}",

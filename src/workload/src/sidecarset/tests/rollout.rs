@@ -245,6 +245,28 @@ fn hot_upgrades_alternate() {
 }
 
 #[test]
+fn rollback_of_an_unfinished_hot_upgrade_keeps_the_first_container() {
+    let mut rollout = Rollout::new(1, true, &json!({}));
+    rollout.settle();
+    let images = |rollout: &Rollout| -> Vec<String> {
+        let pods = rollout.read_pods();
+        let containers = pods[0].containers.iter();
+        containers.map(|container| container.image.clone()).collect()
+    };
+    rollout.set_image(BAD);
+    let plan = rollout.settle();
+    assert_eq!(plan.waits, [Wait::HotUpgrade(vec![0])]);
+    assert_eq!(images(&rollout), ["app:1", "mesh:1", BAD]);
+    rollout.set_image("mesh:1");
+    rollout.settle();
+    assert_eq!(images(&rollout), ["app:1", "mesh:1", EMPTY]);
+    assert_eq!(rollout.counters(), (1, 1, 1, 1));
+    rollout.set_image("mesh:2");
+    rollout.settle();
+    assert_eq!(images(&rollout), ["app:1", EMPTY, "mesh:2"]);
+}
+
+#[test]
 fn paused_and_not_update_name_the_outdated_pods() {
     for (strategy, expected) in [
         (json!({ "paused": true }), Wait::Paused { outdated: vec![0] }),
@@ -284,6 +306,7 @@ proptest! {
         limit in 1_usize..4,
         partition in 0_usize..4,
         events in prop::collection::vec((0_u8..8, 0_usize..7), 0..60),
+        last in 1_u8..5,
     ) {
         let strategy = json!({ "maxUnavailable": limit, "partition": partition });
         let mut rollout = Rollout::new(count, hot, &strategy);
@@ -300,15 +323,18 @@ proptest! {
                 }
             }
         }
-        rollout.set_image("mesh:4");
+        // Version 4 is new; with the others, some Pods are rolled back, and some that the partition keeps are updated.
+        rollout.set_image(&format!("mesh:{last}"));
         rollout.settle();
-        let kept = i32::try_from(partition.min(count)).unwrap();
-        let count = i32::try_from(count).unwrap();
-        prop_assert_eq!(rollout.counters().1, count - kept);
-        prop_assert_eq!(rollout.counters().3, count - kept);
+        let expected = i32::try_from(count - partition.min(count)).unwrap();
+        let (_, updated, _, updated_ready) = rollout.counters();
+        prop_assert!(updated == expected || last < 4 && updated > expected, "{updated}, not {expected}");
+        prop_assert_eq!(updated_ready, updated);
         for pod in rollout.read_pods() {
             prop_assert_eq!(&pod.containers[0].image, "app:1");
-            if hot {
+            // Those that the partition keeps may have an unfinished upgrade.
+            let updated = pod.annotations[keys::SIDECAR_SET_HASH].contains(&format!(r#""hash":"mesh:{last}""#));
+            if hot && updated {
                 let empty = pod.containers.iter().filter(|c| c.image == EMPTY).count();
                 prop_assert_eq!(empty, 1);
             }
