@@ -2,6 +2,8 @@
 //! its own account.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod hot_upgrade;
+mod load;
 mod manual;
 mod sidecar_ops;
 mod update;

@@ -15,8 +15,9 @@ async fn examples_of_the_manual_are_accepted_in_their_order() {
         .split("```yaml\n")
         .skip(1)
         .filter_map(|rest| rest.split("```").next());
-    let example = std::fs::read_to_string(format!("{root}/deploy/examples/sidecarset.yaml")).unwrap();
-    let objects: Vec<&str> = blocks.chain([example.as_str()]).collect();
+    let examples = ["sidecarset", "sidecarset-hot-upgrade"]
+        .map(|name| std::fs::read_to_string(format!("{root}/deploy/examples/{name}.yaml")).unwrap());
+    let objects: Vec<&str> = blocks.chain(examples.iter().map(String::as_str)).collect();
     assert!(objects.len() > 8, "{}", objects.len());
     for object in &objects {
         let applied = plane.apply(object);

@@ -79,8 +79,15 @@ impl<G: Deref<Target = TestCluster>> SidecarTest<G> {
 
     /// Creates the Pod, and waits until it is ready.
     pub fn create_ready_pod(&self, name: &str) -> Value {
+        self.create_ready_pod_with(name, json!({}))
+    }
+
+    /// The same; `spec` is merged into its spec.
+    pub fn create_ready_pod_with(&self, name: &str, spec: Value) -> Value {
+        let mut pod = Self::pod_manifest(name);
+        json_patch::merge(&mut pod["spec"], &spec);
         let file = self.plane().dir().join(format!("{}-{name}.json", self.set));
-        std::fs::write(&file, Self::pod_manifest(name).to_string()).unwrap();
+        std::fs::write(&file, pod.to_string()).unwrap();
         self.test.kubectl(&["create", "-f", &file.display().to_string()]);
         self.wait_pod(name, "ready", |pod| condition(pod, "Ready") == "True")
     }
