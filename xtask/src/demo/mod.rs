@@ -1,10 +1,11 @@
-//! `cargo xtask demo`: starts a node, pre-pulls an image, restarts a container in place, and updates the image of Pods
-//! without replacing them.
+//! `cargo xtask demo`: starts a node, pre-pulls an image, restarts a container in place, and updates the images of
+//! Pods and of their sidecars without replacing the Pods.
 
 mod pull;
 mod recreate;
 mod rollout;
 mod screen;
+mod sidecar;
 mod watch;
 
 use std::path::{Path, PathBuf};
@@ -68,7 +69,7 @@ pub fn run(options: &Options) -> Result<()> {
     let started = Instant::now();
     let mut screen = Screen::new(options.record.as_deref())?;
     screen.title(
-        "kruise-rs: pull an image ahead of time, restart a container in place, update Pods where they are",
+        "kruise-rs: pull an image ahead of time, restart a container in place, update Pods and sidecars where they are",
     )?;
     let binaries = wait_for_build(&mut screen, building, lines)?;
     let node = start_node(&mut screen)?;
@@ -91,6 +92,7 @@ fn run_steps(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()
     pull::show(screen, node)?;
     recreate::show(screen, node)?;
     rollout::show(screen, node)?;
+    sidecar::show(screen, node)?;
     show_objects(screen, node)
 }
 
@@ -159,10 +161,10 @@ fn install(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> 
         PULLED_IMAGE.0,
         &Image::busybox().random(PULLED_IMAGE.1).cmd(["sh"]),
     )?;
-    node.runtime.registry.push(
-        rollout::UPDATE_IMAGE.0,
-        &Image::busybox().random(rollout::UPDATE_IMAGE.1).cmd(["sh"]),
-    )?;
+    for (name, size) in [rollout::UPDATE_IMAGE, sidecar::EMPTY_IMAGE] {
+        let image = Image::busybox().random(size).cmd(["sh"]);
+        node.runtime.registry.push(name, &image)?;
+    }
     screen.end_step(step, "")?;
 
     screen.command("kubectl apply -k deploy/default")?;
@@ -205,7 +207,7 @@ fn show_objects(screen: &mut Screen, node: &Node) -> Result<()> {
     for kinds in [
         "imagepulljobs,nodeimages",
         "containerrecreaterequests",
-        "clonesets,pods",
+        "clonesets,sidecarsets,pods",
     ] {
         screen.command(&format!("kubectl get {kinds}"))?;
         screen.block(&node.plane.kubectl(&["get", kinds])?)?;

@@ -31,7 +31,11 @@ impl ContainerSnapshot {
 
 /// The first container of a Pod.
 pub fn first_container(pod: &Value) -> ContainerSnapshot {
-    let status = &pod["status"]["containerStatuses"][0];
+    container_snapshot(&pod["status"]["containerStatuses"][0])
+}
+
+/// The container that has this status.
+pub fn container_snapshot(status: &Value) -> ContainerSnapshot {
     let state = status["state"].as_object().and_then(|s| s.iter().next());
     let state = state.map_or_else(String::new, |(name, detail)| match detail["exitCode"].as_i64() {
         Some(code) => format!("{name} with exit code {code}"),
