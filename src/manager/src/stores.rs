@@ -17,6 +17,7 @@ use kruise_api::node_image::NodeImage;
 use kruise_api::sidecarset::{MAX_SET_BYTES, SidecarSet};
 use kruise_cluster::{Bounded, Cluster, ObjectView, Store};
 use kruise_ops::supervise::Supervisor;
+use kruise_workload::sidecarset::hash::with_hashes;
 
 /// Objects that a list returns at a time: a whole list of ten thousand nodes would be held twice in memory.
 const PAGE_SIZE: u32 = 200;
@@ -73,7 +74,7 @@ stores! {
     clone_sets: CloneSetView = "clonesets", None,
         |o: Bounded<CloneSet, MAX_CLONE_SET_BYTES>| Some(CloneSetView::new(&o.object, o.json));
     sidecar_sets: SidecarSet = "sidecarsets", None,
-        |o: Bounded<SidecarSet, MAX_SET_BYTES>| Some(o.object);
+        |o: Bounded<SidecarSet, MAX_SET_BYTES>| Some(with_hashes(o.object));
     // Their labels.
     namespaces: NamespaceLabels = "namespaces", None, |o: Namespace| Some(o.metadata.labels.unwrap_or_default());
     // Of CloneSets and SidecarSets, and orphans.

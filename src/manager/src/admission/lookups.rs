@@ -30,6 +30,7 @@ use kruise_api::{keys, names};
 use kruise_cluster::pod_template::{self, Defaulting, DryRunResult, Templates};
 use kruise_cluster::{self as cluster, Bounded, Cluster, Key, Store, write};
 use kruise_workload::in_place::normalize::TemplateStorage;
+use kruise_workload::sidecarset::hash::with_hashes;
 
 /// Timeout of a read for an answer; the API server waits 10 s for us.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
@@ -120,7 +121,7 @@ impl Lookups {
         let (sidecar_sets, watching_sets) = cluster.reflector(
             Api::all(cluster.client.clone()),
             ListParams::default(),
-            |set: Bounded<SidecarSet, MAX_SET_BYTES>| Some(set.object),
+            |set: Bounded<SidecarSet, MAX_SET_BYTES>| Some(with_hashes(set.object)),
         );
         let (namespaces, watching_namespaces) = cluster.reflector(
             Api::all(cluster.client.clone()),

@@ -31,12 +31,11 @@ impl SetContext<'_> {
         self.shared.manager.api(key)
     }
 
-    fn cache_pod(&self, key: &Key, stored: &RawPod) {
+    fn cache_pod(&self, key: &Key, stored: &RawPod) -> Arc<Pod> {
         let pod = Arc::new(Pod::from_json(stored.json()));
-        let mut index = self.shared.index();
-        index
-            .pods
-            .apply_write(key, versioned_pod(key, pod), Instant::now());
+        let entry = versioned_pod(key, Arc::clone(&pod));
+        self.shared.index().pods.apply_write(key, entry, Instant::now());
+        pod
     }
 
     async fn fetch_pod(&self, key: &Key) -> Result<(), Error> {
@@ -110,10 +109,36 @@ pub async fn write_pods(
                 state.refused.insert(pod.uid.clone(), (generation, until));
             }
             Err(error) => result = Err(error),
-            Ok(()) => {}
+            Ok(Outcome::Written) => {}
+            Ok(Outcome::Rewritten { container, image }) => {
+                report::publish_rewritten(ctx, pod, &container, &image);
+                let until = Instant::now() + RETRY_REFUSED;
+                state.refused.insert(pod.uid.clone(), (generation, until));
+            }
         }
     }
     result
+}
+
+/// What became of a write that the API server accepted.
+enum Outcome {
+    Written,
+    /// Admission has given a container that is switched off another image.
+    Rewritten {
+        container: String,
+        image: String,
+    },
+}
+
+/// The container whose image is not what it was to be.
+fn rewritten(stored: &Pod, changes: &PodChanges) -> Option<Outcome> {
+    let mut containers = stored.containers.iter();
+    let differs = |name: &str, image: &str| changes.images.get(name).is_some_and(|wanted| wanted != image);
+    let found = containers.find(|container| differs(&container.name, &container.image))?;
+    Some(Outcome::Rewritten {
+        container: found.name.clone(),
+        image: found.image.clone(),
+    })
 }
 
 async fn write_pod(
@@ -122,7 +147,9 @@ async fn write_pod(
     changes: Option<&PodChanges>,
     condition: Option<&Value>,
     flip: bool,
-) -> Result<(), Error> {
+) -> Result<Outcome, Error> {
+    let mut outcome = Outcome::Written;
+    let mut version = pod.resource_version.clone();
     if let Some(changes) = changes {
         let stored = write::patch_strategic(&ctx.pods(key), &key.name, &pod_patch(pod, changes)).await;
         let stored = stored.and_then(|stored| stored.object());
@@ -131,11 +158,19 @@ async fn write_pod(
         }
         match stored {
             Ok(stored) => {
-                ctx.cache_pod(key, &stored);
+                let stored = ctx.cache_pod(key, &stored);
+                version.clone_from(&stored.resource_version);
                 tracing::info!(set = ctx.name, pod = %key, images = ?changes.images, flip, "updated sidecars");
+                // Otherwise it would be switched off again at once, and for ever.
+                if flip && let Some(rewritten) = rewritten(&stored, changes) {
+                    outcome = rewritten;
+                }
             }
             // It changed or is gone: the next reconcile decides again.
-            Err(error) if error.conflict() || error.not_found() => return ctx.fetch_pod(key).await,
+            Err(error) if error.conflict() || error.not_found() => {
+                ctx.fetch_pod(key).await?;
+                return Ok(outcome);
+            }
             Err(error) => {
                 if error.outcome_unknown() {
                     ctx.shared.index().pods.mark_unknown(key);
@@ -146,14 +181,16 @@ async fn write_pod(
         }
     }
     if let Some(condition) = condition {
-        let patch = json!({ "metadata": { "uid": pod.uid }, "status": { "conditions": [condition] } });
+        // Other sets have their part in the same condition.
+        let metadata = json!({ "uid": pod.uid, "resourceVersion": version });
+        let patch = json!({ "metadata": metadata, "status": { "conditions": [condition] } });
         match write::patch_status_strategic(&ctx.pods(key), &key.name, &patch).await {
-            Ok(stored) => ctx.cache_pod(key, &stored.object()?),
-            Err(error) if error.conflict() || error.not_found() => {}
+            Ok(stored) => drop(ctx.cache_pod(key, &stored.object()?)),
+            Err(error) if error.conflict() || error.not_found() => ctx.fetch_pod(key).await?,
             Err(error) => return Err(error),
         }
     }
-    Ok(())
+    Ok(outcome)
 }
 
 /// The patch of a Pod; it is refused if the Pod has changed.
@@ -190,4 +227,26 @@ fn publish_flip(ctx: &SetContext<'_>, key: &Key, pod: &Pod, error: Option<&Error
     };
     let events = &ctx.shared.manager.cluster.events;
     events.publish(reference, type_, reason, "Updating", note);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn image_that_admission_changed_is_found() {
+        let changes = PodChanges {
+            images: BTreeMap::from([("mesh-1".to_owned(), "empty:1".to_owned())]),
+            ..PodChanges::default()
+        };
+        let stored = |image: &str| {
+            let containers =
+                json!([{ "name": "app", "image": "app:2" }, { "name": "mesh-1", "image": image }]);
+            Pod::from_json(&json!({ "metadata": { "name": "p" }, "spec": { "containers": containers } }))
+        };
+        assert!(rewritten(&stored("empty:1"), &changes).is_none());
+        let found = rewritten(&stored("mirror/empty:1"), &changes);
+        assert!(matches!(found, Some(Outcome::Rewritten { container, image })
+                if container == "mesh-1" && image == "mirror/empty:1"));
+    }
 }

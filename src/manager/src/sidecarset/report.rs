@@ -16,6 +16,7 @@ use kruise_cluster::{Error, EventType, Key, write};
 use kruise_workload::in_place::Pod;
 use kruise_workload::names::join_first;
 use kruise_workload::sidecarset::changed_field::{ChangedField, changed_field};
+use kruise_workload::sidecarset::hash::with_hashes;
 use kruise_workload::sidecarset::history::revision_of;
 use kruise_workload::sidecarset::plan::{EVENT_NOT_UPGRADABLE, Plan};
 use kruise_workload::sidecarset::set::SetView;
@@ -169,7 +170,7 @@ pub async fn update_status(
     let patch = write::status_patch(ctx.uid, status, OPTIONAL_STATUS_FIELDS);
     match write::patch_status_merge(&sets, ctx.name, &patch).await {
         Ok(stored) => {
-            let entry = versioned_set(Arc::new(stored.object()?));
+            let entry = versioned_set(Arc::new(with_hashes(stored.object()?)));
             let key = Key::cluster_scoped(ctx.name);
             ctx.shared.index().sets.apply_write(&key, entry, now);
         }
@@ -221,6 +222,15 @@ pub fn publish_refused(ctx: &SetContext<'_>, pod: &Pod, error: &Error) {
         "cannot update the containers of pod {}: {}",
         pod.name,
         error.message()
+    );
+    publish(ctx, EventType::Warning, FAILED_UPDATE, note);
+}
+
+/// Publishes that a container cannot be switched off, because admission changes its image.
+pub fn publish_rewritten(ctx: &SetContext<'_>, pod: &Pod, container: &str, image: &str) {
+    let note = format!(
+        "container {container} of pod {} cannot be switched off: a webhook or policy gave it image {image}, not hotUpgradeEmptyImage",
+        pod.name
     );
     publish(ctx, EventType::Warning, FAILED_UPDATE, note);
 }

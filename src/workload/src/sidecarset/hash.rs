@@ -12,6 +12,7 @@ use crate::revision::safe_encode;
 use kruise_api::go_json::{SIDECAR_CONTAINER, to_ordered_json};
 use kruise_api::json::{list_items, set};
 use kruise_api::keys;
+use kruise_api::sidecarset::SidecarSet;
 
 /// The hashes of a SidecarSet's containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +42,24 @@ impl Hashes {
             set(set_object, &["metadata", "annotations", key], json!(hash));
         }
     }
+}
+
+/// The set with its hashes: one that was stored while no webhook answered has none, and all Pods would look updated.
+#[must_use]
+pub fn with_hashes(mut set: SidecarSet) -> SidecarSet {
+    let annotations = set.metadata.annotations.get_or_insert_default();
+    let has = |key: &str| annotations.get(key).is_some_and(|hash| !hash.is_empty());
+    if has(keys::SIDECAR_SET_HASH) && has(keys::SIDECAR_SET_HASH_WITHOUT_IMAGE) {
+        return set;
+    }
+    let spec = json!(set.spec);
+    let hashes = Hashes::of_spec(spec.as_object().unwrap_or(&Map::new()));
+    annotations.insert(keys::SIDECAR_SET_HASH.to_owned(), hashes.hash);
+    annotations.insert(
+        keys::SIDECAR_SET_HASH_WITHOUT_IMAGE.to_owned(),
+        hashes.without_image,
+    );
+    set
 }
 
 /// Whether an init container (raw) runs for as long as the Pod does.
@@ -126,5 +145,31 @@ mod tests {
         let ((one, one_without), (other, other_without)) = (with("a:1"), with("a:2"));
         assert_ne!(one, other);
         assert_eq!(one_without, other_without);
+    }
+
+    #[test]
+    fn only_missing_hashes_are_added() {
+        let set = |annotations: Value| -> SidecarSet {
+            let containers = json!([{ "name": "container1", "image": "test-image" }]);
+            let metadata = json!({ "name": "s", "annotations": annotations });
+            let object = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet", "metadata": metadata,
+                "spec": { "containers": containers } });
+            serde_json::from_value(object).unwrap_or_else(|why| unreachable!("{why}"))
+        };
+        let hash_of = |set: SidecarSet| {
+            let annotations = set.metadata.annotations.unwrap_or_default();
+            annotations
+                .get(keys::SIDECAR_SET_HASH)
+                .cloned()
+                .unwrap_or_default()
+        };
+        let added = hash_of(with_hashes(set(Value::Null)));
+        assert_eq!(added.len(), HASH.len());
+        assert_eq!(
+            hash_of(with_hashes(set(json!({ keys::SIDECAR_SET_HASH: "" })))),
+            added
+        );
+        let stored = json!({ keys::SIDECAR_SET_HASH: "h", keys::SIDECAR_SET_HASH_WITHOUT_IMAGE: "w" });
+        assert_eq!(hash_of(with_hashes(set(stored))), "h");
     }
 }
