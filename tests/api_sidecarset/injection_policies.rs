@@ -103,7 +103,7 @@ async fn policy_follows_its_set() {
         "a set for other Pods has nothing to do with it"
     );
 
-    // What somebody changes or deletes comes back.
+    // What another client changes or deletes comes back.
     let spoiled = json!({ "spec": { "failurePolicy": "Fail" } }).to_string();
     let args = [
         "patch",
