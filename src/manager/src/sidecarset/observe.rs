@@ -113,12 +113,38 @@ struct Sets<'a> {
 }
 
 impl<'a> Sets<'a> {
-    fn new(sets: &'a [Arc<SidecarSet>]) -> Self {
-        let all: Vec<SetView<'a>> = sets.iter().map(|set| SetView::from(&**set)).collect();
+    /// All sets, or only these of them; their canaries are among all of them.
+    fn new(sets: &'a [Arc<SidecarSet>], only: Option<&BTreeSet<String>>) -> Self {
+        let mut all: Vec<SetView<'a>> = sets.iter().map(|set| SetView::from(&**set)).collect();
         let canaries = all.iter().filter(|set| set.canary_base().is_some());
         let canaries = canaries.copied().collect();
+        all.retain(|set| only.is_none_or(|only| only.contains(set.name)));
         Self { all, canaries }
     }
+}
+
+/// Whether the same new Pods get both versions of a set, and lack the same other sets.
+fn selects_same_pods(old: &SidecarSet, new: &SidecarSet) -> bool {
+    let (old, new) = (SetView::from(old), SetView::from(new));
+    let paused = |set: &SetView<'_>| {
+        let injection = set.spec.injection_strategy.as_ref();
+        injection.is_some_and(|injection| injection.paused)
+    };
+    old.spec.selector == new.spec.selector
+        && old.spec.namespace_selector == new.spec.namespace_selector
+        && paused(&old) == paused(&new)
+        && old.canary_base() == new.canary_base()
+}
+
+/// The list of sets that a Pod records.
+fn injected_list(pod: &PodView) -> Option<&String> {
+    let annotations = &pod.workload_pod.as_ref()?.annotations;
+    annotations.get(keys::SIDECAR_SET_INJECTED_LIST)
+}
+
+/// Whether both versions of a Pod lack the same sets.
+fn lack_same_sets(old: &PodView, new: &PodView) -> bool {
+    old.active() == new.active() && old.labels == new.labels && injected_list(old) == injected_list(new)
 }
 
 impl Index {
@@ -210,7 +236,8 @@ impl Index {
         sets.map(|(_, set, _)| Arc::clone(set)).collect()
     }
 
-    /// Notes which sets a Pod lacks, all or only these; returns those for which that changed.
+    /// Notes which of these sets a Pod lacks, which are all or only those of these names; returns those for which that
+    /// changed.
     fn note_not_injected(
         &mut self,
         key: &Key,
@@ -230,21 +257,32 @@ impl Index {
                     namespace_labels: self.namespaces.get(namespace).map(Arc::as_ref),
                     active: pod.active(),
                 };
-                let named = |set: &&SetView<'_>| only.is_none_or(|only| only.contains(set.name));
                 let lacks = |set: &&SetView<'_>| {
                     should_have_been_injected(set, &pod, &sets.canaries, &self.system_namespace)
                 };
-                let lacking = sets.all.iter().filter(named).filter(lacks);
+                let lacking = sets.all.iter().filter(lacks);
                 lacking.map(|set| set.name.to_owned()).collect()
             }
         };
         let mut changed = BTreeSet::new();
-        for (set, pods) in &mut self.not_injected {
-            if only.is_none_or(|only| only.contains(set)) && !lacking.contains(set) && pods.remove(key) {
+        let mut forget = |(set, pods): (&String, &mut BTreeSet<Key>)| {
+            if !lacking.contains(set) && pods.remove(key) {
                 changed.insert(set.clone());
             }
+        };
+        match only {
+            None => self.not_injected.iter_mut().for_each(forget),
+            Some(only) => {
+                for set in only {
+                    if let Some(pods) = self.not_injected.get_mut(set) {
+                        forget((set, pods));
+                    }
+                }
+            }
         }
-        self.not_injected.retain(|_, pods| !pods.is_empty());
+        if !changed.is_empty() {
+            self.not_injected.retain(|_, pods| !pods.is_empty());
+        }
         for set in lacking {
             if self
                 .not_injected
@@ -270,7 +308,7 @@ impl Index {
             }
         }
         let (all, mut changed) = (self.all_sets(), BTreeSet::new());
-        let all = Sets::new(&all);
+        let all = Sets::new(&all, Some(&sets));
         for (key, pod) in pods.entries() {
             changed.extend(self.note_not_injected(&key, Some(&pod), &all, Some(&sets)));
         }
@@ -295,13 +333,14 @@ impl Index {
         };
         match (&change.old, &change.new) {
             (Some(old), Some(new)) if unchanged(old, new) => {}
-            _ => {
-                affected.insert(change.key.name.clone());
-                [&change.old, &change.new]
-                    .into_iter()
-                    .flatten()
-                    .for_each(|set| self.must_scan(set));
-            }
+            _ => drop(affected.insert(change.key.name.clone())),
+        }
+        match (&change.old, &change.new) {
+            (Some(old), Some(new)) if selects_same_pods(old, new) => {}
+            (old, new) => [old, new]
+                .into_iter()
+                .flatten()
+                .for_each(|set| self.must_scan(set)),
         }
         match (&change.old, &change.new) {
             (_, Some(new)) => self.sets.apply_watch(&change.key, versioned_set(Arc::clone(new))),
@@ -314,9 +353,16 @@ impl Index {
     }
 
     fn apply_pod(&mut self, change: &Change<PodView>, affected: &mut BTreeSet<String>) {
-        let all = self.all_sets();
-        let pod = change.new.as_deref();
-        affected.extend(self.note_not_injected(&change.key, pod, &Sets::new(&all), None));
+        let is_same = match (&change.old, &change.new) {
+            (Some(old), Some(new)) => lack_same_sets(old, new),
+            _ => false,
+        };
+        // Most changes of Pods are of their statuses, and there may be many sets.
+        if !is_same {
+            let all = self.all_sets();
+            let pod = change.new.as_deref();
+            affected.extend(self.note_not_injected(&change.key, pod, &Sets::new(&all, None), None));
+        }
         let injected = |view: &Option<Arc<PodView>>| {
             let pod = view.as_ref()?.workload_pod.clone()?;
             (!recorded_sets(&pod).is_empty()).then_some(pod)
@@ -624,6 +670,40 @@ mod tests {
         let mut world = World::new();
         world.set(None, Some(Arc::clone(&before)));
         assert_eq!(world.set(Some(before), Some(Arc::new(after))), BTreeSet::new());
+    }
+
+    #[test]
+    fn only_changes_of_selection_look_at_all_pods() {
+        let log = |spec: Value| {
+            let mut set = SidecarSet::clone(&set("log", spec));
+            set.metadata.generation = Some(2);
+            Arc::new(set)
+        };
+        let old = set("log", json!({}));
+        let selector = json!({ "selector": { "matchLabels": { "app": "api" } } });
+        for (spec, scanned) in [
+            (json!({ "containers": [{ "name": "log", "image": "log:2" }] }), 0),
+            (selector, 1),
+            (
+                json!({ "namespaceSelector": { "matchLabels": { "env": "test" } } }),
+                1,
+            ),
+            (json!({ "injectionStrategy": { "paused": true } }), 1),
+        ] {
+            let mut world = World::new();
+            world.set(None, Some(Arc::clone(&old)));
+            world.pod(None, Some(pod("")));
+            let event = change(
+                Key::cluster_scoped("log"),
+                Some(Arc::clone(&old)),
+                Some(log(spec.clone())),
+            );
+            let affected = world.index.apply(&WatchEvent::SidecarSet(event));
+            assert_eq!(affected, BTreeSet::from(["log".to_owned()]), "{spec}");
+            assert_eq!(world.index.unscanned.len(), scanned, "{spec}");
+            world.index.scan(&world.pods);
+            assert_eq!(world.lacking(&old), 1 - scanned, "{spec}");
+        }
     }
 
     #[test]

@@ -60,8 +60,8 @@ pub fn should_have_been_injected(
         .iter()
         .filter(|other| other.canary_base() == Some(set.name));
     active
-        && !is_excluded_namespace(namespace, namespace_labels, system_namespace)
         && selects(set)
+        && !is_excluded_namespace(namespace, namespace_labels, system_namespace)
         && !listed.is_some_and(|listed| parse_injected_list(listed).contains(set.name))
         && !canaries.any(selects)
 }
