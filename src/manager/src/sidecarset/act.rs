@@ -21,6 +21,9 @@ use kruise_workload::sidecarset::upgrade::PodChanges;
 /// Pods that are written at once for one set.
 const MAX_CONCURRENT_WRITES: usize = 32;
 
+/// No write of a reconcile starts later than this after the first one: the status waits for it.
+const MAX_WRITING_TIME: Duration = Duration::from_secs(2);
+
 /// How long a Pod is left alone whose update the API server refused.
 const RETRY_REFUSED: Duration = Duration::from_secs(60);
 
@@ -56,8 +59,8 @@ pub async fn fetch_unconfirmed(ctx: &SetContext<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// Writes the planned changes of Pods; returns whether there were any. Pods that the API server refuses are left alone
-/// for a while, so that they stop no others.
+/// Writes the planned changes of Pods, as many as can be written soon and before the set changes; returns whether there
+/// were any. Pods that the API server refuses are left alone for a while, so that they stop no others.
 ///
 /// # Errors
 /// The first other error, after everything was tried.
@@ -95,7 +98,14 @@ pub async fn write_pods(
             (&pod.1, write_pod(ctx, pod, changes, condition, flip).await)
         })
         .collect();
-    let results = stream::iter(writes)
+    let begin = Instant::now();
+    let mut writes = writes.into_iter();
+    // Evaluated when a write can start.
+    let due = std::iter::from_fn(|| {
+        let is_due = begin.elapsed() < MAX_WRITING_TIME && ctx.is_current();
+        is_due.then(|| writes.next()).flatten()
+    });
+    let results = stream::iter(due)
         .buffer_unordered(MAX_CONCURRENT_WRITES)
         .collect::<Vec<_>>()
         .await;

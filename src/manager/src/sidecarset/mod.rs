@@ -33,6 +33,10 @@ const NAME: &str = "sidecarset";
 /// Shortest time from one reconcile of a set to the next: each looks at all of its Pods, and Pods that start send
 /// several changes each.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
+/// For each second of planning, this many seconds are left for everything else.
+const PAUSE_PER_COST: u32 = 4;
+/// Maximum pause after planning.
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 /// What all reconciles share.
 struct ControllerState {
@@ -50,7 +54,8 @@ struct ControllerState {
 struct SetState {
     uid: String,
     status_pacer: StatusPacer,
-    last_reconcile: Option<Instant>,
+    /// Earliest time of the next reconcile.
+    next_reconcile: Option<Instant>,
     /// Name collisions that the status does not count yet.
     collisions: Option<i32>,
     /// Pods of the last event about Pods that cannot be updated in place.
@@ -67,6 +72,18 @@ struct SetContext<'a> {
     set: &'a SidecarSet,
     name: &'a str,
     uid: &'a str,
+}
+
+impl SetContext<'_> {
+    /// Whether the set is still the one that is being reconciled.
+    fn is_current(&self) -> bool {
+        let set = self.shared.index().set(self.name);
+        let reconciled = &self.set.metadata;
+        set.is_some_and(|set| {
+            let now = &set.metadata;
+            now.generation == reconciled.generation && now.uid == reconciled.uid
+        })
+    }
 }
 
 impl ControllerState {
@@ -135,8 +152,8 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
         };
     }
     let now = Instant::now();
-    let due = state.last_reconcile.map(|last| last + MIN_INTERVAL);
-    if let Some(wait) = due
+    if let Some(wait) = state
+        .next_reconcile
         .and_then(|due| due.checked_duration_since(now))
         .filter(|wait| !wait.is_zero())
     {
@@ -148,15 +165,15 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
         name: &key.name,
         uid,
     };
-    let result = sync(&ctx, &mut state).await;
-    state.last_reconcile = Some(Instant::now());
-    result
+    state.next_reconcile = Some(now + MIN_INTERVAL);
+    sync(&ctx, &mut state).await
 }
 
 /// One reconcile. Returns when to requeue.
 async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter, Error> {
     // Observe.
     act::fetch_unconfirmed(ctx).await?;
+    let begin = Instant::now();
     let objects = ctx.shared.index().observe(ctx.set);
     let pods: Vec<&Pod> = objects.pods.iter().map(|(_, pod)| &**pod).collect();
 
@@ -183,6 +200,9 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
     };
     let now = ctx.shared.manager.cluster.clock.now();
     let plan = plan(&observed, &pods, &objects.revisions, now);
+    let cost = begin.elapsed();
+    let pause = (cost * PAUSE_PER_COST).clamp(MIN_INTERVAL, MAX_PAUSE);
+    state.next_reconcile = Some(Instant::now() + pause);
     tracing::debug!(set = ctx.name, pods = pods.len(), upgrades = plan.upgrades.len(), flips = plan.flips.len(),
         waits = ?plan.waits, "planned");
 
@@ -210,7 +230,7 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
         plan.requeue,
         status_due,
         objects.next_fetch,
-        acted.then_some(MIN_INTERVAL),
+        acted.then_some(Duration::ZERO),
     ];
     Ok(requeues.into_iter().flatten().min())
 }

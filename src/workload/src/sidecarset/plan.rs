@@ -25,6 +25,9 @@ use crate::revision::Revision;
 /// Time until the cache is looked at again for our own writes.
 const UNOBSERVED_RETRY: Duration = Duration::from_secs(1);
 
+/// Pods that one plan updates: those that it cannot write soon would be planned again.
+const MAX_UPGRADES: usize = 1000;
+
 /// Event reason on the SidecarSet: Pods of this round cannot be updated in place.
 pub const EVENT_NOT_UPGRADABLE: &str = "NotUpgradablePods";
 /// Event reason on a Pod: the container from which another one took over has the empty image.
@@ -67,7 +70,7 @@ pub struct Plan {
     /// Pods in which containers are switched off after a hot upgrade. Each gets event [`EVENT_RESET_SUCCEEDED`] or
     /// [`EVENT_RESET_FAILED`].
     pub flips: Vec<(usize, PodChanges)>,
-    /// Pods to update, in this order.
+    /// Pods to update, in this order; the next reconcile plans what is too much for one.
     pub upgrades: Vec<(usize, PodChanges)>,
     /// Condition [`kruise_api::keys::SIDECAR_SET_UPGRADABLE`] of Pods. That of a Pod to update is written after the
     /// update.
@@ -224,6 +227,9 @@ fn plan_upgrades(set: &SetView<'_>, pods: &[&Pod], selection: &Selection, now: T
     plan.not_upgradable_event = not_upgradable.len();
     let mut invalid = Vec::new();
     for (at, pod) in upgraded.iter().filter_map(with_pod) {
+        if plan.upgrades.len() == MAX_UPGRADES {
+            break;
+        }
         match upgrade(set, pod, now) {
             Ok(changes) => {
                 plan.upgrades.push((at, changes));
