@@ -13,6 +13,7 @@ use crate::cluster::{self, CLONE_SET, NAMESPACE};
 use crate::fan_out::{self, FanOut};
 use crate::kwok::{self, MAX_IN_FLIGHT};
 use crate::side::Side;
+use crate::sidecar_set::{self, SidecarUpdate};
 use crate::usage::memory;
 
 /// Nodes that run the Pods.
@@ -29,6 +30,11 @@ pub async fn nodes(side: &mut Side) -> Result<(FanOut, u64)> {
 /// Ten thousand Pods in one CloneSet.
 pub async fn pods(side: &mut Side) -> Result<LifecycleCosts> {
     clone_set::measure(side, NODES, SETS * PODS).await
+}
+
+/// Ten thousand Pods with one SidecarSet.
+pub async fn sidecars(side: &mut Side) -> Result<SidecarUpdate> {
+    sidecar_set::measure(side, NODES, SETS * PODS).await
 }
 
 /// A thousand CloneSets of ten Pods.

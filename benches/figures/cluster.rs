@@ -20,6 +20,7 @@ pub const NODE_IMAGE: ObjectKind = ("apps.kruise.io", "v1beta1", "NodeImage");
 pub const PULL_JOB: ObjectKind = ("apps.kruise.io", "v1beta1", "ImagePullJob");
 pub const RECREATE_REQUEST: ObjectKind = ("apps.kruise.io", "v1beta1", "ContainerRecreateRequest");
 pub const CLONE_SET: ObjectKind = ("apps.kruise.io", "v1beta1", "CloneSet");
+pub const SIDECAR_SET: ObjectKind = ("apps.kruise.io", "v1beta1", "SidecarSet");
 pub const POD: ObjectKind = ("", "v1", "Pod");
 pub const NODE: ObjectKind = ("", "v1", "Node");
 

@@ -23,6 +23,10 @@ const STAGES: [&str; 3] = [
     "pod/fast/pod-ready",
     "pod/fast/pod-delete",
 ];
+/// Stage that runs the new images of Pods with label [`REPLACE_IMAGES`].
+const IMAGE_STAGE: &str = include_str!("pod-image.yaml");
+/// Label of Pods whose container statuses follow the images of their specs, with value `true`.
+pub const REPLACE_IMAGES: &str = "bench/replace-images";
 /// Timeout for nodes to become ready, per thousand.
 const TIMEOUT_PER_THOUSAND: Duration = Duration::from_secs(120);
 
@@ -81,10 +85,11 @@ fn start_kwok(side: &mut Side) -> Result<()> {
     let dir = module["Dir"]
         .as_str()
         .context("go does not say where kwok's module is")?;
-    let stages: Vec<String> = STAGES
-        .iter()
-        .map(|stage| format!("--config={dir}/kustomize/stage/{stage}.yaml"))
-        .collect();
+    let image_stage = side.node.plane.dir().join("pod-image.yaml");
+    std::fs::write(&image_stage, IMAGE_STAGE)?;
+    let stages = STAGES.map(|stage| format!("{dir}/kustomize/stage/{stage}.yaml"));
+    let stages = stages.into_iter().chain([image_stage.display().to_string()]);
+    let stages: Vec<String> = stages.map(|file| format!("--config={file}")).collect();
     let script = format!(
         "{} --kubeconfig={} --manage-nodes-with-label-selector={KEY}={VALUE} --node-lease-duration-seconds=0 \
          {} > {}/kwok.log 2>&1 < /dev/null &",

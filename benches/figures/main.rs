@@ -9,13 +9,16 @@ mod cluster;
 mod fan_out;
 mod footprint;
 mod in_place;
+mod inject;
 mod kwok;
+mod many_sidecar_sets;
 mod pull;
 mod recreate;
 mod report;
 mod rollout;
 mod rows;
 mod side;
+mod sidecar_set;
 mod usage;
 
 use std::collections::BTreeSet;
@@ -130,6 +133,16 @@ async fn measure_side_by_side(
     if let Some(what) = selected("clone-set") {
         figures.clone_set = missing.record(&what, clone_set::measure(&mut side, THOUSAND, THOUSAND).await);
     }
+    if let Some(what) = selected("sidecar-in-place") {
+        figures.sidecar_in_place = missing.record(&what, in_place::measure_sidecar(&side).await);
+    }
+    if let Some(what) = selected("inject") {
+        figures.inject = missing.record(&what, inject::measure(&side, THOUSAND).await);
+    }
+    if let Some(what) = selected("sidecar-set") {
+        figures.sidecar_set =
+            missing.record(&what, sidecar_set::measure(&mut side, THOUSAND, THOUSAND).await);
+    }
     Ok(figures)
 }
 
@@ -149,6 +162,13 @@ async fn measure_at_size(
             "many-nodes" => figures.many_nodes = missing.record(group, at_size::nodes(&mut side).await),
             "many-pods" => figures.many_pods = missing.record(group, at_size::pods(&mut side).await),
             "many-sets" => figures.many_sets = missing.record(group, at_size::sets(&mut side).await),
+            "many-sidecars" => {
+                figures.many_sidecars = missing.record(group, at_size::sidecars(&mut side).await);
+            }
+            "many-sidecar-sets" => {
+                figures.many_sidecar_sets =
+                    missing.record(group, many_sidecar_sets::measure(&mut side).await);
+            }
             _ => anyhow::bail!("{group} is not measured at size"),
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use testbed::cluster::{kubernetes, run};
 
-use crate::rows::{AT_SIZE_ROWS, Figures, NO_TARGET, Row, SIDE_BY_SIDE_ROWS, seconds};
+use crate::rows::{AT_SIZE_ROWS, Figures, NO_TARGET, Row, SIDE_BY_SIDE_ROWS, millis, seconds};
 
 /// What was measured.
 pub enum Report {
@@ -111,12 +111,15 @@ fn side_by_side_table(ours: &Figures, peer: Option<&Figures>) -> String {
 /// The environment of the rows.
 fn details_line(f: &Figures) -> String {
     let format_time = |time: Option<Duration>| seconds(time).map_or_else(|| "–".into(), format_number);
+    let format_millis = |time: Option<Duration>| millis(time).map_or_else(|| "–".into(), format_number);
     let costs = f.clone_set.unwrap_or_default();
     format!(
         "bare limit of the 1,000 nodes {} s; of the Pods {} s, {} s and {} s. One container, create to Completed: {} s, \
          of kubelet's own restart {} s. Image change of a CloneSet to new container running: {} s; of a Pod that \
          nobody controls: {} s. Rollout to a 300 MiB image: {} s with a longest outage of {} s, after the pull \
-         ahead {} s with {} s.",
+         ahead {} s with {} s. 1,000 Pods without webhooks: {} s, of one {} and {} ms (median and 99th percentile). \
+         Bare limit of 1,000 sidecars {} s; image change of a SidecarSet to new container running: {} s, of a Pod that \
+         nobody controls: {} s.",
         format_time(f.fan_out.map(|j| j.bare)),
         format_time(f.clone_set.map(|_| costs.up.bare)),
         format_time(f.clone_set.map(|_| costs.update.bare)),
@@ -129,6 +132,12 @@ fn details_line(f: &Figures) -> String {
         format_time(f.rollout.map(|r| r.outage)),
         format_time(f.rollout_ahead.map(|r| r.total)),
         format_time(f.rollout_ahead.map(|r| r.outage)),
+        format_time(f.inject.map(|i| i.bare.total)),
+        format_millis(f.inject.map(|i| i.bare.median)),
+        format_millis(f.inject.map(|i| i.bare.p99)),
+        format_time(f.sidecar_set.map(|s| s.update.bare)),
+        format_time(f.sidecar_in_place.map(|r| r.container_started)),
+        format_time(f.sidecar_in_place.map(|r| r.kubelet_alone)),
     )
 }
 

@@ -5,7 +5,10 @@ use std::time::Duration;
 use crate::clone_set::{LifecycleCosts, PhaseCosts};
 use crate::fan_out::FanOut;
 use crate::in_place::InPlaceTimes;
+use crate::inject::{CreationTimes, InjectionCosts};
+use crate::many_sidecar_sets::{ChangeCosts, ManySidecarSets};
 use crate::rollout::Rollout;
+use crate::sidecar_set::SidecarUpdate;
 
 /// Measurements of one implementation; None if a measurement failed.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +35,12 @@ pub struct Figures {
     pub many_nodes: Option<(FanOut, u64)>,
     pub many_pods: Option<LifecycleCosts>,
     pub many_sets: Option<LifecycleCosts>,
+    /// Injection by the webhook.
+    pub inject: Option<InjectionCosts>,
+    pub sidecar_set: Option<SidecarUpdate>,
+    pub sidecar_in_place: Option<InPlaceTimes>,
+    pub many_sidecars: Option<SidecarUpdate>,
+    pub many_sidecar_sets: Option<ManySidecarSets>,
 }
 
 /// A row: description, unit, target in that unit, and how to read it.
@@ -47,7 +56,7 @@ pub const NO_TARGET: f64 = f64::INFINITY;
 const MEGABYTE: f64 = 1_000_000.0;
 
 /// Rows that are measured side by side.
-pub const SIDE_BY_SIDE_ROWS: [Row; 33] = [
+pub const SIDE_BY_SIDE_ROWS: [Row; 46] = [
     Row(
         "ImagePullJob, image on the node: create to completionTime",
         "s",
@@ -123,12 +132,7 @@ pub const SIDE_BY_SIDE_ROWS: [Row; 33] = [
         "the same, to the new container running, beyond a Pod's that nobody controls",
         "ms",
         50.0,
-        |f| {
-            millis(
-                f.in_place
-                    .map(|r| r.container_started.saturating_sub(r.kubelet_alone)),
-            )
-        },
+        |f| millis(beyond_kubelet(f.in_place)),
     ),
     Row(
         "rollout of 4 Pods to a 300 MiB image: longest outage of a Pod",
@@ -139,6 +143,58 @@ pub const SIDE_BY_SIDE_ROWS: [Row; 33] = [
     Row("the same, pulled ahead, as a share of that", "x", 1.0, |f| {
         Some(ratio(f.rollout_ahead?.outage, f.rollout?.outage))
     }),
+    Row(
+        "1,000 Pods created, three sidecars each by webhook: time above bare creation",
+        "s",
+        NO_TARGET,
+        |f| above_bare(f.inject, |i| i.selected),
+    ),
+    Row(MEDIAN_ROW, "ms", NO_TARGET, |f| {
+        millis(f.inject.map(|i| i.selected.median))
+    }),
+    Row(P99_ROW, "ms", NO_TARGET, |f| {
+        millis(f.inject.map(|i| i.selected.p99))
+    }),
+    Row(
+        "1,000 Pods created that no SidecarSet selects: time above bare creation",
+        "s",
+        NO_TARGET,
+        |f| above_bare(f.inject, |i| i.unselected),
+    ),
+    Row(MEDIAN_ROW, "ms", NO_TARGET, |f| {
+        millis(f.inject.map(|i| i.unselected.median))
+    }),
+    Row(P99_ROW, "ms", NO_TARGET, |f| {
+        millis(f.inject.map(|i| i.unselected.p99))
+    }),
+    Row(
+        "SidecarSet, 1,000 Pods on kwok nodes updated in place, maxUnavailable 100%",
+        "s",
+        NO_TARGET,
+        |f| wall_time(sidecar_phase(f.sidecar_set)),
+    ),
+    Row(BARE_RATIO_ROW, "x", 1.5, |f| {
+        bare_ratio(sidecar_phase(f.sidecar_set))
+    }),
+    Row(WRITES_ROW, "", 2.0, |f| {
+        writes_per_pod(sidecar_phase(f.sidecar_set))
+    }),
+    Row(CPU_ROW, "s", 2.0, |f| cpu_time(sidecar_phase(f.sidecar_set))),
+    Row("manager, with them and 1,000 nodes", "MB", NO_TARGET, |f| {
+        megabytes(f.sidecar_set.map(|s| s.rss))
+    }),
+    Row(
+        "SidecarSet, image change to the Pod's change (the rest is kubelet's)",
+        "ms",
+        NO_TARGET,
+        |f| millis(f.sidecar_in_place.map(|r| r.pod_patched)),
+    ),
+    Row(
+        "the same, to the new container running, beyond a Pod's that nobody controls",
+        "ms",
+        NO_TARGET,
+        |f| millis(beyond_kubelet(f.sidecar_in_place)),
+    ),
     Row("daemon, resident memory, idle", "MB", 9.0, |f| {
         megabytes(f.daemon_rss)
     }),
@@ -157,7 +213,7 @@ pub const SIDE_BY_SIDE_ROWS: [Row; 33] = [
 ];
 
 /// Rows that are measured for our programs only.
-pub const AT_SIZE_ROWS: [Row; 21] = [
+pub const AT_SIZE_ROWS: [Row; 35] = [
     Row("ImagePullJob over 10,000 kwok nodes", "s", NO_TARGET, |f| {
         seconds(f.many_nodes.map(|(j, _)| j.time))
     }),
@@ -203,11 +259,70 @@ pub const AT_SIZE_ROWS: [Row; 21] = [
     Row("manager, with all of them", "MB", 140.0, |f| {
         megabytes(f.many_sets.map(|l| l.rss))
     }),
+    Row(
+        "one SidecarSet, 10,000 Pods updated in place",
+        "s",
+        NO_TARGET,
+        |f| wall_time(sidecar_phase(f.many_sidecars)),
+    ),
+    Row(BARE_RATIO_ROW, "x", 1.5, |f| {
+        bare_ratio(sidecar_phase(f.many_sidecars))
+    }),
+    Row(WRITES_ROW, "", 2.0, |f| {
+        writes_per_pod(sidecar_phase(f.many_sidecars))
+    }),
+    Row(CPU_ROW, "s", 20.0, |f| cpu_time(sidecar_phase(f.many_sidecars))),
+    Row("manager, with all of them", "MB", NO_TARGET, |f| {
+        megabytes(f.many_sidecars.map(|s| s.rss))
+    }),
+    Row(
+        "500 SidecarSets, 10,000 Pods created, manager's processor time",
+        "s",
+        NO_TARGET,
+        |f| seconds(f.many_sidecar_sets.map(|s| s.creation_cpu)),
+    ),
+    Row("image of one of them changed, 20 Pods", "s", NO_TARGET, |f| {
+        seconds(change(f, 0).map(|c| c.time))
+    }),
+    Row(CHANGE_CPU_ROW, "ms", NO_TARGET, |f| {
+        millis(change(f, 0).map(|c| c.cpu))
+    }),
+    Row(CHANGE_WRITES_ROW, "", NO_TARGET, |f| {
+        change(f, 0).map(|c| c.writes)
+    }),
+    Row(
+        "with 50 SidecarSets: manager's processor time",
+        "ms",
+        NO_TARGET,
+        |f| millis(change(f, 1).map(|c| c.cpu)),
+    ),
+    Row(CHANGE_WRITES_ROW, "", NO_TARGET, |f| {
+        change(f, 1).map(|c| c.writes)
+    }),
+    Row(
+        "with 1 SidecarSet: manager's processor time",
+        "ms",
+        NO_TARGET,
+        |f| millis(change(f, 2).map(|c| c.cpu)),
+    ),
+    Row(CHANGE_WRITES_ROW, "", NO_TARGET, |f| {
+        change(f, 2).map(|c| c.writes)
+    }),
+    Row(
+        "manager, with 500 SidecarSets and 10,000 Pods",
+        "MB",
+        NO_TARGET,
+        |f| megabytes(f.many_sidecar_sets.map(|s| s.rss)),
+    ),
 ];
 
 const BARE_RATIO_ROW: &str = "the same, as a multiple of the bare limit";
 const WRITES_ROW: &str = "the same, the manager's writes per Pod";
 const CPU_ROW: &str = "the same, manager's processor time";
+const MEDIAN_ROW: &str = "the same, median of one creation";
+const P99_ROW: &str = "the same, 99th percentile of one creation";
+const CHANGE_CPU_ROW: &str = "the same, manager's processor time for one change";
+const CHANGE_WRITES_ROW: &str = "the same, the manager's writes for one change, events apart";
 
 fn up_phase(costs: Option<LifecycleCosts>) -> Option<PhaseCosts> {
     Some(costs?.up)
@@ -219,6 +334,25 @@ fn update_phase(costs: Option<LifecycleCosts>) -> Option<PhaseCosts> {
 
 fn down_phase(costs: Option<LifecycleCosts>) -> Option<PhaseCosts> {
     Some(costs?.down)
+}
+
+fn sidecar_phase(costs: Option<SidecarUpdate>) -> Option<PhaseCosts> {
+    Some(costs?.update)
+}
+
+/// Time of a creation above that of the same Pods without webhooks; negative if it was faster.
+fn above_bare(costs: Option<InjectionCosts>, creation: fn(&InjectionCosts) -> CreationTimes) -> Option<f64> {
+    let costs = costs?;
+    Some(creation(&costs).total.as_secs_f64() - costs.bare.total.as_secs_f64())
+}
+
+/// Time of an image change beyond that of a Pod without a controller.
+fn beyond_kubelet(times: Option<InPlaceTimes>) -> Option<Duration> {
+    times.map(|times| times.container_started.saturating_sub(times.kubelet_alone))
+}
+
+fn change(figures: &Figures, at: usize) -> Option<ChangeCosts> {
+    figures.many_sidecar_sets?.changes.get(at).copied()
 }
 
 fn wall_time(phase: Option<PhaseCosts>) -> Option<f64> {
@@ -245,7 +379,7 @@ pub fn seconds(time: Option<Duration>) -> Option<f64> {
     Some(time?.as_secs_f64())
 }
 
-fn millis(time: Option<Duration>) -> Option<f64> {
+pub fn millis(time: Option<Duration>) -> Option<f64> {
     Some(time?.as_secs_f64() * 1000.0)
 }
 

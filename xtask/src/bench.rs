@@ -30,7 +30,7 @@ pub struct Options {
 }
 
 /// Groups of rows.
-const SIDE_BY_SIDE_GROUPS: [&str; 7] = [
+const SIDE_BY_SIDE_GROUPS: [&str; 10] = [
     "memory",
     "pull",
     "recreate",
@@ -38,9 +38,18 @@ const SIDE_BY_SIDE_GROUPS: [&str; 7] = [
     "ahead",
     "fan-out",
     "clone-set",
+    "sidecar-in-place",
+    "inject",
+    "sidecar-set",
 ];
 /// Groups of rows for our programs only, each on a cluster of its own.
-const AT_SIZE_GROUPS: [&str; 3] = ["many-nodes", "many-pods", "many-sets"];
+const AT_SIZE_GROUPS: [&str; 5] = [
+    "many-nodes",
+    "many-pods",
+    "many-sets",
+    "many-sidecars",
+    "many-sidecar-sets",
+];
 
 impl Options {
     /// # Errors
