@@ -48,18 +48,33 @@ pub struct InjectionCosts {
     pub unselected: CreationTimes,
 }
 
-/// Creates `count` Pods of each kind several times, the kinds by turns.
-pub async fn measure(side: &Side, count: usize) -> Result<InjectionCosts> {
-    let names: Vec<String> = (0..SETS).map(|n| format!("inject-{n}")).collect();
-    for name in &names {
-        let set = json!({ "metadata": { "name": name }, "spec": set_spec(SELECTED, name, 1) });
-        cluster::create(&side.client, SIDECAR_SET, None, set).await?;
-    }
+/// Creates the namespace without webhooks.
+pub async fn prepare(side: &Side) -> Result<()> {
     let labels = json!({ NO_WEBHOOK_LABEL: "bench" });
     let bare = json!({ "metadata": { "name": BARE_NAMESPACE, "labels": labels } });
     cluster::create(&side.client, NAMESPACES, None, bare).await?;
     let account = Some(BARE_NAMESPACE);
     cluster::wait_until(&side.client, SERVICE_ACCOUNT, account, "default", |_| true).await?;
+    Ok(())
+}
+
+/// Creates `count` Pods of each kind several times, the kinds by turns; the sidecars come by policy, or by webhook.
+pub async fn measure(side: &Side, count: usize, by_policy: bool) -> Result<InjectionCosts> {
+    let names: Vec<String> = (0..SETS).map(|n| format!("inject-{n}")).collect();
+    for name in &names {
+        let set = json!({ "metadata": { "name": name }, "spec": set_spec(SELECTED, name, 1) });
+        cluster::create(&side.client, SIDECAR_SET, None, set).await?;
+    }
+    for name in names.iter().filter(|_| by_policy) {
+        let has_policy = |set: &Value| {
+            let conditions = set["status"]["conditions"].as_array();
+            let mut conditions = conditions.into_iter().flatten();
+            conditions.any(|one| one["type"] == "InjectedByPolicy" && one["status"] == "True")
+        };
+        cluster::wait_until(&side.client, SIDECAR_SET, None, name, has_policy).await?;
+        // The API server looks for policies once a second.
+        tokio::time::sleep(IDLE_TIME).await;
+    }
     wait_injected(side, &pod("probe", SELECTED), SETS).await?;
 
     let kinds = [

@@ -137,7 +137,14 @@ async fn measure_side_by_side(
         figures.sidecar_in_place = missing.record(&what, in_place::measure_sidecar(&side).await);
     }
     if let Some(what) = selected("inject") {
-        figures.inject = missing.record(&what, inject::measure(&side, THOUSAND).await);
+        missing.record(&what, inject::prepare(&side).await);
+        if matches!(implementation, Implementation::Ours(_)) {
+            let measured = inject::measure(&side, THOUSAND, true).await;
+            figures.inject_by_policy = missing.record(&what, measured);
+            missing.record(&what, side.restart_without_policies(implementation));
+        }
+        let measured = inject::measure(&side, THOUSAND, false).await;
+        figures.inject = missing.record(&what, measured);
     }
     if let Some(what) = selected("sidecar-set") {
         figures.sidecar_set =

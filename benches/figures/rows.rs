@@ -37,6 +37,8 @@ pub struct Figures {
     pub many_sets: Option<LifecycleCosts>,
     /// Injection by the webhook.
     pub inject: Option<InjectionCosts>,
+    /// Injection by the API server.
+    pub inject_by_policy: Option<InjectionCosts>,
     pub sidecar_set: Option<SidecarUpdate>,
     pub sidecar_in_place: Option<InPlaceTimes>,
     pub many_sidecars: Option<SidecarUpdate>,
@@ -56,7 +58,7 @@ pub const NO_TARGET: f64 = f64::INFINITY;
 const MEGABYTE: f64 = 1_000_000.0;
 
 /// Rows that are measured side by side.
-pub const SIDE_BY_SIDE_ROWS: [Row; 46] = [
+pub const SIDE_BY_SIDE_ROWS: [Row; 49] = [
     Row(
         "ImagePullJob, image on the node: create to completionTime",
         "s",
@@ -154,6 +156,18 @@ pub const SIDE_BY_SIDE_ROWS: [Row; 46] = [
     }),
     Row(P99_ROW, "ms", NO_TARGET, |f| {
         millis(f.inject.map(|i| i.selected.p99))
+    }),
+    Row(
+        "1,000 Pods created, three sidecars each by policy: time above bare creation",
+        "s",
+        NO_TARGET,
+        |f| above_bare(f.inject_by_policy, |i| i.selected),
+    ),
+    Row(MEDIAN_ROW, "ms", NO_TARGET, |f| {
+        millis(f.inject_by_policy.map(|i| i.selected.median))
+    }),
+    Row(P99_ROW, "ms", NO_TARGET, |f| {
+        millis(f.inject_by_policy.map(|i| i.selected.p99))
     }),
     Row(
         "1,000 Pods created that no SidecarSet selects: time above bare creation",

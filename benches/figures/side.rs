@@ -112,6 +112,21 @@ impl Side {
     }
 }
 
+impl Side {
+    /// Starts our manager again, with the webhooks alone.
+    pub fn restart_without_policies(&mut self, implementation: &Implementation) -> Result<()> {
+        let Implementation::Ours(dir) = implementation else {
+            return Ok(());
+        };
+        let pid = self.manager;
+        let script = format!("kill {pid}; while kill -0 {pid}; do sleep 0.1; done 2>/dev/null");
+        run_command(self.node.runtime.command("bash").args(["-c", &script]))?;
+        let gates = format!("{FEATURE_GATES},SidecarSetPolicies=false");
+        self.manager = start_our_manager(&self.node, dir, &gates)?;
+        Ok(())
+    }
+}
+
 /// Installs ours and starts the manager; returns its process ID.
 fn our_manager(node: &Node, dir: &Path) -> Result<u32> {
     let plane = &node.plane;
@@ -128,10 +143,15 @@ fn our_manager(node: &Node, dir: &Path) -> Result<u32> {
         .filter(|d| !workload_kinds.iter().any(|k| d.contains(k)))
         .collect();
     plane.apply(&objects.join("---\n"))?;
+    start_our_manager(node, dir, FEATURE_GATES)
+}
+
+fn start_our_manager(node: &Node, dir: &Path, gates: &str) -> Result<u32> {
+    let plane = &node.plane;
     let account = plane.kubeconfig_for("kruise-system", "kruise-manager", TokenBinding::Unbound)?;
     let env = "WEBHOOK_HOST=127.0.0.1 WEBHOOK_PORT=9876 POD_NAMESPACE=kruise-system RUST_LOG=info";
     let line = format!(
-        "{env} {}/kruise-manager --kubeconfig={} {FEATURE_GATES}",
+        "{env} {}/kruise-manager --kubeconfig={} {gates}",
         dir.display(),
         account.display()
     );
