@@ -137,7 +137,7 @@ async fn policy_follows_its_set() {
         });
     }
 
-    // Paused: no policy, and nothing to report. The garbage collector deletes those of a deleted set.
+    // Paused or deleted: no policy, and nothing to report.
     cluster.patch_set(
         "web",
         &json!({ "spec": { "injectionStrategy": { "paused": true } } }),

@@ -305,24 +305,31 @@ fn apply(cache: &Mutex<WriteCache<Installed>>, change: &Change<Installed>) -> BT
 async fn reconcile(state: Arc<Policies>, key: Key) -> Result<RequeueAfter, Error> {
     let set = state.shared.manager.stores.sidecar_sets.get(&key);
     let Some(set) = set.filter(|set| set.metadata.deletion_timestamp.is_none()) else {
-        // The garbage collector deletes its policies.
+        // The garbage collector would delete them, too, but they inject until then.
+        let is_left = |owner: &Owner| owner.name == key.name;
+        delete_all(&state, &key.name, is_left, &[]).await?;
         state.shared.injections.set(&key.name, None);
         return Ok(None);
     };
+    let is_own = |owner: &Owner| Some(&owner.uid) == set.metadata.uid.as_ref();
     let desired = match compiled(&state.shared, &set) {
         Ok(desired) => desired,
         Err(unsupported) => {
             let why = format!("a policy cannot express the SidecarSet: {unsupported}");
-            delete_all(&state, &set, &[]).await?;
+            delete_all(&state, &key.name, is_own, &[]).await?;
             state.report(&key, Some(Injection::webhook("Unsupported", &why)));
             return Ok(None);
         }
     };
-    let (injection, requeue) = match install(&state, &set, &desired).await {
+    let installed = async {
+        install(&state, &set, &desired).await?;
+        Ok(delete_all(&state, &key.name, is_own, &desired).await?)
+    };
+    let (injection, requeue) = match installed.await {
         Ok(()) => ((!desired.is_empty()).then_some(Injection::Policy), None),
         Err(Obstacle::Permanent(injection)) => {
             // What an older policy would inject is outdated.
-            delete_all(&state, &set, &[]).await?;
+            delete_all(&state, &key.name, is_own, &[]).await?;
             (Some(injection), Some(RETRY_REFUSED))
         }
         Err(Obstacle::Error(error)) => return Err(error),
@@ -386,7 +393,7 @@ fn named_revisions(shared: &ControllerState, sets: &[SetView<'_>]) -> Vec<Contro
         .collect()
 }
 
-/// Writes what differs from `desired`, and deletes the rest.
+/// Writes what differs from `desired`.
 async fn install(state: &Policies, set: &SidecarSet, desired: &[Value]) -> Result<(), Obstacle> {
     for object in desired {
         if object["kind"] == Policy::KIND {
@@ -395,7 +402,7 @@ async fn install(state: &Policies, set: &SidecarSet, desired: &[Value]) -> Resul
             write::<Binding>(state, set, object).await?;
         }
     }
-    Ok(delete_all(state, set, desired).await?)
+    Ok(())
 }
 
 async fn write<K: Cached>(state: &Policies, set: &SidecarSet, desired: &Value) -> Result<(), Obstacle> {
@@ -461,28 +468,40 @@ async fn write<K: Cached>(state: &Policies, set: &SidecarSet, desired: &Value) -
 }
 
 fn is_of(installed: &Installed, set: &SidecarSet) -> bool {
+    is_controlled(installed, |owner| Some(&owner.uid) == set.metadata.uid.as_ref())
+}
+
+/// Whether a SidecarSet controls it, and this one.
+fn is_controlled(installed: &Installed, by: impl Fn(&Owner) -> bool) -> bool {
     let controller = installed.controller.as_ref();
-    controller.is_some_and(|owner| {
-        owner.kind == OwnerKind::SidecarSet && Some(&owner.uid) == set.metadata.uid.as_ref()
-    })
+    controller.is_some_and(|owner| owner.kind == OwnerKind::SidecarSet && by(owner))
 }
 
-/// Deletes the set's bindings, and then its policies, which are not in `kept`.
-async fn delete_all(state: &Policies, set: &SidecarSet, kept: &[Value]) -> Result<(), Error> {
-    delete::<Binding>(state, set, kept).await?;
-    delete::<Policy>(state, set, kept).await
+/// Deletes the bindings of a set, and then its policies, which are not in `kept`.
+async fn delete_all(
+    state: &Policies,
+    set: &str,
+    owner: impl Fn(&Owner) -> bool + Copy,
+    kept: &[Value],
+) -> Result<(), Error> {
+    delete::<Binding>(state, set, owner, kept).await?;
+    delete::<Policy>(state, set, owner, kept).await
 }
 
-async fn delete<K: Cached>(state: &Policies, set: &SidecarSet, kept: &[Value]) -> Result<(), Error> {
-    let name = set.metadata.name.as_deref().unwrap_or_default();
+async fn delete<K: Cached>(
+    state: &Policies,
+    set: &str,
+    owner: impl Fn(&Owner) -> bool + Copy,
+    kept: &[Value],
+) -> Result<(), Error> {
     let is_kept = |key: &Key| {
         kept.iter()
             .any(|object| object["metadata"]["name"] == key.name.as_str())
     };
     let surplus: Vec<(Key, String)> = state
         .cache::<K>()
-        .group_entries(name)
-        .filter(|(key, installed, deleting)| !deleting && !is_kept(key) && is_of(installed, set))
+        .group_entries(set)
+        .filter(|(key, installed, deleting)| !deleting && !is_kept(key) && is_controlled(installed, owner))
         .map(|(key, installed, _)| (key.clone(), installed.uid.clone()))
         .collect();
     let api: Api<AdmissionObject<K>> = Api::all(state.shared.manager.cluster.client.clone());
