@@ -19,10 +19,8 @@ impl<G: Deref<Target = TestCluster>> SidecarTest<G> {
     /// Creates a set with these containers for Pods `app: web` of the namespace, and waits until Pods are injected.
     pub fn create(test: NodeNamespace<G>, containers: Value, spec: Value) -> Self {
         let this = Self::create_without_wait(test, containers, spec);
-        this.wait_until("a dry run is injected", || {
-            let pod = this.dry_run();
-            let containers = pod["spec"]["containers"].as_array().map_or(0, Vec::len);
-            (containers > 1).then_some(())
+        this.wait_dry_run("injected", |pod| {
+            pod["spec"]["containers"].as_array().map_or(0, Vec::len) > 1
         });
         this
     }
@@ -75,6 +73,14 @@ impl<G: Deref<Target = TestCluster>> SidecarTest<G> {
             &file.display().to_string(),
         ]);
         serde_json::from_str(&output).unwrap()
+    }
+
+    /// Waits until new Pods are as `predicate` says.
+    #[track_caller]
+    pub fn wait_dry_run(&self, what: &str, predicate: impl Fn(&Value) -> bool) {
+        self.wait_until(&format!("a dry run: {what}"), || {
+            predicate(&self.dry_run()).then_some(())
+        });
     }
 
     /// Creates the Pod, and waits until it is ready.

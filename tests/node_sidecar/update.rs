@@ -78,6 +78,10 @@ async fn change_that_needs_a_new_pod_is_left_to_new_pods() {
     });
     assert_eq!(containers(&before), containers(&after));
 
+    // The API server looks for changed policies once a second.
+    sidecars.wait_dry_run("the new environment", |pod| {
+        pod["spec"]["containers"][0]["env"][0]["value"] == "debug"
+    });
     let new = sidecars.create_ready_pod("new");
     assert_eq!(new["spec"]["containers"][0]["env"][0]["value"], "debug");
     sidecars.wait_status("the new Pod updated", |status| {
@@ -126,6 +130,12 @@ async fn pods_are_created_while_all_programs_are_down_and_reported_later() {
     if by_policy {
         sidecars.wait_status("a policy", |status| {
             status["conditions"][0]["reason"] == "PolicyInstalled"
+        });
+        let set = sidecars.set.clone();
+        sidecars.wait_dry_run("injected by the policy", |pod| {
+            let annotation = "kruise.io/sidecarset-hash";
+            let injected = pod["metadata"]["annotations"][annotation].is_string();
+            injected && records(pod, annotation)[&set]["updateTimestamp"].is_null()
         });
     }
     sidecars.test.cluster.manager.stop().unwrap();
