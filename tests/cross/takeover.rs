@@ -7,6 +7,7 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::keys::SYSTEM_NAMESPACE;
 use kruise_api::node_image::{ImageTagStatus, NodeImage};
+use kruise_api::pod_webhooks::NAME_SUFFIX;
 use kruise_api::webhooks::{MUTATING, VALIDATING, configurations};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
@@ -74,8 +75,11 @@ async fn wait_for_our_webhooks(cluster: &InteropCluster) {
     let found: Api<MutatingWebhookConfiguration> = Api::all(cluster.client.clone());
     cluster
         .wait_until(found, MUTATING, "only ours", |c| {
-            let all = c.webhooks.iter().flatten();
-            all.map(|w| w.name.clone()).collect::<Vec<_>>() == mutating
+            // Those for Pods are not in the manifest.
+            let all = c.webhooks.iter().flatten().map(|w| w.name.clone());
+            all.filter(|name| !name.ends_with(NAME_SUFFIX))
+                .collect::<Vec<_>>()
+                == mutating
         })
         .await;
     let found: Api<ValidatingWebhookConfiguration> = Api::all(cluster.client.clone());
