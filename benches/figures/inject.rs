@@ -72,6 +72,8 @@ pub async fn measure(side: &Side, count: usize, by_policy: bool) -> Result<Injec
             conditions.any(|one| one["type"] == "InjectedByPolicy" && one["status"] == "True")
         };
         cluster::wait_until(&side.client, SIDECAR_SET, None, name, has_policy).await?;
+    }
+    if by_policy {
         // The API server looks for policies once a second.
         tokio::time::sleep(IDLE_TIME).await;
     }

@@ -110,9 +110,7 @@ impl Side {
             kwok: false,
         })
     }
-}
 
-impl Side {
     /// Starts our manager again, with the webhooks alone.
     pub fn restart_without_policies(&mut self, implementation: &Implementation) -> Result<()> {
         let Implementation::Ours(dir) = implementation else {

@@ -49,11 +49,7 @@ impl SidecarCluster {
 
     /// Whether the API server serves the policies.
     pub fn serves_policies(&self) -> bool {
-        let resources = self
-            .plane
-            .kubectl(&["get", "--raw", "/apis/admissionregistration.k8s.io/v1"])
-            .unwrap();
-        resources.contains(POLICIES)
+        self.plane.serves_mutating_policies().unwrap()
     }
 
     /// Creates a set for Pods `app: NAME`; `spec` is merged into its spec.

@@ -41,15 +41,6 @@ impl<G: Deref<Target = TestCluster>> SidecarTest<G> {
         this
     }
 
-    /// Whether the API server serves MutatingAdmissionPolicies.
-    pub fn serves_policies(&self) -> bool {
-        let raw = ["get", "--raw", "/apis/admissionregistration.k8s.io/v1"];
-        self.plane()
-            .kubectl(&raw)
-            .unwrap()
-            .contains("mutatingadmissionpolicies")
-    }
-
     pub fn plane(&self) -> &testbed::cluster::ControlPlane {
         &self.test.cluster.node.plane
     }

@@ -126,7 +126,7 @@ async fn hot_upgrade_hands_over_to_the_other_container() {
 async fn pods_are_created_while_all_programs_are_down_and_reported_later() {
     let test = exclusive_cluster().await;
     let mut sidecars = SidecarTest::create(test, sidecar("kruise-test/term:1"), json!({}));
-    let by_policy = sidecars.serves_policies();
+    let by_policy = sidecars.plane().serves_mutating_policies().unwrap();
     if by_policy {
         sidecars.wait_status("a policy", |status| {
             status["conditions"][0]["reason"] == "PolicyInstalled"

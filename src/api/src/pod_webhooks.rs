@@ -53,9 +53,7 @@ impl SetWebhook {
             ),
         })
     }
-}
 
-impl SetWebhook {
     /// The webhook of a set that has a policy or not.
     #[must_use]
     pub fn with_policy(self, has_policy: bool) -> Self {
@@ -80,7 +78,7 @@ impl PodSelectors {
     ///
     /// If the API server would refuse a selector, and the whole configuration with it.
     pub fn new(namespace: &str, spec: &SidecarSetSpec) -> Result<Option<Self>, FieldErrors> {
-        let paused = spec.injection_strategy.as_ref().is_some_and(|s| s.paused);
+        let paused = spec.is_injection_paused();
         let selector = spec.selector.as_ref();
         let Some(selector) = selector.filter(|selector| !paused && !is_empty(selector)) else {
             return Ok(None);

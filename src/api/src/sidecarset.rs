@@ -381,6 +381,22 @@ pub struct SidecarSetStatus {
     pub conditions: Vec<Condition>,
 }
 
+impl SidecarSetSpec {
+    /// Whether new Pods are not injected for now.
+    #[must_use]
+    pub fn is_injection_paused(&self) -> bool {
+        self.injection_strategy
+            .as_ref()
+            .is_some_and(|injection| injection.paused)
+    }
+
+    /// The older revision that new Pods get.
+    #[must_use]
+    pub fn injected_revision(&self) -> Option<&SidecarSetInjectRevision> {
+        self.injection_strategy.as_ref()?.revision.as_ref()
+    }
+}
+
 impl SidecarSet {
     /// Whether a policy injects its new Pods.
     #[must_use]

@@ -259,6 +259,12 @@ impl ControlPlane {
         Ok(String::from_utf8_lossy(&out.stdout).into_owned())
     }
 
+    /// Whether the API server serves MutatingAdmissionPolicy v1.
+    pub fn serves_mutating_policies(&self) -> Result<bool> {
+        let resources = self.kubectl(&["get", "--raw", "/apis/admissionregistration.k8s.io/v1"])?;
+        Ok(resources.contains("mutatingadmissionpolicies"))
+    }
+
     /// Creates a token of an existing service account, valid for a day: longer than any test runs.
     pub fn token(&self, namespace: &str, account: &str, binding: TokenBinding<'_>) -> Result<String> {
         let mut args = vec![

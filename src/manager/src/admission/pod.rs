@@ -49,11 +49,10 @@ pub(super) fn mutate(
 ) -> Result<Value, MutationError> {
     let mut pod = request.object.to_json();
     let sets: Vec<SetView<'_>> = lookup.sets.iter().map(|set| SetView::from(&**set)).collect();
-    let by_revision = |set: &Arc<SidecarSet>| {
-        let injection = set.spec.injection_strategy.as_ref();
-        injection.is_some_and(|injection| injection.revision.is_some())
-    };
-    let needed = lookup.sets.iter().any(by_revision);
+    let needed = lookup
+        .sets
+        .iter()
+        .any(|set| set.spec.injected_revision().is_some());
     let revisions: Vec<ControllerRevision> = lookup
         .revisions
         .iter()

@@ -126,13 +126,9 @@ impl<'a> Sets<'a> {
 /// Whether the same new Pods get both versions of a set, and lack the same other sets.
 fn selects_same_pods(old: &SidecarSet, new: &SidecarSet) -> bool {
     let (old, new) = (SetView::from(old), SetView::from(new));
-    let paused = |set: &SetView<'_>| {
-        let injection = set.spec.injection_strategy.as_ref();
-        injection.is_some_and(|injection| injection.paused)
-    };
     old.spec.selector == new.spec.selector
         && old.spec.namespace_selector == new.spec.namespace_selector
-        && paused(&old) == paused(&new)
+        && old.spec.is_injection_paused() == new.spec.is_injection_paused()
         && old.canary_base() == new.canary_base()
 }
 

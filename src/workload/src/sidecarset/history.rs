@@ -181,8 +181,7 @@ fn to_delete(set: &SetView<'_>, revisions: &[&Revision], latest: &str, pods: &[&
         return Vec::new();
     }
     let mut used: BTreeSet<String> = pods.iter().filter_map(|pod| revision_of(set, pod)).collect();
-    let injection = set.spec.injection_strategy.as_ref();
-    if let Some(injected) = injection.and_then(|injection| injection.revision.as_ref()) {
+    if let Some(injected) = set.spec.injected_revision() {
         used.extend(injected.revision_name.clone());
         let version = injected.custom_version.as_ref();
         let version = version.filter(|version| !version.is_empty());

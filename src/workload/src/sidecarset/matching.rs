@@ -31,11 +31,8 @@ pub fn selects_new_pod(
     labels: &BTreeMap<String, String>,
     namespace_labels: Option<&BTreeMap<String, String>>,
 ) -> bool {
-    let injection = spec.injection_strategy.as_ref();
     // Of many sets, most are for other labels.
-    !injection.is_some_and(|injection| injection.paused)
-        && selects_labels(spec, labels)
-        && selects_namespace(spec, namespace_labels)
+    !spec.is_injection_paused() && selects_labels(spec, labels) && selects_namespace(spec, namespace_labels)
 }
 
 /// Whether the set manages the Pod: it is active, selected, and has the set's containers, as it records.

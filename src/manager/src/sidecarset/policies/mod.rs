@@ -26,7 +26,7 @@ use super::ControllerState;
 use crate::FeatureGate;
 use crate::view::RevisionView;
 use kruise_api::keys;
-use kruise_api::owner::{Owner, OwnerKind};
+use kruise_api::owner::{Owner, OwnerKind, controller_reference};
 use kruise_api::sidecarset::SidecarSet;
 use kruise_api::validation::truncate;
 use kruise_cluster::queue::RequeueAfter;
@@ -311,7 +311,7 @@ async fn reconcile(state: Arc<Policies>, key: Key) -> Result<RequeueAfter, Error
         state.shared.injections.set(&key.name, None);
         return Ok(None);
     };
-    let is_own = |owner: &Owner| Some(&owner.uid) == set.metadata.uid.as_ref();
+    let is_own = |owner: &Owner| is_set(owner, &set);
     let desired = match compiled(&state.shared, &set) {
         Ok(desired) => desired,
         Err(unsupported) => {
@@ -353,25 +353,17 @@ fn compiled(shared: &ControllerState, set: &SidecarSet) -> Result<Vec<Value>, Un
         revisions: &named_revisions(shared, &sets),
     };
     let mut objects = compile(&SetView::from(set), &options)?;
-    let owner = Owner {
-        kind: OwnerKind::SidecarSet,
-        name: set.metadata.name.clone().unwrap_or_default(),
-        uid: set.metadata.uid.clone().unwrap_or_default(),
-    };
+    let [name, uid] = [&set.metadata.name, &set.metadata.uid].map(|text| text.as_deref().unwrap_or_default());
+    let references = json!([controller_reference("SidecarSet", name, uid)]);
     for object in &mut objects {
-        let references = json!([owner.controller_reference()]);
-        kruise_api::json::set(object, &["metadata", "ownerReferences"], references);
+        kruise_api::json::set(object, &["metadata", "ownerReferences"], references.clone());
     }
     Ok(objects)
 }
 
 /// The revisions that sets may name.
 fn named_revisions(shared: &ControllerState, sets: &[SetView<'_>]) -> Vec<ControllerRevision> {
-    let names_revision = |set: &SetView<'_>| {
-        let injection = set.spec.injection_strategy.as_ref();
-        injection.is_some_and(|injection| injection.revision.is_some())
-    };
-    if !sets.iter().any(names_revision) {
+    if !sets.iter().any(|set| set.spec.injected_revision().is_some()) {
         return Vec::new();
     }
     let all = shared.manager.stores.revisions.entries();
@@ -455,10 +447,8 @@ async fn write<K: Cached>(state: &Policies, set: &SidecarSet, desired: &Value) -
             let why = format!("the API server refuses {} {name}: {}", K::KIND, error.message());
             return Err(Obstacle::Permanent(Injection::webhook("PolicyRefused", &why)));
         }
-        Err(error) => {
-            // Nobody knows whether it was written; the watch will show it.
-            return Err(error.into());
-        }
+        // If it was written nevertheless, the watch will show it.
+        Err(error) => return Err(error.into()),
     };
     let digests = [sent, stored.digest];
     state.stored_as().insert((K::KIND, name.to_owned()), digests);
@@ -468,7 +458,11 @@ async fn write<K: Cached>(state: &Policies, set: &SidecarSet, desired: &Value) -
 }
 
 fn is_of(installed: &Installed, set: &SidecarSet) -> bool {
-    is_controlled(installed, |owner| Some(&owner.uid) == set.metadata.uid.as_ref())
+    is_controlled(installed, |owner| is_set(owner, set))
+}
+
+fn is_set(owner: &Owner, set: &SidecarSet) -> bool {
+    Some(&owner.uid) == set.metadata.uid.as_ref()
 }
 
 /// Whether a SidecarSet controls it, and this one.
@@ -534,16 +528,19 @@ impl Policies {
             .unreadable
             .store(unreadable, Ordering::Relaxed);
         for (key, _) in self.shared.manager.stores.sidecar_sets.entries() {
-            // It fails at shutdown only.
-            let _ = self.changed.send(key);
+            self.enqueue(key);
         }
     }
 
     /// Has the set's status written if its injection changed.
     fn report(&self, key: &Key, injection: Option<Injection>) {
         if self.shared.injections.set(&key.name, injection) {
-            // It fails at shutdown only.
-            let _ = self.changed.send(key.clone());
+            self.enqueue(key.clone());
         }
+    }
+
+    fn enqueue(&self, set: Key) {
+        // It fails at shutdown only.
+        let _ = self.changed.send(set);
     }
 }

@@ -23,8 +23,7 @@ pub(super) fn select<'a>(
     revisions: &'a [ControllerRevision],
     random_percent: &mut dyn FnMut() -> u32,
 ) -> Result<Selected<'a>, InjectionError> {
-    let strategy = set.spec.injection_strategy.as_ref();
-    let Some(named) = strategy.and_then(|strategy| strategy.revision.as_ref()) else {
+    let Some(named) = set.spec.injected_revision() else {
         return Ok(set.into());
     };
     let Some(revision) = find(set, named, revisions)? else {

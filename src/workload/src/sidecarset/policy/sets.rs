@@ -34,8 +34,7 @@ pub(super) fn variants<'a>(
             selected,
         }]
     };
-    let strategy = set.spec.injection_strategy.as_ref();
-    let Some(named) = strategy.and_then(|strategy| strategy.revision.as_ref()) else {
+    let Some(named) = set.spec.injected_revision() else {
         return Ok(all(set.into()));
     };
     let unsupported = |why| Unsupported::new(REVISION, format_args!("cannot be injected: {why}"));
@@ -97,7 +96,7 @@ impl<'a> Peers<'a> {
         let others = others.filter(|other| !are_disjoint(set.spec, other.spec));
         let mut sets: Vec<Peer<'a>> = others
             .filter_map(|other| {
-                let paused = other.spec.injection_strategy.as_ref().is_some_and(|s| s.paused);
+                let paused = other.spec.is_injection_paused();
                 let selector = other.spec.selector.as_ref();
                 let selector = selector.filter(|selector| !paused && !is_empty(selector))?;
                 let current = || {
