@@ -3,7 +3,6 @@
 use std::sync::LazyLock;
 
 use kruise_cluster::Cluster;
-use kruise_cluster::pod_template::Defaulting;
 use kruise_manager::admission;
 use kruise_ops::{FeatureGates, Health};
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
@@ -60,12 +59,7 @@ impl WebhookReplica {
             namespace: "kruise-system".into(),
             host: Some("127.0.0.1".into()),
             port,
-            defaults: Defaulting::default(),
-            vertical_scaling: false,
-            pods: true,
-            sort_sidecars: false,
-            patch_metadata_allowed: false,
-            disabled_kinds: admission::disabled_kinds(&FeatureGates::parse(gates).unwrap()),
+            gates: FeatureGates::parse(gates).unwrap(),
         };
         let (leading, leading_rx) = watch::channel(false);
         let shutdown = CancellationToken::new();

@@ -4,6 +4,7 @@
 
 mod fixture;
 mod injection_policies;
+mod pod_webhooks;
 mod policy_and_webhook;
 
 use support::{conversion, manager};

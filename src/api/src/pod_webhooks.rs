@@ -47,9 +47,10 @@ impl SetWebhook {
             webhook: webhook(
                 namespace,
                 name,
+                &format!("{}/{name}", keys::MUTATE_POD_PATH),
                 failure_policy,
                 &selectors.namespaces,
-                Some((selectors.objects, not_injected(name, spec))),
+                Some((selectors.objects, ("not-injected", not_injected(name, spec)))),
             ),
         })
     }
@@ -155,7 +156,7 @@ pub fn pod_webhooks<'a>(namespace: &str, sets: impl IntoIterator<Item = &'a SetW
     webhooks.extend(shared.into_iter().map(|policy| {
         // No set has a name with a dot.
         let name = format!("others.{}", policy.to_ascii_lowercase());
-        webhook(namespace, &name, policy, &namespaces, None)
+        webhook(namespace, &name, keys::MUTATE_POD_PATH, policy, &namespaces, None)
     }));
     webhooks
 }
@@ -178,15 +179,27 @@ pub fn launch_priority_webhook(namespace: &str) -> Value {
         "object.spec.containers.exists(c, !{})",
         has(keys::ENV_CONTAINER_BARRIER)
     );
-    let mut namespaces = json!({});
-    exclude_system_namespaces(&mut namespaces, namespace);
     let condition =
         format!("object.spec.containers.size() > 1 && ({ordered} || {prioritized}) && {unblocked}");
-    // No set has a name with a dot.
-    let mut webhook = webhook(namespace, "launch.priority", "Ignore", &namespaces, None);
-    let conditions = json!([{ "name": "launch-priority", "expression": condition }]);
-    super::json::set(&mut webhook, &["matchConditions"], conditions);
-    webhook
+    all_pods_webhook(namespace, "launch.priority", ("launch-priority", condition))
+}
+
+/// The webhook for Pods without readiness gate `KruisePodReady` (gate `KruisePodReadinessGate`).
+#[must_use]
+pub fn readiness_gate_webhook(namespace: &str) -> Value {
+    let present = format!(
+        "object.spec.?readinessGates.orValue([]).exists(g, g.conditionType == '{}')",
+        keys::KRUISE_POD_READY
+    );
+    all_pods_webhook(namespace, "readiness.gate", ("no-gate", format!("!{present}")))
+}
+
+/// A webhook for the Pods of all namespaces that webhooks see, if the condition holds. No set has a name with a dot.
+fn all_pods_webhook(namespace: &str, name: &str, condition: (&str, String)) -> Value {
+    let mut namespaces = json!({});
+    exclude_system_namespaces(&mut namespaces, namespace);
+    let own = Some((json!({}), condition));
+    webhook(namespace, name, keys::MUTATE_POD_PATH, "Ignore", &namespaces, own)
 }
 
 /// Label of the namespaces whose Pods have no webhooks, whatever its value, as in upstream.
@@ -233,12 +246,14 @@ pub fn new_pods() -> Value {
     }])
 }
 
+/// A webhook that is called at `path`; `own` are the selector and the condition for the Pods that it is for.
 fn webhook(
     namespace: &str,
     set: &str,
+    path: &str,
     failure_policy: &str,
     namespaces: &Value,
-    own: Option<(Value, String)>,
+    own: Option<(Value, (&str, String))>,
 ) -> Value {
     let mut webhook = json!({
         "name": webhook_name(set),
@@ -248,14 +263,14 @@ fn webhook(
         "matchPolicy": "Equivalent",
         "reinvocationPolicy": "Never",
         "timeoutSeconds": 5,
-        "clientConfig": client_config(namespace, keys::MUTATE_POD_PATH),
+        "clientConfig": client_config(namespace, path),
         "namespaceSelector": namespaces,
         "objectSelector": {},
         "rules": new_pods(),
     });
-    if let Some((object_selector, not_injected)) = own {
+    if let Some((object_selector, (name, expression))) = own {
         super::json::set(&mut webhook, &["objectSelector"], object_selector);
-        let condition = json!([{ "name": "not-injected", "expression": not_injected }]);
+        let condition = json!([{ "name": name, "expression": expression }]);
         super::json::set(&mut webhook, &["matchConditions"], condition);
     }
     webhook
@@ -360,6 +375,16 @@ mod tests {
                 !selected,
                 "{name} {label}"
             );
+        }
+    }
+
+    #[test]
+    fn webhooks_are_called_at_the_path_of_their_set() {
+        let all = webhooks(&[("a", spec(json!({})))]);
+        assert_eq!(all[0]["clientConfig"]["service"]["path"], "/mutate-pod/a");
+        for webhook in [launch_priority_webhook("n"), readiness_gate_webhook("n")] {
+            assert_eq!(webhook["clientConfig"]["service"]["path"], "/mutate-pod");
+            assert_eq!(webhook["failurePolicy"], "Ignore");
         }
     }
 

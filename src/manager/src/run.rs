@@ -12,7 +12,6 @@ use super::{
 };
 use crate::admission;
 use kruise_cluster::lease::{Election, HeldLease, InvalidLeaseTiming, LeaseLost, Standby};
-use kruise_cluster::pod_template::Defaulting;
 use kruise_cluster::{self as cluster, Cluster, Fence};
 use kruise_ops::flag_values;
 use kruise_ops::http::{self, Endpoints};
@@ -89,18 +88,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
         namespace: options.pod_namespace.clone(),
         host: options.webhook_host.clone().filter(|host| !host.is_empty()),
         port: options.webhook_port,
-        defaults: Defaulting::from_gates(&options.feature_gates),
-        vertical_scaling: options
-            .feature_gates
-            .enabled(FeatureGate::InPlaceWorkloadVerticalScaling),
-        pods: options.feature_gates.enabled(FeatureGate::PodWebhook),
-        sort_sidecars: options
-            .feature_gates
-            .enabled(FeatureGate::EnableSortSidecarContainerByName),
-        patch_metadata_allowed: options
-            .feature_gates
-            .enabled(FeatureGate::SidecarSetPatchPodMetadataDefaultsAllowed),
-        disabled_kinds: admission::disabled_kinds(&options.feature_gates),
+        gates: options.feature_gates.clone(),
     };
     supervisor.spawn(
         "admission",

@@ -42,6 +42,8 @@ pub enum FeatureGate {
     PreDownloadImageForInPlaceUpdate,
     /// The webhook for new Pods, which injects SidecarSets. On.
     PodWebhook,
+    /// All Pods get readiness gate `KruisePodReady`, not only those of CloneSets. Off.
+    KruisePodReadinessGate,
     /// Injected containers are sorted by name. Off.
     EnableSortSidecarContainerByName,
     /// SidecarSets may patch annotations of Pods that no whitelist allows. Off.
@@ -52,7 +54,7 @@ pub enum FeatureGate {
 
 impl FeatureGate {
     /// All gates that have an effect here.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::KruiseDaemon,
         Self::ImagePullJobGate,
         Self::DaemonWatchingPod,
@@ -66,6 +68,7 @@ impl FeatureGate {
         Self::InPlaceWorkloadVerticalScaling,
         Self::PreDownloadImageForInPlaceUpdate,
         Self::PodWebhook,
+        Self::KruisePodReadinessGate,
         Self::EnableSortSidecarContainerByName,
         Self::SidecarSetPatchPodMetadataDefaultsAllowed,
         Self::SidecarSetPolicies,
@@ -88,6 +91,7 @@ impl FeatureGate {
             Self::InPlaceWorkloadVerticalScaling => "InPlaceWorkloadVerticalScaling",
             Self::PreDownloadImageForInPlaceUpdate => "PreDownloadImageForInPlaceUpdate",
             Self::PodWebhook => "PodWebhook",
+            Self::KruisePodReadinessGate => "KruisePodReadinessGate",
             Self::EnableSortSidecarContainerByName => "EnableSortSidecarContainerByName",
             Self::SidecarSetPatchPodMetadataDefaultsAllowed => "SidecarSetPatchPodMetadataDefaultsAllowed",
             Self::SidecarSetPolicies => "SidecarSetPolicies",
@@ -118,9 +122,9 @@ impl FeatureGate {
                 Some(Self::KruiseDaemon)
             }
             Self::PreDownloadImageForInPlaceUpdate => Some(Self::ImagePullJobGate),
-            Self::SidecarSetPatchPodMetadataDefaultsAllowed | Self::SidecarSetPolicies => {
-                Some(Self::PodWebhook)
-            }
+            Self::KruisePodReadinessGate
+            | Self::SidecarSetPatchPodMetadataDefaultsAllowed
+            | Self::SidecarSetPolicies => Some(Self::PodWebhook),
             _ => None,
         }
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::{StreamExt, future, stream};
@@ -29,12 +30,13 @@ use kruise_api::validation::{MAX_VALUE_CHARS, truncate};
 use kruise_api::{keys, names};
 use kruise_cluster::pod_template::{self, Defaulting, DryRunResult, Templates};
 use kruise_cluster::{self as cluster, Bounded, Cluster, Key, Store, write};
+use kruise_ops::{FeatureGate, FeatureGates};
 use kruise_workload::in_place::normalize::TemplateStorage;
 use kruise_workload::sidecarset::hash::with_hashes;
 
 /// Timeout of a read for an answer; the API server waits 10 s for us.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
-/// Timeout of a read for a warning; the API server waits 5 s for such a webhook.
+/// Timeout of a short read; the API server waits 5 s for such a webhook.
 const WARNING_TIMEOUT: Duration = Duration::from_secs(2);
 /// Timeout of a dry run; the API server waits 5 s for such a webhook.
 const DRY_RUN_TIMEOUT: Duration = Duration::from_secs(4);
@@ -94,8 +96,7 @@ impl Deadline {
 #[derive(Clone)]
 pub(super) struct Lookups {
     pub cluster: Cluster,
-    defaults: Defaulting,
-    vertical_scaling: bool,
+    gates: Arc<FeatureGates>,
     virtual_nodes: Store<()>,
     /// SidecarSets, and what their injection needs.
     sidecar_sets: Store<SidecarSet>,
@@ -105,8 +106,6 @@ pub(super) struct Lookups {
     listed_by: Instant,
     /// Namespace of the program, with the revisions and the whitelist.
     namespace: String,
-    sort_sidecars: bool,
-    patch_metadata_allowed: bool,
     request_quota: Quota,
     caller: IpAddr,
 }
@@ -144,16 +143,13 @@ impl Lookups {
         (
             Self {
                 cluster: cluster.clone(),
-                defaults: options.defaults,
-                vertical_scaling: options.vertical_scaling,
+                gates: Arc::new(options.gates.clone()),
                 virtual_nodes,
                 sidecar_sets,
                 namespaces,
                 sidecar_set_revisions,
                 listed_by: Instant::now() + WARNING_TIMEOUT,
                 namespace: options.namespace.clone(),
-                sort_sidecars: options.sort_sidecars,
-                patch_metadata_allowed: options.patch_metadata_allowed,
                 request_quota: Quota::new(MAX_REQUEST_WEIGHT, MAX_CLIENT_WEIGHT),
                 caller: Ipv4Addr::UNSPECIFIED.into(),
             },
@@ -312,8 +308,8 @@ impl Lookups {
         };
         Some(cloneset::InPlaceBaseline {
             template,
-            stored: TemplateStorage::from_gate(self.defaults.disabled),
-            vertical_scaling: self.vertical_scaling,
+            stored: TemplateStorage::from_gate(Defaulting::from_gates(&self.gates).disabled),
+            vertical_scaling: self.gates.enabled(FeatureGate::InPlaceWorkloadVerticalScaling),
         })
     }
 
@@ -331,19 +327,47 @@ impl Lookups {
         }
     }
 
-    /// The sets and what their injection into a new Pod needs.
+    /// The sets and what their injection into a new Pod needs; `set` is the one whose webhook was called.
     ///
     /// # Errors
     /// A message, when they are not known yet.
-    pub async fn pod_injection(&self, request: &Request) -> Result<PodInjectionLookup, String> {
+    pub async fn pod_injection(
+        &self,
+        request: &Request,
+        set: Option<&str>,
+    ) -> Result<PodInjectionLookup, String> {
         self.wait_for_sidecar_sets().await?;
+        if let Some(set) = set {
+            self.check_set_is_cached(set).await?;
+        }
         let namespace = Key::cluster_scoped(request.namespace.clone());
         Ok(PodInjectionLookup {
             sets: self.sidecar_sets.list(),
             namespace_labels: self.namespaces.get(&namespace),
             revisions: self.sidecar_set_revisions.list(),
-            sort_containers: self.sort_sidecars,
+            readiness_gate_for_all: self.gates.enabled(FeatureGate::KruisePodReadinessGate),
+            sort_containers: self.gates.enabled(FeatureGate::EnableSortSidecarContainerByName),
         })
+    }
+
+    /// Fails if the set exists and the watch has not shown it yet, so that its failure policy decides. One that does not
+    /// exist is deleted, and its webhook will be.
+    async fn check_set_is_cached(&self, name: &str) -> Result<(), String> {
+        let cached = self.sidecar_sets.get(&Key::cluster_scoped(name)).is_some();
+        // No other set has a webhook.
+        if cached || !names::is_label(name) {
+            return Ok(());
+        }
+        let sets: Api<SidecarSet> = Api::all(self.cluster.client.clone());
+        let get = write::get_partial::<_, IgnoredAny>(&sets, &(), name);
+        let deadline = Deadline::after(WARNING_TIMEOUT);
+        let found = self.bounded_request(("get", "SidecarSet", METADATA_WEIGHT), deadline, get);
+        match found.await.map_err(|why| why.to_string())? {
+            Some(_) => Err(format!(
+                "SidecarSet {name} is not known here yet, or is larger than {MAX_SET_BYTES} bytes"
+            )),
+            None => Ok(()),
+        }
     }
 
     /// What the validation of a SidecarSet needs.
@@ -355,7 +379,9 @@ impl Lookups {
         self.wait_for_sidecar_sets().await?;
         let mut lookup = SidecarSetLookup {
             stored: self.sidecar_sets.list(),
-            patch_metadata_allowed: self.patch_metadata_allowed,
+            patch_metadata_allowed: self
+                .gates
+                .enabled(FeatureGate::SidecarSetPatchPodMetadataDefaultsAllowed),
             ..SidecarSetLookup::default()
         };
         if sidecar_set::names_revision(request) {
@@ -438,7 +464,12 @@ impl Lookups {
         deadline: Deadline,
     ) -> Result<DryRunResult, cluster::Error> {
         let templates = self.with_workload_metadata(request, templates);
-        let answer = pod_template::dry_run(&self.cluster, &request.namespace, templates, self.defaults);
+        let answer = pod_template::dry_run(
+            &self.cluster,
+            &request.namespace,
+            templates,
+            Defaulting::from_gates(&self.gates),
+        );
         self.bounded_request(
             ("create", "PodTemplate", METADATA_WEIGHT),
             deadline,

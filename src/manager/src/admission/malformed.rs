@@ -29,8 +29,8 @@ use super::connections::Caller;
 use super::lookups::Lookups;
 use super::{Options, router};
 use kruise_api::{Kind, keys, names};
-use kruise_cluster::pod_template::Defaulting;
 use kruise_cluster::{self as cluster, Cluster};
+use kruise_ops::FeatureGates;
 
 /// If this is exceeded, the test process aborts. The main thread has 8 MiB.
 const STACK_BYTES: usize = 512 << 10;
@@ -104,12 +104,7 @@ async fn router_with_api_server(server: SocketAddr) -> (Router, impl Future<Outp
         namespace: "ns".into(),
         host: None,
         port: 0,
-        defaults: Defaulting::default(),
-        vertical_scaling: false,
-        pods: true,
-        sort_sidecars: false,
-        patch_metadata_allowed: false,
-        disabled_kinds: Vec::new(),
+        gates: FeatureGates::default(),
     };
     let (lookups, watching) = Lookups::new(&cluster, &options);
     (router::router(lookups, &options), watching)
@@ -220,6 +215,9 @@ async fn api_server(request_line: &str, body: Vec<u8>) -> (StatusCode, Vec<u8>) 
                 "restartCount": 0, "ready": true, "image": "", "imageID": "" }] },
         }));
     }
+    if request_line.ends_with("/sidecarsets/late") {
+        return ok(json!({ "metadata": { "name": "late", "resourceVersion": "2" } }));
+    }
     if request_line.starts_with("POST ") {
         return (StatusCode::CREATED, body);
     }
@@ -286,6 +284,33 @@ fn clone_set(template: &str, annotations: &str) -> String {
                 "updateStrategy":{{"rollingUpdate":{{"podUpdatePolicy":"InPlaceOnly"}}}},
                 "template":{{"metadata":{{"labels":{{"app":"web"}}}},"spec":{template}}}}}}}"#
     )
+}
+
+/// Failure policy `Fail` holds for a set that the watch has not shown yet; one that is deleted refuses nothing.
+#[test]
+fn pod_review_fails_for_a_set_that_is_not_cached() {
+    let body = r#"{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview","request":{"uid":"u",
+        "kind":{"version":"v1"},"namespace":"ns","oldObject":null,
+        "object":{"metadata":{"name":"p"},"spec":{"containers":[{"name":"c"}]}}}}"#;
+    let paths = ["", "/late", "/deleted", "/no%20name", "/x%2Fpods%3Fy="];
+    let (answers, requests) = with_api_server(async move |router| {
+        let mut answers = Vec::new();
+        for path in paths {
+            let path = format!("{}{path}", keys::MUTATE_POD_PATH);
+            let (status, answer) = send(&router, &path, body.into()).await;
+            answers.push((status, answer.response.allowed));
+        }
+        answers
+    });
+    let allowed = (200, Some(true));
+    assert_eq!(answers, [allowed, (500, None), allowed, allowed, allowed]);
+    let mut gets: Vec<_> = requests
+        .iter()
+        .filter(|line| line.contains("/sidecarsets/"))
+        .collect();
+    gets.dedup();
+    let names = gets.iter().filter_map(|line| line.rsplit('/').next());
+    assert_eq!(names.collect::<Vec<_>>(), ["late", "deleted"]);
 }
 
 #[test]

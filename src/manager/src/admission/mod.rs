@@ -38,7 +38,6 @@ use tokio_util::sync::CancellationToken;
 
 use kruise_api::Kind;
 use kruise_api::backoff::Backoff;
-use kruise_cluster::pod_template::Defaulting;
 use kruise_cluster::{self as cluster, Cluster};
 use kruise_ops::{FeatureGate, FeatureGates, Health, http};
 
@@ -60,32 +59,18 @@ pub struct Options {
     pub host: Option<String>,
     /// Port to listen on (`WEBHOOK_PORT`), 1 to 65535.
     pub port: u16,
-    /// Which defaults the templates of CloneSets are stored with.
-    pub defaults: Defaulting,
-    /// Whether CloneSets resize CPU and memory of their Pods in place (gate `InPlaceWorkloadVerticalScaling`).
-    pub vertical_scaling: bool,
-    /// Whether new Pods are changed (gate `PodWebhook`).
-    pub pods: bool,
-    /// Whether injected containers are sorted (gate `EnableSortSidecarContainerByName`).
-    pub sort_sidecars: bool,
-    /// Whether SidecarSets may patch annotations without a whitelist (gate
-    /// `SidecarSetPatchPodMetadataDefaultsAllowed`).
-    pub patch_metadata_allowed: bool,
-    /// Disabled kinds, and the feature gate that disables each.
-    pub disabled_kinds: Vec<(Kind, FeatureGate)>,
+    /// Gates of all kinds and webhooks.
+    pub gates: FeatureGates,
 }
 
-/// The disabled kinds, and the feature gate that disables each.
-#[must_use]
-pub fn disabled_kinds(gates: &FeatureGates) -> Vec<(Kind, FeatureGate)> {
-    let required_gate = |kind| match kind {
-        Kind::CloneSet | Kind::SidecarSet => None,
-        Kind::NodeImage | Kind::ContainerRecreateRequest => Some(FeatureGate::KruiseDaemon),
-        Kind::ImagePullJob => Some(FeatureGate::ImagePullJobGate),
+/// The feature gate that disables a kind.
+fn disabling_gate(kind: Kind, gates: &FeatureGates) -> Option<FeatureGate> {
+    let required = match kind {
+        Kind::CloneSet | Kind::SidecarSet => return None,
+        Kind::NodeImage | Kind::ContainerRecreateRequest => FeatureGate::KruiseDaemon,
+        Kind::ImagePullJob => FeatureGate::ImagePullJobGate,
     };
-    let kinds = Kind::ALL.into_iter();
-    let gated = kinds.filter_map(|kind| Some((kind, required_gate(kind)?)));
-    gated.filter(|(_, gate)| !gates.enabled(*gate)).collect()
+    (!gates.enabled(required)).then_some(required)
 }
 
 /// Default of `WEBHOOK_PORT`.
@@ -223,7 +208,13 @@ mod tests {
 
     #[test]
     fn feature_gates_disable_kinds() {
-        let disabled = |gates: &str| disabled_kinds(&FeatureGates::parse(gates).unwrap());
+        let disabled = |gates: &str| {
+            let gates = FeatureGates::parse(gates).unwrap();
+            let kinds = Kind::ALL.into_iter();
+            kinds
+                .filter_map(|kind| Some((kind, disabling_gate(kind, &gates)?)))
+                .collect::<Vec<_>>()
+        };
         let job = (Kind::ImagePullJob, FeatureGate::ImagePullJobGate);
         assert_eq!(disabled(""), []);
         assert_eq!(disabled("ImagePullJobGate=false"), [job]);

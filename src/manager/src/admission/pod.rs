@@ -1,4 +1,4 @@
-//! New Pods: injects SidecarSets, and sets the barriers of launch priorities.
+//! New Pods: adds the readiness gate, injects SidecarSets, and sets the barriers of launch priorities.
 //!
 //! What a set asks for and cannot have is a failed request, so that the set's failure policy decides whether the Pod is
 //! created without it. A Pod is refused only for what it says itself.
@@ -26,6 +26,8 @@ pub(super) struct PodInjectionLookup {
     pub namespace_labels: Option<Arc<BTreeMap<String, String>>>,
     /// Revisions of sets.
     pub revisions: Vec<Arc<ControllerRevision>>,
+    /// Gate `KruisePodReadinessGate`.
+    pub readiness_gate_for_all: bool,
     /// Gate `EnableSortSidecarContainerByName`.
     pub sort_containers: bool,
 }
@@ -60,7 +62,7 @@ pub(super) fn mutate(
         .map(|r| ControllerRevision::clone(r))
         .collect();
     let options = pod_admission::Options {
-        readiness_gate_for_all: false,
+        readiness_gate_for_all: lookup.readiness_gate_for_all,
         enhanced_liveness: false,
         inject: inject::Options {
             sort_containers: lookup.sort_containers,

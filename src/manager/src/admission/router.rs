@@ -24,14 +24,14 @@ use super::lookups::Lookups;
 use super::review::{Decision, Request};
 use super::reviews_json::{self, Unreadable};
 use super::{
-    Options, cloneset, container_recreate_request, deletion, image_pull_job, node_image, pod, sidecar_set,
+    Options, cloneset, container_recreate_request, deletion, disabling_gate, image_pull_job, node_image, pod,
+    sidecar_set,
 };
 use kruise_api::json::estimate_memory;
 use kruise_api::validation::{MAX_FIELD_CHARS, truncate};
 use kruise_api::{Kind, convert, keys};
-use kruise_ops::FeatureGate;
 use kruise_ops::metrics::metrics;
-use kruise_ops::panics;
+use kruise_ops::{FeatureGates, panics};
 
 /// New and old object of at most 3 MiB each, and what surrounds them. Bytes.
 const MAX_ADMISSION_BYTES: usize = 16 << 20;
@@ -55,7 +55,7 @@ const POD_KIND: &str = "pod";
 #[derive(Clone)]
 struct HandlerState {
     lookups: Lookups,
-    disabled_kinds: Arc<[(Kind, FeatureGate)]>,
+    gates: Arc<FeatureGates>,
 }
 
 /// The paths are upstream's, because existing configurations may refer to them.
@@ -72,12 +72,13 @@ pub(super) fn router(lookups: Lookups, options: &Options) -> Router {
     );
     let state = HandlerState {
         lookups,
-        disabled_kinds: options.disabled_kinds.clone().into(),
+        gates: Arc::new(options.gates.clone()),
     };
     let admission = Router::new()
         .route("/{step}", post(handle_admission))
         .route(keys::VALIDATE_NAMESPACE_PATH, post(handle_deletion))
         .route(keys::MUTATE_POD_PATH, post(handle_pod))
+        .route(&format!("{}/{{set}}", keys::MUTATE_POD_PATH), post(handle_pod))
         .layer(from_fn_with_state(admission_limit, limit_body))
         .with_state(state);
     let conversion = Router::new()
@@ -258,8 +259,8 @@ async fn handle_admission(
     let Some(request) = request else {
         return Json(review.allowed()).into_response();
     };
-    let decision = match state.disabled_kinds.iter().find(|(off, _)| *off == kind) {
-        Some((_, gate)) => Decision::Deny {
+    let decision = match disabling_gate(kind, &state.gates) {
+        Some(gate) => Decision::Deny {
             code: 403,
             message: format!("feature gate {} of kruise-manager is off", gate.name()),
         },
@@ -290,7 +291,12 @@ async fn handle_deletion(
     Json(review.with_decision(&Value::Null, decision)).into_response()
 }
 
-async fn handle_pod(State(state): State<HandlerState>, body: Bytes) -> Response {
+async fn handle_pod(
+    State(state): State<HandlerState>,
+    Extension(caller): Extension<Caller>,
+    set: Option<Path<String>>,
+    body: Bytes,
+) -> Response {
     let (review, request) = match reviews_json::parse_admission(&body) {
         Ok(read) => read,
         Err(why) => return reject_unreadable(POD_KIND, true, why),
@@ -299,8 +305,10 @@ async fn handle_pod(State(state): State<HandlerState>, body: Bytes) -> Response 
     let Some(request) = request.filter(|request| request.old.is_none()) else {
         return Json(review.allowed()).into_response();
     };
-    let mutated = match state.lookups.pod_injection(&request).await {
-        Ok(lookup) => match pod::mutate(&request, &lookup, state.lookups.cluster.clock.now()) {
+    let lookups = state.lookups.on_behalf_of(&caller);
+    let set = set.as_ref().map(|Path(set)| set.as_str());
+    let mutated = match lookups.pod_injection(&request, set).await {
+        Ok(lookup) => match pod::mutate(&request, &lookup, lookups.cluster.clock.now()) {
             // The Pod itself is wrong, whatever the sets are.
             Err(why) if pod::is_about_pod(&why) => {
                 let decision = Decision::Deny {

@@ -23,13 +23,15 @@ use super::bundle::Bundle;
 use super::crd::Crd;
 use super::{Options, storage_migration};
 use kruise_api::json::set;
-use kruise_api::pod_webhooks::{NAME_SUFFIX, SetWebhook, launch_priority_webhook, pod_webhooks};
+use kruise_api::pod_webhooks::{
+    NAME_SUFFIX, SetWebhook, launch_priority_webhook, pod_webhooks, readiness_gate_webhook,
+};
 use kruise_api::sidecarset::SidecarSet;
 use kruise_api::webhooks::{MUTATING, VALIDATING, configurations, without_nulls};
 use kruise_api::{Kind, keys};
 use kruise_cluster::write::{self, Object};
 use kruise_cluster::{Cluster, Key, optional_reflector};
-use kruise_ops::Progress;
+use kruise_ops::{FeatureGate, Progress};
 
 /// After a patch that failed.
 const RETRY: Duration = Duration::from_secs(5);
@@ -146,10 +148,14 @@ async fn sync_all(
     let set_changes = stream::poll_fn(move |cx| set_changes.poll_recv(cx).map(|change| change.map(drop)));
     let plan_mutating = |there: &Value, ca: &str| {
         let all = sets.list();
-        let all = all.iter().map(Arc::as_ref).filter(|_| options.pods);
-        let mut for_pods = pod_webhooks(&options.namespace, all);
-        if options.pods {
+        let enabled = |gate| options.gates.enabled(gate);
+        let pods = enabled(FeatureGate::PodWebhook);
+        let mut for_pods = pod_webhooks(&options.namespace, all.iter().map(Arc::as_ref).filter(|_| pods));
+        if pods {
             for_pods.push(launch_priority_webhook(&options.namespace));
+        }
+        if enabled(FeatureGate::KruisePodReadinessGate) {
+            for_pods.push(readiness_gate_webhook(&options.namespace));
         }
         let for_pods = sets.is_synced().then_some(for_pods.as_slice());
         plan_configuration(there, &mutating, for_pods, options, ca)
@@ -258,6 +264,7 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
     use super::*;
+    use kruise_ops::FeatureGates;
 
     fn options(host: Option<&str>) -> Options {
         Options {
@@ -266,12 +273,7 @@ mod tests {
             namespace: "ns".into(),
             host: host.map(str::to_owned),
             port: 9443,
-            defaults: kruise_cluster::pod_template::Defaulting::default(),
-            vertical_scaling: false,
-            pods: true,
-            sort_sidecars: false,
-            patch_metadata_allowed: false,
-            disabled_kinds: Vec::new(),
+            gates: FeatureGates::default(),
         }
     }
 
@@ -318,7 +320,7 @@ mod tests {
         let with_set = plan(&json!([]), Some(&for_pods)).unwrap();
         let last = with_set.as_array().unwrap().last().unwrap();
         assert_eq!(last["name"], "s.mpod.kb.io");
-        assert_eq!(last["clientConfig"]["service"]["path"], keys::MUTATE_POD_PATH);
+        assert_eq!(last["clientConfig"]["service"]["path"], "/mutate-pod/s");
         assert_eq!(plan(&with_set, None), None);
         assert_eq!(plan(&with_set, Some(&for_pods)), None);
         let spec = json!({ "selector": { "matchLabels": { "c": "d" } } });

@@ -1,0 +1,70 @@
+//! What webhooks change in Pods, whether a set selects them or not.
+
+use serde_json::{Value, json};
+
+use crate::fixture::SidecarCluster;
+
+#[tokio::test]
+async fn launch_priorities_hold_with_and_without_sets() {
+    let cluster = SidecarCluster::start("");
+    let priority = |value: &str| json!([{ "name": "KRUISE_CONTAINER_PRIORITY", "value": value }]);
+    cluster.create_set(
+        "shop",
+        json!({ "containers": [{ "name": "log", "image": "log:1", "env": priority("5") }] }),
+    );
+    if cluster.serves_policies() {
+        cluster.wait_injected_by("shop", "True", "PolicyInstalled");
+    }
+    let barriers = |pod: &Value| {
+        let containers = pod["spec"]["containers"].as_array().unwrap().iter();
+        let keys = containers.map(|container| {
+            let env = container["env"].as_array().into_iter().flatten();
+            let mut barrier = env.filter(|variable| variable["name"] == "KRUISE_CONTAINER_BARRIER");
+            let key = barrier
+                .next()
+                .map(|variable| variable["valueFrom"]["configMapKeyRef"]["key"].clone());
+            (container["name"].clone(), key.unwrap_or_default())
+        });
+        keys.collect::<Vec<_>>()
+    };
+    let pair = |name: &str, key: &str| (json!(name), json!(key));
+    let two = json!({ "spec": { "containers": [
+        { "name": "first", "image": "i", "env": priority("2") }, { "name": "second", "image": "i" }] } });
+    for (app, patch, expected) in [
+        ("bare", &two, vec![pair("first", "p_2"), pair("second", "p_0")]),
+        (
+            "shop",
+            &two,
+            vec![pair("log", "p_5"), pair("first", "p_2"), pair("second", "p_0")],
+        ),
+        ("shop", &json!({}), vec![pair("log", "p_5"), pair("app", "p_0")]),
+        ("bare", &json!({}), vec![(json!("app"), Value::Null)]),
+    ] {
+        cluster.wait_until(&format!("barriers of a Pod {app}"), || {
+            let pod = cluster.dry_run_with(app, patch);
+            let found = barriers(&pod);
+            if found == expected {
+                Ok(())
+            } else {
+                Err(format!("{found:?}"))
+            }
+        });
+    }
+}
+
+#[tokio::test]
+async fn readiness_gate_of_all_pods_follows_the_feature_gate() {
+    let mut cluster = SidecarCluster::start("KruisePodReadinessGate=true");
+    let gates = |pod: &Value| pod["spec"]["readinessGates"].clone();
+    let one = json!([{ "conditionType": "KruisePodReady" }]);
+    cluster.wait_dry_run("bare", "the readiness gate", |pod| gates(pod) == one);
+    let own = json!({ "spec": { "readinessGates": one } });
+    assert_eq!(
+        gates(&cluster.dry_run_with("bare", &own)),
+        one,
+        "it is added once"
+    );
+
+    cluster.restart_manager("default-gates", "");
+    cluster.wait_dry_run("bare", "no readiness gate", |pod| gates(pod).is_null());
+}
