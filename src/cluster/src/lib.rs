@@ -30,11 +30,11 @@ mod page;
 pub mod pod_template;
 pub mod queue;
 pub mod watch;
+mod watch_events;
 pub mod write;
 pub mod write_cache;
 
 pub use bounded::Bounded;
-pub use change_handler::ChangeHandler;
 pub use client::ClientOptions;
 pub use clock::Clock;
 pub use error::{Error, error_chain};
@@ -42,6 +42,7 @@ pub use events::{EventRecorder, EventType};
 pub use fence::Fence;
 pub use metadata::metadata_client;
 pub use watch::{Change, Key, ObjectView, Store};
+pub use watch_events::WatchEvents;
 
 /// A connection to one cluster, cheap to clone.
 #[derive(Clone)]

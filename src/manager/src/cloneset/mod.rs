@@ -18,6 +18,7 @@ mod reconcile_state;
 mod report;
 mod revision_error;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,7 +31,7 @@ use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key};
 use kruise_ops::metrics::metrics;
-use observe::WatchEvents;
+use observe::watch_events;
 use plan::TemplateStatus;
 use reconcile_state::{ReconcileState, time_slice};
 
@@ -52,17 +53,21 @@ pub async fn run(mut ctx: Context) {
 
 /// Enqueues the affected CloneSets. All existing objects are indexed before the first one is sent.
 async fn enqueue_changes(shared: Arc<ControllerState>, sets: mpsc::UnboundedSender<Key>) {
-    let mut changes = WatchEvents::new(&shared.manager.stores);
+    let mut events = watch_events(&shared.manager.stores);
+    let mut affected = BTreeSet::new();
     loop {
-        let keys = changes.drain(&mut shared.index());
-        if !keys.into_iter().all(|key| sets.send(key).is_ok()) {
+        {
+            let mut index = shared.index();
+            events.drain(|event| affected.extend(index.apply(event)));
+        }
+        if !std::mem::take(&mut affected)
+            .into_iter()
+            .all(|key| sets.send(key).is_ok())
+        {
             return;
         }
-        let Some(event) = changes.next().await else { return };
-        let keys = changes.apply(&mut shared.index(), event);
-        if !keys.into_iter().all(|key| sets.send(key).is_ok()) {
-            return;
-        }
+        let Some(event) = events.next().await else { return };
+        events.handle(event, |event| affected.extend(shared.index().apply(event)));
     }
 }
 

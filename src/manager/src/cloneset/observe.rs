@@ -4,18 +4,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use tokio::sync::mpsc;
-
 use super::plan::ImagePullJobRef;
 use crate::Stores;
 use crate::view::{ClaimView, CloneSetView, PodView, RevisionView, matches};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kruise_api::cloneset::CloneSet;
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::keys;
 use kruise_api::owner::Owner;
 use kruise_cluster::write_cache::{Versioned, WriteCache};
-use kruise_cluster::{Change, ChangeHandler, Key};
+use kruise_cluster::{Change, Key, WatchEvents};
 use kruise_workload::claim::Claim;
 use kruise_workload::in_place::Pod;
 
@@ -353,16 +351,6 @@ impl Index {
     }
 }
 
-/// Changes from the watches.
-pub struct WatchEvents {
-    sets: mpsc::UnboundedReceiver<Change<CloneSetView>>,
-    pods: mpsc::UnboundedReceiver<Change<PodView>>,
-    revisions: mpsc::UnboundedReceiver<Change<RevisionView>>,
-    claims: mpsc::UnboundedReceiver<Change<ClaimView>>,
-    jobs: mpsc::UnboundedReceiver<Change<ImagePullJob>>,
-    handler: ChangeHandler<WatchEvent>,
-}
-
 /// A change of one object.
 pub enum WatchEvent {
     CloneSet(Change<CloneSetView>),
@@ -384,61 +372,14 @@ impl std::fmt::Display for WatchEvent {
     }
 }
 
-impl WatchEvents {
-    /// All existing objects, and every change from now on.
-    pub fn new(stores: &Stores) -> Self {
-        Self {
-            sets: stores.clone_sets.subscribe(),
-            pods: stores.pods.subscribe(),
-            revisions: stores.revisions.subscribe(),
-            claims: stores.claims.subscribe(),
-            jobs: stores.jobs.subscribe(),
-            handler: ChangeHandler::new(super::NAME),
-        }
-    }
-
-    /// The next change; `None` on shutdown.
-    pub async fn next(&mut self) -> Option<WatchEvent> {
-        tokio::select! {
-            Some(change) = self.sets.recv() => Some(WatchEvent::CloneSet(change)),
-            Some(change) = self.pods.recv() => Some(WatchEvent::Pod(change)),
-            Some(change) = self.revisions.recv() => Some(WatchEvent::Revision(change)),
-            Some(change) = self.claims.recv() => Some(WatchEvent::Claim(change)),
-            Some(change) = self.jobs.recv() => Some(WatchEvent::Job(change)),
-            event = self.handler.next_retry(), if self.handler.has_pending() => Some(event),
-            else => None,
-        }
-    }
-
-    /// Applies all changes that have arrived. CloneSets come last, so that none is reconciled without its Pods.
-    pub fn drain(&mut self, index: &mut Index) -> BTreeSet<Key> {
-        let mut affected = BTreeSet::new();
-        while let Ok(change) = self.revisions.try_recv() {
-            affected.extend(self.apply(index, WatchEvent::Revision(change)));
-        }
-        while let Ok(change) = self.claims.try_recv() {
-            affected.extend(self.apply(index, WatchEvent::Claim(change)));
-        }
-        while let Ok(change) = self.jobs.try_recv() {
-            affected.extend(self.apply(index, WatchEvent::Job(change)));
-        }
-        while let Ok(change) = self.pods.try_recv() {
-            affected.extend(self.apply(index, WatchEvent::Pod(change)));
-        }
-        while let Ok(change) = self.sets.try_recv() {
-            affected.extend(self.apply(index, WatchEvent::CloneSet(change)));
-        }
-        affected
-    }
-
-    /// Applies one change to the index; returns the affected CloneSets.
-    pub fn apply(&mut self, index: &mut Index, event: WatchEvent) -> BTreeSet<Key> {
-        let mut affected = BTreeSet::new();
-        // An event whose handler panicked before is handled first, and also affects CloneSets.
-        self.handler
-            .handle(event, |event| affected.extend(index.apply(event)));
-        affected
-    }
+/// All existing objects, and every change from now on. CloneSets come last, so that none is reconciled without its Pods.
+pub fn watch_events(stores: &Stores) -> WatchEvents<WatchEvent> {
+    WatchEvents::new(super::NAME)
+        .with(stores.revisions.subscribe(), WatchEvent::Revision)
+        .with(stores.claims.subscribe(), WatchEvent::Claim)
+        .with(stores.jobs.subscribe(), WatchEvent::Job)
+        .with(stores.pods.subscribe(), WatchEvent::Pod)
+        .with(stores.clone_sets.subscribe(), WatchEvent::CloneSet)
 }
 
 impl Index {

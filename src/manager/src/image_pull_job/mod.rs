@@ -20,7 +20,7 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::sync::mpsc;
 
 use act::NodeImageWriter;
-use observe::WatchEvents;
+use observe::{apply_event, watch_events};
 use plan::index::{JobIndex, Uid};
 use report::StatusWriter;
 
@@ -50,7 +50,7 @@ pub async fn run(ctx: Context) {
 async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<job_lifecycle::ResolvedSecrets>) {
     let delay = SignedDuration::try_from(ctx.options.nodeimage_creation_delay);
     let mut index = JobIndex::new(delay.unwrap_or(SignedDuration::MAX));
-    let mut changes = WatchEvents::new(&ctx.stores, secrets);
+    let mut events = watch_events(&ctx.stores, secrets);
     let mut writer = NodeImageWriter::new(&ctx);
     let mut reporter = StatusWriter::new(&ctx);
     let step = ctx.progress.begin_idle(NAME);
@@ -84,10 +84,15 @@ async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<job_lifecycle::R
             Some(done) = writer.next_finished() => writer.on_write_finished(&mut index, done),
             Some(done) = reporter.next_finished() => reporter.on_write_finished(&index, done),
             // Not `now`: the wait may have begun an hour ago.
-            change = changes.next() => changes.apply(&mut index, change, ctx.cluster.clock.now()),
+            Some(event) = events.next() => {
+                let now = ctx.cluster.clock.now();
+                events.handle(event, |event| apply_event(&mut index, event, now));
+            }
             () = tokio::time::sleep(pause.unwrap_or(Duration::from_secs(3600))) => {}
         }
-        changes.drain(&mut index, ctx.cluster.clock.now());
+        // One reconcile acts on the newest state.
+        let now = ctx.cluster.clock.now();
+        events.drain(|event| apply_event(&mut index, event, now));
     }
 }
 

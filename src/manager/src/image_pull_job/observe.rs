@@ -11,17 +11,7 @@ use super::plan::job::PullJob;
 use crate::Stores;
 use crate::view::{NodeImageView, NodeView, PodView};
 use kruise_api::image_pull_job::ImagePullJob;
-use kruise_cluster::{Change, ChangeHandler};
-
-/// The watches that feed the index.
-pub struct WatchEvents {
-    jobs: UnboundedReceiver<Change<ImagePullJob>>,
-    node_images: UnboundedReceiver<Change<NodeImageView>>,
-    nodes: UnboundedReceiver<Change<NodeView>>,
-    pods: UnboundedReceiver<Change<PodView>>,
-    secrets: UnboundedReceiver<ResolvedSecrets>,
-    handler: ChangeHandler<WatchEvent>,
-}
+use kruise_cluster::{Change, WatchEvents};
 
 /// One change of any kind.
 pub enum WatchEvent {
@@ -49,60 +39,19 @@ impl std::fmt::Display for WatchEvent {
     }
 }
 
-impl WatchEvents {
-    /// Subscribes to all of them; objects in the stores come first.
-    pub fn new(stores: &Stores, secrets: UnboundedReceiver<ResolvedSecrets>) -> Self {
-        Self {
-            jobs: stores.jobs.subscribe(),
-            node_images: stores.node_images.subscribe(),
-            nodes: stores.nodes.subscribe(),
-            pods: stores.pods.subscribe(),
-            secrets,
-            handler: ChangeHandler::new(super::NAME),
-        }
-    }
-
-    /// The next change; waits forever when all senders are dropped, which happens at shutdown.
-    pub async fn next(&mut self) -> WatchEvent {
-        tokio::select! {
-            Some(change) = self.nodes.recv() => WatchEvent::Node(change),
-            Some(change) = self.node_images.recv() => WatchEvent::NodeImage(change),
-            Some(change) = self.pods.recv() => WatchEvent::Pod(change),
-            Some(change) = self.jobs.recv() => WatchEvent::Job(change),
-            Some(resolved) = self.secrets.recv() => WatchEvent::Secrets(resolved),
-            change = self.handler.next_retry(), if self.handler.has_pending() => change,
-            else => std::future::pending().await,
-        }
-    }
-
-    /// Applies all queued events, so that one reconcile acts on the newest state. Nodes come before jobs: at the start
-    /// a job must not find an empty cluster.
-    pub fn drain(&mut self, index: &mut JobIndex, now: Timestamp) {
-        while let Ok(change) = self.nodes.try_recv() {
-            self.apply(index, WatchEvent::Node(change), now);
-        }
-        while let Ok(change) = self.node_images.try_recv() {
-            self.apply(index, WatchEvent::NodeImage(change), now);
-        }
-        while let Ok(change) = self.pods.try_recv() {
-            self.apply(index, WatchEvent::Pod(change), now);
-        }
-        while let Ok(change) = self.jobs.try_recv() {
-            self.apply(index, WatchEvent::Job(change), now);
-        }
-        while let Ok(resolved) = self.secrets.try_recv() {
-            self.apply(index, WatchEvent::Secrets(resolved), now);
-        }
-    }
-
-    /// Applies one change.
-    pub fn apply(&mut self, index: &mut JobIndex, change: WatchEvent, now: Timestamp) {
-        self.handler
-            .handle(change, |change| apply_event(index, change, now));
-    }
+/// Everything that the index is made of; objects in the stores come first. Nodes come before jobs: at the start a job must
+/// not find an empty cluster.
+pub fn watch_events(stores: &Stores, secrets: UnboundedReceiver<ResolvedSecrets>) -> WatchEvents<WatchEvent> {
+    WatchEvents::new(super::NAME)
+        .with(stores.nodes.subscribe(), WatchEvent::Node)
+        .with(stores.node_images.subscribe(), WatchEvent::NodeImage)
+        .with(stores.pods.subscribe(), WatchEvent::Pod)
+        .with(stores.jobs.subscribe(), WatchEvent::Job)
+        .with(secrets, WatchEvent::Secrets)
 }
 
-fn apply_event(index: &mut JobIndex, change: &WatchEvent, now: Timestamp) {
+/// Applies one change to the index.
+pub fn apply_event(index: &mut JobIndex, change: &WatchEvent, now: Timestamp) {
     match change {
         WatchEvent::Job(change) => {
             let uid =

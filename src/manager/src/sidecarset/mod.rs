@@ -25,7 +25,7 @@ use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key};
 use kruise_workload::in_place::Pod;
 use kruise_workload::sidecarset::plan::{Observed, plan};
-use observe::{Index, WatchEvents};
+use observe::{Index, watch_events};
 use policies::Injections;
 
 /// Name in logs and metrics.
@@ -121,17 +121,22 @@ pub async fn run(mut ctx: Context) {
 
 /// Enqueues the affected sets. All existing objects are indexed before the first one is sent.
 async fn enqueue_changes(shared: Arc<ControllerState>, sets: mpsc::UnboundedSender<Key>) {
-    let mut changes = WatchEvents::new(&shared.manager.stores);
-    let mut affected = changes.drain(&mut shared.index());
+    let mut events = watch_events(&shared.manager.stores);
+    let mut affected = BTreeSet::new();
     loop {
-        if !affected
+        {
+            let mut index = shared.index();
+            events.drain(|event| affected.extend(index.apply(event)));
+            affected.extend(index.scan(&shared.manager.stores.pods));
+        }
+        if !std::mem::take(&mut affected)
             .into_iter()
             .all(|name| sets.send(Key::cluster_scoped(name)).is_ok())
         {
             return;
         }
-        let Some(event) = changes.next().await else { return };
-        affected = changes.apply(&mut shared.index(), event);
+        let Some(event) = events.next().await else { return };
+        events.handle(event, |event| affected.extend(shared.index().apply(event)));
     }
 }
 

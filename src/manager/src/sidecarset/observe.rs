@@ -4,15 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc;
-
 use crate::Stores;
 use crate::stores::NamespaceLabels;
 use crate::view::{PodView, RevisionView};
 use kruise_api::sidecarset::SidecarSet;
 use kruise_api::{keys, names};
 use kruise_cluster::write_cache::{Versioned, WriteCache};
-use kruise_cluster::{Change, ChangeHandler, Key, Store};
+use kruise_cluster::{Change, Key, Store, WatchEvents};
 use kruise_workload::in_place::Pod;
 use kruise_workload::revision::Revision;
 use kruise_workload::sidecarset::history::ListedRevision;
@@ -293,7 +291,7 @@ impl Index {
     }
 
     /// Looks for the Pods that lack changed sets; returns the sets for which that changed.
-    fn scan(&mut self, pods: &Store<PodView>) -> BTreeSet<String> {
+    pub fn scan(&mut self, pods: &Store<PodView>) -> BTreeSet<String> {
         let sets = std::mem::take(&mut self.unscanned);
         if sets.is_empty() {
             return sets;
@@ -422,7 +420,7 @@ impl Index {
     }
 
     /// Applies one change; returns the affected sets.
-    fn apply(&mut self, event: &WatchEvent) -> BTreeSet<String> {
+    pub fn apply(&mut self, event: &WatchEvent) -> BTreeSet<String> {
         let mut affected = BTreeSet::new();
         match event {
             WatchEvent::SidecarSet(change) => self.apply_set(change, &mut affected),
@@ -432,16 +430,6 @@ impl Index {
         }
         affected
     }
-}
-
-/// Changes from the watches.
-pub struct WatchEvents {
-    sets: mpsc::UnboundedReceiver<Change<SidecarSet>>,
-    pods: mpsc::UnboundedReceiver<Change<PodView>>,
-    revisions: mpsc::UnboundedReceiver<Change<RevisionView>>,
-    namespaces: mpsc::UnboundedReceiver<Change<NamespaceLabels>>,
-    all_pods: Store<PodView>,
-    handler: ChangeHandler<WatchEvent>,
 }
 
 /// A change of one object.
@@ -463,63 +451,13 @@ impl std::fmt::Display for WatchEvent {
     }
 }
 
-impl WatchEvents {
-    /// All existing objects, and every change from now on.
-    pub fn new(stores: &Stores) -> Self {
-        Self {
-            sets: stores.sidecar_sets.subscribe(),
-            pods: stores.pods.subscribe(),
-            revisions: stores.revisions.subscribe(),
-            namespaces: stores.namespaces.subscribe(),
-            all_pods: stores.pods.clone(),
-            handler: ChangeHandler::new(super::NAME),
-        }
-    }
-
-    /// The next change; `None` on shutdown.
-    pub async fn next(&mut self) -> Option<WatchEvent> {
-        tokio::select! {
-            Some(change) = self.sets.recv() => Some(WatchEvent::SidecarSet(change)),
-            Some(change) = self.pods.recv() => Some(WatchEvent::Pod(change)),
-            Some(change) = self.revisions.recv() => Some(WatchEvent::Revision(change)),
-            Some(change) = self.namespaces.recv() => Some(WatchEvent::Namespace(change)),
-            event = self.handler.next_retry(), if self.handler.has_pending() => Some(event),
-            else => None,
-        }
-    }
-
-    /// Applies all changes that have arrived. Sets come last, so that none is reconciled without its Pods.
-    pub fn drain(&mut self, index: &mut Index) -> BTreeSet<String> {
-        let mut affected = BTreeSet::new();
-        while let Ok(change) = self.namespaces.try_recv() {
-            affected.extend(self.handle(index, WatchEvent::Namespace(change)));
-        }
-        while let Ok(change) = self.revisions.try_recv() {
-            affected.extend(self.handle(index, WatchEvent::Revision(change)));
-        }
-        while let Ok(change) = self.pods.try_recv() {
-            affected.extend(self.handle(index, WatchEvent::Pod(change)));
-        }
-        while let Ok(change) = self.sets.try_recv() {
-            affected.extend(self.handle(index, WatchEvent::SidecarSet(change)));
-        }
-        affected.extend(index.scan(&self.all_pods));
-        affected
-    }
-
-    /// Applies one change to the index; returns the affected sets.
-    pub fn apply(&mut self, index: &mut Index, event: WatchEvent) -> BTreeSet<String> {
-        let mut affected = self.handle(index, event);
-        affected.extend(index.scan(&self.all_pods));
-        affected
-    }
-
-    fn handle(&mut self, index: &mut Index, event: WatchEvent) -> BTreeSet<String> {
-        let mut affected = BTreeSet::new();
-        self.handler
-            .handle(event, |event| affected.extend(index.apply(event)));
-        affected
-    }
+/// All existing objects, and every change from now on. Sets come last, so that none is reconciled without its Pods.
+pub fn watch_events(stores: &Stores) -> WatchEvents<WatchEvent> {
+    WatchEvents::new(super::NAME)
+        .with(stores.namespaces.subscribe(), WatchEvent::Namespace)
+        .with(stores.revisions.subscribe(), WatchEvent::Revision)
+        .with(stores.pods.subscribe(), WatchEvent::Pod)
+        .with(stores.sidecar_sets.subscribe(), WatchEvent::SidecarSet)
 }
 
 #[cfg(test)]

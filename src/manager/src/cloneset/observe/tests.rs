@@ -318,21 +318,23 @@ async fn panicking_watch_event_is_retried() {
         )]),
         ..Stores::empty()
     };
-    let (mut changes, mut index) = (WatchEvents::new(&stores), Index::default());
+    let (mut events, mut index) = (watch_events(&stores), Index::default());
+    let mut affected = BTreeSet::new();
     let panics = kruise_ops::panics::injected::inject_panic(crate::cloneset::NAME, "CloneSet n/panic");
-    assert!(changes.drain(&mut index).is_empty());
-    let again = changes.next().await.unwrap();
-    assert!(changes.apply(&mut index, again).is_empty());
-    assert_eq!(panics.times(), 2);
+    events.drain(|event| affected.extend(index.apply(event)));
+    let again = events.next().await.unwrap();
+    events.handle(again, |event| affected.extend(index.apply(event)));
+    assert_eq!((panics.times(), affected.len()), (2, 0));
     drop(panics);
-    let again = changes.next().await.unwrap();
-    let affected = changes.apply(&mut index, again);
+    let again = events.next().await.unwrap();
+    events.handle(again, |event| affected.extend(index.apply(event)));
     assert_eq!(affected, BTreeSet::from([Key::namespaced("n", "panic")]));
 }
 
 #[test]
 fn retried_watch_event_affects_its_clone_sets() {
-    let (mut changes, mut index) = (WatchEvents::new(&Stores::empty()), Index::default());
+    let (mut events, mut index) = (watch_events(&Stores::empty()), Index::default());
+    let mut affected = BTreeSet::new();
     let (web, new) = (Key::namespaced("n", "web"), Some(clone_set_view("web")));
     index.apply(&WatchEvent::CloneSet(Change {
         key: web.clone(),
@@ -347,8 +349,9 @@ fn retried_watch_event_affects_its_clone_sets() {
         WatchEvent::Pod(Change { key, old: None, new })
     };
     let panics = kruise_ops::panics::injected::inject_panic(crate::cloneset::NAME, "Pod n/moved");
-    assert!(changes.apply(&mut index, labelled("web")).is_empty());
+    events.handle(labelled("web"), |event| affected.extend(index.apply(event)));
+    assert!(affected.is_empty());
     drop(panics);
-    let affected = changes.apply(&mut index, labelled("other"));
+    events.handle(labelled("other"), |event| affected.extend(index.apply(event)));
     assert_eq!(affected, BTreeSet::from([web]));
 }
