@@ -48,7 +48,6 @@ async fn api_server_injects_while_all_programs_are_down() {
         return;
     }
     cluster.wait_injected_by("web", "True", "PolicyInstalled");
-    // The policy is written once more when the set has its revision.
     let revision = &set["status"]["latestRevision"];
     let by_policy = |pod: &Value| {
         let record = record(pod, "web");
@@ -98,6 +97,14 @@ async fn policy_follows_its_set() {
         &json!({ "spec": { "containers": [{ "name": "side-web", "image": "side:2" }] } }),
     );
     cluster.wait_dry_run("web", "the new image", |pod| image(pod, "side-web") == "side:2");
+    // Its revision is part of the same write.
+    let generation = &policy("web").unwrap()["metadata"]["generation"];
+    assert_eq!(*generation, 2);
+    let set = cluster.wait_set("web", "the new revision", |set| {
+        set["status"]["observedGeneration"] == set["metadata"]["generation"]
+    });
+    let revision = &record(&cluster.dry_run("web"), "web")["controllerRevision"];
+    assert_eq!(*revision, set["status"]["latestRevision"]);
     assert_eq!(
         version(policy("other")),
         other,

@@ -146,6 +146,12 @@ async fn sync_all(
     });
     let mut set_changes = sets.subscribe();
     let set_changes = stream::poll_fn(move |cx| set_changes.poll_recv(cx).map(|change| change.map(drop)));
+    // That there are no sets is news, too.
+    let synced = {
+        let sets = sets.clone();
+        stream::once(async move { sets.wait_until_synced().await })
+    };
+    let set_changes = stream::select(set_changes, Box::pin(synced));
     let plan_mutating = |there: &Value, ca: &str| {
         let all = sets.list();
         let enabled = |gate| options.gates.enabled(gate);

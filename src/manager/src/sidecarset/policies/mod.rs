@@ -10,6 +10,7 @@
 mod objects;
 
 use std::collections::{BTreeSet, HashMap};
+use std::fmt::{Display, Formatter};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,7 +32,7 @@ use kruise_api::sidecarset::SidecarSet;
 use kruise_api::validation::truncate;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::write_cache::WriteCache;
-use kruise_cluster::{Change, Error, Key, Store, optional_reflector, write};
+use kruise_cluster::{Change, Error, Key, Store, WatchEvents, optional_reflector, write};
 use kruise_workload::sidecarset::overlap::are_disjoint;
 use kruise_workload::sidecarset::policy::{Options, Unsupported, compile};
 use kruise_workload::sidecarset::set::SetView;
@@ -46,6 +47,8 @@ const DISCOVERY_RETRY: Duration = Duration::from_secs(30);
 const LIST_PATIENCE: Duration = Duration::from_secs(15);
 /// A refusal may be due to a quota or to another policy, which no watch of ours sees.
 const RETRY_REFUSED: Duration = Duration::from_secs(300);
+/// How long a policy waits for the revision of a changed set, which new Pods record: it would be written twice.
+const REVISION_PATIENCE: Duration = Duration::from_secs(1);
 /// Characters of an error in a condition.
 const MAX_ERROR_CHARS: usize = 512;
 
@@ -113,6 +116,8 @@ struct Policies {
     /// Digests of specs that were written, by kind and name: as they were sent, and as the API server stored them with
     /// defaults that only a newer release may have.
     stored_as: Mutex<HashMap<(&'static str, String), [u64; 2]>>,
+    /// Sets whose new revision is awaited: by name, the generation, and since when.
+    awaited: Mutex<HashMap<String, (i64, Instant)>>,
     /// Sets whose injection changed.
     changed: mpsc::UnboundedSender<Key>,
 }
@@ -167,6 +172,7 @@ pub async fn run(shared: Arc<ControllerState>, changed: mpsc::UnboundedSender<Ke
         policies: Mutex::default(),
         bindings: Mutex::default(),
         stored_as: Mutex::default(),
+        awaited: Mutex::default(),
         changed,
     });
     let work = async {
@@ -213,7 +219,26 @@ async fn wait_until_served(client: &kube::Client) {
     }
 }
 
-/// Enqueues the sets whose policies may change.
+/// A change of one object.
+enum WatchEvent {
+    Policy(Change<Installed>),
+    Binding(Change<Installed>),
+    Revision(Change<RevisionView>),
+    SidecarSet(Change<SidecarSet>),
+}
+
+impl Display for WatchEvent {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Policy(change) => write!(f, "{} {}", Policy::KIND, change.key),
+            Self::Binding(change) => write!(f, "{} {}", Binding::KIND, change.key),
+            Self::Revision(change) => write!(f, "ControllerRevision {}", change.key),
+            Self::SidecarSet(change) => write!(f, "SidecarSet {}", change.key),
+        }
+    }
+}
+
+/// Enqueues the sets whose policies may change. What is installed is known before the first set is compared with it.
 async fn enqueue_changes(
     state: &Policies,
     policies: &Store<Installed>,
@@ -221,40 +246,46 @@ async fn enqueue_changes(
     keys: mpsc::UnboundedSender<Key>,
 ) {
     let stores = &state.shared.manager.stores;
-    let mut sets = stores.sidecar_sets.subscribe();
-    let mut revisions = stores.revisions.subscribe();
-    let (mut policies, mut bindings) = (policies.subscribe(), bindings.subscribe());
-    // What is installed is known before the first set is compared with it.
-    while let Ok(change) = policies.try_recv() {
-        apply(&state.policies, &change);
-    }
-    while let Ok(change) = bindings.try_recv() {
-        apply(&state.bindings, &change);
-    }
+    let mut events = WatchEvents::new(NAME)
+        .with(policies.subscribe(), WatchEvent::Policy)
+        .with(bindings.subscribe(), WatchEvent::Binding)
+        .with(stores.revisions.subscribe(), WatchEvent::Revision)
+        .with(stores.sidecar_sets.subscribe(), WatchEvent::SidecarSet);
+    let handle = |event: &WatchEvent| match event {
+        WatchEvent::Policy(change) => apply(&state.policies, change),
+        WatchEvent::Binding(change) => apply(&state.bindings, change),
+        WatchEvent::Revision(change) => affected_by_revision(change, &state.shared.namespace),
+        WatchEvent::SidecarSet(change) => affected_by_set(change, &stores.sidecar_sets),
+    };
+    let mut affected = BTreeSet::new();
     loop {
-        let affected = tokio::select! {
-            Some(change) = sets.recv() => affected_by_set(&change, &stores.sidecar_sets),
-            Some(change) = revisions.recv() => affected_by_revision(&change, &state.shared.namespace),
-            Some(change) = policies.recv() => apply(&state.policies, &change),
-            Some(change) = bindings.recv() => apply(&state.bindings, &change),
-            else => return,
-        };
-        if !affected
+        events.drain(|event| affected.extend(handle(event)));
+        if !std::mem::take(&mut affected)
             .into_iter()
             .all(|name| keys.send(Key::cluster_scoped(name)).is_ok())
         {
             return;
         }
+        let Some(event) = events.next().await else { return };
+        events.handle(event, |event| affected.extend(handle(event)));
     }
 }
 
-/// What a policy has of its set.
+fn observed_generation(set: &SidecarSet) -> i64 {
+    let status = set.status.as_ref();
+    status
+        .and_then(|status| status.observed_generation)
+        .unwrap_or_default()
+}
+
+/// What a policy has of its set, and whether its revision is known.
 fn is_same_injection(one: &SidecarSet, other: &SidecarSet) -> bool {
     let (old, new) = (SetView::from(one), SetView::from(other));
     one.metadata.uid == other.metadata.uid
         && one.metadata.deletion_timestamp.is_some() == other.metadata.deletion_timestamp.is_some()
         && old.annotations == new.annotations
         && old.latest_revision == new.latest_revision
+        && observed_generation(one) == observed_generation(other)
         && old.spec == new.spec
 }
 
@@ -309,8 +340,12 @@ async fn reconcile(state: Arc<Policies>, key: Key) -> Result<RequeueAfter, Error
         let is_left = |owner: &Owner| owner.name == key.name;
         delete_all(&state, &key.name, is_left, &[]).await?;
         state.shared.injections.set(&key.name, None);
+        state.awaited().remove(&key.name);
         return Ok(None);
     };
+    if let Some(wait) = state.awaited_revision(&set, Instant::now()) {
+        return Ok(Some(wait));
+    }
     let is_own = |owner: &Owner| is_set(owner, &set);
     let desired = match compiled(&state.shared, &set) {
         Ok(desired) => desired,
@@ -519,6 +554,27 @@ impl Policies {
 
     fn stored_as(&self) -> MutexGuard<'_, HashMap<(&'static str, String), [u64; 2]>> {
         self.stored_as.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn awaited(&self) -> MutexGuard<'_, HashMap<String, (i64, Instant)>> {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How long to wait for the revision of a set, whose status is of an older generation.
+    fn awaited_revision(&self, set: &SidecarSet, now: Instant) -> Option<Duration> {
+        let name = set.metadata.name.clone().unwrap_or_default();
+        let generation = set.metadata.generation.unwrap_or_default();
+        if observed_generation(set) >= generation {
+            self.awaited().remove(&name);
+            return None;
+        }
+        let mut awaited = self.awaited();
+        let since = awaited.entry(name).or_insert((generation, now));
+        if since.0 != generation {
+            *since = (generation, now);
+        }
+        let left = REVISION_PATIENCE.checked_sub(now.saturating_duration_since(since.1));
+        left.filter(|left| !left.is_zero())
     }
 
     /// Has the status of every set written.
