@@ -1,4 +1,4 @@
-//! SidecarSets as MutatingAdmissionPolicies, on a real API server: the Pods are those that the webhook would make.
+//! SidecarSets on a real API server, through MutatingAdmissionPolicies: the Pods are those of the function.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod cluster;
@@ -6,6 +6,8 @@ mod hostile_text;
 mod large_sets;
 mod last_webhook;
 mod order;
+mod stored;
+mod through_policies;
 mod vectors;
 
 use support::connect;

@@ -2,7 +2,8 @@
 
 use serde_json::{Value, json};
 
-use crate::cluster::{PolicyCluster, Stored, compile_all, inject_all};
+use crate::cluster::InjectionCluster;
+use crate::stored::{Stored, compile_all, inject_all};
 
 const TEXTS: [&str; 12] = [
     "'",
@@ -38,7 +39,7 @@ fn set_of_texts() -> Stored {
     let items: Vec<Value> = numbered
         .map(|(at, text)| json!({ "key": text, "path": format!("p{at}") }))
         .collect();
-    Stored::from_json(&json!({
+    Stored::with_policy(&json!({
         "metadata": { "name": "texts", "annotations": {
             "kruise.io/sidecarset-hash": TEXTS[5], "kruise.io/sidecarset-hash-without-image": TEXTS[8],
         } },
@@ -64,7 +65,9 @@ fn agent(pod: &Value) -> &Value {
 
 #[tokio::test]
 async fn text_of_users_is_data() {
-    let cluster = PolicyCluster::start().await;
+    let Some(cluster) = InjectionCluster::start_with_policies().await else {
+        return;
+    };
     let sets = [set_of_texts()];
     // A Pod may hold the same texts, which policies read.
     let annotations =
@@ -99,7 +102,9 @@ async fn text_of_users_is_data() {
 /// The author of a Pod cannot keep a set away by annotations that take long to read.
 #[tokio::test]
 async fn large_annotations_do_not_stop_the_injection() {
-    let cluster = PolicyCluster::start().await;
+    let Some(cluster) = InjectionCluster::start_with_policies().await else {
+        return;
+    };
     let set = json!({
         "metadata": { "name": "always" },
         "spec": {
@@ -108,7 +113,7 @@ async fn large_annotations_do_not_stop_the_injection() {
                 "upgradeType": "HotUpgrade", "hotUpgradeEmptyImage": "e" } }],
         },
     });
-    cluster.install(compile_all(&[Stored::from_json(&set)])).await;
+    cluster.install(compile_all(&[Stored::with_policy(&set)])).await;
     let record = |n: usize| {
         format!(r#""{n}":{{"updateTimestamp":null,"hash":"h","sidecarSetName":"s","sidecarList":["a"]}}"#)
     };

@@ -1,19 +1,9 @@
-//! An API server with policies, and Pods that are only created as a dry run.
+//! An API server, with policies or without, and Pods that are only created as a dry run.
 
 use futures::{StreamExt, TryStreamExt, stream};
-use jiff::Timestamp;
-use k8s_openapi::api::apps::v1::ControllerRevision;
-use kruise_api::cloneset::string_map;
-use kruise_api::keys;
-use kruise_api::sidecarset::SidecarSetSpec;
 use kruise_cluster::Cluster;
-use kruise_workload::sidecarset::inject;
-use kruise_workload::sidecarset::policy::{Options, compile};
-use kruise_workload::sidecarset::set::SetView;
 use kube::api::{Api, DynamicObject, Patch, PatchParams, PostParams};
-use serde::Deserialize;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use support::untyped::untyped;
 use support::waits::poll_until;
 use testbed::cluster::ControlPlane;
@@ -27,85 +17,13 @@ const PARALLEL: usize = 8;
 /// Namespaces of the tests, with their labels.
 const NAMESPACES: [(&str, bool); 3] = [("default", false), ("ns1", true), ("ns2", true)];
 
-pub struct PolicyCluster {
-    _plane: ControlPlane,
+pub struct InjectionCluster {
+    pub plane: ControlPlane,
     _webhook: LastWebhook,
-    cluster: Cluster,
+    pub cluster: Cluster,
 }
 
-/// A SidecarSet as the cluster would have it.
-pub struct Stored {
-    pub name: String,
-    annotations: BTreeMap<String, String>,
-    latest_revision: String,
-    pub spec: SidecarSetSpec,
-}
-
-impl Stored {
-    /// Errors in its policy are errors of requests.
-    pub fn from_json(set: &Value) -> Self {
-        let mut annotations = string_map(&set["metadata"]["annotations"]);
-        annotations.insert(keys::SIDECAR_SET_FAILURE_POLICY.to_owned(), "Fail".to_owned());
-        Self {
-            name: set["metadata"]["name"].as_str().unwrap().to_owned(),
-            annotations,
-            latest_revision: set["status"]["latestRevision"]
-                .as_str()
-                .unwrap_or_default()
-                .to_owned(),
-            spec: SidecarSetSpec::deserialize(&set["spec"]).unwrap(),
-        }
-    }
-
-    pub fn view(&self) -> SetView<'_> {
-        SetView {
-            name: &self.name,
-            resource_version: "1",
-            annotations: &self.annotations,
-            latest_revision: &self.latest_revision,
-            spec: &self.spec,
-        }
-    }
-}
-
-/// The policies of these sets.
-pub fn compile_all(sets: &[Stored]) -> Vec<Value> {
-    let views: Vec<SetView<'_>> = sets.iter().map(Stored::view).collect();
-    let options = Options {
-        namespace: "kruise-system",
-        sort_containers: false,
-        sets: &views,
-        revisions: &[],
-    };
-    views
-        .iter()
-        .flat_map(|set| compile(set, &options).unwrap())
-        .collect()
-}
-
-/// A Pod of namespace `default` as the function makes it of one that the API server has read.
-pub fn inject_all(sets: &[Stored], pod: &Value) -> Value {
-    let views: Vec<SetView<'_>> = sets.iter().map(Stored::view).collect();
-    let labels = BTreeMap::from([("kubernetes.io/metadata.name".to_owned(), "default".to_owned())]);
-    let cluster = inject::Cluster {
-        sets: &views,
-        namespace_labels: Some(&labels),
-        revisions: &[],
-    };
-    let options = inject::Options {
-        sort_containers: false,
-        now: Timestamp::UNIX_EPOCH,
-    };
-    let mut pod = pod.clone();
-    inject::inject(&mut pod, "default", &cluster, &options, &mut || 0).unwrap();
-    pod
-}
-
-pub fn revisions(list: &Value) -> Vec<ControllerRevision> {
-    Option::deserialize(list).unwrap().unwrap_or_default()
-}
-
-impl PolicyCluster {
+impl InjectionCluster {
     pub async fn start() -> Self {
         let plane = ControlPlane::start().unwrap();
         let objects = NAMESPACES.iter().map(|(name, is_production)| {
@@ -119,11 +37,29 @@ impl PolicyCluster {
         let cluster = crate::connect::connect(plane.kubeconfig()).await;
         let webhook = LastWebhook::serve().await;
         plane.apply(&webhook.configuration.to_string()).unwrap();
-        Self {
-            _plane: plane,
+        let started = Self {
+            plane,
             _webhook: webhook,
             cluster,
-        }
+        };
+        let labels = json!({ last_webhook::LABEL: "yes" });
+        let pod = json!({ "metadata": { "name": "p", "labels": labels }, "spec": { "containers": [{ "name": "a", "image": "i" }] } });
+        let refused = async || {
+            let why = started.create_pod(&pod).await.err()?;
+            last_webhook::pod_in(&why)
+        };
+        poll_until("a Pod that the last webhook refuses", &String::new, refused).await;
+        started
+    }
+
+    /// The same; `None` if this release does not serve policies, and there is nothing to test.
+    pub async fn start_with_policies() -> Option<Self> {
+        let started = Self::start().await;
+        started
+            .plane
+            .serves_mutating_policies()
+            .unwrap()
+            .then_some(started)
     }
 
     /// Creates policies and bindings, and waits until they act.
@@ -178,7 +114,7 @@ impl PolicyCluster {
             .unwrap();
     }
 
-    /// The Pod as policies make it, valid or not; the error of a request that fails before validation.
+    /// The Pod as policies and webhooks make it, valid or not; the error of a request that fails before validation.
     pub async fn mutate(&self, pod: &Value) -> Result<Value, String> {
         let mut pod = pod.clone();
         kruise_api::json::set(

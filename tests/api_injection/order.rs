@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::cluster::{PolicyCluster, Stored, compile_all, inject_all};
+use crate::cluster::InjectionCluster;
+use crate::stored::{Stored, compile_all, inject_all};
 
 fn set(name: &str, mut spec: Value) -> Stored {
     spec["selector"] = json!({ "matchLabels": { "app": "ordered" } });
@@ -19,7 +20,7 @@ fn set(name: &str, mut spec: Value) -> Stored {
             container["shareVolumePolicy"] = json!({ "type": "enabled" });
         }
     }
-    Stored::from_json(&json!({ "metadata": { "name": name }, "spec": spec }))
+    Stored::with_policy(&json!({ "metadata": { "name": name }, "spec": spec }))
 }
 
 /// Sets that would all like to be first, that write the same annotation, and that read what the others write.
@@ -97,7 +98,9 @@ fn pods() -> [Value; 2] {
 
 #[tokio::test]
 async fn result_does_not_depend_on_the_order_of_policies() {
-    let cluster = PolicyCluster::start().await;
+    let Some(cluster) = InjectionCluster::start_with_policies().await else {
+        return;
+    };
     let (sets, pods) = (sets(), pods());
     let mut expected = Vec::new();
     for pod in &pods {
