@@ -1,4 +1,5 @@
-//! SidecarSets on a real API server, through MutatingAdmissionPolicies: the Pods are those of the function.
+//! SidecarSets on a real API server, through MutatingAdmissionPolicies and through the webhook: the Pods are those of the
+//! function.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod cluster;
@@ -8,6 +9,7 @@ mod last_webhook;
 mod order;
 mod stored;
 mod through_policies;
+mod through_webhook;
 mod vectors;
 
 use support::connect;

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kruise_api::cloneset::string_map;
 use kruise_api::json::set;
+use kruise_workload::pod_admission::{self, MutationError};
 use kruise_workload::sidecarset::inject::{self, InjectionError};
 use kruise_workload::sidecarset::set::SetView;
 use serde::Deserialize;
@@ -17,6 +18,8 @@ use crate::stored::Stored;
 const VECTORS: &str = include_str!("../data/go/sidecarset-injection.jsonl");
 /// Label of Pods with the number of their line, which policies select.
 pub const LINE: &str = "line";
+/// Label of Pods with the gate of the program whose webhook gets them.
+pub const SORT: &str = "sort-containers";
 
 /// The input of a line.
 pub struct Vector {
@@ -117,6 +120,25 @@ impl Case {
         )?;
         Ok(pod)
     }
+
+    /// The Pod with all that the webhook changes.
+    pub fn mutate(&self, pod: &Value, percent: u32) -> Result<Value, MutationError> {
+        let mut pod = pod.clone();
+        let sets = self.views();
+        let options = pod_admission::Options {
+            readiness_gate_for_all: false,
+            enhanced_liveness: false,
+            inject: self.options(),
+            random_name: [0; 5],
+            cluster: self.cluster(&sets),
+        };
+        let request = pod_admission::Request {
+            namespace: namespace(&self.pod),
+            subresource: "",
+        };
+        pod_admission::mutate(&mut pod, &request, &options, &mut || percent)?;
+        Ok(pod)
+    }
 }
 
 /// What a client would send to create this Pod, without labels of these tests.
@@ -125,7 +147,7 @@ pub fn request(pod: &Value) -> Value {
     for field in ["name", "namespace", "labels", "annotations", "ownerReferences"] {
         let mut value = pod["metadata"][field].clone();
         if let (Some(labels), "labels") = (value.as_object_mut(), field) {
-            labels.retain(|key, _| ![last_webhook::LABEL, LINE].contains(&key.as_str()));
+            labels.retain(|key, _| ![last_webhook::LABEL, LINE, SORT].contains(&key.as_str()));
         }
         if !value.is_null() {
             set(&mut request, &["metadata", field], value);

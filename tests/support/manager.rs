@@ -74,6 +74,15 @@ impl Manager {
         Self::probed_at(program, health)
     }
 
+    /// The webhooks alone with these feature gates, as `NAME=true,…`.
+    pub fn webhooks_with_gates(plane: &ControlPlane, name: &'static str, port: u16, gates: &str) -> Self {
+        let health = format!("127.0.0.1:{}", port::reserve().unwrap());
+        let extra_args = ["--role=webhooks".to_owned(), format!("--feature-gates={gates}")];
+        let address = ("127.0.0.1", port);
+        let program = Self::build_component(plane, name, "kruise-webhook", &health, address, &extra_args);
+        Self::probed_at(program, &health)
+    }
+
     /// A manager for a bed without IPv4, which listens on all addresses like its Deployment's, without leader election.
     pub fn on_ipv6(plane: &ControlPlane, name: &'static str) -> Self {
         let server = plane.server().trim_start_matches("https://");
