@@ -51,7 +51,7 @@ fn cases(report: &mut Report) -> (Vec<Case>, Vec<Value>) {
             let views = case.views();
             let options = policy::Options {
                 namespace: "kruise-system",
-                sort_containers: case.sort,
+                sort_containers: case.gates.sort,
                 sets: &views,
                 revisions: &case.revisions,
             };

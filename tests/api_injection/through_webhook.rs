@@ -17,22 +17,22 @@ use testbed::port;
 
 use crate::cluster::InjectionCluster;
 use crate::stored::Stored;
-use crate::vectors::{Case, Outcome, Report, SORT, request, vectors};
+use crate::vectors::{Case, GATES, Gates, Outcome, Report, request, vectors};
 
 /// What becomes of the lines.
 const EXPECTED: &str = "
-  18 agrees
-  23 agrees that nothing is injected
-  77 agrees that nothing is injected, refused by validation
-   5 agrees that the Pod is refused
+  22 agrees
+  19 agrees that nothing is injected
+  60 agrees that nothing is injected, refused by validation
+   6 agrees that the Pod is refused
   37 agrees that there is no result
- 291 agrees, refused by validation
+ 307 agrees, refused by validation
  500 lines
  147 lines with 1 sets
  160 lines with 2 sets
  144 lines with 3 sets
  121 lines with sorted containers
-  72 lines without their gate KruisePodReadinessGate, which the program does not have
+  72 lines with the readiness gate for all Pods
    5 skipped: a subresource, which nothing is injected through
   25 skipped: an update, which injects nothing
   19 skipped: the Namespace does not exist
@@ -42,10 +42,22 @@ const MARKER: &str = "marker";
 /// Name of the webhooks' configuration. The API server calls them in the order of these names: before the last one.
 const CONFIGURATION: &str = "injection";
 
+/// Names of the programs, and their gates.
+const PROGRAMS: [(&str, Gates); 4] = [
+    ("no-gate", gates(false, false)),
+    ("sorted", gates(true, false)),
+    ("readiness-gate", gates(false, true)),
+    ("both-gates", gates(true, true)),
+];
+
+const fn gates(sort: bool, readiness: bool) -> Gates {
+    Gates { sort, readiness }
+}
+
 /// Our webhooks, behind an API server.
 struct Webhooks {
-    /// With gate `EnableSortSidecarContainerByName` off and on.
-    programs: [Manager; 2],
+    /// One for each combination of gates.
+    programs: Vec<Manager>,
     cluster: InjectionCluster,
     sets: Api<DynamicObject>,
     revisions: Api<DynamicObject>,
@@ -77,10 +89,9 @@ impl Webhooks {
         let ca_bundle = plane.kubectl(&ca_bundle).unwrap();
 
         let mut webhooks = Vec::new();
-        let programs = [("unsorted", false), ("sorted", true)].map(|(name, sort)| {
+        let programs = PROGRAMS.map(|(name, gates)| {
             let port = port::reserve().unwrap();
-            let gate = format!("EnableSortSidecarContainerByName={sort}");
-            let mut program = Manager::webhooks_with_gates(plane, name, port, &gate);
+            let mut program = Manager::webhooks_with_gates(plane, name, port, &gates.flag());
             program.start().unwrap();
             let url = format!("https://127.0.0.1:{port}{}", keys::MUTATE_POD_PATH);
             let rule = json!({ "apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"] });
@@ -90,7 +101,7 @@ impl Webhooks {
                 "sideEffects": "None",
                 "failurePolicy": "Fail",
                 "clientConfig": { "url": url, "caBundle": ca_bundle },
-                "objectSelector": { "matchLabels": { SORT: sort.to_string() } },
+                "objectSelector": { "matchLabels": { GATES: gates.label() } },
                 "rules": [rule],
             }));
             program
@@ -112,7 +123,7 @@ impl Webhooks {
                 "ControllerRevision",
                 Some(keys::SYSTEM_NAMESPACE),
             ),
-            programs,
+            programs: programs.into(),
             cluster,
         }
     }
@@ -148,7 +159,7 @@ impl Webhooks {
             },
         }))
         .await;
-        self.wait_for_marker(case.sort, &name).await;
+        self.wait_for_marker(case.gates, &name).await;
     }
 
     /// Stores a set and its status; returns its version.
@@ -175,9 +186,9 @@ impl Webhooks {
             .unwrap();
     }
 
-    async fn wait_for_marker(&self, sort: bool, image: &str) {
+    async fn wait_for_marker(&self, gates: Gates, image: &str) {
         // The label `tier` keeps the Pod from sets of vectors that select what others have not.
-        let labels = json!({ MARKER: "yes", "tier": "c", SORT: sort.to_string() });
+        let labels = json!({ MARKER: "yes", "tier": "c", GATES: gates.label() });
         let container = json!({ "name": "a", "image": "i" });
         let pod =
             json!({ "metadata": { "name": "p", "labels": labels }, "spec": { "containers": [container] } });
@@ -189,20 +200,21 @@ impl Webhooks {
             let mut containers = pod["spec"]["containers"].as_array()?.iter();
             containers.find(|one| one["image"] == image).map(drop)
         };
-        let tails = || self.programs.each_ref().map(|program| program.tail()).join("\n");
-        let logs = || format!("{}\n{}", last.borrow(), tails());
+        let tails = || self.programs.iter().map(|program| program.tail());
+        let logs = || format!("{}\n{}", last.borrow(), tails().collect::<Vec<_>>().join("\n"));
         poll_until(image, &logs, injected).await;
     }
 
     /// Compares the answer with the function's result.
     async fn compare(&self, case: &Case) -> Outcome {
         let sent = with_status(&case.pod);
-        let stored = with_status(&self.cluster.mutate(&sent).await.unwrap());
+        // The program ignores the status, as the API server does.
+        let stored = request(&self.cluster.mutate(&sent).await.unwrap());
         let mut labelled = sent;
         set(
             &mut labelled,
-            &["metadata", "labels", SORT],
-            json!(case.sort.to_string()),
+            &["metadata", "labels", GATES],
+            json!(case.gates.label()),
         );
         let start = Timestamp::from_second(Timestamp::now().as_second()).unwrap();
         let actual = self.cluster.mutate(&labelled).await;
@@ -308,11 +320,11 @@ async fn injection_vectors_match_the_function_through_webhook() {
     for vector in vectors(&mut report) {
         let mut case = Case::new(&vector, Stored::from_json);
         report.count(format!("lines with {} sets", case.sets.len()));
-        if case.sort {
+        if case.gates.sort {
             report.count("lines with sorted containers");
         }
-        if vector.input["kruisePodReadinessGate"] == true {
-            report.count("lines without their gate KruisePodReadinessGate, which the program does not have");
+        if case.gates.readiness {
+            report.count("lines with the readiness gate for all Pods");
         }
         webhooks.store(&mut case, &vector.input).await;
         report.add(case.line, webhooks.compare(&case).await);

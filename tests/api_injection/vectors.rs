@@ -18,8 +18,8 @@ use crate::stored::Stored;
 const VECTORS: &str = include_str!("../data/go/sidecarset-injection.jsonl");
 /// Label of Pods with the number of their line, which policies select.
 pub const LINE: &str = "line";
-/// Label of Pods with the gate of the program whose webhook gets them.
-pub const SORT: &str = "sort-containers";
+/// Label of Pods with the feature gates of the program whose webhook gets them.
+pub const GATES: &str = "gates";
 
 /// The input of a line.
 pub struct Vector {
@@ -59,14 +59,37 @@ fn namespace_labels(input: &Value) -> Option<BTreeMap<String, String>> {
     Some(string_map(&found["labels"]))
 }
 
+/// Feature gates that change the result.
+#[derive(Clone, Copy, PartialEq)]
+pub struct Gates {
+    /// `EnableSortSidecarContainerByName`.
+    pub sort: bool,
+    /// `KruisePodReadinessGate`.
+    pub readiness: bool,
+}
+
+impl Gates {
+    /// Value of the label [`GATES`].
+    pub fn label(self) -> String {
+        format!("{}-{}", self.sort, self.readiness)
+    }
+
+    /// Value of the flag.
+    pub fn flag(self) -> String {
+        format!(
+            "EnableSortSidecarContainerByName={},KruisePodReadinessGate={}",
+            self.sort, self.readiness
+        )
+    }
+}
+
 /// A Pod, and what the cluster has for it.
 pub struct Case {
     pub line: usize,
     pub pod: Value,
     pub sets: Vec<Stored>,
     pub revisions: Vec<ControllerRevision>,
-    /// Gate `EnableSortSidecarContainerByName`.
-    pub sort: bool,
+    pub gates: Gates,
     namespace_labels: BTreeMap<String, String>,
 }
 
@@ -82,7 +105,10 @@ impl Case {
             revisions: Option::deserialize(&input["controllerRevisions"])
                 .unwrap()
                 .unwrap_or_default(),
-            sort: input["sortByNameGate"] == true,
+            gates: Gates {
+                sort: input["sortByNameGate"] == true,
+                readiness: input["kruisePodReadinessGate"] == true,
+            },
             namespace_labels: namespace_labels(input).unwrap(),
         }
     }
@@ -101,7 +127,7 @@ impl Case {
 
     fn options(&self) -> inject::Options {
         inject::Options {
-            sort_containers: self.sort,
+            sort_containers: self.gates.sort,
             now: Timestamp::UNIX_EPOCH,
         }
     }
@@ -126,7 +152,7 @@ impl Case {
         let mut pod = pod.clone();
         let sets = self.views();
         let options = pod_admission::Options {
-            readiness_gate_for_all: false,
+            readiness_gate_for_all: self.gates.readiness,
             enhanced_liveness: false,
             inject: self.options(),
             random_name: [0; 5],
@@ -147,7 +173,7 @@ pub fn request(pod: &Value) -> Value {
     for field in ["name", "namespace", "labels", "annotations", "ownerReferences"] {
         let mut value = pod["metadata"][field].clone();
         if let (Some(labels), "labels") = (value.as_object_mut(), field) {
-            labels.retain(|key, _| ![last_webhook::LABEL, LINE, SORT].contains(&key.as_str()));
+            labels.retain(|key, _| ![last_webhook::LABEL, LINE, GATES].contains(&key.as_str()));
         }
         if !value.is_null() {
             set(&mut request, &["metadata", field], value);

@@ -50,6 +50,9 @@ pub(super) fn mutate(
     now: Timestamp,
 ) -> Result<Value, MutationError> {
     let mut pod = request.object.to_json();
+    // The API server drops the status of a new Pod after the webhooks: one that says that the Pod has failed would keep
+    // sidecars out of a Pod that runs.
+    let status = pod.as_object_mut().and_then(|pod| pod.remove("status"));
     let sets: Vec<SetView<'_>> = lookup.sets.iter().map(|set| SetView::from(&**set)).collect();
     let needed = lookup
         .sets
@@ -81,6 +84,9 @@ pub(super) fn mutate(
     };
     let mut random_percent = || u32::try_from(random() % 100).unwrap_or_default();
     pod_admission::mutate(&mut pod, &request, &options, &mut random_percent)?;
+    if let Some(status) = status {
+        kruise_api::json::set(&mut pod, &["status"], status);
+    }
     Ok(pod)
 }
 
