@@ -58,7 +58,12 @@ pub(super) fn validate_request(request: &Request, lookup: &SidecarSetLookup) -> 
             warnings: Vec::new(),
         };
     }
-    let stored: Vec<Value> = lookup.stored.iter().map(|set| json!(**set)).collect();
+    let concerned = validate::Concerned::new(&object);
+    let stored = lookup.stored.iter().filter(|set| {
+        let name = set.metadata.name.as_deref().unwrap_or_default();
+        concerned.contains(name, &set.spec)
+    });
+    let stored: Vec<Value> = stored.map(|set| json!(**set)).collect();
     let revisions = lookup.revisions.iter().map(|revision| {
         let labels = revision.metadata.labels.as_ref();
         let label = |key: &str| labels.and_then(|labels| labels.get(key)).map(String::as_str);

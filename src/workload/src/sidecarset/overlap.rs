@@ -26,6 +26,15 @@ impl Scope {
         })
     }
 
+    /// The scope of a set; `None` if it has no selector.
+    #[must_use]
+    pub fn of(spec: &SidecarSetSpec) -> Option<Self> {
+        Some(Self {
+            selector: spec.selector.clone()?,
+            namespace_selector: spec.namespace_selector.clone(),
+        })
+    }
+
     /// Whether some Pod may be in both; an estimate as in [`overlap`].
     #[must_use]
     pub fn overlaps(&self, other: &Self) -> bool {

@@ -24,6 +24,8 @@ use kruise_api::validation::FieldErrors;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::sidecarset::overlap::Scope;
+
 /// A ControllerRevision in the namespace of the controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Revision<'a> {
@@ -35,6 +37,31 @@ pub struct Revision<'a> {
     pub custom_version: Option<&'a str>,
 }
 
+/// Which stored SidecarSets matter for a set: few of many.
+#[derive(Debug)]
+pub struct Concerned<'a> {
+    base: Option<&'a str>,
+    scope: Option<Scope>,
+}
+
+impl<'a> Concerned<'a> {
+    /// Those for the set of a review.
+    #[must_use]
+    pub fn new(set: &'a Value) -> Self {
+        Self {
+            base: metadata::base_of_canary(&set["metadata"]),
+            scope: Scope::from_spec(&set["spec"]),
+        }
+    }
+
+    /// Whether a stored set may conflict with it, or is its base.
+    #[must_use]
+    pub fn contains(&self, name: &str, spec: &SidecarSetSpec) -> bool {
+        let overlaps = |scope: &Scope| Scope::of(spec).is_some_and(|other| other.overlaps(scope));
+        self.base == Some(name) || self.scope.as_ref().is_some_and(overlaps)
+    }
+}
+
 /// What a review is decided by. Objects are in v1beta1.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
@@ -42,7 +69,7 @@ pub struct Request<'a> {
     pub set: &'a Value,
     /// The stored one, for updates.
     pub old: Option<&'a Value>,
-    /// All stored SidecarSets. One with the name of `set` is taken for its stored version.
+    /// The stored SidecarSets that are [`Concerned`]. One with the name of `set` is taken for its stored version.
     pub stored: &'a [&'a Value],
     /// All ControllerRevisions of SidecarSets.
     pub revisions: &'a [Revision<'a>],

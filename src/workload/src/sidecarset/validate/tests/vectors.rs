@@ -1,12 +1,21 @@
 //! Comparison with what OpenKruise's function returned.
 
+use kruise_api::sidecarset::SidecarSetSpec;
+use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Request, Revision, found};
+use super::{Concerned, Request, Revision, found};
 
 fn ours(case: &Value) -> Vec<String> {
     let input = &case["in"];
-    let stored: Vec<&Value> = input["others"].as_array().unwrap().iter().collect();
+    let concerned = Concerned::new(&input["sidecarSet"]);
+    // As the webhook does, which knows only sets that can be read.
+    let stored = input["others"].as_array().unwrap().iter().filter(|other| {
+        let spec = SidecarSetSpec::deserialize(&other["spec"]);
+        let name = other["metadata"]["name"].as_str().unwrap_or_default();
+        spec.is_ok_and(|spec| concerned.contains(name, &spec))
+    });
+    let stored: Vec<&Value> = stored.collect();
     let revisions = [Revision {
         name: "s-1",
         sidecar_set: "s",
