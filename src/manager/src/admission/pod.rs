@@ -12,6 +12,7 @@ use k8s_openapi::api::apps::v1::ControllerRevision;
 use serde_json::Value;
 
 use super::review::Request;
+use kruise_api::keys;
 use kruise_api::sidecarset::SidecarSet;
 use kruise_workload::pod_admission::{self, MutationError};
 use kruise_workload::sidecarset::inject::{self, InjectionError};
@@ -54,15 +55,23 @@ pub(super) fn mutate(
     // sidecars out of a Pod that runs.
     let status = pod.as_object_mut().and_then(|pod| pod.remove("status"));
     let sets: Vec<SetView<'_>> = lookup.sets.iter().map(|set| SetView::from(&**set)).collect();
-    let needed = lookup
-        .sets
+    let named: Vec<_> = sets
         .iter()
-        .any(|set| set.spec.injected_revision().is_some());
+        .filter_map(|set| Some((set.name, set.spec.injected_revision()?)))
+        .collect();
+    let is_named = |revision: &&Arc<ControllerRevision>| {
+        let metadata = &revision.metadata;
+        let labels = metadata.labels.as_ref();
+        let set = labels.and_then(|labels| labels.get(keys::SIDECAR_SET_NAME));
+        named
+            .iter()
+            .any(|(name, named)| set.is_some_and(|set| set == name) || metadata.name == named.revision_name)
+    };
     let revisions: Vec<ControllerRevision> = lookup
         .revisions
         .iter()
-        .filter(|_| needed)
-        .map(|r| ControllerRevision::clone(r))
+        .filter(is_named)
+        .map(|revision| ControllerRevision::clone(revision))
         .collect();
     let options = pod_admission::Options {
         readiness_gate_for_all: lookup.readiness_gate_for_all,
