@@ -26,6 +26,9 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const SERVICE_ACCOUNT: ObjectKind = ("", "v1", "ServiceAccount");
 const NAMESPACES: ObjectKind = ("", "v1", "Namespace");
 
+/// Pods that are created one at a time, in each round.
+const ALONE: usize = 200;
+
 /// The creation of many Pods, 32 at a time.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CreationTimes {
@@ -35,6 +38,8 @@ pub struct CreationTimes {
     pub median: Duration,
     /// 99th percentile of one.
     pub p99: Duration,
+    /// Median of one when no other is created at the same time.
+    pub alone: Duration,
 }
 
 /// Medians of several rounds.
@@ -86,17 +91,19 @@ pub async fn measure(side: &Side, count: usize, by_policy: bool) -> Result<Injec
     ];
     // The first requests open connections.
     for (namespace, app, _) in kinds {
-        create_all(side, namespace, app, MAX_IN_FLIGHT * 4).await?;
+        create_all(side, namespace, app, MAX_IN_FLIGHT * 4, MAX_IN_FLIGHT).await?;
     }
     let mut times = kinds.map(|_| Vec::new());
     for _ in 0..ROUNDS {
         for ((namespace, app, sidecars), times) in kinds.iter().zip(&mut times) {
-            let (creation, pods) = create_all(side, namespace, app, count).await?;
+            let (mut creation, pods) = create_all(side, namespace, app, count, MAX_IN_FLIGHT).await?;
             let complete = |pod: &DynamicObject| containers(&pod.data) == sidecars + 1;
             ensure!(
                 pods.iter().all(complete),
                 "a Pod in {namespace} with label {app} does not have {sidecars} sidecars"
             );
+            let (alone, _) = create_all(side, namespace, app, ALONE, 1).await?;
+            creation.alone = alone.median;
             times.push(creation);
         }
     }
@@ -175,6 +182,7 @@ async fn create_all(
     namespace: &str,
     app: &str,
     count: usize,
+    in_flight: usize,
 ) -> Result<(CreationTimes, Vec<DynamicObject>)> {
     let start = Instant::now();
     let creations = stream::iter(0..count).map(|n| async move {
@@ -187,7 +195,7 @@ async fn create_all(
         );
         created.await.map(|pod| (start.elapsed(), pod))
     });
-    let created = creations.buffer_unordered(MAX_IN_FLIGHT);
+    let created = creations.buffer_unordered(in_flight);
     let created: Vec<(Duration, DynamicObject)> = created.try_collect().await?;
     let total = start.elapsed();
     let (mut times, pods): (Vec<Duration>, Vec<_>) = created.into_iter().unzip();
@@ -198,7 +206,16 @@ async fn create_all(
     // They are on no node, so they are gone at once.
     delete_pods(side, namespace, (0..count).map(|n| format!("{app}-{n}"))).await?;
     tokio::time::sleep(IDLE_TIME).await;
-    Ok((CreationTimes { total, median, p99 }, pods))
+    let alone = Duration::ZERO;
+    Ok((
+        CreationTimes {
+            total,
+            median,
+            p99,
+            alone,
+        },
+        pods,
+    ))
 }
 
 /// Deletes Pods; each one separately, because the deletion of a collection may take longer than a request may.
@@ -219,5 +236,6 @@ fn medians(rounds: &[CreationTimes]) -> CreationTimes {
         total: of(|times| times.total),
         median: of(|times| times.median),
         p99: of(|times| times.p99),
+        alone: of(|times| times.alone),
     }
 }

@@ -58,7 +58,7 @@ pub const NO_TARGET: f64 = f64::INFINITY;
 const MEGABYTE: f64 = 1_000_000.0;
 
 /// Rows that are measured side by side.
-pub const SIDE_BY_SIDE_ROWS: [Row; 49] = [
+pub const SIDE_BY_SIDE_ROWS: [Row; 52] = [
     Row(
         "ImagePullJob, image on the node: create to completionTime",
         "s",
@@ -157,6 +157,9 @@ pub const SIDE_BY_SIDE_ROWS: [Row; 49] = [
     Row(P99_ROW, "ms", NO_TARGET, |f| {
         millis(f.inject.map(|i| i.selected.p99))
     }),
+    Row(ALONE_ROW, "ms", 3.0, |f| {
+        alone_above_bare(f.inject, |i| i.selected)
+    }),
     Row(
         "1,000 Pods created, three sidecars each by policy: time above bare creation",
         "s",
@@ -169,6 +172,9 @@ pub const SIDE_BY_SIDE_ROWS: [Row; 49] = [
     Row(P99_ROW, "ms", NO_TARGET, |f| {
         millis(f.inject_by_policy.map(|i| i.selected.p99))
     }),
+    Row(ALONE_ROW, "ms", 3.0, |f| {
+        alone_above_bare(f.inject_by_policy, |i| i.selected)
+    }),
     Row(
         "1,000 Pods created that no SidecarSet selects: time above bare creation",
         "s",
@@ -180,6 +186,9 @@ pub const SIDE_BY_SIDE_ROWS: [Row; 49] = [
     }),
     Row(P99_ROW, "ms", NO_TARGET, |f| {
         millis(f.inject.map(|i| i.unselected.p99))
+    }),
+    Row(ALONE_ROW, "ms", NO_TARGET, |f| {
+        alone_above_bare(f.inject, |i| i.unselected)
     }),
     Row(
         "SidecarSet, 1,000 Pods on kwok nodes updated in place, maxUnavailable 100%",
@@ -335,6 +344,7 @@ const WRITES_ROW: &str = "the same, the manager's writes per Pod";
 const CPU_ROW: &str = "the same, manager's processor time";
 const MEDIAN_ROW: &str = "the same, median of one creation";
 const P99_ROW: &str = "the same, 99th percentile of one creation";
+const ALONE_ROW: &str = "the same, created one at a time: median above bare creation";
 const CHANGE_CPU_ROW: &str = "the same, manager's processor time for one change";
 const CHANGE_WRITES_ROW: &str = "the same, the manager's writes for one change, events apart";
 
@@ -358,6 +368,16 @@ fn sidecar_phase(costs: Option<SidecarUpdate>) -> Option<PhaseCosts> {
 fn above_bare(costs: Option<InjectionCosts>, creation: fn(&InjectionCosts) -> CreationTimes) -> Option<f64> {
     let costs = costs?;
     Some(creation(&costs).total.as_secs_f64() - costs.bare.total.as_secs_f64())
+}
+
+/// The same of the median, when one Pod is created at a time. Milliseconds.
+fn alone_above_bare(
+    costs: Option<InjectionCosts>,
+    creation: fn(&InjectionCosts) -> CreationTimes,
+) -> Option<f64> {
+    let costs = costs?;
+    let [alone, bare] = [creation(&costs), costs.bare].map(|times| times.alone.as_secs_f64());
+    Some((alone - bare) * 1000.0)
 }
 
 /// Time of an image change beyond that of a Pod without a controller.
