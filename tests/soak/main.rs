@@ -1,6 +1,6 @@
 //! A long run with faults: programs are killed and frozen, connections cut, silenced and refused, disks filled and
-//! clocks stepped, at random moments, while image jobs, container recreates and rollouts are in progress. At the end
-//! every object has its correct final state, nothing was done twice, and no program has grown.
+//! clocks stepped, at random moments, while image jobs, container recreates, rollouts and sidecar updates are in progress.
+//! At the end every object has its correct final state, nothing was done twice, and no program has grown.
 //!
 //! Some minutes in each run of the tests; an hour with `cargo xtask test --soak --only soak`. `KRUISE_SEED` repeats
 //! the order of the faults, `KRUISE_SOAK_SECONDS` sets another length.
@@ -50,7 +50,10 @@ async fn workload_survives_random_faults() {
     cluster.assert_no_panics();
     growth.check(&cluster).await;
     assert!(
-        completed.jobs > 0 && completed.requests > 0 && completed.rollouts > 0,
+        completed.jobs > 0
+            && completed.requests > 0
+            && completed.rollouts > 0
+            && completed.sidecar_updates > 0,
         "the bed did no work: {completed:?}"
     );
 }

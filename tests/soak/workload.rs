@@ -1,4 +1,5 @@
-//! The work during faults: image jobs, container recreates and rollouts, each started once and followed to its end.
+//! The work during faults: image jobs, container recreates, rollouts and sidecar updates, each started once and followed
+//! to its end.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -20,6 +21,8 @@ use support::untyped::untyped;
 const NAMESPACE: &str = "soak";
 /// Pods of the CloneSet that is rolled out.
 const PODS: usize = 3;
+/// Name of the SidecarSet, and of its container.
+const SIDECAR: &str = "side";
 /// Jobs, and Pods with their requests, that are kept.
 const RETAINED: usize = 20;
 /// Average number of events for one item of work; programs that were killed write some once more.
@@ -42,6 +45,7 @@ pub struct CompletedWork {
     pub jobs: usize,
     pub requests: usize,
     pub rollouts: usize,
+    pub sidecar_updates: usize,
 }
 
 /// An image that writes a line at its start, and one at TERM; its name is unique.
@@ -67,6 +71,25 @@ fn pod_spec(runs: &ContainerRuns, image: &str, containers: &[&str]) -> Value {
         "volumes": [{ "name": "runs", "hostPath": { "path": runs.folder(), "type": "Directory" } }],
         "containers": containers,
     })
+}
+
+/// A set whose sidecar writes to the same folder.
+fn sidecar_set(runs: &ContainerRuns) -> Value {
+    let spec = pod_spec(runs, "soak/side:0", &[SIDECAR]);
+    let mut container = spec["containers"][0].clone();
+    container["podInjectPolicy"] = json!("AfterAppContainer");
+    container["volumeMounts"][0]["name"] = json!("sidecar-runs");
+    let mut volume = spec["volumes"][0].clone();
+    volume["name"] = json!("sidecar-runs");
+    kruise_object(
+        "SidecarSet",
+        SIDECAR,
+        json!({
+        "selector": { "matchLabels": { "app": "web" } },
+        "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": NAMESPACE } },
+        "containers": [container], "volumes": [volume],
+        "updateStrategy": { "type": "RollingUpdate", "maxUnavailable": 1 } }),
+    )
 }
 
 /// Adds barriers to the containers, which our manager lifts one after the other.
@@ -135,9 +158,13 @@ impl Workload {
         let secret = json!({ "metadata": { "name": "login" }, "type": "kubernetes.io/dockerconfigjson",
             "stringData": { ".dockerconfigjson": cluster.node.runtime.registry.docker_config() } });
         workload.create(&workload.api("", "v1", "Secret"), secret).await;
-        for name in ["soak/web:0", "soak/once:1"] {
+        for name in ["soak/web:0", "soak/once:1", "soak/side:0"] {
             workload.push_image(name).await;
         }
+        workload
+            .create(&workload.sidecar_sets(), sidecar_set(&workload.runs))
+            .await;
+        workload.wait_injected().await;
         let web = kruise_object(
             "CloneSet",
             "web",
@@ -170,6 +197,29 @@ impl Workload {
 
     fn sets(&self) -> Api<DynamicObject> {
         self.api("apps.kruise.io", "v1beta1", "CloneSet")
+    }
+
+    fn sidecar_sets(&self) -> Api<DynamicObject> {
+        untyped(&self.admin, "apps.kruise.io", "v1beta1", "SidecarSet", None)
+    }
+
+    /// Waits until new Pods of the CloneSet get the sidecar.
+    async fn wait_injected(&self) {
+        let mut pod = json!({ "metadata": { "name": "probe", "labels": { "app": "web" } } });
+        pod["spec"] = pod_spec(&self.runs, "soak/web:0", &["app"]);
+        let pod: DynamicObject = serde_json::from_value(pod).unwrap();
+        let params = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        let pods = self.api("", "v1", "Pod");
+        retry_until_ok("the sidecar in a new Pod", || async {
+            let pod = pods.create(&params, &pod).await.map_err(|why| why.to_string())?;
+            let containers = pod.data["spec"]["containers"].as_array();
+            let injected = containers.is_some_and(|all| all.iter().any(|one| one["name"] == SIDECAR));
+            injected.then_some(()).ok_or_else(|| json!(pod).to_string())
+        })
+        .await;
     }
 
     /// Creates an object; an existing one is from an earlier attempt.
@@ -208,15 +258,17 @@ impl Workload {
 
     /// Starts work of each kind until the deadline, and follows it to its end.
     pub async fn run_until(&self, deadline: Instant) -> CompletedWork {
-        let (jobs, requests, rollouts) = tokio::join!(
+        let (jobs, requests, rollouts, sidecar_updates) = tokio::join!(
             self.run_pull_jobs(deadline),
             self.run_recreates(deadline),
-            self.run_rollouts(deadline)
+            self.run_rollouts(deadline),
+            self.run_sidecar_updates(deadline)
         );
         CompletedWork {
             jobs,
             requests,
             rollouts,
+            sidecar_updates,
         }
     }
 
@@ -390,6 +442,28 @@ impl Workload {
         started
     }
 
+    /// One image of the sidecar after the other, in the Pods that are rolled out meanwhile.
+    async fn run_sidecar_updates(&self, deadline: Instant) -> usize {
+        let mut started = 0;
+        while Instant::now() < deadline {
+            started += 1;
+            let image = format!("soak/side:{started}");
+            self.push_image(&image).await;
+            let patch = json!([{ "op": "replace", "path": "/spec/containers/0/image", "value": image }]);
+            let patch = Patch::Json::<()>(serde_json::from_value(patch).unwrap());
+            let (sets, params) = (self.sidecar_sets(), PatchParams::default());
+            retry_until_ok("a new sidecar", || sets.patch(SIDECAR, &params, &patch)).await;
+            self.wait_until(&sets, SIDECAR, &format!("to run {image}"), |set| {
+                let status = &set["status"];
+                let counts = ["updatedReadyPods", "readyPods", "matchedPods"];
+                status["observedGeneration"] == set["metadata"]["generation"]
+                    && counts.iter().all(|c| status[c] == PODS)
+            })
+            .await;
+        }
+        started
+    }
+
     /// Waits until the CloneSet runs the image on all Pods, and its status says so.
     async fn wait_rolled_out(&self, image: &str) -> Vec<Value> {
         self.wait_until(&self.sets(), "web", &format!("to run {image}"), |set| {
@@ -413,6 +487,8 @@ impl Workload {
     pub async fn assert_consistent(&self, completed: &CompletedWork) {
         for pod in self.pods.keys() {
             self.runs.assert_stop_count(pod, "app", completed.rollouts);
+            self.runs
+                .assert_stop_count(pod, SIDECAR, completed.sidecar_updates);
         }
         let revisions = self.api("apps", "v1", "ControllerRevision");
         let all = retry_until_ok("the revisions", || list_names(&revisions)).await;
@@ -423,14 +499,26 @@ impl Workload {
         );
         self.assert_few_events(completed).await;
         self.delete(&self.sets(), "web").await;
+        self.delete(&self.sidecar_sets(), SIDECAR).await;
         let node_images = untyped(&self.admin, "apps.kruise.io", "v1beta1", "NodeImage", None);
         let kinds = [
             ("jobs", self.jobs()),
             ("requests", self.requests()),
             ("CloneSets", self.sets()),
+            ("SidecarSets", self.sidecar_sets()),
             ("Pods", self.api("", "v1", "Pod")),
             ("revisions", revisions),
             ("barriers", self.api("", "v1", "ConfigMap")),
+            (
+                "revisions of SidecarSets",
+                untyped(
+                    &self.admin,
+                    "apps",
+                    "v1",
+                    "ControllerRevision",
+                    Some("kruise-system"),
+                ),
+            ),
             (
                 "copies of secrets",
                 untyped(&self.admin, "", "v1", "Secret", Some("kruise-daemon-config")),
