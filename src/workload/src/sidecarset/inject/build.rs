@@ -20,6 +20,10 @@ use crate::sidecarset::set::{is_hot_upgrade, is_native_sidecar, name};
 /// Value of a policy that shares.
 const ENABLED: &str = "enabled";
 
+/// What the sidecars of a Pod may take over together: a Pod of 1 MiB has some 10 000 mounts, and each sidecar copies
+/// them. A policy of the API server has time for about as many.
+const MAX_COPIES: usize = 15_000;
+
 /// The Pod before the injection, as far as sidecars take something over from it.
 #[derive(Debug)]
 pub(super) struct Source {
@@ -34,6 +38,8 @@ pub(super) struct Source {
     annotations: BTreeMap<String, String>,
     /// Containers, and init containers that keep running, whose names no set uses.
     resource_targets: Vec<Value>,
+    /// Number of mounts, devices and variables that were taken over.
+    copied: usize,
 }
 
 impl Source {
@@ -72,12 +78,13 @@ impl Source {
             labels: labels.clone(),
             annotations: annotations.clone(),
             resource_targets: containers.chain(native).filter(unused).cloned().collect(),
+            copied: 0,
         }
     }
 
     /// Adds what a set injects. Returns whether there are containers.
     pub(super) fn add(
-        &self,
+        &mut self,
         set: &Selected<'_>,
         parts: &mut Parts,
         record: &mut Record,
@@ -112,7 +119,7 @@ impl Source {
 
     /// The container with what it takes over.
     fn build(
-        &self,
+        &mut self,
         set: &Selected<'_>,
         container: &SidecarContainer,
     ) -> Result<Map<String, Value>, InjectionError> {
@@ -140,11 +147,11 @@ impl Source {
             )
             .collect();
         let mounts = self.mounts.iter().filter(|_| shares_mounts);
-        extend(&mut built, "volumeMounts", mounts, |mount| {
+        let mut copied = extend(&mut built, "volumeMounts", mounts, |mount| {
             paths.insert(text(mount, "mountPath"))
         });
         let devices = self.devices.iter().filter(|_| shares_devices);
-        extend(&mut built, "volumeDevices", devices, |device| {
+        copied += extend(&mut built, "volumeDevices", devices, |device| {
             paths.insert(text(device, "devicePath"))
         });
 
@@ -159,9 +166,15 @@ impl Source {
             .iter()
             .flat_map(|transfer| self.transferred(transfer));
         let mount_env = self.mount_env.iter().filter(|_| shares_mounts);
-        extend(&mut built, "env", transferred.chain(mount_env), |variable| {
+        copied += extend(&mut built, "env", transferred.chain(mount_env), |variable| {
             names.insert(text(variable, "name"))
         });
+        self.copied += copied;
+        if self.copied > MAX_COPIES {
+            return Err(InjectionError::TooManyCopies {
+                set: set.name.to_owned(),
+            });
+        }
         Ok(built)
     }
 
@@ -244,16 +257,17 @@ fn set_image(container: &mut Value, image: &str) {
     }
 }
 
-/// Adds the items that are `new` to a list. Without any, the list stays as it is, or absent.
+/// Adds the items that are `new` to a list; returns their number. Without any, the list stays as it is, or absent.
 fn extend<'a>(
     container: &mut Map<String, Value>,
     list: &str,
     items: impl IntoIterator<Item = &'a Value>,
     mut new: impl FnMut(&Value) -> bool,
-) {
+) -> usize {
     let added: Vec<Value> = items.into_iter().filter(|item| new(item)).cloned().collect();
-    if added.is_empty() {
-        return;
+    let number = added.len();
+    if number == 0 {
+        return 0;
     }
     match container.get_mut(list) {
         Some(Value::Array(present)) => present.extend(added),
@@ -261,6 +275,7 @@ fn extend<'a>(
             container.insert(list.to_owned(), added.into());
         }
     }
+    number
 }
 
 /// The variables in paths of mounts, each name once.

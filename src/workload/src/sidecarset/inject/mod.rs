@@ -79,6 +79,14 @@ pub enum InjectionError {
         /// The first characters of its value.
         value: String,
     },
+    /// The Pod has too much that sidecars take over.
+    #[error(
+        "SidecarSet {set:?}: sidecars would take over more than 15000 mounts, devices and variables of the Pod"
+    )]
+    TooManyCopies {
+        /// Name of the set.
+        set: String,
+    },
     /// Resources of a container have no result.
     #[error("resourcesPolicy of container {container:?} of SidecarSet {set:?}: {why}")]
     Resources {
@@ -125,7 +133,7 @@ pub fn inject(
     write_annotations(pod, &pod_annotations);
 
     let mut record = annotations::Record::parse(&pod_annotations)?;
-    let source = build::Source::new(pod, &labels, &pod_annotations, &selected);
+    let mut source = build::Source::new(pod, &labels, &pod_annotations, &selected);
     let mut parts = assemble::Parts::default();
     for set in &selected {
         if source.add(set, &mut parts, &mut record)? {

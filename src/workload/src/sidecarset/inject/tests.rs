@@ -394,3 +394,34 @@ fn strategy_decides_which_pods_get_an_older_revision() {
         })
     );
 }
+
+/// A Pod of 1 MiB would become one of many.
+#[test]
+fn copies_of_mounts_are_limited() {
+    let share = |name: &str| json!({ "name": name, "shareVolumePolicy": { "type": "enabled" } });
+    let mounts: Vec<Value> = (0..8000)
+        .map(|n| json!({ "name": "data", "mountPath": format!("/{n}") }))
+        .collect();
+    let injected = |sidecars: &[&str]| {
+        let containers: Vec<Value> = sidecars.iter().map(|name| share(name)).collect();
+        let set = sidecar_set("log", json!({}), json!({ "containers": containers }));
+        let cluster = Cluster {
+            sets: &[set.view()],
+            namespace_labels: None,
+            revisions: &[],
+        };
+        let options = Options {
+            sort_containers: false,
+            now: Timestamp::UNIX_EPOCH,
+        };
+        let mut pod = json!({ "metadata": { "labels": { "app": "a" } },
+            "spec": { "containers": [{ "name": "app", "volumeMounts": mounts }] } });
+        inject(&mut pod, "default", &cluster, &options, &mut || 0)
+    };
+    assert_eq!(injected(&["one"]), Ok(true));
+    let set = "log".to_owned();
+    assert_eq!(
+        injected(&["one", "two"]),
+        Err(InjectionError::TooManyCopies { set })
+    );
+}
