@@ -231,7 +231,7 @@ pub const SIDE_BY_SIDE_ROWS: [Row; 52] = [
     Row("daemon, start to healthy and watching", "s", 0.1, |f| {
         seconds(f.daemon_start)
     }),
-    Row("daemon, binary", "MB", 10.0, |f| megabytes(f.daemon_size)),
+    Row("daemon, binary", "MB", 10.5, |f| megabytes(f.daemon_size)),
     Row("manager, binary", "MB", 15.0, |f| megabytes(f.manager_size)),
 ];
 
