@@ -5,10 +5,10 @@ use kruise_api::keys::IMAGE_PRE_DOWNLOAD_CREATED;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
+use crate::denied_updates::{LOCK_LABEL, allow_updates, deny_updates, lock_pod};
 use crate::fixture::Fixture;
 use crate::pods::{lifecycle_state, name};
 use crate::test_cluster::shared_cluster;
-use crate::write_denied::{LOCK_LABEL, allow_updates, deny_updates, lock_pod};
 
 const HOLD_LABEL: &str = "example.com/hold";
 

@@ -8,7 +8,8 @@ use tokio::task::JoinHandle;
 
 use crate::clone_set_namespace::CloneSetNamespace;
 use crate::fake_kubelet;
-use crate::pods::{self, text};
+use crate::manager_requests::{self, ManagerRequest};
+use crate::pods;
 use crate::test_cluster::TestCluster;
 use crate::workloads::PodMonitor;
 
@@ -89,33 +90,14 @@ impl Fixture {
         PodMonitor::new(self.pods(), &format!("app={set}")).await
     }
 
-    /// The manager's writes in this namespace, successful or not: verb, resource with subresource and name, and status
-    /// code. Without dry runs.
-    pub fn write_requests(&self) -> Vec<((String, String, String), i64)> {
-        self.manager_requests(self.cluster.plane.audited_writes().unwrap())
+    /// The manager's writes in this namespace, successful or not, without dry runs.
+    pub fn write_requests(&self) -> Vec<ManagerRequest> {
+        manager_requests::write_requests(&self.cluster.plane, &self.namespace)
     }
 
-    /// The manager's dry runs in this namespace, in the same form.
-    pub fn dry_runs(&self) -> Vec<((String, String, String), i64)> {
-        self.manager_requests(self.cluster.plane.dry_runs().unwrap())
-    }
-
-    fn manager_requests(&self, all: Vec<Value>) -> Vec<((String, String, String), i64)> {
-        let by_manager = all.into_iter().filter(|w| {
-            w["user"]["username"] == "system:serviceaccount:kruise-system:kruise-manager"
-                && w["objectRef"]["namespace"] == self.namespace.as_str()
-        });
-        by_manager
-            .map(|w| {
-                let (object, sub) = (&w["objectRef"], text(&w["objectRef"]["subresource"]));
-                let slash = if sub.is_empty() { "" } else { "/" };
-                let resource = format!("{}{slash}{sub}", text(&object["resource"]));
-                let body = w["responseObject"]["metadata"]["name"].as_str();
-                let name = object["name"].as_str().or(body).unwrap_or_default().to_owned();
-                let code = w["responseStatus"]["code"].as_i64().unwrap_or_default();
-                ((text(&w["verb"]), resource, name), code)
-            })
-            .collect()
+    /// The manager's dry runs in this namespace.
+    pub fn dry_runs(&self) -> Vec<ManagerRequest> {
+        manager_requests::dry_runs(&self.cluster.plane, &self.namespace)
     }
 
     /// Accepted writes of the manager in this namespace: verb, resource with subresource, name.

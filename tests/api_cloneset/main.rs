@@ -8,7 +8,6 @@ mod describe_output;
 mod docs_examples;
 mod errors;
 mod events;
-mod fake_kubelet;
 mod feature_gates;
 mod fixture;
 mod foreign_owners;
@@ -20,7 +19,6 @@ mod memory_limit;
 mod network_faults;
 mod on_delete;
 mod persistent_failures;
-mod proxy;
 mod resize;
 mod resource_usage;
 mod revision_history;
@@ -39,4 +37,7 @@ mod upstream_fragments;
 mod version_skew;
 mod write_denied;
 
-use support::{clone_set_namespace, connect, manager, pods, waits, workloads};
+use support::{
+    clone_set_namespace, connect, denied_updates, fake_kubelet, manager, manager_requests, pods, proxy,
+    waits, workloads,
+};

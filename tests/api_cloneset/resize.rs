@@ -4,6 +4,7 @@ use kruise_api::cloneset::CloneSet;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
+use crate::denied_updates::{allow_updates, deny_updates, lock_pod};
 use crate::errors::{set_quota, wait_for_condition};
 use crate::fake_kubelet::DEFERRED_CPU;
 use crate::fixture::{Fixture, identities};
@@ -12,7 +13,6 @@ use crate::network_faults::{ProxiedCluster, exclusive_cluster};
 use crate::pods::{is_serving, label, name, runs_image};
 use crate::proxy::NetworkFault;
 use crate::test_cluster::{TestCluster, shared_cluster};
-use crate::write_denied::{allow_updates, deny_updates, lock_pod};
 
 const OLD_IMAGE: &str = "example.com/app:1";
 const NEW_IMAGE: &str = "example.com/app:2";

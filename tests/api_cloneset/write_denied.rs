@@ -1,73 +1,19 @@
 //! An obstacle for one Pod delays only that Pod.
 
-use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 use testbed::cluster::wait;
 use tokio::task::JoinHandle;
 
+use crate::denied_updates::{LOCK_MESSAGE, allow_updates, deny_updates, lock_pod};
 use crate::errors::wait_for_condition;
 use crate::fixture::{Fixture, identities};
 use crate::network_faults::proxied_cluster;
 use crate::pods::{is_serving, lifecycle_state, name, runs_image};
 use crate::proxy::NetworkFault;
 use crate::test_cluster::{WAIT_TIMEOUT, shared_cluster};
-use support::untyped::untyped;
 
-/// Pods with this label may not be changed.
-pub const LOCK_LABEL: &str = "example.com/locked";
 const NEW_IMAGE: &str = "example.com/app:2";
-
-fn policies(fixture: &Fixture, kind: &str) -> Api<DynamicObject> {
-    untyped(&fixture.admin, "admissionregistration.k8s.io", "v1", kind, None)
-}
-
-/// Creates the test's policy, named like its namespace, for updates of this resource or subresource there; it takes a
-/// moment until it is enforced.
-pub async fn deny_updates(fixture: &Fixture, resource: &str, (expression, message): (&str, &str)) {
-    let rule = json!({ "apiGroups": ["", "apps"], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": [resource] });
-    let name = &fixture.namespace;
-    let selector = json!({ "matchLabels": { "kubernetes.io/metadata.name": name } });
-    let policy = json!({ "metadata": { "name": name }, "spec": {
-        "failurePolicy": "Fail", "validations": [{ "expression": expression, "message": message }],
-        "matchConstraints": { "resourceRules": [rule], "namespaceSelector": selector } } });
-    fixture
-        .create(&policies(fixture, "ValidatingAdmissionPolicy"), policy)
-        .await;
-    let binding = json!({ "metadata": { "name": name },
-        "spec": { "policyName": name, "validationActions": ["Deny"] } });
-    fixture
-        .create(&policies(fixture, "ValidatingAdmissionPolicyBinding"), binding)
-        .await;
-}
-
-/// Changes the policy to deny nothing.
-pub async fn allow_updates(fixture: &Fixture) {
-    let always_true = Patch::Merge(json!({ "spec": { "validations": [{ "expression": "true" }] } }));
-    policies(fixture, "ValidatingAdmissionPolicy")
-        .patch(&fixture.namespace, &PatchParams::default(), &always_true)
-        .await
-        .unwrap();
-}
-
-/// A policy that denies every update of labelled Pods, except for their status.
-pub async fn lock_pod(fixture: &Fixture, pod: &str) {
-    let unlocked = format!("!('{LOCK_LABEL}' in oldObject.metadata.?labels.orValue({{}}))");
-    deny_updates(fixture, "pods", (&unlocked, "this Pod is locked")).await;
-    let label = Patch::Merge(json!({ "metadata": { "labels": { LOCK_LABEL: "yes" } } }));
-    let params = PatchParams::default();
-    fixture.pods().patch(pod, &params, &label).await.unwrap();
-    let annotation = Patch::Merge(json!({ "metadata": { "annotations": { "example.com/probe": "x" } } }));
-    let probe = PatchParams::default().dry_run();
-    let in_effect = || async {
-        fixture
-            .pods()
-            .patch(pod, &probe, &annotation)
-            .await
-            .is_err()
-            .then_some(())
-    };
-    fixture.poll_until("the policy is in effect", in_effect).await;
-}
 
 /// Writes a Pod all the time, until dropped.
 struct PodWriter(JoinHandle<()>);
@@ -164,7 +110,7 @@ async fn denied_pod_update_does_not_delay_other_pods() {
         .await;
     assert!(!runs_image(&pods[0], NEW_IMAGE), "it is locked");
     drop(writer);
-    wait_for_condition(&fixture, "FailedUpdate", "this Pod is locked").await;
+    wait_for_condition(&fixture, "FailedUpdate", LOCK_MESSAGE).await;
 
     check_locked_pod_delays_no_other(&fixture, locked, &names);
     allow_updates(&fixture).await;

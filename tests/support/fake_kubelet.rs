@@ -9,7 +9,7 @@ use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams
 use kube::runtime::watcher;
 use serde_json::{Value, json};
 
-use crate::waits::watch_events;
+use super::waits::watch_events;
 
 /// An image that cannot be pulled.
 pub const NO_IMAGE: &str = "nowhere.example/none:1";

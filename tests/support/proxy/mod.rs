@@ -48,7 +48,7 @@ pub enum NetworkFault {
     Outage,
     /// It is answered 429, as an overloaded API server does.
     TooManyRequests,
-    /// It is forwarded when the client has received a CloneSet that contains this text.
+    /// It is forwarded when the client has received a CloneSet or SidecarSet that contains this text.
     HoldUntil(&'static str),
 }
 

@@ -20,7 +20,7 @@ const MAX_IN_FLIGHT: usize = 1000;
 pub fn watch_body(state: Arc<ProxyState>, resource: &str, body: Incoming) -> Body {
     match resource {
         "pods" => delayed_body(state, body),
-        "clonesets" => observed_body(state, body),
+        "clonesets" | "sidecarsets" => observed_body(state, body),
         _ => body.map_err(BoxError::from).boxed_unsync(),
     }
 }
