@@ -29,6 +29,11 @@ const RETRY_REFUSED: Duration = Duration::from_secs(60);
 
 type ObservedPod = (Key, Arc<Pod>);
 
+/// Whether another write of a reconcile may start, so long after the first one.
+fn may_start_write(elapsed: Duration, is_current: bool) -> bool {
+    elapsed < MAX_WRITING_TIME && is_current
+}
+
 impl SetContext<'_> {
     fn pods(&self, key: &Key) -> Api<RawPod> {
         self.shared.manager.api(key)
@@ -102,8 +107,8 @@ pub async fn write_pods(
     let mut writes = writes.into_iter();
     // Evaluated when a write can start.
     let due = std::iter::from_fn(|| {
-        let is_due = begin.elapsed() < MAX_WRITING_TIME && ctx.is_current();
-        is_due.then(|| writes.next()).flatten()
+        let may_start = may_start_write(begin.elapsed(), ctx.is_current());
+        may_start.then(|| writes.next()).flatten()
     });
     let results = stream::iter(due)
         .buffer_unordered(MAX_CONCURRENT_WRITES)
@@ -242,6 +247,24 @@ fn publish_flip(ctx: &SetContext<'_>, key: &Key, pod: &Pod, error: Option<&Error
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_write_starts_late_or_for_an_older_version_of_the_set() {
+        let millisecond = Duration::from_millis(1);
+        for (elapsed, is_current, starts) in [
+            (Duration::ZERO, true, true),
+            (MAX_WRITING_TIME - millisecond, true, true),
+            (MAX_WRITING_TIME, true, false),
+            (MAX_WRITING_TIME * 10, true, false),
+            (Duration::ZERO, false, false),
+        ] {
+            assert_eq!(
+                may_start_write(elapsed, is_current),
+                starts,
+                "{elapsed:?} {is_current}"
+            );
+        }
+    }
 
     #[test]
     fn image_that_admission_changed_is_found() {

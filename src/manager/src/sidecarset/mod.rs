@@ -38,6 +38,11 @@ const PAUSE_PER_COST: u32 = 4;
 /// Maximum pause after planning.
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
+/// How long a set waits for its next reconcile after planning that took so long.
+fn pause_after(cost: Duration) -> Duration {
+    cost.saturating_mul(PAUSE_PER_COST).clamp(MIN_INTERVAL, MAX_PAUSE)
+}
+
 /// What all reconciles share.
 struct ControllerState {
     manager: Context,
@@ -205,9 +210,7 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
     };
     let now = ctx.shared.manager.cluster.clock.now();
     let plan = plan(&observed, &pods, &objects.revisions, now);
-    let cost = begin.elapsed();
-    let pause = (cost * PAUSE_PER_COST).clamp(MIN_INTERVAL, MAX_PAUSE);
-    state.next_reconcile = Some(Instant::now() + pause);
+    state.next_reconcile = Some(Instant::now() + pause_after(begin.elapsed()));
     tracing::debug!(set = ctx.name, pods = pods.len(), upgrades = plan.upgrades.len(), flips = plan.flips.len(),
         waits = ?plan.waits, "planned");
 
@@ -238,4 +241,24 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
         acted.then_some(Duration::ZERO),
     ];
     Ok(requeues.into_iter().flatten().min())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sets_with_many_pods_leave_time_for_others() {
+        let ms = Duration::from_millis;
+        for (cost, pause) in [
+            (Duration::ZERO, MIN_INTERVAL),
+            (ms(25), MIN_INTERVAL),
+            (ms(26), ms(104)),
+            (ms(200), ms(800)),
+            (ms(250), MAX_PAUSE),
+            (Duration::MAX, MAX_PAUSE),
+        ] {
+            assert_eq!(pause_after(cost), pause, "{cost:?}");
+        }
+    }
 }

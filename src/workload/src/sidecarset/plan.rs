@@ -26,7 +26,7 @@ use crate::revision::Revision;
 const UNOBSERVED_RETRY: Duration = Duration::from_secs(1);
 
 /// Pods that one plan updates: those that it cannot write soon would be planned again.
-const MAX_UPGRADES: usize = 1000;
+pub(super) const MAX_UPGRADES: usize = 1000;
 
 /// Event reason on the SidecarSet: Pods of this round cannot be updated in place.
 pub const EVENT_NOT_UPGRADABLE: &str = "NotUpgradablePods";

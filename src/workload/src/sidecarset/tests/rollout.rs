@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::in_place::Pod;
 use crate::revision::Revision;
 use crate::sidecarset::history::ListedRevision;
-use crate::sidecarset::plan::{Observed, Plan, Wait, plan};
+use crate::sidecarset::plan::{MAX_UPGRADES, Observed, Plan, Wait, plan};
 use crate::sidecarset::upgrade::{PodChanges, initial_versions};
 
 const EMPTY: &str = "empty:1";
@@ -222,6 +222,14 @@ fn other_changes_are_for_new_pods() {
         assert_eq!(condition["status"], "False");
         assert_eq!(condition["message"], r#"{"S":false}"#);
     }
+}
+
+#[test]
+fn one_plan_updates_a_bounded_number_of_pods() {
+    let mut rollout = Rollout::new(MAX_UPGRADES + 3, false, &json!({ "maxUnavailable": "100%" }));
+    rollout.set_image("mesh:2");
+    assert_eq!(rollout.reconcile().upgrades.len(), MAX_UPGRADES);
+    assert_eq!(rollout.reconcile().upgrades.len(), 3);
 }
 
 #[test]
