@@ -180,6 +180,12 @@ impl Error {
             .any(|cause| cause.reason == "NamespaceTerminating")
     }
 
+    /// The API server answered HTTP 500: one of its webhooks cannot be called, or etcd did not accept the object.
+    #[must_use]
+    pub fn internal(&self) -> bool {
+        self.code() == Some(500)
+    }
+
     /// The API server itself answered, with a refusal.
     #[must_use]
     pub fn answered(&self) -> bool {

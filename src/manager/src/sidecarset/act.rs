@@ -26,12 +26,25 @@ const MAX_WRITING_TIME: Duration = Duration::from_secs(2);
 
 /// How long a Pod is left alone whose update the API server refused.
 const RETRY_REFUSED: Duration = Duration::from_secs(60);
+/// The same after an internal error of the API server: a webhook may be restarting.
+const RETRY_INTERNAL: Duration = Duration::from_secs(10);
 
 type ObservedPod = (Key, Arc<Pod>);
 
 /// Whether another write of a reconcile may start, so long after the first one.
 fn may_start_write(elapsed: Duration, is_current: bool) -> bool {
     elapsed < MAX_WRITING_TIME && is_current
+}
+
+/// How long the Pod is left alone that a write failed for; `None` if the failure is not one of this Pod.
+fn retry_of_pod(error: &Error) -> Option<Duration> {
+    if error.rejected() || error.too_large() {
+        Some(RETRY_REFUSED)
+    } else if error.internal() {
+        Some(RETRY_INTERNAL)
+    } else {
+        None
+    }
 }
 
 impl SetContext<'_> {
@@ -65,7 +78,7 @@ pub async fn fetch_unconfirmed(ctx: &SetContext<'_>) -> Result<(), Error> {
 }
 
 /// Writes the planned changes of Pods, as many as can be written soon and before the set changes; returns whether there
-/// were any. Pods that the API server refuses are left alone for a while, so that they stop no others.
+/// were any. Pods whose writes the API server does not accept are left alone for a while, so that they stop no others.
 ///
 /// # Errors
 /// The first other error, after everything was tried.
@@ -117,20 +130,26 @@ pub async fn write_pods(
     let generation = ctx.set.metadata.generation.unwrap_or_default();
     let mut result = Ok(acted);
     for (pod, written) in results {
-        match written {
-            Err(error) if error.rejected() => {
-                report::publish_refused(ctx, pod, &error);
-                let until = Instant::now() + RETRY_REFUSED;
-                state.refused.insert(pod.uid.clone(), (generation, until));
-            }
-            Err(error) => result = Err(error),
-            Ok(Outcome::Written) => {}
+        let retry = match written {
+            Err(error) => match retry_of_pod(&error) {
+                Some(retry) => {
+                    report::publish_refused(ctx, pod, &error);
+                    retry
+                }
+                None => {
+                    result = Err(error);
+                    continue;
+                }
+            },
+            Ok(Outcome::Written) => continue,
             Ok(Outcome::Rewritten { container, image }) => {
                 report::publish_rewritten(ctx, pod, &container, &image);
-                let until = Instant::now() + RETRY_REFUSED;
-                state.refused.insert(pod.uid.clone(), (generation, until));
+                RETRY_REFUSED
             }
-        }
+        };
+        state
+            .refused
+            .insert(pod.uid.clone(), (generation, Instant::now() + retry));
     }
     result
 }
@@ -246,6 +265,7 @@ fn publish_flip(ctx: &SetContext<'_>, key: &Key, pod: &Pod, error: Option<&Error
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
     use super::*;
 
     #[test]
@@ -263,6 +283,29 @@ mod tests {
                 starts,
                 "{elapsed:?} {is_current}"
             );
+        }
+    }
+
+    #[test]
+    fn failures_of_one_pod_are_told_from_those_of_all() {
+        let error = |code: u16, message: &str| {
+            let status = json!({ "status": "Failure", "code": code, "reason": "", "message": message });
+            Error::Api(serde_json::from_value(status).unwrap())
+        };
+        for (error, retry) in [
+            (error(403, "denied by a policy"), Some(RETRY_REFUSED)),
+            (error(422, "invalid"), Some(RETRY_REFUSED)),
+            (
+                error(500, "etcdserver: request is too large"),
+                Some(RETRY_REFUSED),
+            ),
+            (error(500, "failed calling webhook"), Some(RETRY_INTERNAL)),
+            (error(401, "unauthorized"), None),
+            (error(429, "too many requests"), None),
+            (error(503, "shutting down"), None),
+            (Error::Transport("closed".to_owned()), None),
+        ] {
+            assert_eq!(retry_of_pod(&error), retry, "{error}");
         }
     }
 

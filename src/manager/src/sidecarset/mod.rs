@@ -67,7 +67,7 @@ struct SetState {
     not_upgradable: usize,
     /// Pods of the last event about Pods without the containers.
     not_injected: usize,
-    /// Pods, by UID, whose update the API server refused: the set's generation, and until when they are left alone.
+    /// Pods, by UID, whose update the API server did not accept: the set's generation, and until when they are left alone.
     refused: HashMap<String, (i64, Instant)>,
 }
 
