@@ -56,7 +56,7 @@ pub struct Observed<'a> {
     pub status: &'a SidecarSetStatus,
     /// Whether some of our writes to its Pods are not in the cache yet.
     pub unobserved_writes: bool,
-    /// UIDs of Pods whose update the API server refused a moment ago: they are left alone.
+    /// UIDs of Pods whose update or condition the API server refused a moment ago: they are left alone.
     pub refused: &'a BTreeSet<String>,
 }
 
@@ -191,7 +191,8 @@ fn plan_pods(
         return;
     }
     if !outdated().is_empty() {
-        plan_upgrades(set, pods, &select(set, pods, states, observed.refused), now, plan);
+        let selection = select(set, pods, states, observed.refused);
+        plan_upgrades(set, pods, &selection, observed.refused, now, plan);
     }
     let hot_upgrading = |at: &usize| {
         let pod = pods.get(*at);
@@ -207,7 +208,14 @@ fn plan_pods(
     plan.waits.sort_by_key(Wait::rank);
 }
 
-fn plan_upgrades(set: &SetView<'_>, pods: &[&Pod], selection: &Selection, now: Timestamp, plan: &mut Plan) {
+fn plan_upgrades(
+    set: &SetView<'_>,
+    pods: &[&Pod],
+    selection: &Selection,
+    left_alone: &BTreeSet<String>,
+    now: Timestamp,
+    plan: &mut Plan,
+) {
     let Selection {
         upgrade: upgraded,
         not_upgradable,
@@ -221,6 +229,9 @@ fn plan_upgrades(set: &SetView<'_>, pods: &[&Pod], selection: &Selection, now: T
     } = selection;
     let with_pod = |at: &usize| Some((*at, *pods.get(*at)?));
     for (at, pod) in not_upgradable.iter().filter_map(with_pod) {
+        if left_alone.contains(&pod.uid) {
+            continue;
+        }
         let condition = upgradable_condition(set.name, pod, false, now);
         plan.conditions.extend(condition.map(|condition| (at, condition)));
     }

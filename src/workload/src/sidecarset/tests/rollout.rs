@@ -23,6 +23,8 @@ struct Rollout {
     generation: i64,
     status: SidecarSetStatus,
     pods: Vec<Value>,
+    /// UIDs of Pods whose writes were refused a moment ago.
+    refused: BTreeSet<String>,
 }
 
 impl Rollout {
@@ -39,6 +41,7 @@ impl Rollout {
             generation: 1,
             status: SidecarSetStatus::default(),
             pods: (0..pods).map(|at| injected_pod(at, hot)).collect(),
+            refused: BTreeSet::new(),
         };
         rollout.set_image("mesh:1");
         (0..pods).for_each(|at| rollout.run_kubelet(at));
@@ -73,7 +76,7 @@ impl Rollout {
             spec: &self.spec,
             status: &self.status,
             unobserved_writes: false,
-            refused: &std::collections::BTreeSet::new(),
+            refused: &self.refused,
         };
         let pods = self.read_pods();
         let pods: Vec<&Pod> = pods.iter().collect();
@@ -158,7 +161,7 @@ fn injected_pod(at: usize, hot: bool) -> Value {
         containers.push(json!({ "name": "mesh", "image": "mesh:1" }));
     }
     json!({
-        "metadata": { "name": format!("p{at}"), "annotations": annotations },
+        "metadata": { "name": format!("p{at}"), "uid": format!("u{at}"), "annotations": annotations },
         "spec": { "containers": containers },
         "status": { "conditions": [] },
     })
@@ -206,6 +209,14 @@ fn other_changes_are_for_new_pods() {
     rollout
         .annotations
         .insert(without_image.to_owned(), "env".to_owned());
+    rollout.refused.insert("u1".to_owned());
+    let others = rollout.plan();
+    assert_eq!(others.not_upgradable_event, 2);
+    assert_eq!(
+        others.conditions.iter().map(|(at, _)| *at).collect::<Vec<_>>(),
+        [0]
+    );
+    rollout.refused.clear();
     let first = rollout.reconcile();
     assert_eq!(first.not_upgradable_event, 2);
     assert_eq!(first.conditions.len(), 2);
