@@ -8,12 +8,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use kruise_api::sidecarset::{SidecarSetSpec, SidecarSetStatus, SidecarSetUpdateStrategyType};
+use kruise_api::sidecarset::{
+    SidecarSetPatchPodMetadata, SidecarSetPatchPolicy, SidecarSetSpec, SidecarSetStatus,
+    SidecarSetUpdateStrategyType,
+};
 use serde_json::Value;
 
 use super::history::{self, HistoryOwner, HistoryPlan, ListedRevision};
 use super::hot_upgrade::{is_flip_due, is_idle_container_running, pairs};
-use super::pod_metadata::PatchError;
+use super::pod_metadata::{PatchError, patch_annotations};
 use super::select::{Selection, select};
 use super::set::SetView;
 use super::status::{Counters, PodState};
@@ -191,8 +194,7 @@ fn plan_pods(
         return;
     }
     if !outdated().is_empty() {
-        let selection = select(set, pods, states, observed.refused);
-        plan_upgrades(set, pods, &selection, observed.refused, now, plan);
+        plan_upgrades(observed, set, pods, states, now, plan);
     }
     let hot_upgrading = |at: &usize| {
         let pod = pods.get(*at);
@@ -208,35 +210,66 @@ fn plan_pods(
     plan.waits.sort_by_key(Wait::rank);
 }
 
-fn plan_upgrades(
+/// Outdated Pods with an annotation that cannot be merged with that of the set.
+fn invalid_annotations(
     set: &SetView<'_>,
     pods: &[&Pod],
-    selection: &Selection,
-    left_alone: &BTreeSet<String>,
+    states: &[PodState],
+) -> BTreeMap<String, (usize, PatchError)> {
+    let patches = set.spec.patch_pod_metadata.as_deref().unwrap_or_default();
+    let merges = |patch: &SidecarSetPatchPodMetadata| {
+        patch.patch_policy == Some(SidecarSetPatchPolicy::MergePatchJson)
+    };
+    if !patches.iter().any(merges) {
+        return BTreeMap::new();
+    }
+    let outdated = pods.iter().zip(states).enumerate();
+    let outdated = outdated.filter(|(_, (_, state))| !state.updated);
+    let invalid = outdated.filter_map(|(at, (pod, _))| {
+        let why = patch_annotations(&mut pod.annotations.clone(), patches).err()?;
+        Some((pod.uid.clone(), (at, why)))
+    });
+    invalid.collect()
+}
+
+fn plan_upgrades(
+    observed: &Observed<'_>,
+    set: &SetView<'_>,
+    pods: &[&Pod],
+    states: &[PodState],
     now: Timestamp,
     plan: &mut Plan,
 ) {
+    // They take no place of others.
+    let mut invalid = invalid_annotations(set, pods, states);
+    let left_alone: BTreeSet<String> = observed.refused.iter().chain(invalid.keys()).cloned().collect();
     let Selection {
         upgrade: upgraded,
         not_upgradable,
         not_selected,
         in_progress,
-        refused,
+        refused: left_alone,
         kept,
         held,
         unavailable,
         max_unavailable,
-    } = selection;
+    } = select(set, pods, states, &left_alone);
     let with_pod = |at: &usize| Some((*at, *pods.get(*at)?));
     for (at, pod) in not_upgradable.iter().filter_map(with_pod) {
-        if left_alone.contains(&pod.uid) {
+        if observed.refused.contains(&pod.uid) {
             continue;
         }
         let condition = upgradable_condition(set.name, pod, false, now);
         plan.conditions.extend(condition.map(|condition| (at, condition)));
     }
     plan.not_upgradable_event = not_upgradable.len();
-    let mut invalid = Vec::new();
+    let (mut invalid_pods, mut refused) = (Vec::new(), Vec::new());
+    for (at, pod) in left_alone.iter().filter_map(with_pod) {
+        match invalid.remove(&pod.uid) {
+            Some(why) => invalid_pods.push(why),
+            None => refused.push(at),
+        }
+    }
     for (at, pod) in upgraded.iter().filter_map(with_pod) {
         if plan.upgrades.len() == MAX_UPGRADES {
             break;
@@ -247,20 +280,20 @@ fn plan_upgrades(
                 let condition = upgradable_condition(set.name, pod, true, now);
                 plan.conditions.extend(condition.map(|condition| (at, condition)));
             }
-            Err(why) => invalid.push((at, why)),
+            Err(why) => invalid_pods.push((at, why)),
         }
     }
-    push_pods(plan, not_upgradable.clone(), Wait::NotUpgradable);
-    push_pods(plan, invalid, Wait::InvalidAnnotation);
-    push_pods(plan, refused.clone(), Wait::Refused);
-    push_pods(plan, in_progress.clone(), Wait::PreviousUpdate);
-    push_pods(plan, held.clone(), |held| Wait::MaxUnavailable {
+    push_pods(plan, not_upgradable, Wait::NotUpgradable);
+    push_pods(plan, invalid_pods, Wait::InvalidAnnotation);
+    push_pods(plan, refused, Wait::Refused);
+    push_pods(plan, in_progress, Wait::PreviousUpdate);
+    push_pods(plan, held, |held| Wait::MaxUnavailable {
         held,
-        unavailable: *unavailable,
-        limit: *max_unavailable,
+        unavailable,
+        limit: max_unavailable,
     });
-    push_pods(plan, kept.clone(), Wait::Partition);
-    push_pods(plan, not_selected.clone(), Wait::NotSelected);
+    push_pods(plan, kept, Wait::Partition);
+    push_pods(plan, not_selected, Wait::NotSelected);
 }
 
 fn push_pods<T>(plan: &mut Plan, pods: Vec<T>, wait: impl FnOnce(Vec<T>) -> Wait) {

@@ -236,6 +236,26 @@ fn other_changes_are_for_new_pods() {
 }
 
 #[test]
+fn pod_with_an_invalid_annotation_delays_no_other() {
+    let mut rollout = Rollout::new(3, false, &json!({ "maxUnavailable": 1 }));
+    rollout.settle();
+    let merge = json!([{ "annotations": { "ports": r#"{"mesh":1}"# }, "patchPolicy": "MergePatchJson" }]);
+    rollout.spec.patch_pod_metadata = serde_json::from_value(merge).unwrap();
+    rollout.pods[0]["metadata"]["annotations"]["ports"] = json!("no JSON");
+    rollout.set_image("mesh:2");
+    let plan = rollout.settle();
+    assert_eq!(rollout.counters(), (3, 2, 3, 2));
+    assert!(
+        matches!(&plan.waits[..], [Wait::InvalidAnnotation(pods)] if pods[0].0 == 0),
+        "{:?}",
+        plan.waits
+    );
+    rollout.pods[0]["metadata"]["annotations"]["ports"] = json!("{}");
+    assert!(rollout.settle().waits.is_empty());
+    assert_eq!(rollout.counters(), (3, 3, 3, 3));
+}
+
+#[test]
 fn one_plan_updates_a_bounded_number_of_pods() {
     let mut rollout = Rollout::new(MAX_UPGRADES + 3, false, &json!({ "maxUnavailable": "100%" }));
     rollout.set_image("mesh:2");
