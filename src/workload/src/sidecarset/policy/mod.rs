@@ -154,7 +154,7 @@ fn policy(
         ("revision", variant.condition.clone()),
         ("not-replaced", peers.not_replaced()),
     ];
-    let mut conditions: Vec<(String, String)> = conditions
+    let conditions: Vec<(String, String)> = conditions
         .into_iter()
         .filter_map(|(name, expression)| Some((name.to_owned(), expression?)))
         .collect();
@@ -169,13 +169,17 @@ fn policy(
             .map(|(name, expression)| json!({ "name": name, "expression": expression }))
             .collect()
     };
-    Ok(json!({
+    let mut spec = json!({
         "failurePolicy": failure_policy(Some(set.annotations)),
         "reinvocationPolicy": "Never",
-        "matchConditions": named(std::mem::take(&mut conditions)),
         "variables": named(variables),
         "mutations": [{ "patchType": "JSONPatch", "jsonPatch": { "expression": patch } }],
-    }))
+    });
+    // The API server does not store empty lists, and what it stores is compared with this.
+    if !conditions.is_empty() {
+        kruise_api::json::set(&mut spec, &["matchConditions"], named(conditions).into());
+    }
+    Ok(spec)
 }
 
 fn check_size(expression: &str) -> Result<(), Unsupported> {
