@@ -347,6 +347,9 @@ async fn reconcile(state: Arc<Policies>, key: Key) -> Result<RequeueAfter, Error
         return Ok(Some(wait));
     }
     let is_own = |owner: &Owner| is_set(owner, &set);
+    // Of a set that had this name before: the garbage collector may come late.
+    let is_of_former_set = |owner: &Owner| owner.name == key.name && !is_own(owner);
+    delete_all(&state, &key.name, is_of_former_set, &[]).await?;
     let desired = match compiled(&state.shared, &set) {
         Ok(desired) => desired,
         Err(unsupported) => {
