@@ -14,7 +14,8 @@ pub const SUBDOMAIN_PATTERN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9](
 pub const LABEL_PATTERN: &str = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
 /// Longest subdomain.
 pub const MAX_SUBDOMAIN_LENGTH: usize = 253;
-const MAX_LABEL_LENGTH: usize = 63;
+/// Longest label.
+pub const MAX_LABEL_LENGTH: usize = 63;
 
 /// Whether `text` is an RFC 1123 label, as names of namespaces are.
 #[must_use]

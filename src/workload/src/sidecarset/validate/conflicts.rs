@@ -1,12 +1,13 @@
 //! Conflicts with other SidecarSets that may select the same Pods.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use kruise_api::validation::FieldErrors;
 use serde_json::{Value, json};
 
 use super::Request;
-use super::containers::names;
+use super::containers::{names, names_in_pod};
 use super::metadata::base_of_canary;
 use super::patch_metadata::keys;
 use super::read::{as_text, items};
@@ -16,6 +17,8 @@ use crate::sidecarset::overlap::Scope;
 struct Claims<'a> {
     init_containers: HashSet<&'a str>,
     containers: HashSet<&'a str>,
+    /// Names of all of them in the Pod.
+    names_in_pod: HashSet<Cow<'a, str>>,
     volumes: HashMap<&'a str, &'a Value>,
     /// Annotations that it changes if they exist, each with its policy.
     annotations: HashMap<&'a str, &'a str>,
@@ -26,10 +29,21 @@ impl<'a> Claims<'a> {
         Self {
             init_containers: names(&spec["initContainers"]).collect(),
             containers: names(&spec["containers"]).collect(),
+            names_in_pod: all_names_in_pod(spec).collect(),
             volumes: volumes(spec).collect(),
             annotations: annotations(spec).collect(),
         }
     }
+}
+
+/// The lists of containers, and whether they are init containers.
+const CONTAINER_LISTS: [(&str, bool); 2] = [("initContainers", true), ("containers", false)];
+
+fn all_names_in_pod(spec: &Value) -> impl Iterator<Item = Cow<'_, str>> {
+    CONTAINER_LISTS.into_iter().flat_map(|(list, is_init)| {
+        let containers = items(&spec[list]).iter();
+        containers.flat_map(move |container| names_in_pod(container, is_init))
+    })
 }
 
 fn volumes(spec: &Value) -> impl Iterator<Item = (&str, &Value)> {
@@ -45,10 +59,12 @@ fn annotations(spec: &Value) -> impl Iterator<Item = (&str, &str)> {
 }
 
 /// A claim that another SidecarSet has too. The order is that of the errors.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Conflict<'a> {
     InitContainer(&'a str),
     Container(&'a str),
+    /// The name in the Pod, of a container of the other list or with hot upgrade.
+    NameInPod(Cow<'a, str>),
     Volume(&'a str),
     Annotation(&'a str),
 }
@@ -88,6 +104,20 @@ fn conflicts<'a>(ours: &Claims<'a>, theirs: &'a Value) -> impl Iterator<Item = C
     let containers = names(&theirs["containers"])
         .filter(|name| ours.containers.contains(name))
         .map(Conflict::Container);
+    let names_in_pod = CONTAINER_LISTS.into_iter().flat_map(move |(list, is_init)| {
+        let others = items(&theirs[list]).iter().filter(move |container| {
+            let own = if is_init {
+                &ours.init_containers
+            } else {
+                &ours.containers
+            };
+            !own.contains(as_text(&container["name"]))
+        });
+        others.flat_map(move |container| names_in_pod(container, is_init))
+    });
+    let names_in_pod = names_in_pod
+        .filter(|name| ours.names_in_pod.contains(name))
+        .map(Conflict::NameInPod);
     let volumes = volumes(theirs)
         .filter(|(name, volume)| ours.volumes.get(name).is_some_and(|own| own != volume))
         .map(|(name, _)| Conflict::Volume(name));
@@ -99,17 +129,23 @@ fn conflicts<'a>(ours: &Claims<'a>, theirs: &'a Value) -> impl Iterator<Item = C
         .map(|(key, _)| Conflict::Annotation(key));
     init_containers
         .chain(containers)
+        .chain(names_in_pod)
         .chain(volumes)
         .chain(annotations)
 }
 
 fn report(conflict: Conflict, other: &str, errors: &mut FieldErrors) {
-    let (field, name, what) = match conflict {
+    let (field, name, what) = match &conflict {
+        Conflict::NameInPod(name) => (
+            "spec.containers",
+            &**name,
+            "a container has this name in the Pod, too,",
+        ),
         Conflict::InitContainer(name) | Conflict::Container(name) => {
-            ("spec.containers", name, "a container of this name exists")
+            ("spec.containers", *name, "a container of this name exists")
         }
-        Conflict::Volume(name) => ("spec.volumes", name, "a different volume of this name exists"),
-        Conflict::Annotation(key) => ("spec.patchPodMetadata", key, "this annotation is set, too,"),
+        Conflict::Volume(name) => ("spec.volumes", *name, "a different volume of this name exists"),
+        Conflict::Annotation(key) => ("spec.patchPodMetadata", *key, "this annotation is set, too,"),
     };
     errors.invalid(field, &json!(name), format_args!("{what} in SidecarSet {other}"));
 }

@@ -1,10 +1,13 @@
 //! The containers, as far as they are more than those of a Pod.
 
+use std::borrow::Cow;
+
 use kruise_api::validation::{FieldErrors, labels};
 use serde_json::Value;
 
 use super::read::{as_text, items, list, object, text};
 use super::{pod, resources_policy};
+use crate::sidecarset::recorded::hot_upgrade_names;
 
 pub(super) fn check(spec: &Value, errors: &mut FieldErrors) {
     let init_containers = list(&spec["initContainers"], "spec.initContainers", errors);
@@ -105,4 +108,14 @@ fn split_subscript(path: &str) -> Option<(&str, &str)> {
 /// Names of containers or volumes.
 pub(super) fn names(list: &Value) -> impl Iterator<Item = &str> {
     items(list).iter().map(|item| as_text(&item["name"]))
+}
+
+/// Names in the Pod of a container of `containers`, or of `initContainers`: two with hot upgrade.
+pub(super) fn names_in_pod(container: &Value, is_init: bool) -> Vec<Cow<'_, str>> {
+    let name = as_text(&container["name"]);
+    let is_hot = container["upgradeStrategy"]["upgradeType"] == "HotUpgrade";
+    if is_hot && (!is_init || is_native_sidecar(container)) {
+        return hot_upgrade_names(name).map(Cow::Owned).into();
+    }
+    vec![Cow::Borrowed(name)]
 }

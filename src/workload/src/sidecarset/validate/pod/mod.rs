@@ -7,14 +7,15 @@ mod mounts;
 mod ports;
 mod resources;
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use kruise_api::names;
 use kruise_api::validation::FieldErrors;
 use serde_json::Value;
 
-use super::containers::is_native_sidecar;
-use super::read::{list, object, text};
+use super::containers::{is_native_sidecar, names_in_pod};
+use super::read::{as_text, list, object, text};
 
 pub(super) fn check(
     init_containers: &[Value],
@@ -48,6 +49,41 @@ pub(super) fn check(
             names.insert(text);
         }
         check_init_container(container, &field, errors);
+    }
+    check_hot_upgrade_names(init_containers, containers, errors);
+}
+
+/// Checks the names that containers with hot upgrade have in the Pod.
+fn check_hot_upgrade_names(init_containers: &[Value], containers: &[Value], errors: &mut FieldErrors) {
+    let lists = [
+        ("spec.containers", containers, false),
+        ("spec.initContainers", init_containers, true),
+    ];
+    let all = || {
+        lists.into_iter().flat_map(|(field, list, is_init)| {
+            let list = list.iter().enumerate();
+            list.map(move |(at, container)| (field, at, container, names_in_pod(container, is_init)))
+        })
+    };
+    let mut others: HashMap<Cow<'_, str>, usize> = HashMap::new();
+    for name in all().flat_map(|(.., names)| names) {
+        *others.entry(name).or_default() += 1;
+    }
+    for (field, at, container, names) in all().filter(|(.., names)| names.len() > 1) {
+        let name = &container["name"];
+        let field = format!("{field}[{at}].name");
+        // What is wrong with the name itself is reported elsewhere.
+        if as_text(name).len() <= names::MAX_LABEL_LENGTH
+            && names.iter().any(|name| name.len() > names::MAX_LABEL_LENGTH)
+        {
+            let why = "must be no more than 61 bytes with upgradeType HotUpgrade";
+            errors.invalid(&field, name, why);
+        }
+        if let Some(taken) = names.iter().find(|name| others.get(*name) > Some(&1)) {
+            let why =
+                format_args!("is {taken} in the Pod with upgradeType HotUpgrade, as another container is");
+            errors.invalid(&field, name, why);
+        }
     }
 }
 

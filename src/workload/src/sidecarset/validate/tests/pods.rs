@@ -146,6 +146,33 @@ fn names_are_unique_among_all_containers() {
 }
 
 #[test]
+fn hot_upgrade_gives_containers_two_names() {
+    let found_with = |name: &str, other: &str, init: bool| {
+        let mut hot = container(name);
+        hot["upgradeStrategy"] = json!({ "upgradeType": "HotUpgrade", "hotUpgradeEmptyImage": "e" });
+        let (list, other) = (["containers", "initContainers"], container(other));
+        let mut spec = json!({ "containers": [hot] });
+        match init {
+            true => spec[list[1]] = json!([other]),
+            false => spec[list[0]].as_array_mut().unwrap().push(other),
+        }
+        found_in(&json!({ "spec": spec }))
+    };
+    let [longest, longer] = [61, 62].map(|length| "a".repeat(length));
+    for (name, other, errors) in [
+        ("mesh", "log", vec![]),
+        ("mesh", "mesh-3", vec![]),
+        ("mesh", "mesh-1", vec!["Invalid spec.containers[0].name"]),
+        ("mesh", "mesh-2", vec!["Invalid spec.containers[0].name"]),
+        (&longest, "log", vec![]),
+        (&longer, "log", vec!["Invalid spec.containers[0].name"]),
+    ] {
+        assert_eq!(found_with(name, other, false), errors, "{name} {other}");
+        assert_eq!(found_with(name, other, true), errors, "{name} {other}");
+    }
+}
+
+#[test]
 fn only_valid_volumes_can_be_mounted() {
     let mut one = container("c");
     one["volumeMounts"] = json!([{ "name": "A", "mountPath": "/a" }, { "name": "v", "mountPath": "/v" }]);

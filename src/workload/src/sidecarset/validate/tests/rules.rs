@@ -285,7 +285,13 @@ fn updates_remove_containers_but_do_not_add_them() {
 fn conflicts_need_overlapping_scopes() {
     let volume = |name: &str, kind: &str| json!({ "name": name, kind: {} });
     let patch = |policy: &str| json!([{ "annotations": { "k": "v" }, "patchPolicy": policy }]);
+    let hot = |name: &str| {
+        let mut container = container(name);
+        container["upgradeStrategy"] = json!({ "upgradeType": "HotUpgrade", "hotUpgradeEmptyImage": "e" });
+        container
+    };
     let ours = set(&json!({ "spec": {
+        "containers": [container("c"), hot("hot")],
         "initContainers": [container("init")],
         "volumes": [volume("v", "emptyDir")],
         "patchPodMetadata": patch("MergePatchJson"),
@@ -305,11 +311,20 @@ fn conflicts_need_overlapping_scopes() {
             json!({ "initContainers": [container("init")] }),
             vec!["Invalid spec.containers"],
         ),
-        // The two lists are compared each with its own kind.
+        // A Pod can have a name in one of the lists only.
         (
             json!({ "initContainers": [container("c")], "containers": [container("init")] }),
-            vec![],
+            vec!["Invalid spec.containers"; 2],
         ),
+        (
+            json!({ "containers": [hot("c")] }),
+            vec!["Invalid spec.containers"],
+        ),
+        (
+            json!({ "containers": [container("hot-1")] }),
+            vec!["Invalid spec.containers"],
+        ),
+        (json!({ "containers": [container("hot-3")] }), vec![]),
         (json!({ "volumes": [volume("v", "emptyDir")] }), vec![]),
         (
             json!({ "volumes": [volume("v", "hostPath")] }),
