@@ -73,15 +73,9 @@ impl<'a> SetView<'a> {
     /// Names in the Pod of the containers, without init containers: two for each with hot upgrade.
     #[must_use]
     pub fn names_in_pod(&self) -> BTreeSet<String> {
-        let mut names = BTreeSet::new();
-        for container in self.containers() {
-            if is_hot_upgrade(container) {
-                names.extend(hot_upgrade_names(name(container)));
-            } else {
-                names.insert(name(container).to_owned());
-            }
-        }
-        names
+        self.containers()
+            .flat_map(|container| names_in_pod(container, false))
+            .collect()
     }
 
     /// Sorted names, as a Pod records them: of the containers, and of the init containers that keep running.
@@ -116,6 +110,16 @@ pub fn is_native_sidecar(container: &SidecarContainer) -> bool {
 #[must_use]
 pub fn is_hot_upgrade(container: &SidecarContainer) -> bool {
     container.upgrade_strategy.upgrade_type == Some(SidecarContainerUpgradeType::HotUpgrade)
+}
+
+/// Names in the Pod of a container, or of an init container: two with hot upgrade.
+#[must_use]
+pub fn names_in_pod(container: &SidecarContainer, is_init: bool) -> Vec<String> {
+    if is_hot_upgrade(container) && (!is_init || is_native_sidecar(container)) {
+        hot_upgrade_names(name(container)).into()
+    } else {
+        vec![name(container).to_owned()]
+    }
 }
 
 fn text<'a>(container: &'a SidecarContainer, field: &str) -> &'a str {

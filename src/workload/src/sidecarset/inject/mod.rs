@@ -14,7 +14,7 @@ use kruise_api::json::set;
 
 use super::pod_metadata::{PatchError, patch_annotations};
 use super::resources::aggregate::ResourcesError;
-use super::set::SetView;
+use super::set::{SetView, names_in_pod};
 
 mod annotations;
 mod assemble;
@@ -87,6 +87,16 @@ pub enum InjectionError {
         /// Name of the set.
         set: String,
     },
+    /// The Pod has a container with the name of an init container of a set, or the other way round.
+    #[error(
+        "SidecarSet {set:?} and the Pod have a container and an init container of the same name, {name:?}"
+    )]
+    NameTaken {
+        /// Name of the set.
+        set: String,
+        /// Name of the container in the Pod.
+        name: String,
+    },
     /// Resources of a container have no result.
     #[error("resourcesPolicy of container {container:?} of SidecarSet {set:?}: {why}")]
     Resources {
@@ -136,6 +146,7 @@ pub fn inject(
     let mut source = build::Source::new(pod, &labels, &pod_annotations, &selected);
     let mut parts = assemble::Parts::default();
     for set in &selected {
+        check_names(pod, set)?;
         if source.add(set, &mut parts, &mut record)? {
             record.add_set(set, options.now);
         }
@@ -146,6 +157,26 @@ pub fn inject(
     assemble::assemble(pod, parts, options.sort_containers);
     write_annotations(pod, &record.into_annotations());
     Ok(true)
+}
+
+/// The API server refuses a Pod with the same name in both lists.
+fn check_names(pod: &Value, set: &candidates::Selected<'_>) -> Result<(), InjectionError> {
+    for (other_list, containers, is_init) in [
+        ("initContainers", &set.spec.containers, false),
+        ("containers", &set.spec.init_containers, true),
+    ] {
+        let names = containers
+            .iter()
+            .flatten()
+            .flat_map(|container| names_in_pod(container, is_init));
+        let other = pod["spec"][other_list].as_array();
+        let is_taken = |name: &String| other.into_iter().flatten().any(|own| own["name"] == **name);
+        if let Some(name) = names.into_iter().find(is_taken) {
+            let set = set.name.to_owned();
+            return Err(InjectionError::NameTaken { set, name });
+        }
+    }
+    Ok(())
 }
 
 fn is_active(pod: &Value) -> bool {

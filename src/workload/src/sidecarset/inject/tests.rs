@@ -339,6 +339,50 @@ fn canary_replaces_its_base() {
 }
 
 #[test]
+fn no_container_gets_the_name_of_an_init_container() {
+    let hot = json!({ "name": "mesh", "upgradeStrategy": { "upgradeType": "HotUpgrade" } });
+    let set = sidecar_set(
+        "s",
+        json!({}),
+        json!({ "containers": [{ "name": "log" }, hot], "initContainers": [{ "name": "prep" }] }),
+    );
+    let inject_into = |container: &str, init: &str| {
+        let mut pod = json!({ "metadata": { "labels": { "app": "a" } },
+            "spec": { "containers": [{ "name": container }], "initContainers": [{ "name": init }] } });
+        let cluster = Cluster {
+            sets: &[set.view()],
+            namespace_labels: None,
+            revisions: &[],
+        };
+        let options = Options {
+            sort_containers: false,
+            now: Timestamp::UNIX_EPOCH,
+        };
+        match inject(&mut pod, "default", &cluster, &options, &mut || 0) {
+            Err(InjectionError::NameTaken { name, .. }) => Some(name),
+            other => {
+                assert_eq!(other, Ok(true));
+                None
+            }
+        }
+    };
+    for (container, init, taken) in [
+        ("app", "own", None),
+        ("log", "prep", None),
+        ("mesh", "mesh", None),
+        ("app", "log", Some("log")),
+        ("app", "mesh-2", Some("mesh-2")),
+        ("prep", "own", Some("prep")),
+    ] {
+        assert_eq!(
+            inject_into(container, init).as_deref(),
+            taken,
+            "{container} {init}"
+        );
+    }
+}
+
+#[test]
 fn strategy_decides_which_pods_get_an_older_revision() {
     let revision = |number: i64| -> ControllerRevision {
         let labels =

@@ -19,8 +19,8 @@ use super::selector::POD_LABELS;
 use super::sets::Peers;
 use super::{Options, Program, Unsupported, annotations, records, resources, typed};
 use crate::sidecarset::inject::candidates::Selected;
-use crate::sidecarset::recorded::{hot_upgrade_names, version_alt_key, version_key};
-use crate::sidecarset::set::{is_hot_upgrade, is_native_sidecar, name};
+use crate::sidecarset::recorded::{version_alt_key, version_key};
+use crate::sidecarset::set::{name, names_in_pod};
 
 /// Value of a policy that shares.
 const ENABLED: &str = "enabled";
@@ -93,6 +93,9 @@ pub(super) fn add(
     );
     // Before the operations that the sidecars themselves added.
     program.operations.insert(0, injected);
+    let named = lists.iter().filter(|list| !list.containers.is_empty());
+    let checks: Vec<String> = named.map(|list| list.check_names(set.name)).collect();
+    program.operations.splice(0..0, checks);
     program.operations.append(&mut moves);
     program.operation("[JSONPatch{op: 'remove', path: '/injected'}]");
     add_volumes(set, program)?;
@@ -130,15 +133,6 @@ fn is_in_front(container: &SidecarContainer) -> bool {
     container.pod_inject_policy == Some(PodInjectPolicy::BeforeAppContainer)
 }
 
-/// Names that a container has in the Pod.
-fn names_in_pod(list: &str, container: &SidecarContainer) -> Vec<String> {
-    let hot = is_hot_upgrade(container) && (list == "containers" || is_native_sidecar(container));
-    match hot {
-        true => hot_upgrade_names(name(container)).into(),
-        false => vec![name(container).to_owned()],
-    }
-}
-
 /// The container, or two for hot upgrade: the first one works, the second has the empty image.
 fn copies(list: &List<'_>, container: &SidecarContainer, field: &str) -> Result<Vec<Copy>, Unsupported> {
     let mut fields = container.container.clone();
@@ -160,7 +154,7 @@ fn copies(list: &List<'_>, container: &SidecarContainer, field: &str) -> Result<
         }
     }
     let in_front = is_in_front(container);
-    let names = names_in_pod(list.field, container);
+    let names = names_in_pod(container, list.is_init());
     let is_hot = names.len() > 1;
     let empty_image = &container.upgrade_strategy.hot_upgrade_empty_image;
     if is_hot && empty_image.is_empty() {
@@ -219,7 +213,7 @@ fn add_order(set: &str, peers: &Peers<'_>, program: &mut Program) {
 /// Variables about the containers of a list, and which of them other policies injected.
 fn add_list(list: &List<'_>, peers: &Peers<'_>, program: &mut Program) {
     let id = list.id;
-    let is_init = list.field == "initContainers";
+    let is_init = list.is_init();
     let all = if is_init {
         "object.spec.?initContainers.orValue([])"
     } else {
@@ -266,7 +260,7 @@ fn add_list(list: &List<'_>, peers: &Peers<'_>, program: &mut Program) {
                 .flatten()
                 .filter(|container| is_in_front(container));
             front
-                .flat_map(|container| names_in_pod(list.field, container))
+                .flat_map(|container| names_in_pod(container, is_init))
                 .collect::<Vec<_>>()
         })
         .collect();
@@ -289,6 +283,27 @@ fn add_list(list: &List<'_>, peers: &Peers<'_>, program: &mut Program) {
 }
 
 impl List<'_> {
+    fn is_init(&self) -> bool {
+        self.field == "initContainers"
+    }
+
+    /// Operations that fail if a container of the Pod's other list has the name of one of these.
+    fn check_names(&self, set: &str) -> String {
+        let names = self.containers.iter();
+        let names: Vec<String> = names
+            .flat_map(|container| names_in_pod(container, self.is_init()))
+            .collect();
+        let names = strings(names.iter().map(String::as_str));
+        let other = if self.is_init() { "main" } else { "init" };
+        // The API server's error has the path.
+        let absent =
+            format!("/SidecarSet {set} and the Pod have a container and an init container of the same name");
+        format!(
+            "variables.{other}Own.exists(i, variables.{other}Names[i] in {names}) ? [JSONPatch{{op: 'remove', path: {}}}] : []",
+            string(&absent)
+        )
+    }
+
     /// Operations that move the containers to their places.
     fn moves(&self, mut places: Vec<Place>, program: &mut Program) -> Vec<String> {
         if places.is_empty() {

@@ -17,7 +17,8 @@
 //!   other errors, failure policy `Ignore` leaves out the whole set: nothing is half-injected. The author of
 //!   a Pod can bring that about; failure policy `Fail`, or a webhook behind the policy, is the remedy.
 //! - Computed resources are written in thousandths; amounts below are rounded up.
-//! - A `resourcesPolicy` without a target, or with a negative result, is such an error; the function refuses the Pod.
+//! - A `resourcesPolicy` without a target, or with a negative result, is such an error, and so is a container with the
+//!   name of an init container of the Pod, or the other way round; the function refuses the Pod.
 //!
 //! `literal` and `typed` keep what the user wrote from becoming code, or an object that the API server cannot read;
 //! `sets` decides which sets apply to a Pod, `containers`, `resources` and `annotations` what they write.
