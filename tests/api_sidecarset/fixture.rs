@@ -1,13 +1,16 @@
 //! An API server, and the manager.
 
 use std::panic::Location;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::{Value, json};
 use testbed::cluster::{ControlPlane, ControlPlaneOptions};
 use testbed::wait;
+use tokio::sync::OnceCell;
 
 use crate::conversion::{CONVERTED_KINDS, wait_for_conversion};
 use crate::manager::Manager;
+use crate::proxy::Proxy;
 
 pub const POLICIES: &str = "mutatingadmissionpolicies";
 pub const BINDINGS: &str = "mutatingadmissionpolicybindings";
@@ -17,22 +20,63 @@ pub struct SidecarCluster {
     pub manager: Manager,
 }
 
+/// A cluster that tests share which leave the manager alone, and the proxy in front of its API server.
+pub struct SharedCluster {
+    pub cluster: SidecarCluster,
+    pub proxy: Proxy,
+}
+
+static SHARED_CLUSTER: OnceCell<SharedCluster> = OnceCell::const_new();
+
+/// The shared cluster.
+pub async fn shared_cluster() -> &'static SharedCluster {
+    let start = || {
+        let plane = start_plane();
+        let mut manager = SidecarCluster::new_manager(&plane, "kruise-manager", "");
+        let proxy = Proxy::in_front_of(&manager.kubeconfig);
+        manager.start().unwrap();
+        let cluster = SidecarCluster { plane, manager };
+        SharedCluster { cluster, proxy }
+    };
+    SHARED_CLUSTER
+        .get_or_init(|| async { tokio::task::spawn_blocking(start).await.unwrap() })
+        .await
+}
+
+/// An API server with what users install.
+pub fn start_plane() -> ControlPlane {
+    let options = ControlPlaneOptions {
+        controllers: true,
+        // Without the garbage collector: a deleted set must not be injected until that comes.
+        enabled_controllers: "serviceaccount-controller",
+        ..ControlPlaneOptions::default()
+    };
+    let plane = ControlPlane::start_with(options).unwrap();
+    let deploy = format!("{}/../deploy/default", env!("CARGO_MANIFEST_DIR"));
+    plane.kubectl(&["apply", "-k", &deploy]).unwrap();
+    plane
+}
+
 impl SidecarCluster {
     /// A cluster with these feature gates of the manager, `NAME=true,…`.
     pub fn start(gates: &str) -> Self {
-        let options = ControlPlaneOptions {
-            controllers: true,
-            // Without the garbage collector: a deleted set must not be injected until that comes.
-            enabled_controllers: "serviceaccount-controller",
-            ..ControlPlaneOptions::default()
-        };
-        let plane = ControlPlane::start_with(options).unwrap();
-        let deploy = format!("{}/../deploy/default", env!("CARGO_MANIFEST_DIR"));
-        plane.kubectl(&["apply", "-k", &deploy]).unwrap();
+        let plane = start_plane();
         let mut manager = Self::new_manager(&plane, "kruise-manager", gates);
         manager.start().unwrap();
         wait_for_conversion(&plane, &CONVERTED_KINDS);
         Self { plane, manager }
+    }
+
+    /// A cluster whose controllers and webhooks are separate programs; also returns the one with the webhooks.
+    pub fn start_separate() -> (Self, Manager) {
+        let plane = start_plane();
+        let port = testbed::port::reserve().unwrap();
+        let mut webhooks = Manager::with_role(&plane, "kruise-webhook", "webhooks", port);
+        webhooks.spawn().unwrap();
+        let mut manager = Manager::with_role(&plane, "kruise-manager", "controllers", port);
+        manager.start().unwrap();
+        webhooks.wait_ready().unwrap();
+        (Self { plane, manager }, webhooks)
     }
 
     fn new_manager(plane: &ControlPlane, name: &'static str, gates: &str) -> Manager {
@@ -118,20 +162,34 @@ impl SidecarCluster {
 
     /// The same with a merge patch of the Pod.
     pub fn dry_run_with(&self, app: &str, patch: &Value) -> Value {
+        self.try_dry_run_with(app, patch).unwrap()
+    }
+
+    /// The same, or why the Pod is refused.
+    pub fn try_dry_run_with(&self, app: &str, patch: &Value) -> Result<Value, String> {
         let mount = json!([{ "name": "data", "mountPath": "/data" }]);
         let mut pod = json!({ "apiVersion": "v1", "kind": "Pod",
             "metadata": { "name": "web", "namespace": "default", "labels": { "app": app } },
             "spec": { "automountServiceAccountToken": false, "volumes": [{ "name": "data", "emptyDir": {} }],
                 "containers": [{ "name": "app", "image": "app:1", "volumeMounts": mount }] } });
         json_patch::merge(&mut pod, patch);
-        let file = self.plane.dir().join("dry-run.json");
-        std::fs::write(&file, pod.to_string()).unwrap();
-        let file = file.display().to_string();
+        self.try_create(&pod)
+    }
+
+    /// The object as it would be created, or why it is refused.
+    pub fn try_create(&self, object: &Value) -> Result<Value, String> {
+        // Other tests do so at the same time.
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let file = self.plane.dir().join(format!("dry-run-{number}.json"));
+        std::fs::write(&file, object.to_string()).unwrap();
+        let path = file.display().to_string();
         let created = self
             .plane
-            .kubectl(&["create", "--dry-run=server", "-o", "json", "-f", &file])
-            .unwrap();
-        serde_json::from_str(&created).unwrap()
+            .kubectl(&["create", "--dry-run=server", "-o", "json", "-f", &path]);
+        std::fs::remove_file(file).unwrap();
+        let created = created.map_err(|why| format!("{why:#}"))?;
+        Ok(serde_json::from_str(&created).unwrap())
     }
 
     /// Waits until new Pods are as `predicate` says.

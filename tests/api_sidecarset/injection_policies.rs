@@ -210,6 +210,35 @@ async fn foreign_policy_of_the_same_name_is_left_alone() {
     cluster.wait_injected_by("web", "True", "PolicyInstalled");
 }
 
+/// The policy of the first set is not a foreign one, although no garbage collector has deleted it yet.
+#[tokio::test]
+async fn set_recreated_while_no_manager_runs_has_its_own_policy() {
+    let (mut cluster, _webhooks) = SidecarCluster::start_separate();
+    if !cluster.serves_policies() {
+        return;
+    }
+    cluster.create_set("web", json!({}));
+    cluster.wait_injected_by("web", "True", "PolicyInstalled");
+    cluster.wait_dry_run("web", "the image", |pod| image(pod, "side-web") == "side:1");
+    let before = cluster.get(POLICIES, "sidecarset-web").unwrap();
+    cluster.manager.stop().unwrap();
+    cluster.plane.kubectl(&["delete", "sidecarset", "web"]).unwrap();
+    let set = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet", "metadata": { "name": "web" },
+        "spec": { "selector": { "matchLabels": { "app": "web" } },
+            "containers": [{ "name": "side-web", "image": "side:2" }] } });
+    cluster.plane.apply(&set.to_string()).unwrap();
+    cluster.manager.start().unwrap();
+    cluster.wait_injected_by("web", "True", "PolicyInstalled");
+    cluster.wait_dry_run("web", "the new image", |pod| image(pod, "side-web") == "side:2");
+    let after = cluster.get(POLICIES, "sidecarset-web").unwrap();
+    assert_ne!(after["metadata"]["uid"], before["metadata"]["uid"]);
+    let owner = &after["metadata"]["ownerReferences"][0]["uid"];
+    assert_eq!(
+        *owner,
+        cluster.get("sidecarset", "web").unwrap()["metadata"]["uid"]
+    );
+}
+
 #[tokio::test]
 async fn webhook_injects_without_the_role_for_policies() {
     let mut cluster = SidecarCluster::start("");
