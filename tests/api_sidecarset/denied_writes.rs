@@ -65,7 +65,7 @@ async fn lost_answer_updates_no_pod_twice() {
     }
 }
 
-/// A webhook for updates of Pods with this label that nobody serves.
+/// A webhook for updates of Pods with this label, without a server.
 async fn create_broken_webhook(test: &SidecarNamespace, label: &str) -> Api<DynamicObject> {
     let kind = "ValidatingWebhookConfiguration";
     let webhooks = untyped(&test.admin, "admissionregistration.k8s.io", "v1", kind, None);
@@ -124,12 +124,12 @@ async fn pods_that_cannot_be_updated_are_named_and_delay_no_others() {
     test.wait_waiting("UpdateRefused", message).await;
     test.poll_until("events with both messages", || async {
         let messages = failure_messages(&test).await;
-        let is_told = |pod: &str, why: &str| {
+        let is_reported = |pod: &str, why: &str| {
             let begin = format!("cannot update the containers of pod {pod}: ");
             let mut messages = messages.iter();
             messages.any(|message| message.starts_with(&begin) && message.contains(why))
         };
-        (is_told(locked, LOCK_MESSAGE) && is_told(unreachable, "broken.example.com")).then_some(())
+        (is_reported(locked, LOCK_MESSAGE) && is_reported(unreachable, "broken.example.com")).then_some(())
     })
     .await;
 

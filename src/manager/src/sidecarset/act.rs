@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_one_pod_are_told_from_those_of_all() {
+    fn failures_of_one_pod_are_distinguished_from_those_of_all() {
         let error = |code: u16, message: &str| {
             let status = json!({ "status": "Failure", "code": code, "reason": "", "message": message });
             Error::Api(serde_json::from_value(status).unwrap())
