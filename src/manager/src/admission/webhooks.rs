@@ -59,6 +59,12 @@ fn client_config(options: &Options, ca: &str, path: &str) -> Value {
     }
 }
 
+/// The path of a URL with a host, such as `/mutate-pod/a`.
+fn url_path(url: &str) -> Option<&str> {
+    let (_, after_scheme) = url.split_once("://")?;
+    after_scheme.get(after_scheme.find('/')?..)
+}
+
 /// The merge patch from `existing` (a configuration's `webhooks`) to ours; `None` when they are equal. `for_pods` are
 /// the webhooks of SidecarSets; while these are unknown, existing ones are kept.
 fn plan_configuration(
@@ -88,8 +94,10 @@ fn plan_configuration(
             hook = there.cloned().unwrap_or_default();
         }
         json_patch::merge(&mut hook, ours);
-        let path = ours["clientConfig"]["service"]["path"].as_str();
         // What is kept may have a URL instead.
+        let there = &ours["clientConfig"];
+        let path = there["service"]["path"].as_str();
+        let path = path.or_else(|| url_path(there["url"].as_str()?));
         let path = path.unwrap_or(keys::MUTATE_POD_PATH);
         set(
             &mut hook,
@@ -234,16 +242,22 @@ async fn sync_object<K: Object + Send + Sync + 'static>(
         if store.get(&key).is_none() {
             tracing::warn!(name, kind = %K::kind(&()), "not found; apply deploy/webhooks and deploy/crds");
         }
+        // The last patch, until its result is in the store.
+        let mut applied = None;
         loop {
             let ca = bundle.borrow_and_update().ca.clone();
             let patch = store.get(&key).and_then(|there| plan(&there, &ca));
+            let patch = patch.filter(|patch| applied.as_ref() != Some(patch));
             step.set_activity(format!("patching {name}"), write::REQUEST_TIMEOUT);
             let result = match &patch {
                 Some(patch) => write::patch_merge(&api, name, patch).await.map(drop),
                 None => Ok(()),
             };
             let retry = match result {
-                Ok(()) => std::future::pending().left_future(),
+                Ok(()) => {
+                    applied = patch.or(applied);
+                    std::future::pending().left_future()
+                }
                 Err(why) => {
                     tracing::warn!(name, kind = %K::kind(&()), %why, "cannot point the API server at our webhooks");
                     tokio::time::sleep(RETRY).right_future()
@@ -251,7 +265,7 @@ async fn sync_object<K: Object + Send + Sync + 'static>(
             };
             step.set_idle(None);
             tokio::select! {
-                _ = object_changes.recv() => {}
+                _ = object_changes.recv() => applied = None,
                 Some(()) = changes.next() => {
                     // Of many sets that are applied together, one patch tells.
                     tokio::time::sleep(BATCH_WINDOW).await;
@@ -329,6 +343,15 @@ mod tests {
         assert_eq!(last["clientConfig"]["service"]["path"], "/mutate-pod/s");
         assert_eq!(plan(&with_set, None), None);
         assert_eq!(plan(&with_set, Some(&for_pods)), None);
+        let by_url = options(Some("::1"));
+        let patch = plan_configuration(&with_set, &ours, None, &by_url, "ca").unwrap();
+        let with_set_by_url = &patch["webhooks"];
+        for for_pods in [None, Some(for_pods.as_slice())] {
+            assert_eq!(
+                plan_configuration(with_set_by_url, &ours, for_pods, &by_url, "ca"),
+                None
+            );
+        }
         let spec = json!({ "selector": { "matchLabels": { "c": "d" } } });
         let other = SetWebhook::new("ns", "s", None, &serde_json::from_value(spec).unwrap()).unwrap();
         let other = pod_webhooks("ns", [&other]);
