@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod barriers;
+mod image_lists;
 mod jobs;
 mod leader_election;
 mod network;
@@ -17,4 +18,4 @@ mod unresponsive_daemons;
 mod v1alpha1_compat;
 mod v1alpha1_daemon;
 
-use support::{connect, etcd, manager, waits};
+use support::{connect, etcd, manager, manager_requests, waits};

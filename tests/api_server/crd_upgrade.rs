@@ -13,7 +13,7 @@ use crate::webhook_cluster::{
 
 const BETA: &str = "apps.kruise.io/v1beta1";
 
-fn plurals() -> [&'static str; 5] {
+fn plurals() -> [&'static str; 6] {
     Kind::ALL.map(|kind| kind.info().plural)
 }
 

@@ -333,6 +333,13 @@ async fn printer_columns_and_short_names() {
             ],
         ),
         (
+            ("ImageListPullJob", "imagelistpulljobs"),
+            json!({ "images": ["nginx:columns"], "completionPolicy": {} }),
+            condition("Failed", "ImagesFailed", "failed for nginx"),
+            &["TOTAL", "SUCCEEDED", "COMPLETED", "AGE"],
+            &[("REASON", "ImagesFailed"), ("MESSAGE", "failed for nginx")],
+        ),
+        (
             ("ContainerRecreateRequest", "crr"),
             json!({ "podName": "columns", "containers": [{ "name": "app" }] }),
             condition("Complete", "Recreated", "app: restarted"),
@@ -364,7 +371,7 @@ async fn printer_columns_and_short_names() {
         create(&api, object).await.unwrap();
         let required = match kind {
             "CloneSet" => &counts,
-            "ImagePullJob" => &json!({ "desired": 1 }),
+            "ImagePullJob" | "ImageListPullJob" => &json!({ "desired": 1 }),
             "ContainerRecreateRequest" => &json!({ "phase": "Completed" }),
             _ => &json!({}),
         };
@@ -392,7 +399,7 @@ async fn printer_columns_and_short_names() {
 
 #[test]
 fn deploy_examples_are_valid() {
-    for example in ["imagepulljob", "pod"] {
+    for example in ["imagepulljob", "imagelistpulljob", "pod"] {
         let file = format!("{}/../deploy/examples/{example}.yaml", env!("CARGO_MANIFEST_DIR"));
         shared_cluster()
             .plane

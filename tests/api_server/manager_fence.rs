@@ -109,6 +109,9 @@ async fn manager_creates_claims_revisions_and_jobs_of_clonesets_only() {
         let forged = || dry_run_create(&api, object(owner_references("apps/v1", "StatefulSet")));
         wait_until_denied(forged, &format!("may create a {kind} of a CloneSet only")).await;
         dry_run_create(&api, object(cloneset_owner())).await.unwrap();
+        let of_list = owner_references("apps.kruise.io/v1beta1", "ImageListPullJob");
+        let of_list = dry_run_create(&api, object(of_list)).await;
+        assert_eq!(of_list.is_ok(), kind == "ImagePullJob", "{kind}: {of_list:?}");
     }
 }
 

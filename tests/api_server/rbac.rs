@@ -53,6 +53,9 @@ const MANAGER_ALLOWED: &[Access] = &[
     ("patch", "imagepulljobs.apps.kruise.io", "default"),
     ("patch", "imagepulljobs.apps.kruise.io/status", "default"),
     ("delete", "imagepulljobs.apps.kruise.io", "default"),
+    ("watch", "imagelistpulljobs.apps.kruise.io", ""),
+    ("patch", "imagelistpulljobs.apps.kruise.io/status", "default"),
+    ("delete", "imagelistpulljobs.apps.kruise.io", "default"),
     ("patch", "containerrecreaterequests.apps.kruise.io", "default"),
     (
         "patch",
@@ -111,6 +114,7 @@ const MANAGER_DENIED: &[Access] = &[
         "",
     ),
     ("update", "imagepulljobs.apps.kruise.io", "default"),
+    ("create", "imagelistpulljobs.apps.kruise.io", "default"),
     ("update", "pods/status", "default"),
     ("create", "containerrecreaterequests.apps.kruise.io", "default"),
     ("create", "secrets", "default"),

@@ -35,6 +35,12 @@ pub fn full_object(kind: &str) -> Value {
                 "podSelector": { "matchExpressions": [{ "key": "a", "operator": "Exists", "values": [] }] },
                 "completionPolicy": { "type": "Always", "activeDeadlineSeconds": 1 }, "pullPolicy": { "timeoutSeconds": 1 } },
         }),
+        "imagelistpulljob" => json!({
+            "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImageListPullJob", "metadata": { "name": "l" },
+            "spec": { "images": ["i", "j"], "selector": { "names": ["n"], "matchLabels": { "a": "b" } },
+                "podSelector": { "matchExpressions": [{ "key": "a", "operator": "Exists", "values": [] }] },
+                "completionPolicy": { "type": "Always", "activeDeadlineSeconds": 1 }, "pullPolicy": { "timeoutSeconds": 1 } },
+        }),
         _ => json!({
             "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
             "metadata": { "name": "r", "labels": { "a": "b" }, "annotations": {

@@ -20,9 +20,6 @@ use super::{GROUP, Kind, V1ALPHA1, V1BETA1, keys};
 mod cloneset;
 mod sidecarset;
 
-/// A kind that is not served, of which OpenKruise may have left objects. Its versions are equal.
-const IMAGE_LIST_PULL_JOB: &str = "ImageListPullJob";
-
 /// Why an object was not converted. All of these are permanent.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -99,18 +96,17 @@ pub fn convert(mut object: Value, to: &str) -> Result<Value, Error> {
             to: to.to_owned(),
         });
     };
-    let served = Kind::from_name(&kind);
-    if served.is_none() && kind != IMAGE_LIST_PULL_JOB {
+    let Some(served) = Kind::from_name(&kind) else {
         return Err(Error::UnknownKind { kind });
-    }
+    };
     set(
         &mut object,
         &["apiVersion"],
         json!(format!("{GROUP}/{to_version}")),
     );
-    let Some(served) = served.filter(|_| from_version != to_version) else {
+    if from_version == to_version {
         return Ok(object);
-    };
+    }
     match (served, to_version) {
         (Kind::CloneSet, V1BETA1) => cloneset::to_v1beta1(&mut object),
         (Kind::CloneSet, _) => cloneset::to_v1alpha1(&mut object),
@@ -120,7 +116,7 @@ pub fn convert(mut object: Value, to: &str) -> Result<Value, Error> {
         (Kind::ContainerRecreateRequest, _) => request_to_v1alpha1(&mut object),
         (Kind::SidecarSet, V1BETA1) => sidecarset::to_v1beta1(&mut object),
         (Kind::SidecarSet, _) => sidecarset::to_v1alpha1(&mut object),
-        (Kind::ImagePullJob, _) => {}
+        (Kind::ImagePullJob | Kind::ImageListPullJob, _) => {}
     }
     Ok(object)
 }

@@ -7,8 +7,8 @@ use serde_json::{Map, Value, json};
 use super::json::set;
 use super::rules::{self, RulesAtPath, SchemaRule};
 use super::{
-    Kind, V1ALPHA1, V1BETA1, cloneset, container_recreate_request, image_pull_job, keys, node_image,
-    sidecarset, v1alpha1,
+    Kind, V1ALPHA1, V1BETA1, cloneset, container_recreate_request, image_list_pull_job, image_pull_job, keys,
+    node_image, sidecarset, v1alpha1,
 };
 
 /// Name, type, JSON path and description of a printer column.
@@ -51,6 +51,39 @@ const IMAGE_PULL_JOB_COLUMNS: &[Column] = &[
 /// Columns of `kubectl get -o wide`. v1alpha1 has a different MESSAGE.
 const IMAGE_PULL_JOB_WIDE: &[Column] = &[
     ("IMAGE", "string", ".spec.image", "Image to pull"),
+    (
+        "REASON",
+        "string",
+        r#".status.conditions[?(@.status=="True")].reason"#,
+        "Reason of the condition that is true",
+    ),
+    (
+        "MESSAGE",
+        "string",
+        r#".status.conditions[?(@.status=="True")].message"#,
+        "Message of the condition that is true",
+    ),
+];
+
+const IMAGE_LIST_PULL_JOB_COLUMNS: &[Column] = &[
+    ("TOTAL", "integer", ".status.desired", "Images of the job"),
+    (
+        "SUCCEEDED",
+        "integer",
+        ".status.succeeded",
+        "Images that all nodes have",
+    ),
+    (
+        "COMPLETED",
+        "integer",
+        ".status.completed",
+        "Images whose ImagePullJobs have ended",
+    ),
+    AGE,
+];
+
+/// Columns of `kubectl get -o wide`.
+const IMAGE_LIST_PULL_JOB_WIDE: &[Column] = &[
     (
         "REASON",
         "string",
@@ -240,6 +273,7 @@ pub fn crd(kind: Kind) -> Option<CustomResourceDefinition> {
         Kind::CloneSet => clone_sets(),
         Kind::ContainerRecreateRequest => container_recreate_requests(),
         Kind::ImagePullJob => image_pull_jobs(),
+        Kind::ImageListPullJob => image_list_pull_jobs(),
         Kind::NodeImage => node_images(),
         Kind::SidecarSet => sidecar_sets(),
     };
@@ -296,12 +330,33 @@ fn container_recreate_requests() -> CrdDefinition {
 fn image_pull_jobs() -> CrdDefinition {
     CrdDefinition {
         wide: IMAGE_PULL_JOB_WIDE,
+        version_rules: &[
+            (V1BETA1, &[("", rules::IMAGE_PULL_JOB)]),
+            (V1ALPHA1, &[("", rules::IMAGE_PULL_JOB)]),
+        ],
         ..CrdDefinition::with_defaults(
             Kind::ImagePullJob,
             image_pull_job::ImagePullJob::crd(),
             v1alpha1::ImagePullJob::crd(),
             IMAGE_PULL_JOB_COLUMNS,
-            rules::IMAGE_PULL_JOB,
+            rules::IMAGE_PULL_JOB_TEMPLATE,
+        )
+    }
+}
+
+fn image_list_pull_jobs() -> CrdDefinition {
+    CrdDefinition {
+        wide: IMAGE_LIST_PULL_JOB_WIDE,
+        version_rules: &[
+            (V1BETA1, &[("", rules::IMAGE_LIST_PULL_JOB)]),
+            (V1ALPHA1, &[("", rules::IMAGE_LIST_PULL_JOB)]),
+        ],
+        ..CrdDefinition::with_defaults(
+            Kind::ImageListPullJob,
+            image_list_pull_job::ImageListPullJob::crd(),
+            v1alpha1::ImageListPullJob::crd(),
+            IMAGE_LIST_PULL_JOB_COLUMNS,
+            rules::IMAGE_PULL_JOB_TEMPLATE,
         )
     }
 }

@@ -9,6 +9,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::node_image::{DEFAULT_BACKOFF_LIMIT, DEFAULT_TIMEOUT_SECONDS};
 pub use super::node_image::{ImagePullPolicy, SandboxConfig};
 use super::schemas;
 use super::string_enum::string_enum;
@@ -69,6 +70,33 @@ pub struct ImagePullJobSpec {
     /// Whether an image that is present is fetched again: Always or IfNotPresent (when absent).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<ImagePullPolicy>,
+}
+
+impl ImagePullJobSpec {
+    /// The same with the defaults that admission sets, so that two specs can be compared.
+    #[must_use]
+    pub fn with_defaults(mut self) -> Self {
+        let completion = &mut self.completion_policy;
+        let timeout = default_timeout(completion.active_deadline_seconds);
+        completion.type_.get_or_insert(CompletionPolicyType::Always);
+        self.image_pull_policy
+            .get_or_insert(ImagePullPolicy::IfNotPresent);
+        self.parallelism.get_or_insert(IntOrString::Int(1));
+        let pull = self.pull_policy.get_or_insert_default();
+        pull.timeout_seconds.get_or_insert(timeout);
+        pull.backoff_limit.get_or_insert(DEFAULT_BACKOFF_LIMIT);
+        self
+    }
+}
+
+/// Default timeout of one pull, in seconds: at most the job's deadline.
+#[must_use]
+pub fn default_timeout(deadline: Option<i64>) -> i32 {
+    let deadline = deadline.and_then(|seconds| i32::try_from(seconds).ok());
+    let deadline = deadline.filter(|seconds| *seconds > 0);
+    deadline
+        .unwrap_or(DEFAULT_TIMEOUT_SECONDS)
+        .min(DEFAULT_TIMEOUT_SECONDS)
 }
 
 /// Nodes by name, or by label.

@@ -14,6 +14,8 @@ pub enum Kind {
     NodeImage,
     /// ImagePullJob.
     ImagePullJob,
+    /// ImageListPullJob.
+    ImageListPullJob,
     /// ContainerRecreateRequest.
     ContainerRecreateRequest,
     /// SidecarSet.
@@ -61,10 +63,11 @@ const FAIL_OPEN: WebhookPolicy = WebhookPolicy {
 
 impl Kind {
     /// All kinds, in the order of the webhook configurations.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::CloneSet,
         Self::NodeImage,
         Self::ImagePullJob,
+        Self::ImageListPullJob,
         Self::ContainerRecreateRequest,
         Self::SidecarSet,
     ];
@@ -91,6 +94,16 @@ impl Kind {
                 name: "ImagePullJob",
                 plural: "imagepulljobs",
                 lowercase: "imagepulljob",
+                needs_conversion: false,
+                webhook: WebhookPolicy {
+                    suffix: "-v1beta1",
+                    ..FAIL_OPEN
+                },
+            },
+            Self::ImageListPullJob => &KindInfo {
+                name: "ImageListPullJob",
+                plural: "imagelistpulljobs",
+                lowercase: "imagelistpulljob",
                 needs_conversion: false,
                 webhook: WebhookPolicy {
                     suffix: "-v1beta1",

@@ -8,8 +8,8 @@
 //! **A kind** is a variant of [`Kind`] and its [row](kind::KindInfo): its names, whether its versions are converted,
 //! how it is reviewed. CRDs ([`crds`]), webhook configurations ([`webhooks`]), conversion, reviews and feature gates
 //! match on it, so a kind that lacks one of them does not compile. The types of each are in the file of its name
-//! ([`cloneset`], [`image_pull_job`], [`container_recreate_request`], [`node_image`]), those of the older version in
-//! [`v1alpha1`].
+//! ([`cloneset`], [`image_pull_job`], [`image_list_pull_job`], [`container_recreate_request`], [`node_image`]), those of
+//! the older version in [`v1alpha1`].
 //!
 //! **What the schemas cannot express** is in [`validation`] and in rules in CEL, which are part of the CRDs. External
 //! input is parsed where it enters: [`names`] for parts of a request, [`image_reference`] for images, [`owner`] for
@@ -46,6 +46,7 @@ pub mod container_recreate_request;
 pub mod convert;
 mod crd;
 pub mod go_json;
+pub mod image_list_pull_job;
 pub mod image_pull_job;
 pub mod image_reference;
 pub mod in_place;

@@ -51,6 +51,10 @@ string_enum! {
     }
 }
 
+/// Default timeout of one attempt to pull an image, in seconds.
+pub const DEFAULT_TIMEOUT_SECONDS: i32 = 600;
+/// Default number of retries after a failed attempt.
+pub const DEFAULT_BACKOFF_LIMIT: i32 = 3;
 /// Maximum bytes of `spec.images`, as etcd stores them, with the keys of sandbox configurations counted twice, because
 /// `managedFields` has them too. All tenants of a node share its NodeImage, and etcd accepts 1.5 MiB of one object:
 /// what this and [`MAX_STATUS_BYTES`] leave is for `metadata`, which has each image's name for both.

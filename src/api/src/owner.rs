@@ -10,6 +10,8 @@ use super::{GROUP, V1ALPHA1, V1BETA1};
 pub enum OwnerKind {
     /// A CloneSet, in a served version.
     CloneSet,
+    /// An ImageListPullJob, in a served version.
+    ImageListPullJob,
     /// A Pod.
     Pod,
     /// A SidecarSet, in a served version. It has no namespace.
@@ -84,7 +86,7 @@ impl Owner {
         })
     }
 
-    /// The controller owner reference to it; for a CloneSet or a SidecarSet.
+    /// The controller owner reference to it; for a kind of ours.
     #[must_use]
     pub fn controller_reference(&self) -> Value {
         controller_reference(self.kind.as_str(), &self.name, &self.uid)
@@ -129,6 +131,7 @@ impl OwnerKind {
         match (api_version.split_once('/'), kind) {
             (Some((GROUP, version)), "CloneSet") if ours(version) => Self::CloneSet,
             (Some((GROUP, version)), "SidecarSet") if ours(version) => Self::SidecarSet,
+            (Some((GROUP, version)), "ImageListPullJob") if ours(version) => Self::ImageListPullJob,
             (None, "Pod") if api_version == "v1" => Self::Pod,
             _ => Self::Other,
         }
@@ -137,6 +140,7 @@ impl OwnerKind {
     fn as_str(self) -> &'static str {
         match self {
             Self::CloneSet => "CloneSet",
+            Self::ImageListPullJob => "ImageListPullJob",
             Self::Pod => "Pod",
             Self::SidecarSet => "SidecarSet",
             Self::Other => "other",

@@ -6,6 +6,7 @@
 
 use serde_json::{Value, json};
 
+use super::image_list_pull_job::MAX_IMAGES;
 use super::node_image::{MAX_IMAGE_NAME_CHARS, MAX_SANDBOX_ENTRIES, MAX_SANDBOX_VALUE_CHARS, MAX_TAGS};
 use super::{names, schemas};
 
@@ -187,13 +188,46 @@ pub(super) const NODE_IMAGE: &[SchemaRule] = &[
     },
 ];
 
-/// Rules of ImagePullJob.
+/// An image reference: a name has at most 255 characters, a tag 128, a digest 135.
+fn image_reference() -> Value {
+    json!({ "minLength": 1, "maxLength": 1024 })
+}
+
+/// Rules of ImagePullJob alone.
 pub(super) const IMAGE_PULL_JOB: &[SchemaRule] = &[
-    // A name has at most 255 characters, a tag 128, a digest 135.
     SchemaRule {
         path: "spec.image",
-        add: || json!({ "minLength": 1, "maxLength": 1024 }),
+        add: image_reference,
     },
+    SchemaRule {
+        path: "spec",
+        add: || {
+            cel_with_expression(
+                "(has(self.pullSecrets) ? self.pullSecrets : []) == \
+                 (has(oldSelf.pullSecrets) ? oldSelf.pullSecrets : [])",
+                "'spec.pullSecrets cannot be changed: it was %s and would be %s; create another job instead'\
+                 .format([has(oldSelf.pullSecrets) ? oldSelf.pullSecrets : [], \
+                 has(self.pullSecrets) ? self.pullSecrets : []])",
+                "spec.pullSecrets cannot be changed; create another job instead",
+            )
+        },
+    },
+];
+
+/// Rules of ImageListPullJob alone.
+pub(super) const IMAGE_LIST_PULL_JOB: &[SchemaRule] = &[
+    SchemaRule {
+        path: "spec.images",
+        add: || json!({ "minItems": 1, "maxItems": MAX_IMAGES, "x-kubernetes-list-type": "set" }),
+    },
+    SchemaRule {
+        path: "spec.images.[]",
+        add: image_reference,
+    },
+];
+
+/// Rules of what ImagePullJob and ImageListPullJob have in common.
+pub(super) const IMAGE_PULL_JOB_TEMPLATE: &[SchemaRule] = &[
     SchemaRule {
         path: "spec",
         add: || {
@@ -252,23 +286,10 @@ pub(super) const IMAGE_PULL_JOB: &[SchemaRule] = &[
             )
         },
     },
-    // Limits make the next rule cheap enough for the API server to accept it.
+    // Limits make the rule of ImagePullJob cheap enough for the API server to accept it.
     SchemaRule {
         path: "spec.pullSecrets",
         add: || json!({ "maxItems": 64 }),
-    },
-    SchemaRule {
-        path: "spec",
-        add: || {
-            cel_with_expression(
-                "(has(self.pullSecrets) ? self.pullSecrets : []) == \
-                 (has(oldSelf.pullSecrets) ? oldSelf.pullSecrets : [])",
-                "'spec.pullSecrets cannot be changed: it was %s and would be %s; create another job instead'\
-                 .format([has(oldSelf.pullSecrets) ? oldSelf.pullSecrets : [], \
-                 has(self.pullSecrets) ? self.pullSecrets : []])",
-                "spec.pullSecrets cannot be changed; create another job instead",
-            )
-        },
     },
     SchemaRule {
         path: "spec.pullSecrets.[]",

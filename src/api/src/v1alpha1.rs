@@ -65,6 +65,21 @@ pub struct ReferenceObject {
 #[serde(transparent)]
 pub struct ImagePullJobSpec(pub super::image_pull_job::ImagePullJobSpec);
 
+/// Images, nodes and limits of the jobs: the same as in v1beta1.
+#[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
+#[kube(
+    group = "apps.kruise.io",
+    version = "v1alpha1",
+    kind = "ImageListPullJob",
+    plural = "imagelistpulljobs",
+    namespaced,
+    status = "super::image_list_pull_job::ImageListPullJobStatus",
+    derive = "PartialEq",
+    doc = "Pulls several images on many nodes, by one ImagePullJob for each."
+)]
+#[serde(transparent)]
+pub struct ImageListPullJobSpec(pub super::image_list_pull_job::ImageListPullJobSpec);
+
 /// Pod and containers to recreate, and how: the same as in v1beta1.
 #[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[kube(

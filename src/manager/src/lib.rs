@@ -1,6 +1,6 @@
 //! The cluster side of kruise-rs: fans jobs out to nodes, and runs what needs a view of the whole cluster.
 //!
-//! In:  Nodes, NodeImages, ImagePullJobs, ContainerRecreateRequests and Pods (watches, reduced).
+//! In:  Nodes, NodeImages, ImagePullJobs, ImageListPullJobs, ContainerRecreateRequests and Pods (watches, reduced).
 //! Out: NodeImages, status of jobs and requests, copies of pull secrets, Pod conditions, barriers, events.
 //! Controllers run in the replica that holds the Lease; admission and conversion run in every replica, or in processes
 //! of their own.
@@ -11,6 +11,7 @@ pub mod container_recreate;
 mod context;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+pub mod image_list_pull_job;
 pub mod image_pull_job;
 pub mod launch_priority;
 pub mod node_image;

@@ -7,8 +7,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Context, FeatureGate, Options, Role, Stores, cloneset, container_recreate, image_pull_job,
-    launch_priority, node_image, pod_readiness, sidecarset,
+    Context, FeatureGate, Options, Role, Stores, cloneset, container_recreate, image_list_pull_job,
+    image_pull_job, launch_priority, node_image, pod_readiness, sidecarset,
 };
 use crate::admission;
 use kruise_cluster::lease::{Election, HeldLease, InvalidLeaseTiming, LeaseLost, Standby};
@@ -264,6 +264,8 @@ async fn run_controllers(
     }
     if gates.enabled(FeatureGate::ImagePullJobGate) {
         supervisor.spawn("imagepulljob", until_shutdown(image_pull_job::run(ctx.clone())));
+        let lists = image_list_pull_job::run(ctx.clone());
+        supervisor.spawn("imagelistpulljob", until_shutdown(lists));
     }
     supervisor.spawn("podreadiness", until_shutdown(pod_readiness::run(ctx.clone())));
     supervisor.spawn(

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::*;
 
-fn plurals() -> [&'static str; 5] {
+fn plurals() -> [&'static str; 6] {
     Kind::ALL.map(|kind| kind.info().plural)
 }
 
@@ -20,6 +20,14 @@ const ADDITIONS: &[&str] = &[
     "containerrecreaterequests .spec.containers[].preStop.sleep",
     "containerrecreaterequests .spec.containers[].preStop.sleep.seconds",
     "containerrecreaterequests .status.containerRecreateStates[].containerID",
+    "imagelistpulljobs .status.conditions",
+    "imagelistpulljobs .status.conditions[]",
+    "imagelistpulljobs .status.conditions[].lastTransitionTime",
+    "imagelistpulljobs .status.conditions[].message",
+    "imagelistpulljobs .status.conditions[].observedGeneration",
+    "imagelistpulljobs .status.conditions[].reason",
+    "imagelistpulljobs .status.conditions[].status",
+    "imagelistpulljobs .status.conditions[].type",
     "imagepulljobs .status.conditions",
     "imagepulljobs .status.conditions[]",
     "imagepulljobs .status.conditions[].lastTransitionTime",
@@ -41,7 +49,10 @@ const ADDITIONS: &[&str] = &[
 ];
 
 /// What upstream requires and we default, so that an object without it is valid even if no webhook serves.
-const DEFAULTED: [&str; 1] = ["imagepulljobs .spec.completionPolicy"];
+const DEFAULTED: [&str; 2] = [
+    "imagelistpulljobs .spec.completionPolicy",
+    "imagepulljobs .spec.completionPolicy",
+];
 
 /// Keywords that must be equal if upstream has them. Our other keywords can only be checks.
 const KEYWORDS: [&str; 14] = [
@@ -229,7 +240,7 @@ fn names_columns_and_subresources_match_upstream() {
                 .iter()
                 .map(|column| (column["name"].as_str().unwrap(), column["priority"].as_i64()));
             let expected: &[&str] = match (plural, name.as_str()) {
-                ("clonesets", _) => &["REASON", "MESSAGE"],
+                ("clonesets" | "imagelistpulljobs", _) => &["REASON", "MESSAGE"],
                 ("sidecarsets", _) => &["NOT_INJECTED", "REASON", "MESSAGE"],
                 ("imagepulljobs", "v1alpha1") => &["IMAGE", "REASON"],
                 ("imagepulljobs", _) => &["IMAGE", "REASON", "MESSAGE"],

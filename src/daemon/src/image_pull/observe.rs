@@ -8,11 +8,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use super::plan::{PullSpec, TagKey};
 use kruise_api::image_reference::ImageReference;
 use kruise_api::keys::{PULLING_IMAGE_BY, PULLING_IMAGE_BY_DAEMON};
-use kruise_api::node_image::{ImagePullPolicy, ImageSpec, ImageTagSpec, NodeImage, NodeImageStatus};
+use kruise_api::node_image::{
+    DEFAULT_BACKOFF_LIMIT, DEFAULT_TIMEOUT_SECONDS, ImagePullPolicy, ImageSpec, ImageTagSpec, NodeImage,
+    NodeImageStatus,
+};
 use kruise_ops::panics::catch_panic_sync;
-
-const DEFAULT_TIMEOUT_SECONDS: i32 = 600;
-const DEFAULT_BACKOFF_LIMIT: u32 = 3;
 
 /// The observed NodeImage.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -103,7 +103,7 @@ fn pull_spec(name: &str, image: &ImageSpec, tag: &ImageTagSpec) -> PullSpec {
         retries: policy
             .backoff_limit
             .and_then(|n| u32::try_from(n).ok())
-            .unwrap_or(DEFAULT_BACKOFF_LIMIT),
+            .unwrap_or(DEFAULT_BACKOFF_LIMIT.unsigned_abs()),
         active_deadline: policy.active_deadline_seconds.map(SignedDuration::from_secs),
         owners: tag.owner_references.clone(),
         secrets: image

@@ -1,51 +1,113 @@
-//! ImagePullJob: sets defaults, and validates the image and the selectors.
+//! ImagePullJob and ImageListPullJob: sets defaults, and validates images and selectors.
 
-use serde_json::json;
+use std::collections::HashSet;
 
-use super::node_image::{BACKOFF_LIMIT, TIMEOUT_SECONDS};
+use serde_json::{Value, json};
+
 use super::review::{Decision, Request};
+use kruise_api::image_list_pull_job::MAX_IMAGES;
+use kruise_api::image_pull_job::default_timeout;
 use kruise_api::image_reference::ImageReference;
 use kruise_api::json::set_default;
+use kruise_api::node_image::DEFAULT_BACKOFF_LIMIT;
 use kruise_api::validation::{FieldErrors, selector};
 
-/// Defaults of completion policy, pull policy and limits. A deadline below the default timeout shortens the timeout.
+/// Defaults of an ImagePullJob.
 pub(super) fn set_defaults(request: &Request) -> Decision {
     let mut object = request.object.to_json();
     if let Some(spec) = object.get_mut("spec") {
-        set_default(spec, &["completionPolicy", "type"], json!("Always"));
+        set_common_defaults(spec);
         set_default(spec, &["imagePullPolicy"], json!("IfNotPresent"));
-        let deadline = spec["completionPolicy"]["activeDeadlineSeconds"].as_i64();
-        let timeout = deadline
-            .filter(|deadline| *deadline > 0)
-            .unwrap_or(TIMEOUT_SECONDS)
-            .min(TIMEOUT_SECONDS);
-        set_default(spec, &["pullPolicy", "timeoutSeconds"], json!(timeout));
-        set_default(spec, &["pullPolicy", "backoffLimit"], json!(BACKOFF_LIMIT));
     }
+    allow(object)
+}
+
+/// Defaults of an ImageListPullJob; its ImagePullJobs get the others.
+pub(super) fn set_list_defaults(request: &Request) -> Decision {
+    let mut object = request.object.to_json();
+    if let Some(spec) = object.get_mut("spec") {
+        set_common_defaults(spec);
+    }
+    allow(object)
+}
+
+fn allow(object: Value) -> Decision {
     Decision::Allow {
         object,
         warnings: Vec::new(),
     }
 }
 
-/// Validates the image reference and the selectors; warns about names of nodes that do not exist.
+/// Defaults of completion policy and pull policy. A deadline below the default timeout shortens the timeout.
+fn set_common_defaults(spec: &mut Value) {
+    set_default(spec, &["completionPolicy", "type"], json!("Always"));
+    let deadline = spec["completionPolicy"]["activeDeadlineSeconds"].as_i64();
+    let timeout = default_timeout(deadline);
+    set_default(spec, &["pullPolicy", "timeoutSeconds"], json!(timeout));
+    set_default(
+        spec,
+        &["pullPolicy", "backoffLimit"],
+        json!(DEFAULT_BACKOFF_LIMIT),
+    );
+}
+
+/// Whether a field of the spec is new. Stored values were validated before, or are older than this check.
+fn has_changed(request: &Request, field: &str) -> bool {
+    let old = request.old.as_ref();
+    old.is_none_or(|old| old["spec"][field] != request.object["spec"][field])
+}
+
+fn check_image(field: &str, image: &Value, errors: &mut FieldErrors) {
+    if let Err(why) = ImageReference::parse(image.as_str().unwrap_or_default()) {
+        errors.add(field, image, why);
+    }
+}
+
+/// Validates the image reference and the selectors of an ImagePullJob; warns about names of nodes that do not exist.
 pub(super) fn validate_request(request: &Request, missing_nodes: &[String]) -> Decision {
     let mut errors = FieldErrors::default();
-    let spec = &request.object["spec"];
-    // Stored values were validated before, or are older than this check.
-    let changed = |field: &str| {
-        request
-            .old
-            .as_ref()
-            .is_none_or(|old| old["spec"][field] != spec[field])
-    };
-    if changed("image")
-        && let Err(why) = ImageReference::parse(spec["image"].as_str().unwrap_or_default())
-    {
-        errors.add("spec.image", &spec["image"], why);
+    if has_changed(request, "image") {
+        check_image("spec.image", &request.object["spec"]["image"], &mut errors);
     }
+    validate_nodes(request, missing_nodes, errors)
+}
+
+/// The same for an ImageListPullJob.
+pub(super) fn validate_list_request(request: &Request, missing_nodes: &[String]) -> Decision {
+    let mut errors = FieldErrors::default();
+    if has_changed(request, "images") {
+        check_images(request, &mut errors);
+    }
+    validate_nodes(request, missing_nodes, errors)
+}
+
+fn check_images(request: &Request, errors: &mut FieldErrors) {
+    let images_of = |spec: &Value| spec["images"].as_array().cloned().unwrap_or_default();
+    let images = images_of(&request.object["spec"]);
+    if images.is_empty() {
+        return errors.required("spec.images", "give at least one image");
+    }
+    if images.len() > MAX_IMAGES {
+        return errors.too_many("spec.images", images.len(), MAX_IMAGES);
+    }
+    let stored = request.old.as_ref().map(|old| images_of(&old["spec"]));
+    let stored = stored.unwrap_or_default();
+    let mut seen = HashSet::new();
+    for (at, image) in images.iter().enumerate() {
+        let field = format!("spec.images[{at}]");
+        if !seen.insert(image.as_str().unwrap_or_default()) {
+            errors.duplicate(&field, image);
+        } else if !stored.contains(image) {
+            check_image(&field, image, errors);
+        }
+    }
+}
+
+/// Validates the selectors.
+fn validate_nodes(request: &Request, missing_nodes: &[String], mut errors: FieldErrors) -> Decision {
+    let spec = &request.object["spec"];
     for field in ["selector", "podSelector"] {
-        if changed(field) {
+        if has_changed(request, field) {
             selector::check(&spec[field], &format!("spec.{field}"), &mut errors);
         }
     }
@@ -58,8 +120,6 @@ pub(super) fn validate_request(request: &Request, missing_nodes: &[String]) -> D
 #[cfg(test)]
 mod tests {
     #![allow(clippy::panic)]
-
-    use serde_json::Value;
 
     use super::*;
     use crate::admission::review::Object;
@@ -82,7 +142,12 @@ mod tests {
     }
 
     fn denied(spec: Value) -> String {
-        match validate_request(&request(spec), &[]) {
+        let validate = if spec["images"].is_null() {
+            validate_request
+        } else {
+            validate_list_request
+        };
+        match validate(&request(spec), &[]) {
             Decision::Deny {
                 code: 422,
                 message: why,
@@ -122,6 +187,28 @@ mod tests {
                 "spec.image: Invalid value: \"Not Valid\": image reference",
             ),
             (json!({}), "spec.image: Required value"),
+            (json!({ "images": [] }), "spec.images: Required value"),
+            (json!({ "images": "a" }), "spec.images: Required value"),
+            (
+                json!({ "images": ["a", "Not Valid"] }),
+                "spec.images[1]: Invalid value: \"Not Valid\": image reference",
+            ),
+            (
+                json!({ "images": [""] }),
+                "spec.images[0]: Invalid value: \"\": image reference",
+            ),
+            (
+                json!({ "images": ["a:1", "b", "a:1"] }),
+                "spec.images[2]: Duplicate value: \"a:1\"",
+            ),
+            (
+                json!({ "images": vec!["a"; MAX_IMAGES + 1] }),
+                "spec.images: Too many: 256: must have at most 255 items",
+            ),
+            (
+                json!({ "images": ["a"], "selector": { "matchLabels": { "a b": "c" } } }),
+                "spec.selector.matchLabels[a b]: Invalid value: \"a b\": not a label key",
+            ),
             (
                 json!({ "image": "a", "selector": { "matchLabels": { "a b": "c" } } }),
                 "spec.selector.matchLabels[a b]: Invalid value: \"a b\": not a label key",
@@ -163,5 +250,21 @@ mod tests {
             validate_request(&review_request, &[]),
             Decision::Allow { .. }
         ));
+        let mut review_request = request(json!({ "images": ["Not Valid", "a"] }));
+        review_request.old = Some(Object::for_test(json!({ "spec": { "images": ["Not Valid"] } })));
+        assert!(matches!(
+            validate_list_request(&review_request, &[]),
+            Decision::Allow { .. }
+        ));
+    }
+
+    #[test]
+    fn list_leaves_defaults_of_one_image_to_its_job() {
+        let Decision::Allow { object, .. } = set_list_defaults(&request(json!({ "images": ["a"] }))) else {
+            panic!("denied")
+        };
+        let defaults = json!({ "images": ["a"], "completionPolicy": { "type": "Always" },
+            "pullPolicy": { "timeoutSeconds": 600, "backoffLimit": 3 } });
+        assert_eq!(object["spec"], defaults);
     }
 }

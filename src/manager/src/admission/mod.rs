@@ -68,7 +68,7 @@ fn disabling_gate(kind: Kind, gates: &FeatureGates) -> Option<FeatureGate> {
     let required = match kind {
         Kind::CloneSet | Kind::SidecarSet => return None,
         Kind::NodeImage | Kind::ContainerRecreateRequest => FeatureGate::KruiseDaemon,
-        Kind::ImagePullJob => FeatureGate::ImagePullJobGate,
+        Kind::ImagePullJob | Kind::ImageListPullJob => FeatureGate::ImagePullJobGate,
     };
     (!gates.enabled(required)).then_some(required)
 }
@@ -215,13 +215,15 @@ mod tests {
                 .filter_map(|kind| Some((kind, disabling_gate(kind, &gates)?)))
                 .collect::<Vec<_>>()
         };
-        let job = (Kind::ImagePullJob, FeatureGate::ImagePullJobGate);
+        let jobs = [Kind::ImagePullJob, Kind::ImageListPullJob];
+        let [job, list] = jobs.map(|kind| (kind, FeatureGate::ImagePullJobGate));
         assert_eq!(disabled(""), []);
-        assert_eq!(disabled("ImagePullJobGate=false"), [job]);
+        assert_eq!(disabled("ImagePullJobGate=false"), [job, list]);
         let daemon = |kind| (kind, FeatureGate::KruiseDaemon);
         let without_daemon = [
             daemon(Kind::NodeImage),
             job,
+            list,
             daemon(Kind::ContainerRecreateRequest),
         ];
         assert_eq!(disabled("KruiseDaemon=false"), without_daemon);

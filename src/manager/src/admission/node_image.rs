@@ -10,13 +10,10 @@ use serde_json::{Value, json};
 use super::review::{Decision, Request};
 use kruise_api::image_reference::ImageReference;
 use kruise_api::json::set_default;
-use kruise_api::node_image::{MAX_IMAGE_NAME_CHARS, MAX_TAGS};
+use kruise_api::node_image::{
+    DEFAULT_BACKOFF_LIMIT, DEFAULT_TIMEOUT_SECONDS, MAX_IMAGE_NAME_CHARS, MAX_TAGS,
+};
 use kruise_api::validation::FieldErrors;
-
-/// Default timeout of one pull attempt, in seconds.
-pub(super) const TIMEOUT_SECONDS: i64 = 600;
-/// Default number of retries.
-pub(super) const BACKOFF_LIMIT: i64 = 3;
 
 /// Rejects objects that no node can serve and that would take long to default: each change repeats the name of its
 /// image.
@@ -53,8 +50,12 @@ pub(super) fn set_defaults(request: &Request, now: Timestamp) -> Decision {
         tags.sort_by(|one, other| one["tag"].as_str().cmp(&other["tag"].as_str()));
         for tag in tags.iter_mut().filter(|tag| tag.is_object()) {
             set_default(tag, &["createdAt"], json!(created));
-            set_default(tag, &["pullPolicy", "timeoutSeconds"], json!(TIMEOUT_SECONDS));
-            set_default(tag, &["pullPolicy", "backoffLimit"], json!(BACKOFF_LIMIT));
+            set_default(
+                tag,
+                &["pullPolicy", "timeoutSeconds"],
+                json!(DEFAULT_TIMEOUT_SECONDS),
+            );
+            set_default(tag, &["pullPolicy", "backoffLimit"], json!(DEFAULT_BACKOFF_LIMIT));
         }
     }
     Decision::Allow {

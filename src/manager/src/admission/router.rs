@@ -397,7 +397,9 @@ async fn decide(lookups: &Lookups, kind: Kind, mutate: bool, request: &Request) 
     let oversized = match kind {
         Kind::CloneSet => cloneset::reject_oversized(&request.object),
         Kind::NodeImage => node_image::reject_oversized(&request.object),
-        Kind::ImagePullJob | Kind::ContainerRecreateRequest | Kind::SidecarSet => None,
+        Kind::ImagePullJob | Kind::ImageListPullJob | Kind::ContainerRecreateRequest | Kind::SidecarSet => {
+            None
+        }
     };
     if let Some(refusal) = oversized {
         return refusal;
@@ -416,6 +418,10 @@ async fn decide(lookups: &Lookups, kind: Kind, mutate: bool, request: &Request) 
         (Kind::ImagePullJob, true) => image_pull_job::set_defaults(request),
         (Kind::ImagePullJob, false) => {
             image_pull_job::validate_request(request, &lookups.missing_nodes(request).await)
+        }
+        (Kind::ImageListPullJob, true) => image_pull_job::set_list_defaults(request),
+        (Kind::ImageListPullJob, false) => {
+            image_pull_job::validate_list_request(request, &lookups.missing_nodes(request).await)
         }
         (Kind::SidecarSet, true) => sidecar_set::set_defaults(request),
         (Kind::SidecarSet, false) => match lookups.sidecar_set(request).await {

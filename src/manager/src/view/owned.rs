@@ -64,7 +64,7 @@ fn owner_rank(owner: &OwnerReference) -> Option<u8> {
     match Owner::from_reference(owner).kind {
         OwnerKind::CloneSet => Some(if owner.controller == Some(true) { 2 } else { 1 }),
         OwnerKind::Pod => Some(0),
-        OwnerKind::SidecarSet | OwnerKind::Other => None,
+        OwnerKind::SidecarSet | OwnerKind::ImageListPullJob | OwnerKind::Other => None,
     }
 }
 

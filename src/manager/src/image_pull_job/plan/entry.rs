@@ -9,7 +9,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use super::job::PullJob;
 use kruise_api::image_pull_job::ImagePullPolicy;
 use kruise_api::keys;
-use kruise_api::node_image::{ImageSpec, ImageTagPullPolicy, ImageTagSpec, ImageTagStatus, ReferenceObject};
+use kruise_api::node_image::{
+    DEFAULT_BACKOFF_LIMIT, DEFAULT_TIMEOUT_SECONDS, ImageSpec, ImageTagPullPolicy, ImageTagSpec,
+    ImageTagStatus, ReferenceObject,
+};
 
 /// Kind of the owners that are jobs.
 const JOB_KIND: &str = "ImagePullJob";
@@ -21,9 +24,6 @@ const REPULL_INTERVAL: i64 = 24 * 3600;
 const REPULL_JITTER: i64 = 600;
 /// Minimum deadline of a tag of such a job, in seconds.
 const MIN_NEVER_DEADLINE: i64 = 1800;
-/// Default timeout of one attempt, in seconds, and default number of retries.
-const DEFAULT_TIMEOUT: i32 = 600;
-const DEFAULT_BACKOFF_LIMIT: i32 = 3;
 /// Maximum jitter of a tag's TTL, in seconds.
 const TTL_JITTER: i64 = 300;
 
@@ -189,7 +189,7 @@ fn widen_limits(entry: &mut ImageTagSpec, previous: ImageTagPullPolicy) {
             .map(|_| one.unwrap_or(none).max(other.unwrap_or(none)))
     };
     entry.pull_policy = Some(ImageTagPullPolicy {
-        timeout_seconds: larger(timeout_seconds, previous.timeout_seconds, DEFAULT_TIMEOUT),
+        timeout_seconds: larger(timeout_seconds, previous.timeout_seconds, DEFAULT_TIMEOUT_SECONDS),
         backoff_limit: larger(backoff_limit, previous.backoff_limit, DEFAULT_BACKOFF_LIMIT),
         ttl_seconds_after_finished: ttl_seconds_after_finished.max(previous.ttl_seconds_after_finished),
         active_deadline_seconds: active_deadline_seconds
@@ -305,7 +305,7 @@ pub fn owner_reference(job: &PullJob) -> ObjectReference {
 /// The limits of one node's pull.
 fn pull_policy(job: &PullJob, options: EntryOptions) -> ImageTagPullPolicy {
     let policy = job.spec.pull_policy.clone().unwrap_or_default();
-    let timeout = i64::from(policy.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT));
+    let timeout = i64::from(policy.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS));
     let completion = &job.spec.completion_policy;
     let (ttl, deadline) = if job.never_ends() {
         let offset = jitter(options.seed, 2 * REPULL_JITTER + 1) - REPULL_JITTER;

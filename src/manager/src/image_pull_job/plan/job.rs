@@ -10,6 +10,7 @@ use crate::view::matches;
 use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJob, ImagePullJobSpec, ImagePullJobStatus};
 use kruise_api::image_reference::ImageReference;
 use kruise_api::keys;
+use kruise_api::owner::{Owner, OwnerKind};
 use kruise_cluster::Key;
 
 /// One job.
@@ -35,6 +36,8 @@ pub struct PullJob {
     pub terminating: bool,
     /// Whether the job has our finalizer.
     pub has_finalizer: bool,
+    /// Whether it is of an ImageListPullJob, with which it is deleted.
+    pub of_list: bool,
 }
 
 /// The nodes that a job selects.
@@ -82,6 +85,8 @@ impl PullJob {
             status: object.status.clone().unwrap_or_default(),
             terminating: object.metadata.deletion_timestamp.is_some(),
             has_finalizer: finalizers.into_iter().any(|f| f == keys::DELETION_PROTECTION),
+            of_list: Owner::controller(&object.metadata)
+                .is_some_and(|owner| owner.kind == OwnerKind::ImageListPullJob),
             spec,
         }
     }
@@ -105,12 +110,13 @@ impl PullJob {
         (!self.never_ends()).then(|| add_seconds(started, seconds))
     }
 
-    /// When the job is deleted, once it is complete.
+    /// When the job is deleted, once it is complete. One of an ImageListPullJob has the TTL of that as its own, but
+    /// counts for it until it ends.
     #[must_use]
     pub fn expiry(&self) -> Option<Timestamp> {
         let ttl = self.spec.completion_policy.ttl_seconds_after_finished?;
         let completed = self.status.completion_time.as_ref()?.0;
-        (!self.never_ends()).then(|| add_seconds(completed, i64::from(ttl)))
+        (!self.never_ends() && !self.of_list).then(|| add_seconds(completed, i64::from(ttl)))
     }
 }
 

@@ -1,0 +1,181 @@
+//! Executes the plan for one ImageListPullJob.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kube::{Api, Resource};
+
+use super::observe::{ObservedList, list_of, owner, versioned_job, versioned_list};
+use super::plan::{Observed, Plan};
+use super::{ControllerState, ListState, REFUSED_RETRY, Refusal};
+use kruise_api::image_list_pull_job::ImageListPullJob;
+use kruise_api::image_pull_job::ImagePullJob;
+use kruise_cluster::{Error, EventType, Key, write};
+
+/// Fields of the status that may be absent.
+const OPTIONAL_STATUS_FIELDS: [&str; 4] =
+    ["startTime", "completionTime", "failedImageStatuses", "conditions"];
+
+/// Reads what the watch has not confirmed in time.
+pub async fn fetch_unconfirmed(shared: &ControllerState, key: &Key) -> Result<(), Error> {
+    let (list_is_unconfirmed, jobs) = shared.index().unconfirmed(key, Instant::now());
+    if list_is_unconfirmed {
+        let lists: Api<ImageListPullJob> = shared.manager.api(key);
+        let found = write::get(&lists, &key.name).await?;
+        let entry = found.map(|list| versioned_list(Arc::new(list)));
+        shared.index().lists.apply_read(key, entry, Instant::now());
+    }
+    for key in jobs {
+        let jobs: Api<ImagePullJob> = shared.manager.api(&key);
+        let found = write::get(&jobs, &key.name).await?;
+        let entry = found.and_then(|job| versioned_job(Arc::new(job)));
+        shared.index().jobs.apply_read(&key, entry, Instant::now());
+    }
+    Ok(())
+}
+
+/// Writes the status, its end at once; returns when a change that waits is due.
+pub async fn update_status(
+    shared: &ControllerState,
+    key: &Key,
+    observed: &Observed,
+    plan: &Plan,
+    state: &mut ListState,
+) -> Result<Option<Duration>, Error> {
+    let Some(status) = &plan.status else {
+        state.status_pacer.unchanged();
+        return Ok(None);
+    };
+    let now = Instant::now();
+    let delay = state.status_pacer.delay_of_change(now, false);
+    // The first one is not waited for, either.
+    let at_once = status.completion_time.is_some() || observed.list.status.is_none();
+    if !delay.is_zero() && !at_once {
+        return Ok(Some(delay));
+    }
+    state.status_pacer.record_write(now);
+    let uid = observed.list.metadata.uid.as_deref().unwrap_or_default();
+    let body = write::status_patch(uid, status, OPTIONAL_STATUS_FIELDS);
+    let lists: Api<ImageListPullJob> = shared.manager.api(key);
+    match write::patch_status_merge(&lists, &key.name, &body).await {
+        Ok(stored) => {
+            let list = Arc::new(stored.object()?);
+            if status.completion_time.is_some() {
+                tracing::info!(job = %key, succeeded = status.succeeded, desired = status.desired, "ImageListPullJob has completed");
+            }
+            let entry = versioned_list(list);
+            shared.index().lists.apply_write(key, entry, Instant::now());
+            // The end has a TTL.
+            Ok(status.completion_time.is_some().then_some(Duration::ZERO))
+        }
+        Err(error) if error.not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Deletes surplus ImagePullJobs.
+pub async fn delete_jobs(shared: &ControllerState, observed: &Observed, plan: &Plan) -> Result<(), Error> {
+    let mut deleted = 0;
+    let mut result = Ok(());
+    for (name, uid) in &plan.delete {
+        let key = job_key(observed, name);
+        let jobs: Api<ImagePullJob> = shared.manager.api(&key);
+        match write::delete(&jobs, name, uid).await {
+            Ok(()) => deleted += 1,
+            Err(error) if error.not_found() || error.conflict() => {}
+            Err(error) => {
+                result = Err(error);
+                break;
+            }
+        }
+        shared.index().jobs.mark_deleted(&key, uid, Instant::now());
+    }
+    publish(shared, observed, deleted, "delete", "Delete");
+    result
+}
+
+/// Creates missing ImagePullJobs. One that is refused does not stop the others; returns whether there was one.
+pub async fn create_jobs(
+    shared: &ControllerState,
+    observed: &ObservedList,
+    plan: &Plan,
+    state: &mut ListState,
+) -> Result<bool, Error> {
+    let mut created = 0;
+    let mut result = Ok(false);
+    for job in &plan.create {
+        match create_job(shared, observed, job).await {
+            Ok(is_new) => created += usize::from(is_new),
+            Err(error) if error.retryable() => {
+                result = Err(error);
+                break;
+            }
+            Err(error) => {
+                let refusal = Refusal {
+                    generation: observed.list.metadata.generation,
+                    message: error.to_string(),
+                    retry_at: Instant::now() + REFUSED_RETRY,
+                };
+                state.refused.insert(job.spec.image.clone(), refusal);
+                result = Ok(true);
+            }
+        }
+    }
+    publish(shared, observed, created, "create", "Create");
+    result
+}
+
+/// Creates an ImagePullJob; returns whether it did not exist.
+async fn create_job(
+    shared: &ControllerState,
+    observed: &Observed,
+    job: &ImagePullJob,
+) -> Result<bool, Error> {
+    let name = job.metadata.name.as_deref().unwrap_or_default();
+    let key = job_key(observed, name);
+    let jobs: Api<ImagePullJob> = shared.manager.api(&key);
+    let (stored, is_new) = match write::create(&jobs, job).await {
+        Ok(stored) => (stored.object()?, true),
+        Err(error) if error.already_exists() => match write::get(&jobs, name).await? {
+            Some(existing) if list_of(&existing).as_ref() == Some(&owner(&observed.list)) => {
+                (existing, false)
+            }
+            _ => return Err(error),
+        },
+        Err(error) => return Err(error),
+    };
+    if let Some(entry) = versioned_job(Arc::new(stored)) {
+        shared.index().jobs.apply_write(&key, entry, Instant::now());
+    }
+    Ok(is_new)
+}
+
+/// Deletes a job whose TTL has passed.
+pub async fn delete_list(shared: &ControllerState, key: &Key, observed: &Observed) -> Result<(), Error> {
+    let lists: Api<ImageListPullJob> = shared.manager.api(key);
+    let uid = observed.list.metadata.uid.as_deref().unwrap_or_default();
+    write::delete(&lists, &key.name, uid).await?;
+    tracing::info!(job = %key, "ImageListPullJob deleted: its ttlSecondsAfterFinished has passed");
+    Ok(())
+}
+
+fn job_key(observed: &Observed, name: &str) -> Key {
+    Key {
+        namespace: observed.list.metadata.namespace.clone(),
+        name: name.to_owned(),
+    }
+}
+
+/// OpenKruise's event about created or deleted ImagePullJobs.
+fn publish(shared: &ControllerState, observed: &Observed, count: usize, verb: &str, action: &str) {
+    if count == 0 {
+        return;
+    }
+    shared.manager.cluster.events.publish(
+        observed.list.object_ref(&()),
+        EventType::Normal,
+        &format!("Successful {verb} ImagePullJob"),
+        action,
+        format!("{action} {count} ImagePullJob"),
+    );
+}

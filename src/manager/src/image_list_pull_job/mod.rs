@@ -1,0 +1,137 @@
+//! Creates an ImagePullJob for each image of an ImageListPullJob.
+//!
+//! In:  ImageListPullJobs and the ImagePullJobs that they control (watches).
+//! Out: ImagePullJobs; status, events and, after the TTL, deletion of ImageListPullJobs.
+//!
+//! A reconcile is one pure [`plan()`], and `act` does it.
+
+mod act;
+mod observe;
+pub mod plan;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use kube::Api;
+use kube::api::ListParams;
+use tokio::sync::mpsc;
+
+use super::Context;
+use super::status_pacer::StatusPacer;
+use kruise_api::image_list_pull_job::ImageListPullJob;
+use kruise_cluster::clock::duration_until;
+use kruise_cluster::queue::RequeueAfter;
+use kruise_cluster::{Error, Key, optional_reflector};
+use observe::{Index, watch_events};
+use plan::plan;
+
+/// Name in logs and metrics.
+const NAME: &str = "imagelistpulljob";
+/// Jobs that are processed at once.
+const WORKERS: usize = 3;
+/// Pause before a refused creation is repeated: it succeeds after a change of a quota, a policy or a role.
+const REFUSED_RETRY: Duration = Duration::from_secs(30);
+
+/// What all reconciles share.
+struct ControllerState {
+    manager: Context,
+    index: Mutex<Index>,
+    states: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<ListState>>>>,
+}
+
+/// What is kept of a job between reconciles.
+#[derive(Default)]
+struct ListState {
+    uid: String,
+    status_pacer: StatusPacer,
+    /// Images whose ImagePullJob could not be created.
+    refused: BTreeMap<String, Refusal>,
+}
+
+/// Why an ImagePullJob could not be created.
+struct Refusal {
+    /// Generation of the spec.
+    generation: Option<i64>,
+    message: String,
+    retry_at: Instant,
+}
+
+impl ControllerState {
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn states(&self) -> MutexGuard<'_, HashMap<Key, Arc<tokio::sync::Mutex<ListState>>>> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Runs until shutdown. Without the CRD, or the role, there is nothing to do.
+pub async fn run(mut ctx: Context) {
+    // OpenKruise's name of the source of these events; field selectors of clients may contain it.
+    ctx.cluster.events = ctx.cluster.events.with_component("imagelistpulljob-controller");
+    ctx.stores.synced().await;
+    let api: Api<ImageListPullJob> = Api::all(ctx.cluster.client.clone());
+    let (lists, watching) = optional_reflector(api, ListParams::default(), Some::<ImageListPullJob>);
+    let shared = Arc::new(ControllerState {
+        manager: ctx.clone(),
+        index: Mutex::default(),
+        states: Mutex::default(),
+    });
+    let (keys_tx, keys_rx) = mpsc::unbounded_channel();
+    let events = watch_events(ctx.stores.jobs.subscribe(), lists.subscribe());
+    let enqueue = observe::enqueue_changes(Arc::clone(&shared), events, keys_tx);
+    let work = |key| reconcile(Arc::clone(&shared), key);
+    tokio::select! {
+        () = ctx.run_workers(NAME, WORKERS, keys_rx, enqueue, work) => {}
+        () = watching => {}
+    }
+}
+
+/// Reconciles one job.
+async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfter, Error> {
+    act::fetch_unconfirmed(&shared, &key).await?;
+    let observed = shared.index().observe(&key, Instant::now());
+    let Some(observed) = observed else {
+        shared.states().remove(&key);
+        return Ok(None);
+    };
+    let state = Arc::clone(shared.states().entry(key.clone()).or_default());
+    let mut state = state.lock().await;
+    let uid = observed.list.metadata.uid.as_deref().unwrap_or_default();
+    if state.uid != uid {
+        *state = ListState {
+            uid: uid.to_owned(),
+            ..ListState::default()
+        };
+    }
+    let generation = observed.list.metadata.generation;
+    state
+        .refused
+        .retain(|_, refusal| refusal.generation == generation && Instant::now() < refusal.retry_at);
+    let refused = state.refused.iter();
+    let refused = refused.map(|(image, refusal)| (image.clone(), refusal.message.clone()));
+    let now = shared.manager.cluster.clock.now();
+    let plan = plan(&observed, &refused.collect(), now);
+    // None of these stops the others.
+    let status_due = act::update_status(&shared, &key, &observed, &plan, &mut state).await;
+    let deleted = act::delete_jobs(&shared, &observed, &plan).await;
+    let created = act::create_jobs(&shared, &observed, &plan, &mut state).await;
+    if plan.expired {
+        act::delete_list(&shared, &key, &observed).await?;
+    }
+    let status_due = status_due?;
+    deleted?;
+    let report_refusals = created?.then_some(Duration::ZERO);
+    let next_retry = state.refused.values().map(|refusal| refusal.retry_at).min();
+    let requeues = [
+        status_due,
+        report_refusals,
+        observed.next_fetch,
+        plan.requeue_at.map(|at: Timestamp| duration_until(at, now)),
+        next_retry.map(|at| at.saturating_duration_since(Instant::now())),
+    ];
+    Ok(requeues.into_iter().flatten().min())
+}

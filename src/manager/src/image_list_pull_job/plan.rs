@@ -1,0 +1,272 @@
+//! One reconcile of an ImageListPullJob: which ImagePullJobs it lacks, which ones it has too many, its status, its end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use super::observe::owner;
+use crate::image_pull_job::plan::job::add_seconds;
+use crate::image_pull_job::plan::status::merge_conditions;
+use kruise_api::container_hash::deep_hash;
+use kruise_api::image_list_pull_job::{FailedImageStatus, ImageListPullJob, ImageListPullJobStatus};
+use kruise_api::image_pull_job::{COMPLETE, CompletionPolicyType, FAILED, ImagePullJob, WAITING};
+use kruise_api::names::MAX_SUBDOMAIN_LENGTH;
+use kruise_api::validation::truncate;
+use kruise_workload::names::join_first;
+
+/// Maximum number of images in a message.
+const MAX_NAMES_IN_MESSAGE: usize = 10;
+/// Maximum characters of the reason why an ImagePullJob cannot be created.
+const MAX_REASON_CHARS: usize = 300;
+
+/// A job and its ImagePullJobs.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// The job.
+    pub list: Arc<ImageListPullJob>,
+    /// The ImagePullJobs that it controls, by name.
+    pub jobs: Vec<Arc<ImagePullJob>>,
+    /// Names of those that are being deleted.
+    pub terminating: BTreeSet<String>,
+}
+
+/// What to do.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// The desired status; `None` if it stays.
+    pub status: Option<ImageListPullJobStatus>,
+    /// ImagePullJobs to create.
+    pub create: Vec<ImagePullJob>,
+    /// ImagePullJobs to delete, by name and UID: their image was removed, or the job was changed.
+    pub delete: Vec<(String, String)>,
+    /// Whether the TTL has passed, so that the job is deleted.
+    pub expired: bool,
+    /// When to reconcile again, if nothing changes before.
+    pub requeue_at: Option<Timestamp>,
+}
+
+/// Plans one reconcile. `refused` tells why ImagePullJobs could not be created a moment ago, by image; they are not
+/// planned again.
+///
+/// A job that has ended, or is being deleted, creates nothing more, whatever changes.
+#[must_use]
+pub fn plan(observed: &Observed, refused: &BTreeMap<String, String>, now: Timestamp) -> Plan {
+    let list = &*observed.list;
+    if list.metadata.deletion_timestamp.is_some() {
+        return Plan::default();
+    }
+    let previous = list.status.clone().unwrap_or_default();
+    if previous.completion_time.is_some() {
+        let expiry = expiry(list, &previous);
+        return Plan {
+            expired: expiry.is_some_and(|at| now >= at),
+            requeue_at: expiry.filter(|at| now < *at),
+            ..Plan::default()
+        };
+    }
+    let images: BTreeSet<&str> = list.spec.images.iter().map(String::as_str).collect();
+    let (current, surplus) = assign(list, &images, &observed.jobs);
+    let missing = images.iter().filter(|image| !current.contains_key(**image));
+    let missing: Vec<&str> = missing.copied().collect();
+    let refused: BTreeMap<&str, &str> = missing
+        .iter()
+        .filter_map(|image| Some((*image, refused.get(*image)?.as_str())))
+        .collect();
+    let status = status(list, &previous, &images, &current, &refused, now);
+    Plan {
+        status: (status != previous).then_some(status),
+        create: missing_jobs(observed, &missing, &refused),
+        delete: surplus,
+        ..Plan::default()
+    }
+}
+
+/// When a job that has ended is deleted.
+fn expiry(list: &ImageListPullJob, status: &ImageListPullJobStatus) -> Option<Timestamp> {
+    let ttl = list.spec.completion_policy.ttl_seconds_after_finished?;
+    let completed = status.completion_time.as_ref()?.0;
+    (!never_ends(list)).then(|| add_seconds(completed, i64::from(ttl)))
+}
+
+fn never_ends(list: &ImageListPullJob) -> bool {
+    list.spec.completion_policy.type_ == Some(CompletionPolicyType::Never)
+}
+
+/// The ImagePullJob of each image, and the ones that are too many: of removed images, of an earlier spec, and the newer
+/// of two.
+///
+/// The spec decides, not a label with its hash: OpenKruise's hash changes with its version.
+fn assign<'a>(
+    list: &ImageListPullJob,
+    images: &BTreeSet<&'a str>,
+    jobs: &'a [Arc<ImagePullJob>],
+) -> (BTreeMap<&'a str, &'a ImagePullJob>, Vec<(String, String)>) {
+    let mut jobs: Vec<&ImagePullJob> = jobs.iter().map(|job| &**job).collect();
+    jobs.sort_by_key(|job| job.metadata.creation_timestamp.clone());
+    let (mut current, mut surplus) = (BTreeMap::new(), Vec::new());
+    for job in jobs {
+        let image = job.spec.image.as_str();
+        let wanted = || list.spec.job_spec(image).with_defaults() == job.spec.clone().with_defaults();
+        if images.contains(image) && !current.contains_key(image) && wanted() {
+            current.insert(image, job);
+        } else {
+            let (name, uid) = (job.metadata.name.clone(), job.metadata.uid.clone());
+            surplus.push((name.unwrap_or_default(), uid.unwrap_or_default()));
+        }
+    }
+    (current, surplus)
+}
+
+/// The ImagePullJobs to create. One whose name is still taken by a deleted one waits for its end.
+fn missing_jobs(observed: &Observed, missing: &[&str], refused: &BTreeMap<&str, &str>) -> Vec<ImagePullJob> {
+    let list = &*observed.list;
+    let existing = observed.jobs.iter();
+    let mut taken: BTreeSet<String> = existing.filter_map(|job| job.metadata.name.clone()).collect();
+    let mut create = Vec::new();
+    for image in missing {
+        let job = build_job(list, image, &taken);
+        let name = job.metadata.name.clone().unwrap_or_default();
+        if !refused.contains_key(image) && !observed.terminating.contains(&name) {
+            create.push(job);
+        }
+        taken.insert(name);
+    }
+    create
+}
+
+/// The ImagePullJob of an image. Its name depends on the image and the spec, so that it is never created twice, and one
+/// of another spec need not be gone before.
+fn build_job(list: &ImageListPullJob, image: &str, taken: &BTreeSet<String>) -> ImagePullJob {
+    let owner = owner(list);
+    let spec = list.spec.job_spec(image);
+    let content = serde_json::to_string(&spec).unwrap_or_default();
+    let name = |attempt: usize| {
+        let hash = format!(
+            "-{:08x}",
+            deep_hash(&format!("{}/{attempt}/{content}", owner.uid))
+        );
+        let prefix = owner.name.chars().take(MAX_SUBDOMAIN_LENGTH - hash.len());
+        let prefix: String = prefix.collect();
+        format!("{}{hash}", prefix.trim_end_matches(['-', '.']))
+    };
+    // Two images may have the same hash, but not all of these.
+    let name = (0..=taken.len()).map(name).find(|name| !taken.contains(name));
+    let mut job = ImagePullJob::new(&name.unwrap_or_default(), spec);
+    job.metadata.namespace.clone_from(&list.metadata.namespace);
+    let reference = serde_json::from_value(owner.controller_reference()).ok();
+    job.metadata.owner_references = reference.map(|reference| vec![reference]);
+    job
+}
+
+/// How far one ImagePullJob is.
+struct Progress {
+    active: bool,
+    completed: bool,
+    /// Completed, with the image on all nodes.
+    succeeded: bool,
+    /// Failed on some node, or in whole.
+    failed: bool,
+}
+
+impl Progress {
+    fn of(job: &ImagePullJob) -> Self {
+        let status = job.status.clone().unwrap_or_default();
+        // One that never ends is complete while no node is left, as in OpenKruise.
+        let never = job.spec.completion_policy.type_ == Some(CompletionPolicyType::Never);
+        let answered = status.desired == status.succeeded.saturating_add(status.failed);
+        let completed = status.completion_time.is_some() || (never && status.desired > 0 && answered);
+        let is_failed = |condition: &Condition| condition.type_ == FAILED && condition.status == "True";
+        let failed = status.failed > 0 || status.conditions.iter().any(is_failed);
+        Self {
+            active: status.active > 0,
+            completed,
+            succeeded: completed && !failed && status.desired == status.succeeded,
+            failed,
+        }
+    }
+}
+
+/// The status of a job that has not ended. It depends only on the ImagePullJobs of the present spec.
+fn status(
+    list: &ImageListPullJob,
+    previous: &ImageListPullJobStatus,
+    images: &BTreeSet<&str>,
+    current: &BTreeMap<&str, &ImagePullJob>,
+    refused: &BTreeMap<&str, &str>,
+    now: Timestamp,
+) -> ImageListPullJobStatus {
+    let progress: BTreeMap<&str, Progress> = current
+        .iter()
+        .map(|(image, job)| (*image, Progress::of(job)))
+        .collect();
+    let count = |counts: fn(&Progress) -> bool| to_count(progress.values().filter(|p| counts(p)).count());
+    let failed = progress.iter().filter(|(_, progress)| progress.failed);
+    let failed: Vec<&str> = failed.map(|(image, _)| *image).collect();
+    let failed_image_statuses = failed.iter().filter_map(|image| {
+        let job = current.get(image)?.metadata.name.clone().unwrap_or_default();
+        Some(FailedImageStatus {
+            // OpenKruise's words.
+            message: format!(
+                "Please check for details which nodes failed by 'kubectl get ImagePullJob {job}'."
+            ),
+            name: (*image).to_owned(),
+            image_pull_job: job,
+        })
+    });
+    let (desired, completed) = (to_count(images.len()), count(|p| p.completed));
+    let ended = !never_ends(list) && desired > 0 && completed == desired;
+    let condition = match (ended, refused.first_key_value()) {
+        (true, _) if failed.is_empty() => Some((
+            COMPLETE,
+            "ImagesPulled",
+            format!("pulled {}", images_text(desired)),
+        )),
+        (true, _) => {
+            let names = join_first(MAX_NAMES_IN_MESSAGE, failed.iter());
+            let message = format!("failed for {} of {}: {names}", failed.len(), images_text(desired));
+            Some((FAILED, "ImagesFailed", message))
+        }
+        (false, Some((image, why))) => {
+            let why = truncate(why, MAX_REASON_CHARS);
+            let message = format!(
+                "{} of {} have no ImagePullJob, because it cannot be created; {image}: {why}",
+                refused.len(),
+                images_text(desired)
+            );
+            Some((WAITING, "JobRefused", message))
+        }
+        (false, None) => None,
+    };
+    let condition = condition.map(|(type_, reason, message)| Condition {
+        type_: type_.to_owned(),
+        status: "True".to_owned(),
+        reason: reason.to_owned(),
+        message,
+        last_transition_time: Time(now),
+        observed_generation: None,
+    });
+    ImageListPullJobStatus {
+        start_time: previous.start_time.clone().or(Some(Time(now))),
+        completion_time: ended.then_some(Time(now)),
+        desired,
+        active: count(|p| p.active),
+        completed,
+        succeeded: count(|p| p.succeeded),
+        failed_image_statuses: failed_image_statuses.collect(),
+        conditions: merge_conditions(&previous.conditions, condition.into_iter().collect()),
+    }
+}
+
+fn to_count(number: usize) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+fn images_text(number: i32) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} image{plural}")
+}
+
+#[cfg(test)]
+mod tests;
