@@ -8,5 +8,6 @@ mod daemon;
 mod faults;
 mod image_pull_job;
 mod large_status;
+mod node_credentials;
 mod pull_node;
 mod pull_secrets;

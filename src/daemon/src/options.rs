@@ -33,6 +33,14 @@ pub struct Options {
     #[arg(long, default_value_t = DEFAULT_PULLS, value_name = "N", allow_negative_numbers = true)]
     pub max_workers_for_pull_image: i32,
 
+    /// Kubelet's configuration of credential provider plugins (CredentialProviderConfig); without this file there are none
+    #[arg(long, value_parser = path, default_value = "/kruise/CredentialProviderPlugin.yaml", value_name = "FILE")]
+    pub plugin_config_file: Option<PathBuf>,
+
+    /// Directory with the executables of these plugins
+    #[arg(long, value_parser = path, default_value = "/kruise/plugins", value_name = "DIR")]
+    pub plugin_bin_dir: Option<PathBuf>,
+
     /// Unix socket of the node control API ('kruise-daemon status')
     #[arg(long, default_value = DEFAULT_SOCKET, value_name = "PATH")]
     pub control_socket: PathBuf,

@@ -62,6 +62,8 @@ pub struct Metrics {
     pub events_held_back: Counter,
     /// Calls to the container runtime by `method` and `result`, in seconds.
     pub cri_calls: Durations<2>,
+    /// Calls of credential provider plugins by `plugin` and `result` (succeeded, failed), in seconds.
+    pub credential_plugins: Durations<2>,
     /// Image pulls from their start to their end by `result`, in seconds.
     pub image_pulls: Durations<1>,
     /// Image tags that wait for a free slot.
@@ -120,6 +122,7 @@ impl Metrics {
             events_dropped: Counter::default(),
             events_held_back: Counter::default(),
             cri_calls: Family::new_with_constructor(call_seconds),
+            credential_plugins: Family::new_with_constructor(work_seconds),
             image_pulls: Family::new_with_constructor(work_seconds),
             image_pull_queue: Gauge::default(),
             image_pull_active: Gauge::default(),
@@ -211,6 +214,12 @@ impl Metrics {
             "Calls to the container runtime",
             Unit::Seconds,
             self.cri_calls.clone(),
+        );
+        r.register_with_unit(
+            "credential_plugin",
+            "Calls of credential provider plugins",
+            Unit::Seconds,
+            self.credential_plugins.clone(),
         );
         r.register_with_unit(
             "image_pull",

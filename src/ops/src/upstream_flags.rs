@@ -17,7 +17,7 @@ const RATE_LIMITS: &str =
 const RETRIES: &str = "failed work is retried after some tenths of a second, with back-off";
 const PROFILER: &str = "there is no profiler";
 const UNSUPPORTED_KIND: &str = "kruise-rs has no controller for this kind";
-const PLUGINS: &str = "credential provider plugins are not supported; pull secrets are";
+const PLUGINS: &str = "it is a flag of kruise-daemon";
 const PROTECTION: &str = "the API server's audit log has refused deletions";
 
 /// Flag, its kind, and why it has no effect.

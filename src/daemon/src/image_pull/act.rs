@@ -242,6 +242,7 @@ pub fn attempt_result(result: Result<PulledImage, PullFailure>, secrets: &PullSe
                 error if error.retryable() => AttemptRetry::Counted,
                 _ => AttemptRetry::Never,
             };
+            notes.extend(secrets.node_problems.iter().cloned());
             notes.push(error_message(&error));
             AttemptResult::Failed {
                 message: notes.join("; "),
@@ -274,6 +275,8 @@ pub struct PullSecrets {
     keyrings: BTreeMap<String, Keyring>,
     /// Messages about the Secrets that cannot be used.
     pub problems: Vec<String>,
+    /// Why credentials of the node may be missing, for the message of a pull that fails.
+    pub node_problems: Vec<String>,
     /// How an attempt that the registry rejects is retried if a Secret could not be read, so that credentials may be
     /// missing.
     pub unread_retry: Option<AttemptRetry>,

@@ -11,6 +11,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 
+use super::node_credentials::{LOOKUP_TIMEOUT, NodeCredentials};
 use super::observe::{self, ObservedNodeImage};
 use super::plan::board::AttemptOutcome;
 use super::plan::publish::{self, StatusPublisher, WriteTime};
@@ -53,6 +54,7 @@ enum PullEvent {
 
 pub(super) struct ImagePullController {
     ctx: Context,
+    credentials: CredentialSources,
     changes: UnboundedReceiver<Change<ObservedNodeImage>>,
     observed: Option<Arc<ObservedNodeImage>>,
     /// The last change from the watch, until a reconcile has handled it.
@@ -71,14 +73,23 @@ pub(super) struct ImagePullController {
 }
 
 impl ImagePullController {
-    pub(super) fn new(ctx: Context, changes: UnboundedReceiver<Change<ObservedNodeImage>>) -> Self {
+    pub(super) fn new(
+        ctx: Context,
+        changes: UnboundedReceiver<Change<ObservedNodeImage>>,
+        node_credentials: NodeCredentials,
+    ) -> Self {
         let (bytes_tx, progress_rx) = mpsc::unbounded_channel();
         let jitter = ctx
             .node_name
             .bytes()
             .fold(7_i64, |h, b| h.wrapping_mul(31).wrapping_add(i64::from(b)));
+        let credentials = CredentialSources {
+            client: ctx.cluster.client.clone(),
+            node: Arc::new(node_credentials),
+        };
         Self {
             ctx,
+            credentials,
             changes,
             observed: None,
             pending_change: None,
@@ -223,7 +234,7 @@ impl ImagePullController {
         let Some(task) = self.board.get(key) else { return };
         report::attempt_started(key, task);
         let (spec, name) = (task.spec.clone(), report::image_reference(key, task));
-        let (client, runtimes) = (self.ctx.cluster.client.clone(), self.ctx.runtimes.clone());
+        let (credentials, runtimes) = (self.credentials.clone(), self.ctx.runtimes.clone());
         let (pulls, progress_tx) = (self.ctx.live.pulls.clone(), self.progress_tx.clone());
         let timeout = Duration::try_from(timeout).unwrap_or_default();
         let step = self.ctx.health.progress.begin(
@@ -231,6 +242,7 @@ impl ImagePullController {
             format!("pulling {name}"),
             timeout
                 .saturating_add(act::SECRETS_TIMEOUT)
+                .saturating_add(LOOKUP_TIMEOUT)
                 .saturating_add(write::REQUEST_TIMEOUT),
         );
         let (task_key, namespace) = (key.clone(), task.owner.namespace.clone());
@@ -241,7 +253,15 @@ impl ImagePullController {
             let attempt = catch_panic(
                 NAME,
                 &name,
-                pull_tag(client, runtimes, spec, namespace, timeout, watched, on_progress),
+                pull_tag(
+                    credentials,
+                    runtimes,
+                    spec,
+                    namespace,
+                    timeout,
+                    watched,
+                    on_progress,
+                ),
             );
             let result = attempt.await.unwrap_or_else(|panicked| AttemptResult::Failed {
                 message: panicked.to_string(),
@@ -470,9 +490,17 @@ fn image_name(key: &TagKey) -> String {
     join_name_and_tag(&key.name, &key.tag)
 }
 
+/// Where credentials come from.
+#[derive(Clone)]
+struct CredentialSources {
+    /// For pull secrets.
+    client: kube::Client,
+    node: Arc<NodeCredentials>,
+}
+
 /// One attempt on behalf of that namespace: reads the credentials, then pulls.
 async fn pull_tag(
-    client: kube::Client,
+    sources: CredentialSources,
     runtimes: Runtimes,
     spec: PullSpec,
     namespace: String,
@@ -480,7 +508,7 @@ async fn pull_tag(
     watched: impl Fn() -> bool + Send,
     on_progress: impl FnMut(PullProgress) + Send,
 ) -> AttemptResult {
-    let secrets = act::read_secrets(&client, &spec.secrets, &spec.owners).await;
+    let mut secrets = act::read_secrets(&sources.client, &spec.secrets, &spec.owners).await;
     let image = spec.image.unwrap_or_default();
     let Some(runtime) = runtimes.preferred() else {
         return AttemptResult::Failed {
@@ -491,8 +519,12 @@ async fn pull_tag(
     let repository = ImageReference::parse(&image)
         .map(|r| r.repository())
         .unwrap_or_default();
+    let mut credentials = secrets.credentials(&repository, &namespace);
+    let node = sources.node.lookup(&repository).await;
+    credentials.extend(node.credentials);
+    secrets.node_problems = node.problems;
     let attempt = act::PullAttempt {
-        credentials: secrets.credentials(&repository, &namespace),
+        credentials,
         image,
         always: spec.always,
         timeout,
@@ -658,7 +690,9 @@ mod tests {
             })
             .unwrap();
         tokio::spawn(async move {
-            ImagePullController::new(ctx, changes).run().await;
+            ImagePullController::new(ctx, changes, NodeCredentials::default())
+                .run()
+                .await;
             drop(changes_tx);
         });
         (messages, shutdown)

@@ -1,6 +1,6 @@
 //! Pulls the images that this node's NodeImage lists.
 //!
-//! In:  our NodeImage (watch), pull secrets (by name), the runtime's image service.
+//! In:  our NodeImage (watch), pull secrets (by name), the node's own credentials, the runtime's image service.
 //! Out: NodeImage status, events on the NodeImage and the tags' owners, metrics `image_pull_*`, live bytes.
 //!
 //! One task per tag; at most `--max-workers-for-pull-image` attempts at once, shared fairly between namespaces and
@@ -10,6 +10,7 @@
 
 pub mod act;
 mod controller;
+mod node_credentials;
 mod observe;
 pub mod plan;
 mod report;
@@ -19,6 +20,8 @@ use kube::api::ListParams;
 
 use super::Context;
 use kruise_api::node_image::NodeImage;
+use kruise_ops::flag_values::non_empty_path;
+use node_credentials::NodeCredentials;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) use observe::parse_and_plan;
 
@@ -58,9 +61,17 @@ pub async fn run(mut ctx: Context) -> Result<(), Error> {
     let (node_image, watch) = ctx
         .cluster
         .reflector(api, selector, |image| Some(observe::observe(image)));
-    let controller = controller::ImagePullController::new(ctx, node_image.subscribe());
+    let changes = node_image.subscribe();
+    let pull = async {
+        let config_file = non_empty_path(ctx.options.plugin_config_file.as_ref());
+        let plugins = non_empty_path(ctx.options.plugin_bin_dir.as_ref());
+        let credentials = NodeCredentials::load(config_file.as_deref(), plugins.as_deref()).await;
+        controller::ImagePullController::new(ctx, changes, credentials)
+            .run()
+            .await;
+    };
     tokio::select! {
         () = watch => Err(Error::WatchEnded),
-        () = controller.run() => Ok(()),
+        () = pull => Ok(()),
     }
 }

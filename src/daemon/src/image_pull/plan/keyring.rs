@@ -219,6 +219,25 @@ impl fmt::Display for HelpersIgnored {
     }
 }
 
+/// Which repositories an entry is for: a host, in which a `*` stands for part of a name between dots, and the beginning
+/// of a path.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pattern(String);
+
+impl Pattern {
+    /// Reads a registry as users write it; `None` if no image can match it.
+    #[must_use]
+    pub fn parse(registry: &str) -> Option<Self> {
+        registry_key(registry).map(Self)
+    }
+
+    /// Whether a repository (`HOST/PATH`) matches.
+    #[must_use]
+    pub fn matches(&self, repository: &str) -> bool {
+        registry_matches(&self.0, repository)
+    }
+}
+
 /// Credentials by registry and path.
 #[derive(Debug, Clone, Default)]
 pub struct Keyring {
@@ -268,17 +287,22 @@ impl Keyring {
         let mut parsed = Vec::new();
         for (registry, entry) in auths.entries {
             let credentials = decode_credentials(&registry, entry)?;
-            // Docker Desktop writes empty entries for registries whose credentials are in a helper.
-            if let Some(key) = registry_key(&registry)
-                && credentials != Credentials::default()
-            {
-                parsed.push((key, credentials));
-            }
+            parsed.push((registry, credentials));
         }
-        for (key, credentials) in parsed {
-            self.entries.entry(key).or_default().push(credentials);
+        for (registry, credentials) in parsed {
+            self.add(&registry, credentials);
         }
         Ok(())
+    }
+
+    /// Adds the credentials for a registry, as users write it; without effect if no image can match it.
+    pub fn add(&mut self, registry: &str, credentials: Credentials) {
+        // Docker Desktop writes empty entries for registries whose credentials are in a helper.
+        if let Some(key) = registry_key(registry)
+            && credentials != Credentials::default()
+        {
+            self.entries.entry(key).or_default().push(credentials);
+        }
     }
 
     /// The credentials for `repository` (`HOST/PATH`), in the order to try them; empty means an anonymous pull.
