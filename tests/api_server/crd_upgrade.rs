@@ -276,6 +276,10 @@ async fn storage_version_migration_rewrites_v1alpha1_objects() {
             json!({ "image": "nginx", "completionPolicy": {} }),
         ),
         (
+            "ImageListPullJob",
+            json!({ "images": ["nginx"], "completionPolicy": {} }),
+        ),
+        (
             "ContainerRecreateRequest",
             json!({ "podName": "p", "containers": [{ "name": "c" }] }),
         ),

@@ -418,7 +418,7 @@ async fn daemon_reports_whether_it_is_fenced() {
     let log = std::fs::read_to_string(daemon.log()).unwrap();
     for line in [
         "writes about other nodes are not refused; apply deploy/policies",
-        "flag has no effect flag=\"--plugin-bin-dir\"",
+        "flag has no effect flag=\"--enable-pprof\"",
     ] {
         assert!(log.contains(line), "{line}: {log}");
     }

@@ -6,6 +6,7 @@ mod charts;
 mod common_checks;
 mod container_meta;
 mod events;
+mod image_lists;
 mod interop_cluster;
 mod kubelet;
 mod mixed_programs;

@@ -16,7 +16,7 @@ use testbed::cluster::{Component, ControlPlane, NODE_NAME, wait};
 
 use crate::interop_cluster::{InteropCluster, WAIT_TIMEOUT, create};
 use crate::manager::Manager;
-use crate::{common_checks, partial_updates, rollout};
+use crate::{common_checks, image_lists, partial_updates, rollout};
 
 async fn lease_holder(cluster: &InteropCluster) -> String {
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kruise-system");
@@ -119,7 +119,9 @@ async fn takeover_from_go_implementation_and_return() {
     common_checks::check_recreate(&cluster, "theirs").await;
     let rollout_in_progress = rollout::start_rollout(&cluster, "theirs").await;
     let partial_updates = partial_updates::start_updates(&cluster, "theirs").await;
+    let list = image_lists::start_list(&cluster, "theirs-list").await;
     let (mut manager, mut daemon) = replace_go_programs(&cluster, manager, daemon).await;
+    image_lists::finish_list(&cluster, list).await;
     partial_updates::unblock_updates(&cluster, &partial_updates).await;
     rollout::finish_rollout(&cluster, rollout_in_progress).await;
     partial_updates::finish_updates(&cluster, partial_updates).await;
@@ -132,10 +134,12 @@ async fn takeover_from_go_implementation_and_return() {
     create_paused_job(&cluster, "back").await;
     let rollout_in_progress = rollout::start_rollout(&cluster, "back").await;
     let partial_updates = partial_updates::start_updates(&cluster, "back").await;
+    let list = image_lists::start_list(&cluster, "back-list").await;
     let pending_recreate = common_checks::start_recreate(&cluster, "midway-back").await;
     manager.stop().unwrap();
     daemon.stop().unwrap();
     restart_go_programs(&cluster).await;
+    image_lists::finish_list(&cluster, list).await;
     partial_updates::unblock_updates(&cluster, &partial_updates).await;
     rollout::finish_rollout(&cluster, rollout_in_progress).await;
     partial_updates::finish_updates(&cluster, partial_updates).await;
@@ -209,7 +213,12 @@ fn wait_for_v1alpha1(cluster: &InteropCluster) {
                 .kubectl(&["get", &kind, "--all-namespaces"])
                 .is_ok()
         };
-        let kinds = ["nodeimages", "imagepulljobs", "containerrecreaterequests"];
+        let kinds = [
+            "nodeimages",
+            "imagepulljobs",
+            "imagelistpulljobs",
+            "containerrecreaterequests",
+        ];
         Ok(kinds.into_iter().all(served).then_some(()))
     })
     .unwrap();

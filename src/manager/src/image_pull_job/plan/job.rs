@@ -181,6 +181,9 @@ fn node_targets(spec: &ImagePullJobSpec) -> NodeTargets {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::{Value, json};
+
     use super::*;
     use kruise_api::image_pull_job::ImagePullJobNodeSelector;
 
@@ -197,6 +200,24 @@ mod tests {
         let job = PullJob::from_object(&ImagePullJob::new("j", spec));
         assert_eq!(job.targets, NodeTargets::Names(["n".to_owned()].into()));
         assert_eq!((job.spec.selector, job.spec.pod_selector), (None, None));
+    }
+
+    #[test]
+    fn job_of_a_list_is_not_deleted_before_the_list() {
+        let job = |owner: Value| -> PullJob {
+            let object = json!({ "metadata": { "name": "j", "ownerReferences": [owner] },
+                "spec": { "image": "i", "completionPolicy": { "ttlSecondsAfterFinished": 60 } },
+                "status": { "desired": 1, "completionTime": "2026-01-01T00:00:00Z" } });
+            PullJob::from_object(&serde_json::from_value(object).unwrap())
+        };
+        let owner = |kind: &str, controller: bool| {
+            json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": kind, "name": "o", "uid": "o",
+                "controller": controller })
+        };
+        let expiry = "2026-01-01T00:01:00Z".parse().ok();
+        assert_eq!(job(owner("ImageListPullJob", true)).expiry(), None);
+        assert_eq!(job(owner("ImageListPullJob", false)).expiry(), expiry);
+        assert_eq!(job(owner("CloneSet", true)).expiry(), expiry);
     }
 
     #[test]
