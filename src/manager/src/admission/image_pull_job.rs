@@ -22,8 +22,13 @@ pub(super) fn set_defaults(request: &Request) -> Decision {
     allow(object)
 }
 
-/// Defaults of an ImageListPullJob; its ImagePullJobs get the others.
+/// Defaults of an ImageListPullJob. A new one gets all that its ImagePullJobs get, so that their specs stay equal in
+/// OpenKruise, which compares them. For the same reason one of OpenKruise is left without the default that OpenKruise
+/// does not set.
 pub(super) fn set_list_defaults(request: &Request) -> Decision {
+    if request.old.is_none() {
+        return set_defaults(request);
+    }
     let mut object = request.object.to_json();
     if let Some(spec) = object.get_mut("spec") {
         set_common_defaults(spec);
@@ -259,12 +264,20 @@ mod tests {
     }
 
     #[test]
-    fn list_leaves_defaults_of_one_image_to_its_job() {
-        let Decision::Allow { object, .. } = set_list_defaults(&request(json!({ "images": ["a"] }))) else {
-            panic!("denied")
-        };
-        let defaults = json!({ "images": ["a"], "completionPolicy": { "type": "Always" },
+    fn list_gets_the_defaults_of_its_jobs_only_when_it_is_new() {
+        let mut expected = json!({ "images": ["a"], "completionPolicy": { "type": "Always" },
             "pullPolicy": { "timeoutSeconds": 600, "backoffLimit": 3 } });
-        assert_eq!(object["spec"], defaults);
+        for is_new in [false, true] {
+            let mut review_request = request(json!({ "images": ["a"] }));
+            if is_new {
+                expected["imagePullPolicy"] = json!("IfNotPresent");
+            } else {
+                review_request.old = Some(Object::for_test(json!({ "spec": { "images": ["b"] } })));
+            }
+            let Decision::Allow { object, .. } = set_list_defaults(&review_request) else {
+                panic!("denied")
+            };
+            assert_eq!(object["spec"], expected);
+        }
     }
 }

@@ -12,6 +12,7 @@ use crate::image_pull_job::plan::status::merge_conditions;
 use kruise_api::container_hash::deep_hash;
 use kruise_api::image_list_pull_job::{FailedImageStatus, ImageListPullJob, ImageListPullJobStatus};
 use kruise_api::image_pull_job::{COMPLETE, CompletionPolicyType, FAILED, ImagePullJob, WAITING};
+use kruise_api::keys;
 use kruise_api::names::MAX_SUBDOMAIN_LENGTH;
 use kruise_api::validation::truncate;
 use kruise_workload::names::join_first;
@@ -155,6 +156,14 @@ fn build_job(list: &ImageListPullJob, image: &str, taken: &BTreeSet<String>) -> 
     let name = (0..=taken.len()).map(name).find(|name| !taken.contains(name));
     let mut job = ImagePullJob::new(&name.unwrap_or_default(), spec);
     job.metadata.namespace.clone_from(&list.metadata.namespace);
+    // OpenKruise's hash of the list; with it, OpenKruise takes the job for its own.
+    let hash = list
+        .metadata
+        .labels
+        .as_ref()
+        .and_then(|labels| labels.get(keys::CONTROLLER_REVISION_HASH));
+    job.metadata.labels =
+        hash.map(|hash| BTreeMap::from([(keys::CONTROLLER_REVISION_HASH.to_owned(), hash.clone())]));
     let reference = serde_json::from_value(owner.controller_reference()).ok();
     job.metadata.owner_references = reference.map(|reference| vec![reference]);
     job

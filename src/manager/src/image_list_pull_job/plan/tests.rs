@@ -148,6 +148,12 @@ fn each_image_gets_a_job_with_the_fields_of_the_list() {
     }
     assert_eq!(world.counts(), [2, 0, 0, 0]);
     assert_eq!(world.plan(), Plan::default(), "nothing changed");
+    let hash = BTreeMap::from([("controller-revision-hash".to_owned(), "57b686b4d9".to_owned())]);
+    world.edit(|list| {
+        list.metadata.labels = Some(hash.clone());
+        list.spec.images.push("c".to_owned());
+    });
+    assert_eq!(world.plan().create[0].metadata.labels, Some(hash));
 }
 
 #[test]
