@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use crate::manager_requests::write_requests;
 use crate::test_cluster::{
-    PullOutcome, completed, create, create_nodes, job, jobs, report_pull, shared_cluster, wait_for_tag,
-    wait_until, wait_until_deleted,
+    PullOutcome, create, create_nodes, job, jobs, report_pull, shared_cluster, wait_for_tag, wait_until,
+    wait_until_deleted,
 };
 use crate::waits;
 
@@ -281,50 +281,32 @@ async fn forged_and_foreign_jobs_do_not_count() {
     let own = test.wait_jobs(&["a:1"]).await.remove(0);
     let owner = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImageListPullJob", "name": "release",
         "uid": "11111111-2222-3333-4444-555555555555", "controller": true });
-    let mut forged = job("forged", json!({ "image": "a:1", "parallelism": 0 }));
+    let paused =
+        |image: &str| json!({ "image": image, "parallelism": 0, "selector": { "names": [test.name] } });
+    let mut forged = job("forged", paused("b:1"));
     forged["metadata"]["namespace"] = json!(test.name);
     forged["metadata"]["ownerReferences"] = json!([owner]);
     create(&test.jobs, forged).await;
-    // Another namespace's list of the same UID does not exist for it.
-    let mut elsewhere = job(
-        "lists-forged-elsewhere",
-        json!({ "image": "a:1", "parallelism": 0 }),
-    );
-    elsewhere["metadata"]["ownerReferences"] = own
-        .metadata
-        .owner_references
-        .clone()
-        .map(|owners| json!(owners))
-        .unwrap();
+    // No list of another namespace owns it, whatever its UID.
+    let mut elsewhere = job("lists-forged-elsewhere", paused("c:1"));
+    elsewhere["metadata"]["ownerReferences"] = json!(own.metadata.owner_references);
     create(&jobs(&test.admin), elsewhere).await;
-    let patch = Patch::Merge(
-        json!({ "status": { "desired": 1, "succeeded": 1, "completionTime": "2026-01-01T00:00:00Z" } }),
-    );
     for (api, name) in [
         (&test.jobs, "forged"),
         (&jobs(&test.admin), "lists-forged-elsewhere"),
     ] {
-        api.patch_status(name, &PatchParams::default(), &patch)
-            .await
-            .unwrap();
-        wait_until(api, name, "ended", completed).await;
+        let is_seen = |job: &ImagePullJob| job.status.is_some();
+        wait_until(api, name, "seen by the manager", is_seen).await;
     }
-    test.patch(json!({ "images": ["a:1", "b:1"] })).await;
-    let found = test.wait_jobs(&["a:1", "a:1", "b:1"]).await;
+    test.patch(json!({ "images": ["a:1", "b:1", "c:1"] })).await;
+    let found = test.wait_jobs(&["a:1", "b:1", "b:1", "c:1"]).await;
     let owned = found.iter().filter(|job| {
-        job.metadata
-            .owner_references
-            .iter()
-            .flatten()
-            .any(|owner| Some(&owner.uid) == list.metadata.uid.as_ref())
+        let mut owners = job.owner_references().iter();
+        owners.any(|owner| Some(&owner.uid) == list.metadata.uid.as_ref())
     });
-    assert_eq!(owned.count(), 2);
-    let list = test.wait_counts("two images", [2, 0, 0, 0]).await;
-    assert!(!ended(&list));
-    assert!(
-        found.iter().any(|job| job.uid() == own.uid()),
-        "it was not replaced"
-    );
+    assert_eq!(owned.count(), 3);
+    test.wait_counts("three images", [3, 0, 0, 0]).await;
+    assert_eq!(found[0].uid(), own.uid(), "it was not replaced");
 }
 
 #[tokio::test]
