@@ -83,6 +83,11 @@ pub async fn delete_jobs(shared: &ControllerState, observed: &Observed, plan: &P
         match write::delete(&jobs, name, uid).await {
             Ok(()) => deleted += 1,
             Err(error) if error.not_found() || error.conflict() => {}
+            // A policy may protect one of them.
+            Err(error) if !error.retryable() => {
+                result = Err(error);
+                continue;
+            }
             Err(error) => {
                 result = Err(error);
                 break;
@@ -94,7 +99,8 @@ pub async fn delete_jobs(shared: &ControllerState, observed: &Observed, plan: &P
     result
 }
 
-/// Creates missing ImagePullJobs. One that is refused does not stop the others; returns whether there was one.
+/// Creates missing ImagePullJobs; returns whether one was refused. What refuses one, such as a quota, usually refuses the
+/// others, too: they are not tried then. Only a name that is taken stops no other.
 pub async fn create_jobs(
     shared: &ControllerState,
     observed: &ObservedList,
@@ -103,7 +109,8 @@ pub async fn create_jobs(
 ) -> Result<bool, Error> {
     let mut created = 0;
     let mut result = Ok(false);
-    for job in &plan.create {
+    let mut missing = plan.create.iter();
+    while let Some(job) = missing.next() {
         match create_job(shared, observed, job).await {
             Ok(is_new) => created += usize::from(is_new),
             Err(error) if error.retryable() => {
@@ -111,13 +118,20 @@ pub async fn create_jobs(
                 break;
             }
             Err(error) => {
-                let refusal = Refusal {
-                    generation: observed.list.metadata.generation,
-                    message: error.to_string(),
-                    retry_at: Instant::now() + REFUSED_RETRY,
-                };
-                state.refused.insert(job.spec.image.clone(), refusal);
+                let is_taken = error.already_exists();
+                let others = if is_taken { &[] } else { missing.as_slice() };
+                for refused in std::iter::once(job).chain(others) {
+                    let refusal = Refusal {
+                        generation: observed.list.metadata.generation,
+                        message: error.to_string(),
+                        retry_at: Instant::now() + REFUSED_RETRY,
+                    };
+                    state.refused.insert(refused.spec.image.clone(), refusal);
+                }
                 result = Ok(true);
+                if !is_taken {
+                    break;
+                }
             }
         }
     }

@@ -78,7 +78,7 @@ pub fn plan(observed: &Observed, refused: &BTreeMap<String, String>, now: Timest
     let status = status(list, &previous, &images, &current, &refused, now);
     Plan {
         status: (status != previous).then_some(status),
-        create: missing_jobs(observed, &missing, &refused),
+        create: missing_jobs(observed, &missing, &refused, &current),
         delete: surplus,
         ..Plan::default()
     }
@@ -98,7 +98,8 @@ fn never_ends(list: &ImageListPullJob) -> bool {
 /// The ImagePullJob of each image, and the ones that are too many: of removed images, of an earlier spec, and the newer
 /// of two.
 ///
-/// The spec decides, not a label with its hash: OpenKruise's hash changes with its version.
+/// The spec decides, not a label with its hash: OpenKruise's hash changes with its version. If something changes the
+/// spec of ImagePullJobs when they are created, the name shows what they were created for.
 fn assign<'a>(
     list: &ImageListPullJob,
     images: &BTreeSet<&'a str>,
@@ -109,7 +110,10 @@ fn assign<'a>(
     let (mut current, mut surplus) = (BTreeMap::new(), Vec::new());
     for job in jobs {
         let image = job.spec.image.as_str();
-        let wanted = || list.spec.job_spec(image).with_defaults() == job.spec.clone().with_defaults();
+        let wanted = || {
+            list.spec.job_spec(image).with_defaults() == job.spec.clone().with_defaults()
+                || build_job(list, image, &BTreeSet::new()).metadata.name == job.metadata.name
+        };
         if images.contains(image) && !current.contains_key(image) && wanted() {
             current.insert(image, job);
         } else {
@@ -121,13 +125,25 @@ fn assign<'a>(
 }
 
 /// The ImagePullJobs to create. One whose name is still taken by a deleted one waits for its end.
-fn missing_jobs(observed: &Observed, missing: &[&str], refused: &BTreeMap<&str, &str>) -> Vec<ImagePullJob> {
+fn missing_jobs(
+    observed: &Observed,
+    missing: &[&str],
+    refused: &BTreeMap<&str, &str>,
+    current: &BTreeMap<&str, &ImagePullJob>,
+) -> Vec<ImagePullJob> {
     let list = &*observed.list;
+    // OpenKruise's hash of the present spec; with it, OpenKruise takes a job for its own.
+    let labels = current.values().filter_map(|job| job.metadata.labels.as_ref());
+    let mut hashes = labels.filter_map(|labels| labels.get_key_value(keys::CONTROLLER_REVISION_HASH));
+    let hash = hashes
+        .next()
+        .map(|(key, hash)| BTreeMap::from([(key.clone(), hash.clone())]));
     let existing = observed.jobs.iter();
     let mut taken: BTreeSet<String> = existing.filter_map(|job| job.metadata.name.clone()).collect();
     let mut create = Vec::new();
     for image in missing {
-        let job = build_job(list, image, &taken);
+        let mut job = build_job(list, image, &taken);
+        job.metadata.labels.clone_from(&hash);
         let name = job.metadata.name.clone().unwrap_or_default();
         if !refused.contains_key(image) && !observed.terminating.contains(&name) {
             create.push(job);
@@ -156,14 +172,6 @@ fn build_job(list: &ImageListPullJob, image: &str, taken: &BTreeSet<String>) -> 
     let name = (0..=taken.len()).map(name).find(|name| !taken.contains(name));
     let mut job = ImagePullJob::new(&name.unwrap_or_default(), spec);
     job.metadata.namespace.clone_from(&list.metadata.namespace);
-    // OpenKruise's hash of the list; with it, OpenKruise takes the job for its own.
-    let hash = list
-        .metadata
-        .labels
-        .as_ref()
-        .and_then(|labels| labels.get(keys::CONTROLLER_REVISION_HASH));
-    job.metadata.labels =
-        hash.map(|hash| BTreeMap::from([(keys::CONTROLLER_REVISION_HASH.to_owned(), hash.clone())]));
     let reference = serde_json::from_value(owner.controller_reference()).ok();
     job.metadata.owner_references = reference.map(|reference| vec![reference]);
     job

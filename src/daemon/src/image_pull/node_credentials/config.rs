@@ -70,6 +70,7 @@ struct ProviderEntry {
 #[serde(deny_unknown_fields)]
 struct EnvEntry {
     name: String,
+    #[serde(default)]
     value: String,
 }
 
@@ -87,8 +88,13 @@ struct TokenAttributes {
 /// When kubelet would refuse it: unknown versions and fields, names that are paths, patterns that match no image.
 pub fn parse(text: &str) -> Result<Vec<Provider>, String> {
     let options = serde_saphyr::options! { strict_booleans: true };
-    let file: ConfigFile =
-        serde_saphyr::from_str_with_options(text, options).map_err(|why| why.to_string())?;
+    // The text of an error may have values of the file, and tenants read it.
+    let file: ConfigFile = serde_saphyr::from_str_with_options(text, options).map_err(|why| {
+        let at = why.location().map_or_else(String::new, |at| {
+            format!(" (line {}, column {})", at.line(), at.column())
+        });
+        format!("it is not a {CONFIG_KIND}{at}")
+    })?;
     let is_version = |text: &str, group: &str| {
         let version = text.strip_prefix(group).and_then(|rest| rest.strip_prefix('/'));
         version.is_some_and(|version| VERSIONS.contains(&version))
@@ -194,7 +200,7 @@ mod tests {
             ("name: ecr", "name: ../ecr", "without a path"),
             ("name: ecr", "name: ''", "without a path"),
             ("name: ecr", "name: 'a b'", "without a path"),
-            ("name: ecr", "label: ecr", "label"),
+            ("name: ecr", "label: ecr", "not a CredentialProviderConfig (line"),
             ("kubelet.k8s.io/v1}", "kubelet.k8s.io/v2}", "apiVersion is"),
             ("12h", "-1h", "defaultCacheDuration"),
             ("'*.dkr.ecr.*.amazonaws.com'", "", "matchImages is empty"),
@@ -208,5 +214,7 @@ mod tests {
         assert!(parse(&twice).unwrap_err().contains("two of that name"));
         assert!(parse("").is_err());
         assert!(parse("[]").is_err());
+        let why = parse(&valid.replace("v1}", "v1, env: [{name: A, value: [hidden]}]}")).unwrap_err();
+        assert!(why.contains("line") && !why.contains("hidden"), "{why}");
     }
 }

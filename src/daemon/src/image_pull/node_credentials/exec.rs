@@ -14,10 +14,10 @@ use super::config::Provider;
 
 /// Time that a plugin has; kubelet's.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum bytes of a response.
+/// Maximum bytes of a response, and of standard error.
 const MAX_OUTPUT: u64 = 1 << 20;
 /// Bytes of its standard error that are logged.
-const MAX_ERROR_OUTPUT: u64 = 1024;
+const MAX_LOGGED: usize = 1024;
 
 /// Why a plugin returned nothing. Contains nothing of its output, which may have secrets.
 #[derive(Debug, thiserror::Error)]
@@ -77,7 +77,7 @@ pub async fn run(provider: &Provider, directory: &Path, request: &str) -> Result
         // Reading ends with the limit, so that a flood ends the plugin, too.
         let (output, errors) = tokio::join!(
             read(stdout, MAX_OUTPUT.saturating_add(1)),
-            read(stderr, MAX_ERROR_OUTPUT)
+            read(stderr, MAX_OUTPUT)
         );
         let output = output.map_err(Error::Unreadable)?;
         if output.len() as u64 > MAX_OUTPUT {
@@ -88,7 +88,7 @@ pub async fn run(provider: &Provider, directory: &Path, request: &str) -> Result
             return Ok(output);
         }
         let errors = errors.unwrap_or_default();
-        let errors = String::from_utf8_lossy(&errors);
+        let errors = String::from_utf8_lossy(errors.get(..MAX_LOGGED).unwrap_or(&errors));
         tracing::warn!(plugin = provider.name, %status, stderr = %errors, "credential provider plugin failed");
         Err(Error::Failed(status))
     };

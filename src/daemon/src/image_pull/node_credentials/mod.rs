@@ -10,8 +10,9 @@ mod config;
 mod exec;
 mod response;
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::io::AsyncReadExt;
@@ -21,11 +22,12 @@ use cache::Cache;
 use config::{MAX_CONFIG_BYTES, Provider};
 use kruise_ops::metrics::metrics;
 
-/// After a failure a plugin is not called again for as long as one call may take, so that one that hangs does not delay
-/// every pull.
-const PAUSE_AFTER_FAILURE: Duration = exec::TIMEOUT;
-/// Time for the credentials of one repository: a plugin is called for one after the other.
-pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2 * exec::TIMEOUT.as_secs());
+/// Pulls of the same repository share a failure for this time, the shortest back-off of a pull.
+const FAILURE_TTL: Duration = Duration::from_secs(1);
+/// Failures that are kept.
+const MAX_FAILURES: usize = 1000;
+/// Time for the credentials of one repository: of all its plugins, and behind another pull that calls them.
+pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2 * exec::TIMEOUT.as_secs() + 5);
 /// Maximum bytes of a Docker configuration file.
 const MAX_DOCKER_CONFIG_BYTES: u64 = 1 << 20;
 /// Time for reading a file.
@@ -46,16 +48,16 @@ pub struct NodeCredentials {
 #[derive(Debug)]
 struct Plugin {
     provider: Provider,
-    /// Held during a call: of several pulls that need the same credentials, one calls.
-    calling: tokio::sync::Mutex<()>,
+    /// By repository, held during a call: of several pulls that need the same credentials, one calls.
+    calls: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
     state: Mutex<PluginState>,
 }
 
 #[derive(Debug, Default)]
 struct PluginState {
     cache: Cache,
-    /// The last failure, and until when it counts.
-    failed: Option<(String, Instant)>,
+    /// Failures by repository, and until when they count.
+    failed: HashMap<String, (String, Instant)>,
 }
 
 impl Plugin {
@@ -69,15 +71,25 @@ impl Plugin {
         if let Some(keyring) = state.cache.get(repository, now) {
             return Some(Ok(keyring.lookup(repository)));
         }
-        let failed = state.failed.as_ref().filter(|(_, until)| now < *until);
+        let failed = state.failed.get(repository).filter(|(_, until)| now < *until);
         failed.map(|(why, _)| Err(why.clone()))
+    }
+
+    /// The lock for calls for a repository.
+    fn call_lock(&self, repository: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.retain(|_, lock| lock.strong_count() > 0);
+        let lock = calls.get(repository).and_then(Weak::upgrade).unwrap_or_default();
+        calls.insert(repository.to_owned(), Arc::downgrade(&lock));
+        lock
     }
 
     async fn lookup(&self, directory: &Path, repository: &str) -> Result<Vec<Credentials>, String> {
         if let Some(known) = self.known(repository) {
             return known;
         }
-        let _calling = self.calling.lock().await;
+        let lock = self.call_lock(repository);
+        let _calling = lock.lock().await;
         if let Some(known) = self.known(repository) {
             return known;
         }
@@ -96,7 +108,7 @@ impl Plugin {
         let (mut state, now) = (self.state(), Instant::now());
         match parsed {
             Ok(credentials) => {
-                state.failed = None;
+                state.failed.remove(repository);
                 state.cache.insert(repository, &credentials, now);
                 Ok(credentials.keyring.lookup(repository))
             }
@@ -107,7 +119,11 @@ impl Plugin {
                     why,
                     "credential provider plugin returned no credentials"
                 );
-                state.failed = Some((why.clone(), now + PAUSE_AFTER_FAILURE));
+                state.failed.retain(|_, (_, until)| now < *until);
+                if state.failed.len() < MAX_FAILURES {
+                    let failure = (why.clone(), now + FAILURE_TTL);
+                    state.failed.insert(repository.to_owned(), failure);
+                }
                 Err(why)
             }
         }
@@ -143,7 +159,7 @@ impl NodeCredentials {
                 tracing::info!(?names, directory = %directory.display(), "credential provider plugins");
                 let plugins = providers.into_iter().map(|provider| Plugin {
                     provider,
-                    calling: tokio::sync::Mutex::default(),
+                    calls: Mutex::default(),
                     state: Mutex::default(),
                 });
                 Self {
@@ -189,7 +205,7 @@ impl NodeCredentials {
             }
             let lookup = plugin.lookup(&self.directory, repository);
             let result = tokio::time::timeout_at(deadline, lookup).await;
-            match result.unwrap_or_else(|_| Err("it is busy with other images".to_owned())) {
+            match result.unwrap_or_else(|_| Err("it did not answer in time".to_owned())) {
                 Ok(credentials) => found.credentials.extend(credentials),
                 Err(why) => found
                     .problems

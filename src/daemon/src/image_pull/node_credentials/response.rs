@@ -82,6 +82,10 @@ pub fn parse(provider: &Provider, output: &[u8]) -> Result<PluginCredentials, &'
     };
     let keep = match response.cache_duration {
         None | Some(Value::Null) => provider.default_cache,
+        // As in kubelet, credentials with a negative duration are used once.
+        Some(Value::String(text)) if text.strip_prefix('-').is_some_and(|text| duration(text).is_ok()) => {
+            Duration::ZERO
+        }
         Some(Value::String(text)) => duration(&text).map_err(|_| "its cacheDuration is not a duration")?,
         Some(_) => return Err("its cacheDuration is not a duration"),
     };
@@ -161,6 +165,7 @@ mod tests {
         let kept = |duration: Value| parsed(&json!({ "cacheDuration": duration })).map(|all| all.keep);
         assert_eq!(kept(Value::Null), Ok(Duration::from_secs(60)));
         assert_eq!(kept(json!("0s")), Ok(Duration::ZERO));
+        assert_eq!(kept(json!("-1h")), Ok(Duration::ZERO));
         assert_eq!(kept(json!("100000h")), Ok(MAX_CACHE));
         assert!(
             parsed(&json!({ "auth": null }))
@@ -179,7 +184,6 @@ mod tests {
             json!({ "cacheKeyType": "image" }),
             json!({ "cacheKeyType": null }),
             json!({ "cacheDuration": "soon" }),
-            json!({ "cacheDuration": "-1h" }),
             json!({ "cacheDuration": 7 }),
             json!({ "auth": { "r.test": { "username": ["u"], "password": "hidden" } } }),
             json!({ "auth": "hidden" }),

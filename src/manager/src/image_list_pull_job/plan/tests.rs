@@ -148,12 +148,6 @@ fn each_image_gets_a_job_with_the_fields_of_the_list() {
     }
     assert_eq!(world.counts(), [2, 0, 0, 0]);
     assert_eq!(world.plan(), Plan::default(), "nothing changed");
-    let hash = BTreeMap::from([("controller-revision-hash".to_owned(), "57b686b4d9".to_owned())]);
-    world.edit(|list| {
-        list.metadata.labels = Some(hash.clone());
-        list.spec.images.push("c".to_owned());
-    });
-    assert_eq!(world.plan().create[0].metadata.labels, Some(hash));
 }
 
 #[test]
@@ -226,12 +220,32 @@ fn jobs_of_openkruise_are_kept() {
     let mut job = ImagePullJob::new("base-x7k2p", list.spec.job_spec("a").with_defaults());
     job.metadata.owner_references = build_job(list, "a", &BTreeSet::new()).metadata.owner_references;
     job.metadata.labels = Some([("controller-revision-hash".to_owned(), "other".to_owned())].into());
+    let labels = job.metadata.labels.clone();
     world.add(job);
     let plan = world.reconcile();
     assert_eq!((plan.create, plan.delete), (Vec::new(), Vec::new()));
+    // A further one of the same spec has the label, too; after a change of the spec it would be wrong.
+    world.edit(|list| list.spec.images.push("b".to_owned()));
+    assert_eq!(world.plan().create[0].metadata.labels, labels);
+    world.edit(|list| drop(list.spec.images.pop()));
+    let mut changed = World::new(spec(&["a"]));
+    changed.observed.jobs.clone_from(&world.observed.jobs);
+    changed.edit(|list| list.spec.pull_secrets.clear());
+    assert_eq!(changed.plan().create[0].metadata.labels, None);
     world.set_job_status("a", &ended(2, 0));
     world.reconcile();
     assert!(world.has_ended());
+}
+
+#[test]
+fn jobs_that_admission_has_changed_are_kept() {
+    let mut world = World::new(spec(&["a"]));
+    world.reconcile();
+    let job = Arc::make_mut(&mut world.observed.jobs[0]);
+    job.spec.pull_secrets.push("added".to_owned());
+    assert_eq!(world.plan(), Plan::default());
+    world.edit(|list| list.spec.pull_secrets.clear());
+    assert_eq!(world.plan().delete.len(), 1, "the list was changed");
 }
 
 #[test]
