@@ -172,6 +172,21 @@ pub struct CompletionPolicy {
     pub ttl_seconds_after_finished: Option<i32>,
 }
 
+impl CompletionPolicy {
+    /// Whether the job goes on for ever.
+    #[must_use]
+    pub fn never_ends(&self) -> bool {
+        self.type_ == Some(CompletionPolicyType::Never)
+    }
+
+    /// Seconds after its end when a job is deleted, unless it never ends.
+    #[must_use]
+    pub fn ttl(&self) -> Option<i64> {
+        let ttl = self.ttl_seconds_after_finished.filter(|_| !self.never_ends());
+        ttl.map(i64::from)
+    }
+}
+
 /// Condition of a job that ended with the image on all its nodes. Ours, like the others.
 pub const COMPLETE: &str = "Complete";
 /// Condition of a job that ended otherwise; its message names nodes and causes.

@@ -9,6 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kube::Resource;
+
 use crate::Key;
 
 use kruise_api::unconfirmed::CONFIRM_TIMEOUT;
@@ -26,6 +28,20 @@ pub struct Versioned<T> {
     pub terminating: bool,
     /// The object itself.
     pub object: Arc<T>,
+}
+
+impl<K: Resource> Versioned<K> {
+    /// A whole object, in this group.
+    pub fn from_object(object: Arc<K>, group: String) -> Self {
+        let metadata = object.meta();
+        Self {
+            uid: metadata.uid.clone().unwrap_or_default(),
+            resource_version: metadata.resource_version.clone().unwrap_or_default(),
+            group,
+            terminating: metadata.deletion_timestamp.is_some(),
+            object,
+        }
+    }
 }
 
 struct CacheEntry<T> {

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use kube::{Api, Resource};
 
-use super::observe::{ObservedList, list_of, owner, versioned_job, versioned_list};
+use super::observe::{owner, versioned_job, versioned_list};
 use super::plan::{Observed, Plan};
 use super::{ControllerState, ListState, REFUSED_RETRY, Refusal};
+use crate::image_pull_job::plan::job::list_of;
 use kruise_api::image_list_pull_job::ImageListPullJob;
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_cluster::{Error, EventType, Key, write};
@@ -103,7 +104,7 @@ pub async fn delete_jobs(shared: &ControllerState, observed: &Observed, plan: &P
 /// others, too: they are not tried then. Only a name that is taken stops no other.
 pub async fn create_jobs(
     shared: &ControllerState,
-    observed: &ObservedList,
+    observed: &Observed,
     plan: &Plan,
     state: &mut ListState,
 ) -> Result<bool, Error> {

@@ -94,7 +94,7 @@ pub async fn run(mut ctx: Context) {
 async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfter, Error> {
     act::fetch_unconfirmed(&shared, &key).await?;
     let observed = shared.index().observe(&key, Instant::now());
-    let Some(observed) = observed else {
+    let Some((observed, next_fetch)) = observed else {
         shared.states().remove(&key);
         return Ok(None);
     };
@@ -129,7 +129,7 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
     let requeues = [
         status_due,
         report_refusals,
-        observed.next_fetch,
+        next_fetch,
         plan.requeue_at.map(|at: Timestamp| duration_until(at, now)),
         next_retry.map(|at| at.saturating_duration_since(Instant::now())),
     ];

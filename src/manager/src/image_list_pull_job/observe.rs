@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kube::Resource;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 use super::ControllerState;
 use super::plan::Observed;
+use crate::image_pull_job::plan::job::list_of;
 use kruise_api::image_list_pull_job::ImageListPullJob;
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::owner::{Owner, OwnerKind};
@@ -24,45 +24,15 @@ pub struct Index {
     pub jobs: WriteCache<ImagePullJob>,
 }
 
-/// One job with its ImagePullJobs, and the time until an unconfirmed write must be read from the API server.
-pub struct ObservedList {
-    pub observed: Observed,
-    pub next_fetch: Option<Duration>,
-}
-
-impl std::ops::Deref for ObservedList {
-    type Target = Observed;
-
-    fn deref(&self) -> &Observed {
-        &self.observed
-    }
-}
-
-fn versioned<K: Resource>(object: Arc<K>, group: String) -> Versioned<K> {
-    let metadata = object.meta();
-    Versioned {
-        uid: metadata.uid.clone().unwrap_or_default(),
-        resource_version: metadata.resource_version.clone().unwrap_or_default(),
-        group,
-        terminating: metadata.deletion_timestamp.is_some(),
-        object,
-    }
-}
-
 /// The cache entry of an ImageListPullJob.
 pub fn versioned_list(list: Arc<ImageListPullJob>) -> Versioned<ImageListPullJob> {
-    versioned(list, String::new())
+    Versioned::from_object(list, String::new())
 }
 
 /// The cache entry of an ImagePullJob; `None` if no ImageListPullJob controls it.
 pub fn versioned_job(job: Arc<ImagePullJob>) -> Option<Versioned<ImagePullJob>> {
     let group = list_of(&job)?.group_key(job.metadata.namespace.as_deref());
-    Some(versioned(job, group))
-}
-
-/// The ImageListPullJob that controls an ImagePullJob.
-pub fn list_of(job: &ImagePullJob) -> Option<Owner> {
-    Owner::controller(&job.metadata).filter(|owner| owner.kind == OwnerKind::ImageListPullJob)
+    Some(Versioned::from_object(job, group))
 }
 
 /// An ImageListPullJob, as the owner of others.
@@ -79,8 +49,8 @@ fn group_of(list: &ImageListPullJob) -> String {
 }
 
 impl Index {
-    /// The job of that key, and its ImagePullJobs.
-    pub fn observe(&self, key: &Key, now: Instant) -> Option<ObservedList> {
+    /// The job of that key with its ImagePullJobs, and the time until an unconfirmed write must be read.
+    pub fn observe(&self, key: &Key, now: Instant) -> Option<(Observed, Option<Duration>)> {
         let list = Arc::clone(self.lists.get(key)?);
         let group = group_of(&list);
         let (mut jobs, mut terminating) = (Vec::new(), BTreeSet::new());
@@ -95,14 +65,12 @@ impl Index {
             self.jobs.unconfirmed(&group, now).1,
             self.lists.confirm_time_left(key, now),
         ];
-        Some(ObservedList {
-            observed: Observed {
-                list,
-                jobs,
-                terminating,
-            },
-            next_fetch: next_fetch.into_iter().flatten().min(),
-        })
+        let observed = Observed {
+            list,
+            jobs,
+            terminating,
+        };
+        Some((observed, next_fetch.into_iter().flatten().min()))
     }
 
     /// Whether the job of that key must be read, and which of its ImagePullJobs.

@@ -11,7 +11,7 @@ use crate::image_pull_job::plan::job::add_seconds;
 use crate::image_pull_job::plan::status::merge_conditions;
 use kruise_api::container_hash::deep_hash;
 use kruise_api::image_list_pull_job::{FailedImageStatus, ImageListPullJob, ImageListPullJobStatus};
-use kruise_api::image_pull_job::{COMPLETE, CompletionPolicyType, FAILED, ImagePullJob, WAITING};
+use kruise_api::image_pull_job::{COMPLETE, FAILED, ImagePullJob, WAITING};
 use kruise_api::keys;
 use kruise_api::names::MAX_SUBDOMAIN_LENGTH;
 use kruise_api::validation::truncate;
@@ -86,13 +86,9 @@ pub fn plan(observed: &Observed, refused: &BTreeMap<String, String>, now: Timest
 
 /// When a job that has ended is deleted.
 fn expiry(list: &ImageListPullJob, status: &ImageListPullJobStatus) -> Option<Timestamp> {
-    let ttl = list.spec.completion_policy.ttl_seconds_after_finished?;
+    let ttl = list.spec.completion_policy.ttl()?;
     let completed = status.completion_time.as_ref()?.0;
-    (!never_ends(list)).then(|| add_seconds(completed, i64::from(ttl)))
-}
-
-fn never_ends(list: &ImageListPullJob) -> bool {
-    list.spec.completion_policy.type_ == Some(CompletionPolicyType::Never)
+    Some(add_seconds(completed, ttl))
 }
 
 /// The ImagePullJob of each image, and the ones that are too many: of removed images, of an earlier spec, and the newer
@@ -191,7 +187,7 @@ impl Progress {
     fn of(job: &ImagePullJob) -> Self {
         let status = job.status.clone().unwrap_or_default();
         // One that never ends is complete while no node is left, as in OpenKruise.
-        let never = job.spec.completion_policy.type_ == Some(CompletionPolicyType::Never);
+        let never = job.spec.completion_policy.never_ends();
         let answered = status.desired == status.succeeded.saturating_add(status.failed);
         let completed = status.completion_time.is_some() || (never && status.desired > 0 && answered);
         let is_failed = |condition: &Condition| condition.type_ == FAILED && condition.status == "True";
@@ -233,7 +229,7 @@ fn status(
         })
     });
     let (desired, completed) = (to_count(images.len()), count(|p| p.completed));
-    let ended = !never_ends(list) && desired > 0 && completed == desired;
+    let ended = !list.spec.completion_policy.never_ends() && desired > 0 && completed == desired;
     let condition = match (ended, refused.first_key_value()) {
         (true, _) if failed.is_empty() => Some((
             COMPLETE,

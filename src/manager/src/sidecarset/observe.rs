@@ -66,14 +66,7 @@ pub fn versioned_pod(key: &Key, pod: Arc<Pod>) -> Versioned<Pod> {
 
 /// The cache entry of a set.
 pub fn versioned_set(set: Arc<SidecarSet>) -> Versioned<SidecarSet> {
-    let metadata = &set.metadata;
-    Versioned {
-        uid: metadata.uid.clone().unwrap_or_default(),
-        resource_version: metadata.resource_version.clone().unwrap_or_default(),
-        group: String::new(),
-        terminating: metadata.deletion_timestamp.is_some(),
-        object: set,
-    }
+    Versioned::from_object(set, String::new())
 }
 
 /// The cache entry of a revision.

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::view::matches;
-use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJob, ImagePullJobSpec, ImagePullJobStatus};
+use kruise_api::image_pull_job::{ImagePullJob, ImagePullJobSpec, ImagePullJobStatus};
 use kruise_api::image_reference::ImageReference;
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
@@ -85,8 +85,7 @@ impl PullJob {
             status: object.status.clone().unwrap_or_default(),
             terminating: object.metadata.deletion_timestamp.is_some(),
             has_finalizer: finalizers.into_iter().any(|f| f == keys::DELETION_PROTECTION),
-            of_list: Owner::controller(&object.metadata)
-                .is_some_and(|owner| owner.kind == OwnerKind::ImageListPullJob),
+            of_list: list_of(object).is_some(),
             spec,
         }
     }
@@ -94,7 +93,7 @@ impl PullJob {
     /// Whether the completion policy is `Never`.
     #[must_use]
     pub fn never_ends(&self) -> bool {
-        self.spec.completion_policy.type_ == Some(CompletionPolicyType::Never)
+        self.spec.completion_policy.never_ends()
     }
 
     /// Whether the job has a completion time.
@@ -114,10 +113,16 @@ impl PullJob {
     /// counts for it until it ends.
     #[must_use]
     pub fn expiry(&self) -> Option<Timestamp> {
-        let ttl = self.spec.completion_policy.ttl_seconds_after_finished?;
+        let ttl = self.spec.completion_policy.ttl().filter(|_| !self.of_list)?;
         let completed = self.status.completion_time.as_ref()?.0;
-        (!self.never_ends() && !self.of_list).then(|| add_seconds(completed, i64::from(ttl)))
+        Some(add_seconds(completed, ttl))
     }
+}
+
+/// The ImageListPullJob that controls an ImagePullJob.
+#[must_use]
+pub fn list_of(job: &ImagePullJob) -> Option<Owner> {
+    Owner::controller(&job.metadata).filter(|owner| owner.kind == OwnerKind::ImageListPullJob)
 }
 
 /// `at` plus `seconds`, at most the maximum timestamp.
