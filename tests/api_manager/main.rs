@@ -8,6 +8,7 @@ mod leader_election;
 mod network;
 mod new_nodes;
 mod node_images;
+mod pod_probes;
 mod pod_readiness;
 mod pull_secrets;
 mod recreate_requests;

@@ -45,6 +45,24 @@ async fn daemon_writes_only_its_own_node_image_status() {
 }
 
 #[tokio::test]
+async fn daemon_writes_only_its_own_node_pod_probe_status() {
+    let daemon = create_nodes_and_daemon("probes-a", "probes-b").await;
+    let alpha = "apps.kruise.io/v1alpha1";
+    let probes = dynamic_api(&shared_cluster().admin().await, alpha, "NodePodProbe", None);
+    for name in ["probes-a", "probes-b"] {
+        let object = json!({ "apiVersion": alpha, "kind": "NodePodProbe", "metadata": { "name": name } });
+        create(&probes, object).await.unwrap();
+    }
+    let probes = dynamic_api(&daemon, alpha, "NodePodProbe", None);
+    let status = json!({ "status": { "podProbeStatuses": [{ "name": "p", "namespace": "n", "uid": "u" }] } });
+    let write_foreign = || merge_status(&probes, "probes-b", status.clone());
+    wait_until_denied(write_foreign, "may not write NodePodProbe probes-b").await;
+    merge_status(&probes, "probes-a", status.clone()).await.unwrap();
+    let spec = merge(&probes, "probes-a", json!({ "spec": { "podProbes": [] } })).await;
+    assert_denied(spec, "cannot patch resource");
+}
+
+#[tokio::test]
 async fn daemon_writes_only_its_own_request_status() {
     let daemon = create_nodes_and_daemon("requests-a", "requests-b").await;
     let requests = dynamic_api(

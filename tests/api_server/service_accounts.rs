@@ -361,6 +361,11 @@ async fn daemon_reports_whether_it_is_fenced() {
         create(&dynamic_api(&admin, BETA, "NodeImage", None), image)
             .await
             .unwrap();
+        let alpha = "apps.kruise.io/v1alpha1";
+        let probes = json!({ "apiVersion": alpha, "kind": "NodePodProbe", "metadata": { "name": node } });
+        create(&dynamic_api(&admin, alpha, "NodePodProbe", None), probes)
+            .await
+            .unwrap();
     }
     let pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": { "name": "p" },
         "spec": { "nodeName": "n1", "containers": [{ "name": "app", "image": "i" }] } });
@@ -400,7 +405,7 @@ async fn daemon_reports_whether_it_is_fenced() {
     daemon.start().unwrap();
     wait_for_text(
         "/readyz",
-        "ok fence: writes about other nodes are refused: events, nodeimages, containerrecreaterequests, pods",
+        "ok fence: writes about other nodes are refused: events, nodeimages, nodepodprobes, containerrecreaterequests, pods",
     );
     wait_for_text("/metrics", "kruise_daemon_fenced{kind=\"pods\"} 1");
     daemon.stop().unwrap();
@@ -408,7 +413,7 @@ async fn daemon_reports_whether_it_is_fenced() {
     plane.kubectl(&["delete", "-k", policies]).unwrap();
     daemon.start().unwrap();
     let text = "NOT FENCED: writes about other nodes are not refused: \
-        events, nodeimages, containerrecreaterequests, pods";
+        events, nodeimages, nodepodprobes, containerrecreaterequests, pods";
     wait_for_text("/readyz", text);
     let readiness = http_get(&health, "/readyz");
     assert!(
@@ -426,7 +431,7 @@ async fn daemon_reports_whether_it_is_fenced() {
     install(&plane, "policies");
     wait_for_text(
         "/readyz",
-        "ok fence: writes about other nodes are refused: events, nodeimages, containerrecreaterequests, pods",
+        "ok fence: writes about other nodes are refused: events, nodeimages, nodepodprobes, containerrecreaterequests, pods",
     );
     daemon.stop().unwrap();
 }

@@ -99,6 +99,13 @@ pub fn convert(mut object: Value, to: &str) -> Result<Value, Error> {
     let Some(served) = Kind::from_name(&kind) else {
         return Err(Error::UnknownKind { kind });
     };
+    if !served.info().versions.contains(&to_version) {
+        return Err(Error::UnknownVersion {
+            kind,
+            from,
+            to: to.to_owned(),
+        });
+    }
     set(
         &mut object,
         &["apiVersion"],
@@ -116,7 +123,7 @@ pub fn convert(mut object: Value, to: &str) -> Result<Value, Error> {
         (Kind::ContainerRecreateRequest, _) => request_to_v1alpha1(&mut object),
         (Kind::SidecarSet, V1BETA1) => sidecarset::to_v1beta1(&mut object),
         (Kind::SidecarSet, _) => sidecarset::to_v1alpha1(&mut object),
-        (Kind::ImagePullJob | Kind::ImageListPullJob, _) => {}
+        (Kind::ImagePullJob | Kind::ImageListPullJob | Kind::NodePodProbe | Kind::PodProbeMarker, _) => {}
     }
     Ok(object)
 }

@@ -8,7 +8,7 @@ use super::json::set;
 use super::rules::{self, RulesAtPath, SchemaRule};
 use super::{
     Kind, V1ALPHA1, V1BETA1, cloneset, container_recreate_request, image_list_pull_job, image_pull_job, keys,
-    node_image, sidecarset, v1alpha1,
+    node_image, node_pod_probe, pod_probe_marker, sidecarset, v1alpha1,
 };
 
 /// Name, type, JSON path and description of a printer column.
@@ -218,6 +218,16 @@ const SIDECAR_SET_COLUMNS: &[Column] = &[
     AGE,
 ];
 
+const POD_PROBE_MARKER_COLUMNS: &[Column] = &[
+    (
+        "MATCHED",
+        "integer",
+        ".status.matchedPods",
+        "Pods that are probed",
+    ),
+    AGE,
+];
+
 /// Columns of `kubectl get -o wide`.
 const SIDECAR_SET_WIDE: &[Column] = &[
     (
@@ -243,8 +253,8 @@ const SIDECAR_SET_WIDE: &[Column] = &[
 /// Parts of a kind's CRD.
 struct CrdDefinition {
     kind: Kind,
-    beta: CustomResourceDefinition,
-    alpha: CustomResourceDefinition,
+    /// The definition of each version, the stored one last.
+    versions: Vec<CustomResourceDefinition>,
     columns: &'static [Column],
     wide: &'static [Column],
     /// The same for v1alpha1, if they differ.
@@ -259,7 +269,7 @@ struct CrdDefinition {
     has_scale: bool,
 }
 
-/// The CustomResourceDefinitions of all kinds, as installed: both versions served, `v1beta1` stored.
+/// The CustomResourceDefinitions of all kinds, as installed: all versions served, the newest stored.
 ///
 /// There is no `caBundle`: the manager fills it in at run time, and since the manifest never has the field, applying
 /// the manifest again does not clear it.
@@ -269,15 +279,20 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
 
 /// The CustomResourceDefinition of a kind. The programs do not need it: schemas are large.
 pub fn crd(kind: Kind) -> Option<CustomResourceDefinition> {
-    let definition = match kind {
+    serde_json::from_value(definition(kind).manifest()?).ok()
+}
+
+fn definition(kind: Kind) -> CrdDefinition {
+    match kind {
         Kind::CloneSet => clone_sets(),
         Kind::ContainerRecreateRequest => container_recreate_requests(),
         Kind::ImagePullJob => image_pull_jobs(),
         Kind::ImageListPullJob => image_list_pull_jobs(),
         Kind::NodeImage => node_images(),
         Kind::SidecarSet => sidecar_sets(),
-    };
-    serde_json::from_value(definition.manifest()).ok()
+        Kind::NodePodProbe => node_pod_probes(),
+        Kind::PodProbeMarker => pod_probe_markers(),
+    }
 }
 
 fn clone_sets() -> CrdDefinition {
@@ -305,8 +320,7 @@ fn clone_sets() -> CrdDefinition {
         has_scale: true,
         ..CrdDefinition::with_defaults(
             Kind::CloneSet,
-            cloneset::CloneSet::crd(),
-            v1alpha1::CloneSet::crd(),
+            vec![v1alpha1::CloneSet::crd(), cloneset::CloneSet::crd()],
             CLONE_SET_COLUMNS,
             rules::cloneset::ALL_VERSIONS,
         )
@@ -319,8 +333,10 @@ fn container_recreate_requests() -> CrdDefinition {
         wide_alpha: Some(CONTAINER_RECREATE_REQUEST_WIDE_ALPHA),
         ..CrdDefinition::with_defaults(
             Kind::ContainerRecreateRequest,
-            container_recreate_request::ContainerRecreateRequest::crd(),
-            v1alpha1::ContainerRecreateRequest::crd(),
+            vec![
+                v1alpha1::ContainerRecreateRequest::crd(),
+                container_recreate_request::ContainerRecreateRequest::crd(),
+            ],
             CONTAINER_RECREATE_REQUEST_COLUMNS,
             rules::CONTAINER_RECREATE_REQUEST,
         )
@@ -336,8 +352,7 @@ fn image_pull_jobs() -> CrdDefinition {
         ],
         ..CrdDefinition::with_defaults(
             Kind::ImagePullJob,
-            image_pull_job::ImagePullJob::crd(),
-            v1alpha1::ImagePullJob::crd(),
+            vec![v1alpha1::ImagePullJob::crd(), image_pull_job::ImagePullJob::crd()],
             IMAGE_PULL_JOB_COLUMNS,
             rules::IMAGE_PULL_JOB_TEMPLATE,
         )
@@ -353,8 +368,10 @@ fn image_list_pull_jobs() -> CrdDefinition {
         ],
         ..CrdDefinition::with_defaults(
             Kind::ImageListPullJob,
-            image_list_pull_job::ImageListPullJob::crd(),
-            v1alpha1::ImageListPullJob::crd(),
+            vec![
+                v1alpha1::ImageListPullJob::crd(),
+                image_list_pull_job::ImageListPullJob::crd(),
+            ],
             IMAGE_LIST_PULL_JOB_COLUMNS,
             rules::IMAGE_PULL_JOB_TEMPLATE,
         )
@@ -367,8 +384,7 @@ fn node_images() -> CrdDefinition {
         wide: NODE_IMAGE_WIDE,
         ..CrdDefinition::with_defaults(
             Kind::NodeImage,
-            node_image::NodeImage::crd(),
-            v1alpha1::NodeImage::crd(),
+            vec![v1alpha1::NodeImage::crd(), node_image::NodeImage::crd()],
             NODE_IMAGE_COLUMNS,
             rules::NODE_IMAGE,
         )
@@ -380,26 +396,44 @@ fn sidecar_sets() -> CrdDefinition {
         wide: SIDECAR_SET_WIDE,
         ..CrdDefinition::with_defaults(
             Kind::SidecarSet,
-            sidecarset::SidecarSet::crd(),
-            v1alpha1::SidecarSet::crd(),
+            vec![v1alpha1::SidecarSet::crd(), sidecarset::SidecarSet::crd()],
             SIDECAR_SET_COLUMNS,
             rules::sidecarset::ALL_VERSIONS,
         )
     }
 }
 
+fn node_pod_probes() -> CrdDefinition {
+    CrdDefinition {
+        spec_is_optional: true,
+        ..CrdDefinition::with_defaults(
+            Kind::NodePodProbe,
+            vec![node_pod_probe::NodePodProbe::crd()],
+            &[],
+            rules::NODE_POD_PROBE,
+        )
+    }
+}
+
+fn pod_probe_markers() -> CrdDefinition {
+    CrdDefinition::with_defaults(
+        Kind::PodProbeMarker,
+        vec![pod_probe_marker::PodProbeMarker::crd()],
+        POD_PROBE_MARKER_COLUMNS,
+        rules::pod_probe_marker::RULES,
+    )
+}
+
 impl CrdDefinition {
     fn with_defaults(
         kind: Kind,
-        beta: CustomResourceDefinition,
-        alpha: CustomResourceDefinition,
+        versions: Vec<CustomResourceDefinition>,
         columns: &'static [Column],
         rules: &'static [SchemaRule],
     ) -> Self {
         Self {
             kind,
-            beta,
-            alpha,
+            versions,
             columns,
             wide: &[],
             wide_alpha: None,
@@ -421,18 +455,21 @@ impl CrdDefinition {
         self.rules.iter().map(|rule| ("", rule)).chain(own)
     }
 
-    fn manifest(&self) -> Value {
-        let names = &self.beta.spec.names;
+    fn manifest(&self) -> Option<Value> {
+        let stored = self.versions.last()?;
+        let names = &stored.spec.names;
+        let versions = self.versions.iter().zip(self.kind.info().versions);
+        let versions = versions.map(|(crd, name)| self.version(crd, name));
         let mut spec = json!({
-            "group": self.beta.spec.group,
-            "scope": self.beta.spec.scope,
+            "group": stored.spec.group,
+            "scope": stored.spec.scope,
             "names": {
                 "kind": names.kind,
                 "listKind": format!("{}List", names.kind),
                 "plural": names.plural,
                 "singular": names.singular,
             },
-            "versions": [self.version(&self.alpha, V1ALPHA1), self.version(&self.beta, V1BETA1)],
+            "versions": versions.collect::<Vec<_>>(),
             "conversion": { "strategy": "None" },
         });
         if let Some(short) = names.short_names.as_ref().filter(|short| !short.is_empty()) {
@@ -452,12 +489,12 @@ impl CrdDefinition {
             });
             set(&mut spec, &["conversion"], conversion);
         }
-        json!({
+        Some(json!({
             "apiVersion": "apiextensions.k8s.io/v1",
             "kind": "CustomResourceDefinition",
-            "metadata": { "name": self.beta.metadata.name },
+            "metadata": { "name": stored.metadata.name },
             "spec": spec,
-        })
+        }))
     }
 
     fn version(&self, crd: &CustomResourceDefinition, name: &str) -> Value {
@@ -483,17 +520,21 @@ impl CrdDefinition {
             });
             set(&mut subresources, &["scale"], scale);
         }
-        json!({
+        let mut version = json!({
             "name": name,
             "served": true,
-            "storage": name == V1BETA1,
+            "storage": self.kind.info().versions.last() == Some(&name),
             "schema": { "openAPIV3Schema": schema },
             "subresources": subresources,
-            "additionalPrinterColumns": self.all_columns(name),
-        })
+        });
+        let columns = self.all_columns(name);
+        if !columns.is_empty() {
+            set(&mut version, &["additionalPrinterColumns"], columns.into());
+        }
+        version
     }
 
-    fn all_columns(&self, version: &str) -> Value {
+    fn all_columns(&self, version: &str) -> Vec<Value> {
         let column = |(name, type_, path, description): &Column| json!({ "name": name, "type": type_, "jsonPath": path, "description": description });
         let usual = self
             .columns

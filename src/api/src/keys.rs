@@ -44,6 +44,8 @@ pub const SECRET_MODE: &str = "imagepulljobs.kruise.io/mode";
 /// Mode of a secret that is shared by jobs and removed with the image it belongs to.
 pub const MODE_BATCH: &str = "batch";
 
+/// Finalizer of a PodProbeMarker, until its probes and what they have set are removed.
+pub const NODE_POD_PROBE_CLEANUP: &str = "kruise.io/node-pod-probe-cleanup";
 /// Pod annotation with the daemon's observations of its containers.
 pub const RUNTIME_CONTAINERS_META: &str = "apps.kruise.io/runtime-containers-meta";
 /// Label of Pods and claims of a CloneSet: five characters that are also the end of the Pod's name.

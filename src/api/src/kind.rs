@@ -3,9 +3,9 @@
 //! CRDs, conversion, reviews, webhook configurations and feature gates match on [`Kind`], so a kind that lacks one of
 //! them does not compile.
 
-use super::GROUP;
+use super::{GROUP, V1ALPHA1, V1BETA1};
 
-/// A served kind, in both versions.
+/// A served kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// CloneSet.
@@ -20,6 +20,10 @@ pub enum Kind {
     ContainerRecreateRequest,
     /// SidecarSet.
     SidecarSet,
+    /// NodePodProbe.
+    NodePodProbe,
+    /// PodProbeMarker.
+    PodProbeMarker,
 }
 
 /// When the API server calls a webhook, and what it does without a response.
@@ -46,11 +50,15 @@ pub struct KindInfo {
     pub plural: &'static str,
     /// Used in webhook names, paths and metric labels.
     pub lowercase: &'static str,
+    /// The served versions; the last one is stored.
+    pub versions: &'static [&'static str],
     /// Whether the versions have different fields, so that the webhook must convert.
     pub needs_conversion: bool,
-    /// How its objects are reviewed.
-    pub webhook: WebhookPolicy,
+    /// How its objects are reviewed; `None` if the schema's rules are all.
+    pub webhook: Option<WebhookPolicy>,
 }
+
+const BOTH_VERSIONS: &[&str] = &[V1ALPHA1, V1BETA1];
 
 /// Reviewed if the webhook can be reached; the schema's rules apply without it.
 const FAIL_OPEN: WebhookPolicy = WebhookPolicy {
@@ -63,13 +71,15 @@ const FAIL_OPEN: WebhookPolicy = WebhookPolicy {
 
 impl Kind {
     /// All kinds, in the order of the webhook configurations.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::CloneSet,
         Self::NodeImage,
         Self::ImagePullJob,
         Self::ImageListPullJob,
         Self::ContainerRecreateRequest,
         Self::SidecarSet,
+        Self::NodePodProbe,
+        Self::PodProbeMarker,
     ];
 
     /// Properties of the kind.
@@ -80,65 +90,92 @@ impl Kind {
                 name: "CloneSet",
                 plural: "clonesets",
                 lowercase: "cloneset",
+                versions: BOTH_VERSIONS,
                 needs_conversion: true,
-                webhook: FAIL_OPEN,
+                webhook: Some(FAIL_OPEN),
             },
             Self::NodeImage => &KindInfo {
                 name: "NodeImage",
                 plural: "nodeimages",
                 lowercase: "nodeimage",
+                versions: BOTH_VERSIONS,
                 needs_conversion: true,
-                webhook: FAIL_OPEN,
+                webhook: Some(FAIL_OPEN),
             },
             Self::ImagePullJob => &KindInfo {
                 name: "ImagePullJob",
                 plural: "imagepulljobs",
                 lowercase: "imagepulljob",
+                versions: BOTH_VERSIONS,
                 needs_conversion: false,
-                webhook: WebhookPolicy {
+                webhook: Some(WebhookPolicy {
                     suffix: "-v1beta1",
                     ..FAIL_OPEN
-                },
+                }),
             },
             Self::ImageListPullJob => &KindInfo {
                 name: "ImageListPullJob",
                 plural: "imagelistpulljobs",
                 lowercase: "imagelistpulljob",
+                versions: BOTH_VERSIONS,
                 needs_conversion: false,
-                webhook: WebhookPolicy {
+                webhook: Some(WebhookPolicy {
                     suffix: "-v1beta1",
                     ..FAIL_OPEN
-                },
+                }),
             },
             Self::ContainerRecreateRequest => &KindInfo {
                 name: "ContainerRecreateRequest",
                 plural: "containerrecreaterequests",
                 lowercase: "containerrecreaterequest",
+                versions: BOTH_VERSIONS,
                 needs_conversion: true,
                 // Without the Pod's UID and container IDs a request could restart containers that it was not created
                 // for.
-                webhook: WebhookPolicy {
+                webhook: Some(WebhookPolicy {
                     suffix: "",
                     operations: &["CREATE"],
                     failure_policy: "Fail",
                     every_write: true,
                     validates: false,
-                },
+                }),
             },
             Self::SidecarSet => &KindInfo {
                 name: "SidecarSet",
                 plural: "sidecarsets",
                 lowercase: "sidecarset",
+                versions: BOTH_VERSIONS,
                 needs_conversion: true,
                 // Without its hashes a set would be updated never, or wrongly. They are annotations, so every write
                 // counts.
-                webhook: WebhookPolicy {
+                webhook: Some(WebhookPolicy {
                     failure_policy: "Fail",
                     every_write: true,
                     ..FAIL_OPEN
-                },
+                }),
+            },
+            Self::NodePodProbe => &KindInfo {
+                name: "NodePodProbe",
+                plural: "nodepodprobes",
+                lowercase: "nodepodprobe",
+                versions: &[V1ALPHA1],
+                needs_conversion: false,
+                webhook: None,
+            },
+            Self::PodProbeMarker => &KindInfo {
+                name: "PodProbeMarker",
+                plural: "podprobemarkers",
+                lowercase: "podprobemarker",
+                versions: &[V1ALPHA1],
+                needs_conversion: false,
+                webhook: None,
             },
         }
+    }
+
+    /// The kinds whose objects are reviewed.
+    pub fn reviewed() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|kind| kind.info().webhook.is_some())
     }
 
     /// The kind of this name, as in `kind`.

@@ -8,8 +8,8 @@
 //! **A kind** is a variant of [`Kind`] and its [row](kind::KindInfo): its names, whether its versions are converted,
 //! how it is reviewed. CRDs ([`crds`]), webhook configurations ([`webhooks`]), conversion, reviews and feature gates
 //! match on it, so a kind that lacks one of them does not compile. The types of each are in the file of its name
-//! ([`cloneset`], [`image_pull_job`], [`image_list_pull_job`], [`container_recreate_request`], [`node_image`]), those of
-//! the older version in [`v1alpha1`].
+//! ([`cloneset`], [`image_pull_job`], [`image_list_pull_job`], [`container_recreate_request`], [`node_image`],
+//! [`node_pod_probe`], [`pod_probe_marker`]), those of the older version in [`v1alpha1`].
 //!
 //! **What the schemas cannot express** is in [`validation`] and in rules in CEL, which are part of the CRDs. External
 //! input is parsed where it enters: [`names`] for parts of a request, [`image_reference`] for images, [`owner`] for
@@ -57,7 +57,9 @@ pub mod lifecycle;
 pub mod manifests;
 pub mod names;
 pub mod node_image;
+pub mod node_pod_probe;
 pub mod owner;
+pub mod pod_probe_marker;
 pub mod pod_webhooks;
 mod rules;
 pub mod schemas;

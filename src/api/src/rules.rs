@@ -11,6 +11,7 @@ use super::node_image::{MAX_IMAGE_NAME_CHARS, MAX_SANDBOX_ENTRIES, MAX_SANDBOX_V
 use super::{names, schemas};
 
 pub(super) mod cloneset;
+pub(super) mod pod_probe_marker;
 pub(super) mod sidecarset;
 
 /// One addition to the schema at `path`.
@@ -86,6 +87,10 @@ fn sandbox_map() -> Value {
 
 fn sandbox_value() -> Value {
     json!({ "maxLength": MAX_SANDBOX_VALUE_CHARS })
+}
+
+fn word() -> Value {
+    json!({ "maxLength": MAX_WORD_CHARS })
 }
 
 fn pull_policy() -> Value {
@@ -187,6 +192,66 @@ pub(super) const NODE_IMAGE: &[SchemaRule] = &[
         add: seconds,
     },
 ];
+
+/// Rules of NodePodProbe: its probes and their states are bounded, so that nodes can read them. A message is cut by the
+/// daemon.
+pub(super) const NODE_POD_PROBE: &[SchemaRule] = &[
+    // Without an address, OpenKruise's manager writes an empty one.
+    SchemaRule {
+        path: "spec.podProbes.[]",
+        add: || json!({ "required": ["IP", "name", "namespace", "uid"] }),
+    },
+    SchemaRule {
+        path: "spec.podProbes.[].IP",
+        add: word,
+    },
+    SchemaRule {
+        path: "spec.podProbes.[].name",
+        add: object_name_or_empty,
+    },
+    SchemaRule {
+        path: "spec.podProbes.[].namespace",
+        add: object_name_or_empty,
+    },
+    SchemaRule {
+        path: "spec.podProbes.[].uid",
+        add: word,
+    },
+    // MARKER#PROBE.
+    SchemaRule {
+        path: "spec.podProbes.[].probes.[].name",
+        add: || json!({ "maxLength": 1024 }),
+    },
+    SchemaRule {
+        path: "spec.podProbes.[].probes.[].containerName",
+        add: word,
+    },
+    SchemaRule {
+        path: "spec.podProbes.[].probes.[].probe.grpc.service",
+        add: || json!({ "default": "" }),
+    },
+    SchemaRule {
+        path: "spec.podProbes",
+        add: || json!({ "maxItems": MAX_PROBED_PODS }),
+    },
+    SchemaRule {
+        path: "spec.podProbes.[].probes",
+        add: || json!({ "maxItems": MAX_ENTRIES_OF_POD }),
+    },
+    SchemaRule {
+        path: "status.podProbeStatuses",
+        add: || json!({ "maxItems": MAX_PROBED_PODS }),
+    },
+    SchemaRule {
+        path: "status.podProbeStatuses.[].probeStates",
+        add: || json!({ "maxItems": MAX_ENTRIES_OF_POD }),
+    },
+];
+
+/// Pods with probes on a node; kubelet runs 110 by default.
+const MAX_PROBED_PODS: usize = 5000;
+/// Probes of a Pod in a NodePodProbe, in which OpenKruise has no limit.
+const MAX_ENTRIES_OF_POD: usize = 1000;
 
 /// An image reference: a name has at most 255 characters, a tag 128, a digest 135.
 fn image_reference() -> Value {

@@ -106,6 +106,13 @@ pub(super) fn own_pods(_: &mut SchemaGenerator) -> Schema {
     ))
 }
 
+/// Selector of the Pods that are probed.
+pub(super) fn probed_pods(_: &mut SchemaGenerator) -> Schema {
+    into_schema(label_selector_json(
+        "Label selector for the Pods of the namespace. Cannot be changed.",
+    ))
+}
+
 /// Selector of the Pods that get a weight.
 pub(super) fn weighted_pods(_: &mut SchemaGenerator) -> Schema {
     into_schema(label_selector_json("Which Pods the weight is given to."))
@@ -223,29 +230,9 @@ pub(super) fn lifecycle_handler(generator: &mut SchemaGenerator) -> Schema {
     into_schema(json!({
         "type": "object",
         "properties": {
-            "exec": {
-                "type": "object",
-                "description": "Runs a command in the container.",
-                "properties": {
-                    "command": {
-                        "type": "array",
-                        "maxItems": MAX_HOOK_ITEMS,
-                        "x-kubernetes-list-type": "atomic",
-                        "items": { "type": "string", "maxLength": MAX_HOOK_CHARS },
-                        "description": "The program and its arguments; no shell is involved."
-                    }
-                }
-            },
+            "exec": exec_json(),
             "httpGet": http_get_json(&port),
-            "tcpSocket": {
-                "type": "object",
-                "description": "Accepted for completeness; kubelet does not run such hooks.",
-                "required": ["port"],
-                "properties": {
-                    "host": string_schema(MAX_HOOK_CHARS, "Host; the Pod's address when absent."),
-                    "port": port
-                }
-            },
+            "tcpSocket": tcp_socket_json(&port, "Accepted for completeness; kubelet does not run such hooks."),
             "sleep": {
                 "type": "object",
                 "description": "Waits. Not part of OpenKruise.",
@@ -256,6 +243,73 @@ pub(super) fn lifecycle_handler(generator: &mut SchemaGenerator) -> Schema {
             }
         }
     }))
+}
+
+/// A probe, as `core/v1.Probe`. Limits are those of hooks; the daemon checks the rest.
+pub(super) fn probe(generator: &mut SchemaGenerator) -> Schema {
+    let port = int_or_string(generator).to_value();
+    let seconds =
+        |description: &str| json!({ "type": "integer", "format": "int32", "description": description });
+    into_schema(json!({
+        "type": "object",
+        "properties": {
+            "exec": exec_json(),
+            "httpGet": http_get_json(&port),
+            "tcpSocket": tcp_socket_json(&port, "Opens a TCP connection."),
+            "grpc": {
+                "type": "object",
+                "description": "Calls the health service of gRPC.",
+                "required": ["port"],
+                "properties": {
+                    "port": { "type": "integer", "format": "int32", "description": "Port, 1 to 65535." },
+                    "service": {
+                        "type": "string",
+                        "maxLength": MAX_HOOK_CHARS,
+                        "default": "",
+                        "description": "Service whose health is requested; that of the server when empty."
+                    }
+                }
+            },
+            "initialDelaySeconds": seconds("Seconds from the container's start to its first probe; at least 1."),
+            "periodSeconds": seconds("Seconds between probes; at least 1."),
+            "timeoutSeconds": seconds("Seconds after which a probe fails; at least 1."),
+            "successThreshold": seconds("Consecutive successes after which the state is Succeeded; at least 1."),
+            "failureThreshold": seconds("Consecutive failures after which the state is Failed; at least 1."),
+            "terminationGracePeriodSeconds": {
+                "type": "integer",
+                "format": "int64",
+                "description": "Has no effect: these probes stop no containers."
+            }
+        }
+    }))
+}
+
+fn exec_json() -> Value {
+    json!({
+        "type": "object",
+        "description": "Runs a command in the container.",
+        "properties": {
+            "command": {
+                "type": "array",
+                "maxItems": MAX_HOOK_ITEMS,
+                "x-kubernetes-list-type": "atomic",
+                "items": { "type": "string", "maxLength": MAX_HOOK_CHARS },
+                "description": "The program and its arguments; no shell is involved."
+            }
+        }
+    })
+}
+
+fn tcp_socket_json(port: &Value, description: &str) -> Value {
+    json!({
+        "type": "object",
+        "description": description,
+        "required": ["port"],
+        "properties": {
+            "host": string_schema(MAX_HOOK_CHARS, "Host; the Pod's address when absent."),
+            "port": port
+        }
+    })
 }
 
 fn http_get_json(port: &Value) -> Value {

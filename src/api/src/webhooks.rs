@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::kind::KindInfo;
+use super::kind::{KindInfo, WebhookPolicy};
 use super::{GROUP, Kind, V1BETA1, keys};
 
 /// Name of the mutating configuration.
@@ -12,12 +12,16 @@ pub const VALIDATING: &str = "kruise-validating-webhook-configuration";
 /// Both configurations for an installation in `namespace`.
 #[must_use]
 pub fn configurations(namespace: &str) -> [Value; 2] {
-    let webhooks_for = |step, kinds: &mut dyn Iterator<Item = Kind>| -> Vec<Value> {
-        kinds.map(|kind| webhook(namespace, step, kind.info())).collect()
-    };
-    let mutating = webhooks_for("mutate", &mut Kind::ALL.into_iter());
-    let mut validated = Kind::ALL.into_iter().filter(|kind| kind.info().webhook.validates);
-    let mut validating = webhooks_for("validate", &mut validated);
+    let reviewed = Kind::ALL
+        .into_iter()
+        .filter_map(|kind| Some((kind.info(), kind.info().webhook.as_ref()?)));
+    let mutating = reviewed
+        .clone()
+        .map(|(kind, policy)| webhook(namespace, "mutate", kind, policy));
+    let validated = reviewed.filter(|(_, policy)| policy.validates);
+    let validating = validated.map(|(kind, policy)| webhook(namespace, "validate", kind, policy));
+    let mutating = mutating.collect();
+    let mut validating: Vec<Value> = validating.collect();
     validating.push(namespace_webhook(namespace));
     [
         configuration("MutatingWebhookConfiguration", MUTATING, mutating),
@@ -34,8 +38,8 @@ fn configuration(kind: &str, name: &str, webhooks: Vec<Value>) -> Value {
     })
 }
 
-fn webhook(namespace: &str, step: &str, kind: &KindInfo) -> Value {
-    let (lower, webhook) = (kind.lowercase, &kind.webhook);
+fn webhook(namespace: &str, step: &str, kind: &KindInfo, webhook: &WebhookPolicy) -> Value {
+    let lower = kind.lowercase;
     let initial = step.chars().next().unwrap_or_default();
     without_nulls(json!({
         "name": format!("{initial}{lower}{}.kb.io", webhook.suffix),

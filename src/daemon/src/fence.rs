@@ -1,7 +1,7 @@
 //! Checks that this daemon's token is restricted to its own node: it tries writes that the policies in
 //! `deploy/policies` must refuse, as dry runs, at the start and then every hour.
 //!
-//! In:  one NodeImage and one request of other nodes, one Pod of this node (lists with a limit).
+//! In:  one NodeImage, NodePodProbe and request of other nodes, one Pod of this node (lists with a limit).
 //! Out: the check `fence` in readiness, metric `daemon_fenced`, a log line when a write is not refused.
 //! A daemon that is not fenced continues to work, but its Pod is not ready, so that users notice and a rollout stops.
 //! As a process with `--kubeconfig` it stays ready, because its credentials are not those of the DaemonSet.
@@ -20,6 +20,7 @@ use kruise_api::backoff::Backoff;
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::keys;
 use kruise_api::node_image::NodeImage;
+use kruise_api::node_pod_probe::NodePodProbe;
 use kruise_cluster::Error;
 use kruise_cluster::write::{self, Object};
 use kruise_ops::metrics::metrics;
@@ -44,7 +45,7 @@ enum ProbeOutcome {
 }
 
 /// Kinds, as named in the metric and the messages, and the outcome of each write.
-type ProbeOutcomes = [(&'static str, ProbeOutcome); 4];
+type ProbeOutcomes = [(&'static str, ProbeOutcome); 5];
 
 /// The report of a check.
 #[derive(Debug, PartialEq, Eq)]
@@ -147,8 +148,16 @@ async fn probe_all(ctx: &Context) -> ProbeOutcomes {
     let status = json!({ "status": { "desired": 1 } });
     // One of two belongs to another node.
     let limit = ListParams::default().limit(2);
-    let node_image =
-        probe_status_patch::<NodeImage>(client, limit, Some(&ctx.node_name), &status, |client, _| {
+    let node_image = probe_status_patch::<NodeImage>(
+        client,
+        limit.clone(),
+        Some(&ctx.node_name),
+        &status,
+        |client, _| Api::all(client),
+    );
+    let results = json!({ "status": { "podProbeStatuses": [] } });
+    let node_pod_probe =
+        probe_status_patch::<NodePodProbe>(client, limit, Some(&ctx.node_name), &results, |client, _| {
             Api::all(client)
         });
     let selector = format!("{}!={}", keys::CRR_NODE_NAME, keys::node_label(&ctx.node_name));
@@ -162,10 +171,12 @@ async fn probe_all(ctx: &Context) -> ProbeOutcomes {
         .limit(1);
     let label = json!({ "metadata": { "labels": { "apps.kruise.io/fence-check": "true" } } });
     let pod = probe_status_patch::<Pod>(client, own_node, None, &label, Api::namespaced);
-    let (event, node_image, request, pod) = tokio::join!(event, node_image, request, pod);
+    let (event, node_image, node_pod_probe, request, pod) =
+        tokio::join!(event, node_image, node_pod_probe, request, pod);
     [
         ("events", event),
         ("nodeimages", node_image),
+        ("nodepodprobes", node_pod_probe),
         ("containerrecreaterequests", request),
         ("pods", pod),
     ]
@@ -229,7 +240,13 @@ mod tests {
                 ProbeOutcome::Accepted
             };
             let other = ("nodeimages", ProbeOutcome::Unknown);
-            std::future::ready([("events", ProbeOutcome::Refused), other, ("pods", outcome), other])
+            std::future::ready([
+                ("events", ProbeOutcome::Refused),
+                other,
+                other,
+                ("pods", outcome),
+                other,
+            ])
         };
         let report = |found| {
             if reports.borrow().is_empty() {

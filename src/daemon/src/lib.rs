@@ -12,6 +12,7 @@ mod hook;
 pub mod image_pull;
 pub mod live;
 mod options;
+pub mod pod_probe;
 pub mod pods;
 pub mod pull_command;
 pub mod recreate;

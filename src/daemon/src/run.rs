@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::live::RuntimeStatus;
-use super::{Context, LiveState, Options, container_meta, control, fence, image_pull, pods, recreate};
+use super::{
+    Context, LiveState, Options, container_meta, control, fence, image_pull, pod_probe, pods, recreate,
+};
 use kruise_cluster::{self as cluster, Cluster};
 use kruise_cri::{DiscoveryOptions as Discovery, Runtimes, SocketHealth, no_runtime_reason};
 use kruise_ops::http::{self, Endpoints};
@@ -95,6 +97,13 @@ fn start(supervisor: &mut Supervisor, ctx: &Context) {
     supervisor.spawn_endless("pods", watch);
     if ctx.options.feature_gates.enabled(FeatureGate::DaemonWatchingPod) {
         supervisor.spawn("container meta", container_meta::run(ctx.clone(), pods.clone()));
+    }
+    if ctx.options.feature_gates.enabled(FeatureGate::PodProbeMarkerGate) {
+        let probes = pod_probe::run(ctx.clone(), pods.clone());
+        supervisor.spawn("pod probe", async move {
+            probes.await;
+            Ok::<_, String>(())
+        });
     }
     supervisor.spawn("recreate", recreate::run(ctx.clone(), pods));
     let c = ctx.clone();

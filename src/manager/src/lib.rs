@@ -17,6 +17,7 @@ pub mod launch_priority;
 pub mod node_image;
 mod object_reference;
 mod options;
+pub mod pod_probe_marker;
 pub mod pod_readiness;
 mod run;
 pub mod sidecarset;

@@ -134,6 +134,10 @@ pub struct Options {
     #[arg(long, value_parser = workers, default_value = "3", value_name = "N")]
     pub sidecarset_workers: usize,
 
+    /// Maximum number of Pods, nodes and PodProbeMarkers processed in parallel for probes
+    #[arg(long, value_parser = workers, default_value = "8", value_name = "N")]
+    pub podprobemarker_workers: usize,
+
     /// Do not count CloneSet Pods in state PreparingDelete, so that they are replaced at once
     #[arg(
         long,

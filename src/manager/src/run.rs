@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Context, FeatureGate, Options, Role, Stores, cloneset, container_recreate, image_list_pull_job,
-    image_pull_job, launch_priority, node_image, pod_readiness, sidecarset,
+    image_pull_job, launch_priority, node_image, pod_probe_marker, pod_readiness, sidecarset,
 };
 use crate::admission;
 use kruise_cluster::lease::{Election, HeldLease, InvalidLeaseTiming, LeaseLost, Standby};
@@ -266,6 +266,10 @@ async fn run_controllers(
         supervisor.spawn("imagepulljob", until_shutdown(image_pull_job::run(ctx.clone())));
         let lists = image_list_pull_job::run(ctx.clone());
         supervisor.spawn("imagelistpulljob", until_shutdown(lists));
+    }
+    if gates.enabled(FeatureGate::PodProbeMarkerGate) {
+        let markers = pod_probe_marker::run(ctx.clone());
+        supervisor.spawn("podprobemarker", until_shutdown(markers));
     }
     supervisor.spawn("podreadiness", until_shutdown(pod_readiness::run(ctx.clone())));
     supervisor.spawn(

@@ -48,13 +48,15 @@ pub enum FeatureGate {
     EnableSortSidecarContainerByName,
     /// SidecarSets may patch annotations of Pods that no whitelist allows. Off.
     SidecarSetPatchPodMetadataDefaultsAllowed,
+    /// PodProbeMarkers, and the daemon's probes for them. On.
+    PodProbeMarkerGate,
     /// SidecarSets are injected by policies of the API server where it serves them. On; upstream does not have it.
     SidecarSetPolicies,
 }
 
 impl FeatureGate {
     /// All gates that have an effect here.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::KruiseDaemon,
         Self::ImagePullJobGate,
         Self::DaemonWatchingPod,
@@ -71,6 +73,7 @@ impl FeatureGate {
         Self::KruisePodReadinessGate,
         Self::EnableSortSidecarContainerByName,
         Self::SidecarSetPatchPodMetadataDefaultsAllowed,
+        Self::PodProbeMarkerGate,
         Self::SidecarSetPolicies,
     ];
 
@@ -94,6 +97,7 @@ impl FeatureGate {
             Self::KruisePodReadinessGate => "KruisePodReadinessGate",
             Self::EnableSortSidecarContainerByName => "EnableSortSidecarContainerByName",
             Self::SidecarSetPatchPodMetadataDefaultsAllowed => "SidecarSetPatchPodMetadataDefaultsAllowed",
+            Self::PodProbeMarkerGate => "PodProbeMarkerGate",
             Self::SidecarSetPolicies => "SidecarSetPolicies",
         }
     }
@@ -106,6 +110,7 @@ impl FeatureGate {
                 | Self::DaemonWatchingPod
                 | Self::InPlaceUpdateEnvFromMetadata
                 | Self::PodWebhook
+                | Self::PodProbeMarkerGate
                 | Self::SidecarSetPolicies
         )
     }
@@ -118,9 +123,10 @@ impl FeatureGate {
     /// The gate that it requires.
     fn depends_on(self) -> Option<Self> {
         match self {
-            Self::ImagePullJobGate | Self::DaemonWatchingPod | Self::InPlaceUpdateEnvFromMetadata => {
-                Some(Self::KruiseDaemon)
-            }
+            Self::ImagePullJobGate
+            | Self::DaemonWatchingPod
+            | Self::InPlaceUpdateEnvFromMetadata
+            | Self::PodProbeMarkerGate => Some(Self::KruiseDaemon),
             Self::PreDownloadImageForInPlaceUpdate => Some(Self::ImagePullJobGate),
             Self::KruisePodReadinessGate
             | Self::SidecarSetPatchPodMetadataDefaultsAllowed

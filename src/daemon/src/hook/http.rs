@@ -1,17 +1,17 @@
-//! The HTTP request of a preStop hook, by kubelet's rules: any response counts as delivered, the server's certificate
-//! is not checked, and if the hook uses HTTPS but the server speaks plain HTTP, the request is repeated in plain HTTP.
-//! Redirects are followed within the same server only: the daemon is on the host's network, and no Pod's response may
-//! redirect it elsewhere.
+//! The HTTP requests of preStop hooks and probes, by kubelet's rules: the server's certificate is not checked. For a
+//! hook, any response counts as delivered, and if it uses HTTPS but the server speaks plain HTTP, the request is
+//! repeated in plain HTTP. Redirects are followed within the same server only: the daemon is on the host's network, and
+//! no Pod's response may redirect it elsewhere.
 
 use std::convert::Infallible;
 use std::future::pending;
 use std::sync::Arc;
 
-use http_body_util::Empty;
-use hyper::body::{Bytes, Incoming};
+use http_body_util::{BodyExt, Empty};
+use hyper::body::{Body, Bytes};
 use hyper::client::conn::http1;
 use hyper::header::{ACCEPT, AUTHORIZATION, HOST, HeaderName, HeaderValue, LOCATION, USER_AGENT};
-use hyper::{Request, Response};
+use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
@@ -27,7 +27,7 @@ const MAX_REDIRECTS: usize = 10;
 /// same time.
 const MAX_RESPONSE_HEAD: usize = 16 * 1024;
 
-/// An HTTP request of a hook.
+/// An HTTP request of a hook or a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HookRequest {
     /// Whether to use TLS.
@@ -40,6 +40,17 @@ pub struct HookRequest {
     pub path: String,
     /// Headers, in order.
     pub headers: Vec<(String, String)>,
+}
+
+/// The response to a probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpResponse {
+    /// Its status code.
+    pub status: StatusCode,
+    /// Header `Location`.
+    pub location: Option<String>,
+    /// The first bytes of its body.
+    pub body: Vec<u8>,
 }
 
 /// Why no response arrived.
@@ -89,27 +100,17 @@ pub enum Error {
 pub async fn get(request: &HookRequest) -> Result<(), Error> {
     let mut request = request.clone();
     for _ in 0..=MAX_REDIRECTS {
-        let response = match send_once(&request).await {
+        let response = match send_once(&request, 0).await {
             Err(Error::Tls { plain: true, .. }) => {
                 request.tls = false;
                 request
                     .headers
                     .retain(|(name, _)| !name.eq_ignore_ascii_case(AUTHORIZATION.as_str()));
-                send_once(&request).await?
+                send_once(&request, 0).await?
             }
             answer => answer?,
         };
-        let Some(response) = response else {
-            return Ok(());
-        };
-        let location = response
-            .headers()
-            .get(LOCATION)
-            .and_then(|value| value.to_str().ok());
-        match location
-            .filter(|_| response.status().is_redirection())
-            .and_then(|to| same_host_redirect(&request, to))
-        {
+        match response.and_then(|response| redirect_path(&request, &response)) {
             Some(path) => request.path = path,
             None => return Ok(()),
         }
@@ -117,7 +118,35 @@ pub async fn get(request: &HookRequest) -> Result<(), Error> {
     Ok(())
 }
 
-/// The path to request next, if the redirect stays on the same server.
+/// Sends the request and reads at most `max_body` bytes of the response; `None` if its head is longer than the maximum.
+/// It is a redirect if that leads to another server, or if there were too many.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn get_response(request: &HookRequest, max_body: usize) -> Result<Option<HttpResponse>, Error> {
+    let mut request = request.clone();
+    let mut response = send_once(&request, max_body).await?;
+    for _ in 0..MAX_REDIRECTS {
+        let Some(path) = response
+            .as_ref()
+            .and_then(|response| redirect_path(&request, response))
+        else {
+            break;
+        };
+        request.path = path;
+        response = send_once(&request, max_body).await?;
+    }
+    Ok(response)
+}
+
+/// The path to request next, if the response is a redirect that stays on the same server.
+fn redirect_path(request: &HookRequest, response: &HttpResponse) -> Option<String> {
+    let location = response.location.as_deref();
+    let location = location.filter(|_| response.status.is_redirection())?;
+    same_host_redirect(request, location)
+}
+
+/// The path of a redirect that stays on the same server.
 pub(crate) fn same_host_redirect(request: &HookRequest, location: &str) -> Option<String> {
     if location.starts_with('/') && !location.starts_with("//") {
         return Some(location.to_owned());
@@ -128,17 +157,20 @@ pub(crate) fn same_host_redirect(request: &HookRequest, location: &str) -> Optio
 }
 
 fn authority(request: &HookRequest) -> String {
-    let bare_v6 = request.host.contains(':') && !request.host.starts_with('[');
-    let host = if bare_v6 {
-        format!("[{}]", request.host)
+    host_and_port(&request.host, request.port)
+}
+
+/// `HOST:PORT`, with brackets around an IPv6 address.
+pub(crate) fn host_and_port(host: &str, port: u16) -> String {
+    if host.contains(':') && !host.starts_with('[') {
+        format!("[{host}]:{port}")
     } else {
-        request.host.clone()
-    };
-    format!("{host}:{}", request.port)
+        format!("{host}:{port}")
+    }
 }
 
 /// One response, or `None` if its head is longer than the maximum.
-async fn send_once(request: &HookRequest) -> Result<Option<Response<Incoming>>, Error> {
+async fn send_once(request: &HookRequest, max_body: usize) -> Result<Option<HttpResponse>, Error> {
     let host = request.host.trim_matches(['[', ']']).to_owned();
     let stream = TcpStream::connect((host.as_str(), request.port))
         .await
@@ -148,7 +180,7 @@ async fn send_once(request: &HookRequest) -> Result<Option<Response<Incoming>>, 
             why: error.to_string(),
         })?;
     if !request.tls {
-        return exchange(request, stream).await;
+        return exchange(request, stream, max_body).await;
     }
     let tls = |plain, why: String| Error::Tls {
         plain,
@@ -166,7 +198,7 @@ async fn send_once(request: &HookRequest) -> Result<Option<Response<Incoming>>, 
         .connect(name, stream)
         .await
         .map_err(|error| tls(is_plaintext_response(&error), error.to_string()))?;
-    exchange(request, stream).await
+    exchange(request, stream, max_body).await
 }
 
 /// Whether the server answered with something that is not TLS.
@@ -177,7 +209,7 @@ fn is_plaintext_response(error: &std::io::Error) -> bool {
     matches!(inner, Some(rustls::Error::InvalidMessage(_)))
 }
 
-async fn exchange<S>(request: &HookRequest, stream: S) -> Result<Option<Response<Incoming>>, Error>
+async fn exchange<S>(request: &HookRequest, stream: S, max_body: usize) -> Result<Option<HttpResponse>, Error>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -192,16 +224,39 @@ where
         .handshake(TokioIo::new(stream))
         .await
         .map_err(request_failed)?;
+    let answer = async {
+        let response = match sender.send_request(message).await {
+            Ok(response) => response,
+            Err(error) if error.is_parse_too_large() => return Ok(None),
+            Err(error) => return Err(request_failed(error)),
+        };
+        let location = response.headers().get(LOCATION);
+        let location = location.and_then(|value| value.to_str().ok());
+        Ok(Some(HttpResponse {
+            status: response.status(),
+            location: location.map(str::to_owned),
+            body: read_start(response.into_body(), max_body).await,
+        }))
+    };
     tokio::select! {
-        answer = sender.send_request(message) => match answer {
-            Ok(answer) => Ok(Some(answer)),
-            Err(error) if error.is_parse_too_large() => Ok(None),
-            Err(error) => Err(request_failed(error)),
-        },
+        answer = answer => answer,
         // The connection ends only after the response, or with an error that the request returns as well. The
         // connection is driven here; the request returns its result as well.
         never = async { let _ = connection.await; pending::<Infallible>().await } => match never {},
     }
+}
+
+/// The first `max` bytes of a body, or what arrived before an error.
+async fn read_start<B: Body<Data = Bytes> + Unpin>(mut body: B, max: usize) -> Vec<u8> {
+    let mut start = Vec::new();
+    while start.len() < max {
+        let Some(Ok(frame)) = body.frame().await else {
+            break;
+        };
+        let data = frame.into_data().unwrap_or_default();
+        start.extend(data.into_iter().take(max - start.len()));
+    }
+    start
 }
 
 /// The path as sent: characters that are allowed in a URL are kept, as are escape sequences, and a fragment is not
@@ -437,6 +492,28 @@ mod tests {
             };
             assert!(build_request(&get).is_ok());
         }
+    }
+
+    #[tokio::test]
+    async fn probe_response_has_status_and_the_start_of_the_body() {
+        let (port, requests) = server(vec![
+            "HTTP/1.1 302 F\r\nlocation: /ok\r\ncontent-length: 0\r\n\r\n",
+            "HTTP/1.1 503 No\r\ncontent-length: 10\r\n\r\n0123456789",
+            "HTTP/1.1 302 F\r\nlocation: http://169.254.169.254/\r\ncontent-length: 0\r\n\r\n",
+            "HTTP/1.0 400 plain\r\n\r\n",
+        ])
+        .await;
+        let response = get_response(&hook(port, false), 4).await.unwrap().unwrap();
+        assert_eq!(
+            (response.status.as_u16(), &response.body[..]),
+            (503, &b"0123"[..])
+        );
+        let redirected = get_response(&hook(port, false), 4).await.unwrap().unwrap();
+        assert_eq!(redirected.status.as_u16(), 302);
+        // Unlike a hook, a probe does not fall back to plain HTTP.
+        let tls = get_response(&hook(port, true), 4).await;
+        assert!(matches!(tls, Err(Error::Tls { .. })), "{tls:?}");
+        assert!(requests.await.unwrap()[1].starts_with("GET /ok "));
     }
 
     #[tokio::test]

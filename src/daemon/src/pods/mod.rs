@@ -110,6 +110,8 @@ pub struct PodContainerStatus {
     pub restart_count: i32,
     /// Whether it runs.
     pub running: bool,
+    /// When it was started, by the node's clock, while it runs.
+    pub started_at: Option<Timestamp>,
     /// Reason and message of state `waiting`, if kubelet delays the start.
     pub waiting: Option<(String, String)>,
     /// The last end of this container, or of the one before it.
@@ -356,11 +358,15 @@ impl PodContainerStatus {
             .and_then(|state| state.terminated.as_ref())
             .or_else(|| last.and_then(|state| state.terminated.as_ref()));
         let waiting = state.and_then(|state| state.waiting.as_ref());
+        let running = state.and_then(|state| state.running.as_ref());
         Self {
             container_id: status.container_id.clone().unwrap_or_default(),
             ready: status.ready,
             restart_count: status.restart_count,
-            running: state.is_some_and(|state| state.running.is_some()),
+            running: running.is_some(),
+            started_at: running
+                .and_then(|running| running.started_at.as_ref())
+                .map(|time| time.0),
             waiting: waiting.map(|waiting| {
                 let text_or_empty = |text: &Option<String>| text.clone().unwrap_or_default();
                 (text_or_empty(&waiting.reason), text_or_empty(&waiting.message))

@@ -66,7 +66,8 @@ pub struct Options {
 /// The feature gate that disables a kind.
 fn disabling_gate(kind: Kind, gates: &FeatureGates) -> Option<FeatureGate> {
     let required = match kind {
-        Kind::CloneSet | Kind::SidecarSet => return None,
+        // Objects of the last two are not reviewed.
+        Kind::CloneSet | Kind::SidecarSet | Kind::NodePodProbe | Kind::PodProbeMarker => return None,
         Kind::NodeImage | Kind::ContainerRecreateRequest => FeatureGate::KruiseDaemon,
         Kind::ImagePullJob | Kind::ImageListPullJob => FeatureGate::ImagePullJobGate,
     };

@@ -390,16 +390,20 @@ fn parse_step(step: &str) -> Option<(Kind, bool)> {
         step.strip_prefix("validate-apps-kruise-io-")
             .map(|kind| (kind, false))
     })?;
-    Some((Kind::from_lowercase(kind)?, mutate))
+    let kind = Kind::from_lowercase(kind).filter(|kind| kind.info().webhook.is_some())?;
+    Some((kind, mutate))
 }
 
 async fn decide(lookups: &Lookups, kind: Kind, mutate: bool, request: &Request) -> Decision {
     let oversized = match kind {
         Kind::CloneSet => cloneset::reject_oversized(&request.object),
         Kind::NodeImage => node_image::reject_oversized(&request.object),
-        Kind::ImagePullJob | Kind::ImageListPullJob | Kind::ContainerRecreateRequest | Kind::SidecarSet => {
-            None
-        }
+        Kind::ImagePullJob
+        | Kind::ImageListPullJob
+        | Kind::ContainerRecreateRequest
+        | Kind::SidecarSet
+        | Kind::NodePodProbe
+        | Kind::PodProbeMarker => None,
     };
     if let Some(refusal) = oversized {
         return refusal;
@@ -440,7 +444,7 @@ async fn decide(lookups: &Lookups, kind: Kind, mutate: bool, request: &Request) 
                 },
             }
         }
-        (Kind::ContainerRecreateRequest, _) => Decision::Allow {
+        (Kind::ContainerRecreateRequest | Kind::NodePodProbe | Kind::PodProbeMarker, _) => Decision::Allow {
             object: request.object.to_json(),
             warnings: Vec::new(),
         },

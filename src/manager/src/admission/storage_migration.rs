@@ -67,6 +67,9 @@ enum RewriteScope {
 /// the others are rewritten all the same.
 async fn migrate_kind(cluster: &Cluster, kind: Kind) -> Result<usize, Error> {
     let crds: Api<Crd> = Api::all(cluster.client.clone());
+    if !kind.info().versions.contains(&V1BETA1) {
+        return Ok(0);
+    }
     let name = kind.crd_name();
     let Some(crd) = write::get(&crds, &name).await? else {
         return Ok(0);

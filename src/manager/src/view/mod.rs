@@ -17,5 +17,5 @@ pub use kruise_api::selector::matches;
 pub use node::NodeView;
 pub use node_image::{NodeImageView, TagOwner, TagStatusView, TagView, progress_hash};
 pub use owned::{ClaimView, RevisionView};
-pub use pod::{ContainerView, PodView, barrier_config_map, barrier_key};
+pub use pod::{ContainerView, NamedPort, PodView, barrier_config_map, barrier_key};
 pub use raw_pod::RawPod;

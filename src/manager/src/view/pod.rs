@@ -25,6 +25,12 @@ pub struct PodView {
     pub terminating: bool,
     /// Whether it has ended: phase Succeeded or Failed.
     pub terminal: bool,
+    /// Whether its init containers have ended.
+    pub initialized: bool,
+    /// Its address; empty before it has one.
+    pub ip: Box<str>,
+    /// The ports of its containers that have a name.
+    pub ports: Box<[NamedPort]>,
     /// Whether it has readiness gate `KruisePodReady`.
     pub has_readiness_gate: bool,
     /// Status of condition `KruisePodReady`, if it exists.
@@ -35,6 +41,17 @@ pub struct PodView {
     pub barriers: Vec<(String, i64)>,
     /// What a workload needs; only for Pods that a CloneSet controls, for orphans, and for Pods that record SidecarSets.
     pub workload_pod: Option<Arc<in_place::Pod>>,
+}
+
+/// A port with a name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamedPort {
+    /// Name of the container.
+    pub container: Box<str>,
+    /// Name of the port.
+    pub name: Box<str>,
+    /// Its number.
+    pub number: u16,
 }
 
 /// The status of one container.
@@ -89,6 +106,10 @@ impl From<&RawPod> for PodView {
             node: Some(text(&spec["nodeName"])).filter(|n| !n.is_empty()),
             terminating: meta["deletionTimestamp"].is_string(),
             terminal: matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")),
+            initialized: items(&status["conditions"])
+                .any(|c| c["type"] == "Initialized" && c["status"] == "True"),
+            ip: status["podIP"].as_str().unwrap_or_default().into(),
+            ports: named_ports(spec),
             has_readiness_gate: items(&spec["readinessGates"])
                 .any(|g| g["conditionType"] == keys::KRUISE_POD_READY),
             kruise_ready: kruise_ready.next(),
@@ -128,6 +149,20 @@ fn barriers(pod: &Value) -> Vec<(String, i64)> {
     items(&pod["spec"]["containers"])
         .filter_map(behind_barrier)
         .collect()
+}
+
+fn named_ports(spec: &Value) -> Box<[NamedPort]> {
+    let of_container = |container: &Value| -> Vec<NamedPort> {
+        let ports = items(&container["ports"]).filter_map(|port| {
+            Some(NamedPort {
+                container: container["name"].as_str()?.into(),
+                name: port["name"].as_str().filter(|name| !name.is_empty())?.into(),
+                number: port["containerPort"].as_u64()?.try_into().ok()?,
+            })
+        });
+        ports.collect()
+    };
+    items(&spec["containers"]).flat_map(of_container).collect()
 }
 
 fn container(status: &Value) -> ContainerView {

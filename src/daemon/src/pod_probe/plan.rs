@@ -1,0 +1,506 @@
+//! Which probe runs when, and what its results mean.
+//!
+//! Pure: times are given, nothing is sent. A probe of a container that runs is due once its initial delay has passed,
+//! and then every period; it never overlaps itself. Its state changes after as many equal results as its threshold
+//! requires. A container that does not run is Failed at once, and is not probed: another container may listen on its
+//! port. A result belongs to one container: a restart, or another handler, begins with Unknown.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use kruise_api::node_pod_probe::{
+    ContainerProbeState, MAX_MESSAGE_CHARS, NodePodProbeStatus, PodProbeStatus, ProbeState,
+};
+use kruise_cluster::Key;
+
+/// Bytes of all messages of a node above which they are shortened: etcd accepts 1.5 MiB of one object.
+const MAX_MESSAGE_BYTES: usize = 256 << 10;
+/// Maximum characters of a message then.
+const SHORT_MESSAGE_CHARS: usize = 32;
+
+/// Identifies a probe of a node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ProbeKey {
+    /// Namespace and name of the Pod.
+    pub pod: Key,
+    /// UID of the Pod.
+    pub uid: String,
+    /// MARKER#PROBE.
+    pub name: String,
+}
+
+/// A probe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbeSpec {
+    /// Name of the container.
+    pub container: String,
+    /// What is done.
+    pub handler: Handler,
+    /// From the container's start to its first probe, at least a second.
+    pub initial_delay: Duration,
+    /// From one probe to the next, at least a second.
+    pub period: Duration,
+    /// Maximum duration of a probe, at least a second.
+    pub timeout: Duration,
+    /// Consecutive successes that make it Succeeded, at least one.
+    pub success_threshold: u32,
+    /// Consecutive failures that make it Failed, at least one.
+    pub failure_threshold: u32,
+}
+
+/// What a probe does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Handler {
+    /// Runs a command in the container.
+    Exec {
+        /// Program and arguments; not empty.
+        command: Vec<String>,
+    },
+    /// Sends an HTTP request to the Pod.
+    Http {
+        /// Whether to use TLS.
+        tls: bool,
+        /// The port.
+        port: u16,
+        /// Path, with query.
+        path: String,
+        /// Headers, in order.
+        headers: Vec<(String, String)>,
+    },
+    /// Connects to the Pod.
+    Tcp {
+        /// The port.
+        port: u16,
+    },
+    /// Calls the Pod's health service.
+    Grpc {
+        /// The port.
+        port: u16,
+        /// Service, or empty.
+        service: String,
+    },
+    /// Cannot be run, with the reason.
+    Invalid(String),
+}
+
+/// The end of one probe, with what it printed or answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It succeeded.
+    Success(String),
+    /// It failed.
+    Failure(String),
+    /// It could not be run: the state stays as it is.
+    Error(String),
+}
+
+/// The container of a probe, as kubelet reports it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObservedContainer {
+    /// `RUNTIME://ID`.
+    pub id: String,
+    /// Whether it runs.
+    pub running: bool,
+    /// When it was started, by the node's clock.
+    pub started_at: Option<Timestamp>,
+}
+
+/// The time by both clocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Now {
+    /// Since the start of the daemon.
+    pub mono: Duration,
+    /// By the clock that status has.
+    pub wall: Timestamp,
+}
+
+/// A probe to run now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProbeStart {
+    /// The probe.
+    pub key: ProbeKey,
+    /// Distinguishes it from earlier ones whose results no longer count.
+    pub run: u64,
+    /// What is done.
+    pub handler: Handler,
+    /// Maximum duration.
+    pub timeout: Duration,
+    /// ID of the container, `RUNTIME://ID`.
+    pub container_id: String,
+}
+
+/// A state that was reached, for an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transition {
+    /// The probe.
+    pub key: ProbeKey,
+    /// Succeeded or Failed.
+    pub state: ProbeState,
+    /// Message of the result.
+    pub message: String,
+}
+
+/// A published result.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ProbeResult {
+    state: ProbeState,
+    message: String,
+    probed_at: Option<Timestamp>,
+    changed_at: Option<Timestamp>,
+}
+
+/// A probe and what is known about it.
+#[derive(Debug)]
+struct Probe {
+    spec: ProbeSpec,
+    result: Option<ProbeResult>,
+    /// The container that the result is of; `None` before the first observation.
+    container_id: Option<String>,
+    running: bool,
+    /// Whether the last probes succeeded, and how many of them.
+    streak: Option<(bool, u32)>,
+    /// When it is due; `None` while it runs, or while the container does not.
+    due: Option<Duration>,
+    /// The run in progress.
+    in_progress: Option<u64>,
+    /// The result has changed since [`ProbeBoard::take_changed`].
+    changed: bool,
+}
+
+/// All probes of the node.
+#[derive(Debug, Default)]
+pub struct ProbeBoard {
+    probes: BTreeMap<ProbeKey, Probe>,
+    next_run: u64,
+    synced: bool,
+    /// Probes were added or removed since [`ProbeBoard::take_changed`].
+    changed: bool,
+}
+
+impl ProbeBoard {
+    /// Takes over a new spec. A new probe continues with its stored result, which is that of an earlier daemon.
+    pub fn sync(&mut self, specs: BTreeMap<ProbeKey, ProbeSpec>, stored: &NodePodProbeStatus, now: Now) {
+        let mut stored = results(stored);
+        self.changed = true;
+        self.probes.retain(|key, _| specs.contains_key(key));
+        // Daemons that start together do not probe together, nor does one daemon run all of its probes at once.
+        let spread = !std::mem::replace(&mut self.synced, true);
+        for (key, spec) in specs {
+            let Some(probe) = self.probes.get_mut(&key) else {
+                let result = stored.remove(&(key.uid.clone(), key.name.clone()));
+                let delay = if spread {
+                    fraction_of(spec.period, &key)
+                } else {
+                    Duration::ZERO
+                };
+                let probe = Probe {
+                    result,
+                    container_id: None,
+                    running: false,
+                    streak: None,
+                    due: Some(now.mono.saturating_add(delay)),
+                    in_progress: None,
+                    changed: false,
+                    spec,
+                };
+                self.probes.insert(key, probe);
+                continue;
+            };
+            let old = std::mem::replace(&mut probe.spec, spec);
+            if (&old.handler, &old.container) != (&probe.spec.handler, &probe.spec.container) {
+                probe.reset(now);
+                probe.container_id = None;
+                probe.due = Some(now.mono);
+            } else if old.period > probe.spec.period && probe.due.is_some() {
+                probe.due = Some(now.mono);
+            }
+        }
+    }
+
+    /// Takes over what kubelet reports about the containers: `container` is of a probe's Pod, `None` without the Pod or
+    /// its status.
+    pub fn observe(
+        &mut self,
+        now: Now,
+        container: impl Fn(&ProbeKey, &str) -> Option<ObservedContainer>,
+    ) -> Vec<Transition> {
+        let mut transitions = Vec::new();
+        for (key, probe) in &mut self.probes {
+            let observed = container(key, &probe.spec.container).filter(|container| !container.id.is_empty());
+            let transition = probe.observe(observed, now);
+            transitions.extend(transition.map(|transition| transition.of(key)));
+        }
+        transitions
+    }
+
+    /// The probes that are due.
+    pub fn start_due(&mut self, now: Now) -> Vec<ProbeStart> {
+        let mut starts = Vec::new();
+        for (key, probe) in &mut self.probes {
+            let (Some(due), Some(container_id)) = (probe.due, &probe.container_id) else {
+                continue;
+            };
+            if due > now.mono || !probe.running || probe.in_progress.is_some() {
+                continue;
+            }
+            self.next_run += 1;
+            probe.in_progress = Some(self.next_run);
+            // From the planned time, so that the period is kept; but what was missed is not made up for.
+            let next = due.saturating_add(probe.spec.period);
+            probe.due = Some(next.max(now.mono));
+            starts.push(ProbeStart {
+                key: key.clone(),
+                run: self.next_run,
+                handler: probe.spec.handler.clone(),
+                timeout: probe.spec.timeout,
+                container_id: container_id.clone(),
+            });
+        }
+        starts
+    }
+
+    /// When the next probe is due, if any.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Duration> {
+        let idle = self
+            .probes
+            .values()
+            .filter(|probe| probe.running && probe.in_progress.is_none());
+        idle.filter_map(|probe| probe.due).min()
+    }
+
+    /// Whether the result of that run still counts.
+    #[must_use]
+    pub fn is_in_progress(&self, key: &ProbeKey, run: u64) -> bool {
+        self.probes
+            .get(key)
+            .is_some_and(|probe| probe.in_progress == Some(run))
+    }
+
+    /// A probe has ended.
+    pub fn on_ended(&mut self, key: &ProbeKey, run: u64, outcome: Outcome, now: Now) -> Option<Transition> {
+        let probe = self.probes.get_mut(key)?;
+        if probe.in_progress != Some(run) {
+            return None;
+        }
+        probe.in_progress = None;
+        let transition = probe.on_outcome(outcome, now)?;
+        Some(transition.of(key))
+    }
+
+    /// Whether the status may have changed since the last call.
+    pub fn take_changed(&mut self) -> bool {
+        let mut changed = std::mem::take(&mut self.changed);
+        for probe in self.probes.values_mut() {
+            changed |= std::mem::take(&mut probe.changed);
+        }
+        changed
+    }
+
+    /// The status to publish: the probes that have a result.
+    #[must_use]
+    pub fn status(&self) -> NodePodProbeStatus {
+        let lengths = self
+            .probes
+            .values()
+            .filter_map(|probe| Some(probe.result.as_ref()?.message.len()));
+        let max_chars = if lengths.sum::<usize>() > MAX_MESSAGE_BYTES {
+            SHORT_MESSAGE_CHARS
+        } else {
+            MAX_MESSAGE_CHARS
+        };
+        let mut pods: Vec<PodProbeStatus> = Vec::new();
+        for (key, probe) in &self.probes {
+            let Some(result) = &probe.result else { continue };
+            let state = ContainerProbeState {
+                name: key.name.clone(),
+                state: result.state.clone(),
+                last_probe_time: result.probed_at.map(Time),
+                last_transition_time: result.changed_at.map(Time),
+                message: truncate(&result.message, max_chars),
+            };
+            match pods.last_mut().filter(|pod| pod.uid == key.uid) {
+                Some(pod) => pod.probe_states.push(state),
+                None => pods.push(PodProbeStatus {
+                    name: key.pod.name.clone(),
+                    namespace: key.pod.namespace.clone().unwrap_or_default(),
+                    uid: key.uid.clone(),
+                    probe_states: vec![state],
+                }),
+            }
+        }
+        NodePodProbeStatus {
+            pod_probe_statuses: pods,
+        }
+    }
+}
+
+/// A transition without the name of its probe.
+struct Reached {
+    state: ProbeState,
+    message: String,
+}
+
+impl Reached {
+    fn of(self, key: &ProbeKey) -> Transition {
+        Transition {
+            key: key.clone(),
+            state: self.state,
+            message: self.message,
+        }
+    }
+}
+
+impl Probe {
+    /// The state starts again; a result that was never there does not become Unknown.
+    fn reset(&mut self, now: Now) {
+        (self.streak, self.in_progress) = (None, None);
+        if self.result.is_some() {
+            self.record(ProbeState::Unknown, String::new(), now);
+        }
+    }
+
+    fn observe(&mut self, observed: Option<ObservedContainer>, now: Now) -> Option<Reached> {
+        let Some(container) = observed else {
+            self.running = false;
+            return None;
+        };
+        let is_new = self.container_id.as_ref() != Some(&container.id);
+        if is_new {
+            // The result is of an earlier container, or an earlier daemon has it of this one.
+            let is_first = self.container_id.is_none();
+            let probed_at = self.result.as_ref().and_then(|result| result.probed_at);
+            let is_same =
+                is_first && probed_at.is_some_and(|at| container.started_at.is_some_and(|start| start <= at));
+            if !is_same {
+                self.reset(now);
+            }
+            self.container_id = Some(container.id);
+        }
+        let was_running = std::mem::replace(&mut self.running, container.running);
+        if !container.running {
+            (self.streak, self.in_progress) = (None, None);
+            return self.record(
+                ProbeState::Failed,
+                format!("Container({}) is Non-running", self.spec.container),
+                now,
+            );
+        }
+        if is_new || !was_running {
+            let age = container.started_at.map(|start| now.wall.duration_since(start));
+            let age = age
+                .and_then(|age| Duration::try_from(age).ok())
+                .unwrap_or_default();
+            let first = now
+                .mono
+                .saturating_add(self.spec.initial_delay.saturating_sub(age));
+            self.due = Some(self.due.map_or(first, |due| due.max(first)));
+        }
+        None
+    }
+
+    fn on_outcome(&mut self, outcome: Outcome, now: Now) -> Option<Reached> {
+        let (success, message) = match outcome {
+            Outcome::Success(message) => (true, message),
+            Outcome::Failure(message) => (false, message),
+            Outcome::Error(why) => {
+                // The state stays; without a state, the reason is shown.
+                let is_unknown = self
+                    .result
+                    .as_ref()
+                    .is_none_or(|result| result.state == ProbeState::Unknown);
+                if is_unknown {
+                    self.record(ProbeState::Unknown, why, now);
+                }
+                return None;
+            }
+        };
+        let count = match self.streak {
+            Some((same, count)) if same == success => count.saturating_add(1),
+            _ => 1,
+        };
+        self.streak = Some((success, count));
+        let (threshold, state) = match success {
+            true => (self.spec.success_threshold, ProbeState::Succeeded),
+            false => (self.spec.failure_threshold, ProbeState::Failed),
+        };
+        if count < threshold {
+            return None;
+        }
+        self.record(state, message, now)
+    }
+
+    /// Sets the result if state or message differ.
+    fn record(&mut self, state: ProbeState, message: String, now: Now) -> Option<Reached> {
+        let message = truncate(&message, MAX_MESSAGE_CHARS);
+        let old = self.result.as_ref();
+        if old.is_some_and(|old| (&old.state, &old.message) == (&state, &message)) {
+            return None;
+        }
+        let same_state = old.filter(|old| old.state == state);
+        let changed_at = same_state.map_or(Some(now.wall), |old| old.changed_at);
+        let is_transition = same_state.is_none() && state != ProbeState::Unknown;
+        let reached = is_transition.then(|| Reached {
+            state: state.clone(),
+            message: message.clone(),
+        });
+        self.changed = true;
+        self.result = Some(ProbeResult {
+            state,
+            message,
+            probed_at: Some(now.wall),
+            changed_at,
+        });
+        reached
+    }
+}
+
+/// The stored results by UID of the Pod and name of the probe.
+fn results(status: &NodePodProbeStatus) -> BTreeMap<(String, String), ProbeResult> {
+    let states = status.pod_probe_statuses.iter().flat_map(|pod| {
+        let states = pod.probe_states.iter();
+        states.map(|state| {
+            let result = ProbeResult {
+                state: state.state.clone(),
+                message: truncate(&state.message, MAX_MESSAGE_CHARS),
+                probed_at: state.last_probe_time.as_ref().map(|time| time.0),
+                changed_at: state.last_transition_time.as_ref().map(|time| time.0),
+            };
+            ((pod.uid.clone(), state.name.clone()), result)
+        })
+    });
+    states.collect()
+}
+
+/// Whether states differ, or there are others: such a change is published at once, other messages later.
+#[must_use]
+pub fn is_urgent(stored: &NodePodProbeStatus, current: &NodePodProbeStatus) -> bool {
+    fn states(status: &NodePodProbeStatus) -> BTreeSet<(&str, &str, &str)> {
+        let pods = status.pod_probe_statuses.iter();
+        let states = pods.flat_map(|pod| {
+            let states = pod.probe_states.iter();
+            states.map(|state| (pod.uid.as_str(), state.name.as_str(), state.state.as_str()))
+        });
+        states.collect()
+    }
+    states(stored) != states(current)
+}
+
+/// A part of the period that differs between probes.
+fn fraction_of(period: Duration, key: &ProbeKey) -> Duration {
+    let text = key.uid.bytes().chain(key.name.bytes());
+    let hash = text.fold(7_u32, |hash, byte| {
+        hash.wrapping_mul(31).wrapping_add(u32::from(byte))
+    });
+    period.mul_f64(f64::from(hash % 1000) / 1000.0)
+}
+
+fn truncate(text: &str, max_chars: usize) -> String {
+    text.chars().take(max_chars).collect()
+}
+
+#[cfg(test)]
+mod tests;

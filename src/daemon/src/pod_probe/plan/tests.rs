@@ -1,0 +1,358 @@
+#![allow(clippy::unwrap_used)]
+use proptest::prelude::*;
+
+use super::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn at(seconds: u64) -> Now {
+    Now {
+        mono: Duration::from_secs(seconds),
+        wall: Timestamp::from_second(1_000 + i64::try_from(seconds).unwrap()).unwrap(),
+    }
+}
+
+fn key(name: &str) -> ProbeKey {
+    ProbeKey {
+        pod: Key::namespaced("n", "p"),
+        uid: "u".to_owned(),
+        name: format!("m#{name}"),
+    }
+}
+
+fn spec() -> ProbeSpec {
+    ProbeSpec {
+        container: "c".to_owned(),
+        handler: Handler::Tcp { port: 1 },
+        initial_delay: SECOND,
+        period: SECOND,
+        timeout: SECOND,
+        success_threshold: 1,
+        failure_threshold: 1,
+    }
+}
+
+/// A board that has seen its first, empty, spec: what comes later is not spread.
+fn board(probes: impl IntoIterator<Item = (ProbeKey, ProbeSpec)>) -> ProbeBoard {
+    let mut board = ProbeBoard::default();
+    board.sync(BTreeMap::new(), &NodePodProbeStatus::default(), at(0));
+    board.sync(
+        probes.into_iter().collect(),
+        &NodePodProbeStatus::default(),
+        at(0),
+    );
+    board
+}
+
+/// A container that was started at second `started`.
+fn container(id: &str, running: bool, started: u64) -> Option<ObservedContainer> {
+    Some(ObservedContainer {
+        id: format!("containerd://{id}"),
+        running,
+        started_at: Some(at(started).wall),
+    })
+}
+
+fn observe(board: &mut ProbeBoard, now: u64, seen: &Option<ObservedContainer>) -> Vec<Transition> {
+    board.observe(at(now), |_, name| seen.clone().filter(|_| name == "c"))
+}
+
+/// Runs the due probes, which all end with `outcome`.
+fn run(board: &mut ProbeBoard, now: u64, outcome: &Outcome) -> Vec<(String, ProbeState)> {
+    let starts = board.start_due(at(now));
+    let ended = starts
+        .into_iter()
+        .filter_map(|start| board.on_ended(&start.key, start.run, outcome.clone(), at(now)));
+    ended
+        .map(|transition| (transition.key.name, transition.state))
+        .collect()
+}
+
+/// State, message and the second of the transition of the only probe.
+fn only_state(board: &ProbeBoard) -> Option<(ProbeState, String, i64)> {
+    let status = board.status();
+    let state = status.pod_probe_statuses.first()?.probe_states.first()?.clone();
+    let changed = state
+        .last_transition_time
+        .map_or(0, |time| time.0.as_second() - 1_000);
+    Some((state.state, state.message, changed))
+}
+
+fn success() -> Outcome {
+    Outcome::Success("ok".to_owned())
+}
+
+fn failure() -> Outcome {
+    Outcome::Failure("no".to_owned())
+}
+
+#[test]
+fn state_changes_after_as_many_equal_results_as_the_threshold() {
+    let spec = ProbeSpec {
+        success_threshold: 2,
+        failure_threshold: 3,
+        ..spec()
+    };
+    let mut board = board([(key("a"), spec)]);
+    assert!(observe(&mut board, 5, &container("1", true, 0)).is_empty());
+    let outcomes = [
+        success(),
+        failure(),
+        success(),
+        success(),
+        failure(),
+        failure(),
+        failure(),
+        failure(),
+    ];
+    let changes: Vec<usize> = (5..)
+        .zip(outcomes.iter().enumerate())
+        .filter_map(|(now, (index, outcome))| (!run(&mut board, now, outcome).is_empty()).then_some(index))
+        .collect();
+    assert_eq!(changes, [3, 6]);
+    assert_eq!(
+        only_state(&board),
+        Some((ProbeState::Failed, "no".to_owned(), 11))
+    );
+}
+
+#[test]
+fn first_probe_waits_for_the_initial_delay() {
+    let spec = ProbeSpec {
+        initial_delay: 10 * SECOND,
+        ..spec()
+    };
+    let mut board = board([(key("a"), spec)]);
+    observe(&mut board, 5, &container("1", true, 3));
+    assert_eq!(board.next_due(), Some(13 * SECOND));
+    assert!(board.start_due(at(12)).is_empty());
+    assert_eq!(board.start_due(at(13)).len(), 1);
+    // It is running, and does not overlap itself.
+    assert_eq!((board.next_due(), board.start_due(at(20)).len()), (None, 0));
+}
+
+#[test]
+fn stopped_container_is_failed_at_once_and_not_probed() {
+    let mut board = board([(
+        key("a"),
+        ProbeSpec {
+            failure_threshold: 5,
+            ..spec()
+        },
+    )]);
+    observe(&mut board, 5, &container("1", true, 0));
+    run(&mut board, 5, &success());
+    let start = board.start_due(at(6)).remove(0);
+    let reached = observe(&mut board, 7, &container("1", false, 0));
+    assert_eq!(reached.len(), 1);
+    let message = "Container(c) is Non-running".to_owned();
+    assert_eq!(only_state(&board), Some((ProbeState::Failed, message.clone(), 7)));
+    // Whatever listened on its port.
+    assert!(!board.is_in_progress(&start.key, start.run));
+    assert_eq!(board.on_ended(&start.key, start.run, success(), at(8)), None);
+    assert!(board.start_due(at(9)).is_empty() && board.next_due().is_none());
+    assert!(
+        observe(&mut board, 9, &container("1", false, 0)).is_empty(),
+        "one event for a transition"
+    );
+    assert_eq!(only_state(&board), Some((ProbeState::Failed, message, 7)));
+}
+
+#[test]
+fn restarted_container_begins_with_unknown() {
+    let mut board = board([(key("a"), spec())]);
+    observe(&mut board, 5, &container("1", true, 0));
+    assert_eq!(only_state(&board), None, "no result, no state");
+    run(&mut board, 5, &success());
+    assert!(
+        observe(&mut board, 8, &container("2", true, 7)).is_empty(),
+        "Unknown has no event"
+    );
+    assert_eq!(only_state(&board), Some((ProbeState::Unknown, String::new(), 8)));
+    assert_eq!(
+        run(&mut board, 8, &success()),
+        [("m#a".to_owned(), ProbeState::Succeeded)]
+    );
+}
+
+#[test]
+fn result_of_an_earlier_daemon_stays_unless_the_container_restarted() {
+    let mut first = board([(key("a"), spec())]);
+    observe(&mut first, 5, &container("1", true, 0));
+    run(&mut first, 5, &success());
+    for (started, state) in [(0, ProbeState::Succeeded), (6, ProbeState::Unknown)] {
+        let mut second = ProbeBoard::default();
+        second.sync([(key("a"), spec())].into(), &first.status(), at(10));
+        observe(&mut second, 10, &container("1", true, started));
+        assert_eq!(only_state(&second).map(|(state, ..)| state), Some(state));
+    }
+}
+
+#[test]
+fn changed_handler_begins_with_unknown_and_changed_numbers_apply_at_once() {
+    let mut board = board([(
+        key("a"),
+        ProbeSpec {
+            period: 100 * SECOND,
+            ..spec()
+        },
+    )]);
+    observe(&mut board, 5, &container("1", true, 0));
+    run(&mut board, 5, &success());
+    assert_eq!(board.next_due(), Some(105 * SECOND));
+    board.sync([(key("a"), spec())].into(), &NodePodProbeStatus::default(), at(6));
+    assert_eq!(
+        only_state(&board).map(|(state, ..)| state),
+        Some(ProbeState::Succeeded)
+    );
+    assert_eq!(board.next_due(), Some(6 * SECOND));
+    let start = board.start_due(at(6)).remove(0);
+    let changed = ProbeSpec {
+        handler: Handler::Tcp { port: 2 },
+        ..spec()
+    };
+    board.sync(
+        [(key("a"), changed)].into(),
+        &NodePodProbeStatus::default(),
+        at(7),
+    );
+    assert_eq!(
+        board.on_ended(&start.key, start.run, success(), at(7)),
+        None,
+        "of the old handler"
+    );
+    observe(&mut board, 7, &container("1", true, 0));
+    assert_eq!(
+        only_state(&board).map(|(state, ..)| state),
+        Some(ProbeState::Unknown)
+    );
+    assert_eq!(run(&mut board, 7, &success()).len(), 1);
+    board.sync(BTreeMap::new(), &NodePodProbeStatus::default(), at(8));
+    assert_eq!(board.status(), NodePodProbeStatus::default());
+}
+
+#[test]
+fn probe_that_cannot_be_run_says_so_and_changes_no_state() {
+    let mut board = board([(key("a"), spec())]);
+    observe(&mut board, 5, &container("1", true, 0));
+    let error = |why: &str| Outcome::Error(why.to_owned());
+    assert!(run(&mut board, 5, &error("no shell")).is_empty());
+    assert_eq!(
+        only_state(&board),
+        Some((ProbeState::Unknown, "no shell".to_owned(), 5))
+    );
+    run(&mut board, 6, &success());
+    run(&mut board, 7, &error("no shell"));
+    assert_eq!(
+        only_state(&board),
+        Some((ProbeState::Succeeded, "ok".to_owned(), 6))
+    );
+}
+
+#[test]
+fn probes_of_a_starting_daemon_are_spread_over_their_period() {
+    let spec = ProbeSpec {
+        period: 1000 * SECOND,
+        ..spec()
+    };
+    let probes = (0..100).map(|index| (key(&index.to_string()), spec.clone()));
+    let mut board = ProbeBoard::default();
+    board.sync(probes.collect(), &NodePodProbeStatus::default(), at(10));
+    observe(&mut board, 10, &container("1", true, 0));
+    let early = board.start_due(at(10)).len();
+    let (first_half, second_half) = (board.start_due(at(510)).len(), board.start_due(at(1010)).len());
+    assert!(
+        early < 10 && first_half > 20 && second_half > 20,
+        "{early} {first_half} {second_half}"
+    );
+}
+
+#[test]
+fn messages_are_bounded_one_by_one_and_in_all() {
+    let probes = (0..300).map(|index| (key(&format!("{index:03}")), spec()));
+    let mut board = board(probes);
+    observe(&mut board, 5, &container("1", true, 0));
+    run(&mut board, 5, &Outcome::Success("é".repeat(5000)));
+    let status = board.status();
+    let chars = status.pod_probe_statuses[0]
+        .probe_states
+        .iter()
+        .map(|state| state.message.chars().count());
+    assert!(chars.clone().all(|count| count == SHORT_MESSAGE_CHARS));
+    let mut alone = self::board([(key("a"), spec())]);
+    observe(&mut alone, 5, &container("1", true, 0));
+    run(&mut alone, 5, &Outcome::Success("é".repeat(5000)));
+    assert_eq!(only_state(&alone).unwrap().1.chars().count(), MAX_MESSAGE_CHARS);
+}
+
+/// What can happen to a probe.
+#[derive(Clone, Debug)]
+enum Step {
+    Seconds(u64),
+    Container(Option<(u8, bool)>),
+    Probe(u8),
+    Spec(u16),
+    Restart,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        (1..5_u64).prop_map(Step::Seconds),
+        proptest::option::of((0..3_u8, any::<bool>())).prop_map(Step::Container),
+        (0..3_u8).prop_map(Step::Probe),
+        (1..3_u16).prop_map(Step::Spec),
+        Just(Step::Restart),
+    ];
+    proptest::collection::vec(step, 1..60)
+}
+
+proptest! {
+    /// In any history: an event is a change of the state; Succeeded is only said of a container that runs; a change of
+    /// the state has a new time, anything else has not; an unchanged status stays equal.
+    #[test]
+    fn states_follow_their_containers(steps in steps()) {
+        let (mut board, mut now) = (board([(key("a"), spec())]), 5);
+        let (mut seen, mut spec_now) = (None, spec());
+        let mut before = only_state(&board);
+        for step in steps {
+            let mut transitions = Vec::new();
+            match step {
+                Step::Seconds(seconds) => now += seconds,
+                Step::Container(container_) => {
+                    seen = container_.and_then(|(id, running)| container(&id.to_string(), running, now));
+                }
+                Step::Probe(outcome) => {
+                    let outcome = [success(), failure(), Outcome::Error("e".to_owned())][usize::from(outcome)].clone();
+                    transitions.extend(run(&mut board, now, &outcome).into_iter().map(|(_, state)| state));
+                }
+                Step::Spec(port) => {
+                    spec_now.handler = Handler::Tcp { port };
+                    board.sync([(key("a"), spec_now.clone())].into(), &NodePodProbeStatus::default(), at(now));
+                }
+                Step::Restart => {
+                    let stored = board.status();
+                    board = ProbeBoard::default();
+                    board.sync([(key("a"), spec_now.clone())].into(), &stored, at(now));
+                    prop_assert_eq!(board.status(), stored, "a restart alone changes nothing");
+                }
+            }
+            transitions.extend(observe(&mut board, now, &seen).into_iter().map(|reached| reached.state));
+            let after = only_state(&board);
+            prop_assert!(observe(&mut board, now, &seen).is_empty());
+            prop_assert_eq!(&only_state(&board), &after);
+            if let (Some((old, ..)), Some((new, _, changed))) = (&before, &after) {
+                prop_assert!(old == new || *changed == i64::try_from(now).unwrap(), "{old:?} to {new:?}");
+            }
+            let old = before.as_ref().map(|(state, ..)| state.clone());
+            let new = after.as_ref().map(|(state, ..)| state.clone());
+            match transitions.last() {
+                Some(last) => prop_assert_eq!(Some(last), new.as_ref().filter(|new| **new != ProbeState::Unknown).or(Some(last))),
+                None => prop_assert!(old == new || new == Some(ProbeState::Unknown), "{old:?} to {new:?} without an event"),
+            }
+            if seen.as_ref().is_some_and(|container| !container.running) {
+                prop_assert_eq!(new, Some(ProbeState::Failed));
+            }
+            before = after;
+        }
+    }
+}

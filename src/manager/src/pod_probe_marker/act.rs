@@ -1,0 +1,240 @@
+//! Writes NodePodProbes, marks of Pods, and the status of PodProbeMarkers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use serde_json::{Map, Value, json};
+
+use super::ControllerState;
+use super::observe::has_daemon;
+use super::plan::{PodChange, PodMarks, Results, full_name, node_probes, pod_change, removal};
+use crate::view::matches;
+use kruise_api::keys;
+use kruise_api::node_pod_probe::{NodePodProbe, NodePodProbeSpec};
+use kruise_api::pod_probe_marker::{PodProbeMarker, PodProbeMarkerStatus};
+use kruise_cluster::queue::RequeueAfter;
+use kruise_cluster::{Error, Key, write};
+
+/// Pause before it is checked again whether the probes of a PodProbeMarker have gone.
+const RECHECK_DELAY: Duration = Duration::from_secs(5);
+
+/// Creates, changes or deletes the NodePodProbe of a node.
+pub async fn sync_node(shared: &ControllerState, name: &str) -> Result<(), Error> {
+    let api: Api<NodePodProbe> = Api::all(shared.manager.cluster.client.clone());
+    let key = Key::cluster_scoped(name);
+    let current = shared.node_pod_probes.get(&key);
+    let node = shared.manager.stores.nodes.get(&key);
+    if !node.as_deref().is_some_and(has_daemon) {
+        return match current.filter(|_| node.is_none()) {
+            Some(current) => delete(&api, &current).await,
+            None => Ok(()),
+        };
+    }
+    let pods = shared.index().pods_on(name);
+    let old = current.as_ref().map(|current| current.spec.pod_probes.as_slice());
+    let pod_probes = node_probes(old.unwrap_or_default(), &pods);
+    match &current {
+        None if pod_probes.is_empty() => Ok(()),
+        None => {
+            let object = NodePodProbe::new(name, NodePodProbeSpec { pod_probes });
+            match write::create(&api, &object).await {
+                // The watch shows it soon.
+                Err(error) if error.already_exists() => Ok(()),
+                result => result.map(drop),
+            }
+        }
+        Some(current) if current.spec.pod_probes != pod_probes => {
+            let patch = json!({
+                "metadata": { "uid": current.metadata.uid, "resourceVersion": current.metadata.resource_version },
+                "spec": { "podProbes": pod_probes },
+            });
+            write::patch_merge(&api, name, &patch).await.map(drop)
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+async fn delete(api: &Api<NodePodProbe>, object: &NodePodProbe) -> Result<(), Error> {
+    let name = object.metadata.name.as_deref().unwrap_or_default();
+    let uid = object.metadata.uid.as_deref().unwrap_or_default();
+    match write::delete(api, name, uid).await {
+        // A new one has the name.
+        Err(error) if error.conflict() => Ok(()),
+        result => result,
+    }
+}
+
+/// Marks a Pod with its results, if they or the PodProbeMarkers have changed.
+pub async fn mark_pod(shared: &ControllerState, key: &Key) -> Result<(), Error> {
+    let Some(pod) = shared.index().pod(key) else {
+        shared.applied().remove(key);
+        return Ok(());
+    };
+    let node_pod_probe = shared
+        .node_pod_probes
+        .get(&Key::cluster_scoped(pod.node.as_str()));
+    let status = node_pod_probe.as_ref().and_then(|object| object.status.as_ref());
+    let states = status.and_then(|status| status.pod_probe_statuses.iter().find(|one| one.uid == pod.uid));
+    let Some(states) = states else { return Ok(()) };
+    let results = Results {
+        uid: pod.uid,
+        states: states.probe_states.clone(),
+        markers: pod.markers,
+    };
+    if shared.applied().get(key) == Some(&results) {
+        return Ok(());
+    }
+    let api = shared.manager.api::<Pod>(key);
+    let object = write::get(&api, &key.name).await?;
+    if let Some(object) = object.filter(|object| object.metadata.uid.as_deref() == Some(&results.uid)) {
+        let change = pod_change(&marks(&object), &results);
+        write_change(&api, key, &results.uid, &change).await?;
+        shared.applied().insert(key.clone(), results);
+    }
+    Ok(())
+}
+
+fn marks(pod: &Pod) -> PodMarks {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.clone());
+    PodMarks {
+        conditions: conditions.unwrap_or_default(),
+        labels: pod.metadata.labels.clone().unwrap_or_default(),
+        annotations: pod.metadata.annotations.clone().unwrap_or_default(),
+    }
+}
+
+async fn write_change(api: &Api<Pod>, key: &Key, uid: &str, change: &PodChange) -> Result<(), Error> {
+    let set = change.conditions.iter().map(|condition| json!(condition));
+    let removed = change.removed_conditions.iter();
+    let removed = removed.map(|type_| json!({ "$patch": "delete", "type": type_ }));
+    let conditions: Vec<Value> = set.chain(removed).collect();
+    let gone = |error: &Error| error.not_found() || error.conflict();
+    if !conditions.is_empty() {
+        let patch = json!({ "metadata": { "uid": uid }, "status": { "conditions": conditions } });
+        match write::patch_status_strategic(api, &key.name, &patch).await {
+            // Another Pod has the name.
+            Err(error) if gone(&error) => return Ok(()),
+            result => drop(result?),
+        }
+    }
+    let mut metadata = Map::from_iter([("uid".to_owned(), json!(uid))]);
+    for (field, map) in [("labels", &change.labels), ("annotations", &change.annotations)] {
+        if !map.is_empty() {
+            metadata.insert(field.to_owned(), json!(map));
+        }
+    }
+    if metadata.len() > 1 {
+        match write::patch_merge(api, &key.name, &json!({ "metadata": metadata })).await {
+            Err(error) if gone(&error) => {}
+            result => drop(result?),
+        }
+    }
+    Ok(())
+}
+
+/// Writes the status of a PodProbeMarker; if it is being deleted, removes what it has set, and then its finalizer.
+pub async fn sync_marker(shared: &ControllerState, key: &Key) -> Result<RequeueAfter, Error> {
+    let Some(marker) = shared.index().marker(key) else {
+        return Ok(None);
+    };
+    if marker.metadata.deletion_timestamp.is_some() {
+        return finalize(shared, key, &marker).await;
+    }
+    let api = shared.manager.api::<PodProbeMarker>(key);
+    let uid = marker.metadata.uid.as_deref().unwrap_or_default();
+    if !has_finalizer(&marker) {
+        let mut finalizers = marker.metadata.finalizers.clone().unwrap_or_default();
+        finalizers.push(keys::NODE_POD_PROBE_CLEANUP.to_owned());
+        return write_finalizers(&api, &marker, &finalizers).await.map(|()| None);
+    }
+    let nodes = &shared.manager.stores.nodes;
+    let node_has_daemon = |name: &str| {
+        nodes
+            .get(&Key::cluster_scoped(name))
+            .as_deref()
+            .is_some_and(has_daemon)
+    };
+    let matched = shared.index().count(key, node_has_daemon);
+    let status = PodProbeMarkerStatus {
+        observed_generation: marker.metadata.generation.unwrap_or_default(),
+        matched_pods: i64::try_from(matched).unwrap_or(i64::MAX),
+    };
+    if marker.status.as_ref() != Some(&status) {
+        let patch = write::status_patch(uid, &status, []);
+        write::patch_status_merge(&api, &key.name, &patch).await?;
+    }
+    Ok(None)
+}
+
+async fn finalize(
+    shared: &ControllerState,
+    key: &Key,
+    marker: &Arc<PodProbeMarker>,
+) -> Result<RequeueAfter, Error> {
+    if !has_finalizer(marker) {
+        return Ok(None);
+    }
+    let prefix = full_name(&key.name, "");
+    let namespace = key.namespace.as_deref().unwrap_or_default();
+    let is_probed = shared.node_pod_probes.list().iter().any(|object| {
+        let mut pods = object
+            .spec
+            .pod_probes
+            .iter()
+            .filter(|pod| pod.namespace == namespace);
+        pods.any(|pod| pod.probes.iter().any(|probe| probe.name.starts_with(&prefix)))
+    });
+    if is_probed {
+        return Ok(Some(RECHECK_DELAY));
+    }
+    for (pod_key, pod) in shared.manager.stores.pods.entries() {
+        if pod_key.namespace != key.namespace || !pod.active() || !matches(&marker.spec.selector, &pod.labels)
+        {
+            continue;
+        }
+        let api = shared.manager.api::<Pod>(&pod_key);
+        let Some(object) = write::get(&api, &pod_key.name).await? else {
+            continue;
+        };
+        let gates = object
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.readiness_gates.as_ref());
+        let gates: Vec<String> = gates
+            .into_iter()
+            .flatten()
+            .map(|gate| gate.condition_type.clone())
+            .collect();
+        let uid = object.metadata.uid.clone().unwrap_or_default();
+        write_change(&api, &pod_key, &uid, &removal(&marks(&object), marker, &gates)).await?;
+        shared.applied().remove(&pod_key);
+    }
+    let mut finalizers = marker.metadata.finalizers.clone().unwrap_or_default();
+    finalizers.retain(|finalizer| finalizer != keys::NODE_POD_PROBE_CLEANUP);
+    let api = shared.manager.api::<PodProbeMarker>(key);
+    write_finalizers(&api, marker, &finalizers).await.map(|()| None)
+}
+
+fn has_finalizer(marker: &PodProbeMarker) -> bool {
+    let finalizers = marker.metadata.finalizers.iter().flatten();
+    finalizers
+        .into_iter()
+        .any(|finalizer| finalizer == keys::NODE_POD_PROBE_CLEANUP)
+}
+
+async fn write_finalizers(
+    api: &Api<PodProbeMarker>,
+    marker: &PodProbeMarker,
+    finalizers: &[String],
+) -> Result<(), Error> {
+    let patch = json!({ "metadata": {
+        "uid": marker.metadata.uid, "resourceVersion": marker.metadata.resource_version, "finalizers": finalizers,
+    } });
+    let name = marker.metadata.name.as_deref().unwrap_or_default();
+    match write::patch_merge(api, name, &patch).await {
+        Err(error) if error.not_found() => Ok(()),
+        result => result.map(drop),
+    }
+}

@@ -1,0 +1,108 @@
+//! Distributes the probes of PodProbeMarkers to the nodes, and marks Pods with the results.
+//!
+//! In:  PodProbeMarkers, NodePodProbes, Pods and Nodes (watches).
+//! Out: the spec of each node's NodePodProbe; conditions, labels and annotations of Pods; status and finalizer of
+//!      PodProbeMarkers.
+//!
+//! The spec of a NodePodProbe is computed from all PodProbeMarkers and Pods, so that what is removed or no longer
+//! selected goes, whatever failed before. Nothing is written while one of the watches has no list yet.
+
+mod act;
+mod observe;
+pub mod plan;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kube::Api;
+use kube::api::ListParams;
+use tokio::sync::mpsc;
+
+use super::Context;
+use kruise_api::node_pod_probe::NodePodProbe;
+use kruise_api::pod_probe_marker::PodProbeMarker;
+use kruise_cluster::queue::RequeueAfter;
+use kruise_cluster::{Error, Key, Store, optional_reflector};
+use observe::Index;
+
+/// Name in logs and metrics.
+const NAME: &str = "podprobemarker";
+
+/// What is reconciled.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Work {
+    /// Status and finalizer of a PodProbeMarker.
+    Marker(Key),
+    /// The NodePodProbe of a node.
+    Node(String),
+    /// The marks of a Pod.
+    Pod(Key),
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Marker(key) => write!(f, "PodProbeMarker {key}"),
+            Self::Node(name) => write!(f, "Node {name}"),
+            Self::Pod(key) => write!(f, "Pod {key}"),
+        }
+    }
+}
+
+/// What all reconciles share.
+struct ControllerState {
+    manager: Context,
+    node_pod_probes: Store<NodePodProbe>,
+    index: Mutex<Index>,
+    /// For each Pod, the results and markers that its marks are of.
+    applied: Mutex<HashMap<Key, plan::Results>>,
+}
+
+impl ControllerState {
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn applied(&self) -> MutexGuard<'_, HashMap<Key, plan::Results>> {
+        self.applied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Runs until shutdown. Without the CRDs, or the role, there is nothing to do.
+pub async fn run(ctx: Context) {
+    ctx.stores.synced().await;
+    let (markers, watch_markers) = optional_reflector(
+        Api::all(ctx.cluster.client.clone()),
+        ListParams::default(),
+        Some::<PodProbeMarker>,
+    );
+    let (node_pod_probes, watch_probes) = optional_reflector(
+        Api::all(ctx.cluster.client.clone()),
+        ListParams::default(),
+        Some::<NodePodProbe>,
+    );
+    let shared = Arc::new(ControllerState {
+        manager: ctx.clone(),
+        node_pod_probes: node_pod_probes.clone(),
+        index: Mutex::default(),
+        applied: Mutex::default(),
+    });
+    let (work_tx, work_rx) = mpsc::unbounded_channel();
+    let enqueue = observe::enqueue_changes(Arc::clone(&shared), markers, node_pod_probes, work_tx);
+    let workers = ctx.options.podprobemarker_workers;
+    let work = |work| reconcile(Arc::clone(&shared), work);
+    tokio::select! {
+        () = ctx.run_workers(NAME, workers, work_rx, enqueue, work) => {}
+        () = watch_markers => {}
+        () = watch_probes => {}
+    }
+}
+
+async fn reconcile(shared: Arc<ControllerState>, work: Work) -> Result<RequeueAfter, Error> {
+    match work {
+        Work::Marker(key) => act::sync_marker(&shared, &key).await,
+        Work::Node(name) => act::sync_node(&shared, &name).await.map(|()| None),
+        Work::Pod(key) => act::mark_pod(&shared, &key).await.map(|()| None),
+    }
+}

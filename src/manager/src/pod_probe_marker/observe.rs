@@ -1,0 +1,247 @@
+//! Index of PodProbeMarkers, and of the Pods that they select.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::plan::ProbedPod;
+use super::{ControllerState, NAME, Work};
+use crate::view::{NodeView, PodView, matches};
+use kruise_api::node_pod_probe::{NodePodProbe, PodProbeStatus};
+use kruise_api::pod_probe_marker::PodProbeMarker;
+use kruise_cluster::{Change, Key, Store, WatchEvents};
+
+/// PodProbeMarkers and the Pods that they select.
+#[derive(Default)]
+pub struct Index {
+    markers: BTreeMap<Key, Arc<PodProbeMarker>>,
+    pods: HashMap<Key, ProbedPod>,
+    by_node: BTreeMap<String, BTreeSet<Key>>,
+}
+
+impl Index {
+    /// The PodProbeMarker of that key.
+    pub fn marker(&self, key: &Key) -> Option<Arc<PodProbeMarker>> {
+        self.markers.get(key).cloned()
+    }
+
+    /// A Pod with its PodProbeMarkers.
+    pub fn pod(&self, key: &Key) -> Option<ProbedPod> {
+        self.pods.get(key).cloned()
+    }
+
+    /// The Pods of a node.
+    pub fn pods_on(&self, node: &str) -> Vec<(Key, ProbedPod)> {
+        let keys = self.by_node.get(node).into_iter().flatten();
+        keys.filter_map(|key| Some((key.clone(), self.pod(key)?)))
+            .collect()
+    }
+
+    /// Number of Pods of a PodProbeMarker whose node is one of those that `has_daemon` accepts.
+    pub fn count(&self, marker: &Key, has_daemon: impl Fn(&str) -> bool) -> usize {
+        let pods = self.pods.iter().filter(|(key, pod)| {
+            key.namespace == marker.namespace
+                && pod
+                    .markers
+                    .iter()
+                    .any(|one| one.metadata.name.as_deref() == Some(&marker.name))
+                && has_daemon(&pod.node)
+        });
+        pods.count()
+    }
+
+    /// PodProbeMarkers of a namespace that are not being deleted.
+    fn active_markers(&self, namespace: &Option<String>) -> impl Iterator<Item = &Arc<PodProbeMarker>> {
+        let first = Key {
+            namespace: namespace.clone(),
+            name: String::new(),
+        };
+        let markers = self.markers.range(first..);
+        let markers = markers.take_while(move |(key, _)| key.namespace == *namespace);
+        markers
+            .map(|(_, marker)| marker)
+            .filter(|marker| marker.metadata.deletion_timestamp.is_none())
+    }
+
+    /// A Pod changed; returns what must be reconciled.
+    fn apply_pod(&mut self, key: &Key, pod: Option<&PodView>) -> Vec<Work> {
+        let probed = pod.and_then(|pod| self.probed_pod(key, pod));
+        let old = self.pods.get(key);
+        if old == probed.as_ref() {
+            return Vec::new();
+        }
+        let mut work = vec![Work::Pod(key.clone())];
+        for pod in [old, probed.as_ref()].into_iter().flatten() {
+            work.push(Work::Node(pod.node.clone()));
+            let names = pod
+                .markers
+                .iter()
+                .filter_map(|marker| marker.metadata.name.clone());
+            work.extend(names.map(|name| {
+                Work::Marker(Key {
+                    namespace: key.namespace.clone(),
+                    name,
+                })
+            }));
+        }
+        if let Some(old) = self.pods.remove(key)
+            && let Some(keys) = self.by_node.get_mut(&old.node)
+        {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.by_node.remove(&old.node);
+            }
+        }
+        if let Some(pod) = probed {
+            self.by_node
+                .entry(pod.node.clone())
+                .or_default()
+                .insert(key.clone());
+            self.pods.insert(key.clone(), pod);
+        }
+        work
+    }
+
+    fn probed_pod(&self, key: &Key, pod: &PodView) -> Option<ProbedPod> {
+        let node = pod.node.clone().filter(|_| pod.active() && pod.initialized)?;
+        let markers = self.active_markers(&key.namespace);
+        let markers: Vec<_> = markers
+            .filter(|marker| matches(&marker.spec.selector, &pod.labels))
+            .cloned()
+            .collect();
+        (!markers.is_empty()).then(|| ProbedPod {
+            uid: pod.uid.clone(),
+            node,
+            ip: pod.ip.to_string(),
+            ports: pod.ports.to_vec(),
+            markers,
+        })
+    }
+
+    /// A PodProbeMarker changed: its Pods do, too.
+    fn apply_marker(
+        &mut self,
+        key: &Key,
+        marker: Option<&Arc<PodProbeMarker>>,
+        pods: &Store<PodView>,
+    ) -> Vec<Work> {
+        let old = match marker {
+            Some(marker) => self.markers.insert(key.clone(), Arc::clone(marker)),
+            None => self.markers.remove(key),
+        };
+        let mut work = vec![Work::Marker(key.clone())];
+        let relevant = |marker: Option<&Arc<PodProbeMarker>>| {
+            marker.map(|marker| (marker.spec.clone(), marker.metadata.deletion_timestamp.is_some()))
+        };
+        if relevant(old.as_ref()) == relevant(marker) {
+            return work;
+        }
+        for (pod_key, pod) in pods.entries() {
+            if pod_key.namespace == key.namespace {
+                work.extend(self.apply_pod(&pod_key, Some(&pod)));
+            }
+        }
+        work
+    }
+
+    fn apply_node(&self, change: &Change<NodeView>) -> Vec<Work> {
+        let has_daemon = |node: &Option<Arc<NodeView>>| node.as_deref().is_some_and(has_daemon);
+        if has_daemon(&change.old) == has_daemon(&change.new) {
+            return Vec::new();
+        }
+        vec![Work::Node(change.key.name.clone())]
+    }
+
+    fn apply_node_pod_probe(&self, change: &Change<NodePodProbe>) -> Vec<Work> {
+        let spec = |object: &Option<Arc<NodePodProbe>>| object.as_ref().map(|object| object.spec.clone());
+        let mut work = Vec::new();
+        if spec(&change.old) != spec(&change.new) {
+            work.push(Work::Node(change.key.name.clone()));
+            // Their probes may have gone.
+            let deleting = self
+                .markers
+                .iter()
+                .filter(|(_, marker)| marker.metadata.deletion_timestamp.is_some());
+            work.extend(deleting.map(|(key, _)| Work::Marker(key.clone())));
+        }
+        let old = statuses(change.old.as_deref());
+        let changed = statuses(change.new.as_deref())
+            .into_iter()
+            .filter(|(uid, status)| old.get(uid) != Some(status));
+        work.extend(
+            changed.map(|(_, pod)| Work::Pod(Key::namespaced(pod.namespace.as_str(), pod.name.as_str()))),
+        );
+        work
+    }
+
+    fn apply(&mut self, event: &WatchEvent, pods: &Store<PodView>) -> Vec<Work> {
+        match event {
+            WatchEvent::Marker(Change { key, new, .. }) => self.apply_marker(key, new.as_ref(), pods),
+            WatchEvent::Node(change) => self.apply_node(change),
+            WatchEvent::NodePodProbe(change) => self.apply_node_pod_probe(change),
+            WatchEvent::Pod(Change { key, new, .. }) => self.apply_pod(key, new.as_deref()),
+        }
+    }
+}
+
+/// Whether a daemon runs on the node.
+pub fn has_daemon(node: &NodeView) -> bool {
+    !node.terminating && !node.is_virtual()
+}
+
+/// The results of a NodePodProbe by the UIDs of the Pods.
+fn statuses(object: Option<&NodePodProbe>) -> BTreeMap<&str, &PodProbeStatus> {
+    let status = object.and_then(|object| object.status.as_ref());
+    let pods = status.into_iter().flat_map(|status| &status.pod_probe_statuses);
+    pods.map(|pod| (pod.uid.as_str(), pod)).collect()
+}
+
+/// A change of one object.
+pub enum WatchEvent {
+    Marker(Change<PodProbeMarker>),
+    Node(Change<NodeView>),
+    NodePodProbe(Change<NodePodProbe>),
+    Pod(Change<PodView>),
+}
+
+impl std::fmt::Display for WatchEvent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Marker(change) => write!(f, "PodProbeMarker {}", change.key),
+            Self::Node(change) => write!(f, "Node {}", change.key),
+            Self::NodePodProbe(change) => write!(f, "NodePodProbe {}", change.key),
+            Self::Pod(change) => write!(f, "Pod {}", change.key),
+        }
+    }
+}
+
+/// Enqueues what a change affects. Without a complete list of PodProbeMarkers their probes would seem to be removed, so
+/// this begins when all lists are there.
+pub async fn enqueue_changes(
+    shared: Arc<ControllerState>,
+    markers: Store<PodProbeMarker>,
+    node_pod_probes: Store<NodePodProbe>,
+    work: UnboundedSender<Work>,
+) {
+    markers.wait_until_synced().await;
+    node_pod_probes.wait_until_synced().await;
+    let stores = &shared.manager.stores;
+    let mut events = WatchEvents::new(NAME)
+        .with(markers.subscribe(), WatchEvent::Marker)
+        .with(stores.nodes.subscribe(), WatchEvent::Node)
+        .with(stores.pods.subscribe(), WatchEvent::Pod)
+        .with(node_pod_probes.subscribe(), WatchEvent::NodePodProbe);
+    let mut affected = BTreeSet::new();
+    loop {
+        events.drain(|event| affected.extend(shared.index().apply(event, &stores.pods)));
+        let all = std::mem::take(&mut affected);
+        if !all.into_iter().all(|key| work.send(key).is_ok()) {
+            return;
+        }
+        let Some(event) = events.next().await else { return };
+        events.handle(event, |event| {
+            affected.extend(shared.index().apply(event, &stores.pods))
+        });
+    }
+}

@@ -1,0 +1,278 @@
+//! What a NodePodProbe lists, and what results set on a Pod.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{PodCondition, Probe};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use crate::view::NamedPort;
+use kruise_api::node_pod_probe::{ContainerProbe, ContainerProbeState, PodProbe, ProbeState};
+use kruise_api::pod_probe_marker::{PodContainerProbe, PodProbeMarker, ProbeMarkerPolicy};
+use kruise_cluster::Key;
+
+/// A Pod that PodProbeMarkers select.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProbedPod {
+    /// Its UID.
+    pub uid: String,
+    /// Its node.
+    pub node: String,
+    /// Its address; empty before it has one.
+    pub ip: String,
+    /// Its ports with names.
+    pub ports: Vec<NamedPort>,
+    /// The PodProbeMarkers, sorted by name.
+    pub markers: Vec<Arc<PodProbeMarker>>,
+}
+
+/// What the marks of a Pod depend on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Results {
+    /// UID of the Pod.
+    pub uid: String,
+    /// The results, as the daemon has listed them.
+    pub states: Vec<ContainerProbeState>,
+    /// The PodProbeMarkers.
+    pub markers: Vec<Arc<PodProbeMarker>>,
+}
+
+/// Name of a probe in a NodePodProbe.
+#[must_use]
+pub fn full_name(marker: &str, probe: &str) -> String {
+    format!("{marker}#{probe}")
+}
+
+/// The entries of a node's NodePodProbe: of the Pods that are there now, in the present order, and then the others.
+/// OpenKruise's entries that are as ours would be stay as they are.
+#[must_use]
+pub fn node_probes(current: &[PodProbe], pods: &[(Key, ProbedPod)]) -> Vec<PodProbe> {
+    let mut wanted: BTreeMap<&str, PodProbe> = BTreeMap::new();
+    for (key, pod) in pods {
+        let mut probes: Vec<ContainerProbe> = Vec::new();
+        for probe in pod.markers.iter().flat_map(|marker| marker_probes(marker, pod)) {
+            // A PodProbeMarker that was stored without our rules may have a name twice; as in OpenKruise the last counts.
+            match probes.iter_mut().find(|one| one.name == probe.name) {
+                Some(same) => *same = probe,
+                None => probes.push(probe),
+            }
+        }
+        let entry = PodProbe {
+            name: key.name.clone(),
+            namespace: key.namespace.clone().unwrap_or_default(),
+            uid: pod.uid.clone(),
+            ip: pod.ip.clone(),
+            probes,
+        };
+        wanted.insert(&pod.uid, entry);
+    }
+    wanted.retain(|_, entry| !entry.probes.is_empty());
+    let mut entries = Vec::new();
+    for old in current {
+        if let Some(mut entry) = wanted.remove(old.uid.as_str()) {
+            keep_order(&old.probes, &mut entry.probes);
+            entries.push(entry);
+        }
+    }
+    entries.extend(wanted.into_values());
+    entries
+}
+
+/// Sorts probes as they are now; new ones come last.
+fn keep_order(old: &[ContainerProbe], probes: &mut [ContainerProbe]) {
+    let position = |probe: &ContainerProbe| old.iter().position(|one| one.name == probe.name);
+    probes.sort_by_cached_key(|probe| position(probe).unwrap_or(usize::MAX));
+}
+
+/// The probes of a PodProbeMarker for a Pod, without those whose port has no number.
+fn marker_probes(marker: &PodProbeMarker, pod: &ProbedPod) -> Vec<ContainerProbe> {
+    let name = marker.metadata.name.as_deref().unwrap_or_default();
+    let probes = marker.spec.probes.iter().filter_map(|probe| {
+        Some(ContainerProbe {
+            name: full_name(name, &probe.name),
+            container_name: probe.container_name.clone(),
+            probe: without_empty_fields(with_port_number(probe, &pod.ports)?),
+        })
+    });
+    probes.collect()
+}
+
+/// The probe as OpenKruise writes it: numbers that are 0, and texts and lists that are empty, are absent. Otherwise each
+/// NodePodProbe would be written again when the manager is replaced by the other.
+fn without_empty_fields(mut probe: Probe) -> Probe {
+    let numbers = [
+        &mut probe.initial_delay_seconds,
+        &mut probe.period_seconds,
+        &mut probe.timeout_seconds,
+        &mut probe.success_threshold,
+        &mut probe.failure_threshold,
+    ];
+    for number in numbers {
+        *number = number.filter(|number| *number != 0);
+    }
+    let drop_empty = |text: &mut Option<String>| *text = text.take().filter(|text| !text.is_empty());
+    if let Some(get) = &mut probe.http_get {
+        drop_empty(&mut get.host);
+        drop_empty(&mut get.path);
+        drop_empty(&mut get.scheme);
+        get.http_headers = get.http_headers.take().filter(|headers| !headers.is_empty());
+    }
+    if let Some(tcp) = &mut probe.tcp_socket {
+        drop_empty(&mut tcp.host);
+    }
+    if let Some(exec) = &mut probe.exec {
+        exec.command = exec.command.take().filter(|command| !command.is_empty());
+    }
+    probe
+}
+
+fn with_port_number(probe: &PodContainerProbe, ports: &[NamedPort]) -> Option<Probe> {
+    let mut resolved = probe.probe.clone();
+    let http = resolved.http_get.as_mut().map(|get| &mut get.port);
+    let tcp = resolved.tcp_socket.as_mut().map(|tcp| &mut tcp.port);
+    for port in [http, tcp].into_iter().flatten() {
+        let IntOrString::String(name) = port else { continue };
+        let mut own = ports
+            .iter()
+            .filter(|port| *port.container == *probe.container_name);
+        let named = own.find(|port| *port.name == **name);
+        let number = named
+            .map(|port| i32::from(port.number))
+            .or_else(|| name.parse().ok())?;
+        *port = IntOrString::Int(number);
+    }
+    Some(resolved)
+}
+
+/// What a Pod has.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PodMarks {
+    /// Its conditions.
+    pub conditions: Vec<PodCondition>,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its annotations.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// What changes on a Pod.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PodChange {
+    /// Conditions to set.
+    pub conditions: Vec<PodCondition>,
+    /// Types of conditions to remove.
+    pub removed_conditions: Vec<String>,
+    /// Labels to set, or to remove.
+    pub labels: BTreeMap<String, Option<String>>,
+    /// The same for annotations.
+    pub annotations: BTreeMap<String, Option<String>>,
+}
+
+/// What the results set on the Pod. Of several probes with one condition type the first result counts.
+#[must_use]
+pub fn pod_change(pod: &PodMarks, results: &Results) -> PodChange {
+    let mut wanted = pod.clone();
+    let (mut conditions, mut types) = (Vec::new(), BTreeSet::new());
+    for state in &results.states {
+        let Some(probe) = find_probe(&results.markers, &state.name) else {
+            continue;
+        };
+        if state.state.as_str().is_empty() {
+            continue;
+        }
+        if let Some(type_) = probe.condition_type()
+            && types.insert(type_)
+        {
+            let condition = condition(type_, state);
+            let is_same = |old: &&PodCondition| {
+                old.type_ == type_
+                    && old.status == condition.status
+                    && old.message.clone().unwrap_or_default() == state.message
+            };
+            if pod.conditions.iter().find(is_same).is_none() {
+                conditions.push(condition);
+            }
+        }
+        apply_policies(&mut wanted, &probe.marker_policy, Some(&state.state));
+    }
+    PodChange {
+        conditions,
+        removed_conditions: Vec::new(),
+        labels: difference(&pod.labels, &wanted.labels),
+        annotations: difference(&pod.annotations, &wanted.annotations),
+    }
+}
+
+/// What goes with a PodProbeMarker. A condition that a readiness gate requires stays.
+#[must_use]
+pub fn removal(pod: &PodMarks, marker: &PodProbeMarker, readiness_gates: &[String]) -> PodChange {
+    let mut wanted = pod.clone();
+    let mut removed_conditions = Vec::new();
+    for probe in &marker.spec.probes {
+        apply_policies(&mut wanted, &probe.marker_policy, None);
+        let condition = probe.condition_type().filter(|type_| {
+            let is_set = pod.conditions.iter().any(|condition| condition.type_ == *type_);
+            is_set && !readiness_gates.iter().any(|gate| gate == type_)
+        });
+        removed_conditions.extend(condition.map(str::to_owned));
+    }
+    PodChange {
+        conditions: Vec::new(),
+        removed_conditions,
+        labels: difference(&pod.labels, &wanted.labels),
+        annotations: difference(&pod.annotations, &wanted.annotations),
+    }
+}
+
+/// The probe of a result, by MARKER#PROBE.
+fn find_probe<'a>(markers: &'a [Arc<PodProbeMarker>], name: &str) -> Option<&'a PodContainerProbe> {
+    let (marker, probe) = name.split_once('#')?;
+    let marker = markers
+        .iter()
+        .find(|one| one.metadata.name.as_deref() == Some(marker))?;
+    marker.spec.probes.iter().find(|one| one.name == probe)
+}
+
+fn condition(type_: &str, state: &ContainerProbeState) -> PodCondition {
+    let status = match state.state {
+        ProbeState::Succeeded => "True",
+        _ => "False",
+    };
+    PodCondition {
+        type_: type_.to_owned(),
+        status: status.to_owned(),
+        last_probe_time: state.last_probe_time.clone(),
+        last_transition_time: state.last_transition_time.clone(),
+        message: Some(state.message.clone()),
+        ..PodCondition::default()
+    }
+}
+
+/// Removes what the policies of other states set, and sets what that of `state` does.
+fn apply_policies(pod: &mut PodMarks, policies: &[ProbeMarkerPolicy], state: Option<&ProbeState>) {
+    let (now, others): (Vec<_>, Vec<_>) = policies.iter().partition(|policy| Some(&policy.state) == state);
+    for policy in others {
+        pod.labels.retain(|key, _| !policy.labels.contains_key(key));
+        pod.annotations
+            .retain(|key, _| !policy.annotations.contains_key(key));
+    }
+    for policy in now {
+        pod.labels.extend(policy.labels.clone());
+        pod.annotations.extend(policy.annotations.clone());
+    }
+}
+
+fn difference(
+    old: &BTreeMap<String, String>,
+    new: &BTreeMap<String, String>,
+) -> BTreeMap<String, Option<String>> {
+    let removed = old.keys().filter(|key| !new.contains_key(*key));
+    let removed = removed.map(|key| (key.clone(), None));
+    let set = new.iter().filter(|(key, value)| old.get(*key) != Some(value));
+    removed
+        .chain(set.map(|(key, value)| (key.clone(), Some(value.clone()))))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;
