@@ -436,12 +436,14 @@ impl Probe {
     /// Sets the result if state or message differ.
     fn record(&mut self, state: ProbeState, message: String, now: Now) -> Option<Reached> {
         let message = truncate(&message, MAX_MESSAGE_CHARS);
+        // Times in the API have whole seconds: the stored status must equal ours.
+        let wall = Timestamp::from_second(now.wall.as_second()).unwrap_or(now.wall);
         let old = self.result.as_ref();
         if old.is_some_and(|old| (&old.state, &old.message) == (&state, &message)) {
             return None;
         }
         let same_state = old.filter(|old| old.state == state);
-        let changed_at = same_state.map_or(Some(now.wall), |old| old.changed_at);
+        let changed_at = same_state.map_or(Some(wall), |old| old.changed_at);
         let is_transition = same_state.is_none() && state != ProbeState::Unknown;
         let reached = is_transition.then(|| Reached {
             state: state.clone(),
@@ -451,7 +453,7 @@ impl Probe {
         self.result = Some(ProbeResult {
             state,
             message,
-            probed_at: Some(now.wall),
+            probed_at: Some(wall),
             changed_at,
         });
         reached

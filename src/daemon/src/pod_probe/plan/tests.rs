@@ -8,7 +8,7 @@ const SECOND: Duration = Duration::from_secs(1);
 fn at(seconds: u64) -> Now {
     Now {
         mono: Duration::from_secs(seconds),
-        wall: Timestamp::from_second(1_000 + i64::try_from(seconds).unwrap()).unwrap(),
+        wall: Timestamp::from_millisecond(1_000_700 + 1000 * i64::try_from(seconds).unwrap()).unwrap(),
     }
 }
 
@@ -308,7 +308,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 
 proptest! {
     /// In any history: an event is a change of the state; Succeeded is only said of a container that runs; a change of
-    /// the state has a new time, anything else has not; an unchanged status stays equal.
+    /// the state has a new time, anything else has not; an unchanged status stays equal, also once it is stored.
     #[test]
     fn states_follow_their_containers(steps in steps()) {
         let (mut board, mut now) = (board([(key("a"), spec())]), 5);
@@ -337,6 +337,9 @@ proptest! {
                 }
             }
             transitions.extend(observe(&mut board, now, &seen).into_iter().map(|reached| reached.state));
+            let status = board.status();
+            let stored = serde_json::to_string(&status).unwrap();
+            prop_assert_eq!(serde_json::from_str::<NodePodProbeStatus>(&stored).unwrap(), status, "it would be written again");
             let after = only_state(&board);
             prop_assert!(observe(&mut board, now, &seen).is_empty());
             prop_assert_eq!(&only_state(&board), &after);
