@@ -239,6 +239,8 @@ where
         }))
     };
     tokio::select! {
+        // The request first: a connection on which something arrives before it is closed.
+        biased;
         answer = answer => answer,
         // The connection ends only after the response, or with an error that the request returns as well. The
         // connection is driven here; the request returns its result as well.

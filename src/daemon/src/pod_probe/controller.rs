@@ -14,7 +14,8 @@ use tokio::time::{Instant, sleep_until};
 use super::NAME;
 use super::handler::{self, ProbeTarget};
 use super::plan::{
-    Handler, Now, ObservedContainer, Outcome, ProbeBoard, ProbeKey, ProbeStart, Transition, is_urgent,
+    Handler, Now, ObservedContainer, Outcome, ProbeBoard, ProbeKey, ProbeStart, StatusChange, Transition,
+    status_change,
 };
 use super::spec;
 use crate::Context;
@@ -34,7 +35,9 @@ const WRITE_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::fr
 /// Delay after a reconcile in which something panicked.
 const PANIC_BACKOFF: Duration = Duration::from_secs(5);
 
-type EndedProbe = (ProbeKey, u64, Outcome);
+type EndedProbe = (ProbeKey, u64, Outcome, Option<Target>);
+/// Container ID, and address of the Pod.
+type Target = (String, Option<String>);
 type WriteResult = Result<NodePodProbe, Error>;
 
 /// What triggers a reconcile.
@@ -54,13 +57,15 @@ pub(super) struct PodProbeController {
     started_at: Instant,
     running: HashMap<ProbeKey, (u64, AbortHandle)>,
     attempts: JoinSet<EndedProbe>,
+    /// What the runtime has confirmed: the container of each probe, and the address of its Pod.
+    verified: HashMap<ProbeKey, Target>,
     /// Pods or probes have changed since the last observation.
     must_observe: bool,
     object: Option<StoredObject>,
     /// The stored status has changed since it was compared.
     must_compare: bool,
-    /// The status that is not written yet, if any, and whether a state differs.
-    unwritten: Option<(NodePodProbeStatus, bool)>,
+    /// The status that is not written yet, if any, and how it differs.
+    unwritten: Option<(NodePodProbeStatus, StatusChange)>,
     writes: JoinSet<WriteResult>,
     last_write: Option<Instant>,
     retry_at: Option<Instant>,
@@ -87,6 +92,7 @@ impl PodProbeController {
             started_at: Instant::now(),
             running: HashMap::new(),
             attempts: JoinSet::new(),
+            verified: HashMap::new(),
             must_observe: true,
             object: None,
             must_compare: true,
@@ -142,7 +148,8 @@ impl PodProbeController {
         let now = self.now();
         match event {
             ProbeEvent::NodePodProbe(object) => self.on_object(object, now),
-            ProbeEvent::Ended((key, run, outcome)) => {
+            ProbeEvent::Ended((key, run, outcome, verified)) => {
+                self.verified.extend(verified.map(|target| (key.clone(), target)));
                 if self.running.get(&key).is_some_and(|(current, _)| *current == run) {
                     self.running.remove(&key);
                 }
@@ -179,42 +186,56 @@ impl PodProbeController {
         self.must_observe = true;
         let Some(object) = object else {
             self.object = None;
+            self.verified.clear();
             self.board
                 .sync(Default::default(), &NodePodProbeStatus::default(), now);
             return;
         };
         let status = object.status.clone().unwrap_or_default();
-        self.board.sync(spec::parse(&object.spec), &status, now);
+        let probes = spec::parse(&object.spec);
+        self.verified.retain(|key, _| probes.contains_key(key));
+        self.board.sync(probes, &status, now);
+        let uid = object.metadata.uid.clone().unwrap_or_default();
+        let is_same = self.object.as_ref().is_some_and(|stored| stored.uid == uid);
         // An event that comes during a write is of an earlier version; the response has the newer one.
-        if self.writes.is_empty() {
+        if self.writes.is_empty() || !is_same {
             self.must_compare = true;
-            let uid = object.metadata.uid.clone().unwrap_or_default();
             self.object = Some(StoredObject { uid, status });
         }
     }
 
     fn start(&mut self, start: ProbeStart) {
-        let pod = self.pods.get(&start.key.pod);
-        let (scheme, id) = start.container_id.split_once("://").unwrap_or_default();
-        let target = ProbeTarget {
-            runtime: self.ctx.runtimes.by_name(scheme),
-            container_id: id.to_owned(),
-            host: pod.and_then(|pod| pod.ips.first().cloned()),
+        let Some(pod) = self.pods.get(&start.key.pod) else {
+            return;
         };
         let ProbeStart {
             key,
             run,
             handler,
             timeout,
-            ..
+            container_id,
         } = start;
+        let (scheme, id) = container_id.split_once("://").unwrap_or_default();
+        let target = ProbeTarget {
+            runtime: self.ctx.runtimes.by_name(scheme),
+            container_id: id.to_owned(),
+            host: pod.ips.first().cloned(),
+        };
+        let verified = (container_id, target.host.clone());
+        let is_verified = self.verified.get(&key) == Some(&verified);
         let probe_key = key.clone();
         let handle = self.attempts.spawn(async move {
-            let attempt = handler::run(&handler, &target, timeout);
+            let attempt = async {
+                if !is_verified && let Err(why) = handler::verify(&handler, &target, &pod).await {
+                    return (Outcome::Error(why), None);
+                }
+                (handler::run(&handler, &target, timeout).await, Some(verified))
+            };
             let outcome = catch_panic(NAME, &probe_key.name, attempt).await;
-            let outcome = outcome.unwrap_or_else(|panicked| Outcome::Error(panicked.to_string()));
+            let (outcome, verified) =
+                outcome.unwrap_or_else(|panicked| (Outcome::Error(panicked.to_string()), None));
             count(&handler, &outcome);
-            (probe_key, run, outcome)
+            (probe_key, run, outcome, verified)
         });
         self.running.insert(key, (run, handle));
     }
@@ -251,11 +272,14 @@ impl PodProbeController {
         let object = self.object.as_ref()?;
         if self.board.take_changed() || std::mem::take(&mut self.must_compare) {
             let status = self.board.status();
-            let urgent = is_urgent(&object.status, &status);
-            self.unwritten = (object.status != status).then_some((status, urgent));
+            let change = status_change(&object.status, &status);
+            self.unwritten = (change != StatusChange::None).then_some((status, change));
         }
-        let (status, urgent) = self.unwritten.as_ref().filter(|_| self.writes.is_empty())?;
-        let interval = if *urgent { WRITE_INTERVAL } else { MESSAGE_INTERVAL };
+        let (status, change) = self.unwritten.as_ref().filter(|_| self.writes.is_empty())?;
+        let interval = match change {
+            StatusChange::States => WRITE_INTERVAL,
+            StatusChange::Messages | StatusChange::None => MESSAGE_INTERVAL,
+        };
         let due = self.last_write.map(|at| at + interval).max(self.retry_at);
         if let Some(due) = due.filter(|due| *due > Instant::now()) {
             return Some(due);
@@ -276,8 +300,10 @@ impl PodProbeController {
             Ok(stored) => {
                 (self.failures, self.retry_at) = (0, None);
                 let uid = stored.metadata.uid.unwrap_or_default();
-                let status = stored.status.unwrap_or_default();
-                self.object = Some(StoredObject { uid, status });
+                // The watch may have shown meanwhile that the object was deleted, or is a new one.
+                if let Some(object) = self.object.as_mut().filter(|object| object.uid == uid) {
+                    object.status = stored.status.unwrap_or_default();
+                }
                 self.must_compare = true;
             }
             Err(error) => {

@@ -1,5 +1,6 @@
 //! Runs one probe as kubelet does.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use tonic_prost::ProstCodec;
 
 use super::plan::{Handler, Outcome};
 use crate::hook::http::{self as http_client, HookRequest, host_and_port};
+use crate::pods::NodePod;
 use kruise_cri::{self as cri, Runtime};
 
 /// Maximum bytes that a command may print; kubelet's runtimes return up to 16 MiB.
@@ -20,6 +22,7 @@ const MAX_EXEC_OUTPUT: usize = 256 << 10;
 const MAX_BODY: usize = 10 << 10;
 /// Maximum bytes of an answer of a health service.
 const MAX_GRPC_ANSWER: usize = 4 << 10;
+const NO_RUNTIME: &str = "the container runtime does not answer";
 /// Servers recognize kubelet's probes by this.
 const USER_AGENT: &str = concat!("kube-probe/1 kruise-daemon/", env!("CARGO_PKG_VERSION"));
 
@@ -31,6 +34,61 @@ pub struct ProbeTarget {
     pub container_id: String,
     /// The Pod's address, if it has one.
     pub host: Option<String>,
+}
+
+/// Checks that the probe would reach its Pod and nothing else: the container's ID and the address are from the Pod's
+/// status, which other clients than kubelet may be allowed to write.
+///
+/// # Errors
+/// Why it is not run.
+pub async fn verify(handler: &Handler, target: &ProbeTarget, pod: &NodePod) -> Result<(), String> {
+    let runtime = target.runtime.as_deref().ok_or(NO_RUNTIME)?;
+    let unreadable = |error: cri::Error| {
+        format!(
+            "the container runtime does not show the Pod ({})",
+            error.category()
+        )
+    };
+    match handler {
+        Handler::Invalid(_) => Ok(()),
+        Handler::Exec { .. } => {
+            let status = runtime
+                .container_status(&target.container_id)
+                .await
+                .map_err(unreadable)?;
+            match status.filter(|status| pod.owns_container(&status.labels)) {
+                Some(_) => Ok(()),
+                None => Err("the container in the Pod's status is not one of the Pod".to_owned()),
+            }
+        }
+        Handler::Http { .. } | Handler::Tcp { .. } | Handler::Grpc { .. } => {
+            let Some(host) = &target.host else { return Ok(()) };
+            let ips = runtime.pod_ips(&pod.runtime_uid).await.map_err(unreadable)?;
+            // A Pod of the host's network has none of its own.
+            let is_own = ips.contains(host) || ips.is_empty() && is_node_address(host);
+            is_own
+                .then_some(())
+                .ok_or_else(|| format!("the address in the Pod's status, {host}, is not the Pod's"))
+        }
+    }
+}
+
+/// Whether an address may be that of a node: no loopback or link-local one, where services for the node itself listen.
+fn is_node_address(host: &str) -> bool {
+    match host.parse() {
+        Ok(IpAddr::V4(ip)) => {
+            !(ip.is_loopback()
+                || ip.is_link_local()
+                || ip.is_unspecified()
+                || ip.is_multicast()
+                || ip.is_broadcast())
+        }
+        Ok(IpAddr::V6(ip)) => {
+            !(ip.is_loopback() || ip.is_unicast_link_local() || ip.is_unspecified() || ip.is_multicast())
+                && ip.to_ipv4_mapped().is_none()
+        }
+        Err(_) => false,
+    }
 }
 
 /// Runs a probe to its end, for at most `timeout`. Dropping the future cancels it; a command that it has started in the
@@ -82,7 +140,7 @@ pub async fn run(handler: &Handler, target: &ProbeTarget, timeout: Duration) -> 
 
 async fn exec(command: &[String], target: &ProbeTarget, timeout: Duration) -> Outcome {
     let Some(runtime) = &target.runtime else {
-        return Outcome::Error("the container runtime does not answer".to_owned());
+        return Outcome::Error(NO_RUNTIME.to_owned());
     };
     let text = |output: &[u8]| String::from_utf8_lossy(output).into_owned();
     match runtime
@@ -363,6 +421,26 @@ mod tests {
         };
         let outcome = run(&handler, &target(), Duration::from_secs(2)).await;
         assert_eq!(outcome, Outcome::Failure("timed out after 2s".to_owned()));
+    }
+
+    #[test]
+    fn addresses_of_the_node_itself_are_no_addresses_of_pods() {
+        for host in [
+            "127.0.0.1",
+            "169.254.169.254",
+            "0.0.0.0",
+            "::1",
+            "::ffff:127.0.0.1",
+            "fe80::1",
+            "::",
+            "node",
+            "",
+        ] {
+            assert!(!is_node_address(host), "{host}");
+        }
+        for host in ["10.0.0.1", "192.168.1.1", "fd00::1"] {
+            assert!(is_node_address(host), "{host}");
+        }
     }
 
     #[tokio::test]

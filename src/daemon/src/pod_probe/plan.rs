@@ -5,10 +5,10 @@
 //! requires. A container that does not run is Failed at once, and is not probed: another container may listen on its
 //! port. A result belongs to one container: a restart, or another handler, begins with Unknown.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use kruise_api::node_pod_probe::{
@@ -16,10 +16,12 @@ use kruise_api::node_pod_probe::{
 };
 use kruise_cluster::Key;
 
-/// Bytes of all messages of a node above which they are shortened: etcd accepts 1.5 MiB of one object.
-const MAX_MESSAGE_BYTES: usize = 256 << 10;
-/// Maximum characters of a message then.
-const SHORT_MESSAGE_CHARS: usize = 32;
+/// Bytes of all messages of a node, as etcd stores them: it accepts 1.5 MiB of one object, and all tenants share it.
+const MAX_NODE_MESSAGE_BYTES: usize = 512 << 10;
+/// The same of one Pod, shared equally by its probes.
+const MAX_POD_MESSAGE_BYTES: usize = 4 << 10;
+/// How far the node's clock may differ from the API server's.
+const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(10);
 
 /// Identifies a probe of a node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -303,15 +305,12 @@ impl ProbeBoard {
     /// The status to publish: the probes that have a result.
     #[must_use]
     pub fn status(&self) -> NodePodProbeStatus {
-        let lengths = self
-            .probes
-            .values()
-            .filter_map(|probe| Some(probe.result.as_ref()?.message.len()));
-        let max_chars = if lengths.sum::<usize>() > MAX_MESSAGE_BYTES {
-            SHORT_MESSAGE_CHARS
-        } else {
-            MAX_MESSAGE_CHARS
-        };
+        // By the number of probes, not by what they print: no message depends on another.
+        let mut probes_of_pod: BTreeMap<&str, usize> = BTreeMap::new();
+        for key in self.probes.keys() {
+            *probes_of_pod.entry(&key.uid).or_default() += 1;
+        }
+        let max_pod_bytes = MAX_POD_MESSAGE_BYTES.min(MAX_NODE_MESSAGE_BYTES / probes_of_pod.len().max(1));
         let mut pods: Vec<PodProbeStatus> = Vec::new();
         for (key, probe) in &self.probes {
             let Some(result) = &probe.result else { continue };
@@ -320,7 +319,10 @@ impl ProbeBoard {
                 state: result.state.clone(),
                 last_probe_time: result.probed_at.map(Time),
                 last_transition_time: result.changed_at.map(Time),
-                message: truncate(&result.message, max_chars),
+                message: within_bytes(
+                    &result.message,
+                    max_pod_bytes / probes_of_pod.get(key.uid.as_str()).copied().unwrap_or(1),
+                ),
             };
             match pods.last_mut().filter(|pod| pod.uid == key.uid) {
                 Some(pod) => pod.probe_states.push(state),
@@ -373,9 +375,13 @@ impl Probe {
             // The result is of an earlier container, or an earlier daemon has it of this one.
             let is_first = self.container_id.is_none();
             let probed_at = self.result.as_ref().and_then(|result| result.probed_at);
-            let is_same =
-                is_first && probed_at.is_some_and(|at| container.started_at.is_some_and(|start| start <= at));
-            if !is_same {
+            let is_same = is_first
+                && probed_at.is_some_and(|at| {
+                    let start = container.started_at;
+                    start.is_some_and(|start| start.duration_since(at) <= MAX_CLOCK_SKEW)
+                });
+            let is_known = is_first && !container.running && self.is_non_running();
+            if !is_same && !is_known {
                 self.reset(now);
             }
             self.container_id = Some(container.id);
@@ -383,11 +389,7 @@ impl Probe {
         let was_running = std::mem::replace(&mut self.running, container.running);
         if !container.running {
             (self.streak, self.in_progress) = (None, None);
-            return self.record(
-                ProbeState::Failed,
-                format!("Container({}) is Non-running", self.spec.container),
-                now,
-            );
+            return self.record(ProbeState::Failed, self.non_running_message(), now);
         }
         if is_new || !was_running {
             let age = container.started_at.map(|start| now.wall.duration_since(start));
@@ -400,6 +402,18 @@ impl Probe {
             self.due = Some(self.due.map_or(first, |due| due.max(first)));
         }
         None
+    }
+
+    /// OpenKruise's message of a container that does not run; clients may compare it.
+    fn non_running_message(&self) -> String {
+        format!("Container({}) is Non-running", self.spec.container)
+    }
+
+    /// Whether the result is that of a container that does not run.
+    fn is_non_running(&self) -> bool {
+        let message = self.non_running_message();
+        let result = self.result.as_ref();
+        result.is_some_and(|result| result.state == ProbeState::Failed && result.message == message)
     }
 
     fn on_outcome(&mut self, outcome: Outcome, now: Now) -> Option<Reached> {
@@ -477,18 +491,44 @@ fn results(status: &NodePodProbeStatus) -> BTreeMap<(String, String), ProbeResul
     states.collect()
 }
 
-/// Whether states differ, or there are others: such a change is published at once, other messages later.
+/// How the current status differs from the stored one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StatusChange {
+    /// Not at all, or in its order only, which is that of another daemon.
+    None,
+    /// In messages: may be published later.
+    Messages,
+    /// In states, or in their number: is published at once.
+    States,
+}
+
+/// UID of the Pod, and name of the probe.
+type ProbeId<'a> = (&'a str, &'a str);
+
+fn by_probe(status: &NodePodProbeStatus) -> BTreeMap<ProbeId<'_>, &ContainerProbeState> {
+    let pods = status.pod_probe_statuses.iter();
+    let states = pods.flat_map(|pod| {
+        let states = pod.probe_states.iter();
+        states.map(|state| ((pod.uid.as_str(), state.name.as_str()), state))
+    });
+    states.collect()
+}
+
+/// How `current` differs from `stored`.
 #[must_use]
-pub fn is_urgent(stored: &NodePodProbeStatus, current: &NodePodProbeStatus) -> bool {
-    fn states(status: &NodePodProbeStatus) -> BTreeSet<(&str, &str, &str)> {
-        let pods = status.pod_probe_statuses.iter();
-        let states = pods.flat_map(|pod| {
-            let states = pod.probe_states.iter();
-            states.map(|state| (pod.uid.as_str(), state.name.as_str(), state.state.as_str()))
-        });
-        states.collect()
+pub fn status_change(stored: &NodePodProbeStatus, current: &NodePodProbeStatus) -> StatusChange {
+    let (old, new) = (by_probe(stored), by_probe(current));
+    let same_state = |key: &ProbeId<'_>, state: &ContainerProbeState| {
+        old.get(key).is_some_and(|old| old.state == state.state)
+    };
+    let states_are_same = old.len() == new.len() && new.iter().all(|(key, state)| same_state(key, state));
+    if !states_are_same {
+        StatusChange::States
+    } else if old != new {
+        StatusChange::Messages
+    } else {
+        StatusChange::None
     }
-    states(stored) != states(current)
 }
 
 /// A part of the period that differs between probes.
@@ -498,6 +538,23 @@ fn fraction_of(period: Duration, key: &ProbeKey) -> Duration {
         hash.wrapping_mul(31).wrapping_add(u32::from(byte))
     });
     period.mul_f64(f64::from(hash % 1000) / 1000.0)
+}
+
+/// The start of a text that takes so many bytes in the JSON of the API server, which escapes some characters.
+fn within_bytes(text: &str, max_bytes: usize) -> String {
+    let mut left = max_bytes;
+    let fits = |character: &char| {
+        let bytes = match character {
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => 6,
+            '"' | '\\' => 2,
+            control if control.is_control() => 6,
+            other => other.len_utf8(),
+        };
+        let rest = left.checked_sub(bytes);
+        left = rest.unwrap_or(0);
+        rest.is_some()
+    };
+    text.chars().take_while(fits).collect()
 }
 
 fn truncate(text: &str, max_chars: usize) -> String {

@@ -27,7 +27,7 @@ pub async fn sync_node(shared: &ControllerState, name: &str) -> Result<(), Error
     let current = shared.node_pod_probes.get(&key);
     let node = shared.manager.stores.nodes.get(&key);
     if !node.as_deref().is_some_and(has_daemon) {
-        return match current.filter(|_| node.is_none()) {
+        return match current {
             Some(current) => delete(&api, &current).await,
             None => Ok(()),
         };
@@ -110,12 +110,10 @@ async fn write_change(api: &Api<Pod>, key: &Key, uid: &str, change: &PodChange) 
     let removed = change.removed_conditions.iter();
     let removed = removed.map(|type_| json!({ "$patch": "delete", "type": type_ }));
     let conditions: Vec<Value> = set.chain(removed).collect();
-    let gone = |error: &Error| error.not_found() || error.conflict();
     if !conditions.is_empty() {
         let patch = json!({ "metadata": { "uid": uid }, "status": { "conditions": conditions } });
         match write::patch_status_strategic(api, &key.name, &patch).await {
-            // Another Pod has the name.
-            Err(error) if gone(&error) => return Ok(()),
+            Err(error) if error.not_found() => return Ok(()),
             result => drop(result?),
         }
     }
@@ -127,7 +125,7 @@ async fn write_change(api: &Api<Pod>, key: &Key, uid: &str, change: &PodChange) 
     }
     if metadata.len() > 1 {
         match write::patch_merge(api, &key.name, &json!({ "metadata": metadata })).await {
-            Err(error) if gone(&error) => {}
+            Err(error) if error.not_found() => {}
             result => drop(result?),
         }
     }
@@ -178,13 +176,16 @@ async fn finalize(
     }
     let prefix = full_name(&key.name, "");
     let namespace = key.namespace.as_deref().unwrap_or_default();
-    let is_probed = shared.node_pod_probes.list().iter().any(|object| {
+    let nodes = &shared.manager.stores.nodes;
+    let is_probed = shared.node_pod_probes.entries().iter().any(|(node, object)| {
         let mut pods = object
             .spec
             .pod_probes
             .iter()
             .filter(|pod| pod.namespace == namespace);
+        // That of a node without a daemon is deleted as a whole, and nothing probes there.
         pods.any(|pod| pod.probes.iter().any(|probe| probe.name.starts_with(&prefix)))
+            && nodes.get(node).as_deref().is_some_and(has_daemon)
     });
     if is_probed {
         return Ok(Some(RECHECK_DELAY));
@@ -194,27 +195,42 @@ async fn finalize(
         {
             continue;
         }
-        let api = shared.manager.api::<Pod>(&pod_key);
-        let Some(object) = write::get(&api, &pod_key.name).await? else {
-            continue;
-        };
-        let gates = object
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.readiness_gates.as_ref());
-        let gates: Vec<String> = gates
-            .into_iter()
-            .flatten()
-            .map(|gate| gate.condition_type.clone())
-            .collect();
-        let uid = object.metadata.uid.clone().unwrap_or_default();
-        write_change(&api, &pod_key, &uid, &removal(&marks(&object), marker, &gates)).await?;
-        shared.applied().remove(&pod_key);
+        match remove_marks(shared, &pod_key, marker).await {
+            // Another policy of the cluster may protect a Pod; its marks stay.
+            Err(error) if !error.retryable() && !error.conflict() => {
+                tracing::warn!(pod = %pod_key, marker = %key, %error, "the marks of a deleted PodProbeMarker stay");
+            }
+            result => result?,
+        }
     }
     let mut finalizers = marker.metadata.finalizers.clone().unwrap_or_default();
     finalizers.retain(|finalizer| finalizer != keys::NODE_POD_PROBE_CLEANUP);
     let api = shared.manager.api::<PodProbeMarker>(key);
     write_finalizers(&api, marker, &finalizers).await.map(|()| None)
+}
+
+/// Removes what a PodProbeMarker has set on a Pod, but for what others set as well.
+async fn remove_marks(shared: &ControllerState, key: &Key, marker: &PodProbeMarker) -> Result<(), Error> {
+    let api = shared.manager.api::<Pod>(key);
+    let Some(object) = write::get(&api, &key.name).await? else {
+        return Ok(());
+    };
+    let gates = object
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.readiness_gates.as_ref());
+    let gates: Vec<String> = gates
+        .into_iter()
+        .flatten()
+        .map(|gate| gate.condition_type.clone())
+        .collect();
+    let others = shared.index().pod(key).map(|pod| pod.markers).unwrap_or_default();
+    let uid = object.metadata.uid.clone().unwrap_or_default();
+    let change = removal(&marks(&object), marker, &others, &gates);
+    write_change(&api, key, &uid, &change).await?;
+    shared.applied().remove(key);
+    // What the others set depends on their results.
+    mark_pod(shared, key).await
 }
 
 fn has_finalizer(marker: &PodProbeMarker) -> bool {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::plan::ProbedPod;
@@ -15,6 +16,8 @@ use kruise_cluster::{Change, Key, Store, WatchEvents};
 /// PodProbeMarkers and the Pods that they select.
 #[derive(Default)]
 pub struct Index {
+    objects: BTreeMap<Key, Arc<PodProbeMarker>>,
+    /// The same without what does not concern Pods, such as status and resourceVersion.
     markers: BTreeMap<Key, Arc<PodProbeMarker>>,
     pods: HashMap<Key, ProbedPod>,
     by_node: BTreeMap<String, BTreeSet<Key>>,
@@ -23,7 +26,7 @@ pub struct Index {
 impl Index {
     /// The PodProbeMarker of that key.
     pub fn marker(&self, key: &Key) -> Option<Arc<PodProbeMarker>> {
-        self.markers.get(key).cloned()
+        self.objects.get(key).cloned()
     }
 
     /// A Pod with its PodProbeMarkers.
@@ -74,16 +77,7 @@ impl Index {
         let mut work = vec![Work::Pod(key.clone())];
         for pod in [old, probed.as_ref()].into_iter().flatten() {
             work.push(Work::Node(pod.node.clone()));
-            let names = pod
-                .markers
-                .iter()
-                .filter_map(|marker| marker.metadata.name.clone());
-            work.extend(names.map(|name| {
-                Work::Marker(Key {
-                    namespace: key.namespace.clone(),
-                    name,
-                })
-            }));
+            work.extend(marker_work(key, pod));
         }
         if let Some(old) = self.pods.remove(key)
             && let Some(keys) = self.by_node.get_mut(&old.node)
@@ -126,17 +120,20 @@ impl Index {
         marker: Option<&Arc<PodProbeMarker>>,
         pods: &Store<PodView>,
     ) -> Vec<Work> {
-        let old = match marker {
-            Some(marker) => self.markers.insert(key.clone(), Arc::clone(marker)),
-            None => self.markers.remove(key),
+        match marker {
+            Some(marker) => self.objects.insert(key.clone(), Arc::clone(marker)),
+            None => self.objects.remove(key),
         };
-        let mut work = vec![Work::Marker(key.clone())];
-        let relevant = |marker: Option<&Arc<PodProbeMarker>>| {
-            marker.map(|marker| (marker.spec.clone(), marker.metadata.deletion_timestamp.is_some()))
-        };
-        if relevant(old.as_ref()) == relevant(marker) {
+        let work = vec![Work::Marker(key.clone())];
+        let reduced = marker.map(|marker| reduce(marker));
+        if self.markers.get(key).map(|old| &**old) == reduced.as_ref() {
             return work;
         }
+        match reduced {
+            Some(marker) => self.markers.insert(key.clone(), Arc::new(marker)),
+            None => self.markers.remove(key),
+        };
+        let mut work = work;
         for (pod_key, pod) in pods.entries() {
             if pod_key.namespace == key.namespace {
                 work.extend(self.apply_pod(&pod_key, Some(&pod)));
@@ -146,11 +143,16 @@ impl Index {
     }
 
     fn apply_node(&self, change: &Change<NodeView>) -> Vec<Work> {
-        let has_daemon = |node: &Option<Arc<NodeView>>| node.as_deref().is_some_and(has_daemon);
-        if has_daemon(&change.old) == has_daemon(&change.new) {
+        let state = |node: &Option<Arc<NodeView>>| node.as_deref().map(has_daemon);
+        if state(&change.old) == state(&change.new) {
             return Vec::new();
         }
-        vec![Work::Node(change.key.name.clone())]
+        let name = &change.key.name;
+        let mut work = vec![Work::Node(name.clone())];
+        for (key, pod) in self.pods_on(name) {
+            work.extend(marker_work(&key, &pod));
+        }
+        work
     }
 
     fn apply_node_pod_probe(&self, change: &Change<NodePodProbe>) -> Vec<Work> {
@@ -183,6 +185,34 @@ impl Index {
             WatchEvent::Pod(Change { key, new, .. }) => self.apply_pod(key, new.as_deref()),
         }
     }
+}
+
+/// What of a PodProbeMarker concerns Pods.
+fn reduce(marker: &PodProbeMarker) -> PodProbeMarker {
+    let metadata = ObjectMeta {
+        name: marker.metadata.name.clone(),
+        namespace: marker.metadata.namespace.clone(),
+        deletion_timestamp: marker.metadata.deletion_timestamp.clone(),
+        ..ObjectMeta::default()
+    };
+    PodProbeMarker {
+        metadata,
+        spec: marker.spec.clone(),
+        status: None,
+    }
+}
+
+/// The PodProbeMarkers of a Pod.
+fn marker_work(key: &Key, pod: &ProbedPod) -> Vec<Work> {
+    let names = pod
+        .markers
+        .iter()
+        .filter_map(|marker| marker.metadata.name.clone());
+    let keys = names.map(|name| Key {
+        namespace: key.namespace.clone(),
+        name,
+    });
+    keys.map(Work::Marker).collect()
 }
 
 /// Whether a daemon runs on the node.

@@ -7,9 +7,19 @@ use k8s_openapi::api::core::v1::{PodCondition, Probe};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::view::NamedPort;
-use kruise_api::node_pod_probe::{ContainerProbe, ContainerProbeState, PodProbe, ProbeState};
+use kruise_api::node_pod_probe::{
+    ContainerProbe, ContainerProbeState, MAX_PROBES_OF_POD, PodProbe, ProbeState,
+};
 use kruise_api::pod_probe_marker::{PodContainerProbe, PodProbeMarker, ProbeMarkerPolicy};
 use kruise_cluster::Key;
+
+/// Bytes of all probes of a node, as JSON: etcd accepts 1.5 MiB of one object, which has the results, too.
+const MAX_NODE_BYTES: usize = 512 << 10;
+/// The same of one Pod.
+const MAX_POD_BYTES: usize = 16 << 10;
+/// The limits of the schema of NodePodProbe.
+const MAX_NAME_BYTES: usize = 1024;
+const MAX_CONTAINER_NAME_BYTES: usize = 64;
 
 /// A Pod that PodProbeMarkers select.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,21 +58,14 @@ pub fn full_name(marker: &str, probe: &str) -> String {
 #[must_use]
 pub fn node_probes(current: &[PodProbe], pods: &[(Key, ProbedPod)]) -> Vec<PodProbe> {
     let mut wanted: BTreeMap<&str, PodProbe> = BTreeMap::new();
+    let max_bytes = MAX_POD_BYTES.min(MAX_NODE_BYTES / pods.len().max(1));
     for (key, pod) in pods {
-        let mut probes: Vec<ContainerProbe> = Vec::new();
-        for probe in pod.markers.iter().flat_map(|marker| marker_probes(marker, pod)) {
-            // A PodProbeMarker that was stored without our rules may have a name twice; as in OpenKruise the last counts.
-            match probes.iter_mut().find(|one| one.name == probe.name) {
-                Some(same) => *same = probe,
-                None => probes.push(probe),
-            }
-        }
         let entry = PodProbe {
             name: key.name.clone(),
             namespace: key.namespace.clone().unwrap_or_default(),
             uid: pod.uid.clone(),
             ip: pod.ip.clone(),
-            probes,
+            probes: pod_probes(pod, max_bytes),
         };
         wanted.insert(&pod.uid, entry);
     }
@@ -76,6 +79,29 @@ pub fn node_probes(current: &[PodProbe], pods: &[(Key, ProbedPod)]) -> Vec<PodPr
     }
     entries.extend(wanted.into_values());
     entries
+}
+
+/// The probes of a Pod, as many as it may have: those beyond are not run. All tenants of a node share its NodePodProbe,
+/// and one that the API server refuses would stop the probes of all.
+fn pod_probes(pod: &ProbedPod, max_bytes: usize) -> Vec<ContainerProbe> {
+    let mut probes: Vec<ContainerProbe> = Vec::new();
+    let mut bytes_left = max_bytes;
+    for probe in pod.markers.iter().flat_map(|marker| marker_probes(marker, pod)) {
+        let is_valid =
+            probe.name.len() <= MAX_NAME_BYTES && probe.container_name.len() <= MAX_CONTAINER_NAME_BYTES;
+        let bytes = serde_json::to_string(&probe).map_or(usize::MAX, |json| json.len());
+        // A PodProbeMarker that was stored without our rules may have a name twice; as in OpenKruise the last counts.
+        let same = probes.iter().position(|one| one.name == probe.name);
+        if !is_valid || bytes > bytes_left || same.is_none() && probes.len() >= MAX_PROBES_OF_POD {
+            continue;
+        }
+        bytes_left -= bytes;
+        match same.and_then(|at| probes.get_mut(at)) {
+            Some(same) => *same = probe,
+            None => probes.push(probe),
+        }
+    }
+    probes
 }
 
 /// Sorts probes as they are now; new ones come last.
@@ -203,18 +229,37 @@ pub fn pod_change(pod: &PodMarks, results: &Results) -> PodChange {
     }
 }
 
-/// What goes with a PodProbeMarker. A condition that a readiness gate requires stays.
+/// What goes with a PodProbeMarker. A condition that a readiness gate requires stays, and what `others` set, too.
 #[must_use]
-pub fn removal(pod: &PodMarks, marker: &PodProbeMarker, readiness_gates: &[String]) -> PodChange {
+pub fn removal(
+    pod: &PodMarks,
+    marker: &PodProbeMarker,
+    others: &[Arc<PodProbeMarker>],
+    readiness_gates: &[String],
+) -> PodChange {
     let mut wanted = pod.clone();
+    let other_probes = || others.iter().flat_map(|other| &other.spec.probes);
     let mut removed_conditions = Vec::new();
     for probe in &marker.spec.probes {
         apply_policies(&mut wanted, &probe.marker_policy, None);
         let condition = probe.condition_type().filter(|type_| {
             let is_set = pod.conditions.iter().any(|condition| condition.type_ == *type_);
-            is_set && !readiness_gates.iter().any(|gate| gate == type_)
+            let is_shared = other_probes().any(|other| other.condition_type() == Some(type_));
+            is_set && !is_shared && !readiness_gates.iter().any(|gate| gate == type_)
         });
         removed_conditions.extend(condition.map(str::to_owned));
+    }
+    for policy in other_probes().flat_map(|other| &other.marker_policy) {
+        let old = |map: &BTreeMap<String, String>, key: &String| map.get(key).cloned();
+        for key in policy.labels.keys() {
+            wanted
+                .labels
+                .extend(old(&pod.labels, key).map(|value| (key.clone(), value)));
+        }
+        for key in policy.annotations.keys() {
+            let value = old(&pod.annotations, key);
+            wanted.annotations.extend(value.map(|value| (key.clone(), value)));
+        }
     }
     PodChange {
         conditions: Vec::new(),

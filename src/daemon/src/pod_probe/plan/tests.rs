@@ -49,7 +49,8 @@ fn container(id: &str, running: bool, started: u64) -> Option<ObservedContainer>
     Some(ObservedContainer {
         id: format!("containerd://{id}"),
         running,
-        started_at: Some(at(started).wall),
+        // As kubelet: only of a container that runs.
+        started_at: running.then(|| at(started).wall),
     })
 }
 
@@ -180,12 +181,25 @@ fn result_of_an_earlier_daemon_stays_unless_the_container_restarted() {
     let mut first = board([(key("a"), spec())]);
     observe(&mut first, 5, &container("1", true, 0));
     run(&mut first, 5, &success());
-    for (started, state) in [(0, ProbeState::Succeeded), (6, ProbeState::Unknown)] {
+    for (started, state) in [(0, ProbeState::Succeeded), (16, ProbeState::Unknown)] {
         let mut second = ProbeBoard::default();
-        second.sync([(key("a"), spec())].into(), &first.status(), at(10));
-        observe(&mut second, 10, &container("1", true, started));
+        second.sync([(key("a"), spec())].into(), &first.status(), at(20));
+        observe(&mut second, 20, &container("1", true, started));
         assert_eq!(only_state(&second).map(|(state, ..)| state), Some(state));
     }
+}
+
+#[test]
+fn restarted_daemon_repeats_nothing_about_a_stopped_container() {
+    let mut first = board([(key("a"), spec())]);
+    observe(&mut first, 5, &container("1", false, 0));
+    let mut second = ProbeBoard::default();
+    second.sync([(key("a"), spec())].into(), &first.status(), at(10));
+    assert!(
+        observe(&mut second, 10, &container("1", false, 0)).is_empty(),
+        "no event"
+    );
+    assert_eq!(second.status(), first.status());
 }
 
 #[test]
@@ -268,21 +282,58 @@ fn probes_of_a_starting_daemon_are_spread_over_their_period() {
 }
 
 #[test]
-fn messages_are_bounded_one_by_one_and_in_all() {
-    let probes = (0..300).map(|index| (key(&format!("{index:03}")), spec()));
-    let mut board = board(probes);
-    observe(&mut board, 5, &container("1", true, 0));
-    run(&mut board, 5, &Outcome::Success("é".repeat(5000)));
-    let status = board.status();
-    let chars = status.pod_probe_statuses[0]
-        .probe_states
+fn messages_are_bounded_for_each_pod() {
+    let pod = |uid: usize, name: usize| ProbeKey {
+        uid: format!("u{uid:03}"),
+        ..key(&name.to_string())
+    };
+    // Control characters take six bytes each.
+    let print = |board: &mut ProbeBoard, message: &str| {
+        observe(board, 5, &container("1", true, 0));
+        run(board, 5, &Outcome::Success(message.repeat(5000)));
+        board.status().pod_probe_statuses
+    };
+    let probes = (0..200).flat_map(|uid| (0..64).map(move |name| (pod(uid, name), spec())));
+    let status = print(&mut board(probes), "\u{1}");
+    let messages = status
         .iter()
-        .map(|state| state.message.chars().count());
-    assert!(chars.clone().all(|count| count == SHORT_MESSAGE_CHARS));
-    let mut alone = self::board([(key("a"), spec())]);
-    observe(&mut alone, 5, &container("1", true, 0));
-    run(&mut alone, 5, &Outcome::Success("é".repeat(5000)));
-    assert_eq!(only_state(&alone).unwrap().1.chars().count(), MAX_MESSAGE_CHARS);
+        .flat_map(|pod| &pod.probe_states)
+        .map(|state| state.message.len() * 6);
+    assert!(messages.sum::<usize>() <= MAX_NODE_MESSAGE_BYTES);
+    let few = print(
+        &mut board([(pod(0, 0), spec()), (pod(1, 0), spec()), (pod(1, 1), spec())]),
+        "a",
+    );
+    let chars: Vec<usize> = few
+        .iter()
+        .flat_map(|pod| &pod.probe_states)
+        .map(|state| state.message.len())
+        .collect();
+    assert_eq!(chars, [MAX_MESSAGE_CHARS; 3]);
+    for (text, max, expected) in [
+        ("aé<b", 3, "aé"),
+        ("aé<b", 10, "aé<b"),
+        ("aé<b", 9, "aé<"),
+        ("", 0, ""),
+    ] {
+        assert_eq!(within_bytes(text, max), expected);
+    }
+}
+
+/// OpenKruise's daemon lists results in another order.
+#[test]
+fn order_of_results_is_no_change() {
+    let mut board = board(["a", "b"].map(|name| (key(name), spec())));
+    observe(&mut board, 5, &container("1", true, 0));
+    run(&mut board, 5, &success());
+    let status = board.status();
+    let mut other = status.clone();
+    other.pod_probe_statuses[0].probe_states.reverse();
+    assert_eq!(status_change(&other, &status), StatusChange::None);
+    other.pod_probe_statuses[0].probe_states[0].message = "else".to_owned();
+    assert_eq!(status_change(&other, &status), StatusChange::Messages);
+    other.pod_probe_statuses[0].probe_states[0].state = ProbeState::Failed;
+    assert_eq!(status_change(&other, &status), StatusChange::States);
 }
 
 /// What can happen to a probe.

@@ -292,7 +292,7 @@ fn removed_marker_takes_its_marks_along() {
     let change = pod_change(&pod, &results);
     apply_change(&mut pod, &change);
     assert_eq!(pod.labels.keys().collect::<Vec<_>>(), ["app", "no"]);
-    let removal = removal(&pod, &marker, &["x/gate".to_owned()]);
+    let removal = removal(&pod, &marker, &[], &["x/gate".to_owned()]);
     apply_change(&mut pod, &removal);
     let types: Vec<&str> = pod
         .conditions
@@ -301,6 +301,58 @@ fn removed_marker_takes_its_marks_along() {
         .collect();
     assert_eq!(types, ["x/gate"], "a readiness gate requires it");
     assert_eq!((pod.labels, pod.annotations), (before.labels, before.annotations));
+}
+
+/// A second one with the same marks takes over from the first.
+#[test]
+fn removed_marker_leaves_what_another_one_sets() {
+    let policies = json!([policy("Succeeded", "shared"), policy("Failed", "own")]);
+    let first = marker_of("first", json!([probe("p", "x/shared", policies)]));
+    let policies = json!([policy("Succeeded", "shared")]);
+    let second = marker_of("second", json!([probe("q", "x/shared", policies)]));
+    let mut pod = PodMarks::default();
+    let results = Results {
+        uid: String::new(),
+        states: vec![state("first#p", ProbeState::Succeeded)],
+        markers: vec![Arc::clone(&first)],
+    };
+    let change = pod_change(&pod, &results);
+    apply_change(&mut pod, &change);
+    assert_eq!(removal(&pod, &first, &[second], &[]), PodChange::default());
+    assert_ne!(removal(&pod, &first, &[], &[]), PodChange::default());
+}
+
+/// All tenants of a node share the object.
+#[test]
+fn probes_of_a_pod_and_of_a_node_are_bounded() {
+    let many = |name: &str, command: &str| {
+        let probes = (0..32).map(|index| {
+            json!({ "name": format!("p{index}"), "containerName": "c", "podConditionType": format!("x/{index}"),
+                "probe": { "exec": { "command": [command] } } })
+        });
+        marker_of(name, json!(probes.collect::<Vec<_>>()))
+    };
+    let small: Vec<_> = (0..4).map(|index| many(&format!("m{index}"), "c")).collect();
+    let entries = node_probes(&[], &[pod("u", &small.iter().collect::<Vec<_>>())]);
+    assert_eq!(entries[0].probes.len(), MAX_PROBES_OF_POD);
+    let large = many("large", &"c".repeat(10_000));
+    let neighbour = marker_of("n", json!([probe("a", "x", json!([]))]));
+    let mut pods: Vec<_> = (0..110)
+        .map(|index| pod(&format!("u{index:03}"), &[&large]))
+        .collect();
+    pods.push(pod("v", &[&neighbour]));
+    let entries = node_probes(&[], &pods);
+    assert!(serde_json::to_string(&entries).unwrap().len() < MAX_NODE_BYTES + 64 * 1024);
+    assert!(
+        entries.iter().any(|entry| entry.uid == "v"),
+        "large ones do not take its place"
+    );
+    let long = marker(
+        &json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "PodProbeMarker",
+        "metadata": { "name": "long", "namespace": "n" }, "spec": { "selector": {}, "probes": [
+            { "name": "a", "containerName": "c".repeat(65), "probe": { "tcpSocket": { "port": 1 } } }] } }),
+    );
+    assert_eq!(node_probes(&[], &[pod("u", &[&long])]), []);
 }
 
 #[test]
