@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::VecDeque;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::Duration;
@@ -12,17 +13,23 @@ use support::fault_cri::{FaultCri, FaultCriFixture};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::process::{Child, Command};
 
-/// Runs the command; it must exit on its own.
-async fn run_pull(socket: &Path, args: &[&str], stdin: &str) -> Output {
-    let mut child = Command::new(support::binaries::daemon())
+fn pull_command(socket: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(support::binaries::daemon());
+    command
         .arg("pull")
         .arg("--socket-file")
         .arg(socket)
         .args(args)
+        .kill_on_drop(true);
+    command
+}
+
+/// Runs the command; it must exit on its own.
+async fn run_pull(socket: &Path, args: &[&str], stdin: &str) -> Output {
+    let mut child = pull_command(socket, args)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        .kill_on_drop(true)
         .spawn()
         .unwrap();
     child
@@ -254,18 +261,84 @@ async fn closed_stdout_pipe_does_not_stop_the_pull() {
     assert_eq!(fixture.server.calls("PullImage"), 1);
 }
 
+/// Writes a credential helper that is a shell script.
+fn write_helper(folder: &Path, name: &str, script: &str) {
+    let path = folder.join(format!("docker-credential-{name}"));
+    std::fs::write(&path, format!("#!/bin/sh\n{script}")).unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+}
+
 #[tokio::test]
-async fn ignored_credential_helpers_are_reported() {
+async fn credential_helpers_of_the_docker_config_are_called() {
     let fixture = FaultCriFixture::start();
-    let config = r#"{"auths": {"https://index.docker.io/v1/": {}}, "credsStore": "desktop"}"#;
-    std::fs::write(fixture.dir.path().join("config.json"), config).unwrap();
-    let folder = fixture.dir.path().to_str().unwrap();
-    let out = run_pull_on(&fixture, &["nginx", "--docker-config", folder]).await;
-    assert!(out.status.success(), "{}", text(&out.stderr));
+    let folder = fixture.dir.path();
+    let config = r#"{"auths": {"https://index.docker.io/v1/": {}}, "credsStore": "all",
+        "credHelpers": {"own.test": "own", "token.test": "token", "fails.test": "fails", "lies.test": "lies",
+        "path.test": "../all", "gone.test": "gone"}}"#;
+    std::fs::write(folder.join("config.json"), config).unwrap();
+    let answer = |user: &str| {
+        format!(
+            r#"read server; echo "{{\"ServerURL\":\"x\",\"Username\":\"{user}\",\"Secret\":\"$1 $server\"}}""#
+        )
+    };
+    write_helper(folder, "all", &answer("all"));
+    write_helper(folder, "own", &answer("own"));
+    write_helper(folder, "token", &answer("<token>"));
+    write_helper(folder, "fails", "echo s3cret; exit 1");
+    write_helper(folder, "lies", "echo s3cret");
+    let hosts = [
+        "own.test",
+        "token.test",
+        "fails.test",
+        "lies.test",
+        "path.test",
+        "gone.test",
+    ];
+    let mut images = vec!["nginx".to_owned()];
+    images.extend(hosts.map(|host| format!("{host}/app:1")));
+    let mut arguments: Vec<&str> = images.iter().map(String::as_str).collect();
+    let folder_text = folder.to_str().unwrap();
+    arguments.extend(["--docker-config", folder_text]);
+    let path = format!("{folder_text}:{}", std::env::var("PATH").unwrap());
+    let mut command = pull_command(&fixture.socket(), &arguments);
+    let out = tokio::time::timeout(Duration::from_secs(60), command.env("PATH", path).output());
+    let out = out.await.expect("it did not end within 60 s").unwrap();
     let stderr = text(&out.stderr);
+    assert!(out.status.success(), "{stderr}");
+    let state = fixture.server.state();
+    let auth = |image: &str| {
+        let named = |pull: &&k8s_cri::v1::PullImageRequest| {
+            pull.image
+                .as_ref()
+                .is_some_and(|spec| spec.image.starts_with(image))
+        };
+        let auth = state.pulls.iter().find(named).expect(image).auth.clone();
+        auth.map(|auth| (auth.username, auth.password, auth.identity_token))
+    };
+    let of = |user: &str, password: &str, token: &str| {
+        Some((user.to_owned(), password.to_owned(), token.to_owned()))
+    };
+    assert_eq!(
+        auth("docker.io/library/nginx"),
+        of("all", "get https://index.docker.io/v1/", "")
+    );
+    assert_eq!(auth("own.test"), of("own", "get own.test", ""));
+    assert_eq!(auth("token.test"), of("", "", "get token.test"));
+    for host in ["fails.test", "lies.test", "path.test", "gone.test"] {
+        assert_eq!(auth(host), None, "{host} is pulled anonymously");
+        assert!(
+            stderr.contains(&format!("{host} is used without its credentials")),
+            "{stderr}"
+        );
+    }
     assert!(
-        stderr.contains("config.json: credsStore and credHelpers are ignored, as kubelet ignores them; only credentials in auths are used"),
+        stderr.contains("docker-credential-fails: it ended with exit status: 1"),
         "{stderr}"
     );
-    assert_eq!(fixture.server.state().pulls[0].auth, None, "anonymously");
+    assert!(
+        stderr.contains("docker-credential-gone: it cannot be started"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("is no name of a credential helper"), "{stderr}");
+    assert!(!stderr.contains("s3cret"), "{stderr}");
 }

@@ -10,7 +10,7 @@
 
 pub mod act;
 mod controller;
-mod node_credentials;
+pub(crate) mod node_credentials;
 mod observe;
 pub mod plan;
 mod report;

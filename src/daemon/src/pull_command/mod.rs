@@ -1,10 +1,12 @@
 //! `kruise-daemon pull`: pulls images through the local runtime, without a cluster.
 //!
-//! In:  image references and ImagePullJob manifests, a Docker configuration file, the runtime's socket.
+//! In:  image references and ImagePullJob manifests, a Docker configuration file and its credential helpers, the
+//!      runtime's socket.
 //! Out: progress on standard error, the result on standard output, exit status 0 only if all pulls succeeded.
 //!
 //! The decisions are the daemon's own (`image_pull::plan`): limits, retries, credentials.
 
+mod credential_helpers;
 mod driver;
 mod outcome;
 mod output;
@@ -25,6 +27,7 @@ use tokio_util::sync::CancellationToken;
 pub use outcome::Error;
 
 use super::image_pull::plan::keyring::Keyring;
+use credential_helpers::CredentialHelpers;
 use kruise_cri::{DiscoveryOptions, Runtime, Runtimes, no_runtime_reason};
 use kruise_ops::Progress;
 use plan::{Defaults, ImageToPull};
@@ -109,15 +112,16 @@ pub async fn run(args: Args) -> ExitCode {
 }
 
 async fn pull(args: Args) -> Result<bool, Error> {
-    let (images, keyring, warning) = read_inputs(&args)?;
-    for warning in images
-        .iter()
-        .filter_map(|w| w.warning.as_deref())
-        .chain(warning.as_deref())
-    {
+    let (images, mut keyring, helpers) = read_inputs(&args)?;
+    let mut stop = StopSignal::new();
+    let problems = tokio::select! {
+        problems = helpers.add_credentials(&images, &mut keyring) => problems,
+        () = stop.received() => return Err(Error::Interrupted),
+    };
+    let warnings = images.iter().filter_map(|image| image.warning.as_ref());
+    for warning in warnings.chain(&problems) {
         output::print_stderr(&format!("kruise-daemon: {warning}"));
     }
-    let mut stop = StopSignal::new();
     let wait = Duration::from_secs(args.wait.into());
     let runtime = tokio::select! {
         runtime = connect_runtime(args.socket_file, wait) => runtime?,
@@ -132,8 +136,8 @@ async fn pull(args: Args) -> Result<bool, Error> {
     Ok(results.iter().all(|r| r.succeeded))
 }
 
-/// Reads what to pull and the credentials, and returns a warning about these, if any.
-fn read_inputs(args: &Args) -> Result<(Vec<ImageToPull>, Keyring, Option<String>), Error> {
+/// Reads what to pull, the credentials, and which programs know more of them.
+fn read_inputs(args: &Args) -> Result<(Vec<ImageToPull>, Keyring, CredentialHelpers), Error> {
     let defaults = Defaults {
         timeout_seconds: args.timeout,
         retries: args.retries,
@@ -155,7 +159,7 @@ fn read_inputs(args: &Args) -> Result<(Vec<ImageToPull>, Keyring, Option<String>
         })?;
         images.extend(jobs);
     }
-    let (mut keyring, mut warning) = (Keyring::default(), None);
+    let (mut keyring, mut helpers) = (Keyring::default(), CredentialHelpers::default());
     if let Some(path) = &args.docker_config {
         let path = if path.is_dir() {
             path.join("config.json")
@@ -166,15 +170,15 @@ fn read_inputs(args: &Args) -> Result<(Vec<ImageToPull>, Keyring, Option<String>
             path: path.clone(),
             why,
         })?;
-        let unused = keyring
+        keyring
             .add_config_json(&json, DOCKER_CONFIG)
             .map_err(|why| Error::DockerConfig {
                 path: path.clone(),
                 why,
             })?;
-        warning = unused.map(|unused| format!("{}: {unused}", path.display()));
+        helpers = CredentialHelpers::parse(&json).map_err(|_| Error::CredentialHelpers { path })?;
     }
-    Ok((plan::deduplicate(images), keyring, warning))
+    Ok((plan::deduplicate(images), keyring, helpers))
 }
 
 fn read_text(path: &Path) -> std::io::Result<String> {

@@ -45,6 +45,12 @@ pub enum Error {
         /// Reason for the rejection.
         why: keyring::Error,
     },
+    /// The credential helpers of the Docker configuration are invalid.
+    #[error("{path} cannot be used: credsStore is no string, or credHelpers is no map of strings")]
+    CredentialHelpers {
+        /// Path of the configuration.
+        path: PathBuf,
+    },
     /// A signal came before the first pull.
     #[error("interrupted")]
     Interrupted,
@@ -66,7 +72,7 @@ impl Error {
         match self {
             Self::File { .. } => "file",
             Self::Manifest { .. } => "manifest",
-            Self::DockerConfig { .. } => "docker_config",
+            Self::DockerConfig { .. } | Self::CredentialHelpers { .. } => "docker_config",
             Self::Interrupted => "interrupted",
             Self::NoRuntime(_) => "no_runtime",
         }

@@ -1,6 +1,6 @@
-//! Runs a credential provider plugin: one request on its standard input, one response on its standard output.
+//! Runs a credential provider plugin, or a credential helper: one request on its standard input, one response on its
+//! standard output.
 
-use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -9,8 +9,6 @@ use nix::unistd::Pid;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::process::Command;
 use tokio::time::timeout;
-
-use super::config::Provider;
 
 /// Time that a plugin has; kubelet's.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
@@ -51,14 +49,12 @@ impl Drop for ProcessGroup {
     }
 }
 
-/// Runs the plugin in `directory` and returns its output.
+/// Runs a program and returns its output; `name` is for the log.
 ///
 /// # Errors
-/// See [`Error`]. The plugin is killed if it has not ended.
-pub async fn run(provider: &Provider, directory: &Path, request: &str) -> Result<Vec<u8>, Error> {
-    let mut child = Command::new(directory.join(&provider.name))
-        .args(&provider.args)
-        .envs(provider.env.iter().map(|(name, value)| (name, value)))
+/// See [`Error`]. The program is killed if it has not ended.
+pub async fn run(mut command: Command, name: &str, request: &str) -> Result<Vec<u8>, Error> {
+    let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -89,7 +85,7 @@ pub async fn run(provider: &Provider, directory: &Path, request: &str) -> Result
         }
         let errors = errors.unwrap_or_default();
         let errors = String::from_utf8_lossy(errors.get(..MAX_LOGGED).unwrap_or(&errors));
-        tracing::warn!(plugin = provider.name, %status, stderr = %errors, "credential provider plugin failed");
+        tracing::warn!(plugin = name, %status, stderr = %errors, "credential provider plugin failed");
         Err(Error::Failed(status))
     };
     let result = timeout(TIMEOUT, communicate).await;

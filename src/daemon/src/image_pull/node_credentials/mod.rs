@@ -7,7 +7,7 @@
 
 mod cache;
 mod config;
-mod exec;
+pub(crate) mod exec;
 mod response;
 
 use std::collections::HashMap;
@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::io::AsyncReadExt;
+use tokio::process::Command;
 
 use super::plan::keyring::{Credentials, Keyring, TYPE_CFG};
 use cache::Cache;
@@ -95,7 +96,12 @@ impl Plugin {
         }
         let provider = &self.provider;
         let begin = Instant::now();
-        let output = exec::run(provider, directory, &response::request(provider, repository)).await;
+        let mut command = Command::new(directory.join(&provider.name));
+        command
+            .args(&provider.args)
+            .envs(provider.env.iter().map(|(name, value)| (name, value)));
+        let request = response::request(provider, repository);
+        let output = exec::run(command, &provider.name, &request).await;
         let parsed = output
             .map_err(|why| why.to_string())
             .and_then(|output| response::parse(provider, &output).map_err(str::to_owned));
