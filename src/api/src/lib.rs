@@ -66,6 +66,7 @@ pub mod schemas;
 pub mod selector;
 pub mod sidecarset;
 mod string_enum;
+pub mod time;
 pub mod unconfirmed;
 pub mod update_priority;
 pub mod v1alpha1;

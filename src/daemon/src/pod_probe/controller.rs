@@ -273,12 +273,12 @@ impl PodProbeController {
         if self.board.take_changed() || std::mem::take(&mut self.must_compare) {
             let status = self.board.status();
             let change = status_change(&object.status, &status);
-            self.unwritten = (change != StatusChange::None).then_some((status, change));
+            self.unwritten = change.map(|change| (status, change));
         }
         let (status, change) = self.unwritten.as_ref().filter(|_| self.writes.is_empty())?;
         let interval = match change {
             StatusChange::States => WRITE_INTERVAL,
-            StatusChange::Messages | StatusChange::None => MESSAGE_INTERVAL,
+            StatusChange::Messages => MESSAGE_INTERVAL,
         };
         let due = self.last_write.map(|at| at + interval).max(self.retry_at);
         if let Some(due) = due.filter(|due| *due > Instant::now()) {

@@ -14,6 +14,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kruise_api::node_pod_probe::{
     ContainerProbeState, MAX_MESSAGE_CHARS, NodePodProbeStatus, PodProbeStatus, ProbeState,
 };
+use kruise_api::time::truncate_to_second;
 use kruise_cluster::Key;
 
 /// Bytes of all messages of a node, as etcd stores them: it accepts 1.5 MiB of one object, and all tenants share it.
@@ -367,7 +368,8 @@ impl Probe {
 
     fn observe(&mut self, observed: Option<ObservedContainer>, now: Now) -> Option<Reached> {
         let Some(container) = observed else {
-            self.running = false;
+            // A run that could not be started has no end.
+            (self.running, self.in_progress) = (false, None);
             return None;
         };
         let is_new = self.container_id.as_ref() != Some(&container.id);
@@ -450,8 +452,8 @@ impl Probe {
     /// Sets the result if state or message differ.
     fn record(&mut self, state: ProbeState, message: String, now: Now) -> Option<Reached> {
         let message = truncate(&message, MAX_MESSAGE_CHARS);
-        // Times in the API have whole seconds: the stored status must equal ours.
-        let wall = Timestamp::from_second(now.wall.as_second()).unwrap_or(now.wall);
+        // The stored status must equal ours.
+        let wall = truncate_to_second(now.wall);
         let old = self.result.as_ref();
         if old.is_some_and(|old| (&old.state, &old.message) == (&state, &message)) {
             return None;
@@ -494,8 +496,6 @@ fn results(status: &NodePodProbeStatus) -> BTreeMap<(String, String), ProbeResul
 /// How the current status differs from the stored one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StatusChange {
-    /// Not at all, or in its order only, which is that of another daemon.
-    None,
     /// In messages: may be published later.
     Messages,
     /// In states, or in their number: is published at once.
@@ -514,21 +514,18 @@ fn by_probe(status: &NodePodProbeStatus) -> BTreeMap<ProbeId<'_>, &ContainerProb
     states.collect()
 }
 
-/// How `current` differs from `stored`.
+/// How `current` differs from `stored`; not if only its order does, which may be that of another daemon.
 #[must_use]
-pub fn status_change(stored: &NodePodProbeStatus, current: &NodePodProbeStatus) -> StatusChange {
+pub fn status_change(stored: &NodePodProbeStatus, current: &NodePodProbeStatus) -> Option<StatusChange> {
     let (old, new) = (by_probe(stored), by_probe(current));
     let same_state = |key: &ProbeId<'_>, state: &ContainerProbeState| {
         old.get(key).is_some_and(|old| old.state == state.state)
     };
     let states_are_same = old.len() == new.len() && new.iter().all(|(key, state)| same_state(key, state));
     if !states_are_same {
-        StatusChange::States
-    } else if old != new {
-        StatusChange::Messages
-    } else {
-        StatusChange::None
+        return Some(StatusChange::States);
     }
+    (old != new).then_some(StatusChange::Messages)
 }
 
 /// A part of the period that differs between probes.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-use jiff::{RoundMode, Timestamp, TimestampRound, Unit};
+use jiff::Timestamp;
 use kube::Api;
 use serde_json::{Map, Value, json};
 
@@ -16,6 +16,7 @@ use crate::live;
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase,
 };
+use kruise_api::time::truncate_to_second;
 use kruise_cluster::write::Stored;
 use kruise_cluster::{self as cluster, Cluster, Key, write};
 
@@ -86,16 +87,6 @@ fn status_patch(request: &RecreateRequest, write: &StatusWrite, node: &str, now:
         set("containerStatusSnapshot", json!(status.container_status_snapshot));
     }
     json!({"metadata": {"resourceVersion": request.resource_version}, "status": fields})
-}
-
-/// Other clients of the API drop fractions of a second.
-fn truncate_to_second(at: Timestamp) -> Timestamp {
-    at.round(
-        TimestampRound::new()
-            .smallest(Unit::Second)
-            .mode(RoundMode::Trunc),
-    )
-    .unwrap_or(at)
 }
 
 /// The status rows of the control API by Pod.

@@ -134,7 +134,7 @@ async fn write_change(api: &Api<Pod>, key: &Key, uid: &str, change: &PodChange) 
 
 /// Writes the status of a PodProbeMarker; if it is being deleted, removes what it has set, and then its finalizer.
 pub async fn sync_marker(shared: &ControllerState, key: &Key) -> Result<RequeueAfter, Error> {
-    let Some(marker) = shared.index().marker(key) else {
+    let Some(marker) = shared.markers.get(key) else {
         return Ok(None);
     };
     if marker.metadata.deletion_timestamp.is_some() {

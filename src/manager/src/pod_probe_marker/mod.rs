@@ -53,6 +53,7 @@ impl fmt::Display for Work {
 /// What all reconciles share.
 struct ControllerState {
     manager: Context,
+    markers: Store<PodProbeMarker>,
     node_pod_probes: Store<NodePodProbe>,
     index: Mutex<Index>,
     /// For each Pod, the results and markers that its marks are of.
@@ -84,6 +85,7 @@ pub async fn run(ctx: Context) {
     );
     let shared = Arc::new(ControllerState {
         manager: ctx.clone(),
+        markers: markers.clone(),
         node_pod_probes: node_pod_probes.clone(),
         index: Mutex::default(),
         applied: Mutex::default(),

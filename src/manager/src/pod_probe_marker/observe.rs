@@ -16,19 +16,13 @@ use kruise_cluster::{Change, Key, Store, WatchEvents};
 /// PodProbeMarkers and the Pods that they select.
 #[derive(Default)]
 pub struct Index {
-    objects: BTreeMap<Key, Arc<PodProbeMarker>>,
-    /// The same without what does not concern Pods, such as status and resourceVersion.
+    /// Without what does not concern Pods, such as status and resourceVersion.
     markers: BTreeMap<Key, Arc<PodProbeMarker>>,
     pods: HashMap<Key, ProbedPod>,
     by_node: BTreeMap<String, BTreeSet<Key>>,
 }
 
 impl Index {
-    /// The PodProbeMarker of that key.
-    pub fn marker(&self, key: &Key) -> Option<Arc<PodProbeMarker>> {
-        self.objects.get(key).cloned()
-    }
-
     /// A Pod with its PodProbeMarkers.
     pub fn pod(&self, key: &Key) -> Option<ProbedPod> {
         self.pods.get(key).cloned()
@@ -120,11 +114,7 @@ impl Index {
         marker: Option<&Arc<PodProbeMarker>>,
         pods: &Store<PodView>,
     ) -> Vec<Work> {
-        match marker {
-            Some(marker) => self.objects.insert(key.clone(), Arc::clone(marker)),
-            None => self.objects.remove(key),
-        };
-        let work = vec![Work::Marker(key.clone())];
+        let mut work = vec![Work::Marker(key.clone())];
         let reduced = marker.map(|marker| reduce(marker));
         if self.markers.get(key).map(|old| &**old) == reduced.as_ref() {
             return work;
@@ -133,7 +123,6 @@ impl Index {
             Some(marker) => self.markers.insert(key.clone(), Arc::new(marker)),
             None => self.markers.remove(key),
         };
-        let mut work = work;
         for (pod_key, pod) in pods.entries() {
             if pod_key.namespace == key.namespace {
                 work.extend(self.apply_pod(&pod_key, Some(&pod)));

@@ -223,9 +223,7 @@ pub fn pod_change(pod: &PodMarks, results: &Results) -> PodChange {
     }
     PodChange {
         conditions,
-        removed_conditions: Vec::new(),
-        labels: difference(&pod.labels, &wanted.labels),
-        annotations: difference(&pod.annotations, &wanted.annotations),
+        ..metadata_change(pod, &wanted)
     }
 }
 
@@ -250,22 +248,12 @@ pub fn removal(
         removed_conditions.extend(condition.map(str::to_owned));
     }
     for policy in other_probes().flat_map(|other| &other.marker_policy) {
-        let old = |map: &BTreeMap<String, String>, key: &String| map.get(key).cloned();
-        for key in policy.labels.keys() {
-            wanted
-                .labels
-                .extend(old(&pod.labels, key).map(|value| (key.clone(), value)));
-        }
-        for key in policy.annotations.keys() {
-            let value = old(&pod.annotations, key);
-            wanted.annotations.extend(value.map(|value| (key.clone(), value)));
-        }
+        restore(&mut wanted.labels, &pod.labels, &policy.labels);
+        restore(&mut wanted.annotations, &pod.annotations, &policy.annotations);
     }
     PodChange {
-        conditions: Vec::new(),
         removed_conditions,
-        labels: difference(&pod.labels, &wanted.labels),
-        annotations: difference(&pod.annotations, &wanted.annotations),
+        ..metadata_change(pod, &wanted)
     }
 }
 
@@ -304,6 +292,25 @@ fn apply_policies(pod: &mut PodMarks, policies: &[ProbeMarkerPolicy], state: Opt
     for policy in now {
         pod.labels.extend(policy.labels.clone());
         pod.annotations.extend(policy.annotations.clone());
+    }
+}
+
+/// Puts back the old values of the keys that `shared` has.
+fn restore(
+    map: &mut BTreeMap<String, String>,
+    old: &BTreeMap<String, String>,
+    shared: &BTreeMap<String, String>,
+) {
+    let kept = old.iter().filter(|(key, _)| shared.contains_key(*key));
+    map.extend(kept.map(|(key, value)| (key.clone(), value.clone())));
+}
+
+/// The change of labels and annotations.
+fn metadata_change(old: &PodMarks, new: &PodMarks) -> PodChange {
+    PodChange {
+        labels: difference(&old.labels, &new.labels),
+        annotations: difference(&old.annotations, &new.annotations),
+        ..PodChange::default()
     }
 }
 

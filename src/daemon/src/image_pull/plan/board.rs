@@ -10,6 +10,7 @@ use super::{
     PullTask, TagKey, pull_owners,
 };
 use kruise_api::node_image::{ImagePullPhase, ImageTagStatus};
+use kruise_api::time::truncate_to_second;
 
 /// Maximum of consecutive [uncounted](AttemptRetry::Uncounted) attempts. After more of them the image itself may be
 /// what crashes the runtime, and a starting API server would have loaded by now who may read a Secret.
@@ -288,9 +289,4 @@ impl PullTask {
             _ => 0,
         }
     }
-}
-
-/// Times in the API have whole seconds.
-pub(super) fn truncate_to_second(t: Timestamp) -> Timestamp {
-    Timestamp::from_second(t.as_second()).unwrap_or(t)
 }

@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::board::truncate_to_second;
 use super::size_limit::fit_to_size;
 use super::{PullLimits, PullStage, PullTask, TagKey, TaskBoard};
 use kruise_api::node_image::{
     ImagePullPhase, ImageStatus, ImageTagStatus, MAX_STATUS_BYTES, NodeImageStatus,
 };
+use kruise_api::time::truncate_to_second;
 
 /// Composes the status, with as many messages as fit. Tags are sorted; `firstSyncStatus` belongs to other writers.
 pub fn compose(board: &TaskBoard, limits: &PullLimits) -> NodeImageStatus {

@@ -329,11 +329,11 @@ fn order_of_results_is_no_change() {
     let status = board.status();
     let mut other = status.clone();
     other.pod_probe_statuses[0].probe_states.reverse();
-    assert_eq!(status_change(&other, &status), StatusChange::None);
+    assert_eq!(status_change(&other, &status), None);
     other.pod_probe_statuses[0].probe_states[0].message = "else".to_owned();
-    assert_eq!(status_change(&other, &status), StatusChange::Messages);
+    assert_eq!(status_change(&other, &status), Some(StatusChange::Messages));
     other.pod_probe_statuses[0].probe_states[0].state = ProbeState::Failed;
-    assert_eq!(status_change(&other, &status), StatusChange::States);
+    assert_eq!(status_change(&other, &status), Some(StatusChange::States));
 }
 
 /// What can happen to a probe.
