@@ -6,7 +6,7 @@ use testbed::cluster::TokenBinding;
 
 use crate::daemon_fence::wait_until_denied;
 use crate::webhook_cluster::{
-    assert_denied, create, dry_run_create, dry_run_merge, dynamic_api, merge, shared_cluster,
+    assert_denied, create, dry_run_create, dry_run_merge, dynamic_api, merge, merge_status, shared_cluster,
 };
 
 fn owner_references(version: &str, kind: &str) -> Value {
@@ -112,6 +112,49 @@ async fn manager_creates_claims_revisions_and_jobs_of_clonesets_only() {
         let of_list = owner_references("apps.kruise.io/v1beta1", "ImageListPullJob");
         let of_list = dry_run_create(&api, object(of_list)).await;
         assert_eq!(of_list.is_ok(), kind == "ImagePullJob", "{kind}: {of_list:?}");
+    }
+}
+
+#[tokio::test]
+async fn manager_creates_requests_for_sidecars_of_their_owner_only() {
+    let manager = shared_cluster()
+        .account("kruise-manager", TokenBinding::Unbound)
+        .await;
+    let admin_pods = dynamic_api(&shared_cluster().admin().await, "v1", "Pod", Some("default"));
+    let mut uids = Vec::new();
+    for name in ["m-job", "m-other-job"] {
+        let mut pod = pod_with_owners(name, json!([]));
+        pod["spec"]["nodeName"] = json!("m-node");
+        let created = create(&admin_pods, pod).await.unwrap();
+        uids.push(created["metadata"]["uid"].as_str().unwrap().to_owned());
+        let statuses = json!([{ "name": "app", "containerID": "containerd://1", "image": "i", "imageID": "i",
+            "ready": true, "restartCount": 0, "state": { "running": {} } }]);
+        let status = json!({ "status": { "phase": "Running", "containerStatuses": statuses } });
+        merge_status(&admin_pods, name, status).await.unwrap();
+    }
+    let version = "apps.kruise.io/v1beta1";
+    let api = dynamic_api(&manager, version, "ContainerRecreateRequest", Some("default"));
+    let request = |name: &str, pod: &str, owners: Value| {
+        json!({ "apiVersion": version, "kind": "ContainerRecreateRequest",
+            "metadata": { "name": name, "ownerReferences": owners },
+            "spec": { "podName": pod, "containers": [{ "name": "app" }] } })
+    };
+    let mut owners = owner_references("v1", "Pod");
+    (owners[0]["name"], owners[0]["uid"]) = (json!("m-job"), json!(uids[0]));
+    let own = format!("sidecar-termination-{}", uids[0]);
+    let denial = "only to end the sidecars of the Pod that controls it";
+    let forged = || dry_run_create(&api, request(&own, "m-other-job", owners.clone()));
+    wait_until_denied(forged, denial).await;
+    for forged in [
+        request(&own, "m-job", json!([])),
+        request(&own, "m-job", owner_references("apps/v1", "ReplicaSet")),
+        request("restart", "m-job", owners.clone()),
+    ] {
+        assert_denied(dry_run_create(&api, forged).await, denial);
+    }
+    for name in [own.clone(), format!("{own}-2")] {
+        let own = request(&name, "m-job", owners.clone());
+        dry_run_create(&api, own).await.unwrap();
     }
 }
 

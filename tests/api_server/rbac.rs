@@ -96,6 +96,7 @@ const MANAGER_ALLOWED: &[Access] = &[
     ("create", "controllerrevisions.apps", "default"),
     ("create", "imagepulljobs.apps.kruise.io", "default"),
     ("get", "imagepulljobs.apps.kruise.io", "default"),
+    ("create", "containerrecreaterequests.apps.kruise.io", "default"),
     ("watch", "containerrecreaterequests.apps.kruise.io", ""),
     ("get", "containerrecreaterequests.apps.kruise.io", "default"),
     (
@@ -128,7 +129,7 @@ const MANAGER_DENIED: &[Access] = &[
     ("delete", "podprobemarkers.apps.kruise.io", "default"),
     ("create", "imagelistpulljobs.apps.kruise.io", "default"),
     ("update", "pods/status", "default"),
-    ("create", "containerrecreaterequests.apps.kruise.io", "default"),
+    ("update", "containerrecreaterequests.apps.kruise.io", "default"),
     ("create", "secrets", "default"),
     ("update", "secrets", "default"),
     ("delete", "secrets", "default"),

@@ -7,6 +7,7 @@ mod faults;
 mod fixture;
 mod hooks;
 mod restart_rules;
+mod sidecar_terminator;
 mod with_manager;
 
 use std::time::Duration;

@@ -12,13 +12,13 @@ use super::waits::WAIT_TIMEOUT;
 use super::{container, count_steps};
 
 /// The manager as a process of the node; stopped with its webhooks on drop.
-struct InstalledManager<'a> {
+pub struct InstalledManager<'a> {
     node: &'a Node,
     _process: super::manager::Manager,
 }
 
 impl<'a> InstalledManager<'a> {
-    fn start(node: &'a Node) -> Self {
+    pub fn start(node: &'a Node) -> Self {
         install(node, "webhooks");
         let mut process = programs::manager(node, "kruise-manager", 0);
         process.start().unwrap();

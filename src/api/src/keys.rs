@@ -110,6 +110,12 @@ pub const ENV_CONTAINER_BARRIER: &str = "KRUISE_CONTAINER_BARRIER";
 pub const CONTAINER_BARRIER_PREFIX: &str = "p_";
 /// Environment variables with the versions of a Pod's sidecars; they never cause a restart.
 pub const ENV_SIDECAR_SET_VERSIONS: [&str; 2] = ["SIDECARSET_VERSION", "SIDECARSET_VERSION_ALT"];
+/// Environment variable (value [`TRUE`]) of a sidecar that is terminated once the main containers of its Pod have ended.
+pub const ENV_TERMINATE_SIDECAR: &str = "KRUISE_TERMINATE_SIDECAR_WHEN_JOB_EXIT";
+/// Environment variable of such a sidecar: the image that it gets on a virtual node.
+pub const ENV_TERMINATE_SIDECAR_WITH_IMAGE: &str = "KRUISE_TERMINATE_SIDECAR_WHEN_JOB_EXIT_WITH_IMAGE";
+/// Environment variable (value [`TRUE`]) of such a sidecar: the Pod's phase does not depend on its exit code.
+pub const ENV_IGNORE_SIDECAR_EXIT_CODE: &str = "KRUISE_TERMINATE_SIDECAR_IGNORE_EXIT_CODE";
 /// Label of an object that must not be deleted: [`PROTECT_ALWAYS`] or [`PROTECT_CASCADING`].
 pub const DELETE_PROTECTION: &str = "policy.kruise.io/delete-protection";
 /// Value of [`DELETE_PROTECTION`]: never.

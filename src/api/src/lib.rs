@@ -61,6 +61,7 @@ pub mod node_pod_probe;
 pub mod owner;
 pub mod pod_probe_marker;
 pub mod pod_webhooks;
+pub mod restart_policy;
 mod rules;
 pub mod schemas;
 pub mod selector;

@@ -20,6 +20,7 @@ mod options;
 pub mod pod_probe_marker;
 pub mod pod_readiness;
 mod run;
+pub mod sidecar_terminator;
 pub mod sidecarset;
 mod status_pacer;
 mod stores;

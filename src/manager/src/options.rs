@@ -138,6 +138,10 @@ pub struct Options {
     #[arg(long, value_parser = workers, default_value = "8", value_name = "N")]
     pub podprobemarker_workers: usize,
 
+    /// Maximum number of Pods processed in parallel whose sidecars are terminated
+    #[arg(long, value_parser = workers, default_value = "3", value_name = "N")]
+    pub sidecarterminator_workers: usize,
+
     /// Do not count CloneSet Pods in state PreparingDelete, so that they are replaced at once
     #[arg(
         long,

@@ -8,7 +8,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Context, FeatureGate, Options, Role, Stores, cloneset, container_recreate, image_list_pull_job,
-    image_pull_job, launch_priority, node_image, pod_probe_marker, pod_readiness, sidecarset,
+    image_pull_job, launch_priority, node_image, pod_probe_marker, pod_readiness, sidecar_terminator,
+    sidecarset,
 };
 use crate::admission;
 use kruise_cluster::lease::{Election, HeldLease, InvalidLeaseTiming, LeaseLost, Standby};
@@ -270,6 +271,10 @@ async fn run_controllers(
     if gates.enabled(FeatureGate::PodProbeMarkerGate) {
         let markers = pod_probe_marker::run(ctx.clone());
         supervisor.spawn("podprobemarker", until_shutdown(markers));
+    }
+    if gates.enabled(FeatureGate::SidecarTerminator) {
+        let terminator = sidecar_terminator::run(ctx.clone());
+        supervisor.spawn("sidecarterminator", until_shutdown(terminator));
     }
     supervisor.spawn("podreadiness", until_shutdown(pod_readiness::run(ctx.clone())));
     supervisor.spawn(

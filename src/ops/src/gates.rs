@@ -50,13 +50,15 @@ pub enum FeatureGate {
     SidecarSetPatchPodMetadataDefaultsAllowed,
     /// PodProbeMarkers, and the daemon's probes for them. On.
     PodProbeMarkerGate,
+    /// Sidecars of Pods that run to completion are terminated after the main containers. Off.
+    SidecarTerminator,
     /// SidecarSets are injected by policies of the API server where it serves them. On; upstream does not have it.
     SidecarSetPolicies,
 }
 
 impl FeatureGate {
     /// All gates that have an effect here.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::KruiseDaemon,
         Self::ImagePullJobGate,
         Self::DaemonWatchingPod,
@@ -74,6 +76,7 @@ impl FeatureGate {
         Self::EnableSortSidecarContainerByName,
         Self::SidecarSetPatchPodMetadataDefaultsAllowed,
         Self::PodProbeMarkerGate,
+        Self::SidecarTerminator,
         Self::SidecarSetPolicies,
     ];
 
@@ -98,6 +101,7 @@ impl FeatureGate {
             Self::EnableSortSidecarContainerByName => "EnableSortSidecarContainerByName",
             Self::SidecarSetPatchPodMetadataDefaultsAllowed => "SidecarSetPatchPodMetadataDefaultsAllowed",
             Self::PodProbeMarkerGate => "PodProbeMarkerGate",
+            Self::SidecarTerminator => "SidecarTerminator",
             Self::SidecarSetPolicies => "SidecarSetPolicies",
         }
     }
@@ -126,7 +130,8 @@ impl FeatureGate {
             Self::ImagePullJobGate
             | Self::DaemonWatchingPod
             | Self::InPlaceUpdateEnvFromMetadata
-            | Self::PodProbeMarkerGate => Some(Self::KruiseDaemon),
+            | Self::PodProbeMarkerGate
+            | Self::SidecarTerminator => Some(Self::KruiseDaemon),
             Self::PreDownloadImageForInPlaceUpdate => Some(Self::ImagePullJobGate),
             Self::KruisePodReadinessGate
             | Self::SidecarSetPatchPodMetadataDefaultsAllowed

@@ -89,7 +89,11 @@ const FLAGS: &[(&str, FlagKind, &str)] = &[
     ("rest-config-burst", Value, RATE_LIMITS),
     ("rest-config-qps", Value, RATE_LIMITS),
     ("sidecarset-workers", Value, "it is a flag of kruise-manager"),
-    ("sidecarterminator-workers", Value, UNSUPPORTED_KIND),
+    (
+        "sidecarterminator-workers",
+        Value,
+        "it is a flag of kruise-manager",
+    ),
     ("skip_headers", Switch, LOGS),
     ("skip_log_headers", Switch, LOGS),
     ("statefulset-workers", Value, UNSUPPORTED_KIND),

@@ -24,8 +24,8 @@ use kruise_api::backoff::Backoff;
 use kruise_cluster::{Cluster, ObjectView, Store};
 
 pub use container_meta::{DesiredContainer, EnvVar, PodContainerMeta};
-use restart_policy::RawRestartRule;
-pub use restart_policy::{RestartPolicy, RestartRule};
+use kruise_api::restart_policy::RawRestartRule;
+pub use kruise_api::restart_policy::{RestartPolicy, RestartRule};
 
 /// A Pod of this node.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use super::restart_policy::RawRestartRule;
+use kruise_api::restart_policy::RawRestartRule;
 
 #[derive(Deserialize)]
 pub struct Pod<'a> {

@@ -1,75 +1,11 @@
 //! Whether kubelet restarts a container that has ended.
 //!
-//! Since Kubernetes 1.34 a container can have a restart policy of its own, and rules based on the exit code. With a
-//! rule `RestartAllContainers` (1.35) kubelet stops and starts every container of the Pod.
-
-use std::fmt;
-
-use serde::Deserialize;
+//! The rules are those of [`kruise_api::restart_policy`].
 
 use super::{NodePod, PodContainer, PodContainerStatus};
-
-/// When kubelet restarts an ended container.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RestartPolicy {
-    /// With any exit code.
-    #[default]
-    Always,
-    /// Unless the exit code was 0.
-    OnFailure,
-    /// Not at all.
-    Never,
-}
-
-impl RestartPolicy {
-    /// Parses the policy of that name.
-    pub(super) fn parse(name: Option<&str>) -> Option<Self> {
-        match name? {
-            "Always" => Some(Self::Always),
-            "OnFailure" => Some(Self::OnFailure),
-            "Never" => Some(Self::Never),
-            _ => None,
-        }
-    }
-}
-
-impl fmt::Display for RestartPolicy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Always => "Always",
-            Self::OnFailure => "OnFailure",
-            Self::Never => "Never",
-        })
-    }
-}
-
-/// What kubelet does after certain exit codes of a container.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RestartRule {
-    action: RestartAction,
-    /// Whether the rule applies to these codes, or to all others.
-    operator_in: bool,
-    codes: Vec<i32>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RestartAction {
-    Restart,
-    RestartAllContainers,
-    /// An unknown action: the container's policy decides.
-    Other,
-}
+use kruise_api::restart_policy::{self, RestartAction, RestartPolicy};
 
 impl PodContainer {
-    /// The action of the first rule for this exit code.
-    fn rule_action(&self, code: i32) -> Option<RestartAction> {
-        let rule = self
-            .restart_rules
-            .iter()
-            .find(|rule| rule.codes.contains(&code) == rule.operator_in);
-        rule.map(|rule| rule.action)
-    }
-
     /// Whether kubelet restarts all containers of the Pod after some exit code of this one.
     #[must_use]
     pub fn may_restart_all_containers(&self) -> bool {
@@ -81,7 +17,10 @@ impl PodContainer {
     /// Whether kubelet restarts all containers of the Pod after the end of this one.
     fn restarts_all_containers(&self) -> bool {
         let code = self.status.as_ref().and_then(PodContainerStatus::exit_code);
-        code.is_some_and(|code| self.rule_action(code) == Some(RestartAction::RestartAllContainers))
+        code.is_some_and(|code| {
+            restart_policy::rule_action(&self.restart_rules, code)
+                == Some(RestartAction::RestartAllContainers)
+        })
     }
 }
 
@@ -105,54 +44,13 @@ impl NodePod {
     /// Whether kubelet restarts the container after this exit code.
     #[must_use]
     pub fn will_restart(&self, container: &PodContainer, code: i32) -> bool {
-        match (container.rule_action(code), self.restart_policy(container)) {
-            (Some(RestartAction::Restart | RestartAction::RestartAllContainers), _)
-            | (_, RestartPolicy::Always) => true,
-            (_, RestartPolicy::OnFailure) => code != 0,
-            (_, RestartPolicy::Never) => false,
-        }
+        restart_policy::will_restart(&container.restart_rules, self.restart_policy(container), code)
     }
 
     /// Whether kubelet is about to restart all of its containers, whatever their policies are.
     #[must_use]
     pub fn restarts_all_containers(&self) -> bool {
         self.restarting_all_containers || self.containers.iter().any(PodContainer::restarts_all_containers)
-    }
-}
-
-/// A rule as the API server sends it.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct RawRestartRule {
-    action: String,
-    exit_codes: Option<ExitCodes>,
-}
-
-#[derive(Deserialize)]
-struct ExitCodes {
-    operator: String,
-    values: Option<Vec<i32>>,
-}
-
-impl RawRestartRule {
-    /// None if kubelet ignores the rule.
-    pub(super) fn parse(self) -> Option<RestartRule> {
-        let ExitCodes { operator, values } = self.exit_codes?;
-        let within = match operator.as_str() {
-            "In" => true,
-            "NotIn" => false,
-            _ => return None,
-        };
-        let action = match self.action.as_str() {
-            "Restart" => RestartAction::Restart,
-            "RestartAllContainers" => RestartAction::RestartAllContainers,
-            _ => RestartAction::Other,
-        };
-        Some(RestartRule {
-            action,
-            operator_in: within,
-            codes: values.unwrap_or_default(),
-        })
     }
 }
 

@@ -6,6 +6,7 @@
 //! Objects are reduced at the watch, so ten thousand nodes cost megabytes.
 
 mod cloneset;
+mod job_pod;
 mod node;
 mod node_image;
 mod owned;
@@ -13,6 +14,7 @@ mod pod;
 mod raw_pod;
 
 pub use cloneset::CloneSetView;
+pub use job_pod::{JobContainer, JobContainerState, JobPod};
 pub use kruise_api::selector::matches;
 pub use node::NodeView;
 pub use node_image::{NodeImageView, TagOwner, TagStatusView, TagView, progress_hash};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::RawPod;
+use super::{JobPod, RawPod};
 use kruise_api::cloneset::string_map;
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
@@ -39,6 +39,8 @@ pub struct PodView {
     pub containers: Vec<ContainerView>,
     /// Containers with a barrier of the Pod's own ConfigMap, and their launch priorities; empty once all may start.
     pub barriers: Vec<(String, i64)>,
+    /// The Pod, if it runs to completion and has sidecars that are terminated after its other containers.
+    pub job: Option<Box<JobPod>>,
     /// What a workload needs; only for Pods that a CloneSet controls, for orphans, and for Pods that record SidecarSets.
     pub workload_pod: Option<Arc<in_place::Pod>>,
 }
@@ -115,6 +117,7 @@ impl From<&RawPod> for PodView {
             kruise_ready: kruise_ready.next(),
             containers: containers.map(container).collect(),
             barriers: barriers(json),
+            job: JobPod::from_json(json).map(Box::new),
             workload_pod: workload,
         }
     }

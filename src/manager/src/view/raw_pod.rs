@@ -46,7 +46,13 @@ impl<'de> Deserialize<'de> for RawPod {
 }
 
 /// The fields that are read from a Pod's spec; volumes, tolerations and so on would double the size.
-const SPEC_FIELDS: [&str; 3] = ["containers", "nodeName", "readinessGates"];
+const SPEC_FIELDS: [&str; 5] = [
+    "containers",
+    "nodeName",
+    "readinessGates",
+    "restartPolicy",
+    "terminationGracePeriodSeconds",
+];
 
 /// The part that is being read. `managedFields` are a large part of a Pod. They and most of the spec are skipped
 /// without being parsed.

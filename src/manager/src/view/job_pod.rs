@@ -1,0 +1,235 @@
+//! A Pod that runs to completion, with sidecars that are terminated after its other containers.
+
+use kruise_api::restart_policy::{RawRestartRule, RestartPolicy, RestartRule, will_restart};
+use serde::Deserialize;
+use serde_json::Value;
+
+use kruise_api::keys;
+
+/// What the manager caches of such a Pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobPod {
+    /// Its main containers.
+    pub mains: Box<[JobContainer]>,
+    /// Its sidecars, in the order of the spec.
+    pub sidecars: Box<[JobContainer]>,
+    /// Whether it has condition `SidecarTerminated`.
+    pub marked: bool,
+    /// Its grace period, in seconds.
+    pub grace_period_seconds: i64,
+}
+
+/// A container of such a Pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct JobContainer {
+    /// Name of the container.
+    pub name: Box<str>,
+    /// Whether it is a sidecar whose exit code has no effect on the Pod's phase.
+    pub ignore_exit_code: bool,
+    /// What it does.
+    pub state: JobContainerState,
+}
+
+/// The state of a container, as far as the end of its Pod depends on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum JobContainerState {
+    /// It was not started yet, or kubelet will start it again.
+    #[default]
+    Waiting,
+    /// It runs.
+    Running,
+    /// It has ended with this exit code, and kubelet will not start it again.
+    Ended(i32),
+}
+
+impl JobPod {
+    /// The Pod, if it runs to completion, has sidecars and a status of each container.
+    pub(super) fn from_json(pod: &Value) -> Option<Self> {
+        let (spec, status) = (&pod["spec"], &pod["status"]);
+        let policy = RestartPolicy::parse(spec["restartPolicy"].as_str())?;
+        if policy == RestartPolicy::Always
+            || !matches!(status["phase"].as_str(), Some("Running" | "Succeeded" | "Failed"))
+        {
+            return None;
+        }
+        let containers = spec["containers"].as_array()?;
+        if !containers.iter().any(is_sidecar) {
+            return None;
+        }
+        let statuses = status["containerStatuses"].as_array()?;
+        let parse = |container: &Value| {
+            let status = statuses
+                .iter()
+                .find(|status| status["name"] == container["name"])?;
+            Some(JobContainer {
+                name: container["name"].as_str()?.into(),
+                ignore_exit_code: is_sidecar(container)
+                    && is_true(container, keys::ENV_IGNORE_SIDECAR_EXIT_CODE),
+                state: state(container, policy, &status["state"]),
+            })
+        };
+        let (sidecars, mains): (Vec<_>, Vec<_>) =
+            containers.iter().partition(|container| is_sidecar(container));
+        let parse_all =
+            |containers: Vec<&Value>| containers.into_iter().map(parse).collect::<Option<Box<[_]>>>();
+        let mut conditions = status["conditions"].as_array().into_iter().flatten();
+        Some(Self {
+            mains: parse_all(mains)?,
+            sidecars: parse_all(sidecars)?,
+            marked: conditions.any(|condition| condition["type"] == keys::SIDECAR_TERMINATED),
+            grace_period_seconds: spec["terminationGracePeriodSeconds"].as_i64().unwrap_or(30),
+        })
+    }
+}
+
+fn state(container: &Value, policy: RestartPolicy, state: &Value) -> JobContainerState {
+    if state["running"].is_object() {
+        return JobContainerState::Running;
+    }
+    let policy = RestartPolicy::parse(container["restartPolicy"].as_str()).unwrap_or(policy);
+    let rules = container["restartPolicyRules"].as_array().into_iter().flatten();
+    let rules = rules.filter_map(|rule| RawRestartRule::deserialize(rule).ok()?.parse());
+    let rules: Vec<RestartRule> = rules.collect();
+    let code = state["terminated"]["exitCode"]
+        .as_i64()
+        .and_then(|code| i32::try_from(code).ok());
+    match code {
+        Some(code) if !will_restart(&rules, policy, code) => JobContainerState::Ended(code),
+        _ => JobContainerState::Waiting,
+    }
+}
+
+/// Whether the container is terminated after the main ones. The image is for virtual nodes; on others it has no effect.
+fn is_sidecar(container: &Value) -> bool {
+    let image = env(container, keys::ENV_TERMINATE_SIDECAR_WITH_IMAGE);
+    is_true(container, keys::ENV_TERMINATE_SIDECAR) || image.is_some_and(|image| !image.is_empty())
+}
+
+fn is_true(container: &Value, name: &str) -> bool {
+    env(container, name).is_some_and(|value| value.eq_ignore_ascii_case(keys::TRUE))
+}
+
+/// The literal value of an environment variable; of several with that name, the last is set.
+fn env<'a>(container: &'a Value, name: &str) -> Option<&'a str> {
+    let variables = container["env"].as_array()?;
+    let variable = variables.iter().rev().find(|variable| variable["name"] == name)?;
+    variable["value"].as_str()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::{PodView, RawPod};
+    use super::*;
+    use serde_json::json;
+
+    fn pod(policy: &str, containers: &Value, states: &Value) -> Value {
+        let names = containers.as_array().into_iter().flatten();
+        let states = states.as_array().into_iter().flatten();
+        let statuses: Vec<Value> = names
+            .zip(states)
+            .map(|(container, state)| json!({ "name": container["name"], "state": state }))
+            .collect();
+        json!({
+            "spec": { "restartPolicy": policy, "containers": containers },
+            "status": { "phase": "Running", "containerStatuses": statuses },
+        })
+    }
+
+    /// Reads the Pod as the watch does.
+    fn parse(pod: &Value) -> Option<JobPod> {
+        let pod: RawPod = serde_json::from_value(pod.clone()).unwrap();
+        PodView::from(&pod).job.map(|job| *job)
+    }
+
+    fn sidecar(name: &str, variable: &str, value: &str) -> Value {
+        json!({ "name": name, "env": [{ "name": variable, "value": value }] })
+    }
+
+    #[test]
+    fn sidecars_are_those_with_the_variables() {
+        let cases = [
+            (keys::ENV_TERMINATE_SIDECAR, "true", true),
+            (keys::ENV_TERMINATE_SIDECAR, "TRUE", true),
+            (keys::ENV_TERMINATE_SIDECAR, "yes", false),
+            (keys::ENV_TERMINATE_SIDECAR_WITH_IMAGE, "exit:v1", true),
+            (keys::ENV_TERMINATE_SIDECAR_WITH_IMAGE, "", false),
+            (keys::ENV_IGNORE_SIDECAR_EXIT_CODE, "true", false),
+        ];
+        for (variable, value, expected) in cases {
+            let containers = json!([{ "name": "main" }, sidecar("log", variable, value)]);
+            let states = json!([{ "running": {} }, { "running": {} }]);
+            for policy in ["Never", "OnFailure"] {
+                let parsed = parse(&pod(policy, &containers, &states));
+                let names = parsed.map(|pod| (pod.mains.len(), pod.sidecars.len()));
+                assert_eq!(names, expected.then_some((1, 1)), "{variable}={value}");
+            }
+            assert_eq!(parse(&pod("Always", &containers, &states)), None);
+        }
+        let mut both = sidecar("log", keys::ENV_TERMINATE_SIDECAR, "true");
+        if let Some(env) = both["env"].as_array_mut() {
+            env.push(json!({ "name": keys::ENV_IGNORE_SIDECAR_EXIT_CODE, "value": "True" }));
+        }
+        let both = pod("Never", &json!([{ "name": "main" }, both]), &json!([{}, {}]));
+        let ignored = parse(&both).map(|pod| pod.sidecars.iter().all(|one| one.ignore_exit_code));
+        assert_eq!(ignored, Some(true));
+    }
+
+    #[test]
+    fn pod_without_all_statuses_is_not_judged() {
+        let containers = json!([{ "name": "main" }, sidecar("log", keys::ENV_TERMINATE_SIDECAR, "true")]);
+        assert_eq!(
+            parse(&pod("Never", &containers, &json!([{ "running": {} }]))),
+            None
+        );
+        let mut pending = pod("Never", &containers, &json!([{}, {}]));
+        pending["status"]["phase"] = json!("Pending");
+        assert_eq!(parse(&pending), None);
+    }
+
+    #[test]
+    fn container_has_ended_if_kubelet_does_not_restart_it() {
+        let exit = |code: i64| json!({ "terminated": { "exitCode": code } });
+        let rule = json!([{ "action": "Restart", "exitCodes": { "operator": "In", "values": [42] } }]);
+        let cases = [
+            ("Never", json!({}), exit(1), JobContainerState::Ended(1)),
+            ("OnFailure", json!({}), exit(0), JobContainerState::Ended(0)),
+            ("OnFailure", json!({}), exit(1), JobContainerState::Waiting),
+            (
+                "OnFailure",
+                json!({ "restartPolicy": "Never" }),
+                exit(1),
+                JobContainerState::Ended(1),
+            ),
+            (
+                "Never",
+                json!({ "restartPolicy": "Never", "restartPolicyRules": rule }),
+                exit(42),
+                JobContainerState::Waiting,
+            ),
+            (
+                "Never",
+                json!({ "restartPolicy": "Never", "restartPolicyRules": rule }),
+                exit(1),
+                JobContainerState::Ended(1),
+            ),
+            (
+                "Never",
+                json!({}),
+                json!({ "waiting": { "reason": "ContainerCreating" } }),
+                JobContainerState::Waiting,
+            ),
+            ("Never", json!({}), exit(1 << 40), JobContainerState::Waiting),
+        ];
+        for (policy, mut main, state, expected) in cases {
+            main["name"] = json!("main");
+            let containers = json!([main, sidecar("log", keys::ENV_TERMINATE_SIDECAR, "true")]);
+            let parsed = parse(&pod(policy, &containers, &json!([state, {}])));
+            assert_eq!(
+                parsed.map(|pod| pod.mains[0].state),
+                Some(expected),
+                "{policy} {main} {state}"
+            );
+        }
+    }
+}
