@@ -76,6 +76,8 @@ pub struct Metrics {
     pub recreate_active: Gauge,
     /// Containers that were restarted for a changed environment, by `result` (`ok` or an error category).
     pub environment_restarts: Family<Labels<1>, Counter>,
+    /// Probes that are due and wait for a slot.
+    pub pod_probe_queue: Gauge,
     /// Probes by `handler` (exec, http_get, tcp_socket, grpc) and `result` (succeeded, failed, error).
     pub pod_probes: Family<Labels<2>, Counter>,
     /// Reconciles of a CloneSet by `result`: `idle` if there was nothing to do, `acted`, or an error category.
@@ -131,6 +133,7 @@ impl Metrics {
             recreates: Family::new_with_constructor(work_seconds),
             recreate_active: Gauge::default(),
             environment_restarts: Family::default(),
+            pod_probe_queue: Gauge::default(),
             pod_probes: Family::default(),
             cloneset_passes: Family::new_with_constructor(call_seconds),
             cloneset_acts: Family::default(),
@@ -250,6 +253,11 @@ impl Metrics {
         r.register("recreate_active", "ContainerRecreateRequests in progress", active);
         let restarts = self.environment_restarts.clone();
         r.register("environment_restarts", "Restarts for the environment", restarts);
+        r.register(
+            "pod_probe_queue",
+            "Probes of NodePodProbes that wait for a slot",
+            self.pod_probe_queue.clone(),
+        );
         r.register("pod_probes", "Probes of NodePodProbes", self.pod_probes.clone());
     }
 

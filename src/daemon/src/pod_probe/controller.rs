@@ -43,7 +43,7 @@ type WriteResult = Result<NodePodProbe, Error>;
 /// What triggers a reconcile.
 enum ProbeEvent {
     NodePodProbe(Option<Arc<NodePodProbe>>),
-    Ended(EndedProbe),
+    Ended(Vec<EndedProbe>),
     Written(Box<WriteResult>),
     /// A Pod changed, or a timer fired.
     Wake,
@@ -116,11 +116,14 @@ impl PodProbeController {
             step.set_idle(wake_at.map(|at| at.saturating_duration_since(Instant::now())));
             event = tokio::select! {
                 Some(change) = self.changes.recv() => ProbeEvent::NodePodProbe(change.new),
-                Some(ended) = self.attempts.join_next() => match ended {
-                    Ok(ended) => ProbeEvent::Ended(ended),
+                Some(ended) = self.attempts.join_next() => {
                     // Only a probe that no longer counts is cancelled.
-                    Err(_) => ProbeEvent::Wake,
-                },
+                    let mut all: Vec<EndedProbe> = ended.into_iter().collect();
+                    while let Some(ended) = self.attempts.try_join_next() {
+                        all.extend(ended);
+                    }
+                    ProbeEvent::Ended(all)
+                }
                 Some(written) = self.writes.join_next() => match written {
                     Ok(written) => ProbeEvent::Written(Box::new(written)),
                     Err(_) => ProbeEvent::Wake,
@@ -148,13 +151,15 @@ impl PodProbeController {
         let now = self.now();
         match event {
             ProbeEvent::NodePodProbe(object) => self.on_object(object, now),
-            ProbeEvent::Ended((key, run, outcome, verified)) => {
-                self.verified.extend(verified.map(|target| (key.clone(), target)));
-                if self.running.get(&key).is_some_and(|(current, _)| *current == run) {
-                    self.running.remove(&key);
+            ProbeEvent::Ended(ended) => {
+                for (key, run, outcome, verified) in ended {
+                    self.verified.extend(verified.map(|target| (key.clone(), target)));
+                    if self.running.get(&key).is_some_and(|(current, _)| *current == run) {
+                        self.running.remove(&key);
+                    }
+                    let transition = self.board.on_ended(&key, run, outcome, now);
+                    self.publish_events(transition);
                 }
-                let transition = self.board.on_ended(&key, run, outcome, now);
-                self.publish_events(transition);
             }
             ProbeEvent::Written(written) => self.on_written(*written),
             ProbeEvent::Wake => {}
@@ -177,7 +182,9 @@ impl PodProbeController {
         for start in self.board.start_due(now) {
             self.start(start);
         }
-        let next_probe = self.board.next_due().map(|due| self.started_at + due);
+        let waiting = i64::try_from(self.board.waiting()).unwrap_or(i64::MAX);
+        metrics().pod_probe_queue.set(waiting);
+        let next_probe = self.board.next_due(now).map(|due| self.started_at + due);
         let next_write = self.write_status();
         next_probe.into_iter().chain(next_write).min()
     }

@@ -21,6 +21,12 @@ use kruise_cluster::Key;
 const MAX_NODE_MESSAGE_BYTES: usize = 512 << 10;
 /// The same of one Pod, shared equally by its probes.
 const MAX_POD_MESSAGE_BYTES: usize = 4 << 10;
+/// Probes of the node at a time: what a probe costs the runtime and the node is paid by all Pods.
+const MAX_IN_PROGRESS: usize = 64;
+/// The same of one namespace, so that probes that hang leave slots for the others.
+const MAX_IN_PROGRESS_OF_NAMESPACE: usize = 48;
+/// The longest timeout that a probe can ask for, since it keeps a slot meanwhile.
+pub const MAX_TIMEOUT: Duration = Duration::from_secs(300);
 /// How far the node's clock may differ from the API server's.
 const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(10);
 
@@ -35,6 +41,12 @@ pub struct ProbeKey {
     pub name: String,
 }
 
+impl ProbeKey {
+    fn namespace(&self) -> &str {
+        self.pod.namespace.as_deref().unwrap_or_default()
+    }
+}
+
 /// A probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbeSpec {
@@ -46,7 +58,7 @@ pub struct ProbeSpec {
     pub initial_delay: Duration,
     /// From one probe to the next, at least a second.
     pub period: Duration,
-    /// Maximum duration of a probe, at least a second.
+    /// Maximum duration of a probe, from a second to [`MAX_TIMEOUT`].
     pub timeout: Duration,
     /// Consecutive successes that make it Succeeded, at least one.
     pub success_threshold: u32,
@@ -179,6 +191,8 @@ pub struct ProbeBoard {
     probes: BTreeMap<ProbeKey, Probe>,
     next_run: u64,
     synced: bool,
+    /// Due probes without a slot.
+    waiting: usize,
     /// Probes were added or removed since [`ProbeBoard::take_changed`].
     changed: bool,
 }
@@ -239,14 +253,29 @@ impl ProbeBoard {
         transitions
     }
 
-    /// The probes that are due.
+    /// The probes that are due and have a slot, those that are due for the longest time first.
     pub fn start_due(&mut self, now: Now) -> Vec<ProbeStart> {
+        let mut slots = Slots::default();
+        let mut due = Vec::new();
+        for (key, probe) in &self.probes {
+            if probe.in_progress.is_some() {
+                slots.take(key.namespace());
+            } else if let Some(at) = probe.due.filter(|at| probe.running && *at <= now.mono) {
+                due.push((at, key.clone()));
+            }
+        }
+        due.sort();
+        self.waiting = 0;
         let mut starts = Vec::new();
-        for (key, probe) in &mut self.probes {
-            let (Some(due), Some(container_id)) = (probe.due, &probe.container_id) else {
+        for (due, key) in due {
+            let Some(probe) = self.probes.get_mut(&key) else {
                 continue;
             };
-            if due > now.mono || !probe.running || probe.in_progress.is_some() {
+            let Some(container_id) = &probe.container_id else {
+                continue;
+            };
+            if !slots.take(key.namespace()) {
+                self.waiting += 1;
                 continue;
             }
             self.next_run += 1;
@@ -255,24 +284,33 @@ impl ProbeBoard {
             let next = due.saturating_add(probe.spec.period);
             probe.due = Some(next.max(now.mono));
             starts.push(ProbeStart {
-                key: key.clone(),
                 run: self.next_run,
                 handler: probe.spec.handler.clone(),
                 timeout: probe.spec.timeout,
                 container_id: container_id.clone(),
+                key,
             });
         }
         starts
     }
 
-    /// When the next probe is due, if any.
+    /// Probes that are due and wait for a slot.
     #[must_use]
-    pub fn next_due(&self) -> Option<Duration> {
+    pub fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// When the next probe is due, if any, after [`ProbeBoard::start_due`] at `now`. Those that wait for a slot start
+    /// when another one ends.
+    #[must_use]
+    pub fn next_due(&self, now: Now) -> Option<Duration> {
         let idle = self
             .probes
             .values()
             .filter(|probe| probe.running && probe.in_progress.is_none());
-        idle.filter_map(|probe| probe.due).min()
+        idle.filter_map(|probe| probe.due)
+            .filter(|due| *due > now.mono)
+            .min()
     }
 
     /// Whether the result of that run still counts.
@@ -338,6 +376,26 @@ impl ProbeBoard {
         NodePodProbeStatus {
             pod_probe_statuses: pods,
         }
+    }
+}
+
+/// Slots that are taken.
+#[derive(Default)]
+struct Slots {
+    all: usize,
+    of_namespace: BTreeMap<String, usize>,
+}
+
+impl Slots {
+    /// Takes a slot for a probe of this namespace, if there is one.
+    fn take(&mut self, namespace: &str) -> bool {
+        let used = self.of_namespace.get(namespace).copied().unwrap_or_default();
+        let free = self.all < MAX_IN_PROGRESS && used < MAX_IN_PROGRESS_OF_NAMESPACE;
+        if free {
+            self.all += 1;
+            self.of_namespace.insert(namespace.to_owned(), used + 1);
+        }
+        free
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Probe;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::plan::{Handler, ProbeKey, ProbeSpec};
+use super::plan::{Handler, MAX_TIMEOUT, ProbeKey, ProbeSpec};
 use crate::pods::bounded_seconds;
 use kruise_api::node_pod_probe::{MAX_PROBES_OF_POD, NodePodProbeSpec};
 use kruise_cluster::Key;
@@ -48,7 +48,7 @@ fn probe_spec(container: &str, probe: &Probe) -> ProbeSpec {
         handler: handler(probe).unwrap_or_else(Handler::Invalid),
         initial_delay: seconds(probe.initial_delay_seconds),
         period: seconds(probe.period_seconds),
-        timeout: seconds(probe.timeout_seconds),
+        timeout: seconds(probe.timeout_seconds).min(MAX_TIMEOUT),
         success_threshold: threshold(probe.success_threshold),
         failure_threshold: threshold(probe.failure_threshold),
     }
@@ -128,6 +128,14 @@ mod tests {
                 (second, second, second)
             );
             assert_eq!((spec.success_threshold, spec.failure_threshold), (1, 1));
+        }
+    }
+
+    #[test]
+    fn timeout_is_bounded() {
+        for (seconds, expected) in [(299, 299), (301, 300), (i32::MAX, 300)] {
+            let spec = parse_probe(json!({ "timeoutSeconds": seconds }));
+            assert_eq!(spec.timeout, Duration::from_secs(expected));
         }
     }
 

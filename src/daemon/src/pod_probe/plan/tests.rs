@@ -125,11 +125,11 @@ fn first_probe_waits_for_the_initial_delay() {
     };
     let mut board = board([(key("a"), spec)]);
     observe(&mut board, 5, &container("1", true, 3));
-    assert_eq!(board.next_due(), Some(13 * SECOND));
+    assert_eq!(board.next_due(at(0)), Some(13 * SECOND));
     assert!(board.start_due(at(12)).is_empty());
     assert_eq!(board.start_due(at(13)).len(), 1);
     // It is running, and does not overlap itself.
-    assert_eq!((board.next_due(), board.start_due(at(20)).len()), (None, 0));
+    assert_eq!((board.next_due(at(0)), board.start_due(at(20)).len()), (None, 0));
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn stopped_container_is_failed_at_once_and_not_probed() {
     // Whatever listened on its port.
     assert!(!board.is_in_progress(&start.key, start.run));
     assert_eq!(board.on_ended(&start.key, start.run, success(), at(8)), None);
-    assert!(board.start_due(at(9)).is_empty() && board.next_due().is_none());
+    assert!(board.start_due(at(9)).is_empty() && board.next_due(at(0)).is_none());
     assert!(
         observe(&mut board, 9, &container("1", false, 0)).is_empty(),
         "one event for a transition"
@@ -213,13 +213,13 @@ fn changed_handler_begins_with_unknown_and_changed_numbers_apply_at_once() {
     )]);
     observe(&mut board, 5, &container("1", true, 0));
     run(&mut board, 5, &success());
-    assert_eq!(board.next_due(), Some(105 * SECOND));
+    assert_eq!(board.next_due(at(0)), Some(105 * SECOND));
     board.sync([(key("a"), spec())].into(), &NodePodProbeStatus::default(), at(6));
     assert_eq!(
         only_state(&board).map(|(state, ..)| state),
         Some(ProbeState::Succeeded)
     );
-    assert_eq!(board.next_due(), Some(6 * SECOND));
+    assert_eq!(board.next_due(at(0)), Some(6 * SECOND));
     let start = board.start_due(at(6)).remove(0);
     let changed = ProbeSpec {
         handler: Handler::Tcp { port: 2 },
@@ -273,12 +273,81 @@ fn probes_of_a_starting_daemon_are_spread_over_their_period() {
     let mut board = ProbeBoard::default();
     board.sync(probes.collect(), &NodePodProbeStatus::default(), at(10));
     observe(&mut board, 10, &container("1", true, 0));
-    let early = board.start_due(at(10)).len();
-    let (first_half, second_half) = (board.start_due(at(510)).len(), board.start_due(at(1010)).len());
+    let mut started_at = |second| {
+        let starts = board.start_due(at(second));
+        for start in &starts {
+            board.on_ended(&start.key, start.run, success(), at(second));
+        }
+        starts.len()
+    };
+    let (early, first_half, second_half) = (started_at(10), started_at(510), started_at(1010));
     assert!(
         early < 10 && first_half > 20 && second_half > 20,
         "{early} {first_half} {second_half}"
     );
+}
+
+/// Probes of this namespace that ask for this period, in seconds.
+fn probes_of(namespace: &str, number: usize, period: u32) -> Vec<(ProbeKey, ProbeSpec)> {
+    let probe = |index| {
+        let mut key = key(&format!("p{index}"));
+        key.pod = Key::namespaced(namespace, "p");
+        let period = period * SECOND;
+        (key, ProbeSpec { period, ..spec() })
+    };
+    (0..number).map(probe).collect()
+}
+
+#[test]
+fn one_namespace_leaves_slots_for_others() {
+    let probes = [
+        probes_of("greedy", 200, 1),
+        probes_of("other", 10, 30),
+        probes_of("third", 10, 30),
+    ];
+    let mut board = board(probes.concat());
+    observe(&mut board, 0, &container("a", true, 0));
+    let starts = board.start_due(at(1));
+    let of = |starts: &[ProbeStart], namespace| {
+        starts
+            .iter()
+            .filter(|start| start.key.namespace() == namespace)
+            .count()
+    };
+    assert_eq!(of(&starts, "greedy"), MAX_IN_PROGRESS_OF_NAMESPACE);
+    assert_eq!(starts.len(), MAX_IN_PROGRESS);
+    assert_eq!(board.waiting(), 220 - MAX_IN_PROGRESS);
+    // Nothing is due at another time, so that the loop waits for an end.
+    assert_eq!(board.next_due(at(1)), None);
+    let hanging: Vec<_> = starts
+        .into_iter()
+        .filter(|start| start.key.namespace() != "greedy")
+        .collect();
+    for start in &hanging {
+        board.on_ended(&start.key, start.run, success(), at(2));
+    }
+    let rest = board.start_due(at(2));
+    assert_eq!(
+        (of(&rest, "greedy"), rest.len()),
+        (0, 20 - hanging.len()),
+        "those that wait are next"
+    );
+    assert!(board.next_due(at(2)).is_some_and(|due| due > 2 * SECOND));
+}
+
+#[test]
+fn probe_that_waits_longest_is_next() {
+    let mut board = board(probes_of("n", 3 * MAX_IN_PROGRESS_OF_NAMESPACE, 1));
+    observe(&mut board, 0, &container("a", true, 0));
+    let mut runs: BTreeMap<ProbeKey, u32> = BTreeMap::new();
+    for second in 1..=30 {
+        for start in board.start_due(at(second)) {
+            *runs.entry(start.key.clone()).or_default() += 1;
+            board.on_ended(&start.key, start.run, success(), at(second));
+        }
+    }
+    assert_eq!(runs.len(), 3 * MAX_IN_PROGRESS_OF_NAMESPACE);
+    assert!(runs.values().all(|runs| *runs == 10), "{runs:?}");
 }
 
 #[test]
