@@ -25,7 +25,7 @@ mod ports;
 pub(crate) mod registry;
 
 pub use crate::cgroup::cgroups_named;
-pub use crate::parts::{Cache, Image, KWOK, kubernetes, prepare};
+pub use crate::parts::{Cache, HELM, Image, KWOK, kubernetes, prepare};
 pub use crate::process::{run, run_command, with_parent_death_signal};
 pub use crate::sandbox::down;
 pub use crate::wait;

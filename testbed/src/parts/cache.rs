@@ -9,6 +9,8 @@ use super::kubernetes;
 
 /// Version of kwok, which simulates thousands of nodes.
 pub const KWOK: &str = "v0.8.0";
+/// Version of Helm, which installs the chart in tests.
+pub const HELM: &str = "v4.3.1";
 
 /// The cache folder: `KRUISE_TESTBED_CACHE`, else `kruise-rs` in `XDG_CACHE_HOME`, else in `~/.cache`.
 #[derive(Clone, Debug)]
@@ -66,6 +68,11 @@ impl Cache {
     /// The kwok program.
     pub fn kwok(&self) -> PathBuf {
         self.root.join(format!("kwok-{KWOK}/kwok"))
+    }
+
+    /// The helm program.
+    pub fn helm(&self) -> PathBuf {
+        self.root.join(format!("helm-{HELM}/helm"))
     }
 
     /// The etcd program; `KUBEBUILDER_ASSETS` is searched first.

@@ -6,5 +6,5 @@ mod images;
 pub mod kubernetes;
 pub mod prepare;
 
-pub use cache::{Cache, KWOK};
+pub use cache::{Cache, HELM, KWOK};
 pub use images::Image;

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use super::cache::{Cache, KWOK};
+use super::cache::{Cache, HELM, KWOK};
 use super::debian;
 use super::images;
 use crate::process::{run, run_command, with_parent_death_signal};
@@ -51,6 +51,8 @@ pub enum Part {
     Kubernetes,
     /// kwok.
     Kwok,
+    /// helm.
+    Helm,
     /// runc, CNI plugins, registry, image tools, iptables.
     NodePackages,
     /// containerd of a Debian suite.
@@ -104,6 +106,7 @@ impl Part {
                 format!("Build Kubernetes {release} from its Go module (about 7 min on 2 cores)")
             }
             Self::Kwok => format!("Build kwok {KWOK} from its Go module"),
+            Self::Helm => format!("Build helm {HELM} from its Go module (about 3 min on 2 cores)"),
             Self::NodePackages => "Install runc, CNI plugins, registry and image tools".into(),
             Self::Containerd(suite) => format!("Fetch containerd (Debian {suite})"),
             Self::Images => "Make the test images".into(),
@@ -125,6 +128,7 @@ impl Part {
                 cache.kubernetes(name).is_file()
             }),
             Self::Kwok => cache.kwok().is_file(),
+            Self::Helm => cache.helm().is_file(),
             Self::NodePackages => PACKAGES.iter().all(|(file, _)| Path::new(file).exists()),
             Self::Containerd(suite) => cache
                 .debian_package_dir(suite, "containerd")
@@ -144,7 +148,8 @@ impl Part {
                 debian::unpack(cache, "trixie", "etcd-server")
             }
             Self::Kubernetes => build_kubernetes(cache),
-            Self::Kwok => build_kwok(cache),
+            Self::Kwok => install_go_program("sigs.k8s.io/kwok/cmd/kwok", KWOK, &cache.kwok()),
+            Self::Helm => install_go_program("helm.sh/helm/v4/cmd/helm", HELM, &cache.helm()),
             Self::NodePackages => {
                 let registry_existed = Path::new("/usr/bin/docker-registry").exists();
                 debian::install(&PACKAGES.map(|(_, package)| package))?;
@@ -222,14 +227,14 @@ fn build_kubernetes(cache: &Cache) -> Result<()> {
     Ok(())
 }
 
-fn build_kwok(cache: &Cache) -> Result<()> {
-    let target = cache.kwok();
+/// Builds a program from its Go module, into the folder of `target`.
+fn install_go_program(package: &str, version: &str, target: &Path) -> Result<()> {
     let dir = target.parent().context("no folder")?;
     fs::create_dir_all(dir)?;
     let mut command = Command::new("go");
     command
         .args(["install", "-trimpath", "-ldflags", "-s -w"])
-        .arg(format!("sigs.k8s.io/kwok/cmd/kwok@{KWOK}"));
+        .arg(format!("{package}@{version}"));
     command.env("GOBIN", dir).env("CGO_ENABLED", "0");
     run_command(&mut with_parent_death_signal(&command)).map(drop)
 }
