@@ -8,7 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use testbed::cluster::ControlPlane;
 
-use crate::releases::{CLONE_SET, copy_folder, create, get, patch_as_manager, uid};
+use crate::releases::{CLONE_SET, add_pod_webhook, copy_folder, create, get, patch_as_manager, uid};
 use crate::{CLIENT_SIDE, Objects, SERVER_SIDE, chart, helm, objects, repository};
 
 /// An object of a kind that kruise-rs does not have.
@@ -90,40 +90,45 @@ fn change_over_and_back(method: &str) {
     assert_applied(plane);
 
     // An upgrade would delete a CRD; the message has the command that keeps it.
-    let upgrade = ["upgrade", "kruise", &chart()];
-    let less = ["--set", "installation.createNamespace=false,crds.managed=false"];
-    let refused = helm(plane, &[&upgrade[..], &less].concat()).unwrap_err();
+    let less = [
+        "upgrade",
+        "kruise",
+        &chart(),
+        "--set",
+        "installation.createNamespace=false,crds.managed=false",
+    ];
+    let refused = helm(plane, &less).unwrap_err();
     assert!(
         refused.contains("customresourcedefinition/clonesets.apps.kruise.io"),
         "{refused}"
     );
     assert!(refused.contains("namespace/kruise-system"), "{refused}");
-    let refused = helm(plane, &upgrade).unwrap_err();
-    let command = refused
-        .lines()
-        .find_map(|line| line.split_once("To keep them: kubectl "));
+    let [dry_run, change_over, back] = documented_commands().try_into().unwrap();
+    let refused = run_commands(plane, &dry_run, &theirs).unwrap_err();
+    let command = refused.lines().find_map(|line| line.split_once("To keep them: "));
     let command = command.unwrap_or_else(|| panic!("{refused}")).1;
     assert!(
         command.contains("broadcastjobs.apps.kruise.io") && !command.contains("clonesets"),
         "{refused}"
     );
-    plane.kubectl(&command.split(' ').collect::<Vec<_>>()).unwrap();
+    run_commands(plane, command, &theirs).unwrap();
+    run_commands(plane, &dry_run, &theirs).unwrap();
 
-    helm(plane, &upgrade).unwrap();
+    run_commands(plane, &change_over, &theirs).unwrap();
     assert_applied(plane);
-    // As our manager does.
-    let ca = json!(STANDARD.encode(fs::read(plane.ca()).unwrap()));
-    for crd in ["clonesets.apps.kruise.io", "nodeimages.apps.kruise.io"] {
-        let path = "/spec/conversion/webhook/clientConfig/caBundle";
-        patch_as_manager(plane, "crd", crd, path, &ca);
-    }
     let managers = ["deployment.apps/kruise-manager", "deployment.apps/kruise-webhook"];
     assert_eq!(names(plane, "deployments"), managers, "{method}");
     assert_eq!(uids(), before, "{method}");
     assert!(readiness_probe(plane).is_object());
 
-    // Otherwise the CA stays, without the webhook that it belongs to: OpenKruise does not convert NodeImages.
-    helm(plane, &["upgrade", "kruise", &theirs, "--server-side=false"]).unwrap();
+    // As our manager does. OpenKruise does not convert NodeImages: their CA must not stay.
+    let ca = json!(STANDARD.encode(fs::read(plane.ca()).unwrap()));
+    for crd in ["clonesets.apps.kruise.io", "nodeimages.apps.kruise.io"] {
+        let path = "/spec/conversion/webhook/clientConfig/caBundle";
+        patch_as_manager(plane, "crd", crd, path, &ca);
+    }
+    add_pod_webhook(plane);
+    run_commands(plane, &back, &theirs).unwrap();
     assert_applied(plane);
     let managers = ["deployment.apps/kruise-controller-manager"];
     assert_eq!(names(plane, "deployments"), managers, "{method}");
@@ -132,9 +137,43 @@ fn change_over_and_back(method: &str) {
     assert!(readiness_probe(plane).is_null(), "{method}");
     assert_eq!(uids(), before, "{method}");
 
-    helm(plane, &upgrade).unwrap();
+    // Also without deleting anything first.
+    helm(plane, &["upgrade", "kruise", &chart()]).unwrap();
     assert_applied(plane);
     assert_eq!(uids(), before, "{method}");
+}
+
+/// The blocks of commands of the README: the dry run, the change-over, and the way back.
+fn documented_commands() -> Vec<String> {
+    let readme = fs::read_to_string(repository("deploy/helm/kruise/README.md")).unwrap();
+    let section = readme.split("## In the place of OpenKruise").nth(1).unwrap();
+    section
+        .split("```")
+        .skip(1)
+        .step_by(2)
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Runs commands of kubectl and helm, one a line, with the charts of the test.
+fn run_commands(plane: &ControlPlane, commands: &str, theirs: &str) -> Result<(), String> {
+    for command in commands.lines().filter(|line| !line.is_empty()) {
+        let chart = chart();
+        let words = command.split(' ').filter_map(|word| match word {
+            "deploy/helm/kruise" => Some(chart.as_str()),
+            "openkruise/kruise" => Some(theirs),
+            // The default values, and no shell.
+            "--values" | "values.yaml" | ">" | "/dev/null" => None,
+            word => Some(word),
+        });
+        let words: Vec<&str> = words.collect();
+        match words[0] {
+            "kubectl" => plane.kubectl(&words[1..]).map_err(|error| error.to_string())?,
+            "helm" => helm(plane, &words[1..])?,
+            program => panic!("{program} in {command}"),
+        };
+    }
+    Ok(())
 }
 
 fn uid_of(plane: &ControlPlane, name: &str) -> Value {

@@ -55,6 +55,17 @@ pub fn patch_as_manager(plane: &ControlPlane, kind: &str, name: &str, path: &str
     plane.kubectl(&args).unwrap();
 }
 
+/// Adds a webhook for the Pods of a SidecarSet, as the manager does.
+pub fn add_pod_webhook(plane: &ControlPlane) {
+    let webhook = json!({ "name": "log.mpod.kb.io", "admissionReviewVersions": ["v1"], "sideEffects": "None",
+        "clientConfig": { "url": "https://127.0.0.1/mutate-pod" } });
+    let (kind, name) = (
+        "mutatingwebhookconfiguration",
+        "kruise-mutating-webhook-configuration",
+    );
+    patch_as_manager(plane, kind, name, "/webhooks/-", &webhook);
+}
+
 /// The chart as an older version might have been: without one column of `kubectl get`.
 fn older_chart(target: &Path) -> String {
     copy_folder(&repository("deploy/helm/kruise"), target);
@@ -112,13 +123,9 @@ fn release_lifecycle(method: &str) {
     // What the manager writes stays.
     let (mutating, ca) = ("mutatingwebhookconfiguration", json!("Y2E="));
     let configuration = "kruise-mutating-webhook-configuration";
-    patch_as_manager(
-        plane,
-        mutating,
-        configuration,
-        "/webhooks/0/clientConfig/caBundle",
-        &ca,
-    );
+    let ca_path = "/webhooks/0/clientConfig/caBundle";
+    patch_as_manager(plane, mutating, configuration, ca_path, &ca);
+    add_pod_webhook(plane);
     let upgrade = [
         "upgrade",
         "kruise",
@@ -135,11 +142,17 @@ fn release_lifecycle(method: &str) {
     );
     let manager = get(plane, "deployment", "kruise-manager", "kruise-system");
     assert_eq!(manager["spec"]["replicas"], 3);
-    let webhook = &get(plane, mutating, configuration, "default")["webhooks"][0];
+    let webhooks = &get(plane, mutating, configuration, "default")["webhooks"];
+    let named = |name: &str| {
+        let mut webhooks = webhooks.as_array().unwrap().iter();
+        webhooks.find(|webhook| webhook["name"] == name).unwrap()
+    };
+    let webhook = named("mcloneset.kb.io");
+    assert_eq!(webhook["clientConfig"]["caBundle"], ca, "{method}");
+    assert_eq!(webhook["timeoutSeconds"], 7, "{method}");
     assert_eq!(
-        (&webhook["clientConfig"]["caBundle"], &webhook["timeoutSeconds"]),
-        (&ca, &json!(7)),
-        "{method}"
+        named("log.mpod.kb.io")["clientConfig"]["url"],
+        "https://127.0.0.1/mutate-pod"
     );
     assert_eq!(uid(plane, "cloneset", "web"), uid_before);
 

@@ -79,6 +79,22 @@ fn crds_and_namespaces_are_kept() {
     assert_eq!(left_out, expected);
 }
 
+/// Who creates the namespace gets the labels from the README.
+#[test]
+fn readme_has_the_labels_of_the_namespace() {
+    let readme = std::fs::read_to_string(repository("deploy/helm/kruise/README.md")).unwrap();
+    let namespace = template(&[]).unwrap().remove("Namespace//kruise-system").unwrap();
+    let labels = namespace["metadata"]["labels"].as_object().unwrap();
+    assert!(labels.len() > 2);
+    for (name, value) in labels
+        .iter()
+        .filter(|(name, _)| *name != "app.kubernetes.io/part-of")
+    {
+        let label = format!(" {name}={}", value.as_str().unwrap());
+        assert!(readme.contains(&label), "README.md has no {label}");
+    }
+}
+
 #[test]
 fn chart_passes_lint_and_has_the_version_of_the_programs() {
     let home = tempfile::tempdir().unwrap();
