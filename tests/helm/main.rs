@@ -48,6 +48,7 @@ fn helm_command(home: &Path) -> Command {
     for name in ["HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"] {
         command.env(name, home);
     }
+    command.env("HELM_NAMESPACE", "default");
     command
 }
 
