@@ -330,6 +330,16 @@ fn valid_spec(kind: &str, number: usize) -> Value {
         "NodeImage" => {
             json!({ "images": { "hostile": { "tags": [{ "tag": "1", "pullPolicy": { "ttlSecondsAfterFinished": 1 } }] } } })
         }
+        "ImageListPullJob" => json!({ "images": ["hostile:1"], "completionPolicy": {} }),
+        "PodProbeMarker" => {
+            json!({ "selector": { "matchLabels": { "hostile": "probes" } }, "probes": [{ "name": "p",
+                "containerName": "main", "podConditionType": "hostile/p", "probe": { "tcpSocket": { "port": 1 } } }] })
+        }
+        // The manager writes it too, and removes what no PodProbeMarker asks for.
+        "NodePodProbe" => {
+            json!({ "podProbes": [{ "name": target(number), "namespace": "default", "uid": "u", "IP": "127.0.0.1",
+                "probes": [{ "name": "m#p", "containerName": "main", "probe": { "tcpSocket": { "port": 1 } } }] }] })
+        }
         "ContainerRecreateRequest" => {
             json!({ "podName": target(number), "containers": [{ "name": "main" }] })
         }
@@ -355,7 +365,24 @@ fn valid_status(kind: &str) -> Value {
             json!({ "desired": 1, "imageStatuses": { "hostile": { "tags": [{ "tag": "1", "phase": "Waiting",
             "progress": 0, "version": 0 }] } } })
         }
+        "NodePodProbe" => {
+            json!({ "podProbeStatuses": [{ "name": "p", "namespace": "default", "uid": "u", "probeStates": [{
+                "name": "m#p", "state": "Succeeded" }] }] })
+        }
         _ => json!({}),
+    }
+}
+
+/// Whether there is one object for each node: it is changed, not created.
+fn is_of_node(kind: &str) -> bool {
+    ["NodeImage", "NodePodProbe"].contains(&kind)
+}
+
+/// The version in which objects of the kind are stored.
+fn stored_version(kind: &str) -> &'static str {
+    match kind {
+        "PodProbeMarker" | "NodePodProbe" => "v1alpha1",
+        _ => "v1beta1",
     }
 }
 
@@ -398,7 +425,7 @@ impl Attempt {
     /// A rejection that does not name the field.
     async fn apply(mut self, cluster: &Cluster, kind: &str) -> Result<Option<String>, String> {
         let objects = Objects::of_kruise(cluster, &self.version, kind);
-        let done = if self.object["status"].is_null() && kind != "NodeImage" {
+        let done = if self.object["status"].is_null() && !is_of_node(kind) {
             self.object["metadata"] = json!({ "name": self.name });
             objects.create(&self.object).await
         } else {
@@ -435,7 +462,7 @@ impl Attempt {
 /// Name of an object whose status is tried.
 fn status_target(kind: &str, number: usize) -> String {
     match kind {
-        "NodeImage" => NODE.to_owned(),
+        kind if is_of_node(kind) => NODE.to_owned(),
         kind => format!("{}-status-{}", kind.to_lowercase(), number % MAX_CONCURRENT),
     }
 }
@@ -456,7 +483,11 @@ fn schema_fields(kind: &str, part: &str) -> Vec<(String, SchemaField)> {
             &[PathStep::Field(part.into())],
             &mut fields,
         );
-        assert!(fields.len() > 10, "{kind} {name} has {} fields", fields.len());
+        assert!(
+            fields.len() > 2,
+            "{part} of {kind} {name} has {} fields",
+            fields.len()
+        );
         all.extend(fields.into_iter().map(|field| (name.to_owned(), field)));
     }
     all
@@ -491,6 +522,12 @@ pub async fn run_attempts(
 async fn try_all_fields(kind: &'static str) {
     let cluster = exclusive_cluster().await;
     let admin = &cluster.admin().await;
+    if kind == "NodePodProbe" {
+        // The daemon of the node has it, although the manager creates it only for nodes with probes.
+        let object = json!({ "metadata": { "name": NODE }, "spec": valid_spec(kind, 0) });
+        let objects = Objects::of_kruise(admin, stored_version(kind), kind);
+        objects.create(&object).await.unwrap();
+    }
     let (mut light, mut heavy) = (Vec::new(), Vec::new());
     for (version, field) in schema_fields(kind, "spec") {
         for value in malformed_values(&field.schema) {
@@ -521,12 +558,14 @@ async fn try_all_fields(kind: &'static str) {
         .assert_still_works(&format!("after-{}", kind.to_lowercase()))
         .await;
     // Cleans up for the next test.
-    let objects = Objects::of_kruise(admin, "v1beta1", kind);
+    let objects = Objects::of_kruise(admin, stored_version(kind), kind);
     if kind == "NodeImage" {
         objects
             .merge(NODE, &json!({ "spec": { "images": null } }))
             .await
             .unwrap();
+    }
+    if is_of_node(kind) {
         return;
     }
     let removed = stream::iter(&accepted).map(|name| objects.delete_if_exists(name));
@@ -535,11 +574,11 @@ async fn try_all_fields(kind: &'static str) {
 
 /// Tries everything in every field of `status`, on objects that both programs reconcile; returns their names.
 async fn try_status_fields(kind: &'static str, admin: &Cluster) -> Vec<String> {
-    let objects = Objects::of_kruise(admin, "v1beta1", kind);
+    let objects = Objects::of_kruise(admin, stored_version(kind), kind);
     let names: Vec<String> = (0..MAX_CONCURRENT)
         .map(|number| status_target(kind, number))
         .collect();
-    if kind == "NodeImage" {
+    if is_of_node(kind) {
         objects
             .merge(NODE, &json!({ "spec": valid_spec(kind, 0) }))
             .await
@@ -576,7 +615,7 @@ async fn try_status_fields(kind: &'static str, admin: &Cluster) -> Vec<String> {
         "{accepted} of {count} were accepted"
     );
     run_attempts(heavy, 1, admin, kind).await;
-    if kind == "NodeImage" { Vec::new() } else { names }
+    if is_of_node(kind) { Vec::new() } else { names }
 }
 
 #[tokio::test]
@@ -597,6 +636,21 @@ async fn malformed_recreate_request_fields_are_rejected_or_harmless() {
 #[tokio::test]
 async fn malformed_node_image_fields_are_rejected_or_harmless() {
     try_all_fields("NodeImage").await;
+}
+
+#[tokio::test]
+async fn malformed_image_list_fields_are_rejected_or_harmless() {
+    try_all_fields("ImageListPullJob").await;
+}
+
+#[tokio::test]
+async fn malformed_pod_probe_marker_fields_are_rejected_or_harmless() {
+    try_all_fields("PodProbeMarker").await;
+}
+
+#[tokio::test]
+async fn malformed_node_pod_probe_fields_are_rejected_or_harmless() {
+    try_all_fields("NodePodProbe").await;
 }
 
 #[tokio::test]

@@ -182,6 +182,7 @@ impl FullCluster {
         for kind in [
             "CloneSet",
             "ImagePullJob",
+            "ImageListPullJob",
             "ContainerRecreateRequest",
             "NodeImage",
         ] {
@@ -310,7 +311,7 @@ impl Objects {
 
     /// Objects of our kinds, in `default` if the kind is namespaced.
     pub fn of_kruise(cluster: &Cluster, version: &str, kind: &str) -> Self {
-        let namespace = (!["NodeImage", "SidecarSet"].contains(&kind)).then_some("default");
+        let namespace = (!["NodeImage", "NodePodProbe", "SidecarSet"].contains(&kind)).then_some("default");
         Self::new(cluster, "apps.kruise.io", version, kind, namespace)
     }
 
