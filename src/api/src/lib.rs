@@ -67,6 +67,7 @@ pub mod schemas;
 pub mod selector;
 pub mod sidecarset;
 mod string_enum;
+pub mod text;
 pub mod time;
 pub mod unconfirmed;
 pub mod update_priority;

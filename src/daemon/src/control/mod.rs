@@ -19,8 +19,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::live::LiveState;
 
-pub(super) use render::printable;
-
 /// The generated messages and stubs.
 #[allow(missing_docs, clippy::all, clippy::pedantic)]
 pub mod v1 {

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::v1::pull::Phase;
 use super::v1::{Pull, Recreate, RecreateContainer, Restart, Runtime};
+use kruise_api::text::printable;
 
 /// The complete status of the daemon.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -163,22 +164,6 @@ fn elide_middle(text: &str, width: usize) -> String {
         .chain(['…'])
         .chain(text.chars().skip(length - tail))
         .collect()
-}
-
-/// Makes foreign text safe for a terminal: escapes every invisible character.
-pub(crate) fn printable(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    for c in text.chars() {
-        // Characters that change the direction of the text that follows can hide text, too.
-        let changes_direction =
-            matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
-        if c.is_control() || changes_direction {
-            shown.extend(c.escape_default());
-        } else {
-            shown.push(c);
-        }
-    }
-    shown
 }
 
 /// The changes from `old` to `new`, one line each. Bytes change in steps of a tenth of the image.

@@ -8,8 +8,8 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::json;
 
 use super::outcome::{Error, PullOutcome};
-use crate::control::printable;
 use crate::image_pull::plan::{PullProgress, TagKey};
+use kruise_api::text::printable;
 
 const SPINNER_TEMPLATE: &str = "{spinner} {prefix}  {elapsed}  {msg}";
 const PROGRESS_TEMPLATE: &str =
