@@ -26,7 +26,7 @@ pub mod fence;
 pub mod lease;
 mod metadata;
 mod overload;
-mod page;
+pub mod page;
 pub mod pod_template;
 pub mod queue;
 pub mod watch;

@@ -18,7 +18,10 @@ const DEFAULT_LIMIT: u32 = 500;
 const MAX_OBJECT_BYTES: usize = 24 << 20;
 
 /// A page of the list at `path`; `None` when it is too large and can be smaller.
-pub(super) async fn fetch<K: Clone + DeserializeOwned>(
+///
+/// # Errors
+/// As the client's. There is no deadline.
+pub async fn fetch<K: Clone + DeserializeOwned>(
     client: &Client,
     path: &str,
     params: &ListParams,
@@ -36,7 +39,7 @@ pub(super) async fn fetch_metadata<K: Clone + DeserializeOwned>(
 }
 
 /// Reduces the limit of the request.
-pub(super) fn reduce_limit(params: &mut ListParams) {
+pub fn reduce_limit(params: &mut ListParams) {
     params.limit = Some((params.limit.unwrap_or(DEFAULT_LIMIT) / 4).max(1));
 }
 
