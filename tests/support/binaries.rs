@@ -18,6 +18,12 @@ pub fn manager() -> &'static str {
     &PATH
 }
 
+/// Path of the kubectl plugin's binary.
+pub fn kubectl_plugin() -> &'static str {
+    static PATH: LazyLock<String> = LazyLock::new(|| program_path("kubectl-kruise"));
+    &PATH
+}
+
 fn program_path(program: &str) -> String {
     // `cargo xtask test` has built them and sets their folder.
     let folder = std::env::var_os("KRUISE_PROGRAMS").map(PathBuf::from);

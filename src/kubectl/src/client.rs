@@ -1,0 +1,283 @@
+//! Requests to the API server with the user's kubeconfig, each with a deadline.
+
+use std::fmt::Debug;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use futures::{Stream, StreamExt};
+use k8s_openapi::NamespaceResourceScope;
+use kruise_api::names;
+use kruise_api::text::printable;
+use kruise_cluster::write::{self, REQUEST_TIMEOUT};
+use kruise_cluster::{error_chain, page};
+use kube::api::{ListParams, Patch, PatchParams, WatchEvent, WatchParams};
+use kube::config::{Config, KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::arguments::object_name;
+use super::error::Error;
+
+/// Options of every command.
+#[derive(clap::Args, Clone, Debug)]
+pub struct GlobalOptions {
+    /// Namespace of the objects; the namespace of the kubeconfig's context when absent
+    #[arg(short, long, global = true, value_name = "NAMESPACE", value_parser = super::arguments::namespace)]
+    pub namespace: Option<String>,
+
+    /// Context of the kubeconfig; its current context when absent
+    #[arg(long, global = true, value_name = "CONTEXT")]
+    pub context: Option<String>,
+
+    /// Kubeconfig file; KUBECONFIG, ~/.kube/config or the service account of the Pod when absent
+    #[arg(long, global = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+}
+
+/// A connection to the API server.
+#[derive(Clone)]
+pub struct Connection {
+    pub client: Client,
+    /// The namespace of the command.
+    pub namespace: String,
+    /// The namespace that the user named; without one, commands about the cluster are about all namespaces.
+    pub named_namespace: Option<String>,
+}
+
+/// Timeout of one page of a list.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Objects of one page.
+const PAGE_SIZE: u32 = 250;
+/// Seconds after which the API server ends a watch, which is then started again.
+const WATCH_SECONDS: u32 = 60;
+/// Silence after which a watch is started again: its connection is lost.
+const WATCH_SILENCE: Duration = Duration::from_secs(75);
+/// Consecutive failures after which an object is not followed any more.
+const MAX_FAILURES: u32 = 5;
+
+/// Reads the kubeconfig. No request is sent.
+pub async fn connect(options: &GlobalOptions) -> Result<Connection, Error> {
+    let mut config = load_config(options).await?;
+    config.connect_timeout = Some(REQUEST_TIMEOUT);
+    let namespace = match &options.namespace {
+        Some(namespace) => namespace.clone(),
+        None => config.default_namespace.clone(),
+    };
+    if !names::is_label(&namespace) {
+        return Err(Error::Usage(format!(
+            "invalid namespace {namespace:?} in the kubeconfig: {}",
+            names::LABEL
+        )));
+    }
+    let client = Client::try_from(config).map_err(|error| Error::Refused(error_chain(&error)))?;
+    Ok(Connection {
+        client,
+        namespace,
+        named_namespace: options.namespace.clone(),
+    })
+}
+
+async fn load_config(options: &GlobalOptions) -> Result<Config, Error> {
+    let selected = KubeConfigOptions {
+        context: options.context.clone(),
+        ..KubeConfigOptions::default()
+    };
+    let refuse = |what: &str, why: &dyn std::error::Error| {
+        Error::Refused(format!("{}: {}", printable(what), printable(&error_chain(why))))
+    };
+    match &options.kubeconfig {
+        Some(path) => {
+            let what = format!("kubeconfig {}", path.display());
+            let file = Kubeconfig::read_from(path).map_err(|why| refuse(&what, &why))?;
+            let config = Config::from_custom_kubeconfig(file, &selected).await;
+            config.map_err(|why| refuse(&what, &why))
+        }
+        None if options.context.is_some() => {
+            let config = Config::from_kubeconfig(&selected).await;
+            config.map_err(|why| refuse("kubeconfig", &why))
+        }
+        None => {
+            let config = Config::infer().await;
+            config.map_err(|why| refuse("no kubeconfig and no service account", &why))
+        }
+    }
+}
+
+impl Connection {
+    /// Objects of a kind in the namespace of the command.
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// Objects of a kind in the namespace that the user named, or in all.
+    pub fn api_of_scope<K>(&self) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+    {
+        match &self.named_namespace {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        }
+    }
+}
+
+/// The object of that name.
+pub async fn get<K: write::Object>(api: &Api<K>, name: &str) -> Result<K, Error> {
+    let found = write::get(api, name).await?;
+    found.ok_or_else(|| Error::NotFound {
+        plural: qualified_plural::<K>(),
+        name: name.to_owned(),
+    })
+}
+
+/// The plural of a kind with its group, as kubectl names it in messages: `clonesets.apps.kruise.io`, `pods`.
+pub fn qualified_plural<K: Resource<DynamicType = ()>>() -> String {
+    let (plural, group) = (K::plural(&()), K::group(&()));
+    if group.is_empty() {
+        return plural.into_owned();
+    }
+    format!("{plural}.{group}")
+}
+
+/// Reads a list page by page. Objects that cannot be read are left out, and their names are returned.
+pub async fn list<K>(
+    api: &Api<K>,
+    mut params: ListParams,
+    mut each: impl FnMut(K),
+) -> Result<Vec<String>, Error>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned,
+{
+    let client = api.clone().into_client();
+    params.limit = Some(PAGE_SIZE);
+    let mut unreadable = Vec::new();
+    loop {
+        let fetched = page::fetch::<Value>(&client, api.resource_url(), &params);
+        let fetched = tokio::time::timeout(LIST_TIMEOUT, fetched).await;
+        let fetched = fetched.map_err(|_| timeout_error::<K>("list", LIST_TIMEOUT))?;
+        let Some(list) = fetched.map_err(kruise_cluster::Error::from)? else {
+            page::reduce_limit(&mut params);
+            continue;
+        };
+        for item in list.items {
+            let name = item.pointer("/metadata/name").and_then(Value::as_str);
+            let name = name.unwrap_or_default().to_owned();
+            match serde_json::from_value(item) {
+                Ok(object) => each(object),
+                Err(why) => unreadable.push(format!("{} {name:?} cannot be read: {why}", K::kind(&()))),
+            }
+        }
+        params.continue_token = list.metadata.continue_.filter(|token| !token.is_empty());
+        if params.continue_token.is_none() {
+            return Ok(unreadable);
+        }
+    }
+}
+
+/// Sends a JSON patch.
+pub async fn patch_json<K: write::Object>(
+    api: &Api<K>,
+    name: &str,
+    patch: json_patch::Patch,
+) -> Result<(), Error> {
+    object_name(name).map_err(Error::Usage)?;
+    let (params, patch) = (PatchParams::default(), Patch::Json::<()>(patch));
+    let sent = tokio::time::timeout(REQUEST_TIMEOUT, api.patch(name, &params, &patch)).await;
+    let sent = sent.map_err(|_| timeout_error::<K>("patch", REQUEST_TIMEOUT))?;
+    sent.map(|_| ())
+        .map_err(|why| kruise_cluster::Error::from(why).into())
+}
+
+/// Creates an object, and returns it as it is stored.
+pub async fn create<K: write::Object>(api: &Api<K>, object: &K) -> Result<K, Error> {
+    Ok(write::create(api, object).await?.object()?)
+}
+
+fn timeout_error<K: Resource<DynamicType = ()>>(verb: &'static str, after: Duration) -> Error {
+    let kind = K::kind(&()).into_owned();
+    kruise_cluster::Error::Timeout { verb, kind, after }.into()
+}
+
+/// Follows the object of that name and UID until `observe` returns a value.
+///
+/// It is called with the object as it is, and after every change. Short failures of the API server are tolerated.
+pub async fn follow<K, T>(
+    api: &Api<K>,
+    name: &str,
+    uid: &str,
+    mut observe: impl FnMut(&K) -> Option<T>,
+) -> Result<T, Error>
+where
+    K: write::Object + Serialize + Debug,
+{
+    let mut failures = 0;
+    loop {
+        match follow_once(api, name, uid, &mut observe).await {
+            Ok(Some(value)) => return Ok(value),
+            Ok(None) => failures = 0,
+            Err(error) if !error.retryable() || failures >= MAX_FAILURES => return Err(error),
+            Err(_) => failures += 1,
+        }
+        // Also after a watch that ended at once.
+        tokio::time::sleep(Duration::from_millis(500 << failures.min(4))).await;
+    }
+}
+
+/// Reads the object, and watches it until `observe` returns a value or the watch ends.
+async fn follow_once<K, T>(
+    api: &Api<K>,
+    name: &str,
+    uid: &str,
+    observe: &mut impl FnMut(&K) -> Option<T>,
+) -> Result<Option<T>, Error>
+where
+    K: write::Object,
+{
+    let gone = || Error::Failed(format!("{} {name:?} was deleted", qualified_plural::<K>()));
+    let object = write::get(api, name).await?.ok_or_else(gone)?;
+    if object.meta().uid.as_deref() != Some(uid) {
+        return Err(gone());
+    }
+    if let Some(value) = observe(&object) {
+        return Ok(Some(value));
+    }
+    let version = object.meta().resource_version.clone().unwrap_or_default();
+    let params = WatchParams::default()
+        .fields(&format!("metadata.name={name}"))
+        .timeout(WATCH_SECONDS);
+    let started = tokio::time::timeout(REQUEST_TIMEOUT, api.watch(&params, &version)).await;
+    let started = started.map_err(|_| timeout_error::<K>("watch", REQUEST_TIMEOUT))?;
+    let mut events = Box::pin(started.map_err(kruise_cluster::Error::from)?);
+    while let Some(event) = next_event(&mut events).await {
+        match event {
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                if object.meta().uid.as_deref() != Some(uid) {
+                    return Err(gone());
+                }
+                if let Some(value) = observe(&object) {
+                    return Ok(Some(value));
+                }
+            }
+            WatchEvent::Deleted(_) => return Err(gone()),
+            WatchEvent::Bookmark(_) => {}
+            WatchEvent::Error(status) if status.code == 403 => {
+                return Err(kruise_cluster::Error::Api(status).into());
+            }
+            WatchEvent::Error(_) => break,
+        }
+    }
+    Ok(None)
+}
+
+/// The next event; `None` when the watch has ended, failed or been silent for too long.
+async fn next_event<K>(
+    events: &mut (impl Stream<Item = kube::Result<WatchEvent<K>>> + Unpin),
+) -> Option<WatchEvent<K>> {
+    let event = tokio::time::timeout(WATCH_SILENCE, events.next()).await;
+    event.ok().flatten()?.ok()
+}

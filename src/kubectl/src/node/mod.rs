@@ -1,0 +1,173 @@
+//! `kubectl kruise node`: image pulls, recreates and probes of one node, as its daemon reports them.
+//!
+//! In:  NodeImage and NodePodProbe of the node, the ContainerRecreateRequests with its label.
+//! Out: tables or JSON; exit code 1 if a part could not be read.
+
+pub mod plan;
+
+use futures::join;
+use k8s_openapi::api::core::v1::Node;
+use kruise_api::container_recreate_request::ContainerRecreateRequest;
+use kruise_api::keys::{CRR_NODE_NAME, node_label};
+use kruise_api::node_image::NodeImage;
+use kruise_api::node_pod_probe::NodePodProbe;
+use kruise_cluster::write;
+use kube::Api;
+use kube::api::ListParams;
+
+use super::client::{Connection, list};
+use super::error::Error;
+use super::output::{Cell, OutputOptions, Tone, colours, json, paint, print, table};
+use plan::{NodeStatus, Pull, Recreate};
+
+/// Options of `node`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Options {
+    /// Name of the node
+    #[arg(value_name = "NODE", value_parser = super::arguments::object_name)]
+    node: String,
+
+    #[command(flatten)]
+    output: OutputOptions,
+}
+
+/// Prints what happens on the node.
+pub async fn run(connection: &Connection, options: Options) -> Result<(), Error> {
+    let status = read(connection, options.node).await?;
+    match options.output.output {
+        Some(_) => print(&format!("{}\n", json(&status))),
+        None => print(&render(&status, colours())),
+    }
+    match status.errors.len() {
+        0 => Ok(()),
+        count => Err(Error::Failed(format!(
+            "{count} parts of the node's status could not be read"
+        ))),
+    }
+}
+
+async fn read(connection: &Connection, node: String) -> Result<NodeStatus, Error> {
+    let client = &connection.client;
+    let images = Api::<NodeImage>::all(client.clone());
+    let probes = Api::<NodePodProbe>::all(client.clone());
+    let (image, probes, recreates) = join!(
+        write::get(&images, &node),
+        write::get(&probes, &node),
+        list_recreates(connection, &node),
+    );
+    let mut status = NodeStatus {
+        node,
+        ..NodeStatus::default()
+    };
+    match image {
+        Ok(Some(image)) => (status.pulls, status.pulled) = plan::pulls(&image),
+        Ok(None) => status
+            .errors
+            .push(missing_node_image(connection, &status.node).await?),
+        Err(error) => status
+            .errors
+            .push(format!("NodeImage: {}", Error::from(error).text())),
+    }
+    match probes {
+        Ok(probes) => status.probes = probes.as_ref().map(plan::probe_counts).unwrap_or_default(),
+        // The kind is newer than others.
+        Err(error) if error.not_found() => {}
+        Err(error) => status
+            .errors
+            .push(format!("NodePodProbe: {}", Error::from(error).text())),
+    }
+    match recreates {
+        Ok((recreates, unreadable)) => {
+            status.recreates = recreates;
+            status.errors.extend(unreadable);
+        }
+        Err(error) => status
+            .errors
+            .push(format!("ContainerRecreateRequests: {}", error.text())),
+    }
+    Ok(status)
+}
+
+/// Why a node has no NodeImage.
+async fn missing_node_image(connection: &Connection, node: &str) -> Result<String, Error> {
+    let nodes = Api::<Node>::all(connection.client.clone());
+    match write::get(&nodes, node).await {
+        Ok(None) => Err(Error::NotFound {
+            plural: "nodes".to_owned(),
+            name: node.to_owned(),
+        }),
+        _ => Ok("NodeImage: not found; kruise-manager creates it when the node is ready".to_owned()),
+    }
+}
+
+async fn list_recreates(connection: &Connection, node: &str) -> Result<(Vec<Recreate>, Vec<String>), Error> {
+    let requests = connection.api_of_scope::<ContainerRecreateRequest>();
+    let params = ListParams::default().labels(&format!("{CRR_NODE_NAME}={}", node_label(node)));
+    let mut found = Vec::new();
+    let each = |request: ContainerRecreateRequest| found.extend(plan::recreate(&request));
+    let unreadable = list(&requests, params, each).await?;
+    Ok((found, unreadable))
+}
+
+/// The status as tables.
+fn render(status: &NodeStatus, colours: bool) -> String {
+    let mut text = String::new();
+    if status.pulls.is_empty() {
+        text += &format!("Image pulls: none; {} images are on the node.\n", status.pulled);
+    } else {
+        let rows: Vec<[Cell; 4]> = status.pulls.iter().map(pull_row).collect();
+        text += &table(["IMAGE", "PHASE", "PROGRESS", "MESSAGE"], &rows, colours);
+        text += &format!("{} more images are on the node.\n", status.pulled);
+    }
+    if status.recreates.is_empty() {
+        text += "\nContainerRecreateRequests: none.\n";
+    } else {
+        let rows: Vec<[Cell; 6]> = status.recreates.iter().map(recreate_row).collect();
+        let header = ["NAMESPACE", "REQUEST", "POD", "CONTAINERS", "STATE", "MESSAGE"];
+        text += &format!("\n{}", table(header, &rows, colours));
+    }
+    let probes = &status.probes;
+    text += &match probes.total {
+        0 => "\nPod probes: none.\n".to_owned(),
+        total => format!(
+            "\nPod probes: {total} in {} Pods: {} succeeded, {} failed, {} unknown.\n",
+            probes.pods, probes.succeeded, probes.failed, probes.unknown
+        ),
+    };
+    if !status.errors.is_empty() {
+        text += "\nCould not be read:\n";
+        for error in &status.errors {
+            let error = kruise_api::text::printable(error);
+            text += &format!("{}\n", paint(&error, Tone::Bad, colours));
+        }
+    }
+    text
+}
+
+fn tone(state: &str) -> Tone {
+    if state == "Failed" {
+        Tone::Bad
+    } else {
+        Tone::Pending
+    }
+}
+
+fn pull_row(pull: &Pull) -> [Cell; 4] {
+    [
+        pull.image.clone().into(),
+        Cell::toned(pull.phase.clone(), tone(&pull.phase)),
+        format!("{}%", pull.progress).into(),
+        pull.message.clone().into(),
+    ]
+}
+
+fn recreate_row(recreate: &Recreate) -> [Cell; 6] {
+    [
+        recreate.namespace.clone().into(),
+        recreate.name.clone().into(),
+        recreate.pod.clone().into(),
+        recreate.containers.join(",").into(),
+        Cell::toned(recreate.state.clone(), tone(&recreate.state)),
+        recreate.message.clone().into(),
+    ]
+}

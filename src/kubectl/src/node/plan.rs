@@ -1,0 +1,217 @@
+//! What `node` reports about one node.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kruise_api::container_recreate_request::ContainerRecreateRequest;
+use kruise_api::image_reference::join_name_and_tag;
+use kruise_api::node_image::{ImagePullPhase, NodeImage};
+use kruise_api::node_pod_probe::{NodePodProbe, ProbeState};
+use serde::Serialize;
+
+use crate::conditions::find_true;
+use crate::status::plan::{RecreateOutcome, recreate_outcome};
+use kruise_api::container_recreate_request::WAITING;
+
+/// What happens on a node. Its JSON is the output of `node -o json`.
+#[derive(Clone, Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeStatus {
+    /// Name of the node.
+    pub node: String,
+    /// Images that are pulled, wait or have failed.
+    pub pulls: Vec<Pull>,
+    /// Number of images that are there.
+    pub pulled: usize,
+    /// Requests that are not finished or have failed.
+    pub recreates: Vec<Recreate>,
+    /// Probes of the node's Pods.
+    pub probes: ProbeCounts,
+    /// What could not be read.
+    pub errors: Vec<String>,
+}
+
+/// An image that is not there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pull {
+    /// The image.
+    pub image: String,
+    /// Waiting, Pulling or Failed.
+    pub phase: String,
+    /// Percentage of the bytes that are on the node.
+    pub progress: i32,
+    /// When the pull began.
+    pub start_time: Option<Time>,
+    /// Why it waits or failed.
+    pub message: String,
+}
+
+/// A request to recreate containers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Recreate {
+    /// Namespace of the request.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its Pod.
+    pub pod: String,
+    /// Names of its containers.
+    pub containers: Vec<String>,
+    /// Pending, Recreating, Waiting or Failed.
+    pub state: String,
+    /// What it waits for, or why it failed.
+    pub message: String,
+}
+
+/// Probes by their last result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProbeCounts {
+    /// Pods with probes.
+    pub pods: usize,
+    /// Probes.
+    pub total: usize,
+    /// Probes that succeeded.
+    pub succeeded: usize,
+    /// Probes that failed.
+    pub failed: usize,
+    /// Probes without a result.
+    pub unknown: usize,
+}
+
+/// The images of a node that are not there, and the number of those that are.
+pub fn pulls(object: &NodeImage) -> (Vec<Pull>, usize) {
+    let status = object.status.clone().unwrap_or_default();
+    let (mut pulls, mut pulled) = (Vec::new(), 0);
+    for (name, spec) in &object.spec.images {
+        let tags = status.image_statuses.get(name).map(|image| image.tags.as_slice());
+        for tag in &spec.tags {
+            let mut reported = tags.unwrap_or_default().iter();
+            let found = reported.find(|status| status.tag == tag.tag && status.version == tag.version);
+            let image = join_name_and_tag(name, &tag.tag);
+            match found {
+                Some(status) if status.phase == ImagePullPhase::Succeeded => pulled += 1,
+                Some(status) => pulls.push(Pull {
+                    image,
+                    phase: status.phase.to_string(),
+                    progress: status.progress.clamp(0, 100),
+                    start_time: status.start_time.clone(),
+                    message: status.message.clone().unwrap_or_default(),
+                }),
+                None => pulls.push(Pull {
+                    image,
+                    phase: ImagePullPhase::Waiting.to_string(),
+                    progress: 0,
+                    start_time: None,
+                    message: "kruise-daemon has not reported it yet".to_owned(),
+                }),
+            }
+        }
+    }
+    (pulls, pulled)
+}
+
+/// A request that is not finished or has failed.
+pub fn recreate(request: &ContainerRecreateRequest) -> Option<Recreate> {
+    let status = request.status.clone().unwrap_or_default();
+    let (state, message) = match recreate_outcome(&status) {
+        RecreateOutcome::Succeeded => return None,
+        RecreateOutcome::Failed(_, message) => ("Failed".to_owned(), message),
+        RecreateOutcome::Unfinished => match find_true(&status.conditions, WAITING) {
+            Some(condition) => (WAITING.to_owned(), condition.message.to_owned()),
+            None if status.phase.as_str().is_empty() => ("Pending".to_owned(), String::new()),
+            None => (status.phase.to_string(), status.message.unwrap_or_default()),
+        },
+    };
+    let containers = request.spec.containers.iter();
+    Some(Recreate {
+        namespace: request.metadata.namespace.clone().unwrap_or_default(),
+        name: request.metadata.name.clone().unwrap_or_default(),
+        pod: request.spec.pod_name.clone(),
+        containers: containers.map(|container| container.name.clone()).collect(),
+        state,
+        message,
+    })
+}
+
+/// The probes of a node by their last result.
+pub fn probe_counts(object: &NodePodProbe) -> ProbeCounts {
+    let status = object.status.clone().unwrap_or_default();
+    let mut states = BTreeMap::new();
+    for pod in &status.pod_probe_statuses {
+        for probe in &pod.probe_states {
+            states.insert((pod.uid.as_str(), probe.name.as_str()), &probe.state);
+        }
+    }
+    let mut counts = ProbeCounts::default();
+    for pod in object.spec.pod_probes.iter().filter(|pod| !pod.probes.is_empty()) {
+        counts.pods += 1;
+        for probe in &pod.probes {
+            counts.total += 1;
+            match states.get(&(pod.uid.as_str(), probe.name.as_str())) {
+                Some(ProbeState::Succeeded) => counts.succeeded += 1,
+                Some(ProbeState::Failed) => counts.failed += 1,
+                _ => counts.unknown += 1,
+            }
+        }
+    }
+    counts
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use serde_json::{Value, json};
+
+    #[test]
+    fn only_reports_of_the_requested_version_count() {
+        let tag = |tag: &str, version: i64| json!({ "tag": tag, "version": version });
+        let state = |tag: &str, version: i64, phase: &str| json!({ "tag": tag, "version": version, "phase": phase, "progress": 250, "message": phase });
+        let object: NodeImage = serde_json::from_value(json!({
+            "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage", "metadata": { "name": "n" },
+            "spec": { "images": { "nginx": { "tags": [tag("1", 0), tag("2", 1), tag("3", 0), tag("4", 0)] } } },
+            "status": { "desired": 4, "imageStatuses": { "nginx": { "tags": [
+                state("1", 0, "Succeeded"), state("2", 0, "Succeeded"), state("3", 0, "Pulling"),
+                state("4", 0, "Failed"), state("5", 0, "Failed") ] } } },
+        }))
+        .unwrap();
+        let (found, pulled) = pulls(&object);
+        let found: Vec<_> = found
+            .iter()
+            .map(|pull| (&*pull.image, &*pull.phase, pull.progress))
+            .collect();
+        let expected = [
+            ("nginx:2", "Waiting", 0),
+            ("nginx:3", "Pulling", 100),
+            ("nginx:4", "Failed", 100),
+        ];
+        assert_eq!((&found[..], pulled), (&expected[..], 1));
+    }
+
+    #[test]
+    fn probes_are_counted_by_result() {
+        let probe = |name: &str| json!({ "name": name, "containerName": "c", "probe": {} });
+        let state = |name: &str, state: &str| json!({ "name": name, "state": state });
+        let pod = |uid: &str, list: &str, probes: Value| json!({ "name": "p", "namespace": "n", "uid": uid, "IP": "", list: probes });
+        let object: NodePodProbe = serde_json::from_value(json!({
+            "apiVersion": "apps.kruise.io/v1alpha1", "kind": "NodePodProbe", "metadata": { "name": "n" },
+            "spec": { "podProbes": [pod("u", "probes", json!([probe("a"), probe("b"), probe("c")])),
+                pod("v", "probes", json!([probe("a")])), pod("w", "probes", json!([]))] },
+            "status": { "podProbeStatuses": [
+                pod("u", "probeStates", json!([state("a", "Succeeded"), state("b", "Failed"), state("c", "X")])),
+                pod("gone", "probeStates", json!([state("a", "Failed")]))] },
+        }))
+        .unwrap();
+        let expected = ProbeCounts {
+            pods: 2,
+            total: 4,
+            succeeded: 1,
+            failed: 1,
+            unknown: 2,
+        };
+        assert_eq!(probe_counts(&object), expected);
+    }
+}

@@ -1,0 +1,191 @@
+//! Tables, JSON and lines; colours on a terminal.
+//!
+//! Everything that is printed passes through [`printable`] here, so that no text of an object can control a terminal.
+
+use std::fmt::Write as _;
+use std::io::{self, IsTerminal, Write as _};
+
+use kruise_api::text::printable;
+use serde::Serialize;
+
+/// How the result is printed.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// One JSON document
+    Json,
+}
+
+/// The option of commands with a result for programs.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub struct OutputOptions {
+    /// Format of the output; tables when absent
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub output: Option<Format>,
+}
+
+/// How a cell is coloured on a terminal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tone {
+    /// Not at all.
+    #[default]
+    Plain,
+    /// All is well.
+    Good,
+    /// It is not finished.
+    Pending,
+    /// It failed.
+    Bad,
+}
+
+/// A cell of a table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cell {
+    text: String,
+    tone: Tone,
+}
+
+impl Cell {
+    /// A cell in colour.
+    pub fn toned(text: impl Into<String>, tone: Tone) -> Self {
+        let text = text.into();
+        Self { text, tone }
+    }
+}
+
+impl<T: Into<String>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Self::toned(text, Tone::Plain)
+    }
+}
+
+/// Between the columns.
+const GAP: &str = "   ";
+
+/// A table with aligned columns, as kubectl prints it. Cells without text are `-`.
+pub fn table<const N: usize>(header: [&str; N], rows: &[[Cell; N]], colours: bool) -> String {
+    let shown = |cell: &Cell| match cell.text.as_str() {
+        "" => "-".to_owned(),
+        text => printable(text),
+    };
+    let mut widths = header.map(str::len);
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(shown(cell).chars().count());
+        }
+    }
+    let mut text = String::new();
+    let header = header.map(Cell::from);
+    for row in std::iter::once(&header).chain(rows) {
+        let mut line = String::new();
+        for (column, (cell, width)) in row.iter().zip(widths).enumerate() {
+            let last = column + 1 == N;
+            let shown = shown(cell);
+            let padding = if last { 0 } else { width - shown.chars().count() };
+            // Writing into a String cannot fail.
+            let _ = write!(
+                line,
+                "{}{}",
+                paint(&shown, cell.tone, colours),
+                " ".repeat(padding)
+            );
+            if !last {
+                line.push_str(GAP);
+            }
+        }
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// The text in its colour.
+pub fn paint(text: &str, tone: Tone, colours: bool) -> String {
+    let styled = console::style(text).force_styling(colours);
+    match tone {
+        Tone::Plain => text.to_owned(),
+        Tone::Good => styled.green().to_string(),
+        Tone::Pending => styled.yellow().to_string(),
+        Tone::Bad => styled.red().to_string(),
+    }
+}
+
+/// Whether standard output is in colour: a terminal, and neither `NO_COLOR` nor a dumb terminal.
+pub fn colours() -> bool {
+    io::stdout().is_terminal() && console::Term::stdout().features().colors_supported()
+}
+
+/// A document as JSON. What [`printable`] would escape is escaped as JSON does, so that it is the same document.
+pub fn json(document: &impl Serialize) -> String {
+    let text = serde_json::to_string_pretty(document).unwrap_or_default();
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c == '\n' || printable(c.encode_utf8(&mut [0; 4])).starts_with(c) {
+            safe.push(c);
+            continue;
+        }
+        for unit in c.encode_utf16(&mut [0; 2]) {
+            let _ = write!(safe, "\\u{unit:04x}");
+        }
+    }
+    safe
+}
+
+/// Prints a text whose parts are printable already. A closed reader does not stop the command.
+pub fn print(text: &str) {
+    let _ = write!(io::stdout(), "{text}");
+    let _ = io::stdout().flush();
+}
+
+/// Prints a line.
+pub fn print_line(line: &str) {
+    print(&format!("{}\n", printable(line)));
+}
+
+/// Prints a line on standard error.
+pub fn print_note(line: &str) {
+    let _ = writeln!(io::stderr(), "{}", printable(line));
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json as value};
+
+    #[test]
+    fn columns_are_aligned() {
+        let rows = [
+            ["a".into(), Cell::toned("Failed", Tone::Bad), "x".into()],
+            ["long".into(), "".into(), "".into()],
+        ];
+        assert_eq!(
+            table(["NAME", "STATE", "MESSAGE"], &rows, false),
+            "NAME   STATE    MESSAGE\na      Failed   x\nlong   -        -\n"
+        );
+        let coloured = table(["NAME", "STATE", "MESSAGE"], &rows, true);
+        assert!(coloured.contains("\u{1b}[31mFailed\u{1b}[0m   x"), "{coloured:?}");
+    }
+
+    #[test]
+    fn json_escapes_are_those_of_json() {
+        let document = value!({ "message": "a\u{1b}\u{9b}\u{7f}\u{202e}\nü" });
+        let text = json(&document);
+        assert!(text.contains("a\\u001b\\u009b\\u007f\\u202e\\nü"), "{text}");
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), document);
+    }
+
+    proptest! {
+        /// Whatever a tenant writes: nothing but the lines and colours of the table reaches the terminal.
+        #[test]
+        fn foreign_text_cannot_control_the_terminal(name in ".*", message in any::<String>()) {
+            let text = table(["A", "B"], &[[name.clone().into(), Cell::toned(&*message, Tone::Bad)]], false);
+            prop_assert_eq!(text.lines().count(), 2);
+            prop_assert!(text.replace('\n', "").chars().all(|c| !c.is_control()));
+            let document = value!({ "name": name, "message": message });
+            let text = json(&document);
+            prop_assert!(text.replace('\n', "").chars().all(|c| !c.is_control()));
+            prop_assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), document);
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! `kubectl kruise pull`: an ImagePullJob, followed to its end.
+//!
+//! In:  the image and which nodes; the job's status, and NodeImages for the causes of failures.
+//! Out: a new ImagePullJob, a bar or lines on standard error, failed nodes with their causes on standard output.
+
+pub mod plan;
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream;
+use indicatif::{ProgressBar, ProgressStyle};
+use kruise_api::image_pull_job::ImagePullJob;
+use kruise_api::node_image::NodeImage;
+use kruise_api::text::printable;
+use kruise_cluster::write;
+use kube::{Api, ResourceExt};
+
+use super::arguments;
+use super::client::{Connection, create, follow};
+use super::error::Error;
+use super::output::{print_line, print_note};
+use super::signals::interrupted;
+use plan::{Progress, Request};
+
+/// Failed nodes whose causes are read.
+const MAX_CAUSES: usize = 100;
+/// Causes that are read at a time.
+const CAUSES_AT_ONCE: usize = 8;
+
+/// Options of `pull`.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Options {
+    /// The image: NAME[:TAG][@DIGEST]
+    #[arg(value_name = "IMAGE", value_parser = arguments::image)]
+    image: String,
+
+    /// Only on nodes with these labels: KEY=VALUE,…
+    #[arg(short = 'l', long, value_name = "LABELS", value_parser = arguments::labels, conflicts_with = "nodes")]
+    selector: Option<std::collections::BTreeMap<String, String>>,
+
+    /// Only on these nodes: NAME,…
+    #[arg(long, value_name = "NODES", value_delimiter = ',', value_parser = arguments::object_name)]
+    nodes: Vec<String>,
+
+    /// How many nodes pull at a time; 1 when absent
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..))]
+    parallelism: Option<i32>,
+
+    /// Secret with registry credentials, in the namespace of the job; may be repeated
+    #[arg(long, value_name = "SECRET", value_parser = arguments::object_name)]
+    pull_secret: Vec<String>,
+
+    /// Name of the job; generated when absent
+    #[arg(long, value_name = "NAME", value_parser = arguments::object_name)]
+    name: Option<String>,
+
+    /// How long to wait for the end of the job, such as 10m; 0 is without limit
+    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = arguments::duration)]
+    timeout: Duration,
+
+    /// Whether to wait for the end of the job
+    #[arg(long, default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true",
+        action = clap::ArgAction::Set)]
+    wait: bool,
+}
+
+/// Creates the job and follows it.
+pub async fn run(connection: &Connection, options: Options) -> Result<(), Error> {
+    let Options {
+        image,
+        selector,
+        nodes,
+        parallelism,
+        pull_secret,
+        name,
+        timeout,
+        wait,
+    } = options;
+    let request = Request {
+        image,
+        labels: selector.unwrap_or_default(),
+        nodes,
+        parallelism,
+        pull_secrets: pull_secret,
+        name,
+    };
+    let jobs: Api<ImagePullJob> = connection.api();
+    let job = create(&jobs, &plan::job(&request, &connection.namespace)).await?;
+    print_line(&format!("imagepulljob.apps.kruise.io/{} created", job.name_any()));
+    if !wait {
+        return Ok(());
+    }
+    let end = follow_job(&jobs, &job, timeout).await?;
+    report(connection, &request.image, &end).await
+}
+
+/// Follows the job to its end.
+async fn follow_job(
+    jobs: &Api<ImagePullJob>,
+    job: &ImagePullJob,
+    limit: Duration,
+) -> Result<Progress, Error> {
+    let (name, uid) = (job.name_any(), job.uid().unwrap_or_default());
+    let mut view = ProgressView::new();
+    let following = follow(jobs, &name, &uid, |job| {
+        let progress = plan::progress(job);
+        view.show(&progress);
+        progress.ended.then_some(progress)
+    });
+    let result = tokio::select! {
+        ended = following => ended,
+        () = interrupted() => Err(Error::Interrupted(format!("interrupted; {}", job_goes_on(job)))),
+        () = sleep_unless_zero(limit) => Err(Error::TimedOut(format!(
+            "timed out after {limit:?}; {}", job_goes_on(job)
+        ))),
+    };
+    view.clear();
+    result
+}
+
+/// Sleeps; for ever if the time is zero.
+pub async fn sleep_unless_zero(limit: Duration) {
+    if limit.is_zero() {
+        return std::future::pending().await;
+    }
+    tokio::time::sleep(limit).await;
+}
+
+fn job_goes_on(job: &ImagePullJob) -> String {
+    let (name, namespace) = (job.name_any(), job.namespace().unwrap_or_default());
+    format!(
+        "the job continues. To follow it:\n  kubectl get imagepulljob {name} -n {namespace} -w\n\
+         To stop it:\n  kubectl delete imagepulljob {name} -n {namespace}"
+    )
+}
+
+/// Prints the result, with the cause of each failure.
+async fn report(connection: &Connection, image: &str, end: &Progress) -> Result<(), Error> {
+    if end.is_complete() {
+        let line = match end.desired {
+            0 => "no node matches; nothing was pulled".to_owned(),
+            count => format!("{image} is on {count} nodes"),
+        };
+        print_line(&line);
+        return Ok(());
+    }
+    let images = &Api::<NodeImage>::all(connection.client.clone());
+    let causes = stream::iter(end.failed_nodes.iter().take(MAX_CAUSES)).map(|node| async move {
+        let found = write::get(images, node).await;
+        match found {
+            Ok(found) => found.and_then(|found| plan::cause(&found, image)),
+            Err(error) => Some(format!(
+                "its NodeImage cannot be read: {}",
+                Error::from(error).text()
+            )),
+        }
+    });
+    let causes: Vec<Option<String>> = causes.buffered(CAUSES_AT_ONCE).collect().await;
+    let without_cause = std::iter::repeat(None);
+    for (node, cause) in end
+        .failed_nodes
+        .iter()
+        .zip(causes.into_iter().chain(without_cause))
+    {
+        let cause = cause.unwrap_or_else(|| "the cause is not known".to_owned());
+        print_line(&format!("node {node}: {cause}"));
+    }
+    let mut message = format!(
+        "{image} could not be pulled on {} of {} nodes",
+        end.failed, end.desired
+    );
+    if let Some(failure) = end.failure.as_ref().filter(|_| end.failed_nodes.is_empty()) {
+        message += &format!(": {}", printable(failure));
+    }
+    Err(Error::Failed(message))
+}
+
+/// A bar on a terminal, lines elsewhere; both on standard error.
+struct ProgressView {
+    bar: Option<ProgressBar>,
+    last: Option<Progress>,
+}
+
+impl ProgressView {
+    fn new() -> Self {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(0);
+            let style =
+                ProgressStyle::with_template("{spinner} [{bar:30}] {pos}/{len} nodes  {elapsed}  {msg}");
+            bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        });
+        Self { bar, last: None }
+    }
+
+    fn show(&mut self, progress: &Progress) {
+        if let Some(bar) = &self.bar {
+            bar.set_length(u64::try_from(progress.desired).unwrap_or_default());
+            bar.set_position(u64::try_from(progress.finished()).unwrap_or_default());
+            bar.set_message(printable(&bar_message(progress)));
+        } else if progress.is_news_after(self.last.as_ref()) {
+            print_note(&progress.line());
+            self.last = Some(progress.clone());
+        }
+    }
+
+    fn clear(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+fn bar_message(progress: &Progress) -> String {
+    let mut parts = vec![format!("{} pulling", progress.active)];
+    if progress.failed > 0 {
+        parts.push(format!("{} failed", progress.failed));
+    }
+    if !progress.waiting.is_empty() {
+        parts.push(progress.waiting.clone());
+    }
+    parts.join(", ")
+}

@@ -1,0 +1,307 @@
+//! What `pull` creates, prints and returns.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kruise_api::image_pull_job::{
+    COMPLETE, CompletionPolicy, FAILED, ImagePullJob, ImagePullJobNodeSelector, ImagePullJobSpec, WAITING,
+};
+use kruise_api::image_reference::{ImageReference, join_name_and_tag};
+use kruise_api::node_image::{ImagePullPhase, NodeImage};
+
+use crate::conditions::find_true;
+
+/// Seconds after its end when a job of this command is deleted.
+pub const TTL_SECONDS: i32 = 24 * 60 * 60;
+/// Characters of the image in a generated name.
+const MAX_NAME_CHARS: usize = 40;
+
+/// What the user asks for.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    pub image: String,
+    pub labels: BTreeMap<String, String>,
+    pub nodes: Vec<String>,
+    pub parallelism: Option<i32>,
+    pub pull_secrets: Vec<String>,
+    /// Without a name, the API server generates one.
+    pub name: Option<String>,
+}
+
+/// The job to create.
+pub fn job(request: &Request, namespace: &str) -> ImagePullJob {
+    let Request {
+        image,
+        labels,
+        nodes,
+        parallelism,
+        pull_secrets,
+        name,
+    } = request.clone();
+    let selector = ImagePullJobNodeSelector {
+        names: nodes,
+        match_labels: labels,
+        match_expressions: Vec::new(),
+    };
+    let everywhere = selector == ImagePullJobNodeSelector::default();
+    let generate_name = name.is_none().then(|| format!("{}-", name_of_image(&image)));
+    ImagePullJob {
+        metadata: ObjectMeta {
+            namespace: Some(namespace.to_owned()),
+            name,
+            generate_name,
+            ..ObjectMeta::default()
+        },
+        spec: ImagePullJobSpec {
+            image,
+            selector: (!everywhere).then_some(selector),
+            parallelism: parallelism.map(IntOrString::Int),
+            pull_secrets,
+            completion_policy: CompletionPolicy {
+                ttl_seconds_after_finished: Some(TTL_SECONDS),
+                ..CompletionPolicy::default()
+            },
+            ..ImagePullJobSpec::default()
+        },
+        status: None,
+    }
+}
+
+/// The last part of an image's name as a part of an object's name.
+fn name_of_image(image: &str) -> String {
+    let path = ImageReference::parse(image).map(|reference| reference.path().to_owned());
+    let path = path.unwrap_or_default();
+    let last = path.rsplit('/').next().unwrap_or_default();
+    let name: String = last
+        .chars()
+        .map(|c| {
+            if c.is_ascii_alphanumeric() {
+                c.to_ascii_lowercase()
+            } else {
+                '-'
+            }
+        })
+        .take(MAX_NAME_CHARS)
+        .collect();
+    match name.trim_matches('-') {
+        "" => "pull".to_owned(),
+        name => format!("pull-{name}"),
+    }
+}
+
+/// The progress of a job.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    pub desired: i32,
+    pub active: i32,
+    pub succeeded: i32,
+    pub failed: i32,
+    /// What it waits for.
+    pub waiting: String,
+    /// Whether it has ended.
+    pub ended: bool,
+    /// Names of nodes on which it failed.
+    pub failed_nodes: Vec<String>,
+    /// Message of condition `Failed`.
+    pub failure: Option<String>,
+}
+
+/// Reads the progress of a job.
+pub fn progress(job: &ImagePullJob) -> Progress {
+    let status = job.status.clone().unwrap_or_default();
+    let failure = find_true(&status.conditions, FAILED).map(|condition| condition.message.to_owned());
+    let complete = find_true(&status.conditions, COMPLETE).is_some();
+    let waiting = find_true(&status.conditions, WAITING);
+    Progress {
+        desired: status.desired.max(0),
+        active: status.active.max(0),
+        succeeded: status.succeeded.max(0),
+        failed: status.failed.max(0),
+        waiting: waiting.map_or_else(String::new, |waiting| {
+            format!("{}: {}", waiting.reason, waiting.message)
+        }),
+        ended: status.completion_time.is_some() || complete || failure.is_some(),
+        failed_nodes: status.failed_nodes,
+        failure,
+    }
+}
+
+impl Progress {
+    /// Whether the job ended with the image on all its nodes.
+    pub fn is_complete(&self) -> bool {
+        self.ended && self.failed == 0 && self.failed_nodes.is_empty() && self.failure.is_none()
+    }
+
+    /// Nodes that have ended.
+    pub fn finished(&self) -> i32 {
+        self.succeeded.saturating_add(self.failed)
+    }
+
+    /// One line for a log.
+    pub fn line(&self) -> String {
+        let Self {
+            desired,
+            active,
+            succeeded,
+            failed,
+            waiting,
+            ..
+        } = self;
+        let mut line =
+            format!("{succeeded} of {desired} nodes have the image, {active} pull it, {failed} failed");
+        if !waiting.is_empty() {
+            line += &format!("; waiting: {waiting}");
+        }
+        line
+    }
+
+    /// Whether a log that ends with `last` should have another line: every tenth of the nodes, each change of what the
+    /// job waits for, and the first failure.
+    pub fn is_news_after(&self, last: Option<&Self>) -> bool {
+        let Some(last) = last else { return true };
+        let tenth = |progress: &Self| {
+            let finished = i64::from(progress.finished()) * 10;
+            finished.checked_div(i64::from(progress.desired))
+        };
+        tenth(self) != tenth(last)
+            || self.desired != last.desired
+            || self.waiting != last.waiting
+            || (self.failed > 0) != (last.failed > 0)
+            || (self.active > 0) != (last.active > 0)
+    }
+}
+
+/// Why the pull of an image failed on a node.
+pub fn cause(node_image: &NodeImage, image: &str) -> Option<String> {
+    let wanted = ImageReference::parse(image).ok()?;
+    let status = node_image.status.as_ref()?;
+    let tags = status
+        .image_statuses
+        .iter()
+        .flat_map(|(name, status)| status.tags.iter().map(move |tag| (name, tag)));
+    let mut failed = tags.filter(|(name, tag)| {
+        tag.phase == ImagePullPhase::Failed && wanted.is_same_image(&join_name_and_tag(name, &tag.tag))
+    });
+    let (_, tag) = failed.next()?;
+    tag.message.clone().filter(|message| !message.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    fn request(image: &str) -> Request {
+        Request {
+            image: image.into(),
+            ..Request::default()
+        }
+    }
+
+    #[test]
+    fn job_has_only_what_was_given() {
+        let everywhere = serde_json::to_value(job(&request("nginx:1"), "apps")).unwrap();
+        assert_eq!(
+            everywhere,
+            json!({
+                "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
+                "metadata": { "generateName": "pull-nginx-", "namespace": "apps" },
+                "spec": { "image": "nginx:1", "completionPolicy": { "ttlSecondsAfterFinished": 86400 } },
+            })
+        );
+        let some = Request {
+            labels: BTreeMap::from([("a".into(), "b".into())]),
+            parallelism: Some(5),
+            pull_secrets: vec!["s".into()],
+            name: Some("warm".into()),
+            ..request("nginx:1")
+        };
+        let some = serde_json::to_value(job(&some, "apps")).unwrap();
+        assert_eq!(some["metadata"], json!({ "name": "warm", "namespace": "apps" }));
+        assert_eq!(some["spec"]["selector"], json!({ "matchLabels": { "a": "b" } }));
+        assert_eq!(
+            (&some["spec"]["parallelism"], &some["spec"]["pullSecrets"]),
+            (&json!(5), &json!(["s"]))
+        );
+        let nodes = Request {
+            nodes: vec!["n1".into(), "n2".into()],
+            ..request("nginx")
+        };
+        let nodes = serde_json::to_value(job(&nodes, "apps")).unwrap();
+        assert_eq!(nodes["spec"]["selector"], json!({ "names": ["n1", "n2"] }));
+    }
+
+    fn observed(status: Value) -> Progress {
+        let object = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
+            "metadata": { "name": "j" }, "spec": { "image": "i", "completionPolicy": {} }, "status": status });
+        progress(&serde_json::from_value(object).unwrap())
+    }
+
+    #[test]
+    fn job_is_complete_only_without_failures() {
+        let end = "2026-01-01T00:00:00Z";
+        let complete = observed(json!({ "desired": 1, "succeeded": 1, "completionTime": end }));
+        assert!(complete.is_complete());
+        let failed = observed(
+            json!({ "desired": 2, "succeeded": 1, "failed": 1, "completionTime": end,
+            "failedNodes": ["n"] }),
+        );
+        assert!(failed.ended && !failed.is_complete());
+        let condition = json!([{ "type": "Failed", "status": "True", "reason": "R", "message": "m",
+            "lastTransitionTime": end }]);
+        assert!(
+            !observed(json!({ "desired": 0, "conditions": condition, "completionTime": end })).is_complete()
+        );
+        assert!(!observed(json!({ "desired": 1, "succeeded": 1 })).ended);
+        assert!(!observed(Value::Null).ended);
+    }
+
+    #[test]
+    fn log_of_a_large_job_is_short() {
+        let mut last: Option<Progress> = None;
+        let mut lines = 0;
+        for succeeded in 0..=1000 {
+            let now = Progress {
+                desired: 1000,
+                active: 1,
+                succeeded,
+                ..Progress::default()
+            };
+            if now.is_news_after(last.as_ref()) {
+                lines += 1;
+                last = Some(now);
+            }
+        }
+        assert_eq!(lines, 11);
+    }
+
+    #[test]
+    fn cause_is_that_of_the_same_image() {
+        let tag = |tag: &str, phase: &str, message: &str| json!({ "tag": tag, "phase": phase, "progress": 0, "version": 0, "message": message });
+        let object: NodeImage = serde_json::from_value(json!({
+            "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage", "metadata": { "name": "n" }, "spec": {},
+            "status": { "desired": 2, "imageStatuses": {
+                "other": { "tags": [tag("1", "Failed", "x")] },
+                "nginx": { "tags": [tag("1", "Failed", "no such image"), tag("2", "Succeeded", "")] } } },
+        }))
+        .unwrap();
+        assert_eq!(
+            cause(&object, "docker.io/library/nginx:1").as_deref(),
+            Some("no such image")
+        );
+        assert_eq!(cause(&object, "nginx:2"), None);
+        assert_eq!(cause(&object, "nginx:3"), None);
+    }
+
+    proptest! {
+        /// Whatever the image: the generated name is one that the API server accepts.
+        #[test]
+        fn generated_names_are_valid(image in "[ -~]{0,300}") {
+            let name = name_of_image(&image);
+            prop_assert!(kruise_api::names::is_label(&format!("{name}-x7k2p")), "{name}");
+        }
+    }
+}

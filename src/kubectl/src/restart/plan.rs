@@ -1,0 +1,240 @@
+//! Which Pods are restarted next, and with which requests.
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kruise_api::container_recreate_request::{
+    ContainerRecreateRequest, ContainerRecreateRequestContainer, ContainerRecreateRequestSpec,
+    ContainerRecreateRequestStatus, WAITING,
+};
+use kruise_api::owner::Owner;
+
+use crate::conditions::find_true;
+
+/// Seconds after its end when a request of this command is deleted.
+pub const TTL_SECONDS: i32 = 24 * 60 * 60;
+
+/// How far the restart of a Pod is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodState {
+    /// Not started.
+    Pending,
+    /// Its request is not finished.
+    Recreating,
+    /// Its containers were recreated.
+    Succeeded,
+    /// Its request failed, or could not be created.
+    Failed,
+}
+
+/// Limits of the restart of many Pods.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Pods that are restarted at a time, 1 or greater.
+    pub max_unavailable: usize,
+    /// Whether other Pods are started after a failure.
+    pub continue_on_failure: bool,
+}
+
+/// The Pods, by position, whose restart starts now.
+pub fn next(states: &[PodState], limits: Limits) -> Vec<usize> {
+    let failed = states.contains(&PodState::Failed);
+    if failed && !limits.continue_on_failure {
+        return Vec::new();
+    }
+    let recreating = states
+        .iter()
+        .filter(|state| **state == PodState::Recreating)
+        .count();
+    let free = limits.max_unavailable.saturating_sub(recreating);
+    let pending = states
+        .iter()
+        .enumerate()
+        .filter(|(_, state)| **state == PodState::Pending);
+    pending.map(|(position, _)| position).take(free).collect()
+}
+
+/// The result in one line.
+pub fn summary(states: &[PodState]) -> String {
+    let count = |state: PodState| states.iter().filter(|other| **other == state).count();
+    let mut parts = vec![format!(
+        "{} of {} Pods restarted",
+        count(PodState::Succeeded),
+        states.len()
+    )];
+    for (state, text) in [
+        (PodState::Failed, "failed"),
+        (PodState::Recreating, "in progress"),
+        (PodState::Pending, "not started"),
+    ] {
+        if count(state) > 0 {
+            parts.push(format!("{} {text}", count(state)));
+        }
+    }
+    parts.join(", ")
+}
+
+/// Whether the Pod is one of the owner's that can be restarted: on a node, running and not being deleted.
+pub fn is_restartable(pod: &Pod, owner: &Owner) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let scheduled = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+    let owned = Owner::controller(&pod.metadata).is_some_and(|controller| controller == *owner);
+    owned && scheduled && phase == Some("Running") && pod.metadata.deletion_timestamp.is_none()
+}
+
+/// Those of the names that are no container of the Pod, nor an init container that restarts always.
+pub fn missing_containers<'a>(pod: &Pod, names: &'a [String]) -> Vec<&'a str> {
+    let Some(spec) = &pod.spec else {
+        return names.iter().map(String::as_str).collect();
+    };
+    let restarts = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
+    let init = spec.init_containers.iter().flatten().filter(restarts);
+    let existing: Vec<&str> = spec
+        .containers
+        .iter()
+        .chain(init)
+        .map(|container| container.name.as_str())
+        .collect();
+    let names = names.iter().map(String::as_str);
+    names.filter(|name| !existing.contains(name)).collect()
+}
+
+/// The request to create.
+pub fn request(namespace: &str, pod: &str, containers: &[String]) -> ContainerRecreateRequest {
+    let container = |name: &String| ContainerRecreateRequestContainer {
+        name: name.clone(),
+        ..ContainerRecreateRequestContainer::default()
+    };
+    ContainerRecreateRequest {
+        metadata: ObjectMeta {
+            namespace: Some(namespace.to_owned()),
+            generate_name: Some(format!("{pod}-")),
+            ..ObjectMeta::default()
+        },
+        spec: ContainerRecreateRequestSpec {
+            pod_name: pod.to_owned(),
+            containers: containers.iter().map(container).collect(),
+            ttl_seconds_after_finished: Some(TTL_SECONDS),
+            ..ContainerRecreateRequestSpec::default()
+        },
+        status: None,
+    }
+}
+
+/// What happens to a request, in one line.
+pub fn progress_line(status: &ContainerRecreateRequestStatus) -> String {
+    if let Some(waiting) = find_true(&status.conditions, WAITING) {
+        return format!("waiting: {}: {}", waiting.reason, waiting.message);
+    }
+    let states: Vec<String> = status
+        .container_recreate_states
+        .iter()
+        .map(|state| match state.message.as_deref().unwrap_or_default() {
+            "" => format!("{} {}", state.name, state.phase),
+            message => format!("{} {} ({message})", state.name, state.phase),
+        })
+        .collect();
+    if !states.is_empty() {
+        return states.join(", ");
+    }
+    match status.phase.as_str() {
+        "" => "waiting for kruise-daemon".to_owned(),
+        phase => phase.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    proptest! {
+        /// Whatever fails in whatever order: there are never more restarts at a time than allowed, each Pod is started at
+        /// most once, none after a failure unless that is requested, and the command ends.
+        #[test]
+        fn restarts_stay_within_their_limits(
+            results in prop::collection::vec(any::<bool>(), 0..20),
+            order in prop::collection::vec(any::<prop::sample::Index>(), 40),
+            max_unavailable in 1_usize..6,
+            continue_on_failure in any::<bool>(),
+        ) {
+            let limits = Limits { max_unavailable, continue_on_failure };
+            let mut states = vec![PodState::Pending; results.len()];
+            let mut order = order.into_iter();
+            loop {
+                let failed = states.contains(&PodState::Failed);
+                let started = next(&states, limits);
+                prop_assert!(!failed || continue_on_failure || started.is_empty());
+                for position in started {
+                    prop_assert_eq!(states[position], PodState::Pending);
+                    states[position] = PodState::Recreating;
+                }
+                let running: Vec<usize> =
+                    (0..states.len()).filter(|i| states[*i] == PodState::Recreating).collect();
+                prop_assert!(running.len() <= max_unavailable);
+                prop_assert!(next(&states, limits).is_empty(), "the plan is not complete");
+                if running.is_empty() {
+                    break;
+                }
+                let position = *order.next().unwrap().get(&running);
+                states[position] = if results[position] { PodState::Succeeded } else { PodState::Failed };
+            }
+            if continue_on_failure || results.iter().all(|good| *good) {
+                prop_assert!(!states.contains(&PodState::Pending));
+            }
+        }
+    }
+
+    #[test]
+    fn summary_names_what_did_not_happen() {
+        use PodState::{Failed, Pending, Succeeded};
+        assert_eq!(summary(&[Succeeded, Succeeded]), "2 of 2 Pods restarted");
+        assert_eq!(
+            summary(&[Succeeded, Failed, Pending, Pending]),
+            "1 of 4 Pods restarted, 1 failed, 2 not started"
+        );
+    }
+
+    #[test]
+    fn containers_must_exist_and_restart() {
+        let pod: Pod = serde_json::from_value(json!({ "spec": {
+            "containers": [{ "name": "app" }],
+            "initContainers": [{ "name": "setup" }, { "name": "proxy", "restartPolicy": "Always" }] } }))
+        .unwrap();
+        let names = ["app", "setup", "proxy", "x"].map(str::to_owned);
+        assert_eq!(missing_containers(&pod, &names), ["setup", "x"]);
+        assert_eq!(missing_containers(&Pod::default(), &names[..1]), ["app"]);
+    }
+
+    #[test]
+    fn only_running_pods_of_the_owner_are_restarted() {
+        let pod = |uid: &str, phase: &str, deleted: bool| -> Pod {
+            let deleted = deleted.then_some("2026-01-01T00:00:00Z");
+            serde_json::from_value(json!({
+                "metadata": { "name": "p", "deletionTimestamp": deleted, "ownerReferences": [{ "name": "web",
+                    "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "uid": uid, "controller": true }] },
+                "spec": { "nodeName": "n", "containers": [] }, "status": { "phase": phase } }))
+            .unwrap()
+        };
+        let metadata = ObjectMeta {
+            name: Some("web".into()),
+            uid: Some("u".into()),
+            ..ObjectMeta::default()
+        };
+        let owner = Owner::clone_set(&metadata);
+        assert!(is_restartable(&pod("u", "Running", false), &owner));
+        assert!(!is_restartable(&pod("v", "Running", false), &owner));
+        assert!(!is_restartable(&pod("u", "Pending", false), &owner));
+        assert!(!is_restartable(&pod("u", "Running", true), &owner));
+    }
+
+    #[test]
+    fn progress_shows_what_is_waited_for() {
+        let line = |status: serde_json::Value| progress_line(&serde_json::from_value(status).unwrap());
+        assert_eq!(line(json!({ "phase": "" })), "waiting for kruise-daemon");
+        let states = json!([{ "name": "a", "phase": "Succeeded" }, { "name": "b", "phase": "Recreating", "message": "m" }]);
+        let status = json!({ "phase": "Recreating", "containerRecreateStates": states });
+        assert_eq!(line(status), "a Succeeded, b Recreating (m)");
+    }
+}

@@ -1,0 +1,352 @@
+//! `kubectl kruise status`: what is installed, whether it is ready, and what waits for what.
+//!
+//! In:  the DaemonSet, Deployments and Lease of Kruise, its CRDs, and the objects of its kinds.
+//! Out: tables or JSON; exit code 1 if a part could not be read, with all other parts.
+
+pub mod plan;
+
+use futures::future::join_all;
+use futures::join;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kruise_api::Kind;
+use kruise_api::cloneset::CloneSet;
+use kruise_api::container_recreate_request::ContainerRecreateRequest;
+use kruise_api::image_list_pull_job::ImageListPullJob;
+use kruise_api::image_pull_job::ImagePullJob;
+use kruise_api::keys::SYSTEM_NAMESPACE;
+use kruise_api::sidecarset::SidecarSet;
+use kruise_cluster::write;
+use kube::api::ListParams;
+use kube::core::Selector;
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+
+use super::client::{Connection, list};
+use super::error::Error;
+use super::output::{Cell, OutputOptions, Tone, colours, json, paint, print, table};
+use plan::{ClusterStatus, CrdStatus, DaemonStatus, DeploymentStatus, WaitingObject};
+
+const DAEMON: &str = "kruise-daemon";
+const MANAGER: &str = "kruise-manager";
+const WEBHOOK: &str = "kruise-webhook";
+
+/// What the parts of the status could not be read for, in one list.
+struct Errors(Vec<String>);
+
+impl Errors {
+    /// The value; an error is noted under this name.
+    fn note<T: Default>(&mut self, what: &str, result: Result<T, Error>) -> T {
+        result.unwrap_or_else(|error| {
+            self.0.push(format!("{what}: {}", error.text()));
+            T::default()
+        })
+    }
+}
+
+/// Prints the status.
+pub async fn run(connection: &Connection, options: OutputOptions) -> Result<(), Error> {
+    let status = Box::pin(read(connection)).await;
+    match options.output {
+        Some(_) => print(&format!("{}\n", json(&status))),
+        None => print(&render(&status, colours())),
+    }
+    match status.errors.len() {
+        0 => Ok(()),
+        count => Err(Error::Failed(format!(
+            "{count} parts of the status could not be read"
+        ))),
+    }
+}
+
+async fn read(connection: &Connection) -> ClusterStatus {
+    let (daemon, manager, webhook, leader, crds, (waiting, list_errors)) = join!(
+        read_daemons(connection),
+        read_deployment(connection, MANAGER),
+        read_deployment(connection, WEBHOOK),
+        read_leader(connection),
+        read_crds(connection),
+        read_waiting(connection),
+    );
+    let mut errors = Errors(Vec::new());
+    let mut status = ClusterStatus {
+        daemon: errors.note("DaemonSet kruise-daemon", daemon),
+        manager: errors.note("Deployment kruise-manager", manager),
+        webhook: errors.note("Deployment kruise-webhook", webhook),
+        leader: errors.note("Lease kruise-manager", leader),
+        crds: Vec::new(),
+        waiting,
+        errors: Vec::new(),
+    };
+    for (name, established) in crds {
+        let established = errors.note(&format!("CRD {name}"), established);
+        status.crds.push(CrdStatus { name, established });
+    }
+    status.errors = [errors.0, list_errors].concat();
+    status
+}
+
+fn system_api<K>(connection: &Connection) -> Api<K>
+where
+    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+{
+    Api::namespaced(connection.client.clone(), SYSTEM_NAMESPACE)
+}
+
+async fn read_daemons(connection: &Connection) -> Result<Option<DaemonStatus>, Error> {
+    let Some(set) = write::get(&system_api::<DaemonSet>(connection), DAEMON).await? else {
+        return Ok(None);
+    };
+    let selector = set
+        .spec
+        .as_ref()
+        .map(|spec| spec.selector.clone())
+        .unwrap_or_default();
+    let selector = Selector::try_from(selector).map_err(|why| Error::Refused(why.to_string()))?;
+    let mut pods = Vec::new();
+    let params = ListParams::default().labels_from(&selector);
+    list(&system_api::<Pod>(connection), params, |pod: Pod| pods.push(pod)).await?;
+    Ok(Some(plan::daemon_status(&set, &pods)))
+}
+
+async fn read_deployment(connection: &Connection, name: &str) -> Result<Option<DeploymentStatus>, Error> {
+    let found = write::get(&system_api::<Deployment>(connection), name).await?;
+    Ok(found.as_ref().map(plan::deployment_status))
+}
+
+async fn read_leader(connection: &Connection) -> Result<Option<String>, Error> {
+    let lease = write::get(&system_api::<Lease>(connection), MANAGER).await?;
+    let holder = lease.and_then(|lease| lease.spec?.holder_identity);
+    Ok(holder.filter(|holder| !holder.is_empty()))
+}
+
+async fn read_crds(connection: &Connection) -> Vec<(String, Result<Option<bool>, Error>)> {
+    let crds = &Api::<CustomResourceDefinition>::all(connection.client.clone());
+    join_all(Kind::ALL.map(|kind| async move {
+        let name = kind.crd_name();
+        let found = write::get(crds, &name).await;
+        let established = found.map(|crd| Some(crd.is_some_and(|crd| plan::is_established(&crd))));
+        (name, established.map_err(Error::from))
+    }))
+    .await
+}
+
+async fn read_waiting(connection: &Connection) -> (Vec<WaitingObject>, Vec<String>) {
+    let (sets, sidecar_sets, jobs, list_jobs, requests) = join!(
+        list_waiting(connection.api_of_scope::<CloneSet>(), plan::waiting_clone_set),
+        list_waiting(
+            Api::<SidecarSet>::all(connection.client.clone()),
+            plan::waiting_sidecar_set
+        ),
+        list_waiting(connection.api_of_scope::<ImagePullJob>(), plan::waiting_pull_job),
+        list_waiting(
+            connection.api_of_scope::<ImageListPullJob>(),
+            plan::waiting_list_pull_job
+        ),
+        list_waiting(
+            connection.api_of_scope::<ContainerRecreateRequest>(),
+            plan::waiting_recreate_request
+        ),
+    );
+    let (mut objects, mut errors) = (Vec::new(), Vec::new());
+    for (found, problems) in [sets, sidecar_sets, jobs, list_jobs, requests] {
+        objects.extend(found);
+        errors.extend(problems);
+    }
+    objects.sort();
+    (objects, errors)
+}
+
+async fn list_waiting<K>(
+    api: Api<K>,
+    waiting: impl Fn(&K) -> Option<WaitingObject>,
+) -> (Vec<WaitingObject>, Vec<String>)
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned,
+{
+    let mut found = Vec::new();
+    match list(&api, ListParams::default(), |object: K| {
+        found.extend(waiting(&object))
+    })
+    .await
+    {
+        Ok(unreadable) => (found, unreadable),
+        // Without its CRD a kind has no objects; the CRD is reported as missing.
+        Err(Error::Server(error)) if error.not_found() => (found, Vec::new()),
+        Err(error) => (found, vec![format!("{}: {}", K::plural(&()), error.text())]),
+    }
+}
+
+/// The status as tables.
+fn render(status: &ClusterStatus, colours: bool) -> String {
+    let mut rows = vec![daemon_row(status)];
+    rows.push(deployment_row(
+        "manager",
+        status.manager.as_ref(),
+        status.leader.as_deref(),
+    ));
+    rows.push(deployment_row("webhook", status.webhook.as_ref(), None));
+    rows.push(crd_row(&status.crds));
+    let mut text = table(["COMPONENT", "READY", "STATE", "NOTE"], &rows, colours);
+    if let Some(daemon) = status
+        .daemon
+        .as_ref()
+        .filter(|daemon| !daemon.not_ready.is_empty())
+    {
+        let rows: Vec<[Cell; 3]> = daemon
+            .not_ready
+            .iter()
+            .map(|pod| {
+                [
+                    pod.node.clone().into(),
+                    pod.pod.clone().into(),
+                    Cell::toned(pod.reason.clone(), Tone::Bad),
+                ]
+            })
+            .collect();
+        text += "\nDaemons that are not ready:\n";
+        text += &table(["NODE", "POD", "REASON"], &rows, colours);
+    }
+    text += "\n";
+    if status.waiting.is_empty() {
+        text += "Nothing waits and nothing has failed.\n";
+    } else {
+        let rows: Vec<[Cell; 6]> = status.waiting.iter().map(waiting_row).collect();
+        let header = ["KIND", "NAMESPACE", "NAME", "STATE", "REASON", "MESSAGE"];
+        text += &table(header, &rows, colours);
+    }
+    if !status.errors.is_empty() {
+        text += "\nCould not be read:\n";
+        for error in &status.errors {
+            let error = kruise_api::text::printable(error);
+            text += &format!("{}\n", paint(&error, Tone::Bad, colours));
+        }
+    }
+    text
+}
+
+fn daemon_row(status: &ClusterStatus) -> [Cell; 4] {
+    let Some(daemon) = &status.daemon else {
+        return not_found_row("daemon");
+    };
+    let note = match daemon.desired - daemon.ready {
+        0 => String::new(),
+        missing => format!("not ready on {missing} nodes"),
+    };
+    component_row("daemon", daemon.ready, daemon.desired, &note)
+}
+
+fn deployment_row(name: &str, status: Option<&DeploymentStatus>, leader: Option<&str>) -> [Cell; 4] {
+    let note = leader.map_or_else(String::new, |leader| format!("leader is {leader}"));
+    match status {
+        Some(status) => component_row(name, status.ready, status.desired, &note),
+        None if note.is_empty() => not_found_row(name),
+        // A manager that runs outside the cluster.
+        None => [name.into(), "".into(), "".into(), note.into()],
+    }
+}
+
+fn not_found_row(name: &str) -> [Cell; 4] {
+    [
+        name.into(),
+        "".into(),
+        Cell::toned("NotFound", Tone::Bad),
+        "".into(),
+    ]
+}
+
+fn component_row(name: &str, ready: i32, desired: i32, note: &str) -> [Cell; 4] {
+    let (state, tone) = if ready >= desired && desired > 0 {
+        ("Ready", Tone::Good)
+    } else if desired == 0 {
+        ("Ready", Tone::Plain)
+    } else {
+        ("NotReady", Tone::Bad)
+    };
+    let ready = format!("{ready}/{desired}");
+    [name.into(), ready.into(), Cell::toned(state, tone), note.into()]
+}
+
+fn crd_row(crds: &[CrdStatus]) -> [Cell; 4] {
+    let established = crds.iter().filter(|crd| crd.established == Some(true)).count();
+    let missing = crds.iter().filter(|crd| crd.established == Some(false));
+    let missing: Vec<&str> = missing.map(|crd| crd.name.as_str()).collect();
+    let (state, tone) = if established == crds.len() {
+        ("Ready", Tone::Good)
+    } else if missing.is_empty() {
+        ("Unknown", Tone::Pending)
+    } else {
+        ("NotReady", Tone::Bad)
+    };
+    let note = match missing.is_empty() {
+        true => String::new(),
+        false => format!("missing: {}", missing.join(", ")),
+    };
+    let ready = format!("{established}/{}", crds.len());
+    ["CRDs".into(), ready.into(), Cell::toned(state, tone), note.into()]
+}
+
+fn waiting_row(object: &WaitingObject) -> [Cell; 6] {
+    let tone = if object.state == kruise_api::image_pull_job::FAILED {
+        Tone::Bad
+    } else {
+        Tone::Pending
+    };
+    [
+        object.kind.into(),
+        object.namespace.clone().into(),
+        object.name.clone().into(),
+        Cell::toned(object.state.clone(), tone),
+        object.reason.clone().into(),
+        object.message.clone().into(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_cluster_has_no_component() {
+        let crds = vec![CrdStatus {
+            name: "clonesets.apps.kruise.io".into(),
+            established: Some(false),
+        }];
+        let status = ClusterStatus {
+            crds,
+            ..ClusterStatus::default()
+        };
+        let text = render(&status, false);
+        assert!(text.contains("daemon      -       NotFound   -\n"), "{text}");
+        assert!(
+            text.contains("CRDs        0/1     NotReady   missing: clonesets.apps.kruise.io\n"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("\nNothing waits and nothing has failed.\n"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn messages_of_tenants_are_one_line() {
+        let object = WaitingObject {
+            kind: "CloneSet",
+            namespace: "a".into(),
+            name: "web".into(),
+            state: "Waiting".into(),
+            reason: "X".into(),
+            message: "a\u{1b}[2J\nmanager   2/2".into(),
+        };
+        let status = ClusterStatus {
+            waiting: vec![object],
+            errors: vec!["b\u{1b}c".into()],
+            ..ClusterStatus::default()
+        };
+        let text = render(&status, true);
+        assert!(text.contains("a\\u{1b}[2J\\nmanager   2/2\n"), "{text}");
+        assert!(text.contains("b\\u{1b}c"), "{text}");
+    }
+}
