@@ -7,6 +7,7 @@ mod fixture;
 mod node;
 mod plugin;
 mod pull;
+mod real_node;
 mod restart;
 mod rollout;
 mod status;

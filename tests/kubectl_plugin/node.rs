@@ -64,13 +64,13 @@ async fn node_shows_pulls_recreates_and_probes() {
         text.contains("nginx:3   Failed    0%         no\\u{1b}[2J such image\n"),
         "{text}"
     );
-    assert!(text.contains("1 more images are on the node.\n"), "{text}");
+    assert!(text.contains("1 more image(s) are on the node.\n"), "{text}");
     assert!(
         text.contains("default     here      web-1   app          Pending   -\n"),
         "{text}"
     );
     assert!(
-        text.contains("Pod probes: 1 in 1 Pods: 0 succeeded, 1 failed, 0 unknown.\n"),
+        text.contains("Pod probes: 1 in 1 Pod(s): 0 succeeded, 1 failed, 0 unknown.\n"),
         "{text}"
     );
     assert!(!text.contains("elsewhere"), "{text}");

@@ -36,11 +36,11 @@ async fn pull_follows_the_job_to_its_end() {
         lines,
         [
             "imagepulljob.apps.kruise.io/warm created",
-            "plugin:1 is on 2 nodes"
+            "plugin:1 is on 2 node(s)"
         ]
     );
     assert!(
-        output.stderr.contains("of 2 nodes have the image"),
+        output.stderr.contains("of 2 node(s) have the image"),
         "{}",
         output.stderr
     );
@@ -88,7 +88,7 @@ async fn failed_nodes_are_named_with_their_cause() {
     assert!(
         output
             .stderr
-            .ends_with("error: broken:1 could not be pulled on 1 of 2 nodes\n"),
+            .ends_with("error: broken:1 could not be pulled on 1 of 2 node(s)\n"),
         "{output:?}"
     );
 }

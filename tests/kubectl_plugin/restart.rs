@@ -99,7 +99,7 @@ async fn restart_of_a_pod_is_followed() {
     assert!(
         silent
             .stderr
-            .contains("0 of 1 Pods restarted, 1 in progress. Requests in progress continue"),
+            .contains("0 of 1 Pod(s) restarted, 1 in progress. Requests in progress continue"),
         "{silent:?}"
     );
 
@@ -139,7 +139,7 @@ async fn restart_of_a_cloneset_stops_at_the_first_failure() {
     assert!(
         output
             .stderr
-            .ends_with("error: 1 of 3 Pods restarted, 1 failed, 1 not started\n"),
+            .ends_with("error: 1 of 3 Pod(s) restarted, 1 failed, 1 not started\n"),
         "{output:?}"
     );
     let child = start(
@@ -150,7 +150,7 @@ async fn restart_of_a_cloneset_stops_at_the_first_failure() {
     assert!(
         output
             .stderr
-            .ends_with("error: 2 of 3 Pods restarted, 1 failed\n"),
+            .ends_with("error: 2 of 3 Pod(s) restarted, 1 failed\n"),
         "{output:?}"
     );
     daemon.abort();
@@ -161,7 +161,7 @@ async fn restart_of_a_cloneset_stops_at_the_first_failure() {
 
     let _daemon = play_daemon(&fixture.admin, "plugin-restart", Vec::new());
     let output = run(fixture.cluster, &restart).await.expect(0);
-    assert!(output.stdout.ends_with("3 of 3 Pods restarted\n"), "{output:?}");
+    assert!(output.stdout.ends_with("3 of 3 Pod(s) restarted\n"), "{output:?}");
     let output = run(fixture.cluster, &["restart", "clone/none", "-c", "app"])
         .await
         .expect(1);

@@ -69,7 +69,7 @@ async fn status_shows_components_and_what_waits() {
 
     let text = run(cluster, &["status"]).await.expect(0).stdout;
     assert!(
-        text.contains("daemon      1/2     NotReady   not ready on 1 nodes"),
+        text.contains("daemon      1/2     NotReady   not ready on 1 node(s)"),
         "{text}"
     );
     assert!(text.contains("node-a   kruise-daemon-a   Pending"), "{text}");
@@ -133,7 +133,7 @@ async fn forbidden_parts_are_named() {
             .contains("Error from server (Forbidden): ")
     }));
     assert!(
-        output.stderr.contains("parts of the status could not be read"),
+        output.stderr.contains("part(s) of the status could not be read"),
         "{}",
         output.stderr
     );

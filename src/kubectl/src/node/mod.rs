@@ -41,7 +41,7 @@ pub async fn run(connection: &Connection, options: Options) -> Result<(), Error>
     match status.errors.len() {
         0 => Ok(()),
         count => Err(Error::Failed(format!(
-            "{count} parts of the node's status could not be read"
+            "{count} part(s) of the node's status could not be read"
         ))),
     }
 }
@@ -113,11 +113,11 @@ async fn list_recreates(connection: &Connection, node: &str) -> Result<(Vec<Recr
 fn render(status: &NodeStatus, colours: bool) -> String {
     let mut text = String::new();
     if status.pulls.is_empty() {
-        text += &format!("Image pulls: none; {} images are on the node.\n", status.pulled);
+        text += &format!("Image pulls: none; {} image(s) are on the node.\n", status.pulled);
     } else {
         let rows: Vec<[Cell; 4]> = status.pulls.iter().map(pull_row).collect();
         text += &table(["IMAGE", "PHASE", "PROGRESS", "MESSAGE"], &rows, colours);
-        text += &format!("{} more images are on the node.\n", status.pulled);
+        text += &format!("{} more image(s) are on the node.\n", status.pulled);
     }
     if status.recreates.is_empty() {
         text += "\nContainerRecreateRequests: none.\n";
@@ -130,7 +130,7 @@ fn render(status: &NodeStatus, colours: bool) -> String {
     text += &match probes.total {
         0 => "\nPod probes: none.\n".to_owned(),
         total => format!(
-            "\nPod probes: {total} in {} Pods: {} succeeded, {} failed, {} unknown.\n",
+            "\nPod probes: {total} in {} Pod(s): {} succeeded, {} failed, {} unknown.\n",
             probes.pods, probes.succeeded, probes.failed, probes.unknown
         ),
     };

@@ -141,7 +141,7 @@ async fn report(connection: &Connection, image: &str, end: &Progress) -> Result<
     if end.is_complete() {
         let line = match end.desired {
             0 => "no node matches; nothing was pulled".to_owned(),
-            count => format!("{image} is on {count} nodes"),
+            count => format!("{image} is on {count} node(s)"),
         };
         print_line(&line);
         return Ok(());
@@ -168,7 +168,7 @@ async fn report(connection: &Connection, image: &str, end: &Progress) -> Result<
         print_line(&format!("node {node}: {cause}"));
     }
     let mut message = format!(
-        "{image} could not be pulled on {} of {} nodes",
+        "{image} could not be pulled on {} of {} node(s)",
         end.failed, end.desired
     );
     if let Some(failure) = end.failure.as_ref().filter(|_| end.failed_nodes.is_empty()) {
@@ -215,6 +215,9 @@ impl ProgressView {
 }
 
 fn bar_message(progress: &Progress) -> String {
+    if !progress.started {
+        return progress.line();
+    }
     let mut parts = vec![format!("{} pulling", progress.active)];
     if progress.failed > 0 {
         parts.push(format!("{} failed", progress.failed));

@@ -93,6 +93,8 @@ fn name_of_image(image: &str) -> String {
 /// The progress of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
+    /// Whether the manager has started it.
+    pub started: bool,
     pub desired: i32,
     pub active: i32,
     pub succeeded: i32,
@@ -109,11 +111,13 @@ pub struct Progress {
 
 /// Reads the progress of a job.
 pub fn progress(job: &ImagePullJob) -> Progress {
+    let started = job.status.is_some();
     let status = job.status.clone().unwrap_or_default();
     let failure = find_true(&status.conditions, FAILED).map(|condition| condition.message.to_owned());
     let complete = find_true(&status.conditions, COMPLETE).is_some();
     let waiting = find_true(&status.conditions, WAITING);
     Progress {
+        started,
         desired: status.desired.max(0),
         active: status.active.max(0),
         succeeded: status.succeeded.max(0),
@@ -148,8 +152,11 @@ impl Progress {
             waiting,
             ..
         } = self;
+        if !self.started {
+            return "waiting for kruise-manager to start the job".to_owned();
+        }
         let mut line =
-            format!("{succeeded} of {desired} nodes have the image, {active} pull it, {failed} failed");
+            format!("{succeeded} of {desired} node(s) have the image, {active} pull it, {failed} failed");
         if !waiting.is_empty() {
             line += &format!("; waiting: {waiting}");
         }
@@ -165,6 +172,7 @@ impl Progress {
             finished.checked_div(i64::from(progress.desired))
         };
         tenth(self) != tenth(last)
+            || self.started != last.started
             || self.desired != last.desired
             || self.waiting != last.waiting
             || (self.failed > 0) != (last.failed > 0)
@@ -265,6 +273,7 @@ mod tests {
         let mut lines = 0;
         for succeeded in 0..=1000 {
             let now = Progress {
+                started: true,
                 desired: 1000,
                 active: 1,
                 succeeded,

@@ -79,14 +79,14 @@ pub async fn run(connection: &Connection, options: Options) -> Result<(), Error>
     let mut states = vec![PodState::Pending; pods.len()];
     let stopped = tokio::select! {
         () = restart_pods(connection, &pods, &container, limits, &mut states) => None,
-        () = interrupted() => Some(Error::Interrupted as fn(String) -> Error),
-        () = sleep_unless_zero(timeout) => Some(Error::TimedOut as fn(String) -> Error),
+        () = interrupted() => Some((Error::Interrupted as fn(String) -> Error, "interrupted".to_owned())),
+        () = sleep_unless_zero(timeout) => Some((Error::TimedOut as fn(String) -> Error, format!("timed out after {timeout:?}"))),
     };
     let summary = plan::summary(&states);
-    if let Some(error) = stopped {
+    if let Some((error, why)) = stopped {
         let namespace = &connection.namespace;
         return Err(error(format!(
-            "stopped waiting: {summary}. Requests in progress continue. To follow them:\n  \
+            "{why}: {summary}. Requests in progress continue. To follow them:\n  \
              kubectl get containerrecreaterequests -n {namespace} -w"
         )));
     }
@@ -119,7 +119,7 @@ async fn pods_of(connection: &Connection, name: &str) -> Result<Vec<Pod>, Error>
         print_note(&problem);
     }
     if skipped > 0 {
-        print_note(&format!("skipped {skipped} Pods that do not run"));
+        print_note(&format!("skipped {skipped} Pod(s) that do not run"));
     }
     if pods.is_empty() {
         return Err(Error::Refused(format!(

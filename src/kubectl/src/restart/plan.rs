@@ -57,7 +57,7 @@ pub fn next(states: &[PodState], limits: Limits) -> Vec<usize> {
 pub fn summary(states: &[PodState]) -> String {
     let count = |state: PodState| states.iter().filter(|other| **other == state).count();
     let mut parts = vec![format!(
-        "{} of {} Pods restarted",
+        "{} of {} Pod(s) restarted",
         count(PodState::Succeeded),
         states.len()
     )];
@@ -189,10 +189,10 @@ mod tests {
     #[test]
     fn summary_names_what_did_not_happen() {
         use PodState::{Failed, Pending, Succeeded};
-        assert_eq!(summary(&[Succeeded, Succeeded]), "2 of 2 Pods restarted");
+        assert_eq!(summary(&[Succeeded, Succeeded]), "2 of 2 Pod(s) restarted");
         assert_eq!(
             summary(&[Succeeded, Failed, Pending, Pending]),
-            "1 of 4 Pods restarted, 1 failed, 2 not started"
+            "1 of 4 Pod(s) restarted, 1 failed, 2 not started"
         );
     }
 

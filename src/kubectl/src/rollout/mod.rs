@@ -31,6 +31,8 @@ use plan::{History, HistoryEntry, RolloutProgress, Undo};
 
 /// Attempts to patch an object that others change at the same time.
 const MAX_ATTEMPTS: u32 = 5;
+/// How long `undo` waits for the manager to observe the newest spec.
+const OBSERVE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Options of `rollout`.
 #[derive(clap::Args, Clone, Debug)]
@@ -336,7 +338,8 @@ async fn undo(connection: &Connection, options: &UndoOptions) -> Result<(), Erro
 
 async fn undo_clone_set(connection: &Connection, name: &str, to: i64) -> Result<(), Error> {
     let sets: Api<CloneSet> = connection.api();
-    let set = get(&sets, name).await?;
+    let observed = |set: &CloneSet| set.status.as_ref().and_then(|status| status.observed_generation);
+    let set = get_observed(&sets, name, observed).await?;
     let entries = clone_set_history(connection, &set).await?;
     let Some(entry) = select(&sets, name, &entries, to)? else {
         return Ok(());
@@ -348,7 +351,8 @@ async fn undo_clone_set(connection: &Connection, name: &str, to: i64) -> Result<
 
 async fn undo_sidecar_set(connection: &Connection, name: &str, to: i64) -> Result<(), Error> {
     let sets = sidecar_sets(connection);
-    let set = get(&sets, name).await?;
+    let observed = |set: &SidecarSet| set.status.as_ref().and_then(|status| status.observed_generation);
+    let set = get_observed(&sets, name, observed).await?;
     let entries = sidecar_set_history(connection, &set).await?;
     let Some(entry) = select(&sets, name, &entries, to)? else {
         return Ok(());
@@ -357,6 +361,26 @@ async fn undo_sidecar_set(connection: &Connection, name: &str, to: i64) -> Resul
     let spec = serde_json::to_value(&set.spec).unwrap_or_default();
     let patch = plan::restore_sidecar_set(entry, &spec, &uid, &version);
     apply(&sets, name, entry, patch).await
+}
+
+/// The object once its newest spec is observed: until then it is not known which revision is the newest.
+async fn get_observed<K: write::Object>(
+    api: &Api<K>,
+    name: &str,
+    observed: impl Fn(&K) -> Option<i64>,
+) -> Result<K, Error> {
+    let object = get(api, name).await?;
+    let uid = object.meta().uid.clone().unwrap_or_default();
+    let following = follow(api, name, &uid, |object: &K| {
+        (observed(object) >= object.meta().generation).then(|| object.clone())
+    });
+    let ended = tokio::time::timeout(OBSERVE_TIMEOUT, following).await;
+    ended.unwrap_or_else(|_| {
+        let plural = qualified_plural::<K>();
+        Err(Error::Refused(format!(
+            "kruise-manager has not observed the spec of {plural} {name:?} within {OBSERVE_TIMEOUT:?}"
+        )))
+    })
 }
 
 fn identity<K: Resource>(object: &K) -> (String, String) {

@@ -32,6 +32,10 @@ use plan::{ClusterStatus, CrdStatus, DaemonStatus, DeploymentStatus, WaitingObje
 const DAEMON: &str = "kruise-daemon";
 const MANAGER: &str = "kruise-manager";
 const WEBHOOK: &str = "kruise-webhook";
+/// What errors are about.
+const DAEMON_SET: &str = "DaemonSet kruise-daemon";
+const MANAGER_DEPLOYMENT: &str = "Deployment kruise-manager";
+const WEBHOOK_DEPLOYMENT: &str = "Deployment kruise-webhook";
 
 /// What the parts of the status could not be read for, in one list.
 struct Errors(Vec<String>);
@@ -56,7 +60,7 @@ pub async fn run(connection: &Connection, options: OutputOptions) -> Result<(), 
     match status.errors.len() {
         0 => Ok(()),
         count => Err(Error::Failed(format!(
-            "{count} parts of the status could not be read"
+            "{count} part(s) of the status could not be read"
         ))),
     }
 }
@@ -72,9 +76,9 @@ async fn read(connection: &Connection) -> ClusterStatus {
     );
     let mut errors = Errors(Vec::new());
     let mut status = ClusterStatus {
-        daemon: errors.note("DaemonSet kruise-daemon", daemon),
-        manager: errors.note("Deployment kruise-manager", manager),
-        webhook: errors.note("Deployment kruise-webhook", webhook),
+        daemon: errors.note(DAEMON_SET, daemon),
+        manager: errors.note(MANAGER_DEPLOYMENT, manager),
+        webhook: errors.note(WEBHOOK_DEPLOYMENT, webhook),
         leader: errors.note("Lease kruise-manager", leader),
         crds: Vec::new(),
         waiting,
@@ -181,14 +185,24 @@ where
 
 /// The status as tables.
 fn render(status: &ClusterStatus, colours: bool) -> String {
-    let mut rows = vec![daemon_row(status)];
-    rows.push(deployment_row(
-        "manager",
-        status.manager.as_ref(),
-        status.leader.as_deref(),
-    ));
-    rows.push(deployment_row("webhook", status.webhook.as_ref(), None));
-    rows.push(crd_row(&status.crds));
+    let leader = status.leader.as_deref();
+    let absent = |what: &str| absent_state(status, what);
+    let rows = [
+        daemon_row(status.daemon.as_ref(), absent(DAEMON_SET)),
+        deployment_row(
+            "manager",
+            status.manager.as_ref(),
+            leader,
+            absent(MANAGER_DEPLOYMENT),
+        ),
+        deployment_row(
+            "webhook",
+            status.webhook.as_ref(),
+            None,
+            absent(WEBHOOK_DEPLOYMENT),
+        ),
+        crd_row(&status.crds),
+    ];
     let mut text = table(["COMPONENT", "READY", "STATE", "NOTE"], &rows, colours);
     if let Some(daemon) = status
         .daemon
@@ -227,34 +241,37 @@ fn render(status: &ClusterStatus, colours: bool) -> String {
     text
 }
 
-fn daemon_row(status: &ClusterStatus) -> [Cell; 4] {
-    let Some(daemon) = &status.daemon else {
-        return not_found_row("daemon");
+/// The state of a component that was not read.
+fn absent_state(status: &ClusterStatus, what: &str) -> Cell {
+    if status.errors.iter().any(|error| error.starts_with(what)) {
+        Cell::toned("Unknown", Tone::Pending)
+    } else {
+        Cell::toned("NotFound", Tone::Bad)
+    }
+}
+
+fn daemon_row(daemon: Option<&DaemonStatus>, absent: Cell) -> [Cell; 4] {
+    let Some(daemon) = daemon else {
+        return ["daemon".into(), "".into(), absent, "".into()];
     };
-    let note = match daemon.desired - daemon.ready {
-        0 => String::new(),
-        missing => format!("not ready on {missing} nodes"),
+    let note = match daemon.desired.saturating_sub(daemon.ready) {
+        missing if missing > 0 => format!("not ready on {missing} node(s)"),
+        _ => String::new(),
     };
     component_row("daemon", daemon.ready, daemon.desired, &note)
 }
 
-fn deployment_row(name: &str, status: Option<&DeploymentStatus>, leader: Option<&str>) -> [Cell; 4] {
+fn deployment_row(
+    name: &str,
+    status: Option<&DeploymentStatus>,
+    leader: Option<&str>,
+    absent: Cell,
+) -> [Cell; 4] {
     let note = leader.map_or_else(String::new, |leader| format!("leader is {leader}"));
     match status {
         Some(status) => component_row(name, status.ready, status.desired, &note),
-        None if note.is_empty() => not_found_row(name),
-        // A manager that runs outside the cluster.
-        None => [name.into(), "".into(), "".into(), note.into()],
+        None => [name.into(), "".into(), absent, note.into()],
     }
-}
-
-fn not_found_row(name: &str) -> [Cell; 4] {
-    [
-        name.into(),
-        "".into(),
-        Cell::toned("NotFound", Tone::Bad),
-        "".into(),
-    ]
 }
 
 fn component_row(name: &str, ready: i32, desired: i32, note: &str) -> [Cell; 4] {
@@ -348,5 +365,16 @@ mod tests {
         let text = render(&status, true);
         assert!(text.contains("a\\u{1b}[2J\\nmanager   2/2\n"), "{text}");
         assert!(text.contains("b\\u{1b}c"), "{text}");
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_unknown() {
+        let status = ClusterStatus {
+            errors: vec!["DaemonSet kruise-daemon: forbidden".into()],
+            ..ClusterStatus::default()
+        };
+        let text = render(&status, false);
+        assert!(text.contains("daemon      -       Unknown    -\n"), "{text}");
+        assert!(text.contains("manager     -       NotFound   -\n"), "{text}");
     }
 }

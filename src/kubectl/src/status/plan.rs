@@ -220,7 +220,7 @@ pub fn waiting_pull_job(job: &ImagePullJob) -> Option<WaitingObject> {
         None => {
             let (done, desired) = (status.succeeded, status.desired);
             let message = format!(
-                "{done} of {desired} nodes have the image, {} pull it, {} failed",
+                "{done} of {desired} node(s) have the image, {} pull it, {} failed",
                 status.active, status.failed
             );
             ("Active", message)
@@ -366,7 +366,7 @@ mod tests {
             summary(waiting_pull_job(&read("ImagePullJob", spec, status)))
         };
         let counts = json!({ "desired": 3, "active": 1, "succeeded": 1, "failed": 0 });
-        let active = "1 of 3 nodes have the image, 1 pull it, 0 failed";
+        let active = "1 of 3 node(s) have the image, 1 pull it, 0 failed";
         assert_eq!(job(json!({}), counts.clone()), text("Active", "", active));
         assert_eq!(job(json!({ "type": "Never" }), counts), None);
         let waiting = json!({ "desired": 3, "conditions": [condition("Waiting")] });
