@@ -59,6 +59,26 @@ const OTHER_FIELD_MESSAGES: &[(&str, &str, &str)] = &[
         "a rule of the schema cannot forbid the field that it stands at",
     ),
     (
+        "spec.selector.matchLabels",
+        "spec.selector: Invalid value: spec.selector is empty; give at least one label",
+        "either would do",
+    ),
+    (
+        ".markerPolicy[0].",
+        ".markerPolicy[0]: Invalid value: a policy has neither labels nor annotations",
+        "either would do",
+    ),
+    (
+        ".podConditionType",
+        "spec.probes[0]: Invalid value: a probe needs a podConditionType or a markerPolicy",
+        "the same",
+    ),
+    (
+        ".exec.command",
+        ".exec: Invalid value: exec has no command",
+        "a rule of the schema cannot require the field that it stands at",
+    ),
+    (
         "spec.containers[0].preStop.",
         "spec.containers[0].preStop: Invalid value: ",
         READ_ONLY,
@@ -386,6 +406,20 @@ fn stored_version(kind: &str) -> &'static str {
     }
 }
 
+/// Removes the probe's own handler if another one is tried: it must have exactly one.
+fn keep_one_handler(object: &mut Value) {
+    let probe = object.pointer_mut("/spec/probes/0/probe");
+    let Some(probe) = probe.and_then(Value::as_object_mut) else {
+        return;
+    };
+    if ["exec", "httpGet", "grpc"]
+        .iter()
+        .any(|handler| probe.contains_key(*handler))
+    {
+        probe.remove("tcpSocket");
+    }
+}
+
 /// One value in one field.
 pub struct Attempt {
     pub version: String,
@@ -399,6 +433,9 @@ impl Attempt {
     fn new(kind: &str, version: &str, number: usize, field: &SchemaField, value: Value) -> Self {
         let mut object = json!({ "spec": valid_spec(kind, number) });
         let path = set_at_path(&mut object, &field.root, &field.path, value);
+        if kind == "PodProbeMarker" {
+            keep_one_handler(&mut object);
+        }
         Self {
             version: version.to_owned(),
             name: format!("{}-{version}-{number}", kind.to_lowercase()),
