@@ -21,6 +21,8 @@ pub const PULL_JOB: ObjectKind = ("apps.kruise.io", "v1beta1", "ImagePullJob");
 pub const RECREATE_REQUEST: ObjectKind = ("apps.kruise.io", "v1beta1", "ContainerRecreateRequest");
 pub const CLONE_SET: ObjectKind = ("apps.kruise.io", "v1beta1", "CloneSet");
 pub const SIDECAR_SET: ObjectKind = ("apps.kruise.io", "v1beta1", "SidecarSet");
+pub const POD_PROBE_MARKER: ObjectKind = ("apps.kruise.io", "v1alpha1", "PodProbeMarker");
+pub const NODE_POD_PROBE: ObjectKind = ("apps.kruise.io", "v1alpha1", "NodePodProbe");
 pub const POD: ObjectKind = ("", "v1", "Pod");
 pub const NODE: ObjectKind = ("", "v1", "Node");
 

@@ -12,6 +12,7 @@ mod in_place;
 mod inject;
 mod kwok;
 mod many_sidecar_sets;
+mod probes;
 mod pull;
 mod recreate;
 mod report;
@@ -119,6 +120,9 @@ async fn measure_side_by_side(
     }
     if let Some(what) = selected("recreate") {
         missing.record(&what, recreate::measure(&side, &mut figures).await);
+    }
+    if let Some(what) = selected("probes") {
+        figures.probes = missing.record(&what, probes::measure(&side).await);
     }
     if let Some(what) = selected("in-place") {
         figures.in_place = missing.record(&what, in_place::measure(&side).await);

@@ -26,6 +26,8 @@ pub struct Figures {
     pub in_place: Option<InPlaceTimes>,
     pub rollout: Option<Rollout>,
     pub rollout_ahead: Option<Rollout>,
+    /// Share of a processor.
+    pub probes: Option<f64>,
     pub daemon_rss: Option<u64>,
     pub daemon_anonymous: Option<u64>,
     pub manager_rss: Option<u64>,
@@ -58,7 +60,7 @@ pub const NO_TARGET: f64 = f64::INFINITY;
 const MEGABYTE: f64 = 1_000_000.0;
 
 /// Rows that are measured side by side.
-pub const SIDE_BY_SIDE_ROWS: [Row; 52] = [
+pub const SIDE_BY_SIDE_ROWS: [Row; 53] = [
     Row(
         "ImagePullJob, image on the node: create to completionTime",
         "s",
@@ -217,6 +219,12 @@ pub const SIDE_BY_SIDE_ROWS: [Row; 52] = [
         "ms",
         NO_TARGET,
         |f| millis(beyond_kubelet(f.sidecar_in_place)),
+    ),
+    Row(
+        "200 probes of a PodProbeMarker at 1 s: daemon's processor time",
+        "% of a core",
+        3.0,
+        |f| Some(f.probes? * 100.0),
     ),
     Row("daemon, resident memory, idle", "MB", 9.0, |f| {
         megabytes(f.daemon_rss)

@@ -3,8 +3,9 @@
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kube::ResourceExt;
-use kube::api::ListParams;
+use kube::api::{ListParams, PostParams};
 use serde_json::{Value, json};
+use testbed::cluster::NODE_NAME;
 
 use super::fixture::exclusive_cluster;
 use super::with_manager::InstalledManager;
@@ -168,6 +169,34 @@ async fn sidecars_end_after_the_main_containers() {
         let texts: Vec<_> = texts.filter_map(|event| event.message.as_deref()).collect();
         let expected = "Kruise SidecarTerminator is trying to terminate sidecar [log] using crr";
         assert!(texts.contains(&expected), "{name}: {texts:?}");
+    }
+    drop(manager);
+}
+
+#[tokio::test]
+async fn sidecar_that_never_started_does_not_keep_its_pod() {
+    let test = exclusive_cluster().await;
+    let manager = InstalledManager::start(&test.cluster.node);
+    let mut missing = sidecar("p", "log", 0, false);
+    missing["image"] = json!("there.is.no.such.registry.invalid/image:1");
+    let main = json!({"name": "main", "image": "busybox:1.36", "imagePullPolicy": "IfNotPresent", "command": ["true"]});
+    for policy in ["Never", "OnFailure"] {
+        let name = format!("missing-{}", policy.to_lowercase());
+        let pod = json!({"metadata": {"name": name, "namespace": test.namespace}, "spec": {"nodeName": NODE_NAME,
+            "restartPolicy": policy, "containers": [main, missing]}});
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        test.api::<Pod>()
+            .create(&PostParams::default(), &pod)
+            .await
+            .unwrap();
+        let ended = |pod: &Pod| ["Succeeded", "Failed"].contains(&phase(pod));
+        let (pod, _) = test.watch_until::<Pod>(&name, "the Pod has ended", ended).await;
+        assert_eq!(
+            (phase(&pod), is_marked(&pod)),
+            ("Succeeded", true),
+            "{name}: {:#?}",
+            pod.status
+        );
     }
     drop(manager);
 }

@@ -30,10 +30,11 @@ pub struct Options {
 }
 
 /// Groups of rows.
-const SIDE_BY_SIDE_GROUPS: [&str; 10] = [
+const SIDE_BY_SIDE_GROUPS: [&str; 11] = [
     "memory",
     "pull",
     "recreate",
+    "probes",
     "in-place",
     "ahead",
     "fan-out",

@@ -185,6 +185,8 @@ pub const IN_PLACE_UPDATE_READY: &str = "InPlaceUpdateReady";
 pub fn readiness_gate_message(gate: &str) -> String {
     format!("the status of pod readiness gate \"{gate}\" is not \"True\", but False")
 }
+/// Start of the name of a ContainerRecreateRequest that ends the sidecars of a Pod; the Pod's UID follows.
+pub const SIDECAR_TERMINATION_PREFIX: &str = "sidecar-termination-";
 /// Pod condition of Pods whose sidecars are being terminated.
 pub const SIDECAR_TERMINATED: &str = "SidecarTerminated";
 /// Condition of a ContainerRecreateRequest: the Pod was made unready, the grace period starts at its

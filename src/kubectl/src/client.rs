@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use k8s_openapi::NamespaceResourceScope;
+use kruise_api::keys::SYSTEM_NAMESPACE;
 use kruise_api::names;
 use kruise_api::text::printable;
 use kruise_cluster::write::{self, REQUEST_TIMEOUT};
@@ -27,6 +28,11 @@ pub struct GlobalOptions {
     #[arg(short, long, global = true, value_name = "NAMESPACE", value_parser = super::arguments::namespace)]
     pub namespace: Option<String>,
 
+    /// Namespace that Kruise is installed in
+    #[arg(long, global = true, value_name = "NAMESPACE", default_value = SYSTEM_NAMESPACE,
+        value_parser = super::arguments::namespace)]
+    pub kruise_namespace: String,
+
     /// Context of the kubeconfig; its current context when absent
     #[arg(long, global = true, value_name = "CONTEXT")]
     pub context: Option<String>,
@@ -42,6 +48,8 @@ pub struct Connection {
     pub client: Client,
     /// The namespace of the command.
     pub namespace: String,
+    /// The namespace that Kruise is installed in.
+    pub kruise_namespace: String,
     /// The namespace that the user named; without one, commands about the cluster are about all namespaces.
     pub named_namespace: Option<String>,
 }
@@ -73,6 +81,7 @@ pub async fn connect(options: &GlobalOptions) -> Result<Connection, Error> {
     }
     let client = Client::try_from(config).map_err(|error| Error::Refused(error_chain(&error)))?;
     Ok(Connection {
+        kruise_namespace: options.kruise_namespace.clone(),
         client,
         namespace,
         named_namespace: options.namespace.clone(),

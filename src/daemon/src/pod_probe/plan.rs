@@ -26,7 +26,7 @@ const MAX_IN_PROGRESS: usize = 64;
 /// The same of one namespace, so that probes that hang leave slots for the others.
 const MAX_IN_PROGRESS_OF_NAMESPACE: usize = 48;
 /// The longest timeout that a probe can ask for, since it keeps a slot meanwhile.
-pub const MAX_TIMEOUT: Duration = Duration::from_secs(300);
+pub const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 /// How far the node's clock may differ from the API server's.
 const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(10);
 
@@ -253,45 +253,62 @@ impl ProbeBoard {
         transitions
     }
 
-    /// The probes that are due and have a slot, those that are due for the longest time first.
+    /// The probes that are due and have a slot: of namespaces that have few, and due for long, first.
     pub fn start_due(&mut self, now: Now) -> Vec<ProbeStart> {
-        let mut slots = Slots::default();
-        let mut due = Vec::new();
+        let mut used: BTreeMap<&str, usize> = BTreeMap::new();
+        let mut due: BTreeMap<&str, Vec<(Duration, &ProbeKey)>> = BTreeMap::new();
+        let mut free = MAX_IN_PROGRESS;
         for (key, probe) in &self.probes {
             if probe.in_progress.is_some() {
-                slots.take(key.namespace());
+                *used.entry(key.namespace()).or_default() += 1;
+                free = free.saturating_sub(1);
             } else if let Some(at) = probe.due.filter(|at| probe.running && *at <= now.mono) {
-                due.push((at, key.clone()));
+                due.entry(key.namespace()).or_default().push((at, key));
             }
         }
-        due.sort();
-        self.waiting = 0;
-        let mut starts = Vec::new();
-        for (due, key) in due {
-            let Some(probe) = self.probes.get_mut(&key) else {
-                continue;
-            };
-            let Some(container_id) = &probe.container_id else {
-                continue;
-            };
-            if !slots.take(key.namespace()) {
-                self.waiting += 1;
-                continue;
-            }
-            self.next_run += 1;
-            probe.in_progress = Some(self.next_run);
-            // From the planned time, so that the period is kept; but what was missed is not made up for.
-            let next = due.saturating_add(probe.spec.period);
-            probe.due = Some(next.max(now.mono));
-            starts.push(ProbeStart {
-                run: self.next_run,
-                handler: probe.spec.handler.clone(),
-                timeout: probe.spec.timeout,
-                container_id: container_id.clone(),
-                key,
+        self.waiting = due.values().map(Vec::len).sum();
+        for probes in due.values_mut() {
+            probes.sort_by(|one, other| other.cmp(one));
+        }
+        let mut keys = Vec::new();
+        while free > 0 {
+            let next = due.iter().filter_map(|(namespace, probes)| {
+                let slots = used.get(namespace).copied().unwrap_or_default();
+                let oldest = probes.last().filter(|_| slots < MAX_IN_PROGRESS_OF_NAMESPACE)?;
+                Some((slots, oldest.0, *namespace))
             });
+            let Some((slots, _, namespace)) = next.min() else {
+                break;
+            };
+            used.insert(namespace, slots + 1);
+            free -= 1;
+            keys.extend(
+                due.get_mut(namespace)
+                    .and_then(Vec::pop)
+                    .map(|(at, key)| (at, key.clone())),
+            );
         }
-        starts
+        self.waiting -= keys.len();
+        keys.into_iter()
+            .filter_map(|(due, key)| self.start(key, due, now))
+            .collect()
+    }
+
+    fn start(&mut self, key: ProbeKey, due: Duration, now: Now) -> Option<ProbeStart> {
+        let probe = self.probes.get_mut(&key)?;
+        let container_id = probe.container_id.clone()?;
+        self.next_run += 1;
+        probe.in_progress = Some(self.next_run);
+        // From the planned time, so that the period is kept; but what was missed is not made up for.
+        let next = due.saturating_add(probe.spec.period);
+        probe.due = Some(next.max(now.mono));
+        Some(ProbeStart {
+            run: self.next_run,
+            handler: probe.spec.handler.clone(),
+            timeout: probe.spec.timeout,
+            container_id,
+            key,
+        })
     }
 
     /// Probes that are due and wait for a slot.
@@ -328,6 +345,8 @@ impl ProbeBoard {
             return None;
         }
         probe.in_progress = None;
+        // Those that wait for a slot since before it ended come first.
+        probe.due = probe.due.map(|due| due.max(now.mono));
         let transition = probe.on_outcome(outcome, now)?;
         Some(transition.of(key))
     }
@@ -376,26 +395,6 @@ impl ProbeBoard {
         NodePodProbeStatus {
             pod_probe_statuses: pods,
         }
-    }
-}
-
-/// Slots that are taken.
-#[derive(Default)]
-struct Slots {
-    all: usize,
-    of_namespace: BTreeMap<String, usize>,
-}
-
-impl Slots {
-    /// Takes a slot for a probe of this namespace, if there is one.
-    fn take(&mut self, namespace: &str) -> bool {
-        let used = self.of_namespace.get(namespace).copied().unwrap_or_default();
-        let free = self.all < MAX_IN_PROGRESS && used < MAX_IN_PROGRESS_OF_NAMESPACE;
-        if free {
-            self.all += 1;
-            self.of_namespace.insert(namespace.to_owned(), used + 1);
-        }
-        free
     }
 }
 

@@ -61,7 +61,8 @@ pub async fn run(connection: &Connection, options: Options) -> Result<(), Error>
         continue_on_failure,
         timeout,
     } = options;
-    container.dedup();
+    let mut seen = std::collections::BTreeSet::new();
+    container.retain(|name| seen.insert(name.clone()));
     let pods = match &target {
         Target::Pod(name) => vec![get(&connection.api::<Pod>(), name).await?],
         Target::CloneSet(name) => pods_of(connection, name).await?,
@@ -195,7 +196,10 @@ async fn restart_pod(connection: &Connection, pod: &Pod, containers: &[String]) 
     // Admission records the Pod that the request is for.
     let recorded = request.labels().get(CRR_POD_UID);
     if recorded.is_some_and(|uid| Some(uid) != pod.metadata.uid.as_ref()) {
-        return Err(Error::Failed("another Pod has this name now".to_owned()));
+        return Err(Error::Failed(format!(
+            "another Pod has this name now, and {} restarts its containers",
+            request.name_any()
+        )));
     }
     let (request_name, uid) = (request.name_any(), request.uid().unwrap_or_default());
     let mut last = String::new();

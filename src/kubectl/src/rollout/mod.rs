@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kruise_api::cloneset::CloneSet;
-use kruise_api::keys::{SIDECAR_SET_NAME, SYSTEM_NAMESPACE};
+use kruise_api::keys::SIDECAR_SET_NAME;
 use kruise_api::sidecarset::SidecarSet;
 use kruise_api::text::printable;
 use kruise_cluster::write;
@@ -302,7 +302,8 @@ async fn clone_set_history(connection: &Connection, set: &CloneSet) -> Result<Ve
 
 async fn sidecar_set_history(connection: &Connection, set: &SidecarSet) -> Result<Vec<HistoryEntry>, Error> {
     let name = set.metadata.name.clone().unwrap_or_default();
-    let revisions = Api::<ControllerRevision>::namespaced(connection.client.clone(), SYSTEM_NAMESPACE);
+    let revisions =
+        Api::<ControllerRevision>::namespaced(connection.client.clone(), &connection.kruise_namespace);
     let params = ListParams::default().labels(&format!("{SIDECAR_SET_NAME}={name}"));
     let objects = list_revisions(&revisions, params).await?;
     let status = set.status.clone().unwrap_or_default();

@@ -16,7 +16,6 @@ use kruise_api::cloneset::CloneSet;
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::image_list_pull_job::ImageListPullJob;
 use kruise_api::image_pull_job::ImagePullJob;
-use kruise_api::keys::SYSTEM_NAMESPACE;
 use kruise_api::sidecarset::SidecarSet;
 use kruise_cluster::write;
 use kube::api::ListParams;
@@ -96,7 +95,7 @@ fn system_api<K>(connection: &Connection) -> Api<K>
 where
     K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
 {
-    Api::namespaced(connection.client.clone(), SYSTEM_NAMESPACE)
+    Api::namespaced(connection.client.clone(), &connection.kruise_namespace)
 }
 
 async fn read_daemons(connection: &Connection) -> Result<Option<DaemonStatus>, Error> {

@@ -10,6 +10,7 @@ use kruise_api::container_recreate_request::{
 };
 use kruise_api::image_list_pull_job::ImageListPullJob;
 use kruise_api::image_pull_job::{COMPLETE, FAILED, ImagePullJob, WAITING};
+use kruise_api::keys::SIDECAR_TERMINATION_PREFIX;
 use kruise_api::sidecarset::SidecarSet;
 use serde::Serialize;
 
@@ -263,6 +264,11 @@ pub fn waiting_list_pull_job(job: &ImageListPullJob) -> Option<WaitingObject> {
 /// A ContainerRecreateRequest that is not finished or has failed.
 pub fn waiting_recreate_request(request: &ContainerRecreateRequest) -> Option<WaitingObject> {
     let status = request.status.clone().unwrap_or_default();
+    let name = request.metadata.name.as_deref().unwrap_or_default();
+    if status.completion_time.is_some() && name.starts_with(SIDECAR_TERMINATION_PREFIX) {
+        // A sidecar that is not started again is what it is for.
+        return None;
+    }
     let object = |state: &str, condition| {
         waiting_object("ContainerRecreateRequest", &request.metadata, state, condition)
     };

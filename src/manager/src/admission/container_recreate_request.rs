@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::review::{Decision, Request};
 use kruise_api::json::{set, set_default};
+use kruise_api::owner::{Owner, OwnerKind};
 use kruise_api::validation::FieldErrors;
 use kruise_api::{keys, names};
 use kruise_cluster::ObjectView;
@@ -151,6 +152,12 @@ fn check_pod<'a>(request: &Request, pod: Option<&'a Pod>) -> Result<&'a str, Str
             Some(_) => format!("there is no such Pod in namespace {:?}", request.namespace),
         });
     };
+    let controller = Owner::controller_from_json(&request.object["metadata"]["ownerReferences"]);
+    if controller
+        .is_some_and(|owner| owner.kind == OwnerKind::Pod && Some(&owner.uid) != pod.metadata.uid.as_ref())
+    {
+        return Err("another Pod has this name now: it is not the controller of the request".to_owned());
+    }
     let status = pod.status.clone().unwrap_or_default();
     let sidecars_terminated = status
         .conditions

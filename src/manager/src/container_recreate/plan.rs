@@ -16,6 +16,7 @@ use kruise_api::container_recreate_request::{
     DEADLINE_MESSAGE, NO_RESPONSE_MESSAGE, POD_GONE_MESSAGE,
 };
 use kruise_api::keys;
+use kruise_api::owner::{Owner, OwnerKind};
 
 /// Time that our daemon gets for its own part.
 pub const DAEMON_GRACE: SignedDuration = SignedDuration::from_secs(1);
@@ -229,7 +230,9 @@ fn plan_grace_period(request: &ContainerRecreateRequest, pod: &PodView) -> Plan 
 /// Whether the Pod is the one that the request was created for.
 #[must_use]
 pub fn targets_pod(request: &ContainerRecreateRequest, pod: &PodView) -> bool {
+    let controller = Owner::controller(&request.metadata);
     label(request, keys::CRR_POD_UID).is_none_or(|uid| uid == pod.uid)
+        && controller.is_none_or(|owner| owner.kind != OwnerKind::Pod || owner.uid == pod.uid)
 }
 
 fn timed_out(request: &ContainerRecreateRequest, status: &Status, now: Timestamp) -> Option<&'static str> {

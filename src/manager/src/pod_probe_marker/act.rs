@@ -1,7 +1,7 @@
 //! Writes NodePodProbes, marks of Pods, and the status of PodProbeMarkers.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
@@ -135,6 +135,7 @@ async fn write_change(api: &Api<Pod>, key: &Key, uid: &str, change: &PodChange) 
 /// Writes the status of a PodProbeMarker; if it is being deleted, removes what it has set, and then its finalizer.
 pub async fn sync_marker(shared: &ControllerState, key: &Key) -> Result<RequeueAfter, Error> {
     let Some(marker) = shared.markers.get(key) else {
+        shared.pacers().remove(key);
         return Ok(None);
     };
     if marker.metadata.deletion_timestamp.is_some() {
@@ -159,11 +160,25 @@ pub async fn sync_marker(shared: &ControllerState, key: &Key) -> Result<RequeueA
         observed_generation: marker.metadata.generation.unwrap_or_default(),
         matched_pods: i64::try_from(matched).unwrap_or(i64::MAX),
     };
-    if marker.status.as_ref() != Some(&status) {
-        let patch = write::status_patch(uid, &status, []);
-        write::patch_status_merge(&api, &key.name, &patch).await?;
+    let now = Instant::now();
+    {
+        let mut pacers = shared.pacers();
+        let pacer = pacers.entry(key.clone()).or_default();
+        if marker.status.as_ref() == Some(&status) {
+            pacer.unchanged();
+            return Ok(None);
+        }
+        // Many Pods of a rollout change one after the other.
+        let delay = pacer.delay_of_change(now, false);
+        if !delay.is_zero() {
+            return Ok(Some(delay));
+        }
+        pacer.record_write(now);
     }
-    Ok(None)
+    let patch = write::status_patch(uid, &status, []);
+    write::patch_status_merge(&api, &key.name, &patch)
+        .await
+        .map(|_| None)
 }
 
 async fn finalize(

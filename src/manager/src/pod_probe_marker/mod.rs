@@ -20,6 +20,7 @@ use kube::api::ListParams;
 use tokio::sync::mpsc;
 
 use super::Context;
+use super::status_pacer::StatusPacer;
 use kruise_api::node_pod_probe::NodePodProbe;
 use kruise_api::pod_probe_marker::PodProbeMarker;
 use kruise_cluster::queue::RequeueAfter;
@@ -58,11 +59,17 @@ struct ControllerState {
     index: Mutex<Index>,
     /// For each Pod, the results and markers that its marks are of.
     applied: Mutex<HashMap<Key, plan::Results>>,
+    /// When the status of each PodProbeMarker was written.
+    pacers: Mutex<HashMap<Key, StatusPacer>>,
 }
 
 impl ControllerState {
     fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn pacers(&self) -> MutexGuard<'_, HashMap<Key, StatusPacer>> {
+        self.pacers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn applied(&self) -> MutexGuard<'_, HashMap<Key, plan::Results>> {
@@ -89,6 +96,7 @@ pub async fn run(ctx: Context) {
         node_pod_probes: node_pod_probes.clone(),
         index: Mutex::default(),
         applied: Mutex::default(),
+        pacers: Mutex::default(),
     });
     let (work_tx, work_rx) = mpsc::unbounded_channel();
     let enqueue = observe::enqueue_changes(Arc::clone(&shared), markers, node_pod_probes, work_tx);

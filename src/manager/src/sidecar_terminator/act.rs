@@ -1,24 +1,25 @@
 //! The writes: requests that stop sidecars, and the phase of a Pod.
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::Resource;
 use serde_json::json;
 
-use super::plan::{EndPhase, MAX_REQUESTS, completion, request_deadline};
+use super::ending_job;
+use super::plan::{EndPhase, MAX_REQUESTS, Step, completion, plan, request_deadline};
 use crate::Context;
 use crate::object_reference::object_reference;
-use crate::view::{JobPod, PodView};
+use crate::view::{JobPod, PodView, RawPod};
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestContainer as RequestedContainer,
     ContainerRecreateRequestFailurePolicyType as FailurePolicy, ContainerRecreateRequestSpec,
     ContainerRecreateRequestStrategy,
 };
-use kruise_api::keys;
+use kruise_api::keys::{self, SIDECAR_TERMINATION_PREFIX};
 use kruise_cluster::{Error, EventType, Key, write};
 
-/// Start of the name of a request; the Pod's UID follows.
-pub const REQUEST_PREFIX: &str = "sidecar-termination-";
+/// Seconds after its end when a request is deleted. Pods of finished Jobs may stay for long.
+const REQUEST_TTL_SECONDS: i32 = 3600;
 /// Message of condition `SidecarTerminated`; OpenKruise's.
 const TERMINATED_MESSAGE: &str = "Terminated by Sidecar Terminator";
 
@@ -32,8 +33,8 @@ pub fn has_daemon(ctx: &Context, pod: &PodView) -> bool {
 /// Name of the Pod's first request, which is OpenKruise's, or of a later one.
 fn request_name(uid: &str, index: usize) -> String {
     match index {
-        0 => format!("{REQUEST_PREFIX}{uid}"),
-        _ => format!("{REQUEST_PREFIX}{uid}-{}", index + 1),
+        0 => format!("{SIDECAR_TERMINATION_PREFIX}{uid}"),
+        _ => format!("{SIDECAR_TERMINATION_PREFIX}{uid}-{}", index + 1),
     }
 }
 
@@ -70,7 +71,8 @@ pub async fn create_request(
         name: pod.name.clone(),
         uid: uid.to_owned(),
         controller: Some(true),
-        block_owner_deletion: Some(true),
+        // It would need permission for finalizers of Pods where OwnerReferencesPermissionEnforcement is on.
+        block_owner_deletion: None,
     };
     let requested = containers.iter().map(|name| RequestedContainer {
         name: name.to_string(),
@@ -85,6 +87,7 @@ pub async fn create_request(
             ..ContainerRecreateRequestStrategy::default()
         }),
         active_deadline_seconds: Some(request_deadline(job)),
+        ttl_seconds_after_finished: Some(REQUEST_TTL_SECONDS),
         ..ContainerRecreateRequestSpec::default()
     };
     let request = ContainerRecreateRequest {
@@ -121,16 +124,21 @@ pub async fn create_request(
 /// # Errors
 /// [`Error::conflict`] when the Pod changed in the meantime: retry.
 pub async fn set_phase(ctx: &Context, key: &Key, uid: &str, phase: EndPhase) -> Result<(), Error> {
-    let api = ctx.api::<Pod>(key);
-    let Some(pod) = write::get(&api, &key.name)
-        .await?
-        .filter(|pod| pod.metadata.uid.as_deref() == Some(uid))
-    else {
+    let api = ctx.api::<RawPod>(key);
+    let Some(pod) = write::get(&api, &key.name).await? else {
         return Ok(());
     };
-    let current = pod.status.and_then(|status| status.phase);
-    if current.as_deref() != Some("Running") {
-        // Kubelet was faster.
+    let view = PodView::from(&pod);
+    // The watch may be behind.
+    let is_still_due = ending_job(&view).is_some_and(|job| {
+        plan(
+            job,
+            view.terminal,
+            &requests(ctx, key, uid),
+            ctx.cluster.clock.now(),
+        ) == Step::SetPhase(phase)
+    });
+    if view.uid != uid || !is_still_due {
         return Ok(());
     }
     let phase = match phase {
@@ -144,7 +152,7 @@ pub async fn set_phase(ctx: &Context, key: &Key, uid: &str, phase: EndPhase) -> 
         "message": TERMINATED_MESSAGE,
     });
     let patch = json!({
-        "metadata": { "uid": uid, "resourceVersion": pod.metadata.resource_version },
+        "metadata": { "uid": uid, "resourceVersion": pod.meta().resource_version },
         "status": { "phase": phase, "conditions": [condition] },
     });
     match write::patch_status_strategic(&api, &key.name, &patch).await {

@@ -15,6 +15,7 @@ use super::Context;
 use super::context::enqueue_changes;
 use super::view::{JobPod, PodView};
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
+use kruise_api::keys;
 use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Change, Error, Key};
@@ -53,7 +54,7 @@ async fn enqueue_pods_of_requests(
         let request = change
             .new
             .or(change.old)
-            .filter(|_| change.key.name.starts_with(act::REQUEST_PREFIX));
+            .filter(|_| change.key.name.starts_with(keys::SIDECAR_TERMINATION_PREFIX));
         let Some(request) = request else { continue };
         let pod = Key {
             namespace: change.key.namespace,

@@ -1,10 +1,15 @@
 //! A Pod that runs to completion, with sidecars that are terminated after its other containers.
 
-use kruise_api::restart_policy::{RawRestartRule, RestartPolicy, RestartRule, will_restart};
+use kruise_api::restart_policy::{
+    RawRestartRule, RestartAction, RestartPolicy, RestartRule, rule_action, will_restart,
+};
 use serde::Deserialize;
 use serde_json::Value;
 
 use kruise_api::keys;
+
+/// Condition of a Pod whose containers kubelet removes and starts again.
+const ALL_CONTAINERS_RESTARTING: &str = "AllContainersRestarting";
 
 /// What the manager caches of such a Pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,56 +52,80 @@ impl JobPod {
     pub(super) fn from_json(pod: &Value) -> Option<Self> {
         let (spec, status) = (&pod["spec"], &pod["status"]);
         let policy = RestartPolicy::parse(spec["restartPolicy"].as_str())?;
-        if policy == RestartPolicy::Always
-            || !matches!(status["phase"].as_str(), Some("Running" | "Succeeded" | "Failed"))
-        {
+        if policy == RestartPolicy::Always {
             return None;
         }
         let containers = spec["containers"].as_array()?;
         if !containers.iter().any(is_sidecar) {
             return None;
         }
+        let conditions = || status["conditions"].as_array().into_iter().flatten();
+        if conditions().any(|one| one["type"] == ALL_CONTAINERS_RESTARTING && one["status"] == "True") {
+            return None;
+        }
         let statuses = status["containerStatuses"].as_array()?;
-        let parse = |container: &Value| {
+        let (mut mains, mut sidecars) = (Vec::new(), Vec::new());
+        for container in containers {
             let status = statuses
                 .iter()
                 .find(|status| status["name"] == container["name"])?;
-            Some(JobContainer {
+            let rules = restart_rules(container);
+            let state = state(container, policy, &rules, &status["state"])?;
+            let mut parsed = JobContainer {
                 name: container["name"].as_str()?.into(),
-                ignore_exit_code: is_sidecar(container)
-                    && is_true(container, keys::ENV_IGNORE_SIDECAR_EXIT_CODE),
-                state: state(container, policy, &status["state"]),
-            })
-        };
-        let (sidecars, mains): (Vec<_>, Vec<_>) =
-            containers.iter().partition(|container| is_sidecar(container));
-        let parse_all =
-            |containers: Vec<&Value>| containers.into_iter().map(parse).collect::<Option<Box<[_]>>>();
-        let mut conditions = status["conditions"].as_array().into_iter().flatten();
+                ignore_exit_code: false,
+                state,
+            };
+            if is_sidecar(container) {
+                // Its end must find a Pod that has ended: kubelet would run the main containers again.
+                let restarts_all = rules
+                    .iter()
+                    .any(|rule| rule.action == RestartAction::RestartAllContainers);
+                parsed.ignore_exit_code =
+                    restarts_all || is_true(container, keys::ENV_IGNORE_SIDECAR_EXIT_CODE);
+                sidecars.push(parsed);
+            } else {
+                mains.push(parsed);
+            }
+        }
         Some(Self {
-            mains: parse_all(mains)?,
-            sidecars: parse_all(sidecars)?,
-            marked: conditions.any(|condition| condition["type"] == keys::SIDECAR_TERMINATED),
+            mains: mains.into(),
+            sidecars: sidecars.into(),
+            marked: conditions().any(|condition| condition["type"] == keys::SIDECAR_TERMINATED),
             grace_period_seconds: spec["terminationGracePeriodSeconds"].as_i64().unwrap_or(30),
         })
     }
 }
 
-fn state(container: &Value, policy: RestartPolicy, state: &Value) -> JobContainerState {
+fn restart_rules(container: &Value) -> Vec<RestartRule> {
+    let rules = container["restartPolicyRules"].as_array().into_iter().flatten();
+    rules
+        .filter_map(|rule| RawRestartRule::deserialize(rule).ok()?.parse())
+        .collect()
+}
+
+/// `None` if kubelet is about to restart all containers of the Pod.
+fn state(
+    container: &Value,
+    policy: RestartPolicy,
+    rules: &[RestartRule],
+    state: &Value,
+) -> Option<JobContainerState> {
     if state["running"].is_object() {
-        return JobContainerState::Running;
+        return Some(JobContainerState::Running);
     }
     let policy = RestartPolicy::parse(container["restartPolicy"].as_str()).unwrap_or(policy);
-    let rules = container["restartPolicyRules"].as_array().into_iter().flatten();
-    let rules = rules.filter_map(|rule| RawRestartRule::deserialize(rule).ok()?.parse());
-    let rules: Vec<RestartRule> = rules.collect();
-    let code = state["terminated"]["exitCode"]
-        .as_i64()
-        .and_then(|code| i32::try_from(code).ok());
-    match code {
-        Some(code) if !will_restart(&rules, policy, code) => JobContainerState::Ended(code),
-        _ => JobContainerState::Waiting,
+    let code = state["terminated"]["exitCode"].as_i64();
+    let Some(code) = code.and_then(|code| i32::try_from(code).ok()) else {
+        return Some(JobContainerState::Waiting);
+    };
+    if rule_action(rules, code) == Some(RestartAction::RestartAllContainers) {
+        return None;
     }
+    Some(match will_restart(rules, policy, code) {
+        true => JobContainerState::Waiting,
+        false => JobContainerState::Ended(code),
+    })
 }
 
 /// Whether the container is terminated after the main ones. The image is for virtual nodes; on others it has no effect.
@@ -182,9 +211,28 @@ mod tests {
             parse(&pod("Never", &containers, &json!([{ "running": {} }]))),
             None
         );
-        let mut pending = pod("Never", &containers, &json!([{}, {}]));
-        pending["status"]["phase"] = json!("Pending");
-        assert_eq!(parse(&pending), None);
+    }
+
+    #[test]
+    fn pod_whose_containers_are_all_restarted_is_not_judged() {
+        let mut watcher = sidecar("watcher", keys::ENV_TERMINATE_SIDECAR, "true");
+        watcher["restartPolicy"] = json!("Never");
+        watcher["restartPolicyRules"] =
+            json!([{ "action": "RestartAllContainers", "exitCodes": { "operator": "In", "values": [42] } }]);
+        let containers = json!([{ "name": "main" }, watcher]);
+        let exit = |code| json!({ "terminated": { "exitCode": code } });
+        assert_eq!(
+            parse(&pod("Never", &containers, &json!([exit(137), exit(42)]))),
+            None
+        );
+        let mut ended = pod("Never", &containers, &json!([exit(0), { "running": {} }]));
+        let job = parse(&ended).unwrap();
+        assert!(
+            job.sidecars[0].ignore_exit_code,
+            "the Pod gets its phase before the sidecar is stopped"
+        );
+        ended["status"]["conditions"] = json!([{ "type": "AllContainersRestarting", "status": "True" }]);
+        assert_eq!(parse(&ended), None);
     }
 
     #[test]

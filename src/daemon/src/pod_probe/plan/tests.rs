@@ -287,6 +287,18 @@ fn probes_of_a_starting_daemon_are_spread_over_their_period() {
     );
 }
 
+#[test]
+fn run_that_could_not_be_started_does_not_block_its_probe() {
+    let mut board = board([(key("a"), spec())]);
+    let running = container("a", true, 0);
+    observe(&mut board, 0, &running);
+    // The Pod went between the plan and the start, so this run has no end.
+    assert_eq!(board.start_due(at(1)).len(), 1);
+    observe(&mut board, 1, &None);
+    observe(&mut board, 5, &running);
+    assert_eq!(board.start_due(at(5)).len(), 1);
+}
+
 /// Probes of this namespace that ask for this period, in seconds.
 fn probes_of(namespace: &str, number: usize, period: u32) -> Vec<(ProbeKey, ProbeSpec)> {
     let probe = |index| {
@@ -300,6 +312,13 @@ fn probes_of(namespace: &str, number: usize, period: u32) -> Vec<(ProbeKey, Prob
 
 #[test]
 fn one_namespace_leaves_slots_for_others() {
+    let mut alone = board(probes_of("greedy", 200, 1));
+    observe(&mut alone, 0, &container("a", true, 0));
+    assert_eq!(alone.start_due(at(1)).len(), MAX_IN_PROGRESS_OF_NAMESPACE);
+    assert_eq!(alone.waiting(), 200 - MAX_IN_PROGRESS_OF_NAMESPACE);
+    // Nothing is due at another time, so that the loop waits for an end.
+    assert_eq!(alone.next_due(at(1)), None);
+
     let probes = [
         probes_of("greedy", 200, 1),
         probes_of("other", 10, 30),
@@ -308,31 +327,44 @@ fn one_namespace_leaves_slots_for_others() {
     let mut board = board(probes.concat());
     observe(&mut board, 0, &container("a", true, 0));
     let starts = board.start_due(at(1));
-    let of = |starts: &[ProbeStart], namespace| {
-        starts
-            .iter()
-            .filter(|start| start.key.namespace() == namespace)
-            .count()
-    };
-    assert_eq!(of(&starts, "greedy"), MAX_IN_PROGRESS_OF_NAMESPACE);
-    assert_eq!(starts.len(), MAX_IN_PROGRESS);
-    assert_eq!(board.waiting(), 220 - MAX_IN_PROGRESS);
-    // Nothing is due at another time, so that the loop waits for an end.
-    assert_eq!(board.next_due(at(1)), None);
-    let hanging: Vec<_> = starts
-        .into_iter()
-        .filter(|start| start.key.namespace() != "greedy")
-        .collect();
-    for start in &hanging {
+    let greedy = starts.iter().filter(|start| start.key.namespace() == "greedy");
+    assert_eq!(
+        (greedy.count(), starts.len()),
+        (MAX_IN_PROGRESS - 20, MAX_IN_PROGRESS)
+    );
+    for start in starts.iter().filter(|start| start.key.namespace() != "greedy") {
         board.on_ended(&start.key, start.run, success(), at(2));
     }
     let rest = board.start_due(at(2));
-    assert_eq!(
-        (of(&rest, "greedy"), rest.len()),
-        (0, 20 - hanging.len()),
-        "those that wait are next"
-    );
+    assert_eq!(rest.len(), MAX_IN_PROGRESS_OF_NAMESPACE - (MAX_IN_PROGRESS - 20));
     assert!(board.next_due(at(2)).is_some_and(|due| due > 2 * SECOND));
+}
+
+/// Two namespaces of one tenant, whose probes take their slots again at each end, delay others until one end.
+#[test]
+fn slots_that_become_free_go_to_namespaces_that_have_none() {
+    let mut board = board([probes_of("greedy-1", 100, 1), probes_of("greedy-2", 100, 1)].concat());
+    observe(&mut board, 0, &container("a", true, 0));
+    let hanging = board.start_due(at(1));
+    assert_eq!(hanging.len(), MAX_IN_PROGRESS);
+    let mut all: BTreeMap<_, _> = board
+        .probes
+        .iter()
+        .map(|(key, probe)| (key.clone(), probe.spec.clone()))
+        .collect();
+    all.extend(probes_of("victim", 3, 1));
+    board.sync(all, &NodePodProbeStatus::default(), at(10));
+    observe(&mut board, 10, &container("a", true, 0));
+    assert!(board.start_due(at(10)).is_empty());
+    for start in hanging.iter().take(5) {
+        board.on_ended(&start.key, start.run, failure(), at(60));
+    }
+    let next = board.start_due(at(60));
+    let victims = next
+        .iter()
+        .filter(|start| start.key.namespace() == "victim")
+        .count();
+    assert_eq!((victims, next.len()), (3, 5));
 }
 
 #[test]
