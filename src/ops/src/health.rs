@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::metrics::metrics;
 use super::{Progress, Watches};
 
 /// Name of the check of watches, which can fail by time alone: it is evaluated on request, when kubelet probes.
@@ -41,6 +42,7 @@ impl Health {
     /// Marks `check` as passed, with a message.
     pub fn set_ready(&self, check: &str, how: impl Into<String>) {
         let how = how.into();
+        record_check(check, true);
         let before = self.lock().readiness.insert(check.to_owned(), Ok(how.clone()));
         if matches!(before, Some(Err(_))) {
             tracing::info!(check, how, "ready again");
@@ -50,6 +52,7 @@ impl Health {
     /// Marks `check` as failed, with the reason. Kubelet does not show it, so each transition is logged.
     pub fn set_not_ready(&self, check: &str, why: impl Into<String>) {
         let why = why.into();
+        record_check(check, false);
         let before = self.lock().readiness.insert(check.to_owned(), Err(why.clone()));
         match before {
             None => tracing::info!(check, why, "not ready yet"),
@@ -95,9 +98,28 @@ impl Health {
     }
 }
 
+fn record_check(check: &str, passes: bool) {
+    let labels = [("check", check.to_owned())];
+    let gauge = metrics().readiness_checks.get_or_create_owned(&labels);
+    gauge.set(i64::from(passes));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn metric_follows_a_check() {
+        let health = Health::default();
+        let has_metric = |value: &str| {
+            let line = format!("kruise_readiness_check{{check=\"a check\"}} {value}\n");
+            metrics().render().contains(&line)
+        };
+        health.set_not_ready("a check", "no answer");
+        assert!(has_metric("0"));
+        health.set_ready("a check", "answers");
+        assert!(has_metric("1"));
+    }
 
     #[test]
     fn readiness_lists_every_check() {

@@ -187,7 +187,9 @@ async fn handle_connection(
     }
 }
 
-async fn render_metrics() -> impl IntoResponse {
+async fn render_metrics(State(health): State<Health>) -> impl IntoResponse {
+    // Some checks fail by time alone, and the metrics include them.
+    let _ = health.readiness();
     (
         [(
             CONTENT_TYPE,
@@ -217,8 +219,12 @@ mod tests {
     use super::*;
 
     async fn get_healthz(address: SocketAddr) -> String {
+        get_path(address, "/healthz").await
+    }
+
+    async fn get_path(address: SocketAddr, path: &str) -> String {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        let request = "GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut text = String::new();
         let read = tokio::time::timeout(Duration::from_secs(30), stream.read_to_string(&mut text));
@@ -285,6 +291,27 @@ mod tests {
         let router = TowerToHyperService::new(Router::new());
         handle_connection(near, router).await;
         assert_eq!(start.elapsed().as_secs(), REQUEST_TIMEOUT.as_secs());
+    }
+
+    #[tokio::test]
+    async fn metrics_include_checks_that_change_by_time_alone() {
+        let health = Health::default();
+        let watch = health.watches.register("Node");
+        let listener = listen("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serving = tokio::spawn(serve(
+            listener,
+            Endpoints::Metrics,
+            health,
+            CancellationToken::new(),
+        ));
+        let line = |value: u8| format!("kruise_readiness_check{{check=\"watches\"}} {value}\n");
+        let before = get_path(address, "/metrics").await;
+        assert!(before.contains(&line(0)), "{before}");
+        watch.mark_listed();
+        let after = get_path(address, "/metrics").await;
+        assert!(after.contains(&line(1)), "{after}");
+        serving.abort();
     }
 
     #[tokio::test]

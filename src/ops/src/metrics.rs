@@ -2,6 +2,7 @@
 //!
 //! One registry for the process, so that code which counts calls needs no registry argument.
 
+use std::ops::Deref;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -18,8 +19,57 @@ use super::process::ProcessCollector;
 
 /// Label names with their values.
 pub type Labels<const N: usize> = [(&'static str, String); N];
-/// A histogram of seconds for each set of labels.
-pub type Durations<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
+/// A histogram of seconds for each set of label values.
+pub type Durations<const N: usize> = MetricFamily<N, Histogram>;
+
+/// A metric with one series for each set of label values.
+#[derive(Debug)]
+pub struct MetricFamily<const N: usize, M> {
+    /// The names of the labels, in the order in which callers give them: alerts and dashboards refer to them.
+    label_names: [&'static str; N],
+    series: Family<Labels<N>, M>,
+}
+
+impl<const N: usize, M: Clone + Default> MetricFamily<N, M> {
+    fn new(label_names: [&'static str; N]) -> Self {
+        let series = Family::default();
+        Self { label_names, series }
+    }
+}
+
+impl<const N: usize, M: Clone> MetricFamily<N, M> {
+    fn new_with_constructor(label_names: [&'static str; N], constructor: fn() -> M) -> Self {
+        let series = Family::new_with_constructor(constructor);
+        Self { label_names, series }
+    }
+
+    /// The series with these labels. It is locked until the result is dropped.
+    pub fn get_or_create(&self, labels: &Labels<N>) -> impl Deref<Target = M> + '_ {
+        self.assert_names(labels);
+        self.series.get_or_create(labels)
+    }
+
+    /// The series with these labels, without a lock.
+    pub fn get_or_create_owned(&self, labels: &Labels<N>) -> M {
+        self.assert_names(labels);
+        self.series.get_or_create_owned(labels)
+    }
+
+    /// Removes the series with these labels, and returns whether it existed.
+    pub fn remove(&self, labels: &Labels<N>) -> bool {
+        self.assert_names(labels);
+        self.series.remove(labels)
+    }
+
+    fn assert_names(&self, labels: &Labels<N>) {
+        debug_assert_eq!(labels.each_ref().map(|(name, _)| *name), self.label_names);
+    }
+
+    /// Creates the series whose labels all have `value`, so that the metric is rendered before it counts anything.
+    fn create(&self, value: &str) {
+        drop(self.get_or_create(&self.label_names.map(|name| (name, value.to_owned()))));
+    }
+}
 
 /// Which program this is: each exposes only the metrics that it can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,28 +84,30 @@ pub enum Program {
 pub struct Metrics {
     registry: Registry,
     /// Whether this process holds the Lease of that `name`: 1 or 0.
-    pub leader: Family<Labels<1>, Gauge>,
+    pub leader: MetricFamily<1, Gauge>,
     /// Objects that wait for a free worker, by the controller's `name`.
-    pub queue_depth: Family<Labels<1>, Gauge>,
+    pub queue_depth: MetricFamily<1, Gauge>,
     /// Reconciles that failed and are retried, by the controller's `name`.
-    pub queue_retries: Family<Labels<1>, Counter>,
+    pub queue_retries: MetricFamily<1, Counter>,
     /// Writes to the API server by `kind`, `verb` and `result` (`ok` or an error category).
-    pub api_writes: Family<Labels<3>, Counter>,
+    pub api_writes: MetricFamily<3, Counter>,
     /// Responses to admission and conversion reviews by `kind`, `step` (mutate, validate, convert) and `result`
     /// (allowed, refused, failed).
-    pub reviews: Family<Labels<3>, Counter>,
+    pub reviews: MetricFamily<3, Counter>,
     /// When the certificate of the webhooks expires, in seconds since 1970.
     pub certificate_expiration: Gauge,
     /// Lists and watches that failed, by `kind`.
-    pub watch_errors: Family<Labels<1>, Counter>,
+    pub watch_errors: MetricFamily<1, Counter>,
     /// When the API server last answered or sent something about a watched `kind`, in seconds since 1970.
-    pub watch_contact: Family<Labels<1>, Gauge<f64, AtomicU64>>,
+    pub watch_contact: MetricFamily<1, Gauge<f64, AtomicU64>>,
     /// Size of the stored objects of a `kind` as the API server sent them.
-    pub watch_bytes: Family<Labels<1>, Gauge>,
+    pub watch_bytes: MetricFamily<1, Gauge>,
+    /// Whether a `check` of `/readyz` passes: 1 or 0.
+    pub readiness_checks: MetricFamily<1, Gauge>,
     /// Panics that ended one request or one reconcile, by `task`.
-    pub panics: Family<Labels<1>, Counter>,
+    pub panics: MetricFamily<1, Counter>,
     /// Whether the API server refuses this daemon's writes about other nodes, by `kind`: 1, otherwise 0.
-    pub daemon_fenced: Family<Labels<1>, Gauge>,
+    pub daemon_fenced: MetricFamily<1, Gauge>,
     /// Events that were not written because the queue was full or the API server refused them.
     pub events_dropped: Counter,
     /// Events that were not written because their object had many in a short time.
@@ -75,15 +127,15 @@ pub struct Metrics {
     /// Container recreate requests in progress.
     pub recreate_active: Gauge,
     /// Containers that were restarted for a changed environment, by `result` (`ok` or an error category).
-    pub environment_restarts: Family<Labels<1>, Counter>,
+    pub environment_restarts: MetricFamily<1, Counter>,
     /// Probes that are due and wait for a slot.
     pub pod_probe_queue: Gauge,
     /// Probes by `handler` (exec, http_get, tcp_socket, grpc) and `result` (succeeded, failed, error).
-    pub pod_probes: Family<Labels<2>, Counter>,
+    pub pod_probes: MetricFamily<2, Counter>,
     /// Reconciles of a CloneSet by `result`: `idle` if there was nothing to do, `acted`, or an error category.
     pub cloneset_passes: Durations<1>,
     /// Actions on CloneSets by `act` and `result` (`ok` or an error category).
-    pub cloneset_acts: Family<Labels<2>, Counter>,
+    pub cloneset_acts: MetricFamily<2, Counter>,
 }
 
 static METRICS: OnceLock<Metrics> = OnceLock::new();
@@ -112,31 +164,32 @@ impl Metrics {
     fn new(program: Option<Program>) -> Self {
         let mut metrics = Self {
             registry: Registry::default(),
-            leader: Family::default(),
-            queue_depth: Family::default(),
-            queue_retries: Family::default(),
-            api_writes: Family::default(),
-            reviews: Family::default(),
+            leader: MetricFamily::new(["name"]),
+            queue_depth: MetricFamily::new(["name"]),
+            queue_retries: MetricFamily::new(["name"]),
+            api_writes: MetricFamily::new(["kind", "verb", "result"]),
+            reviews: MetricFamily::new(["kind", "step", "result"]),
             certificate_expiration: Gauge::default(),
-            watch_errors: Family::default(),
-            watch_contact: Family::default(),
-            watch_bytes: Family::default(),
-            panics: Family::default(),
-            daemon_fenced: Family::default(),
+            watch_errors: MetricFamily::new(["kind"]),
+            watch_contact: MetricFamily::new(["kind"]),
+            watch_bytes: MetricFamily::new(["kind"]),
+            readiness_checks: MetricFamily::new(["check"]),
+            panics: MetricFamily::new(["task"]),
+            daemon_fenced: MetricFamily::new(["kind"]),
             events_dropped: Counter::default(),
             events_held_back: Counter::default(),
-            cri_calls: Family::new_with_constructor(call_seconds),
-            credential_plugins: Family::new_with_constructor(work_seconds),
-            image_pulls: Family::new_with_constructor(work_seconds),
+            cri_calls: MetricFamily::new_with_constructor(["method", "result"], call_seconds),
+            credential_plugins: MetricFamily::new_with_constructor(["plugin", "result"], work_seconds),
+            image_pulls: MetricFamily::new_with_constructor(["result"], work_seconds),
             image_pull_queue: Gauge::default(),
             image_pull_active: Gauge::default(),
-            recreates: Family::new_with_constructor(work_seconds),
+            recreates: MetricFamily::new_with_constructor(["result"], work_seconds),
             recreate_active: Gauge::default(),
-            environment_restarts: Family::default(),
+            environment_restarts: MetricFamily::new(["result"]),
             pod_probe_queue: Gauge::default(),
-            pod_probes: Family::default(),
-            cloneset_passes: Family::new_with_constructor(call_seconds),
-            cloneset_acts: Family::default(),
+            pod_probes: MetricFamily::new(["handler", "result"]),
+            cloneset_passes: MetricFamily::new_with_constructor(["result"], call_seconds),
+            cloneset_acts: MetricFamily::new(["act", "result"]),
         };
         let mut registry = Registry::default();
         registry.register_collector(Box::new(ProcessCollector));
@@ -151,7 +204,7 @@ impl Metrics {
             registry.register(
                 "leader_election_master_status",
                 "Whether this process holds the Lease",
-                metrics.leader.clone(),
+                metrics.leader.series.clone(),
             );
         }
         metrics.registry = registry;
@@ -162,40 +215,49 @@ impl Metrics {
         r.register(
             "workqueue_depth",
             "Objects that wait for a free worker of their controller",
-            self.queue_depth.clone(),
+            self.queue_depth.series.clone(),
         );
         r.register(
             "workqueue_retries",
             "Reconciles that failed and are repeated",
-            self.queue_retries.clone(),
+            self.queue_retries.series.clone(),
         );
     }
 
     fn register_shared(&self, r: &mut Registry) {
         let build = Info::new(vec![("version", super::VERSION), ("commit", super::COMMIT)]);
         r.register("build", "The version of this program", build);
-        r.register("api_writes", "Writes to the API server", self.api_writes.clone());
+        r.register(
+            "api_writes",
+            "Writes to the API server",
+            self.api_writes.series.clone(),
+        );
         r.register(
             "watch_errors",
             "Lists and watches that failed",
-            self.watch_errors.clone(),
+            self.watch_errors.series.clone(),
         );
         r.register_with_unit(
             "watch_last_contact_timestamp",
             "When the API server last answered or sent something about a watched kind",
             Unit::Seconds,
-            self.watch_contact.clone(),
+            self.watch_contact.series.clone(),
         );
         r.register_with_unit(
             "watch",
             "Length of the objects of a kind that are held in memory, as the API server sent them",
             Unit::Bytes,
-            self.watch_bytes.clone(),
+            self.watch_bytes.series.clone(),
+        );
+        r.register(
+            "readiness_check",
+            "Whether a check of /readyz passes",
+            self.readiness_checks.series.clone(),
         );
         r.register(
             "panics",
             "Panics that ended one request or one pass",
-            self.panics.clone(),
+            self.panics.series.clone(),
         );
         r.register(
             "events_dropped",
@@ -210,28 +272,34 @@ impl Metrics {
     }
 
     fn register_daemon(&self, r: &mut Registry) {
+        // A counter that appears with its first failure shows no increase for it.
+        for ended in [&self.image_pulls, &self.recreates] {
+            for result in ["succeeded", "failed"] {
+                ended.create(result);
+            }
+        }
         r.register(
             "daemon_fenced",
             "Whether writes about other nodes are refused",
-            self.daemon_fenced.clone(),
+            self.daemon_fenced.series.clone(),
         );
         r.register_with_unit(
             "cri_call",
             "Calls to the container runtime",
             Unit::Seconds,
-            self.cri_calls.clone(),
+            self.cri_calls.series.clone(),
         );
         r.register_with_unit(
             "credential_plugin",
             "Calls of credential provider plugins",
             Unit::Seconds,
-            self.credential_plugins.clone(),
+            self.credential_plugins.series.clone(),
         );
         r.register_with_unit(
             "image_pull",
             "Duration of image pulls, without the time in the queue",
             Unit::Seconds,
-            self.image_pulls.clone(),
+            self.image_pulls.series.clone(),
         );
         r.register(
             "image_pull_queue",
@@ -247,25 +315,29 @@ impl Metrics {
             "recreate",
             "Container recreate requests",
             Unit::Seconds,
-            self.recreates.clone(),
+            self.recreates.series.clone(),
         );
         let active = self.recreate_active.clone();
         r.register("recreate_active", "ContainerRecreateRequests in progress", active);
-        let restarts = self.environment_restarts.clone();
+        let restarts = self.environment_restarts.series.clone();
         r.register("environment_restarts", "Restarts for the environment", restarts);
         r.register(
             "pod_probe_queue",
             "Probes of NodePodProbes that wait for a slot",
             self.pod_probe_queue.clone(),
         );
-        r.register("pod_probes", "Probes of NodePodProbes", self.pod_probes.clone());
+        r.register(
+            "pod_probes",
+            "Probes of NodePodProbes",
+            self.pod_probes.series.clone(),
+        );
     }
 
     fn register_manager(&self, r: &mut Registry) {
         r.register(
             "reviews",
             "Answers to admission and conversion reviews",
-            self.reviews.clone(),
+            self.reviews.series.clone(),
         );
         r.register_with_unit(
             "certificate_expiration_timestamp",
@@ -273,12 +345,12 @@ impl Metrics {
             Unit::Seconds,
             self.certificate_expiration.clone(),
         );
-        let passes = self.cloneset_passes.clone();
+        let passes = self.cloneset_passes.series.clone();
         r.register_with_unit("cloneset_pass", "Passes over a CloneSet", Unit::Seconds, passes);
         r.register(
             "cloneset_acts",
             "What is done about CloneSets",
-            self.cloneset_acts.clone(),
+            self.cloneset_acts.series.clone(),
         );
     }
 
@@ -288,6 +360,61 @@ impl Metrics {
         self.cri_calls
             .get_or_create(&labels)
             .observe(elapsed.as_secs_f64());
+    }
+
+    /// All metrics of `program` as text, each with at least one series: their names and labels.
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub fn sample(program: Program) -> String {
+        let metrics = Self::new(Some(program));
+        let Self {
+            registry: _,
+            leader,
+            queue_depth,
+            queue_retries,
+            api_writes,
+            reviews,
+            watch_errors,
+            watch_contact,
+            watch_bytes,
+            readiness_checks,
+            panics,
+            daemon_fenced,
+            cri_calls,
+            credential_plugins,
+            image_pulls,
+            recreates,
+            environment_restarts,
+            pod_probes,
+            cloneset_passes,
+            cloneset_acts,
+            certificate_expiration: _,
+            events_dropped: _,
+            events_held_back: _,
+            image_pull_queue: _,
+            image_pull_active: _,
+            recreate_active: _,
+        } = &metrics;
+        leader.create("x");
+        queue_depth.create("x");
+        queue_retries.create("x");
+        api_writes.create("x");
+        reviews.create("x");
+        watch_errors.create("x");
+        watch_contact.create("x");
+        watch_bytes.create("x");
+        readiness_checks.create("x");
+        panics.create("x");
+        daemon_fenced.create("x");
+        cri_calls.create("x");
+        credential_plugins.create("x");
+        image_pulls.create("x");
+        recreates.create("x");
+        environment_restarts.create("x");
+        pod_probes.create("x");
+        cloneset_passes.create("x");
+        cloneset_acts.create("x");
+        metrics.render()
     }
 
     /// All metrics as text.
@@ -306,18 +433,7 @@ mod tests {
 
     /// The names of the metrics that a program exposes.
     fn names(program: Program) -> Vec<String> {
-        let metrics = Metrics::new(Some(program));
-        // Those with labels appear once they count something.
-        let one = |name| [(name, "x".to_owned())];
-        drop(metrics.leader.get_or_create(&one("name")));
-        drop(metrics.queue_depth.get_or_create(&one("name")));
-        drop(metrics.watch_errors.get_or_create(&one("kind")));
-        drop(metrics.recreates.get_or_create(&one("result")));
-        drop(metrics.cloneset_passes.get_or_create(&one("result")));
-        metrics.cri_call("PullImage", "ok", Duration::ZERO);
-        let review = ["kind", "step", "result"].map(|name| (name, "x".to_owned()));
-        drop(metrics.reviews.get_or_create(&review));
-        let text = metrics.render();
+        let text = Metrics::sample(program);
         let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
         types
             .filter_map(|line| line.split(' ').next())
