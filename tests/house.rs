@@ -193,11 +193,15 @@ fn texts_quoted_in_operator_docs_exist_in_sources() {
             )
         })
         .collect();
-    let programs = ["kubectl ", "kruise-daemon ", "-", "time()"];
+    let programs = ["kubectl ", "crictl ", "kruise-daemon ", "-"];
     let is_text =
         |quote: &String| quote.contains(' ') && !programs.iter().any(|name| quote.starts_with(name));
     let mut missing = Vec::new();
-    for page in ["docs/operations/operations.md", "docs/user/recreate.md"] {
+    for page in [
+        "docs/operations/operations.md",
+        "docs/operations/runbooks.md",
+        "docs/user/recreate.md",
+    ] {
         let text = fs::read_to_string(repo_root().join(page)).unwrap();
         // Every second part is a code block, and in the others every second part is a quotation.
         let prose: String = text.split("```").step_by(2).collect();
