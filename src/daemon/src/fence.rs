@@ -80,15 +80,14 @@ async fn check_periodically<F: Future<Output = ProbeOutcomes>>(
     loop {
         let outcomes = probe().await;
         for (kind, outcome) in outcomes {
-            let gauge = metrics()
-                .daemon_fenced
-                .get_or_create(&[("kind", kind.to_owned())])
-                .clone();
-            match outcome {
-                ProbeOutcome::Refused => gauge.set(1),
-                ProbeOutcome::Accepted => gauge.set(0),
+            let refused = match outcome {
+                ProbeOutcome::Refused => 1,
+                ProbeOutcome::Accepted => 0,
+                // Without a series there is no alert.
                 ProbeOutcome::Unknown => continue,
             };
+            let labels = [("kind", kind.to_owned())];
+            metrics().daemon_fenced.get_or_create(&labels).set(refused);
         }
         let kinds = |expected| {
             let matching = outcomes.iter().filter(|(_, outcome)| *outcome == expected);
@@ -279,6 +278,10 @@ mod tests {
         );
         assert!((60..=67).contains(&reports[1].0), "{reports:?}");
         assert!(reports[4].0 - reports[3].0 <= 5, "{reports:?}");
+        let text = metrics().render();
+        assert!(text.contains("kruise_daemon_fenced{kind=\"pods\"} 1\n"), "{text}");
+        let unknown = "kruise_daemon_fenced{kind=\"nodeimages\"}";
+        assert!(!text.contains(unknown), "{text}");
     }
 
     #[test]
