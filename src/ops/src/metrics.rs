@@ -394,6 +394,7 @@ impl Metrics {
             image_pull_queue: _,
             image_pull_active: _,
             recreate_active: _,
+            pod_probe_queue: _,
         } = &metrics;
         leader.create("x");
         queue_depth.create("x");

@@ -32,8 +32,7 @@ const CAUSES_AT_ONCE: usize = 8;
 /// Options of `pull`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
-    /// The image: NAME[:TAG][@DIGEST]
-    #[arg(value_name = "IMAGE", value_parser = arguments::image)]
+    #[arg(help = "The image: NAME[:TAG][@DIGEST]", value_name = "IMAGE", value_parser = arguments::image)]
     image: String,
 
     /// Only on nodes with these labels: KEY=VALUE,…

@@ -88,7 +88,6 @@ pub async fn create_request(
         }),
         active_deadline_seconds: Some(request_deadline(job)),
         ttl_seconds_after_finished: Some(REQUEST_TTL_SECONDS),
-        ..ContainerRecreateRequestSpec::default()
     };
     let request = ContainerRecreateRequest {
         metadata: ObjectMeta {
