@@ -139,12 +139,22 @@ async fn manager_creates_requests_for_sidecars_of_their_owner_only() {
             "metadata": { "name": name, "ownerReferences": owners },
             "spec": { "podName": pod, "containers": [{ "name": "app" }] } })
     };
-    let mut owners = owner_references("v1", "Pod");
-    (owners[0]["name"], owners[0]["uid"]) = (json!("m-job"), json!(uids[0]));
+    let owner = |name: &str, uid: &str| {
+        let mut owners = owner_references("v1", "Pod");
+        (owners[0]["name"], owners[0]["uid"]) = (json!(name), json!(uid));
+        owners
+    };
+    let owners = owner("m-job", &uids[0]);
     let own = format!("sidecar-termination-{}", uids[0]);
     let denial = "only to end the sidecars of the Pod that controls it";
-    let forged = || dry_run_create(&api, request(&own, "m-other-job", owners.clone()));
+    let forged = || dry_run_create(&api, request(&own, "m-other-job", owner("m-other-job", &uids[1])));
     wait_until_denied(forged, denial).await;
+    // The webhook is asked first.
+    let of_another = dry_run_create(&api, request(&own, "m-other-job", owners.clone())).await;
+    assert_denied(
+        of_another,
+        "spec.podName: Invalid value: \"m-other-job\": another Pod has this name now",
+    );
     for forged in [
         request(&own, "m-job", json!([])),
         request(&own, "m-job", owner_references("apps/v1", "ReplicaSet")),

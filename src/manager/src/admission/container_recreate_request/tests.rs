@@ -195,6 +195,23 @@ fn sidecars_of_a_finished_pod_are_recreated() {
     allowed(&request(json!([{ "name": "log" }])), &lookup);
 }
 
+/// The Pod that the request was created for was replaced by another one of its name meanwhile.
+#[test]
+fn request_of_an_earlier_pod_is_refused() {
+    let of_pod = |uid: &str| {
+        let owner =
+            json!([{ "apiVersion": "v1", "kind": "Pod", "name": "web", "uid": uid, "controller": true }]);
+        request_for(json!({ "metadata": { "name": "r", "ownerReferences": owner },
+            "spec": { "podName": "web", "containers": [{ "name": "log" }] } }))
+    };
+    allowed(&of_pod("u-1"), &pod(|_| ()));
+    let why = denied(&of_pod("u-0"), &pod(|_| ()));
+    assert!(
+        why.contains("spec.podName: Invalid value: \"web\": another Pod has this name now"),
+        "{why}"
+    );
+}
+
 #[test]
 fn unsuitable_containers_are_refused() {
     let review_request = request(json!([

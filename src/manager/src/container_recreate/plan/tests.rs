@@ -1,6 +1,6 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference, Time};
 use proptest::prelude::*;
 
 use super::*;
@@ -70,6 +70,25 @@ fn pod(id: &str) -> PodView {
             restarts: 1,
         }],
         ..PodView::default()
+    }
+}
+
+/// Without the webhook, nothing else tells that another Pod has the name.
+#[test]
+fn request_whose_controller_is_an_earlier_pod_targets_no_pod() {
+    let mut bare = request();
+    bare.metadata.labels = None;
+    let owner = |uid: &str| OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Pod".to_owned(),
+        name: "p".to_owned(),
+        uid: uid.to_owned(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    };
+    for (uid, expected) in [("u", true), ("earlier", false)] {
+        bare.metadata.owner_references = Some(vec![owner(uid)]);
+        assert_eq!(targets_pod(&bare, &pod("x")), expected);
     }
 }
 
