@@ -128,7 +128,9 @@ async fn sidecars_end_after_the_main_containers() {
             "{name}: {:#?}",
             pod.status
         );
-        // Each sidecar was stopped by a request of the Pod's own, which ends.
+        // Kubelet may stop a sidecar whose exit code is ignored before a request does.
+        let fewest = usize::from(sidecars.iter().any(|(_, _, ignored)| !ignored));
+        // All requests are the Pod's own, and end.
         let uid = pod.uid().unwrap();
         test.poll_until("the requests of the Pod end", || async {
             let all = requests.list(&ListParams::default()).await.unwrap();
@@ -137,7 +139,7 @@ async fn sidecars_end_after_the_main_containers() {
                 .into_iter()
                 .filter(|one| one.spec.pod_name == *name)
                 .collect();
-            assert!((1..=2).contains(&own.len()), "{name}: {own:#?}");
+            assert!((fewest..=2).contains(&own.len()), "{name}: {own:#?}");
             for request in &own {
                 assert!(
                     request
@@ -160,15 +162,21 @@ async fn sidecars_end_after_the_main_containers() {
             all_completed.then_some(())
         })
         .await;
-        let events = test.api::<Event>().list(&ListParams::default()).await.unwrap();
-        let of_pod = events
-            .items
-            .iter()
-            .filter(|event| event.involved_object.uid.as_ref() == Some(&uid));
-        let texts = of_pod.filter(|event| event.reason.as_deref() == Some("SidecarTerminator"));
-        let texts: Vec<_> = texts.filter_map(|event| event.message.as_deref()).collect();
-        let expected = "Kruise SidecarTerminator is trying to terminate sidecar [log] using crr";
-        assert!(texts.contains(&expected), "{name}: {texts:?}");
+        if fewest == 0 {
+            continue;
+        }
+        test.poll_until("the event", || async {
+            let events = test.api::<Event>().list(&ListParams::default()).await.unwrap();
+            let mut of_pod = events.items.iter().filter(|event| {
+                event.involved_object.uid.as_ref() == Some(&uid)
+                    && event.reason.as_deref() == Some("SidecarTerminator")
+            });
+            let expected = "Kruise SidecarTerminator is trying to terminate sidecar [log] using crr";
+            of_pod
+                .any(|event| event.message.as_deref() == Some(expected))
+                .then_some(())
+        })
+        .await;
     }
     drop(manager);
 }

@@ -13,7 +13,7 @@ use kruise_api::container_recreate_request::ContainerRecreateRequest;
 
 /// Requests for one Pod: before it gets its phase, and after that. What they do not stop, kubelet does.
 pub const MAX_REQUESTS: usize = 2;
-/// How long kubelet may take to report that a container was stopped.
+/// How long kubelet may take to report that a container was stopped, and to see a phase that was set.
 const STATUS_DELAY: SignedDuration = SignedDuration::from_secs(10);
 /// Time that a request gets in addition to the grace period of the Pod, in seconds.
 const REQUEST_SECONDS: i64 = 60;
@@ -54,8 +54,19 @@ pub fn plan(pod: &JobPod, terminal: bool, requests: &[Option<Timestamp>], now: T
     if terminal {
         // Kubelet stops the containers of a Pod that has ended, though up to a minute later than a request does.
         let running = running(pod, |_| true);
-        let stop = pod.marked && !running.is_empty() && requests.len() < MAX_REQUESTS;
-        return if stop { Step::Stop(running) } else { Step::Wait };
+        let marked_at = pod
+            .marked_at
+            .filter(|_| !running.is_empty() && requests.len() < MAX_REQUESTS);
+        let Some(marked_at) = marked_at else {
+            return Step::Wait;
+        };
+        // A kubelet that has not seen the phase yet would replace it by one of the exit codes.
+        let seen_at = marked_at.saturating_add(STATUS_DELAY).unwrap_or(marked_at);
+        return if now < seen_at {
+            Step::WaitUntil(seen_at)
+        } else {
+            Step::Stop(running)
+        };
     }
     let counted = running(pod, |sidecar| !sidecar.ignore_exit_code);
     if !counted.is_empty() {
@@ -219,9 +230,10 @@ mod tests {
             ("x", true, FAILED),
         ];
         let mut pod = pod(&[ENDED], &sidecars);
-        let (done, now) = (Some(at(100)), at(101));
+        let (done, now) = (Some(at(100)), at(111));
         assert_eq!(plan(&pod, true, &[], now), Step::Wait, "kubelet ended it");
-        pod.marked = true;
+        pod.marked_at = Some(at(101));
+        assert_eq!(plan(&pod, true, &[], at(110)), Step::WaitUntil(at(111)));
         assert_eq!(plan(&pod, true, &[], now), stop(&["log", "mesh"]));
         assert_eq!(plan(&pod, true, &[done], now), stop(&["log", "mesh"]));
         assert_eq!(plan(&pod, true, &[None], now), Step::Wait);
@@ -289,7 +301,7 @@ mod tests {
                     Step::SetPhase(phase) => {
                         prop_assert!(!terminal);
                         prop_assert_eq!(Some(phase), end_phase(&pod.mains));
-                        (terminal, pod.marked) = (true, true);
+                        (terminal, pod.marked_at) = (true, Some(now));
                     }
                 }
             }

@@ -1,5 +1,6 @@
 //! A Pod that runs to completion, with sidecars that are terminated after its other containers.
 
+use jiff::Timestamp;
 use kruise_api::restart_policy::{
     RawRestartRule, RestartAction, RestartPolicy, RestartRule, rule_action, will_restart,
 };
@@ -18,8 +19,8 @@ pub struct JobPod {
     pub mains: Box<[JobContainer]>,
     /// Its sidecars, in the order of the spec.
     pub sidecars: Box<[JobContainer]>,
-    /// Whether it has condition `SidecarTerminated`.
-    pub marked: bool,
+    /// Since when it has condition `SidecarTerminated`, if it has.
+    pub marked_at: Option<Timestamp>,
     /// Its grace period, in seconds.
     pub grace_period_seconds: i64,
 }
@@ -91,7 +92,9 @@ impl JobPod {
         Some(Self {
             mains: mains.into(),
             sidecars: sidecars.into(),
-            marked: conditions().any(|condition| condition["type"] == keys::SIDECAR_TERMINATED),
+            marked_at: conditions()
+                .filter(|condition| condition["type"] == keys::SIDECAR_TERMINATED)
+                .find_map(|condition| condition["lastTransitionTime"].as_str()?.parse().ok()),
             grace_period_seconds: spec["terminationGracePeriodSeconds"].as_i64().unwrap_or(30),
         })
     }
