@@ -388,7 +388,7 @@ const WITHOUT_EFFECT: [(&str, &str); 7] = [
     ("manager.resyncPeriod", r#""0""#),
     ("manager.pprofAddr", r#""localhost:8090""#),
     ("daemon.pprofAddr", r#""localhost:10222""#),
-    ("daemon.credentialProvider.awsCredentialsDir", r#""/root/.aws""#),
+    ("daemon.credentialProvider.awsCredentialsDir", r#""/etc/aws""#),
     ("externalCerts.annotations", r#"{"a":"b"}"#),
     ("enableKubeCacheMutationDetector", "true"),
 ];

@@ -65,6 +65,19 @@ impl Owner {
         }
     }
 
+    /// A reference to the Pod with this name and UID, for objects that go with it. It is not its controller, and does
+    /// not block its deletion, which would need permission for the finalizers of Pods.
+    #[must_use]
+    pub fn pod_reference(name: &str, uid: &str) -> OwnerReference {
+        OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Pod".to_owned(),
+            name: name.to_owned(),
+            uid: uid.to_owned(),
+            ..OwnerReference::default()
+        }
+    }
+
     /// The controller of the object with these metadata.
     #[must_use]
     pub fn controller(metadata: &ObjectMeta) -> Option<Self> {

@@ -7,6 +7,9 @@ use std::fmt;
 
 use serde::Deserialize;
 
+/// Condition of a Pod whose containers kubelet removes and starts again, by a rule `RestartAllContainers`.
+pub const ALL_CONTAINERS_RESTARTING: &str = "AllContainersRestarting";
+
 /// When kubelet restarts an ended container.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RestartPolicy {

@@ -109,6 +109,18 @@ pub fn paint(text: &str, tone: Tone, colours: bool) -> String {
     }
 }
 
+/// The parts that could not be read, with their errors; empty if there are none.
+pub fn unread(errors: &[String], colours: bool) -> String {
+    let mut text = String::new();
+    if !errors.is_empty() {
+        text.push_str("\nCould not be read:\n");
+    }
+    for error in errors {
+        let _ = writeln!(text, "{}", paint(&printable(error), Tone::Bad, colours));
+    }
+    text
+}
+
 /// Whether standard output is in colour: a terminal, and neither `NO_COLOR` nor a dumb terminal.
 pub fn colours() -> bool {
     io::stdout().is_terminal() && console::Term::stdout().features().colors_supported()

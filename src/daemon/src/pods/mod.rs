@@ -24,7 +24,7 @@ use kruise_api::backoff::Backoff;
 use kruise_cluster::{Cluster, ObjectView, Store};
 
 pub use container_meta::{DesiredContainer, EnvVar, PodContainerMeta};
-use kruise_api::restart_policy::RawRestartRule;
+use kruise_api::restart_policy::{ALL_CONTAINERS_RESTARTING, RawRestartRule};
 pub use kruise_api::restart_policy::{RestartPolicy, RestartRule};
 
 /// A Pod of this node.
@@ -152,9 +152,6 @@ const POD_NAMESPACE_LABEL: &str = "io.kubernetes.pod.namespace";
 /// Annotations that kubelet sets on the mirror of a static Pod, and on that Pod itself: its UID in the runtime.
 const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
 const CONFIG_HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
-
-/// Condition of a Pod, since Kubernetes 1.35.
-const ALL_CONTAINERS_RESTARTING: &str = "AllContainersRestarting";
 
 /// More containers than kubelet could run; each takes some hundred bytes.
 const MAX_CONTAINERS: usize = 500;

@@ -17,7 +17,7 @@ use kube::api::ListParams;
 
 use super::client::{Connection, list};
 use super::error::Error;
-use super::output::{Cell, OutputOptions, Tone, colours, json, paint, print, table};
+use super::output::{Cell, OutputOptions, Tone, colours, json, print, table, unread};
 use plan::{NodeStatus, Pull, Recreate};
 
 /// Options of `node`.
@@ -134,14 +134,7 @@ fn render(status: &NodeStatus, colours: bool) -> String {
             probes.pods, probes.succeeded, probes.failed, probes.unknown
         ),
     };
-    if !status.errors.is_empty() {
-        text += "\nCould not be read:\n";
-        for error in &status.errors {
-            let error = kruise_api::text::printable(error);
-            text += &format!("{}\n", paint(&error, Tone::Bad, colours));
-        }
-    }
-    text
+    text + &unread(&status.errors, colours)
 }
 
 fn tone(state: &str) -> Tone {

@@ -25,7 +25,7 @@ use serde::de::DeserializeOwned;
 
 use super::client::{Connection, list};
 use super::error::Error;
-use super::output::{Cell, OutputOptions, Tone, colours, json, paint, print, table};
+use super::output::{Cell, OutputOptions, Tone, colours, json, print, table, unread};
 use plan::{ClusterStatus, CrdStatus, DaemonStatus, DeploymentStatus, WaitingObject};
 
 const DAEMON: &str = "kruise-daemon";
@@ -230,14 +230,7 @@ fn render(status: &ClusterStatus, colours: bool) -> String {
         let header = ["KIND", "NAMESPACE", "NAME", "STATE", "REASON", "MESSAGE"];
         text += &table(header, &rows, colours);
     }
-    if !status.errors.is_empty() {
-        text += "\nCould not be read:\n";
-        for error in &status.errors {
-            let error = kruise_api::text::printable(error);
-            text += &format!("{}\n", paint(&error, Tone::Bad, colours));
-        }
-    }
-    text
+    text + &unread(&status.errors, colours)
 }
 
 /// The state of a component that was not read.

@@ -3,7 +3,7 @@
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use kruise_api::cloneset::CloneSet;
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase, ContainerRecreateRequestStatus,
@@ -201,15 +201,19 @@ pub fn waiting_sidecar_set(set: &SidecarSet) -> Option<WaitingObject> {
     ))
 }
 
+/// The condition of a job that waits or has failed, and its type.
+fn waiting_or_failed(conditions: &[Condition]) -> Option<(&'static str, ConditionText<'_>)> {
+    [WAITING, FAILED]
+        .into_iter()
+        .find_map(|state| Some((state, find_true(conditions, state)?)))
+}
+
 /// An ImagePullJob that is not finished or has failed; of those that never end, one that waits.
 pub fn waiting_pull_job(job: &ImagePullJob) -> Option<WaitingObject> {
     let status = job.status.clone().unwrap_or_default();
     let object = |state: &str, condition| waiting_object("ImagePullJob", &job.metadata, state, condition);
-    if let Some(condition) = find_true(&status.conditions, WAITING) {
-        return Some(object(WAITING, Some(condition)));
-    }
-    if let Some(condition) = find_true(&status.conditions, FAILED) {
-        return Some(object(FAILED, Some(condition)));
+    if let Some((state, condition)) = waiting_or_failed(&status.conditions) {
+        return Some(object(state, Some(condition)));
     }
     if status.completion_time.is_none() && job.spec.completion_policy.never_ends() {
         return None;
@@ -237,11 +241,8 @@ pub fn waiting_pull_job(job: &ImagePullJob) -> Option<WaitingObject> {
 pub fn waiting_list_pull_job(job: &ImageListPullJob) -> Option<WaitingObject> {
     let status = job.status.clone().unwrap_or_default();
     let object = |state: &str, condition| waiting_object("ImageListPullJob", &job.metadata, state, condition);
-    if let Some(condition) = find_true(&status.conditions, WAITING) {
-        return Some(object(WAITING, Some(condition)));
-    }
-    if let Some(condition) = find_true(&status.conditions, FAILED) {
-        return Some(object(FAILED, Some(condition)));
+    if let Some((state, condition)) = waiting_or_failed(&status.conditions) {
+        return Some(object(state, Some(condition)));
     }
     if status.completion_time.is_none() && job.spec.completion_policy.never_ends() {
         return None;

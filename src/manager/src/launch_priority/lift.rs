@@ -44,13 +44,7 @@ pub async fn lift_barriers(ctx: &Context, key: &Key, pod: &PodView, priority: i6
         // It belongs to a deleted Pod of the same name, and would be garbage-collected.
         write::delete(&api, &name, existing.metadata.uid.as_deref().unwrap_or_default()).await?;
     }
-    let owner = OwnerReference {
-        api_version: "v1".to_owned(),
-        kind: "Pod".to_owned(),
-        name: key.name.clone(),
-        uid: pod.uid.clone(),
-        ..OwnerReference::default()
-    };
+    let owner = Owner::pod_reference(&key.name, &pod.uid);
     let map = ConfigMap {
         metadata: ObjectMeta {
             name: Some(name),

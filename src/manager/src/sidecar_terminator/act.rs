@@ -5,8 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::Resource;
 use serde_json::json;
 
-use super::ending_job;
-use super::plan::{EndPhase, MAX_REQUESTS, Step, completion, plan, request_deadline};
+use super::plan::{EndPhase, MAX_REQUESTS, Step, completion, ending_job, plan, request_deadline};
 use crate::Context;
 use crate::object_reference::object_reference;
 use crate::view::{JobPod, PodView, RawPod};
@@ -16,7 +15,9 @@ use kruise_api::container_recreate_request::{
     ContainerRecreateRequestStrategy,
 };
 use kruise_api::keys::{self, SIDECAR_TERMINATION_PREFIX};
+use kruise_api::owner::Owner;
 use kruise_cluster::{Error, EventType, Key, write};
+use kruise_workload::in_place::ready::pod_condition;
 
 /// Seconds after its end when a request is deleted. Pods of finished Jobs may stay for long.
 const REQUEST_TTL_SECONDS: i32 = 3600;
@@ -66,13 +67,8 @@ pub async fn create_request(
     containers: &[Box<str>],
 ) -> Result<(), Error> {
     let owner = OwnerReference {
-        api_version: "v1".to_owned(),
-        kind: "Pod".to_owned(),
-        name: pod.name.clone(),
-        uid: uid.to_owned(),
         controller: Some(true),
-        // It would need permission for finalizers of Pods where OwnerReferencesPermissionEnforcement is on.
-        block_owner_deletion: None,
+        ..Owner::pod_reference(&pod.name, uid)
     };
     let requested = containers.iter().map(|name| RequestedContainer {
         name: name.to_string(),
@@ -144,12 +140,8 @@ pub async fn set_phase(ctx: &Context, key: &Key, uid: &str, phase: EndPhase) -> 
         EndPhase::Succeeded => "Succeeded",
         EndPhase::Failed => "Failed",
     };
-    let condition = json!({
-        "type": keys::SIDECAR_TERMINATED,
-        "status": "True",
-        "lastTransitionTime": ctx.cluster.clock.now().strftime("%FT%TZ").to_string(),
-        "message": TERMINATED_MESSAGE,
-    });
+    let now = ctx.cluster.clock.now();
+    let condition = pod_condition(keys::SIDECAR_TERMINATED, true, "", TERMINATED_MESSAGE, now);
     let patch = json!({
         "metadata": { "uid": uid, "resourceVersion": pod.meta().resource_version },
         "status": { "phase": phase, "conditions": [condition] },

@@ -13,13 +13,13 @@ use tokio::sync::mpsc;
 
 use super::Context;
 use super::context::enqueue_changes;
-use super::view::{JobPod, PodView};
+use super::view::PodView;
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::keys;
 use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Change, Error, Key};
-use plan::{Step, end_phase, plan};
+use plan::{Step, ending_job, plan};
 
 /// Name in logs and metrics.
 const NAME: &str = "sidecarterminator";
@@ -38,12 +38,6 @@ pub async fn run(ctx: Context) {
     let workers = ctx.options.sidecarterminator_workers;
     let work = |key| reconcile(ctx.clone(), key);
     ctx.run_workers(NAME, workers, pods_rx, enqueue, work).await;
-}
-
-/// The Pod if its main containers have ended and it is not being deleted.
-fn ending_job(pod: &PodView) -> Option<&JobPod> {
-    let job = pod.job.as_deref().filter(|_| !pod.terminating)?;
-    end_phase(&job.mains).map(|_| job)
 }
 
 async fn enqueue_pods_of_requests(

@@ -8,7 +8,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::view::{JobContainer, JobContainerState, JobPod};
+use crate::view::{JobContainer, JobContainerState, JobPod, PodView};
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 
 /// Requests for one Pod: before it gets its phase, and after that. What they do not stop, kubelet does.
@@ -40,6 +40,13 @@ pub enum Step {
     Stop(Vec<Box<str>>),
     /// Give the Pod this phase.
     SetPhase(EndPhase),
+}
+
+/// The Pod if its main containers have ended and it is not being deleted.
+#[must_use]
+pub fn ending_job(pod: &PodView) -> Option<&JobPod> {
+    let job = pod.job.as_deref().filter(|_| !pod.terminating)?;
+    end_phase(&job.mains).map(|_| job)
 }
 
 /// Plans the next step for a Pod. `requests` are when those that were created for it ended, if they have.

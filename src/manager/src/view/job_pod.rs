@@ -2,15 +2,13 @@
 
 use jiff::Timestamp;
 use kruise_api::restart_policy::{
-    RawRestartRule, RestartAction, RestartPolicy, RestartRule, rule_action, will_restart,
+    ALL_CONTAINERS_RESTARTING, RawRestartRule, RestartAction, RestartPolicy, RestartRule, rule_action,
+    will_restart,
 };
 use serde::Deserialize;
 use serde_json::Value;
 
 use kruise_api::keys;
-
-/// Condition of a Pod whose containers kubelet removes and starts again.
-const ALL_CONTAINERS_RESTARTING: &str = "AllContainersRestarting";
 
 /// What the manager caches of such a Pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
