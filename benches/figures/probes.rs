@@ -10,11 +10,11 @@ use crate::side::Side;
 use crate::usage::cpu;
 use testbed::cluster::NODE_NAME;
 
-/// Pods, and the probes of each; each probe has a period of a second.
-const PODS: usize = 4;
-const PROBES_OF_POD: usize = 50;
+/// Pods, and the probes of each, of which a PodProbeMarker has 32 at most; each has a period of a second.
+const PODS: usize = 8;
+const PROBES_OF_POD: usize = 25;
 /// Those of a Pod that run a command: they cost the runtime more than the daemon, which shares two processors with it.
-const COMMANDS_OF_POD: usize = 2;
+const COMMANDS_OF_POD: usize = 1;
 const MEASURED_TIME: Duration = Duration::from_secs(30);
 
 /// The share of a processor that the daemon takes for 200 probes a second whose results do not change.
