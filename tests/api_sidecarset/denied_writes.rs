@@ -47,6 +47,43 @@ async fn conflict_with_another_writer_delays_no_other_pod() {
     assert_eq!(codes, [vec![409, 200], vec![200], vec![200], vec![200]]);
 }
 
+/// kubelet writes the status of a Pod at any moment, also between the manager's decision and its write of the condition.
+#[tokio::test]
+async fn condition_survives_a_conflict_with_another_writer() {
+    let shared = shared_cluster().await;
+    let test = SidecarNamespace::new(&shared.cluster.plane, "conflict-status").await;
+    test.create_set(json!({ "updateStrategy": { "maxUnavailable": "100%" } }))
+        .await;
+    let pods = test.create_pods(2).await;
+    test.wait_counts([2, 2, 2, 0]).await;
+    let name = &test.namespace;
+    let marker = "kubelet-was-first";
+    let fault = NetworkFault::HoldUntil(marker);
+    shared.proxy.inject(name, "patch pods/status", fault, 1, 2);
+    test.set_image("side:2").await;
+    let all_sent = || async { (shared.proxy.faulted_requests(name).len() >= pods.len()).then_some(()) };
+    test.poll_until("the conditions are on their way", all_sent).await;
+    let params = PatchParams::default();
+    let of_kubelet = json!({ "type": "ContainersReady", "status": "True", "message": "kubelet" });
+    let of_kubelet = Patch::Strategic(json!({ "status": { "conditions": [of_kubelet] } }));
+    test.pods()
+        .patch_status(&pods[0], &params, &of_kubelet)
+        .await
+        .unwrap();
+    let note = Patch::Merge(json!({ "metadata": { "annotations": { "example.com/note": marker } } }));
+    test.sidecar_sets().patch(name, &params, &note).await.unwrap();
+
+    test.wait_sidecars("side:2", &pods).await;
+    let type_ = "SidecarSetUpgradable";
+    let all_have = |pods: &[&Value]| pods.iter().all(|pod| condition(pod, type_)["status"] == "True");
+    test.wait_pods(name, "both have the condition", all_have).await;
+    let codes: Vec<Vec<i64>> = pods
+        .iter()
+        .map(|pod| test.patch_codes("pods/status", pod))
+        .collect();
+    assert_eq!(codes, [vec![409, 200], vec![200]]);
+}
+
 /// The answer to an update is lost: it may have been made, so the Pod is read before it is decided again.
 #[tokio::test]
 async fn lost_answer_updates_no_pod_twice() {

@@ -20,9 +20,9 @@ use serde_json::{Value, json};
 use support::{connect, programs, waits};
 use testbed::cluster::NODE_NAME;
 
-/// A container that serves `/www` at port 8080 until `/log/stop` exists.
+/// A container that serves `/www` at port 8080 until `/log/stop` exists; it does when `/log/healthy` exists.
 fn server() -> Value {
-    let script = "mkdir -p /www; echo up > /www/ok; rm -f /log/stop; touch /log/healthy; httpd -p 8080 -h /www; \
+    let script = "mkdir -p /www; echo up > /www/ok; rm -f /log/stop; httpd -p 8080 -h /www; touch /log/healthy; \
         while [ ! -e /log/stop ]; do sleep 0.2; done";
     json!({"name": "app", "image": "busybox:1.36", "command": ["sh", "-c", script]})
 }
@@ -293,6 +293,8 @@ async fn no_other_host_is_probed() {
 async fn restarted_daemon_continues_with_the_stored_results() {
     let mut test = exclusive_cluster().await;
     let pod = test.create_pod("web", json!([server()]), json!({})).await;
+    // The slow probe is not repeated.
+    test.wait_for_file("healthy").await;
     let slow = json!({"tcpSocket": {"port": 8080}, "periodSeconds": 3600});
     let fast = json!({"tcpSocket": {"port": 8080}});
     test.write_probes(json!([entry(

@@ -98,7 +98,7 @@ pub async fn write_pods(
         .iter()
         .map(|(index, condition)| (*index, condition))
         .collect();
-    // That of a Pod that is updated is written after the update.
+    // That of a Pod that is updated is written with the update.
     let upgrades = plan.upgrades.iter();
     let upgrades = upgrades.map(|(index, changes)| (*index, changes, conditions.remove(index)));
     let upgrades: Vec<_> = upgrades.collect();
@@ -184,8 +184,31 @@ async fn write_pod(
 ) -> Result<Outcome, Error> {
     let mut outcome = Outcome::Written;
     let mut version = pod.resource_version.clone();
+    let mut condition_refused = None;
+    // Before the update: kubelet writes the Pod's status after it, and a condition that conflicts with that would not be
+    // planned again.
+    if let Some(condition) = condition {
+        // Other sets have their part in the same condition.
+        let metadata = json!({ "uid": pod.uid, "resourceVersion": version });
+        let patch = json!({ "metadata": metadata, "status": { "conditions": [condition] } });
+        match write::patch_status_strategic(&ctx.pods(key), &key.name, &patch).await {
+            Ok(stored) => {
+                let stored = ctx.cache_pod(key, &stored.object()?);
+                version.clone_from(&stored.resource_version);
+            }
+            // It changed or is gone: the next reconcile decides again.
+            Err(error) if error.conflict() || error.not_found() => {
+                ctx.fetch_pod(key).await?;
+                return Ok(outcome);
+            }
+            // The update does not need it.
+            Err(error) if error.rejected() => condition_refused = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
     if let Some(changes) = changes {
-        let stored = write::patch_strategic(&ctx.pods(key), &key.name, &pod_patch(pod, changes)).await;
+        let patch = pod_patch(&pod.uid, &version, changes);
+        let stored = write::patch_strategic(&ctx.pods(key), &key.name, &patch).await;
         let stored = stored.and_then(|stored| stored.object());
         if flip {
             publish_flip(ctx, key, pod, stored.as_ref().err());
@@ -193,7 +216,6 @@ async fn write_pod(
         match stored {
             Ok(stored) => {
                 let stored = ctx.cache_pod(key, &stored);
-                version.clone_from(&stored.resource_version);
                 tracing::info!(set = ctx.name, pod = %key, images = ?changes.images, flip, "updated sidecars");
                 // Otherwise it would be switched off again at once, and for ever.
                 if flip && let Some(rewritten) = rewritten(&stored, changes) {
@@ -214,24 +236,14 @@ async fn write_pod(
             }
         }
     }
-    if let Some(condition) = condition {
-        // Other sets have their part in the same condition.
-        let metadata = json!({ "uid": pod.uid, "resourceVersion": version });
-        let patch = json!({ "metadata": metadata, "status": { "conditions": [condition] } });
-        match write::patch_status_strategic(&ctx.pods(key), &key.name, &patch).await {
-            Ok(stored) => drop(ctx.cache_pod(key, &stored.object()?)),
-            Err(error) if error.conflict() || error.not_found() => ctx.fetch_pod(key).await?,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(outcome)
+    condition_refused.map_or(Ok(outcome), Err)
 }
 
 /// The patch of a Pod; it is refused if the Pod has changed.
-fn pod_patch(pod: &Pod, changes: &PodChanges) -> Value {
+fn pod_patch(uid: &str, version: &str, changes: &PodChanges) -> Value {
     let mut patch = json!({ "metadata": {
-        "uid": pod.uid,
-        "resourceVersion": pod.resource_version,
+        "uid": uid,
+        "resourceVersion": version,
         "annotations": changes.annotations,
     } });
     let images = changes
