@@ -18,6 +18,7 @@ pub mod pull_command;
 pub mod recreate;
 mod run;
 pub mod stop_slots;
+mod yaml;
 
 use tokio_util::sync::CancellationToken;
 

@@ -7,6 +7,7 @@ use jiff::SignedDuration;
 use serde_json::Value;
 
 use crate::image_pull::plan::{PullSpec, TagKey};
+use crate::yaml;
 use kruise_api::image_pull_job::{ImagePullJobSpec, ImagePullPolicy};
 use kruise_api::keys::{PULLING_IMAGE_BY, PULLING_IMAGE_BY_DAEMON};
 
@@ -102,12 +103,9 @@ pub fn parse_image(original: &str, defaults: &Defaults) -> ImageToPull {
 }
 
 /// Parses the images of a manifest's ImagePullJobs, in order.
-pub fn parse_manifest(yaml: &str, defaults: &Defaults) -> Result<Vec<ImageToPull>, Error> {
+pub fn parse_manifest(text: &str, defaults: &Defaults) -> Result<Vec<ImageToPull>, Error> {
     let mut images = Vec::new();
-    // Words such as yes are strings, as in a label's value.
-    let options = serde_saphyr::options! { strict_booleans: true };
-    let documents: Vec<Value> = serde_saphyr::from_multiple_with_options(yaml, options)
-        .map_err(|error| Error::Yaml(error.without_snippet().to_string()))?;
+    let documents = yaml::documents(text).map_err(|error| Error::Yaml(error.message()))?;
     for (index, object) in documents.iter().enumerate() {
         images.push(parse_job(index + 1, object, defaults)?);
     }

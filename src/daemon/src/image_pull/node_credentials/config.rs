@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use crate::image_pull::plan::keyring::Pattern;
+use crate::yaml;
 use kruise_ops::flag_values::duration;
 
 /// Maximum bytes of the file.
@@ -87,13 +88,14 @@ struct TokenAttributes {
 /// # Errors
 /// When kubelet would refuse it: unknown versions and fields, names that are paths, patterns that match no image.
 pub fn parse(text: &str) -> Result<Vec<Provider>, String> {
-    let options = serde_saphyr::options! { strict_booleans: true };
-    // The text of an error may have values of the file, and tenants read it.
-    let file: ConfigFile = serde_saphyr::from_str_with_options(text, options).map_err(|why| {
-        let at = why.location().map_or_else(String::new, |at| {
-            format!(" (line {}, column {})", at.line(), at.column())
-        });
-        format!("it is not a {CONFIG_KIND}{at}")
+    // The text of an error may have values of the file, and tenants read it: they see only the place.
+    let mut documents = yaml::documents(text).map_err(|why| format!("it is not YAML{}", why.place()))?;
+    let (Some(document), true) = (documents.pop(), documents.is_empty()) else {
+        return Err(format!("it is not one {CONFIG_KIND}"));
+    };
+    let file: ConfigFile = serde_path_to_error::deserialize(document).map_err(|why| {
+        let path = why.path();
+        format!("it is not a {CONFIG_KIND}: a field at {path} is unknown, missing or of another type")
     })?;
     let is_version = |text: &str, group: &str| {
         let version = text.strip_prefix(group).and_then(|rest| rest.strip_prefix('/'));
@@ -200,7 +202,17 @@ mod tests {
             ("name: ecr", "name: ../ecr", "without a path"),
             ("name: ecr", "name: ''", "without a path"),
             ("name: ecr", "name: 'a b'", "without a path"),
-            ("name: ecr", "label: ecr", "not a CredentialProviderConfig (line"),
+            (
+                "name: ecr",
+                "label: ecr",
+                "not a CredentialProviderConfig: a field at providers[0].label is unknown",
+            ),
+            ("name: ecr", "name: [", "it is not YAML (line"),
+            (
+                "kind: Cred",
+                "---\nkind: Cred",
+                "it is not one CredentialProviderConfig",
+            ),
             ("kubelet.k8s.io/v1}", "kubelet.k8s.io/v2}", "apiVersion is"),
             ("12h", "-1h", "defaultCacheDuration"),
             ("'*.dkr.ecr.*.amazonaws.com'", "", "matchImages is empty"),
@@ -215,6 +227,9 @@ mod tests {
         assert!(parse("").is_err());
         assert!(parse("[]").is_err());
         let why = parse(&valid.replace("v1}", "v1, env: [{name: A, value: [hidden]}]}")).unwrap_err();
-        assert!(why.contains("line") && !why.contains("hidden"), "{why}");
+        assert!(
+            why.contains("providers[0].env[0].value") && !why.contains("hidden"),
+            "{why}"
+        );
     }
 }
