@@ -32,11 +32,14 @@ COPY rust-toolchain.toml .
 RUN rustup target add "$(cat /arch)-unknown-linux-gnu"
 COPY . .
 ENV CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER=x86_64-linux-gnu-gcc \
-    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
-    RUSTFLAGS="-C target-feature=+crt-static"
+    CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 # What the programs log and `kruise_build_info` shows. It cannot be asked of git here: .dockerignore leaves .git out.
 ARG KRUISE_COMMIT
+# No path of the builder is in the programs, as `cargo xtask reproduce` checks.
 RUN target="$(cat /arch)-unknown-linux-gnu" \
+ && cargo fetch --locked --target "$target" \
+ && crates=$(echo "$CARGO_HOME"/registry/src/*) \
+ && export RUSTFLAGS="-C target-feature=+crt-static --remap-path-prefix=$crates=/crates --remap-path-prefix=/src/target=/target" \
  && cargo build --release --locked --package kruise-daemon --package kruise-manager --target "$target" \
  && mkdir /out && cp "target/$target/release/kruise-daemon" "target/$target/release/kruise-manager" /out/
 

@@ -21,10 +21,15 @@ pub struct Binaries {
 impl Binaries {
     /// Builds static release binaries of both programs; cargo skips what is up to date. `tell` receives cargo's output
     /// lines, as it may wait long for another cargo process.
-    pub fn build(mut tell: impl FnMut(&str)) -> Result<Self> {
+    pub fn build(tell: impl FnMut(&str)) -> Result<Self> {
+        let target_dir = codegen::target_dir(&codegen::cargo_metadata()?)?;
+        Self::build_from(&repository_dir(), &target_dir, tell)
+    }
+
+    /// The same, of the repository in `root`.
+    pub fn build_from(root: &Path, target_dir: &Path, mut tell: impl FnMut(&str)) -> Result<Self> {
         prepare::ensure(&Cache::open()?, &[Part::Protoc])?;
         let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-        let root = repository_dir();
         let mut cargo = Command::new("cargo");
         cargo
             .args([
@@ -36,8 +41,12 @@ impl Binaries {
                 "kruise-manager",
             ])
             .args(["--target", &target])
-            .current_dir(&root);
-        cargo.env("RUSTFLAGS", "-C target-feature=+crt-static");
+            .arg("--locked")
+            .current_dir(root);
+        let flags = rustc_flags(root, target_dir, &registry_folders()?);
+        cargo
+            .env("CARGO_TARGET_DIR", target_dir)
+            .env("CARGO_ENCODED_RUSTFLAGS", flags.join(FLAG_SEPARATOR));
         cargo
             .env("CARGO_TERM_COLOR", "never")
             .env("CARGO_TERM_PROGRESS_WHEN", "never");
@@ -57,9 +66,7 @@ impl Binaries {
             bail!("the release build failed:\n{output}");
         }
         Ok(Self {
-            dir: codegen::target_dir(&codegen::cargo_metadata()?)?
-                .join(target)
-                .join("release"),
+            dir: target_dir.join(target).join("release"),
         })
     }
 
@@ -97,6 +104,35 @@ impl Binaries {
     }
 }
 
+/// Between the flags in `CARGO_ENCODED_RUSTFLAGS`; those in `RUSTFLAGS` cannot have spaces.
+const FLAG_SEPARATOR: &str = "\x1f";
+
+/// The C library is linked in, and the program has no path of this machine, so that its bytes depend on the sources and
+/// the tools alone. The Dockerfile does the same.
+fn rustc_flags(root: &Path, target_dir: &Path, registries: &[PathBuf]) -> Vec<String> {
+    let renamed = |from: &Path, to: &str| format!("--remap-path-prefix={}={to}", from.display());
+    let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned()];
+    flags.extend(registries.iter().map(|folder| renamed(folder, "/crates")));
+    flags.push(renamed(root, "/src"));
+    // The last one that matches counts, and this folder may be in the other.
+    flags.push(renamed(target_dir, "/target"));
+    flags
+}
+
+/// Folders below which cargo unpacks crates, one for each registry.
+fn registry_folders() -> Result<Vec<PathBuf>> {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(std::env::home_dir()?.join(".cargo")));
+    let sources = home.context("no home folder")?.join("registry/src");
+    // xtask itself needed some of them.
+    let entries = std::fs::read_dir(&sources).with_context(|| format!("no {}", sources.display()))?;
+    let mut folders: Vec<PathBuf> = entries
+        .map(|entry| Ok(entry?.path()))
+        .collect::<std::io::Result<_>>()?;
+    folders.sort();
+    Ok(folders)
+}
+
 fn image_name<'a>(manifests: &'a str, program: &str) -> Option<&'a str> {
     manifests
         .lines()
@@ -130,6 +166,24 @@ mod tests {
         );
         assert_eq!(image_name(text, "kruise-manager"), Some("team/kruise-manager:v1"));
         assert_eq!(image_name(text, "kruise"), None);
+    }
+
+    #[test]
+    fn no_path_of_the_machine_stays_in_a_program() {
+        let path = Path::new;
+        let flags = rustc_flags(
+            path("/home/me/a b"),
+            path("/home/me/a b/target"),
+            &["/r/1".into(), "/r/2".into()],
+        );
+        let expected = [
+            "-Ctarget-feature=+crt-static",
+            "--remap-path-prefix=/r/1=/crates",
+            "--remap-path-prefix=/r/2=/crates",
+            "--remap-path-prefix=/home/me/a b=/src",
+            "--remap-path-prefix=/home/me/a b/target=/target",
+        ];
+        assert_eq!(flags, expected);
     }
 
     #[test]

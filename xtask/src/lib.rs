@@ -4,4 +4,5 @@ pub mod bench;
 pub mod codegen;
 pub mod demo;
 pub mod image;
+pub mod reproduce;
 pub mod test;

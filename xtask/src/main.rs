@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use testbed::cluster::{self, Cache, Node, kubernetes};
-use xtask::{bench, codegen, demo, test};
+use xtask::{bench, codegen, demo, reproduce, test};
 
 /// The commands people type while working on kruise-rs
 #[derive(Parser)]
@@ -41,6 +41,8 @@ enum Command {
     Bench(bench::Options),
     /// Write what is generated: deploy/crds and deploy/webhooks
     Codegen,
+    /// Build the release programs of the last commit twice, in two folders, and compare them byte for byte
+    Reproduce,
     /// Get what the tests and the demo need; what is there is skipped
     Prepare,
     /// Start a bare Kubernetes node to try things on; it stays until `cargo xtask down`
@@ -68,6 +70,7 @@ fn run() -> Result<()> {
         Command::Test(options) => test::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Codegen => codegen::run(),
+        Command::Reproduce => reproduce::run(),
         Command::Prepare => test::prepare_all(&Cache::open()?),
         Command::Up => up(),
         Command::Down => {
