@@ -12,6 +12,7 @@ mod pod_probes;
 mod pod_readiness;
 mod pull_secrets;
 mod recreate_requests;
+mod registry_limit;
 mod scale;
 mod tenants;
 mod test_cluster;

@@ -114,6 +114,10 @@ pub struct Options {
     #[arg(long, value_parser = workers, default_value = "32", value_name = "N")]
     pub imagepulljob_workers: usize,
 
+    /// Maximum number of nodes that pull from one registry at a time, for all ImagePullJobs together; 0 for no limit
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub max_pulls_per_registry: usize,
+
     /// Maximum number of NodeImages processed in parallel
     #[arg(long, value_parser = workers, default_value = "8", value_name = "N")]
     pub nodeimage_workers: usize,

@@ -22,6 +22,7 @@ use tokio::sync::mpsc;
 use act::NodeImageWriter;
 use observe::{apply_event, watch_events};
 use plan::index::{JobIndex, Uid};
+use plan::registry_limit::RegistryLimit;
 use report::StatusWriter;
 
 use super::Context;
@@ -49,7 +50,8 @@ pub async fn run(ctx: Context) {
 /// Observes, assigns nodes, writes and reports; then waits for the next change.
 async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<job_lifecycle::ResolvedSecrets>) {
     let delay = SignedDuration::try_from(ctx.options.nodeimage_creation_delay);
-    let mut index = JobIndex::new(delay.unwrap_or(SignedDuration::MAX));
+    let registry_limit = RegistryLimit::new(ctx.options.max_pulls_per_registry);
+    let mut index = JobIndex::new(delay.unwrap_or(SignedDuration::MAX), registry_limit);
     let mut events = watch_events(&ctx.stores, secrets);
     let mut writer = NodeImageWriter::new(&ctx);
     let mut reporter = StatusWriter::new(&ctx);
@@ -98,13 +100,20 @@ async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<job_lifecycle::R
 
 /// Assigns nodes to each open job. A job that panics is delayed, and the others continue.
 fn assign_open_jobs(index: &mut JobIndex, now: Timestamp, mut assign: impl FnMut(&mut JobIndex, &Uid)) {
-    for uid in index.take_assignable(now) {
-        let Some(job) = index.job(&uid) else { continue };
-        if catch_panic_sync(NAME, &job.key, || assign(index, &uid)).is_err() {
-            let retry_at = SignedDuration::try_from(RETRY)
-                .ok()
-                .and_then(|pause| now.checked_add(pause).ok());
-            index.requeue_at(&uid, retry_at.unwrap_or(Timestamp::MAX));
+    // Several rounds, because jobs take turns at a registry with a limit.
+    loop {
+        let jobs = index.take_assignable(now);
+        if jobs.is_empty() {
+            return;
+        }
+        for uid in jobs {
+            let Some(job) = index.job(&uid) else { continue };
+            if catch_panic_sync(NAME, &job.key, || assign(index, &uid)).is_err() {
+                let retry_at = SignedDuration::try_from(RETRY)
+                    .ok()
+                    .and_then(|pause| now.checked_add(pause).ok());
+                index.requeue_at(&uid, retry_at.unwrap_or(Timestamp::MAX));
+            }
         }
     }
 }
@@ -141,7 +150,7 @@ mod tests {
             object.metadata.uid = Some(name.to_owned());
             index.upsert_job(PullJob::from_object(&object), at(0));
         };
-        let mut index = JobIndex::new(SignedDuration::ZERO);
+        let mut index = JobIndex::new(SignedDuration::ZERO, RegistryLimit::default());
         index.update_node_image("n", Some(Arc::new(NodeImageView::default())));
         upsert_job(&mut index, "a");
         upsert_job(&mut index, "z");

@@ -11,6 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::job::{NodeTargets, PullJob, add_seconds};
 use super::pending_nodes::PendingNodes;
+use super::registry_limit::RegistryLimit;
 use super::running_job::{NodeName, NodeState, RunningJob, TagState};
 use super::status::JobCounters;
 use crate::view::{NodeImageView, NodeView, PodView, TagStatusView};
@@ -47,6 +48,7 @@ pub struct JobIndex {
     assignments: VecDeque<(Timestamp, NodeName, Uid)>,
     /// Jobs that are assigned no nodes before that time, and are checked then.
     delayed_jobs: BTreeMap<Uid, Timestamp>,
+    registry_limit: RegistryLimit,
 }
 
 /// State of a job's tag on a node, from its NodeImage.
@@ -76,10 +78,20 @@ fn pull_ended(view: &NodeImageView, image: &str, tag: &str, version: i64) -> boo
 impl JobIndex {
     /// An empty index; NodeImages are created when their Nodes have been ready for `delay`.
     #[must_use]
-    pub fn new(delay: SignedDuration) -> Self {
-        let mut index = Self::default();
+    pub fn new(delay: SignedDuration, registry_limit: RegistryLimit) -> Self {
+        let mut index = Self {
+            registry_limit,
+            ..Self::default()
+        };
         index.pending_nodes.delay = delay;
         index
+    }
+
+    /// Tells the limit of registries on how many nodes a job pulls now.
+    fn count_pulls(&mut self, uid: &Uid) {
+        if let Some(work) = self.jobs.get(uid) {
+            self.registry_limit.set_pulls(uid, &work.job, work.pulls());
+        }
     }
 
     /// Adds or updates a job. A finished job is removed; one that was not started starts `now`.
@@ -122,7 +134,8 @@ impl JobIndex {
         }
         self.dirty.insert(Arc::clone(&uid));
         self.assignable.insert(Arc::clone(&uid));
-        self.jobs.insert(uid, work);
+        self.jobs.insert(Arc::clone(&uid), work);
+        self.count_pulls(&uid);
     }
 
     /// Removes a job.
@@ -145,6 +158,7 @@ impl JobIndex {
         }
         self.dirty.remove(uid);
         self.assignable.remove(uid);
+        self.registry_limit.remove(uid);
     }
 
     /// The copies of a job's pull secrets exist; before this, a job with pull secrets is assigned no nodes.
@@ -228,6 +242,7 @@ impl JobIndex {
         {
             self.dirty.insert(Arc::clone(uid));
             self.assignable.insert(Arc::clone(uid));
+            self.count_pulls(uid);
         }
     }
 
@@ -257,6 +272,7 @@ impl JobIndex {
                 if work.unresponsive().any(|(silent, _)| *silent == name) {
                     self.dirty.insert(Arc::clone(uid));
                 }
+                self.registry_limit.set_pulls(uid, &work.job, work.pulls());
             }
         }
     }
@@ -279,9 +295,13 @@ impl JobIndex {
         }
     }
 
-    /// The jobs that may have nodes to assign; clears the list.
-    pub fn take_assignable(&mut self, now: Timestamp) -> BTreeSet<Uid> {
+    /// The jobs that may have nodes to assign, in the order of their turns; clears the list.
+    pub fn take_assignable(&mut self, now: Timestamp) -> Vec<Uid> {
         self.expire_assignments(now);
+        for uid in self.registry_limit.take_ready() {
+            self.dirty.insert(Arc::clone(&uid));
+            self.assignable.insert(uid);
+        }
         let assignable = &mut self.assignable;
         self.delayed_jobs.retain(|uid, at| {
             let early = now < *at;
@@ -292,7 +312,9 @@ impl JobIndex {
             }
             early
         });
-        std::mem::take(&mut self.assignable)
+        let mut jobs: Vec<Uid> = std::mem::take(&mut self.assignable).into_iter().collect();
+        jobs.sort_by_cached_key(|uid| self.registry_limit.turn(uid));
+        jobs
     }
 
     /// Delays the job until that time.
@@ -300,18 +322,31 @@ impl JobIndex {
         self.delayed_jobs.insert(Arc::clone(uid), at);
     }
 
-    /// Assigns nodes to a job, up to its parallelism. They count as active from now on.
+    /// Assigns nodes to a job, up to its parallelism. They count as active from now on. Under a limit of registries the
+    /// job gets one node, and has another turn after the others.
     pub fn assign(&mut self, uid: &Uid, now: Timestamp) -> Vec<NodeName> {
         let mut nodes = Vec::new();
         let Some(work) = self.jobs.get_mut(uid) else {
             return nodes;
         };
+        let is_limited = self.registry_limit.max().is_some();
+        if self.registry_limit.is_full(uid) {
+            if work.next_node().is_some() && self.registry_limit.wait(uid) {
+                self.dirty.insert(Arc::clone(uid));
+            }
+            return nodes;
+        }
         while let Some(node) = work.assign_next(now) {
             self.assignments
                 .push_back((now, Arc::clone(&node), Arc::clone(uid)));
             self.dirty.insert(Arc::clone(uid));
             nodes.push(node);
+            if is_limited {
+                self.assignable.insert(Arc::clone(uid));
+                break;
+            }
         }
+        self.count_pulls(uid);
         nodes
     }
 
@@ -327,7 +362,8 @@ impl JobIndex {
                 && work.state(&node) == Some(NodeState::Assigned(at))
             {
                 work.set_state(&node, Some(NodeState::Pending), !self.unready.contains(&node));
-                self.assignable.insert(uid);
+                self.assignable.insert(Arc::clone(&uid));
+                self.count_pulls(&uid);
             }
         }
     }
@@ -391,6 +427,7 @@ impl JobIndex {
             work.set_node_message(node, why);
             self.dirty.insert(Arc::clone(uid));
             self.assignable.insert(Arc::clone(uid));
+            self.count_pulls(uid);
         }
     }
 
@@ -442,6 +479,8 @@ impl JobIndex {
             let has_node_image = |n: &&String| self.nodes.contains_key(n.as_str());
             counters.unknown_nodes = names.iter().filter(|n| !has_node_image(n)).cloned().collect();
         }
+        let waits = counters.active == 0 && self.registry_limit.is_waiting(uid);
+        counters.registry_limit = self.registry_limit.max().filter(|_| waits);
         (counters.pending_nodes, counters.pending_until) = self.pending_nodes.pending_for(work, now);
         for (name, since) in work.unresponsive() {
             let deadline = add_seconds(

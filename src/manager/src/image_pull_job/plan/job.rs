@@ -1,6 +1,7 @@
 //! An ImagePullJob as input of decisions: references and numbers parsed, errors described.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -24,6 +25,8 @@ pub struct PullJob {
     pub created: Option<Timestamp>,
     /// The image's name and tag as in a NodeImage, or the error in the reference.
     pub image: Result<(String, String), String>,
+    /// Host of the image's registry.
+    pub registry: Option<Arc<str>>,
     /// Number of nodes that pull at once, or the error in the field.
     pub parallelism: Result<usize, String>,
     /// The nodes that the job selects.
@@ -71,7 +74,9 @@ impl PullJob {
     #[must_use]
     pub fn from_object(object: &ImagePullJob) -> Self {
         let spec = without_selectors(&object.spec);
-        let image = ImageReference::parse(&spec.image)
+        let reference = ImageReference::parse(&spec.image);
+        let registry = reference.as_ref().ok().map(|r| r.host().into());
+        let image = reference
             .map(|r| (r.familiar_name(), r.tag_or_digest().to_owned()))
             .map_err(|e| format!("spec.image: {e}"));
         let finalizers = object.metadata.finalizers.iter().flatten();
@@ -80,6 +85,7 @@ impl PullJob {
             uid: object.metadata.uid.clone().unwrap_or_default(),
             created: object.metadata.creation_timestamp.as_ref().map(|at| at.0),
             image,
+            registry,
             parallelism: parallelism(spec.parallelism.as_ref()),
             targets: node_targets(&object.spec),
             status: object.status.clone().unwrap_or_default(),

@@ -2,7 +2,8 @@
 //!
 //! [`job`] parses a job; [`index`] and [`running_job`] record which job waits for what on which node; [`pending_nodes`]
 //! records which nodes are about to get a NodeImage; [`entry`] decides what a NodeImage is requested; [`quota`] how
-//! much of it a namespace may take; and [`status`] the status of the job and its end.
+//! much of it a namespace may take; [`registry_limit`] whose turn it is at a registry; and [`status`] the status of the
+//! job and its end.
 //!
 //! All state can be derived from objects, except for two things, which are lost with the leader: a node whose request
 //! the API server refused permanently is requested once more and refused again; and a node that had its outcome before
@@ -14,5 +15,6 @@ pub mod index;
 pub mod job;
 pub mod pending_nodes;
 pub mod quota;
+pub mod registry_limit;
 pub mod running_job;
 pub mod status;

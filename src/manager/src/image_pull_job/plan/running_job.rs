@@ -59,6 +59,8 @@ pub struct RunningJob {
     /// Pending nodes: those that are ready, and those that are not.
     pending: [BTreeSet<NodeName>; 2],
     active: usize,
+    /// Those of them that are not ready: as far as is known, nothing is pulled there.
+    active_unready: BTreeSet<NodeName>,
     succeeded: usize,
     failed: BTreeSet<NodeName>,
     /// Why nodes failed, or cannot be requested; for some of them.
@@ -84,6 +86,7 @@ impl RunningJob {
             nodes: BTreeMap::new(),
             pending: [BTreeSet::new(), BTreeSet::new()],
             active: 0,
+            active_unready: BTreeSet::new(),
             succeeded: 0,
             failed: BTreeSet::new(),
             node_messages: BTreeMap::new(),
@@ -140,7 +143,10 @@ impl RunningJob {
                 self.pending[0].remove(name);
                 self.pending[1].remove(name);
             }
-            Some(NodeState::Assigned(_) | NodeState::Pulling) => self.active -= 1,
+            Some(NodeState::Assigned(_) | NodeState::Pulling) => {
+                self.active -= 1;
+                self.active_unready.remove(name);
+            }
             Some(NodeState::Succeeded) => self.succeeded -= 1,
             Some(NodeState::Failed) => {
                 self.failed.remove(name);
@@ -151,7 +157,12 @@ impl RunningJob {
             Some(NodeState::Pending) => {
                 self.pending[usize::from(!ready)].insert(Arc::clone(name));
             }
-            Some(NodeState::Assigned(_) | NodeState::Pulling) => self.active += 1,
+            Some(NodeState::Assigned(_) | NodeState::Pulling) => {
+                self.active += 1;
+                if !ready {
+                    self.active_unready.insert(Arc::clone(name));
+                }
+            }
             Some(NodeState::Succeeded) => self.succeeded += 1,
             Some(NodeState::Failed) => {
                 self.failed.insert(Arc::clone(name));
@@ -202,10 +213,26 @@ impl RunningJob {
         if self.pending[from].remove(name) {
             self.pending[to].insert(Arc::clone(name));
         }
+        match self.state(name) {
+            Some(NodeState::Assigned(_) | NodeState::Pulling) if !ready => {
+                self.active_unready.insert(Arc::clone(name));
+            }
+            _ => {
+                self.active_unready.remove(name);
+            }
+        }
     }
 
-    /// Assigns a pending node if the job may have one more, ready ones first, in the order of their names.
-    pub fn assign_next(&mut self, now: Timestamp) -> Option<NodeName> {
+    /// On how many nodes it pulls, as far as is known.
+    #[must_use]
+    pub fn pulls(&self) -> usize {
+        self.active.saturating_sub(self.active_unready.len())
+    }
+
+    /// The next pending node, and whether it is ready, if the job may have one more: ready ones first, in the order of
+    /// their names.
+    #[must_use]
+    pub fn next_node(&self) -> Option<(NodeName, bool)> {
         let (Ok(_), Ok(limit)) = (&self.job.image, &self.job.parallelism) else {
             return None;
         };
@@ -213,8 +240,15 @@ impl RunningJob {
             return None;
         }
         let [ready, unready] = &self.pending;
-        let name = ready.first().or_else(|| unready.first()).cloned()?;
-        self.set_state(&name, Some(NodeState::Assigned(now)), true);
+        let next = ready.first().map(|name| (name, true));
+        let (name, ready) = next.or_else(|| Some((unready.first()?, false)))?;
+        Some((Arc::clone(name), ready))
+    }
+
+    /// Assigns the next node.
+    pub fn assign_next(&mut self, now: Timestamp) -> Option<NodeName> {
+        let (name, ready) = self.next_node()?;
+        self.set_state(&name, Some(NodeState::Assigned(now)), ready);
         Some(name)
     }
 

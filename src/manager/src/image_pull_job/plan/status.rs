@@ -43,6 +43,8 @@ pub struct JobCounters {
     pub pending_until: Option<Timestamp>,
     /// Why no node is requested, if the job is blocked.
     pub blocked_reason: Option<String>,
+    /// The limit of nodes that pull from its registry, if the job waits for others there.
+    pub registry_limit: Option<usize>,
     /// Why nodes failed, or cannot be requested; for some of them.
     pub node_messages: BTreeMap<Arc<str>, String>,
     /// Nodes that wait for a pull that others requested before, sorted.
@@ -241,6 +243,14 @@ fn waiting_condition(job: &PullJob, counters: &JobCounters) -> Option<JobConditi
         ("Paused", "paused: spec.parallelism is 0".to_owned())
     } else if let Some(hindrance) = &counters.blocked_reason {
         ("PullSecretsNotCopied", hindrance.clone())
+    } else if let Some(limit) = counters.registry_limit {
+        let registry = job.registry.as_deref().unwrap_or_default();
+        (
+            "RegistryLimit",
+            format!(
+                "waiting for other jobs: {limit} nodes pull from {registry}, which is the limit (--max-pulls-per-registry)"
+            ),
+        )
     } else if let Some((node, why)) = first_delayed() {
         ("NodeImageNotWritten", format!("{node}: {}", truncate(why)))
     } else if !counters.awaiting_pull.is_empty() {

@@ -31,7 +31,7 @@ fn job(n: u8, parallelism: i32, never: bool) -> PullJob {
     }
     let mut object = ImagePullJob::new(&format!("j{n}"), spec);
     object.metadata.uid = Some(format!("uid{n}"));
-    object.metadata.namespace = Some("ns".to_owned());
+    object.metadata.namespace = Some(["ns", "ns", "other"][usize::from(n)].to_owned());
     PullJob::from_object(&object)
 }
 
@@ -50,6 +50,8 @@ struct FakeCluster {
     nodes: BTreeMap<u8, bool>,
     /// Ready nodes without NodeImage, and when each was first seen so.
     pending_nodes: BTreeMap<u8, i64>,
+    /// How many nodes may pull from a registry; 0 for any number.
+    max_pulls: usize,
     now: i64,
 }
 
@@ -97,7 +99,7 @@ impl FakeCluster {
 
     /// A new leader starts with the objects of the API server. Writes of the old leader may still arrive.
     fn new_leader(&mut self) {
-        self.index = JobIndex::default();
+        self.index = JobIndex::new(SignedDuration::ZERO, RegistryLimit::new(self.max_pulls));
         self.pending_nodes.clear();
         for (n, ready) in self.nodes.clone() {
             self.set_node(n, ready);
@@ -110,15 +112,44 @@ impl FakeCluster {
         }
     }
 
-    /// Assigns nodes, and checks that this exceeds no job's parallelism.
+    /// On how many nodes that are ready all jobs pull: all images are of one registry.
+    fn pulls(&self) -> usize {
+        let is_ready = |node: &NodeName| self.nodes.get(&node[1..].parse().unwrap()) != Some(&false);
+        let active = |uid: &Uid| {
+            let states = self.index.node_states(uid).into_iter();
+            let active = states.filter(|(node, state)| {
+                matches!(state, NodeState::Assigned(_) | NodeState::Pulling) && is_ready(node)
+            });
+            active.count()
+        };
+        self.jobs.keys().map(active).sum()
+    }
+
+    /// Assigns nodes, and checks that this exceeds no job's parallelism and not the registry's limit.
     fn assign_all(&mut self) {
-        for uid in self.index.take_assignable(at(self.now)) {
-            for node in self.index.assign(&uid, at(self.now)) {
-                let limit = self.jobs[&uid].parallelism.clone().unwrap();
-                let active = self.index.counters(&uid, false, at(self.now)).unwrap().active;
-                assert!(active <= limit, "{uid} has {active} active nodes; limit {limit}");
-                self.writes.push((node[1..].parse().unwrap(), Arc::clone(&uid)));
+        loop {
+            let jobs = self.index.take_assignable(at(self.now));
+            if jobs.is_empty() {
+                return;
             }
+            for uid in jobs {
+                self.assign(&uid);
+            }
+        }
+    }
+
+    fn assign(&mut self, uid: &Uid) {
+        let pulls = self.pulls();
+        let nodes = self.index.assign(uid, at(self.now));
+        assert!(
+            nodes.is_empty() || self.max_pulls == 0 || (pulls < self.max_pulls && nodes.len() == 1),
+            "{pulls} nodes pull, and {nodes:?} are to"
+        );
+        for node in nodes {
+            let limit = self.jobs[uid].parallelism.clone().unwrap();
+            let active = self.index.counters(uid, false, at(self.now)).unwrap().active;
+            assert!(active <= limit, "{uid} has {active} active nodes; limit {limit}");
+            self.writes.push((node[1..].parse().unwrap(), Arc::clone(uid)));
         }
     }
 
@@ -304,16 +335,19 @@ proptest! {
     fn counters_hold_and_jobs_end(
         ops in prop::collection::vec(any_op(), 0..80),
         parallelism in prop::collection::vec(1_usize..4, 3),
+        max_pulls in 0_usize..4,
         never in any::<bool>(),
     ) {
         let limits: BTreeMap<Uid, usize> =
             (0..3).map(|n| (Uid::from(format!("uid{n}")), parallelism[n])).collect();
-        let mut world = FakeCluster::default();
+        let mut world = FakeCluster { max_pulls, ..FakeCluster::default() };
+        world.new_leader();
         for op in ops {
             apply_op(&mut world, op, &limits, never);
             world.check_invariants()?;
         }
-        for _ in 0..60 {
+        // Nodes that are not ready pull nothing, and this limits nothing.
+        for _ in 0..120 {
             world.now += 31;
             world.assign_all();
             while world.apply_write() {}

@@ -329,3 +329,64 @@ fn job_waiting_for_a_pull_is_assigned_at_its_end() {
     world.index.write_succeeded(&uid, &node, None);
     assert_eq!(condition(&world), None);
 }
+
+/// At a registry with a limit, a namespace with many jobs does not keep another one waiting, and a node that is lost
+/// does not keep its place.
+#[test]
+fn jobs_take_turns_at_a_registry() {
+    let mut world = FakeCluster {
+        max_pulls: 2,
+        ..FakeCluster::default()
+    };
+    world.new_leader();
+    for n in 0..NODES {
+        world.set_node(n, true);
+        world.add_node(n);
+    }
+    let pulls = |world: &FakeCluster| {
+        let active = |n: u8| {
+            let uid = Uid::from(format!("uid{n}"));
+            let counters = world.index.counters(&uid, false, at(world.now));
+            counters.map_or(0, |counters| counters.active)
+        };
+        [active(0), active(1), active(2)]
+    };
+    let step = |world: &mut FakeCluster, op: Op| continue_ops(world, [op, Op::Assign], 3, false);
+    step(&mut world, Op::PutJob(0));
+    assert_eq!(pulls(&world), [2, 0, 0]);
+    continue_ops(&mut world, [Op::PutJob(1), Op::PutJob(2), Op::Assign], 3, false);
+    assert_eq!(pulls(&world), [2, 0, 0], "there is no room");
+    let uid = Uid::from("uid2");
+    let counters = world.index.counters(&uid, false, at(0)).unwrap();
+    let status = job_status(&world.index.job(&uid).unwrap(), &counters, at(0)).status;
+    let [waiting] = status.conditions.as_slice() else {
+        panic!("{:?}", status.conditions)
+    };
+    assert_eq!(waiting.reason, "RegistryLimit");
+    assert!(
+        waiting.message.contains("2 nodes pull from docker.io"),
+        "{}",
+        waiting.message
+    );
+
+    while world.apply_write() {}
+    // The other namespace is first, although its job came last.
+    step(&mut world, Op::ReportPulls(0, true));
+    assert_eq!(pulls(&world), [1, 0, 1]);
+    let counters = world.index.counters(&uid, false, at(0)).unwrap();
+    assert_eq!(counters.registry_limit, None);
+    step(&mut world, Op::SetReady(1, false));
+    assert_eq!(
+        pulls(&world),
+        [2, 0, 1],
+        "nothing is pulled on a node that is not ready"
+    );
+    step(&mut world, Op::SetReady(1, true));
+    assert_eq!(pulls(&world), [2, 0, 1]);
+    while world.apply_write() {}
+    step(&mut world, Op::ReportPulls(1, true));
+    assert_eq!(pulls(&world), [1, 0, 1], "it was over the limit");
+    // A job that ends makes room for the one of two jobs of a namespace that has fewer pulls.
+    step(&mut world, Op::RemoveJob(2));
+    assert_eq!(pulls(&world), [1, 1, 0]);
+}

@@ -1,0 +1,150 @@
+//! A limit of the nodes that pull from one registry at a time, for all jobs together.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
+use super::index::Uid;
+use super::job::PullJob;
+
+/// The pulls of each job by registry, and the jobs that wait until a registry has room.
+#[derive(Default)]
+pub struct RegistryLimit {
+    max: Option<NonZeroUsize>,
+    jobs: HashMap<Uid, JobPulls>,
+    registries: HashMap<Arc<str>, RegistryPulls>,
+}
+
+struct JobPulls {
+    registry: Arc<str>,
+    namespace: String,
+    pulls: usize,
+}
+
+#[derive(Default)]
+struct RegistryPulls {
+    total: usize,
+    by_namespace: BTreeMap<String, usize>,
+    waiting: BTreeSet<Uid>,
+}
+
+impl RegistryLimit {
+    /// At most `max` nodes for each registry; 0 for any number.
+    #[must_use]
+    pub fn new(max: usize) -> Self {
+        Self {
+            max: NonZeroUsize::new(max),
+            ..Self::default()
+        }
+    }
+
+    /// The limit, if there is one.
+    #[must_use]
+    pub fn max(&self) -> Option<usize> {
+        self.max.map(NonZeroUsize::get)
+    }
+
+    /// Sets on how many nodes a job pulls.
+    pub fn set_pulls(&mut self, uid: &Uid, job: &PullJob, pulls: usize) {
+        let (Some(_), Some(host)) = (self.max, job.registry.as_ref()) else {
+            return;
+        };
+        if self.jobs.get(uid).is_none_or(|known| known.registry != *host) {
+            self.remove(uid);
+        }
+        let namespace = job.key.namespace.as_deref().unwrap_or_default();
+        let known = self.jobs.entry(Arc::clone(uid)).or_insert_with(|| JobPulls {
+            registry: Arc::clone(host),
+            namespace: namespace.to_owned(),
+            pulls: 0,
+        });
+        let old = std::mem::replace(&mut known.pulls, pulls);
+        let registry = self.registries.entry(Arc::clone(host)).or_default();
+        registry.replace(namespace, old, pulls);
+    }
+
+    /// Removes a job.
+    pub fn remove(&mut self, uid: &Uid) {
+        let Some(job) = self.jobs.remove(uid) else { return };
+        let Some(registry) = self.registries.get_mut(&job.registry) else {
+            return;
+        };
+        registry.replace(&job.namespace, job.pulls, 0);
+        registry.waiting.remove(uid);
+        if registry.total == 0 && registry.waiting.is_empty() {
+            self.registries.remove(&job.registry);
+        }
+    }
+
+    fn registry_of(&self, uid: &Uid) -> Option<&RegistryPulls> {
+        self.registries.get(&self.jobs.get(uid)?.registry)
+    }
+
+    /// Whether the job's registry has as many pulls as it may.
+    #[must_use]
+    pub fn is_full(&self, uid: &Uid) -> bool {
+        let (Some(max), Some(registry)) = (self.max(), self.registry_of(uid)) else {
+            return false;
+        };
+        registry.total >= max
+    }
+
+    /// The job waits until its registry has room; true when that is news.
+    pub fn wait(&mut self, uid: &Uid) -> bool {
+        let registry = self.jobs.get(uid).map(|job| &job.registry);
+        let registry = registry.and_then(|host| self.registries.get_mut(host));
+        registry.is_some_and(|registry| registry.waiting.insert(Arc::clone(uid)))
+    }
+
+    /// Whether the job waits.
+    #[must_use]
+    pub fn is_waiting(&self, uid: &Uid) -> bool {
+        self.registry_of(uid)
+            .is_some_and(|registry| registry.waiting.contains(uid))
+    }
+
+    /// Ends the wait of as many jobs as the registries have room for.
+    pub fn take_ready(&mut self) -> Vec<Uid> {
+        let Some(max) = self.max() else { return Vec::new() };
+        let mut ready = Vec::new();
+        for registry in self.registries.values() {
+            let room = max.saturating_sub(registry.total);
+            let mut waiting: Vec<&Uid> = registry
+                .waiting
+                .iter()
+                .take(if room == 0 { 0 } else { usize::MAX })
+                .collect();
+            waiting.sort_by_cached_key(|uid| self.turn(uid));
+            ready.extend(waiting.into_iter().take(room).cloned());
+        }
+        for uid in &ready {
+            let registry = self.jobs.get(uid).map(|job| &job.registry);
+            if let Some(registry) = registry.and_then(|host| self.registries.get_mut(host)) {
+                registry.waiting.remove(uid);
+            }
+        }
+        ready
+    }
+
+    /// Whose turn it is first: the namespace, and of that the job, with the fewest pulls from the registry.
+    #[must_use]
+    pub fn turn(&self, uid: &Uid) -> (usize, usize) {
+        let Some(job) = self.jobs.get(uid) else {
+            return (0, 0);
+        };
+        let registry = self.registries.get(&job.registry);
+        let of_namespace = registry.and_then(|registry| registry.by_namespace.get(&job.namespace));
+        (of_namespace.copied().unwrap_or_default(), job.pulls)
+    }
+}
+
+impl RegistryPulls {
+    fn replace(&mut self, namespace: &str, old: usize, new: usize) {
+        self.total = self.total.saturating_sub(old).saturating_add(new);
+        let of_namespace = self.by_namespace.entry(namespace.to_owned()).or_default();
+        *of_namespace = of_namespace.saturating_sub(old).saturating_add(new);
+        if *of_namespace == 0 {
+            self.by_namespace.remove(namespace);
+        }
+    }
+}
