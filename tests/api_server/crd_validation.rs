@@ -399,7 +399,7 @@ async fn printer_columns_and_short_names() {
 
 #[test]
 fn deploy_examples_are_valid() {
-    for example in ["imagepulljob", "imagelistpulljob", "pod"] {
+    for example in ["containerrecreatejob", "imagepulljob", "imagelistpulljob", "pod"] {
         let file = format!("{}/../deploy/examples/{example}.yaml", env!("CARGO_MANIFEST_DIR"));
         shared_cluster()
             .plane

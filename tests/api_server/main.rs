@@ -17,6 +17,7 @@ mod manager_fence;
 mod pod_security;
 mod rbac;
 mod readme_commands;
+mod recreate_jobs;
 mod service_accounts;
 mod webhook_cluster;
 mod webhook_replicas;

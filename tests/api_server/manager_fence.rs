@@ -146,7 +146,7 @@ async fn manager_creates_requests_for_sidecars_of_their_owner_only() {
     };
     let owners = owner("m-job", &uids[0]);
     let own = format!("sidecar-termination-{}", uids[0]);
-    let denial = "only to end the sidecars of the Pod that controls it";
+    let denial = "to end the sidecars of the Pod that controls it";
     let forged = || dry_run_create(&api, request(&own, "m-other-job", owner("m-other-job", &uids[1])));
     wait_until_denied(forged, denial).await;
     // The webhook is asked first.

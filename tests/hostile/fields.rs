@@ -79,6 +79,21 @@ const OTHER_FIELD_MESSAGES: &[(&str, &str, &str)] = &[
         "a rule of the schema cannot require the field that it stands at",
     ),
     (
+        "spec.selector",
+        "spec: Invalid value: give spec.selector or spec.targetRef",
+        "either would do",
+    ),
+    (
+        "spec.targetRef",
+        "spec: Invalid value: give spec.selector or spec.targetRef",
+        "the same",
+    ),
+    (
+        "spec.targetRef.",
+        "spec.targetRef: Invalid value: apiVersion must be apps/v1",
+        "kind and version belong together",
+    ),
+    (
         "spec.containers[0].preStop.",
         "spec.containers[0].preStop: Invalid value: ",
         READ_ONLY,
@@ -351,6 +366,10 @@ fn valid_spec(kind: &str, number: usize) -> Value {
             json!({ "images": { "hostile": { "tags": [{ "tag": "1", "pullPolicy": { "ttlSecondsAfterFinished": 1 } }] } } })
         }
         "ImageListPullJob" => json!({ "images": ["hostile:1"], "completionPolicy": {} }),
+        "ContainerRecreateJob" => {
+            json!({ "selector": { "matchLabels": { "hostile": "none" } }, "containers": [{ "name": "main" }],
+                "paused": number.is_multiple_of(2) })
+        }
         "PodProbeMarker" => {
             json!({ "selector": { "matchLabels": { "hostile": "probes" } }, "probes": [{ "name": "p",
                 "containerName": "main", "podConditionType": "hostile/p", "probe": { "tcpSocket": { "port": 1 } } }] })
@@ -401,7 +420,7 @@ fn is_of_node(kind: &str) -> bool {
 /// The version in which objects of the kind are stored.
 fn stored_version(kind: &str) -> &'static str {
     match kind {
-        "PodProbeMarker" | "NodePodProbe" => "v1alpha1",
+        "PodProbeMarker" | "NodePodProbe" | "ContainerRecreateJob" => "v1alpha1",
         _ => "v1beta1",
     }
 }
@@ -435,6 +454,12 @@ impl Attempt {
         let path = set_at_path(&mut object, &field.root, &field.path, value);
         if kind == "PodProbeMarker" {
             keep_one_handler(&mut object);
+        }
+        // The selector and the workload exclude each other.
+        if path.starts_with(".spec.targetRef")
+            && let Some(spec) = object["spec"].as_object_mut()
+        {
+            spec.remove("selector");
         }
         Self {
             version: version.to_owned(),
@@ -678,6 +703,11 @@ async fn malformed_node_image_fields_are_rejected_or_harmless() {
 #[tokio::test]
 async fn malformed_image_list_fields_are_rejected_or_harmless() {
     try_all_fields("ImageListPullJob").await;
+}
+
+#[tokio::test]
+async fn malformed_recreate_job_fields_are_rejected_or_harmless() {
+    try_all_fields("ContainerRecreateJob").await;
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@
 mod faults;
 mod fixture;
 mod hooks;
+mod recreate_job;
 mod restart_rules;
 mod sidecar_terminator;
 mod with_manager;

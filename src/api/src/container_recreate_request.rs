@@ -196,7 +196,7 @@ pub const DEADLINE_MESSAGE: &str = "recreating has exceeded the activeDeadlineSe
 /// Prefix of the message of a request whose containers belong to no runtime of the node; upstream's.
 pub const NO_RUNTIME_PREFIX: &str = "failed to find runtime service: ";
 /// Reason of conditions of requests that no daemon has started.
-const NO_DAEMON_REASON: &str = "NoDaemon";
+pub const NO_DAEMON_REASON: &str = "NoDaemon";
 
 /// Characters of container results that a condition contains.
 const MAX_MESSAGE_CHARS: usize = 2000;

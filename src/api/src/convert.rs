@@ -123,7 +123,14 @@ pub fn convert(mut object: Value, to: &str) -> Result<Value, Error> {
         (Kind::ContainerRecreateRequest, _) => request_to_v1alpha1(&mut object),
         (Kind::SidecarSet, V1BETA1) => sidecarset::to_v1beta1(&mut object),
         (Kind::SidecarSet, _) => sidecarset::to_v1alpha1(&mut object),
-        (Kind::ImagePullJob | Kind::ImageListPullJob | Kind::NodePodProbe | Kind::PodProbeMarker, _) => {}
+        (
+            Kind::ImagePullJob
+            | Kind::ImageListPullJob
+            | Kind::ContainerRecreateJob
+            | Kind::NodePodProbe
+            | Kind::PodProbeMarker,
+            _,
+        ) => {}
     }
     Ok(object)
 }

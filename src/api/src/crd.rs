@@ -7,8 +7,9 @@ use serde_json::{Map, Value, json};
 use super::json::set;
 use super::rules::{self, RulesAtPath, SchemaRule};
 use super::{
-    Kind, V1ALPHA1, V1BETA1, cloneset, container_recreate_request, image_list_pull_job, image_pull_job, keys,
-    node_image, node_pod_probe, pod_probe_marker, sidecarset, v1alpha1,
+    Kind, V1ALPHA1, V1BETA1, cloneset, container_recreate_job, container_recreate_request,
+    image_list_pull_job, image_pull_job, keys, node_image, node_pod_probe, pod_probe_marker, sidecarset,
+    v1alpha1,
 };
 
 /// Name, type, JSON path and description of a printer column.
@@ -141,6 +142,51 @@ const CONTAINER_RECREATE_REQUEST_WIDE_ALPHA: &[Column] = &[(
     ".status.message",
     "What the request waits for, or why it failed",
 )];
+
+const CONTAINER_RECREATE_JOB_COLUMNS: &[Column] = &[
+    (
+        "DESIRED",
+        "integer",
+        ".status.desired",
+        "Pods that were or will be restarted",
+    ),
+    (
+        "RESTARTED",
+        "integer",
+        ".status.restarted",
+        "Pods that were restarted",
+    ),
+    (
+        "ACTIVE",
+        "integer",
+        ".status.active",
+        "Pods that are being restarted",
+    ),
+    ("FAILED", "integer", ".status.failed", "Pods that failed"),
+    (
+        "RESULT",
+        "string",
+        r#".status.conditions[?(@.status=="True")].type"#,
+        "Waiting, Complete or Failed",
+    ),
+    AGE,
+];
+
+/// Columns of `kubectl get -o wide`.
+const CONTAINER_RECREATE_JOB_WIDE: &[Column] = &[
+    (
+        "REASON",
+        "string",
+        r#".status.conditions[?(@.status=="True")].reason"#,
+        "Reason of the condition that is true",
+    ),
+    (
+        "MESSAGE",
+        "string",
+        r#".status.conditions[?(@.status=="True")].message"#,
+        "Message of the condition that is true",
+    ),
+];
 
 const CLONE_SET_COLUMNS: &[Column] = &[
     ("DESIRED", "integer", ".spec.replicas", "Desired number of Pods"),
@@ -286,6 +332,7 @@ fn definition(kind: Kind) -> CrdDefinition {
     match kind {
         Kind::CloneSet => clone_sets(),
         Kind::ContainerRecreateRequest => container_recreate_requests(),
+        Kind::ContainerRecreateJob => container_recreate_jobs(),
         Kind::ImagePullJob => image_pull_jobs(),
         Kind::ImageListPullJob => image_list_pull_jobs(),
         Kind::NodeImage => node_images(),
@@ -307,6 +354,10 @@ fn clone_sets() -> CrdDefinition {
                         "spec.updateStrategy.rollingUpdate",
                         rules::cloneset::UPDATE_LIMITS,
                     ),
+                    (
+                        "spec.updateStrategy.rollingUpdate",
+                        rules::cloneset::PRIORITY_LIMITS,
+                    ),
                 ],
             ),
             (
@@ -314,6 +365,7 @@ fn clone_sets() -> CrdDefinition {
                 &[
                     ("", rules::cloneset::V1ALPHA1),
                     ("spec.updateStrategy", rules::cloneset::UPDATE_LIMITS),
+                    ("spec.updateStrategy", rules::cloneset::PRIORITY_LIMITS),
                 ],
             ),
         ],
@@ -339,6 +391,25 @@ fn container_recreate_requests() -> CrdDefinition {
             ],
             CONTAINER_RECREATE_REQUEST_COLUMNS,
             rules::CONTAINER_RECREATE_REQUEST,
+        )
+    }
+}
+
+fn container_recreate_jobs() -> CrdDefinition {
+    CrdDefinition {
+        wide: CONTAINER_RECREATE_JOB_WIDE,
+        version_rules: &[(
+            V1ALPHA1,
+            &[
+                ("", rules::container_recreate_job::RULES),
+                ("spec", rules::cloneset::PRIORITY_LIMITS),
+            ],
+        )],
+        ..CrdDefinition::with_defaults(
+            Kind::ContainerRecreateJob,
+            vec![container_recreate_job::ContainerRecreateJob::crd()],
+            CONTAINER_RECREATE_JOB_COLUMNS,
+            &[],
         )
     }
 }

@@ -18,6 +18,8 @@ pub enum Kind {
     ImageListPullJob,
     /// ContainerRecreateRequest.
     ContainerRecreateRequest,
+    /// ContainerRecreateJob. Not part of OpenKruise.
+    ContainerRecreateJob,
     /// SidecarSet.
     SidecarSet,
     /// NodePodProbe.
@@ -71,12 +73,13 @@ const FAIL_OPEN: WebhookPolicy = WebhookPolicy {
 
 impl Kind {
     /// All kinds, in the order of the webhook configurations.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::CloneSet,
         Self::NodeImage,
         Self::ImagePullJob,
         Self::ImageListPullJob,
         Self::ContainerRecreateRequest,
+        Self::ContainerRecreateJob,
         Self::SidecarSet,
         Self::NodePodProbe,
         Self::PodProbeMarker,
@@ -139,6 +142,14 @@ impl Kind {
                     every_write: true,
                     validates: false,
                 }),
+            },
+            Self::ContainerRecreateJob => &KindInfo {
+                name: "ContainerRecreateJob",
+                plural: "containerrecreatejobs",
+                lowercase: "containerrecreatejob",
+                versions: &[V1ALPHA1],
+                needs_conversion: false,
+                webhook: None,
             },
             Self::SidecarSet => &KindInfo {
                 name: "SidecarSet",

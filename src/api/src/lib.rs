@@ -8,8 +8,8 @@
 //! **A kind** is a variant of [`Kind`] and its [row](kind::KindInfo): its names, whether its versions are converted,
 //! how it is reviewed. CRDs ([`crds`]), webhook configurations ([`webhooks`]), conversion, reviews and feature gates
 //! match on it, so a kind that lacks one of them does not compile. The types of each are in the file of its name
-//! ([`cloneset`], [`image_pull_job`], [`image_list_pull_job`], [`container_recreate_request`], [`node_image`],
-//! [`node_pod_probe`], [`pod_probe_marker`]), those of the older version in [`v1alpha1`].
+//! ([`cloneset`], [`image_pull_job`], [`image_list_pull_job`], [`container_recreate_request`],
+//! [`container_recreate_job`], [`node_image`], [`node_pod_probe`], [`pod_probe_marker`]), those of the older version in [`v1alpha1`].
 //!
 //! **What the schemas cannot express** is in [`validation`] and in rules in CEL, which are part of the CRDs. External
 //! input is parsed where it enters: [`names`] for parts of a request, [`image_reference`] for images, [`owner`] for
@@ -42,6 +42,7 @@
 pub mod backoff;
 pub mod cloneset;
 pub mod container_hash;
+pub mod container_recreate_job;
 pub mod container_recreate_request;
 pub mod convert;
 mod crd;

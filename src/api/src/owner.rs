@@ -10,12 +10,20 @@ use super::{GROUP, V1ALPHA1, V1BETA1};
 pub enum OwnerKind {
     /// A CloneSet, in a served version.
     CloneSet,
+    /// A ContainerRecreateJob, in its only version.
+    ContainerRecreateJob,
+    /// A DaemonSet of Kubernetes.
+    DaemonSet,
     /// An ImageListPullJob, in a served version.
     ImageListPullJob,
     /// A Pod.
     Pod,
+    /// A ReplicaSet of Kubernetes.
+    ReplicaSet,
     /// A SidecarSet, in a served version. It has no namespace.
     SidecarSet,
+    /// A StatefulSet of Kubernetes.
+    StatefulSet,
     /// Any other kind.
     Other,
 }
@@ -145,6 +153,10 @@ impl OwnerKind {
             (Some((GROUP, version)), "CloneSet") if ours(version) => Self::CloneSet,
             (Some((GROUP, version)), "SidecarSet") if ours(version) => Self::SidecarSet,
             (Some((GROUP, version)), "ImageListPullJob") if ours(version) => Self::ImageListPullJob,
+            (Some((GROUP, V1ALPHA1)), "ContainerRecreateJob") => Self::ContainerRecreateJob,
+            (Some(("apps", "v1")), "DaemonSet") => Self::DaemonSet,
+            (Some(("apps", "v1")), "ReplicaSet") => Self::ReplicaSet,
+            (Some(("apps", "v1")), "StatefulSet") => Self::StatefulSet,
             (None, "Pod") if api_version == "v1" => Self::Pod,
             _ => Self::Other,
         }
@@ -153,9 +165,13 @@ impl OwnerKind {
     fn as_str(self) -> &'static str {
         match self {
             Self::CloneSet => "CloneSet",
+            Self::ContainerRecreateJob => "ContainerRecreateJob",
+            Self::DaemonSet => "DaemonSet",
             Self::ImageListPullJob => "ImageListPullJob",
             Self::Pod => "Pod",
+            Self::ReplicaSet => "ReplicaSet",
             Self::SidecarSet => "SidecarSet",
+            Self::StatefulSet => "StatefulSet",
             Self::Other => "other",
         }
     }

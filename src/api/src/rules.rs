@@ -11,6 +11,7 @@ use super::node_image::{MAX_IMAGE_NAME_CHARS, MAX_SANDBOX_ENTRIES, MAX_SANDBOX_V
 use super::{names, schemas};
 
 pub(super) mod cloneset;
+pub(super) mod container_recreate_job;
 pub(super) mod pod_probe_marker;
 pub(super) mod sidecarset;
 

@@ -113,6 +113,13 @@ pub(super) fn probed_pods(_: &mut SchemaGenerator) -> Schema {
     ))
 }
 
+/// Selector of the Pods whose containers are restarted.
+pub(super) fn restarted_pods(_: &mut SchemaGenerator) -> Schema {
+    into_schema(label_selector_json(
+        "Label selector for the Pods of the namespace. Excludes `targetRef`. Cannot be changed.",
+    ))
+}
+
 /// Selector of the Pods that get a weight.
 pub(super) fn weighted_pods(_: &mut SchemaGenerator) -> Schema {
     into_schema(label_selector_json("Which Pods the weight is given to."))

@@ -23,6 +23,7 @@ use serde_json::{Map, Value, json};
 
 use super::watch::Lenient;
 use super::{Error, ObjectView, page};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kruise_api::names;
 use kruise_ops::metrics::metrics;
 
@@ -322,6 +323,12 @@ fn none_if_not_found<T>(answer: Result<T, Error>) -> Result<Option<T>, Error> {
 pub struct Metadata {
     /// Name of the object.
     pub name: String,
+    /// UID of the object.
+    #[serde(default)]
+    pub uid: String,
+    /// The owners of the object.
+    #[serde(default)]
+    pub owner_references: Vec<OwnerReference>,
     /// Namespace, `None` for cluster-scoped kinds.
     pub namespace: Option<String>,
     /// Version of the object.

@@ -1,6 +1,7 @@
 //! The cluster side of kruise-rs: fans jobs out to nodes, and runs what needs a view of the whole cluster.
 //!
-//! In:  Nodes, NodeImages, ImagePullJobs, ImageListPullJobs, ContainerRecreateRequests and Pods (watches, reduced).
+//! In:  Nodes, NodeImages, ImagePullJobs, ImageListPullJobs, ContainerRecreateRequests, ContainerRecreateJobs and Pods
+//!      (watches, reduced).
 //! Out: NodeImages, status of jobs and requests, copies of pull secrets, Pod conditions, barriers, events.
 //! Controllers run in the replica that holds the Lease; admission and conversion run in every replica, or in processes
 //! of their own.
@@ -8,6 +9,7 @@
 pub mod admission;
 pub mod cloneset;
 pub mod container_recreate;
+pub mod container_recreate_job;
 mod context;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;

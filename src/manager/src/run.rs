@@ -7,9 +7,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    Context, FeatureGate, Options, Role, Stores, cloneset, container_recreate, image_list_pull_job,
-    image_pull_job, launch_priority, node_image, pod_probe_marker, pod_readiness, sidecar_terminator,
-    sidecarset,
+    Context, FeatureGate, Options, Role, Stores, cloneset, container_recreate, container_recreate_job,
+    image_list_pull_job, image_pull_job, launch_priority, node_image, pod_probe_marker, pod_readiness,
+    sidecar_terminator, sidecarset,
 };
 use crate::admission;
 use kruise_cluster::lease::{Election, HeldLease, InvalidLeaseTiming, LeaseLost, Standby};
@@ -262,6 +262,8 @@ async fn run_controllers(
         supervisor.spawn("nodeimage", until_shutdown(node_image::run(ctx.clone())));
         let requests = container_recreate::run(ctx.clone());
         supervisor.spawn("containerrecreaterequest", until_shutdown(requests));
+        let recreate_jobs = container_recreate_job::run(ctx.clone());
+        supervisor.spawn("containerrecreatejob", until_shutdown(recreate_jobs));
     }
     if gates.enabled(FeatureGate::ImagePullJobGate) {
         supervisor.spawn("imagepulljob", until_shutdown(image_pull_job::run(ctx.clone())));

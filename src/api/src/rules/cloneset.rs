@@ -39,7 +39,7 @@ fn whole_percentage() -> Value {
     )
 }
 
-fn percentage() -> Value {
+pub(super) fn percentage() -> Value {
     cel_with_expression(
         "type(self) == int ? self >= 0 && self <= 2147483647 : self.matches('^[0-9]{1,9}([.][0-9]{1,9})?%$')",
         "'it is %s; give a number of Pods, 0 or greater, or a percentage such as 20%%'.format([self])",
@@ -95,7 +95,7 @@ fn label_key() -> Value {
     json!({ "minLength": 1, "maxLength": MAX_KEY_CHARS })
 }
 
-fn non_empty_selector() -> Value {
+pub(super) fn non_empty_selector() -> Value {
     cel(
         "size(self.?matchLabels.orValue({})) + size(self.?matchExpressions.orValue([])) > 0",
         "an empty selector matches every Pod; give matchLabels or matchExpressions",
@@ -103,7 +103,7 @@ fn non_empty_selector() -> Value {
     )
 }
 
-fn operators() -> Value {
+pub(super) fn operators() -> Value {
     json!({ "enum": ["In", "NotIn", "Exists", "DoesNotExist"] })
 }
 
@@ -300,20 +300,8 @@ pub(crate) const V1ALPHA1: &[SchemaRule] = &[
     },
 ];
 
-/// Rules of the limits of an update, at the path of each version.
-pub(crate) const UPDATE_LIMITS: &[SchemaRule] = &[
-    SchemaRule {
-        path: "partition",
-        add: partition,
-    },
-    SchemaRule {
-        path: "maxUnavailable",
-        add: max_unavailable,
-    },
-    SchemaRule {
-        path: "maxSurge",
-        add: max_surge,
-    },
+/// Rules of the order in which Pods come.
+pub(crate) const PRIORITY_LIMITS: &[SchemaRule] = &[
     SchemaRule {
         path: "priorityStrategy",
         add: exclusive_priorities,
@@ -341,6 +329,22 @@ pub(crate) const UPDATE_LIMITS: &[SchemaRule] = &[
     SchemaRule {
         path: "priorityStrategy.weightPriority.[].matchSelector.matchExpressions.[].operator",
         add: operators,
+    },
+];
+
+/// Rules of the limits of an update, at the path of each version.
+pub(crate) const UPDATE_LIMITS: &[SchemaRule] = &[
+    SchemaRule {
+        path: "partition",
+        add: partition,
+    },
+    SchemaRule {
+        path: "maxUnavailable",
+        add: max_unavailable,
+    },
+    SchemaRule {
+        path: "maxSurge",
+        add: max_surge,
     },
     SchemaRule {
         path: "scatterStrategy",

@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kruise_api::Kind;
 use kruise_api::cloneset::CloneSet;
+use kruise_api::container_recreate_job::ContainerRecreateJob;
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::image_list_pull_job::ImageListPullJob;
 use kruise_api::image_pull_job::ImagePullJob;
@@ -137,7 +138,7 @@ async fn read_crds(connection: &Connection) -> Vec<(String, Result<Option<bool>,
 }
 
 async fn read_waiting(connection: &Connection) -> (Vec<WaitingObject>, Vec<String>) {
-    let (sets, sidecar_sets, jobs, list_jobs, requests) = join!(
+    let (sets, sidecar_sets, jobs, list_jobs, recreate_jobs, requests) = join!(
         list_waiting(connection.api_of_scope::<CloneSet>(), plan::waiting_clone_set),
         list_waiting(
             Api::<SidecarSet>::all(connection.client.clone()),
@@ -149,12 +150,16 @@ async fn read_waiting(connection: &Connection) -> (Vec<WaitingObject>, Vec<Strin
             plan::waiting_list_pull_job
         ),
         list_waiting(
+            connection.api_of_scope::<ContainerRecreateJob>(),
+            plan::waiting_recreate_job
+        ),
+        list_waiting(
             connection.api_of_scope::<ContainerRecreateRequest>(),
             plan::waiting_recreate_request
         ),
     );
     let (mut objects, mut errors) = (Vec::new(), Vec::new());
-    for (found, problems) in [sets, sidecar_sets, jobs, list_jobs, requests] {
+    for (found, problems) in [sets, sidecar_sets, jobs, list_jobs, recreate_jobs, requests] {
         objects.extend(found);
         errors.extend(problems);
     }

@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use kruise_api::cloneset::CloneSet;
+use kruise_api::container_recreate_job::ContainerRecreateJob;
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase, ContainerRecreateRequestStatus,
 };
@@ -237,6 +238,23 @@ pub fn waiting_pull_job(job: &ImagePullJob) -> Option<WaitingObject> {
     })
 }
 
+/// A ContainerRecreateJob that is not finished or has failed.
+pub fn waiting_recreate_job(job: &ContainerRecreateJob) -> Option<WaitingObject> {
+    let status = job.status.clone().unwrap_or_default();
+    let object =
+        |state: &str, condition| waiting_object("ContainerRecreateJob", &job.metadata, state, condition);
+    if let Some((state, condition)) = waiting_or_failed(&status.conditions) {
+        return Some(object(state, Some(condition)));
+    }
+    if status.completion_time.is_some() {
+        return None;
+    }
+    Some(WaitingObject {
+        message: format!("{} of {} Pods are restarted", status.restarted, status.desired),
+        ..object("Active", None)
+    })
+}
+
 /// An ImageListPullJob that is not finished or has failed.
 pub fn waiting_list_pull_job(job: &ImageListPullJob) -> Option<WaitingObject> {
     let status = job.status.clone().unwrap_or_default();
@@ -391,6 +409,19 @@ mod tests {
             text("Failed", "R", "m")
         );
         assert_eq!(job(json!({}), ended(1, json!([]))), text("Failed", "", "x"));
+    }
+
+    #[test]
+    fn recreate_jobs_wait_until_they_end() {
+        let job = |status: Value| {
+            let spec = json!({ "containers": [{ "name": "app" }] });
+            summary(waiting_recreate_job(&read("ContainerRecreateJob", spec, status)))
+        };
+        assert_eq!(
+            job(json!({ "desired": 2, "restarted": 1 })),
+            text("Active", "", "1 of 2 Pods are restarted")
+        );
+        assert_eq!(job(json!({ "completionTime": "2026-11-26T12:00:00Z" })), None);
     }
 
     #[test]

@@ -66,8 +66,12 @@ pub struct Options {
 /// The feature gate that disables a kind.
 fn disabling_gate(kind: Kind, gates: &FeatureGates) -> Option<FeatureGate> {
     let required = match kind {
-        // Objects of the last two are not reviewed.
-        Kind::CloneSet | Kind::SidecarSet | Kind::NodePodProbe | Kind::PodProbeMarker => return None,
+        // Objects of the last three are not reviewed.
+        Kind::CloneSet
+        | Kind::SidecarSet
+        | Kind::ContainerRecreateJob
+        | Kind::NodePodProbe
+        | Kind::PodProbeMarker => return None,
         Kind::NodeImage | Kind::ContainerRecreateRequest => FeatureGate::KruiseDaemon,
         Kind::ImagePullJob | Kind::ImageListPullJob => FeatureGate::ImagePullJobGate,
     };

@@ -401,6 +401,7 @@ async fn decide(lookups: &Lookups, kind: Kind, mutate: bool, request: &Request) 
         Kind::ImagePullJob
         | Kind::ImageListPullJob
         | Kind::ContainerRecreateRequest
+        | Kind::ContainerRecreateJob
         | Kind::SidecarSet
         | Kind::NodePodProbe
         | Kind::PodProbeMarker => None,
@@ -444,7 +445,13 @@ async fn decide(lookups: &Lookups, kind: Kind, mutate: bool, request: &Request) 
                 },
             }
         }
-        (Kind::ContainerRecreateRequest | Kind::NodePodProbe | Kind::PodProbeMarker, _) => Decision::Allow {
+        (
+            Kind::ContainerRecreateRequest
+            | Kind::ContainerRecreateJob
+            | Kind::NodePodProbe
+            | Kind::PodProbeMarker,
+            _,
+        ) => Decision::Allow {
             object: request.object.to_json(),
             warnings: Vec::new(),
         },

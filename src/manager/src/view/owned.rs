@@ -64,7 +64,13 @@ fn owner_rank(owner: &OwnerReference) -> Option<u8> {
     match Owner::from_reference(owner).kind {
         OwnerKind::CloneSet => Some(if owner.controller == Some(true) { 2 } else { 1 }),
         OwnerKind::Pod => Some(0),
-        OwnerKind::SidecarSet | OwnerKind::ImageListPullJob | OwnerKind::Other => None,
+        OwnerKind::ContainerRecreateJob
+        | OwnerKind::DaemonSet
+        | OwnerKind::ImageListPullJob
+        | OwnerKind::ReplicaSet
+        | OwnerKind::SidecarSet
+        | OwnerKind::StatefulSet
+        | OwnerKind::Other => None,
     }
 }
 

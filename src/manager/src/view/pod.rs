@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{JobPod, RawPod};
@@ -17,6 +18,10 @@ pub use kruise_workload::pod_admission::launch_priority::{barrier_config_map, ba
 pub struct PodView {
     /// UID of the Pod.
     pub uid: String,
+    /// When it was created.
+    pub created: Option<Timestamp>,
+    /// Kind and UID of its controller.
+    pub controller: Option<(OwnerKind, Box<str>)>,
     /// Labels of the Pod.
     pub labels: Arc<BTreeMap<String, String>>,
     /// Node that it is assigned to.
@@ -25,6 +30,8 @@ pub struct PodView {
     pub terminating: bool,
     /// Whether it has ended: phase Succeeded or Failed.
     pub terminal: bool,
+    /// Whether its condition `Ready` is true.
+    pub ready: bool,
     /// Whether its init containers have ended.
     pub initialized: bool,
     /// Its address; empty before it has one.
@@ -100,16 +107,23 @@ impl From<&RawPod> for PodView {
             .filter(|c| c["type"] == keys::KRUISE_POD_READY)
             .map(|c| c["status"] == "True");
         let containers = items(&status["containerStatuses"]).chain(items(&status["initContainerStatuses"]));
+        let controller = Owner::controller_from_json(&meta["ownerReferences"]);
+        let is_true =
+            |type_: &str| items(&status["conditions"]).any(|c| c["type"] == type_ && c["status"] == "True");
         let workload = is_workload_pod(meta).then(|| Arc::new(in_place::Pod::from_json(json)));
         let labels = workload.as_ref().map(|pod| Arc::clone(&pod.labels));
         Self {
             uid: text(&meta["uid"]),
+            created: meta["creationTimestamp"]
+                .as_str()
+                .and_then(|time| time.parse().ok()),
+            controller: controller.map(|owner| (owner.kind, owner.uid.into_boxed_str())),
             labels: labels.unwrap_or_else(|| Arc::new(string_map(&meta["labels"]))),
             node: Some(text(&spec["nodeName"])).filter(|n| !n.is_empty()),
             terminating: meta["deletionTimestamp"].is_string(),
             terminal: matches!(status["phase"].as_str(), Some("Succeeded" | "Failed")),
-            initialized: items(&status["conditions"])
-                .any(|c| c["type"] == "Initialized" && c["status"] == "True"),
+            ready: is_true("Ready"),
+            initialized: is_true("Initialized"),
             ip: status["podIP"].as_str().unwrap_or_default().into(),
             ports: named_ports(spec),
             has_readiness_gate: items(&spec["readinessGates"])

@@ -14,6 +14,7 @@ use crate::in_place::Pod;
 use crate::pods;
 use kruise_api::lifecycle::LifecycleStateType as State;
 use kruise_api::update_priority::{UpdatePriorityStrategy, UpdateScatterTerm};
+pub use priority::sort_by_labels;
 pub use rank::{TopologySpread, ranks};
 
 /// Sorts `candidates`, which are indexes into `pods`, in update order.

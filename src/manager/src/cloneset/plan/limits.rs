@@ -85,7 +85,7 @@ fn round_up(value: &IntOrString, total: i64) -> i64 {
 }
 
 /// A number, or a percentage of `total`; an invalid or negative value is 0.
-fn scaled_value(value: &IntOrString, total: i64, round: fn(f64) -> f64) -> i64 {
+pub(crate) fn scaled_value(value: &IntOrString, total: i64, round: fn(f64) -> f64) -> i64 {
     match value {
         IntOrString::Int(number) => i64::from(*number).max(0),
         IntOrString::String(text) => {

@@ -1,0 +1,330 @@
+//! Executes the plan for one ContainerRecreateJob, and finds its workload.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use k8s_openapi::api::apps::v1::ReplicaSet;
+use kube::api::ListParams;
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::{Api, Resource};
+use serde::Deserialize;
+
+use super::observe::{CachedJob, versioned_job, versioned_request};
+use super::plan::{Plan, Target, controller_kind, job_of};
+use super::{ControllerState, JobState, REFUSED_RETRY, Refusal};
+use crate::view::PodView;
+use kruise_api::container_recreate_job::{
+    COMPLETE, ContainerRecreateJob, ContainerRecreateJobStatus, TargetRef, WAITING,
+};
+use kruise_api::container_recreate_request::ContainerRecreateRequest;
+use kruise_api::keys;
+use kruise_api::owner::OwnerKind;
+use kruise_cluster::{Error, EventType, Key, write};
+
+/// Fields of the status that may be absent.
+const OPTIONAL_STATUS_FIELDS: [&str; 4] = ["startTime", "completionTime", "failedPods", "conditions"];
+/// Requests that are created at once.
+const CONCURRENT_CREATIONS: usize = 16;
+/// ReplicaSets in one page.
+const PAGE_SIZE: u32 = 200;
+/// Label of the ReplicaSets of a Deployment.
+const POD_TEMPLATE_HASH: &str = "pod-template-hash";
+
+/// Reads what the watch has not confirmed in time, and what may have been created.
+pub async fn fetch_unconfirmed(shared: &ControllerState, key: &Key) -> Result<(), Error> {
+    let (job_is_unconfirmed, requests) = shared.index().unconfirmed(key, Instant::now());
+    if job_is_unconfirmed {
+        let jobs: Api<ContainerRecreateJob> = shared.manager.api(key);
+        let found = write::get(&jobs, &key.name).await?;
+        let entry = found.map(|job| versioned_job(Arc::new(job)));
+        shared.index().jobs.apply_read(key, entry, Instant::now());
+    }
+    for key in requests {
+        fetch_request(shared, &key).await?;
+    }
+    Ok(())
+}
+
+async fn fetch_request(shared: &ControllerState, key: &Key) -> Result<(), Error> {
+    let requests: Api<ContainerRecreateRequest> = shared.manager.api(key);
+    let found = write::get(&requests, &key.name).await?;
+    let entry = found.and_then(|request| versioned_request(Arc::new(request)));
+    shared.index().requests.apply_read(key, entry, Instant::now());
+    Ok(())
+}
+
+/// Reads the requests whose creation had no answer: until they are known, nothing more may be restarted.
+pub async fn fetch_unknown(shared: &ControllerState, key: &Key, state: &mut JobState) -> Result<(), Error> {
+    while let Some(name) = state.unknown.first().cloned() {
+        let key = Key {
+            namespace: key.namespace.clone(),
+            name: name.clone(),
+        };
+        fetch_request(shared, &key).await?;
+        state.unknown.remove(&name);
+    }
+    Ok(())
+}
+
+/// The workload of a job, and the controllers of its Pods.
+#[derive(Clone, Debug, Default)]
+pub struct Workload {
+    uid: String,
+    /// Kind and UID of the controllers of its Pods.
+    pub owners: BTreeSet<(OwnerKind, Box<str>)>,
+    /// UIDs of ReplicaSets that were looked for.
+    known: BTreeSet<Box<str>>,
+}
+
+/// Metadata of a workload.
+#[derive(Deserialize)]
+struct Found {
+    metadata: FoundMetadata,
+}
+
+#[derive(Deserialize)]
+struct FoundMetadata {
+    uid: String,
+}
+
+/// Finds the workload of a job once, and the ReplicaSets of a Deployment when a Pod has a new one.
+pub async fn find_workload(
+    shared: &ControllerState,
+    key: &Key,
+    job: &ContainerRecreateJob,
+    pods: &[(String, Arc<PodView>)],
+    state: &mut JobState,
+) -> Result<Target, Error> {
+    let Some(target) = &job.spec.target_ref else {
+        return Ok(Target::Known);
+    };
+    let kind = controller_kind(&target.kind);
+    if state.workload.is_none() {
+        match find_uid(shared, key, target).await {
+            Ok(Some(uid)) => {
+                let mut workload = Workload {
+                    uid: uid.clone(),
+                    ..Workload::default()
+                };
+                if target.kind != "Deployment" {
+                    workload.owners.insert((kind, uid.into_boxed_str()));
+                }
+                state.workload = Some(workload);
+            }
+            Ok(None) => return Ok(Target::NotFound),
+            Err(error) if error.retryable() => return Err(error),
+            Err(error) => return Ok(Target::Unreadable(error.to_string())),
+        }
+    }
+    let Some(workload) = state.workload.as_mut().filter(|_| target.kind == "Deployment") else {
+        return Ok(Target::Known);
+    };
+    let controllers = pods.iter().filter_map(|(_, pod)| pod.controller.as_ref());
+    let unknown = controllers
+        .map(|(_, uid)| uid)
+        .filter(|uid| !workload.known.contains(*uid));
+    let unknown: BTreeSet<Box<str>> = unknown.cloned().collect();
+    if unknown.is_empty() {
+        return Ok(Target::Known);
+    }
+    match find_replica_sets(shared, key, &workload.uid).await {
+        Ok(found) => {
+            let owners = found.into_iter().map(|uid| (OwnerKind::ReplicaSet, uid));
+            workload.owners.extend(owners);
+            workload.known.extend(unknown);
+            Ok(Target::Known)
+        }
+        Err(error) if error.retryable() => Err(error),
+        Err(error) => Ok(Target::Unreadable(error.to_string())),
+    }
+}
+
+async fn find_uid(shared: &ControllerState, key: &Key, target: &TargetRef) -> Result<Option<String>, Error> {
+    let (group, version) = target.api_version.split_once('/').unwrap_or_default();
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &target.kind));
+    let namespace = key.namespace.as_deref().unwrap_or_default();
+    let client = shared.manager.cluster.client.clone();
+    let api: Api<DynamicObject> = Api::namespaced_with(client, namespace, &resource);
+    let found: Option<Found> = write::get_partial(&api, &resource, &target.name).await?;
+    Ok(found.map(|found| found.metadata.uid))
+}
+
+/// UIDs of the ReplicaSets of a Deployment.
+async fn find_replica_sets(
+    shared: &ControllerState,
+    key: &Key,
+    deployment_uid: &str,
+) -> Result<BTreeSet<Box<str>>, Error> {
+    let api: Api<ReplicaSet> = shared.manager.api(key);
+    let mut params = ListParams::default().limit(PAGE_SIZE).labels(POD_TEMPLATE_HASH);
+    let mut found = BTreeSet::new();
+    loop {
+        let page = write::list_metadata(&api, &(), &params).await?;
+        for object in page.items {
+            let owners = object.metadata.owner_references;
+            let mut controllers = owners.iter().filter(|owner| owner.controller == Some(true));
+            if controllers.any(|owner| owner.uid == deployment_uid) {
+                found.insert(object.metadata.uid.into_boxed_str());
+            }
+        }
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(found),
+        }
+    }
+}
+
+/// Writes the status, its end at once; returns when a change that waits is due.
+pub async fn update_status(
+    shared: &ControllerState,
+    key: &Key,
+    cached: &CachedJob,
+    plan: &Plan,
+    state: &mut JobState,
+) -> Result<Option<Duration>, Error> {
+    let Some(status) = &plan.status else {
+        state.status_pacer.unchanged();
+        return Ok(None);
+    };
+    let now = Instant::now();
+    let delay = state.status_pacer.delay_of_change(now, false);
+    let has_ended = status.completion_time.is_some();
+    // The first one is not waited for, either.
+    let at_once = has_ended || cached.job.status.is_none();
+    if !delay.is_zero() && !at_once {
+        return Ok(Some(delay));
+    }
+    state.status_pacer.record_write(now);
+    let uid = cached.job.metadata.uid.as_deref().unwrap_or_default();
+    let body = write::status_patch(uid, status, OPTIONAL_STATUS_FIELDS);
+    let jobs: Api<ContainerRecreateJob> = shared.manager.api(key);
+    match write::patch_status_merge(&jobs, &key.name, &body).await {
+        Ok(stored) => {
+            let job = Arc::new(stored.object()?);
+            if has_ended {
+                publish_end(shared, key, &cached.job, status);
+            }
+            shared
+                .index()
+                .jobs
+                .apply_write(key, versioned_job(job), Instant::now());
+            // The end has a TTL.
+            Ok(has_ended.then_some(Duration::ZERO))
+        }
+        Err(error) if error.not_found() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn publish_end(
+    shared: &ControllerState,
+    key: &Key,
+    job: &ContainerRecreateJob,
+    status: &ContainerRecreateJobStatus,
+) {
+    let mut outcomes = status.conditions.iter().filter(|one| one.type_ != WAITING);
+    let Some(outcome) = outcomes.next() else { return };
+    let (reason, message) = (&outcome.reason, &outcome.message);
+    tracing::info!(job = %key, reason, message, "ContainerRecreateJob has ended");
+    let type_ = if outcome.type_ == COMPLETE {
+        EventType::Normal
+    } else {
+        EventType::Warning
+    };
+    shared.manager.cluster.events.publish(
+        job.object_ref(&()),
+        type_,
+        &outcome.type_,
+        "Recreate",
+        message.clone(),
+    );
+}
+
+/// Creates requests; returns whether one was refused.
+pub async fn create_requests(
+    shared: &ControllerState,
+    key: &Key,
+    cached: &CachedJob,
+    plan: &Plan,
+    state: &mut JobState,
+) -> Result<bool, Error> {
+    let mut is_refused = false;
+    for chunk in plan.create.chunks(CONCURRENT_CREATIONS) {
+        let created = chunk
+            .iter()
+            .map(|request| create_request(shared, key, cached, request));
+        let mut result = Ok(());
+        for (request, created) in chunk.iter().zip(join_all(created).await) {
+            let uid = pod_uid(request);
+            match created {
+                Ok(()) => {
+                    state.memory.requested.insert(uid);
+                }
+                Err(error) => {
+                    if error.outcome_unknown() {
+                        state.unknown.extend(request.metadata.name.clone());
+                    }
+                    if error.retryable() {
+                        result = Err(error);
+                        continue;
+                    }
+                    is_refused = true;
+                    let refusal = Refusal {
+                        message: error.to_string(),
+                        retry_at: Instant::now() + REFUSED_RETRY,
+                    };
+                    state.refused.insert(uid, refusal);
+                }
+            }
+        }
+        result?;
+    }
+    Ok(is_refused)
+}
+
+fn pod_uid(request: &ContainerRecreateRequest) -> String {
+    let labels = request.metadata.labels.as_ref();
+    let uid = labels.and_then(|labels| labels.get(keys::CRR_POD_UID));
+    uid.cloned().unwrap_or_default()
+}
+
+async fn create_request(
+    shared: &ControllerState,
+    key: &Key,
+    cached: &CachedJob,
+    request: &ContainerRecreateRequest,
+) -> Result<(), Error> {
+    let name = request.metadata.name.as_deref().unwrap_or_default();
+    let requests: Api<ContainerRecreateRequest> = shared.manager.api(key);
+    let stored = match write::create(&requests, request).await {
+        Ok(stored) => stored.object()?,
+        Err(error) if error.already_exists() => match write::get(&requests, name).await? {
+            Some(existing) if job_of(&existing).map(|job| job.uid) == cached.job.metadata.uid => existing,
+            _ => return Err(error),
+        },
+        Err(error) => return Err(error),
+    };
+    let key = Key {
+        namespace: key.namespace.clone(),
+        name: name.to_owned(),
+    };
+    if let Some(entry) = versioned_request(Arc::new(stored)) {
+        shared.index().requests.apply_write(&key, entry, Instant::now());
+    }
+    Ok(())
+}
+
+/// Deletes a job whose TTL has passed.
+pub async fn delete_job(
+    shared: &ControllerState,
+    key: &Key,
+    job: &ContainerRecreateJob,
+) -> Result<(), Error> {
+    let jobs: Api<ContainerRecreateJob> = shared.manager.api(key);
+    let uid = job.metadata.uid.as_deref().unwrap_or_default();
+    write::delete(&jobs, &key.name, uid).await?;
+    tracing::info!(job = %key, "ContainerRecreateJob deleted: its ttlSecondsAfterFinished has passed");
+    Ok(())
+}

@@ -1,0 +1,166 @@
+//! Restarts containers of the Pods of a ContainerRecreateJob, a few Pods at a time.
+//!
+//! In:  ContainerRecreateJobs, Pods and the ContainerRecreateRequests that the jobs control (watches); once for a job,
+//!      the workload that it names.
+//! Out: ContainerRecreateRequests; status, an event and, after the TTL, deletion of ContainerRecreateJobs.
+//!
+//! A reconcile is one pure [`plan()`], and `act` does it.
+
+mod act;
+mod observe;
+pub mod plan;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use kube::Api;
+use kube::api::ListParams;
+use tokio::sync::mpsc;
+
+use super::Context;
+use super::status_pacer::StatusPacer;
+use kruise_api::container_recreate_job::ContainerRecreateJob;
+use kruise_cluster::clock::duration_until;
+use kruise_cluster::queue::RequeueAfter;
+use kruise_cluster::{Error, Key, optional_reflector};
+use observe::{Index, watch_events};
+use plan::{Memory, Observed, Target, is_unfinished, may_select, plan, selects};
+
+/// Name in logs and metrics.
+const NAME: &str = "containerrecreatejob";
+/// Jobs that are processed at once.
+const WORKERS: usize = 4;
+/// Pause before a refused creation is repeated, and a workload that cannot be read is read again: it succeeds after a
+/// change of a quota, a policy or a role.
+const REFUSED_RETRY: Duration = Duration::from_secs(30);
+
+/// What all reconciles share.
+struct ControllerState {
+    manager: Context,
+    index: Mutex<Index>,
+    states: Mutex<HashMap<Key, Arc<tokio::sync::Mutex<JobState>>>>,
+}
+
+/// What is kept of a job between reconciles.
+#[derive(Default)]
+struct JobState {
+    uid: String,
+    status_pacer: StatusPacer,
+    memory: Memory,
+    /// By the UID of a Pod, whose request could not be created.
+    refused: BTreeMap<String, Refusal>,
+    /// Names of requests whose creation had no answer.
+    unknown: BTreeSet<String>,
+    workload: Option<act::Workload>,
+}
+
+/// Why a request could not be created.
+struct Refusal {
+    message: String,
+    retry_at: Instant,
+}
+
+impl ControllerState {
+    fn index(&self) -> MutexGuard<'_, Index> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn states(&self) -> MutexGuard<'_, HashMap<Key, Arc<tokio::sync::Mutex<JobState>>>> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Runs until shutdown. Without the CRD, or the role, there is nothing to do.
+pub async fn run(ctx: Context) {
+    ctx.stores.synced().await;
+    let api: Api<ContainerRecreateJob> = Api::all(ctx.cluster.client.clone());
+    let (jobs, watching) = optional_reflector(api, ListParams::default(), Some::<ContainerRecreateJob>);
+    let shared = Arc::new(ControllerState {
+        manager: ctx.clone(),
+        index: Mutex::default(),
+        states: Mutex::default(),
+    });
+    let (keys_tx, keys_rx) = mpsc::unbounded_channel();
+    let (pods, requests) = (ctx.stores.pods.subscribe(), ctx.stores.requests.subscribe());
+    let events = watch_events(pods, requests, jobs.subscribe());
+    let enqueue = observe::enqueue_changes(Arc::clone(&shared), events, keys_tx);
+    let work = |key| reconcile(Arc::clone(&shared), key);
+    tokio::select! {
+        () = ctx.run_workers(NAME, WORKERS, keys_rx, enqueue, work) => {}
+        () = watching => {}
+    }
+}
+
+/// Reconciles one job.
+async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfter, Error> {
+    act::fetch_unconfirmed(&shared, &key).await?;
+    let state = Arc::clone(shared.states().entry(key.clone()).or_default());
+    let mut state = state.lock().await;
+    act::fetch_unknown(&shared, &key, &mut state).await?;
+    let cached = shared.index().job(&key, Instant::now());
+    let Some(cached) = cached else {
+        shared.states().remove(&key);
+        return Ok(None);
+    };
+    let job = &cached.job;
+    let uid = job.metadata.uid.as_deref().unwrap_or_default();
+    if state.uid != uid {
+        *state = JobState {
+            uid: uid.to_owned(),
+            ..JobState::default()
+        };
+    }
+    state
+        .refused
+        .retain(|_, refusal| Instant::now() < refusal.retry_at);
+    let stores = &shared.manager.stores;
+    let pods = cached.pods.iter();
+    let mut pods: Vec<_> = pods
+        .filter_map(|key| Some((key.name.clone(), stores.pods.get(key)?)))
+        .filter(|(_, pod)| may_select(job, pod))
+        .collect();
+    let target = if is_unfinished(job) {
+        act::find_workload(&shared, &key, job, &pods, &mut state).await?
+    } else {
+        Target::Known
+    };
+    let owners = state.workload.as_ref().map(|workload| workload.owners.clone());
+    let owners = owners.unwrap_or_default();
+    pods.retain(|(_, pod)| selects(job, &owners, pod));
+    let observed = Observed {
+        job: Arc::clone(job),
+        target,
+        pods,
+        requests: cached.requests.clone(),
+    };
+    let refused = state.refused.iter();
+    state.memory.refused = refused
+        .map(|(uid, refusal)| (uid.clone(), refusal.message.clone()))
+        .collect();
+    let now = shared.manager.cluster.clock.now();
+    let plan = plan(&observed, &state.memory, now);
+    state.memory = plan.memory.clone();
+    // Neither stops the other.
+    let status_due = act::update_status(&shared, &key, &cached, &plan, &mut state).await;
+    let created = act::create_requests(&shared, &key, &cached, &plan, &mut state).await;
+    if plan.expired {
+        act::delete_job(&shared, &key, job).await?;
+    }
+    let status_due = status_due?;
+    let report_refusals = created?.then_some(Duration::ZERO);
+    // The watch may confirm the requests late: their Pods count at once.
+    let report_requests = (!plan.create.is_empty()).then_some(Duration::ZERO);
+    let is_unreadable = matches!(observed.target, Target::Unreadable(_));
+    let next_retry = state.refused.values().map(|refusal| refusal.retry_at).min();
+    let requeues = [
+        status_due,
+        report_refusals,
+        report_requests,
+        is_unreadable.then_some(REFUSED_RETRY),
+        cached.next_fetch,
+        plan.requeue_at.map(|at| duration_until(at, now)),
+        next_retry.map(|at| at.saturating_duration_since(Instant::now())),
+    ];
+    Ok(requeues.into_iter().flatten().min())
+}

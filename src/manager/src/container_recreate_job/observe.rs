@@ -1,0 +1,340 @@
+//! Index of ContainerRecreateJobs, of the requests that they control, and of the Pods of their namespaces.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+
+use super::ControllerState;
+use super::plan::{is_unfinished, job_of, may_select};
+use crate::view::PodView;
+use kruise_api::container_recreate_job::ContainerRecreateJob;
+use kruise_api::container_recreate_request::ContainerRecreateRequest;
+use kruise_api::owner::{Owner, OwnerKind};
+use kruise_cluster::write_cache::{Versioned, WriteCache};
+use kruise_cluster::{Change, Key, Store, WatchEvents};
+
+/// All observed objects.
+#[derive(Default)]
+pub struct Index {
+    /// ContainerRecreateJobs, in one group.
+    pub jobs: WriteCache<ContainerRecreateJob>,
+    /// Requests with such a controller, by its group key.
+    pub requests: WriteCache<ContainerRecreateRequest>,
+    /// Jobs that have not ended.
+    unfinished: BTreeMap<Key, Arc<ContainerRecreateJob>>,
+    /// Names of all Pods, of namespaces with such a job: the jobs share them, however many there are.
+    pods: BTreeMap<Option<String>, BTreeSet<Box<str>>>,
+}
+
+/// The cache entry of a job.
+pub fn versioned_job(job: Arc<ContainerRecreateJob>) -> Versioned<ContainerRecreateJob> {
+    Versioned::from_object(job, String::new())
+}
+
+/// The cache entry of a request; `None` if no job controls it.
+pub fn versioned_request(
+    request: Arc<ContainerRecreateRequest>,
+) -> Option<Versioned<ContainerRecreateRequest>> {
+    let group = job_of(&request)?.group_key(request.metadata.namespace.as_deref());
+    Some(Versioned::from_object(request, group))
+}
+
+fn group_of(job: &ContainerRecreateJob) -> String {
+    let owner = Owner {
+        kind: OwnerKind::ContainerRecreateJob,
+        name: job.metadata.name.clone().unwrap_or_default(),
+        uid: job.metadata.uid.clone().unwrap_or_default(),
+    };
+    owner.group_key(job.metadata.namespace.as_deref())
+}
+
+/// A job as it is cached.
+pub struct CachedJob {
+    /// The job.
+    pub job: Arc<ContainerRecreateJob>,
+    /// The requests that it controls.
+    pub requests: Vec<Arc<ContainerRecreateRequest>>,
+    /// All Pods of its namespace.
+    pub pods: Vec<Key>,
+    /// Time until an unconfirmed write must be read.
+    pub next_fetch: Option<Duration>,
+}
+
+impl Index {
+    /// The job of that key.
+    pub fn job(&self, key: &Key, now: Instant) -> Option<CachedJob> {
+        let job = Arc::clone(self.jobs.get(key)?);
+        let group = group_of(&job);
+        let next_fetch = [
+            self.requests.unconfirmed(&group, now).1,
+            self.jobs.confirm_time_left(key, now),
+        ];
+        let pods = self.pods.get(&key.namespace).into_iter().flatten();
+        let pods = pods.map(|name| Key {
+            namespace: key.namespace.clone(),
+            name: name.to_string(),
+        });
+        Some(CachedJob {
+            requests: self
+                .requests
+                .group_entries(&group)
+                .map(|(_, request, _)| Arc::clone(request))
+                .collect(),
+            pods: pods.collect(),
+            next_fetch: next_fetch.into_iter().flatten().min(),
+            job,
+        })
+    }
+
+    /// Whether the job of that key must be read, and which of its requests.
+    pub fn unconfirmed(&self, key: &Key, now: Instant) -> (bool, Vec<Key>) {
+        let group = self.jobs.get(key).map(|job| group_of(job));
+        let requests = group.map(|group| self.requests.unconfirmed(&group, now).0);
+        (self.jobs.must_be_read(key, now), requests.unwrap_or_default())
+    }
+
+    /// Applies one change; returns the affected jobs.
+    fn apply(&mut self, event: &WatchEvent, pods: &Store<PodView>) -> Vec<Key> {
+        match event {
+            WatchEvent::Job(Change { key, old, new }) => {
+                match (old, new) {
+                    (_, Some(new)) => self.jobs.apply_watch(key, versioned_job(Arc::clone(new))),
+                    (Some(old), None) => {
+                        let uid = old.metadata.uid.as_deref().unwrap_or_default();
+                        self.jobs.apply_watch_delete(key, uid);
+                    }
+                    (None, None) => {}
+                }
+                self.track_pods(key, new.as_ref(), pods);
+                vec![key.clone()]
+            }
+            WatchEvent::Request(Change { key, old, new }) => {
+                let entry = new.clone().and_then(versioned_request);
+                let uid = |request: &ContainerRecreateRequest| request.metadata.uid.clone();
+                match (entry, old) {
+                    (Some(entry), _) => self.requests.apply_watch(key, entry),
+                    (None, Some(old)) => self
+                        .requests
+                        .apply_watch_delete(key, &uid(old).unwrap_or_default()),
+                    (None, None) => {}
+                }
+                let owners = [old, new]
+                    .into_iter()
+                    .flatten()
+                    .filter_map(|request| job_of(request));
+                let jobs = owners.map(|owner| Key {
+                    namespace: key.namespace.clone(),
+                    name: owner.name,
+                });
+                jobs.collect()
+            }
+            WatchEvent::Pod(change) => self.apply_pod(change),
+        }
+    }
+
+    /// Begins or ends to track the Pods of the namespace of a job.
+    fn track_pods(&mut self, key: &Key, job: Option<&Arc<ContainerRecreateJob>>, pods: &Store<PodView>) {
+        let namespace = &key.namespace;
+        if let Some(job) = job.filter(|job| is_unfinished(job)) {
+            self.unfinished.insert(key.clone(), Arc::clone(job));
+            self.pods.entry(namespace.clone()).or_insert_with(|| {
+                let all = pods.entries().into_iter();
+                let own = all.filter(|(pod, _)| pod.namespace == *namespace);
+                own.map(|(pod, _)| pod.name.into_boxed_str()).collect()
+            });
+            return;
+        }
+        self.unfinished.remove(key);
+        if self.jobs_of(namespace).next().is_none() {
+            self.pods.remove(namespace);
+        }
+    }
+
+    /// The jobs of a namespace that have not ended.
+    fn jobs_of(
+        &self,
+        namespace: &Option<String>,
+    ) -> impl Iterator<Item = (&Key, &Arc<ContainerRecreateJob>)> {
+        let first = Key {
+            namespace: namespace.clone(),
+            name: String::new(),
+        };
+        let jobs = self.unfinished.range(first..);
+        jobs.take_while(move |(key, _)| key.namespace == *namespace)
+    }
+
+    fn apply_pod(&mut self, Change { key, old, new }: &Change<PodView>) -> Vec<Key> {
+        let Some(names) = self.pods.get_mut(&key.namespace) else {
+            return Vec::new();
+        };
+        match new {
+            Some(_) => names.insert(key.name.as_str().into()),
+            None => names.remove(key.name.as_str()),
+        };
+        let is_affected =
+            |job: &ContainerRecreateJob| [old, new].into_iter().flatten().any(|pod| may_select(job, pod));
+        let affected = self.jobs_of(&key.namespace).filter(|(_, job)| is_affected(job));
+        affected.map(|(job, _)| job.clone()).collect()
+    }
+}
+
+/// A change of one object.
+pub enum WatchEvent {
+    Job(Change<ContainerRecreateJob>),
+    Request(Change<ContainerRecreateRequest>),
+    Pod(Change<PodView>),
+}
+
+impl std::fmt::Display for WatchEvent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Job(change) => write!(f, "ContainerRecreateJob {}", change.key),
+            Self::Request(change) => write!(f, "ContainerRecreateRequest {}", change.key),
+            Self::Pod(change) => write!(f, "Pod {}", change.key),
+        }
+    }
+}
+
+/// All existing objects, and every change from now on; requests come first, so that none is created twice.
+pub fn watch_events(
+    pods: UnboundedReceiver<Change<PodView>>,
+    requests: UnboundedReceiver<Change<ContainerRecreateRequest>>,
+    jobs: UnboundedReceiver<Change<ContainerRecreateJob>>,
+) -> WatchEvents<WatchEvent> {
+    WatchEvents::new(super::NAME)
+        .with(requests, WatchEvent::Request)
+        .with(pods, WatchEvent::Pod)
+        .with(jobs, WatchEvent::Job)
+}
+
+/// Enqueues the affected jobs.
+pub async fn enqueue_changes(
+    shared: Arc<ControllerState>,
+    mut events: WatchEvents<WatchEvent>,
+    keys: UnboundedSender<Key>,
+) {
+    let mut affected = BTreeSet::new();
+    let pods = shared.manager.stores.pods.clone();
+    loop {
+        events.drain(|event| affected.extend(shared.index().apply(event, &pods)));
+        if !std::mem::take(&mut affected)
+            .into_iter()
+            .all(|key| keys.send(key).is_ok())
+        {
+            return;
+        }
+        let Some(event) = events.next().await else { return };
+        events.handle(event, |event| affected.extend(shared.index().apply(event, &pods)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn key(namespace: &str, name: &str) -> Key {
+        Key::namespaced(namespace, name)
+    }
+
+    fn job(namespace: &str, name: &str, spec: &Value, status: &Value) -> WatchEvent {
+        let job = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "ContainerRecreateJob",
+            "metadata": { "name": name, "namespace": namespace, "uid": name, "resourceVersion": "1" },
+            "spec": spec, "status": status });
+        WatchEvent::Job(Change {
+            key: key(namespace, name),
+            old: None,
+            new: Some(Arc::new(serde_json::from_value(job).unwrap())),
+        })
+    }
+
+    fn pod(labels: &[(&str, &str)], controller: Option<(OwnerKind, &str)>) -> PodView {
+        let labels = labels
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        PodView {
+            labels: Arc::new(labels.collect()),
+            controller: controller.map(|(kind, uid)| (kind, uid.into())),
+            ..PodView::default()
+        }
+    }
+
+    #[test]
+    fn pods_of_a_namespace_are_tracked_until_its_jobs_end() {
+        let (web, of_set) = (
+            pod(&[("app", "web")], None),
+            pod(&[], Some((OwnerKind::StatefulSet, "s"))),
+        );
+        let pods = Store::from_objects([
+            (key("a", "web"), web.clone()),
+            (key("b", "web"), web.clone()),
+            (key("a", "set-0"), of_set.clone()),
+        ]);
+        let mut index = Index::default();
+        let by_label = json!({ "selector": { "matchLabels": { "app": "web" } }, "containers": [] });
+        let target = json!({ "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "set" });
+        let by_target = json!({ "targetRef": target, "containers": [] });
+        for (name, spec) in [("label", &by_label), ("target", &by_target)] {
+            index.apply(&job("a", name, spec, &json!({})), &pods);
+        }
+        let tracked = |index: &Index, name: &str| index.job(&key("a", name), Instant::now()).unwrap().pods;
+        assert_eq!(tracked(&index, "label"), [key("a", "set-0"), key("a", "web")]);
+        let mut change = |namespace: &str, name: &str, old: Option<&PodView>, new: Option<&PodView>| {
+            let change = WatchEvent::Pod(Change {
+                key: key(namespace, name),
+                old: old.map(|pod| Arc::new(pod.clone())),
+                new: new.map(|pod| Arc::new(pod.clone())),
+            });
+            index.apply(&change, &pods)
+        };
+        let plain = pod(&[], None);
+        assert_eq!(change("a", "web-2", None, Some(&web)), [key("a", "label")]);
+        assert_eq!(
+            change("a", "set-0", Some(&of_set), Some(&of_set)),
+            [key("a", "target")]
+        );
+        assert_eq!(change("b", "web", None, Some(&web)), []);
+        assert_eq!(change("a", "plain", None, Some(&plain)), []);
+        // One that no longer matches, or is gone, concerns the job a last time.
+        assert_eq!(
+            change("a", "web-2", Some(&web), Some(&plain)),
+            [key("a", "label")]
+        );
+        assert_eq!(change("a", "web", Some(&web), None), [key("a", "label")]);
+        let names = ["plain", "set-0", "web-2"].map(|name| key("a", name));
+        assert_eq!(tracked(&index, "label"), names);
+        let ended = json!({ "completionTime": "2026-11-26T12:00:00Z" });
+        index.apply(&job("a", "target", &by_target, &ended), &pods);
+        assert_eq!(tracked(&index, "label"), names, "the other job has not ended");
+        index.apply(&job("a", "label", &by_label, &ended), &pods);
+        assert_eq!(tracked(&index, "label"), []);
+    }
+
+    #[test]
+    fn requests_of_other_owners_are_not_cached() {
+        let request = |kind: &str, version: &str, uid: &str| {
+            let owner = json!({ "apiVersion": version, "kind": kind, "name": "reload", "uid": uid, "controller": true });
+            let request = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+                "metadata": { "name": format!("{kind}-{uid}"), "namespace": "a", "uid": "u", "resourceVersion": "1",
+                    "ownerReferences": [owner] },
+                "spec": { "podName": "p", "containers": [] } });
+            let request: ContainerRecreateRequest = serde_json::from_value(request).unwrap();
+            versioned_request(Arc::new(request)).map(|entry| entry.group)
+        };
+        let (kind, version) = ("ContainerRecreateJob", "apps.kruise.io/v1alpha1");
+        let own = request(kind, version, "j");
+        assert_eq!(own.as_deref(), Some("a/ContainerRecreateJob/reload/j"));
+        assert_ne!(own, request(kind, version, "other"));
+        for (kind, version) in [
+            ("Pod", "v1"),
+            ("ContainerRecreateJob", "example.com/v1alpha1"),
+            ("ContainerRecreateJob", "apps.kruise.io/v1beta1"),
+        ] {
+            assert_eq!(request(kind, version, "j"), None);
+        }
+    }
+}

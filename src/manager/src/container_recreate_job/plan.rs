@@ -1,0 +1,781 @@
+//! One reconcile of a ContainerRecreateJob: whose containers are restarted next, its status, its end.
+//!
+//! Each Pod gets at most one request, whose name depends on job and Pod. Pods that were created after the job, and
+//! containers that do not run, start later than the job anyway.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use crate::cloneset::plan::limits::scaled_value;
+use crate::image_pull_job::plan::job::add_seconds;
+use crate::image_pull_job::plan::status::merge_conditions;
+use crate::view::{ContainerView, PodView, matches};
+use kruise_api::container_hash::deep_hash;
+use kruise_api::container_recreate_job::{
+    COMPLETE, ContainerRecreateJob, ContainerRecreateJobStatus, FAILED, MAX_FAILED_PODS, WAITING,
+};
+use kruise_api::container_recreate_request::{
+    self as request, ContainerRecreateRequest, ContainerRecreateRequestContainer as RequestedContainer,
+    ContainerRecreateRequestContainerRecreateState as ContainerState, ContainerRecreateRequestSpec,
+};
+use kruise_api::keys;
+use kruise_api::owner::{Owner, OwnerKind};
+use kruise_api::validation::truncate;
+use kruise_workload::names::join_first;
+use kruise_workload::order::sort_by_labels;
+
+/// Requests that one reconcile creates; the next one follows at once.
+const MAX_CREATIONS: usize = 64;
+/// Maximum number of Pods in a message.
+const MAX_NAMES_IN_MESSAGE: usize = 10;
+/// Maximum characters of the reason why a Pod failed, or its request cannot be created.
+const MAX_REASON_CHARS: usize = 300;
+/// Maximum characters of the names of job and Pod in the name of a request.
+const MAX_NAME_CHARS: usize = 100;
+/// How long the watch of Pods may be behind that of jobs: a job does not end before.
+const WATCH_DELAY: SignedDuration = SignedDuration::from_secs(1);
+
+/// A job, its Pods and its requests.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// The job.
+    pub job: Arc<ContainerRecreateJob>,
+    /// Whether the workload that it names is known.
+    pub target: Target,
+    /// The Pods that it selects, with their names.
+    pub pods: Vec<(String, Arc<PodView>)>,
+    /// The requests that it controls.
+    pub requests: Vec<Arc<ContainerRecreateRequest>>,
+}
+
+/// Whether the workload of a job is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// It is, or the job selects Pods by label.
+    Known,
+    /// It does not exist.
+    NotFound,
+    /// It cannot be read, for this reason.
+    Unreadable(String),
+}
+
+/// What is remembered of a job between reconciles.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Memory {
+    /// UIDs of Pods that have had a request: one that was deleted is not created again.
+    pub requested: BTreeSet<String>,
+    /// By the UID of a restarted Pod: since when it is not ready; `None` if it has been ready after the restart.
+    pub not_ready_since: BTreeMap<String, Option<Timestamp>>,
+    /// By the UID of a Pod: why its request could not be created a moment ago.
+    pub refused: BTreeMap<String, String>,
+}
+
+/// What to do.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// The desired status; `None` if it stays.
+    pub status: Option<ContainerRecreateJobStatus>,
+    /// Requests to create.
+    pub create: Vec<ContainerRecreateRequest>,
+    /// Whether the TTL has passed, so that the job is deleted.
+    pub expired: bool,
+    /// When to reconcile again, if nothing changes before.
+    pub requeue_at: Option<Timestamp>,
+    /// What to remember, if the job has not ended.
+    pub memory: Memory,
+}
+
+/// Whether a Pod belongs to the job. `owners` are kind and UID of the controllers that its workload's Pods have.
+#[must_use]
+pub fn selects(job: &ContainerRecreateJob, owners: &BTreeSet<(OwnerKind, Box<str>)>, pod: &PodView) -> bool {
+    match &job.spec.selector {
+        Some(selector) => matches(selector, &pod.labels),
+        None => pod
+            .controller
+            .as_ref()
+            .is_some_and(|owner| owners.contains(owner)),
+    }
+}
+
+/// Whether a Pod may belong to the job, as far as it shows without the workload.
+#[must_use]
+pub fn may_select(job: &ContainerRecreateJob, pod: &PodView) -> bool {
+    let kind = job
+        .spec
+        .target_ref
+        .as_ref()
+        .map(|target| controller_kind(&target.kind));
+    match (&job.spec.selector, kind) {
+        (Some(selector), _) => matches(selector, &pod.labels),
+        (None, Some(kind)) => pod.controller.as_ref().is_some_and(|(of, _)| *of == kind),
+        (None, None) => false,
+    }
+}
+
+/// The kind of controller that the Pods of the workload of a job have.
+#[must_use]
+pub fn controller_kind(workload_kind: &str) -> OwnerKind {
+    match workload_kind {
+        "CloneSet" => OwnerKind::CloneSet,
+        "DaemonSet" => OwnerKind::DaemonSet,
+        "Deployment" | "ReplicaSet" => OwnerKind::ReplicaSet,
+        "StatefulSet" => OwnerKind::StatefulSet,
+        _ => OwnerKind::Other,
+    }
+}
+
+/// The job that controls a request.
+#[must_use]
+pub fn job_of(request: &ContainerRecreateRequest) -> Option<Owner> {
+    Owner::controller(&request.metadata).filter(|owner| owner.kind == OwnerKind::ContainerRecreateJob)
+}
+
+/// Whether the job may still do something other than being deleted.
+#[must_use]
+pub fn is_unfinished(job: &ContainerRecreateJob) -> bool {
+    let status = job.status.as_ref();
+    job.metadata.deletion_timestamp.is_none() && status.is_none_or(|status| status.completion_time.is_none())
+}
+
+/// Plans one reconcile.
+///
+/// A job that has ended, or is being deleted, creates nothing more, whatever changes.
+#[must_use]
+pub fn plan(observed: &Observed, memory: &Memory, now: Timestamp) -> Plan {
+    let job = &*observed.job;
+    if job.metadata.deletion_timestamp.is_some() {
+        return Plan::default();
+    }
+    let previous = job.status.clone().unwrap_or_default();
+    if let Some(Time(completed)) = previous.completion_time {
+        let ttl = job.spec.ttl_seconds_after_finished;
+        let expiry = ttl.map(|ttl| add_seconds(completed, ttl.into()));
+        return Plan {
+            expired: expiry.is_some_and(|at| now >= at),
+            requeue_at: expiry.filter(|at| now < *at),
+            ..Plan::default()
+        };
+    }
+    let started = previous.start_time.as_ref().map_or(now, |time| time.0);
+    let progress = Progress::of(observed, memory, now);
+    let situation = Situation {
+        observed,
+        remaining: remaining(observed, &progress.requested),
+        deadline: job
+            .spec
+            .active_deadline_seconds
+            .map(|seconds| add_seconds(started, seconds)),
+        memory,
+        progress,
+        now,
+    };
+    let budget = situation.budget();
+    let chosen = situation.choose(&budget);
+    let condition = situation.condition(&chosen, &budget);
+    let status = situation.status(&previous, started, condition);
+    let wakes = [
+        situation.deadline,
+        situation.progress.next_deadline,
+        Some(situation.settled_at()),
+    ];
+    Plan {
+        create: chosen
+            .iter()
+            .map(|(name, pod)| build_request(job, name, pod))
+            .collect(),
+        requeue_at: wakes.into_iter().flatten().filter(|at| *at > now).min(),
+        memory: Memory {
+            requested: situation.progress.requested.clone(),
+            not_ready_since: situation.progress.not_ready_since.clone(),
+            refused: memory.refused.clone(),
+        },
+        status: (status != previous).then_some(status),
+        expired: false,
+    }
+}
+
+/// How far the restart of a Pod is that has a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Restart {
+    /// The request has not ended.
+    Running,
+    /// The request has ended, and the Pod is not ready again.
+    NotReady,
+    Done,
+    Failed(String),
+}
+
+/// The Pods that have requests.
+#[derive(Default)]
+struct Progress {
+    running: Vec<String>,
+    not_ready: Vec<String>,
+    done: usize,
+    /// By name of the Pod, the reason.
+    failed: BTreeMap<String, String>,
+    /// UIDs of Pods that are unavailable because of their request.
+    unavailable: BTreeSet<String>,
+    /// The message of a request that no daemon starts.
+    no_daemon: Option<String>,
+    /// As in [`Memory`].
+    requested: BTreeSet<String>,
+    not_ready_since: BTreeMap<String, Option<Timestamp>>,
+    /// When the next Pod fails that is not ready.
+    next_deadline: Option<Timestamp>,
+}
+
+impl Progress {
+    fn of(observed: &Observed, memory: &Memory, now: Timestamp) -> Self {
+        let job = &*observed.job;
+        let by_uid: BTreeMap<&str, (&String, &PodView)> = observed
+            .pods
+            .iter()
+            .map(|(name, pod)| (pod.uid.as_str(), (name, &**pod)))
+            .collect();
+        let mut progress = Self {
+            requested: memory.requested.clone(),
+            ..Self::default()
+        };
+        let mut found = BTreeSet::new();
+        for request in &observed.requests {
+            let Some(uid) = pod_uid(request).filter(|_| is_of_job(job, request)) else {
+                continue;
+            };
+            found.insert(uid);
+            progress.requested.insert(uid.to_owned());
+            let pod = by_uid.get(uid).map(|(_, pod)| *pod).filter(|pod| pod.active());
+            progress.add(job, request, uid, pod, memory, now);
+        }
+        let deleted = memory
+            .requested
+            .iter()
+            .filter(|uid| !found.contains(uid.as_str()));
+        for uid in deleted {
+            if let Some((name, _)) = by_uid.get(uid.as_str()).filter(|(_, pod)| pod.active()) {
+                progress.add_deleted(job, name, uid, memory, now);
+            }
+        }
+        progress
+    }
+
+    fn add(
+        &mut self,
+        job: &ContainerRecreateJob,
+        request: &ContainerRecreateRequest,
+        uid: &str,
+        pod: Option<&PodView>,
+        memory: &Memory,
+        now: Timestamp,
+    ) {
+        let name = &request.spec.pod_name;
+        let Some(restart) = self.restart(job, request, uid, pod, memory, now) else {
+            return;
+        };
+        // Kubelet may not have reported yet what the daemon has stopped.
+        let is_outdated = pod.is_some_and(|pod| shows_stopped_container(request, pod));
+        if is_outdated || matches!(restart, Restart::Running | Restart::NotReady) {
+            self.unavailable.insert(uid.to_owned());
+        }
+        match restart {
+            Restart::Running => {
+                self.running.push(name.clone());
+                let conditions = request.status.iter().flat_map(|status| &status.conditions);
+                let waits = |one: &&Condition| {
+                    one.type_ == request::WAITING && one.reason == request::NO_DAEMON_REASON
+                };
+                let message = conditions.clone().find(waits).map(|one| one.message.clone());
+                self.no_daemon = self.no_daemon.take().or(message);
+            }
+            Restart::NotReady => self.not_ready.push(name.clone()),
+            Restart::Done => self.done += 1,
+            Restart::Failed(why) => {
+                self.failed.insert(name.clone(), why);
+            }
+        }
+    }
+
+    /// A Pod whose request was deleted. What the daemon has begun to stop is stopped, which the Pod may show only later.
+    fn add_deleted(
+        &mut self,
+        job: &ContainerRecreateJob,
+        name: &str,
+        uid: &str,
+        memory: &Memory,
+        now: Timestamp,
+    ) {
+        let known = memory.not_ready_since.get(uid);
+        if known == Some(&None) {
+            self.not_ready_since.insert(uid.to_owned(), None);
+            self.done += 1;
+            return;
+        }
+        let since = known.copied().flatten().unwrap_or(now);
+        self.not_ready_since.insert(uid.to_owned(), Some(since));
+        let deadline = add_seconds(since, job.spec.pod_deadline());
+        if now < deadline {
+            self.unavailable.insert(uid.to_owned());
+            self.next_deadline = self.next_deadline.into_iter().chain([deadline]).min();
+        }
+        self.failed
+            .insert(name.to_owned(), "its request was deleted".to_owned());
+    }
+
+    /// How far a request is; `None` if its Pod went before it was restarted: the one that replaces it is new.
+    fn restart(
+        &mut self,
+        job: &ContainerRecreateJob,
+        request: &ContainerRecreateRequest,
+        uid: &str,
+        pod: Option<&PodView>,
+        memory: &Memory,
+        now: Timestamp,
+    ) -> Option<Restart> {
+        let Some(result) = result(request) else {
+            return Some(Restart::Running);
+        };
+        let Some(pod) = pod else {
+            return result.is_ok().then_some(Restart::Done);
+        };
+        if let Err(why) = result {
+            return Some(Restart::Failed(why));
+        }
+        let known = memory.not_ready_since.get(uid);
+        let is_ready = pod.ready && !shows_stopped_container(request, pod);
+        if is_ready || known == Some(&None) {
+            self.not_ready_since.insert(uid.to_owned(), None);
+            return Some(Restart::Done);
+        }
+        let since = known.copied().flatten().unwrap_or(now);
+        let deadline = add_seconds(since, job.spec.pod_deadline());
+        self.not_ready_since.insert(uid.to_owned(), Some(since));
+        if now >= deadline {
+            let seconds = job.spec.pod_deadline();
+            let why = format!("the Pod was not ready within {seconds} s after its restart");
+            return Some(Restart::Failed(why));
+        }
+        self.next_deadline = self.next_deadline.into_iter().chain([deadline]).min();
+        Some(Restart::NotReady)
+    }
+
+    fn active(&self) -> usize {
+        self.running.len() + self.not_ready.len()
+    }
+}
+
+/// The result of a request that has ended.
+fn result(request: &ContainerRecreateRequest) -> Option<Result<(), String>> {
+    let mut status = request.status.clone()?;
+    status.completion_time.as_ref()?;
+    if !status.has_final_condition() {
+        // A daemon of OpenKruise writes none.
+        let labels = request.metadata.labels.as_ref();
+        let node = labels.and_then(|labels| labels.get(keys::CRR_NODE_NAME));
+        status.set_final_condition(node.map_or("the node", String::as_str));
+    }
+    let mut conditions = status.conditions.into_iter();
+    let failed = conditions.find(|condition| condition.type_ == request::FAILED);
+    Some(match failed {
+        Some(failed) => Err(failed.message),
+        None => Ok(()),
+    })
+}
+
+/// Whether the Pod's status still shows a container that the daemon has stopped for this request.
+fn shows_stopped_container(request: &ContainerRecreateRequest, pod: &PodView) -> bool {
+    let stopped = |state: &&ContainerState| state.is_killed;
+    let states = request
+        .status
+        .iter()
+        .flat_map(|status| &status.container_recreate_states);
+    let mut stopped = states.filter(stopped).filter_map(|state| {
+        let mut requested = request.spec.containers.iter();
+        let recorded = requested
+            .find(|container| container.name == state.name)
+            .and_then(|container| container.status_context.as_ref());
+        let recorded = recorded.map(|context| &context.container_id);
+        Some((&state.name, state.container_id.as_ref().or(recorded)?))
+    });
+    stopped.any(|(name, id)| {
+        let mut containers = pod.containers.iter();
+        containers.any(|container| container.name == *name && container.id == *id)
+    })
+}
+
+/// Everything that a decision is based on.
+struct Situation<'a> {
+    observed: &'a Observed,
+    memory: &'a Memory,
+    progress: Progress,
+    /// Pods without a request, in order.
+    remaining: Vec<(&'a String, &'a PodView)>,
+    deadline: Option<Timestamp>,
+    now: Timestamp,
+}
+
+/// How many Pods may become unavailable.
+struct Budget<'a> {
+    max_unavailable: usize,
+    unavailable: BTreeSet<&'a str>,
+}
+
+impl<'a> Situation<'a> {
+    fn job(&self) -> &'a ContainerRecreateJob {
+        &self.observed.job
+    }
+
+    fn desired(&self) -> usize {
+        let progress = &self.progress;
+        progress.active() + progress.done + progress.failed.len() + self.remaining.len()
+    }
+
+    fn budget(&self) -> Budget<'_> {
+        let existing = || self.observed.pods.iter().filter(|(_, pod)| !pod.terminal);
+        let is_unavailable = |pod: &PodView| pod.terminating || !pod.ready;
+        let mut unavailable: BTreeSet<&str> = existing()
+            .filter(|(_, pod)| is_unavailable(pod))
+            .map(|(_, pod)| pod.uid.as_str())
+            .collect();
+        unavailable.extend(self.progress.unavailable.iter().map(String::as_str));
+        let max = self.job().spec.max_unavailable.as_ref();
+        let max = scaled(max, existing().count(), 1, f64::floor);
+        Budget {
+            max_unavailable: max.max(1),
+            unavailable,
+        }
+    }
+
+    /// Number of Pods that `partition` keeps.
+    fn kept(&self) -> usize {
+        let kept = scaled(self.job().spec.partition.as_ref(), self.desired(), 0, f64::ceil);
+        kept.min(self.remaining.len())
+    }
+
+    /// Why no further Pod is restarted, so that the job fails.
+    fn failure(&self) -> Option<(&'static str, String)> {
+        let target = self.job().spec.target_ref.as_ref();
+        if let (Target::NotFound, Some(target)) = (&self.observed.target, target) {
+            let message = format!("{} {} was not found", target.kind, target.name);
+            return Some(("TargetNotFound", message));
+        }
+        if self.remaining.is_empty() {
+            return self.failure_of_pods();
+        }
+        let rest = || {
+            format!(
+                "{} of {} were not restarted",
+                self.remaining.len(),
+                pods_text(self.desired())
+            )
+        };
+        let max = self.job().spec.max_failures.unwrap_or(0);
+        let (_, failed) = self.failure_of_pods().unwrap_or_default();
+        if self.progress.failed.len() > usize::try_from(max).unwrap_or(0) {
+            let message = format!("{}, because maxFailures is {max}; {failed}", rest());
+            return Some(("TooManyFailures", message));
+        }
+        let is_over = self.deadline.is_some_and(|deadline| self.now >= deadline);
+        is_over.then(|| {
+            let mut message = format!("{} within activeDeadlineSeconds", rest());
+            if !failed.is_empty() {
+                message = format!("{message}; {failed}");
+            }
+            ("DeadlineExceeded", message)
+        })
+    }
+
+    fn failure_of_pods(&self) -> Option<(&'static str, String)> {
+        let failed = &self.progress.failed;
+        if failed.is_empty() {
+            return self.missing_container();
+        }
+        let causes = failed
+            .iter()
+            .map(|(name, why)| format!("{name}: {}", truncate(why, MAX_REASON_CHARS)));
+        let message = format!(
+            "{} of {} failed: {}",
+            failed.len(),
+            pods_text(self.desired()),
+            join_first(MAX_NAMES_IN_MESSAGE, causes.collect::<Vec<_>>().iter())
+        );
+        Some(("PodsFailed", message))
+    }
+
+    /// A job whose containers exist in no Pod is a mistake.
+    fn missing_container(&self) -> Option<(&'static str, String)> {
+        let job = self.job();
+        let started = || {
+            let pods = self.observed.pods.iter();
+            pods.filter(|(_, pod)| existed(job, pod) && !pod.containers.is_empty())
+        };
+        let is_named =
+            |container: &ContainerView| job.spec.containers.iter().any(|one| one.name == container.name);
+        let has_named = |pod: &PodView| pod.containers.iter().any(is_named);
+        if self.desired() > 0 || started().count() == 0 || started().any(|(_, pod)| has_named(pod)) {
+            return None;
+        }
+        let message = format!(
+            "no container of {} is named {}",
+            pods_text(started().count()),
+            self.containers_text()
+        );
+        Some(("ContainerNotFound", message))
+    }
+
+    /// The Pods whose containers are restarted now.
+    fn choose(&self, budget: &Budget<'_>) -> Vec<(&'a String, &'a PodView)> {
+        let is_stopped = self.job().spec.paused || self.observed.target != Target::Known;
+        if is_stopped || self.failure().is_some() {
+            return Vec::new();
+        }
+        let mut free = budget.max_unavailable.saturating_sub(budget.unavailable.len());
+        let allowed = self.remaining.len() - self.kept();
+        let allowed = self.remaining.iter().take(allowed);
+        let allowed = allowed.filter(|(_, pod)| !self.memory.refused.contains_key(&pod.uid));
+        let chosen = allowed.filter(|(_, pod)| {
+            // One that is unavailable anyway does not become so.
+            let costs_nothing = budget.unavailable.contains(pod.uid.as_str());
+            let fits = costs_nothing || free > 0;
+            if fits && !costs_nothing {
+                free -= 1;
+            }
+            fits
+        });
+        chosen.take(MAX_CREATIONS).copied().collect()
+    }
+
+    /// From when on the job may end.
+    fn settled_at(&self) -> Timestamp {
+        let created = created(self.job()).unwrap_or(self.now);
+        created.saturating_add(WATCH_DELAY).unwrap_or(created)
+    }
+
+    /// Type, reason and message of the condition.
+    fn condition(
+        &self,
+        chosen: &[(&String, &PodView)],
+        budget: &Budget<'_>,
+    ) -> Option<(&'static str, &'static str, String)> {
+        let is_idle = self.progress.active() == 0 && chosen.is_empty() && self.now >= self.settled_at();
+        if is_idle && let Some((reason, message)) = self.failure() {
+            return Some((FAILED, reason, message));
+        }
+        if is_idle && self.observed.target == Target::Known && self.remaining.is_empty() {
+            return Some(self.completion());
+        }
+        let (reason, message) = self.wait(chosen, budget)?;
+        Some((WAITING, reason, message))
+    }
+
+    fn completion(&self) -> (&'static str, &'static str, String) {
+        let containers = self.containers_text();
+        match self.desired() {
+            0 => {
+                let message = format!("no selected Pod ran {containers} when the job was created");
+                (COMPLETE, "NoPods", message)
+            }
+            number => {
+                let message = format!("restarted {containers} in {}", pods_text(number));
+                (COMPLETE, "PodsRestarted", message)
+            }
+        }
+    }
+
+    /// Reason and message of what the job waits for.
+    fn wait(&self, chosen: &[(&String, &PodView)], budget: &Budget<'_>) -> Option<(&'static str, String)> {
+        if let Target::Unreadable(why) = &self.observed.target {
+            return Some(("TargetUnreadable", truncate(why, MAX_REASON_CHARS).into_owned()));
+        }
+        let (remaining, desired) = (self.remaining.len(), pods_text(self.desired()));
+        if self.job().spec.paused && remaining > 0 {
+            let message = format!("spec.paused is true; {remaining} of {desired} have not been restarted");
+            return Some(("Paused", message));
+        }
+        if let Some(message) = &self.progress.no_daemon {
+            return Some((request::NO_DAEMON_REASON, message.clone()));
+        }
+        if !self.progress.running.is_empty() || !chosen.is_empty() {
+            return None;
+        }
+        let mut refused = self.remaining.iter().filter_map(|(name, pod)| {
+            let why = self.memory.refused.get(&pod.uid)?;
+            Some(format!("{name}: {}", truncate(why, MAX_REASON_CHARS)))
+        });
+        if let Some(first) = refused.next() {
+            let message = format!(
+                "requests for {} cannot be created; {first}",
+                pods_text(refused.count() + 1)
+            );
+            return Some(("RequestRefused", message));
+        }
+        if !self.progress.not_ready.is_empty() {
+            let names = join_first(MAX_NAMES_IN_MESSAGE, self.progress.not_ready.iter());
+            return Some(("PodsNotReady", format!("restarted, and not ready again: {names}")));
+        }
+        let kept = self.kept();
+        if kept < remaining {
+            let names = self.observed.pods.iter();
+            let names = names.filter(|(_, pod)| budget.unavailable.contains(pod.uid.as_str()));
+            let names: Vec<_> = names.map(|(name, _)| name).collect();
+            let message = format!(
+                "maxUnavailable is {}, and unavailable are: {}",
+                budget.max_unavailable,
+                join_first(MAX_NAMES_IN_MESSAGE, names.iter())
+            );
+            return Some(("MaxUnavailable", message));
+        }
+        (kept > 0).then(|| ("Partition", format!("spec.partition keeps {kept} of {desired}")))
+    }
+
+    fn containers_text(&self) -> String {
+        let containers = self.job().spec.containers.iter();
+        join_first(MAX_NAMES_IN_MESSAGE, containers.map(|container| &container.name))
+    }
+
+    fn status(
+        &self,
+        previous: &ContainerRecreateJobStatus,
+        started: Timestamp,
+        condition: Option<(&'static str, &'static str, String)>,
+    ) -> ContainerRecreateJobStatus {
+        let job = self.job();
+        let ended = condition.as_ref().is_some_and(|(type_, ..)| *type_ != WAITING);
+        let condition = condition.map(|(type_, reason, message)| Condition {
+            type_: type_.to_owned(),
+            status: "True".to_owned(),
+            reason: reason.to_owned(),
+            message,
+            last_transition_time: Time(self.now),
+            observed_generation: job.metadata.generation,
+        });
+        let failed_pods = self.progress.failed.keys().take(MAX_FAILED_PODS);
+        ContainerRecreateJobStatus {
+            observed_generation: job.metadata.generation.unwrap_or_default(),
+            start_time: Some(Time(started)),
+            completion_time: ended.then_some(Time(self.now)),
+            desired: to_count(self.desired()),
+            active: to_count(self.progress.active()),
+            restarted: to_count(self.progress.done),
+            failed: to_count(self.progress.failed.len()),
+            failed_pods: failed_pods.cloned().collect(),
+            conditions: merge_conditions(&previous.conditions, condition.into_iter().collect()),
+        }
+    }
+}
+
+/// The Pods whose containers have to be restarted and that have no request, in the order of the job.
+fn remaining<'a>(observed: &'a Observed, requested: &BTreeSet<String>) -> Vec<(&'a String, &'a PodView)> {
+    let job = &*observed.job;
+    let is_due = |pod: &PodView| {
+        existed(job, pod) && !requested.contains(&pod.uid) && running_containers(job, pod).next().is_some()
+    };
+    let pods = observed.pods.iter().map(|(name, pod)| (name, &**pod));
+    let mut remaining: Vec<_> = pods.filter(|(_, pod)| is_due(pod)).collect();
+    remaining.sort_by_cached_key(|(name, _)| (Reverse(number_at_end(name)), (*name).clone()));
+    if let Some(strategy) = &job.spec.priority_strategy {
+        sort_by_labels(&mut remaining, |(_, pod)| &pod.labels, strategy);
+    }
+    remaining
+}
+
+/// Whether the Pod runs, and was created before the job.
+fn existed(job: &ContainerRecreateJob, pod: &PodView) -> bool {
+    pod.active() && pod.node.is_some() && pod.created <= created(job)
+}
+
+fn created(job: &ContainerRecreateJob) -> Option<Timestamp> {
+    job.metadata.creation_timestamp.as_ref().map(|time| time.0)
+}
+
+/// Names of the job's containers that run in the Pod.
+fn running_containers<'a>(
+    job: &'a ContainerRecreateJob,
+    pod: &'a PodView,
+) -> impl Iterator<Item = &'a String> {
+    let names = job.spec.containers.iter().map(|container| &container.name);
+    names.filter(|name| {
+        let mut containers = pod.containers.iter();
+        containers.any(|container| container.name == **name && container.running && !container.id.is_empty())
+    })
+}
+
+/// The ordinal of a StatefulSet's Pod.
+fn number_at_end(name: &str) -> u64 {
+    let letters = name.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+    name.get(letters..)
+        .and_then(|digits| digits.parse().ok())
+        .unwrap_or_default()
+}
+
+fn build_request(job: &ContainerRecreateJob, name: &str, pod: &PodView) -> ContainerRecreateRequest {
+    let containers = running_containers(job, pod).map(|name| RequestedContainer {
+        name: name.clone(),
+        ..RequestedContainer::default()
+    });
+    let spec = ContainerRecreateRequestSpec {
+        pod_name: name.to_owned(),
+        containers: containers.collect(),
+        strategy: job.spec.strategy.clone(),
+        active_deadline_seconds: Some(job.spec.pod_deadline()),
+        // It is deleted with the job.
+        ttl_seconds_after_finished: None,
+    };
+    ContainerRecreateRequest {
+        metadata: ObjectMeta {
+            name: Some(request_name(job, name, &pod.uid)),
+            namespace: job.metadata.namespace.clone(),
+            owner_references: Some(vec![job.controller_reference()]),
+            // Admission refuses the request if another Pod has the name now.
+            labels: Some(BTreeMap::from([(keys::CRR_POD_UID.to_owned(), pod.uid.clone())])),
+            ..ObjectMeta::default()
+        },
+        spec,
+        status: None,
+    }
+}
+
+/// The name of the request of a job for a Pod: the same one at each attempt.
+fn request_name(job: &ContainerRecreateJob, pod: &str, pod_uid: &str) -> String {
+    let uid = job.metadata.uid.as_deref().unwrap_or_default();
+    let job = job.metadata.name.as_deref().unwrap_or_default();
+    let cut = |name: &str| {
+        let name: String = name.chars().take(MAX_NAME_CHARS).collect();
+        name.trim_end_matches(['-', '.']).to_owned()
+    };
+    let hash = deep_hash(&format!("{uid}/{pod}/{pod_uid}"));
+    format!("{}-{}-{hash:08x}", cut(job), cut(pod))
+}
+
+fn pod_uid(request: &ContainerRecreateRequest) -> Option<&str> {
+    let labels = request.metadata.labels.as_ref()?;
+    labels.get(keys::CRR_POD_UID).map(String::as_str)
+}
+
+/// Whether the job has created the request: others may name it as their controller.
+fn is_of_job(job: &ContainerRecreateJob, request: &ContainerRecreateRequest) -> bool {
+    let name = pod_uid(request).map(|uid| request_name(job, &request.spec.pod_name, uid));
+    name.is_some() && request.metadata.name == name
+}
+
+/// A number of Pods, or a percentage of `total`.
+fn scaled(value: Option<&IntOrString>, total: usize, default: usize, round: fn(f64) -> f64) -> usize {
+    let total = i64::try_from(total).unwrap_or(i64::MAX);
+    let scaled = |value| usize::try_from(scaled_value(value, total, round)).unwrap_or(0);
+    value.map_or(default, scaled)
+}
+
+fn to_count(number: usize) -> i32 {
+    i32::try_from(number).unwrap_or(i32::MAX)
+}
+
+fn pods_text(number: usize) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} Pod{plural}")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,634 @@
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+/// When the job was created.
+const CREATED: i64 = 1_800_000_000;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(CREATED + second).unwrap()
+}
+
+/// A Pod as it is. What the manager sees of a restart may be older.
+#[derive(Clone)]
+struct PodState {
+    created: i64,
+    uid: String,
+    container_id: usize,
+    /// Whether it is ready, but for its request.
+    ready: bool,
+    running: bool,
+    /// What the manager sees.
+    view: Arc<PodView>,
+}
+
+impl PodState {
+    fn new(uid: &str, created: i64) -> Self {
+        let mut pod = Self {
+            created,
+            uid: uid.to_owned(),
+            container_id: 1,
+            ready: true,
+            running: true,
+            view: Arc::default(),
+        };
+        pod.report();
+        pod
+    }
+
+    /// Kubelet reports the status.
+    fn report(&mut self) {
+        let container = ContainerView {
+            name: "main".to_owned(),
+            id: format!("containerd://{}-{}", self.uid, self.container_id),
+            ready: self.ready,
+            running: self.running,
+            restarts: 0,
+        };
+        self.view = Arc::new(PodView {
+            uid: self.uid.clone(),
+            created: Some(at(self.created)),
+            node: Some("node-1".to_owned()),
+            ready: self.ready && self.running,
+            containers: vec![container],
+            ..PodView::default()
+        });
+    }
+}
+
+struct World {
+    job: ContainerRecreateJob,
+    pods: BTreeMap<String, PodState>,
+    requests: BTreeMap<String, ContainerRecreateRequest>,
+    memory: Memory,
+    target: Target,
+    now: i64,
+    /// How many requests each Pod has had, by UID.
+    created: BTreeMap<String, usize>,
+}
+
+impl World {
+    fn new(pods: usize, spec: Value) -> Self {
+        let mut all =
+            json!({ "selector": { "matchLabels": { "app": "web" } }, "containers": [{ "name": "main" }] });
+        json_patch::merge(&mut all, &spec);
+        let job = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "ContainerRecreateJob", "spec": all,
+            "metadata": { "name": "reload", "namespace": "team", "uid": "j", "generation": 1,
+                "creationTimestamp": at(0).to_string() } });
+        let pods = (0..pods).map(|n| (format!("web-{n}"), PodState::new(&format!("u{n}"), -60)));
+        Self {
+            job: serde_json::from_value(job).unwrap(),
+            pods: pods.collect(),
+            requests: BTreeMap::new(),
+            memory: Memory::default(),
+            target: Target::Known,
+            now: 10,
+            created: BTreeMap::new(),
+        }
+    }
+
+    fn plan(&self) -> Plan {
+        let observed = Observed {
+            job: Arc::new(self.job.clone()),
+            target: self.target.clone(),
+            pods: self
+                .pods
+                .iter()
+                .map(|(name, pod)| (name.clone(), Arc::clone(&pod.view)))
+                .collect(),
+            requests: self.requests.values().cloned().map(Arc::new).collect(),
+        };
+        plan(&observed, &self.memory, at(self.now))
+    }
+
+    fn is_running(&self, uid: &str) -> bool {
+        let mut own = self
+            .requests
+            .values()
+            .filter(|request| pod_uid(request) == Some(uid));
+        own.any(|request| {
+            request
+                .status
+                .as_ref()
+                .is_none_or(|status| status.completion_time.is_none())
+        })
+    }
+
+    /// Pods that are unavailable, whether or not the manager sees it.
+    fn unavailable(&self) -> usize {
+        let pods = self.pods.values();
+        pods.filter(|pod| !pod.ready || !pod.running || self.is_running(&pod.uid))
+            .count()
+    }
+
+    /// One reconcile: what is planned is done. Returns the names of the Pods.
+    fn reconcile(&mut self) -> Vec<String> {
+        let plan = self.plan();
+        let before = self.unavailable();
+        self.memory = plan.memory;
+        if let Some(status) = plan.status {
+            self.job.status = Some(status);
+        }
+        let names = plan.create.iter().map(|request| request.spec.pod_name.clone());
+        let names: Vec<_> = names.collect();
+        for request in plan.create {
+            let uid = pod_uid(&request).unwrap().to_owned();
+            self.memory.requested.insert(uid.clone());
+            *self.created.entry(uid).or_default() += 1;
+            let name = request.metadata.name.clone().unwrap();
+            assert!(name.len() <= 253 && self.requests.insert(name, request).is_none());
+        }
+        let max = scaled(
+            self.job.spec.max_unavailable.as_ref(),
+            self.pods.len(),
+            1,
+            f64::floor,
+        );
+        let (max, now) = (max.max(1), self.unavailable());
+        assert!(
+            now <= max.max(before),
+            "{now} of at most {max} are unavailable, before {before}"
+        );
+        assert!(
+            self.created.values().all(|times| *times == 1),
+            "{:?}",
+            self.created
+        );
+        names
+    }
+
+    /// Ends the request of a Pod as the daemon does: the container was replaced, or it failed.
+    fn finish(&mut self, pod: &str, failure: Option<&str>) {
+        let state = self.pods.get_mut(pod);
+        let found = state.and_then(|state| {
+            let mut all = self.requests.values_mut();
+            Some((all.find(|request| pod_uid(request) == Some(&state.uid))?, state))
+        });
+        let Some((request, state)) = found.filter(|(request, _)| request.status.is_none()) else {
+            return;
+        };
+        let old = format!("containerd://{}-{}", state.uid, state.container_id);
+        let succeeded = failure.is_none();
+        if succeeded {
+            state.container_id += 1;
+            state.ready = false;
+        }
+        let status = json!({ "phase": "Completed", "completionTime": at(self.now).to_string(),
+            "containerRecreateStates": [{ "name": "main", "phase": if succeeded { "Succeeded" } else { "Failed" },
+                "message": failure, "isKilled": succeeded, "containerID": old }] });
+        request.status = Some(serde_json::from_value(status).unwrap());
+    }
+
+    /// Readiness returns, and kubelet reports it.
+    fn recover(&mut self, pod: &str) {
+        if let Some(state) = self.pods.get_mut(pod) {
+            (state.ready, state.running) = (true, true);
+            state.report();
+        }
+    }
+
+    fn counts(&self) -> [i32; 4] {
+        let status = self.job.status.clone().unwrap_or_default();
+        [status.desired, status.active, status.restarted, status.failed]
+    }
+
+    /// Type and reason of the condition.
+    fn condition(&self) -> (String, String) {
+        let conditions = self.job.status.iter().flat_map(|status| &status.conditions);
+        let mut conditions = conditions.map(|one| (one.type_.clone(), one.reason.clone()));
+        let condition = conditions.next().unwrap_or_default();
+        assert_eq!(conditions.next(), None);
+        condition
+    }
+
+    fn assert_condition(&self, type_: &str, reason: &str) {
+        assert_eq!(
+            self.condition(),
+            (type_.to_owned(), reason.to_owned()),
+            "{:?}",
+            self.job.status
+        );
+    }
+}
+
+#[test]
+fn pods_are_restarted_one_at_a_time_from_the_last_ordinal() {
+    let mut world = World::new(3, json!({}));
+    for name in ["web-2", "web-1", "web-0"] {
+        assert_eq!(world.reconcile(), [name]);
+        assert_eq!(
+            world.reconcile(),
+            Vec::<String>::new(),
+            "the request has not ended"
+        );
+        world.finish(name, None);
+        assert_eq!(
+            world.reconcile(),
+            Vec::<String>::new(),
+            "kubelet has not reported the restart"
+        );
+        world.pods.get_mut(name).unwrap().report();
+        assert_eq!(
+            world.reconcile(),
+            Vec::<String>::new(),
+            "the Pod is not ready again"
+        );
+        world.assert_condition("Waiting", "PodsNotReady");
+        world.recover(name);
+    }
+    assert_eq!(world.reconcile(), Vec::<String>::new());
+    world.assert_condition("Complete", "PodsRestarted");
+    assert_eq!(world.counts(), [3, 0, 3, 0]);
+    let request = world.requests.values().next().unwrap();
+    assert_eq!(job_of(request).unwrap().uid, "j");
+    assert_eq!(request.spec.active_deadline_seconds, Some(600));
+    // A job that has ended restarts nothing more.
+    world.pods.insert("web-9".to_owned(), PodState::new("u9", -60));
+    assert_eq!(world.plan(), Plan::default());
+}
+
+#[test]
+fn priority_comes_before_the_order_of_names() {
+    let first = json!({ "weight": 10, "matchSelector": { "matchLabels": { "app": "first" } } });
+    let mut world = World::new(3, json!({ "priorityStrategy": { "weightPriority": [first] } }));
+    let pod = world.pods.get_mut("web-0").unwrap();
+    let mut view = (*pod.view).clone();
+    view.labels = Arc::new(BTreeMap::from([("app".to_owned(), "first".to_owned())]));
+    pod.view = Arc::new(view);
+    assert_eq!(world.reconcile(), ["web-0"]);
+}
+
+#[test]
+fn unavailable_pods_use_the_budget_and_are_restarted_at_once() {
+    let mut world = World::new(4, json!({ "maxUnavailable": "50%" }));
+    let broken = world.pods.get_mut("web-1").unwrap();
+    broken.ready = false;
+    broken.report();
+    assert_eq!(world.reconcile(), ["web-3", "web-1"]);
+    let mut world = World::new(2, json!({}));
+    // A new Pod that is not ready: it needs no restart, and leaves no room for others.
+    let mut new = PodState::new("new", 5);
+    new.ready = false;
+    new.report();
+    world.pods.insert("web-7".to_owned(), new);
+    assert_eq!(world.reconcile(), Vec::<String>::new());
+    world.assert_condition("Waiting", "MaxUnavailable");
+    assert_eq!(world.counts(), [2, 0, 0, 0]);
+}
+
+#[test]
+fn new_pods_and_containers_that_do_not_run_need_no_restart() {
+    let mut world = World::new(2, json!({}));
+    world.pods.insert("web-5".to_owned(), PodState::new("new", 1));
+    let waiting = world.pods.get_mut("web-1").unwrap();
+    waiting.running = false;
+    waiting.report();
+    world.job.spec.max_unavailable = Some(IntOrString::Int(10));
+    assert_eq!(world.reconcile(), ["web-0"]);
+    let mut none = World::new(0, json!({}));
+    none.now = 0;
+    none.reconcile();
+    assert_eq!(
+        none.condition(),
+        Default::default(),
+        "the watch of Pods may be behind"
+    );
+    none.now = 1;
+    none.reconcile();
+    none.assert_condition("Complete", "NoPods");
+}
+
+#[test]
+fn container_that_no_pod_has_is_a_mistake() {
+    let mut world = World::new(2, json!({ "containers": [{ "name": "typo" }] }));
+    world.reconcile();
+    world.assert_condition("Failed", "ContainerNotFound");
+}
+
+#[test]
+fn pause_partition_and_deadline_stop_further_restarts() {
+    let mut world = World::new(
+        4,
+        json!({ "paused": true, "partition": "50%", "activeDeadlineSeconds": 100 }),
+    );
+    assert_eq!(world.reconcile(), Vec::<String>::new());
+    world.assert_condition("Waiting", "Paused");
+    world.job.spec.paused = false;
+    for name in ["web-3", "web-2"] {
+        assert_eq!(world.reconcile(), [name]);
+        world.finish(name, None);
+        world.recover(name);
+    }
+    assert_eq!(world.reconcile(), Vec::<String>::new());
+    world.assert_condition("Waiting", "Partition");
+    world.job.spec.partition = Some(IntOrString::Int(1));
+    assert_eq!(world.reconcile(), ["web-1"]);
+    // The deadline is over: what has begun is finished.
+    world.now += 100;
+    world.job.spec.partition = None;
+    assert_eq!(world.reconcile(), Vec::<String>::new());
+    assert_eq!(world.counts(), [4, 1, 2, 0]);
+    world.finish("web-1", None);
+    world.recover("web-1");
+    world.reconcile();
+    world.assert_condition("Failed", "DeadlineExceeded");
+    assert_eq!(world.counts(), [4, 0, 3, 0]);
+}
+
+#[test]
+fn failed_pod_ends_the_job_unless_failures_are_allowed() {
+    let mut world = World::new(3, json!({}));
+    world.reconcile();
+    world.finish("web-2", Some("no luck"));
+    assert_eq!(world.reconcile(), Vec::<String>::new());
+    world.assert_condition("Failed", "TooManyFailures");
+    let status = world.job.status.clone().unwrap();
+    let message = &status.conditions[0].message;
+    assert!(
+        message.starts_with("2 of 3 Pods were not restarted") && message.contains("web-2: "),
+        "{message}"
+    );
+    assert!(message.contains("no luck"), "{message}");
+    assert_eq!(status.failed_pods, ["web-2"]);
+
+    let mut world = World::new(3, json!({ "maxFailures": 1 }));
+    world.reconcile();
+    world.finish("web-2", Some("no luck"));
+    for name in ["web-1", "web-0"] {
+        assert_eq!(world.reconcile(), [name]);
+        world.finish(name, None);
+        world.recover(name);
+    }
+    world.reconcile();
+    world.assert_condition("Failed", "PodsFailed");
+    assert_eq!(world.counts(), [3, 0, 2, 1]);
+}
+
+#[test]
+fn pod_that_is_not_ready_in_time_has_failed() {
+    let mut world = World::new(2, json!({ "podDeadlineSeconds": 30 }));
+    world.reconcile();
+    world.finish("web-1", None);
+    world.pods.get_mut("web-1").unwrap().report();
+    world.reconcile();
+    assert_eq!(world.plan().requeue_at, Some(at(world.now + 30)));
+    world.now += 30;
+    world.reconcile();
+    world.assert_condition("Failed", "TooManyFailures");
+    // One that was ready once may be not ready later.
+    let mut world = World::new(2, json!({ "podDeadlineSeconds": 30 }));
+    world.reconcile();
+    world.finish("web-1", None);
+    world.recover("web-1");
+    world.reconcile();
+    world.now += 60;
+    let pod = world.pods.get_mut("web-1").unwrap();
+    pod.ready = false;
+    pod.report();
+    world.reconcile();
+    assert_eq!(world.counts(), [2, 1, 1, 0]);
+}
+
+#[test]
+fn deleted_request_fails_its_pod_and_is_not_created_again() {
+    let mut world = World::new(2, json!({ "maxFailures": 5 }));
+    world.reconcile();
+    world.requests.clear();
+    assert_eq!(
+        world.reconcile(),
+        Vec::<String>::new(),
+        "its containers may be stopped"
+    );
+    assert_eq!(world.counts(), [2, 0, 0, 1]);
+    assert_eq!(world.plan().requeue_at, Some(at(world.now + 600)));
+    world.now += 600;
+    assert_eq!(world.reconcile(), ["web-0"]);
+    // One that had been restarted already needs no request any more.
+    let mut restarted = World::new(1, json!({}));
+    restarted.reconcile();
+    restarted.finish("web-0", None);
+    restarted.recover("web-0");
+    restarted.job.spec.paused = true;
+    restarted
+        .pods
+        .insert("web-9".to_owned(), PodState::new("u9", -60));
+    restarted.reconcile();
+    restarted.requests.clear();
+    restarted.reconcile();
+    assert_eq!(restarted.counts(), [2, 0, 1, 0]);
+    // Its Pod was replaced: there is nothing left to restart.
+    world.pods.insert("web-1".to_owned(), PodState::new("later", 20));
+    world.reconcile();
+    assert_eq!(world.counts(), [1, 1, 0, 0]);
+}
+
+#[test]
+fn requests_with_a_forged_owner_do_not_count() {
+    let mut world = World::new(2, json!({}));
+    let mut forged = build_request(&world.job, "web-1", &world.pods["web-1"].view);
+    forged.metadata.name = Some("forged".to_owned());
+    world.requests.insert("forged".to_owned(), forged.clone());
+    forged.metadata.labels = None;
+    world.requests.insert("without-label".to_owned(), forged);
+    let plan = world.plan();
+    assert_eq!(plan.status.unwrap().active, 0);
+    assert_eq!(plan.create.len(), 1);
+}
+
+#[test]
+fn refused_request_is_reported_and_stops_no_other() {
+    let mut world = World::new(2, json!({}));
+    let why = "exceeded quota".to_owned();
+    world.memory.refused = BTreeMap::from([("u1".to_owned(), why.clone())]);
+    assert_eq!(world.reconcile(), ["web-0"]);
+    world.finish("web-0", None);
+    world.recover("web-0");
+    world.memory.refused = BTreeMap::from([("u1".to_owned(), why)]);
+    world.reconcile();
+    world.assert_condition("Waiting", "RequestRefused");
+    world.memory.refused.clear();
+    assert_eq!(world.reconcile(), ["web-1"]);
+}
+
+#[test]
+fn missing_workload_fails_the_job_and_unreadable_one_delays_it() {
+    let mut world = World::new(0, json!({}));
+    world.job.spec.selector = None;
+    world.job.spec.target_ref = Some(kruise_api::container_recreate_job::TargetRef {
+        api_version: "apps/v1".to_owned(),
+        kind: "Deployment".to_owned(),
+        name: "web".to_owned(),
+    });
+    world.target = Target::Unreadable("forbidden".to_owned());
+    world.reconcile();
+    world.assert_condition("Waiting", "TargetUnreadable");
+    world.target = Target::NotFound;
+    world.reconcile();
+    world.assert_condition("Failed", "TargetNotFound");
+    let owners = BTreeSet::from([(OwnerKind::ReplicaSet, Box::from("rs"))]);
+    let pod = |kind, uid: &str| PodView {
+        controller: Some((kind, uid.into())),
+        ..PodView::default()
+    };
+    assert!(selects(&world.job, &owners, &pod(OwnerKind::ReplicaSet, "rs")));
+    assert!(!selects(
+        &world.job,
+        &owners,
+        &pod(OwnerKind::ReplicaSet, "other")
+    ));
+    assert!(!selects(&world.job, &owners, &pod(OwnerKind::Other, "rs")));
+    assert!(!selects(&world.job, &owners, &PodView::default()));
+}
+
+#[test]
+fn expired_job_is_deleted() {
+    let mut world = World::new(0, json!({ "ttlSecondsAfterFinished": 60 }));
+    world.reconcile();
+    world.assert_condition("Complete", "NoPods");
+    assert_eq!(world.plan().requeue_at, Some(at(world.now + 60)));
+    world.now += 60;
+    assert!(world.plan().expired);
+}
+
+#[test]
+fn request_names_differ_by_pod_and_job() {
+    let world = World::new(1, json!({}));
+    let name = |pod: &str, uid: &str| request_name(&world.job, pod, uid);
+    assert_ne!(name("web-0", "a"), name("web-0", "b"));
+    assert_ne!(name("web-0", "a"), name("web-1", "a"));
+    assert!(name("web-0", "a").starts_with("reload-web-0-"));
+    let long = name(&format!("{}.{}", "a".repeat(99), "b".repeat(100)), "a");
+    assert!(long.len() <= 253 && !long.contains(".-"), "{long}");
+}
+
+/// Something that happens in the cluster.
+#[derive(Clone, Debug)]
+enum Event {
+    Reconcile,
+    /// The daemon ends the request of a Pod.
+    Finish(usize, bool),
+    /// Kubelet reports the status of a Pod.
+    Report(usize),
+    /// A Pod becomes ready.
+    Recover(usize),
+    /// A Pod fails without the job's doing.
+    Break(usize),
+    /// A Pod is replaced by another one of the same name.
+    Replace(usize),
+    DeleteRequest(usize),
+    Edit(Value),
+    Wait(i64),
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    let pod = 0..6_usize;
+    let edits = [
+        json!({ "paused": true }),
+        json!({ "paused": false }),
+        json!({ "partition": 2 }),
+        json!({ "partition": "30%" }),
+        json!({ "partition": null }),
+        json!({ "maxUnavailable": 3 }),
+        json!({ "maxUnavailable": null }),
+    ];
+    prop_oneof![
+        4 => Just(Event::Reconcile),
+        3 => (pod.clone(), prop::bool::weighted(0.8)).prop_map(|(pod, succeeds)| Event::Finish(pod, succeeds)),
+        2 => pod.clone().prop_map(Event::Report),
+        3 => pod.clone().prop_map(Event::Recover),
+        1 => pod.clone().prop_map(Event::Break),
+        1 => pod.clone().prop_map(Event::Replace),
+        1 => pod.prop_map(Event::DeleteRequest),
+        1 => prop::sample::select(edits.to_vec()).prop_map(Event::Edit),
+        1 => (1..400_i64).prop_map(Event::Wait),
+    ]
+}
+
+impl World {
+    fn happen(&mut self, event: &Event) {
+        let name = |pod: &usize| format!("web-{pod}");
+        match event {
+            Event::Reconcile => {
+                self.reconcile();
+            }
+            Event::Finish(pod, succeeds) => self.finish(&name(pod), (!succeeds).then_some("no luck")),
+            Event::Report(pod) => {
+                if let Some(pod) = self.pods.get_mut(&name(pod)) {
+                    pod.report();
+                }
+            }
+            Event::Recover(pod) => self.recover(&name(pod)),
+            Event::Break(pod) => {
+                if let Some(pod) = self.pods.get_mut(&name(pod)) {
+                    pod.ready = false;
+                    pod.report();
+                }
+            }
+            Event::Replace(pod) => {
+                let uid = format!("replaced-{pod}-{}", self.now);
+                if let Some(old) = self.pods.get_mut(&name(pod)) {
+                    *old = PodState::new(&uid, self.now);
+                }
+            }
+            Event::DeleteRequest(index) => {
+                let name = self.requests.keys().nth(*index).cloned();
+                name.and_then(|name| self.requests.remove(&name));
+            }
+            Event::Edit(edit) => {
+                let mut spec = json!(self.job.spec);
+                json_patch::merge(&mut spec, edit);
+                self.job.spec = serde_json::from_value(spec).unwrap();
+            }
+            Event::Wait(seconds) => {
+                // Kubelet does not take that long.
+                self.pods.values_mut().for_each(PodState::report);
+                self.now += seconds;
+            }
+        }
+    }
+}
+
+proptest! {
+    /// Whatever happens, no Pod is restarted twice and the budget is kept, which each reconcile checks; and once the
+    /// cluster works again, the job ends.
+    #[test]
+    fn job_keeps_its_budget_and_ends(
+        events in prop::collection::vec(any_event(), 0..60),
+        max_failures in 0..3,
+        deadline in prop::option::of(100..1000_i64),
+    ) {
+        let spec = json!({ "maxFailures": max_failures, "activeDeadlineSeconds": deadline, "podDeadlineSeconds": 60 });
+        let mut world = World::new(6, spec);
+        for event in &events {
+            world.happen(event);
+        }
+        world.happen(&Event::Edit(json!({ "paused": false, "partition": null })));
+        for _ in 0..20 {
+            for pod in 0..6 {
+                world.finish(&format!("web-{pod}"), None);
+                world.recover(&format!("web-{pod}"));
+            }
+            // The daemon and the manager end a request whose Pod is gone.
+            let uids: BTreeSet<String> = world.pods.values().map(|pod| pod.uid.clone()).collect();
+            let ended = json!({ "phase": "Completed", "completionTime": at(world.now).to_string(),
+                "message": request::POD_GONE_MESSAGE });
+            for request in world.requests.values_mut() {
+                if request.status.is_none() && pod_uid(request).is_some_and(|uid| !uids.contains(uid)) {
+                    request.status = Some(serde_json::from_value(ended.clone()).unwrap());
+                }
+            }
+            world.reconcile();
+            // A Pod whose request was deleted is unavailable for a while.
+            world.now += 10;
+        }
+        let (type_, reason) = world.condition();
+        prop_assert!(type_ == COMPLETE || type_ == FAILED, "{type_} {reason}");
+        let [desired, active, restarted, failed] = world.counts();
+        prop_assert_eq!(active, 0);
+        prop_assert!(type_ == FAILED || (desired == restarted && failed == 0));
+        prop_assert_eq!(world.plan().create, vec![]);
+    }
+}
