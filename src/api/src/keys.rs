@@ -187,6 +187,12 @@ pub fn readiness_gate_message(gate: &str) -> String {
 }
 /// Start of the name of a ContainerRecreateRequest that ends the sidecars of a Pod; the Pod's UID follows.
 pub const SIDECAR_TERMINATION_PREFIX: &str = "sidecar-termination-";
+/// Start of the name of a ContainerRecreateRequest that restarts a container whose liveness probe failed; the Pod's UID
+/// and a hash of the container ID follow.
+pub const LIVENESS_PREFIX: &str = "liveness-";
+/// Annotation of ours on a ContainerRecreateRequest of one container: ID of the only container that it may stop, as
+/// `RUNTIME://ID`. One that has been replaced by then counts as recreated.
+pub const CRR_CONTAINER_ID: &str = "crr.apps.kruise.io/container-id";
 /// Pod condition of Pods whose sidecars are being terminated.
 pub const SIDECAR_TERMINATED: &str = "SidecarTerminated";
 /// Condition of a ContainerRecreateRequest: the Pod was made unready, the grace period starts at its
@@ -237,11 +243,16 @@ pub fn node_label(node: &str) -> String {
     if node.len() <= MAX_LABEL_CHARS {
         return node.to_owned();
     }
-    let hash = node.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+    let prefix: String = node.chars().take(PREFIX_CHARS).collect();
+    format!("{prefix}-{}", short_hash(node))
+}
+
+/// FNV-1a (64 bits) of a text, as 16 hexadecimal digits for a name.
+pub fn short_hash(text: &str) -> String {
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
     });
-    let prefix: String = node.chars().take(PREFIX_CHARS).collect();
-    format!("{prefix}-{hash:016x}")
+    format!("{hash:016x}")
 }
 
 /// Service in [`SYSTEM_NAMESPACE`] through which the API server reaches the manager's webhooks.

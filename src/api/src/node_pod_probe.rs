@@ -29,6 +29,21 @@ string_enum! {
 pub const MAX_PROBES_OF_POD: usize = 64;
 /// Maximum characters of a probe's message.
 pub const MAX_MESSAGE_CHARS: usize = 1024;
+/// First part of the names of liveness probes, in place of a PodProbeMarker's: no object can have it as its name.
+const LIVENESS: &str = "EnhancedLivenessProbe";
+
+/// Name of the liveness probe of a container.
+#[must_use]
+pub fn liveness_name(container: &str) -> String {
+    format!("{LIVENESS}#{container}")
+}
+
+/// The container of a liveness probe of that name; `None` for the name of any other probe.
+#[must_use]
+pub fn liveness_container(name: &str) -> Option<&str> {
+    let (first, container) = name.split_once('#')?;
+    (first == LIVENESS).then_some(container)
+}
 
 /// Probes of the Pods of a node.
 #[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
@@ -78,7 +93,8 @@ pub struct PodProbe {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerProbe {
-    /// MARKER#PROBE: the names of the PodProbeMarker and of its probe.
+    /// MARKER#PROBE: the names of the PodProbeMarker and of its probe; EnhancedLivenessProbe#CONTAINER for a liveness
+    /// probe.
     pub name: String,
     /// Name of the container.
     pub container_name: String,
@@ -136,6 +152,9 @@ pub struct ContainerProbeState {
     /// What the probe printed or answered, at most 1024 characters.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
+    /// Of a liveness probe: ID of the container that the state is of, as `RUNTIME://ID`.
+    #[serde(rename = "containerID", default, skip_serializing_if = "Option::is_none")]
+    pub container_id: Option<String>,
 }
 
 /// The entries of a list that can be read: one that cannot, for example because of a number beyond its type in an object

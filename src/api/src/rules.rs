@@ -94,6 +94,11 @@ fn word() -> Value {
     json!({ "maxLength": MAX_WORD_CHARS })
 }
 
+/// The ID of a container, as `RUNTIME://ID`; an ID has 64 characters.
+fn container_id() -> Value {
+    json!({ "maxLength": 1024 })
+}
+
 fn pull_policy() -> Value {
     json!({ "enum": ["Always", "IfNotPresent"] })
 }
@@ -242,6 +247,10 @@ pub(super) const NODE_POD_PROBE: &[SchemaRule] = &[
     SchemaRule {
         path: "status.podProbeStatuses",
         add: || json!({ "maxItems": MAX_PROBED_PODS }),
+    },
+    SchemaRule {
+        path: "status.podProbeStatuses.[].probeStates.[].containerID",
+        add: container_id,
     },
     SchemaRule {
         path: "status.podProbeStatuses.[].probeStates",
@@ -437,10 +446,9 @@ pub(super) const CONTAINER_RECREATE_REQUEST: &[SchemaRule] = &[
         path: "spec.containers",
         add: || json!({ "minItems": 1, "maxItems": 256 }),
     },
-    // As `RUNTIME://ID`; an ID has 64 characters.
     SchemaRule {
         path: "spec.containers.[].statusContext.containerID",
-        add: || json!({ "maxLength": 1024 }),
+        add: container_id,
     },
     SchemaRule {
         path: "spec.containers.[].name",

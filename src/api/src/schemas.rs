@@ -285,7 +285,7 @@ pub(super) fn probe(generator: &mut SchemaGenerator) -> Schema {
             "terminationGracePeriodSeconds": {
                 "type": "integer",
                 "format": "int64",
-                "description": "Has no effect: these probes stop no containers."
+                "description": "Has no effect here: the probes of a PodProbeMarker stop no container."
             }
         }
     }))

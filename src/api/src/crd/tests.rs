@@ -43,6 +43,7 @@ const ADDITIONS: &[&str] = &[
     "imagepulljobs .status.conditions[].reason",
     "imagepulljobs .status.conditions[].status",
     "imagepulljobs .status.conditions[].type",
+    "nodepodprobes .status.podProbeStatuses[].probeStates[].containerID",
     "sidecarsets .spec.volumes[]",
     "sidecarsets .status.conditions",
     "sidecarsets .status.conditions[]",

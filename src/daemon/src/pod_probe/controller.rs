@@ -21,7 +21,7 @@ use super::spec;
 use crate::Context;
 use crate::pods::NodePod;
 use kruise_api::backoff::Backoff;
-use kruise_api::node_pod_probe::{NodePodProbe, NodePodProbeStatus, ProbeState};
+use kruise_api::node_pod_probe::{NodePodProbe, NodePodProbeStatus, ProbeState, liveness_container};
 use kruise_cluster::{Change, Error, EventType, Store, write};
 use kruise_ops::metrics::metrics;
 use kruise_ops::panics::{catch_panic, catch_panic_sync};
@@ -251,26 +251,32 @@ impl PodProbeController {
     fn publish_events(&self, transitions: impl IntoIterator<Item = Transition>) {
         for Transition { key, state, message } in transitions {
             tracing::debug!(pod = %key.pod, probe = key.name, %state, message, "probe changed its state");
-            let reason = match state {
-                ProbeState::Succeeded => "KruiseProbeSucceeded",
-                _ => "KruiseProbeFailed",
+            let (type_, reason) = match (&state, key.is_liveness()) {
+                // As in kubelet.
+                (ProbeState::Succeeded, true) => continue,
+                (_, true) => (EventType::Warning, "Unhealthy"),
+                (ProbeState::Succeeded, false) => (EventType::Normal, "KruiseProbeSucceeded"),
+                (_, false) => (EventType::Normal, "KruiseProbeFailed"),
             };
+            let container = liveness_container(&key.name);
             let pod = ObjectReference {
                 api_version: Some("v1".to_owned()),
                 kind: Some("Pod".to_owned()),
                 namespace: key.pod.namespace.clone(),
                 name: Some(key.pod.name.clone()),
                 uid: Some(key.uid.clone()),
+                field_path: container.map(|container| format!("spec.containers{{{container}}}")),
                 ..ObjectReference::default()
             };
-            let note = match message.is_empty() {
-                true => format!("Probe {} is {state}", key.name),
-                false => message,
+            let note = match (container, message.is_empty()) {
+                (Some(_), _) => format!("Liveness probe failed: {message}"),
+                (None, true) => format!("Probe {} is {state}", key.name),
+                (None, false) => message,
             };
             self.ctx
                 .cluster
                 .events
-                .publish(pod, EventType::Normal, reason, "Probing", note);
+                .publish(pod, type_, reason, "Probing", note);
         }
     }
 
@@ -337,6 +343,7 @@ fn observe(pods: &Store<NodePod>, key: &ProbeKey, container: &str) -> Option<Obs
     Some(ObservedContainer {
         id: status.container_id.clone(),
         running: status.running,
+        starting: status.starting,
         started_at: status.started_at,
     })
 }

@@ -4,6 +4,9 @@
 //! and then every period; it never overlaps itself. Its state changes after as many equal results as its threshold
 //! requires. A container that does not run is Failed at once, and is not probed: another container may listen on its
 //! port. A result belongs to one container: a restart, or another handler, begins with Unknown.
+//!
+//! Liveness probes differ, as kubelet's do: they begin once the startup probe of the container has succeeded, and the end
+//! of a container is no failure of theirs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use kruise_api::node_pod_probe::{
     ContainerProbeState, MAX_MESSAGE_CHARS, NodePodProbeStatus, PodProbeStatus, ProbeState,
+    liveness_container,
 };
 use kruise_api::time::truncate_to_second;
 use kruise_cluster::Key;
@@ -44,6 +48,12 @@ pub struct ProbeKey {
 impl ProbeKey {
     fn namespace(&self) -> &str {
         self.pod.namespace.as_deref().unwrap_or_default()
+    }
+
+    /// Whether it is a liveness probe.
+    #[must_use]
+    pub fn is_liveness(&self) -> bool {
+        liveness_container(&self.name).is_some()
     }
 }
 
@@ -119,6 +129,8 @@ pub struct ObservedContainer {
     pub id: String,
     /// Whether it runs.
     pub running: bool,
+    /// Whether its startup probe has not succeeded yet.
+    pub starting: bool,
     /// When it was started, by the node's clock.
     pub started_at: Option<Timestamp>,
 }
@@ -165,12 +177,15 @@ struct ProbeResult {
     message: String,
     probed_at: Option<Timestamp>,
     changed_at: Option<Timestamp>,
+    /// Of a liveness probe: the container that it is of.
+    container_id: Option<String>,
 }
 
 /// A probe and what is known about it.
 #[derive(Debug)]
 struct Probe {
     spec: ProbeSpec,
+    is_liveness: bool,
     result: Option<ProbeResult>,
     /// The container that the result is of; `None` before the first observation.
     container_id: Option<String>,
@@ -214,6 +229,7 @@ impl ProbeBoard {
                     Duration::ZERO
                 };
                 let probe = Probe {
+                    is_liveness: key.is_liveness(),
                     result,
                     container_id: None,
                     running: false,
@@ -381,6 +397,7 @@ impl ProbeBoard {
                     &result.message,
                     max_pod_bytes / probes_of_pod.get(key.uid.as_str()).copied().unwrap_or(1),
                 ),
+                container_id: result.container_id.clone(),
             };
             match pods.last_mut().filter(|pod| pod.uid == key.uid) {
                 Some(pod) => pod.probe_states.push(state),
@@ -424,30 +441,46 @@ impl Probe {
     }
 
     fn observe(&mut self, observed: Option<ObservedContainer>, now: Now) -> Option<Reached> {
-        let Some(container) = observed else {
+        let Some(mut container) = observed else {
             // A run that could not be started has no end.
             (self.running, self.in_progress) = (false, None);
             return None;
         };
+        if self.is_liveness {
+            container.running &= !container.starting;
+        }
         let is_new = self.container_id.as_ref() != Some(&container.id);
         if is_new {
             // The result is of an earlier container, or an earlier daemon has it of this one.
             let is_first = self.container_id.is_none();
             let probed_at = self.result.as_ref().and_then(|result| result.probed_at);
-            let is_same = is_first
-                && probed_at.is_some_and(|at| {
+            let started_before = || {
+                probed_at.is_some_and(|at| {
                     let start = container.started_at;
                     start.is_some_and(|start| start.duration_since(at) <= MAX_CLOCK_SKEW)
-                });
+                })
+            };
+            let result_of = self
+                .result
+                .as_ref()
+                .and_then(|result| result.container_id.as_ref());
+            let is_same = is_first
+                && match self.is_liveness {
+                    true => result_of == Some(&container.id),
+                    false => started_before(),
+                };
             let is_known = is_first && !container.running && self.is_non_running();
+            self.container_id = Some(container.id);
             if !is_same && !is_known {
                 self.reset(now);
             }
-            self.container_id = Some(container.id);
         }
         let was_running = std::mem::replace(&mut self.running, container.running);
         if !container.running {
             (self.streak, self.in_progress) = (None, None);
+            if self.is_liveness {
+                return None;
+            }
             return self.record(ProbeState::Failed, self.non_running_message(), now);
         }
         if is_new || !was_running {
@@ -471,7 +504,7 @@ impl Probe {
     /// Whether the result is that of a container that does not run.
     fn is_non_running(&self) -> bool {
         let message = self.non_running_message();
-        let result = self.result.as_ref();
+        let result = self.result.as_ref().filter(|_| !self.is_liveness);
         result.is_some_and(|result| result.state == ProbeState::Failed && result.message == message)
     }
 
@@ -528,6 +561,7 @@ impl Probe {
             message,
             probed_at: Some(wall),
             changed_at,
+            container_id: self.container_id.clone().filter(|_| self.is_liveness),
         });
         reached
     }
@@ -543,6 +577,7 @@ fn results(status: &NodePodProbeStatus) -> BTreeMap<(String, String), ProbeResul
                 message: truncate(&state.message, MAX_MESSAGE_CHARS),
                 probed_at: state.last_probe_time.as_ref().map(|time| time.0),
                 changed_at: state.last_transition_time.as_ref().map(|time| time.0),
+                container_id: state.container_id.clone(),
             };
             ((pod.uid.clone(), state.name.clone()), result)
         })
@@ -582,7 +617,16 @@ pub fn status_change(stored: &NodePodProbeStatus, current: &NodePodProbeStatus) 
     if !states_are_same {
         return Some(StatusChange::States);
     }
-    (old != new).then_some(StatusChange::Messages)
+    // Not by the container, which an older CRD drops: another one has another state, or another time.
+    let content = |state: &ContainerProbeState| {
+        let times = (state.last_probe_time.clone(), state.last_transition_time.clone());
+        (state.message.clone(), times)
+    };
+    let same_content = |key: &ProbeId<'_>, state: &ContainerProbeState| {
+        old.get(key).is_some_and(|old| content(old) == content(state))
+    };
+    let contents_are_same = new.iter().all(|(key, state)| same_content(key, state));
+    (!contents_are_same).then_some(StatusChange::Messages)
 }
 
 /// A part of the period that differs between probes.

@@ -110,6 +110,8 @@ pub struct PodContainerStatus {
     pub restart_count: i32,
     /// Whether it runs.
     pub running: bool,
+    /// Whether its startup probe has not succeeded yet.
+    pub starting: bool,
     /// When it was started, by the node's clock, while it runs.
     pub started_at: Option<Timestamp>,
     /// Reason and message of state `waiting`, if kubelet delays the start.
@@ -361,6 +363,7 @@ impl PodContainerStatus {
             ready: status.ready,
             restart_count: status.restart_count,
             running: running.is_some(),
+            starting: status.started == Some(false),
             started_at: running
                 .and_then(|running| running.started_at.as_ref())
                 .map(|time| time.0),

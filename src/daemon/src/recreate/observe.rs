@@ -34,11 +34,15 @@ pub fn parse_request(object: ContainerRecreateRequest) -> Option<RecreateRequest
         status,
     } = object;
     let strategy = spec.strategy.unwrap_or_default();
+    let annotations = metadata.annotations.as_ref();
+    let only = annotations.and_then(|annotations| annotations.get(keys::CRR_CONTAINER_ID));
+    // Admission records what runs at the creation, which may be the successor of the container that is meant.
+    let only = only.filter(|_| spec.containers.len() == 1).cloned();
     let containers = spec.containers.into_iter().map(|container| RequestedContainer {
         name: container.name,
-        recorded_id: container
-            .status_context
-            .map(|context| context.container_id)
+        recorded_id: only
+            .clone()
+            .or_else(|| Some(container.status_context?.container_id))
             .filter(|id| !id.is_empty()),
     });
     Some(RecreateRequest {
@@ -344,6 +348,28 @@ mod tests {
         assert!(
             request.status.container_recreate_states[0].is_killed && request.status.unready_since().is_some()
         );
+    }
+
+    #[test]
+    fn request_may_name_the_only_container_to_stop() {
+        let recorded = |names: &[&str]| {
+            let containers = names
+                .iter()
+                .map(|name| json!({"name": name, "statusContext": {"containerID": "containerd://new", "restartCount": 1}}));
+            let object = json!({
+                "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+                "metadata": {
+                    "namespace": "ns", "name": "r", "uid": "u", "creationTimestamp": "2026-01-02T03:04:05Z",
+                    "annotations": {"crr.apps.kruise.io/container-id": "containerd://old"},
+                },
+                "spec": {"podName": "web", "containers": containers.collect::<Vec<_>>()},
+            });
+            let request = parse_request(serde_json::from_value(object).unwrap()).unwrap();
+            let ids = request.containers.into_iter().map(|one| one.recorded_id.unwrap());
+            ids.collect::<Vec<_>>()
+        };
+        assert_eq!(recorded(&["a"]), ["containerd://old"]);
+        assert_eq!(recorded(&["a", "b"]), ["containerd://new", "containerd://new"]);
     }
 
     #[test]

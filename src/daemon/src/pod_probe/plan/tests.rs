@@ -49,6 +49,7 @@ fn container(id: &str, running: bool, started: u64) -> Option<ObservedContainer>
     Some(ObservedContainer {
         id: format!("containerd://{id}"),
         running,
+        starting: false,
         // As kubelet: only of a container that runs.
         started_at: running.then(|| at(started).wall),
     })
@@ -200,6 +201,74 @@ fn restarted_daemon_repeats_nothing_about_a_stopped_container() {
         "no event"
     );
     assert_eq!(second.status(), first.status());
+}
+
+fn liveness_key() -> ProbeKey {
+    ProbeKey {
+        name: "EnhancedLivenessProbe#c".to_owned(),
+        ..key("")
+    }
+}
+
+/// State and container of the only probe.
+fn state_and_container(board: &ProbeBoard) -> Option<(ProbeState, String)> {
+    let status = board.status();
+    let state = status.pod_probe_statuses.first()?.probe_states.first()?.clone();
+    Some((state.state, state.container_id.unwrap_or_default()))
+}
+
+#[test]
+fn liveness_probe_begins_after_the_startup_probe() {
+    let slow = ProbeSpec {
+        failure_threshold: 2,
+        ..spec()
+    };
+    let mut board = board([(liveness_key(), slow)]);
+    let starting = container("1", true, 0).map(|one| ObservedContainer {
+        starting: true,
+        ..one
+    });
+    observe(&mut board, 5, &starting);
+    assert!(board.start_due(at(6)).is_empty() && board.next_due(at(0)).is_none());
+    observe(&mut board, 60, &container("1", true, 0));
+    assert!(
+        run(&mut board, 60, &failure()).is_empty(),
+        "no earlier failure counts"
+    );
+    assert_eq!(run(&mut board, 61, &failure()).len(), 1);
+    let failed = (ProbeState::Failed, "containerd://1".to_owned());
+    assert_eq!(state_and_container(&board), Some(failed));
+}
+
+#[test]
+fn failure_of_a_liveness_probe_belongs_to_one_container() {
+    let mut first = board([(liveness_key(), spec())]);
+    observe(&mut first, 5, &container("1", true, 0));
+    run(&mut first, 5, &failure());
+    let failed = (ProbeState::Failed, "containerd://1".to_owned());
+    // Its end is none of its failures.
+    assert!(observe(&mut first, 6, &container("1", false, 0)).is_empty());
+    assert_eq!(state_and_container(&first), Some(failed.clone()));
+    // A restarted daemon continues with the result of the same container only, whatever the clocks say.
+    for (id, started, expected) in [
+        ("1", 100, failed),
+        ("2", 0, (ProbeState::Unknown, "containerd://2".to_owned())),
+    ] {
+        let mut second = ProbeBoard::default();
+        second.sync([(liveness_key(), spec())].into(), &first.status(), at(20));
+        observe(&mut second, 20, &container(id, true, started));
+        assert_eq!(state_and_container(&second), Some(expected));
+    }
+    observe(&mut first, 8, &container("2", true, 7));
+    let unknown = (ProbeState::Unknown, "containerd://2".to_owned());
+    assert_eq!(state_and_container(&first), Some(unknown));
+    run(&mut first, 8, &failure());
+    let failed = (ProbeState::Failed, "containerd://2".to_owned());
+    assert_eq!(state_and_container(&first), Some(failed));
+    // A CRD of an older release drops the container.
+    let mut stored = first.status();
+    stored.pod_probe_statuses[0].probe_states[0].container_id = None;
+    assert_eq!(status_change(&stored, &first.status()), None);
 }
 
 #[test]

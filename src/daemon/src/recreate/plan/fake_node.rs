@@ -238,6 +238,7 @@ impl FakeNode {
                 ready: sim.ready_at().is_some_and(|at| at <= self.now),
                 restart_count: sim.generation as i32,
                 running: sim.running_since.is_some(),
+                starting: false,
                 started_at: None,
                 waiting: None,
                 last_termination: None,

@@ -261,6 +261,7 @@ fn state(name: &str, state: ProbeState) -> ContainerProbeState {
         last_probe_time: None,
         last_transition_time: None,
         message: "m".to_owned(),
+        container_id: None,
     }
 }
 
