@@ -12,4 +12,4 @@ mod sandbox;
 
 /// Features that are off by default and that tests, benchmarks and side-by-side runs of our manager use.
 pub const FEATURE_GATES: &str = "--feature-gates=CloneSetPartitionRollback=true,\
-    InPlaceWorkloadVerticalScaling=true,PreDownloadImageForInPlaceUpdate=true,SidecarTerminator=true";
+    InPlaceWorkloadVerticalScaling=true,PreDownloadImageForInPlaceUpdate=true,SidecarTerminator=true,EnhancedLivenessProbe=true";

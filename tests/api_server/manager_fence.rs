@@ -146,7 +146,8 @@ async fn manager_creates_requests_for_sidecars_of_their_owner_only() {
     };
     let owners = owner("m-job", &uids[0]);
     let own = format!("sidecar-termination-{}", uids[0]);
-    let denial = "to end the sidecars of the Pod that controls it";
+    let denial = "or for sidecars or a liveness probe of the Pod that controls it";
+    let liveness = format!("liveness-{}-0123456789abcdef", uids[0]);
     let forged = || dry_run_create(&api, request(&own, "m-other-job", owner("m-other-job", &uids[1])));
     wait_until_denied(forged, denial).await;
     // The webhook is asked first.
@@ -162,7 +163,7 @@ async fn manager_creates_requests_for_sidecars_of_their_owner_only() {
     ] {
         assert_denied(dry_run_create(&api, forged).await, denial);
     }
-    for name in [own.clone(), format!("{own}-2")] {
+    for name in [own.clone(), format!("{own}-2"), liveness] {
         let own = request(&name, "m-job", owners.clone());
         dry_run_create(&api, own).await.unwrap();
     }

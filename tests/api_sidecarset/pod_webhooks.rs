@@ -68,3 +68,50 @@ async fn readiness_gate_of_all_pods_follows_the_feature_gate() {
     cluster.restart_manager("default-gates", "");
     cluster.wait_dry_run("bare", "no readiness gate", |pod| gates(pod).is_null());
 }
+
+#[tokio::test]
+async fn liveness_probes_are_moved_with_the_feature_gate_only() {
+    let mut cluster = SidecarCluster::start("EnhancedLivenessProbe=true");
+    let probe = json!({ "tcpSocket": { "port": 8080 }, "periodSeconds": 5 });
+    let owner = |api_version: &str| json!([{ "apiVersion": api_version, "kind": "CloneSet", "name": "web", "uid": "u", "controller": true }]);
+    let pod = |annotated: bool, api_version: &str| {
+        let annotations = json!({ "apps.kruise.io/using-enhanced-liveness": annotated.to_string() });
+        json!({ "metadata": { "annotations": annotations, "ownerReferences": owner(api_version) },
+            "spec": { "containers": [
+                { "name": "app", "image": "i", "livenessProbe": probe, "readinessProbe": probe },
+                { "name": "log", "image": "i" }] } })
+    };
+    // What is left of the probe, and what the annotation has.
+    let moved = |pod: &Value| {
+        let context = pod["metadata"]["annotations"]["apps.kruise.io/container-probe-context"].as_str();
+        let context = context.map(|context| serde_json::from_str::<Value>(context).unwrap());
+        let app = &pod["spec"]["containers"][0];
+        assert!(app["readinessProbe"].is_object());
+        (app["livenessProbe"].is_object(), context)
+    };
+    let defaulted = json!([{ "name": "app", "livenessProbe": { "tcpSocket": { "port": 8080 },
+        "periodSeconds": 5, "timeoutSeconds": 1, "successThreshold": 1, "failureThreshold": 3 } }]);
+    let version = "apps.kruise.io/v1beta1";
+    cluster.wait_until("the probe is moved", || {
+        let found = moved(&cluster.dry_run_with("bare", &pod(true, version)));
+        if found == (false, Some(defaulted.clone())) {
+            Ok(())
+        } else {
+            Err(format!("{found:?}"))
+        }
+    });
+    for (annotated, version) in [(false, version), (true, "apps/v1")] {
+        let found = moved(&cluster.dry_run_with("bare", &pod(annotated, version)));
+        assert_eq!(found, (true, None), "{annotated} {version}");
+    }
+
+    cluster.restart_manager("default-gates", "");
+    cluster.wait_until("the probe stays", || {
+        let found = moved(&cluster.dry_run_with("bare", &pod(true, version)));
+        if found == (true, None) {
+            Ok(())
+        } else {
+            Err(format!("{found:?}"))
+        }
+    });
+}

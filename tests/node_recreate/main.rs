@@ -3,6 +3,7 @@
 //! needs none; requests are created as admission would store them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod enhanced_liveness;
 mod faults;
 mod fixture;
 mod hooks;

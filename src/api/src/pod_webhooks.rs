@@ -12,7 +12,7 @@ use super::selector::is_empty;
 use super::sidecarset::SidecarSetSpec;
 use super::validation::{FieldErrors, selector};
 use super::webhooks::client_config;
-use super::{keys, names};
+use super::{GROUP, keys, names};
 
 /// Webhooks of single sets. The API server evaluates the selectors of all of them for each new Pod.
 const MAX_WEBHOOKS: usize = 100;
@@ -192,6 +192,23 @@ pub fn readiness_gate_webhook(namespace: &str) -> Value {
         keys::KRUISE_POD_READY
     );
     all_pods_webhook(namespace, "readiness.gate", ("no-gate", format!("!{present}")))
+}
+
+/// The webhook for Pods whose liveness probes the daemon runs (gate `EnhancedLivenessProbe`).
+#[must_use]
+pub fn enhanced_liveness_webhook(namespace: &str) -> Value {
+    let annotated = format!(
+        "object.metadata.?annotations['{}'].orValue('') == '{}'",
+        keys::USING_ENHANCED_LIVENESS,
+        keys::TRUE
+    );
+    let owned = format!(
+        "object.metadata.?ownerReferences.orValue([]).exists(o, o.?controller.orValue(false) \
+         && o.apiVersion.startsWith('{GROUP}/'))"
+    );
+    let present = "object.spec.containers.exists(c, has(c.livenessProbe))";
+    let condition = format!("{annotated} && {owned} && {present}");
+    all_pods_webhook(namespace, "enhanced.liveness", ("enhanced-liveness", condition))
 }
 
 /// A webhook for the Pods of all namespaces that webhooks see, if the condition holds. No set has a name with a dot.
@@ -382,7 +399,11 @@ mod tests {
     fn webhooks_are_called_at_the_path_of_their_set() {
         let all = webhooks(&[("a", spec(json!({})))]);
         assert_eq!(all[0]["clientConfig"]["service"]["path"], "/mutate-pod/a");
-        for webhook in [launch_priority_webhook("n"), readiness_gate_webhook("n")] {
+        for webhook in [
+            launch_priority_webhook("n"),
+            readiness_gate_webhook("n"),
+            enhanced_liveness_webhook("n"),
+        ] {
             assert_eq!(webhook["clientConfig"]["service"]["path"], "/mutate-pod");
             assert_eq!(webhook["failurePolicy"], "Ignore");
         }

@@ -11,6 +11,7 @@ pub mod cloneset;
 pub mod container_recreate;
 pub mod container_recreate_job;
 mod context;
+pub mod enhanced_liveness;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 pub mod image_list_pull_job;

@@ -3,15 +3,18 @@
 
 use std::sync::Arc;
 
+use kube::Api;
+use kube::api::ListParams;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     Context, FeatureGate, Options, Role, Stores, cloneset, container_recreate, container_recreate_job,
-    image_list_pull_job, image_pull_job, launch_priority, node_image, pod_probe_marker, pod_readiness,
-    sidecar_terminator, sidecarset,
+    enhanced_liveness, image_list_pull_job, image_pull_job, launch_priority, node_image, pod_probe_marker,
+    pod_readiness, sidecar_terminator, sidecarset,
 };
 use crate::admission;
+use kruise_api::node_pod_probe::NodePodProbe;
 use kruise_cluster::lease::{Election, HeldLease, InvalidLeaseTiming, LeaseLost, Standby};
 use kruise_cluster::{self as cluster, Cluster, Fence};
 use kruise_ops::flag_values;
@@ -271,8 +274,16 @@ async fn run_controllers(
         supervisor.spawn("imagelistpulljob", until_shutdown(lists));
     }
     if gates.enabled(FeatureGate::PodProbeMarkerGate) {
-        let markers = pod_probe_marker::run(ctx.clone());
+        let api = Api::all(ctx.cluster.client.clone());
+        let (node_pod_probes, watch) =
+            cluster::optional_reflector(api, ListParams::default(), Some::<NodePodProbe>);
+        supervisor.spawn_endless("watch of nodepodprobes", watch);
+        let markers = pod_probe_marker::run(ctx.clone(), node_pod_probes.clone());
         supervisor.spawn("podprobemarker", until_shutdown(markers));
+        if gates.enabled(FeatureGate::EnhancedLivenessProbe) {
+            let liveness = enhanced_liveness::run(ctx.clone(), node_pod_probes);
+            supervisor.spawn("enhancedliveness", until_shutdown(liveness));
+        }
     }
     if gates.enabled(FeatureGate::SidecarTerminator) {
         let terminator = sidecar_terminator::run(ctx.clone());

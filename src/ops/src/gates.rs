@@ -52,13 +52,15 @@ pub enum FeatureGate {
     PodProbeMarkerGate,
     /// Sidecars of Pods that run to completion are terminated after the main containers. Off.
     SidecarTerminator,
+    /// Liveness probes of Pods that ask for it are run by the daemon, and restarts keep to a budget. Off.
+    EnhancedLivenessProbe,
     /// SidecarSets are injected by policies of the API server where it serves them. On; upstream does not have it.
     SidecarSetPolicies,
 }
 
 impl FeatureGate {
     /// All gates that have an effect here.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::KruiseDaemon,
         Self::ImagePullJobGate,
         Self::DaemonWatchingPod,
@@ -77,6 +79,7 @@ impl FeatureGate {
         Self::SidecarSetPatchPodMetadataDefaultsAllowed,
         Self::PodProbeMarkerGate,
         Self::SidecarTerminator,
+        Self::EnhancedLivenessProbe,
         Self::SidecarSetPolicies,
     ];
 
@@ -102,6 +105,7 @@ impl FeatureGate {
             Self::SidecarSetPatchPodMetadataDefaultsAllowed => "SidecarSetPatchPodMetadataDefaultsAllowed",
             Self::PodProbeMarkerGate => "PodProbeMarkerGate",
             Self::SidecarTerminator => "SidecarTerminator",
+            Self::EnhancedLivenessProbe => "EnhancedLivenessProbe",
             Self::SidecarSetPolicies => "SidecarSetPolicies",
         }
     }
@@ -124,19 +128,21 @@ impl FeatureGate {
         self.is_beta() || self == Self::ImagePullJobGate
     }
 
-    /// The gate that it requires.
-    fn depends_on(self) -> Option<Self> {
+    /// The gates that it requires.
+    fn depends_on(self) -> &'static [Self] {
         match self {
             Self::ImagePullJobGate
             | Self::DaemonWatchingPod
             | Self::InPlaceUpdateEnvFromMetadata
             | Self::PodProbeMarkerGate
-            | Self::SidecarTerminator => Some(Self::KruiseDaemon),
-            Self::PreDownloadImageForInPlaceUpdate => Some(Self::ImagePullJobGate),
+            | Self::SidecarTerminator => &[Self::KruiseDaemon],
+            Self::PreDownloadImageForInPlaceUpdate => &[Self::ImagePullJobGate],
             Self::KruisePodReadinessGate
             | Self::SidecarSetPatchPodMetadataDefaultsAllowed
-            | Self::SidecarSetPolicies => Some(Self::PodWebhook),
-            _ => None,
+            | Self::SidecarSetPolicies => &[Self::PodWebhook],
+            // OpenKruise, which runs no such probes, requires KruiseDaemon and PodWebhook.
+            Self::EnhancedLivenessProbe => &[Self::PodProbeMarkerGate, Self::PodWebhook],
+            _ => &[],
         }
     }
 }
@@ -173,14 +179,14 @@ impl FeatureGates {
         Ok(Self { explicit: given })
     }
 
-    /// Whether a feature is on. It is off if the feature that it requires is off.
+    /// Whether a feature is on. It is off if a feature that it requires is off.
     #[must_use]
     pub fn enabled(&self, gate: FeatureGate) -> bool {
         let given = |name| self.explicit.get(name).copied();
         let stage = if gate.is_beta() { ALL_BETA } else { ALL_ALPHA };
         let own = given(gate.name()).or_else(|| given(stage));
         own.unwrap_or_else(|| gate.enabled_by_default())
-            && gate.depends_on().is_none_or(|other| self.enabled(other))
+            && gate.depends_on().iter().all(|other| self.enabled(*other))
     }
 
     /// The given names that have no effect here; other programs of the same installation may use them.
@@ -272,6 +278,19 @@ mod tests {
                 .unwrap()
                 .enabled(FeatureGate::ImagePullJobGate)
         );
+        for (other, expected) in [
+            ("CloneSetShortHash", true),
+            ("KruiseDaemon", false),
+            ("PodProbeMarkerGate", false),
+            ("PodWebhook", false),
+        ] {
+            let gates = FeatureGates::parse(&format!("EnhancedLivenessProbe=true,{other}=false")).unwrap();
+            assert_eq!(
+                gates.enabled(FeatureGate::EnhancedLivenessProbe),
+                expected,
+                "{other}"
+            );
+        }
         assert!(FeatureGates::parse("ImagePullJobGate").is_err());
         assert!(FeatureGates::parse("ImagePullJobGate=maybe").is_err());
     }

@@ -136,6 +136,10 @@ pub struct Metrics {
     pub cloneset_passes: Durations<1>,
     /// Actions on CloneSets by `act` and `result` (`ok` or an error category).
     pub cloneset_acts: MetricFamily<2, Counter>,
+    /// Containers whose restart was requested because their liveness probe failed.
+    pub liveness_restarts: Counter,
+    /// Containers whose liveness probe failed and whose restart waits for other Pods of the workload.
+    pub liveness_restarts_waiting: Gauge,
 }
 
 static METRICS: OnceLock<Metrics> = OnceLock::new();
@@ -190,6 +194,8 @@ impl Metrics {
             pod_probes: MetricFamily::new(["handler", "result"]),
             cloneset_passes: MetricFamily::new_with_constructor(["result"], call_seconds),
             cloneset_acts: MetricFamily::new(["act", "result"]),
+            liveness_restarts: Counter::default(),
+            liveness_restarts_waiting: Gauge::default(),
         };
         let mut registry = Registry::default();
         registry.register_collector(Box::new(ProcessCollector));
@@ -352,6 +358,16 @@ impl Metrics {
             "What is done about CloneSets",
             self.cloneset_acts.series.clone(),
         );
+        r.register(
+            "liveness_restarts",
+            "Requested restarts of containers whose liveness probe failed",
+            self.liveness_restarts.clone(),
+        );
+        r.register(
+            "liveness_restarts_waiting",
+            "Containers whose liveness probe failed and whose restart waits for other Pods of the workload",
+            self.liveness_restarts_waiting.clone(),
+        );
     }
 
     /// Counts a call to the container runtime.
@@ -395,6 +411,8 @@ impl Metrics {
             image_pull_active: _,
             recreate_active: _,
             pod_probe_queue: _,
+            liveness_restarts: _,
+            liveness_restarts_waiting: _,
         } = &metrics;
         leader.create("x");
         queue_depth.create("x");

@@ -346,6 +346,7 @@ impl Lookups {
             namespace_labels: self.namespaces.get(&namespace),
             revisions: self.sidecar_set_revisions.list(),
             readiness_gate_for_all: self.gates.enabled(FeatureGate::KruisePodReadinessGate),
+            enhanced_liveness: self.gates.enabled(FeatureGate::EnhancedLivenessProbe),
             sort_containers: self.gates.enabled(FeatureGate::EnableSortSidecarContainerByName),
         })
     }

@@ -1,4 +1,5 @@
-//! New Pods: adds the readiness gate, injects SidecarSets, and sets the barriers of launch priorities.
+//! New Pods: adds the readiness gate, injects SidecarSets, sets the barriers of launch priorities, and moves liveness
+//! probes that the daemon runs.
 //!
 //! What a set asks for and cannot have is a failed request, so that the set's failure policy decides whether the Pod is
 //! created without it. A Pod is refused only for what it says itself.
@@ -29,6 +30,8 @@ pub(super) struct PodInjectionLookup {
     pub revisions: Vec<Arc<ControllerRevision>>,
     /// Gate `KruisePodReadinessGate`.
     pub readiness_gate_for_all: bool,
+    /// Gate `EnhancedLivenessProbe`.
+    pub enhanced_liveness: bool,
     /// Gate `EnableSortSidecarContainerByName`.
     pub sort_containers: bool,
 }
@@ -75,7 +78,7 @@ pub(super) fn mutate(
         .collect();
     let options = pod_admission::Options {
         readiness_gate_for_all: lookup.readiness_gate_for_all,
-        enhanced_liveness: false,
+        enhanced_liveness: lookup.enhanced_liveness,
         inject: inject::Options {
             sort_containers: lookup.sort_containers,
             now,

@@ -24,7 +24,8 @@ use super::crd::Crd;
 use super::{Options, storage_migration};
 use kruise_api::json::set;
 use kruise_api::pod_webhooks::{
-    NAME_SUFFIX, SetWebhook, launch_priority_webhook, pod_webhooks, readiness_gate_webhook,
+    NAME_SUFFIX, SetWebhook, enhanced_liveness_webhook, launch_priority_webhook, pod_webhooks,
+    readiness_gate_webhook,
 };
 use kruise_api::sidecarset::SidecarSet;
 use kruise_api::webhooks::{MUTATING, VALIDATING, configurations, without_nulls};
@@ -170,6 +171,9 @@ async fn sync_all(
         }
         if enabled(FeatureGate::KruisePodReadinessGate) {
             for_pods.push(readiness_gate_webhook(&options.namespace));
+        }
+        if enabled(FeatureGate::EnhancedLivenessProbe) {
+            for_pods.push(enhanced_liveness_webhook(&options.namespace));
         }
         let for_pods = sets.is_synced().then_some(for_pods.as_slice());
         plan_configuration(there, &mutating, for_pods, options, ca)

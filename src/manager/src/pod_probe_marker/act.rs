@@ -12,7 +12,7 @@ use super::observe::has_daemon;
 use super::plan::{PodChange, PodMarks, Results, full_name, node_probes, pod_change, removal};
 use crate::view::matches;
 use kruise_api::keys;
-use kruise_api::node_pod_probe::{NodePodProbe, NodePodProbeSpec};
+use kruise_api::node_pod_probe::{ContainerProbeState, NodePodProbe, NodePodProbeSpec, liveness_container};
 use kruise_api::pod_probe_marker::{PodProbeMarker, PodProbeMarkerStatus};
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key, write};
@@ -68,7 +68,8 @@ async fn delete(api: &Api<NodePodProbe>, object: &NodePodProbe) -> Result<(), Er
 
 /// Marks a Pod with its results, if they or the PodProbeMarkers have changed.
 pub async fn mark_pod(shared: &ControllerState, key: &Key) -> Result<(), Error> {
-    let Some(pod) = shared.index().pod(key) else {
+    let pod = shared.index().pod(key);
+    let Some(pod) = pod.filter(|pod| !pod.markers.is_empty()) else {
         shared.applied().remove(key);
         return Ok(());
     };
@@ -78,9 +79,11 @@ pub async fn mark_pod(shared: &ControllerState, key: &Key) -> Result<(), Error> 
     let status = node_pod_probe.as_ref().and_then(|object| object.status.as_ref());
     let states = status.and_then(|status| status.pod_probe_statuses.iter().find(|one| one.uid == pod.uid));
     let Some(states) = states else { return Ok(()) };
+    let is_of_marker = |state: &&ContainerProbeState| liveness_container(&state.name).is_none();
+    let states = states.probe_states.iter().filter(is_of_marker);
     let results = Results {
         uid: pod.uid,
-        states: states.probe_states.clone(),
+        states: states.cloned().collect(),
         markers: pod.markers,
     };
     if shared.applied().get(key) == Some(&results) {

@@ -1,4 +1,5 @@
-//! Distributes the probes of PodProbeMarkers to the nodes, and marks Pods with the results.
+//! Distributes the probes of PodProbeMarkers to the nodes, and marks Pods with the results. Liveness probes that daemons
+//! run are distributed likewise; `enhanced_liveness` acts on their results.
 //!
 //! In:  PodProbeMarkers, NodePodProbes, Pods and Nodes (watches).
 //! Out: the spec of each node's NodePodProbe; conditions, labels and annotations of Pods; status and finalizer of
@@ -19,8 +20,8 @@ use kube::Api;
 use kube::api::ListParams;
 use tokio::sync::mpsc;
 
-use super::Context;
 use super::status_pacer::StatusPacer;
+use super::{Context, FeatureGate};
 use kruise_api::node_pod_probe::NodePodProbe;
 use kruise_api::pod_probe_marker::PodProbeMarker;
 use kruise_cluster::queue::RequeueAfter;
@@ -78,23 +79,20 @@ impl ControllerState {
 }
 
 /// Runs until shutdown. Without the CRDs, or the role, there is nothing to do.
-pub async fn run(ctx: Context) {
+pub async fn run(ctx: Context, node_pod_probes: Store<NodePodProbe>) {
     ctx.stores.synced().await;
     let (markers, watch_markers) = optional_reflector(
         Api::all(ctx.cluster.client.clone()),
         ListParams::default(),
         Some::<PodProbeMarker>,
     );
-    let (node_pod_probes, watch_probes) = optional_reflector(
-        Api::all(ctx.cluster.client.clone()),
-        ListParams::default(),
-        Some::<NodePodProbe>,
-    );
+    let gates = &ctx.options.feature_gates;
+    let index = Index::new(gates.enabled(FeatureGate::EnhancedLivenessProbe));
     let shared = Arc::new(ControllerState {
         manager: ctx.clone(),
         markers: markers.clone(),
         node_pod_probes: node_pod_probes.clone(),
-        index: Mutex::default(),
+        index: Mutex::new(index),
         applied: Mutex::default(),
         pacers: Mutex::default(),
     });
@@ -105,7 +103,6 @@ pub async fn run(ctx: Context) {
     tokio::select! {
         () = ctx.run_workers(NAME, workers, work_rx, enqueue, work) => {}
         () = watch_markers => {}
-        () = watch_probes => {}
     }
 }
 

@@ -1,4 +1,4 @@
-//! Index of PodProbeMarkers, and of the Pods that they select.
+//! Index of PodProbeMarkers, of the Pods that they select, and of Pods with liveness probes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -13,9 +13,11 @@ use kruise_api::node_pod_probe::{NodePodProbe, PodProbeStatus};
 use kruise_api::pod_probe_marker::PodProbeMarker;
 use kruise_cluster::{Change, Key, Store, WatchEvents};
 
-/// PodProbeMarkers and the Pods that they select.
+/// PodProbeMarkers, the Pods that they select, and Pods with liveness probes.
 #[derive(Default)]
 pub struct Index {
+    /// Whether liveness probes are run (gate `EnhancedLivenessProbe`).
+    enhanced_liveness: bool,
     /// Without what does not concern Pods, such as status and resourceVersion.
     markers: BTreeMap<Key, Arc<PodProbeMarker>>,
     pods: HashMap<Key, ProbedPod>,
@@ -23,6 +25,14 @@ pub struct Index {
 }
 
 impl Index {
+    /// An empty index; with or without liveness probes.
+    pub fn new(enhanced_liveness: bool) -> Self {
+        Self {
+            enhanced_liveness,
+            ..Self::default()
+        }
+    }
+
     /// A Pod with its PodProbeMarkers.
     pub fn pod(&self, key: &Key) -> Option<ProbedPod> {
         self.pods.get(key).cloned()
@@ -98,12 +108,16 @@ impl Index {
             .filter(|marker| matches(&marker.spec.selector, &pod.labels))
             .cloned()
             .collect();
-        (!markers.is_empty()).then(|| ProbedPod {
+        let liveness = pod.liveness.as_ref().filter(|_| self.enhanced_liveness);
+        let liveness = liveness.map(|liveness| Arc::clone(&liveness.probes));
+        let liveness = liveness.unwrap_or_default();
+        (!markers.is_empty() || !liveness.is_empty()).then(|| ProbedPod {
             uid: pod.uid.clone(),
             node,
             ip: pod.ip.to_string(),
             ports: pod.ports.to_vec(),
             markers,
+            liveness,
         })
     }
 

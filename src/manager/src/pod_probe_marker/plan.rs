@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PodCondition, Probe};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use crate::view::NamedPort;
+use crate::view::{NamedPort, with_port_number};
 use kruise_api::node_pod_probe::{
     ContainerProbe, ContainerProbeState, MAX_PROBES_OF_POD, PodProbe, ProbeState,
 };
@@ -21,7 +20,7 @@ const MAX_POD_BYTES: usize = 16 << 10;
 const MAX_NAME_BYTES: usize = 1024;
 const MAX_CONTAINER_NAME_BYTES: usize = 64;
 
-/// A Pod that PodProbeMarkers select.
+/// A Pod that PodProbeMarkers select, or that has liveness probes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProbedPod {
     /// Its UID.
@@ -34,6 +33,8 @@ pub struct ProbedPod {
     pub ports: Vec<NamedPort>,
     /// The PodProbeMarkers, sorted by name.
     pub markers: Vec<Arc<PodProbeMarker>>,
+    /// The liveness probes that the daemon runs.
+    pub liveness: Arc<[ContainerProbe]>,
 }
 
 /// What the marks of a Pod depend on.
@@ -86,7 +87,13 @@ pub fn node_probes(current: &[PodProbe], pods: &[(Key, ProbedPod)]) -> Vec<PodPr
 fn pod_probes(pod: &ProbedPod, max_bytes: usize) -> Vec<ContainerProbe> {
     let mut probes: Vec<ContainerProbe> = Vec::new();
     let mut bytes_left = max_bytes;
-    for probe in pod.markers.iter().flat_map(|marker| marker_probes(marker, pod)) {
+    // What keeps a Pod alive comes first.
+    let liveness = pod.liveness.iter().cloned().map(|probe| ContainerProbe {
+        probe: without_empty_fields(probe.probe),
+        ..probe
+    });
+    let markers = pod.markers.iter().flat_map(|marker| marker_probes(marker, pod));
+    for probe in liveness.chain(markers) {
         let is_valid =
             probe.name.len() <= MAX_NAME_BYTES && probe.container_name.len() <= MAX_CONTAINER_NAME_BYTES;
         let bytes = serde_json::to_string(&probe).map_or(usize::MAX, |json| json.len());
@@ -117,7 +124,11 @@ fn marker_probes(marker: &PodProbeMarker, pod: &ProbedPod) -> Vec<ContainerProbe
         Some(ContainerProbe {
             name: full_name(name, &probe.name),
             container_name: probe.container_name.clone(),
-            probe: without_empty_fields(with_port_number(probe, &pod.ports)?),
+            probe: without_empty_fields(with_port_number(
+                probe.probe.clone(),
+                &probe.container_name,
+                &pod.ports,
+            )?),
         })
     });
     probes.collect()
@@ -150,24 +161,6 @@ fn without_empty_fields(mut probe: Probe) -> Probe {
         exec.command = exec.command.take().filter(|command| !command.is_empty());
     }
     probe
-}
-
-fn with_port_number(probe: &PodContainerProbe, ports: &[NamedPort]) -> Option<Probe> {
-    let mut resolved = probe.probe.clone();
-    let http = resolved.http_get.as_mut().map(|get| &mut get.port);
-    let tcp = resolved.tcp_socket.as_mut().map(|tcp| &mut tcp.port);
-    for port in [http, tcp].into_iter().flatten() {
-        let IntOrString::String(name) = port else { continue };
-        let mut own = ports
-            .iter()
-            .filter(|port| *port.container == *probe.container_name);
-        let named = own.find(|port| *port.name == **name);
-        let number = named
-            .map(|port| i32::from(port.number))
-            .or_else(|| name.parse().ok())?;
-        *port = IntOrString::Int(number);
-    }
-    Some(resolved)
 }
 
 /// What a Pod has.

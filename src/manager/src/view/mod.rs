@@ -7,6 +7,7 @@
 
 mod cloneset;
 mod job_pod;
+mod liveness;
 mod node;
 mod node_image;
 mod owned;
@@ -16,8 +17,9 @@ mod raw_pod;
 pub use cloneset::CloneSetView;
 pub use job_pod::{JobContainer, JobContainerState, JobPod};
 pub use kruise_api::selector::matches;
+pub use liveness::{LivenessPod, Workload};
 pub use node::NodeView;
 pub use node_image::{NodeImageView, TagOwner, TagStatusView, TagView, progress_hash};
 pub use owned::{ClaimView, RevisionView};
-pub use pod::{ContainerView, NamedPort, PodView, barrier_config_map, barrier_key};
+pub use pod::{ContainerView, NamedPort, PodView, barrier_config_map, barrier_key, with_port_number};
 pub use raw_pod::RawPod;

@@ -4,9 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Probe;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
 
-use super::{JobPod, RawPod};
+use super::{JobPod, LivenessPod, RawPod, Workload};
 use kruise_api::cloneset::string_map;
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
@@ -48,6 +50,10 @@ pub struct PodView {
     pub barriers: Vec<(String, i64)>,
     /// The Pod, if it runs to completion and has sidecars that are terminated after its other containers.
     pub job: Option<Box<JobPod>>,
+    /// The workload of our API group that controls it.
+    pub workload: Option<Box<Workload>>,
+    /// Its liveness probes, if the daemon runs them; such a workload controls it.
+    pub liveness: Option<Box<LivenessPod>>,
     /// What a workload needs; only for Pods that a CloneSet controls, for orphans, and for Pods that record SidecarSets.
     pub workload_pod: Option<Arc<in_place::Pod>>,
 }
@@ -106,6 +112,8 @@ impl From<&RawPod> for PodView {
         let mut kruise_ready = items(&status["conditions"])
             .filter(|c| c["type"] == keys::KRUISE_POD_READY)
             .map(|c| c["status"] == "True");
+        let of_our_group = Workload::from_references(&meta["ownerReferences"]).map(Box::new);
+        let ports = named_ports(spec);
         let containers = items(&status["containerStatuses"]).chain(items(&status["initContainerStatuses"]));
         let controller = Owner::controller_from_json(&meta["ownerReferences"]);
         let is_true =
@@ -125,13 +133,18 @@ impl From<&RawPod> for PodView {
             ready: is_true("Ready"),
             initialized: is_true("Initialized"),
             ip: status["podIP"].as_str().unwrap_or_default().into(),
-            ports: named_ports(spec),
             has_readiness_gate: items(&spec["readinessGates"])
                 .any(|g| g["conditionType"] == keys::KRUISE_POD_READY),
             kruise_ready: kruise_ready.next(),
             containers: containers.map(container).collect(),
             barriers: barriers(json),
             job: JobPod::from_json(json).map(Box::new),
+            liveness: of_our_group
+                .as_ref()
+                .and_then(|_| LivenessPod::from_json(json, &ports))
+                .map(Box::new),
+            workload: of_our_group,
+            ports,
             workload_pod: workload,
         }
     }
@@ -180,6 +193,23 @@ fn named_ports(spec: &Value) -> Box<[NamedPort]> {
         ports.collect()
     };
     items(&spec["containers"]).flat_map(of_container).collect()
+}
+
+/// The probe of a container with the number of its port; `None` if no port of the container has that name.
+#[must_use]
+pub fn with_port_number(mut probe: Probe, container: &str, ports: &[NamedPort]) -> Option<Probe> {
+    let http = probe.http_get.as_mut().map(|get| &mut get.port);
+    let tcp = probe.tcp_socket.as_mut().map(|tcp| &mut tcp.port);
+    for port in [http, tcp].into_iter().flatten() {
+        let IntOrString::String(name) = port else { continue };
+        let mut own = ports.iter().filter(|port| *port.container == *container);
+        let named = own.find(|port| *port.name == **name);
+        let number = named
+            .map(|port| i32::from(port.number))
+            .or_else(|| name.parse().ok())?;
+        *port = IntOrString::Int(number);
+    }
+    Some(probe)
 }
 
 fn container(status: &Value) -> ContainerView {

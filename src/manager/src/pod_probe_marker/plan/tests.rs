@@ -1,12 +1,13 @@
 #![allow(clippy::unwrap_used)]
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use proptest::prelude::*;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::view::{PodView, RawPod};
-use kruise_api::node_pod_probe::{NodePodProbe, NodePodProbeSpec};
+use kruise_api::node_pod_probe::{NodePodProbe, NodePodProbeSpec, liveness_name};
 
 const VECTORS: &str = include_str!("../../../../../tests/data/go/pod-probe-marker.jsonl");
 
@@ -179,6 +180,7 @@ fn probes_are_distributed_as_in_openkruise() {
                 ip: view.ip.to_string(),
                 ports: view.ports.to_vec(),
                 markers: vec![Arc::clone(&marker)],
+                liveness: Arc::default(),
             };
             let key = Key::namespaced(marker.metadata.namespace.clone().unwrap(), name);
             let ours = node_probes(&[], &[(key, probed)]);
@@ -218,6 +220,7 @@ fn pod(uid: &str, markers: &[&Arc<PodProbeMarker>]) -> (Key, ProbedPod) {
         ip: "10.0.0.1".to_owned(),
         ports: vec![port("other", 1), port("c", 2)],
         markers: markers.iter().map(|marker| Arc::clone(marker)).collect(),
+        liveness: Arc::default(),
     };
     (Key::namespaced("n", uid), pod)
 }
@@ -354,6 +357,37 @@ fn probes_of_a_pod_and_of_a_node_are_bounded() {
             { "name": "a", "containerName": "c".repeat(65), "probe": { "tcpSocket": { "port": 1 } } }] } }),
     );
     assert_eq!(node_probes(&[], &[pod("u", &[&long])]), []);
+}
+
+#[test]
+fn liveness_probes_stand_beside_those_of_markers() {
+    let liveness = ContainerProbe {
+        name: liveness_name("c"),
+        container_name: "c".to_owned(),
+        probe: parse(&json!({ "tcpSocket": { "port": 1, "host": "" }, "initialDelaySeconds": 0 })),
+    };
+    let probes = (0..32).map(|index| probe(&format!("p{index}"), &format!("x/{index}"), json!([])));
+    let probes: Vec<_> = probes.collect();
+    let markers = ["a", "b"].map(|name| marker_of(name, json!(probes)));
+    let (key, mut pod) = pod("u", &markers.iter().collect::<Vec<_>>());
+    pod.liveness = [liveness].into();
+    let entries = node_probes(&[], &[(key.clone(), pod.clone())]);
+    let written = &entries[0].probes;
+    assert_eq!(written.len(), MAX_PROBES_OF_POD);
+    assert_eq!(
+        json!(written[0]),
+        json!({ "name": "EnhancedLivenessProbe#c", "containerName": "c", "probe": { "tcpSocket": { "port": 1 } } })
+    );
+    assert_eq!(written[1].name, "a#p0");
+    // Its result marks nothing.
+    let results = Results {
+        uid: String::new(),
+        states: vec![state("EnhancedLivenessProbe#c", ProbeState::Failed)],
+        markers: pod.markers.clone(),
+    };
+    assert_eq!(pod_change(&PodMarks::default(), &results), PodChange::default());
+    pod.markers = Vec::new();
+    assert_eq!(node_probes(&entries, &[(key, pod)])[0].probes.len(), 1);
 }
 
 #[test]

@@ -1,0 +1,242 @@
+//! The writes: requests that restart containers, and events.
+
+use std::collections::BTreeSet;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+
+use super::observe::{CachedPod, Observed, WorkloadKey};
+use super::plan::{
+    Budget, Failure, REQUEST_TTL_SECONDS, WaitReason, default_budget, request_deadline, request_name,
+};
+use super::{ControllerState, lock};
+use crate::Context;
+use crate::cloneset::plan::limits::Limits;
+use crate::cloneset::plan::types::Features;
+use crate::object_reference::object_reference;
+use crate::view::PodView;
+use kruise_api::container_recreate_request::{
+    ContainerRecreateRequest, ContainerRecreateRequestContainer as RequestedContainer,
+    ContainerRecreateRequestSpec, ContainerRecreateRequestStrategy,
+};
+use kruise_api::keys;
+use kruise_api::owner::Owner;
+use kruise_api::unconfirmed::Unconfirmed;
+use kruise_cluster::{Error, EventType, Key, write};
+use kruise_ops::metrics::metrics;
+
+/// The limits of a workload with so many Pods.
+pub fn budget(ctx: &Context, workload: &WorkloadKey, pods: usize) -> Budget {
+    let key = Key::namespaced(workload.namespace.as_str(), workload.workload.name.as_str());
+    let set = ctx.stores.clone_sets.get(&key);
+    let set = set.filter(|set| {
+        workload.workload.kind == "CloneSet" && set.metadata.uid.as_ref() == Some(&workload.workload.uid)
+    });
+    let Some(set) = set.and_then(|set| set.parse().ok()) else {
+        return default_budget(pods);
+    };
+    let limits = Limits::from_spec(&set.spec, &Features::default());
+    Budget {
+        replicas: limits.replicas,
+        max_unavailable: limits.max_unavailable.max(1),
+    }
+}
+
+/// Creates the requests. One that cannot be created keeps no other Pod from its restart.
+///
+/// # Errors
+/// The first one, when a request to the API server fails.
+pub async fn restart(
+    shared: &ControllerState,
+    observed: &Observed,
+    restarts: &[(Key, Failure)],
+) -> Result<(), Error> {
+    let mut first = Ok(());
+    for (key, failure) in restarts {
+        let Some(pod) = observed.cached.get(key) else {
+            continue;
+        };
+        let result = async {
+            for request in &pod.unfinished {
+                delete_request(shared, key, request).await?;
+            }
+            create_request(shared, key, &pod.view, failure).await
+        };
+        let result = result.await;
+        first = first.and(result);
+    }
+    first
+}
+
+/// Deletes a request that waits for a container to be ready that will not be: the daemon would not begin another one.
+async fn delete_request(
+    shared: &ControllerState,
+    pod: &Key,
+    request: &ContainerRecreateRequest,
+) -> Result<(), Error> {
+    let name = request.metadata.name.as_deref().unwrap_or_default();
+    let uid = request.metadata.uid.as_deref().unwrap_or_default();
+    match write::delete(&shared.manager.api::<ContainerRecreateRequest>(pod), name, uid).await {
+        Err(error) if error.not_found() || error.conflict() => Ok(()),
+        result => result,
+    }
+}
+
+async fn create_request(
+    shared: &ControllerState,
+    key: &Key,
+    pod: &PodView,
+    failure: &Failure,
+) -> Result<(), Error> {
+    let ctx = &shared.manager;
+    let request = request(key, pod, failure);
+    let name = request.metadata.name.clone().unwrap_or_default();
+    let created = write::create(&ctx.api::<ContainerRecreateRequest>(key), &request).await;
+    let is_new = match created {
+        Ok(_) => true,
+        // The watch shows it soon.
+        Err(error) if error.already_exists() => false,
+        Err(error) => return Err(error),
+    };
+    let request = Key {
+        namespace: key.namespace.clone(),
+        name: name.clone(),
+    };
+    let now = shared.started_at.elapsed();
+    {
+        let mut unconfirmed = lock(&shared.unconfirmed);
+        unconfirmed.retain(|_, request| !request.has_expired(now));
+        unconfirmed.insert(key.clone(), Unconfirmed::new(request, now));
+    }
+    if is_new {
+        metrics().liveness_restarts.inc();
+        let container = &failure.container;
+        tracing::info!(pod = %key, container, request = name, "restarts a container whose liveness probe failed");
+        let note = format!("Container {container} failed liveness probe, will be restarted");
+        let reference = container_reference(key, pod, container);
+        let events = &ctx.cluster.events;
+        events.publish(
+            reference,
+            EventType::Normal,
+            keys::EVENT_KILLING,
+            "Restarting",
+            note,
+        );
+    }
+    Ok(())
+}
+
+fn request(key: &Key, pod: &PodView, failure: &Failure) -> ContainerRecreateRequest {
+    let liveness = pod.liveness.as_deref();
+    let probe = liveness.and_then(|liveness| liveness.probe(&failure.container));
+    let own_grace = probe.and_then(|probe| probe.probe.termination_grace_period_seconds);
+    // The field of the probe has a wider type than ours in v1alpha1.
+    let own_grace = own_grace.map(|grace| grace.clamp(1, i64::from(i32::MAX)));
+    let pod_grace = liveness.map_or(0, |liveness| liveness.grace_period_seconds);
+    let owner = OwnerReference {
+        controller: Some(true),
+        ..Owner::pod_reference(&key.name, &pod.uid)
+    };
+    let annotation = (keys::CRR_CONTAINER_ID.to_owned(), failure.container_id.clone());
+    ContainerRecreateRequest {
+        metadata: ObjectMeta {
+            name: Some(request_name(&pod.uid, &failure.container_id)),
+            annotations: Some([annotation].into()),
+            owner_references: Some(vec![owner]),
+            ..ObjectMeta::default()
+        },
+        spec: ContainerRecreateRequestSpec {
+            pod_name: key.name.clone(),
+            containers: vec![RequestedContainer {
+                name: failure.container.clone(),
+                ..RequestedContainer::default()
+            }],
+            strategy: Some(ContainerRecreateRequestStrategy {
+                termination_grace_period_seconds: own_grace,
+                ..ContainerRecreateRequestStrategy::default()
+            }),
+            active_deadline_seconds: Some(request_deadline(own_grace.unwrap_or(pod_grace))),
+            ttl_seconds_after_finished: Some(REQUEST_TTL_SECONDS),
+        },
+        status: None,
+    }
+}
+
+/// One event for each container whose restart begins to wait, and the metric.
+pub fn report_waiting(
+    shared: &ControllerState,
+    workload: &WorkloadKey,
+    observed: &Observed,
+    waiting: &[(Key, Failure, WaitReason)],
+) {
+    let mut now_waiting = BTreeSet::new();
+    let mut all = lock(&shared.waiting);
+    let before = all.remove(workload).unwrap_or_default();
+    for (key, failure, reason) in waiting {
+        let Some(CachedPod { view: pod, .. }) = observed.cached.get(key) else {
+            continue;
+        };
+        let id = (pod.uid.clone(), failure.container_id.clone());
+        if !before.contains(&id) {
+            let container = &failure.container;
+            let set = format!("{} {}", workload.workload.kind, workload.workload.name);
+            let why = match reason {
+                WaitReason::Unavailable(number) => format!("{number} unavailable Pods of {set}"),
+                WaitReason::Restarting(number) => format!("{number} Pods of {set} that are being restarted"),
+            };
+            let note = format!("Container {container} failed liveness probe; its restart waits for {why}");
+            let reference = container_reference(key, pod, container);
+            let events = &shared.manager.cluster.events;
+            events.publish(
+                reference,
+                EventType::Warning,
+                "LivenessRestartWaiting",
+                "Waiting",
+                note,
+            );
+        }
+        now_waiting.insert(id);
+    }
+    if !now_waiting.is_empty() {
+        all.insert(workload.clone(), now_waiting);
+    }
+    let number: usize = all.values().map(BTreeSet::len).sum();
+    let number = i64::try_from(number).unwrap_or(i64::MAX);
+    metrics().liveness_restarts_waiting.set(number);
+}
+
+/// One event for each Pod whose annotation cannot be used as a whole.
+pub fn report_unusable(shared: &ControllerState, workload: &WorkloadKey, observed: &Observed) {
+    let mut all = lock(&shared.reported);
+    let before = all.remove(workload).unwrap_or_default();
+    let mut reported = BTreeSet::new();
+    for (key, CachedPod { view: pod, .. }) in &observed.cached {
+        let unusable = pod.liveness.as_ref().map(|liveness| &liveness.unusable);
+        let Some(unusable) = unusable.filter(|unusable| !unusable.is_empty()) else {
+            continue;
+        };
+        if !before.contains(&pod.uid) {
+            let note = format!("These liveness probes are not run: {}", unusable.join("; "));
+            let reference = object_reference("v1", "Pod", key, &pod.uid);
+            let events = &shared.manager.cluster.events;
+            events.publish(
+                reference,
+                EventType::Warning,
+                "InvalidLivenessProbe",
+                "Probing",
+                note,
+            );
+        }
+        reported.insert(pod.uid.clone());
+    }
+    if !reported.is_empty() {
+        all.insert(workload.clone(), reported);
+    }
+}
+
+fn container_reference(key: &Key, pod: &PodView, container: &str) -> ObjectReference {
+    ObjectReference {
+        field_path: Some(format!("spec.containers{{{container}}}")),
+        ..object_reference("v1", "Pod", key, &pod.uid)
+    }
+}
