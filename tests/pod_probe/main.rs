@@ -20,9 +20,11 @@ use serde_json::{Value, json};
 use support::{connect, programs, waits};
 use testbed::cluster::NODE_NAME;
 
-/// A container that serves `/www` at port 8080 until `/log/stop` exists; it does when `/log/healthy` exists.
+/// A container that serves `/www` at port 8080 once there is no `/log/hold`, until `/log/stop` exists. It creates
+/// `/log/healthy` when it serves.
 fn server() -> Value {
-    let script = "mkdir -p /www; echo up > /www/ok; rm -f /log/stop; httpd -p 8080 -h /www; touch /log/healthy; \
+    let script = "rm -f /log/stop; while [ -e /log/hold ]; do sleep 0.2; done; \
+        mkdir -p /www; echo up > /www/ok; httpd -p 8080 -h /www; touch /log/healthy; \
         while [ ! -e /log/stop ]; do sleep 0.2; done";
     json!({"name": "app", "image": "busybox:1.36", "command": ["sh", "-c", script]})
 }
@@ -194,12 +196,14 @@ async fn every_handler_reports_and_follows_its_container() {
         .await;
     assert!(seen["exec"].1.contains("/log/healthy"), "{seen:?}");
 
-    // The container ends; kubelet starts it again.
+    // The container ends; kubelet starts it again, which may take less time than a write of the status.
+    std::fs::write(test.log_dir.join("hold"), "").unwrap();
     std::fs::write(test.log_dir.join("stop"), "").unwrap();
     test.wait_states(&pod, "all fail or are unknown", |states| {
         states.values().all(|(state, _)| *state != ProbeState::Succeeded)
     })
     .await;
+    std::fs::remove_file(test.log_dir.join("hold")).unwrap();
     test.wait_states(&pod, "succeeds again", |states| {
         ["exec", "http", "tcp"]
             .iter()

@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn the_first_difference_is_named() {
-        assert_eq!(difference(b"abc", b"abd"), "from byte 2 on, of 3 and 3");
+        assert_eq!(difference(b"abc", b"axc"), "from byte 1 on, of 3 and 3");
         assert_eq!(difference(b"abc", b"abcd"), "one has 3 bytes, the other 4");
     }
 }
