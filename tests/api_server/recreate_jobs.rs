@@ -65,7 +65,7 @@ async fn malformed_recreate_jobs_are_refused() {
         ),
         (
             json!({ "maxUnavailable": 0 }),
-            "spec.maxUnavailable: Invalid value: it is 0; give a number of Pods, 1 or greater",
+            "it is 0; give a number of Pods, 1 or greater",
         ),
         (
             json!({ "maxUnavailable": "101%" }),
