@@ -550,5 +550,5 @@ fn values_of_openkruise_are_accepted() {
     let file = folder.path().join("values.yaml");
     fs::write(&file, serde_yaml::to_string(&values).unwrap()).unwrap();
     let rendered = template(&["--values", file.to_str().unwrap()]).unwrap();
-    assert_eq!(rendered.len(), 75);
+    assert_eq!(rendered.len(), template(&[]).unwrap().len());
 }
