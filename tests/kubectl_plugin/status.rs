@@ -3,6 +3,7 @@
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
+use kruise_api::Kind;
 use kruise_api::cloneset::CloneSet;
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::image_pull_job::ImagePullJob;
@@ -77,7 +78,11 @@ async fn status_shows_components_and_what_waits() {
         text.contains("manager     0/2     NotReady   leader is manager-1_x"),
         "{text}"
     );
-    assert!(text.contains("CRDs        8/8     Ready"), "{text}");
+    let kinds = Kind::ALL.len();
+    assert!(
+        text.contains(&format!("CRDs        {kinds}/{kinds}     Ready")),
+        "{text}"
+    );
     assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
     assert!(
         text.contains("\\u{1b}[2J\\u{9b}31m\\r\\nmanager   2/2   Ready\\u{202e}"),
@@ -194,5 +199,5 @@ async fn kubectl_runs_the_plugin() {
         .unwrap();
     assert!(output.status.success(), "{output:?}");
     let status: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(status["crds"].as_array().unwrap().len(), 8);
+    assert_eq!(status["crds"].as_array().unwrap().len(), Kind::ALL.len());
 }
