@@ -97,10 +97,8 @@ impl Owner {
     /// The same, from `metadata.ownerReferences` as JSON.
     #[must_use]
     pub fn controller_from_json(references: &Value) -> Option<Self> {
-        let owners = references.as_array().into_iter().flatten();
-        let mut controllers = owners.filter(|owner| owner["controller"] == true);
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        controllers.next().map(|owner| Self {
+        find_controller(references).map(|owner| Self {
             kind: OwnerKind::from_api_version_and_kind(&text(&owner["apiVersion"]), &text(&owner["kind"])),
             name: text(&owner["name"]),
             uid: text(&owner["uid"]),
@@ -122,15 +120,24 @@ impl Owner {
     }
 }
 
-/// Whether the controller in `metadata.ownerReferences` (JSON) is of our API group, whatever its kind and version.
+/// The controller in `metadata.ownerReferences` (JSON).
+fn find_controller(references: &Value) -> Option<&Value> {
+    let mut owners = references.as_array().into_iter().flatten();
+    owners.find(|owner| owner["controller"] == true)
+}
+
+/// The controller in `metadata.ownerReferences` (JSON) if it is of our API group, whatever its kind and version.
+#[must_use]
+pub fn controller_of_our_group(references: &Value) -> Option<&Value> {
+    let controller = find_controller(references)?;
+    let (group, _) = controller["apiVersion"].as_str()?.split_once('/')?;
+    (group == GROUP).then_some(controller)
+}
+
+/// Whether there is such a controller.
 #[must_use]
 pub fn controlled_by_our_group(references: &Value) -> bool {
-    let owners = references.as_array().into_iter().flatten();
-    let mut controllers = owners.filter(|owner| owner["controller"] == true);
-    let version = controllers.next().and_then(|owner| owner["apiVersion"].as_str());
-    version
-        .and_then(|version| version.split_once('/'))
-        .is_some_and(|(group, _)| group == GROUP)
+    controller_of_our_group(references).is_some()
 }
 
 /// The controller owner reference to a workload of ours, for objects that it creates or adopts.

@@ -38,6 +38,16 @@ impl StatusPacer {
         (since + BATCH_WINDOW).max(next).saturating_duration_since(now)
     }
 
+    /// The same; `None` if it is written now, which is recorded: after that time, or `at_once`.
+    pub fn begin_write(&mut self, now: Instant, message_only: bool, at_once: bool) -> Option<Duration> {
+        let delay = self.delay_of_change(now, message_only);
+        if !delay.is_zero() && !at_once {
+            return Some(delay);
+        }
+        self.record_write(now);
+        None
+    }
+
     /// The status is being written.
     pub fn record_write(&mut self, now: Instant) {
         let busy = self

@@ -303,13 +303,11 @@ pub async fn update_status(
         return Ok(None);
     };
     let now = Instant::now();
-    let wait = state
-        .status_pacer
-        .delay_of_change(now, only_message_changed(ctx.set, &status));
-    if !(wait.is_zero() || settled && is_complete(ctx.set, &status)) {
-        return Ok(Some(wait));
+    let message_only = only_message_changed(ctx.set, &status);
+    let at_once = settled && is_complete(ctx.set, &status);
+    if let Some(delay) = state.status_pacer.begin_write(now, message_only, at_once) {
+        return Ok(Some(delay));
     }
-    state.status_pacer.record_write(now);
     let patch = write::status_patch(&ctx.owner.uid, &status, OPTIONAL_STATUS_FIELDS);
     match write::patch_status_merge::<CloneSet>(&ctx.api(), &ctx.name.name, &patch).await {
         Ok(stored) => ctx.cache_clone_set(stored.object()?),

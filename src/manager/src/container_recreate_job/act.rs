@@ -189,14 +189,12 @@ pub async fn update_status(
         return Ok(None);
     };
     let now = Instant::now();
-    let delay = state.status_pacer.delay_of_change(now, false);
     let has_ended = status.completion_time.is_some();
     // The first one is not waited for, either.
     let at_once = has_ended || cached.job.status.is_none();
-    if !delay.is_zero() && !at_once {
+    if let Some(delay) = state.status_pacer.begin_write(now, false, at_once) {
         return Ok(Some(delay));
     }
-    state.status_pacer.record_write(now);
     let uid = cached.job.metadata.uid.as_deref().unwrap_or_default();
     let body = write::status_patch(uid, status, OPTIONAL_STATUS_FIELDS);
     let jobs: Api<ContainerRecreateJob> = shared.manager.api(key);

@@ -308,21 +308,34 @@ impl Progress {
         memory: &Memory,
         now: Timestamp,
     ) {
-        let known = memory.not_ready_since.get(uid);
-        if known == Some(&None) {
+        if memory.not_ready_since.get(uid) == Some(&None) {
             self.not_ready_since.insert(uid.to_owned(), None);
             self.done += 1;
             return;
         }
+        if self.may_become_ready(job, uid, memory, now) {
+            self.unavailable.insert(uid.to_owned());
+        }
+        self.failed
+            .insert(name.to_owned(), "its request was deleted".to_owned());
+    }
+
+    /// Whether a Pod that is not ready after its restart has more time; it is remembered since when it is not.
+    fn may_become_ready(
+        &mut self,
+        job: &ContainerRecreateJob,
+        uid: &str,
+        memory: &Memory,
+        now: Timestamp,
+    ) -> bool {
+        let known = memory.not_ready_since.get(uid);
         let since = known.copied().flatten().unwrap_or(now);
         self.not_ready_since.insert(uid.to_owned(), Some(since));
         let deadline = add_seconds(since, job.spec.pod_deadline());
         if now < deadline {
-            self.unavailable.insert(uid.to_owned());
             self.next_deadline = self.next_deadline.into_iter().chain([deadline]).min();
         }
-        self.failed
-            .insert(name.to_owned(), "its request was deleted".to_owned());
+        now < deadline
     }
 
     /// How far a request is; `None` if its Pod went before it was restarted: the one that replaces it is new.
@@ -344,21 +357,17 @@ impl Progress {
         if let Err(why) = result {
             return Some(Restart::Failed(why));
         }
-        let known = memory.not_ready_since.get(uid);
+        let has_been_ready = memory.not_ready_since.get(uid) == Some(&None);
         let is_ready = pod.ready && !shows_stopped_container(request, pod);
-        if is_ready || known == Some(&None) {
+        if is_ready || has_been_ready {
             self.not_ready_since.insert(uid.to_owned(), None);
             return Some(Restart::Done);
         }
-        let since = known.copied().flatten().unwrap_or(now);
-        let deadline = add_seconds(since, job.spec.pod_deadline());
-        self.not_ready_since.insert(uid.to_owned(), Some(since));
-        if now >= deadline {
+        if !self.may_become_ready(job, uid, memory, now) {
             let seconds = job.spec.pod_deadline();
             let why = format!("the Pod was not ready within {seconds} s after its restart");
             return Some(Restart::Failed(why));
         }
-        self.next_deadline = self.next_deadline.into_iter().chain([deadline]).min();
         Some(Restart::NotReady)
     }
 

@@ -48,13 +48,11 @@ pub async fn update_status(
         return Ok(None);
     };
     let now = Instant::now();
-    let delay = state.status_pacer.delay_of_change(now, false);
     // The first one is not waited for, either.
     let at_once = status.completion_time.is_some() || observed.list.status.is_none();
-    if !delay.is_zero() && !at_once {
+    if let Some(delay) = state.status_pacer.begin_write(now, false, at_once) {
         return Ok(Some(delay));
     }
-    state.status_pacer.record_write(now);
     let uid = observed.list.metadata.uid.as_deref().unwrap_or_default();
     let body = write::status_patch(uid, status, OPTIONAL_STATUS_FIELDS);
     let lists: Api<ImageListPullJob> = shared.manager.api(key);

@@ -172,11 +172,9 @@ pub async fn sync_marker(shared: &ControllerState, key: &Key) -> Result<RequeueA
             return Ok(None);
         }
         // Many Pods of a rollout change one after the other.
-        let delay = pacer.delay_of_change(now, false);
-        if !delay.is_zero() {
+        if let Some(delay) = pacer.begin_write(now, false, false) {
             return Ok(Some(delay));
         }
-        pacer.record_write(now);
     }
     let patch = write::status_patch(uid, &status, []);
     write::patch_status_merge(&api, &key.name, &patch)

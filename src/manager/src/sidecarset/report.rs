@@ -161,11 +161,12 @@ pub async fn update_status(
     }
     let now = Instant::now();
     let message_only = current.map(without_messages) == Some(without_messages(status));
-    let wait = state.status_pacer.delay_of_change(now, message_only);
-    if !wait.is_zero() && current.is_some() {
-        return Ok(Some(wait));
+    if let Some(delay) = state
+        .status_pacer
+        .begin_write(now, message_only, current.is_none())
+    {
+        return Ok(Some(delay));
     }
-    state.status_pacer.record_write(now);
     let sets: Api<SidecarSet> = Api::all(ctx.shared.manager.cluster.client.clone());
     let patch = write::status_patch(ctx.uid, status, OPTIONAL_STATUS_FIELDS);
     match write::patch_status_merge(&sets, ctx.name, &patch).await {

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{NamedPort, with_port_number};
 use kruise_api::keys;
 use kruise_api::node_pod_probe::{ContainerProbe, MAX_PROBES_OF_POD, liveness_name};
-use kruise_api::owner::controlled_by_our_group;
+use kruise_api::owner::controller_of_our_group;
 
 /// Bytes of the annotation that are read: as many as the probes of a Pod may have in a NodePodProbe.
 const MAX_CONTEXT_BYTES: usize = 16 << 10;
@@ -54,11 +54,7 @@ struct Entry {
 impl Workload {
     /// The controller in `metadata.ownerReferences` (JSON), if it is of our API group.
     pub(super) fn from_references(references: &Value) -> Option<Self> {
-        if !controlled_by_our_group(references) {
-            return None;
-        }
-        let mut owners = references.as_array()?.iter();
-        let controller = owners.find(|owner| owner["controller"] == true)?;
+        let controller = controller_of_our_group(references)?;
         let text = |field: &str| controller[field].as_str().unwrap_or_default().to_owned();
         Some(Self {
             kind: text("kind"),

@@ -118,7 +118,8 @@ impl From<&RawPod> for PodView {
         let controller = Owner::controller_from_json(&meta["ownerReferences"]);
         let is_true =
             |type_: &str| items(&status["conditions"]).any(|c| c["type"] == type_ && c["status"] == "True");
-        let workload = is_workload_pod(meta).then(|| Arc::new(in_place::Pod::from_json(json)));
+        let workload =
+            is_workload_pod(meta, controller.as_ref()).then(|| Arc::new(in_place::Pod::from_json(json)));
         let labels = workload.as_ref().map(|pod| Arc::clone(&pod.labels));
         Self {
             uid: text(&meta["uid"]),
@@ -151,10 +152,9 @@ impl From<&RawPod> for PodView {
 }
 
 /// Whether a CloneSet controls the Pod, it is an orphan, or it records SidecarSets.
-fn is_workload_pod(meta: &Value) -> bool {
+fn is_workload_pod(meta: &Value, controller: Option<&Owner>) -> bool {
     let recorded = meta["annotations"][keys::SIDECAR_SET_INJECTED_LIST].as_str();
-    recorded.is_some_and(|sets| !sets.is_empty())
-        || may_belong_to_clone_set(Owner::controller_from_json(&meta["ownerReferences"]).as_ref())
+    recorded.is_some_and(|sets| !sets.is_empty()) || may_belong_to_clone_set(controller)
 }
 
 fn may_belong_to_clone_set(controller: Option<&Owner>) -> bool {

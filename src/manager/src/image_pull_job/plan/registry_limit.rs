@@ -109,11 +109,10 @@ impl RegistryLimit {
         let mut ready = Vec::new();
         for registry in self.registries.values() {
             let room = max.saturating_sub(registry.total);
-            let mut waiting: Vec<&Uid> = registry
-                .waiting
-                .iter()
-                .take(if room == 0 { 0 } else { usize::MAX })
-                .collect();
+            if room == 0 {
+                continue;
+            }
+            let mut waiting: Vec<&Uid> = registry.waiting.iter().collect();
             waiting.sort_by_cached_key(|uid| self.turn(uid));
             ready.extend(waiting.into_iter().take(room).cloned());
         }
