@@ -22,6 +22,20 @@ const AGE: Column = (
     "Time since creation",
 );
 
+const CONDITION_REASON: Column = (
+    "REASON",
+    "string",
+    r#".status.conditions[?(@.status=="True")].reason"#,
+    "Reason of the condition that is true",
+);
+
+const CONDITION_MESSAGE: Column = (
+    "MESSAGE",
+    "string",
+    r#".status.conditions[?(@.status=="True")].message"#,
+    "Message of the condition that is true",
+);
+
 const NODE_IMAGE_COLUMNS: &[Column] = &[
     ("DESIRED", "integer", ".status.desired", "Tags requested"),
     ("PULLING", "integer", ".status.pulling", "Tags being pulled"),
@@ -52,18 +66,8 @@ const IMAGE_PULL_JOB_COLUMNS: &[Column] = &[
 /// Columns of `kubectl get -o wide`. v1alpha1 has a different MESSAGE.
 const IMAGE_PULL_JOB_WIDE: &[Column] = &[
     ("IMAGE", "string", ".spec.image", "Image to pull"),
-    (
-        "REASON",
-        "string",
-        r#".status.conditions[?(@.status=="True")].reason"#,
-        "Reason of the condition that is true",
-    ),
-    (
-        "MESSAGE",
-        "string",
-        r#".status.conditions[?(@.status=="True")].message"#,
-        "Message of the condition that is true",
-    ),
+    CONDITION_REASON,
+    CONDITION_MESSAGE,
 ];
 
 const IMAGE_LIST_PULL_JOB_COLUMNS: &[Column] = &[
@@ -84,20 +88,7 @@ const IMAGE_LIST_PULL_JOB_COLUMNS: &[Column] = &[
 ];
 
 /// Columns of `kubectl get -o wide`.
-const IMAGE_LIST_PULL_JOB_WIDE: &[Column] = &[
-    (
-        "REASON",
-        "string",
-        r#".status.conditions[?(@.status=="True")].reason"#,
-        "Reason of the condition that is true",
-    ),
-    (
-        "MESSAGE",
-        "string",
-        r#".status.conditions[?(@.status=="True")].message"#,
-        "Message of the condition that is true",
-    ),
-];
+const IMAGE_LIST_PULL_JOB_WIDE: &[Column] = &[CONDITION_REASON, CONDITION_MESSAGE];
 
 /// Columns of `kubectl get -o wide`.
 const NODE_IMAGE_WIDE: &[Column] = &[(
@@ -173,20 +164,7 @@ const CONTAINER_RECREATE_JOB_COLUMNS: &[Column] = &[
 ];
 
 /// Columns of `kubectl get -o wide`.
-const CONTAINER_RECREATE_JOB_WIDE: &[Column] = &[
-    (
-        "REASON",
-        "string",
-        r#".status.conditions[?(@.status=="True")].reason"#,
-        "Reason of the condition that is true",
-    ),
-    (
-        "MESSAGE",
-        "string",
-        r#".status.conditions[?(@.status=="True")].message"#,
-        "Message of the condition that is true",
-    ),
-];
+const CONTAINER_RECREATE_JOB_WIDE: &[Column] = &[CONDITION_REASON, CONDITION_MESSAGE];
 
 const CLONE_SET_COLUMNS: &[Column] = &[
     ("DESIRED", "integer", ".spec.replicas", "Desired number of Pods"),

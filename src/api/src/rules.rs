@@ -95,6 +95,10 @@ fn word() -> Value {
 }
 
 /// The ID of a container, as `RUNTIME://ID`; an ID has 64 characters.
+fn container_name() -> Value {
+    json!({ "minLength": 1, "maxLength": 63, "pattern": names::LABEL_PATTERN })
+}
+
 fn container_id() -> Value {
     json!({ "maxLength": 1024 })
 }
@@ -452,7 +456,7 @@ pub(super) const CONTAINER_RECREATE_REQUEST: &[SchemaRule] = &[
     },
     SchemaRule {
         path: "spec.containers.[].name",
-        add: || json!({ "minLength": 1, "maxLength": 63, "pattern": names::LABEL_PATTERN }),
+        add: container_name,
     },
     SchemaRule {
         path: "spec.strategy.terminationGracePeriodSeconds",

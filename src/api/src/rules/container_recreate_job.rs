@@ -3,9 +3,11 @@
 use serde_json::{Value, json};
 
 use super::cloneset::{non_empty_selector, operators, percentage};
-use super::{FORBIDDEN, INVALID, SchemaRule, cel, cel_with_expression, not_negative, object_name, seconds};
+use super::{
+    FORBIDDEN, INVALID, SchemaRule, cel, cel_with_expression, container_name, not_negative, object_name,
+    seconds,
+};
 use crate::container_recreate_job::{MAX_CONTAINERS, MAX_FAILED_PODS};
-use crate::names;
 
 fn unchanged() -> Value {
     cel(
@@ -91,7 +93,7 @@ pub(crate) const RULES: &[SchemaRule] = &[
     },
     SchemaRule {
         path: "spec.containers.[].name",
-        add: || json!({ "minLength": 1, "maxLength": 63, "pattern": names::LABEL_PATTERN }),
+        add: container_name,
     },
     SchemaRule {
         path: "spec.strategy",
