@@ -48,7 +48,7 @@ async fn malformed_recreate_jobs_are_refused() {
         ),
         (
             target("apps/v1beta1", "Deployment"),
-            "spec.targetRef: Invalid value: apiVersion must be apps/v1",
+            "apiVersion must be apps/v1, or that of CloneSet",
         ),
         (
             target("apps/v1", "CloneSet"),
