@@ -8,6 +8,9 @@ use anyhow::{Result, bail};
 /// Longer than any successful wait takes on a machine that several test clusters keep busy.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
 
+const MIN_PAUSE: Duration = Duration::from_millis(25);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
+
 /// Polls `probe` until it returns a value. Fails after `timeout`, or at once if `probe` fails.
 pub fn until<T>(what: &str, timeout: Duration, mut probe: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let start = Instant::now();
@@ -15,9 +18,11 @@ pub fn until<T>(what: &str, timeout: Duration, mut probe: impl FnMut() -> Result
         if let Some(value) = probe()? {
             return Ok(value);
         }
-        if start.elapsed() > timeout {
+        let elapsed = start.elapsed();
+        if elapsed > timeout {
             bail!("{what}: not there after {timeout:?}");
         }
-        thread::sleep(Duration::from_millis(25));
+        // Many probes are processes, which would slow down what they wait for.
+        thread::sleep((elapsed / 10).clamp(MIN_PAUSE, MAX_PAUSE));
     }
 }

@@ -1,9 +1,7 @@
 //! kube-apiserver.
 
 use std::fs;
-use std::net::TcpStream;
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 
 use anyhow::Result;
@@ -11,8 +9,8 @@ use anyhow::Result;
 use super::certs::Certs;
 use super::component::Component;
 use super::ports::Ports;
+use super::readyz::Readyz;
 use crate::parts::Cache;
-use crate::process::run_command;
 use crate::sandbox::Sandbox;
 
 /// The first address of the Service range, at which Pods reach the API server.
@@ -56,7 +54,6 @@ pub(super) fn component(
     certs: &Certs,
     ports: &Ports,
     gates: &str,
-    admin: &Path,
 ) -> Result<Component> {
     let audit = sandbox.dir().join("audit-policy.json");
     fs::write(&audit, audit_policy())?;
@@ -80,24 +77,11 @@ pub(super) fn component(
     if !ports.endpoint_reconciler {
         args.push("--endpoint-reconciler-type=none".into());
     }
-    let (kubectl, config) = (cache.kubernetes("kubectl"), admin.to_owned());
-    let (host, port) = (ports.host.clone(), ports.apiserver);
-    let ready = move || {
-        // Nothing listens yet, and each probe by kubectl is a process.
-        if TcpStream::connect((host.as_str(), port)).is_err() {
-            return false;
-        }
-        let mut probe = Command::new(&kubectl);
-        probe
-            .arg("--kubeconfig")
-            .arg(&config)
-            .args(["get", "--raw=/readyz", "--request-timeout=2s"]);
-        run_command(&mut probe).is_ok()
-    };
+    let readyz = Readyz::new(&ports.host, ports.apiserver, &certs.ca())?;
     Ok(
         Component::new(sandbox, "kube-apiserver", cache.kubernetes("kube-apiserver"))
             .args(args)
-            .ready(ready),
+            .ready(move || readyz.is_ready()),
     )
 }
 

@@ -107,8 +107,7 @@ impl ControlPlane {
             kubeconfig(&server, &certs.ca(), &Login::Certificate(&user)),
         )?;
         let mut etcd = etcd::component(cache, &sandbox, ports);
-        let mut apiserver =
-            apiserver::component(cache, &sandbox, &certs, ports, options.feature_gates, &admin)?;
+        let mut apiserver = apiserver::component(cache, &sandbox, &certs, ports, options.feature_gates)?;
         etcd.start()?;
         apiserver.start()?;
         let mut controller_manager = options

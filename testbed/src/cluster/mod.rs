@@ -22,6 +22,7 @@ mod kubelet;
 mod managers;
 mod node;
 mod ports;
+mod readyz;
 pub(crate) mod registry;
 
 pub use crate::cgroup::cgroups_named;
