@@ -9,7 +9,7 @@ use crate::fixture::Fixture;
 use crate::manager::Manager;
 use crate::test_cluster::{TestCluster, shared_cluster};
 
-const PODS: usize = 300;
+const PODS: usize = 100;
 /// Maximum number of events of one CloneSet in a few minutes, whatever happens to it.
 const MAX_EVENTS: usize = 40;
 

@@ -127,8 +127,8 @@ async fn next_leader_continues_the_rollout_and_writes_nothing_after_it() {
     let revision = &set["status"]["latestRevision"];
     test.wait_injected(|pod| record(pod, "leaders")["controllerRevision"] == *revision)
         .await;
-    let before = writes(plane);
     standby.stop().unwrap();
+    let before = writes(plane);
     standby.start().unwrap();
     standby.wait_for_readyz_text("leading");
     let sentinel = SidecarNamespace::new(plane, "sentinel").await;
@@ -138,10 +138,10 @@ async fn next_leader_continues_the_rollout_and_writes_nothing_after_it() {
         .into_iter()
         .partition(|((_, _, name), _)| name.contains("sentinel"));
     assert!(!sentinel.is_empty());
-    let others: Vec<String> = others.into_iter().map(|((_, _, name), _)| name).collect();
+    let names: Vec<&str> = others.iter().map(|((_, _, name), _)| name.as_str()).collect();
     assert_eq!(
-        others,
+        names,
         ["kruise-mutating-webhook-configuration"],
-        "for the new set"
+        "for the new set; {others:?}"
     );
 }
