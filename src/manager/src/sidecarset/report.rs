@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::Api;
 
 use super::observe::{ObservedSet, versioned_set};
-use super::policies::Injection;
+use super::policies::{Injection, KnownInjection};
 use super::{SetContext, SetState};
 use crate::object_reference::object_reference;
 use kruise_api::sidecarset::{INJECTED_BY_POLICY, SidecarSet, SidecarSetStatus};
@@ -46,25 +46,13 @@ pub fn new_status(
     current: &SidecarSetStatus,
     plan: &Plan,
     observed: &ObservedSet,
-    injection: Option<Injection>,
+    injection: KnownInjection,
     now: Timestamp,
 ) -> SidecarSetStatus {
     let mut status = plan.status.clone().unwrap_or_else(|| current.clone());
     let count = i32::try_from(observed.not_injected.len()).unwrap_or(i32::MAX);
     status.not_injected_pods = (count > 0).then_some(count);
-    let injection = injection.map(|injection| match injection {
-        Injection::Policy => Stated {
-            holds: true,
-            reason: "PolicyInstalled",
-            message: "new Pods are injected by the API server".to_owned(),
-        },
-        Injection::Webhook { reason, message } => Stated {
-            holds: false,
-            reason,
-            message,
-        },
-    });
-    set_condition(&mut status, INJECTED_BY_POLICY, injection, now);
+    set_injected_by_policy(&mut status, injection, now);
     if waiting::is_undecided(plan) {
         return status;
     }
@@ -77,11 +65,38 @@ pub fn new_status(
     status
 }
 
+/// A leader that has just started must not remove what the one before it wrote.
+fn set_injected_by_policy(status: &mut SidecarSetStatus, injection: KnownInjection, now: Timestamp) {
+    let stated = match injection {
+        KnownInjection::NotYet => return,
+        KnownInjection::Nothing => None,
+        KnownInjection::Known(injection) => Some(Stated::from(injection)),
+    };
+    set_condition(status, INJECTED_BY_POLICY, stated, now);
+}
+
 /// What a condition says.
 struct Stated {
     holds: bool,
     reason: &'static str,
     message: String,
+}
+
+impl From<Injection> for Stated {
+    fn from(injection: Injection) -> Self {
+        match injection {
+            Injection::Policy => Self {
+                holds: true,
+                reason: "PolicyInstalled",
+                message: "new Pods are injected by the API server".to_owned(),
+            },
+            Injection::Webhook { reason, message } => Self {
+                holds: false,
+                reason,
+                message,
+            },
+        }
+    }
 }
 
 /// Replaces a condition, or removes it.
@@ -241,4 +256,24 @@ fn publish(ctx: &SetContext<'_>, type_: EventType, reason: &str, note: String) {
     let reference = object_reference("apps.kruise.io/v1beta1", "SidecarSet", &key, ctx.uid);
     let events = &ctx.shared.manager.cluster.events;
     events.publish(reference, type_, reason, "Reconcile", note);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn injected_by_policy_is_kept_until_the_policies_are_known() {
+        let time = |second| Timestamp::UNIX_EPOCH + Duration::from_secs(second);
+        let mut status = SidecarSetStatus::default();
+        set_injected_by_policy(&mut status, KnownInjection::Known(Injection::Policy), time(1));
+        let written = status.conditions.clone();
+        assert_eq!(written.len(), 1);
+        set_injected_by_policy(&mut status, KnownInjection::NotYet, time(2));
+        assert_eq!(status.conditions, written);
+        set_injected_by_policy(&mut status, KnownInjection::Known(Injection::Policy), time(3));
+        assert_eq!(status.conditions, written, "it keeps its time");
+        set_injected_by_policy(&mut status, KnownInjection::Nothing, time(4));
+        assert_eq!(status.conditions, []);
+    }
 }

@@ -76,34 +76,55 @@ impl Injection {
     }
 }
 
-/// How each set is injected, by name. Absent if nothing is injected, or the API server serves no policies.
+/// What is known of how a set is injected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KnownInjection {
+    /// The set has not been compared with its policies since the start: what the status says is kept.
+    NotYet,
+    /// Nothing is injected, or the API server serves no policies.
+    Nothing,
+    /// It is injected so.
+    Known(Injection),
+}
+
+/// How each set is injected.
 #[derive(Debug, Default)]
 pub struct Injections {
-    of: Mutex<HashMap<String, Injection>>,
+    /// By name; without a value if nothing is injected.
+    of: Mutex<HashMap<String, Option<Injection>>>,
     /// The policies cannot be read, so that no set can have one.
     unreadable: AtomicBool,
+    /// The API server serves no policies.
+    unserved: AtomicBool,
 }
 
 impl Injections {
-    pub fn get(&self, set: &str) -> Option<Injection> {
+    pub fn get(&self, set: &str) -> KnownInjection {
+        if self.unserved.load(Ordering::Relaxed) {
+            return KnownInjection::Nothing;
+        }
         if self.unreadable.load(Ordering::Relaxed) {
             let why = "the manager cannot list MutatingAdmissionPolicies and their bindings";
-            return Some(Injection::webhook("PoliciesUnreadable", why));
+            return KnownInjection::Known(Injection::webhook("PoliciesUnreadable", why));
         }
-        self.lock().get(set).cloned()
+        match self.lock().get(set).cloned() {
+            None => KnownInjection::NotYet,
+            Some(None) => KnownInjection::Nothing,
+            Some(Some(injection)) => KnownInjection::Known(injection),
+        }
     }
 
     /// Returns whether it changed.
     fn set(&self, set: &str, injection: Option<Injection>) -> bool {
-        let mut all = self.lock();
-        let before = match injection.clone() {
-            Some(injection) => all.insert(set.to_owned(), injection),
-            None => all.remove(set),
-        };
-        before != injection
+        let before = self.lock().insert(set.to_owned(), injection.clone());
+        before != Some(injection)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Injection>> {
+    fn remove(&self, set: &str) {
+        self.lock().remove(set);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Option<Injection>>> {
         self.of.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -157,7 +178,7 @@ impl From<Error> for Obstacle {
 pub async fn run(shared: Arc<ControllerState>, changed: mpsc::UnboundedSender<Key>) {
     let ctx = shared.manager.clone();
     let client = &ctx.cluster.client;
-    wait_until_served(client).await;
+    wait_until_served(&shared, &changed).await;
     let params = || ListParams::default().labels(keys::SIDECAR_SET_NAME);
     let api: Api<AdmissionObject<Policy>> = Api::all(client.clone());
     let (policies, watch_policies) = optional_reflector(api, params(), |object: AdmissionObject<Policy>| {
@@ -196,14 +217,22 @@ pub async fn run(shared: Arc<ControllerState>, changed: mpsc::UnboundedSender<Ke
     }
 }
 
-/// Waits until the API server serves policies.
-async fn wait_until_served(client: &kube::Client) {
+/// Waits until the API server serves policies. If it does not, the statuses say nothing about them.
+async fn wait_until_served(shared: &ControllerState, changed: &mpsc::UnboundedSender<Key>) {
+    let client = &shared.manager.cluster.client;
+    let unserved = &shared.injections.unserved;
     let version = format!("{GROUP}/{VERSION}");
     loop {
         let request = client.list_api_group_resources(&version);
         let pause = match tokio::time::timeout(write::REQUEST_TIMEOUT, request).await {
-            Ok(Ok(list)) if list.resources.iter().any(|one| one.name == Policy::PLURAL) => return,
+            Ok(Ok(list)) if list.resources.iter().any(|one| one.name == Policy::PLURAL) => {
+                unserved.store(false, Ordering::Relaxed);
+                return;
+            }
             Ok(Ok(_)) => {
+                if !unserved.swap(true, Ordering::Relaxed) {
+                    enqueue_all(shared, changed);
+                }
                 tracing::info!(
                     "the API server does not serve MutatingAdmissionPolicy v1; SidecarSets are injected by webhooks"
                 );
@@ -216,6 +245,14 @@ async fn wait_until_served(client: &kube::Client) {
             Err(_) => DISCOVERY_RETRY,
         };
         tokio::time::sleep(pause).await;
+    }
+}
+
+/// Has the status of every set written.
+fn enqueue_all(shared: &ControllerState, changed: &mpsc::UnboundedSender<Key>) {
+    for (key, _) in shared.manager.stores.sidecar_sets.entries() {
+        // It fails at shutdown only.
+        let _ = changed.send(key);
     }
 }
 
@@ -339,7 +376,7 @@ async fn reconcile(state: Arc<Policies>, key: Key) -> Result<RequeueAfter, Error
         // The garbage collector would delete them, too, but they inject until then.
         let is_left = |owner: &Owner| owner.name == key.name;
         delete_all(&state, &key.name, is_left, &[]).await?;
-        state.shared.injections.set(&key.name, None);
+        state.shared.injections.remove(&key.name);
         state.awaited().remove(&key.name);
         return Ok(None);
     };
@@ -580,15 +617,13 @@ impl Policies {
         left.filter(|left| !left.is_zero())
     }
 
-    /// Has the status of every set written.
+    /// Says it in the status of every set.
     fn set_unreadable(&self, unreadable: bool) {
         self.shared
             .injections
             .unreadable
             .store(unreadable, Ordering::Relaxed);
-        for (key, _) in self.shared.manager.stores.sidecar_sets.entries() {
-            self.enqueue(key);
-        }
+        enqueue_all(&self.shared, &self.changed);
     }
 
     /// Has the set's status written if its injection changed.
