@@ -77,9 +77,10 @@ impl Injection {
 }
 
 /// What is known of how a set is injected.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum KnownInjection {
     /// The set has not been compared with its policies since the start: what the status says is kept.
+    #[default]
     NotYet,
     /// Nothing is injected, or the API server serves no policies.
     Nothing,
@@ -90,8 +91,8 @@ pub enum KnownInjection {
 /// How each set is injected.
 #[derive(Debug, Default)]
 pub struct Injections {
-    /// By name; without a value if nothing is injected.
-    of: Mutex<HashMap<String, Option<Injection>>>,
+    /// By name.
+    of: Mutex<HashMap<String, KnownInjection>>,
     /// The policies cannot be read, so that no set can have one.
     unreadable: AtomicBool,
     /// The API server serves no policies.
@@ -107,15 +108,11 @@ impl Injections {
             let why = "the manager cannot list MutatingAdmissionPolicies and their bindings";
             return KnownInjection::Known(Injection::webhook("PoliciesUnreadable", why));
         }
-        match self.lock().get(set).cloned() {
-            None => KnownInjection::NotYet,
-            Some(None) => KnownInjection::Nothing,
-            Some(Some(injection)) => KnownInjection::Known(injection),
-        }
+        self.lock().get(set).cloned().unwrap_or_default()
     }
 
     /// Returns whether it changed.
-    fn set(&self, set: &str, injection: Option<Injection>) -> bool {
+    fn set(&self, set: &str, injection: KnownInjection) -> bool {
         let before = self.lock().insert(set.to_owned(), injection.clone());
         before != Some(injection)
     }
@@ -124,7 +121,7 @@ impl Injections {
         self.lock().remove(set);
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Option<Injection>>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, KnownInjection>> {
         self.of.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -392,7 +389,10 @@ async fn reconcile(state: Arc<Policies>, key: Key) -> Result<RequeueAfter, Error
         Err(unsupported) => {
             let why = format!("a policy cannot express the SidecarSet: {unsupported}");
             delete_all(&state, &key.name, is_own, &[]).await?;
-            state.report(&key, Some(Injection::webhook("Unsupported", &why)));
+            state.report(
+                &key,
+                KnownInjection::Known(Injection::webhook("Unsupported", &why)),
+            );
             return Ok(None);
         }
     };
@@ -401,11 +401,12 @@ async fn reconcile(state: Arc<Policies>, key: Key) -> Result<RequeueAfter, Error
         Ok(delete_all(&state, &key.name, is_own, &desired).await?)
     };
     let (injection, requeue) = match installed.await {
-        Ok(()) => ((!desired.is_empty()).then_some(Injection::Policy), None),
+        Ok(()) if desired.is_empty() => (KnownInjection::Nothing, None),
+        Ok(()) => (KnownInjection::Known(Injection::Policy), None),
         Err(Obstacle::Permanent(injection)) => {
             // What an older policy would inject is outdated.
             delete_all(&state, &key.name, is_own, &[]).await?;
-            (Some(injection), Some(RETRY_REFUSED))
+            (KnownInjection::Known(injection), Some(RETRY_REFUSED))
         }
         Err(Obstacle::Error(error)) => return Err(error),
     };
@@ -627,14 +628,10 @@ impl Policies {
     }
 
     /// Has the set's status written if its injection changed.
-    fn report(&self, key: &Key, injection: Option<Injection>) {
+    fn report(&self, key: &Key, injection: KnownInjection) {
         if self.shared.injections.set(&key.name, injection) {
-            self.enqueue(key.clone());
+            // It fails at shutdown only.
+            let _ = self.changed.send(key.clone());
         }
-    }
-
-    fn enqueue(&self, set: Key) {
-        // It fails at shutdown only.
-        let _ = self.changed.send(set);
     }
 }
