@@ -450,6 +450,11 @@ fn is_of_node(kind: &str) -> bool {
     ["NodeImage", "NodePodProbe"].contains(&kind)
 }
 
+/// Attempts in parallel: patches of one object conflict with each other.
+fn max_concurrent(kind: &str) -> usize {
+    if is_of_node(kind) { 1 } else { MAX_CONCURRENT }
+}
+
 /// The version in which objects of the kind are stored.
 fn stored_version(kind: &str) -> &'static str {
     match kind {
@@ -651,9 +656,7 @@ async fn try_all_fields(kind: &'static str) {
         }
     }
     let count = light.len();
-    // Patches of one object conflict with each other.
-    let at_a_time = if is_of_node(kind) { 1 } else { MAX_CONCURRENT };
-    let mut accepted = run_attempts(light, at_a_time, admin, kind).await;
+    let mut accepted = run_attempts(light, max_concurrent(kind), admin, kind).await;
     assert!(
         !accepted.is_empty() && accepted.len() < count,
         "{} of {count} were accepted",
@@ -719,8 +722,7 @@ async fn try_status_fields(kind: &'static str, admin: &Cluster) -> Vec<String> {
         }
     }
     let count = light.len();
-    let at_a_time = if is_of_node(kind) { 1 } else { MAX_CONCURRENT };
-    let accepted = run_attempts(light, at_a_time, admin, kind).await.len();
+    let accepted = run_attempts(light, max_concurrent(kind), admin, kind).await.len();
     assert!(
         accepted > 0 && accepted < count,
         "{accepted} of {count} were accepted"

@@ -492,16 +492,13 @@ async fn malformed_template_fields_are_rejected_or_harmless() {
         let in_claim = place.field.starts_with("spec.volumeClaim");
         let valid = if in_claim { &without_metadata } else { &valid };
         if schema["type"] == "string" && valid.pointer(&place.pointer).is_some() {
+            // A mebibyte takes the API server a second.
+            let length = if heavy.len() % 8 == 0 { 1 << 20 } else { 1 << 16 };
             heavy.push(Attempt {
                 version: "v1beta1".to_owned(),
                 name: format!("template-heavy-{}", heavy.len()),
                 field: place.field.clone(),
-                // Each takes the API server a second, so most are smaller.
-                object: with_value(
-                    valid,
-                    place,
-                    "a".repeat(1 << if heavy.len() % 8 == 0 { 20 } else { 16 }).into(),
-                ),
+                object: with_value(valid, place, "a".repeat(length).into()),
             });
         }
         for (value_index, value) in malformed_values(schema).into_iter().enumerate() {
