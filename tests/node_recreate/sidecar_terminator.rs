@@ -35,12 +35,18 @@ fn phase(pod: &Pod) -> &str {
         .unwrap_or_default()
 }
 
+/// Whether the manager has set the phase, in a way that kubelet takes note of at once.
 fn is_marked(pod: &Pod) -> bool {
+    let annotated = pod
+        .annotations()
+        .contains_key("apps.kruise.io/sidecars-terminated-at");
     let conditions = pod.status.iter().flat_map(|status| &status.conditions).flatten();
     let mut marks = conditions.filter(|condition| condition.type_ == "SidecarTerminated");
-    marks.any(|condition| {
+    let has_condition = marks.any(|condition| {
         condition.status == "True" && condition.message.as_deref() == Some("Terminated by Sidecar Terminator")
-    })
+    });
+    assert_eq!(annotated, has_condition, "{:?}", pod.metadata);
+    annotated
 }
 
 fn all_ended(pod: &Pod) -> bool {
@@ -128,9 +134,10 @@ async fn sidecars_end_after_the_main_containers() {
             "{name}: {:#?}",
             pod.status
         );
-        // Kubelet may stop a sidecar whose exit code is ignored before a request does.
-        let fewest = usize::from(sidecars.iter().any(|(_, _, ignored)| !ignored));
-        // All requests are the Pod's own, and end.
+        // Kubelet stops those whose exit code is ignored.
+        let (ignored, counted): (Vec<&(&str, u8, bool)>, Vec<_>) =
+            sidecars.iter().partition(|(_, _, ignored)| *ignored);
+        // The request is the Pod's own, and ends.
         let uid = pod.uid().unwrap();
         test.poll_until("the requests of the Pod end", || async {
             let all = requests.list(&ListParams::default()).await.unwrap();
@@ -139,19 +146,15 @@ async fn sidecars_end_after_the_main_containers() {
                 .into_iter()
                 .filter(|one| one.spec.pod_name == *name)
                 .collect();
-            assert!((fewest..=2).contains(&own.len()), "{name}: {own:#?}");
+            assert_eq!(own.len(), counted.len(), "{name}: {own:#?}");
             for request in &own {
-                assert!(
-                    request
-                        .name_any()
-                        .starts_with(&format!("sidecar-termination-{uid}"))
-                );
+                assert_eq!(request.name_any(), format!("sidecar-termination-{uid}"));
                 assert_eq!(request.owner_references()[0].uid, uid);
                 let stopped = request
                     .spec
                     .containers
                     .iter()
-                    .all(|one| sidecars.iter().any(|(name, ..)| *name == one.name));
+                    .all(|one| counted.iter().any(|(name, ..)| *name == one.name));
                 assert!(stopped, "{name}: {:#?}", request.spec);
             }
             let all_completed = own.iter().all(|one| {
@@ -162,19 +165,21 @@ async fn sidecars_end_after_the_main_containers() {
             all_completed.then_some(())
         })
         .await;
-        if fewest == 0 {
-            continue;
-        }
-        test.poll_until("the event", || async {
+        let stops = counted.iter().map(|(name, ..)| {
+            format!("Kruise SidecarTerminator is trying to terminate sidecar [{name}] using crr")
+        });
+        let sets_phase = ignored.iter().map(|(name, ..)| {
+            format!("Kruise SidecarTerminator has set phase Succeeded, kubelet stops sidecar [{name}]")
+        });
+        let expected: Vec<String> = stops.chain(sets_phase).collect();
+        test.poll_until("the events", || async {
             let events = test.api::<Event>().list(&ListParams::default()).await.unwrap();
-            let mut of_pod = events.items.iter().filter(|event| {
+            let of_pod = events.items.iter().filter(|event| {
                 event.involved_object.uid.as_ref() == Some(&uid)
                     && event.reason.as_deref() == Some("SidecarTerminator")
             });
-            let expected = "Kruise SidecarTerminator is trying to terminate sidecar [log] using crr";
-            of_pod
-                .any(|event| event.message.as_deref() == Some(expected))
-                .then_some(())
+            let messages: Vec<_> = of_pod.filter_map(|event| event.message.as_ref()).collect();
+            expected.iter().all(|one| messages.contains(&one)).then_some(())
         })
         .await;
     }

@@ -195,6 +195,8 @@ pub const LIVENESS_PREFIX: &str = "liveness-";
 pub const CRR_CONTAINER_ID: &str = "crr.apps.kruise.io/container-id";
 /// Pod condition of Pods whose sidecars are being terminated.
 pub const SIDECAR_TERMINATED: &str = "SidecarTerminated";
+/// Annotation of ours on such a Pod: when its phase was set, so that kubelet takes note at once.
+pub const SIDECARS_TERMINATED_AT: &str = "apps.kruise.io/sidecars-terminated-at";
 /// Condition of a ContainerRecreateRequest: the Pod was made unready, the grace period starts at its
 /// `lastTransitionTime`. Its reason is the same string.
 pub const PRE_RECREATE_GRACE: &str = "PreRecreateGrace";

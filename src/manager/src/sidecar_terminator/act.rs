@@ -1,11 +1,10 @@
 //! The writes: requests that stop sidecars, and the phase of a Pod.
 
-use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Resource;
 use serde_json::json;
 
-use super::plan::{EndPhase, MAX_REQUESTS, Step, completion, ending_job, plan, request_deadline};
+use super::plan::{EndPhase, Request, Step, ending_job, plan, request_deadline, running};
 use crate::Context;
 use crate::object_reference::object_reference;
 use crate::view::{JobPod, PodView, RawPod};
@@ -31,27 +30,19 @@ pub fn has_daemon(ctx: &Context, pod: &PodView) -> bool {
     node.is_some_and(|node| !node.is_virtual())
 }
 
-/// Name of the Pod's first request, which is OpenKruise's, or of a later one.
-fn request_name(uid: &str, index: usize) -> String {
-    match index {
-        0 => format!("{SIDECAR_TERMINATION_PREFIX}{uid}"),
-        _ => format!("{SIDECAR_TERMINATION_PREFIX}{uid}-{}", index + 1),
-    }
+/// Name of the Pod's request; OpenKruise's.
+fn request_name(uid: &str) -> String {
+    format!("{SIDECAR_TERMINATION_PREFIX}{uid}")
 }
 
-/// When the requests that were created for the Pod ended, if they have.
-pub fn requests(ctx: &Context, pod: &Key, uid: &str) -> Vec<Option<Timestamp>> {
-    let find = |index| {
-        let key = Key {
-            namespace: pod.namespace.clone(),
-            name: request_name(uid, index),
-        };
-        ctx.stores.requests.get(&key)
+/// What is known of the request for the Pod.
+pub fn request(ctx: &Context, pod: &Key, uid: &str) -> Request {
+    let key = Key {
+        namespace: pod.namespace.clone(),
+        name: request_name(uid),
     };
-    (0..MAX_REQUESTS)
-        .map_while(find)
-        .map(|request| completion(&request))
-        .collect()
+    let request = ctx.stores.requests.get(&key);
+    request.map_or(Request::Missing, |request| Request::from(&*request))
 }
 
 /// Creates a request that stops these containers of the Pod.
@@ -63,7 +54,6 @@ pub async fn create_request(
     pod: &Key,
     uid: &str,
     job: &JobPod,
-    index: usize,
     containers: &[Box<str>],
 ) -> Result<(), Error> {
     let owner = OwnerReference {
@@ -87,7 +77,7 @@ pub async fn create_request(
     };
     let request = ContainerRecreateRequest {
         metadata: ObjectMeta {
-            name: Some(request_name(uid, index)),
+            name: Some(request_name(uid)),
             owner_references: Some(vec![owner]),
             ..ObjectMeta::default()
         },
@@ -104,17 +94,17 @@ pub async fn create_request(
         containers.join(" ")
     );
     tracing::info!(%pod, ?containers, "stops the sidecars of a Pod whose main containers have ended");
-    ctx.cluster.events.publish(
-        object_reference("v1", "Pod", pod, uid),
-        EventType::Normal,
-        "SidecarTerminator",
-        "Terminating",
-        note,
-    );
+    publish(ctx, pod, uid, note);
     Ok(())
 }
 
-/// Sets phase and condition of a Pod that has not ended.
+fn publish(ctx: &Context, pod: &Key, uid: &str, note: String) {
+    let pod = object_reference("v1", "Pod", pod, uid);
+    let events = &ctx.cluster.events;
+    events.publish(pod, EventType::Normal, "SidecarTerminator", "Terminating", note);
+}
+
+/// Sets phase and condition of a Pod that has not ended. Kubelet then stops what still runs.
 ///
 /// # Errors
 /// [`Error::conflict`] when the Pod changed in the meantime: retry.
@@ -125,25 +115,27 @@ pub async fn set_phase(ctx: &Context, key: &Key, uid: &str, phase: EndPhase) -> 
     };
     let view = PodView::from(&pod);
     // The watch may be behind.
-    let is_still_due = ending_job(&view).is_some_and(|job| {
-        plan(
-            job,
-            view.terminal,
-            &requests(ctx, key, uid),
-            ctx.cluster.clock.now(),
-        ) == Step::SetPhase(phase)
-    });
-    if view.uid != uid || !is_still_due {
+    let now = ctx.cluster.clock.now();
+    let is_due =
+        |job: &&JobPod| plan(job, view.terminal, request(ctx, key, uid), now) == Step::SetPhase(phase);
+    let Some(job) = ending_job(&view).filter(is_due) else {
+        return Ok(());
+    };
+    if view.uid != uid {
         return Ok(());
     }
     let phase = match phase {
         EndPhase::Succeeded => "Succeeded",
         EndPhase::Failed => "Failed",
     };
-    let now = ctx.cluster.clock.now();
     let condition = pod_condition(keys::SIDECAR_TERMINATED, true, "", TERMINATED_MESSAGE, now);
+    // Of a change to the status alone kubelet takes note after up to a minute and a half. Until then, it would replace
+    // the phase by one of the exit codes if a sidecar ended.
+    let annotations = json!({ keys::SIDECARS_TERMINATED_AT: now });
     let patch = json!({
-        "metadata": { "uid": uid, "resourceVersion": pod.meta().resource_version },
+        "metadata": {
+            "uid": uid, "resourceVersion": pod.meta().resource_version, "annotations": annotations,
+        },
         "status": { "phase": phase, "conditions": [condition] },
     });
     match write::patch_status_strategic(&api, &key.name, &patch).await {
@@ -151,6 +143,13 @@ pub async fn set_phase(ctx: &Context, key: &Key, uid: &str, phase: EndPhase) -> 
         result => {
             result?;
             tracing::info!(pod = %key, phase, "set the phase of a Pod whose main containers have ended");
+            let left = running(job, |_| true);
+            if !left.is_empty() {
+                let left = left.join(" ");
+                let note =
+                    format!("Kruise SidecarTerminator has set phase {phase}, kubelet stops sidecar [{left}]");
+                publish(ctx, key, uid, note);
+            }
             Ok(())
         }
     }

@@ -1,8 +1,8 @@
 //! Ends the sidecars of Pods that run to completion, once their main containers have ended.
 //!
 //! In:  Pods whose containers are marked as sidecars by environment variables, and ContainerRecreateRequests (watches).
-//! Out: ContainerRecreateRequests that stop the sidecars; phase and condition `SidecarTerminated` of Pods that would not
-//!      end otherwise; events.
+//! Out: ContainerRecreateRequests that stop the sidecars; phase, condition `SidecarTerminated` and an annotation of Pods
+//!      that would not end otherwise; events.
 //!
 //! The marks are OpenKruise's. Native sidecars (restartable init containers) need no marks: kubelet ends them.
 
@@ -68,12 +68,12 @@ async fn reconcile(ctx: Context, key: Key) -> Result<RequeueAfter, Error> {
         return Ok(None);
     };
     let now = ctx.cluster.clock.now();
-    let requests = act::requests(&ctx, &key, &pod.uid);
-    match plan(job, pod.terminal, &requests, now) {
+    let request = act::request(&ctx, &key, &pod.uid);
+    match plan(job, pod.terminal, request, now) {
         Step::Wait => Ok(None),
         Step::WaitUntil(time) => Ok(Some(duration_until(time, now))),
         Step::Stop(containers) => {
-            act::create_request(&ctx, &key, &pod.uid, job, requests.len(), &containers).await?;
+            act::create_request(&ctx, &key, &pod.uid, job, &containers).await?;
             Ok(None)
         }
         Step::SetPhase(phase) => {

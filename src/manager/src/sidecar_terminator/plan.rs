@@ -1,7 +1,7 @@
 //! Which sidecars of a Pod are terminated next, and which phase the Pod gets.
 //!
-//! Once all main containers have ended, a ContainerRecreateRequest stops the sidecars. Where kubelet would not let the
-//! Pod end after that, its phase is set, and what is left is stopped:
+//! Once all main containers have ended, a ContainerRecreateRequest stops the sidecars whose exit code counts. Where
+//! kubelet would not let the Pod end after that, its phase is set, and kubelet stops what is left:
 //!
 //! * a sidecar whose exit code is to be ignored has not ended;
 //! * a sidecar was stopped and kubelet restarts it (`OnFailure`), could not be stopped, or never started.
@@ -11,14 +11,33 @@ use jiff::{SignedDuration, Timestamp};
 use crate::view::{JobContainer, JobContainerState, JobPod, PodView};
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 
-/// Requests for one Pod: before it gets its phase, and after that. What they do not stop, kubelet does.
-pub const MAX_REQUESTS: usize = 2;
-/// How long kubelet may take to report that a container was stopped, and to see a phase that was set.
+/// How long kubelet may take to report that a container was stopped.
 const STATUS_DELAY: SignedDuration = SignedDuration::from_secs(10);
 /// Time that a request gets in addition to the grace period of the Pod, in seconds.
 const REQUEST_SECONDS: i64 = 60;
 /// The longest grace period, in seconds: a day.
 const MAX_GRACE_SECONDS: i64 = 86_400;
+
+/// The request that stops the sidecars of a Pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// There is none.
+    Missing,
+    /// It has not ended.
+    Active,
+    /// It ended at this time.
+    Ended(Timestamp),
+}
+
+impl From<&ContainerRecreateRequest> for Request {
+    fn from(request: &ContainerRecreateRequest) -> Self {
+        let completion = request
+            .status
+            .as_ref()
+            .and_then(|status| status.completion_time.as_ref());
+        completion.map_or(Self::Active, |time| Self::Ended(time.0))
+    }
+}
 
 /// Phase of a Pod that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,41 +68,23 @@ pub fn ending_job(pod: &PodView) -> Option<&JobPod> {
     end_phase(&job.mains).map(|_| job)
 }
 
-/// Plans the next step for a Pod. `requests` are when those that were created for it ended, if they have.
+/// Plans the next step for a Pod.
 #[must_use]
-pub fn plan(pod: &JobPod, terminal: bool, requests: &[Option<Timestamp>], now: Timestamp) -> Step {
-    let Some(phase) = end_phase(&pod.mains) else {
+pub fn plan(pod: &JobPod, terminal: bool, request: Request, now: Timestamp) -> Step {
+    let Some(phase) = end_phase(&pod.mains).filter(|_| !terminal) else {
         return Step::Wait;
     };
-    let Some(completed) = requests.iter().copied().collect::<Option<Vec<_>>>() else {
-        return Step::Wait;
-    };
-    if terminal {
-        // Kubelet stops the containers of a Pod that has ended, though up to a minute later than a request does.
-        let running = running(pod, |_| true);
-        let marked_at = pod
-            .marked_at
-            .filter(|_| !running.is_empty() && requests.len() < MAX_REQUESTS);
-        let Some(marked_at) = marked_at else {
-            return Step::Wait;
-        };
-        // A kubelet that has not seen the phase yet would replace it by one of the exit codes.
-        let seen_at = marked_at.saturating_add(STATUS_DELAY).unwrap_or(marked_at);
-        return if now < seen_at {
-            Step::WaitUntil(seen_at)
-        } else {
-            Step::Stop(running)
-        };
-    }
     let counted = running(pod, |sidecar| !sidecar.ignore_exit_code);
-    if !counted.is_empty() {
-        let Some(last) = completed.into_iter().max() else {
-            return Step::Stop(counted);
-        };
-        let reported = last.saturating_add(STATUS_DELAY).unwrap_or(last);
-        if now < reported {
-            return Step::WaitUntil(reported);
+    match request {
+        Request::Active => return Step::Wait,
+        Request::Missing if !counted.is_empty() => return Step::Stop(counted),
+        Request::Ended(time) if !counted.is_empty() => {
+            let reported = time.saturating_add(STATUS_DELAY).unwrap_or(time);
+            if now < reported {
+                return Step::WaitUntil(reported);
+            }
         }
+        Request::Missing | Request::Ended(_) => {}
     }
     let ended = |sidecar: &JobContainer| matches!(sidecar.state, JobContainerState::Ended(_));
     if pod.sidecars.iter().all(ended) {
@@ -109,18 +110,13 @@ pub fn end_phase(mains: &[JobContainer]) -> Option<EndPhase> {
     })
 }
 
-fn running(pod: &JobPod, is_selected: impl Fn(&JobContainer) -> bool) -> Vec<Box<str>> {
+/// The running sidecars that are selected.
+#[must_use]
+pub fn running(pod: &JobPod, is_selected: impl Fn(&JobContainer) -> bool) -> Vec<Box<str>> {
     let sidecars = pod.sidecars.iter();
     let running =
         sidecars.filter(|sidecar| sidecar.state == JobContainerState::Running && is_selected(sidecar));
     running.map(|sidecar| sidecar.name.clone()).collect()
-}
-
-/// When the request ended, if it has.
-#[must_use]
-pub fn completion(request: &ContainerRecreateRequest) -> Option<Timestamp> {
-    let status = request.status.as_ref()?;
-    status.completion_time.as_ref().map(|time| time.0)
 }
 
 /// Deadline of a request, in seconds: a node that is gone must not hold it open for ever.
@@ -167,84 +163,71 @@ mod tests {
     #[test]
     fn sidecars_stop_after_the_main_containers() {
         let log = [("log", false, RUNNING), ("mesh", true, RUNNING)];
-        let (done, now) = (Some(at(100)), at(200));
+        let (missing, ended, now) = (Request::Missing, Request::Ended(at(100)), at(200));
         type Case<'a> = (
             &'a [JobContainerState],
             &'a [(&'a str, bool, JobContainerState)],
-            &'a [Option<Timestamp>],
+            Request,
             Step,
         );
         let cases: [Case<'_>; 14] = [
-            (&[RUNNING, ENDED], &log, &[], Step::Wait),
-            (&[WAITING], &log, &[], Step::Wait),
-            (&[], &log, &[], Step::Wait),
-            (&[ENDED, FAILED], &log, &[], stop(&["log"])),
-            (&[ENDED], &log, &[None], Step::Wait),
-            (&[ENDED], &log, &[Some(at(195))], Step::WaitUntil(at(205))),
+            (&[RUNNING, ENDED], &log, missing, Step::Wait),
+            (&[WAITING], &log, missing, Step::Wait),
+            (&[], &log, missing, Step::Wait),
+            (&[ENDED, FAILED], &log, missing, stop(&["log"])),
+            (&[ENDED], &log, Request::Active, Step::Wait),
+            (&[ENDED], &log, Request::Ended(at(195)), Step::WaitUntil(at(205))),
             // It was restarted, or could not be stopped.
-            (&[ENDED], &log, &[done], Step::SetPhase(EndPhase::Succeeded)),
+            (&[ENDED], &log, ended, Step::SetPhase(EndPhase::Succeeded)),
             (
                 &[ENDED],
                 &[("log", false, FAILED), ("mesh", true, RUNNING)],
-                &[done],
+                ended,
                 Step::SetPhase(EndPhase::Succeeded),
             ),
             (
                 &[ENDED, FAILED],
                 &[("mesh", true, RUNNING)],
-                &[],
+                missing,
                 Step::SetPhase(EndPhase::Failed),
             ),
             // Kubelet ends these Pods.
-            (&[ENDED], &[("log", false, FAILED)], &[done], Step::Wait),
+            (&[ENDED], &[("log", false, FAILED)], ended, Step::Wait),
             (
                 &[ENDED],
                 &[("log", false, ENDED), ("mesh", true, FAILED)],
-                &[],
+                missing,
                 Step::Wait,
             ),
             // It never started, or kubelet restarts it.
             (
                 &[ENDED],
                 &[("log", false, WAITING)],
-                &[],
+                missing,
                 Step::SetPhase(EndPhase::Succeeded),
             ),
             (
                 &[ENDED],
                 &[("log", false, WAITING), ("b", false, RUNNING)],
-                &[],
+                missing,
                 stop(&["b"]),
             ),
             (
                 &[ENDED],
                 &[("mesh", true, WAITING)],
-                &[],
+                missing,
                 Step::SetPhase(EndPhase::Succeeded),
             ),
         ];
-        for (mains, sidecars, requests, expected) in cases {
-            let step = plan(&pod(mains, sidecars), false, requests, now);
-            assert_eq!(step, expected, "{mains:?} {sidecars:?} {requests:?}");
+        for (mains, sidecars, request, expected) in cases {
+            let step = plan(&pod(mains, sidecars), false, request, now);
+            assert_eq!(step, expected, "{mains:?} {sidecars:?} {request:?}");
+            assert_eq!(
+                plan(&pod(mains, sidecars), true, request, now),
+                Step::Wait,
+                "kubelet ends it"
+            );
         }
-    }
-
-    #[test]
-    fn what_runs_in_a_marked_pod_is_stopped_once_more() {
-        let sidecars = [
-            ("log", false, RUNNING),
-            ("mesh", true, RUNNING),
-            ("x", true, FAILED),
-        ];
-        let mut pod = pod(&[ENDED], &sidecars);
-        let (done, now) = (Some(at(100)), at(111));
-        assert_eq!(plan(&pod, true, &[], now), Step::Wait, "kubelet ended it");
-        pod.marked_at = Some(at(101));
-        assert_eq!(plan(&pod, true, &[], at(110)), Step::WaitUntil(at(111)));
-        assert_eq!(plan(&pod, true, &[], now), stop(&["log", "mesh"]));
-        assert_eq!(plan(&pod, true, &[done], now), stop(&["log", "mesh"]));
-        assert_eq!(plan(&pod, true, &[None], now), Step::Wait);
-        assert_eq!(plan(&pod, true, &[done, done], now), Step::Wait);
     }
 
     #[test]
@@ -267,8 +250,8 @@ mod tests {
     }
 
     /// Kubelet: what is stopped ends with this code, or is restarted.
-    fn kubelet_stops(sidecar: &mut JobContainer, code: i32, restarts: bool, terminal: bool) {
-        let restarted = restarts && code != 0 && !terminal;
+    fn kubelet_stops(sidecar: &mut JobContainer, code: i32, restarts: bool) {
+        let restarted = restarts && code != 0;
         sidecar.state = if restarted {
             RUNNING
         } else {
@@ -277,7 +260,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the sidecars do, the Pod ends, after at most two requests, and no main container is stopped.
+        /// Whatever the sidecars do, the Pod ends, after at most one request, and no main container is stopped.
         #[test]
         fn every_job_ends(
             mains in prop::collection::vec(0i32..3, 1..3),
@@ -289,30 +272,30 @@ mod tests {
             let listed: Vec<_> =
                 names.iter().zip(&sidecars).map(|(name, (ignored, state, ..))| (*name, *ignored, *state)).collect();
             let mut pod = pod(&mains, &listed);
-            let (mut now, mut terminal, mut requests) = (at(0), false, Vec::new());
+            let (mut now, mut terminal, mut request) = (at(0), false, Request::Missing);
             for _ in 0..10 {
-                match plan(&pod, terminal, &requests, now) {
+                match plan(&pod, terminal, request, now) {
                     Step::Wait => break,
                     Step::WaitUntil(time) => {
                         prop_assert!(time > now);
                         now = time;
                     }
                     Step::Stop(stopped) => {
-                        requests.push(Some(now));
+                        prop_assert_eq!(request, Request::Missing);
+                        request = Request::Ended(now);
                         for (sidecar, (_, _, code, stops)) in pod.sidecars.iter_mut().zip(&sidecars) {
                             if stopped.contains(&sidecar.name) && *stops {
-                                kubelet_stops(sidecar, *code, restarts, terminal);
+                                kubelet_stops(sidecar, *code, restarts);
                             }
                         }
                     }
                     Step::SetPhase(phase) => {
                         prop_assert!(!terminal);
                         prop_assert_eq!(Some(phase), end_phase(&pod.mains));
-                        (terminal, pod.marked_at) = (true, Some(now));
+                        terminal = true;
                     }
                 }
             }
-            prop_assert!(requests.len() <= MAX_REQUESTS);
             let all_ended = pod.sidecars.iter().all(|one| matches!(one.state, JobContainerState::Ended(_)));
             prop_assert!(terminal || all_ended, "{:?}", pod);
         }

@@ -1,6 +1,5 @@
 //! A Pod that runs to completion, with sidecars that are terminated after its other containers.
 
-use jiff::Timestamp;
 use kruise_api::restart_policy::{
     ALL_CONTAINERS_RESTARTING, RawRestartRule, RestartAction, RestartPolicy, RestartRule, rule_action,
     will_restart,
@@ -17,8 +16,6 @@ pub struct JobPod {
     pub mains: Box<[JobContainer]>,
     /// Its sidecars, in the order of the spec.
     pub sidecars: Box<[JobContainer]>,
-    /// Since when it has condition `SidecarTerminated`, if it has.
-    pub marked_at: Option<Timestamp>,
     /// Its grace period, in seconds.
     pub grace_period_seconds: i64,
 }
@@ -58,8 +55,8 @@ impl JobPod {
         if !containers.iter().any(is_sidecar) {
             return None;
         }
-        let conditions = || status["conditions"].as_array().into_iter().flatten();
-        if conditions().any(|one| one["type"] == ALL_CONTAINERS_RESTARTING && one["status"] == "True") {
+        let mut conditions = status["conditions"].as_array().into_iter().flatten();
+        if conditions.any(|one| one["type"] == ALL_CONTAINERS_RESTARTING && one["status"] == "True") {
             return None;
         }
         let statuses = status["containerStatuses"].as_array()?;
@@ -90,9 +87,6 @@ impl JobPod {
         Some(Self {
             mains: mains.into(),
             sidecars: sidecars.into(),
-            marked_at: conditions()
-                .filter(|condition| condition["type"] == keys::SIDECAR_TERMINATED)
-                .find_map(|condition| condition["lastTransitionTime"].as_str()?.parse().ok()),
             grace_period_seconds: spec["terminationGracePeriodSeconds"].as_i64().unwrap_or(30),
         })
     }
