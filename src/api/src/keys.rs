@@ -193,6 +193,8 @@ pub const LIVENESS_PREFIX: &str = "liveness-";
 /// Annotation of ours on a ContainerRecreateRequest of one container: ID of the only container that it may stop, as
 /// `RUNTIME://ID`. One that has been replaced by then counts as recreated.
 pub const CRR_CONTAINER_ID: &str = "crr.apps.kruise.io/container-id";
+/// Kubelet's annotation of a mirror Pod, which shows a static Pod of the node.
+pub const MIRROR_POD: &str = "kubernetes.io/config.mirror";
 /// Pod condition of Pods whose sidecars are being terminated.
 pub const SIDECAR_TERMINATED: &str = "SidecarTerminated";
 /// Annotation of ours on such a Pod: when its phase was set, so that kubelet takes note at once.

@@ -21,6 +21,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use kruise_api::backoff::Backoff;
+use kruise_api::keys;
 use kruise_cluster::{Cluster, ObjectView, Store};
 
 pub use container_meta::{DesiredContainer, EnvVar, PodContainerMeta};
@@ -151,8 +152,7 @@ const POD_UID_LABEL: &str = "io.kubernetes.pod.uid";
 const POD_NAME_LABEL: &str = "io.kubernetes.pod.name";
 const POD_NAMESPACE_LABEL: &str = "io.kubernetes.pod.namespace";
 
-/// Annotations that kubelet sets on the mirror of a static Pod, and on that Pod itself: its UID in the runtime.
-const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+/// Annotation of a mirror Pod: the UID of the static Pod in the runtime.
 const CONFIG_HASH_ANNOTATION: &str = "kubernetes.io/config.hash";
 
 /// More containers than kubelet could run; each takes some hundred bytes.
@@ -263,7 +263,7 @@ impl NodePod {
         let uid = metadata.uid.unwrap_or_default();
         let annotations = metadata.annotations.unwrap_or_default();
         let static_uid = annotations
-            .get(MIRROR_ANNOTATION)
+            .get(keys::MIRROR_POD)
             .and_then(|_| annotations.get(CONFIG_HASH_ANNOTATION));
         let runtime_uid = static_uid.unwrap_or(&uid).clone();
         Ok(Self {

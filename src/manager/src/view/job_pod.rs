@@ -46,6 +46,10 @@ pub enum JobContainerState {
 impl JobPod {
     /// The Pod, if it runs to completion, has sidecars and a status of each container.
     pub(super) fn from_json(pod: &Value) -> Option<Self> {
+        if pod["metadata"]["annotations"].get(keys::MIRROR_POD).is_some() {
+            // Kubelet restores the status of a static Pod, which it does not read.
+            return None;
+        }
         let (spec, status) = (&pod["spec"], &pod["status"]);
         let policy = RestartPolicy::parse(spec["restartPolicy"].as_str())?;
         if policy == RestartPolicy::Always {
@@ -197,6 +201,15 @@ mod tests {
         let both = pod("Never", &json!([{ "name": "main" }, both]), &json!([{}, {}]));
         let ignored = parse(&both).map(|pod| pod.sidecars.iter().all(|one| one.ignore_exit_code));
         assert_eq!(ignored, Some(true));
+    }
+
+    #[test]
+    fn static_pod_is_left_alone() {
+        let containers = json!([{ "name": "main" }, sidecar("log", keys::ENV_TERMINATE_SIDECAR, "true")]);
+        let mut pod = pod("OnFailure", &containers, &json!([{}, {}]));
+        assert!(parse(&pod).is_some());
+        pod["metadata"] = json!({ "annotations": { keys::MIRROR_POD: "hash" } });
+        assert_eq!(parse(&pod), None);
     }
 
     #[test]
