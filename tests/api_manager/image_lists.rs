@@ -333,8 +333,8 @@ async fn invalid_lists_are_refused() {
         ),
         (json!({ "images": vec!["a"; 256] }), "must have at most 255 items"),
         (
-            json!({ "images": ["a"], "parallelism": "10%" }),
-            "percentages are not supported",
+            json!({ "images": ["a"], "parallelism": "110%" }),
+            "or a percentage from 0% to 100%",
         ),
         (
             json!({ "images": ["a"], "podSelector": { "matchLabels": { "a": "b" } } }),

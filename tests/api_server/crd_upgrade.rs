@@ -72,7 +72,7 @@ async fn stored_invalid_job_can_be_updated() {
         Some("default"),
     );
     let spec = json!({
-        "image": "nginx", "parallelism": "10%", "selector": { "names": ["a", "a", "?"] }, "podSelector": {},
+        "image": "nginx", "parallelism": "110%", "selector": { "names": ["a", "a", "?"] }, "podSelector": {},
         "imagePullPolicy": "Never", "pullSecrets": ["", "?x"],
         "sandboxConfig": { "labels": { "k".repeat(400): "v".repeat(5000) } },
         "pullPolicy": { "backoffLimit": -1, "timeoutSeconds": 0 },
@@ -82,7 +82,7 @@ async fn stored_invalid_job_can_be_updated() {
         .await
         .unwrap();
     install(&plane, "crds");
-    let invalid = json!({ "spec": { "parallelism": "20%" } });
+    let invalid = json!({ "spec": { "parallelism": "120%" } });
     wait_until_rejected("a new mistake", async || {
         dry_run_merge(&jobs, "old", invalid.clone()).await
     })
@@ -97,8 +97,8 @@ async fn stored_invalid_job_can_be_updated() {
     merge_status(&jobs, "old", json!({ "status": { "desired": 1 } }))
         .await
         .unwrap();
-    let invalid_again = merge(&jobs, "old", json!({ "spec": { "parallelism": "10%" } })).await;
-    assert_denied(invalid_again, "spec.parallelism is 10%");
+    let invalid_again = merge(&jobs, "old", json!({ "spec": { "parallelism": "110%" } })).await;
+    assert_denied(invalid_again, "spec.parallelism is 110%");
 }
 
 #[tokio::test]

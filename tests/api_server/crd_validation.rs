@@ -79,8 +79,8 @@ fn invalid_selection() -> Vec<(Value, &'static str)> {
             "spec.parallelism is 5000000000; give a number of nodes",
         ),
         (
-            json!({ "parallelism": "10%" }),
-            "spec.parallelism is 10%; give a number of nodes",
+            json!({ "parallelism": "110%" }),
+            "spec.parallelism is 110%; give a number of nodes",
         ),
         (
             json!({ "parallelism": "many" }),
@@ -124,6 +124,14 @@ fn invalid_limits() -> Vec<(Value, &'static str)> {
             "spec.completionPolicy.type is Never, so the job never ends",
         ),
         (
+            json!({ "schedule": "0 2 * * *" }),
+            "spec.schedule needs spec.completionPolicy.type Never",
+        ),
+        (
+            json!({ "schedule": "0 2 * * * Europe/Berlin", "completionPolicy": { "type": "Never" } }),
+            "spec.schedule: Invalid value: \"0 2 * * * Europe/Berlin\"",
+        ),
+        (
             json!({ "completionPolicy": { "activeDeadlineSeconds": 9 }, "pullPolicy": { "timeoutSeconds": 10 } }),
             "spec.completionPolicy.activeDeadlineSeconds is 9, less than spec.pullPolicy.timeoutSeconds, which is 10",
         ),
@@ -163,11 +171,20 @@ async fn valid_jobs_pass_and_pull_secrets_are_immutable() {
         "ImagePullJob",
         Some("default"),
     );
-    for parallelism in [json!(0), json!(7), json!("12")] {
+    for parallelism in [
+        json!(0),
+        json!(7),
+        json!("12"),
+        json!("0%"),
+        json!("10%"),
+        json!("100%"),
+    ] {
         create(&jobs, job(json!({ "parallelism": parallelism, "selector": {} })))
             .await
             .unwrap();
     }
+    let nightly = json!({ "schedule": "30 2 * * MON-FRI", "completionPolicy": { "type": "Never" } });
+    create(&jobs, job(nightly)).await.unwrap();
     let created = create(&jobs, job(json!({ "pullSecrets": ["one"] })))
         .await
         .unwrap();

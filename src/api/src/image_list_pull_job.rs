@@ -39,8 +39,8 @@ pub struct ImageListPullJobSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schemas::pod_selector")]
     pub pod_selector: Option<ImagePullJobPodSelector>,
-    /// How many nodes pull one image at a time: 0 or greater, as a number or a string of digits; 1 when absent,
-    /// 0 pauses the jobs.
+    /// How many nodes pull one image at a time: 0 or greater, as a number or a string of digits, or a percentage of the
+    /// job's nodes such as `10%`, rounded down, but at least one node; 1 when absent, 0 pauses the jobs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schemas::int_or_string")]
     pub parallelism: Option<IntOrString>,
@@ -60,6 +60,10 @@ pub struct ImageListPullJobSpec {
     /// Whether an image that is present is fetched again: Always or IfNotPresent (when absent).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<ImagePullPolicy>,
+    /// With completion policy `Never`: when each node pulls again, as a cron schedule in UTC (minute, hour, day of month,
+    /// month, day of week); a day after its last pull when absent. Not part of OpenKruise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<String>,
 }
 
 impl ImageListPullJobSpec {
@@ -76,6 +80,7 @@ impl ImageListPullJobSpec {
             completion_policy,
             sandbox_config,
             image_pull_policy,
+            schedule,
         } = self.clone();
         ImagePullJobSpec {
             image: image.to_owned(),
@@ -87,6 +92,7 @@ impl ImageListPullJobSpec {
             completion_policy,
             sandbox_config,
             image_pull_policy,
+            schedule,
         }
     }
 }

@@ -20,7 +20,7 @@ string_enum! {
     CompletionPolicyType {
         /// The job ends when all its nodes did.
         Always,
-        /// The job goes on, for nodes that come later too, and pulls again every day.
+        /// The job goes on, for nodes that come later too, and pulls again every day, or as `schedule` says.
         Never,
     }
 }
@@ -50,8 +50,8 @@ pub struct ImagePullJobSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schemas::pod_selector")]
     pub pod_selector: Option<ImagePullJobPodSelector>,
-    /// How many nodes pull at a time: 0 or greater, as a number or a string of digits; 1 when absent,
-    /// 0 pauses the job.
+    /// How many nodes pull at a time: 0 or greater, as a number or a string of digits, or a percentage of the job's
+    /// nodes such as `10%`, rounded down, but at least one node; 1 when absent, 0 pauses the job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schemas::int_or_string")]
     pub parallelism: Option<IntOrString>,
@@ -70,6 +70,10 @@ pub struct ImagePullJobSpec {
     /// Whether an image that is present is fetched again: Always or IfNotPresent (when absent).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_pull_policy: Option<ImagePullPolicy>,
+    /// With completion policy `Never`: when each node pulls again, as a cron schedule in UTC (minute, hour, day of month,
+    /// month, day of week); a day after its last pull when absent. Not part of OpenKruise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<String>,
 }
 
 impl ImagePullJobSpec {

@@ -13,7 +13,7 @@
 //!
 //! **What the schemas cannot express** is in [`validation`] and in rules in CEL, which are part of the CRDs. External
 //! input is parsed where it enters: [`names`] for parts of a request, [`image_reference`] for images, [`owner`] for
-//! owner references, [`selector`] for labels.
+//! owner references, [`selector`] for labels, [`schedule`] for times.
 //!
 //! ```
 //! use kruise_api::image_reference::ImageReference;
@@ -64,6 +64,7 @@ pub mod pod_probe_marker;
 pub mod pod_webhooks;
 pub mod restart_policy;
 mod rules;
+pub mod schedule;
 pub mod schemas;
 pub mod selector;
 pub mod sidecarset;

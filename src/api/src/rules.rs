@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::image_list_pull_job::MAX_IMAGES;
 use super::node_image::{MAX_IMAGE_NAME_CHARS, MAX_SANDBOX_ENTRIES, MAX_SANDBOX_VALUE_CHARS, MAX_TAGS};
-use super::{names, schemas};
+use super::{names, schedule, schemas};
 
 pub(super) mod cloneset;
 pub(super) mod container_recreate_job;
@@ -358,10 +358,10 @@ pub(super) const IMAGE_PULL_JOB_TEMPLATE: &[SchemaRule] = &[
         path: "spec.parallelism",
         add: || {
             cel_with_expression(
-                "type(self) == int ? self >= 0 && self <= 2147483647 : self.matches('^[0-9]{1,9}$')",
-                "'spec.parallelism is %s; give a number of nodes, 0 or greater (0 pauses the job); \
-                 percentages are not supported'.format([self])",
-                "spec.parallelism must be a number of nodes, 0 or greater; percentages are not supported",
+                "type(self) == int ? self >= 0 && self <= 2147483647 : self.matches('^([0-9]{1,9}|(100|[0-9]{1,2})%)$')",
+                "'spec.parallelism is %s; give a number of nodes, 0 or greater, or a percentage from 0%% to 100%% \
+                 (0 pauses the job)'.format([self])",
+                "spec.parallelism must be a number of nodes, 0 or greater, or a percentage from 0% to 100%",
             )
         },
     },
@@ -410,6 +410,20 @@ pub(super) const IMAGE_PULL_JOB_TEMPLATE: &[SchemaRule] = &[
                  !(has(self.activeDeadlineSeconds) || has(self.ttlSecondsAfterFinished))",
                 "spec.completionPolicy.type is Never, so the job never ends: \
                  remove activeDeadlineSeconds and ttlSecondsAfterFinished",
+                FORBIDDEN,
+            )
+        },
+    },
+    SchemaRule {
+        path: "spec.schedule",
+        add: || json!({ "maxLength": schedule::MAX_LENGTH, "pattern": schedule::PATTERN }),
+    },
+    SchemaRule {
+        path: "spec",
+        add: || {
+            cel(
+                "!has(self.schedule) || self.completionPolicy.?type.orValue('Always') == 'Never'",
+                "spec.schedule needs spec.completionPolicy.type Never: a job of another type ends",
                 FORBIDDEN,
             )
         },

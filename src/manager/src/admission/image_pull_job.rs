@@ -10,6 +10,7 @@ use kruise_api::image_pull_job::default_timeout;
 use kruise_api::image_reference::ImageReference;
 use kruise_api::json::set_default;
 use kruise_api::node_image::DEFAULT_BACKOFF_LIMIT;
+use kruise_api::schedule::Schedule;
 use kruise_api::validation::{FieldErrors, selector};
 
 /// Defaults of an ImagePullJob.
@@ -74,6 +75,7 @@ pub(super) fn validate_request(request: &Request, missing_nodes: &[String]) -> D
     if has_changed(request, "image") {
         check_image("spec.image", &request.object["spec"]["image"], &mut errors);
     }
+    check_schedule(request, &mut errors);
     validate_nodes(request, missing_nodes, errors)
 }
 
@@ -83,7 +85,17 @@ pub(super) fn validate_list_request(request: &Request, missing_nodes: &[String])
     if has_changed(request, "images") {
         check_images(request, &mut errors);
     }
+    check_schedule(request, &mut errors);
     validate_nodes(request, missing_nodes, errors)
+}
+
+fn check_schedule(request: &Request, errors: &mut FieldErrors) {
+    let schedule = &request.object["spec"]["schedule"];
+    if let (true, Some(text)) = (has_changed(request, "schedule"), schedule.as_str())
+        && let Err(why) = Schedule::parse(text)
+    {
+        errors.add("spec.schedule", schedule, why);
+    }
 }
 
 fn check_images(request: &Request, errors: &mut FieldErrors) {
@@ -190,6 +202,14 @@ mod tests {
             (
                 json!({ "image": "Not Valid" }),
                 "spec.image: Invalid value: \"Not Valid\": image reference",
+            ),
+            (
+                json!({ "image": "a", "schedule": "0 2 30 2 *" }),
+                "spec.schedule: Invalid value: \"0 2 30 2 *\": no such day exists",
+            ),
+            (
+                json!({ "images": ["a"], "schedule": "61 2 * * *" }),
+                "spec.schedule: Invalid value: \"61 2 * * *\"",
             ),
             (json!({}), "spec.image: Required value"),
             (json!({ "images": [] }), "spec.images: Required value"),

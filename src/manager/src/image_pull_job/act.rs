@@ -243,7 +243,7 @@ impl NodeImageWriter {
     fn start_write(&mut self, index: &JobIndex, node: NodeName, now: Timestamp, now_instant: Instant) {
         let mut pending = self.pending.remove(&node).unwrap_or_default();
         // Requests of finished or deleted jobs are dropped.
-        pending.retain(|write| index.is_assigned(&write.uid, &node));
+        pending.retain(|write| index.needs_write(&write.uid, &node));
         for write in &mut pending {
             // The job may have changed while the request waited.
             if let Some(job) = index.job(&write.uid) {
@@ -330,7 +330,7 @@ impl NodeImageWriter {
         let (message, pause) = match result {
             Ok(awaits) => {
                 tracing::debug!(%job, %node, ?awaits, "NodeImage asked for the image");
-                index.write_succeeded(&pending_write.uid, node, awaits);
+                index.write_succeeded(&pending_write.job, node, awaits);
                 return None;
             }
             Err(WriteError::NotAttempted) => (None, None),
@@ -367,8 +367,12 @@ impl NodeImageWriter {
         message: &str,
     ) {
         tracing::warn!(job = %pending_write.job.key, %node, error = message, "NodeImage refused");
-        let note = format!("cannot add the image to NodeImage {node}: {message}");
-        index.write_refused(&pending_write.uid, node, message);
+        let note = if index.is_assigned(&pending_write.uid, node) {
+            format!("cannot add the image to NodeImage {node}: {message}")
+        } else {
+            format!("cannot change the pull in NodeImage {node}, which goes on: {message}")
+        };
+        index.write_refused(&pending_write.job, node, message);
         let reference = owner_reference(&pending_write.job);
         self.events.publish(
             reference,

@@ -18,12 +18,16 @@ use kruise_api::node_image::{
 const JOB_KIND: &str = "ImagePullJob";
 /// Maximum TTL of a finished tag, in seconds: 31 days.
 const MAX_TTL: i64 = 31 * 24 * 3600;
-/// Seconds after which a job with completion policy `Never` pulls again.
+/// The same for a job with a schedule: the library looks four years ahead.
+const MAX_SCHEDULED_TTL: i64 = 4 * 366 * 24 * 3600;
+/// Seconds after which a job with completion policy `Never` and without a schedule pulls again.
 const REPULL_INTERVAL: i64 = 24 * 3600;
 /// Jitter of that interval in both directions, in seconds, so that nodes do not pull all at once.
 const REPULL_JITTER: i64 = 600;
 /// Minimum deadline of a tag of such a job, in seconds.
 const MIN_NEVER_DEADLINE: i64 = 1800;
+/// Maximum jitter of a scheduled pull, in seconds. How many nodes pull at once is limited by the parallelism.
+const SCHEDULE_JITTER: i64 = 60;
 /// Maximum jitter of a tag's TTL, in seconds.
 const TTL_JITTER: i64 = 300;
 
@@ -110,6 +114,10 @@ fn add_request(
     }
     let secrets_added = add_secrets(spec, request.secrets);
     if already_owned {
+        let entry = position.and_then(|at| spec.tags.get_mut(at));
+        if let Some(entry) = entry.filter(|entry| has_creation_time(entry) && !pull_ended(entry, status)) {
+            edit_pull(entry, request, options);
+        }
         return;
     }
     match position.and_then(|at| spec.tags.get_mut(at)) {
@@ -120,6 +128,7 @@ fn add_request(
         }
         Some(entry) => {
             let previous = entry.pull_policy.clone();
+            let serves_others = !pull_ended(entry, status) && live_owners(entry, request).next().is_some();
             if shared {
                 join_pull(entry, request.job, options);
             } else if secrets_added || !satisfies(entry, status, request.job) {
@@ -131,8 +140,10 @@ fn add_request(
                         .is_some_and(|uid| request.ended_jobs.contains(uid))
                 };
                 entry.owner_references.retain(|owner| !is_ended_job(owner));
+            } else {
+                entry.pull_policy = Some(pull_policy(request.job, options));
             }
-            if used_by_others {
+            if used_by_others || serves_others {
                 widen_limits(entry, previous.unwrap_or_default());
             }
             entry.owner_references.push(owner_reference(request.job));
@@ -147,16 +158,21 @@ fn has_creation_time(entry: &ImageTagSpec) -> bool {
     entry.created_at.is_some()
 }
 
+/// The owners of a tag that are neither this request's job nor jobs that have ended.
+fn live_owners<'a>(
+    entry: &'a ImageTagSpec,
+    request: JobRequest<'a>,
+) -> impl Iterator<Item = &'a ObjectReference> {
+    let is_other = move |owner: &&ObjectReference| {
+        let uid = owner.uid.as_deref();
+        uid.is_none_or(|uid| uid != request.job.uid && !request.ended_jobs.contains(uid))
+    };
+    entry.owner_references.iter().filter(is_other)
+}
+
 /// Whether a tag has a live owner that is no job of this request's namespace.
 fn is_used_by_others(entry: &ImageTagSpec, request: JobRequest<'_>) -> bool {
-    let is_ended_job = |owner: &ObjectReference| {
-        owner
-            .uid
-            .as_ref()
-            .is_some_and(|uid| request.ended_jobs.contains(uid))
-    };
-    let mut live = entry.owner_references.iter().filter(|owner| !is_ended_job(owner));
-    live.any(|owner| owner.namespace != request.job.key.namespace)
+    live_owners(entry, request).any(|owner| owner.namespace != request.job.key.namespace)
 }
 
 /// Whether a job with policy `Always` has to wait for the end of a pull that was requested before the job existed.
@@ -176,7 +192,25 @@ fn join_pull(entry: &mut ImageTagSpec, job: &PullJob, options: EntryOptions) {
     entry.pull_policy = Some(pull_policy(job, options));
 }
 
-/// Gives a tag that jobs of several namespaces request the larger one of each limit.
+/// Applies the present spec of a job to a pull that it requested before and that has not ended. The version stays: an
+/// attempt that runs is not aborted.
+fn edit_pull(entry: &mut ImageTagSpec, request: JobRequest<'_>, options: EntryOptions) {
+    let required = image_pull_policy(request.job);
+    let is_shared = live_owners(entry, request).next().is_some();
+    let previous = entry.pull_policy.clone().unwrap_or_default();
+    let ttl = previous.ttl_seconds_after_finished;
+    let mut limits = pull_policy(request.job, options);
+    limits.ttl_seconds_after_finished = ttl.or(limits.ttl_seconds_after_finished);
+    entry.pull_policy = Some(limits);
+    if is_shared {
+        widen_limits(entry, previous);
+    }
+    if !is_shared || required == ImagePullPolicy::Always {
+        entry.image_pull_policy = Some(required);
+    }
+}
+
+/// Gives a pull that serves several jobs the larger one of each limit.
 fn widen_limits(entry: &mut ImageTagSpec, previous: ImageTagPullPolicy) {
     let ImageTagPullPolicy {
         timeout_seconds,
@@ -308,8 +342,15 @@ fn pull_policy(job: &PullJob, options: EntryOptions) -> ImageTagPullPolicy {
     let timeout = i64::from(policy.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS));
     let completion = &job.spec.completion_policy;
     let (ttl, deadline) = if job.never_ends() {
-        let offset = jitter(options.seed, 2 * REPULL_JITTER + 1) - REPULL_JITTER;
-        (REPULL_INTERVAL + offset, Some(timeout.max(MIN_NEVER_DEADLINE)))
+        let ttl = if let Ok(Some(schedule)) = &job.schedule {
+            let next = schedule.next_after(options.now);
+            let seconds = next.map_or(MAX_TTL, |next| next.duration_since(options.now).as_secs() + 1);
+            seconds.min(MAX_SCHEDULED_TTL) + jitter(options.seed, SCHEDULE_JITTER + 1)
+        } else {
+            let offset = jitter(options.seed, 2 * REPULL_JITTER + 1) - REPULL_JITTER;
+            REPULL_INTERVAL + offset
+        };
+        (ttl, Some(timeout.max(MIN_NEVER_DEADLINE)))
     } else {
         let own_ttl = completion
             .ttl_seconds_after_finished
@@ -322,12 +363,12 @@ fn pull_policy(job: &PullJob, options: EntryOptions) -> ImageTagPullPolicy {
             });
         let min_ttl = own_ttl.max(0).saturating_add(options.default_ttl);
         let ttl = min_ttl.saturating_add(jitter(options.seed, TTL_JITTER + 1));
-        (ttl, completion.active_deadline_seconds)
+        (ttl.min(MAX_TTL), completion.active_deadline_seconds)
     };
     ImageTagPullPolicy {
         timeout_seconds: policy.timeout_seconds,
         backoff_limit: policy.backoff_limit,
-        ttl_seconds_after_finished: i32::try_from(ttl.min(MAX_TTL)).ok(),
+        ttl_seconds_after_finished: i32::try_from(ttl).ok(),
         active_deadline_seconds: deadline,
     }
 }

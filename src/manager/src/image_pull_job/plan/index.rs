@@ -111,7 +111,7 @@ impl JobIndex {
             return;
         };
         if work.job.image == job.image && work.job.targets == job.targets {
-            work.job = Arc::new(job);
+            work.update(job);
             return;
         }
         let secrets = work.secrets.take();
@@ -132,6 +132,8 @@ impl JobIndex {
         for (name, view) in &self.nodes {
             sync_node(&mut work, name, Some(view), !self.unready.contains(name));
         }
+        // The view of a NodeImage has no limits to compare with.
+        work.set_outdated();
         self.dirty.insert(Arc::clone(&uid));
         self.assignable.insert(Arc::clone(&uid));
         self.jobs.insert(Arc::clone(&uid), work);
@@ -322,13 +324,15 @@ impl JobIndex {
         self.delayed_jobs.insert(Arc::clone(uid), at);
     }
 
-    /// Assigns nodes to a job, up to its parallelism. They count as active from now on. Under a limit of registries the
+    /// Assigns nodes to a job, up to its parallelism. They count as active from now on. After an edit of the job, the nodes
+    /// that have not finished are among them. Under a limit of registries the
     /// job gets one node, and has another turn after the others.
     pub fn assign(&mut self, uid: &Uid, now: Timestamp) -> Vec<NodeName> {
         let mut nodes = Vec::new();
         let Some(work) = self.jobs.get_mut(uid) else {
             return nodes;
         };
+        nodes.extend(work.take_outdated());
         let is_limited = self.registry_limit.max().is_some();
         if self.registry_limit.is_full(uid) {
             if work.next_node().is_some() && self.registry_limit.wait(uid) {
@@ -381,6 +385,16 @@ impl JobIndex {
             .min()
     }
 
+    /// Whether a job's request to a node has to be written: it has none yet, or one that may be older than its spec.
+    #[must_use]
+    pub fn needs_write(&self, uid: &Uid, node: &NodeName) -> bool {
+        self.is_assigned(uid, node) || self.is_outdated(uid, node)
+    }
+
+    fn is_outdated(&self, uid: &Uid, node: &NodeName) -> bool {
+        self.jobs.get(uid).is_some_and(|work| work.is_outdated(node))
+    }
+
     /// Whether a job waits for its entry in a NodeImage.
     #[must_use]
     pub fn is_assigned(&self, uid: &Uid, node: &NodeName) -> bool {
@@ -398,8 +412,12 @@ impl JobIndex {
         }
     }
 
-    /// A job's request to a node was written, or waits for the end of the pull of that version.
-    pub fn write_succeeded(&mut self, uid: &Uid, node: &NodeName, awaited_pull: Option<i64>) {
+    /// The request of `job` to a node was written, or waits for the end of the pull of that version.
+    pub fn write_succeeded(&mut self, job: &PullJob, node: &NodeName, awaited_pull: Option<i64>) {
+        let uid = &Uid::from(job.uid.as_str());
+        if let Some(work) = self.jobs.get_mut(uid) {
+            work.request_written(node, job);
+        }
         let view = self.nodes.get(node);
         let assigned = self.is_assigned(uid, node);
         let Some(work) = self.jobs.get_mut(uid).filter(|_| assigned) else {
@@ -418,11 +436,15 @@ impl JobIndex {
         }
     }
 
-    /// The API server refuses a job's request to a node permanently.
-    pub fn write_refused(&mut self, uid: &Uid, node: &NodeName, why: &str) {
-        if self.is_assigned(uid, node)
-            && let Some(work) = self.jobs.get_mut(uid)
-        {
+    /// The API server refuses the request of `job` to a node permanently. A pull that was requested before goes on.
+    pub fn write_refused(&mut self, job: &PullJob, node: &NodeName, why: &str) {
+        let uid = &Uid::from(job.uid.as_str());
+        let assigned = self.is_assigned(uid, node);
+        let Some(work) = self.jobs.get_mut(uid) else {
+            return;
+        };
+        work.request_written(node, job);
+        if assigned {
             work.set_state(node, Some(NodeState::Failed), true);
             work.set_node_message(node, why);
             self.dirty.insert(Arc::clone(uid));
@@ -452,7 +474,9 @@ impl JobIndex {
     pub fn is_finished(&self, uid: &Uid) -> bool {
         self.jobs.get(uid).is_some_and(|work| {
             let (desired, done) = work.desired_and_finished();
-            (desired == done && desired > 0) || work.job.image.is_err() || work.job.parallelism.is_err()
+            let job = &work.job;
+            let is_invalid = job.image.is_err() || job.parallelism.is_err() || job.schedule.is_err();
+            (desired == done && desired > 0) || is_invalid
         })
     }
 

@@ -12,6 +12,7 @@ use kruise_api::image_pull_job::{ImagePullJob, ImagePullJobSpec, ImagePullJobSta
 use kruise_api::image_reference::ImageReference;
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
+use kruise_api::schedule::Schedule;
 use kruise_cluster::Key;
 
 /// One job.
@@ -27,8 +28,10 @@ pub struct PullJob {
     pub image: Result<(String, String), String>,
     /// Host of the image's registry.
     pub registry: Option<Arc<str>>,
-    /// Number of nodes that pull at once, or the error in the field.
-    pub parallelism: Result<usize, String>,
+    /// How many nodes pull at once, or the error in the field.
+    pub parallelism: Result<Parallelism, String>,
+    /// When nodes pull again, or the error in the field.
+    pub schedule: Result<Option<Schedule>, String>,
     /// The nodes that the job selects.
     pub targets: NodeTargets,
     /// The spec without the selectors, which may be as large as an object and are in `targets`.
@@ -41,6 +44,56 @@ pub struct PullJob {
     pub has_finalizer: bool,
     /// Whether it is of an ImageListPullJob, with which it is deleted.
     pub of_list: bool,
+}
+
+/// How many nodes of a job pull at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Parallelism {
+    /// This number.
+    Nodes(usize),
+    /// This percentage of the job's nodes, at most 100: rounded down, but at least one node unless it is 0.
+    Percent(usize),
+}
+
+impl Parallelism {
+    fn parse(value: Option<&IntOrString>) -> Result<Self, String> {
+        let number = |n: i32| usize::try_from(n).ok();
+        let (parsed, given) = match value {
+            None => return Ok(Self::Nodes(1)),
+            Some(IntOrString::Int(n)) => (number(*n).map(Self::Nodes), n.to_string()),
+            Some(IntOrString::String(text)) => {
+                let parsed = match text.strip_suffix('%') {
+                    None => text.parse().ok().and_then(number).map(Self::Nodes),
+                    Some(percent) => {
+                        let percent = percent.parse().ok().and_then(number);
+                        percent.filter(|percent| *percent <= 100).map(Self::Percent)
+                    }
+                };
+                (parsed, text.clone())
+            }
+        };
+        parsed.ok_or_else(|| {
+            format!(
+                "spec.parallelism: {given:?} is neither a number of nodes, 0 or greater, nor a percentage from 0% to 100%"
+            )
+        })
+    }
+
+    /// The number for a job that selects `nodes` nodes.
+    #[must_use]
+    pub fn limit(self, nodes: usize) -> usize {
+        match self {
+            Self::Nodes(limit) => limit,
+            Self::Percent(0) => 0,
+            Self::Percent(percent) => (nodes.saturating_mul(percent) / 100).max(1),
+        }
+    }
+
+    /// Whether the job is paused.
+    #[must_use]
+    pub fn is_zero(self) -> bool {
+        matches!(self, Self::Nodes(0) | Self::Percent(0))
+    }
 }
 
 /// The nodes that a job selects.
@@ -86,7 +139,8 @@ impl PullJob {
             created: object.metadata.creation_timestamp.as_ref().map(|at| at.0),
             image,
             registry,
-            parallelism: parallelism(spec.parallelism.as_ref()),
+            parallelism: Parallelism::parse(spec.parallelism.as_ref()),
+            schedule: schedule(&spec),
             targets: node_targets(&object.spec),
             status: object.status.clone().unwrap_or_default(),
             terminating: object.metadata.deletion_timestamp.is_some(),
@@ -100,6 +154,21 @@ impl PullJob {
     #[must_use]
     pub fn never_ends(&self) -> bool {
         self.spec.completion_policy.never_ends()
+    }
+
+    /// Whether both give a pull the same limits and policy. Image and pull secrets cannot be changed, and `sandboxConfig` is
+    /// shared by all tags of the image.
+    #[must_use]
+    pub fn requests_the_same_as(&self, other: &Self) -> bool {
+        let requested = |spec: &ImagePullJobSpec| {
+            (
+                spec.pull_policy.clone(),
+                spec.completion_policy.clone(),
+                spec.image_pull_policy.clone(),
+                spec.schedule.clone(),
+            )
+        };
+        requested(&self.spec) == requested(&other.spec)
     }
 
     /// Whether the job has a completion time.
@@ -138,20 +207,9 @@ pub fn add_seconds(at: Timestamp, seconds: i64) -> Timestamp {
         .unwrap_or(Timestamp::MAX)
 }
 
-fn parallelism(value: Option<&IntOrString>) -> Result<usize, String> {
-    let invalid = |given: &str| {
-        Err(format!(
-            "spec.parallelism: {given:?} is not a number of nodes; expected 0 or greater, not per cent"
-        ))
-    };
-    match value {
-        None => Ok(1),
-        Some(IntOrString::Int(n)) => usize::try_from(*n).or_else(|_| invalid(&n.to_string())),
-        Some(IntOrString::String(text)) => match text.parse::<i32>() {
-            Ok(n) => usize::try_from(n).or_else(|_| invalid(text)),
-            Err(_) => invalid(text),
-        },
-    }
+fn schedule(spec: &ImagePullJobSpec) -> Result<Option<Schedule>, String> {
+    let parsed = spec.schedule.as_deref().map(Schedule::parse).transpose();
+    parsed.map_err(|why| format!("spec.schedule: {why}"))
 }
 
 fn without_selectors(spec: &ImagePullJobSpec) -> ImagePullJobSpec {
@@ -165,6 +223,7 @@ fn without_selectors(spec: &ImagePullJobSpec) -> ImagePullJobSpec {
         completion_policy,
         sandbox_config,
         image_pull_policy,
+        schedule,
     } = spec;
     ImagePullJobSpec {
         image: image.clone(),
@@ -176,6 +235,7 @@ fn without_selectors(spec: &ImagePullJobSpec) -> ImagePullJobSpec {
         completion_policy: completion_policy.clone(),
         sandbox_config: sandbox_config.clone(),
         image_pull_policy: image_pull_policy.clone(),
+        schedule: schedule.clone(),
     }
 }
 
@@ -232,14 +292,37 @@ mod tests {
     }
 
     #[test]
-    fn parallelism_is_a_number_not_a_percentage() {
-        let int = |n| parallelism(Some(&IntOrString::Int(n)));
-        let text = |t: &str| parallelism(Some(&IntOrString::String(t.to_owned())));
-        assert_eq!(parallelism(None), Ok(1));
-        assert_eq!(int(0), Ok(0));
-        assert_eq!(text("7"), Ok(7));
-        for wrong in [int(-1), text("-1"), text("50%"), text(""), text("many")] {
+    fn parallelism_is_a_number_or_a_percentage() {
+        let int = |n| Parallelism::parse(Some(&IntOrString::Int(n)));
+        let text = |t: &str| Parallelism::parse(Some(&IntOrString::String(t.to_owned())));
+        assert_eq!(Parallelism::parse(None), Ok(Parallelism::Nodes(1)));
+        assert_eq!(int(0), Ok(Parallelism::Nodes(0)));
+        assert_eq!(text("7"), Ok(Parallelism::Nodes(7)));
+        assert_eq!(text("7%"), Ok(Parallelism::Percent(7)));
+        for wrong in [
+            int(-1),
+            text("-1"),
+            text("-1%"),
+            text("101%"),
+            text("%"),
+            text(""),
+            text("many"),
+        ] {
             assert!(wrong.is_err_and(|e| e.starts_with("spec.parallelism")));
         }
+        let of = |percent, nodes| Parallelism::Percent(percent).limit(nodes);
+        assert_eq!(
+            [
+                of(10, 0),
+                of(10, 9),
+                of(10, 20),
+                of(10, 29),
+                of(100, 29),
+                of(0, 29)
+            ],
+            [1, 1, 2, 2, 29, 0]
+        );
+        assert_eq!(of(100, usize::MAX), usize::MAX / 100, "no overflow");
+        assert!(Parallelism::Percent(0).is_zero() && !Parallelism::Percent(1).is_zero());
     }
 }

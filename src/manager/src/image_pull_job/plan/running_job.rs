@@ -55,6 +55,9 @@ pub struct RunningJob {
     pub secrets: Option<Vec<ReferenceObject>>,
     /// Why the copies cannot be created.
     pub blocked_reason: Option<String>,
+    /// Nodes without an outcome whose request may be older than the spec, and whether there are new ones.
+    outdated: BTreeSet<NodeName>,
+    has_new_outdated: bool,
     nodes: BTreeMap<NodeName, NodeState>,
     /// Pending nodes: those that are ready, and those that are not.
     pending: [BTreeSet<NodeName>; 2],
@@ -83,6 +86,8 @@ impl RunningJob {
             secrets: none_needed.or(secrets),
             job: Arc::new(job),
             blocked_reason: None,
+            outdated: BTreeSet::new(),
+            has_new_outdated: false,
             nodes: BTreeMap::new(),
             pending: [BTreeSet::new(), BTreeSet::new()],
             active: 0,
@@ -94,6 +99,15 @@ impl RunningJob {
             unresponsive: BTreeMap::new(),
             pods: HashMap::new(),
             pods_per_node: HashMap::new(),
+        }
+    }
+
+    /// Replaces spec and status of the job; image and nodes are the same.
+    pub fn update(&mut self, job: PullJob) {
+        let is_edited = !self.job.requests_the_same_as(&job);
+        self.job = Arc::new(job);
+        if is_edited {
+            self.set_outdated();
         }
     }
 
@@ -135,6 +149,9 @@ impl RunningJob {
             return false;
         }
         self.node_messages.remove(name);
+        if !matches!(new, Some(NodeState::Assigned(_) | NodeState::Pulling)) {
+            self.outdated.remove(name);
+        }
         if !matches!(new, Some(NodeState::Pending | NodeState::Assigned(_))) {
             self.awaited_pulls.remove(name);
         }
@@ -233,10 +250,11 @@ impl RunningJob {
     /// their names.
     #[must_use]
     pub fn next_node(&self) -> Option<(NodeName, bool)> {
-        let (Ok(_), Ok(limit)) = (&self.job.image, &self.job.parallelism) else {
+        let (Ok(_), Ok(parallelism), Ok(_)) = (&self.job.image, &self.job.parallelism, &self.job.schedule)
+        else {
             return None;
         };
-        if self.secrets.is_none() || self.active >= *limit {
+        if self.secrets.is_none() || self.active >= parallelism.limit(self.nodes.len()) {
             return None;
         }
         let [ready, unready] = &self.pending;
@@ -250,6 +268,35 @@ impl RunningJob {
         let (name, ready) = self.next_node()?;
         self.set_state(&name, Some(NodeState::Assigned(now)), ready);
         Some(name)
+    }
+
+    /// The nodes whose request may be older than the spec of the job, if there are new ones.
+    pub fn take_outdated(&mut self) -> Vec<NodeName> {
+        if !std::mem::take(&mut self.has_new_outdated) {
+            return Vec::new();
+        }
+        self.outdated.iter().cloned().collect()
+    }
+
+    /// Whether the request to a node may be older than the spec of the job.
+    #[must_use]
+    pub fn is_outdated(&self, name: &NodeName) -> bool {
+        self.outdated.contains(name)
+    }
+
+    /// The request to a node was written as `job` says, or cannot be written.
+    pub fn request_written(&mut self, name: &NodeName, job: &PullJob) {
+        if self.job.requests_the_same_as(job) {
+            self.outdated.remove(name);
+        }
+    }
+
+    /// Marks the requests of all nodes without an outcome.
+    pub fn set_outdated(&mut self) {
+        let requested = |state: &NodeState| matches!(state, NodeState::Assigned(_) | NodeState::Pulling);
+        let requested = self.nodes.iter().filter(|(_, state)| requested(state));
+        self.outdated.extend(requested.map(|(name, _)| Arc::clone(name)));
+        self.has_new_outdated = !self.outdated.is_empty();
     }
 
     /// Processes a Pod; returns the nodes that the job newly selects or no longer selects.

@@ -168,7 +168,11 @@ pub fn job_status(job: &PullJob, counters: &JobCounters, now: Timestamp) -> Stat
 
 fn spec_error(job: &PullJob) -> Option<&str> {
     let image = job.image.as_ref().err();
-    image.or(job.parallelism.as_ref().err()).map(String::as_str)
+    let parallelism = job.parallelism.as_ref().err();
+    image
+        .or(parallelism)
+        .or(job.schedule.as_ref().err())
+        .map(String::as_str)
 }
 
 /// A job with an invalid spec ends at once, except under completion policy `Never`: then it waits for a change.
@@ -239,7 +243,11 @@ fn waiting_condition(job: &PullJob, counters: &JobCounters) -> Option<JobConditi
         }
         let names = names(&counters.pending_nodes);
         ("NoNodeImage", format!("waiting for the NodeImage of {names}"))
-    } else if job.parallelism == Ok(0) {
+    } else if job
+        .parallelism
+        .as_ref()
+        .is_ok_and(|parallelism| parallelism.is_zero())
+    {
         ("Paused", "paused: spec.parallelism is 0".to_owned())
     } else if let Some(hindrance) = &counters.blocked_reason {
         ("PullSecretsNotCopied", hindrance.clone())

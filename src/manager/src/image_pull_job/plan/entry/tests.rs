@@ -8,6 +8,7 @@ use serde_json::json;
 use super::*;
 use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJob, ImagePullJobSpec, PullPolicy};
 use kruise_api::node_image::{ImagePullPhase, SandboxConfig};
+use kruise_api::schedule::Schedule;
 
 static NONE: BTreeSet<String> = BTreeSet::new();
 
@@ -63,6 +64,69 @@ fn two_jobs_share_one_entry_and_version() {
     let spec = add_requests(None, &[], "1", &[request(&a), request(&b)], options(0)).unwrap();
     assert_eq!((spec.tags.len(), spec.tags[0].version), (1, 0));
     assert!(is_owned_by(&spec.tags[0], "uid0") && is_owned_by(&spec.tags[0], "uid1"));
+}
+
+#[test]
+fn edit_of_a_job_reaches_its_pull() {
+    let edited = |job: &PullJob, timeout, retries, policy| {
+        let mut job = job.clone();
+        job.spec.pull_policy = Some(PullPolicy {
+            timeout_seconds: Some(timeout),
+            backoff_limit: Some(retries),
+        });
+        job.spec.image_pull_policy = Some(policy);
+        job
+    };
+    let limits = |spec: &ImageSpec| {
+        let (entry, policy) = (&spec.tags[0], spec.tags[0].pull_policy.clone().unwrap());
+        let always = entry.image_pull_policy == Some(ImagePullPolicy::Always);
+        (
+            entry.version,
+            policy.timeout_seconds,
+            policy.backoff_limit,
+            always,
+        )
+    };
+    let (a, b) = (job(0, None, false), job(1, None, false));
+    let spec = add_requests(None, &[], "1", &[request(&a)], options(0)).unwrap();
+    let ttl = spec.tags[0]
+        .pull_policy
+        .as_ref()
+        .unwrap()
+        .ttl_seconds_after_finished;
+    let short = edited(&a, 7, 1, ImagePullPolicy::Always);
+    let running = [status(0, false)];
+    let spec = add_requests(Some(&spec), &running, "1", &[request(&short)], options(0)).unwrap();
+    assert_eq!(limits(&spec), (0, Some(7), Some(1), true));
+    assert_eq!(
+        spec.tags[0]
+            .pull_policy
+            .as_ref()
+            .unwrap()
+            .ttl_seconds_after_finished,
+        ttl
+    );
+    assert_eq!(
+        add_requests(Some(&spec), &running, "1", &[request(&short)], options(0)),
+        None
+    );
+    // A finished pull is not changed, and limits that two jobs share only grow.
+    assert_eq!(
+        add_requests(Some(&spec), &[status(0, true)], "1", &[request(&a)], options(0)),
+        None
+    );
+    let long = edited(&a, 90, 0, ImagePullPolicy::IfNotPresent);
+    let mut shared = spec.clone();
+    shared.tags[0].owner_references.push(owner_reference(&b));
+    let spec = add_requests(Some(&shared), &running, "1", &[request(&long)], options(0)).unwrap();
+    assert_eq!(limits(&spec), (0, Some(90), Some(1), true));
+    let ended = BTreeSet::from(["uid1".to_owned()]);
+    let alone = JobRequest {
+        ended_jobs: &ended,
+        ..request(&long)
+    };
+    let spec = add_requests(Some(&shared), &running, "1", &[alone], options(0)).unwrap();
+    assert_eq!(limits(&spec), (0, Some(90), Some(0), false));
 }
 
 /// A tag whose time cannot be read is about to be removed: it is requested again, once, and the others are unchanged.
@@ -187,6 +251,30 @@ fn limits_match_upstream() {
         pull_policy(&forever, options(7)).active_deadline_seconds,
         Some(1800)
     );
+}
+
+/// The tag is removed at the next time of the schedule, and the job requests it again then.
+#[test]
+fn schedule_sets_when_a_node_pulls_again() {
+    let mut scheduled = job(0, None, true);
+    // It is midnight, on a Thursday.
+    for (schedule, seconds) in [
+        ("0 2 * * *", 7200),
+        ("0 0 * * *", 86_400),
+        ("0 0 * * THU", 7 * 86_400),
+        ("0 0 1 7 *", 181 * 86_400),
+    ] {
+        scheduled.schedule = Schedule::parse(schedule).map(Some);
+        let ttl = pull_policy(&scheduled, options(7))
+            .ttl_seconds_after_finished
+            .unwrap();
+        assert!((seconds + 1..=seconds + 61).contains(&ttl), "{schedule}: {ttl}");
+    }
+    scheduled.spec.completion_policy.type_ = None;
+    let ttl = pull_policy(&scheduled, options(7))
+        .ttl_seconds_after_finished
+        .unwrap();
+    assert!(ttl < 7200, "a job that ends has no schedule");
 }
 
 #[test]

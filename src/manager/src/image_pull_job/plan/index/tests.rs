@@ -9,7 +9,7 @@ use super::*;
 use crate::view::{NodeView, TagOwner, TagStatusView, TagView};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kruise_api::image_pull_job::{
-    CompletionPolicyType, ImagePullJob, ImagePullJobNodeSelector, ImagePullJobSpec,
+    CompletionPolicyType, ImagePullJob, ImagePullJobNodeSelector, ImagePullJobSpec, PullPolicy,
 };
 
 const NODES: u8 = 6;
@@ -139,15 +139,21 @@ impl FakeCluster {
     }
 
     fn assign(&mut self, uid: &Uid) {
-        let pulls = self.pulls();
+        let (pulls, before) = (self.pulls(), self.index.node_states(uid));
         let nodes = self.index.assign(uid, at(self.now));
+        let is_new = |node: &NodeName| before.get(node) == Some(&NodeState::Pending);
+        let (new, edited): (Vec<_>, Vec<_>) = nodes.into_iter().partition(is_new);
         assert!(
-            nodes.is_empty() || self.max_pulls == 0 || (pulls < self.max_pulls && nodes.len() == 1),
-            "{pulls} nodes pull, and {nodes:?} are to"
+            new.is_empty() || self.max_pulls == 0 || (pulls < self.max_pulls && new.len() == 1),
+            "{pulls} nodes pull, and {new:?} are to"
         );
-        for node in nodes {
+        for node in edited {
+            self.writes.push((node[1..].parse().unwrap(), Arc::clone(uid)));
+        }
+        for node in new {
             let limit = self.jobs[uid].parallelism.clone().unwrap();
             let active = self.index.counters(uid, false, at(self.now)).unwrap().active;
+            let limit = limit.limit(before.len());
             assert!(active <= limit, "{uid} has {active} active nodes; limit {limit}");
             self.writes.push((node[1..].parse().unwrap(), Arc::clone(uid)));
         }
@@ -159,7 +165,7 @@ impl FakeCluster {
             return false;
         }
         let (n, uid) = self.writes.remove(0);
-        let Some(job) = self.jobs.get(&uid) else {
+        let Some(job) = self.jobs.get(&uid).cloned() else {
             return true;
         };
         let (image, tag) = job.image.clone().unwrap();
@@ -188,6 +194,7 @@ impl FakeCluster {
             }
         }
         self.notify_index(n);
+        self.index.write_succeeded(&job, &format!("n{n}").into(), None);
         true
     }
 
@@ -259,6 +266,7 @@ enum Op {
     RemoveNode(u8),
     SetReady(u8, bool),
     PutJob(u8),
+    EditJob(u8, i32),
     RemoveJob(u8),
     Assign,
     Write,
@@ -276,6 +284,7 @@ fn any_op() -> impl Strategy<Value = Op> {
         1 => node.clone().prop_map(Op::RemoveNode),
         1 => (node.clone(), any::<bool>()).prop_map(|(n, r)| Op::SetReady(n, r)),
         1 => (0_u8..3).prop_map(Op::PutJob),
+        1 => (0_u8..3, 1..4).prop_map(|(n, timeout)| Op::EditJob(n, timeout)),
         1 => (0_u8..3).prop_map(Op::RemoveJob),
         3 => Just(Op::Assign),
         4 => Just(Op::Write),
@@ -285,6 +294,10 @@ fn any_op() -> impl Strategy<Value = Op> {
         1 => Just(Op::NewLeader),
         1 => (0_i64..20).prop_map(Op::AdvanceTime),
     ]
+}
+
+fn state_of(index: &JobIndex, uid: &Uid, n: u8) -> Option<NodeState> {
+    index.node_states(uid).get(&*format!("n{n}")).copied()
 }
 
 fn apply_op(world: &mut FakeCluster, op: Op, limits: &BTreeMap<Uid, usize>, never: bool) {
@@ -300,6 +313,17 @@ fn apply_op(world: &mut FakeCluster, op: Op, limits: &BTreeMap<Uid, usize>, neve
             let job = job(n, i32::try_from(limits[&uid]).unwrap(), never);
             world.index.upsert_job(job.clone(), at(world.now));
             world.jobs.insert(uid, job);
+        }
+        Op::EditJob(n, timeout) => {
+            let uid: Uid = format!("uid{n}").into();
+            if let Some(job) = world.jobs.get_mut(&uid) {
+                let timeout_seconds = Some(timeout);
+                job.spec.pull_policy = Some(PullPolicy {
+                    timeout_seconds,
+                    ..PullPolicy::default()
+                });
+                world.index.upsert_job(job.clone(), at(world.now));
+            }
         }
         Op::RemoveJob(n) => {
             let uid: Uid = format!("uid{n}").into();
@@ -320,8 +344,14 @@ fn apply_op(world: &mut FakeCluster, op: Op, limits: &BTreeMap<Uid, usize>, neve
         Op::AdvanceTime(seconds) => world.now += seconds,
         Op::NewLeader => world.new_leader(),
         Op::RefuseWrite(n) => {
-            for uid in world.jobs.keys() {
-                world.index.write_refused(uid, &format!("n{n}").into(), "refused");
+            for (uid, job) in &world.jobs {
+                let before = state_of(&world.index, uid, n);
+                world.index.write_refused(job, &format!("n{n}").into(), "refused");
+                let after = state_of(&world.index, uid, n);
+                assert!(
+                    before != Some(NodeState::Pulling) || before == after,
+                    "its pull goes on"
+                );
             }
         }
     }
@@ -345,6 +375,13 @@ proptest! {
         for op in ops {
             apply_op(&mut world, op, &limits, never);
             world.check_invariants()?;
+        }
+        world.assign_all();
+        while world.apply_write() {}
+        for uid in world.jobs.keys() {
+            let outdated: Vec<u8> =
+                (0..NODES).filter(|n| world.index.is_outdated(uid, &format!("n{n}").into())).collect();
+            prop_assert!(outdated.is_empty(), "an edit of {uid} has not reached {outdated:?}");
         }
         // Nodes that are not ready pull nothing, and this limits nothing.
         for _ in 0..120 {

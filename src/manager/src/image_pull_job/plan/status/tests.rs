@@ -3,6 +3,7 @@
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use proptest::prelude::*;
 
+use super::super::job::Parallelism;
 use super::*;
 use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJob, ImagePullJobSpec};
 
@@ -118,7 +119,7 @@ fn waiting_job_has_a_condition_with_the_reason() {
     assert_eq!(message.as_deref(), Some("job is running, progress 0.0%"));
 
     let mut paused = plain.clone();
-    paused.parallelism = Ok(0);
+    paused.parallelism = Ok(Parallelism::Nodes(0));
     assert_eq!(
         only_condition(&paused, &counters(1, 0, 0, 1), 1),
         condition("Waiting", "Paused", "paused: spec.parallelism is 0")
@@ -238,7 +239,7 @@ fn conditions_keep_time_and_foreign_ones_stay() {
         list
     };
     let mut paused = job(None, false);
-    paused.parallelism = Ok(0);
+    paused.parallelism = Ok(Parallelism::Nodes(0));
     let now = job_status(&paused, &counters(0, 0, 0, 1), at(9))
         .status
         .conditions;
@@ -259,17 +260,37 @@ fn failed_node_names_are_capped_but_counted() {
 }
 
 #[test]
-fn percentage_parallelism_is_refused() {
+fn invalid_parallelism_ends_the_job() {
     let mut object = ImagePullJob::new("j", ImagePullJobSpec::default());
     object.spec.image = "nginx".into();
-    object.spec.parallelism = Some(IntOrString::String("50%".into()));
+    object.spec.parallelism = Some(IntOrString::String("150%".into()));
     let update = job_status(&PullJob::from_object(&object), &counters(0, 0, 0, 1), at(1));
     assert!(
         update
             .status
             .message
             .unwrap()
-            .starts_with("spec.parallelism: \"50%\"")
+            .starts_with("spec.parallelism: \"150%\"")
+    );
+}
+
+#[test]
+fn job_with_an_invalid_schedule_waits_for_a_change() {
+    let mut object = ImagePullJob::new("j", ImagePullJobSpec::default());
+    object.spec.image = "nginx".into();
+    object.spec.completion_policy.type_ = Some(CompletionPolicyType::Never);
+    object.spec.schedule = Some("at night".into());
+    let update = job_status(&PullJob::from_object(&object), &counters(0, 0, 0, 1), at(1));
+    assert_eq!(update.status.completion_time, None);
+    let condition = &update.status.conditions[0];
+    assert_eq!(
+        (&*condition.type_, &*condition.reason),
+        ("Waiting", "InvalidSpec")
+    );
+    assert!(
+        condition
+            .message
+            .starts_with("spec.schedule: expected five fields")
     );
 }
 

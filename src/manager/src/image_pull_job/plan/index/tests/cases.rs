@@ -184,6 +184,62 @@ fn status_change_touches_only_jobs_of_its_tag() {
     assert_eq!(world.index.take_dirty(), vec![Uid::from("uid2")]);
 }
 
+fn edited(world: &FakeCluster) -> Vec<u8> {
+    let is_outdated = |n: &u8| world.index.needs_write(&"uid0".into(), &format!("n{n}").into());
+    (0..NODES).filter(is_outdated).collect()
+}
+
+/// What is finished is not requested again, and no further node is requested for it.
+#[test]
+fn edit_reaches_the_nodes_that_pull() {
+    let nodes = (0..4).map(Op::AddNode);
+    let before = [
+        Op::PutJob(0),
+        Op::Assign,
+        Op::Write,
+        Op::Write,
+        Op::ReportPulls(0, true),
+    ];
+    let mut world = run_ops(nodes.chain(before), 2, false);
+    continue_ops(
+        &mut world,
+        [Op::Assign, Op::Write, Op::EditJob(0, 7), Op::Assign],
+        2,
+        false,
+    );
+    let states = |world: &FakeCluster| ["n0", "n1", "n2", "n3"].map(|node| state(world, "uid0", node));
+    let (done, pulls, waits) = (NodeState::Succeeded, NodeState::Pulling, NodeState::Pending);
+    let expected = [done, pulls, pulls, waits].map(Some);
+    assert_eq!((states(&world), edited(&world)), (expected, vec![1, 2]));
+    assert_eq!(world.writes, [(1, "uid0".into()), (2, "uid0".into())]);
+    // A node that answers before the write still gets it; one that ends does not.
+    continue_ops(&mut world, [Op::ReportPulls(2, true), Op::Write], 2, false);
+    assert_eq!(edited(&world), [] as [u8; 0]);
+    continue_ops(&mut world, [Op::Write, Op::EditJob(0, 7), Op::Assign], 2, false);
+    assert_eq!(edited(&world), [3], "n3 is new, and the same edit again is none");
+}
+
+/// The first write has the old spec: the API server is slow.
+#[test]
+fn edit_reaches_a_node_whose_request_is_being_written() {
+    let mut world = run_ops([Op::AddNode(0), Op::PutJob(0), Op::Assign], 1, false);
+    let before = world.jobs[&Uid::from("uid0")].clone();
+    continue_ops(&mut world, [Op::EditJob(0, 7), Op::Assign, Op::Write], 1, false);
+    assert_eq!(edited(&world), [] as [u8; 0]);
+    continue_ops(&mut world, [Op::EditJob(0, 9), Op::Assign], 1, false);
+    world.index.write_succeeded(&before, &"n0".into(), None);
+    assert_eq!(edited(&world), [0], "only a write of the present spec counts");
+    continue_ops(&mut world, [Op::NewLeader, Op::Assign], 1, false);
+    assert_eq!(edited(&world), [0], "a new leader cannot know");
+    world
+        .index
+        .write_refused(&world.jobs[&Uid::from("uid0")], &"n0".into(), "full");
+    assert_eq!(
+        (edited(&world), state(&world, "uid0", "n0")),
+        (vec![], Some(NodeState::Pulling))
+    );
+}
+
 /// A job may request a tag again that a job with policy `Never` already has elsewhere. Then more nodes pull for the
 /// latter than its parallelism; it requests no further node before there are fewer.
 #[test]
@@ -267,9 +323,10 @@ fn new_leader_repeats_refused_writes_and_waits() {
     continue_ops(&mut world, [Op::NewLeader], 9, false);
     assert_eq!(state(&world, "uid0", "n2"), Some(NodeState::Pulling));
     continue_ops(&mut world, [Op::Assign], 9, false);
+    let pulls = |(n, uid): &(u8, Uid)| state_of(&world.index, uid, *n) == Some(NodeState::Pulling);
     assert!(
-        world.writes.is_empty(),
-        "its entry is there, so nothing is asked again"
+        world.writes.len() == 4 && world.writes.iter().all(pulls),
+        "entries of nodes that pull are compared with the specs, and nothing else is requested"
     );
     continue_ops(&mut world, [Op::ReportPulls(2, true)], 9, false);
     assert_eq!(state(&world, "uid0", "n2"), Some(NodeState::Succeeded));
@@ -277,7 +334,7 @@ fn new_leader_repeats_refused_writes_and_waits() {
 
 #[test]
 fn job_waiting_for_a_pull_is_assigned_at_its_end() {
-    let (uid, node) = (Uid::from("uid0"), NodeName::from("n0"));
+    let (uid, node, requested) = (Uid::from("uid0"), NodeName::from("n0"), job(0, 1, false));
     let start_pull = |world: &mut FakeCluster| {
         world.views.get_mut(&0).unwrap().tags = vec![TagView {
             image: "nginx".to_owned(),
@@ -301,7 +358,7 @@ fn job_waiting_for_a_pull_is_assigned_at_its_end() {
     assert_eq!(world.writes.pop(), Some((0, Arc::clone(&uid))));
     start_pull(&mut world);
     world.index.take_dirty();
-    world.index.write_succeeded(&uid, &node, Some(3));
+    world.index.write_succeeded(&requested, &node, Some(3));
     assert_eq!(condition(&world), Some(("PullInProgress".to_owned(), true)));
     assert_eq!(world.index.take_dirty(), [Arc::clone(&uid)]);
     continue_ops(&mut world, [Op::Assign], 1, false);
@@ -315,18 +372,18 @@ fn job_waiting_for_a_pull_is_assigned_at_its_end() {
     world.writes.clear();
     start_pull(&mut world);
     continue_ops(&mut world, [Op::ReportPulls(0, true)], 1, false);
-    world.index.write_succeeded(&uid, &node, Some(3));
+    world.index.write_succeeded(&requested, &node, Some(3));
     continue_ops(&mut world, [Op::Assign], 1, false);
     assert_eq!(world.writes.len(), 1);
 
     // A tag that the watch does not show is checked again in time, and until then the job reports what it waits for.
-    world.index.write_succeeded(&uid, &node, Some(4));
+    world.index.write_succeeded(&requested, &node, Some(4));
     continue_ops(&mut world, [Op::AdvanceTime(29), Op::Assign], 1, false);
     assert_eq!(world.writes.len(), 1);
     continue_ops(&mut world, [Op::AdvanceTime(1), Op::Assign], 1, false);
     assert_eq!(world.writes.len(), 2);
     assert_eq!(condition(&world), Some(("PullInProgress".to_owned(), true)));
-    world.index.write_succeeded(&uid, &node, None);
+    world.index.write_succeeded(&requested, &node, None);
     assert_eq!(condition(&world), None);
 }
 
