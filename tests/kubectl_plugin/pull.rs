@@ -1,14 +1,17 @@
 //! `pull`: a job that is followed to its end, with our manager.
 
-use kube::ResourceExt;
+use kruise_api::node_image::NodeImage;
 use kube::api::ListParams;
+use kube::{Api, ResourceExt};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::plugin::{run, start, wait};
-use crate::test_cluster::{PullOutcome, create_nodes, jobs, report_pull_of, shared_cluster, wait_for_tag};
+use crate::test_cluster::{
+    PullOutcome, create_nodes, jobs, report_pull_of, shared_cluster, wait_for_tag, wait_until,
+};
 
 #[tokio::test]
 async fn pull_follows_the_job_to_its_end() {
@@ -85,12 +88,31 @@ async fn failed_nodes_are_named_with_their_cause() {
         output.stdout.ends_with("node fail-b: no\\u{1b}[2J image\n"),
         "{output:?}"
     );
+    let (_, hint) = output
+        .stderr
+        .split_once(
+            "error: broken:1 could not be pulled on 1 of 2 node(s). To pull again there:\n  kubectl kruise ",
+        )
+        .unwrap();
+    // As printed.
+    let args: Vec<&str> = hint.split_whitespace().chain(["--name", "retried"]).collect();
+    let child = start(cluster, &args);
+    let images = Api::<NodeImage>::all(admin.client.clone());
+    let is_repeated = |image: &NodeImage| image.spec.images["broken"].tags[0].version > 0;
+    let image = wait_until(&images, "fail-b", "the pull is repeated", is_repeated).await;
+    report_pull_of(&admin, &image, PullOutcome::Succeeded).await;
+    let output = wait(child).await.expect(0);
     assert!(
-        output
-            .stderr
-            .ends_with("error: broken:1 could not be pulled on 1 of 2 node(s)\n"),
+        output.stdout.ends_with("broken:1 is on 1 node(s)\n"),
         "{output:?}"
     );
+    let none = run(cluster, &["pull", "--retry", "retried"]).await.expect(0);
+    assert_eq!(
+        none.stdout,
+        "imagepulljob.apps.kruise.io/retried failed on no node; nothing was created\n"
+    );
+    let both = run(cluster, &["pull", "broken:1", "--retry", "retried"]).await;
+    assert!(both.expect(2).stderr.contains("cannot be used with"));
 }
 
 /// No daemon answers on this node.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::SignedDuration;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kruise_api::image_reference::ImageReference;
 use kruise_api::names;
 use kruise_api::validation::labels::{label_value_errors, qualified_name_errors};
@@ -35,6 +36,25 @@ pub fn namespace(text: &str) -> Result<String, String> {
 pub fn container_name(text: &str) -> Result<String, String> {
     let valid = names::is_label(text).then(|| text.to_owned());
     valid.ok_or_else(|| format!("invalid container name {text:?}: {}", names::LABEL))
+}
+
+/// A number of nodes, or a percentage of them; not 0, which would never end.
+pub fn parallelism(text: &str) -> Result<IntOrString, String> {
+    let (digits, max) = text
+        .strip_suffix('%')
+        .map_or((text, i32::MAX), |digits| (digits, 100));
+    let number = digits
+        .parse()
+        .ok()
+        .filter(|number: &i32| (1..=max).contains(number));
+    let Some(number) = number else {
+        return Err("expected a number of nodes from 1, or a percentage from 1% to 100%".to_owned());
+    };
+    Ok(if digits.len() == text.len() {
+        IntOrString::Int(number)
+    } else {
+        IntOrString::String(format!("{number}%"))
+    })
 }
 
 /// An image reference, as it was written.
@@ -112,6 +132,15 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn parallelism_is_a_number_or_a_percentage() {
+        assert_eq!(parallelism("5"), Ok(IntOrString::Int(5)));
+        assert_eq!(parallelism("100%"), Ok(IntOrString::String("100%".into())));
+        for invalid in ["", "0", "0%", "101%", "%", "-1", "2147483648", "1.5", "5 %"] {
+            assert!(parallelism(invalid).is_err(), "{invalid:?}");
+        }
+    }
 
     #[test]
     fn targets_are_parsed() {

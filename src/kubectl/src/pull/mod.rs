@@ -11,6 +11,7 @@ use std::time::Duration;
 use futures::StreamExt;
 use futures::stream;
 use indicatif::{ProgressBar, ProgressStyle};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::node_image::NodeImage;
 use kruise_api::text::printable;
@@ -18,7 +19,7 @@ use kruise_cluster::write;
 use kube::{Api, ResourceExt};
 
 use super::arguments;
-use super::client::{Connection, create, follow};
+use super::client::{Connection, create, follow, get};
 use super::error::Error;
 use super::output::{print_line, print_note};
 use super::signals::interrupted;
@@ -32,8 +33,14 @@ const CAUSES_AT_ONCE: usize = 8;
 /// Options of `pull`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
-    #[arg(help = "The image: NAME[:TAG][@DIGEST]", value_name = "IMAGE", value_parser = arguments::image)]
-    image: String,
+    #[arg(help = "The image: NAME[:TAG][@DIGEST]", value_name = "IMAGE", value_parser = arguments::image,
+        required_unless_present = "retry")]
+    image: Option<String>,
+
+    /// Pulls again what this job pulls, on the nodes where it failed
+    #[arg(long, value_name = "JOB", value_parser = arguments::object_name,
+        conflicts_with_all = ["image", "selector", "nodes", "pull_secret"])]
+    retry: Option<String>,
 
     /// Only on nodes with these labels: KEY=VALUE,…
     #[arg(short = 'l', long, value_name = "LABELS", value_parser = arguments::labels, conflicts_with = "nodes")]
@@ -43,9 +50,9 @@ pub struct Options {
     #[arg(long, value_name = "NODES", value_delimiter = ',', value_parser = arguments::object_name)]
     nodes: Vec<String>,
 
-    /// How many nodes pull at a time; 1 when absent
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i32).range(1..))]
-    parallelism: Option<i32>,
+    /// How many nodes pull at a time: a number, or a percentage such as 10%; 1 when absent
+    #[arg(long, value_name = "N", value_parser = arguments::parallelism)]
+    parallelism: Option<IntOrString>,
 
     /// Secret with registry credentials, in the namespace of the job; may be repeated
     #[arg(long, value_name = "SECRET", value_parser = arguments::object_name)]
@@ -69,6 +76,7 @@ pub struct Options {
 pub async fn run(connection: &Connection, options: Options) -> Result<(), Error> {
     let Options {
         image,
+        retry,
         selector,
         nodes,
         parallelism,
@@ -77,22 +85,49 @@ pub async fn run(connection: &Connection, options: Options) -> Result<(), Error>
         timeout,
         wait,
     } = options;
-    let request = Request {
-        image,
-        labels: selector.unwrap_or_default(),
-        nodes,
-        parallelism,
-        pull_secrets: pull_secret,
-        name,
-    };
     let jobs: Api<ImagePullJob> = connection.api();
-    let job = create(&jobs, &plan::job(&request, &connection.namespace)).await?;
+    let mut planned = if let Some(failed) = retry {
+        let job = get(&jobs, &failed).await?;
+        let Some(planned) = plan::retry(&job, parallelism) else {
+            return nothing_to_retry(&job);
+        };
+        planned
+    } else {
+        plan::job(&Request {
+            image: image.unwrap_or_default(),
+            labels: selector.unwrap_or_default(),
+            nodes,
+            parallelism,
+            pull_secrets: pull_secret,
+        })
+    };
+    planned.metadata.namespace = Some(connection.namespace.clone());
+    if name.is_some() {
+        (planned.metadata.name, planned.metadata.generate_name) = (name, None);
+    }
+    let job = create(&jobs, &planned).await?;
     print_line(&format!("imagepulljob.apps.kruise.io/{} created", job.name_any()));
     if !wait {
         return Ok(());
     }
     let end = follow_job(&jobs, &job, timeout).await?;
-    report(connection, &request.image, &end).await
+    report(connection, &job, &end).await
+}
+
+/// The job names no failed node: it has succeeded, has not got that far, or failed for another reason.
+fn nothing_to_retry(job: &ImagePullJob) -> Result<(), Error> {
+    let (name, progress) = (job.name_any(), plan::progress(job));
+    if progress.is_complete() {
+        print_line(&format!(
+            "imagepulljob.apps.kruise.io/{name} failed on no node; nothing was created"
+        ));
+        return Ok(());
+    }
+    let mut message = format!("imagepulljob.apps.kruise.io/{name} names no failed node; nothing was created");
+    if let Some(failure) = &progress.failure {
+        message += &format!(": {}", printable(failure));
+    }
+    Err(Error::Failed(message))
 }
 
 /// Follows the job to its end.
@@ -136,7 +171,8 @@ fn job_goes_on(job: &ImagePullJob) -> String {
 }
 
 /// Prints the result, with the cause of each failure.
-async fn report(connection: &Connection, image: &str, end: &Progress) -> Result<(), Error> {
+async fn report(connection: &Connection, job: &ImagePullJob, end: &Progress) -> Result<(), Error> {
+    let image = &job.spec.image;
     if end.is_complete() {
         let line = match end.desired {
             0 => "no node matches; nothing was pulled".to_owned(),
@@ -172,6 +208,10 @@ async fn report(connection: &Connection, image: &str, end: &Progress) -> Result<
     );
     if let Some(failure) = end.failure.as_ref().filter(|_| end.failed_nodes.is_empty()) {
         message += &format!(": {}", printable(failure));
+    }
+    if !end.failed_nodes.is_empty() {
+        let (name, namespace) = (job.name_any(), &connection.namespace);
+        message += &format!(". To pull again there:\n  kubectl kruise pull --retry {name} -n {namespace}");
     }
     Err(Error::Failed(message))
 }

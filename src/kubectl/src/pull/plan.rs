@@ -8,6 +8,7 @@ use kruise_api::image_pull_job::{
     COMPLETE, CompletionPolicy, FAILED, ImagePullJob, ImagePullJobNodeSelector, ImagePullJobSpec, WAITING,
 };
 use kruise_api::image_reference::{ImageReference, join_name_and_tag};
+use kruise_api::names;
 use kruise_api::node_image::{ImagePullPhase, NodeImage};
 
 use crate::conditions::find_true;
@@ -23,21 +24,18 @@ pub struct Request {
     pub image: String,
     pub labels: BTreeMap<String, String>,
     pub nodes: Vec<String>,
-    pub parallelism: Option<i32>,
+    pub parallelism: Option<IntOrString>,
     pub pull_secrets: Vec<String>,
-    /// Without a name, the API server generates one.
-    pub name: Option<String>,
 }
 
-/// The job to create.
-pub fn job(request: &Request, namespace: &str) -> ImagePullJob {
+/// The job to create. The API server generates its name.
+pub fn job(request: &Request) -> ImagePullJob {
     let Request {
         image,
         labels,
         nodes,
         parallelism,
         pull_secrets,
-        name,
     } = request.clone();
     let selector = ImagePullJobNodeSelector {
         names: nodes,
@@ -45,18 +43,16 @@ pub fn job(request: &Request, namespace: &str) -> ImagePullJob {
         match_expressions: Vec::new(),
     };
     let everywhere = selector == ImagePullJobNodeSelector::default();
-    let generate_name = name.is_none().then(|| format!("{}-", name_of_image(&image)));
+    let generate_name = format!("{}-", name_of_image(&image));
     ImagePullJob {
         metadata: ObjectMeta {
-            namespace: Some(namespace.to_owned()),
-            name,
-            generate_name,
+            generate_name: Some(generate_name),
             ..ObjectMeta::default()
         },
         spec: ImagePullJobSpec {
             image,
             selector: (!everywhere).then_some(selector),
-            parallelism: parallelism.map(IntOrString::Int),
+            parallelism,
             pull_secrets,
             completion_policy: CompletionPolicy {
                 ttl_seconds_after_finished: Some(TTL_SECONDS),
@@ -66,6 +62,70 @@ pub fn job(request: &Request, namespace: &str) -> ImagePullJob {
         },
         status: None,
     }
+}
+
+/// The job that does again what this one does, on the nodes where it failed; `None` if it names none. It ends, also if
+/// that one does not, and is not paused.
+pub fn retry(job: &ImagePullJob, parallelism: Option<IntOrString>) -> Option<ImagePullJob> {
+    let failed = job.status.as_ref().map(|status| status.failed_nodes.clone());
+    let failed: Vec<String> = failed
+        .unwrap_or_default()
+        .into_iter()
+        .filter(|name| names::is_subdomain(name))
+        .collect();
+    if failed.is_empty() {
+        return None;
+    }
+    let name: String = job
+        .metadata
+        .name
+        .iter()
+        .flat_map(|name| name.chars())
+        .take(MAX_NAME_CHARS)
+        .collect();
+    let ImagePullJobSpec {
+        image,
+        selector: _,
+        pod_selector: _,
+        parallelism: given,
+        pull_secrets,
+        pull_policy,
+        completion_policy,
+        sandbox_config,
+        image_pull_policy,
+        schedule: _,
+    } = job.spec.clone();
+    let is_zero = |value: &IntOrString| match value {
+        IntOrString::Int(number) => *number == 0,
+        IntOrString::String(text) => text.trim_end_matches('%').parse() == Ok(0),
+    };
+    let spec = ImagePullJobSpec {
+        image,
+        selector: Some(ImagePullJobNodeSelector {
+            names: failed,
+            ..ImagePullJobNodeSelector::default()
+        }),
+        pod_selector: None,
+        parallelism: parallelism.or(given.filter(|value| !is_zero(value))),
+        pull_secrets,
+        pull_policy,
+        completion_policy: CompletionPolicy {
+            ttl_seconds_after_finished: Some(TTL_SECONDS),
+            active_deadline_seconds: completion_policy.active_deadline_seconds,
+            ..CompletionPolicy::default()
+        },
+        sandbox_config,
+        image_pull_policy,
+        schedule: None,
+    };
+    Some(ImagePullJob {
+        metadata: ObjectMeta {
+            generate_name: Some(format!("{}-retry-", name.trim_end_matches(['-', '.']))),
+            ..ObjectMeta::default()
+        },
+        spec,
+        status: None,
+    })
 }
 
 /// The last part of an image's name as a part of an object's name.
@@ -211,24 +271,22 @@ mod tests {
 
     #[test]
     fn job_has_only_what_was_given() {
-        let everywhere = serde_json::to_value(job(&request("nginx:1"), "apps")).unwrap();
+        let everywhere = serde_json::to_value(job(&request("nginx:1"))).unwrap();
         assert_eq!(
             everywhere,
             json!({
                 "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
-                "metadata": { "generateName": "pull-nginx-", "namespace": "apps" },
+                "metadata": { "generateName": "pull-nginx-" },
                 "spec": { "image": "nginx:1", "completionPolicy": { "ttlSecondsAfterFinished": 86400 } },
             })
         );
         let some = Request {
             labels: BTreeMap::from([("a".into(), "b".into())]),
-            parallelism: Some(5),
+            parallelism: Some(IntOrString::Int(5)),
             pull_secrets: vec!["s".into()],
-            name: Some("warm".into()),
             ..request("nginx:1")
         };
-        let some = serde_json::to_value(job(&some, "apps")).unwrap();
-        assert_eq!(some["metadata"], json!({ "name": "warm", "namespace": "apps" }));
+        let some = serde_json::to_value(job(&some)).unwrap();
         assert_eq!(some["spec"]["selector"], json!({ "matchLabels": { "a": "b" } }));
         assert_eq!(
             (&some["spec"]["parallelism"], &some["spec"]["pullSecrets"]),
@@ -238,8 +296,37 @@ mod tests {
             nodes: vec!["n1".into(), "n2".into()],
             ..request("nginx")
         };
-        let nodes = serde_json::to_value(job(&nodes, "apps")).unwrap();
+        let nodes = serde_json::to_value(job(&nodes)).unwrap();
         assert_eq!(nodes["spec"]["selector"], json!({ "names": ["n1", "n2"] }));
+    }
+
+    #[test]
+    fn retry_is_for_the_failed_nodes_alone() {
+        let job = |failed: Value| -> ImagePullJob {
+            let object = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
+                "metadata": { "name": "release-2026.".repeat(4), "namespace": "apps", "labels": { "a": "b" } },
+                "spec": { "image": "nginx:1", "parallelism": 3, "pullSecrets": ["s"], "imagePullPolicy": "Always",
+                    "podSelector": { "matchLabels": { "a": "b" } }, "pullPolicy": { "timeoutSeconds": 7 },
+                    "completionPolicy": { "type": "Never" }, "schedule": "0 2 * * *" },
+                "status": { "desired": 9, "failedNodes": failed } });
+            serde_json::from_value(object).unwrap()
+        };
+        assert_eq!(retry(&job(json!([])), None), None);
+        assert_eq!(retry(&job(json!(["../a"])), None), None);
+        let mut paused = job(json!(["n1"]));
+        paused.spec.parallelism = Some(IntOrString::String("0%".into()));
+        assert_eq!(retry(&paused, None).unwrap().spec.parallelism, None);
+        let created = retry(&job(json!(["n1", "n7"])), Some(IntOrString::String("50%".into())));
+        assert_eq!(
+            serde_json::to_value(created).unwrap(),
+            json!({
+                "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
+                "metadata": { "generateName": "release-2026.release-2026.release-2026.r-retry-" },
+                "spec": { "image": "nginx:1", "selector": { "names": ["n1", "n7"] }, "parallelism": "50%",
+                    "pullSecrets": ["s"], "pullPolicy": { "timeoutSeconds": 7 }, "imagePullPolicy": "Always",
+                    "completionPolicy": { "ttlSecondsAfterFinished": 86400 } },
+            })
+        );
     }
 
     fn observed(status: Value) -> Progress {
