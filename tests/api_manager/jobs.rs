@@ -97,6 +97,35 @@ async fn paused_job_resumes() {
     assert_kubectl_wait("paused", "Complete");
 }
 
+#[tokio::test]
+async fn edited_limits_reach_the_nodes_that_pull() {
+    let admin = shared_cluster().admin().await;
+    create_nodes(&admin, &["edit-1", "edit-2"], json!({ "set": "edit" })).await;
+    let spec = json!({ "image": "nginx:edit", "selector": node_selector("edit"), "parallelism": "50%" });
+    create(&jobs(&admin), job("edit", spec)).await;
+    wait_for_tag(&admin, "edit-1", "nginx", "edit").await;
+    let edit = json!({ "spec": { "pullPolicy": { "timeoutSeconds": 7, "backoffLimit": 1 } } });
+    jobs(&admin)
+        .patch("edit", &PatchParams::default(), &Patch::Merge(&edit))
+        .await
+        .unwrap();
+    let images = Api::<NodeImage>::all(admin.client.clone());
+    let limits = |image: &NodeImage| {
+        let tag = image.spec.images.get("nginx")?.tags.first()?;
+        let policy = tag.pull_policy.as_ref()?;
+        Some((tag.version, policy.timeout_seconds?, policy.backoff_limit?))
+    };
+    // The version stays: what runs is not aborted.
+    wait_until(&images, "edit-1", "given the new limits", move |image| {
+        limits(image) == Some((0, 7, 1))
+    })
+    .await;
+    assert!(images.get("edit-2").await.unwrap().spec.images.is_empty());
+    report_pull(&admin, "edit-1", PullOutcome::Succeeded).await;
+    wait_for_tag(&admin, "edit-2", "nginx", "edit").await;
+    assert_eq!(limits(&images.get("edit-2").await.unwrap()), Some((0, 7, 1)));
+}
+
 /// Runs `kubectl wait` for the condition, in both versions.
 fn assert_kubectl_wait(job: &str, condition: &str) {
     let condition = format!("--for=condition={condition}");
