@@ -370,7 +370,7 @@ impl NodeImageWriter {
         let note = if index.is_assigned(&pending_write.uid, node) {
             format!("cannot add the image to NodeImage {node}: {message}")
         } else {
-            format!("cannot change the pull in NodeImage {node}, which goes on: {message}")
+            format!("cannot update the image in NodeImage {node}, its pull continues: {message}")
         };
         index.write_refused(&pending_write.job, node, message);
         let reference = owner_reference(&pending_write.job);

@@ -133,13 +133,7 @@ fn add_request(
                 join_pull(entry, request.job, options);
             } else if secrets_added || !satisfies(entry, status, request.job) {
                 request_repull(entry, request.job, options);
-                let is_ended_job = |owner: &ObjectReference| {
-                    owner
-                        .uid
-                        .as_ref()
-                        .is_some_and(|uid| request.ended_jobs.contains(uid))
-                };
-                entry.owner_references.retain(|owner| !is_ended_job(owner));
+                entry.owner_references.retain(|owner| !has_ended(owner, request));
             } else {
                 entry.pull_policy = Some(pull_policy(request.job, options));
             }
@@ -158,16 +152,20 @@ fn has_creation_time(entry: &ImageTagSpec) -> bool {
     entry.created_at.is_some()
 }
 
+/// Whether the owner is a job that has ended.
+fn has_ended(owner: &ObjectReference, request: JobRequest<'_>) -> bool {
+    let uid = owner.uid.as_ref();
+    uid.is_some_and(|uid| request.ended_jobs.contains(uid))
+}
+
 /// The owners of a tag that are neither this request's job nor jobs that have ended.
 fn live_owners<'a>(
     entry: &'a ImageTagSpec,
     request: JobRequest<'a>,
 ) -> impl Iterator<Item = &'a ObjectReference> {
-    let is_other = move |owner: &&ObjectReference| {
-        let uid = owner.uid.as_deref();
-        uid.is_none_or(|uid| uid != request.job.uid && !request.ended_jobs.contains(uid))
-    };
-    entry.owner_references.iter().filter(is_other)
+    let is_own = move |owner: &ObjectReference| owner.uid.as_ref() == Some(&request.job.uid);
+    let owners = entry.owner_references.iter();
+    owners.filter(move |owner| !is_own(owner) && !has_ended(owner, request))
 }
 
 /// Whether a tag has a live owner that is no job of this request's namespace.

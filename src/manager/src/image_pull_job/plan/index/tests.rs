@@ -350,7 +350,7 @@ fn apply_op(world: &mut FakeCluster, op: Op, limits: &BTreeMap<Uid, usize>, neve
                 let after = state_of(&world.index, uid, n);
                 assert!(
                     before != Some(NodeState::Pulling) || before == after,
-                    "its pull goes on"
+                    "its pull continues"
                 );
             }
         }
