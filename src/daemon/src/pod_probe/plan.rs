@@ -219,14 +219,15 @@ impl ProbeBoard {
         self.changed = true;
         self.probes.retain(|key, _| specs.contains_key(key));
         // Daemons that start together do not probe together, nor does one daemon run all of its probes at once.
-        let spread = !std::mem::replace(&mut self.synced, true);
+        // A probe without a state is not delayed: something waits for it, and its period may be hours.
+        let is_first = !std::mem::replace(&mut self.synced, true);
         for (key, spec) in specs {
             let Some(probe) = self.probes.get_mut(&key) else {
                 let result = stored.remove(&(key.uid.clone(), key.name.clone()));
-                let delay = if spread {
-                    fraction_of(spec.period, &key)
-                } else {
-                    Duration::ZERO
+                let is_known = |result: &ProbeResult| result.state != ProbeState::Unknown;
+                let delay = match is_first && result.as_ref().is_some_and(is_known) {
+                    true => fraction_of(spec.period, &key),
+                    false => Duration::ZERO,
                 };
                 let probe = Probe {
                     is_liveness: key.is_liveness(),
@@ -473,6 +474,7 @@ impl Probe {
             self.container_id = Some(container.id);
             if !is_same && !is_known {
                 self.reset(now);
+                self.due = Some(now.mono);
             }
         }
         let was_running = std::mem::replace(&mut self.running, container.running);

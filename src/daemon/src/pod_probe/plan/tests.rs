@@ -333,14 +333,24 @@ fn probe_that_cannot_be_run_says_so_and_changes_no_state() {
 }
 
 #[test]
-fn probes_of_a_starting_daemon_are_spread_over_their_period() {
+fn known_probes_of_a_starting_daemon_are_spread_over_their_period() {
     let spec = ProbeSpec {
         period: 1000 * SECOND,
         ..spec()
     };
     let probes = (0..100).map(|index| (key(&index.to_string()), spec.clone()));
+    let probes: BTreeMap<ProbeKey, ProbeSpec> = probes.collect();
+    let mut first = ProbeBoard::default();
+    first.sync(probes.clone(), &NodePodProbeStatus::default(), at(0));
+    observe(&mut first, 5, &container("1", true, 0));
+    while !run(&mut first, 5, &success()).is_empty() {}
+    assert_eq!(
+        first.status().pod_probe_statuses[0].probe_states.len(),
+        100,
+        "no state, no delay"
+    );
     let mut board = ProbeBoard::default();
-    board.sync(probes.collect(), &NodePodProbeStatus::default(), at(10));
+    board.sync(probes, &first.status(), at(10));
     observe(&mut board, 10, &container("1", true, 0));
     let mut started_at = |second| {
         let starts = board.start_due(at(second));
@@ -354,6 +364,25 @@ fn probes_of_a_starting_daemon_are_spread_over_their_period() {
         early < 10 && first_half > 20 && second_half > 20,
         "{early} {first_half} {second_half}"
     );
+}
+
+#[test]
+fn new_container_is_probed_before_the_period_has_passed() {
+    let hourly = ProbeSpec {
+        period: 3600 * SECOND,
+        ..spec()
+    };
+    let mut first = board([(key("a"), hourly.clone())]);
+    observe(&mut first, 5, &container("1", true, 0));
+    run(&mut first, 5, &success());
+    // Whether the daemon saw the restart, or begins after it.
+    let mut second = ProbeBoard::default();
+    second.sync([(key("a"), hourly)].into(), &first.status(), at(20));
+    for mut board in [first, second] {
+        observe(&mut board, 20, &container("2", true, 20));
+        assert!(board.start_due(at(20)).is_empty(), "its initial delay");
+        assert_eq!(run(&mut board, 21, &success()).len(), 1);
+    }
 }
 
 #[test]
