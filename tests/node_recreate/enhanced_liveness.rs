@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kube::ResourceExt;
@@ -100,10 +101,15 @@ impl<G: Deref<Target = DaemonCluster>> LivenessOps for TestNamespace<G> {
     }
 }
 
+/// Since when the Pod is ready, if it is.
+fn ready_since(pod: &Pod) -> Option<Timestamp> {
+    let mut conditions = pod.status.iter().flat_map(|status| &status.conditions).flatten();
+    let ready = conditions.find(|condition| condition.type_ == "Ready" && condition.status == "True")?;
+    Some(ready.last_transition_time.as_ref()?.0)
+}
+
 fn is_ready(pod: &Pod) -> bool {
-    let conditions = pod.status.iter().flat_map(|status| &status.conditions).flatten();
-    let mut ready = conditions.filter(|condition| condition.type_ == "Ready");
-    ready.any(|condition| condition.status == "True")
+    ready_since(pod).is_some()
 }
 
 fn enhanced() -> Value {
@@ -209,18 +215,25 @@ async fn pods_that_fail_together_are_restarted_one_after_the_other() {
     assert!(restarts.values().all(|restarts| *restarts == 1), "{restarts:?}");
     let requests = test.requests().await;
     assert_eq!(requests.len(), 3, "{requests:#?}");
-    for pair in requests.windows(2) {
-        let [first, second] = pair else { unreachable!() };
-        let ended = first.status.as_ref().unwrap().completion_time.as_ref().unwrap().0;
-        let created = second.creation_timestamp().unwrap().0;
+    let mut restarts = Vec::new();
+    for request in &requests {
+        let pod = test.get_pod(&request.spec.pod_name).await;
+        let created = request.creation_timestamp().unwrap().0;
+        restarts.push((ready_since(&pod).unwrap(), created, pod));
+    }
+    // These times are in seconds, and two restarts may begin within one.
+    restarts.sort_by_key(|(ready_at, created, _)| (*ready_at, *created));
+    for pair in restarts.windows(2) {
+        let [(ready_at, _, _), (_, created, _)] = pair else {
+            unreachable!()
+        };
         assert!(
-            ended <= created,
-            "the next restart began at {created}, before {ended}"
+            ready_at <= created,
+            "the next restart began at {created}, the Pod of the last one was ready at {ready_at}"
         );
     }
     // The last one has waited.
-    let waited = requests[2].spec.pod_name.clone();
-    let waited = pods.iter().find(|pod| pod.name_any() == waited).unwrap();
+    let (_, _, waited) = &restarts[2];
     let message = test.event_on(waited, "LivenessRestartWaiting").await;
     assert!(
         message.starts_with("Container app failed liveness probe; its restart waits for "),
