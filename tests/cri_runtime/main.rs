@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use kruise_api::image_reference::ImageReference;
 use kruise_cri::{Error, PullCause, Runtime as _};
-use kruise_daemon::image_pull::act::run_attempt;
+use kruise_daemon::image_pull::act::{error_message, run_attempt};
 use testbed::cluster::{CONTAINERD_VERSIONS, REGISTRY_PASSWORD};
 
 use fixture::{RuntimeFixture, credentials, pull_attempt, pull_failure_cause};
@@ -38,6 +38,7 @@ async fn run_suite(suite: &'static str) {
     dropped_pull_is_cancelled(&fixture).await;
     pull_command_uses_docker_config(&fixture).await;
     pull_on_full_disk(&fixture).await;
+    pull_that_cannot_fit_is_cancelled(&fixture).await;
     containerd_restart_during_pull(&mut fixture).await;
 }
 
@@ -340,6 +341,21 @@ async fn pull_on_full_disk(fixture: &RuntimeFixture) {
     let failure = pull_failure_cause(fixture.pull("fake.test/huge:1").await);
     shell("umount $1");
     assert_eq!(failure, PullCause::DiskFull);
+}
+
+/// No byte of the layer is ever sent, so that only the check can end this pull.
+async fn pull_that_cannot_fit_is_cancelled(fixture: &RuntimeFixture) {
+    fixture.registry.image_with_stated_size("petabyte", "1", 1 << 50);
+    let image = "fake.test/petabyte:1";
+    let attempt = pull_attempt(image, vec![]);
+    let result = run_attempt(fixture.client.as_ref(), &attempt, || true, |_| ()).await;
+    let error = result.unwrap_err().error;
+    let text = error_message(&error);
+    assert!(
+        text.starts_with("InsufficientDisk: at least 2048.0 TiB are needed")
+            && text.ends_with(" are available"),
+        "{text}"
+    );
 }
 
 async fn containerd_restart_during_pull(fixture: &mut RuntimeFixture) {

@@ -94,12 +94,32 @@ impl FakeRegistry {
     /// Adds an image with one layer of that size, of which nothing is sent before [`FakeImage::allow`].
     pub fn image(&self, repository: &str, tag: &str, size: usize, architecture: &str) -> FakeImage {
         let layer = tar(&format!("{repository}-{tag}"), size);
+        let descriptor = descriptor(LAYER, &layer);
+        self.image_of(repository, tag, layer, &descriptor, architecture)
+    }
+
+    /// The same with one small layer, of whose size the manifest says this.
+    pub fn image_with_stated_size(&self, repository: &str, tag: &str, bytes: u64) -> FakeImage {
+        let layer = tar(&format!("{repository}-{tag}"), 512);
+        let mut descriptor = descriptor(LAYER, &layer);
+        descriptor["size"] = json!(bytes);
+        self.image_of(repository, tag, layer, &descriptor, "amd64")
+    }
+
+    fn image_of(
+        &self,
+        repository: &str,
+        tag: &str,
+        layer: Bytes,
+        layer_descriptor: &Value,
+        architecture: &str,
+    ) -> FakeImage {
         let layer_digest = digest(&layer);
         let config = json!({"architecture": architecture, "os": "linux", "config": {},
             "rootfs": {"type": "layers", "diff_ids": [layer_digest]}});
         let config = Bytes::from(config.to_string());
         let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST,
-            "config": descriptor(CONFIG, &config), "layers": [descriptor(LAYER, &layer)]});
+            "config": descriptor(CONFIG, &config), "layers": [layer_descriptor]});
         let total = (config.len() + layer.len()) as u64;
         let mut contents = self.shared.lock().unwrap();
         let allowed = contents.blob(layer, 0);

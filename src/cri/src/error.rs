@@ -193,6 +193,8 @@ pub enum PullCause {
     WrongPlatform,
     /// The node's disk is full.
     DiskFull,
+    /// The node's disk has too little space for the rest of the image.
+    InsufficientDisk,
     /// The registry limits the request rate.
     Throttled,
     /// A cause that no pattern matches.
@@ -229,6 +231,7 @@ impl PullCause {
             Self::InvalidImage => "registry_garbage",
             Self::WrongPlatform => "wrong_platform",
             Self::DiskFull => "disk_full",
+            Self::InsufficientDisk => "insufficient_disk",
             Self::Throttled => "throttled",
             Self::Other => "pull_failed",
         }
@@ -244,6 +247,7 @@ impl std::fmt::Display for PullCause {
             Self::InvalidImage => "the registry's answer is not a usable image",
             Self::WrongPlatform => "the image is not made for this machine's platform",
             Self::DiskFull => "the node's disk is full",
+            Self::InsufficientDisk => "InsufficientDisk",
             Self::Throttled => "the registry asks to come back later",
             Self::Other => "the runtime could not pull it",
         })

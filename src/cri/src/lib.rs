@@ -14,7 +14,7 @@ mod error;
 pub mod panicking;
 mod types;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -46,6 +46,9 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// The progress of the running pull of `image`; `None` if the runtime does not return it.
     async fn pull_progress(&self, image: &str) -> Result<Option<DownloadProgress>, Error>;
+
+    /// The directory of the runtime's images on the node; `None` if the runtime does not return it.
+    async fn image_filesystem(&self) -> Result<Option<PathBuf>, Error>;
 
     /// The containers of a Pod in every state, newest first.
     async fn list_containers(&self, pod_uid: &str) -> Result<Vec<Container>, Error>;

@@ -1,7 +1,7 @@
 //! A runtime whose every response makes its reader panic, which must end only one piece of work.
 #![allow(clippy::panic)]
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -38,6 +38,10 @@ impl Runtime for PanickingRuntime {
 
     async fn pull_progress(&self, _: &str) -> Result<Option<DownloadProgress>, Error> {
         panic!("pull_progress")
+    }
+
+    async fn image_filesystem(&self) -> Result<Option<PathBuf>, Error> {
+        panic!("image_filesystem")
     }
 
     async fn list_containers(&self, _: &str) -> Result<Vec<Container>, Error> {

@@ -63,7 +63,7 @@ impl CriClient {
             content: None,
         };
         let version = client.fetch_version(PROBE_TIMEOUT).await?;
-        client.probe_images().await?;
+        client.fetch_image_fs_info(PROBE_TIMEOUT).await?;
         client.name.clone_from(&version.runtime_name);
         client.content = (client.name == "containerd").then(|| ContentStore::new(channel, socket.to_owned()));
         Ok((client, version))
@@ -124,11 +124,11 @@ impl CriClient {
         call.run_optional(rpc.image_status(request)).await
     }
 
-    async fn probe_images(&self) -> Result<(), Error> {
-        let call = self.call("ImageFsInfo", PROBE_TIMEOUT);
+    async fn fetch_image_fs_info(&self, deadline: Duration) -> Result<v1::ImageFsInfoResponse, Error> {
+        let call = self.call("ImageFsInfo", deadline);
         let mut rpc = self.images.clone();
         let request = call.request(v1::ImageFsInfoRequest {});
-        call.run(rpc.image_fs_info(request)).await.map(|_| ())
+        call.run(rpc.image_fs_info(request)).await
     }
 
     fn call(&self, method: &'static str, deadline: Duration) -> Call<'_> {
@@ -191,6 +191,13 @@ impl Runtime for CriClient {
             Err(Error::Unimplemented { .. }) => Ok(None),
             other => other,
         }
+    }
+
+    async fn image_filesystem(&self) -> Result<Option<PathBuf>, Error> {
+        let info = self.fetch_image_fs_info(CALL_TIMEOUT).await?;
+        let mut usages = info.image_filesystems.into_iter();
+        let mountpoint = usages.find_map(|usage| usage.fs_id).map(|id| id.mountpoint);
+        Ok(mountpoint.filter(|path| !path.is_empty()).map(PathBuf::from))
     }
 
     async fn list_containers(&self, pod_uid: &str) -> Result<Vec<Container>, Error> {

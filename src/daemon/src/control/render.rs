@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::v1::pull::Phase;
 use super::v1::{Pull, Recreate, RecreateContainer, Restart, Runtime};
+use crate::byte_size::format_bytes;
 use kruise_api::text::printable;
 
 /// The complete status of the daemon.
@@ -328,23 +329,6 @@ fn or_dash(text: &str) -> String {
     }
 }
 
-/// Bytes in the unit that leaves one to three digits before the decimal point.
-fn format_bytes(count: u64) -> String {
-    let mut scaled = u128::from(count) * 10;
-    for unit in ["B", "KiB", "MiB", "GiB"] {
-        if scaled < 10_240 {
-            let tenths = if unit == "B" {
-                String::new()
-            } else {
-                format!(".{}", scaled % 10)
-            };
-            return format!("{}{tenths} {unit}", scaled / 10);
-        }
-        scaled /= 1024;
-    }
-    format!("{}.{} TiB", scaled / 10, scaled % 10)
-}
-
 pub(super) fn to_json(status: &NodeStatus) -> Value {
     json!({
         "runtimes": status.runtimes.iter().map(|r| json!({
@@ -547,18 +531,5 @@ mod tests {
         assert_eq!(value["pulls"][1]["waitsFor"], waits);
         assert_eq!(value["runtimes"][0]["healthy"], true);
         assert_eq!(value["restarts"][0]["containerID"], "containerd://1");
-    }
-
-    #[test]
-    fn byte_counts_use_binary_units() {
-        for (count, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.0 KiB"),
-            (300 << 20, "300.0 MiB"),
-            (3 << 40, "3.0 TiB"),
-        ] {
-            assert_eq!(format_bytes(count), text);
-        }
     }
 }

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, Secret};
 use kube::{Api, Client, ResourceExt};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 
+use super::disk;
 use super::plan::keyring::{Credentials, HelpersIgnored, KEY_CFG, KEY_JSON, Keyring};
 use super::plan::{AttemptResult, AttemptRetry, PullProgress};
 use kruise_api::image_reference::ImageReference;
@@ -179,13 +180,18 @@ async fn pull_once(
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.reset();
     let mut polled_at: Option<Instant> = None;
+    let mut must_check_disk = true;
     loop {
         let bytes = async {
             loop {
                 let now = ticks.tick().await;
                 if watched() || polled_at.is_none_or(|polled_at| now >= polled_at + PROGRESS_INTERVAL) {
                     polled_at = Some(now);
-                    return runtime.pull_progress(&request.image).await;
+                    let bytes = runtime.pull_progress(&request.image).await?;
+                    if let Some(bytes) = bytes.filter(|_| std::mem::take(&mut must_check_disk)) {
+                        disk::check(runtime, &request.image, bytes).await?;
+                    }
+                    return Ok(bytes);
                 }
             }
         };
@@ -194,6 +200,8 @@ async fn pull_once(
             bytes = bytes => match bytes {
                 Ok(Some(bytes)) => on_progress(PullProgress { done: bytes.downloaded, total: bytes.total }),
                 Ok(None) => {}
+                // Returning cancels the pull.
+                Err(error @ Error::Pull { .. }) => return Err(error),
                 Err(error) => tracing::debug!(image = request.image, %error, "no bytes"),
             },
         }

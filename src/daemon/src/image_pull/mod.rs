@@ -10,6 +10,7 @@
 
 pub mod act;
 mod controller;
+mod disk;
 pub(crate) mod node_credentials;
 mod observe;
 pub mod plan;
