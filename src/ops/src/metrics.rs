@@ -128,6 +128,8 @@ pub struct Metrics {
     pub recreate_active: Gauge,
     /// Containers that were restarted for a changed environment, by `result` (`ok` or an error category).
     pub environment_restarts: MetricFamily<1, Counter>,
+    /// Images that are pinned for a time.
+    pub pinned_images: Gauge,
     /// Probes that are due and wait for a slot.
     pub pod_probe_queue: Gauge,
     /// Probes by `handler` (exec, http_get, tcp_socket, grpc) and `result` (succeeded, failed, error).
@@ -190,6 +192,7 @@ impl Metrics {
             recreates: MetricFamily::new_with_constructor(["result"], work_seconds),
             recreate_active: Gauge::default(),
             environment_restarts: MetricFamily::new(["result"]),
+            pinned_images: Gauge::default(),
             pod_probe_queue: Gauge::default(),
             pod_probes: MetricFamily::new(["handler", "result"]),
             cloneset_passes: MetricFamily::new_with_constructor(["result"], call_seconds),
@@ -327,6 +330,8 @@ impl Metrics {
         r.register("recreate_active", "ContainerRecreateRequests in progress", active);
         let restarts = self.environment_restarts.series.clone();
         r.register("environment_restarts", "Restarts for the environment", restarts);
+        let pinned = self.pinned_images.clone();
+        r.register("pinned_images", "Images that are pinned for a time", pinned);
         r.register(
             "pod_probe_queue",
             "Probes of NodePodProbes that wait for a slot",
@@ -410,6 +415,7 @@ impl Metrics {
             image_pull_queue: _,
             image_pull_active: _,
             recreate_active: _,
+            pinned_images: _,
             pod_probe_queue: _,
             liveness_restarts: _,
             liveness_restarts_waiting: _,

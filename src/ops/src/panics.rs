@@ -85,22 +85,26 @@ pub mod injected {
     use std::fmt::Display;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Arc, Mutex, PoisonError};
+    use std::thread::{self, ThreadId};
 
     static INJECTED: Mutex<Vec<Arc<Injected>>> = Mutex::new(Vec::new());
 
     struct Injected {
         task: &'static str,
         object: String,
+        /// Of the test: others run beside it, with the same tasks.
+        thread: ThreadId,
         count: AtomicUsize,
     }
 
-    /// Work of `task` on `object` panics until the result is dropped.
+    /// Work of `task` on `object` panics until the result is dropped, on this thread.
     pub fn inject_panic(task: &'static str, object: &str) -> InjectedPanic {
         let times = AtomicUsize::new(0);
         let object = object.to_owned();
         let injected = Arc::new(Injected {
             task,
             object,
+            thread: thread::current().id(),
             count: times,
         });
         lock().push(Arc::clone(&injected));
@@ -143,8 +147,10 @@ pub mod injected {
 
     pub(super) fn should_panic(task: &str, object: &impl Display) -> bool {
         let injected = lock();
-        let matches =
-            |injected: &&Arc<Injected>| injected.task == task && injected.object == object.to_string();
+        let thread = thread::current().id();
+        let matches = |injected: &&Arc<Injected>| {
+            (injected.task, injected.thread) == (task, thread) && injected.object == object.to_string()
+        };
         let found = injected.iter().find(matches);
         found.inspect(|injected| _ = injected.count.fetch_add(1, Ordering::SeqCst));
         found.is_some()
