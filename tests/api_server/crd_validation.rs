@@ -112,6 +112,14 @@ fn invalid_limits() -> Vec<(Value, &'static str)> {
             "spec.pullPolicy.backoffLimit: Invalid value: -2",
         ),
         (
+            json!({ "pullPolicy": { "pinSeconds": 0 } }),
+            "spec.pullPolicy.pinSeconds: Invalid value: 0",
+        ),
+        (
+            json!({ "pullPolicy": { "pinSeconds": 2_592_001 } }),
+            "spec.pullPolicy.pinSeconds: Invalid value: 2592001",
+        ),
+        (
             json!({ "completionPolicy": { "type": "Maybe" } }),
             "Unsupported value: \"Maybe\"",
         ),
@@ -185,6 +193,8 @@ async fn valid_jobs_pass_and_pull_secrets_are_immutable() {
     }
     let nightly = json!({ "schedule": "30 2 * * MON-FRI", "completionPolicy": { "type": "Never" } });
     create(&jobs, job(nightly)).await.unwrap();
+    let pinned = json!({ "pullPolicy": { "pinSeconds": 2_592_000 } });
+    create(&jobs, job(pinned)).await.unwrap();
     let created = create(&jobs, job(json!({ "pullSecrets": ["one"] })))
         .await
         .unwrap();

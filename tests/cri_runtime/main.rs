@@ -3,6 +3,7 @@
 
 mod container_details;
 mod fixture;
+mod pins;
 
 use std::time::{Duration, Instant};
 
@@ -39,6 +40,11 @@ async fn run_suite(suite: &'static str) {
     pull_command_uses_docker_config(&fixture).await;
     pull_on_full_disk(&fixture).await;
     pull_that_cannot_fit_is_cancelled(&fixture).await;
+    // The first series with pinned images is 1.7.
+    if suite != "bookworm" {
+        pins::image_is_pinned_until_a_time(&fixture).await;
+        pins::foreign_pin_stays(&fixture).await;
+    }
     containerd_restart_during_pull(&mut fixture).await;
 }
 

@@ -159,6 +159,10 @@ pub struct PullPolicy {
     /// Number of retries after a failed attempt; 3 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backoff_limit: Option<i32>,
+    /// Seconds after its pull during which the image is pinned: kubelet does not delete it, although nothing uses it.
+    /// From 1 to 2592000 (30 days); not pinned when absent. Not part of OpenKruise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pin_seconds: Option<i32>,
 }
 
 /// When a job ends and goes.

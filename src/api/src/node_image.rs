@@ -55,6 +55,8 @@ string_enum! {
 pub const DEFAULT_TIMEOUT_SECONDS: i32 = 600;
 /// Default number of retries after a failed attempt.
 pub const DEFAULT_BACKOFF_LIMIT: i32 = 3;
+/// How long an image can be pinned, in seconds: 30 days. All tenants of a node share its disk.
+pub const MAX_PIN_SECONDS: i32 = 30 * 86_400;
 /// Maximum bytes of `spec.images`, as etcd stores them, with the keys of sandbox configurations counted twice, because
 /// `managedFields` has them too. All tenants of a node share its NodeImage, and etcd accepts 1.5 MiB of one object:
 /// what this and [`MAX_STATUS_BYTES`] leave is for `metadata`, which has each image's name for both.
@@ -197,6 +199,9 @@ pub struct ImageTagPullPolicy {
     /// Seconds after its start at which the pull is reported as failed; never when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active_deadline_seconds: Option<i64>,
+    /// Seconds after the pull during which the image is pinned; not pinned when absent. Not part of OpenKruise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pin_seconds: Option<i32>,
 }
 
 /// Observed state of the node.

@@ -7,7 +7,9 @@
 use serde_json::{Value, json};
 
 use super::image_list_pull_job::MAX_IMAGES;
-use super::node_image::{MAX_IMAGE_NAME_CHARS, MAX_SANDBOX_ENTRIES, MAX_SANDBOX_VALUE_CHARS, MAX_TAGS};
+use super::node_image::{
+    MAX_IMAGE_NAME_CHARS, MAX_PIN_SECONDS, MAX_SANDBOX_ENTRIES, MAX_SANDBOX_VALUE_CHARS, MAX_TAGS,
+};
 use super::{names, schedule, schemas};
 
 pub(super) mod cloneset;
@@ -103,6 +105,10 @@ fn container_id() -> Value {
     json!({ "maxLength": 1024 })
 }
 
+fn pin_seconds() -> Value {
+    json!({ "minimum": 1, "maximum": MAX_PIN_SECONDS })
+}
+
 fn pull_policy() -> Value {
     json!({ "enum": ["Always", "IfNotPresent"] })
 }
@@ -192,6 +198,10 @@ pub(super) const NODE_IMAGE: &[SchemaRule] = &[
     SchemaRule {
         path: "spec.images.{}.tags.[].pullPolicy.backoffLimit",
         add: not_negative,
+    },
+    SchemaRule {
+        path: "spec.images.{}.tags.[].pullPolicy.pinSeconds",
+        add: pin_seconds,
     },
     SchemaRule {
         path: "spec.images.{}.tags.[].pullPolicy.ttlSecondsAfterFinished",
@@ -385,6 +395,10 @@ pub(super) const IMAGE_PULL_JOB_TEMPLATE: &[SchemaRule] = &[
     SchemaRule {
         path: "spec.pullPolicy.backoffLimit",
         add: not_negative,
+    },
+    SchemaRule {
+        path: "spec.pullPolicy.pinSeconds",
+        add: pin_seconds,
     },
     SchemaRule {
         path: "spec.completionPolicy.type",

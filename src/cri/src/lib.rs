@@ -18,12 +18,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use jiff::Timestamp;
 
 pub use discovery::{DiscoveryOptions, Runtimes, SocketHealth, no_runtime_reason};
 pub use error::{Error, PullCause};
 pub use types::{
     AuthConfig, Container, ContainerDetails, ContainerState, ContainerStatus, DownloadProgress, Environment,
-    ExecOutput, Image, PullRequest, Version,
+    ExecOutput, Image, ImagePins, PullRequest, Version,
 };
 
 /// A container runtime. Every call has its own deadline and is cancelled by dropping its future.
@@ -49,6 +50,12 @@ pub trait Runtime: Send + Sync + 'static {
 
     /// The directory of the runtime's images on the node; `None` if the runtime does not return it.
     async fn image_filesystem(&self) -> Result<Option<PathBuf>, Error>;
+
+    /// Keeps kubelet's garbage collection from that image until that time.
+    async fn pin_image(&self, image: &str, until: Timestamp) -> Result<(), Error>;
+
+    /// Ends the pins of [`Runtime::pin_image`] whose time has come, and returns the others.
+    async fn unpin_ended_images(&self, now: Timestamp) -> Result<ImagePins, Error>;
 
     /// The containers of a Pod in every state, newest first.
     async fn list_containers(&self, pod_uid: &str) -> Result<Vec<Container>, Error>;

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use jiff::Timestamp;
 
 use super::{
-    Container, ContainerDetails, ContainerStatus, DownloadProgress, Error, ExecOutput, Image, PullRequest,
-    Runtime, Version,
+    Container, ContainerDetails, ContainerStatus, DownloadProgress, Error, ExecOutput, Image, ImagePins,
+    PullRequest, Runtime, Version,
 };
 
 /// Has the name of containerd.
@@ -42,6 +43,14 @@ impl Runtime for PanickingRuntime {
 
     async fn image_filesystem(&self) -> Result<Option<PathBuf>, Error> {
         panic!("image_filesystem")
+    }
+
+    async fn pin_image(&self, _: &str, _: Timestamp) -> Result<(), Error> {
+        panic!("pin_image")
+    }
+
+    async fn unpin_ended_images(&self, _: Timestamp) -> Result<ImagePins, Error> {
+        panic!("unpin_ended_images")
     }
 
     async fn list_containers(&self, _: &str) -> Result<Vec<Container>, Error> {

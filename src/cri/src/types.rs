@@ -30,6 +30,17 @@ pub struct Image {
     pub size: u64,
     /// `linux/amd64` and the like, if the runtime returns it.
     pub platform: Option<String>,
+    /// Whether kubelet's garbage collection leaves it alone.
+    pub pinned: bool,
+}
+
+/// The images that are pinned for a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ImagePins {
+    /// How many there are.
+    pub count: usize,
+    /// When the next of them ends.
+    pub next_end: Option<Timestamp>,
 }
 
 /// What to pull, and for which Pod.

@@ -309,7 +309,7 @@ impl ContentStore {
     }
 }
 
-fn in_namespace<T>(mut request: tonic::Request<T>) -> tonic::Request<T> {
+pub(super) fn in_namespace<T>(mut request: tonic::Request<T>) -> tonic::Request<T> {
     let namespace = tonic::metadata::MetadataValue::from_static(NAMESPACE);
     request.metadata_mut().insert("containerd-namespace", namespace);
     request

@@ -72,6 +72,7 @@ pub(super) fn image(image: v1::Image, info: &HashMap<String, String>) -> Image {
         repo_digests: image.repo_digests,
         size: image.size,
         platform: info.get("info").and_then(|json| platform(json)),
+        pinned: image.pinned,
     }
 }
 

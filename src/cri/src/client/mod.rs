@@ -9,12 +9,14 @@
 mod call;
 mod containerd;
 mod convert;
+mod pins;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use hyper_util::rt::TokioIo;
+use jiff::Timestamp;
 use k8s_cri::v1;
 use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
@@ -23,9 +25,10 @@ use tonic::transport::{Channel, Endpoint, Uri};
 
 use self::call::Call;
 use self::containerd::ContentStore;
+use self::pins::ImageRecords;
 use super::{
-    Container, ContainerDetails, ContainerStatus, DownloadProgress, Error, ExecOutput, Image, PullCause,
-    PullRequest, Runtime, Version,
+    Container, ContainerDetails, ContainerStatus, DownloadProgress, Error, ExecOutput, Image, ImagePins,
+    PullCause, PullRequest, Runtime, Version,
 };
 
 /// Timeout of a call that only reads or stops something.
@@ -49,6 +52,7 @@ pub struct CriClient {
     runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
     content: Option<ContentStore>,
+    records: Option<ImageRecords>,
 }
 
 impl CriClient {
@@ -61,11 +65,15 @@ impl CriClient {
             runtime: RuntimeServiceClient::new(channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES),
             images: ImageServiceClient::new(channel.clone()).max_decoding_message_size(MAX_RESPONSE_BYTES),
             content: None,
+            records: None,
         };
         let version = client.fetch_version(PROBE_TIMEOUT).await?;
         client.fetch_image_fs_info(PROBE_TIMEOUT).await?;
         client.name.clone_from(&version.runtime_name);
-        client.content = (client.name == "containerd").then(|| ContentStore::new(channel, socket.to_owned()));
+        if client.name == "containerd" {
+            client.content = Some(ContentStore::new(channel.clone(), socket.to_owned()));
+            client.records = Some(ImageRecords::new(channel, socket.to_owned()));
+        }
         Ok((client, version))
     }
 
@@ -198,6 +206,24 @@ impl Runtime for CriClient {
         let mut usages = info.image_filesystems.into_iter();
         let mountpoint = usages.find_map(|usage| usage.fs_id).map(|id| id.mountpoint);
         Ok(mountpoint.filter(|path| !path.is_empty()).map(PathBuf::from))
+    }
+
+    async fn pin_image(&self, image: &str, until: Timestamp) -> Result<(), Error> {
+        let Some(records) = &self.records else {
+            return Err(Error::Unimplemented {
+                socket: self.socket.clone(),
+                method: "PinImage",
+                message: format!("{} has no such call", self.name),
+            });
+        };
+        records.pin(image, until).await
+    }
+
+    async fn unpin_ended_images(&self, now: Timestamp) -> Result<ImagePins, Error> {
+        match &self.records {
+            Some(records) => records.unpin_ended(now).await,
+            None => Ok(ImagePins::default()),
+        }
     }
 
     async fn list_containers(&self, pod_uid: &str) -> Result<Vec<Container>, Error> {
@@ -346,7 +372,7 @@ fn channel(socket: &Path) -> Channel {
 
 #[cfg(test)]
 mod tests {
-    use jiff::{SignedDuration, Timestamp};
+    use jiff::SignedDuration;
 
     use super::*;
 

@@ -13,6 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use super::node_credentials::{LOOKUP_TIMEOUT, NodeCredentials};
 use super::observe::{self, ObservedNodeImage};
+use super::pins::{PIN_TIMEOUT, PinRequests};
 use super::plan::board::AttemptOutcome;
 use super::plan::publish::{self, StatusPublisher, WriteTime};
 use super::plan::{
@@ -55,6 +56,7 @@ enum PullEvent {
 pub(super) struct ImagePullController {
     ctx: Context,
     credentials: CredentialSources,
+    pins: Arc<PinRequests>,
     changes: UnboundedReceiver<Change<ObservedNodeImage>>,
     observed: Option<Arc<ObservedNodeImage>>,
     /// The last change from the watch, until a reconcile has handled it.
@@ -77,6 +79,7 @@ impl ImagePullController {
         ctx: Context,
         changes: UnboundedReceiver<Change<ObservedNodeImage>>,
         node_credentials: NodeCredentials,
+        pins: Arc<PinRequests>,
     ) -> Self {
         let (bytes_tx, progress_rx) = mpsc::unbounded_channel();
         let jitter = ctx
@@ -90,6 +93,7 @@ impl ImagePullController {
         Self {
             ctx,
             credentials,
+            pins,
             changes,
             observed: None,
             pending_change: None,
@@ -236,6 +240,7 @@ impl ImagePullController {
         let (spec, name) = (task.spec.clone(), report::image_reference(key, task));
         let (credentials, runtimes) = (self.credentials.clone(), self.ctx.runtimes.clone());
         let (pulls, progress_tx) = (self.ctx.live.pulls.clone(), self.progress_tx.clone());
+        let (pins, clock) = (Arc::clone(&self.pins), self.ctx.cluster.clock.clone());
         let timeout = Duration::try_from(timeout).unwrap_or_default();
         let step = self.ctx.health.progress.begin(
             NAME,
@@ -243,6 +248,7 @@ impl ImagePullController {
             timeout
                 .saturating_add(act::SECRETS_TIMEOUT)
                 .saturating_add(LOOKUP_TIMEOUT)
+                .saturating_add(PIN_TIMEOUT)
                 .saturating_add(write::REQUEST_TIMEOUT),
         );
         let (task_key, namespace) = (key.clone(), task.owner.namespace.clone());
@@ -250,23 +256,26 @@ impl ImagePullController {
             let _step = step;
             let on_progress = |progress| drop(progress_tx.send((task_key.clone(), run, progress)));
             let watched = || pulls.receiver_count() > 0;
-            let attempt = catch_panic(
-                NAME,
-                &name,
-                pull_tag(
+            let image = spec.image.clone().unwrap_or_default();
+            let attempt = async {
+                let pull = pull_tag(
                     credentials,
-                    runtimes,
+                    runtimes.clone(),
                     spec,
                     namespace,
                     timeout,
                     watched,
                     on_progress,
-                ),
-            );
-            let result = attempt.await.unwrap_or_else(|panicked| AttemptResult::Failed {
-                message: panicked.to_string(),
-                retry: plan::AttemptRetry::Counted,
-            });
+                );
+                pins.after_pull(pull.await, &task_key, &image, &runtimes, &clock)
+                    .await
+            };
+            let result = catch_panic(NAME, &name, attempt)
+                .await
+                .unwrap_or_else(|panicked| AttemptResult::Failed {
+                    message: panicked.to_string(),
+                    retry: plan::AttemptRetry::Counted,
+                });
             (task_key, run, result)
         });
         self.running_attempts.insert(key.clone(), (run, handle));
@@ -303,6 +312,7 @@ impl ImagePullController {
                 self.publisher.stored = observed.status.clone();
             }
             let stored = status::by_tag(&observed.status);
+            self.pins.sync(&observed.specs);
             for key in self.board.sync_spec(&observed.specs, &stored) {
                 self.stop_attempt(&key);
             }
@@ -537,7 +547,7 @@ async fn pull_tag(
     )
 }
 
-async fn sleep_or_pend(duration: Option<Duration>) {
+pub(super) async fn sleep_or_pend(duration: Option<Duration>) {
     match duration {
         Some(time) => sleep(time).await,
         None => pending().await,
@@ -690,7 +700,7 @@ mod tests {
             })
             .unwrap();
         tokio::spawn(async move {
-            ImagePullController::new(ctx, changes, NodeCredentials::default())
+            ImagePullController::new(ctx, changes, NodeCredentials::default(), Arc::default())
                 .run()
                 .await;
             drop(changes_tx);

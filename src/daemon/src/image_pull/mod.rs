@@ -13,8 +13,11 @@ mod controller;
 mod disk;
 pub(crate) mod node_credentials;
 mod observe;
+mod pins;
 pub mod plan;
 mod report;
+
+use std::sync::Arc;
 
 use kube::Api;
 use kube::api::ListParams;
@@ -25,6 +28,7 @@ use kruise_ops::flag_values::non_empty_path;
 use node_credentials::NodeCredentials;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(super) use observe::parse_and_plan;
+use pins::PinRequests;
 
 /// Why the controller ended early.
 #[derive(Debug, thiserror::Error)]
@@ -67,9 +71,13 @@ pub async fn run(mut ctx: Context) -> Result<(), Error> {
         let config_file = non_empty_path(ctx.options.plugin_config_file.as_ref());
         let plugins = non_empty_path(ctx.options.plugin_bin_dir.as_ref());
         let credentials = NodeCredentials::load(config_file.as_deref(), plugins.as_deref()).await;
-        controller::ImagePullController::new(ctx, changes, credentials)
-            .run()
-            .await;
+        let requests = Arc::new(PinRequests::default());
+        let pins = Arc::clone(&requests);
+        let controller = controller::ImagePullController::new(ctx.clone(), changes, credentials, pins);
+        tokio::select! {
+            () = controller.run() => {}
+            () = pins::run(&ctx, &requests) => {}
+        }
     };
     tokio::select! {
         () = watch => Err(Error::WatchEnded),

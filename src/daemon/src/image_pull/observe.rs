@@ -9,8 +9,8 @@ use super::plan::{PullSpec, TagKey};
 use kruise_api::image_reference::ImageReference;
 use kruise_api::keys::{PULLING_IMAGE_BY, PULLING_IMAGE_BY_DAEMON};
 use kruise_api::node_image::{
-    DEFAULT_BACKOFF_LIMIT, DEFAULT_TIMEOUT_SECONDS, ImagePullPolicy, ImageSpec, ImageTagSpec, NodeImage,
-    NodeImageStatus,
+    DEFAULT_BACKOFF_LIMIT, DEFAULT_TIMEOUT_SECONDS, ImagePullPolicy, ImageSpec, ImageTagSpec,
+    MAX_PIN_SECONDS, NodeImage, NodeImageStatus,
 };
 use kruise_ops::panics::catch_panic_sync;
 
@@ -113,6 +113,10 @@ fn pull_spec(name: &str, image: &ImageSpec, tag: &ImageTagSpec) -> PullSpec {
             .collect(),
         labels: sandbox.labels,
         annotations,
+        pin: policy
+            .pin_seconds
+            .filter(|seconds| *seconds > 0)
+            .map(|seconds| SignedDuration::from_secs(i64::from(seconds.min(MAX_PIN_SECONDS)))),
     }
 }
 

@@ -92,6 +92,7 @@ pub fn parse_image(original: &str, defaults: &Defaults) -> ImageToPull {
         secrets: Vec::new(),
         labels: BTreeMap::new(),
         annotations: [(PULLING_IMAGE_BY.to_owned(), PULLING_IMAGE_BY_DAEMON.to_owned())].into(),
+        pin: None,
     };
     set_active_deadline(&mut spec, None);
     ImageToPull {

@@ -63,6 +63,8 @@ pub struct PullSpec {
     pub labels: BTreeMap<String, String>,
     /// Annotations for the same.
     pub annotations: BTreeMap<String, String>,
+    /// How long the image is pinned once it is there.
+    pub pin: Option<SignedDuration>,
 }
 
 /// Bytes of a pull in progress.

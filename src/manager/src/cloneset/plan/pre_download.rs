@@ -191,6 +191,7 @@ fn build_job(
                     .unwrap_or(DEFAULT_PULL_TIMEOUT),
             ),
             backoff_limit: Some(1),
+            pin_seconds: None,
         }),
         completion_policy: CompletionPolicy {
             type_: Some(CompletionPolicyType::Always),

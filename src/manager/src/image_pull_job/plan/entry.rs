@@ -215,6 +215,7 @@ fn widen_limits(entry: &mut ImageTagSpec, previous: ImageTagPullPolicy) {
         backoff_limit,
         ttl_seconds_after_finished,
         active_deadline_seconds,
+        pin_seconds,
     } = entry.pull_policy.take().unwrap_or_default();
     let larger = |one: Option<i32>, other: Option<i32>, none: i32| {
         one.or(other)
@@ -227,6 +228,7 @@ fn widen_limits(entry: &mut ImageTagSpec, previous: ImageTagPullPolicy) {
         active_deadline_seconds: active_deadline_seconds
             .zip(previous.active_deadline_seconds)
             .map(|(one, other)| one.max(other)),
+        pin_seconds: pin_seconds.max(previous.pin_seconds),
     });
 }
 
@@ -368,6 +370,7 @@ fn pull_policy(job: &PullJob, options: EntryOptions) -> ImageTagPullPolicy {
         backoff_limit: policy.backoff_limit,
         ttl_seconds_after_finished: i32::try_from(ttl).ok(),
         active_deadline_seconds: deadline,
+        pin_seconds: policy.pin_seconds,
     }
 }
 

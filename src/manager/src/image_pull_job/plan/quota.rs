@@ -278,6 +278,7 @@ mod tests {
                 backoff_limit: Some(0),
                 ttl_seconds_after_finished: Some(300),
                 active_deadline_seconds: None,
+                pin_seconds: None,
             }),
             owner_references: vec![ObjectReference {
                 api_version: Some("apps.kruise.io/v1beta1".to_owned()),

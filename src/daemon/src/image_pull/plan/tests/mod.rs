@@ -42,6 +42,7 @@ pub(super) fn spec_for(owner: &str) -> PullSpec {
         secrets: Vec::new(),
         labels: BTreeMap::new(),
         annotations: BTreeMap::new(),
+        pin: None,
     }
 }
 

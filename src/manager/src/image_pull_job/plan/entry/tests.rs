@@ -73,6 +73,7 @@ fn edit_of_a_job_reaches_its_pull() {
         job.spec.pull_policy = Some(PullPolicy {
             timeout_seconds: Some(timeout),
             backoff_limit: Some(retries),
+            pin_seconds: Some(timeout),
         });
         job.spec.image_pull_policy = Some(policy);
         job
@@ -84,6 +85,7 @@ fn edit_of_a_job_reaches_its_pull() {
             entry.version,
             policy.timeout_seconds,
             policy.backoff_limit,
+            policy.pin_seconds,
             always,
         )
     };
@@ -97,7 +99,7 @@ fn edit_of_a_job_reaches_its_pull() {
     let short = edited(&a, 7, 1, ImagePullPolicy::Always);
     let running = [status(0, false)];
     let spec = add_requests(Some(&spec), &running, "1", &[request(&short)], options(0)).unwrap();
-    assert_eq!(limits(&spec), (0, Some(7), Some(1), true));
+    assert_eq!(limits(&spec), (0, Some(7), Some(1), Some(7), true));
     assert_eq!(
         spec.tags[0]
             .pull_policy
@@ -119,14 +121,14 @@ fn edit_of_a_job_reaches_its_pull() {
     let mut shared = spec.clone();
     shared.tags[0].owner_references.push(owner_reference(&b));
     let spec = add_requests(Some(&shared), &running, "1", &[request(&long)], options(0)).unwrap();
-    assert_eq!(limits(&spec), (0, Some(90), Some(1), true));
+    assert_eq!(limits(&spec), (0, Some(90), Some(1), Some(90), true));
     let ended = BTreeSet::from(["uid1".to_owned()]);
     let alone = JobRequest {
         ended_jobs: &ended,
         ..request(&long)
     };
     let spec = add_requests(Some(&shared), &running, "1", &[alone], options(0)).unwrap();
-    assert_eq!(limits(&spec), (0, Some(90), Some(0), false));
+    assert_eq!(limits(&spec), (0, Some(90), Some(0), Some(90), false));
 }
 
 /// A tag whose time cannot be read is about to be removed: it is requested again, once, and the others are unchanged.
@@ -240,6 +242,7 @@ fn limits_match_upstream() {
     plain.spec.pull_policy = Some(PullPolicy {
         timeout_seconds: Some(100),
         backoff_limit: Some(2),
+        pin_seconds: None,
     });
     let ttl = |job: &PullJob| pull_policy(job, options(7)).ttl_seconds_after_finished.unwrap();
     assert!((600..=900).contains(&ttl(&plain)), "{}", ttl(&plain));
@@ -359,6 +362,7 @@ fn tenant(n: u8, (evil, always, made): (bool, bool, i64), limits: Limits) -> Pul
     job.spec.pull_policy = Some(PullPolicy {
         timeout_seconds,
         backoff_limit,
+        pin_seconds: None,
     });
     job.spec.completion_policy.active_deadline_seconds = deadline;
     job

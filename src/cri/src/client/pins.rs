@@ -1,0 +1,128 @@
+//! Images that kubelet's garbage collection leaves alone until a time, by containerd's image service.
+//!
+//! CRI reports whether an image is pinned, but has no call that pins one. containerd's own API, on the same socket, does
+//! it with a label of the image's record; a second label, ours, has the end, so that it survives the daemon. A pull of
+//! the same tag writes the record anew, without labels.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use containerd_client::services::v1::images_client::ImagesClient;
+use containerd_client::services::v1::{GetImageRequest, Image, ListImagesRequest, UpdateImageRequest};
+use jiff::Timestamp;
+use prost_types::FieldMask;
+use tonic::transport::Channel;
+
+use super::call::Call;
+use super::containerd::in_namespace;
+use super::{CALL_TIMEOUT, MAX_RESPONSE_BYTES};
+use crate::{Error, ImagePins};
+
+/// The label, with this value, of an image that is pinned.
+const PINNED_LABEL: &str = "io.cri-containerd.pinned";
+const PINNED: &str = "pinned";
+/// The label with the end of a pin of ours, as RFC 3339.
+const PINNED_UNTIL_LABEL: &str = "apps.kruise.io/pinned-until";
+
+/// containerd's images.
+pub(super) struct ImageRecords {
+    socket: PathBuf,
+    client: ImagesClient<Channel>,
+}
+
+impl ImageRecords {
+    pub(super) fn new(channel: Channel, socket: PathBuf) -> Self {
+        Self {
+            socket,
+            client: ImagesClient::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES),
+        }
+    }
+
+    /// Pins an image until that time, or until the later one that is there. An image that somebody else has pinned stays
+    /// theirs.
+    pub(super) async fn pin(&self, name: &str, until: Timestamp) -> Result<(), Error> {
+        let call = self.call("containerd Images.Get");
+        let request = GetImageRequest {
+            name: name.to_owned(),
+        };
+        let mut client = self.client.clone();
+        let answer = call.run(client.get(in_namespace(call.request(request)))).await?;
+        let image = answer.image.filter(|image| image.target.is_some());
+        let Some(image) = image else {
+            return Err(call.invalid_response("it has no target"));
+        };
+        match pinned_until(&image.labels) {
+            None if image
+                .labels
+                .get(PINNED_LABEL)
+                .is_some_and(|value| value == PINNED) =>
+            {
+                Ok(())
+            }
+            Some(end) if end >= until => Ok(()),
+            _ => self.set_labels(image, PINNED, &until.to_string()).await,
+        }
+    }
+
+    /// Ends the pins whose time has come.
+    pub(super) async fn unpin_ended(&self, now: Timestamp) -> Result<ImagePins, Error> {
+        let call = self.call("containerd Images.List");
+        let request = ListImagesRequest {
+            filters: vec![format!("labels.\"{PINNED_UNTIL_LABEL}\"")],
+        };
+        let mut client = self.client.clone();
+        let answer = call.run(client.list(in_namespace(call.request(request)))).await?;
+        let mut pins = ImagePins::default();
+        for image in answer.images.into_iter().filter(|image| image.target.is_some()) {
+            match pinned_until(&image.labels) {
+                Some(end) if end > now => {
+                    pins.count += 1;
+                    pins.next_end = Some(pins.next_end.map_or(end, |next| next.min(end)));
+                }
+                // containerd removes a label whose value is empty.
+                _ => match self.set_labels(image, "", "").await {
+                    // Somebody has removed the image.
+                    Err(Error::Rejected {
+                        code: tonic::Code::NotFound,
+                        ..
+                    }) => {}
+                    result => result?,
+                },
+            }
+        }
+        Ok(pins)
+    }
+
+    /// Sets both labels of an image as it was read: containerd ends with a panic if its target is missing.
+    async fn set_labels(&self, mut image: Image, pinned: &str, until: &str) -> Result<(), Error> {
+        let labels = [(PINNED_LABEL, pinned), (PINNED_UNTIL_LABEL, until)];
+        let paths = labels.iter().map(|(key, _)| format!("labels.{key}")).collect();
+        image.labels = labels
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into();
+        let call = self.call("containerd Images.Update");
+        let request = UpdateImageRequest {
+            image: Some(image),
+            update_mask: Some(FieldMask { paths }),
+            ..UpdateImageRequest::default()
+        };
+        let mut client = self.client.clone();
+        call.run(client.update(in_namespace(call.request(request))))
+            .await
+            .map(|_| ())
+    }
+
+    fn call(&self, method: &'static str) -> Call<'_> {
+        Call {
+            socket: &self.socket,
+            method,
+            deadline: CALL_TIMEOUT,
+        }
+    }
+}
+
+/// The end of our pin; an unreadable one has ended.
+fn pinned_until(labels: &HashMap<String, String>) -> Option<Timestamp> {
+    let end = labels.get(PINNED_UNTIL_LABEL)?;
+    Some(end.parse().unwrap_or(Timestamp::MIN))
+}
