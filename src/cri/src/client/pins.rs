@@ -2,7 +2,7 @@
 //!
 //! CRI reports whether an image is pinned, but has no call that pins one. containerd's own API, on the same socket, does
 //! it with a label of the image's record; a second label, ours, has the end, so that it survives the daemon. A pull of
-//! the same tag writes the record anew, without labels.
+//! the same tag replaces the record, and all its labels.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -38,8 +38,8 @@ impl ImageRecords {
         }
     }
 
-    /// Pins an image until that time, or until the later one that is there. An image that somebody else has pinned stays
-    /// theirs.
+    /// Pins an image until that time, or until the later one that is there. An image with a different
+    /// pin keeps that one.
     pub(super) async fn pin(&self, name: &str, until: Timestamp) -> Result<(), Error> {
         let call = self.call("containerd Images.Get");
         let request = GetImageRequest {
