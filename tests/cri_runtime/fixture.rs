@@ -98,6 +98,7 @@ pub fn pull_attempt(image: &str, credentials: Vec<Credentials>) -> PullAttempt {
         credentials,
         labels: BTreeMap::new(),
         annotations: BTreeMap::new(),
+        check_disk: true,
     }
 }
 

@@ -40,6 +40,7 @@ async fn run_suite(suite: &'static str) {
     pull_command_uses_docker_config(&fixture).await;
     pull_on_full_disk(&fixture).await;
     pull_that_cannot_fit_is_cancelled(&fixture).await;
+    unpacked_layers_count_as_present(&fixture).await;
     // The first series with pinned images is 1.7.
     if suite != "bookworm" {
         pins::image_is_pinned_until_a_time(&fixture).await;
@@ -354,7 +355,7 @@ async fn pull_that_cannot_fit_is_cancelled(fixture: &RuntimeFixture) {
     fixture.registry.image_with_stated_size("petabyte", "1", 1 << 50);
     let image = "fake.test/petabyte:1";
     let attempt = pull_attempt(image, vec![]);
-    let result = run_attempt(fixture.client.as_ref(), &attempt, || true, |_| ()).await;
+    let result = run_attempt(fixture.client.as_ref(), &attempt, || false, |_| ()).await;
     let error = result.unwrap_err().error;
     let text = error_message(&error);
     assert!(
@@ -362,6 +363,22 @@ async fn pull_that_cannot_fit_is_cancelled(fixture: &RuntimeFixture) {
             && text.ends_with(" are available"),
         "{text}"
     );
+}
+
+/// With `discard_unpacked_layers` of containerd, the blobs of images that are there are not.
+async fn unpacked_layers_count_as_present(fixture: &RuntimeFixture) {
+    let registry = &fixture.registry;
+    let (first, base) = registry.image_on_base("based", "1", 8 * MIB, 512);
+    first.allow(usize::MAX);
+    fixture.pull("fake.test/based:1").await.unwrap();
+    fixture.runtime.ctr(&["content", "rm", &base]).unwrap();
+    let (second, _) = registry.image_on_base("based", "2", 8 * MIB, 4 * MIB);
+    second.allow(MIB);
+    let pull = fixture.spawn_pull("fake.test/based:2");
+    let bytes = fixture.wait_for_bytes("fake.test/based:2", 9 * MIB as u64).await;
+    assert_eq!(bytes.total, second.total);
+    second.allow(usize::MAX);
+    pull.await.unwrap().unwrap();
 }
 
 async fn containerd_restart_during_pull(fixture: &mut RuntimeFixture) {

@@ -65,11 +65,28 @@ pub async fn image_is_pinned_until_a_time(fixture: &RuntimeFixture) {
     assert!(!labels.contains("pinned"), "{labels}");
     let absent = client.pin_image("fake.test/absent:1", hours(1)).await;
     absent.unwrap_err();
-    // containerd forgets it with another pull, as the documentation says.
+    // containerd forgets it with another pull; ours sets it again.
     client.pin_image(IMAGE, hours(1)).await.unwrap();
-    wait_for_pinned(fixture, true).await;
     fixture.pull(IMAGE).await.unwrap();
-    wait_for_pinned(fixture, false).await;
+    wait_for_pinned(fixture, true).await;
+    let one_hour = ImagePins {
+        count: 1,
+        next_end: Some(hours(1)),
+    };
+    // It is renewed as it ends.
+    for _ in 0..30 {
+        let (unpinned, pinned) = tokio::join!(
+            client.unpin_ended_images(hours(1)),
+            client.pin_image(IMAGE, hours(2))
+        );
+        (unpinned.unwrap(), pinned.unwrap());
+        let pins = client.unpin_ended_images(hours(1)).await.unwrap();
+        assert_eq!((pins.count, pins.next_end), (1, Some(hours(2))));
+        client.unpin_ended_images(hours(2)).await.unwrap();
+        client.pin_image(IMAGE, hours(1)).await.unwrap();
+    }
+    assert_eq!(client.unpin_ended_images(now).await.unwrap(), one_hour);
+    client.unpin_ended_images(hours(1)).await.unwrap();
 }
 
 pub async fn foreign_pin_stays(fixture: &RuntimeFixture) {

@@ -95,7 +95,23 @@ impl FakeRegistry {
     pub fn image(&self, repository: &str, tag: &str, size: usize, architecture: &str) -> FakeImage {
         let layer = tar(&format!("{repository}-{tag}"), size);
         let descriptor = descriptor(LAYER, &layer);
-        self.image_of(repository, tag, layer, &descriptor, architecture)
+        self.image_of(repository, tag, None, layer, &descriptor, architecture)
+    }
+
+    /// The same upon a base layer of that size, which is always sent; returns the digest of the base, too.
+    pub fn image_on_base(
+        &self,
+        repository: &str,
+        tag: &str,
+        base_size: usize,
+        size: usize,
+    ) -> (FakeImage, String) {
+        let base = tar("base", base_size);
+        let base_digest = digest(&base);
+        let layer = tar(&format!("{repository}-{tag}"), size);
+        let descriptor = descriptor(LAYER, &layer);
+        let image = self.image_of(repository, tag, Some(base), layer, &descriptor, "amd64");
+        (image, base_digest)
     }
 
     /// The same with one small layer, of whose size the manifest says this.
@@ -103,27 +119,32 @@ impl FakeRegistry {
         let layer = tar(&format!("{repository}-{tag}"), 512);
         let mut descriptor = descriptor(LAYER, &layer);
         descriptor["size"] = json!(bytes);
-        self.image_of(repository, tag, layer, &descriptor, "amd64")
+        self.image_of(repository, tag, None, layer, &descriptor, "amd64")
     }
 
     fn image_of(
         &self,
         repository: &str,
         tag: &str,
+        base: Option<Bytes>,
         layer: Bytes,
         layer_descriptor: &Value,
         architecture: &str,
     ) -> FakeImage {
-        let layer_digest = digest(&layer);
+        let diff_ids: Vec<String> = base.iter().chain([&layer]).map(|layer| digest(layer)).collect();
+        let mut layers: Vec<Value> = base.iter().map(|base| descriptor(LAYER, base)).collect();
+        layers.push(layer_descriptor.clone());
         let config = json!({"architecture": architecture, "os": "linux", "config": {},
-            "rootfs": {"type": "layers", "diff_ids": [layer_digest]}});
+            "rootfs": {"type": "layers", "diff_ids": diff_ids}});
         let config = Bytes::from(config.to_string());
         let manifest = json!({"schemaVersion": 2, "mediaType": MANIFEST,
-            "config": descriptor(CONFIG, &config), "layers": [layer_descriptor]});
-        let total = (config.len() + layer.len()) as u64;
+            "config": descriptor(CONFIG, &config), "layers": layers});
+        let total = (config.len() + base.as_ref().map_or(0, Bytes::len) + layer.len()) as u64;
         let mut contents = self.shared.lock().unwrap();
         let allowed = contents.blob(layer, 0);
-        contents.blob(config, usize::MAX);
+        for bytes in base.into_iter().chain([config]) {
+            contents.blob(bytes, usize::MAX);
+        }
         let digest = contents.manifest(repository, tag, MANIFEST, &manifest);
         FakeImage {
             digest,

@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{ArgAction, Args};
 
 use super::control::DEFAULT_SOCKET;
+use kruise_api::node_image::MAX_PIN_SECONDS;
 use kruise_ops::FeatureGates;
 use kruise_ops::flag_values::{or, path};
 use kruise_ops::logs::Format;
@@ -32,6 +33,22 @@ pub struct Options {
     /// Maximum number of images pulled in parallel on this node; 0 or less means the default: there is always a limit
     #[arg(long, default_value_t = DEFAULT_PULLS, value_name = "N", allow_negative_numbers = true)]
     pub max_workers_for_pull_image: i32,
+
+    /// End a pull early if the image cannot fit on the disk of the node
+    #[arg(
+        long,
+        default_value_t = true,
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        default_missing_value = "true",
+        require_equals = true,
+        value_name = "BOOL"
+    )]
+    pub check_image_disk: bool,
+
+    /// Maximum number of seconds for which jobs can pin an image on this node; 0 means that none is pinned
+    #[arg(long, default_value_t = MAX_PIN_SECONDS.unsigned_abs(), value_name = "SECONDS")]
+    pub max_pin_seconds: u32,
 
     /// Kubelet's configuration of credential provider plugins (CredentialProviderConfig); without this file there are none
     #[arg(long, value_parser = path, default_value = "/kruise/CredentialProviderPlugin.yaml", value_name = "FILE")]

@@ -10,7 +10,7 @@
 //! pull. Only the order of events would be a hint, and a wrong guess would show one image's bytes as another's. So
 //! neither has bytes until the other pull has ended. A pull by digest is identified by that digest.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -274,21 +274,24 @@ impl ContentStore {
         Ok(call.run(client.list_statuses(request)).await?.statuses)
     }
 
-    /// Adds up the bytes: complete parts by their size, parts in flight by their offset.
+    /// Adds up the bytes: complete parts by their size, parts in flight by their offset. Layers are fetched in order, and
+    /// containerd leaves out the first ones if they are unpacked already; their blobs may have been discarded.
     async fn sum_progress(
         &self,
         parts: &mut [ManifestBlob],
         in_flight: &[Status],
     ) -> Result<DownloadProgress, Error> {
         let mut bytes = DownloadProgress::default();
-        for part in parts {
+        let ingest_of = |part: &ManifestBlob| in_flight.iter().find(|s| s.r#ref.ends_with(&part.digest));
+        let first_in_flight = parts.iter().position(|part| ingest_of(part).is_some());
+        for (index, part) in parts.iter_mut().enumerate() {
             bytes.total = bytes.total.saturating_add(part.size);
-            let ingest = in_flight.iter().find(|s| s.r#ref.ends_with(&part.digest));
-            let done = match ingest {
+            let done = match ingest_of(part) {
                 _ if part.complete => part.size,
                 Some(ingest) => u64::try_from(ingest.offset).unwrap_or(0).min(part.size),
                 None => {
-                    part.complete = self.blob_exists(&part.digest).await?;
+                    let is_unpacked = first_in_flight.is_some_and(|first| index < first);
+                    part.complete = is_unpacked || self.blob_exists(&part.digest).await?;
                     if part.complete { part.size } else { 0 }
                 }
             };
@@ -315,7 +318,7 @@ pub(super) fn in_namespace<T>(mut request: tonic::Request<T>) -> tonic::Request<
     request
 }
 
-/// The layers and the configuration that an image manifest (Docker's or OCI's, same shape) names.
+/// The layers, in order, and the configuration that an image manifest (Docker's or OCI's, same shape) names.
 fn parse_manifest(manifest: &[u8]) -> Vec<ManifestBlob> {
     #[derive(serde::Deserialize)]
     struct Document {
@@ -332,10 +335,10 @@ fn parse_manifest(manifest: &[u8]) -> Vec<ManifestBlob> {
         return Vec::new();
     };
     layers.push(config);
-    layers.sort_by(|a, b| a.digest.cmp(&b.digest));
-    layers.dedup_by(|a, b| a.digest == b.digest);
+    let mut seen = HashSet::new();
     layers
         .into_iter()
+        .filter(|blob| seen.insert(blob.digest.clone()))
         .map(|d| ManifestBlob {
             digest: d.digest,
             size: d.size,
@@ -367,7 +370,8 @@ mod tests {
         let manifest = br#"{"config":{"digest":"sha256:c","size":7},
             "layers":[{"digest":"sha256:a","size":10},{"digest":"sha256:b","size":20},{"digest":"sha256:a","size":10}]}"#;
         let parts = parse_manifest(manifest);
-        assert_eq!(parts.iter().map(|p| p.size).sum::<u64>(), 37);
+        let sizes: Vec<u64> = parts.iter().map(|part| part.size).collect();
+        assert_eq!(sizes, [10, 20, 7]);
     }
 
     #[test]

@@ -187,7 +187,17 @@ impl Runtime for CriClient {
     async fn pull_image(&self, request: &PullRequest) -> Result<String, Error> {
         // Kept until the pull ends or is dropped: bytes are counted for this process's pulls in progress.
         let _guard = self.content.as_ref().map(|content| content.track(&request.image));
-        self.pull(request).await
+        let pinned_until = match &self.records {
+            Some(records) => records.pinned_until(&request.image).await.ok().flatten(),
+            None => None,
+        };
+        let image = self.pull(request).await?;
+        if let Some((records, until)) = self.records.as_ref().zip(pinned_until)
+            && let Err(error) = records.pin(&request.image, until).await
+        {
+            tracing::warn!(image = request.image, %error, "the image was pinned, and is no longer");
+        }
+        Ok(image)
     }
 
     async fn pull_progress(&self, image: &str) -> Result<Option<DownloadProgress>, Error> {

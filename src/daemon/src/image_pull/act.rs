@@ -48,6 +48,8 @@ pub struct PullAttempt {
     pub labels: BTreeMap<String, String>,
     /// Annotations for the runtime's sandbox configuration.
     pub annotations: BTreeMap<String, String>,
+    /// Whether the pull ends if the image cannot fit on the node.
+    pub check_disk: bool,
 }
 
 /// The image is on the node.
@@ -148,7 +150,7 @@ async fn pull_with_credentials(
             annotations: attempt.annotations.clone(),
             timeout: deadline.saturating_duration_since(Instant::now()),
         };
-        match pull_once(runtime, &request, watched, on_progress).await {
+        match pull_once(runtime, &request, attempt.check_disk, watched, on_progress).await {
             Err(error) if auths.peek().is_some() && other_credentials_may_help(&error) => {}
             result => return result.map(|_| ()),
         }
@@ -171,6 +173,7 @@ fn other_credentials_may_help(error: &Error) -> bool {
 async fn pull_once(
     runtime: &dyn Runtime,
     request: &PullRequest,
+    check_disk: bool,
     watched: &(impl Fn() -> bool + Send),
     on_progress: &mut (impl FnMut(PullProgress) + Send),
 ) -> Result<String, Error> {
@@ -180,12 +183,13 @@ async fn pull_once(
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     ticks.reset();
     let mut polled_at: Option<Instant> = None;
-    let mut must_check_disk = true;
+    let mut must_check_disk = check_disk;
     loop {
         let bytes = async {
             loop {
                 let now = ticks.tick().await;
-                if watched() || polled_at.is_none_or(|polled_at| now >= polled_at + PROGRESS_INTERVAL) {
+                let is_due = polled_at.is_none_or(|polled_at| now >= polled_at + PROGRESS_INTERVAL);
+                if is_due || must_check_disk || watched() {
                     polled_at = Some(now);
                     let bytes = runtime.pull_progress(&request.image).await?;
                     if let Some(bytes) = bytes.filter(|_| std::mem::take(&mut must_check_disk)) {

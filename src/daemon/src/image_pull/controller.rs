@@ -89,6 +89,7 @@ impl ImagePullController {
         let credentials = CredentialSources {
             client: ctx.cluster.client.clone(),
             node: Arc::new(node_credentials),
+            check_disk: ctx.options.check_image_disk,
         };
         Self {
             ctx,
@@ -506,6 +507,7 @@ struct CredentialSources {
     /// For pull secrets.
     client: kube::Client,
     node: Arc<NodeCredentials>,
+    check_disk: bool,
 }
 
 /// One attempt on behalf of that namespace: reads the credentials, then pulls.
@@ -540,6 +542,7 @@ async fn pull_tag(
         timeout,
         labels: spec.labels,
         annotations: spec.annotations,
+        check_disk: sources.check_disk,
     };
     act::attempt_result(
         act::run_attempt(runtime.as_ref(), &attempt, watched, on_progress).await,
@@ -700,7 +703,8 @@ mod tests {
             })
             .unwrap();
         tokio::spawn(async move {
-            ImagePullController::new(ctx, changes, NodeCredentials::default(), Arc::default())
+            let pins = Arc::new(PinRequests::new(0));
+            ImagePullController::new(ctx, changes, NodeCredentials::default(), pins)
                 .run()
                 .await;
             drop(changes_tx);

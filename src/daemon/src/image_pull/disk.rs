@@ -52,14 +52,13 @@ fn required_bytes(progress: DownloadProgress) -> u64 {
         .saturating_mul(2)
 }
 
-/// Bytes available in that directory, or, if this process does not see it, under this container's root.
+/// Bytes available below this container's root, or, outside of a container, in that directory.
 fn available_bytes(directory: &Path) -> Option<u64> {
-    let of_directory = statfs(directory).ok();
-    let of_root = || {
-        let root = statfs("/").ok();
-        root.filter(|root| root.filesystem_type() == OVERLAYFS_SUPER_MAGIC)
+    let root = statfs("/").ok()?;
+    let filesystem = match root.filesystem_type() {
+        OVERLAYFS_SUPER_MAGIC => root,
+        _ => statfs(directory).ok()?,
     };
-    let filesystem = of_directory.or_else(of_root)?;
     let block_bytes = u64::try_from(filesystem.block_size()).ok()?;
     Some(filesystem.blocks_available().saturating_mul(block_bytes))
 }

@@ -71,7 +71,7 @@ pub async fn run(mut ctx: Context) -> Result<(), Error> {
         let config_file = non_empty_path(ctx.options.plugin_config_file.as_ref());
         let plugins = non_empty_path(ctx.options.plugin_bin_dir.as_ref());
         let credentials = NodeCredentials::load(config_file.as_deref(), plugins.as_deref()).await;
-        let requests = Arc::new(PinRequests::default());
+        let requests = Arc::new(PinRequests::new(ctx.options.max_pin_seconds));
         let pins = Arc::clone(&requests);
         let controller = controller::ImagePullController::new(ctx.clone(), changes, credentials, pins);
         tokio::select! {

@@ -3,7 +3,7 @@
 //! In:  the pins that the NodeImage asks for, images that were pulled.
 //! Out: pins in the runtime, metric `pinned_images`, notes on what could not be pinned.
 //!
-//! The runtime stores each pin with its end, so that a later daemon ends it. Nothing is called while there are none.
+//! The runtime stores each pin with its end, so that a later daemon ends it.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -21,7 +21,8 @@ use kruise_cri::{Error, Runtime, Runtimes};
 use kruise_ops::metrics::metrics;
 use kruise_ops::panics::catch_panic;
 
-/// From one look at the pins to the next, at most: the clock may be corrected meanwhile.
+/// From one look at the pins to the next, at most: the clock may be corrected meanwhile, and a pin whose caller has gone
+/// may be stored late.
 const MAX_SLEEP: Duration = Duration::from_secs(3600);
 /// Pause after the runtime could not be asked.
 const RETRY_PAUSE: Duration = Duration::from_secs(300);
@@ -31,14 +32,33 @@ pub(super) const PIN_TIMEOUT: Duration = Duration::from_secs(5);
 const PIN_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The pins that jobs ask for now.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct PinRequests {
+    /// The longest pin of this node; zero if there is none.
+    max_duration: SignedDuration,
     durations: Mutex<BTreeMap<TagKey, SignedDuration>>,
     /// An image was pinned.
     added: Notify,
 }
 
+/// Has the pins looked at when it is dropped, as the pull may be cancelled.
+struct NotifyOnDrop<'a>(&'a Notify);
+
+impl Drop for NotifyOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.notify_one();
+    }
+}
+
 impl PinRequests {
+    pub(super) fn new(max_pin_seconds: u32) -> Self {
+        Self {
+            max_duration: SignedDuration::from_secs(i64::from(max_pin_seconds)),
+            durations: Mutex::default(),
+            added: Notify::new(),
+        }
+    }
+
     /// Takes over a new spec. It counts at the end of a pull, because a job may join one that runs.
     pub(super) fn sync(&self, specs: &BTreeMap<TagKey, PullSpec>) {
         let durations = specs
@@ -59,16 +79,31 @@ impl PinRequests {
         let AttemptResult::Pulled { note, .. } = &mut result else {
             return result;
         };
-        let duration = self.lock().get(key).copied();
-        let until = duration.and_then(|duration| clock.now().saturating_add(duration).ok());
-        if let Some((until, runtime)) = until.zip(runtimes.preferred()) {
-            if let Err(why) = pin(runtime.as_ref(), image, until).await {
-                let why = format!("the image is not pinned: {why}");
-                *note = Some(note.take().map_or(why.clone(), |note| format!("{note}; {why}")));
-            }
-            self.added.notify_one();
+        let Some(duration) = self.lock().get(key).copied() else {
+            return result;
+        };
+        if let Err(why) = self.pin(duration, image, runtimes, clock).await {
+            let why = format!("the image is not pinned: {why}");
+            *note = Some(note.take().map_or(why.clone(), |note| format!("{note}; {why}")));
         }
         result
+    }
+
+    async fn pin(
+        &self,
+        duration: SignedDuration,
+        image: &str,
+        runtimes: &Runtimes,
+        clock: &Clock,
+    ) -> Result<(), String> {
+        if self.max_duration.is_zero() {
+            return Err("--max-pin-seconds of this node's daemon is 0".to_owned());
+        }
+        let until = clock.now().saturating_add(duration.min(self.max_duration));
+        let runtime = runtimes.preferred().ok_or("the container runtime has gone")?;
+        let until = until.map_err(|error| error.to_string())?;
+        let _notify = NotifyOnDrop(&self.added);
+        pin(runtime.as_ref(), image, until).await
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<TagKey, SignedDuration>> {
@@ -108,7 +143,7 @@ pub(super) async fn run(ctx: &Context, requests: &PinRequests) {
     }
 }
 
-/// Ends the pins whose time has come; returns when the next one does, if there are any.
+/// Ends the pins whose time has come; returns when to look again.
 async fn unpin_ended(ctx: &Context) -> Option<Duration> {
     // Images are pulled by this runtime.
     let runtime = ctx.runtimes.preferred()?;
@@ -118,8 +153,8 @@ async fn unpin_ended(ctx: &Context) -> Option<Duration> {
             metrics()
                 .pinned_images
                 .set(i64::try_from(pins.count).unwrap_or(i64::MAX));
-            let next = pins.next_end.map(|end| duration_until(end, now));
-            next.map(|wait| wait.clamp(Duration::from_secs(1), MAX_SLEEP))
+            let next = pins.next_end.map_or(MAX_SLEEP, |end| duration_until(end, now));
+            Some(next.clamp(Duration::from_secs(1), MAX_SLEEP))
         }
         // A runtime that reports itself as containerd and has no such service has no pins of ours.
         Err(Error::Unimplemented { .. }) => None,
@@ -127,5 +162,46 @@ async fn unpin_ended(ctx: &Context) -> Option<Duration> {
             tracing::warn!(%error, "could not look for images whose pin has ended; it is repeated");
             Some(RETRY_PAUSE)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kruise_cri::panicking::PanickingRuntime;
+
+    use super::super::plan::tests::{key, spec_in};
+    use super::*;
+
+    fn pulled(note: Option<&str>) -> AttemptResult {
+        AttemptResult::Pulled {
+            image_id: None,
+            note: note.map(str::to_owned),
+        }
+    }
+
+    #[tokio::test]
+    async fn node_without_pins_says_so() {
+        let requests = PinRequests::new(0);
+        let (asked, other) = (key("asked"), key("other"));
+        let spec = PullSpec {
+            pin: Some(SignedDuration::from_secs(5)),
+            ..spec_in("n", "a")
+        };
+        requests.sync(&[(asked.clone(), spec), (other.clone(), spec_in("n", "a"))].into());
+        // It is not called.
+        let runtimes = Runtimes::from_runtime(PanickingRuntime);
+        let clock = Clock::default();
+        let after_pull = async |key, note| {
+            let result = pulled(note);
+            requests.after_pull(result, key, "image", &runtimes, &clock).await
+        };
+        let why = "the image is not pinned: --max-pin-seconds of this node's daemon is 0";
+        assert_eq!(after_pull(&asked, None).await, pulled(Some(why)));
+        let both = format!("a note; {why}");
+        assert_eq!(after_pull(&asked, Some("a note")).await, pulled(Some(&both)));
+        assert_eq!(after_pull(&other, None).await, pulled(None));
+        // The job has gone.
+        requests.sync(&BTreeMap::new());
+        assert_eq!(after_pull(&asked, None).await, pulled(None));
     }
 }

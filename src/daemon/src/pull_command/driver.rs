@@ -140,6 +140,7 @@ impl PullDriver {
             timeout: Duration::try_from(timeout).unwrap_or_default(),
             labels: task.spec.labels.clone(),
             annotations: task.spec.annotations.clone(),
+            check_disk: true,
         };
         let display_name = self.display_name(key);
         self.view.attempt_started(key, &display_name);
