@@ -274,8 +274,9 @@ impl ContentStore {
         Ok(call.run(client.list_statuses(request)).await?.statuses)
     }
 
-    /// Adds up the bytes: complete parts by their size, parts in flight by their offset. Layers are fetched in order, and
-    /// containerd leaves out the first ones if they are unpacked already; their blobs may have been discarded.
+    /// Adds up the bytes: complete parts by their size, parts in flight by their offset. The configuration is fetched
+    /// first, then the layers in order. containerd leaves out the first layers if they are unpacked already; their blobs
+    /// may have been discarded.
     async fn sum_progress(
         &self,
         parts: &mut [ManifestBlob],
@@ -290,8 +291,8 @@ impl ContentStore {
                 _ if part.complete => part.size,
                 Some(ingest) => u64::try_from(ingest.offset).unwrap_or(0).min(part.size),
                 None => {
-                    let is_unpacked = first_in_flight.is_some_and(|first| index < first);
-                    part.complete = is_unpacked || self.blob_exists(&part.digest).await?;
+                    let was_left_out = first_in_flight.is_some_and(|first| index < first);
+                    part.complete = was_left_out || self.blob_exists(&part.digest).await?;
                     if part.complete { part.size } else { 0 }
                 }
             };
@@ -318,7 +319,7 @@ pub(super) fn in_namespace<T>(mut request: tonic::Request<T>) -> tonic::Request<
     request
 }
 
-/// The layers, in order, and the configuration that an image manifest (Docker's or OCI's, same shape) names.
+/// The configuration and the layers, in order, that an image manifest (Docker's or OCI's, same shape) names.
 fn parse_manifest(manifest: &[u8]) -> Vec<ManifestBlob> {
     #[derive(serde::Deserialize)]
     struct Document {
@@ -331,13 +332,12 @@ fn parse_manifest(manifest: &[u8]) -> Vec<ManifestBlob> {
         digest: String,
         size: u64,
     }
-    let Ok(Document { config, mut layers }) = serde_json::from_slice(manifest) else {
+    let Ok(Document { config, layers }) = serde_json::from_slice(manifest) else {
         return Vec::new();
     };
-    layers.push(config);
     let mut seen = HashSet::new();
-    layers
-        .into_iter()
+    std::iter::once(config)
+        .chain(layers)
         .filter(|blob| seen.insert(blob.digest.clone()))
         .map(|d| ManifestBlob {
             digest: d.digest,
@@ -371,7 +371,7 @@ mod tests {
             "layers":[{"digest":"sha256:a","size":10},{"digest":"sha256:b","size":20},{"digest":"sha256:a","size":10}]}"#;
         let parts = parse_manifest(manifest);
         let sizes: Vec<u64> = parts.iter().map(|part| part.size).collect();
-        assert_eq!(sizes, [10, 20, 7]);
+        assert_eq!(sizes, [7, 10, 20], "no layer is before the configuration");
     }
 
     #[test]
