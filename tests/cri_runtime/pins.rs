@@ -79,7 +79,8 @@ pub async fn image_is_pinned_until_a_time(fixture: &RuntimeFixture) {
             client.unpin_ended_images(hours(1)),
             client.pin_image(IMAGE, hours(2))
         );
-        (unpinned.unwrap(), pinned.unwrap());
+        unpinned.unwrap();
+        pinned.unwrap();
         let pins = client.unpin_ended_images(hours(1)).await.unwrap();
         assert_eq!((pins.count, pins.next_end), (1, Some(hours(2))));
         client.unpin_ended_images(hours(2)).await.unwrap();
