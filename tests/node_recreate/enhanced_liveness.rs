@@ -48,7 +48,8 @@ trait LivenessOps {
         containers: Value,
     ) -> Vec<Pod>;
     /// Waits until an event of that reason is on the Pod; returns its message.
-    async fn event_on(&self, pod: &Pod, reason: &str) -> String;
+    /// Waits for an event with this text: kubelet's events about all probes have the same reason.
+    async fn event_on(&self, pod: &Pod, reason: &str, text: &str) -> String;
     /// The liveness requests of the namespace, by creation.
     async fn requests(&self) -> Vec<ContainerRecreateRequest>;
 }
@@ -81,14 +82,15 @@ impl<G: Deref<Target = DaemonCluster>> LivenessOps for TestNamespace<G> {
         waits::watch_until("all Pods are ready", &logs, pods, config, |pod| pod, all_ready).await
     }
 
-    async fn event_on(&self, pod: &Pod, reason: &str) -> String {
-        let what = format!("event {reason} on {}", pod.name_any());
+    async fn event_on(&self, pod: &Pod, reason: &str, text: &str) -> String {
+        let what = format!("event {reason} on {} with {text:?}", pod.name_any());
         self.poll_until(&what, || async {
             let events = self.api::<Event>().list(&ListParams::default()).await.unwrap();
-            let mut of_pod = events.items.into_iter().filter(|event| {
+            let of_pod = events.items.into_iter().filter(|event| {
                 event.involved_object.uid == pod.uid() && event.reason.as_deref() == Some(reason)
             });
-            Some(of_pod.next()?.message.unwrap_or_default())
+            let mut messages = of_pod.filter_map(|event| event.message);
+            messages.find(|message| message.contains(text))
         })
         .await
     }
@@ -148,10 +150,9 @@ async fn failed_container_is_restarted_in_place_with_kubelets_back_off() {
         pause >= 9,
         "kubelet waits 10 s before the second restart, this was {pause} s"
     );
-    let message = test.event_on(pod, "Unhealthy").await;
-    assert!(message.starts_with("Liveness probe failed: sick"), "{message}");
-    let message = test.event_on(pod, "Killing").await;
-    assert!(message.contains("app"), "{message}");
+    test.event_on(pod, "Unhealthy", "Liveness probe failed: sick")
+        .await;
+    test.event_on(pod, "Killing", "app").await;
 
     // The first request waited for a container to be ready that was not, so the second one has replaced it.
     let requests = test.requests().await;
@@ -234,11 +235,8 @@ async fn pods_that_fail_together_are_restarted_one_after_the_other() {
     }
     // The last one has waited.
     let (_, _, waited) = &restarts[2];
-    let message = test.event_on(waited, "LivenessRestartWaiting").await;
-    assert!(
-        message.starts_with("Container app failed liveness probe; its restart waits for "),
-        "{message}"
-    );
+    let expected = "Container app failed liveness probe; its restart waits for ";
+    test.event_on(waited, "LivenessRestartWaiting", expected).await;
     for pod in &pods {
         let now = test.get_pod(&pod.name_any()).await;
         assert_eq!(now.uid(), pod.uid());
@@ -265,7 +263,7 @@ async fn unusable_annotation_is_reported_and_harms_no_other_pod() {
     let pods = test
         .create_workload("odd", annotations, 1, json!([plain, side()]))
         .await;
-    let message = test.event_on(&pods[0], "InvalidLivenessProbe").await;
+    let message = test.event_on(&pods[0], "InvalidLivenessProbe", "").await;
     for part in [
         "more than one liveness probe",
         "a host is not probed",
