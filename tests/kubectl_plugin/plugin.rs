@@ -1,5 +1,6 @@
 //! The plugin as a process.
 
+use std::ffi::OsStr;
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::LazyLock;
@@ -50,10 +51,14 @@ pub fn start(cluster: &TestCluster, args: &[&str]) -> Child {
 
 /// The same with another kubeconfig file.
 pub fn start_as(kubeconfig: &Path, args: &[&str]) -> Child {
+    let kubeconfig = ["--kubeconfig".as_ref(), kubeconfig.as_os_str()];
+    start_as_printed(args.iter().map(AsRef::as_ref).chain(kubeconfig))
+}
+
+/// Starts the plugin with these arguments alone.
+pub fn start_as_printed(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Child {
     Command::new(kubectl_plugin())
         .args(args)
-        .arg("--kubeconfig")
-        .arg(kubeconfig)
         .env_remove("KUBECONFIG")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

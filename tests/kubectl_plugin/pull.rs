@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-use crate::plugin::{run, start, wait};
+use crate::plugin::{run, start, start_as_printed, wait};
 use crate::test_cluster::{
     PullOutcome, create_nodes, jobs, report_pull_of, shared_cluster, wait_for_tag, wait_until,
 };
@@ -68,6 +68,8 @@ async fn failed_nodes_are_named_with_their_cause() {
             "fail-a,fail-b",
             "--parallelism",
             "2",
+            "--pin",
+            "1h",
         ],
     );
     for (node, result) in [
@@ -94,11 +96,16 @@ async fn failed_nodes_are_named_with_their_cause() {
             "error: broken:1 could not be pulled on 1 of 2 node(s). To pull again there:\n  kubectl kruise ",
         )
         .unwrap();
-    // As printed.
-    let args: Vec<&str> = hint.split_whitespace().chain(["--name", "retried"]).collect();
-    let child = start(cluster, &args);
+    let child = start_as_printed(hint.split_whitespace().chain(["--name", "retried"]));
     let images = Api::<NodeImage>::all(admin.client.clone());
-    let is_repeated = |image: &NodeImage| image.spec.images["broken"].tags[0].version > 0;
+    let is_repeated = |image: &NodeImage| {
+        let tag = &image.spec.images["broken"].tags[0];
+        tag.version > 0
+            && tag
+                .pull_policy
+                .as_ref()
+                .is_some_and(|policy| policy.pin_seconds == Some(3600))
+    };
     let image = wait_until(&images, "fail-b", "the pull is repeated", is_repeated).await;
     report_pull_of(&admin, &image, PullOutcome::Succeeded).await;
     let output = wait(child).await.expect(0);

@@ -7,6 +7,7 @@ use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kruise_api::image_reference::ImageReference;
 use kruise_api::names;
+use kruise_api::node_image::MAX_PIN_SECONDS;
 use kruise_api::validation::labels::{label_value_errors, qualified_name_errors};
 
 /// What a command is about.
@@ -127,6 +128,24 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from(parsed).map_err(|_| "must not be negative".to_owned())
 }
 
+/// A span of whole seconds during which an image is pinned.
+pub fn pin(text: &str) -> Result<i32, String> {
+    let seconds = i32::try_from(duration(text)?.as_secs()).unwrap_or(i32::MAX);
+    if !(1..=MAX_PIN_SECONDS).contains(&seconds) {
+        return Err(format!("must be from 1s to {}h", MAX_PIN_SECONDS / 3600));
+    }
+    Ok(seconds)
+}
+
+/// Text as an argument of a command that a shell reads.
+pub fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -187,6 +206,26 @@ mod tests {
         for invalid in ["", "-1s", "x", "10"] {
             assert!(duration(invalid).is_err(), "{invalid:?}");
         }
+    }
+
+    #[test]
+    fn pins_are_whole_seconds_up_to_thirty_days() {
+        assert_eq!(pin("90s"), Ok(90));
+        assert_eq!(pin("720h"), Ok(MAX_PIN_SECONDS));
+        for invalid in ["0", "500ms", "721h", "999999999999h", "-1s", "1"] {
+            assert!(pin(invalid).is_err(), "{invalid:?}");
+        }
+    }
+
+    #[test]
+    fn shell_words_are_quoted_if_needed() {
+        assert_eq!(
+            shell_word("kubernetes-admin@kubernetes"),
+            "kubernetes-admin@kubernetes"
+        );
+        assert_eq!(shell_word("my cluster"), "'my cluster'");
+        assert_eq!(shell_word("it's; rm"), r"'it'\''s; rm'");
+        assert_eq!(shell_word(""), "''");
     }
 
     proptest! {

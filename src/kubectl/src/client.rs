@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::arguments::object_name;
+use super::arguments::{object_name, shell_word};
 use super::error::Error;
 
 /// Options of every command.
@@ -52,6 +52,8 @@ pub struct Connection {
     pub kruise_namespace: String,
     /// The namespace that the user named; without one, commands about the cluster are about all namespaces.
     pub named_namespace: Option<String>,
+    /// Options that another command needs to reach the same cluster, each after a space.
+    pub cluster_options: String,
 }
 
 /// Timeout of one page of a list.
@@ -85,7 +87,16 @@ pub async fn connect(options: &GlobalOptions) -> Result<Connection, Error> {
         client,
         namespace,
         named_namespace: options.namespace.clone(),
+        cluster_options: cluster_options(options),
     })
+}
+
+fn cluster_options(options: &GlobalOptions) -> String {
+    let kubeconfig = options.kubeconfig.as_ref().map(|path| path.display().to_string());
+    [("context", options.context.clone()), ("kubeconfig", kubeconfig)]
+        .into_iter()
+        .filter_map(|(flag, value)| Some(format!(" --{flag} {}", shell_word(&value?))))
+        .collect()
 }
 
 async fn load_config(options: &GlobalOptions) -> Result<Config, Error> {

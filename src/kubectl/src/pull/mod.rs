@@ -58,6 +58,10 @@ pub struct Options {
     #[arg(long, value_name = "SECRET", value_parser = arguments::object_name)]
     pull_secret: Vec<String>,
 
+    /// How long each node keeps the image after its pull, although nothing uses it: such as 24h, up to 720h
+    #[arg(long, value_name = "DURATION", value_parser = arguments::pin, conflicts_with = "retry")]
+    pin: Option<i32>,
+
     /// Name of the job; generated when absent
     #[arg(long, value_name = "NAME", value_parser = arguments::object_name)]
     name: Option<String>,
@@ -81,6 +85,7 @@ pub async fn run(connection: &Connection, options: Options) -> Result<(), Error>
         nodes,
         parallelism,
         pull_secret,
+        pin,
         name,
         timeout,
         wait,
@@ -99,6 +104,7 @@ pub async fn run(connection: &Connection, options: Options) -> Result<(), Error>
             nodes,
             parallelism,
             pull_secrets: pull_secret,
+            pin_seconds: pin,
         })
     };
     planned.metadata.namespace = Some(connection.namespace.clone());
@@ -211,7 +217,9 @@ async fn report(connection: &Connection, job: &ImagePullJob, end: &Progress) -> 
     }
     if !end.failed_nodes.is_empty() {
         let (name, namespace) = (job.name_any(), &connection.namespace);
-        message += &format!(". To pull again there:\n  kubectl kruise pull --retry {name} -n {namespace}");
+        let options = printable(&connection.cluster_options);
+        message +=
+            &format!(". To pull again there:\n  kubectl kruise pull --retry {name} -n {namespace}{options}");
     }
     Err(Error::Failed(message))
 }

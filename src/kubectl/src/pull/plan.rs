@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kruise_api::image_pull_job::{
-    COMPLETE, CompletionPolicy, FAILED, ImagePullJob, ImagePullJobNodeSelector, ImagePullJobSpec, WAITING,
+    COMPLETE, CompletionPolicy, FAILED, ImagePullJob, ImagePullJobNodeSelector, ImagePullJobSpec, PullPolicy,
+    WAITING,
 };
 use kruise_api::image_reference::{ImageReference, join_name_and_tag};
 use kruise_api::names;
@@ -26,6 +27,7 @@ pub struct Request {
     pub nodes: Vec<String>,
     pub parallelism: Option<IntOrString>,
     pub pull_secrets: Vec<String>,
+    pub pin_seconds: Option<i32>,
 }
 
 /// The job to create. The API server generates its name.
@@ -36,6 +38,7 @@ pub fn job(request: &Request) -> ImagePullJob {
         nodes,
         parallelism,
         pull_secrets,
+        pin_seconds,
     } = request.clone();
     let selector = ImagePullJobNodeSelector {
         names: nodes,
@@ -54,6 +57,10 @@ pub fn job(request: &Request) -> ImagePullJob {
             selector: (!everywhere).then_some(selector),
             parallelism,
             pull_secrets,
+            pull_policy: pin_seconds.map(|seconds| PullPolicy {
+                pin_seconds: Some(seconds),
+                ..PullPolicy::default()
+            }),
             completion_policy: CompletionPolicy {
                 ttl_seconds_after_finished: Some(TTL_SECONDS),
                 ..CompletionPolicy::default()
@@ -284,6 +291,7 @@ mod tests {
             labels: BTreeMap::from([("a".into(), "b".into())]),
             parallelism: Some(IntOrString::Int(5)),
             pull_secrets: vec!["s".into()],
+            pin_seconds: Some(3600),
             ..request("nginx:1")
         };
         let some = serde_json::to_value(job(&some)).unwrap();
@@ -292,6 +300,7 @@ mod tests {
             (&some["spec"]["parallelism"], &some["spec"]["pullSecrets"]),
             (&json!(5), &json!(["s"]))
         );
+        assert_eq!(some["spec"]["pullPolicy"], json!({ "pinSeconds": 3600 }));
         let nodes = Request {
             nodes: vec!["n1".into(), "n2".into()],
             ..request("nginx")
