@@ -18,7 +18,7 @@ use nix::unistd::Pid;
 
 use crate::cgroup::cgroups_named;
 use crate::parts::Cache;
-use crate::process::run;
+use crate::process::{run, run_command};
 use crate::wait;
 
 /// $1: the sandbox's folder; $2: its name, which is also the name of its cgroups; then flags of `unshare`.
@@ -96,6 +96,11 @@ impl Network {
             IpFamily::V4 => format!("10.199.{}.{v4}", self.number),
             IpFamily::V6 => format!("fd00:199:{:x}::{v6}", self.number),
         }
+    }
+
+    /// Name of the device in another sandbox that is linked with this one.
+    pub fn link_name(&self) -> String {
+        format!("to-bed{}", self.number)
     }
 
     /// Address range of Pods.
@@ -198,6 +203,63 @@ impl Sandbox {
                 .and_then(|p| p.parse().ok())
                 .map(Pid::from_raw))
         })
+    }
+
+    /// Links the networks of two sandboxes, so that their programs and Pods reach each other; the host forwards nothing.
+    pub fn link(&self, other: &Self) -> Result<()> {
+        let (here, there) = (self.linkable()?, other.linkable()?);
+        let (here_init, there_init) = (self.init.to_string(), other.init.to_string());
+        let (to_there, to_here) = (there.link_name(), here.link_name());
+        run(
+            "ip",
+            &[
+                "link",
+                "add",
+                &to_there,
+                "netns",
+                &here_init,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                &to_here,
+                "netns",
+                &there_init,
+            ],
+        )?;
+        for (sandbox, device) in [(self, &to_there), (other, &to_here)] {
+            run_command(sandbox.command("ip").args(["link", "set", device, "up"]))?;
+        }
+        self.set_linked(other, true)?;
+        other.set_linked(self, true)
+    }
+
+    /// Sends what is for a linked sandbox and its Pods there, or discards it.
+    pub fn set_linked(&self, other: &Self, linked: bool) -> Result<()> {
+        let (here, there) = (self.linkable()?.sandbox_address(), other.linkable()?);
+        let (address, device) = (there.sandbox_address(), there.link_name());
+        let mut routes = [vec![address.clone()], vec![there.pod_cidr()]];
+        if linked {
+            routes[1].extend(["via".into(), address, "onlink".into()]);
+            for route in &mut routes {
+                route.extend(["dev".into(), device.clone(), "src".into(), here.clone()]);
+            }
+        } else {
+            routes
+                .iter_mut()
+                .for_each(|route| route.insert(0, "blackhole".into()));
+        }
+        for route in routes {
+            run_command(self.command("ip").args(["route", "replace"]).args(route))?;
+        }
+        Ok(())
+    }
+
+    fn linkable(&self) -> Result<&Network> {
+        self.network
+            .as_ref()
+            .filter(|net| net.family == IpFamily::V4)
+            .context("the bed has no network with IPv4")
     }
 
     /// Keeps the sandbox running after this process exits, until [`down`] is called for the command that kept it.

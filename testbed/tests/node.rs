@@ -61,3 +61,35 @@ fn node_runs_a_reachable_pod_and_cleans_up() {
     assert!(groups.is_empty(), "{groups:?}");
     assert!(!std::fs::read_to_string("/proc/mounts").unwrap().contains(name));
 }
+
+#[test]
+fn worker_runs_a_pod_and_can_be_cut_off() {
+    let node = Node::start().unwrap();
+    node.runtime
+        .registry
+        .push("mine:1", &Image::busybox().random(2))
+        .unwrap();
+    let worker = node.add_worker("node-2").unwrap();
+    let pod = POD.replace(r#""spec":{"term"#, r#""spec":{"nodeName":"node-2","term"#);
+    node.plane.apply(&pod).unwrap();
+    node.plane
+        .kubectl(&["wait", "pod/app", "--for=condition=Ready", "--timeout=60s"])
+        .unwrap();
+    let page = ["exec", "app", "--", "cat", "/www/index.html"];
+    assert_eq!(node.plane.kubectl(&page).unwrap(), "hello\n");
+    assert!(worker.ctr(&["images", "list"]).unwrap().contains("bed.test/mine:1"));
+    let server = node.plane.server().trim_start_matches("https://").replace(':', "/");
+    let connects = || {
+        let mut connect = worker.command("timeout");
+        connect.args(["2", "bash", "-c", &format!("exec 3<>/dev/tcp/{server}")]);
+        testbed::cluster::run_command(&mut connect).is_ok()
+    };
+    assert!(connects());
+    worker.cut_off(&node).unwrap();
+    assert!(!connects());
+    worker.reconnect(&node).unwrap();
+    assert!(connects());
+    let dir = worker.dir().to_owned();
+    drop((worker, node));
+    assert!(!dir.exists());
+}

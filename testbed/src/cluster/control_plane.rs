@@ -307,10 +307,6 @@ impl ControlPlane {
         Ok(path)
     }
 
-    pub(super) fn sandbox(&self) -> &Arc<Sandbox> {
-        &self.sandbox
-    }
-
     /// Kubeconfig file of a user with a client certificate: user name and groups.
     pub fn kubeconfig_as(&self, file: &str, user: &str, groups: &[&str]) -> Result<PathBuf> {
         let pair = self.certs.client(file, user, groups)?;

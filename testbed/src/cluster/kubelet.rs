@@ -2,25 +2,32 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::component::Component;
 use super::containerd::SOCKET;
 use super::control_plane::ControlPlane;
 use crate::parts::{Cache, kubernetes};
-use crate::sandbox::Network;
+use crate::sandbox::{Network, Sandbox};
+use crate::wait;
 
-/// Name of the only node.
+/// Name of the node beside the control plane, which is the only one in most clusters.
 pub const NODE_NAME: &str = "node-1";
 
-pub(super) fn kubelet(cache: &Cache, plane: &ControlPlane, net: &Network) -> Result<Component> {
-    let sandbox = plane.sandbox();
+pub(super) fn kubelet(
+    cache: &Cache,
+    plane: &ControlPlane,
+    sandbox: &Arc<Sandbox>,
+    net: &Network,
+    node_name: &str,
+) -> Result<Component> {
     let dir = sandbox.dir();
     create_cgroups(&sandbox.name())?;
-    let user = format!("system:node:{NODE_NAME}");
-    let kubeconfig = plane.kubeconfig_as("kubelet", &user, &["system:nodes"])?;
+    let user = format!("system:node:{node_name}");
+    let kubeconfig = plane.kubeconfig_as(&format!("kubelet-{node_name}"), &user, &["system:nodes"])?;
     let resolv = dir.join("resolv.conf");
     fs::write(&resolv, "nameserver 10.96.0.10\n")?;
     let config = dir.join("kubelet.json");
@@ -32,14 +39,19 @@ pub(super) fn kubelet(cache: &Cache, plane: &ControlPlane, net: &Network) -> Res
         .args([
             format!("--config={}", config.display()),
             format!("--kubeconfig={}", kubeconfig.display()),
-            format!("--hostname-override={NODE_NAME}"),
+            format!("--hostname-override={node_name}"),
             format!("--node-ip={}", net.sandbox_address()),
         ])
         .env("PATH", system_path()))
 }
 
-pub(super) fn proxy(cache: &Cache, plane: &ControlPlane, net: &Network) -> Result<Component> {
-    let sandbox = plane.sandbox();
+pub(super) fn proxy(
+    cache: &Cache,
+    plane: &ControlPlane,
+    sandbox: &Arc<Sandbox>,
+    net: &Network,
+    node_name: &str,
+) -> Result<Component> {
     let config = sandbox.dir().join("kube-proxy.json");
     let settings = json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -47,7 +59,7 @@ pub(super) fn proxy(cache: &Cache, plane: &ControlPlane, net: &Network) -> Resul
         "clientConnection": { "kubeconfig": plane.kubeconfig() },
         "mode": "iptables",
         "clusterCIDR": net.pod_cidr(),
-        "hostnameOverride": NODE_NAME,
+        "hostnameOverride": node_name,
         "conntrack": { "maxPerCore": 0, "min": 0 },
         "iptables": { "minSyncPeriod": "0s", "syncPeriod": "30s" },
     });
@@ -57,6 +69,17 @@ pub(super) fn proxy(cache: &Cache, plane: &ControlPlane, net: &Network) -> Resul
             .args([format!("--config={}", config.display())])
             .env("PATH", system_path()),
     )
+}
+
+/// Waits until kubelet has set the node's Ready condition to True.
+pub(super) fn wait_ready(plane: &ControlPlane, kubelet: &mut Component, node_name: &str) -> Result<()> {
+    let path = r#"-o=jsonpath={.status.conditions[?(@.type=="Ready")].status}"#;
+    let outcome = wait::until("the node's Ready condition", wait::WAIT_TIMEOUT, || {
+        anyhow::ensure!(kubelet.is_running(), "kubelet ended");
+        let ready = plane.kubectl(&["get", "node", node_name, path]);
+        Ok(ready.is_ok_and(|status| status == "True").then_some(()))
+    });
+    outcome.with_context(|| format!("end of kubelet's log:\n{}", kubelet.tail()))
 }
 
 /// PATH with the folders of administrators' programs.

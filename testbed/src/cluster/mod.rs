@@ -34,5 +34,5 @@ pub use component::Component;
 pub use containerd::CONTAINERD_VERSIONS;
 pub use control_plane::{ControlPlane, ControlPlaneOptions, TokenBinding};
 pub use kubelet::NODE_NAME;
-pub use node::{Node, Runtime};
+pub use node::{Node, Runtime, Worker};
 pub use registry::{ImagePusher, REGISTRY_PASSWORD, REGISTRY_USER, Registry};

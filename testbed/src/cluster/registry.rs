@@ -67,19 +67,17 @@ impl Registry {
         )?;
         open.start()?;
         private.start()?;
+        write_hosts(sandbox, "127.0.0.1")?;
         let address = format!("{}:{OPEN}", net.sandbox_address());
-        let registry = Self {
+        Ok(Self {
             open,
             private,
             pusher: ImagePusher {
                 address,
                 work_dir: dir.join("pushed"),
             },
-            hosts_dir: dir.join("registries.d"),
-        };
-        registry.add_registry_host("_default", &format!("http://127.0.0.1:{OPEN}"))?;
-        registry.add_registry_host(&registry.private_host(), &format!("http://127.0.0.1:{PRIVATE}"))?;
-        Ok(registry)
+            hosts_dir: hosts_dir(sandbox),
+        })
     }
 
     /// `HOST:PORT` of the open registry, as the host reaches it.
@@ -94,15 +92,12 @@ impl Registry {
 
     /// `HOST:PORT` prefix of private image names, as the node reaches it.
     pub fn private_host(&self) -> String {
-        format!("127.0.0.1:{PRIVATE}")
+        private_host()
     }
 
     /// Makes the runtime pull images of the registry `name` (`HOST[:PORT]` of an image name) from `url`, from now on.
     pub fn add_registry_host(&self, name: &str, url: &str) -> Result<()> {
-        let dir = self.hosts_dir.join(name);
-        fs::create_dir_all(&dir)?;
-        let text = format!("server = \"{url}\"\n[host.\"{url}\"]\ncapabilities = [\"pull\", \"resolve\"]\n");
-        Ok(fs::write(dir.join("hosts.toml"), text)?)
+        add_registry_host(&self.hosts_dir, name, url)
     }
 
     /// Builds an image and pushes it as `PATH:TAG`; both registries then have it.
@@ -120,6 +115,29 @@ impl Registry {
         let login = serde_json::json!({ "username": REGISTRY_USER, "password": REGISTRY_PASSWORD });
         serde_json::json!({ "auths": { self.private_host(): login } }).to_string()
     }
+}
+
+/// Where the runtime of a sandbox looks for the hosts of registries.
+pub(super) fn hosts_dir(sandbox: &Sandbox) -> PathBuf {
+    sandbox.dir().join("registries.d")
+}
+
+/// Makes the runtime of a sandbox pull from the registries that listen at `address`.
+pub(super) fn write_hosts(sandbox: &Sandbox, address: &str) -> Result<()> {
+    let dir = hosts_dir(sandbox);
+    add_registry_host(&dir, "_default", &format!("http://{address}:{OPEN}"))?;
+    add_registry_host(&dir, &private_host(), &format!("http://{address}:{PRIVATE}"))
+}
+
+fn private_host() -> String {
+    format!("127.0.0.1:{PRIVATE}")
+}
+
+fn add_registry_host(hosts_dir: &Path, name: &str, url: &str) -> Result<()> {
+    let dir = hosts_dir.join(name);
+    fs::create_dir_all(&dir)?;
+    let text = format!("server = \"{url}\"\n[host.\"{url}\"]\ncapabilities = [\"pull\", \"resolve\"]\n");
+    Ok(fs::write(dir.join("hosts.toml"), text)?)
 }
 
 impl ImagePusher {

@@ -1,6 +1,7 @@
 //! `cargo xtask demo`: starts a node, pre-pulls an image, restarts a container in place, and updates the images of
 //! Pods and of their sidecars without replacing the Pods.
 
+mod fleet;
 mod pull;
 mod recreate;
 mod rollout;
@@ -15,14 +16,15 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use clap::Args;
+use clap::{Args, value_parser};
 
 use crate::codegen::repository_dir;
 use crate::image::Binaries;
 use screen::Screen;
 use testbed::cluster::prepare::{self, NODE_PARTS, Part};
 use testbed::cluster::{
-    self, Cache, Image, Node, cgroups_named, run as run_program, run_command, with_parent_death_signal,
+    self, Cache, Image, Node, Worker, cgroups_named, run as run_program, run_command,
+    with_parent_death_signal,
 };
 use testbed::wait;
 
@@ -34,9 +36,15 @@ const MEBIBITS_PER_SECOND: u32 = 200;
 /// Owner that kept beds are marked with.
 const KEPT_BY: &str = "demo";
 
+/// Names of the nodes beyond the first one.
+const WORKERS: [&str; 2] = ["node-2", "node-3"];
+
 /// Options of `cargo xtask demo`.
 #[derive(Args, Debug, Default)]
 pub struct Options {
+    /// Nodes of the cluster; with several, the demo shows a job over all of them, one of which is cut off
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = value_parser!(u8).range(1..=3))]
+    nodes: u8,
     /// Leave the cluster running and print its KUBECONFIG
     #[arg(long, conflicts_with = "down")]
     keep: bool,
@@ -73,27 +81,40 @@ pub fn run(options: &Options) -> Result<()> {
     )?;
     let binaries = wait_for_build(&mut screen, building, lines)?;
     let node = start_node(&mut screen)?;
-    if let Err(error) = run_steps(&mut screen, &node, &binaries) {
+    let workers = start_workers(&mut screen, &node, usize::from(options.nodes) - 1)?;
+    if let Err(error) = run_steps(&mut screen, &node, &workers, &binaries) {
         let error = error.context(diagnostics(&node));
         if options.keep {
             screen.line(&format!(
                 "Left as it is: export KUBECONFIG={}",
                 node.plane.kubeconfig().display()
             ))?;
-            node.keep_running(KEPT_BY)?;
+            keep_running(node, workers)?;
         }
         return Err(error);
     }
-    shut_down(&mut screen, node, options.keep, started)
+    shut_down(&mut screen, node, workers, options.keep, started)
 }
 
-fn run_steps(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> {
+fn run_steps(screen: &mut Screen, node: &Node, workers: &[Worker], binaries: &Binaries) -> Result<()> {
     install(screen, node, binaries)?;
+    if !workers.is_empty() {
+        fleet::show(screen, node, workers)?;
+        return show_objects(screen, node, &["imagepulljobs,nodeimages"]);
+    }
     pull::show(screen, node)?;
     recreate::show(screen, node)?;
     rollout::show(screen, node)?;
     sidecar::show(screen, node)?;
-    show_objects(screen, node)
+    show_objects(
+        screen,
+        node,
+        &[
+            "imagepulljobs,nodeimages",
+            "containerrecreaterequests",
+            "clonesets,sidecarsets,pods",
+        ],
+    )
 }
 
 /// Waits for the release build, which may be done already.
@@ -147,6 +168,20 @@ fn start_node(screen: &mut Screen) -> Result<Node> {
         &format!("Kubernetes {release}, containerd {containerd}, runc {runc}; node Ready"),
     )?;
     Ok(node)
+}
+
+fn start_workers(screen: &mut Screen, first: &Node, count: usize) -> Result<Vec<Worker>> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let names = &WORKERS[..count];
+    let step = screen.begin_step("Add nodes, each with its own containerd, kubelet and network")?;
+    let workers = names
+        .iter()
+        .map(|name| first.add_worker(name))
+        .collect::<Result<_>>()?;
+    screen.end_step(step, &format!("{} Ready", names.join(", ")))?;
+    Ok(workers)
 }
 
 fn install(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> {
@@ -203,19 +238,28 @@ fn diagnostics(node: &Node) -> String {
     format!("{pods}\n{events}\n{}", logs.join("\n"))
 }
 
-fn show_objects(screen: &mut Screen, node: &Node) -> Result<()> {
-    for kinds in [
-        "imagepulljobs,nodeimages",
-        "containerrecreaterequests",
-        "clonesets,sidecarsets,pods",
-    ] {
+fn show_objects(screen: &mut Screen, node: &Node, shown_kinds: &[&str]) -> Result<()> {
+    for kinds in shown_kinds {
         screen.command(&format!("kubectl get {kinds}"))?;
         screen.block(&node.plane.kubectl(&["get", kinds])?)?;
     }
     Ok(())
 }
 
-fn shut_down(screen: &mut Screen, node: Node, keep: bool, started: Instant) -> Result<()> {
+fn keep_running(node: Node, workers: Vec<Worker>) -> Result<()> {
+    for worker in workers {
+        worker.keep_running(KEPT_BY)?;
+    }
+    node.keep_running(KEPT_BY)
+}
+
+fn shut_down(
+    screen: &mut Screen,
+    node: Node,
+    workers: Vec<Worker>,
+    keep: bool,
+    started: Instant,
+) -> Result<()> {
     let seconds = started.elapsed().as_secs_f64();
     if keep {
         screen.line(&format!(
@@ -226,12 +270,17 @@ fn shut_down(screen: &mut Screen, node: Node, keep: bool, started: Instant) -> R
             node.plane.kubeconfig().display()
         ))?;
         screen.line("  cargo xtask demo --down")?;
-        return node.keep_running(KEPT_BY);
+        return keep_running(node, workers);
     }
     let step = screen.begin_step("End everything")?;
-    let (dir, api) = (node.plane.dir().to_owned(), node.plane.apiserver.pid()?);
-    drop(node);
-    check_clean(&dir, api.as_raw())?;
+    let mut beds = vec![(node.plane.dir().to_owned(), node.plane.apiserver.pid()?)];
+    for worker in &workers {
+        beds.push((worker.dir().to_owned(), worker.kubelet.pid()?));
+    }
+    drop((workers, node));
+    for (dir, process) in beds {
+        check_clean(&dir, process.as_raw())?;
+    }
     screen.end_step(step, "no process, mount, namespace or bridge left")?;
     screen.line(&format!(
         "All of it took {:.0} s.",

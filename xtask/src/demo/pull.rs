@@ -25,7 +25,7 @@ pub fn show(screen: &mut Screen, node: &Node) -> Result<()> {
         PULLED_IMAGE.0
     );
     node.runtime.limit_bandwidth(MEBIBITS_PER_SECOND)?;
-    let (mut watch, status) = watch_daemon_status(node)?;
+    let (mut watch, status) = watch_daemon_status(node, "daemonset/kruise-daemon")?;
     let start = apply(screen, node, "imagepulljob.yaml")?;
     let result = show_progress(screen, node, &status, start);
     watch.kill().ok();
@@ -41,17 +41,10 @@ pub fn show(screen: &mut Screen, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// The daemon's own live status, as any user of the node can get it.
-fn watch_daemon_status(node: &Node) -> Result<(Child, Receiver<Value>)> {
+/// A daemon's own live status, as any user of the node can get it.
+pub fn watch_daemon_status(node: &Node, daemon: &str) -> Result<(Child, Receiver<Value>)> {
     let mut kubectl = node.plane.kubectl_command();
-    kubectl.args([
-        "exec",
-        "-i",
-        "-n",
-        "kruise-system",
-        "daemonset/kruise-daemon",
-        "--",
-    ]);
+    kubectl.args(["exec", "-i", "-n", "kruise-system", daemon, "--"]);
     kubectl.args(["/kruise-daemon", "status", "--watch", "--output", "json"]);
     let (child, output) = spawn_with_output(&kubectl)?;
     let (status_tx, status_rx) = channel();
@@ -113,7 +106,7 @@ fn show_progress(screen: &mut Screen, node: &Node, status: &Receiver<Value>, sta
 }
 
 /// Bytes done and total of the image's pull.
-fn pull_progress(status: &Value) -> Option<(u64, u64)> {
+pub fn pull_progress(status: &Value) -> Option<(u64, u64)> {
     let pulls = status["pulls"].as_array()?;
     let pull = pulls
         .iter()
@@ -126,11 +119,15 @@ fn progress_line(start: Instant, done: u64, total: u64) -> String {
     let percent = done * 100 / total.max(1);
     let filled = usize::try_from(percent / 5).unwrap_or(20);
     let (filled_cells, empty_cells) = ("#".repeat(filled), ".".repeat(20 - filled));
-    let mebibytes = |bytes: u64| bytes as f64 / 1_048_576.0;
     let seconds = start.elapsed().as_secs_f64();
     format!(
         "  {seconds:6.2} s  [{filled_cells}{empty_cells}] {percent:>3}%  {:.1} of {:.1} MiB",
         mebibytes(done),
         mebibytes(total)
     )
+}
+
+/// Bytes as mebibytes.
+pub fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / 1_048_576.0
 }
