@@ -486,23 +486,22 @@ fn scrape_configuration_matches_the_manifests() {
     let patches = array(&component["patches"]);
     let jobs = array(&scrape["scrape_configs"]);
     let manifests = [
-        ("deploy/daemon/daemonset.yaml", "addr"),
-        ("deploy/manager/deployment.yaml", "metrics-addr"),
-        ("deploy/manager/webhook.yaml", "metrics-addr"),
+        "deploy/daemon/daemonset.yaml",
+        "deploy/manager/deployment.yaml",
+        "deploy/manager/webhook.yaml",
     ];
     assert_eq!(jobs.len(), manifests.len());
-    for (job, (manifest, flag)) in jobs.iter().zip(manifests) {
+    for (job, manifest) in jobs.iter().zip(manifests) {
         let workload = yaml(manifest);
         let metadata = &workload["metadata"];
         assert_eq!(job["job_name"], metadata["name"]);
+        assert_eq!(job["scheme"], "https");
         let discovery = &job["kubernetes_sd_configs"][0];
         assert_eq!(discovery["namespaces"]["names"][0], metadata["namespace"]);
         let template = pod_template(manifest);
         let container = &template["spec"]["containers"][0];
         let ports = container["ports"].as_array();
         let metrics = ports.and_then(|ports| ports.iter().find(|port| port["name"] == "metrics"));
-        // The last of two equal flags counts, so that the port must remain the same.
-        let start = format!("--{flag}=");
         let patch = patches.iter().find(|patch| {
             let name = string(&patch["target"]["name"]);
             let kind_matches = patch["target"]["kind"] == workload["kind"];
@@ -511,21 +510,20 @@ fn scrape_configuration_matches_the_manifests() {
             kind_matches && (name == string(&metadata["name"]) || names.contains(&suffix))
         });
         let operations: Value = serde_yaml::from_str(string(&patch.unwrap()["patch"])).unwrap();
-        assert_eq!(operations[0]["op"], "add");
-        assert_eq!(operations[0]["path"], "/spec/template/spec/containers/0/args/-");
-        let port = string(&operations[0]["value"])
-            .strip_prefix(&format!("{start}:"))
-            .unwrap();
-        let arguments = array(&container["args"]).iter().map(string);
-        let address = arguments
-            .filter_map(|argument| argument.strip_prefix(&start))
-            .next();
-        assert!(address.unwrap().ends_with(&format!(":{port}")), "{address:?}");
+        for operation in array(&operations) {
+            assert_eq!(operation["op"], "add");
+            assert_eq!(operation["path"], "/spec/template/spec/containers/0/args/-");
+        }
+        let mut added = array(&operations).iter().map(|one| string(&one["value"]));
+        let port = added.find_map(|flag| flag.strip_prefix("--secure-metrics-addr=:"));
+        let port = port.unwrap();
 
         let rules = array(&job["relabel_configs"]);
         let part = string(&template["metadata"]["labels"]["control-plane"]);
         match metrics {
             Some(metrics) => {
+                // The plain listener has this port in the manifests.
+                assert!(added.any(|flag| flag == "--metrics-addr=0"));
                 assert_eq!(metrics["containerPort"].to_string(), port);
                 assert_eq!(rules[0]["regex"], format!("{part};metrics"));
             }

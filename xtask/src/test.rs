@@ -89,7 +89,7 @@ struct SummaryRow {
 pub fn prepare_all(cache: &Cache) -> Result<()> {
     prepare::ensure(cache, &[Part::Protoc])?;
     prepare::ensure(cache, &NODE_PARTS)?;
-    prepare::ensure(cache, &[Part::Helm])?;
+    prepare::ensure(cache, &[Part::Helm, Part::Prometheus])?;
     prepare::ensure(
         cache,
         &CONTAINERD_VERSIONS.map(|(suite, _)| Part::Containerd(suite)),

@@ -25,6 +25,7 @@ pub mod events;
 pub mod fence;
 pub mod lease;
 mod metadata;
+mod metrics_access;
 mod overload;
 pub mod page;
 pub mod pod_template;
@@ -41,6 +42,7 @@ pub use error::{Error, error_chain};
 pub use events::{EventRecorder, EventType};
 pub use fence::Fence;
 pub use metadata::metadata_client;
+pub use metrics_access::ReviewedAccess;
 pub use watch::{Change, Key, ObjectView, Store};
 pub use watch_events::WatchEvents;
 

@@ -75,6 +75,16 @@ pub async fn create<K: Object>(api: &Api<K>, object: &K) -> Result<Stored<K>, Er
     send_write(api, "create", request).await
 }
 
+/// Creates an object that the API server answers and does not store, such as a TokenReview: it has no name.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn create_review<K: Object>(api: &Api<K>, review: &K) -> Result<K, Error> {
+    let body = serde_json::to_vec(review).map_err(kube::Error::SerdeError)?;
+    let request = Request::new(api.resource_url()).create(&PostParams::default(), body);
+    with_kind_metrics::<K, _>("create", send(&api.clone().into_client(), request)).await
+}
+
 /// Creates an object with `body` byte for byte, and returns the response as it comes, without managed fields: for data
 /// that our types would lose, be it fields or the spelling of bytes that are compared.
 ///

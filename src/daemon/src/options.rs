@@ -30,6 +30,10 @@ pub struct Options {
     #[arg(long, value_parser = or(ADDRESS), default_value = ADDRESS, value_name = "ADDRESS")]
     pub addr: String,
 
+    /// Address of /metrics over HTTPS, for clients whose token RBAC allows to get it: HOST:PORT, or :PORT for all interfaces; none if empty
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "ADDRESS")]
+    pub secure_metrics_addr: String,
+
     /// Maximum number of images pulled in parallel on this node; 0 or less means the default: there is always a limit
     #[arg(long, default_value_t = DEFAULT_PULLS, value_name = "N", allow_negative_numbers = true)]
     pub max_workers_for_pull_image: i32,

@@ -6,7 +6,7 @@ use super::live::RuntimeStatus;
 use super::{
     Context, LiveState, Options, container_meta, control, fence, image_pull, pod_probe, pods, recreate,
 };
-use kruise_cluster::{self as cluster, Cluster};
+use kruise_cluster::{self as cluster, Cluster, ReviewedAccess};
 use kruise_cri::{DiscoveryOptions as Discovery, Runtimes, SocketHealth, no_runtime_reason};
 use kruise_ops::http::{self, Endpoints};
 use kruise_ops::metrics::{self, Program};
@@ -22,9 +22,14 @@ pub enum Error {
     /// The cluster cannot be reached.
     #[error(transparent)]
     Cluster(#[from] cluster::Error),
-    /// The listener for probes cannot be opened.
-    #[error("--addr: {0}")]
-    Listen(#[from] http::Error),
+    /// A listener cannot be opened.
+    #[error("{flag}: {source}")]
+    Listen {
+        /// The flag with its address.
+        flag: &'static str,
+        /// Why not.
+        source: http::Error,
+    },
     /// A task ended unexpectedly.
     #[error(transparent)]
     TaskEnded(#[from] supervise::Error),
@@ -56,7 +61,9 @@ pub async fn run(options: Options) -> Result<(), Error> {
     let mut supervisor = Supervisor::default();
     let shutdown = supervisor.shutdown.clone();
     let health = Health::default();
-    let listener = http::listen(&options.addr).await?;
+    let listen_error = |flag| move |source| Error::Listen { flag, source };
+    let listener = http::listen(&options.addr).await;
+    let listener = listener.map_err(listen_error("--addr"))?;
     supervisor.spawn(
         "http",
         http::serve(listener, Endpoints::Both, health.clone(), shutdown.clone()),
@@ -79,6 +86,14 @@ pub async fn run(options: Options) -> Result<(), Error> {
         options: Arc::new(options),
         shutdown,
     };
+    let address = &ctx.options.secure_metrics_addr;
+    if !address.is_empty() {
+        let access = ReviewedAccess::new(ctx.cluster.client.clone());
+        let serving =
+            http::serve_secure_metrics(address, access, ctx.health.clone(), ctx.shutdown.clone()).await;
+        let serving = serving.map_err(listen_error("--secure-metrics-addr"))?;
+        supervisor.spawn("secure metrics", serving);
+    }
     start(&mut supervisor, &ctx);
     Ok(supervisor.run().await?)
 }

@@ -74,6 +74,10 @@ pub struct Options {
     #[arg(long, value_parser = or(METRICS), default_value = METRICS, value_name = "ADDRESS")]
     pub metrics_addr: String,
 
+    /// Address of /metrics over HTTPS, for clients whose token RBAC allows to get it: HOST:PORT, or :PORT for all interfaces; none if empty
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "ADDRESS")]
+    pub secure_metrics_addr: String,
+
     /// Address of /healthz and /readyz: HOST:PORT, or :PORT for all interfaces; 0 or an empty value disables it
     #[arg(long, default_value = ":8000", value_name = "ADDRESS")]
     pub health_probe_addr: String,

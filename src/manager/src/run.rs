@@ -16,7 +16,7 @@ use super::{
 use crate::admission;
 use kruise_api::node_pod_probe::NodePodProbe;
 use kruise_cluster::lease::{Election, HeldLease, InvalidLeaseTiming, LeaseLost, Standby};
-use kruise_cluster::{self as cluster, Cluster, Fence};
+use kruise_cluster::{self as cluster, Cluster, Fence, ReviewedAccess};
 use kruise_ops::flag_values;
 use kruise_ops::http::{self, Endpoints};
 use kruise_ops::metrics::{self, Program, metrics};
@@ -76,6 +76,14 @@ pub async fn run(options: Options) -> Result<(), Error> {
     })
     .await?
     .with_watches(&health.watches);
+    if !options.secure_metrics_addr.is_empty() {
+        let (address, shutdown) = (&options.secure_metrics_addr, supervisor.shutdown.clone());
+        let access = ReviewedAccess::new(cluster.client.clone());
+        let serving = http::serve_secure_metrics(address, access, health.clone(), shutdown).await;
+        let flag = "--secure-metrics-addr";
+        let serving = serving.map_err(|source| Error::Listen { flag, source })?;
+        supervisor.spawn("secure metrics", serving);
+    }
     let options = Arc::new(options);
     let shutdown = supervisor.shutdown.clone();
     let (leading_tx, leading) = watch::channel(false);

@@ -3,13 +3,14 @@
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
-use axum::response::IntoResponse;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -17,11 +18,13 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::task::{AbortHandle, JoinSet};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use super::Health;
 use super::health::HealthResponse;
 use super::metrics::metrics;
+use super::secure_metrics::{MetricsAccess, refusal, self_signed_tls};
 
 /// Why the listener could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +35,9 @@ pub enum Error {
         /// The given text.
         given: String,
     },
+    /// No certificate could be made.
+    #[error("cannot make a certificate: {0}")]
+    Certificate(String),
     /// The process cannot listen on the address.
     #[error("cannot listen on {address}: {source}")]
     Listen {
@@ -137,9 +143,49 @@ pub async fn serve(
             );
     }
     if endpoints != Endpoints::Health {
-        router = router.route("/metrics", get(render_metrics));
+        router = router.route(
+            "/metrics",
+            get(|State(health): State<Health>| async move { render_metrics(&health) }),
+        );
     }
-    let service = TowerToHyperService::new(router.with_state(health));
+    accept(listener, None, router.with_state(health), shutdown).await;
+    Ok(())
+}
+
+/// Opens `address`, and serves `/metrics` there over HTTPS until shutdown, for clients whose token `access` allows.
+///
+/// # Errors
+/// See [`listen`]; or no certificate can be made. The task itself has none: its type is that of the other long-lived
+/// tasks.
+pub async fn serve_secure_metrics(
+    address: &str,
+    access: Arc<dyn MetricsAccess>,
+    health: Health,
+    shutdown: CancellationToken,
+) -> Result<impl Future<Output = Result<(), std::io::Error>> + use<>, Error> {
+    let listener = listen(address).await?;
+    let tls = TlsAcceptor::from(self_signed_tls()?);
+    let answer = move |headers: HeaderMap| async move {
+        match refusal(&*access, &headers).await {
+            Some(refused) => refused,
+            None => render_metrics(&health),
+        }
+    };
+    let router = Router::new().route("/metrics", get(answer));
+    Ok(async move {
+        accept(listener, Some(tls), router, shutdown).await;
+        Ok(())
+    })
+}
+
+/// Accepts connections, each for one request.
+async fn accept(
+    listener: TcpListener,
+    tls: Option<TlsAcceptor>,
+    router: Router,
+    shutdown: CancellationToken,
+) {
+    let service = TowerToHyperService::new(router);
     let mut connections = JoinSet::new();
     let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
     loop {
@@ -149,7 +195,7 @@ pub async fn serve(
                 oldest.retain(|connection| !connection.is_finished());
                 continue;
             }
-            () = shutdown.cancelled() => return Ok(()),
+            () = shutdown.cancelled() => return,
         };
         let stream = match accepted {
             Ok((stream, _)) => stream,
@@ -165,7 +211,16 @@ pub async fn serve(
         {
             connection.abort();
         }
-        oldest.push_back(connections.spawn(handle_connection(stream, service.clone())));
+        let service = service.clone();
+        oldest.push_back(match tls.clone() {
+            None => connections.spawn(handle_connection(stream, service)),
+            Some(tls) => connections.spawn(async move {
+                match tokio::time::timeout(REQUEST_TIMEOUT, tls.accept(stream)).await {
+                    Ok(Ok(stream)) => handle_connection(stream, service).await,
+                    _ => tracing::debug!("a client of the metrics port finished no TLS handshake"),
+                }
+            }),
+        });
     }
 }
 
@@ -187,7 +242,7 @@ async fn handle_connection(
     }
 }
 
-async fn render_metrics(State(health): State<Health>) -> impl IntoResponse {
+fn render_metrics(health: &Health) -> Response {
     // Some checks fail by time alone, and the metrics include them.
     let _ = health.readiness();
     (
@@ -197,6 +252,7 @@ async fn render_metrics(State(health): State<Health>) -> impl IntoResponse {
         )],
         metrics().render(),
     )
+        .into_response()
 }
 
 fn health_response(answer: HealthResponse) -> (StatusCode, String) {

@@ -16,6 +16,7 @@ pub mod metrics;
 pub mod panics;
 mod process;
 pub mod progress;
+pub mod secure_metrics;
 pub mod supervise;
 pub mod upstream_flags;
 pub mod watches;

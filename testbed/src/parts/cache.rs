@@ -75,6 +75,12 @@ impl Cache {
         self.root.join(format!("helm-{HELM}/helm"))
     }
 
+    /// The Prometheus program.
+    pub fn prometheus(&self) -> PathBuf {
+        self.debian_package_dir("bookworm", "prometheus")
+            .join("usr/bin/prometheus")
+    }
+
     /// The etcd program; `KUBEBUILDER_ASSETS` is searched first.
     pub fn etcd(&self) -> PathBuf {
         kubebuilder_asset("etcd").unwrap_or_else(|| {

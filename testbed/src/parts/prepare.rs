@@ -53,6 +53,8 @@ pub enum Part {
     Kwok,
     /// helm.
     Helm,
+    /// Prometheus.
+    Prometheus,
     /// runc, CNI plugins, registry, image tools, iptables.
     NodePackages,
     /// containerd of a Debian suite.
@@ -107,6 +109,7 @@ impl Part {
             }
             Self::Kwok => format!("Build kwok {KWOK} from its Go module"),
             Self::Helm => format!("Build helm {HELM} from its Go module (about 3 min on 2 cores)"),
+            Self::Prometheus => "Fetch Prometheus (Debian bookworm)".into(),
             Self::NodePackages => "Install runc, CNI plugins, registry and image tools".into(),
             Self::Containerd(suite) => format!("Fetch containerd (Debian {suite})"),
             Self::Images => "Make the test images".into(),
@@ -129,6 +132,7 @@ impl Part {
             }),
             Self::Kwok => cache.kwok().is_file(),
             Self::Helm => cache.helm().is_file(),
+            Self::Prometheus => cache.prometheus().is_file(),
             Self::NodePackages => PACKAGES.iter().all(|(file, _)| Path::new(file).exists()),
             Self::Containerd(suite) => cache
                 .debian_package_dir(suite, "containerd")
@@ -150,6 +154,7 @@ impl Part {
             Self::Kubernetes => build_kubernetes(cache),
             Self::Kwok => install_go_program("sigs.k8s.io/kwok/cmd/kwok", KWOK, &cache.kwok()),
             Self::Helm => install_go_program("helm.sh/helm/v4/cmd/helm", HELM, &cache.helm()),
+            Self::Prometheus => debian::unpack(cache, "bookworm", "prometheus"),
             Self::NodePackages => {
                 let registry_existed = Path::new("/usr/bin/docker-registry").exists();
                 debian::install(&PACKAGES.map(|(_, package)| package))?;

@@ -1,0 +1,145 @@
+//! Metrics on a network that others use: over HTTPS, for clients that show a token.
+
+use std::sync::Arc;
+
+use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use futures::future::BoxFuture;
+use rcgen::{CertificateParams, KeyPair};
+use rustls::ServerConfig;
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+
+use super::http::Error;
+
+/// Maximum length of a token, in bytes. Those of service accounts have about 1,200.
+const MAX_TOKEN_BYTES: usize = 8 << 10;
+
+/// Whether the holder of a token may read metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// It may.
+    Allowed,
+    /// The token is not valid.
+    Unauthorized,
+    /// The token is valid, but its holder may not read metrics.
+    Forbidden,
+    /// It could not be checked.
+    Unknown,
+}
+
+/// Who may read metrics.
+pub trait MetricsAccess: Send + Sync {
+    /// Checks a token, which has visible ASCII characters only.
+    fn check<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Access>;
+}
+
+/// The answer to a client that may not read metrics.
+pub(super) async fn refusal(access: &dyn MetricsAccess, headers: &HeaderMap) -> Option<Response> {
+    let access = match bearer_token(headers) {
+        Some(token) => access.check(token).await,
+        None => Access::Unauthorized,
+    };
+    let (status, why) = match access {
+        Access::Allowed => return None,
+        Access::Unauthorized => (StatusCode::UNAUTHORIZED, "a valid bearer token is needed\n"),
+        Access::Forbidden => (
+            StatusCode::FORBIDDEN,
+            "RBAC does not allow verb get on the non-resource URL /metrics\n",
+        ),
+        Access::Unknown => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the API server could not be asked about the token\n",
+        ),
+    };
+    let header = (status == StatusCode::UNAUTHORIZED).then_some([(WWW_AUTHENTICATE, "Bearer")]);
+    Some(match header {
+        Some(header) => (status, header, why).into_response(),
+        None => (status, why).into_response(),
+    })
+}
+
+fn bearer_token(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    let token = token.trim();
+    let valid = (1..=MAX_TOKEN_BYTES).contains(&token.len()) && token.bytes().all(|c| c.is_ascii_graphic());
+    (valid && scheme.eq_ignore_ascii_case("bearer")).then_some(token)
+}
+
+/// A TLS configuration with a key and a certificate that exist only in this process. No client can verify it: it keeps
+/// tokens from those who listen on the network, not from those who redirect connections.
+///
+/// # Errors
+/// When no key can be made.
+pub fn self_signed_tls() -> Result<Arc<ServerConfig>, Error> {
+    let failed = |why: &dyn std::error::Error| Error::Certificate(why.to_string());
+    let key = KeyPair::generate().map_err(|why| failed(&why))?;
+    let params = CertificateParams::new(vec!["localhost".to_owned()]).map_err(|why| failed(&why))?;
+    let certificate = params.self_signed(&key).map_err(|why| failed(&why))?;
+    let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let mut config = ServerConfig::builder()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], key)
+        .map_err(|why| failed(&why))?;
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    /// Allows one token.
+    struct OneToken;
+
+    impl MetricsAccess for OneToken {
+        fn check<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Access> {
+            Box::pin(async move {
+                match token {
+                    "good" => Access::Allowed,
+                    "weak" => Access::Forbidden,
+                    "slow" => Access::Unknown,
+                    _ => Access::Unauthorized,
+                }
+            })
+        }
+    }
+
+    async fn status(authorization: &[u8]) -> u16 {
+        let mut headers = HeaderMap::new();
+        headers.insert(AUTHORIZATION, HeaderValue::from_bytes(authorization).unwrap());
+        let refused = refusal(&OneToken, &headers).await;
+        refused.map_or(200, |response| response.status().as_u16())
+    }
+
+    #[tokio::test]
+    async fn only_allowed_tokens_read_metrics() {
+        for (authorization, expected) in [
+            ("Bearer good", 200),
+            ("bearer  good", 200),
+            ("Bearer weak", 403),
+            ("Bearer slow", 503),
+            ("Bearer other", 401),
+            ("Basic good", 401),
+            ("good", 401),
+            ("Bearer", 401),
+            ("Bearer ", 401),
+            ("Bearer go od", 401),
+        ] {
+            assert_eq!(
+                status(authorization.as_bytes()).await,
+                expected,
+                "{authorization:?}"
+            );
+        }
+        assert_eq!(status(b"Bearer good\xff").await, 401);
+        let long = format!("Bearer {}", "g".repeat(MAX_TOKEN_BYTES + 1));
+        assert_eq!(status(long.as_bytes()).await, 401);
+        let refused = refusal(&OneToken, &HeaderMap::new()).await.unwrap();
+        assert_eq!(refused.status(), 401);
+        assert_eq!(refused.headers()[WWW_AUTHENTICATE], "Bearer");
+    }
+}
