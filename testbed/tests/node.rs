@@ -77,8 +77,17 @@ fn worker_runs_a_pod_and_can_be_cut_off() {
         .unwrap();
     let page = ["exec", "app", "--", "cat", "/www/index.html"];
     assert_eq!(node.plane.kubectl(&page).unwrap(), "hello\n");
-    assert!(worker.ctr(&["images", "list"]).unwrap().contains("bed.test/mine:1"));
-    let server = node.plane.server().trim_start_matches("https://").replace(':', "/");
+    assert!(
+        worker
+            .ctr(&["images", "list"])
+            .unwrap()
+            .contains("bed.test/mine:1")
+    );
+    let server = node
+        .plane
+        .server()
+        .trim_start_matches("https://")
+        .replace(':', "/");
     let connects = || {
         let mut connect = worker.command("timeout");
         connect.args(["2", "bash", "-c", &format!("exec 3<>/dev/tcp/{server}")]);
