@@ -512,9 +512,8 @@ fn scrape_configuration_matches_the_manifests() {
         let operations: Value = serde_yaml::from_str(string(&patch.unwrap()["patch"])).unwrap();
         for operation in array(&operations) {
             assert_eq!(operation["op"], "add");
-            assert_eq!(operation["path"], "/spec/template/spec/containers/0/args/-");
         }
-        let mut added = array(&operations).iter().map(|one| string(&one["value"]));
+        let mut added = array(&operations).iter().filter_map(|one| one["value"].as_str());
         let port = added.find_map(|flag| flag.strip_prefix("--secure-metrics-addr=:"));
         let port = port.unwrap();
 
@@ -533,6 +532,11 @@ fn scrape_configuration_matches_the_manifests() {
                 let addresses = rules.iter().filter(|rule| rule["target_label"] == "__address__");
                 let addresses: Vec<_> = addresses.map(|rule| string(&rule["replacement"])).collect();
                 assert_eq!(addresses, [format!("$1:{port}"), format!("[$1]:{port}")]);
+                let host_ports = array(&operations)
+                    .iter()
+                    .filter_map(|one| one["value"].as_array());
+                let host_port = host_ports.flatten().map(|one| one["hostPort"].to_string()).next();
+                assert_eq!(host_port.as_deref(), Some(port), "no other Pod gets it");
             }
         }
         assert_eq!(rules[0]["action"], "keep");

@@ -14,43 +14,24 @@ use testbed::cluster::prepare::{self, Part};
 use testbed::cluster::{Cache, Component, ControlPlane, TokenBinding, wait};
 use testbed::port;
 
-/// The programs, each with the address that its Pod has here, its own flags and its manifest. They run as processes.
-const PROGRAMS: [(&str, &str, &[&str], &str); 3] = [
-    (
-        "kruise-daemon",
-        "127.88.0.2",
-        &[
-            "--addr=127.88.0.2:10221",
-            "--secure-metrics-addr=127.88.0.2:10222",
-        ],
-        "deploy/daemon/daemonset.yaml",
-    ),
-    (
-        "kruise-manager",
-        "127.88.0.3",
-        &[
-            "--role=controllers",
-            "--health-probe-addr=127.88.0.3:8000",
-            "--metrics-addr=0",
-            "--secure-metrics-addr=127.88.0.3:8080",
-        ],
-        "deploy/manager/deployment.yaml",
-    ),
-    (
-        "kruise-webhook",
-        "127.88.0.4",
-        &[
-            "--role=webhooks",
-            "--health-probe-addr=127.88.0.4:8000",
-            "--metrics-addr=0",
-            "--secure-metrics-addr=127.88.0.4:8080",
-        ],
-        "deploy/manager/webhook.yaml",
-    ),
-];
 const NAMESPACE: &str = "kruise-system";
 /// How long Prometheus may take for what it does each second.
 const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Address of all Pods: the programs run as processes, each with its own ports.
+const POD_IP: &str = "127.0.0.1";
+/// Port of the daemon's metrics in `deploy/observability`.
+const DAEMON_PORT: &str = "10222";
+/// The programs, which are also the accounts and the jobs.
+const NAMES: [&str; 3] = ["kruise-daemon", "kruise-manager", "kruise-webhook"];
+
+/// A program, and the port of its metrics.
+struct Program {
+    name: &'static str,
+    manifest: &'static str,
+    port: u16,
+    process: Component,
+}
 
 fn repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
@@ -68,46 +49,66 @@ fn apply(plane: &ControlPlane, path: &str) {
         .unwrap();
 }
 
-/// Starts the programs.
-fn start_programs(plane: &ControlPlane) -> Vec<Component> {
-    PROGRAMS
-        .into_iter()
-        .map(|(name, _, flags, _)| {
-            let binary = if name == "kruise-daemon" {
-                binaries::daemon()
-            } else {
-                binaries::manager()
-            };
-            let kubeconfig = plane
-                .kubeconfig_for(NAMESPACE, name, TokenBinding::Unbound)
-                .unwrap();
-            let mut program = plane
-                .component(name, binary)
-                .args([format!("--kubeconfig={}", kubeconfig.display())])
-                .args(flags.iter().copied())
-                .env("POD_NAMESPACE", NAMESPACE)
-                .env("NODE_NAME", "node-1")
-                .env("WEBHOOK_HOST", "127.0.0.1")
-                .env("WEBHOOK_PORT", port::reserve().unwrap().to_string());
-            if name == "kruise-daemon" {
-                let socket = plane.dir().join("control.sock");
-                program = program.args([format!("--control-socket={}", socket.display())]);
-            }
-            program.start().unwrap();
-            program
-        })
-        .collect()
+fn start_programs(plane: &ControlPlane) -> [Program; 3] {
+    NAMES.map(|name| {
+        let [port, health] = [port::reserve().unwrap(), port::reserve().unwrap()];
+        let health_flag = |flag: &str| format!("--{flag}={POD_IP}:{health}");
+        let (manifest, binary, flags) = match name {
+            "kruise-daemon" => (
+                "deploy/daemon/daemonset.yaml",
+                binaries::daemon(),
+                vec![
+                    health_flag("addr"),
+                    format!("--control-socket={}", plane.dir().join("control.sock").display()),
+                ],
+            ),
+            "kruise-manager" => (
+                "deploy/manager/deployment.yaml",
+                binaries::manager(),
+                vec![health_flag("health-probe-addr"), "--role=controllers".into()],
+            ),
+            _ => (
+                "deploy/manager/webhook.yaml",
+                binaries::manager(),
+                vec![health_flag("health-probe-addr"), "--role=webhooks".into()],
+            ),
+        };
+        let kubeconfig = plane
+            .kubeconfig_for(NAMESPACE, name, TokenBinding::Unbound)
+            .unwrap();
+        let mut process = plane
+            .component(name, binary)
+            .args(flags)
+            .args([
+                format!("--kubeconfig={}", kubeconfig.display()),
+                format!("--secure-metrics-addr={POD_IP}:{port}"),
+            ])
+            .env("POD_NAMESPACE", NAMESPACE)
+            .env("NODE_NAME", "node-1")
+            .env("WEBHOOK_HOST", POD_IP)
+            .env("WEBHOOK_PORT", port::reserve().unwrap().to_string());
+        if name != "kruise-daemon" {
+            process = process.args(["--metrics-addr=0"]);
+        }
+        process.start().unwrap();
+        Program {
+            name,
+            manifest,
+            port,
+            process,
+        }
+    })
 }
 
 /// What Prometheus' discovery finds of a Pod: a target for each port of each container.
-fn discovered_targets() -> Value {
-    let targets = PROGRAMS.into_iter().flat_map(|(name, address, _, manifest)| {
-        let template = yaml(manifest)["spec"]["template"].clone();
+fn discovered_targets(programs: &[Program]) -> Value {
+    let targets = programs.iter().flat_map(|program| {
+        let template = yaml(program.manifest)["spec"]["template"].clone();
         let labels = json!({
             "__meta_kubernetes_namespace": NAMESPACE,
-            "__meta_kubernetes_pod_ip": address,
+            "__meta_kubernetes_pod_ip": POD_IP,
             "__meta_kubernetes_pod_label_control_plane": template["metadata"]["labels"]["control-plane"],
-            "__meta_kubernetes_pod_name": name,
+            "__meta_kubernetes_pod_name": program.name,
             "__meta_kubernetes_pod_node_name": "node-1",
         });
         let containers = template["spec"]["containers"].as_array().unwrap().clone();
@@ -115,12 +116,17 @@ fn discovered_targets() -> Value {
             let mut labels = labels.clone();
             labels["__meta_kubernetes_pod_container_name"] = container["name"].clone();
             let Some(ports) = container["ports"].as_array() else {
-                return vec![json!({ "targets": [address], "labels": labels })];
+                return vec![json!({ "targets": [POD_IP], "labels": labels })];
             };
             let target = |port: &Value| {
                 let mut labels = labels.clone();
                 labels["__meta_kubernetes_pod_container_port_name"] = port["name"].clone();
-                json!({ "targets": [format!("{address}:{}", port["containerPort"])], "labels": labels })
+                let number = if port["name"] == "metrics" {
+                    program.port.to_string()
+                } else {
+                    port["containerPort"].to_string()
+                };
+                json!({ "targets": [format!("{POD_IP}:{number}")], "labels": labels })
             };
             ports.iter().map(target).collect()
         })
@@ -167,10 +173,16 @@ fn bind_roles(plane: &ControlPlane, account: &str) {
 /// The scrape configuration for a Prometheus that is no Pod and reads from a file what it would discover: Debian's has no
 /// discovery in Kubernetes. Other jobs for the daemon are added: one without a token, and one with the token of an
 /// account that may do nothing.
-fn configuration(plane: &ControlPlane, token: &Path, other_token: &Path) -> Value {
+fn configuration(plane: &ControlPlane, programs: &[Program], token: &Path, other_token: &Path) -> Value {
     let targets = plane.dir().join("targets.json");
-    fs::write(&targets, discovered_targets().to_string()).unwrap();
-    let mut scrape = yaml("deploy/observability/scrape.yaml");
+    fs::write(&targets, discovered_targets(programs).to_string()).unwrap();
+    let scrape = fs::read_to_string(repository("deploy/observability/scrape.yaml")).unwrap();
+    let daemon = programs
+        .iter()
+        .find(|program| program.name == "kruise-daemon")
+        .unwrap();
+    let scrape = scrape.replace(DAEMON_PORT, &daemon.port.to_string());
+    let mut scrape: Value = serde_yaml::from_str(&scrape).unwrap();
     let jobs = scrape["scrape_configs"].as_array_mut().unwrap();
     for job in jobs.iter_mut() {
         job["authorization"] = json!({ "credentials_file": token });
@@ -232,7 +244,7 @@ fn query(address: &str, expr: &str) -> Value {
 }
 
 /// Waits until each of these jobs has one target, whose last error has the text beside it; none is no error.
-fn wait_for_targets(address: &str, programs: &[Component], expected: &[(&str, &str)]) {
+fn wait_for_targets(address: &str, programs: &[Program], expected: &[(&str, &str)]) {
     let mut last = Value::Null;
     let outcome = wait::until("the scraped targets", TIMEOUT, || {
         last = ask(address, "targets?state=active")["data"]["activeTargets"].clone();
@@ -249,7 +261,7 @@ fn wait_for_targets(address: &str, programs: &[Component], expected: &[(&str, &s
             .then_some(()))
     });
     outcome.unwrap_or_else(|why| {
-        let logs: Vec<String> = programs.iter().map(Component::tail).collect();
+        let logs: Vec<String> = programs.iter().map(|program| program.process.tail()).collect();
         panic!("{why}: {last:#}\n{}", logs.join("\n"))
     });
 }
@@ -263,19 +275,16 @@ fn prometheus_scrapes_all_programs_with_its_token_alone() {
     let programs = start_programs(&plane);
     let (token, other_token) = (token_file(&plane, "prometheus"), token_file(&plane, "other"));
     // Without the roles of `deploy/observability`.
-    let (prometheus, address) = start_prometheus(&plane, &configuration(&plane, &token, &other_token));
+    let (prometheus, address) =
+        start_prometheus(&plane, &configuration(&plane, &programs, &token, &other_token));
     let unavailable = "503 Service Unavailable";
     let rejected = [("anonymous", "401 Unauthorized"), ("other-account", unavailable)];
     wait_for_targets(&address, &programs, &rejected);
-    wait_for_targets(
-        &address,
-        &programs,
-        &PROGRAMS.map(|(name, ..)| (name, unavailable)),
-    );
+    wait_for_targets(&address, &programs, &NAMES.map(|name| (name, unavailable)));
 
     apply(&plane, "deploy/observability/rbac.yaml");
     let forbidden = "403 Forbidden";
-    wait_for_targets(&address, &programs, &PROGRAMS.map(|(name, ..)| (name, forbidden)));
+    wait_for_targets(&address, &programs, &NAMES.map(|name| (name, forbidden)));
     bind_roles(&plane, "prometheus");
     let user = "--as=system:serviceaccount:default:prometheus";
     for verb in ["get", "list", "watch"] {
@@ -286,27 +295,28 @@ fn prometheus_scrapes_all_programs_with_its_token_alone() {
     }
     let rejected = [("anonymous", "401 Unauthorized"), ("other-account", forbidden)];
     wait_for_targets(&address, &programs, &rejected);
-    wait_for_targets(&address, &programs, &PROGRAMS.map(|(name, ..)| (name, "")));
+    wait_for_targets(&address, &programs, &NAMES.map(|name| (name, "")));
 
-    let info = query(&address, "kruise_build_info");
-    let mut seen: Vec<_> = info
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|one| &one["metric"])
-        .collect();
-    seen.sort_by_key(|labels| labels["job"].to_string());
-    for (labels, (name, ..)) in seen.iter().zip(PROGRAMS) {
-        for (label, value) in [
-            ("job", name),
-            ("pod", name),
-            ("namespace", NAMESPACE),
-            ("node", "node-1"),
-        ] {
-            assert_eq!(labels[label], value, "{labels}");
-        }
-    }
-    assert_eq!(seen.len(), PROGRAMS.len());
+    // Prometheus may show a scrape before its samples.
+    wait::until("the series of all programs", TIMEOUT, || {
+        let info = query(&address, "kruise_build_info");
+        let info = info.as_array().unwrap();
+        let has = |name: &str| {
+            let expected = [
+                ("job", name),
+                ("pod", name),
+                ("namespace", NAMESPACE),
+                ("node", "node-1"),
+            ];
+            info.iter().any(|one| {
+                expected
+                    .iter()
+                    .all(|(label, value)| one["metric"][label] == *value)
+            })
+        };
+        Ok((NAMES.into_iter().all(has) && info.len() == NAMES.len()).then_some(()))
+    })
+    .unwrap();
     check_rules(&address);
     check_dashboard(&address);
     drop((prometheus, programs));
@@ -333,28 +343,32 @@ fn check_rules(address: &str) {
     outcome.unwrap_or_else(|why| panic!("{why}: {last:#}"));
 }
 
-/// Prometheus answers each query of the dashboard, and those about every process have series.
+/// Prometheus answers each query of the dashboard, and those about every process get series.
 fn check_dashboard(address: &str) {
     let dashboard = fs::read_to_string(repository("deploy/observability/dashboard.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&dashboard).unwrap();
-    let (mut queries, mut with_series) = (0, 0);
-    for panel in dashboard["panels"].as_array().unwrap() {
-        for target in panel["targets"].as_array().into_iter().flatten() {
-            let expr = target["expr"].as_str().unwrap();
-            // The variables of the dashboard select everything.
-            let expr = expr.replace("$__rate_interval", "1m");
-            let mut parts = expr.split("\"$");
-            let first = parts.next().unwrap().to_owned();
-            let expr = parts.fold(first, |expr, part| {
-                expr + "\".*\"" + part.split_once('"').unwrap().1
-            });
-            let result = query(address, &expr);
-            queries += 1;
-            with_series += usize::from(result.as_array().is_some_and(|series| !series.is_empty()));
-        }
-    }
-    assert!(
-        queries > 20 && with_series > queries / 3,
-        "{with_series} of {queries}"
-    );
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
+    let queries: Vec<String> = targets
+        .map(|target| everything_selected(target["expr"].as_str().unwrap()))
+        .collect();
+    assert!(queries.len() > 20, "{queries:?}");
+    let mut with_series = 0;
+    let outcome = wait::until("series for the panels", TIMEOUT, || {
+        let results = queries.iter().map(|expr| query(address, expr));
+        let has_series = |result: &Value| result.as_array().is_some_and(|series| !series.is_empty());
+        with_series = results.filter(has_series).count();
+        Ok((with_series > queries.len() / 3).then_some(()))
+    });
+    outcome.unwrap_or_else(|why| panic!("{why}: {with_series} of {} queries", queries.len()));
+}
+
+/// A query of the dashboard, whose variables select everything.
+fn everything_selected(expr: &str) -> String {
+    let expr = expr.replace("$__rate_interval", "1m");
+    let mut parts = expr.split("\"$");
+    let first = parts.next().unwrap().to_owned();
+    parts.fold(first, |expr, part| {
+        expr + "\".*\"" + part.split_once('"').unwrap().1
+    })
 }

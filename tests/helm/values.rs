@@ -159,6 +159,27 @@ const EFFECTS: &[Effect] = &[
         "9090",
     ),
     (
+        "secureMetrics.enabled",
+        "true",
+        MANAGER,
+        "POD/containers/0/args/2",
+        r#""--metrics-addr=0""#,
+    ),
+    (
+        "secureMetrics.enabled",
+        "true",
+        WEBHOOK,
+        "POD/containers/0/args/3",
+        r#""--secure-metrics-addr=:8080""#,
+    ),
+    (
+        "secureMetrics",
+        r#"{"enabled":true,"daemonPort":9999}"#,
+        DAEMON,
+        "POD/containers/0/args/1",
+        r#""--secure-metrics-addr=:9999""#,
+    ),
+    (
         "manager.healthProbe.port",
         "9000",
         MANAGER,
@@ -423,6 +444,21 @@ fn daemon_set_is_left_out_without_its_feature_gate() {
     let mut expected = template(&[]).unwrap();
     expected.remove(DAEMON);
     assert!(rendered.keys().eq(expected.keys()));
+}
+
+#[test]
+fn secure_metrics_add_their_roles() {
+    let default = template(&[]).unwrap();
+    let rendered = template_with("secureMetrics.enabled", "true").unwrap();
+    let added = rendered.keys().filter(|key| !default.contains_key(*key));
+    assert_eq!(
+        added.collect::<Vec<_>>(),
+        [
+            "ClusterRole//kruise-metrics-reader",
+            "ClusterRoleBinding//kruise-metrics-auth-delegator",
+            "Role/kruise-system/kruise-metrics-discovery"
+        ]
+    );
 }
 
 #[test]

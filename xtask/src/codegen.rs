@@ -11,7 +11,15 @@ use serde_json::Value;
 use testbed::cluster::run_command;
 
 /// Folders of `deploy/` whose manifests the Helm chart has, too.
-const CHART_FOLDERS: [&str; 6] = ["crds", "default", "manager", "policies", "rbac", "webhooks"];
+const CHART_FOLDERS: [&str; 7] = [
+    "crds",
+    "default",
+    "manager",
+    "observability",
+    "policies",
+    "rbac",
+    "webhooks",
+];
 
 /// Writes `deploy/crds` and `deploy/webhooks`, and copies manifests of `deploy/` into the Helm chart.
 pub fn run() -> Result<()> {
@@ -52,7 +60,10 @@ fn manifests_for_chart() -> Result<BTreeMap<PathBuf, String>> {
         for entry in fs::read_dir(deploy.join(folder))? {
             let name = entry?.file_name();
             let text = fs::read_to_string(deploy.join(folder).join(&name))?;
-            let copied = name != "kustomization.yaml" && !text.contains("\nkind: Deployment\n");
+            // Not all files in `observability` are manifests.
+            let copied = name != "kustomization.yaml"
+                && text.contains("\nkind: ")
+                && !text.contains("\nkind: Deployment\n");
             if copied {
                 manifests.insert(Path::new(folder).join(name), text);
             }

@@ -87,7 +87,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
         shutdown,
     };
     let address = &ctx.options.secure_metrics_addr;
-    if !address.is_empty() {
+    if !http::is_disabled(address) {
         let access = ReviewedAccess::new(ctx.cluster.client.clone());
         let serving =
             http::serve_secure_metrics(address, access, ctx.health.clone(), ctx.shutdown.clone()).await;

@@ -74,7 +74,7 @@ pub struct Options {
     #[arg(long, value_parser = or(METRICS), default_value = METRICS, value_name = "ADDRESS")]
     pub metrics_addr: String,
 
-    /// Address of /metrics over HTTPS, for clients whose token RBAC allows to get it: HOST:PORT, or :PORT for all interfaces; none if empty
+    /// Address of /metrics over HTTPS, for clients whose token RBAC allows to get it: HOST:PORT, or :PORT for all interfaces; none if empty or 0
     #[arg(long, default_value = "", hide_default_value = true, value_name = "ADDRESS")]
     pub secure_metrics_addr: String,
 

@@ -76,7 +76,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
     })
     .await?
     .with_watches(&health.watches);
-    if !options.secure_metrics_addr.is_empty() {
+    if !http::is_disabled(&options.secure_metrics_addr) {
         let (address, shutdown) = (&options.secure_metrics_addr, supervisor.shutdown.clone());
         let access = ReviewedAccess::new(cluster.client.clone());
         let serving = http::serve_secure_metrics(address, access, health.clone(), shutdown).await;
@@ -145,12 +145,10 @@ async fn listen(supervisor: &mut Supervisor, options: &Options, health: &Health)
         supervisor.spawn("http", http::serve(listener, what, health.clone(), shutdown));
         Ok::<(), Error>(())
     };
-    // As in controller-runtime: 0 disables either server, and an empty address disables the probes.
-    let disabled = |address: &str| ["", "0"].contains(&address);
-    if !disabled(&options.health_probe_addr) {
+    if !http::is_disabled(&options.health_probe_addr) {
         serve("--health-probe-addr", &options.health_probe_addr, probes).await?;
     }
-    if !same_address && !disabled(&options.metrics_addr) {
+    if !same_address && !http::is_disabled(&options.metrics_addr) {
         serve("--metrics-addr", &options.metrics_addr, Endpoints::Metrics).await?;
     }
     Ok(())

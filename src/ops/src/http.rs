@@ -1,17 +1,16 @@
 //! The HTTP listener for probes and metrics.
 
-use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
@@ -82,6 +81,12 @@ pub async fn listen(address: &str) -> Result<TcpListener, Error> {
     bind(&addresses).await
 }
 
+/// Whether an address is a way to ask for no listener, as in controller-runtime.
+#[must_use]
+pub fn is_disabled(address: &str) -> bool {
+    ["", "0"].contains(&address)
+}
+
 /// All addresses of both IP versions; only IPv4 if the machine has no IPv6.
 #[must_use]
 pub fn all_interfaces(port: u16) -> [SocketAddr; 2] {
@@ -112,9 +117,11 @@ pub async fn bind(addresses: &[SocketAddr]) -> Result<TcpListener, Error> {
     Err(last.unwrap_or(Error::Address { given: String::new() }))
 }
 
-/// Maximum number of connections. When it is exceeded the oldest one is closed, so that no client can block kubelet's
-/// probes by keeping all of them open.
+/// Maximum number of connections. When it is exceeded, the oldest one of the address with the most is closed, so that no
+/// client can block kubelet's probes or Prometheus by keeping all of them open.
 const MAX_CONNECTIONS: usize = 64;
+/// Maximum length of a request, in bytes.
+const MAX_REQUEST_BYTES: usize = 16 << 10;
 /// How long a client may take to send its request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a connection may last: one request, with a response from memory.
@@ -165,8 +172,8 @@ pub async fn serve_secure_metrics(
 ) -> Result<impl Future<Output = Result<(), std::io::Error>> + use<>, Error> {
     let listener = listen(address).await?;
     let tls = TlsAcceptor::from(self_signed_tls()?);
-    let answer = move |headers: HeaderMap| async move {
-        match refusal(&*access, &headers).await {
+    let answer = move |Extension(peer): Extension<IpAddr>, headers: HeaderMap| async move {
+        match refusal(access, peer, &headers).await {
             Some(refused) => refused,
             None => render_metrics(&health),
         }
@@ -185,20 +192,19 @@ async fn accept(
     router: Router,
     shutdown: CancellationToken,
 ) {
-    let service = TowerToHyperService::new(router);
     let mut connections = JoinSet::new();
-    let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
+    let mut open: Vec<(IpAddr, AbortHandle)> = Vec::new();
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = connections.join_next(), if !connections.is_empty() => {
-                oldest.retain(|connection| !connection.is_finished());
+                open.retain(|(_, connection)| !connection.is_finished());
                 continue;
             }
             () = shutdown.cancelled() => return,
         };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match accepted {
+            Ok((stream, peer)) => (stream, peer.ip()),
             Err(error) => {
                 // Out of file descriptors, for example; other connections must end first.
                 tracing::warn!(%error, "cannot accept a connection");
@@ -206,13 +212,13 @@ async fn accept(
                 continue;
             }
         };
-        if oldest.len() >= MAX_CONNECTIONS
-            && let Some(connection) = oldest.pop_front()
+        if open.len() >= MAX_CONNECTIONS
+            && let Some(index) = oldest_of_busiest(&open)
         {
-            connection.abort();
+            open.remove(index).1.abort();
         }
-        let service = service.clone();
-        oldest.push_back(match tls.clone() {
+        let service = TowerToHyperService::new(router.clone().layer(Extension(peer)));
+        let connection = match tls.clone() {
             None => connections.spawn(handle_connection(stream, service)),
             Some(tls) => connections.spawn(async move {
                 match tokio::time::timeout(REQUEST_TIMEOUT, tls.accept(stream)).await {
@@ -220,8 +226,18 @@ async fn accept(
                     _ => tracing::debug!("a client of the metrics port finished no TLS handshake"),
                 }
             }),
-        });
+        };
+        open.push((peer, connection));
     }
+}
+
+/// Index of the oldest connection of the address that has the most.
+fn oldest_of_busiest<C>(open: &[(IpAddr, C)]) -> Option<usize> {
+    let count = |address: IpAddr| open.iter().filter(|(other, _)| *other == address).count();
+    // Of equal ones, the last in this order counts.
+    (0..open.len())
+        .rev()
+        .max_by_key(|&index| open.get(index).map_or(0, |(address, _)| count(*address)))
 }
 
 /// Answers one request; a client that disconnects or is too slow gets no response.
@@ -232,6 +248,7 @@ async fn handle_connection(
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(REQUEST_TIMEOUT)
+        .max_buf_size(MAX_REQUEST_BYTES)
         .keep_alive(false);
     let answered = http.serve_connection(TokioIo::new(stream), service);
     if !matches!(
@@ -304,6 +321,17 @@ mod tests {
             let why = listen(wrong).await.unwrap_err().to_string();
             assert!(why.contains("is not valid"), "{wrong}: {why}");
         }
+    }
+
+    #[test]
+    fn busiest_address_loses_its_oldest_connection() {
+        let open = |addresses: &[u8]| -> Vec<(IpAddr, ())> {
+            let address = |last: &u8| (IpAddr::from([10, 0, 0, *last]), ());
+            addresses.iter().map(address).collect()
+        };
+        assert_eq!(oldest_of_busiest(&open(&[1, 2, 3, 2])), Some(1));
+        assert_eq!(oldest_of_busiest(&open(&[1, 2])), Some(0));
+        assert_eq!(oldest_of_busiest(&open(&[])), None);
     }
 
     #[tokio::test]

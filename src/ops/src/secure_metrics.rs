@@ -1,5 +1,6 @@
 //! Metrics on a network that others use: over HTTPS, for clients that show a token.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::http::header::{AUTHORIZATION, WWW_AUTHENTICATE};
@@ -30,14 +31,18 @@ pub enum Access {
 
 /// Who may read metrics.
 pub trait MetricsAccess: Send + Sync {
-    /// Checks a token, which has visible ASCII characters only.
-    fn check<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Access>;
+    /// Checks a token, which has visible ASCII characters only, of the client at `peer`.
+    fn check(self: Arc<Self>, token: String, peer: IpAddr) -> BoxFuture<'static, Access>;
 }
 
 /// The answer to a client that may not read metrics.
-pub(super) async fn refusal(access: &dyn MetricsAccess, headers: &HeaderMap) -> Option<Response> {
+pub(super) async fn refusal(
+    access: Arc<dyn MetricsAccess>,
+    peer: IpAddr,
+    headers: &HeaderMap,
+) -> Option<Response> {
     let access = match bearer_token(headers) {
-        Some(token) => access.check(token).await,
+        Some(token) => access.check(token.to_owned(), peer).await,
         None => Access::Unauthorized,
     };
     let (status, why) = match access {
@@ -49,7 +54,7 @@ pub(super) async fn refusal(access: &dyn MetricsAccess, headers: &HeaderMap) -> 
         ),
         Access::Unknown => (
             StatusCode::SERVICE_UNAVAILABLE,
-            "the API server could not be asked about the token\n",
+            "the token is not reviewed yet, or cannot be: see the log of this program\n",
         ),
     };
     let header = (status == StatusCode::UNAUTHORIZED).then_some([(WWW_AUTHENTICATE, "Bearer")]);
@@ -96,9 +101,9 @@ mod tests {
     struct OneToken;
 
     impl MetricsAccess for OneToken {
-        fn check<'a>(&'a self, token: &'a str) -> BoxFuture<'a, Access> {
+        fn check(self: Arc<Self>, token: String, _: IpAddr) -> BoxFuture<'static, Access> {
             Box::pin(async move {
-                match token {
+                match token.as_str() {
                     "good" => Access::Allowed,
                     "weak" => Access::Forbidden,
                     "slow" => Access::Unknown,
@@ -108,10 +113,14 @@ mod tests {
         }
     }
 
+    async fn refused(headers: &HeaderMap) -> Option<Response> {
+        refusal(Arc::new(OneToken), IpAddr::from([127, 0, 0, 1]), headers).await
+    }
+
     async fn status(authorization: &[u8]) -> u16 {
         let mut headers = HeaderMap::new();
         headers.insert(AUTHORIZATION, HeaderValue::from_bytes(authorization).unwrap());
-        let refused = refusal(&OneToken, &headers).await;
+        let refused = refused(&headers).await;
         refused.map_or(200, |response| response.status().as_u16())
     }
 
@@ -138,7 +147,7 @@ mod tests {
         assert_eq!(status(b"Bearer good\xff").await, 401);
         let long = format!("Bearer {}", "g".repeat(MAX_TOKEN_BYTES + 1));
         assert_eq!(status(long.as_bytes()).await, 401);
-        let refused = refusal(&OneToken, &HeaderMap::new()).await.unwrap();
+        let refused = refused(&HeaderMap::new()).await.unwrap();
         assert_eq!(refused.status(), 401);
         assert_eq!(refused.headers()[WWW_AUTHENTICATE], "Bearer");
     }

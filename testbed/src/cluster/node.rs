@@ -122,7 +122,7 @@ impl Runtime {
 
     /// Removes the bandwidth limit of the loopback.
     pub fn remove_bandwidth_limit(&self) -> Result<()> {
-        run_command(self.command("tc").args(["qdisc", "delete", "dev", "lo", "root"])).map(drop)
+        remove_bandwidth_limit(&self.sandbox, "lo")
     }
 }
 
@@ -246,6 +246,11 @@ impl Worker {
         limit_bandwidth(&first.runtime.sandbox, &device, mebibits_per_second)
     }
 
+    /// Removes that limit.
+    pub fn remove_bandwidth_limit(&self, first: &Node) -> Result<()> {
+        remove_bandwidth_limit(&first.runtime.sandbox, &self.network.link_name())
+    }
+
     /// Keeps the node running after this process exits, until [`super::down`] is called.
     pub fn keep_running(self, command: &str) -> Result<()> {
         self.sandbox.keep_running(command)
@@ -269,4 +274,9 @@ fn limit_bandwidth(sandbox: &Sandbox, device: &str, mebibits_per_second: u32) ->
     let mut command = sandbox.command("tc");
     command.args(["qdisc", "replace", "dev", device, "root", "tbf", "rate", &rate]);
     run_command(command.args(["burst", "256kb", "latency", "50ms"])).map(drop)
+}
+
+fn remove_bandwidth_limit(sandbox: &Sandbox, device: &str) -> Result<()> {
+    let mut command = sandbox.command("tc");
+    run_command(command.args(["qdisc", "delete", "dev", device, "root"])).map(drop)
 }

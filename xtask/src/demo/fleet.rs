@@ -49,11 +49,16 @@ pub fn show(screen: &mut Screen, first: &Node, workers: &[Worker]) -> Result<()>
         start,
         shown: BTreeMap::new(),
     };
-    let result = story.tell(last, &status);
+    let result = story.show(last, &status);
     watch.kill().ok();
     watch.wait()?;
-    result?;
+    // The nodes may be kept.
+    last.reconnect(first)?;
     first.runtime.remove_bandwidth_limit()?;
+    for worker in workers {
+        worker.remove_bandwidth_limit(first)?;
+    }
+    result?;
     let images = workers
         .iter()
         .map(|worker| worker.ctr(&["images", "list", "--quiet"]));
@@ -68,7 +73,7 @@ pub fn show(screen: &mut Screen, first: &Node, workers: &[Worker]) -> Result<()>
 }
 
 impl Story<'_> {
-    fn tell(&mut self, last: &Worker, status: &Receiver<Value>) -> Result<()> {
+    fn show(&mut self, last: &Worker, status: &Receiver<Value>) -> Result<()> {
         let (done, total) = self.until("half of the pull", |_| {
             let progress = status.try_iter().filter_map(|now| pull_progress(&now)).last();
             progress.filter(|(done, total)| done * 2 >= *total)

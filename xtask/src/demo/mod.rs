@@ -61,7 +61,8 @@ pub fn run(options: &Options) -> Result<()> {
     let cache = Cache::open()?;
     if options.down {
         let count = cluster::down(&cache, Some(KEPT_BY))?;
-        println!("{count} cluster(s) ended");
+        // Each node has a sandbox.
+        println!("{count} node(s) ended");
         return Ok(());
     }
     prepare::ensure(&cache, &[Part::Protoc])?;
@@ -97,7 +98,15 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 fn run_steps(screen: &mut Screen, node: &Node, workers: &[Worker], binaries: &Binaries) -> Result<()> {
+    // The node that is cut off later should not have the leader.
+    let last = workers.last().map(Worker::name);
+    let set_schedulable = |verb| match last {
+        Some(name) => node.plane.kubectl(&[verb, name]).map(drop),
+        None => Ok(()),
+    };
+    set_schedulable("cordon")?;
     install(screen, node, binaries)?;
+    set_schedulable("uncordon")?;
     if !workers.is_empty() {
         fleet::show(screen, node, workers)?;
         return show_objects(screen, node, &["imagepulljobs,nodeimages"]);

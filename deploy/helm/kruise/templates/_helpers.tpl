@@ -114,7 +114,12 @@ spec:
         args:
         - --role={{ .role }}
         - --health-probe-addr=:{{ int $manager.healthProbe.port }}
+        {{- if $values.secureMetrics.enabled }}
+        - --metrics-addr=0
+        - --secure-metrics-addr=:{{ int $manager.metrics.port }}
+        {{- else }}
         - --metrics-addr={{ include "kruise.address" (list $manager.metrics.host $manager.metrics.port) }}
+        {{- end }}
         {{- with $values.featureGates }}
         - --feature-gates={{ . }}
         {{- end }}
