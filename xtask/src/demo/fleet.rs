@@ -87,7 +87,7 @@ impl Story<'_> {
         last.reconnect(self.first)?;
         self.line(
             last.name(),
-            "reconnected; TCP sends again after a pause as long as the cut",
+            "reconnected; TCP sends again after at most as long as the cut",
         )?;
         let status = self.until("the job's end", |state| {
             state.job["completionTime"].is_string().then(|| state.job.clone())
