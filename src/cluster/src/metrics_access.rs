@@ -1,7 +1,7 @@
 //! Who may read metrics over HTTPS: the API server reviews each token, as it does for controller-runtime's servers.
 
 use std::collections::{BTreeSet, HashMap};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInf
 use k8s_openapi::api::authorization::v1::{
     NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
+use kruise_ops::http::client_network;
 use kruise_ops::secure_metrics::{Access, MetricsAccess};
 use kube::api::ObjectMeta;
 use kube::{Api, Client};
@@ -92,7 +93,7 @@ impl ReviewedAccess {
         if let Some(answer) = known.filter(|answer| answer.is_fresh()) {
             return answer.access;
         }
-        let network = network(peer);
+        let network = client_network(peer);
         let review = {
             let mut state = self.state();
             let may_wait = state.waiting.len() < MAX_WAITING && state.waiting.insert(network);
@@ -217,14 +218,6 @@ impl State {
             let given = Instant::now();
             self.answers.insert(token.to_owned(), Answer { access, given });
         }
-    }
-}
-
-/// The client; of IPv6, its network (/64), because one machine can have all addresses of it.
-fn network(peer: IpAddr) -> IpAddr {
-    match peer.to_canonical() {
-        IpAddr::V4(address) => address.into(),
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
     }
 }
 
@@ -359,7 +352,7 @@ mod tests {
         // One address cannot take the turns of others.
         let (one, other) = tokio::join!(check(&access, "nobody-x"), check(&access, "nobody-y"));
         assert_eq!((one, other), (Access::Unauthorized, Access::Unknown));
-        let in_network = |text: &str| network(text.parse().unwrap());
+        let in_network = |text: &str| client_network(text.parse().unwrap());
         assert_eq!(in_network("fd00::1:2:3:4"), in_network("fd00::4:3:2:1"));
         assert_ne!(in_network("fd00:0:0:1::1"), in_network("fd00::1"));
         assert_eq!(in_network("::ffff:10.0.0.1"), in_network("10.0.0.1"));

@@ -96,6 +96,16 @@ pub fn all_interfaces(port: u16) -> [SocketAddr; 2] {
     ]
 }
 
+/// What counts as one client: its address, the same on an IPv4 and on an IPv6 socket; of IPv6 its network (/64), because
+/// one machine can have all addresses of it.
+#[must_use]
+pub fn client_network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+        address @ IpAddr::V4(_) => address,
+    }
+}
+
 /// Opens the first of `addresses` that this machine has.
 ///
 /// # Errors

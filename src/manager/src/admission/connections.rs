@@ -2,14 +2,12 @@
 //! blocks others.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use kruise_ops::http::client_network;
 use tokio_util::sync::CancellationToken;
-
-/// The first 64 bits of an IPv6 address.
-const IPV6_NETWORK_MASK: u128 = u128::MAX << 64;
 
 /// The client of a connection.
 #[derive(Clone, Debug)]
@@ -26,11 +24,7 @@ static REVIEWS: AtomicU64 = AtomicU64::new(0);
 impl Caller {
     pub fn new(address: IpAddr) -> Self {
         Self {
-            // An IPv4 client is the same on an IPv4 and on an IPv6 socket.
-            address: match address.to_canonical() {
-                IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & IPV6_NETWORK_MASK).into(),
-                address => address,
-            },
+            address: client_network(address),
             last_review: Arc::default(),
         }
     }
