@@ -87,6 +87,25 @@ async fn sets_with_mistakes_are_refused_and_the_field_is_named() {
             ),
             "must be metadata.labels['KEY'] or metadata.annotations['KEY']",
         ),
+        // What only the API server knows.
+        (
+            container(
+                "resizePolicy",
+                json!([{ "resourceName": "cpu", "restartPolicy": "Often" }]),
+            ),
+            r#"spec.containers[0].resizePolicy: Unsupported value: "Often""#,
+        ),
+        (
+            spec(
+                "volumes",
+                json!([{ "name": "two", "emptyDir": {}, "hostPath": { "path": "/" } }]),
+            ),
+            "spec.volumes[0].hostPath: Forbidden",
+        ),
+        (
+            container("securityContext", json!({ "runAsUser": "root" })),
+            "spec: PodTemplate in version \"v1\" cannot be handled",
+        ),
     ] {
         wait_refused(cluster, &set("faulty", &patch), text);
     }

@@ -250,7 +250,9 @@ impl Lookups {
         let templates = cloneset::changed_templates(request)?;
         // One deadline for both requests: the timeout of the webhook is not much longer.
         let deadline = Deadline::after(DRY_RUN_TIMEOUT);
-        let answer = self.dry_run_templates(request, templates, deadline).await;
+        let answer = self
+            .dry_run_templates(request, &request.namespace, templates, deadline)
+            .await;
         let Ok(DryRunResult::Valid {
             unknown_fields: unknown,
             ..
@@ -300,7 +302,12 @@ impl Lookups {
         }
         let deadline = Deadline::after(DRY_RUN_TIMEOUT);
         let template = match self
-            .dry_run_templates(request, Templates::from_workload_spec(old), deadline)
+            .dry_run_templates(
+                request,
+                &request.namespace,
+                Templates::from_workload_spec(old),
+                deadline,
+            )
             .await
         {
             Ok(DryRunResult::Valid { templates, .. }) => templates.template,
@@ -400,6 +407,17 @@ impl Lookups {
         Ok(lookup)
     }
 
+    /// What the API server says about the containers and volumes of a SidecarSet, if they are new: as those of a Pod of
+    /// our own namespace, because a set has none.
+    pub async fn dry_run_sidecars(&self, request: &Request) -> Option<Result<DryRunResult, cluster::Error>> {
+        let templates = sidecar_set::changed_pod(request)?;
+        let deadline = Deadline::after(DRY_RUN_TIMEOUT);
+        Some(
+            self.dry_run_templates(request, &self.namespace, templates, deadline)
+                .await,
+        )
+    }
+
     /// Why a protected Namespace cannot be deleted.
     ///
     /// # Errors
@@ -461,13 +479,14 @@ impl Lookups {
     async fn dry_run_templates(
         &self,
         request: &Request,
+        namespace: &str,
         templates: Templates,
         deadline: Deadline,
     ) -> Result<DryRunResult, cluster::Error> {
         let templates = self.with_workload_metadata(request, templates);
         let answer = pod_template::dry_run(
             &self.cluster,
-            &request.namespace,
+            namespace,
             templates,
             Defaulting::from_gates(&self.gates),
         );

@@ -430,7 +430,12 @@ async fn decide(lookups: &Lookups, kind: Kind, mutate: bool, request: &Request) 
         }
         (Kind::SidecarSet, true) => sidecar_set::set_defaults(request),
         (Kind::SidecarSet, false) => match lookups.sidecar_set(request).await {
-            Ok(lookup) => sidecar_set::validate_request(request, &lookup),
+            Ok(lookup) => match sidecar_set::validate_request(request, &lookup) {
+                allowed @ Decision::Allow { .. } => {
+                    sidecar_set::with_dry_run(allowed, lookups.dry_run_sidecars(request).await)
+                }
+                refused => refused,
+            },
             Err(why) => Decision::Deny {
                 code: 500,
                 message: format!("the SidecarSet could not be checked, try again: {why}"),

@@ -2,10 +2,10 @@
 //!
 //! It takes the object after its defaults. The containers and volumes are also checked as the API server checks those of
 //! a new Pod: names, images, ports, environment variables, mounts and devices, pull and termination message policies,
-//! amounts of resources, probes, hooks, and what init containers must not have. Left to the API server, which can check
-//! a Pod of them in a dry run, are: sources of volumes, names of resources, security contexts, resize policies,
-//! `envFrom`, details of references in `env`, mount propagation, headers of HTTP probes, host ports of different
-//! containers, and wrong types in fields that are not checked here.
+//! amounts of resources, probes, hooks, and what init containers must not have. The rest is left to the API server, which
+//! the webhook asks in a dry run: sources of volumes, names of resources, security contexts, resize policies, `envFrom`,
+//! details of references in `env`, mount propagation, headers of HTTP probes, host ports of different containers, and
+//! wrong types in fields that are not checked here.
 
 mod conflicts;
 mod containers;
