@@ -30,15 +30,22 @@ const CLUSTER_THREADS: u8 = 4;
 /// Options of `cargo xtask test`.
 #[derive(Args, Debug, Default)]
 pub struct Options {
-    /// Run only these test targets (files of `tests/` without `.rs`)
-    #[arg(long, value_name = "NAME", num_args = 1..)]
-    only: Vec<String>,
+    /// Run only these test targets (files of `tests/` without `.rs`), or of one only a module or test
+    #[arg(long, value_name = "NAME[::MODULE]", num_args = 1..)]
+    only: Vec<Selection>,
     /// Folder of the Go implementation (its `run.sh` and binaries), for the tests that run it together with ours
     #[arg(long, value_name = "DIR")]
     peer: Option<PathBuf>,
     /// Disturb what is disturbed at random ten times as often, and show what these tests say
     #[arg(long)]
     soak: bool,
+}
+
+/// What `--only` names: a test target, or those tests of it whose path contains the rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Selection {
+    target: String,
+    filter: Option<String>,
 }
 
 /// How cargo is called.
@@ -66,6 +73,8 @@ struct TestJob {
     name: String,
     args: Vec<String>,
     threads: u8,
+    /// Only tests whose path contains one of these; all of them if empty.
+    filters: Vec<String>,
 }
 
 /// Result of a run of tests.
@@ -110,7 +119,7 @@ pub fn run(options: &Options) -> Result<()> {
     };
     let targets = select_targets(&metadata, &options.only, cargo.peer.is_some())?;
     let mut rows = vec![build(&cargo, &targets, options.only.is_empty())?];
-    let mut jobs: VecDeque<TestJob> = targets.iter().map(TestTarget::to_job).collect();
+    let mut jobs: VecDeque<TestJob> = targets.iter().map(|t| t.to_job(&options.only)).collect();
     if options.only.is_empty() {
         jobs.push_back(TestJob::new("libraries and programs", &["--lib", "--bins"], 2));
         jobs.push_back(TestJob::new("examples in the documentation", &["--doc"], 2));
@@ -122,16 +131,17 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// The targets to run; those of the Go implementation only if its folder is given.
-fn select_targets(metadata: &serde_json::Value, only: &[String], peer: bool) -> Result<Vec<TestTarget>> {
+fn select_targets(metadata: &serde_json::Value, only: &[Selection], peer: bool) -> Result<Vec<TestTarget>> {
     let all = parse_targets(metadata).context("cargo metadata has another form")?;
-    if let Some(unknown) = only.iter().find(|n| !all.iter().any(|t| t.name == **n)) {
+    if let Some(unknown) = only.iter().find(|s| !all.iter().any(|t| t.name == s.target)) {
         let names: Vec<&str> = all.iter().map(|t| t.name.as_str()).collect();
         bail!(
-            "--only {unknown}: no such test target; there are: {}",
+            "--only {}: no such test target; there are: {}",
+            unknown.target,
             names.join(", ")
         );
     }
-    let selected = |t: &TestTarget| only.is_empty() || only.contains(&t.name);
+    let selected = |t: &TestTarget| only.is_empty() || only.iter().any(|s| s.target == t.name);
     let (mut targets, skipped): (Vec<_>, Vec<_>) =
         all.into_iter().filter(selected).partition(|t| peer || !t.peer);
     for TestTarget { name, .. } in skipped {
@@ -167,9 +177,27 @@ fn parse_targets(metadata: &serde_json::Value) -> Option<Vec<TestTarget>> {
 }
 
 impl TestTarget {
-    fn to_job(&self) -> TestJob {
+    fn to_job(&self, only: &[Selection]) -> TestJob {
         let threads = if self.cluster { CLUSTER_THREADS } else { 2 };
-        TestJob::new(&self.name, &["--test", &self.name], threads)
+        let mut job = TestJob::new(&self.name, &["--test", &self.name], threads);
+        let of_this = || only.iter().filter(|s| s.target == self.name);
+        // Named once without a module, all of it runs.
+        if of_this().all(|s| s.filter.is_some()) {
+            job.filters = of_this().filter_map(|s| s.filter.clone()).collect();
+        }
+        job
+    }
+}
+
+impl From<&str> for Selection {
+    fn from(text: &str) -> Self {
+        let (target, filter) = text
+            .split_once("::")
+            .map_or((text, None), |(target, filter)| (target, Some(filter.to_owned())));
+        Self {
+            target: target.to_owned(),
+            filter,
+        }
     }
 }
 
@@ -179,6 +207,7 @@ impl TestJob {
             name: name.to_owned(),
             args: args.iter().map(|a| (*a).to_owned()).collect(),
             threads,
+            filters: Vec::new(),
         }
     }
 
@@ -193,6 +222,7 @@ impl TestJob {
             "--",
             &format!("--test-threads={}", self.threads),
         ]);
+        command.args(&self.filters);
         if cargo.soak {
             command.arg("--show-output").env("KRUISE_SOAK", "1");
         }
@@ -217,6 +247,13 @@ impl TestJob {
         text.lines()
             .filter_map(parse_result_line)
             .for_each(|more| row.count.add(more));
+        if ok && row.count.passed == 0 && !self.filters.is_empty() {
+            bail!(
+                "--only {}::{}: no such test",
+                self.name,
+                self.filters.join(" or ")
+            );
+        }
         println!("==> {}, {:.1} s\n{}\n", row.name, row.seconds, text.trim());
         Ok(row)
     }
@@ -365,6 +402,23 @@ mod tests {
             })
         );
         assert_eq!(parse_result_line("running 3 tests"), None);
+    }
+
+    #[test]
+    fn part_of_a_target_is_selected() {
+        let target = TestTarget {
+            name: "api".into(),
+            cluster: true,
+            peer: false,
+        };
+        let filters = |only: &[&str]| {
+            let only: Vec<Selection> = only.iter().map(|text| Selection::from(*text)).collect();
+            target.to_job(&only).filters
+        };
+        assert_eq!(filters(&[]), [""; 0]);
+        assert_eq!(filters(&["api", "other"]), [""; 0]);
+        assert_eq!(filters(&["api::one", "other::two", "api::a::b"]), ["one", "a::b"]);
+        assert_eq!(filters(&["api::one", "api"]), [""; 0]);
     }
 
     #[test]
