@@ -82,6 +82,13 @@ async fn sets_with_mistakes_are_refused_and_the_field_is_named() {
         ),
         (
             container(
+                "env",
+                json!([{ "name": "KRUISE_CONTAINER_PRIORITY", "value": "high" }]),
+            ),
+            r#"spec.containers[0].env[0].value: Invalid value: "high": a launch priority is a whole number, as 10 or -1"#,
+        ),
+        (
+            container(
                 "transferEnv",
                 json!([{ "envName": "A", "sourceContainerNameFrom": source }]),
             ),
@@ -180,13 +187,34 @@ async fn annotations_need_a_whitelist() {
     };
     configuration("{");
     wait_refused(cluster, &annotated(key), "the whitelist cannot be read");
-    configuration(r#"{"rules": [{"allowedAnnotationKeyExprs": ["^example\\.com/"]}]}"#);
+    configuration(
+        r#"{"rules": [{"allowedAnnotationKeyExprs": ["^example\\.com/", "^kruise\\.io/sidecarset-hash$"]}]}"#,
+    );
     cluster.create_set("annotated", patch(key));
     cluster.wait_dry_run("annotated", "the annotation", |pod| {
         pod["metadata"]["annotations"][key] == "x"
     });
     let other = "the whitelist does not allow annotation example.org/note";
     wait_refused(cluster, &annotated("example.org/note"), other);
+
+    // A record that a set makes invalid is not the Pod's: the failure policy decides.
+    let records =
+        json!([{ "annotations": { "kruise.io/sidecarset-hash": "junk" }, "patchPolicy": "Overwrite" }]);
+    cluster.create_set("records", json!({ "patchPodMetadata": records }));
+    let policy = |value: &str| {
+        let annotations = json!({ "apps.kruise.io/sidecarset-failure-policy": value });
+        cluster.patch_set("records", &json!({ "metadata": { "annotations": annotations } }));
+    };
+    policy("Fail");
+    let text = "makes annotation kruise.io/sidecarset-hash invalid";
+    let create = || cluster.try_dry_run_with("records", &json!({}));
+    cluster.wait_until(text, || match create() {
+        Err(why) if why.contains(text) => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    policy("Ignore");
+    let pod = cluster.wait_until("the Pod is created", create);
+    assert_eq!(names(&pod), ["app"]);
 }
 
 /// What a set asks for and the Pod does not have is left out; what the Pod has already is kept, except for a container.

@@ -3,6 +3,7 @@
 
 pub mod cloneset;
 pub mod labels;
+pub mod launch_priority;
 pub mod selector;
 
 use std::borrow::Cow;

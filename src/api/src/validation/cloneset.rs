@@ -3,7 +3,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::{Value, json};
 
-use super::{FieldErrors, selector};
+use super::{FieldErrors, launch_priority, selector};
 use crate::cloneset::{NO_UPDATE_BUDGET, string_map};
 use crate::keys;
 use crate::lifecycle::{Lifecycle, LifecycleHook};
@@ -127,14 +127,11 @@ pub fn validate_launch_priorities(template: &Value) -> Vec<String> {
     let ordered = annotations[keys::CONTAINER_LAUNCH_PRIORITY] == keys::CONTAINER_LAUNCH_ORDERED;
     let containers = containers.filter(|all| all.len() > 1 && !ordered);
     for (at, container) in containers.into_iter().flatten().enumerate() {
-        let env = container["env"].as_array().into_iter().flatten().enumerate();
-        for (nth, variable) in env.filter(|(_, v)| v["name"] == keys::ENV_CONTAINER_PRIORITY) {
-            let value = &variable["value"];
-            if value.as_str().and_then(|text| text.parse::<i64>().ok()).is_none() {
-                let field = format!("spec.template.spec.containers[{at}].env[{nth}].value");
-                errors.add(field, value, "a launch priority is a whole number, as 10 or -1");
-            }
-        }
+        launch_priority::check(
+            container,
+            &format!("spec.template.spec.containers[{at}]"),
+            &mut errors,
+        );
     }
     errors.into_messages()
 }

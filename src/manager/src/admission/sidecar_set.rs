@@ -182,7 +182,8 @@ pub(super) fn validate_request(request: &Request, lookup: &SidecarSetLookup) -> 
         whitelist: lookup.whitelist.as_deref(),
         patch_metadata_allowed: lookup.patch_metadata_allowed,
     });
-    Decision::from_errors(errors, object, Vec::new())
+    let warnings = validate::warnings(&object);
+    Decision::from_errors(errors, object, warnings)
 }
 
 #[cfg(test)]

@@ -87,8 +87,16 @@ fn priorities(pod: &Value) -> Result<Option<Vec<i64>>, LaunchPriorityError> {
     Ok(differ.then_some(priorities))
 }
 
+/// The errors of all containers, whether their priorities count or not.
+pub(super) fn errors(pod: &Value) -> Vec<LaunchPriorityError> {
+    let containers = pod["spec"]["containers"].as_array().into_iter().flatten();
+    containers
+        .filter_map(|container| requested(container).err())
+        .collect()
+}
+
 /// The priority in a container's environment, the last one of several; 0 if it has none.
-fn requested(container: &Value) -> Result<i64, LaunchPriorityError> {
+pub(crate) fn requested(container: &Value) -> Result<i64, LaunchPriorityError> {
     let variables = container["env"].as_array().into_iter().flatten();
     let mut priority = 0;
     for variable in variables.filter(|v| v["name"] == keys::ENV_CONTAINER_PRIORITY) {

@@ -42,9 +42,12 @@ pub enum MutationError {
     /// A SidecarSet cannot be injected.
     #[error(transparent)]
     Injection(#[from] InjectionError),
-    /// A launch priority is invalid.
+    /// A launch priority of the Pod's own container is invalid.
     #[error(transparent)]
-    LaunchPriority(#[from] LaunchPriorityError),
+    LaunchPriority(LaunchPriorityError),
+    /// A launch priority of a sidecar is invalid.
+    #[error("a SidecarSet cannot be injected: {0}")]
+    SidecarLaunchPriority(LaunchPriorityError),
 }
 
 /// Changes a Pod (raw JSON) that is created. Returns whether a step changed it; annotations of a SidecarSet that
@@ -65,9 +68,17 @@ pub fn mutate(
             .filter(|name| !name.is_empty())
             .unwrap_or("default");
         policy::undo(pod, options.cluster.sets);
+        let own_errors = launch_priority::errors(pod);
         changed |= inject::inject(pod, namespace, &options.cluster, &options.inject, random_percent)?;
         // Behind the injection, because sidecars have priorities, too.
-        changed |= launch_priority::apply(pod, options.random_name)?;
+        changed |= launch_priority::apply(pod, options.random_name).map_err(|why| {
+            let mut errors = launch_priority::errors(pod).into_iter();
+            let own = errors.find(|error| own_errors.contains(error));
+            own.map_or(
+                MutationError::SidecarLaunchPriority(why),
+                MutationError::LaunchPriority,
+            )
+        })?;
         changed |= options.enhanced_liveness && enhanced_liveness::apply(pod);
     }
     Ok(changed)
@@ -148,6 +159,42 @@ mod tests {
             pod["spec"]["readinessGates"][0]["conditionType"],
             keys::KRUISE_POD_READY
         );
+    }
+
+    #[test]
+    fn invalid_priority_is_of_the_pod_only_if_its_own_container_has_it() {
+        let priority = |value: &str| json!([{ "name": keys::ENV_CONTAINER_PRIORITY, "value": value }]);
+        let error = |container: &str, value: &str| LaunchPriorityError::NotAnInteger {
+            container: container.to_owned(),
+            value: value.to_owned(),
+        };
+        let of_sidecar = MutationError::SidecarLaunchPriority(error("log", "high"));
+        let of_pod = |container| MutationError::LaunchPriority(error(container, "low"));
+        for (own, sidecar, expected) in [
+            (json!({ "name": "app" }), "high", &of_sidecar),
+            (
+                json!({ "name": "app", "env": priority("low") }),
+                "1",
+                &of_pod("app"),
+            ),
+            (
+                json!({ "name": "app", "env": priority("low") }),
+                "high",
+                &of_pod("app"),
+            ),
+            // The sidecar replaces it.
+            (
+                json!({ "name": "log", "env": priority("low") }),
+                "high",
+                &of_sidecar,
+            ),
+        ] {
+            let sidecar =
+                json!({ "name": "log", "env": priority(sidecar), "podInjectPolicy": "BeforeAppContainer" });
+            let mut pod =
+                json!({ "metadata": { "name": "p" }, "spec": { "containers": [own, { "name": "other" }] } });
+            assert_eq!(mutated(&mut pod, &spec(sidecar)).as_ref(), Err(expected), "{own}");
+        }
     }
 
     /// JSON with the names that the steps look at, anywhere.

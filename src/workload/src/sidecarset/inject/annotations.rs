@@ -25,13 +25,21 @@ pub(super) struct Record {
 }
 
 impl Record {
-    pub(super) fn parse(annotations: &BTreeMap<String, String>) -> Result<Self, InjectionError> {
+    /// The records in these annotations; `own` are those that the Pod had before sets patched them.
+    pub(super) fn parse(
+        annotations: &BTreeMap<String, String>,
+        own: &BTreeMap<String, String>,
+    ) -> Result<Self, InjectionError> {
         let text = |key: &str| annotations.get(key).map(String::as_str).unwrap_or_default();
         let hashes = |key: &'static str| match parse_with_format(text(key)) {
-            (_, HashFormat::Invalid) if !text(key).is_empty() => Err(InjectionError::InvalidAnnotation {
-                key,
-                value: truncate(text(key), MAX_VALUE_CHARS).into_owned(),
-            }),
+            (_, HashFormat::Invalid) if !text(key).is_empty() => {
+                let value = truncate(text(key), MAX_VALUE_CHARS).into_owned();
+                Err(if own.get(key) == annotations.get(key) {
+                    InjectionError::InvalidAnnotation { key, value }
+                } else {
+                    InjectionError::InvalidPatch { key, value }
+                })
+            }
             (records, _) => Ok(records),
         };
         Ok(Self {

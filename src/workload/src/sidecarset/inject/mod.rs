@@ -79,6 +79,14 @@ pub enum InjectionError {
         /// The first characters of its value.
         value: String,
     },
+    /// A set makes an annotation of ours one that is none.
+    #[error("patchPodMetadata of a SidecarSet makes annotation {key} invalid: {value:?}")]
+    InvalidPatch {
+        /// Key of the annotation.
+        key: &'static str,
+        /// The first characters of its value.
+        value: String,
+    },
     /// The Pod has too much that sidecars take over.
     #[error(
         "SidecarSet {set:?}: sidecars would take over more than 15000 mounts, devices and variables of the Pod"
@@ -132,7 +140,8 @@ pub fn inject(
     if selected.is_empty() {
         return Ok(false);
     }
-    let mut pod_annotations = string_map(&pod["metadata"]["annotations"]);
+    let own_annotations = string_map(&pod["metadata"]["annotations"]);
+    let mut pod_annotations = own_annotations.clone();
     for set in &selected {
         let patches = set.spec.patch_pod_metadata.as_deref().unwrap_or_default();
         patch_annotations(&mut pod_annotations, patches).map_err(|why| InjectionError::Annotation {
@@ -142,7 +151,7 @@ pub fn inject(
     }
     write_annotations(pod, &pod_annotations);
 
-    let mut record = annotations::Record::parse(&pod_annotations)?;
+    let mut record = annotations::Record::parse(&pod_annotations, &own_annotations)?;
     let mut source = build::Source::new(pod, &labels, &pod_annotations, &selected);
     let mut parts = assemble::Parts::default();
     for set in &selected {

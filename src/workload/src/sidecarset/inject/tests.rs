@@ -5,6 +5,7 @@ use proptest::prelude::*;
 use serde::Deserialize;
 
 use kruise_api::cloneset::string_map;
+use kruise_api::keys;
 use kruise_api::sidecarset::SidecarSetSpec;
 
 use super::*;
@@ -468,4 +469,43 @@ fn copies_of_mounts_are_limited() {
         injected(&["one", "two"]),
         Err(InjectionError::TooManyCopies { set })
     );
+}
+
+/// A Pod is refused for its own annotation only; the failure policy decides about that of a set.
+#[test]
+fn invalid_record_is_of_the_pod_only_if_no_set_wrote_it() {
+    let key = keys::SIDECAR_SET_HASH;
+    let injected = |own: &str, policy: &str| {
+        let patches = json!([{ "annotations": { key: "junk" }, "patchPolicy": policy }]);
+        let spec = json!({ "containers": [{ "name": "log" }], "patchPodMetadata": patches });
+        let set = sidecar_set("s", json!({}), spec);
+        let cluster = Cluster {
+            sets: &[set.view()],
+            namespace_labels: None,
+            revisions: &[],
+        };
+        let options = Options {
+            sort_containers: false,
+            now: Timestamp::UNIX_EPOCH,
+        };
+        let metadata = json!({ "labels": { "app": "a" }, "annotations": { key: own } });
+        let mut pod = json!({ "metadata": metadata, "spec": { "containers": [{ "name": "app" }] } });
+        inject(&mut pod, "default", &cluster, &options, &mut || 0)
+    };
+    let of_pod = |value: &str| {
+        let value = value.to_owned();
+        Err(InjectionError::InvalidAnnotation { key, value })
+    };
+    let of_set = Err(InjectionError::InvalidPatch {
+        key,
+        value: "junk".to_owned(),
+    });
+    for (own, policy, expected) in [
+        ("own", "Retain", &of_pod("own")),
+        ("own", "Overwrite", &of_set),
+        ("{}", "Overwrite", &of_set),
+        ("{}", "Retain", &Ok(true)),
+    ] {
+        assert_eq!(&injected(own, policy), expected, "{own} {policy}");
+    }
 }

@@ -18,6 +18,7 @@ use super::literal::{self, string, strings};
 use super::selector::POD_LABELS;
 use super::sets::Peers;
 use super::{Options, Program, Unsupported, annotations, records, resources, typed};
+use crate::pod_admission::launch_priority::requested;
 use crate::sidecarset::inject::candidates::Selected;
 use crate::sidecarset::recorded::{version_alt_key, version_key};
 use crate::sidecarset::set::{name, names_in_pod};
@@ -140,6 +141,11 @@ fn copies(list: &List<'_>, container: &SidecarContainer, field: &str) -> Result<
         fields.insert("resources".to_owned(), json!({ "limits": {}, "requests": {} }));
     }
     let mut base = typed::container(&fields, field)?;
+    if !list.is_init() && requested(&base).is_err() {
+        // The Pod would be injected, whatever the failure policy is, and get no barriers.
+        let why = "has a launch priority that is not an integer";
+        return Err(Unsupported::new(&format!("{field}.env"), why));
+    }
     kruise_api::json::append(
         &mut base,
         &["env"],

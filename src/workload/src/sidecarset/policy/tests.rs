@@ -181,6 +181,10 @@ fn unsupported_fields_are_reported() {
             "spec.containers[0].upgradeStrategy.hotUpgradeEmptyImage is empty, and the API server refuses containers without image",
         ),
         (
+            container(json!({ "env": [{ "name": keys::ENV_CONTAINER_PRIORITY, "value": "high" }] })),
+            "spec.containers[0].env has a launch priority that is not an integer",
+        ),
+        (
             container(json!({ "newField": true })),
             "spec.containers[0].newField is no field that this release knows",
         ),

@@ -9,6 +9,7 @@
 
 mod conflicts;
 mod containers;
+mod injection;
 mod metadata;
 mod patch_metadata;
 mod pod;
@@ -94,6 +95,8 @@ pub fn validate(request: &Request) -> FieldErrors {
     if let Some(old) = request.old {
         update::check(&spec["containers"], &old["spec"]["containers"], &mut errors);
     }
+    let old_containers = request.old.map_or(&Value::Null, |old| &old["spec"]["containers"]);
+    injection::check(&spec["containers"], old_containers, &mut errors);
     if errors.is_empty()
         && let Err(why) = SidecarSetSpec::deserialize(spec)
     {
@@ -103,6 +106,14 @@ pub fn validate(request: &Request) -> FieldErrors {
         conflicts::check(request, &mut errors);
     }
     errors
+}
+
+/// Why no Pod can be injected with this SidecarSet, although it is valid as in OpenKruise.
+#[must_use]
+pub fn warnings(set: &Value) -> Vec<String> {
+    let mut warnings = FieldErrors::default();
+    injection::warn(&set["spec"], &mut warnings);
+    warnings.into_messages()
 }
 
 #[cfg(test)]

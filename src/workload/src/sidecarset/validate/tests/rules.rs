@@ -374,3 +374,72 @@ fn a_thousand_other_sets_are_compared_quickly() {
     // Some milliseconds; the limit is for slow machines.
     assert!(begin.elapsed().as_secs() < 2, "{:?}", begin.elapsed());
 }
+
+#[test]
+fn stored_launch_priorities_that_are_no_numbers_stay() {
+    let with_priority = |variable: Value| {
+        let mut one = container("c");
+        one["env"] = json!([{ "name": "A", "value": "x" }, variable]);
+        set(&json!({ "spec": { "containers": [one], "initContainers": [] } }))
+    };
+    let priority = |value: &str| json!({ "name": "KRUISE_CONTAINER_PRIORITY", "value": value });
+    let error = |set: &Value, old: Option<&Value>| found(&Request { old, ..request(set) });
+    let field = "spec.containers[0].env[1].value";
+    for value in ["", "1.5", "high", "99999999999999999999"] {
+        let bad = with_priority(priority(value));
+        assert_eq!(error(&bad, None), [format!("Invalid {field}")], "{value}");
+        assert_eq!(error(&bad, Some(&bad)), [""; 0], "{value}");
+        let corrected = with_priority(priority("-1"));
+        assert_eq!(error(&bad, Some(&corrected)), [format!("Invalid {field}")]);
+        assert_eq!(error(&corrected, Some(&bad)), [""; 0]);
+        assert_eq!(warnings(&corrected), [""; 0]);
+        let warned = warnings(&bad);
+        assert!(
+            warned.len() == 1 && warned[0].starts_with(&format!("{field}: Invalid value: ")),
+            "{warned:?}"
+        );
+    }
+    let source = json!({ "fieldRef": { "apiVersion": "v1", "fieldPath": "metadata.name" } });
+    let by_reference = json!({ "name": "KRUISE_CONTAINER_PRIORITY", "valueFrom": source });
+    assert_eq!(
+        error(&with_priority(by_reference), None),
+        [format!("Required {field}")]
+    );
+
+    // Init containers have no barriers.
+    let mut init = container("i");
+    init["env"] = json!([priority("high")]);
+    let init = set(&json!({ "spec": { "initContainers": [init] } }));
+    assert_eq!(error(&init, None), [""; 0]);
+}
+
+#[test]
+fn missing_empty_image_is_warned_about() {
+    let mut hot = container("c");
+    hot["upgradeStrategy"] = json!({ "upgradeType": "HotUpgrade" });
+    let mut init = hot.clone();
+    init["name"] = json!("i");
+    init["restartPolicy"] = json!("Always");
+    let update = json!({ "type": "NotUpdate" });
+    let set = |containers: &Value, init: &Value| {
+        set(
+            &json!({ "spec": { "containers": [containers], "initContainers": [init], "updateStrategy": update } }),
+        )
+    };
+    let field = |list: &str| {
+        format!(
+            "spec.{list}[0].upgradeStrategy.hotUpgradeEmptyImage: Required value: the SidecarSet cannot be injected without it"
+        )
+    };
+    let bad = set(&hot, &init);
+    assert_eq!(found(&request(&bad)), [""; 0]);
+    assert_eq!(warnings(&bad), [field("initContainers"), field("containers")]);
+    for container in [&mut hot, &mut init] {
+        container["upgradeStrategy"]["hotUpgradeEmptyImage"] = json!("empty:1");
+    }
+    assert_eq!(warnings(&set(&hot, &init)), [""; 0]);
+    // An init container that ends is never upgraded.
+    init["restartPolicy"] = Value::Null;
+    init["upgradeStrategy"]["hotUpgradeEmptyImage"] = Value::Null;
+    assert_eq!(warnings(&set(&hot, &init)), [""; 0]);
+}
