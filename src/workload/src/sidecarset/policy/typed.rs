@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::Unsupported;
 use crate::in_place::quantity;
 
-/// The value without nulls, if it is a `T`.
+/// The value without nulls and empty lists, if it is a `T`.
 pub(super) fn checked<T: DeserializeOwned + Serialize>(
     mut value: Value,
     field: &str,
@@ -31,7 +31,8 @@ const FREE_NAMES: [&str; 5] = [
     "matchLabels",
 ];
 
-/// Removes nulls, and writes quantities as text.
+/// Removes nulls and empty lists, and writes quantities as text. The types leave an empty list out as they leave out an
+/// unknown field, and the API server stores neither.
 fn clean(value: &mut Value, field: &str) -> Result<(), Unsupported> {
     match value {
         Value::Array(items) => {
@@ -40,7 +41,7 @@ fn clean(value: &mut Value, field: &str) -> Result<(), Unsupported> {
             }
         }
         Value::Object(fields) => {
-            fields.retain(|_, value| !value.is_null());
+            fields.retain(|_, value| !value.is_null() && !is_empty_list(value));
             for (name, value) in fields {
                 let field = format!("{field}.{name}");
                 match name.as_str() {
@@ -77,7 +78,6 @@ fn unknown_field(value: &Value, typed: &Value, field: &str) -> Option<String> {
             let field = format!("{field}.{name}");
             match known.get(name) {
                 Some(typed) => unknown_field(value, typed, &field),
-                None if is_empty(value) => None,
                 None => Some(field),
             }
         }),
@@ -89,8 +89,7 @@ fn unknown_field(value: &Value, typed: &Value, field: &str) -> Option<String> {
     }
 }
 
-/// Whether a list is empty: types of empty lists leave it out. An empty object may have an unknown name.
-fn is_empty(value: &Value) -> bool {
+fn is_empty_list(value: &Value) -> bool {
     value.as_array().is_some_and(Vec::is_empty)
 }
 
@@ -114,13 +113,10 @@ mod tests {
     #[test]
     fn fields_that_the_api_server_would_not_read_are_refused() {
         let clean = container_of(
-            json!({ "name": "a", "image": null, "env": [], "resources": { "limits": { "cpu": 1.5, "memory": "1Gi" } } }),
+            json!({ "name": "a", "image": null, "env": [], "agrs": [], "labels": [], "resources": { "limits": { "cpu": 1.5, "memory": "1Gi" } } }),
         );
         let resources = json!({ "limits": { "cpu": "1.5", "memory": "1Gi" } });
-        assert_eq!(
-            clean,
-            Ok(json!({ "name": "a", "env": [], "resources": resources }))
-        );
+        assert_eq!(clean, Ok(json!({ "name": "a", "resources": resources })));
         for (value, why) in [
             (
                 json!({ "args": [1] }),
@@ -133,6 +129,14 @@ mod tests {
             (
                 json!({ "lifecycle": { "nope": {} } }),
                 "c.lifecycle.nope is no field that this release knows",
+            ),
+            (
+                json!({ "nope": { "list": [] } }),
+                "c.nope is no field that this release knows",
+            ),
+            (
+                json!({ "nope": "" }),
+                "c.nope is no field that this release knows",
             ),
             (
                 json!({ "ports": [{ "containerPort": 80, "x": 1 }] }),
