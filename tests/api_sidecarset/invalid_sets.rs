@@ -264,6 +264,26 @@ async fn pods_are_created_whatever_they_have_already() {
     });
 }
 
+/// Anyone who creates a Pod can write the annotation.
+#[tokio::test]
+async fn pods_that_only_claim_to_be_injected_are_injected() {
+    let SharedCluster { cluster, .. } = shared_cluster().await;
+    let native = json!([{ "name": "mesh", "image": "mesh:1", "restartPolicy": "Always" }]);
+    cluster.create_set(
+        "claimed",
+        json!({ "containers": null, "initContainers": native, "updateStrategy": { "type": "NotUpdate" } }),
+    );
+    let claim = json!({ "metadata": { "annotations": { "kruise.io/sidecarset-injected-list": "claimed" } } });
+    cluster.wait_until("the Pod is injected", || {
+        let pod = cluster.try_dry_run_with("claimed", &claim)?;
+        if pod["spec"]["initContainers"][0]["name"] == "mesh" {
+            Ok(())
+        } else {
+            Err(pod.to_string())
+        }
+    });
+}
+
 #[tokio::test]
 async fn set_for_all_pods_spares_system_namespaces() {
     let cluster = SidecarCluster::start("");

@@ -113,16 +113,23 @@ fn not_injected(set: &str, spec: &SidecarSetSpec) -> String {
         "object.metadata.?annotations['{}'].orValue('').split(',').exists(s, s == '{set}')",
         keys::SIDECAR_SET_INJECTED_LIST
     );
-    let mut names = spec.containers.iter().flatten();
-    // One container is proof enough, and keeps the expression short.
-    let name = names.find_map(|c| {
-        c.container
-            .get("name")?
-            .as_str()
-            .filter(|name| names::is_label(name))
+    let lists = [
+        ("object.spec.containers", &spec.containers),
+        ("object.spec.?initContainers.orValue([])", &spec.init_containers),
+    ];
+    let mut containers = lists.into_iter().flat_map(|(list, containers)| {
+        containers
+            .iter()
+            .flatten()
+            .map(move |container| (list, container))
     });
-    let present = name.map_or_else(String::new, |name| {
-        format!(" && object.spec.containers.exists(c, c.name in ['{name}', '{name}-1'])")
+    // One container is proof enough, and keeps the expression short.
+    let first = containers.find_map(|(list, container)| {
+        let name = container.container.get("name")?.as_str();
+        Some((list, name.filter(|name| names::is_label(name))?))
+    });
+    let present = first.map_or_else(String::new, |(list, name)| {
+        format!(" && {list}.exists(c, c.name in ['{name}', '{name}-1'])")
     });
     format!("!({listed}{present})")
 }
@@ -399,13 +406,44 @@ mod tests {
     fn webhooks_are_called_at_the_path_of_their_set() {
         let all = webhooks(&[("a", spec(json!({})))]);
         assert_eq!(all[0]["clientConfig"]["service"]["path"], "/mutate-pod/a");
-        for webhook in [
+        let for_all_pods = [
             launch_priority_webhook("n"),
             readiness_gate_webhook("n"),
             enhanced_liveness_webhook("n"),
-        ] {
+        ];
+        for webhook in &for_all_pods {
             assert_eq!(webhook["clientConfig"]["service"]["path"], "/mutate-pod");
             assert_eq!(webhook["failurePolicy"], "Ignore");
+        }
+        for webhook in all.iter().chain(&for_all_pods) {
+            // Every new Pod waits that long for a program that does not answer.
+            let timeout = webhook["timeoutSeconds"].as_u64();
+            assert!(timeout.is_some_and(|seconds| seconds <= 5), "{webhook}");
+        }
+    }
+
+    #[test]
+    fn annotation_alone_keeps_no_pod_from_the_webhook() {
+        let condition = |spec_patch: Value| {
+            let all = webhooks(&[("s", spec(spec_patch))]);
+            all[0]["matchConditions"][0]["expression"]
+                .as_str()
+                .unwrap()
+                .to_owned()
+        };
+        let native = json!([{ "name": "mesh", "restartPolicy": "Always" }]);
+        for (patch, present) in [
+            (
+                json!({ "initContainers": native }),
+                " && object.spec.containers.exists(c, c.name in ['log', 'log-1']))",
+            ),
+            (
+                json!({ "containers": [], "initContainers": native }),
+                " && object.spec.?initContainers.orValue([]).exists(c, c.name in ['mesh', 'mesh-1']))",
+            ),
+        ] {
+            let condition = condition(patch);
+            assert!(condition.ends_with(present), "{condition}");
         }
     }
 
