@@ -32,7 +32,7 @@ const WRITE_INTERVAL: Duration = Duration::from_secs(1);
 const MESSAGE_INTERVAL: Duration = Duration::from_secs(10);
 /// Backoff after a write that failed.
 const WRITE_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(300));
-/// Delay after a reconcile in which something panicked.
+/// From a panic to the next reconcile of what panicked.
 const PANIC_BACKOFF: Duration = Duration::from_secs(5);
 
 type EndedProbe = (ProbeKey, u64, Outcome, Option<Target>);
@@ -70,6 +70,10 @@ pub(super) struct PodProbeController {
     last_write: Option<Instant>,
     retry_at: Option<Instant>,
     failures: u32,
+    /// A change that panicked; until it is applied, the probes of the previous object run.
+    unapplied: Option<Option<Arc<NodePodProbe>>>,
+    /// When what panicked is tried again.
+    panic_retry_at: Option<Instant>,
 }
 
 /// The NodePodProbe as it is stored.
@@ -101,6 +105,8 @@ impl PodProbeController {
             last_write: None,
             retry_at: None,
             failures: 0,
+            unapplied: None,
+            panic_retry_at: None,
         }
     }
 
@@ -112,7 +118,7 @@ impl PodProbeController {
         let mut event = ProbeEvent::Wake;
         loop {
             let reconciled = catch_panic_sync(NAME, "reconcile", || self.reconcile(event));
-            let wake_at = reconciled.unwrap_or_else(|_| Some(Instant::now() + PANIC_BACKOFF));
+            let wake_at = reconciled.unwrap_or_else(|_| Some(self.back_off_after_panic()));
             step.set_idle(wake_at.map(|at| at.saturating_duration_since(Instant::now())));
             event = tokio::select! {
                 Some(change) = self.changes.recv() => ProbeEvent::NodePodProbe(change.new),
@@ -146,30 +152,30 @@ impl PodProbeController {
         }
     }
 
-    /// Handles the event, observes, starts what is due and writes; returns when the next reconcile is due.
+    /// Handles the event, observes, starts what is due and writes; returns when the next reconcile is due. A panic in
+    /// the work on one probe affects only that probe.
     fn reconcile(&mut self, event: ProbeEvent) -> Option<Instant> {
         let now = self.now();
+        if self.panic_retry_at.take_if(|at| *at <= Instant::now()).is_some() {
+            (self.must_observe, self.must_compare) = (true, true);
+            if let Some(object) = self.unapplied.take() {
+                self.apply(object, now);
+            }
+        }
         match event {
-            ProbeEvent::NodePodProbe(object) => self.on_object(object, now),
+            ProbeEvent::NodePodProbe(object) => self.apply(object, now),
             ProbeEvent::Ended(ended) => {
                 for (key, run, outcome, verified) in ended {
-                    self.verified.extend(verified.map(|target| (key.clone(), target)));
-                    if self.running.get(&key).is_some_and(|(current, _)| *current == run) {
-                        self.running.remove(&key);
-                    }
-                    let transition = self.board.on_ended(&key, run, outcome, now);
-                    self.publish_events(transition);
+                    self.with_run("result", &key.clone(), run, now, |controller| {
+                        controller.on_ended(key, run, outcome, verified, now);
+                    });
                 }
             }
             ProbeEvent::Written(written) => self.on_written(*written),
             ProbeEvent::Wake => {}
         }
         if std::mem::take(&mut self.must_observe) {
-            let pods = &self.pods;
-            let transitions = self
-                .board
-                .observe(now, |key, container| observe(pods, key, container));
-            self.publish_events(transitions);
+            self.observe(now);
         }
         let board = &self.board;
         self.running.retain(|key, (run, handle)| {
@@ -180,13 +186,60 @@ impl PodProbeController {
             counts
         });
         for start in self.board.start_due(now) {
-            self.start(start);
+            let (key, run) = (start.key.clone(), start.run);
+            self.with_run("start", &key, run, now, |controller| controller.start(start));
         }
         let waiting = i64::try_from(self.board.waiting()).unwrap_or(i64::MAX);
         metrics().pod_probe_queue.set(waiting);
         let next_probe = self.board.next_due(now).map(|due| self.started_at + due);
-        let next_write = self.write_status();
-        next_probe.into_iter().chain(next_write).min()
+        let next_write = self.write_status_with_backoff();
+        let due = next_probe.into_iter().chain(next_write);
+        due.chain(self.panic_retry_at).min()
+    }
+
+    /// Works on a run of a probe. A panic ends it as one that could not be run: it is due again after its period, and
+    /// does not keep its slot until then.
+    fn with_run(&mut self, what: &str, key: &ProbeKey, run: u64, now: Now, work: impl FnOnce(&mut Self)) {
+        if let Err(panicked) = catch_panic_sync(NAME, format_args!("{key}: {what}"), || work(self)) {
+            let outcome = Outcome::Error(panicked.to_string());
+            self.board.on_ended(key, run, outcome, now);
+        }
+    }
+
+    /// When what panicked is tried again.
+    fn back_off_after_panic(&mut self) -> Instant {
+        *self
+            .panic_retry_at
+            .get_or_insert_with(|| Instant::now() + PANIC_BACKOFF)
+    }
+
+    fn on_ended(&mut self, key: ProbeKey, run: u64, outcome: Outcome, verified: Option<Target>, now: Now) {
+        if self.running.get(&key).is_some_and(|(current, _)| *current == run) {
+            self.running.remove(&key);
+        }
+        let transition = self.board.on_ended(&key, run, outcome, now);
+        self.verified.extend(verified.map(|target| (key, target)));
+        self.publish_events(transition);
+    }
+
+    fn observe(&mut self, now: Now) {
+        let pods = &self.pods;
+        let (transitions, panicked) = self
+            .board
+            .observe(now, |key, container| observe(pods, key, container));
+        if panicked {
+            self.back_off_after_panic();
+        }
+        self.publish_events(transitions);
+    }
+
+    /// Takes over a change of the object. One that panics is kept for a later reconcile.
+    fn apply(&mut self, object: Option<Arc<NodePodProbe>>, now: Now) {
+        let applied = catch_panic_sync(NAME, "NodePodProbe", || self.on_object(object.clone(), now));
+        self.unapplied = applied.is_err().then_some(object);
+        if self.unapplied.is_some() {
+            self.back_off_after_panic();
+        }
     }
 
     fn on_object(&mut self, object: Option<Arc<NodePodProbe>>, now: Now) {
@@ -280,6 +333,20 @@ impl PodProbeController {
         }
     }
 
+    /// The same as [`Self::write_status`], but not before the back-off is over. A panic counts as a write that failed.
+    fn write_status_with_backoff(&mut self) -> Option<Instant> {
+        let retry_at = self.retry_at.filter(|at| *at > Instant::now());
+        if retry_at.is_some() {
+            return retry_at;
+        }
+        let written = catch_panic_sync(NAME, "status", || self.write_status());
+        written.unwrap_or_else(|panicked| {
+            self.must_compare = true;
+            self.on_written(Err(panicked.into()));
+            self.retry_at
+        })
+    }
+
     /// Writes the status if it differs and a write is due; returns when one will be.
     fn write_status(&mut self) -> Option<Instant> {
         let object = self.object.as_ref()?;
@@ -293,7 +360,7 @@ impl PodProbeController {
             StatusChange::States => WRITE_INTERVAL,
             StatusChange::Messages => MESSAGE_INTERVAL,
         };
-        let due = self.last_write.map(|at| at + interval).max(self.retry_at);
+        let due = self.last_write.map(|at| at + interval);
         if let Some(due) = due.filter(|due| *due > Instant::now()) {
             return Some(due);
         }
@@ -302,8 +369,8 @@ impl PodProbeController {
         let api: Api<NodePodProbe> = Api::all(self.ctx.cluster.client.clone());
         let node = self.ctx.node_name.clone();
         self.writes.spawn(async move {
-            let stored = write::patch_status_merge(&api, &node, &body).await?;
-            stored.object()
+            let write = async { write::patch_status_merge(&api, &node, &body).await?.object() };
+            catch_panic(NAME, "write of the status", write).await?
         });
         None
     }
@@ -369,5 +436,140 @@ async fn sleep_until_or_pend(at: Option<Instant>) {
     match at {
         Some(at) => sleep_until(at).await,
         None => pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, clippy::panic)]
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tokio::sync::mpsc::{self, UnboundedReceiver};
+
+    use super::*;
+    use kruise_cluster::Key;
+    use kruise_ops::panics::injected::inject_panic;
+
+    /// The result of a probe that is run.
+    const RUN: &str = "the probe has no exec, httpGet, tcpSocket or grpc";
+    const PANICKED: &str = "panic: injected";
+
+    /// A running controller with the probes `m#bad` and `m#good` in Pod `n/p`; returns the messages by probe at each
+    /// write of the status, and the guard that stops it.
+    fn running_controller() -> (
+        UnboundedReceiver<HashMap<String, String>>,
+        tokio_util::sync::DropGuard,
+    ) {
+        let (written_tx, written) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let written_tx = written_tx.clone();
+            async move {
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let status = serde_json::from_slice::<Value>(&body).unwrap()["status"].take();
+                let object = json!({ "metadata": { "name": "n", "uid": "n" }, "spec": {}, "status": status });
+                let states = status["podProbeStatuses"][0]["probeStates"].as_array();
+                let text = |state: &Value, field: &str| state[field].as_str().unwrap_or_default().to_owned();
+                let messages = states
+                    .into_iter()
+                    .flatten()
+                    .map(|state| (text(state, "name"), text(state, "message")));
+                let _ = written_tx.send(messages.collect());
+                http::Response::builder().body(Body::from(object.to_string().into_bytes()))
+            }
+        });
+        let ctx = Context::for_test(kube::Client::new(service, "default"));
+        let shutdown = ctx.shutdown.clone().drop_guard();
+        let container = json!({ "name": "c", "containerID": "containerd://1", "image": "", "imageID": "", "ready": true,
+            "restartCount": 0, "state": { "running": { "startedAt": "2020-01-01T00:00:00Z" } } });
+        let pod = json!({
+            "metadata": { "namespace": "n", "name": "p", "uid": "u" },
+            "spec": { "nodeName": "n", "containers": [{ "name": "c" }] },
+            "status": { "phase": "Running", "podIP": "10.0.0.9", "containerStatuses": [container] },
+        });
+        let pod: NodePod = serde_json::from_str(&pod.to_string()).unwrap();
+        let probe = |name| json!({ "name": name, "containerName": "c", "probe": {} });
+        let object: NodePodProbe = serde_json::from_value(json!({
+            "metadata": { "name": "n", "uid": "n" },
+            "spec": { "podProbes": [{ "name": "p", "namespace": "n", "uid": "u",
+                "probes": [probe("m#bad"), probe("m#good")] }] },
+        }))
+        .unwrap();
+        let (changes_tx, changes) = mpsc::unbounded_channel();
+        changes_tx
+            .send(Change {
+                key: Key::cluster_scoped("n"),
+                old: None,
+                new: Some(Arc::new(object)),
+            })
+            .unwrap();
+        tokio::spawn(async move {
+            let pods = Store::from_objects([(Key::namespaced("n", "p"), pod)]);
+            PodProbeController::new(ctx, pods, changes).run().await;
+            drop(changes_tx);
+        });
+        (written, shutdown)
+    }
+
+    /// Waits until the status has these messages.
+    async fn wait_for_messages(
+        written: &mut UnboundedReceiver<HashMap<String, String>>,
+        what: &str,
+        expected: &[(&str, &str)],
+    ) {
+        let expected = expected
+            .iter()
+            .map(|(name, message)| ((*name).to_owned(), (*message).to_owned()))
+            .collect();
+        let mut last = HashMap::new();
+        let wait = async {
+            while last != expected {
+                last = written.recv().await.unwrap();
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(600), wait).await;
+        assert!(waited.is_ok(), "{what}: {last:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn probe_that_panics_fails_alone_and_is_run_again() {
+        let good = ("m#good", RUN);
+        let shown = [("m#bad", PANICKED), good];
+        // Until the fourth panic, at least: the first event of the Pods may cause the second one at once.
+        for (work, status, seconds) in [
+            ("result", &shown[..], 2),
+            ("start", &shown[..], 2),
+            ("container", &[good][..], 10),
+        ] {
+            let panics = inject_panic(NAME, &format!("m#bad of Pod n/p: {work}"));
+            let started = Instant::now();
+            let (mut written, _shutdown) = running_controller();
+            wait_for_messages(&mut written, work, status).await;
+            panics.wait_for(4).await;
+            assert!(started.elapsed() >= Duration::from_secs(seconds), "{work}");
+            drop(panics);
+            wait_for_messages(&mut written, work, &[("m#bad", RUN), good]).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn probe_whose_spec_panics_is_not_run() {
+        let _panics = inject_panic(NAME, "m#bad of Pod n/p: spec");
+        let (mut written, _shutdown) = running_controller();
+        let expected = [("m#bad", PANICKED), ("m#good", RUN)];
+        wait_for_messages(&mut written, "spec", &expected).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn panicking_change_and_status_are_retried_after_backoff() {
+        for (work, seconds) in [("NodePodProbe", 10), ("status", 3), ("write of the status", 3)] {
+            let panics = inject_panic(NAME, work);
+            let started = Instant::now();
+            let (mut written, _shutdown) = running_controller();
+            panics.wait_for(3).await;
+            assert!(started.elapsed() >= Duration::from_secs(seconds), "{work}");
+            assert!(written.try_recv().is_err(), "{work}");
+            drop(panics);
+            wait_for_messages(&mut written, work, &[("m#bad", RUN), ("m#good", RUN)]).await;
+        }
     }
 }

@@ -9,6 +9,7 @@
 //! of a container is no failure of theirs.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
@@ -20,6 +21,7 @@ use kruise_api::node_pod_probe::{
 };
 use kruise_api::time::truncate_to_second;
 use kruise_cluster::Key;
+use kruise_ops::panics::catch_panic_sync;
 
 /// Bytes of all messages of a node, as etcd stores them: it accepts 1.5 MiB of one object, and all tenants share it.
 const MAX_NODE_MESSAGE_BYTES: usize = 512 << 10;
@@ -54,6 +56,12 @@ impl ProbeKey {
     #[must_use]
     pub fn is_liveness(&self) -> bool {
         liveness_container(&self.name).is_some()
+    }
+}
+
+impl fmt::Display for ProbeKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of Pod {}", self.name, self.pod)
     }
 }
 
@@ -255,19 +263,27 @@ impl ProbeBoard {
     }
 
     /// Takes over what kubelet reports about the containers: `container` is of a probe's Pod, `None` without the Pod or
-    /// its status.
+    /// its status. Also returns whether that panicked for a probe, which does not run until it is observed again.
     pub fn observe(
         &mut self,
         now: Now,
         container: impl Fn(&ProbeKey, &str) -> Option<ObservedContainer>,
-    ) -> Vec<Transition> {
-        let mut transitions = Vec::new();
+    ) -> (Vec<Transition>, bool) {
+        let (mut transitions, mut panicked) = (Vec::new(), false);
         for (key, probe) in &mut self.probes {
-            let observed = container(key, &probe.spec.container).filter(|container| !container.id.is_empty());
-            let transition = probe.observe(observed, now);
-            transitions.extend(transition.map(|transition| transition.of(key)));
+            let observed = catch_panic_sync(super::NAME, format_args!("{key}: container"), || {
+                let observed = container(key, &probe.spec.container);
+                probe.observe(observed.filter(|container| !container.id.is_empty()), now)
+            });
+            match observed {
+                Ok(transition) => transitions.extend(transition.map(|transition| transition.of(key))),
+                Err(_) => {
+                    panicked = true;
+                    probe.forget_container();
+                }
+            }
         }
-        transitions
+        (transitions, panicked)
     }
 
     /// The probes that are due and have a slot: of namespaces that have few, and due for long, first.
@@ -439,6 +455,12 @@ impl Probe {
         if self.result.is_some() {
             self.record(ProbeState::Unknown, String::new(), now);
         }
+    }
+
+    /// The next observation is like the first one of a daemon.
+    fn forget_container(&mut self) {
+        (self.container_id, self.running) = (None, false);
+        (self.streak, self.in_progress) = (None, None);
     }
 
     fn observe(&mut self, observed: Option<ObservedContainer>, now: Now) -> Option<Reached> {

@@ -10,8 +10,9 @@ use super::plan::{Handler, MAX_TIMEOUT, ProbeKey, ProbeSpec};
 use crate::pods::bounded_seconds;
 use kruise_api::node_pod_probe::{MAX_PROBES_OF_POD, NodePodProbeSpec};
 use kruise_cluster::Key;
+use kruise_ops::panics::catch_panic_sync;
 
-/// The probes; of several with one name in a Pod the first counts.
+/// The probes; of several with one name in a Pod the first counts. One that panics is not probed, and shows that.
 pub fn parse(spec: &NodePodProbeSpec) -> BTreeMap<ProbeKey, ProbeSpec> {
     let mut probes = BTreeMap::new();
     for pod in &spec.pod_probes {
@@ -21,7 +22,13 @@ pub fn parse(spec: &NodePodProbeSpec) -> BTreeMap<ProbeKey, ProbeSpec> {
                 uid: pod.uid.clone(),
                 name: probe.name.clone(),
             };
-            let mut parsed = probe_spec(&probe.container_name, &probe.probe);
+            let parsed = catch_panic_sync(super::NAME, format_args!("{key}: spec"), || {
+                probe_spec(&probe.container_name, &probe.probe)
+            });
+            let mut parsed = parsed.unwrap_or_else(|panicked| ProbeSpec {
+                handler: Handler::Invalid(panicked.to_string()),
+                ..probe_spec(&probe.container_name, &Probe::default())
+            });
             if index >= MAX_PROBES_OF_POD {
                 parsed.handler = Handler::Invalid(format!(
                     "not probed: the Pod has more than {MAX_PROBES_OF_POD} probes"
