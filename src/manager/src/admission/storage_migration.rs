@@ -20,7 +20,8 @@ use super::crd::Crd;
 use kruise_api::backoff::Backoff;
 use kruise_api::{GROUP, Kind, V1ALPHA1, V1BETA1};
 use kruise_cluster::write::{ManagedFields, ManagedFieldsPatch, Metadata};
-use kruise_cluster::{Cluster, Error, write};
+use kruise_cluster::{Cluster, Error, Key, write};
+use kruise_ops::panics::catch_panic;
 
 const PAGE_SIZE: u32 = 500;
 const MAX_CONCURRENT_WRITES: usize = 8;
@@ -40,7 +41,8 @@ pub(super) async fn migrate_all(cluster: &Cluster) {
 async fn migrate_with_retries(cluster: &Cluster, target: Kind) {
     let kind = target.info().name;
     for failures in 0.. {
-        match migrate_kind(cluster, target).await {
+        let migrated = catch_panic(super::HEALTH_CHECK, kind, migrate_kind(cluster, target)).await;
+        match migrated.map_err(Error::from).flatten() {
             Ok(0) => return,
             Ok(count) => {
                 return tracing::info!(kind, count, "objects are stored as v1beta1 now");
@@ -110,7 +112,18 @@ async fn rewrite_all(cluster: &Cluster, kind: Kind, scope: RewriteScope) -> Resu
             let resource = &resource;
             async move {
                 let (name, namespace) = (object.metadata.name.clone(), object.metadata.namespace.clone());
-                let result = rewrite(&api, resource, object.metadata, scope).await;
+                // A panic is a failure of this object alone.
+                let label = format!(
+                    "{} {}",
+                    resource.kind,
+                    Key {
+                        namespace: namespace.clone(),
+                        name: name.clone()
+                    }
+                );
+                let rewritten = rewrite(&api, resource, object.metadata, scope);
+                let result = catch_panic(super::HEALTH_CHECK, label, rewritten).await;
+                let result = result.map_err(Error::from).flatten();
                 if let Err(why) = &result {
                     let kind = &resource.kind;
                     tracing::warn!(kind, namespace, name, %why, "object cannot be stored as v1beta1 yet");
@@ -179,7 +192,66 @@ fn migration_patch(metadata: &Metadata, scope: RewriteScope) -> Option<ManagedFi
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use http::Method;
+    use kruise_ops::panics::injected::inject_panic;
+    use kube::client::Body;
+    use tokio::sync::mpsc::{self, UnboundedReceiver};
+    use tokio::time::{Instant, timeout};
+
     use super::*;
+
+    /// Migrates the NodeImages `bad` and `good`; returns the paths of the patches.
+    fn migrating_cluster() -> (Cluster, UnboundedReceiver<String>) {
+        let (patched_tx, patched) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let patched_tx = patched_tx.clone();
+            async move {
+                let path = request.uri().path().to_owned();
+                let metadata = |name: &str| json!({ "metadata": { "name": name } });
+                let response = if path.ends_with("/nodeimages") {
+                    json!({ "metadata": {}, "items": [metadata("bad"), metadata("good")] })
+                } else {
+                    let mut crd = metadata("crd");
+                    crd["status"] = json!({ "storedVersions": [V1ALPHA1, V1BETA1] });
+                    crd
+                };
+                if *request.method() == Method::PATCH {
+                    patched_tx.send(path).unwrap();
+                }
+                http::Response::builder().body(Body::from(response.to_string().into_bytes()))
+            }
+        });
+        let cluster = Cluster::from_client(kube::Client::new(service, "default"));
+        (cluster, patched)
+    }
+
+    async fn wait_for_patch(patched: &mut UnboundedReceiver<String>, end: &str) {
+        let wait = async { while !patched.recv().await.unwrap().ends_with(end) {} };
+        timeout(Duration::from_secs(3600), wait).await.unwrap();
+    }
+
+    /// Whether one object panics, or the whole kind: the migration is tried again, and never ends the process.
+    #[tokio::test(start_paused = true)]
+    async fn panicking_migration_is_retried_after_backoff() {
+        for object in ["NodeImage bad", "NodeImage"] {
+            let (cluster, mut patched) = migrating_cluster();
+            let migration = migrate_with_retries(&cluster, Kind::NodeImage);
+            let panics = inject_panic(super::super::HEALTH_CHECK, object);
+            let check = async {
+                let started = Instant::now();
+                panics.wait_for(3).await;
+                assert!(started.elapsed() >= RETRY.delay(0) + RETRY.delay(1), "{object}");
+                let paths: Vec<String> = std::iter::from_fn(|| patched.try_recv().ok()).collect();
+                let good = |path: &String| path.ends_with("/nodeimages/good");
+                assert!(paths.iter().all(good), "{paths:?}");
+                assert_eq!(!paths.is_empty(), object != "NodeImage", "{paths:?}");
+                drop(panics);
+                wait_for_patch(&mut patched, "/nodeimages/bad").await;
+                wait_for_patch(&mut patched, "/nodeimages.apps.kruise.io/status").await;
+            };
+            tokio::join!(migration, check);
+        }
+    }
 
     fn metadata(entries: &[(&str, &str)]) -> Metadata {
         let entries: Vec<_> = entries

@@ -31,10 +31,11 @@ use kruise_api::sidecarset::SidecarSet;
 use kruise_api::webhooks::{MUTATING, VALIDATING, configurations, without_nulls};
 use kruise_api::{Kind, keys};
 use kruise_cluster::write::{self, Object};
-use kruise_cluster::{Cluster, Key, optional_reflector};
+use kruise_cluster::{Cluster, Error, Key, optional_reflector};
+use kruise_ops::panics::catch_panic;
 use kruise_ops::{FeatureGate, Progress};
 
-/// After a patch that failed.
+/// After a patch that failed, or whose plan panicked.
 const RETRY: Duration = Duration::from_secs(5);
 /// Changes of SidecarSets within this time are written together.
 const BATCH_WINDOW: Duration = Duration::from_millis(100);
@@ -250,15 +251,18 @@ async fn sync_object<K: Object + Send + Sync + 'static>(
         let mut applied = None;
         loop {
             let ca = bundle.borrow_and_update().ca.clone();
-            let patch = store.get(&key).and_then(|there| plan(&there, &ca));
-            let patch = patch.filter(|patch| applied.as_ref() != Some(patch));
             step.set_activity(format!("patching {name}"), write::REQUEST_TIMEOUT);
-            let result = match &patch {
-                Some(patch) => write::patch_merge(&api, name, patch).await.map(drop),
-                None => Ok(()),
+            let patched = async {
+                let patch = store.get(&key).and_then(|there| plan(&there, &ca));
+                let patch = patch.filter(|patch| applied.as_ref() != Some(patch));
+                if let Some(patch) = &patch {
+                    write::patch_merge(&api, name, patch).await?;
+                }
+                Ok(patch)
             };
-            let retry = match result {
-                Ok(()) => {
+            let result = catch_panic(super::HEALTH_CHECK, name, patched).await;
+            let retry = match result.map_err(Error::from).flatten() {
+                Ok(patch) => {
                     applied = patch.or(applied);
                     std::future::pending().left_future()
                 }
@@ -286,9 +290,71 @@ async fn sync_object<K: Object + Send + Sync + 'static>(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use kube::client::Body;
+    use tokio::sync::mpsc;
+    use tokio::time::{Instant, timeout};
 
     use super::*;
     use kruise_ops::FeatureGates;
+    use kruise_ops::panics::injected::inject_panic;
+
+    /// The plan of one configuration panics, for example because of one SidecarSet: it is planned again later.
+    #[tokio::test(start_paused = true)]
+    async fn panicking_plan_is_retried_after_a_pause() {
+        let (patched_tx, mut patched) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let patched_tx = patched_tx.clone();
+            async move {
+                if request
+                    .uri()
+                    .query()
+                    .is_some_and(|query| query.contains("watch=true"))
+                {
+                    std::future::pending::<()>().await;
+                }
+                let object =
+                    json!({ "metadata": { "name": VALIDATING, "resourceVersion": "1" }, "webhooks": [] });
+                let response = match *request.method() {
+                    http::Method::PATCH => {
+                        patched_tx.send(()).unwrap();
+                        object
+                    }
+                    _ => json!({ "metadata": { "resourceVersion": "1" }, "items": [object] }),
+                };
+                http::Response::builder().body(Body::from(response.to_string().into_bytes()))
+            }
+        });
+        let cluster = Cluster::from_client(kube::Client::new(service, "default"));
+        let bundle = Bundle::generate(&["a".to_owned()].into(), jiff::Timestamp::UNIX_EPOCH).unwrap();
+        let (_bundle_tx, bundle) = watch::channel(bundle);
+        let progress = Progress::default();
+        let sync = sync_object::<ValidatingWebhookConfiguration>(
+            &cluster,
+            VALIDATING,
+            "/webhooks",
+            |_, _| Some(json!({ "webhooks": [{}] })),
+            stream::pending(),
+            bundle,
+            &progress,
+        );
+        let panics = inject_panic(super::super::HEALTH_CHECK, VALIDATING);
+        let check = async {
+            let started = Instant::now();
+            // The second one is at once: the first event of the watch is a change.
+            panics.wait_for(4).await;
+            assert!(started.elapsed() >= 2 * RETRY, "{:?}", started.elapsed());
+            assert!(patched.try_recv().is_err());
+            drop(panics);
+            timeout(Duration::from_secs(600), patched.recv())
+                .await
+                .unwrap()
+                .unwrap();
+        };
+        tokio::select! {
+            () = sync => panic!("it ended"),
+            () = check => {}
+        }
+    }
 
     fn options(host: Option<&str>) -> Options {
         Options {
