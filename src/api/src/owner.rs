@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{GROUP, V1ALPHA1, V1BETA1};
 
 /// The kinds of owners that are distinguished.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum OwnerKind {
     /// A CloneSet, in a served version.
     CloneSet,
@@ -14,6 +14,8 @@ pub enum OwnerKind {
     ContainerRecreateJob,
     /// A DaemonSet of Kubernetes.
     DaemonSet,
+    /// A Deployment of Kubernetes.
+    Deployment,
     /// An ImageListPullJob, in a served version.
     ImageListPullJob,
     /// A Pod.
@@ -32,7 +34,7 @@ pub enum OwnerKind {
 ///
 /// The writer of an object sets its references. One of a version that is not served, or with a different name than the
 /// object of that UID has, refers to nothing; the garbage collector cannot map the former, so such an object is kept.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner {
     /// Kind of the owner.
     pub kind: OwnerKind,
@@ -89,8 +91,13 @@ impl Owner {
     /// The controller of the object with these metadata.
     #[must_use]
     pub fn controller(metadata: &ObjectMeta) -> Option<Self> {
-        let owners = metadata.owner_references.iter().flatten();
-        let mut controllers = owners.filter(|owner| owner.controller == Some(true));
+        Self::controller_in(metadata.owner_references.as_deref().unwrap_or_default())
+    }
+
+    /// The controller among the owner references of an object.
+    #[must_use]
+    pub fn controller_in(references: &[OwnerReference]) -> Option<Self> {
+        let mut controllers = references.iter().filter(|owner| owner.controller == Some(true));
         controllers.next().map(Self::from_reference)
     }
 
@@ -162,6 +169,7 @@ impl OwnerKind {
             (Some((GROUP, version)), "ImageListPullJob") if ours(version) => Self::ImageListPullJob,
             (Some((GROUP, V1ALPHA1)), "ContainerRecreateJob") => Self::ContainerRecreateJob,
             (Some(("apps", "v1")), "DaemonSet") => Self::DaemonSet,
+            (Some(("apps", "v1")), "Deployment") => Self::Deployment,
             (Some(("apps", "v1")), "ReplicaSet") => Self::ReplicaSet,
             (Some(("apps", "v1")), "StatefulSet") => Self::StatefulSet,
             (None, "Pod") if api_version == "v1" => Self::Pod,
@@ -174,6 +182,7 @@ impl OwnerKind {
             Self::CloneSet => "CloneSet",
             Self::ContainerRecreateJob => "ContainerRecreateJob",
             Self::DaemonSet => "DaemonSet",
+            Self::Deployment => "Deployment",
             Self::ImageListPullJob => "ImageListPullJob",
             Self::Pod => "Pod",
             Self::ReplicaSet => "ReplicaSet",

@@ -11,6 +11,7 @@ use clap::Subcommand;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kruise_api::cloneset::CloneSet;
 use kruise_api::keys::SIDECAR_SET_NAME;
+use kruise_api::owner::{Owner, OwnerKind};
 use kruise_api::sidecarset::SidecarSet;
 use kruise_api::text::printable;
 use kruise_cluster::write;
@@ -291,10 +292,9 @@ async fn clone_set_history(connection: &Connection, set: &CloneSet) -> Result<Ve
     let revisions = connection.api::<ControllerRevision>();
     let objects = list_revisions(&revisions, ListParams::default().labels_from(&selector)).await?;
     let status = set.status.clone().unwrap_or_default();
-    let uid = set.metadata.uid.clone().unwrap_or_default();
     Ok(plan::history(
         &objects,
-        &uid,
+        &Owner::clone_set(&set.metadata),
         &status.update_revision,
         &status.current_revision,
     ))
@@ -307,8 +307,12 @@ async fn sidecar_set_history(connection: &Connection, set: &SidecarSet) -> Resul
     let params = ListParams::default().labels(&format!("{SIDECAR_SET_NAME}={name}"));
     let objects = list_revisions(&revisions, params).await?;
     let status = set.status.clone().unwrap_or_default();
-    let uid = set.metadata.uid.clone().unwrap_or_default();
-    Ok(plan::history(&objects, &uid, &status.latest_revision, ""))
+    let owner = Owner {
+        kind: OwnerKind::SidecarSet,
+        name,
+        uid: set.metadata.uid.clone().unwrap_or_default(),
+    };
+    Ok(plan::history(&objects, &owner, &status.latest_revision, ""))
 }
 
 async fn list_revisions(

@@ -5,6 +5,7 @@ use k8s_openapi::api::apps::v1::ControllerRevision;
 use kruise_api::cloneset::CloneSet;
 use kruise_api::image_pull_job::WAITING;
 use kruise_api::keys;
+use kruise_api::owner::Owner;
 use kruise_api::sidecarset::{SidecarSet, SidecarSetSpec, SidecarSetUpdateStrategyType};
 use kruise_workload::revision::{Revision, decode_template, encode_template};
 use kruise_workload::sidecarset::history::encode_spec;
@@ -173,14 +174,16 @@ pub struct HistoryEntry {
     pub custom_version: Option<String>,
 }
 
-/// The revisions whose controller has that UID, the oldest first.
-pub fn history(objects: &[ControllerRevision], uid: &str, update: &str, current: &str) -> Vec<HistoryEntry> {
-    let owned = objects.iter().filter(|object| {
-        let owners = object.metadata.owner_references.iter().flatten();
-        owners
-            .into_iter()
-            .any(|owner| owner.controller == Some(true) && owner.uid == uid)
-    });
+/// The revisions that the workload controls, as the manager sees it, the oldest first.
+pub fn history(
+    objects: &[ControllerRevision],
+    workload: &Owner,
+    update: &str,
+    current: &str,
+) -> Vec<HistoryEntry> {
+    let owned = objects
+        .iter()
+        .filter(|object| Owner::controller(&object.metadata).as_ref() == Some(workload));
     let mut entries: Vec<HistoryEntry> = owned.map(|object| entry(object, update, current)).collect();
     entries.sort_by(|one, other| {
         let key = |entry: &HistoryEntry| (entry.revision, entry.creation_timestamp, entry.name.clone());
@@ -348,6 +351,7 @@ pub fn restore_sidecar_set(entry: &HistoryEntry, spec: &Value, uid: &str, versio
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use kruise_api::owner::OwnerKind;
     use proptest::prelude::*;
 
     fn clone_set(paused: bool, status: Value) -> CloneSet {
@@ -434,16 +438,48 @@ mod tests {
             revision("other", 9, "v", &template("x")),
             revision("web-b", 2, "u", &template("b")),
         ];
-        history(&objects, "u", "web-c", "web-b")
+        history(&objects, &web(), "web-c", "web-b")
+    }
+
+    fn web() -> Owner {
+        Owner {
+            kind: OwnerKind::CloneSet,
+            name: "web".to_owned(),
+            uid: "u".to_owned(),
+        }
     }
 
     #[test]
-    fn history_has_the_revisions_of_that_uid_in_order() {
+    fn history_has_the_revisions_of_the_workload_in_order() {
         let entries = three();
         let found: Vec<_> = entries.iter().map(|e| (e.revision, &*e.images[0])).collect();
         assert_eq!(found, [(1, "a"), (2, "b"), (3, "c")]);
         assert!(entries[2].update_revision && entries[1].current_revision && !entries[0].current_revision);
         assert_eq!(entries[0].change_cause, "because");
+    }
+
+    /// A reference that the manager does not take for one to the CloneSet does not make a revision one of its own.
+    #[test]
+    fn forged_revision_is_not_in_the_history() {
+        let forged = [
+            ("apiVersion", "apps.kruise.io/v9"),
+            ("apiVersion", "example.com/v1beta1"),
+            ("kind", "SidecarSet"),
+            ("name", "other"),
+        ];
+        for (field, value) in forged {
+            let mut object = serde_json::to_value(revision("web-d", 4, "u", &template("d"))).unwrap();
+            object["metadata"]["ownerReferences"][0][field] = json!(value);
+            let objects = [
+                revision("web-c", 3, "u", &template("c")),
+                serde_json::from_value(object).unwrap(),
+            ];
+            let names: Vec<_> = history(&objects, &web(), "web-c", "")
+                .into_iter()
+                .map(|e| e.name)
+                .collect();
+            assert_eq!(names, ["web-c"], "{field} {value}");
+        }
     }
 
     #[test]
@@ -507,7 +543,7 @@ mod tests {
                 .enumerate()
                 .map(|(i, number)| revision(&format!("web-{i}"), *number, "u", &template("a")))
                 .collect();
-            let entries = history(&objects, "u", "", "");
+            let entries = history(&objects, &web(), "", "");
             if let Undo::Restore(entry) = undo(&entries, to) {
                 prop_assert_ne!(&entry.name, &entries.last().unwrap().name);
                 prop_assert!(to == 0 || entry.revision == to);

@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 
 use json_patch::jsonptr::PointerBuf;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -15,6 +16,7 @@ use super::previous_fields::PreviousFields;
 use super::review::{Decision, Request};
 use kruise_api::json::set;
 use kruise_api::keys;
+use kruise_api::owner::Owner;
 use kruise_api::schemas::MAX_INT_OR_STRING_CHARS;
 use kruise_api::validation::cloneset::{
     validate, validate_hooks, validate_launch_priorities, validate_update_budget,
@@ -208,11 +210,10 @@ pub(super) fn added_pods_to_delete(request: &Request) -> Vec<&str> {
         .collect()
 }
 
-/// Whether a Pod that is not terminating is controlled by the CloneSet with this UID.
-pub(super) fn is_controlled_by(uid: &str, pod: &PodOwnership) -> bool {
-    let owners = pod.metadata.owner_references.iter().flatten();
-    let mut controllers = owners.filter(|owner| owner.controller == Some(true));
-    pod.metadata.deletion_timestamp.is_none() && controllers.any(|owner| owner.uid == uid)
+/// Whether the CloneSet controls a Pod that is not terminating.
+pub(super) fn is_controlled_by(set: &Owner, pod: &PodOwnership) -> bool {
+    let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
+    pod.metadata.deletion_timestamp.is_none() && Owner::controller_in(owners).as_ref() == Some(set)
 }
 
 /// The fields of a Pod that identify its owner.
@@ -225,13 +226,7 @@ pub(super) struct PodOwnership {
 #[serde(default, rename_all = "camelCase")]
 struct PodOwnershipMetadata {
     deletion_timestamp: Option<IgnoredAny>,
-    owner_references: Option<Vec<PodOwnerReference>>,
-}
-
-#[derive(Debug, Deserialize)]
-struct PodOwnerReference {
-    uid: String,
-    controller: Option<bool>,
+    owner_references: Option<Vec<OwnerReference>>,
 }
 
 /// Whether an update never recreates Pods.

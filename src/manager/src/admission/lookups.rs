@@ -25,6 +25,7 @@ use super::previous_fields::PreviousFields;
 use super::review::Request;
 use super::sidecar_set::SidecarSetLookup;
 use super::{Options, cloneset, sidecar_set};
+use kruise_api::owner::{Owner, OwnerKind};
 use kruise_api::sidecarset::{MAX_SET_BYTES, SidecarSet};
 use kruise_api::validation::{MAX_VALUE_CHARS, truncate};
 use kruise_api::{keys, names};
@@ -500,7 +501,17 @@ impl Lookups {
 
     /// Names newly in `podsToDelete` that no Pod of the CloneSet has; unanswered lookups are left out.
     pub async fn missing_pods_to_delete(&self, request: &Request) -> Vec<String> {
-        let uid = request.object["metadata"]["uid"].as_str().unwrap_or_default();
+        let text = |field: &str| {
+            request.object["metadata"][field]
+                .as_str()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        let set = Owner {
+            kind: OwnerKind::CloneSet,
+            name: text("name"),
+            uid: text("uid"),
+        };
         let pods: Api<Pod> = Api::namespaced(self.cluster.client.clone(), &request.namespace);
         let names = cloneset::added_pods_to_delete(request)
             .into_iter()
@@ -508,7 +519,7 @@ impl Lookups {
         let names: Vec<String> = names.map(str::to_owned).collect();
         let deadline = Deadline::after(WARNING_TIMEOUT);
         let lookups = names.into_iter().map(|name| {
-            let pods = &pods;
+            let (pods, set) = (&pods, &set);
             async move {
                 let get = write::get_partial(pods, &(), &name);
                 let pod: Option<PodOwnership> = match self
@@ -518,7 +529,7 @@ impl Lookups {
                     Err(cluster::Error::InvalidName { .. }) => None,
                     found => found.ok()?,
                 };
-                let controlled = pod.is_some_and(|pod| cloneset::is_controlled_by(uid, &pod));
+                let controlled = pod.is_some_and(|pod| cloneset::is_controlled_by(set, &pod));
                 (!controlled).then(|| truncate(&name, MAX_VALUE_CHARS).into_owned())
             }
         });

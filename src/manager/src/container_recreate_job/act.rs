@@ -20,7 +20,7 @@ use kruise_api::container_recreate_job::{
 };
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::keys;
-use kruise_api::owner::OwnerKind;
+use kruise_api::owner::{Owner, OwnerKind};
 use kruise_cluster::{Error, EventType, Key, write};
 
 /// Fields of the status that may be absent.
@@ -129,7 +129,12 @@ pub async fn find_workload(
     if unknown.is_empty() {
         return Ok(Target::Known);
     }
-    match find_replica_sets(shared, key, &workload.uid).await {
+    let deployment = Owner {
+        kind: OwnerKind::Deployment,
+        name: target.name.clone(),
+        uid: workload.uid.clone(),
+    };
+    match find_replica_sets(&shared.manager.api(key), &deployment).await {
         Ok(found) => {
             let owners = found.into_iter().map(|uid| (OwnerKind::ReplicaSet, uid));
             workload.owners.extend(owners);
@@ -152,20 +157,14 @@ async fn find_uid(shared: &ControllerState, key: &Key, target: &TargetRef) -> Re
 }
 
 /// UIDs of the ReplicaSets of a Deployment.
-async fn find_replica_sets(
-    shared: &ControllerState,
-    key: &Key,
-    deployment_uid: &str,
-) -> Result<BTreeSet<Box<str>>, Error> {
-    let api: Api<ReplicaSet> = shared.manager.api(key);
+async fn find_replica_sets(api: &Api<ReplicaSet>, deployment: &Owner) -> Result<BTreeSet<Box<str>>, Error> {
     let mut params = ListParams::default().limit(PAGE_SIZE).labels(POD_TEMPLATE_HASH);
     let mut found = BTreeSet::new();
     loop {
-        let page = write::list_metadata(&api, &(), &params).await?;
+        let page = write::list_metadata(api, &(), &params).await?;
         for object in page.items {
-            let owners = object.metadata.owner_references;
-            let mut controllers = owners.iter().filter(|owner| owner.controller == Some(true));
-            if controllers.any(|owner| owner.uid == deployment_uid) {
+            let controller = Owner::controller_in(&object.metadata.owner_references);
+            if controller.as_ref() == Some(deployment) {
                 found.insert(object.metadata.uid.into_boxed_str());
             }
         }
@@ -325,4 +324,46 @@ pub async fn delete_job(
     write::delete(&jobs, &key.name, uid).await?;
     tracing::info!(job = %key, "ContainerRecreateJob deleted: its ttlSecondsAfterFinished has passed");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::*;
+
+    /// Only a reference that is one to the Deployment makes a ReplicaSet its own.
+    #[tokio::test]
+    async fn replica_sets_of_a_deployment_refer_to_it() {
+        let owner = json!({ "apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "d", "controller": true });
+        let replica_set = |uid: &str, field: &str, value: &str| {
+            let mut owner = owner.clone();
+            owner[field] = json!(value);
+            json!({ "metadata": { "name": uid, "uid": uid, "ownerReferences": [owner] } })
+        };
+        let items = [
+            replica_set("own", "name", "web"),
+            replica_set("version", "apiVersion", "apps/v9"),
+            replica_set("kind", "kind", "StatefulSet"),
+            replica_set("name", "name", "other"),
+            replica_set("uid", "uid", "e"),
+        ];
+        let list = json!({ "metadata": {}, "items": items }).to_string();
+        let service = tower::service_fn(move |_: http::Request<Body>| {
+            let response = http::Response::builder().body(Body::from(list.clone().into_bytes()));
+            async { response }
+        });
+        let api = Api::namespaced(kube::Client::new(service, "default"), "n");
+        let web = Owner {
+            kind: OwnerKind::Deployment,
+            name: "web".to_owned(),
+            uid: "d".to_owned(),
+        };
+        assert_eq!(
+            find_replica_sets(&api, &web).await.unwrap(),
+            ["own".into()].into()
+        );
+    }
 }

@@ -27,11 +27,10 @@ use kruise_ops::metrics::metrics;
 
 /// The limits of a workload with so many Pods.
 pub fn budget(ctx: &Context, workload: &WorkloadKey, pods: usize) -> Budget {
-    let key = Key::namespaced(workload.namespace.as_str(), workload.workload.name.as_str());
+    let owner = &workload.workload.owner;
+    let key = Key::namespaced(workload.namespace.as_str(), owner.name.as_str());
     let set = ctx.stores.clone_sets.get(&key);
-    let set = set.filter(|set| {
-        workload.workload.kind == "CloneSet" && set.metadata.uid.as_ref() == Some(&workload.workload.uid)
-    });
+    let set = set.filter(|set| Owner::clone_set(&set.metadata) == *owner);
     let Some(set) = set.and_then(|set| set.parse().ok()) else {
         return default_budget(pods);
     };
@@ -179,7 +178,7 @@ pub fn report_waiting(
         let id = (pod.uid.clone(), failure.container_id.clone());
         if !before.contains(&id) {
             let container = &failure.container;
-            let set = format!("{} {}", workload.workload.kind, workload.workload.name);
+            let set = format!("{} {}", workload.workload.kind, workload.workload.owner.name);
             let why = match reason {
                 WaitReason::Unavailable(number) => format!("{number} unavailable Pods of {set}"),
                 WaitReason::Restarting(number) => format!("{number} Pods of {set} that are being restarted"),

@@ -29,8 +29,8 @@ pub struct WorkloadKey {
 
 impl fmt::Display for WorkloadKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Workload { kind, name, .. } = &self.workload;
-        write!(f, "{kind} {}/{name}", self.namespace)
+        let Workload { kind, owner } = &self.workload;
+        write!(f, "{kind} {}/{}", self.namespace, owner.name)
     }
 }
 
@@ -310,7 +310,7 @@ fn apply(shared: &ControllerState, event: &WatchEvent) -> Vec<WorkloadKey> {
         WatchEvent::CloneSet(change) => {
             let is_same = |workload: &&WorkloadKey| {
                 change.key.namespace.as_ref() == Some(&workload.namespace)
-                    && workload.workload.name == change.key.name
+                    && workload.workload.owner.name == change.key.name
             };
             waiting.keys().filter(is_same).cloned().collect()
         }

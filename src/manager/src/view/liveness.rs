@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::{NamedPort, with_port_number};
 use kruise_api::keys;
 use kruise_api::node_pod_probe::{ContainerProbe, MAX_PROBES_OF_POD, liveness_name};
-use kruise_api::owner::controller_of_our_group;
+use kruise_api::owner::{Owner, controller_of_our_group};
 
 /// Bytes of the annotation that are read: as many as the probes of a Pod may have in a NodePodProbe.
 const MAX_CONTEXT_BYTES: usize = 16 << 10;
@@ -22,14 +22,12 @@ const DEFAULT_FAILURE_THRESHOLD: i32 = 3;
 const DEFAULT_GRACE_SECONDS: i64 = 30;
 
 /// A workload of our API group, in the namespace of the Pods that it controls.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Workload {
-    /// Its kind, such as `CloneSet`.
+    /// Its kind as the reference names it, such as `CloneSet`.
     pub kind: String,
-    /// Its name.
-    pub name: String,
-    /// Its UID.
-    pub uid: String,
+    /// The workload.
+    pub owner: Owner,
 }
 
 /// What the manager caches of a Pod with annotation [`keys::CONTAINER_PROBE_CONTEXT`].
@@ -55,11 +53,9 @@ impl Workload {
     /// The controller in `metadata.ownerReferences` (JSON), if it is of our API group.
     pub(super) fn from_references(references: &Value) -> Option<Self> {
         let controller = controller_of_our_group(references)?;
-        let text = |field: &str| controller[field].as_str().unwrap_or_default().to_owned();
         Some(Self {
-            kind: text("kind"),
-            name: text("name"),
-            uid: text("uid"),
+            kind: controller["kind"].as_str().unwrap_or_default().to_owned(),
+            owner: Owner::controller_from_json(references)?,
         })
     }
 }
@@ -227,7 +223,7 @@ mod tests {
         assert_eq!(view(&created).liveness, None);
         assert!(enhanced_liveness::apply(&mut created));
         let view = view(&created);
-        assert_eq!(view.workload.unwrap().name, "web");
+        assert_eq!(view.workload.unwrap().owner.name, "web");
         let liveness = view.liveness.unwrap();
         assert_eq!((liveness.unusable.len(), liveness.grace_period_seconds), (0, 7));
         let probe = json!({
@@ -238,6 +234,18 @@ mod tests {
             json!({ "name": "EnhancedLivenessProbe#app", "containerName": "app", "probe": probe })
         );
         assert_eq!(liveness.probe("log"), None);
+    }
+
+    /// A Pod that refers to a version that is not served takes nothing of the budget of the CloneSet.
+    #[test]
+    fn workload_is_the_same_in_served_versions_only() {
+        let workload = |version: &str| {
+            let mut pod = pod("[]");
+            pod["metadata"]["ownerReferences"] = owner(&format!("apps.kruise.io/{version}"));
+            view(&pod).workload.unwrap()
+        };
+        assert_eq!(workload("v1beta1"), workload("v1alpha1"));
+        assert_ne!(workload("v1beta1"), workload("v9"));
     }
 
     #[test]

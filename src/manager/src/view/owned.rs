@@ -66,6 +66,7 @@ fn owner_rank(owner: &OwnerReference) -> Option<u8> {
         OwnerKind::Pod => Some(0),
         OwnerKind::ContainerRecreateJob
         | OwnerKind::DaemonSet
+        | OwnerKind::Deployment
         | OwnerKind::ImageListPullJob
         | OwnerKind::ReplicaSet
         | OwnerKind::SidecarSet

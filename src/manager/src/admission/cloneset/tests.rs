@@ -5,6 +5,7 @@ use super::*;
 use crate::admission::previous_fields::LAST_APPLIED;
 use crate::admission::review::Object;
 use kruise_api::lifecycle::Lifecycle;
+use kruise_api::owner::OwnerKind;
 use kruise_api::validation::cloneset::without_invalid_hooks;
 
 fn spec() -> Value {
@@ -397,11 +398,26 @@ fn pods_to_delete_must_belong_to_the_cloneset() {
         "{why}"
     );
 
-    let owns = |uid, metadata: Value| {
+    let owns = |uid: &str, metadata: Value| {
+        let set = Owner {
+            kind: OwnerKind::CloneSet,
+            name: "n".to_owned(),
+            uid: uid.to_owned(),
+        };
         let pod = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
-        is_controlled_by(uid, &pod)
+        is_controlled_by(&set, &pod)
     };
-    let owners = json!([{ "apiVersion": "v", "kind": "k", "name": "n", "uid": "u", "controller": true }]);
+    let owners = json!([{ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "name": "n", "uid": "u",
+        "controller": true }]);
+    for (field, forged) in [
+        ("apiVersion", "apps.kruise.io/v9"),
+        ("kind", "SidecarSet"),
+        ("name", "m"),
+    ] {
+        let mut owners = owners.clone();
+        owners[0][field] = json!(forged);
+        assert!(!owns("u", json!({ "ownerReferences": owners })), "{field}");
+    }
     assert!(!owns("u", json!({ "name": "p" })));
     assert!(owns("u", json!({ "ownerReferences": owners })));
     assert!(!owns("v", json!({ "ownerReferences": owners })));
