@@ -62,7 +62,7 @@ async fn ipv6_only_cluster_is_served() {
         probe["path"].as_str().unwrap()
     );
     let readiness = || plane.run_inside("bash", &["-c", &http_get]).unwrap_or_default();
-    let expected = "ok watches: ContainerRecreateRequest, NodeImage, Pod";
+    let expected = "ok watches: ContainerRecreateRequest, NodeImage, NodePodProbe, Pod";
     let result = wait::until(expected, WAIT_TIMEOUT, || {
         Ok(readiness().contains(expected).then_some(()))
     });

@@ -15,11 +15,12 @@ use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::ListParams;
-use kube::{Api, ResourceExt};
+use kube::{Api, Resource, ResourceExt};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{Change, Clock, Cluster, Error, Fence, instant_after, optional_reflector, write};
+use super::{Change, Clock, Cluster, Error, Fence, instant_after, watch, write};
+use kruise_ops::Watches;
 pub use standby::Standby;
 use standby::StandbyReporter;
 pub use timing::{InvalidLeaseTiming, LeaseTiming};
@@ -51,6 +52,7 @@ pub enum LeaseLost {
 pub struct Election {
     api: Api<Lease>,
     clock: Clock,
+    watches: Watches,
     namespace: String,
     name: String,
     identity: String,
@@ -88,6 +90,7 @@ impl Election {
         Self {
             api: Api::namespaced(cluster.client.clone(), namespace),
             clock: cluster.clock.clone(),
+            watches: cluster.watches.clone(),
             namespace: namespace.to_owned(),
             name: name.to_owned(),
             identity,
@@ -99,12 +102,15 @@ impl Election {
     /// Waits until the Lease is ours, forever if necessary. Until then `on_standby` gets the reason, when it changes.
     pub async fn acquire(&self, on_standby: impl FnMut(Standby<'_>)) -> HeldLease {
         let params = ListParams::default().fields(&format!("metadata.name={}", self.name));
-        let (store, mut reflector) = optional_reflector(self.api.clone(), params, Some::<Lease>);
+        // Optional: without it the Lease is read when it is due.
+        let watch = self.watches.register_optional(&Lease::kind(&()));
+        let (store, mut reflector) =
+            watch::new_reflector(self.api.clone(), params, None, watch, Some::<Lease>);
         let mut changes = store.subscribe();
         let mut acquiring = Box::pin(self.acquire_with_changes(&mut changes, on_standby));
         tokio::select! {
             held = &mut acquiring => held,
-            // It never ends; without it the Lease is read when it is due.
+            // It never ends.
             () = &mut reflector => acquiring.await,
         }
     }

@@ -92,7 +92,24 @@ impl Cluster {
         T: PartialEq + Send + Sync + 'static,
     {
         let watch = self.watches.register(&R::Kind::kind(&()));
-        watch::new_reflector(api, list_params, Some(self.events.clone()), Some(watch), project)
+        watch::new_reflector(api, list_params, Some(self.events.clone()), watch, project)
+    }
+
+    /// The same for a kind that may be missing, or the role to read it: the process is not ready while the store is
+    /// stale, but does not wait for its first list, nor for a kind that the API server refuses. An object that cannot be
+    /// read is left out with only a log line.
+    pub fn optional_reflector<R, T>(
+        &self,
+        api: Api<R::Kind>,
+        list_params: ListParams,
+        project: impl Fn(R) -> Option<T> + Send + 'static,
+    ) -> (Store<T>, BoxFuture<'static, ()>)
+    where
+        R: ObjectView + DeserializeOwned + 'static,
+        T: PartialEq + Send + Sync + 'static,
+    {
+        let watch = self.watches.register_optional(&R::Kind::kind(&()));
+        watch::new_reflector(api, list_params, None, watch, project)
     }
 
     /// The same cluster with its own connections, which carry nothing once `fence` is closed, events included.
@@ -149,20 +166,6 @@ impl Cluster {
             options,
         }
     }
-}
-
-/// An optional store: its failures do not change readiness, and an object that cannot be read is left out with only a
-/// log line.
-pub fn optional_reflector<R, T>(
-    api: Api<R::Kind>,
-    list_params: ListParams,
-    project: impl Fn(R) -> Option<T> + Send + 'static,
-) -> (Store<T>, BoxFuture<'static, ()>)
-where
-    R: ObjectView + DeserializeOwned + 'static,
-    T: PartialEq + Send + Sync + 'static,
-{
-    watch::new_reflector(api, list_params, None, None, project)
 }
 
 /// Used after failed reconciles and lists, unless the API server requests a longer pause.

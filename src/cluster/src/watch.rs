@@ -233,7 +233,7 @@ pub(super) fn new_reflector<R, T, F>(
     api: Api<R::Kind>,
     list_params: ListParams,
     events: Option<EventRecorder>,
-    watch: Option<WatchHandle>,
+    watch: WatchHandle,
     project: F,
 ) -> (Store<T>, BoxFuture<'static, ()>)
 where

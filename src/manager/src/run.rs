@@ -282,7 +282,8 @@ async fn run_controllers(
     if gates.enabled(FeatureGate::PodProbeMarkerGate) {
         let api = Api::all(ctx.cluster.client.clone());
         let (node_pod_probes, watch) =
-            cluster::optional_reflector(api, ListParams::default(), Some::<NodePodProbe>);
+            ctx.cluster
+                .optional_reflector(api, ListParams::default(), Some::<NodePodProbe>);
         supervisor.spawn_endless("watch of nodepodprobes", watch);
         let markers = pod_probe_marker::run(ctx.clone(), node_pod_probes.clone());
         supervisor.spawn("podprobemarker", until_shutdown(markers));

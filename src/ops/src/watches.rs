@@ -31,10 +31,16 @@ struct WatchTable {
 #[derive(Debug)]
 struct WatchState {
     kind: String,
+    /// Whether the program works without it: the kind, or the role to read it, may be missing.
+    optional: bool,
     /// Whether the first list is complete.
     listed: bool,
-    /// When the API server last answered or sent something.
+    /// Whether the last answer was that the kind does not exist or must not be read.
+    refused: bool,
+    /// When the API server last answered or sent something, or the watch was registered.
     last_contact: Instant,
+    /// The same by the wall clock; `None` before the first list.
+    last_contact_time: Option<Timestamp>,
     /// Size of the stored objects as the API server sent them.
     bytes: usize,
     /// The last failure, if there was no contact since.
@@ -42,12 +48,20 @@ struct WatchState {
 }
 
 impl WatchState {
+    /// Whether readiness depends on it.
+    fn counts(&self) -> bool {
+        !self.optional || (self.listed && !self.refused)
+    }
+
     /// Why the store of this kind may be incomplete or stale.
     fn readiness_error(&self) -> Option<String> {
         let Self {
             kind,
+            optional: _,
             listed,
+            refused: _,
             last_contact: heard,
+            last_contact_time: _,
             failure,
             bytes: _,
         } = self;
@@ -78,13 +92,27 @@ impl Watches {
     /// Adds a watch of `kind`, which has no list yet.
     #[must_use]
     pub fn register(&self, kind: &str) -> WatchHandle {
+        self.insert(kind, false)
+    }
+
+    /// The same for a kind that may be missing, or the role to read it: it counts for readiness once it is listed, and
+    /// not while the API server refuses it.
+    #[must_use]
+    pub fn register_optional(&self, kind: &str) -> WatchHandle {
+        self.insert(kind, true)
+    }
+
+    fn insert(&self, kind: &str, optional: bool) -> WatchHandle {
         let mut table = self.lock();
         let id = table.next_id;
         table.next_id += 1;
         let state = WatchState {
             kind: kind.to_owned(),
+            optional,
             listed: false,
+            refused: false,
             last_contact: Instant::now(),
+            last_contact_time: None,
             bytes: 0,
             failure: None,
         };
@@ -96,16 +124,13 @@ impl Watches {
         }
     }
 
-    /// The kinds, or the errors of the failing ones; `None` if there is no watch.
+    /// The kinds, or the errors of the failing ones; `None` if no watch counts.
     #[must_use]
     pub fn readiness(&self) -> Option<Result<String, String>> {
         let table = self.lock();
-        let problems: BTreeSet<String> = table
-            .watches
-            .values()
-            .filter_map(WatchState::readiness_error)
-            .collect();
-        let kinds: BTreeSet<&str> = table.watches.values().map(|w| w.kind.as_str()).collect();
+        let counting = || table.watches.values().filter(|watch| watch.counts());
+        let problems: BTreeSet<String> = counting().filter_map(WatchState::readiness_error).collect();
+        let kinds: BTreeSet<&str> = counting().map(|w| w.kind.as_str()).collect();
         if !problems.is_empty() {
             return Some(Err(Vec::from_iter(problems).join("; ")));
         }
@@ -120,12 +145,27 @@ impl Watches {
 impl WatchHandle {
     /// The API server answered or sent something.
     pub fn record_contact(&self) {
-        self.update(|state| {
+        let mut table = self.watches.lock();
+        if let Some(state) = table.watches.get_mut(&self.id) {
             state.last_contact = Instant::now();
-            state.failure = None;
-        });
-        let seconds = Timestamp::now().as_duration().as_secs_f64();
-        metrics().watch_contact.get_or_create(&self.labels).set(seconds);
+            state.last_contact_time = Some(Timestamp::now());
+            (state.refused, state.failure) = (false, None);
+        }
+        self.report_contact(&table);
+    }
+
+    /// Of several watches of the kind, the stalest: the others must not hide it.
+    fn report_contact(&self, table: &WatchTable) {
+        let of_kind = table.watches.values().filter(|w| w.kind == self.labels[0].1);
+        match of_kind.filter_map(|watch| watch.last_contact_time).min() {
+            Some(time) => {
+                let gauge = metrics().watch_contact.get_or_create(&self.labels);
+                gauge.set(time.as_duration().as_secs_f64());
+            }
+            None => {
+                metrics().watch_contact.remove(&self.labels);
+            }
+        }
     }
 
     /// The first list or a relist is complete.
@@ -150,9 +190,12 @@ impl WatchHandle {
         gauge.set(i64::try_from(bytes).unwrap_or(i64::MAX));
     }
 
-    /// A list or watch failed.
-    pub fn record_failure(&self, why: &str) {
-        self.update(|state| state.failure = Some(why.to_owned()));
+    /// A list or watch failed; `refused`: because the kind does not exist or must not be read.
+    pub fn record_failure(&self, why: &str, refused: bool) {
+        self.update(|state| {
+            state.failure = Some(why.to_owned());
+            state.refused = refused;
+        });
     }
 
     fn update(&self, change: impl FnOnce(&mut WatchState)) {
@@ -166,10 +209,10 @@ impl Drop for WatchHandle {
     fn drop(&mut self) {
         let mut table = self.watches.lock();
         table.watches.remove(&self.id);
+        self.report_contact(&table);
         if table.watches.values().any(|w| w.kind == self.labels[0].1) {
             self.report_bytes(&table);
         } else {
-            metrics().watch_contact.remove(&self.labels);
             metrics().watch_bytes.remove(&self.labels);
         }
     }
@@ -190,25 +233,19 @@ mod tests {
             watch.record_contact();
             watch.mark_listed();
         }
-        nodes.record_failure("nodes is forbidden");
+        nodes.record_failure("nodes is forbidden", true);
         let why = "Node is not listed yet: nodes is forbidden".to_owned();
         assert_eq!(watches.readiness(), Some(Err(why)));
         nodes.record_contact();
         nodes.mark_listed();
         assert_eq!(watches.readiness(), Some(Ok("Node, Pod".to_owned())));
-        let has_metric = |kind: &str| {
-            let text = metrics().render();
-            text.contains(&format!(
-                "kruise_watch_last_contact_timestamp_seconds{{kind=\"{kind}\"}}"
-            ))
-        };
-        assert!(has_metric("Node"));
+        assert!(last_contact("Node").is_some());
 
         tokio::time::advance(STALE_AFTER).await;
         nodes.record_contact();
         other_pods.record_contact();
         tokio::time::advance(Duration::from_secs(1)).await;
-        pods.record_failure("connection refused");
+        pods.record_failure("connection refused", false);
         let why = "Pod is stale: nothing heard for 241 s: connection refused".to_owned();
         assert_eq!(watches.readiness(), Some(Err(why)));
         pods.record_contact();
@@ -217,7 +254,63 @@ mod tests {
         assert_eq!(watches.readiness(), Some(Ok("Node".to_owned())));
         drop(nodes);
         assert_eq!(watches.readiness(), None);
-        assert!(!has_metric("Node"));
+        assert_eq!(last_contact("Node"), None);
+    }
+
+    /// Seconds in the gauge of the kind, if it is there.
+    fn last_contact(kind: &str) -> Option<f64> {
+        let text = metrics().render();
+        let name = format!("kruise_watch_last_contact_timestamp_seconds{{kind=\"{kind}\"}} ");
+        let value = text.lines().find_map(|line| line.strip_prefix(&name))?;
+        value.parse().ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn optional_kind_counts_once_it_is_listed() {
+        let watches = Watches::default();
+        let (pods, probes) = (watches.register("Pod"), watches.register_optional("Probe"));
+        let list = |watch: &WatchHandle| {
+            watch.record_contact();
+            watch.mark_listed();
+        };
+        list(&pods);
+        probes.record_failure("probes is forbidden", true);
+        tokio::time::advance(2 * STALE_AFTER).await;
+        pods.record_contact();
+        assert_eq!(watches.readiness(), Some(Ok("Pod".to_owned())));
+        assert_eq!(last_contact("Probe"), None);
+
+        list(&probes);
+        assert_eq!(watches.readiness(), Some(Ok("Pod, Probe".to_owned())));
+        assert!(last_contact("Probe").is_some());
+        tokio::time::advance(STALE_AFTER + Duration::from_secs(1)).await;
+        pods.record_contact();
+        probes.record_failure("connection refused", false);
+        let why = "Probe is stale: nothing heard for 241 s: connection refused".to_owned();
+        assert_eq!(watches.readiness(), Some(Err(why)));
+
+        // Its CRD or role is deleted, perhaps by a tenant: that must not take the webhooks out of service.
+        probes.record_failure("not found", true);
+        assert_eq!(watches.readiness(), Some(Ok("Pod".to_owned())));
+        assert!(last_contact("Probe").is_some(), "its age is still shown");
+        probes.record_contact();
+        assert_eq!(watches.readiness(), Some(Ok("Pod, Probe".to_owned())));
+    }
+
+    #[test]
+    fn contact_of_a_kind_is_that_of_its_stalest_watch() {
+        let watches = Watches::default();
+        let [stale, fresh, unlisted] = [(); 3].map(|()| watches.register_optional("Twice"));
+        stale.record_contact();
+        let first = last_contact("Twice");
+        std::thread::sleep(Duration::from_millis(10));
+        fresh.record_contact();
+        assert!(first.is_some() && last_contact("Twice") == first);
+        drop(stale);
+        assert!(last_contact("Twice") > first);
+        drop(fresh);
+        assert_eq!(last_contact("Twice"), None);
+        drop(unlisted);
     }
 
     #[test]

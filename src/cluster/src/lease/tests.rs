@@ -38,6 +38,7 @@ fn candidate(client: kube::Client) -> Election {
     Election {
         api: Api::namespaced(client, "default"),
         clock: Clock::new(),
+        watches: Watches::default(),
         namespace: "default".to_owned(),
         name: "one".to_owned(),
         identity: "me".to_owned(),

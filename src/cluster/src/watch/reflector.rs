@@ -51,7 +51,7 @@ impl Reflector {
         list_params: ListParams,
         sink: Box<dyn ObjectSink>,
         synced: watch::Sender<bool>,
-        watch: Option<WatchHandle>,
+        watch: WatchHandle,
     ) -> Self {
         let limit = Some(list_params.limit.unwrap_or(DEFAULT_PAGE_SIZE));
         Self {
@@ -204,7 +204,7 @@ async fn with_timeout<T>(
 /// Status of the watch: for readiness, metrics, the log, and the pause after a failure.
 struct WatchStatus {
     kind: String,
-    watch: Option<WatchHandle>,
+    watch: WatchHandle,
     /// Failures since the last event or bookmark.
     failures: u32,
     /// Whether the last of them was an expired resourceVersion.
@@ -214,7 +214,7 @@ struct WatchStatus {
 }
 
 impl WatchStatus {
-    fn new(kind: String, watch: Option<WatchHandle>) -> Self {
+    fn new(kind: String, watch: WatchHandle) -> Self {
         Self {
             kind,
             watch,
@@ -224,30 +224,20 @@ impl WatchStatus {
         }
     }
 
-    fn record_activity(&self) {
-        if let Some(watch) = &self.watch {
-            watch.record_contact();
-        }
-    }
-
     /// A list is complete.
     fn record_list(&self) {
-        self.record_activity();
-        if let Some(watch) = &self.watch {
-            watch.mark_listed();
-        }
+        self.watch.record_contact();
+        self.watch.mark_listed();
     }
 
     /// Sets the size of the stored objects.
     fn record_stored_bytes(&self, bytes: usize) {
-        if let Some(watch) = &self.watch {
-            watch.set_stored_bytes(bytes);
-        }
+        self.watch.set_stored_bytes(bytes);
     }
 
     /// The watch works.
     fn record_watch_established(&mut self) {
-        self.record_activity();
+        self.watch.record_contact();
         if self.logged_error.take().is_some() {
             tracing::info!(kind = self.kind, "watch works again");
         }
@@ -273,9 +263,8 @@ impl WatchStatus {
         let delay = retry_delay(self.failures, error.retry_after(), &RandomState::new());
         self.failures = self.failures.saturating_add(1);
         let why = error.to_string();
-        if let Some(watch) = &self.watch {
-            watch.record_failure(&why);
-        }
+        self.watch
+            .record_failure(&why, error.forbidden() || error.not_found());
         let kind = &self.kind;
         if first_expiry {
             tracing::debug!(kind, why, retry_in = ?delay, "listing again after a gap in the watch");

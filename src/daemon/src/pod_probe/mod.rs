@@ -18,7 +18,7 @@ use kube::api::ListParams;
 use super::Context;
 use super::pods::NodePod;
 use kruise_api::node_pod_probe::NodePodProbe;
-use kruise_cluster::{Store, optional_reflector};
+use kruise_cluster::Store;
 
 /// The controller's name in logs and in liveness.
 const NAME: &str = "pod probe";
@@ -29,7 +29,9 @@ pub async fn run(mut ctx: Context, pods: Store<NodePod>) {
     ctx.cluster.events = ctx.cluster.events.with_component("kruise-daemon-podprobe");
     let api: Api<NodePodProbe> = Api::all(ctx.cluster.client.clone());
     let selector = ListParams::default().fields(&format!("metadata.name={}", ctx.node_name));
-    let (probes, watch) = optional_reflector(api, selector, Some::<NodePodProbe>);
+    let (probes, watch) = ctx
+        .cluster
+        .optional_reflector(api, selector, Some::<NodePodProbe>);
     tokio::select! {
         () = watch => {}
         () = controller::PodProbeController::new(ctx, pods, probes.subscribe()).run() => {}

@@ -31,7 +31,7 @@ use kruise_api::sidecarset::SidecarSet;
 use kruise_api::webhooks::{MUTATING, VALIDATING, configurations, without_nulls};
 use kruise_api::{Kind, keys};
 use kruise_cluster::write::{self, Object};
-use kruise_cluster::{Cluster, Error, Key, optional_reflector};
+use kruise_cluster::{Cluster, Error, Key};
 use kruise_ops::panics::catch_panic;
 use kruise_ops::{FeatureGate, Progress};
 
@@ -149,11 +149,12 @@ async fn sync_all(
     let [mutating, validating] = configurations(&options.namespace);
     let namespace = options.namespace.clone();
     let sets: Api<SidecarSet> = Api::all(cluster.client.clone());
-    let (sets, watching_sets) = optional_reflector(sets, ListParams::default(), move |set: SidecarSet| {
-        let (name, annotations) = (set.metadata.name.as_deref()?, set.metadata.annotations.as_ref());
-        let webhook = SetWebhook::new(&namespace, name, annotations, &set.spec)?;
-        Some(webhook.with_policy(set.has_policy()))
-    });
+    let (sets, watching_sets) =
+        cluster.optional_reflector(sets, ListParams::default(), move |set: SidecarSet| {
+            let (name, annotations) = (set.metadata.name.as_deref()?, set.metadata.annotations.as_ref());
+            let webhook = SetWebhook::new(&namespace, name, annotations, &set.spec)?;
+            Some(webhook.with_policy(set.has_policy()))
+        });
     let mut set_changes = sets.subscribe();
     let set_changes = stream::poll_fn(move |cx| set_changes.poll_recv(cx).map(|change| change.map(drop)));
     // That there are no sets is news, too.
@@ -235,7 +236,7 @@ async fn sync_object<K: Object + Send + Sync + 'static>(
 ) {
     let api: Api<K> = Api::all(cluster.client.clone());
     let params = ListParams::default().fields(&format!("metadata.name={name}"));
-    let (store, watching) = optional_reflector(api.clone(), params, move |object: K| {
+    let (store, watching) = cluster.optional_reflector(api.clone(), params, move |object: K| {
         let object = serde_json::to_value(object).ok()?;
         Some(object.pointer(pointer).cloned().unwrap_or_default())
     });

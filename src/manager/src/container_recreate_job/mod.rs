@@ -23,7 +23,7 @@ use super::status_pacer::StatusPacer;
 use kruise_api::container_recreate_job::ContainerRecreateJob;
 use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
-use kruise_cluster::{Error, Key, optional_reflector};
+use kruise_cluster::{Error, Key};
 use observe::{Index, watch_events};
 use plan::{Memory, Observed, Target, is_unfinished, may_select, plan, selects};
 
@@ -75,7 +75,9 @@ impl ControllerState {
 pub async fn run(ctx: Context) {
     ctx.stores.synced().await;
     let api: Api<ContainerRecreateJob> = Api::all(ctx.cluster.client.clone());
-    let (jobs, watching) = optional_reflector(api, ListParams::default(), Some::<ContainerRecreateJob>);
+    let (jobs, watching) =
+        ctx.cluster
+            .optional_reflector(api, ListParams::default(), Some::<ContainerRecreateJob>);
     let shared = Arc::new(ControllerState {
         manager: ctx.clone(),
         index: Mutex::default(),

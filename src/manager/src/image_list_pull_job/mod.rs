@@ -23,7 +23,7 @@ use super::status_pacer::StatusPacer;
 use kruise_api::image_list_pull_job::ImageListPullJob;
 use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
-use kruise_cluster::{Error, Key, optional_reflector};
+use kruise_cluster::{Error, Key};
 use observe::{Index, watch_events};
 use plan::plan;
 
@@ -74,7 +74,9 @@ pub async fn run(mut ctx: Context) {
     ctx.cluster.events = ctx.cluster.events.with_component("imagelistpulljob-controller");
     ctx.stores.synced().await;
     let api: Api<ImageListPullJob> = Api::all(ctx.cluster.client.clone());
-    let (lists, watching) = optional_reflector(api, ListParams::default(), Some::<ImageListPullJob>);
+    let (lists, watching) =
+        ctx.cluster
+            .optional_reflector(api, ListParams::default(), Some::<ImageListPullJob>);
     let shared = Arc::new(ControllerState {
         manager: ctx.clone(),
         index: Mutex::default(),

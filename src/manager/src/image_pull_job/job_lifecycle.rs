@@ -98,7 +98,7 @@ async fn enqueue_changes(
     items: mpsc::UnboundedSender<WorkItem>,
 ) {
     let (wake_tx, mut wake_rx) = mpsc::unbounded_channel();
-    let mut sources = SourceWatches::new(&ctx.cluster.client, wake_tx);
+    let mut sources = SourceWatches::new(&ctx.cluster, wake_tx);
     let mut resync = tokio::time::interval(RESYNC_INTERVAL);
     let mut changes = ctx.stores.jobs.subscribe();
     let mut copies = secrets.subscribe();

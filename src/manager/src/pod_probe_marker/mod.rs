@@ -25,7 +25,7 @@ use super::{Context, FeatureGate};
 use kruise_api::node_pod_probe::NodePodProbe;
 use kruise_api::pod_probe_marker::PodProbeMarker;
 use kruise_cluster::queue::RequeueAfter;
-use kruise_cluster::{Error, Key, Store, optional_reflector};
+use kruise_cluster::{Error, Key, Store};
 use observe::Index;
 
 /// Name in logs and metrics.
@@ -81,7 +81,7 @@ impl ControllerState {
 /// Runs until shutdown. Without the CRDs, or the role, there is nothing to do.
 pub async fn run(ctx: Context, node_pod_probes: Store<NodePodProbe>) {
     ctx.stores.synced().await;
-    let (markers, watch_markers) = optional_reflector(
+    let (markers, watch_markers) = ctx.cluster.optional_reflector(
         Api::all(ctx.cluster.client.clone()),
         ListParams::default(),
         Some::<PodProbeMarker>,

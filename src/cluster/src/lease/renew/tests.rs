@@ -16,6 +16,7 @@ use tower::service_fn;
 use super::*;
 use crate::lease::LeaseTiming;
 use crate::{Clock, Fence};
+use kruise_ops::Watches;
 use kruise_ops::progress::Progress;
 
 /// How the fake API server treats a request.
@@ -120,6 +121,7 @@ async fn hold_for_a_minute(fates: &'static [RequestFate]) -> HoldResult {
     let election = Election {
         api: Api::namespaced(client(&server), "default"),
         clock: Clock::new(),
+        watches: Watches::default(),
         namespace: "default".to_owned(),
         name: "one".to_owned(),
         identity: "me".to_owned(),

@@ -132,15 +132,19 @@ struct Fixture {
 
 impl Fixture {
     fn new(answers: Vec<FakeResponse>) -> Self {
+        Self::with_watch(answers, Watches::register)
+    }
+
+    fn with_watch(answers: Vec<FakeResponse>, register: fn(&Watches, &str) -> WatchHandle) -> Self {
         let server = Arc::new(Mutex::new(FakeApiServer {
             responses: answers,
             requests: Vec::new(),
             start: Instant::now(),
         }));
         let watches = Watches::default();
-        let watch = watches.register("ConfigMap");
+        let watch = register(&watches, "ConfigMap");
         let api = Api::<ConfigMap>::namespaced(client(&server), "ns");
-        let (store, task) = new_reflector(api, ListParams::default(), None, Some(watch), |c: ConfigMap| {
+        let (store, task) = new_reflector(api, ListParams::default(), None, watch, |c: ConfigMap| {
             c.metadata.resource_version
         });
         Self {
@@ -466,4 +470,21 @@ fn retry_delay_doubles_up_to_maximum_with_jitter() {
             "{delay:?}"
         );
     }
+}
+
+/// The kind or the role is missing at first, is there later, and is removed again.
+#[tokio::test(start_paused = true)]
+async fn optional_kind_counts_for_readiness_while_it_is_served() {
+    let (missing, forbidden) = (
+        error_response(404, "not found", 0),
+        error_response(403, "forbidden", 0),
+    );
+    let served = [List(&["a"], None), WatchThenIdle(Vec::new())];
+    let answers = [vec![missing; 2], served.to_vec(), vec![forbidden]].concat();
+    let fixture = Fixture::with_watch(answers, Watches::register_optional);
+    assert_eq!(fixture.watches.readiness(), None);
+    fixture.advance(10).await;
+    assert_eq!(fixture.watches.readiness(), Some(Ok("ConfigMap".to_owned())));
+    fixture.advance(1000).await;
+    assert_eq!((fixture.watches.readiness(), fixture.store.len()), (None, 1));
 }

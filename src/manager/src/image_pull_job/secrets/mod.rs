@@ -24,7 +24,7 @@ use super::plan::job::PullJob;
 use kruise_api::keys;
 use kruise_api::node_image::ReferenceObject;
 use kruise_cluster::queue::{ReconcileError, RequeueAfter};
-use kruise_cluster::{self as cluster, Cluster, Key, Store, optional_reflector, write};
+use kruise_cluster::{self as cluster, Cluster, Key, Store, write};
 use plan::{CopyPlan, CopyStep, CopyView, UNUSED_COPY_TTL, plan_copy, references_without};
 pub use sources::SourceWatches;
 
@@ -85,7 +85,8 @@ impl PullSecretCopies {
     /// Starts the watch of the copies in `copy_namespace`.
     pub fn start(cluster: &Cluster, copy_namespace: &str, tasks: &mut JoinSet<()>) -> Self {
         let api = Api::<Secret>::namespaced(cluster.client.clone(), copy_namespace);
-        let (copies, task) = optional_reflector(api, ListParams::default(), |s| CopyView::from_secret(&s));
+        let (copies, task) =
+            cluster.optional_reflector(api, ListParams::default(), |s| CopyView::from_secret(&s));
         tasks.spawn(task);
         Self {
             cluster: cluster.clone(),

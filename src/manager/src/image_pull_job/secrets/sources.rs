@@ -8,7 +8,7 @@ use kube::api::{ListParams, PartialObjectMeta};
 use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 
-use kruise_cluster::{Key, metadata_client, optional_reflector};
+use kruise_cluster::{Cluster, Key, metadata_client};
 
 /// Namespaces that are watched at once: each watch is a connection.
 const MAX_WATCHED_NAMESPACES: usize = 200;
@@ -17,6 +17,8 @@ const PAGE_SIZE: u32 = 20;
 
 /// The namespaces of unfinished jobs with pull secrets.
 pub struct SourceWatches {
+    cluster: Cluster,
+    /// Requests metadata only.
     client: kube::Client,
     changed_tx: mpsc::UnboundedSender<Key>,
     namespaces: BTreeMap<String, WatchedNamespace>,
@@ -32,9 +34,10 @@ struct WatchedNamespace {
 
 impl SourceWatches {
     /// No watches yet; `changed_tx` gets the key of each changed Secret.
-    pub fn new(client: &kube::Client, changed_tx: mpsc::UnboundedSender<Key>) -> Self {
+    pub fn new(cluster: &Cluster, changed_tx: mpsc::UnboundedSender<Key>) -> Self {
         Self {
-            client: metadata_client(client),
+            cluster: cluster.clone(),
+            client: metadata_client(&cluster.client),
             changed_tx,
             namespaces: BTreeMap::new(),
             tasks: JoinSet::new(),
@@ -70,7 +73,8 @@ impl SourceWatches {
         let watched = self.namespaces.values().filter(|n| n.watch.is_some()).count();
         let unwatched = self.namespaces.iter_mut().filter(|(_, n)| n.watch.is_none());
         for (name, namespace) in unwatched.take(MAX_WATCHED_NAMESPACES.saturating_sub(watched)) {
-            let task = watch_namespace(self.client.clone(), name.clone(), self.changed_tx.clone());
+            let api = Api::namespaced(self.client.clone(), name);
+            let task = watch_namespace(self.cluster.clone(), api, self.changed_tx.clone());
             namespace.watch = Some(self.tasks.spawn(task));
         }
     }
@@ -91,9 +95,12 @@ impl SourceWatches {
 }
 
 /// Watches the metadata of a namespace's Secrets, and keeps only their versions.
-async fn watch_namespace(client: kube::Client, namespace: String, changed_tx: mpsc::UnboundedSender<Key>) {
-    let api = Api::<PartialObjectMeta<Secret>>::namespaced(client, &namespace);
-    let (versions, task) = optional_reflector(
+async fn watch_namespace(
+    cluster: Cluster,
+    api: Api<PartialObjectMeta<Secret>>,
+    changed_tx: mpsc::UnboundedSender<Key>,
+) {
+    let (versions, task) = cluster.optional_reflector(
         api,
         ListParams::default().limit(PAGE_SIZE),
         |s: PartialObjectMeta<Secret>| s.metadata.resource_version,
@@ -129,7 +136,7 @@ mod tests {
     type RecordedRequests = Arc<Mutex<Vec<(String, String)>>>;
 
     /// An API server with one Secret.
-    fn server() -> (kube::Client, RecordedRequests) {
+    fn server() -> (Cluster, RecordedRequests) {
         let requests = RecordedRequests::default();
         let log = Arc::clone(&requests);
         let service = service_fn(move |request: Request<Body>| {
@@ -145,7 +152,8 @@ mod tests {
                 Ok::<_, Infallible>(Response::new(Body::from(list.to_string().into_bytes())))
             }
         });
-        (kube::Client::new(service, "default"), requests)
+        let cluster = Cluster::from_client(kube::Client::new(service, "default"));
+        (cluster, requests)
     }
 
     fn names(namespace: &str, names: impl IntoIterator<Item = String>) -> Vec<Key> {
@@ -155,9 +163,9 @@ mod tests {
 
     #[tokio::test]
     async fn namespace_is_watched_once_as_metadata() {
-        let (client, requests) = server();
+        let (cluster, requests) = server();
         let (wake_tx, mut wake_rx) = mpsc::unbounded_channel();
-        let mut sources = SourceWatches::new(&client, wake_tx);
+        let mut sources = SourceWatches::new(&cluster, wake_tx);
         for job in 0..50 {
             let job = Key::namespaced("n", format!("j{job}"));
             let own = (0..64)
@@ -184,8 +192,8 @@ mod tests {
 
     #[tokio::test]
     async fn watched_namespaces_are_bounded() {
-        let (client, _) = server();
-        let mut sources = SourceWatches::new(&client, mpsc::unbounded_channel().0);
+        let (cluster, _) = server();
+        let mut sources = SourceWatches::new(&cluster, mpsc::unbounded_channel().0);
         let job = |n: usize| Key::namespaced(format!("n{n:03}"), "job");
         let some = |n: usize| names(&format!("n{n:03}"), ["s".to_owned()]);
         for n in 0..MAX_WATCHED_NAMESPACES + 2 {

@@ -32,7 +32,7 @@ use kruise_api::sidecarset::SidecarSet;
 use kruise_api::validation::truncate;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::write_cache::WriteCache;
-use kruise_cluster::{Change, Error, Key, Store, WatchEvents, optional_reflector, write};
+use kruise_cluster::{Change, Error, Key, Store, WatchEvents, write};
 use kruise_workload::sidecarset::overlap::are_disjoint;
 use kruise_workload::sidecarset::policy::{Options, Unsupported, compile};
 use kruise_workload::sidecarset::set::SetView;
@@ -178,13 +178,17 @@ pub async fn run(shared: Arc<ControllerState>, changed: mpsc::UnboundedSender<Ke
     wait_until_served(&shared, &changed).await;
     let params = || ListParams::default().labels(keys::SIDECAR_SET_NAME);
     let api: Api<AdmissionObject<Policy>> = Api::all(client.clone());
-    let (policies, watch_policies) = optional_reflector(api, params(), |object: AdmissionObject<Policy>| {
-        Some(Installed::new(&object))
-    });
+    let (policies, watch_policies) =
+        ctx.cluster
+            .optional_reflector(api, params(), |object: AdmissionObject<Policy>| {
+                Some(Installed::new(&object))
+            });
     let api: Api<AdmissionObject<Binding>> = Api::all(client.clone());
-    let (bindings, watch_bindings) = optional_reflector(api, params(), |object: AdmissionObject<Binding>| {
-        Some(Installed::new(&object))
-    });
+    let (bindings, watch_bindings) =
+        ctx.cluster
+            .optional_reflector(api, params(), |object: AdmissionObject<Binding>| {
+                Some(Installed::new(&object))
+            });
     let state = Arc::new(Policies {
         shared,
         policies: Mutex::default(),
