@@ -1,6 +1,6 @@
 //! Two replicas: one is leader, and the standby takes over when it dies, with nothing lost or done twice.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::Lease;
 use kruise_api::node_image::NodeImage;
@@ -82,7 +82,11 @@ async fn graceful_shutdown_releases_the_lease() {
     let cluster = TestCluster::new();
     let admin = cluster.admin().await;
     let leases = Api::<Lease>::namespaced(admin.client.clone(), "kruise-system");
-    let flags = ["--leader-election-lease-duration=600s".to_owned()];
+    let lease_duration = Duration::from_secs(600);
+    let flags = [format!(
+        "--leader-election-lease-duration={}s",
+        lease_duration.as_secs()
+    )];
     let mut replicas = ["kruise-manager-long-1", "kruise-manager-long-2"]
         .map(|name| Manager::on_free_ports_with(&cluster.plane, name, &flags));
     let [first, second] = &mut replicas;
@@ -94,7 +98,12 @@ async fn graceful_shutdown_releases_the_lease() {
     let ended = Instant::now();
     first.stop().unwrap();
     wait_for_new_holder(&leases, "handed over", &first_holder).await;
-    println!("took over after {:?}", ended.elapsed());
+    let after = ended.elapsed();
+    println!("took over after {after:?}");
+    assert!(
+        after < lease_duration / 10,
+        "{after:?}: it waited for the Lease to expire"
+    );
 }
 
 #[tokio::test]

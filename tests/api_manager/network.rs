@@ -1,6 +1,7 @@
 //! Networks as in real clusters: without IPv4, and with connections that are dropped without an error.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use kruise_api::node_image::NodeImage;
 use kube::api::Api;
@@ -14,6 +15,9 @@ use support::conversion::{self, wait_for_conversion};
 
 /// Port of the API server in a bed with its own network.
 const API_SERVER: &str = "6443";
+/// TCP gives a silent connection up after 30 s. Without that, a silent watch is started again after 150 s, and the
+/// request for it waits for 60 s.
+const DETECTION_LIMIT: Duration = Duration::from_secs(120);
 
 fn ipv6_cluster() -> TestCluster {
     TestCluster::with_options(ControlPlaneOptions {
@@ -99,6 +103,7 @@ async fn silently_dropped_connections_are_reestablished() {
 
     let errors = || manager.metric_sum("kruise_watch_errors_total");
     let before = errors();
+    let dropped = Instant::now();
     drop_packets(&cluster);
     create_node(&admin, "meanwhile", json!({}), true).await;
     let detected = wait::until("each watch that is cut fails", WAIT_TIMEOUT, || {
@@ -110,6 +115,9 @@ async fn silently_dropped_connections_are_reestablished() {
         errors() - before,
         manager.tail()
     );
+    let after = dropped.elapsed();
+    println!("detected after {after:?}");
+    assert!(after < DETECTION_LIMIT, "{after:?}");
     restore_packets(&cluster);
     wait_until(&images, "meanwhile", "there", |_| true).await;
     manager.wait_for_readyz_text("ok watches: ");
