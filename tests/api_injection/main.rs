@@ -7,6 +7,7 @@ mod hostile_text;
 mod large_sets;
 mod last_webhook;
 mod order;
+mod shared_webhook;
 mod stored;
 mod through_policies;
 mod through_webhook;

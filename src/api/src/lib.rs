@@ -40,6 +40,7 @@
 //! ```
 
 pub mod backoff;
+pub mod cel;
 pub mod cloneset;
 pub mod container_hash;
 pub mod container_recreate_job;

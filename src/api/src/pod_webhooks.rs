@@ -12,12 +12,14 @@ use super::selector::is_empty;
 use super::sidecarset::SidecarSetSpec;
 use super::validation::{FieldErrors, selector};
 use super::webhooks::client_config;
-use super::{GROUP, keys, names};
+use super::{GROUP, cel, keys, names};
 
 /// Webhooks of single sets. The API server evaluates the selectors of all of them for each new Pod.
 const MAX_WEBHOOKS: usize = 100;
 /// Bytes of their JSON: a configuration of 1.5 MiB can be stored, and each webhook also has a CA of some 1.5 KiB.
 const MAX_BYTES: usize = 512 << 10;
+/// Characters of the condition of a shared webhook; the API server takes 100,000.
+const MAX_CONDITION_CHARS: usize = 64 << 10;
 
 /// The webhook of one set.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +27,8 @@ pub struct SetWebhook {
     failure_policy: &'static str,
     /// Whether the set has a policy, so that the webhook is called only for Pods at which that failed.
     has_policy: bool,
+    /// CEL: whether the set selects the Pod by its labels.
+    selects: String,
     webhook: Value,
 }
 
@@ -44,6 +48,10 @@ impl SetWebhook {
         valid.then(|| Self {
             failure_policy,
             has_policy: false,
+            selects: spec
+                .selector
+                .as_ref()
+                .map_or_else(String::new, |selector| cel::matches(selector, cel::LABELS)),
             webhook: webhook(
                 namespace,
                 name,
@@ -142,28 +150,31 @@ fn webhook_name(set: &str) -> String {
 }
 
 /// The webhooks of the configuration, in the order of their sets. Beyond the limits, sets with a policy have none, and the
-/// others share one that gets all Pods.
+/// others share one that gets the Pods with labels that one of them selects, or all Pods if that is too long to write.
 #[must_use]
 pub fn pod_webhooks<'a>(namespace: &str, sets: impl IntoIterator<Item = &'a SetWebhook>) -> Vec<Value> {
     let mut sets: Vec<_> = sets.into_iter().collect();
     let name = |webhook: &Value| webhook["name"].as_str().unwrap_or_default().to_owned();
     sets.sort_by_key(|set| (set.has_policy, name(&set.webhook)));
-    let (mut webhooks, mut bytes, mut shared) = (Vec::new(), 0, BTreeSet::new());
+    let (mut webhooks, mut bytes, mut shared) = (Vec::new(), 0, BTreeMap::<_, BTreeSet<&str>>::new());
     for set in sets {
         bytes += set.webhook.to_string().len();
         if webhooks.len() < MAX_WEBHOOKS && bytes <= MAX_BYTES {
             webhooks.push(set.webhook.clone());
         } else if !set.has_policy {
-            shared.insert(set.failure_policy);
+            shared.entry(set.failure_policy).or_default().insert(&set.selects);
         }
     }
     webhooks.sort_by_key(name);
     let mut namespaces = json!({});
     exclude_system_namespaces(&mut namespaces, namespace);
-    webhooks.extend(shared.into_iter().map(|policy| {
+    webhooks.extend(shared.into_iter().map(|(policy, selects)| {
         // No set has a name with a dot.
         let name = format!("others.{}", policy.to_ascii_lowercase());
-        webhook(namespace, &name, keys::MUTATE_POD_PATH, policy, &namespaces, None)
+        let selected = selects.into_iter().collect::<Vec<_>>().join(" || ");
+        let short = selected.len() <= MAX_CONDITION_CHARS;
+        let own = short.then(|| (json!({}), ("selected", selected)));
+        webhook(namespace, &name, keys::MUTATE_POD_PATH, policy, &namespaces, own)
     }));
     webhooks
 }
@@ -464,6 +475,8 @@ mod tests {
         assert_eq!(all.len(), MAX_WEBHOOKS + 1);
         assert_eq!(all[MAX_WEBHOOKS]["name"], "others.ignore.mpod.kb.io");
         assert_eq!(all[MAX_WEBHOOKS]["objectSelector"], json!({}));
+        let condition = json!([{ "name": "selected", "expression": cel::matches(sets[0].1.selector.as_ref().unwrap(), cel::LABELS) }]);
+        assert_eq!(all[MAX_WEBHOOKS]["matchConditions"], condition);
 
         let with_policies: Vec<_> = sets
             .iter()
@@ -484,5 +497,6 @@ mod tests {
         let all = webhooks(&large);
         assert!(json!(all).to_string().len() < MAX_BYTES + 4096);
         assert_eq!(names(&all).last(), Some(&"others.ignore.mpod.kb.io"));
+        assert_eq!(all.last().unwrap()["matchConditions"], Value::Null);
     }
 }

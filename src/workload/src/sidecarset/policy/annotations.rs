@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use kruise_api::keys;
 use kruise_api::sidecarset::SidecarSetPatchPolicy;
 
-use super::literal::string;
 use super::records::MAX_TEXT;
 use super::sets::Peers;
 use super::{Program, Unsupported, add, records};
 use crate::sidecarset::inject::candidates::Selected;
 use crate::sidecarset::recorded::{hot_upgrade_names, version_alt_key, version_key};
+use kruise_api::cel::string;
 
 /// What a set writes as an annotation of the user's.
 #[derive(Clone, Copy, Debug)]

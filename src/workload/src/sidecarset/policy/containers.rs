@@ -14,14 +14,14 @@ use kruise_api::keys;
 use kruise_api::sidecarset::{PodInjectPolicy, SidecarContainer};
 
 use super::annotations::{Patches, value_of};
-use super::literal::{self, string, strings};
-use super::selector::POD_LABELS;
+use super::literal;
 use super::sets::Peers;
 use super::{Options, Program, Unsupported, annotations, records, resources, typed};
 use crate::pod_admission::launch_priority::requested;
 use crate::sidecarset::inject::candidates::Selected;
 use crate::sidecarset::recorded::{version_alt_key, version_key};
 use crate::sidecarset::set::{name, names_in_pod};
+use kruise_api::cel::{LABELS, string, strings};
 
 /// Value of a policy that shares.
 const ENABLED: &str = "enabled";
@@ -487,7 +487,7 @@ impl Injected<'_> {
             let from = from.and_then(|from| from.field_ref.as_ref());
             let source = match from.map(|field| EnvOrigin::from_field_path(&field.field_path)) {
                 None => string(&transfer.source_container_name),
-                Some(Some(EnvOrigin::Label(key))) => format!("{POD_LABELS}[?{}].orValue('')", string(&key)),
+                Some(Some(EnvOrigin::Label(key))) => format!("{LABELS}[?{}].orValue('')", string(&key)),
                 Some(Some(EnvOrigin::Annotation(key))) => value_of(&key, patches, peers, program),
                 Some(None) => continue,
             };

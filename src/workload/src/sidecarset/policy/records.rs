@@ -1,7 +1,7 @@
 //! Records of injected sets in the Pod's annotations, in CEL, which cannot parse JSON: regular expressions split what
 //! [`crate::sidecarset::recorded`] writes into the entries of single sets.
 
-use super::literal::string;
+use kruise_api::cel::string;
 
 /// Characters of an annotation that are read: the time for a regular expression is limited.
 pub(super) const MAX_TEXT: usize = 16_384;
@@ -87,7 +87,7 @@ fn json_text(text: &str) -> String {
 /// Whether an entry is of one of these sets.
 pub(super) fn is_of(entry: &str, sets: &[&str]) -> String {
     let sets: Vec<String> = sets.iter().map(|name| format!("{}:", json_text(name))).collect();
-    let sets = super::literal::strings(sets.iter().map(String::as_str));
+    let sets = kruise_api::cel::strings(sets.iter().map(String::as_str));
     format!("{sets}.exists(n, {entry}.startsWith(n))")
 }
 

@@ -3,10 +3,10 @@
 
 use kruise_api::sidecarset::ResourcesPolicy;
 
-use super::literal::string;
 use super::{Program, Unsupported, add};
 use crate::sidecarset::resources::expression::{Arithmetic, parse, variable};
 use crate::sidecarset::resources::{ExpressionError, Quantity, Resource, target_regex};
+use kruise_api::cel::string;
 
 /// Characters of one expression after its translation; the nesting that CEL allows is limited, too.
 const MAX_EXPRESSION: usize = 4000;

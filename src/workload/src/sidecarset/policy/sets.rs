@@ -3,12 +3,13 @@
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kruise_api::selector::is_empty;
 
-use super::selector::{POD_LABELS, matches, selects};
+use super::selector::selects;
 use super::{Options, Unsupported};
 use crate::sidecarset::inject::candidates::{Scope, Selected};
 use crate::sidecarset::inject::revision::{find, percentage, restore};
 use crate::sidecarset::overlap::are_disjoint;
 use crate::sidecarset::set::SetView;
+use kruise_api::cel::{LABELS, matches};
 
 const REVISION: &str = "spec.injectionStrategy.revision";
 
@@ -52,7 +53,7 @@ pub(super) fn variants<'a>(
         )),
         (100.., _) => Ok(all(older()?)),
         (0, Some(selector)) if others > 0 => {
-            let condition = matches(selector, POD_LABELS);
+            let condition = matches(selector, LABELS);
             let older = Variant {
                 suffix: ".older",
                 condition: Some(format!("!{condition}")),
