@@ -1,5 +1,6 @@
 //! The reconcile loop: receives events, asks [`super::plan`], runs probes and writes the status.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::future::pending;
 use std::sync::Arc;
@@ -223,11 +224,12 @@ impl PodProbeController {
     }
 
     fn observe(&mut self, now: Now) {
-        let pods = &self.pods;
-        let (transitions, panicked) = self
-            .board
-            .observe(now, |key, container| observe(pods, key, container));
-        if panicked {
+        let (pods, panicked) = (&self.pods, Cell::new(false));
+        let transitions = self.board.observe(now, |key, container| {
+            let what = format_args!("{key}: container");
+            catch_panic_sync(NAME, what, || observe(pods, key, container)).inspect_err(|_| panicked.set(true))
+        });
+        if panicked.get() {
             self.back_off_after_panic();
         }
         self.publish_events(transitions);

@@ -21,7 +21,6 @@ use kruise_api::node_pod_probe::{
 };
 use kruise_api::time::truncate_to_second;
 use kruise_cluster::Key;
-use kruise_ops::panics::catch_panic_sync;
 
 /// Bytes of all messages of a node, as etcd stores them: it accepts 1.5 MiB of one object, and all tenants share it.
 const MAX_NODE_MESSAGE_BYTES: usize = 512 << 10;
@@ -263,27 +262,22 @@ impl ProbeBoard {
     }
 
     /// Takes over what kubelet reports about the containers: `container` is of a probe's Pod, `None` without the Pod or
-    /// its status. Also returns whether that panicked for a probe, which does not run until it is observed again.
-    pub fn observe(
+    /// its status. With an error, the probe does not run until it is observed again.
+    pub fn observe<E>(
         &mut self,
         now: Now,
-        container: impl Fn(&ProbeKey, &str) -> Option<ObservedContainer>,
-    ) -> (Vec<Transition>, bool) {
-        let (mut transitions, mut panicked) = (Vec::new(), false);
+        container: impl Fn(&ProbeKey, &str) -> Result<Option<ObservedContainer>, E>,
+    ) -> Vec<Transition> {
+        let mut transitions = Vec::new();
         for (key, probe) in &mut self.probes {
-            let observed = catch_panic_sync(super::NAME, format_args!("{key}: container"), || {
-                let observed = container(key, &probe.spec.container);
-                probe.observe(observed.filter(|container| !container.id.is_empty()), now)
-            });
-            match observed {
-                Ok(transition) => transitions.extend(transition.map(|transition| transition.of(key))),
-                Err(_) => {
-                    panicked = true;
-                    probe.forget_container();
-                }
-            }
+            let Ok(observed) = container(key, &probe.spec.container) else {
+                probe.forget_container();
+                continue;
+            };
+            let transition = probe.observe(observed.filter(|container| !container.id.is_empty()), now);
+            transitions.extend(transition.map(|transition| transition.of(key)));
         }
-        (transitions, panicked)
+        transitions
     }
 
     /// The probes that are due and have a slot: of namespaces that have few, and due for long, first.

@@ -56,9 +56,9 @@ fn container(id: &str, running: bool, started: u64) -> Option<ObservedContainer>
 }
 
 fn observe(board: &mut ProbeBoard, now: u64, seen: &Option<ObservedContainer>) -> Vec<Transition> {
-    board
-        .observe(at(now), |_, name| seen.clone().filter(|_| name == "c"))
-        .0
+    board.observe(at(now), |_, name| {
+        Ok::<_, std::convert::Infallible>(seen.clone().filter(|_| name == "c"))
+    })
 }
 
 /// Runs the due probes, which all end with `outcome`.
