@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 
+use kruise_api::node_pod_probe::NodePodProbe;
 use serde_json::json;
 
 use super::hook::http;
 use super::image_pull;
 use super::image_pull::plan::keyring::{KEY_CFG, KEY_JSON, Keyring, TYPE_CFG, TYPE_JSON};
+use super::pod_probe;
 use super::pods::{NodePod, PodContainerStatus};
 use super::{container_meta, recreate};
 
@@ -35,6 +37,50 @@ pub fn hook_answer(data: &[u8]) {
 /// Parses a NodeImage.
 pub fn node_image(data: &[u8]) {
     image_pull::parse_and_plan(data);
+}
+
+/// Parses a NodePodProbe and runs its probes in a container that restarts: none is started twice at a time. Returns how
+/// many were run.
+pub fn node_pod_probe(data: &[u8]) -> usize {
+    use pod_probe::plan::{Now, ObservedContainer, Outcome, ProbeBoard};
+
+    let Ok(object) = serde_json::from_slice::<NodePodProbe>(data) else {
+        return 0;
+    };
+    let mut board = ProbeBoard::default();
+    let stored = object.status.clone().unwrap_or_default();
+    let mut ended = 0;
+    for second in [0, 10, 100, 110, 1_000_000] {
+        let restarted = second / 100 * 100;
+        let now = Now {
+            mono: Duration::from_secs(second),
+            wall: Timestamp::UNIX_EPOCH + Duration::from_secs(second),
+        };
+        board.sync(pod_probe::spec::parse(&object.spec), &stored, now);
+        let container = ObservedContainer {
+            id: format!("containerd://{restarted}"),
+            running: true,
+            starting: false,
+            started_at: Some(Timestamp::UNIX_EPOCH + Duration::from_secs(restarted)),
+        };
+        board.observe(now, |_, _| Some(container.clone()));
+        let mut started = BTreeSet::new();
+        for start in board.start_due(now) {
+            assert!(
+                started.insert(start.key.clone()),
+                "{:?} overlaps itself",
+                start.key
+            );
+            let outcome = match second {
+                110 => Outcome::Failure("no".to_owned()),
+                _ => Outcome::Success("yes".to_owned()),
+            };
+            let _ = board.on_ended(&start.key, start.run, outcome, now);
+            ended += 1;
+        }
+        let _ = pod_probe::plan::status_change(&stored, &board.status());
+    }
+    ended
 }
 
 /// Matches a registry of a Docker configuration against a repository.
@@ -217,6 +263,15 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    #[test]
+    fn fuzz_target_runs_probes() {
+        let probe = json!({ "exec": { "command": ["true"] } });
+        let object = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "NodePodProbe",
+            "metadata": { "name": "n" }, "spec": { "podProbes": [{ "name": "p", "namespace": "n", "uid": "u",
+                "probes": [{ "name": "m#a", "containerName": "c", "probe": probe }] }] } });
+        assert!(node_pod_probe(object.to_string().as_bytes()) > 1);
+    }
 
     /// The assertions of the fuzz target about stops and hooks must not be vacuous.
     #[test]

@@ -19,13 +19,14 @@ use serde_json::{Value, json};
 pub type Target = fn(&[u8]);
 
 /// Every target, by the name of its corpus directory.
-pub const TARGETS: [(&str, Target); 10] = [
+pub const TARGETS: [(&str, Target); 11] = [
     ("annotations", annotations),
     ("conversion", conversion),
     ("docker_config", docker_config),
     ("hook_answer", hook_answer),
     ("node_image", node_image),
     ("pod", pod),
+    ("pod_probes", pod_probes),
     ("reference", reference),
     ("registry", registry),
     ("review", review),
@@ -36,6 +37,12 @@ pub const TARGETS: [(&str, Target); 10] = [
 fn node_image(data: &[u8]) {
     kruise_daemon::fuzzing::node_image(data);
     kruise_manager::fuzzing::node_image(data);
+}
+
+/// A NodePodProbe as the daemon reads it, or a PodProbeMarker as the manager does.
+fn pod_probes(data: &[u8]) {
+    kruise_daemon::fuzzing::node_pod_probe(data);
+    kruise_manager::fuzzing::pod_probe_marker(data);
 }
 
 /// The first line, and the rest.

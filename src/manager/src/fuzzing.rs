@@ -7,6 +7,9 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kruise_api::keys;
 use kruise_api::node_image::{ImageSpec, ImageTagStatus, NodeImage, ReferenceObject};
+use kruise_api::node_pod_probe::{ContainerProbeState, ProbeState};
+use kruise_api::pod_probe_marker::PodProbeMarker;
+use kruise_cluster::Key;
 use kruise_workload::in_place::pod::Pod;
 use kruise_workload::revision::Revision;
 use serde_json::json;
@@ -14,7 +17,8 @@ use serde_json::json;
 use crate::cloneset::plan::{Observed, plan};
 use crate::image_pull_job::plan::entry::{EntryOptions, JobRequest, add_requests, awaited_pull, is_owned_by};
 use crate::image_pull_job::plan::job::PullJob;
-use crate::view::NodeImageView;
+use crate::pod_probe_marker::plan::{PodMarks, ProbedPod, Results, node_probes, pod_change};
+use crate::view::{NamedPort, NodeImageView};
 
 /// A NodeImage and job requests: a requested tag is there after the request or waits, and is added only once.
 pub fn node_image(data: &[u8]) {
@@ -89,6 +93,50 @@ fn job(image: &str, policy: &str) -> PullJob {
     PullJob::from_object(&job.unwrap_or_else(|why| unreachable!("the job above is one: {why}")))
 }
 
+/// A PodProbeMarker: a node lists its probes, the same ones when it lists them again, and each has a result. Returns how
+/// many there are.
+pub fn pod_probe_marker(data: &[u8]) -> usize {
+    let Ok(marker) = serde_json::from_slice::<PodProbeMarker>(data) else {
+        return 0;
+    };
+    let markers = vec![Arc::new(marker)];
+    let port = NamedPort {
+        container: "app".into(),
+        name: "http".into(),
+        number: 80,
+    };
+    let pod = ProbedPod {
+        uid: "u".to_owned(),
+        node: "node".to_owned(),
+        ip: "10.0.0.9".to_owned(),
+        ports: vec![port],
+        markers: markers.clone(),
+        liveness: Arc::default(),
+    };
+    let pods = [(Key::namespaced("n", "p"), pod)];
+    let listed = node_probes(&[], &pods);
+    assert_eq!(node_probes(&listed, &pods), listed, "it would be written again");
+    let probes = listed.into_iter().flat_map(|pod| pod.probes);
+    let states: Vec<_> = probes
+        .map(|probe| ContainerProbeState {
+            name: probe.name,
+            state: ProbeState::Failed,
+            last_probe_time: None,
+            last_transition_time: None,
+            message: "no".to_owned(),
+            container_id: None,
+        })
+        .collect();
+    let count = states.len();
+    let results = Results {
+        uid: "u".to_owned(),
+        states,
+        markers,
+    };
+    let _ = pod_change(&PodMarks::default(), &results);
+    count
+}
+
 /// A stored ControllerRevision, as update revision and as current revision.
 pub fn revision(data: &[u8]) {
     let Ok(stored) = serde_json::from_slice::<ControllerRevision>(data) else {
@@ -158,6 +206,14 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+
+    #[test]
+    fn fuzz_target_lists_probes() {
+        let probe = json!({ "tcpSocket": { "port": "http" } });
+        let marker = json!({ "metadata": { "name": "m" }, "spec": { "selector": {},
+            "probes": [{ "name": "a", "containerName": "app", "probe": probe }] } });
+        assert_eq!(pod_probe_marker(marker.to_string().as_bytes()), 1);
+    }
 
     /// The jobs of the fuzz target add tags, so that its assertions are not empty.
     #[test]

@@ -10,7 +10,7 @@
 mod controller;
 mod handler;
 pub mod plan;
-mod spec;
+pub(crate) mod spec;
 
 use kube::Api;
 use kube::api::ListParams;
