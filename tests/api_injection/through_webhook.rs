@@ -25,8 +25,8 @@ const EXPECTED: &str = "
    9 agrees that nothing is injected
   25 agrees that nothing is injected, refused by validation
    6 agrees that the Pod is refused
-  11 agrees that there is no result
- 120 agrees, refused by validation
+  18 agrees that there is no result
+ 113 agrees, refused by validation
  200 lines
   64 lines with 1 sets
   61 lines with 2 sets

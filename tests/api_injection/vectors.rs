@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kruise_api::cloneset::string_map;
 use kruise_api::json::set;
-use kruise_workload::pod_admission::{self, MutationError};
+use kruise_workload::pod_admission::{self, MutationError, acceptable};
 use kruise_workload::sidecarset::inject::{self, InjectionError};
 use kruise_workload::sidecarset::set::SetView;
 use serde::Deserialize;
@@ -150,8 +150,8 @@ impl Case {
     }
 
     /// The Pod with all that the webhook changes.
-    pub fn mutate(&self, pod: &Value, percent: u32) -> Result<Value, MutationError> {
-        let mut pod = pod.clone();
+    pub fn mutate(&self, submitted: &Value, percent: u32) -> Result<Value, MutationError> {
+        let mut pod = submitted.clone();
         let sets = self.views();
         let options = pod_admission::Options {
             readiness_gate_for_all: self.gates.readiness,
@@ -165,6 +165,7 @@ impl Case {
             subresource: "",
         };
         pod_admission::mutate(&mut pod, &request, &options, &mut || percent)?;
+        acceptable::check(submitted, &pod)?;
         Ok(pod)
     }
 }

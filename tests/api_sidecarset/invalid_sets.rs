@@ -264,6 +264,32 @@ async fn pods_are_created_whatever_they_have_already() {
     });
 }
 
+#[tokio::test]
+async fn missing_empty_image_is_left_to_the_failure_policy() {
+    let SharedCluster { cluster, .. } = shared_cluster().await;
+    let hot =
+        json!([{ "name": "side", "image": "side:1", "upgradeStrategy": { "upgradeType": "HotUpgrade" } }]);
+    let set = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet", "metadata": { "name": "no-image" },
+        "spec": { "selector": { "matchLabels": { "app": "no-image" } }, "containers": hot } });
+    let mut fail = set.clone();
+    fail["metadata"]["annotations"] = json!({ "apps.kruise.io/sidecarset-failure-policy": "Fail" });
+    cluster.wait_until("SidecarSet no-image is admitted", || {
+        cluster
+            .plane
+            .apply(&fail.to_string())
+            .map_err(|why| format!("{why:#}"))
+    });
+    let create = || cluster.try_dry_run_with("no-image", &json!({}));
+    let text = "has no image; its hotUpgradeEmptyImage may be missing";
+    cluster.wait_until(text, || match create() {
+        Err(why) if why.contains(text) => Ok(()),
+        other => Err(format!("{other:?}")),
+    });
+    cluster.plane.apply(&set.to_string()).unwrap();
+    let pod = cluster.wait_until("the Pod is created", create);
+    assert_eq!(names(&pod), ["app"]);
+}
+
 /// Anyone who creates a Pod can write the annotation.
 #[tokio::test]
 async fn pods_that_only_claim_to_be_injected_are_injected() {

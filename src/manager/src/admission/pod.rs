@@ -15,7 +15,7 @@ use serde_json::Value;
 use super::review::Request;
 use kruise_api::keys;
 use kruise_api::sidecarset::SidecarSet;
-use kruise_workload::pod_admission::{self, MutationError};
+use kruise_workload::pod_admission::{self, MutationError, acceptable};
 use kruise_workload::sidecarset::inject::{self, InjectionError};
 use kruise_workload::sidecarset::set::SetView;
 
@@ -90,12 +90,13 @@ pub(super) fn mutate(
             revisions: &revisions,
         },
     };
-    let request = pod_admission::Request {
+    let scope = pod_admission::Request {
         namespace: &request.namespace,
         subresource: "",
     };
     let mut random_percent = || u32::try_from(random() % 100).unwrap_or_default();
-    pod_admission::mutate(&mut pod, &request, &options, &mut random_percent)?;
+    pod_admission::mutate(&mut pod, &scope, &options, &mut random_percent)?;
+    acceptable::check(&request.object, &pod)?;
     if let Some(status) = status {
         kruise_api::json::set(&mut pod, &["status"], status);
     }
@@ -105,4 +106,62 @@ pub(super) fn mutate(
 /// A random number; it need not be secret.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+    use crate::admission::review::Object;
+
+    /// Why a Pod with this container and annotations gets no sidecar, and whether it is refused for it.
+    fn failure(container: &Value, annotations: &Value, sidecar: &Value) -> (String, bool) {
+        let set = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet", "metadata": { "name": "s" },
+            "spec": { "selector": { "matchLabels": { "app": "web" } }, "containers": [sidecar] } });
+        let lookup = PodInjectionLookup {
+            sets: vec![Arc::new(serde_json::from_value(set).unwrap())],
+            ..PodInjectionLookup::default()
+        };
+        let metadata = json!({ "name": "p", "labels": { "app": "web" }, "annotations": annotations });
+        let request = Request {
+            object: Object::for_test(json!({ "metadata": metadata, "spec": { "containers": [container] } })),
+            old: None,
+            namespace: "default".to_owned(),
+            version: "v1".to_owned(),
+            strict: false,
+        };
+        let why = mutate(&request, &lookup, Timestamp::UNIX_EPOCH).unwrap_err();
+        (why.to_string(), is_about_pod(&why))
+    }
+
+    #[test]
+    fn pod_is_refused_only_for_what_it_has_itself() {
+        let priority = json!([{ "name": keys::ENV_CONTAINER_PRIORITY, "value": "high" }]);
+        let with_priority = |name: &str| json!({ "name": name, "image": "i", "env": priority });
+        let app = json!({ "name": "app", "image": "i" });
+        let side = json!({ "name": "side", "image": "i" });
+        let hot = json!({ "name": "side", "image": "i", "upgradeStrategy": { "upgradeType": "HotUpgrade" } });
+        let junk = json!({ keys::SIDECAR_SET_HASH: "junk" });
+        let long = json!({ "key": "x".repeat((256 << 10) - 10) });
+        let none = json!({});
+        for (container, annotations, sidecar, why, refused) in [
+            (&app, &none, &with_priority("side"), "container \"side\"", false),
+            (&with_priority("app"), &none, &side, "container \"app\"", true),
+            (&app, &junk, &side, "is invalid: \"junk\"", true),
+            (
+                &app,
+                &none,
+                &hot,
+                "container \"side-2\" of a SidecarSet has no image",
+                false,
+            ),
+            (&app, &long, &side, "bytes of annotations", false),
+        ] {
+            let failure = failure(container, annotations, sidecar);
+            assert!(failure.0.contains(why), "{failure:?}");
+            assert_eq!(failure.1, refused, "{failure:?}");
+        }
+    }
 }

@@ -6,8 +6,10 @@ use serde_json::Value;
 
 use crate::sidecarset::inject::{self, InjectionError};
 use crate::sidecarset::policy;
+use acceptable::Unacceptable;
 use launch_priority::LaunchPriorityError;
 
+pub mod acceptable;
 pub mod enhanced_liveness;
 pub mod launch_priority;
 pub mod readiness_gate;
@@ -48,6 +50,9 @@ pub enum MutationError {
     /// A launch priority of a sidecar is invalid.
     #[error("a SidecarSet cannot be injected: {0}")]
     SidecarLaunchPriority(LaunchPriorityError),
+    /// The API server would refuse the Pod because of its sidecars.
+    #[error(transparent)]
+    Unacceptable(#[from] Unacceptable),
 }
 
 /// Changes a Pod (raw JSON) that is created. Returns whether a step changed it; annotations of a SidecarSet that

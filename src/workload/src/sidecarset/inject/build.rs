@@ -314,7 +314,7 @@ fn variables(expression: &str) -> Vec<&str> {
     names
 }
 
-pub(in crate::sidecarset) fn is_injected(container: &Value) -> bool {
+pub(crate) fn is_injected(container: &Value) -> bool {
     items(&container["env"]).any(|v| v["name"] == keys::ENV_IS_INJECTED && v["value"] == keys::TRUE)
 }
 

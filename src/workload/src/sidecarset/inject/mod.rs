@@ -22,6 +22,8 @@ pub(in crate::sidecarset) mod build;
 pub(in crate::sidecarset) mod candidates;
 pub(in crate::sidecarset) mod revision;
 
+pub(crate) use build::is_injected;
+
 /// What the cluster has, as far as it matters for one Pod.
 #[derive(Clone, Copy, Debug)]
 pub struct Cluster<'a> {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use kruise_api::json::set;
 use kruise_api::keys;
 
-use crate::sidecarset::inject::build::is_injected;
+use crate::sidecarset::inject::is_injected;
 use crate::sidecarset::recorded::{
     HashRecord, hot_upgrade_names, injected_list_to_text, parse, parse_injected_list, to_text,
 };
