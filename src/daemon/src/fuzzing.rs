@@ -1,6 +1,7 @@
 //! The parsers of the daemon, for `kruise-fuzzing`.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -63,7 +64,7 @@ pub fn node_pod_probe(data: &[u8]) -> usize {
             starting: false,
             started_at: Some(Timestamp::UNIX_EPOCH + Duration::from_secs(restarted)),
         };
-        board.observe(now, |_, _| Some(container.clone()));
+        board.observe(now, |_, _| Ok::<_, Infallible>(Some(container.clone())));
         let mut started = BTreeSet::new();
         for start in board.start_due(now) {
             assert!(
