@@ -1,7 +1,6 @@
 //! The parsers of the daemon, for `kruise-fuzzing`.
 
 use std::collections::BTreeSet;
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,7 +63,9 @@ pub fn node_pod_probe(data: &[u8]) -> usize {
             starting: false,
             started_at: Some(Timestamp::UNIX_EPOCH + Duration::from_secs(restarted)),
         };
-        board.observe(now, |_, _| Ok::<_, Infallible>(Some(container.clone())));
+        for key in board.keys() {
+            board.observe(&key, now, |_| Some(container.clone()));
+        }
         let mut started = BTreeSet::new();
         for start in board.start_due(now) {
             assert!(

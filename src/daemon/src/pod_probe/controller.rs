@@ -1,6 +1,5 @@
 //! The reconcile loop: receives events, asks [`super::plan`], runs probes and writes the status.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::future::pending;
 use std::sync::Arc;
@@ -224,15 +223,19 @@ impl PodProbeController {
     }
 
     fn observe(&mut self, now: Now) {
-        let (pods, panicked) = (&self.pods, Cell::new(false));
-        let transitions = self.board.observe(now, |key, container| {
-            let what = format_args!("{key}: container");
-            catch_panic_sync(NAME, what, || observe(pods, key, container)).inspect_err(|_| panicked.set(true))
-        });
-        if panicked.get() {
-            self.back_off_after_panic();
+        for key in self.board.keys() {
+            let observed = catch_panic_sync(NAME, format_args!("{key}: container"), || {
+                let pods = &self.pods;
+                let transition = self
+                    .board
+                    .observe(&key, now, |container| observe(pods, &key, container));
+                self.publish_events(transition);
+            });
+            if observed.is_err() {
+                self.board.forget_container(&key);
+                self.back_off_after_panic();
+            }
         }
-        self.publish_events(transitions);
     }
 
     /// Takes over a change of the object. One that panics is kept for a later reconcile.

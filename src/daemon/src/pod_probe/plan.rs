@@ -261,23 +261,32 @@ impl ProbeBoard {
         }
     }
 
-    /// Takes over what kubelet reports about the containers: `container` is of a probe's Pod, `None` without the Pod or
-    /// its status. With an error, the probe does not run until it is observed again.
-    pub fn observe<E>(
+    /// All probes.
+    #[must_use]
+    pub fn keys(&self) -> Vec<ProbeKey> {
+        self.probes.keys().cloned().collect()
+    }
+
+    /// Takes over what kubelet reports about the container of a probe: `None` without the Pod or its status.
+    pub fn observe(
         &mut self,
+        key: &ProbeKey,
         now: Now,
-        container: impl Fn(&ProbeKey, &str) -> Result<Option<ObservedContainer>, E>,
-    ) -> Vec<Transition> {
-        let mut transitions = Vec::new();
-        for (key, probe) in &mut self.probes {
-            let Ok(observed) = container(key, &probe.spec.container) else {
-                probe.forget_container();
-                continue;
-            };
-            let transition = probe.observe(observed.filter(|container| !container.id.is_empty()), now);
-            transitions.extend(transition.map(|transition| transition.of(key)));
+        container: impl FnOnce(&str) -> Option<ObservedContainer>,
+    ) -> Option<Transition> {
+        let probe = self.probes.get_mut(key)?;
+        let observed = container(&probe.spec.container).filter(|container| !container.id.is_empty());
+        let transition = probe.observe(observed, now)?;
+        Some(transition.of(key))
+    }
+
+    /// A container could not be observed: the probe does not run until the next observation, which is like the first
+    /// one of a daemon.
+    pub fn forget_container(&mut self, key: &ProbeKey) {
+        if let Some(probe) = self.probes.get_mut(key) {
+            (probe.container_id, probe.running) = (None, false);
+            (probe.streak, probe.in_progress) = (None, None);
         }
-        transitions
     }
 
     /// The probes that are due and have a slot: of namespaces that have few, and due for long, first.
@@ -449,12 +458,6 @@ impl Probe {
         if self.result.is_some() {
             self.record(ProbeState::Unknown, String::new(), now);
         }
-    }
-
-    /// The next observation is like the first one of a daemon.
-    fn forget_container(&mut self) {
-        (self.container_id, self.running) = (None, false);
-        (self.streak, self.in_progress) = (None, None);
     }
 
     fn observe(&mut self, observed: Option<ObservedContainer>, now: Now) -> Option<Reached> {

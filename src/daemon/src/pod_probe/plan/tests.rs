@@ -56,9 +56,10 @@ fn container(id: &str, running: bool, started: u64) -> Option<ObservedContainer>
 }
 
 fn observe(board: &mut ProbeBoard, now: u64, seen: &Option<ObservedContainer>) -> Vec<Transition> {
-    board.observe(at(now), |_, name| {
-        Ok::<_, std::convert::Infallible>(seen.clone().filter(|_| name == "c"))
-    })
+    let container = |name: &str| seen.clone().filter(|_| name == "c");
+    let keys = board.keys().into_iter();
+    keys.filter_map(|key| board.observe(&key, at(now), container))
+        .collect()
 }
 
 /// Runs the due probes, which all end with `outcome`.
