@@ -14,8 +14,8 @@ use super::certs::{Certs, KeyPair};
 use super::component::Component;
 use super::ports::Ports;
 use super::{apiserver, etcd, managers};
-use crate::parts::Cache;
 use crate::parts::prepare::{self, Part};
+use crate::parts::{Cache, kubernetes};
 use crate::process::{run_command, with_parent_death_signal};
 use crate::sandbox::Sandbox;
 use crate::wait;
@@ -259,9 +259,17 @@ impl ControlPlane {
     }
 
     /// Whether the API server serves MutatingAdmissionPolicy v1.
+    ///
+    /// # Errors
+    /// If it does not although its release should: tests of policies would end without testing anything.
     pub fn serves_mutating_policies(&self) -> Result<bool> {
         let resources = self.kubectl(&["get", "--raw", "/apis/admissionregistration.k8s.io/v1"])?;
-        Ok(resources.contains("mutatingadmissionpolicies"))
+        let served = resources.contains("mutatingadmissionpolicies");
+        let release = self.cache.release();
+        if served != kubernetes::at_least(release, 36) {
+            bail!("Kubernetes {release} serves mutatingadmissionpolicies: {served}");
+        }
+        Ok(served)
     }
 
     /// Creates a token of an existing service account, valid for a day: longer than any test runs.

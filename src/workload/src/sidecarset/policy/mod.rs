@@ -13,6 +13,9 @@
 //! - An annotation with records that has a form which neither Go nor this program writes is replaced, not merged; the
 //!   Pod is not refused.
 //! - Pull secrets that the Pod itself lists twice stay so.
+//! - A Pod that already records the set and has its first container is injected again, as by the function; the match
+//!   condition keeps it from the webhook.
+//! - Nothing compares the size of the result with the limits of the API server and etcd, which refuse the Pod.
 //! - There is time for some 15 000 mounts, devices and variables that all sidecars together take over. Beyond, as after
 //!   other errors, failure policy `Ignore` leaves out the whole set: nothing is half-injected. The author of
 //!   a Pod can bring that about; failure policy `Fail`, or a webhook behind the policy, is the remedy.
