@@ -232,7 +232,7 @@ mod tests {
         set["containers"][0]["ports"] = json!([{ "containerPort": 80 }]);
         set["volumes"] = json!([{ "name": "logs", "emptyDir": {} }]);
         let template =
-            |request: &Request| changed_pod(request).map(|templates| templates.template["spec"].take());
+            |request: &Request| changed_pod(request).map(|mut templates| templates.template["spec"].take());
         let expected = json!({
             "containers": [{ "name": "log", "image": "log:1", "ports": [{ "containerPort": 80 }] }],
             "initContainers": [],
