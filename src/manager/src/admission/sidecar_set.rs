@@ -274,11 +274,11 @@ mod tests {
         );
         let valid = DryRunResult::Valid {
             templates: Templates::default(),
-            unknown_fields: vec!["spec.template.spec.containers[0].agrs".to_owned()],
+            unknown_fields: vec!["spec.template.spec.containers[0].newField".to_owned()],
             dropped: Vec::new(),
         };
         for (answer, expected) in [
-            (Ok(valid), "unknown field \"spec.containers[0].agrs\""),
+            (Ok(valid), "unknown field \"spec.containers[0].newField\""),
             (Err(cluster::Error::Transport("no route".into())), "no route"),
         ] {
             let Decision::Allow { warnings, .. } = with_dry_run(allow(), Some(answer)) else {

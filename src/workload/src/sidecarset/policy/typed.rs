@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn fields_that_the_api_server_would_not_read_are_refused() {
         let clean = container_of(
-            json!({ "name": "a", "image": null, "env": [], "agrs": [], "labels": [], "resources": { "limits": { "cpu": 1.5, "memory": "1Gi" } } }),
+            json!({ "name": "a", "image": null, "env": [], "newField": [], "labels": [], "resources": { "limits": { "cpu": 1.5, "memory": "1Gi" } } }),
         );
         let resources = json!({ "limits": { "cpu": "1.5", "memory": "1Gi" } });
         assert_eq!(clean, Ok(json!({ "name": "a", "resources": resources })));
