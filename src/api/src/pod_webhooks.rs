@@ -43,15 +43,13 @@ impl SetWebhook {
         spec: &SidecarSetSpec,
     ) -> Option<Self> {
         let selectors = PodSelectors::new(namespace, spec).ok()??;
+        let selector = spec.selector.as_ref()?;
         let valid = names::is_label(name);
         let failure_policy = failure_policy(annotations);
         valid.then(|| Self {
             failure_policy,
             has_policy: false,
-            selects: spec
-                .selector
-                .as_ref()
-                .map_or_else(String::new, |selector| cel::matches(selector, cel::LABELS)),
+            selects: cel::matches(selector, cel::LABELS),
             webhook: webhook(
                 namespace,
                 name,

@@ -45,15 +45,15 @@ pub(super) fn patches_metadata(request: &Request) -> bool {
 /// API server checked it, can still be changed elsewhere.
 pub(super) fn changed_pod(request: &Request) -> Option<Templates> {
     let pod = PodParts::of(&request.object["spec"])?;
-    let stored = request.old.as_ref().map(|old| PodParts::of(&old["spec"]));
-    (stored != Some(Some(pod.clone()))).then(|| Templates {
+    let stored = request.old.as_ref().and_then(|old| PodParts::of(&old["spec"]));
+    (stored.as_ref() != Some(&pod)).then(|| Templates {
         template: pod.into_template(),
         ..Templates::default()
     })
 }
 
 /// What a set adds to a Pod.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug, PartialEq)]
 struct PodParts {
     containers: Vec<Map<String, Value>>,
     init_containers: Vec<Map<String, Value>>,

@@ -339,6 +339,20 @@ fn canary_replaces_its_base() {
     assert_eq!(injected("false"), ["app", "old", "new"]);
 }
 
+/// Injects this set alone.
+fn inject_only(set: &Stored, pod: &mut Value) -> Result<bool, InjectionError> {
+    let cluster = Cluster {
+        sets: &[set.view()],
+        namespace_labels: None,
+        revisions: &[],
+    };
+    let options = Options {
+        sort_containers: false,
+        now: Timestamp::UNIX_EPOCH,
+    };
+    inject(pod, "default", &cluster, &options, &mut || 0)
+}
+
 #[test]
 fn no_container_gets_the_name_of_an_init_container() {
     let hot = json!({ "name": "mesh", "upgradeStrategy": { "upgradeType": "HotUpgrade" } });
@@ -350,16 +364,7 @@ fn no_container_gets_the_name_of_an_init_container() {
     let inject_into = |container: &str, init: &str| {
         let mut pod = json!({ "metadata": { "labels": { "app": "a" } },
             "spec": { "containers": [{ "name": container }], "initContainers": [{ "name": init }] } });
-        let cluster = Cluster {
-            sets: &[set.view()],
-            namespace_labels: None,
-            revisions: &[],
-        };
-        let options = Options {
-            sort_containers: false,
-            now: Timestamp::UNIX_EPOCH,
-        };
-        match inject(&mut pod, "default", &cluster, &options, &mut || 0) {
+        match inject_only(&set, &mut pod) {
             Err(InjectionError::NameTaken { name, .. }) => Some(name),
             other => {
                 assert_eq!(other, Ok(true));
@@ -450,18 +455,9 @@ fn copies_of_mounts_are_limited() {
     let injected = |sidecars: &[&str]| {
         let containers: Vec<Value> = sidecars.iter().map(|name| share(name)).collect();
         let set = sidecar_set("log", json!({}), json!({ "containers": containers }));
-        let cluster = Cluster {
-            sets: &[set.view()],
-            namespace_labels: None,
-            revisions: &[],
-        };
-        let options = Options {
-            sort_containers: false,
-            now: Timestamp::UNIX_EPOCH,
-        };
         let mut pod = json!({ "metadata": { "labels": { "app": "a" } },
             "spec": { "containers": [{ "name": "app", "volumeMounts": mounts }] } });
-        inject(&mut pod, "default", &cluster, &options, &mut || 0)
+        inject_only(&set, &mut pod)
     };
     assert_eq!(injected(&["one"]), Ok(true));
     let set = "log".to_owned();
@@ -479,18 +475,9 @@ fn invalid_record_is_of_the_pod_only_if_no_set_wrote_it() {
         let patches = json!([{ "annotations": { key: "junk" }, "patchPolicy": policy }]);
         let spec = json!({ "containers": [{ "name": "log" }], "patchPodMetadata": patches });
         let set = sidecar_set("s", json!({}), spec);
-        let cluster = Cluster {
-            sets: &[set.view()],
-            namespace_labels: None,
-            revisions: &[],
-        };
-        let options = Options {
-            sort_containers: false,
-            now: Timestamp::UNIX_EPOCH,
-        };
         let metadata = json!({ "labels": { "app": "a" }, "annotations": { key: own } });
         let mut pod = json!({ "metadata": metadata, "spec": { "containers": [{ "name": "app" }] } });
-        inject(&mut pod, "default", &cluster, &options, &mut || 0)
+        inject_only(&set, &mut pod)
     };
     let of_pod = |value: &str| {
         let value = value.to_owned();
