@@ -81,6 +81,17 @@ fn injected_pod() -> Value {
     })
 }
 
+/// The request that creates that Pod.
+fn injected_pod_request() -> Option<Request> {
+    Some(Request {
+        object: Object::parse(injected_pod()).ok()?,
+        old: None,
+        namespace: "n".to_owned(),
+        version: "v1".to_owned(),
+        strict: false,
+    })
+}
+
 /// The Pod of the request with these sets.
 fn inject(request: &Request, sets: Vec<Arc<SidecarSet>>) -> Result<Value, MutationError> {
     let lookup = PodInjectionLookup {
@@ -97,14 +108,7 @@ fn inject(request: &Request, sets: Vec<Arc<SidecarSet>>) -> Result<Value, Mutati
 fn inject_set(set: SidecarSet) {
     let (set, mut sets) = (Arc::new(set), SETS.clone());
     sets.push(Arc::clone(&set));
-    if let Ok(object) = Object::parse(injected_pod()) {
-        let request = Request {
-            object,
-            old: None,
-            namespace: "n".to_owned(),
-            version: "v1".to_owned(),
-            strict: false,
-        };
+    if let Some(request) = injected_pod_request() {
         let _ = inject(&request, sets.clone());
     }
     let views: Vec<_> = sets.iter().map(|set| SetView::from(&**set)).collect();
@@ -175,13 +179,7 @@ mod tests {
     /// reaches that code.
     #[test]
     fn fuzz_target_injects_sets() {
-        let request = Request {
-            object: Object::parse(injected_pod()).unwrap(),
-            old: None,
-            namespace: "n".to_owned(),
-            version: "v1".to_owned(),
-            strict: false,
-        };
+        let request = injected_pod_request().unwrap();
         let pod = inject(&request, SETS.clone()).unwrap();
         let names = |list: &str| -> Vec<String> {
             let containers = pod["spec"][list].as_array().unwrap();
