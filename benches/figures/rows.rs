@@ -30,6 +30,8 @@ pub struct Figures {
     pub probes: Option<f64>,
     pub daemon_rss: Option<u64>,
     pub daemon_anonymous: Option<u64>,
+    /// Share of a processor.
+    pub daemon_idle: Option<f64>,
     pub manager_rss: Option<u64>,
     pub daemon_start: Option<Duration>,
     pub daemon_size: Option<u64>,
@@ -60,7 +62,7 @@ pub const NO_TARGET: f64 = f64::INFINITY;
 const MEGABYTE: f64 = 1_000_000.0;
 
 /// Rows that are measured side by side.
-pub const SIDE_BY_SIDE_ROWS: [Row; 53] = [
+pub const SIDE_BY_SIDE_ROWS: [Row; 54] = [
     Row(
         "ImagePullJob, image on the node: create to completionTime",
         "s",
@@ -230,6 +232,9 @@ pub const SIDE_BY_SIDE_ROWS: [Row; 53] = [
         megabytes(f.daemon_rss)
     }),
     Row("of which anonymous", "MB", 2.0, |f| megabytes(f.daemon_anonymous)),
+    Row("daemon, processor time, idle", "% of a core", 0.1, |f| {
+        Some(f.daemon_idle? * 100.0)
+    }),
     Row("manager, resident memory, idle", "MB", 15.0, |f| {
         megabytes(f.manager_rss)
     }),
