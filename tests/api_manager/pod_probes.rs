@@ -353,6 +353,21 @@ async fn invalid_markers_are_refused() {
         ),
         (
             game.clone(),
+            with(json!({ "podConditionType": "SidecarSetUpgradable" })),
+            "podConditionType is one of Kubernetes",
+        ),
+        (
+            game.clone(),
+            with(json!({ "podConditionType": "a..b/c" })),
+            "spec.probes[0].podConditionType",
+        ),
+        (
+            game.clone(),
+            with(policy("Failed", json!({ "a.-b/c": "1" }))),
+            "a key is no valid key",
+        ),
+        (
+            game.clone(),
             with(json!({ "podConditionType": "a b" })),
             "spec.probes[0].podConditionType",
         ),

@@ -152,7 +152,7 @@ pub struct ContainerProbeState {
     /// What the probe printed or answered, at most 1024 characters.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// Of a liveness probe: ID of the container that the state is of, as `RUNTIME://ID`.
+    /// ID of the container that the state is of, as `RUNTIME://ID`.
     #[serde(rename = "containerID", default, skip_serializing_if = "Option::is_none")]
     pub container_id: Option<String>,
 }

@@ -17,7 +17,7 @@ pub const MAX_PROBES: usize = 32;
 pub const MAX_MARKS: usize = 32;
 
 /// Condition types of kubelet, the scheduler, the API server and workloads, which no probe may set.
-pub const RESERVED_CONDITION_TYPES: [&str; 13] = [
+pub const RESERVED_CONDITION_TYPES: [&str; 14] = [
     "AllContainersRestarting",
     "ContainersReady",
     "DisruptionTarget",
@@ -30,6 +30,7 @@ pub const RESERVED_CONDITION_TYPES: [&str; 13] = [
     "PodResizePending",
     "PodScheduled",
     "Ready",
+    "SidecarSetUpgradable",
     "SidecarTerminated",
 ];
 

@@ -160,6 +160,17 @@ impl<T> Store<T> {
             .collect()
     }
 
+    /// The objects of a namespace with their keys, in no particular order.
+    #[must_use]
+    pub fn entries_of(&self, namespace: Option<&str>) -> Vec<(Key, Arc<T>)> {
+        let state = self.read();
+        let entries = state.objects.iter();
+        entries
+            .filter(|(key, _)| key.namespace.as_deref() == namespace)
+            .map(|(key, entry)| (key.clone(), Arc::clone(&entry.object)))
+            .collect()
+    }
+
     /// Number of stored objects.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -7,8 +7,7 @@ use crate::pod_probe_marker::{MAX_MARKS, MAX_PROBES, RESERVED_CONDITION_TYPES};
 use crate::schemas::MAX_KEY_CHARS;
 
 /// A key of a label or annotation, and the name of a condition's type.
-const QUALIFIED_NAME: &str =
-    "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
+const QUALIFIED_NAME: &str = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$";
 
 fn marks() -> Value {
     let mut marks = cel(

@@ -12,7 +12,7 @@ use super::observe::has_daemon;
 use super::plan::{PodChange, PodMarks, Results, full_name, node_probes, pod_change, removal};
 use crate::view::matches;
 use kruise_api::keys;
-use kruise_api::node_pod_probe::{ContainerProbeState, NodePodProbe, NodePodProbeSpec, liveness_container};
+use kruise_api::node_pod_probe::{NodePodProbe, NodePodProbeSpec};
 use kruise_api::pod_probe_marker::{PodProbeMarker, PodProbeMarkerStatus};
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key, write};
@@ -79,13 +79,7 @@ pub async fn mark_pod(shared: &ControllerState, key: &Key) -> Result<(), Error> 
     let status = node_pod_probe.as_ref().and_then(|object| object.status.as_ref());
     let states = status.and_then(|status| status.pod_probe_statuses.iter().find(|one| one.uid == pod.uid));
     let Some(states) = states else { return Ok(()) };
-    let is_of_marker = |state: &&ContainerProbeState| liveness_container(&state.name).is_none();
-    let states = states.probe_states.iter().filter(is_of_marker);
-    let results = Results {
-        uid: pod.uid,
-        states: states.cloned().collect(),
-        markers: pod.markers,
-    };
+    let results = Results::new(pod.uid, &states.probe_states, pod.markers);
     if shared.applied().get(key) == Some(&results) {
         return Ok(());
     }
@@ -206,9 +200,8 @@ async fn finalize(
     if is_probed {
         return Ok(Some(RECHECK_DELAY));
     }
-    for (pod_key, pod) in shared.manager.stores.pods.entries() {
-        if pod_key.namespace != key.namespace || !pod.active() || !matches(&marker.spec.selector, &pod.labels)
-        {
+    for (pod_key, pod) in shared.manager.stores.pods.entries_of(key.namespace.as_deref()) {
+        if !pod.active() || !matches(&marker.spec.selector, &pod.labels) {
             continue;
         }
         match remove_marks(shared, &pod_key, marker).await {

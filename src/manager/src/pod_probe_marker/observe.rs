@@ -9,7 +9,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::plan::ProbedPod;
 use super::{ControllerState, NAME, Work};
 use crate::view::{NodeView, PodView, matches};
-use kruise_api::node_pod_probe::{NodePodProbe, PodProbeStatus};
+use kruise_api::node_pod_probe::{MAX_PROBES_OF_POD, NodePodProbe, PodProbeStatus};
 use kruise_api::pod_probe_marker::PodProbeMarker;
 use kruise_cluster::{Change, Key, Store, WatchEvents};
 
@@ -22,6 +22,7 @@ pub struct Index {
     markers: BTreeMap<Key, Arc<PodProbeMarker>>,
     pods: HashMap<Key, ProbedPod>,
     by_node: BTreeMap<String, BTreeSet<Key>>,
+    by_marker: BTreeMap<Key, BTreeSet<Key>>,
 }
 
 impl Index {
@@ -47,15 +48,9 @@ impl Index {
 
     /// Number of Pods of a PodProbeMarker whose node is one of those that `has_daemon` accepts.
     pub fn count(&self, marker: &Key, has_daemon: impl Fn(&str) -> bool) -> usize {
-        let pods = self.pods.iter().filter(|(key, pod)| {
-            key.namespace == marker.namespace
-                && pod
-                    .markers
-                    .iter()
-                    .any(|one| one.metadata.name.as_deref() == Some(&marker.name))
-                && has_daemon(&pod.node)
-        });
-        pods.count()
+        let keys = self.by_marker.get(marker).into_iter().flatten();
+        let pods = keys.filter_map(|key| self.pods.get(key));
+        pods.filter(|pod| has_daemon(&pod.node)).count()
     }
 
     /// PodProbeMarkers of a namespace that are not being deleted.
@@ -83,15 +78,16 @@ impl Index {
             work.push(Work::Node(pod.node.clone()));
             work.extend(marker_work(key, pod));
         }
-        if let Some(old) = self.pods.remove(key)
-            && let Some(keys) = self.by_node.get_mut(&old.node)
-        {
-            keys.remove(key);
-            if keys.is_empty() {
-                self.by_node.remove(&old.node);
+        if let Some(old) = self.pods.remove(key) {
+            remove_from(&mut self.by_node, &old.node, key);
+            for marker in marker_keys(key, &old) {
+                remove_from(&mut self.by_marker, &marker, key);
             }
         }
         if let Some(pod) = probed {
+            for marker in marker_keys(key, &pod) {
+                self.by_marker.entry(marker).or_default().insert(key.clone());
+            }
             self.by_node
                 .entry(pod.node.clone())
                 .or_default()
@@ -102,10 +98,14 @@ impl Index {
     }
 
     fn probed_pod(&self, key: &Key, pod: &PodView) -> Option<ProbedPod> {
-        let node = pod.node.clone().filter(|_| pod.active() && pod.initialized)?;
+        // Before it has an address nothing of it is ready, and the whole object would be written twice.
+        let is_probed = pod.active() && pod.initialized && !pod.ip.is_empty();
+        let node = pod.node.clone().filter(|_| is_probed)?;
         let markers = self.active_markers(&key.namespace);
         let markers: Vec<_> = markers
             .filter(|marker| matches(&marker.spec.selector, &pod.labels))
+            // Each has a probe at least, and no Pod has more.
+            .take(MAX_PROBES_OF_POD)
             .cloned()
             .collect();
         let liveness = pod.liveness.as_ref().filter(|_| self.enhanced_liveness);
@@ -137,10 +137,8 @@ impl Index {
             Some(marker) => self.markers.insert(key.clone(), Arc::new(marker)),
             None => self.markers.remove(key),
         };
-        for (pod_key, pod) in pods.entries() {
-            if pod_key.namespace == key.namespace {
-                work.extend(self.apply_pod(&pod_key, Some(&pod)));
-            }
+        for (pod_key, pod) in pods.entries_of(key.namespace.as_deref()) {
+            work.extend(self.apply_pod(&pod_key, Some(&pod)));
         }
         work
     }
@@ -206,16 +204,29 @@ fn reduce(marker: &PodProbeMarker) -> PodProbeMarker {
 }
 
 /// The PodProbeMarkers of a Pod.
-fn marker_work(key: &Key, pod: &ProbedPod) -> Vec<Work> {
+fn marker_keys(key: &Key, pod: &ProbedPod) -> impl Iterator<Item = Key> {
     let names = pod
         .markers
         .iter()
         .filter_map(|marker| marker.metadata.name.clone());
-    let keys = names.map(|name| Key {
+    names.map(|name| Key {
         namespace: key.namespace.clone(),
         name,
-    });
-    keys.map(Work::Marker).collect()
+    })
+}
+
+fn marker_work(key: &Key, pod: &ProbedPod) -> Vec<Work> {
+    marker_keys(key, pod).map(Work::Marker).collect()
+}
+
+/// Removes a Pod from a set, and the set if it is empty.
+fn remove_from<K: Ord>(sets: &mut BTreeMap<K, BTreeSet<Key>>, of: &K, pod: &Key) {
+    if let Some(keys) = sets.get_mut(of) {
+        keys.remove(pod);
+        if keys.is_empty() {
+            sets.remove(of);
+        }
+    }
 }
 
 /// Whether a daemon runs on the node.
@@ -276,5 +287,61 @@ pub async fn enqueue_changes(
         events.handle(event, |event| {
             affected.extend(shared.index().apply(event, &stores.pods))
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+    use crate::view::RawPod;
+
+    fn pod(ip: &str) -> PodView {
+        PodView::from(&RawPod::from(json!({
+            "metadata": { "name": "p", "namespace": "n", "uid": "u", "labels": { "app": "a" } },
+            "spec": { "nodeName": "node", "containers": [{ "name": "c" }] },
+            "status": { "phase": "Running", "podIP": ip,
+                "conditions": [{ "type": "Initialized", "status": "True" }] },
+        })))
+    }
+
+    fn apply_marker(index: &mut Index, name: &str, pods: &Store<PodView>) -> Vec<Work> {
+        let marker = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "PodProbeMarker",
+            "metadata": { "name": name, "namespace": "n" },
+            "spec": { "selector": { "matchLabels": { "app": "a" } }, "probes": [] } });
+        let marker: PodProbeMarker = serde_json::from_value(marker).unwrap();
+        index.apply_marker(&Key::namespaced("n", name), Some(&Arc::new(marker)), pods)
+    }
+
+    /// Otherwise the object would be written twice for each new Pod.
+    #[test]
+    fn pod_is_probed_once_it_has_an_address() {
+        let key = Key::namespaced("n", "p");
+        for (ip, probed) in [("", 0), ("10.0.0.1", 1)] {
+            let mut index = Index::new(false);
+            apply_marker(&mut index, "m", &Store::from_objects([(key.clone(), pod(ip))]));
+            assert_eq!(index.pods_on("node").len(), probed, "{ip:?}");
+        }
+    }
+
+    /// One namespace may have thousands.
+    #[test]
+    fn pod_has_a_limited_number_of_markers() {
+        let key = Key::namespaced("n", "p");
+        let foreign = Key::namespaced("other", "p");
+        let pods = Store::from_objects([(key.clone(), pod("10.0.0.1")), (foreign, pod("10.0.0.2"))]);
+        let mut index = Index::new(false);
+        for number in 0..100 {
+            apply_marker(&mut index, &format!("m{number:02}"), &pods);
+        }
+        assert_eq!(index.pods_on("node").len(), 1, "none of another namespace");
+        assert_eq!(index.pod(&key).unwrap().markers.len(), MAX_PROBES_OF_POD);
+        let count = |name: &str| index.count(&Key::namespaced("n", name), |_| true);
+        assert_eq!((count("m00"), count("m63"), count("m64")), (1, 1, 0));
+        assert_eq!(index.count(&Key::namespaced("n", "m00"), |_| false), 0);
+        index.apply_pod(&key, None);
+        assert!(index.by_marker.is_empty() && index.by_node.is_empty());
     }
 }

@@ -7,15 +7,20 @@ use k8s_openapi::api::core::v1::{PodCondition, Probe};
 
 use crate::view::{NamedPort, with_port_number};
 use kruise_api::node_pod_probe::{
-    ContainerProbe, ContainerProbeState, MAX_PROBES_OF_POD, PodProbe, ProbeState,
+    ContainerProbe, ContainerProbeState, MAX_PROBES_OF_POD, PodProbe, ProbeState, liveness_container,
 };
 use kruise_api::pod_probe_marker::{PodContainerProbe, PodProbeMarker, ProbeMarkerPolicy};
 use kruise_cluster::Key;
 
-/// Bytes of all probes of a node, as JSON: etcd accepts 1.5 MiB of one object, which has the results, too.
-const MAX_NODE_BYTES: usize = 512 << 10;
+/// Bytes of all probes of a node with their results, as JSON: etcd accepts 1.5 MiB of one object, in which the daemon
+/// also has messages of 512 KiB.
+const MAX_NODE_BYTES: usize = 960 << 10;
 /// The same of one Pod.
-const MAX_POD_BYTES: usize = 16 << 10;
+const MAX_POD_BYTES: usize = 40 << 10;
+/// Bytes of the result of a probe, without name and message: keys, state, two times and the ID of a container.
+const RESULT_BYTES: usize = 256;
+/// Bytes of a Pod without names and probes, in both parts of the object: keys, two UIDs and an address.
+const POD_BYTES: usize = 256;
 /// The limits of the schema of NodePodProbe.
 const MAX_NAME_BYTES: usize = 1024;
 const MAX_CONTAINER_NAME_BYTES: usize = 64;
@@ -48,6 +53,34 @@ pub struct Results {
     pub markers: Vec<Arc<PodProbeMarker>>,
 }
 
+impl Results {
+    /// The results of the PodProbeMarkers' probes. Of a probe that sets no condition only the state counts, so that the
+    /// Pod is not read for each new message.
+    #[must_use]
+    pub fn new(uid: String, states: &[ContainerProbeState], markers: Vec<Arc<PodProbeMarker>>) -> Self {
+        let of_markers = states
+            .iter()
+            .filter(|state| liveness_container(&state.name).is_none());
+        let states = of_markers.map(|state| {
+            let probe = find_probe(&markers, &state.name);
+            match probe.and_then(PodContainerProbe::condition_type) {
+                Some(_) => state.clone(),
+                None => ContainerProbeState {
+                    message: String::new(),
+                    last_probe_time: None,
+                    last_transition_time: None,
+                    ..state.clone()
+                },
+            }
+        });
+        Self {
+            uid,
+            states: states.collect(),
+            markers,
+        }
+    }
+}
+
 /// Name of a probe in a NodePodProbe.
 #[must_use]
 pub fn full_name(marker: &str, probe: &str) -> String {
@@ -58,19 +91,27 @@ pub fn full_name(marker: &str, probe: &str) -> String {
 /// OpenKruise's entries that are as ours would be stay as they are.
 #[must_use]
 pub fn node_probes(current: &[PodProbe], pods: &[(Key, ProbedPod)]) -> Vec<PodProbe> {
-    let mut wanted: BTreeMap<&str, PodProbe> = BTreeMap::new();
-    let max_bytes = MAX_POD_BYTES.min(MAX_NODE_BYTES / pods.len().max(1));
+    let mut wanted: BTreeMap<&str, (PodProbe, usize)> = BTreeMap::new();
     for (key, pod) in pods {
-        let entry = PodProbe {
-            name: key.name.clone(),
-            namespace: key.namespace.clone().unwrap_or_default(),
-            uid: pod.uid.clone(),
-            ip: pod.ip.clone(),
-            probes: pod_probes(pod, max_bytes),
-        };
-        wanted.insert(&pod.uid, entry);
+        let (entry, bytes) = pod_entry(key, pod, MAX_POD_BYTES);
+        if !entry.probes.is_empty() {
+            wanted.insert(&pod.uid, (entry, bytes));
+        }
     }
-    wanted.retain(|_, entry| !entry.probes.is_empty());
+    let max_bytes = fair_share(wanted.values().map(|(_, bytes)| *bytes).collect());
+    for (key, pod) in pods {
+        if let Some(large) = wanted
+            .get_mut(pod.uid.as_str())
+            .filter(|(_, bytes)| *bytes > max_bytes)
+        {
+            *large = pod_entry(key, pod, max_bytes);
+        }
+    }
+    let mut wanted: BTreeMap<&str, PodProbe> = wanted
+        .into_iter()
+        .map(|(uid, (entry, _))| (uid, entry))
+        .filter(|(_, entry)| !entry.probes.is_empty())
+        .collect();
     let mut entries = Vec::new();
     for old in current {
         if let Some(mut entry) = wanted.remove(old.uid.as_str()) {
@@ -82,33 +123,75 @@ pub fn node_probes(current: &[PodProbe], pods: &[(Key, ProbedPod)]) -> Vec<PodPr
     entries
 }
 
-/// The probes of a Pod, as many as it may have: those beyond are not run. All tenants of a node share its NodePodProbe,
-/// and one that the API server refuses would stop the probes of all.
-fn pod_probes(pod: &ProbedPod, max_bytes: usize) -> Vec<ContainerProbe> {
-    let mut probes: Vec<ContainerProbe> = Vec::new();
-    let mut bytes_left = max_bytes;
+/// The most that a Pod may take, so that all together fit: what small ones leave is for the others.
+fn fair_share(mut needs: Vec<usize>) -> usize {
+    needs.sort_unstable();
+    let (mut left, mut count) = (MAX_NODE_BYTES, needs.len());
+    for need in needs {
+        let share = left.checked_div(count).unwrap_or_default();
+        if need > share {
+            return share;
+        }
+        left -= need;
+        count -= 1;
+    }
+    MAX_NODE_BYTES
+}
+
+/// The entry of a Pod with as many probes as it may have, and the bytes that it takes: those beyond are not run. All
+/// tenants of a node share its NodePodProbe, and one that the API server refuses would stop the probes of all.
+fn pod_entry(key: &Key, pod: &ProbedPod, max_bytes: usize) -> (PodProbe, usize) {
+    let mut entry = PodProbe {
+        name: key.name.clone(),
+        namespace: key.namespace.clone().unwrap_or_default(),
+        uid: pod.uid.clone(),
+        ip: pod.ip.clone(),
+        probes: Vec::new(),
+    };
+    let mut bytes = POD_BYTES + 2 * (entry.name.len() + entry.namespace.len());
+    let probes = &mut entry.probes;
     // What keeps a Pod alive comes first.
     let liveness = pod.liveness.iter().cloned().map(|probe| ContainerProbe {
         probe: without_empty_fields(probe.probe),
         ..probe
     });
-    let markers = pod.markers.iter().flat_map(|marker| marker_probes(marker, pod));
-    for probe in liveness.chain(markers) {
-        let is_valid =
-            probe.name.len() <= MAX_NAME_BYTES && probe.container_name.len() <= MAX_CONTAINER_NAME_BYTES;
-        let bytes = serde_json::to_string(&probe).map_or(usize::MAX, |json| json.len());
-        // A PodProbeMarker that was stored without our rules may have a name twice; as in OpenKruise the last counts.
-        let same = probes.iter().position(|one| one.name == probe.name);
-        if !is_valid || bytes > bytes_left || same.is_none() && probes.len() >= MAX_PROBES_OF_POD {
-            continue;
+    let liveness: Vec<_> = liveness.collect();
+    let markers = pod.markers.iter().map(|marker| marker_probes(marker, pod));
+    for source in std::iter::once(liveness).chain(markers) {
+        if probes.len() >= MAX_PROBES_OF_POD {
+            break;
         }
-        bytes_left -= bytes;
-        match same.and_then(|at| probes.get_mut(at)) {
-            Some(same) => *same = probe,
-            None => probes.push(probe),
+        for probe in source {
+            let is_valid =
+                probe.name.len() <= MAX_NAME_BYTES && probe.container_name.len() <= MAX_CONTAINER_NAME_BYTES;
+            // A PodProbeMarker that was stored without our rules may have a name twice; as in OpenKruise the last
+            // counts.
+            let same = probes.iter().position(|one| one.name == probe.name);
+            if !is_valid || same.is_none() && probes.len() >= MAX_PROBES_OF_POD {
+                continue;
+            }
+            let json = serde_json::to_string(&probe).map_or(max_bytes, |json| stored_bytes(&json));
+            let sum = bytes + json + probe.name.len() + RESULT_BYTES;
+            if sum > max_bytes {
+                continue;
+            }
+            bytes = sum;
+            match same.and_then(|at| probes.get_mut(at)) {
+                Some(same) => *same = probe,
+                None => probes.push(probe),
+            }
         }
     }
-    probes
+    (entry, bytes)
+}
+
+/// Bytes of JSON as the API server stores it: it escapes some characters.
+fn stored_bytes(json: &str) -> usize {
+    let bytes = json.chars().map(|character| match character {
+        '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => 6,
+        other => other.len_utf8(),
+    });
+    bytes.sum()
 }
 
 /// Sorts probes as they are now; new ones come last.
@@ -278,9 +361,15 @@ fn condition(type_: &str, state: &ContainerProbeState) -> PodCondition {
 fn apply_policies(pod: &mut PodMarks, policies: &[ProbeMarkerPolicy], state: Option<&ProbeState>) {
     let (now, others): (Vec<_>, Vec<_>) = policies.iter().partition(|policy| Some(&policy.state) == state);
     for policy in others {
-        pod.labels.retain(|key, _| !policy.labels.contains_key(key));
+        // A deleted PodProbeMarker takes no value along that it has not set.
+        let is_of_policy = |values: &BTreeMap<String, String>, key: &String, value: &String| {
+            let own = values.get(key);
+            own.is_some_and(|own| state.is_some() || own == value)
+        };
+        pod.labels
+            .retain(|key, value| !is_of_policy(&policy.labels, key, value));
         pod.annotations
-            .retain(|key, _| !policy.annotations.contains_key(key));
+            .retain(|key, value| !is_of_policy(&policy.annotations, key, value));
     }
     for policy in now {
         pod.labels.extend(policy.labels.clone());

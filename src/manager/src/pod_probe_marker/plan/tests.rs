@@ -296,6 +296,9 @@ fn removed_marker_takes_its_marks_along() {
     let change = pod_change(&pod, &results);
     apply_change(&mut pod, &change);
     assert_eq!(pod.labels.keys().collect::<Vec<_>>(), ["app", "no"]);
+    // This value is not the marker's.
+    let foreign = ("a/yes".to_owned(), "by a user".to_owned());
+    pod.annotations.extend([foreign.clone()]);
     let removal = removal(&pod, &marker, &[], &["x/gate".to_owned()]);
     apply_change(&mut pod, &removal);
     let types: Vec<&str> = pod
@@ -304,7 +307,31 @@ fn removed_marker_takes_its_marks_along() {
         .map(|condition| condition.type_.as_str())
         .collect();
     assert_eq!(types, ["x/gate"], "a readiness gate requires it");
-    assert_eq!((pod.labels, pod.annotations), (before.labels, before.annotations));
+    assert_eq!(
+        (pod.labels, pod.annotations),
+        (before.labels, BTreeMap::from([foreign]))
+    );
+}
+
+#[test]
+fn new_message_matters_only_to_a_condition() {
+    let marker = marker_of(
+        "m",
+        json!([
+            probe("p", "", json!([policy("Succeeded", "yes")])),
+            probe("q", "x/q", json!([]))
+        ]),
+    );
+    let results = |name: &str, message: &str| {
+        let state = ContainerProbeState {
+            message: message.to_owned(),
+            ..state(name, ProbeState::Succeeded)
+        };
+        Results::new("u".to_owned(), &[state], vec![Arc::clone(&marker)])
+    };
+    assert_eq!(results("m#p", "1"), results("m#p", "2"));
+    assert_ne!(results("m#q", "1"), results("m#q", "2"));
+    assert_eq!(results("EnhancedLivenessProbe#c", "1").states, []);
 }
 
 /// A second one with the same marks takes over from the first.
@@ -346,11 +373,38 @@ fn probes_of_a_pod_and_of_a_node_are_bounded() {
         .collect();
     pods.push(pod("v", &[&neighbour]));
     let entries = node_probes(&[], &pods);
-    assert!(serde_json::to_string(&entries).unwrap().len() < MAX_NODE_BYTES + 64 * 1024);
+    let bytes = |entries: &[PodProbe]| serde_json::to_string(entries).unwrap().len();
+    assert!(bytes(&entries) < MAX_NODE_BYTES);
     assert!(
         entries.iter().any(|entry| entry.uid == "v"),
         "large ones do not take its place"
     );
+    let escaped = many("escaped", &"<".repeat(8_000));
+    assert_eq!(node_probes(&[], &[pod("u", &[&escaped])]), []);
+    // What small ones leave is for the others.
+    let medium = many("medium", &"c".repeat(500));
+    let pods = (0..250).map(|index| pod(&format!("u{index:03}"), &[&neighbour]));
+    let pods: Vec<_> = pods.chain([pod("v", &[&medium])]).collect();
+    let entries = node_probes(&[], &pods);
+    let large = entries.iter().find(|entry| entry.uid == "v").unwrap();
+    assert_eq!(large.probes.len(), 32);
+    // The object with its status, as long as it can be.
+    let pods = (0..250).map(|index| pod(&format!("u{index:03}"), &small.iter().collect::<Vec<_>>()));
+    let entries = node_probes(&[], &pods.collect::<Vec<_>>());
+    let time = "2026-01-02T00:00:00Z";
+    let statuses = entries.iter().map(|entry| {
+        let states = entry.probes.iter().map(|probe| {
+            json!({ "name": probe.name, "state": "Succeeded", "lastProbeTime": time, "lastTransitionTime": time,
+                "message": "", "containerID": format!("containerd://{}", "f".repeat(64)) })
+        });
+        json!({ "name": entry.name, "namespace": entry.namespace, "uid": entry.uid,
+            "probeStates": states.collect::<Vec<_>>() })
+    });
+    let statuses = serde_json::to_string(&statuses.collect::<Vec<_>>())
+        .unwrap()
+        .len();
+    let sum = bytes(&entries) + statuses;
+    assert!(sum < MAX_NODE_BYTES && sum > MAX_NODE_BYTES / 2, "{sum}");
     let long = marker(
         &json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "PodProbeMarker",
         "metadata": { "name": "long", "namespace": "n" }, "spec": { "selector": {}, "probes": [
