@@ -119,20 +119,26 @@ pub async fn get(request: &HookRequest) -> Result<(), Error> {
 }
 
 /// Sends the request and reads at most `max_body` bytes of the response; `None` if its head is longer than the maximum.
-/// It is a redirect if that leads to another server, or if there were too many.
+/// It is a redirect if that leads to another server.
 ///
 /// # Errors
-/// See [`Error`].
+/// See [`Error`]; if there were too many redirects.
 pub async fn get_response(request: &HookRequest, max_body: usize) -> Result<Option<HttpResponse>, Error> {
     let mut request = request.clone();
     let mut response = send_once(&request, max_body).await?;
-    for _ in 0..MAX_REDIRECTS {
-        let Some(path) = response
-            .as_ref()
-            .and_then(|response| redirect_path(&request, response))
-        else {
-            break;
-        };
+    let mut redirects = 0;
+    while let Some(path) = response
+        .as_ref()
+        .and_then(|response| redirect_path(&request, response))
+    {
+        if redirects == MAX_REDIRECTS {
+            return Err(Error::RequestFailed {
+                host: request.host,
+                port: request.port,
+                why: format!("stopped after {MAX_REDIRECTS} redirects"),
+            });
+        }
+        redirects += 1;
         request.path = path;
         response = send_once(&request, max_body).await?;
     }
@@ -516,6 +522,16 @@ mod tests {
         let tls = get_response(&hook(port, true), 4).await;
         assert!(matches!(tls, Err(Error::Tls { .. })), "{tls:?}");
         assert!(requests.await.unwrap()[1].starts_with("GET /ok "));
+    }
+
+    /// As kubelet's probes.
+    #[tokio::test]
+    async fn redirect_loop_of_a_probe_is_a_failure() {
+        let answer = "HTTP/1.1 302 F\r\nlocation: /again\r\ncontent-length: 0\r\n\r\n";
+        let (port, requests) = server(vec![answer; 11]).await;
+        let error = get_response(&hook(port, false), 4).await.unwrap_err().to_string();
+        assert!(error.ends_with("stopped after 10 redirects"), "{error}");
+        assert_eq!(requests.await.unwrap().len(), 11);
     }
 
     #[tokio::test]

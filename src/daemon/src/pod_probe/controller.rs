@@ -31,7 +31,9 @@ const WRITE_INTERVAL: Duration = Duration::from_secs(1);
 /// The same if only messages differ: a probe may print something else each time.
 const MESSAGE_INTERVAL: Duration = Duration::from_secs(10);
 /// Backoff after a write that failed.
-const WRITE_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(300));
+const WRITE_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
+/// Pause after a write that the API server rejects until something changes.
+const REJECTED_RETRY_DELAY: Duration = Duration::from_secs(300);
 /// From a panic to the next reconcile of what panicked.
 const PANIC_BACKOFF: Duration = Duration::from_secs(5);
 
@@ -392,10 +394,11 @@ impl PodProbeController {
                 self.must_compare = true;
             }
             Err(error) => {
-                let pause = error
-                    .retry_after()
-                    .unwrap_or_default()
-                    .max(WRITE_BACKOFF.delay(self.failures));
+                let backoff = match error.permanent() {
+                    true => REJECTED_RETRY_DELAY,
+                    false => WRITE_BACKOFF.delay(self.failures),
+                };
+                let pause = error.retry_after().unwrap_or_default().max(backoff);
                 if self.failures == 0 {
                     tracing::warn!(%error, ?pause, "could not write the NodePodProbe's status; it is repeated");
                 }

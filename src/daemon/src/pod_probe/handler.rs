@@ -64,13 +64,17 @@ pub async fn verify(handler: &Handler, target: &ProbeTarget, pod: &NodePod) -> R
         Handler::Http { .. } | Handler::Tcp { .. } | Handler::Grpc { .. } => {
             let Some(host) = &target.host else { return Ok(()) };
             let ips = runtime.pod_ips(&pod.runtime_uid).await.map_err(unreadable)?;
-            // A Pod of the host's network has none of its own.
-            let is_own = ips.contains(host) || ips.is_empty() && is_node_address(host);
-            is_own
+            is_pod_address(host, &ips, pod.host_network)
                 .then_some(())
                 .ok_or_else(|| format!("the address in the Pod's status, {host}, is not the Pod's"))
         }
     }
+}
+
+/// Whether an address in a Pod's status is the Pod's: the runtime knows those of its own network. A Pod without a sandbox
+/// has none yet.
+fn is_pod_address(host: &str, ips: &[String], host_network: bool) -> bool {
+    ips.iter().any(|ip| ip == host) || host_network && ips.is_empty() && is_node_address(host)
 }
 
 /// Whether an address may be that of a node: no loopback or link-local one, where services for the node itself listen.
@@ -421,6 +425,17 @@ mod tests {
         };
         let outcome = run(&handler, &target(), Duration::from_secs(2)).await;
         assert_eq!(outcome, Outcome::Failure("timed out after 2s".to_owned()));
+    }
+
+    #[test]
+    fn only_pods_of_the_host_network_have_its_address() {
+        let own = ["10.0.0.1".to_owned()];
+        for host_network in [true, false] {
+            assert!(is_pod_address("10.0.0.1", &own, host_network));
+            assert!(!is_pod_address("10.96.0.1", &own, host_network));
+            assert_eq!(is_pod_address("10.96.0.1", &[], host_network), host_network);
+            assert!(!is_pod_address("127.0.0.1", &[], host_network));
+        }
     }
 
     #[test]

@@ -32,6 +32,8 @@ const MAX_IN_PROGRESS: usize = 64;
 const MAX_IN_PROGRESS_OF_NAMESPACE: usize = 48;
 /// The longest timeout that a probe can ask for, since it keeps a slot meanwhile.
 pub const MAX_TIMEOUT: Duration = Duration::from_secs(60);
+/// The longest time over which a starting daemon spreads its probes: the command may have been edited meanwhile.
+const MAX_SPREAD: Duration = Duration::from_secs(60);
 /// How far the node's clock may differ from the API server's.
 const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(10);
 
@@ -184,7 +186,7 @@ struct ProbeResult {
     message: String,
     probed_at: Option<Timestamp>,
     changed_at: Option<Timestamp>,
-    /// Of a liveness probe: the container that it is of.
+    /// The container that it is of.
     container_id: Option<String>,
 }
 
@@ -220,7 +222,8 @@ pub struct ProbeBoard {
 }
 
 impl ProbeBoard {
-    /// Takes over a new spec. A new probe continues with its stored result, which is that of an earlier daemon.
+    /// Takes over a new spec. At the first time, a probe continues with its stored result, which is that of an earlier
+    /// daemon.
     pub fn sync(&mut self, specs: BTreeMap<ProbeKey, ProbeSpec>, stored: &NodePodProbeStatus, now: Now) {
         let mut stored = results(stored);
         self.changed = true;
@@ -230,10 +233,13 @@ impl ProbeBoard {
         let is_first = !std::mem::replace(&mut self.synced, true);
         for (key, spec) in specs {
             let Some(probe) = self.probes.get_mut(&key) else {
-                let result = stored.remove(&(key.uid.clone(), key.name.clone()));
+                // Later, a stored result is that of a probe that has gone and come back.
+                let result = stored
+                    .remove(&(key.uid.clone(), key.name.clone()))
+                    .filter(|_| is_first);
                 let is_known = |result: &ProbeResult| result.state != ProbeState::Unknown;
-                let delay = match is_first && result.as_ref().is_some_and(is_known) {
-                    true => fraction_of(spec.period, &key),
+                let delay = match result.as_ref().is_some_and(is_known) {
+                    true => fraction_of(spec.period.min(MAX_SPREAD), &key),
                     false => Duration::ZERO,
                 };
                 let probe = Probe {
@@ -255,6 +261,9 @@ impl ProbeBoard {
                 probe.reset(now);
                 probe.container_id = None;
                 probe.due = Some(now.mono);
+            } else if old.initial_delay != probe.spec.initial_delay {
+                // The next observation counts it from the container's start.
+                (probe.running, probe.due) = (false, Some(now.mono));
             } else if old.period > probe.spec.period && probe.due.is_some() {
                 probe.due = Some(now.mono);
             }
@@ -485,9 +494,10 @@ impl Probe {
                 .as_ref()
                 .and_then(|result| result.container_id.as_ref());
             let is_same = is_first
-                && match self.is_liveness {
-                    true => result_of == Some(&container.id),
-                    false => started_before(),
+                && match result_of {
+                    Some(id) => *id == container.id,
+                    // OpenKruise's results, or an older CRD. A failure of a liveness probe restarts its container.
+                    None => !self.is_liveness && started_before(),
                 };
             let is_known = is_first && !container.running && self.is_non_running();
             self.container_id = Some(container.id);
@@ -582,7 +592,7 @@ impl Probe {
             message,
             probed_at: Some(wall),
             changed_at,
-            container_id: self.container_id.clone().filter(|_| self.is_liveness),
+            container_id: self.container_id.clone(),
         });
         reached
     }

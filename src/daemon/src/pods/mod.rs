@@ -54,6 +54,8 @@ pub struct NodePod {
     pub grace_period_seconds: i64,
     /// Its addresses, primary first; the node's if it uses the host's network.
     pub ips: Vec<String>,
+    /// Whether it uses the host's network.
+    pub host_network: bool,
     /// Its containers and init containers, in spec order.
     pub containers: Vec<PodContainer>,
     /// The metadata to publish for its containers, if any.
@@ -279,6 +281,7 @@ impl NodePod {
             restarting_all_containers: status.has_condition(ALL_CONTAINERS_RESTARTING, "True"),
             grace_period_seconds: spec.termination_grace_period_seconds.unwrap_or(30),
             ips: ips(status.pod_ips, status.pod_ip),
+            host_network: spec.host_network.unwrap_or_default(),
             containers,
         })
     }

@@ -40,6 +40,7 @@ pub struct Metadata<'a> {
 #[serde(rename_all = "camelCase")]
 pub struct Spec<'a> {
     pub node_name: Option<String>,
+    pub host_network: Option<bool>,
     pub restart_policy: Option<String>,
     pub termination_grace_period_seconds: Option<i64>,
     #[serde(borrow)]

@@ -185,12 +185,50 @@ fn result_of_an_earlier_daemon_stays_unless_the_container_restarted() {
     let mut first = board([(key("a"), spec())]);
     observe(&mut first, 5, &container("1", true, 0));
     run(&mut first, 5, &success());
-    for (started, state) in [(0, ProbeState::Succeeded), (16, ProbeState::Unknown)] {
+    // Whatever the clocks say.
+    for (id, started, state) in [("1", 100, ProbeState::Succeeded), ("2", 0, ProbeState::Unknown)] {
         let mut second = ProbeBoard::default();
         second.sync([(key("a"), spec())].into(), &first.status(), at(20));
+        observe(&mut second, 20, &container(id, true, started));
+        assert_eq!(only_state(&second).map(|(state, ..)| state), Some(state));
+    }
+    // OpenKruise's results do not say of which container they are.
+    let mut stored = first.status();
+    stored.pod_probe_statuses[0].probe_states[0].container_id = None;
+    for (started, state) in [(0, ProbeState::Succeeded), (16, ProbeState::Unknown)] {
+        let mut second = ProbeBoard::default();
+        second.sync([(key("a"), spec())].into(), &stored, at(20));
         observe(&mut second, 20, &container("1", true, started));
         assert_eq!(only_state(&second).map(|(state, ..)| state), Some(state));
     }
+}
+
+#[test]
+fn probe_that_comes_back_has_no_result() {
+    let mut board = board([(key("a"), spec())]);
+    observe(&mut board, 5, &container("1", true, 0));
+    run(&mut board, 5, &success());
+    let stored = board.status();
+    board.sync(BTreeMap::new(), &stored, at(6));
+    board.sync([(key("a"), spec())].into(), &stored, at(7));
+    assert_eq!(only_state(&board), None);
+}
+
+#[test]
+fn changed_initial_delay_counts_from_the_start_of_the_container() {
+    let delayed = |seconds: u32| ProbeSpec {
+        initial_delay: seconds * SECOND,
+        ..spec()
+    };
+    let mut board = board([(key("a"), delayed(36_000))]);
+    observe(&mut board, 5, &container("1", true, 0));
+    for (seconds, due) in [(20, 20), (100, 100), (5, 6)] {
+        let specs = [(key("a"), delayed(seconds))].into();
+        board.sync(specs, &NodePodProbeStatus::default(), at(6));
+        observe(&mut board, 6, &container("1", true, 0));
+        assert_eq!(board.next_due(at(0)), Some(due * SECOND), "{seconds}");
+    }
+    assert_eq!(run(&mut board, 6, &success()).len(), 1);
 }
 
 #[test]
@@ -362,7 +400,8 @@ fn known_probes_of_a_starting_daemon_are_spread_over_their_period() {
         }
         starts.len()
     };
-    let (early, first_half, second_half) = (started_at(10), started_at(510), started_at(1010));
+    // Of the longest period in a minute.
+    let (early, first_half, second_half) = (started_at(10), started_at(40), started_at(70));
     assert!(
         early < 10 && first_half > 20 && second_half > 20,
         "{early} {first_half} {second_half}"
