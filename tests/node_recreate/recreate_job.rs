@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::apps::v1::Deployment;
+use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::{Event, Pod};
 use kruise_api::container_recreate_job::{ContainerRecreateJob, ContainerRecreateJobStatus};
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kube::ResourceExt;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, PropagationPolicy};
 use serde_json::{Value, json};
 use testbed::cluster::NODE_NAME;
 
@@ -268,5 +268,42 @@ async fn pod_that_does_not_become_ready_again_stops_the_job() {
         "{message}"
     );
     assert_eq!(restarts(&test).await, [0, 1]);
+    drop(manager);
+}
+
+/// Its Pods do not show any more that they belong to the job.
+#[tokio::test]
+async fn job_of_an_orphaned_workload_does_not_complete() {
+    let test = exclusive_cluster().await;
+    let manager = InstalledManager::start(&test.cluster.node);
+    let container = json!({ "name": "main", "image": "busybox:1.36", "imagePullPolicy": "IfNotPresent",
+        "command": ["sh", "-c", script()] });
+    let set = json!({ "metadata": { "name": "db" }, "spec": { "replicas": 1,
+        "selector": { "matchLabels": { "app": "db" } },
+        "template": { "metadata": { "labels": { "app": "db" } },
+            "spec": { "nodeName": NODE_NAME, "containers": [container] } } } });
+    let set: ReplicaSet = serde_json::from_value(set).unwrap();
+    let sets = test.api::<ReplicaSet>();
+    sets.create(&PostParams::default(), &set).await.unwrap();
+    test.poll_until("the Pod is ready", || async {
+        let pods = pods_of(&test, "db").await;
+        (pods.len() == 1 && pods.iter().all(is_ready)).then_some(())
+    })
+    .await;
+    create_job(
+        &test,
+        "reload",
+        json!({ "targetRef": { "apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "db" },
+            "containers": [{ "name": "main" }], "paused": true }),
+    )
+    .await;
+    wait_outcome(&test, "reload", ("Waiting", "Paused")).await;
+    let orphan = DeleteParams {
+        propagation_policy: Some(PropagationPolicy::Orphan),
+        ..DeleteParams::default()
+    };
+    sets.delete("db", &orphan).await.unwrap();
+    wait_outcome(&test, "reload", ("Failed", "TargetNotFound")).await;
+    assert_eq!(restarts(&test).await, [0]);
     drop(manager);
 }

@@ -10,6 +10,7 @@ use kube::api::ListParams;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::{Api, Resource};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::observe::{CachedJob, versioned_job, versioned_request};
 use super::plan::{Plan, Target, controller_kind, job_of};
@@ -85,8 +86,10 @@ struct Found {
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct FoundMetadata {
     uid: String,
+    deletion_timestamp: Option<IgnoredAny>,
 }
 
 /// Finds the workload of a job once, and the ReplicaSets of a Deployment when a Pod has a new one.
@@ -102,14 +105,14 @@ pub async fn find_workload(
     };
     let kind = controller_kind(&target.kind);
     if state.workload.is_none() {
-        match find_uid(shared, key, target).await {
-            Ok(Some(uid)) => {
+        match find_metadata(shared, key, target).await {
+            Ok(Some(found)) => {
                 let mut workload = Workload {
-                    uid: uid.clone(),
+                    uid: found.uid.clone(),
                     ..Workload::default()
                 };
                 if target.kind != "Deployment" {
-                    workload.owners.insert((kind, uid.into_boxed_str()));
+                    workload.owners.insert((kind, found.uid.into_boxed_str()));
                 }
                 state.workload = Some(workload);
             }
@@ -146,14 +149,50 @@ pub async fn find_workload(
     }
 }
 
-async fn find_uid(shared: &ControllerState, key: &Key, target: &TargetRef) -> Result<Option<String>, Error> {
+/// The workload that a job knows, when the job is about to end.
+pub enum WorkloadAtEnd {
+    /// It is there, or the job names none.
+    Same,
+    /// It is being deleted.
+    Terminating,
+    /// Another one has its name.
+    Replaced,
+    /// It does not exist.
+    Gone,
+}
+
+/// Looks at the workload once more.
+pub async fn workload_at_end(
+    shared: &ControllerState,
+    key: &Key,
+    job: &ContainerRecreateJob,
+    state: &JobState,
+) -> Result<WorkloadAtEnd, Error> {
+    let (Some(target), Some(workload)) = (&job.spec.target_ref, &state.workload) else {
+        return Ok(WorkloadAtEnd::Same);
+    };
+    Ok(match find_metadata(shared, key, target).await {
+        Ok(None) => WorkloadAtEnd::Gone,
+        Ok(Some(found)) if found.uid != workload.uid => WorkloadAtEnd::Replaced,
+        Ok(Some(found)) if found.deletion_timestamp.is_some() => WorkloadAtEnd::Terminating,
+        Ok(Some(_)) => WorkloadAtEnd::Same,
+        Err(error) if error.retryable() => return Err(error),
+        Err(_) => WorkloadAtEnd::Same,
+    })
+}
+
+async fn find_metadata(
+    shared: &ControllerState,
+    key: &Key,
+    target: &TargetRef,
+) -> Result<Option<FoundMetadata>, Error> {
     let (group, version) = target.api_version.split_once('/').unwrap_or_default();
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, &target.kind));
     let namespace = key.namespace.as_deref().unwrap_or_default();
     let client = shared.manager.cluster.client.clone();
     let api: Api<DynamicObject> = Api::namespaced_with(client, namespace, &resource);
     let found: Option<Found> = write::get_partial(&api, &resource, &target.name).await?;
-    Ok(found.map(|found| found.metadata.uid))
+    Ok(found.map(|found| found.metadata))
 }
 
 /// UIDs of the ReplicaSets of a Deployment.

@@ -20,12 +20,13 @@ use tokio::sync::mpsc;
 
 use super::Context;
 use super::status_pacer::StatusPacer;
+use act::WorkloadAtEnd;
 use kruise_api::container_recreate_job::ContainerRecreateJob;
 use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key};
 use observe::{Index, watch_events};
-use plan::{Memory, Observed, Target, is_unfinished, may_select, plan, selects};
+use plan::{Memory, Observed, Target, is_of_job, is_unfinished, may_select, plan, pod_uid, selects};
 
 /// Name in logs and metrics.
 const NAME: &str = "containerrecreatejob";
@@ -34,6 +35,9 @@ const WORKERS: usize = 4;
 /// Pause before a refused creation is repeated, and a workload that cannot be read is read again: it succeeds after a
 /// change of a quota, a policy or a role.
 const REFUSED_RETRY: Duration = Duration::from_secs(30);
+
+/// Pause before a workload that is being deleted is looked at again.
+const TERMINATING_RECHECK: Duration = Duration::from_secs(1);
 
 /// What all reconciles share.
 struct ControllerState {
@@ -130,18 +134,43 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
     let owners = state.workload.as_ref().map(|workload| workload.owners.clone());
     let owners = owners.unwrap_or_default();
     pods.retain(|(_, pod)| selects(job, &owners, pod));
-    let observed = Observed {
+    let all = stores.requests.entries_of(key.namespace.as_deref());
+    let restarted_by_others = all
+        .iter()
+        .filter(|(_, request)| observe::is_in_progress(request) && !is_of_job(job, request))
+        .filter_map(|(_, request)| pod_uid(request).map(str::to_owned));
+    let mut observed = Observed {
         job: Arc::clone(job),
         target,
         pods,
         requests: cached.requests.clone(),
+        restarted_by_others: restarted_by_others.collect(),
     };
     let refused = state.refused.iter();
     state.memory.refused = refused
         .map(|(uid, refusal)| (uid.clone(), refusal.message.clone()))
         .collect();
     let now = shared.manager.cluster.clock.now();
-    let plan = plan(&observed, &state.memory, now);
+    let mut plan = plan(&observed, &state.memory, now);
+    let end = plan
+        .status
+        .as_ref()
+        .and_then(|status| status.completion_time.as_ref());
+    if end.is_some() {
+        // Pods of a workload that was deleted without them do not show that they are its.
+        match act::workload_at_end(&shared, &key, job, &state).await? {
+            WorkloadAtEnd::Same => {}
+            WorkloadAtEnd::Terminating => return Ok(Some(TERMINATING_RECHECK)),
+            WorkloadAtEnd::Replaced => {
+                state.workload = None;
+                return Ok(Some(Duration::ZERO));
+            }
+            WorkloadAtEnd::Gone => {
+                observed.target = Target::NotFound;
+                plan = plan::plan(&observed, &state.memory, now);
+            }
+        }
+    }
     state.memory = plan.memory.clone();
     // Neither stops the other.
     let status_due = act::update_status(&shared, &key, &cached, &plan, &mut state).await;

@@ -128,7 +128,13 @@ impl Index {
                     namespace: key.namespace.clone(),
                     name: owner.name,
                 });
-                jobs.collect()
+                let mut jobs: Vec<Key> = jobs.collect();
+                // Its Pod counts as unavailable meanwhile, for other jobs as well.
+                let in_progress = |request: &Option<Arc<_>>| request.as_deref().is_some_and(is_in_progress);
+                if in_progress(old) != in_progress(new) {
+                    jobs.extend(self.jobs_of(&key.namespace).map(|(job, _)| job.clone()));
+                }
+                jobs
             }
             WatchEvent::Pod(change) => self.apply_pod(change),
         }
@@ -140,8 +146,7 @@ impl Index {
         if let Some(job) = job.filter(|job| is_unfinished(job)) {
             self.unfinished.insert(key.clone(), Arc::clone(job));
             self.pods.entry(namespace.clone()).or_insert_with(|| {
-                let all = pods.entries().into_iter();
-                let own = all.filter(|(pod, _)| pod.namespace == *namespace);
+                let own = pods.entries_of(namespace.as_deref()).into_iter();
                 own.map(|(pod, _)| pod.name.into_boxed_str()).collect()
             });
             return;
@@ -178,6 +183,12 @@ impl Index {
         let affected = self.jobs_of(&key.namespace).filter(|(_, job)| is_affected(job));
         affected.map(|(job, _)| job.clone()).collect()
     }
+}
+
+/// Whether the request has not ended.
+pub fn is_in_progress(request: &ContainerRecreateRequest) -> bool {
+    let status = request.status.as_ref();
+    status.is_none_or(|status| status.completion_time.is_none())
 }
 
 /// A change of one object.

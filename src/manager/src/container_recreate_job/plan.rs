@@ -51,6 +51,8 @@ pub struct Observed {
     pub pods: Vec<(String, Arc<PodView>)>,
     /// The requests that it controls.
     pub requests: Vec<Arc<ContainerRecreateRequest>>,
+    /// UIDs of Pods with a request of another creator that has not ended.
+    pub restarted_by_others: BTreeSet<String>,
 }
 
 /// Whether the workload of a job is known.
@@ -278,7 +280,13 @@ impl Progress {
         };
         // Kubelet may not have reported yet what the daemon has stopped.
         let is_outdated = pod.is_some_and(|pod| shows_stopped_container(request, pod));
-        if is_outdated || matches!(restart, Restart::Running | Restart::NotReady) {
+        let is_unavailable = match restart {
+            Restart::Running | Restart::NotReady => true,
+            // What the daemon has begun to stop is stopped within that time, or not at all.
+            Restart::Failed(_) if is_outdated => self.may_become_ready(job, uid, memory, now),
+            Restart::Done | Restart::Failed(_) => is_outdated,
+        };
+        if is_unavailable {
             self.unavailable.insert(uid.to_owned());
         }
         match restart {
@@ -450,6 +458,9 @@ impl<'a> Situation<'a> {
             .map(|(_, pod)| pod.uid.as_str())
             .collect();
         unavailable.extend(self.progress.unavailable.iter().map(String::as_str));
+        let others = &self.observed.restarted_by_others;
+        let of_job = existing().filter(|(_, pod)| others.contains(&pod.uid));
+        unavailable.extend(of_job.map(|(_, pod)| pod.uid.as_str()));
         let max = self.job().spec.max_unavailable.as_ref();
         let max = scaled(max, existing().count(), 1, f64::floor);
         Budget {
@@ -471,6 +482,11 @@ impl<'a> Situation<'a> {
             let message = format!("{} {} was not found", target.kind, target.name);
             return Some(("TargetNotFound", message));
         }
+        let is_over = self.deadline.is_some_and(|deadline| self.now >= deadline);
+        if is_over && matches!(self.observed.target, Target::Unreadable(_)) {
+            let message = "the workload could not be read within activeDeadlineSeconds".to_owned();
+            return Some(("DeadlineExceeded", message));
+        }
         if self.remaining.is_empty() {
             return self.failure_of_pods();
         }
@@ -487,7 +503,6 @@ impl<'a> Situation<'a> {
             let message = format!("{}, because maxFailures is {max}; {failed}", rest());
             return Some(("TooManyFailures", message));
         }
-        let is_over = self.deadline.is_some_and(|deadline| self.now >= deadline);
         is_over.then(|| {
             let mut message = format!("{} within activeDeadlineSeconds", rest());
             if !failed.is_empty() {
@@ -759,13 +774,14 @@ fn request_name(job: &ContainerRecreateJob, pod: &str, pod_uid: &str) -> String 
     format!("{}-{}-{hash:08x}", cut(job), cut(pod))
 }
 
-fn pod_uid(request: &ContainerRecreateRequest) -> Option<&str> {
+/// UID of the request's Pod, as admission has recorded it.
+pub fn pod_uid(request: &ContainerRecreateRequest) -> Option<&str> {
     let labels = request.metadata.labels.as_ref()?;
     labels.get(keys::CRR_POD_UID).map(String::as_str)
 }
 
 /// Whether the job has created the request: others may name it as their controller.
-fn is_of_job(job: &ContainerRecreateJob, request: &ContainerRecreateRequest) -> bool {
+pub fn is_of_job(job: &ContainerRecreateJob, request: &ContainerRecreateRequest) -> bool {
     let name = pod_uid(request).map(|uid| request_name(job, &request.spec.pod_name, uid));
     name.is_some() && request.metadata.name == name
 }

@@ -65,6 +65,8 @@ struct World {
     requests: BTreeMap<String, ContainerRecreateRequest>,
     memory: Memory,
     target: Target,
+    /// UIDs of Pods that another job is restarting.
+    others: BTreeSet<String>,
     now: i64,
     /// How many requests each Pod has had, by UID.
     created: BTreeMap<String, usize>,
@@ -85,6 +87,7 @@ impl World {
             requests: BTreeMap::new(),
             memory: Memory::default(),
             target: Target::Known,
+            others: BTreeSet::new(),
             now: 10,
             created: BTreeMap::new(),
         }
@@ -100,6 +103,7 @@ impl World {
                 .map(|(name, pod)| (name.clone(), Arc::clone(&pod.view)))
                 .collect(),
             requests: self.requests.values().cloned().map(Arc::new).collect(),
+            restarted_by_others: self.others.clone(),
         };
         plan(&observed, &self.memory, at(self.now))
     }
@@ -162,6 +166,11 @@ impl World {
 
     /// Ends the request of a Pod as the daemon does: the container was replaced, or it failed.
     fn finish(&mut self, pod: &str, failure: Option<&str>) {
+        self.finish_stop(pod, failure, failure.is_none());
+    }
+
+    /// The same; a failed one may have begun to stop the container.
+    fn finish_stop(&mut self, pod: &str, failure: Option<&str>, is_killed: bool) {
         let state = self.pods.get_mut(pod);
         let found = state.and_then(|state| {
             let mut all = self.requests.values_mut();
@@ -178,7 +187,7 @@ impl World {
         }
         let status = json!({ "phase": "Completed", "completionTime": at(self.now).to_string(),
             "containerRecreateStates": [{ "name": "main", "phase": if succeeded { "Succeeded" } else { "Failed" },
-                "message": failure, "isKilled": succeeded, "containerID": old }] });
+                "message": failure, "isKilled": is_killed, "containerID": old }] });
         request.status = Some(serde_json::from_value(status).unwrap());
     }
 
@@ -453,6 +462,33 @@ fn refused_request_is_reported_and_stops_no_other() {
     assert_eq!(world.reconcile(), ["web-1"]);
 }
 
+/// Its hook was begun, and its container was never stopped: it is not waited for without end.
+#[test]
+fn container_that_was_not_stopped_counts_for_a_while() {
+    let mut world = World::new(3, json!({ "maxFailures": 1, "podDeadlineSeconds": 60 }));
+    assert_eq!(world.reconcile(), ["web-2"]);
+    world.finish_stop("web-2", Some("deadline exceeded"), true);
+    assert_eq!(world.reconcile(), Vec::<String>::new());
+    world.assert_condition("Waiting", "MaxUnavailable");
+    assert_eq!(world.plan().requeue_at, Some(at(world.now + 60)));
+    world.now += 60;
+    assert_eq!(world.reconcile(), ["web-1"]);
+}
+
+#[test]
+fn pod_that_another_job_restarts_is_unavailable() {
+    let mut world = World::new(3, json!({}));
+    world.others = BTreeSet::from(["u0".to_owned(), "not selected".to_owned()]);
+    // That Pod itself may be restarted: no other becomes unavailable.
+    assert_eq!(world.reconcile(), ["web-0"]);
+    world.finish("web-0", None);
+    world.recover("web-0");
+    assert_eq!(world.reconcile(), Vec::<String>::new());
+    world.assert_condition("Waiting", "MaxUnavailable");
+    world.others.clear();
+    assert_eq!(world.reconcile(), ["web-2"]);
+}
+
 #[test]
 fn missing_workload_fails_the_job_and_unreadable_one_delays_it() {
     let mut world = World::new(0, json!({}));
@@ -465,6 +501,13 @@ fn missing_workload_fails_the_job_and_unreadable_one_delays_it() {
     world.target = Target::Unreadable("forbidden".to_owned());
     world.reconcile();
     world.assert_condition("Waiting", "TargetUnreadable");
+    let mut limited = World::new(0, json!({ "activeDeadlineSeconds": 60 }));
+    limited.target = world.target.clone();
+    limited.reconcile();
+    limited.assert_condition("Waiting", "TargetUnreadable");
+    limited.now += 60;
+    limited.reconcile();
+    limited.assert_condition("Failed", "DeadlineExceeded");
     world.target = Target::NotFound;
     world.reconcile();
     world.assert_condition("Failed", "TargetNotFound");
@@ -554,7 +597,10 @@ impl World {
             Event::Reconcile => {
                 self.reconcile();
             }
-            Event::Finish(pod, succeeds) => self.finish(&name(pod), (!succeeds).then_some("no luck")),
+            Event::Finish(pod, succeeds) => {
+                let failure = (!succeeds).then_some("no luck");
+                self.finish_stop(&name(pod), failure, pod % 2 == 0 || *succeeds);
+            }
             Event::Report(pod) => {
                 if let Some(pod) = self.pods.get_mut(&name(pod)) {
                     pod.report();
