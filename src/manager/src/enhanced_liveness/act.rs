@@ -91,22 +91,31 @@ async fn create_request(
     let request = request(key, pod, failure);
     let name = request.metadata.name.clone().unwrap_or_default();
     let created = write::create(&ctx.api::<ContainerRecreateRequest>(key), &request).await;
-    let is_new = match created {
-        Ok(_) => true,
-        // The watch shows it soon.
-        Err(error) if error.already_exists() => false,
-        Err(error) => return Err(error),
-    };
-    let request = Key {
-        namespace: key.namespace.clone(),
-        name: name.clone(),
-    };
-    let now = shared.started_at.elapsed();
-    {
+    // The watch shows it soon, also if it existed, or if there was no answer.
+    let may_exist = created.as_ref().map_or_else(
+        |error| error.already_exists() || error.outcome_unknown(),
+        |_| true,
+    );
+    if may_exist {
+        let request = Key {
+            namespace: key.namespace.clone(),
+            name: name.clone(),
+        };
+        let now = shared.started_at.elapsed();
         let mut unconfirmed = lock(&shared.unconfirmed);
         unconfirmed.retain(|_, request| !request.has_expired(now));
         unconfirmed.insert(key.clone(), Unconfirmed::new(request, now));
     }
+    let is_new = match created {
+        Ok(_) => true,
+        Err(error) if error.already_exists() => false,
+        Err(error) => {
+            if error.rejected() {
+                report_refused(shared, key, pod, &failure.container, &error);
+            }
+            return Err(error);
+        }
+    };
     if is_new {
         metrics().liveness_restarts.inc();
         let container = &failure.container;
@@ -123,6 +132,21 @@ async fn create_request(
         );
     }
     Ok(())
+}
+
+fn report_refused(shared: &ControllerState, key: &Key, pod: &PodView, container: &str, error: &Error) {
+    let why = error.message();
+    let note = format!(
+        "Container {container} failed liveness probe; its ContainerRecreateRequest is refused: {why}"
+    );
+    let events = &shared.manager.cluster.events;
+    events.publish(
+        container_reference(key, pod, container),
+        EventType::Warning,
+        "LivenessRestartRefused",
+        "Restarting",
+        note,
+    );
 }
 
 fn request(key: &Key, pod: &PodView, failure: &Failure) -> ContainerRecreateRequest {

@@ -34,6 +34,9 @@ impl fmt::Display for WorkloadKey {
     }
 }
 
+/// When the failures of a node that is not ready are looked at again: its readiness is not watched here.
+const NODE_RECHECK_DELAY: Duration = Duration::from_secs(10);
+
 /// Failures by UID of the Pod, as one node reports them: a node may only report those of its own Pods.
 type NodeFailures = BTreeMap<String, Vec<Failure>>;
 
@@ -44,7 +47,7 @@ pub struct Index {
     pods: BTreeMap<WorkloadKey, BTreeSet<Key>>,
     workload_of: HashMap<Key, WorkloadKey>,
     failures: HashMap<String, NodeFailures>,
-    /// Our requests for each Pod.
+    /// The requests for each Pod.
     requests: HashMap<Key, BTreeSet<Key>>,
 }
 
@@ -142,10 +145,12 @@ impl Index {
         concerned.cloned().collect()
     }
 
-    fn apply_request(&mut self, change: &Change<ContainerRecreateRequest>) -> Option<WorkloadKey> {
-        if !change.key.name.starts_with(keys::LIVENESS_PREFIX) {
-            return None;
-        }
+    /// A request changed; returns the workload that this concerns, if the request is ours or `is_waiting`.
+    fn apply_request(
+        &mut self,
+        change: &Change<ContainerRecreateRequest>,
+        is_waiting: impl Fn(&WorkloadKey) -> bool,
+    ) -> Option<WorkloadKey> {
         let request = change.new.as_ref().or(change.old.as_ref())?;
         let pod = Key {
             namespace: change.key.namespace.clone(),
@@ -159,8 +164,14 @@ impl Index {
         if requests.is_empty() {
             self.requests.remove(&pod);
         }
-        self.workload_of.get(&pod).cloned()
+        let workload = self.workload_of.get(&pod)?;
+        (is_ours(&change.key.name) || is_waiting(workload)).then(|| workload.clone())
     }
+}
+
+/// Whether a request of that name restarts a container because of its liveness probe.
+fn is_ours(name: &str) -> bool {
+    name.starts_with(keys::LIVENESS_PREFIX)
 }
 
 /// UIDs, namespaces and names of the Pods with results.
@@ -211,7 +222,8 @@ pub fn observe(shared: &ControllerState, workload: &WorkloadKey) -> Observed {
         };
         let requests = index.requests.get(key).into_iter().flatten();
         let requests = requests.filter_map(|request| stores.requests.get(request));
-        let requests: Vec<_> = requests.filter(|request| is_of_pod(request, &pod)).collect();
+        let (requests, others): (Vec<_>, Vec<_>) = requests.partition(|request| is_of_pod(request, &pod));
+        let restarted_by_others = others.iter().any(|request| is_unfinished_for(request, &pod));
         let unconfirmed = unconfirmed_request(shared, key, &mut observed.requeue_after);
         let in_progress = unconfirmed || requests.iter().any(|request| is_restart_pending(request, &pod));
         let request = match (in_progress, requests.is_empty()) {
@@ -228,10 +240,14 @@ pub fn observe(shared: &ControllerState, workload: &WorkloadKey) -> Observed {
         let node = pod.node.as_deref().map(Key::cluster_scoped);
         let node = node.and_then(|node| stores.nodes.get(&node));
         // Without kubelet and daemon the results are old, and no request is executed.
+        let reported = index.failures_of(&pod);
         let failures = match node.is_some_and(|node| node.ready) {
-            true => index.failures_of(&pod),
+            true => reported,
             false => &[],
         };
+        if failures.len() < reported.len() {
+            requeue_within(&mut observed.requeue_after, NODE_RECHECK_DELAY);
+        }
         let current: Vec<&Failure> = current_failures(&pod, failures).collect();
         let mut without_request = current
             .iter()
@@ -239,7 +255,7 @@ pub fn observe(shared: &ControllerState, workload: &WorkloadKey) -> Observed {
         let failure = without_request.next().map(|failure| Failure::clone(failure));
         observed.pods.push(WorkloadPod {
             key: key.clone(),
-            available: pod.ready && !pod.terminating,
+            available: pod.ready && !pod.terminating && !restarted_by_others,
             deleting: pod.terminating,
             request,
             failing: !current.is_empty(),
@@ -258,10 +274,24 @@ pub fn observe(shared: &ControllerState, workload: &WorkloadKey) -> Observed {
     observed
 }
 
-/// Whether the request is about this Pod, and not about another one of its name.
+/// Whether the request is ours and about this Pod, and not about another one of its name.
 fn is_of_pod(request: &ContainerRecreateRequest, pod: &PodView) -> bool {
+    if !request.metadata.name.as_deref().is_some_and(is_ours) {
+        return false;
+    }
     let controller = Owner::controller(&request.metadata);
     controller.is_some_and(|owner| owner.kind == OwnerKind::Pod && owner.uid == pod.uid)
+}
+
+/// Whether a request that a user, or a ContainerRecreateJob, has created for this Pod has not ended.
+fn is_unfinished_for(request: &ContainerRecreateRequest, pod: &PodView) -> bool {
+    let labels = request.metadata.labels.as_ref();
+    let uid = labels.and_then(|labels| labels.get(keys::CRR_POD_UID));
+    !is_finished(request) && uid == Some(&pod.uid)
+}
+
+fn requeue_within(requeue_after: &mut Option<Duration>, delay: Duration) {
+    *requeue_after = Some(requeue_after.map_or(delay, |other| other.min(delay)));
 }
 
 /// Whether a request was created for the Pod that the watch has not shown yet.
@@ -275,8 +305,7 @@ fn unconfirmed_request(shared: &ControllerState, pod: &Key, requeue_after: &mut 
         unconfirmed.remove(pod);
         return false;
     }
-    let left = request.expires_at().saturating_sub(now);
-    *requeue_after = Some(requeue_after.map_or(left, |other| other.min(left)));
+    requeue_within(requeue_after, request.expires_at().saturating_sub(now));
     true
 }
 
@@ -306,7 +335,10 @@ fn apply(shared: &ControllerState, event: &WatchEvent) -> Vec<WorkloadKey> {
     match event {
         WatchEvent::Pod(change) => index.apply_pod(change, |workload| waiting.contains_key(workload)),
         WatchEvent::NodePodProbe(change) => index.apply_node_pod_probe(change),
-        WatchEvent::Request(change) => index.apply_request(change).into_iter().collect(),
+        WatchEvent::Request(change) => {
+            let workload = index.apply_request(change, |workload| waiting.contains_key(workload));
+            workload.into_iter().collect()
+        }
         WatchEvent::CloneSet(change) => {
             let is_same = |workload: &&WorkloadKey| {
                 change.key.namespace.as_ref() == Some(&workload.namespace)
@@ -434,14 +466,37 @@ mod tests {
                 Some(serde_json::from_value(object).unwrap()),
             )
         };
-        assert!(index.apply_request(&request("other")).is_none() && index.requests.is_empty());
+        let apply = |index: &mut Index, change: &_, waiting: bool| index.apply_request(change, |_| waiting);
+        let other = request("other");
+        assert!(apply(&mut index, &other, false).is_none());
+        // It may be what a restart waits for.
+        assert!(apply(&mut index, &other, true).is_some());
         let ours = request("liveness-u-1");
-        assert!(index.apply_request(&ours).is_some() && index.requests.len() == 1);
-        let gone = Change {
-            key: ours.key.clone(),
-            old: ours.new,
-            new: None,
+        assert!(apply(&mut index, &ours, false).is_some());
+        assert_eq!(index.requests[&Key::namespaced("n", "p")].len(), 2);
+        for request in [ours, other] {
+            let gone = Change {
+                key: request.key,
+                old: request.new,
+                new: None,
+            };
+            assert!(apply(&mut index, &gone, true).is_some());
+        }
+        assert!(index.requests.is_empty());
+    }
+
+    #[test]
+    fn restart_by_another_lasts_until_its_request_ends() {
+        let request = |uid: &str, status: Value| -> ContainerRecreateRequest {
+            let object = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+                "metadata": { "name": "r", "labels": { keys::CRR_POD_UID: uid } },
+                "spec": { "podName": "p", "containers": [] }, "status": status });
+            serde_json::from_value(object).unwrap()
         };
-        assert!(index.apply_request(&gone).is_some() && index.requests.is_empty());
+        let ended = json!({ "phase": "Completed", "completionTime": "2026-01-01T00:00:00Z" });
+        let pod = pod("a");
+        assert!(is_unfinished_for(&request("u", Value::Null), &pod));
+        assert!(!is_unfinished_for(&request("u", ended), &pod));
+        assert!(!is_unfinished_for(&request("earlier", Value::Null), &pod));
     }
 }
