@@ -87,6 +87,23 @@ pub async fn create_request(
     match write::create(&ctx.api::<ContainerRecreateRequest>(pod), &request).await {
         // The watch shows it soon.
         Err(error) if error.already_exists() => return Ok(()),
+        Err(error) if error.rejected() => {
+            let note = format!(
+                "Sidecars [{}] cannot be stopped, their ContainerRecreateRequest is refused: {}",
+                containers.join(" "),
+                error.message()
+            );
+            let reference = object_reference("v1", "Pod", pod, uid);
+            let events = &ctx.cluster.events;
+            events.publish(
+                reference,
+                EventType::Warning,
+                "SidecarTerminationRefused",
+                "Terminating",
+                note,
+            );
+            return Err(error);
+        }
         result => drop(result?),
     }
     let note = format!(

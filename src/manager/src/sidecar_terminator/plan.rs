@@ -76,7 +76,7 @@ pub fn plan(pod: &JobPod, terminal: bool, request: Request, now: Timestamp) -> S
     };
     let counted = running(pod, |sidecar| !sidecar.ignore_exit_code);
     match request {
-        Request::Active => return Step::Wait,
+        Request::Active if !counted.is_empty() => return Step::Wait,
         Request::Missing if !counted.is_empty() => return Step::Stop(counted),
         Request::Ended(time) if !counted.is_empty() => {
             let reported = time.saturating_add(STATUS_DELAY).unwrap_or(time);
@@ -84,7 +84,8 @@ pub fn plan(pod: &JobPod, terminal: bool, request: Request, now: Timestamp) -> S
                 return Step::WaitUntil(reported);
             }
         }
-        Request::Missing | Request::Ended(_) => {}
+        // The request of OpenKruise's daemon does not end under `Never`.
+        Request::Active | Request::Missing | Request::Ended(_) => {}
     }
     let ended = |sidecar: &JobContainer| matches!(sidecar.state, JobContainerState::Ended(_));
     if pod.sidecars.iter().all(ended) {
