@@ -38,7 +38,12 @@ pub async fn lift_barriers(ctx: &Context, key: &Key, pod: &PodView, priority: i6
         let owned_by_pod = |owner: &OwnerReference| Owner::from_reference(owner).kind == OwnerKind::Pod;
         let owned_by_earlier_pod = |owner: &OwnerReference| owned_by_pod(owner) && owner.name == key.name;
         if owners.is_empty() || !owners.iter().all(owned_by_earlier_pod) {
-            report_foreign_config_map(ctx, key, pod, &name);
+            report_blocked(
+                ctx,
+                key,
+                pod,
+                &format!("{name}, which the Pod does not own: delete the ConfigMap"),
+            );
             return Ok(false);
         }
         // It belongs to a deleted Pod of the same name, and would be garbage-collected.
@@ -47,22 +52,31 @@ pub async fn lift_barriers(ctx: &Context, key: &Key, pod: &PodView, priority: i6
     let owner = Owner::pod_reference(&key.name, &pod.uid);
     let map = ConfigMap {
         metadata: ObjectMeta {
-            name: Some(name),
+            name: Some(name.clone()),
             owner_references: Some(vec![owner]),
             ..ObjectMeta::default()
         },
         data: Some(data),
         ..ConfigMap::default()
     };
-    write::create(&api, &map).await.map(|_| true)
+    let created = write::create(&api, &map).await;
+    if let Err(error) = &created
+        && error.rejected()
+    {
+        report_blocked(
+            ctx,
+            key,
+            pod,
+            &format!("{name}, which cannot be created: {}", error.message()),
+        );
+    }
+    created.map(|_| true)
 }
 
-/// Publishes an event on the Pod: why its containers wait.
-fn report_foreign_config_map(ctx: &Context, key: &Key, pod: &PodView, map: &str) {
+/// Publishes an event on the Pod: which ConfigMap its containers wait for, and why that is not theirs.
+fn report_blocked(ctx: &Context, key: &Key, pod: &PodView, map: &str) {
     let reference = object_reference("v1", "Pod", key, &pod.uid);
-    let note = format!(
-        "containers wait for keys of ConfigMap {map}, which the Pod does not own: delete the ConfigMap"
-    );
+    let note = format!("containers wait for keys of ConfigMap {map}");
     tracing::warn!(pod = %key, note);
     let events = &ctx.cluster.events;
     events.publish(

@@ -167,14 +167,16 @@ fn barriers(pod: &Value) -> Vec<(String, i64)> {
         return Vec::new();
     }
     let behind_barrier = |container: &Value| {
-        let priority = in_place::priority(container)?;
         let map = barrier_config_map(meta["name"].as_str()?);
         let barriers = items(&container["env"]).filter(|v| v["name"] == keys::ENV_CONTAINER_BARRIER);
-        let key = barrier_key(priority);
-        let mut from = barriers.map(|v| &v["valueFrom"]["configMapKeyRef"]);
+        let from = barriers.map(|v| &v["valueFrom"]["configMapKeyRef"]);
         // Other barriers are not ours to lift.
-        let own_barrier = from.all(|from| from["name"] == *map && from["key"] == *key);
-        own_barrier.then(|| (text(&container["name"]), priority))
+        let own = from.filter(|from| from["name"] == *map);
+        let priorities = own.filter_map(|from| {
+            let key = from["key"].as_str()?;
+            in_place::barrier_priority(key).filter(|priority| barrier_key(*priority) == key)
+        });
+        Some((text(&container["name"]), priorities.last()?))
     };
     items(&pod["spec"]["containers"])
         .filter_map(behind_barrier)

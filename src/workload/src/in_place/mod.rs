@@ -25,7 +25,7 @@ pub mod write;
 
 pub use annotations::{grace_spec, in_grace_period, update_state};
 pub use completion::{UpdateProgress, WaitingFor, progress};
-pub use pod::{Condition, Container, ContainerStatus, Pod, priority};
+pub use pod::{Condition, Container, ContainerStatus, Pod, barrier_priority, priority};
 pub use refresh::{RefreshResult, refresh};
 pub use spec::{MustRecreate, Options, RevisionData, Spec};
 pub use template::Template;

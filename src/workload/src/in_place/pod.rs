@@ -228,7 +228,12 @@ pub fn priority(container: &Value) -> Option<i64> {
     let barrier = variables
         .iter()
         .find(|v| v["name"] == keys::ENV_CONTAINER_BARRIER)?;
-    let key = barrier["valueFrom"]["configMapKeyRef"]["key"].as_str()?;
+    barrier_priority(barrier["valueFrom"]["configMapKeyRef"]["key"].as_str()?)
+}
+
+/// The launch priority in a barrier's key.
+#[must_use]
+pub fn barrier_priority(key: &str) -> Option<i64> {
     key.strip_prefix(keys::CONTAINER_BARRIER_PREFIX)?.parse().ok()
 }
 

@@ -56,6 +56,13 @@ pub fn apply(pod: &mut Value, random: [u8; GENERATED_CHARS]) -> Result<bool, Lau
         return Ok(false);
     };
     let map = barrier_config_map(&name(pod, random));
+    // A template that was copied from a running Pod has it: no barrier would be lifted.
+    if let Some(annotations) = pod
+        .pointer_mut("/metadata/annotations")
+        .and_then(Value::as_object_mut)
+    {
+        annotations.remove(keys::CONTAINER_LAUNCH_COMPLETED);
+    }
     let containers = pod.pointer_mut("/spec/containers").and_then(Value::as_array_mut);
     for (container, priority) in containers.into_iter().flatten().zip(priorities) {
         let key = json!({ "name": map, "key": barrier_key(priority) });
@@ -165,6 +172,17 @@ mod tests {
                 Err(_) => assert!(vector["out"]["error"].is_string(), "{}: {line}", at + 1),
             }
         }
+    }
+
+    #[test]
+    fn copied_template_is_not_completed() {
+        let variable = json!({ "name": "KRUISE_CONTAINER_PRIORITY", "value": "1" });
+        let mut pod = json!({
+            "metadata": { "name": "p", "annotations": { "a": "b", keys::CONTAINER_LAUNCH_COMPLETED: "true" } },
+            "spec": { "containers": [{ "name": "a", "env": [variable] }, { "name": "b" }] },
+        });
+        assert_eq!(apply(&mut pod, [0; 5]), Ok(true));
+        assert_eq!(pod["metadata"]["annotations"], json!({ "a": "b" }));
     }
 
     #[test]
