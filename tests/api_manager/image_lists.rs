@@ -274,6 +274,62 @@ async fn refused_jobs_are_reported_and_created_once_allowed() {
     .await;
 }
 
+/// What refuses one of them says nothing about the others.
+#[tokio::test]
+async fn refused_image_stops_no_other() {
+    let test = ListFixture::new("lists-policy").await;
+    let rule = json!({ "apiGroups": ["apps.kruise.io"], "apiVersions": ["*"], "operations": ["CREATE"],
+        "resources": ["imagepulljobs"] });
+    let selector = json!({ "matchLabels": { "kubernetes.io/metadata.name": test.name } });
+    let policy = json!({ "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicy",
+        "metadata": { "name": test.name }, "spec": {
+            "validations": [{ "expression": "object.spec.image != 'a:1'", "message": "this registry is closed" }],
+            "matchConstraints": { "resourceRules": [rule], "namespaceSelector": selector } } });
+    let binding = json!({ "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": { "name": test.name }, "spec": { "policyName": test.name, "validationActions": ["Deny"] } });
+    for object in [policy, binding] {
+        shared_cluster().plane.apply(&object.to_string()).unwrap();
+    }
+    let mut probe = job(
+        "probe",
+        json!({ "image": "a:1", "selector": { "names": [test.name] } }),
+    );
+    probe["metadata"]["namespace"] = json!(test.name);
+    let probe: ImagePullJob = serde_json::from_value(probe).unwrap();
+    let params = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
+    waits::poll_until("the policy is in effect", &String::new, || async {
+        let refused = test.jobs.create(&params, &probe).await.err()?;
+        refused
+            .to_string()
+            .contains("this registry is closed")
+            .then_some(())
+    })
+    .await;
+    test.create(json!({ "images": ["a:1", "b:1"] })).await;
+    test.wait_jobs(&["b:1"]).await;
+    let list = wait_until(
+        &test.lists,
+        "release",
+        "waiting for one image",
+        |list: &ImageListPullJob| {
+            let conditions = list.status.iter().flat_map(|status| &status.conditions);
+            conditions
+                .into_iter()
+                .any(|one| one.message.starts_with("1 of 2 images"))
+        },
+    )
+    .await;
+    let [_, reason, message] = condition(&list);
+    assert_eq!(reason, "JobRefused");
+    assert!(
+        message.contains("a:1") && message.contains("this registry is closed"),
+        "{message}"
+    );
+}
+
 #[tokio::test]
 async fn forged_and_foreign_jobs_do_not_count() {
     let test = ListFixture::new("lists-forged").await;

@@ -98,8 +98,8 @@ pub async fn delete_jobs(shared: &ControllerState, observed: &Observed, plan: &P
     result
 }
 
-/// Creates missing ImagePullJobs; returns whether one was refused. What refuses one, such as a quota, usually refuses the
-/// others, too: they are not tried then. Only a name that is taken stops no other.
+/// Creates missing ImagePullJobs; returns whether one was refused. A quota or a missing role refuses the others, too: they
+/// are not tried then. A name that is taken, or a policy about one image, stops no other.
 pub async fn create_jobs(
     shared: &ControllerState,
     observed: &Observed,
@@ -117,8 +117,8 @@ pub async fn create_jobs(
                 break;
             }
             Err(error) => {
-                let is_taken = error.already_exists();
-                let others = if is_taken { &[] } else { missing.as_slice() };
+                let refuses_all = !error.rejected() || error.message().contains("exceeded quota");
+                let others = if refuses_all { missing.as_slice() } else { &[] };
                 for refused in std::iter::once(job).chain(others) {
                     let refusal = Refusal {
                         generation: observed.list.metadata.generation,
@@ -128,7 +128,7 @@ pub async fn create_jobs(
                     state.refused.insert(refused.spec.image.clone(), refusal);
                 }
                 result = Ok(true);
-                if !is_taken {
+                if refuses_all {
                     break;
                 }
             }
