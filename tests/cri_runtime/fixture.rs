@@ -96,6 +96,7 @@ pub fn pull_attempt(image: &str, credentials: Vec<Credentials>) -> PullAttempt {
         always: false,
         timeout: Duration::from_secs(90),
         credentials,
+        anonymous: false,
         labels: BTreeMap::new(),
         annotations: BTreeMap::new(),
         check_disk: true,

@@ -55,6 +55,15 @@ impl Clock {
         }
     }
 
+    /// Whether a response has shown the API server's time.
+    #[must_use]
+    pub fn is_known(&self) -> bool {
+        self.bounds
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_some()
+    }
+
     /// The API server's time now. Steps of the local wall clock do not affect it.
     #[must_use]
     pub fn now(&self) -> Timestamp {

@@ -71,7 +71,7 @@ fn add_for_job(spec: &ImageSpec, statuses: &[ImageTagStatus], tag: &str, job: &P
         .iter()
         .any(|one| one.tag == tag && is_owned_by(one, &job.uid));
     assert!(
-        owned_by_job || awaited_pull(Some(spec), statuses, tag, request).is_some(),
+        owned_by_job || awaited_pull(Some(spec), statuses, tag, request, options.now).is_some(),
         "{tag} of {after:?}"
     );
     assert_eq!(

@@ -319,7 +319,11 @@ pub(super) fn in_namespace<T>(mut request: tonic::Request<T>) -> tonic::Request<
     request
 }
 
-/// The configuration and the layers, in order, that an image manifest (Docker's or OCI's, same shape) names.
+/// Layers of an image whose progress is looked for: each may be a call at each look. Runtimes mount some hundred at most.
+const MAX_LAYERS: usize = 1000;
+
+/// The configuration and the layers, in order, that an image manifest (Docker's or OCI's, same shape) names; nothing if
+/// there are more than [`MAX_LAYERS`].
 fn parse_manifest(manifest: &[u8]) -> Vec<ManifestBlob> {
     #[derive(serde::Deserialize)]
     struct Document {
@@ -335,6 +339,9 @@ fn parse_manifest(manifest: &[u8]) -> Vec<ManifestBlob> {
     let Ok(Document { config, layers }) = serde_json::from_slice(manifest) else {
         return Vec::new();
     };
+    if layers.len() > MAX_LAYERS {
+        return Vec::new();
+    }
     let mut seen = HashSet::new();
     std::iter::once(config)
         .chain(layers)
@@ -377,6 +384,16 @@ mod tests {
     #[test]
     fn invalid_manifest_has_no_blobs() {
         assert!(parse_manifest(b"not json").is_empty());
+        let layers = |count: usize| {
+            let layer = |n| format!(r#"{{"digest": "sha256:{n}", "size": 1}}"#);
+            let layers: Vec<_> = (0..count).map(layer).collect();
+            let text = format!(
+                r#"{{"config": {{"digest": "c", "size": 1}}, "layers": [{}]}}"#,
+                layers.join(",")
+            );
+            parse_manifest(text.as_bytes()).len()
+        };
+        assert_eq!((layers(MAX_LAYERS), layers(MAX_LAYERS + 1)), (MAX_LAYERS + 1, 0));
         assert!(parse_manifest(br#"{"manifests":[]}"#).is_empty());
     }
 }

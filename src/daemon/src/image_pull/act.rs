@@ -44,12 +44,25 @@ pub struct PullAttempt {
     pub timeout: Duration,
     /// Credentials to try in order; an empty list means an anonymous pull.
     pub credentials: Vec<Credentials>,
+    /// Try without credentials in the end, because one of several owners has none: those of another one may be wrong.
+    pub anonymous: bool,
     /// Labels for the runtime's sandbox configuration.
     pub labels: BTreeMap<String, String>,
     /// Annotations for the runtime's sandbox configuration.
     pub annotations: BTreeMap<String, String>,
     /// Whether the pull ends if the image cannot fit on the node.
     pub check_disk: bool,
+}
+
+impl PullAttempt {
+    /// What to authenticate with, in order.
+    fn auths(&self) -> Vec<Option<AuthConfig>> {
+        let mut auths: Vec<_> = self.credentials.iter().map(|c| Some(cri_auth(c))).collect();
+        if auths.is_empty() || self.anonymous {
+            auths.push(None);
+        }
+        auths
+    }
 }
 
 /// The image is on the node.
@@ -137,11 +150,7 @@ async fn pull_with_credentials(
     watched: &(impl Fn() -> bool + Send),
     on_progress: &mut (impl FnMut(PullProgress) + Send),
 ) -> Result<(), Error> {
-    let mut auths: Vec<Option<AuthConfig>> = attempt.credentials.iter().map(|c| Some(cri_auth(c))).collect();
-    if auths.is_empty() {
-        auths.push(None);
-    }
-    let mut auths = auths.into_iter().peekable();
+    let mut auths = attempt.auths().into_iter().peekable();
     while let Some(auth) = auths.next() {
         let request = PullRequest {
             image: attempt.image.clone(),
@@ -320,6 +329,17 @@ impl PullSecrets {
                 }
             }
         }
+    }
+
+    /// Whether one of these jobs has brought no credentials, unlike others.
+    pub fn is_public_for(&self, owners: &[ObjectReference]) -> bool {
+        let namespaces = owners
+            .iter()
+            .map(|owner| owner.namespace.as_deref().unwrap_or_default());
+        // Those of an old manager serve all.
+        let serves_all = self.keyrings.contains_key("");
+        let mut without = namespaces.filter(|namespace| !self.keyrings.contains_key(*namespace));
+        !self.keyrings.is_empty() && !serves_all && without.next().is_some()
     }
 
     /// Adds the credentials of a Secret.
@@ -595,6 +615,25 @@ mod tests {
         let secrets = secrets_from(all, &owners).await;
         assert!(secrets.problems.is_empty(), "{:?}", secrets.problems);
         assert_eq!(secrets.credentials("r/a", "b").len(), 2);
+        // A public image must not fail for them because of wrong credentials of others.
+        assert!(secrets.is_public_for(&owners) && !secrets.is_public_for(&[job("a"), job("b")]));
+        assert!(!PullSecrets::default().is_public_for(&owners));
+        let attempt = |anonymous| PullAttempt {
+            image: "r/a".to_owned(),
+            always: false,
+            timeout: Duration::ZERO,
+            credentials: secrets.credentials("r/a", "b"),
+            anonymous,
+            labels: BTreeMap::new(),
+            annotations: BTreeMap::new(),
+            check_disk: false,
+        };
+        let authenticated = |anonymous| {
+            let auths = attempt(anonymous).auths().into_iter();
+            auths.map(|auth| auth.is_some()).collect::<Vec<_>>()
+        };
+        assert_eq!(authenticated(false), [true, true]);
+        assert_eq!(authenticated(true), [true, true, false]);
     }
 
     #[tokio::test]

@@ -537,6 +537,7 @@ async fn pull_tag(
     secrets.node_problems = node.problems;
     let attempt = act::PullAttempt {
         credentials,
+        anonymous: secrets.is_public_for(&spec.owners),
         image,
         always: spec.always,
         timeout,

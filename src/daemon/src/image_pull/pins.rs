@@ -26,6 +26,8 @@ use kruise_ops::panics::catch_panic;
 const MAX_SLEEP: Duration = Duration::from_secs(3600);
 /// Pause after the runtime could not be asked.
 const RETRY_PAUSE: Duration = Duration::from_secs(300);
+/// Pause before the API server's time is looked for again.
+const CLOCK_RETRY_PAUSE: Duration = Duration::from_secs(10);
 /// How long the runtime has to store a pin, and to report it.
 pub(super) const PIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// The pauses between questions about it; there is no event.
@@ -145,6 +147,10 @@ pub(super) async fn run(ctx: &Context, requests: &PinRequests) {
 
 /// Ends the pins whose time has come; returns when to look again.
 async fn unpin_ended(ctx: &Context) -> Option<Duration> {
+    // The node's own clock may be wrong, and a pin that was ended is lost.
+    if !ctx.cluster.clock.is_known() {
+        return Some(CLOCK_RETRY_PAUSE);
+    }
     // Images are pulled by this runtime.
     let runtime = ctx.runtimes.preferred()?;
     let now = ctx.cluster.clock.now();
@@ -177,6 +183,20 @@ mod tests {
             image_id: None,
             note: note.map(str::to_owned),
         }
+    }
+
+    #[tokio::test]
+    async fn pins_last_until_the_time_is_known() {
+        let service = tower::service_fn(|_: http::Request<kube::client::Body>| {
+            std::future::ready(
+                http::Response::builder()
+                    .status(500)
+                    .body(kube::client::Body::empty()),
+            )
+        });
+        // Its runtime panics when it is called.
+        let ctx = Context::for_test(kube::Client::new(service, "default"));
+        assert_eq!(unpin_ended(&ctx).await, Some(CLOCK_RETRY_PAUSE));
     }
 
     #[tokio::test]

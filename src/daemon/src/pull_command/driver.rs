@@ -135,6 +135,7 @@ impl PullDriver {
             .unwrap_or_default();
         let attempt = act::PullAttempt {
             credentials: self.keyring.lookup(&repository),
+            anonymous: false,
             image,
             always: task.spec.always,
             timeout: Duration::try_from(timeout).unwrap_or_default(),

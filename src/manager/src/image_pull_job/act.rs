@@ -4,7 +4,6 @@
 //! worker.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::plan::entry::{EntryOptions, JobRequest, add_requests, awaited_pull, owner_reference};
+use super::plan::entry::{EntryOptions, JobRequest, add_requests, awaited_pull, node_seed, owner_reference};
 use super::plan::index::{JobIndex, Uid};
 use super::plan::job::PullJob;
 use super::plan::quota::{NodeImageQuota, QuotaExceeded};
@@ -260,11 +259,9 @@ impl NodeImageWriter {
         let (false, Some(view)) = (due_writes.is_empty(), index.node_image_view(&node)) else {
             return self.schedule_node(&node, now_instant);
         };
-        let mut seed = DefaultHasher::new();
-        node.hash(&mut seed);
         let options = EntryOptions {
             default_ttl: self.default_ttl,
-            seed: seed.finish(),
+            seed: node_seed(&node),
             now,
         };
         let owners = view.tags.iter().flat_map(|tag| &tag.owners);
@@ -520,7 +517,7 @@ fn build_patch(
         };
         let statuses = object.status.as_ref().and_then(|s| s.image_statuses.get(name));
         let statuses = statuses.map_or(&[][..], |s| &s.tags);
-        if let Some(version) = awaited_pull(current, statuses, tag, request) {
+        if let Some(version) = awaited_pull(current, statuses, tag, request, node_write.options.now) {
             awaited.insert(Arc::clone(&pending_write.uid), version);
         } else if let Some(entry) = add_requests(current, statuses, tag, &[request], node_write.options) {
             let namespace = pending_write.job.key.namespace.as_deref().unwrap_or_default();

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use tokio::sync::mpsc;
 
+use super::image_pull_job::plan::entry::{node_seed, repull_at};
 use super::view::{NodeImageView, TagOwner};
 use super::{Context, Stores};
 use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJob};
@@ -58,7 +59,8 @@ pub async fn run(mut ctx: Context) {
     let (nodes_tx, nodes_rx) = mpsc::unbounded_channel();
     let enqueue = enqueue_changes(ctx.clone(), Arc::clone(&cache), nodes_tx);
     let workers = ctx.options.nodeimage_workers;
-    let work = |node| reconcile(ctx.clone(), Arc::clone(&cache), node);
+    let started = ctx.cluster.clock.now();
+    let work = |node| reconcile(ctx.clone(), Arc::clone(&cache), node, started);
     ctx.run_workers("nodeimage", workers, nodes_rx, enqueue, work)
         .await;
 }
@@ -95,7 +97,7 @@ async fn enqueue_changes(ctx: Context, cache: SharedNodeCache, queue: mpsc::Unbo
     }
 }
 
-/// The job that was deleted or has just finished: only then are its tags released.
+/// The job that was deleted, has just finished or has another schedule: only then may its tags be released.
 fn released_job(change: &Change<ImagePullJob>) -> Option<&ImagePullJob> {
     let old = change.old.as_deref()?;
     let same = change
@@ -103,7 +105,7 @@ fn released_job(change: &Change<ImagePullJob>) -> Option<&ImagePullJob> {
         .as_ref()
         .filter(|new| new.metadata.uid == old.metadata.uid);
     match same {
-        Some(new) if is_finished(new) == is_finished(old) => None,
+        Some(new) if is_finished(new) == is_finished(old) && new.spec.schedule == old.spec.schedule => None,
         _ => Some(old),
     }
 }
@@ -122,6 +124,12 @@ fn nodes_owned_by(stores: &Stores, job: &ImagePullJob) -> Vec<String> {
 }
 
 impl NodeCache {
+    /// When the node's daemon last wrote its status. One that this process has not seen yet counts from the start of the
+    /// process: a new leader must not end pulls that go on.
+    fn last_report(&self, name: &str, started: Timestamp) -> Timestamp {
+        self.last_reports.get(name).copied().unwrap_or(started)
+    }
+
     /// Records when a daemon wrote its status.
     fn observe_change(
         &mut self,
@@ -168,7 +176,12 @@ async fn missing_secrets(
 }
 
 /// Observes, plans and acts; returns when to requeue.
-async fn reconcile(ctx: Context, cache: SharedNodeCache, name: String) -> Result<RequeueAfter, Error> {
+async fn reconcile(
+    ctx: Context,
+    cache: SharedNodeCache,
+    name: String,
+    started: Timestamp,
+) -> Result<RequeueAfter, Error> {
     let now = ctx.cluster.clock.now();
     let key = Key::cluster_scoped(name.clone());
     let node = ctx.stores.nodes.get(&key);
@@ -178,7 +191,7 @@ async fn reconcile(ctx: Context, cache: SharedNodeCache, name: String) -> Result
         None => HashSet::new(),
     };
     let delay = SignedDuration::try_from(ctx.options.nodeimage_creation_delay);
-    let last_report = lock(&cache).last_reports.get(&name).copied();
+    let last_report = Some(lock(&cache).last_report(&name, started));
     let observation = NodeObservation {
         node: node.as_deref(),
         image: image.as_deref(),
@@ -191,6 +204,10 @@ async fn reconcile(ctx: Context, cache: SharedNodeCache, name: String) -> Result
         observation,
         |owner| owner_state(&ctx.stores, owner),
         |secret| missing.contains(secret),
+        |owner, completed| {
+            let job = owner_job(&ctx.stores, owner)?;
+            repull_at(&job.spec, node_seed(&name), completed)
+        },
         Timeouts::new(delay.unwrap_or(SignedDuration::MAX)),
         now,
     );
@@ -200,14 +217,18 @@ async fn reconcile(ctx: Context, cache: SharedNodeCache, name: String) -> Result
     Ok(requeue_at.map(|at| duration_until(at, now)))
 }
 
+/// The job that owns a tag, if it exists.
+fn owner_job(stores: &Stores, owner: &TagOwner) -> Option<Arc<ImagePullJob>> {
+    let job = stores.jobs.get(owner.job.as_ref()?)?;
+    Some(job).filter(|job| job.metadata.uid.as_deref() == Some(owner.uid.as_str()))
+}
+
 /// The state of an owner in the stores.
 fn owner_state(stores: &Stores, owner: &TagOwner) -> OwnerState {
-    let Some(key) = &owner.job else {
+    if owner.job.is_none() {
         return OwnerState::Present;
-    };
-    let job = stores.jobs.get(key);
-    let job = job.filter(|j| j.metadata.uid.as_deref() == Some(owner.uid.as_str()));
-    match job {
+    }
+    match owner_job(stores, owner) {
         None => OwnerState::Deleted,
         Some(job) => {
             let never = job.spec.completion_policy.type_ == Some(CompletionPolicyType::Never);
@@ -227,6 +248,28 @@ mod tests {
     use super::*;
     use kruise_cluster::Store;
     use kruise_ops::panics::injected::inject_panic;
+
+    #[test]
+    fn report_that_was_not_seen_counts_from_the_start() {
+        let at = |second| Timestamp::from_second(second).unwrap_or_default();
+        let mut cache = NodeCache::default();
+        assert_eq!(cache.last_report("node", at(100)), at(100));
+        let status = crate::view::TagStatusView {
+            image: "nginx".into(),
+            tag: "1".into(),
+            version: 0,
+            phase: kruise_api::node_image::ImagePullPhase::Pulling,
+            completed: None,
+            error: None,
+            progress_hash: 0,
+        };
+        let image = NodeImageView {
+            statuses: vec![status],
+            ..NodeImageView::default()
+        };
+        cache.observe_change("node", None, Some(&image), at(200));
+        assert_eq!(cache.last_report("node", at(100)), at(200));
+    }
 
     #[tokio::test]
     async fn panicking_changes_delay_no_node() {

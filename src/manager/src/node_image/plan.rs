@@ -125,11 +125,12 @@ impl Plan {
     }
 }
 
-/// Plans the next action for one node.
+/// Plans the next action for one node. `repull_at` is when an owner pulls again after a pull that ended at this time.
 pub fn plan(
     observed: NodeObservation<'_>,
     owner_state: impl Fn(&TagOwner) -> OwnerState,
     secret_missing: impl Fn(&ReferenceObject) -> bool,
+    repull_at: impl Fn(&TagOwner, Timestamp) -> Option<Timestamp>,
     timeouts: Timeouts,
     now: Timestamp,
 ) -> Plan {
@@ -150,7 +151,7 @@ pub fn plan(
     let (removable, remaining): (Vec<_>, Vec<_>) = image
         .tags
         .iter()
-        .partition(|tag| is_removable(image, tag, &owner_state, now, &mut requeue));
+        .partition(|tag| is_removable(image, tag, &owner_state, &repull_at, now, &mut requeue));
     let secrets = image.non_batch_secrets.iter();
     let deleted_owners = |tag: &TagView| {
         let owners = tag
@@ -230,6 +231,7 @@ fn is_removable(
     image: &NodeImageView,
     tag: &TagView,
     owner_state: &impl Fn(&TagOwner) -> OwnerState,
+    repull_at: &impl Fn(&TagOwner, Timestamp) -> Option<Timestamp>,
     now: Timestamp,
     requeue: &mut EarliestRequeue,
 ) -> bool {
@@ -237,12 +239,18 @@ fn is_removable(
     if tag.created.is_none() || (!owners.is_empty() && owners.iter().all(|o| *o == OwnerState::Deleted)) {
         return true;
     }
-    if owners.contains(&OwnerState::Counting) {
-        return false;
-    }
     let status = image.status_of(tag).filter(|s| s.ended());
     // Without a completion time, the TTL starts at the creation time.
     let completed = status.and_then(|s| s.completed.or(tag.created));
+    // A job that never ends pulls again when its tag is removed, however long others keep it: those that run have
+    // counted its result.
+    let repull = completed.and_then(|at| tag.owners.iter().filter_map(|owner| repull_at(owner, at)).min());
+    if repull.is_some_and(|due| requeue.has_passed(due, now)) {
+        return true;
+    }
+    if owners.contains(&OwnerState::Counting) {
+        return false;
+    }
     let (Some(completed), Some(ttl)) = (completed, tag.ttl) else {
         return false;
     };

@@ -1,18 +1,20 @@
 //! What a job requests of one node: the entry of its image in the NodeImage.
 
 use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::job::PullJob;
-use kruise_api::image_pull_job::ImagePullPolicy;
+use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJobSpec, ImagePullPolicy};
 use kruise_api::keys;
 use kruise_api::node_image::{
     DEFAULT_BACKOFF_LIMIT, DEFAULT_TIMEOUT_SECONDS, ImageSpec, ImageTagPullPolicy, ImageTagSpec,
     ImageTagStatus, ReferenceObject,
 };
+use kruise_api::schedule::Schedule;
 
 /// Kind of the owners that are jobs.
 const JOB_KIND: &str = "ImagePullJob";
@@ -72,13 +74,15 @@ pub fn add_requests(
 }
 
 /// The version of the pull that a job has to wait for, if any: the job has policy `Always`, and a job of another
-/// namespace requested the pull before this job existed.
+/// namespace requested the pull before this job existed. A pull without end is waited for as long as one of the job's own
+/// may take; then the job joins it, with its credentials.
 #[must_use]
 pub fn awaited_pull(
     current: Option<&ImageSpec>,
     statuses: &[ImageTagStatus],
     tag: &str,
     request: JobRequest<'_>,
+    now: Timestamp,
 ) -> Option<i64> {
     let entry = current?
         .tags
@@ -86,9 +90,23 @@ pub fn awaited_pull(
         .find(|t| t.tag == tag && has_creation_time(t))?;
     let status = statuses.iter().find(|s| s.tag == tag);
     let shared = is_used_by_others(entry, request) && !pull_ended(entry, status);
-    let waits =
-        !is_owned_by(entry, &request.job.uid) && shared && needs_fresh_pull(entry, status, request.job);
+    let requested_at = entry.created_at.as_ref().map(|at| at.0);
+    let is_patient = requested_at
+        .max(request.job.created)
+        .is_none_or(|since| now.duration_since(since) < budget(request.job));
+    let waits = !is_owned_by(entry, &request.job.uid)
+        && shared
+        && is_patient
+        && needs_fresh_pull(entry, status, request.job);
     waits.then_some(entry.version)
+}
+
+/// The time that all attempts of a pull of this job can take, without the pauses between them.
+fn budget(job: &PullJob) -> SignedDuration {
+    let policy = job.spec.pull_policy.clone().unwrap_or_default();
+    let timeout = i64::from(policy.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS)).max(1);
+    let attempts = i64::from(policy.backoff_limit.unwrap_or(DEFAULT_BACKOFF_LIMIT)).max(0) + 1;
+    SignedDuration::from_secs(timeout.saturating_mul(attempts))
 }
 
 fn add_request(
@@ -104,10 +122,11 @@ fn add_request(
     let already_owned = entry.is_some_and(|t| is_owned_by(t, &request.job.uid));
     let used_by_others = entry.is_some_and(|t| is_used_by_others(t, request));
     let shared = used_by_others && entry.is_some_and(|t| has_creation_time(t) && !pull_ended(t, status));
-    if awaited_pull(Some(spec), statuses, tag, request).is_some() {
+    if awaited_pull(Some(spec), statuses, tag, request, options.now).is_some() {
         return;
     }
-    if !already_owned && spec.tags.iter().all(|t| tag_pull_ended(t, statuses)) {
+    let is_over = |t: &ImageTagSpec| tag_pull_ended(t, statuses) && live_owners(t, request).next().is_none();
+    if !already_owned && spec.tags.iter().all(is_over) {
         // No pull needs the credentials of earlier jobs any more; their copies may be deleted.
         spec.pull_secrets
             .retain(|s| s.mode.as_deref() != Some(keys::MODE_BATCH));
@@ -372,6 +391,33 @@ fn pull_policy(job: &PullJob, options: EntryOptions) -> ImageTagPullPolicy {
         active_deadline_seconds: deadline,
         pin_seconds: policy.pin_seconds,
     }
+}
+
+/// When a job that never ends pulls again on a node whose pull ended at `completed`; `None` if the job ends.
+#[must_use]
+pub fn repull_at(spec: &ImagePullJobSpec, seed: u64, completed: Timestamp) -> Option<Timestamp> {
+    if spec.completion_policy.type_ != Some(CompletionPolicyType::Never) {
+        return None;
+    }
+    let (next, offset) = match &spec.schedule {
+        Some(schedule) => {
+            let next = Schedule::parse(schedule).ok()?.next_after(completed)?;
+            (next, jitter(seed, SCHEDULE_JITTER + 1))
+        }
+        None => {
+            let offset = jitter(seed, 2 * REPULL_JITTER + 1) - REPULL_JITTER;
+            (completed, REPULL_INTERVAL + offset)
+        }
+    };
+    next.checked_add(SignedDuration::from_secs(offset)).ok()
+}
+
+/// A number that differs between nodes, for [`EntryOptions::seed`].
+#[must_use]
+pub fn node_seed(node: &str) -> u64 {
+    let mut seed = DefaultHasher::new();
+    node.hash(&mut seed);
+    seed.finish()
 }
 
 /// A pseudo-random number in `0..bound`.

@@ -20,6 +20,8 @@ use kruise_cluster::Key;
 
 /// How long a node may stay assigned without the watch showing it; after that it is assigned again.
 const ASSIGNMENT_TIMEOUT: SignedDuration = SignedDuration::from_secs(30);
+/// Delay before a node that refused a job that never ends is tried again: its NodeImage may have room by then.
+const REFUSED_RETRY_DELAY: SignedDuration = SignedDuration::from_secs(600);
 
 /// Seconds after which a daemon without a status of an image is reported. A daemon answers at once, even if the image
 /// has to queue or its last status could not be written.
@@ -46,6 +48,9 @@ pub struct JobIndex {
     /// Jobs that may have nodes to assign.
     assignable: BTreeSet<Uid>,
     assignments: VecDeque<(Timestamp, NodeName, Uid)>,
+    /// Nodes whose NodeImage has refused a job that never ends, and when; they are tried again.
+    refused: VecDeque<(Timestamp, NodeName, Uid)>,
+    newly_refused: Vec<(NodeName, Uid)>,
     /// Jobs that are assigned no nodes before that time, and are checked then.
     delayed_jobs: BTreeMap<Uid, Timestamp>,
     registry_limit: RegistryLimit,
@@ -300,6 +305,7 @@ impl JobIndex {
     /// The jobs that may have nodes to assign, in the order of their turns; clears the list.
     pub fn take_assignable(&mut self, now: Timestamp) -> Vec<Uid> {
         self.expire_assignments(now);
+        self.retry_refused(now);
         for uid in self.registry_limit.take_ready() {
             self.dirty.insert(Arc::clone(&uid));
             self.assignable.insert(uid);
@@ -372,6 +378,26 @@ impl JobIndex {
         }
     }
 
+    /// Gives nodes that refused a job another turn: it is not called again for them.
+    fn retry_refused(&mut self, now: Timestamp) {
+        let new = std::mem::take(&mut self.newly_refused).into_iter();
+        self.refused.extend(new.map(|(node, uid)| (now, node, uid)));
+        while let Some((at, ..)) = self.refused.front()
+            && now.duration_since(*at) >= REFUSED_RETRY_DELAY
+        {
+            let Some((_, node, uid)) = self.refused.pop_front() else {
+                return;
+            };
+            if let Some(work) = self.jobs.get_mut(&uid)
+                && work.state(&node) == Some(NodeState::Failed)
+            {
+                work.set_state(&node, Some(NodeState::Pending), !self.unready.contains(&node));
+                self.dirty.insert(Arc::clone(&uid));
+                self.assignable.insert(uid);
+            }
+        }
+    }
+
     /// When [`JobIndex::take_assignable`] must be called although nothing has changed.
     #[must_use]
     pub fn next_requeue(&self) -> Option<Timestamp> {
@@ -379,8 +405,13 @@ impl JobIndex {
             .assignments
             .front()
             .and_then(|(at, ..)| at.checked_add(ASSIGNMENT_TIMEOUT).ok());
+        let next_retry = self
+            .refused
+            .front()
+            .and_then(|(at, ..)| at.checked_add(REFUSED_RETRY_DELAY).ok());
         next_timeout
             .into_iter()
+            .chain(next_retry)
             .chain(self.delayed_jobs.values().copied())
             .min()
     }
@@ -447,6 +478,9 @@ impl JobIndex {
         if assigned {
             work.set_state(node, Some(NodeState::Failed), true);
             work.set_node_message(node, why);
+            if work.job.never_ends() {
+                self.newly_refused.push((Arc::clone(node), Arc::clone(uid)));
+            }
             self.dirty.insert(Arc::clone(uid));
             self.assignable.insert(Arc::clone(uid));
             self.count_pulls(uid);

@@ -67,7 +67,14 @@ fn decide(node: Option<&NodeView>, image: Option<&NodeImageView>, owner_state: O
         image,
         last_report: None,
     };
-    plan(observed, |_| owner_state, |_| false, timeouts(), at(now))
+    plan(
+        observed,
+        |_| owner_state,
+        |_| false,
+        |_, _| None,
+        timeouts(),
+        at(now),
+    )
 }
 
 #[test]
@@ -161,7 +168,7 @@ fn deleted_owner_is_removed_from_a_shared_tag() {
         ..Removal::default()
     };
     assert_eq!(
-        plan(observed, owner_state, |_| false, timeouts(), at(20)).action,
+        plan(observed, owner_state, |_| false, |_, _| None, timeouts(), at(20)).action,
         Some(Action::RemoveEntries(expected))
     );
 }
@@ -179,7 +186,14 @@ fn running_pull_survives_a_short_unready_period() {
             image: Some(&started),
             last_report: Some(at(last_report)),
         };
-        plan(observed, |_| OwnerState::Counting, |_| false, timeouts(), at(now))
+        plan(
+            observed,
+            |_| OwnerState::Counting,
+            |_| false,
+            |_, _| None,
+            timeouts(),
+            at(now),
+        )
     };
     assert_eq!(
         decide(2010, 2100),
@@ -254,6 +268,34 @@ fn unresponsive_daemon_fails_tags_sooner_if_unready() {
     );
 }
 
+/// Others may keep its result for longer, and a running job without end.
+#[test]
+fn job_that_never_ends_pulls_again_whatever_others_need() {
+    let (ready, mut done) = (node(true, 0), image(vec![tag(Some("never"), 0)], Some(10)));
+    done.tags[0].ttl = Some(30 * 86_400);
+    done.tags[0].owners.push(TagOwner {
+        uid: "running".to_owned(),
+        job: None,
+    });
+    let owner_state = |owner: &TagOwner| match owner.uid.as_str() {
+        "never" => OwnerState::Present,
+        _ => OwnerState::Counting,
+    };
+    let repull_at = |owner: &TagOwner, completed: Timestamp| {
+        (owner.uid == "never").then(|| add(completed, SignedDuration::from_secs(50)))
+    };
+    let decide = |now| {
+        let observed = NodeObservation {
+            node: Some(&ready),
+            image: Some(&done),
+            last_report: None,
+        };
+        plan(observed, owner_state, |_| false, repull_at, timeouts(), at(now))
+    };
+    assert_eq!(decide(59), Plan::wait_until(Some(at(60))));
+    assert!(matches!(decide(60).action, Some(Action::RemoveEntries(removal)) if removal.tags.len() == 1));
+}
+
 proptest! {
     /// A plan that waits has a requeue time and then an action: no tag is unfinished forever, and no finished tag stays
     /// forever once no job needs it.
@@ -272,7 +314,7 @@ proptest! {
         let mut now = 3000;
         for _ in 0..20 {
             let observed = NodeObservation { node: Some(&node), image: Some(&image), last_report: last_report.map(at) };
-            let plan = plan(observed, |_| OwnerState::Present, |_| false, timeouts(), at(now));
+            let plan = plan(observed, |_| OwnerState::Present, |_| false, |_, _| None, timeouts(), at(now));
             match (plan.action, plan.requeue_at) {
                 (Some(_), _) => return Ok(()),
                 (None, Some(wake)) => { prop_assert!(wake > at(now)); now = wake.as_second(); }

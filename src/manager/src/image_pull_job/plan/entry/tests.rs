@@ -6,7 +6,9 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJob, ImagePullJobSpec, PullPolicy};
+use kruise_api::image_pull_job::{
+    CompletionPolicy, CompletionPolicyType, ImagePullJob, ImagePullJobSpec, PullPolicy,
+};
 use kruise_api::node_image::{ImagePullPhase, SandboxConfig};
 use kruise_api::schedule::Schedule;
 
@@ -144,7 +146,16 @@ fn tag_with_unreadable_time_is_requested_again() {
     for policy in [ImagePullPolicy::IfNotPresent, ImagePullPolicy::Always] {
         let mine = job(0, Some(policy), false);
         for statuses in [vec![], vec![status(4, false)], vec![status(4, true)]] {
-            assert_eq!(awaited_pull(Some(&stored), &statuses, "1", request(&mine)), None);
+            assert_eq!(
+                awaited_pull(
+                    Some(&stored),
+                    &statuses,
+                    "1",
+                    request(&mine),
+                    Timestamp::UNIX_EPOCH
+                ),
+                None
+            );
             let added = add_requests(Some(&stored), &statuses, "1", &[request(&mine)], options(0)).unwrap();
             let entry = &added.tags[1];
             assert_eq!(
@@ -186,12 +197,32 @@ fn ended_pull_without_time_is_not_awaited() {
     let late = job(1, Some(ImagePullPolicy::Always), false);
     let mut state = status(0, false);
     assert_eq!(
-        awaited_pull(Some(&spec), &[state.clone()], "1", request(&late)),
+        awaited_pull(
+            Some(&spec),
+            &[state.clone()],
+            "1",
+            request(&late),
+            Timestamp::UNIX_EPOCH
+        ),
         Some(0)
     );
+    // A pull without end is joined, after the time that one of the job's own could take.
+    let later = EntryOptions {
+        now: Timestamp::from_second(4 * 600).unwrap(),
+        ..options(0)
+    };
+    let joined = add_requests(Some(&spec), &[state.clone()], "1", &[request(&late)], later).unwrap();
+    assert!(is_owned_by(&joined.tags[0], "uid1"));
+    assert_eq!(joined.tags[0].version, 0, "it is not begun again");
     state.phase = ImagePullPhase::Succeeded;
     assert_eq!(
-        awaited_pull(Some(&spec), &[state.clone()], "1", request(&late)),
+        awaited_pull(
+            Some(&spec),
+            &[state.clone()],
+            "1",
+            request(&late),
+            Timestamp::UNIX_EPOCH
+        ),
         None
     );
     let repulled = add_requests(Some(&spec), &[state], "1", &[request(&late)], options(0)).unwrap();
@@ -294,18 +325,47 @@ fn credentials_of_ended_jobs_are_removed() {
         secrets,
         ended_jobs: &NONE,
     };
+    let ended = BTreeSet::from(["uid0".to_owned()]);
     let first = add_requests(None, &[], "1", &[with(&a, &for_a)], options(0)).unwrap();
     let joined = add_requests(Some(&first), &[], "1", &[with(&b, &for_b)], options(0)).unwrap();
     assert_eq!(joined.pull_secrets, [copy("a"), copy("b")]);
-    let later = add_requests(
-        Some(&first),
-        &[status(0, true)],
-        "1",
-        &[with(&b, &for_b)],
-        options(0),
-    )
-    .unwrap();
-    assert_eq!(later.pull_secrets, [copy("b")]);
+    let later = |ended_jobs| {
+        let request = JobRequest {
+            ended_jobs,
+            ..with(&b, &for_b)
+        };
+        let later = add_requests(Some(&first), &[status(0, true)], "1", &[request], options(0));
+        later.unwrap().pull_secrets
+    };
+    assert_eq!(later(&ended), [copy("b")]);
+    // A job that never ends pulls again.
+    assert_eq!(later(&NONE), [copy("a"), copy("b")]);
+}
+
+#[test]
+fn job_that_never_ends_pulls_again_by_its_own_schedule() {
+    let spec = |schedule: Option<&str>| ImagePullJobSpec {
+        schedule: schedule.map(str::to_owned),
+        completion_policy: CompletionPolicy {
+            type_: Some(CompletionPolicyType::Never),
+            ..CompletionPolicy::default()
+        },
+        ..ImagePullJobSpec::default()
+    };
+    let completed = Timestamp::from_second(3_000).unwrap();
+    let after = |schedule| {
+        let due = repull_at(&spec(schedule), node_seed("node-1"), completed).unwrap();
+        due.as_second() - completed.as_second()
+    };
+    assert!(
+        (600..=660).contains(&after(Some("0 * * * *"))),
+        "{}",
+        after(Some("0 * * * *"))
+    );
+    let daily = after(None);
+    assert!((86_400 - 600..=86_400 + 600).contains(&daily), "{daily}");
+    assert_eq!(repull_at(&spec(Some("wrong")), 0, completed), None);
+    assert_eq!(repull_at(&ImagePullJobSpec::default(), 0, completed), None);
 }
 
 proptest! {
@@ -411,7 +471,15 @@ fn always_policy_waits_for_another_namespaces_pull() {
         ),
         None
     );
-    let version = |over| awaited_pull(Some(&spec), &[status(0, over)], "1", request(&late));
+    let version = |over| {
+        awaited_pull(
+            Some(&spec),
+            &[status(0, over)],
+            "1",
+            request(&late),
+            Timestamp::UNIX_EPOCH,
+        )
+    };
     assert_eq!((version(false), version(true)), (Some(0), None));
     let repulled = add_requests(
         Some(&spec),

@@ -240,6 +240,25 @@ fn edit_reaches_a_node_whose_request_is_being_written() {
     );
 }
 
+/// Its NodeImage was full for a moment.
+#[test]
+fn node_that_refused_a_job_without_end_is_tried_again() {
+    for never in [true, false] {
+        let refused = [
+            Op::AddNode(0),
+            Op::PutJob(0),
+            Op::Assign,
+            Op::RefuseWrite(0),
+            Op::Assign,
+        ];
+        let mut world = run_ops(refused, 1, never);
+        assert_eq!(state(&world, "uid0", "n0"), Some(NodeState::Failed));
+        continue_ops(&mut world, [Op::AdvanceTime(600), Op::Assign], 1, never);
+        let is_tried = matches!(state(&world, "uid0", "n0"), Some(NodeState::Assigned(_)));
+        assert_eq!(is_tried, never);
+    }
+}
+
 /// A job may request a tag again that a job with policy `Never` already has elsewhere. Then more nodes pull for the
 /// latter than its parallelism; it requests no further node before there are fewer.
 #[test]
