@@ -20,6 +20,11 @@ use super::error::Error;
 use super::output::{Cell, OutputOptions, Tone, colours, json, print, table, unread};
 use plan::{NodeStatus, Pull, Recreate};
 
+/// What errors are about.
+const NODE_IMAGE: &str = "NodeImage";
+const NODE_POD_PROBE: &str = "NodePodProbe";
+const REQUESTS: &str = "ContainerRecreateRequests";
+
 /// Options of `node`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
@@ -66,7 +71,7 @@ async fn read(connection: &Connection, node: String) -> Result<NodeStatus, Error
             .push(missing_node_image(connection, &status.node).await?),
         Err(error) => status
             .errors
-            .push(format!("NodeImage: {}", Error::from(error).text())),
+            .push(format!("{NODE_IMAGE}: {}", Error::from(error).text())),
     }
     match probes {
         Ok(probes) => status.probes = probes.as_ref().map(plan::probe_counts).unwrap_or_default(),
@@ -74,16 +79,14 @@ async fn read(connection: &Connection, node: String) -> Result<NodeStatus, Error
         Err(error) if error.not_found() => {}
         Err(error) => status
             .errors
-            .push(format!("NodePodProbe: {}", Error::from(error).text())),
+            .push(format!("{NODE_POD_PROBE}: {}", Error::from(error).text())),
     }
     match recreates {
         Ok((recreates, unreadable)) => {
             status.recreates = recreates;
             status.errors.extend(unreadable);
         }
-        Err(error) => status
-            .errors
-            .push(format!("ContainerRecreateRequests: {}", error.text())),
+        Err(error) => status.errors.push(format!("{REQUESTS}: {}", error.text())),
     }
     Ok(status)
 }
@@ -96,7 +99,9 @@ async fn missing_node_image(connection: &Connection, node: &str) -> Result<Strin
             plural: "nodes".to_owned(),
             name: node.to_owned(),
         }),
-        _ => Ok("NodeImage: not found; kruise-manager creates it when the node is ready".to_owned()),
+        _ => Ok(format!(
+            "{NODE_IMAGE}: not found; kruise-manager creates it when the node is ready"
+        )),
     }
 }
 
@@ -111,15 +116,20 @@ async fn list_recreates(connection: &Connection, node: &str) -> Result<(Vec<Recr
 
 /// The status as tables.
 fn render(status: &NodeStatus, colours: bool) -> String {
+    let unknown = |what: &str| status.errors.iter().any(|error| error.starts_with(what));
     let mut text = String::new();
-    if status.pulls.is_empty() {
+    if unknown(NODE_IMAGE) {
+        text += "Image pulls: unknown.\n";
+    } else if status.pulls.is_empty() {
         text += &format!("Image pulls: none; {} image(s) are on the node.\n", status.pulled);
     } else {
         let rows: Vec<[Cell; 4]> = status.pulls.iter().map(pull_row).collect();
         text += &table(["IMAGE", "PHASE", "PROGRESS", "MESSAGE"], &rows, colours);
         text += &format!("{} more image(s) are on the node.\n", status.pulled);
     }
-    if status.recreates.is_empty() {
+    if status.recreates.is_empty() && unknown(REQUESTS) {
+        text += "\nContainerRecreateRequests: unknown.\n";
+    } else if status.recreates.is_empty() {
         text += "\nContainerRecreateRequests: none.\n";
     } else {
         let rows: Vec<[Cell; 6]> = status.recreates.iter().map(recreate_row).collect();
@@ -128,6 +138,7 @@ fn render(status: &NodeStatus, colours: bool) -> String {
     }
     let probes = &status.probes;
     text += &match probes.total {
+        0 if unknown(NODE_POD_PROBE) => "\nPod probes: unknown.\n".to_owned(),
         0 => "\nPod probes: none.\n".to_owned(),
         total => format!(
             "\nPod probes: {total} in {} Pod(s): {} succeeded, {} failed, {} unknown.\n",
@@ -163,4 +174,21 @@ fn recreate_row(recreate: &Recreate) -> [Cell; 6] {
         Cell::toned(recreate.state.clone(), tone(&recreate.state)),
         recreate.message.clone().into(),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_could_not_be_read_is_unknown() {
+        let mut status = NodeStatus::default();
+        let text = render(&status, false);
+        assert_eq!(text.matches("none").count(), 3, "{text}");
+        let errors = [NODE_IMAGE, NODE_POD_PROBE, REQUESTS];
+        status.errors = errors.map(|what| format!("{what}: forbidden")).into();
+        let text = render(&status, false);
+        assert_eq!(text.matches(": unknown.").count(), 3, "{text}");
+        assert!(!text.contains("none"), "{text}");
+    }
 }

@@ -116,7 +116,7 @@ pub async fn run(connection: &Connection, options: Options) -> Result<(), Error>
     if !wait {
         return Ok(());
     }
-    let end = follow_job(&jobs, &job, timeout).await?;
+    let end = follow_job(connection, &jobs, &job, timeout).await?;
     report(connection, &job, &end).await
 }
 
@@ -138,6 +138,7 @@ fn nothing_to_retry(job: &ImagePullJob) -> Result<(), Error> {
 
 /// Follows the job to its end.
 async fn follow_job(
+    connection: &Connection,
     jobs: &Api<ImagePullJob>,
     job: &ImagePullJob,
     limit: Duration,
@@ -151,9 +152,9 @@ async fn follow_job(
     });
     let result = tokio::select! {
         ended = following => ended,
-        () = interrupted() => Err(Error::Interrupted(format!("interrupted; {}", job_goes_on(job)))),
+        () = interrupted() => Err(Error::Interrupted(format!("interrupted; {}", job_goes_on(connection, job)))),
         () = sleep_unless_zero(limit) => Err(Error::TimedOut(format!(
-            "timed out after {limit:?}; {}", job_goes_on(job)
+            "timed out after {limit:?}; {}", job_goes_on(connection, job)
         ))),
     };
     view.clear();
@@ -168,11 +169,12 @@ pub async fn sleep_unless_zero(limit: Duration) {
     tokio::time::sleep(limit).await;
 }
 
-fn job_goes_on(job: &ImagePullJob) -> String {
+fn job_goes_on(connection: &Connection, job: &ImagePullJob) -> String {
     let (name, namespace) = (job.name_any(), job.namespace().unwrap_or_default());
+    let options = printable(&connection.cluster_options);
     format!(
-        "the job continues. To follow it:\n  kubectl get imagepulljob {name} -n {namespace} -w\n\
-         To stop it:\n  kubectl delete imagepulljob {name} -n {namespace}"
+        "the job continues. To follow it:\n  kubectl get imagepulljob {name} -n {namespace}{options} -w\n\
+         To stop it:\n  kubectl delete imagepulljob {name} -n {namespace}{options}"
     )
 }
 

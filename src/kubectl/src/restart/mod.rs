@@ -86,9 +86,10 @@ pub async fn run(connection: &Connection, options: Options) -> Result<(), Error>
     let summary = plan::summary(&states);
     if let Some((error, why)) = stopped {
         let namespace = &connection.namespace;
+        let options = printable(&connection.cluster_options);
         return Err(error(format!(
             "{why}: {summary}. Requests in progress continue. To follow them:\n  \
-             kubectl get containerrecreaterequests -n {namespace} -w"
+             kubectl get containerrecreaterequests -n {namespace}{options} -w"
         )));
     }
     if states.iter().all(|state| *state == PodState::Succeeded) {

@@ -7,6 +7,7 @@ pub mod plan;
 
 use futures::future::join_all;
 use futures::join;
+use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
@@ -27,7 +28,7 @@ use serde::de::DeserializeOwned;
 use super::client::{Connection, list};
 use super::error::Error;
 use super::output::{Cell, OutputOptions, Tone, colours, json, print, table, unread};
-use plan::{ClusterStatus, CrdStatus, DaemonStatus, DeploymentStatus, WaitingObject};
+use plan::{ClusterStatus, CrdStatus, DaemonStatus, DeploymentStatus, Leader, WaitingObject};
 
 const DAEMON: &str = "kruise-daemon";
 const MANAGER: &str = "kruise-manager";
@@ -75,11 +76,17 @@ async fn read(connection: &Connection) -> ClusterStatus {
         read_waiting(connection),
     );
     let mut errors = Errors(Vec::new());
+    let leader = errors.note("Lease kruise-manager", leader);
+    let (leader, former_leader) = match leader {
+        Some(leader) if leader.expired => (None, Some(leader.holder)),
+        leader => (leader.map(|leader| leader.holder), None),
+    };
     let mut status = ClusterStatus {
         daemon: errors.note(DAEMON_SET, daemon),
         manager: errors.note(MANAGER_DEPLOYMENT, manager),
         webhook: errors.note(WEBHOOK_DEPLOYMENT, webhook),
-        leader: errors.note("Lease kruise-manager", leader),
+        leader,
+        former_leader,
         crds: Vec::new(),
         waiting,
         errors: Vec::new(),
@@ -120,10 +127,9 @@ async fn read_deployment(connection: &Connection, name: &str) -> Result<Option<D
     Ok(found.as_ref().map(plan::deployment_status))
 }
 
-async fn read_leader(connection: &Connection) -> Result<Option<String>, Error> {
+async fn read_leader(connection: &Connection) -> Result<Option<Leader>, Error> {
     let lease = write::get(&system_api::<Lease>(connection), MANAGER).await?;
-    let holder = lease.and_then(|lease| lease.spec?.holder_identity);
-    Ok(holder.filter(|holder| !holder.is_empty()))
+    Ok(lease.and_then(|lease| plan::leader(&lease, Timestamp::now())))
 }
 
 async fn read_crds(connection: &Connection) -> Vec<(String, Result<Option<bool>, Error>)> {
@@ -189,22 +195,21 @@ where
 
 /// The status as tables.
 fn render(status: &ClusterStatus, colours: bool) -> String {
-    let leader = status.leader.as_deref();
+    let leader = match (&status.leader, &status.former_leader) {
+        (Some(leader), _) => format!("leader is {leader}"),
+        (None, Some(former)) => format!("no leader, the last one was {former}"),
+        (None, None) => String::new(),
+    };
     let absent = |what: &str| absent_state(status, what);
     let rows = [
         daemon_row(status.daemon.as_ref(), absent(DAEMON_SET)),
         deployment_row(
             "manager",
             status.manager.as_ref(),
-            leader,
+            &leader,
             absent(MANAGER_DEPLOYMENT),
         ),
-        deployment_row(
-            "webhook",
-            status.webhook.as_ref(),
-            None,
-            absent(WEBHOOK_DEPLOYMENT),
-        ),
+        deployment_row("webhook", status.webhook.as_ref(), "", absent(WEBHOOK_DEPLOYMENT)),
         crd_row(&status.crds),
     ];
     let mut text = table(["COMPONENT", "READY", "STATE", "NOTE"], &rows, colours);
@@ -228,8 +233,10 @@ fn render(status: &ClusterStatus, colours: bool) -> String {
         text += &table(["NODE", "POD", "REASON"], &rows, colours);
     }
     text += "\n";
-    if status.waiting.is_empty() {
+    if status.waiting.is_empty() && status.errors.is_empty() {
         text += "Nothing waits and nothing has failed.\n";
+    } else if status.waiting.is_empty() {
+        text += "Nothing waits or has failed as far as it could be read.\n";
     } else {
         let rows: Vec<[Cell; 6]> = status.waiting.iter().map(waiting_row).collect();
         let header = ["KIND", "NAMESPACE", "NAME", "STATE", "REASON", "MESSAGE"];
@@ -258,24 +265,18 @@ fn daemon_row(daemon: Option<&DaemonStatus>, absent: Cell) -> [Cell; 4] {
     component_row("daemon", daemon.ready, daemon.desired, &note)
 }
 
-fn deployment_row(
-    name: &str,
-    status: Option<&DeploymentStatus>,
-    leader: Option<&str>,
-    absent: Cell,
-) -> [Cell; 4] {
-    let note = leader.map_or_else(String::new, |leader| format!("leader is {leader}"));
+fn deployment_row(name: &str, status: Option<&DeploymentStatus>, note: &str, absent: Cell) -> [Cell; 4] {
     match status {
-        Some(status) => component_row(name, status.ready, status.desired, &note),
+        Some(status) => component_row(name, status.ready, status.desired, note),
         None => [name.into(), "".into(), absent, note.into()],
     }
 }
 
 fn component_row(name: &str, ready: i32, desired: i32, note: &str) -> [Cell; 4] {
-    let (state, tone) = if ready >= desired && desired > 0 {
+    let (state, tone) = if desired == 0 {
+        ("NotRunning", Tone::Bad)
+    } else if ready >= desired {
         ("Ready", Tone::Good)
-    } else if desired == 0 {
-        ("Ready", Tone::Plain)
     } else {
         ("NotReady", Tone::Bad)
     };
@@ -373,5 +374,19 @@ mod tests {
         let text = render(&status, false);
         assert!(text.contains("daemon      -       Unknown    -\n"), "{text}");
         assert!(text.contains("manager     -       NotFound   -\n"), "{text}");
+        assert!(!text.contains("nothing has failed"), "{text}");
+    }
+
+    #[test]
+    fn component_without_replicas_does_not_run() {
+        let none = DeploymentStatus { desired: 0, ready: 0 };
+        let status = ClusterStatus {
+            manager: Some(none),
+            former_leader: Some("manager-1_x".into()),
+            ..ClusterStatus::default()
+        };
+        let text = render(&status, false);
+        let row = "manager     0/0     NotRunning   no leader, the last one was manager-1_x\n";
+        assert!(text.contains(row), "{text}");
     }
 }

@@ -1,6 +1,8 @@
 //! What `status` reports about the parts of an installation and about each object that waits or has failed.
 
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
@@ -29,12 +31,38 @@ pub struct ClusterStatus {
     pub webhook: Option<DeploymentStatus>,
     /// Holder of the manager's Lease.
     pub leader: Option<String>,
+    /// Its last holder, if the Lease has expired.
+    pub former_leader: Option<String>,
     /// The CRDs of our kinds.
     pub crds: Vec<CrdStatus>,
     /// Objects that wait, are not finished or have failed.
     pub waiting: Vec<WaitingObject>,
     /// What could not be read.
     pub errors: Vec<String>,
+}
+
+/// The holder of a Lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leader {
+    /// Its identity.
+    pub holder: String,
+    /// Whether it has not renewed the Lease in time.
+    pub expired: bool,
+}
+
+/// Difference of clocks that makes no Lease expire.
+const CLOCK_SKEW: SignedDuration = SignedDuration::from_secs(60);
+
+/// The holder of the Lease, if there is one.
+pub fn leader(lease: &Lease, now: Timestamp) -> Option<Leader> {
+    let spec = lease.spec.as_ref()?;
+    let holder = spec.holder_identity.clone().filter(|holder| !holder.is_empty())?;
+    let duration = SignedDuration::from_secs(spec.lease_duration_seconds.unwrap_or_default().into());
+    let expired = spec
+        .renew_time
+        .as_ref()
+        .is_some_and(|renewed| now.duration_since(renewed.0) > duration.saturating_add(CLOCK_SKEW));
+    Some(Leader { holder, expired })
 }
 
 /// The daemons of the nodes.
@@ -378,6 +406,23 @@ mod tests {
 
     fn summary(found: Option<WaitingObject>) -> Option<(String, String, String)> {
         found.map(|object| (object.state, object.reason, object.message))
+    }
+
+    #[test]
+    fn lease_that_is_not_renewed_has_no_leader() {
+        let now: Timestamp = "2026-01-01T00:10:00Z".parse().unwrap();
+        let expired = |holder: &str, renewed: &str| {
+            let spec = json!({ "holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": renewed });
+            let lease = serde_json::from_value(json!({ "spec": spec })).unwrap();
+            leader(&lease, now).map(|leader| leader.expired)
+        };
+        assert_eq!(expired("a", "2026-01-01T00:09:58.000000Z"), Some(false));
+        assert_eq!(expired("a", "2026-01-01T00:09:00.000000Z"), Some(false));
+        assert_eq!(expired("a", "2026-01-01T00:08:40.000000Z"), Some(true));
+        // The clock of this machine is behind.
+        assert_eq!(expired("a", "2026-01-01T00:20:00.000000Z"), Some(false));
+        assert_eq!(expired("", "2026-01-01T00:09:58.000000Z"), None);
+        assert_eq!(leader(&Lease::default(), now), None);
     }
 
     fn text(state: &str, reason: &str, message: &str) -> Option<(String, String, String)> {
