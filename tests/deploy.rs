@@ -185,3 +185,40 @@ fn version_prints_program_and_commit() {
         assert!(kruise_ops::VERSION_AND_COMMIT.starts_with(concat!(env!("CARGO_PKG_VERSION"), " (commit ")));
     }
 }
+
+/// A script sees the variables of its own step, of its job and of the workflow, and no others.
+#[test]
+fn workflow_scripts_use_variables_that_are_set() {
+    let is_part = |c: &char| c.is_ascii_alphanumeric() || *c == '_';
+    let mut used = 0;
+    for file in ["ci.yml", "release.yml"] {
+        let workflow = documents(&format!("../.github/workflows/{file}")).remove(0);
+        for (job_name, job) in workflow["jobs"].as_object().unwrap() {
+            for step in job["steps"].as_array().unwrap() {
+                let Some(script) = step["run"].as_str() else {
+                    continue;
+                };
+                let env = [&workflow["env"], &job["env"], &step["env"]];
+                let env = env.into_iter().filter_map(Value::as_object).flatten();
+                let mut set: BTreeSet<&str> = env.map(|(name, _)| name.as_str()).collect();
+                let assigned = script.lines().filter_map(|line| line.trim().split_once('='));
+                set.extend(assigned.map(|(name, _)| name));
+                for reference in script.split('$').skip(1).filter(|text| !text.starts_with("{{")) {
+                    let name: String = reference
+                        .trim_start_matches('{')
+                        .chars()
+                        .take_while(is_part)
+                        .collect();
+                    let is_known =
+                        set.contains(name.as_str()) || name.starts_with("GITHUB_") || name == "PWD";
+                    assert!(
+                        is_known || name.is_empty(),
+                        "{file}, job {job_name}: ${name} is not set"
+                    );
+                    used += usize::from(!name.is_empty());
+                }
+            }
+        }
+    }
+    assert!(used > 10, "only {used} variables were found");
+}
