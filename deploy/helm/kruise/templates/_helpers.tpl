@@ -108,7 +108,7 @@ spec:
           type: RuntimeDefault
       containers:
       - name: manager
-        image: {{ printf "%s:%s" $manager.image.repository $manager.image.tag | quote }}
+        image: {{ printf "%s:%s" $manager.image.repository (default .root.Chart.AppVersion $manager.image.tag) | quote }}
         imagePullPolicy: {{ $manager.image.pullPolicy }}
         command: [/kruise-manager]
         args:
