@@ -172,6 +172,11 @@ impl Targets {
             return Err(format!("{name}: no such job"));
         }
         let has_job_matcher = matchers.iter().any(|m| m.name == "job");
+        if !has_job_matcher && !name.starts_with("kruise_") {
+            return Err(format!(
+                "{name}: other programs export it, too, and no job is selected"
+            ));
+        }
         let mut labels = self.labels.clone();
         let mut exports = jobs
             .iter()
