@@ -9,10 +9,13 @@ mod events;
 mod image_lists;
 mod interop_cluster;
 mod kubelet;
+mod launch_priority;
 mod mixed_programs;
 mod partial_updates;
+mod pod_probes;
 mod rollout;
 mod sidecar_injection;
+mod sidecar_termination;
 mod sidecarset;
 mod takeover;
 

@@ -16,7 +16,9 @@ use testbed::cluster::{Component, ControlPlane, NODE_NAME, wait};
 
 use crate::interop_cluster::{InteropCluster, WAIT_TIMEOUT, create};
 use crate::manager::Manager;
-use crate::{common_checks, image_lists, partial_updates, rollout};
+use crate::{
+    common_checks, image_lists, launch_priority, partial_updates, pod_probes, rollout, sidecar_termination,
+};
 
 async fn lease_holder(cluster: &InteropCluster) -> String {
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kruise-system");
@@ -120,11 +122,18 @@ async fn takeover_from_go_implementation_and_return() {
     let rollout_in_progress = rollout::start_rollout(&cluster, "theirs").await;
     let partial_updates = partial_updates::start_updates(&cluster, "theirs").await;
     let list = image_lists::start_list(&cluster, "theirs-list").await;
+    let probed = pod_probes::start_probes(&cluster, "theirs-probed").await;
+    let in_between = launch_priority::start_pod(&cluster, "theirs-in-order").await;
+    sidecar_termination::start_pod(&cluster, "theirs-job").await;
     let (mut manager, mut daemon) = replace_go_programs(&cluster, manager, daemon).await;
     image_lists::finish_list(&cluster, list).await;
     partial_updates::unblock_updates(&cluster, &partial_updates).await;
     rollout::finish_rollout(&cluster, rollout_in_progress).await;
     partial_updates::finish_updates(&cluster, partial_updates).await;
+    launch_priority::finish_pod(&cluster, in_between).await;
+    sidecar_termination::finish_pod(&cluster, "theirs-job").await;
+    pod_probes::assert_unchanged(&cluster, &probed).await;
+    pod_probes::finish_probes(&cluster, probed).await;
 
     cluster.deploy("apply", "default");
     common_checks::check_recreate(&cluster, "ours").await;
@@ -135,6 +144,9 @@ async fn takeover_from_go_implementation_and_return() {
     let rollout_in_progress = rollout::start_rollout(&cluster, "back").await;
     let partial_updates = partial_updates::start_updates(&cluster, "back").await;
     let list = image_lists::start_list(&cluster, "back-list").await;
+    let probed = pod_probes::start_probes(&cluster, "back-probed").await;
+    let in_between = launch_priority::start_pod(&cluster, "back-in-order").await;
+    sidecar_termination::start_pod(&cluster, "back-job").await;
     let pending_recreate = common_checks::start_recreate(&cluster, "midway-back").await;
     manager.stop().unwrap();
     daemon.stop().unwrap();
@@ -143,6 +155,9 @@ async fn takeover_from_go_implementation_and_return() {
     partial_updates::unblock_updates(&cluster, &partial_updates).await;
     rollout::finish_rollout(&cluster, rollout_in_progress).await;
     partial_updates::finish_updates(&cluster, partial_updates).await;
+    launch_priority::finish_pod(&cluster, in_between).await;
+    sidecar_termination::finish_pod(&cluster, "back-job").await;
+    pod_probes::finish_probes(&cluster, probed).await;
     resume_job(&cluster, "back").await;
     common_checks::wait_until_recreated(&cluster, &pending_recreate).await;
     common_checks::check_recreate(&cluster, "back").await;
