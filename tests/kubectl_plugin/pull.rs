@@ -144,7 +144,7 @@ async fn timeout_and_interrupt_leave_the_job() {
     assert!(
         output
             .stderr
-            .contains("\n  kubectl delete imagepulljob late -n default\n"),
+            .contains("\n  kubectl delete imagepulljob late -n default --kubeconfig /"),
         "{output:?}"
     );
 
@@ -160,7 +160,7 @@ async fn timeout_and_interrupt_leave_the_job() {
     }
     wait(child).await.expect(130);
     assert!(
-        rest.contains("kubectl get imagepulljob interrupted -n default -w"),
+        rest.contains("kubectl get imagepulljob interrupted -n default --kubeconfig /"),
         "{rest}"
     );
 
