@@ -22,6 +22,7 @@ mod object_reference;
 mod options;
 pub mod pod_probe_marker;
 pub mod pod_readiness;
+mod restarts;
 mod run;
 pub mod sidecar_terminator;
 pub mod sidecarset;

@@ -14,14 +14,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use kube::Api;
 use kube::api::ListParams;
 use tokio::sync::mpsc;
 
 use super::Context;
+use super::restarts::counts_until;
 use super::status_pacer::StatusPacer;
 use act::WorkloadAtEnd;
-use kruise_api::container_recreate_job::ContainerRecreateJob;
+use kruise_api::container_recreate_job::{COMPLETE, ContainerRecreateJob, ContainerRecreateJobStatus};
 use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key};
@@ -37,7 +39,7 @@ const WORKERS: usize = 4;
 const REFUSED_RETRY: Duration = Duration::from_secs(30);
 
 /// Pause before a workload that is being deleted is looked at again.
-const TERMINATING_RECHECK: Duration = Duration::from_secs(1);
+const TERMINATING_RECHECK: Duration = Duration::from_secs(10);
 
 /// What all reconciles share.
 struct ControllerState {
@@ -98,6 +100,19 @@ pub async fn run(ctx: Context) {
     }
 }
 
+/// Whether that is the status of a job that has completed.
+fn is_complete(status: &ContainerRecreateJobStatus) -> bool {
+    let mut conditions = status.conditions.iter();
+    conditions.any(|condition| condition.type_ == COMPLETE && condition.status == "True")
+}
+
+/// Whether the deadline of a job has passed.
+fn is_overdue(job: &ContainerRecreateJob, now: Timestamp) -> bool {
+    let started = job.status.as_ref().and_then(|status| status.start_time.as_ref());
+    let limit = job.spec.active_deadline_seconds.zip(started);
+    limit.is_some_and(|(seconds, started)| now.duration_since(started.0).as_secs() >= seconds)
+}
+
 /// Reconciles one job.
 async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfter, Error> {
     act::fetch_unconfirmed(&shared, &key).await?;
@@ -134,41 +149,39 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
     let owners = state.workload.as_ref().map(|workload| workload.owners.clone());
     let owners = owners.unwrap_or_default();
     pods.retain(|(_, pod)| selects(job, &owners, pod));
+    let now = shared.manager.cluster.clock.now();
     let all = stores.requests.entries_of(key.namespace.as_deref());
-    let restarted_by_others = all
-        .iter()
-        .filter(|(_, request)| observe::is_in_progress(request) && !is_of_job(job, request))
-        .filter_map(|(_, request)| pod_uid(request).map(str::to_owned));
+    let others = all.iter().filter(|(_, request)| !is_of_job(job, request));
+    let others = others.filter_map(|(_, request)| Some((pod_uid(request)?, counts_until(request)?)));
+    let (restarted_by_others, ends): (BTreeSet<_>, Vec<_>) = others
+        .filter(|(_, end)| now < *end)
+        .map(|(uid, end)| (uid.to_owned(), end))
+        .unzip();
     let mut observed = Observed {
         job: Arc::clone(job),
         target,
         pods,
         requests: cached.requests.clone(),
-        restarted_by_others: restarted_by_others.collect(),
+        restarted_by_others,
     };
     let refused = state.refused.iter();
     state.memory.refused = refused
         .map(|(uid, refusal)| (uid.clone(), refusal.message.clone()))
         .collect();
-    let now = shared.manager.cluster.clock.now();
     let mut plan = plan(&observed, &state.memory, now);
-    let end = plan
-        .status
-        .as_ref()
-        .and_then(|status| status.completion_time.as_ref());
-    if end.is_some() {
+    if plan.status.as_ref().is_some_and(is_complete) {
         // Pods of a workload that was deleted without them do not show that they are its.
         match act::workload_at_end(&shared, &key, job, &state).await? {
-            WorkloadAtEnd::Same => {}
-            WorkloadAtEnd::Terminating => return Ok(Some(TERMINATING_RECHECK)),
+            WorkloadAtEnd::Terminating if !is_overdue(job, now) => return Ok(Some(TERMINATING_RECHECK)),
+            WorkloadAtEnd::Terminating | WorkloadAtEnd::Gone => {
+                observed.target = Target::NotFound;
+                plan = plan::plan(&observed, &state.memory, now);
+            }
             WorkloadAtEnd::Replaced => {
                 state.workload = None;
                 return Ok(Some(Duration::ZERO));
             }
-            WorkloadAtEnd::Gone => {
-                observed.target = Target::NotFound;
-                plan = plan::plan(&observed, &state.memory, now);
-            }
+            WorkloadAtEnd::Same => {}
         }
     }
     state.memory = plan.memory.clone();
@@ -189,6 +202,7 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
         report_refusals,
         report_requests,
         is_unreadable.then_some(REFUSED_RETRY),
+        ends.into_iter().min().map(|end| duration_until(end, now)),
         cached.next_fetch,
         plan.requeue_at.map(|at| duration_until(at, now)),
         next_retry.map(|at| at.saturating_duration_since(Instant::now())),

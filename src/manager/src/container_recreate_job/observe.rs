@@ -186,7 +186,7 @@ impl Index {
 }
 
 /// Whether the request has not ended.
-pub fn is_in_progress(request: &ContainerRecreateRequest) -> bool {
+fn is_in_progress(request: &ContainerRecreateRequest) -> bool {
     let status = request.status.as_ref();
     status.is_none_or(|status| status.completion_time.is_none())
 }

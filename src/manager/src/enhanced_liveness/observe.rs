@@ -5,17 +5,20 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::plan::{
     Failure, LastRequest, WorkloadPod, current_failures, is_finished, is_restart_pending, request_name,
 };
 use super::{ControllerState, NAME, lock};
+use crate::restarts::counts_until;
 use crate::view::{CloneSetView, PodView, Workload};
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::keys;
 use kruise_api::node_pod_probe::{NodePodProbe, ProbeState, liveness_container};
 use kruise_api::owner::{Owner, OwnerKind};
+use kruise_cluster::clock::duration_until;
 use kruise_cluster::{Change, Key, Store, WatchEvents};
 
 /// A workload of a namespace.
@@ -214,6 +217,7 @@ fn failures(object: &NodePodProbe) -> NodeFailures {
 /// Observes the Pods of a workload.
 pub fn observe(shared: &ControllerState, workload: &WorkloadKey) -> Observed {
     let stores = &shared.manager.stores;
+    let now = shared.manager.cluster.clock.now();
     let index = lock(&shared.index);
     let mut observed = Observed::default();
     for key in index.pods.get(workload).into_iter().flatten() {
@@ -223,7 +227,11 @@ pub fn observe(shared: &ControllerState, workload: &WorkloadKey) -> Observed {
         let requests = index.requests.get(key).into_iter().flatten();
         let requests = requests.filter_map(|request| stores.requests.get(request));
         let (requests, others): (Vec<_>, Vec<_>) = requests.partition(|request| is_of_pod(request, &pod));
-        let restarted_by_others = others.iter().any(|request| is_unfinished_for(request, &pod));
+        let others = others.iter().filter_map(|request| counts_until_of(request, &pod));
+        let restarted_until = others.max().filter(|end| now < *end);
+        if let Some(end) = restarted_until {
+            requeue_within(&mut observed.requeue_after, duration_until(end, now));
+        }
         let unconfirmed = unconfirmed_request(shared, key, &mut observed.requeue_after);
         let in_progress = unconfirmed || requests.iter().any(|request| is_restart_pending(request, &pod));
         let request = match (in_progress, requests.is_empty()) {
@@ -255,7 +263,7 @@ pub fn observe(shared: &ControllerState, workload: &WorkloadKey) -> Observed {
         let failure = without_request.next().map(|failure| Failure::clone(failure));
         observed.pods.push(WorkloadPod {
             key: key.clone(),
-            available: pod.ready && !pod.terminating && !restarted_by_others,
+            available: pod.ready && !pod.terminating && restarted_until.is_none(),
             deleting: pod.terminating,
             request,
             failing: !current.is_empty(),
@@ -283,11 +291,11 @@ fn is_of_pod(request: &ContainerRecreateRequest, pod: &PodView) -> bool {
     controller.is_some_and(|owner| owner.kind == OwnerKind::Pod && owner.uid == pod.uid)
 }
 
-/// Whether a request that a user, or a ContainerRecreateJob, has created for this Pod has not ended.
-fn is_unfinished_for(request: &ContainerRecreateRequest, pod: &PodView) -> bool {
+/// Until when a request that a user, or a ContainerRecreateJob, has created for this Pod counts.
+fn counts_until_of(request: &ContainerRecreateRequest, pod: &PodView) -> Option<Timestamp> {
     let labels = request.metadata.labels.as_ref();
     let uid = labels.and_then(|labels| labels.get(keys::CRR_POD_UID));
-    !is_finished(request) && uid == Some(&pod.uid)
+    counts_until(request).filter(|_| uid == Some(&pod.uid))
 }
 
 fn requeue_within(requeue_after: &mut Option<Duration>, delay: Duration) {
@@ -486,17 +494,15 @@ mod tests {
     }
 
     #[test]
-    fn restart_by_another_lasts_until_its_request_ends() {
-        let request = |uid: &str, status: Value| -> ContainerRecreateRequest {
+    fn restart_by_another_is_of_the_same_pod() {
+        let until = |uid: &str| {
             let object = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
-                "metadata": { "name": "r", "labels": { keys::CRR_POD_UID: uid } },
-                "spec": { "podName": "p", "containers": [] }, "status": status });
-            serde_json::from_value(object).unwrap()
+                "metadata": { "name": "r", "labels": { keys::CRR_POD_UID: uid },
+                    "creationTimestamp": "2026-01-01T00:00:00Z" },
+                "spec": { "podName": "p", "containers": [] } });
+            counts_until_of(&serde_json::from_value(object).unwrap(), &pod("a"))
         };
-        let ended = json!({ "phase": "Completed", "completionTime": "2026-01-01T00:00:00Z" });
-        let pod = pod("a");
-        assert!(is_unfinished_for(&request("u", Value::Null), &pod));
-        assert!(!is_unfinished_for(&request("u", ended), &pod));
-        assert!(!is_unfinished_for(&request("earlier", Value::Null), &pod));
+        assert!(until("u").is_some());
+        assert_eq!(until("earlier"), None);
     }
 }
