@@ -105,9 +105,15 @@ fn released_job(change: &Change<ImagePullJob>) -> Option<&ImagePullJob> {
         .as_ref()
         .filter(|new| new.metadata.uid == old.metadata.uid);
     match same {
-        Some(new) if is_finished(new) == is_finished(old) && new.spec.schedule == old.spec.schedule => None,
+        Some(new) if is_finished(new) == is_finished(old) && repeats(new) == repeats(old) => None,
         _ => Some(old),
     }
+}
+
+/// Whether and when it pulls again.
+fn repeats(job: &ImagePullJob) -> (Option<&CompletionPolicyType>, Option<&String>) {
+    let spec = &job.spec;
+    (spec.completion_policy.type_.as_ref(), spec.schedule.as_ref())
 }
 
 fn is_finished(job: &ImagePullJob) -> bool {

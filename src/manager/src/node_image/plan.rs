@@ -239,17 +239,16 @@ fn is_removable(
     if tag.created.is_none() || (!owners.is_empty() && owners.iter().all(|o| *o == OwnerState::Deleted)) {
         return true;
     }
+    if owners.contains(&OwnerState::Counting) {
+        return false;
+    }
     let status = image.status_of(tag).filter(|s| s.ended());
-    // Without a completion time, the TTL starts at the creation time.
-    let completed = status.and_then(|s| s.completed.or(tag.created));
-    // A job that never ends pulls again when its tag is removed, however long others keep it: those that run have
-    // counted its result.
+    // The node's clock may be behind: a pull does not end before its request.
+    let completed = status.and_then(|s| s.completed.max(tag.created));
+    // A job that never ends pulls again when its tag is removed, however long others want to see it.
     let repull = completed.and_then(|at| tag.owners.iter().filter_map(|owner| repull_at(owner, at)).min());
     if repull.is_some_and(|due| requeue.has_passed(due, now)) {
         return true;
-    }
-    if owners.contains(&OwnerState::Counting) {
-        return false;
     }
     let (Some(completed), Some(ttl)) = (completed, tag.ttl) else {
         return false;

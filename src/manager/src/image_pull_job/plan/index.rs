@@ -388,12 +388,11 @@ impl JobIndex {
             let Some((_, node, uid)) = self.refused.pop_front() else {
                 return;
             };
-            if let Some(work) = self.jobs.get_mut(&uid)
-                && work.state(&node) == Some(NodeState::Failed)
-            {
-                work.set_state(&node, Some(NodeState::Pending), !self.unready.contains(&node));
-                self.dirty.insert(Arc::clone(&uid));
-                self.assignable.insert(uid);
+            let state = self.jobs.get(&uid).and_then(|work| work.state(&node));
+            if state == Some(NodeState::Failed) {
+                // It may have been written meanwhile, and its pull failed.
+                let view = self.nodes.get(&node).cloned();
+                self.sync_node_for_job(&uid, &node, view.as_deref());
             }
         }
     }

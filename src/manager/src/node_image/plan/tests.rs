@@ -268,32 +268,45 @@ fn unresponsive_daemon_fails_tags_sooner_if_unready() {
     );
 }
 
-/// Others may keep its result for longer, and a running job without end.
+/// Others may keep its result for longer.
 #[test]
-fn job_that_never_ends_pulls_again_whatever_others_need() {
+fn job_that_never_ends_pulls_again_whatever_the_ttl() {
     let (ready, mut done) = (node(true, 0), image(vec![tag(Some("never"), 0)], Some(10)));
     done.tags[0].ttl = Some(30 * 86_400);
     done.tags[0].owners.push(TagOwner {
-        uid: "running".to_owned(),
+        uid: "other".to_owned(),
         job: None,
     });
-    let owner_state = |owner: &TagOwner| match owner.uid.as_str() {
-        "never" => OwnerState::Present,
-        _ => OwnerState::Counting,
-    };
     let repull_at = |owner: &TagOwner, completed: Timestamp| {
         (owner.uid == "never").then(|| add(completed, SignedDuration::from_secs(50)))
     };
-    let decide = |now| {
+    let decide = |image: &NodeImageView, other, now| {
         let observed = NodeObservation {
             node: Some(&ready),
-            image: Some(&done),
+            image: Some(image),
             last_report: None,
+        };
+        let owner_state = |owner: &TagOwner| match owner.uid.as_str() {
+            "never" => OwnerState::Present,
+            _ => other,
         };
         plan(observed, owner_state, |_| false, repull_at, timeouts(), at(now))
     };
-    assert_eq!(decide(59), Plan::wait_until(Some(at(60))));
-    assert!(matches!(decide(60).action, Some(Action::RemoveEntries(removal)) if removal.tags.len() == 1));
+    let is_removed =
+        |plan: Plan| matches!(plan.action, Some(Action::RemoveEntries(removal)) if removal.tags.len() == 1);
+    assert_eq!(
+        decide(&done, OwnerState::Present, 59),
+        Plan::wait_until(Some(at(60)))
+    );
+    assert!(is_removed(decide(&done, OwnerState::Present, 60)));
+    // A job that runs counts it.
+    assert_eq!(decide(&done, OwnerState::Counting, 60), Plan::default());
+    // The clock of the node is behind.
+    done.tags[0].created = Some(at(1000));
+    assert_eq!(
+        decide(&done, OwnerState::Present, 1049),
+        Plan::wait_until(Some(at(1050)))
+    );
 }
 
 proptest! {
