@@ -67,11 +67,9 @@ pub fn apply(pod: &mut Value, random: [u8; GENERATED_CHARS]) -> Result<bool, Lau
     for (container, priority) in containers.into_iter().flatten().zip(priorities) {
         let key = json!({ "name": map, "key": barrier_key(priority) });
         let barrier = json!({ "name": keys::ENV_CONTAINER_BARRIER, "valueFrom": { "configMapKeyRef": key } });
-        // The controller of the Pod may have set one before the sidecars were there.
+        // The controller of the Pod may have set one before the sidecars were there, or it was copied from another Pod.
         if let Some(env) = container.get_mut("env").and_then(Value::as_array_mut) {
-            env.retain(|v| {
-                v["name"] != keys::ENV_CONTAINER_BARRIER || v["valueFrom"]["configMapKeyRef"]["name"] != *map
-            });
+            env.retain(|v| v["name"] != keys::ENV_CONTAINER_BARRIER);
         }
         append(container, &["env"], barrier);
     }
@@ -177,12 +175,20 @@ mod tests {
     #[test]
     fn copied_template_is_not_completed() {
         let variable = json!({ "name": "KRUISE_CONTAINER_PRIORITY", "value": "1" });
+        let old = json!({ "configMapKeyRef": { "name": "q-barrier", "key": "p_1" } });
+        let old = json!({ "name": keys::ENV_CONTAINER_BARRIER, "valueFrom": old });
         let mut pod = json!({
             "metadata": { "name": "p", "annotations": { "a": "b", keys::CONTAINER_LAUNCH_COMPLETED: "true" } },
-            "spec": { "containers": [{ "name": "a", "env": [variable] }, { "name": "b" }] },
+            "spec": { "containers": [{ "name": "a", "env": [variable, old] }, { "name": "b" }] },
         });
         assert_eq!(apply(&mut pod, [0; 5]), Ok(true));
         assert_eq!(pod["metadata"]["annotations"], json!({ "a": "b" }));
+        let env = pod["spec"]["containers"][0]["env"].as_array().unwrap();
+        let maps: Vec<_> = env
+            .iter()
+            .filter_map(|v| v["valueFrom"]["configMapKeyRef"]["name"].as_str())
+            .collect();
+        assert_eq!(maps, ["p-barrier"]);
     }
 
     #[test]
