@@ -94,8 +94,10 @@ fn plan_rollout(
             break;
         }
         // If the limit blocks the Pods whose turn it is, unavailable Pods may take their places, unless the user chose
-        // the order.
-        if place >= regular && (ordered || pod.available || !budget.allows(false)) {
+        // the order. But then too if nothing else can continue: without maxUnavailable, an old Pod that never becomes
+        // available may hold the place of the only Pod that may be unavailable.
+        let keeps_order = ordered && (view.limits.max_unavailable > 0 || budget.updating > 0);
+        if place >= regular && (keeps_order || pod.available || !budget.allows(false)) {
             continue;
         }
         // Updating an unavailable Pod costs nothing, so it does not wait for those before it in the order.
