@@ -1,4 +1,4 @@
-//! Restarts that others have requested, as the budgets of controllers see them.
+//! ContainerRecreateRequests, as the budgets of controllers see them.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -7,10 +7,15 @@ use kruise_api::container_recreate_request::ContainerRecreateRequest;
 /// How long a request without a deadline counts: its daemon may have gone, and then it never ends.
 const MAX_SECONDS: i64 = 3600;
 
+/// Whether the request has ended.
+pub fn is_finished(request: &ContainerRecreateRequest) -> bool {
+    let status = request.status.as_ref();
+    status.is_some_and(|status| status.completion_time.is_some())
+}
+
 /// Until when a request makes its Pod unavailable, whatever the Pod shows; `None` if it has ended.
 pub fn counts_until(request: &ContainerRecreateRequest) -> Option<Timestamp> {
-    let status = request.status.as_ref();
-    if status.is_some_and(|status| status.completion_time.is_some()) {
+    if is_finished(request) {
         return None;
     }
     let created = request.metadata.creation_timestamp.as_ref()?.0;

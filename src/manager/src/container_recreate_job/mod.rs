@@ -14,7 +14,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use jiff::Timestamp;
 use kube::Api;
 use kube::api::ListParams;
 use tokio::sync::mpsc;
@@ -106,13 +105,6 @@ fn is_complete(status: &ContainerRecreateJobStatus) -> bool {
     conditions.any(|condition| condition.type_ == COMPLETE && condition.status == "True")
 }
 
-/// Whether the deadline of a job has passed.
-fn is_overdue(job: &ContainerRecreateJob, now: Timestamp) -> bool {
-    let started = job.status.as_ref().and_then(|status| status.start_time.as_ref());
-    let limit = job.spec.active_deadline_seconds.zip(started);
-    limit.is_some_and(|(seconds, started)| now.duration_since(started.0).as_secs() >= seconds)
-}
-
 /// Reconciles one job.
 async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfter, Error> {
     act::fetch_unconfirmed(&shared, &key).await?;
@@ -150,7 +142,10 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
     let owners = owners.unwrap_or_default();
     pods.retain(|(_, pod)| selects(job, &owners, pod));
     let now = shared.manager.cluster.clock.now();
-    let all = stores.requests.entries_of(key.namespace.as_deref());
+    let all = match is_unfinished(job) {
+        true => stores.requests.entries_of(key.namespace.as_deref()),
+        false => Vec::new(),
+    };
     let others = all.iter().filter(|(_, request)| !is_of_job(job, request));
     let others = others.filter_map(|(_, request)| Some((pod_uid(request)?, counts_until(request)?)));
     let (restarted_by_others, ends): (BTreeSet<_>, Vec<_>) = others
@@ -172,7 +167,9 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
     if plan.status.as_ref().is_some_and(is_complete) {
         // Pods of a workload that was deleted without them do not show that they are its.
         match act::workload_at_end(&shared, &key, job, &state).await? {
-            WorkloadAtEnd::Terminating if !is_overdue(job, now) => return Ok(Some(TERMINATING_RECHECK)),
+            WorkloadAtEnd::Terminating if plan::deadline(job, now).is_none_or(|at| now < at) => {
+                return Ok(Some(TERMINATING_RECHECK));
+            }
             WorkloadAtEnd::Terminating | WorkloadAtEnd::Gone => {
                 observed.target = Target::NotFound;
                 plan = plan::plan(&observed, &state.memory, now);

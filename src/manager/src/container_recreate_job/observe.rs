@@ -8,6 +8,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 use super::ControllerState;
 use super::plan::{is_unfinished, job_of, may_select};
+use crate::restarts::is_finished;
 use crate::view::PodView;
 use kruise_api::container_recreate_job::ContainerRecreateJob;
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
@@ -130,7 +131,8 @@ impl Index {
                 });
                 let mut jobs: Vec<Key> = jobs.collect();
                 // Its Pod counts as unavailable meanwhile, for other jobs as well.
-                let in_progress = |request: &Option<Arc<_>>| request.as_deref().is_some_and(is_in_progress);
+                let in_progress =
+                    |request: &Option<Arc<_>>| request.as_deref().is_some_and(|one| !is_finished(one));
                 if in_progress(old) != in_progress(new) {
                     jobs.extend(self.jobs_of(&key.namespace).map(|(job, _)| job.clone()));
                 }
@@ -183,12 +185,6 @@ impl Index {
         let affected = self.jobs_of(&key.namespace).filter(|(_, job)| is_affected(job));
         affected.map(|(job, _)| job.clone()).collect()
     }
-}
-
-/// Whether the request has not ended.
-fn is_in_progress(request: &ContainerRecreateRequest) -> bool {
-    let status = request.status.as_ref();
-    status.is_none_or(|status| status.completion_time.is_none())
 }
 
 /// A change of one object.

@@ -144,6 +144,19 @@ pub fn is_unfinished(job: &ContainerRecreateJob) -> bool {
     job.metadata.deletion_timestamp.is_none() && status.is_none_or(|status| status.completion_time.is_none())
 }
 
+/// When the job was started, or is.
+fn started(job: &ContainerRecreateJob, now: Timestamp) -> Timestamp {
+    let status = job.status.as_ref();
+    let start_time = status.and_then(|status| status.start_time.as_ref());
+    start_time.map_or(now, |time| time.0)
+}
+
+/// From when on no further Pod is restarted.
+pub fn deadline(job: &ContainerRecreateJob, now: Timestamp) -> Option<Timestamp> {
+    let seconds = job.spec.active_deadline_seconds?;
+    Some(add_seconds(started(job, now), seconds))
+}
+
 /// Plans one reconcile.
 ///
 /// A job that has ended, or is being deleted, creates nothing more, whatever changes.
@@ -163,15 +176,12 @@ pub fn plan(observed: &Observed, memory: &Memory, now: Timestamp) -> Plan {
             ..Plan::default()
         };
     }
-    let started = previous.start_time.as_ref().map_or(now, |time| time.0);
+    let started = started(job, now);
     let progress = Progress::of(observed, memory, now);
     let situation = Situation {
         observed,
         remaining: remaining(observed, &progress.requested),
-        deadline: job
-            .spec
-            .active_deadline_seconds
-            .map(|seconds| add_seconds(started, seconds)),
+        deadline: deadline(job, now),
         memory,
         progress,
         now,

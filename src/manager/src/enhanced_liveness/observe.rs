@@ -8,11 +8,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::plan::{
-    Failure, LastRequest, WorkloadPod, current_failures, is_finished, is_restart_pending, request_name,
-};
+use super::plan::{Failure, LastRequest, WorkloadPod, current_failures, is_restart_pending, request_name};
 use super::{ControllerState, NAME, lock};
-use crate::restarts::counts_until;
+use crate::restarts::{counts_until, is_finished};
 use crate::view::{CloneSetView, PodView, Workload};
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::keys;

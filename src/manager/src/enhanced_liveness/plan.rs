@@ -10,6 +10,7 @@
 
 use jiff::Timestamp;
 
+use crate::restarts::is_finished;
 use crate::view::PodView;
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::keys;
@@ -168,13 +169,6 @@ pub fn is_restart_pending(request: &ContainerRecreateRequest, pod: &PodView) -> 
         let is_new = container.running && !container.id.is_empty() && Some(&container.id) != old;
         is_new && Some(&container.name) == requested
     })
-}
-
-/// Whether the request has ended.
-#[must_use]
-pub fn is_finished(request: &ContainerRecreateRequest) -> bool {
-    let status = request.status.as_ref();
-    status.is_some_and(|status| status.completion_time.is_some())
 }
 
 /// Name of the request about a container: two managers create one request for one failure.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{PodCondition, Probe};
 
 use crate::view::{NamedPort, with_port_number};
+use kruise_api::go_json::encoded_length;
 use kruise_api::node_pod_probe::{
     ContainerProbe, ContainerProbeState, MAX_PROBES_OF_POD, PodProbe, ProbeState, liveness_container,
 };
@@ -170,7 +171,7 @@ fn pod_entry(key: &Key, pod: &ProbedPod, max_bytes: usize) -> (PodProbe, usize) 
             if !is_valid || same.is_none() && probes.len() >= MAX_PROBES_OF_POD {
                 continue;
             }
-            let json = serde_json::to_string(&probe).map_or(max_bytes, |json| stored_bytes(&json));
+            let json = serde_json::to_string(&probe).map_or(max_bytes, |json| encoded_length(&json));
             let sum = bytes + json + probe.name.len() + RESULT_BYTES;
             if sum > max_bytes {
                 continue;
@@ -183,15 +184,6 @@ fn pod_entry(key: &Key, pod: &ProbedPod, max_bytes: usize) -> (PodProbe, usize) 
         }
     }
     (entry, bytes)
-}
-
-/// Bytes of JSON as the API server stores it: it escapes some characters.
-fn stored_bytes(json: &str) -> usize {
-    let bytes = json.chars().map(|character| match character {
-        '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => 6,
-        other => other.len_utf8(),
-    });
-    bytes.sum()
 }
 
 /// Sorts probes as they are now; new ones come last.

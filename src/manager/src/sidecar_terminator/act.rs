@@ -93,13 +93,11 @@ pub async fn create_request(
                 containers.join(" "),
                 error.message()
             );
-            let reference = object_reference("v1", "Pod", pod, uid);
-            let events = &ctx.cluster.events;
-            events.publish(
-                reference,
-                EventType::Warning,
-                "SidecarTerminationRefused",
-                "Terminating",
+            publish(
+                ctx,
+                pod,
+                uid,
+                (EventType::Warning, "SidecarTerminationRefused"),
                 note,
             );
             return Err(error);
@@ -111,14 +109,17 @@ pub async fn create_request(
         containers.join(" ")
     );
     tracing::info!(%pod, ?containers, "stops the sidecars of a Pod whose main containers have ended");
-    publish(ctx, pod, uid, note);
+    publish(ctx, pod, uid, EVENT, note);
     Ok(())
 }
 
-fn publish(ctx: &Context, pod: &Key, uid: &str, note: String) {
+/// Type and reason of OpenKruise's event.
+const EVENT: (EventType, &str) = (EventType::Normal, "SidecarTerminator");
+
+fn publish(ctx: &Context, pod: &Key, uid: &str, (type_, reason): (EventType, &str), note: String) {
     let pod = object_reference("v1", "Pod", pod, uid);
     let events = &ctx.cluster.events;
-    events.publish(pod, EventType::Normal, "SidecarTerminator", "Terminating", note);
+    events.publish(pod, type_, reason, "Terminating", note);
 }
 
 /// Sets phase and condition of a Pod that has not ended. Kubelet then stops what still runs.
@@ -165,7 +166,7 @@ pub async fn set_phase(ctx: &Context, key: &Key, uid: &str, phase: EndPhase) -> 
                 let left = left.join(" ");
                 let note =
                     format!("Kruise SidecarTerminator has set phase {phase}, kubelet stops sidecar [{left}]");
-                publish(ctx, key, uid, note);
+                publish(ctx, key, uid, EVENT, note);
             }
             Ok(())
         }

@@ -366,8 +366,7 @@ fn pull_policy(job: &PullJob, options: EntryOptions) -> ImageTagPullPolicy {
             let seconds = next.map_or(MAX_TTL, |next| next.duration_since(options.now).as_secs() + 1);
             seconds.min(MAX_SCHEDULED_TTL) + jitter(options.seed, SCHEDULE_JITTER + 1)
         } else {
-            let offset = jitter(options.seed, 2 * REPULL_JITTER + 1) - REPULL_JITTER;
-            REPULL_INTERVAL + offset
+            repull_interval(options.seed)
         };
         (ttl, Some(timeout.max(MIN_NEVER_DEADLINE)))
     } else {
@@ -404,12 +403,14 @@ pub fn repull_at(spec: &ImagePullJobSpec, seed: u64, completed: Timestamp) -> Op
             let next = Schedule::parse(schedule).ok()?.next_after(completed)?;
             (next, jitter(seed, SCHEDULE_JITTER + 1))
         }
-        None => {
-            let offset = jitter(seed, 2 * REPULL_JITTER + 1) - REPULL_JITTER;
-            (completed, REPULL_INTERVAL + offset)
-        }
+        None => (completed, repull_interval(seed)),
     };
     next.checked_add(SignedDuration::from_secs(offset)).ok()
+}
+
+/// Seconds between two pulls of a node without a schedule.
+fn repull_interval(seed: u64) -> i64 {
+    REPULL_INTERVAL + jitter(seed, 2 * REPULL_JITTER + 1) - REPULL_JITTER
 }
 
 /// A number that differs between nodes, for [`EntryOptions::seed`].

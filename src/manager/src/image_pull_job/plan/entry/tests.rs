@@ -196,16 +196,11 @@ fn ended_pull_without_time_is_not_awaited() {
     spec.tags[0].owner_references[0].namespace = Some("other".to_owned());
     let late = job(1, Some(ImagePullPolicy::Always), false);
     let mut state = status(0, false);
-    assert_eq!(
-        awaited_pull(
-            Some(&spec),
-            &[state.clone()],
-            "1",
-            request(&late),
-            Timestamp::UNIX_EPOCH
-        ),
-        Some(0)
-    );
+    let awaited = |state: &ImageTagStatus| {
+        let now = Timestamp::UNIX_EPOCH;
+        awaited_pull(Some(&spec), std::slice::from_ref(state), "1", request(&late), now)
+    };
+    assert_eq!(awaited(&state), Some(0));
     // A pull without end is joined, after the time that one of the job's own could take.
     let later = EntryOptions {
         now: Timestamp::from_second(4 * 600).unwrap(),
@@ -215,16 +210,7 @@ fn ended_pull_without_time_is_not_awaited() {
     assert!(is_owned_by(&joined.tags[0], "uid1"));
     assert_eq!(joined.tags[0].version, 0, "it is not begun again");
     state.phase = ImagePullPhase::Succeeded;
-    assert_eq!(
-        awaited_pull(
-            Some(&spec),
-            &[state.clone()],
-            "1",
-            request(&late),
-            Timestamp::UNIX_EPOCH
-        ),
-        None
-    );
+    assert_eq!(awaited(&state), None);
     let repulled = add_requests(Some(&spec), &[state], "1", &[request(&late)], options(0)).unwrap();
     assert_eq!(repulled.tags[0].version, 1);
 }
