@@ -73,7 +73,9 @@ fn build_client(config: &Config, clock: Clock, fence: Option<Fence>) -> Result<k
     let tcp = connector(config);
     let tls = config.rustls_https_connector_with_connector(FencedConnector { inner: tcp, fence })?;
     let connect = tls.map_future(|connecting| Box::pin(connect_with_timeout(connecting)));
-    let http = hyper_util::client::legacy::Builder::new(TokioExecutor::new()).build::<_, Body>(connect);
+    let http = hyper_util::client::legacy::Builder::new(TokioExecutor::new())
+        .http1_max_buf_size(MAX_BUFFER_SIZE)
+        .build::<_, Body>(connect);
     let service = ServiceBuilder::new()
         .map_response(to_status)
         .layer(ServerTimeLayer { clock })
@@ -104,6 +106,10 @@ const TCP_KEEPALIVE: Duration = Duration::from_secs(15);
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Timeout of a connection, including its TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The most that a connection buffers, in bytes: by itself it grows to 408 KiB with a long list, and keeps that as long
+/// as the watch that follows is open.
+const MAX_BUFFER_SIZE: usize = 64 << 10;
 
 async fn connect_with_timeout<C>(
     connecting: impl Future<Output = Result<C, BoxError>>,
