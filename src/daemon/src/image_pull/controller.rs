@@ -314,6 +314,9 @@ impl ImagePullController {
             }
             let stored = status::by_tag(&observed.status);
             self.pins.sync(&observed.specs);
+            for (key, image) in self.board.late_pins(&observed.specs) {
+                self.pins.add_late(key, image);
+            }
             for key in self.board.sync_spec(&observed.specs, &stored) {
                 self.stop_attempt(&key);
             }

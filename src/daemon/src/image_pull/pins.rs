@@ -39,7 +39,9 @@ pub(super) struct PinRequests {
     /// The longest pin of this node; zero if there is none.
     max_duration: SignedDuration,
     durations: Mutex<BTreeMap<TagKey, SignedDuration>>,
-    /// An image was pinned.
+    /// References of images that were pulled before a job asked for their pin.
+    late: Mutex<BTreeMap<TagKey, String>>,
+    /// An image was pinned, or is to be.
     added: Notify,
 }
 
@@ -57,6 +59,7 @@ impl PinRequests {
         Self {
             max_duration: SignedDuration::from_secs(i64::from(max_pin_seconds)),
             durations: Mutex::default(),
+            late: Mutex::default(),
             added: Notify::new(),
         }
     }
@@ -89,6 +92,29 @@ impl PinRequests {
             *note = Some(note.take().map_or(why.clone(), |note| format!("{note}; {why}")));
         }
         result
+    }
+
+    /// Has an image pinned that was pulled before a job asked for it.
+    pub(super) fn add_late(&self, key: TagKey, image: String) {
+        self.late
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(key, image);
+        self.added.notify_one();
+    }
+
+    async fn pin_late(&self, runtimes: &Runtimes, clock: &Clock) {
+        let late = std::mem::take(&mut *self.late.lock().unwrap_or_else(PoisonError::into_inner));
+        for (key, image) in late {
+            let pulled = AttemptResult::Pulled {
+                image_id: None,
+                note: None,
+            };
+            let result = self.after_pull(pulled, &key, &image, runtimes, clock).await;
+            if let AttemptResult::Pulled { note: Some(why), .. } = result {
+                tracing::warn!(image, "a job joined after the pull: {why}");
+            }
+        }
     }
 
     async fn pin(
@@ -132,11 +158,15 @@ async fn pin(runtime: &dyn Runtime, image: &str, until: Timestamp) -> Result<(),
     }
 }
 
-/// Ends pins until shutdown.
+/// Ends pins, and begins those that jobs ask for after the pull, until shutdown.
 pub(super) async fn run(ctx: &Context, requests: &PinRequests) {
     let mut runtimes = ctx.runtimes.subscribe();
     loop {
-        let wait = catch_panic("image pins", "sweep", unpin_ended(ctx)).await;
+        let look = async {
+            requests.pin_late(&ctx.runtimes, &ctx.cluster.clock).await;
+            unpin_ended(ctx).await
+        };
+        let wait = catch_panic("image pins", "sweep", look).await;
         tokio::select! {
             () = sleep_or_pend(wait.unwrap_or(Some(RETRY_PAUSE))) => {}
             () = requests.added.notified() => {}
@@ -220,6 +250,12 @@ mod tests {
         let both = format!("a note; {why}");
         assert_eq!(after_pull(&asked, Some("a note")).await, pulled(Some(&both)));
         assert_eq!(after_pull(&other, None).await, pulled(None));
+        requests.add_late(asked.clone(), "image".to_owned());
+        requests.pin_late(&runtimes, &clock).await;
+        assert!(
+            requests.late.lock().is_ok_and(|late| late.is_empty()),
+            "asked once"
+        );
         // The job has gone.
         requests.sync(&BTreeMap::new());
         assert_eq!(after_pull(&asked, None).await, pulled(None));

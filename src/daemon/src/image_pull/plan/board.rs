@@ -56,6 +56,18 @@ impl TaskBoard {
         (namespace.copied().unwrap_or(0), owner_order.copied().unwrap_or(0))
     }
 
+    /// Tags with their images, which were pulled, and which these specs pin longer than the pull did: a job joined after
+    /// its end, and before its report.
+    pub fn late_pins(&self, specs: &BTreeMap<TagKey, PullSpec>) -> Vec<(TagKey, String)> {
+        let late = specs.iter().filter_map(|(key, spec)| {
+            let task = self.tasks.get(key)?;
+            let is_late =
+                task.has_succeeded() && spec.version == task.spec.version && spec.pin > task.spec.pin;
+            is_late.then(|| Some((key.clone(), spec.image.clone().ok()?)))?
+        });
+        late.collect()
+    }
+
     /// Applies the spec and the stored status of the NodeImage. Returns the tags whose attempts must be stopped: they
     /// are no longer in the spec, have a different version, or their status is completed by another writer.
     pub fn sync_spec(

@@ -19,7 +19,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 
 use kruise_api::backoff::Backoff;
 use kruise_api::keys;
-use kruise_api::node_image::ImageTagStatus;
+use kruise_api::node_image::{ImagePullPhase, ImageTagStatus};
 
 pub use board::TaskBoard;
 
@@ -341,6 +341,11 @@ impl PullTask {
     /// Whether the task is finished.
     pub fn is_done(&self) -> bool {
         matches!(self.stage, PullStage::Done(_))
+    }
+
+    /// Whether the image is on the node.
+    fn has_succeeded(&self) -> bool {
+        matches!(&self.stage, PullStage::Done(status) if status.phase == ImagePullPhase::Succeeded)
     }
 }
 

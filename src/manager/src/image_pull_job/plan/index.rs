@@ -331,8 +331,8 @@ impl JobIndex {
     }
 
     /// Assigns nodes to a job, up to its parallelism. They count as active from now on. After an edit of the job, the nodes
-    /// that have not finished are among them. Under a limit of registries the
-    /// job gets one node, and has another turn after the others.
+    /// that have not finished are among them. Under a limit of registries the job gets one node, and has another turn after
+    /// the others.
     pub fn assign(&mut self, uid: &Uid, now: Timestamp) -> Vec<NodeName> {
         let mut nodes = Vec::new();
         let Some(work) = self.jobs.get_mut(uid) else {
@@ -340,7 +340,7 @@ impl JobIndex {
         };
         nodes.extend(work.take_outdated());
         let is_limited = self.registry_limit.max().is_some();
-        if self.registry_limit.is_full(uid) {
+        if self.registry_limit.full(uid).is_some() {
             if work.next_node().is_some() && self.registry_limit.wait(uid) {
                 self.dirty.insert(Arc::clone(uid));
             }
@@ -537,7 +537,7 @@ impl JobIndex {
             counters.unknown_nodes = names.iter().filter(|n| !has_node_image(n)).cloned().collect();
         }
         let waits = counters.active == 0 && self.registry_limit.is_waiting(uid);
-        counters.registry_limit = self.registry_limit.max().filter(|_| waits);
+        counters.registry_full = self.registry_limit.full(uid).filter(|_| waits);
         (counters.pending_nodes, counters.pending_until) = self.pending_nodes.pending_for(work, now);
         for (name, since) in work.unresponsive() {
             let deadline = add_seconds(

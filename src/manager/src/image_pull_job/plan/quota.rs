@@ -130,6 +130,14 @@ fn stored_bytes(spec: &ImageSpec) -> usize {
     go_json::encoded_length(&json) + managed.sum::<usize>()
 }
 
+/// Whether a namespace that has `mine` of `all`, of at most `limit`, leaves enough for others. One more than is free
+/// counts, so that the last can be used, too.
+#[must_use]
+pub fn is_within_share(mine: usize, all: usize, limit: usize) -> bool {
+    let free = limit.saturating_sub(all).saturating_add(1);
+    mine <= SHARE_FACTOR.saturating_mul(free)
+}
+
 /// Whether the usage of a namespace leaves enough for others. Usage that does not grow always fits.
 fn check_limits(before: Usage, all: Usage, mine: Usage, namespace: &str) -> Result<(), QuotaExceeded> {
     let kinds = [
@@ -147,8 +155,7 @@ fn check_limits(before: Usage, all: Usage, mine: Usage, namespace: &str) -> Resu
                 unit,
             });
         }
-        // One more than is free, so that the last image can be used, too.
-        if mine > SHARE_FACTOR * (limit - all + 1) {
+        if !is_within_share(mine, all, limit) {
             let namespace = namespace.to_owned();
             return Err(QuotaExceeded::NamespaceShare {
                 namespace,

@@ -6,6 +6,24 @@ use std::sync::Arc;
 
 use super::index::Uid;
 use super::job::PullJob;
+use super::quota::is_within_share;
+
+/// Why no further node of a job may pull from its registry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RegistryFull {
+    /// As many nodes pull as may.
+    Total {
+        /// The limit of all namespaces.
+        limit: usize,
+    },
+    /// The rest is reserved for other namespaces.
+    NamespaceShare {
+        /// Nodes that pull for this namespace.
+        mine: usize,
+        /// The limit of all namespaces.
+        limit: usize,
+    },
+}
 
 /// The pulls of each job by registry, and the jobs that wait until a registry has room.
 #[derive(Default)]
@@ -76,17 +94,24 @@ impl RegistryLimit {
         }
     }
 
-    fn registry_of(&self, uid: &Uid) -> Option<&RegistryPulls> {
-        self.registries.get(&self.jobs.get(uid)?.registry)
+    fn registry_of(&self, uid: &Uid) -> Option<(&JobPulls, &RegistryPulls)> {
+        let job = self.jobs.get(uid)?;
+        Some((job, self.registries.get(&job.registry)?))
     }
 
-    /// Whether the job's registry has as many pulls as it may.
+    /// Why the job gets no further node at its registry, if so.
     #[must_use]
-    pub fn is_full(&self, uid: &Uid) -> bool {
-        let (Some(max), Some(registry)) = (self.max(), self.registry_of(uid)) else {
-            return false;
-        };
-        registry.total >= max
+    pub fn full(&self, uid: &Uid) -> Option<RegistryFull> {
+        let limit = self.max()?;
+        let (job, registry) = self.registry_of(uid)?;
+        let mine = registry.of_namespace(&job.namespace);
+        if registry.total >= limit {
+            Some(RegistryFull::Total { limit })
+        } else if !is_within_share(mine + 1, registry.total + 1, limit) {
+            Some(RegistryFull::NamespaceShare { mine, limit })
+        } else {
+            None
+        }
     }
 
     /// The job waits until its registry has room; true when that is news.
@@ -100,7 +125,7 @@ impl RegistryLimit {
     #[must_use]
     pub fn is_waiting(&self, uid: &Uid) -> bool {
         self.registry_of(uid)
-            .is_some_and(|registry| registry.waiting.contains(uid))
+            .is_some_and(|(_, registry)| registry.waiting.contains(uid))
     }
 
     /// Ends the wait of as many jobs as the registries have room for.
@@ -112,7 +137,8 @@ impl RegistryLimit {
             if room == 0 {
                 continue;
             }
-            let mut waiting: Vec<&Uid> = registry.waiting.iter().collect();
+            let waiting = registry.waiting.iter();
+            let mut waiting: Vec<&Uid> = waiting.filter(|uid| self.full(uid).is_none()).collect();
             waiting.sort_by_cached_key(|uid| self.turn(uid));
             ready.extend(waiting.into_iter().take(room).cloned());
         }
@@ -128,16 +154,18 @@ impl RegistryLimit {
     /// Whose turn it is first: the namespace, and of that the job, with the fewest pulls from the registry.
     #[must_use]
     pub fn turn(&self, uid: &Uid) -> (usize, usize) {
-        let Some(job) = self.jobs.get(uid) else {
-            return (0, 0);
-        };
-        let registry = self.registries.get(&job.registry);
-        let of_namespace = registry.and_then(|registry| registry.by_namespace.get(&job.namespace));
-        (of_namespace.copied().unwrap_or_default(), job.pulls)
+        let registry = self.registry_of(uid);
+        registry.map_or((0, 0), |(job, registry)| {
+            (registry.of_namespace(&job.namespace), job.pulls)
+        })
     }
 }
 
 impl RegistryPulls {
+    fn of_namespace(&self, namespace: &str) -> usize {
+        self.by_namespace.get(namespace).copied().unwrap_or_default()
+    }
+
     fn replace(&mut self, namespace: &str, old: usize, new: usize) {
         self.total = self.total.saturating_sub(old).saturating_add(new);
         let of_namespace = self.by_namespace.entry(namespace.to_owned()).or_default();

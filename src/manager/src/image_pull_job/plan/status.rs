@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use super::job::{NodeTargets, PullJob, add_seconds};
+use super::registry_limit::RegistryFull;
 use kruise_api::image_pull_job::{COMPLETE, FAILED, ImagePullJobStatus, WAITING};
 use kruise_workload::names::join_first;
 
@@ -43,8 +44,8 @@ pub struct JobCounters {
     pub pending_until: Option<Timestamp>,
     /// Why no node is requested, if the job is blocked.
     pub blocked_reason: Option<String>,
-    /// The limit of nodes that pull from its registry, if the job waits for others there.
-    pub registry_limit: Option<usize>,
+    /// Why no node may pull from its registry, if the job waits for others there.
+    pub registry_full: Option<RegistryFull>,
     /// Why nodes failed, or cannot be requested; for some of them.
     pub node_messages: BTreeMap<Arc<str>, String>,
     /// Nodes that wait for a pull that others requested before, sorted.
@@ -251,13 +252,19 @@ fn waiting_condition(job: &PullJob, counters: &JobCounters) -> Option<JobConditi
         ("Paused", "paused: spec.parallelism is 0".to_owned())
     } else if let Some(hindrance) = &counters.blocked_reason {
         ("PullSecretsNotCopied", hindrance.clone())
-    } else if let Some(limit) = counters.registry_limit {
+    } else if let Some(full) = counters.registry_full {
         let registry = job.registry.as_deref().unwrap_or_default();
+        let why = match full {
+            RegistryFull::Total { limit } => {
+                format!("{limit} nodes pull from {registry}, which is the limit")
+            }
+            RegistryFull::NamespaceShare { mine, limit } => format!(
+                "{mine} nodes pull from {registry} for this namespace, and the rest of {limit} is kept for other namespaces"
+            ),
+        };
         (
             "RegistryLimit",
-            format!(
-                "waiting for other jobs: {limit} nodes pull from {registry}, which is the limit (--max-pulls-per-registry)"
-            ),
+            format!("waiting for other jobs: {why} (--max-pulls-per-registry)"),
         )
     } else if let Some((node, why)) = first_delayed() {
         ("NodeImageNotWritten", format!("{node}: {}", truncate(why)))

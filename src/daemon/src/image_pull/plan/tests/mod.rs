@@ -127,6 +127,26 @@ fn successful_attempt_finishes_the_tag() {
 }
 
 #[test]
+fn job_that_joins_after_the_pull_gets_its_pin() {
+    let (mut board, mut specs) = board_with(&[("1", spec_for("a")), ("2", spec_for("a"))]);
+    let pin = |seconds| Some(SignedDuration::from_secs(seconds));
+    for spec in specs.values_mut() {
+        spec.pin = pin(60);
+    }
+    assert_eq!(board.late_pins(&specs), [], "the pull is not over");
+    let (pulled, run) = start_planned(&mut board, &LIMITS, at(0)).remove(0);
+    board.on_attempt_ended(&pulled, run, pulled_result(), at(3));
+    let image = specs[&pulled].image.clone().unwrap();
+    assert_eq!(board.late_pins(&specs), [(pulled.clone(), image)]);
+    board.sync_spec(&specs, &BTreeMap::new());
+    specs.get_mut(&pulled).unwrap().pin = pin(30);
+    assert_eq!(board.late_pins(&specs), [], "it is pinned longer");
+    specs.get_mut(&pulled).unwrap().pin = pin(90);
+    specs.get_mut(&pulled).unwrap().version += 1;
+    assert_eq!(board.late_pins(&specs), [], "another version is another pull");
+}
+
+#[test]
 fn failed_attempts_back_off_until_retries_run_out() {
     let (mut board, _) = board_with(&[("1", spec_for("a"))]);
     let mut now = 0;

@@ -365,7 +365,7 @@ proptest! {
     fn counters_hold_and_jobs_end(
         ops in prop::collection::vec(any_op(), 0..80),
         parallelism in prop::collection::vec(1_usize..4, 3),
-        max_pulls in 0_usize..4,
+        max_pulls in 0_usize..6,
         never in any::<bool>(),
     ) {
         let limits: BTreeMap<Uid, usize> =

@@ -450,7 +450,7 @@ fn jobs_take_turns_at_a_registry() {
     step(&mut world, Op::ReportPulls(0, true));
     assert_eq!(pulls(&world), [1, 0, 1]);
     let counters = world.index.counters(&uid, false, at(0)).unwrap();
-    assert_eq!(counters.registry_limit, None);
+    assert_eq!(counters.registry_full, None);
     step(&mut world, Op::SetReady(1, false));
     assert_eq!(
         pulls(&world),
@@ -465,4 +465,52 @@ fn jobs_take_turns_at_a_registry() {
     // A job that ends makes room for the one of two jobs of a namespace that has fewer pulls.
     step(&mut world, Op::RemoveJob(2));
     assert_eq!(pulls(&world), [1, 1, 0]);
+}
+
+/// Pulls that never end leave a place at the registry for other namespaces.
+#[test]
+fn one_namespace_does_not_take_all_of_a_registry() {
+    let mut world = FakeCluster {
+        max_pulls: 4,
+        ..FakeCluster::default()
+    };
+    world.new_leader();
+    for n in 0..NODES {
+        world.set_node(n, true);
+        world.add_node(n);
+    }
+    let active = |world: &FakeCluster, n: u8| {
+        let uid = Uid::from(format!("uid{n}"));
+        let counters = world.index.counters(&uid, false, at(world.now));
+        counters.map_or(0, |counters| counters.active)
+    };
+    continue_ops(&mut world, [Op::PutJob(0), Op::PutJob(1), Op::Assign], 4, false);
+    assert_eq!(
+        active(&world, 0) + active(&world, 1),
+        3,
+        "both are of one namespace"
+    );
+    continue_ops(&mut world, [Op::PutJob(2), Op::Assign], 4, false);
+    assert_eq!(active(&world, 2), 1, "the other namespace has the last place");
+
+    let mut alone = FakeCluster {
+        max_pulls: 4,
+        ..FakeCluster::default()
+    };
+    alone.new_leader();
+    for n in 0..NODES {
+        alone.set_node(n, true);
+        alone.add_node(n);
+    }
+    continue_ops(&mut alone, [Op::PutJob(0), Op::Assign], 9, false);
+    continue_ops(&mut alone, [Op::PutJob(1), Op::Assign], 9, false);
+    let uid = Uid::from("uid1");
+    let counters = alone.index.counters(&uid, false, at(0)).unwrap();
+    let status = job_status(&alone.index.job(&uid).unwrap(), &counters, at(0)).status;
+    let [waiting] = status.conditions.as_slice() else {
+        panic!("{:?}", status.conditions)
+    };
+    let why = "waiting for other jobs: 3 nodes pull from docker.io for this namespace, and the rest of 4 is kept for \
+        other namespaces (--max-pulls-per-registry)";
+    assert_eq!(waiting.message, why);
 }
