@@ -16,10 +16,17 @@ const META_ANNOTATION: &str = "apps.kruise.io/runtime-containers-meta";
 
 /// A Pod whose containers take `V` from label `v`.
 async fn create_pod(node: &FaultNode, name: &str, containers: &[&str]) -> Pod {
+    create_pod_with(node, name, containers, json!({})).await
+}
+
+/// The same, with these fields in each container.
+async fn create_pod_with(node: &FaultNode, name: &str, containers: &[&str], fields: Value) -> Pod {
     let env_source = json!({"name": "V", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['v']"}}});
-    let containers = containers
-        .iter()
-        .map(|name| json!({"name": name, "image": "i", "env": [env_source]}));
+    let containers = containers.iter().map(|name| {
+        let mut container = json!({"name": name, "image": "i", "env": [env_source]});
+        json_patch::merge(&mut container, &fields);
+        container
+    });
     let pod = json!({
         "metadata": {"name": name, "labels": {"v": "1"}, "annotations": {"kruise.io/sidecarset-hash": "{}"}},
         "spec": {"nodeName": node.name, "containers": containers.collect::<Vec<_>>()},
@@ -141,6 +148,29 @@ async fn env_is_read_by_exec_without_verbose_status() {
     }
 }
 
+/// An `env` that never ends is run once in each container, and delays no other Pod.
+#[tokio::test]
+async fn env_exec_that_hangs_is_tried_once() {
+    let node = FaultNode::start("hanging-env").await;
+    node.runtime.inject_fault("ExecSync", Fault::Hang);
+    let names = ["a", "b", "c"];
+    let created = create_pod(&node, "hanging-env", &names).await;
+    for name in names {
+        add_runtime_container(&node, &created.uid().unwrap(), name, name, None);
+    }
+    let ids = names.map(|name| (name, name));
+    set_kubelet_status(&node, "hanging-env", &ids, false).await;
+    let entries = wait_meta(&node, "hanging-env", |entries| entries.len() == names.len()).await;
+    assert_eq!(env_hash_of(&entries), 0);
+    let label = json!({"metadata": {"labels": {"other": "1"}}});
+    patch(&node, "hanging-env", label, false).await;
+    let created = create_pod(&node, "other-env", &["main"]).await;
+    add_runtime_container(&node, &created.uid().unwrap(), "main", "other", Some("1"));
+    set_kubelet_status(&node, "other-env", &[("main", "other")], false).await;
+    wait_meta(&node, "other-env", |_| true).await;
+    assert_eq!(node.runtime.calls("ExecSync"), names.len(), "{}", node.log_tail());
+}
+
 /// The failed exec is not repeated, and nothing is restarted for an unknown environment.
 #[tokio::test]
 async fn env_exec_in_image_without_program_is_tried_once() {
@@ -172,7 +202,8 @@ async fn env_exec_in_image_without_program_is_tried_once() {
 #[tokio::test]
 async fn env_lookup_is_retried_after_runtime_restart() {
     let mut node = FaultNode::start("hangs-meta").await;
-    let created = create_pod(&node, "hangs", &["main"]).await;
+    let hook = json!({"preStop": {"exec": {"command": ["drain"]}}});
+    let created = create_pod_with(&node, "hangs", &["main"], json!({"lifecycle": hook})).await;
     add_runtime_container(&node, &created.uid().unwrap(), "main", "h0", Some("1"));
     node.runtime.inject_fault("ContainerStatus", Fault::Hang);
     set_kubelet_status(&node, "hangs", &[("main", "h0")], false).await;
@@ -186,7 +217,7 @@ async fn env_lookup_is_retried_after_runtime_restart() {
         env_hash([("V", "1")])
     );
 
-    // A failed stop is retried.
+    // A failed stop is retried, and the hook before it is not.
     node.runtime
         .inject_fault("StopContainer", Fault::Status(Code::Internal, "not now".into()));
     set_kubelet_status(&node, "hangs", &[("main", "h0")], true).await;
@@ -203,8 +234,9 @@ async fn env_lookup_is_retried_after_runtime_restart() {
     })
     .await;
     assert_eq!(env_hash_of(&entries), env_hash([("V", "2")]));
-    node.wait_for_log("restarting container for its new environment", "h0")
-        .await;
+    let restarts = node.wait_for_log("restarting container for its new environment", "h0");
+    assert_eq!(restarts.await, 1);
+    assert_eq!(node.runtime.calls("ExecSync"), 1, "{}", node.log_tail());
     assert_eq!(node.wait_for_log("stopped container", "h0").await, 1);
 }
 

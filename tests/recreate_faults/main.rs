@@ -14,7 +14,7 @@ use kruise_api::container_recreate_request::{
 use kruise_daemon::stop_slots::MAX_STOPS_PER_NAMESPACE;
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
-use support::fault_cri::Fault;
+use support::fault_cri::{FakeContainer, Fault};
 
 #[tokio::test]
 async fn hanging_stop_is_reported_after_the_deadline() {
@@ -429,6 +429,15 @@ async fn stops_per_namespace_are_limited() {
         MAX_STOPS_PER_NAMESPACE,
         "no more than the share at once"
     );
+    let hook = spec_with_pre_stop_hook("drain");
+    let late = node.create_pod_with("crowd-late", hook).await;
+    node.set_running(&late, "late0", 0).await;
+    node.create_request("crowd-late", &late, "containerd://late0", json!({}))
+        .await;
+    node.wait_status("crowd-late", "it waits for a slot", waits_for_slot)
+        .await;
+    // It crashes meanwhile: a hook would be for its successor.
+    node.runtime.state().containers.get_mut("late0").unwrap().running = false;
     node.namespace = "kube-public";
     let pod = node.create_pod("not-crowded").await;
     node.set_running(&pod, "n0", 0).await;
@@ -444,4 +453,63 @@ async fn stops_per_namespace_are_limited() {
         let status = node.wait_completed(&format!("crowd-{number}")).await;
         assert_eq!(status.container_recreate_states[0].phase, Phase::Failed);
     }
+    node.runtime.clear_fault("StopContainer");
+    node.set_running(&late, "late1", 1).await;
+    node.wait_succeeded("crowd-late").await;
+    assert_eq!(node.runtime.calls("ExecSync"), 0, "{}", node.log_tail());
+}
+
+/// A request is deleted while the hooks of two containers run: both run to their end, and both containers are stopped.
+#[tokio::test]
+async fn deletion_of_a_request_cuts_no_hook() {
+    let node = FaultNode::start("cut").await;
+    let container = |name: &str, seconds: u32| {
+        let hook = json!({"preStop": {"sleep": {"seconds": seconds}}});
+        json!({"name": name, "image": "i", "lifecycle": hook})
+    };
+    let spec = json!({"containers": [container("main", 2), container("slow", 6)]});
+    let pod = node.create_pod_with("cut", spec).await;
+    node.set_running(&pod, "cut-main", 0).await;
+    let slow = FakeContainer {
+        name: "slow".into(),
+        ..node.runtime.state().containers["cut-main"].clone()
+    };
+    node.runtime
+        .state()
+        .containers
+        .insert("cut-slow".to_owned(), slow);
+    let running = |name: &str| {
+        json!({"name": name, "image": "i", "imageID": "", "ready": true, "restartCount": 0,
+            "containerID": format!("containerd://cut-{name}"), "state": {"running": {}}})
+    };
+    let status = json!({"status": {"containerStatuses": [running("main"), running("slow")]}});
+    node.pods()
+        .patch_status("cut", &PatchParams::default(), &Patch::Merge(status))
+        .await
+        .unwrap();
+    let target = |name: &str| {
+        let id = format!("containerd://cut-{name}");
+        json!({"name": name, "statusContext": {"containerID": id, "restartCount": 0}})
+    };
+    let both = json!({"containers": [target("main"), target("slow")]});
+    node.create_request("cut", &pod, "containerd://cut-main", both)
+        .await;
+    node.wait_status("cut", "both hooks run", |status| {
+        let states = &status.container_recreate_states;
+        let hooks = states.iter().filter(|state| {
+            state
+                .message
+                .as_deref()
+                .is_some_and(|message| message.contains("preStop hook"))
+        });
+        hooks.count() == 2
+    })
+    .await;
+    node.delete_request("cut").await;
+    for id in ["cut-main", "cut-slow"] {
+        node.runtime
+            .wait_until(id, |state| !state.containers[id].running)
+            .await;
+    }
+    node.assert_still_works().await;
 }

@@ -227,12 +227,14 @@ pub fn enhanced_liveness_webhook(namespace: &str) -> Value {
     all_pods_webhook(namespace, "enhanced.liveness", ("enhanced-liveness", condition))
 }
 
-/// A webhook for the Pods of all namespaces that webhooks see, if the condition holds. No set has a name with a dot.
+/// A webhook for the Pods of all namespaces that webhooks see, if the condition holds. No set has a name with a dot, so
+/// the path says that no set is the reason for the call.
 fn all_pods_webhook(namespace: &str, name: &str, condition: (&str, String)) -> Value {
     let mut namespaces = json!({});
     exclude_system_namespaces(&mut namespaces, namespace);
     let own = Some((json!({}), condition));
-    webhook(namespace, name, keys::MUTATE_POD_PATH, "Ignore", &namespaces, own)
+    let path = format!("{}/{name}", keys::MUTATE_POD_PATH);
+    webhook(namespace, name, &path, "Ignore", &namespaces, own)
 }
 
 /// Label of the namespaces whose Pods have no webhooks, whatever its value, as in upstream.
@@ -421,7 +423,11 @@ mod tests {
             enhanced_liveness_webhook("n"),
         ];
         for webhook in &for_all_pods {
-            assert_eq!(webhook["clientConfig"]["service"]["path"], "/mutate-pod");
+            let path = format!(
+                "/mutate-pod/{}",
+                webhook["name"].as_str().unwrap().trim_end_matches(NAME_SUFFIX)
+            );
+            assert_eq!(webhook["clientConfig"]["service"]["path"], *path);
             assert_eq!(webhook["failurePolicy"], "Ignore");
         }
         for webhook in all.iter().chain(&for_all_pods) {

@@ -112,6 +112,22 @@ impl Cluster {
         watch::new_reflector(api, list_params, None, watch, project)
     }
 
+    /// The same for a kind that some of the work does not need: the process is ready once it is listed or refused, and
+    /// stays so.
+    pub fn reflector_for_start<R, T>(
+        &self,
+        api: Api<R::Kind>,
+        list_params: ListParams,
+        project: impl Fn(R) -> Option<T> + Send + 'static,
+    ) -> (Store<T>, BoxFuture<'static, ()>)
+    where
+        R: ObjectView + DeserializeOwned + 'static,
+        T: PartialEq + Send + Sync + 'static,
+    {
+        let watch = self.watches.register_for_start(&R::Kind::kind(&()));
+        watch::new_reflector(api, list_params, Some(self.events.clone()), watch, project)
+    }
+
     /// The same cluster with its own connections, which carry nothing once `fence` is closed, events included.
     ///
     /// # Errors

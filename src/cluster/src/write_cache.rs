@@ -148,6 +148,14 @@ impl<T> WriteCache<T> {
             return self.remove(key);
         };
         let version = parse_version(&observed.resource_version);
+        let entry = self.entry_mut(key);
+        // While the answer was on its way, the watch showed a later version, and it will not show that again.
+        if let Some(entry) = entry.filter(|entry| {
+            entry.uid == observed.uid && entry.unconfirmed_since.is_none() && entry.version > version
+        }) {
+            entry.unknown = false;
+            return;
+        }
         let entry = self.entry(key);
         let watched =
             entry.is_some_and(|entry| entry.unconfirmed_since.is_none() && entry.version >= version);
@@ -363,6 +371,20 @@ mod tests {
         cache.apply_watch(&key, versioned("a", "22", "g", false));
         cache.apply_watch(&key, versioned("a", "5", "g", false));
         assert_eq!(group_state(&cache, "g"), ["a@5"], "restored from a backup");
+    }
+
+    /// The watch does not show a version again that an earlier answer has overwritten.
+    #[test]
+    fn answer_that_is_older_than_the_watch_is_dropped() {
+        let (mut cache, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
+        cache.apply_watch(&key, versioned("a", "20", "g", false));
+        cache.mark_unknown(&key);
+        cache.apply_watch(&key, versioned("a", "22", "g", false));
+        cache.apply_read(&key, Some(versioned("a", "21", "g", false)), now);
+        assert_eq!(group_state(&cache, "g"), ["a@22"]);
+        assert_eq!(cache.unconfirmed("g", now), (vec![], None));
+        cache.apply_read(&key, Some(versioned("b", "21", "g", false)), now);
+        assert_eq!(group_state(&cache, "g"), ["b@21"], "another object");
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
     pub log_format: Format,
 
-    /// Feature gates, as NAME=true|false separated by commas: DaemonWatchingPod, InPlaceUpdateEnvFromMetadata (both on by default)
+    /// Feature gates, as NAME=true|false separated by commas: DaemonWatchingPod, InPlaceUpdateEnvFromMetadata, PodProbeMarkerGate (all on by default); KruiseDaemon=false switches off all three
     #[arg(long, default_value = "", hide_default_value = true, value_parser = FeatureGates::parse, value_name = "GATES")]
     pub feature_gates: FeatureGates,
 

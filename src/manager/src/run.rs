@@ -2,6 +2,7 @@
 //! the Lease is held.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::Api;
 use kube::api::ListParams;
@@ -22,6 +23,10 @@ use kruise_ops::http::{self, Endpoints};
 use kruise_ops::metrics::{self, Program, metrics};
 use kruise_ops::supervise::{self, Supervisor};
 use kruise_ops::{COMMIT, Health, Progress, VERSION, logs, raise_open_file_limit};
+
+/// How long reviews in flight may take at shutdown: what `terminationGracePeriodSeconds` of `deploy/manager/webhook.yaml`
+/// leaves after its preStop hook. API servers wait 5 s for most reviews.
+const WEBHOOKS_SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(4500);
 
 /// Default name of the Lease; upstream's, so that only one of two managers leads, whichever project they are from.
 pub const LEASE: &str = "kruise-manager";
@@ -63,6 +68,9 @@ pub async fn run(options: Options) -> Result<(), Error> {
         tracing::warn!(gate, "unknown feature gate; it has no effect");
     }
     let mut supervisor = Supervisor::default();
+    if matches!(options.role, Role::Webhooks) {
+        supervisor.shutdown_timeout = WEBHOOKS_SHUTDOWN_TIMEOUT;
+    }
     let health = Health::default();
     listen(&mut supervisor, &options, &health).await?;
     let cluster = Cluster::connect(&cluster::ClientOptions {

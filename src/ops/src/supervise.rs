@@ -12,7 +12,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::panics::catch_panic;
 
-/// How long tasks may take to end after the signal; a process manager sees the exit within two seconds.
+/// How long tasks may take to end after the signal, unless set otherwise; a process manager sees the exit within two
+/// seconds.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1800);
 
 /// Why the process ended on its own.
@@ -32,11 +33,22 @@ pub enum Error {
 }
 
 /// Runs tasks until a signal arrives or one of them ends.
-#[derive(Default)]
 pub struct Supervisor {
+    /// How long tasks may take to end after the signal.
+    pub shutdown_timeout: Duration,
     /// Cancelled at SIGTERM or SIGINT, or when a task has ended; every task watches it.
     pub shutdown: CancellationToken,
     tasks: JoinSet<(&'static str, Result<(), String>)>,
+}
+
+impl Default for Supervisor {
+    fn default() -> Self {
+        Self {
+            shutdown_timeout: SHUTDOWN_TIMEOUT,
+            shutdown: CancellationToken::new(),
+            tasks: JoinSet::new(),
+        }
+    }
 }
 
 impl Supervisor {
@@ -67,7 +79,7 @@ impl Supervisor {
         });
     }
 
-    /// Waits for a signal, then up to 1.8 s for the tasks to finish their writes.
+    /// Waits for a signal, then for a short time for the tasks to finish their writes.
     ///
     /// # Errors
     /// When a task ended before a signal arrived.
@@ -94,7 +106,7 @@ impl Supervisor {
     }
 
     async fn wait_for_tasks(&mut self) {
-        let deadline = Instant::now() + SHUTDOWN_TIMEOUT;
+        let deadline = Instant::now() + self.shutdown_timeout;
         while !self.tasks.is_empty() {
             match tokio::time::timeout_at(deadline, self.tasks.join_next()).await {
                 Ok(Some(Ok((task, Err(error))))) => tracing::warn!(task, error, "task failed at shutdown"),

@@ -28,11 +28,21 @@ struct WatchTable {
     watches: BTreeMap<u64, WatchState>,
 }
 
+/// When readiness depends on a watch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Required {
+    /// Always.
+    Always,
+    /// Once it is listed, and not while it is refused: the kind, or the role to read it, may be missing.
+    WhenServed,
+    /// Until it is listed or refused: the process also does work that does not need it.
+    UntilListed,
+}
+
 #[derive(Debug)]
 struct WatchState {
     kind: String,
-    /// Whether the program works without it: the kind, or the role to read it, may be missing.
-    optional: bool,
+    required: Required,
     /// Whether the first list is complete.
     listed: bool,
     /// Whether the last answer was that the kind does not exist or must not be read.
@@ -50,14 +60,18 @@ struct WatchState {
 impl WatchState {
     /// Whether readiness depends on it.
     fn counts(&self) -> bool {
-        !self.optional || (self.listed && !self.refused)
+        match self.required {
+            Required::Always => true,
+            Required::WhenServed => self.listed && !self.refused,
+            Required::UntilListed => !self.listed && !self.refused,
+        }
     }
 
     /// Why the store of this kind may be incomplete or stale.
     fn readiness_error(&self) -> Option<String> {
         let Self {
             kind,
-            optional: _,
+            required: _,
             listed,
             refused: _,
             last_contact: heard,
@@ -92,23 +106,30 @@ impl Watches {
     /// Adds a watch of `kind`, which has no list yet.
     #[must_use]
     pub fn register(&self, kind: &str) -> WatchHandle {
-        self.insert(kind, false)
+        self.insert(kind, Required::Always)
     }
 
     /// The same for a kind that may be missing, or the role to read it: it counts for readiness once it is listed, and
     /// not while the API server refuses it.
     #[must_use]
     pub fn register_optional(&self, kind: &str) -> WatchHandle {
-        self.insert(kind, true)
+        self.insert(kind, Required::WhenServed)
     }
 
-    fn insert(&self, kind: &str, optional: bool) -> WatchHandle {
+    /// The same for a kind that some of the work does not need: it counts for readiness until it is listed, and not if the
+    /// API server refuses it.
+    #[must_use]
+    pub fn register_for_start(&self, kind: &str) -> WatchHandle {
+        self.insert(kind, Required::UntilListed)
+    }
+
+    fn insert(&self, kind: &str, required: Required) -> WatchHandle {
         let mut table = self.lock();
         let id = table.next_id;
         table.next_id += 1;
         let state = WatchState {
             kind: kind.to_owned(),
-            optional,
+            required,
             listed: false,
             refused: false,
             last_contact: Instant::now(),
@@ -263,6 +284,21 @@ mod tests {
         let name = format!("kruise_watch_last_contact_timestamp_seconds{{kind=\"{kind}\"}} ");
         let value = text.lines().find_map(|line| line.strip_prefix(&name))?;
         value.parse().ok()
+    }
+
+    /// Conversion must not go out of service because a watch of SidecarSets does.
+    #[tokio::test(start_paused = true)]
+    async fn kind_for_some_of_the_work_counts_until_it_is_listed() {
+        let watches = Watches::default();
+        let sets = watches.register_for_start("Set");
+        assert!(matches!(watches.readiness(), Some(Err(why)) if why.contains("Set is not listed yet")));
+        sets.record_failure("sets is forbidden", true);
+        assert_eq!(watches.readiness(), None, "the role may be missing");
+        sets.record_contact();
+        sets.mark_listed();
+        tokio::time::advance(2 * STALE_AFTER).await;
+        sets.record_failure("connection refused", false);
+        assert_eq!(watches.readiness(), None);
     }
 
     #[tokio::test(start_paused = true)]

@@ -14,7 +14,7 @@ use crate::pods::{MIN_GRACE_PERIOD, NodePod, bounded_seconds};
 use kruise_api::in_place::RuntimeContainerMetaSet;
 use kruise_api::keys;
 use kruise_cluster::{EventType, Key, write};
-use kruise_cri::{ContainerState, Runtime};
+use kruise_cri::{self as cri, ContainerState, Runtime};
 
 /// Timeout for an answer of the runtime; of a stop, beyond the time that the runtime waits for the container.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(12);
@@ -75,7 +75,7 @@ async fn stop_container(
 ) -> Result<(), Error> {
     let (scheme, bare_id) = observe::split_container_id(id)?;
     let runtime = shared.runtime(scheme)?;
-    if !shared.restart_still_needed(key, &pod.uid) {
+    if !shared.restart_still_needed(key, &pod.uid, name, id) {
         return Err(Error::Withdrawn);
     }
     let grace = bounded_seconds(pod.grace_period_seconds);
@@ -94,27 +94,40 @@ async fn stop_container(
     if !status.is_some_and(|status| is_running(status.state) && observe::belongs_to_pod(&status, pod, name)) {
         return Ok(());
     }
-    tracing::info!(pod = %pod.name, namespace = pod.namespace, container = name, id, "restarting container for its new environment");
-    // OpenKruise writes the container's name where the ID belongs.
-    let note = format!("Stopping containerID {scheme}://{name} by container meta restarter");
-    publish_event(
-        shared,
-        pod,
-        name,
-        EventType::Normal,
-        keys::EVENT_KILLING,
-        "Restarting",
-        note,
-    );
+    let used = if let Some(used) = shared.used_grace(key, id) {
+        used
+    } else {
+        tracing::info!(pod = %pod.name, namespace = pod.namespace, container = name, id, "restarting container for its new environment");
+        // OpenKruise writes the container's name where the ID belongs.
+        let note = format!("Stopping containerID {scheme}://{name} by container meta restarter");
+        let killing = keys::EVENT_KILLING;
+        publish_event(shared, pod, name, EventType::Normal, killing, "Restarting", note);
+        let started = Instant::now();
+        run_hook(shared, runtime.as_ref(), pod, name, bare_id, grace).await?;
+        let used = started.elapsed();
+        shared.set_used_grace(key, id, used);
+        used
+    };
     let started = Instant::now();
-    run_hook(shared, runtime.as_ref(), pod, name, bare_id, grace).await;
-    let grace_left = grace.saturating_sub(started.elapsed()).max(MIN_GRACE_PERIOD);
-    runtime.stop_container(bare_id, grace_left).await?;
+    let stopped = runtime
+        .stop_container(bare_id, grace.saturating_sub(used).max(MIN_GRACE_PERIOD))
+        .await;
+    if let Err(error) = stopped {
+        // A runtime that answers has tried, and may have sent TERM.
+        if matches!(error, cri::Error::Rejected { .. }) {
+            let used = used.saturating_add(started.elapsed());
+            shared.set_used_grace(key, id, used);
+        }
+        return Err(error.into());
+    }
     tracing::info!(pod = %pod.name, namespace = pod.namespace, container = name, id, "stopped container");
     Ok(())
 }
 
 /// Runs the container's hook for at most its grace period. A failed hook is reported and does not prevent the stop.
+///
+/// # Errors
+/// When the runtime disconnected, so that the hook must run again.
 async fn run_hook(
     shared: &MetaController,
     runtime: &dyn Runtime,
@@ -122,12 +135,12 @@ async fn run_hook(
     name: &str,
     id: &str,
     grace: Duration,
-) {
+) -> Result<(), cri::Error> {
     let Some(container) = pod.container(name) else {
-        return;
+        return Ok(());
     };
     let Some(hook) = container.pre_stop.as_ref().filter(|_| !grace.is_zero()) else {
-        return;
+        return Ok(());
     };
     let target = hook::HookTarget {
         runtime,
@@ -136,12 +149,16 @@ async fn run_hook(
         host: pod.ips.first().cloned(),
         ports: &container.ports,
     };
-    if let Err(error) = hook::run(hook, &target, grace).await {
-        tracing::warn!(pod = %pod.name, namespace = pod.namespace, container = name, %error, "preStop hook failed");
-        let note = format!("PreStop hook of container {name} failed: {error}");
-        let reason = keys::EVENT_FAILED_PRE_STOP_HOOK;
-        publish_event(shared, pod, name, EventType::Warning, reason, "PreStop", note);
-    }
+    let error = match hook::run(hook, &target, grace).await {
+        Ok(()) => return Ok(()),
+        Err(hook::Error::Exec(error @ cri::Error::Unreachable { .. })) => return Err(error),
+        Err(error) => error,
+    };
+    tracing::warn!(pod = %pod.name, namespace = pod.namespace, container = name, %error, "preStop hook failed");
+    let note = format!("PreStop hook of container {name} failed: {error}");
+    let reason = keys::EVENT_FAILED_PRE_STOP_HOOK;
+    publish_event(shared, pod, name, EventType::Warning, reason, "PreStop", note);
+    Ok(())
 }
 
 fn publish_event(

@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::Context;
-use super::pods::{NodePod, PodContainerMeta, RestartPolicy};
+use super::pods::{DesiredContainer, NodePod, PodContainerMeta, RestartPolicy};
 use kruise_api::unconfirmed::Unconfirmed;
 use kruise_cluster::queue::{self, ReconcileError, RequeueAfter};
 use kruise_cluster::{self as cluster, Change, EventType, Key, Store};
@@ -34,6 +34,8 @@ use plan::{Plan, PodMetaState};
 const NAME: &str = "container meta";
 /// Number of Pods that are reconciled and written concurrently.
 const WORKERS: usize = 5;
+/// How long a reconcile reads containers; the queue cancels one that takes two minutes.
+const INSPECT_TIME: Duration = Duration::from_secs(30);
 
 /// Delay before a container that a ContainerRecreateRequest is recreating is checked again.
 const RECREATE_RECHECK_DELAY: Duration = Duration::from_secs(2);
@@ -223,13 +225,21 @@ impl MetaController {
         let mut plan = self.plan(&key, pod, meta);
         let mut failure = None;
         if !plan.inspect.is_empty() {
+            let inspect_until = Instant::now() + INSPECT_TIME;
             for (name, id) in &plan.inspect {
+                if Instant::now() >= inspect_until {
+                    break;
+                }
                 // One unreadable container must not delay the facts of the others.
                 if let Err(error) = self.read_facts(&key, pod, meta, name, id).await {
                     failure = Some(error);
                 }
             }
             plan = self.plan(&key, pod, meta);
+            if Instant::now() >= inspect_until && failure.is_none() && !plan.inspect.is_empty() {
+                // Other Pods get their turn first.
+                plan.requeue_by(self.now());
+            }
         }
         for (name, id) in &std::mem::take(&mut plan.restart) {
             if self.is_being_recreated(id) {
@@ -296,13 +306,33 @@ impl MetaController {
         })
     }
 
-    /// Whether the restart is still needed: the Pod has the same UID, is not terminating and is being updated.
-    fn restart_still_needed(&self, key: &Key, uid: &str) -> bool {
+    /// Whether the restart is still needed: the Pod has the same UID, is not terminating and is being updated, and the
+    /// container's environment is not the desired one again.
+    fn restart_still_needed(&self, key: &Key, uid: &str, name: &str, id: &str) -> bool {
         let pod = self
             .pods
             .get(key)
             .filter(|pod| pod.uid == uid && !pod.terminating);
-        pod.is_some_and(|pod| pod.meta.as_ref().is_some_and(|meta| meta.updating))
+        let Some(pod) = pod else { return false };
+        let Some(meta) = pod.meta.as_ref().filter(|meta| meta.updating) else {
+            return false;
+        };
+        let desired = meta.containers.iter().find(|wanted| wanted.name == name);
+        let states = self.pod_states();
+        let facts = states.get(key).and_then(|state| state.facts.get(id));
+        let actual = facts.and_then(|facts| facts.env_hash);
+        actual.is_none() || actual != desired.map(DesiredContainer::env_hash)
+    }
+
+    fn set_used_grace(&self, key: &Key, id: &str, used: Duration) {
+        self.update_state(key, |state| {
+            state.used_grace.insert(id.to_owned(), used);
+        });
+    }
+
+    /// How much of its grace period a container has used; `None` if its preStop hook has not ended.
+    fn used_grace(&self, key: &Key, id: &str) -> Option<Duration> {
+        self.pod_states().get(key)?.used_grace.get(id).copied()
     }
 
     /// Returns when the Pod is deleted or terminating.
@@ -402,7 +432,7 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::panic)]
     use super::*;
     use crate::live;
-    use crate::pods::{DesiredContainer, PodContainer, PodContainerMeta, PodContainerStatus};
+    use crate::pods::{PodContainer, PodContainerMeta, PodContainerStatus};
 
     /// A controller whose API server answers every request with that response.
     fn controller_with_api_response(

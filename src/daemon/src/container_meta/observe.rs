@@ -104,6 +104,9 @@ async fn print_environment(
             Ok(None) => return Ok(None),
             // The runtime's error for a missing program.
             Err(cri::Error::Rejected { .. } | cri::Error::Unimplemented { .. }) => return Ok(None),
+            // The runtime has just answered, so it is the program in the image that does not end; it would not end at
+            // the next attempt either.
+            Err(cri::Error::Timeout { .. }) => return Ok(None),
             Err(error) => return Err(error),
         }
     }

@@ -119,13 +119,15 @@ impl StopTask {
             .begin(super::NAME, description, timeout);
         let mut grace_spent = Duration::ZERO;
         if let Some(hook) = &act.hook {
-            let started = Instant::now();
-            if let Err(error) = self.run_hook(hook, act.grace_period).await {
-                // The progress of the hook is unknown: like kubelet, it gets the full time again.
-                let (error, grace_spent) = (error.into(), Duration::ZERO);
-                return self.send_event(TaskEventKind::Failed { error, grace_spent });
+            if self.may_run().await {
+                let started = Instant::now();
+                if let Err(error) = self.run_hook(hook, act.grace_period).await {
+                    // The progress of the hook is unknown: like kubelet, it gets the full time again.
+                    let (error, grace_spent) = (error.into(), Duration::ZERO);
+                    return self.send_event(TaskEventKind::Failed { error, grace_spent });
+                }
+                grace_spent = started.elapsed();
             }
-            grace_spent = started.elapsed();
             self.send_event(TaskEventKind::StopStarted);
         }
         let started = Instant::now();
@@ -145,6 +147,20 @@ impl StopTask {
         }
         let error = error.into();
         self.send_event(TaskEventKind::Failed { error, grace_spent });
+    }
+
+    /// Whether the container may still run. While the stop waited for a slot, kubelet may have started its successor, and
+    /// a hook over HTTP would reach that one.
+    async fn may_run(&self) -> bool {
+        match self.runtime.container_status(&self.action.target).await {
+            Ok(Some(status)) => matches!(
+                status.state,
+                cri::ContainerState::Running | cri::ContainerState::Unknown
+            ),
+            Ok(None) => false,
+            // The hook or the stop says why.
+            Err(_) => true,
+        }
     }
 
     /// Waits for a stop slot of this node; none if the request's deadline passes first.

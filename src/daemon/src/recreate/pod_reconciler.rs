@@ -60,7 +60,7 @@ pub struct PodReconciler {
 
 /// The result of a reconcile.
 enum ReconcileResult {
-    /// No request is left.
+    /// No request is left, and no stop is in progress.
     Done,
     /// When to requeue without an event.
     RequeueAt(Option<Duration>),
@@ -87,7 +87,7 @@ impl PodReconciler {
         }
     }
 
-    /// Runs until no request for the Pod is left, or until shutdown.
+    /// Runs until no request for the Pod is left and no stop is in progress, or until shutdown.
     pub async fn run(mut self) -> Key {
         let shutdown = self.shared.ctx.shutdown.clone();
         let mut last_observed = None;
@@ -138,7 +138,12 @@ impl PodReconciler {
         step: &ProgressStep,
     ) -> ReconcileResult {
         let requests = self.sync_requests();
-        if requests.is_empty() && self.status_writer.idle() {
+        // A stop that has begun is finished although its request was deleted.
+        let mut attempts = self.state.attempts.values();
+        let is_stopping = attempts.any(|attempt| {
+            attempt.in_progress && matches!(attempt.stage, StopStage::Hook | StopStage::Stopping)
+        });
+        if requests.is_empty() && self.status_writer.idle() && !is_stopping {
             return ReconcileResult::Done;
         }
         let observed = self.observe(requests, step).await;
@@ -503,7 +508,13 @@ impl PodReconciler {
         };
         let condition = [COMPLETE, FAILED].iter().find_map(find_condition);
         let failed = condition.is_none_or(|condition| condition.type_ == FAILED);
-        let result = if failed { "failed" } else { "succeeded" };
+        // A sidecar that is not started again is what such a request is for.
+        let is_termination = request.name.starts_with(keys::SIDECAR_TERMINATION_PREFIX);
+        let result = if failed && !is_termination {
+            "failed"
+        } else {
+            "succeeded"
+        };
         if let Some(condition) = condition {
             let type_ = if failed {
                 EventType::Warning

@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn waiting_request_has_a_waiting_condition() {
         let wait = WaitReason::Queued {
-            behind: "first".to_owned(),
+            behind: Some("first".to_owned()),
         };
         let write = |message: Option<String>, waits| StatusWrite {
             request_uid: String::new(),

@@ -10,7 +10,7 @@ use kruise_api::node_pod_probe::{NodePodProbe, ProbeState};
 use serde::Serialize;
 
 use crate::conditions::find_true;
-use crate::status::plan::{RecreateOutcome, recreate_outcome};
+use crate::status::plan::{RecreateOutcome, is_ended_termination, recreate_outcome};
 use kruise_api::container_recreate_request::WAITING;
 
 /// What happens on a node. Its JSON is the output of `node -o json`.
@@ -116,6 +116,9 @@ pub fn pulls(object: &NodeImage) -> (Vec<Pull>, usize) {
 /// A request that is not finished or has failed.
 pub fn recreate(request: &ContainerRecreateRequest) -> Option<Recreate> {
     let status = request.status.clone().unwrap_or_default();
+    if is_ended_termination(request) {
+        return None;
+    }
     let (state, message) = match recreate_outcome(&status) {
         RecreateOutcome::Succeeded => return None,
         RecreateOutcome::Failed(_, message) => ("Failed".to_owned(), message),
@@ -189,6 +192,26 @@ mod tests {
             ("nginx:4", "Failed", 100),
         ];
         assert_eq!((&found[..], pulled), (&expected[..], 1));
+    }
+
+    #[test]
+    fn sidecar_that_was_stopped_for_good_is_no_failure() {
+        let request = |name: &str| -> ContainerRecreateRequest {
+            let condition = json!({ "type": "Failed", "status": "True", "reason": "ContainersFailed",
+                "message": "kubelet does not start it again", "lastTransitionTime": "2026-01-01T00:00:00Z" });
+            serde_json::from_value(json!({
+                "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+                "metadata": { "name": name }, "spec": { "podName": "p", "containers": [{ "name": "c" }] },
+                "status": { "phase": "Completed", "completionTime": "2026-01-01T00:00:00Z",
+                    "containerRecreateStates": [], "conditions": [condition] },
+            }))
+            .unwrap()
+        };
+        assert_eq!(
+            recreate(&request("mine")).map(|shown| shown.state).as_deref(),
+            Some("Failed")
+        );
+        assert!(recreate(&request("sidecar-termination-x")).is_none());
     }
 
     #[test]

@@ -181,6 +181,9 @@ fn job_goes_on(connection: &Connection, job: &ImagePullJob) -> String {
 /// Prints the result, with the cause of each failure.
 async fn report(connection: &Connection, job: &ImagePullJob, end: &Progress) -> Result<(), Error> {
     let image = &job.spec.image;
+    if let Some(why) = plan::missing_nodes(job, end) {
+        return Err(Error::Failed(why));
+    }
     if end.is_complete() {
         let line = match end.desired {
             0 => "no node matches; nothing was pulled".to_owned(),

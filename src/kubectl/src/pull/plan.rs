@@ -1,6 +1,6 @@
 //! What `pull` creates, prints and returns.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -11,6 +11,7 @@ use kruise_api::image_pull_job::{
 use kruise_api::image_reference::{ImageReference, join_name_and_tag};
 use kruise_api::names;
 use kruise_api::node_image::{ImagePullPhase, NodeImage};
+use kruise_api::text::printable;
 
 use crate::conditions::find_true;
 
@@ -174,6 +175,8 @@ pub struct Progress {
     pub failed_nodes: Vec<String>,
     /// Message of condition `Failed`.
     pub failure: Option<String>,
+    /// Message of condition `Complete`.
+    pub completion: Option<String>,
 }
 
 /// Reads the progress of a job.
@@ -181,7 +184,7 @@ pub fn progress(job: &ImagePullJob) -> Progress {
     let started = job.status.is_some();
     let status = job.status.clone().unwrap_or_default();
     let failure = find_true(&status.conditions, FAILED).map(|condition| condition.message.to_owned());
-    let complete = find_true(&status.conditions, COMPLETE).is_some();
+    let completion = find_true(&status.conditions, COMPLETE).map(|condition| condition.message.to_owned());
     let waiting = find_true(&status.conditions, WAITING);
     Progress {
         started,
@@ -192,10 +195,25 @@ pub fn progress(job: &ImagePullJob) -> Progress {
         waiting: waiting.map_or_else(String::new, |waiting| {
             format!("{}: {}", waiting.reason, waiting.message)
         }),
-        ended: status.completion_time.is_some() || complete || failure.is_some(),
+        ended: status.completion_time.is_some() || completion.is_some() || failure.is_some(),
         failed_nodes: status.failed_nodes,
         failure,
+        completion,
     }
+}
+
+/// Why a job that is complete has not pulled on all nodes that it names; `None` if it has.
+pub fn missing_nodes(job: &ImagePullJob, end: &Progress) -> Option<String> {
+    let names = job.spec.selector.as_ref().map(|selector| &selector.names);
+    let named: BTreeSet<&String> = names.into_iter().flatten().collect();
+    let missing = named
+        .len()
+        .saturating_sub(usize::try_from(end.desired).unwrap_or_default());
+    let why = end.completion.as_deref().map(printable).unwrap_or_default();
+    (end.is_complete() && missing > 0).then(|| {
+        let (image, named) = (&job.spec.image, named.len());
+        format!("{missing} of the {named} named node(s) did not pull {image}: {why}")
+    })
 }
 
 impl Progress {
@@ -274,6 +292,30 @@ mod tests {
             image: image.into(),
             ..Request::default()
         }
+    }
+
+    #[test]
+    fn node_that_does_not_exist_is_a_failure() {
+        let object = |names: &[&str], desired: i32| -> ImagePullJob {
+            let completion = "pulled on 1 node; no NodeImage named typo";
+            let condition = json!({ "type": "Complete", "status": "True", "reason": "Completed",
+                "message": completion, "lastTransitionTime": "2026-01-01T00:00:00Z" });
+            serde_json::from_value(json!({
+                "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob", "metadata": { "name": "j" },
+                "spec": { "image": "nginx:1", "selector": { "names": names }, "completionPolicy": {} },
+                "status": { "desired": desired, "active": 0, "succeeded": desired, "failed": 0,
+                    "completionTime": "2026-01-01T00:00:00Z", "conditions": [condition] },
+            }))
+            .unwrap()
+        };
+        let missing = |names: &[&str], desired| {
+            let job = object(names, desired);
+            missing_nodes(&job, &progress(&job))
+        };
+        assert_eq!(missing(&["a", "a"], 1), None);
+        assert_eq!(missing(&[], 0), None);
+        let why = "1 of the 2 named node(s) did not pull nginx:1: pulled on 1 node; no NodeImage named typo";
+        assert_eq!(missing(&["a", "typo"], 1).as_deref(), Some(why));
     }
 
     #[test]

@@ -308,14 +308,23 @@ pub fn waiting_list_pull_job(job: &ImageListPullJob) -> Option<WaitingObject> {
     })
 }
 
+/// Whether a request has stopped a sidecar for good. Under `restartPolicy: Never` it ends as failed, because the sidecar
+/// is not started again; that is what it is for.
+pub fn is_ended_termination(request: &ContainerRecreateRequest) -> bool {
+    let has_ended = request
+        .status
+        .as_ref()
+        .is_some_and(|status| status.completion_time.is_some());
+    let name = request.metadata.name.as_deref().unwrap_or_default();
+    has_ended && name.starts_with(SIDECAR_TERMINATION_PREFIX)
+}
+
 /// A ContainerRecreateRequest that is not finished or has failed.
 pub fn waiting_recreate_request(request: &ContainerRecreateRequest) -> Option<WaitingObject> {
-    let status = request.status.clone().unwrap_or_default();
-    let name = request.metadata.name.as_deref().unwrap_or_default();
-    if status.completion_time.is_some() && name.starts_with(SIDECAR_TERMINATION_PREFIX) {
-        // A sidecar that is not started again is what it is for.
+    if is_ended_termination(request) {
         return None;
     }
+    let status = request.status.clone().unwrap_or_default();
     let object = |state: &str, condition| {
         waiting_object("ContainerRecreateRequest", &request.metadata, state, condition)
     };

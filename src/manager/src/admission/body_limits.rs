@@ -346,7 +346,13 @@ impl HttpBody for LimitedBody {
 
 fn reject(code: StatusCode, why: String) -> Response {
     tracing::debug!(%code, why, "refused to read a review");
-    let labels = [("kind", "other"), ("step", "read"), ("result", "refused")];
+    // A review that found no room is one that an API server did not get answered.
+    let result = if code == StatusCode::TOO_MANY_REQUESTS {
+        "failed"
+    } else {
+        "refused"
+    };
+    let labels = [("kind", "other"), ("step", "read"), ("result", result)];
     let labels = labels.map(|(label, value)| (label, value.to_owned()));
     metrics().reviews.get_or_create(&labels).inc();
     let mut answer = (code, why).into_response();

@@ -14,6 +14,7 @@ use rcgen::{
 };
 
 use super::Error;
+use super::server::certified_key;
 
 const VALIDITY_DAYS: i64 = 365;
 /// Renewed when the remaining validity is shorter.
@@ -59,9 +60,11 @@ impl Bundle {
         self.ca.split_inclusive(PEM_END).next().unwrap_or_default().trim()
     }
 
-    /// Whether the certificate covers `names` at `now` and needs no renewal yet.
+    /// Whether the certificate covers `names` at `now` and needs no renewal yet. One that was made by a clock far ahead
+    /// is not valid yet.
     pub fn is_valid_for(&self, names: &BTreeSet<String>, now: Timestamp) -> bool {
-        self.expires >= days_after(now, RENEW_BEFORE_DAYS) && names.is_subset(&self.names)
+        let lifetime = days_after(now, RENEW_BEFORE_DAYS)..=days_after(now, VALIDITY_DAYS + 1);
+        lifetime.contains(&self.expires) && names.is_subset(&self.names)
     }
 
     pub fn generate(names: &BTreeSet<String>, now: Timestamp) -> Result<Self, Error> {
@@ -128,8 +131,8 @@ impl Bundle {
             expires: text("tls.until")?.parse().ok()?,
             names: text("tls.names")?.split(',').map(str::to_owned).collect(),
         };
-        let readable = KeyPair::from_pem(&bundle.key).is_ok();
-        (readable && bundle.certificate.contains("BEGIN CERTIFICATE")).then_some(bundle)
+        certified_key(&bundle)?;
+        Some(bundle)
     }
 }
 
@@ -199,6 +202,13 @@ mod tests {
         assert_eq!(Bundle::parse_data(&broken), None);
         broken.remove("tls.key");
         assert_eq!(Bundle::parse_data(&broken), None);
+        let other = Bundle::generate(&names(&["localhost"]), now()).unwrap();
+        broken.insert("tls.key".into(), ByteString(other.key.into_bytes()));
+        assert_eq!(
+            Bundle::parse_data(&broken),
+            None,
+            "the key of another certificate"
+        );
     }
 
     #[test]
@@ -208,6 +218,11 @@ mod tests {
         assert!(!bundle.is_valid_for(&names(&["a", "b"]), now()));
         assert!(bundle.is_valid_for(&names(&["a"]), days_after(now(), 240)));
         assert!(!bundle.is_valid_for(&names(&["a"]), days_after(now(), 300)));
+        let too_early = days_after(now(), -3);
+        assert!(
+            !bundle.is_valid_for(&names(&["a"]), too_early),
+            "the clock was ahead"
+        );
         let both = bundle.renew(&names(&["b"]), now()).unwrap();
         assert!(both.is_valid_for(&names(&["a", "b"]), now()));
     }

@@ -17,8 +17,9 @@ use kruise_ops::Progress;
 use kruise_ops::metrics::metrics;
 
 pub(super) const SECRET: &str = "kruise-manager-webhook-certs";
-/// How often the expiry is checked; certificates are renewed months before it.
-const CHECK_INTERVAL: Duration = Duration::from_secs(3600);
+/// How often the validity is checked. Certificates are renewed months before they expire, but a clock that was wrong when
+/// they were made may be corrected.
+const CHECK_INTERVAL: Duration = Duration::from_secs(300);
 const RETRY_AFTER: Duration = Duration::from_secs(30);
 /// How often a write may conflict with that of another replica.
 const MAX_CONFLICTS: u32 = 5;
@@ -34,8 +35,13 @@ pub(super) fn dns_names(options: &Options) -> BTreeSet<String> {
         .collect()
 }
 
-/// The certificates; created or renewed if that is due and `manage` is set.
-pub(super) async fn ensure(cluster: &Cluster, options: &Options) -> Result<Bundle, Error> {
+/// The certificates; created or renewed if that is due and `manage` is set. If the Secret was deleted or damaged, they are
+/// renewed from `known`, whose CA clients still trust.
+pub(super) async fn ensure(
+    cluster: &Cluster,
+    options: &Options,
+    known: Option<&Bundle>,
+) -> Result<Bundle, Error> {
     let api: Api<Secret> = Api::namespaced(cluster.client.clone(), &options.namespace);
     let (names, mut conflicts) = (dns_names(options), 0);
     loop {
@@ -50,10 +56,10 @@ pub(super) async fn ensure(cluster: &Cluster, options: &Options) -> Result<Bundl
             });
         }
         let now = cluster.clock.now();
-        let renewed = match &current {
-            None => Bundle::generate(&names, now)?,
-            Some(bundle) if bundle.is_valid_for(&names, now) => return Ok(bundle.clone()),
-            Some(bundle) => bundle.renew(&names, now)?,
+        let renewed = match (&current, known) {
+            (None, None) => Bundle::generate(&names, now)?,
+            (Some(bundle), _) if bundle.is_valid_for(&names, now) => return Ok(bundle.clone()),
+            (Some(bundle), _) | (None, Some(bundle)) => bundle.renew(&names, now)?,
         };
         match write_secret(&api, existing, &renewed, options).await {
             Ok(()) => {
@@ -124,7 +130,8 @@ pub(super) async fn run_renewal(
                 "looking after the certificates",
                 write::REQUEST_TIMEOUT * 2 * (MAX_CONFLICTS + 1),
             );
-            wait = match ensure(cluster, options).await {
+            let known = bundle_tx.borrow().clone();
+            wait = match ensure(cluster, options, Some(&known)).await {
                 Ok(bundle) => {
                     publish(bundle_tx, bundle);
                     CHECK_INTERVAL

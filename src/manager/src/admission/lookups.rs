@@ -20,7 +20,7 @@ use super::cloneset::PodOwnership;
 use super::connections::Caller;
 use super::container_recreate_request::{PodLookup, Target};
 use super::deletion::{ClaimFields, DeletionBlocker, is_active_pod, is_bound_claim};
-use super::pod::PodInjectionLookup;
+use super::pod::{self, PodInjectionLookup};
 use super::previous_fields::PreviousFields;
 use super::review::Request;
 use super::sidecar_set::SidecarSetLookup;
@@ -113,22 +113,23 @@ pub(super) struct Lookups {
 
 impl Lookups {
     /// Also returns the task that keeps the stores current. Of nodes only virtual ones are watched, of which there are
-    /// few or none, so that an answer need not request the Pod's node.
+    /// few or none, so that an answer need not request the Pod's node. A watch that fails later, or is refused, must not
+    /// take conversion and the other reviews out of service: the reviews that need it fail, or answer from what is cached.
     pub fn new(cluster: &Cluster, options: &Options) -> (Self, impl Future<Output = ()> + use<>) {
         let nodes: Api<Node> = Api::all(cluster.client.clone());
         let params = ListParams::default().labels(&format!("{}={}", keys::TYPE, keys::TYPE_VIRTUAL_KUBELET));
-        let (virtual_nodes, watching_nodes) = cluster.reflector(nodes, params, |_: Node| Some(()));
-        let (sidecar_sets, watching_sets) = cluster.reflector(
+        let (virtual_nodes, watching_nodes) = cluster.reflector_for_start(nodes, params, |_: Node| Some(()));
+        let (sidecar_sets, watching_sets) = cluster.reflector_for_start(
             Api::all(cluster.client.clone()),
             ListParams::default(),
             |set: Bounded<SidecarSet, MAX_SET_BYTES>| Some(with_hashes(set.object)),
         );
-        let (namespaces, watching_namespaces) = cluster.reflector(
+        let (namespaces, watching_namespaces) = cluster.reflector_for_start(
             Api::all(cluster.client.clone()),
             ListParams::default(),
             |namespace: Namespace| Some(namespace.metadata.labels.unwrap_or_default()),
         );
-        let (sidecar_set_revisions, watching_revisions) = cluster.reflector(
+        let (sidecar_set_revisions, watching_revisions) = cluster.reflector_for_start(
             Api::namespaced(cluster.client.clone(), &options.namespace),
             ListParams::default().labels(keys::SIDECAR_SET_NAME),
             |revision: Bounded<ControllerRevision, { 2 * MAX_SET_BYTES }>| Some(revision.object),
@@ -338,7 +339,7 @@ impl Lookups {
     /// The sets and what their injection into a new Pod needs; `set` is the one whose webhook was called.
     ///
     /// # Errors
-    /// A message, when they are not known yet.
+    /// A message, when they are not known yet, or the labels of the Pod's Namespace are not and a set selects by them.
     pub async fn pod_injection(
         &self,
         request: &Request,
@@ -349,9 +350,14 @@ impl Lookups {
             self.check_set_is_cached(set).await?;
         }
         let namespace = Key::cluster_scoped(request.namespace.clone());
+        let (sets, namespace_labels) = (self.sidecar_sets.list(), self.namespaces.get(&namespace));
+        if namespace_labels.is_none() && pod::depends_on_namespace(request, &sets) {
+            // Without its labels, the Pod would lose what a policy has injected, and be admitted despite `Fail`.
+            return Err(format!("Namespace {} is not known here yet", request.namespace));
+        }
         Ok(PodInjectionLookup {
-            sets: self.sidecar_sets.list(),
-            namespace_labels: self.namespaces.get(&namespace),
+            sets,
+            namespace_labels,
             revisions: self.sidecar_set_revisions.list(),
             readiness_gate_for_all: self.gates.enabled(FeatureGate::KruisePodReadinessGate),
             enhanced_liveness: self.gates.enabled(FeatureGate::EnhancedLivenessProbe),

@@ -194,7 +194,7 @@ async fn wait_for_bundle(cluster: &Cluster, options: &Options, health: &Health) 
     const RETRY: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(10));
     let mut failures = 0_u32;
     loop {
-        match certificates::ensure(cluster, options).await {
+        match certificates::ensure(cluster, options, None).await {
             Ok(bundle) => return bundle,
             Err(why) => {
                 tracing::warn!(%why, "webhooks cannot be served yet");

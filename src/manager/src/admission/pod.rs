@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ControllerRevision;
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::review::Request;
@@ -17,6 +18,7 @@ use kruise_api::keys;
 use kruise_api::sidecarset::SidecarSet;
 use kruise_workload::pod_admission::{self, MutationError, acceptable};
 use kruise_workload::sidecarset::inject::{self, InjectionError};
+use kruise_workload::sidecarset::matching::selects_labels;
 use kruise_workload::sidecarset::set::SetView;
 
 /// What the cluster has, as far as a new Pod needs it.
@@ -34,6 +36,14 @@ pub(super) struct PodInjectionLookup {
     pub enhanced_liveness: bool,
     /// Gate `EnableSortSidecarContainerByName`.
     pub sort_containers: bool,
+}
+
+/// Whether the labels of its Namespace decide if one of the sets is injected into the Pod.
+pub(super) fn depends_on_namespace(request: &Request, sets: &[Arc<SidecarSet>]) -> bool {
+    let pod = request.object.to_json();
+    let labels = BTreeMap::<String, String>::deserialize(&pod["metadata"]["labels"]).unwrap_or_default();
+    let mut selecting = sets.iter().filter(|set| selects_labels(&set.spec, &labels));
+    selecting.any(|set| set.spec.namespace_selector.is_some())
 }
 
 /// Whether the Pod's own content is the reason, so that no set may decide.

@@ -11,6 +11,7 @@ use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Extension, Json, Router};
+use jiff::Timestamp;
 use kube::core::Status;
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -21,6 +22,7 @@ use tokio::task::yield_now;
 use super::body_limits::{BodyLimit, BodyPermits, ClientQuotas, limit_body};
 use super::connections::Caller;
 use super::lookups::Lookups;
+use super::pod::PodInjectionLookup;
 use super::review::{Decision, Request};
 use super::reviews_json::{self, Unreadable};
 use super::{
@@ -29,9 +31,10 @@ use super::{
 };
 use kruise_api::json::estimate_memory;
 use kruise_api::validation::{MAX_FIELD_CHARS, truncate};
-use kruise_api::{Kind, convert, keys};
+use kruise_api::{Kind, convert, keys, names};
 use kruise_ops::metrics::metrics;
 use kruise_ops::{FeatureGates, panics};
+use kruise_workload::pod_admission::MutationError;
 
 /// New and old object of at most 3 MiB each, and what surrounds them. Bytes.
 const MAX_ADMISSION_BYTES: usize = 16 << 20;
@@ -308,7 +311,7 @@ async fn handle_pod(
     let lookups = state.lookups.on_behalf_of(&caller);
     let set = set.as_ref().map(|Path(set)| set.as_str());
     let mutated = match lookups.pod_injection(&request, set).await {
-        Ok(lookup) => match pod::mutate(&request, &lookup, lookups.cluster.clock.now()) {
+        Ok(lookup) => match mutate_pod(&request, lookup, set, lookups.cluster.clock.now()) {
             // The Pod itself is wrong, whatever the sets are.
             Err(why) if pod::is_about_pod(&why) => {
                 let decision = Decision::Deny {
@@ -338,6 +341,26 @@ async fn handle_pod(
             count_review(POD_KIND, step_label(true), "failed");
             (StatusCode::INTERNAL_SERVER_ERROR, why.to_owned()).into_response()
         }
+    }
+}
+
+/// The changed Pod. If no set is the reason for the call, one that cannot be injected must not take the other changes
+/// away.
+fn mutate_pod(
+    request: &Request,
+    mut lookup: PodInjectionLookup,
+    set: Option<&str>,
+    now: Timestamp,
+) -> Result<Value, MutationError> {
+    let mutated = pod::mutate(request, &lookup, now);
+    let is_for_sets = set.is_none_or(names::is_label);
+    match mutated {
+        Err(why) if !is_for_sets && !pod::is_about_pod(&why) => {
+            tracing::warn!(namespace = request.namespace, %why, "cannot inject SidecarSets; making the other changes");
+            lookup.sets.clear();
+            pod::mutate(request, &lookup, now)
+        }
+        mutated => mutated,
     }
 }
 
@@ -470,6 +493,62 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::admission::review::Object;
+
+    fn pod_request(labels: &Value) -> Request {
+        let env = json!([{ "name": "KRUISE_CONTAINER_PRIORITY", "value": "1" }]);
+        let containers = json!([
+            { "name": "a", "image": "i", "env": env },
+            { "name": "b", "image": "i" },
+        ]);
+        let metadata = json!({ "name": "p", "labels": labels });
+        Request {
+            object: Object::for_test(json!({ "metadata": metadata, "spec": { "containers": containers } })),
+            old: None,
+            namespace: "default".to_owned(),
+            version: "v1".to_owned(),
+            strict: false,
+        }
+    }
+
+    fn lookup_of(spec: &Value) -> PodInjectionLookup {
+        let set = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet",
+            "metadata": { "name": "s" }, "spec": spec });
+        PodInjectionLookup {
+            sets: vec![Arc::new(serde_json::from_value(set).unwrap())],
+            ..PodInjectionLookup::default()
+        }
+    }
+
+    /// A set of one user must not take the launch priorities of another's Pod away.
+    #[test]
+    fn set_that_cannot_be_injected_leaves_launch_priorities() {
+        let hot = json!({ "name": "side", "image": "i", "upgradeStrategy": { "upgradeType": "HotUpgrade" } });
+        let spec = json!({ "selector": { "matchLabels": { "app": "web" } }, "containers": [hot] });
+        let request = pod_request(&json!({ "app": "web" }));
+        let mutated = |set| mutate_pod(&request, lookup_of(&spec), set, Timestamp::UNIX_EPOCH);
+        for set in [None, Some("s")] {
+            mutated(set).unwrap_err();
+        }
+        let pod = mutated(Some("launch.priority")).unwrap();
+        let containers = pod["spec"]["containers"].as_array().unwrap();
+        assert_eq!(containers.len(), 2, "{pod}");
+        assert!(pod.to_string().contains("KRUISE_CONTAINER_BARRIER"), "{pod}");
+    }
+
+    #[test]
+    fn namespace_matters_for_sets_that_select_it() {
+        let spec = |selector: Value| {
+            let mut spec = json!({ "selector": { "matchLabels": { "app": "web" } }, "containers": [] });
+            spec["namespaceSelector"] = selector;
+            lookup_of(&spec).sets
+        };
+        let (web, other) = (pod_request(&json!({ "app": "web" })), pod_request(&json!({})));
+        let sets = spec(json!({ "matchLabels": { "team": "a" } }));
+        assert!(pod::depends_on_namespace(&web, &sets));
+        assert!(!pod::depends_on_namespace(&other, &sets));
+        assert!(!pod::depends_on_namespace(&web, &spec(Value::Null)));
+    }
 
     #[tokio::test]
     async fn panicking_review_fails_alone() {

@@ -33,8 +33,8 @@ use kruise_ops::http;
 /// A client that has not finished the TLS handshake by then is disconnected.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// A client that got no answer to a review by then is disconnected. API servers connect to send a review, and wait at
-/// most 10 s for the answer.
-const FIRST_REVIEW_TIMEOUT: Duration = Duration::from_secs(20);
+/// most 10 s for the answer, or 30 s for that to a conversion.
+const FIRST_REVIEW_TIMEOUT: Duration = Duration::from_secs(35);
 /// Time to finish an answer on a connection whose slot another client gets.
 const EVICTION_GRACE: Duration = Duration::from_secs(1);
 /// A client without requests for this time is disconnected, because it uses a slot. API servers close an idle
@@ -221,7 +221,9 @@ impl CertificateResolver {
                 return Some(Arc::clone(&served.key));
             }
         }
-        let key = Arc::new(certified_key(&bundle)?);
+        let Some(key) = certified_key(&bundle).map(Arc::new) else {
+            return cached.as_ref().map(|served| Arc::clone(&served.key));
+        };
         *cached = Some(ServedCertificate {
             certificate: bundle.certificate.clone(),
             ca: bundle.current_ca().to_owned(),
@@ -232,11 +234,14 @@ impl CertificateResolver {
     }
 }
 
-fn certified_key(bundle: &Bundle) -> Option<CertifiedKey> {
+/// The certificate and its key; `None` if one cannot be read, or they do not belong together.
+pub(super) fn certified_key(bundle: &Bundle) -> Option<CertifiedKey> {
     let chain: Result<Vec<_>, _> =
         CertificateDer::pem_reader_iter(Cursor::new(&bundle.certificate)).collect();
     let key = PrivateKeyDer::from_pem_slice(bundle.key.as_bytes()).ok()?;
-    Some(CertifiedKey::new(chain.ok()?, any_supported_type(&key).ok()?))
+    let key = CertifiedKey::new(chain.ok()?, any_supported_type(&key).ok()?);
+    key.keys_match().ok()?;
+    Some(key)
 }
 
 #[cfg(test)]

@@ -18,10 +18,12 @@ use kube::Api;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::bundle::Bundle;
 use super::crd::Crd;
 use super::{Options, storage_migration};
+use kruise_api::backoff::Backoff;
 use kruise_api::json::set;
 use kruise_api::pod_webhooks::{
     NAME_SUFFIX, SetWebhook, enhanced_liveness_webhook, launch_priority_webhook, pod_webhooks,
@@ -37,6 +39,9 @@ use kruise_ops::{FeatureGate, Progress};
 
 /// After a patch that failed, or whose plan panicked.
 const RETRY: Duration = Duration::from_secs(5);
+/// The pauses before a patch that another client has undone is repeated, and how long it is remembered.
+const UNDONE_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+const UNDONE_MEMORY: Duration = Duration::from_secs(600);
 /// Changes of SidecarSets within this time are written together.
 const BATCH_WINDOW: Duration = Duration::from_millis(100);
 
@@ -95,7 +100,12 @@ fn plan_configuration(
             let there = existing.iter().find(|one| one["name"] == ours["name"]);
             hook = there.cloned().unwrap_or_default();
         }
+        let timeout = hook["timeoutSeconds"].take();
         json_patch::merge(&mut hook, ours);
+        if timeout.is_number() {
+            // A value of the Helm chart.
+            hook["timeoutSeconds"] = timeout;
+        }
         // What is kept may have a URL instead.
         let there = &ours["clientConfig"];
         let path = there["service"]["path"].as_str();
@@ -223,6 +233,30 @@ async fn sync_all(
     );
 }
 
+/// Patches that another client undoes: both must not write as fast as they can.
+#[derive(Default)]
+struct UndonePatches {
+    /// The last patch and its time.
+    last: Option<(Value, Instant)>,
+    /// How often it was repeated.
+    repeats: u32,
+}
+
+impl UndonePatches {
+    /// A patch was sent; returns the pause before the next one if it is the last one again.
+    fn record(&mut self, patch: &Value, now: Instant) -> Option<Duration> {
+        let last = self.last.replace((patch.clone(), now));
+        let is_same = last.is_some_and(|(last, at)| last == *patch && now - at < UNDONE_MEMORY);
+        let pause = is_same.then(|| UNDONE_BACKOFF.delay(self.repeats));
+        self.repeats = if is_same {
+            self.repeats.saturating_add(1)
+        } else {
+            0
+        };
+        pause
+    }
+}
+
 /// Watches the part at `pointer` of the object with that name, and applies the patch of `plan`, whose other inputs
 /// `changes` announces.
 async fn sync_object<K: Object + Send + Sync + 'static>(
@@ -250,6 +284,7 @@ async fn sync_object<K: Object + Send + Sync + 'static>(
         }
         // The last patch, until its result is in the store.
         let mut applied = None;
+        let mut undone = UndonePatches::default();
         loop {
             let ca = bundle.borrow_and_update().ca.clone();
             step.set_activity(format!("patching {name}"), write::REQUEST_TIMEOUT);
@@ -262,8 +297,12 @@ async fn sync_object<K: Object + Send + Sync + 'static>(
                 Ok(patch)
             };
             let result = catch_panic(super::HEALTH_CHECK, name, patched).await;
+            let mut pause = None;
             let retry = match result.map_err(Error::from).flatten() {
                 Ok(patch) => {
+                    pause = patch
+                        .as_ref()
+                        .and_then(|patch| undone.record(patch, Instant::now()));
                     applied = patch.or(applied);
                     std::future::pending().left_future()
                 }
@@ -273,6 +312,10 @@ async fn sync_object<K: Object + Send + Sync + 'static>(
                 }
             };
             step.set_idle(None);
+            if let Some(pause) = pause {
+                tracing::warn!(name, kind = %K::kind(&()), ?pause, "another client undoes our changes; waiting before the next");
+                tokio::time::sleep(pause).await;
+            }
             tokio::select! {
                 _ = object_changes.recv() => applied = None,
                 Some(()) = changes.next() => {
@@ -293,7 +336,7 @@ mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
     use kube::client::Body;
     use tokio::sync::mpsc;
-    use tokio::time::{Instant, timeout};
+    use tokio::time::timeout;
 
     use super::*;
     use kruise_ops::FeatureGates;
@@ -453,14 +496,34 @@ mod tests {
     }
 
     #[test]
+    fn patch_that_is_undone_is_repeated_later_and_later() {
+        let (mut undone, start) = (UndonePatches::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let (one, other) = (json!({ "a": 1 }), json!({ "a": 2 }));
+        let pauses = [
+            undone.record(&one, at(0)),
+            undone.record(&one, at(1)),
+            undone.record(&one, at(2)),
+        ];
+        let seconds = |seconds| Some(Duration::from_secs(seconds));
+        assert_eq!(pauses, [None, seconds(1), seconds(2)]);
+        assert_eq!(undone.record(&other, at(3)), None);
+        assert_eq!(undone.record(&other, at(2000)), None, "long after");
+    }
+
+    #[test]
     fn added_selectors_are_kept() {
         let [ours, _] = configurations(keys::SYSTEM_NAMESPACE);
         let mut existing = ours["webhooks"].clone();
         existing[0]["namespaceSelector"] = json!({ "matchLabels": { "a": "b" } });
+        existing[0]["timeoutSeconds"] = json!(30);
         let patch = plan_configuration(&existing, &ours, None, &options(None), "ca").unwrap();
+        for field in ["namespaceSelector", "timeoutSeconds"] {
+            assert_eq!(patch["webhooks"][0][field], existing[0][field]);
+        }
         assert_eq!(
-            patch["webhooks"][0]["namespaceSelector"],
-            existing[0]["namespaceSelector"]
+            patch["webhooks"][1]["timeoutSeconds"],
+            ours["webhooks"][1]["timeoutSeconds"]
         );
         assert_eq!(patch["webhooks"][0]["clientConfig"]["caBundle"], "Y2E=");
     }

@@ -93,15 +93,16 @@ pub async fn execute_actions(
                     // A request whose answer was lost may succeed now; a dry run would be one more request to lose.
                     let failed = state.failures.get(&action.subject());
                     let careful = dry_run || failed.is_some_and(|failure| failure.answered);
-                    in_flight.push(execute_one(ctx, action, careful));
+                    in_flight.push(execute_one(ctx, action, careful, begin + time_slice));
                 }
                 None => break,
             }
         }
-        let Some((action, result, resize)) = in_flight.next().await else {
-            break;
-        };
-        execution.record(ctx, &action, result, resize, state);
+        match in_flight.next().await {
+            Some(Some((action, result, resize))) => execution.record(ctx, &action, result, resize, state),
+            Some(None) => {}
+            None => break,
+        }
     }
     state.record_creations(
         execution.created,
@@ -249,15 +250,19 @@ fn record_failure(
     }
 }
 
-/// Executes one action.
+/// Executes one action; `None` if it cannot start before `start_by`, or before the spec changes.
 async fn execute_one(
     ctx: &CloneSetContext<'_>,
     action: Action,
     dry_run: bool,
-) -> (Action, Result<(), Error>, ResizeOutcome) {
+    start_by: Instant,
+) -> Option<(Action, Result<(), Error>, ResizeOutcome)> {
     let mut resize = ResizeOutcome::None;
-    // The semaphore is never closed.
+    // The semaphore is never closed. Other CloneSets may hold all permits for longer than what was planned is true.
     let _permit = ctx.write_permits.acquire().await;
+    if Instant::now() >= start_by || !ctx.is_current() {
+        return None;
+    }
     let result = match &action {
         Action::CreatePod { name, pod, claims } => create_pod(ctx, name, pod, claims).await,
         Action::DeletePod {
@@ -292,7 +297,7 @@ async fn execute_one(
         Action::LabelRevision { name, label } => history::label_revision(ctx, name, label).await,
         Action::PatchCloneSet(patch) => patch_clone_set(ctx, patch).await,
     };
-    (action, result, resize)
+    Some((action, result, resize))
 }
 
 fn cache_pod(ctx: &CloneSetContext<'_>, stored: &RawPod) -> Arc<Pod> {

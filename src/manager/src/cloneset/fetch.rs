@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::{StreamExt, TryStreamExt, future, stream};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::ListParams;
@@ -25,6 +26,8 @@ use kruise_workload::in_place::Pod;
 
 /// Pods per list request.
 const PAGE_SIZE: u32 = 100;
+/// Pods that are read at once.
+const MAX_READS: usize = 8;
 
 /// Reads objects from the API server whose writes the watch has not confirmed in time, or whose writes have an unknown
 /// outcome.
@@ -48,10 +51,13 @@ pub async fn fetch_unconfirmed(ctx: &CloneSetContext<'_>) -> Result<(), Error> {
         let entry = found.map(|found| versioned_clone_set(Arc::new(CloneSetView::from(&found))));
         ctx.index().sets.apply_read(ctx.name, entry, Instant::now());
     }
-    for key in pods {
+    // Some at a time: one after the other, they could take longer than a reconcile may.
+    let reads = pods.iter().map(|key| {
         tracing::warn!(set = %ctx.name, pod = key.name, "outcome of a write is unknown; reading the Pod again");
-        fetch_pod(ctx, &key.name).await?;
-    }
+        fetch_pod(ctx, &key.name)
+    });
+    let reads = stream::iter(reads.collect::<Vec<_>>()).buffer_unordered(MAX_READS);
+    reads.try_for_each(|_| future::ok(())).await?;
     for key in claims {
         fetch_claim(ctx, &key.name).await?;
     }

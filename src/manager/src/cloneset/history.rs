@@ -89,8 +89,14 @@ pub async fn sync_revisions(
             }
         }
     }
+    let backoff_is_over = backoff.is_none();
     let (template_status, retry_after) = backoff.unzip();
-    let newest = revisions.last().cloned().unwrap_or_default();
+    let newest = if backoff_is_over {
+        revisions.last()
+    } else {
+        last_accepted(status, observed, &revisions)
+    };
+    let newest = newest.cloned().unwrap_or_default();
     let (update, current) = (newest.name.clone(), status.map_or("", |s| &s.current_revision));
     let current = revision::current_revision(current, &update, &revisions).to_owned();
     let mut template_status = template_status.unwrap_or_default();
@@ -110,6 +116,23 @@ pub async fn sync_revisions(
         retry_after,
         error_category: failed,
     }
+}
+
+/// The revision to keep to while none can be made for the template: not an orphan that the selector happens to match,
+/// which may be newer.
+fn last_accepted<'a>(
+    status: Option<&CloneSetStatus>,
+    observed: &[Arc<RevisionView>],
+    revisions: &'a [Arc<Revision>],
+) -> Option<&'a Arc<Revision>> {
+    let before = status.map_or("", |status| &status.update_revision);
+    let is_orphan = |name: &str| {
+        let mut orphans = observed.iter().filter(|view| view.controller.is_none());
+        orphans.any(|view| view.revision.name == name)
+    };
+    let mut newest_first = revisions.iter().rev();
+    let accepted = revisions.iter().find(|revision| revision.name == before);
+    accepted.or_else(|| newest_first.find(|revision| !is_orphan(&revision.name)))
 }
 
 /// Number of name collisions. OpenKruise counts from 0, and the count is part of every name.
@@ -485,6 +508,44 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::*;
+    use kruise_api::owner::{Owner, OwnerKind};
+
+    /// While no revision can be made, Pods are not created from a revision that others have left behind.
+    #[test]
+    fn orphaned_revision_is_not_kept_to() {
+        let view = |name: &str, controller: Option<Owner>| {
+            let revision = Revision {
+                name: name.to_owned(),
+                ..Revision::default()
+            };
+            Arc::new(RevisionView {
+                revision: Arc::new(revision),
+                controller,
+                ..RevisionView::default()
+            })
+        };
+        let owner = Owner {
+            kind: OwnerKind::CloneSet,
+            name: "web".to_owned(),
+            uid: "uid".to_owned(),
+        };
+        let observed = [
+            view("web-1", Some(owner.clone())),
+            view("web-2", Some(owner)),
+            view("db-9", None),
+        ];
+        let revisions: Vec<_> = observed.iter().map(|view| Arc::clone(&view.revision)).collect();
+        let status = |update: &str| CloneSetStatus {
+            update_revision: update.to_owned(),
+            ..CloneSetStatus::default()
+        };
+        let kept = |status: Option<&CloneSetStatus>| {
+            last_accepted(status, &observed, &revisions).map(|revision| revision.name.as_str())
+        };
+        assert_eq!(kept(Some(&status("web-1"))), Some("web-1"));
+        assert_eq!(kept(Some(&status("gone"))), Some("web-2"));
+        assert_eq!(kept(None), Some("web-2"));
+    }
 
     /// A new CloneSet has no status yet; its first revision gets the same name as from OpenKruise.
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::{StreamExt, stream};
+use futures::{StreamExt, TryStreamExt, future, stream};
 use kube::Api;
 use serde_json::{Value, json};
 
@@ -20,13 +20,15 @@ use kruise_workload::sidecarset::upgrade::PodChanges;
 
 /// Pods that are written at once for one set.
 const MAX_CONCURRENT_WRITES: usize = 32;
+/// Pods that are read at once.
+const MAX_READS: usize = 8;
 
 /// No write of a reconcile starts later than this after the first one: the status waits for it.
 const MAX_WRITING_TIME: Duration = Duration::from_secs(2);
 
 /// How long a Pod is left alone whose update the API server refused.
 const RETRY_REFUSED: Duration = Duration::from_secs(60);
-/// The same after an internal error of the API server: a webhook may be restarting.
+/// The same after an internal error of the API server, or without an answer: a webhook may be restarting, or hang.
 const RETRY_INTERNAL: Duration = Duration::from_secs(10);
 
 type ObservedPod = (Key, Arc<Pod>);
@@ -40,7 +42,7 @@ fn may_start_write(elapsed: Duration, is_current: bool) -> bool {
 fn retry_of_pod(error: &Error) -> Option<Duration> {
     if error.rejected() || error.too_large() {
         Some(RETRY_REFUSED)
-    } else if error.internal() {
+    } else if error.internal() || matches!(error, Error::Timeout { .. }) {
         Some(RETRY_INTERNAL)
     } else {
         None
@@ -71,10 +73,10 @@ impl SetContext<'_> {
 /// Reads the Pods whose last write had no answer, or was not confirmed by the watch.
 pub async fn fetch_unconfirmed(ctx: &SetContext<'_>) -> Result<(), Error> {
     let keys = ctx.shared.index().unconfirmed_pods(ctx.name, Instant::now());
-    for key in keys {
-        ctx.fetch_pod(&key).await?;
-    }
-    Ok(())
+    // Some at a time: one after the other, they could take longer than a reconcile may.
+    let reads: Vec<_> = keys.iter().map(|key| ctx.fetch_pod(key)).collect();
+    let reads = stream::iter(reads).buffer_unordered(MAX_READS);
+    reads.try_for_each(|()| future::ok(())).await
 }
 
 /// Writes the planned changes of Pods, as many as can be written soon and before the set changes; returns whether there
@@ -304,6 +306,12 @@ mod tests {
             let status = json!({ "status": "Failure", "code": code, "reason": "", "message": message });
             Error::Api(serde_json::from_value(status).unwrap())
         };
+        // A webhook for the updates of its namespace's Pods may hang.
+        let no_answer = Error::Timeout {
+            verb: "patch",
+            kind: "Pod".to_owned(),
+            after: Duration::from_secs(10),
+        };
         for (error, retry) in [
             (error(403, "denied by a policy"), Some(RETRY_REFUSED)),
             (error(422, "invalid"), Some(RETRY_REFUSED)),
@@ -316,6 +324,7 @@ mod tests {
             (error(429, "too many requests"), None),
             (error(503, "shutting down"), None),
             (Error::Transport("closed".to_owned()), None),
+            (no_answer, Some(RETRY_INTERNAL)),
         ] {
             assert_eq!(retry_of_pod(&error), retry, "{error}");
         }

@@ -62,6 +62,9 @@ pub struct PodMetaState {
     pub facts: BTreeMap<String, ContainerFacts>,
     /// Restarts that are in progress or have ended.
     pub restarts: BTreeMap<String, RestartState>,
+    /// How much of its grace period each container has used whose preStop hook has ended: the hook runs once, although
+    /// the stop after it is retried.
+    pub used_grace: BTreeMap<String, Duration>,
     /// Our last write that the watch has not shown yet, and when it expires.
     pub unconfirmed_write: Option<Unconfirmed<RuntimeContainerMetaSet>>,
     /// Start times of the current waits.
@@ -352,6 +355,7 @@ impl PodMetaState {
         let statuses = pod.containers.iter().filter_map(|view| view.status.as_ref());
         let ids: BTreeSet<&str> = statuses.map(|status| status.container_id.as_str()).collect();
         self.facts.retain(|id, _| ids.contains(id.as_str()));
+        self.used_grace.retain(|id, _| ids.contains(id.as_str()));
         self.restarts
             .retain(|id, state| matches!(state, RestartState::Stopping(_)) || ids.contains(id.as_str()));
         if self

@@ -16,8 +16,8 @@ use kruise_api::container_recreate_request::{DEADLINE_MESSAGE, NO_RUNTIME_PREFIX
 pub enum RequestTurn {
     /// It runs.
     Next,
-    /// It waits for the request of this name.
-    Behind(String),
+    /// It waits for others; the next in the queue for the one of this name.
+    Behind(Option<String>),
     /// It ends now.
     Over(EndReason),
 }
@@ -78,15 +78,18 @@ pub fn request_turns(observed: &Observed, now: Clocks) -> Vec<(Arc<RecreateReque
         })
         .map(|(_, attempt)| attempt.request_name.clone());
     let mut turns = Vec::with_capacity(active.len());
-    let mut ahead = unfinished;
+    let mut is_free = unfinished.is_none();
+    // Only one request names it: at each change of turn, the messages of all others stay.
+    let mut first = unfinished;
     for (request, end) in active.into_iter().zip(end_reasons) {
-        let turn = match (end, &ahead) {
-            (Some(end), _) => RequestTurn::Over(end),
-            (None, Some(first)) => RequestTurn::Behind(first.clone()),
-            (None, None) => {
-                ahead = Some(request.name.clone());
+        let turn = match end {
+            Some(end) => RequestTurn::Over(end),
+            None if is_free => {
+                is_free = false;
+                first = Some(request.name.clone());
                 RequestTurn::Next
             }
+            None => RequestTurn::Behind(first.take()),
         };
         turns.push((Arc::clone(request), turn));
     }

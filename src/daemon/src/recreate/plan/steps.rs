@@ -12,8 +12,8 @@ use kruise_api::container_recreate_request::ContainerRecreateRequestPhase as Pha
 pub enum WaitReason {
     /// A different request for the Pod is first.
     Queued {
-        /// Name of that request.
-        behind: String,
+        /// Name of that request; for the next in the queue only.
+        behind: Option<String>,
     },
     /// The manager has not removed the Pod from its Services yet.
     Unready,
@@ -53,7 +53,12 @@ impl WaitReason {
 impl fmt::Display for WaitReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Queued { behind } => write!(f, "waiting for ContainerRecreateRequest {behind} to end"),
+            Self::Queued { behind: Some(first) } => {
+                write!(f, "waiting for ContainerRecreateRequest {first} to end")
+            }
+            Self::Queued { behind: None } => {
+                f.write_str("waiting for earlier ContainerRecreateRequests of the Pod to end")
+            }
             // Also true in the seconds after the Pod was marked, for which no extra write is done.
             Self::Unready => f.write_str(
                 "kruise-manager marks the Pod not ready (condition PreRecreateGrace) before its containers are stopped",

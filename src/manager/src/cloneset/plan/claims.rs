@@ -27,13 +27,18 @@ pub(super) fn clean_up<'a>(view: &PlanView<'a>, builder: &mut PlanBuilder) -> BT
     earliest.into_iter().for_each(|until| builder.requeue_at(*until));
     // There may be ten thousand Pods without a claim.
     let pods = view.observed.pods.iter().filter(|_| !view.claims.is_empty());
+    // An orphan may have a copy of a Pod's labels. It keeps a claim that no other Pod has, in case it is adopted.
+    let owner = view.owner();
+    let is_own = |pod: &Pod| pod.controller.as_ref() == Some(&owner);
+    let (own, orphans): (Vec<_>, Vec<_>) = pods.partition(|pod| is_own(pod));
+    let pods = orphans.into_iter().chain(own);
     let pods: BTreeMap<&str, &Pod> = pods.map(|pod| (instance_id(pod), pod.as_ref())).collect();
     let mut remaining = BTreeSet::new();
     for claim in view.observed.claims.iter().filter(|claim| !claim.terminating) {
         let (name, uid, id) = (claim.name.clone(), claim.uid.clone(), claim.instance_id.as_str());
         let in_use = reuse || id.is_empty() || attempted_ids.contains(&id);
         match pods.get(id) {
-            Some(pod) if !in_use && !pod.active() => {
+            Some(pod) if !in_use && !pod.active() && is_own(pod) => {
                 builder.push(view, Action::PatchClaim(transfer_to_pod(view, pod, claim)));
             }
             None if !in_use && claim.has_other_owner => {

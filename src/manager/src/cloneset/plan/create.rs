@@ -53,7 +53,9 @@ pub(super) fn plan_creations(
 
 /// The Pods that are terminating or have ended, and whose claims are kept.
 pub(super) fn unusable_with_claims<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<&str>) -> Vec<&'a Pod> {
-    pods_with_claims(view, kept_claims, |pod| pod.terminating || is_terminal(view, pod))
+    pods_with_claims(view, kept_claims, |pod| {
+        is_own(view, pod) && (pod.terminating || is_terminal(view, pod))
+    })
 }
 
 /// The Pods that have ended and whose claims are kept, and that no one has deleted.
@@ -65,7 +67,12 @@ pub(super) fn ended_with_claims<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<
 
 /// Whether a Pod of the CloneSet has ended.
 fn is_terminal(view: &PlanView<'_>, pod: &Pod) -> bool {
-    !pod.terminating && !pod.active() && pod.controller.as_ref() == Some(&view.owner())
+    !pod.terminating && !pod.active() && is_own(view, pod)
+}
+
+/// Whether the CloneSet controls the Pod. An orphan may have a copy of its Pods' labels.
+fn is_own(view: &PlanView<'_>, pod: &Pod) -> bool {
+    pod.controller.as_ref() == Some(&view.owner())
 }
 
 fn pods_with_claims<'a>(
@@ -79,15 +86,11 @@ fn pods_with_claims<'a>(
     if ids.is_empty() {
         return Vec::new();
     }
-    let selected = observed.pods.iter().filter(|pod| filter(pod));
-    selected
-        .filter(|pod| {
-            pod.labels
-                .get(keys::CLONESET_INSTANCE_ID)
-                .is_some_and(|id| ids.contains(id))
-        })
-        .map(AsRef::as_ref)
-        .collect()
+    let with_claims = observed.pods.iter().filter(|pod| {
+        let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
+        id.is_some_and(|id| ids.contains(id))
+    });
+    with_claims.filter(|pod| filter(pod)).map(AsRef::as_ref).collect()
 }
 
 /// The labels for a Pod's revision.

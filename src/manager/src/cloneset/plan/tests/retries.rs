@@ -213,6 +213,42 @@ fn stuck_terminating_pod_does_not_block_unused_claims() {
     assert_eq!(cluster.claims.len(), 2);
 }
 
+/// An orphan with the labels of a Pod, such as a copy for debugging, that is terminating: it neither gets the Pod's claim,
+/// which would be deleted with it, nor keeps a Pod from being created.
+#[test]
+fn orphan_with_copied_labels_gets_no_claim() {
+    for reuse in [false, true] {
+        let mut cluster = FakeCluster::new(clone_set_spec(false, true));
+        cluster.edit(&json!({ "replicas": 2, "scaleStrategy": { "enablePVCReuse": reuse } }));
+        settle(&mut cluster);
+        let claims = cluster.claims.clone();
+        let mut copy = cluster.pods.values().next().unwrap().clone();
+        for (pointer, value) in [
+            ("name", json!("a-debug-copy")),
+            ("uid", json!("copy")),
+            ("ownerReferences", json!([])),
+            ("finalizers", json!(["example.io/dead"])),
+            ("deletionTimestamp", json!("2026-01-01T00:00:00Z")),
+        ] {
+            copy["metadata"][pointer] = value;
+        }
+        // Behind its original in the order of names, and before it.
+        for name in ["zz-copy", "a-copy"] {
+            copy["metadata"]["name"] = json!(name);
+            cluster.pods.insert(name.to_owned(), copy.clone());
+            settle(&mut cluster);
+            assert_eq!(cluster.claims, claims, "{name}");
+            cluster.edit(&json!({ "replicas": 3 }));
+            let (_, plan) = cluster.reconcile();
+            assert_eq!(created_pods(&plan).len(), 1, "{name}");
+            cluster.edit(&json!({ "replicas": 2 }));
+            settle(&mut cluster);
+            cluster.pods.remove(name);
+            cluster.claims.clone_from(&claims);
+        }
+    }
+}
+
 fn edit_images(cluster: &mut FakeCluster, [app, side]: [&str; 2]) {
     let containers = json!([{ "name": "app", "image": app }, { "name": "side", "image": side }]);
     cluster.edit(&json!({ "template": { "spec": { "containers": containers } } }));
