@@ -345,6 +345,12 @@ impl Metrics {
     }
 
     fn register_manager(&self, r: &mut Registry) {
+        // A counter that appears with its first failure shows no increase for it.
+        for (kind, step) in [("pod", "mutate"), ("other", "read")] {
+            let labels = [("kind", kind), ("step", step), ("result", "failed")];
+            let labels = labels.map(|(label, value)| (label, value.to_owned()));
+            drop(self.reviews.get_or_create(&labels));
+        }
         r.register(
             "reviews",
             "Answers to admission and conversion reviews",

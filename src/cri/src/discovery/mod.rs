@@ -30,13 +30,14 @@ use kruise_ops::Progress;
 /// Where the DaemonSet mounts the host's `/var/run`.
 const HOST_RUN: &str = "/hostvarrun";
 /// In upstream's order.
-const KNOWN_SOCKETS: [&str; 6] = [
+const KNOWN_SOCKETS: [&str; 7] = [
     "containerd.sock",
     "containerd/containerd.sock",
     "crio.sock",
     "crio/crio.sock",
     "cri-dockerd.sock",
     "cri-dockerd/cri-dockerd.sock",
+    "k3s/containerd/containerd.sock",
 ];
 /// A socket exists a moment before a process listens on it.
 const PROBE_BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(15));

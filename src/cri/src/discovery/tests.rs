@@ -9,9 +9,10 @@ fn default_candidates_follow_upstreams_order() {
         socket_file: None,
     };
     let list = options.candidates();
-    assert_eq!(list.len(), 6);
+    assert_eq!(list.len(), 7);
     assert_eq!(list[0], Path::new("/hostvarrun/containerd.sock"));
     assert_eq!(list[3], Path::new("/hostvarrun/crio/crio.sock"));
+    assert_eq!(list[6], Path::new("/hostvarrun/k3s/containerd/containerd.sock"));
 }
 
 #[test]
