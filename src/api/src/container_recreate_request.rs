@@ -191,6 +191,8 @@ pub const FAILED: &str = "Failed";
 pub const POD_GONE_MESSAGE: &str = "pod has gone";
 /// Message of a request that no daemon has started; upstream's.
 pub const NO_RESPONSE_MESSAGE: &str = "daemon has not responded for a long time";
+/// Part of the message of a container that has ended for good.
+pub const NOT_STARTED_AGAIN: &str = "kubelet does not start it again";
 /// Message of a request that exceeded its deadline; upstream's.
 pub const DEADLINE_MESSAGE: &str = "recreating has exceeded the activeDeadlineSeconds";
 /// Prefix of the message of a request whose containers belong to no runtime of the node; upstream's.

@@ -18,12 +18,19 @@ use super::{GROUP, cel, keys, names};
 const MAX_WEBHOOKS: usize = 100;
 /// Bytes of their JSON: a configuration of 1.5 MiB can be stored, and each webhook also has a CA of some 1.5 KiB.
 const MAX_BYTES: usize = 512 << 10;
+/// Canaries of one set that its condition names.
+const MAX_CANARIES: usize = 64;
 /// Characters of the condition of a shared webhook; the API server takes 100,000.
 const MAX_CONDITION_CHARS: usize = 64 << 10;
 
 /// The webhook of one set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SetWebhook {
+    name: String,
+    /// The set that this one replaces for some Pods.
+    canary_of: Option<String>,
+    /// CEL: that the Pod has a container of the set.
+    has_container: String,
     failure_policy: &'static str,
     /// Whether the set has a policy, so that the webhook is called only for Pods at which that failed.
     has_policy: bool,
@@ -46,7 +53,10 @@ impl SetWebhook {
         let selector = spec.selector.as_ref()?;
         let valid = names::is_label(name);
         let failure_policy = failure_policy(annotations);
+        let has_container = has_container(spec);
         valid.then(|| Self {
+            name: name.to_owned(),
+            canary_of: canary_of(annotations),
             failure_policy,
             has_policy: false,
             selects: cel::matches(selector, cel::LABELS),
@@ -56,9 +66,26 @@ impl SetWebhook {
                 &format!("{}/{name}", keys::MUTATE_POD_PATH),
                 failure_policy,
                 &selectors.namespaces,
-                Some((selectors.objects, ("not-injected", not_injected(name, spec)))),
+                Some((
+                    selectors.objects,
+                    (NOT_INJECTED, not_injected(&[name], &has_container)),
+                )),
             ),
+            has_container,
         })
+    }
+
+    /// The webhook of a set with these canaries: a Pod that got one of them needs no call.
+    fn with_canaries(&self, canaries: &BTreeSet<&str>) -> Value {
+        let mut webhook = self.webhook.clone();
+        if !canaries.is_empty() {
+            let canaries = canaries.iter().take(MAX_CANARIES).copied();
+            let names: Vec<&str> = std::iter::once(self.name.as_str()).chain(canaries).collect();
+            let expression = not_injected(&names, &self.has_container);
+            let condition = json!([{ "name": NOT_INJECTED, "expression": expression }]);
+            super::json::set(&mut webhook, &["matchConditions"], condition);
+        }
+        webhook
     }
 
     /// The webhook of a set that has a policy or not.
@@ -113,12 +140,32 @@ pub fn failure_policy(annotations: Option<&BTreeMap<String, String>>) -> &'stati
     }
 }
 
-/// CEL: whether the Pod lacks the set. The annotation alone does not count, because anybody may write it.
-fn not_injected(set: &str, spec: &SidecarSetSpec) -> String {
-    let listed = format!(
-        "object.metadata.?annotations['{}'].orValue('').split(',').exists(s, s == '{set}')",
-        keys::SIDECAR_SET_INJECTED_LIST
-    );
+/// Name of the condition of a set's webhook.
+const NOT_INJECTED: &str = "not-injected";
+
+/// The set that a canary replaces for some Pods.
+fn canary_of(annotations: Option<&BTreeMap<String, String>>) -> Option<String> {
+    let annotations = annotations?;
+    let is_canary = annotations
+        .get(keys::SIDECAR_SET_CANARY)
+        .is_some_and(|value| value == keys::TRUE);
+    let base = annotations.get(keys::SIDECAR_SET_BASE).filter(|_| is_canary);
+    base.cloned()
+}
+
+/// CEL: whether the Pod lacks the set and its canaries. The annotation alone does not count, because anybody may write it.
+fn not_injected(sets: &[&str], has_container: &str) -> String {
+    let is_one = match sets {
+        [set] => format!("s == '{set}'"),
+        sets => format!("s in ['{}']", sets.join("', '")),
+    };
+    let list = keys::SIDECAR_SET_INJECTED_LIST;
+    let listed = format!("object.metadata.?annotations['{list}'].orValue('').split(',').exists(s, {is_one})");
+    format!("!({listed}{has_container})")
+}
+
+/// CEL, behind another condition: whether the Pod has a container of the set.
+fn has_container(spec: &SidecarSetSpec) -> String {
     let lists = [
         ("object.spec.containers", &spec.containers),
         ("object.spec.?initContainers.orValue([])", &spec.init_containers),
@@ -134,10 +181,9 @@ fn not_injected(set: &str, spec: &SidecarSetSpec) -> String {
         let name = container.container.get("name")?.as_str();
         Some((list, name.filter(|name| names::is_label(name))?))
     });
-    let present = first.map_or_else(String::new, |(list, name)| {
+    first.map_or_else(String::new, |(list, name)| {
         format!(" && {list}.exists(c, c.name in ['{name}', '{name}-1'])")
-    });
-    format!("!({listed}{present})")
+    })
 }
 
 /// End of the names of all these webhooks.
@@ -155,10 +201,18 @@ pub fn pod_webhooks<'a>(namespace: &str, sets: impl IntoIterator<Item = &'a SetW
     let name = |webhook: &Value| webhook["name"].as_str().unwrap_or_default().to_owned();
     sets.sort_by_key(|set| (set.has_policy, name(&set.webhook)));
     let (mut webhooks, mut bytes, mut shared) = (Vec::new(), 0, BTreeMap::<_, BTreeSet<&str>>::new());
+    let mut canaries: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for set in &sets {
+        if let Some(base) = &set.canary_of {
+            canaries.entry(base).or_default().insert(&set.name);
+        }
+    }
+    let none = BTreeSet::new();
     for set in sets {
-        bytes += set.webhook.to_string().len();
+        let webhook = set.with_canaries(canaries.get(set.name.as_str()).unwrap_or(&none));
+        bytes += webhook.to_string().len();
         if webhooks.len() < MAX_WEBHOOKS && bytes <= MAX_BYTES {
-            webhooks.push(set.webhook.clone());
+            webhooks.push(webhook);
         } else if !set.has_policy {
             shared.entry(set.failure_policy).or_default().insert(&set.selects);
         }
@@ -384,6 +438,27 @@ mod tests {
         let fail = BTreeMap::from([(keys::SIDECAR_SET_FAILURE_POLICY.to_owned(), "Fail".to_owned())]);
         let set = SetWebhook::new("n", "s", Some(&fail), &spec(json!({}))).unwrap();
         assert_eq!(pod_webhooks("n", [&set])[0]["failurePolicy"], "Fail");
+    }
+
+    /// A Pod that got a canary needs no call for the set that it replaces, which may have policy `Fail`.
+    #[test]
+    fn canary_counts_as_its_base() {
+        let annotations = BTreeMap::from([
+            (keys::SIDECAR_SET_CANARY.to_owned(), keys::TRUE.to_owned()),
+            (keys::SIDECAR_SET_BASE.to_owned(), "mesh".to_owned()),
+        ]);
+        let set = |name, annotations| SetWebhook::new("n", name, annotations, &spec(json!({}))).unwrap();
+        let (base, canary) = (set("mesh", None), set("new", Some(&annotations)));
+        let expressions = |sets: &[&SetWebhook]| -> Vec<String> {
+            let webhooks = pod_webhooks("n", sets.iter().copied());
+            let expression = |webhook: &Value| webhook["matchConditions"][0]["expression"].clone();
+            let texts = webhooks.iter().map(expression);
+            texts.map(|text| text.as_str().unwrap().to_owned()).collect()
+        };
+        let both = expressions(&[&base, &canary]);
+        assert!(both[0].contains("s in ['mesh', 'new']"), "{both:?}");
+        assert!(both[1].contains("s == 'new'"), "{both:?}");
+        assert!(expressions(&[&base])[0].contains("s == 'mesh'"));
     }
 
     /// What the API server does with the selector of a webhook, and what we expect of it.

@@ -94,7 +94,8 @@ async fn stop_container(
     if !status.is_some_and(|status| is_running(status.state) && observe::belongs_to_pod(&status, pod, name)) {
         return Ok(());
     }
-    let used = if let Some(used) = shared.used_grace(key, id) {
+    let mut progress = shared.hook_progress(key, id);
+    let used = if let Some(used) = progress.used_grace {
         used
     } else {
         tracing::info!(pod = %pod.name, namespace = pod.namespace, container = name, id, "restarting container for its new environment");
@@ -103,9 +104,16 @@ async fn stop_container(
         let killing = keys::EVENT_KILLING;
         publish_event(shared, pod, name, EventType::Normal, killing, "Restarting", note);
         let started = Instant::now();
-        run_hook(shared, runtime.as_ref(), pod, name, bare_id, grace).await?;
+        if let Err(error) = run_hook(shared, runtime.as_ref(), pod, name, bare_id, grace).await {
+            progress.interrupted += 1;
+            shared.set_hook_progress(key, id, progress);
+            if progress.interrupted < hook::MAX_ATTEMPTS {
+                return Err(error.into());
+            }
+        }
         let used = started.elapsed();
-        shared.set_used_grace(key, id, used);
+        progress.used_grace = Some(used);
+        shared.set_hook_progress(key, id, progress);
         used
     };
     let started = Instant::now();
@@ -115,8 +123,8 @@ async fn stop_container(
     if let Err(error) = stopped {
         // A runtime that answers has tried, and may have sent TERM.
         if matches!(error, cri::Error::Rejected { .. }) {
-            let used = used.saturating_add(started.elapsed());
-            shared.set_used_grace(key, id, used);
+            progress.used_grace = Some(used.saturating_add(started.elapsed()));
+            shared.set_hook_progress(key, id, progress);
         }
         return Err(error.into());
     }

@@ -28,7 +28,7 @@ use kruise_cluster::{self as cluster, Change, EventType, Key, Store};
 use kruise_cri::{self as cri, Runtime};
 use kruise_ops::metrics::metrics;
 use kruise_ops::{FeatureGate, panics};
-use plan::{Plan, PodMetaState};
+use plan::{HookProgress, Plan, PodMetaState};
 
 /// The controller's name in logs and in liveness.
 const NAME: &str = "container meta";
@@ -36,6 +36,8 @@ const NAME: &str = "container meta";
 const WORKERS: usize = 5;
 /// How long a reconcile reads containers; the queue cancels one that takes two minutes.
 const INSPECT_TIME: Duration = Duration::from_secs(30);
+/// The pause before it reads those that are left, so that other Pods get their turn.
+const INSPECT_PAUSE: Duration = Duration::from_secs(5);
 
 /// Delay before a container that a ContainerRecreateRequest is recreating is checked again.
 const RECREATE_RECHECK_DELAY: Duration = Duration::from_secs(2);
@@ -226,19 +228,22 @@ impl MetaController {
         let mut failure = None;
         if !plan.inspect.is_empty() {
             let inspect_until = Instant::now() + INSPECT_TIME;
+            let turns = self.pod_states().get(&key).map_or(0, |state| state.read_turns);
+            let first = turns.checked_rem(plan.inspect.len()).unwrap_or_default();
+            plan.inspect.rotate_left(first);
             for (name, id) in &plan.inspect {
                 if Instant::now() >= inspect_until {
                     break;
                 }
+                self.update_state(&key, |state| state.read_turns = state.read_turns.wrapping_add(1));
                 // One unreadable container must not delay the facts of the others.
                 if let Err(error) = self.read_facts(&key, pod, meta, name, id).await {
                     failure = Some(error);
                 }
             }
             plan = self.plan(&key, pod, meta);
-            if Instant::now() >= inspect_until && failure.is_none() && !plan.inspect.is_empty() {
-                // Other Pods get their turn first.
-                plan.requeue_by(self.now());
+            if Instant::now() >= inspect_until && !plan.inspect.is_empty() {
+                plan.requeue_by(self.now() + INSPECT_PAUSE);
             }
         }
         for (name, id) in &std::mem::take(&mut plan.restart) {
@@ -324,15 +329,16 @@ impl MetaController {
         actual.is_none() || actual != desired.map(DesiredContainer::env_hash)
     }
 
-    fn set_used_grace(&self, key: &Key, id: &str, used: Duration) {
-        self.update_state(key, |state| {
-            state.used_grace.insert(id.to_owned(), used);
-        });
+    fn hook_progress(&self, key: &Key, id: &str) -> HookProgress {
+        let states = self.pod_states();
+        let hook = states.get(key).and_then(|state| state.hooks.get(id));
+        hook.copied().unwrap_or_default()
     }
 
-    /// How much of its grace period a container has used; `None` if its preStop hook has not ended.
-    fn used_grace(&self, key: &Key, id: &str) -> Option<Duration> {
-        self.pod_states().get(key)?.used_grace.get(id).copied()
+    fn set_hook_progress(&self, key: &Key, id: &str, progress: HookProgress) {
+        self.update_state(key, |state| {
+            state.hooks.insert(id.to_owned(), progress);
+        });
     }
 
     /// Returns when the Pod is deleted or terminating.
@@ -377,9 +383,33 @@ impl MetaController {
         let Some(desired) = meta.containers.iter().find(|wanted| wanted.name == name) else {
             return Ok(());
         };
-        if let Some(facts) =
-            observe::read_facts(runtime.as_ref(), pod, desired, bare_id, self.env_from_metadata).await?
-        {
+        let timeouts = {
+            let states = self.pod_states();
+            let timeouts = states.get(key).and_then(|state| state.env_timeouts.get(id));
+            timeouts.copied().unwrap_or_default() + 1
+        };
+        let last_try = timeouts >= plan::MAX_ENV_TIMEOUTS;
+        let read = observe::read_facts(
+            runtime.as_ref(),
+            pod,
+            desired,
+            bare_id,
+            (self.env_from_metadata, last_try),
+        );
+        let read = read.await;
+        let hangs = matches!(
+            &read,
+            Err(kruise_cri::Error::Timeout {
+                method: "ExecSync",
+                ..
+            })
+        );
+        if hangs || last_try {
+            self.update_state(key, |state| {
+                state.env_timeouts.insert(id.to_owned(), timeouts);
+            });
+        }
+        if let Some(facts) = read? {
             self.update_state(key, |memory| {
                 memory.facts.insert(id.to_owned(), facts);
             });

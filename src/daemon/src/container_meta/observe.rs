@@ -41,7 +41,7 @@ pub async fn read_facts(
     pod: &NodePod,
     desired: &DesiredContainer,
     id: &str,
-    env_from_metadata: bool,
+    (env_from_metadata, last_try): (bool, bool),
 ) -> Result<Option<ContainerFacts>, cri::Error> {
     let Some(details) = runtime.container_details(id).await? else {
         return Ok(None);
@@ -55,7 +55,9 @@ pub async fn read_facts(
         // Without environment from metadata there is nothing to read.
         _ if !env_from_metadata || desired.env.is_empty() => Some(Environment::default()),
         Some(environment) => Some(environment),
-        None if status.state == ContainerState::Running => print_environment(runtime, id, desired).await?,
+        None if status.state == ContainerState::Running => {
+            print_environment(runtime, id, desired, last_try).await?
+        }
         None => None,
     };
     if environment.is_none() {
@@ -90,6 +92,7 @@ async fn print_environment(
     runtime: &dyn Runtime,
     id: &str,
     desired: &DesiredContainer,
+    last_try: bool,
 ) -> Result<Option<Environment>, cri::Error> {
     for (command, terminator) in [(&["env", "-0"][..], b'\0'), (&["env"][..], b'\n')] {
         let command: Vec<String> = command.iter().map(|&word| word.to_owned()).collect();
@@ -104,9 +107,8 @@ async fn print_environment(
             Ok(None) => return Ok(None),
             // The runtime's error for a missing program.
             Err(cri::Error::Rejected { .. } | cri::Error::Unimplemented { .. }) => return Ok(None),
-            // The runtime has just answered, so it is the program in the image that does not end; it would not end at
-            // the next attempt either.
-            Err(cri::Error::Timeout { .. }) => return Ok(None),
+            // The runtime has just answered, so it is the program in the image that does not end.
+            Err(cri::Error::Timeout { .. }) if last_try => return Ok(None),
             Err(error) => return Err(error),
         }
     }

@@ -16,6 +16,11 @@ use kruise_cri::{self as cri, Runtime};
 /// Maximum bytes of a hook's output that are read: the output is not used, and many hooks run at once.
 const MAX_HOOK_OUTPUT: usize = 16 << 10;
 
+/// How often a hook starts that was interrupted by a disconnect of the runtime: a hook that breaks the connection must
+/// not keep its container forever. While the runtime is unreachable no hook starts, because its containers are asked for
+/// first.
+pub const MAX_ATTEMPTS: u32 = 3;
+
 /// Why a hook failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

@@ -21,18 +21,15 @@ use super::plan::{
 use super::report;
 use super::runtime_queue::{OBSERVE_TIMEOUT, ObserveLimit};
 use super::status_writer::StatusWriter;
+use crate::hook;
 use crate::pods::STOP_BACKOFF;
-use kruise_api::container_recreate_request::{COMPLETE, ContainerRecreateRequest, FAILED};
+use kruise_api::container_recreate_request::{COMPLETE, ContainerRecreateRequest, FAILED, NOT_STARTED_AGAIN};
 use kruise_api::keys;
 use kruise_cluster::{EventType, Key};
 use kruise_ops::metrics::metrics;
 use kruise_ops::panics;
 use kruise_ops::progress::ProgressStep;
 
-/// How often a preStop hook starts that was interrupted by a disconnect of the runtime: a hook that breaks the
-/// connection must not keep its container forever. While the runtime is unreachable no hook starts, because its
-/// containers are listed first.
-const MAX_HOOK_ATTEMPTS: u32 = 3;
 /// Timeout for the status writes at shutdown; the process has two seconds.
 const FLUSH_TIMEOUT: Duration = Duration::from_millis(1500);
 
@@ -446,7 +443,7 @@ impl PodReconciler {
         attempt.started_at.get_or_insert(now);
         let stop_failures = self.stop_failures.entry(key.clone()).or_default();
         attempt.hook_done |=
-            matches!(kind, TaskEventKind::StopStarted) || *stop_failures + 1 >= MAX_HOOK_ATTEMPTS;
+            matches!(kind, TaskEventKind::StopStarted) || *stop_failures + 1 >= hook::MAX_ATTEMPTS;
         attempt.stage = match kind {
             TaskEventKind::HookStarted => StopStage::Hook,
             TaskEventKind::StopStarted => StopStage::Stopping,
@@ -509,7 +506,8 @@ impl PodReconciler {
         let condition = [COMPLETE, FAILED].iter().find_map(find_condition);
         let failed = condition.is_none_or(|condition| condition.type_ == FAILED);
         // A sidecar that is not started again is what such a request is for.
-        let is_termination = request.name.starts_with(keys::SIDECAR_TERMINATION_PREFIX);
+        let is_termination = request.name.starts_with(keys::SIDECAR_TERMINATION_PREFIX)
+            && condition.is_some_and(|condition| condition.message.contains(NOT_STARTED_AGAIN));
         let result = if failed && !is_termination {
             "failed"
         } else {

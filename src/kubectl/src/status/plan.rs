@@ -10,6 +10,7 @@ use kruise_api::cloneset::CloneSet;
 use kruise_api::container_recreate_job::ContainerRecreateJob;
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase, ContainerRecreateRequestStatus,
+    NOT_STARTED_AGAIN,
 };
 use kruise_api::image_list_pull_job::ImageListPullJob;
 use kruise_api::image_pull_job::{COMPLETE, FAILED, ImagePullJob, WAITING};
@@ -311,12 +312,11 @@ pub fn waiting_list_pull_job(job: &ImageListPullJob) -> Option<WaitingObject> {
 /// Whether a request has stopped a sidecar for good. Under `restartPolicy: Never` it ends as failed, because the sidecar
 /// is not started again; that is what it is for.
 pub fn is_ended_termination(request: &ContainerRecreateRequest) -> bool {
-    let has_ended = request
-        .status
-        .as_ref()
-        .is_some_and(|status| status.completion_time.is_some());
+    let conditions = request.status.iter().flat_map(|status| &status.conditions);
+    let mut ended = conditions.filter(|condition| condition.type_ == FAILED);
     let name = request.metadata.name.as_deref().unwrap_or_default();
-    has_ended && name.starts_with(SIDECAR_TERMINATION_PREFIX)
+    name.starts_with(SIDECAR_TERMINATION_PREFIX)
+        && ended.any(|condition| condition.message.contains(NOT_STARTED_AGAIN))
 }
 
 /// A ContainerRecreateRequest that is not finished or has failed.

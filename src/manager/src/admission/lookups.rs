@@ -339,7 +339,7 @@ impl Lookups {
     /// The sets and what their injection into a new Pod needs; `set` is the one whose webhook was called.
     ///
     /// # Errors
-    /// A message, when they are not known yet, or the labels of the Pod's Namespace are not and a set selects by them.
+    /// A message, when they are not known yet, or the labels of the Pod's Namespace are not and this set selects by them.
     pub async fn pod_injection(
         &self,
         request: &Request,
@@ -350,9 +350,9 @@ impl Lookups {
             self.check_set_is_cached(set).await?;
         }
         let namespace = Key::cluster_scoped(request.namespace.clone());
-        let (sets, namespace_labels) = (self.sidecar_sets.list(), self.namespaces.get(&namespace));
-        if namespace_labels.is_none() && pod::depends_on_namespace(request, &sets) {
-            // Without its labels, the Pod would lose what a policy has injected, and be admitted despite `Fail`.
+        let (mut sets, namespace_labels) = (self.sidecar_sets.list(), self.namespaces.get(&namespace));
+        if namespace_labels.is_none() && !pod::remove_undecided(request, &mut sets, set) {
+            // Otherwise the Pod would be admitted despite `Fail`.
             return Err(format!("Namespace {} is not known here yet", request.namespace));
         }
         Ok(PodInjectionLookup {

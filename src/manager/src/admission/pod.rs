@@ -38,12 +38,25 @@ pub(super) struct PodInjectionLookup {
     pub sort_containers: bool,
 }
 
-/// Whether the labels of its Namespace decide if one of the sets is injected into the Pod.
-pub(super) fn depends_on_namespace(request: &Request, sets: &[Arc<SidecarSet>]) -> bool {
+/// Removes the sets of which the unknown labels of the Pod's Namespace decide whether they are injected: what a policy has
+/// injected for them stays. Returns whether the rest is what was called for: `reason` is the name in the path, without one
+/// all sets are.
+pub(super) fn remove_undecided(
+    request: &Request,
+    sets: &mut Vec<Arc<SidecarSet>>,
+    reason: Option<&str>,
+) -> bool {
     let pod = request.object.to_json();
     let labels = BTreeMap::<String, String>::deserialize(&pod["metadata"]["labels"]).unwrap_or_default();
-    let mut selecting = sets.iter().filter(|set| selects_labels(&set.spec, &labels));
-    selecting.any(|set| set.spec.namespace_selector.is_some())
+    let mut is_complete = true;
+    sets.retain(|set| {
+        let spec = &set.spec;
+        let is_decided =
+            spec.namespace_selector.is_none() || spec.is_injection_paused() || !selects_labels(spec, &labels);
+        is_complete &= is_decided || reason.is_some_and(|name| set.metadata.name.as_deref() != Some(name));
+        is_decided
+    });
+    is_complete
 }
 
 /// Whether the Pod's own content is the reason, so that no set may decide.

@@ -545,9 +545,18 @@ mod tests {
         };
         let (web, other) = (pod_request(&json!({ "app": "web" })), pod_request(&json!({})));
         let sets = spec(json!({ "matchLabels": { "team": "a" } }));
-        assert!(pod::depends_on_namespace(&web, &sets));
-        assert!(!pod::depends_on_namespace(&other, &sets));
-        assert!(!pod::depends_on_namespace(&web, &spec(Value::Null)));
+        let rest = |request: &Request, mut sets: Vec<_>, reason| {
+            let is_complete = pod::remove_undecided(request, &mut sets, reason);
+            (is_complete, sets.len())
+        };
+        assert_eq!(rest(&web, sets.clone(), None), (false, 0));
+        assert_eq!(rest(&web, sets.clone(), Some("s")), (false, 0));
+        // Another set, or launch priorities.
+        for reason in ["t", "launch.priority"] {
+            assert_eq!(rest(&web, sets.clone(), Some(reason)), (true, 0));
+        }
+        assert_eq!(rest(&other, sets, None), (true, 1));
+        assert_eq!(rest(&web, spec(Value::Null), None), (true, 1));
     }
 
     #[tokio::test]

@@ -100,11 +100,11 @@ fn plan_configuration(
             let there = existing.iter().find(|one| one["name"] == ours["name"]);
             hook = there.cloned().unwrap_or_default();
         }
-        let timeout = hook["timeoutSeconds"].take();
+        let timeout = hook["timeoutSeconds"].clone();
         json_patch::merge(&mut hook, ours);
         if timeout.is_number() {
             // A value of the Helm chart.
-            hook["timeoutSeconds"] = timeout;
+            set(&mut hook, &["timeoutSeconds"], timeout);
         }
         // What is kept may have a URL instead.
         let there = &ours["clientConfig"];
@@ -314,10 +314,13 @@ async fn sync_object<K: Object + Send + Sync + 'static>(
             step.set_idle(None);
             if let Some(pause) = pause {
                 tracing::warn!(name, kind = %K::kind(&()), ?pause, "another client undoes our changes; waiting before the next");
-                tokio::time::sleep(pause).await;
             }
+            let changed_later = async {
+                tokio::time::sleep(pause.unwrap_or_default()).await;
+                object_changes.recv().await
+            };
             tokio::select! {
-                _ = object_changes.recv() => applied = None,
+                _ = changed_later => applied = None,
                 Some(()) = changes.next() => {
                     // Of many sets that are applied together, one patch tells.
                     tokio::time::sleep(BATCH_WINDOW).await;

@@ -76,7 +76,11 @@ pub async fn sync_revisions(
     let mut backoff = state.template_backoff(generation, Instant::now());
     if backoff.is_none() {
         match ensure_newest(ctx, observed, &mut revisions, &mut collisions, state).await {
-            Ok(()) => state.template_resolved(),
+            Ok(()) => {
+                state.template_resolved();
+                let newest = revisions.last().map(|revision| revision.name.clone());
+                state.accepted_revision = newest.unwrap_or_default();
+            }
             Err(error) => {
                 match &error {
                     RevisionError::Api(error) if error.namespace_terminating() => {
@@ -94,7 +98,8 @@ pub async fn sync_revisions(
     let newest = if backoff_is_over {
         revisions.last()
     } else {
-        last_accepted(status, observed, &revisions)
+        let before = status.map_or("", |status| &status.update_revision);
+        last_accepted([&state.accepted_revision, before], observed, &revisions)
     };
     let newest = newest.cloned().unwrap_or_default();
     let (update, current) = (newest.name.clone(), status.map_or("", |s| &s.current_revision));
@@ -118,20 +123,20 @@ pub async fn sync_revisions(
     }
 }
 
-/// The revision to keep to while none can be made for the template: not an orphan that the selector happens to match,
+/// The revision to keep to while none can be made for the template: one of those `before`, and not an orphan that the selector happens to match,
 /// which may be newer.
 fn last_accepted<'a>(
-    status: Option<&CloneSetStatus>,
+    before: [&str; 2],
     observed: &[Arc<RevisionView>],
     revisions: &'a [Arc<Revision>],
 ) -> Option<&'a Arc<Revision>> {
-    let before = status.map_or("", |status| &status.update_revision);
     let is_orphan = |name: &str| {
         let mut orphans = observed.iter().filter(|view| view.controller.is_none());
         orphans.any(|view| view.revision.name == name)
     };
     let mut newest_first = revisions.iter().rev();
-    let accepted = revisions.iter().find(|revision| revision.name == before);
+    let mut accepted = before.into_iter();
+    let accepted = accepted.find_map(|name| revisions.iter().find(|revision| revision.name == name));
     accepted.or_else(|| newest_first.find(|revision| !is_orphan(&revision.name)))
 }
 
@@ -535,16 +540,12 @@ mod tests {
             view("db-9", None),
         ];
         let revisions: Vec<_> = observed.iter().map(|view| Arc::clone(&view.revision)).collect();
-        let status = |update: &str| CloneSetStatus {
-            update_revision: update.to_owned(),
-            ..CloneSetStatus::default()
+        let kept = |before: [&str; 2]| {
+            last_accepted(before, &observed, &revisions).map(|revision| revision.name.as_str())
         };
-        let kept = |status: Option<&CloneSetStatus>| {
-            last_accepted(status, &observed, &revisions).map(|revision| revision.name.as_str())
-        };
-        assert_eq!(kept(Some(&status("web-1"))), Some("web-1"));
-        assert_eq!(kept(Some(&status("gone"))), Some("web-2"));
-        assert_eq!(kept(None), Some("web-2"));
+        assert_eq!(kept(["", "web-1"]), Some("web-1"));
+        assert_eq!(kept(["web-2", "web-1"]), Some("web-2"), "the status is behind");
+        assert_eq!(kept(["", "gone"]), Some("web-2"));
     }
 
     /// A new CloneSet has no status yet; its first revision gets the same name as from OpenKruise.

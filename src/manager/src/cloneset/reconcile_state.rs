@@ -70,6 +70,8 @@ pub struct ReconcileState {
     pub orphans_fetched: bool,
     /// The desired revision of its template, and the generation that it was resolved for.
     pub desired_revision: Option<(i64, DesiredRevision)>,
+    /// Name of the last revision that corresponded to the template; the status may not contain it yet.
+    pub accepted_revision: String,
     /// Why the template has no revision.
     template_backoff: Option<TemplateBackoff>,
     /// Number of name collisions, which the status may not contain yet.

@@ -41,6 +41,18 @@ pub struct ContainerFacts {
     pub env_hash: Option<u64>,
 }
 
+/// Times that `env` is run in a container without end.
+pub const MAX_ENV_TIMEOUTS: u32 = 3;
+
+/// How far the preStop hook of a container is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HookProgress {
+    /// How much of its grace period the container has used, once the hook has ended.
+    pub used_grace: Option<Duration>,
+    /// How often the runtime disconnected during the hook.
+    pub interrupted: u32,
+}
+
 /// The progress of a container restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestartState {
@@ -62,9 +74,13 @@ pub struct PodMetaState {
     pub facts: BTreeMap<String, ContainerFacts>,
     /// Restarts that are in progress or have ended.
     pub restarts: BTreeMap<String, RestartState>,
-    /// How much of its grace period each container has used whose preStop hook has ended: the hook runs once, although
-    /// the stop after it is retried.
-    pub used_grace: BTreeMap<String, Duration>,
+    /// The preStop hooks of containers that must be restarted: a hook runs once, although the stop after it is retried.
+    pub hooks: BTreeMap<String, HookProgress>,
+    /// How often `env` did not end in a container. After [`MAX_ENV_TIMEOUTS`] its environment is unknown, until another
+    /// one is desired.
+    pub env_timeouts: BTreeMap<String, u32>,
+    /// Containers that were read in this order of turns: a pass may end before the last one.
+    pub read_turns: usize,
     /// Our last write that the watch has not shown yet, and when it expires.
     pub unconfirmed_write: Option<Unconfirmed<RuntimeContainerMetaSet>>,
     /// Start times of the current waits.
@@ -340,6 +356,11 @@ impl PodMetaState {
             .as_ref()
             .filter(|known| known.hashes == hashes);
         let since = unchanged.map_or(now, |previous| previous.since);
+        if unchanged.is_none() {
+            for id in std::mem::take(&mut self.env_timeouts).into_keys() {
+                self.facts.remove(&id);
+            }
+        }
         self.desired_environment = Some(DesiredEnvironment {
             resource_version: meta.resource_version.clone(),
             hashes,
@@ -355,7 +376,20 @@ impl PodMetaState {
         let statuses = pod.containers.iter().filter_map(|view| view.status.as_ref());
         let ids: BTreeSet<&str> = statuses.map(|status| status.container_id.as_str()).collect();
         self.facts.retain(|id, _| ids.contains(id.as_str()));
-        self.used_grace.retain(|id, _| ids.contains(id.as_str()));
+        self.env_timeouts.retain(|id, _| ids.contains(id.as_str()));
+        // Nothing is left to restart where the desired environment is the actual one again.
+        let containers = pod.containers.iter();
+        let current = containers.filter_map(|container| {
+            let id = &container.status.as_ref()?.container_id;
+            let desired = meta.containers.iter().find(|one| one.name == container.name)?;
+            let actual = self.facts.get(id)?.env_hash?;
+            (actual == desired.env_hash()).then_some(id.as_str())
+        });
+        let current: BTreeSet<&str> = current.collect();
+        self.hooks
+            .retain(|id, _| ids.contains(id.as_str()) && !current.contains(id.as_str()));
+        self.restarts
+            .retain(|id, state| !matches!(state, RestartState::Failed(..)) || !current.contains(id.as_str()));
         self.restarts
             .retain(|id, state| matches!(state, RestartState::Stopping(_)) || ids.contains(id.as_str()));
         if self

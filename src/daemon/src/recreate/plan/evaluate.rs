@@ -13,6 +13,7 @@ use super::types::{
 use crate::pods::{ContainerRole, NodePod, PodContainer, PodContainerStatus, Termination};
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequestContainerRecreateState as State, ContainerRecreateRequestPhase as Phase,
+    NOT_STARTED_AGAIN,
 };
 
 /// How long a stopped container may still be listed as running.
@@ -326,7 +327,7 @@ impl ContainerCheck<'_> {
             ", and no rule of restartPolicyRules is for that exit code"
         };
         Some(format!(
-            "it ended with exit code {code} and kubelet does not start it again: restartPolicy is {policy}{rules}"
+            "it ended with exit code {code} and {NOT_STARTED_AGAIN}: restartPolicy is {policy}{rules}"
         ))
     }
 
