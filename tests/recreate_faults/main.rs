@@ -459,7 +459,8 @@ async fn stops_per_namespace_are_limited() {
     assert_eq!(node.runtime.calls("ExecSync"), 0, "{}", node.log_tail());
 }
 
-/// A request is deleted while the hooks of two containers run: both run to their end, and both containers are stopped.
+/// A request is over and deleted while the hooks of two containers run: both run to their end, and both containers are
+/// stopped.
 #[tokio::test]
 async fn deletion_of_a_request_cuts_no_hook() {
     let node = FaultNode::start("cut").await;
@@ -467,7 +468,7 @@ async fn deletion_of_a_request_cuts_no_hook() {
         let hook = json!({"preStop": {"sleep": {"seconds": seconds}}});
         json!({"name": name, "image": "i", "lifecycle": hook})
     };
-    let spec = json!({"containers": [container("main", 2), container("slow", 6)]});
+    let spec = json!({"containers": [container("main", 7), container("slow", 14)]});
     let pod = node.create_pod_with("cut", spec).await;
     node.set_running(&pod, "cut-main", 0).await;
     let slow = FakeContainer {
@@ -491,7 +492,7 @@ async fn deletion_of_a_request_cuts_no_hook() {
         let id = format!("containerd://cut-{name}");
         json!({"name": name, "statusContext": {"containerID": id, "restartCount": 0}})
     };
-    let both = json!({"containers": [target("main"), target("slow")]});
+    let both = json!({"activeDeadlineSeconds": 3, "containers": [target("main"), target("slow")]});
     node.create_request("cut", &pod, "containerd://cut-main", both)
         .await;
     node.wait_status("cut", "both hooks run", |status| {
@@ -505,6 +506,7 @@ async fn deletion_of_a_request_cuts_no_hook() {
         hooks.count() == 2
     })
     .await;
+    node.wait_completed("cut").await;
     node.delete_request("cut").await;
     for id in ["cut-main", "cut-slow"] {
         node.runtime
