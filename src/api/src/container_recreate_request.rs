@@ -193,6 +193,14 @@ pub const POD_GONE_MESSAGE: &str = "pod has gone";
 pub const NO_RESPONSE_MESSAGE: &str = "daemon has not responded for a long time";
 /// Part of the message of a container that has ended for good.
 pub const NOT_STARTED_AGAIN: &str = "kubelet does not start it again";
+
+/// Whether the request of that name, which failed with that message, has stopped a sidecar for good. Under
+/// `restartPolicy: Never` the sidecar is not started again; that is what such a request is for.
+#[must_use]
+pub fn is_sidecar_termination(name: &str, failure: &str) -> bool {
+    name.starts_with(keys::SIDECAR_TERMINATION_PREFIX) && failure.contains(NOT_STARTED_AGAIN)
+}
+
 /// Message of a request that exceeded its deadline; upstream's.
 pub const DEADLINE_MESSAGE: &str = "recreating has exceeded the activeDeadlineSeconds";
 /// Prefix of the message of a request whose containers belong to no runtime of the node; upstream's.

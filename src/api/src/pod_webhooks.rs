@@ -56,7 +56,7 @@ impl SetWebhook {
         let has_container = has_container(spec);
         valid.then(|| Self {
             name: name.to_owned(),
-            canary_of: canary_of(annotations),
+            canary_of: annotations.and_then(canary_base).map(str::to_owned),
             failure_policy,
             has_policy: false,
             selects: cel::matches(selector, cel::LABELS),
@@ -143,14 +143,14 @@ pub fn failure_policy(annotations: Option<&BTreeMap<String, String>>) -> &'stati
 /// Name of the condition of a set's webhook.
 const NOT_INJECTED: &str = "not-injected";
 
-/// The set that a canary replaces for some Pods.
-fn canary_of(annotations: Option<&BTreeMap<String, String>>) -> Option<String> {
-    let annotations = annotations?;
+/// The set that the one with these annotations replaces for some Pods, if it is a canary.
+#[must_use]
+pub fn canary_base(annotations: &BTreeMap<String, String>) -> Option<&str> {
     let is_canary = annotations
         .get(keys::SIDECAR_SET_CANARY)
         .is_some_and(|value| value == keys::TRUE);
     let base = annotations.get(keys::SIDECAR_SET_BASE).filter(|_| is_canary);
-    base.cloned()
+    base.map(String::as_str)
 }
 
 /// CEL: whether the Pod lacks the set and its canaries. The annotation alone does not count, because anybody may write it.

@@ -107,6 +107,14 @@ pub enum ContainerState {
     Unknown,
 }
 
+impl ContainerState {
+    /// Whether its first process may be running.
+    #[must_use]
+    pub fn may_run(self) -> bool {
+        matches!(self, Self::Running | Self::Unknown)
+    }
+}
+
 /// A container as it appears in a list.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Container {

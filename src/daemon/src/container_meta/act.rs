@@ -14,7 +14,7 @@ use crate::pods::{MIN_GRACE_PERIOD, NodePod, bounded_seconds};
 use kruise_api::in_place::RuntimeContainerMetaSet;
 use kruise_api::keys;
 use kruise_cluster::{EventType, Key, write};
-use kruise_cri::{self as cri, ContainerState, Runtime};
+use kruise_cri::{self as cri, Runtime};
 
 /// Timeout for an answer of the runtime; of a stop, beyond the time that the runtime waits for the container.
 const RUNTIME_TIMEOUT: Duration = Duration::from_secs(12);
@@ -90,8 +90,7 @@ async fn stop_container(
         .progress
         .begin(super::NAME, description, timeout);
     let status = runtime.container_status(bare_id).await?;
-    let is_running = |state| matches!(state, ContainerState::Running | ContainerState::Unknown);
-    if !status.is_some_and(|status| is_running(status.state) && observe::belongs_to_pod(&status, pod, name)) {
+    if !status.is_some_and(|status| status.state.may_run() && observe::belongs_to_pod(&status, pod, name)) {
         return Ok(());
     }
     let mut progress = shared.hook_progress(key, id);

@@ -153,10 +153,7 @@ impl StopTask {
     /// a hook over HTTP would reach that one.
     async fn may_run(&self) -> bool {
         match self.runtime.container_status(&self.action.target).await {
-            Ok(Some(status)) => matches!(
-                status.state,
-                cri::ContainerState::Running | cri::ContainerState::Unknown
-            ),
+            Ok(Some(status)) => status.state.may_run(),
             Ok(None) => false,
             // The hook or the stop says why.
             Err(_) => true,

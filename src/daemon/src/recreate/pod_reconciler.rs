@@ -23,7 +23,9 @@ use super::runtime_queue::{OBSERVE_TIMEOUT, ObserveLimit};
 use super::status_writer::StatusWriter;
 use crate::hook;
 use crate::pods::STOP_BACKOFF;
-use kruise_api::container_recreate_request::{COMPLETE, ContainerRecreateRequest, FAILED, NOT_STARTED_AGAIN};
+use kruise_api::container_recreate_request::{
+    COMPLETE, ContainerRecreateRequest, FAILED, is_sidecar_termination,
+};
 use kruise_api::keys;
 use kruise_cluster::{EventType, Key};
 use kruise_ops::metrics::metrics;
@@ -505,9 +507,8 @@ impl PodReconciler {
         };
         let condition = [COMPLETE, FAILED].iter().find_map(find_condition);
         let failed = condition.is_none_or(|condition| condition.type_ == FAILED);
-        // A sidecar that is not started again is what such a request is for.
-        let is_termination = request.name.starts_with(keys::SIDECAR_TERMINATION_PREFIX)
-            && condition.is_some_and(|condition| condition.message.contains(NOT_STARTED_AGAIN));
+        let is_termination =
+            condition.is_some_and(|condition| is_sidecar_termination(&request.name, &condition.message));
         let result = if failed && !is_termination {
             "failed"
         } else {

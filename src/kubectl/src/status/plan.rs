@@ -10,11 +10,10 @@ use kruise_api::cloneset::CloneSet;
 use kruise_api::container_recreate_job::ContainerRecreateJob;
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase, ContainerRecreateRequestStatus,
-    NOT_STARTED_AGAIN,
+    is_sidecar_termination,
 };
 use kruise_api::image_list_pull_job::ImageListPullJob;
 use kruise_api::image_pull_job::{COMPLETE, FAILED, ImagePullJob, WAITING};
-use kruise_api::keys::SIDECAR_TERMINATION_PREFIX;
 use kruise_api::sidecarset::SidecarSet;
 use serde::Serialize;
 
@@ -309,14 +308,12 @@ pub fn waiting_list_pull_job(job: &ImageListPullJob) -> Option<WaitingObject> {
     })
 }
 
-/// Whether a request has stopped a sidecar for good. Under `restartPolicy: Never` it ends as failed, because the sidecar
-/// is not started again; that is what it is for.
+/// Whether a request has stopped a sidecar for good, although it counts as failed.
 pub fn is_ended_termination(request: &ContainerRecreateRequest) -> bool {
     let conditions = request.status.iter().flat_map(|status| &status.conditions);
     let mut ended = conditions.filter(|condition| condition.type_ == FAILED);
     let name = request.metadata.name.as_deref().unwrap_or_default();
-    name.starts_with(SIDECAR_TERMINATION_PREFIX)
-        && ended.any(|condition| condition.message.contains(NOT_STARTED_AGAIN))
+    ended.any(|condition| is_sidecar_termination(name, &condition.message))
 }
 
 /// A ContainerRecreateRequest that is not finished or has failed.

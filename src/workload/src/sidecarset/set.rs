@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kruise_api::keys;
+use kruise_api::pod_webhooks::canary_base;
 use kruise_api::sidecarset::{SidecarContainer, SidecarContainerUpgradeType, SidecarSet, SidecarSetSpec};
 
 use super::recorded::hot_upgrade_names;
@@ -51,9 +52,7 @@ impl<'a> SetView<'a> {
     /// Name of the set that this one, a canary, replaces.
     #[must_use]
     pub fn canary_base(&self) -> Option<&'a str> {
-        let base = self.annotations.get(keys::SIDECAR_SET_BASE);
-        base.map(String::as_str)
-            .filter(|_| self.annotation(keys::SIDECAR_SET_CANARY) == keys::TRUE)
+        canary_base(self.annotations)
     }
 
     fn annotation(&self, key: &str) -> &'a str {
