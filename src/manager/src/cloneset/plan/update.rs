@@ -43,9 +43,9 @@ fn plan_rollout(
 ) -> BTreeSet<usize> {
     let numbers = view.replica_counts(|pod| pod.updated);
     let forward = numbers.update >= 0;
-    if forward && on_delete(view.spec) {
-        let old = view.pods.iter().filter(|pod| !pod.updated);
-        old.for_each(|pod| {
+    if on_delete(view.spec) {
+        let others = view.pods.iter().filter(|pod| pod.updated != forward);
+        others.for_each(|pod| {
             builder.add_wait(
                 WaitReason::OnDelete,
                 "to be deleted: updateStrategy type is OnDelete",

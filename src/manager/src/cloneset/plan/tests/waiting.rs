@@ -301,6 +301,37 @@ fn waiting_names_pause_partition_and_on_delete() {
     );
 }
 
+/// A higher partition asks for Pods of the current revision, of which only the surge Pod is left.
+#[test]
+fn waiting_names_updated_pods_that_a_user_must_delete() {
+    let mut cluster = FakeCluster::new(clone_set_spec(false, false));
+    edit_rolling_update(&mut cluster, json!({ "maxSurge": 1 }));
+    settle(&mut cluster);
+    edit_container(&mut cluster, "image", json!("app:2"));
+    let is_updated = |pod: &Value| pod["spec"]["containers"][0]["image"] == "app:2";
+    let updated = |cluster: &FakeCluster| cluster.pods.values().filter(|pod| is_updated(pod)).count();
+    for _ in 0..20 {
+        if (updated(&cluster), cluster.pods.len()) == (5, 6) {
+            break;
+        }
+        cluster.reconcile();
+        run_kubelets(&mut cluster);
+    }
+    assert_eq!((updated(&cluster), cluster.pods.len()), (5, 6));
+    cluster.edit(&json!({ "updateStrategy": { "type": "OnDelete" } }));
+    edit_rolling_update(&mut cluster, json!({ "partition": 2 }));
+    settle(&mut cluster);
+    assert_eq!(
+        (updated(&cluster), cluster.pods.len()),
+        (5, 6),
+        "the surge Pod is kept"
+    );
+    assert_message(
+        &mut cluster,
+        "and 2 more (to be deleted: updateStrategy type is OnDelete)",
+    );
+}
+
 #[test]
 fn paused_rollout_still_reports_errors() {
     let mut cluster = two_settled_pods(false, false);
