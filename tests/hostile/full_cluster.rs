@@ -139,6 +139,11 @@ impl FullCluster {
         lock(&self.webhook).peak_memory()
     }
 
+    /// Number of connections that the webhooks refused because their address had its share.
+    pub fn refused_connections(&self) -> u64 {
+        lock(&self.webhook).metric_sum("kruise_webhook_connections_closed_total{reason=\"limit\"")
+    }
+
     /// Number of CloneSet lists that the webhooks have converted.
     pub fn lists_converted(&self) -> u64 {
         lock(&self.webhook).metric_sum("kruise_reviews_total{kind=\"cloneset\",step=\"convert\"")

@@ -94,6 +94,9 @@ pub struct Metrics {
     /// Responses to admission and conversion reviews by `kind`, `step` (mutate, validate, convert) and `result`
     /// (allowed, refused, failed).
     pub reviews: MetricFamily<3, Counter>,
+    /// Connections to the webhooks that were closed early, by `reason`: `limit` if the client had its share, `evicted` if
+    /// another client got the slot.
+    pub webhook_connections_closed: MetricFamily<1, Counter>,
     /// When the certificate of the webhooks expires, in seconds since 1970.
     pub certificate_expiration: Gauge,
     /// Lists and watches that failed, by `kind`.
@@ -175,6 +178,7 @@ impl Metrics {
             queue_retries: MetricFamily::new(["name"]),
             api_writes: MetricFamily::new(["kind", "verb", "result"]),
             reviews: MetricFamily::new(["kind", "step", "result"]),
+            webhook_connections_closed: MetricFamily::new(["reason"]),
             certificate_expiration: Gauge::default(),
             watch_errors: MetricFamily::new(["kind"]),
             watch_contact: MetricFamily::new(["kind"]),
@@ -356,6 +360,11 @@ impl Metrics {
             "Answers to admission and conversion reviews",
             self.reviews.series.clone(),
         );
+        r.register(
+            "webhook_connections_closed",
+            "Connections to the webhooks that were closed early",
+            self.webhook_connections_closed.series.clone(),
+        );
         r.register_with_unit(
             "certificate_expiration_timestamp",
             "When the certificate of the webhooks expires",
@@ -401,6 +410,7 @@ impl Metrics {
             queue_retries,
             api_writes,
             reviews,
+            webhook_connections_closed,
             watch_errors,
             watch_contact,
             watch_bytes,
@@ -431,6 +441,7 @@ impl Metrics {
         queue_retries.create("x");
         api_writes.create("x");
         reviews.create("x");
+        webhook_connections_closed.create("x");
         watch_errors.create("x");
         watch_contact.create("x");
         watch_bytes.create("x");

@@ -413,6 +413,12 @@ mod tests {
         let (proceed, (tx, mut arrived)) = (Arc::new(Semaphore::new(0)), mpsc::unbounded_channel());
         let router = router(&room, Arc::clone(&proceed), tx);
         let parts = stream::iter(["abcd", "efg"].map(Ok::<_, std::io::Error>));
+        let failed = || {
+            let labels = [("kind", "other"), ("step", "read"), ("result", "failed")];
+            let labels = labels.map(|(label, value)| (label, value.to_owned()));
+            metrics().reviews.get_or_create_owned(&labels).get()
+        };
+        let failed_before = failed();
         let first = tokio::spawn(send(router.clone(), Body::from_stream(parts)));
         arrived.recv().await.unwrap();
         for (client, message) in [
@@ -422,6 +428,7 @@ mod tests {
             let (code, why) = send_as(client, router.clone(), Body::from("abcd")).await;
             assert_eq!((code, why.contains(message)), (429, true), "{why}");
         }
+        assert!(failed() >= failed_before + 2, "the alert about reviews sees them");
         proceed.add_permits(3);
         // An empty body needs no permits.
         assert_eq!(send(router.clone(), Body::empty()).await, (200, "0".to_owned()));

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kruise_ops::http::client_network;
+use kruise_ops::metrics::metrics;
 use tokio_util::sync::CancellationToken;
 
 /// The client of a connection.
@@ -82,6 +83,14 @@ impl Connections {
     /// review is the oldest; `None` when this client is at its limit, or has a connection already and would then have
     /// as many as they.
     pub fn admit(&self, caller: &Caller) -> Option<ConnectionSlot> {
+        let slot = self.find_slot(caller);
+        if slot.is_none() {
+            count_closed("limit");
+        }
+        slot
+    }
+
+    fn find_slot(&self, caller: &Caller) -> Option<ConnectionSlot> {
         let mut open = self.lock();
         let mut counts: HashMap<IpAddr, usize> = HashMap::new();
         for (caller, _) in open.by_id.values() {
@@ -102,6 +111,7 @@ impl Connections {
             let least_recent = least_recent.map(|(id, _)| *id)?;
             if let Some((_, evicted)) = open.by_id.remove(&least_recent) {
                 evicted.cancel();
+                count_closed("evicted");
             }
         }
         let (id, evicted) = (open.next_id, CancellationToken::new());
@@ -118,6 +128,12 @@ impl Connections {
     fn lock(&self) -> MutexGuard<'_, OpenConnections> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Counts a connection that is closed for that reason.
+fn count_closed(reason: &str) {
+    let labels = [("reason", reason.to_owned())];
+    metrics().webhook_connections_closed.get_or_create(&labels).inc();
 }
 
 impl Drop for ConnectionSlot {

@@ -48,10 +48,14 @@ const WRITE_TIMEOUTS: WriteTimeouts = WriteTimeouts {
 /// Send buffer of one connection, in bytes; the kernel doubles the value. Its own choice grows to some 4 MiB, which no
 /// limit counts.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
-/// Maximum number of connections; an API server opens few and keeps them.
-const MAX_CONNECTIONS: usize = 512;
-/// Maximum number of connections of one client. An API server uses one for each concurrent review.
-const MAX_CLIENT_CONNECTIONS: usize = 256;
+/// Memory for what a connection has read of a request's head or of its next part. The heads of API servers have about 1
+/// KiB.
+const READ_BUFFER_BYTES: usize = 64 << 10;
+/// Maximum number of connections; less than the 1,024 file descriptors that some nodes allow a container.
+const MAX_CONNECTIONS: usize = 768;
+/// Maximum number of connections of one client. An API server uses one for each concurrent review, and by default has at
+/// most 600 requests in progress.
+const MAX_CLIENT_CONNECTIONS: usize = 600;
 
 /// Opens the port on all addresses.
 pub(super) async fn listen(port: u16) -> Result<TcpListener, Error> {
@@ -161,6 +165,7 @@ fn http_connection<S: AsyncRead + AsyncWrite + Unpin>(
 ) -> http1::Connection<TokioIo<WriteTimeoutStream<S>>, ReviewService> {
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(idle);
+    builder.max_buf_size(READ_BUFFER_BYTES);
     // Answers are sent without a copy: a copy would not keep the permits of its review.
     builder.writev(true);
     builder.serve_connection(TokioIo::new(WriteTimeoutStream::new(stream, timeouts)), service)
@@ -363,6 +368,23 @@ mod tests {
             ours.read_to_string(&mut text).await.unwrap();
             assert_eq!(text.ends_with("here"), sent.ends_with("\r\n\r\n"), "{text:?}");
         }
+    }
+
+    /// Connections without a review must not hold much memory.
+    #[tokio::test]
+    async fn huge_heads_are_refused() {
+        let router = axum::Router::new().route("/", get(|| async { "here" }));
+        let (mut ours, theirs) = duplex(1024);
+        let caller = Extension(Caller::new([127, 0, 0, 1].into()));
+        let service = TowerToHyperService::new(caller.layer(router));
+        let served = tokio::spawn(http_connection(theirs, service, IDLE_TIMEOUT, WRITE_TIMEOUTS));
+        let head = format!("GET / HTTP/1.1\r\nHost: {}", "x".repeat(2 * READ_BUFFER_BYTES));
+        // The rest cannot be written once the connection is closed.
+        let _ = ours.write_all(head.as_bytes()).await;
+        let mut text = String::new();
+        let _ = ours.read_to_string(&mut text).await;
+        assert!(text.starts_with("HTTP/1.1 431"), "{text:?}");
+        assert!(served.await.unwrap().is_err());
     }
 
     /// Sends a review of four bytes.

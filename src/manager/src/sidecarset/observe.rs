@@ -402,9 +402,7 @@ impl Index {
         }
         let sets = self.sets.group_entries("");
         let selects = |set: &SidecarSet, labels: &Option<Arc<NamespaceLabels>>| {
-            labels
-                .as_ref()
-                .is_some_and(|labels| selects_namespace(&set.spec, Some(labels)))
+            selects_namespace(&set.spec, labels.as_deref())
         };
         let selecting = sets.filter(|(_, set, _)| selects(set, &change.old) != selects(set, &change.new));
         let selecting: BTreeSet<String> = selecting.map(|(key, ..)| key.name.clone()).collect();
@@ -630,6 +628,19 @@ mod tests {
             assert_eq!(world.index.unscanned.len(), scanned, "{spec}");
             world.index.scan(&world.pods);
             assert_eq!(world.lacking(&old), 1 - scanned, "{spec}");
+        }
+    }
+
+    #[test]
+    fn new_namespace_affects_only_sets_that_select_namespaces() {
+        let everywhere = json!({ "namespaceSelector": null });
+        for (spec, affected) in [(everywhere, 0), (json!({}), 1)] {
+            let mut world = World::new();
+            world.set(None, Some(set("log", spec)));
+            let labels = Some(Arc::new(NamespaceLabels::from([("env".into(), "prod".into())])));
+            let event = change(Key::cluster_scoped("new"), None, labels);
+            assert_eq!(world.index.apply(&WatchEvent::Namespace(event)).len(), affected);
+            assert_eq!(world.index.unscanned.len(), affected);
         }
     }
 

@@ -261,6 +261,7 @@ fn delete_pods<'a>(
             room -= usize::from(planned);
             planned_any |= planned;
         } else if pods::lifecycle_state(pod) != State::PreparingDelete {
+            // Not limited by `room`: no more are chosen while Pods wait for their hook, which may take hours.
             let write = lifecycle::state_write(view, pod, Some(State::PreparingDelete), None);
             planned_any |=
                 builder.push_patch(view, pod, PatchReason::PrepareDelete, write.into_iter().collect());
