@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use futures::{StreamExt, TryStreamExt, stream};
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::clone_set::{self, LifecycleCosts, PhaseCosts, spec, template};
-use crate::cluster::{self, CLONE_SET, NAMESPACE};
+use crate::cluster::{self, CLONE_SET, NAMESPACE, POD, RECREATE_REQUEST, ready};
 use crate::fan_out::{self, FanOut};
 use crate::kwok::{self, MAX_IN_FLIGHT};
 use crate::side::Side;
@@ -20,6 +20,65 @@ use crate::usage::memory;
 const NODES: usize = 100;
 const SETS: usize = 1000;
 const PODS: usize = 10;
+
+/// Pods of one node, with a container each.
+const NODE_PODS: usize = 500;
+/// For kubelet and the runtime to start them.
+const NODE_PODS_TIMEOUT: Duration = Duration::from_secs(900);
+
+/// The daemon of a node with 500 Pods.
+#[derive(Clone, Copy, Debug)]
+pub struct FullNode {
+    /// Resident memory without work, in bytes.
+    pub rss: u64,
+    /// The most resident memory so far, after the Pods were started and a container was recreated.
+    pub peak: u64,
+}
+
+/// A real node with 500 Pods.
+pub async fn full_node(side: &Side) -> Result<FullNode> {
+    let pods = (0..NODE_PODS).map(|index| {
+        // Pods of the host's network need no address of the small Pod network.
+        json!({ "metadata": { "name": format!("full-{index}"), "labels": { "app": "full" } },
+            "spec": { "hostNetwork": true, "terminationGracePeriodSeconds": 0, "containers": [
+                { "name": "app", "image": "busybox:1.36", "command": ["sleep", "infinity"] },
+            ] } })
+    });
+    let created = stream::iter(pods).map(|pod| cluster::create(&side.client, POD, Some(NAMESPACE), pod));
+    created
+        .buffer_unordered(MAX_IN_FLIGHT)
+        .try_collect::<Vec<_>>()
+        .await?;
+    let api = cluster::api(&side.client, POD, Some(NAMESPACE));
+    let start = Instant::now();
+    loop {
+        let pods = api.list(&Default::default()).await?;
+        let ready = pods.iter().filter(|pod| ready(&pod.data)).count();
+        if ready == NODE_PODS {
+            break;
+        }
+        ensure!(
+            start.elapsed() < NODE_PODS_TIMEOUT,
+            "only {ready} of {NODE_PODS} Pods are ready"
+        );
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let rss = memory(side, side.daemon, "VmRSS")?;
+    let request = json!({ "metadata": { "name": "full" },
+        "spec": { "podName": "full-0", "containers": [{ "name": "app" }] } });
+    cluster::create(&side.client, RECREATE_REQUEST, Some(NAMESPACE), request).await?;
+    cluster::wait_until(
+        &side.client,
+        RECREATE_REQUEST,
+        Some(NAMESPACE),
+        "full",
+        |request| request["status"]["phase"] == "Completed",
+    )
+    .await?;
+    let peak = memory(side, side.daemon, "VmHWM")?;
+    Ok(FullNode { rss, peak })
+}
 
 /// A job over ten thousand nodes; returns also the manager's memory afterwards.
 pub async fn nodes(side: &mut Side) -> Result<(FanOut, u64)> {

@@ -170,6 +170,9 @@ async fn measure_at_size(
             continue;
         };
         match *group {
+            "many-pods-of-node" => {
+                figures.full_node = missing.record(group, at_size::full_node(&side).await);
+            }
             "many-nodes" => figures.many_nodes = missing.record(group, at_size::nodes(&mut side).await),
             "many-pods" => figures.many_pods = missing.record(group, at_size::pods(&mut side).await),
             "many-sets" => figures.many_sets = missing.record(group, at_size::sets(&mut side).await),

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::at_size::FullNode;
 use crate::clone_set::{LifecycleCosts, PhaseCosts};
 use crate::fan_out::FanOut;
 use crate::in_place::InPlaceTimes;
@@ -36,6 +37,7 @@ pub struct Figures {
     pub daemon_start: Option<Duration>,
     pub daemon_size: Option<u64>,
     pub manager_size: Option<u64>,
+    pub full_node: Option<FullNode>,
     pub many_nodes: Option<(FanOut, u64)>,
     pub many_pods: Option<LifecycleCosts>,
     pub many_sets: Option<LifecycleCosts>,
@@ -249,7 +251,16 @@ pub const SIDE_BY_SIDE_ROWS: [Row; 54] = [
 ];
 
 /// Rows that are measured for our programs only.
-pub const AT_SIZE_ROWS: [Row; 35] = [
+pub const AT_SIZE_ROWS: [Row; 37] = [
+    Row(
+        "daemon, resident memory with 500 Pods on its node",
+        "MB",
+        16.0,
+        |f| megabytes(f.full_node.map(|node| node.rss)),
+    ),
+    Row("the same, at its peak with a recreate", "MB", NO_TARGET, |f| {
+        megabytes(f.full_node.map(|node| node.peak))
+    }),
     Row("ImagePullJob over 10,000 kwok nodes", "s", NO_TARGET, |f| {
         seconds(f.many_nodes.map(|(j, _)| j.time))
     }),

@@ -5,10 +5,14 @@ use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::node_image::NodeImage;
 use kruise_api::node_pod_probe::NodePodProbe;
 use kube::Api;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::ChildStdout;
 
-use crate::plugin::{cluster_without_manager, run};
-use crate::test_cluster::{api, create, merge_status};
+use crate::plugin::{cluster_without_manager, run, start, wait};
+use crate::test_cluster::{WAIT_TIMEOUT, api, create, merge_status};
 
 #[tokio::test]
 async fn node_shows_pulls_recreates_and_probes() {
@@ -88,6 +92,51 @@ async fn node_shows_pulls_recreates_and_probes() {
         status["probes"],
         json!({ "pods": 1, "total": 1, "succeeded": 0, "failed": 1, "unknown": 0 })
     );
+}
+
+/// The lines that the plugin prints, up to one that contains `text`.
+async fn read_until(lines: &mut Lines<BufReader<ChildStdout>>, text: &str) -> Vec<String> {
+    let reading = async {
+        let mut read = Vec::new();
+        loop {
+            let line = lines.next_line().await.unwrap().expect("it goes on");
+            let found = line.contains(text);
+            read.push(line);
+            if found {
+                return read;
+            }
+        }
+    };
+    let read = tokio::time::timeout(WAIT_TIMEOUT, reading).await;
+    read.unwrap_or_else(|_| panic!("no line with {text:?}"))
+}
+
+#[tokio::test]
+async fn watched_node_is_printed_at_every_change() {
+    let cluster = cluster_without_manager();
+    let admin = cluster.admin().await;
+    let images = Api::<NodeImage>::all(admin.client.clone());
+    let spec = json!({ "images": { "redis": { "tags": [{ "tag": "1", "version": 0 }] } } });
+    create(
+        &images,
+        json!({ "metadata": { "name": "watched" }, "spec": spec }),
+    )
+    .await;
+    let pulling = |progress: i32| {
+        let tag = json!({ "tag": "1", "version": 0, "phase": "Pulling", "progress": progress });
+        json!({ "desired": 1, "imageStatuses": { "redis": { "tags": [tag] } } })
+    };
+    merge_status(&images, "watched", pulling(10)).await;
+    let mut follower = start(cluster, &["node", "watched", "--watch"]);
+    let mut lines = BufReader::new(follower.stdout.take().unwrap()).lines();
+    read_until(&mut lines, "redis:1   Pulling   10%").await;
+    merge_status(&images, "watched", pulling(60)).await;
+    let second = read_until(&mut lines, "redis:1   Pulling   60%").await;
+    let headers = second.iter().filter(|line| line.starts_with("IMAGE")).count();
+    assert_eq!(headers, 1, "printed only when something changed: {second:?}");
+    let pid = Pid::from_raw(i32::try_from(follower.id().unwrap()).unwrap());
+    kill(pid, Signal::SIGINT).unwrap();
+    wait(follower).await.expect(130);
 }
 
 #[tokio::test]

@@ -44,7 +44,8 @@ const SIDE_BY_SIDE_GROUPS: [&str; 11] = [
     "sidecar-set",
 ];
 /// Groups of rows for our programs only, each on a cluster of its own.
-const AT_SIZE_GROUPS: [&str; 5] = [
+const AT_SIZE_GROUPS: [&str; 6] = [
+    "many-pods-of-node",
     "many-nodes",
     "many-pods",
     "many-sets",

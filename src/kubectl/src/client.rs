@@ -17,6 +17,7 @@ use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::time::Instant;
 
 use super::arguments::{object_name, shell_word};
 use super::error::Error;
@@ -64,8 +65,9 @@ const PAGE_SIZE: u32 = 250;
 const WATCH_SECONDS: u32 = 60;
 /// Silence after which a watch is started again: its connection is lost.
 const WATCH_SILENCE: Duration = Duration::from_secs(75);
-/// Consecutive failures after which an object is not followed any more.
-const MAX_FAILURES: u32 = 5;
+/// How long the API server may fail before an object is not followed any more: a control plane that restarts or is
+/// upgraded is back by then.
+const OUTAGE_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// Reads the kubeconfig. No request is sent.
 pub async fn connect(options: &GlobalOptions) -> Result<Connection, Error> {
@@ -225,7 +227,7 @@ fn timeout_error<K: Resource<DynamicType = ()>>(verb: &'static str, after: Durat
 
 /// Follows the object of that name and UID until `observe` returns a value.
 ///
-/// It is called with the object as it is, and after every change. Short failures of the API server are tolerated.
+/// It is called with the object as it is, and after every change. The API server may fail for [`OUTAGE_TIMEOUT`].
 pub async fn follow<K, T>(
     api: &Api<K>,
     name: &str,
@@ -236,12 +238,22 @@ where
     K: write::Object + Serialize + Debug,
 {
     let mut failures = 0;
+    let mut outage: Option<Instant> = None;
     loop {
         match follow_once(api, name, uid, &mut observe).await {
             Ok(Some(value)) => return Ok(value),
-            Ok(None) => failures = 0,
-            Err(error) if !error.retryable() || failures >= MAX_FAILURES => return Err(error),
-            Err(_) => failures += 1,
+            Ok(None) => (failures, outage) = (0, None),
+            Err(error) if !error.retryable() => return Err(error),
+            Err(error) => {
+                let since = *outage.get_or_insert_with(Instant::now);
+                if since.elapsed() >= OUTAGE_TIMEOUT {
+                    return Err(error);
+                }
+                if failures == 0 {
+                    eprintln!("{}; trying again for {OUTAGE_TIMEOUT:?}", error.text());
+                }
+                failures += 1;
+            }
         }
         // Also after a watch that ended at once.
         tokio::time::sleep(Duration::from_millis(500 << failures.min(4))).await;
@@ -300,4 +312,73 @@ async fn next_event<K>(
 ) -> Option<WatchEvent<K>> {
     let event = tokio::time::timeout(WATCH_SILENCE, events.next()).await;
     event.ok().flatten()?.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use kruise_api::image_pull_job::ImagePullJob;
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::*;
+
+    /// An API server that has one ImagePullJob, and fails between the first request and `up_at`.
+    fn failing_client(up_at: Instant) -> Client {
+        let asked = AtomicBool::new(false);
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let up = !asked.swap(true, Ordering::Relaxed) || Instant::now() >= up_at;
+            let watches = request
+                .uri()
+                .query()
+                .is_some_and(|query| query.contains("watch="));
+            let (code, body) = match (up, watches) {
+                (false, _) => (
+                    503,
+                    json!({ "kind": "Status", "code": 503, "reason": "ServiceUnavailable" }),
+                ),
+                // A watch that ends at once.
+                (true, true) => (200, Value::Null),
+                (true, false) => (
+                    200,
+                    json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
+                        "metadata": { "name": "job", "namespace": "n", "uid": "u", "resourceVersion": "1" },
+                        "spec": { "image": "a:1", "completionPolicy": {} } }),
+                ),
+            };
+            let text = if body.is_null() {
+                String::new()
+            } else {
+                body.to_string()
+            };
+            let answer = http::Response::builder()
+                .status(code)
+                .body(Body::from(text.into_bytes()));
+            std::future::ready(answer)
+        });
+        Client::new(service, "n")
+    }
+
+    /// Follows the job until it was read twice; returns the seconds that it took.
+    async fn follow_through(outage: Duration) -> Result<u64, Error> {
+        let start = Instant::now();
+        let jobs = Api::<ImagePullJob>::namespaced(failing_client(start + outage), "n");
+        let mut reads = 0;
+        follow(&jobs, "job", "u", |_| {
+            reads += 1;
+            (reads == 2).then_some(())
+        })
+        .await?;
+        Ok(start.elapsed().as_secs())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn outage_of_the_control_plane_is_waited_for() {
+        let waited = follow_through(Duration::from_secs(150)).await.unwrap();
+        assert!((150..170).contains(&waited), "{waited} s");
+        let error = follow_through(Duration::from_secs(3600)).await.unwrap_err();
+        assert!(error.retryable(), "{error}");
+    }
 }

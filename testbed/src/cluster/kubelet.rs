@@ -108,6 +108,8 @@ fn kubelet_config(cache: &Cache, plane: &ControlPlane, cgroup: &str, resolv: &Pa
         "eventRecordQPS": 0,
         "kubeAPIQPS": 200,
         "kubeAPIBurst": 400,
+        // For the figures of a full node; the default is 110.
+        "maxPods": 600,
         "syncFrequency": "10s",
         "nodeStatusUpdateFrequency": "2s",
         // Tests remove images, not image garbage collection; and a full disk of the machine must not affect the node.

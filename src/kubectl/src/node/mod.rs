@@ -1,9 +1,11 @@
 //! `kubectl kruise node`: image pulls, recreates and probes of one node, as its daemon reports them.
 //!
 //! In:  NodeImage and NodePodProbe of the node, the ContainerRecreateRequests with its label.
-//! Out: tables or JSON; exit code 1 if a part could not be read.
+//! Out: tables or JSON, once or with `--watch` at every change; exit code 1 if a part could not be read.
 
 pub mod plan;
+
+use std::time::Duration;
 
 use futures::join;
 use k8s_openapi::api::core::v1::Node;
@@ -18,6 +20,7 @@ use kube::api::ListParams;
 use super::client::{Connection, list};
 use super::error::Error;
 use super::output::{Cell, OutputOptions, Tone, colours, json, print, table, unread};
+use super::signals::interrupted;
 use plan::{NodeStatus, Pull, Recreate};
 
 /// What errors are about.
@@ -32,16 +35,41 @@ pub struct Options {
     #[arg(value_name = "NODE", value_parser = super::arguments::object_name)]
     node: String,
 
+    /// Print it again at every change, until interrupted
+    #[arg(short, long)]
+    watch: bool,
+
     #[command(flatten)]
     output: OutputOptions,
 }
 
+/// Time between two reads with `--watch`: three requests each.
+const WATCH_INTERVAL: Duration = Duration::from_secs(2);
+
 /// Prints what happens on the node.
 pub async fn run(connection: &Connection, options: Options) -> Result<(), Error> {
-    let status = read(connection, options.node).await?;
-    match options.output.output {
-        Some(_) => print(&format!("{}\n", json(&status))),
-        None => print(&render(&status, colours())),
+    let is_json = options.output.output.is_some();
+    let render = |status: &NodeStatus| match is_json {
+        true => format!("{}\n", json(status)),
+        false => render(status, colours()),
+    };
+    let status = read(connection, options.node.clone()).await?;
+    let mut shown = render(&status);
+    print(&shown);
+    if options.watch {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(WATCH_INTERVAL) => {}
+                () = interrupted() => return Err(Error::Interrupted("interrupted".to_owned())),
+            }
+            let now = render(&read(connection, options.node.clone()).await?);
+            if now != shown {
+                // JSON documents follow each other, as those of kubectl do.
+                let gap = if is_json { "" } else { "\n" };
+                print(&format!("{gap}{now}"));
+                shown = now;
+            }
+        }
     }
     match status.errors.len() {
         0 => Ok(()),
