@@ -327,9 +327,9 @@ mod tests {
 
     /// An API server that has one ImagePullJob, and fails between the first request and `up_at`.
     fn failing_client(up_at: Instant) -> Client {
-        let asked = AtomicBool::new(false);
+        let was_requested = AtomicBool::new(false);
         let service = tower::service_fn(move |request: http::Request<Body>| {
-            let up = !asked.swap(true, Ordering::Relaxed) || Instant::now() >= up_at;
+            let up = !was_requested.swap(true, Ordering::Relaxed) || Instant::now() >= up_at;
             let watches = request
                 .uri()
                 .query()
