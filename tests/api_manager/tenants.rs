@@ -120,6 +120,31 @@ async fn unwritable_entry_does_not_block_other_tenants() {
     wait_until_deleted(&hostile, "broken").await;
 }
 
+/// A merge patch keeps the keys of other jobs, of which an object may have 64 at most.
+#[tokio::test]
+async fn sandbox_config_of_another_tenant_is_replaced() {
+    let admin = shared_cluster().admin().await;
+    create_nodes(&admin, &["sandbox-1"], json!({})).await;
+    let (first, second) = (
+        create_tenant(&admin, "sandbox-first").await,
+        create_tenant(&admin, "sandbox-second").await,
+    );
+    let labels: serde_json::Map<String, Value> =
+        (0..64).map(|n| (format!("first-{n}"), json!("yes"))).collect();
+    let mut full = job("full", "sandbox:1", "sandbox-1");
+    full["spec"]["sandboxConfig"] = json!({ "labels": labels, "annotations": { "first": "yes" } });
+    create(&first, full).await;
+    wait_for_tag(&admin, "sandbox-1", "sandbox", "1").await;
+    let mut other = job("other", "sandbox:2", "sandbox-1");
+    other["spec"]["sandboxConfig"] = json!({ "labels": { "second": "yes" } });
+    create(&second, other).await;
+    wait_for_tag(&admin, "sandbox-1", "sandbox", "2").await;
+    let images = Api::<NodeImage>::all(admin.client.clone());
+    let image = images.get("sandbox-1").await.unwrap();
+    let config = json!(image.spec.images["sandbox"].sandbox_config);
+    assert_eq!(config, json!({ "labels": { "second": "yes" } }));
+}
+
 #[tokio::test]
 async fn image_limit_per_namespace_leaves_room_for_others() {
     let admin = shared_cluster().admin().await;

@@ -53,6 +53,24 @@ pub fn append(value: &mut Value, path: &[&str], item: Value) {
     }
 }
 
+/// The merge patch (RFC 7386) that gives a value which may be `current` exactly the fields of `desired`. A merge patch
+/// alone keeps the fields that it does not name, at every depth.
+#[must_use]
+pub fn replacing_patch(current: &Value, desired: &Value) -> Value {
+    let (Some(old), Some(new)) = (current.as_object(), desired.as_object()) else {
+        return desired.clone();
+    };
+    let removed = old.keys().filter(|key| !new.contains_key(*key));
+    let removed = removed.map(|key| (key.clone(), Value::Null));
+    let kept = new.iter().map(|(key, value)| {
+        let value = old
+            .get(key)
+            .map_or_else(|| value.clone(), |old| replacing_patch(old, value));
+        (key.clone(), value)
+    });
+    Value::Object(removed.chain(kept).collect())
+}
+
 /// Bytes of the first entry of an object: a whole leaf of a B-tree, with room for eleven keys and values.
 const FIRST_ENTRY_BYTES: usize = 640;
 /// Bytes of each further value in a list, which grows by doubling; an object's leaves are half full.
@@ -113,6 +131,17 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn replacing_patch_removes_what_is_not_desired() {
+        let current =
+            json!({ "same": 1, "list": [1], "map": { "a": "x", "b": { "c": 1 } }, "gone": { "d": 1 } });
+        let desired = json!({ "same": 1, "list": [2], "map": { "b": { "e": 2 } } });
+        let patch =
+            json!({ "same": 1, "list": [2], "map": { "a": null, "b": { "c": null, "e": 2 } }, "gone": null });
+        assert_eq!(replacing_patch(&current, &desired), patch);
+        assert_eq!(replacing_patch(&Value::Null, &desired), desired);
     }
 
     #[test]

@@ -58,6 +58,7 @@ fn add_for_job(spec: &ImageSpec, statuses: &[ImageTagStatus], tag: &str, job: &P
         job,
         secrets: &[secret],
         ended_jobs: &BTreeSet::new(),
+        needed_secrets: None,
     };
     let options = EntryOptions {
         default_ttl: 300,

@@ -13,7 +13,9 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::plan::entry::{EntryOptions, JobRequest, add_requests, awaited_pull, node_seed, owner_reference};
+use super::plan::entry::{
+    EntryOptions, JobRequest, NeededSecrets, add_requests, awaited_pull, node_seed, owner_reference,
+};
 use super::plan::index::{JobIndex, Uid};
 use super::plan::job::PullJob;
 use super::plan::quota::{NodeImageQuota, QuotaExceeded};
@@ -21,7 +23,7 @@ use super::plan::running_job::NodeName;
 use crate::Context;
 use crate::view::NodeImageView;
 use kruise_api::backoff::Backoff;
-use kruise_api::json::set;
+use kruise_api::json::{replacing_patch, set};
 use kruise_api::keys;
 use kruise_api::node_image::{ImageSpec, NodeImage, ReferenceObject};
 use kruise_cluster::{Error, EventRecorder, EventType, write};
@@ -266,8 +268,12 @@ impl NodeImageWriter {
         };
         let owners = view.tags.iter().flat_map(|tag| &tag.owners);
         let ended = owners.filter(|o| o.job.is_some() && index.job(&o.uid.as_str().into()).is_none());
+        let with_secrets = due_writes.iter().filter(|write| !write.secrets.is_empty());
+        let images = with_secrets.filter_map(|write| Some(&write.job.image.as_ref().ok()?.0));
+        let needed = images.filter_map(|image| Some((image.clone(), index.needed_secrets(image)?)));
         let node_write = Arc::new(NodeWrite {
             api: self.api.clone(),
+            needed_secrets: needed.collect(),
             node: Arc::clone(&node),
             ended_jobs: ended.map(|owner| owner.uid.clone()).collect(),
             view,
@@ -443,6 +449,8 @@ struct NodeWrite {
     view: Arc<NodeImageView>,
     /// Finished jobs that own tags of this node.
     ended_jobs: BTreeSet<String>,
+    /// By image, for those that a request brings pull secrets for.
+    needed_secrets: BTreeMap<String, NeededSecrets>,
     options: EntryOptions,
     step: ProgressStep,
 }
@@ -514,6 +522,7 @@ fn build_patch(
             job: &pending_write.job,
             secrets: &pending_write.secrets,
             ended_jobs: &node_write.ended_jobs,
+            needed_secrets: node_write.needed_secrets.get(name),
         };
         let statuses = object.status.as_ref().and_then(|s| s.image_statuses.get(name));
         let statuses = statuses.map_or(&[][..], |s| &s.tags);
@@ -531,9 +540,14 @@ fn build_patch(
     let entries: serde_json::Map<String, Value> = images
         .into_iter()
         .map(|(name, spec)| {
-            let mut entry = json!(spec);
+            // What other jobs wrote into it, such as labels of sandboxes, must not remain.
+            let current = object
+                .spec
+                .images
+                .get(name)
+                .map_or(Value::Null, |spec| json!(spec));
+            let mut entry = replacing_patch(&current, &json!(spec));
             if spec.pull_secrets.is_empty() {
-                // A merge patch keeps fields that it does not name.
                 set(&mut entry, &["pullSecrets"], Value::Null);
             }
             (name.to_owned(), entry)

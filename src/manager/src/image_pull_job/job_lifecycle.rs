@@ -45,6 +45,9 @@ const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
 /// How soon the removal of a finished job from its copies is retried if the API server refuses it. Many such jobs may
 /// exist for days.
 const RELEASE_RETRY: Duration = Duration::from_secs(3600);
+/// References of one job to copies of Secrets that do not exist: so many appear in the messages of its pulls. Each costs
+/// each attempt of each node a request.
+const MAX_MISSING_REFERENCES: usize = 4;
 
 /// What is processed.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -219,7 +222,10 @@ async fn ensure_copies(
             finalizer = true;
         }
         secrets.execute(&plan).await?;
-        references.push(secrets.copy_reference(&plan));
+        // A daemon reads each before a pull, and those of all jobs of the image.
+        if plan.source != SourceKind::Missing || missing.len() < MAX_MISSING_REFERENCES {
+            references.push(secrets.copy_reference(&plan));
+        }
         match plan.source {
             SourceKind::Credentials => {}
             SourceKind::Missing => missing.push(source),

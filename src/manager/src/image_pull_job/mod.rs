@@ -151,7 +151,11 @@ mod tests {
             index.upsert_job(PullJob::from_object(&object), at(0));
         };
         let mut index = JobIndex::new(SignedDuration::ZERO, RegistryLimit::default());
-        index.update_node_image("n", Some(Arc::new(NodeImageView::default())));
+        index.update_node_image(
+            "n",
+            Some(Arc::new(NodeImageView::default())),
+            Timestamp::UNIX_EPOCH,
+        );
         upsert_job(&mut index, "a");
         upsert_job(&mut index, "z");
         let mut assign_at = |now, panics: bool| {

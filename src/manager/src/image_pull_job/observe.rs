@@ -65,8 +65,10 @@ pub fn apply_event(index: &mut JobIndex, change: &WatchEvent, now: Timestamp) {
                 index.upsert_job(PullJob::from_object(job), now);
             }
         }
-        WatchEvent::NodeImage(change) => index.update_node_image(&change.key.name, change.new.clone()),
-        WatchEvent::Node(change) => index.update_node(&change.key.name, change.new.as_deref(), now),
+        WatchEvent::NodeImage(change) => {
+            index.update_node_image(&change.key.name, change.new.clone(), now);
+        }
+        WatchEvent::Node(change) => index.update_node(&change.key.name, change.new.as_ref(), now),
         WatchEvent::Pod(change) => index.update_pod(&change.key, change.new.clone()),
         WatchEvent::Secrets(resolved) => match &resolved.copies {
             Ok(copies) => index.set_secrets(&resolved.uid, copies.clone()),

@@ -85,7 +85,7 @@ async fn create(api: &Api<NodeImage>, name: &str, labels: BTreeMap<String, Strin
     write::create(api, &object).await.map(|_| ())
 }
 
-/// Removes tags of exactly the planned version, and images that are left without tags.
+/// Removes tags of exactly the planned version that no further job owns, and images that are left without tags.
 async fn remove_entries(
     ctx: &Context,
     api: &Api<NodeImage>,
@@ -100,10 +100,7 @@ async fn remove_entries(
     for (image, spec) in &object.spec.images {
         let mut remaining = spec.clone();
         remaining.tags.retain(|t| {
-            let same = |(i, tag, version): &(String, String, i64)| {
-                i == image && *tag == t.tag && *version == t.version
-            };
-            let removed = removal.tags.iter().any(same);
+            let removed = removal.tags.iter().any(|planned| planned.applies_to(image, t));
             if let Some(why) = t.unreadable.as_deref().filter(|_| removed) {
                 unreadable.push(format!(
                     "removed {}, which cannot be read: {why}",

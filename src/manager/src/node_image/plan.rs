@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::ObjectReference;
 
 use crate::view::{NodeImageView, NodeView, TagOwner, TagStatusView, TagView};
 use kruise_api::keys;
-use kruise_api::node_image::ReferenceObject;
+use kruise_api::node_image::{ImageTagSpec, ReferenceObject};
 
 /// Message of a tag whose daemon reports nothing; upstream's.
 pub const NO_RESPONSE: &str = "node has not responded for a long time";
@@ -78,12 +79,38 @@ pub enum Action {
 /// Tags, secrets and owners that are no longer needed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removal {
-    /// Image, tag and version.
-    pub tags: Vec<(String, String, i64)>,
+    /// The tags.
+    pub tags: Vec<TagRemoval>,
     /// Image and secret.
     pub secrets: Vec<(String, ReferenceObject)>,
     /// Image, tag, and UID of a deleted owner while other owners exist.
     pub owners: Vec<(String, String, String)>,
+}
+
+/// A tag that is removed if no other job owns it by then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TagRemoval {
+    /// Image name.
+    pub image: String,
+    /// Tag or digest.
+    pub tag: String,
+    /// Version of the tag.
+    pub version: i64,
+    /// UIDs of its owners.
+    pub owners: Vec<String>,
+}
+
+impl TagRemoval {
+    /// Whether it is still right for the tag as it is stored: a job that has joined it since needs it.
+    #[must_use]
+    pub fn applies_to(&self, image: &str, stored: &ImageTagSpec) -> bool {
+        let is_planned =
+            |owner: &ObjectReference| owner.uid.as_ref().is_none_or(|uid| self.owners.contains(uid));
+        self.image == image
+            && self.tag == stored.tag
+            && self.version == stored.version
+            && stored.owner_references.iter().all(is_planned)
+    }
 }
 
 /// A tag that the manager marks as failed for the daemon.
@@ -164,7 +191,12 @@ pub fn plan(
     let removal = Removal {
         tags: removable
             .iter()
-            .map(|t| (t.image.clone(), t.tag.clone(), t.version))
+            .map(|t| TagRemoval {
+                image: t.image.clone(),
+                tag: t.tag.clone(),
+                version: t.version,
+                owners: t.owners.iter().map(|owner| owner.uid.clone()).collect(),
+            })
             .collect(),
         secrets: secrets.filter(|(_, s)| secret_missing(s)).cloned().collect(),
         owners: remaining.into_iter().flat_map(deleted_owners).collect(),

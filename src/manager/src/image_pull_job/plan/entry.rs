@@ -42,6 +42,17 @@ pub struct JobRequest<'a> {
     pub secrets: &'a [ReferenceObject],
     /// UIDs of finished jobs: they do not own the tag after a repeated pull.
     pub ended_jobs: &'a BTreeSet<String>,
+    /// The copies that running jobs with this image need, if that is known: others are removed from the entry.
+    pub needed_secrets: Option<&'a NeededSecrets>,
+}
+
+/// Namespaces and names of copies of pull secrets.
+pub type NeededSecrets = BTreeSet<(String, String)>;
+
+/// How a copy is named in [`NeededSecrets`].
+#[must_use]
+pub fn secret_key(secret: &ReferenceObject) -> (String, String) {
+    (secret.namespace.clone(), secret.name.clone())
 }
 
 /// What the entry depends on in addition to the job.
@@ -130,6 +141,11 @@ fn add_request(
         // No pull needs the credentials of earlier jobs any more; their copies may be deleted.
         spec.pull_secrets
             .retain(|s| s.mode.as_deref() != Some(keys::MODE_BATCH));
+    }
+    if let Some(needed) = request.needed_secrets {
+        // Also while other jobs pull the image. Their daemons would ask for the copies of all earlier jobs first.
+        spec.pull_secrets
+            .retain(|s| s.mode.as_deref() != Some(keys::MODE_BATCH) || needed.contains(&secret_key(s)));
     }
     let secrets_added = add_secrets(spec, request.secrets);
     if already_owned {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use super::entry::{NeededSecrets, secret_key};
 use super::job::{NodeTargets, PullJob, add_seconds};
 use super::pending_nodes::PendingNodes;
 use super::registry_limit::RegistryLimit;
@@ -38,9 +39,12 @@ pub struct JobIndex {
     nodes: HashMap<NodeName, Arc<NodeImageView>>,
     unready: HashSet<NodeName>,
     pending_nodes: PendingNodes,
+    /// All Nodes.
+    node_views: HashMap<NodeName, Arc<NodeView>>,
     pods: HashMap<Key, Arc<PodView>>,
     jobs: HashMap<Uid, RunningJob>,
-    by_tag: HashMap<(String, String), BTreeSet<Uid>>,
+    /// By image name, then by tag.
+    by_tag: HashMap<String, HashMap<String, BTreeSet<Uid>>>,
     /// Jobs whose status may differ from the written one.
     dirty: HashSet<Uid>,
     /// Removed jobs.
@@ -108,7 +112,11 @@ impl JobIndex {
         }
         let existing = self.jobs.get_mut(&uid);
         let started = existing.as_ref().and_then(|w| w.job.status.start_time.clone());
-        job.status.start_time.get_or_insert(started.unwrap_or(Time(now)));
+        // As it is stored; otherwise the status would differ from the written one for ever.
+        let start = Timestamp::from_second(now.as_second()).unwrap_or(now);
+        job.status
+            .start_time
+            .get_or_insert(started.unwrap_or(Time(start)));
         self.dirty.insert(Arc::clone(&uid));
         self.assignable.insert(Arc::clone(&uid));
         let Some(work) = existing else {
@@ -125,9 +133,9 @@ impl JobIndex {
     }
 
     fn insert_job(&mut self, uid: Uid, mut work: RunningJob) {
-        if let Ok(tag) = &work.job.image {
-            let jobs = self.by_tag.entry(tag.clone()).or_default();
-            jobs.insert(Arc::clone(&uid));
+        if let Ok((image, tag)) = &work.job.image {
+            let tags = self.by_tag.entry(image.clone()).or_default();
+            tags.entry(tag.clone()).or_default().insert(Arc::clone(&uid));
         }
         if let NodeTargets::Pods(_) = work.job.targets {
             for (key, pod) in &self.pods {
@@ -155,12 +163,15 @@ impl JobIndex {
         let Some(work) = self.jobs.remove(uid) else {
             return;
         };
-        if let Ok(tag) = &work.job.image
-            && let Some(jobs) = self.by_tag.get_mut(tag)
+        if let Ok((image, tag)) = &work.job.image
+            && let Some(tags) = self.by_tag.get_mut(image)
         {
-            jobs.remove(uid);
-            if jobs.is_empty() {
-                self.by_tag.remove(tag);
+            if let Some(jobs) = tags.get_mut(tag) {
+                jobs.remove(uid);
+            }
+            tags.retain(|_, jobs| !jobs.is_empty());
+            if tags.is_empty() {
+                self.by_tag.remove(image);
             }
         }
         self.dirty.remove(uid);
@@ -188,7 +199,7 @@ impl JobIndex {
     }
 
     /// Processes a NodeImage that is new, changed or deleted.
-    pub fn update_node_image(&mut self, name: &str, new: Option<Arc<NodeImageView>>) {
+    pub fn update_node_image(&mut self, name: &str, new: Option<Arc<NodeImageView>>, now: Timestamp) {
         let name: NodeName = name.into();
         let new = new.filter(|v| !v.terminating);
         let old = match &new {
@@ -197,6 +208,10 @@ impl JobIndex {
         };
         if new.is_some() {
             self.pending_nodes.node_image_created(&name);
+        } else {
+            // It is created again while its Node is there.
+            let node = self.node_views.get(&name).map(AsRef::as_ref);
+            self.pending_nodes.observe_node(&name, node, false, now);
         }
         let (Some(old), Some(new)) = (&old, &new) else {
             if old.is_some() || new.is_some() {
@@ -226,10 +241,9 @@ impl JobIndex {
             .tags
             .iter()
             .filter(|tag| new.tag(&tag.image, &tag.tag).is_none());
-        let keys = changed
+        changed
             .chain(removed)
-            .map(|tag| (tag.image.clone(), tag.tag.clone()));
-        keys.filter_map(|key| self.by_tag.get(&key))
+            .filter_map(|tag| self.by_tag.get(&tag.image)?.get(&tag.tag))
             .flatten()
             .cloned()
             .collect()
@@ -254,8 +268,13 @@ impl JobIndex {
     }
 
     /// Processes a Node that is new, changed or deleted.
-    pub fn update_node(&mut self, name: &str, node: Option<&NodeView>, now: Timestamp) {
-        self.set_ready(name, node.is_none_or(|n| n.ready));
+    pub fn update_node(&mut self, name: &str, node: Option<&Arc<NodeView>>, now: Timestamp) {
+        match node {
+            Some(node) => drop(self.node_views.insert(name.into(), Arc::clone(node))),
+            None => drop(self.node_views.remove(name)),
+        }
+        let node = node.map(AsRef::as_ref);
+        self.set_ready(name, node.is_none_or(|n: &NodeView| n.ready));
         let has_image = self.nodes.contains_key(name);
         if self
             .pending_nodes
@@ -518,6 +537,20 @@ impl JobIndex {
     pub fn secret_copies(&self, uid: &Uid) -> &[ReferenceObject] {
         let work = self.jobs.get(uid);
         work.and_then(|w| w.secrets.as_deref()).unwrap_or_default()
+    }
+
+    /// The copies of pull secrets that the running jobs of an image need; `None` while those of one of them are unknown.
+    #[must_use]
+    pub fn needed_secrets(&self, image: &str) -> Option<NeededSecrets> {
+        let uids = self
+            .by_tag
+            .get(image)
+            .into_iter()
+            .flat_map(HashMap::values)
+            .flatten();
+        let jobs = uids.filter_map(|uid| self.jobs.get(uid));
+        let secrets: Option<Vec<_>> = jobs.map(|work| work.secrets.as_deref()).collect();
+        Some(secrets?.into_iter().flatten().map(secret_key).collect())
     }
 
     /// The NodeImage of a node.

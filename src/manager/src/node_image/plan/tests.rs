@@ -361,3 +361,27 @@ fn outcome_without_time_expires_with_its_tag() {
         );
     }
 }
+
+/// A job has joined the tag between the plan and the write.
+#[test]
+fn tag_that_another_job_has_joined_is_kept() {
+    let owner = |uid: &str| ObjectReference {
+        uid: Some(uid.to_owned()),
+        ..ObjectReference::default()
+    };
+    let removal = TagRemoval {
+        image: "nginx".into(),
+        tag: "1".into(),
+        version: 0,
+        owners: vec!["a".into()],
+    };
+    let mut stored = ImageTagSpec {
+        tag: "1".into(),
+        owner_references: vec![owner("a")],
+        ..ImageTagSpec::default()
+    };
+    assert!(removal.applies_to("nginx", &stored));
+    assert!(!removal.applies_to("redis", &stored));
+    stored.owner_references.push(owner("b"));
+    assert!(!removal.applies_to("nginx", &stored));
+}

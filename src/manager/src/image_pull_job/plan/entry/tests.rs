@@ -57,6 +57,7 @@ fn request(job: &PullJob) -> JobRequest<'_> {
         job,
         secrets: &[],
         ended_jobs: &NONE,
+        needed_secrets: None,
     }
 }
 
@@ -310,6 +311,7 @@ fn credentials_of_ended_jobs_are_removed() {
         job,
         secrets,
         ended_jobs: &NONE,
+        needed_secrets: None,
     };
     let ended = BTreeSet::from(["uid0".to_owned()]);
     let first = add_requests(None, &[], "1", &[with(&a, &for_a)], options(0)).unwrap();
@@ -326,6 +328,14 @@ fn credentials_of_ended_jobs_are_removed() {
     assert_eq!(later(&ended), [copy("b")]);
     // A job that never ends pulls again.
     assert_eq!(later(&NONE), [copy("a"), copy("b")]);
+    // Its pull is not over, but the copies of others that have gone are of no use to it.
+    let needed = BTreeSet::from([secret_key(&copy("b"))]);
+    let request = JobRequest {
+        needed_secrets: Some(&needed),
+        ..with(&b, &for_b)
+    };
+    let joined = add_requests(Some(&first), &[], "1", &[request], options(0)).unwrap();
+    assert_eq!(joined.pull_secrets, [copy("b")]);
 }
 
 #[test]
@@ -366,7 +376,7 @@ proptest! {
         let secret = ReferenceObject { namespace: "d".into(), name: "s".into(), mode: None };
         let mut spec: Option<ImageSpec> = None;
         for job in &jobs {
-            let request = JobRequest { job, secrets: std::slice::from_ref(&secret), ended_jobs: &NONE };
+            let request = JobRequest { job, secrets: std::slice::from_ref(&secret), ended_jobs: &NONE, needed_secrets: None };
             let before = spec.as_ref().map_or(-1, |s| s.tags[0].version);
             if let Some(new) = add_requests(spec.as_ref(), status.as_slice(), "1", &[request], options(seed)) {
                 spec = Some(new);
@@ -510,7 +520,7 @@ proptest! {
             let status: Vec<_> = begun.then(|| status(previous.version, over)).into_iter().collect();
             let other = tenant(n, (true, fresh, made), limits);
             let secrets = if secrets { std::slice::from_ref(&secret) } else { &[] };
-            let request = JobRequest { job: &other, secrets, ended_jobs: &NONE };
+            let request = JobRequest { job: &other, secrets, ended_jobs: &NONE, needed_secrets: None };
             if let Some(new) = add_requests(Some(&spec), &status, "1", &[request], now) {
                 spec = new;
             }

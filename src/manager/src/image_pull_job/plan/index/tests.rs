@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
+use super::super::entry::secret_key;
 use super::super::status::job_status;
 use super::*;
 use crate::view::{NodeView, TagOwner, TagStatusView, TagView};
@@ -66,7 +67,7 @@ fn labels(n: u8) -> BTreeMap<String, String> {
 impl FakeCluster {
     fn notify_index(&mut self, n: u8) {
         let view = self.views.get(&n).cloned().map(Arc::new);
-        self.index.update_node_image(&format!("n{n}"), view);
+        self.index.update_node_image(&format!("n{n}"), view, at(self.now));
     }
 
     fn add_node(&mut self, n: u8) {
@@ -94,7 +95,7 @@ impl FakeCluster {
             ..NodeView::default()
         };
         self.index
-            .update_node(&format!("n{n}"), Some(&view), at(self.now));
+            .update_node(&format!("n{n}"), Some(&Arc::new(view)), at(self.now));
     }
 
     /// A new leader starts with the objects of the API server. Writes of the old leader may still arrive.
@@ -305,6 +306,9 @@ fn apply_op(world: &mut FakeCluster, op: Op, limits: &BTreeMap<Uid, usize>, neve
         Op::AddNode(n) => world.add_node(n),
         Op::RemoveNode(n) => {
             world.views.remove(&n);
+            if world.nodes.get(&n) == Some(&true) {
+                world.pending_nodes.entry(n).or_insert(world.now);
+            }
             world.notify_index(n);
         }
         Op::SetReady(n, ready) => world.set_node(n, ready),
@@ -403,3 +407,33 @@ proptest! {
 }
 
 mod cases;
+
+#[test]
+fn secrets_of_an_image_are_those_of_its_running_jobs() {
+    let mut index = JobIndex::new(SignedDuration::ZERO, RegistryLimit::default());
+    let uid = |n: u8| -> Uid { format!("uid{n}").into() };
+    let mut with_secrets = |n: u8| {
+        let mut job = job(n, 1, false);
+        job.spec.pull_secrets = vec!["s".to_owned()];
+        job.image = Ok(("reg/app".to_owned(), n.to_string()));
+        index.upsert_job(job, at(0));
+    };
+    with_secrets(0);
+    with_secrets(1);
+    let copy = |name: &str| ReferenceObject {
+        namespace: "d".into(),
+        name: name.into(),
+        mode: None,
+    };
+    index.set_secrets(&uid(0), vec![copy("a")]);
+    assert_eq!(
+        index.needed_secrets("reg/app"),
+        None,
+        "those of the other are not known"
+    );
+    index.set_secrets(&uid(1), vec![copy("b")]);
+    let keys = |names: &[&str]| names.iter().map(|name| secret_key(&copy(name))).collect();
+    assert_eq!(index.needed_secrets("reg/app"), Some(keys(&["a", "b"])));
+    index.remove_job(&uid(0));
+    assert_eq!(index.needed_secrets("reg/app"), Some(keys(&["b"])));
+}
