@@ -109,7 +109,18 @@ impl Error {
     /// Another writer has changed the object in between; read it again and decide again.
     #[must_use]
     pub fn conflict(&self) -> bool {
-        self.code() == Some(409) && self.reason() != "AlreadyExists"
+        self.code() == Some(409) && self.reason() != "AlreadyExists" && !self.denied()
+    }
+
+    /// Admission denied the request: a webhook, which chooses the code itself, or a policy. The words are the API
+    /// server's.
+    #[must_use]
+    pub fn denied(&self) -> bool {
+        let Self::Api(status) = self else { return false };
+        let message = &status.message;
+        let by_webhook = message.starts_with("admission webhook ") && message.contains(" denied the request");
+        by_webhook
+            || (message.contains("ValidatingAdmissionPolicy '") && message.contains(" denied request: "))
     }
 
     /// An object of that name exists.
@@ -134,7 +145,7 @@ impl Error {
     /// The object, or the kind, does not exist.
     #[must_use]
     pub fn not_found(&self) -> bool {
-        self.code() == Some(404)
+        self.code() == Some(404) && !self.denied()
     }
 
     /// The resourceVersion is too old; list again.
@@ -166,7 +177,7 @@ impl Error {
         let no_role =
             matches!(self, Self::Api(status) if status.message.contains("\" cannot create resource \""));
         let refusal = self.code().is_some_and(|code| (400..500).contains(&code));
-        let other = matches!(self.code(), Some(401 | 404 | 408 | 410 | 413));
+        let other = matches!(self.code(), Some(401 | 404 | 408 | 410 | 413)) && !self.denied();
         refusal && !other && !no_role && !self.retryable() && !self.namespace_terminating()
     }
 
@@ -195,7 +206,7 @@ impl Error {
     /// The API server is overloaded.
     #[must_use]
     pub fn throttled(&self) -> bool {
-        self.code() == Some(429)
+        self.code() == Some(429) && !self.denied()
     }
 
     /// The object is larger than the API server, or etcd behind it, accepts. etcd's limits are returned as HTTP 500.

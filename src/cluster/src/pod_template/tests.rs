@@ -543,8 +543,19 @@ fn only_template_errors_count_as_invalid() {
         (503, "ServiceUnavailable"),
     ] {
         let error = Error::Api(Box::new(status(code, reason, "", &[])));
-        assert!(!error.rejected(), "{error}");
+        assert!(!error.rejected() && !error.denied(), "{error}");
+        // A webhook chooses the code of its refusal: it is no conflict, and nothing is missing.
+        let denial = r#"admission webhook "w" denied the request: no"#;
+        let error = Error::Api(Box::new(status(code, reason, denial, &[])));
+        assert!(
+            error.denied() && !error.conflict() && !error.not_found() && !error.throttled(),
+            "{error}"
+        );
+        assert_eq!(error.rejected(), code < 500, "{error}");
     }
+    let by_policy =
+        "pods \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no";
+    assert!(Error::Api(Box::new(status(401, "Unauthorized", by_policy, &[]))).rejected());
     let no_role = r#"podtemplates is forbidden: User "system:serviceaccount:kruise-system:kruise-manager" cannot create resource "podtemplates" in API group "" in the namespace "default""#;
     assert!(!Error::Api(Box::new(status(403, "Forbidden", no_role, &[]))).rejected());
     let mut terminating = status(403, "Forbidden", "", &[""]);

@@ -40,7 +40,7 @@ fn may_start_write(elapsed: Duration, is_current: bool) -> bool {
 
 /// How long the Pod is left alone that a write failed for; `None` if the failure is not one of this Pod.
 fn retry_of_pod(error: &Error) -> Option<Duration> {
-    if error.rejected() || error.too_large() {
+    if error.rejected() || error.too_large() || error.denied() {
         Some(RETRY_REFUSED)
     } else if error.internal() || matches!(error, Error::Timeout { .. }) {
         Some(RETRY_INTERNAL)
@@ -143,7 +143,10 @@ pub async fn write_pods(
                     continue;
                 }
             },
-            Ok(Outcome::Written) => continue,
+            Ok(Outcome::Written) => {
+                state.refused.remove(&pod.uid);
+                continue;
+            }
             Ok(Outcome::Rewritten { container, image }) => {
                 report::publish_rewritten(ctx, pod, &container, &image);
                 RETRY_REFUSED
@@ -323,6 +326,10 @@ mod tests {
             (error(401, "unauthorized"), None),
             (error(429, "too many requests"), None),
             (error(503, "shutting down"), None),
+            (
+                error(503, r#"admission webhook "w" denied the request: no"#),
+                Some(RETRY_REFUSED),
+            ),
             (Error::Transport("closed".to_owned()), None),
             (no_answer, Some(RETRY_INTERNAL)),
         ] {

@@ -68,7 +68,33 @@ struct SetState {
     /// Pods of the last event about Pods without the containers.
     not_injected: usize,
     /// Pods, by UID, whose update the API server did not accept: the set's generation, and until when they are left alone.
+    /// They stay here until their update succeeds.
     refused: HashMap<String, (i64, Instant)>,
+}
+
+impl SetState {
+    /// The Pods, by UID, that are left alone now, and those that are tried again after all others. Otherwise a few Pods
+    /// that are never updated would take the places of the others in turn, for ever.
+    fn take_refused(
+        &mut self,
+        generation: i64,
+        pods: &[&Pod],
+        now: Instant,
+    ) -> (BTreeSet<String>, BTreeSet<String>) {
+        let existing: BTreeSet<&str> = match self.refused.is_empty() {
+            true => BTreeSet::new(),
+            false => pods.iter().map(|pod| pod.uid.as_str()).collect(),
+        };
+        self.refused
+            .retain(|uid, (of, _)| *of == generation && existing.contains(uid.as_str()));
+        let (left_alone, failed) = self
+            .refused
+            .iter()
+            .partition::<Vec<_>, _>(|(_, (_, until))| now < *until);
+        let uids =
+            |pods: Vec<(&String, &(i64, Instant))>| pods.into_iter().map(|(uid, _)| uid.clone()).collect();
+        (uids(left_alone), uids(failed))
+    }
 }
 
 /// One reconcile of a set.
@@ -192,9 +218,7 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
     let mut status = ctx.set.status.clone().unwrap_or_default();
     status.collision_count = status.collision_count.max(state.collisions);
     let generation = ctx.set.metadata.generation.unwrap_or_default();
-    let is_current = |of: i64, until: Instant| of == generation && Instant::now() < until;
-    state.refused.retain(|_, (of, until)| is_current(*of, *until));
-    let refused: BTreeSet<String> = state.refused.keys().cloned().collect();
+    let (refused, failed) = state.take_refused(generation, &pods, Instant::now());
     let observed = Observed {
         name: ctx.name,
         uid: ctx.uid,
@@ -207,6 +231,7 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
         // The index has them.
         unobserved_writes: false,
         refused: &refused,
+        failed: &failed,
     };
     let now = ctx.shared.manager.cluster.clock.now();
     let plan = plan(&observed, &pods, &objects.revisions, now);
@@ -229,9 +254,10 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
     report::publish_not_injected(ctx, &objects.not_injected, state);
     history::delete_surplus(ctx, &plan.history).await?;
     let (acted, status_due) = (acted?, status_due?);
-    let refused = state.refused.values();
-    let retry_refused = refused
-        .map(|(_, until)| until.saturating_duration_since(Instant::now()))
+    let left_alone = state.refused.values().map(|(_, until)| *until);
+    let retry_refused = left_alone
+        .filter(|until| *until > begin)
+        .map(|until| until.saturating_duration_since(Instant::now()))
         .min();
     let requeues = [
         retry_refused,
@@ -246,6 +272,35 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pod_that_failed_is_remembered_until_it_is_updated() {
+        let pod = |uid: &str| Pod::from_json(&serde_json::json!({ "metadata": { "name": uid, "uid": uid } }));
+        let pods = ["a", "b"].map(pod);
+        let pods: Vec<&Pod> = pods.iter().collect();
+        let now = Instant::now();
+        let soon = now + Duration::from_secs(10);
+        let mut state = SetState {
+            refused: [
+                ("a", (2, soon)),
+                ("b", (2, now)),
+                ("gone", (2, soon)),
+                ("old", (1, soon)),
+            ]
+            .map(|(uid, entry)| (uid.to_owned(), entry))
+            .into(),
+            ..SetState::default()
+        };
+        let set = |uids: &[&str]| uids.iter().map(|uid| (*uid).to_owned()).collect::<BTreeSet<_>>();
+        assert_eq!(state.take_refused(2, &pods, now), (set(&["a"]), set(&["b"])));
+        assert_eq!(state.take_refused(2, &pods, soon), (set(&[]), set(&["a", "b"])));
+        assert_eq!(state.refused.len(), 2, "Pods that are gone are forgotten");
+        assert_eq!(
+            state.take_refused(3, &pods, now),
+            (set(&[]), set(&[])),
+            "a new spec may be accepted"
+        );
+    }
 
     #[test]
     fn sets_with_many_pods_leave_time_for_others() {

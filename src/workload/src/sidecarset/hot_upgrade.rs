@@ -43,8 +43,12 @@ pub fn pair(sidecar: &str, working: &WorkingContainers) -> HotPair {
 
 /// Each sidecar with hot upgrade, and its containers.
 pub fn pairs<'a>(set: &SetView<'a>, pod: &Pod) -> Vec<(&'a SidecarContainer, HotPair)> {
+    let mut containers = set.hot_upgrade_containers().peekable();
+    if containers.peek().is_none() {
+        // The record may be long, and is not read for the other sets of the Pod.
+        return Vec::new();
+    }
     let working = working_containers(pod);
-    let containers = set.hot_upgrade_containers();
     containers
         .map(|container| (container, pair(name(container), &working)))
         .collect()

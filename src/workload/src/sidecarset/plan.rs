@@ -61,6 +61,8 @@ pub struct Observed<'a> {
     pub unobserved_writes: bool,
     /// UIDs of Pods whose update or condition the API server refused a moment ago: they are left alone.
     pub refused: &'a BTreeSet<String>,
+    /// UIDs of Pods for which that was so before: they are tried after all others.
+    pub failed: &'a BTreeSet<String>,
 }
 
 /// What to do. Pods are indexes into the given ones.
@@ -253,7 +255,7 @@ fn plan_upgrades(
         held,
         unavailable,
         max_unavailable,
-    } = select(set, pods, states, &left_alone);
+    } = select(set, pods, states, &left_alone, observed.failed);
     let with_pod = |at: &usize| Some((*at, *pods.get(*at)?));
     for (at, pod) in not_upgradable.iter().filter_map(with_pod) {
         if observed.refused.contains(&pod.uid) {

@@ -1,5 +1,6 @@
 //! What a Pod is, as its SidecarSet sees it: matched, updated, consistent, ready, upgradable.
 
+use std::cell::LazyCell;
 use std::collections::BTreeSet;
 
 use kruise_api::image_reference::ImageReference;
@@ -19,7 +20,7 @@ pub fn is_injected(set: &SetView<'_>, pod: &Pod) -> bool {
 /// Whether the Pod has all containers of the set. One with hot upgrade is there twice, and recorded.
 #[must_use]
 pub fn has_all_containers(set: &SetView<'_>, pod: &Pod) -> bool {
-    let working = working_containers(pod);
+    let working = LazyCell::new(|| working_containers(pod));
     let has = |container: &str| image_in_pod(pod, container).is_some();
     set.containers().all(|container| {
         let name = name(container);

@@ -1,5 +1,6 @@
 //! Which Pods are updated next.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use kruise_api::selector::matches;
@@ -14,6 +15,9 @@ use crate::order::update_order;
 
 /// Value of a scatter term that stands for each value of the label.
 const ANY_VALUE: &str = "*";
+/// Maximum number of scatter terms, as in the schema: each costs time for each Pod, and the labels of Pods decide how
+/// many values there are.
+const MAX_SCATTER_TERMS: usize = 256;
 
 /// What happens to the Pods that are not updated; all are indexes into the matched Pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -38,14 +42,15 @@ pub struct Selection {
     pub max_unavailable: usize,
 }
 
-/// Selects the Pods to update, of all matched ones and their states, without those of these UIDs, which the API server
-/// refused.
+/// Selects the Pods to update, of all matched ones and their states, without those of the UIDs in `refused`, which the API
+/// server refused a moment ago. Those in `failed`, which it refused before, come last.
 #[must_use]
 pub fn select(
     set: &SetView<'_>,
     pods: &[&Pod],
     states: &[PodState],
     refused: &BTreeSet<String>,
+    failed: &BTreeSet<String>,
 ) -> Selection {
     let default = SidecarSetUpdateStrategy::default();
     let strategy = set.spec.update_strategy.as_ref().unwrap_or(&default);
@@ -73,6 +78,9 @@ pub fn select(
     }
     let scatter = expand(&strategy.scatter_strategy, pods, &waiting);
     let mut waiting = update_order(pods, waiting, strategy.priority_strategy.as_ref(), &scatter);
+    if !failed.is_empty() {
+        waiting.sort_by_key(|at| pods.get(*at).is_some_and(|pod| failed.contains(&pod.uid)));
+    }
     let kept = limits::partition(strategy.partition.as_ref(), pods.len());
     selection.kept = waiting.split_off(waiting.len().saturating_sub(kept));
     selection.max_unavailable = limits::max_unavailable(strategy.max_unavailable.as_ref(), pods.len());
@@ -97,10 +105,11 @@ pub fn select(
 /// The scatter terms without repetitions, and with a term for each value of a label where the value is `*`. Values of
 /// fewer than two waiting Pods have no effect and are left out.
 fn expand(terms: &[UpdateScatterTerm], pods: &[&Pod], waiting: &[usize]) -> Vec<UpdateScatterTerm> {
-    let mut expanded: Vec<UpdateScatterTerm> = Vec::new();
+    // How many waiting Pods have the value; those of explicit terms are not counted.
+    let mut expanded: Vec<(usize, UpdateScatterTerm)> = Vec::new();
     for term in terms {
         if term.value != ANY_VALUE {
-            expanded.push(term.clone());
+            expanded.push((usize::MAX, term.clone()));
             continue;
         }
         let value = |pod: &Pod| {
@@ -117,15 +126,20 @@ fn expand(terms: &[UpdateScatterTerm], pods: &[&Pod], waiting: &[usize]) -> Vec<
         }
         // In the order of the Pods, which decides between values that are equally frequent.
         for value in pods.iter().filter_map(|pod| value(pod)) {
-            if waiting_by_value.remove(&value).is_some_and(|count| count > 1) {
+            if let Some(count) = waiting_by_value.remove(&value).filter(|count| *count > 1) {
                 let key = term.key.clone();
-                expanded.push(UpdateScatterTerm { key, value });
+                expanded.push((count, UpdateScatterTerm { key, value }));
             }
         }
     }
-    let mut seen = std::collections::BTreeSet::new();
-    expanded.retain(|term| seen.insert((term.key.clone(), term.value.clone())));
-    expanded
+    let mut seen = BTreeSet::new();
+    expanded.retain(|(_, term)| seen.insert((term.key.clone(), term.value.clone())));
+    if expanded.len() > MAX_SCATTER_TERMS {
+        // Stable: equally frequent values stay in the order of the Pods.
+        expanded.sort_by_key(|(count, _)| Reverse(*count));
+        expanded.truncate(MAX_SCATTER_TERMS);
+    }
+    expanded.into_iter().map(|(_, term)| term).collect()
 }
 
 #[cfg(test)]
@@ -162,13 +176,49 @@ mod tests {
         });
         let pods: Vec<&Pod> = pods.iter().collect();
         let states: Vec<PodState> = pods.iter().map(|pod| PodState::new(&set, pod)).collect();
-        let chosen = |refused: &[&str]| {
-            let refused = refused.iter().map(|uid| (*uid).to_owned()).collect();
-            let Selection { upgrade, refused, .. } = select(&set, &pods, &states, &refused);
+        let chosen = |refused: &[&str], failed: &[&str]| {
+            let uids = |pods: &[&str]| pods.iter().map(|uid| (*uid).to_owned()).collect();
+            let Selection { upgrade, refused, .. } =
+                select(&set, &pods, &states, &uids(refused), &uids(failed));
             (upgrade, refused)
         };
-        assert_eq!(chosen(&[]), (vec![0], Vec::new()));
-        assert_eq!(chosen(&["a"]), (vec![1], vec![0]));
-        assert_eq!(chosen(&["a", "b"]), (Vec::new(), vec![0, 1]));
+        assert_eq!(chosen(&[], &[]), (vec![0], Vec::new()));
+        assert_eq!(chosen(&["a"], &[]), (vec![1], vec![0]));
+        assert_eq!(chosen(&["a", "b"], &[]), (Vec::new(), vec![0, 1]));
+        assert_eq!(
+            chosen(&[], &["a"]),
+            (vec![1], Vec::new()),
+            "it is tried after all others"
+        );
+        assert_eq!(chosen(&["b"], &["a"]), (vec![0], vec![1]));
+    }
+
+    #[test]
+    fn any_value_becomes_a_limited_number_of_terms() {
+        let pods: Vec<Pod> = (0..2000)
+            .map(|at| {
+                // Two Pods of each value, and 20 of the last one.
+                let value = if at < 1980 {
+                    format!("v{}", at / 2)
+                } else {
+                    "last".to_owned()
+                };
+                Pod::from_json(&json!({ "metadata": { "name": "p", "labels": { "app": value } } }))
+            })
+            .collect();
+        let pods: Vec<&Pod> = pods.iter().collect();
+        let waiting: Vec<usize> = (0..pods.len()).collect();
+        let term = |key: &str, value: &str| UpdateScatterTerm {
+            key: key.into(),
+            value: value.into(),
+        };
+        let expanded = expand(&[term("app", "*"), term("tier", "web")], &pods, &waiting);
+        assert_eq!(expanded.len(), MAX_SCATTER_TERMS);
+        assert_eq!(
+            expanded[0],
+            term("tier", "web"),
+            "what the spec names is always kept"
+        );
+        assert_eq!(expanded[1..3], [term("app", "last"), term("app", "v0")]);
     }
 }

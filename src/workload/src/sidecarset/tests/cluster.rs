@@ -17,7 +17,7 @@ use crate::sidecarset::matching::is_matched;
 use crate::sidecarset::plan::Observed;
 use crate::sidecarset::set::SetView;
 
-static NONE_REFUSED: std::collections::BTreeSet<String> = std::collections::BTreeSet::new();
+pub(super) static NONE_REFUSED: std::collections::BTreeSet<String> = std::collections::BTreeSet::new();
 
 pub(super) struct Cluster {
     pub(super) name: String,
@@ -69,6 +69,7 @@ impl Cluster {
             status: &self.status,
             unobserved_writes: false,
             refused: &NONE_REFUSED,
+            failed: &NONE_REFUSED,
         }
     }
 

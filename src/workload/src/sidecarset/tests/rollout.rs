@@ -77,6 +77,7 @@ impl Rollout {
             status: &self.status,
             unobserved_writes: false,
             refused: &self.refused,
+            failed: &super::cluster::NONE_REFUSED,
         };
         let pods = self.read_pods();
         let pods: Vec<&Pod> = pods.iter().collect();

@@ -87,7 +87,8 @@ fn strategy(set: &SetView<'_>, vector: &Value) -> Value {
     let pods: Vec<&Pod> = pods.iter().collect();
     let states: Vec<PodState> = pods.iter().map(|pod| PodState::new(set, pod)).collect();
     let counters = Counters::new(&states);
-    let selection = select(set, &pods, &states, &std::collections::BTreeSet::new());
+    let none = std::collections::BTreeSet::new();
+    let selection = select(set, &pods, &states, &none, &none);
     let names = |indexes: &[usize]| {
         indexes
             .iter()

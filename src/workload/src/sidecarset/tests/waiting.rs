@@ -279,6 +279,7 @@ fn plan_with_unobserved_writes_is_undecided() {
             status: &status,
             unobserved_writes,
             refused: &std::collections::BTreeSet::new(),
+            failed: &std::collections::BTreeSet::new(),
         };
         let revisions: [ListedRevision<Revision>; 0] = [];
         let plan = plan(&observed, &[], &revisions, Timestamp::UNIX_EPOCH);
