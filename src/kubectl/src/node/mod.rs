@@ -57,19 +57,22 @@ pub async fn run(connection: &Connection, options: Options) -> Result<(), Error>
     let mut shown = render(&status);
     print(&shown);
     if options.watch {
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep(WATCH_INTERVAL) => {}
-                () = interrupted() => return Err(Error::Interrupted("interrupted".to_owned())),
+        let watching = async {
+            loop {
+                tokio::time::sleep(WATCH_INTERVAL).await;
+                let now = render(&read(connection, options.node.clone()).await?);
+                if now != shown {
+                    // JSON documents follow each other, as those of kubectl do.
+                    let gap = if is_json { "" } else { "\n" };
+                    print(&format!("{gap}{now}"));
+                    shown = now;
+                }
             }
-            let now = render(&read(connection, options.node.clone()).await?);
-            if now != shown {
-                // JSON documents follow each other, as those of kubectl do.
-                let gap = if is_json { "" } else { "\n" };
-                print(&format!("{gap}{now}"));
-                shown = now;
-            }
-        }
+        };
+        return tokio::select! {
+            ended = watching => ended,
+            () = interrupted() => Err(Error::Interrupted("interrupted".to_owned())),
+        };
     }
     match status.errors.len() {
         0 => Ok(()),

@@ -147,6 +147,7 @@ pub async fn write_pods(
                 state.refused.remove(&pod.uid);
                 continue;
             }
+            Ok(Outcome::Changed) => continue,
             Ok(Outcome::Rewritten { container, image }) => {
                 report::publish_rewritten(ctx, pod, &container, &image);
                 RETRY_REFUSED
@@ -159,9 +160,11 @@ pub async fn write_pods(
     result
 }
 
-/// What became of a write that the API server accepted.
+/// What became of a write that failed for no reason of the Pod's own.
 enum Outcome {
     Written,
+    /// Nothing was written: the Pod has changed or is gone.
+    Changed,
     /// Admission has given a container that is switched off another image.
     Rewritten {
         container: String,
@@ -204,7 +207,7 @@ async fn write_pod(
             // It changed or is gone: the next reconcile decides again.
             Err(error) if error.conflict() || error.not_found() => {
                 ctx.fetch_pod(key).await?;
-                return Ok(outcome);
+                return Ok(Outcome::Changed);
             }
             // The update does not need it.
             Err(error) if error.rejected() => condition_refused = Some(error),
@@ -230,7 +233,7 @@ async fn write_pod(
             // It changed or is gone: the next reconcile decides again.
             Err(error) if error.conflict() || error.not_found() => {
                 ctx.fetch_pod(key).await?;
-                return Ok(outcome);
+                return Ok(Outcome::Changed);
             }
             Err(error) => {
                 if error.outcome_unknown() {

@@ -78,11 +78,12 @@ pub fn select(
     }
     let scatter = expand(&strategy.scatter_strategy, pods, &waiting);
     let mut waiting = update_order(pods, waiting, strategy.priority_strategy.as_ref(), &scatter);
+    let kept = limits::partition(strategy.partition.as_ref(), pods.len());
+    selection.kept = waiting.split_off(waiting.len().saturating_sub(kept));
+    // Only now: a failure must not change which Pods the partition keeps.
     if !failed.is_empty() {
         waiting.sort_by_key(|at| pods.get(*at).is_some_and(|pod| failed.contains(&pod.uid)));
     }
-    let kept = limits::partition(strategy.partition.as_ref(), pods.len());
-    selection.kept = waiting.split_off(waiting.len().saturating_sub(kept));
     selection.max_unavailable = limits::max_unavailable(strategy.max_unavailable.as_ref(), pods.len());
     let broken = states.iter().filter(|state| state.updated && !state.available());
     selection.unavailable = broken.count();
@@ -133,10 +134,11 @@ fn expand(terms: &[UpdateScatterTerm], pods: &[&Pod], waiting: &[usize]) -> Vec<
         }
     }
     let mut seen = BTreeSet::new();
+    let is_explicit = |term: &UpdateScatterTerm| terms.contains(term);
     expanded.retain(|(_, term)| seen.insert((term.key.clone(), term.value.clone())));
     if expanded.len() > MAX_SCATTER_TERMS {
         // Stable: equally frequent values stay in the order of the Pods.
-        expanded.sort_by_key(|(count, _)| Reverse(*count));
+        expanded.sort_by_key(|(count, term)| (!is_explicit(term), Reverse(*count)));
         expanded.truncate(MAX_SCATTER_TERMS);
     }
     expanded.into_iter().map(|(_, term)| term).collect()
@@ -145,6 +147,7 @@ fn expand(terms: &[UpdateScatterTerm], pods: &[&Pod], waiting: &[usize]) -> Vec<
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
     use kruise_api::keys;
     use serde_json::json;
 
@@ -191,6 +194,22 @@ mod tests {
             "it is tried after all others"
         );
         assert_eq!(chosen(&["b"], &["a"]), (vec![0], vec![1]));
+        let mut partitioned = set.spec.clone();
+        partitioned.update_strategy = Some(SidecarSetUpdateStrategy {
+            partition: Some(IntOrString::Int(1)),
+            ..SidecarSetUpdateStrategy::default()
+        });
+        let set = SetView {
+            spec: &partitioned,
+            ..set
+        };
+        let failed = BTreeSet::from(["a".to_owned()]);
+        let selection = select(&set, &pods, &states, &BTreeSet::new(), &failed);
+        assert_eq!(
+            (selection.upgrade, selection.kept),
+            (vec![0], vec![1]),
+            "the partition keeps the same"
+        );
     }
 
     #[test]

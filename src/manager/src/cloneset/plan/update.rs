@@ -44,8 +44,13 @@ fn plan_rollout(
     let numbers = view.replica_counts(|pod| pod.updated);
     let forward = numbers.update >= 0;
     if on_delete(view.spec) {
+        let count = if forward {
+            None
+        } else {
+            usize::try_from(numbers.update.unsigned_abs()).ok()
+        };
         let others = view.pods.iter().filter(|pod| pod.updated != forward);
-        others.for_each(|pod| {
+        others.take(count.unwrap_or(usize::MAX)).for_each(|pod| {
             builder.add_wait(
                 WaitReason::OnDelete,
                 "to be deleted: updateStrategy type is OnDelete",

@@ -182,6 +182,10 @@ impl JobIndex {
     /// The copies of a job's pull secrets exist; before this, a job with pull secrets is assigned no nodes.
     pub fn set_secrets(&mut self, uid: &Uid, copies: Vec<ReferenceObject>) {
         if let Some(work) = self.jobs.get_mut(uid) {
+            if work.secrets.as_ref().is_some_and(|known| *known != copies) {
+                // Nodes that pull already have the earlier references.
+                work.set_outdated();
+            }
             work.secrets = Some(copies);
             work.blocked_reason = None;
             self.assignable.insert(Arc::clone(uid));

@@ -326,9 +326,16 @@ fn waiting_names_updated_pods_that_a_user_must_delete() {
         (5, 6),
         "the surge Pod is kept"
     );
+    let first = cluster
+        .pods
+        .iter()
+        .find(|(_, pod)| is_updated(pod))
+        .unwrap()
+        .0
+        .clone();
     assert_message(
         &mut cluster,
-        "and 2 more (to be deleted: updateStrategy type is OnDelete)",
+        &format!("{first} (to be deleted: updateStrategy type is OnDelete)"),
     );
 }
 
