@@ -99,7 +99,7 @@ async fn read_until(lines: &mut Lines<BufReader<ChildStdout>>, text: &str) -> Ve
     let reading = async {
         let mut read = Vec::new();
         loop {
-            let line = lines.next_line().await.unwrap().expect("it goes on");
+            let line = lines.next_line().await.unwrap().expect("the plugin has ended");
             let found = line.contains(text);
             read.push(line);
             if found {

@@ -160,7 +160,7 @@ pub async fn write_pods(
     result
 }
 
-/// What became of a write that failed for no reason of the Pod's own.
+/// What became of a write that did not fail.
 enum Outcome {
     Written,
     /// Nothing was written: the Pod has changed or is gone.

@@ -106,11 +106,11 @@ pub fn select(
 /// The scatter terms without repetitions, and with a term for each value of a label where the value is `*`. Values of
 /// fewer than two waiting Pods have no effect and are left out.
 fn expand(terms: &[UpdateScatterTerm], pods: &[&Pod], waiting: &[usize]) -> Vec<UpdateScatterTerm> {
-    // How many waiting Pods have the value; those of explicit terms are not counted.
+    // How many waiting Pods have the value; not counted for explicit terms.
     let mut expanded: Vec<(usize, UpdateScatterTerm)> = Vec::new();
     for term in terms {
         if term.value != ANY_VALUE {
-            expanded.push((usize::MAX, term.clone()));
+            expanded.push((0, term.clone()));
             continue;
         }
         let value = |pod: &Pod| {
