@@ -156,6 +156,7 @@ impl Case {
         let options = pod_admission::Options {
             readiness_gate_for_all: self.gates.readiness,
             enhanced_liveness: false,
+            probe_markers: &[],
             inject: self.options(),
             random_name: [0; 5],
             cluster: self.cluster(&sets),

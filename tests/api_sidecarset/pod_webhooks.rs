@@ -115,3 +115,102 @@ async fn liveness_probes_are_moved_with_the_feature_gate_only() {
         }
     });
 }
+
+/// The provider of a virtual node is played by the test.
+#[tokio::test]
+async fn virtual_nodes_get_the_probes_and_their_conditions_mark_the_pods() {
+    let mut cluster = SidecarCluster::start("EnablePodProbeMarkerOnServerless=true");
+    let marker = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "PodProbeMarker",
+        "metadata": { "name": "game", "namespace": "default" },
+        "spec": { "selector": { "matchLabels": { "app": "game" } }, "probes": [
+            { "name": "idle", "containerName": "app", "podConditionType": "game.io/idle",
+              "probe": { "tcpSocket": { "port": 80 } }, "markerPolicy": [
+                { "state": "Succeeded", "labels": { "idle": "yes" } },
+                { "state": "Failed", "annotations": { "busy": "yes" } } ] },
+            { "name": "label", "containerName": "app", "probe": { "tcpSocket": { "port": 81 } },
+              "markerPolicy": [{ "state": "Failed", "labels": { "never": "set" } }] } ] } });
+    cluster.wait_until("the PodProbeMarker is admitted", || {
+        cluster
+            .plane
+            .apply(&marker.to_string())
+            .map_err(|why| format!("{why:#}"))
+    });
+    let probes = r#"[{"name":"idle","containerName":"app","probe":{"tcpSocket":{"port":80}},"podConditionType":"game.io/idle"}]"#;
+    cluster.wait_dry_run("game", "probes for a virtual node", |pod| {
+        let annotations = &pod["metadata"]["annotations"];
+        annotations["kruise.io/podprobe"] == probes && annotations["kruise.io/podprobemarker-list"] == "game"
+    });
+    // Pods of other namespaces are never sent.
+    let configuration = cluster
+        .get(
+            "mutatingwebhookconfiguration",
+            "kruise-mutating-webhook-configuration",
+        )
+        .unwrap();
+    let mut webhooks = configuration["webhooks"].as_array().unwrap().iter();
+    let webhook = webhooks
+        .find(|webhook| webhook["name"] == "podprobe.marker.mpod.kb.io")
+        .unwrap();
+    let mut conditions = webhook["matchConditions"].as_array().unwrap().iter();
+    assert!(
+        conditions.any(|condition| condition["expression"] == "request.namespace in ['default']"),
+        "{webhook}"
+    );
+    assert_eq!(webhook["failurePolicy"], "Ignore");
+
+    let node = json!({ "apiVersion": "v1", "kind": "Node",
+        "metadata": { "name": "virtual", "labels": { "type": "virtual-kubelet" } } });
+    cluster.plane.apply(&node.to_string()).unwrap();
+    let pod = json!({ "apiVersion": "v1", "kind": "Pod",
+        "metadata": { "name": "game-0", "namespace": "default", "labels": { "app": "game" } },
+        "spec": { "nodeName": "virtual", "automountServiceAccountToken": false,
+            "containers": [{ "name": "app", "image": "i" }] } });
+    cluster.plane.apply(&pod.to_string()).unwrap();
+    for (status, label, annotation) in [
+        ("True", json!("yes"), Value::Null),
+        ("False", Value::Null, json!("yes")),
+        ("Unknown", Value::Null, Value::Null),
+    ] {
+        let conditions = json!([{ "type": "Initialized", "status": "True" },
+            { "type": "game.io/idle", "status": status, "message": "by the provider" }]);
+        let patch = json!({ "status": { "phase": "Running", "conditions": conditions } }).to_string();
+        let args = [
+            "patch",
+            "pod",
+            "game-0",
+            "--subresource=status",
+            "--type=strategic",
+            "-p",
+            &patch,
+        ];
+        cluster.plane.kubectl(&args).unwrap();
+        cluster.wait_until(&format!("marks of condition {status}"), || {
+            let pod = cluster.get("pod", "game-0").unwrap();
+            let found = (
+                &pod["metadata"]["labels"]["idle"],
+                &pod["metadata"]["annotations"]["busy"],
+            );
+            if found == (&label, &annotation) {
+                let mut all = pod["status"]["conditions"].as_array().unwrap().iter();
+                let condition = all.find(|one| one["type"] == "game.io/idle").unwrap();
+                assert_eq!(condition["status"], status, "the provider sets it: {pod}");
+                Ok(())
+            } else {
+                Err(format!("{found:?}"))
+            }
+        });
+    }
+    cluster.wait_until("matchedPods", || {
+        let marker = cluster.get("podprobemarker", "game").unwrap_or_default();
+        if marker["status"]["matchedPods"] == 1 {
+            Ok(())
+        } else {
+            Err(marker["status"].to_string())
+        }
+    });
+
+    cluster.restart_manager("default-gates", "");
+    cluster.wait_dry_run("game", "no probes", |pod| {
+        pod["metadata"]["annotations"]["kruise.io/podprobe"].is_null()
+    });
+}

@@ -46,6 +46,11 @@ pub const MODE_BATCH: &str = "batch";
 
 /// Finalizer of a PodProbeMarker, until its probes and what they have set are removed.
 pub const NODE_POD_PROBE_CLEANUP: &str = "kruise.io/node-pod-probe-cleanup";
+/// Pod annotation with the probes that the provider of a virtual node runs, as JSON.
+pub const POD_PROBE: &str = "kruise.io/podprobe";
+/// Pod annotation with the names of the PodProbeMarkers of [`POD_PROBE`], comma-separated; at creation, users choose
+/// them with it.
+pub const POD_PROBE_MARKER_LIST: &str = "kruise.io/podprobemarker-list";
 /// Pod annotation with the daemon's observations of its containers.
 pub const RUNTIME_CONTAINERS_META: &str = "apps.kruise.io/runtime-containers-meta";
 /// Label of Pods and claims of a CloneSet: five characters that are also the end of the Pod's name.

@@ -95,7 +95,7 @@ pub struct PodProbeMarkerStatus {
     /// Generation that the status is of.
     #[serde(default)]
     pub observed_generation: i64,
-    /// Pods that are probed: selected, initialized, not ended, on a node with a daemon.
+    /// Pods that are probed: selected, initialized, not ended, on a node with a daemon or by the provider of a virtual node.
     #[serde(default)]
     pub matched_pods: i64,
 }

@@ -281,6 +281,25 @@ pub fn enhanced_liveness_webhook(namespace: &str) -> Value {
     all_pods_webhook(namespace, "enhanced.liveness", ("enhanced-liveness", condition))
 }
 
+/// The most namespaces that a condition lists; its costs are limited.
+const MAX_LISTED_NAMESPACES: usize = 64;
+
+/// The webhook for Pods that get the probes of PodProbeMarkers in an annotation, whose namespaces these are (gate
+/// `EnablePodProbeMarkerOnServerless`).
+#[must_use]
+pub fn virtual_node_probes_webhook(namespace: &str, with_markers: &BTreeSet<String>) -> Value {
+    let listed = with_markers
+        .iter()
+        .filter(|name| names::is_label(name))
+        .map(|name| format!("'{name}'"));
+    let condition = if with_markers.len() > MAX_LISTED_NAMESPACES {
+        "true".to_owned()
+    } else {
+        format!("request.namespace in [{}]", listed.collect::<Vec<_>>().join(", "))
+    };
+    all_pods_webhook(namespace, "podprobe.marker", ("has-markers", condition))
+}
+
 /// A webhook for the Pods of all namespaces that webhooks see, if the condition holds. No set has a name with a dot, so
 /// the path says that no set is the reason for the call.
 fn all_pods_webhook(namespace: &str, name: &str, condition: (&str, String)) -> Value {

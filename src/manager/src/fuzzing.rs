@@ -113,6 +113,7 @@ pub fn pod_probe_marker(data: &[u8]) -> usize {
         ports: vec![port],
         markers: markers.clone(),
         liveness: Arc::default(),
+        reported: None,
     };
     let pods = [(Key::namespaced("n", "p"), pod)];
     let listed = node_probes(&[], &pods);
@@ -133,6 +134,7 @@ pub fn pod_probe_marker(data: &[u8]) -> usize {
         uid: "u".to_owned(),
         states,
         markers,
+        sets_conditions: true,
     };
     let _ = pod_change(&PodMarks::default(), &results);
     count

@@ -50,6 +50,8 @@ pub enum FeatureGate {
     SidecarSetPatchPodMetadataDefaultsAllowed,
     /// PodProbeMarkers, and the daemon's probes for them. On.
     PodProbeMarkerGate,
+    /// Pods get the probes of PodProbeMarkers in an annotation, for virtual nodes, which report them as conditions. Off.
+    EnablePodProbeMarkerOnServerless,
     /// Sidecars of Pods that run to completion are terminated after the main containers. Off.
     SidecarTerminator,
     /// Liveness probes of Pods that ask for it are run by the daemon, and restarts keep to a budget. Off.
@@ -60,7 +62,7 @@ pub enum FeatureGate {
 
 impl FeatureGate {
     /// All gates that have an effect here.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::KruiseDaemon,
         Self::ImagePullJobGate,
         Self::DaemonWatchingPod,
@@ -78,6 +80,7 @@ impl FeatureGate {
         Self::EnableSortSidecarContainerByName,
         Self::SidecarSetPatchPodMetadataDefaultsAllowed,
         Self::PodProbeMarkerGate,
+        Self::EnablePodProbeMarkerOnServerless,
         Self::SidecarTerminator,
         Self::EnhancedLivenessProbe,
         Self::SidecarSetPolicies,
@@ -104,6 +107,7 @@ impl FeatureGate {
             Self::EnableSortSidecarContainerByName => "EnableSortSidecarContainerByName",
             Self::SidecarSetPatchPodMetadataDefaultsAllowed => "SidecarSetPatchPodMetadataDefaultsAllowed",
             Self::PodProbeMarkerGate => "PodProbeMarkerGate",
+            Self::EnablePodProbeMarkerOnServerless => "EnablePodProbeMarkerOnServerless",
             Self::SidecarTerminator => "SidecarTerminator",
             Self::EnhancedLivenessProbe => "EnhancedLivenessProbe",
             Self::SidecarSetPolicies => "SidecarSetPolicies",
@@ -140,8 +144,11 @@ impl FeatureGate {
             Self::KruisePodReadinessGate
             | Self::SidecarSetPatchPodMetadataDefaultsAllowed
             | Self::SidecarSetPolicies => &[Self::PodWebhook],
-            // OpenKruise, which runs no such probes, requires KruiseDaemon and PodWebhook.
-            Self::EnhancedLivenessProbe => &[Self::PodProbeMarkerGate, Self::PodWebhook],
+            // OpenKruise, which runs no such liveness probes, requires KruiseDaemon and PodWebhook; of the other it
+            // requires nothing.
+            Self::EnhancedLivenessProbe | Self::EnablePodProbeMarkerOnServerless => {
+                &[Self::PodProbeMarkerGate, Self::PodWebhook]
+            }
             _ => &[],
         }
     }

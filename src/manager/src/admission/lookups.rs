@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::OptionFuture;
 use futures::{StreamExt, future, stream};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, PersistentVolumeClaim, Pod};
@@ -26,6 +27,7 @@ use super::review::Request;
 use super::sidecar_set::SidecarSetLookup;
 use super::{Options, cloneset, sidecar_set};
 use kruise_api::owner::{Owner, OwnerKind};
+use kruise_api::pod_probe_marker::PodProbeMarker;
 use kruise_api::sidecarset::{MAX_SET_BYTES, SidecarSet};
 use kruise_api::validation::{MAX_VALUE_CHARS, truncate};
 use kruise_api::{keys, names};
@@ -103,6 +105,8 @@ pub(super) struct Lookups {
     sidecar_sets: Store<SidecarSet>,
     namespaces: Store<BTreeMap<String, String>>,
     sidecar_set_revisions: Store<ControllerRevision>,
+    /// PodProbeMarkers, with gate `EnablePodProbeMarkerOnServerless`.
+    probe_markers: Option<Store<PodProbeMarker>>,
     /// Until when a review waits for the first lists: a moment after the start. Later it fails at once.
     listed_by: Instant,
     /// Namespace of the program, with the revisions and the whitelist.
@@ -134,8 +138,21 @@ impl Lookups {
             ListParams::default().labels(keys::SIDECAR_SET_NAME),
             |revision: Bounded<ControllerRevision, { 2 * MAX_SET_BYTES }>| Some(revision.object),
         );
+        let is_enabled = options
+            .gates
+            .enabled(FeatureGate::EnablePodProbeMarkerOnServerless);
+        let (probe_markers, watching_markers) = is_enabled
+            .then(|| {
+                cluster.optional_reflector(
+                    Api::all(cluster.client.clone()),
+                    ListParams::default(),
+                    Some::<PodProbeMarker>,
+                )
+            })
+            .unzip();
         let watching = async {
             tokio::join!(
+                OptionFuture::from(watching_markers),
                 watching_nodes,
                 watching_sets,
                 watching_namespaces,
@@ -150,6 +167,7 @@ impl Lookups {
                 sidecar_sets,
                 namespaces,
                 sidecar_set_revisions,
+                probe_markers,
                 listed_by: Instant::now() + WARNING_TIMEOUT,
                 namespace: options.namespace.clone(),
                 request_quota: Quota::new(MAX_REQUEST_WEIGHT, MAX_CLIENT_WEIGHT),
@@ -357,12 +375,33 @@ impl Lookups {
         }
         Ok(PodInjectionLookup {
             sets,
+            probe_markers: self.probe_markers_of(&request.namespace).await,
             namespace_labels,
             revisions: self.sidecar_set_revisions.list(),
             readiness_gate_for_all: self.gates.enabled(FeatureGate::KruisePodReadinessGate),
             enhanced_liveness: self.gates.enabled(FeatureGate::EnhancedLivenessProbe),
             sort_containers: self.gates.enabled(FeatureGate::EnableSortSidecarContainerByName),
         })
+    }
+
+    /// PodProbeMarkers of a namespace, sorted by name. While they are not listed yet there are none: Pods are created
+    /// without probes rather than not at all.
+    async fn probe_markers_of(&self, namespace: &str) -> Vec<Arc<PodProbeMarker>> {
+        let Some(markers) = &self.probe_markers else {
+            return Vec::new();
+        };
+        if timeout_at(self.listed_by, markers.wait_until_synced())
+            .await
+            .is_err()
+        {
+            tracing::warn!(
+                namespace,
+                "PodProbeMarkers are not listed yet; a new Pod may lack their probes"
+            );
+        }
+        let mut entries = markers.entries_of(Some(namespace));
+        entries.sort_by(|(one, _), (other, _)| one.cmp(other));
+        entries.into_iter().map(|(_, marker)| marker).collect()
     }
 
     /// Fails if the set exists and the watch has not shown it yet, so that its failure policy decides. One that does not

@@ -1,5 +1,5 @@
-//! New Pods: adds the readiness gate, injects SidecarSets, sets the barriers of launch priorities, and moves liveness
-//! probes that the daemon runs.
+//! New Pods: adds the readiness gate, injects SidecarSets, sets the barriers of launch priorities, moves liveness
+//! probes that the daemon runs, and lists the probes that a virtual node runs.
 //!
 //! What a set asks for and cannot have is a failed request, so that the set's failure policy decides whether the Pod is
 //! created without it. A Pod is refused only for what it says itself.
@@ -15,6 +15,7 @@ use serde_json::Value;
 
 use super::review::Request;
 use kruise_api::keys;
+use kruise_api::pod_probe_marker::PodProbeMarker;
 use kruise_api::sidecarset::SidecarSet;
 use kruise_workload::pod_admission::{self, MutationError, acceptable};
 use kruise_workload::sidecarset::inject::{self, InjectionError};
@@ -34,6 +35,8 @@ pub(super) struct PodInjectionLookup {
     pub readiness_gate_for_all: bool,
     /// Gate `EnhancedLivenessProbe`.
     pub enhanced_liveness: bool,
+    /// PodProbeMarkers of the Pod's namespace, sorted by name; none without gate `EnablePodProbeMarkerOnServerless`.
+    pub probe_markers: Vec<Arc<PodProbeMarker>>,
     /// Gate `EnableSortSidecarContainerByName`.
     pub sort_containers: bool,
 }
@@ -102,6 +105,7 @@ pub(super) fn mutate(
     let options = pod_admission::Options {
         readiness_gate_for_all: lookup.readiness_gate_for_all,
         enhanced_liveness: lookup.enhanced_liveness,
+        probe_markers: &lookup.probe_markers,
         inject: inject::Options {
             sort_containers: lookup.sort_containers,
             now,

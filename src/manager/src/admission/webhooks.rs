@@ -4,6 +4,7 @@
 //! sets it, in the CRDs too, whenever it is missing or old. Webhooks in our configurations that are not ours are
 //! leftovers of another installation: they are removed, because they would fail closed.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,15 +26,16 @@ use super::crd::Crd;
 use super::{Options, storage_migration};
 use kruise_api::backoff::Backoff;
 use kruise_api::json::set;
+use kruise_api::pod_probe_marker::{PodContainerProbe, PodProbeMarker};
 use kruise_api::pod_webhooks::{
     NAME_SUFFIX, SetWebhook, enhanced_liveness_webhook, launch_priority_webhook, pod_webhooks,
-    readiness_gate_webhook,
+    readiness_gate_webhook, virtual_node_probes_webhook,
 };
 use kruise_api::sidecarset::SidecarSet;
 use kruise_api::webhooks::{MUTATING, VALIDATING, configurations, without_nulls};
 use kruise_api::{Kind, keys};
 use kruise_cluster::write::{self, Object};
-use kruise_cluster::{Cluster, Error, Key};
+use kruise_cluster::{Cluster, Error, Key, Store};
 use kruise_ops::panics::catch_panic;
 use kruise_ops::{FeatureGate, Progress};
 
@@ -165,17 +167,24 @@ async fn sync_all(
             let webhook = SetWebhook::new(&namespace, name, annotations, &set.spec)?;
             Some(webhook.with_policy(set.has_policy()))
         });
-    let mut set_changes = sets.subscribe();
-    let set_changes = stream::poll_fn(move |cx| set_changes.poll_recv(cx).map(|change| change.map(drop)));
-    // That there are no sets is news, too.
-    let synced = {
-        let sets = sets.clone();
-        stream::once(async move { sets.wait_until_synced().await })
-    };
-    let set_changes = stream::select(set_changes, Box::pin(synced));
+    let enabled = |gate| options.gates.enabled(gate);
+    let markers: Api<PodProbeMarker> = Api::all(cluster.client.clone());
+    let (markers, watching_markers) =
+        cluster.optional_reflector(markers, ListParams::default(), |marker: PodProbeMarker| {
+            let mut probes = marker.spec.probes.iter();
+            probes.find_map(PodContainerProbe::condition_type).map(drop)
+        });
+    let has_markers = enabled(FeatureGate::EnablePodProbeMarkerOnServerless);
+    let changes = stream::select(
+        changes_of(&sets).boxed(),
+        if has_markers {
+            changes_of(&markers).boxed()
+        } else {
+            stream::pending().boxed()
+        },
+    );
     let plan_mutating = |there: &Value, ca: &str| {
         let all = sets.list();
-        let enabled = |gate| options.gates.enabled(gate);
         let pods = enabled(FeatureGate::PodWebhook);
         let mut for_pods = pod_webhooks(&options.namespace, all.iter().map(Arc::as_ref).filter(|_| pods));
         if pods {
@@ -187,7 +196,13 @@ async fn sync_all(
         if enabled(FeatureGate::EnhancedLivenessProbe) {
             for_pods.push(enhanced_liveness_webhook(&options.namespace));
         }
-        let for_pods = sets.is_synced().then_some(for_pods.as_slice());
+        let with_markers = markers.entries().into_iter().filter_map(|(key, _)| key.namespace);
+        let with_markers: BTreeSet<String> = with_markers.collect();
+        if !with_markers.is_empty() {
+            for_pods.push(virtual_node_probes_webhook(&options.namespace, &with_markers));
+        }
+        let is_synced = sets.is_synced() && (!has_markers || markers.is_synced());
+        let for_pods = is_synced.then_some(for_pods.as_slice());
         plan_configuration(there, &mutating, for_pods, options, ca)
     };
     let plan_validating = |there: &Value, ca: &str| plan_configuration(there, &validating, None, options, ca);
@@ -214,7 +229,7 @@ async fn sync_all(
             MUTATING,
             "/webhooks",
             plan_mutating,
-            set_changes,
+            changes,
             bundle.clone(),
             progress,
         ),
@@ -229,8 +244,22 @@ async fn sync_all(
         ),
         futures::future::join_all(crds),
         watching_sets,
+        async {
+            if has_markers {
+                watching_markers.await;
+            }
+        },
         storage_migration::migrate_all(cluster),
     );
+}
+
+/// Yields for each change of the store, and when it is synced: that there is no object is news, too.
+fn changes_of<T: Send + Sync + 'static>(store: &Store<T>) -> impl Stream<Item = ()> + Send + use<T> {
+    let mut changes = store.subscribe();
+    let changes = stream::poll_fn(move |cx| changes.poll_recv(cx).map(|change| change.map(drop)));
+    let store = store.clone();
+    let synced = stream::once(async move { store.wait_until_synced().await });
+    stream::select(changes, Box::pin(synced))
 }
 
 /// Patches that another client undoes: both must not write as fast as they can.

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::ControllerState;
 use super::observe::has_daemon;
-use super::plan::{PodChange, PodMarks, Results, full_name, node_probes, pod_change, removal};
+use super::plan::{PodChange, PodMarks, ProbedPod, Results, full_name, node_probes, pod_change, removal};
 use crate::view::matches;
 use kruise_api::keys;
 use kruise_api::node_pod_probe::{NodePodProbe, NodePodProbeSpec};
@@ -32,7 +32,7 @@ pub async fn sync_node(shared: &ControllerState, name: &str) -> Result<(), Error
             None => Ok(()),
         };
     }
-    let pods = shared.index().pods_on(name);
+    let pods = shared.index().reachable_pods_on(name);
     let old = current.as_ref().map(|current| current.spec.pod_probes.as_slice());
     let pod_probes = node_probes(old.unwrap_or_default(), &pods);
     match &current {
@@ -73,13 +73,9 @@ pub async fn mark_pod(shared: &ControllerState, key: &Key) -> Result<(), Error> 
         shared.applied().remove(key);
         return Ok(());
     };
-    let node_pod_probe = shared
-        .node_pod_probes
-        .get(&Key::cluster_scoped(pod.node.as_str()));
-    let status = node_pod_probe.as_ref().and_then(|object| object.status.as_ref());
-    let states = status.and_then(|status| status.pod_probe_statuses.iter().find(|one| one.uid == pod.uid));
-    let Some(states) = states else { return Ok(()) };
-    let results = Results::new(pod.uid, &states.probe_states, pod.markers);
+    let Some(results) = results(shared, pod) else {
+        return Ok(());
+    };
     if shared.applied().get(key) == Some(&results) {
         return Ok(());
     }
@@ -91,6 +87,25 @@ pub async fn mark_pod(shared: &ControllerState, key: &Key) -> Result<(), Error> 
         shared.applied().insert(key.clone(), results);
     }
     Ok(())
+}
+
+/// The results of a Pod's probes; `None` if its node has reported none.
+fn results(shared: &ControllerState, pod: ProbedPod) -> Option<Results> {
+    let node = Key::cluster_scoped(pod.node.as_str());
+    if let Some(reported) = pod.reported.clone()
+        && is_virtual(shared, &pod.node)
+    {
+        return Some(Results::reported(pod, &reported));
+    }
+    let node_pod_probe = shared.node_pod_probes.get(&node)?;
+    let status = node_pod_probe.status.as_ref()?;
+    let states = status.pod_probe_statuses.iter().find(|one| one.uid == pod.uid)?;
+    Some(Results::new(pod.uid, &states.probe_states, pod.markers))
+}
+
+fn is_virtual(shared: &ControllerState, node: &str) -> bool {
+    let node = shared.manager.stores.nodes.get(&Key::cluster_scoped(node));
+    node.is_some_and(|node| node.is_virtual())
 }
 
 fn marks(pod: &Pod) -> PodMarks {
@@ -145,14 +160,7 @@ pub async fn sync_marker(shared: &ControllerState, key: &Key) -> Result<RequeueA
         finalizers.push(keys::NODE_POD_PROBE_CLEANUP.to_owned());
         return write_finalizers(&api, &marker, &finalizers).await.map(|()| None);
     }
-    let nodes = &shared.manager.stores.nodes;
-    let node_has_daemon = |name: &str| {
-        nodes
-            .get(&Key::cluster_scoped(name))
-            .as_deref()
-            .is_some_and(has_daemon)
-    };
-    let matched = shared.index().count(key, node_has_daemon);
+    let matched = shared.index().count(key, &shared.manager.stores.nodes);
     let status = PodProbeMarkerStatus {
         observed_generation: marker.metadata.generation.unwrap_or_default(),
         matched_pods: i64::try_from(matched).unwrap_or(i64::MAX),
@@ -233,9 +241,17 @@ async fn remove_marks(shared: &ControllerState, key: &Key, marker: &PodProbeMark
         .flatten()
         .map(|gate| gate.condition_type.clone())
         .collect();
-    let others = shared.index().pod(key).map(|pod| pod.markers).unwrap_or_default();
+    let probed = shared.index().pod(key);
+    // The provider of a virtual node goes on to report what it was given at the Pod's creation.
+    let is_reported = probed
+        .as_ref()
+        .is_some_and(|pod| pod.reported.is_some() && is_virtual(shared, &pod.node));
+    let others = probed.map(|pod| pod.markers).unwrap_or_default();
     let uid = object.metadata.uid.clone().unwrap_or_default();
-    let change = removal(&marks(&object), marker, &others, &gates);
+    let mut change = removal(&marks(&object), marker, &others, &gates);
+    if is_reported {
+        change.removed_conditions.clear();
+    }
     write_change(&api, key, &uid, &change).await?;
     shared.applied().remove(key);
     // What the others set depends on their results.

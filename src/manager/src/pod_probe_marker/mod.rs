@@ -20,8 +20,8 @@ use kube::Api;
 use kube::api::ListParams;
 use tokio::sync::mpsc;
 
+use super::Context;
 use super::status_pacer::StatusPacer;
-use super::{Context, FeatureGate};
 use kruise_api::node_pod_probe::NodePodProbe;
 use kruise_api::pod_probe_marker::PodProbeMarker;
 use kruise_cluster::queue::RequeueAfter;
@@ -86,8 +86,7 @@ pub async fn run(ctx: Context, node_pod_probes: Store<NodePodProbe>) {
         ListParams::default(),
         Some::<PodProbeMarker>,
     );
-    let gates = &ctx.options.feature_gates;
-    let index = Index::new(gates.enabled(FeatureGate::EnhancedLivenessProbe));
+    let index = Index::new(&ctx.options.feature_gates);
     let shared = Arc::new(ControllerState {
         manager: ctx.clone(),
         markers: markers.clone(),

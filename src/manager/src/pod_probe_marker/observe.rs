@@ -12,12 +12,15 @@ use crate::view::{NodeView, PodView, matches};
 use kruise_api::node_pod_probe::{MAX_PROBES_OF_POD, NodePodProbe, PodProbeStatus};
 use kruise_api::pod_probe_marker::PodProbeMarker;
 use kruise_cluster::{Change, Key, Store, WatchEvents};
+use kruise_ops::{FeatureGate, FeatureGates};
 
 /// PodProbeMarkers, the Pods that they select, and Pods with liveness probes.
 #[derive(Default)]
 pub struct Index {
     /// Whether liveness probes are run (gate `EnhancedLivenessProbe`).
     enhanced_liveness: bool,
+    /// Whether virtual nodes run probes (gate `EnablePodProbeMarkerOnServerless`).
+    virtual_nodes: bool,
     /// Without what does not concern Pods, such as status and resourceVersion.
     markers: BTreeMap<Key, Arc<PodProbeMarker>>,
     pods: HashMap<Key, ProbedPod>,
@@ -26,10 +29,11 @@ pub struct Index {
 }
 
 impl Index {
-    /// An empty index; with or without liveness probes.
-    pub fn new(enhanced_liveness: bool) -> Self {
+    /// An empty index, according to the gates.
+    pub fn new(gates: &FeatureGates) -> Self {
         Self {
-            enhanced_liveness,
+            enhanced_liveness: gates.enabled(FeatureGate::EnhancedLivenessProbe),
+            virtual_nodes: gates.enabled(FeatureGate::EnablePodProbeMarkerOnServerless),
             ..Self::default()
         }
     }
@@ -39,18 +43,32 @@ impl Index {
         self.pods.get(key).cloned()
     }
 
+    /// The Pods of a node that its daemon can probe.
+    pub fn reachable_pods_on(&self, node: &str) -> Vec<(Key, ProbedPod)> {
+        let mut pods = self.pods_on(node);
+        pods.retain(|(_, pod)| !pod.ip.is_empty());
+        pods
+    }
+
     /// The Pods of a node.
-    pub fn pods_on(&self, node: &str) -> Vec<(Key, ProbedPod)> {
+    fn pods_on(&self, node: &str) -> Vec<(Key, ProbedPod)> {
         let keys = self.by_node.get(node).into_iter().flatten();
         keys.filter_map(|key| Some((key.clone(), self.pod(key)?)))
             .collect()
     }
 
-    /// Number of Pods of a PodProbeMarker whose node is one of those that `has_daemon` accepts.
-    pub fn count(&self, marker: &Key, has_daemon: impl Fn(&str) -> bool) -> usize {
+    /// Number of Pods of a PodProbeMarker that are probed.
+    pub fn count(&self, marker: &Key, nodes: &Store<NodeView>) -> usize {
         let keys = self.by_marker.get(marker).into_iter().flatten();
         let pods = keys.filter_map(|key| self.pods.get(key));
-        pods.filter(|pod| has_daemon(&pod.node)).count()
+        let is_probed = |pod: &&ProbedPod| {
+            let node = nodes.get(&Key::cluster_scoped(pod.node.as_str()));
+            node.is_some_and(|node| match &pod.reported {
+                Some(reported) if node.is_virtual() => reported.has_marker(&marker.name),
+                _ => has_daemon(&node),
+            })
+        };
+        pods.filter(is_probed).count()
     }
 
     /// PodProbeMarkers of a namespace that are not being deleted.
@@ -98,8 +116,10 @@ impl Index {
     }
 
     fn probed_pod(&self, key: &Key, pod: &PodView) -> Option<ProbedPod> {
+        let reported = pod.reported_probes.clone().filter(|_| self.virtual_nodes);
         // Before it has an address nothing of it is ready, and the whole object would be written twice.
-        let is_probed = pod.active() && pod.initialized && !pod.ip.is_empty();
+        let is_reachable = !pod.ip.is_empty() || reported.is_some();
+        let is_probed = pod.active() && pod.initialized && is_reachable;
         let node = pod.node.clone().filter(|_| is_probed)?;
         let markers = self.active_markers(&key.namespace);
         let markers: Vec<_> = markers
@@ -118,6 +138,7 @@ impl Index {
             ports: pod.ports.to_vec(),
             markers,
             liveness,
+            reported,
         })
     }
 
@@ -144,7 +165,8 @@ impl Index {
     }
 
     fn apply_node(&self, change: &Change<NodeView>) -> Vec<Work> {
-        let state = |node: &Option<Arc<NodeView>>| node.as_deref().map(has_daemon);
+        let state =
+            |node: &Option<Arc<NodeView>>| node.as_deref().map(|node| (has_daemon(node), node.is_virtual()));
         if state(&change.old) == state(&change.new) {
             return Vec::new();
         }
@@ -152,6 +174,7 @@ impl Index {
         let mut work = vec![Work::Node(name.clone())];
         for (key, pod) in self.pods_on(name) {
             work.extend(marker_work(&key, &pod));
+            work.extend(pod.reported.is_some().then_some(Work::Pod(key)));
         }
         work
     }
@@ -297,6 +320,7 @@ mod tests {
 
     use super::*;
     use crate::view::RawPod;
+    use kruise_api::keys;
 
     fn pod(ip: &str) -> PodView {
         PodView::from(&RawPod::from(json!({
@@ -320,9 +344,9 @@ mod tests {
     fn pod_is_probed_once_it_has_an_address() {
         let key = Key::namespaced("n", "p");
         for (ip, probed) in [("", 0), ("10.0.0.1", 1)] {
-            let mut index = Index::new(false);
+            let mut index = Index::default();
             apply_marker(&mut index, "m", &Store::from_objects([(key.clone(), pod(ip))]));
-            assert_eq!(index.pods_on("node").len(), probed, "{ip:?}");
+            assert_eq!(index.reachable_pods_on("node").len(), probed, "{ip:?}");
         }
     }
 
@@ -332,15 +356,24 @@ mod tests {
         let key = Key::namespaced("n", "p");
         let foreign = Key::namespaced("other", "p");
         let pods = Store::from_objects([(key.clone(), pod("10.0.0.1")), (foreign, pod("10.0.0.2"))]);
-        let mut index = Index::new(false);
+        let mut index = Index::default();
         for number in 0..100 {
             apply_marker(&mut index, &format!("m{number:02}"), &pods);
         }
         assert_eq!(index.pods_on("node").len(), 1, "none of another namespace");
         assert_eq!(index.pod(&key).unwrap().markers.len(), MAX_PROBES_OF_POD);
-        let count = |name: &str| index.count(&Key::namespaced("n", name), |_| true);
+        let node = |labels: BTreeMap<String, String>| {
+            let node = NodeView {
+                labels,
+                ..NodeView::default()
+            };
+            Store::from_objects([(Key::cluster_scoped("node"), node)])
+        };
+        let nodes = node(BTreeMap::new());
+        let count = |name: &str| index.count(&Key::namespaced("n", name), &nodes);
         assert_eq!((count("m00"), count("m63"), count("m64")), (1, 1, 0));
-        assert_eq!(index.count(&Key::namespaced("n", "m00"), |_| false), 0);
+        let labels = [(keys::TYPE.to_owned(), keys::TYPE_VIRTUAL_KUBELET.to_owned())];
+        assert_eq!(index.count(&Key::namespaced("n", "m00"), &node(labels.into())), 0);
         index.apply_pod(&key, None);
         assert!(index.by_marker.is_empty() && index.by_node.is_empty());
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{PodCondition, Probe};
 
-use crate::view::{NamedPort, with_port_number};
+use crate::view::{NamedPort, ReportedProbes, with_port_number};
 use kruise_api::go_json::encoded_length;
 use kruise_api::node_pod_probe::{
     ContainerProbe, ContainerProbeState, MAX_PROBES_OF_POD, PodProbe, ProbeState, liveness_container,
@@ -41,6 +41,8 @@ pub struct ProbedPod {
     pub markers: Vec<Arc<PodProbeMarker>>,
     /// The liveness probes that the daemon runs.
     pub liveness: Arc<[ContainerProbe]>,
+    /// The probes that a virtual node reports.
+    pub reported: Option<Box<ReportedProbes>>,
 }
 
 /// What the marks of a Pod depend on.
@@ -52,9 +54,29 @@ pub struct Results {
     pub states: Vec<ContainerProbeState>,
     /// The PodProbeMarkers.
     pub markers: Vec<Arc<PodProbeMarker>>,
+    /// Whether conditions are set for them; a virtual node has set them itself.
+    pub sets_conditions: bool,
 }
 
 impl Results {
+    /// The results that a virtual node reports.
+    #[must_use]
+    pub fn reported(pod: ProbedPod, reported: &ReportedProbes) -> Self {
+        let mut markers = pod.markers;
+        let name = |marker: &PodProbeMarker| marker.metadata.name.clone().unwrap_or_default();
+        markers.retain(|marker| reported.has_marker(&name(marker)));
+        let states = markers.iter().flat_map(|marker| {
+            let probes = marker.spec.probes.iter();
+            probes.filter_map(|probe| reported.state(full_name(&name(marker), &probe.name), probe))
+        });
+        Self {
+            uid: pod.uid,
+            states: states.collect(),
+            markers,
+            sets_conditions: false,
+        }
+    }
+
     /// The results of the PodProbeMarkers' probes. Of a probe that sets no condition only the state counts, so that the
     /// Pod is not read for each new message.
     #[must_use]
@@ -78,6 +100,7 @@ impl Results {
             uid,
             states: states.collect(),
             markers,
+            sets_conditions: true,
         }
     }
 }
@@ -274,7 +297,7 @@ pub fn pod_change(pod: &PodMarks, results: &Results) -> PodChange {
         if state.state.as_str().is_empty() {
             continue;
         }
-        if let Some(type_) = probe.condition_type()
+        if let Some(type_) = probe.condition_type().filter(|_| results.sets_conditions)
             && types.insert(type_)
         {
             let condition = condition(type_, state);

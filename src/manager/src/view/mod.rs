@@ -13,6 +13,7 @@ mod node_image;
 mod owned;
 mod pod;
 mod raw_pod;
+mod reported_probes;
 
 pub use cloneset::CloneSetView;
 pub use job_pod::{JobContainer, JobContainerState, JobPod};
@@ -23,3 +24,4 @@ pub use node_image::{NodeImageView, TagOwner, TagStatusView, TagView, progress_h
 pub use owned::{ClaimView, RevisionView};
 pub use pod::{ContainerView, NamedPort, PodView, barrier_config_map, barrier_key, with_port_number};
 pub use raw_pod::RawPod;
+pub use reported_probes::ReportedProbes;

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Probe;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
 
-use super::{JobPod, LivenessPod, RawPod, Workload};
+use super::{JobPod, LivenessPod, RawPod, ReportedProbes, Workload};
 use kruise_api::cloneset::string_map;
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
@@ -54,6 +54,8 @@ pub struct PodView {
     pub workload: Option<Box<Workload>>,
     /// Its liveness probes, if the daemon runs them; such a workload controls it.
     pub liveness: Option<Box<LivenessPod>>,
+    /// Its probes, if the provider of a virtual node may run them.
+    pub reported_probes: Option<Box<ReportedProbes>>,
     /// What a workload needs; only for Pods that a CloneSet controls, for orphans, and for Pods that record SidecarSets.
     pub workload_pod: Option<Arc<in_place::Pod>>,
 }
@@ -144,6 +146,7 @@ impl From<&RawPod> for PodView {
                 .as_ref()
                 .and_then(|_| LivenessPod::from_json(json, &ports))
                 .map(Box::new),
+            reported_probes: ReportedProbes::from_json(json).map(Box::new),
             workload: of_our_group,
             ports,
             workload_pod: workload,
@@ -227,10 +230,10 @@ fn container(status: &Value) -> ContainerView {
     }
 }
 
-fn items(list: &Value) -> impl Iterator<Item = &Value> {
+pub(super) fn items(list: &Value) -> impl Iterator<Item = &Value> {
     list.as_array().into_iter().flatten()
 }
 
-fn text(value: &Value) -> String {
+pub(super) fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }

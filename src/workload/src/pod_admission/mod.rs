@@ -2,7 +2,11 @@
 //!
 //! Each step is a file here, or in the module of its kind; [`mutate`] is their order.
 
+use std::sync::Arc;
+
 use serde_json::Value;
+
+use kruise_api::pod_probe_marker::PodProbeMarker;
 
 use crate::sidecarset::inject::{self, InjectionError};
 use crate::sidecarset::policy;
@@ -13,6 +17,7 @@ pub mod acceptable;
 pub mod enhanced_liveness;
 pub mod launch_priority;
 pub mod readiness_gate;
+pub mod virtual_node_probes;
 
 /// What the request is about.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +35,8 @@ pub struct Options<'a> {
     pub readiness_gate_for_all: bool,
     /// Gate `EnhancedLivenessProbe`.
     pub enhanced_liveness: bool,
+    /// The PodProbeMarkers of the Pod's namespace, sorted by name; empty without gate `EnablePodProbeMarkerOnServerless`.
+    pub probe_markers: &'a [Arc<PodProbeMarker>],
     /// How SidecarSets are injected.
     pub inject: inject::Options,
     /// Random bytes for the end of a generated name.
@@ -85,6 +92,7 @@ pub fn mutate(
             )
         })?;
         changed |= options.enhanced_liveness && enhanced_liveness::apply(pod);
+        changed |= virtual_node_probes::apply(pod, options.probe_markers);
     }
     Ok(changed)
 }
@@ -114,6 +122,7 @@ mod tests {
         let options = Options {
             readiness_gate_for_all: true,
             enhanced_liveness: true,
+            probe_markers: &[],
             inject: inject::Options {
                 sort_containers: true,
                 now: jiff::Timestamp::UNIX_EPOCH,

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::view::{PodView, RawPod};
+use kruise_api::keys;
 use kruise_api::node_pod_probe::{NodePodProbe, NodePodProbeSpec, liveness_name};
 
 const VECTORS: &str = include_str!("../../../../../tests/data/go/pod-probe-marker.jsonl");
@@ -108,6 +109,7 @@ fn results_mark_pods_as_in_openkruise() {
                 uid,
                 states: states.probe_states,
                 markers: active.cloned().collect(),
+                sets_conditions: true,
             };
             // Of the labels of several other states, OpenKruise removes those of the last one only.
             let is_defect = results.states.iter().any(|state| {
@@ -181,6 +183,7 @@ fn probes_are_distributed_as_in_openkruise() {
                 ports: view.ports.to_vec(),
                 markers: vec![Arc::clone(&marker)],
                 liveness: Arc::default(),
+                reported: None,
             };
             let key = Key::namespaced(marker.metadata.namespace.clone().unwrap(), name);
             let ours = node_probes(&[], &[(key, probed)]);
@@ -194,6 +197,84 @@ fn probes_are_distributed_as_in_openkruise() {
         }
     }
     assert!(compared > 10, "{compared} probes were compared");
+}
+
+/// The provider of a virtual node sets the conditions, and we the marks of their states.
+#[test]
+fn virtual_nodes_report_by_conditions_as_in_openkruise() {
+    let mut compared = 0;
+    for vector in vectors("marker-sync") {
+        let input = &vector["in"];
+        let marker = marker(&input["marker"]);
+        if input["serverlessGate"] != true || marker.metadata.deletion_timestamp.is_some() {
+            continue;
+        }
+        let nodes = input["nodes"].as_array().unwrap();
+        let is_virtual = |name: &Value| {
+            let node = nodes.iter().find(|node| node["metadata"]["name"] == *name);
+            node.is_some_and(|node| node["metadata"]["labels"]["type"] == "virtual-kubelet")
+        };
+        for pod in input["pods"].as_array().unwrap() {
+            let mut annotated = pod.clone();
+            annotated["metadata"]["annotations"] =
+                json!({ keys::POD_PROBE: "[]", keys::POD_PROBE_MARKER_LIST: "other,m1" });
+            let view = PodView::from(&RawPod::from(annotated));
+            let selected = crate::view::matches(&marker.spec.selector, &view.labels)
+                && pod["metadata"]["namespace"] == json!(marker.metadata.namespace);
+            let is_probed = selected && view.active() && view.initialized;
+            if !is_probed || !is_virtual(&pod["spec"]["nodeName"]) {
+                continue;
+            }
+            let (_, probed) = self::pod("u", &[&marker]);
+            let reported = view.reported_probes.unwrap();
+            let results = Results::reported(probed, &reported);
+            let mut after = marks(pod);
+            let change = pod_change(&after, &results);
+            assert_eq!(change.conditions, []);
+            apply_change(&mut after, &change);
+            let mut all = vector["out"]["pods"].as_array().unwrap().iter();
+            let theirs = all.find(|one| one["name"] == pod["metadata"]["name"]).unwrap();
+            let map = |value: &Value| if value.is_null() { json!({}) } else { value.clone() };
+            assert_eq!(json!(after.labels), map(&theirs["labels"]), "{vector}");
+            assert_eq!(json!(after.annotations), map(&theirs["annotations"]), "{vector}");
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 2, "Pods compared");
+}
+
+#[test]
+fn reported_condition_takes_the_marks_of_the_other_state_away() {
+    let policies = json!([policy("Succeeded", "yes"), policy("Failed", "no")]);
+    let probes = json!([
+        probe("p", "x/p", policies.clone()),
+        probe("ready", "Ready", policies)
+    ]);
+    let (given, later) = (marker_of("given", probes.clone()), marker_of("later", probes));
+    let mut marks = PodMarks::default();
+    for (status, expected) in [
+        ("True", Some("yes")),
+        ("False", Some("no")),
+        ("Unknown", None),
+        ("True", Some("yes")),
+        // Until the provider has a result, the last one counts.
+        ("", Some("yes")),
+    ] {
+        let mut conditions = vec![json!({ "type": "Ready", "status": "False" })];
+        if !status.is_empty() {
+            conditions.push(json!({ "type": "x/p", "status": status }));
+        }
+        let annotations = json!({ keys::POD_PROBE: "[]", keys::POD_PROBE_MARKER_LIST: "given" });
+        let object =
+            json!({ "metadata": { "annotations": annotations }, "status": { "conditions": conditions } });
+        let view = PodView::from(&RawPod::from(object));
+        let (_, probed) = pod("u", &[&given, &later]);
+        let results = Results::reported(probed, &view.reported_probes.unwrap());
+        let change = pod_change(&marks, &results);
+        apply_change(&mut marks, &change);
+        let labels: Vec<&str> = marks.labels.keys().map(String::as_str).collect();
+        assert_eq!(labels, expected.into_iter().collect::<Vec<_>>(), "{status:?}");
+    }
 }
 
 fn probe(name: &str, condition: &str, policies: Value) -> Value {
@@ -221,6 +302,7 @@ fn pod(uid: &str, markers: &[&Arc<PodProbeMarker>]) -> (Key, ProbedPod) {
         ports: vec![port("other", 1), port("c", 2)],
         markers: markers.iter().map(|marker| Arc::clone(marker)).collect(),
         liveness: Arc::default(),
+        reported: None,
     };
     (Key::namespaced("n", uid), pod)
 }
@@ -292,6 +374,7 @@ fn removed_marker_takes_its_marks_along() {
         uid: String::new(),
         states,
         markers: vec![Arc::clone(&marker)],
+        sets_conditions: true,
     };
     let change = pod_change(&pod, &results);
     apply_change(&mut pod, &change);
@@ -346,6 +429,7 @@ fn removed_marker_leaves_what_another_one_sets() {
         uid: String::new(),
         states: vec![state("first#p", ProbeState::Succeeded)],
         markers: vec![Arc::clone(&first)],
+        sets_conditions: true,
     };
     let change = pod_change(&pod, &results);
     apply_change(&mut pod, &change);
@@ -438,6 +522,7 @@ fn liveness_probes_stand_beside_those_of_markers() {
         uid: String::new(),
         states: vec![state("EnhancedLivenessProbe#c", ProbeState::Failed)],
         markers: pod.markers.clone(),
+        sets_conditions: true,
     };
     assert_eq!(pod_change(&PodMarks::default(), &results), PodChange::default());
     pod.markers = Vec::new();
@@ -455,6 +540,7 @@ fn reserved_condition_is_not_set() {
         uid: String::new(),
         states,
         markers: vec![marker],
+        sets_conditions: true,
     };
     assert_eq!(pod_change(&PodMarks::default(), &results), PodChange::default());
 }

@@ -92,6 +92,7 @@ fn ours(input: &Value) -> Value {
         let options = pod_admission::Options {
             readiness_gate_for_all: input["kruisePodReadinessGate"] == true,
             enhanced_liveness: false,
+            probe_markers: &[],
             inject: options,
             random_name: [0; 5],
             cluster,
