@@ -64,6 +64,22 @@ pub const LIFECYCLE_TIMESTAMP: &str = "lifecycle.apps.kruise.io/timestamp";
 /// Annotation of a Pod that waits for its deletion: the value of [`LIFECYCLE_STATE`] before that, if its update was not
 /// finished. It is ours, and is removed when the deletion is cancelled.
 pub const LIFECYCLE_STATE_BEFORE_DELETE: &str = "lifecycle.apps.kruise.io/state-before-delete";
+/// Labels and annotations that a workload writes into each of its Pods for itself. A template that was copied from a Pod
+/// may have them; these are not its values.
+pub const OWN_POD_METADATA: [&str; 12] = [
+    CONTROLLER_REVISION_HASH,
+    POD_TEMPLATE_HASH,
+    CLONESET_INSTANCE_ID,
+    LIFECYCLE_STATE,
+    LIFECYCLE_TIMESTAMP,
+    LIFECYCLE_STATE_BEFORE_DELETE,
+    IN_PLACE_UPDATE_STATE,
+    IN_PLACE_UPDATE_STATE_OLD,
+    IN_PLACE_UPDATE_GRACE,
+    IN_PLACE_UPDATE_GRACE_OLD,
+    IN_PLACE_UPDATE_RESIZING,
+    CONTAINER_LAUNCH_COMPLETED,
+];
 /// Label of a Pod that its workload must delete; any value counts, we write [`TRUE`].
 pub const SPECIFIED_DELETE: &str = "apps.kruise.io/specified-delete";
 /// Label of a v1alpha1 CloneSet: v1beta1's `scaleStrategy.excludePreparingDelete`, if [`TRUE`].

@@ -85,7 +85,7 @@ pub async fn execute_actions(
     let mut in_flight = FuturesUnordered::new();
     let begin = Instant::now();
     loop {
-        while in_flight.len() < MAX_CONCURRENT_WRITES && begin.elapsed() < time_slice && ctx.is_current() {
+        while in_flight.len() < state.write_limit() && begin.elapsed() < time_slice && ctx.is_current() {
             match pending.next() {
                 // The error that stopped one creation stops the next.
                 Some(Action::CreatePod { .. }) if execution.creation_failed => {}
@@ -131,7 +131,12 @@ impl ExecutionResult {
             patched_for(PatchReason::ContinueUpdate),
         );
         let resize_refused = matches!(resize, ResizeOutcome::Refused { .. });
+        // Taking back the announcement of a refused resize does not make the API server accept it.
+        let keeps_refusal =
+            continues && matches!(resize, ResizeOutcome::None) && state.is_resize_rejected(&action.subject());
+        state.record_answer(result.as_ref().err());
         match &result {
+            Ok(()) if keeps_refusal => {}
             Ok(()) if update || continues => state.record_update_success(),
             Err(error) if (update || continues && !resize_refused) && !error.retryable() => {
                 state.record_update_rejection(error, now);
@@ -140,7 +145,9 @@ impl ExecutionResult {
         }
         let Err(error) = result else {
             self.created += usize::from(creation);
-            state.record_success(&action.subject());
+            if !keeps_refusal {
+                state.record_success(&action.subject());
+            }
             match resize {
                 ResizeOutcome::FellBack { refusal, replaced } => {
                     self.events.record_failure(action, &refusal);

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
+use super::context::MAX_CONCURRENT_WRITES;
 use super::plan::{
     ActionFailure, ActionPurpose, CloneSetEvent, FailureSubject, TemplateStatus, UnfinishedCreations,
 };
@@ -31,6 +32,9 @@ const REPORT_AFTER_FAILURES: u32 = 3;
 
 /// After this many refused in-place updates in a row, Pods are tried one at a time.
 const SERIALIZE_AFTER_REJECTIONS: u32 = 3;
+
+/// Concurrent writes of a CloneSet whose last write had no answer.
+const MAX_UNANSWERED_WRITES: usize = 4;
 
 /// Failed attempts are reported after this many, whatever the reason.
 const REPORT_AFTER_ATTEMPTS: u32 = 6;
@@ -82,6 +86,8 @@ pub struct ReconcileState {
     attempts: BTreeMap<FailureSubject, (u32, Timestamp)>,
     /// What must not be retried before a time.
     pub failures: BTreeMap<FailureSubject, ActionFailure>,
+    /// Whether the last write had no answer.
+    unanswered: bool,
     /// Refused in-place updates in a row.
     rejections: u32,
     /// Creations that failed actions left unfinished.
@@ -281,6 +287,28 @@ impl ReconcileState {
     pub fn record_update_success(&mut self) {
         self.rejections = 0;
         self.record_success(&FailureSubject::InPlaceUpdates);
+    }
+
+    /// Records whether the API server answered a write.
+    pub fn record_answer(&mut self, error: Option<&Error>) {
+        self.unanswered = error.is_some_and(Error::outcome_unknown);
+    }
+
+    /// How many writes this CloneSet may have in flight. All CloneSets share the permits: one whose webhooks hang must
+    /// not hold them all.
+    pub fn write_limit(&self) -> usize {
+        if self.unanswered {
+            MAX_UNANSWERED_WRITES
+        } else {
+            MAX_CONCURRENT_WRITES
+        }
+    }
+
+    /// Whether the API server refused to resize the Pod.
+    pub fn is_resize_rejected(&self, subject: &FailureSubject) -> bool {
+        self.failures
+            .get(subject)
+            .is_some_and(|failure| failure.resize_rejected)
     }
 
     /// Records that the API server refused to resize a Pod; a retry would be refused again.
@@ -741,5 +769,21 @@ mod tests {
             state.record_creations(state.slow_start_batch(), false, 64);
         }
         assert_eq!(batches, [1, 2, 4, 8, 16, 32, usize::MAX]);
+    }
+
+    /// One CloneSet whose webhooks hang leaves the permits to the others.
+    #[test]
+    fn writes_without_an_answer_are_few() {
+        let mut state = ReconcileState::default();
+        let timeout = Error::Timeout {
+            verb: "patch",
+            kind: "Pod".to_owned(),
+            after: Duration::from_secs(10),
+        };
+        assert_eq!(state.write_limit(), MAX_CONCURRENT_WRITES);
+        state.record_answer(Some(&timeout));
+        assert_eq!(state.write_limit(), MAX_UNANSWERED_WRITES);
+        state.record_answer(None);
+        assert_eq!(state.write_limit(), MAX_CONCURRENT_WRITES);
     }
 }

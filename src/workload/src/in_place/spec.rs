@@ -15,6 +15,7 @@ use kruise_api::cloneset::string_map;
 use kruise_api::container_hash::EnvOrigin;
 use kruise_api::go_json;
 pub use kruise_api::in_place::InPlaceUpdateGrace as Spec;
+use kruise_api::keys;
 
 /// A ControllerRevision as the engine reads it.
 #[derive(Clone, Copy, Debug)]
@@ -231,7 +232,8 @@ fn add_metadata_changes(
     for part in [MetadataPart::Labels, MetadataPart::Annotations] {
         let map = |template: &Value| string_map(&template["metadata"][part.key()]);
         let mut plain = Map::new();
-        for (key, value) in changed_keys(&map(before), &map(after)) {
+        let changed = changed_keys(&map(before), &map(after)).into_iter();
+        for (key, value) in changed.filter(|(key, _)| !keys::OWN_POD_METADATA.contains(&key.as_str())) {
             let readers: Vec<&Container> = containers.iter().filter(|c| reads_key(c, part, &key)).collect();
             spec.update_env_from_metadata |= !readers.is_empty();
             match value.filter(|_| !readers.is_empty()) {

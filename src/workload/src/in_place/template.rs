@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::pod::Resources;
 use super::spec::Spec;
 use kruise_api::in_place::ContainerRefMetadata;
+use kruise_api::keys;
 
 /// The Pod template of a revision.
 ///
@@ -82,14 +83,15 @@ impl<'a> Template<'a> {
     }
 
     /// The metadata patch with this template's values: labels, annotations and finalizers. Keys that the template lacks
-    /// are removed.
+    /// are removed; the keys of [`keys::OWN_POD_METADATA`] are not the template's to change.
     #[must_use]
     pub(super) fn metadata_patch(self, patch: &Value) -> Value {
         let mut metadata = Map::new();
         for part in ["labels", "annotations"] {
-            if let Some(keys) = patch["metadata"][part].as_object() {
-                let own = keys
+            if let Some(patched) = patch["metadata"][part].as_object() {
+                let own = patched
                     .keys()
+                    .filter(|key| !keys::OWN_POD_METADATA.contains(&key.as_str()))
                     .map(|key| (key.clone(), json!(self.metadata(part, key))));
                 metadata.insert(part.to_owned(), Value::Object(own.collect()));
             }

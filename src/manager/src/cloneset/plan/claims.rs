@@ -1,11 +1,12 @@
 //! The claims of a CloneSet's Pods.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
 use super::builder::PlanBuilder;
-use super::instance_ids::attempted_ids;
+use super::instance_ids::{attempted_ids, pod_name};
 use super::types::{Action, ClaimPatch, FailureSubject, OrphanClaim};
 use super::view::PlanView;
 use kruise_api::cloneset::string_map;
@@ -30,9 +31,14 @@ pub(super) fn clean_up<'a>(view: &PlanView<'a>, builder: &mut PlanBuilder) -> BT
     // An orphan may have a copy of a Pod's labels. It keeps a claim that no other Pod has, in case it is adopted.
     let owner = view.owner();
     let is_own = |pod: &Pod| pod.controller.as_ref() == Some(&owner);
-    let (own, orphans): (Vec<_>, Vec<_>) = pods.partition(|pod| is_own(pod));
-    let pods = orphans.into_iter().chain(own);
-    let pods: BTreeMap<&str, &Pod> = pods.map(|pod| (instance_id(pod), pod.as_ref())).collect();
+    let (own, orphans): (Vec<&Arc<Pod>>, Vec<_>) = pods.partition(|pod| is_own(pod));
+    let labelled = orphans.iter().chain(&own);
+    let labelled = labelled.map(|pod| (instance_id(pod), pod.as_ref()));
+    // Whatever was done to the label of a Pod, its volumes are those of the ID in its name.
+    let prefix = pod_name(view, "");
+    let named = own.iter();
+    let named = named.filter_map(|pod| Some((pod.name.strip_prefix(&prefix)?, pod.as_ref())));
+    let pods: BTreeMap<&str, &Pod> = labelled.chain(named).collect();
     let mut remaining = BTreeSet::new();
     for claim in view.observed.claims.iter().filter(|claim| !claim.terminating) {
         let (name, uid, id) = (claim.name.clone(), claim.uid.clone(), claim.instance_id.as_str());

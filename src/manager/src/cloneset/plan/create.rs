@@ -120,8 +120,8 @@ fn build_pod(view: &PlanView<'_>, revision: &ParsedRevision, id: &str) -> Option
     labels.extend(revision_labels(view, &revision.name).map(|(k, v)| (k.to_owned(), v)));
     labels.insert(keys::CLONESET_INSTANCE_ID.to_owned(), id.to_owned());
     let mut annotations = string_map(&template["metadata"]["annotations"]);
-    // It belongs to the Pod that the template was copied from.
-    annotations.remove(keys::CONTAINER_LAUNCH_COMPLETED);
+    // They belong to the Pod that the template was copied from.
+    annotations.retain(|key, _| !keys::OWN_POD_METADATA.contains(&key.as_str()));
     annotations.extend(string_map(&lifecycle["annotations"]));
     let mut metadata = json!({
         "generateName": pod_name(view, ""),

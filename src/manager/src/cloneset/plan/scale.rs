@@ -7,7 +7,7 @@ use super::lifecycle;
 use super::replica_counts::ReplicaCounts;
 use super::types::{Action, CloneSetEvent, FailureSubject, PatchReason};
 use super::view::{MAX_PODS_PER_PLAN, ObservedPod, PlanView};
-use super::{claims, create, waiting};
+use super::{claims, create, update, waiting};
 use kruise_api::lifecycle::LifecycleStateType as State;
 use kruise_workload::in_place::Pod;
 use kruise_workload::order::{self, DeletionCriteria, TopologySpread};
@@ -40,19 +40,23 @@ pub(super) fn scale(view: &PlanView<'_>, claims: &BTreeSet<&str>, builder: &mut 
         return true;
     }
     let specified_only = |pod: &&ObservedPod<'_>| pod.specified && pod.state != State::PreparingDelete;
-    let specified: Vec<&Pod> = view
-        .pods
-        .iter()
-        .filter(specified_only)
-        .map(|seen| seen.pod)
-        .collect();
+    let specified = view.pods.iter().filter(specified_only).map(|seen| seen.pod);
+    let specified = refused_last(view, specified.collect());
     let budget = deletion_budget(view, &numbers);
     let none_specified = specified.is_empty();
     if delete_pods(view, specified, budget, builder) {
         return true;
     }
     let too_many = numbers.scale_down > 0 && none_specified && !any_preparing_delete(view);
-    too_many && delete_pods(view, choose_for_deletion(view, &numbers), budget, builder)
+    let surplus = || refused_last(view, choose_for_deletion(view, &numbers));
+    too_many && delete_pods(view, surplus(), budget, builder)
+}
+
+/// The Pods, those whose last change or deletion was refused behind the others: retries must not use up the budget.
+fn refused_last<'a>(view: &PlanView<'_>, mut pods: Vec<&'a Pod>) -> Vec<&'a Pod> {
+    let failure = |pod: &&Pod| view.observed.failures.get(&FailureSubject::Pod(pod.uid.clone()));
+    pods.sort_by_cached_key(|pod| failure(pod).is_some_and(|failure| failure.permanent));
+    pods
 }
 
 /// Deletes Pods that have ended and whose claims are kept: the Pods that replace them get the same names and claims.
@@ -236,6 +240,10 @@ fn delete_pods<'a>(
         if room == 0 {
             builder.requeue_at(view.now);
             break;
+        }
+        // One whose deletion is refused leaves its part of the budget to the others meanwhile.
+        if update::requeue_if_delayed(view, pod, builder) {
+            continue;
         }
         if pods::available(pod, 0, view.now) {
             let is_available = pods::available(pod, view.min_ready, view.now);

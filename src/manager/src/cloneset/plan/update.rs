@@ -58,13 +58,31 @@ fn plan_rollout(
             )
         });
     }
-    let (candidates, mut remaining) = choose_candidates(view, &numbers, forward);
+    let target = match forward {
+        true => &view.observed.update_revision,
+        false => &view.observed.current_revision,
+    };
+    let mut spec_cache = Specs::new();
+    let rolling = view.spec.rolling_update();
+    let ordered = rolling.is_some_and(|r| r.priority_strategy.is_some() || !r.scatter_strategy.is_empty());
+    let (mut candidates, mut remaining) = choose_candidates(view, &numbers, forward);
+    if !ordered {
+        // With a partition, a Pod that cannot be updated would hold the place of one that can, for ever.
+        candidates.sort_by_cached_key(|at| {
+            let pod = &view.pods[*at];
+            !pod.specified && is_blocked(view, pod, target, &mut spec_cache)
+        });
+    }
     let regular = remaining.min(candidates.len());
     let mut chosen: BTreeSet<usize> = candidates[..regular].iter().copied().collect();
-    cancel_preparations(view, &chosen, pending);
-    if view.template_rejected() || view.spec.rolling_update().is_some_and(|r| r.paused) {
+    if view.template_rejected() || rolling.is_some_and(|r| r.paused) {
+        cancel_preparations(view, &chosen, pending);
         return BTreeSet::new();
     }
+    // Unavailable Pods beyond may take a place below, and one that has taken it is prepared already.
+    let mut undecided: BTreeSet<usize> = candidates[regular..].iter().copied().collect();
+    undecided.retain(|at| !view.pods[*at].available);
+    cancel_preparations(view, &(&chosen | &undecided), pending);
     // Pods whose update was refused do not continue it: each wait of the update that replaces it would retry it.
     for pod in chosen
         .iter()
@@ -85,17 +103,15 @@ fn plan_rollout(
     {
         *room = (*room).min(1);
     }
-    let target = match forward {
-        true => &view.observed.update_revision,
-        false => &view.observed.current_revision,
-    };
     let mut budget = UpdateBudget::new(view, &numbers, target);
-    let mut spec_cache = Specs::new();
-    let rolling = view.spec.rolling_update();
-    let ordered = rolling.is_some_and(|r| r.priority_strategy.is_some() || !r.scatter_strategy.is_empty());
     let pods = candidates.iter().map(|at| (at, &view.pods[*at]));
     for (place, (at, pod)) in pods.enumerate() {
-        if remaining == 0 || *room == 0 {
+        if remaining == 0 {
+            break;
+        }
+        if *room == 0 {
+            // The next reconcile decides about these.
+            chosen.append(&mut undecided);
             break;
         }
         // If the limit blocks the Pods whose turn it is, unavailable Pods may take their places, unless the user chose
@@ -115,6 +131,8 @@ fn plan_rollout(
             continue;
         }
         remaining -= 1;
+        undecided.remove(at);
+        chosen.insert(*at);
         if pending.get(&pod.uid).is_some_and(|p| p.exclusive) || requeue_if_delayed(view, pod, builder) {
             continue;
         }
@@ -133,7 +151,19 @@ fn plan_rollout(
             }
         }
     }
+    for at in undecided {
+        cancel_preparation(view, &view.pods[at], pending);
+    }
     chosen
+}
+
+/// Whether the Pod cannot be updated until a user changes something, or its change was refused.
+fn is_blocked(view: &PlanView<'_>, pod: &ObservedPod<'_>, target: &str, spec_cache: &mut Specs) -> bool {
+    let failure = view.observed.failures.get(&FailureSubject::Pod(pod.uid.clone()));
+    let rolling = view.spec.rolling_update();
+    let in_place_only = rolling.is_some_and(|r| r.pod_update_policy == Some(Policy::InPlaceOnly));
+    failure.is_some_and(|failure| failure.permanent && !failure.resize_rejected)
+        || in_place_only && in_place_spec(view, pod, target, spec_cache).is_err()
 }
 
 /// The indexes of the Pods that may be updated or rolled back, in order, and how many of them to change. Those marked

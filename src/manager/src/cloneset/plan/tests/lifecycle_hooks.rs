@@ -433,3 +433,39 @@ fn invalid_hook_items_block_no_pod() {
     assert_eq!(lifecycle_states(&cluster), ["Normal"; 4], "no hook is waited for");
     assert!(all_run_image(&cluster, "app:4"));
 }
+
+/// An unavailable Pod takes the place of one that the limit blocks. Its preparation must not be cancelled in each second
+/// reconcile, or the rollout would never continue.
+#[test]
+fn unavailable_pod_that_took_a_place_keeps_it_while_its_hook_prepares() {
+    let mut cluster = settled_with_hooks(false);
+    cluster.edit(&json!({ "replicas": 5, "lifecycle": { "preDelete": null } }));
+    edit_rolling_update(
+        &mut cluster,
+        json!({ "podUpdatePolicy": "InPlaceIfPossible", "maxUnavailable": 1, "maxSurge": null, "partition": 4 }),
+    );
+    settle_and_run_hooks(&mut cluster, 3);
+    let names: Vec<String> = cluster.pods.keys().cloned().collect();
+    let (broken, specified) = (&names[0], &names[1]);
+    let conditions = &mut cluster.pods.get_mut(broken).unwrap()["status"]["conditions"];
+    for condition in conditions.as_array_mut().unwrap() {
+        if condition["type"] == "Ready" {
+            condition["status"] = json!("False");
+        }
+    }
+    cluster.pods.get_mut(specified).unwrap()["metadata"]["labels"][keys::SPECIFIED_DELETE] = json!("true");
+    edit_container(&mut cluster, "image", json!("app:2"));
+    let state = |cluster: &FakeCluster| {
+        cluster.pods[broken]["metadata"]["labels"][keys::LIFECYCLE_STATE]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
+    for reconcile in 0..4 {
+        let (_, plan) = cluster.reconcile();
+        assert_eq!(state(&cluster), "PreparingUpdate", "{reconcile}: {plan:?}");
+    }
+    cluster.run_hook_user(broken);
+    cluster.reconcile();
+    assert_eq!(state(&cluster), "Updating");
+}

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::fake_cluster::FakeCluster;
 use super::faults::Fault;
-use super::random_histories::{clone_set_spec, edit_rolling_update};
+use super::random_histories::{clone_set_spec, edit_container, edit_rolling_update};
 use super::scenarios::{condition, settle};
 use crate::cloneset::plan::{Action, ActionFailure, ActionPurpose, FailureSubject, PatchReason, Plan};
 use kruise_api::keys;
@@ -331,4 +331,67 @@ fn new_revision_replaces_rejected_grace_update() {
         assert_eq!(why, PatchReason::UpdateInPlace);
         assert!(trial.contains("app:2") && trial.contains("side:2"), "{trial}");
     }
+}
+
+/// A policy that locks one Pod stops neither the canary nor the deletion of others.
+#[test]
+fn pod_whose_change_is_refused_leaves_its_place_to_others() {
+    let settled = |policy: &str, partition: u32| {
+        let mut cluster = FakeCluster::new(clone_set_spec(false, false));
+        edit_rolling_update(
+            &mut cluster,
+            json!({ "podUpdatePolicy": policy, "maxUnavailable": 1, "maxSurge": null, "partition": partition }),
+        );
+        settle(&mut cluster);
+        cluster
+    };
+    let is_updated = |pod: &Value| pod["spec"]["containers"][0]["image"] == "app:2";
+
+    // The only Pod that the partition lets go first is locked.
+    let mut cluster = settled("InPlaceIfPossible", 4);
+    edit_container(&mut cluster, "image", json!("app:2"));
+    let (_, plan) = cluster.clone().reconcile();
+    let locked = patched_pod(&plan);
+    refuse_changes(&mut cluster, &locked);
+    cluster.reconcile();
+    let updated: Vec<_> = cluster.pods.iter().filter(|(_, pod)| is_updated(pod)).collect();
+    assert_eq!(updated.len(), 1);
+    assert_ne!(*updated[0].0, locked);
+
+    // Two Pods are specified for deletion, and the first cannot be deleted.
+    let mut cluster = settled("ReCreate", 5);
+    let names: Vec<String> = cluster.pods.keys().take(2).cloned().collect();
+    cluster.edit(&json!({ "scaleStrategy": { "podsToDelete": names } }));
+    for _ in 0..5 {
+        refuse_changes(&mut cluster, &names[0]);
+        cluster.reconcile();
+        cluster.collect_garbage();
+    }
+    let left: Vec<bool> = names.iter().map(|name| cluster.pods.contains_key(name)).collect();
+    assert_eq!(left, [true, false]);
+}
+
+/// The API server refused a change of the Pod a moment ago.
+fn refuse_changes(cluster: &mut FakeCluster, pod: &str) {
+    let uid = cluster.pods[pod]["metadata"]["uid"].as_str().unwrap().to_owned();
+    let failure = ActionFailure {
+        purpose: ActionPurpose::Update,
+        retry_at: cluster.now.checked_add(5.seconds()).unwrap(),
+        permanent: true,
+        resize_rejected: false,
+        answered: true,
+        message: "this Pod is locked".to_owned(),
+    };
+    cluster.failures.insert(FailureSubject::Pod(uid), failure);
+}
+
+/// The name of the only Pod that a plan patches.
+fn patched_pod(plan: &Plan) -> String {
+    let names = plan.actions.iter().filter_map(|action| match action {
+        Action::PatchPod { name, .. } => Some(name.clone()),
+        _ => None,
+    });
+    let names: Vec<String> = names.collect();
+    assert_eq!(names.len(), 1, "{plan:?}");
+    names[0].clone()
 }

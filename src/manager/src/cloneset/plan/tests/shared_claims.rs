@@ -1,12 +1,15 @@
 //! Claims with another owner: the CloneSet uses them nevertheless, and the other one remains an owner.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::events::share_claim;
 use super::fake_cluster::{BACKUP, FakeCluster, has_owner};
-use super::random_histories::clone_set_spec;
+use super::random_histories::{clone_set_spec, edit_rolling_update};
 use super::scenarios::settle;
 use crate::cloneset::plan::{Action, PatchReason};
+use kruise_api::keys;
 
 /// A Pod with a claim that has another owner: the last or the first in the list, or the controller.
 fn cluster_with_shared_claim(reuse: bool, kind: u8) -> FakeCluster {
@@ -110,4 +113,40 @@ fn orphan_claims_are_adopted_with_their_pods() {
         settle(&mut cluster);
         assert_eq!((cluster.pods.len(), cluster.claims.len()), (1, 1), "{reuse}");
     }
+}
+
+/// A user may have copied the labels of a running Pod into the template, or changed them on a Pod.
+#[test]
+fn claims_of_running_pods_stay_whatever_their_labels_become() {
+    let mut cluster = FakeCluster::new(clone_set_spec(false, true));
+    cluster.edit(&json!({ "replicas": 3, "scaleStrategy": { "enablePVCReuse": false } }));
+    edit_rolling_update(
+        &mut cluster,
+        json!({ "podUpdatePolicy": "InPlaceIfPossible", "maxUnavailable": 3 }),
+    );
+    settle(&mut cluster);
+    let copied = cluster.pods.values().next().unwrap()["metadata"].clone();
+    let (pods, claims) = (cluster.pods.len(), cluster.claims.len());
+    assert_eq!((pods, claims), (3, 3));
+    let labels = copied["labels"].clone();
+    let annotations =
+        json!({ "note": "2", keys::IN_PLACE_UPDATE_STATE: "{}", keys::IN_PLACE_UPDATE_GRACE: "{}" });
+    cluster.edit(&json!({ "template": { "metadata": { "labels": labels, "annotations": annotations } } }));
+    settle(&mut cluster);
+    let ids: BTreeSet<_> = cluster
+        .pods
+        .values()
+        .map(|pod| pod["metadata"]["labels"][keys::CLONESET_INSTANCE_ID].to_string())
+        .collect();
+    assert_eq!((ids.len(), cluster.claims.len()), (3, 3), "{ids:?}");
+    assert_eq!(cluster.set["status"]["updatedReplicas"], 3);
+    for pod in cluster.pods.values() {
+        assert_eq!(pod["metadata"]["annotations"]["note"], "2");
+        assert!(pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_GRACE].is_null());
+    }
+
+    let name = cluster.pods.keys().next().unwrap().clone();
+    cluster.pods.get_mut(&name).unwrap()["metadata"]["labels"][keys::CLONESET_INSTANCE_ID] = json!("other");
+    settle(&mut cluster);
+    assert_eq!(cluster.claims.len(), 3);
 }
