@@ -52,9 +52,11 @@ pub fn node_pod_probe(data: &[u8]) -> usize {
     let mut ended = 0;
     for second in [0, 10, 100, 110, 1_000_000] {
         let restarted = second / 100 * 100;
+        let wall = Timestamp::UNIX_EPOCH + Duration::from_secs(second);
         let now = Now {
             mono: Duration::from_secs(second),
-            wall: Timestamp::UNIX_EPOCH + Duration::from_secs(second),
+            wall,
+            node: wall,
         };
         board.sync(pod_probe::spec::parse(&object.spec), &stored, now);
         let container = ObservedContainer {

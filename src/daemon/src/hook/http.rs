@@ -14,7 +14,7 @@ use hyper::header::{ACCEPT, AUTHORIZATION, HOST, HeaderName, HeaderValue, LOCATI
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::ring;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -26,6 +26,21 @@ const MAX_REDIRECTS: usize = 10;
 /// Maximum bytes of a response head that are read: hooks of all containers of the node may receive a response at the
 /// same time.
 const MAX_RESPONSE_HEAD: usize = 16 * 1024;
+/// The signatures that Go's TLS clients accept, kubelet's among them.
+const SIGNATURE_SCHEMES: [SignatureScheme; 12] = [
+    SignatureScheme::RSA_PSS_SHA256,
+    SignatureScheme::ECDSA_NISTP256_SHA256,
+    SignatureScheme::ED25519,
+    SignatureScheme::RSA_PSS_SHA384,
+    SignatureScheme::RSA_PSS_SHA512,
+    SignatureScheme::RSA_PKCS1_SHA256,
+    SignatureScheme::RSA_PKCS1_SHA384,
+    SignatureScheme::RSA_PKCS1_SHA512,
+    SignatureScheme::ECDSA_NISTP384_SHA384,
+    SignatureScheme::ECDSA_NISTP521_SHA512,
+    SignatureScheme::RSA_PKCS1_SHA1,
+    SignatureScheme::ECDSA_SHA1_Legacy,
+];
 
 /// An HTTP request of a hook or a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -152,14 +167,92 @@ fn redirect_path(request: &HookRequest, response: &HttpResponse) -> Option<Strin
     same_host_redirect(request, location)
 }
 
-/// The path of a redirect that stays on the same server.
+/// The path of a redirect that stays on the same server: same scheme, host and port. `location` is resolved as in
+/// section 5.2 of RFC 3986; an empty one is none, as in Go.
 pub(crate) fn same_host_redirect(request: &HookRequest, location: &str) -> Option<String> {
-    if location.starts_with('/') && !location.starts_with("//") {
-        return Some(location.to_owned());
+    if location.is_empty() {
+        return None;
     }
-    let scheme = if request.tls { "https" } else { "http" };
-    let path = location.strip_prefix(&format!("{scheme}://{}", authority(request)))?;
-    path.starts_with('/').then(|| path.to_owned())
+    let (own_scheme, default_port) = if request.tls { ("https", 443) } else { ("http", 80) };
+    let location = without_fragment(location);
+    let reference = match split_scheme(location) {
+        Some((scheme, rest)) => {
+            let names_server = scheme.eq_ignore_ascii_case(own_scheme) && rest.starts_with("//");
+            names_server.then_some(rest)?
+        }
+        None => location,
+    };
+    if let Some(rest) = reference.strip_prefix("//") {
+        let (authority, path) = rest.split_at(rest.find(['/', '?']).unwrap_or(rest.len()));
+        return is_same_server(request, authority, default_port).then(|| without_dot_segments(path));
+    }
+    let base = without_fragment(&request.path);
+    let base_path = base.split('?').next().unwrap_or_default();
+    let path = match reference.chars().next() {
+        // Only a fragment.
+        None => base.to_owned(),
+        Some('/') => reference.to_owned(),
+        Some('?') => format!("{base_path}{reference}"),
+        Some(_) => {
+            let folder = base_path.rsplit_once('/').map_or("", |(folder, _)| folder);
+            format!("{folder}/{reference}")
+        }
+    };
+    Some(without_dot_segments(&path))
+}
+
+/// The scheme of a URL, and what follows it; `None` if the URL is relative.
+fn split_scheme(url: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = url.split_once(':')?;
+    let is_scheme = scheme.starts_with(|first: char| first.is_ascii_alphabetic())
+        && scheme
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
+    is_scheme.then_some((scheme, rest))
+}
+
+/// Whether `HOST[:PORT]` is the server of the request.
+fn is_same_server(request: &HookRequest, authority: &str, default_port: u16) -> bool {
+    let (host, port) = match authority.rsplit_once(':') {
+        // Otherwise the colon is part of an IPv6 address.
+        Some((host, port)) if !port.ends_with(']') => (host, port),
+        _ => (authority, ""),
+    };
+    let port = match port {
+        "" => Some(default_port),
+        port => port.parse().ok(),
+    };
+    without_brackets(host).eq_ignore_ascii_case(without_brackets(&request.host)) && port == Some(request.port)
+}
+
+/// A path with a leading slash and without the segments `.` and `..`; its query stays as it is.
+fn without_dot_segments(path_and_query: &str) -> String {
+    let (path, query) = path_and_query.split_at(path_and_query.find('?').unwrap_or(path_and_query.len()));
+    let path = path.strip_prefix('/').unwrap_or(path);
+    let mut kept: Vec<&str> = Vec::new();
+    for segment in path.split('/') {
+        match segment {
+            "." => {}
+            ".." => {
+                kept.pop();
+            }
+            other => kept.push(other),
+        }
+    }
+    // They name a folder: the path ends with a slash.
+    if matches!(path.rsplit('/').next(), Some("." | "..")) {
+        kept.push("");
+    }
+    format!("/{}{query}", kept.join("/"))
+}
+
+fn without_fragment(url: &str) -> &str {
+    url.split('#').next().unwrap_or_default()
+}
+
+/// An IPv6 address without its brackets, or another host.
+fn without_brackets(host: &str) -> &str {
+    host.trim_matches(['[', ']'])
 }
 
 fn authority(request: &HookRequest) -> String {
@@ -177,7 +270,7 @@ pub(crate) fn host_and_port(host: &str, port: u16) -> String {
 
 /// One response, or `None` if its head is longer than the maximum.
 async fn send_once(request: &HookRequest, max_body: usize) -> Result<Option<HttpResponse>, Error> {
-    let host = request.host.trim_matches(['[', ']']).to_owned();
+    let host = without_brackets(&request.host).to_owned();
     let stream = TcpStream::connect((host.as_str(), request.port))
         .await
         .map_err(|error| Error::Connect {
@@ -270,7 +363,7 @@ async fn read_start<B: Body<Data = Bytes> + Unpin>(mut body: B, max: usize) -> V
 /// The path as sent: characters that are allowed in a URL are kept, as are escape sequences, and a fragment is not
 /// sent.
 fn escape_path(path: &str) -> String {
-    let path = path.split('#').next().unwrap_or_default();
+    let path = without_fragment(path);
     let bytes = path.as_bytes();
     let mut text = String::with_capacity(path.len());
     for (index, byte) in bytes.iter().enumerate() {
@@ -316,19 +409,20 @@ fn build_request(hook: &HookRequest) -> Result<Request<Empty<Bytes>>, Error> {
 }
 
 fn tls_config() -> Result<Arc<ClientConfig>, Error> {
-    let provider = Arc::new(ring::default_provider());
-    let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
         .map_err(|error| Error::Invalid(error.to_string()))?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate(provider)))
+        .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate))
         .with_no_client_auth();
     Ok(Arc::new(config))
 }
 
-/// Accepts any certificate, as kubelet does for hooks and probes: the target is a Pod, by its address.
+/// Accepts any certificate, as kubelet does for hooks and probes: the target is a Pod, by its address. Signatures are
+/// not checked, either: with a certificate that any server can make they prove nothing, and rustls refuses certificates
+/// that kubelet accepts, such as X.509 v1, an unknown critical extension, or an RSA key of less than 2048 bits.
 #[derive(Debug)]
-struct AcceptAnyCertificate(Arc<CryptoProvider>);
+struct AcceptAnyCertificate;
 
 impl ServerCertVerifier for AcceptAnyCertificate {
     fn verify_server_cert(
@@ -344,34 +438,24 @@ impl ServerCertVerifier for AcceptAnyCertificate {
 
     fn verify_tls12_signature(
         &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(
-            message,
-            certificate,
-            signed,
-            &self.0.signature_verification_algorithms,
-        )
+        Ok(HandshakeSignatureValid::assertion())
     }
 
     fn verify_tls13_signature(
         &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(
-            message,
-            certificate,
-            signed,
-            &self.0.signature_verification_algorithms,
-        )
+        Ok(HandshakeSignatureValid::assertion())
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
+        SIGNATURE_SCHEMES.to_vec()
     }
 }
 
@@ -379,8 +463,13 @@ impl ServerCertVerifier for AcceptAnyCertificate {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used)]
     use super::*;
+    use rustls::ServerConfig;
+    use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+    use rustls::server::ParsedCertificate;
+    use rustls::sign::{CertifiedKey, SingleCertAndKey};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
+    use tokio_rustls::TlsAcceptor;
 
     /// Answers each connection with the next of `responses` and returns the requests it received.
     async fn server(responses: Vec<&'static str>) -> (u16, tokio::task::JoinHandle<Vec<String>>) {
@@ -483,6 +572,128 @@ mod tests {
             "https://127.0.0.1:80/x",
         ] {
             assert_eq!(same_host_redirect(&hook_request, location), None, "{location}");
+        }
+    }
+
+    #[test]
+    fn location_is_resolved_against_the_url_of_the_request() {
+        let request = |host: &str, port, tls| HookRequest {
+            host: host.to_owned(),
+            path: "/a/b?now=1#top".to_owned(),
+            ..hook(port, tls)
+        };
+        let (http, https) = (request("10.0.0.9", 80, false), request("10.0.0.9", 443, true));
+        let ipv6 = request("fd00::9", 80, false);
+        for (request, location, path) in [
+            (&http, "http://10.0.0.9/health/", "/health/"),
+            (&http, "HTTP://10.0.0.9:/x?y=/../z", "/x?y=/../z"),
+            (&http, "http://10.0.0.9", "/"),
+            (&http, "http://10.0.0.9?x", "/?x"),
+            (&http, "//10.0.0.9:80/x#end", "/x"),
+            (&https, "https://10.0.0.9/x", "/x"),
+            (&https, "//10.0.0.9/x", "/x"),
+            (&ipv6, "http://[FD00::9]/x", "/x"),
+            (&ipv6, "http://[fd00::9]:80/x", "/x"),
+            (&http, "/x:y/./z/..", "/x:y/"),
+            (&http, "health/", "/a/health/"),
+            (&http, "./c?x", "/a/c?x"),
+            (&http, "../../../c", "/c"),
+            (&http, ".", "/a/"),
+            (&http, "?x=2", "/a/b?x=2"),
+            (&http, "#end", "/a/b?now=1"),
+        ] {
+            assert_eq!(
+                same_host_redirect(request, location).as_deref(),
+                Some(path),
+                "{location}"
+            );
+        }
+        let other_port = request("10.0.0.9", 8080, false);
+        for (request, location) in [
+            (&other_port, "http://10.0.0.9/x"),
+            (&other_port, "//10.0.0.9/x"),
+            (&http, "https://10.0.0.9/x"),
+            (&https, "http://10.0.0.9:443/x"),
+            (&http, "http://10.0.0.9@192.0.2.1/x"),
+            (&http, "http://10.0.0.9:80@192.0.2.1/x"),
+            (&http, "http://10.0.0.99/x"),
+            (&http, "http:/x"),
+            (&http, "mailto:a"),
+            (&http, ""),
+        ] {
+            assert_eq!(same_host_redirect(request, location), None, "{location}");
+        }
+        // A path of a hook may lack its slash.
+        for (location, path) in [("health/", "/health/"), ("?x", "/bye?x")] {
+            assert_eq!(
+                same_host_redirect(&hook(80, false), location).as_deref(),
+                Some(path)
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn relative_redirect_of_a_probe_is_followed() {
+        let (port, requests) = server(vec![
+            "HTTP/1.1 301 M\r\nlocation: health/\r\ncontent-length: 0\r\n\r\n",
+            RESPONSE,
+        ])
+        .await;
+        let response = get_response(&hook(port, false), 4).await.unwrap().unwrap();
+        assert_eq!(response.status.as_u16(), 500);
+        assert!(requests.await.unwrap()[1].starts_with("GET /health/ "));
+    }
+
+    #[tokio::test]
+    async fn certificate_that_rustls_refuses_is_accepted() {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let mut extension = rcgen::CustomExtension::from_oid_content(&[1, 2, 3, 4], vec![5, 0]);
+        extension.set_criticality(true);
+        let mut params = rcgen::CertificateParams::default();
+        params.custom_extensions.push(extension);
+        let certificate = params.self_signed(&key).unwrap().der().clone();
+        assert!(ParsedCertificate::try_from(&certificate).is_err());
+        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+        let key = rustls::crypto::ring::sign::any_supported_type(&key).unwrap();
+        let certified = Arc::new(CertifiedKey::new(vec![certificate], key));
+        for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
+            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            let config = ServerConfig::builder_with_provider(provider)
+                .with_protocol_versions(&[version])
+                .unwrap()
+                .with_no_client_auth()
+                .with_cert_resolver(Arc::new(SingleCertAndKey::from(Arc::clone(&certified))));
+            let acceptor = TlsAcceptor::from(Arc::new(config));
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let server = tokio::spawn(async move {
+                let (stream, _) = listener.accept().await.unwrap();
+                // The client may refuse the certificate.
+                let Ok(mut stream) = acceptor.accept(stream).await else {
+                    return;
+                };
+                assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+                stream.write_all(RESPONSE.as_bytes()).await.unwrap();
+                stream.flush().await.unwrap();
+            });
+            let response = get_response(&hook(port, true), 4).await;
+            let status = response.map(|response| response.map(|response| response.status.as_u16()));
+            assert!(matches!(status, Ok(Some(500))), "{version:?}: {status:?}");
+            server.await.unwrap();
+        }
+    }
+
+    /// A server without any of them ends the handshake.
+    #[test]
+    fn signatures_that_the_crypto_provider_cannot_verify_are_offered_as_in_kubelet() {
+        let offered = AcceptAnyCertificate.supported_verify_schemes();
+        for scheme in [
+            SignatureScheme::ECDSA_NISTP521_SHA512,
+            SignatureScheme::RSA_PKCS1_SHA1,
+        ] {
+            let verified = rustls::crypto::ring::default_provider().signature_verification_algorithms;
+            assert!(!verified.supported_schemes().contains(&scheme), "{scheme:?}");
+            assert!(offered.contains(&scheme), "{scheme:?}");
         }
     }
 

@@ -5,6 +5,7 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Api;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -151,6 +152,7 @@ impl PodProbeController {
         Now {
             mono: self.started_at.elapsed(),
             wall: self.ctx.cluster.clock.now(),
+            node: Timestamp::now(),
         }
     }
 
@@ -434,7 +436,7 @@ fn count(handler: &Handler, outcome: &Outcome) {
     let result = match outcome {
         Outcome::Success(_) => "succeeded",
         Outcome::Failure(_) => "failed",
-        Outcome::Error(_) => "error",
+        Outcome::Error(_) | Outcome::Unknown(_) => "error",
     };
     let labels = [("handler", handler.to_owned()), ("result", result.to_owned())];
     metrics().pod_probes.get_or_create(&labels).inc();

@@ -14,9 +14,10 @@ use tonic_prost::ProstCodec;
 use super::plan::{Handler, Outcome};
 use crate::hook::http::{self as http_client, HookRequest, host_and_port};
 use crate::pods::NodePod;
-use kruise_cri::{self as cri, Runtime};
+use kruise_cri::{self as cri, ExecOutput, Runtime};
 
-/// Maximum bytes that a command may print; kubelet's runtimes return up to 16 MiB.
+/// Maximum bytes that a command may print; kubelet's runtimes return up to 16 MiB, which of all probes at a time would
+/// be a gigabyte. Of a longer response nothing is read, not even the exit code.
 const MAX_EXEC_OUTPUT: usize = 256 << 10;
 /// Maximum bytes of an HTTP body that are read, as in kubelet.
 const MAX_BODY: usize = 10 << 10;
@@ -146,24 +147,31 @@ async fn exec(command: &[String], target: &ProbeTarget, timeout: Duration) -> Ou
     let Some(runtime) = &target.runtime else {
         return Outcome::Error(NO_RUNTIME.to_owned());
     };
-    let text = |output: &[u8]| String::from_utf8_lossy(output).into_owned();
-    match runtime
+    let ended = runtime
         .exec_sync(&target.container_id, command, timeout, MAX_EXEC_OUTPUT)
-        .await
-    {
+        .await;
+    if let Err(error) = &ended {
+        tracing::debug!(container = target.container_id, ?command, %error, "command of a probe has no exit code");
+    }
+    exec_outcome(ended, timeout)
+}
+
+fn exec_outcome(ended: Result<Option<ExecOutput>, cri::Error>, timeout: Duration) -> Outcome {
+    let text = |output: &[u8]| String::from_utf8_lossy(output).into_owned();
+    match ended {
         Ok(Some(output)) if output.exit_code == 0 => Outcome::Success(text(&output.stdout)),
         Ok(Some(output)) => Outcome::Failure(text(&output.stderr)),
-        Ok(None) => Outcome::Error(format!("the command printed more than {MAX_EXEC_OUTPUT} bytes")),
+        Ok(None) => Outcome::Unknown(format!(
+            "the command printed more than {} KiB, so its exit code is not known: redirect its output to /dev/null",
+            MAX_EXEC_OUTPUT >> 10
+        )),
         Err(cri::Error::Timeout { .. }) => {
             Outcome::Failure(format!("command timed out after {}s", timeout.as_secs()))
         }
-        Err(error) => {
-            tracing::debug!(container = target.container_id, ?command, %error, "probe could not be run");
-            Outcome::Error(format!(
-                "the container runtime could not run the command ({})",
-                error.category()
-            ))
-        }
+        Err(error) => Outcome::Error(format!(
+            "the container runtime could not run the command ({})",
+            error.category()
+        )),
     }
 }
 
@@ -425,6 +433,16 @@ mod tests {
         };
         let outcome = run(&handler, &target(), Duration::from_secs(2)).await;
         assert_eq!(outcome, Outcome::Failure("timed out after 2s".to_owned()));
+    }
+
+    #[test]
+    fn command_that_prints_too_much_has_an_unknown_result_with_advice() {
+        let outcome = exec_outcome(Ok(None), Duration::from_secs(1));
+        let advises = matches!(
+            &outcome,
+            Outcome::Unknown(why) if why.contains("256 KiB") && why.ends_with("redirect its output to /dev/null")
+        );
+        assert!(advises, "{outcome:?}");
     }
 
     #[test]

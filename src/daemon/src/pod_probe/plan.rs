@@ -129,6 +129,8 @@ pub enum Outcome {
     Failure(String),
     /// It could not be run: the state stays as it is.
     Error(String),
+    /// It has ended, and its result is not known: the state stays as it is, with this message.
+    Unknown(String),
 }
 
 /// The container of a probe, as kubelet reports it.
@@ -144,13 +146,15 @@ pub struct ObservedContainer {
     pub started_at: Option<Timestamp>,
 }
 
-/// The time by both clocks.
+/// The time by each clock.
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
     /// Since the start of the daemon.
     pub mono: Duration,
     /// By the clock that status has.
     pub wall: Timestamp,
+    /// By the node's clock, as the start of a container.
+    pub node: Timestamp,
 }
 
 /// A probe to run now.
@@ -515,7 +519,7 @@ impl Probe {
             return self.record(ProbeState::Failed, self.non_running_message(), now);
         }
         if is_new || !was_running {
-            let age = container.started_at.map(|start| now.wall.duration_since(start));
+            let age = container.started_at.map(|start| now.node.duration_since(start));
             let age = age
                 .and_then(|age| Duration::try_from(age).ok())
                 .unwrap_or_default();
@@ -543,6 +547,13 @@ impl Probe {
         let (success, message) = match outcome {
             Outcome::Success(message) => (true, message),
             Outcome::Failure(message) => (false, message),
+            Outcome::Unknown(why) => {
+                // Results before it and after it are not consecutive: failures that are hours apart do not add up.
+                self.streak = None;
+                let result = self.result.as_ref();
+                let state = result.map_or(ProbeState::Unknown, |result| result.state.clone());
+                return self.record(state, why, now);
+            }
             Outcome::Error(why) => {
                 // The state stays; without a state, the reason is shown.
                 let is_unknown = self

@@ -6,9 +6,11 @@ use super::*;
 const SECOND: Duration = Duration::from_secs(1);
 
 fn at(seconds: u64) -> Now {
+    let wall = Timestamp::from_millisecond(1_000_700 + 1000 * i64::try_from(seconds).unwrap()).unwrap();
     Now {
         mono: Duration::from_secs(seconds),
-        wall: Timestamp::from_millisecond(1_000_700 + 1000 * i64::try_from(seconds).unwrap()).unwrap(),
+        wall,
+        node: wall,
     }
 }
 
@@ -51,7 +53,7 @@ fn container(id: &str, running: bool, started: u64) -> Option<ObservedContainer>
         running,
         starting: false,
         // As kubelet: only of a container that runs.
-        started_at: running.then(|| at(started).wall),
+        started_at: running.then(|| at(started).node),
     })
 }
 
@@ -134,6 +136,28 @@ fn first_probe_waits_for_the_initial_delay() {
     assert_eq!(board.start_due(at(13)).len(), 1);
     // It is running, and does not overlap itself.
     assert_eq!((board.next_due(at(0)), board.start_due(at(20)).len()), (None, 0));
+}
+
+/// Kubelet has the start of a container by the node's clock, which may differ from the API server's.
+#[test]
+fn initial_delay_is_counted_by_the_clock_of_the_node() {
+    let spec = ProbeSpec {
+        initial_delay: 100 * SECOND,
+        ..spec()
+    };
+    for skew in [-60, 0, 60].map(SignedDuration::from_secs) {
+        let mut board = board([(key("a"), spec.clone())]);
+        let now = Now {
+            node: at(5).node + skew,
+            ..at(5)
+        };
+        let seen = container("1", true, 3).map(|one| ObservedContainer {
+            started_at: Some(at(3).node + skew),
+            ..one
+        });
+        assert_eq!(board.observe(&key("a"), now, |_| seen.clone()), None);
+        assert_eq!(board.next_due(now), Some(103 * SECOND), "{skew:?}");
+    }
 }
 
 #[test]
@@ -374,6 +398,26 @@ fn probe_that_cannot_be_run_says_so_and_changes_no_state() {
 }
 
 #[test]
+fn failures_before_and_after_an_unknown_result_do_not_add_up() {
+    let spec = ProbeSpec {
+        failure_threshold: 2,
+        ..spec()
+    };
+    let mut board = board([(key("a"), spec)]);
+    observe(&mut board, 5, &container("1", true, 0));
+    run(&mut board, 5, &success());
+    let unknown = Outcome::Unknown("too long".to_owned());
+    for (now, outcome) in (6..).zip([failure(), unknown, failure()]) {
+        assert!(run(&mut board, now, &outcome).is_empty(), "{outcome:?}");
+    }
+    // The state stays, and the reason is shown.
+    let kept = (ProbeState::Succeeded, "too long".to_owned(), 5);
+    assert_eq!(only_state(&board), Some(kept));
+    let failed = ("m#a".to_owned(), ProbeState::Failed);
+    assert_eq!(run(&mut board, 9, &failure()), [failed]);
+}
+
+#[test]
 fn known_probes_of_a_starting_daemon_are_spread_over_their_period() {
     let spec = ProbeSpec {
         period: 1000 * SECOND,
@@ -591,7 +635,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         (1..5_u64).prop_map(Step::Seconds),
         proptest::option::of((0..3_u8, any::<bool>())).prop_map(Step::Container),
-        (0..3_u8).prop_map(Step::Probe),
+        (0..4_u8).prop_map(Step::Probe),
         (1..3_u16).prop_map(Step::Spec),
         Just(Step::Restart),
     ];
@@ -614,7 +658,8 @@ proptest! {
                     seen = container_.and_then(|(id, running)| container(&id.to_string(), running, now));
                 }
                 Step::Probe(outcome) => {
-                    let outcome = [success(), failure(), Outcome::Error("e".to_owned())][usize::from(outcome)].clone();
+                    let outcomes = [success(), failure(), Outcome::Error("e".to_owned()), Outcome::Unknown("u".to_owned())];
+                    let outcome = outcomes[usize::from(outcome)].clone();
                     transitions.extend(run(&mut board, now, &outcome).into_iter().map(|(_, state)| state));
                 }
                 Step::Spec(port) => {
