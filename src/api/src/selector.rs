@@ -1,7 +1,7 @@
 //! Label selectors.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 
@@ -16,6 +16,72 @@ pub fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> b
             .iter()
             .flatten()
             .all(|r| requirement_matches(r, labels))
+}
+
+/// A selector that is matched with many labels: values are looked up and not searched, because tenants may list many.
+#[derive(Debug, Default)]
+pub struct CompiledSelector {
+    requirements: Vec<CompiledRequirement>,
+}
+
+#[derive(Debug)]
+struct CompiledRequirement {
+    key: String,
+    operator: Operator,
+    values: BTreeSet<String>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Operator {
+    In,
+    NotIn,
+    Exists,
+    DoesNotExist,
+    Unknown,
+}
+
+impl CompiledSelector {
+    /// Whether `labels` match, as [`matches`] says it.
+    #[must_use]
+    pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.requirements.iter().all(|requirement| {
+            let value = labels.get(&requirement.key);
+            let is_listed = value.is_some_and(|value| requirement.values.contains(value));
+            match requirement.operator {
+                Operator::In => is_listed,
+                Operator::NotIn => !is_listed,
+                Operator::Exists => value.is_some(),
+                Operator::DoesNotExist => value.is_none(),
+                Operator::Unknown => false,
+            }
+        })
+    }
+}
+
+impl From<&LabelSelector> for CompiledSelector {
+    fn from(selector: &LabelSelector) -> Self {
+        let equal = selector.match_labels.iter().flatten();
+        let equal = equal.map(|(key, value)| CompiledRequirement {
+            key: key.clone(),
+            operator: Operator::In,
+            values: BTreeSet::from([value.clone()]),
+        });
+        let requirements = selector.match_expressions.iter().flatten();
+        let requirements = requirements.map(|requirement| CompiledRequirement {
+            key: requirement.key.clone(),
+            operator: match requirement.operator.as_str() {
+                "In" => Operator::In,
+                "NotIn" => Operator::NotIn,
+                "Exists" => Operator::Exists,
+                "DoesNotExist" => Operator::DoesNotExist,
+                _ => Operator::Unknown,
+            },
+            values: requirement.values.iter().flatten().cloned().collect(),
+        });
+        Self {
+            requirements: equal.chain(requirements).collect(),
+        }
+    }
 }
 
 /// Whether a selector has no requirement.
@@ -188,8 +254,11 @@ mod tests {
                 expected,
                 "{key} {operator} {values:?}"
             );
+            let compiled = CompiledSelector::from(&selector);
+            assert_eq!(compiled.matches(&labels), expected, "{compiled:?}");
         }
         assert!(matches(&LabelSelector::default(), &labels));
+        assert!(CompiledSelector::default().matches(&labels));
     }
 
     fn any_selector() -> impl Strategy<Value = LabelSelector> {

@@ -78,12 +78,21 @@ impl<E: Display + 'static> WatchEvents<E> {
     }
 
     /// Handles all events that have arrived.
-    pub fn drain(&mut self, mut handle: impl FnMut(&E)) {
+    pub fn drain(&mut self, handle: impl FnMut(&E)) {
+        self.drain_some(usize::MAX, handle);
+    }
+
+    /// Handles this many of the events that have arrived; returns whether there may be more.
+    pub fn drain_some(&mut self, max: usize, mut handle: impl FnMut(&E)) -> bool {
+        let mut left = max;
         for source in &mut self.sources {
-            while let Some(event) = source.try_next() {
+            while left > 0 {
+                let Some(event) = source.try_next() else { break };
                 self.handler.handle(event, &mut handle);
+                left -= 1;
             }
         }
+        left == 0
     }
 
     /// Handles one event, after an earlier one of the same object whose handling panicked.
@@ -117,6 +126,7 @@ mod tests {
         assert_eq!(seen, ["pod", "0", "pod", "1"]);
         sets.send(3).unwrap();
         let mut drained = Vec::new();
+        assert!(events.drain_some(1, |event| drained.push(event.clone())));
         events.drain(|event| drained.push(event.clone()));
         assert_eq!(drained, ["pod", "2", "3"]);
         drop(pods);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use serde_json::{Map, Value, json};
@@ -10,13 +11,17 @@ use serde_json::{Map, Value, json};
 use super::ControllerState;
 use super::observe::has_daemon;
 use super::plan::{PodChange, PodMarks, ProbedPod, Results, full_name, node_probes, pod_change, removal};
-use crate::view::matches;
 use kruise_api::keys;
 use kruise_api::node_pod_probe::{NodePodProbe, NodePodProbeSpec};
 use kruise_api::pod_probe_marker::{PodProbeMarker, PodProbeMarkerStatus};
+use kruise_api::selector::CompiledSelector;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key, write};
 
+/// How long one reconcile removes the marks of a deleted PodProbeMarker; the queue allows it two minutes.
+const REMOVAL_TIME: Duration = Duration::from_secs(30);
+/// Pods whose marks are removed at a time.
+const MAX_CONCURRENT_REMOVALS: usize = 16;
 /// Pause before it is checked again whether the probes of a PodProbeMarker have gone.
 const RECHECK_DELAY: Duration = Duration::from_secs(5);
 
@@ -208,9 +213,34 @@ async fn finalize(
     if is_probed {
         return Ok(Some(RECHECK_DELAY));
     }
-    for (pod_key, pod) in shared.manager.stores.pods.entries_of(key.namespace.as_deref()) {
-        if !pod.active() || !matches(&marker.spec.selector, &pod.labels) {
-            continue;
+    if !remove_all_marks(shared, key, marker).await? {
+        return Ok(Some(Duration::ZERO));
+    }
+    let mut finalizers = marker.metadata.finalizers.clone().unwrap_or_default();
+    finalizers.retain(|finalizer| finalizer != keys::NODE_POD_PROBE_CLEANUP);
+    let api = shared.manager.api::<PodProbeMarker>(key);
+    write_finalizers(&api, marker, &finalizers).await?;
+    let uid = marker.metadata.uid.as_deref();
+    shared.unmarked_pods().retain(|(of, _)| Some(of.as_str()) != uid);
+    Ok(None)
+}
+
+/// Removes what a deleted PodProbeMarker has set on its Pods; returns whether that is done. Thousands of Pods take more
+/// than one reconcile, and those that are done are remembered.
+async fn remove_all_marks(
+    shared: &ControllerState,
+    key: &Key,
+    marker: &PodProbeMarker,
+) -> Result<bool, Error> {
+    let uid = marker.metadata.uid.clone().unwrap_or_default();
+    let selector = CompiledSelector::from(&marker.spec.selector);
+    let mut pods = shared.manager.stores.pods.entries_of(key.namespace.as_deref());
+    pods.retain(|(_, pod)| pod.active() && selector.matches(&pod.labels));
+    pods.retain(|(_, pod)| !shared.unmarked_pods().contains(&(uid.clone(), pod.uid.clone())));
+    let deadline = Instant::now() + REMOVAL_TIME;
+    let removals = pods.into_iter().map(async |(pod_key, pod)| {
+        if Instant::now() >= deadline {
+            return Ok(false);
         }
         match remove_marks(shared, &pod_key, marker).await {
             // Another policy of the cluster may protect a Pod; its marks stay.
@@ -219,11 +249,11 @@ async fn finalize(
             }
             result => result?,
         }
-    }
-    let mut finalizers = marker.metadata.finalizers.clone().unwrap_or_default();
-    finalizers.retain(|finalizer| finalizer != keys::NODE_POD_PROBE_CLEANUP);
-    let api = shared.manager.api::<PodProbeMarker>(key);
-    write_finalizers(&api, marker, &finalizers).await.map(|()| None)
+        shared.unmarked_pods().insert((uid.clone(), pod.uid.clone()));
+        Ok(true)
+    });
+    let done = stream::iter(removals).buffer_unordered(MAX_CONCURRENT_REMOVALS);
+    done.try_fold(true, async |all, done| Ok(all && done)).await
 }
 
 /// Removes what a PodProbeMarker has set on a Pod, but for what others set as well.

@@ -12,7 +12,7 @@ mod act;
 mod observe;
 pub mod plan;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -60,6 +60,8 @@ struct ControllerState {
     index: Mutex<Index>,
     /// For each Pod, the results and markers that its marks are of.
     applied: Mutex<HashMap<Key, plan::Results>>,
+    /// UIDs of PodProbeMarkers that are being deleted, and of Pods from which their marks are removed.
+    unmarked_pods: Mutex<HashSet<(String, String)>>,
     /// When the status of each PodProbeMarker was written.
     pacers: Mutex<HashMap<Key, StatusPacer>>,
 }
@@ -71,6 +73,10 @@ impl ControllerState {
 
     fn pacers(&self) -> MutexGuard<'_, HashMap<Key, StatusPacer>> {
         self.pacers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unmarked_pods(&self) -> MutexGuard<'_, HashSet<(String, String)>> {
+        self.unmarked_pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn applied(&self) -> MutexGuard<'_, HashMap<Key, plan::Results>> {
@@ -93,6 +99,7 @@ pub async fn run(ctx: Context, node_pod_probes: Store<NodePodProbe>) {
         node_pod_probes: node_pod_probes.clone(),
         index: Mutex::new(index),
         applied: Mutex::default(),
+        unmarked_pods: Mutex::default(),
         pacers: Mutex::default(),
     });
     let (work_tx, work_rx) = mpsc::unbounded_channel();

@@ -8,11 +8,15 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::plan::ProbedPod;
 use super::{ControllerState, NAME, Work};
-use crate::view::{NodeView, PodView, matches};
+use crate::view::{NodeView, PodView};
 use kruise_api::node_pod_probe::{MAX_PROBES_OF_POD, NodePodProbe, PodProbeStatus};
 use kruise_api::pod_probe_marker::PodProbeMarker;
+use kruise_api::selector::CompiledSelector;
 use kruise_cluster::{Change, Key, Store, WatchEvents};
 use kruise_ops::{FeatureGate, FeatureGates};
+
+/// Events that are handled without a pause.
+const MAX_EVENTS_AT_ONCE: usize = 16;
 
 /// PodProbeMarkers, the Pods that they select, and Pods with liveness probes.
 #[derive(Default)]
@@ -22,10 +26,22 @@ pub struct Index {
     /// Whether virtual nodes run probes (gate `EnablePodProbeMarkerOnServerless`).
     virtual_nodes: bool,
     /// Without what does not concern Pods, such as status and resourceVersion.
-    markers: BTreeMap<Key, Arc<PodProbeMarker>>,
+    markers: BTreeMap<Key, IndexedMarker>,
     pods: HashMap<Key, ProbedPod>,
     by_node: BTreeMap<String, BTreeSet<Key>>,
     by_marker: BTreeMap<Key, BTreeSet<Key>>,
+}
+
+/// A PodProbeMarker that can be matched with many Pods.
+struct IndexedMarker {
+    marker: Arc<PodProbeMarker>,
+    selector: CompiledSelector,
+}
+
+impl IndexedMarker {
+    fn is_active(&self) -> bool {
+        self.marker.metadata.deletion_timestamp.is_none()
+    }
 }
 
 impl Index {
@@ -72,7 +88,7 @@ impl Index {
     }
 
     /// PodProbeMarkers of a namespace that are not being deleted.
-    fn active_markers(&self, namespace: &Option<String>) -> impl Iterator<Item = &Arc<PodProbeMarker>> {
+    fn active_markers(&self, namespace: &Option<String>) -> impl Iterator<Item = &IndexedMarker> {
         let first = Key {
             namespace: namespace.clone(),
             name: String::new(),
@@ -80,13 +96,26 @@ impl Index {
         let markers = self.markers.range(first..);
         let markers = markers.take_while(move |(key, _)| key.namespace == *namespace);
         markers
-            .map(|(_, marker)| marker)
-            .filter(|marker| marker.metadata.deletion_timestamp.is_none())
+            .map(|(_, indexed)| indexed)
+            .filter(|indexed| indexed.is_active())
     }
 
     /// A Pod changed; returns what must be reconciled.
-    fn apply_pod(&mut self, key: &Key, pod: Option<&PodView>) -> Vec<Work> {
-        let probed = pod.and_then(|pod| self.probed_pod(key, pod));
+    fn apply_pod(&mut self, key: &Key, old: Option<&PodView>, pod: Option<&PodView>) -> Vec<Work> {
+        let probed = pod.and_then(|pod| {
+            let is_same =
+                |old: &PodView| old.uid == pod.uid && old.labels == pod.labels && self.is_probed(old);
+            let markers = if old.is_some_and(is_same) {
+                self.known_markers(key)
+            } else {
+                self.selecting_markers(key, pod)
+            };
+            self.probed_pod(pod, markers)
+        });
+        self.replace_pod(key, probed)
+    }
+
+    fn replace_pod(&mut self, key: &Key, probed: Option<ProbedPod>) -> Vec<Work> {
         let old = self.pods.get(key);
         if old == probed.as_ref() {
             return Vec::new();
@@ -115,19 +144,34 @@ impl Index {
         work
     }
 
-    fn probed_pod(&self, key: &Key, pod: &PodView) -> Option<ProbedPod> {
-        let reported = pod.reported_probes.clone().filter(|_| self.virtual_nodes);
-        // Before it has an address nothing of it is ready, and the whole object would be written twice.
-        let is_reachable = !pod.ip.is_empty() || reported.is_some();
-        let is_probed = pod.active() && pod.initialized && is_reachable;
-        let node = pod.node.clone().filter(|_| is_probed)?;
-        let markers = self.active_markers(&key.namespace);
-        let markers: Vec<_> = markers
-            .filter(|marker| matches(&marker.spec.selector, &pod.labels))
+    fn known_markers(&self, pod: &Key) -> Vec<Arc<PodProbeMarker>> {
+        self.pods
+            .get(pod)
+            .map(|pod| pod.markers.clone())
+            .unwrap_or_default()
+    }
+
+    /// The PodProbeMarkers of a Pod, sorted by name.
+    fn selecting_markers(&self, key: &Key, pod: &PodView) -> Vec<Arc<PodProbeMarker>> {
+        if !self.is_probed(pod) {
+            return Vec::new();
+        }
+        self.active_markers(&key.namespace)
+            .filter(|indexed| indexed.selector.matches(&pod.labels))
             // Each has a probe at least, and no Pod has more.
             .take(MAX_PROBES_OF_POD)
-            .cloned()
-            .collect();
+            .map(|indexed| Arc::clone(&indexed.marker))
+            .collect()
+    }
+
+    fn is_probed(&self, pod: &PodView) -> bool {
+        // Before it has an address nothing of it is ready, and the whole object would be written twice.
+        let is_reachable = !pod.ip.is_empty() || self.virtual_nodes && pod.reported_probes.is_some();
+        pod.active() && pod.initialized && is_reachable && pod.node.is_some()
+    }
+
+    fn probed_pod(&self, pod: &PodView, markers: Vec<Arc<PodProbeMarker>>) -> Option<ProbedPod> {
+        let node = pod.node.clone().filter(|_| self.is_probed(pod))?;
         let liveness = pod.liveness.as_ref().filter(|_| self.enhanced_liveness);
         let liveness = liveness.map(|liveness| Arc::clone(&liveness.probes));
         let liveness = liveness.unwrap_or_default();
@@ -138,11 +182,11 @@ impl Index {
             ports: pod.ports.to_vec(),
             markers,
             liveness,
-            reported,
+            reported: pod.reported_probes.clone().filter(|_| self.virtual_nodes),
         })
     }
 
-    /// A PodProbeMarker changed: its Pods do, too.
+    /// A PodProbeMarker changed: its Pods do, too. Only this one is matched, because a namespace may have thousands.
     fn apply_marker(
         &mut self,
         key: &Key,
@@ -151,17 +195,64 @@ impl Index {
     ) -> Vec<Work> {
         let mut work = vec![Work::Marker(key.clone())];
         let reduced = marker.map(|marker| reduce(marker));
-        if self.markers.get(key).map(|old| &**old) == reduced.as_ref() {
+        if self.markers.get(key).map(|old| &*old.marker) == reduced.as_ref() {
             return work;
         }
-        match reduced {
-            Some(marker) => self.markers.insert(key.clone(), Arc::new(marker)),
+        let indexed = reduced.map(|marker| IndexedMarker {
+            selector: CompiledSelector::from(&marker.spec.selector),
+            marker: Arc::new(marker),
+        });
+        let selected = self.by_marker.get(key).cloned().unwrap_or_default();
+        let is_active = indexed.as_ref().is_some_and(|indexed| indexed.is_active());
+        match indexed {
+            Some(indexed) => self.markers.insert(key.clone(), indexed),
             None => self.markers.remove(key),
         };
-        for (pod_key, pod) in pods.entries_of(key.namespace.as_deref()) {
-            work.extend(self.apply_pod(&pod_key, Some(&pod)));
+        let others = is_active.then(|| pods.entries_of(key.namespace.as_deref()));
+        let others = others.into_iter().flatten();
+        let others = others.filter(|(pod, _)| !selected.contains(pod));
+        let selected = selected
+            .iter()
+            .filter_map(|pod| Some((pod.clone(), pods.get(pod)?)));
+        for (pod_key, pod) in selected.chain(others) {
+            let marker = self.markers.get(key);
+            let marker = marker.filter(|indexed| {
+                indexed.is_active() && self.is_probed(&pod) && indexed.selector.matches(&pod.labels)
+            });
+            let marker = marker.map(|indexed| Arc::clone(&indexed.marker));
+            let Some(markers) = self.with_marker(&pod_key, &pod, &key.name, marker) else {
+                continue;
+            };
+            let probed = self.probed_pod(&pod, markers);
+            work.extend(self.replace_pod(&pod_key, probed));
         }
         work
+    }
+
+    /// The PodProbeMarkers of a Pod after a change of one, which is `None` if it does not select the Pod; `None` if they
+    /// remain as they are.
+    fn with_marker(
+        &self,
+        key: &Key,
+        pod: &PodView,
+        name: &str,
+        marker: Option<Arc<PodProbeMarker>>,
+    ) -> Option<Vec<Arc<PodProbeMarker>>> {
+        let mut markers = self.known_markers(key);
+        let position =
+            markers.binary_search_by(|one| one.metadata.name.as_deref().unwrap_or_default().cmp(name));
+        match (position, marker) {
+            (Ok(at), Some(marker)) => *markers.get_mut(at)? = marker,
+            (Err(at), Some(marker)) => {
+                markers.insert(at, marker);
+                markers.truncate(MAX_PROBES_OF_POD);
+            }
+            // One beyond the limit may follow.
+            (Ok(_), None) if markers.len() >= MAX_PROBES_OF_POD => markers = self.selecting_markers(key, pod),
+            (Ok(at), None) => drop(markers.remove(at)),
+            (Err(_), None) => return None,
+        }
+        Some(markers)
     }
 
     fn apply_node(&self, change: &Change<NodeView>) -> Vec<Work> {
@@ -185,10 +276,7 @@ impl Index {
         if spec(&change.old) != spec(&change.new) {
             work.push(Work::Node(change.key.name.clone()));
             // Their probes may have gone.
-            let deleting = self
-                .markers
-                .iter()
-                .filter(|(_, marker)| marker.metadata.deletion_timestamp.is_some());
+            let deleting = self.markers.iter().filter(|(_, indexed)| !indexed.is_active());
             work.extend(deleting.map(|(key, _)| Work::Marker(key.clone())));
         }
         let old = statuses(change.old.as_deref());
@@ -206,7 +294,7 @@ impl Index {
             WatchEvent::Marker(Change { key, new, .. }) => self.apply_marker(key, new.as_ref(), pods),
             WatchEvent::Node(change) => self.apply_node(change),
             WatchEvent::NodePodProbe(change) => self.apply_node_pod_probe(change),
-            WatchEvent::Pod(Change { key, new, .. }) => self.apply_pod(key, new.as_deref()),
+            WatchEvent::Pod(Change { key, old, new }) => self.apply_pod(key, old.as_deref(), new.as_deref()),
         }
     }
 }
@@ -301,7 +389,12 @@ pub async fn enqueue_changes(
         .with(node_pod_probes.subscribe(), WatchEvent::NodePodProbe);
     let mut affected = BTreeSet::new();
     loop {
-        events.drain(|event| affected.extend(shared.index().apply(event, &stores.pods)));
+        // Other tasks of the thread run in between: some renew the Lease.
+        while events.drain_some(MAX_EVENTS_AT_ONCE, |event| {
+            affected.extend(shared.index().apply(event, &stores.pods));
+        }) {
+            tokio::task::yield_now().await;
+        }
         let all = std::mem::take(&mut affected);
         if !all.into_iter().all(|key| work.send(key).is_ok()) {
             return;
@@ -316,6 +409,7 @@ pub async fn enqueue_changes(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
     use serde_json::json;
 
     use super::*;
@@ -374,7 +468,79 @@ mod tests {
         assert_eq!((count("m00"), count("m63"), count("m64")), (1, 1, 0));
         let labels = [(keys::TYPE.to_owned(), keys::TYPE_VIRTUAL_KUBELET.to_owned())];
         assert_eq!(index.count(&Key::namespaced("n", "m00"), &node(labels.into())), 0);
-        index.apply_pod(&key, None);
+        index.apply_pod(&key, None, None);
         assert!(index.by_marker.is_empty() && index.by_node.is_empty());
+    }
+
+    /// One step of a history: a PodProbeMarker or a Pod is created, changed or deleted.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Marker(usize, Option<&'static str>),
+        Pod(usize, Option<&'static str>),
+    }
+
+    fn any_step() -> impl Strategy<Value = Step> {
+        let value = || prop::option::weighted(0.7, prop::sample::select(vec!["a", "b"]));
+        prop_oneof![
+            (0..70usize, value()).prop_map(|(number, value)| Step::Marker(number, value)),
+            (0..3usize, value()).prop_map(|(number, value)| Step::Pod(number, value)),
+        ]
+    }
+
+    fn marker_for(number: usize, value: &str) -> Arc<PodProbeMarker> {
+        let marker = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "PodProbeMarker",
+            "metadata": { "name": format!("m{number:02}"), "namespace": "n" },
+            "spec": { "selector": { "matchLabels": { "app": value } }, "probes": [] } });
+        Arc::new(serde_json::from_value(marker).unwrap())
+    }
+
+    proptest! {
+        /// Only what changed is matched; the result is as if all were.
+        #[test]
+        fn index_is_as_if_all_were_matched_again(steps in prop::collection::vec(any_step(), 1..60)) {
+            let mut index = Index::default();
+            let mut markers: BTreeMap<usize, &str> = (0..66).map(|number| (number, "a")).collect();
+            let mut pods: BTreeMap<Key, PodView> = BTreeMap::new();
+            for (number, value) in &markers {
+                let key = Key::namespaced("n", format!("m{number:02}"));
+                index.apply_marker(&key, Some(&marker_for(*number, value)), &Store::from_objects([]));
+            }
+            for step in steps {
+                match step {
+                    Step::Marker(number, value) => {
+                        match value {
+                            Some(value) => markers.insert(number, value),
+                            None => markers.remove(&number),
+                        };
+                        let key = Key::namespaced("n", format!("m{number:02}"));
+                        let marker = value.map(|value| marker_for(number, value));
+                        index.apply_marker(&key, marker.as_ref(), &Store::from_objects(pods.clone()));
+                    }
+                    Step::Pod(number, value) => {
+                        let key = Key::namespaced("n", format!("p{number}"));
+                        let new = value.map(|value| PodView {
+                            labels: Arc::new([("app".to_owned(), value.to_owned())].into()),
+                            ..pod("10.0.0.1")
+                        });
+                        let old = match new.clone() {
+                            Some(new) => pods.insert(key.clone(), new),
+                            None => pods.remove(&key),
+                        };
+                        index.apply_pod(&key, old.as_ref(), new.as_ref());
+                    }
+                }
+                for (key, pod) in &pods {
+                    let matching = markers.iter().filter(|(_, value)| pod.labels["app"] == **value);
+                    let names = matching.map(|(number, _)| format!("m{number:02}"));
+                    let expected: Vec<String> = names.take(MAX_PROBES_OF_POD).collect();
+                    let found = index.known_markers(key);
+                    let found = found.iter().map(|marker| marker.metadata.name.clone().unwrap());
+                    prop_assert_eq!(found.collect::<Vec<_>>(), expected);
+                }
+                let listed: usize = index.by_marker.values().map(BTreeSet::len).sum();
+                prop_assert_eq!(listed, index.pods.values().map(|pod| pod.markers.len()).sum::<usize>());
+                prop_assert!(index.pods.keys().all(|key| pods.contains_key(key)));
+            }
+        }
     }
 }

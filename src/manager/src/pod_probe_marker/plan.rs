@@ -27,7 +27,7 @@ const MAX_NAME_BYTES: usize = 1024;
 const MAX_CONTAINER_NAME_BYTES: usize = 64;
 
 /// A Pod that PodProbeMarkers select, or that has liveness probes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct ProbedPod {
     /// Its UID.
     pub uid: String,
@@ -43,6 +43,21 @@ pub struct ProbedPod {
     pub liveness: Arc<[ContainerProbe]>,
     /// The probes that a virtual node reports.
     pub reported: Option<Box<ReportedProbes>>,
+}
+
+impl PartialEq for ProbedPod {
+    fn eq(&self, other: &Self) -> bool {
+        let is_same = |(one, other): (&Arc<PodProbeMarker>, &Arc<PodProbeMarker>)| {
+            // An unchanged one is shared.
+            Arc::ptr_eq(one, other) || one == other
+        };
+        (&self.uid, &self.node, &self.ip) == (&other.uid, &other.node, &other.ip)
+            && self.ports == other.ports
+            && self.markers.len() == other.markers.len()
+            && self.markers.iter().zip(&other.markers).all(is_same)
+            && self.liveness == other.liveness
+            && self.reported == other.reported
+    }
 }
 
 /// What the marks of a Pod depend on.
