@@ -187,6 +187,10 @@ pub const WAITING: &str = "Waiting";
 pub const COMPLETE: &str = "Complete";
 /// Condition type of every other finished request; ours.
 pub const FAILED: &str = "Failed";
+/// The most memory that a request may take as JSON, in bytes: admission copies the `preStop` hooks of its containers.
+pub const MAX_REQUEST_BYTES: usize = 1 << 20;
+/// The longest ID of a container, as in the schema of `statusContext`.
+pub const MAX_CONTAINER_ID_BYTES: usize = 1024;
 /// Message of a request whose Pod is deleted; upstream's.
 pub const POD_GONE_MESSAGE: &str = "pod has gone";
 /// Message of a request that no daemon has started; upstream's.

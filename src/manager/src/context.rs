@@ -7,6 +7,7 @@ use kube::{Api, Resource};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::restarts::Restarts;
 use super::{Options, Stores};
 use kruise_cluster::queue::{self, QueueKey, ReconcileFuture};
 use kruise_cluster::{Change, Cluster, Key};
@@ -22,6 +23,8 @@ pub struct Context {
     pub stores: Stores,
     /// The command line.
     pub options: Arc<Options>,
+    /// What the controllers that restart containers share.
+    pub restarts: Arc<Restarts>,
     /// Where controllers report their current step.
     pub progress: Progress,
     /// Cancelled at shutdown or when the Lease is lost.
@@ -83,6 +86,7 @@ impl Context {
             cluster: Cluster::from_client(client),
             stores: Stores::empty(),
             options: Arc::default(),
+            restarts: Arc::default(),
             progress: Progress::default(),
             shutdown: CancellationToken::new(),
         }

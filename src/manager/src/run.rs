@@ -268,6 +268,7 @@ async fn run_controllers(
     supervisor.shutdown = shutdown.child_token();
     let stores = Stores::start(&cluster, &mut supervisor);
     let ctx = Context {
+        restarts: Arc::default(),
         cluster,
         stores,
         options,

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use super::view::{ClaimView, CloneSetView, NodeImageView, NodeView, PodView, RawPod, RevisionView};
 use kruise_api::cloneset::CloneSet;
-use kruise_api::container_recreate_request::ContainerRecreateRequest;
+use kruise_api::container_recreate_request::{ContainerRecreateRequest, MAX_REQUEST_BYTES};
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::keys;
 use kruise_api::node_image::NodeImage;
@@ -70,7 +70,8 @@ stores! {
     jobs: ImagePullJob = "imagepulljobs", None, Some::<ImagePullJob>;
     // With a workload part only if a CloneSet controls the Pod, no one does, or a SidecarSet was injected.
     pods: PodView = "pods", None, |o: RawPod| Some(PodView::from(&o));
-    requests: ContainerRecreateRequest = "containerrecreaterequests", None, Some::<ContainerRecreateRequest>;
+    requests: ContainerRecreateRequest = "containerrecreaterequests", None,
+        |o: Bounded<ContainerRecreateRequest, MAX_REQUEST_BYTES>| Some(without_hooks(o.object));
     clone_sets: CloneSetView = "clonesets", None,
         |o: Bounded<CloneSet, MAX_CLONE_SET_BYTES>| Some(CloneSetView::new(&o.object, o.json));
     sidecar_sets: SidecarSet = "sidecarsets", None,
@@ -83,6 +84,16 @@ stores! {
     // Of CloneSets' Pods.
     claims: ClaimView = "persistentvolumeclaims", Some(keys::CLONESET_INSTANCE_ID),
         |o: PersistentVolumeClaim| Some(ClaimView::from_object(&o));
+}
+
+/// A request without what only the daemon needs, which a tenant can make large.
+fn without_hooks(mut request: ContainerRecreateRequest) -> ContainerRecreateRequest {
+    for container in &mut request.spec.containers {
+        container.pre_stop = None;
+        container.ports = Vec::new();
+    }
+    request.metadata.managed_fields = None;
+    request
 }
 
 /// What is needed to start a watch.
@@ -111,5 +122,34 @@ impl WatchStarter<'_> {
         let (store, task) = self.cluster.reflector(api, params, project);
         self.supervisor.spawn_endless(name, task);
         store
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+
+    /// Admission copies them from the Pod; a tenant may have many requests.
+    #[test]
+    fn requests_are_kept_without_hooks() {
+        let hook = json!({ "exec": { "command": vec!["x"; 1000] } });
+        let request = |containers| {
+            json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+                "metadata": { "name": "r" }, "spec": { "podName": "p", "containers": containers } })
+        };
+        let full = request(
+            json!([{ "name": "a", "preStop": hook, "ports": [{ "containerPort": 1 }],
+            "statusContext": { "containerID": "c://1", "restartCount": 0 } }]),
+        );
+        let small =
+            request(json!([{ "name": "a", "statusContext": { "containerID": "c://1", "restartCount": 0 } }]));
+        let kept = without_hooks(serde_json::from_value(full).unwrap());
+        assert_eq!(kept, serde_json::from_value(small).unwrap());
+        let hook = json!({ "exec": { "command": vec!["x"; 100_000] } });
+        let large = request(json!([{ "name": "a", "preStop": hook }])).to_string();
+        serde_json::from_str::<Bounded<ContainerRecreateRequest, MAX_REQUEST_BYTES>>(&large).unwrap_err();
     }
 }

@@ -120,6 +120,13 @@ pub async fn run_attempt(
     result.map_err(|error| PullFailure { error, pull_started })
 }
 
+/// The image, if it is known to be on the node.
+pub async fn present_image(runtime: &dyn Runtime, image: &str, timeout: Duration) -> Option<PulledImage> {
+    let status = tokio::time::timeout(timeout, runtime.image_status(image)).await;
+    let found = status.ok()?.ok()??;
+    Some(pulled_image(image, Some(found), true))
+}
+
 fn pulled_image(name: &str, image: Option<Image>, already_present: bool) -> PulledImage {
     let platform = image.as_ref().and_then(|i| i.platform.clone());
     PulledImage {

@@ -523,7 +523,6 @@ async fn pull_tag(
     watched: impl Fn() -> bool + Send,
     on_progress: impl FnMut(PullProgress) + Send,
 ) -> AttemptResult {
-    let mut secrets = act::read_secrets(&sources.client, &spec.secrets, &spec.owners).await;
     let image = spec.image.unwrap_or_default();
     let Some(runtime) = runtimes.preferred() else {
         return AttemptResult::Failed {
@@ -531,6 +530,13 @@ async fn pull_tag(
             retry: plan::AttemptRetry::Prevented,
         };
     };
+    // It needs no credentials, and whatever provides these may hang.
+    if !spec.always
+        && let Some(present) = act::present_image(runtime.as_ref(), &image, timeout).await
+    {
+        return act::attempt_result(Ok(present), &act::PullSecrets::default());
+    }
+    let mut secrets = act::read_secrets(&sources.client, &spec.secrets, &spec.owners).await;
     let repository = ImageReference::parse(&image)
         .map(|r| r.repository())
         .unwrap_or_default();

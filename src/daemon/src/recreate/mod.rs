@@ -30,9 +30,11 @@ use tokio::time::Instant;
 
 use super::Context;
 use super::pods::NodePod;
-use kruise_api::container_recreate_request::{ContainerRecreateRequest, ContainerRecreateRequestPhase};
+use kruise_api::container_recreate_request::{
+    ContainerRecreateRequest, ContainerRecreateRequestPhase, MAX_REQUEST_BYTES,
+};
 use kruise_api::keys;
-use kruise_cluster::{Key, Store};
+use kruise_cluster::{Bounded, Key, Store};
 use plan::{Clocks, RecreateRequest};
 use pod_reconciler::PodReconciler;
 use report::RecreateStatusList;
@@ -83,7 +85,11 @@ pub async fn run(mut ctx: Context, pods: Store<NodePod>) -> Result<(), Error> {
     ctx.cluster.events = ctx.cluster.events.with_component("kruise-daemon-crr");
     let api: Api<ContainerRecreateRequest> = Api::all(ctx.cluster.client.clone());
     let selector = ListParams::default().labels(&keys::crr_selector(&ctx.node_name));
-    let (requests, watch) = ctx.cluster.reflector(api, selector, observe::parse_request);
+    let (requests, watch) = ctx.cluster.reflector(
+        api,
+        selector,
+        |o: Bounded<ContainerRecreateRequest, MAX_REQUEST_BYTES>| observe::parse_request(o.object),
+    );
     let shutdown = ctx.shutdown.clone();
     let shared = Arc::new(RecreateContext {
         ctx,

@@ -16,9 +16,10 @@ use super::runtime_queue::ObserveLimit;
 use crate::pods::NodePod;
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestFailurePolicyType, ContainerRecreateRequestPhase,
-    ContainerRecreateRequestStatus,
+    ContainerRecreateRequestStatus, MAX_CONTAINER_ID_BYTES,
 };
 use kruise_api::keys;
+use kruise_api::validation::truncate;
 use kruise_cluster::{Key, write};
 use kruise_cri::{ContainerState, Runtime};
 use kruise_ops::progress::ProgressStep;
@@ -37,7 +38,9 @@ pub fn parse_request(object: ContainerRecreateRequest) -> Option<RecreateRequest
     let annotations = metadata.annotations.as_ref();
     let only = annotations.and_then(|annotations| annotations.get(keys::CRR_CONTAINER_ID));
     // Admission records what runs at the creation, which may be the successor of the container that is meant.
-    let only = only.filter(|_| spec.containers.len() == 1).cloned();
+    let only = only.filter(|_| spec.containers.len() == 1);
+    // One that is longer is of no container; it would be kept and reported for each container.
+    let only = only.map(|id| truncate(id, MAX_CONTAINER_ID_BYTES).into_owned());
     let containers = spec.containers.into_iter().map(|container| RequestedContainer {
         name: container.name,
         recorded_id: only
@@ -352,7 +355,7 @@ mod tests {
 
     #[test]
     fn request_may_name_the_only_container_to_stop() {
-        let recorded = |names: &[&str]| {
+        let recorded_with = |annotation: &str, names: &[&str]| {
             let containers = names
                 .iter()
                 .map(|name| json!({"name": name, "statusContext": {"containerID": "containerd://new", "restartCount": 1}}));
@@ -360,7 +363,7 @@ mod tests {
                 "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
                 "metadata": {
                     "namespace": "ns", "name": "r", "uid": "u", "creationTimestamp": "2026-01-02T03:04:05Z",
-                    "annotations": {"crr.apps.kruise.io/container-id": "containerd://old"},
+                    "annotations": {"crr.apps.kruise.io/container-id": annotation},
                 },
                 "spec": {"podName": "web", "containers": containers.collect::<Vec<_>>()},
             });
@@ -368,7 +371,11 @@ mod tests {
             let ids = request.containers.into_iter().map(|one| one.recorded_id.unwrap());
             ids.collect::<Vec<_>>()
         };
+        let recorded = |names: &[&str]| recorded_with("containerd://old", names);
         assert_eq!(recorded(&["a"]), ["containerd://old"]);
+        // It is of no container, and must not become large in each row of the status.
+        let long = recorded_with(&"x".repeat(300_000), &["a"]);
+        assert!(long[0].len() < 1100 && long[0] != "containerd://new");
         assert_eq!(recorded(&["a", "b"]), ["containerd://new", "containerd://new"]);
     }
 

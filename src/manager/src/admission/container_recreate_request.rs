@@ -13,7 +13,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::review::{Decision, Request};
-use kruise_api::json::{set, set_default};
+use kruise_api::container_recreate_request::{MAX_CONTAINER_ID_BYTES, MAX_REQUEST_BYTES};
+use kruise_api::json::{estimate_memory, set, set_default};
 use kruise_api::owner::{Owner, OwnerKind};
 use kruise_api::validation::FieldErrors;
 use kruise_api::{keys, names};
@@ -135,10 +136,28 @@ pub(super) fn decide(request: &Request, lookup: &PodLookup) -> Decision {
         return Decision::from_errors(errors, object, Vec::new());
     };
     check_containers(spec, pod, &mut errors);
+    let id = &request.object["metadata"]["annotations"][keys::CRR_CONTAINER_ID];
+    if id.as_str().is_some_and(|id| id.len() > MAX_CONTAINER_ID_BYTES) {
+        let field = format!("metadata.annotations[{}]", keys::CRR_CONTAINER_ID);
+        errors.add(
+            field,
+            id,
+            format!("must have at most {MAX_CONTAINER_ID_BYTES} bytes"),
+        );
+    }
     if !errors.is_empty() {
         return Decision::from_errors(errors, object, Vec::new());
     }
     set_defaults(&mut object, pod);
+    let bytes = estimate_memory(object.to_string().as_bytes());
+    if bytes > MAX_REQUEST_BYTES {
+        let why = format!(
+            "the request would take {bytes} bytes of memory with the preStop hooks of these containers, \
+             {MAX_REQUEST_BYTES} are the most; name fewer containers"
+        );
+        errors.add("spec.containers", &Value::Null, why);
+        return Decision::from_errors(errors, object, Vec::new());
+    }
     set_labels(&mut object, pod, node, lookup.virtual_node);
     Decision::from_errors(errors, object, Vec::new())
 }

@@ -14,7 +14,7 @@ use serde::de::IgnoredAny;
 
 use super::observe::{CachedJob, versioned_job, versioned_request};
 use super::plan::{Plan, Target, controller_kind, job_of};
-use super::{ControllerState, JobState, REFUSED_RETRY, Refusal};
+use super::{ControllerState, FAILED_RETRY, JobState, REFUSED_RETRY, Refusal};
 use crate::view::PodView;
 use kruise_api::container_recreate_job::{
     COMPLETE, ContainerRecreateJob, ContainerRecreateJobStatus, TargetRef, WAITING,
@@ -278,20 +278,20 @@ fn publish_end(
     );
 }
 
-/// Creates requests; returns whether one was refused.
+/// Creates requests; returns whether one could not be created, which the status then says.
 pub async fn create_requests(
     shared: &ControllerState,
     key: &Key,
     cached: &CachedJob,
     plan: &Plan,
     state: &mut JobState,
-) -> Result<bool, Error> {
+) -> bool {
     let mut is_refused = false;
+    let mut is_failing = false;
     for chunk in plan.create.chunks(CONCURRENT_CREATIONS) {
         let created = chunk
             .iter()
             .map(|request| create_request(shared, key, cached, request));
-        let mut result = Ok(());
         for (request, created) in chunk.iter().zip(join_all(created).await) {
             let uid = pod_uid(request);
             match created {
@@ -302,22 +302,27 @@ pub async fn create_requests(
                     if error.outcome_unknown() {
                         state.unknown.extend(request.metadata.name.clone());
                     }
-                    if error.retryable() {
-                        result = Err(error);
-                        continue;
-                    }
+                    is_failing |= error.retryable();
                     is_refused = true;
+                    let pause = if error.retryable() {
+                        FAILED_RETRY
+                    } else {
+                        REFUSED_RETRY
+                    };
+                    tracing::debug!(job = %key, %error, "cannot create a request");
                     let refusal = Refusal {
                         message: error.to_string(),
-                        retry_at: Instant::now() + REFUSED_RETRY,
+                        retry_at: Instant::now() + pause,
                     };
                     state.refused.insert(uid, refusal);
                 }
             }
         }
-        result?;
+        if is_failing {
+            break;
+        }
     }
-    Ok(is_refused)
+    is_refused
 }
 
 fn pod_uid(request: &ContainerRecreateRequest) -> String {
@@ -334,7 +339,17 @@ async fn create_request(
 ) -> Result<(), Error> {
     let name = request.metadata.name.as_deref().unwrap_or_default();
     let requests: Api<ContainerRecreateRequest> = shared.manager.api(key);
-    let stored = match write::create(&requests, request).await {
+    let name_key = Key {
+        namespace: key.namespace.clone(),
+        name: name.to_owned(),
+    };
+    let created = write::create(&requests, request).await;
+    let may_exist = created.as_ref().map_or_else(Error::outcome_unknown, |_| true);
+    if may_exist {
+        let restarts = &shared.manager.restarts;
+        restarts.record(name_key, pod_uid(request), Instant::now());
+    }
+    let stored = match created {
         Ok(stored) => stored.object()?,
         Err(error) if error.already_exists() => match write::get(&requests, name).await? {
             Some(existing) if job_of(&existing).map(|job| job.uid) == cached.job.metadata.uid => existing,

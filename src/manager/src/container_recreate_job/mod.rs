@@ -37,6 +37,9 @@ const WORKERS: usize = 4;
 /// change of a quota, a policy or a role.
 const REFUSED_RETRY: Duration = Duration::from_secs(30);
 
+/// The same after a failure that may end soon, such as a webhook without endpoints. The status shows it meanwhile.
+const FAILED_RETRY: Duration = Duration::from_secs(5);
+
 /// Pause before a workload that is being deleted is looked at again.
 const TERMINATING_RECHECK: Duration = Duration::from_secs(10);
 
@@ -141,17 +144,27 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
     let owners = state.workload.as_ref().map(|workload| workload.owners.clone());
     let owners = owners.unwrap_or_default();
     pods.retain(|(_, pod)| selects(job, &owners, pod));
+    // Whoever plans next must see what this reconcile creates.
+    let _turn = match is_unfinished(job) {
+        true => Some(shared.manager.restarts.turn(&key).await),
+        false => None,
+    };
     let now = shared.manager.cluster.clock.now();
     let all = match is_unfinished(job) {
         true => stores.requests.entries_of(key.namespace.as_deref()),
         false => Vec::new(),
     };
+    let being_created = shared
+        .manager
+        .restarts
+        .unseen(&key, &stores.requests, Instant::now());
     let others = all.iter().filter(|(_, request)| !is_of_job(job, request));
     let others = others.filter_map(|(_, request)| Some((pod_uid(request)?, counts_until(request)?)));
     let (restarted_by_others, ends): (BTreeSet<_>, Vec<_>) = others
         .filter(|(_, end)| now < *end)
         .map(|(uid, end)| (uid.to_owned(), end))
         .unzip();
+    let restarted_by_others = &restarted_by_others | &being_created;
     let mut observed = Observed {
         job: Arc::clone(job),
         target,
@@ -184,12 +197,12 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
     state.memory = plan.memory.clone();
     // Neither stops the other.
     let status_due = act::update_status(&shared, &key, &cached, &plan, &mut state).await;
-    let created = act::create_requests(&shared, &key, &cached, &plan, &mut state).await;
+    let refused = act::create_requests(&shared, &key, &cached, &plan, &mut state).await;
     if plan.expired {
         act::delete_job(&shared, &key, job).await?;
     }
     let status_due = status_due?;
-    let report_refusals = created?.then_some(Duration::ZERO);
+    let report_refusals = refused.then_some(Duration::ZERO);
     // The watch may confirm the requests late: their Pods count at once.
     let report_requests = (!plan.create.is_empty()).then_some(Duration::ZERO);
     let is_unreadable = matches!(observed.target, Target::Unreadable(_));

@@ -1,6 +1,7 @@
 //! The writes: requests that restart containers, and events.
 
 use std::collections::BTreeSet;
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -101,6 +102,8 @@ async fn create_request(
             namespace: key.namespace.clone(),
             name: name.clone(),
         };
+        let restarts = &ctx.restarts;
+        restarts.record(request.clone(), pod.uid.clone(), Instant::now());
         let now = shared.started_at.elapsed();
         let mut unconfirmed = lock(&shared.unconfirmed);
         unconfirmed.retain(|_, request| !request.has_expired(now));
@@ -110,7 +113,7 @@ async fn create_request(
         Ok(_) => true,
         Err(error) if error.already_exists() => false,
         Err(error) => {
-            if error.rejected() {
+            if error.rejected() || error.internal() {
                 report_refused(shared, key, pod, &failure.container, &error);
             }
             return Err(error);
@@ -137,7 +140,7 @@ async fn create_request(
 fn report_refused(shared: &ControllerState, key: &Key, pod: &PodView, container: &str, error: &Error) {
     let why = error.message();
     let note = format!(
-        "Container {container} failed liveness probe; its ContainerRecreateRequest is refused: {why}"
+        "Container {container} failed liveness probe; its ContainerRecreateRequest cannot be created: {why}"
     );
     let events = &shared.manager.cluster.events;
     events.publish(

@@ -66,6 +66,8 @@ pub async fn run(ctx: Context, node_pod_probes: Store<NodePodProbe>) {
 }
 
 async fn reconcile(shared: Arc<ControllerState>, workload: WorkloadKey) -> Result<RequeueAfter, Error> {
+    let namespace = Key::namespaced(workload.namespace.as_str(), "");
+    let _turn = shared.manager.restarts.turn(&namespace).await;
     let observed = observe::observe(&shared, &workload);
     act::report_unusable(&shared, &workload, &observed);
     if observed.pods.iter().all(|pod| pod.failure.is_none()) {

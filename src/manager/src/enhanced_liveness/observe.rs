@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use tokio::sync::mpsc::UnboundedSender;
@@ -216,6 +216,11 @@ fn failures(object: &NodePodProbe) -> NodeFailures {
 pub fn observe(shared: &ControllerState, workload: &WorkloadKey) -> Observed {
     let stores = &shared.manager.stores;
     let now = shared.manager.cluster.clock.now();
+    let namespace = Key::namespaced(workload.namespace.as_str(), "");
+    let being_created = shared
+        .manager
+        .restarts
+        .unseen(&namespace, &stores.requests, Instant::now());
     let index = lock(&shared.index);
     let mut observed = Observed::default();
     for key in index.pods.get(workload).into_iter().flatten() {
@@ -261,7 +266,10 @@ pub fn observe(shared: &ControllerState, workload: &WorkloadKey) -> Observed {
         let failure = without_request.next().map(|failure| Failure::clone(failure));
         observed.pods.push(WorkloadPod {
             key: key.clone(),
-            available: pod.ready && !pod.terminating && restarted_until.is_none(),
+            available: pod.ready
+                && !pod.terminating
+                && restarted_until.is_none()
+                && !being_created.contains(&pod.uid),
             deleting: pod.terminating,
             request,
             failing: !current.is_empty(),

@@ -87,8 +87,10 @@ pub fn plan_launch(pod: &PodView, lifted: Option<&LiftedBarrier>, now: Instant) 
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
-    use crate::view::ContainerView;
+    use crate::view::{ContainerView, RawPod};
 
     fn pod(barriers: &[(&str, i64)], ready: &[&str]) -> PodView {
         let container = |name: &&str| ContainerView {
@@ -104,6 +106,40 @@ mod tests {
             containers: ready.iter().map(container).collect(),
             ..PodView::default()
         }
+    }
+
+    /// A container of a Job that has ended is never ready again; the others must not wait for it.
+    #[test]
+    fn container_that_has_ended_for_good_is_passed() {
+        let container = |name: &str, priority: i64| {
+            let key = json!({ "configMapKeyRef": { "name": "p-barrier", "key": format!("p_{priority}") } });
+            json!({ "name": name, "env": [{ "name": "KRUISE_CONTAINER_BARRIER", "valueFrom": key }] })
+        };
+        let step = |policy: &str, state: Value| {
+            let statuses = json!([{ "name": "prepare", "ready": false, "state": state },
+                { "name": "main", "ready": false, "state": { "waiting": {} } }]);
+            let pod = json!({ "metadata": { "name": "p" },
+                "spec": { "restartPolicy": policy, "containers": [container("prepare", 0), container("main", -1)] },
+                "status": { "phase": "Running", "containerStatuses": statuses } });
+            next_step(&PodView::from(&RawPod::from(pod)))
+        };
+        let ended = |code: i32| json!({ "terminated": { "exitCode": code } });
+        let (first, second) = (
+            LaunchStep::Lift {
+                priority: 0,
+                last: false,
+            },
+            LaunchStep::Lift {
+                priority: -1,
+                last: true,
+            },
+        );
+        assert_eq!(step("Never", json!({ "running": {} })), first);
+        assert_eq!(step("Never", ended(0)), second);
+        assert_eq!(step("Never", ended(1)), second);
+        assert_eq!(step("OnFailure", ended(0)), second);
+        assert_eq!(step("OnFailure", ended(1)), first, "kubelet starts it again");
+        assert_eq!(step("Always", ended(0)), first);
     }
 
     #[test]

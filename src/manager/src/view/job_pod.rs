@@ -103,6 +103,12 @@ fn restart_rules(container: &Value) -> Vec<RestartRule> {
         .collect()
 }
 
+/// Whether the container has ended, and kubelet will not start it again.
+pub(super) fn ended_for_good(container: &Value, policy: RestartPolicy, now: &Value) -> bool {
+    let state = state(container, policy, &restart_rules(container), now);
+    matches!(state, Some(JobContainerState::Ended(_)))
+}
+
 /// `None` if kubelet is about to restart all containers of the Pod.
 fn state(
     container: &Value,

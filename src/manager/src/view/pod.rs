@@ -8,10 +8,12 @@ use k8s_openapi::api::core::v1::Probe;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
 
+use super::job_pod::ended_for_good;
 use super::{JobPod, LivenessPod, RawPod, ReportedProbes, Workload};
 use kruise_api::cloneset::string_map;
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
+use kruise_api::restart_policy::RestartPolicy;
 use kruise_workload::in_place;
 pub use kruise_workload::pod_admission::launch_priority::{barrier_config_map, barrier_key};
 
@@ -46,7 +48,8 @@ pub struct PodView {
     pub kruise_ready: Option<bool>,
     /// Statuses of its containers, including restartable init containers.
     pub containers: Vec<ContainerView>,
-    /// Containers with a barrier of the Pod's own ConfigMap, and their launch priorities; empty once all may start.
+    /// Containers with a barrier of the Pod's own ConfigMap that have not ended for good, and their launch priorities;
+    /// empty once all may start.
     pub barriers: Vec<(String, i64)>,
     /// The Pod, if it runs to completion and has sidecars that are terminated after its other containers.
     pub job: Option<Box<JobPod>>,
@@ -169,6 +172,13 @@ fn barriers(pod: &Value) -> Vec<(String, i64)> {
     if meta["annotations"][keys::CONTAINER_LAUNCH_COMPLETED] == keys::TRUE {
         return Vec::new();
     }
+    let policy = RestartPolicy::parse(pod["spec"]["restartPolicy"].as_str()).unwrap_or(RestartPolicy::Always);
+    // It will not be ready again, and the others would wait for ever.
+    let has_ended = |container: &&Value| {
+        let mut statuses = items(&pod["status"]["containerStatuses"]);
+        let status = statuses.find(|status| status["name"] == container["name"]);
+        status.is_some_and(|status| ended_for_good(container, policy, &status["state"]))
+    };
     let behind_barrier = |container: &Value| {
         let map = barrier_config_map(meta["name"].as_str()?);
         let barriers = items(&container["env"]).filter(|v| v["name"] == keys::ENV_CONTAINER_BARRIER);
@@ -182,6 +192,7 @@ fn barriers(pod: &Value) -> Vec<(String, i64)> {
         Some((text(&container["name"]), priorities.last()?))
     };
     items(&pod["spec"]["containers"])
+        .filter(|container| !has_ended(container))
         .filter_map(behind_barrier)
         .collect()
 }

@@ -308,7 +308,7 @@ impl ContainerCheck<'_> {
     /// Why kubelet will not restart the container, if it will not.
     fn not_restarted_reason(&self, container: &PodContainer) -> Option<String> {
         if self.pod.terminal {
-            return Some("the Pod has ended, kubelet starts none of its containers again".to_owned());
+            return Some(format!("the Pod has ended, so {NOT_STARTED_AGAIN}"));
         }
         let code = container
             .status

@@ -155,6 +155,43 @@ fn long_node_name_is_shortened_to_a_label() {
     assert!(label.len() <= 63 && keys::crr_selector(&name).contains(label));
 }
 
+/// The manager and the daemon of the node keep requests in memory.
+#[test]
+fn request_that_would_be_large_is_refused() {
+    let arguments = |count: usize| {
+        let lookup = pod(move |pod| {
+            let command = vec!["x"; count];
+            pod["spec"]["containers"][0]["lifecycle"] =
+                json!({ "preStop": { "exec": { "command": command } } });
+        });
+        let name = lookup.pod.as_ref().unwrap().spec.as_ref().unwrap().containers[0]
+            .name
+            .clone();
+        (request(json!([{ "name": name }])), lookup)
+    };
+    let (review_request, lookup) = arguments(1000);
+    allowed(&review_request, &lookup);
+    let (review_request, lookup) = arguments(50_000);
+    let why = denied(&review_request, &lookup);
+    assert!(
+        why.contains("spec.containers") && why.contains("preStop"),
+        "{why}"
+    );
+
+    let with_id = |id: String| {
+        request_for(json!({
+            "metadata": { "annotations": { keys::CRR_CONTAINER_ID: id } },
+            "spec": { "podName": "web", "containers": [{ "name": "app" }] },
+        }))
+    };
+    allowed(&with_id("i".repeat(1024)), &pod(|_| ()));
+    let why = denied(&with_id("i".repeat(1025)), &pod(|_| ()));
+    assert!(
+        why.contains(keys::CRR_CONTAINER_ID) && why.contains("1024 bytes"),
+        "{why}"
+    );
+}
+
 #[test]
 fn unsuitable_pods_are_refused() {
     let review_request = request(json!([{ "name": "app" }]));
