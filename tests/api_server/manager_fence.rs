@@ -79,6 +79,68 @@ async fn manager_writes_pods_of_clonesets_only() {
     merge(&pods, "m-orphan", stolen).await.unwrap();
 }
 
+/// A stolen token cannot end any Pod, nor give it another address.
+#[tokio::test]
+async fn manager_changes_conditions_and_phases_of_jobs_only() {
+    let manager = shared_cluster()
+        .account("kruise-manager", TokenBinding::Unbound)
+        .await;
+    let pods = dynamic_api(&manager, "v1", "Pod", Some("default"));
+    let admin_pods = dynamic_api(&shared_cluster().admin().await, "v1", "Pod", Some("default"));
+    let container_status = |ready: bool| {
+        json!([{ "name": "app", "containerID": "containerd://1", "image": "i", "imageID": "i",
+            "ready": ready, "restartCount": 0, "state": { "running": {} } }])
+    };
+    let sidecar = json!({ "name": "KRUISE_TERMINATE_SIDECAR_WHEN_JOB_EXIT", "value": "true" });
+    for (name, policy, env) in [
+        ("m-service", "Always", json!([sidecar])),
+        ("m-plain-job", "Never", json!([])),
+        ("m-sidecar-job", "Never", json!([sidecar])),
+    ] {
+        let mut pod = pod_with_owners(name, owner_references("batch/v1", "Job"));
+        pod["spec"]["nodeName"] = json!("m-node");
+        pod["spec"]["restartPolicy"] = json!(policy);
+        pod["spec"]["containers"][0]["env"] = env;
+        create(&admin_pods, pod).await.unwrap();
+        let status = json!({ "status": { "phase": "Running", "podIP": "10.0.0.1",
+            "containerStatuses": container_status(true) } });
+        merge_status(&admin_pods, name, status).await.unwrap();
+    }
+    let set_status = |name: &'static str, status: Value| {
+        let (pods, patch) = (pods.clone(), json!({ "status": status }));
+        async move { merge_status(&pods, name, patch).await }
+    };
+    let phase = |phase: &str| json!({ "phase": phase });
+
+    // A phase that was changed before the policy is enforced could not be changed once more.
+    let forged = || dry_run_create(&pods, pod_with_owners("m-forged", json!([])));
+    wait_until_denied(forged, "may create Pods of CloneSets only").await;
+    for (name, end) in [("m-service", "Failed"), ("m-plain-job", "Succeeded")] {
+        let denial = format!("may not change the phase of Pod {name}");
+        assert_denied(set_status(name, phase(end)).await, &denial);
+    }
+    for status in [
+        json!({ "podIP": "10.0.0.2" }),
+        json!({ "message": "forged" }),
+        json!({ "containerStatuses": container_status(false) }),
+        json!({ "podIP": null, "podIPs": null }),
+        json!({ "phase": "Succeeded", "podIP": "10.0.0.2" }),
+    ] {
+        let denial = "may change nothing of the status of a Pod but its conditions and phase";
+        assert_denied(set_status("m-sidecar-job", status).await, denial);
+    }
+    let denial = "may not change the phase of Pod m-sidecar-job";
+    assert_denied(set_status("m-sidecar-job", phase("Unknown")).await, denial);
+    let condition = json!([{ "type": "SidecarTerminated", "status": "True" }]);
+    for name in ["m-service", "m-plain-job", "m-sidecar-job"] {
+        set_status(name, json!({ "conditions": condition }))
+            .await
+            .unwrap();
+    }
+    set_status("m-sidecar-job", phase("Succeeded")).await.unwrap();
+    assert_denied(set_status("m-sidecar-job", phase("Failed")).await, denial);
+}
+
 #[tokio::test]
 async fn manager_creates_claims_revisions_and_jobs_of_clonesets_only() {
     let manager = shared_cluster()
@@ -107,7 +169,7 @@ async fn manager_creates_claims_revisions_and_jobs_of_clonesets_only() {
             object
         };
         let forged = || dry_run_create(&api, object(owner_references("apps/v1", "StatefulSet")));
-        wait_until_denied(forged, &format!("may create a {kind} of a CloneSet only")).await;
+        wait_until_denied(forged, &format!("may create a {kind} for a CloneSet")).await;
         dry_run_create(&api, object(cloneset_owner())).await.unwrap();
         let of_list = owner_references("apps.kruise.io/v1beta1", "ImageListPullJob");
         let of_list = dry_run_create(&api, object(of_list)).await;
@@ -209,7 +271,11 @@ async fn manager_writes_revisions_of_sidecarsets_in_its_own_namespace_only() {
         |name: &'static str| dynamic_api(&manager, "apps/v1", "ControllerRevision", Some(name));
     let (others, own) = (in_namespace("default"), in_namespace("kruise-system"));
     let forged = || dry_run_create(&others, revision.clone());
-    wait_until_denied(forged, "may create a ControllerRevision of a CloneSet only").await;
+    wait_until_denied(
+        forged,
+        "may create a ControllerRevision for a CloneSet or, in its own namespace, for a SidecarSet only",
+    )
+    .await;
     create(&own, revision).await.unwrap();
     merge(&own, "s-1", json!({ "revision": 2 })).await.unwrap();
     delete(&own, "s-1").await.unwrap();

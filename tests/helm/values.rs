@@ -216,6 +216,15 @@ const EFFECTS: &[Effect] = &[
     ),
     ("manager.hostNetwork", "true", WEBHOOK, "POD/hostNetwork", "true"),
     ("manager.hostNetwork", "true", MANAGER, "POD/hostNetwork", "null"),
+    // Two Pods cannot have the same ports of a node.
+    (
+        "manager.hostNetwork",
+        "true",
+        WEBHOOK,
+        "/spec/strategy/rollingUpdate",
+        r#"{"maxSurge":0,"maxUnavailable":1}"#,
+    ),
+    ("manager.hostNetwork", "true", MANAGER, "/spec/strategy", "null"),
     (
         "webhookConfiguration.timeoutSeconds",
         "20",

@@ -139,6 +139,20 @@ async fn watched_node_is_printed_at_every_change() {
     wait(follower).await.expect(130);
 }
 
+/// As with `| head -1`, also if the node does not change any more.
+#[tokio::test]
+async fn watch_ends_when_nothing_reads_it() {
+    let cluster = cluster_without_manager();
+    let images = Api::<NodeImage>::all(cluster.admin().await.client.clone());
+    create(&images, json!({ "metadata": { "name": "unread" }, "spec": {} })).await;
+    let mut follower = start(cluster, &["node", "unread", "--watch"]);
+    let mut lines = BufReader::new(follower.stdout.take().unwrap()).lines();
+    read_until(&mut lines, "Pod probes: none.").await;
+    drop(lines);
+    let output = wait(follower).await.expect(0);
+    assert_eq!(output.stderr, "");
+}
+
 #[tokio::test]
 async fn unknown_node_is_not_found() {
     let cluster = cluster_without_manager();

@@ -122,6 +122,19 @@ async fn failed_nodes_are_named_with_their_cause() {
     assert!(both.expect(2).stderr.contains("cannot be used with"));
 }
 
+#[tokio::test]
+async fn selector_that_matches_no_node_is_a_failure() {
+    let args = ["pull", "typo:1", "--selector", "pool=typo", "--name", "typo"];
+    let output = run(shared_cluster(), &args).await.expect(1);
+    assert_eq!(output.stdout, "imagepulljob.apps.kruise.io/typo created\n");
+    assert!(
+        output
+            .stderr
+            .ends_with("error: no node matches the selector; nothing was pulled\n"),
+        "{output:?}"
+    );
+}
+
 /// No daemon answers on this node.
 #[tokio::test]
 async fn timeout_and_interrupt_leave_the_job() {

@@ -80,13 +80,16 @@ async fn check_periodically<F: Future<Output = ProbeOutcomes>>(
     loop {
         let outcomes = probe().await;
         for (kind, outcome) in outcomes {
+            let labels = [("kind", kind.to_owned())];
             let refused = match outcome {
                 ProbeOutcome::Refused => 1,
                 ProbeOutcome::Accepted => 0,
-                // Without a series there is no alert.
-                ProbeOutcome::Unknown => continue,
+                // Without a series there is no alert. An earlier outcome may no longer be true.
+                ProbeOutcome::Unknown => {
+                    metrics().daemon_fenced.remove(&labels);
+                    continue;
+                }
             };
-            let labels = [("kind", kind.to_owned())];
             metrics().daemon_fenced.get_or_create(&labels).set(refused);
         }
         let kinds = |expected| {
@@ -282,6 +285,28 @@ mod tests {
         assert!(text.contains("kruise_daemon_fenced{kind=\"pods\"} 1\n"), "{text}");
         let unknown = "kruise_daemon_fenced{kind=\"nodeimages\"}";
         assert!(!text.contains(unknown), "{text}");
+    }
+
+    /// The object that accepted the write is deleted, and there is no other to try it on.
+    #[tokio::test(start_paused = true)]
+    async fn metric_ends_when_the_outcome_becomes_unknown() {
+        let (checks, before_checks) = (Cell::new(0_u32), RefCell::new(Vec::new()));
+        let probe = || {
+            let has_series = metrics()
+                .render()
+                .contains("kruise_daemon_fenced{kind=\"deleted\"} 0\n");
+            before_checks.borrow_mut().push(has_series);
+            let outcome = match checks.replace(checks.get() + 1) {
+                0 => ProbeOutcome::Accepted,
+                _ => ProbeOutcome::Unknown,
+            };
+            let other = ("nodeimages", ProbeOutcome::Unknown);
+            std::future::ready([("deleted", outcome), other, other, other, other])
+        };
+        let checking = check_periodically(probe, |_| ());
+        let result = tokio::time::timeout(Duration::from_secs(3600), checking).await;
+        assert!(result.is_err(), "it checks for ever");
+        assert_eq!(before_checks.into_inner()[..3], [false, true, false]);
     }
 
     #[test]

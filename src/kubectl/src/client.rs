@@ -227,11 +227,13 @@ fn timeout_error<K: Resource<DynamicType = ()>>(verb: &'static str, after: Durat
 
 /// Follows the object of that name and UID until `observe` returns a value.
 ///
-/// It is called with the object as it is, and after every change. The API server may fail for [`OUTAGE_TIMEOUT`].
+/// It is called with the object as it is, and after every change. The API server may fail for [`OUTAGE_TIMEOUT`], which
+/// is reported to `note`.
 pub async fn follow<K, T>(
     api: &Api<K>,
     name: &str,
     uid: &str,
+    note: impl Fn(&str),
     mut observe: impl FnMut(&K) -> Option<T>,
 ) -> Result<T, Error>
 where
@@ -250,7 +252,7 @@ where
                     return Err(error);
                 }
                 if failures == 0 {
-                    eprintln!("{}; trying again for {OUTAGE_TIMEOUT:?}", error.text());
+                    note(&format!("{}; trying again for {OUTAGE_TIMEOUT:?}", error.text()));
                 }
                 failures += 1;
             }
@@ -317,6 +319,7 @@ async fn next_event<K>(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::cell::RefCell;
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use kruise_api::image_pull_job::ImagePullJob;
@@ -362,11 +365,11 @@ mod tests {
     }
 
     /// Follows the job until it was read twice; returns the seconds that it took.
-    async fn follow_through(outage: Duration) -> Result<u64, Error> {
+    async fn follow_through(outage: Duration, note: impl Fn(&str)) -> Result<u64, Error> {
         let start = Instant::now();
         let jobs = Api::<ImagePullJob>::namespaced(failing_client(start + outage), "n");
         let mut reads = 0;
-        follow(&jobs, "job", "u", |_| {
+        follow(&jobs, "job", "u", note, |_| {
             reads += 1;
             (reads == 2).then_some(())
         })
@@ -376,9 +379,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn outage_of_the_control_plane_is_waited_for() {
-        let waited = follow_through(Duration::from_secs(150)).await.unwrap();
+        let notes = RefCell::new(Vec::new());
+        let note = |line: &str| notes.borrow_mut().push(line.to_owned());
+        let waited = follow_through(Duration::from_secs(150), note).await.unwrap();
         assert!((150..170).contains(&waited), "{waited} s");
-        let error = follow_through(Duration::from_secs(3600)).await.unwrap_err();
+        let notes = notes.into_inner();
+        assert!(
+            notes.len() == 1 && notes[0].ends_with("; trying again for 180s"),
+            "{notes:?}"
+        );
+        let error = follow_through(Duration::from_secs(3600), |_| ())
+            .await
+            .unwrap_err();
         assert!(error.retryable(), "{error}");
     }
 }

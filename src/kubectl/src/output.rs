@@ -3,10 +3,15 @@
 //! Everything that is printed passes through [`printable`] here, so that no text of an object can control a terminal.
 
 use std::fmt::Write as _;
+use std::future::pending;
 use std::io::{self, IsTerminal, Write as _};
 
 use kruise_api::text::printable;
 use serde::Serialize;
+use tokio::io::Interest;
+use tokio::net::unix::pipe;
+
+use super::error::Error;
 
 /// How the result is printed.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,8 +149,35 @@ pub fn json(document: &impl Serialize) -> String {
 
 /// Prints a text whose parts are printable already. A closed reader does not stop the command.
 pub fn print(text: &str) {
-    let _ = write!(io::stdout(), "{text}");
-    let _ = io::stdout().flush();
+    let _ = write_stdout(text);
+}
+
+/// Prints such a text for a command that goes on until nothing reads it; returns whether it is still read.
+pub fn print_while_read(text: &str) -> Result<bool, Error> {
+    match write_stdout(text) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(Error::Failed(format!("cannot write: {error}"))),
+    }
+}
+
+fn write_stdout(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
+}
+
+/// The pipe that standard output is, to be opened while it has a reader; `None` if it is no pipe, or not on Linux.
+pub fn stdout_pipe() -> Option<pipe::Sender> {
+    pipe::OpenOptions::new().open_sender("/proc/self/fd/1").ok()
+}
+
+/// Returns when nothing reads the pipe any more. Without a pipe it never returns: only the next write shows it.
+pub async fn reader_closed(pipe: Option<pipe::Sender>) {
+    match pipe {
+        Some(pipe) => drop(pipe.ready(Interest::ERROR).await),
+        None => pending().await,
+    }
 }
 
 /// Prints a line.

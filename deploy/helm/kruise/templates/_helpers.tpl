@@ -52,6 +52,13 @@ metadata:
     {{- include "kruise.labels" . | nindent 4 }}
 spec:
   replicas: {{ int .replicas }}
+  {{- if and $webhooks $manager.hostNetwork }}
+  # Two Pods cannot have the same ports of a node: a new one may need the node of an old one.
+  strategy:
+    rollingUpdate:
+      maxSurge: 0
+      maxUnavailable: 1
+  {{- end }}
   selector:
     matchLabels:
       control-plane: {{ .label }}

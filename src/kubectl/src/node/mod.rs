@@ -1,7 +1,8 @@
 //! `kubectl kruise node`: image pulls, recreates and probes of one node, as its daemon reports them.
 //!
 //! In:  NodeImage and NodePodProbe of the node, the ContainerRecreateRequests with its label.
-//! Out: tables or JSON, once or with `--watch` at every change; exit code 1 if a part could not be read.
+//! Out: tables or JSON, once or with `--watch` at every change until nothing reads them; exit code 1 if a part could not
+//!      be read.
 
 pub mod plan;
 
@@ -19,7 +20,10 @@ use kube::api::ListParams;
 
 use super::client::{Connection, list};
 use super::error::Error;
-use super::output::{Cell, OutputOptions, Tone, colours, json, print, table, unread};
+use super::output::{
+    Cell, OutputOptions, Tone, colours, json, print, print_while_read, reader_closed, stdout_pipe, table,
+    unread,
+};
 use super::signals::interrupted;
 use plan::{NodeStatus, Pull, Recreate};
 
@@ -35,7 +39,7 @@ pub struct Options {
     #[arg(value_name = "NODE", value_parser = super::arguments::object_name)]
     node: String,
 
-    /// Print it again at every change, until interrupted
+    /// Print it again at every change, until interrupted or until the output is closed
     #[arg(short, long)]
     watch: bool,
 
@@ -53,27 +57,32 @@ pub async fn run(connection: &Connection, options: Options) -> Result<(), Error>
         true => format!("{}\n", json(status)),
         false => render(status, colours()),
     };
+    let pipe = options.watch.then(stdout_pipe).flatten();
     let status = read(connection, options.node.clone()).await?;
     let mut shown = render(&status);
-    print(&shown);
     if options.watch {
         let watching = async {
-            loop {
+            let mut is_read = print_while_read(&shown)?;
+            while is_read {
                 tokio::time::sleep(WATCH_INTERVAL).await;
                 let now = render(&read(connection, options.node.clone()).await?);
                 if now != shown {
                     // JSON documents follow each other, as those of kubectl do.
                     let gap = if is_json { "" } else { "\n" };
-                    print(&format!("{gap}{now}"));
+                    is_read = print_while_read(&format!("{gap}{now}"))?;
                     shown = now;
                 }
             }
+            Ok::<(), Error>(())
         };
         return tokio::select! {
             ended = watching => ended,
+            // A reader that is gone has read enough.
+            () = reader_closed(pipe) => Ok(()),
             () = interrupted() => Err(Error::Interrupted("interrupted".to_owned())),
         };
     }
+    print(&shown);
     match status.errors.len() {
         0 => Ok(()),
         count => Err(Error::Failed(format!(

@@ -145,7 +145,12 @@ async fn follow_job(
 ) -> Result<Progress, Error> {
     let (name, uid) = (job.name_any(), job.uid().unwrap_or_default());
     let mut view = ProgressView::new();
-    let following = follow(jobs, &name, &uid, |job| {
+    let bar = view.bar.clone();
+    let note = |line: &str| match &bar {
+        Some(bar) => bar.suspend(|| print_note(line)),
+        None => print_note(line),
+    };
+    let following = follow(jobs, &name, &uid, note, |job| {
         let progress = plan::progress(job);
         view.show(&progress);
         progress.ended.then_some(progress)

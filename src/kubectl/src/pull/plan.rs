@@ -202,9 +202,14 @@ pub fn progress(job: &ImagePullJob) -> Progress {
     }
 }
 
-/// Why a job that is complete has not pulled on all nodes that it names; `None` if it has.
+/// Why a job that is complete has not pulled on all nodes that it names, or on none with its labels; `None` if it has.
 pub fn missing_nodes(job: &ImagePullJob, end: &Progress) -> Option<String> {
-    let names = job.spec.selector.as_ref().map(|selector| &selector.names);
+    let selector = job.spec.selector.as_ref();
+    let has_labels = selector.is_some_and(|selector| !selector.match_labels.is_empty());
+    if end.is_complete() && end.desired == 0 && has_labels {
+        return Some("no node matches the selector; nothing was pulled".to_owned());
+    }
+    let names = selector.map(|selector| &selector.names);
     let named: BTreeSet<&String> = names.into_iter().flatten().collect();
     let missing = named
         .len()
@@ -316,6 +321,26 @@ mod tests {
         assert_eq!(missing(&[], 0), None);
         let why = "1 of the 2 named node(s) did not pull nginx:1: pulled on 1 node; no NodeImage named typo";
         assert_eq!(missing(&["a", "typo"], 1).as_deref(), Some(why));
+    }
+
+    #[test]
+    fn labels_that_no_node_has_are_a_failure() {
+        let missing = |selector: Value, desired: i32| {
+            let object = json!({
+                "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob", "metadata": { "name": "j" },
+                "spec": { "image": "nginx:1", "selector": selector, "completionPolicy": {} },
+                "status": { "desired": desired, "active": 0, "succeeded": desired, "failed": 0,
+                    "completionTime": "2026-01-01T00:00:00Z" },
+            });
+            let job: ImagePullJob = serde_json::from_value(object).unwrap();
+            missing_nodes(&job, &progress(&job))
+        };
+        let labels = json!({ "matchLabels": { "pool": "typo" } });
+        let why = "no node matches the selector; nothing was pulled";
+        assert_eq!(missing(labels.clone(), 0).as_deref(), Some(why));
+        assert_eq!(missing(labels, 1), None);
+        // All nodes of a cluster that has none.
+        assert_eq!(missing(Value::Null, 0), None);
     }
 
     #[test]

@@ -204,7 +204,7 @@ async fn restart_pod(connection: &Connection, pod: &Pod, containers: &[String]) 
     }
     let (request_name, uid) = (request.name_any(), request.uid().unwrap_or_default());
     let mut last = String::new();
-    let outcome = follow(&requests, &request_name, &uid, |request| {
+    let outcome = follow(&requests, &request_name, &uid, print_note, |request| {
         let status = request.status.clone().unwrap_or_default();
         match recreate_outcome(&status) {
             RecreateOutcome::Unfinished => {

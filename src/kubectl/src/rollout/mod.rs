@@ -158,7 +158,7 @@ async fn follow_rollout<K: write::Object>(
         return Ok(progress(&object));
     }
     let mut last = String::new();
-    let following = follow(api, name, &uid, |object| match progress(object) {
+    let following = follow(api, name, &uid, print_note, |object| match progress(object) {
         RolloutProgress::InProgress(line) => {
             if line != last {
                 print_line(&line);
@@ -376,7 +376,7 @@ async fn get_observed<K: write::Object>(
 ) -> Result<K, Error> {
     let object = get(api, name).await?;
     let uid = object.meta().uid.clone().unwrap_or_default();
-    let following = follow(api, name, &uid, |object: &K| {
+    let following = follow(api, name, &uid, print_note, |object: &K| {
         (observed(object) >= object.meta().generation).then(|| object.clone())
     });
     let ended = tokio::time::timeout(OBSERVE_TIMEOUT, following).await;

@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use kruise_api::cloneset::CloneSet;
+use kruise_api::cloneset::{CloneSet, CloneSetUpdateStrategyType};
 use kruise_api::image_pull_job::WAITING;
 use kruise_api::keys;
 use kruise_api::owner::Owner;
@@ -58,7 +58,14 @@ pub fn clone_set_progress(set: &CloneSet) -> RolloutProgress {
         .conditions
         .iter()
         .any(|condition| condition.type_ == "Progressing" && condition.reason == "ProgressDeadlineExceeded");
-    let text = if updated < expected && paused {
+    let strategy = set.spec.update_strategy.as_ref();
+    let on_delete =
+        strategy.is_some_and(|strategy| strategy.type_ == Some(CloneSetUpdateStrategyType::OnDelete));
+    let text = if updated < expected && on_delete {
+        return RolloutProgress::Complete(format!(
+            "cloneset {name:?} updates only Pods that are deleted: {updated} of {expected} Pods have been updated"
+        ));
+    } else if updated < expected && paused {
         format!("The rollout is paused: {updated} of {expected} Pods have been updated.")
     } else if updated < expected {
         format!("Waiting for rollout to finish: {updated} out of {expected} new Pods have been updated...")
@@ -395,6 +402,26 @@ mod tests {
         late["conditions"] =
             json!([{ "type": "Waiting", "status": "True", "reason": "PodNotReady", "message": "web-1" }]);
         assert!(text(false, late).ends_with("updated... PodNotReady: web-1"));
+    }
+
+    /// The user decides when its Pods are updated.
+    #[test]
+    fn rollout_on_delete_does_not_wait_for_deletions() {
+        let progress = |status: Value| {
+            let mut set = clone_set(true, status);
+            let strategy = set.spec.update_strategy.get_or_insert_default();
+            strategy.type_ = Some(CloneSetUpdateStrategyType::OnDelete);
+            clone_set_progress(&set)
+        };
+        let text = "cloneset \"web\" updates only Pods that are deleted: 1 of 3 Pods have been updated";
+        assert_eq!(
+            progress(counts(3, 1, 0, 3)),
+            RolloutProgress::Complete(text.to_owned())
+        );
+        let waits = |progress| matches!(progress, RolloutProgress::InProgress(_));
+        assert!(waits(progress(Value::Null)));
+        assert!(waits(progress(counts(3, 3, 2, 3))));
+        assert!(!waits(progress(counts(3, 3, 3, 3))));
     }
 
     #[test]
