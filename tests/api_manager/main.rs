@@ -11,6 +11,7 @@ mod node_images;
 mod pod_probes;
 mod pod_readiness;
 mod pull_secrets;
+mod recreate_jobs;
 mod recreate_requests;
 mod registry_limit;
 mod scale;
