@@ -12,13 +12,13 @@ use super::{
     PullRequest, Runtime, Version,
 };
 
-/// Has the name of containerd.
-pub struct PanickingRuntime;
+/// A runtime of this name.
+pub struct PanickingRuntime(pub &'static str);
 
 #[async_trait]
 impl Runtime for PanickingRuntime {
     fn name(&self) -> &str {
-        "containerd"
+        self.0
     }
 
     fn socket(&self) -> &Path {

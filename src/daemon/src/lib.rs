@@ -59,7 +59,7 @@ impl Context {
         Self {
             node_name: "n".to_owned(),
             cluster: Cluster::from_client(client),
-            runtimes: Runtimes::from_runtime(kruise_cri::panicking::PanickingRuntime),
+            runtimes: Runtimes::from_runtime(kruise_cri::panicking::PanickingRuntime("containerd")),
             stop_slots: std::sync::Arc::default(),
             live: LiveState::default(),
             health: Health::default(),

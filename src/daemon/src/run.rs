@@ -108,7 +108,7 @@ fn start(supervisor: &mut Supervisor, ctx: &Context) {
     supervisor.spawn_endless("fence", fence::run(ctx.clone()));
     supervisor.spawn_endless("runtime health", report_runtime_health(ctx.clone()));
     supervisor.spawn("image pull", image_pull::run(ctx.clone()));
-    let (pods, watch) = pods::watch(&ctx.cluster, &ctx.node_name);
+    let (pods, watch) = pods::watch(&ctx.cluster, &ctx.node_name, ctx.runtimes.clone());
     supervisor.spawn_endless("pods", watch);
     if ctx.options.feature_gates.enabled(FeatureGate::DaemonWatchingPod) {
         supervisor.spawn("container meta", container_meta::run(ctx.clone(), pods.clone()));

@@ -128,6 +128,8 @@ pub struct Runtimes {
 
 struct SharedSlots {
     slots: RwLock<Vec<SocketSlot>>,
+    /// Name of the runtime that kubelet starts containers with; none before a Pod has shown it.
+    of_kubelet: RwLock<Option<Box<str>>>,
     changed: watch::Sender<u64>,
 }
 
@@ -168,6 +170,7 @@ impl Runtimes {
         Self {
             shared: Arc::new(SharedSlots {
                 slots: RwLock::new(vec![slot]),
+                of_kubelet: RwLock::default(),
                 changed: watch::channel(0).0,
             }),
         }
@@ -181,14 +184,35 @@ impl Runtimes {
         Self {
             shared: Arc::new(SharedSlots {
                 slots: RwLock::new(slots),
+                of_kubelet: RwLock::default(),
                 changed: watch::channel(0).0,
             }),
         }
     }
 
-    /// The runtime for calls that concern no container, such as pulls: the first in order that answers, else the first
-    /// that ever did.
+    /// A container of a Pod runs in the runtime of that name, the scheme of its `containerID`.
+    pub fn set_kubelet_runtime(&self, name: &str) {
+        let known = &self.shared.of_kubelet;
+        if known.read().unwrap_or_else(PoisonError::into_inner).as_deref() == Some(name) {
+            return;
+        }
+        tracing::info!(runtime = name, "kubelet uses this container runtime");
+        *known.write().unwrap_or_else(PoisonError::into_inner) = Some(name.into());
+    }
+
+    /// The runtime for calls that concern no container, such as pulls: that of kubelet, also while it does not answer,
+    /// because images elsewhere are of no use. Before it is known, or if it has no socket here: the first in order that
+    /// answers, else the first that ever did.
     pub fn preferred(&self) -> Option<Arc<dyn Runtime>> {
+        let of_kubelet = self
+            .shared
+            .of_kubelet
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        if let Some(runtime) = of_kubelet.and_then(|name| self.by_name(&name)) {
+            return Some(runtime);
+        }
         let slots = self.slots();
         let with_runtime = || slots.iter().filter(|s| s.runtime.is_some());
         with_runtime()

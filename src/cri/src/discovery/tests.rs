@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use super::*;
+use crate::panicking::PanickingRuntime;
 
 #[test]
 fn default_candidates_follow_upstreams_order() {
@@ -54,4 +55,25 @@ async fn missing_reason_describes_the_path() {
     );
     std::fs::write(&file, "").unwrap();
     assert!(missing_reason(&file).await.unwrap().contains("is not a socket"));
+}
+
+/// Images that another runtime pulls are of no use to kubelet, not even while its own does not answer.
+#[test]
+fn runtime_of_kubelet_is_preferred_even_while_it_does_not_answer() {
+    let runtimes = Runtimes::from_runtime(PanickingRuntime("containerd"));
+    let name = || runtimes.preferred().unwrap().name().to_owned();
+    let docker = |healthy| {
+        let mut slot = SocketSlot::new("/run/cri-dockerd.sock".into());
+        slot.runtime = Some(Arc::new(PanickingRuntime("docker")));
+        slot.health.healthy = healthy;
+        slot
+    };
+    runtimes.shared.slots.write().unwrap().push(docker(true));
+    assert_eq!(name(), "containerd", "no Pod has shown it yet");
+    runtimes.set_kubelet_runtime("docker");
+    assert_eq!(name(), "docker");
+    runtimes.shared.slots.write().unwrap()[1] = docker(false);
+    assert_eq!(name(), "docker");
+    runtimes.set_kubelet_runtime("cri-o");
+    assert_eq!(name(), "containerd", "it has no socket here");
 }

@@ -239,7 +239,7 @@ mod tests {
         };
         requests.sync(&[(asked.clone(), spec), (other.clone(), spec_in("n", "a"))].into());
         // It is not called.
-        let runtimes = Runtimes::from_runtime(PanickingRuntime);
+        let runtimes = Runtimes::from_runtime(PanickingRuntime("containerd"));
         let clock = Clock::default();
         let after_pull = async |key, note| {
             let result = pulled(note);

@@ -23,6 +23,7 @@ use serde_json::value::RawValue;
 use kruise_api::backoff::Backoff;
 use kruise_api::keys;
 use kruise_cluster::{Cluster, ObjectView, Store};
+use kruise_cri::Runtimes;
 
 pub use container_meta::{DesiredContainer, EnvVar, PodContainerMeta};
 use kruise_api::restart_policy::{ALL_CONTAINERS_RESTARTING, RawRestartRule};
@@ -182,14 +183,33 @@ enum Error {
     EnvironmentTooLarge,
 }
 
-/// A store of the Pods on `node`, and the task that keeps it up to date.
-pub fn watch(cluster: &Cluster, node: &str) -> (Store<NodePod>, impl Future<Output = ()> + Send + use<>) {
+/// A store of the Pods on `node`, and the task that keeps it up to date. What runs shows which runtime kubelet uses.
+pub fn watch(
+    cluster: &Cluster,
+    node: &str,
+    runtimes: Runtimes,
+) -> (Store<NodePod>, impl Future<Output = ()> + Send + use<>) {
     let api: Api<core::Pod> = Api::all(cluster.client.clone());
     let on_node = ListParams::default().fields(&format!("spec.nodeName={node}"));
-    cluster.reflector(api, on_node, Some::<NodePod>)
+    cluster.reflector(api, on_node, move |pod: NodePod| {
+        if let Some(name) = pod.runtime_name() {
+            runtimes.set_kubelet_runtime(name);
+        }
+        Some(pod)
+    })
 }
 
 impl NodePod {
+    /// Name of the runtime in which a container of the Pod runs.
+    fn runtime_name(&self) -> Option<&str> {
+        let statuses = self
+            .containers
+            .iter()
+            .filter_map(|container| container.status.as_ref());
+        let mut running = statuses.filter(|status| status.running);
+        running.find_map(|status| Some(status.container_id.split_once("://")?.0))
+    }
+
     /// The container with that name.
     #[must_use]
     pub fn container(&self, name: &str) -> Option<&PodContainer> {
@@ -420,6 +440,14 @@ mod tests {
 
     fn parse(pod: &Value) -> Result<NodePod, String> {
         serde_json::from_str(&pod.to_string()).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn running_container_shows_the_runtime() {
+        let mut pod = pod();
+        assert_eq!(parse(&pod).unwrap().runtime_name(), Some("containerd"));
+        pod["status"] = json!({ "phase": "Pending" });
+        assert_eq!(parse(&pod).unwrap().runtime_name(), None);
     }
 
     #[test]
