@@ -284,6 +284,9 @@ pub fn enhanced_liveness_webhook(namespace: &str) -> Value {
 /// The most namespaces that a condition lists; its costs are limited.
 const MAX_LISTED_NAMESPACES: usize = 64;
 
+/// Name of [`virtual_node_probes_webhook`], without [`NAME_SUFFIX`].
+pub const VIRTUAL_NODE_PROBES: &str = "podprobe.marker";
+
 /// The webhook for Pods that get the probes of PodProbeMarkers in an annotation, whose namespaces these are (gate
 /// `EnablePodProbeMarkerOnServerless`).
 #[must_use]
@@ -297,7 +300,7 @@ pub fn virtual_node_probes_webhook(namespace: &str, with_markers: &BTreeSet<Stri
     } else {
         format!("request.namespace in [{}]", listed.collect::<Vec<_>>().join(", "))
     };
-    all_pods_webhook(namespace, "podprobe.marker", ("has-markers", condition))
+    all_pods_webhook(namespace, VIRTUAL_NODE_PROBES, ("has-markers", condition))
 }
 
 /// A webhook for the Pods of all namespaces that webhooks see, if the condition holds. No set has a name with a dot, so

@@ -44,6 +44,15 @@ impl Key {
         }
     }
 
+    /// The key of another object of the same namespace.
+    #[must_use]
+    pub fn with_name(&self, name: &str) -> Self {
+        Self {
+            namespace: self.namespace.clone(),
+            name: name.to_owned(),
+        }
+    }
+
     /// The key of a cluster-scoped object.
     pub fn cluster_scoped(name: impl Into<String>) -> Self {
         Self {

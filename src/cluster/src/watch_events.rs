@@ -82,17 +82,19 @@ impl<E: Display + 'static> WatchEvents<E> {
         self.drain_some(usize::MAX, handle);
     }
 
-    /// Handles this many of the events that have arrived; returns whether there may be more.
+    /// Handles this many of the events that have arrived of each watch; returns whether there may be more.
     pub fn drain_some(&mut self, max: usize, mut handle: impl FnMut(&E)) -> bool {
-        let mut left = max;
+        let mut may_be_more = false;
         for source in &mut self.sources {
+            let mut left = max;
             while left > 0 {
                 let Some(event) = source.try_next() else { break };
                 self.handler.handle(event, &mut handle);
                 left -= 1;
             }
+            may_be_more |= left == 0;
         }
-        left == 0
+        may_be_more
     }
 
     /// Handles one event, after an earlier one of the same object whose handling panicked.

@@ -1,11 +1,10 @@
 //! ContainerRecreateRequests, as the budgets of controllers see them.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
-use tokio::sync::OwnedMutexGuard;
 
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::unconfirmed::CONFIRM_TIMEOUT;
@@ -14,48 +13,55 @@ use kruise_cluster::{Key, Store};
 /// How long a request without a deadline counts: its daemon may have gone, and then it never ends.
 const MAX_SECONDS: i64 = 3600;
 
-/// What the controllers that create requests share: a Pod that one of them restarts counts in the budgets of all.
+/// The requests that controllers are creating: a Pod that one of them restarts counts in the budgets of all at once.
 #[derive(Default)]
 pub struct Restarts {
-    /// By namespace; held from the look at what is being restarted until the requests are created.
-    turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
-    /// The UIDs of the Pods of requests that the watch may not have shown yet, and when they were created.
-    created: Mutex<HashMap<Key, (String, Instant)>>,
+    /// UIDs of the Pods of requests that the watch may not have shown yet, and when they were planned.
+    planned: Mutex<HashMap<Key, (String, Instant)>>,
+}
+
+/// While it exists, nobody else plans: nothing may be awaited.
+pub struct Planning<'a> {
+    planned: MutexGuard<'a, HashMap<Key, (String, Instant)>>,
 }
 
 impl Restarts {
-    /// Waits for the other controllers and jobs of the namespace of `key`.
-    pub async fn turn(&self, key: &Key) -> OwnedMutexGuard<()> {
-        let namespace = key.namespace.clone().unwrap_or_default();
-        let turn = {
-            let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
-            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
-            Arc::clone(turns.entry(namespace).or_default())
-        };
-        turn.lock_owned().await
+    /// Begins to plan restarts.
+    pub fn plan(&self) -> Planning<'_> {
+        Planning {
+            planned: self.planned.lock().unwrap_or_else(PoisonError::into_inner),
+        }
     }
+}
 
-    /// A request for the Pod with this UID was created, or may have been.
-    pub fn record(&self, request: Key, pod_uid: String, now: Instant) {
-        let mut created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
-        created.insert(request, (pod_uid, now));
-    }
-
-    /// UIDs of the Pods with requests that the watch has not shown yet, in the namespace of `key`.
+impl Planning<'_> {
+    /// UIDs of the Pods with requests that the watch has not shown yet, in the namespace of `key`, and how long the first
+    /// of these counts if it is never shown.
     pub fn unseen(
-        &self,
+        &mut self,
         key: &Key,
         requests: &Store<ContainerRecreateRequest>,
         now: Instant,
-    ) -> BTreeSet<String> {
-        let mut created = self.created.lock().unwrap_or_else(PoisonError::into_inner);
-        created.retain(|request, (_, at)| {
-            now.saturating_duration_since(*at) < CONFIRM_TIMEOUT && requests.get(request).is_none()
-        });
-        let of_namespace = created
-            .iter()
-            .filter(|(request, _)| request.namespace == key.namespace);
-        of_namespace.map(|(_, (uid, _))| uid.clone()).collect()
+    ) -> (BTreeSet<String>, Option<Duration>) {
+        let left = |at: Instant| CONFIRM_TIMEOUT.checked_sub(now.saturating_duration_since(at));
+        self.planned
+            .retain(|request, (_, at)| left(*at).is_some() && requests.get(request).is_none());
+        let of_namespace = || {
+            let planned = self.planned.iter();
+            planned.filter(|(request, _)| request.namespace == key.namespace)
+        };
+        let uids = of_namespace().map(|(_, (uid, _))| uid.clone()).collect();
+        (uids, of_namespace().filter_map(|(_, (_, at))| left(*at)).min())
+    }
+
+    /// A request for the Pod with this UID will be created.
+    pub fn record(&mut self, request: Key, pod_uid: String, now: Instant) {
+        self.planned.insert(request, (pod_uid, now));
+    }
+
+    /// The request is not created after all.
+    pub fn forget(&mut self, request: &Key) {
+        self.planned.remove(request);
     }
 }
 
@@ -83,21 +89,10 @@ mod tests {
 
     use super::*;
 
-    #[tokio::test]
-    async fn restarts_of_a_namespace_are_planned_in_turns_and_count_before_the_watch_shows_them() {
+    #[test]
+    fn planned_restarts_count_before_the_watch_shows_them() {
         let (restarts, now) = (Restarts::default(), Instant::now());
         let key = |namespace: &str, name: &str| Key::namespaced(namespace, name);
-        let turn = restarts.turn(&key("n", "job")).await;
-        let other = restarts.turn(&key("other", "job")).await;
-        let probe = key("n", "probe");
-        let next = restarts.turn(&probe);
-        tokio::pin!(next);
-        let waits = tokio::time::timeout(std::time::Duration::from_millis(10), &mut next).await;
-        assert!(waits.is_err(), "the turn of the other controller");
-        restarts.record(key("n", "r"), "pod".to_owned(), now);
-        drop((turn, other));
-        let _next = next.await;
-
         let store = |requests: &[&str]| {
             let requests = requests.iter().map(|name| {
                 let request = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
@@ -107,16 +102,21 @@ mod tests {
             Store::from_objects(requests)
         };
         let unseen =
-            |namespace: &str, store: &Store<_>, now| restarts.unseen(&key(namespace, ""), store, now);
-        assert_eq!(unseen("n", &store(&[]), now), ["pod".to_owned()].into());
-        assert!(unseen("other", &store(&[]), now).is_empty());
-        assert!(unseen("n", &store(&["r"]), now).is_empty(), "the watch shows it");
-        restarts.record(key("n", "s"), "pod".to_owned(), now);
-        assert!(
-            unseen("n", &store(&[]), now + CONFIRM_TIMEOUT).is_empty(),
-            "it was not created"
-        );
-        assert_eq!(restarts.turns.lock().unwrap().len(), 2);
+            |namespace: &str, store: &Store<_>, now| restarts.plan().unseen(&key(namespace, ""), store, now);
+        let record = |name: &str| restarts.plan().record(key("n", name), "pod".to_owned(), now);
+        let none = (BTreeSet::new(), None);
+        record("r");
+        let second = Duration::from_secs(1);
+        let counted = (["pod".to_owned()].into(), Some(CONFIRM_TIMEOUT - second));
+        assert_eq!(unseen("n", &store(&[]), now + second), counted);
+        assert_eq!(unseen("other", &store(&[]), now), none);
+        assert_eq!(unseen("n", &store(&["r"]), now), none, "the watch shows it");
+        record("s");
+        restarts.plan().forget(&key("n", "s"));
+        assert_eq!(unseen("n", &store(&[]), now), none, "it was refused");
+        record("t");
+        let late = now + CONFIRM_TIMEOUT + second;
+        assert_eq!(unseen("n", &store(&[]), late), none, "it was not created");
     }
 
     #[test]

@@ -71,7 +71,7 @@ stores! {
     // With a workload part only if a CloneSet controls the Pod, no one does, or a SidecarSet was injected.
     pods: PodView = "pods", None, |o: RawPod| Some(PodView::from(&o));
     requests: ContainerRecreateRequest = "containerrecreaterequests", None,
-        |o: Bounded<ContainerRecreateRequest, MAX_REQUEST_BYTES>| Some(without_hooks(o.object));
+        |o: Bounded<ContainerRecreateRequest, { 2 * MAX_REQUEST_BYTES }>| Some(without_hooks(o.object));
     clone_sets: CloneSetView = "clonesets", None,
         |o: Bounded<CloneSet, MAX_CLONE_SET_BYTES>| Some(CloneSetView::new(&o.object, o.json));
     sidecar_sets: SidecarSet = "sidecarsets", None,
@@ -150,6 +150,7 @@ mod tests {
         assert_eq!(kept, serde_json::from_value(small).unwrap());
         let hook = json!({ "exec": { "command": vec!["x"; 100_000] } });
         let large = request(json!([{ "name": "a", "preStop": hook }])).to_string();
-        serde_json::from_str::<Bounded<ContainerRecreateRequest, MAX_REQUEST_BYTES>>(&large).unwrap_err();
+        serde_json::from_str::<Bounded<ContainerRecreateRequest, { 2 * MAX_REQUEST_BYTES }>>(&large)
+            .unwrap_err();
     }
 }

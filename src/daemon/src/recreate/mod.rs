@@ -88,7 +88,7 @@ pub async fn run(mut ctx: Context, pods: Store<NodePod>) -> Result<(), Error> {
     let (requests, watch) = ctx.cluster.reflector(
         api,
         selector,
-        |o: Bounded<ContainerRecreateRequest, MAX_REQUEST_BYTES>| observe::parse_request(o.object),
+        |o: Bounded<ContainerRecreateRequest, { 2 * MAX_REQUEST_BYTES }>| observe::parse_request(o.object),
     );
     let shutdown = ctx.shutdown.clone();
     let shared = Arc::new(RecreateContext {

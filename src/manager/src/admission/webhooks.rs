@@ -28,8 +28,8 @@ use kruise_api::backoff::Backoff;
 use kruise_api::json::set;
 use kruise_api::pod_probe_marker::{PodContainerProbe, PodProbeMarker};
 use kruise_api::pod_webhooks::{
-    NAME_SUFFIX, SetWebhook, enhanced_liveness_webhook, launch_priority_webhook, pod_webhooks,
-    readiness_gate_webhook, virtual_node_probes_webhook,
+    NAME_SUFFIX, SetWebhook, VIRTUAL_NODE_PROBES, enhanced_liveness_webhook, launch_priority_webhook,
+    pod_webhooks, readiness_gate_webhook, virtual_node_probes_webhook,
 };
 use kruise_api::sidecarset::SidecarSet;
 use kruise_api::webhooks::{MUTATING, VALIDATING, configurations, without_nulls};
@@ -201,8 +201,13 @@ async fn sync_all(
         if !with_markers.is_empty() {
             for_pods.push(virtual_node_probes_webhook(&options.namespace, &with_markers));
         }
-        let is_synced = sets.is_synced() && (!has_markers || markers.is_synced());
-        let for_pods = is_synced.then_some(for_pods.as_slice());
+        if has_markers && !markers.is_synced() {
+            // The kind, or the role to list it, may be missing; the other webhooks do not wait for it.
+            let existing = there.as_array().into_iter().flatten();
+            let name = format!("{VIRTUAL_NODE_PROBES}{NAME_SUFFIX}");
+            for_pods.extend(existing.filter(|hook| hook["name"] == *name).cloned());
+        }
+        let for_pods = sets.is_synced().then_some(for_pods.as_slice());
         plan_configuration(there, &mutating, for_pods, options, ca)
     };
     let plan_validating = |there: &Value, ca: &str| plan_configuration(there, &validating, None, options, ca);

@@ -132,8 +132,11 @@ impl ExecutionResult {
         );
         let resize_refused = matches!(resize, ResizeOutcome::Refused { .. });
         // Taking back the announcement of a refused resize does not make the API server accept it.
-        let keeps_refusal =
-            continues && matches!(resize, ResizeOutcome::None) && state.is_resize_rejected(&action.subject());
+        let keeps_refusal = continues
+            && matches!(resize, ResizeOutcome::None)
+            && state.is_resize_rejected(&action.subject())
+            // Nor does the end of its preparation change that a Pod's update is refused.
+            || patched_for(PatchReason::SyncLifecycle) && state.is_update_refused(&action.subject());
         state.record_answer(result.as_ref().err());
         match &result {
             Ok(()) if keeps_refusal => {}

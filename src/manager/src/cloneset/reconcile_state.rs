@@ -311,6 +311,12 @@ impl ReconcileState {
             .is_some_and(|failure| failure.resize_rejected)
     }
 
+    /// Whether the API server refused to update the Pod.
+    pub fn is_update_refused(&self, subject: &FailureSubject) -> bool {
+        let failure = self.failures.get(subject);
+        failure.is_some_and(|failure| failure.permanent && failure.purpose == ActionPurpose::Update)
+    }
+
     /// Records that the API server refused to resize a Pod; a retry would be refused again.
     pub fn record_resize_rejection(&mut self, subject: &FailureSubject) {
         if let Some(failure) = self.failures.get_mut(subject) {

@@ -288,7 +288,9 @@ pub async fn create_requests(
 ) -> bool {
     let mut is_refused = false;
     let mut is_failing = false;
-    for chunk in plan.create.chunks(CONCURRENT_CREATIONS) {
+    let mut left = plan.create.as_slice();
+    while !left.is_empty() {
+        let (chunk, rest) = left.split_at(left.len().min(CONCURRENT_CREATIONS));
         let created = chunk
             .iter()
             .map(|request| create_request(shared, key, cached, request));
@@ -318,14 +320,19 @@ pub async fn create_requests(
                 }
             }
         }
+        left = rest;
         if is_failing {
             break;
         }
     }
+    for request in left {
+        let name = request.metadata.name.as_deref().unwrap_or_default();
+        shared.manager.restarts.plan().forget(&key.with_name(name));
+    }
     is_refused
 }
 
-fn pod_uid(request: &ContainerRecreateRequest) -> String {
+pub fn pod_uid(request: &ContainerRecreateRequest) -> String {
     let labels = request.metadata.labels.as_ref();
     let uid = labels.and_then(|labels| labels.get(keys::CRR_POD_UID));
     uid.cloned().unwrap_or_default()
@@ -339,15 +346,10 @@ async fn create_request(
 ) -> Result<(), Error> {
     let name = request.metadata.name.as_deref().unwrap_or_default();
     let requests: Api<ContainerRecreateRequest> = shared.manager.api(key);
-    let name_key = Key {
-        namespace: key.namespace.clone(),
-        name: name.to_owned(),
-    };
     let created = write::create(&requests, request).await;
     let may_exist = created.as_ref().map_or_else(Error::outcome_unknown, |_| true);
-    if may_exist {
-        let restarts = &shared.manager.restarts;
-        restarts.record(name_key, pod_uid(request), Instant::now());
+    if !may_exist {
+        shared.manager.restarts.plan().forget(&key.with_name(name));
     }
     let stored = match created {
         Ok(stored) => stored.object()?,

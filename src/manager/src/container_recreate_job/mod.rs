@@ -19,7 +19,7 @@ use kube::api::ListParams;
 use tokio::sync::mpsc;
 
 use super::Context;
-use super::restarts::counts_until;
+use super::restarts::{Planning, counts_until};
 use super::status_pacer::StatusPacer;
 use act::WorkloadAtEnd;
 use kruise_api::container_recreate_job::{COMPLETE, ContainerRecreateJob, ContainerRecreateJobStatus};
@@ -108,6 +108,30 @@ fn is_complete(status: &ContainerRecreateJobStatus) -> bool {
     conditions.any(|condition| condition.type_ == COMPLETE && condition.status == "True")
 }
 
+/// UIDs of the Pods that others restart, and when the first of these restarts ends to count whatever happens.
+fn restarted_by_others(
+    shared: &ControllerState,
+    key: &Key,
+    job: &ContainerRecreateJob,
+    planning: &mut Planning<'_>,
+) -> (BTreeSet<String>, Option<Duration>) {
+    if !is_unfinished(job) {
+        return (BTreeSet::new(), None);
+    }
+    let requests = &shared.manager.stores.requests;
+    let now = shared.manager.cluster.clock.now();
+    let (mut uids, mut first_end) = planning.unseen(key, requests, Instant::now());
+    for (_, request) in requests.entries_of(key.namespace.as_deref()) {
+        let end = counts_until(&request).filter(|end| now < *end && !is_of_job(job, &request));
+        if let (Some(uid), Some(end)) = (pod_uid(&request), end) {
+            uids.insert(uid.to_owned());
+            let left = duration_until(end, now);
+            first_end = Some(first_end.map_or(left, |first| first.min(left)));
+        }
+    }
+    (uids, first_end)
+}
+
 /// Reconciles one job.
 async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfter, Error> {
     act::fetch_unconfirmed(&shared, &key).await?;
@@ -144,39 +168,35 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
     let owners = state.workload.as_ref().map(|workload| workload.owners.clone());
     let owners = owners.unwrap_or_default();
     pods.retain(|(_, pod)| selects(job, &owners, pod));
-    // Whoever plans next must see what this reconcile creates.
-    let _turn = match is_unfinished(job) {
-        true => Some(shared.manager.restarts.turn(&key).await),
-        false => None,
-    };
     let now = shared.manager.cluster.clock.now();
-    let all = match is_unfinished(job) {
-        true => stores.requests.entries_of(key.namespace.as_deref()),
-        false => Vec::new(),
-    };
-    let being_created = shared
-        .manager
-        .restarts
-        .unseen(&key, &stores.requests, Instant::now());
-    let others = all.iter().filter(|(_, request)| !is_of_job(job, request));
-    let others = others.filter_map(|(_, request)| Some((pod_uid(request)?, counts_until(request)?)));
-    let (restarted_by_others, ends): (BTreeSet<_>, Vec<_>) = others
-        .filter(|(_, end)| now < *end)
-        .map(|(uid, end)| (uid.to_owned(), end))
-        .unzip();
-    let restarted_by_others = &restarted_by_others | &being_created;
+    // They may have changed while the workload was read.
+    for (name, pod) in &mut pods {
+        if let Some(newer) = stores.pods.get(&key.with_name(name)) {
+            *pod = newer;
+        }
+    }
+    let refused = state.refused.iter();
+    state.memory.refused = refused
+        .map(|(uid, refusal)| (uid.clone(), refusal.message.clone()))
+        .collect();
     let mut observed = Observed {
         job: Arc::clone(job),
         target,
         pods,
         requests: cached.requests.clone(),
-        restarted_by_others,
+        restarted_by_others: BTreeSet::new(),
     };
-    let refused = state.refused.iter();
-    state.memory.refused = refused
-        .map(|(uid, refusal)| (uid.clone(), refusal.message.clone()))
-        .collect();
-    let mut plan = plan(&observed, &state.memory, now);
+    let (mut plan, others_end) = {
+        let mut planning = shared.manager.restarts.plan();
+        let (by_others, end) = restarted_by_others(&shared, &key, job, &mut planning);
+        observed.restarted_by_others = by_others;
+        let plan = plan(&observed, &state.memory, now);
+        for request in &plan.create {
+            let name = request.metadata.name.as_deref().unwrap_or_default();
+            planning.record(key.with_name(name), act::pod_uid(request), Instant::now());
+        }
+        (plan, end)
+    };
     if plan.status.as_ref().is_some_and(is_complete) {
         // Pods of a workload that was deleted without them do not show that they are its.
         match act::workload_at_end(&shared, &key, job, &state).await? {
@@ -212,7 +232,7 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
         report_refusals,
         report_requests,
         is_unreadable.then_some(REFUSED_RETRY),
-        ends.into_iter().min().map(|end| duration_until(end, now)),
+        others_end,
         cached.next_fetch,
         plan.requeue_at.map(|at| duration_until(at, now)),
         next_retry.map(|at| at.saturating_duration_since(Instant::now())),

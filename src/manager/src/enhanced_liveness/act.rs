@@ -1,7 +1,6 @@
 //! The writes: requests that restart containers, and events.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -56,6 +55,12 @@ pub async fn restart(
         let Some(pod) = observed.cached.get(key) else {
             continue;
         };
+        if first.as_ref().is_err_and(Error::retryable) {
+            // The next one would wait as long; all are planned again.
+            let name = request_name(&pod.view.uid, &failure.container_id);
+            shared.manager.restarts.plan().forget(&key.with_name(&name));
+            continue;
+        }
         let result = async {
             for request in &pod.unfinished {
                 delete_request(shared, key, request).await?;
@@ -93,17 +98,16 @@ async fn create_request(
     let name = request.metadata.name.clone().unwrap_or_default();
     let created = write::create(&ctx.api::<ContainerRecreateRequest>(key), &request).await;
     // The watch shows it soon, also if it existed, or if there was no answer.
+    let request_key = key.with_name(&name);
     let may_exist = created.as_ref().map_or_else(
         |error| error.already_exists() || error.outcome_unknown(),
         |_| true,
     );
+    if !may_exist {
+        ctx.restarts.plan().forget(&request_key);
+    }
     if may_exist {
-        let request = Key {
-            namespace: key.namespace.clone(),
-            name: name.clone(),
-        };
-        let restarts = &ctx.restarts;
-        restarts.record(request.clone(), pod.uid.clone(), Instant::now());
+        let request = request_key;
         let now = shared.started_at.elapsed();
         let mut unconfirmed = lock(&shared.unconfirmed);
         unconfirmed.retain(|_, request| !request.has_expired(now));

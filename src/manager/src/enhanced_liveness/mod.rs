@@ -66,18 +66,30 @@ pub async fn run(ctx: Context, node_pod_probes: Store<NodePodProbe>) {
 }
 
 async fn reconcile(shared: Arc<ControllerState>, workload: WorkloadKey) -> Result<RequeueAfter, Error> {
-    let namespace = Key::namespaced(workload.namespace.as_str(), "");
-    let _turn = shared.manager.restarts.turn(&namespace).await;
-    let observed = observe::observe(&shared, &workload);
+    let (observed, plan) = plan_restarts(&shared, &workload);
     act::report_unusable(&shared, &workload, &observed);
     if observed.pods.iter().all(|pod| pod.failure.is_none()) {
         act::report_waiting(&shared, &workload, &observed, &[]);
         return Ok(observed.requeue_after);
     }
-    let budget = act::budget(&shared.manager, &workload, observed.pods.len());
-    let plan = plan::plan(&observed.pods, budget);
     act::report_waiting(&shared, &workload, &observed, &plan.waiting);
     act::restart(&shared, &observed, &plan.restarts).await?;
-    let requeue_after = observe::observe(&shared, &workload).requeue_after;
+    let mut planning = shared.manager.restarts.plan();
+    let requeue_after = observe::observe(&shared, &workload, &mut planning).requeue_after;
     Ok(requeue_after)
+}
+
+/// What is there, and what to restart, which counts in the budgets of others from now on.
+fn plan_restarts(shared: &ControllerState, workload: &WorkloadKey) -> (observe::Observed, plan::Plan) {
+    let mut planning = shared.manager.restarts.plan();
+    let observed = observe::observe(shared, workload, &mut planning);
+    let budget = act::budget(&shared.manager, workload, observed.pods.len());
+    let plan = plan::plan(&observed.pods, budget);
+    for (pod, failure) in &plan.restarts {
+        let uid = observed.cached.get(pod).map(|cached| cached.view.uid.clone());
+        let uid = uid.unwrap_or_default();
+        let request = pod.with_name(&plan::request_name(&uid, &failure.container_id));
+        planning.record(request, uid, Instant::now());
+    }
+    (observed, plan)
 }

@@ -10,7 +10,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::plan::{Failure, LastRequest, WorkloadPod, current_failures, is_restart_pending, request_name};
 use super::{ControllerState, NAME, lock};
-use crate::restarts::{counts_until, is_finished};
+use crate::restarts::{Planning, counts_until, is_finished};
 use crate::view::{CloneSetView, PodView, Workload};
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::keys;
@@ -213,16 +213,16 @@ fn failures(object: &NodePodProbe) -> NodeFailures {
 }
 
 /// Observes the Pods of a workload.
-pub fn observe(shared: &ControllerState, workload: &WorkloadKey) -> Observed {
+pub fn observe(shared: &ControllerState, workload: &WorkloadKey, planning: &mut Planning<'_>) -> Observed {
     let stores = &shared.manager.stores;
     let now = shared.manager.cluster.clock.now();
     let namespace = Key::namespaced(workload.namespace.as_str(), "");
-    let being_created = shared
-        .manager
-        .restarts
-        .unseen(&namespace, &stores.requests, Instant::now());
+    let (being_created, first_end) = planning.unseen(&namespace, &stores.requests, Instant::now());
     let index = lock(&shared.index);
-    let mut observed = Observed::default();
+    let mut observed = Observed {
+        requeue_after: first_end,
+        ..Observed::default()
+    };
     for key in index.pods.get(workload).into_iter().flatten() {
         let Some(pod) = stores.pods.get(key).filter(|pod| !pod.terminal) else {
             continue;

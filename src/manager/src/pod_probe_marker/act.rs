@@ -11,6 +11,8 @@ use serde_json::{Map, Value, json};
 use super::ControllerState;
 use super::observe::has_daemon;
 use super::plan::{PodChange, PodMarks, ProbedPod, Results, full_name, node_probes, pod_change, removal};
+use crate::FeatureGate;
+use crate::view::PodView;
 use kruise_api::keys;
 use kruise_api::node_pod_probe::{NodePodProbe, NodePodProbeSpec};
 use kruise_api::pod_probe_marker::{PodProbeMarker, PodProbeMarkerStatus};
@@ -242,7 +244,7 @@ async fn remove_all_marks(
         if Instant::now() >= deadline {
             return Ok(false);
         }
-        match remove_marks(shared, &pod_key, marker).await {
+        match remove_marks(shared, &pod_key, &pod, marker).await {
             // Another policy of the cluster may protect a Pod; its marks stay.
             Err(error) if !error.retryable() && !error.conflict() => {
                 tracing::warn!(pod = %pod_key, marker = %key, %error, "the marks of a deleted PodProbeMarker stay");
@@ -257,7 +259,12 @@ async fn remove_all_marks(
 }
 
 /// Removes what a PodProbeMarker has set on a Pod, but for what others set as well.
-async fn remove_marks(shared: &ControllerState, key: &Key, marker: &PodProbeMarker) -> Result<(), Error> {
+async fn remove_marks(
+    shared: &ControllerState,
+    key: &Key,
+    pod: &PodView,
+    marker: &PodProbeMarker,
+) -> Result<(), Error> {
     let api = shared.manager.api::<Pod>(key);
     let Some(object) = write::get(&api, &key.name).await? else {
         return Ok(());
@@ -271,15 +278,14 @@ async fn remove_marks(shared: &ControllerState, key: &Key, marker: &PodProbeMark
         .flatten()
         .map(|gate| gate.condition_type.clone())
         .collect();
-    let probed = shared.index().pod(key);
-    // The provider of a virtual node goes on to report what it was given at the Pod's creation.
-    let is_reported = probed
-        .as_ref()
-        .is_some_and(|pod| pod.reported.is_some() && is_virtual(shared, &pod.node));
-    let others = probed.map(|pod| pod.markers).unwrap_or_default();
+    let others = shared.index().pod(key).map(|pod| pod.markers).unwrap_or_default();
     let uid = object.metadata.uid.clone().unwrap_or_default();
     let mut change = removal(&marks(&object), marker, &others, &gates);
-    if is_reported {
+    // The provider of a virtual node goes on to report what it was given at the Pod's creation.
+    let gates = &shared.manager.options.feature_gates;
+    let reports =
+        gates.enabled(FeatureGate::EnablePodProbeMarkerOnServerless) && pod.reported_probes.is_some();
+    if reports && pod.node.as_deref().is_some_and(|node| is_virtual(shared, node)) {
         change.removed_conditions.clear();
     }
     write_change(&api, key, &uid, &change).await?;

@@ -390,14 +390,18 @@ pub async fn enqueue_changes(
     let mut affected = BTreeSet::new();
     loop {
         // Other tasks of the thread run in between: some renew the Lease.
-        while events.drain_some(MAX_EVENTS_AT_ONCE, |event| {
-            affected.extend(shared.index().apply(event, &stores.pods));
-        }) {
+        loop {
+            let may_be_more = events.drain_some(MAX_EVENTS_AT_ONCE, |event| {
+                affected.extend(shared.index().apply(event, &stores.pods));
+            });
+            let all = std::mem::take(&mut affected);
+            if !all.into_iter().all(|key| work.send(key).is_ok()) {
+                return;
+            }
+            if !may_be_more {
+                break;
+            }
             tokio::task::yield_now().await;
-        }
-        let all = std::mem::take(&mut affected);
-        if !all.into_iter().all(|key| work.send(key).is_ok()) {
-            return;
         }
         let Some(event) = events.next().await else { return };
         events.handle(event, |event| {

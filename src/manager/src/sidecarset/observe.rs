@@ -39,6 +39,8 @@ pub struct Index {
     not_injected: BTreeMap<String, BTreeSet<Key>>,
     /// Sets whose Pods without injection must be looked for among all Pods.
     unscanned: BTreeSet<String>,
+    /// The same among the Pods of a namespace.
+    unscanned_in: BTreeMap<String, BTreeSet<String>>,
 }
 
 /// The objects of one set.
@@ -146,6 +148,7 @@ impl Index {
             namespaces: BTreeMap::new(),
             not_injected: BTreeMap::new(),
             unscanned: BTreeSet::new(),
+            unscanned_in: BTreeMap::new(),
         }
     }
 
@@ -286,18 +289,31 @@ impl Index {
     /// Looks for the Pods that lack changed sets; returns the sets for which that changed.
     pub fn scan(&mut self, pods: &Store<PodView>) -> BTreeSet<String> {
         let sets = std::mem::take(&mut self.unscanned);
-        if sets.is_empty() {
-            return sets;
-        }
+        let in_namespaces = std::mem::take(&mut self.unscanned_in);
         for set in &sets {
             if self.set(set).is_none() {
                 self.not_injected.remove(set);
             }
         }
+        let mut changed = BTreeSet::new();
+        if !sets.is_empty() {
+            changed = self.scan_pods(pods.entries(), &sets);
+        }
+        for (namespace, mut others) in in_namespaces {
+            others.retain(|set| !sets.contains(set));
+            if !others.is_empty() {
+                changed.append(&mut self.scan_pods(pods.entries_of(Some(&namespace)), &others));
+            }
+        }
+        changed
+    }
+
+    /// Looks for the Pods of these that lack `sets`.
+    fn scan_pods(&mut self, pods: Vec<(Key, Arc<PodView>)>, sets: &BTreeSet<String>) -> BTreeSet<String> {
         let (all, mut changed) = (self.all_sets(), BTreeSet::new());
-        let all = Sets::new(&all, Some(&sets));
-        for (key, pod) in pods.entries() {
-            changed.extend(self.note_not_injected(&key, Some(&pod), &all, Some(&sets)));
+        let all = Sets::new(&all, Some(sets));
+        for (key, pod) in pods {
+            changed.extend(self.note_not_injected(&key, Some(&pod), &all, Some(sets)));
         }
         changed
     }
@@ -405,9 +421,20 @@ impl Index {
             selects_namespace(&set.spec, labels.as_deref())
         };
         let selecting = sets.filter(|(_, set, _)| selects(set, &change.old) != selects(set, &change.new));
-        let selecting: BTreeSet<String> = selecting.map(|(key, ..)| key.name.clone()).collect();
-        self.unscanned.extend(selecting.iter().cloned());
-        affected.extend(selecting);
+        let selecting: Vec<_> = selecting
+            .map(|(key, set, _)| (key.name.clone(), Arc::clone(set)))
+            .collect();
+        let bases = selecting
+            .iter()
+            .filter_map(|(_, set)| Some(SetView::from(&**set).canary_base()?.to_owned()));
+        let scanned: Vec<String> = bases
+            .chain(selecting.iter().map(|(name, _)| name.clone()))
+            .collect();
+        if !scanned.is_empty() {
+            let namespace = self.unscanned_in.entry(change.key.name.clone()).or_default();
+            namespace.extend(scanned);
+        }
+        affected.extend(selecting.into_iter().map(|(name, _)| name));
     }
 
     /// Applies one change; returns the affected sets.
@@ -639,8 +666,14 @@ mod tests {
             world.set(None, Some(set("log", spec)));
             let labels = Some(Arc::new(NamespaceLabels::from([("env".into(), "prod".into())])));
             let event = change(Key::cluster_scoped("new"), None, labels);
+            world.index.scan(&world.pods);
             assert_eq!(world.index.apply(&WatchEvent::Namespace(event)).len(), affected);
-            assert_eq!(world.index.unscanned.len(), affected);
+            assert_eq!(
+                world.index.unscanned.len(),
+                0,
+                "Pods of other namespaces are not looked at"
+            );
+            assert_eq!(world.index.unscanned_in.len(), affected);
         }
     }
 

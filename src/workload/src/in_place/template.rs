@@ -75,10 +75,11 @@ impl<'a> Template<'a> {
 
     fn restrict_to_template(self, part: &str, map: &mut BTreeMap<String, String>) {
         map.retain(|key, value| {
-            self.metadata(part, key).is_some_and(|own| {
-                own.clone_into(value);
-                true
-            })
+            !keys::OWN_POD_METADATA.contains(&key.as_str())
+                && self.metadata(part, key).is_some_and(|own| {
+                    own.clone_into(value);
+                    true
+                })
         });
     }
 

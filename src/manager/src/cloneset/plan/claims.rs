@@ -1,7 +1,6 @@
 //! The claims of a CloneSet's Pods.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use serde_json::{Map, Value, json};
 
@@ -31,14 +30,9 @@ pub(super) fn clean_up<'a>(view: &PlanView<'a>, builder: &mut PlanBuilder) -> BT
     // An orphan may have a copy of a Pod's labels. It keeps a claim that no other Pod has, in case it is adopted.
     let owner = view.owner();
     let is_own = |pod: &Pod| pod.controller.as_ref() == Some(&owner);
-    let (own, orphans): (Vec<&Arc<Pod>>, Vec<_>) = pods.partition(|pod| is_own(pod));
-    let labelled = orphans.iter().chain(&own);
-    let labelled = labelled.map(|pod| (instance_id(pod), pod.as_ref()));
-    // Whatever was done to the label of a Pod, its volumes are those of the ID in its name.
-    let prefix = pod_name(view, "");
-    let named = own.iter();
-    let named = named.filter_map(|pod| Some((pod.name.strip_prefix(&prefix)?, pod.as_ref())));
-    let pods: BTreeMap<&str, &Pod> = labelled.chain(named).collect();
+    let (own, orphans): (Vec<_>, Vec<_>) = pods.partition(|pod| is_own(pod));
+    let pods = orphans.into_iter().chain(own);
+    let pods: BTreeMap<&str, &Pod> = pods.map(|pod| (instance_id(view, pod), pod.as_ref())).collect();
     let mut remaining = BTreeSet::new();
     for claim in view.observed.claims.iter().filter(|claim| !claim.terminating) {
         let (name, uid, id) = (claim.name.clone(), claim.uid.clone(), claim.instance_id.as_str());
@@ -64,10 +58,13 @@ pub(super) fn clean_up<'a>(view: &PlanView<'a>, builder: &mut PlanBuilder) -> BT
     remaining
 }
 
-/// The ID that a Pod shares with its claims; empty if it has none.
-fn instance_id(pod: &Pod) -> &str {
-    let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
-    id.map(String::as_str).unwrap_or_default()
+/// The ID that a Pod shares with its claims; empty if it has none. Whatever was done to the label of a Pod of ours, its
+/// volumes are those of the ID in its name.
+pub(super) fn instance_id<'a>(view: &PlanView<'_>, pod: &'a Pod) -> &'a str {
+    let is_own = pod.controller.as_ref() == Some(&view.owner());
+    let named = pod.name.strip_prefix(&pod_name(view, "")).filter(|_| is_own);
+    let label = pod.labels.get(keys::CLONESET_INSTANCE_ID).map(String::as_str);
+    named.or(label).unwrap_or_default()
 }
 
 /// Transfers a claim to a Pod, so that the garbage collector deletes the claim once the Pod and all other owners are
@@ -128,14 +125,14 @@ pub(super) fn reclaim(view: &PlanView<'_>, builder: &mut PlanBuilder) {
 
 /// The patches that transfer its claims to a Pod before the Pod is deleted.
 pub(super) fn pod_claims(view: &PlanView<'_>, pod: &Pod) -> Vec<ClaimPatch> {
-    let id = Some(instance_id(pod)).filter(|id| !id.is_empty());
+    let id = Some(instance_id(view, pod)).filter(|id| !id.is_empty());
     let claims = id.and_then(|id| view.claims.get(id)).into_iter().flatten();
     claims.map(|claim| transfer_to_pod(view, pod, claim)).collect()
 }
 
 /// The claims of a Pod to adopt: the deletion of the previous CloneSet without its dependents orphaned them, too.
 pub(super) fn orphan_claims(view: &PlanView<'_>, pod: &Pod) -> Vec<OrphanClaim> {
-    let id = Some(instance_id(pod)).filter(|id| !id.is_empty());
+    let id = Some(instance_id(view, pod)).filter(|id| !id.is_empty());
     let templates = view.spec.volume_claim_templates.iter();
     let claims = id.into_iter().flat_map(|id| {
         templates.clone().map(move |template| OrphanClaim {

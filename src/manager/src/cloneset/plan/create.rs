@@ -82,14 +82,15 @@ fn pods_with_claims<'a>(
 ) -> Vec<&'a Pod> {
     let observed = view.observed;
     let kept = observed.claims.iter().filter(|claim| is_kept(kept_claims, claim));
-    let ids: BTreeSet<&String> = kept.map(|c| &c.instance_id).filter(|id| !id.is_empty()).collect();
+    let ids = kept.map(|claim| claim.instance_id.as_str());
+    let ids: BTreeSet<&str> = ids.filter(|id| !id.is_empty()).collect();
     if ids.is_empty() {
         return Vec::new();
     }
-    let with_claims = observed.pods.iter().filter(|pod| {
-        let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
-        id.is_some_and(|id| ids.contains(id))
-    });
+    let with_claims = observed
+        .pods
+        .iter()
+        .filter(|pod| ids.contains(claims::instance_id(view, pod)));
     with_claims.filter(|pod| filter(pod)).map(AsRef::as_ref).collect()
 }
 

@@ -66,8 +66,10 @@ fn plan_rollout(
     let rolling = view.spec.rolling_update();
     let ordered = rolling.is_some_and(|r| r.priority_strategy.is_some() || !r.scatter_strategy.is_empty());
     let (mut candidates, mut remaining) = choose_candidates(view, &numbers, forward);
-    if !ordered {
-        // With a partition, a Pod that cannot be updated would hold the place of one that can, for ever.
+    let failures = &view.observed.failures;
+    if !ordered && !failures.contains_key(&FailureSubject::InPlaceUpdates) {
+        // With a partition, a Pod that cannot be updated would hold the place of one that can, for ever. What is
+        // refused for all must not have each Pod prepared in turn.
         candidates.sort_by_cached_key(|at| {
             let pod = &view.pods[*at];
             !pod.specified && is_blocked(view, pod, target, &mut spec_cache)
@@ -94,6 +96,7 @@ fn plan_rollout(
     // What was refused for several Pods would be refused for the next: one is tried at a time, with a growing backoff.
     if let Some(until) = view.retry_at(&FailureSubject::InPlaceUpdates) {
         builder.requeue_at(until);
+        chosen.append(&mut undecided);
         return chosen;
     }
     if view
@@ -163,6 +166,7 @@ fn is_blocked(view: &PlanView<'_>, pod: &ObservedPod<'_>, target: &str, spec_cac
     let rolling = view.spec.rolling_update();
     let in_place_only = rolling.is_some_and(|r| r.pod_update_policy == Some(Policy::InPlaceOnly));
     failure.is_some_and(|failure| failure.permanent && !failure.resize_rejected)
+        || matches!(pod.state, State::Other(_))
         || in_place_only && in_place_spec(view, pod, target, spec_cache).is_err()
 }
 

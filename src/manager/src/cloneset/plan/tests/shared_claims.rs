@@ -149,4 +149,16 @@ fn claims_of_running_pods_stay_whatever_their_labels_become() {
     cluster.pods.get_mut(&name).unwrap()["metadata"]["labels"][keys::CLONESET_INSTANCE_ID] = json!("other");
     settle(&mut cluster);
     assert_eq!(cluster.claims.len(), 3);
+
+    // A Pod takes its own claim along when it is deleted, and not that of the Pod whose ID its label has.
+    let others = cluster.pods.keys().skip(1).take(2).cloned().collect::<Vec<_>>();
+    let id = others[1].strip_prefix("s-").unwrap().to_owned();
+    cluster.pods.get_mut(&others[0]).unwrap()["metadata"]["labels"][keys::CLONESET_INSTANCE_ID] = json!(id);
+    cluster.edit(&json!({ "replicas": 2, "scaleStrategy": { "podsToDelete": [others[0]] } }));
+    settle(&mut cluster);
+    assert!(
+        cluster.claims.contains_key(&format!("data-{}", others[1])),
+        "{:?}",
+        cluster.claims.keys()
+    );
 }
