@@ -41,7 +41,7 @@ enum Operator {
 }
 
 impl CompiledSelector {
-    /// Whether `labels` match, as [`matches`] says it.
+    /// Whether `labels` match, as [`matches()`] says it.
     #[must_use]
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.requirements.iter().all(|requirement| {

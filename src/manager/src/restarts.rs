@@ -20,7 +20,7 @@ pub struct Restarts {
     planned: Mutex<HashMap<Key, (String, Instant)>>,
 }
 
-/// While it exists, nobody else plans: nothing may be awaited.
+/// While it exists, no other controller plans: nothing may be awaited.
 pub struct Planning<'a> {
     planned: MutexGuard<'a, HashMap<Key, (String, Instant)>>,
 }
