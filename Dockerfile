@@ -35,12 +35,14 @@ ENV CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER=x86_64-linux-gnu-gcc \
     CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 # What the programs log and `kruise_build_info` shows. It cannot be asked of git here: .dockerignore leaves .git out.
 ARG KRUISE_COMMIT
-# No path of the builder is in the programs, as `cargo xtask reproduce` checks. Each program is built on its own, so that
+# Neither a path of the builder nor a time is in the programs, as `cargo xtask reproduce` checks: without
+# SOURCE_DATE_EPOCH, the allocator's C code has the time of its compilation. Each program is built on its own, so that
 # its libraries have only what it needs.
 RUN target="$(cat /arch)-unknown-linux-gnu" \
  && cargo fetch --locked --target "$target" \
  && crates=$(echo "$CARGO_HOME"/registry/src/*) \
  && export RUSTFLAGS="-C target-feature=+crt-static --remap-path-prefix=$crates=/crates --remap-path-prefix=/src/target=/target" \
+ && export SOURCE_DATE_EPOCH=0 \
  && cargo build --release --locked --package kruise-daemon --target "$target" \
  && cargo build --release --locked --package kruise-manager --target "$target" \
  && mkdir /out && cp "target/$target/release/kruise-daemon" "target/$target/release/kruise-manager" /out/

@@ -41,6 +41,8 @@ impl Binaries {
                 .current_dir(root)
                 .env("CARGO_TARGET_DIR", target_dir)
                 .env("CARGO_ENCODED_RUSTFLAGS", flags.join(FLAG_SEPARATOR))
+                // Otherwise the allocator's C code has the time of its compilation.
+                .env("SOURCE_DATE_EPOCH", "0")
                 .env("CARGO_TERM_COLOR", "never")
                 .env("CARGO_TERM_PROGRESS_WHEN", "never");
             run_cargo(&cargo, &mut tell)?;
