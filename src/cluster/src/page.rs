@@ -43,6 +43,15 @@ pub fn reduce_limit(params: &mut ListParams) {
     params.limit = Some((params.limit.unwrap_or(DEFAULT_LIMIT) / 4).max(1));
 }
 
+/// Raises a reduced limit again, up to `full`, after a page of this many bytes: one large object must not make the rest
+/// of the list a request for each object.
+pub fn raise_limit(params: &mut ListParams, full: Option<u32>, bytes: usize) {
+    if bytes <= MAX_PAGE_BYTES / 2 {
+        let full = full.unwrap_or(DEFAULT_LIMIT);
+        params.limit = params.limit.map(|limit| limit.saturating_mul(2).min(full));
+    }
+}
+
 async fn send_list<K: Clone + DeserializeOwned>(
     client: &Client,
     request: Result<http::Request<Vec<u8>>, request::Error>,

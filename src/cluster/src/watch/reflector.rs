@@ -96,6 +96,8 @@ impl Reflector {
                 Err(error) => return Err(error),
             };
             self.status.failures = failures_before;
+            let bytes = list.items.iter().map(|text| text.get().len()).sum();
+            page::raise_limit(&mut params, self.list_params.limit, bytes);
             for text in list.items {
                 // One by one: a page of many small values takes a hundred times its length when it is parsed.
                 self.sink.add_listed(&text).map_err(kube::Error::SerdeError)?;

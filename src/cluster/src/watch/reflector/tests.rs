@@ -182,6 +182,14 @@ impl Fixture {
         self.requests().into_iter().map(|(_, what)| what).collect()
     }
 
+    /// The limits of the lists that were requested.
+    fn limits(&self) -> Vec<String> {
+        let server = self.server.lock().unwrap();
+        let uris = server.requests.iter().map(|(_, uri)| uri);
+        uris.filter_map(|uri| Some(uri.split_once("limit=")?.1.split('&').next()?.to_owned()))
+            .collect()
+    }
+
     fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = self
             .store
@@ -296,15 +304,39 @@ async fn page_size_shrinks_for_large_objects() {
     ]);
     fixture.advance(10).await;
     assert_eq!(fixture.names(), ["o0", "o1", "o2", "o3", "o4"]);
-    let limits: Vec<_> = fixture
-        .server
-        .lock()
-        .unwrap()
-        .requests
-        .iter()
-        .filter_map(|(_, uri)| Some(uri.split_once("limit=")?.1.split('&').next()?.to_owned()))
-        .collect();
-    assert_eq!(limits, ["500", "125", "31", "7", "7"]);
+    assert_eq!(fixture.limits(), ["500", "125", "31", "7", "7"]);
+}
+
+/// A tenant's large object must not make the rest of a list a request for each object.
+#[tokio::test(start_paused = true)]
+async fn page_size_grows_again_behind_large_objects() {
+    let page = |names: &[&str], bytes: usize, more: Option<&str>| {
+        let objects = names.iter().map(|name| {
+            let mut object = config_map(name, "5");
+            object["data"] = json!({ "a": "x".repeat(bytes) });
+            object
+        });
+        Object(
+            200,
+            json!({ "apiVersion": "v1", "kind": "ConfigMapList", "items": objects.collect::<Vec<_>>(),
+            "metadata": { "resourceVersion": "5", "continue": more } }),
+        )
+    };
+    let large = || page(&["large"], 9_000_000, Some("more"));
+    let fixture = Fixture::new(vec![
+        large(),
+        large(),
+        large(),
+        large(),
+        large(),
+        page(&["a"], 10, Some("more")),
+        page(&["b", "c"], 10, Some("more")),
+        page(&["d"], 10, None),
+        WatchThenIdle(vec![]),
+    ]);
+    fixture.advance(10).await;
+    assert_eq!(fixture.names(), ["a", "b", "c", "d", "large"]);
+    assert_eq!(fixture.limits(), ["500", "125", "31", "7", "1", "1", "2", "4"]);
 }
 
 #[tokio::test(start_paused = true)]
