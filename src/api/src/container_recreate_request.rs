@@ -187,8 +187,8 @@ pub const WAITING: &str = "Waiting";
 pub const COMPLETE: &str = "Complete";
 /// Condition type of every other finished request; ours.
 pub const FAILED: &str = "Failed";
-/// The most memory that a new request may take as JSON, in bytes: admission copies the `preStop` hooks of its
-/// containers. With its status it may take twice as much.
+/// The most memory that the containers of a new request may take as JSON, in bytes: admission copies their `preStop`
+/// hooks. With the rest of it, and its status, a request may take twice as much.
 pub const MAX_REQUEST_BYTES: usize = 1 << 20;
 /// The longest ID of a container, as in the schema of `statusContext`.
 pub const MAX_CONTAINER_ID_BYTES: usize = 1024;

@@ -149,11 +149,11 @@ pub(super) fn decide(request: &Request, lookup: &PodLookup) -> Decision {
         return Decision::from_errors(errors, object, Vec::new());
     }
     set_defaults(&mut object, pod);
-    let bytes = estimate_memory(object.to_string().as_bytes());
+    let bytes = estimate_memory(object["spec"]["containers"].to_string().as_bytes());
     if bytes > MAX_REQUEST_BYTES {
         let why = format!(
-            "the request would take {bytes} bytes of memory with the preStop hooks of these containers, \
-             {MAX_REQUEST_BYTES} are the most; name fewer containers"
+            "with their preStop hooks, these containers would take {bytes} bytes of memory, \
+             {MAX_REQUEST_BYTES} are the most; name fewer"
         );
         errors.add("spec.containers", &Value::Null, why);
         return Decision::from_errors(errors, object, Vec::new());
