@@ -16,6 +16,7 @@ use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt};
 
 use super::fence::FencedConnector;
 use super::overload::{OverloadRetry, to_status};
+use super::token_file::TokenFileLayer;
 use super::{Clock, Error, Fence};
 
 /// How to reach the cluster.
@@ -33,12 +34,13 @@ pub struct ClientOptions {
 pub(super) struct ClientConfig {
     config: Config,
     clock: Clock,
+    token_file: Option<TokenFileLayer>,
 }
 
 impl ClientConfig {
     /// A client with its own connections, behind `fence` if there is one. No request is sent.
     pub(super) fn client(&self, fence: Option<Fence>) -> Result<kube::Client, Error> {
-        build_client(&self.config, self.clock.clone(), fence).map_err(|e| Error::Config(e.to_string()))
+        build_client(self, fence).map_err(|e| Error::Config(e.to_string()))
     }
 }
 
@@ -47,7 +49,11 @@ impl ClientConfig {
     /// For tests that create no second client.
     pub(super) fn for_tests(clock: Clock) -> Self {
         let config = Config::new(http::Uri::from_static("http://192.0.2.1"));
-        Self { config, clock }
+        Self {
+            config,
+            clock,
+            token_file: None,
+        }
     }
 }
 
@@ -63,13 +69,19 @@ pub(super) async fn load_client_config(options: &ClientOptions, clock: Clock) ->
         ))
     })?;
     config.headers.push((http::header::USER_AGENT, agent));
-    Ok(ClientConfig { config, clock })
+    let token_file = take_token_file(&mut config)?;
+    Ok(ClientConfig {
+        config,
+        clock,
+        token_file,
+    })
 }
 
 /// The client as kube itself builds it, except for the connection: without `TCP_NODELAY` every write waits some 40 ms
 /// for the acknowledgement of its own headers. A server that has vanished is noticed within half a minute: by
 /// keep-alive on an idle connection, by the limit for unacknowledged data on a busy one.
-fn build_client(config: &Config, clock: Clock, fence: Option<Fence>) -> Result<kube::Client, kube::Error> {
+fn build_client(client: &ClientConfig, fence: Option<Fence>) -> Result<kube::Client, kube::Error> {
+    let config = &client.config;
     let tcp = connector(config);
     let tls = config.rustls_https_connector_with_connector(FencedConnector { inner: tcp, fence })?;
     let connect = tls.map_future(|connecting| Box::pin(connect_with_timeout(connecting)));
@@ -78,14 +90,29 @@ fn build_client(config: &Config, clock: Clock, fence: Option<Fence>) -> Result<k
         .build::<_, Body>(connect);
     let service = ServiceBuilder::new()
         .map_response(to_status)
-        .layer(ServerTimeLayer { clock })
+        .layer(ServerTimeLayer {
+            clock: client.clock.clone(),
+        })
         .layer(config.base_uri_layer())
         .layer(RetryLayer::new(OverloadRetry::new()))
+        .option_layer(client.token_file.clone())
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
         .service(http);
     Ok(kube::Client::new(service, config.default_namespace.clone()))
+}
+
+/// The token file of a configuration, which kube's own layer then does not use. An inline token has precedence over it.
+fn take_token_file(config: &mut Config) -> Result<Option<TokenFileLayer>, Error> {
+    let auth = &mut config.auth_info;
+    if auth.token.is_some() || auth.auth_provider.is_some() || auth.username.is_some() {
+        return Ok(None);
+    }
+    let file = auth.token_file.take().map(PathBuf::from);
+    file.map(|path| TokenFileLayer::new(&path))
+        .transpose()
+        .map_err(|why| Error::Config(format!("service account token {why}")))
 }
 
 fn connector(config: &Config) -> HttpConnector {

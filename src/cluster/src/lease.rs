@@ -127,9 +127,16 @@ impl Election {
         loop {
             tokio::select! {
                 Some(change) = changes.recv() => {
-                    observed = change.new.map(|lease| observe(observed, Lease::clone(&lease)));
+                    next_attempt = match change.new {
+                        Some(lease) => {
+                            let lease = observe(observed, Lease::clone(&lease));
+                            let available_at = self.available_at(&lease);
+                            observed = Some(lease);
+                            available_at
+                        }
+                        None => self.creatable_at(observed.as_ref()),
+                    };
                     reporter.on_lease(observed.as_ref());
-                    next_attempt = self.next_attempt(observed.as_ref());
                 }
                 () = tokio::time::sleep_until(next_attempt) => {
                     let retry_at = instant_after(Instant::now(), self.timing.retry_period());
@@ -137,7 +144,8 @@ impl Election {
                         Ok(Some(held)) => return held,
                         Ok(None) => {
                             reporter.on_lease(observed.as_ref());
-                            self.next_attempt(observed.as_ref()).max(retry_at)
+                            let available_at = observed.as_ref().map_or(retry_at, |one| self.available_at(one));
+                            available_at.max(retry_at)
                         }
                         Err(error) => {
                             reporter.on_error(&error);
@@ -149,9 +157,13 @@ impl Election {
         }
     }
 
-    /// When to try to acquire the Lease.
-    fn next_attempt(&self, observed: Option<&ObservedLease>) -> Instant {
-        observed.map_or_else(Instant::now, |observed| self.available_at(observed))
+    /// From when on a Lease that does not exist may be created. The last holder of a deleted one learns of that when it
+    /// renews; a duration that was edited into it is not waited for.
+    fn creatable_at(&self, last: Option<&ObservedLease>) -> Instant {
+        last.map_or_else(Instant::now, |last| {
+            let own = instant_after(last.observed_at, self.timing.lease_duration());
+            self.available_at(last).min(own)
+        })
     }
 
     /// From when on the Lease may be acquired: at once if no other candidate holds it.
@@ -176,6 +188,9 @@ impl Election {
     async fn try_acquire(&self, observed: &mut Option<ObservedLease>) -> Result<Option<HeldLease>, Error> {
         let Some(lease) = self.with_timeout(write::get(&self.api, &self.name)).await? else {
             let began = Instant::now();
+            if began < self.creatable_at(observed.as_ref()) {
+                return Ok(None);
+            }
             return match self
                 .with_timeout(write::create(&self.api, &self.new_lease(None)))
                 .await
@@ -214,7 +229,7 @@ impl Election {
             ),
             spec: Some(LeaseSpec {
                 holder_identity: Some(self.identity.clone()),
-                lease_duration_seconds: i32::try_from(self.timing.lease_duration().as_secs()).ok(),
+                lease_duration_seconds: self.timing.lease_duration_seconds(),
                 acquire_time: now.clone(),
                 renew_time: now,
                 lease_transitions: Some(changes.saturating_add(i32::from(old.is_some()))),
@@ -227,6 +242,8 @@ impl Election {
         let mut next = lease.clone();
         if let Some(spec) = next.spec.as_mut() {
             spec.renew_time = self.now();
+            // A Lease that was edited must not free itself before this candidate gives it up.
+            spec.lease_duration_seconds = self.timing.lease_duration_seconds();
         }
         next
     }

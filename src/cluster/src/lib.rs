@@ -30,6 +30,7 @@ mod overload;
 pub mod page;
 pub mod pod_template;
 pub mod queue;
+mod token_file;
 pub mod watch;
 mod watch_events;
 pub mod write;

@@ -96,6 +96,7 @@ struct FakeApiServer {
     watches: bool,
     /// Number of writes that are answered with 500.
     failing_writes: Arc<Mutex<u32>>,
+    deleted: Arc<Mutex<bool>>,
 }
 
 impl FakeApiServer {
@@ -105,11 +106,18 @@ impl FakeApiServer {
             changed: watch::Sender::new(()),
             watches,
             failing_writes: Arc::default(),
+            deleted: Arc::default(),
         }
     }
 
     fn set(&self, lease: Lease) {
         *self.lease.lock().unwrap() = lease;
+        *self.deleted.lock().unwrap() = false;
+        self.changed.send_replace(());
+    }
+
+    fn delete(&self) {
+        *self.deleted.lock().unwrap() = true;
         self.changed.send_replace(());
     }
 
@@ -137,7 +145,9 @@ impl FakeApiServer {
                 async |(server, mut changed)| {
                     changed.changed().await.ok()?;
                     // In the API server's format: the type first.
-                    let event = format!("{{\"type\":\"MODIFIED\",\"object\":{}}}\n", json!(server.now()));
+                    let deleted = *server.deleted.lock().unwrap();
+                    let verb = if deleted { "DELETED" } else { "MODIFIED" };
+                    let event = format!("{{\"type\":\"{verb}\",\"object\":{}}}\n", json!(server.now()));
                     let line = Frame::data(Bytes::from(event));
                     Some((Ok(line), (server, changed)))
                 },
@@ -147,7 +157,12 @@ impl FakeApiServer {
             }
             return Response::new(StreamBody::new(changes.boxed()).boxed_unsync());
         }
-        if request.method() == Method::PUT {
+        if request.method() == Method::GET && !query.contains("fieldSelector") && *self.deleted.lock().unwrap() {
+            let mut answer = respond(r#"{"kind":"Status","code":404,"reason":"NotFound"}"#.to_owned());
+            *answer.status_mut() = http::StatusCode::NOT_FOUND;
+            return answer;
+        }
+        if [Method::PUT, Method::POST].contains(request.method()) {
             let fail = {
                 let mut left = self.failing_writes.lock().unwrap();
                 *left = left.saturating_sub(1);
@@ -209,6 +224,28 @@ async fn unrenewed_lease_is_acquired_after_its_duration() {
         let most = if watches { 15 } else { 30 };
         assert!((15..=most).contains(&waited), "{watches}: {waited} s");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn deleted_lease_is_left_to_its_last_holder() {
+    let server = FakeApiServer::new(true);
+    let election = candidate(server.client());
+    let acquired = tokio::spawn(async move { election.acquire(|_| ()).await });
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    // Not waited for, once it is gone.
+    server.set(lease("other", 3600, "2"));
+    let last = Instant::now();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    server.delete();
+    acquired.await.unwrap();
+    let waited = last.elapsed().as_secs();
+    assert!((15..=18).contains(&waited), "{waited} s");
+}
+
+#[tokio::test]
+async fn a_renewal_mends_an_edited_duration() {
+    let renewed = idle_candidate().renewed_lease(&lease("me", 1, "1"));
+    assert_eq!(lease_duration(&renewed), Some(Duration::from_secs(15)));
 }
 
 #[tokio::test(start_paused = true)]

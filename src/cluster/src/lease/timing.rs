@@ -81,6 +81,11 @@ impl LeaseTiming {
         self.lease_duration
     }
 
+    /// [`Self::lease_duration`] as the field of the Lease.
+    pub(super) fn lease_duration_seconds(&self) -> Option<i32> {
+        i32::try_from(self.lease_duration.as_secs()).ok()
+    }
+
     /// How long the holder continues without a successful renewal.
     #[must_use]
     pub fn renew_deadline(&self) -> Duration {
