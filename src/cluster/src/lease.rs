@@ -134,7 +134,7 @@ impl Election {
                             observed = Some(lease);
                             available_at
                         }
-                        None => self.creatable_at(observed.as_ref()),
+                        None => observed.as_ref().map_or_else(Instant::now, |last| self.creatable_at(last)),
                     };
                     reporter.on_lease(observed.as_ref());
                 }
@@ -144,8 +144,8 @@ impl Election {
                         Ok(Some(held)) => return held,
                         Ok(None) => {
                             reporter.on_lease(observed.as_ref());
-                            let available_at = observed.as_ref().map_or(retry_at, |one| self.available_at(one));
-                            available_at.max(retry_at)
+                            let available_at = observed.as_ref().map(|lease| self.available_at(lease));
+                            available_at.map_or(retry_at, |at| at.max(retry_at))
                         }
                         Err(error) => {
                             reporter.on_error(&error);
@@ -159,11 +159,9 @@ impl Election {
 
     /// From when on a Lease that does not exist may be created. The last holder of a deleted one learns of that when it
     /// renews; a duration that was edited into it is not waited for.
-    fn creatable_at(&self, last: Option<&ObservedLease>) -> Instant {
-        last.map_or_else(Instant::now, |last| {
-            let own = instant_after(last.observed_at, self.timing.lease_duration());
-            self.available_at(last).min(own)
-        })
+    fn creatable_at(&self, last: &ObservedLease) -> Instant {
+        let own = instant_after(last.observed_at, self.timing.lease_duration());
+        self.available_at(last).min(own)
     }
 
     /// From when on the Lease may be acquired: at once if no other candidate holds it.
@@ -188,7 +186,9 @@ impl Election {
     async fn try_acquire(&self, observed: &mut Option<ObservedLease>) -> Result<Option<HeldLease>, Error> {
         let Some(lease) = self.with_timeout(write::get(&self.api, &self.name)).await? else {
             let began = Instant::now();
-            if began < self.creatable_at(observed.as_ref()) {
+            if let Some(last) = observed
+                && began < self.creatable_at(last)
+            {
                 return Ok(None);
             }
             return match self

@@ -144,7 +144,11 @@ mod tests {
         let valid = format!("Bearer {valid}");
         let server = tower::service_fn(move |request: Request<()>| {
             let accepted = request.headers()[AUTHORIZATION] == *valid;
-            let status = if accepted { StatusCode::OK } else { StatusCode::UNAUTHORIZED };
+            let status = if accepted {
+                StatusCode::OK
+            } else {
+                StatusCode::UNAUTHORIZED
+            };
             let response = Response::builder().status(status).body(()).unwrap();
             async { Ok::<_, BoxError>(response) }
         });

@@ -305,13 +305,15 @@ impl ControlPlane {
             TokenBinding::Pod(name) | TokenBinding::Node(name) => format!("-{name}"),
         };
         let path = self.dir().join(format!("{namespace}-{account}{what}.kubeconfig"));
-        // Another test may be reading a file of the same name.
-        let temp_path = path.with_extension(NEXT_ID.fetch_add(1, Ordering::Relaxed).to_string());
-        fs::write(
-            &temp_path,
-            kubeconfig(&self.server, &self.ca(), &Login::Token(&token)),
-        )?;
-        fs::rename(&temp_path, &path)?;
+        // As in a Pod, the token is in a file of its own.
+        let token_path = path.with_extension("token");
+        let config = kubeconfig(&self.server, &self.ca(), &Login::TokenFile(&token_path));
+        for (path, text) in [(&token_path, &token), (&path, &config)] {
+            // Another test may be reading a file of the same name.
+            let temp_path = path.with_extension(NEXT_ID.fetch_add(1, Ordering::Relaxed).to_string());
+            fs::write(&temp_path, text)?;
+            fs::rename(&temp_path, path)?;
+        }
         Ok(path)
     }
 
@@ -339,7 +341,7 @@ fn is_dry_run(event: &serde_json::Value) -> bool {
 
 enum Login<'a> {
     Certificate(&'a KeyPair),
-    Token(&'a str),
+    TokenFile(&'a Path),
 }
 
 fn kubeconfig(server: &str, ca: &Path, login: &Login<'_>) -> String {
@@ -348,7 +350,7 @@ fn kubeconfig(server: &str, ca: &Path, login: &Login<'_>) -> String {
             "client-certificate": pair.cert,
             "client-key": pair.key,
         }),
-        Login::Token(token) => serde_json::json!({ "token": token }),
+        Login::TokenFile(path) => serde_json::json!({ "tokenFile": path }),
     };
     serde_json::json!({
         "apiVersion": "v1",

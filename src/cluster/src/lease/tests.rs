@@ -157,7 +157,10 @@ impl FakeApiServer {
             }
             return Response::new(StreamBody::new(changes.boxed()).boxed_unsync());
         }
-        if request.method() == Method::GET && !query.contains("fieldSelector") && *self.deleted.lock().unwrap() {
+        if request.method() == Method::GET
+            && !query.contains("fieldSelector")
+            && *self.deleted.lock().unwrap()
+        {
             let mut answer = respond(r#"{"kind":"Status","code":404,"reason":"NotFound"}"#.to_owned());
             *answer.status_mut() = http::StatusCode::NOT_FOUND;
             return answer;
@@ -178,8 +181,13 @@ impl FakeApiServer {
         }
         let lease = json!(self.now());
         if query.contains("fieldSelector") {
+            let items = if *self.deleted.lock().unwrap() {
+                json!([])
+            } else {
+                json!([lease])
+            };
             let list = json!({ "apiVersion": "coordination.k8s.io/v1", "kind": "LeaseList",
-                "metadata": { "resourceVersion": "1" }, "items": [lease] });
+                "metadata": { "resourceVersion": "1" }, "items": items });
             return respond(list.to_string());
         }
         respond(lease.to_string())
@@ -240,6 +248,16 @@ async fn deleted_lease_is_left_to_its_last_holder() {
     acquired.await.unwrap();
     let waited = last.elapsed().as_secs();
     assert!((15..=18).contains(&waited), "{waited} s");
+}
+
+/// In real time: between two reads of a paused clock no time passes.
+#[tokio::test]
+async fn missing_lease_is_created_at_once() {
+    let server = FakeApiServer::new(true);
+    server.delete();
+    let candidate = candidate(server.client());
+    let held = tokio::time::timeout(Duration::from_secs(60), candidate.acquire(|_| {}));
+    assert_eq!(holder(&held.await.unwrap().lease).unwrap(), "me");
 }
 
 #[tokio::test]
