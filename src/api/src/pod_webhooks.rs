@@ -68,21 +68,21 @@ impl SetWebhook {
                 &selectors.namespaces,
                 Some((
                     selectors.objects,
-                    (NOT_INJECTED, not_injected(&[name], &has_container)),
+                    (NOT_INJECTED, not_injected(&[(name, has_container.as_str())])),
                 )),
             ),
             has_container,
         })
     }
 
-    /// The webhook of a set with these canaries: a Pod that got one of them needs no call.
-    fn with_canaries(&self, canaries: &BTreeSet<&str>) -> Value {
+    /// The webhook of a set with these canaries, each with its condition: a Pod that got one of them needs no call.
+    fn with_canaries(&self, canaries: &BTreeSet<(&str, &str)>) -> Value {
         let mut webhook = self.webhook.clone();
         if !canaries.is_empty() {
             let canaries = canaries.iter().take(MAX_CANARIES).copied();
-            let names: Vec<&str> = std::iter::once(self.name.as_str()).chain(canaries).collect();
-            let expression = not_injected(&names, &self.has_container);
-            let condition = json!([{ "name": NOT_INJECTED, "expression": expression }]);
+            let own = (self.name.as_str(), self.has_container.as_str());
+            let sets: Vec<(&str, &str)> = std::iter::once(own).chain(canaries).collect();
+            let condition = json!([{ "name": NOT_INJECTED, "expression": not_injected(&sets) }]);
             super::json::set(&mut webhook, &["matchConditions"], condition);
         }
         webhook
@@ -153,15 +153,26 @@ pub fn canary_base(annotations: &BTreeMap<String, String>) -> Option<&str> {
     base.map(String::as_str)
 }
 
-/// CEL: whether the Pod lacks the set and its canaries. The annotation alone does not count, because anybody may write it.
-fn not_injected(sets: &[&str], has_container: &str) -> String {
-    let is_one = match sets {
-        [set] => format!("s == '{set}'"),
-        sets => format!("s in ['{}']", sets.join("', '")),
-    };
+/// CEL: whether the Pod lacks all of these sets, each with its condition. The annotation alone does not count, because any
+/// user may write it.
+fn not_injected(sets: &[(&str, &str)]) -> String {
     let list = keys::SIDECAR_SET_INJECTED_LIST;
-    let listed = format!("object.metadata.?annotations['{list}'].orValue('').split(',').exists(s, {is_one})");
-    format!("!({listed}{has_container})")
+    // A canary mostly has the containers of its base.
+    let mut by_condition: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for &(set, has_container) in sets {
+        by_condition.entry(has_container).or_default().push(set);
+    }
+    let injected = by_condition.into_iter().map(|(has_container, sets)| {
+        let is_one = match sets.as_slice() {
+            [set] => format!("s == '{set}'"),
+            sets => format!("s in ['{}']", sets.join("', '")),
+        };
+        format!(
+            "object.metadata.?annotations['{list}'].orValue('').split(',').exists(s, {is_one}){has_container}"
+        )
+    });
+    let injected: Vec<String> = injected.collect();
+    format!("!({})", injected.join(" || "))
 }
 
 /// CEL, behind another condition: whether the Pod has a container of the set.
@@ -201,10 +212,11 @@ pub fn pod_webhooks<'a>(namespace: &str, sets: impl IntoIterator<Item = &'a SetW
     let name = |webhook: &Value| webhook["name"].as_str().unwrap_or_default().to_owned();
     sets.sort_by_key(|set| (set.has_policy, name(&set.webhook)));
     let (mut webhooks, mut bytes, mut shared) = (Vec::new(), 0, BTreeMap::<_, BTreeSet<&str>>::new());
-    let mut canaries: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    let mut canaries: BTreeMap<&str, BTreeSet<(&str, &str)>> = BTreeMap::new();
     for set in &sets {
         if let Some(base) = &set.canary_of {
-            canaries.entry(base).or_default().insert(&set.name);
+            let canary = (set.name.as_str(), set.has_container.as_str());
+            canaries.entry(base).or_default().insert(canary);
         }
     }
     let none = BTreeSet::new();
@@ -469,8 +481,11 @@ mod tests {
             (keys::SIDECAR_SET_CANARY.to_owned(), keys::TRUE.to_owned()),
             (keys::SIDECAR_SET_BASE.to_owned(), "mesh".to_owned()),
         ]);
-        let set = |name, annotations| SetWebhook::new("n", name, annotations, &spec(json!({}))).unwrap();
-        let (base, canary) = (set("mesh", None), set("new", Some(&annotations)));
+        let set = |name, annotations, patch| SetWebhook::new("n", name, annotations, &spec(patch)).unwrap();
+        let (base, canary) = (
+            set("mesh", None, json!({})),
+            set("new", Some(&annotations), json!({})),
+        );
         let expressions = |sets: &[&SetWebhook]| -> Vec<String> {
             let webhooks = pod_webhooks("n", sets.iter().copied());
             let expression = |webhook: &Value| webhook["matchConditions"][0]["expression"].clone();
@@ -481,6 +496,17 @@ mod tests {
         assert!(both[0].contains("s in ['mesh', 'new']"), "{both:?}");
         assert!(both[1].contains("s == 'new'"), "{both:?}");
         assert!(expressions(&[&base])[0].contains("s == 'mesh'"));
+
+        let other = json!({ "containers": [{ "name": "other" }] });
+        let canary = set("new", Some(&annotations), other);
+        let of_base = &expressions(&[&base, &canary])[0];
+        for (set, container) in [("mesh", "log"), ("new", "other")] {
+            let both = format!(
+                "exists(s, s == '{set}') && object.spec.containers.exists(c, c.name in ['{container}', '{container}-1'])"
+            );
+            assert!(of_base.contains(&both), "{of_base}");
+        }
+        assert!(of_base.contains(" || "), "{of_base}");
     }
 
     /// What the API server does with the selector of a webhook, and what we expect of it.

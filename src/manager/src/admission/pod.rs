@@ -4,7 +4,7 @@
 //! What a set asks for and cannot have is a failed request, so that the set's failure policy decides whether the Pod is
 //! created without it. A Pod is refused only for what it says itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::review::Request;
 use kruise_api::keys;
 use kruise_api::pod_probe_marker::PodProbeMarker;
-use kruise_api::sidecarset::SidecarSet;
+use kruise_api::sidecarset::{SidecarSet, SidecarSetSpec};
 use kruise_workload::pod_admission::{self, MutationError, acceptable};
 use kruise_workload::sidecarset::inject::{self, InjectionError};
 use kruise_workload::sidecarset::matching::selects_labels;
@@ -41,9 +41,9 @@ pub(super) struct PodInjectionLookup {
     pub sort_containers: bool,
 }
 
-/// Removes the sets of which the unknown labels of the Pod's Namespace decide whether they are injected: what a policy has
-/// injected for them stays. Returns whether the rest is what was called for: `reason` is the name in the path, without one
-/// all sets are.
+/// Removes the sets of which the unknown labels of the Pod's Namespace decide whether they are injected, and the sets that
+/// they replace as canaries: what a policy has injected for them stays. Returns whether the rest is what was called for:
+/// `reason` is the name in the path, without one all sets are.
 pub(super) fn remove_undecided(
     request: &Request,
     sets: &mut Vec<Arc<SidecarSet>>,
@@ -52,11 +52,17 @@ pub(super) fn remove_undecided(
     let pod = request.object.to_json();
     let labels = BTreeMap::<String, String>::deserialize(&pod["metadata"]["labels"]).unwrap_or_default();
     let mut is_complete = true;
+    let selects = |spec: &SidecarSetSpec| !spec.is_injection_paused() && selects_labels(spec, &labels);
+    let undecided = sets
+        .iter()
+        .filter(|set| set.spec.namespace_selector.is_some() && selects(&set.spec));
+    let replaced = undecided.filter_map(|set| SetView::from(&**set).canary_base());
+    let replaced: BTreeSet<String> = replaced.map(str::to_owned).collect();
     sets.retain(|set| {
-        let spec = &set.spec;
-        let is_decided =
-            spec.namespace_selector.is_none() || spec.is_injection_paused() || !selects_labels(spec, &labels);
-        is_complete &= is_decided || reason.is_some_and(|name| set.metadata.name.as_deref() != Some(name));
+        let name = set.metadata.name.as_deref().unwrap_or_default();
+        let matters = set.spec.namespace_selector.is_some() || replaced.contains(name);
+        let is_decided = !matters || !selects(&set.spec);
+        is_complete &= is_decided || reason.is_some_and(|reason| reason != name);
         is_decided
     });
     is_complete
@@ -161,6 +167,57 @@ mod tests {
         };
         let why = mutate(&request, &lookup, Timestamp::UNIX_EPOCH).unwrap_err();
         (why.to_string(), is_about_pod(&why))
+    }
+
+    /// Otherwise the base would be injected in the place of its canary.
+    #[test]
+    fn base_is_undecided_with_its_canary() {
+        let web = json!({ "matchLabels": { "app": "web" } });
+        let set = |name: &str, annotations: Value, spec: Value| -> Arc<SidecarSet> {
+            let metadata = json!({ "name": name, "annotations": annotations });
+            let set = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet", "metadata": metadata,
+                "spec": spec });
+            Arc::new(serde_json::from_value(set).unwrap())
+        };
+        let canary_of_base = json!({ keys::SIDECAR_SET_CANARY: "true", keys::SIDECAR_SET_BASE: "base" });
+        let sets = |canary_app: &str| {
+            let namespaces = json!({ "matchLabels": { "ring": "1" } });
+            let selector = json!({ "matchLabels": { "app": canary_app } });
+            vec![
+                set("base", json!({}), json!({ "selector": web })),
+                set(
+                    "canary",
+                    canary_of_base.clone(),
+                    json!({ "selector": selector, "namespaceSelector": namespaces }),
+                ),
+                set("other", json!({}), json!({ "selector": web })),
+            ]
+        };
+        let metadata = json!({ "name": "p", "labels": { "app": "web" } });
+        let request = Request {
+            object: Object::for_test(json!({ "metadata": metadata, "spec": { "containers": [] } })),
+            old: None,
+            namespace: "default".to_owned(),
+            version: "v1".to_owned(),
+            strict: false,
+        };
+        for (canary_app, reason, is_complete, left) in [
+            ("web", Some("base"), false, &["other"][..]),
+            ("web", Some("other"), true, &["other"]),
+            ("none", Some("base"), true, &["base", "canary", "other"]),
+        ] {
+            let mut sets = sets(canary_app);
+            assert_eq!(
+                remove_undecided(&request, &mut sets, reason),
+                is_complete,
+                "{left:?}"
+            );
+            let names: Vec<&str> = sets
+                .iter()
+                .filter_map(|set| set.metadata.name.as_deref())
+                .collect();
+            assert_eq!(names, left);
+        }
     }
 
     #[test]

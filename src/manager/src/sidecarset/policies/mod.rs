@@ -136,8 +136,20 @@ struct Policies {
     stored_as: Mutex<HashMap<(&'static str, String), [u64; 2]>>,
     /// Sets whose new revision is awaited: by name, the generation, and since when.
     awaited: Mutex<HashMap<String, (i64, Instant)>>,
+    /// Refused objects, by the name of their set.
+    refused: Mutex<HashMap<String, Refusal>>,
     /// Sets whose injection changed.
     changed: mpsc::UnboundedSender<Key>,
+}
+
+/// The objects of a set, of which the API server refused one.
+#[derive(Clone, Debug)]
+struct Refusal {
+    /// Of all of them.
+    digest: u64,
+    /// Until when they are not sent again.
+    until: Instant,
+    injection: Injection,
 }
 
 /// A kind with its cache.
@@ -195,6 +207,7 @@ pub async fn run(shared: Arc<ControllerState>, changed: mpsc::UnboundedSender<Ke
         bindings: Mutex::default(),
         stored_as: Mutex::default(),
         awaited: Mutex::default(),
+        refused: Mutex::default(),
         changed,
     });
     let work = async {
@@ -379,6 +392,7 @@ async fn reconcile(state: Arc<Policies>, key: Key) -> Result<RequeueAfter, Error
         delete_all(&state, &key.name, is_left, &[]).await?;
         state.shared.injections.remove(&key.name);
         state.awaited().remove(&key.name);
+        state.refused().remove(&key.name);
         return Ok(None);
     };
     if let Some(wait) = state.awaited_revision(&set, Instant::now()) {
@@ -465,33 +479,97 @@ fn named_revisions(shared: &ControllerState, sets: &[SetView<'_>]) -> Vec<Contro
         .collect()
 }
 
-/// Writes what differs from `desired`.
+/// Writes what differs from `desired`. After a refusal it writes nothing until all of it would be accepted: what was written
+/// before the refused object is deleted again, and the watch events of both start the next attempt at once.
 async fn install(state: &Policies, set: &SidecarSet, desired: &[Value]) -> Result<(), Obstacle> {
     for object in desired {
         if object["kind"] == Policy::KIND {
-            write::<Policy>(state, set, object).await?;
+            existing::<Policy>(state, set, object)?;
         } else {
-            write::<Binding>(state, set, object).await?;
+            existing::<Binding>(state, set, object)?;
+        }
+    }
+    let name = set.metadata.name.as_deref().unwrap_or_default();
+    let digest = digest(&json!(desired));
+    let refused = state.refused().get(name).cloned();
+    let refused = refused.filter(|refused| refused.digest == digest);
+    if let Some(refused) = &refused
+        && Instant::now() < refused.until
+    {
+        return Err(Obstacle::Permanent(refused.injection.clone()));
+    }
+    let written = write_all(state, set, desired, refused.is_some()).await;
+    match &written {
+        Ok(()) => drop(state.refused().remove(name)),
+        Err(Obstacle::Permanent(injection)) => {
+            let refusal = Refusal {
+                digest,
+                until: Instant::now() + RETRY_REFUSED,
+                injection: injection.clone(),
+            };
+            state.refused().insert(name.to_owned(), refusal);
+        }
+        Err(Obstacle::Error(_)) => {}
+    }
+    written
+}
+
+/// `check` starts with a dry run of all objects.
+async fn write_all(
+    state: &Policies,
+    set: &SidecarSet,
+    desired: &[Value],
+    check: bool,
+) -> Result<(), Obstacle> {
+    let rounds: &[bool] = if check { &[true, false] } else { &[false] };
+    for dry_run in rounds {
+        for object in desired {
+            if object["kind"] == Policy::KIND {
+                write::<Policy>(state, set, object, *dry_run).await?;
+            } else {
+                write::<Binding>(state, set, object, *dry_run).await?;
+            }
         }
     }
     Ok(())
 }
 
-async fn write<K: Cached>(state: &Policies, set: &SidecarSet, desired: &Value) -> Result<(), Obstacle> {
-    let name = desired["metadata"]["name"].as_str().unwrap_or_default();
+fn name_of(object: &Value) -> &str {
+    object["metadata"]["name"].as_str().unwrap_or_default()
+}
+
+fn name_taken<K: AdmissionKind>(name: &str) -> Obstacle {
+    let why = format!(
+        "{} {name} exists, and this SidecarSet does not control it",
+        K::KIND
+    );
+    Obstacle::Permanent(Injection::webhook("NameTaken", &why))
+}
+
+/// What has the name of an object; an obstacle if the set does not control it.
+fn existing<K: Cached>(
+    state: &Policies,
+    set: &SidecarSet,
+    desired: &Value,
+) -> Result<Option<Arc<Installed>>, Obstacle> {
+    let name = name_of(desired);
+    let existing = state.cache::<K>().get(&Key::cluster_scoped(name)).cloned();
+    match existing {
+        Some(existing) if !is_of(&existing, set) => Err(name_taken::<K>(name)),
+        existing => Ok(existing),
+    }
+}
+
+/// A dry run only checks whether a new object would be accepted.
+async fn write<K: Cached>(
+    state: &Policies,
+    set: &SidecarSet,
+    desired: &Value,
+    dry_run: bool,
+) -> Result<(), Obstacle> {
+    let name = name_of(desired);
     let key = Key::cluster_scoped(name);
-    let taken = || {
-        let why = format!(
-            "{} {name} exists, and this SidecarSet does not control it",
-            K::KIND
-        );
-        Obstacle::Permanent(Injection::webhook("NameTaken", &why))
-    };
-    let existing = state.cache::<K>().get(&key).cloned();
-    let existing = match existing {
-        Some(existing) if !is_of(&existing, set) => return Err(taken()),
-        existing => existing,
-    };
+    let existing = existing::<K>(state, set, desired)?;
     let sent = digest(&desired["spec"]);
     let stored_as = state.stored_as().get(&(K::KIND, name.to_owned())).copied();
     if let Some(existing) = &existing
@@ -503,20 +581,25 @@ async fn write<K: Cached>(state: &Policies, set: &SidecarSet, desired: &Value) -
         .map_err(|why| Error::Transport(format!("cannot read the compiled {}: {why}", K::KIND)))?;
     let api: Api<AdmissionObject<K>> = Api::all(state.shared.manager.cluster.client.clone());
     let written = match &existing {
-        None => write::create(&api, &object).await,
+        Some(_) if dry_run => return Ok(()),
+        None if dry_run => write::create_dry_run(&api, desired.to_string())
+            .await
+            .map(|_| None),
+        None => write::create(&api, &object).await.map(Some),
         Some(existing) => {
             object.metadata.resource_version = Some(existing.resource_version.clone());
-            write::replace(&api, &object).await
+            write::replace(&api, &object).await.map(Some)
         }
     };
     let stored = match written {
-        Ok(stored) => Installed::new(&stored.object()?),
+        Ok(None) => return Ok(()),
+        Ok(Some(stored)) => Installed::new(&stored.object()?),
         Err(error) if error.already_exists() => {
             // It may be ours, from a write that had no answer.
             let found = write::get(&api, name).await?;
             let found = found.map(|found| Arc::new(Installed::new(&found)));
             if found.as_ref().is_some_and(|found| !is_of(found, set)) {
-                return Err(taken());
+                return Err(name_taken::<K>(name));
             }
             let entry = found.map(Installed::versioned);
             state.cache::<K>().apply_read(&key, entry, Instant::now());
@@ -605,6 +688,10 @@ impl Policies {
         self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn refused(&self) -> MutexGuard<'_, HashMap<String, Refusal>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// How long to wait for the revision of a set, whose status is of an older generation.
     fn awaited_revision(&self, set: &SidecarSet, now: Instant) -> Option<Duration> {
         let name = set.metadata.name.clone().unwrap_or_default();
@@ -637,5 +724,159 @@ impl Policies {
             // It fails at shutdown only.
             let _ = self.changed.send(key.clone());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use kube::client::Body;
+
+    use super::super::observe::Index;
+    use super::*;
+    use crate::{Context, Stores};
+
+    /// What is received and answered.
+    #[derive(Default)]
+    struct FakeApiServer {
+        /// Verb and kind of each request.
+        requests: Mutex<Vec<String>>,
+        accepts_bindings: AtomicBool,
+    }
+
+    impl FakeApiServer {
+        /// The status code and the body for a request.
+        fn answer(&self, request: &http::Request<Body>) -> (u16, Value) {
+            let is_binding = request.uri().path().contains(Binding::PLURAL);
+            let query = request.uri().query().unwrap_or_default();
+            let verb = match query.contains("dryRun=All") {
+                true => "DRY RUN".to_owned(),
+                false => request.method().to_string(),
+            };
+            let kind = if is_binding { "binding" } else { "policy" };
+            self.requests.lock().unwrap().push(format!("{verb} {kind}"));
+            let refused = *request.method() == http::Method::POST
+                && is_binding
+                && !self.accepts_bindings.load(Ordering::Relaxed);
+            if refused {
+                let why = json!({ "kind": "Status", "status": "Failure", "code": 422, "reason": "Invalid",
+                    "message": "no bindings" });
+                return (422, why);
+            }
+            let metadata = json!({ "name": "sidecarset-web", "uid": kind, "resourceVersion": "1",
+                "labels": { keys::SIDECAR_SET_NAME: "web" },
+                "ownerReferences": [controller_reference("SidecarSet", "web", "u")] });
+            (200, json!({ "metadata": metadata, "spec": {} }))
+        }
+
+        fn take_requests(&self) -> Vec<String> {
+            std::mem::take(&mut *self.requests.lock().unwrap())
+        }
+    }
+
+    /// A cluster with one set.
+    fn cluster() -> (Arc<Policies>, Arc<FakeApiServer>) {
+        let server = Arc::new(FakeApiServer::default());
+        let answering = Arc::clone(&server);
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let (code, body) = answering.answer(&request);
+            let body = Body::from(body.to_string().into_bytes());
+            std::future::ready(http::Response::builder().status(code).body(body))
+        });
+        let mut ctx = Context::for_test(kube::Client::new(service, "default"));
+        let set = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet",
+            "metadata": { "name": "web", "uid": "u" },
+            "spec": { "selector": { "matchLabels": { "app": "web" } },
+                "containers": [{ "name": "log", "image": "i" }] } });
+        let set: SidecarSet = serde_json::from_value(set).unwrap();
+        ctx.stores = Stores {
+            sidecar_sets: Store::from_objects([(Key::cluster_scoped("web"), set)]),
+            ..Stores::empty()
+        };
+        let shared = ControllerState {
+            manager: ctx,
+            namespace: "kruise-system".to_owned(),
+            index: Mutex::new(Index::new("kruise-system")),
+            states: Mutex::default(),
+            injections: Injections::default(),
+        };
+        let state = Policies {
+            shared: Arc::new(shared),
+            policies: Mutex::default(),
+            bindings: Mutex::default(),
+            stored_as: Mutex::default(),
+            awaited: Mutex::default(),
+            refused: Mutex::default(),
+            changed: mpsc::unbounded_channel().0,
+        };
+        (Arc::new(state), server)
+    }
+
+    /// Reconciles the set; returns its reason to be injected by the webhook, if it is.
+    async fn reconciled(state: &Arc<Policies>) -> Option<&'static str> {
+        let key = Key::cluster_scoped("web");
+        let requeue = reconcile(Arc::clone(state), key).await.unwrap();
+        match state.shared.injections.get("web") {
+            KnownInjection::Known(Injection::Webhook { reason, .. }) => {
+                assert_eq!(requeue, Some(RETRY_REFUSED));
+                Some(reason)
+            }
+            _ => None,
+        }
+    }
+
+    #[tokio::test]
+    async fn refused_objects_are_not_written_and_deleted_for_ever() {
+        let (state, server) = cluster();
+        let refused = Some("PolicyRefused");
+        assert_eq!(reconciled(&state).await, refused);
+        assert_eq!(
+            server.take_requests(),
+            ["POST policy", "POST binding", "DELETE policy"]
+        );
+        // The watch shows it, which enqueues the set.
+        let key = Key::cluster_scoped("sidecarset-web");
+        state.cache::<Policy>().apply_watch_delete(&key, "policy");
+        assert_eq!(reconciled(&state).await, refused);
+        assert!(server.take_requests().is_empty());
+
+        let expire = || {
+            if let Some(refusal) = state.refused().get_mut("web") {
+                refusal.until = Instant::now();
+            }
+        };
+        expire();
+        assert_eq!(reconciled(&state).await, refused);
+        assert_eq!(server.take_requests(), ["DRY RUN policy", "DRY RUN binding"]);
+        assert_eq!(reconciled(&state).await, refused);
+        assert!(server.take_requests().is_empty());
+
+        expire();
+        server.accepts_bindings.store(true, Ordering::Relaxed);
+        assert_eq!(reconciled(&state).await, None);
+        assert_eq!(
+            server.take_requests(),
+            ["DRY RUN policy", "DRY RUN binding", "POST policy", "POST binding"]
+        );
+        assert!(state.refused().is_empty());
+    }
+
+    #[tokio::test]
+    async fn nothing_is_written_while_a_name_is_taken() {
+        let (state, server) = cluster();
+        let foreign = json!({ "metadata": { "name": "sidecarset-web", "uid": "f", "resourceVersion": "1",
+            "labels": { keys::SIDECAR_SET_NAME: "web" } } });
+        let foreign: AdmissionObject<Binding> = serde_json::from_value(foreign).unwrap();
+        let key = Key::cluster_scoped("sidecarset-web");
+        let entry = Arc::new(Installed::new(&foreign)).versioned();
+        state.cache::<Binding>().apply_watch(&key, entry);
+        assert_eq!(reconciled(&state).await, Some("NameTaken"));
+        assert!(server.take_requests().is_empty());
+
+        // When it is deleted, nothing waits.
+        state.cache::<Binding>().apply_watch_delete(&key, "f");
+        server.accepts_bindings.store(true, Ordering::Relaxed);
+        assert_eq!(reconciled(&state).await, None);
+        assert_eq!(server.take_requests(), ["POST policy", "POST binding"]);
     }
 }

@@ -77,6 +77,8 @@ pub(super) struct Peers<'a> {
     /// Number of those before this set.
     before: usize,
     name: &'a str,
+    /// The set that this one replaces.
+    base: Option<&'a str>,
     scope: Scope,
 }
 
@@ -124,6 +126,7 @@ impl<'a> Peers<'a> {
             sets,
             before,
             name,
+            base: set.canary_base(),
             scope,
         }
     }
@@ -140,12 +143,12 @@ impl<'a> Peers<'a> {
         (!canaries.is_empty()).then(|| format!("({})", canaries.join(" || ")))
     }
 
-    /// Whether another set applies to the Pod.
+    /// Whether another set applies to a Pod that gets this one.
     pub(super) fn active(&self, at: usize) -> String {
-        let Some(peer) = self.sets.get(at) else {
+        let peer = self.sets.get(at);
+        let Some(peer) = peer.filter(|peer| self.base != Some(peer.name)) else {
             return "false".to_owned();
         };
-        // This set itself may be a canary, and applies.
         match self.canaries(peer.name) {
             Some(canaries) => format!("{} && !{canaries}", peer.selects),
             None => peer.selects.clone(),

@@ -286,6 +286,27 @@ fn base_does_not_inject_the_pods_of_its_canary() {
     assert_eq!(policy["spec"]["matchConditions"], json!(null));
 }
 
+/// Otherwise each would leave the annotation to the other one, which has the last word by its name.
+#[test]
+fn canary_does_not_leave_its_annotations_to_its_base() {
+    for (name, patch_policy) in [("t", "Retain"), ("a", "Overwrite")] {
+        let patches = json!([{ "annotations": { "k": "v" }, "patchPolicy": patch_policy }]);
+        let spec = json!({ "patchPodMetadata": patches });
+        let (mut canary, base) = (set(name, spec.clone()), set("s", spec));
+        let base_applies = |canary: &Value| {
+            let policy = compiled(&[canary.clone(), base.clone()]).unwrap().remove(0);
+            let mut variables = policy["spec"]["variables"].as_array().unwrap().iter();
+            let peer = variables.find(|variable| variable["name"] == "peer0").unwrap();
+            peer["expression"].clone()
+        };
+        assert_ne!(base_applies(&canary), "false", "{patch_policy}");
+        canary["metadata"]["annotations"] = json!({
+            "apps.kruise.io/sidecarset-canary": "true", "apps.kruise.io/sidecarset-base": "s",
+        });
+        assert_eq!(base_applies(&canary), "false", "{patch_policy}");
+    }
+}
+
 /// All expressions of objects.
 fn expressions(objects: &[Value]) -> Vec<&str> {
     fn collect<'a>(value: &'a Value, found: &mut Vec<&'a str>) {

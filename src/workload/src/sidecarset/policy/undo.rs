@@ -15,7 +15,8 @@ use crate::sidecarset::set::{SetView, name};
 
 /// Removes the containers that policies injected of these sets, and their records: the injection then finds the Pod's
 /// own containers, and puts those of all sets into their order. Volumes, pull secrets and other annotations stay; the
-/// injection finds them by name.
+/// injection finds them by name. A container of the Pod that a sidecar has replaced cannot be restored: the sidecar then
+/// lacks what it takes over from that one, and its place.
 ///
 /// Anybody may write the records, but they only concern the writer's own Pod.
 pub fn undo(pod: &mut Value, sets: &[SetView<'_>]) {
