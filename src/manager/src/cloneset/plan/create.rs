@@ -66,7 +66,7 @@ pub(super) fn ended_with_claims<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<
 }
 
 /// Whether a Pod of the CloneSet has ended.
-fn is_terminal(view: &PlanView<'_>, pod: &Pod) -> bool {
+pub(super) fn is_terminal(view: &PlanView<'_>, pod: &Pod) -> bool {
     !pod.terminating && !pod.active() && is_own(view, pod)
 }
 

@@ -54,6 +54,7 @@ mod builder;
 mod claims;
 mod conditions;
 mod create;
+mod early_ends;
 mod instance_ids;
 mod launch_barriers;
 mod lifecycle;

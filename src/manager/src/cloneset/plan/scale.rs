@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::builder::{PlanBuilder, WaitReason};
+use super::early_ends::{EarlyEnds, early_ends};
 use super::lifecycle;
 use super::replica_counts::ReplicaCounts;
 use super::types::{Action, CloneSetEvent, FailureSubject, PatchReason};
@@ -26,8 +27,11 @@ pub(super) fn scale(view: &PlanView<'_>, claims: &BTreeSet<&str>, builder: &mut 
     // Without any revision there is no template for Pods.
     if numbers.scale_up > 0 && view.revision(&view.observed.update_revision).is_some() {
         report_scale_up_limit(&numbers, builder);
-        let deleted_terminal = delete_terminal_pods(view, claims, builder);
-        if create_pods(view, claims, &numbers, builder) || deleted_terminal {
+        let ended = early_ends(view);
+        report_early_ends(ended.as_ref(), builder);
+        let not_replaced: Vec<&Pod> = ended.map(|ended| ended.pods).unwrap_or_default();
+        let deleted_terminal = delete_terminal_pods(view, claims, &not_replaced, builder);
+        if create_pods(view, claims, &numbers, &not_replaced, builder) || deleted_terminal {
             return true;
         }
     }
@@ -64,10 +68,12 @@ fn refused_last<'a>(view: &PlanView<'_>, mut pods: Vec<&'a Pod>) -> Vec<&'a Pod>
 fn delete_terminal_pods(
     view: &PlanView<'_>,
     kept_claims: &BTreeSet<&str>,
+    not_replaced: &[&Pod],
     builder: &mut PlanBuilder,
 ) -> bool {
     let actions = create::ended_with_claims(view, kept_claims)
         .into_iter()
+        .filter(|pod| not_replaced.iter().all(|other| other.uid != pod.uid))
         .map(|pod| Action::DeletePod {
             uid: pod.uid.clone(),
             name: pod.name.clone(),
@@ -136,10 +142,22 @@ fn report_scale_up_limit(numbers: &ReplicaCounts, builder: &mut PlanBuilder) {
     builder.scale_up_limited = Some(message);
 }
 
+/// Reports Pods that are not replaced yet, because they ended soon after their creation.
+fn report_early_ends(ended: Option<&EarlyEnds<'_>>, builder: &mut PlanBuilder) {
+    let Some(ended) = ended else { return };
+    builder.requeue_at(ended.until);
+    for pod in &ended.pods {
+        let why = "to be replaced after a pause, because they ended within a minute of their creation";
+        builder.add_wait(WaitReason::PodsEnded, why, pod);
+    }
+}
+
+/// Creates the missing Pods, except as many as are `not_replaced` yet.
 fn create_pods(
     view: &PlanView<'_>,
     kept_claims: &BTreeSet<&str>,
     numbers: &ReplicaCounts,
+    not_replaced: &[&Pod],
     builder: &mut PlanBuilder,
 ) -> bool {
     if let Some(until) = view.retry_at(&FailureSubject::PodCreation) {
@@ -147,7 +165,12 @@ fn create_pods(
         return false;
     }
     let size = |number: i64| usize::try_from(number).unwrap_or_default();
-    let (count, room) = (size(numbers.scale_up_limit), view.pod_limit());
+    // Those whose claims are kept are left out below.
+    let with_claims = create::ended_with_claims(view, kept_claims);
+    let is_with_claims = |pod: &&&Pod| with_claims.iter().any(|other| other.uid == pod.uid);
+    let held_back = not_replaced.iter().filter(|pod| !is_with_claims(pod)).count();
+    let count = size(numbers.scale_up_limit).saturating_sub(held_back);
+    let room = view.pod_limit();
     let actions = create::plan_creations(view, kept_claims, count, size(numbers.scale_up_old));
     if actions.len() == room && room < count {
         builder.requeue_at(view.now);
