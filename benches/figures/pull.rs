@@ -81,5 +81,6 @@ fn pull_request(image: &str) -> PullRequest {
         labels: BTreeMap::new(),
         annotations: BTreeMap::new(),
         timeout: Duration::from_secs(60),
+        traceparent: None,
     }
 }

@@ -100,6 +100,7 @@ pub fn pull_attempt(image: &str, credentials: Vec<Credentials>) -> PullAttempt {
         labels: BTreeMap::new(),
         annotations: BTreeMap::new(),
         check_disk: true,
+        span: None,
     }
 }
 

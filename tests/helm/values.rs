@@ -180,6 +180,20 @@ const EFFECTS: &[Effect] = &[
         r#""--secure-metrics-addr=:9999""#,
     ),
     (
+        "tracing",
+        r#"{"endpoint":"http://c:4318","samplingRatePerMillion":7}"#,
+        MANAGER,
+        "POD/containers/0/args/3",
+        r#""--tracing-endpoint=http://c:4318""#,
+    ),
+    (
+        "tracing",
+        r#"{"endpoint":"http://c:4318","samplingRatePerMillion":7}"#,
+        DAEMON,
+        "POD/containers/0/args/2",
+        r#""--tracing-sampling-rate-per-million=7""#,
+    ),
+    (
         "manager.healthProbe.port",
         "9000",
         MANAGER,

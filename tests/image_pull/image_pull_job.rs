@@ -30,18 +30,7 @@ impl JobFixture {
         let start_cluster = || (start_control_plane(), Runtime::start("trixie").unwrap());
         let (plane, runtime) = tokio::task::spawn_blocking(start_cluster).await.unwrap();
         let node = PullNode::on_plane(&plane, "n1").await;
-        let node_ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "R", "message": "",
-            "lastTransitionTime": "2026-01-01T00:00:00Z", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}]}});
-        plane
-            .kubectl(&[
-                "patch",
-                "node",
-                "n1",
-                "--subresource=status",
-                "--patch",
-                &node_ready.to_string(),
-            ])
-            .unwrap();
+        node.set_ready(&plane);
         let mut manager = Manager::on_free_ports(&plane, "kruise-manager");
         manager.start().unwrap();
         node.logs.lock().unwrap().push(manager.log().to_owned());

@@ -11,3 +11,4 @@ mod large_status;
 mod node_credentials;
 mod pull_node;
 mod pull_secrets;
+mod traces;

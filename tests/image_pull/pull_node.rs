@@ -61,6 +61,22 @@ impl PullNode {
         }
     }
 
+    /// Makes the Node ready, so that the manager creates its NodeImage.
+    pub fn set_ready(&self, plane: &ControlPlane) {
+        let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "R", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z", "lastHeartbeatTime": "2026-01-01T00:00:00Z"}]}});
+        let ready = ready.to_string();
+        let patch = [
+            "patch",
+            "node",
+            &self.name,
+            "--subresource=status",
+            "--patch",
+            &ready,
+        ];
+        plane.kubectl(&patch).unwrap();
+    }
+
     /// Creates the NodeImage.
     pub async fn create_node_image(&self, images: Value) {
         let object = json!({"apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage",

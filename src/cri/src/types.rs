@@ -56,6 +56,8 @@ pub struct PullRequest {
     pub annotations: BTreeMap<String, String>,
     /// The timeout of the call.
     pub timeout: Duration,
+    /// The trace that the runtime's own spans belong to, as W3C's header has it.
+    pub traceparent: Option<String>,
 }
 
 /// Credentials for a registry. Its `Debug` shows the user, never the secret.

@@ -9,6 +9,7 @@ use kruise_api::node_image::MAX_PIN_SECONDS;
 use kruise_ops::FeatureGates;
 use kruise_ops::flag_values::{or, path};
 use kruise_ops::logs::Format;
+use kruise_ops::traces::TraceOptions;
 use kruise_ops::upstream_flags::UpstreamFlags;
 
 /// Options of `kruise-daemon` without a subcommand.
@@ -73,6 +74,10 @@ pub struct Options {
     /// Feature gates, as NAME=true|false separated by commas: DaemonWatchingPod, InPlaceUpdateEnvFromMetadata, PodProbeMarkerGate (all on by default); KruiseDaemon=false switches off all three
     #[arg(long, default_value = "", hide_default_value = true, value_parser = FeatureGates::parse, value_name = "GATES")]
     pub feature_gates: FeatureGates,
+
+    /// OpenTelemetry traces
+    #[command(flatten)]
+    pub traces: TraceOptions,
 
     /// Flags of OpenKruise's daemon that have no effect here
     #[command(flatten)]

@@ -11,7 +11,7 @@ use kruise_cri::{DiscoveryOptions as Discovery, Runtimes, SocketHealth, no_runti
 use kruise_ops::http::{self, Endpoints};
 use kruise_ops::metrics::{self, Program};
 use kruise_ops::supervise::{self, Supervisor};
-use kruise_ops::{COMMIT, FeatureGate, Health, VERSION, flag_values, logs, raise_open_file_limit};
+use kruise_ops::{COMMIT, FeatureGate, Health, VERSION, flag_values, logs, raise_open_file_limit, traces};
 
 /// Why the daemon did not start, or ended.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +60,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
     }
     let mut supervisor = Supervisor::default();
     let shutdown = supervisor.shutdown.clone();
+    traces::start(&mut supervisor, &options.traces, "kruise-daemon", &node_name);
     let health = Health::default();
     let listen_error = |flag| move |source| Error::Listen { flag, source };
     let listener = http::listen(&options.addr).await;

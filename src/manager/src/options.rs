@@ -11,6 +11,7 @@ use kruise_api::keys;
 use kruise_cluster::lease::{InvalidLeaseTiming, LeaseTiming};
 use kruise_ops::flag_values::{duration, or, path, workers};
 use kruise_ops::logs::Format;
+use kruise_ops::traces::TraceOptions;
 use kruise_ops::upstream_flags::UpstreamFlags;
 
 /// Which half of the manager a process is.
@@ -189,6 +190,10 @@ pub struct Options {
     /// Log format. The environment variable RUST_LOG sets the level, for example RUST_LOG=info,kruise=debug
     #[arg(long, value_enum, default_value_t, value_name = "FORMAT")]
     pub log_format: Format,
+
+    /// OpenTelemetry traces
+    #[command(flatten)]
+    pub traces: TraceOptions,
 
     /// Flags of OpenKruise's manager that have no effect here
     #[command(flatten)]

@@ -22,7 +22,7 @@ use kruise_ops::flag_values;
 use kruise_ops::http::{self, Endpoints};
 use kruise_ops::metrics::{self, Program, metrics};
 use kruise_ops::supervise::{self, Supervisor};
-use kruise_ops::{COMMIT, Health, Progress, VERSION, logs, raise_open_file_limit};
+use kruise_ops::{COMMIT, Health, Progress, VERSION, logs, raise_open_file_limit, traces};
 
 /// How long reviews in flight may take at shutdown: what `terminationGracePeriodSeconds` of `deploy/manager/webhook.yaml`
 /// leaves after its preStop hook. API servers wait 5 s for most reviews.
@@ -71,6 +71,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
     if matches!(options.role, Role::Webhooks) {
         supervisor.shutdown_timeout = WEBHOOKS_SHUTDOWN_TIMEOUT;
     }
+    traces::start(&mut supervisor, &options.traces, "kruise-manager", &hostname());
     let health = Health::default();
     listen(&mut supervisor, &options, &health).await?;
     let cluster = Cluster::connect(&cluster::ClientOptions {
@@ -323,7 +324,12 @@ async fn until_shutdown(controller: impl Future<Output = ()>) -> Result<(), Stri
 
 /// Our identity in the Lease: the Pod's or machine's name, the process ID, and the start time.
 fn holder_identity() -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let start = jiff::Timestamp::now().as_nanosecond();
-    format!("{}_{}_{start:x}", host.trim(), std::process::id())
+    format!("{}_{}_{start:x}", hostname(), std::process::id())
+}
+
+/// In a Pod, its name.
+fn hostname() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    host.trim().to_owned()
 }

@@ -1,7 +1,7 @@
 //! What every process needs in operation: logs, metrics, health, supervision and shutdown.
 //!
 //! In:  options and signals, the progress of each task, counters.
-//! Out: a log, the HTTP endpoints of health and metrics, one token that shuts everything down.
+//! Out: a log, the HTTP endpoints of health and metrics, traces, one token that shuts everything down.
 
 // A panic is one failed request or reconcile: it must unwind in every profile.
 #[cfg(panic = "abort")]
@@ -18,6 +18,7 @@ mod process;
 pub mod progress;
 pub mod secure_metrics;
 pub mod supervise;
+pub mod traces;
 pub mod upstream_flags;
 pub mod watches;
 

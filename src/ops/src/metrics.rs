@@ -109,6 +109,8 @@ pub struct Metrics {
     pub readiness_checks: MetricFamily<1, Gauge>,
     /// Panics that ended one request or one reconcile, by `task`.
     pub panics: MetricFamily<1, Counter>,
+    /// Spans of traces by `result`: `sent`, or `dropped` if the collector did not take them or they came too fast.
+    pub trace_spans: MetricFamily<1, Counter>,
     /// Whether the API server refuses this daemon's writes about other nodes, by `kind`: 1, otherwise 0.
     pub daemon_fenced: MetricFamily<1, Gauge>,
     /// Events that were not written because the queue was full or the API server refused them.
@@ -185,6 +187,7 @@ impl Metrics {
             watch_bytes: MetricFamily::new(["kind"]),
             readiness_checks: MetricFamily::new(["check"]),
             panics: MetricFamily::new(["task"]),
+            trace_spans: MetricFamily::new(["result"]),
             daemon_fenced: MetricFamily::new(["kind"]),
             events_dropped: Counter::default(),
             events_held_back: Counter::default(),
@@ -271,6 +274,11 @@ impl Metrics {
             "panics",
             "Panics that ended one request or one pass",
             self.panics.series.clone(),
+        );
+        r.register(
+            "trace_spans",
+            "Spans of traces, by what became of them",
+            self.trace_spans.series.clone(),
         );
         r.register(
             "events_dropped",
@@ -416,6 +424,7 @@ impl Metrics {
             watch_bytes,
             readiness_checks,
             panics,
+            trace_spans,
             daemon_fenced,
             cri_calls,
             credential_plugins,
@@ -447,6 +456,7 @@ impl Metrics {
         watch_bytes.create("x");
         readiness_checks.create("x");
         panics.create("x");
+        trace_spans.create("x");
         daemon_fenced.create("x");
         cri_calls.create("x");
         credential_plugins.create("x");

@@ -133,6 +133,10 @@ spec:
         {{- with $manager.loggingFormat }}
         - --log-format={{ . }}
         {{- end }}
+        {{- if and $values.tracing.endpoint (eq .role "controllers") }}
+        - --tracing-endpoint={{ $values.tracing.endpoint }}
+        - --tracing-sampling-rate-per-million={{ int $values.tracing.samplingRatePerMillion }}
+        {{- end }}
         env:
         - name: POD_NAMESPACE
           valueFrom:

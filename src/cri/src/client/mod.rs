@@ -150,7 +150,11 @@ impl CriClient {
     async fn pull(&self, request: &PullRequest) -> Result<String, Error> {
         let call = self.call("PullImage", request.timeout);
         let mut rpc = self.images.clone();
-        let message = call.request(convert::pull_request(request));
+        let mut message = call.request(convert::pull_request(request));
+        let traceparent = request.traceparent.as_deref().and_then(|text| text.parse().ok());
+        if let Some(traceparent) = traceparent {
+            message.metadata_mut().insert("traceparent", traceparent);
+        }
         let answer = call
             .run(Box::pin(rpc.pull_image(message)))
             .await

@@ -15,6 +15,7 @@ use kruise_api::image_reference::ImageReference;
 use kruise_api::keys::SECRET_REFERENCES;
 use kruise_cluster::write;
 use kruise_cri::{AuthConfig, Error, Image, PullCause, PullRequest, Runtime};
+use kruise_ops::traces::{Span, SpanContext};
 
 /// Interval between reads of the progress while a client watches it: containerd has no event for it.
 const WATCHED_PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
@@ -52,6 +53,8 @@ pub struct PullAttempt {
     pub annotations: BTreeMap<String, String>,
     /// Whether the pull ends if the image cannot fit on the node.
     pub check_disk: bool,
+    /// The span of the attempt, if there are traces.
+    pub span: Option<SpanContext>,
 }
 
 impl PullAttempt {
@@ -159,14 +162,22 @@ async fn pull_with_credentials(
 ) -> Result<(), Error> {
     let mut auths = attempt.auths().into_iter().peekable();
     while let Some(auth) = auths.next() {
+        let mut span = Span::of_call("PullImage", attempt.span)
+            .with("rpc.system", "grpc")
+            .with("rpc.service", "runtime.v1.ImageService");
         let request = PullRequest {
             image: attempt.image.clone(),
+            traceparent: span.context().map(|span| span.traceparent()),
             auth,
             labels: attempt.labels.clone(),
             annotations: attempt.annotations.clone(),
             timeout: deadline.saturating_duration_since(Instant::now()),
         };
-        match pull_once(runtime, &request, attempt.check_disk, watched, on_progress).await {
+        let pulled = pull_once(runtime, &request, attempt.check_disk, watched, on_progress).await;
+        if let Err(error) = &pulled {
+            span.fail(&error.to_string());
+        }
+        match pulled {
             Err(error) if auths.peek().is_some() && other_credentials_may_help(&error) => {}
             result => return result.map(|_| ()),
         }
@@ -634,6 +645,7 @@ mod tests {
             labels: BTreeMap::new(),
             annotations: BTreeMap::new(),
             check_disk: false,
+            span: None,
         };
         let authenticated = |anonymous| {
             let auths = attempt(anonymous).auths().into_iter();

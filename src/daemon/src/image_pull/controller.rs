@@ -29,6 +29,7 @@ use kruise_cluster::write::Stored;
 use kruise_cluster::{self as cluster, Change, write};
 use kruise_cri::Runtimes;
 use kruise_ops::panics::{Panicked, catch_panic, catch_panic_sync};
+use kruise_ops::traces::{Span, SpanContext};
 
 /// The API server's clock may be corrected while we sleep.
 const MAX_SLEEP: Duration = Duration::from_secs(30);
@@ -252,22 +253,20 @@ impl ImagePullController {
                 .saturating_add(PIN_TIMEOUT)
                 .saturating_add(write::REQUEST_TIMEOUT),
         );
-        let (task_key, namespace) = (key.clone(), task.owner.namespace.clone());
+        let task_key = key.clone();
+        let spans = report::attempt_spans(&name, &self.ctx.node_name, task);
+        let scope = AttemptScope {
+            namespace: task.owner.namespace.clone(),
+            timeout,
+            span: spans.first().and_then(Span::context),
+        };
         let handle = self.attempts.spawn(async move {
             let _step = step;
             let on_progress = |progress| drop(progress_tx.send((task_key.clone(), run, progress)));
             let watched = || pulls.receiver_count() > 0;
             let image = spec.image.clone().unwrap_or_default();
             let attempt = async {
-                let pull = pull_tag(
-                    credentials,
-                    runtimes.clone(),
-                    spec,
-                    namespace,
-                    timeout,
-                    watched,
-                    on_progress,
-                );
+                let pull = pull_tag(credentials, runtimes.clone(), spec, scope, watched, on_progress);
                 pins.after_pull(pull.await, &task_key, &image, &runtimes, &clock)
                     .await
             };
@@ -277,6 +276,7 @@ impl ImagePullController {
                     message: panicked.to_string(),
                     retry: plan::AttemptRetry::Counted,
                 });
+            report::end_spans(spans, &result);
             (task_key, run, result)
         });
         self.running_attempts.insert(key.clone(), (run, handle));
@@ -513,13 +513,19 @@ struct CredentialSources {
     check_disk: bool,
 }
 
-/// One attempt on behalf of that namespace: reads the credentials, then pulls.
+/// For whom an attempt is, and how long it may take.
+struct AttemptScope {
+    namespace: String,
+    timeout: Duration,
+    span: Option<SpanContext>,
+}
+
+/// One attempt: reads the credentials, then pulls.
 async fn pull_tag(
     sources: CredentialSources,
     runtimes: Runtimes,
     spec: PullSpec,
-    namespace: String,
-    timeout: Duration,
+    scope: AttemptScope,
     watched: impl Fn() -> bool + Send,
     on_progress: impl FnMut(PullProgress) + Send,
 ) -> AttemptResult {
@@ -532,7 +538,7 @@ async fn pull_tag(
     };
     // It needs no credentials, and whatever provides these may hang.
     if !spec.always
-        && let Some(present) = act::present_image(runtime.as_ref(), &image, timeout).await
+        && let Some(present) = act::present_image(runtime.as_ref(), &image, scope.timeout).await
     {
         return act::attempt_result(Ok(present), &act::PullSecrets::default());
     }
@@ -540,7 +546,7 @@ async fn pull_tag(
     let repository = ImageReference::parse(&image)
         .map(|r| r.repository())
         .unwrap_or_default();
-    let mut credentials = secrets.credentials(&repository, &namespace);
+    let mut credentials = secrets.credentials(&repository, &scope.namespace);
     let node = sources.node.lookup(&repository).await;
     credentials.extend(node.credentials);
     secrets.node_problems = node.problems;
@@ -549,10 +555,11 @@ async fn pull_tag(
         anonymous: secrets.is_public_for(&spec.owners),
         image,
         always: spec.always,
-        timeout,
+        timeout: scope.timeout,
         labels: spec.labels,
         annotations: spec.annotations,
         check_disk: sources.check_disk,
+        span: scope.span,
     };
     act::attempt_result(
         act::run_attempt(runtime.as_ref(), &attempt, watched, on_progress).await,

@@ -7,14 +7,17 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Resource;
 
 use super::plan::status::waits_for;
-use super::plan::{PullLimits, PullStage, PullTask, TagKey, TaskBoard};
+use super::plan::{AttemptResult, PullLimits, PullStage, PullTask, TagKey, TaskBoard};
 use crate::live;
 use kruise_api::image_reference::join_name_and_tag;
 use kruise_api::keys::{DEADLINE_EXCEEDED, EVENT_ATTEMPT_FAILED, EVENT_PULL_FAILED, EVENT_PULL_SUCCEEDED};
 use kruise_api::node_image::{ImagePullPhase, ImageTagStatus, NodeImage};
 use kruise_cluster::{EventRecorder, EventType};
 use kruise_ops::metrics::metrics;
+use kruise_ops::traces::Span;
 
+/// Jobs of one image whose traces get its pull, at most.
+const MAX_TRACED_OWNERS: usize = 8;
 /// The span over which transfer rates are measured.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
 
@@ -26,6 +29,31 @@ pub(super) fn attempt_started(key: &TagKey, task: &PullTask) {
         attempt = task.attempts,
         "pulling image"
     );
+}
+
+/// Begins a span for an attempt in the traces of its jobs.
+pub(super) fn attempt_spans(image: &str, node: &str, task: &PullTask) -> Vec<Span> {
+    let owners = task.spec.owners.iter().take(MAX_TRACED_OWNERS);
+    let spans = owners.filter_map(|owner| {
+        let span = Span::of_trace("pull image", owner.uid.as_deref()?);
+        Some(
+            span.with("container.image.name", image)
+                .with("k8s.node.name", node)
+                .with_number("attempt", i64::from(task.attempts)),
+        )
+    });
+    // Without traces there is nothing to keep.
+    spans.filter(|span| span.context().is_some()).collect()
+}
+
+/// Ends the spans of an attempt.
+pub(super) fn end_spans(spans: Vec<Span>, result: &AttemptResult) {
+    for mut span in spans {
+        if let AttemptResult::Failed { message, .. } = result {
+            span.fail(message);
+        }
+        span.end();
+    }
 }
 
 /// Logs a failed attempt that will be retried.

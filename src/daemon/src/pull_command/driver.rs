@@ -142,6 +142,7 @@ impl PullDriver {
             labels: task.spec.labels.clone(),
             annotations: task.spec.annotations.clone(),
             check_disk: true,
+            span: None,
         };
         let display_name = self.display_name(key);
         self.view.attempt_started(key, &display_name);

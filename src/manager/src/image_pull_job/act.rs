@@ -30,6 +30,7 @@ use kruise_cluster::{Error, EventRecorder, EventType, write};
 use kruise_ops::Progress;
 use kruise_ops::panics::{Panicked, catch_panic, catch_panic_sync};
 use kruise_ops::progress::ProgressStep;
+use kruise_ops::traces::Span;
 
 /// After failed writes.
 const RETRY: Backoff = Backoff::new(Duration::from_millis(100), MAX_BACKOFF);
@@ -68,6 +69,18 @@ enum WriteError {
     Unavailable(String, Option<Duration>),
     /// Not attempted, because another write met [`WriteError::Unavailable`].
     NotAttempted,
+}
+
+impl WriteError {
+    fn message(&self) -> &str {
+        match self {
+            Self::Permanent(message)
+            | Self::Denied(message)
+            | Self::Retryable(message, _)
+            | Self::Unavailable(message, _) => message,
+            Self::NotAttempted => "not attempted: another write failed",
+        }
+    }
 }
 
 impl From<Error> for WriteError {
@@ -283,7 +296,19 @@ impl NodeImageWriter {
         self.in_flight.insert(Arc::clone(&node));
         self.running.spawn(async move {
             let write = |requests| Box::pin(execute(Arc::clone(&node_write), requests));
+            let mut spans: HashMap<Uid, Span> = due_writes
+                .iter()
+                .map(|write| {
+                    let span = Span::of_trace("add image to NodeImage", &write.uid);
+                    (Arc::clone(&write.uid), span.with("k8s.node.name", &node))
+                })
+                .collect();
             let results = write_all(&node_write.node, due_writes, write).await;
+            for (write, result) in &results {
+                if let (Some(span), Err(error)) = (spans.get_mut(&write.uid), result) {
+                    span.fail(error.message());
+                }
+            }
             FinishedWrite { node, results }
         });
     }

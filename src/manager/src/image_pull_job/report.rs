@@ -20,6 +20,7 @@ use kruise_cluster::clock::duration_until;
 use kruise_cluster::{Cluster, Error, EventType, write};
 use kruise_ops::Progress;
 use kruise_ops::panics::{catch_panic, catch_panic_sync};
+use kruise_ops::traces::Span;
 
 /// Fields of the status that may be absent.
 const OPTIONAL_STATUS_FIELDS: [&str; 5] = [
@@ -281,6 +282,26 @@ fn api(cluster: &Cluster, job: &PullJob) -> Api<ImagePullJob> {
     Api::namespaced(cluster.client.clone(), namespace)
 }
 
+/// Ends the root of a job's trace, which began with the request that created the job.
+fn end_trace(job: &PullJob, status: &ImagePullJobStatus) {
+    let Some(created) = job.created else { return };
+    let mut span = Span::of_object("ImagePullJob", &job.uid, created.into())
+        .with(
+            "k8s.namespace.name",
+            job.key.namespace.as_deref().unwrap_or_default(),
+        )
+        .with("k8s.imagepulljob.name", &job.key.name)
+        .with("container.image.name", &job.spec.image)
+        .with_number("nodes.desired", i64::from(status.desired))
+        .with_number("nodes.succeeded", i64::from(status.succeeded))
+        .with_number("nodes.failed", i64::from(status.failed));
+    if status.failed > 0 {
+        let condition = status.conditions.last();
+        span.fail(condition.map_or("nodes failed", |condition| condition.message.as_str()));
+    }
+    span.end();
+}
+
 /// Logs the start and the end of a job.
 fn log_transition(job: &PullJob, status: &ImagePullJobStatus, is_first: bool) {
     let (key, image, nodes) = (&job.key, &job.spec.image, status.desired);
@@ -294,5 +315,6 @@ fn log_transition(job: &PullJob, status: &ImagePullJobStatus, is_first: bool) {
             .last()
             .map(|condition| condition.message.as_str());
         tracing::info!(job = %key, image, succeeded, failed, message, "ImagePullJob ended");
+        end_trace(job, status);
     }
 }
