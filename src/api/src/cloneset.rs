@@ -84,8 +84,9 @@ pub struct CloneSetSpec<S = CloneSetScaleStrategy, U = CloneSetUpdateStrategy> {
     /// Seconds that a Pod must be ready for to be available, 0 or greater; 0 when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_ready_seconds: Option<i32>,
-    /// Seconds after which a rollout that has not completed is reported as failed, from its start or from the end of a
-    /// pause; never when absent, or 2147483647.
+    /// Seconds after the last update of condition Progressing at which a rollout that has not completed is reported as
+    /// failed. A rollout that begins or continues later than that is reported at once. Never when absent, or
+    /// 2147483647.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress_deadline_seconds: Option<i32>,
     /// Lifecycle hooks of the Pods.
@@ -137,7 +138,7 @@ pub struct RollingUpdateCloneSetStrategy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_update_policy: Option<PodUpdateStrategyType>,
     /// How many Pods keep the old revision, as a number or as a percentage of `replicas`, rounded up; 0 when
-    /// absent. A percentage below 100 leaves at least one Pod to update.
+    /// absent. Of several Pods, a percentage below 100 leaves at least one to update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schemas::int_or_string")]
     pub partition: Option<IntOrString>,

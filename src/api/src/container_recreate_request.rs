@@ -127,7 +127,8 @@ pub struct ContainerRecreateRequestStrategy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub termination_grace_period_seconds: Option<i64>,
-    /// Seconds for which the Pod is not ready before its containers are stopped. If absent, it stays ready.
+    /// Seconds to wait before containers are stopped. During this time, a Pod with readiness gate KruisePodReady is not
+    /// ready; any other Pod stays ready. No wait when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub unready_grace_period_seconds: Option<i64>,

@@ -108,7 +108,7 @@ pub struct InPlaceUpdateContainerStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<i64>,
     /// Whether the previous update had not ended for this container: a field of ours. Its container may still start, so
-    /// a different image ID does not tell the two updates apart.
+    /// a different image ID does not distinguish the two updates.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub superseded: bool,
 }

@@ -88,7 +88,7 @@ pub struct NodeImageSpec {
     pub images: BTreeMap<String, ImageSpec>,
 }
 
-/// One image and what is asked of it, with `S` for how a version names Secrets.
+/// One image and what is requested of it, with `S` for how a version names Secrets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(description = "An image and the tags to pull.")]

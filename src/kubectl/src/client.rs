@@ -25,7 +25,7 @@ use super::error::Error;
 /// Options of every command.
 #[derive(clap::Args, Clone, Debug)]
 pub struct GlobalOptions {
-    /// Namespace of the objects; the namespace of the kubeconfig's context when absent
+    /// Namespace of the objects; when absent, the namespace of the kubeconfig's context, or all for status and node
     #[arg(short, long, global = true, value_name = "NAMESPACE", value_parser = super::arguments::namespace)]
     pub namespace: Option<String>,
 

@@ -107,11 +107,11 @@ pub struct Options {
     #[arg(long, default_value = "15s", value_parser = duration, value_name = "DURATION")]
     pub leader_election_lease_duration: Duration,
 
-    /// How long the leader tries to renew before it gives up; less than the lease duration
+    /// How long the leader tries to renew before it gives up; at least 1 s less than the lease duration
     #[arg(long, default_value = "10s", value_parser = duration, value_name = "DURATION")]
     pub leader_election_renew_deadline: Duration,
 
-    /// How long replicas wait between attempts; less than the renew deadline
+    /// How long replicas wait between attempts; at least 100ms, and the renew deadline must be more than 1.2 times as long
     #[arg(long, default_value = "2s", value_parser = duration, value_name = "DURATION")]
     pub leader_election_retry_period: Duration,
 

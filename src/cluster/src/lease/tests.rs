@@ -256,7 +256,7 @@ async fn missing_lease_is_created_at_once() {
     let server = FakeApiServer::new(true);
     server.delete();
     let candidate = candidate(server.client());
-    let held = tokio::time::timeout(Duration::from_secs(60), candidate.acquire(|_| {}));
+    let held = tokio::time::timeout(Duration::from_secs(12), candidate.acquire(|_| {}));
     assert_eq!(holder(&held.await.unwrap().lease).unwrap(), "me");
 }
 

@@ -104,10 +104,14 @@ fn assign<'a>(
     let mut jobs: Vec<&ImagePullJob> = jobs.iter().map(|job| &**job).collect();
     jobs.sort_by_key(|job| job.metadata.creation_timestamp.clone());
     let (mut current, mut surplus) = (BTreeMap::new(), Vec::new());
+    // It may name thousands of nodes: copied once, not for each image.
+    let mut spec = list.spec.job_spec("").with_defaults();
     for job in jobs {
         let image = job.spec.image.as_str();
-        let wanted = || {
-            list.spec.job_spec(image).with_defaults() == job.spec.clone().with_defaults()
+        let mut wanted = || {
+            image.clone_into(&mut spec.image);
+            job.spec == spec
+                || job.spec.clone().with_defaults() == spec
                 || build_job(list, image, &BTreeSet::new()).metadata.name == job.metadata.name
         };
         if images.contains(image) && !current.contains_key(image) && wanted() {

@@ -283,7 +283,11 @@ impl NodeImageWriter {
         let ended = owners.filter(|o| o.job.is_some() && index.job(&o.uid.as_str().into()).is_none());
         let with_secrets = due_writes.iter().filter(|write| !write.secrets.is_empty());
         let images = with_secrets.filter_map(|write| Some(&write.job.image.as_ref().ok()?.0));
-        let needed = images.filter_map(|image| Some((image.clone(), index.needed_secrets(image)?)));
+        // Many jobs may pull the same image.
+        let images: BTreeSet<&String> = images.collect();
+        let needed = images
+            .into_iter()
+            .filter_map(|image| Some((image.clone(), index.needed_secrets(image)?)));
         let node_write = Arc::new(NodeWrite {
             api: self.api.clone(),
             needed_secrets: needed.collect(),

@@ -14,7 +14,7 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::sync::mpsc;
 
 use super::image_pull_job::plan::entry::{node_seed, repull_at};
-use super::view::{NodeImageView, TagOwner};
+use super::view::{NodeImageView, TagOwner, TagStatusView};
 use super::{Context, Stores};
 use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJob};
 use kruise_api::node_image::ReferenceObject;
@@ -136,7 +136,7 @@ impl NodeCache {
         self.last_reports.get(name).copied().unwrap_or(started)
     }
 
-    /// Records when a daemon wrote its status.
+    /// Records when a daemon wrote its status: something other than that it does not respond, which the manager writes.
     fn observe_change(
         &mut self,
         name: &str,
@@ -149,7 +149,16 @@ impl NodeCache {
             self.secret_lookups.remove(name);
             return;
         };
-        if old.map_or(&[][..], |old| &old.statuses) != new.statuses {
+        let old = old.map_or(&[][..], |old| &old.statuses);
+        if old == new.statuses {
+            return;
+        }
+        let known: HashSet<&TagStatusView> = old.iter().collect();
+        let is_report = |status: &&TagStatusView| {
+            status.error.as_deref() != Some(plan::NO_RESPONSE) && !known.contains(status)
+        };
+        // Without statuses, the daemon has removed those of former tags.
+        if new.statuses.len() < old.len() || new.statuses.iter().any(|status| is_report(&status)) {
             self.last_reports.insert(name.to_owned(), now);
         }
     }
@@ -266,6 +275,7 @@ mod tests {
             version: 0,
             phase: kruise_api::node_image::ImagePullPhase::Pulling,
             completed: None,
+            started: None,
             error: None,
             progress_hash: 0,
         };
@@ -275,6 +285,22 @@ mod tests {
         };
         cache.observe_change("node", None, Some(&image), at(200));
         assert_eq!(cache.last_report("node", at(100)), at(200));
+        // The manager's mark does not count, but what the daemon reports beside it does.
+        let mut marked = image.clone();
+        marked.statuses.push(TagStatusView {
+            tag: "2".into(),
+            phase: kruise_api::node_image::ImagePullPhase::Failed,
+            error: Some(plan::NO_RESPONSE.to_owned()),
+            ..image.statuses[0].clone()
+        });
+        cache.observe_change("node", Some(&image), Some(&marked), at(300));
+        assert_eq!(cache.last_report("node", at(100)), at(200));
+        let mut progressed = marked.clone();
+        progressed.statuses[0].progress_hash = 1;
+        cache.observe_change("node", Some(&marked), Some(&progressed), at(400));
+        assert_eq!(cache.last_report("node", at(100)), at(400));
+        cache.observe_change("node", Some(&progressed), Some(&image), at(500));
+        assert_eq!(cache.last_report("node", at(100)), at(500));
     }
 
     #[tokio::test]

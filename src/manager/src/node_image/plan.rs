@@ -12,6 +12,9 @@ use kruise_api::node_image::{ImageTagSpec, ReferenceObject};
 /// Message of a tag whose daemon reports nothing; upstream's.
 pub const NO_RESPONSE: &str = "node has not responded for a long time";
 
+/// A daemon that has reported nothing for this time does not work, whatever the limits of its pulls are.
+const MAX_SILENCE: SignedDuration = SignedDuration::from_hours(24);
+
 /// Time spans that the decisions depend on.
 #[derive(Clone, Copy, Debug)]
 pub struct Timeouts {
@@ -83,7 +86,7 @@ pub struct Removal {
     pub tags: Vec<TagRemoval>,
     /// Image and secret.
     pub secrets: Vec<(String, ReferenceObject)>,
-    /// Image, tag, and UID of a deleted owner while other owners exist.
+    /// Image, tag, and UID of an owner that is deleted or pulls again, while other owners exist.
     pub owners: Vec<(String, String, String)>,
 }
 
@@ -180,11 +183,11 @@ pub fn plan(
         .iter()
         .partition(|tag| is_removable(image, tag, &owner_state, &repull_at, now, &mut requeue));
     let secrets = image.non_batch_secrets.iter();
-    let deleted_owners = |tag: &TagView| {
-        let owners = tag
-            .owners
-            .iter()
-            .filter(|owner| owner_state(owner) == OwnerState::Deleted);
+    let mut released_owners = |tag: &TagView| {
+        let owners = tag.owners.iter().filter(|owner| {
+            owner_state(owner) == OwnerState::Deleted
+                || pulls_again(image, tag, owner, &repull_at, now, &mut requeue)
+        });
         let named = owners.map(|owner| (tag.image.clone(), tag.tag.clone(), owner.uid.clone()));
         named.collect::<Vec<_>>()
     };
@@ -199,7 +202,7 @@ pub fn plan(
             })
             .collect(),
         secrets: secrets.filter(|(_, s)| secret_missing(s)).cloned().collect(),
-        owners: remaining.into_iter().flat_map(deleted_owners).collect(),
+        owners: remaining.into_iter().flat_map(&mut released_owners).collect(),
     };
     if removal != Removal::default() {
         return Plan::with_action(Action::RemoveEntries(removal));
@@ -258,6 +261,25 @@ impl EarliestRequeue {
     }
 }
 
+/// Whether an owner of a tag that others still need gives it up, in order to request it again.
+fn pulls_again(
+    image: &NodeImageView,
+    tag: &TagView,
+    owner: &TagOwner,
+    repull_at: &impl Fn(&TagOwner, Timestamp) -> Option<Timestamp>,
+    now: Timestamp,
+    requeue: &mut EarliestRequeue,
+) -> bool {
+    let due = completion(image, tag).and_then(|completed| repull_at(owner, completed));
+    due.is_some_and(|due| requeue.has_passed(due, now))
+}
+
+/// When the pull of a tag ended. The node's clock may be behind: a pull does not end before its request.
+fn completion(image: &NodeImageView, tag: &TagView) -> Option<Timestamp> {
+    let status = image.status_of(tag).filter(|status| status.ended())?;
+    status.completed.max(tag.created)
+}
+
 /// Whether a tag is no longer needed. One that a running job needs is kept at any age.
 fn is_removable(
     image: &NodeImageView,
@@ -274,13 +296,12 @@ fn is_removable(
     if owners.contains(&OwnerState::Counting) {
         return false;
     }
-    let status = image.status_of(tag).filter(|s| s.ended());
-    // The node's clock may be behind: a pull does not end before its request.
-    let completed = status.and_then(|s| s.completed.max(tag.created));
+    let completed = completion(image, tag);
     // A job that never ends pulls again when its tag is removed, however long others want to see it.
     let repull = completed.and_then(|at| tag.owners.iter().filter_map(|owner| repull_at(owner, at)).min());
-    if repull.is_some_and(|due| requeue.has_passed(due, now)) {
-        return true;
+    if let Some(due) = repull {
+        // Its schedule may have been edited since: the TTL is of an earlier one.
+        return requeue.has_passed(due, now);
     }
     let (Some(completed), Some(ttl)) = (completed, tag.ttl) else {
         return false;
@@ -296,9 +317,10 @@ fn tag_failures(
     now: Timestamp,
     requeue: &mut EarliestRequeue,
 ) -> Vec<TagFailure> {
+    let budgets = Budgets::new(image);
     let failure = |tag: &TagView| {
         Some(TagFailure {
-            message: failure_reason(observed, image, tag, timeouts, now, requeue)?,
+            message: failure_reason(observed, image, tag, &budgets, timeouts, now, requeue)?,
             image: tag.image.clone(),
             tag: tag.tag.clone(),
             version: tag.version,
@@ -313,6 +335,7 @@ fn failure_reason(
     observed: NodeObservation<'_>,
     image: &NodeImageView,
     tag: &TagView,
+    budgets: &Budgets<'_>,
     timeouts: Timeouts,
     now: Timestamp,
     requeue: &mut EarliestRequeue,
@@ -336,28 +359,56 @@ fn failure_reason(
             return Some(NO_RESPONSE);
         }
     }
-    if status.is_none() {
+    let Some(status) = status else {
         // A daemon answers at once, even if the tag has to queue.
         return requeue
             .has_passed(add(created, timeouts.no_response), now)
             .then_some(NO_RESPONSE);
-    }
-    if let Some(seconds) = tag.deadline {
+    };
+    // As for the daemon, it counts from the first attempt: the tag may have to wait for a slot.
+    if let (Some(seconds), Some(started)) = (tag.deadline, status.started) {
         let timeout = SignedDuration::from_secs(seconds).saturating_add(timeouts.no_response);
-        if requeue.has_passed(add(created, timeout), now) {
+        if requeue.has_passed(add(started.max(created), timeout), now) {
             return Some(keys::DEADLINE_EXCEEDED);
         }
     }
     // While pulls of a node continue, one of them ends within the longest budget, and the daemon reports it.
-    let unfinished = image
-        .tags
-        .iter()
-        .filter(|t| image.status_of(t).is_none_or(|s| !s.ended()));
-    let budget = unfinished.map(|t| t.budget).max().unwrap_or(tag.budget);
-    let timeout = SignedDuration::from_secs(budget).saturating_add(timeouts.no_response);
+    let timeout = budgets.longest(tag).saturating_add(timeouts.no_response);
     requeue
         .has_passed(add(last_report, timeout), now)
         .then_some(NO_RESPONSE)
+}
+
+/// The longest budget of the unfinished tags of each namespace, in seconds.
+struct Budgets<'a>(BTreeMap<Option<&'a str>, i64>);
+
+impl<'a> Budgets<'a> {
+    fn new(image: &'a NodeImageView) -> Self {
+        let mut longest = BTreeMap::new();
+        let is_unfinished = |tag: &&TagView| image.status_of(tag).is_none_or(|status| !status.ended());
+        for tag in image.tags.iter().filter(is_unfinished) {
+            for owner in &tag.owners {
+                let budget = longest.entry(namespace(owner)).or_insert(0);
+                *budget = tag.budget.max(*budget);
+            }
+        }
+        Self(longest)
+    }
+
+    /// The longest budget of those tags that this one may have to wait for: those of other namespaces leave a slot, and
+    /// their limits may be as long as they like.
+    fn longest(&self, tag: &TagView) -> SignedDuration {
+        let of_owners = tag
+            .owners
+            .iter()
+            .filter_map(|owner| self.0.get(&namespace(owner)));
+        let seconds = of_owners.copied().fold(tag.budget, i64::max);
+        SignedDuration::from_secs(seconds).min(MAX_SILENCE)
+    }
+}
+
+fn namespace(owner: &TagOwner) -> Option<&str> {
+    owner.job.as_ref()?.namespace.as_deref()
 }
 
 fn add(at: Timestamp, span: SignedDuration) -> Timestamp {

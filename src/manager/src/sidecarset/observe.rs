@@ -91,7 +91,7 @@ fn set_of_revision(view: &RevisionView) -> &str {
 fn recorded_sets(pod: &Pod) -> BTreeSet<&str> {
     let text = pod.annotations.get(keys::SIDECAR_SET_INJECTED_LIST);
     let all = text.map(|text| parse_injected_list(text)).unwrap_or_default();
-    // Anybody may write the annotation.
+    // Any user may write the annotation.
     all.into_iter()
         .filter(|name| names::is_label(name))
         .take(MAX_RECORDED_SETS)

@@ -59,7 +59,7 @@ pub struct TagOwner {
 }
 
 /// Status of one tag.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TagStatusView {
     /// Image name.
     pub image: String,
@@ -71,7 +71,9 @@ pub struct TagStatusView {
     pub phase: ImagePullPhase,
     /// Time of its end.
     pub completed: Option<Timestamp>,
-    /// Why it failed.
+    /// Time of the first attempt's begin.
+    pub started: Option<Timestamp>,
+    /// Why it failed, at most [`MAX_ERROR_BYTES`].
     pub error: Option<String>,
     /// A hash that changes with every report of the daemon: progress, message, start.
     pub progress_hash: u64,
@@ -196,6 +198,17 @@ pub fn progress_hash(status: &ImageTagStatus) -> u64 {
     hasher.finish()
 }
 
+/// Maximum bytes of an error: the daemon's are shorter, and each job keeps one for many nodes.
+const MAX_ERROR_BYTES: usize = 1024;
+
+fn shortened(mut error: String) -> String {
+    if error.len() > MAX_ERROR_BYTES {
+        error.truncate(error.floor_char_boundary(MAX_ERROR_BYTES));
+        error.shrink_to_fit();
+    }
+    error
+}
+
 fn status_view(image: &str, status: ImageTagStatus) -> TagStatusView {
     let progress_hash = progress_hash(&status);
     let failed = status.phase == ImagePullPhase::Failed;
@@ -205,7 +218,8 @@ fn status_view(image: &str, status: ImageTagStatus) -> TagStatusView {
         version: status.version,
         phase: status.phase,
         completed: status.completion_time.map(|t| t.0),
-        error: status.message.filter(|_| failed),
+        error: status.message.filter(|_| failed).map(shortened),
+        started: status.start_time.map(|t| t.0),
         progress_hash,
     }
 }

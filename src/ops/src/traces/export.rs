@@ -65,8 +65,12 @@ impl Exporter {
         loop {
             let waited = shutdown.run_until_cancelled(self.wait_for_batch()).await;
             let limit = waited.map_or(SHUTDOWN_TIMEOUT, |()| REQUEST_TIMEOUT);
-            if let Some(failed) = self.send_batch(limit, failing).await {
+            while let Some(failed) = self.send_batch(limit, failing).await {
                 failing = failed;
+                // At shutdown, the rest as well, as long as the collector takes it.
+                if waited.is_some() || failed {
+                    break;
+                }
             }
             if waited.is_none() {
                 return;
@@ -74,14 +78,16 @@ impl Exporter {
         }
     }
 
-    /// Waits until there is a span, and then for others.
+    /// Waits until there is a span, and then for others, unless there are enough.
     async fn wait_for_batch(&mut self) {
         match self.finished.recv().await {
             Some(span) => self.batch.push(span),
             // Not while the process may send spans.
             None => std::future::pending().await,
         }
-        sleep(BATCH_DELAY).await;
+        if self.finished.len() < MAX_BATCH {
+            sleep(BATCH_DELAY).await;
+        }
     }
 
     /// Sends what waits, as one request; returns whether that failed, and nothing if nothing waits.

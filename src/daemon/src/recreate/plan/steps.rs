@@ -59,14 +59,14 @@ impl fmt::Display for WaitReason {
             Self::Queued { behind: None } => {
                 f.write_str("waiting for earlier ContainerRecreateRequests of the Pod to end")
             }
-            // Also true in the seconds after the Pod was marked, for which no extra write is done.
+            // Also true in the seconds after the condition was set, for which no extra write is done.
             Self::Unready => f.write_str(
-                "kruise-manager marks the Pod not ready (condition PreRecreateGrace) before its containers are stopped",
+                "kruise-manager begins the grace period (condition PreRecreateGrace) before containers are stopped",
             ),
             Self::UnreadyGrace { until } => {
                 write!(
                     f,
-                    "the Pod is not ready; its containers will be stopped at {until:.0}"
+                    "the grace period runs; the containers will be stopped at {until:.0}"
                 )
             }
             Self::PodUnknown(why) => write!(f, "waiting to read the Pod: {why}"),

@@ -69,7 +69,8 @@ pub fn on_delete(spec: &CloneSetSpec) -> bool {
     type_ == Some(&CloneSetUpdateStrategyType::OnDelete)
 }
 
-/// Number of Pods that keep the current revision. A percentage below 100 leaves at least one Pod to update.
+/// Number of Pods that keep the current revision. Of several Pods, a percentage below 100 leaves at least one to
+/// update.
 fn kept_by_partition(value: Option<&IntOrString>, replicas: i64) -> i64 {
     let Some(value) = value else {
         return 0;

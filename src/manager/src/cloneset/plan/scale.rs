@@ -71,9 +71,10 @@ fn delete_terminal_pods(
     not_replaced: &[&Pod],
     builder: &mut PlanBuilder,
 ) -> bool {
+    let not_replaced: BTreeSet<&str> = not_replaced.iter().map(|pod| pod.uid.as_str()).collect();
     let actions = create::ended_with_claims(view, kept_claims)
         .into_iter()
-        .filter(|pod| not_replaced.iter().all(|other| other.uid != pod.uid))
+        .filter(|pod| !not_replaced.contains(pod.uid.as_str()))
         .map(|pod| Action::DeletePod {
             uid: pod.uid.clone(),
             name: pod.name.clone(),
@@ -167,9 +168,13 @@ fn create_pods(
     let size = |number: i64| usize::try_from(number).unwrap_or_default();
     // Those whose claims are kept are left out below.
     let with_claims = create::ended_with_claims(view, kept_claims);
-    let is_with_claims = |pod: &&&Pod| with_claims.iter().any(|other| other.uid == pod.uid);
-    let held_back = not_replaced.iter().filter(|pod| !is_with_claims(pod)).count();
-    let count = size(numbers.scale_up_limit).saturating_sub(held_back);
+    let with_claims: BTreeSet<&str> = with_claims.iter().map(|pod| pod.uid.as_str()).collect();
+    let held_back = not_replaced
+        .iter()
+        .filter(|pod| !with_claims.contains(pod.uid.as_str()));
+    // A Pod that was replaced by one that ended as well counts, too, until the pause is over.
+    let missing = size(numbers.scale_up).saturating_sub(held_back.count());
+    let count = size(numbers.scale_up_limit).min(missing);
     let room = view.pod_limit();
     let actions = create::plan_creations(view, kept_claims, count, size(numbers.scale_up_old));
     if actions.len() == room && room < count {

@@ -12,7 +12,7 @@ use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJobSpec, ImagePu
 use kruise_api::keys;
 use kruise_api::node_image::{
     DEFAULT_BACKOFF_LIMIT, DEFAULT_TIMEOUT_SECONDS, ImageSpec, ImageTagPullPolicy, ImageTagSpec,
-    ImageTagStatus, ReferenceObject,
+    ImageTagStatus, ReferenceObject, SandboxConfig,
 };
 use kruise_api::schedule::Schedule;
 
@@ -147,7 +147,7 @@ fn add_request(
         spec.pull_secrets
             .retain(|s| s.mode.as_deref() != Some(keys::MODE_BATCH) || needed.contains(&secret_key(s)));
     }
-    let secrets_added = add_secrets(spec, request.secrets);
+    let secrets_added = add_secrets(spec, request);
     if already_owned {
         let entry = position.and_then(|at| spec.tags.get_mut(at));
         if let Some(entry) = entry.filter(|entry| has_creation_time(entry) && !pull_ended(entry, status)) {
@@ -178,7 +178,7 @@ fn add_request(
             entry.owner_references.push(owner_reference(request.job));
         }
     }
-    set_sandbox_config(spec, request.job);
+    set_sandbox_config(spec, request);
 }
 
 /// Whether a request may join the tag: one without a creation time, because it is missing or cannot be read, is about
@@ -267,10 +267,14 @@ fn widen_limits(entry: &mut ImageTagSpec, previous: ImageTagPullPolicy) {
     });
 }
 
-/// Adds missing secrets; true when there were any.
-fn add_secrets(spec: &mut ImageSpec, secrets: &[ReferenceObject]) -> bool {
+/// Adds the job's missing secrets that are needed; true when there were any.
+fn add_secrets(spec: &mut ImageSpec, request: JobRequest<'_>) -> bool {
     let before = spec.pull_secrets.len();
-    for secret in secrets {
+    let is_needed = |secret: &&ReferenceObject| {
+        let needed = request.needed_secrets;
+        needed.is_none_or(|needed| needed.contains(&secret_key(secret)))
+    };
+    for secret in request.secrets.iter().filter(is_needed) {
         let same = |s: &ReferenceObject| s.namespace == secret.namespace && s.name == secret.name;
         if !spec.pull_secrets.iter().any(same) {
             spec.pull_secrets.push(secret.clone());
@@ -327,11 +331,13 @@ fn new_entry(tag: &str, version: i64, job: &PullJob, options: EntryOptions) -> I
     }
 }
 
-fn set_sandbox_config(spec: &mut ImageSpec, job: &PullJob) {
-    if let Some(sandbox) = &job.spec.sandbox_config {
-        // The job may have been stored through a different webhook.
-        spec.sandbox_config = Some(sandbox.within_schema_limits());
-    }
+/// The configuration is that of the latest job, as in OpenKruise, and is for all tags of the image. There is none while
+/// jobs of several namespaces pull the image: a runtime may fail because of it.
+fn set_sandbox_config(spec: &mut ImageSpec, request: JobRequest<'_>) {
+    let is_shared = spec.tags.iter().any(|tag| is_used_by_others(tag, request));
+    let own = request.job.spec.sandbox_config.as_ref().filter(|_| !is_shared);
+    // The job may have been stored through a different webhook.
+    spec.sandbox_config = own.map(SandboxConfig::within_schema_limits);
 }
 
 fn image_pull_policy(job: &PullJob) -> ImagePullPolicy {

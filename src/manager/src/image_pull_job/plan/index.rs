@@ -19,6 +19,8 @@ use crate::view::{NodeImageView, NodeView, PodView, TagStatusView};
 use kruise_api::node_image::{ImagePullPhase, ReferenceObject};
 use kruise_cluster::Key;
 
+/// Pull secrets of one namespace that are used for one image on a node, at most: the daemon reads them one by one.
+pub const MAX_SECRETS_OF_NAMESPACE: usize = 64;
 /// How long a node may stay assigned without the watch showing it; after that it is assigned again.
 const ASSIGNMENT_TIMEOUT: SignedDuration = SignedDuration::from_secs(30);
 /// Delay before a node that refused a job that never ends is tried again: its NodeImage may have room by then.
@@ -476,7 +478,9 @@ impl JobIndex {
         let Some(work) = self.jobs.get_mut(uid).filter(|_| assigned) else {
             return;
         };
-        if work.awaited_pull(node) != awaited_pull {
+        // What delayed the write is over.
+        let was_delayed = work.remove_node_message(node);
+        if work.awaited_pull(node) != awaited_pull || was_delayed {
             work.set_awaited_pull(node, awaited_pull);
             self.dirty.insert(Arc::clone(uid));
         }
@@ -543,7 +547,8 @@ impl JobIndex {
         work.and_then(|w| w.secrets.as_deref()).unwrap_or_default()
     }
 
-    /// The copies of pull secrets that the running jobs of an image need; `None` while those of one of them are unknown.
+    /// The copies of pull secrets that the running jobs of an image need, at most [`MAX_SECRETS_OF_NAMESPACE`] of each
+    /// namespace; `None` while those of one that pulls are unknown.
     #[must_use]
     pub fn needed_secrets(&self, image: &str) -> Option<NeededSecrets> {
         let uids = self
@@ -552,9 +557,21 @@ impl JobIndex {
             .into_iter()
             .flat_map(HashMap::values)
             .flatten();
-        let jobs = uids.filter_map(|uid| self.jobs.get(uid));
-        let secrets: Option<Vec<_>> = jobs.map(|work| work.secrets.as_deref()).collect();
-        Some(secrets?.into_iter().flatten().map(secret_key).collect())
+        let mut by_namespace: BTreeMap<Option<&str>, NeededSecrets> = BTreeMap::new();
+        for work in uids.filter_map(|uid| self.jobs.get(uid)) {
+            let Some(secrets) = &work.secrets else {
+                // It requests nothing before they are known, unless an earlier leader did for it.
+                if work.is_active() {
+                    return None;
+                }
+                continue;
+            };
+            let secrets = secrets.iter().map(secret_key);
+            let namespace = work.job.key.namespace.as_deref();
+            by_namespace.entry(namespace).or_default().extend(secrets);
+        }
+        let first = |secrets: NeededSecrets| secrets.into_iter().take(MAX_SECRETS_OF_NAMESPACE);
+        Some(by_namespace.into_values().flat_map(first).collect())
     }
 
     /// The NodeImage of a node.

@@ -126,10 +126,12 @@ impl RunningJob {
     /// The next state of a node, given the observed state of its tag.
     ///
     /// An outcome is kept although its entry expires or another job requests the tag again, except under completion
-    /// policy `Never`. An assigned node keeps that state until the watch shows its entry.
+    /// policy `Never`. A failed node can still succeed: its daemon may have continued while it could not report. An
+    /// assigned node keeps that state until the watch shows its entry.
     #[must_use]
     pub fn next_state(&self, old: Option<NodeState>, tag_state: TagState) -> NodeState {
         match (old, tag_state) {
+            (Some(NodeState::Failed), TagState::Succeeded) => NodeState::Succeeded,
             (Some(done @ (NodeState::Succeeded | NodeState::Failed)), _) if !self.job.never_ends() => done,
             (Some(assigned @ NodeState::Assigned(_)), TagState::NotOwned) => assigned,
             (_, TagState::NotOwned) => NodeState::Pending,
@@ -148,7 +150,12 @@ impl RunningJob {
         if old == new {
             return false;
         }
-        self.node_messages.remove(name);
+        // What delays a write is kept while it is tried again.
+        let is_unwritten =
+            |state: Option<NodeState>| matches!(state, Some(NodeState::Pending | NodeState::Assigned(_)));
+        if !(is_unwritten(old) && is_unwritten(new)) {
+            self.node_messages.remove(name);
+        }
         if !matches!(new, Some(NodeState::Assigned(_) | NodeState::Pulling)) {
             self.outdated.remove(name);
         }
@@ -196,6 +203,11 @@ impl RunningJob {
         }
     }
 
+    /// Removes that; true when there was any.
+    pub fn remove_node_message(&mut self, name: &NodeName) -> bool {
+        self.node_messages.remove(name).is_some()
+    }
+
     /// Sets or clears the pull that a node waits for.
     pub fn set_awaited_pull(&mut self, name: &NodeName, version: Option<i64>) {
         match version {
@@ -238,6 +250,12 @@ impl RunningJob {
                 self.active_unready.remove(name);
             }
         }
+    }
+
+    /// Whether it has requested its image on nodes that have not ended.
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        self.active > 0
     }
 
     /// On how many nodes it pulls, as far as is known.

@@ -49,6 +49,7 @@ fn image(tags: Vec<TagView>, completed: Option<i64>) -> NodeImageView {
             version: t.version,
             phase: ImagePullPhase::Succeeded,
             completed: Some(at(c)),
+            started: None,
             error: None,
             progress_hash: 0,
         })
@@ -299,14 +300,84 @@ fn job_that_never_ends_pulls_again_whatever_the_ttl() {
         Plan::wait_until(Some(at(60)))
     );
     assert!(is_removed(decide(&done, OwnerState::Present, 60)));
-    // A job that runs counts it.
-    assert_eq!(decide(&done, OwnerState::Counting, 60), Plan::default());
+    // The TTL is of an earlier schedule.
+    done.tags[0].ttl = Some(20);
+    assert_eq!(
+        decide(&done, OwnerState::Present, 59),
+        Plan::wait_until(Some(at(60)))
+    );
+    // A job that runs, or is paused, needs the tag; this one gives it up and requests it again.
+    assert_eq!(
+        decide(&done, OwnerState::Counting, 59),
+        Plan::wait_until(Some(at(60)))
+    );
+    let removal = Removal {
+        owners: vec![("nginx".to_owned(), "1".to_owned(), "never".to_owned())],
+        ..Removal::default()
+    };
+    assert_eq!(
+        decide(&done, OwnerState::Counting, 60).action,
+        Some(Action::RemoveEntries(removal))
+    );
     // The clock of the node is behind.
     done.tags[0].created = Some(at(1000));
     assert_eq!(
         decide(&done, OwnerState::Present, 1049),
         Plan::wait_until(Some(at(1050)))
     );
+}
+
+/// A tag of a namespace's job that pulls.
+fn pulling(name: &str, namespace: &str, budget: i64) -> TagView {
+    let job = Some(kruise_cluster::Key::namespaced(namespace, name));
+    TagView {
+        tag: name.to_owned(),
+        owners: vec![TagOwner {
+            uid: name.to_owned(),
+            job,
+        }],
+        budget,
+        ..tag(None, 0)
+    }
+}
+
+/// When the tag `own` fails, if daemons report nothing.
+fn time_of_failure(tags: Vec<TagView>, started: Option<i64>) -> i64 {
+    let mut image = image(tags, Some(0));
+    for status in &mut image.statuses {
+        (status.phase, status.completed) = (ImagePullPhase::Pulling, None);
+        status.started = started.map(at);
+    }
+    let ready = node(true, 0);
+    let mut now = 0;
+    loop {
+        let plan = decide(Some(&ready), Some(&image), OwnerState::Counting, now);
+        if let Some(Action::FailTags(failures)) = plan.action
+            && failures.iter().any(|failure| failure.tag == "own")
+        {
+            return now;
+        }
+        now = plan.requeue_at.unwrap().as_second().max(now + 1);
+    }
+}
+
+#[test]
+fn limits_of_other_namespaces_do_not_delay_the_failure_of_a_dead_daemon() {
+    let own = || pulling("own", "a", 1000);
+    assert_eq!(time_of_failure(vec![own()], None), 1600);
+    let with = |other| time_of_failure(vec![pulling("other", other, 5000), own()], None);
+    assert_eq!(with("a"), 5600, "its tags may have to wait for each other");
+    assert_eq!(with("b"), 1600);
+    let endless = pulling("own", "a", i64::MAX);
+    assert_eq!(time_of_failure(vec![endless], None), 86_400 + 600);
+}
+
+#[test]
+fn deadline_of_a_tag_counts_from_its_first_attempt() {
+    let mut own = pulling("own", "a", 10_000);
+    own.deadline = Some(1800);
+    assert_eq!(time_of_failure(vec![own.clone()], Some(3000)), 3000 + 1800 + 600);
+    assert_eq!(time_of_failure(vec![own], None), 10_600, "it waits for a slot");
 }
 
 proptest! {

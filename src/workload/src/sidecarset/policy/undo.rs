@@ -18,7 +18,7 @@ use crate::sidecarset::set::{SetView, name};
 /// injection finds them by name. A container of the Pod that a sidecar has replaced cannot be restored: the sidecar then
 /// lacks what it takes over from that one, and its place.
 ///
-/// Anybody may write the records, but they only concern the writer's own Pod.
+/// Any user may write the records, but they only concern the writer's own Pod.
 pub fn undo(pod: &mut Value, sets: &[SetView<'_>]) {
     let text = |pod: &Value, key: &str| {
         let text = pod["metadata"]["annotations"][key].as_str();

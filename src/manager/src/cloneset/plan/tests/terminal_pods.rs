@@ -85,7 +85,7 @@ fn an_early_end_delays_only_its_own_replacement() {
     cluster.end_pod(&ended, "Failed");
     cluster.now = cluster.now.checked_sub(5.seconds()).unwrap();
     cluster.pods.get_mut(&ended).unwrap()["metadata"]["creationTimestamp"] = json!(cluster.now.to_string());
-    cluster.edit(&json!({ "replicas": 7 }));
+    cluster.edit(&json!({ "replicas": 7, "scaleStrategy": { "maxUnavailable": 2 } }));
     let (_, plan) = cluster.reconcile();
     assert_eq!(
         cluster.pods.len(),

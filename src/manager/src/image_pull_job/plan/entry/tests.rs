@@ -535,3 +535,59 @@ proptest! {
         }
     }
 }
+
+/// A configuration that a runtime refuses must harm the pulls of its own namespace only.
+#[test]
+fn sandbox_config_is_not_shared_between_namespaces() {
+    let config = || SandboxConfig {
+        labels: [("a".to_owned(), "b".to_owned())].into(),
+        ..SandboxConfig::default()
+    };
+    let job_in = |namespace: &str, n: u8, config: Option<SandboxConfig>| {
+        let mut job = job(n, None, false);
+        job.key.namespace = Some(namespace.to_owned());
+        job.spec.sandbox_config = config;
+        job
+    };
+    let added = |current: Option<&ImageSpec>, tag: &str, job: &PullJob| {
+        add_requests(current, &[], tag, &[request(job)], options(0)).unwrap()
+    };
+    let own = added(None, "1", &job_in("ns", 0, Some(config())));
+    assert_eq!(own.sandbox_config, Some(config()));
+    // The latest job of the namespace decides.
+    assert_eq!(
+        added(Some(&own), "2", &job_in("ns", 1, None)).sandbox_config,
+        None
+    );
+    for other in [None, Some(config())] {
+        let shared = added(Some(&own), "2", &job_in("other", 1, other));
+        assert_eq!(shared.sandbox_config, None);
+    }
+    // The first job has ended.
+    let ended = BTreeSet::from(["uid0".to_owned()]);
+    let after = job_in("other", 1, Some(config()));
+    let request = JobRequest {
+        ended_jobs: &ended,
+        ..request(&after)
+    };
+    let alone = add_requests(Some(&own), &[], "2", &[request], options(0)).unwrap();
+    assert_eq!(alone.sandbox_config, Some(config()));
+}
+
+#[test]
+fn secrets_beyond_the_limit_are_not_added() {
+    let secret = |name: &str| ReferenceObject {
+        namespace: "copies".to_owned(),
+        name: name.to_owned(),
+        mode: None,
+    };
+    let (a, secrets) = (job(0, None, false), [secret("a"), secret("b")]);
+    let needed = BTreeSet::from([("copies".to_owned(), "b".to_owned())]);
+    let request = JobRequest {
+        secrets: &secrets,
+        needed_secrets: Some(&needed),
+        ..request(&a)
+    };
+    let spec = add_requests(None, &[], "1", &[request], options(0)).unwrap();
+    assert_eq!(spec.pull_secrets, [secret("b")]);
+}

@@ -217,6 +217,7 @@ impl FakeCluster {
                     ImagePullPhase::Failed
                 },
                 completed: Some(at(self.now)),
+                started: None,
                 error: None,
                 progress_hash: 0,
             })
@@ -426,13 +427,13 @@ fn secrets_of_an_image_are_those_of_its_running_jobs() {
         mode: None,
     };
     index.set_secrets(&uid(0), vec![copy("a")]);
+    let keys = |names: &[&str]| names.iter().map(|name| secret_key(&copy(name))).collect();
     assert_eq!(
         index.needed_secrets("reg/app"),
-        None,
-        "those of the other are not known"
+        Some(keys(&["a"])),
+        "the other does not pull"
     );
     index.set_secrets(&uid(1), vec![copy("b")]);
-    let keys = |names: &[&str]| names.iter().map(|name| secret_key(&copy(name))).collect();
     assert_eq!(index.needed_secrets("reg/app"), Some(keys(&["a", "b"])));
     index.remove_job(&uid(0));
     assert_eq!(index.needed_secrets("reg/app"), Some(keys(&["b"])));

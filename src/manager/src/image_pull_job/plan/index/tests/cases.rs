@@ -177,6 +177,7 @@ fn status_change_touches_only_jobs_of_its_tag() {
         version: 0,
         phase: ImagePullPhase::Succeeded,
         completed: Some(at(0)),
+        started: None,
         error: None,
         progress_hash: 0,
     });
@@ -513,4 +514,53 @@ fn one_namespace_does_not_take_all_of_a_registry() {
     let why = "waiting for other jobs: 3 nodes pull from docker.io for this namespace, and the rest of 4 is kept for \
         other namespaces (--max-pulls-per-registry)";
     assert_eq!(waiting.message, why);
+}
+
+/// Each daemon reads them one by one.
+#[test]
+fn secrets_of_one_namespace_leave_time_for_those_of_others() {
+    let mut index = JobIndex::new(SignedDuration::ZERO, RegistryLimit::default());
+    let copy = |name: String| ReferenceObject {
+        namespace: "d".to_owned(),
+        name,
+        mode: None,
+    };
+    // The first two are of one namespace.
+    for (n, count) in [(0, 100), (1, 100), (2, 1)] {
+        let mut job = job(n, 1, false);
+        job.spec.pull_secrets = vec!["s".to_owned()];
+        index.upsert_job(job, at(0));
+        let copies = (0..count).map(|copied| copy(format!("{n}-{copied}"))).collect();
+        index.set_secrets(&format!("uid{n}").as_str().into(), copies);
+    }
+    // One whose secrets are not known yet requests nothing.
+    let mut waits = job(0, 1, false);
+    waits.uid = "waits".to_owned();
+    waits.spec.pull_secrets = vec!["s".to_owned()];
+    index.upsert_job(waits, at(0));
+    let needed = index.needed_secrets("nginx").unwrap();
+    assert_eq!(needed.len(), MAX_SECRETS_OF_NAMESPACE + 1);
+    assert!(needed.contains(&("d".to_owned(), "2-0".to_owned())));
+}
+
+/// Its daemon could not report for a while.
+#[test]
+fn failed_node_succeeds_when_its_daemon_reports_so() {
+    let mut world = run_ops([Op::AddNode(0), Op::PutJob(0), Op::Assign, Op::Write], 2, false);
+    continue_ops(&mut world, [Op::Write, Op::ReportPulls(0, false)], 2, false);
+    assert_eq!(state(&world, "uid0", "n0"), Some(NodeState::Failed));
+    world.report_pulls(0, true);
+    assert_eq!(state(&world, "uid0", "n0"), Some(NodeState::Succeeded));
+}
+
+/// Its daemons may need what the index does not know yet.
+#[test]
+fn secrets_are_unknown_while_a_job_of_an_earlier_leader_pulls() {
+    let mut world = run_ops([Op::AddNode(0), Op::PutJob(0), Op::Assign, Op::Write], 2, false);
+    assert_eq!(world.index.needed_secrets("nginx"), Some(NeededSecrets::new()));
+    let job = world.jobs.get_mut(&Uid::from("uid0")).unwrap();
+    job.spec.pull_secrets = vec!["s".to_owned()];
+    world.new_leader();
+    assert_eq!(state(&world, "uid0", "n0"), Some(NodeState::Pulling));
+    assert_eq!(world.index.needed_secrets("nginx"), None);
 }
