@@ -2,16 +2,13 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use support::binaries;
-use support::readiness::http_get;
-use testbed::cluster::prepare::{self, Part};
-use testbed::cluster::{Cache, Component, ControlPlane, TokenBinding, wait};
+use testbed::cluster::prometheus::{Prometheus, dashboard_queries};
+use testbed::cluster::{Component, ControlPlane, TokenBinding, wait};
 use testbed::port;
 
 const NAMESPACE: &str = "kruise-system";
@@ -205,49 +202,11 @@ fn configuration(plane: &ControlPlane, programs: &[Program], token: &Path, other
     scrape
 }
 
-fn start_prometheus(plane: &ControlPlane, configuration: &Value) -> (Component, String) {
-    let cache = Cache::open().unwrap();
-    prepare::ensure(&cache, &[Part::Prometheus]).unwrap();
-    let file = plane.dir().join("prometheus.json");
-    fs::write(&file, configuration.to_string()).unwrap();
-    let address = format!("127.0.0.1:{}", port::reserve().unwrap());
-    let ready = address.clone();
-    let mut prometheus = plane
-        .component("prometheus", cache.prometheus())
-        .args([
-            format!("--config.file={}", file.display()),
-            format!("--storage.tsdb.path={}", plane.dir().join("tsdb").display()),
-            format!("--web.listen-address={address}"),
-        ])
-        .ready(move || http_get(&ready, "/-/ready").contains("200 OK"));
-    prometheus.start().unwrap();
-    (prometheus, address)
-}
-
-/// An answer of Prometheus' API.
-fn ask(address: &str, path: &str) -> Value {
-    let mut stream = TcpStream::connect(address).unwrap();
-    // Without HTTP/1.1 there are no chunks.
-    write!(stream, "GET /api/v1/{path} HTTP/1.0\r\n\r\n").unwrap();
-    let mut response = String::new();
-    stream.read_to_string(&mut response).unwrap();
-    let (_, body) = response.split_once("\r\n\r\n").unwrap();
-    serde_json::from_str(body).unwrap_or_else(|why| panic!("{path}: {why}: {body}"))
-}
-
-/// The result of a query at this time.
-fn query(address: &str, expr: &str) -> Value {
-    let encoded: String = expr.bytes().map(|byte| format!("%{byte:02x}")).collect();
-    let answer = ask(address, &format!("query?query={encoded}"));
-    assert_eq!(answer["status"], "success", "{expr}: {answer}");
-    answer["data"]["result"].clone()
-}
-
 /// Waits until each of these jobs has one target, whose last error has the text beside it; none is no error.
-fn wait_for_targets(address: &str, programs: &[Program], expected: &[(&str, &str)]) {
+fn wait_for_targets(prometheus: &Prometheus, programs: &[Program], expected: &[(&str, &str)]) {
     let mut last = Value::Null;
     let outcome = wait::until("the scraped targets", TIMEOUT, || {
-        last = ask(address, "targets?state=active")["data"]["activeTargets"].clone();
+        last = prometheus.api("targets?state=active")?["activeTargets"].take();
         let targets = last.as_array().unwrap();
         let is_expected = |(job, error): &(&str, &str)| {
             let mut of_job = targets.iter().filter(|target| target["labels"]["job"] == *job);
@@ -275,16 +234,16 @@ fn prometheus_scrapes_all_programs_with_its_token_alone() {
     let programs = start_programs(&plane);
     let (token, other_token) = (token_file(&plane, "prometheus"), token_file(&plane, "other"));
     // Without the roles of `deploy/observability`.
-    let (prometheus, address) =
-        start_prometheus(&plane, &configuration(&plane, &programs, &token, &other_token));
+    let prometheus =
+        Prometheus::start(&plane, &configuration(&plane, &programs, &token, &other_token)).unwrap();
     let unavailable = "503 Service Unavailable";
     let rejected = [("anonymous", "401 Unauthorized"), ("other-account", unavailable)];
-    wait_for_targets(&address, &programs, &rejected);
-    wait_for_targets(&address, &programs, &NAMES.map(|name| (name, unavailable)));
+    wait_for_targets(&prometheus, &programs, &rejected);
+    wait_for_targets(&prometheus, &programs, &NAMES.map(|name| (name, unavailable)));
 
     apply(&plane, "deploy/observability/rbac.yaml");
     let forbidden = "403 Forbidden";
-    wait_for_targets(&address, &programs, &NAMES.map(|name| (name, forbidden)));
+    wait_for_targets(&prometheus, &programs, &NAMES.map(|name| (name, forbidden)));
     bind_roles(&plane, "prometheus");
     let user = "--as=system:serviceaccount:default:prometheus";
     for verb in ["get", "list", "watch"] {
@@ -294,12 +253,12 @@ fn prometheus_scrapes_all_programs_with_its_token_alone() {
             .unwrap();
     }
     let rejected = [("anonymous", "401 Unauthorized"), ("other-account", forbidden)];
-    wait_for_targets(&address, &programs, &rejected);
-    wait_for_targets(&address, &programs, &NAMES.map(|name| (name, "")));
+    wait_for_targets(&prometheus, &programs, &rejected);
+    wait_for_targets(&prometheus, &programs, &NAMES.map(|name| (name, "")));
 
     // Prometheus may show a scrape before its samples.
     wait::until("the series of all programs", TIMEOUT, || {
-        let info = query(&address, "kruise_build_info");
+        let info = prometheus.query("kruise_build_info")?;
         let info = info.as_array().unwrap();
         let has = |name: &str| {
             let expected = [
@@ -317,13 +276,13 @@ fn prometheus_scrapes_all_programs_with_its_token_alone() {
         Ok((NAMES.into_iter().all(has) && info.len() == NAMES.len()).then_some(()))
     })
     .unwrap();
-    check_rules(&address);
-    check_dashboard(&address);
+    check_rules(&prometheus);
+    check_dashboard(&prometheus);
     drop((prometheus, programs));
 }
 
 /// Prometheus evaluates each alert without an error.
-fn check_rules(address: &str) {
+fn check_rules(prometheus: &Prometheus) {
     let expected: usize = yaml("deploy/observability/alerts.yaml")["groups"]
         .as_array()
         .unwrap()
@@ -332,7 +291,7 @@ fn check_rules(address: &str) {
         .sum();
     let mut last = Value::Null;
     let outcome = wait::until("the evaluated rules", TIMEOUT, || {
-        last = ask(address, "rules")["data"]["groups"].clone();
+        last = prometheus.api("rules")?["groups"].take();
         let groups = last.as_array().unwrap().iter();
         let rules: Vec<&Value> = groups
             .flat_map(|group| group["rules"].as_array().unwrap())
@@ -344,31 +303,18 @@ fn check_rules(address: &str) {
 }
 
 /// Prometheus answers each query of the dashboard, and those about every process get series.
-fn check_dashboard(address: &str) {
+fn check_dashboard(prometheus: &Prometheus) {
     let dashboard = fs::read_to_string(repository("deploy/observability/dashboard.json")).unwrap();
     let dashboard: Value = serde_json::from_str(&dashboard).unwrap();
-    let panels = dashboard["panels"].as_array().unwrap().iter();
-    let targets = panels.flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
-    let queries: Vec<String> = targets
-        .map(|target| everything_selected(target["expr"].as_str().unwrap()))
-        .collect();
+    let queries = dashboard_queries(&dashboard, "1m").unwrap();
     assert!(queries.len() > 20, "{queries:?}");
     let mut with_series = 0;
     let outcome = wait::until("series for the panels", TIMEOUT, || {
-        let results = queries.iter().map(|expr| query(address, expr));
+        let results = queries.iter().map(|query| prometheus.query(&query.expr));
+        let results: Vec<Value> = results.collect::<anyhow::Result<_>>()?;
         let has_series = |result: &Value| result.as_array().is_some_and(|series| !series.is_empty());
-        with_series = results.filter(has_series).count();
+        with_series = results.iter().filter(|result| has_series(result)).count();
         Ok((with_series > queries.len() / 3).then_some(()))
     });
     outcome.unwrap_or_else(|why| panic!("{why}: {with_series} of {} queries", queries.len()));
-}
-
-/// A query of the dashboard, whose variables select everything.
-fn everything_selected(expr: &str) -> String {
-    let expr = expr.replace("$__rate_interval", "1m");
-    let mut parts = expr.split("\"$");
-    let first = parts.next().unwrap().to_owned();
-    parts.fold(first, |expr, part| {
-        expr + "\".*\"" + part.split_once('"').unwrap().1
-    })
 }

@@ -317,6 +317,13 @@ impl ControlPlane {
         Ok(path)
     }
 
+    /// An address of the API server's host with another port, as in a URL.
+    pub fn host_port(&self, port: u16) -> String {
+        let host = self.server.trim_start_matches("https://");
+        let host = host.rsplit_once(':').map_or(host, |(host, _)| host);
+        format!("{host}:{port}")
+    }
+
     /// Kubeconfig file of a user with a client certificate: user name and groups.
     pub fn kubeconfig_as(&self, file: &str, user: &str, groups: &[&str]) -> Result<PathBuf> {
         let pair = self.certs.client(file, user, groups)?;

@@ -22,6 +22,7 @@ mod kubelet;
 mod managers;
 mod node;
 mod ports;
+pub mod prometheus;
 mod readyz;
 pub(crate) mod registry;
 

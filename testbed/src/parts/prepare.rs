@@ -55,6 +55,8 @@ pub enum Part {
     Helm,
     /// Prometheus.
     Prometheus,
+    /// Chromium, which draws the dashboard.
+    Chromium,
     /// runc, CNI plugins, registry, image tools, iptables.
     NodePackages,
     /// containerd of a Debian suite.
@@ -110,6 +112,7 @@ impl Part {
             Self::Kwok => format!("Build kwok {KWOK} from its Go module"),
             Self::Helm => format!("Build helm {HELM} from its Go module (about 3 min on 2 cores)"),
             Self::Prometheus => "Fetch Prometheus (Debian bookworm)".into(),
+            Self::Chromium => "Install Chromium and its fonts".into(),
             Self::NodePackages => "Install runc, CNI plugins, registry and image tools".into(),
             Self::Containerd(suite) => format!("Fetch containerd (Debian {suite})"),
             Self::Images => "Make the test images".into(),
@@ -133,6 +136,7 @@ impl Part {
             Self::Kwok => cache.kwok().is_file(),
             Self::Helm => cache.helm().is_file(),
             Self::Prometheus => cache.prometheus().is_file(),
+            Self::Chromium => which("chromium"),
             Self::NodePackages => PACKAGES.iter().all(|(file, _)| Path::new(file).exists()),
             Self::Containerd(suite) => cache
                 .debian_package_dir(suite, "containerd")
@@ -155,6 +159,7 @@ impl Part {
             Self::Kwok => install_go_program("sigs.k8s.io/kwok/cmd/kwok", KWOK, &cache.kwok()),
             Self::Helm => install_go_program("helm.sh/helm/v4/cmd/helm", HELM, &cache.helm()),
             Self::Prometheus => debian::unpack(cache, "bookworm", "prometheus"),
+            Self::Chromium => debian::install(&["chromium", "fonts-dejavu-core", "fonts-inter"]),
             Self::NodePackages => {
                 let registry_existed = Path::new("/usr/bin/docker-registry").exists();
                 debian::install(&PACKAGES.map(|(_, package)| package))?;

@@ -1,6 +1,7 @@
 //! `cargo xtask demo`: starts a node, pre-pulls an image, restarts a container in place, and updates the images of
 //! Pods and of their sidecars without replacing the Pods.
 
+mod dashboard;
 mod fleet;
 mod pull;
 mod recreate;
@@ -54,6 +55,9 @@ pub struct Options {
     /// Also write what is shown to a file, as plain text
     #[arg(long, value_name = "FILE", conflicts_with = "down")]
     record: Option<PathBuf>,
+    /// Also scrape the programs with Prometheus, and draw the dashboard of deploy/observability into a PNG file
+    #[arg(long, value_name = "FILE", conflicts_with = "down")]
+    dashboard: Option<PathBuf>,
 }
 
 /// Runs the demo.
@@ -83,7 +87,7 @@ pub fn run(options: &Options) -> Result<()> {
     let binaries = wait_for_build(&mut screen, building, lines)?;
     let node = start_node(&mut screen)?;
     let workers = start_workers(&mut screen, &node, usize::from(options.nodes) - 1)?;
-    if let Err(error) = run_steps(&mut screen, &node, &workers, &binaries) {
+    if let Err(error) = run_steps(&mut screen, &node, &workers, &binaries, options) {
         let error = error.context(diagnostics(&node));
         if options.keep {
             screen.line(&format!(
@@ -97,7 +101,14 @@ pub fn run(options: &Options) -> Result<()> {
     shut_down(&mut screen, node, workers, options.keep, started)
 }
 
-fn run_steps(screen: &mut Screen, node: &Node, workers: &[Worker], binaries: &Binaries) -> Result<()> {
+fn run_steps(
+    screen: &mut Screen,
+    node: &Node,
+    workers: &[Worker],
+    binaries: &Binaries,
+    options: &Options,
+) -> Result<()> {
+    let picture = options.dashboard.as_deref();
     // The node that is cut off later should not have the leader.
     let last = workers.last().map(Worker::name);
     let set_schedulable = |verb| match last {
@@ -105,8 +116,25 @@ fn run_steps(screen: &mut Screen, node: &Node, workers: &[Worker], binaries: &Bi
         None => Ok(()),
     };
     set_schedulable("cordon")?;
-    install(screen, node, binaries)?;
+    let overlay = picture.map(|_| dashboard::overlay(node)).transpose()?;
+    install(screen, node, binaries, overlay.as_deref())?;
     set_schedulable("uncordon")?;
+    let recording = picture.map(|_| dashboard::Recording::start(node)).transpose()?;
+    show_all(screen, node, workers)?;
+    if let (Some(recording), Some(picture)) = (recording, picture) {
+        if workers.is_empty() {
+            let step = screen.begin_step("Go on with small jobs and requests for three minutes")?;
+            recording.keep_busy(node)?;
+            screen.end_step(step, "")?;
+        }
+        let step = screen.begin_step("Draw the dashboard with what Prometheus has scraped")?;
+        recording.draw(picture)?;
+        screen.end_step(step, &picture.display().to_string())?;
+    }
+    Ok(())
+}
+
+fn show_all(screen: &mut Screen, node: &Node, workers: &[Worker]) -> Result<()> {
     if !workers.is_empty() {
         fleet::show(screen, node, workers)?;
         return show_objects(screen, node, &["imagepulljobs,nodeimages"]);
@@ -193,10 +221,19 @@ fn start_workers(screen: &mut Screen, first: &Node, count: usize) -> Result<Vec<
     Ok(workers)
 }
 
-fn install(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> {
+/// Installs `deploy/default`, or an overlay of it.
+fn install(screen: &mut Screen, node: &Node, binaries: &Binaries, overlay: Option<&Path>) -> Result<()> {
     let step =
         screen.begin_step("Put images into the registry: ours (one binary each) and stand-ins to pull")?;
-    let deploy = repository_path("deploy/default");
+    let name = if overlay.is_some() {
+        "OVERLAY"
+    } else {
+        "deploy/default"
+    };
+    let deploy = overlay.map_or_else(
+        || repository_path("deploy/default"),
+        |overlay| overlay.display().to_string(),
+    );
     binaries.push(
         &node.runtime.registry,
         &node.plane.kubectl(&["kustomize", &deploy])?,
@@ -211,7 +248,7 @@ fn install(screen: &mut Screen, node: &Node, binaries: &Binaries) -> Result<()> 
     }
     screen.end_step(step, "")?;
 
-    screen.command("kubectl apply -k deploy/default")?;
+    screen.command(&format!("kubectl apply -k {name}"))?;
     let applied = node.plane.kubectl(&["apply", "-k", &deploy])?;
     let step = screen.begin_step("Wait for the DaemonSet and the Deployments")?;
     for workload in [
