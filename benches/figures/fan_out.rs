@@ -12,7 +12,7 @@ use crate::kwok::{self, MAX_IN_FLIGHT};
 use crate::side::Side;
 use crate::usage::cpu;
 
-pub const IMAGE: &str = "bench-fan-out";
+const IMAGE: &str = "bench-fan-out";
 
 /// Costs of a job over many nodes.
 #[derive(Clone, Copy, Debug)]
@@ -86,8 +86,8 @@ async fn measure_bare(side: &Side, names: &[String]) -> Result<Duration> {
     Ok(start.elapsed())
 }
 
-/// The daemons of the nodes: each reports success at once for the tags of [`IMAGE`] that its NodeImage requests.
-pub async fn play_daemons(client: kube::Client, mut node_images: ObjectStream) {
+/// The daemons of the thousand nodes: each reports success at once for what its NodeImage requests.
+async fn play_daemons(client: kube::Client, mut node_images: ObjectStream) {
     let api = cluster::api(&client, NODE_IMAGE, None);
     let pending = stream::poll_fn(|cx| node_images.poll_recv(cx))
         .filter_map(|(_, object)| async move { missing_success(&object) });

@@ -12,7 +12,6 @@ mod in_place;
 mod inject;
 mod kwok;
 mod many_sidecar_sets;
-mod many_tags;
 mod probes;
 mod pull;
 mod recreate;
@@ -184,7 +183,6 @@ async fn measure_at_size(
                 figures.many_sidecar_sets =
                     missing.record(group, many_sidecar_sets::measure(&mut side).await);
             }
-            "many-tags" => figures.many_tags = missing.record(group, many_tags::measure(&mut side).await),
             _ => anyhow::bail!("{group} is not measured at size"),
         }
     }

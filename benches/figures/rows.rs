@@ -8,7 +8,6 @@ use crate::fan_out::FanOut;
 use crate::in_place::InPlaceTimes;
 use crate::inject::{CreationTimes, InjectionCosts};
 use crate::many_sidecar_sets::{ChangeCosts, ManySidecarSets};
-use crate::many_tags::ManyTags;
 use crate::rollout::Rollout;
 use crate::sidecar_set::SidecarUpdate;
 
@@ -50,7 +49,6 @@ pub struct Figures {
     pub sidecar_in_place: Option<InPlaceTimes>,
     pub many_sidecars: Option<SidecarUpdate>,
     pub many_sidecar_sets: Option<ManySidecarSets>,
-    pub many_tags: Option<ManyTags>,
 }
 
 /// A row: description, unit, target in that unit, and how to read it.
@@ -253,7 +251,7 @@ pub const SIDE_BY_SIDE_ROWS: [Row; 54] = [
 ];
 
 /// Rows that are measured for our programs only.
-pub const AT_SIZE_ROWS: [Row; 41] = [
+pub const AT_SIZE_ROWS: [Row; 37] = [
     Row(
         "daemon, resident memory with 500 Pods on its node",
         "MB",
@@ -272,21 +270,6 @@ pub const AT_SIZE_ROWS: [Row; 41] = [
     Row(CPU_ROW, "s", 10.0, |f| seconds(f.many_nodes.map(|(j, _)| j.cpu))),
     Row("manager, resident memory afterwards", "MB", 100.0, |f| {
         megabytes(f.many_nodes.map(|(_, rss)| rss))
-    }),
-    Row(
-        "1,000 ImagePullJobs over 1,000 kwok nodes, a million tags",
-        "s",
-        NO_TARGET,
-        |f| seconds(f.many_tags.map(|tags| tags.time)),
-    ),
-    Row(CPU_ROW, "s", NO_TARGET, |f| {
-        seconds(f.many_tags.map(|tags| tags.cpu))
-    }),
-    Row("manager, resident memory afterwards", "MB", NO_TARGET, |f| {
-        megabytes(f.many_tags.map(|tags| tags.rss))
-    }),
-    Row("the same, at its peak", "MB", NO_TARGET, |f| {
-        megabytes(f.many_tags.map(|tags| tags.peak))
     }),
     Row("one CloneSet, 0 to 10,000 Pods", "s", NO_TARGET, |f| {
         wall_time(up_phase(f.many_pods))

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::plan::entry::{
-    EntryOptions, JobRequest, NeededSecrets, add_requests, awaited_pull, node_seed, owner_reference,
+    EntryOptions, JobRequest, NeededSecrets, add_request, awaited_pull, node_seed, owner_reference,
 };
 use super::plan::index::{JobIndex, Uid};
 use super::plan::job::PullJob;
@@ -540,13 +540,15 @@ fn build_patch(
     pending: &[PendingWrite],
 ) -> Result<(Option<Value>, AwaitedPulls), QuotaExceeded> {
     let mut awaited = AwaitedPulls::new();
+    // A thousand jobs may request tags of one image: its entry is copied, compared and measured once.
     let mut images: BTreeMap<&str, ImageSpec> = BTreeMap::new();
-    let mut quota = NodeImageQuota::from_images(&object.spec.images);
+    let mut namespaces: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     for pending_write in pending {
         let Ok((name, tag)) = &pending_write.job.image else {
             continue;
         };
-        let current = images.get(name.as_str()).or_else(|| object.spec.images.get(name));
+        let current = || object.spec.images.get(name).cloned().unwrap_or_default();
+        let entry = images.entry(name).or_insert_with(current);
         let request = JobRequest {
             job: &pending_write.job,
             secrets: &pending_write.secrets,
@@ -555,16 +557,24 @@ fn build_patch(
         };
         let statuses = object.status.as_ref().and_then(|s| s.image_statuses.get(name));
         let statuses = statuses.map_or(&[][..], |s| &s.tags);
-        if let Some(version) = awaited_pull(current, statuses, tag, request, node_write.options.now) {
+        if let Some(version) = awaited_pull(entry, statuses, tag, request, node_write.options.now) {
             awaited.insert(Arc::clone(&pending_write.uid), version);
-        } else if let Some(entry) = add_requests(current, statuses, tag, &[request], node_write.options) {
+        } else {
+            add_request(entry, statuses, tag, request, node_write.options);
             let namespace = pending_write.job.key.namespace.as_deref().unwrap_or_default();
-            quota.try_add(namespace, name, &entry)?;
-            images.insert(name, entry);
+            namespaces.entry(name).or_default().insert(namespace);
         }
     }
+    images.retain(|name, entry| {
+        let current = object.spec.images.get(*name);
+        current != Some(entry) && (current.is_some() || *entry != ImageSpec::default())
+    });
     if images.is_empty() {
         return Ok((None, awaited));
+    }
+    let mut quota = NodeImageQuota::from_images(&object.spec.images);
+    for (name, entry) in &images {
+        quota.try_add(namespaces.get(name).into_iter().flatten(), name, entry)?;
     }
     let entries: serde_json::Map<String, Value> = images
         .into_iter()

@@ -66,36 +66,18 @@ pub struct EntryOptions {
     pub now: Timestamp,
 }
 
-/// `current` with the requests of the jobs; `None` when it has all of them already, or each has an [`awaited_pull`].
-///
-/// `statuses` are the states of the image's tags, for any version.
-#[must_use]
-pub fn add_requests(
-    current: Option<&ImageSpec>,
-    statuses: &[ImageTagStatus],
-    tag: &str,
-    requests: &[JobRequest<'_>],
-    options: EntryOptions,
-) -> Option<ImageSpec> {
-    let mut spec = current.cloned().unwrap_or_default();
-    for request in requests {
-        add_request(&mut spec, statuses, tag, *request, options);
-    }
-    (current != Some(&spec)).then_some(spec)
-}
-
 /// The version of the pull that a job has to wait for, if any: the job has policy `Always`, and a job of another
 /// namespace requested the pull before this job existed. A pull without end is waited for as long as one of the job's own
 /// may take; then the job joins it, with its credentials.
 #[must_use]
 pub fn awaited_pull(
-    current: Option<&ImageSpec>,
+    current: &ImageSpec,
     statuses: &[ImageTagStatus],
     tag: &str,
     request: JobRequest<'_>,
     now: Timestamp,
 ) -> Option<i64> {
-    let entry = current?
+    let entry = current
         .tags
         .iter()
         .find(|t| t.tag == tag && has_creation_time(t))?;
@@ -120,7 +102,10 @@ fn budget(job: &PullJob) -> SignedDuration {
     SignedDuration::from_secs(timeout.saturating_mul(attempts))
 }
 
-fn add_request(
+/// Adds the request of a job to the entry of its image; one with an [`awaited_pull`] is not added.
+///
+/// `statuses` are the states of the image's tags, for any version.
+pub fn add_request(
     spec: &mut ImageSpec,
     statuses: &[ImageTagStatus],
     tag: &str,
@@ -133,19 +118,19 @@ fn add_request(
     let already_owned = entry.is_some_and(|t| is_owned_by(t, &request.job.uid));
     let used_by_others = entry.is_some_and(|t| is_used_by_others(t, request));
     let shared = used_by_others && entry.is_some_and(|t| has_creation_time(t) && !pull_ended(t, status));
-    if awaited_pull(Some(spec), statuses, tag, request, options.now).is_some() {
+    if awaited_pull(spec, statuses, tag, request, options.now).is_some() {
         return;
     }
     let is_over = |t: &ImageTagSpec| tag_pull_ended(t, statuses) && live_owners(t, request).next().is_none();
-    if !already_owned && spec.tags.iter().all(is_over) {
+    let is_copy = |secret: &ReferenceObject| secret.mode.as_deref() == Some(keys::MODE_BATCH);
+    if !already_owned && spec.pull_secrets.iter().any(is_copy) && spec.tags.iter().all(is_over) {
         // No pull needs the credentials of earlier jobs any more; their copies may be deleted.
-        spec.pull_secrets
-            .retain(|s| s.mode.as_deref() != Some(keys::MODE_BATCH));
+        spec.pull_secrets.retain(|secret| !is_copy(secret));
     }
     if let Some(needed) = request.needed_secrets {
         // Also while other jobs pull the image. Their daemons would ask for the copies of all earlier jobs first.
         spec.pull_secrets
-            .retain(|s| s.mode.as_deref() != Some(keys::MODE_BATCH) || needed.contains(&secret_key(s)));
+            .retain(|secret| !is_copy(secret) || needed.contains(&secret_key(secret)));
     }
     let secrets_added = add_secrets(spec, request);
     if already_owned {

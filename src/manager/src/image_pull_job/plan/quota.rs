@@ -80,19 +80,23 @@ impl NodeImageQuota {
         self.entries.insert(image.to_owned(), entry)
     }
 
-    /// Adds the new entry of an image for a namespace.
+    /// Adds the new entry of an image for namespaces.
     ///
     /// # Errors
     /// When it exceeds the quota; then nothing has changed.
-    pub fn try_add(&mut self, namespace: &str, image: &str, spec: &ImageSpec) -> Result<(), QuotaExceeded> {
+    pub fn try_add<'a>(
+        &mut self,
+        namespaces: impl IntoIterator<Item = &'a &'a str>,
+        image: &str,
+        spec: &ImageSpec,
+    ) -> Result<(), QuotaExceeded> {
         let previous = self.total_usage();
         let old = self.set_entry(image, spec);
-        let result = check_limits(
-            previous,
-            self.total_usage(),
-            self.namespace_usage(namespace),
-            namespace,
-        );
+        let now = self.total_usage();
+        let mut namespaces = namespaces.into_iter();
+        let result = namespaces.try_for_each(|namespace| {
+            check_limits(previous, now, self.namespace_usage(namespace), namespace)
+        });
         if result.is_err() {
             match old {
                 Some(old) => self.entries.insert(image.to_owned(), old),
@@ -206,8 +210,11 @@ mod tests {
         let mut quota = NodeImageQuota::default();
         let mut fill = |namespace: &str, bytes: usize| {
             let names = (0..300).map(|n| format!("{namespace}-{n}"));
-            let accepted =
-                names.take_while(|name| quota.try_add(namespace, name, &spec(&[namespace], bytes)).is_ok());
+            let accepted = names.take_while(|name| {
+                quota
+                    .try_add([&namespace], name, &spec(&[namespace], bytes))
+                    .is_ok()
+            });
             accepted.count()
         };
         assert_eq!(
@@ -216,7 +223,7 @@ mod tests {
         );
         assert_eq!(fill("plain", 0), 3);
         let refused = quota
-            .try_add("hostile", "one-more", &spec(&["hostile"], 0))
+            .try_add([&"hostile"], "one-more", &spec(&["hostile"], 0))
             .unwrap_err();
         assert!(
             refused
@@ -227,27 +234,31 @@ mod tests {
 
         let mut quota = NodeImageQuota::default();
         let large = spec(&["hostile"], 900_000);
-        let refused = quota.try_add("hostile", "large", &large).unwrap_err();
+        let refused = quota.try_add([&"hostile"], "large", &large).unwrap_err();
         assert!(refused.to_string().ends_with("and can hold 524288"), "{refused}");
         assert!(
             quota
-                .try_add("hostile", "large", &spec(&["hostile"], 380_000))
+                .try_add([&"hostile"], "large", &spec(&["hostile"], 380_000))
                 .is_ok()
         );
         assert!(
             quota
-                .try_add("hostile", "more", &spec(&["hostile"], 20_000))
+                .try_add([&"hostile"], "more", &spec(&["hostile"], 20_000))
                 .is_err()
         );
-        assert!(quota.try_add("plain", "nginx", &spec(&["plain"], 20_000)).is_ok());
+        assert!(
+            quota
+                .try_add([&"plain"], "nginx", &spec(&["plain"], 20_000))
+                .is_ok()
+        );
     }
 
     #[test]
     fn unchanged_entry_fits_a_full_node_image() {
         let names = (0..MAX_IMAGES).map(|n| (format!("i{n}"), spec(&["a"], 0)));
         let mut quota = NodeImageQuota::from_images(&names.collect());
-        assert!(quota.try_add("a", "i0", &spec(&["a"], 0)).is_ok());
-        let refused = quota.try_add("b", "new", &spec(&["b"], 0)).unwrap_err();
+        assert!(quota.try_add([&"a"], "i0", &spec(&["a"], 0)).is_ok());
+        let refused = quota.try_add([&"b"], "new", &spec(&["b"], 0)).unwrap_err();
         assert_eq!(refused.to_string(), "it holds 256 images, and can hold 256");
         assert_eq!(
             quota.total_usage().images,
@@ -329,10 +340,10 @@ mod tests {
         fn one_namespace_cannot_fill_a_node_image(asks in prop::collection::vec((0_u16..400, 0_usize..100_000), 0..30)) {
             let mut quota = NodeImageQuota::default();
             for (image, bytes) in asks {
-                let _ = quota.try_add("hostile", &format!("h{image}"), &spec(&["hostile"], bytes));
+                let _ = quota.try_add([&"hostile"], &format!("h{image}"), &spec(&["hostile"], bytes));
             }
             prop_assert!(quota.total_usage().images <= MAX_IMAGES && quota.total_usage().bytes <= BYTES);
-            prop_assert!(quota.try_add("plain", "nginx", &spec(&["plain"], 1000)).is_ok());
+            prop_assert!(quota.try_add([&"plain"], "nginx", &spec(&["plain"], 1000)).is_ok());
         }
     }
 }

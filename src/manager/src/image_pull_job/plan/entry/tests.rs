@@ -61,6 +61,21 @@ fn request(job: &PullJob) -> JobRequest<'_> {
     }
 }
 
+/// `current` with the requests of the jobs; `None` when it has all of them already, or each has an [`awaited_pull`].
+fn add_requests(
+    current: Option<&ImageSpec>,
+    statuses: &[ImageTagStatus],
+    tag: &str,
+    requests: &[JobRequest<'_>],
+    options: EntryOptions,
+) -> Option<ImageSpec> {
+    let mut spec = current.cloned().unwrap_or_default();
+    for request in requests {
+        add_request(&mut spec, statuses, tag, *request, options);
+    }
+    (current != Some(&spec)).then_some(spec)
+}
+
 #[test]
 fn two_jobs_share_one_entry_and_version() {
     let (a, b) = (job(0, None, false), job(1, None, false));
@@ -148,13 +163,7 @@ fn tag_with_unreadable_time_is_requested_again() {
         let mine = job(0, Some(policy), false);
         for statuses in [vec![], vec![status(4, false)], vec![status(4, true)]] {
             assert_eq!(
-                awaited_pull(
-                    Some(&stored),
-                    &statuses,
-                    "1",
-                    request(&mine),
-                    Timestamp::UNIX_EPOCH
-                ),
+                awaited_pull(&stored, &statuses, "1", request(&mine), Timestamp::UNIX_EPOCH),
                 None
             );
             let added = add_requests(Some(&stored), &statuses, "1", &[request(&mine)], options(0)).unwrap();
@@ -199,7 +208,7 @@ fn ended_pull_without_time_is_not_awaited() {
     let mut state = status(0, false);
     let awaited = |state: &ImageTagStatus| {
         let now = Timestamp::UNIX_EPOCH;
-        awaited_pull(Some(&spec), std::slice::from_ref(state), "1", request(&late), now)
+        awaited_pull(&spec, std::slice::from_ref(state), "1", request(&late), now)
     };
     assert_eq!(awaited(&state), Some(0));
     // A pull without end is joined, after the time that one of the job's own could take.
@@ -469,7 +478,7 @@ fn always_policy_waits_for_another_namespaces_pull() {
     );
     let version = |over| {
         awaited_pull(
-            Some(&spec),
+            &spec,
             &[status(0, over)],
             "1",
             request(&late),
