@@ -73,7 +73,7 @@ pub struct TagStatusView {
     pub completed: Option<Timestamp>,
     /// Time of the first attempt's begin.
     pub started: Option<Timestamp>,
-    /// Why it failed, at most [`MAX_ERROR_BYTES`].
+    /// Why it failed; a long error is cut.
     pub error: Option<String>,
     /// A hash that changes with every report of the daemon: progress, message, start.
     pub progress_hash: u64,
