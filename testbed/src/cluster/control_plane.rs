@@ -305,8 +305,8 @@ impl ControlPlane {
             TokenBinding::Pod(name) | TokenBinding::Node(name) => format!("-{name}"),
         };
         let path = self.dir().join(format!("{namespace}-{account}{what}.kubeconfig"));
-        // As in a Pod, the token is in a file of its own.
-        let token_path = path.with_extension("token");
+        // As in a Pod, the token is in a file, which no other kubeconfig names.
+        let token_path = path.with_extension(format!("{}.token", NEXT_ID.fetch_add(1, Ordering::Relaxed)));
         let config = kubeconfig(&self.server, &self.ca(), &Login::TokenFile(&token_path));
         for (path, text) in [(&token_path, &token), (&path, &config)] {
             // Another test may be reading a file of the same name.

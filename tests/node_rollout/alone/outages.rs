@@ -58,7 +58,7 @@ async fn rollout_continues_after_api_server_outage() {
 /// ID of the kubeconfig file's token in the API server's audit log.
 fn credential_id(manager: &Manager) -> String {
     let file: Value = serde_json::from_slice(&std::fs::read(&manager.kubeconfig).unwrap()).unwrap();
-    let token = text(&file["users"][0]["user"]["token"]);
+    let token = std::fs::read_to_string(text(&file["users"][0]["user"]["tokenFile"])).unwrap();
     let claims = URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap();
     let claims: Value = serde_json::from_slice(&claims).unwrap();
     format!("JTI={}", text(&claims["jti"]))
