@@ -13,9 +13,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::plan::entry::{
-    EntryOptions, JobRequest, NeededSecrets, add_request, awaited_pull, node_seed, owner_reference,
-};
+use super::plan::entry::{EntryOptions, JobRequest, NeededSecrets, add_request, node_seed, owner_reference};
 use super::plan::index::{JobIndex, Uid};
 use super::plan::job::PullJob;
 use super::plan::quota::{NodeImageQuota, QuotaExceeded};
@@ -557,10 +555,9 @@ fn build_patch(
         };
         let statuses = object.status.as_ref().and_then(|s| s.image_statuses.get(name));
         let statuses = statuses.map_or(&[][..], |s| &s.tags);
-        if let Some(version) = awaited_pull(entry, statuses, tag, request, node_write.options.now) {
+        if let Some(version) = add_request(entry, statuses, tag, request, node_write.options) {
             awaited.insert(Arc::clone(&pending_write.uid), version);
         } else {
-            add_request(entry, statuses, tag, request, node_write.options);
             let namespace = pending_write.job.key.namespace.as_deref().unwrap_or_default();
             namespaces.entry(name).or_default().insert(namespace);
         }

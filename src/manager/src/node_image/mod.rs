@@ -157,7 +157,7 @@ impl NodeCache {
         let is_report = |status: &&TagStatusView| {
             status.error.as_deref() != Some(plan::NO_RESPONSE) && !known.contains(status)
         };
-        // Without statuses, the daemon has removed those of former tags.
+        // Only the daemon removes statuses.
         if new.statuses.len() < old.len() || new.statuses.iter().any(|status| is_report(&status)) {
             self.last_reports.insert(name.to_owned(), now);
         }

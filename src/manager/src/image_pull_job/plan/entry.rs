@@ -69,8 +69,7 @@ pub struct EntryOptions {
 /// The version of the pull that a job has to wait for, if any: the job has policy `Always`, and a job of another
 /// namespace requested the pull before this job existed. A pull without end is waited for as long as one of the job's own
 /// may take; then the job joins it, with its credentials.
-#[must_use]
-pub fn awaited_pull(
+fn awaited_pull(
     current: &ImageSpec,
     statuses: &[ImageTagStatus],
     tag: &str,
@@ -102,7 +101,8 @@ fn budget(job: &PullJob) -> SignedDuration {
     SignedDuration::from_secs(timeout.saturating_mul(attempts))
 }
 
-/// Adds the request of a job to the entry of its image; one with an [`awaited_pull`] is not added.
+/// Adds the request of a job to the entry of its image; if it has to wait for another pull, returns that one's version
+/// instead.
 ///
 /// `statuses` are the states of the image's tags, for any version.
 pub fn add_request(
@@ -111,16 +111,17 @@ pub fn add_request(
     tag: &str,
     request: JobRequest<'_>,
     options: EntryOptions,
-) {
+) -> Option<i64> {
+    let awaited = awaited_pull(spec, statuses, tag, request, options.now);
+    if awaited.is_some() {
+        return awaited;
+    }
     let status = statuses.iter().find(|s| s.tag == tag);
     let position = spec.tags.iter().position(|t| t.tag == tag);
     let entry = position.and_then(|at| spec.tags.get(at));
     let already_owned = entry.is_some_and(|t| is_owned_by(t, &request.job.uid));
     let used_by_others = entry.is_some_and(|t| is_used_by_others(t, request));
     let shared = used_by_others && entry.is_some_and(|t| has_creation_time(t) && !pull_ended(t, status));
-    if awaited_pull(spec, statuses, tag, request, options.now).is_some() {
-        return;
-    }
     let is_over = |t: &ImageTagSpec| tag_pull_ended(t, statuses) && live_owners(t, request).next().is_none();
     let is_copy = |secret: &ReferenceObject| secret.mode.as_deref() == Some(keys::MODE_BATCH);
     if !already_owned && spec.pull_secrets.iter().any(is_copy) && spec.tags.iter().all(is_over) {
@@ -138,7 +139,7 @@ pub fn add_request(
         if let Some(entry) = entry.filter(|entry| has_creation_time(entry) && !pull_ended(entry, status)) {
             edit_pull(entry, request, options);
         }
-        return;
+        return None;
     }
     match position.and_then(|at| spec.tags.get_mut(at)) {
         None => {
@@ -164,6 +165,7 @@ pub fn add_request(
         }
     }
     set_sandbox_config(spec, request);
+    None
 }
 
 /// Whether a request may join the tag: one without a creation time, because it is missing or cannot be read, is about
@@ -316,8 +318,8 @@ fn new_entry(tag: &str, version: i64, job: &PullJob, options: EntryOptions) -> I
     }
 }
 
-/// The configuration is that of the latest job, as in OpenKruise, and is for all tags of the image. There is none while
-/// jobs of several namespaces pull the image: a runtime may fail because of it.
+/// The configuration is that of the latest job, as in OpenKruise, and is for all tags of the image. If another namespace
+/// still pulls the image, there is none from then on: a runtime may fail because of it.
 fn set_sandbox_config(spec: &mut ImageSpec, request: JobRequest<'_>) {
     let is_shared = spec.tags.iter().any(|tag| is_used_by_others(tag, request));
     let own = request.job.spec.sandbox_config.as_ref().filter(|_| !is_shared);
