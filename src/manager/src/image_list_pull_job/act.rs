@@ -118,14 +118,18 @@ pub async fn create_jobs(
             }
             Err(error) => {
                 let refuses_all = !error.rejected() || error.message().contains("exceeded quota");
-                let others = if refuses_all { missing.as_slice() } else { &[] };
-                for refused in std::iter::once(job).chain(others) {
+                let mut images = vec![&job.spec.image];
+                if refuses_all {
+                    images.extend(missing.as_slice().iter().map(|job| &job.spec.image));
+                    images.extend(&plan.create_later);
+                }
+                for image in images {
                     let refusal = Refusal {
                         generation: observed.list.metadata.generation,
                         message: error.to_string(),
                         retry_at: Instant::now() + REFUSED_RETRY,
                     };
-                    state.refused.insert(refused.spec.image.clone(), refusal);
+                    state.refused.insert(image.clone(), refusal);
                 }
                 result = Ok(true);
                 if refuses_all {

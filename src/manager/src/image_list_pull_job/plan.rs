@@ -14,6 +14,7 @@ use kruise_api::image_list_pull_job::{FailedImageStatus, ImageListPullJob, Image
 use kruise_api::image_pull_job::{COMPLETE, FAILED, ImagePullJob, WAITING};
 use kruise_api::keys;
 use kruise_api::names::MAX_SUBDOMAIN_LENGTH;
+use kruise_api::owner::Owner;
 use kruise_api::validation::truncate;
 use kruise_workload::names::join_first;
 
@@ -21,6 +22,11 @@ use kruise_workload::names::join_first;
 const MAX_NAMES_IN_MESSAGE: usize = 10;
 /// Maximum characters of the reason why an ImagePullJob cannot be created.
 const MAX_REASON_CHARS: usize = 300;
+/// Most creations, and most deletions, of one reconcile: a list has 255 images, and others wait for the worker.
+const MAX_WRITES: usize = 16;
+/// Most bytes of all ImagePullJobs of one list. All of them have the list's node names, and the manager keeps them in
+/// memory: 10,000 names for 100 images.
+const MAX_JOBS_BYTES: usize = 32 << 20;
 
 /// A job and its ImagePullJobs.
 #[derive(Clone, Debug)]
@@ -38,9 +44,11 @@ pub struct Observed {
 pub struct Plan {
     /// The desired status; `None` if it stays.
     pub status: Option<ImageListPullJobStatus>,
-    /// ImagePullJobs to create.
+    /// ImagePullJobs to create; at most `MAX_WRITES`.
     pub create: Vec<ImagePullJob>,
-    /// ImagePullJobs to delete, by name and UID: their image was removed, or the job was changed.
+    /// Images whose ImagePullJobs the next reconciles create.
+    pub create_later: Vec<String>,
+    /// ImagePullJobs to delete, by name and UID: their image was removed, or the job was changed. At most `MAX_WRITES`.
     pub delete: Vec<(String, String)>,
     /// Whether the TTL has passed, so that the job is deleted.
     pub expired: bool,
@@ -68,18 +76,26 @@ pub fn plan(observed: &Observed, refused: &BTreeMap<String, String>, now: Timest
         };
     }
     let images: BTreeSet<&str> = list.spec.images.iter().map(String::as_str).collect();
-    let (current, surplus) = assign(list, &images, &observed.jobs);
+    let template = JobTemplate::new(list);
+    let (current, mut surplus) = assign(&template, &images, &observed.jobs);
     let missing = images.iter().filter(|image| !current.contains_key(**image));
     let missing: Vec<&str> = missing.copied().collect();
+    let too_large = template.too_large(images.len());
+    let refusal = |image: &str| too_large.as_ref().or_else(|| refused.get(image));
     let refused: BTreeMap<&str, &str> = missing
         .iter()
-        .filter_map(|image| Some((*image, refused.get(*image)?.as_str())))
+        .filter_map(|image| Some((*image, refusal(image)?.as_str())))
         .collect();
     let status = status(list, &previous, &images, &current, &refused, now);
+    let (create, create_later) = missing_jobs(&template, observed, &missing, &refused, &current);
+    let is_unfinished = !create_later.is_empty() || surplus.len() > MAX_WRITES;
+    surplus.truncate(MAX_WRITES);
     Plan {
         status: (status != previous).then_some(status),
-        create: missing_jobs(observed, &missing, &refused, &current),
+        create,
+        create_later,
         delete: surplus,
+        requeue_at: is_unfinished.then_some(now),
         ..Plan::default()
     }
 }
@@ -97,7 +113,7 @@ fn expiry(list: &ImageListPullJob, status: &ImageListPullJobStatus) -> Option<Ti
 /// The spec decides, not a label with its hash: OpenKruise's hash changes with its version. If something changes the
 /// spec of ImagePullJobs when they are created, the name shows what they were created for.
 fn assign<'a>(
-    list: &ImageListPullJob,
+    template: &JobTemplate<'_>,
     images: &BTreeSet<&'a str>,
     jobs: &'a [Arc<ImagePullJob>],
 ) -> (BTreeMap<&'a str, &'a ImagePullJob>, Vec<(String, String)>) {
@@ -105,14 +121,14 @@ fn assign<'a>(
     jobs.sort_by_key(|job| job.metadata.creation_timestamp.clone());
     let (mut current, mut surplus) = (BTreeMap::new(), Vec::new());
     // It may name thousands of nodes: copied once, not for each image.
-    let mut spec = list.spec.job_spec("").with_defaults();
+    let mut spec = template.list.spec.job_spec("").with_defaults();
     for job in jobs {
         let image = job.spec.image.as_str();
         let mut wanted = || {
             image.clone_into(&mut spec.image);
             job.spec == spec
                 || job.spec.clone().with_defaults() == spec
-                || build_job(list, image, &BTreeSet::new()).metadata.name == job.metadata.name
+                || job.metadata.name.as_deref() == Some(&template.name(image, 0))
         };
         if images.contains(image) && !current.contains_key(image) && wanted() {
             current.insert(image, job);
@@ -124,14 +140,15 @@ fn assign<'a>(
     (current, surplus)
 }
 
-/// The ImagePullJobs to create. One whose name is still taken by a deleted one waits for its end.
+/// The ImagePullJobs to create now, and the images of those that are created later. One whose name is still taken by a
+/// deleted one waits for its end.
 fn missing_jobs(
+    template: &JobTemplate<'_>,
     observed: &Observed,
     missing: &[&str],
     refused: &BTreeMap<&str, &str>,
     current: &BTreeMap<&str, &ImagePullJob>,
-) -> Vec<ImagePullJob> {
-    let list = &*observed.list;
+) -> (Vec<ImagePullJob>, Vec<String>) {
     // OpenKruise's hash of the present spec; with it, OpenKruise takes a job for its own.
     let labels = current.values().filter_map(|job| job.metadata.labels.as_ref());
     let mut hashes = labels.filter_map(|labels| labels.get_key_value(keys::CONTROLLER_REVISION_HASH));
@@ -140,41 +157,80 @@ fn missing_jobs(
         .map(|(key, hash)| BTreeMap::from([(key.clone(), hash.clone())]));
     let existing = observed.jobs.iter();
     let mut taken: BTreeSet<String> = existing.filter_map(|job| job.metadata.name.clone()).collect();
-    let mut create = Vec::new();
-    for image in missing {
-        let mut job = build_job(list, image, &taken);
-        job.metadata.labels.clone_from(&hash);
-        let name = job.metadata.name.clone().unwrap_or_default();
-        if !refused.contains_key(image) && !observed.terminating.contains(&name) {
-            create.push(job);
+    let (mut create, mut later) = (Vec::new(), Vec::new());
+    for image in missing.iter().filter(|image| !refused.contains_key(**image)) {
+        let name = template.free_name(image, &taken);
+        taken.insert(name.clone());
+        if observed.terminating.contains(&name) {
+            continue;
         }
-        taken.insert(name);
+        if create.len() == MAX_WRITES {
+            later.push((*image).to_owned());
+            continue;
+        }
+        let mut job = template.build(image, &name);
+        job.metadata.labels.clone_from(&hash);
+        create.push(job);
     }
-    create
+    (create, later)
 }
 
-/// The ImagePullJob of an image. Its name depends on the image and the spec, so that it is never created twice, and one
-/// of another spec need not be gone before.
-fn build_job(list: &ImageListPullJob, image: &str, taken: &BTreeSet<String>) -> ImagePullJob {
-    let owner = owner(list);
-    let spec = list.spec.job_spec(image);
-    let content = serde_json::to_string(&spec).unwrap_or_default();
-    let name = |attempt: usize| {
-        let hash = format!(
-            "-{:08x}",
-            deep_hash(&format!("{}/{attempt}/{content}", owner.uid))
-        );
-        let prefix = owner.name.chars().take(MAX_SUBDOMAIN_LENGTH - hash.len());
+/// What the ImagePullJobs of a list have in common.
+struct JobTemplate<'a> {
+    list: &'a ImageListPullJob,
+    owner: Owner,
+    /// Hash and length of a spec without its image: computed once, because it may name thousands of nodes.
+    spec_hash: u64,
+    spec_bytes: usize,
+}
+
+impl<'a> JobTemplate<'a> {
+    fn new(list: &'a ImageListPullJob) -> Self {
+        let content = serde_json::to_string(&list.spec.job_spec("")).unwrap_or_default();
+        Self {
+            list,
+            owner: owner(list),
+            spec_hash: deep_hash(&content),
+            spec_bytes: content.len(),
+        }
+    }
+
+    /// Why the ImagePullJobs of so many images are not created.
+    fn too_large(&self, images: usize) -> Option<String> {
+        let bytes = self.spec_bytes.saturating_mul(images);
+        (bytes > MAX_JOBS_BYTES).then(|| {
+            format!(
+                "the spec has {} KiB, for each of {images} images, and {} MiB are allowed in total; select nodes by \
+                 labels, or use several jobs",
+                self.spec_bytes >> 10,
+                MAX_JOBS_BYTES >> 20
+            )
+        })
+    }
+
+    /// The name of an image's ImagePullJob. It depends on the image and the spec, so that none is created twice, and one
+    /// of another spec need not be gone before.
+    fn name(&self, image: &str, attempt: usize) -> String {
+        let content = format!("{}/{attempt}/{:08x}/{image}", self.owner.uid, self.spec_hash);
+        let hash = format!("-{:08x}", deep_hash(&content));
+        let prefix = self.owner.name.chars().take(MAX_SUBDOMAIN_LENGTH - hash.len());
         let prefix: String = prefix.collect();
         format!("{}{hash}", prefix.trim_end_matches(['-', '.']))
-    };
-    // Two images may have the same hash, but not all of these.
-    let name = (0..=taken.len()).map(name).find(|name| !taken.contains(name));
-    let mut job = ImagePullJob::new(&name.unwrap_or_default(), spec);
-    job.metadata.namespace.clone_from(&list.metadata.namespace);
-    let reference = serde_json::from_value(owner.controller_reference()).ok();
-    job.metadata.owner_references = reference.map(|reference| vec![reference]);
-    job
+    }
+
+    /// A name that is not taken: two images may have the same hash, but not all of these.
+    fn free_name(&self, image: &str, taken: &BTreeSet<String>) -> String {
+        let mut names = (0..=taken.len()).map(|attempt| self.name(image, attempt));
+        names.find(|name| !taken.contains(name)).unwrap_or_default()
+    }
+
+    fn build(&self, image: &str, name: &str) -> ImagePullJob {
+        let mut job = ImagePullJob::new(name, self.list.spec.job_spec(image));
+        job.metadata.namespace.clone_from(&self.list.metadata.namespace);
+        let reference = serde_json::from_value(self.owner.controller_reference()).ok();
+        job.metadata.owner_references = reference.map(|reference| vec![reference]);
+        job
+    }
 }
 
 /// How far one ImagePullJob is.

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use kruise_api::owner::{Owner, OwnerKind};
+use kruise_api::owner::OwnerKind;
 
 fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + seconds).unwrap()
@@ -218,7 +218,7 @@ fn jobs_of_openkruise_are_kept() {
     let list = &world.observed.list;
     // Its webhooks have set defaults in the job, its controller a label and a generated name.
     let mut job = ImagePullJob::new("base-x7k2p", list.spec.job_spec("a").with_defaults());
-    job.metadata.owner_references = build_job(list, "a", &BTreeSet::new()).metadata.owner_references;
+    job.metadata.owner_references = JobTemplate::new(list).build("a", "x").metadata.owner_references;
     job.metadata.labels = Some([("controller-revision-hash".to_owned(), "other".to_owned())].into());
     let labels = job.metadata.labels.clone();
     world.add(job);
@@ -309,8 +309,59 @@ fn names_are_valid_and_wait_for_deleted_jobs() {
     world.observed.terminating.insert(name.clone());
     assert_eq!(world.plan().create, []);
     // Another image with the same hash.
-    let other = build_job(&world.observed.list, "a", &BTreeSet::from([name.clone()]));
-    assert_ne!(other.metadata.name, Some(name));
+    let template = JobTemplate::new(&world.observed.list);
+    assert_ne!(template.free_name("a", &BTreeSet::from([name.clone()])), name);
+}
+
+#[test]
+fn long_lists_are_created_and_deleted_a_few_images_at_a_time() {
+    let images: Vec<String> = (0..255).map(|n| format!("i{n:03}")).collect();
+    let images: Vec<&str> = images.iter().map(String::as_str).collect();
+    let mut world = World::new(spec(&images));
+    let mut reconciles = 0;
+    loop {
+        let plan = world.reconcile();
+        reconciles += 1;
+        assert!(plan.create.len() <= MAX_WRITES);
+        let later = plan.create_later.len();
+        assert_eq!(later + world.images().len(), 255);
+        // The next one follows at once.
+        assert_eq!(plan.requeue_at.is_some(), later > 0);
+        if later == 0 {
+            break;
+        }
+    }
+    assert_eq!((world.images(), reconciles), (images, 16));
+    world.set_spec(spec(&["i000"]));
+    let mut remaining = 255;
+    while remaining > 1 {
+        let plan = world.reconcile();
+        assert!((1..=MAX_WRITES).contains(&plan.delete.len()));
+        remaining -= plan.delete.len();
+        assert_eq!(plan.requeue_at.is_some(), remaining > 1);
+    }
+    assert_eq!(world.images(), ["i000"]);
+}
+
+#[test]
+fn jobs_that_are_too_large_in_total_are_refused() {
+    let names: Vec<String> = (0..10_000).map(|n| format!("node-{n:020}")).collect();
+    let with_images = |count: usize| {
+        let images: Vec<String> = (0..count).map(|n| format!("i{n}")).collect();
+        World::new(json!({ "images": images, "selector": { "names": names } })).plan()
+    };
+    assert_eq!(with_images(100).create.len(), MAX_WRITES);
+    let refused = with_images(255);
+    assert_eq!((refused.create.len(), refused.create_later.len()), (0, 0));
+    assert_eq!(refused.requeue_at, None);
+    let condition = &refused.status.unwrap().conditions[0];
+    let why = "the spec has 273 KiB, for each of 255 images, and 32 MiB are allowed in total; select nodes by labels, or \
+               use several jobs";
+    let message = format!("255 of 255 images have no ImagePullJob, because it cannot be created; i0: {why}");
+    assert_eq!(
+        (&*condition.reason, &*condition.message),
+        ("JobRefused", &*message)
+    );
 }
 
 #[derive(Clone, Debug)]
