@@ -23,11 +23,11 @@ const REQUEST_TTL_SECONDS: i32 = 3600;
 /// Message of condition `SidecarTerminated`; OpenKruise's.
 const TERMINATED_MESSAGE: &str = "Terminated by Sidecar Terminator";
 
-/// Whether a daemon runs on the Pod's node, so that a request is executed.
-pub fn has_daemon(ctx: &Context, pod: &PodView) -> bool {
+/// Whether a daemon runs on the Pod's node, so that a request is executed; `None` if the node is not known (yet).
+pub fn has_daemon(ctx: &Context, pod: &PodView) -> Option<bool> {
     let node = pod.node.as_deref().map(Key::cluster_scoped);
     let node = node.and_then(|node| ctx.stores.nodes.get(&node));
-    node.is_some_and(|node| !node.is_virtual())
+    node.map(|node| !node.is_virtual())
 }
 
 /// Name of the Pod's request; OpenKruise's.

@@ -9,6 +9,8 @@
 mod act;
 pub mod plan;
 
+use std::time::Duration;
+
 use tokio::sync::mpsc;
 
 use super::Context;
@@ -23,6 +25,8 @@ use plan::{Step, ending_job, plan};
 
 /// Name in logs and metrics.
 const NAME: &str = "sidecarterminator";
+/// Pause until a node that is not known is looked up again.
+const NODE_RECHECK_DELAY: Duration = Duration::from_secs(10);
 
 /// Runs until shutdown.
 pub async fn run(ctx: Context) {
@@ -64,9 +68,15 @@ async fn reconcile(ctx: Context, key: Key) -> Result<RequeueAfter, Error> {
     let Some(pod) = ctx.stores.pods.get(&key) else {
         return Ok(None);
     };
-    let Some(job) = ending_job(&pod).filter(|_| act::has_daemon(&ctx, &pod)) else {
+    let Some(job) = ending_job(&pod) else {
         return Ok(None);
     };
+    match act::has_daemon(&ctx, &pod) {
+        Some(true) => {}
+        Some(false) => return Ok(None),
+        // The watch of nodes may be behind that of Pods, and nothing else may change in this Pod.
+        None => return Ok(Some(NODE_RECHECK_DELAY)),
+    }
     let now = ctx.cluster.clock.now();
     let request = act::request(&ctx, &key, &pod.uid);
     match plan(job, pod.terminal, request, now) {
@@ -80,5 +90,47 @@ async fn reconcile(ctx: Context, key: Key) -> Result<RequeueAfter, Error> {
             act::set_phase(&ctx, &key, &pod.uid, phase).await?;
             Ok(None)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use kruise_cluster::Store;
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::*;
+    use crate::view::{NodeView, RawPod};
+
+    /// When the Pod of a finished job is looked at again, if these nodes are known.
+    async fn requeue_after(nodes: Vec<(Key, NodeView)>) -> RequeueAfter {
+        let service = tower::service_fn(|_: http::Request<Body>| {
+            std::future::ready(http::Response::builder().status(500).body(Body::empty()))
+        });
+        let mut ctx = Context::for_test(kube::Client::new(service, "default"));
+        let key = Key::namespaced("n", "p");
+        let mark = json!([{ "name": keys::ENV_TERMINATE_SIDECAR, "value": "true" }]);
+        let pod = json!({ "metadata": { "name": "p", "namespace": "n", "uid": "u" },
+            "spec": { "nodeName": "a", "restartPolicy": "Never",
+                "containers": [{ "name": "main" }, { "name": "log", "env": mark }] },
+            "status": { "containerStatuses": [
+                { "name": "main", "state": { "terminated": { "exitCode": 0 } } },
+                { "name": "log", "state": { "running": {} } } ] } });
+        let pod = PodView::from(&RawPod::from(pod));
+        assert!(ending_job(&pod).is_some());
+        ctx.stores.pods = Store::from_objects([(key.clone(), pod)]);
+        ctx.stores.nodes = Store::from_objects(nodes);
+        reconcile(ctx, key).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn pod_of_an_unknown_node_is_looked_at_again() {
+        assert_eq!(requeue_after(vec![]).await, Some(NODE_RECHECK_DELAY));
+        let node =
+            json!({ "metadata": { "name": "a", "labels": { keys::TYPE: keys::TYPE_VIRTUAL_KUBELET } } });
+        let node: k8s_openapi::api::core::v1::Node = serde_json::from_value(node).unwrap();
+        let nodes = vec![(Key::cluster_scoped("a"), NodeView::from(node))];
+        assert_eq!(requeue_after(nodes).await, None, "no daemon runs there");
     }
 }
