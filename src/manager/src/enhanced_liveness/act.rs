@@ -1,6 +1,7 @@
 //! The writes: requests that restart containers, and events.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -24,6 +25,9 @@ use kruise_api::owner::Owner;
 use kruise_api::unconfirmed::Unconfirmed;
 use kruise_cluster::{Error, EventType, Key, write};
 use kruise_ops::metrics::metrics;
+
+/// Pause before a refused restart is tried again: it succeeds after a change of a quota, a policy or a role.
+const REFUSED_RETRY: Duration = Duration::from_secs(30);
 
 /// The limits of a workload with so many Pods.
 pub fn budget(ctx: &Context, workload: &WorkloadKey, pods: usize) -> Budget {
@@ -63,11 +67,18 @@ pub async fn restart(
         }
         let result = async {
             for request in &pod.unfinished {
-                delete_request(shared, key, request).await?;
+                delete_request(shared, key, request).await.inspect_err(|_| {
+                    let name = request_name(&pod.view.uid, &failure.container_id);
+                    shared.manager.restarts.plan().forget(&key.with_name(&name));
+                })?;
             }
             create_request(shared, key, &pod.view, failure).await
         };
         let result = result.await;
+        if result.as_ref().is_err_and(|error| !error.retryable()) {
+            let id = (pod.view.uid.clone(), failure.container_id.clone());
+            lock(&shared.refused).insert(id, Instant::now() + REFUSED_RETRY);
+        }
         first = first.and(result);
     }
     first

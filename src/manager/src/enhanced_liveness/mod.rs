@@ -40,7 +40,17 @@ struct ControllerState {
     reported: Mutex<BTreeMap<WorkloadKey, BTreeSet<String>>>,
     /// Requests that were created and that the watch has not shown yet, by Pod.
     unconfirmed: Mutex<HashMap<Key, Unconfirmed<Key>>>,
+    /// Until when restarts that were refused are not tried again, by UID of the Pod and container ID: the budget is for
+    /// others until then.
+    refused: Mutex<HashMap<(String, String), Instant>>,
     started_at: Instant,
+}
+
+impl Drop for ControllerState {
+    /// A former leader makes no restart wait.
+    fn drop(&mut self) {
+        metrics().liveness_restarts_waiting.set(0);
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -50,13 +60,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Runs until shutdown.
 pub async fn run(ctx: Context, node_pod_probes: Store<NodePodProbe>) {
     ctx.stores.synced().await;
-    metrics().liveness_restarts_waiting.set(0);
     let shared = Arc::new(ControllerState {
         manager: ctx.clone(),
         index: Mutex::default(),
         waiting: Mutex::default(),
         reported: Mutex::default(),
         unconfirmed: Mutex::default(),
+        refused: Mutex::default(),
         started_at: Instant::now(),
     });
     let (work_tx, work_rx) = mpsc::unbounded_channel();

@@ -260,10 +260,17 @@ pub fn observe(shared: &ControllerState, workload: &WorkloadKey, planning: &mut 
             requeue_within(&mut observed.requeue_after, NODE_RECHECK_DELAY);
         }
         let current: Vec<&Failure> = current_failures(&pod, failures).collect();
-        let mut without_request = current
+        let without_request = current
             .iter()
             .filter(|failure| !has_request(&failure.container_id));
-        let failure = without_request.next().map(|failure| Failure::clone(failure));
+        let mut candidates = without_request.filter(|failure| {
+            let pause = refusal_pause(shared, &pod.uid, &failure.container_id);
+            if let Some(pause) = pause {
+                requeue_within(&mut observed.requeue_after, pause);
+            }
+            pause.is_none()
+        });
+        let failure = candidates.next().map(|failure| Failure::clone(failure));
         observed.pods.push(WorkloadPod {
             key: key.clone(),
             available: pod.ready
@@ -306,6 +313,15 @@ fn counts_until_of(request: &ContainerRecreateRequest, pod: &PodView) -> Option<
 
 fn requeue_within(requeue_after: &mut Option<Duration>, delay: Duration) {
     *requeue_after = Some(requeue_after.map_or(delay, |other| other.min(delay)));
+}
+
+/// How long the restart of a container is not tried again, because it was refused.
+fn refusal_pause(shared: &ControllerState, pod_uid: &str, container_id: &str) -> Option<Duration> {
+    let now = Instant::now();
+    let mut refused = lock(&shared.refused);
+    refused.retain(|_, until| now < *until);
+    let until = refused.get(&(pod_uid.to_owned(), container_id.to_owned()));
+    until.map(|until| until.saturating_duration_since(now))
 }
 
 /// Whether a request was created for the Pod that the watch has not shown yet.
