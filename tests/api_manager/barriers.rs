@@ -151,4 +151,12 @@ async fn foreign_barrier_configmap_is_left_alone() {
     assert_eq!(theirs.data.unwrap()["p_1"], "no");
     assert!(!completed(&pods.get("theirs").await.unwrap()));
     assert!(maps.get_opt("of-the-user").await.unwrap().is_none());
+    // A name that leaves no room for the suffix.
+    let long = "x".repeat(250);
+    create(
+        &pods,
+        pod_with_barriers(&long, &format!("{long}-barrier"), &[("a", 1)]),
+    )
+    .await;
+    wait_for_event(&api(&admin), &long, "LaunchPriorityBlocked").await;
 }

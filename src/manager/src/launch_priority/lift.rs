@@ -14,11 +14,27 @@ use kruise_api::owner::{Owner, OwnerKind};
 use kruise_cluster::{Error, EventType, Key, write};
 
 /// Adds the keys of this priority and of all higher ones to the Pod's ConfigMap; false if the ConfigMap belongs to
-/// another owner, which an event on the Pod reports.
+/// another owner. An event on the Pod reports that, and a refused write.
 ///
 /// # Errors
 /// When a request to the API server fails.
 pub async fn lift_barriers(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Result<bool, Error> {
+    let lifted = add_keys(ctx, key, pod, priority).await;
+    if let Err(error) = &lifted
+        && (error.rejected() || matches!(error, Error::InvalidName { .. }))
+    {
+        let name = barrier_config_map(&key.name);
+        report_blocked(
+            ctx,
+            key,
+            pod,
+            &format!("{name}, which cannot be written: {}", error.message()),
+        );
+    }
+    lifted
+}
+
+async fn add_keys(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Result<bool, Error> {
     let name = barrier_config_map(&key.name);
     let api = ctx.api::<ConfigMap>(key);
     let lifted = pod.barriers.iter().filter(|(_, p)| *p >= priority);
@@ -59,18 +75,7 @@ pub async fn lift_barriers(ctx: &Context, key: &Key, pod: &PodView, priority: i6
         data: Some(data),
         ..ConfigMap::default()
     };
-    let created = write::create(&api, &map).await;
-    if let Err(error) = &created
-        && error.rejected()
-    {
-        report_blocked(
-            ctx,
-            key,
-            pod,
-            &format!("{name}, which cannot be created: {}", error.message()),
-        );
-    }
-    created.map(|_| true)
+    write::create(&api, &map).await.map(|_| true)
 }
 
 /// Publishes an event on the Pod: which ConfigMap its containers wait for, and why that is not theirs.
