@@ -155,6 +155,8 @@ async fn write_change(api: &Api<Pod>, key: &Key, uid: &str, change: &PodChange) 
 pub async fn sync_marker(shared: &ControllerState, key: &Key) -> Result<RequeueAfter, Error> {
     let Some(marker) = shared.markers.get(key) else {
         shared.pacers().remove(key);
+        // A user may have removed the finalizer before all was done.
+        shared.unmarked_pods().remove(key);
         return Ok(None);
     };
     if marker.metadata.deletion_timestamp.is_some() {
@@ -222,8 +224,7 @@ async fn finalize(
     finalizers.retain(|finalizer| finalizer != keys::NODE_POD_PROBE_CLEANUP);
     let api = shared.manager.api::<PodProbeMarker>(key);
     write_finalizers(&api, marker, &finalizers).await?;
-    let uid = marker.metadata.uid.as_deref();
-    shared.unmarked_pods().retain(|(of, _)| Some(of.as_str()) != uid);
+    shared.unmarked_pods().remove(key);
     Ok(None)
 }
 
@@ -238,7 +239,9 @@ async fn remove_all_marks(
     let selector = CompiledSelector::from(&marker.spec.selector);
     let mut pods = shared.manager.stores.pods.entries_of(key.namespace.as_deref());
     pods.retain(|(_, pod)| pod.active() && selector.matches(&pod.labels));
-    pods.retain(|(_, pod)| !shared.unmarked_pods().contains(&(uid.clone(), pod.uid.clone())));
+    if let Some(done) = shared.unmarked_pods().get(key) {
+        pods.retain(|(_, pod)| !done.contains(&(uid.clone(), pod.uid.clone())));
+    }
     let deadline = Instant::now() + REMOVAL_TIME;
     let removals = pods.into_iter().map(async |(pod_key, pod)| {
         if Instant::now() >= deadline {
@@ -251,7 +254,12 @@ async fn remove_all_marks(
             }
             result => result?,
         }
-        shared.unmarked_pods().insert((uid.clone(), pod.uid.clone()));
+        let done = (uid.clone(), pod.uid.clone());
+        shared
+            .unmarked_pods()
+            .entry(key.clone())
+            .or_default()
+            .insert(done);
         Ok(true)
     });
     let done = stream::iter(removals).buffer_unordered(MAX_CONCURRENT_REMOVALS);

@@ -61,7 +61,7 @@ struct ControllerState {
     /// For each Pod, the results and markers that its marks are of.
     applied: Mutex<HashMap<Key, plan::Results>>,
     /// UIDs of PodProbeMarkers that are being deleted, and of Pods from which their marks are removed.
-    unmarked_pods: Mutex<HashSet<(String, String)>>,
+    unmarked_pods: Mutex<HashMap<Key, HashSet<(String, String)>>>,
     /// When the status of each PodProbeMarker was written.
     pacers: Mutex<HashMap<Key, StatusPacer>>,
 }
@@ -75,7 +75,7 @@ impl ControllerState {
         self.pacers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn unmarked_pods(&self) -> MutexGuard<'_, HashSet<(String, String)>> {
+    fn unmarked_pods(&self) -> MutexGuard<'_, HashMap<Key, HashSet<(String, String)>>> {
         self.unmarked_pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
