@@ -23,6 +23,7 @@ use super::status_pacer::StatusPacer;
 use kruise_api::sidecarset::SidecarSet;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key};
+use kruise_ops::panics::catch_panic_sync;
 use kruise_workload::in_place::Pod;
 use kruise_workload::sidecarset::plan::{Observed, plan};
 use observe::{Index, watch_events};
@@ -158,7 +159,11 @@ async fn enqueue_changes(shared: Arc<ControllerState>, sets: mpsc::UnboundedSend
         {
             let mut index = shared.index();
             events.drain(|event| affected.extend(index.apply(event)));
-            affected.extend(index.scan(&shared.manager.stores.pods));
+            // After a panic the sets that are due stay without their counts, and all others are reconciled.
+            let scanned = catch_panic_sync(NAME, "Pods without sidecars", || {
+                index.scan(&shared.manager.stores.pods)
+            });
+            affected.extend(scanned.unwrap_or_default());
         }
         if !std::mem::take(&mut affected)
             .into_iter()
