@@ -62,7 +62,7 @@ async fn node_shows_pulls_recreates_and_probes() {
     let pod = json!({ "name": "web-1", "namespace": "default", "uid": "u", "probeStates": results });
     merge_status(&probes, "busy", json!({ "podProbeStatuses": [pod] })).await;
 
-    let text = run(cluster, &["node", "busy"]).await.expect(0).stdout;
+    let text = run(cluster, &["node", "busy", "-A"]).await.expect(0).stdout;
     assert!(text.contains("nginx:2   Pulling   40%        -\n"), "{text}");
     assert!(
         text.contains("nginx:3   Failed    0%         no\\u{1b}[2J such image\n"),

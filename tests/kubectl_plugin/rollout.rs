@@ -1,12 +1,15 @@
 //! `rollout`: pause, resume, status, history and undo, with our manager.
 
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use kruise_api::cloneset::CloneSet;
 use kruise_api::sidecarset::SidecarSet;
 use kube::Api;
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::fixture::Fixture;
-use crate::plugin::{run, start, wait};
-use crate::test_cluster::{create, shared_cluster, wait_until};
+use crate::plugin::{cluster_without_manager, run, start, wait};
+use crate::test_cluster::{api, create, merge_status, shared_cluster, wait_until};
 
 #[tokio::test]
 async fn undo_restores_the_template_exactly() {
@@ -117,6 +120,51 @@ async fn undo_restores_the_template_exactly() {
         .wait_status("web", "second revision", |set| update(set) == update(&changed))
         .await;
     assert_eq!(restored.spec.template, changed.spec.template);
+}
+
+/// The test plays the manager: it does not observe a spec whose template it refuses.
+#[tokio::test]
+async fn refused_template_is_shown_and_undone() {
+    let cluster = cluster_without_manager();
+    let admin = cluster.admin().await;
+    let sets: Api<CloneSet> = api(&admin);
+    let labels = json!({ "app": "refused" });
+    let template = |image: &str| {
+        json!({ "metadata": { "labels": labels },
+            "spec": { "containers": [{ "name": "app", "image": image }] } })
+    };
+    let spec = json!({ "selector": { "matchLabels": labels }, "template": template("app:1") });
+    let set = create(&sets, json!({ "metadata": { "name": "refused" }, "spec": spec })).await;
+    let owner = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "name": "refused",
+        "uid": set.metadata.uid, "controller": true });
+    let revision = json!({ "metadata": { "name": "refused-a", "labels": labels, "ownerReferences": [owner] },
+        "revision": 1, "data": { "spec": { "template": template("app:1") } } });
+    create(&api::<ControllerRevision>(&admin), revision).await;
+    let patch = Patch::Merge(json!({ "spec": { "template": template("app:2") } }));
+    sets.patch("refused", &PatchParams::default(), &patch)
+        .await
+        .unwrap();
+    let waiting = json!({ "type": "Waiting", "status": "True", "reason": "TemplateRefused", "message": "no such field" });
+    let status = json!({ "observedGeneration": set.metadata.generation, "replicas": 1, "readyReplicas": 1,
+        "availableReplicas": 1, "updatedReplicas": 1, "updatedReadyReplicas": 1, "updateRevision": "refused-a",
+        "currentRevision": "refused-a", "conditions": [waiting] });
+    merge_status(&sets, "refused", status).await;
+
+    let once = ["rollout", "status", "clone/refused", "--watch=false"];
+    let output = run(cluster, &once).await.expect(1);
+    assert!(
+        output.stderr.ends_with("TemplateRefused: no such field\n"),
+        "{output:?}"
+    );
+    let output = run(cluster, &["rollout", "undo", "clone/refused"])
+        .await
+        .expect(0);
+    assert_eq!(
+        output.stdout,
+        "cloneset.apps.kruise.io/refused rolled back to revision 1\n"
+    );
+    let restored = sets.get("refused").await.unwrap();
+    assert_eq!(restored.spec.template["spec"]["containers"][0]["image"], "app:1");
 }
 
 #[tokio::test]

@@ -70,7 +70,7 @@ async fn status_shows_components_and_what_waits() {
 
     let text = run(cluster, &["status"]).await.expect(0).stdout;
     assert!(
-        text.contains("daemon      1/2     NotReady   not ready on 1 node(s)"),
+        text.contains("daemon      1/2     NotReady   not ready on 1 node(s), 0 of 2 updated"),
         "{text}"
     );
     assert!(text.contains("node-a   kruise-daemon-a   Pending"), "{text}");
@@ -96,7 +96,7 @@ async fn status_shows_components_and_what_waits() {
     );
     let status = output.json();
     assert_eq!(status["leader"], "manager-1_x");
-    let expected = json!({ "desired": 2, "ready": 1,
+    let expected = json!({ "desired": 2, "ready": 1, "updated": 0,
         "notReady": [{ "node": "node-a", "pod": "kruise-daemon-a", "reason": "Pending" }] });
     assert_eq!(status["daemon"], expected);
     assert_eq!(
@@ -119,6 +119,23 @@ async fn status_shows_components_and_what_waits() {
         .await
         .expect(0);
     assert_eq!(other.json()["waiting"], json!([]));
+    let all = run(cluster, &["status", "-A", "-o", "json", "-n", "kube-system"])
+        .await
+        .expect(0);
+    assert_ne!(all.json()["waiting"], json!([]));
+}
+
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = std::process::Command::new(support::binaries::kubectl_plugin())
+        .arg("--help")
+        .stdout(full)
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.starts_with("error: cannot write: "), "{stderr}");
 }
 
 #[tokio::test]

@@ -26,6 +26,9 @@ pub enum Error {
         /// Name of the object.
         name: String,
     },
+    /// Kruise is not installed there, or it is not the intended cluster.
+    #[error("error: the server doesn't have a resource type {0:?}; is Kruise installed?")]
+    NoResourceType(String),
     /// What is requested cannot be done.
     #[error("error: {0}")]
     Refused(String),
@@ -38,6 +41,14 @@ pub enum Error {
     /// The user stopped waiting.
     #[error("{0}")]
     Interrupted(String),
+    /// The object that was followed was created, and its work continues.
+    #[error("{error}\n{hint}")]
+    Continuing {
+        /// Why it is not followed any more.
+        error: Box<Error>,
+        /// How to follow it.
+        hint: String,
+    },
 }
 
 impl Error {
@@ -46,7 +57,23 @@ impl Error {
         match self {
             Self::Usage(_) | Self::TimedOut(_) => USAGE_OR_TIMEOUT,
             Self::Interrupted(_) => INTERRUPTED,
-            Self::Server(_) | Self::NotFound { .. } | Self::Refused(_) | Self::Failed(_) => FAILED,
+            Self::Server(_)
+            | Self::NotFound { .. }
+            | Self::NoResourceType(_)
+            | Self::Refused(_)
+            | Self::Failed(_) => FAILED,
+            Self::Continuing { error, .. } => error.exit_code(),
+        }
+    }
+
+    /// The error of following an object, with the hint how to follow it; without it if the object was deleted.
+    pub fn with_hint(self, hint: impl FnOnce() -> String) -> Self {
+        match self {
+            Self::Server(_) => Self::Continuing {
+                error: Box::new(self),
+                hint: hint(),
+            },
+            other => other,
         }
     }
 
@@ -59,6 +86,11 @@ impl Error {
     /// Whether the API server may answer otherwise in a moment.
     pub fn retryable(&self) -> bool {
         matches!(self, Self::Server(error) if error.retryable())
+    }
+
+    /// Whether the permission is missing; an API server that has just started has not loaded it yet.
+    pub fn forbidden(&self) -> bool {
+        matches!(self, Self::Server(error) if error.forbidden())
     }
 }
 
@@ -96,6 +128,18 @@ mod tests {
         assert_eq!(error.text(), "Error from server (Forbidden): pods is forbidden");
         assert_eq!(refused(500, "", "no").text(), "Error from server: no");
         assert_eq!(error.exit_code(), FAILED);
+    }
+
+    #[test]
+    fn lost_contact_is_followed_by_a_hint() {
+        let hint = || "the job continues".to_owned();
+        let lost = refused(403, "Forbidden", "no").with_hint(hint);
+        assert_eq!(
+            (lost.text().as_str(), lost.exit_code()),
+            ("Error from server (Forbidden): no\nthe job continues", FAILED)
+        );
+        let deleted = Error::Failed("it was deleted".to_owned()).with_hint(hint);
+        assert_eq!(deleted.text(), "error: it was deleted");
     }
 
     #[test]

@@ -6,6 +6,8 @@ mod arguments;
 mod client;
 mod conditions;
 mod error;
+#[cfg(test)]
+mod fake_server;
 mod node;
 mod output;
 mod pull;
@@ -35,7 +37,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Shows whether Kruise is ready, and what waits or has failed, in all namespaces unless one is given
-    Status(output::OutputOptions),
+    Status(status::Options),
     /// Shows image pulls, ContainerRecreateRequests and Pod probes of a node
     Node(node::Options),
     /// Pulls an image on nodes, by an ImagePullJob
@@ -47,21 +49,24 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => return usage(&error),
+    let code = match Cli::try_parse() {
+        Ok(cli) => run_to_end(cli).map_or_else(|error| report(&error), |()| 0),
+        Err(error) => usage(&error),
     };
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => return exit(&Error::Refused(error.to_string())),
+    let Some(why) = output::write_error() else {
+        return ExitCode::from(code);
     };
+    eprint_text(&format!("{}\n", printable(why)));
+    ExitCode::from(if code == 0 { error::FAILED } else { code })
+}
+
+fn run_to_end(cli: Cli) -> Result<(), Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|why| Error::Refused(why.to_string()))?;
     let result = runtime.block_on(run(cli));
     // A name that is still being resolved must not delay the exit.
     runtime.shutdown_background();
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => exit(&error),
-    }
+    result
 }
 
 async fn run(cli: Cli) -> Result<(), Error> {
@@ -75,8 +80,8 @@ async fn run(cli: Cli) -> Result<(), Error> {
     }
 }
 
-/// Prints help, or what is wrong with the arguments.
-fn usage(error: &clap::Error) -> ExitCode {
+/// Prints help, or what is wrong with the arguments; returns the exit code.
+fn usage(error: &clap::Error) -> u8 {
     let text = error.to_string();
     // Arguments may come from a script, which had them from elsewhere.
     let lines: String = text
@@ -88,12 +93,13 @@ fn usage(error: &clap::Error) -> ExitCode {
     } else {
         output::print(&lines);
     }
-    u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
+    u8::try_from(error.exit_code()).unwrap_or(error::FAILED)
 }
 
-fn exit(error: &Error) -> ExitCode {
+/// Prints an error; returns its exit code.
+fn report(error: &Error) -> u8 {
     eprint_text(&format!("{}\n", error.text()));
-    ExitCode::from(error.exit_code())
+    error.exit_code()
 }
 
 /// Prints on standard error. If that is closed, the exit code still reports the failure.

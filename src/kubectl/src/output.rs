@@ -4,7 +4,8 @@
 
 use std::fmt::Write as _;
 use std::future::pending;
-use std::io::{self, IsTerminal, Write as _};
+use std::io::{self, ErrorKind, IsTerminal, Write as _};
+use std::sync::OnceLock;
 
 use kruise_api::text::printable;
 use serde::Serialize;
@@ -147,16 +148,28 @@ pub fn json(document: &impl Serialize) -> String {
     safe
 }
 
-/// Prints a text whose parts are printable already. A closed reader does not stop the command.
+/// Why the first text was lost that could not be printed.
+static WRITE_ERROR: OnceLock<String> = OnceLock::new();
+
+/// Prints a text whose parts are printable already. A failure does not stop the command, whose work goes on; see
+/// [`write_error`].
 pub fn print(text: &str) {
-    let _ = write_stdout(text);
+    if let Err(error) = print_while_read(text) {
+        // A later error is the same one.
+        let _ = WRITE_ERROR.set(error.to_string());
+    }
+}
+
+/// Why output was lost, if it was; a closed reader has read enough.
+pub fn write_error() -> Option<&'static str> {
+    WRITE_ERROR.get().map(String::as_str)
 }
 
 /// Prints such a text for a command that goes on until nothing reads it; returns whether it is still read.
 pub fn print_while_read(text: &str) -> Result<bool, Error> {
     match write_stdout(text) {
         Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(Error::Failed(format!("cannot write: {error}"))),
     }
 }

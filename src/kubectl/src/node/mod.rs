@@ -18,7 +18,7 @@ use kruise_cluster::write;
 use kube::Api;
 use kube::api::ListParams;
 
-use super::client::{Connection, list};
+use super::client::{Connection, ScopeOptions, list};
 use super::error::Error;
 use super::output::{
     Cell, OutputOptions, Tone, colours, json, print, print_while_read, reader_closed, stdout_pipe, table,
@@ -44,6 +44,9 @@ pub struct Options {
     watch: bool,
 
     #[command(flatten)]
+    scope: ScopeOptions,
+
+    #[command(flatten)]
     output: OutputOptions,
 }
 
@@ -52,6 +55,7 @@ const WATCH_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Prints what happens on the node.
 pub async fn run(connection: &Connection, options: Options) -> Result<(), Error> {
+    let connection = &connection.in_scope(options.scope);
     let is_json = options.output.output.is_some();
     let render = |status: &NodeStatus| match is_json {
         true => format!("{}\n", json(status)),

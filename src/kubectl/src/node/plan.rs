@@ -237,4 +237,41 @@ mod tests {
         };
         assert_eq!(probe_counts(&object), expected);
     }
+
+    /// The names that the manual lists, for programs.
+    #[test]
+    fn document_has_the_names_of_the_manual() {
+        let status = NodeStatus {
+            node: "n".into(),
+            pulls: vec![Pull {
+                image: "i".into(),
+                phase: "Pulling".into(),
+                progress: 40,
+                start_time: serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap(),
+                message: "m".into(),
+            }],
+            pulled: 1,
+            recreates: vec![Recreate {
+                namespace: "a".into(),
+                name: "r".into(),
+                pod: "p".into(),
+                containers: vec!["c".into()],
+                state: "Pending".into(),
+                message: "m".into(),
+            }],
+            probes: ProbeCounts::default(),
+            errors: vec!["e".into()],
+        };
+        let document = json!({
+            "node": "n",
+            "pulls": [{ "image": "i", "phase": "Pulling", "progress": 40, "startTime": "2026-01-01T00:00:00Z",
+                "message": "m" }],
+            "pulled": 1,
+            "recreates": [{ "namespace": "a", "name": "r", "pod": "p", "containers": ["c"], "state": "Pending",
+                "message": "m" }],
+            "probes": { "pods": 0, "total": 0, "succeeded": 0, "failed": 0, "unknown": 0 },
+            "errors": ["e"],
+        });
+        assert_eq!(serde_json::to_value(status).unwrap(), document);
+    }
 }

@@ -6,6 +6,7 @@
 pub mod plan;
 
 use std::io::IsTerminal;
+use std::pin::{Pin, pin};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -78,6 +79,14 @@ pub struct Options {
 
 /// Creates the job and follows it.
 pub async fn run(connection: &Connection, options: Options) -> Result<(), Error> {
+    run_until(connection, options, interrupted()).await
+}
+
+async fn run_until(
+    connection: &Connection,
+    options: Options,
+    interrupt: impl Future<Output = ()>,
+) -> Result<(), Error> {
     let Options {
         image,
         retry,
@@ -116,8 +125,13 @@ pub async fn run(connection: &Connection, options: Options) -> Result<(), Error>
     if !wait {
         return Ok(());
     }
-    let end = follow_job(connection, &jobs, &job, timeout).await?;
-    report(connection, &job, &end).await
+    let mut interrupt = pin!(interrupt);
+    let end = follow_job(connection, &jobs, &job, timeout, interrupt.as_mut()).await?;
+    // A signal that is handled once does not end the process by itself any more.
+    tokio::select! {
+        reported = report(connection, &job, &end) => reported,
+        () = interrupt => Err(Error::Interrupted("interrupted; the job has ended".to_owned())),
+    }
 }
 
 /// The job names no failed node: it has succeeded, has not got that far, or failed for another reason.
@@ -142,6 +156,7 @@ async fn follow_job(
     jobs: &Api<ImagePullJob>,
     job: &ImagePullJob,
     limit: Duration,
+    interrupt: Pin<&mut impl Future<Output = ()>>,
 ) -> Result<Progress, Error> {
     let (name, uid) = (job.name_any(), job.uid().unwrap_or_default());
     let mut view = ProgressView::new();
@@ -156,8 +171,8 @@ async fn follow_job(
         progress.ended.then_some(progress)
     });
     let result = tokio::select! {
-        ended = following => ended,
-        () = interrupted() => Err(Error::Interrupted(format!("interrupted; {}", job_goes_on(connection, job)))),
+        ended = following => ended.map_err(|error| error.with_hint(|| job_goes_on(connection, job))),
+        () = interrupt => Err(Error::Interrupted(format!("interrupted; {}", job_goes_on(connection, job)))),
         () = sleep_unless_zero(limit) => Err(Error::TimedOut(format!(
             "timed out after {limit:?}; {}", job_goes_on(connection, job)
         ))),
@@ -283,4 +298,64 @@ fn bar_message(progress: &Progress) -> String {
         parts.push(progress.waiting.clone());
     }
     parts.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::fake_server::{self, SILENT, failure};
+
+    fn options() -> Options {
+        Options {
+            image: Some("nginx:1".to_owned()),
+            retry: None,
+            selector: None,
+            nodes: Vec::new(),
+            parallelism: None,
+            pull_secret: Vec::new(),
+            pin: None,
+            name: None,
+            timeout: Duration::ZERO,
+            wait: true,
+        }
+    }
+
+    /// A job that has failed on a node.
+    fn failed_job() -> Value {
+        json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
+            "metadata": { "name": "job", "namespace": "n", "uid": "u" },
+            "spec": { "image": "nginx:1", "completionPolicy": {} },
+            "status": { "desired": 1, "failed": 1, "failedNodes": ["node-1"], "completionTime": "2026-01-01T00:00:00Z" } })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn interrupt_ends_the_report_too() {
+        let connection = fake_server::connection(|request| match request.path.contains("/nodeimages/") {
+            true => (SILENT, Value::Null),
+            false => (200, failed_job()),
+        });
+        let interrupt = tokio::time::sleep(Duration::from_secs(1));
+        let error = run_until(&connection, options(), interrupt).await.unwrap_err();
+        assert_eq!(error.text(), "interrupted; the job has ended");
+        let error = run_until(&connection, options(), std::future::pending()).await;
+        assert!(error.unwrap_err().text().contains("To pull again there"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn job_that_cannot_be_followed_continues() {
+        let connection = fake_server::connection(|request| match request.method.as_str() {
+            "POST" => (201, failed_job()),
+            _ => failure(403, "Forbidden"),
+        });
+        let error = run_until(&connection, options(), std::future::pending()).await;
+        let text = error.unwrap_err().text();
+        assert!(text.starts_with("Error from server (Forbidden): "), "{text}");
+        assert!(
+            text.contains("\nthe job continues. To follow it:\n  kubectl get imagepulljob job -n n -w\n"),
+            "{text}"
+        );
+    }
 }

@@ -5,6 +5,7 @@
 
 pub mod plan;
 
+use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use futures::StreamExt;
@@ -15,18 +16,22 @@ use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::keys::CRR_POD_UID;
 use kruise_api::owner::Owner;
 use kruise_api::text::printable;
+use kruise_cluster::write;
 use kube::api::ListParams;
 use kube::core::Selector;
 use kube::{Api, ResourceExt};
 
 use super::arguments::{self, Target};
-use super::client::{Connection, create, follow, get, list};
+use super::client::{Connection, create_once, follow, get, list, retry};
 use super::error::Error;
 use super::output::{print_line, print_note};
 use super::pull::sleep_unless_zero;
 use super::signals::interrupted;
 use super::status::plan::{RecreateOutcome, recreate_outcome};
 use plan::{Limits, PodState};
+
+/// Characters of generated names, as the API server chooses them.
+const SUFFIX_CHARS: &str = "bcdfghjklmnpqrstvwxz2456789";
 
 /// Options of `restart`.
 #[derive(clap::Args, Clone, Debug)]
@@ -83,22 +88,25 @@ pub async fn run(connection: &Connection, options: Options) -> Result<(), Error>
         () = interrupted() => Some((Error::Interrupted as fn(String) -> Error, "interrupted".to_owned())),
         () = sleep_unless_zero(timeout) => Some((Error::TimedOut as fn(String) -> Error, format!("timed out after {timeout:?}"))),
     };
-    let summary = plan::summary(&states);
     if let Some((error, why)) = stopped {
-        let namespace = &connection.namespace;
-        let options = printable(&connection.cluster_options);
-        return Err(error(format!(
-            "{why}: {summary}. Requests in progress continue. To follow them:\n  \
-             kubectl get containerrecreaterequests -n {namespace}{options} -w"
-        )));
+        let follow = follow_command(connection, "containerrecreaterequests");
+        return Err(error(format!("{why}: {}", plan::unfinished(&states, &follow))));
     }
-    if states.iter().all(|state| *state == PodState::Succeeded) {
+    let summary = plan::summary(&states);
+    if plan::is_success(&states) {
         if let Target::CloneSet(_) = target {
             print_line(&summary);
         }
         return Ok(());
     }
     Err(Error::Failed(summary))
+}
+
+/// The command that shows these objects as they change.
+fn follow_command(connection: &Connection, what: &str) -> String {
+    let namespace = &connection.namespace;
+    let options = printable(&connection.cluster_options);
+    format!("kubectl get {what} -n {namespace}{options} -w")
 }
 
 /// The Pods of a CloneSet that can be restarted, by name.
@@ -159,19 +167,21 @@ async fn restart_pods(
                 continue;
             };
             *state = PodState::Recreating;
-            running.push(async move { (position, restart_pod(connection, pod, containers).await) });
+            running.push(async move {
+                let restart = Box::pin(restart_pod(connection, pod, containers));
+                (position, restart.await)
+            });
         }
         let Some((position, result)) = running.next().await else {
             return;
         };
         let name = pods.get(position).map(ResourceExt::name_any).unwrap_or_default();
         let state = match result {
-            Ok(()) => {
-                print_line(&format!("pod/{name} restarted"));
-                PodState::Succeeded
-            }
+            Ok(state) => state,
             Err(error) => {
-                print_note(&format!("pod/{name}: {}", error.text()));
+                format!("pod/{name}: {}", error.text())
+                    .lines()
+                    .for_each(print_note);
                 PodState::Failed
             }
         };
@@ -181,15 +191,37 @@ async fn restart_pods(
     }
 }
 
+/// A random suffix of a name.
+fn random_suffix() -> String {
+    // A hash of nothing with the random keys of the standard library.
+    let mut random = RandomState::new().hash_one(());
+    let next = |_| {
+        let position = usize::try_from(random % 27).ok()?;
+        random /= 27;
+        SUFFIX_CHARS.chars().nth(position)
+    };
+    (0..8).filter_map(next).collect()
+}
+
+/// Why the Pod is not restarted, if it has changed since it was listed.
+async fn skip_reason(connection: &Connection, listed: &Pod) -> Result<Option<&'static str>, Error> {
+    let (pods, name) = (connection.api::<Pod>(), listed.name_any());
+    let read = async || write::get(&pods, &name).await.map_err(Error::from);
+    let now = retry(print_note, read).await?;
+    Ok(plan::skip_reason(listed, now.as_ref()))
+}
+
 /// Creates the request of one Pod, and follows it.
-async fn restart_pod(connection: &Connection, pod: &Pod, containers: &[String]) -> Result<(), Error> {
-    let requests: Api<ContainerRecreateRequest> = connection.api();
+async fn restart_pod(connection: &Connection, pod: &Pod, containers: &[String]) -> Result<PodState, Error> {
     let name = pod.name_any();
-    let request = create(
-        &requests,
-        &plan::request(&connection.namespace, &name, containers),
-    )
-    .await?;
+    if let Some(why) = skip_reason(connection, pod).await? {
+        print_line(&format!("pod/{name} skipped: {why}"));
+        return Ok(PodState::Skipped);
+    }
+    let requests: Api<ContainerRecreateRequest> = connection.api();
+    let planned = plan::request(&connection.namespace, &name, containers, &random_suffix());
+    let is_ours = |found: &ContainerRecreateRequest| plan::is_same(found, &planned);
+    let request = create_once(&requests, &planned, is_ours, print_note).await?;
     print_line(&format!(
         "containerrecreaterequest.apps.kruise.io/{} created",
         request.name_any()
@@ -218,12 +250,127 @@ async fn restart_pod(connection: &Connection, pod: &Pod, containers: &[String]) 
             outcome => Some(outcome),
         }
     });
-    match outcome.await? {
+    let hint = || {
+        let follow = follow_command(connection, &format!("containerrecreaterequest {request_name}"));
+        format!("the request continues. To follow it:\n  {follow}")
+    };
+    match outcome.await.map_err(|error| error.with_hint(hint))? {
         RecreateOutcome::Failed(reason, message) => {
             let text = [reason, message].into_iter().filter(|text| !text.is_empty());
             let text = text.collect::<Vec<_>>().join(": ");
             Err(Error::Failed(format!("restart failed: {}", printable(&text))))
         }
-        RecreateOutcome::Succeeded | RecreateOutcome::Unfinished => Ok(()),
+        RecreateOutcome::Succeeded | RecreateOutcome::Unfinished => {
+            print_line(&format!("pod/{name} restarted"));
+            Ok(PodState::Succeeded)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeSet;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::fake_server::{self, Request, failure};
+
+    #[test]
+    fn suffixes_differ() {
+        let suffixes: BTreeSet<String> = (0..100).map(|_| random_suffix()).collect();
+        assert_eq!(suffixes.len(), 100);
+        assert!(suffixes.iter().all(|suffix| suffix.len() == 8), "{suffixes:?}");
+    }
+
+    fn pod(name: &str, uid: &str) -> Value {
+        let owner = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "name": "web", "uid": "u",
+            "controller": true });
+        json!({ "metadata": { "name": name, "namespace": "n", "uid": uid, "ownerReferences": [owner] },
+            "spec": { "nodeName": "node", "containers": [{ "name": "app" }] }, "status": { "phase": "Running" } })
+    }
+
+    /// A request as it is stored, at its end.
+    fn stored(mut request: Value) -> Value {
+        kruise_api::json::set(&mut request, &["metadata", "uid"], json!("r"));
+        let states = json!([{ "name": "app", "phase": "Succeeded" }]);
+        let status = json!({ "phase": "Completed", "completionTime": "2026-01-01T00:00:00Z",
+            "containerRecreateStates": states });
+        kruise_api::json::set(&mut request, &["status"], status);
+        request
+    }
+
+    /// Restarts the Pods `web-1`, `web-2` and `web-3`; `respond` may respond for the API server.
+    async fn restart_all(
+        respond: impl Fn(&Request) -> Option<fake_server::Response> + Send + Sync + 'static,
+    ) -> Vec<PodState> {
+        let created = std::sync::Mutex::new(Value::Null);
+        let connection = fake_server::connection(move |request| {
+            if let Some(response) = respond(request) {
+                return response;
+            }
+            let mut created = created.lock().unwrap();
+            if request.method == "POST" {
+                *created = stored(request.body.clone());
+            }
+            match request.path.rsplit_once("/pods/") {
+                Some((_, name)) => (200, pod(name, name)),
+                None => (200, created.clone()),
+            }
+        });
+        let read = |name| serde_json::from_value(pod(name, name)).unwrap();
+        let pods: [Pod; 3] = ["web-1", "web-2", "web-3"].map(read);
+        let limits = Limits {
+            max_unavailable: 1,
+            continue_on_failure: false,
+        };
+        let mut states = vec![PodState::Pending; pods.len()];
+        restart_pods(&connection, &pods, &["app".to_owned()], limits, &mut states).await;
+        states
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pods_that_are_replaced_during_the_walk_are_skipped() {
+        use PodState::{Skipped, Succeeded};
+        let states = restart_all(|request| match request.path.rsplit_once("/pods/")?.1 {
+            "web-1" => Some(failure(404, "NotFound")),
+            "web-2" => Some((200, pod("web-2", "another"))),
+            _ => None,
+        });
+        assert_eq!(states.await, [Skipped, Skipped, Succeeded]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn outage_does_not_end_the_walk() {
+        let requests = AtomicUsize::new(0);
+        let states = restart_all(move |_| {
+            let count = requests.fetch_add(1, Ordering::Relaxed);
+            (count % 3 != 2).then(|| failure(503, "ServiceUnavailable"))
+        });
+        assert_eq!(states.await, [PodState::Succeeded; 3]);
+    }
+
+    /// A request may be created, and then not be followed.
+    #[tokio::test(start_paused = true)]
+    async fn request_that_cannot_be_followed_continues() {
+        let connection = fake_server::connection(|request| match request.method.as_str() {
+            "POST" => (201, stored(request.body.clone())),
+            _ if request.path.contains("/pods/") => (200, pod("web-1", "web-1")),
+            _ => failure(403, "Forbidden"),
+        });
+        let listed: Pod = serde_json::from_value(pod("web-1", "web-1")).unwrap();
+        let lost = restart_pod(&connection, &listed, &["app".to_owned()]).await;
+        let text = lost.unwrap_err().text();
+        let (error, hint) = text.split_once('\n').unwrap();
+        assert!(error.starts_with("Error from server (Forbidden): "), "{text}");
+        assert!(
+            hint.starts_with(
+                "the request continues. To follow it:\n  kubectl get containerrecreaterequest web-1-"
+            ),
+            "{text}"
+        );
+        assert!(hint.ends_with(" -n n -w"), "{text}");
     }
 }

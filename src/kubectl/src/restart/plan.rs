@@ -10,6 +10,8 @@ use kruise_api::owner::Owner;
 
 use crate::conditions::find_true;
 
+/// Characters of a request's name, as many as the API server generates at most.
+const MAX_NAME_CHARS: usize = 63;
 /// Seconds after its end when a request of this command is deleted.
 pub const TTL_SECONDS: i32 = 24 * 60 * 60;
 
@@ -22,6 +24,8 @@ pub enum PodState {
     Recreating,
     /// Its containers were recreated.
     Succeeded,
+    /// It was deleted or replaced before its turn.
+    Skipped,
     /// Its request failed, or could not be created.
     Failed,
 }
@@ -62,6 +66,7 @@ pub fn summary(states: &[PodState]) -> String {
         states.len()
     )];
     for (state, text) in [
+        (PodState::Skipped, "skipped"),
         (PodState::Failed, "failed"),
         (PodState::Recreating, "in progress"),
         (PodState::Pending, "not started"),
@@ -71,6 +76,40 @@ pub fn summary(states: &[PodState]) -> String {
         }
     }
     parts.join(", ")
+}
+
+/// Whether all Pods that still exist were restarted.
+pub fn is_success(states: &[PodState]) -> bool {
+    let is_good = |state: &PodState| matches!(state, PodState::Succeeded | PodState::Skipped);
+    states.iter().all(is_good) && states.contains(&PodState::Succeeded)
+}
+
+/// What a command that ends early leaves undone, and what continues; `follow` is the command that shows it.
+pub fn unfinished(states: &[PodState], follow: &str) -> String {
+    let summary = summary(states);
+    let pending = states.iter().filter(|state| **state == PodState::Pending).count();
+    let (not_started, hint) = match pending {
+        0 => (String::new(), ""),
+        count => (
+            format!("; the {count} Pod(s) that were not started will not be restarted"),
+            "\nA ContainerRecreateJob continues without this command.",
+        ),
+    };
+    format!(
+        "{summary}. Requests in progress continue{not_started}. To follow the requests:\n  {follow}{hint}"
+    )
+}
+
+/// Why a Pod that was listed is not restarted, if it is so `now`.
+pub fn skip_reason(listed: &Pod, now: Option<&Pod>) -> Option<&'static str> {
+    let Some(now) = now else {
+        return Some("it was deleted");
+    };
+    if now.metadata.uid != listed.metadata.uid {
+        return Some("it was replaced");
+    }
+    let is_deleted = now.metadata.deletion_timestamp.is_some();
+    is_deleted.then_some("it is being deleted")
 }
 
 /// Whether the Pod is one of the owner's that can be restarted: on a node, running and not being deleted.
@@ -98,8 +137,12 @@ pub fn missing_containers<'a>(pod: &Pod, names: &'a [String]) -> Vec<&'a str> {
     names.filter(|name| !existing.contains(name)).collect()
 }
 
-/// The request to create.
-pub fn request(namespace: &str, pod: &str, containers: &[String]) -> ContainerRecreateRequest {
+/// The request to create. The API server generates no name, so that it is known after a lost response; `suffix` is
+/// random.
+pub fn request(namespace: &str, pod: &str, containers: &[String], suffix: &str) -> ContainerRecreateRequest {
+    let max = MAX_NAME_CHARS.saturating_sub(suffix.len() + 1);
+    let start: String = pod.chars().take(max).collect();
+    let start = start.trim_end_matches(['-', '.']);
     let container = |name: &String| ContainerRecreateRequestContainer {
         name: name.clone(),
         ..ContainerRecreateRequestContainer::default()
@@ -107,7 +150,7 @@ pub fn request(namespace: &str, pod: &str, containers: &[String]) -> ContainerRe
     ContainerRecreateRequest {
         metadata: ObjectMeta {
             namespace: Some(namespace.to_owned()),
-            generate_name: Some(format!("{pod}-")),
+            name: Some(format!("{start}-{suffix}")),
             ..ObjectMeta::default()
         },
         spec: ContainerRecreateRequestSpec {
@@ -118,6 +161,16 @@ pub fn request(namespace: &str, pod: &str, containers: &[String]) -> ContainerRe
         },
         status: None,
     }
+}
+
+/// Whether a request of the same name is the planned one.
+pub fn is_same(found: &ContainerRecreateRequest, planned: &ContainerRecreateRequest) -> bool {
+    // Admission fills in the other fields.
+    let names = |request: &ContainerRecreateRequest| -> Vec<String> {
+        let containers = request.spec.containers.iter();
+        containers.map(|container| container.name.clone()).collect()
+    };
+    found.spec.pod_name == planned.spec.pod_name && names(found) == names(planned)
 }
 
 /// What happens to a request, in one line.
@@ -184,6 +237,75 @@ mod tests {
                 prop_assert!(!states.contains(&PodState::Pending));
             }
         }
+    }
+
+    proptest! {
+        /// Whatever the name of the Pod: the API server accepts that of the request.
+        #[test]
+        fn names_of_requests_are_valid(pod in "[a-z0-9]([a-z0-9.-]{0,100}[a-z0-9])?") {
+            prop_assume!(kruise_api::names::is_subdomain(&pod));
+            let name = request("n", &pod, &[], "bcdfghjk").metadata.name.unwrap();
+            prop_assert!(kruise_api::names::is_subdomain(&name) && name.len() <= 63, "{name}");
+            prop_assert!(name.ends_with("-bcdfghjk"), "{name}");
+        }
+    }
+
+    #[test]
+    fn request_of_others_is_not_the_same() {
+        let containers = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let request = |pod: &str, names: &[&str]| request("n", pod, &containers(names), "x");
+        let mut stored = request("a", &["app", "log"]);
+        stored.spec.containers[0].pre_stop = Some(Default::default());
+        assert!(is_same(&stored, &request("a", &["app", "log"])));
+        assert!(!is_same(&stored, &request("b", &["app", "log"])));
+        assert!(!is_same(&stored, &request("a", &["app"])));
+    }
+
+    #[test]
+    fn pod_that_is_gone_is_skipped() {
+        let pod = |uid: &str, deleted: Option<&str>| -> Pod {
+            serde_json::from_value(
+                json!({ "metadata": { "name": "p", "uid": uid, "deletionTimestamp": deleted } }),
+            )
+            .unwrap()
+        };
+        let listed = pod("u", None);
+        assert_eq!(skip_reason(&listed, Some(&listed)), None);
+        assert_eq!(skip_reason(&listed, None), Some("it was deleted"));
+        assert_eq!(
+            skip_reason(&listed, Some(&pod("v", None))),
+            Some("it was replaced")
+        );
+        let deleted = pod("u", Some("2026-01-01T00:00:00Z"));
+        assert_eq!(skip_reason(&listed, Some(&deleted)), Some("it is being deleted"));
+    }
+
+    #[test]
+    fn skipped_pods_are_no_failure_unless_all_are() {
+        use PodState::{Failed, Skipped, Succeeded};
+        assert!(is_success(&[Succeeded, Skipped]));
+        assert!(!is_success(&[Skipped]));
+        assert!(!is_success(&[Succeeded, Failed]));
+        assert_eq!(
+            summary(&[Succeeded, Skipped]),
+            "1 of 2 Pod(s) restarted, 1 skipped"
+        );
+    }
+
+    #[test]
+    fn command_that_ends_early_names_the_pods_that_are_left() {
+        use PodState::{Pending, Recreating, Succeeded};
+        assert_eq!(
+            unfinished(&[Succeeded, Recreating, Pending, Pending], "kubectl get crr"),
+            "1 of 4 Pod(s) restarted, 1 in progress, 2 not started. Requests in progress continue; the 2 Pod(s) that \
+             were not started will not be restarted. To follow the requests:\n  kubectl get crr\n\
+             A ContainerRecreateJob continues without this command."
+        );
+        assert_eq!(
+            unfinished(&[Recreating], "kubectl get crr"),
+            "0 of 1 Pod(s) restarted, 1 in progress. Requests in progress continue. To follow the requests:\n  \
+             kubectl get crr"
+        );
     }
 
     #[test]

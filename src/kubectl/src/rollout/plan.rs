@@ -1,8 +1,10 @@
 //! How far a rollout is, which revisions there are, and the patches that control it.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use kruise_api::cloneset::{CloneSet, CloneSetUpdateStrategyType};
+use kruise_api::cloneset::{CloneSet, CloneSetStatus, CloneSetUpdateStrategyType};
 use kruise_api::image_pull_job::WAITING;
 use kruise_api::keys;
 use kruise_api::owner::Owner;
@@ -13,10 +15,20 @@ use kruise_workload::sidecarset::limits::partition;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::conditions::{find_true, find_true_of_clone_set};
+use crate::conditions::{ConditionText, find_true, find_true_of_clone_set};
 
 /// Annotation with the cause of a change, which kubectl shows.
 const CHANGE_CAUSE: &str = "kubernetes.io/change-cause";
+/// Reason of condition `Waiting` while kruise-manager refuses the template, and keeps the revision before.
+const TEMPLATE_REFUSED: &str = "TemplateRefused";
+/// Reason of condition `Progressing` while a rollout is within its deadline.
+const IN_TIME: &str = "CloneSetUpdated";
+/// Reason of condition `Progressing` after that; also from the first moment of a rollout that begins later than its
+/// deadline after the last one.
+const DEADLINE_EXCEEDED: &str = "ProgressDeadlineExceeded";
+/// How long a template must be refused to count as that: the condition does not show of which spec, and kruise-manager
+/// may not have read the newest one yet.
+const REFUSAL_GRACE: Duration = Duration::from_secs(10);
 /// Fields of a SidecarSet's spec that a revision holds.
 const SIDECAR_SET_FIELDS: [&str; 5] = [
     "containers",
@@ -31,20 +43,131 @@ const SIDECAR_SET_FIELDS: [&str; 5] = [
 pub enum RolloutProgress {
     /// With what it waits for.
     InProgress(String),
+    /// The same, with a failure unless the rollout gets on until then.
+    Failing {
+        /// What it waits for.
+        line: String,
+        /// The failure.
+        failure: String,
+        /// When it counts, since the start of the command.
+        at: Duration,
+    },
     /// With the result.
     Complete(String),
     /// With the reason.
     Failed(String),
 }
 
-/// How far the rollout of a CloneSet is.
+/// What a condition of a CloneSet reports as the failure of a rollout.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Cause {
+    /// The template of this generation is refused.
+    TemplateRefused(Option<i64>),
+    /// The rollout to this revision takes longer than that.
+    DeadlineExceeded(String, Duration),
+}
+
+/// The rollout of a CloneSet as one command observes it.
+#[derive(Debug, Default)]
+pub struct CloneSetRollout {
+    /// Whether the last observation showed it within its deadline.
+    in_time: bool,
+    /// The cause of the failure that a condition reports, and since when the command sees it.
+    reported: Option<(Cause, Duration)>,
+}
+
+impl CloneSetRollout {
+    /// How far it is at `now`, counted from the start of the command. A condition that was there at the start may be
+    /// about an earlier rollout or spec.
+    pub fn observe(&mut self, set: &CloneSet, now: Duration) -> RolloutProgress {
+        let was_in_time = std::mem::replace(&mut self.in_time, is_in_time(set));
+        let (line, cause, failure) = match (clone_set_line(set), reported_cause(set)) {
+            (RolloutProgress::InProgress(line), Some(cause)) => {
+                let failure = failure_text(set, &cause, &line);
+                (line, cause, failure)
+            }
+            (progress, _) => {
+                self.reported = None;
+                return progress;
+            }
+        };
+        let grace = match &cause {
+            Cause::TemplateRefused(_) => REFUSAL_GRACE,
+            // It has passed while the command observed the rollout.
+            Cause::DeadlineExceeded(..) if was_in_time => return RolloutProgress::Failed(failure),
+            Cause::DeadlineExceeded(_, deadline) => *deadline,
+        };
+        let since = match self.reported.take() {
+            Some((known, since)) if known == cause => since,
+            _ => now,
+        };
+        self.reported = Some((cause, since));
+        let at = since.saturating_add(grace);
+        if now >= at {
+            return RolloutProgress::Failed(failure);
+        }
+        RolloutProgress::Failing { line, failure, at }
+    }
+}
+
+/// How far the rollout of a CloneSet is, as a single observation shows it: it does not show when a deadline began.
 pub fn clone_set_progress(set: &CloneSet) -> RolloutProgress {
+    match (clone_set_line(set), reported_cause(set)) {
+        (RolloutProgress::InProgress(line), Some(cause @ Cause::TemplateRefused(_))) => {
+            RolloutProgress::Failed(failure_text(set, &cause, &line))
+        }
+        (progress, _) => progress,
+    }
+}
+
+/// Whether kruise-manager has not observed the newest spec.
+fn is_behind(set: &CloneSet, status: &CloneSetStatus) -> bool {
+    status.observed_generation < set.metadata.generation
+}
+
+/// Whether kruise-manager refuses the template: `status.updateRevision` is the last one that it accepted.
+pub fn is_template_refused(set: &CloneSet) -> bool {
+    let Some(status) = &set.status else { return false };
+    let waiting = find_true_of_clone_set(&status.conditions, WAITING);
+    is_behind(set, status) && waiting.is_some_and(|waiting| waiting.reason == TEMPLATE_REFUSED)
+}
+
+fn progressing_reason(status: &CloneSetStatus) -> Option<&str> {
+    let mut conditions = status.conditions.iter();
+    let condition = conditions.find(|condition| condition.type_ == "Progressing")?;
+    Some(&condition.reason)
+}
+
+fn is_in_time(set: &CloneSet) -> bool {
+    let Some(status) = &set.status else { return false };
+    !is_behind(set, status) && progressing_reason(status) == Some(IN_TIME)
+}
+
+fn reported_cause(set: &CloneSet) -> Option<Cause> {
+    if is_template_refused(set) {
+        return Some(Cause::TemplateRefused(set.metadata.generation));
+    }
+    let status = set.status.as_ref()?;
+    let deadline = u64::try_from(set.spec.progress_deadline_seconds?).ok()?;
+    let exceeded = !is_behind(set, status) && progressing_reason(status) == Some(DEADLINE_EXCEEDED);
+    exceeded.then(|| Cause::DeadlineExceeded(status.update_revision.clone(), Duration::from_secs(deadline)))
+}
+
+fn failure_text(set: &CloneSet, cause: &Cause, line: &str) -> String {
+    let name = set.metadata.name.as_deref().unwrap_or_default();
+    match cause {
+        Cause::TemplateRefused(_) => format!("cloneset {name:?} is not updated: {line}"),
+        Cause::DeadlineExceeded(..) => format!("cloneset {name:?} exceeded its progress deadline: {line}"),
+    }
+}
+
+/// What the rollout waits for, or its result.
+fn clone_set_line(set: &CloneSet) -> RolloutProgress {
     let name = set.metadata.name.as_deref().unwrap_or_default();
     let status = set.status.clone().unwrap_or_default();
-    if status.observed_generation < set.metadata.generation {
-        return RolloutProgress::InProgress(
-            "Waiting for the spec of the CloneSet to be observed...".to_owned(),
-        );
+    let waiting = find_true_of_clone_set(&status.conditions, WAITING);
+    if is_behind(set, &status) {
+        return in_progress("Waiting for the spec of the CloneSet to be observed...", waiting);
     }
     let desired = set.spec.desired_replicas();
     let expected = status.expected_updated_replicas.unwrap_or(desired);
@@ -53,11 +176,6 @@ pub fn clone_set_progress(set: &CloneSet) -> RolloutProgress {
         .unwrap_or(status.updated_ready_replicas);
     let updated = status.updated_replicas;
     let paused = set.spec.rolling_update().is_some_and(|update| update.paused);
-    let waiting = find_true_of_clone_set(&status.conditions, WAITING);
-    let late = status
-        .conditions
-        .iter()
-        .any(|condition| condition.type_ == "Progressing" && condition.reason == "ProgressDeadlineExceeded");
     let strategy = set.spec.update_strategy.as_ref();
     let on_delete =
         strategy.is_some_and(|strategy| strategy.type_ == Some(CloneSetUpdateStrategyType::OnDelete));
@@ -86,14 +204,13 @@ pub fn clone_set_progress(set: &CloneSet) -> RolloutProgress {
     } else {
         return RolloutProgress::Complete(format!("cloneset {name:?} successfully rolled out"));
     };
-    if late {
-        return RolloutProgress::Failed(format!(
-            "cloneset {name:?} exceeded its progress deadline: {text}"
-        ));
-    }
+    in_progress(&text, waiting)
+}
+
+fn in_progress(text: &str, waiting: Option<ConditionText<'_>>) -> RolloutProgress {
     RolloutProgress::InProgress(match waiting {
         Some(waiting) => format!("{text} {}: {}", waiting.reason, waiting.message),
-        None => text,
+        None => text.to_owned(),
     })
 }
 
@@ -101,9 +218,11 @@ pub fn clone_set_progress(set: &CloneSet) -> RolloutProgress {
 pub fn sidecar_set_progress(set: &SidecarSet) -> RolloutProgress {
     let name = set.metadata.name.as_deref().unwrap_or_default();
     let status = set.status.clone().unwrap_or_default();
+    let waiting = find_true(&status.conditions, WAITING);
     if status.observed_generation < set.metadata.generation {
-        return RolloutProgress::InProgress(
-            "Waiting for the spec of the SidecarSet to be observed...".to_owned(),
+        return in_progress(
+            "Waiting for the spec of the SidecarSet to be observed...",
+            waiting,
         );
     }
     let strategy = set.spec.update_strategy.clone().unwrap_or_default();
@@ -112,7 +231,6 @@ pub fn sidecar_set_progress(set: &SidecarSet) -> RolloutProgress {
         status.updated_pods,
         status.updated_ready_pods,
     );
-    let waiting = find_true(&status.conditions, WAITING);
     // These reasons come last, so that the rollout waits for nothing else.
     let held_by_user = waiting.is_some_and(|waiting| ["Partition", "NotSelected"].contains(&waiting.reason));
     let total = usize::try_from(matched).unwrap_or_default();
@@ -135,10 +253,7 @@ pub fn sidecar_set_progress(set: &SidecarSet) -> RolloutProgress {
     } else {
         format!("Waiting for rollout to finish: {updated} out of {matched} Pods have been updated...")
     };
-    RolloutProgress::InProgress(match waiting {
-        Some(waiting) => format!("{text} {}: {}", waiting.reason, waiting.message),
-        None => text,
-    })
+    in_progress(&text, waiting)
 }
 
 /// The revisions of a workload. Its JSON is the output of `rollout history -o json`.
@@ -248,8 +363,9 @@ pub enum Undo<'a> {
     Refuse(String),
 }
 
-/// What `undo` does, to that revision or to the one before the newest, if `to` is 0.
-pub fn undo(entries: &[HistoryEntry], to: i64) -> Undo<'_> {
+/// What `undo` does, to that revision or, if `to` is 0, to the one before the newest. That is the last accepted one if
+/// the newest template `is_refused`: it is in no revision.
+pub fn undo(entries: &[HistoryEntry], to: i64, is_refused: bool) -> Undo<'_> {
     let newest = entries
         .iter()
         .find(|entry| entry.update_revision)
@@ -257,6 +373,9 @@ pub fn undo(entries: &[HistoryEntry], to: i64) -> Undo<'_> {
     let Some(newest) = newest else {
         return Undo::Refuse("no rollout history found".to_owned());
     };
+    if to == 0 && is_refused {
+        return Undo::Restore(newest);
+    }
     if to == 0 {
         let older = entries
             .iter()
@@ -268,7 +387,7 @@ pub fn undo(entries: &[HistoryEntry], to: i64) -> Undo<'_> {
         );
     }
     match entries.iter().rev().find(|entry| entry.revision == to) {
-        Some(entry) if entry.name == newest.name => Undo::Skip(to),
+        Some(entry) if entry.name == newest.name && !is_refused => Undo::Skip(to),
         Some(entry) => Undo::Restore(entry),
         None => Undo::Refuse(format!("unable to find specified revision {to} in history")),
     }
@@ -384,6 +503,7 @@ mod tests {
             RolloutProgress::InProgress(text) => format!("... {text}"),
             RolloutProgress::Complete(text) => format!("done {text}"),
             RolloutProgress::Failed(text) => format!("FAILED {text}"),
+            RolloutProgress::Failing { line, .. } => format!("failing {line}"),
         };
         assert_eq!(
             text(false, counts(3, 3, 3, 3)),
@@ -398,10 +518,97 @@ mod tests {
         let mut late = counts(3, 1, 1, 3);
         late["conditions"] =
             json!([{ "type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded" }]);
-        assert!(text(false, late.clone()).starts_with("FAILED cloneset \"web\" exceeded"));
-        late["conditions"] =
-            json!([{ "type": "Waiting", "status": "True", "reason": "PodNotReady", "message": "web-1" }]);
-        assert!(text(false, late).ends_with("updated... PodNotReady: web-1"));
+        assert!(text(false, late.clone()).starts_with("... Waiting for rollout"));
+        late["conditions"] = json!([waiting("PodNotReady", "web-1")]);
+        assert!(text(false, late.clone()).ends_with("updated... PodNotReady: web-1"));
+        late["observedGeneration"] = json!(1);
+        assert!(text(false, late.clone()).ends_with("to be observed... PodNotReady: web-1"));
+        late["conditions"] = json!([waiting("TemplateRefused", "no such field")]);
+        assert_eq!(
+            text(false, late),
+            "FAILED cloneset \"web\" is not updated: Waiting for the spec of the CloneSet to be observed... \
+             TemplateRefused: no such field"
+        );
+    }
+
+    fn waiting(reason: &str, message: &str) -> Value {
+        json!({ "type": "Waiting", "status": "True", "reason": reason, "message": message })
+    }
+
+    /// Observes a CloneSet with a deadline of 60 s at each second with such a reason of condition Progressing, update
+    /// revision and `observedGeneration`; returns when it has failed.
+    fn failed_at(observations: &[(u64, &str, &str, i64)]) -> Option<u64> {
+        let mut rollout = CloneSetRollout::default();
+        let mut fails_at = None;
+        for (second, reason, revision, observed) in observations {
+            let mut status = counts(3, 1, 1, 3);
+            status["observedGeneration"] = json!(observed);
+            status["updateRevision"] = json!(revision);
+            let conditions = match *reason {
+                "TemplateRefused" => json!([waiting(reason, "no such field")]),
+                reason => json!([{ "type": "Progressing", "status": "False", "reason": reason }]),
+            };
+            status["conditions"] = conditions;
+            let mut set = clone_set(false, status);
+            set.spec.progress_deadline_seconds = Some(60);
+            fails_at = match rollout.observe(&set, Duration::from_secs(*second)) {
+                RolloutProgress::Failed(_) => return Some(*second),
+                RolloutProgress::Failing { at, .. } => Some(at.as_secs()),
+                _ => None,
+            };
+        }
+        fails_at
+    }
+
+    /// It is set from the first moment of a rollout that begins long after the last one.
+    #[test]
+    fn exceeded_deadline_counts_from_the_first_observation() {
+        const EXCEEDED: &str = DEADLINE_EXCEEDED;
+        assert_eq!(failed_at(&[(0, EXCEEDED, "a", 2)]), Some(60));
+        assert_eq!(
+            failed_at(&[(5, "CloneSetAvailable", "a", 1), (6, EXCEEDED, "b", 2)]),
+            Some(66)
+        );
+        assert_eq!(
+            failed_at(&[(0, EXCEEDED, "a", 2), (40, EXCEEDED, "a", 2)]),
+            Some(60)
+        );
+        assert_eq!(
+            failed_at(&[(0, EXCEEDED, "a", 2), (70, EXCEEDED, "a", 2)]),
+            Some(70)
+        );
+        // The next rollout has a deadline of its own.
+        assert_eq!(
+            failed_at(&[(0, EXCEEDED, "a", 2), (40, EXCEEDED, "b", 2)]),
+            Some(100)
+        );
+        assert_eq!(
+            failed_at(&[(0, EXCEEDED, "a", 2), (10, "CloneSetPaused", "a", 2)]),
+            None
+        );
+    }
+
+    #[test]
+    fn deadline_that_is_exceeded_while_it_is_observed_is_a_failure() {
+        let observed = [(0, IN_TIME, "a", 2), (9, DEADLINE_EXCEEDED, "a", 2)];
+        assert_eq!(failed_at(&observed), Some(9));
+        // While a template is refused, the condition is of the rollout before.
+        let behind = [(0, IN_TIME, "a", 1), (9, DEADLINE_EXCEEDED, "a", 2)];
+        assert_eq!(failed_at(&behind), Some(69));
+    }
+
+    /// The condition may be about the spec before the newest.
+    #[test]
+    fn refused_template_is_a_failure_after_a_moment() {
+        assert_eq!(failed_at(&[(3, TEMPLATE_REFUSED, "a", 1)]), Some(13));
+        assert_eq!(
+            failed_at(&[(3, TEMPLATE_REFUSED, "a", 1), (20, TEMPLATE_REFUSED, "a", 1)]),
+            Some(20)
+        );
+        assert_eq!(
+            failed_at(&[(3, TEMPLATE_REFUSED, "a", 1), (4, IN_TIME, "b", 2)]),
+            None
+        );
     }
 
     /// The user decides when its Pods are updated.
@@ -509,10 +716,27 @@ mod tests {
         }
     }
 
+    /// The names that the manual lists, for programs.
+    #[test]
+    fn document_has_the_names_of_the_manual() {
+        let history = History {
+            kind: "CloneSet",
+            namespace: "n".into(),
+            name: "web".into(),
+            revisions: vec![three().remove(2)],
+        };
+        let revision = json!({ "revision": 3, "name": "web-c", "creationTimestamp": "2026-01-01T00:00:00Z",
+            "images": ["c"], "updateRevision": true, "currentRevision": false, "changeCause": "because" });
+        assert_eq!(
+            serde_json::to_value(history).unwrap(),
+            json!({ "kind": "CloneSet", "namespace": "n", "name": "web", "revisions": [revision] })
+        );
+    }
+
     #[test]
     fn undo_goes_to_the_revision_before_the_newest() {
         let entries = three();
-        let restored = |to: i64| match undo(&entries, to) {
+        let restored = |to: i64| match undo(&entries, to, false) {
             Undo::Restore(entry) => entry.name.clone(),
             Undo::Skip(number) => format!("skip {number}"),
             Undo::Refuse(why) => why,
@@ -521,8 +745,21 @@ mod tests {
         assert_eq!(restored(1), "web-a");
         assert_eq!(restored(3), "skip 3");
         assert_eq!(restored(9), "unable to find specified revision 9 in history");
-        assert!(matches!(undo(&entries[..1], 0), Undo::Refuse(_)));
-        assert!(matches!(undo(&[], 0), Undo::Refuse(_)));
+        assert!(matches!(undo(&entries[..1], 0, false), Undo::Refuse(_)));
+        assert!(matches!(undo(&[], 0, false), Undo::Refuse(_)));
+    }
+
+    /// Its template is in no revision, so that the update revision is the one before.
+    #[test]
+    fn undo_of_a_refused_template_goes_to_the_last_accepted_one() {
+        let entries = three();
+        let restored = |to: i64| match undo(&entries, to, true) {
+            Undo::Restore(entry) => entry.name.clone(),
+            other => format!("{other:?}"),
+        };
+        assert_eq!(restored(0), "web-c");
+        assert_eq!(restored(3), "web-c");
+        assert_eq!(restored(2), "web-b");
     }
 
     #[test]
@@ -571,7 +808,7 @@ mod tests {
                 .map(|(i, number)| revision(&format!("web-{i}"), *number, "u", &template("a")))
                 .collect();
             let entries = history(&objects, &web(), "", "");
-            if let Undo::Restore(entry) = undo(&entries, to) {
+            if let Undo::Restore(entry) = undo(&entries, to, false) {
                 prop_assert_ne!(&entry.name, &entries.last().unwrap().name);
                 prop_assert!(to == 0 || entry.revision == to);
             }

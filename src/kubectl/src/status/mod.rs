@@ -25,7 +25,7 @@ use kube::core::Selector;
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 
-use super::client::{Connection, list};
+use super::client::{Connection, ScopeOptions, list};
 use super::error::Error;
 use super::output::{Cell, OutputOptions, Tone, colours, json, print, table, unread};
 use plan::{ClusterStatus, CrdStatus, DaemonStatus, DeploymentStatus, Leader, WaitingObject};
@@ -37,6 +37,16 @@ const WEBHOOK: &str = "kruise-webhook";
 const DAEMON_SET: &str = "DaemonSet kruise-daemon";
 const MANAGER_DEPLOYMENT: &str = "Deployment kruise-manager";
 const WEBHOOK_DEPLOYMENT: &str = "Deployment kruise-webhook";
+
+/// Options of `status`.
+#[derive(clap::Args, Clone, Copy, Debug)]
+pub struct Options {
+    #[command(flatten)]
+    scope: ScopeOptions,
+
+    #[command(flatten)]
+    output: OutputOptions,
+}
 
 /// What the parts of the status could not be read for, in one list.
 struct Errors(Vec<String>);
@@ -52,9 +62,9 @@ impl Errors {
 }
 
 /// Prints the status.
-pub async fn run(connection: &Connection, options: OutputOptions) -> Result<(), Error> {
-    let status = Box::pin(read(connection)).await;
-    match options.output {
+pub async fn run(connection: &Connection, options: Options) -> Result<(), Error> {
+    let status = Box::pin(read(&connection.in_scope(options.scope))).await;
+    match options.output.output {
         Some(_) => print(&format!("{}\n", json(&status))),
         None => print(&render(&status, colours())),
     }
@@ -188,7 +198,7 @@ where
     {
         Ok(unreadable) => (found, unreadable),
         // Without its CRD a kind has no objects; the CRD is reported as missing.
-        Err(Error::Server(error)) if error.not_found() => (found, Vec::new()),
+        Err(Error::NoResourceType(_)) => (found, Vec::new()),
         Err(error) => (found, vec![format!("{}: {}", K::plural(&()), error.text())]),
     }
 }
@@ -262,26 +272,44 @@ fn daemon_row(daemon: Option<&DaemonStatus>, absent: Cell) -> [Cell; 4] {
         missing if missing > 0 => format!("not ready on {missing} node(s)"),
         _ => String::new(),
     };
-    component_row("daemon", daemon.ready, daemon.desired, &note)
+    component_row("daemon", daemon.desired, daemon.ready, daemon.updated, note)
 }
 
 fn deployment_row(name: &str, status: Option<&DeploymentStatus>, note: &str, absent: Cell) -> [Cell; 4] {
     match status {
-        Some(status) => component_row(name, status.ready, status.desired, note),
+        Some(status) => component_row(
+            name,
+            status.desired,
+            status.ready,
+            status.updated,
+            note.to_owned(),
+        ),
         None => [name.into(), "".into(), absent, note.into()],
     }
 }
 
-fn component_row(name: &str, ready: i32, desired: i32, note: &str) -> [Cell; 4] {
+fn component_row(name: &str, desired: i32, ready: i32, updated: i32, note: String) -> [Cell; 4] {
     let (state, tone) = if desired == 0 {
         ("NotRunning", Tone::Bad)
-    } else if ready >= desired {
-        ("Ready", Tone::Good)
-    } else {
+    } else if ready < desired {
         ("NotReady", Tone::Bad)
+    } else if updated < desired {
+        ("Updating", Tone::Pending)
+    } else {
+        ("Ready", Tone::Good)
     };
+    let mut notes = vec![note];
+    if updated < desired {
+        notes.push(format!("{updated} of {desired} updated"));
+    }
+    notes.retain(|note| !note.is_empty());
     let ready = format!("{ready}/{desired}");
-    [name.into(), ready.into(), Cell::toned(state, tone), note.into()]
+    [
+        name.into(),
+        ready.into(),
+        Cell::toned(state, tone),
+        notes.join(", ").into(),
+    ]
 }
 
 fn crd_row(crds: &[CrdStatus]) -> [Cell; 4] {
@@ -377,9 +405,36 @@ mod tests {
         assert!(!text.contains("nothing has failed"), "{text}");
     }
 
+    /// The Pods of the template before are ready, and those of the new one never are.
+    #[test]
+    fn update_that_does_not_continue_is_not_ready() {
+        let deployment = |updated: i32| {
+            let status = ClusterStatus {
+                manager: Some(DeploymentStatus {
+                    desired: 2,
+                    ready: 2,
+                    updated,
+                }),
+                leader: Some("a".into()),
+                ..ClusterStatus::default()
+            };
+            render(&status, false)
+        };
+        let text = deployment(1);
+        assert!(
+            text.contains("manager     2/2     Updating   leader is a, 1 of 2 updated\n"),
+            "{text}"
+        );
+        assert!(deployment(2).contains("manager     2/2     Ready      leader is a\n"));
+    }
+
     #[test]
     fn component_without_replicas_does_not_run() {
-        let none = DeploymentStatus { desired: 0, ready: 0 };
+        let none = DeploymentStatus {
+            desired: 0,
+            ready: 0,
+            updated: 0,
+        };
         let status = ClusterStatus {
             manager: Some(none),
             former_leader: Some("manager-1_x".into()),

@@ -73,6 +73,8 @@ pub struct DaemonStatus {
     pub desired: i32,
     /// Nodes whose daemon is ready.
     pub ready: i32,
+    /// Nodes whose daemon is of the newest template.
+    pub updated: i32,
     /// Daemons that are not ready.
     pub not_ready: Vec<DaemonPod>,
 }
@@ -97,6 +99,8 @@ pub struct DeploymentStatus {
     pub desired: i32,
     /// Replicas that are ready.
     pub ready: i32,
+    /// Replicas of the newest template.
+    pub updated: i32,
 }
 
 /// A CRD.
@@ -132,9 +136,12 @@ pub fn daemon_status(set: &DaemonSet, pods: &[Pod]) -> DaemonStatus {
     let status = set.status.clone().unwrap_or_default();
     let mut not_ready: Vec<DaemonPod> = pods.iter().filter_map(not_ready_daemon).collect();
     not_ready.sort();
+    let is_observed = status.observed_generation >= set.metadata.generation;
+    let updated = status.updated_number_scheduled.filter(|_| is_observed);
     DaemonStatus {
         desired: status.desired_number_scheduled,
         ready: status.number_ready,
+        updated: updated.unwrap_or(0),
         not_ready,
     }
 }
@@ -172,13 +179,14 @@ fn not_ready_daemon(pod: &Pod) -> Option<DaemonPod> {
 /// The state of a Deployment.
 pub fn deployment_status(deployment: &Deployment) -> DeploymentStatus {
     let desired = deployment.spec.as_ref().and_then(|spec| spec.replicas);
-    let ready = deployment
-        .status
-        .as_ref()
-        .and_then(|status| status.ready_replicas);
+    let status = deployment.status.clone().unwrap_or_default();
+    // Until the newest spec is observed, the number is that of the one before.
+    let is_observed = status.observed_generation >= deployment.metadata.generation;
+    let updated = status.updated_replicas.filter(|_| is_observed);
     DeploymentStatus {
         desired: desired.unwrap_or(1),
-        ready: ready.unwrap_or(0),
+        ready: status.ready_replicas.unwrap_or(0),
+        updated: updated.unwrap_or(0),
     }
 }
 
@@ -565,5 +573,75 @@ mod tests {
             .collect();
         assert_eq!(found, [("n-b", "CrashLoopBackOff"), ("n-c", "Pending")]);
         assert_eq!((status.desired, status.ready), (3, 1));
+    }
+
+    #[test]
+    fn pods_of_an_observed_spec_alone_are_updated() {
+        let updated = |observed: i64| {
+            let metadata = json!({ "name": "a", "generation": 2 });
+            let status = json!({ "observedGeneration": observed, "updatedReplicas": 1, "readyReplicas": 2 });
+            let object = json!({ "metadata": metadata, "spec": { "replicas": 2, "selector": {}, "template": {} },
+                "status": status });
+            let deployment = deployment_status(&serde_json::from_value(object).unwrap());
+            assert_eq!((deployment.desired, deployment.ready), (2, 2));
+            let status = json!({ "observedGeneration": observed, "desiredNumberScheduled": 2, "numberReady": 2,
+                "updatedNumberScheduled": 1, "currentNumberScheduled": 2, "numberMisscheduled": 0 });
+            let object = json!({ "metadata": metadata, "status": status });
+            let daemon = daemon_status(&serde_json::from_value(object).unwrap(), &[]);
+            (deployment.updated, daemon.updated)
+        };
+        assert_eq!(updated(2), (1, 1));
+        assert_eq!(updated(1), (0, 0));
+    }
+
+    /// The names that the manual lists, for programs.
+    #[test]
+    fn document_has_the_names_of_the_manual() {
+        let pod = DaemonPod {
+            node: "n".into(),
+            pod: "p".into(),
+            reason: "Pending".into(),
+        };
+        let status = ClusterStatus {
+            daemon: Some(DaemonStatus {
+                desired: 3,
+                ready: 2,
+                updated: 1,
+                not_ready: vec![pod],
+            }),
+            manager: Some(DeploymentStatus {
+                desired: 2,
+                ready: 1,
+                updated: 0,
+            }),
+            webhook: None,
+            leader: Some("a".into()),
+            former_leader: None,
+            crds: vec![CrdStatus {
+                name: "c".into(),
+                established: Some(true),
+            }],
+            waiting: waiting_sidecar_set(&read(
+                "SidecarSet",
+                json!({}),
+                json!({ "conditions": [condition("Waiting")] }),
+            ))
+            .into_iter()
+            .collect(),
+            errors: vec!["e".into()],
+        };
+        let document = json!({
+            "daemon": { "desired": 3, "ready": 2, "updated": 1,
+                "notReady": [{ "node": "n", "pod": "p", "reason": "Pending" }] },
+            "manager": { "desired": 2, "ready": 1, "updated": 0 },
+            "webhook": null,
+            "leader": "a",
+            "formerLeader": null,
+            "crds": [{ "name": "c", "established": true }],
+            "waiting": [{ "kind": "SidecarSet", "namespace": "n", "name": "a", "state": "Waiting", "reason": "R",
+                "message": "m" }],
+            "errors": ["e"],
+        });
+        assert_eq!(serde_json::to_value(status).unwrap(), document);
     }
 }
