@@ -9,12 +9,16 @@
 #
 #   buildah build --build-context build=FOLDER --target kruise-daemon .     where FOLDER/out has both programs
 #
-# Checked so with buildah: each image is one layer of one file, the very binary, and it runs alone in there. Of the first
-# stage, checked on Debian bookworm outside a container: the build for amd64, and that compiler and flags make a static
-# program for arm64 that runs. The stage as a whole has not been run yet.
+# Checked so with buildah, before the images had a licence and labels: each image is one layer of one file, the very
+# binary, and it runs alone in there. Of the first stage, checked on Debian bookworm outside a container: the build for
+# amd64, and that compiler and flags make a static program for arm64 that runs. The stage as a whole has not been run yet.
+#
+# Which image of the compiler its tag means changes with Debian's updates. To build with the same one as a release, add
+# --build-arg RUST_IMAGE=rust:1.95-bookworm@sha256:…, with the digest in the release's provenance (SECURITY.md).
+ARG RUST_IMAGE=rust:1.95-bookworm
 
 # The builder runs on the machine's own platform and compiles for the one that is asked for.
-FROM --platform=$BUILDPLATFORM rust:1.95-bookworm AS build
+FROM --platform=$BUILDPLATFORM ${RUST_IMAGE} AS build
 ARG TARGETARCH
 RUN case "$TARGETARCH" in \
       amd64) echo x86_64 ;; \
@@ -47,12 +51,24 @@ RUN target="$(cat /arch)-unknown-linux-gnu" \
  && cargo build --release --locked --package kruise-manager --target "$target" \
  && mkdir /out && cp "target/$target/release/kruise-daemon" "target/$target/release/kruise-manager" /out/
 
+# What both images have beside their program.
+FROM scratch AS described
+ARG KRUISE_COMMIT
+# Of a release: URL of the repository, and the tag.
+ARG IMAGE_SOURCE
+ARG IMAGE_VERSION
+LABEL org.opencontainers.image.source=$IMAGE_SOURCE \
+      org.opencontainers.image.revision=$KRUISE_COMMIT \
+      org.opencontainers.image.version=$IMAGE_VERSION \
+      org.opencontainers.image.licenses=Apache-2.0
+COPY LICENSE /LICENSE
+
 # The runtime's socket is root's, so the daemon is root too, with no capability and nothing it could write.
-FROM scratch AS kruise-daemon
+FROM described AS kruise-daemon
 COPY --from=build /out/kruise-daemon /kruise-daemon
 ENTRYPOINT ["/kruise-daemon"]
 
-FROM scratch AS kruise-manager
+FROM described AS kruise-manager
 COPY --from=build /out/kruise-manager /kruise-manager
 USER 65532:65532
 ENTRYPOINT ["/kruise-manager"]
