@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
+use k8s_openapi::api::core::v1::ResourceQuota;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use kruise_ops::metrics::{Metrics, Program};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -186,16 +188,237 @@ fn version_prints_program_and_commit() {
     }
 }
 
+/// Files of the workflows.
+const WORKFLOWS: [&str; 2] = ["ci.yml", "release.yml"];
+
+fn workflow(file: &str) -> Value {
+    documents(&format!("../.github/workflows/{file}")).remove(0)
+}
+
+/// The steps of a job. A job that calls another workflow has none.
+fn steps(job: &Value) -> impl Iterator<Item = &Value> {
+    job["steps"].as_array().into_iter().flatten()
+}
+
+/// Build scripts of all crates run where cargo does. With a token that may write or sign, one of them could publish what
+/// it likes under our name.
+#[test]
+fn jobs_that_write_or_sign_build_no_program() {
+    let builds = [
+        "cargo",
+        "rustup",
+        "xtask",
+        "buildx build",
+        "docker build",
+        "buildah",
+    ];
+    let mut privileged = Vec::new();
+    for file in WORKFLOWS {
+        let workflow = workflow(file);
+        assert_eq!(workflow["permissions"], json!({ "contents": "read" }), "{file}");
+        for (name, job) in workflow["jobs"].as_object().unwrap() {
+            let permissions = &job["permissions"];
+            let may_write = match permissions.as_object() {
+                Some(permissions) => permissions.values().any(|access| access != "read"),
+                None => !permissions.is_null(),
+            };
+            if !may_write {
+                continue;
+            }
+            privileged.push(name.clone());
+            assert!(job["uses"].is_null() && job["container"].is_null(), "{name}");
+            for step in steps(job) {
+                let action = step["uses"].as_str().unwrap_or("actions/");
+                assert!(action.starts_with("actions/"), "{name} uses {action}");
+                let script = step["run"].as_str().unwrap_or_default();
+                let build = builds.iter().find(|build| script.contains(*build));
+                assert_eq!(build, None, "{name}: {script}");
+            }
+        }
+    }
+    let expected = ["draft", "publish-chart", "publish-images", "publish-plugin"];
+    privileged.sort();
+    assert_eq!(privileged, expected);
+}
+
+#[test]
+fn checkouts_leave_no_credentials() {
+    let mut checkouts = 0;
+    for file in WORKFLOWS {
+        for (name, job) in workflow(file)["jobs"].as_object().unwrap() {
+            for step in steps(job) {
+                if step["uses"]
+                    .as_str()
+                    .is_some_and(|action| action.starts_with("actions/checkout@"))
+                {
+                    assert_eq!(step["with"]["persist-credentials"], false, "{file}, job {name}");
+                    checkouts += 1;
+                }
+            }
+        }
+    }
+    assert!(checkouts > 5, "{checkouts}");
+}
+
+/// Tools that a release installs have a version, and names of images are in lower case, whatever the owner's name is.
+#[test]
+fn release_pins_tools_and_lowers_the_owner() {
+    let workflow = workflow("release.yml");
+    let mut registries = 0;
+    for step in workflow["jobs"].as_object().unwrap().values().flat_map(steps) {
+        for line in step["run"].as_str().unwrap_or_default().lines().map(str::trim) {
+            if let Some(tool) = line.split(" install ").nth(1)
+                && (line.contains("cargo install ") || line.contains("go install "))
+            {
+                let variable = tool.trim_start_matches("--locked ").trim_matches(['"', '$']);
+                let tool = workflow["env"][variable].as_str().unwrap_or(tool);
+                let (_, version) = tool.split_once('@').unwrap_or_else(|| panic!("{line}"));
+                let digit = version.trim_start_matches('v').chars().next();
+                assert!(digit.is_some_and(|c| c.is_ascii_digit()), "{line}: {version}");
+            }
+            if let Some(registry) = line.strip_prefix("registry=") {
+                assert_eq!(registry, "ghcr.io/${GITHUB_REPOSITORY_OWNER,,}");
+                registries += 1;
+            }
+        }
+    }
+    assert_eq!(registries, 2);
+    assert!(!workflow.to_string().contains("github.repository_owner"));
+}
+
+/// Both images are described, and come with the licence.
+#[test]
+fn images_have_labels_and_the_license() {
+    let dockerfile = include_str!("../Dockerfile");
+    let described = dockerfile.split("\nFROM scratch AS described").nth(1).unwrap();
+    let described = described.split("\nFROM ").next().unwrap();
+    for label in ["source", "revision", "version", "licenses=Apache-2.0"] {
+        assert!(
+            described.contains(&format!("org.opencontainers.image.{label}")),
+            "{label}"
+        );
+    }
+    assert!(described.contains("\nCOPY LICENSE /LICENSE\n"));
+    for program in ["kruise-daemon", "kruise-manager"] {
+        assert!(
+            dockerfile.contains(&format!("\nFROM described AS {program}\n")),
+            "{program}"
+        );
+    }
+    let workflow = workflow("release.yml").to_string();
+    for argument in ["KRUISE_COMMIT", "IMAGE_SOURCE", "IMAGE_VERSION"] {
+        assert!(described.contains(&format!("\nARG {argument}\n")), "{argument}");
+        assert!(
+            workflow.contains(&format!("--build-arg {argument}=")),
+            "{argument}"
+        );
+    }
+}
+
+/// Some clusters admit Pods of critical priority only where a quota names that priority. The quota limits nothing.
+#[test]
+fn quota_admits_the_priorities_of_all_programs() {
+    let quota = documents("default/resourcequota.yaml").remove(0);
+    let quota: ResourceQuota = serde_json::from_value(quota).unwrap();
+    let spec = quota.spec.unwrap();
+    let hard: Vec<_> = spec
+        .hard
+        .unwrap()
+        .into_iter()
+        .map(|(name, limit)| (name, limit.0))
+        .collect();
+    assert_eq!(hard, [("pods".to_owned(), "1G".to_owned())]);
+    let scopes = spec.scope_selector.unwrap().match_expressions.unwrap();
+    assert!(spec.scopes.is_none() && scopes.len() == 1, "{scopes:?}");
+    assert_eq!(
+        (scopes[0].scope_name.as_str(), scopes[0].operator.as_str()),
+        ("PriorityClass", "In")
+    );
+    let classes: BTreeSet<String> = scopes[0].values.clone().unwrap().into_iter().collect();
+    let mut used = BTreeSet::new();
+    for file in [
+        "daemon/daemonset.yaml",
+        "manager/deployment.yaml",
+        "manager/webhook.yaml",
+    ] {
+        let workload = documents(file).remove(0);
+        assert_eq!(
+            workload["metadata"]["namespace"],
+            json!(quota.metadata.namespace),
+            "{file}"
+        );
+        let class = &workload["spec"]["template"]["spec"]["priorityClassName"];
+        used.insert(class.as_str().unwrap().to_owned());
+    }
+    assert_eq!(classes, used);
+}
+
+/// The address of a Pod that has ended may belong to another Pod, which would get Prometheus' token.
+#[test]
+fn scrape_configuration_leaves_out_pods_that_have_ended() {
+    let scrape = documents("observability/scrape.yaml").remove(0);
+    let jobs = scrape["scrape_configs"].as_array().unwrap();
+    assert_eq!(jobs.len(), 3);
+    for job in jobs {
+        let drop = json!({ "source_labels": ["__meta_kubernetes_pod_phase"], "regex": "Failed|Succeeded",
+            "action": "drop" });
+        assert!(
+            job["relabel_configs"].as_array().unwrap().contains(&drop),
+            "{}",
+            job["job_name"]
+        );
+    }
+}
+
+/// A counter that appears with its first failure shows no increase for it, so that the alert would miss it.
+#[test]
+fn failed_reviews_of_each_webhook_are_counted_from_the_start() {
+    let others = [("pod", "mutate"), ("other", "read"), ("other", "convert")];
+    let mut expected = BTreeSet::from(others.map(|(kind, step)| (kind.to_owned(), step.to_owned())));
+    for file in ["webhooks/mutating.yaml", "webhooks/validating.yaml"] {
+        for configuration in documents(file) {
+            for webhook in configuration["webhooks"].as_array().unwrap() {
+                let path = webhook["clientConfig"]["service"]["path"].as_str().unwrap();
+                let (step, kind) = path.trim_start_matches('/').split_once('-').unwrap();
+                let kind = kind.trim_start_matches("apps-kruise-io-");
+                expected.insert((kind.to_owned(), step.to_owned()));
+            }
+        }
+    }
+    for file in documents("crds/kustomization.yaml")[0]["resources"]
+        .as_array()
+        .unwrap()
+    {
+        let crd = documents(&format!("crds/{}", file.as_str().unwrap())).remove(0);
+        if crd["spec"]["conversion"]["strategy"] == "Webhook" {
+            let kind = crd["spec"]["names"]["singular"].as_str().unwrap();
+            expected.insert((kind.to_owned(), "convert".to_owned()));
+        }
+    }
+    let text = Metrics::sample(Program::Manager);
+    let found = text.lines().filter_map(|line| {
+        let labels = line
+            .strip_prefix("kruise_reviews_total{")?
+            .strip_suffix(",result=\"failed\"} 0")?;
+        let (kind, step) = labels
+            .strip_prefix("kind=\"")?
+            .strip_suffix('"')?
+            .split_once("\",step=\"")?;
+        Some((kind.to_owned(), step.to_owned()))
+    });
+    assert_eq!(found.collect::<BTreeSet<_>>(), expected);
+    assert!(expected.len() > 15, "{expected:?}");
+}
+
 /// A script sees the variables of its own step, of its job and of the workflow, and no others.
 #[test]
 fn workflow_scripts_use_variables_that_are_set() {
     let is_part = |c: &char| c.is_ascii_alphanumeric() || *c == '_';
     let mut used = 0;
-    for file in ["ci.yml", "release.yml"] {
-        let workflow = documents(&format!("../.github/workflows/{file}")).remove(0);
+    for file in WORKFLOWS {
+        let workflow = workflow(file);
         for (job_name, job) in workflow["jobs"].as_object().unwrap() {
-            // A job that calls another workflow has none.
-            for step in job["steps"].as_array().into_iter().flatten() {
+            for step in steps(job) {
                 let Some(script) = step["run"].as_str() else {
                     continue;
                 };
@@ -204,6 +427,8 @@ fn workflow_scripts_use_variables_that_are_set() {
                 let mut set: BTreeSet<&str> = env.map(|(name, _)| name.as_str()).collect();
                 let assigned = script.lines().filter_map(|line| line.trim().split_once('='));
                 set.extend(assigned.map(|(name, _)| name));
+                let loops = script.lines().filter_map(|line| line.trim().strip_prefix("for "));
+                set.extend(loops.filter_map(|rest| rest.split(' ').next()));
                 for reference in script.split('$').skip(1).filter(|text| !text.starts_with("{{")) {
                     let name: String = reference
                         .trim_start_matches('{')

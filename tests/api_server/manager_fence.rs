@@ -260,6 +260,72 @@ async fn manager_changes_images_of_injected_containers_only() {
     assert_denied(strategic(tolerations).await, denial);
 }
 
+/// The API server lets clients add a node selector and an affinity to a Pod that waits for its scheduling gates.
+#[tokio::test]
+async fn manager_places_no_gated_pods_of_others() {
+    let manager = shared_cluster()
+        .account("kruise-manager", TokenBinding::Unbound)
+        .await;
+    let pods = dynamic_api(&manager, "v1", "Pod", Some("default"));
+    let admin_pods = dynamic_api(&shared_cluster().admin().await, "v1", "Pod", Some("default"));
+    let mut pod = pod_with_owners("m-gated", owner_references("apps/v1", "ReplicaSet"));
+    pod["spec"]["schedulingGates"] = json!([{ "name": "example.com/quota" }]);
+    create(&admin_pods, pod).await.unwrap();
+    let denial = "may not change spec or owner of Pod m-gated, which belongs to apps/ReplicaSet";
+    let has_disk = json!([{ "matchExpressions": [{ "key": "disk", "operator": "Exists" }] }]);
+    let required =
+        json!({ "requiredDuringSchedulingIgnoredDuringExecution": { "nodeSelectorTerms": has_disk } });
+    for spec in [
+        json!({ "nodeSelector": { "kubernetes.io/hostname": "stolen" } }),
+        json!({ "affinity": { "nodeAffinity": required } }),
+        json!({ "schedulingGates": null }),
+    ] {
+        let patch = json!({ "spec": spec });
+        // Without the policy, the API server would take it.
+        dry_run_merge(&admin_pods, "m-gated", patch.clone())
+            .await
+            .unwrap();
+        wait_until_denied(|| dry_run_merge(&pods, "m-gated", patch.clone()), denial).await;
+    }
+    let annotated = json!({ "metadata": { "annotations": { "a": "1" } } });
+    merge(&pods, "m-gated", annotated).await.unwrap();
+}
+
+/// A controller releases a Pod whose labels its selector does not match, and a CloneSet may adopt and delete it then.
+#[tokio::test]
+async fn manager_changes_no_labels_that_other_controllers_select_by() {
+    let manager = shared_cluster()
+        .account("kruise-manager", TokenBinding::Unbound)
+        .await;
+    let pods = dynamic_api(&manager, "v1", "Pod", Some("default"));
+    let admin_pods = dynamic_api(&shared_cluster().admin().await, "v1", "Pod", Some("default"));
+    let labels = json!({ "app": "a", "pod-template-hash": "1", "controller-revision-hash": "1",
+        "batch.kubernetes.io/controller-uid": "1", "controller-uid": "1",
+        "statefulset.kubernetes.io/pod-name": "m-labelled" });
+    for (name, owners) in [
+        ("m-labelled", owner_references("apps/v1", "ReplicaSet")),
+        ("m-labelled-ours", cloneset_owner()),
+    ] {
+        let mut pod = pod_with_owners(name, owners);
+        pod["metadata"]["labels"] = labels.clone();
+        create(&admin_pods, pod).await.unwrap();
+    }
+    let label = |key: &str, value: Value| json!({ "metadata": { "labels": { key: value } } });
+    let denial = "may not change labels by which apps/ReplicaSet selects Pod m-labelled";
+    for key in labels.as_object().unwrap().keys().filter(|key| *key != "app") {
+        for value in [json!("2"), Value::Null] {
+            let patch = label(key, value);
+            wait_until_denied(|| dry_run_merge(&pods, "m-labelled", patch.clone()), denial).await;
+            assert_denied(merge_status(&pods, "m-labelled", patch.clone()).await, denial);
+            dry_run_merge(&pods, "m-labelled-ours", patch).await.unwrap();
+        }
+    }
+    // PodProbeMarkers set labels that their users choose.
+    merge(&pods, "m-labelled", label("app", json!("b")))
+        .await
+        .unwrap();
+}
+
 #[tokio::test]
 async fn manager_writes_revisions_of_sidecarsets_in_its_own_namespace_only() {
     let manager = shared_cluster()

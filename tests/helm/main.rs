@@ -7,6 +7,7 @@ mod rendering;
 mod values;
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -19,6 +20,9 @@ use testbed::cluster::{Cache, ControlPlane};
 const SERVER_SIDE: &str = "--server-side=true";
 /// Writes objects as Helm 3 does; Helm 4 goes on with it in releases of Helm 3.
 const CLIENT_SIDE: &str = "--server-side=false";
+
+/// Where the images of the tests would be.
+const REGISTRY: &str = "registry.example/kruise-rs";
 
 /// Path below the repository.
 fn repository(path: &str) -> PathBuf {
@@ -58,11 +62,31 @@ fn helm(plane: &ControlPlane, args: &[&str]) -> Result<String, String> {
     run(command.env("KUBECONFIG", plane.kubeconfig()).args(args))
 }
 
+/// A file of values that name images, as each user must; all other values have their defaults.
+fn image_values(folder: &Path) -> String {
+    let file = folder.join("values.yaml");
+    let image = |program: &str| format!("image: {{repository: {REGISTRY}/{program}}}");
+    let values = format!(
+        "manager:\n  {}\ndaemon:\n  {}\n",
+        image("kruise-manager"),
+        image("kruise-daemon")
+    );
+    fs::write(&file, values).unwrap();
+    file.display().to_string()
+}
+
 /// Renders the chart without a cluster.
 fn template(args: &[&str]) -> Result<Objects, String> {
     let home = tempfile::tempdir().unwrap();
+    let images = image_values(home.path());
+    template_chart(&chart(), &[&["--values", &images], args].concat())
+}
+
+/// Renders a chart without a cluster, with these values alone.
+fn template_chart(chart: &str, args: &[&str]) -> Result<Objects, String> {
+    let home = tempfile::tempdir().unwrap();
     let mut command = helm_command(home.path());
-    let rendered = run(command.args(["template", "kruise", &chart()]).args(args))?;
+    let rendered = run(command.args(["template", "kruise", chart]).args(args))?;
     Ok(objects(&rendered))
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use testbed::cluster::ControlPlane;
 
 use crate::releases::{CLONE_SET, add_pod_webhook, copy_folder, create, get, patch_as_manager, uid};
-use crate::{CLIENT_SIDE, Objects, SERVER_SIDE, chart, helm, objects, repository};
+use crate::{CLIENT_SIDE, Objects, REGISTRY, SERVER_SIDE, chart, helm, image_values, objects, repository};
 
 /// An object of a kind that kruise-rs does not have.
 const BROADCAST_JOB: &str = r#"{"apiVersion":"apps.kruise.io/v1beta1","kind":"BroadcastJob",
@@ -89,11 +89,19 @@ fn change_over_and_back(method: &str) {
     let before = uids();
     assert_applied(plane);
 
+    // Without values, the Pods would be replaced by ones that never start.
+    let refused = helm(plane, &["upgrade", "kruise", &chart()]).unwrap_err();
+    assert!(refused.contains("does not resolve"), "{refused}");
+    let values = image_values(folder.path());
+    let run_commands = |commands: &str| run_commands(plane, commands, &theirs, &values);
+
     // An upgrade would delete a CRD; the message has the command that keeps it.
     let less = [
         "upgrade",
         "kruise",
         &chart(),
+        "--values",
+        &values,
         "--set",
         "installation.createNamespace=false,crds.managed=false",
     ];
@@ -104,17 +112,17 @@ fn change_over_and_back(method: &str) {
     );
     assert!(refused.contains("namespace/kruise-system"), "{refused}");
     let [dry_run, change_over, back] = documented_commands().try_into().unwrap();
-    let refused = run_commands(plane, &dry_run, &theirs).unwrap_err();
+    let refused = run_commands(&dry_run).unwrap_err();
     let command = refused.lines().find_map(|line| line.split_once("To keep them: "));
     let command = command.unwrap_or_else(|| panic!("{refused}")).1;
     assert!(
         command.contains("broadcastjobs.apps.kruise.io") && !command.contains("clonesets"),
         "{refused}"
     );
-    run_commands(plane, command, &theirs).unwrap();
-    run_commands(plane, &dry_run, &theirs).unwrap();
+    run_commands(command).unwrap();
+    run_commands(&dry_run).unwrap();
 
-    run_commands(plane, &change_over, &theirs).unwrap();
+    run_commands(&change_over).unwrap();
     assert_applied(plane);
     let managers = ["deployment.apps/kruise-manager", "deployment.apps/kruise-webhook"];
     assert_eq!(names(plane, "deployments"), managers, "{method}");
@@ -128,17 +136,19 @@ fn change_over_and_back(method: &str) {
         patch_as_manager(plane, "crd", crd, path, &ca);
     }
     add_pod_webhook(plane);
-    run_commands(plane, &back, &theirs).unwrap();
+    run_commands(&back).unwrap();
+    let given = helm(plane, &["get", "values", "kruise"]).unwrap();
+    assert!(!given.contains(REGISTRY), "{method}: {given}");
     assert_applied(plane);
     let managers = ["deployment.apps/kruise-controller-manager"];
     assert_eq!(names(plane, "deployments"), managers, "{method}");
-    let policies = "validatingadmissionpolicies,networkpolicies,poddisruptionbudgets";
+    let policies = "validatingadmissionpolicies,networkpolicies,poddisruptionbudgets,resourcequotas";
     assert!(names(plane, policies).is_empty(), "{method}");
     assert!(readiness_probe(plane).is_null(), "{method}");
     assert_eq!(uids(), before, "{method}");
 
     // Also without deleting anything first.
-    helm(plane, &["upgrade", "kruise", &chart()]).unwrap();
+    helm(plane, &["upgrade", "kruise", &chart(), "--values", &values]).unwrap();
     assert_applied(plane);
     assert_eq!(uids(), before, "{method}");
 }
@@ -155,15 +165,16 @@ fn documented_commands() -> Vec<String> {
         .collect()
 }
 
-/// Runs commands of kubectl and helm, one a line, with the charts of the test.
-fn run_commands(plane: &ControlPlane, commands: &str, theirs: &str) -> Result<(), String> {
+/// Runs commands of kubectl and helm, one a line, with the charts and the file of values of the test.
+fn run_commands(plane: &ControlPlane, commands: &str, theirs: &str, values: &str) -> Result<(), String> {
     for command in commands.lines().filter(|line| !line.is_empty()) {
         let chart = chart();
         let words = command.split(' ').filter_map(|word| match word {
             "deploy/helm/kruise" => Some(chart.as_str()),
             "openkruise/kruise" => Some(theirs),
-            // The default values, and no shell.
-            "--values" | "values.yaml" | ">" | "/dev/null" => None,
+            "values.yaml" => Some(values),
+            // There is no shell.
+            ">" | "/dev/null" => None,
             word => Some(word),
         });
         let words: Vec<&str> = words.collect();

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use testbed::cluster::ControlPlane;
 
-use crate::{CLIENT_SIDE, SERVER_SIDE, chart, helm, repository, template};
+use crate::{CLIENT_SIDE, SERVER_SIDE, chart, helm, image_values, repository, template};
 
 /// A user's object, in the stored version.
 pub const CLONE_SET: &str = r#"{"apiVersion":"apps.kruise.io/v1beta1","kind":"CloneSet",
@@ -32,7 +32,7 @@ pub fn create(plane: &ControlPlane, crd: &str, object: &str) {
 /// Kinds and names of all objects of an installation.
 fn installed(plane: &ControlPlane) -> Vec<String> {
     let kinds = "crds,namespaces,serviceaccounts,clusterroles,clusterrolebindings,roles,rolebindings,services,\
-                 deployments,daemonsets,networkpolicies,poddisruptionbudgets,validatingadmissionpolicies,\
+                 deployments,daemonsets,resourcequotas,networkpolicies,poddisruptionbudgets,validatingadmissionpolicies,\
                  validatingadmissionpolicybindings,mutatingwebhookconfigurations,validatingwebhookconfigurations";
     let label = "--selector=app.kubernetes.io/part-of=kruise-rs";
     let args = ["get", kinds, "--all-namespaces", label, "--output=name"];
@@ -114,7 +114,19 @@ fn release_lifecycle(method: &str) {
     let plane = &ControlPlane::start().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let older = older_chart(&folder.path().join("kruise"));
-    helm(plane, &["install", "kruise", &older, method]).unwrap();
+    let values = image_values(folder.path());
+    let images = ["--values", values.as_str()];
+    let install = |chart: &str| {
+        helm(
+            plane,
+            &[&["install", "kruise", chart, method], &images[..]].concat(),
+        )
+    };
+    let upgrade = |values: &str| {
+        let args = ["upgrade", "kruise", &chart(), "--set", values];
+        helm(plane, &[&args[..], &images].concat())
+    };
+    install(&older).unwrap();
     let objects = installed(plane);
     let rendered = template(&[]).unwrap();
     assert_eq!(objects.len(), rendered.len(), "{method}: {objects:?}");
@@ -127,14 +139,7 @@ fn release_lifecycle(method: &str) {
     let ca_path = "/webhooks/0/clientConfig/caBundle";
     patch_as_manager(plane, mutating, configuration, ca_path, &ca);
     add_pod_webhook(plane);
-    let upgrade = [
-        "upgrade",
-        "kruise",
-        &chart(),
-        "--set",
-        "manager.replicas=3,webhookConfiguration.timeoutSeconds=7",
-    ];
-    helm(plane, &upgrade).unwrap();
+    upgrade("manager.replicas=3,webhookConfiguration.timeoutSeconds=7").unwrap();
     assert_eq!(installed(plane), objects, "{method}");
     assert_eq!(
         column_count(plane),
@@ -163,11 +168,7 @@ fn release_lifecycle(method: &str) {
     assert_eq!(column_count(plane), columns);
 
     // Objects of users stay, without CRDs in the release, too, and after the release.
-    helm(
-        plane,
-        &["upgrade", "kruise", &chart(), "--set", "crds.managed=false"],
-    )
-    .unwrap();
+    upgrade("crds.managed=false").unwrap();
     assert_eq!(uid(plane, "cloneset", "web"), uid_before);
     helm(plane, &["uninstall", "kruise"]).unwrap();
     let kept = installed(plane);
@@ -183,7 +184,7 @@ fn release_lifecycle(method: &str) {
     assert_eq!(uid(plane, "cloneset", "web"), uid_before);
 
     // The next release of that name takes what was kept, and upgrades it.
-    helm(plane, &["install", "kruise", &chart(), method]).unwrap();
+    install(&chart()).unwrap();
     assert_eq!(installed(plane), objects, "{method}");
     assert_eq!(
         column_count(plane),

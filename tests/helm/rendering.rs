@@ -6,14 +6,19 @@ use serde_json::Value;
 use testbed::cluster::Cache;
 use testbed::cluster::prepare::{self, Part};
 
-use crate::{Objects, chart, helm_command, key, objects, repository, run, template};
+use crate::releases::copy_folder;
+use crate::{
+    Objects, REGISTRY, chart, helm_command, image_values, key, objects, repository, run, template,
+    template_chart,
+};
 
-/// What `kubectl apply -k` applies, with another namespace as `deploy/README.md` describes.
+/// What `kubectl apply -k` applies, with another namespace and images of a user as the READMEs describe.
 fn kustomize(folder: &str, namespace: &str) -> Objects {
     let cache = Cache::open().unwrap();
     prepare::ensure(&cache, &[Part::Kubernetes]).unwrap();
     let mut kubectl = Command::new(cache.kubernetes("kubectl"));
     let text = run(kubectl.arg("kustomize").arg(repository(folder))).unwrap();
+    let text = text.replace("registry.invalid/kruise-rs", REGISTRY);
     objects(&text.replace("kruise-system", namespace))
 }
 
@@ -79,6 +84,67 @@ fn crds_and_namespaces_are_kept() {
     assert_eq!(left_out, expected);
 }
 
+#[test]
+fn resource_quota_can_be_left_out() {
+    let left_out = template(&["--set", "installation.createResourceQuota=false"]).unwrap();
+    let mut expected = template(&[]).unwrap();
+    let quota = expected.remove("ResourceQuota/kruise-system/kruise-critical-pods");
+    assert!(quota.is_some());
+    assert_eq!(left_out, expected);
+}
+
+/// As a release does before it packages the chart.
+#[test]
+fn chart_of_a_release_names_its_images_by_digest() {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("kruise");
+    copy_folder(&repository("deploy/helm/kruise"), &copy);
+    let digest = |digit: &str| format!("sha256:{}", digit.repeat(64));
+    let name_images = |daemon: &str, manager: &str| {
+        let mut script = Command::new(repository(".github/scripts/name-images"));
+        script
+            .arg(copy.join("values.yaml"))
+            .args(["ghcr.io/owner", "v1", daemon, manager]);
+        run(&mut script)
+    };
+    let refused = name_images(&digest("a"), "").unwrap_err();
+    assert!(refused.contains("not a digest"), "{refused}");
+    name_images(&digest("a"), &digest("b")).unwrap();
+    // A second run finds no tag to replace.
+    name_images(&digest("a"), &digest("c")).unwrap_err();
+    let rendered = template_chart(&copy.display().to_string(), &[]).unwrap();
+    for (kind, name, program, digit) in [
+        ("DaemonSet", "kruise-daemon", "kruise-daemon", "a"),
+        ("Deployment", "kruise-manager", "kruise-manager", "b"),
+        ("Deployment", "kruise-webhook", "kruise-manager", "b"),
+    ] {
+        let workload = &rendered[&format!("{kind}/kruise-system/{name}")];
+        let image = &workload["spec"]["template"]["spec"]["containers"][0]["image"];
+        let expected = format!("ghcr.io/owner/{program}:v1@{}", digest(digit));
+        assert_eq!(image.as_str(), Some(expected.as_str()));
+    }
+    let values = std::fs::read_to_string(copy.join("values.yaml")).unwrap();
+    assert!(!values.contains("registry.invalid") && !values.contains("not resolve"));
+}
+
+/// Otherwise a change-over replaces the Pods of OpenKruise by ones that never start.
+#[test]
+fn images_that_do_not_resolve_are_refused() {
+    let manager = "manager.image.repository=r.example/manager";
+    let daemon = "daemon.image.repository=r.example/daemon";
+    for flags in [&[][..], &["--is-upgrade"]] {
+        let render = |images: &str| template_chart(&chart(), &[&["--set", images], flags].concat());
+        for (images, missing) in [(manager, "daemon"), (daemon, "manager")] {
+            let refused = render(images).unwrap_err();
+            let expected = format!("image registry.invalid/kruise-rs/kruise-{missing} does not resolve");
+            assert!(refused.contains(&expected), "{refused}");
+        }
+        render(&format!("{manager},{daemon}")).unwrap();
+        // There is no DaemonSet.
+        render(&format!("{manager},featureGates=KruiseDaemon=false")).unwrap();
+    }
+}
+
 /// Who creates the namespace gets the labels from the README.
 #[test]
 fn readme_has_the_labels_of_the_namespace() {
@@ -98,7 +164,8 @@ fn readme_has_the_labels_of_the_namespace() {
 #[test]
 fn chart_passes_lint_and_has_the_version_of_the_programs() {
     let home = tempfile::tempdir().unwrap();
-    run(helm_command(home.path()).args(["lint", "--strict", &chart()])).unwrap();
+    let images = image_values(home.path());
+    run(helm_command(home.path()).args(["lint", "--strict", &chart(), "--values", &images])).unwrap();
     let manifest = std::fs::read_to_string(repository("deploy/helm/kruise/Chart.yaml")).unwrap();
     let manifest: Value = serde_yaml::from_str(&manifest).unwrap();
     let version = env!("CARGO_PKG_VERSION");

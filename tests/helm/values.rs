@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 use std::fs;
 
+use kruise_ops::{FeatureGate, FeatureGates};
 use serde_json::{Value, json};
 
-use crate::{repository, template};
+use crate::{chart, helm_command, image_values, repository, run, template};
 
 const MANAGER: &str = "Deployment/kruise-system/kruise-manager";
 const WEBHOOK: &str = "Deployment/kruise-system/kruise-webhook";
@@ -265,7 +266,7 @@ const EFFECTS: &[Effect] = &[
         r#""v1@sha256:0""#,
         DAEMON,
         "POD/containers/0/image",
-        r#""registry.invalid/kruise-rs/kruise-daemon:v1@sha256:0""#,
+        r#""registry.example/kruise-rs/kruise-daemon:v1@sha256:0""#,
     ),
     (
         "daemon.image.pullPolicy",
@@ -415,14 +416,45 @@ const EFFECTS: &[Effect] = &[
         "POD/containers/0/volumeMounts/4/mountPath",
         r#""/kruise/CredentialProviderPlugin.yaml""#,
     ),
+    // Texts that YAML reads as a number or as a map unless they are quoted.
+    (
+        "daemon.credentialProvider",
+        NUMBERS,
+        DAEMON,
+        "POD/volumes/3/hostPath/path",
+        r#""1e6""#,
+    ),
+    (
+        "daemon.credentialProvider",
+        NUMBERS,
+        DAEMON,
+        "POD/volumes/4/configMap/name",
+        r#""1e6""#,
+    ),
+    (
+        "tracing",
+        r#"{"endpoint":"http://c:","samplingRatePerMillion":7}"#,
+        MANAGER,
+        "POD/containers/0/args/3",
+        r#""--tracing-endpoint=http://c:""#,
+    ),
+    (
+        "tracing",
+        r#"{"endpoint":"http://c:","samplingRatePerMillion":7}"#,
+        DAEMON,
+        "POD/containers/0/args/1",
+        r#""--tracing-endpoint=http://c:""#,
+    ),
 ];
 
+const NUMBERS: &str = r#"{"enable":true,"hostPath":"1e6","configmap":"1e6"}"#;
 const PROVIDER: &str = r#"{"enable":true,"hostPath":"/opt/plugins","configmap":"plugins"}"#;
 
 /// Values that other tests set: other objects are rendered.
-const TESTED_ELSEWHERE: [&str; 3] = [
+const TESTED_ELSEWHERE: [&str; 4] = [
     "crds.managed",
     "installation.createNamespace",
+    "installation.createResourceQuota",
     "installation.namespace",
 ];
 
@@ -463,10 +495,55 @@ fn each_value_has_its_effect() {
 
 #[test]
 fn daemon_set_is_left_out_without_its_feature_gate() {
-    let rendered = template_with("featureGates", r#""KruiseDaemon=false""#).unwrap();
-    let mut expected = template(&[]).unwrap();
-    expected.remove(DAEMON);
-    assert!(rendered.keys().eq(expected.keys()));
+    let with_daemon = template(&[]).unwrap();
+    let mut without_daemon = with_daemon.clone();
+    without_daemon.remove(DAEMON);
+    for gates in [
+        "KruiseDaemon=false",
+        "AllBeta=false",
+        "AllBeta=false,PodWebhook=true",
+        "AllBeta=true,KruiseDaemon=false",
+        "KruiseDaemon=true,KruiseDaemon=false",
+    ] {
+        let rendered = template_with("featureGates", &format!("{gates:?}")).unwrap();
+        assert!(rendered.keys().eq(without_daemon.keys()), "{gates}");
+        assert!(
+            !FeatureGates::parse(gates)
+                .unwrap()
+                .enabled(FeatureGate::KruiseDaemon)
+        );
+    }
+    for gates in [
+        "AllBeta=false,KruiseDaemon=true",
+        "KruiseDaemon=true,AllBeta=false",
+        "KruiseDaemon=false,KruiseDaemon=true",
+        "AllAlpha=false",
+        "NoKruiseDaemon=false",
+    ] {
+        let rendered = template_with("featureGates", &format!("{gates:?}")).unwrap();
+        assert!(rendered.keys().eq(with_daemon.keys()), "{gates}");
+        assert!(
+            FeatureGates::parse(gates)
+                .unwrap()
+                .enabled(FeatureGate::KruiseDaemon)
+        );
+    }
+}
+
+/// The message after an installation names no DaemonSet that there is not.
+#[test]
+fn notes_name_the_daemon_set_with_its_feature_gate_only() {
+    let notes = |gates: &str| {
+        let home = tempfile::tempdir().unwrap();
+        let images = image_values(home.path());
+        let mut command = helm_command(home.path());
+        let set = format!("featureGates={}", gates.replace(',', "\\,"));
+        let install = ["install", "kruise", &chart(), "--dry-run=client"];
+        run(command.args(install).args(["--values", &images, "--set", &set])).unwrap()
+    };
+    let command = "rollout status daemonset/kruise-daemon";
+    assert!(notes("").contains(command) && notes("AllBeta=false,KruiseDaemon=true").contains(command));
+    assert!(!notes("KruiseDaemon=false").contains(command) && !notes("AllBeta=false").contains(command));
 }
 
 #[test]

@@ -3,6 +3,16 @@
 app.kubernetes.io/part-of: kruise-rs
 {{- end }}
 
+{{/* Whether gate KruiseDaemon is on, as the programs read the gates: the last value counts, and its own name before AllBeta. */}}
+{{- define "kruise.hasDaemon" -}}
+{{- $gates := dict }}
+{{- range splitList "," .Values.featureGates }}
+{{- $gate := splitList "=" . }}
+{{- $_ := set $gates (first $gate) (last $gate) }}
+{{- end }}
+{{- if ne (default (get $gates "AllBeta") (get $gates "KruiseDaemon")) "false" }}true{{ end }}
+{{- end }}
+
 {{/* RUST_LOG, if the level is not one of OpenKruise's numbers. */}}
 {{- define "kruise.rustLog" -}}
 {{- if not (regexMatch "^[0-9]*$" (toString .)) }}
@@ -119,23 +129,23 @@ spec:
         imagePullPolicy: {{ $manager.image.pullPolicy }}
         command: [/kruise-manager]
         args:
-        - --role={{ .role }}
-        - --health-probe-addr=:{{ int $manager.healthProbe.port }}
+        - {{ printf "--role=%s" .role | quote }}
+        - {{ printf "--health-probe-addr=:%d" (int $manager.healthProbe.port) | quote }}
         {{- if $values.secureMetrics.enabled }}
         - --metrics-addr=0
-        - --secure-metrics-addr=:{{ int $manager.metrics.port }}
+        - {{ printf "--secure-metrics-addr=:%d" (int $manager.metrics.port) | quote }}
         {{- else }}
-        - --metrics-addr={{ include "kruise.address" (list $manager.metrics.host $manager.metrics.port) }}
+        - {{ printf "--metrics-addr=%s" (include "kruise.address" (list $manager.metrics.host $manager.metrics.port)) | quote }}
         {{- end }}
         {{- with $values.featureGates }}
-        - --feature-gates={{ . }}
+        - {{ printf "--feature-gates=%s" . | quote }}
         {{- end }}
         {{- with $manager.loggingFormat }}
-        - --log-format={{ . }}
+        - {{ printf "--log-format=%s" . | quote }}
         {{- end }}
         {{- if and $values.tracing.endpoint (eq .role "controllers") }}
-        - --tracing-endpoint={{ $values.tracing.endpoint }}
-        - --tracing-sampling-rate-per-million={{ int $values.tracing.samplingRatePerMillion }}
+        - {{ printf "--tracing-endpoint=%s" $values.tracing.endpoint | quote }}
+        - {{ printf "--tracing-sampling-rate-per-million=%d" (int $values.tracing.samplingRatePerMillion) | quote }}
         {{- end }}
         env:
         - name: POD_NAMESPACE
