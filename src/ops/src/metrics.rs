@@ -71,6 +71,19 @@ impl<const N: usize, M: Clone> MetricFamily<N, M> {
     }
 }
 
+/// Kinds and steps of the reviews that `kruise-webhook` answers. A review of kind `other` is about no known kind.
+const REVIEW_STEPS: &[(&str, &[&str])] = &[
+    ("cloneset", &["mutate", "validate", "convert"]),
+    ("nodeimage", &["mutate", "validate", "convert"]),
+    ("imagepulljob", &["mutate", "validate"]),
+    ("imagelistpulljob", &["mutate", "validate"]),
+    ("containerrecreaterequest", &["mutate", "convert"]),
+    ("sidecarset", &["mutate", "validate", "convert"]),
+    ("pod", &["mutate"]),
+    ("namespace", &["validate"]),
+    ("other", &["read", "convert"]),
+];
+
 /// Which program this is: each exposes only the metrics that it can change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Program {
@@ -358,10 +371,12 @@ impl Metrics {
 
     fn register_manager(&self, r: &mut Registry) {
         // A counter that appears with its first failure shows no increase for it.
-        for (kind, step) in [("pod", "mutate"), ("other", "read")] {
-            let labels = [("kind", kind), ("step", step), ("result", "failed")];
-            let labels = labels.map(|(label, value)| (label, value.to_owned()));
-            drop(self.reviews.get_or_create(&labels));
+        for (kind, steps) in REVIEW_STEPS {
+            for step in *steps {
+                let labels = [("kind", *kind), ("step", *step), ("result", "failed")];
+                let labels = labels.map(|(label, value)| (label, value.to_owned()));
+                drop(self.reviews.get_or_create(&labels));
+            }
         }
         r.register(
             "reviews",
