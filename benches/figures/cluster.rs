@@ -19,6 +19,7 @@ pub type ObjectKind = (&'static str, &'static str, &'static str);
 pub const NODE_IMAGE: ObjectKind = ("apps.kruise.io", "v1beta1", "NodeImage");
 pub const PULL_JOB: ObjectKind = ("apps.kruise.io", "v1beta1", "ImagePullJob");
 pub const RECREATE_REQUEST: ObjectKind = ("apps.kruise.io", "v1beta1", "ContainerRecreateRequest");
+pub const RECREATE_JOB: ObjectKind = ("apps.kruise.io", "v1alpha1", "ContainerRecreateJob");
 pub const CLONE_SET: ObjectKind = ("apps.kruise.io", "v1beta1", "CloneSet");
 pub const SIDECAR_SET: ObjectKind = ("apps.kruise.io", "v1beta1", "SidecarSet");
 pub const POD_PROBE_MARKER: ObjectKind = ("apps.kruise.io", "v1alpha1", "PodProbeMarker");

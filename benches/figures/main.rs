@@ -12,9 +12,11 @@ mod in_place;
 mod inject;
 mod kwok;
 mod many_sidecar_sets;
+mod many_tags;
 mod probes;
 mod pull;
 mod recreate;
+mod recreate_job;
 mod report;
 mod rollout;
 mod rows;
@@ -120,6 +122,9 @@ async fn measure_side_by_side(
     }
     if let Some(what) = selected("recreate") {
         missing.record(&what, recreate::measure(&side, &mut figures).await);
+        if matches!(implementation, Implementation::Ours(_)) {
+            figures.recreate_job = missing.record(&what, recreate_job::measure(&side).await);
+        }
     }
     if let Some(what) = selected("probes") {
         figures.probes = missing.record(&what, probes::measure(&side).await);
@@ -174,6 +179,7 @@ async fn measure_at_size(
                 figures.full_node = missing.record(group, at_size::full_node(&side).await);
             }
             "many-nodes" => figures.many_nodes = missing.record(group, at_size::nodes(&mut side).await),
+            "many-tags" => figures.many_tags = missing.record(group, many_tags::measure(&mut side).await),
             "many-pods" => figures.many_pods = missing.record(group, at_size::pods(&mut side).await),
             "many-sets" => figures.many_sets = missing.record(group, at_size::sets(&mut side).await),
             "many-sidecars" => {

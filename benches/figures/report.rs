@@ -115,11 +115,11 @@ fn details_line(f: &Figures) -> String {
     let costs = f.clone_set.unwrap_or_default();
     format!(
         "bare limit of the 1,000 nodes {} s; of the Pods {} s, {} s and {} s. One container, create to Completed: {} s, \
-         of kubelet's own restart {} s. Image change of a CloneSet to new container running: {} s; of a Pod that \
-         nobody controls: {} s. Rollout to a 300 MiB image: {} s with a longest outage of {} s, after the pull \
+         of kubelet's own restart {} s. Image change of a CloneSet to new container running: {} s; of a Pod \
+         without a controller: {} s. Rollout to a 300 MiB image: {} s with a longest outage of {} s, after the pull \
          ahead {} s with {} s. 1,000 Pods without webhooks: {} s, of one {} and {} ms (median and 99th percentile). \
-         Bare limit of 1,000 sidecars {} s; image change of a SidecarSet to new container running: {} s, of a Pod that \
-         nobody controls: {} s.",
+         Bare limit of 1,000 sidecars {} s; image change of a SidecarSet to new container running: {} s, of a Pod \
+         without a controller: {} s.",
         format_time(f.fan_out.map(|j| j.bare)),
         format_time(f.clone_set.map(|_| costs.up.bare)),
         format_time(f.clone_set.map(|_| costs.update.bare)),

@@ -8,6 +8,7 @@ use crate::fan_out::FanOut;
 use crate::in_place::InPlaceTimes;
 use crate::inject::{CreationTimes, InjectionCosts};
 use crate::many_sidecar_sets::{ChangeCosts, ManySidecarSets};
+use crate::many_tags::ManyTags;
 use crate::rollout::Rollout;
 use crate::sidecar_set::SidecarUpdate;
 
@@ -23,6 +24,8 @@ pub struct Figures {
     pub kubelet_restart: Option<Duration>,
     pub recreate_three: Option<Duration>,
     pub recreate_writes: Option<usize>,
+    /// For one Pod.
+    pub recreate_job: Option<Duration>,
     pub clone_set: Option<LifecycleCosts>,
     pub in_place: Option<InPlaceTimes>,
     pub rollout: Option<Rollout>,
@@ -39,6 +42,7 @@ pub struct Figures {
     pub manager_size: Option<u64>,
     pub full_node: Option<FullNode>,
     pub many_nodes: Option<(FanOut, u64)>,
+    pub many_tags: Option<ManyTags>,
     pub many_pods: Option<LifecycleCosts>,
     pub many_sets: Option<LifecycleCosts>,
     /// Injection by the webhook.
@@ -64,7 +68,7 @@ pub const NO_TARGET: f64 = f64::INFINITY;
 const MEGABYTE: f64 = 1_000_000.0;
 
 /// Rows that are measured side by side.
-pub const SIDE_BY_SIDE_ROWS: [Row; 54] = [
+pub const SIDE_BY_SIDE_ROWS: [Row; 55] = [
     Row(
         "ImagePullJob, image on the node: create to completionTime",
         "s",
@@ -107,6 +111,12 @@ pub const SIDE_BY_SIDE_ROWS: [Row; 54] = [
     Row("recreate three containers that take 2 s to stop", "s", 3.7, |f| {
         seconds(f.recreate_three)
     }),
+    Row(
+        "ContainerRecreateJob, one Pod at a time: time per Pod beyond kubelet's own restart",
+        "ms",
+        NO_TARGET,
+        |f| millis(f.recreate_job?.checked_sub(f.kubelet_restart?)),
+    ),
     Row("CloneSet, 0 to 1,000 Pods on kwok nodes", "s", NO_TARGET, |f| {
         wall_time(up_phase(f.clone_set))
     }),
@@ -137,7 +147,7 @@ pub const SIDE_BY_SIDE_ROWS: [Row; 54] = [
         |f| millis(f.in_place.map(|r| r.pod_patched)),
     ),
     Row(
-        "the same, to the new container running, beyond a Pod's that nobody controls",
+        "the same, to the new container running, beyond a Pod's without a controller",
         "ms",
         50.0,
         |f| millis(beyond_kubelet(f.in_place)),
@@ -219,7 +229,7 @@ pub const SIDE_BY_SIDE_ROWS: [Row; 54] = [
         |f| millis(f.sidecar_in_place.map(|r| r.pod_patched)),
     ),
     Row(
-        "the same, to the new container running, beyond a Pod's that nobody controls",
+        "the same, to the new container running, beyond a Pod's without a controller",
         "ms",
         NO_TARGET,
         |f| millis(beyond_kubelet(f.sidecar_in_place)),
@@ -251,7 +261,7 @@ pub const SIDE_BY_SIDE_ROWS: [Row; 54] = [
 ];
 
 /// Rows that are measured for our programs only.
-pub const AT_SIZE_ROWS: [Row; 37] = [
+pub const AT_SIZE_ROWS: [Row; 40] = [
     Row(
         "daemon, resident memory with 500 Pods on its node",
         "MB",
@@ -270,6 +280,16 @@ pub const AT_SIZE_ROWS: [Row; 37] = [
     Row(CPU_ROW, "s", 10.0, |f| seconds(f.many_nodes.map(|(j, _)| j.cpu))),
     Row("manager, resident memory afterwards", "MB", 100.0, |f| {
         megabytes(f.many_nodes.map(|(_, rss)| rss))
+    }),
+    Row(
+        "1,000 ImagePullJobs over 1,000 kwok nodes, a million tags",
+        "s",
+        NO_TARGET,
+        |f| seconds(f.many_tags.map(|t| t.time)),
+    ),
+    Row(CPU_ROW, "s", NO_TARGET, |f| seconds(f.many_tags.map(|t| t.cpu))),
+    Row("manager, resident memory afterwards", "MB", NO_TARGET, |f| {
+        megabytes(f.many_tags.map(|t| t.rss))
     }),
     Row("one CloneSet, 0 to 10,000 Pods", "s", NO_TARGET, |f| {
         wall_time(up_phase(f.many_pods))

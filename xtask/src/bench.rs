@@ -44,9 +44,10 @@ const SIDE_BY_SIDE_GROUPS: [&str; 11] = [
     "sidecar-set",
 ];
 /// Groups of rows for our programs only, each on a cluster of its own.
-const AT_SIZE_GROUPS: [&str; 6] = [
+const AT_SIZE_GROUPS: [&str; 7] = [
     "many-pods-of-node",
     "many-nodes",
+    "many-tags",
     "many-pods",
     "many-sets",
     "many-sidecars",

@@ -22,7 +22,7 @@ pub(super) fn component(cache: &Cache, sandbox: &Arc<Sandbox>, ports: &Ports) ->
             format!("--initial-cluster=default={peer}"),
             "--unsafe-no-fsync".into(),
             "--log-level=warn".into(),
-            "--quota-backend-bytes=4294967296".into(),
+            "--quota-backend-bytes=8589934592".into(),
         ])
         .env("ETCD_UNSUPPORTED_ARCH", std::env::consts::ARCH)
         .ready(move || TcpStream::connect(&address).is_ok())
