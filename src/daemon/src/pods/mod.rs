@@ -458,7 +458,7 @@ mod tests {
         assert_eq!(
             parse(&pod).unwrap().runtime_uid,
             "u1",
-            "anybody may write one of them"
+            "a user may write one of them"
         );
         pod["metadata"]["annotations"]["kubernetes.io/config.mirror"] = json!("static");
         let view = parse(&pod).unwrap();
