@@ -87,7 +87,7 @@ const EFFECTS: &[Effect] = &[
         r#""v1""#,
         MANAGER,
         "POD/containers/0/image",
-        r#""registry.invalid/kruise-rs/kruise-manager:v1""#,
+        r#""registry.example/kruise-rs/kruise-manager:v1""#,
     ),
     (
         "manager.image.pullPolicy",
