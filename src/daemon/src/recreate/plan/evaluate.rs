@@ -293,12 +293,9 @@ impl ContainerCheck<'_> {
                 })
             }
             _ => match time::expected_back_off(status, self.now) {
-                Some(back_off) => ContainerDecision::InProgress {
-                    step: ContainerStep::BackOffExpected {
-                        until: back_off.until,
-                        span: back_off.duration,
-                    },
-                    recheck_at: Some(self.now.mono + back_off.remaining),
+                Some((step, left)) => ContainerDecision::InProgress {
+                    step,
+                    recheck_at: Some(self.now.mono + left),
                 },
                 None => in_progress(ContainerStep::Stopped),
             },

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp, Unit};
 
+use super::steps::ContainerStep;
 use super::types::{Clocks, ObservedContainer, RecreateRequest};
 use crate::pods::PodContainerStatus;
 use kruise_api::backoff::Backoff;
@@ -89,26 +90,13 @@ pub fn unready_for(
 /// (`back-off 10s restarting …`), which counts from the end of the previous container, by the node's clock.
 pub fn back_off_until(message: &str, ended: Option<Timestamp>, now: Clocks) -> Option<Timestamp> {
     let span = go_duration(message.strip_prefix("back-off ")?.split(' ').next()?)?;
-    let elapsed = ended.map_or(Duration::ZERO, |ended| saturating_between(ended, now.wall));
-    let left = span.checked_sub(elapsed)?;
-    // Whole seconds, so that the same time always has the same text.
-    now.api.checked_add(left).ok()?.round(Unit::Second).ok()
+    Some(back_off_end(span, ended.unwrap_or(now.wall), now)?.0)
 }
 
-/// An expected restart back-off of kubelet.
-pub struct RestartBackOff {
-    /// Its length.
-    pub duration: Duration,
-    /// Its end, by the API server's clock.
-    pub until: Timestamp,
-    /// Remaining time.
-    pub remaining: Duration,
-}
-
-/// The restart back-off of a container that has just ended. Kubelet does not report it before its next sync of the Pod,
-/// which is about when it is over, so this follows kubelet's own rule: none at the first restart, then 10 s, doubling
-/// up to 5 min, counted from the end; reset after 10 min without a restart.
-pub fn expected_back_off(status: &PodContainerStatus, now: Clocks) -> Option<RestartBackOff> {
+/// The restart back-off of a container that has just ended, and its remaining time. Kubelet does not report it before
+/// its next sync of the Pod, which is about when it is over, so this follows kubelet's own rule: none at the first
+/// restart, then 10 s, doubling up to 5 min, counted from the end; reset after 10 min without a restart.
+pub fn expected_back_off(status: &PodContainerStatus, now: Clocks) -> Option<(ContainerStep, Duration)> {
     let doublings = u32::try_from(status.restart_count).ok()?.checked_sub(1)?;
     let ended = status.last_termination.filter(|_| !status.running)?;
     let finished = ended.finished_at?;
@@ -116,49 +104,31 @@ pub fn expected_back_off(status: &PodContainerStatus, now: Clocks) -> Option<Res
         return None;
     }
     let span = KUBELET_BACK_OFF.delay(doublings);
-    let left = span
-        .checked_sub(saturating_between(finished, now.wall))
-        .filter(|left| !left.is_zero())?;
+    let (until, left) = back_off_end(span, finished, now).filter(|(_, left)| !left.is_zero())?;
+    Some((ContainerStep::BackOffExpected { until, span }, left))
+}
+
+/// The end of a back-off that counts from `ended`, by the API server's clock, and its remaining time; none if it is
+/// over.
+fn back_off_end(span: Duration, ended: Timestamp, now: Clocks) -> Option<(Timestamp, Duration)> {
+    let left = span.checked_sub(saturating_between(ended, now.wall))?;
+    // Whole seconds, so that the same time always has the same text.
     let until = now.api.checked_add(left).ok()?.round(Unit::Second).ok()?;
-    Some(RestartBackOff {
-        duration: span,
-        until,
-        remaining: left,
-    })
+    Some((until, left))
 }
 
 /// Kubelet's restart back-off, and the time after which it is reset.
 const KUBELET_BACK_OFF: Backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(300));
 const BACK_OFF_RESET: Duration = Duration::from_secs(600);
 
-/// Parses `1m20s`, `10s`, `2h`, the Go format of durations of whole seconds.
+/// Parses a duration as Go prints it, such as `1m20s`.
 fn go_duration(text: &str) -> Option<Duration> {
-    let mut total = 0_u64;
-    let mut number = None;
-    for character in text.chars() {
-        if let Some(digit) = character.to_digit(10) {
-            number = Some(
-                number
-                    .unwrap_or(0_u64)
-                    .checked_mul(10)?
-                    .checked_add(u64::from(digit))?,
-            );
-            continue;
-        }
-        let unit = match character {
-            'h' => 3600,
-            'm' => 60,
-            's' => 1,
-            _ => return None,
-        };
-        total = total.checked_add(number.take()?.checked_mul(unit)?)?;
-    }
-    number.is_none().then(|| Duration::from_secs(total))
+    Duration::try_from(text.parse::<SignedDuration>().ok()?).ok()
 }
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
+    #![allow(clippy::unwrap_used, clippy::panic)]
     use super::*;
     use crate::pods::Termination;
 
@@ -186,7 +156,19 @@ mod tests {
             "it is over"
         );
         assert_eq!(back_off_until("no such image", None, now(0, 0, 0)), None);
-        assert_eq!(go_duration("5m0s"), Some(Duration::from_secs(300)));
+        for (text, millis) in [
+            ("0s", 0),
+            ("300ms", 300),
+            ("1.5s", 1_500),
+            ("10s", 10_000),
+            ("1m20s", 80_000),
+            ("5m0s", 300_000),
+            ("2h30m0s", 9_000_000),
+            ("1h0m0.25s", 3_600_250),
+        ] {
+            assert_eq!(go_duration(text), Some(Duration::from_millis(millis)), "{text}");
+        }
+        assert_eq!(go_duration("1.5µs"), Some(Duration::from_nanos(1_500)));
         assert_eq!(go_duration("5"), None);
     }
 
@@ -203,7 +185,10 @@ mod tests {
         };
         // The node's clock is an hour ahead, which must not affect the result.
         let expected_until = |status: &PodContainerStatus| {
-            expected_back_off(status, now(50, 3650, 0)).map(|back_off| back_off.until)
+            expected_back_off(status, now(50, 3650, 0)).map(|(step, _)| match step {
+                ContainerStep::BackOffExpected { until, .. } => until,
+                other => panic!("{other:?}"),
+            })
         };
         assert_eq!(
             expected_until(&status(0, 3600, 3649)),
