@@ -283,13 +283,10 @@ impl PodReconciler {
             .set_pending(&plan.writes, &observed.requests, now);
         self.prune_attempts(&observed, &plan);
         *last_observed = Some(observed);
-        [
-            plan.requeue.map(|wake| wake.at),
-            self.status_writer.start_due(now),
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+        [plan.requeue, self.status_writer.start_due(now)]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Drops the stops of completed requests that need no more action or write.
@@ -388,7 +385,6 @@ impl PodReconciler {
         let previous = self.state.attempts.get(&action.key);
         let attempt = StopAttempt {
             request_name: action.request_name.clone(),
-            target: action.target.clone(),
             started_at: previous
                 .and_then(|attempt| attempt.started_at)
                 .or_else(|| slot.is_some().then_some(now.mono)),

@@ -205,7 +205,7 @@ mod tests {
             waiting_reason: waits,
             urgency: Urgency::Now,
         };
-        let waiting_write = write(Some(wait.to_string()), wait.condition_reason());
+        let waiting_write = write(Some(wait.to_string()), Some(wait.condition_reason()));
         let written = status_patch(
             &RecreateRequest::default(),
             &waiting_write,

@@ -364,7 +364,7 @@ impl FakeNode {
         moments.extend(
             next_plan
                 .requeue
-                .map(|requeue| requeue.at.as_nanos().div_ceil(1_000_000) as Ms),
+                .map(|at| at.as_nanos().div_ceil(1_000_000) as Ms),
         );
         for write in &next_plan.writes {
             moments.extend(

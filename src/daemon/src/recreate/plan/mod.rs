@@ -30,8 +30,8 @@ pub use steps::{ContainerStep, WaitReason};
 pub use time::{deadline, to_mono};
 pub use types::{
     Clocks, ContainerKey, ContainerResult, Observed, ObservedContainer, Plan, PodObservation, PreStopHook,
-    RecreateRequest, RecreateState, RequestProgress, RequestedContainer, Requeue, RunState,
-    RuntimeObservation, StatusWrite, StopAction, StopAttempt, StopParams, StopStage, Urgency,
+    RecreateRequest, RecreateState, RequestProgress, RequestedContainer, RunState, RuntimeObservation,
+    StatusWrite, StopAction, StopAttempt, StopParams, StopStage, Urgency,
 };
 
 use crate::pods::NodePod;
@@ -62,7 +62,7 @@ pub fn plan(observed: &Observed, now: Clocks) -> Plan {
             RequestTurn::Next => run_request(&mut plan, observed, request, now),
         }
         if let Some(at) = time::deadline(request).filter(|at| *at > now.api) {
-            requeue_by(&mut plan, time::to_mono(at, now), WaitReason::Deadline);
+            requeue_by(&mut plan, time::to_mono(at, now));
         }
     }
     for request in &observed.requests {
@@ -165,9 +165,9 @@ fn run_request(plan: &mut Plan, observed: &Observed, request: &Arc<RecreateReque
     plan.writes
         .extend(status::running(request, &pod, &evaluation, wait.as_ref()));
     plan.progress.push(evaluation.progress(wait));
-    requeue_by(plan, now.mono + RECHECK_INTERVAL, WaitReason::Recheck);
-    for (at, why) in evaluation.rechecks {
-        requeue_by(plan, at, why);
+    requeue_by(plan, now.mono + RECHECK_INTERVAL);
+    for at in evaluation.rechecks {
+        requeue_by(plan, at);
     }
     plan.stops.extend(evaluation.stops);
 }
@@ -186,7 +186,7 @@ fn wait_request(
         .map(|container| (container.name.clone(), ContainerStep::Waiting))
         .collect();
     if let Some(at) = requeue_at {
-        requeue_by(plan, at, reason.clone());
+        requeue_by(plan, at);
     }
     plan.progress.push(RequestProgress {
         request_uid: request.uid.clone(),
@@ -211,10 +211,8 @@ fn end_request(
         .extend(status::ended(request, observed, &steps, reason, now));
 }
 
-fn requeue_by(plan: &mut Plan, at: Duration, reason: WaitReason) {
-    if plan.requeue.as_ref().is_none_or(|current| at < current.at) {
-        plan.requeue = Some(Requeue { at, reason });
-    }
+fn requeue_by(plan: &mut Plan, at: Duration) {
+    plan.requeue = Some(plan.requeue.map_or(at, |current| current.min(at)));
 }
 
 /// A container to be replaced, which must be recorded first.
@@ -238,7 +236,7 @@ pub(crate) struct RequestEvaluation {
     /// Names of the containers whose stop we have started.
     stop_started: BTreeSet<String>,
     /// When the step of a container may change without an event.
-    rechecks: Vec<(Duration, WaitReason)>,
+    rechecks: Vec<Duration>,
     /// The first failed container, if it ends the request.
     failed_container: Option<String>,
     /// Whether a container is started and not done.
@@ -324,12 +322,7 @@ impl RequestEvaluation {
                 recheck_at: again,
             } => {
                 self.in_progress = true;
-                let reason = if matches!(step, ContainerStep::WaitingMinStarted { .. }) {
-                    WaitReason::MinStarted
-                } else {
-                    WaitReason::Retry
-                };
-                self.rechecks.extend(again.map(|at| (at, reason)));
+                self.rechecks.extend(again);
                 step
             }
         }

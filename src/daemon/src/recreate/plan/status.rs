@@ -31,7 +31,7 @@ pub fn waiting(request: &RecreateRequest, reason: &WaitReason) -> Option<StatusW
         container_recreate_states: states.collect(),
         ..request.status.clone()
     };
-    status_write(request, status, reason.condition_reason())
+    status_write(request, status, Some(reason.condition_reason()))
 }
 
 /// The status of the request that has its turn.
@@ -52,7 +52,7 @@ pub fn running(
         container_recreate_states: states,
         ..request.status.clone()
     };
-    let waits = wait.and_then(WaitReason::condition_reason);
+    let waits = wait.map(WaitReason::condition_reason);
     if evaluation.records.is_empty() {
         return status_write(request, status, waits);
     }

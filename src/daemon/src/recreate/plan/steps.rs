@@ -7,7 +7,7 @@ use jiff::Timestamp;
 
 use kruise_api::container_recreate_request::ContainerRecreateRequestPhase as Phase;
 
-/// Why a request waits, or why it is requeued.
+/// Why a request waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WaitReason {
     /// A different request for the Pod is first.
@@ -26,26 +26,17 @@ pub enum WaitReason {
     PodUnknown(String),
     /// The containers could not be read.
     RuntimeUnknown(String),
-    /// The request's deadline.
-    Deadline,
-    /// A container reaches `minStartedSeconds`.
-    MinStarted,
-    /// The stop is retried.
-    Retry,
-    /// No change is expected; a check in case an event was missed.
-    Recheck,
 }
 
 impl WaitReason {
-    /// The reason of condition `Waiting`, if the request waits for something outside its normal progress.
+    /// The reason of condition `Waiting`.
     #[must_use]
-    pub fn condition_reason(&self) -> Option<&'static str> {
+    pub fn condition_reason(&self) -> &'static str {
         match self {
-            Self::Queued { .. } => Some("Queued"),
-            Self::Unready | Self::UnreadyGrace { .. } => Some("PreparingPod"),
-            Self::PodUnknown(_) => Some("PodUnreadable"),
-            Self::RuntimeUnknown(_) => Some("RuntimeNotReady"),
-            Self::Deadline | Self::MinStarted | Self::Retry | Self::Recheck => None,
+            Self::Queued { .. } => "Queued",
+            Self::Unready | Self::UnreadyGrace { .. } => "PreparingPod",
+            Self::PodUnknown(_) => "PodUnreadable",
+            Self::RuntimeUnknown(_) => "RuntimeNotReady",
         }
     }
 }
@@ -71,10 +62,6 @@ impl fmt::Display for WaitReason {
             }
             Self::PodUnknown(why) => write!(f, "waiting to read the Pod: {why}"),
             Self::RuntimeUnknown(why) => write!(f, "waiting for the container runtime: {why}"),
-            Self::Deadline => f.write_str("the request's deadline"),
-            Self::MinStarted => f.write_str("minStartedSeconds of a new container"),
-            Self::Retry => f.write_str("the next try to stop a container"),
-            Self::Recheck => f.write_str("a periodic check of the container runtime"),
         }
     }
 }

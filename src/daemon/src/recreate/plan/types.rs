@@ -140,8 +140,6 @@ pub struct ContainerKey {
 pub struct StopAttempt {
     /// Name of the request.
     pub request_name: String,
-    /// ID (without scheme) of the container to be stopped.
-    pub target: String,
     /// When its preStop hook or its stop first started; none while it waits for a slot.
     pub started_at: Option<Duration>,
     /// Whether its preStop hook, if any, has ended; it runs again if the runtime disconnected during it.
@@ -220,8 +218,8 @@ pub struct Plan {
     pub writes: Vec<StatusWrite>,
     /// New results of containers.
     pub results: Vec<(ContainerKey, ContainerResult)>,
-    /// When to requeue at the latest, and why.
-    pub requeue: Option<Requeue>,
+    /// When to requeue at the latest, as monotonic time.
+    pub requeue: Option<Duration>,
     /// Progress of each request.
     pub progress: Vec<RequestProgress>,
 }
@@ -298,15 +296,6 @@ pub enum Urgency {
     Soon,
     /// Only if it stays the same for some seconds.
     IfUnchanged,
-}
-
-/// When to requeue.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Requeue {
-    /// The monotonic time.
-    pub at: Duration,
-    /// The expected event.
-    pub reason: WaitReason,
 }
 
 /// The progress of one request, for users.

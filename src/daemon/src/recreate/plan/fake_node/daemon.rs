@@ -47,7 +47,6 @@ impl FakeNode {
         let previous = self.state.attempts.get(&action.key);
         let attempt = StopAttempt {
             request_name: action.request_name.clone(),
-            target: action.target.clone(),
             started_at: previous.and_then(|attempt| attempt.started_at),
             hook_done: action.params.hook.is_none(),
             grace_spent: previous.map(|attempt| attempt.grace_spent).unwrap_or_default(),
