@@ -18,6 +18,16 @@ pub struct LiveState {
     pub runtimes: watch::Sender<Vec<RuntimeStatus>>,
 }
 
+/// Replaces the rows of one Pod in a list with `rows`, and returns whether that changes the list.
+pub fn replace_rows<R: PartialEq>(all: &mut Vec<R>, rows: Vec<R>, is_of_pod: impl Fn(&R) -> bool) -> bool {
+    if all.iter().filter(|row| is_of_pod(row)).eq(&rows) {
+        return false;
+    }
+    all.retain(|row| !is_of_pod(row));
+    all.extend(rows);
+    true
+}
+
 /// One image pull.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PullStatus {

@@ -42,15 +42,9 @@ fn restart_step(id: &str, memory: &PodMetaState) -> Option<(&'static str, Option
 /// Replaces the previous rows of a Pod with these rows.
 pub fn publish(live: &LiveState, key: &Key, rows: Vec<live::RestartStatus>) {
     live.restarts.send_if_modified(|all| {
-        let same_pod = |row: &live::RestartStatus| {
+        live::replace_rows(all, rows, |row| {
             row.pod == key.name && Some(row.namespace.as_str()) == key.namespace.as_deref()
-        };
-        if all.iter().filter(|row| same_pod(row)).eq(&rows) {
-            return false;
-        }
-        all.retain(|row| !same_pod(row));
-        all.extend(rows);
-        true
+        })
     });
 }
 

@@ -37,7 +37,6 @@ use kruise_api::keys;
 use kruise_cluster::{Bounded, Key, Store};
 use plan::{Clocks, RecreateRequest};
 use pod_reconciler::PodReconciler;
-use report::RecreateStatusList;
 use runtime_queue::RuntimeQueue;
 
 /// The controller's name in `/healthz`.
@@ -49,7 +48,6 @@ struct RecreateContext {
     requests: Store<RecreateRequest>,
     pods: Store<NodePod>,
     started_at: Instant,
-    status_list: RecreateStatusList,
     runtime_queue: RuntimeQueue,
 }
 
@@ -96,7 +94,6 @@ pub async fn run(mut ctx: Context, pods: Store<NodePod>) -> Result<(), Error> {
         requests,
         pods,
         started_at: Instant::now(),
-        status_list: RecreateStatusList::default(),
         runtime_queue: RuntimeQueue::default(),
     });
     let mut dispatcher = Dispatcher {
@@ -251,7 +248,6 @@ mod tests {
             requests: Store::from_objects([(Key::namespaced("team", "again"), request)]),
             pods: Store::from_objects([(key, pod)]),
             started_at: Instant::now(),
-            status_list: RecreateStatusList::default(),
             runtime_queue: RuntimeQueue::default(),
         };
         (Arc::new(shared), written)

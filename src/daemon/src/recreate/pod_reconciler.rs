@@ -124,9 +124,7 @@ impl PodReconciler {
         if shutdown.is_cancelled() {
             self.flush_status(last_observed).await;
         }
-        self.shared
-            .status_list
-            .set_pod_rows(&self.shared.ctx.live, &self.key, Vec::new());
+        report::publish(&self.shared.ctx.live, &self.key, Vec::new());
         self.key
     }
 
@@ -470,9 +468,7 @@ impl PodReconciler {
                 report::recreate_status(request, plan, observed, first_seen)
             })
             .collect();
-        self.shared
-            .status_list
-            .set_pod_rows(&self.shared.ctx.live, &self.key, rows);
+        report::publish(&self.shared.ctx.live, &self.key, rows);
     }
 
     /// Handles a stored status; counts and logs the request if it completes it.

@@ -1,8 +1,5 @@
 //! Reports to the API server, events, metrics and the control API.
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
-
 use jiff::Timestamp;
 use kube::Api;
 use serde_json::{Map, Value, json};
@@ -12,7 +9,7 @@ use super::plan::{
     ContainerStep, Observed, Plan, PodObservation, RecreateRequest, RuntimeObservation, StatusWrite,
     strip_scheme,
 };
-use crate::live;
+use crate::live::{self, LiveState};
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase,
 };
@@ -89,30 +86,18 @@ fn status_patch(request: &RecreateRequest, write: &StatusWrite, node: &str, now:
     json!({"metadata": {"resourceVersion": request.resource_version}, "status": fields})
 }
 
-/// The status rows of the control API by Pod.
-#[derive(Default)]
-pub struct RecreateStatusList {
-    pods: Mutex<BTreeMap<Key, Vec<live::RecreateStatus>>>,
-}
-
-impl RecreateStatusList {
-    /// Sets the rows of one Pod; an empty list removes the Pod.
-    pub fn set_pod_rows(&self, live: &live::LiveState, key: &Key, rows: Vec<live::RecreateStatus>) {
-        let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
-        let old = if rows.is_empty() {
-            pods.remove(key)
-        } else {
-            pods.insert(key.clone(), rows.clone())
-        };
-        if old.unwrap_or_default() == rows {
-            return;
-        }
-        let all: Vec<live::RecreateStatus> = pods.values().flatten().cloned().collect();
-        kruise_ops::metrics::metrics()
-            .recreate_active
-            .set(i64::try_from(all.len()).unwrap_or(i64::MAX));
-        live.recreates.send_replace(all);
-    }
+/// Replaces the rows of a Pod in the control API.
+pub fn publish(live: &LiveState, key: &Key, rows: Vec<live::RecreateStatus>) {
+    live.recreates.send_if_modified(|all| {
+        let changed = live::replace_rows(all, rows, |row| {
+            row.pod == key.name && Some(row.namespace.as_str()) == key.namespace.as_deref()
+        });
+        // The other rows keep their places.
+        all.sort_by(|a, b| (&a.namespace, &a.pod).cmp(&(&b.namespace, &b.pod)));
+        let active = i64::try_from(all.len()).unwrap_or(i64::MAX);
+        kruise_ops::metrics::metrics().recreate_active.set(active);
+        changed
+    });
 }
 
 /// The status of one request for the control API.
