@@ -169,11 +169,9 @@ impl RuntimeObserver {
     fn runtime_missing(&mut self, shared: &RecreateContext, scheme: &str, now: Clocks) -> RuntimeObservation {
         self.runtime = None;
         let health = shared.ctx.runtimes.health();
-        let others: Vec<String> = health
-            .iter()
-            .filter(|socket| socket.healthy)
-            .filter_map(|socket| socket.version.as_ref())
-            .map(|version| version.runtime_name.clone())
+        let healthy = health.iter().filter(|socket| socket.healthy);
+        let others: Vec<&str> = healthy
+            .filter_map(|socket| Some(socket.version.as_ref()?.runtime_name.as_str()))
             .collect();
         let since = *self.runtime_missing_since.get_or_insert(now.mono);
         if !others.is_empty() && now.mono.saturating_sub(since) >= UNKNOWN_RUNTIME_TIMEOUT {
@@ -263,41 +261,32 @@ fn needs_start_time(requests: &[Arc<RecreateRequest>], name: &str) -> bool {
 
 /// The scheme of the relevant container IDs.
 fn runtime_scheme(pod: &NodePod, requests: &[Arc<RecreateRequest>]) -> Result<String, RuntimeObservation> {
-    let is_requested = |name: &str| {
-        requests
-            .iter()
-            .flat_map(|r| &r.containers)
-            .any(|container| container.name == name)
-    };
-    let mut schemes = BTreeSet::new();
-    for container in pod
-        .containers
+    let requested: BTreeSet<&str> = requests
         .iter()
-        .filter(|container| is_requested(&container.name))
-    {
-        let id = container
-            .status
-            .as_ref()
-            .map_or("", |status| status.container_id.as_str());
-        match id.split_once("://") {
-            Some((scheme, _)) if !scheme.is_empty() => schemes.insert(scheme),
-            _ if id.is_empty() => continue,
-            _ => {
-                let why = format!(
-                    "ID {id:?} of container {:?} does not name a runtime",
-                    container.name
-                );
-                return Err(RuntimeObservation::Unavailable(why));
-            }
+        .flat_map(|request| &request.containers)
+        .map(|container| container.name.as_str())
+        .collect();
+    let mut schemes = BTreeSet::new();
+    for container in &pod.containers {
+        let Some(status) = &container.status else { continue };
+        let (name, id) = (&container.name, &status.container_id);
+        if id.is_empty() || !requested.contains(name.as_str()) {
+            continue;
+        }
+        let scheme = id.split_once("://").map(|(scheme, _)| scheme);
+        let Some(scheme) = scheme.filter(|scheme| !scheme.is_empty()) else {
+            return Err(RuntimeObservation::Unavailable(format!(
+                "ID {id:?} of container {name:?} does not name a runtime"
+            )));
         };
+        schemes.insert(scheme);
     }
-    let mut schemes = schemes.into_iter();
-    match (schemes.next(), schemes.next()) {
-        (None, _) => Err(RuntimeObservation::Unknown(
+    match Vec::from_iter(schemes).as_slice() {
+        [] => Err(RuntimeObservation::Unknown(
             "kubelet has not started any of the containers yet".to_owned(),
         )),
-        (Some(one), None) => Ok(one.to_owned()),
-        (Some(one), Some(two)) => Err(RuntimeObservation::Unavailable(format!(
+        [one] => Ok((*one).to_owned()),
+        [one, two, ..] => Err(RuntimeObservation::Unavailable(format!(
             "the containers belong to several runtimes, {one} and {two}"
         ))),
     }
