@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 
@@ -116,10 +117,8 @@ pub async fn observe_pod(
 /// Observes the containers of one Pod, and keeps between observations what the runtime does not.
 #[derive(Default)]
 pub struct RuntimeObserver {
-    /// When each container was first seen running.
-    running_since: BTreeMap<String, Duration>,
-    /// When each container was started, by the node's clock.
-    started_at: BTreeMap<String, jiff::Timestamp>,
+    /// When each container was first seen running, and when it was started, by the node's clock.
+    running: BTreeMap<String, (Duration, Option<Timestamp>)>,
     /// Since when the runtime of the Pod's containers is missing.
     runtime_missing_since: Option<Duration>,
     /// The runtime of the Pod's containers.
@@ -210,8 +209,12 @@ impl RuntimeObserver {
                 ContainerState::Exited => RunState::Exited,
                 ContainerState::Running | ContainerState::Unknown => RunState::Running,
             };
-            let running_since = (state == RunState::Running)
-                .then(|| *self.running_since.entry(container.id.clone()).or_insert(now.mono));
+            let running_since = (state == RunState::Running).then(|| {
+                self.running
+                    .entry(container.id.clone())
+                    .or_insert((now.mono, None))
+                    .0
+            });
             let (id, name) = (container.id, container.name);
             newest.push(ObservedContainer {
                 id,
@@ -222,33 +225,19 @@ impl RuntimeObserver {
                 restarting: false,
             });
         }
-        let ids: BTreeSet<&str> = newest.iter().map(|container| container.id.as_str()).collect();
-        self.running_since.retain(|id, _| ids.contains(id.as_str()));
-        self.started_at.retain(|id, _| ids.contains(id.as_str()));
-        for container in &mut newest {
-            if container.state == RunState::Running && needs_start_time(requests, &container.name) {
-                container.started_at = self.fetch_started_at(runtime, &container.id).await?;
+        self.running
+            .retain(|id, _| newest.iter().any(|container| container.id == *id));
+        for container in newest.iter_mut().filter(|one| one.running_since.is_some()) {
+            let Some((_, started_at)) = self.running.get_mut(&container.id) else {
+                continue;
+            };
+            if started_at.is_none() && needs_start_time(requests, &container.name) {
+                let status = runtime.container_status(&container.id).await?;
+                *started_at = status.and_then(|status| status.started_at);
             }
+            container.started_at = *started_at;
         }
         Ok(newest)
-    }
-
-    async fn fetch_started_at(
-        &mut self,
-        runtime: &dyn Runtime,
-        id: &str,
-    ) -> Result<Option<jiff::Timestamp>, kruise_cri::Error> {
-        if let Some(started_at) = self.started_at.get(id) {
-            return Ok(Some(*started_at));
-        }
-        let started_at = runtime
-            .container_status(id)
-            .await?
-            .and_then(|status| status.started_at);
-        if let Some(started_at) = started_at {
-            self.started_at.insert(id.to_owned(), started_at);
-        }
-        Ok(started_at)
     }
 }
 
