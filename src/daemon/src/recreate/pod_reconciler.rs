@@ -475,11 +475,9 @@ impl PodReconciler {
     fn on_status_written(&mut self, write: &StatusWrite, request: &RecreateRequest) {
         for state in &write.status.container_recreate_states {
             if let Some(target) = &state.container_id {
-                let key = plan::ContainerKey {
-                    request_uid: write.request_uid.clone(),
-                    container: state.name.clone(),
-                };
-                self.state.targets.insert(key, target.clone());
+                self.state
+                    .targets
+                    .insert(request.container_key(&state.name), target.clone());
             }
         }
         if request.status.completion_time.is_none() {

@@ -65,10 +65,7 @@ pub fn strip_scheme(id: &str) -> &str {
 
 impl ContainerCheck<'_> {
     pub fn key(&self) -> ContainerKey {
-        ContainerKey {
-            request_uid: self.request.uid.clone(),
-            container: self.container.name.clone(),
-        }
+        self.request.container_key(&self.container.name)
     }
 
     pub fn stored_state(&self) -> Option<&State> {
@@ -332,10 +329,7 @@ impl ContainerCheck<'_> {
     /// the Pod.
     fn may_restart_all_containers(&self) -> bool {
         self.pod.containers.iter().any(|other| {
-            let key = ContainerKey {
-                container: other.name.clone(),
-                ..self.key()
-            };
+            let key = self.request.container_key(&other.name);
             let running = other.status.as_ref().is_some_and(|status| status.running);
             let attempt = self.observed.state.attempts.get(&key);
             other.name != self.container.name

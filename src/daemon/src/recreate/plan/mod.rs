@@ -154,7 +154,7 @@ fn run_request(plan: &mut Plan, observed: &Observed, request: &Arc<RecreateReque
     }
     if evaluation.complete() {
         plan.writes
-            .extend(status::completed(request, &pod, &evaluation, now));
+            .extend(status::completed(request, observed, &pod, &evaluation, now));
         plan.progress.push(evaluation.progress(None));
         return;
     }
@@ -162,8 +162,13 @@ fn run_request(plan: &mut Plan, observed: &Observed, request: &Arc<RecreateReque
         RuntimeObservation::Unknown(why) => Some(WaitReason::RuntimeUnknown(why.clone())),
         _ => None,
     };
-    plan.writes
-        .extend(status::running(request, &pod, &evaluation, wait.as_ref()));
+    plan.writes.extend(status::running(
+        request,
+        observed,
+        &pod,
+        &evaluation,
+        wait.as_ref(),
+    ));
     plan.progress.push(evaluation.progress(wait));
     requeue_by(plan, now.mono + RECHECK_INTERVAL);
     for at in evaluation.rechecks {
@@ -233,8 +238,6 @@ pub(crate) struct RequestEvaluation {
     stops: Vec<StopAction>,
     /// Targets that must be written before their stop starts.
     records: Vec<TargetRecord>,
-    /// Names of the containers whose stop we have started.
-    stop_started: BTreeSet<String>,
     /// When the step of a container may change without an event.
     rechecks: Vec<Duration>,
     /// The first failed container, if it ends the request.
@@ -256,7 +259,6 @@ impl RequestEvaluation {
             steps: Vec::new(),
             stops: Vec::new(),
             records: Vec::new(),
-            stop_started: BTreeSet::new(),
             rechecks: Vec::new(),
             failed_container: None,
             in_progress: false,
@@ -287,12 +289,6 @@ impl RequestEvaluation {
         decision: ContainerDecision,
         blocked: bool,
     ) -> ContainerStep {
-        if check
-            .attempt()
-            .is_some_and(|attempt| attempt.started_at.is_some())
-        {
-            self.stop_started.insert(check.container.name.clone());
-        }
         let has_started =
             check.attempt().is_some() || check.stored_state().is_some_and(|state| state.is_killed);
         let may_begin = has_started || (!blocked && self.failed_container.is_none());
@@ -372,10 +368,7 @@ impl RequestEvaluation {
                 ContainerStep::Failed(why) => Some(why.clone()),
                 _ => continue,
             };
-            let key = ContainerKey {
-                request_uid: self.request.uid.clone(),
-                container: name.clone(),
-            };
+            let key = self.request.container_key(name);
             if !observed.state.results.contains_key(&key) {
                 results.push((key, ContainerResult { failed }));
             }

@@ -1,10 +1,10 @@
 //! The status of a request: one write per transition, none without a change.
 
+use super::RequestEvaluation;
 use super::evaluate::strip_scheme;
 use super::queue::EndReason;
 use super::steps::{ContainerStep, WaitReason};
 use super::types::{Clocks, Observed, RecreateRequest, StatusWrite, StopStage, Urgency};
-use super::{ContainerKey, RequestEvaluation};
 use crate::pods::NodePod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kruise_api::container_recreate_request::{
@@ -21,30 +21,35 @@ pub fn waiting(request: &RecreateRequest, reason: &WaitReason) -> Option<StatusW
         (_, Phase::Other(_)) => Phase::Pending,
         (_, phase) => phase.clone(),
     };
-    let states = request
-        .containers
-        .iter()
-        .map(|container| stored_state(request, &container.name));
+    let containers = request.containers.iter();
     let status = Status {
         phase,
         message: Some(reason.to_string()),
-        container_recreate_states: states.collect(),
+        container_recreate_states: containers
+            .map(|container| stored_state(request, &container.name))
+            .collect(),
         ..request.status.clone()
     };
-    status_write(request, status, Some(reason.condition_reason()))
+    status_write(request, status, Some(reason))
 }
 
 /// The status of the request that has its turn.
 pub fn running(
     request: &RecreateRequest,
+    observed: &Observed,
     pod: &NodePod,
     evaluation: &RequestEvaluation,
     wait: Option<&WaitReason>,
 ) -> Option<StatusWrite> {
-    let steps = evaluation.steps.iter();
-    let states: Vec<State> = steps
-        .map(|(name, step)| container_state(request, evaluation, name, step))
-        .collect();
+    let mut states = Vec::new();
+    for (name, step) in &evaluation.steps {
+        let mut state = container_state(request, observed, name, step);
+        if let Some(record) = evaluation.records.iter().find(|record| record.container == *name) {
+            state.container_id = Some(record.id.clone());
+            state.is_killed |= record.kill;
+        }
+        states.push(state);
+    }
     let status = Status {
         phase: Phase::Recreating,
         message: wait.map(ToString::to_string),
@@ -52,15 +57,14 @@ pub fn running(
         container_recreate_states: states,
         ..request.status.clone()
     };
-    let waits = wait.map(WaitReason::condition_reason);
     if evaluation.records.is_empty() {
-        return status_write(request, status, waits);
+        return status_write(request, status, wait);
     }
     // The stop waits for this write, even if the stored status is equal except for dropped fields.
     Some(StatusWrite {
         request_uid: request.uid.clone(),
         status,
-        waiting_reason: waits,
+        waiting_reason: wait.map(WaitReason::condition_reason),
         urgency: Urgency::Now,
     })
 }
@@ -68,34 +72,25 @@ pub fn running(
 /// The status of a request whose containers are done.
 pub fn completed(
     request: &RecreateRequest,
+    observed: &Observed,
     pod: &NodePod,
     evaluation: &RequestEvaluation,
     now: Clocks,
 ) -> Option<StatusWrite> {
-    let failed_container = evaluation.failed_container.as_deref();
-    let states: Vec<State> = evaluation
-        .steps
-        .iter()
-        .map(|(name, step)| match (step, failed_container) {
-            (ContainerStep::Succeeded | ContainerStep::Failed(_), _) | (_, None) => {
-                container_state(request, evaluation, name, step)
-            }
-            (_, Some(halted)) => State {
-                phase: Phase::Failed,
-                message: Some(format!(
-                    "not started, because container {halted:?} failed and failurePolicy is Fail"
-                )),
-                ..stored_state(request, name)
-            },
-        })
+    let not_started = || {
+        let failed = evaluation.failed_container.as_deref().unwrap_or_default();
+        format!("not started, because container {failed:?} failed and failurePolicy is Fail")
+    };
+    let steps = evaluation.steps.iter();
+    let states: Vec<State> = steps
+        .map(|(name, step)| failed_state(container_state(request, observed, name, step), not_started))
         .collect();
-    let snapshot = snapshot(request, pod, &states);
     // A message would mean that it was aborted; a failed container is a normal end.
-    status_write(
-        request,
-        completed_status(request, None, states, snapshot, now),
-        None,
-    )
+    let status = Status {
+        container_status_snapshot: snapshot(request, pod, &states),
+        ..completed_status(request, None, states, now)
+    };
+    status_write(request, status, None)
 }
 
 /// The status of a request that ends before its containers are done.
@@ -106,28 +101,24 @@ pub fn ended(
     reason: &EndReason,
     now: Clocks,
 ) -> Option<StatusWrite> {
-    let states = request
-        .containers
-        .iter()
-        .map(|container| {
-            let step = steps
-                .iter()
-                .find(|(name, _)| *name == container.name)
-                .map(|(_, step)| step);
-            let state = step.map(|step| state_from_attempts(request, observed, &container.name, step));
-            failed_state(
-                state.unwrap_or_else(|| stored_state(request, &container.name)),
-                step,
-                reason,
-            )
+    let state = |name: &str| {
+        let step = steps.iter().find(|(of, _)| of == name).map(|(_, step)| step);
+        let state = match step {
+            Some(step) => container_state(request, observed, name, step),
+            None => stored_state(request, name),
+        };
+        failed_state(state, || match (reason, step) {
+            (EndReason::Deadline, step) => step.unwrap_or(&ContainerStep::Waiting).at_deadline(),
+            (EndReason::PodDeleted, Some(step)) => {
+                format!("the Pod is being deleted; {}", step.progress_text())
+            }
+            (_, Some(step)) => format!("{}; {}", reason.message(), step.progress_text()),
+            (_, None) => reason.message(),
         })
-        .collect();
-    let snapshot = request.status.container_status_snapshot.clone();
-    status_write(
-        request,
-        completed_status(request, Some(reason.message()), states, snapshot, now),
-        None,
-    )
+    };
+    let states = request.containers.iter().map(|container| state(&container.name));
+    let status = completed_status(request, Some(reason.message()), states.collect(), now);
+    status_write(request, status, None)
 }
 
 /// The status of a completed request once a stop that ran at its deadline has ended.
@@ -138,57 +129,36 @@ pub fn finished(request: &RecreateRequest, observed: &Observed) -> Option<Status
         ContainerStep::Stopping.at_deadline(),
         EndReason::Deadline.message(),
     ];
-    let ran_at_deadline = |state: &State| {
-        state
+    let mut status = request.status.clone();
+    for state in &mut status.container_recreate_states {
+        let attempt = observed.state.attempts.get(&request.container_key(&state.name));
+        let error = match attempt
+            .filter(|attempt| !attempt.in_progress)
+            .map(|attempt| &attempt.stage)
+        {
+            Some(StopStage::Stopped(_)) => None,
+            Some(StopStage::Retry { error, .. } | StopStage::Refused(error)) => Some(error.as_str()),
+            _ => continue,
+        };
+        if state
             .message
             .as_ref()
             .is_some_and(|message| deadline_messages.contains(message))
-    };
-    let mut status = request.status.clone();
-    for state in status
-        .container_recreate_states
-        .iter_mut()
-        .filter(|state| ran_at_deadline(state))
-    {
-        let key = ContainerKey {
-            request_uid: request.uid.clone(),
-            container: state.name.clone(),
-        };
-        let ended_attempt = observed
-            .state
-            .attempts
-            .get(&key)
-            .filter(|attempt| !attempt.in_progress);
-        match ended_attempt.map(|attempt| &attempt.stage) {
-            Some(StopStage::Stopped(_)) => state.message = Some(ContainerStep::after_deadline(None)),
-            Some(StopStage::Retry { error, .. } | StopStage::Refused(error)) => {
-                state.message = Some(ContainerStep::after_deadline(Some(error)));
-            }
-            _ => {}
+        {
+            state.message = Some(ContainerStep::after_deadline(error));
         }
     }
-    (status != request.status).then(|| StatusWrite {
-        request_uid: request.uid.clone(),
-        status,
-        waiting_reason: None,
-        urgency: Urgency::Now,
-    })
+    (status != request.status).then(|| status_write(request, status, None))?
 }
 
-/// The state of a container at the end of its request: failed, unless it was done.
-fn failed_state(state: State, step: Option<&ContainerStep>, reason: &EndReason) -> State {
+/// The state of a container at the end of its request: failed with that message, unless it was done.
+fn failed_state(state: State, message: impl FnOnce() -> String) -> State {
     if state.phase.is_finished() {
         return state;
     }
-    let message = match (reason, step) {
-        (EndReason::Deadline, step) => step.unwrap_or(&ContainerStep::Waiting).at_deadline(),
-        (EndReason::PodDeleted, Some(step)) => format!("the Pod is being deleted; {}", step.progress_text()),
-        (_, Some(step)) => format!("{}; {}", reason.message(), step.progress_text()),
-        (_, None) => reason.message(),
-    };
     State {
         phase: Phase::Failed,
-        message: Some(message),
+        message: Some(message()),
         ..state
     }
 }
@@ -197,7 +167,6 @@ fn completed_status(
     request: &RecreateRequest,
     message: Option<String>,
     states: Vec<State>,
-    snapshot: Vec<Snapshot>,
     now: Clocks,
 ) -> Status {
     Status {
@@ -205,8 +174,7 @@ fn completed_status(
         completion_time: Some(Time(now.api)),
         message,
         container_recreate_states: states,
-        container_status_snapshot: snapshot,
-        conditions: request.status.conditions.clone(),
+        ..request.status.clone()
     }
 }
 
@@ -214,87 +182,60 @@ fn completed_status(
 fn status_write(
     request: &RecreateRequest,
     desired: Status,
-    waiting_reason: Option<&'static str>,
+    wait: Option<&WaitReason>,
 ) -> Option<StatusWrite> {
     let urgency = urgency(&request.status, &desired)?;
     Some(StatusWrite {
         request_uid: request.uid.clone(),
         status: desired,
-        waiting_reason,
+        waiting_reason: wait.map(WaitReason::condition_reason),
         urgency,
     })
 }
 
+/// How soon the change must be written. A container ID alone is no change: the API server may drop it.
 fn urgency(stored: &Status, desired: &Status) -> Option<Urgency> {
     let begins_recreating = desired.phase == Phase::Recreating && stored.phase != Phase::Recreating;
     if desired.completion_time.is_some() || (begins_recreating && desired.message.is_some()) {
         return Some(Urgency::Now);
     }
-    let visible_fields = |status: &Status| -> Vec<(String, Phase, bool, bool)> {
-        let states = status.container_recreate_states.iter();
-        let held_by_kubelet = |state: &State| {
-            state
-                .message
-                .as_ref()
-                .is_some_and(|message| message.starts_with(KUBELET_MESSAGE_PREFIX))
+    let differs = |messages: bool| {
+        let visible = |status: &Status| {
+            let states = status.container_recreate_states.iter().map(|state| {
+                let message = state.message.clone();
+                let held_by_kubelet = message
+                    .as_ref()
+                    .is_some_and(|text| text.starts_with(KUBELET_MESSAGE_PREFIX));
+                let message = message.filter(|_| messages);
+                (
+                    state.name.clone(),
+                    state.phase.clone(),
+                    state.is_killed,
+                    held_by_kubelet,
+                    message,
+                )
+            });
+            let message = status.message.clone().filter(|_| messages);
+            (status.phase.clone(), message, states.collect::<Vec<_>>())
         };
-        let fields = states.map(|state| {
-            (
-                state.name.clone(),
-                state.phase.clone(),
-                state.is_killed,
-                held_by_kubelet(state),
-            )
-        });
-        fields.collect()
+        visible(stored) != visible(desired)
     };
-    if stored.phase != desired.phase || visible_fields(stored) != visible_fields(desired) {
+    if differs(false) {
         return Some(Urgency::Soon);
     }
-    let messages = |status: &Status| -> Vec<Option<String>> {
-        let states = status.container_recreate_states.iter();
-        states.map(|state| state.message.clone()).collect()
-    };
-    let messages_differ = stored.message != desired.message || messages(stored) != messages(desired);
-    messages_differ.then_some(Urgency::IfUnchanged)
+    differs(true).then_some(Urgency::IfUnchanged)
 }
 
 /// Prefix of messages that are written without delay: kubelet will not continue for some time.
 const KUBELET_MESSAGE_PREFIX: &str = "kubelet ";
 
+/// The state of a container in that step.
 fn container_state(
-    request: &RecreateRequest,
-    evaluation: &RequestEvaluation,
-    name: &str,
-    step: &ContainerStep,
-) -> State {
-    let mut state = step_state(request, name, step, evaluation.stop_started.contains(name));
-    if let Some(record) = evaluation.records.iter().find(|record| record.container == name) {
-        state.container_id = Some(record.id.clone());
-        state.is_killed |= record.kill;
-    }
-    state
-}
-
-fn state_from_attempts(
     request: &RecreateRequest,
     observed: &Observed,
     name: &str,
     step: &ContainerStep,
 ) -> State {
-    let key = ContainerKey {
-        request_uid: request.uid.clone(),
-        container: name.to_owned(),
-    };
-    let stop_started = observed
-        .state
-        .attempts
-        .get(&key)
-        .is_some_and(|attempt| attempt.started_at.is_some());
-    step_state(request, name, step, stop_started)
-}
-
-fn step_state(request: &RecreateRequest, name: &str, step: &ContainerStep, stop_begun: bool) -> State {
     let stored = stored_state(request, name);
     let (phase, message) = match step {
         ContainerStep::Waiting => (Phase::Pending, None),
@@ -304,21 +245,20 @@ fn step_state(request: &RecreateRequest, name: &str, step: &ContainerStep, stop_
         ContainerStep::RuntimeUnavailable => (stored.phase.clone(), stored.message.clone()),
         step => (Phase::Recreating, Some(step.to_string())),
     };
-    let target = || requested_target(request, name).filter(|_| phase != Phase::Pending);
+    // The state repeats the ID in the request: users see it there, and the manager sees that this daemon needs no help
+    // with the snapshot.
+    let requested = request.containers.iter().find(|wanted| wanted.name == name);
+    let target = requested
+        .filter(|_| !request.force && phase != Phase::Pending)
+        .and_then(|wanted| wanted.recorded_id.clone());
+    let attempt = observed.state.attempts.get(&request.container_key(name));
     State {
-        container_id: stored.container_id.clone().or_else(target),
-        is_killed: stored.is_killed || stop_begun,
+        container_id: stored.container_id.clone().or(target),
+        is_killed: stored.is_killed || attempt.is_some_and(|attempt| attempt.started_at.is_some()),
         phase,
         message,
         ..stored
     }
-}
-
-/// The container ID in the request that is to be replaced. The state repeats it: users see it there, and the manager
-/// sees that this daemon needs no help with the snapshot.
-fn requested_target(request: &RecreateRequest, name: &str) -> Option<String> {
-    let requested = request.containers.iter().find(|wanted| wanted.name == name)?;
-    requested.recorded_id.clone().filter(|_| !request.force)
 }
 
 /// The state in the status; if there is none, a state of a container that was not started.

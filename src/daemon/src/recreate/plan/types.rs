@@ -61,6 +61,17 @@ pub struct RecreateRequest {
     pub status: Status,
 }
 
+impl RecreateRequest {
+    /// The key of one of its containers.
+    #[must_use]
+    pub fn container_key(&self, name: &str) -> ContainerKey {
+        ContainerKey {
+            request_uid: self.uid.clone(),
+            container: name.to_owned(),
+        }
+    }
+}
+
 /// One container of a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequestedContainer {
