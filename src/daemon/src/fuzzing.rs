@@ -247,10 +247,10 @@ fn recreate_all(pod: &Arc<NodePod>, force: bool) -> (usize, usize) {
                     "{begin:?}"
                 );
                 stops += 1;
-                if let Some(hook) = &begin.params.hook {
+                if begin.params.run_hook {
                     hooks += 1;
-                    let mut own = named.filter_map(|view| view.pre_stop.as_ref());
-                    assert!(own.any(|own| *own == hook.handler), "{begin:?}");
+                    let mut own = named.filter(|view| view.pre_stop.is_some());
+                    assert!(own.next().is_some(), "{begin:?}");
                 }
                 let _ = begin.params.termination_grace(begin.params.grace_period);
             }

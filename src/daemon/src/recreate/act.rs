@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 use super::RecreateContext;
-use super::plan::{ContainerKey, PreStopHook, StopAction};
+use super::plan::{ContainerKey, StopAction};
 use crate::hook;
 use crate::pods::{MIN_GRACE_PERIOD, NodePod};
 use crate::stop_slots::StopSlot;
@@ -118,10 +118,10 @@ impl StopTask {
             .progress
             .begin(super::NAME, description, timeout);
         let mut grace_spent = Duration::ZERO;
-        if let Some(hook) = &act.hook {
+        if act.run_hook {
             if self.may_run().await {
                 let started = Instant::now();
-                if let Err(error) = self.run_hook(hook, act.grace_period).await {
+                if let Err(error) = self.run_hook(act.grace_period).await {
                     // The progress of the hook is unknown: like kubelet, it gets the full time again.
                     let (error, grace_spent) = (error.into(), Duration::ZERO);
                     return self.send_event(TaskEventKind::Failed { error, grace_spent });
@@ -176,7 +176,7 @@ impl StopTask {
             () = deadline => return None,
             slot = self.shared.ctx.stop_slots.acquire(&self.pod.namespace) => slot?,
         };
-        self.send_event(if self.action.params.hook.is_some() {
+        self.send_event(if self.action.params.run_hook {
             TaskEventKind::HookStarted
         } else {
             TaskEventKind::StopStarted
@@ -216,16 +216,23 @@ impl StopTask {
     ///
     /// # Errors
     /// When the runtime disconnected, so that the hook must run again.
-    async fn run_hook(&self, hook: &PreStopHook, grace: Duration) -> Result<(), cri::Error> {
+    async fn run_hook(&self, grace: Duration) -> Result<(), cri::Error> {
         let container = &self.action.key.container;
+        let Some((ports, hook)) = self
+            .pod
+            .container(container)
+            .and_then(|view| Some((&view.ports, view.pre_stop.as_ref()?)))
+        else {
+            return Ok(());
+        };
         let target = hook::HookTarget {
             runtime: self.runtime.as_ref(),
             container_id: &self.action.target,
             pod_uid: &self.pod.runtime_uid,
-            host: hook.host.clone(),
-            ports: &hook.ports,
+            host: self.pod.ips.first().cloned(),
+            ports,
         };
-        let error = match hook::run(&hook.handler, &target, grace).await {
+        let error = match hook::run(hook, &target, grace).await {
             Ok(()) => {
                 tracing::info!(pod = %self.pod.name, namespace = self.pod.namespace, container, "preStop hook succeeded");
                 return Ok(());

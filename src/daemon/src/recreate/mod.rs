@@ -283,7 +283,7 @@ mod tests {
                 first_attempt: false,
                 deadline: None,
                 params: StopParams {
-                    hook: None,
+                    run_hook: false,
                     grace_period: Duration::from_secs(1),
                 },
             },

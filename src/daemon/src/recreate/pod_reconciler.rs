@@ -375,10 +375,10 @@ impl PodReconciler {
 
     fn start_stop(&mut self, task: StopTask, action: &StopAction, now: Clocks) {
         let slot = self.shared.ctx.stop_slots.try_acquire(&task.pod.namespace);
-        let stage = match (&slot, &action.params.hook) {
+        let stage = match (&slot, action.params.run_hook) {
             (None, _) => StopStage::Queued,
-            (Some(_), Some(_)) => StopStage::Hook,
-            (Some(_), None) => StopStage::Stopping,
+            (Some(_), true) => StopStage::Hook,
+            (Some(_), false) => StopStage::Stopping,
         };
         let previous = self.state.attempts.get(&action.key);
         let attempt = StopAttempt {
@@ -386,7 +386,7 @@ impl PodReconciler {
             started_at: previous
                 .and_then(|attempt| attempt.started_at)
                 .or_else(|| slot.is_some().then_some(now.mono)),
-            hook_done: action.params.hook.is_none(),
+            hook_done: !action.params.run_hook,
             grace_spent: previous.map(|attempt| attempt.grace_spent).unwrap_or_default(),
             stage,
             in_progress: true,

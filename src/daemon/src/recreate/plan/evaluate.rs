@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::LifecycleHandler;
-
 use super::steps::ContainerStep;
 use super::time;
 use super::types::{
-    Clocks, ContainerKey, ContainerResult, Observed, ObservedContainer, PreStopHook, RecreateRequest,
-    RequestedContainer, RunState, RuntimeObservation, StopAttempt, StopParams, StopStage, grace_left,
+    Clocks, ContainerKey, Observed, ObservedContainer, RecreateRequest, RequestedContainer, RunState,
+    RuntimeObservation, StopAction, StopAttempt, StopParams, StopStage, grace_left,
 };
 use crate::pods::{ContainerRole, NodePod, PodContainer, PodContainerStatus, Termination};
 use kruise_api::container_recreate_request::{
@@ -19,32 +17,39 @@ use kruise_api::container_recreate_request::{
 /// How long a stopped container may still be listed as running.
 const LIST_LAG: Duration = Duration::from_secs(1);
 
-/// The decision for one container.
-#[derive(Clone, Debug, PartialEq)]
-pub enum ContainerDecision {
-    /// The container is done.
-    Done(ContainerResult),
-    /// The container's ID must be in the status before anything is done to it.
-    Record {
-        /// The ID, with scheme.
-        id: String,
-        /// Whether it runs, so that it will be stopped.
-        kill: bool,
-    },
-    /// The stop may start.
-    Ready {
-        /// Container to stop, ID without scheme.
-        target: String,
-        /// How to stop it.
-        params: Box<StopParams>,
-    },
-    /// The container is in progress.
-    InProgress {
-        /// The current step.
-        step: ContainerStep,
-        /// When the step may change without an event.
-        recheck_at: Option<Duration>,
-    },
+/// What to do about one container.
+pub struct ContainerEvaluation {
+    /// Its step, also if that begins only now.
+    pub step: ContainerStep,
+    /// When the step may change without an event.
+    pub recheck_at: Option<Duration>,
+    /// The stop to start now.
+    pub stop: Option<StopAction>,
+    /// The ID (with scheme) that must be in the status before anything is done to the container.
+    pub record: Option<String>,
+    /// Whether the container with that ID runs, so that it will be stopped.
+    pub will_stop: bool,
+}
+
+impl From<ContainerStep> for ContainerEvaluation {
+    fn from(step: ContainerStep) -> Self {
+        Self {
+            step,
+            recheck_at: None,
+            stop: None,
+            record: None,
+            will_stop: false,
+        }
+    }
+}
+
+impl ContainerEvaluation {
+    fn until(step: ContainerStep, recheck_at: Duration) -> Self {
+        Self {
+            recheck_at: Some(recheck_at),
+            ..step.into()
+        }
+    }
 }
 
 /// Everything that a decision depends on.
@@ -64,26 +69,35 @@ pub fn strip_scheme(id: &str) -> &str {
 }
 
 impl ContainerCheck<'_> {
-    pub fn key(&self) -> ContainerKey {
+    fn key(&self) -> ContainerKey {
         self.request.container_key(&self.container.name)
     }
 
-    pub fn stored_state(&self) -> Option<&State> {
+    fn stored_state(&self) -> Option<&State> {
         self.request.status.state(&self.container.name)
     }
 
-    pub fn attempt(&self) -> Option<&StopAttempt> {
+    fn attempt(&self) -> Option<&StopAttempt> {
         self.observed.state.attempts.get(&self.key())
     }
 
-    /// Evaluates the container.
-    pub fn evaluate(&self) -> ContainerDecision {
-        if let Some(settled) = self.result() {
-            return ContainerDecision::Done(settled);
+    /// Evaluates the container, which is not started if it is `blocked` by an earlier one.
+    pub fn evaluate(&self, blocked: bool) -> ContainerEvaluation {
+        if let Some(step) = self.result() {
+            return step.into();
         }
+        let evaluation = self.evaluate_unfinished();
+        let has_started = self.attempt().is_some() || self.is_killed();
+        if blocked && !has_started && !evaluation.step.is_final() {
+            return ContainerStep::Waiting.into();
+        }
+        evaluation
+    }
+
+    fn evaluate_unfinished(&self) -> ContainerEvaluation {
         let container = match self.pod_container() {
             Ok(view) => view,
-            Err(why) => return failed(why),
+            Err(why) => return ContainerStep::Failed(why).into(),
         };
         let (scheme, newest) = match &self.observed.runtime {
             RuntimeObservation::Listed { scheme, containers } => (
@@ -95,7 +109,7 @@ impl ContainerCheck<'_> {
             RuntimeObservation::Unknown(_) | RuntimeObservation::Unavailable(_) => {
                 return self
                     .in_flight()
-                    .unwrap_or(in_progress(ContainerStep::RuntimeUnavailable));
+                    .unwrap_or_else(|| ContainerStep::RuntimeUnavailable.into());
             }
         };
         let Some(target) = self.target() else {
@@ -103,39 +117,52 @@ impl ContainerCheck<'_> {
                 .map(|listed| format!("{scheme}://{}", listed.id))
                 .or_else(|| last_container_id(container));
             let kill = newest.is_some_and(|listed| listed.state == RunState::Running);
-            return id.map_or(in_progress(ContainerStep::Starting), |id| {
-                ContainerDecision::Record { id, kill }
-            });
+            return id.map_or_else(|| ContainerStep::Starting.into(), |id| self.record(id, kill));
         };
         match newest {
             Some(listed) if listed.id != strip_scheme(target) => self.evaluate_replacement(listed, container),
             Some(listed) if listed.state == RunState::Running => self.evaluate_running(listed, container),
-            Some(listed) if listed.state == RunState::Created => self
-                .in_flight()
-                .unwrap_or_else(|| in_progress(ContainerStep::Starting)),
+            Some(listed) if listed.state == RunState::Created => {
+                self.in_flight().unwrap_or_else(|| ContainerStep::Starting.into())
+            }
             // Kubelet's status may be slightly older than the list, or the list is not from kubelet's runtime.
             None if container.status.as_ref().is_some_and(|status| {
                 status.running && strip_scheme(&status.container_id) == strip_scheme(target)
             }) =>
             {
-                in_progress(ContainerStep::Unlisted)
+                ContainerStep::Unlisted.into()
             }
             _ => self.evaluate_stopped(container),
         }
     }
 
-    /// The final result, if it is cached here or stored in the status.
-    fn result(&self) -> Option<ContainerResult> {
-        if let Some(settled) = self.observed.state.results.get(&self.key()) {
-            return Some(settled.clone());
+    /// The final step, if it is cached here or stored in the status.
+    fn result(&self) -> Option<ContainerStep> {
+        if let Some(step) = self.observed.state.results.get(&self.key()) {
+            return Some(step.clone());
         }
         let stored = self.stored_state()?;
         match stored.phase {
-            Phase::Succeeded => Some(ContainerResult { failed: None }),
-            Phase::Failed => Some(ContainerResult {
-                failed: Some(stored.message.clone().unwrap_or_default()),
-            }),
+            Phase::Succeeded => Some(ContainerStep::Succeeded),
+            Phase::Failed => Some(ContainerStep::Failed(stored.message.clone().unwrap_or_default())),
             _ => None,
+        }
+    }
+
+    /// Whether a stop was intended, perhaps by a daemon that has ended.
+    fn is_killed(&self) -> bool {
+        self.stored_state().is_some_and(|state| state.is_killed)
+    }
+
+    /// Lets the ID be written before anything is done to the container.
+    fn record(&self, id: String, will_stop: bool) -> ContainerEvaluation {
+        if self.ending {
+            return ContainerStep::Waiting.into();
+        }
+        ContainerEvaluation {
+            record: Some(id),
+            will_stop,
+            ..ContainerStep::Recording.into()
         }
     }
 
@@ -159,8 +186,10 @@ impl ContainerCheck<'_> {
     /// ID of the container to be replaced, once it is certain: that in the status, otherwise that in the request,
     /// unless the request also replaces newer containers.
     fn target(&self) -> Option<&str> {
-        let stored = self.stored_state();
-        if let Some(target) = stored.and_then(|state| state.container_id.as_deref()) {
+        if let Some(target) = self
+            .stored_state()
+            .and_then(|state| state.container_id.as_deref())
+        {
             return Some(target);
         }
         // A cluster with OpenKruise's own CRDs drops our field. Then our state has it, and after a restart `isKilled`
@@ -168,74 +197,71 @@ impl ContainerCheck<'_> {
         if let Some(target) = self.observed.state.targets.get(&self.key()) {
             return Some(target);
         }
-        let stop_intended = stored.is_some_and(|state| state.is_killed);
         let recorded = self.container.recorded_id.as_deref();
-        recorded.filter(|_| !self.request.force || stop_intended)
+        recorded.filter(|_| !self.request.force || self.is_killed())
     }
 
     /// The old container runs: starts its stop, or continues it.
-    fn evaluate_running(&self, observed: &ObservedContainer, container: &PodContainer) -> ContainerDecision {
+    fn evaluate_running(
+        &self,
+        observed: &ObservedContainer,
+        container: &PodContainer,
+    ) -> ContainerEvaluation {
         if let Some(decision) = self.in_flight() {
             return decision;
         }
         if observed.restarting {
-            return in_progress(ContainerStep::Restarting);
+            return ContainerStep::Restarting.into();
         }
-        // Kruise-manager may be ending the request because no daemon started it: only one of the two writes is stored.
-        if let (None, true, Some(id)) = (
-            self.attempt(),
-            time::is_late(self.request, self.now),
-            self.target(),
-        ) {
-            return ContainerDecision::Record {
-                id: id.to_owned(),
-                kill: true,
-            };
-        }
-        let grace = time::bounded_seconds(
-            self.request
-                .grace_seconds
-                .unwrap_or(self.pod.grace_period_seconds),
-        );
         let attempt = self.attempt();
-        let hook_done = grace.is_zero() || attempt.is_some_and(|attempt| attempt.hook_done);
-        let params = StopParams {
-            hook: container
-                .pre_stop
-                .as_ref()
-                .filter(|_| !hook_done)
-                .map(|hook| self.pre_stop_hook(hook, container)),
-            grace_period: grace_left(
-                grace,
-                attempt.map_or(Duration::ZERO, |attempt| attempt.grace_spent),
-            ),
-        };
-        ContainerDecision::Ready {
-            target: observed.id.clone(),
-            params: Box::new(params),
+        // Kruise-manager may be ending the request because no daemon started it: only one of the two writes is stored.
+        if let (None, true, Some(id)) = (attempt, time::is_late(self.request, self.now), self.target()) {
+            return self.record(id.to_owned(), true);
         }
-    }
-
-    fn pre_stop_hook(&self, handler: &LifecycleHandler, container: &PodContainer) -> PreStopHook {
-        PreStopHook {
-            handler: handler.clone(),
-            ports: container.ports.clone(),
-            host: self.pod.ips.first().cloned(),
+        if self.ending {
+            return self.final_step().into();
+        }
+        let grace = self
+            .request
+            .grace_seconds
+            .unwrap_or(self.pod.grace_period_seconds);
+        let grace = time::bounded_seconds(grace);
+        let hook_done = grace.is_zero() || attempt.is_some_and(|attempt| attempt.hook_done);
+        let run_hook = container.pre_stop.is_some() && !hook_done;
+        let spent = attempt.map_or(Duration::ZERO, |attempt| attempt.grace_spent);
+        let step = if run_hook {
+            ContainerStep::Hook
+        } else {
+            ContainerStep::Stopping
+        };
+        ContainerEvaluation {
+            stop: Some(StopAction {
+                key: self.key(),
+                request_name: self.request.name.clone(),
+                target: observed.id.clone(),
+                first_attempt: attempt.is_none_or(|attempt| attempt.started_at.is_none()),
+                deadline: time::deadline(self.request).map(|at| time::to_mono(at, self.now)),
+                params: StopParams {
+                    run_hook,
+                    grace_period: grace_left(grace, spent),
+                },
+            }),
+            ..step.into()
         }
     }
 
     /// The last step of a container that could be stopped, if its request ends now.
-    pub fn final_step(&self) -> ContainerStep {
+    fn final_step(&self) -> ContainerStep {
         match self.attempt().map(|attempt| &attempt.stage) {
             Some(StopStage::Retry { error, .. }) => ContainerStep::Retry(error.clone()),
             Some(_) => ContainerStep::Interrupted,
-            None if self.stored_state().is_some_and(|state| state.is_killed) => ContainerStep::Interrupted,
+            None if self.is_killed() => ContainerStep::Interrupted,
             None => ContainerStep::Waiting,
         }
     }
 
     /// The stop in progress, if any.
-    fn in_flight(&self) -> Option<ContainerDecision> {
+    fn in_flight(&self) -> Option<ContainerEvaluation> {
         let attempt = self.attempt()?;
         let step = match &attempt.stage {
             StopStage::Queued | StopStage::Hook | StopStage::Stopping
@@ -246,32 +272,28 @@ impl ContainerCheck<'_> {
             StopStage::Queued => ContainerStep::WaitingForSlot,
             StopStage::Hook => ContainerStep::Hook,
             StopStage::Stopping => ContainerStep::Stopping,
-            StopStage::Refused(error) => return Some(failed(format!("kill container error: {error}"))),
-            StopStage::Retry { retry_at: at, error } if self.now.mono < *at => {
-                return Some(ContainerDecision::InProgress {
-                    step: ContainerStep::Retry(error.clone()),
-                    recheck_at: Some(*at),
-                });
+            StopStage::Refused(error) => ContainerStep::Failed(format!("kill container error: {error}")),
+            StopStage::Retry { retry_at, error } if self.now.mono < *retry_at => {
+                let step = ContainerStep::Retry(error.clone());
+                return Some(ContainerEvaluation::until(step, *retry_at));
             }
             // The list of containers may be older than the response to the stop.
             StopStage::Stopped(at) if self.now.mono < *at + LIST_LAG => {
-                return Some(ContainerDecision::InProgress {
-                    step: ContainerStep::Stopping,
-                    recheck_at: Some(*at + LIST_LAG),
-                });
+                let step = ContainerStep::Stopping;
+                return Some(ContainerEvaluation::until(step, *at + LIST_LAG));
             }
             StopStage::Stopped(_) | StopStage::Retry { .. } => return None,
         };
-        Some(in_progress(step))
+        Some(step.into())
     }
 
     /// The old container has ended and has no successor.
-    fn evaluate_stopped(&self, container: &PodContainer) -> ContainerDecision {
+    fn evaluate_stopped(&self, container: &PodContainer) -> ContainerEvaluation {
         if let Some(why) = self.not_restarted_reason(container) {
-            return failed(why);
+            return ContainerStep::Failed(why).into();
         }
         let Some(status) = container.status.as_ref() else {
-            return in_progress(ContainerStep::Stopped);
+            return ContainerStep::Stopped.into();
         };
         match &status.waiting {
             Some((reason, message)) if reason == "CrashLoopBackOff" => {
@@ -281,20 +303,15 @@ impl ContainerCheck<'_> {
                     Some(Termination { code, .. }) => format!("{message}; it ended with exit code {code}"),
                     None => message.clone(),
                 };
-                in_progress(ContainerStep::BackOff { until, message })
+                ContainerStep::BackOff { until, message }.into()
             }
             Some((reason, message)) if reason != "ContainerCreating" && reason != "PodInitializing" => {
-                in_progress(ContainerStep::StartFailed {
-                    reason: reason.clone(),
-                    message: message.clone(),
-                })
+                let (reason, message) = (reason.clone(), message.clone());
+                ContainerStep::StartFailed { reason, message }.into()
             }
             _ => match time::expected_back_off(status, self.now) {
-                Some((step, left)) => ContainerDecision::InProgress {
-                    step,
-                    recheck_at: Some(self.now.mono + left),
-                },
-                None => in_progress(ContainerStep::Stopped),
+                Some((step, left)) => ContainerEvaluation::until(step, self.now.mono + left),
+                None => ContainerStep::Stopped.into(),
             },
         }
     }
@@ -344,9 +361,9 @@ impl ContainerCheck<'_> {
         &self,
         observed: &ObservedContainer,
         container: &PodContainer,
-    ) -> ContainerDecision {
+    ) -> ContainerEvaluation {
         match observed.state {
-            RunState::Created => return in_progress(ContainerStep::Starting),
+            RunState::Created => return ContainerStep::Starting.into(),
             RunState::Exited => return self.evaluate_stopped(container),
             RunState::Running => {}
         }
@@ -355,17 +372,17 @@ impl ContainerCheck<'_> {
             .as_ref()
             .is_some_and(|status| status.ready && strip_scheme(&status.container_id) == observed.id);
         if !ready {
-            return in_progress(ContainerStep::NotReady);
+            return ContainerStep::NotReady.into();
         }
         let min_started = time::bounded_seconds(self.request.min_started_seconds);
         let stopped = self.attempt().and_then(|attempt| attempt.started_at);
         let age = time::running_for(observed, self.request, stopped, self.now);
         match min_started.checked_sub(age) {
-            Some(left) if !left.is_zero() => ContainerDecision::InProgress {
-                step: ContainerStep::WaitingMinStarted { left },
-                recheck_at: Some(self.now.mono + left),
-            },
-            _ => ContainerDecision::Done(ContainerResult { failed: None }),
+            Some(left) if !left.is_zero() => {
+                let step = ContainerStep::WaitingMinStarted { left };
+                ContainerEvaluation::until(step, self.now.mono + left)
+            }
+            _ => ContainerStep::Succeeded.into(),
         }
     }
 }
@@ -374,15 +391,4 @@ impl ContainerCheck<'_> {
 fn last_container_id(container: &PodContainer) -> Option<String> {
     let id = &container.status.as_ref()?.container_id;
     (!id.is_empty()).then(|| id.clone())
-}
-
-fn in_progress(step: ContainerStep) -> ContainerDecision {
-    ContainerDecision::InProgress {
-        step,
-        recheck_at: None,
-    }
-}
-
-fn failed(why: String) -> ContainerDecision {
-    ContainerDecision::Done(ContainerResult { failed: Some(why) })
 }

@@ -29,13 +29,13 @@ pub use evaluate::strip_scheme;
 pub use steps::{ContainerStep, WaitReason};
 pub use time::{deadline, to_mono};
 pub use types::{
-    Clocks, ContainerKey, ContainerResult, Observed, ObservedContainer, Plan, PodObservation, PreStopHook,
-    RecreateRequest, RecreateState, RequestProgress, RequestedContainer, RunState, RuntimeObservation,
-    StatusWrite, StopAction, StopAttempt, StopParams, StopStage, Urgency,
+    Clocks, ContainerKey, Observed, ObservedContainer, Plan, PodObservation, RecreateRequest, RecreateState,
+    RequestProgress, RequestedContainer, RunState, RuntimeObservation, StatusWrite, StopAction, StopAttempt,
+    StopParams, StopStage, Urgency,
 };
 
 use crate::pods::NodePod;
-use evaluate::{ContainerCheck, ContainerDecision};
+use evaluate::{ContainerCheck, ContainerEvaluation};
 use queue::{EndReason, RequestTurn};
 
 /// How long the plan relies on events alone before the runtime is observed again.
@@ -148,15 +148,18 @@ fn run_request(plan: &mut Plan, observed: &Observed, request: &Arc<RecreateReque
     if let Some((wait_reason, at)) = queue::unready_wait(request, &observed.state, now) {
         return wait_request(plan, request, wait_reason, at);
     }
-    let evaluation = RequestEvaluation::new(observed, request, &pod, now, false);
-    for (key, settled) in evaluation.new_results(observed) {
-        plan.results.push((key, settled));
+    let containers = evaluate(observed, request, &pod, now, false);
+    for (requested, container) in request.containers.iter().zip(&containers) {
+        let key = request.container_key(&requested.name);
+        if container.step.is_final() && !observed.state.results.contains_key(&key) {
+            plan.results.push((key, container.step.clone()));
+        }
     }
-    if evaluation.complete() {
+    let ended = |step: &ContainerStep| step.is_final() || *step == ContainerStep::Waiting;
+    if containers.iter().all(|container| ended(&container.step)) {
         plan.writes
-            .extend(status::completed(request, observed, &pod, &evaluation, now));
-        plan.progress.push(evaluation.progress(None));
-        return;
+            .extend(status::completed(request, observed, &pod, &containers, now));
+        return push_progress(plan, request, None, containers.into_iter().map(|one| one.step));
     }
     let wait = match &observed.runtime {
         RuntimeObservation::Unknown(why) => Some(WaitReason::RuntimeUnknown(why.clone())),
@@ -166,15 +169,63 @@ fn run_request(plan: &mut Plan, observed: &Observed, request: &Arc<RecreateReque
         request,
         observed,
         &pod,
-        &evaluation,
+        &containers,
         wait.as_ref(),
     ));
-    plan.progress.push(evaluation.progress(wait));
     requeue_by(plan, now.mono + RECHECK_INTERVAL);
-    for at in evaluation.rechecks {
-        requeue_by(plan, at);
+    let mut steps = Vec::new();
+    for container in containers {
+        if let Some(at) = container.recheck_at {
+            requeue_by(plan, at);
+        }
+        plan.stops.extend(container.stop);
+        steps.push(container.step);
     }
-    plan.stops.extend(evaluation.stops);
+    push_progress(plan, request, wait, steps);
+}
+
+/// The evaluation of each container, in the request's order. A container is not started after a failure, and in an
+/// ordered request while an earlier one is not done.
+fn evaluate(
+    observed: &Observed,
+    request: &RecreateRequest,
+    pod: &NodePod,
+    now: Clocks,
+    ending: bool,
+) -> Vec<ContainerEvaluation> {
+    let mut blocked = false;
+    let evaluations = request.containers.iter().map(|container| {
+        let check = ContainerCheck {
+            request,
+            container,
+            pod,
+            observed,
+            now,
+            ending,
+        };
+        let evaluation = check.evaluate(blocked);
+        blocked |= match evaluation.step {
+            ContainerStep::Succeeded => false,
+            ContainerStep::Failed(_) => !request.ignore_failures,
+            _ => request.ordered,
+        };
+        evaluation
+    });
+    evaluations.collect()
+}
+
+fn push_progress(
+    plan: &mut Plan,
+    request: &RecreateRequest,
+    wait_reason: Option<WaitReason>,
+    steps: impl IntoIterator<Item = ContainerStep>,
+) {
+    let names = request.containers.iter().map(|container| container.name.clone());
+    plan.progress.push(RequestProgress {
+        request_uid: request.uid.clone(),
+        wait_reason,
+        containers: names.zip(steps).collect(),
+    });
 }
 
 /// A request that only waits for now.
@@ -185,19 +236,15 @@ fn wait_request(
     requeue_at: Option<Duration>,
 ) {
     plan.writes.extend(status::waiting(request, &reason));
-    let containers = request
-        .containers
-        .iter()
-        .map(|container| (container.name.clone(), ContainerStep::Waiting))
-        .collect();
     if let Some(at) = requeue_at {
         requeue_by(plan, at);
     }
-    plan.progress.push(RequestProgress {
-        request_uid: request.uid.clone(),
-        wait_reason: Some(reason),
-        containers,
-    });
+    push_progress(
+        plan,
+        request,
+        Some(reason),
+        std::iter::repeat(ContainerStep::Waiting),
+    );
 }
 
 /// A request that ends before its containers do.
@@ -208,179 +255,14 @@ fn end_request(
     reason: &EndReason,
     now: Clocks,
 ) {
-    let steps = match &observed.pod {
-        PodObservation::Present(pod) => RequestEvaluation::new(observed, request, pod, now, true).steps,
+    let containers = match &observed.pod {
+        PodObservation::Present(pod) => evaluate(observed, request, pod, now, true),
         _ => Vec::new(),
     };
     plan.writes
-        .extend(status::ended(request, observed, &steps, reason, now));
+        .extend(status::ended(request, observed, &containers, reason, now));
 }
 
 fn requeue_by(plan: &mut Plan, at: Duration) {
     plan.requeue = Some(plan.requeue.map_or(at, |current| current.min(at)));
-}
-
-/// A container to be replaced, which must be recorded first.
-struct TargetRecord {
-    container: String,
-    /// Its ID, with scheme.
-    id: String,
-    /// Whether it will be stopped.
-    kill: bool,
-}
-
-/// One evaluation of a request's containers.
-pub(crate) struct RequestEvaluation {
-    request: Arc<RecreateRequest>,
-    /// The step of each container, in the request's order.
-    steps: Vec<(String, ContainerStep)>,
-    /// Stops that may start now.
-    stops: Vec<StopAction>,
-    /// Targets that must be written before their stop starts.
-    records: Vec<TargetRecord>,
-    /// When the step of a container may change without an event.
-    rechecks: Vec<Duration>,
-    /// The first failed container, if it ends the request.
-    failed_container: Option<String>,
-    /// Whether a container is started and not done.
-    in_progress: bool,
-}
-
-impl RequestEvaluation {
-    fn new(
-        observed: &Observed,
-        request: &Arc<RecreateRequest>,
-        pod: &NodePod,
-        now: Clocks,
-        ending: bool,
-    ) -> Self {
-        let mut evaluation = Self {
-            request: Arc::clone(request),
-            steps: Vec::new(),
-            stops: Vec::new(),
-            records: Vec::new(),
-            rechecks: Vec::new(),
-            failed_container: None,
-            in_progress: false,
-        };
-        let mut blocked = false;
-        for container in &request.containers {
-            let check = ContainerCheck {
-                request,
-                container,
-                pod,
-                observed,
-                now,
-                ending,
-            };
-            let decision = check.evaluate();
-            let done = matches!(decision, ContainerDecision::Done(_));
-            let step = evaluation.add(&check, decision, blocked);
-            evaluation.steps.push((container.name.clone(), step));
-            blocked |= request.ordered && !done;
-        }
-        evaluation
-    }
-
-    /// Adds one container; `blocked` if a previous one must be done first.
-    fn add(
-        &mut self,
-        check: &ContainerCheck<'_>,
-        decision: ContainerDecision,
-        blocked: bool,
-    ) -> ContainerStep {
-        let has_started =
-            check.attempt().is_some() || check.stored_state().is_some_and(|state| state.is_killed);
-        let may_begin = has_started || (!blocked && self.failed_container.is_none());
-        match decision {
-            ContainerDecision::Done(ContainerResult { failed: None }) => ContainerStep::Succeeded,
-            ContainerDecision::Done(ContainerResult { failed: Some(why) }) => {
-                if !self.request.ignore_failures && self.failed_container.is_none() {
-                    self.failed_container = Some(check.container.name.clone());
-                }
-                ContainerStep::Failed(why)
-            }
-            _ if !may_begin => ContainerStep::Waiting,
-            ContainerDecision::Record { .. } if check.ending => ContainerStep::Waiting,
-            ContainerDecision::Ready { .. } if check.ending => check.final_step(),
-            ContainerDecision::Record { id, kill } => {
-                self.in_progress = true;
-                self.records.push(TargetRecord {
-                    container: check.container.name.clone(),
-                    id,
-                    kill,
-                });
-                ContainerStep::Recording
-            }
-            ContainerDecision::Ready { target, params: act } => self.begin_stop(check, target, *act),
-            ContainerDecision::InProgress {
-                step,
-                recheck_at: again,
-            } => {
-                self.in_progress = true;
-                self.rechecks.extend(again);
-                step
-            }
-        }
-    }
-
-    fn begin_stop(
-        &mut self,
-        check: &ContainerCheck<'_>,
-        target: String,
-        params: StopParams,
-    ) -> ContainerStep {
-        self.in_progress = true;
-        let step = if params.hook.is_some() {
-            ContainerStep::Hook
-        } else {
-            ContainerStep::Stopping
-        };
-        let deadline = time::deadline(check.request);
-        self.stops.push(StopAction {
-            key: check.key(),
-            request_name: check.request.name.clone(),
-            target,
-            first_attempt: check.attempt().is_none_or(|attempt| attempt.started_at.is_none()),
-            deadline: deadline.map(|at| time::to_mono(at, check.now)),
-            params,
-        });
-        step
-    }
-
-    /// Whether nothing is left to do or to wait for.
-    fn complete(&self) -> bool {
-        !self.in_progress && (self.failed_container.is_some() || self.unfinished().next().is_none())
-    }
-
-    fn unfinished(&self) -> impl Iterator<Item = &(String, ContainerStep)> {
-        self.steps
-            .iter()
-            .filter(|(_, step)| !matches!(step, ContainerStep::Succeeded | ContainerStep::Failed(_)))
-    }
-
-    /// Results that are neither in our state nor stored in the status.
-    fn new_results(&self, observed: &Observed) -> Vec<(ContainerKey, ContainerResult)> {
-        let mut results = Vec::new();
-        for (name, step) in &self.steps {
-            let failed = match step {
-                ContainerStep::Succeeded => None,
-                ContainerStep::Failed(why) => Some(why.clone()),
-                _ => continue,
-            };
-            let key = self.request.container_key(name);
-            if !observed.state.results.contains_key(&key) {
-                results.push((key, ContainerResult { failed }));
-            }
-        }
-        results
-    }
-
-    fn progress(&self, wait: Option<WaitReason>) -> RequestProgress {
-        RequestProgress {
-            request_uid: self.request.uid.clone(),
-            wait_reason: wait,
-            containers: self.steps.clone(),
-        }
-    }
 }

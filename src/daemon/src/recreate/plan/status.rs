@@ -1,10 +1,9 @@
 //! The status of a request: one write per transition, none without a change.
 
-use super::RequestEvaluation;
-use super::evaluate::strip_scheme;
+use super::evaluate::{ContainerEvaluation, strip_scheme};
 use super::queue::EndReason;
 use super::steps::{ContainerStep, WaitReason};
-use super::types::{Clocks, Observed, RecreateRequest, StatusWrite, StopStage, Urgency};
+use super::types::{Clocks, Observed, RecreateRequest, RequestedContainer, StatusWrite, StopStage, Urgency};
 use crate::pods::NodePod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kruise_api::container_recreate_request::{
@@ -38,16 +37,14 @@ pub fn running(
     request: &RecreateRequest,
     observed: &Observed,
     pod: &NodePod,
-    evaluation: &RequestEvaluation,
+    containers: &[ContainerEvaluation],
     wait: Option<&WaitReason>,
 ) -> Option<StatusWrite> {
     let mut states = Vec::new();
-    for (name, step) in &evaluation.steps {
-        let mut state = container_state(request, observed, name, step);
-        if let Some(record) = evaluation.records.iter().find(|record| record.container == *name) {
-            state.container_id = Some(record.id.clone());
-            state.is_killed |= record.kill;
-        }
+    for (requested, container) in request.containers.iter().zip(containers) {
+        let mut state = container_state(request, observed, requested, &container.step);
+        state.container_id = container.record.clone().or(state.container_id);
+        state.is_killed |= container.will_stop;
         states.push(state);
     }
     let status = Status {
@@ -57,7 +54,7 @@ pub fn running(
         container_recreate_states: states,
         ..request.status.clone()
     };
-    if evaluation.records.is_empty() {
+    if containers.iter().all(|container| container.record.is_none()) {
         return status_write(request, status, wait);
     }
     // The stop waits for this write, even if the stored status is equal except for dropped fields.
@@ -74,16 +71,22 @@ pub fn completed(
     request: &RecreateRequest,
     observed: &Observed,
     pod: &NodePod,
-    evaluation: &RequestEvaluation,
+    containers: &[ContainerEvaluation],
     now: Clocks,
 ) -> Option<StatusWrite> {
+    let pairs = || request.containers.iter().zip(containers);
     let not_started = || {
-        let failed = evaluation.failed_container.as_deref().unwrap_or_default();
+        let failed = pairs().find(|(_, container)| matches!(container.step, ContainerStep::Failed(_)));
+        let failed = failed
+            .map(|(requested, _)| requested.name.as_str())
+            .unwrap_or_default();
         format!("not started, because container {failed:?} failed and failurePolicy is Fail")
     };
-    let steps = evaluation.steps.iter();
-    let states: Vec<State> = steps
-        .map(|(name, step)| failed_state(container_state(request, observed, name, step), not_started))
+    let states: Vec<State> = pairs()
+        .map(|(requested, container)| {
+            let state = container_state(request, observed, requested, &container.step);
+            failed_state(state, not_started)
+        })
         .collect();
     // A message would mean that it was aborted; a failed container is a normal end.
     let status = Status {
@@ -97,15 +100,16 @@ pub fn completed(
 pub fn ended(
     request: &RecreateRequest,
     observed: &Observed,
-    steps: &[(String, ContainerStep)],
+    containers: &[ContainerEvaluation],
     reason: &EndReason,
     now: Clocks,
 ) -> Option<StatusWrite> {
-    let state = |name: &str| {
-        let step = steps.iter().find(|(of, _)| of == name).map(|(_, step)| step);
+    let mut steps = containers.iter().map(|container| &container.step);
+    let states = request.containers.iter().map(|requested| {
+        let step = steps.next();
         let state = match step {
-            Some(step) => container_state(request, observed, name, step),
-            None => stored_state(request, name),
+            Some(step) => container_state(request, observed, requested, step),
+            None => stored_state(request, &requested.name),
         };
         failed_state(state, || match (reason, step) {
             (EndReason::Deadline, step) => step.unwrap_or(&ContainerStep::Waiting).at_deadline(),
@@ -115,8 +119,7 @@ pub fn ended(
             (_, Some(step)) => format!("{}; {}", reason.message(), step.progress_text()),
             (_, None) => reason.message(),
         })
-    };
-    let states = request.containers.iter().map(|container| state(&container.name));
+    });
     let status = completed_status(request, Some(reason.message()), states.collect(), now);
     status_write(request, status, None)
 }
@@ -233,10 +236,10 @@ const KUBELET_MESSAGE_PREFIX: &str = "kubelet ";
 fn container_state(
     request: &RecreateRequest,
     observed: &Observed,
-    name: &str,
+    requested: &RequestedContainer,
     step: &ContainerStep,
 ) -> State {
-    let stored = stored_state(request, name);
+    let stored = stored_state(request, &requested.name);
     let (phase, message) = match step {
         ContainerStep::Waiting => (Phase::Pending, None),
         ContainerStep::Succeeded => (Phase::Succeeded, None),
@@ -247,11 +250,12 @@ fn container_state(
     };
     // The state repeats the ID in the request: users see it there, and the manager sees that this daemon needs no help
     // with the snapshot.
-    let requested = request.containers.iter().find(|wanted| wanted.name == name);
-    let target = requested
-        .filter(|_| !request.force && phase != Phase::Pending)
-        .and_then(|wanted| wanted.recorded_id.clone());
-    let attempt = observed.state.attempts.get(&request.container_key(name));
+    let target = requested.recorded_id.clone();
+    let target = target.filter(|_| !request.force && phase != Phase::Pending);
+    let attempt = observed
+        .state
+        .attempts
+        .get(&request.container_key(&requested.name));
     State {
         container_id: stored.container_id.clone().or(target),
         is_killed: stored.is_killed || attempt.is_some_and(|attempt| attempt.started_at.is_some()),

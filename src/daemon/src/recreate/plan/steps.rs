@@ -171,6 +171,12 @@ impl fmt::Display for ContainerStep {
 }
 
 impl ContainerStep {
+    /// Whether nothing follows it.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed(_))
+    }
+
     /// The phase of a container in this step.
     #[must_use]
     pub fn phase(&self) -> Phase {

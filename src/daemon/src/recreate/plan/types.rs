@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::LifecycleHandler;
 
 use super::steps::{ContainerStep, WaitReason};
-use crate::pods::{MIN_GRACE_PERIOD, NodePod, Port};
+use crate::pods::{MIN_GRACE_PERIOD, NodePod};
 use kruise_api::container_recreate_request::ContainerRecreateRequestStatus as Status;
 
 /// The same moment on three clocks. Times of different clocks are never compared.
@@ -192,17 +191,10 @@ pub struct RecreateState {
     pub attempts: BTreeMap<ContainerKey, StopAttempt>,
     /// Target IDs (with scheme) that were written to the API server; it may have dropped them.
     pub targets: BTreeMap<ContainerKey, String>,
-    /// Results of containers that are done, even if the API server does not have them yet.
-    pub results: BTreeMap<ContainerKey, ContainerResult>,
+    /// Final steps of containers that are done, even if the API server does not have them yet.
+    pub results: BTreeMap<ContainerKey, ContainerStep>,
     /// When a request's condition `PreRecreateGrace` was first observed as true, by request UID.
     pub unready_observed_at: BTreeMap<String, Duration>,
-}
-
-/// The result of one container.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ContainerResult {
-    /// The message of a failure; none after success.
-    pub failed: Option<String>,
 }
 
 /// Everything that is observed about one Pod.
@@ -227,8 +219,8 @@ pub struct Plan {
     pub stops: Vec<StopAction>,
     /// Statuses to write.
     pub writes: Vec<StatusWrite>,
-    /// New results of containers.
-    pub results: Vec<(ContainerKey, ContainerResult)>,
+    /// Containers that are done now, with their final steps.
+    pub results: Vec<(ContainerKey, ContainerStep)>,
     /// When to requeue at the latest, as monotonic time.
     pub requeue: Option<Duration>,
     /// Progress of each request.
@@ -255,8 +247,8 @@ pub struct StopAction {
 /// How a container is stopped: its preStop hook if it has not run yet, then TERM, then KILL.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StopParams {
-    /// Hook to run before TERM.
-    pub hook: Option<PreStopHook>,
+    /// Whether the container's preStop hook runs before TERM.
+    pub run_hook: bool,
     /// The rest of the grace period, for hook and stop together.
     pub grace_period: Duration,
 }
@@ -272,17 +264,6 @@ impl StopParams {
 /// The rest of a grace period; only whole seconds of the spent time count, as in kubelet.
 pub fn grace_left(grace: Duration, spent: Duration) -> Duration {
     grace.saturating_sub(Duration::from_secs(spent.as_secs()))
-}
-
-/// A preStop hook, from the Pod's own spec.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PreStopHook {
-    /// The handler to run.
-    pub handler: LifecycleHandler,
-    /// Ports of the container, for a hook that references one by name.
-    pub ports: Vec<Port>,
-    /// The Pod's address, for a hook without a host.
-    pub host: Option<String>,
 }
 
 /// A status to write.

@@ -48,7 +48,7 @@ impl FakeNode {
         let attempt = StopAttempt {
             request_name: action.request_name.clone(),
             started_at: previous.and_then(|attempt| attempt.started_at),
-            hook_done: action.params.hook.is_none(),
+            hook_done: !action.params.run_hook,
             grace_spent: previous.map(|attempt| attempt.grace_spent).unwrap_or_default(),
             stage: StopStage::Queued,
             in_progress: true,
@@ -162,7 +162,7 @@ impl FakeNode {
         let active = request.is_some_and(|r| r.status.completion_time.is_none());
         assert!(active, "started for a request that is completed");
         // While it waited for a slot, the container may have ended because of an earlier daemon's stop.
-        if operation.action.params.hook.is_none() || !self.is_running(&operation.action) {
+        if !operation.action.params.run_hook || !self.is_running(&operation.action) {
             return self.stop_container(operation);
         }
         operation.hook_time = self
