@@ -191,16 +191,11 @@ impl ContainerStep {
     /// The message that replaces [`ContainerStep::at_deadline`] once a stop that ran at the deadline has ended.
     #[must_use]
     pub fn after_deadline(error: Option<&str>) -> String {
-        match error {
-            None => {
-                "activeDeadlineSeconds passed: it was being stopped, and was stopped after that".to_owned()
-            }
-            Some(error) => {
-                format!(
-                    "activeDeadlineSeconds passed: it was being stopped, which failed after that: {error}"
-                )
-            }
-        }
+        let result = match error {
+            None => "it was being stopped, and was stopped after that".to_owned(),
+            Some(error) => format!("it was being stopped, which failed after that: {error}"),
+        };
+        format!("activeDeadlineSeconds passed: {result}")
     }
 
     /// The message for a container that was in this step at the deadline.
@@ -217,32 +212,29 @@ impl ContainerStep {
     /// The message about what was done to the container up to this step.
     #[must_use]
     pub fn progress_text(&self) -> String {
-        match self {
-            Self::Waiting | Self::Recording | Self::WaitingForSlot => {
-                "the container had not been touched".to_owned()
-            }
-            Self::Hook => "its preStop hook was running".to_owned(),
-            Self::Stopping => "TERM had been sent".to_owned(),
-            Self::Restarting => "it was being restarted for its changed environment".to_owned(),
-            Self::Unlisted => self.to_string(),
+        let text = match self {
+            Self::Waiting | Self::Recording | Self::WaitingForSlot => "the container had not been touched",
+            Self::Hook => "its preStop hook was running",
+            Self::Stopping => "TERM had been sent",
+            Self::Restarting => "it was being restarted for its changed environment",
             Self::Interrupted => {
-                "stopping it was interrupted by a restart of kruise-daemon; TERM may have been \
-                                  sent and is not sent again"
-                    .to_owned()
+                "stopping it was interrupted by a restart of kruise-daemon; TERM may have been sent and is not sent \
+                 again"
             }
-            Self::Retry(error) => format!("stopping it had failed: {error}"),
-            Self::Stopped => "it had been stopped and kubelet had not started it again".to_owned(),
+            Self::Stopped => "it had been stopped and kubelet had not started it again",
+            Self::Starting => "it had been stopped and the new container was starting",
+            Self::NotReady => "the new container was running but not ready",
+            Self::RuntimeUnavailable => "the container runtime did not answer",
+            Self::Retry(error) => return format!("stopping it had failed: {error}"),
             Self::BackOff { .. } | Self::BackOffExpected { .. } | Self::StartFailed { .. } => {
-                format!("it had been stopped; {self}")
+                return format!("it had been stopped; {self}");
             }
-            Self::Starting => "it had been stopped and the new container was starting".to_owned(),
-            Self::NotReady => "the new container was running but not ready".to_owned(),
-            Self::WaitingMinStarted { left } => format!(
-                "the new container was ready, {} s short of minStartedSeconds",
-                left.as_secs() + u64::from(left.subsec_nanos() > 0)
-            ),
-            Self::RuntimeUnavailable => "the container runtime did not answer".to_owned(),
-            Self::Succeeded | Self::Failed(_) => self.to_string(),
-        }
+            Self::WaitingMinStarted { left } => {
+                let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+                return format!("the new container was ready, {seconds} s short of minStartedSeconds");
+            }
+            Self::Unlisted | Self::Succeeded | Self::Failed(_) => return self.to_string(),
+        };
+        text.to_owned()
     }
 }
