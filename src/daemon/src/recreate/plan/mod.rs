@@ -21,7 +21,6 @@ mod fake_node;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -50,14 +49,8 @@ pub fn plan(observed: &Observed, now: Clocks) -> Plan {
         match turn {
             RequestTurn::Over(why) => end_request(&mut plan, observed, request, why, now),
             RequestTurn::Behind(first) => {
-                wait_request(
-                    &mut plan,
-                    request,
-                    WaitReason::Queued {
-                        behind: first.clone(),
-                    },
-                    None,
-                );
+                let behind = first.clone();
+                wait_request(&mut plan, request, WaitReason::Queued { behind }, None);
             }
             RequestTurn::Next => run_request(&mut plan, observed, request, now),
         }
@@ -75,32 +68,23 @@ pub fn plan(observed: &Observed, now: Clocks) -> Plan {
 /// A started stop is finished, even if its request has ended. Cancelled are only stops that still wait for a slot,
 /// those that a container no longer needs, and all stops in a Pod that kubelet ends.
 fn plan_cancellations(plan: &mut Plan, observed: &Observed, turns: &[(Arc<RecreateRequest>, RequestTurn)]) {
-    let turn_of = |uid: &str| {
-        turns
-            .iter()
-            .find(|(request, _)| request.uid == uid)
-            .map(|(_, turn)| turn)
-    };
-    let pod_terminating = match &observed.pod {
+    let pod_ends = match &observed.pod {
         PodObservation::NotFound => true,
         PodObservation::Present(pod) => pod.terminating,
         PodObservation::Unknown(_) => false,
     };
-    let done: BTreeSet<&ContainerKey> = plan.results.iter().map(|(key, _)| key).collect();
-    let is_needless = |key: &ContainerKey, attempt: &StopAttempt| match turn_of(&key.request_uid) {
-        Some(RequestTurn::Next) => false,
-        Some(RequestTurn::Over(EndReason::PodDeleted | EndReason::NoRuntime(_))) => true,
-        _ => pod_terminating || attempt.stage == StopStage::Queued,
-    };
-    let in_progress = observed
-        .state
-        .attempts
-        .iter()
-        .filter(|(_, attempt)| attempt.in_progress);
-    plan.cancel = in_progress
-        .filter(|(key, attempt)| done.contains(key) || is_needless(key, attempt))
-        .map(|(key, _)| key.clone())
-        .collect();
+    let attempts = observed.state.attempts.iter();
+    for (key, attempt) in attempts.filter(|(_, attempt)| attempt.in_progress) {
+        let turn = turns.iter().find(|(request, _)| request.uid == key.request_uid);
+        let is_needless = match turn.map(|(_, turn)| turn) {
+            Some(RequestTurn::Next) => false,
+            Some(RequestTurn::Over(EndReason::PodDeleted | EndReason::NoRuntime(_))) => true,
+            _ => pod_ends || attempt.stage == StopStage::Queued,
+        };
+        if is_needless || plan.results.iter().any(|(done, _)| done == key) {
+            plan.cancel.push(key.clone());
+        }
+    }
 }
 
 /// A request that has ended while a container was still being stopped.
@@ -111,13 +95,9 @@ fn finish_stops(plan: &mut Plan, observed: &Observed, request: &RecreateRequest)
     let attempts = observed.state.attempts.iter();
     let own = attempts.filter(|(key, attempt)| key.request_uid == request.uid && attempt.in_progress);
     let containers: Vec<_> = own
-        .map(|(key, attempt)| {
-            let step = if attempt.stage == StopStage::Hook {
-                ContainerStep::Hook
-            } else {
-                ContainerStep::Stopping
-            };
-            (key.container.clone(), step)
+        .map(|(key, attempt)| match attempt.stage {
+            StopStage::Hook => (key.container.clone(), ContainerStep::Hook),
+            _ => (key.container.clone(), ContainerStep::Stopping),
         })
         .collect();
     if !containers.is_empty() {
@@ -131,24 +111,20 @@ fn finish_stops(plan: &mut Plan, observed: &Observed, request: &RecreateRequest)
 }
 
 /// The request that has its turn.
-fn run_request(plan: &mut Plan, observed: &Observed, request: &Arc<RecreateRequest>, now: Clocks) {
+fn run_request(plan: &mut Plan, observed: &Observed, request: &RecreateRequest, now: Clocks) {
     let pod = match &observed.pod {
-        PodObservation::Present(pod) => Arc::clone(pod),
+        PodObservation::Present(pod) => pod,
         // `queue` has ended the request of a deleted Pod.
         PodObservation::NotFound => return,
         PodObservation::Unknown(why) => {
-            return wait_request(
-                plan,
-                request,
-                WaitReason::PodUnknown(why.clone()),
-                Some(now.mono + RECHECK_INTERVAL),
-            );
+            let (reason, at) = (WaitReason::PodUnknown(why.clone()), now.mono + RECHECK_INTERVAL);
+            return wait_request(plan, request, reason, Some(at));
         }
     };
     if let Some((wait_reason, at)) = queue::unready_wait(request, &observed.state, now) {
         return wait_request(plan, request, wait_reason, at);
     }
-    let containers = evaluate(observed, request, &pod, now, false);
+    let containers = evaluate(observed, request, pod, now, false);
     for (requested, container) in request.containers.iter().zip(&containers) {
         let key = request.container_key(&requested.name);
         if container.step.is_final() && !observed.state.results.contains_key(&key) {
@@ -158,7 +134,7 @@ fn run_request(plan: &mut Plan, observed: &Observed, request: &Arc<RecreateReque
     let ended = |step: &ContainerStep| step.is_final() || *step == ContainerStep::Waiting;
     if containers.iter().all(|container| ended(&container.step)) {
         plan.writes
-            .extend(status::completed(request, observed, &pod, &containers, now));
+            .extend(status::completed(request, observed, pod, &containers, now));
         return push_progress(plan, request, None, containers.into_iter().map(|one| one.step));
     }
     let wait = match &observed.runtime {
@@ -168,7 +144,7 @@ fn run_request(plan: &mut Plan, observed: &Observed, request: &Arc<RecreateReque
     plan.writes.extend(status::running(
         request,
         observed,
-        &pod,
+        pod,
         &containers,
         wait.as_ref(),
     ));
@@ -231,7 +207,7 @@ fn push_progress(
 /// A request that only waits for now.
 fn wait_request(
     plan: &mut Plan,
-    request: &Arc<RecreateRequest>,
+    request: &RecreateRequest,
     reason: WaitReason,
     requeue_at: Option<Duration>,
 ) {
@@ -251,7 +227,7 @@ fn wait_request(
 fn end_request(
     plan: &mut Plan,
     observed: &Observed,
-    request: &Arc<RecreateRequest>,
+    request: &RecreateRequest,
     reason: &EndReason,
     now: Clocks,
 ) {

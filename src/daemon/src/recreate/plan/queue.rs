@@ -48,13 +48,15 @@ impl EndReason {
 /// otherwise the oldest is first. No request has its turn while a container is still being stopped for one that has
 /// ended.
 pub fn request_turns(observed: &Observed, now: Clocks) -> Vec<(Arc<RecreateRequest>, RequestTurn)> {
-    let mut active: Vec<&Arc<RecreateRequest>> = observed
-        .requests
-        .iter()
-        .filter(|request| !request.terminating && request.status.completion_time.is_none())
-        .filter(|request| request.status.phase != Phase::Completed)
+    let is_active = |request: &&Arc<RecreateRequest>| {
+        let status = &request.status;
+        !request.terminating && status.completion_time.is_none() && status.phase != Phase::Completed
+    };
+    let active = observed.requests.iter().filter(is_active);
+    let mut active: Vec<_> = active
+        .map(|request| (request, end_reason(observed, request, now)))
         .collect();
-    active.sort_by_key(|request| {
+    active.sort_by_cached_key(|(request, _)| {
         let in_progress = request.status.phase == Phase::Recreating || has_attempt(observed, request);
         (
             !in_progress,
@@ -63,25 +65,17 @@ pub fn request_turns(observed: &Observed, now: Clocks) -> Vec<(Arc<RecreateReque
             request.uid.clone(),
         )
     });
-    let end_reasons: Vec<_> = active
-        .iter()
-        .map(|request| end_reason(observed, request, now))
-        .collect();
     let continues = |uid: &str| {
-        let mut pairs = active.iter().zip(&end_reasons);
+        let mut pairs = active.iter();
         pairs.any(|(request, end)| request.uid == uid && end.is_none())
     };
-    let mut attempts = observed.state.attempts.iter();
-    let unfinished = attempts
-        .find(|(key, attempt)| {
-            attempt.in_progress && attempt.stage != StopStage::Queued && !continues(&key.request_uid)
-        })
-        .map(|(_, attempt)| attempt.request_name.clone());
-    let mut turns = Vec::with_capacity(active.len());
+    let unfinished = observed.state.attempts.iter().find(|(key, attempt)| {
+        attempt.in_progress && attempt.stage != StopStage::Queued && !continues(&key.request_uid)
+    });
     let mut is_free = unfinished.is_none();
     // Only one request names it: at each change of turn, the messages of all others stay.
-    let mut first = unfinished;
-    for (request, end) in active.into_iter().zip(end_reasons) {
+    let mut first = unfinished.map(|(_, attempt)| attempt.request_name.clone());
+    let turns = active.into_iter().map(|(request, end)| {
         let turn = match end {
             Some(end) => RequestTurn::Over(end),
             None if is_free => {
@@ -91,9 +85,9 @@ pub fn request_turns(observed: &Observed, now: Clocks) -> Vec<(Arc<RecreateReque
             }
             None => RequestTurn::Behind(first.take()),
         };
-        turns.push((Arc::clone(request), turn));
-    }
-    turns
+        (Arc::clone(request), turn)
+    });
+    turns.collect()
 }
 
 /// Whether we have started it, even if the API server does not have that status yet.
@@ -109,17 +103,15 @@ fn end_reason(observed: &Observed, request: &RecreateRequest, now: Clocks) -> Op
     if time::deadline(request).is_some_and(|at| now.api >= at) {
         return Some(EndReason::Deadline);
     }
-    match &observed.pod {
-        PodObservation::NotFound => return Some(EndReason::PodDeleted),
+    let pod_deleted = match &observed.pod {
+        PodObservation::NotFound => true,
         PodObservation::Present(pod) => {
-            let other_pod = request.pod_uid.as_ref().is_some_and(|uid| *uid != pod.uid);
-            if other_pod || pod.terminating {
-                return Some(EndReason::PodDeleted);
-            }
+            pod.terminating || request.pod_uid.as_ref().is_some_and(|uid| *uid != pod.uid)
         }
-        PodObservation::Unknown(_) => {}
-    }
+        PodObservation::Unknown(_) => false,
+    };
     match &observed.runtime {
+        _ if pod_deleted => Some(EndReason::PodDeleted),
         RuntimeObservation::Unavailable(why) => Some(EndReason::NoRuntime(why.clone())),
         _ => None,
     }
