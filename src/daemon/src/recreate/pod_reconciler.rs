@@ -319,44 +319,38 @@ impl PodReconciler {
         else {
             return !plan.results.is_empty();
         };
-        self.report_recreating(plan);
-        for begin in &plan.stops {
+        self.report_recreating(&plan.stops);
+        for action in &plan.stops {
             let task = StopTask {
                 shared: Arc::clone(&self.shared),
                 runtime: Arc::clone(&runtime),
                 pod: Arc::clone(pod),
-                action: begin.clone(),
+                action: action.clone(),
                 event_tx: self.event_tx.clone(),
             };
-            self.start_stop(task, begin, now);
+            self.start_stop(task, now);
         }
         !plan.results.is_empty() || !plan.stops.is_empty()
     }
 
-    /// Logs the requests that start, with an event on each.
-    fn report_recreating(&self, plan: &Plan) {
-        let has_attempt = |uid: &str| self.state.attempts.keys().any(|key| key.request_uid == uid);
-        let mut new: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
-        for begin in plan
-            .stops
-            .iter()
-            .filter(|begin| !has_attempt(&begin.key.request_uid))
-        {
-            let request = (begin.key.request_uid.as_str(), begin.request_name.as_str());
-            new.entry(request).or_default().push(&begin.key.container);
+    /// Logs a request that starts, with an event on it. All stops of a plan are of one request.
+    fn report_recreating(&self, stops: &[StopAction]) {
+        let Some(first) = stops.first() else { return };
+        let (uid, request) = (&first.key.request_uid, &first.request_name);
+        if self.state.attempts.keys().any(|key| key.request_uid == *uid) {
+            return;
         }
-        for ((uid, name), containers) in new {
-            let containers = containers.join(", ");
-            tracing::info!(
-                namespace = self.key.namespace,
-                request = name,
-                pod = self.key.name,
-                containers,
-                "recreating containers"
-            );
-            let note = format!("Recreating containers {containers} of Pod {}", self.key.name);
-            self.publish_event(uid, name, EventType::Normal, keys::EVENT_RECREATING, note);
-        }
+        let containers: Vec<&str> = stops.iter().map(|stop| stop.key.container.as_str()).collect();
+        let containers = containers.join(", ");
+        tracing::info!(
+            namespace = self.key.namespace,
+            request,
+            pod = self.key.name,
+            containers,
+            "recreating containers"
+        );
+        let note = format!("Recreating containers {containers} of Pod {}", self.key.name);
+        self.publish_event(uid, request, EventType::Normal, keys::EVENT_RECREATING, note);
     }
 
     /// Publishes an event on a request.
@@ -373,27 +367,28 @@ impl PodReconciler {
         events.publish(object, type_, reason, "Recreating", note);
     }
 
-    fn start_stop(&mut self, task: StopTask, action: &StopAction, now: Clocks) {
+    fn start_stop(&mut self, task: StopTask, now: Clocks) {
         let slot = self.shared.ctx.stop_slots.try_acquire(&task.pod.namespace);
-        let stage = match (&slot, action.params.run_hook) {
-            (None, _) => StopStage::Queued,
-            (Some(_), true) => StopStage::Hook,
-            (Some(_), false) => StopStage::Stopping,
-        };
-        let previous = self.state.attempts.get(&action.key);
+        let key = task.action.key.clone();
+        let run_hook = task.action.params.run_hook;
+        let previous = self.state.attempts.get(&key);
         let attempt = StopAttempt {
-            request_name: action.request_name.clone(),
+            request_name: task.action.request_name.clone(),
             started_at: previous
                 .and_then(|attempt| attempt.started_at)
                 .or_else(|| slot.is_some().then_some(now.mono)),
-            hook_done: !action.params.run_hook,
+            hook_done: !run_hook,
             grace_spent: previous.map(|attempt| attempt.grace_spent).unwrap_or_default(),
-            stage,
+            stage: match slot {
+                None => StopStage::Queued,
+                Some(_) if run_hook => StopStage::Hook,
+                Some(_) => StopStage::Stopping,
+            },
             in_progress: true,
         };
-        self.state.attempts.insert(action.key.clone(), attempt);
+        self.state.attempts.insert(key.clone(), attempt);
         let handle = self.stop_tasks.spawn(act::run(task, slot));
-        self.abort_handles.insert(action.key.clone(), handle);
+        self.abort_handles.insert(key, handle);
     }
 
     /// Waits for an event. Returns false at shutdown.
