@@ -131,23 +131,19 @@ fn run_request(plan: &mut Plan, observed: &Observed, request: &RecreateRequest, 
             plan.results.push((key, container.step.clone()));
         }
     }
-    let ended = |step: &ContainerStep| step.is_final() || *step == ContainerStep::Waiting;
-    if containers.iter().all(|container| ended(&container.step)) {
+    // If none is in progress, those that wait are not started because one has failed.
+    let is_over = |step: &ContainerStep| step.is_final() || *step == ContainerStep::Waiting;
+    if containers.iter().all(|container| is_over(&container.step)) {
         plan.writes
-            .extend(status::completed(request, observed, pod, &containers, now));
+            .extend(status::ended(request, observed, &containers, None, now));
         return push_progress(plan, request, None, containers.into_iter().map(|one| one.step));
     }
     let wait = match &observed.runtime {
         RuntimeObservation::Unknown(why) => Some(WaitReason::RuntimeUnknown(why.clone())),
         _ => None,
     };
-    plan.writes.extend(status::running(
-        request,
-        observed,
-        pod,
-        &containers,
-        wait.as_ref(),
-    ));
+    plan.writes
+        .extend(status::running(request, observed, &containers, wait.as_ref()));
     requeue_by(plan, now.mono + RECHECK_INTERVAL);
     let mut steps = Vec::new();
     for container in containers {
@@ -236,7 +232,7 @@ fn end_request(
         _ => Vec::new(),
     };
     plan.writes
-        .extend(status::ended(request, observed, &containers, reason, now));
+        .extend(status::ended(request, observed, &containers, Some(reason), now));
 }
 
 fn requeue_by(plan: &mut Plan, at: Duration) {

@@ -3,8 +3,9 @@
 use super::evaluate::{ContainerEvaluation, strip_scheme};
 use super::queue::EndReason;
 use super::steps::{ContainerStep, WaitReason};
-use super::types::{Clocks, Observed, RecreateRequest, RequestedContainer, StatusWrite, StopStage, Urgency};
-use crate::pods::NodePod;
+use super::types::{
+    Clocks, Observed, PodObservation, RecreateRequest, RequestedContainer, StatusWrite, StopStage, Urgency,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequestContainerRecreateState as State, ContainerRecreateRequestPhase as Phase,
@@ -36,7 +37,6 @@ pub fn waiting(request: &RecreateRequest, reason: &WaitReason) -> Option<StatusW
 pub fn running(
     request: &RecreateRequest,
     observed: &Observed,
-    pod: &NodePod,
     containers: &[ContainerEvaluation],
     wait: Option<&WaitReason>,
 ) -> Option<StatusWrite> {
@@ -50,7 +50,7 @@ pub fn running(
     let status = Status {
         phase: Phase::Recreating,
         message: wait.map(ToString::to_string),
-        container_status_snapshot: snapshot(request, pod, &states),
+        container_status_snapshot: snapshot(request, observed, &states),
         container_recreate_states: states,
         ..request.status.clone()
     };
@@ -66,44 +66,17 @@ pub fn running(
     })
 }
 
-/// The status of a request whose containers are done.
-pub fn completed(
-    request: &RecreateRequest,
-    observed: &Observed,
-    pod: &NodePod,
-    containers: &[ContainerEvaluation],
-    now: Clocks,
-) -> Option<StatusWrite> {
-    let pairs = || request.containers.iter().zip(containers);
-    let not_started = || {
-        let failed = pairs().find(|(_, container)| matches!(container.step, ContainerStep::Failed(_)));
-        let failed = failed
-            .map(|(requested, _)| requested.name.as_str())
-            .unwrap_or_default();
-        format!("not started, because container {failed:?} failed and failurePolicy is Fail")
-    };
-    let states: Vec<State> = pairs()
-        .map(|(requested, container)| {
-            let state = container_state(request, observed, requested, &container.step);
-            failed_state(state, not_started)
-        })
-        .collect();
-    // A message would mean that it was aborted; a failed container is a normal end.
-    let status = Status {
-        container_status_snapshot: snapshot(request, pod, &states),
-        ..completed_status(request, None, states, now)
-    };
-    status_write(request, status, None)
-}
-
-/// The status of a request that ends before its containers are done.
+/// The status of a request that ends: for a reason, or because its containers are done.
 pub fn ended(
     request: &RecreateRequest,
     observed: &Observed,
     containers: &[ContainerEvaluation],
-    reason: &EndReason,
+    reason: Option<&EndReason>,
     now: Clocks,
 ) -> Option<StatusWrite> {
+    let mut pairs = request.containers.iter().zip(containers);
+    let failed = pairs.find(|(_, container)| matches!(container.step, ContainerStep::Failed(_)));
+    let failed = failed.map_or("", |(requested, _)| requested.name.as_str());
     let mut steps = containers.iter().map(|container| &container.step);
     let states = request.containers.iter().map(|requested| {
         let step = steps.next();
@@ -111,16 +84,38 @@ pub fn ended(
             Some(step) => container_state(request, observed, requested, step),
             None => stored_state(request, &requested.name),
         };
-        failed_state(state, || match (reason, step) {
-            (EndReason::Deadline, step) => step.unwrap_or(&ContainerStep::Waiting).at_deadline(),
-            (EndReason::PodDeleted, Some(step)) => {
+        if state.phase.is_finished() {
+            return state;
+        }
+        let message = match (reason, step) {
+            (None, _) => {
+                format!("not started, because container {failed:?} failed and failurePolicy is Fail")
+            }
+            (Some(EndReason::Deadline), step) => step.unwrap_or(&ContainerStep::Waiting).at_deadline(),
+            (Some(EndReason::PodDeleted), Some(step)) => {
                 format!("the Pod is being deleted; {}", step.progress_text())
             }
-            (_, Some(step)) => format!("{}; {}", reason.message(), step.progress_text()),
-            (_, None) => reason.message(),
-        })
+            (Some(reason), Some(step)) => format!("{}; {}", reason.message(), step.progress_text()),
+            (Some(reason), None) => reason.message(),
+        };
+        State {
+            phase: Phase::Failed,
+            message: Some(message),
+            ..state
+        }
     });
-    let status = completed_status(request, Some(reason.message()), states.collect(), now);
+    let states: Vec<State> = states.collect();
+    let mut status = Status {
+        phase: Phase::Completed,
+        completion_time: Some(Time(now.api)),
+        // A message means that it was aborted; a failed container is a normal end.
+        message: reason.map(EndReason::message),
+        ..request.status.clone()
+    };
+    if reason.is_none() {
+        status.container_status_snapshot = snapshot(request, observed, &states);
+    }
+    status.container_recreate_states = states;
     status_write(request, status, None)
 }
 
@@ -152,33 +147,6 @@ pub fn finished(request: &RecreateRequest, observed: &Observed) -> Option<Status
         }
     }
     (status != request.status).then(|| status_write(request, status, None))?
-}
-
-/// The state of a container at the end of its request: failed with that message, unless it was done.
-fn failed_state(state: State, message: impl FnOnce() -> String) -> State {
-    if state.phase.is_finished() {
-        return state;
-    }
-    State {
-        phase: Phase::Failed,
-        message: Some(message()),
-        ..state
-    }
-}
-
-fn completed_status(
-    request: &RecreateRequest,
-    message: Option<String>,
-    states: Vec<State>,
-    now: Clocks,
-) -> Status {
-    Status {
-        phase: Phase::Completed,
-        completion_time: Some(Time(now.api)),
-        message,
-        container_recreate_states: states,
-        ..request.status.clone()
-    }
 }
 
 /// The write of `desired`, unless the API server has it already.
@@ -277,22 +245,28 @@ fn stored_state(request: &RecreateRequest, name: &str) -> State {
 }
 
 /// Kubelet's status of the new containers; the stored snapshot if there is none yet.
-fn snapshot(request: &RecreateRequest, pod: &NodePod, states: &[State]) -> Vec<Snapshot> {
+fn snapshot(request: &RecreateRequest, observed: &Observed, states: &[State]) -> Vec<Snapshot> {
+    let new_container = |(requested, state): (&RequestedContainer, &State)| {
+        let PodObservation::Present(pod) = &observed.pod else {
+            return None;
+        };
+        let status = pod.container(&requested.name)?.status.as_ref()?;
+        let old = state
+            .container_id
+            .as_deref()
+            .or(requested.recorded_id.as_deref())?;
+        (status.running && strip_scheme(&status.container_id) != strip_scheme(old)).then(|| Snapshot {
+            name: requested.name.clone(),
+            ready: status.ready,
+            restart_count: status.restart_count,
+            container_id: Some(status.container_id.clone()).filter(|id| !id.is_empty()),
+        })
+    };
     let snapshots: Vec<Snapshot> = request
         .containers
         .iter()
-        .filter_map(|container| {
-            let status = pod.container(&container.name)?.status.as_ref()?;
-            let state = states.iter().find(|state| state.name == container.name);
-            let target = state.and_then(|state| state.container_id.as_deref());
-            let old = target.or(container.recorded_id.as_deref())?;
-            (status.running && strip_scheme(&status.container_id) != strip_scheme(old)).then(|| Snapshot {
-                name: container.name.clone(),
-                ready: status.ready,
-                restart_count: status.restart_count,
-                container_id: Some(status.container_id.clone()).filter(|id| !id.is_empty()),
-            })
-        })
+        .zip(states)
+        .filter_map(new_container)
         .collect();
     if snapshots.is_empty() {
         request.status.container_status_snapshot.clone()
