@@ -151,12 +151,18 @@ async fn foreign_barrier_configmap_is_left_alone() {
     assert_eq!(theirs.data.unwrap()["p_1"], "no");
     assert!(!completed(&pods.get("theirs").await.unwrap()));
     assert!(maps.get_opt("of-the-user").await.unwrap().is_none());
-    // A name that leaves no room for the suffix.
-    let long = "x".repeat(250);
-    create(
-        &pods,
-        pod_with_barriers(&long, &format!("{long}-barrier"), &[("a", 1)]),
-    )
-    .await;
-    wait_for_event(&api(&admin), &long, "LaunchPriorityBlocked").await;
+}
+
+#[tokio::test]
+async fn refused_write_of_a_barrier_is_reported() {
+    let admin = shared_cluster().admin().await;
+    let (pods, maps): (Api<Pod>, Api<ConfigMap>) = (api(&admin), api(&admin));
+    let name = "fixed-barrier";
+    create(&pods, pod_with_barriers("fixed", name, &[("a", 1), ("b", 0)])).await;
+    wait_until(&maps, name, "the first key", |map| barrier_keys(map) == ["p_1"]).await;
+    let immutable = Patch::Merge(json!({ "immutable": true }));
+    let patched = maps.patch(name, &PatchParams::default(), &immutable).await;
+    patched.unwrap();
+    set_ready_containers(&pods, "fixed", &["a"]).await;
+    wait_for_event(&api(&admin), "fixed", "LaunchPriorityBlocked").await;
 }

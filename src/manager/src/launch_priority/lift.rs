@@ -21,7 +21,7 @@ use kruise_cluster::{Error, EventType, Key, write};
 pub async fn lift_barriers(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Result<bool, Error> {
     let lifted = add_keys(ctx, key, pod, priority).await;
     if let Err(error) = &lifted
-        && (error.rejected() || matches!(error, Error::InvalidName { .. }))
+        && error.rejected()
     {
         let name = barrier_config_map(&key.name);
         report_blocked(
