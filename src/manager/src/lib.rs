@@ -17,6 +17,7 @@ pub mod fuzzing;
 pub mod image_list_pull_job;
 pub mod image_pull_job;
 pub mod launch_priority;
+mod namespace_limit;
 pub mod node_image;
 mod object_reference;
 mod options;

@@ -19,6 +19,7 @@ use kube::api::ListParams;
 use tokio::sync::mpsc;
 
 use super::Context;
+use super::namespace_limit::NamespaceLimit;
 use super::restarts::{Planning, counts_until};
 use super::status_pacer::StatusPacer;
 use act::WorkloadAtEnd;
@@ -33,6 +34,8 @@ use plan::{Memory, Observed, Target, is_of_job, is_unfinished, may_select, plan,
 const NAME: &str = "containerrecreatejob";
 /// Jobs that are processed at once.
 const WORKERS: usize = 4;
+/// Of these, those that the jobs of one namespace can take: theirs may have thousands of Pods.
+const MAX_PER_NAMESPACE: usize = 2;
 /// Pause before a refused creation is repeated, and a workload that cannot be read is read again: it succeeds after a
 /// change of a quota, a policy or a role.
 const REFUSED_RETRY: Duration = Duration::from_secs(30);
@@ -94,8 +97,9 @@ pub async fn run(ctx: Context) {
     let (keys_tx, keys_rx) = mpsc::unbounded_channel();
     let (pods, requests) = (ctx.stores.pods.subscribe(), ctx.stores.requests.subscribe());
     let events = watch_events(pods, requests, jobs.subscribe());
+    let namespace_limit = NamespaceLimit::new(MAX_PER_NAMESPACE, keys_tx.clone());
     let enqueue = observe::enqueue_changes(Arc::clone(&shared), events, keys_tx);
-    let work = |key| reconcile(Arc::clone(&shared), key);
+    let work = |key| reconcile_within(namespace_limit.clone(), Arc::clone(&shared), key);
     tokio::select! {
         () = ctx.run_workers(NAME, WORKERS, keys_rx, enqueue, work) => {}
         () = watching => {}
@@ -130,6 +134,18 @@ fn restarted_by_others(
         }
     }
     (uids, first_end)
+}
+
+/// Reconciles one job, unless its namespace has its share of workers: then the job comes again after one of these.
+async fn reconcile_within(
+    namespace_limit: NamespaceLimit,
+    shared: Arc<ControllerState>,
+    key: Key,
+) -> Result<RequeueAfter, Error> {
+    match namespace_limit.try_acquire(&key) {
+        Some(_permit) => reconcile(shared, key).await,
+        None => Ok(None),
+    }
 }
 
 /// Reconciles one job.
@@ -238,4 +254,50 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
         next_retry.map(|at| at.saturating_duration_since(Instant::now())),
     ];
     Ok(requeues.into_iter().flatten().min())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use kube::client::Body;
+
+    use super::*;
+
+    fn shared(client: kube::Client) -> Arc<ControllerState> {
+        Arc::new(ControllerState {
+            manager: Context::for_test(client),
+            index: Mutex::default(),
+            states: Mutex::default(),
+        })
+    }
+
+    #[tokio::test]
+    async fn jobs_of_one_namespace_take_not_all_workers() {
+        let service = tower::service_fn(|_: http::Request<Body>| async {
+            http::Response::builder().body(Body::empty())
+        });
+        let shared = shared(kube::Client::new(service, "default"));
+        let (requeue_tx, mut requeue_rx) = mpsc::unbounded_channel();
+        let limit = NamespaceLimit::new(MAX_PER_NAMESPACE, requeue_tx);
+        let key = |namespace: &str| Key::namespaced(namespace, "job");
+        let permits: Vec<_> = (0..MAX_PER_NAMESPACE)
+            .map(|n| {
+                limit
+                    .try_acquire(&Key::namespaced("crowd", n.to_string()))
+                    .unwrap()
+            })
+            .collect();
+        let is_reconciled = async |key: Key| {
+            shared.states().insert(key.clone(), Arc::default());
+            let ended = reconcile_within(limit.clone(), Arc::clone(&shared), key.clone()).await;
+            assert_eq!(ended.unwrap(), None);
+            // The state of a job that does not exist is dropped.
+            !shared.states().contains_key(&key)
+        };
+        assert!(!is_reconciled(key("crowd")).await);
+        assert!(is_reconciled(key("other")).await);
+        drop(permits);
+        assert_eq!(requeue_rx.recv().await, Some(key("crowd")));
+        assert!(is_reconciled(key("crowd")).await);
+    }
 }

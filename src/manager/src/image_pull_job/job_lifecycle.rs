@@ -11,12 +11,12 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use super::namespace_limit::NamespaceLimit;
 use super::plan::index::Uid;
 use super::plan::job::PullJob;
 use super::secrets::plan::{SourceKind, affected_jobs};
 use super::secrets::{self, PullSecretCopies, SourceWatches};
 use crate::Context;
+use crate::namespace_limit::NamespaceLimit;
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::keys;
 use kruise_api::node_image::ReferenceObject;

@@ -8,7 +8,6 @@
 
 mod act;
 mod job_lifecycle;
-mod namespace_limit;
 mod observe;
 pub mod plan;
 mod report;
