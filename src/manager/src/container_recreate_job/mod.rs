@@ -28,7 +28,7 @@ use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key};
 use observe::{Index, watch_events};
-use plan::{Memory, Observed, Target, is_of_job, is_unfinished, may_select, plan, pod_uid, selects};
+use plan::{Memory, Observed, Target, is_of_job, is_unfinished, plan, pod_uid};
 
 /// Name in logs and metrics.
 const NAME: &str = "containerrecreatejob";
@@ -174,7 +174,7 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
     let pods = cached.pods.iter();
     let mut pods: Vec<_> = pods
         .filter_map(|key| Some((key.name.clone(), stores.pods.get(key)?)))
-        .filter(|(_, pod)| may_select(job, pod))
+        .filter(|(_, pod)| cached.selectors.may_select(pod))
         .collect();
     let target = if is_unfinished(job) {
         act::find_workload(&shared, &key, job, &pods, &mut state).await?
@@ -183,7 +183,7 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
     };
     let owners = state.workload.as_ref().map(|workload| workload.owners.clone());
     let owners = owners.unwrap_or_default();
-    pods.retain(|(_, pod)| selects(job, &owners, pod));
+    pods.retain(|(_, pod)| cached.selectors.is_owned(&owners, pod));
     let now = shared.manager.cluster.clock.now();
     // They may have changed while the workload was read.
     for (name, pod) in &mut pods {
@@ -197,6 +197,7 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
         .collect();
     let mut observed = Observed {
         job: Arc::clone(job),
+        selectors: Arc::clone(&cached.selectors),
         target,
         pods,
         requests: cached.requests.clone(),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 use super::ControllerState;
-use super::plan::{is_unfinished, job_of, may_select};
+use super::plan::{JobSelectors, is_unfinished, job_of};
 use crate::restarts::is_finished;
 use crate::view::PodView;
 use kruise_api::container_recreate_job::ContainerRecreateJob;
@@ -24,9 +24,22 @@ pub struct Index {
     /// Requests with such a controller, by its group key.
     pub requests: WriteCache<ContainerRecreateRequest>,
     /// Jobs that have not ended.
-    unfinished: BTreeMap<Key, Arc<ContainerRecreateJob>>,
+    unfinished: BTreeMap<Key, UnfinishedJob>,
     /// Names of all Pods, of namespaces with such a job: the jobs share them, however many there are.
     pods: BTreeMap<Option<String>, BTreeSet<Box<str>>>,
+}
+
+/// A job that can be matched with many Pods.
+struct UnfinishedJob {
+    uid: Option<String>,
+    generation: Option<i64>,
+    selectors: Arc<JobSelectors>,
+}
+
+impl UnfinishedJob {
+    fn has_spec_of(&self, job: &ContainerRecreateJob) -> bool {
+        self.uid == job.metadata.uid && self.generation == job.metadata.generation
+    }
 }
 
 /// The cache entry of a job.
@@ -55,6 +68,8 @@ fn group_of(job: &ContainerRecreateJob) -> String {
 pub struct CachedJob {
     /// The job.
     pub job: Arc<ContainerRecreateJob>,
+    /// What its spec says about Pods.
+    pub selectors: Arc<JobSelectors>,
     /// The requests that it controls.
     pub requests: Vec<Arc<ContainerRecreateRequest>>,
     /// All Pods of its namespace.
@@ -83,10 +98,22 @@ impl Index {
                 .group_entries(&group)
                 .map(|(_, request, _)| Arc::clone(request))
                 .collect(),
+            selectors: self.selectors(key, &job),
             pods: pods.collect(),
             next_fetch: next_fetch.into_iter().flatten().min(),
             job,
         })
+    }
+
+    /// The selectors of a job: of each spec, they are compiled once.
+    fn selectors(&self, key: &Key, job: &ContainerRecreateJob) -> Arc<JobSelectors> {
+        if !is_unfinished(job) {
+            return Arc::default();
+        }
+        match self.unfinished.get(key).filter(|one| one.has_spec_of(job)) {
+            Some(unfinished) => Arc::clone(&unfinished.selectors),
+            None => Arc::new(JobSelectors::from(&job.spec)),
+        }
     }
 
     /// Whether the job of that key must be read, and which of its requests.
@@ -97,7 +124,7 @@ impl Index {
     }
 
     /// Applies one change; returns the affected jobs.
-    fn apply(&mut self, event: &WatchEvent, pods: &Store<PodView>) -> Vec<Key> {
+    fn apply(&mut self, event: &WatchEvent, pods_store: &Store<PodView>) -> Vec<Key> {
         match event {
             WatchEvent::Job(Change { key, old, new }) => {
                 match (old, new) {
@@ -108,7 +135,7 @@ impl Index {
                     }
                     (None, None) => {}
                 }
-                self.track_pods(key, new.as_ref(), pods);
+                self.track_pods(key, new.as_ref(), pods_store);
                 vec![key.clone()]
             }
             WatchEvent::Request(Change { key, old, new }) => {
@@ -130,11 +157,15 @@ impl Index {
                     name: owner.name,
                 });
                 let mut jobs: Vec<Key> = jobs.collect();
-                // Its Pod counts as unavailable meanwhile, for other jobs as well.
+                // Its Pod counts as unavailable meanwhile, for other jobs that select it as well.
                 let in_progress =
                     |request: &Option<Arc<_>>| request.as_deref().is_some_and(|one| !is_finished(one));
                 if in_progress(old) != in_progress(new) {
-                    jobs.extend(self.jobs_of(&key.namespace).map(|(job, _)| job.clone()));
+                    let pods = [old, new].into_iter().flatten();
+                    let pods =
+                        pods.filter_map(|request| pods_store.get(&key.with_name(&request.spec.pod_name)));
+                    let pods: Vec<_> = pods.collect();
+                    jobs.extend(self.jobs_that_may_select(&key.namespace, pods.iter()));
                 }
                 jobs
             }
@@ -146,7 +177,12 @@ impl Index {
     fn track_pods(&mut self, key: &Key, job: Option<&Arc<ContainerRecreateJob>>, pods: &Store<PodView>) {
         let namespace = &key.namespace;
         if let Some(job) = job.filter(|job| is_unfinished(job)) {
-            self.unfinished.insert(key.clone(), Arc::clone(job));
+            let unfinished = UnfinishedJob {
+                uid: job.metadata.uid.clone(),
+                generation: job.metadata.generation,
+                selectors: self.selectors(key, job),
+            };
+            self.unfinished.insert(key.clone(), unfinished);
             self.pods.entry(namespace.clone()).or_insert_with(|| {
                 let own = pods.entries_of(namespace.as_deref()).into_iter();
                 own.map(|(pod, _)| pod.name.into_boxed_str()).collect()
@@ -160,10 +196,7 @@ impl Index {
     }
 
     /// The jobs of a namespace that have not ended.
-    fn jobs_of(
-        &self,
-        namespace: &Option<String>,
-    ) -> impl Iterator<Item = (&Key, &Arc<ContainerRecreateJob>)> {
+    fn jobs_of(&self, namespace: &Option<String>) -> impl Iterator<Item = (&Key, &UnfinishedJob)> {
         let first = Key {
             namespace: namespace.clone(),
             name: String::new(),
@@ -180,9 +213,17 @@ impl Index {
             Some(_) => names.insert(key.name.as_str().into()),
             None => names.remove(key.name.as_str()),
         };
-        let is_affected =
-            |job: &ContainerRecreateJob| [old, new].into_iter().flatten().any(|pod| may_select(job, pod));
-        let affected = self.jobs_of(&key.namespace).filter(|(_, job)| is_affected(job));
+        let pods = [old, new].into_iter().flatten();
+        self.jobs_that_may_select(&key.namespace, pods)
+    }
+
+    fn jobs_that_may_select<'a>(
+        &self,
+        namespace: &Option<String>,
+        pods: impl Iterator<Item = &'a Arc<PodView>> + Clone,
+    ) -> Vec<Key> {
+        let is_affected = |job: &UnfinishedJob| pods.clone().any(|pod| job.selectors.may_select(pod));
+        let affected = self.jobs_of(namespace).filter(|(_, job)| is_affected(job));
         affected.map(|(job, _)| job.clone()).collect()
     }
 }
@@ -319,6 +360,49 @@ mod tests {
         assert_eq!(tracked(&index, "label"), names, "the other job has not ended");
         index.apply(&job("a", "label", &by_label, &ended), &pods);
         assert_eq!(tracked(&index, "label"), []);
+    }
+
+    #[test]
+    fn selectors_are_compiled_once_for_each_spec() {
+        let mut index = Index::default();
+        let mut selectors = |generation: i64, app: &str, status: &Value| {
+            let spec = json!({ "selector": { "matchLabels": { "app": app } }, "containers": [] });
+            let mut event = job("a", "j", &spec, status);
+            if let WatchEvent::Job(Change { new: Some(job), .. }) = &mut event {
+                Arc::make_mut(job).metadata.generation = Some(generation);
+            }
+            index.apply(&event, &Store::from_objects([]));
+            index.job(&key("a", "j"), Instant::now()).unwrap().selectors
+        };
+        let web = pod(&[("app", "web")], None);
+        let first = selectors(1, "web", &json!({}));
+        assert!(first.may_select(&web));
+        let active = selectors(1, "web", &json!({ "active": 1 }));
+        assert!(Arc::ptr_eq(&first, &active));
+        assert!(!selectors(2, "other", &json!({})).may_select(&web));
+    }
+
+    /// Only jobs whose budgets count the Pod are woken by the request of another job.
+    #[test]
+    fn request_concerns_the_jobs_that_select_its_pod() {
+        let pods = Store::from_objects([(key("a", "web-0"), pod(&[("app", "web")], None))]);
+        let mut index = Index::default();
+        for app in ["web", "other"] {
+            let spec = json!({ "selector": { "matchLabels": { "app": app } }, "containers": [] });
+            index.apply(&job("a", app, &spec, &json!({})), &pods);
+        }
+        let mut concerned = |pod_name: &str| {
+            let request = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+                "metadata": { "name": "r", "namespace": "a" }, "spec": { "podName": pod_name, "containers": [] } });
+            let change = Change {
+                key: key("a", "r"),
+                old: None,
+                new: Some(Arc::new(serde_json::from_value(request).unwrap())),
+            };
+            index.apply(&WatchEvent::Request(change), &pods)
+        };
+        assert_eq!(concerned("web-0"), [key("a", "web")]);
+        assert_eq!(concerned("gone"), []);
     }
 
     #[test]

@@ -14,10 +14,11 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use crate::cloneset::plan::limits::scaled_value;
 use crate::image_pull_job::plan::job::add_seconds;
 use crate::image_pull_job::plan::status::merge_conditions;
-use crate::view::{ContainerView, PodView, matches};
+use crate::view::{ContainerView, PodView};
 use kruise_api::container_hash::deep_hash;
 use kruise_api::container_recreate_job::{
-    COMPLETE, ContainerRecreateJob, ContainerRecreateJobStatus, FAILED, MAX_FAILED_PODS, WAITING,
+    COMPLETE, ContainerRecreateJob, ContainerRecreateJobSpec, ContainerRecreateJobStatus, FAILED,
+    MAX_FAILED_PODS, WAITING,
 };
 use kruise_api::container_recreate_request::{
     self as request, ContainerRecreateRequest, ContainerRecreateRequestContainer as RequestedContainer,
@@ -25,9 +26,10 @@ use kruise_api::container_recreate_request::{
 };
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
+use kruise_api::selector::CompiledSelector;
 use kruise_api::validation::truncate;
 use kruise_workload::names::join_first;
-use kruise_workload::order::sort_by_labels;
+use kruise_workload::order::CompiledPriority;
 
 /// Requests that one reconcile creates; the next one follows at once.
 const MAX_CREATIONS: usize = 64;
@@ -45,6 +47,8 @@ const WATCH_DELAY: SignedDuration = SignedDuration::from_secs(1);
 pub struct Observed {
     /// The job.
     pub job: Arc<ContainerRecreateJob>,
+    /// What its spec says about Pods.
+    pub selectors: Arc<JobSelectors>,
     /// Whether the workload that it names is known.
     pub target: Target,
     /// The Pods that it selects, with their names.
@@ -92,30 +96,52 @@ pub struct Plan {
     pub memory: Memory,
 }
 
-/// Whether a Pod belongs to the job. `owners` are kind and UID of the controllers that its workload's Pods have.
-#[must_use]
-pub fn selects(job: &ContainerRecreateJob, owners: &BTreeSet<(OwnerKind, Box<str>)>, pod: &PodView) -> bool {
-    match &job.spec.selector {
-        Some(selector) => matches(selector, &pod.labels),
-        None => pod
-            .controller
-            .as_ref()
-            .is_some_and(|owner| owners.contains(owner)),
+/// Which Pods a job selects and which of them come first, for many Pods: tenants may list many labels and terms.
+#[derive(Debug, Default)]
+pub struct JobSelectors {
+    pods: PodSelector,
+    priority: Option<CompiledPriority>,
+}
+
+#[derive(Debug, Default)]
+enum PodSelector {
+    Labels(CompiledSelector),
+    ControlledBy(OwnerKind),
+    #[default]
+    Nothing,
+}
+
+impl From<&ContainerRecreateJobSpec> for JobSelectors {
+    fn from(spec: &ContainerRecreateJobSpec) -> Self {
+        let pods = match (&spec.selector, &spec.target_ref) {
+            (Some(selector), _) => PodSelector::Labels(selector.into()),
+            (None, Some(target)) => PodSelector::ControlledBy(controller_kind(&target.kind)),
+            (None, None) => PodSelector::Nothing,
+        };
+        Self {
+            pods,
+            priority: spec.priority_strategy.as_ref().map(CompiledPriority::from),
+        }
     }
 }
 
-/// Whether a Pod may belong to the job, as far as it shows without the workload.
-#[must_use]
-pub fn may_select(job: &ContainerRecreateJob, pod: &PodView) -> bool {
-    let kind = job
-        .spec
-        .target_ref
-        .as_ref()
-        .map(|target| controller_kind(&target.kind));
-    match (&job.spec.selector, kind) {
-        (Some(selector), _) => matches(selector, &pod.labels),
-        (None, Some(kind)) => pod.controller.as_ref().is_some_and(|(of, _)| *of == kind),
-        (None, None) => false,
+impl JobSelectors {
+    /// Whether a Pod may belong to the job, as far as it shows without the workload.
+    #[must_use]
+    pub fn may_select(&self, pod: &PodView) -> bool {
+        match &self.pods {
+            PodSelector::Labels(selector) => selector.matches(&pod.labels),
+            PodSelector::ControlledBy(kind) => pod.controller.as_ref().is_some_and(|(of, _)| of == kind),
+            PodSelector::Nothing => false,
+        }
+    }
+
+    /// Whether a Pod that may belong to the job does. `owners` are kind and UID of the controllers that its workload's
+    /// Pods have.
+    #[must_use]
+    pub fn is_owned(&self, owners: &BTreeSet<(OwnerKind, Box<str>)>, pod: &PodView) -> bool {
+        let controller = pod.controller.as_ref();
+        matches!(self.pods, PodSelector::Labels(_)) || controller.is_some_and(|owner| owners.contains(owner))
     }
 }
 
@@ -177,15 +203,7 @@ pub fn plan(observed: &Observed, memory: &Memory, now: Timestamp) -> Plan {
         };
     }
     let started = started(job, now);
-    let progress = Progress::of(observed, memory, now);
-    let situation = Situation {
-        observed,
-        remaining: remaining(observed, &progress.requested),
-        deadline: deadline(job, now),
-        memory,
-        progress,
-        now,
-    };
+    let situation = Situation::of(observed, memory, now);
     let budget = situation.budget();
     let chosen = situation.choose(&budget);
     let condition = situation.condition(&chosen, &budget);
@@ -438,7 +456,7 @@ struct Situation<'a> {
     observed: &'a Observed,
     memory: &'a Memory,
     progress: Progress,
-    /// Pods without a request, in order.
+    /// Pods without a request.
     remaining: Vec<(&'a String, &'a PodView)>,
     deadline: Option<Timestamp>,
     now: Timestamp,
@@ -450,7 +468,30 @@ struct Budget<'a> {
     unavailable: BTreeSet<&'a str>,
 }
 
+impl Budget<'_> {
+    fn free(&self) -> usize {
+        self.max_unavailable.saturating_sub(self.unavailable.len())
+    }
+
+    /// Whether the Pod is unavailable anyway.
+    fn costs_nothing(&self, pod: &PodView) -> bool {
+        self.unavailable.contains(pod.uid.as_str())
+    }
+}
+
 impl<'a> Situation<'a> {
+    fn of(observed: &'a Observed, memory: &'a Memory, now: Timestamp) -> Self {
+        let progress = Progress::of(observed, memory, now);
+        Self {
+            observed,
+            remaining: remaining(observed, &progress.requested),
+            deadline: deadline(&observed.job, now),
+            memory,
+            progress,
+            now,
+        }
+    }
+
     fn job(&self) -> &'a ContainerRecreateJob {
         &self.observed.job
     }
@@ -560,26 +601,44 @@ impl<'a> Situation<'a> {
         Some(("ContainerNotFound", message))
     }
 
+    /// Whether a Pod's containers may be restarted now, so that the order of the Pods matters.
+    fn may_choose(&self, budget: &Budget<'_>) -> bool {
+        let is_stopped = self.job().spec.paused || self.observed.target != Target::Known;
+        let admits_any = || {
+            let mut remaining = self.remaining.iter();
+            budget.free() > 0 || remaining.any(|(_, pod)| budget.costs_nothing(pod))
+        };
+        !is_stopped && self.kept() < self.remaining.len() && admits_any() && self.failure().is_none()
+    }
+
+    /// The Pods without a request, in the order of the job.
+    fn in_order(&self) -> Vec<(&'a String, &'a PodView)> {
+        let mut pods = self.remaining.clone();
+        pods.sort_by_cached_key(|(name, _)| (Reverse(number_at_end(name)), (*name).clone()));
+        if let Some(priority) = &self.observed.selectors.priority {
+            priority.sort(&mut pods, |(_, pod)| &pod.labels);
+        }
+        pods
+    }
+
     /// The Pods whose containers are restarted now.
     fn choose(&self, budget: &Budget<'_>) -> Vec<(&'a String, &'a PodView)> {
-        let is_stopped = self.job().spec.paused || self.observed.target != Target::Known;
-        if is_stopped || self.failure().is_some() {
+        if !self.may_choose(budget) {
             return Vec::new();
         }
-        let mut free = budget.max_unavailable.saturating_sub(budget.unavailable.len());
+        let mut free = budget.free();
         let allowed = self.remaining.len() - self.kept();
-        let allowed = self.remaining.iter().take(allowed);
+        let allowed = self.in_order().into_iter().take(allowed);
         let allowed = allowed.filter(|(_, pod)| !self.memory.refused.contains_key(&pod.uid));
         let chosen = allowed.filter(|(_, pod)| {
-            // One that is unavailable anyway does not become so.
-            let costs_nothing = budget.unavailable.contains(pod.uid.as_str());
+            let costs_nothing = budget.costs_nothing(pod);
             let fits = costs_nothing || free > 0;
             if fits && !costs_nothing {
                 free -= 1;
             }
             fits
         });
-        chosen.take(MAX_CREATIONS).copied().collect()
+        chosen.take(MAX_CREATIONS).collect()
     }
 
     /// From when on the job may end.
@@ -701,19 +760,14 @@ impl<'a> Situation<'a> {
     }
 }
 
-/// The Pods whose containers have to be restarted and that have no request, in the order of the job.
+/// The Pods whose containers have to be restarted and that have no request.
 fn remaining<'a>(observed: &'a Observed, requested: &BTreeSet<String>) -> Vec<(&'a String, &'a PodView)> {
     let job = &*observed.job;
     let is_due = |pod: &PodView| {
         existed(job, pod) && !requested.contains(&pod.uid) && running_containers(job, pod).next().is_some()
     };
     let pods = observed.pods.iter().map(|(name, pod)| (name, &**pod));
-    let mut remaining: Vec<_> = pods.filter(|(_, pod)| is_due(pod)).collect();
-    remaining.sort_by_cached_key(|(name, _)| (Reverse(number_at_end(name)), (*name).clone()));
-    if let Some(strategy) = &job.spec.priority_strategy {
-        sort_by_labels(&mut remaining, |(_, pod)| &pod.labels, strategy);
-    }
-    remaining
+    pods.filter(|(_, pod)| is_due(pod)).collect()
 }
 
 /// Whether the Pod runs, and was created before the job.

@@ -14,7 +14,7 @@ use crate::in_place::Pod;
 use crate::pods;
 use kruise_api::lifecycle::LifecycleStateType as State;
 use kruise_api::update_priority::{UpdatePriorityStrategy, UpdateScatterTerm};
-pub use priority::sort_by_labels;
+pub use priority::CompiledPriority;
 pub use rank::{TopologySpread, ranks};
 
 /// Sorts `candidates`, which are indexes into `pods`, in update order.
@@ -27,7 +27,7 @@ pub fn update_order(
 ) -> Vec<usize> {
     candidates.sort_by(|a, b| by_activity(pods[*a], pods[*b]));
     if let Some(priority) = priority {
-        priority::sort(pods, &mut candidates, priority);
+        CompiledPriority::from(priority).sort(&mut candidates, |at| &pods[*at].labels);
     }
     scatter::sort(pods, candidates, scatter)
 }

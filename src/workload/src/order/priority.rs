@@ -3,49 +3,61 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use crate::in_place::Pod;
-use kruise_api::selector::matches;
+use kruise_api::selector::CompiledSelector;
 use kruise_api::update_priority::UpdatePriorityStrategy;
 
-/// Sorts by priority; Pods of equal priority keep their order.
-///
-/// Pods without any of the listed labels come first, as in upstream.
-pub fn sort(pods: &[&Pod], candidates: &mut [usize], strategy: &UpdatePriorityStrategy) {
-    sort_by_labels(candidates, |at| &pods[*at].labels, strategy);
+/// A strategy by which many Pods are sorted: tenants may list many terms.
+#[derive(Debug)]
+pub struct CompiledPriority {
+    /// Weights and who gets them.
+    weights: Vec<(i64, CompiledSelector)>,
+    /// Keys of labels. They count if there are no weights.
+    ordered_keys: Vec<String>,
 }
 
-/// The same for anything with the labels of a Pod.
-pub fn sort_by_labels<'a, T>(
-    candidates: &mut [T],
-    labels: impl Fn(&T) -> &'a BTreeMap<String, String>,
-    strategy: &UpdatePriorityStrategy,
-) {
-    if strategy.weight_priority.is_empty() {
-        candidates.sort_by_cached_key(|candidate| order_key(labels(candidate), strategy));
-    } else {
-        candidates.sort_by_cached_key(|candidate| Reverse(weight(labels(candidate), strategy)));
+impl From<&UpdatePriorityStrategy> for CompiledPriority {
+    fn from(strategy: &UpdatePriorityStrategy) -> Self {
+        let weights = strategy.weight_priority.iter();
+        let weights = weights.map(|term| (term.weight.into(), (&term.match_selector).into()));
+        let keys = strategy.order_priority.iter();
+        Self {
+            weights: weights.collect(),
+            ordered_keys: keys.map(|term| term.ordered_key.clone()).collect(),
+        }
     }
 }
 
-/// The sum of the weights of all matching terms.
-fn weight(labels: &BTreeMap<String, String>, strategy: &UpdatePriorityStrategy) -> i64 {
-    let terms = strategy.weight_priority.iter();
-    let matching = terms.filter(|term| matches(&term.match_selector, labels));
-    matching.map(|term| i64::from(term.weight)).sum()
-}
+impl CompiledPriority {
+    /// Sorts by priority; Pods of equal priority keep their order.
+    ///
+    /// Pods without any of the listed labels come first, as in upstream.
+    pub fn sort<'a, T>(&self, candidates: &mut [T], labels: impl Fn(&T) -> &'a BTreeMap<String, String>) {
+        if self.weights.is_empty() {
+            candidates.sort_by_cached_key(|candidate| self.order_key(labels(candidate)));
+        } else {
+            candidates.sort_by_cached_key(|candidate| Reverse(self.weight(labels(candidate))));
+        }
+    }
 
-/// The index of the first term that the Pod has, and the number at the end of the label's value.
-fn order_key(
-    labels: &BTreeMap<String, String>,
-    strategy: &UpdatePriorityStrategy,
-) -> (Option<usize>, Reverse<u64>) {
-    let mut terms = strategy.order_priority.iter().enumerate();
-    let found = terms.find_map(|(level, term)| Some((level, labels.get(&term.ordered_key)?)));
-    match found {
-        None => (None, Reverse(0)),
-        Some((level, value)) => {
-            let digits = value.trim_end_matches(|c: char| c.is_ascii_digit()).len();
-            (Some(level), Reverse(value[digits..].parse().unwrap_or_default()))
+    /// The sum of the weights of all matching terms.
+    fn weight(&self, labels: &BTreeMap<String, String>) -> i64 {
+        let matching = self
+            .weights
+            .iter()
+            .filter(|(_, selector)| selector.matches(labels));
+        matching.map(|(weight, _)| weight).sum()
+    }
+
+    /// The index of the first term that the Pod has, and the number at the end of the label's value.
+    fn order_key(&self, labels: &BTreeMap<String, String>) -> (Option<usize>, Reverse<u64>) {
+        let mut keys = self.ordered_keys.iter().enumerate();
+        let found = keys.find_map(|(level, key)| Some((level, labels.get(key)?)));
+        match found {
+            None => (None, Reverse(0)),
+            Some((level, value)) => {
+                let digits = value.trim_end_matches(|c: char| c.is_ascii_digit()).len();
+                (Some(level), Reverse(value[digits..].parse().unwrap_or_default()))
+            }
         }
     }
 }

@@ -93,9 +93,10 @@ impl World {
         }
     }
 
-    fn plan(&self) -> Plan {
-        let observed = Observed {
+    fn observed(&self) -> Observed {
+        Observed {
             job: Arc::new(self.job.clone()),
+            selectors: Arc::new(JobSelectors::from(&self.job.spec)),
             target: self.target.clone(),
             pods: self
                 .pods
@@ -104,8 +105,11 @@ impl World {
                 .collect(),
             requests: self.requests.values().cloned().map(Arc::new).collect(),
             restarted_by_others: self.others.clone(),
-        };
-        plan(&observed, &self.memory, at(self.now))
+        }
+    }
+
+    fn plan(&self) -> Plan {
+        plan(&self.observed(), &self.memory, at(self.now))
     }
 
     fn is_running(&self, uid: &str) -> bool {
@@ -268,6 +272,31 @@ fn priority_comes_before_the_order_of_names() {
     view.labels = Arc::new(BTreeMap::from([("app".to_owned(), "first".to_owned())]));
     pod.view = Arc::new(view);
     assert_eq!(world.reconcile(), ["web-0"]);
+}
+
+/// Weights may be many: they are looked at only for a Pod that can be restarted.
+#[test]
+fn pods_are_sorted_only_if_one_may_be_restarted() {
+    let may_choose = |spec: Value, not_ready: Option<&str>| {
+        let mut world = World::new(3, spec);
+        // New Pods need no restart.
+        world.pods.insert("web-3".to_owned(), PodState::new("u3", 5));
+        if let Some(pod) = not_ready.and_then(|name| world.pods.get_mut(name)) {
+            pod.ready = false;
+            pod.report();
+        }
+        let observed = world.observed();
+        let situation = Situation::of(&observed, &world.memory, at(world.now));
+        situation.may_choose(&situation.budget())
+    };
+    assert!(may_choose(json!({}), None));
+    assert!(!may_choose(json!({ "paused": true }), None));
+    assert!(!may_choose(json!({ "partition": "100%" }), None));
+    assert!(!may_choose(json!({}), Some("web-3")), "the budget is used up");
+    assert!(
+        may_choose(json!({}), Some("web-0")),
+        "that Pod is unavailable anyway"
+    );
 }
 
 #[test]
@@ -516,14 +545,12 @@ fn missing_workload_fails_the_job_and_unreadable_one_delays_it() {
         controller: Some((kind, uid.into())),
         ..PodView::default()
     };
-    assert!(selects(&world.job, &owners, &pod(OwnerKind::ReplicaSet, "rs")));
-    assert!(!selects(
-        &world.job,
-        &owners,
-        &pod(OwnerKind::ReplicaSet, "other")
-    ));
-    assert!(!selects(&world.job, &owners, &pod(OwnerKind::Other, "rs")));
-    assert!(!selects(&world.job, &owners, &PodView::default()));
+    let selectors = JobSelectors::from(&world.job.spec);
+    let selects = |pod: &PodView| selectors.may_select(pod) && selectors.is_owned(&owners, pod);
+    assert!(selects(&pod(OwnerKind::ReplicaSet, "rs")));
+    assert!(!selects(&pod(OwnerKind::ReplicaSet, "other")));
+    assert!(!selects(&pod(OwnerKind::Other, "rs")));
+    assert!(!selects(&PodView::default()));
 }
 
 #[test]
