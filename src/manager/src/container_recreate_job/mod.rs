@@ -264,7 +264,7 @@ mod tests {
 
     use super::*;
 
-    fn shared(client: kube::Client) -> Arc<ControllerState> {
+    pub fn shared(client: kube::Client) -> Arc<ControllerState> {
         Arc::new(ControllerState {
             manager: Context::for_test(client),
             index: Mutex::default(),
