@@ -181,6 +181,12 @@ impl Error {
         refusal && !other && !no_role && !self.retryable() && !self.namespace_terminating()
     }
 
+    /// It concerns all objects of the kind in that namespace, and not this one alone: others need not be tried now.
+    #[must_use]
+    pub fn refuses_all(&self) -> bool {
+        !self.rejected() || self.message().contains("exceeded quota")
+    }
+
     /// The namespace is being deleted, so that nothing can be created in it any more.
     #[must_use]
     pub fn namespace_terminating(&self) -> bool {

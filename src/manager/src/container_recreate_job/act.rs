@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
+use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use kube::api::ListParams;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
@@ -13,8 +14,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::observe::{CachedJob, versioned_job, versioned_request};
-use super::plan::{Plan, Target, controller_kind, job_of};
-use super::{ControllerState, FAILED_RETRY, JobState, REFUSED_RETRY, Refusal};
+use super::plan::{Plan, Refusal, Target, controller_kind, job_of};
+use super::{ControllerState, FAILED_RETRY, JobState, REFUSED_RETRY};
 use crate::view::PodView;
 use kruise_api::container_recreate_job::{
     COMPLETE, ContainerRecreateJob, ContainerRecreateJobStatus, TargetRef, WAITING,
@@ -22,7 +23,7 @@ use kruise_api::container_recreate_job::{
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
-use kruise_cluster::{Error, EventType, Key, write};
+use kruise_cluster::{Error, EventType, Key, MAX_RETRY_AFTER, write};
 
 /// Fields of the status that may be absent.
 const OPTIONAL_STATUS_FIELDS: [&str; 4] = ["startTime", "completionTime", "failedPods", "conditions"];
@@ -278,7 +279,8 @@ fn publish_end(
     );
 }
 
-/// Creates requests; returns whether one could not be created, which the status then says.
+/// Creates requests; returns whether one could not be created, which the status then says. A quota, a missing role or an
+/// API server that is overloaded refuses the others, too: they are not tried then.
 pub async fn create_requests(
     shared: &ControllerState,
     key: &Key,
@@ -287,41 +289,39 @@ pub async fn create_requests(
     state: &mut JobState,
 ) -> bool {
     let mut is_refused = false;
-    let mut is_failing = false;
     let mut left = plan.create.as_slice();
     while !left.is_empty() {
         let (chunk, rest) = left.split_at(left.len().min(CONCURRENT_CREATIONS));
         let created = chunk
             .iter()
             .map(|request| create_request(shared, key, cached, request));
+        let mut all_refused = None;
         for (request, created) in chunk.iter().zip(join_all(created).await) {
             let uid = pod_uid(request);
             match created {
                 Ok(()) => {
+                    state.memory.refused.remove(&uid);
+                    state.memory.all_refused = None;
                     state.memory.requested.insert(uid);
                 }
                 Err(error) => {
                     if error.outcome_unknown() {
                         state.unknown.extend(request.metadata.name.clone());
                     }
-                    is_failing |= error.retryable();
-                    is_refused = true;
-                    let pause = if error.retryable() {
-                        FAILED_RETRY
-                    } else {
-                        REFUSED_RETRY
-                    };
                     tracing::debug!(job = %key, %error, "cannot create a request");
-                    let refusal = Refusal {
-                        message: error.to_string(),
-                        retry_at: Instant::now() + pause,
-                    };
-                    state.refused.insert(uid, refusal);
+                    is_refused = true;
+                    let refusal = refusal(&error, shared.manager.cluster.clock.now());
+                    if error.refuses_all() {
+                        all_refused = Some(refusal);
+                    } else {
+                        state.memory.refused.insert(uid, refusal);
+                    }
                 }
             }
         }
         left = rest;
-        if is_failing {
+        if all_refused.is_some() {
+            state.memory.all_refused = all_refused;
             break;
         }
     }
@@ -330,6 +330,19 @@ pub async fn create_requests(
         shared.manager.restarts.plan().forget(&key.with_name(name));
     }
     is_refused
+}
+
+fn refusal(error: &Error, now: Timestamp) -> Refusal {
+    let pause = if error.retryable() {
+        FAILED_RETRY
+    } else {
+        REFUSED_RETRY
+    };
+    let requested = error.retry_after().unwrap_or_default().min(MAX_RETRY_AFTER);
+    Refusal {
+        message: error.to_string(),
+        retry_at: now.saturating_add(pause.max(requested)).unwrap_or(Timestamp::MAX),
+    }
 }
 
 pub fn pod_uid(request: &ContainerRecreateRequest) -> String {
@@ -385,10 +398,83 @@ pub async fn delete_job(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use kube::client::Body;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
+    use crate::container_recreate_job::tests::shared;
+
+    /// What is remembered after 40 creations that get this answer, and their number.
+    async fn refused(answer: Value) -> (JobState, usize, Timestamp) {
+        let count = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&count);
+        let service = tower::service_fn(move |_: http::Request<Body>| {
+            counter.fetch_add(1, Ordering::Relaxed);
+            let code = u16::try_from(answer["code"].as_u64().unwrap()).unwrap();
+            let response = http::Response::builder().status(code);
+            let response = response.body(Body::from(answer.to_string().into_bytes()));
+            async { response }
+        });
+        let shared = shared(kube::Client::new(service, "default"));
+        let job = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "ContainerRecreateJob",
+            "metadata": { "name": "j", "namespace": "n", "uid": "j" }, "spec": { "containers": [] } });
+        let cached = CachedJob {
+            job: Arc::new(serde_json::from_value(job).unwrap()),
+            selectors: Arc::default(),
+            requests: Vec::new(),
+            pods: Vec::new(),
+            next_fetch: None,
+        };
+        let request = |n: usize| {
+            let request = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+                "metadata": { "name": format!("r{n}"), "namespace": "n", "labels": { keys::CRR_POD_UID: format!("u{n}") } },
+                "spec": { "podName": "p", "containers": [] } });
+            serde_json::from_value(request).unwrap()
+        };
+        let plan = Plan {
+            create: (0..40).map(request).collect(),
+            ..Plan::default()
+        };
+        let (mut state, now) = (JobState::default(), shared.manager.cluster.clock.now());
+        let key = Key::namespaced("n", "j");
+        assert!(create_requests(&shared, &key, &cached, &plan, &mut state).await);
+        (state, count.load(Ordering::Relaxed), now)
+    }
+
+    fn status(code: u16, message: &str, details: Value) -> Value {
+        json!({ "apiVersion": "v1", "kind": "Status", "status": "Failure", "code": code, "reason": "Reason",
+            "message": message, "details": details })
+    }
+
+    #[tokio::test]
+    async fn refusal_of_all_stops_the_job_for_as_long_as_the_api_server_says() {
+        for (code, message, retry_after, seconds) in [
+            (403, "exceeded quota: crr, requested: 1", 0, 30),
+            (
+                403,
+                "User \"m\" cannot create resource \"containerrecreaterequests\"",
+                0,
+                30,
+            ),
+            (429, "too many requests", 20, 20),
+            (429, "too many requests", 1, 5),
+        ] {
+            let answer = status(code, message, json!({ "retryAfterSeconds": retry_after }));
+            let (state, tried, now) = refused(answer).await;
+            assert_eq!(tried, CONCURRENT_CREATIONS, "{message}");
+            assert!(state.memory.refused.is_empty());
+            let refusal = state.memory.all_refused.unwrap();
+            assert!(refusal.message.contains(message), "{refusal:?}");
+            let pause = refusal.retry_at.duration_since(now).as_secs();
+            assert!((seconds..seconds + 5).contains(&pause), "{message}: {pause}");
+        }
+        let denied = "admission webhook \"w\" denied the request: not this Pod";
+        let (state, tried, _) = refused(status(403, denied, json!({}))).await;
+        assert_eq!((tried, state.memory.refused.len()), (40, 40));
+        assert_eq!(state.memory.all_refused, None);
+    }
 
     /// Only a reference that is one to the Deployment makes a ReplicaSet its own.
     #[tokio::test]

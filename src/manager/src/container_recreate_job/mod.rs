@@ -10,7 +10,7 @@ mod act;
 mod observe;
 pub mod plan;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -59,17 +59,9 @@ struct JobState {
     uid: String,
     status_pacer: StatusPacer,
     memory: Memory,
-    /// By the UID of a Pod, whose request could not be created.
-    refused: BTreeMap<String, Refusal>,
     /// Names of requests whose creation had no answer.
     unknown: BTreeSet<String>,
     workload: Option<act::Workload>,
-}
-
-/// Why a request could not be created.
-struct Refusal {
-    message: String,
-    retry_at: Instant,
 }
 
 impl ControllerState {
@@ -167,9 +159,6 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
             ..JobState::default()
         };
     }
-    state
-        .refused
-        .retain(|_, refusal| Instant::now() < refusal.retry_at);
     let stores = &shared.manager.stores;
     let pods = cached.pods.iter();
     let mut pods: Vec<_> = pods
@@ -191,10 +180,6 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
             *pod = newer;
         }
     }
-    let refused = state.refused.iter();
-    state.memory.refused = refused
-        .map(|(uid, refusal)| (uid.clone(), refusal.message.clone()))
-        .collect();
     let mut observed = Observed {
         job: Arc::clone(job),
         selectors: Arc::clone(&cached.selectors),
@@ -243,7 +228,6 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
     // The watch may confirm the requests late: their Pods count at once.
     let report_requests = (!plan.create.is_empty()).then_some(Duration::ZERO);
     let is_unreadable = matches!(observed.target, Target::Unreadable(_));
-    let next_retry = state.refused.values().map(|refusal| refusal.retry_at).min();
     let requeues = [
         status_due,
         report_refusals,
@@ -252,7 +236,6 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
         others_end,
         cached.next_fetch,
         plan.requeue_at.map(|at| duration_until(at, now)),
-        next_retry.map(|at| at.saturating_duration_since(Instant::now())),
     ];
     Ok(requeues.into_iter().flatten().min())
 }

@@ -77,8 +77,19 @@ pub struct Memory {
     pub requested: BTreeSet<String>,
     /// By the UID of a restarted Pod: since when it is not ready; `None` if it has been ready after the restart.
     pub not_ready_since: BTreeMap<String, Option<Timestamp>>,
-    /// By the UID of a Pod: why its request could not be created a moment ago.
-    pub refused: BTreeMap<String, String>,
+    /// By the UID of a Pod: why its request could not be created.
+    pub refused: BTreeMap<String, Refusal>,
+    /// Why no request of the job can be created, whatever its Pod.
+    pub all_refused: Option<Refusal>,
+}
+
+/// Why requests could not be created.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// As the API server says it.
+    pub message: String,
+    /// When they are tried again.
+    pub retry_at: Timestamp,
 }
 
 /// What to do.
@@ -212,6 +223,7 @@ pub fn plan(observed: &Observed, memory: &Memory, now: Timestamp) -> Plan {
         situation.deadline,
         situation.progress.next_deadline,
         Some(situation.settled_at()),
+        situation.next_retry(),
     ];
     Plan {
         create: chosen
@@ -222,7 +234,8 @@ pub fn plan(observed: &Observed, memory: &Memory, now: Timestamp) -> Plan {
         memory: Memory {
             requested: situation.progress.requested.clone(),
             not_ready_since: situation.progress.not_ready_since.clone(),
-            refused: memory.refused.clone(),
+            refused: situation.refused(),
+            all_refused: situation.all_refused().cloned(),
         },
         status: (status != previous).then_some(status),
         expired: false,
@@ -601,6 +614,31 @@ impl<'a> Situation<'a> {
         Some(("ContainerNotFound", message))
     }
 
+    /// Refusals of Pods that still need a request.
+    fn refused(&self) -> BTreeMap<String, Refusal> {
+        let refused = |pod: &PodView| self.memory.refused.get_key_value(&pod.uid);
+        let refused = self.remaining.iter().filter_map(|(_, pod)| refused(pod));
+        refused
+            .map(|(uid, refusal)| (uid.clone(), refusal.clone()))
+            .collect()
+    }
+
+    /// The refusal of all requests, if one is still needed.
+    fn all_refused(&self) -> Option<&'a Refusal> {
+        let refusal = self.memory.all_refused.as_ref();
+        refusal.filter(|_| !self.remaining.is_empty())
+    }
+
+    fn next_retry(&self) -> Option<Timestamp> {
+        let refusals = self.memory.refused.values().chain(&self.memory.all_refused);
+        let retries = refusals.map(|refusal| refusal.retry_at);
+        retries.filter(|at| self.now < *at).min()
+    }
+
+    fn may_try(&self, refusal: Option<&Refusal>) -> bool {
+        refusal.is_none_or(|refusal| self.now >= refusal.retry_at)
+    }
+
     /// Whether a Pod's containers may be restarted now, so that the order of the Pods matters.
     fn may_choose(&self, budget: &Budget<'_>) -> bool {
         let is_stopped = self.job().spec.paused || self.observed.target != Target::Known;
@@ -608,7 +646,11 @@ impl<'a> Situation<'a> {
             let mut remaining = self.remaining.iter();
             budget.free() > 0 || remaining.any(|(_, pod)| budget.costs_nothing(pod))
         };
-        !is_stopped && self.kept() < self.remaining.len() && admits_any() && self.failure().is_none()
+        !is_stopped
+            && self.may_try(self.all_refused())
+            && self.kept() < self.remaining.len()
+            && admits_any()
+            && self.failure().is_none()
     }
 
     /// The Pods without a request, in the order of the job.
@@ -629,7 +671,7 @@ impl<'a> Situation<'a> {
         let mut free = budget.free();
         let allowed = self.remaining.len() - self.kept();
         let allowed = self.in_order().into_iter().take(allowed);
-        let allowed = allowed.filter(|(_, pod)| !self.memory.refused.contains_key(&pod.uid));
+        let allowed = allowed.filter(|(_, pod)| self.may_try(self.memory.refused.get(&pod.uid)));
         let chosen = allowed.filter(|(_, pod)| {
             let costs_nothing = budget.costs_nothing(pod);
             let fits = costs_nothing || free > 0;
@@ -691,18 +733,12 @@ impl<'a> Situation<'a> {
         if let Some(message) = &self.progress.no_daemon {
             return Some((request::NO_DAEMON_REASON, message.clone()));
         }
-        if !self.progress.running.is_empty() || !chosen.is_empty() {
+        let is_retry =
+            |pod: &PodView| self.all_refused().is_some() || self.memory.refused.contains_key(&pod.uid);
+        if !self.progress.running.is_empty() || chosen.iter().any(|(_, pod)| !is_retry(pod)) {
             return None;
         }
-        let mut refused = self.remaining.iter().filter_map(|(name, pod)| {
-            let why = self.memory.refused.get(&pod.uid)?;
-            Some(format!("{name}: {}", truncate(why, MAX_REASON_CHARS)))
-        });
-        if let Some(first) = refused.next() {
-            let message = format!(
-                "requests for {} cannot be created; {first}",
-                pods_text(refused.count() + 1)
-            );
+        if let Some(message) = self.refusal(!chosen.is_empty()) {
             return Some(("RequestRefused", message));
         }
         if !self.progress.not_ready.is_empty() {
@@ -722,6 +758,25 @@ impl<'a> Situation<'a> {
             return Some(("MaxUnavailable", message));
         }
         (kept > 0).then(|| ("Partition", format!("spec.partition keeps {kept} of {desired}")))
+    }
+
+    /// Why requests cannot be created; if they are tried again, why they could not before, until they can.
+    fn refusal(&self, is_retrying: bool) -> Option<String> {
+        let is_current = |refusal: &&Refusal| is_retrying || self.now < refusal.retry_at;
+        if let Some(refusal) = self.all_refused().filter(is_current) {
+            let why = truncate(&refusal.message, MAX_REASON_CHARS);
+            return Some(format!("requests cannot be created; {why}"));
+        }
+        let mut refused = self.remaining.iter().filter_map(|(name, pod)| {
+            let refusal = self.memory.refused.get(&pod.uid).filter(is_current)?;
+            Some(format!(
+                "{name}: {}",
+                truncate(&refusal.message, MAX_REASON_CHARS)
+            ))
+        });
+        let first = refused.next()?;
+        let pods = pods_text(refused.count() + 1);
+        Some(format!("requests for {pods} cannot be created; {first}"))
     }
 
     fn containers_text(&self) -> String {

@@ -117,7 +117,7 @@ pub async fn create_jobs(
                 break;
             }
             Err(error) => {
-                let refuses_all = !error.rejected() || error.message().contains("exceeded quota");
+                let refuses_all = error.refuses_all();
                 let mut images = vec![&job.spec.image];
                 if refuses_all {
                     images.extend(missing.as_slice().iter().map(|job| &job.spec.image));

@@ -145,6 +145,8 @@ impl World {
         for request in plan.create {
             let uid = pod_uid(&request).unwrap().to_owned();
             self.memory.requested.insert(uid.clone());
+            self.memory.refused.remove(&uid);
+            self.memory.all_refused = None;
             *self.created.entry(uid).or_default() += 1;
             let name = request.metadata.name.clone().unwrap();
             assert!(name.len() <= 253 && self.requests.insert(name, request).is_none());
@@ -193,6 +195,19 @@ impl World {
             "containerRecreateStates": [{ "name": "main", "phase": if succeeded { "Succeeded" } else { "Failed" },
                 "message": failure, "isKilled": is_killed, "containerID": old }] });
         request.status = Some(serde_json::from_value(status).unwrap());
+    }
+
+    /// The refused request is tried again: the condition stays until it is created.
+    fn retry_and_create(&mut self, first: &str) {
+        let retry_at = self.plan().requeue_at.unwrap();
+        self.now = (retry_at.as_second() - CREATED).max(self.now);
+        let plan = self.plan();
+        assert_eq!(plan.status, None);
+        assert_eq!(plan.create.first().unwrap().spec.pod_name, first);
+        assert_eq!(self.reconcile().first().unwrap(), first);
+        self.assert_condition("Waiting", "RequestRefused");
+        self.reconcile();
+        assert_eq!(self.condition(), Default::default());
     }
 
     /// Readiness returns, and kubelet reports it.
@@ -479,16 +494,36 @@ fn requests_with_a_forged_owner_do_not_count() {
 #[test]
 fn refused_request_is_reported_and_stops_no_other() {
     let mut world = World::new(2, json!({}));
-    let why = "exceeded quota".to_owned();
-    world.memory.refused = BTreeMap::from([("u1".to_owned(), why.clone())]);
+    let refusal = Refusal {
+        message: "denied".to_owned(),
+        retry_at: at(world.now + 30),
+    };
+    world.memory.refused = BTreeMap::from([("u1".to_owned(), refusal)]);
     assert_eq!(world.reconcile(), ["web-0"]);
     world.finish("web-0", None);
     world.recover("web-0");
-    world.memory.refused = BTreeMap::from([("u1".to_owned(), why)]);
-    world.reconcile();
+    assert_eq!(world.reconcile(), Vec::<String>::new());
     world.assert_condition("Waiting", "RequestRefused");
-    world.memory.refused.clear();
-    assert_eq!(world.reconcile(), ["web-1"]);
+    world.retry_and_create("web-1");
+}
+
+#[test]
+fn refusal_of_all_stops_all_requests_until_it_is_tried_again() {
+    let mut world = World::new(3, json!({ "maxUnavailable": 2 }));
+    world.memory.all_refused = Some(Refusal {
+        message: "exceeded quota".to_owned(),
+        retry_at: at(world.now + 30),
+    });
+    assert_eq!(world.reconcile(), Vec::<String>::new());
+    world.assert_condition("Waiting", "RequestRefused");
+    world.job.spec.paused = true;
+    world.now += 29;
+    world.reconcile();
+    world.assert_condition("Waiting", "Paused");
+    world.job.spec.paused = false;
+    world.reconcile();
+    world.retry_and_create("web-2");
+    assert_eq!(world.memory.all_refused, None);
 }
 
 /// Its hook was begun, and its container was never stopped: it is not waited for without end.
