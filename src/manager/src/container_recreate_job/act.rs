@@ -302,6 +302,7 @@ pub async fn create_requests(
                 Ok(()) => {
                     state.memory.refused.remove(&uid);
                     state.memory.all_refused = None;
+                    state.memory.not_ready_since.insert(uid.clone(), None);
                     state.memory.requested.insert(uid);
                 }
                 Err(error) => {

@@ -75,12 +75,31 @@ pub enum Target {
 pub struct Memory {
     /// UIDs of Pods that have had a request: one that was deleted is not created again.
     pub requested: BTreeSet<String>,
-    /// By the UID of a restarted Pod: since when it is not ready; `None` if it has been ready after the restart.
+    /// By the UID of a Pod whose request this manager has seen: since when the Pod is not ready after it; `None` while the
+    /// request has not ended.
     pub not_ready_since: BTreeMap<String, Option<Timestamp>>,
+    /// By the UID of a Pod: how its restart ended. That stays, whatever becomes of Pod and request.
+    pub ended: BTreeMap<String, Outcome>,
     /// By the UID of a Pod: why its request could not be created.
     pub refused: BTreeMap<String, Refusal>,
     /// Why no request of the job can be created, whatever its Pod.
     pub all_refused: Option<Refusal>,
+}
+
+/// How the restart of a Pod ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The Pod was ready after it.
+    Restarted,
+    /// It failed.
+    Failed {
+        /// Name of the Pod.
+        pod: String,
+        /// Why.
+        why: String,
+    },
+    /// The Pod went before it: the one that replaces it is new.
+    PodGone,
 }
 
 /// Why requests could not be created.
@@ -234,6 +253,7 @@ pub fn plan(observed: &Observed, memory: &Memory, now: Timestamp) -> Plan {
         memory: Memory {
             requested: situation.progress.requested.clone(),
             not_ready_since: situation.progress.not_ready_since.clone(),
+            ended: situation.progress.ended.clone(),
             refused: situation.refused(),
             all_refused: situation.all_refused().cloned(),
         },
@@ -249,8 +269,7 @@ enum Restart {
     Running,
     /// The request has ended, and the Pod is not ready again.
     NotReady,
-    Done,
-    Failed(String),
+    Ended(Outcome),
 }
 
 /// The Pods that have requests.
@@ -268,13 +287,13 @@ struct Progress {
     /// As in [`Memory`].
     requested: BTreeSet<String>,
     not_ready_since: BTreeMap<String, Option<Timestamp>>,
+    ended: BTreeMap<String, Outcome>,
     /// When the next Pod fails that is not ready.
     next_deadline: Option<Timestamp>,
 }
 
 impl Progress {
     fn of(observed: &Observed, memory: &Memory, now: Timestamp) -> Self {
-        let job = &*observed.job;
         let by_uid: BTreeMap<&str, (&String, &PodView)> = observed
             .pods
             .iter()
@@ -282,25 +301,34 @@ impl Progress {
             .collect();
         let mut progress = Self {
             requested: memory.requested.clone(),
+            ended: memory.ended.clone(),
             ..Self::default()
         };
         let mut found = BTreeSet::new();
         for request in &observed.requests {
-            let Some(uid) = pod_uid(request).filter(|_| is_of_job(job, request)) else {
+            let Some(uid) = pod_uid(request).filter(|_| is_of_job(&observed.job, request)) else {
                 continue;
             };
             found.insert(uid);
             progress.requested.insert(uid.to_owned());
-            let pod = by_uid.get(uid).map(|(_, pod)| *pod).filter(|pod| pod.active());
-            progress.add(job, request, uid, pod, memory, now);
+            let pod = by_uid.get(uid).map(|(_, pod)| *pod);
+            progress.add(observed, request, uid, pod, memory, now);
         }
         let deleted = memory
             .requested
             .iter()
             .filter(|uid| !found.contains(uid.as_str()));
         for uid in deleted {
-            if let Some((name, _)) = by_uid.get(uid.as_str()).filter(|(_, pod)| pod.active()) {
-                progress.add_deleted(job, name, uid, memory, now);
+            let pod = by_uid.get(uid.as_str()).filter(|(_, pod)| pod.active());
+            progress.add_deleted(&observed.job, uid, pod.map(|(name, _)| *name), memory, now);
+        }
+        for outcome in progress.ended.values() {
+            match outcome {
+                Outcome::Restarted => progress.done += 1,
+                Outcome::Failed { pod, why } => {
+                    progress.failed.insert(pod.clone(), why.clone());
+                }
+                Outcome::PodGone => {}
             }
         }
         progress
@@ -308,31 +336,34 @@ impl Progress {
 
     fn add(
         &mut self,
-        job: &ContainerRecreateJob,
+        observed: &Observed,
         request: &ContainerRecreateRequest,
         uid: &str,
         pod: Option<&PodView>,
         memory: &Memory,
         now: Timestamp,
     ) {
-        let name = &request.spec.pod_name;
-        let Some(restart) = self.restart(job, request, uid, pod, memory, now) else {
-            return;
+        let job = &*observed.job;
+        let restart = match memory.ended.get(uid) {
+            Some(outcome) => Restart::Ended(outcome.clone()),
+            None => self.restart(observed, request, uid, pod, memory, now),
         };
         // Kubelet may not have reported yet what the daemon has stopped.
-        let is_outdated = pod.is_some_and(|pod| shows_stopped_container(request, pod));
+        let is_outdated = pod.is_some_and(|pod| pod.active() && shows_stopped_container(request, pod));
         let is_unavailable = match restart {
             Restart::Running | Restart::NotReady => true,
             // What the daemon has begun to stop is stopped within that time, or not at all.
-            Restart::Failed(_) if is_outdated => self.may_become_ready(job, uid, memory, now),
-            Restart::Done | Restart::Failed(_) => is_outdated,
+            Restart::Ended(Outcome::Failed { .. }) if is_outdated => {
+                self.may_become_ready(job, uid, memory, now)
+            }
+            Restart::Ended(_) => is_outdated,
         };
         if is_unavailable {
             self.unavailable.insert(uid.to_owned());
         }
         match restart {
             Restart::Running => {
-                self.running.push(name.clone());
+                self.running.push(request.spec.pod_name.clone());
                 let conditions = request.status.iter().flat_map(|status| &status.conditions);
                 let waits = |one: &&Condition| {
                     one.type_ == request::WAITING && one.reason == request::NO_DAEMON_REASON
@@ -340,33 +371,36 @@ impl Progress {
                 let message = conditions.clone().find(waits).map(|one| one.message.clone());
                 self.no_daemon = self.no_daemon.take().or(message);
             }
-            Restart::NotReady => self.not_ready.push(name.clone()),
-            Restart::Done => self.done += 1,
-            Restart::Failed(why) => {
-                self.failed.insert(name.clone(), why);
+            Restart::NotReady => self.not_ready.push(request.spec.pod_name.clone()),
+            // The Pod may be there: it does not show whose it is.
+            Restart::Ended(Outcome::PodGone) if is_unreadable(observed) => {}
+            Restart::Ended(outcome) => {
+                self.ended.insert(uid.to_owned(), outcome);
             }
         }
     }
 
-    /// A Pod whose request was deleted. What the daemon has begun to stop is stopped, which the Pod may show only later.
+    /// A Pod whose request was deleted, with its name if it still runs. What the daemon has begun to stop is stopped,
+    /// which the Pod may show only later.
     fn add_deleted(
         &mut self,
         job: &ContainerRecreateJob,
-        name: &str,
         uid: &str,
+        pod: Option<&String>,
         memory: &Memory,
         now: Timestamp,
     ) {
-        if memory.not_ready_since.get(uid) == Some(&None) {
-            self.not_ready_since.insert(uid.to_owned(), None);
-            self.done += 1;
+        let Some(pod) = pod.filter(|_| memory.ended.get(uid) != Some(&Outcome::Restarted)) else {
             return;
-        }
+        };
         if self.may_become_ready(job, uid, memory, now) {
             self.unavailable.insert(uid.to_owned());
         }
-        self.failed
-            .insert(name.to_owned(), "its request was deleted".to_owned());
+        let failed = || Outcome::Failed {
+            pod: pod.clone(),
+            why: "its request was deleted".to_owned(),
+        };
+        self.ended.entry(uid.to_owned()).or_insert_with(failed);
     }
 
     /// Whether a Pod that is not ready after its restart has more time; it is remembered since when it is not.
@@ -387,42 +421,70 @@ impl Progress {
         now < deadline
     }
 
-    /// How far a request is; `None` if its Pod went before it was restarted: the one that replaces it is new.
+    /// How far the restart of a Pod is.
     fn restart(
         &mut self,
-        job: &ContainerRecreateJob,
+        observed: &Observed,
         request: &ContainerRecreateRequest,
         uid: &str,
         pod: Option<&PodView>,
         memory: &Memory,
         now: Timestamp,
-    ) -> Option<Restart> {
-        let Some(result) = result(request) else {
-            return Some(Restart::Running);
+    ) -> Restart {
+        let (job, name) = (&*observed.job, &request.spec.pod_name);
+        let failed = |why: String| {
+            let pod = name.clone();
+            Restart::Ended(Outcome::Failed { pod, why })
         };
-        let Some(pod) = pod else {
-            return result.is_ok().then_some(Restart::Done);
-        };
-        if let Err(why) = result {
-            return Some(Restart::Failed(why));
+        match result(request) {
+            None => {
+                self.not_ready_since.insert(uid.to_owned(), None);
+                return Restart::Running;
+            }
+            Some(Err(_)) if is_pod_gone(request) => return Restart::Ended(Outcome::PodGone),
+            Some(Err(why)) => return failed(why),
+            Some(Ok(())) => {}
         }
-        let has_been_ready = memory.not_ready_since.get(uid) == Some(&None);
-        let is_ready = pod.ready && !shows_stopped_container(request, pod);
-        if is_ready || has_been_ready {
-            self.not_ready_since.insert(uid.to_owned(), None);
-            return Some(Restart::Done);
+        let is_known = memory.not_ready_since.contains_key(uid);
+        let mut failed_before = job.status.iter().flat_map(|status| &status.failed_pods);
+        if !is_known && failed_before.any(|pod| pod == name) {
+            return failed("the Pod was not ready in time after its restart".to_owned());
         }
-        if !self.may_become_ready(job, uid, memory, now) {
+        if pod.is_some_and(|pod| pod.ready && !shows_stopped_container(request, pod)) {
+            return Restart::Ended(Outcome::Restarted);
+        }
+        if pod.is_some_and(PodView::active) || (is_known && is_unreadable(observed)) {
+            if self.may_become_ready(job, uid, memory, now) {
+                return Restart::NotReady;
+            }
             let seconds = job.spec.pod_deadline();
-            let why = format!("the Pod was not ready within {seconds} s after its restart");
-            return Some(Restart::Failed(why));
+            return failed(format!(
+                "the Pod was not ready within {seconds} s after its restart"
+            ));
         }
-        Some(Restart::NotReady)
+        if is_known {
+            // A Pod that the restart broke may be deleted because it is not ready: the next one must not follow it.
+            return failed(
+                "the Pod was deleted, or selected no more, before it was ready after its restart".to_owned(),
+            );
+        }
+        // Another manager may have seen it ready.
+        Restart::Ended(Outcome::PodGone)
     }
 
     fn active(&self) -> usize {
         self.running.len() + self.not_ready.len()
     }
+}
+
+fn is_unreadable(observed: &Observed) -> bool {
+    matches!(observed.target, Target::Unreadable(_))
+}
+
+/// Whether a request has ended because its Pod did.
+fn is_pod_gone(request: &ContainerRecreateRequest) -> bool {
+    let message = request.status.as_ref().and_then(|status| status.message.as_ref());
+    message.is_some_and(|message| message == request::POD_GONE_MESSAGE)
 }
 
 /// The result of a request that has ended.
@@ -547,7 +609,7 @@ impl<'a> Situation<'a> {
             return Some(("TargetNotFound", message));
         }
         let is_over = self.deadline.is_some_and(|deadline| self.now >= deadline);
-        if is_over && matches!(self.observed.target, Target::Unreadable(_)) {
+        if is_over && is_unreadable(self.observed) {
             let message = "the workload could not be read within activeDeadlineSeconds".to_owned();
             return Some(("DeadlineExceeded", message));
         }

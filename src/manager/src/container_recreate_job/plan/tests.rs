@@ -70,6 +70,8 @@ struct World {
     now: i64,
     /// How many requests each Pod has had, by UID.
     created: BTreeMap<String, usize>,
+    /// UIDs of Pods that were ready after their restart.
+    ready_after: BTreeSet<String>,
 }
 
 impl World {
@@ -90,6 +92,7 @@ impl World {
             others: BTreeSet::new(),
             now: 10,
             created: BTreeMap::new(),
+            ready_after: BTreeSet::new(),
         }
     }
 
@@ -136,6 +139,7 @@ impl World {
     fn reconcile(&mut self) -> Vec<String> {
         let plan = self.plan();
         let before = self.unavailable();
+        let [.., failed_before] = self.counts();
         self.memory = plan.memory;
         if let Some(status) = plan.status {
             self.job.status = Some(status);
@@ -145,12 +149,20 @@ impl World {
         for request in plan.create {
             let uid = pod_uid(&request).unwrap().to_owned();
             self.memory.requested.insert(uid.clone());
+            self.memory.not_ready_since.insert(uid.clone(), None);
             self.memory.refused.remove(&uid);
             self.memory.all_refused = None;
             *self.created.entry(uid).or_default() += 1;
             let name = request.metadata.name.clone().unwrap();
             assert!(name.len() <= 253 && self.requests.insert(name, request).is_none());
         }
+        let [.., restarted, failed] = self.counts();
+        assert!(failed >= failed_before, "{failed} failed, before {failed_before}");
+        let ready_after = self.ready_after.len();
+        assert!(
+            to_count(ready_after) >= restarted,
+            "{restarted} were restarted, and {ready_after} ready"
+        );
         let max = scaled(
             self.job.spec.max_unavailable.as_ref(),
             self.pods.len(),
@@ -197,6 +209,18 @@ impl World {
         request.status = Some(serde_json::from_value(status).unwrap());
     }
 
+    /// The daemon and the manager end the requests whose Pod is gone.
+    fn finish_gone(&mut self) {
+        let uids: BTreeSet<String> = self.pods.values().map(|pod| pod.uid.clone()).collect();
+        let ended = json!({ "phase": "Completed", "completionTime": at(self.now).to_string(),
+            "message": request::POD_GONE_MESSAGE });
+        for request in self.requests.values_mut() {
+            if request.status.is_none() && pod_uid(request).is_some_and(|uid| !uids.contains(uid)) {
+                request.status = Some(serde_json::from_value(ended.clone()).unwrap());
+            }
+        }
+    }
+
     /// The refused request is tried again: the condition stays until it is created.
     fn retry_and_create(&mut self, first: &str) {
         let retry_at = self.plan().requeue_at.unwrap();
@@ -215,6 +239,11 @@ impl World {
         if let Some(state) = self.pods.get_mut(pod) {
             (state.ready, state.running) = (true, true);
             state.report();
+            let mut requests = self.requests.values();
+            let own = requests.find(|request| pod_uid(request) == Some(&state.uid));
+            if own.is_some_and(|request| result(request) == Some(Ok(()))) {
+                self.ready_after.insert(state.uid.clone());
+            }
         }
     }
 
@@ -472,10 +501,100 @@ fn deleted_request_fails_its_pod_and_is_not_created_again() {
     restarted.requests.clear();
     restarted.reconcile();
     assert_eq!(restarted.counts(), [2, 0, 1, 0]);
-    // Its Pod was replaced: there is nothing left to restart.
+    // Its Pod was replaced: it has failed nevertheless.
     world.pods.insert("web-1".to_owned(), PodState::new("later", 20));
     world.reconcile();
-    assert_eq!(world.counts(), [1, 1, 0, 0]);
+    assert_eq!(world.counts(), [2, 1, 0, 1]);
+}
+
+/// The restart breaks the application, and something deletes each Pod that is not ready for a while.
+#[test]
+fn pod_that_is_deleted_before_it_is_ready_has_failed() {
+    let mut world = World::new(3, json!({}));
+    assert_eq!(world.reconcile(), ["web-2"]);
+    world.finish("web-2", None);
+    world.pods.get_mut("web-2").unwrap().report();
+    world.reconcile();
+    world.happen(&Event::Replace(2));
+    assert_eq!(world.reconcile(), Vec::<String>::new());
+    world.assert_condition("Failed", "TooManyFailures");
+    assert_eq!(world.counts(), [3, 0, 0, 1]);
+    // It was ready, and is deleted afterwards.
+    let mut world = World::new(2, json!({}));
+    world.reconcile();
+    world.finish("web-1", None);
+    world.recover("web-1");
+    let pod = world.pods.get_mut("web-1").unwrap();
+    Arc::make_mut(&mut pod.view).terminating = true;
+    world.reconcile();
+    assert_eq!(world.counts(), [2, 0, 1, 0]);
+    world.happen(&Event::Replace(1));
+    assert_eq!(world.reconcile(), ["web-0"]);
+    assert_eq!(world.counts(), [2, 0, 1, 0]);
+}
+
+#[test]
+fn failed_pod_stays_failed() {
+    let mut world = World::new(
+        4,
+        json!({ "maxFailures": 9, "podDeadlineSeconds": 30, "maxUnavailable": 9 }),
+    );
+    assert_eq!(world.reconcile().len(), 4);
+    world.finish("web-3", Some("no luck"));
+    world.finish("web-2", None);
+    world.finish("web-1", None);
+    world.happen(&Event::Wait(0));
+    world.reconcile();
+    world.now += 30;
+    world.reconcile();
+    assert_eq!(world.counts(), [4, 1, 0, 3]);
+    // One is ready too late, and two are deleted.
+    world.recover("web-1");
+    world.happen(&Event::Replace(2));
+    world.happen(&Event::Replace(3));
+    // The last one went before its restart.
+    world.happen(&Event::Replace(0));
+    world.finish_gone();
+    world.reconcile();
+    assert_eq!(world.counts(), [3, 0, 0, 3]);
+    world.assert_condition("Failed", "PodsFailed");
+    assert_eq!(world.job.status.unwrap().failed_pods, ["web-1", "web-2", "web-3"]);
+}
+
+/// It knows failed Pods from the status, and of those that are gone not whether they were ready.
+#[test]
+fn new_manager_keeps_failures_and_counts_no_pod_that_is_gone() {
+    let spec = json!({ "maxFailures": 9, "podDeadlineSeconds": 30, "maxUnavailable": 2 });
+    let mut world = World::new(4, spec);
+    assert_eq!(world.reconcile(), ["web-3", "web-2"]);
+    world.finish("web-3", None);
+    world.finish("web-2", None);
+    world.recover("web-2");
+    world.happen(&Event::Wait(0));
+    world.job.spec.paused = true;
+    world.reconcile();
+    world.now += 30;
+    world.reconcile();
+    assert_eq!(world.counts(), [4, 0, 1, 1]);
+    world.happen(&Event::Replace(2));
+    world.recover("web-3");
+    world.memory = Memory::default();
+    for _ in 0..2 {
+        world.reconcile();
+        assert_eq!(world.counts(), [3, 0, 0, 1]);
+    }
+    // As long as it cannot know whose Pods are, it does not decide about them.
+    let mut world = World::new(1, json!({}));
+    world.reconcile();
+    world.finish("web-0", None);
+    world.recover("web-0");
+    world.job.spec.paused = true;
+    let pods = std::mem::take(&mut world.pods);
+    (world.memory, world.target) = (Memory::default(), Target::Unreadable("forbidden".to_owned()));
+    world.reconcile();
+    (world.pods, world.target) = (pods, Target::Known);
+    world.reconcile();
+    assert_eq!(world.counts(), [1, 0, 1, 0]);
 }
 
 #[test]
@@ -624,6 +743,8 @@ enum Event {
     /// A Pod is replaced by another one of the same name.
     Replace(usize),
     DeleteRequest(usize),
+    /// Another manager takes over.
+    Failover,
     Edit(Value),
     Wait(i64),
 }
@@ -685,6 +806,7 @@ impl World {
                 let name = self.requests.keys().nth(*index).cloned();
                 name.and_then(|name| self.requests.remove(&name));
             }
+            Event::Failover => self.memory = Memory::default(),
             Event::Edit(edit) => {
                 let mut spec = json!(self.job.spec);
                 json_patch::merge(&mut spec, edit);
@@ -700,6 +822,25 @@ impl World {
 }
 
 proptest! {
+    /// Whatever happens and whichever manager counts, a failure stays one, and a restarted Pod was ready after its restart:
+    /// each reconcile checks it. What a manager knows of deleted requests is in its memory alone.
+    #[test]
+    fn failures_stay_and_restarted_pods_were_ready(
+        events in prop::collection::vec(
+            prop_oneof![
+                9 => any_event().prop_filter("kept", |event| !matches!(event, Event::DeleteRequest(_))),
+                1 => Just(Event::Failover),
+            ],
+            0..80,
+        ),
+        max_failures in 0..5,
+    ) {
+        let mut world = World::new(6, json!({ "maxFailures": max_failures, "podDeadlineSeconds": 60 }));
+        for event in &events {
+            world.happen(event);
+        }
+    }
+
     /// Whatever happens, no Pod is restarted twice and the budget is kept, which each reconcile checks; and once the
     /// cluster works again, the job ends.
     #[test]
@@ -719,15 +860,7 @@ proptest! {
                 world.finish(&format!("web-{pod}"), None);
                 world.recover(&format!("web-{pod}"));
             }
-            // The daemon and the manager end a request whose Pod is gone.
-            let uids: BTreeSet<String> = world.pods.values().map(|pod| pod.uid.clone()).collect();
-            let ended = json!({ "phase": "Completed", "completionTime": at(world.now).to_string(),
-                "message": request::POD_GONE_MESSAGE });
-            for request in world.requests.values_mut() {
-                if request.status.is_none() && pod_uid(request).is_some_and(|uid| !uids.contains(uid)) {
-                    request.status = Some(serde_json::from_value(ended.clone()).unwrap());
-                }
-            }
+            world.finish_gone();
             world.reconcile();
             // A Pod whose request was deleted is unavailable for a while.
             world.now += 10;
