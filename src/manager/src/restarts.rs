@@ -5,13 +5,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use crate::view::PodView;
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::unconfirmed::CONFIRM_TIMEOUT;
 use kruise_cluster::{Key, Store};
 
 /// How long a request without a deadline counts: its daemon may have gone, and then it never ends.
 const MAX_SECONDS: i64 = 3600;
+/// Kubernetes' default grace period, in seconds.
+const DEFAULT_GRACE_SECONDS: i64 = 30;
+/// The longest grace period that counts, in seconds: a day.
+const MAX_GRACE_SECONDS: i64 = 86_400;
+/// Seconds from the end of a container until the Pod shows it.
+const REPORT_SECONDS: i64 = 30;
 
 /// The requests that controllers are creating: a Pod that one of them restarts counts in the budgets of all at once.
 #[derive(Default)]
@@ -71,15 +79,52 @@ pub fn is_finished(request: &ContainerRecreateRequest) -> bool {
     status.is_some_and(|status| status.completion_time.is_some())
 }
 
-/// Until when a request makes its Pod unavailable, whatever the Pod shows; `None` if it has ended.
-pub fn counts_until(request: &ContainerRecreateRequest) -> Option<Timestamp> {
-    if is_finished(request) {
-        return None;
-    }
-    let created = request.metadata.creation_timestamp.as_ref()?.0;
-    let seconds = request.spec.active_deadline_seconds.unwrap_or(MAX_SECONDS);
-    let limit = SignedDuration::from_secs(seconds);
-    Some(created.checked_add(limit).unwrap_or(Timestamp::MAX))
+/// Until when a request makes its Pod unavailable, whatever readiness the Pod shows; `None` if it does not. The stop that
+/// a request has begun goes on after the request has ended, at its deadline or because another container failed.
+pub fn counts_until(request: &ContainerRecreateRequest, pod: &PodView) -> Option<Timestamp> {
+    let ended = request
+        .status
+        .as_ref()
+        .and_then(|status| status.completion_time.as_ref());
+    let (since, limit) = match ended {
+        Some(Time(ended)) if shows_stopped_container(request, pod) => (*ended, stop_limit(request)),
+        Some(_) => return None,
+        None => {
+            let seconds = request.spec.active_deadline_seconds.unwrap_or(MAX_SECONDS);
+            let created = request.metadata.creation_timestamp.as_ref()?.0;
+            (created, SignedDuration::from_secs(seconds))
+        }
+    };
+    Some(since.checked_add(limit).unwrap_or(Timestamp::MAX))
+}
+
+/// How long the stop of a container takes at most, until the Pod shows it. Admission records the Pod's grace period in
+/// each request.
+pub fn stop_limit(request: &ContainerRecreateRequest) -> SignedDuration {
+    let strategy = request.spec.strategy.as_ref();
+    let grace = strategy.and_then(|strategy| strategy.termination_grace_period_seconds);
+    let grace = grace.unwrap_or(DEFAULT_GRACE_SECONDS).clamp(0, MAX_GRACE_SECONDS);
+    SignedDuration::from_secs(grace + REPORT_SECONDS)
+}
+
+/// Whether the Pod's status still shows a container that the daemon has stopped for this request.
+pub fn shows_stopped_container(request: &ContainerRecreateRequest, pod: &PodView) -> bool {
+    let states = request
+        .status
+        .iter()
+        .flat_map(|status| &status.container_recreate_states);
+    let mut stopped = states.filter(|state| state.is_killed).filter_map(|state| {
+        let mut requested = request.spec.containers.iter();
+        let recorded = requested
+            .find(|container| container.name == state.name)
+            .and_then(|container| container.status_context.as_ref());
+        let recorded = recorded.map(|context| &context.container_id);
+        Some((&state.name, state.container_id.as_ref().or(recorded)?))
+    });
+    stopped.any(|(name, id)| {
+        let mut containers = pod.containers.iter();
+        containers.any(|container| container.name == *name && container.id == *id)
+    })
 }
 
 #[cfg(test)]
@@ -88,6 +133,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::view::ContainerView;
 
     #[test]
     fn planned_restarts_count_before_the_watch_shows_them() {
@@ -119,6 +165,43 @@ mod tests {
         assert_eq!(unseen("n", &store(&[]), late), none, "it was not created");
     }
 
+    /// A request that ended at its deadline, of 30 s, while its container had 120 s to stop.
+    #[test]
+    fn stop_counts_after_its_request() {
+        let request = |is_killed: bool, grace: Value| -> ContainerRecreateRequest {
+            let request = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+                "metadata": { "name": "r", "creationTimestamp": "2026-01-01T00:00:00Z" },
+                "spec": { "podName": "p", "activeDeadlineSeconds": 30, "strategy": { "terminationGracePeriodSeconds": grace },
+                    "containers": [{ "name": "app", "statusContext": { "containerID": "c://1", "restartCount": 0 } }] },
+                "status": { "phase": "Completed", "completionTime": "2026-01-01T00:00:30Z",
+                    "containerRecreateStates": [{ "name": "app", "phase": "Failed", "isKilled": is_killed }] } });
+            serde_json::from_value(request).unwrap()
+        };
+        let pod = |id: &str| PodView {
+            ready: true,
+            containers: vec![ContainerView {
+                name: "app".to_owned(),
+                id: id.to_owned(),
+                ready: true,
+                running: true,
+                restarts: 0,
+            }],
+            ..PodView::default()
+        };
+        let counts = |is_killed: bool, grace: Value, id: &str| {
+            counts_until(&request(is_killed, grace), &pod(id)).map(|end| end.to_string())
+        };
+        let end = |time: &str| Some(format!("2026-01-01T00:{time}Z"));
+        assert_eq!(counts(true, json!(120), "c://1"), end("03:00"));
+        assert_eq!(counts(true, Value::Null, "c://1"), end("01:30"));
+        assert_eq!(counts(true, json!(120), "c://2"), None, "it was replaced");
+        assert_eq!(counts(false, json!(120), "c://1"), None, "no stop was begun");
+        assert_eq!(
+            counts(true, json!(i64::MAX), "c://1"),
+            Some("2026-01-02T00:01:00Z".to_owned())
+        );
+    }
+
     #[test]
     fn request_counts_until_its_end_or_its_deadline() {
         let counts = |deadline: Value, status: Value| {
@@ -126,7 +209,7 @@ mod tests {
                 "metadata": { "name": "r", "creationTimestamp": "2026-01-01T00:00:00Z" },
                 "spec": { "podName": "p", "containers": [], "activeDeadlineSeconds": deadline }, "status": status });
             let request: ContainerRecreateRequest = serde_json::from_value(request).unwrap();
-            counts_until(&request).map(|end| end.to_string())
+            counts_until(&request, &PodView::default()).map(|end| end.to_string())
         };
         let running = json!({ "phase": "Recreating" });
         assert_eq!(

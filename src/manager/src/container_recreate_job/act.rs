@@ -16,6 +16,7 @@ use serde::de::IgnoredAny;
 use super::observe::{CachedJob, versioned_job, versioned_request};
 use super::plan::{Plan, Refusal, Target, controller_kind, job_of};
 use super::{ControllerState, FAILED_RETRY, JobState, REFUSED_RETRY};
+use crate::restarts::stop_limit;
 use crate::view::PodView;
 use kruise_api::container_recreate_job::{
     COMPLETE, ContainerRecreateJob, ContainerRecreateJobStatus, TargetRef, WAITING,
@@ -303,7 +304,7 @@ pub async fn create_requests(
                     state.memory.refused.remove(&uid);
                     state.memory.all_refused = None;
                     state.memory.not_ready_since.insert(uid.clone(), None);
-                    state.memory.requested.insert(uid);
+                    state.memory.requested.insert(uid, stop_limit(request));
                 }
                 Err(error) => {
                     if error.outcome_unknown() {

@@ -118,9 +118,17 @@ fn restarted_by_others(
     let now = shared.manager.cluster.clock.now();
     let (mut uids, mut first_end) = planning.unseen(key, requests, Instant::now());
     for (_, request) in requests.entries_of(key.namespace.as_deref()) {
-        let end = counts_until(&request).filter(|end| now < *end && !is_of_job(job, &request));
-        if let (Some(uid), Some(end)) = (pod_uid(&request), end) {
-            uids.insert(uid.to_owned());
+        let pod = shared
+            .manager
+            .stores
+            .pods
+            .get(&key.with_name(&request.spec.pod_name));
+        let Some(pod) = pod.filter(|pod| pod_uid(&request) == Some(&pod.uid)) else {
+            continue;
+        };
+        let end = counts_until(&request, &pod).filter(|end| now < *end);
+        if let Some(end) = end.filter(|_| !is_of_job(job, &request)) {
+            uids.insert(pod.uid.clone());
             let left = duration_until(end, now);
             first_end = Some(first_end.map_or(left, |first| first.min(left)));
         }

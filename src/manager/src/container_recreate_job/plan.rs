@@ -14,6 +14,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use crate::cloneset::plan::limits::scaled_value;
 use crate::image_pull_job::plan::job::add_seconds;
 use crate::image_pull_job::plan::status::merge_conditions;
+use crate::restarts::{counts_until, shows_stopped_container, stop_limit};
 use crate::view::{ContainerView, PodView};
 use kruise_api::container_hash::deep_hash;
 use kruise_api::container_recreate_job::{
@@ -22,7 +23,7 @@ use kruise_api::container_recreate_job::{
 };
 use kruise_api::container_recreate_request::{
     self as request, ContainerRecreateRequest, ContainerRecreateRequestContainer as RequestedContainer,
-    ContainerRecreateRequestContainerRecreateState as ContainerState, ContainerRecreateRequestSpec,
+    ContainerRecreateRequestSpec,
 };
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
@@ -73,8 +74,9 @@ pub enum Target {
 /// What is remembered of a job between reconciles.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Memory {
-    /// UIDs of Pods that have had a request: one that was deleted is not created again.
-    pub requested: BTreeSet<String>,
+    /// By the UID of a Pod that has had a request: how long its stop takes at most. A request that was deleted is not
+    /// created again.
+    pub requested: BTreeMap<String, SignedDuration>,
     /// By the UID of a Pod whose request this manager has seen: since when the Pod is not ready after it; `None` while the
     /// request has not ended.
     pub not_ready_since: BTreeMap<String, Option<Timestamp>>,
@@ -285,10 +287,10 @@ struct Progress {
     /// The message of a request that no daemon starts.
     no_daemon: Option<String>,
     /// As in [`Memory`].
-    requested: BTreeSet<String>,
+    requested: BTreeMap<String, SignedDuration>,
     not_ready_since: BTreeMap<String, Option<Timestamp>>,
     ended: BTreeMap<String, Outcome>,
-    /// When the next Pod fails that is not ready.
+    /// When the next Pod fails that is not ready, or the next stop is over.
     next_deadline: Option<Timestamp>,
 }
 
@@ -310,17 +312,15 @@ impl Progress {
                 continue;
             };
             found.insert(uid);
-            progress.requested.insert(uid.to_owned());
+            progress.requested.insert(uid.to_owned(), stop_limit(request));
             let pod = by_uid.get(uid).map(|(_, pod)| *pod);
             progress.add(observed, request, uid, pod, memory, now);
         }
-        let deleted = memory
-            .requested
-            .iter()
-            .filter(|uid| !found.contains(uid.as_str()));
-        for uid in deleted {
+        let deleted = memory.requested.iter();
+        for (uid, limit) in deleted.filter(|(uid, _)| !found.contains(uid.as_str())) {
             let pod = by_uid.get(uid.as_str()).filter(|(_, pod)| pod.active());
-            progress.add_deleted(&observed.job, uid, pod.map(|(name, _)| *name), memory, now);
+            let limit = SignedDuration::from_secs(observed.job.spec.pod_deadline()).max(*limit);
+            progress.add_deleted(uid, pod.map(|(name, _)| *name), limit, memory, now);
         }
         for outcome in progress.ended.values() {
             match outcome {
@@ -343,20 +343,20 @@ impl Progress {
         memory: &Memory,
         now: Timestamp,
     ) {
-        let job = &*observed.job;
         let restart = match memory.ended.get(uid) {
             Some(outcome) => Restart::Ended(outcome.clone()),
             None => self.restart(observed, request, uid, pod, memory, now),
         };
-        // Kubelet may not have reported yet what the daemon has stopped.
-        let is_outdated = pod.is_some_and(|pod| pod.active() && shows_stopped_container(request, pod));
         let is_unavailable = match restart {
             Restart::Running | Restart::NotReady => true,
-            // What the daemon has begun to stop is stopped within that time, or not at all.
-            Restart::Ended(Outcome::Failed { .. }) if is_outdated => {
-                self.may_become_ready(job, uid, memory, now)
+            // What the daemon has begun to stop is stopped until then, or not at all.
+            Restart::Ended(_) => {
+                let pod = pod.filter(|pod| pod.active());
+                let end = pod.and_then(|pod| counts_until(request, pod));
+                let end = end.filter(|end| now < *end);
+                self.wake_at(end);
+                end.is_some()
             }
-            Restart::Ended(_) => is_outdated,
         };
         if is_unavailable {
             self.unavailable.insert(uid.to_owned());
@@ -380,20 +380,20 @@ impl Progress {
         }
     }
 
-    /// A Pod whose request was deleted, with its name if it still runs. What the daemon has begun to stop is stopped,
-    /// which the Pod may show only later.
+    /// A Pod whose request was deleted, with its name if it still runs. What the daemon has begun to stop is stopped
+    /// within `limit`, which the Pod may show only later.
     fn add_deleted(
         &mut self,
-        job: &ContainerRecreateJob,
         uid: &str,
         pod: Option<&String>,
+        limit: SignedDuration,
         memory: &Memory,
         now: Timestamp,
     ) {
         let Some(pod) = pod.filter(|_| memory.ended.get(uid) != Some(&Outcome::Restarted)) else {
             return;
         };
-        if self.may_become_ready(job, uid, memory, now) {
+        if self.may_become_ready(uid, limit, memory, now) {
             self.unavailable.insert(uid.to_owned());
         }
         let failed = || Outcome::Failed {
@@ -406,19 +406,22 @@ impl Progress {
     /// Whether a Pod that is not ready after its restart has more time; it is remembered since when it is not.
     fn may_become_ready(
         &mut self,
-        job: &ContainerRecreateJob,
         uid: &str,
+        limit: SignedDuration,
         memory: &Memory,
         now: Timestamp,
     ) -> bool {
         let known = memory.not_ready_since.get(uid);
         let since = known.copied().flatten().unwrap_or(now);
         self.not_ready_since.insert(uid.to_owned(), Some(since));
-        let deadline = add_seconds(since, job.spec.pod_deadline());
-        if now < deadline {
-            self.next_deadline = self.next_deadline.into_iter().chain([deadline]).min();
-        }
-        now < deadline
+        let deadline = since.saturating_add(limit).unwrap_or(Timestamp::MAX);
+        let has_time = now < deadline;
+        self.wake_at(has_time.then_some(deadline));
+        has_time
+    }
+
+    fn wake_at(&mut self, at: Option<Timestamp>) {
+        self.next_deadline = self.next_deadline.into_iter().chain(at).min();
     }
 
     /// How far the restart of a Pod is.
@@ -454,10 +457,11 @@ impl Progress {
             return Restart::Ended(Outcome::Restarted);
         }
         if pod.is_some_and(PodView::active) || (is_known && is_unreadable(observed)) {
-            if self.may_become_ready(job, uid, memory, now) {
+            let seconds = job.spec.pod_deadline();
+            let limit = SignedDuration::from_secs(seconds);
+            if self.may_become_ready(uid, limit, memory, now) {
                 return Restart::NotReady;
             }
-            let seconds = job.spec.pod_deadline();
             return failed(format!(
                 "the Pod was not ready within {seconds} s after its restart"
             ));
@@ -465,7 +469,8 @@ impl Progress {
         if is_known {
             // A Pod that the restart broke may be deleted because it is not ready: the next one must not follow it.
             return failed(
-                "the Pod was deleted, or selected no more, before it was ready after its restart".to_owned(),
+                "the Pod was deleted, or no longer selected, before it was ready after its restart"
+                    .to_owned(),
             );
         }
         // Another manager may have seen it ready.
@@ -502,27 +507,6 @@ fn result(request: &ContainerRecreateRequest) -> Option<Result<(), String>> {
     Some(match failed {
         Some(failed) => Err(failed.message),
         None => Ok(()),
-    })
-}
-
-/// Whether the Pod's status still shows a container that the daemon has stopped for this request.
-fn shows_stopped_container(request: &ContainerRecreateRequest, pod: &PodView) -> bool {
-    let stopped = |state: &&ContainerState| state.is_killed;
-    let states = request
-        .status
-        .iter()
-        .flat_map(|status| &status.container_recreate_states);
-    let mut stopped = states.filter(stopped).filter_map(|state| {
-        let mut requested = request.spec.containers.iter();
-        let recorded = requested
-            .find(|container| container.name == state.name)
-            .and_then(|container| container.status_context.as_ref());
-        let recorded = recorded.map(|context| &context.container_id);
-        Some((&state.name, state.container_id.as_ref().or(recorded)?))
-    });
-    stopped.any(|(name, id)| {
-        let mut containers = pod.containers.iter();
-        containers.any(|container| container.name == *name && container.id == *id)
     })
 }
 
@@ -878,10 +862,15 @@ impl<'a> Situation<'a> {
 }
 
 /// The Pods whose containers have to be restarted and that have no request.
-fn remaining<'a>(observed: &'a Observed, requested: &BTreeSet<String>) -> Vec<(&'a String, &'a PodView)> {
+fn remaining<'a>(
+    observed: &'a Observed,
+    requested: &BTreeMap<String, SignedDuration>,
+) -> Vec<(&'a String, &'a PodView)> {
     let job = &*observed.job;
     let is_due = |pod: &PodView| {
-        existed(job, pod) && !requested.contains(&pod.uid) && running_containers(job, pod).next().is_some()
+        existed(job, pod)
+            && !requested.contains_key(&pod.uid)
+            && running_containers(job, pod).next().is_some()
     };
     let pods = observed.pods.iter().map(|(name, pod)| (name, &**pod));
     pods.filter(|(_, pod)| is_due(pod)).collect()

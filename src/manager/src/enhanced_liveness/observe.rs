@@ -230,8 +230,7 @@ pub fn observe(shared: &ControllerState, workload: &WorkloadKey, planning: &mut 
         let requests = index.requests.get(key).into_iter().flatten();
         let requests = requests.filter_map(|request| stores.requests.get(request));
         let (requests, others): (Vec<_>, Vec<_>) = requests.partition(|request| is_of_pod(request, &pod));
-        let others = others.iter().filter_map(|request| counts_until_of(request, &pod));
-        let restarted_until = others.max().filter(|end| now < *end);
+        let restarted_until = restarted_until(&requests, &others, &pod).filter(|end| now < *end);
         if let Some(end) = restarted_until {
             requeue_within(&mut observed.requeue_after, duration_until(end, now));
         }
@@ -304,11 +303,23 @@ fn is_of_pod(request: &ContainerRecreateRequest, pod: &PodView) -> bool {
     controller.is_some_and(|owner| owner.kind == OwnerKind::Pod && owner.uid == pod.uid)
 }
 
-/// Until when a request that a user, or a ContainerRecreateJob, has created for this Pod counts.
+/// Until when the Pod counts as restarted although no request of ours is in progress: by another one, or by a stop that
+/// goes on after ours.
+fn restarted_until(
+    ours: &[Arc<ContainerRecreateRequest>],
+    others: &[Arc<ContainerRecreateRequest>],
+    pod: &PodView,
+) -> Option<Timestamp> {
+    let ended = ours.iter().filter(|request| is_finished(request));
+    let ends = others.iter().chain(ended);
+    ends.filter_map(|request| counts_until_of(request, pod)).max()
+}
+
+/// Until when a request for this Pod counts.
 fn counts_until_of(request: &ContainerRecreateRequest, pod: &PodView) -> Option<Timestamp> {
     let labels = request.metadata.labels.as_ref();
     let uid = labels.and_then(|labels| labels.get(keys::CRR_POD_UID));
-    counts_until(request).filter(|_| uid == Some(&pod.uid))
+    counts_until(request, pod).filter(|_| uid == Some(&pod.uid))
 }
 
 fn requeue_within(requeue_after: &mut Option<Duration>, delay: Duration) {
@@ -408,7 +419,7 @@ pub async fn enqueue_changes(
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::view::RawPod;
+    use crate::view::{ContainerView, RawPod};
     use serde_json::{Value, json};
 
     fn change<T>(key: Key, old: Option<T>, new: Option<T>) -> Change<T> {
@@ -513,6 +524,31 @@ mod tests {
             assert!(apply(&mut index, &gone, true).is_some());
         }
         assert!(index.requests.is_empty());
+    }
+
+    #[test]
+    fn stop_of_our_own_request_counts_after_its_end() {
+        let mut pod = pod("a");
+        pod.containers = vec![ContainerView {
+            name: "app".to_owned(),
+            id: "c://1".to_owned(),
+            ready: true,
+            running: true,
+            restarts: 0,
+        }];
+        let state = json!({ "name": "app", "phase": "Failed", "isKilled": true, "containerID": "c://1" });
+        let ended = json!({ "phase": "Completed", "completionTime": "2026-01-01T00:01:00Z",
+            "containerRecreateStates": [state] });
+        let until = |status: &Value| {
+            let object = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+                "metadata": { "name": "liveness-u-1", "labels": { keys::CRR_POD_UID: "u" },
+                    "creationTimestamp": "2026-01-01T00:00:00Z" },
+                "spec": { "podName": "p", "containers": [{ "name": "app" }] }, "status": status });
+            restarted_until(&[Arc::new(serde_json::from_value(object).unwrap())], &[], &pod)
+        };
+        assert_eq!(until(&ended).unwrap().to_string(), "2026-01-01T00:02:00Z");
+        // One in progress is counted as such, until its new container runs.
+        assert_eq!(until(&json!({ "phase": "Recreating" })), None);
     }
 
     #[test]

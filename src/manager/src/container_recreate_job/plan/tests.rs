@@ -148,7 +148,7 @@ impl World {
         let names: Vec<_> = names.collect();
         for request in plan.create {
             let uid = pod_uid(&request).unwrap().to_owned();
-            self.memory.requested.insert(uid.clone());
+            self.memory.requested.insert(uid.clone(), stop_limit(&request));
             self.memory.not_ready_since.insert(uid.clone(), None);
             self.memory.refused.remove(&uid);
             self.memory.all_refused = None;
@@ -653,8 +653,27 @@ fn container_that_was_not_stopped_counts_for_a_while() {
     world.finish_stop("web-2", Some("deadline exceeded"), true);
     assert_eq!(world.reconcile(), Vec::<String>::new());
     world.assert_condition("Waiting", "MaxUnavailable");
+    // The default grace period and half a minute.
     assert_eq!(world.plan().requeue_at, Some(at(world.now + 60)));
     world.now += 60;
+    assert_eq!(world.reconcile(), ["web-1"]);
+    // Its grace period is longer than the deadline.
+    let strategy = json!({ "terminationGracePeriodSeconds": 120 });
+    let spec = json!({ "maxFailures": 1, "podDeadlineSeconds": 30, "strategy": strategy });
+    let mut world = World::new(3, spec.clone());
+    assert_eq!(world.reconcile(), ["web-2"]);
+    world.finish_stop("web-2", Some("deadline exceeded"), true);
+    world.now += 149;
+    assert_eq!(world.reconcile(), Vec::<String>::new());
+    world.now += 1;
+    assert_eq!(world.reconcile(), ["web-1"]);
+    let mut world = World::new(3, spec);
+    assert_eq!(world.reconcile(), ["web-2"]);
+    world.requests.clear();
+    world.reconcile();
+    world.now += 149;
+    assert_eq!(world.reconcile(), Vec::<String>::new());
+    world.now += 1;
     assert_eq!(world.reconcile(), ["web-1"]);
 }
 
