@@ -14,10 +14,10 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::observe::{CachedJob, versioned_job, versioned_request};
-use super::plan::{Plan, Refusal, Target, controller_kind, job_of};
+use super::plan::{Memory, Plan, Refusal, Target, controller_kind, is_due, job_of};
 use super::{ControllerState, FAILED_RETRY, JobState, REFUSED_RETRY};
 use crate::restarts::stop_limit;
-use crate::view::PodView;
+use crate::view::{PodView, RawPod};
 use kruise_api::container_recreate_job::{
     COMPLETE, ContainerRecreateJob, ContainerRecreateJobStatus, TargetRef, WAITING,
 };
@@ -30,7 +30,7 @@ use kruise_cluster::{Error, EventType, Key, MAX_RETRY_AFTER, write};
 const OPTIONAL_STATUS_FIELDS: [&str; 4] = ["startTime", "completionTime", "failedPods", "conditions"];
 /// Requests that are created at once.
 const CONCURRENT_CREATIONS: usize = 16;
-/// ReplicaSets in one page.
+/// ReplicaSets or Pods in one page.
 const PAGE_SIZE: u32 = 200;
 /// Label of the ReplicaSets of a Deployment.
 const POD_TEMPLATE_HASH: &str = "pod-template-hash";
@@ -181,6 +181,39 @@ pub async fn workload_at_end(
         Err(error) if error.retryable() => return Err(error),
         Err(_) => WorkloadAtEnd::Same,
     })
+}
+
+/// Lists the Pods once more when the job is about to end, because each watch may be delayed on its own; returns whether
+/// the workload is still known, and the names of Pods to restart.
+pub async fn find_unseen(
+    shared: &ControllerState,
+    key: &Key,
+    cached: &CachedJob,
+    memory: &Memory,
+    state: &mut JobState,
+) -> Result<(Target, Vec<String>), Error> {
+    let (job, selectors) = (&*cached.job, &*cached.selectors);
+    let api: Api<RawPod> = shared.manager.api(key);
+    let mut params = ListParams::default().limit(PAGE_SIZE);
+    let mut due = Vec::new();
+    loop {
+        let page = write::list::<RawPod>(&api, &params).await?;
+        for raw in &page.items {
+            let pod = PodView::from(raw);
+            if selectors.may_select(&pod) && is_due(job, &pod, &memory.requested) {
+                due.push((raw.meta().name.clone().unwrap_or_default(), Arc::new(pod)));
+            }
+        }
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => break,
+        }
+    }
+    let target = find_workload(shared, key, job, &due, state).await?;
+    let owners = state.workload.as_ref().map(|workload| workload.owners.clone());
+    let owners = owners.unwrap_or_default();
+    due.retain(|(_, pod)| selectors.is_owned(&owners, pod));
+    Ok((target, due.into_iter().map(|(name, _)| name).collect()))
 }
 
 async fn find_metadata(

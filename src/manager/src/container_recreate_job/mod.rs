@@ -46,6 +46,9 @@ const FAILED_RETRY: Duration = Duration::from_secs(5);
 /// Pause before a workload that is being deleted is looked at again.
 const TERMINATING_RECHECK: Duration = Duration::from_secs(10);
 
+/// Pause before the watch is compared with a list again.
+const WATCH_RECHECK: Duration = Duration::from_secs(5);
+
 /// What all reconciles share.
 struct ControllerState {
     manager: Context,
@@ -193,6 +196,7 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
         selectors: Arc::clone(&cached.selectors),
         target,
         pods,
+        unseen: Vec::new(),
         requests: cached.requests.clone(),
         restarted_by_others: BTreeSet::new(),
     };
@@ -213,16 +217,17 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
             WorkloadAtEnd::Terminating if plan::deadline(job, now).is_none_or(|at| now < at) => {
                 return Ok(Some(TERMINATING_RECHECK));
             }
-            WorkloadAtEnd::Terminating | WorkloadAtEnd::Gone => {
-                observed.target = Target::NotFound;
-                plan = plan::plan(&observed, &state.memory, now);
-            }
+            WorkloadAtEnd::Terminating | WorkloadAtEnd::Gone => observed.target = Target::NotFound,
             WorkloadAtEnd::Replaced => {
                 state.workload = None;
                 return Ok(Some(Duration::ZERO));
             }
-            WorkloadAtEnd::Same => {}
+            WorkloadAtEnd::Same => {
+                let found = act::find_unseen(&shared, &key, &cached, &plan.memory, &mut state).await?;
+                (observed.target, observed.unseen) = found;
+            }
         }
+        plan = plan::plan(&observed, &state.memory, now);
     }
     state.memory = plan.memory.clone();
     // Neither stops the other.
@@ -241,6 +246,7 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
         report_refusals,
         report_requests,
         is_unreadable.then_some(REFUSED_RETRY),
+        (!observed.unseen.is_empty()).then_some(WATCH_RECHECK),
         others_end,
         cached.next_fetch,
         plan.requeue_at.map(|at| duration_until(at, now)),
@@ -252,6 +258,7 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
 mod tests {
     #![allow(clippy::unwrap_used)]
     use kube::client::Body;
+    use serde_json::{Value, json};
 
     use super::*;
 
@@ -261,6 +268,66 @@ mod tests {
             index: Mutex::default(),
             states: Mutex::default(),
         })
+    }
+
+    /// Reconciles a job with this spec, whose Pods no watch has shown, while the API server answers GET requests so.
+    /// Returns the status that is written, and when it is reconciled again.
+    async fn reconciled(spec: Value, answer: fn(&str) -> Value) -> (Value, Option<Duration>) {
+        let job = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "ContainerRecreateJob", "spec": spec,
+            "metadata": { "name": "j", "namespace": "n", "uid": "j", "resourceVersion": "1", "generation": 1,
+                "creationTimestamp": "2026-01-01T00:00:00Z" } });
+        let written = Arc::new(Mutex::new(Value::Null));
+        let (stored, body_of) = (job.clone(), Arc::clone(&written));
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let (stored, written) = (stored.clone(), Arc::clone(&body_of));
+            async move {
+                let path = request.uri().to_string();
+                let answer = if request.method() == http::Method::PATCH {
+                    let body = request.into_body().collect_bytes().await?;
+                    *written.lock().unwrap() = serde_json::from_slice(&body)?;
+                    stored
+                } else {
+                    answer(&path)
+                };
+                let answer = Body::from(answer.to_string().into_bytes());
+                Ok::<_, tower::BoxError>(http::Response::new(answer))
+            }
+        });
+        let shared = shared(kube::Client::new(service, "default"));
+        let key = Key::namespaced("n", "j");
+        let job = Arc::new(serde_json::from_value(job).unwrap());
+        shared.index().jobs.apply_watch(&key, observe::versioned_job(job));
+        let requeue_after = reconcile(Arc::clone(&shared), key).await.unwrap();
+        let status = written.lock().unwrap()["status"].take();
+        (status, requeue_after)
+    }
+
+    fn reason(status: &Value) -> &str {
+        status["conditions"][0]["reason"].as_str().unwrap_or_default()
+    }
+
+    #[tokio::test]
+    async fn job_lists_its_pods_before_it_completes() {
+        /// A Pod created before the job, on a page of its own.
+        fn page(path: &str) -> Value {
+            let (token, name, app) = match path.contains("continue=second") {
+                true => ("", "web-1", "web"),
+                false => ("second", "other", "other"),
+            };
+            let container = json!({ "name": "main", "containerID": "c://1", "state": { "running": {} } });
+            let pod = json!({ "metadata": { "name": name, "uid": name, "labels": { "app": app },
+                    "creationTimestamp": "2025-12-31T00:00:00Z" },
+                "spec": { "nodeName": "node" }, "status": { "containerStatuses": [container] } });
+            json!({ "metadata": { "continue": token }, "items": [pod] })
+        }
+        let spec =
+            || json!({ "selector": { "matchLabels": { "app": "web" } }, "containers": [{ "name": "main" }] });
+        let (status, requeue_after) = reconciled(spec(), page).await;
+        assert_eq!(reason(&status), "WatchDelayed", "{status}");
+        assert!(status["completionTime"].is_null());
+        assert_eq!(requeue_after, Some(WATCH_RECHECK));
+        let (status, _) = reconciled(spec(), |_| json!({ "metadata": {}, "items": [] })).await;
+        assert_eq!(reason(&status), "NoPods", "{status}");
     }
 
     #[tokio::test]

@@ -54,6 +54,8 @@ pub struct Observed {
     pub target: Target,
     /// The Pods that it selects, with their names.
     pub pods: Vec<(String, Arc<PodView>)>,
+    /// Names of Pods to restart that the watch has not shown.
+    pub unseen: Vec<String>,
     /// The requests that it controls.
     pub requests: Vec<Arc<ContainerRecreateRequest>>,
     /// UIDs of Pods with a request of another creator that has not ended.
@@ -745,7 +747,8 @@ impl<'a> Situation<'a> {
         if is_idle && let Some((reason, message)) = self.failure() {
             return Some((FAILED, reason, message));
         }
-        if is_idle && self.observed.target == Target::Known && self.remaining.is_empty() {
+        let is_done = self.remaining.is_empty() && self.observed.unseen.is_empty();
+        if is_idle && self.observed.target == Target::Known && is_done {
             return Some(self.completion());
         }
         let (reason, message) = self.wait(chosen, budget)?;
@@ -770,6 +773,11 @@ impl<'a> Situation<'a> {
     fn wait(&self, chosen: &[(&String, &PodView)], budget: &Budget<'_>) -> Option<(&'static str, String)> {
         if let Target::Unreadable(why) = &self.observed.target {
             return Some(("TargetUnreadable", truncate(why, MAX_REASON_CHARS).into_owned()));
+        }
+        if !self.observed.unseen.is_empty() {
+            let names = join_first(MAX_NAMES_IN_MESSAGE, self.observed.unseen.iter());
+            let message = format!("the watch of Pods is delayed, and has not shown: {names}");
+            return Some(("WatchDelayed", message));
         }
         let (remaining, desired) = (self.remaining.len(), pods_text(self.desired()));
         if self.job().spec.paused && remaining > 0 {
@@ -866,14 +874,18 @@ fn remaining<'a>(
     observed: &'a Observed,
     requested: &BTreeMap<String, SignedDuration>,
 ) -> Vec<(&'a String, &'a PodView)> {
-    let job = &*observed.job;
-    let is_due = |pod: &PodView| {
-        existed(job, pod)
-            && !requested.contains_key(&pod.uid)
-            && running_containers(job, pod).next().is_some()
-    };
     let pods = observed.pods.iter().map(|(name, pod)| (name, &**pod));
-    pods.filter(|(_, pod)| is_due(pod)).collect()
+    pods.filter(|(_, pod)| is_due(&observed.job, pod, requested))
+        .collect()
+}
+
+/// Whether the job has to restart containers of the Pod, and has not requested it.
+pub fn is_due(
+    job: &ContainerRecreateJob,
+    pod: &PodView,
+    requested: &BTreeMap<String, SignedDuration>,
+) -> bool {
+    existed(job, pod) && !requested.contains_key(&pod.uid) && running_containers(job, pod).next().is_some()
 }
 
 /// Whether the Pod runs, and was created before the job.

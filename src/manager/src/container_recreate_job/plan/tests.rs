@@ -106,6 +106,7 @@ impl World {
                 .iter()
                 .map(|(name, pod)| (name.clone(), Arc::clone(&pod.view)))
                 .collect(),
+            unseen: Vec::new(),
             requests: self.requests.values().cloned().map(Arc::new).collect(),
             restarted_by_others: self.others.clone(),
         }
@@ -381,6 +382,23 @@ fn new_pods_and_containers_that_do_not_run_need_no_restart() {
     none.now = 1;
     none.reconcile();
     none.assert_condition("Complete", "NoPods");
+}
+
+#[test]
+fn job_does_not_complete_before_the_watch_has_shown_its_pods() {
+    let world = World::new(0, json!({}));
+    let mut observed = world.observed();
+    let condition = |observed: &Observed| {
+        let status = plan(observed, &world.memory, at(world.now)).status.unwrap();
+        (
+            status.completion_time.is_some(),
+            status.conditions[0].reason.clone(),
+        )
+    };
+    observed.unseen = vec!["web-0".to_owned()];
+    assert_eq!(condition(&observed), (false, "WatchDelayed".to_owned()));
+    observed.unseen.clear();
+    assert_eq!(condition(&observed), (true, "NoPods".to_owned()));
 }
 
 #[test]
