@@ -211,11 +211,12 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
         }
         (plan, end)
     };
+    state.memory = plan.memory.clone();
     if plan.status.as_ref().is_some_and(is_complete) {
         // Pods of a workload that was deleted without them do not show that they are its.
         match act::workload_at_end(&shared, &key, job, &state).await? {
             WorkloadAtEnd::Terminating if plan::deadline(job, now).is_none_or(|at| now < at) => {
-                return Ok(Some(TERMINATING_RECHECK));
+                observed.target = Target::Terminating;
             }
             WorkloadAtEnd::Terminating | WorkloadAtEnd::Gone => observed.target = Target::NotFound,
             WorkloadAtEnd::Replaced => {
@@ -228,8 +229,8 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
             }
         }
         plan = plan::plan(&observed, &state.memory, now);
+        state.memory = plan.memory.clone();
     }
-    state.memory = plan.memory.clone();
     // Neither stops the other.
     let status_due = act::update_status(&shared, &key, &cached, &plan, &mut state).await;
     let refused = act::create_requests(&shared, &key, &cached, &plan, &mut state).await;
@@ -246,6 +247,7 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
         report_refusals,
         report_requests,
         is_unreadable.then_some(REFUSED_RETRY),
+        (observed.target == Target::Terminating).then_some(TERMINATING_RECHECK),
         (!observed.unseen.is_empty()).then_some(WATCH_RECHECK),
         others_end,
         cached.next_fetch,
@@ -328,6 +330,23 @@ mod tests {
         assert_eq!(requeue_after, Some(WATCH_RECHECK));
         let (status, _) = reconciled(spec(), |_| json!({ "metadata": {}, "items": [] })).await;
         assert_eq!(reason(&status), "NoPods", "{status}");
+    }
+
+    #[tokio::test]
+    async fn job_shows_that_it_waits_for_a_workload_that_is_being_deleted() {
+        let spec = json!({ "containers": [{ "name": "main" }],
+            "targetRef": { "apiVersion": "apps/v1", "kind": "StatefulSet", "name": "web" } });
+        let (status, requeue_after) = reconciled(spec, |_| {
+            json!({ "metadata": { "name": "web", "uid": "w", "deletionTimestamp": "2026-01-02T00:00:00Z" } })
+        })
+        .await;
+        assert_eq!(reason(&status), "TargetTerminating", "{status}");
+        assert_eq!(
+            status["conditions"][0]["message"],
+            "StatefulSet web is being deleted"
+        );
+        assert!(status["completionTime"].is_null() && status["desired"] == 0);
+        assert_eq!(requeue_after, Some(TERMINATING_RECHECK));
     }
 
     #[tokio::test]

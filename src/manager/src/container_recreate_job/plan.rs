@@ -69,6 +69,8 @@ pub enum Target {
     Known,
     /// It does not exist.
     NotFound,
+    /// It is being deleted, and the job has nothing else to do.
+    Terminating,
     /// It cannot be read, for this reason.
     Unreadable(String),
 }
@@ -773,6 +775,10 @@ impl<'a> Situation<'a> {
     fn wait(&self, chosen: &[(&String, &PodView)], budget: &Budget<'_>) -> Option<(&'static str, String)> {
         if let Target::Unreadable(why) = &self.observed.target {
             return Some(("TargetUnreadable", truncate(why, MAX_REASON_CHARS).into_owned()));
+        }
+        if let (Target::Terminating, Some(target)) = (&self.observed.target, &self.job().spec.target_ref) {
+            let message = format!("{} {} is being deleted", target.kind, target.name);
+            return Some(("TargetTerminating", message));
         }
         if !self.observed.unseen.is_empty() {
             let names = join_first(MAX_NAMES_IN_MESSAGE, self.observed.unseen.iter());
