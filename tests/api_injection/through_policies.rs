@@ -17,22 +17,23 @@ use crate::vectors::{Case, LINE, Outcome, Report, request, vectors};
 
 /// What becomes of the lines.
 const EXPECTED: &str = "
-  24 agrees
-   4 agrees that there is no result
- 137 agrees, refused by validation
-  43 left out a set: a sidecar replaces a container of the Pod, and there are other sets
-   4 left out a set: it cannot be injected
-   2 left out a set: it has no result
-  34 left out a set: it is MergePatchJson, and policies cannot parse JSON
-   8 left out a set: it is empty, and the API server refuses containers without image
+  51 agrees
+   9 agrees that there is no result
+ 351 agrees, refused by validation
+ 120 left out a set: a sidecar replaces a container of the Pod, and there are other sets
+  10 left out a set: it cannot be injected
+   6 left out a set: it has no result
+  87 left out a set: it is MergePatchJson, and policies cannot parse JSON
+  22 left out a set: it is empty, and the API server refuses containers without image
    1 left out a set: it is invalid
- 200 lines
-  91 lines with 1 sets
-  48 lines with 2 sets
-  26 lines with 3 sets
-  12 skipped: an update, which injects nothing
-  17 skipped: no set has a policy
-   6 skipped: the Namespace does not exist
+ 500 lines
+ 225 lines with 1 sets
+ 130 lines with 2 sets
+  56 lines with 3 sets
+   5 skipped: a subresource, which nothing is injected through
+  25 skipped: an update, which injects nothing
+  40 skipped: no set has a policy
+  19 skipped: the Namespace does not exist
 ";
 
 /// The lines that policies can do, without those of their sets that they cannot, and the policies.

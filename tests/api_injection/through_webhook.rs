@@ -21,20 +21,21 @@ use crate::vectors::{Case, GATES, Gates, Outcome, Report, request, vectors};
 
 /// What becomes of the lines.
 const EXPECTED: &str = "
-  11 agrees
-   9 agrees that nothing is injected
-  25 agrees that nothing is injected, refused by validation
+  22 agrees
+  19 agrees that nothing is injected
+  60 agrees that nothing is injected, refused by validation
    6 agrees that the Pod is refused
-  18 agrees that there is no result
- 113 agrees, refused by validation
- 200 lines
-  64 lines with 1 sets
-  61 lines with 2 sets
-  57 lines with 3 sets
-  41 lines with sorted containers
-  25 lines with the readiness gate for all Pods
-  12 skipped: an update, which injects nothing
-   6 skipped: the Namespace does not exist
+  58 agrees that there is no result
+ 286 agrees, refused by validation
+ 500 lines
+ 147 lines with 1 sets
+ 160 lines with 2 sets
+ 144 lines with 3 sets
+ 121 lines with sorted containers
+  72 lines with the readiness gate for all Pods
+   5 skipped: a subresource, which nothing is injected through
+  25 skipped: an update, which injects nothing
+  19 skipped: the Namespace does not exist
 ";
 /// Name of the SidecarSet that shows which sets and revisions a program knows, and label of the Pod that it selects.
 const MARKER: &str = "marker";
