@@ -184,7 +184,7 @@ impl Error {
     /// It concerns all objects of the kind in that namespace, and not this one alone: others need not be tried now.
     #[must_use]
     pub fn refuses_all(&self) -> bool {
-        !self.rejected() || self.message().contains("exceeded quota")
+        !self.denied() && (!self.rejected() || self.message().contains("exceeded quota"))
     }
 
     /// The namespace is being deleted, so that nothing can be created in it any more.

@@ -32,10 +32,9 @@ pub struct NamespacePermit {
 impl NamespaceLimit {
     /// At most `max_per_namespace` permits for each namespace.
     pub fn new(max_per_namespace: usize, requeue_tx: mpsc::UnboundedSender<Key>) -> Self {
-        let shares = Arc::default();
         Self {
             max_per_namespace,
-            queues: shares,
+            queues: Arc::default(),
             requeue_tx,
         }
     }
@@ -43,8 +42,8 @@ impl NamespaceLimit {
     /// A permit for a key; at the limit of its namespace, the key waits and is sent to `requeue_tx` later.
     pub fn try_acquire(&self, key: &Key) -> Option<NamespacePermit> {
         let namespace = key.namespace.clone().unwrap_or_default();
-        let mut shares = self.lock();
-        let queue = shares.entry(namespace.clone()).or_default();
+        let mut queues = self.lock();
+        let queue = queues.entry(namespace.clone()).or_default();
         let position = queue.waiting.iter().position(|waiting| waiting == key);
         if queue.running >= self.max_per_namespace {
             if position.is_none() {
@@ -69,15 +68,15 @@ impl NamespaceLimit {
 
 impl Drop for NamespacePermit {
     fn drop(&mut self) {
-        let mut shares = self.limit.lock();
-        let Some(queue) = shares.get_mut(&self.namespace) else {
+        let mut queues = self.limit.lock();
+        let Some(queue) = queues.get_mut(&self.namespace) else {
             return;
         };
         queue.running = queue.running.saturating_sub(1);
         match queue.waiting.pop_front() {
             // The receiver is dropped at shutdown.
             Some(key) => drop(self.limit.requeue_tx.send(key)),
-            None if queue.running == 0 => drop(shares.remove(&self.namespace)),
+            None if queue.running == 0 => drop(queues.remove(&self.namespace)),
             None => {}
         }
     }

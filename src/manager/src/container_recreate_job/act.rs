@@ -345,12 +345,13 @@ pub async fn create_requests(
                     }
                     tracing::debug!(job = %key, %error, "cannot create a request");
                     is_refused = true;
-                    let refusal = refusal(&error, shared.manager.cluster.clock.now());
+                    let now = shared.manager.cluster.clock.now();
+                    let refusal = refusal(&error, now);
+                    state.memory.all_refused = None;
                     if error.refuses_all() {
-                        all_refused = Some(refusal);
-                    } else {
-                        state.memory.refused.insert(uid, refusal);
+                        all_refused = Some(refusal.clone());
                     }
+                    state.memory.refused.insert(uid, refusal);
                 }
             }
         }
@@ -499,16 +500,20 @@ mod tests {
             let answer = status(code, message, json!({ "retryAfterSeconds": retry_after }));
             let (state, tried, now) = refused(answer).await;
             assert_eq!(tried, CONCURRENT_CREATIONS, "{message}");
-            assert!(state.memory.refused.is_empty());
+            // These come last when it is tried again.
+            assert_eq!(state.memory.refused.len(), CONCURRENT_CREATIONS);
             let refusal = state.memory.all_refused.unwrap();
             assert!(refusal.message.contains(message), "{refusal:?}");
             let pause = refusal.retry_at.duration_since(now).as_secs();
             assert!((seconds..seconds + 5).contains(&pause), "{message}: {pause}");
         }
         let denied = "admission webhook \"w\" denied the request: not this Pod";
-        let (state, tried, _) = refused(status(403, denied, json!({}))).await;
-        assert_eq!((tried, state.memory.refused.len()), (40, 40));
-        assert_eq!(state.memory.all_refused, None);
+        // A webhook chooses the code itself.
+        for code in [403, 500] {
+            let (state, tried, _) = refused(status(code, denied, json!({}))).await;
+            assert_eq!((tried, state.memory.refused.len()), (40, 40));
+            assert_eq!(state.memory.all_refused, None);
+        }
     }
 
     /// Only a reference that is one to the Deployment makes a ReplicaSet its own.

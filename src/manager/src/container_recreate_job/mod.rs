@@ -65,6 +65,8 @@ struct JobState {
     /// Names of requests whose creation had no answer.
     unknown: BTreeSet<String>,
     workload: Option<act::Workload>,
+    /// When the workload and the Pods were read last before the end of the job, if it could not end.
+    looked_at: Option<Instant>,
 }
 
 impl ControllerState {
@@ -179,6 +181,7 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
     let target = if is_unfinished(job) {
         act::find_workload(&shared, &key, job, &pods, &mut state).await?
     } else {
+        state.workload = None;
         Target::Known
     };
     let owners = state.workload.as_ref().map(|workload| workload.owners.clone());
@@ -213,6 +216,12 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
     };
     state.memory = plan.memory.clone();
     if plan.status.as_ref().is_some_and(is_complete) {
+        // Each event of a Pod comes here, and the API server may be slow.
+        let looked_at = state.looked_at;
+        let left = looked_at.and_then(|at| WATCH_RECHECK.checked_sub(at.elapsed()));
+        if let Some(left) = left.filter(|left| !left.is_zero()) {
+            return Ok(Some(left));
+        }
         // Pods of a workload that was deleted without them do not show that they are its.
         match act::workload_at_end(&shared, &key, job, &state).await? {
             WorkloadAtEnd::Terminating if plan::deadline(job, now).is_none_or(|at| now < at) => {
@@ -228,6 +237,8 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
                 (observed.target, observed.unseen) = found;
             }
         }
+        let may_end = observed.target != Target::Terminating && observed.unseen.is_empty();
+        state.looked_at = (!may_end).then(Instant::now);
         plan = plan::plan(&observed, &state.memory, now);
         state.memory = plan.memory.clone();
     }

@@ -448,6 +448,9 @@ impl Progress {
                 self.not_ready_since.insert(uid.to_owned(), None);
                 return Restart::Running;
             }
+            Some(Err(_)) if is_pod_gone(request) && has_stopped_container(request) => {
+                return failed("the Pod was deleted during its restart".to_owned());
+            }
             Some(Err(_)) if is_pod_gone(request) => return Restart::Ended(Outcome::PodGone),
             Some(Err(why)) => return failed(why),
             Some(Ok(())) => {}
@@ -494,6 +497,15 @@ fn is_unreadable(observed: &Observed) -> bool {
 fn is_pod_gone(request: &ContainerRecreateRequest) -> bool {
     let message = request.status.as_ref().and_then(|status| status.message.as_ref());
     message.is_some_and(|message| message == request::POD_GONE_MESSAGE)
+}
+
+/// Whether the daemon has begun to stop a container.
+fn has_stopped_container(request: &ContainerRecreateRequest) -> bool {
+    let mut states = request
+        .status
+        .iter()
+        .flat_map(|status| &status.container_recreate_states);
+    states.any(|state| state.is_killed)
 }
 
 /// The result of a request that has ended.
@@ -689,6 +701,12 @@ impl<'a> Situation<'a> {
         refusal.is_none_or(|refusal| self.now >= refusal.retry_at)
     }
 
+    /// Number of Pods that are not tried now.
+    fn current_refusals(&self) -> usize {
+        let refusals = self.memory.refused.values();
+        refusals.filter(|one| !self.may_try(Some(one))).count()
+    }
+
     /// Whether a Pod's containers may be restarted now, so that the order of the Pods matters.
     fn may_choose(&self, budget: &Budget<'_>) -> bool {
         let is_stopped = self.job().spec.paused || self.observed.target != Target::Known;
@@ -698,6 +716,7 @@ impl<'a> Situation<'a> {
         };
         !is_stopped
             && self.may_try(self.all_refused())
+            && self.current_refusals() < MAX_CREATIONS
             && self.kept() < self.remaining.len()
             && admits_any()
             && self.failure().is_none()
@@ -720,7 +739,10 @@ impl<'a> Situation<'a> {
         }
         let mut free = budget.free();
         let allowed = self.remaining.len() - self.kept();
-        let allowed = self.in_order().into_iter().take(allowed);
+        let mut allowed: Vec<_> = self.in_order().into_iter().take(allowed).collect();
+        // Many of them may be refused: each comes round.
+        allowed.sort_by_key(|(_, pod)| Some(self.memory.refused.get(&pod.uid)?.retry_at));
+        let allowed = allowed.into_iter();
         let allowed = allowed.filter(|(_, pod)| self.may_try(self.memory.refused.get(&pod.uid)));
         let chosen = allowed.filter(|(_, pod)| {
             let costs_nothing = budget.costs_nothing(pod);

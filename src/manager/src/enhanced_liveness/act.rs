@@ -55,29 +55,39 @@ pub async fn restart(
     restarts: &[(Key, Failure)],
 ) -> Result<(), Error> {
     let mut first = Ok(());
+    let mut all_refused = false;
     for (key, failure) in restarts {
         let Some(pod) = observed.cached.get(key) else {
             continue;
         };
+        let request = key.with_name(&request_name(&pod.view.uid, &failure.container_id));
+        let pause = || {
+            let id = (pod.view.uid.clone(), failure.container_id.clone());
+            lock(&shared.refused).insert(id, Instant::now() + REFUSED_RETRY);
+        };
+        if all_refused {
+            shared.manager.restarts.plan().forget(&request);
+            pause();
+            continue;
+        }
         if first.as_ref().is_err_and(Error::retryable) {
             // The next one would wait as long; all are planned again.
-            let name = request_name(&pod.view.uid, &failure.container_id);
-            shared.manager.restarts.plan().forget(&key.with_name(&name));
+            shared.manager.restarts.plan().forget(&request);
             continue;
         }
         let result = async {
-            for request in &pod.unfinished {
-                delete_request(shared, key, request).await.inspect_err(|_| {
-                    let name = request_name(&pod.view.uid, &failure.container_id);
-                    shared.manager.restarts.plan().forget(&key.with_name(&name));
-                })?;
+            for unfinished in &pod.unfinished {
+                let deleted = delete_request(shared, key, unfinished).await;
+                deleted.inspect_err(|_| shared.manager.restarts.plan().forget(&request))?;
             }
             create_request(shared, key, &pod.view, failure).await
         };
         let result = result.await;
-        if result.as_ref().is_err_and(|error| !error.retryable()) {
-            let id = (pod.view.uid.clone(), failure.container_id.clone());
-            lock(&shared.refused).insert(id, Instant::now() + REFUSED_RETRY);
+        if let Err(error) = &result
+            && !error.retryable()
+        {
+            pause();
+            all_refused = error.refuses_all();
         }
         first = first.and(result);
     }

@@ -219,6 +219,9 @@ pub fn observe(shared: &ControllerState, workload: &WorkloadKey, planning: &mut 
     let namespace = Key::namespaced(workload.namespace.as_str(), "");
     let (being_created, first_end) = planning.unseen(&namespace, &stores.requests, Instant::now());
     let index = lock(&shared.index);
+    let mut refused = lock(&shared.refused);
+    let started = Instant::now();
+    refused.retain(|_, until| started < *until);
     let mut observed = Observed {
         requeue_after: first_end,
         ..Observed::default()
@@ -263,11 +266,12 @@ pub fn observe(shared: &ControllerState, workload: &WorkloadKey, planning: &mut 
             .iter()
             .filter(|failure| !has_request(&failure.container_id));
         let mut candidates = without_request.filter(|failure| {
-            let pause = refusal_pause(shared, &pod.uid, &failure.container_id);
-            if let Some(pause) = pause {
+            let until = refused.get(&(pod.uid.clone(), failure.container_id.clone()));
+            if let Some(until) = until {
+                let pause = until.saturating_duration_since(started);
                 requeue_within(&mut observed.requeue_after, pause);
             }
-            pause.is_none()
+            until.is_none()
         });
         let failure = candidates.next().map(|failure| Failure::clone(failure));
         observed.pods.push(WorkloadPod {
@@ -324,15 +328,6 @@ fn counts_until_of(request: &ContainerRecreateRequest, pod: &PodView) -> Option<
 
 fn requeue_within(requeue_after: &mut Option<Duration>, delay: Duration) {
     *requeue_after = Some(requeue_after.map_or(delay, |other| other.min(delay)));
-}
-
-/// How long the restart of a container is not tried again, because it was refused.
-fn refusal_pause(shared: &ControllerState, pod_uid: &str, container_id: &str) -> Option<Duration> {
-    let now = Instant::now();
-    let mut refused = lock(&shared.refused);
-    refused.retain(|_, until| now < *until);
-    let until = refused.get(&(pod_uid.to_owned(), container_id.to_owned()));
-    until.map(|until| until.saturating_duration_since(now))
 }
 
 /// Whether a request was created for the Pod that the watch has not shown yet.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use kube::{Api, Resource};
 
 use super::observe::{owner, versioned_job, versioned_list};
-use super::plan::{Observed, Plan};
+use super::plan::{MAX_WRITES, Observed, Plan};
 use super::{ControllerState, ListState, REFUSED_RETRY, Refusal};
 use crate::image_pull_job::plan::job::list_of;
 use kruise_api::image_list_pull_job::ImageListPullJob;
@@ -72,11 +72,15 @@ pub async fn update_status(
     }
 }
 
-/// Deletes surplus ImagePullJobs.
-pub async fn delete_jobs(shared: &ControllerState, observed: &Observed, plan: &Plan) -> Result<(), Error> {
+/// Deletes surplus ImagePullJobs; returns whether there are more than one reconcile deletes.
+pub async fn delete_jobs(shared: &ControllerState, observed: &Observed, plan: &Plan) -> Result<bool, Error> {
     let mut deleted = 0;
-    let mut result = Ok(());
+    let mut result = Ok(false);
     for (name, uid) in &plan.delete {
+        if deleted == MAX_WRITES {
+            result = result.map(|_| true);
+            break;
+        }
         let key = job_key(observed, name);
         let jobs: Api<ImagePullJob> = shared.manager.api(&key);
         match write::delete(&jobs, name, uid).await {

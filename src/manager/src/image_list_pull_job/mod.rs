@@ -125,12 +125,18 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
         act::delete_list(&shared, &key, &observed).await?;
     }
     let status_due = status_due?;
-    deleted?;
     let report_refusals = created?.then_some(Duration::ZERO);
+    let delete_more = match deleted {
+        Ok(is_unfinished) => is_unfinished.then_some(Duration::ZERO),
+        // A policy that protects one of them does not delay the others.
+        Err(_) if !plan.create_later.is_empty() => None,
+        Err(error) => return Err(error),
+    };
     let next_retry = state.refused.values().map(|refusal| refusal.retry_at).min();
     let requeues = [
         status_due,
         report_refusals,
+        delete_more,
         next_fetch,
         plan.requeue_at.map(|at: Timestamp| duration_until(at, now)),
         next_retry.map(|at| at.saturating_duration_since(Instant::now())),

@@ -23,7 +23,7 @@ const MAX_NAMES_IN_MESSAGE: usize = 10;
 /// Maximum characters of the reason why an ImagePullJob cannot be created.
 const MAX_REASON_CHARS: usize = 300;
 /// Most creations, and most deletions, of one reconcile: a list has 255 images, and others wait for the worker.
-const MAX_WRITES: usize = 16;
+pub const MAX_WRITES: usize = 16;
 /// Most bytes of all ImagePullJobs of one list. All of them have the list's node names, and the manager keeps them in
 /// memory: 10,000 names for 100 images.
 const MAX_JOBS_BYTES: usize = 32 << 20;
@@ -48,7 +48,7 @@ pub struct Plan {
     pub create: Vec<ImagePullJob>,
     /// Images whose ImagePullJobs the next reconciles create.
     pub create_later: Vec<String>,
-    /// ImagePullJobs to delete, by name and UID: their image was removed, or the job was changed. At most `MAX_WRITES`.
+    /// ImagePullJobs to delete, by name and UID: their image was removed, or the job was changed.
     pub delete: Vec<(String, String)>,
     /// Whether the TTL has passed, so that the job is deleted.
     pub expired: bool,
@@ -56,7 +56,7 @@ pub struct Plan {
     pub requeue_at: Option<Timestamp>,
 }
 
-/// Plans one reconcile. `refused` tells why ImagePullJobs could not be created a moment ago, by image; they are not
+/// Plans one reconcile. `refused` is why ImagePullJobs could not be created a moment ago, by image; they are not
 /// planned again.
 ///
 /// A job that has ended, or is being deleted, creates nothing more, whatever changes.
@@ -77,7 +77,7 @@ pub fn plan(observed: &Observed, refused: &BTreeMap<String, String>, now: Timest
     }
     let images: BTreeSet<&str> = list.spec.images.iter().map(String::as_str).collect();
     let template = JobTemplate::new(list);
-    let (current, mut surplus) = assign(&template, &images, &observed.jobs);
+    let (current, surplus) = assign(&template, &images, &observed.jobs);
     let missing = images.iter().filter(|image| !current.contains_key(**image));
     let missing: Vec<&str> = missing.copied().collect();
     let too_large = template.too_large(images.len());
@@ -88,14 +88,12 @@ pub fn plan(observed: &Observed, refused: &BTreeMap<String, String>, now: Timest
         .collect();
     let status = status(list, &previous, &images, &current, &refused, now);
     let (create, create_later) = missing_jobs(&template, observed, &missing, &refused, &current);
-    let is_unfinished = !create_later.is_empty() || surplus.len() > MAX_WRITES;
-    surplus.truncate(MAX_WRITES);
     Plan {
         status: (status != previous).then_some(status),
+        requeue_at: (!create_later.is_empty()).then_some(now),
         create,
         create_later,
         delete: surplus,
-        requeue_at: is_unfinished.then_some(now),
         ..Plan::default()
     }
 }

@@ -9,7 +9,7 @@ use kruise_api::update_priority::UpdatePriorityStrategy;
 /// A strategy by which many Pods are sorted: tenants may list many terms.
 #[derive(Debug)]
 pub struct CompiledPriority {
-    /// Weights and who gets them.
+    /// Weights, and the labels of the Pods that have them.
     weights: Vec<(i64, CompiledSelector)>,
     /// Keys of labels. They count if there are no weights.
     ordered_keys: Vec<String>,

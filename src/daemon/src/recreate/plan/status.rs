@@ -146,7 +146,10 @@ pub fn finished(request: &RecreateRequest, observed: &Observed) -> Option<Status
             state.message = Some(ContainerStep::after_deadline(error));
         }
     }
-    (status != request.status).then(|| status_write(request, status, None))?
+    if status == request.status {
+        return None;
+    }
+    status_write(request, status, None)
 }
 
 /// The write of `desired`, unless the API server has it already.

@@ -116,6 +116,16 @@ impl World {
         plan(&self.observed(), &self.memory, at(self.now))
     }
 
+    /// UIDs and names of the Pods whose requests would be created.
+    fn next_creations(&self) -> Vec<(String, String)> {
+        let create = self.plan().create;
+        let pod = |request: &ContainerRecreateRequest| {
+            let uid = pod_uid(request).unwrap().to_owned();
+            (uid, request.spec.pod_name.clone())
+        };
+        create.iter().map(pod).collect()
+    }
+
     fn is_running(&self, uid: &str) -> bool {
         let mut own = self
             .requests
@@ -537,6 +547,17 @@ fn pod_that_is_deleted_before_it_is_ready_has_failed() {
     assert_eq!(world.reconcile(), Vec::<String>::new());
     world.assert_condition("Failed", "TooManyFailures");
     assert_eq!(world.counts(), [3, 0, 0, 1]);
+    // It does not become ready, and the request ends with the Pod.
+    let mut world = World::new(3, json!({}));
+    assert_eq!(world.reconcile(), ["web-2"]);
+    world.finish_stop("web-2", Some(request::POD_GONE_MESSAGE), true);
+    for request in world.requests.values_mut() {
+        let status = request.status.as_mut().unwrap();
+        status.message = Some(request::POD_GONE_MESSAGE.to_owned());
+    }
+    world.happen(&Event::Replace(2));
+    assert_eq!(world.reconcile(), Vec::<String>::new());
+    world.assert_condition("Failed", "TooManyFailures");
     // It was ready, and is deleted afterwards.
     let mut world = World::new(2, json!({}));
     world.reconcile();
@@ -661,6 +682,30 @@ fn refusal_of_all_stops_all_requests_until_it_is_tried_again() {
     world.reconcile();
     world.retry_and_create("web-2");
     assert_eq!(world.memory.all_refused, None);
+}
+
+#[test]
+fn refused_pods_take_turns_and_many_stop_the_job() {
+    let mut world = World::new(200, json!({}));
+    let mut tried = BTreeSet::new();
+    for round in 0..4 {
+        let start = world.now;
+        // A policy refuses each of them.
+        while let [(uid, name)] = &world.next_creations()[..] {
+            assert!(
+                tried.insert(uid.clone()) || round == 3,
+                "{name} was tried before others"
+            );
+            let refusal = Refusal {
+                message: "denied".to_owned(),
+                retry_at: at(world.now + 30),
+            };
+            world.memory.refused.insert(uid.clone(), refusal);
+        }
+        assert_eq!(tried.len(), 200.min((round + 1) * MAX_CREATIONS));
+        assert_eq!(world.plan().requeue_at, Some(at(start + 30)));
+        world.now += 30;
+    }
 }
 
 /// Its hook was begun, and its container was never stopped: it is not waited for without end.

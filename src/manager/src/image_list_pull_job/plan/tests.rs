@@ -314,7 +314,7 @@ fn names_are_valid_and_wait_for_deleted_jobs() {
 }
 
 #[test]
-fn long_lists_are_created_and_deleted_a_few_images_at_a_time() {
+fn long_lists_are_created_a_few_images_at_a_time() {
     let images: Vec<String> = (0..255).map(|n| format!("i{n:03}")).collect();
     let images: Vec<&str> = images.iter().map(String::as_str).collect();
     let mut world = World::new(spec(&images));
@@ -332,15 +332,6 @@ fn long_lists_are_created_and_deleted_a_few_images_at_a_time() {
         }
     }
     assert_eq!((world.images(), reconciles), (images, 16));
-    world.set_spec(spec(&["i000"]));
-    let mut remaining = 255;
-    while remaining > 1 {
-        let plan = world.reconcile();
-        assert!((1..=MAX_WRITES).contains(&plan.delete.len()));
-        remaining -= plan.delete.len();
-        assert_eq!(plan.requeue_at.is_some(), remaining > 1);
-    }
-    assert_eq!(world.images(), ["i000"]);
 }
 
 #[test]

@@ -241,7 +241,7 @@ fn status_patch_holds_only_the_differences() {
     let tag = |phase: &str| json!({"tags": [{"tag": "1", "phase": phase, "progress": 0, "version": 0}]});
     let stored = status(
         json!({"desired": 3, "imageStatuses": {"a": tag("Pulling"), "b": tag("Waiting"), "c": tag("Waiting")},
-        "firstSyncStatus": {"message": "of somebody else"}}),
+        "firstSyncStatus": {"message": "of another program"}}),
     );
     let current = status(json!({"desired": 2, "succeeded": 1, "waiting": 1,
         "imageStatuses": {"a": tag("Succeeded"), "b": tag("Waiting")}}));
@@ -295,7 +295,7 @@ proptest! {
     #[test]
     fn status_patch_leads_to_the_current_status(old in any_status(), new in any_status()) {
         let mut object = json!({ "status": old });
-        object["status"]["firstSyncStatus"] = json!({"message": "of somebody else"});
+        object["status"]["firstSyncStatus"] = json!({"message": "of another program"});
         json_patch::merge(&mut object, &status_patch(&old, &new));
         let mut merged: NodeImageStatus = serde_json::from_value(object["status"].clone()).unwrap();
         prop_assert!(merged.first_sync_status.take().is_some());
