@@ -523,17 +523,21 @@ fn scrape_configuration_matches_the_manifests() {
         let port = port.unwrap();
 
         let rules = array(&job["relabel_configs"]);
+        assert_eq!(rules[0]["action"], "drop", "an ended Pod answers no scrape");
+        assert_eq!(rules[0]["regex"], "Failed|Succeeded");
+        let selection = &rules[1];
+        assert_eq!(selection["action"], "keep");
         let part = string(&template["metadata"]["labels"]["control-plane"]);
         match metrics {
             Some(metrics) => {
                 // The plain listener has this port in the manifests.
                 assert!(added.any(|flag| flag == "--metrics-addr=0"));
                 assert_eq!(metrics["containerPort"].to_string(), port);
-                assert_eq!(rules[0]["regex"], format!("{part};metrics"));
+                assert_eq!(selection["regex"], format!("{part};metrics"));
             }
             None => {
                 let container = string(&container["name"]);
-                assert_eq!(rules[0]["regex"], format!("{part};{container}"));
+                assert_eq!(selection["regex"], format!("{part};{container}"));
                 let addresses = rules.iter().filter(|rule| rule["target_label"] == "__address__");
                 let addresses: Vec<_> = addresses.map(|rule| string(&rule["replacement"])).collect();
                 assert_eq!(addresses, [format!("$1:{port}"), format!("[$1]:{port}")]);
@@ -544,7 +548,6 @@ fn scrape_configuration_matches_the_manifests() {
                 assert_eq!(host_port.as_deref(), Some(port), "no other Pod gets it");
             }
         }
-        assert_eq!(rules[0]["action"], "keep");
     }
 }
 
