@@ -1,12 +1,18 @@
 //! The changes of several watches, one after the other; a panic in the handling of one affects no other.
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::future::poll_fn;
+use std::mem;
 use std::task::{Context, Poll};
 
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::task::yield_now;
 
 use super::change_handler::ChangeHandler;
+
+/// Events of a watch that are handled without a pause.
+const MAX_EVENTS_AT_ONCE: usize = 16;
 
 /// Events from several watches. An event whose handling panicked comes again after a pause.
 pub struct WatchEvents<E> {
@@ -82,8 +88,38 @@ impl<E: Display + 'static> WatchEvents<E> {
         self.drain_some(usize::MAX, handle);
     }
 
+    /// Handles all events and sends what they affect, each key once if they arrived together, until either side is
+    /// closed. What exists at the start is handled before the first key is sent.
+    pub async fn send_affected<K: Ord, I: IntoIterator<Item = K>>(
+        mut self,
+        keys: UnboundedSender<K>,
+        mut affected_by: impl FnMut(&E) -> I,
+    ) {
+        let mut affected = BTreeSet::new();
+        let mut has_started = false;
+        loop {
+            let may_be_more =
+                self.drain_some(MAX_EVENTS_AT_ONCE, |event| affected.extend(affected_by(event)));
+            has_started |= !may_be_more;
+            if has_started
+                && !mem::take(&mut affected)
+                    .into_iter()
+                    .all(|key| keys.send(key).is_ok())
+            {
+                return;
+            }
+            if may_be_more {
+                // Other tasks of the thread run in between: some renew the Lease.
+                yield_now().await;
+                continue;
+            }
+            let Some(event) = self.next().await else { return };
+            self.handle(event, |event| affected.extend(affected_by(event)));
+        }
+    }
+
     /// Handles this many of the events that have arrived of each watch; returns whether there may be more.
-    pub fn drain_some(&mut self, max: usize, mut handle: impl FnMut(&E)) -> bool {
+    fn drain_some(&mut self, max: usize, mut handle: impl FnMut(&E)) -> bool {
         let mut may_be_more = false;
         for source in &mut self.sources {
             let mut left = max;
@@ -107,6 +143,7 @@ impl<E: Display + 'static> WatchEvents<E> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use tokio::sync::mpsc::unbounded_channel;
+    use tokio::sync::watch;
 
     use super::*;
 
@@ -136,5 +173,35 @@ mod tests {
         assert_eq!(events.next().await.as_deref(), Some("4"));
         drop(sets);
         assert_eq!(events.next().await, None);
+    }
+
+    #[tokio::test]
+    async fn keys_are_sent_once_after_all_that_exists_and_other_tasks_run_in_between() {
+        let (pods, pods_rx) = unbounded_channel();
+        for number in 0..100 {
+            pods.send(number).unwrap();
+        }
+        let events = WatchEvents::new("test").with(pods_rx, |number: usize| number);
+        let (keys, mut keys_rx) = unbounded_channel();
+        let (handled, handled_rx) = watch::channel(0);
+        let send = events.send_affected(keys, |number| {
+            handled.send_modify(|count| *count += 1);
+            [number % 2]
+        });
+        let observe = async {
+            assert_eq!(
+                *handled_rx.borrow(),
+                MAX_EVENTS_AT_ONCE,
+                "another task has run meanwhile"
+            );
+            assert_eq!(keys_rx.recv().await, Some(0));
+            assert_eq!(*handled_rx.borrow(), 100);
+            assert_eq!(keys_rx.recv().await, Some(1));
+            pods.send(7).unwrap();
+            assert_eq!(keys_rx.recv().await, Some(1), "and neither of them again");
+            drop(pods);
+            assert_eq!(keys_rx.recv().await, None);
+        };
+        tokio::join!(biased; send, observe);
     }
 }

@@ -18,7 +18,6 @@ mod reconcile_state;
 mod report;
 mod revision_error;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -53,22 +52,10 @@ pub async fn run(mut ctx: Context) {
 
 /// Enqueues the affected CloneSets. All existing objects are indexed before the first one is sent.
 async fn enqueue_changes(shared: Arc<ControllerState>, sets: mpsc::UnboundedSender<Key>) {
-    let mut events = watch_events(&shared.manager.stores);
-    let mut affected = BTreeSet::new();
-    loop {
-        {
-            let mut index = shared.index();
-            events.drain(|event| affected.extend(index.apply(event)));
-        }
-        if !std::mem::take(&mut affected)
-            .into_iter()
-            .all(|key| sets.send(key).is_ok())
-        {
-            return;
-        }
-        let Some(event) = events.next().await else { return };
-        events.handle(event, |event| affected.extend(shared.index().apply(event)));
-    }
+    let events = watch_events(&shared.manager.stores);
+    events
+        .send_affected(sets, |event| shared.index().apply(event))
+        .await;
 }
 
 /// Reconciles one CloneSet. Its state is checked out, so no other reconcile uses it meanwhile.

@@ -210,7 +210,8 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
         let plan = plan(&observed, &state.memory, now);
         for request in &plan.create {
             let name = request.metadata.name.as_deref().unwrap_or_default();
-            planning.record(key.with_name(name), act::pod_uid(request), Instant::now());
+            let pod = pod_uid(request).unwrap_or_default();
+            planning.record(key.with_name(name), pod.to_owned(), Instant::now());
         }
         (plan, end)
     };

@@ -16,9 +16,6 @@ use kruise_api::owner::{Owner, OwnerKind};
 use kruise_cluster::write_cache::{Versioned, WriteCache};
 use kruise_cluster::{Change, Key, Store, WatchEvents};
 
-/// Events that are handled without a pause.
-const MAX_EVENTS_AT_ONCE: usize = 16;
-
 /// All observed objects.
 #[derive(Default)]
 pub struct Index {
@@ -263,37 +260,19 @@ pub fn watch_events(
 /// Enqueues the affected jobs.
 pub async fn enqueue_changes(
     shared: Arc<ControllerState>,
-    mut events: WatchEvents<WatchEvent>,
+    events: WatchEvents<WatchEvent>,
     keys: UnboundedSender<Key>,
 ) {
-    let mut affected = BTreeSet::new();
-    let pods = shared.manager.stores.pods.clone();
-    loop {
-        // Other tasks of the thread run in between: some renew the Lease.
-        loop {
-            let may_be_more = events.drain_some(MAX_EVENTS_AT_ONCE, |event| {
-                affected.extend(shared.index().apply(event, &pods));
-            });
-            let all = std::mem::take(&mut affected);
-            if !all.into_iter().all(|key| keys.send(key).is_ok()) {
-                return;
-            }
-            if !may_be_more {
-                break;
-            }
-            tokio::task::yield_now().await;
-        }
-        let Some(event) = events.next().await else { return };
-        events.handle(event, |event| affected.extend(shared.index().apply(event, &pods)));
-    }
+    let pods = &shared.manager.stores.pods;
+    events
+        .send_affected(keys, |event| shared.index().apply(event, pods))
+        .await;
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use kube::client::Body;
     use serde_json::{Value, json};
-    use tokio::sync::mpsc::unbounded_channel;
 
     use super::*;
 
@@ -372,39 +351,6 @@ mod tests {
         assert_eq!(tracked(&index, "label"), names, "the other job has not ended");
         index.apply(&job("a", "label", &by_label, &ended), &pods);
         assert_eq!(tracked(&index, "label"), []);
-    }
-
-    /// Each event is matched with every job of its namespace, and some of the other tasks renew the Lease.
-    #[tokio::test]
-    async fn other_tasks_run_between_many_events() {
-        let service = tower::service_fn(|_: http::Request<Body>| async {
-            http::Response::builder().body(Body::empty())
-        });
-        let shared = crate::container_recreate_job::tests::shared(kube::Client::new(service, "default"));
-        let (jobs_tx, jobs) = unbounded_channel();
-        for n in 0..3 * MAX_EVENTS_AT_ONCE {
-            let WatchEvent::Job(change) =
-                job("a", &format!("j{n}"), &json!({ "containers": [] }), &json!({}))
-            else {
-                continue;
-            };
-            jobs_tx.send(change).unwrap();
-        }
-        let (keys_tx, mut keys) = unbounded_channel();
-        let events = watch_events(unbounded_channel().1, unbounded_channel().1, jobs);
-        let enqueue = tokio::spawn(enqueue_changes(shared, events, keys_tx));
-        tokio::task::yield_now().await;
-        let mut enqueued = 0;
-        while keys.try_recv().is_ok() {
-            enqueued += 1;
-        }
-        assert_eq!(enqueued, MAX_EVENTS_AT_ONCE);
-        drop(jobs_tx);
-        enqueue.await.unwrap();
-        while keys.try_recv().is_ok() {
-            enqueued += 1;
-        }
-        assert_eq!(enqueued, 3 * MAX_EVENTS_AT_ONCE);
     }
 
     #[test]

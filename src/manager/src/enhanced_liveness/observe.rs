@@ -393,21 +393,12 @@ pub async fn enqueue_changes(
 ) {
     node_pod_probes.wait_until_synced().await;
     let stores = &shared.manager.stores;
-    let mut events = WatchEvents::new(NAME)
+    let events = WatchEvents::new(NAME)
         .with(stores.pods.subscribe(), WatchEvent::Pod)
         .with(stores.requests.subscribe(), WatchEvent::Request)
         .with(node_pod_probes.subscribe(), WatchEvent::NodePodProbe)
         .with(stores.clone_sets.subscribe(), WatchEvent::CloneSet);
-    let mut affected = BTreeSet::new();
-    loop {
-        events.drain(|event| affected.extend(apply(&shared, event)));
-        let all = std::mem::take(&mut affected);
-        if !all.into_iter().all(|key| work.send(key).is_ok()) {
-            return;
-        }
-        let Some(event) = events.next().await else { return };
-        events.handle(event, |event| affected.extend(apply(&shared, event)));
-    }
+    events.send_affected(work, |event| apply(&shared, event)).await;
 }
 
 #[cfg(test)]

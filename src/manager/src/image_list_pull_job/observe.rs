@@ -141,19 +141,10 @@ pub fn watch_events(
 /// Enqueues the affected jobs.
 pub async fn enqueue_changes(
     shared: Arc<ControllerState>,
-    mut events: WatchEvents<WatchEvent>,
+    events: WatchEvents<WatchEvent>,
     keys: UnboundedSender<Key>,
 ) {
-    let mut affected = BTreeSet::new();
-    loop {
-        events.drain(|event| affected.extend(shared.index().apply(event)));
-        if !std::mem::take(&mut affected)
-            .into_iter()
-            .all(|key| keys.send(key).is_ok())
-        {
-            return;
-        }
-        let Some(event) = events.next().await else { return };
-        events.handle(event, |event| affected.extend(shared.index().apply(event)));
-    }
+    events
+        .send_affected(keys, |event| shared.index().apply(event))
+        .await;
 }

@@ -15,9 +15,6 @@ use kruise_api::selector::CompiledSelector;
 use kruise_cluster::{Change, Key, Store, WatchEvents};
 use kruise_ops::{FeatureGate, FeatureGates};
 
-/// Events that are handled without a pause.
-const MAX_EVENTS_AT_ONCE: usize = 16;
-
 /// PodProbeMarkers, the Pods that they select, and Pods with liveness probes.
 #[derive(Default)]
 pub struct Index {
@@ -382,32 +379,14 @@ pub async fn enqueue_changes(
     markers.wait_until_synced().await;
     node_pod_probes.wait_until_synced().await;
     let stores = &shared.manager.stores;
-    let mut events = WatchEvents::new(NAME)
+    let events = WatchEvents::new(NAME)
         .with(markers.subscribe(), WatchEvent::Marker)
         .with(stores.nodes.subscribe(), WatchEvent::Node)
         .with(stores.pods.subscribe(), WatchEvent::Pod)
         .with(node_pod_probes.subscribe(), WatchEvent::NodePodProbe);
-    let mut affected = BTreeSet::new();
-    loop {
-        // Other tasks of the thread run in between: some renew the Lease.
-        loop {
-            let may_be_more = events.drain_some(MAX_EVENTS_AT_ONCE, |event| {
-                affected.extend(shared.index().apply(event, &stores.pods));
-            });
-            let all = std::mem::take(&mut affected);
-            if !all.into_iter().all(|key| work.send(key).is_ok()) {
-                return;
-            }
-            if !may_be_more {
-                break;
-            }
-            tokio::task::yield_now().await;
-        }
-        let Some(event) = events.next().await else { return };
-        events.handle(event, |event| {
-            affected.extend(shared.index().apply(event, &stores.pods))
-        });
-    }
+    events
+        .send_affected(work, |event| shared.index().apply(event, &stores.pods))
+        .await;
 }
 
 #[cfg(test)]

@@ -297,7 +297,7 @@ async fn enqueue_changes(
     keys: mpsc::UnboundedSender<Key>,
 ) {
     let stores = &state.shared.manager.stores;
-    let mut events = WatchEvents::new(NAME)
+    let events = WatchEvents::new(NAME)
         .with(policies.subscribe(), WatchEvent::Policy)
         .with(bindings.subscribe(), WatchEvent::Binding)
         .with(stores.revisions.subscribe(), WatchEvent::Revision)
@@ -308,18 +308,9 @@ async fn enqueue_changes(
         WatchEvent::Revision(change) => affected_by_revision(change, &state.shared.namespace),
         WatchEvent::SidecarSet(change) => affected_by_set(change, &stores.sidecar_sets),
     };
-    let mut affected = BTreeSet::new();
-    loop {
-        events.drain(|event| affected.extend(handle(event)));
-        if !std::mem::take(&mut affected)
-            .into_iter()
-            .all(|name| keys.send(Key::cluster_scoped(name)).is_ok())
-        {
-            return;
-        }
-        let Some(event) = events.next().await else { return };
-        events.handle(event, |event| affected.extend(handle(event)));
-    }
+    events
+        .send_affected(keys, |event| handle(event).into_iter().map(Key::cluster_scoped))
+        .await;
 }
 
 fn observed_generation(set: &SidecarSet) -> i64 {
