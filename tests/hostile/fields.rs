@@ -630,10 +630,11 @@ async fn try_all_fields(kind: &'static str) {
     }
     let (mut light, mut heavy) = (Vec::new(), Vec::new());
     let fields = schema_fields(kind, "spec");
-    for (version, field) in &fields {
+    for (index, (version, field)) in fields.iter().enumerate() {
         let repeated = is_repeated(&fields, version, field);
-        for value in malformed_values(&field.schema) {
-            if repeated && !has_type(&field.schema, &value) {
+        for (value_index, value) in malformed_values(&field.schema).into_iter().enumerate() {
+            // The schema rejects all of another type, so two of them are enough for a field.
+            if !has_type(&field.schema, &value) && (repeated || (index + value_index) % 3 != 0) {
                 continue;
             }
             let is_large = value.as_i64().is_some_and(|number| number > 100);
@@ -708,12 +709,15 @@ async fn try_status_fields(kind: &'static str, admin: &Cluster) -> Vec<String> {
     }
     let (mut light, mut heavy) = (Vec::new(), Vec::new());
     let fields = schema_fields(kind, "status");
-    for (version, field) in &fields {
+    for (index, (version, field)) in fields.iter().enumerate() {
         // Once is enough: the objects are the same, too.
         if is_repeated(&fields, version, field) {
             continue;
         }
-        for value in malformed_values(&field.schema) {
+        for (value_index, value) in malformed_values(&field.schema).into_iter().enumerate() {
+            if !has_type(&field.schema, &value) && (index + value_index) % 3 != 0 {
+                continue;
+            }
             light.push(Attempt::for_status(kind, version, light.len(), field, value));
         }
         if is_text(&field.schema) {
