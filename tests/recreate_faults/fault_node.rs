@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestPhase as Phase, ContainerRecreateRequestStatus,
 };
+use kruise_api::node_pod_probe::NodePodProbe;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use kube::runtime::watcher::Config;
 use serde_json::{Value, json};
@@ -103,6 +104,10 @@ impl FaultNode {
 
     pub fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), self.namespace)
+    }
+
+    pub fn node_pod_probes(&self) -> Api<NodePodProbe> {
+        Api::all(self.client.clone())
     }
 
     fn requests(&self) -> Api<ContainerRecreateRequest> {

@@ -4,6 +4,7 @@
 
 mod container_env;
 mod fault_node;
+mod probes;
 
 use std::time::Duration;
 

@@ -174,6 +174,12 @@ async fn handle(method: &str, message: &[u8], shared: &SharedState) -> CallResul
         "ListContainers" => list_containers(&state, &decode(message)?).encode_to_vec(),
         "ContainerStatus" => container_status(&state, &decode(message)?)?.encode_to_vec(),
         "StopContainer" => stop_container(&mut state, &decode(message)?)?.encode_to_vec(),
+        "ListPodSandbox" => {
+            let items = state.pod_ip.iter().map(|_| v1::PodSandbox::default());
+            let items = items.collect();
+            v1::ListPodSandboxResponse { items }.encode_to_vec()
+        }
+        "PodSandboxStatus" => pod_sandbox_status(&state).encode_to_vec(),
         "ExecSync" => exec_sync(&mut state, &decode(message)?).encode_to_vec(),
         other => {
             return Err(Status::new(
@@ -182,6 +188,21 @@ async fn handle(method: &str, message: &[u8], shared: &SharedState) -> CallResul
             ));
         }
     })
+}
+
+fn pod_sandbox_status(state: &State) -> v1::PodSandboxStatusResponse {
+    let network = v1::PodSandboxNetworkStatus {
+        ip: state.pod_ip.clone().unwrap_or_default(),
+        additional_ips: Vec::new(),
+    };
+    let status = v1::PodSandboxStatus {
+        network: Some(network),
+        ..Default::default()
+    };
+    v1::PodSandboxStatusResponse {
+        status: Some(status),
+        ..Default::default()
+    }
 }
 
 fn exec_sync(state: &mut State, request: &v1::ExecSyncRequest) -> v1::ExecSyncResponse {

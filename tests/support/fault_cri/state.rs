@@ -37,6 +37,8 @@ pub struct State {
     pub cancelled_pulls: usize,
     /// Containers by ID.
     pub containers: BTreeMap<String, FakeContainer>,
+    /// Address of each Pod, if they have a network of their own.
+    pub pod_ip: Option<String>,
     /// Notified when a call begins or ends.
     pub changed: Arc<Notify>,
 }
@@ -75,6 +77,7 @@ impl Default for State {
             max_active_pulls: 0,
             cancelled_pulls: 0,
             containers: BTreeMap::new(),
+            pod_ip: None,
             changed: Arc::new(Notify::new()),
         }
     }

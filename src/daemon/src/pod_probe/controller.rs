@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::future::pending;
+use std::mem::{Discriminant, discriminant};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,8 +40,9 @@ const REJECTED_RETRY_DELAY: Duration = Duration::from_secs(300);
 const PANIC_BACKOFF: Duration = Duration::from_secs(5);
 
 type EndedProbe = (ProbeKey, u64, Outcome, Option<Target>);
-/// Container ID, and address of the Pod.
-type Target = (String, Option<String>);
+/// Kind of the handler, container ID, and address of the Pod: of the last two, each kind uses one, which is all that is
+/// confirmed for it.
+type Target = (Discriminant<Handler>, String, Option<String>);
 type WriteResult = Result<NodePodProbe, Error>;
 
 /// What triggers a reconcile.
@@ -60,7 +62,7 @@ pub(super) struct PodProbeController {
     started_at: Instant,
     running: HashMap<ProbeKey, (u64, AbortHandle)>,
     attempts: JoinSet<EndedProbe>,
-    /// What the runtime has confirmed: the container of each probe, and the address of its Pod.
+    /// What the runtime has confirmed of each probe.
     verified: HashMap<ProbeKey, Target>,
     /// Pods or probes have changed since the last observation.
     must_observe: bool,
@@ -290,7 +292,7 @@ impl PodProbeController {
             container_id: id.to_owned(),
             host: pod.ips.first().cloned(),
         };
-        let verified = (container_id, target.host.clone());
+        let verified = (discriminant(&handler), container_id, target.host.clone());
         let is_verified = self.verified.get(&key) == Some(&verified);
         let probe_key = key.clone();
         let handle = self.attempts.spawn(async move {

@@ -153,6 +153,10 @@ async fn exec(command: &[String], target: &ProbeTarget, timeout: Duration) -> Ou
     if let Err(error) = &ended {
         tracing::debug!(container = target.container_id, ?command, %error, "command of a probe has no exit code");
     }
+    // The command hangs, or the runtime does, which says nothing about the container.
+    if matches!(ended, Err(cri::Error::Timeout { .. })) && runtime.version().await.is_err() {
+        return Outcome::Error(NO_RUNTIME.to_owned());
+    }
     exec_outcome(ended, timeout)
 }
 

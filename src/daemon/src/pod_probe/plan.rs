@@ -350,7 +350,9 @@ impl ProbeBoard {
         probe.in_progress = Some(self.next_run);
         // From the planned time, so that the period is kept; but what was missed is not made up for.
         let next = due.saturating_add(probe.spec.period);
-        probe.due = Some(next.max(now.mono));
+        let is_missed = next <= now.mono;
+        let period_from_now = now.mono.saturating_add(probe.spec.period);
+        probe.due = Some(if is_missed { period_from_now } else { next });
         Some(ProbeStart {
             run: self.next_run,
             handler: probe.spec.handler.clone(),

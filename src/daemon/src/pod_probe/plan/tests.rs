@@ -566,6 +566,25 @@ fn probe_that_waits_longest_is_next() {
     assert!(runs.values().all(|runs| *runs == 10), "{runs:?}");
 }
 
+/// As after a pause of the machine: two failures in a row within a moment would say nothing.
+#[test]
+fn missed_probe_runs_once() {
+    let slow = ProbeSpec {
+        period: 10 * SECOND,
+        ..spec()
+    };
+    let mut board = board([(key("a"), slow)]);
+    observe(&mut board, 0, &container("a", true, 0));
+    run(&mut board, 1, &success());
+    for (second, starts) in [(25, 1), (25, 0), (34, 0), (35, 1), (46, 1), (54, 0), (55, 1)] {
+        let due = board.start_due(at(second));
+        assert_eq!(due.len(), starts, "at {second}");
+        for start in due {
+            board.on_ended(&start.key, start.run, success(), at(second));
+        }
+    }
+}
+
 #[test]
 fn messages_are_bounded_for_each_pod() {
     let pod = |uid: usize, name: usize| ProbeKey {
