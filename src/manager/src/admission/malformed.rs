@@ -442,6 +442,16 @@ fn reviews_that_would_take_much_memory_leave_the_server_alive() {
     assert!(stderr.contains("all were answered"), "{stderr}");
 }
 
+/// A SidecarSet whose container has the resources of those that this regular expression matches.
+fn set_with_regex(regex: &str) -> String {
+    let policy = json!({ "targetContainersMode": "sum", "targetContainersNameRegex": regex,
+        "resourcesExpr": { "limits": { "cpu": "cpu" } } });
+    let container = json!({ "name": "c", "image": "i", "resourcesPolicy": policy });
+    json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet", "metadata": { "name": "s" },
+        "spec": { "selector": { "matchLabels": { "app": "web" } }, "containers": [container] } })
+    .to_string()
+}
+
 fn with_little_memory() {
     with_api_server(async |router| {
         use nix::sys::resource::{Resource, setrlimit};
@@ -453,7 +463,7 @@ fn with_little_memory() {
         let image = |name: &str, tags: &str| {
             format!(r#"{{"metadata":{{"name":"n"}},"spec":{{"images":{{"{name}":{{"tags":[{tags}]}}}}}}}}"#)
         };
-        let texts: [&dyn Fn() -> Vec<(String, String)>; 7] = [
+        let texts: [&dyn Fn() -> Vec<(String, String)>; 8] = [
             &|| vec![conversion(&[&repeated(r#"{"":0}"#, 2_000_000)], "v1alpha1")],
             &|| vec![conversion(&[&repeated(&deep, 42_000)], "v1alpha1")],
             &|| {
@@ -483,6 +493,7 @@ fn with_little_memory() {
                 ]
                 .concat()
             },
+            &|| reviews("sidecarset", &set_with_regex(&r"\pL".repeat(200_000)), "null"),
         ];
         for text in texts {
             for (path, body) in text() {

@@ -10,6 +10,9 @@ use super::{ExpressionError, Quantity, Resource, evaluate};
 /// Bytes that a compiled expression may take.
 const MAX_REGEX_BYTES: usize = 1 << 20;
 
+/// Bytes of an expression. Before any limit applies, each of its classes is expanded: `\pL` takes 5 KiB.
+const MAX_PATTERN_BYTES: usize = 4096;
+
 /// Why a sidecar has no resources.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ResourcesError {
@@ -58,8 +61,12 @@ pub enum ResourcesError {
 ///
 /// # Errors
 ///
-/// If it is invalid, or too large when compiled.
+/// If it is invalid, too long, or too large when compiled.
 pub fn target_regex(pattern: &str) -> Result<Regex, ResourcesError> {
+    if pattern.len() > MAX_PATTERN_BYTES {
+        let why = format!("it has more than {MAX_PATTERN_BYTES} bytes");
+        return Err(ResourcesError::Regex(why));
+    }
     RegexBuilder::new(pattern)
         .size_limit(MAX_REGEX_BYTES)
         .dfa_size_limit(MAX_REGEX_BYTES)

@@ -143,6 +143,8 @@ fn containers_are_added_up_or_compared() {
             "{regex}"
         );
     }
+    // More than a GiB while it is compiled.
+    assert!(target_regex(&r"\pL".repeat(200_000)).is_err());
     let broken = json!({ "name": "web", "resources": { "requests": { "cpu": [] } } });
     assert!(resources(&policy("sum", ".", expressions.clone()), &[&broken]).is_err());
 }

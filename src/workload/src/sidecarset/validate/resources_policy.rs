@@ -10,12 +10,16 @@ use crate::sidecarset::resources::{self, Resource, target_regex};
 
 /// Different regular expressions that one SidecarSet may have: each may take a megabyte to compile.
 const MAX_PATTERNS: usize = 64;
+/// Bytes of all of them: other reviews wait while they are compiled.
+const MAX_PATTERN_BYTES: usize = 16 << 10;
 
 /// Checks the policies of all containers.
 #[derive(Default)]
 pub(super) struct Checks<'a> {
     /// Results by regular expression: most containers have the same one.
     patterns: HashMap<&'a str, Result<(), String>>,
+    /// Bytes of these expressions.
+    pattern_bytes: usize,
 }
 
 impl<'a> Checks<'a> {
@@ -59,8 +63,17 @@ impl<'a> Checks<'a> {
         if pattern.is_empty() {
             return errors.required(field, "give a regular expression for names of containers, as .*");
         }
-        if self.patterns.len() >= MAX_PATTERNS && !self.patterns.contains_key(pattern) {
-            return errors.too_many(field, self.patterns.len() + 1, MAX_PATTERNS);
+        if !self.patterns.contains_key(pattern) {
+            if self.patterns.len() >= MAX_PATTERNS {
+                return errors.too_many(field, self.patterns.len() + 1, MAX_PATTERNS);
+            }
+            if self.pattern_bytes + pattern.len() > MAX_PATTERN_BYTES {
+                let why = format!(
+                    "the regular expressions of a SidecarSet may have {MAX_PATTERN_BYTES} bytes in all"
+                );
+                return errors.invalid(field, value, why);
+            }
+            self.pattern_bytes += pattern.len();
         }
         let compile = || target_regex(pattern).map(drop).map_err(|why| why.to_string());
         if let Err(why) = self.patterns.entry(pattern).or_insert_with(compile) {

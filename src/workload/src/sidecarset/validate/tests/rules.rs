@@ -186,8 +186,22 @@ fn a_set_may_have_a_limited_number_of_regular_expressions() {
             })
             .collect()
     };
-    let count = |different| found_in(&json!({ "spec": { "containers": containers(different) } })).len();
-    assert_eq!([64, 65, 66].map(count), [0, 1, 2]);
+    let count = |containers: Value| found_in(&json!({ "spec": { "containers": containers } })).len();
+    assert_eq!(
+        [64, 65, 66].map(|different| count(containers(different))),
+        [0, 1, 2]
+    );
+    let padded = |length: usize| -> Value {
+        let mut all = containers(5);
+        for one in all.as_array_mut().into_iter().flatten() {
+            let regex = &mut one["resourcesPolicy"]["targetContainersNameRegex"];
+            *regex = format!("{}{}", regex.as_str().unwrap(), "a".repeat(length)).into();
+        }
+        all
+    };
+    // The fifth expression does not fit, which 20 containers have; then none does.
+    let lengths = [3000, 4000, 5000];
+    assert_eq!(lengths.map(|length| count(padded(length))), [0, 20, 64]);
 }
 
 #[test]
