@@ -32,7 +32,7 @@ async fn pods_that_no_set_selects_are_not_sent_to_the_shared_webhook() {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
         "metadata": { "name": "pods" },
-        "webhooks": pod_webhooks("kruise-system", &sets),
+        "webhooks": pod_webhooks("kruise-system", &sets, Vec::new()),
     });
     cluster.plane.apply(&configuration.to_string()).unwrap();
 

@@ -6,9 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use serde_json::{Value, json};
 
-use super::selector::is_empty;
+use super::selector::{disjoint, is_empty};
 use super::sidecarset::SidecarSetSpec;
 use super::validation::{FieldErrors, selector};
 use super::webhooks::client_config;
@@ -22,6 +23,13 @@ const MAX_BYTES: usize = 512 << 10;
 const MAX_CANARIES: usize = 64;
 /// Characters of the condition of a shared webhook; the API server takes 100,000.
 const MAX_CONDITION_CHARS: usize = 64 << 10;
+/// Seconds in which each webhook must answer.
+const MAX_TIMEOUT: usize = 5;
+/// Seconds that a Pod waits at most for all webhooks with policy `Ignore`, which the API server calls one after the other:
+/// the CloneSet controller waits 10 s for a creation, and the API server ends a request after 34 s.
+const MAX_FAIL_OPEN_SECONDS: usize = 8;
+/// The failure policy with which a Pod is created although its webhook does not answer.
+const IGNORE: &str = "Ignore";
 
 /// The webhook of one set.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +44,8 @@ pub struct SetWebhook {
     has_policy: bool,
     /// CEL: whether the set selects the Pod by its labels.
     selects: String,
+    pods: LabelSelector,
+    namespaces: Option<LabelSelector>,
     webhook: Value,
 }
 
@@ -60,6 +70,8 @@ impl SetWebhook {
             failure_policy,
             has_policy: false,
             selects: cel::matches(selector, cel::LABELS),
+            pods: selector.clone(),
+            namespaces: spec.namespace_selector.clone(),
             webhook: webhook(
                 namespace,
                 name,
@@ -86,6 +98,16 @@ impl SetWebhook {
             super::json::set(&mut webhook, &["matchConditions"], condition);
         }
         webhook
+    }
+
+    fn is_fail_open(&self) -> bool {
+        self.failure_policy == IGNORE
+    }
+
+    /// Whether some Pod may be sent to both webhooks.
+    fn overlaps(&self, other: &Self) -> bool {
+        let namespaces = self.namespaces.as_ref().zip(other.namespaces.as_ref());
+        !disjoint(&self.pods, &other.pods) && !namespaces.is_some_and(|(one, other)| disjoint(one, other))
     }
 
     /// The webhook of a set that has a policy or not.
@@ -136,7 +158,7 @@ pub fn failure_policy(annotations: Option<&BTreeMap<String, String>>) -> &'stati
     let annotated = annotations.and_then(|all| all.get(keys::SIDECAR_SET_FAILURE_POLICY));
     match annotated.map(String::as_str) {
         Some("Fail") => "Fail",
-        _ => "Ignore",
+        _ => IGNORE,
     }
 }
 
@@ -204,43 +226,107 @@ fn webhook_name(set: &str) -> String {
     format!("{set}{NAME_SUFFIX}")
 }
 
-/// The webhooks of the configuration, in the order of their sets. Beyond the limits, sets with a policy have none, and the
-/// others share one that gets the Pods with labels that one of them selects, or all Pods if that is too long to write.
+/// The webhooks of the configuration: in the order of their sets, and then `for_all`, which have policy `Ignore`.
+///
+/// Beyond the limits, sets with a policy have none, and the others share one that gets the Pods with labels that one of
+/// them selects, or all Pods if that is too long to write. Sets with policy `Ignore` also share it if their webhooks could
+/// delay a Pod for too long.
 #[must_use]
-pub fn pod_webhooks<'a>(namespace: &str, sets: impl IntoIterator<Item = &'a SetWebhook>) -> Vec<Value> {
+pub fn pod_webhooks<'a>(
+    namespace: &str,
+    sets: impl IntoIterator<Item = &'a SetWebhook>,
+    for_all: Vec<Value>,
+) -> Vec<Value> {
     let mut sets: Vec<_> = sets.into_iter().collect();
     let name = |webhook: &Value| webhook["name"].as_str().unwrap_or_default().to_owned();
     sets.sort_by_key(|set| (set.has_policy, name(&set.webhook)));
-    let (mut webhooks, mut bytes, mut shared) = (Vec::new(), 0, BTreeMap::<_, BTreeSet<&str>>::new());
-    let mut canaries: BTreeMap<&str, BTreeSet<(&str, &str)>> = BTreeMap::new();
-    for set in &sets {
-        if let Some(base) = &set.canary_of {
-            let canary = (set.name.as_str(), set.has_container.as_str());
-            canaries.entry(base).or_default().insert(canary);
-        }
-    }
+    let canaries = canaries(&sets);
     let none = BTreeSet::new();
-    for set in sets {
+    let (mut webhooks, mut bytes, mut shared) = (Vec::new(), 0, Shared::new());
+    // The most webhooks with policy `Ignore` that one Pod may be sent to; one is the shared one.
+    let max_fail_open = MAX_FAIL_OPEN_SECONDS.saturating_sub(for_all.len() + 1);
+    let (mut fail_open, mut most_fail_open) = (Vec::<&SetWebhook>::new(), 0);
+    for (position, set) in sets.into_iter().enumerate() {
         let webhook = set.with_canaries(canaries.get(set.name.as_str()).unwrap_or(&none));
         bytes += webhook.to_string().len();
-        if webhooks.len() < MAX_WEBHOOKS && bytes <= MAX_BYTES {
+        let is_within_limits = position < MAX_WEBHOOKS && bytes <= MAX_BYTES;
+        let mut has_own = is_within_limits;
+        if is_within_limits && set.is_fail_open() {
+            // All that one Pod is sent to overlap, so the last of them has counted them all.
+            let overlapping = 1 + fail_open.iter().filter(|other| other.overlaps(set)).count();
+            has_own = overlapping <= max_fail_open;
+            if has_own {
+                fail_open.push(set);
+                most_fail_open = most_fail_open.max(overlapping);
+            }
+        }
+        if has_own {
             webhooks.push(webhook);
         } else if !set.has_policy {
-            shared.entry(set.failure_policy).or_default().insert(&set.selects);
+            shared
+                .entry(set.failure_policy)
+                .or_default()
+                .insert(set.selects.clone());
+        } else if is_within_limits {
+            add_fallback(&mut shared, set, &webhook);
         }
     }
     webhooks.sort_by_key(name);
+    let fail_open = most_fail_open + for_all.len() + usize::from(shared.contains_key(IGNORE));
+    webhooks.extend(shared_webhooks(namespace, shared));
+    webhooks.extend(for_all);
+    limit_delay(&mut webhooks, fail_open);
+    webhooks
+}
+
+/// The canaries of each set, each with its condition.
+fn canaries<'a>(sets: &[&'a SetWebhook]) -> BTreeMap<&'a str, BTreeSet<(&'a str, &'a str)>> {
+    let mut canaries: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for set in sets {
+        if let Some(base) = &set.canary_of {
+            let canary = (set.name.as_str(), set.has_container.as_str());
+            canaries.entry(base.as_str()).or_default().insert(canary);
+        }
+    }
+    canaries
+}
+
+/// CEL, by failure policy: which Pods the sets without a webhook of their own select.
+type Shared = BTreeMap<&'static str, BTreeSet<String>>;
+
+fn condition_chars(selects: &BTreeSet<String>) -> usize {
+    selects.iter().map(|one| one.len() + " || ".len()).sum()
+}
+
+/// Adds a set with a policy, for the Pods at which that failed. It is left out rather than that all Pods are sent.
+fn add_fallback(shared: &mut Shared, set: &SetWebhook, webhook: &Value) {
+    let not_injected = webhook["matchConditions"][0]["expression"].as_str();
+    let condition = format!("{} && {}", set.selects, not_injected.unwrap_or("true"));
+    let chars = shared.get(set.failure_policy).map_or(0, condition_chars);
+    if chars + condition.len() < MAX_CONDITION_CHARS {
+        shared.entry(set.failure_policy).or_default().insert(condition);
+    }
+}
+
+fn shared_webhooks(namespace: &str, shared: Shared) -> impl Iterator<Item = Value> {
     let mut namespaces = json!({});
     exclude_system_namespaces(&mut namespaces, namespace);
-    webhooks.extend(shared.into_iter().map(|(policy, selects)| {
+    shared.into_iter().map(move |(policy, selects)| {
         // No set has a name with a dot.
         let name = format!("others.{}", policy.to_ascii_lowercase());
+        let short = condition_chars(&selects) <= MAX_CONDITION_CHARS;
         let selected = selects.into_iter().collect::<Vec<_>>().join(" || ");
-        let short = selected.len() <= MAX_CONDITION_CHARS;
         let own = short.then(|| (json!({}), ("selected", selected)));
         webhook(namespace, &name, keys::MUTATE_POD_PATH, policy, &namespaces, own)
-    }));
-    webhooks
+    })
+}
+
+/// Gives each webhook with policy `Ignore` its part of the time; a Pod is sent to at most `fail_open` of them.
+fn limit_delay(webhooks: &mut [Value], fail_open: usize) {
+    let timeout = (MAX_FAIL_OPEN_SECONDS / fail_open.max(1)).clamp(1, MAX_TIMEOUT);
+    for webhook in webhooks.iter_mut().filter(|one| one["failurePolicy"] == IGNORE) {
+        super::json::set(webhook, &["timeoutSeconds"], json!(timeout));
+    }
 }
 
 /// The webhook for Pods with launch priorities, whether a set selects them or not. The barriers of a Pod that a policy has
@@ -322,7 +408,7 @@ fn all_pods_webhook(namespace: &str, name: &str, condition: (&str, String)) -> V
     exclude_system_namespaces(&mut namespaces, namespace);
     let own = Some((json!({}), condition));
     let path = format!("{}/{name}", keys::MUTATE_POD_PATH);
-    webhook(namespace, name, &path, "Ignore", &namespaces, own)
+    webhook(namespace, name, &path, IGNORE, &namespaces, own)
 }
 
 /// Label of the namespaces whose Pods have no webhooks, whatever its value, as in upstream.
@@ -385,7 +471,7 @@ fn webhook(
         "failurePolicy": failure_policy,
         "matchPolicy": "Equivalent",
         "reinvocationPolicy": "Never",
-        "timeoutSeconds": 5,
+        "timeoutSeconds": MAX_TIMEOUT,
         "clientConfig": client_config(namespace, path),
         "namespaceSelector": namespaces,
         "objectSelector": {},
@@ -419,7 +505,11 @@ mod tests {
         let sets = specs
             .iter()
             .filter_map(|(name, spec)| SetWebhook::new("kruise-system", name, None, spec));
-        pod_webhooks("kruise-system", &sets.collect::<Vec<_>>())
+        pod_webhooks("kruise-system", &sets.collect::<Vec<_>>(), Vec::new())
+    }
+
+    fn fails_closed() -> BTreeMap<String, String> {
+        BTreeMap::from([(keys::SIDECAR_SET_FAILURE_POLICY.to_owned(), "Fail".to_owned())])
     }
 
     fn names(webhooks: &[Value]) -> Vec<&str> {
@@ -469,9 +559,8 @@ mod tests {
                 .all(|n| excluded.contains(&json!(n)))
         );
         assert_eq!(all[0]["failurePolicy"], "Ignore");
-        let fail = BTreeMap::from([(keys::SIDECAR_SET_FAILURE_POLICY.to_owned(), "Fail".to_owned())]);
-        let set = SetWebhook::new("n", "s", Some(&fail), &spec(json!({}))).unwrap();
-        assert_eq!(pod_webhooks("n", [&set])[0]["failurePolicy"], "Fail");
+        let set = SetWebhook::new("n", "s", Some(&fails_closed()), &spec(json!({}))).unwrap();
+        assert_eq!(pod_webhooks("n", [&set], Vec::new())[0]["failurePolicy"], "Fail");
     }
 
     /// A Pod that got a canary needs no call for the set that it replaces, which may have policy `Fail`.
@@ -487,7 +576,7 @@ mod tests {
             set("new", Some(&annotations), json!({})),
         );
         let expressions = |sets: &[&SetWebhook]| -> Vec<String> {
-            let webhooks = pod_webhooks("n", sets.iter().copied());
+            let webhooks = pod_webhooks("n", sets.iter().copied(), Vec::new());
             let expression = |webhook: &Value| webhook["matchConditions"][0]["expression"].clone();
             let texts = webhooks.iter().map(expression);
             texts.map(|text| text.as_str().unwrap().to_owned()).collect()
@@ -596,34 +685,101 @@ mod tests {
 
     #[test]
     fn sets_beyond_the_limits_share_a_webhook() {
-        let sets: Vec<_> = (0..300).map(|n| format!("s{n:03}")).collect();
-        let sets: Vec<_> = sets.iter().map(|name| (name.as_str(), spec(json!({})))).collect();
-        let all = webhooks(&sets);
+        let names_of_sets: Vec<_> = (0..300).map(|n| format!("s{n:03}")).collect();
+        let all_with = |spec: &SidecarSetSpec, with_policy: &dyn Fn(&str) -> bool| {
+            let sets = names_of_sets.iter().map(|name| {
+                let set = SetWebhook::new("kruise-system", name, Some(&fails_closed()), spec);
+                set.unwrap().with_policy(with_policy(name))
+            });
+            pod_webhooks("kruise-system", &sets.collect::<Vec<_>>(), Vec::new())
+        };
+        let spec_of_all = spec(json!({}));
+        let all = all_with(&spec_of_all, &|_| false);
         assert_eq!(all.len(), MAX_WEBHOOKS + 1);
-        assert_eq!(all[MAX_WEBHOOKS]["name"], "others.ignore.mpod.kb.io");
+        assert_eq!(all[MAX_WEBHOOKS]["name"], "others.fail.mpod.kb.io");
         assert_eq!(all[MAX_WEBHOOKS]["objectSelector"], json!({}));
-        let condition = json!([{ "name": "selected", "expression": cel::matches(sets[0].1.selector.as_ref().unwrap(), cel::LABELS) }]);
+        let selected = cel::matches(spec_of_all.selector.as_ref().unwrap(), cel::LABELS);
+        let condition = json!([{ "name": "selected", "expression": selected }]);
         assert_eq!(all[MAX_WEBHOOKS]["matchConditions"], condition);
 
-        let with_policies: Vec<_> = sets
-            .iter()
-            .filter_map(|(name, spec)| SetWebhook::new("kruise-system", name, None, spec))
-            .map(|set| {
-                let has_policy = set.webhook["name"] != "s299.mpod.kb.io";
-                set.with_policy(has_policy)
-            })
-            .collect();
-        let all = pod_webhooks("kruise-system", &with_policies);
+        let all = all_with(&spec_of_all, &|name| name != "s299");
         assert_eq!(all.len(), MAX_WEBHOOKS);
         assert_eq!(names(&all).last(), Some(&"s299.mpod.kb.io"));
 
         let key = |n| format!("{}.k{n}/k", "d".repeat(200));
         let long = (0..250).map(|n| (key(n), "v".repeat(63)));
-        let long = json!({ "selector": { "matchLabels": long.collect::<BTreeMap<_, _>>() } });
-        let large: Vec<_> = sets.iter().map(|(name, _)| (*name, spec(long.clone()))).collect();
-        let all = webhooks(&large);
+        let long = spec(json!({ "selector": { "matchLabels": long.collect::<BTreeMap<_, _>>() } }));
+        let all = all_with(&long, &|_| false);
         assert!(json!(all).to_string().len() < MAX_BYTES + 4096);
-        assert_eq!(names(&all).last(), Some(&"others.ignore.mpod.kb.io"));
+        assert_eq!(names(&all).last(), Some(&"others.fail.mpod.kb.io"));
         assert_eq!(all.last().unwrap()["matchConditions"], Value::Null);
+    }
+
+    /// Sets with policy `Ignore`, which select the Pods with these labels.
+    fn fail_open_sets(count: usize, with_policy: bool, labels: &dyn Fn(usize) -> Value) -> Vec<SetWebhook> {
+        let set = |n: usize| {
+            let spec = spec(json!({ "selector": { "matchLabels": labels(n) } }));
+            let set = SetWebhook::new("n", &format!("s{n:03}"), None, &spec).unwrap();
+            set.with_policy(with_policy)
+        };
+        (0..count).map(set).collect()
+    }
+
+    fn seconds(webhooks: &[Value]) -> u64 {
+        let fail_open = webhooks.iter().filter(|one| one["failurePolicy"] == "Ignore");
+        let seconds = fail_open.map(|one| one["timeoutSeconds"].as_u64().unwrap());
+        seconds
+            .inspect(|seconds| assert!((1..=5).contains(seconds)))
+            .sum()
+    }
+
+    /// The API server calls all that a Pod matches, one after the other.
+    #[test]
+    fn webhooks_that_fail_open_delay_no_pod_for_long() {
+        let for_all = [
+            launch_priority_webhook("n"),
+            readiness_gate_webhook("n"),
+            enhanced_liveness_webhook("n"),
+            virtual_node_probes_webhook("n", &BTreeSet::new()),
+        ];
+        for (count, with_policy, more) in (0..40).map(|n| ([0, 1, 3, 30, 300][n % 5], n % 2 == 0, n / 8)) {
+            let sets = fail_open_sets(count, with_policy, &|_| json!({ "app": "web" }));
+            let all = pod_webhooks("n", &sets, for_all.iter().take(more).cloned().collect());
+            let sum = seconds(&all);
+            assert!(sum <= 8, "{count} {with_policy} {more}: {sum} s");
+            assert_eq!(
+                names(&all).contains(&"others.ignore.mpod.kb.io"),
+                count > 8,
+                "{all:?}"
+            );
+        }
+        let others = |with_policy| {
+            let sets = fail_open_sets(30, with_policy, &|_| json!({ "app": "web" }));
+            let all = pod_webhooks("n", &sets, Vec::new());
+            all.last().unwrap()["matchConditions"][0]["expression"].to_string()
+        };
+        assert!(!others(false).contains("s029"));
+        // It is for the Pods at which the policy has failed.
+        assert!(others(true).contains("s029"), "{}", others(true));
+    }
+
+    #[test]
+    fn sets_of_different_pods_have_more_time() {
+        let different = |n: usize| json!({ "app": n.to_string() });
+        let sets = fail_open_sets(50, false, &different);
+        let all = pod_webhooks("n", &sets, vec![launch_priority_webhook("n")]);
+        assert_eq!((all.len(), seconds(&all)), (51, 51 * 4));
+        // A Pod is sent to the first one and another.
+        let most = |n: usize| if n == 0 { json!({ "a": "b" }) } else { different(n) };
+        let sets = fail_open_sets(50, false, &most);
+        let all = pod_webhooks("n", &sets, vec![launch_priority_webhook("n")]);
+        assert_eq!((all.len(), seconds(&all)), (51, 51 * 2));
+        let in_namespace = |n: usize| {
+            let namespaces = json!({ "matchLabels": { keys::NAMESPACE_NAME: n.to_string() } });
+            let spec = spec(json!({ "namespaceSelector": namespaces }));
+            SetWebhook::new("n", &format!("s{n}"), None, &spec).unwrap()
+        };
+        let sets: Vec<_> = (0..50).map(in_namespace).collect();
+        assert_eq!(seconds(&pod_webhooks("n", &sets, Vec::new())), 50 * 5);
     }
 }

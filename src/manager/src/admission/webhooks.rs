@@ -186,27 +186,29 @@ async fn sync_all(
     let plan_mutating = |there: &Value, ca: &str| {
         let all = sets.list();
         let pods = enabled(FeatureGate::PodWebhook);
-        let mut for_pods = pod_webhooks(&options.namespace, all.iter().map(Arc::as_ref).filter(|_| pods));
+        let mut for_all = Vec::new();
         if pods {
-            for_pods.push(launch_priority_webhook(&options.namespace));
+            for_all.push(launch_priority_webhook(&options.namespace));
         }
         if enabled(FeatureGate::KruisePodReadinessGate) {
-            for_pods.push(readiness_gate_webhook(&options.namespace));
+            for_all.push(readiness_gate_webhook(&options.namespace));
         }
         if enabled(FeatureGate::EnhancedLivenessProbe) {
-            for_pods.push(enhanced_liveness_webhook(&options.namespace));
+            for_all.push(enhanced_liveness_webhook(&options.namespace));
         }
         let with_markers = markers.entries().into_iter().filter_map(|(key, _)| key.namespace);
         let with_markers: BTreeSet<String> = with_markers.collect();
         if !with_markers.is_empty() {
-            for_pods.push(virtual_node_probes_webhook(&options.namespace, &with_markers));
+            for_all.push(virtual_node_probes_webhook(&options.namespace, &with_markers));
         }
         if has_markers && !markers.is_synced() {
             // The kind, or the role to list it, may be missing; the other webhooks do not wait for it.
             let existing = there.as_array().into_iter().flatten();
             let name = format!("{VIRTUAL_NODE_PROBES}{NAME_SUFFIX}");
-            for_pods.extend(existing.filter(|hook| hook["name"] == *name).cloned());
+            for_all.extend(existing.filter(|hook| hook["name"] == *name).cloned());
         }
+        let of_sets = all.iter().map(Arc::as_ref).filter(|_| pods);
+        let for_pods = pod_webhooks(&options.namespace, of_sets, for_all);
         let for_pods = sets.is_synced().then_some(for_pods.as_slice());
         plan_configuration(there, &mutating, for_pods, options, ca)
     };
@@ -483,7 +485,7 @@ mod tests {
         let [ours, _] = configurations(keys::SYSTEM_NAMESPACE);
         let spec = json!({ "selector": { "matchLabels": { "a": "b" } } });
         let set = SetWebhook::new("ns", "s", None, &serde_json::from_value(spec).unwrap()).unwrap();
-        let for_pods = pod_webhooks("ns", [&set]);
+        let for_pods = pod_webhooks("ns", [&set], Vec::new());
         let plan = |existing: &Value, for_pods| {
             let patch = plan_configuration(existing, &ours, for_pods, &options(None), "ca");
             patch.map(|patch| patch["webhooks"].clone())
@@ -505,7 +507,7 @@ mod tests {
         }
         let spec = json!({ "selector": { "matchLabels": { "c": "d" } } });
         let other = SetWebhook::new("ns", "s", None, &serde_json::from_value(spec).unwrap()).unwrap();
-        let other = pod_webhooks("ns", [&other]);
+        let other = pod_webhooks("ns", [&other], Vec::new());
         let changed = plan(&with_set, Some(&other)).unwrap();
         let selector = &changed.as_array().unwrap().last().unwrap()["objectSelector"];
         assert_eq!(
