@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, LabelSelectorRequirement};
 use serde_json::{Value, json};
 
 use super::selector::{disjoint, is_empty};
@@ -139,8 +139,9 @@ impl PodSelectors {
         let Some(selector) = selector.filter(|selector| !paused && !is_empty(selector)) else {
             return Ok(None);
         };
-        let objects = json!(selector);
-        let mut namespaces = json!(spec.namespace_selector.clone().unwrap_or_default());
+        let objects = json!(without_empty_lists(selector));
+        let namespaces = spec.namespace_selector.as_ref();
+        let mut namespaces = json!(namespaces.map(without_empty_lists).unwrap_or_default());
         let mut errors = FieldErrors::default();
         selector::check(&objects, "spec.selector", &mut errors);
         selector::check(&namespaces, "spec.namespaceSelector", &mut errors);
@@ -149,6 +150,23 @@ impl PodSelectors {
         }
         exclude_system_namespaces(&mut namespaces, namespace);
         Ok(Some(Self { objects, namespaces }))
+    }
+}
+
+/// As the API server stores a selector in a configuration: with empty lists, ours would always differ from it.
+fn without_empty_lists(selector: &LabelSelector) -> LabelSelector {
+    let LabelSelector {
+        match_labels,
+        match_expressions,
+    } = selector.clone();
+    let expressions = match_expressions.into_iter().flatten().map(|one| {
+        let values = one.values.filter(|values| !values.is_empty());
+        LabelSelectorRequirement { values, ..one }
+    });
+    let expressions: Vec<_> = expressions.collect();
+    LabelSelector {
+        match_labels: match_labels.filter(|labels| !labels.is_empty()),
+        match_expressions: Some(expressions).filter(|expressions| !expressions.is_empty()),
     }
 }
 
@@ -488,7 +506,6 @@ fn webhook(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
     use super::*;
 
@@ -561,6 +578,30 @@ mod tests {
         assert_eq!(all[0]["failurePolicy"], "Ignore");
         let set = SetWebhook::new("n", "s", Some(&fails_closed()), &spec(json!({}))).unwrap();
         assert_eq!(pod_webhooks("n", [&set], Vec::new())[0]["failurePolicy"], "Fail");
+    }
+
+    #[test]
+    fn empty_lists_are_as_none() {
+        let selectors = |selector: Value, namespaces: Value| {
+            let set = spec(json!({ "selector": selector, "namespaceSelector": namespaces }));
+            PodSelectors::new("n", &set).unwrap().unwrap()
+        };
+        let key = json!({ "key": "a", "operator": "Exists" });
+        let key_of_none = json!({ "key": "a", "operator": "Exists", "values": [] });
+        assert_eq!(
+            selectors(
+                json!({ "matchLabels": {}, "matchExpressions": [key_of_none] }),
+                json!({ "matchLabels": {}, "matchExpressions": [] }),
+            ),
+            selectors(json!({ "matchExpressions": [key] }), json!({})),
+        );
+        let labels = json!({ "matchLabels": { "a": "b" } });
+        let mut with_empty = labels.clone();
+        with_empty["matchExpressions"] = json!([]);
+        assert_eq!(
+            selectors(with_empty.clone(), with_empty),
+            selectors(labels.clone(), labels)
+        );
     }
 
     /// A Pod that got a canary needs no call for the set that it replaces, which may have policy `Fail`.
