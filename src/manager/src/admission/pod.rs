@@ -227,6 +227,8 @@ mod tests {
         let app = json!({ "name": "app", "image": "i" });
         let side = json!({ "name": "side", "image": "i" });
         let hot = json!({ "name": "side", "image": "i", "upgradeStrategy": { "upgradeType": "HotUpgrade" } });
+        let mut text = side.clone();
+        text["securityContext"] = json!({ "runAsUser": "1000" });
         let junk = json!({ keys::SIDECAR_SET_HASH: "junk" });
         let long = json!({ "key": "x".repeat((256 << 10) - 10) });
         let none = json!({});
@@ -239,6 +241,13 @@ mod tests {
                 &none,
                 &hot,
                 "container \"side-2\" of a SidecarSet has no image",
+                false,
+            ),
+            (
+                &app,
+                &none,
+                &text,
+                "spec.containers[side] cannot be read: invalid type: string",
                 false,
             ),
             (&app, &long, &side, "bytes of annotations", false),

@@ -1,9 +1,14 @@
 //! What the API server or etcd would refuse in a Pod because of its sidecars. Found before, it is a failed injection, so
 //! that the failure policy of the sets decides about it.
 
+use std::collections::HashMap;
+
+use k8s_openapi::api::core::v1::{Container, LocalObjectReference, Volume};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::sidecarset::inject::is_injected;
+use crate::sidecarset::policy::{Unsupported, typed};
 
 /// Bytes of all annotations of an object that the API server accepts.
 const MAX_ANNOTATIONS: usize = 256 << 10;
@@ -19,6 +24,9 @@ pub enum Unacceptable {
         /// Name of the container in the Pod.
         container: String,
     },
+    /// A field has another type than in Kubernetes.
+    #[error("the API server could not read what a SidecarSet adds: {0}")]
+    Unreadable(Unsupported),
     /// The annotations are too long.
     #[error("the Pod would have {bytes} bytes of annotations; it may have {MAX_ANNOTATIONS}")]
     AnnotationsTooLong {
@@ -45,6 +53,10 @@ pub fn check(submitted: &Value, pod: &Value) -> Result<(), Unacceptable> {
         let container = container["name"].as_str().unwrap_or_default().to_owned();
         return Err(Unacceptable::NoImage { container });
     }
+    readable::<Container>(submitted, pod, "containers", is_injected)?;
+    readable::<Container>(submitted, pod, "initContainers", is_injected)?;
+    readable::<Volume>(submitted, pod, "volumes", |_| true)?;
+    readable::<LocalObjectReference>(submitted, pod, "imagePullSecrets", |_| true)?;
     let grows_beyond = |limit: usize, bytes: fn(&Value) -> usize| {
         Some(bytes(pod)).filter(|of_pod| *of_pod > limit && bytes(submitted) <= limit)
     };
@@ -53,6 +65,27 @@ pub fn check(submitted: &Value, pod: &Value) -> Result<(), Unacceptable> {
     }
     if let Some(bytes) = grows_beyond(MAX_STORED, text) {
         return Err(Unacceptable::TooLarge { bytes });
+    }
+    Ok(())
+}
+
+/// Checks the members of a list that were added. The API server answers with status 500 if it cannot read them.
+fn readable<'a, T: DeserializeOwned>(
+    submitted: &'a Value,
+    pod: &'a Value,
+    list: &str,
+    may_be_added: fn(&Value) -> bool,
+) -> Result<(), Unacceptable> {
+    let items = |pod: &'a Value| pod["spec"][list].as_array().into_iter().flatten();
+    let submitted: HashMap<_, _> = items(submitted)
+        .map(|item| (item["name"].as_str(), item))
+        .collect();
+    for item in items(pod).filter(|item| may_be_added(item)) {
+        let name = item["name"].as_str();
+        if submitted.get(&name) != Some(&item) {
+            let field = format!("spec.{list}[{}]", name.unwrap_or_default());
+            typed::check::<T>(item, &field).map_err(Unacceptable::Unreadable)?;
+        }
     }
     Ok(())
 }
@@ -121,6 +154,33 @@ mod tests {
             (pod(0, MAX_STORED, &none), pod(0, MAX_STORED, &good), Ok(())),
         ] {
             assert_eq!(check(&submitted, &result), expected);
+        }
+        let mut number = good.clone();
+        number["ports"] = json!([{ "containerPort": "80" }]);
+        let mut amount = good.clone();
+        amount["resources"] = json!({ "limits": { "cpu": 1.5, "memory": null } });
+        amount["command"] = json!(null);
+        let with = |list: &str, item: Value| {
+            let mut pod = pod(0, 0, &good);
+            pod["spec"][list] = json!([item]);
+            pod
+        };
+        for (result, readable) in [
+            (pod(0, 0, &amount), true),
+            (pod(0, 0, &number), false),
+            (with("initContainers", number.clone()), false),
+            (
+                with("volumes", json!({ "name": "v", "emptyDir": { "sizeLimit": 5 } })),
+                true,
+            ),
+            (with("volumes", json!({ "name": "v", "emptyDir": [] })), false),
+            (with("volumes", json!({ "name": "v", "emptyDir": "" })), false),
+            (with("imagePullSecrets", json!({ "name": 1 })), false),
+        ] {
+            let checked = check(&pod(0, 0, &none), &result);
+            let is_unreadable = matches!(checked, Err(Unacceptable::Unreadable(_)));
+            assert_eq!(is_unreadable, !readable, "{checked:?} {result}");
+            assert_eq!(check(&result, &result), Ok(()), "{result}");
         }
         for hostile in [
             json!(null),

@@ -43,7 +43,7 @@ mod records;
 mod resources;
 mod selector;
 mod sets;
-mod typed;
+pub(crate) mod typed;
 mod undo;
 
 pub use undo::undo;

@@ -1,5 +1,6 @@
 //! Fields of a set as the API server reads them. A policy that writes a field of another type, or one that does not
-//! exist, makes the API server refuse every Pod with status 500, whatever the failure policy.
+//! exist, makes the API server refuse every Pod with status 500, whatever the failure policy. So does a webhook that
+//! writes a field of another type.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -13,13 +14,30 @@ pub(super) fn checked<T: DeserializeOwned + Serialize>(
     mut value: Value,
     field: &str,
 ) -> Result<Value, Unsupported> {
-    clean(&mut value, field)?;
+    clean(&mut value, field, |value| value.is_null() || is_empty_list(value))?;
     let typed = T::deserialize(&value).and_then(|typed| serde_json::to_value(typed));
-    let typed = typed.map_err(|why| Unsupported::new(field, format_args!("cannot be read: {why}")))?;
+    let typed = typed.map_err(|why| unreadable(field, &why))?;
     match unknown_field(&value, &typed, field) {
         Some(unknown) => Err(Unsupported::new(&unknown, "is no field that this release knows")),
         None => Ok(value),
     }
+}
+
+/// Whether the API server can read the value as a `T`, with fields that this release does not know; `field` is its path.
+///
+/// # Errors
+///
+/// If it cannot.
+pub(crate) fn check<T: DeserializeOwned>(value: &Value, field: &str) -> Result<(), Unsupported> {
+    let mut value = value.clone();
+    clean(&mut value, field, Value::is_null)?;
+    T::deserialize(&value)
+        .map(drop)
+        .map_err(|why| unreadable(field, &why))
+}
+
+fn unreadable(field: &str, why: &serde_json::Error) -> Unsupported {
+    Unsupported::new(field, format_args!("cannot be read: {why}"))
 }
 
 /// Fields whose members have names of the user's.
@@ -31,17 +49,17 @@ const FREE_NAMES: [&str; 5] = [
     "matchLabels",
 ];
 
-/// Removes nulls and empty lists, and writes quantities as text. The types leave an empty list out as they leave out an
-/// unknown field, and the API server stores neither.
-fn clean(value: &mut Value, field: &str) -> Result<(), Unsupported> {
+/// Removes members that say as much as none, and writes quantities as text. The types leave an empty list out as they
+/// leave out an unknown field, and the API server stores neither.
+fn clean(value: &mut Value, field: &str, is_removed: fn(&Value) -> bool) -> Result<(), Unsupported> {
     match value {
         Value::Array(items) => {
             for (at, item) in items.iter_mut().enumerate() {
-                clean(item, &format!("{field}[{at}]"))?;
+                clean(item, &format!("{field}[{at}]"), is_removed)?;
             }
         }
         Value::Object(fields) => {
-            fields.retain(|_, value| !value.is_null() && !is_empty_list(value));
+            fields.retain(|_, value| !is_removed(value));
             for (name, value) in fields {
                 let field = format!("{field}.{name}");
                 match name.as_str() {
@@ -52,7 +70,7 @@ fn clean(value: &mut Value, field: &str) -> Result<(), Unsupported> {
                     }
                     "sizeLimit" | "divisor" => clean_quantity(value, &field)?,
                     name if FREE_NAMES.contains(&name) => {}
-                    _ => clean(value, &field)?,
+                    _ => clean(value, &field, is_removed)?,
                 }
             }
         }
