@@ -30,6 +30,19 @@ async fn launch_priorities_hold_with_and_without_sets() {
     let pair = |name: &str, key: &str| (json!(name), json!(key));
     let two = json!({ "spec": { "containers": [
         { "name": "first", "image": "i", "env": priority("2") }, { "name": "second", "image": "i" }] } });
+    // Copied from a Pod that runs: its barriers have other keys than the Pod gets.
+    let copied = |map: &str, annotations: Value| {
+        let key = json!({ "configMapKeyRef": { "name": map, "key": "p_9" } });
+        let barrier = json!({ "name": "KRUISE_CONTAINER_BARRIER", "valueFrom": key });
+        let mut first = priority("2");
+        first.as_array_mut().unwrap().push(barrier.clone());
+        json!({ "metadata": { "annotations": annotations }, "spec": { "containers": [
+            { "name": "first", "image": "i", "env": first }, { "name": "second", "image": "i", "env": [barrier] }] } })
+    };
+    let completed = json!({ "apps.kruise.io/container-launch-priority-completed": "true" });
+    let renamed = copied("old-barrier", json!({}));
+    let restored = copied("web-barrier", completed);
+    let with_barriers = copied("web-barrier", json!({}));
     for (app, patch, expected) in [
         ("bare", &two, vec![pair("first", "p_2"), pair("second", "p_0")]),
         (
@@ -39,6 +52,21 @@ async fn launch_priorities_hold_with_and_without_sets() {
         ),
         ("shop", &json!({}), vec![pair("log", "p_5"), pair("app", "p_0")]),
         ("bare", &json!({}), vec![(json!("app"), Value::Null)]),
+        (
+            "bare",
+            &renamed,
+            vec![pair("first", "p_2"), pair("second", "p_0")],
+        ),
+        (
+            "bare",
+            &restored,
+            vec![pair("first", "p_2"), pair("second", "p_0")],
+        ),
+        (
+            "bare",
+            &with_barriers,
+            vec![pair("first", "p_9"), pair("second", "p_9")],
+        ),
     ] {
         cluster.wait_until(&format!("barriers of a Pod {app}"), || {
             let pod = cluster.dry_run_with(app, patch);

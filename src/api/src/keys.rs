@@ -129,6 +129,8 @@ pub const ENV_CONTAINER_PRIORITY: &str = "KRUISE_CONTAINER_PRIORITY";
 pub const ENV_CONTAINER_BARRIER: &str = "KRUISE_CONTAINER_BARRIER";
 /// Prefix of the priority in the ConfigMap key of [`ENV_CONTAINER_BARRIER`].
 pub const CONTAINER_BARRIER_PREFIX: &str = "p_";
+/// End of the name of the ConfigMap of [`ENV_CONTAINER_BARRIER`], behind the name of the Pod.
+pub const BARRIER_CONFIG_MAP_SUFFIX: &str = "-barrier";
 /// Environment variables with the versions of a Pod's sidecars; they never cause a restart.
 pub const ENV_SIDECAR_SET_VERSIONS: [&str; 2] = ["SIDECARSET_VERSION", "SIDECARSET_VERSION_ALT"];
 /// Environment variable (value [`TRUE`]) of a sidecar that is terminated once the main containers of its Pod have ended.

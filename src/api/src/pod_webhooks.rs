@@ -347,26 +347,34 @@ fn limit_delay(webhooks: &mut [Value], fail_open: usize) {
     }
 }
 
-/// The webhook for Pods with launch priorities, whether a set selects them or not. The barriers of a Pod that a policy has
-/// injected are missing, too.
+/// The webhook for Pods with launch priorities, whether a set selects them or not, unless each container has its barrier:
+/// those of a sidecar that a policy has injected are missing, and those of a Pod that was copied from another one are the
+/// other's. A restored Pod that was completed has no ConfigMap any more.
 #[must_use]
 pub fn launch_priority_webhook(namespace: &str) -> Value {
-    let has = |variable: &str| format!("c.?env.orValue([]).exists(e, e.name == '{variable}')");
     let ordered = format!(
         "object.metadata.?annotations['{}'].orValue('') == '{}'",
         keys::CONTAINER_LAUNCH_PRIORITY,
         keys::CONTAINER_LAUNCH_ORDERED
     );
     let prioritized = format!(
-        "object.spec.containers.exists(c, {})",
-        has(keys::ENV_CONTAINER_PRIORITY)
+        "object.spec.containers.exists(c, c.?env.orValue([]).exists(e, e.name == '{}'))",
+        keys::ENV_CONTAINER_PRIORITY
     );
-    let unblocked = format!(
-        "object.spec.containers.exists(c, !{})",
-        has(keys::ENV_CONTAINER_BARRIER)
+    // Without a name, which is generated later, no barrier is that of the Pod.
+    let blocked = format!(
+        "object.metadata.?name.orValue('') != '' && object.spec.containers.all(c, c.?env.orValue([]).exists(e, \
+         e.name == '{}' && e.?valueFrom.?configMapKeyRef.?name.orValue('') == object.metadata.name + '{}'))",
+        keys::ENV_CONTAINER_BARRIER,
+        keys::BARRIER_CONFIG_MAP_SUFFIX
     );
-    let condition =
-        format!("object.spec.containers.size() > 1 && ({ordered} || {prioritized}) && {unblocked}");
+    let completed = format!(
+        "'{}' in object.metadata.?annotations.orValue({{}})",
+        keys::CONTAINER_LAUNCH_COMPLETED
+    );
+    let condition = format!(
+        "object.spec.containers.size() > 1 && ({ordered} || {prioritized}) && (!({blocked}) || {completed})"
+    );
     all_pods_webhook(namespace, "launch.priority", ("launch-priority", condition))
 }
 
@@ -687,6 +695,20 @@ mod tests {
             // Every new Pod waits that long for a program that does not answer.
             let timeout = webhook["timeoutSeconds"].as_u64();
             assert!(timeout.is_some_and(|seconds| seconds <= 5), "{webhook}");
+        }
+    }
+
+    /// The API server decides with it, in the tests of injection.
+    #[test]
+    fn barriers_count_only_for_the_pod_that_they_are_named_after() {
+        let webhook = launch_priority_webhook("n");
+        let condition = webhook["matchConditions"][0]["expression"].as_str().unwrap();
+        for part in [
+            "?configMapKeyRef.?name.orValue('') == object.metadata.name + '-barrier'",
+            "!(object.metadata.?name.orValue('') != '' && ",
+            " || 'apps.kruise.io/container-launch-priority-completed' in object.metadata.?annotations.orValue({}))",
+        ] {
+            assert!(condition.contains(part), "{condition}");
         }
     }
 

@@ -34,7 +34,7 @@ pub enum LaunchPriorityError {
 /// Name of the ConfigMap with the keys of a Pod's barriers.
 #[must_use]
 pub fn barrier_config_map(pod: &str) -> String {
-    format!("{pod}-barrier")
+    format!("{pod}{}", keys::BARRIER_CONFIG_MAP_SUFFIX)
 }
 
 /// The barrier key of a launch priority.
