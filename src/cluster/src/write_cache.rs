@@ -142,17 +142,21 @@ impl<T> WriteCache<T> {
         }
     }
 
-    /// The object was read from the API server.
+    /// The object was read from the API server. While the answer was on its way, the watch may have shown a later object or
+    /// version, which it will not show again.
     pub fn apply_read(&mut self, key: &Key, found: Option<Versioned<T>>, now: Instant) {
+        let watched = self
+            .entry_mut(key)
+            .filter(|entry| entry.unconfirmed_since.is_none());
         let Some(observed) = found else {
-            return self.remove(key);
+            return match watched.filter(|entry| !entry.unknown && !entry.terminating) {
+                // Only another read can decide whether the answer is older than the watch.
+                Some(entry) => entry.unknown = true,
+                None => self.remove(key),
+            };
         };
         let version = parse_version(&observed.resource_version);
-        let entry = self.entry_mut(key);
-        // While the answer was on its way, the watch showed a later version, and it will not show that again.
-        if let Some(entry) = entry.filter(|entry| {
-            entry.uid == observed.uid && entry.unconfirmed_since.is_none() && entry.version > version
-        }) {
+        if let Some(entry) = watched.filter(|entry| entry.version > version) {
             entry.unknown = false;
             return;
         }
@@ -383,8 +387,36 @@ mod tests {
         cache.apply_read(&key, Some(versioned("a", "21", "g", false)), now);
         assert_eq!(group_state(&cache, "g"), ["a@22"]);
         assert_eq!(cache.unconfirmed("g", now), (vec![], None));
-        cache.apply_read(&key, Some(versioned("b", "21", "g", false)), now);
-        assert_eq!(group_state(&cache, "g"), ["b@21"], "another object");
+    }
+
+    #[test]
+    fn answer_that_is_older_than_a_new_object_is_dropped() {
+        let (mut cache, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
+        cache.apply_watch(&key, versioned("a", "10", "g", false));
+        cache.apply_watch_delete(&key, "a");
+        cache.apply_watch(&key, versioned("b", "12", "g", false));
+        cache.apply_read(&key, Some(versioned("a", "10", "g", false)), now);
+        assert_eq!(group_state(&cache, "g"), ["b@12"]);
+        cache.apply_read(&key, None, now);
+        assert_eq!(cache.uid(&key), Some("b"));
+        assert_eq!(cache.unconfirmed("g", now), (vec![key.clone()], None));
+        cache.apply_read(&key, Some(versioned("b", "12", "g", false)), now);
+        assert_eq!(cache.unconfirmed("g", now), (vec![], None));
+        cache.apply_read(&key, Some(versioned("c", "13", "g", false)), now);
+        assert_eq!(group_state(&cache, "g"), ["c@13"], "a later object");
+    }
+
+    /// Even before the watch shows its deletion.
+    #[test]
+    fn object_that_is_not_found_twice_is_removed() {
+        let (mut cache, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
+        cache.apply_watch(&key, versioned("a", "1", "g", false));
+        cache.apply_read(&key, None, now);
+        cache.apply_read(&key, None, now);
+        assert_eq!(cache.uid(&key), None);
+        cache.apply_watch(&key, versioned("a", "1", "g", true));
+        cache.apply_read(&key, None, now);
+        assert_eq!(cache.uid(&key), None, "terminating");
     }
 
     #[test]
