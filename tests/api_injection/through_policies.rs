@@ -1,6 +1,7 @@
 //! What policies make of a Pod is what the function makes of it, for the vectors of the Go implementation.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use futures::{StreamExt, stream};
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -155,7 +156,7 @@ fn names_of_pod(pod: &Value) -> Names {
 }
 
 /// Names of a set's containers, in all revisions.
-fn names_of_set(set: &Stored, revisions: &[ControllerRevision]) -> Names {
+fn names_of_set(set: &Stored, revisions: &[Arc<ControllerRevision>]) -> Names {
     let lists = [("containers", false), ("initContainers", true)];
     let current = serde_json::to_value(&set.spec).unwrap();
     let older = revisions

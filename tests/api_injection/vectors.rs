@@ -1,6 +1,7 @@
 //! The vectors of the Go implementation, what the function makes of them, and what becomes of them in a test.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -88,7 +89,7 @@ pub struct Case {
     pub line: usize,
     pub pod: Value,
     pub sets: Vec<Stored>,
-    pub revisions: Vec<ControllerRevision>,
+    pub revisions: Vec<Arc<ControllerRevision>>,
     pub gates: Gates,
     namespace_labels: BTreeMap<String, String>,
 }
@@ -98,13 +99,13 @@ impl Case {
     pub fn new(vector: &Vector, stored: impl Fn(&Value) -> Stored) -> Self {
         let input = &vector.input;
         let sets = input["sidecarSets"].as_array().unwrap().iter();
+        let revisions: Option<Vec<ControllerRevision>> =
+            Option::deserialize(&input["controllerRevisions"]).unwrap();
         Self {
             line: vector.line,
             pod: input["pod"].clone(),
             sets: sets.map(stored).collect(),
-            revisions: Option::deserialize(&input["controllerRevisions"])
-                .unwrap()
-                .unwrap_or_default(),
+            revisions: revisions.into_iter().flatten().map(Arc::new).collect(),
             gates: Gates {
                 sort: input["sortByNameGate"] == true,
                 readiness: input["kruisePodReadinessGate"] == true,

@@ -14,7 +14,6 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::review::Request;
-use kruise_api::keys;
 use kruise_api::pod_probe_marker::PodProbeMarker;
 use kruise_api::sidecarset::{SidecarSet, SidecarSetSpec};
 use kruise_workload::pod_admission::{self, MutationError, acceptable};
@@ -90,24 +89,12 @@ pub(super) fn mutate(
     // sidecars out of a Pod that runs.
     let status = pod.as_object_mut().and_then(|pod| pod.remove("status"));
     let sets: Vec<SetView<'_>> = lookup.sets.iter().map(|set| SetView::from(&**set)).collect();
-    let named: Vec<_> = sets
-        .iter()
-        .filter_map(|set| Some((set.name, set.spec.injected_revision()?)))
-        .collect();
-    let is_named = |revision: &&Arc<ControllerRevision>| {
-        let metadata = &revision.metadata;
-        let labels = metadata.labels.as_ref();
-        let set = labels.and_then(|labels| labels.get(keys::SIDECAR_SET_NAME));
-        named
-            .iter()
-            .any(|(name, named)| set.is_some_and(|set| set == name) || metadata.name == named.revision_name)
-    };
-    let revisions: Vec<ControllerRevision> = lookup
-        .revisions
-        .iter()
-        .filter(is_named)
-        .map(|revision| ControllerRevision::clone(revision))
-        .collect();
+    let (is_named, no_labels) = (inject::named_by(&sets), BTreeMap::new());
+    let named = lookup.revisions.iter().filter(|revision| {
+        let name = revision.metadata.name.as_deref().unwrap_or_default();
+        is_named(name, revision.metadata.labels.as_ref().unwrap_or(&no_labels))
+    });
+    let revisions: Vec<_> = named.cloned().collect();
     let options = pod_admission::Options {
         readiness_gate_for_all: lookup.readiness_gate_for_all,
         enhanced_liveness: lookup.enhanced_liveness,
@@ -144,6 +131,7 @@ fn random() -> u64 {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use kruise_api::keys;
     use serde_json::json;
 
     use super::*;

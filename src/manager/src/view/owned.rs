@@ -1,5 +1,6 @@
 //! Other objects that CloneSets own, reduced: revisions and claims.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -22,6 +23,8 @@ pub struct RevisionView {
     pub controller: Option<Owner>,
     /// Whether it has a `deletionTimestamp`.
     pub terminating: bool,
+    /// The annotations with the hashes of a SidecarSet's containers.
+    pub hash_annotations: BTreeMap<String, String>,
     /// Name, number, labels and data.
     pub revision: Arc<Revision>,
 }
@@ -49,11 +52,16 @@ impl RevisionView {
             return None;
         }
         let metadata = &object.metadata;
+        let annotations = metadata.annotations.iter().flatten();
+        let hashes = annotations.filter(|(key, _)| {
+            [keys::SIDECAR_SET_HASH, keys::SIDECAR_SET_HASH_WITHOUT_IMAGE].contains(&key.as_str())
+        });
         Some(Self {
             uid: metadata.uid.clone().unwrap_or_default(),
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
             controller,
             terminating: metadata.deletion_timestamp.is_some(),
+            hash_annotations: hashes.map(|(key, hash)| (key.clone(), hash.clone())).collect(),
             revision: Arc::new(Revision::from(object)),
         })
     }

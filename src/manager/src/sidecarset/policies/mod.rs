@@ -33,6 +33,7 @@ use kruise_api::validation::truncate;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::write_cache::WriteCache;
 use kruise_cluster::{Change, Error, Key, Store, WatchEvents, write};
+use kruise_workload::sidecarset::inject::named_by;
 use kruise_workload::sidecarset::overlap::are_disjoint;
 use kruise_workload::sidecarset::policy::{Options, Unsupported, compile};
 use kruise_workload::sidecarset::set::SetView;
@@ -435,7 +436,7 @@ fn compiled(shared: &ControllerState, set: &SidecarSet) -> Result<Vec<Value>, Un
         namespace: &shared.namespace,
         sort_containers: gates.enabled(FeatureGate::EnableSortSidecarContainerByName),
         sets: &sets,
-        revisions: &named_revisions(shared, &sets),
+        revisions: &named_revisions(&stores.revisions, &shared.namespace, &sets),
     };
     let mut objects = compile(&SetView::from(set), &options)?;
     let [name, uid] = [&set.metadata.name, &set.metadata.uid].map(|text| text.as_deref().unwrap_or_default());
@@ -446,28 +447,39 @@ fn compiled(shared: &ControllerState, set: &SidecarSet) -> Result<Vec<Value>, Un
     Ok(objects)
 }
 
-/// The revisions that sets may name.
-fn named_revisions(shared: &ControllerState, sets: &[SetView<'_>]) -> Vec<ControllerRevision> {
+/// The revisions that sets name.
+fn named_revisions(
+    revisions: &Store<RevisionView>,
+    namespace: &str,
+    sets: &[SetView<'_>],
+) -> Vec<Arc<ControllerRevision>> {
     if !sets.iter().any(|set| set.spec.injected_revision().is_some()) {
         return Vec::new();
     }
-    let all = shared.manager.stores.revisions.entries();
-    all.into_iter()
-        .filter(|(key, view)| {
-            let named = view.revision.labels.contains_key(keys::SIDECAR_SET_NAME);
-            named && !view.terminating && key.namespace.as_deref() == Some(&shared.namespace)
-        })
-        .map(|(_, view)| {
-            let mut revision = ControllerRevision {
-                revision: view.revision.number,
-                data: serde_json::from_str(&view.revision.data).ok().map(RawExtension),
-                ..ControllerRevision::default()
-            };
-            revision.metadata.name = Some(view.revision.name.clone());
-            revision.metadata.labels = Some(view.revision.labels.clone());
-            revision
-        })
-        .collect()
+    let is_named = named_by(sets);
+    let of_namespace = revisions.entries_of(Some(namespace)).into_iter();
+    let named = of_namespace.map(|(_, view)| view).filter(|view| {
+        let RevisionView {
+            terminating,
+            revision,
+            ..
+        } = &**view;
+        let of_set = revision.labels.contains_key(keys::SIDECAR_SET_NAME);
+        of_set && !terminating && is_named(&revision.name, &revision.labels)
+    });
+    named.map(|view| Arc::new(controller_revision(&view))).collect()
+}
+
+fn controller_revision(view: &RevisionView) -> ControllerRevision {
+    let mut revision = ControllerRevision {
+        revision: view.revision.number,
+        data: serde_json::from_str(&view.revision.data).ok().map(RawExtension),
+        ..ControllerRevision::default()
+    };
+    revision.metadata.name = Some(view.revision.name.clone());
+    revision.metadata.labels = Some(view.revision.labels.clone());
+    revision.metadata.annotations = Some(view.hash_annotations.clone());
+    revision
 }
 
 /// Writes what differs from `desired`. After a refusal it writes nothing until all of it would be accepted: what was written
@@ -801,6 +813,60 @@ mod tests {
             changed: mpsc::unbounded_channel().0,
         };
         (Arc::new(state), server)
+    }
+
+    /// A revision of a set, with custom version `v1`.
+    fn revision(set: &str, name: &str) -> (Key, RevisionView) {
+        let labels = json!({ keys::SIDECAR_SET_NAME: set, keys::SIDECAR_SET_CUSTOM_VERSION: "v1" });
+        let annotations = json!({ keys::SIDECAR_SET_HASH: format!("hash of {name}") });
+        let revision = json!({ "apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 1,
+            "metadata": { "name": name, "namespace": "kruise-system", "labels": labels, "annotations": annotations },
+            "data": { "spec": { "containers": [{ "name": "log", "image": "old" }] } } });
+        let revision = serde_json::from_value(revision).unwrap();
+        let view = RevisionView::from_object(&revision).unwrap();
+        (Key::namespaced("kruise-system", name), view)
+    }
+
+    /// They are large, and each change of a set compiles others.
+    #[test]
+    fn only_named_revisions_are_read_and_they_keep_their_hashes() {
+        let set = |name: &str, strategy: Value| -> SidecarSet {
+            let set = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet", "metadata": { "name": name },
+                "spec": { "selector": { "matchLabels": { "app": "web" } }, "containers": [{ "name": "log", "image": "i" }],
+                    "injectionStrategy": strategy } });
+            serde_json::from_value(set).unwrap()
+        };
+        let named = |named: Value| json!({ "revision": named });
+        let store = Store::from_objects([
+            revision("web", "web-1"),
+            revision("web", "web-2"),
+            revision("log", "log-1"),
+        ]);
+        for (strategy, expected) in [
+            (json!({}), &[][..]),
+            (named(json!({ "revisionName": "web-1" })), &["web-1"]),
+            (named(json!({ "customVersion": "v1" })), &["web-1", "web-2"]),
+            (named(json!({ "customVersion": "v2" })), &[]),
+        ] {
+            let sets = [set("web", strategy.clone()), set("log", json!({}))];
+            let views = sets.each_ref().map(SetView::from);
+            let revisions = named_revisions(&store, "kruise-system", &views);
+            let mut names: Vec<_> = revisions
+                .iter()
+                .filter_map(|one| one.metadata.name.clone())
+                .collect();
+            names.sort();
+            assert_eq!(names, expected, "{strategy}");
+            let Some(name) = expected.last() else { continue };
+            let options = Options {
+                namespace: "kruise-system",
+                sort_containers: false,
+                sets: &views,
+                revisions: &revisions,
+            };
+            let objects = json!(compile(&views[0], &options).unwrap()).to_string();
+            assert!(objects.contains(&format!("hash of {name}")), "{objects}");
+        }
     }
 
     /// Reconciles the set; returns its reason to be injected by the webhook, if it is.

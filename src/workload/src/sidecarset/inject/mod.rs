@@ -4,6 +4,7 @@
 //! everything into the Pod and `annotations` records it. The result depends on nothing but the arguments.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -23,6 +24,7 @@ pub(in crate::sidecarset) mod candidates;
 pub(in crate::sidecarset) mod revision;
 
 pub(crate) use build::is_injected;
+pub use revision::named_by;
 
 /// What the cluster has, as far as it matters for one Pod.
 #[derive(Clone, Copy, Debug)]
@@ -31,8 +33,8 @@ pub struct Cluster<'a> {
     pub sets: &'a [SetView<'a>],
     /// Labels of the Pod's Namespace; `None` if it is not known.
     pub namespace_labels: Option<&'a BTreeMap<String, String>>,
-    /// The ControllerRevisions of SidecarSets.
-    pub revisions: &'a [ControllerRevision],
+    /// The ControllerRevisions of SidecarSets, as far as sets name them.
+    pub revisions: &'a [Arc<ControllerRevision>],
 }
 
 /// How to inject.

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
@@ -20,7 +21,7 @@ use crate::sidecarset::set::SetView;
 pub(super) fn select<'a>(
     set: &SetView<'a>,
     labels: &BTreeMap<String, String>,
-    revisions: &'a [ControllerRevision],
+    revisions: &'a [Arc<ControllerRevision>],
     random_percent: &mut dyn FnMut() -> u32,
 ) -> Result<Selected<'a>, InjectionError> {
     let Some(named) = set.spec.injected_revision() else {
@@ -36,36 +37,51 @@ pub(super) fn select<'a>(
     }
 }
 
+/// Returns whether one of `sets` names the revision with a name and labels: [`inject`](super::inject) reads no others.
+pub fn named_by(sets: &[SetView<'_>]) -> impl Fn(&str, &BTreeMap<String, String>) -> bool {
+    let named = sets
+        .iter()
+        .filter_map(|set| Some((set.name, set.spec.injected_revision()?)));
+    let named: Vec<_> = named.collect();
+    move |name, labels| {
+        let mut named = named.iter();
+        named.any(|(set, named)| is_named(set, named, name, labels))
+    }
+}
+
+/// Whether the strategy of a set names the revision with this name and these labels.
+fn is_named(
+    set: &str,
+    named: &SidecarSetInjectRevision,
+    name: &str,
+    labels: &BTreeMap<String, String>,
+) -> bool {
+    let has_label = |key: &str, value: &str| labels.get(key).is_some_and(|found| found == value);
+    match (&named.revision_name, &named.custom_version) {
+        (Some(wanted), _) => wanted == name,
+        (None, Some(version)) => {
+            has_label(keys::SIDECAR_SET_NAME, set) && has_label(keys::SIDECAR_SET_CUSTOM_VERSION, version)
+        }
+        (None, None) => false,
+    }
+}
+
 /// The revision that a strategy names, by name or custom version.
 pub(in crate::sidecarset) fn find<'a>(
     set: &SetView<'_>,
     named: &SidecarSetInjectRevision,
-    revisions: &'a [ControllerRevision],
+    revisions: &'a [Arc<ControllerRevision>],
 ) -> Result<Option<&'a ControllerRevision>, InjectionError> {
-    let label = |revision: &'a ControllerRevision, key: &str| {
-        let labels = revision.metadata.labels.as_ref();
-        labels.and_then(|labels| labels.get(key)).map(String::as_str)
+    let Some(wanted) = named.revision_name.as_ref().or(named.custom_version.as_ref()) else {
+        return Ok(None);
     };
-    let (found, wanted) = match (&named.revision_name, &named.custom_version) {
-        (Some(name), _) => (
-            revisions
-                .iter()
-                .find(|one| one.metadata.name.as_ref() == Some(name)),
-            name,
-        ),
-        (None, Some(version)) => {
-            let of_version = revisions.iter().filter(|one| {
-                label(one, keys::SIDECAR_SET_NAME) == Some(set.name)
-                    && label(one, keys::SIDECAR_SET_CUSTOM_VERSION) == Some(version)
-            });
-            (
-                of_version.max_by_key(|one| (one.revision, &one.metadata.name)),
-                version,
-            )
-        }
-        (None, None) => return Ok(None),
-    };
-    match found {
+    let no_labels = BTreeMap::new();
+    let found = revisions.iter().filter(|one| {
+        let name = one.metadata.name.as_deref().unwrap_or_default();
+        let labels = one.metadata.labels.as_ref().unwrap_or(&no_labels);
+        is_named(set.name, named, name, labels)
+    });
+    match found.max_by_key(|one| (one.revision, &one.metadata.name)) {
         Some(found) => Ok(Some(found)),
         None => Err(InjectionError::RevisionNotFound {
             set: set.name.to_owned(),

@@ -56,9 +56,9 @@ fn ours(input: &Value) -> Value {
         .map(Stored::from_json)
         .collect();
     let sets: Vec<SetView<'_>> = stored.iter().map(Stored::view).collect();
-    let revisions: Vec<ControllerRevision> = Option::deserialize(&input["controllerRevisions"])
-        .unwrap()
-        .unwrap_or_default();
+    let revisions: Option<Vec<ControllerRevision>> =
+        Option::deserialize(&input["controllerRevisions"]).unwrap();
+    let revisions: Vec<_> = revisions.into_iter().flatten().map(Arc::new).collect();
     let namespace = pod["metadata"]["namespace"]
         .as_str()
         .unwrap_or("default")
@@ -305,7 +305,7 @@ fn sidecar_set(name: &str, annotations: Value, spec: Value) -> Stored {
 /// Names of the containers of a Pod into which these sets are injected.
 fn containers(
     sets: &[Stored],
-    revisions: &[ControllerRevision],
+    revisions: &[Arc<ControllerRevision>],
     percent: u32,
 ) -> Result<Vec<String>, InjectionError> {
     let views: Vec<SetView<'_>> = sets.iter().map(Stored::view).collect();
@@ -402,7 +402,7 @@ fn strategy_decides_which_pods_get_an_older_revision() {
         }))
         .unwrap()
     };
-    let revisions = [revision(2), revision(3), revision(1)];
+    let revisions = [revision(2), revision(3), revision(1)].map(Arc::new);
     let injected = |injection: Value, update: Value| {
         let set = sidecar_set(
             "mesh",

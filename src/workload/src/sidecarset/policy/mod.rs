@@ -27,6 +27,7 @@
 //! `sets` decides which sets apply to a Pod, `containers`, `resources` and `annotations` what they write.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use serde_json::{Value, json};
@@ -62,8 +63,8 @@ pub struct Options<'a> {
     pub sort_containers: bool,
     /// All SidecarSets, in any order: canaries, places and annotations of one depend on the others.
     pub sets: &'a [SetView<'a>],
-    /// The ControllerRevisions of SidecarSets.
-    pub revisions: &'a [ControllerRevision],
+    /// The ControllerRevisions of SidecarSets, as far as sets name them.
+    pub revisions: &'a [Arc<ControllerRevision>],
 }
 
 /// Why a set has no policy: it needs the webhook.

@@ -1,5 +1,7 @@
 //! Which set, in which revision, applies to a Pod.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use kruise_api::selector::is_empty;
 
@@ -26,7 +28,7 @@ pub(super) struct Variant<'a> {
 /// The revisions that Pods get.
 pub(super) fn variants<'a>(
     set: &SetView<'a>,
-    revisions: &'a [ControllerRevision],
+    revisions: &'a [Arc<ControllerRevision>],
 ) -> Result<Vec<Variant<'a>>, Unsupported> {
     let all = |selected| {
         vec![Variant {

@@ -38,7 +38,10 @@ impl Stored {
     }
 }
 
-fn compile_all(sets: &[Stored], revisions: &[ControllerRevision]) -> Vec<Result<Vec<Value>, Unsupported>> {
+fn compile_all(
+    sets: &[Stored],
+    revisions: &[Arc<ControllerRevision>],
+) -> Vec<Result<Vec<Value>, Unsupported>> {
     let views: Vec<SetView<'_>> = sets.iter().map(Stored::view).collect();
     let options = Options {
         namespace: "kruise-system",
@@ -63,7 +66,7 @@ fn set(name: &str, spec: Value) -> Value {
 /// The policies of the first set.
 fn compiled(sets: &[Value]) -> Result<Vec<Value>, String> {
     let sets: Vec<Stored> = sets.iter().map(|set| Stored::read(set).unwrap()).collect();
-    let first = compile_all(&sets, &[revision()]).remove(0);
+    let first = compile_all(&sets, &[Arc::new(revision())]).remove(0);
     first.map_err(|why| why.to_string())
 }
 
@@ -334,7 +337,8 @@ fn sets_of_the_vectors_have_policies() {
         let sets: Vec<Stored> = sets.map(|set| Stored::read(set).unwrap()).collect();
         let revisions: Option<Vec<ControllerRevision>> =
             Option::deserialize(&input["controllerRevisions"]).unwrap();
-        for compiled in compile_all(&sets, &revisions.unwrap_or_default()) {
+        let revisions: Vec<_> = revisions.into_iter().flatten().map(Arc::new).collect();
+        for compiled in compile_all(&sets, &revisions) {
             let what = match compiled {
                 Ok(objects) => format!("{} objects", objects.len()),
                 Err(why) => why.why.split(':').next().unwrap().to_owned(),
