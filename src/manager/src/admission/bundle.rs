@@ -19,6 +19,9 @@ use super::server::certified_key;
 const VALIDITY_DAYS: i64 = 365;
 /// Renewed when the remaining validity is shorter.
 const RENEW_BEFORE_DAYS: i64 = 120;
+/// A renewed certificate is served when the previous one is valid for less. Between the two, API servers get the new CA,
+/// also if no manager publishes it for weeks.
+const SERVE_RENEWED_BEFORE_DAYS: i64 = 30;
 /// CAs in the bundle: replicas that start with different DNS names one after the other create one each.
 const MAX_TRUSTED_CAS: usize = 4;
 const PEM_END: &str = "-----END CERTIFICATE-----";
@@ -60,11 +63,28 @@ impl Bundle {
         self.ca.split_inclusive(PEM_END).next().unwrap_or_default().trim()
     }
 
-    /// Whether the certificate covers `names` at `now` and needs no renewal yet. One that was made by a clock far ahead
-    /// is not valid yet.
+    /// The CAs that clients trust, the current one first.
+    fn trusted_cas(&self) -> impl Iterator<Item = &str> {
+        let parts = self.ca.split_inclusive(PEM_END).map(str::trim);
+        parts.filter(|part| part.ends_with(PEM_END))
+    }
+
+    /// Whether the certificate covers `names` at `now` and needs no renewal yet.
     pub fn is_valid_for(&self, names: &BTreeSet<String>, now: Timestamp) -> bool {
-        let lifetime = days_after(now, RENEW_BEFORE_DAYS)..=days_after(now, VALIDITY_DAYS + 1);
+        self.is_valid_for_days(RENEW_BEFORE_DAYS, names, now)
+    }
+
+    /// One that was made by a clock far ahead is not valid yet.
+    fn is_valid_for_days(&self, days: i64, names: &BTreeSet<String>, now: Timestamp) -> bool {
+        let lifetime = days_after(now, days)..=days_after(now, VALIDITY_DAYS + 1);
         lifetime.contains(&self.expires) && names.is_subset(&self.names)
+    }
+
+    /// Whether this certificate serves as well as that of `renewed`, whose next renewal will still have its CA.
+    pub fn can_replace(&self, renewed: &Self, now: Timestamp) -> bool {
+        let mut kept = renewed.trusted_cas().take(MAX_TRUSTED_CAS - 1);
+        kept.any(|ca| ca == self.current_ca())
+            && self.is_valid_for_days(SERVE_RENEWED_BEFORE_DAYS, &renewed.names, now)
     }
 
     pub fn generate(names: &BTreeSet<String>, now: Timestamp) -> Result<Self, Error> {
@@ -96,12 +116,8 @@ impl Bundle {
     /// New certificates for `names` and the previous names; the previous CAs stay trusted.
     pub fn renew(&self, names: &BTreeSet<String>, now: Timestamp) -> Result<Self, Error> {
         let mut new = Self::generate(&self.names.union(names).cloned().collect(), now)?;
-        let previous_cas = self
-            .ca
-            .split_inclusive(PEM_END)
-            .filter(|part| part.ends_with(PEM_END));
-        for ca in previous_cas.take(MAX_TRUSTED_CAS - 1) {
-            new.ca = format!("{}\n{}\n", new.ca.trim(), ca.trim());
+        for ca in self.trusted_cas().take(MAX_TRUSTED_CAS - 1) {
+            new.ca = format!("{}\n{ca}\n", new.ca.trim());
         }
         Ok(new)
     }
@@ -225,6 +241,27 @@ mod tests {
         );
         let both = bundle.renew(&names(&["b"]), now()).unwrap();
         assert!(both.is_valid_for(&names(&["a", "b"]), now()));
+    }
+
+    #[test]
+    fn previous_certificate_is_served_while_it_is_as_good() {
+        let old = Bundle::generate(&names(&["a"]), now()).unwrap();
+        let renewed = old.renew(&names(&["a"]), days_after(now(), 245)).unwrap();
+        assert!(old.can_replace(&renewed, days_after(now(), 334)));
+        assert!(!old.can_replace(&renewed, days_after(now(), 336)), "soon expired");
+        assert!(!old.can_replace(&renewed, days_after(now(), -3)), "not valid yet");
+        let renamed = old.renew(&names(&["b"]), now()).unwrap();
+        assert!(!old.can_replace(&renamed, now()), "has not the new name");
+        let other = Bundle::generate(&names(&["a"]), now()).unwrap();
+        assert!(!old.can_replace(&other, now()), "not trusted");
+        let again = renewed.renew(&names(&["a"]), now()).unwrap();
+        assert!(old.can_replace(&again, now()));
+        let last = again.renew(&names(&["a"]), now()).unwrap();
+        assert!(last.ca.contains(old.current_ca()));
+        assert!(
+            !old.can_replace(&last, now()),
+            "not trusted after the next renewal"
+        );
     }
 
     #[test]

@@ -146,7 +146,7 @@ pub(super) async fn run_renewal(
     tokio::join!(watching, renewal);
 }
 
-/// Metric of the expiry of the served certificate.
+/// Metric of the expiry of the newest certificate.
 pub(super) fn set_expiration_metric(bundle: &Bundle) {
     let gauge = &metrics().certificate_expiration;
     gauge.set(bundle.expires().as_second());

@@ -156,7 +156,13 @@ pub async fn run(
     let serving = listener.map(|listener| {
         let (lookups, watching) = lookups::Lookups::new(&cluster, &options);
         let router = router::router(lookups, &options);
-        let served = server::serve(listener, router, bundle_rx.clone(), &shutdown);
+        let served = server::serve(
+            listener,
+            router,
+            bundle_rx.clone(),
+            cluster.clock.clone(),
+            &shutdown,
+        );
         // The lookups work until the last review is answered.
         Box::pin(async {
             tokio::select! {

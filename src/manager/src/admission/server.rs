@@ -28,6 +28,7 @@ use super::Error;
 use super::bundle::Bundle;
 use super::connections::{Caller, Connections};
 use super::write_timeout::{WriteTimeoutStream, WriteTimeouts};
+use kruise_cluster::Clock;
 use kruise_ops::http;
 
 /// A client that has not finished the TLS handshake by then is disconnected.
@@ -67,9 +68,10 @@ pub(super) async fn serve(
     listener: TcpListener,
     router: axum::Router,
     bundle: watch::Receiver<Bundle>,
+    clock: Clock,
     shutdown: &CancellationToken,
 ) {
-    let acceptor = TlsAcceptor::from(Arc::new(tls_config(bundle)));
+    let acceptor = TlsAcceptor::from(Arc::new(tls_config(bundle, clock)));
     let connections = Connections::new(MAX_CONNECTIONS, MAX_CLIENT_CONNECTIONS);
     let tasks = TaskTracker::new();
     while let Some(accepted) = shutdown.run_until_cancelled(listener.accept()).await {
@@ -171,9 +173,10 @@ fn http_connection<S: AsyncRead + AsyncWrite + Unpin>(
     builder.serve_connection(TokioIo::new(WriteTimeoutStream::new(stream, timeouts)), service)
 }
 
-fn tls_config(bundle: watch::Receiver<Bundle>) -> ServerConfig {
+fn tls_config(bundle: watch::Receiver<Bundle>, clock: Clock) -> ServerConfig {
     let resolver = Arc::new(CertificateResolver {
         bundle,
+        clock,
         cached: std::sync::Mutex::default(),
     });
     let mut config = ServerConfig::builder()
@@ -183,24 +186,37 @@ fn tls_config(bundle: watch::Receiver<Bundle>) -> ServerConfig {
     config
 }
 
-/// How long the previous certificate is served after a renewal: until the leader, or the next one, has published the
-/// new CA to the API servers.
+/// How long the previous certificate is served at least after a renewal: until the leader, or the next one, has published
+/// the new CA to the API servers.
 const CA_ROLLOUT_DELAY: Duration = Duration::from_secs(60);
 
-/// Returns the current certificate; it is parsed once per renewal.
+/// Returns the current certificate, or the previous one while that is as good: API servers trust it for sure.
 #[derive(Debug)]
 struct CertificateResolver {
     bundle: watch::Receiver<Bundle>,
+    clock: Clock,
     cached: std::sync::Mutex<Option<ServedCertificate>>,
 }
 
 #[derive(Debug)]
 struct ServedCertificate {
-    certificate: String,
-    ca: String,
+    bundle: Bundle,
+    /// Parsed once.
     key: Arc<CertifiedKey>,
-    /// When a newer certificate was first available.
-    renewed_at: Option<Instant>,
+    /// The newest certificate, if it is another one, and when it was first available.
+    renewed: Option<(String, Instant)>,
+}
+
+impl ServedCertificate {
+    /// How long the certificate of `newest` has been available.
+    fn renewed_for(&mut self, newest: &Bundle) -> Duration {
+        let renewed = self.renewed.take();
+        let known = renewed.filter(|(certificate, _)| *certificate == newest.certificate);
+        let (_, since) = self
+            .renewed
+            .insert(known.unwrap_or_else(|| (newest.certificate.clone(), Instant::now())));
+        since.elapsed()
+    }
 }
 
 impl ResolvesServerCert for CertificateResolver {
@@ -217,12 +233,13 @@ impl CertificateResolver {
             .lock()
             .unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(served) = cached.as_mut() {
-            if served.certificate == bundle.certificate {
-                served.renewed_at = None;
+            if served.bundle.certificate == bundle.certificate {
+                served.renewed = None;
                 return Some(Arc::clone(&served.key));
             }
-            let renewed = *served.renewed_at.get_or_insert_with(Instant::now);
-            if bundle.ca.contains(&served.ca) && renewed.elapsed() < CA_ROLLOUT_DELAY {
+            let is_recent = served.renewed_for(&bundle) < CA_ROLLOUT_DELAY;
+            let is_trusted = bundle.ca.contains(served.bundle.current_ca());
+            if is_trusted && (is_recent || served.bundle.can_replace(&bundle, self.clock.now())) {
                 return Some(Arc::clone(&served.key));
             }
         }
@@ -230,10 +247,9 @@ impl CertificateResolver {
             return cached.as_ref().map(|served| Arc::clone(&served.key));
         };
         *cached = Some(ServedCertificate {
-            certificate: bundle.certificate.clone(),
-            ca: bundle.current_ca().to_owned(),
+            bundle: bundle.clone(),
             key: Arc::clone(&key),
-            renewed_at: None,
+            renewed: None,
         });
         Some(key)
     }
@@ -263,28 +279,43 @@ mod tests {
     use super::super::body_limits::{BodyLimit, limit_body};
     use super::*;
 
-    /// A renewed certificate is served after its CA is published; one with an unrelated CA at once, because nothing
-    /// else is trusted.
+    /// A certificate for a new name is served after its CA is published, and one that only replaces an older one when
+    /// that expires soon; one with an unrelated CA at once, because nothing else is trusted.
     #[tokio::test(start_paused = true)]
     async fn new_ca_is_announced_before_it_is_served() {
+        const DAY: Duration = Duration::from_secs(24 * 3600);
         let now = jiff::Timestamp::from_second(1_800_000_000).unwrap();
-        let names = std::collections::BTreeSet::from(["a".to_owned()]);
-        let first = Bundle::generate(&names, now).unwrap();
+        let names = |all: &[&str]| {
+            let all = all.iter().map(|name| (*name).to_owned());
+            all.collect::<std::collections::BTreeSet<_>>()
+        };
+        let first = Bundle::generate(&names(&["a"]), now).unwrap();
         let (bundle_tx, bundle) = watch::channel(first.clone());
         let resolver = CertificateResolver {
             bundle,
+            clock: Clock::starting_at(now),
             cached: std::sync::Mutex::default(),
         };
         let served = || resolver.current_key().unwrap().cert.clone();
         let at_first = served();
-        bundle_tx.send_replace(first.renew(&names, now).unwrap());
+        tokio::time::advance(245 * DAY).await;
+        let second = first.renew(&names(&["a"]), resolver.clock.now()).unwrap();
+        bundle_tx.send_replace(second.clone());
         assert_eq!(served(), at_first);
+        tokio::time::advance(DAY).await;
+        assert_eq!(served(), at_first, "no manager may have published the new CA");
+        tokio::time::advance(90 * DAY).await;
+        let at_second = served();
+        assert_ne!(at_second, at_first, "it expires in 29 days");
+
+        bundle_tx.send_replace(second.renew(&names(&["b"]), resolver.clock.now()).unwrap());
+        assert_eq!(served(), at_second);
         tokio::time::advance(CA_ROLLOUT_DELAY - Duration::from_millis(1)).await;
-        assert_eq!(served(), at_first);
+        assert_eq!(served(), at_second);
         tokio::time::advance(Duration::from_millis(1)).await;
         let renewed = served();
-        assert_ne!(renewed, at_first);
-        bundle_tx.send_replace(Bundle::generate(&names, now).unwrap());
+        assert_ne!(renewed, at_second);
+        bundle_tx.send_replace(Bundle::generate(&names(&["a"]), now).unwrap());
         assert_ne!(served(), renewed);
     }
 
@@ -325,7 +356,7 @@ mod tests {
         let (_bundle_tx, bundle) = watch::channel(bundle);
         let shutdown = CancellationToken::new();
         let end = shutdown.clone();
-        let serving = tokio::spawn(async move { serve(listener, router, bundle, &end).await });
+        let serving = tokio::spawn(async move { serve(listener, router, bundle, Clock::new(), &end).await });
 
         let config = rustls::ClientConfig::builder()
             .with_root_certificates(roots)
