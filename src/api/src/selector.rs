@@ -19,19 +19,19 @@ pub fn matches(selector: &LabelSelector, labels: &BTreeMap<String, String>) -> b
 }
 
 /// A selector that is matched with many labels: values are looked up and not searched, because tenants may list many.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct CompiledSelector {
     requirements: Vec<CompiledRequirement>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq)]
 struct CompiledRequirement {
     key: String,
     operator: Operator,
     values: BTreeSet<String>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 enum Operator {
     In,
     NotIn,
@@ -281,6 +281,14 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn compiled_selector_matches_the_same_labels(
+            selector in any_selector(),
+            labels in prop::collection::btree_map("[ab]", "[123]", 0..3),
+        ) {
+            prop_assert_eq!(CompiledSelector::from(&selector).matches(&labels), matches(&selector, &labels));
+        }
+
         /// Labels that both match are none that disjoint selectors have.
         #[test]
         fn disjoint_selectors_match_no_labels_together(

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use super::plan::ImagePullJobRef;
 use crate::Stores;
-use crate::view::{ClaimView, CloneSetView, PodView, RevisionView, matches};
+use crate::view::{ClaimView, CloneSetView, PodView, RevisionView};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kruise_api::cloneset::CloneSet;
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::keys;
 use kruise_api::owner::Owner;
+use kruise_api::selector::CompiledSelector;
 use kruise_cluster::write_cache::{Versioned, WriteCache};
 use kruise_cluster::{Change, Key, WatchEvents};
 use kruise_workload::claim::Claim;
@@ -148,11 +149,11 @@ impl Index {
             clone_set_group(&set.metadata),
             orphan_group(set.metadata.namespace.as_deref()),
         );
-        let selector = &set.spec.selector;
+        let selector = CompiledSelector::from(&set.spec.selector);
         let own = self.pods.group_entries(&group);
         let orphans = self.orphans.get(&owner.uid).into_iter().flatten();
         let orphans = orphans.filter_map(|key| self.pods.find_in_group(&orphan_group, key));
-        let orphans = orphans.filter(|(_, pod, _)| matches(selector, &pod.labels));
+        let orphans = orphans.filter(|(_, pod, _)| selector.matches(&pod.labels));
         let pod = |(_, pod, deleting): (&Key, &Arc<Pod>, bool)| {
             if deleting && !pod.terminating {
                 let mut pod = Pod::clone(pod);
@@ -174,7 +175,7 @@ impl Index {
         };
         let orphan_revisions = self.revisions.group_entries(&orphan_group);
         let orphan_revisions =
-            orphan_revisions.filter(|(_, view, _)| matches(selector, &view.revision.labels));
+            orphan_revisions.filter(|(_, view, _)| selector.matches(&view.revision.labels));
         let revisions = self.revisions.group_entries(&group).chain(orphan_revisions);
         OwnedObjects {
             pods: own.chain(orphans).map(pod).collect(),
@@ -247,7 +248,7 @@ impl Index {
         let sets = self
             .sets
             .group_entries(key.namespace.as_deref().unwrap_or_default());
-        for (name, set, _) in sets.filter(|(_, set, _)| matches(&set.selector, &pod.labels)) {
+        for (name, set, _) in sets.filter(|(_, set, _)| set.selector.matches(&pod.labels)) {
             affected.insert(name.clone());
             let uid = set.metadata.uid.clone().unwrap_or_default();
             let orphans = self.orphans.entry(uid).or_default();
@@ -263,7 +264,7 @@ impl Index {
     fn index_orphans(&mut self, set: &CloneSetView, uid: &str) {
         let orphan_group = orphan_group(set.metadata.namespace.as_deref());
         let all = self.pods.group_entries(&orphan_group);
-        let selected = all.filter(|(_, pod, _)| matches(&set.selector, &pod.labels));
+        let selected = all.filter(|(_, pod, _)| set.selector.matches(&pod.labels));
         let keys = selected.map(|(key, ..)| key.clone()).collect();
         self.orphans.insert(uid.to_owned(), keys);
     }

@@ -1,8 +1,9 @@
 //! A CloneSet as it is cached.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use kruise_api::cloneset::CloneSet;
+use kruise_api::selector::CompiledSelector;
 
 /// The fields of a CloneSet that events of other objects need, and the whole as text: parsed, a template of many small
 /// values takes up to a hundred times its length, so it is parsed only during a reconcile.
@@ -10,8 +11,8 @@ use kruise_api::cloneset::CloneSet;
 pub struct CloneSetView {
     /// Name, UID, version, generation and deletion timestamp.
     pub metadata: ObjectMeta,
-    /// Label selector of its Pods.
-    pub selector: LabelSelector,
+    /// Label selector of its Pods. It is matched with every orphan of the namespace.
+    pub selector: CompiledSelector,
     json: Box<str>,
 }
 
@@ -30,7 +31,7 @@ impl CloneSetView {
                 deletion_timestamp: metadata.deletion_timestamp.clone(),
                 ..ObjectMeta::default()
             },
-            selector: set.spec.selector.clone(),
+            selector: CompiledSelector::from(&set.spec.selector),
             json,
         }
     }

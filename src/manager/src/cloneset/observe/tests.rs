@@ -89,6 +89,51 @@ fn orphans_are_indexed_by_the_selecting_clone_set() {
     assert!(!index.orphans.contains_key("set-db"));
 }
 
+/// Selectors with many values, as the CRD allows them, are compiled at the watch.
+#[test]
+fn orphan_affects_the_clone_sets_that_do_not_exclude_it() {
+    let excluding = |first: usize| {
+        let values: Vec<String> = (first..first + 500).map(|at| format!("x{at}")).collect();
+        let expression = json!({ "key": "app", "operator": "NotIn", "values": values });
+        let name = format!("not-{first}");
+        let set = json!({ "metadata": { "name": name, "namespace": "n", "uid": name }, "spec": {
+            "selector": { "matchExpressions": [expression] }, "template": {},
+        } });
+        serde_json::from_value::<CloneSet>(set).unwrap()
+    };
+    let sets = [excluding(0), excluding(250)];
+    let mut index = Index::default();
+    index.apply(&pod_event("early", "x600"));
+    for set in &sets {
+        let (view, key) = (Arc::new(CloneSetView::from(set)), Key::from_object(set));
+        let new = Some(view);
+        index.apply(&WatchEvent::CloneSet(Change { key, old: None, new }));
+    }
+    let mut affected = |name: &str, app: &str| -> Vec<String> {
+        let keys = index.apply(&pod_event(name, app));
+        keys.into_iter().map(|key| key.name).collect()
+    };
+    assert_eq!(affected("first", "x100"), ["not-250"]);
+    assert_eq!(affected("both", "x300"), Vec::<String>::new());
+    assert_eq!(affected("second", "x700"), ["not-0"]);
+    assert_eq!(affected("neither", "web"), ["not-0", "not-250"]);
+    let pods = sets.map(|set| {
+        let pods = index.owned_objects(&set).pods;
+        pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>()
+    });
+    assert_eq!(pods[0], ["early", "neither", "second"]);
+    assert_eq!(pods[1], ["first", "neither"]);
+}
+
+/// A new orphan.
+fn pod_event(name: &str, app: &str) -> WatchEvent {
+    WatchEvent::Pod(Change {
+        key: Key::namespaced("n", name),
+        old: None,
+        new: Some(orphan_view(name, "1", app)),
+    })
+}
+
 #[test]
 fn ephemeral_claims_of_pods_are_not_reclaimed() {
     let mut index = Index::default();

@@ -6,7 +6,6 @@ use super::builder::PlanBuilder;
 use super::claims;
 use super::types::{Action, ParsedRevision, PatchReason};
 use super::view::PlanView;
-use crate::view::matches;
 use kruise_api::cloneset::string_map;
 use kruise_workload::in_place::{PatchTarget, Pod, PodWrite};
 
@@ -37,7 +36,7 @@ pub(super) fn claim_pods(view: &mut PlanView<'_>, builder: &mut PlanBuilder) -> 
         has_orphans: false,
     };
     for pod in observed.pods.iter().map(AsRef::as_ref) {
-        let matching = matches(&view.spec.selector, &pod.labels);
+        let matching = view.selector.matches(&pod.labels);
         match &pod.controller {
             Some(controller) if *controller == set => {
                 if matching || !selector_usable {
@@ -79,7 +78,7 @@ pub(super) fn claim_pods(view: &mut PlanView<'_>, builder: &mut PlanBuilder) -> 
 fn selector_is_usable(view: &PlanView<'_>) -> bool {
     let matches_template = |revision: &ParsedRevision| {
         let labels = string_map(&revision.data["spec"]["template"]["metadata"]["labels"]);
-        matches(&view.spec.selector, &labels)
+        view.selector.matches(&labels)
     };
     !view.template_rejected()
         || view

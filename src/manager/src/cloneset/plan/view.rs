@@ -13,6 +13,7 @@ use kruise_api::cloneset::CloneSetSpec;
 use kruise_api::keys;
 use kruise_api::lifecycle::{Lifecycle, LifecycleHook, LifecycleStateType as State};
 use kruise_api::owner::Owner;
+use kruise_api::selector::CompiledSelector;
 use kruise_api::validation::cloneset::without_invalid_hooks;
 use kruise_workload::claim::Claim;
 use kruise_workload::in_place::{Pod, Template};
@@ -48,6 +49,8 @@ impl Deref for ObservedPod<'_> {
 pub(super) struct PlanView<'a> {
     pub observed: &'a Observed,
     pub spec: &'a CloneSetSpec,
+    /// Label selector of its Pods.
+    pub selector: CompiledSelector,
     pub now: Timestamp,
     pub limits: Limits,
     /// The hooks without items that no Pod can have, which would block Pods forever.
@@ -85,6 +88,7 @@ impl<'a> PlanView<'a> {
         Self {
             observed,
             spec,
+            selector: CompiledSelector::from(&spec.selector),
             now,
             limits: Limits::from_spec(spec, &observed.features),
             lifecycle: spec.lifecycle.as_ref().map(without_invalid_hooks),
