@@ -85,6 +85,11 @@ impl<T> Default for WriteCache<T> {
 }
 
 impl<T> WriteCache<T> {
+    /// Whether no object is cached.
+    pub fn is_empty(&self) -> bool {
+        self.group_of.is_empty()
+    }
+
     /// The watch delivered an object. While our write is not confirmed, an older version is ignored; versions of one
     /// kind are increasing numbers, unless a backup was restored.
     pub fn apply_watch(&mut self, key: &Key, observed: Versioned<T>) {

@@ -10,12 +10,11 @@ use crate::view::{ClaimView, CloneSetView, PodView, RevisionView};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kruise_api::cloneset::CloneSet;
 use kruise_api::image_pull_job::ImagePullJob;
-use kruise_api::keys;
 use kruise_api::owner::Owner;
 use kruise_api::selector::CompiledSelector;
 use kruise_cluster::write_cache::{Versioned, WriteCache};
 use kruise_cluster::{Change, Key, WatchEvents};
-use kruise_workload::claim::Claim;
+use kruise_workload::claim::{self, Claim};
 use kruise_workload::in_place::Pod;
 
 /// All observed objects.
@@ -204,15 +203,17 @@ impl Index {
 
     /// The claims that Pods of the CloneSet own, without those that were never the CloneSet's.
     fn claims_owned_by_pod(&self, set: &CloneSet, group: &str) -> BTreeMap<String, Vec<Claim>> {
-        // This checks each Pod, so skip it if there can be no claims.
-        if set.spec.volume_claim_templates.is_empty() {
+        // This checks each Pod, so skip it if there are no claims. Those of templates that were removed count, too.
+        if self.claims.is_empty() {
             return BTreeMap::new();
         }
+        let set_name = set.metadata.name.as_deref().unwrap_or_default();
         let claims_of_pod = |pod: &Pod| {
-            let id = pod.labels.get(keys::CLONESET_INSTANCE_ID);
+            let id = claim::instance_id(set_name, pod);
             let owner = Owner::pod(&pod.name, &pod.uid).group_key(set.metadata.namespace.as_deref());
             let claims = self.claims.group_entries(&owner);
-            let owned = claims.filter(|(_, claim, deleting)| !deleting && Some(&claim.instance_id) == id);
+            let owned =
+                claims.filter(|(_, claim, deleting)| !deleting && Some(claim.instance_id.as_str()) == id);
             owned.map(|(_, claim, _)| Claim::clone(claim)).collect::<Vec<_>>()
         };
         let claims_by_pod = self

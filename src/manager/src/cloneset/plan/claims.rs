@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 
 use super::builder::PlanBuilder;
-use super::instance_ids::{attempted_ids, pod_name};
+use super::instance_ids::attempted_ids;
 use super::types::{Action, ClaimPatch, FailureSubject, OrphanClaim};
 use super::view::PlanView;
 use kruise_api::cloneset::string_map;
 use kruise_api::json::{list_items, set};
 use kruise_api::keys;
 use kruise_api::lifecycle::LifecycleStateType as State;
-use kruise_workload::claim::Claim;
+use kruise_workload::claim::{self, Claim};
 use kruise_workload::in_place::Pod;
 
 /// Returns the names of the claims that are kept. If claims are not reused, the claims of deleted Pods are deleted,
@@ -58,13 +58,14 @@ pub(super) fn clean_up<'a>(view: &PlanView<'a>, builder: &mut PlanBuilder) -> BT
     remaining
 }
 
-/// The ID that a Pod shares with its claims; empty if it has none. Whatever was done to the label of a Pod of ours, its
-/// volumes are those of the ID in its name.
+/// The ID that a Pod shares with its claims; empty if it has none.
 pub(super) fn instance_id<'a>(view: &PlanView<'_>, pod: &'a Pod) -> &'a str {
-    let is_own = pod.controller.as_ref() == Some(&view.owner());
-    let named = pod.name.strip_prefix(&pod_name(view, "")).filter(|_| is_own);
-    let label = pod.labels.get(keys::CLONESET_INSTANCE_ID).map(String::as_str);
-    named.or(label).unwrap_or_default()
+    let owner = view.owner();
+    let id = match pod.controller.as_ref() == Some(&owner) {
+        true => claim::instance_id(&owner.name, pod),
+        false => claim::instance_label(pod),
+    };
+    id.unwrap_or_default()
 }
 
 /// Transfers a claim to a Pod, so that the garbage collector deletes the claim once the Pod and all other owners are

@@ -164,6 +164,38 @@ fn claim_of_kept_pod_is_reclaimed() {
     }
 }
 
+/// Its volumes are those of the ID in its name, whatever its label says and the templates are now.
+#[test]
+fn claim_of_kept_pod_is_reclaimed_after_edits() {
+    for (label, templates) in [("other", None), ("other", Some(json!([]))), ("", Some(json!([])))] {
+        let mut cluster = half_deleted_pods(true);
+        let uid = cluster.observe().claims_owned_by_pod.into_keys().next().unwrap();
+        let kept = cluster
+            .pods
+            .values_mut()
+            .find(|pod| pod["metadata"]["uid"] == uid);
+        let metadata = &mut kept.unwrap()["metadata"];
+        let name = metadata["name"].as_str().unwrap().to_owned();
+        if !label.is_empty() {
+            metadata["labels"][keys::CLONESET_INSTANCE_ID] = json!(label);
+        }
+        cluster.edit(&json!({ "replicas": 2 }));
+        if let Some(templates) = templates {
+            cluster.edit(&json!({ "volumeClaimTemplates": templates }));
+        }
+        let claims: Vec<String> = cluster.claims.keys().cloned().collect();
+        assert_settles(&mut cluster);
+        assert!(cluster.observe().claims_owned_by_pod.is_empty());
+        cluster.delete_pod(&name);
+        settle(&mut cluster);
+        assert!(cluster.pods.contains_key(&name), "a new Pod reuses the ID");
+        assert_eq!(
+            cluster.claims.keys().collect::<Vec<_>>(),
+            claims.iter().collect::<Vec<_>>()
+        );
+    }
+}
+
 #[test]
 fn name_of_foreign_pod_is_not_retried() {
     let mut cluster = two_replicas_with_fault(Fault::Refused);
