@@ -11,7 +11,7 @@ use futures::stream::FuturesUnordered;
 use kube::{Api, Resource};
 use serde_json::{Value, json};
 
-use claims::{adopt_claims, create_claim, delete_claim, patch_claim};
+use claims::{adopt_claims, create_claim, delete_claim, has_foreign_claim, patch_claim};
 
 use super::context::{CloneSetContext, MAX_CONCURRENT_WRITES};
 use super::fetch::{fetch_job, fetch_pod};
@@ -122,7 +122,9 @@ impl ExecutionResult {
         resize: ResizeOutcome,
         state: &mut ReconcileState,
     ) {
-        state.unfinished.record(action, creation_outcome(ctx, &result));
+        state
+            .unfinished
+            .record(action, creation_outcome(ctx, action, &result));
         let now = ctx.manager.cluster.clock.now();
         let creation = matches!(action, Action::CreatePod { .. });
         let patched_for = |purpose| matches!(action, Action::PatchPod { reason, .. } if *reason == purpose);
@@ -319,13 +321,14 @@ fn cache_pod(ctx: &CloneSetContext<'_>, stored: &RawPod) -> Arc<Pod> {
 }
 
 /// The outcome of an action, as far as it is known.
-fn creation_outcome(ctx: &CloneSetContext<'_>, result: &Result<(), Error>) -> ActionOutcome {
+fn creation_outcome(ctx: &CloneSetContext<'_>, action: &Action, result: &Result<(), Error>) -> ActionOutcome {
     let until = || ctx.manager.cluster.clock.now().checked_add(CONFIRM_TIMEOUT);
     match result {
         Err(error) if error.outcome_unknown() => {
             until().map_or(ActionOutcome::Failed, ActionOutcome::Unknown)
         }
         Err(error) if !error.already_exists() => ActionOutcome::Failed,
+        Err(_) if has_foreign_claim(ctx, action) => ActionOutcome::ClaimNameTaken,
         _ => ActionOutcome::Settled,
     }
 }

@@ -450,6 +450,7 @@ impl ReconcileState {
                 self.claim_templates = claim_templates.to_vec();
                 self.unfinished.pods.clear();
             }
+            self.unfinished.without_claims.clear();
             self.failures.clear();
             self.attempts.clear();
             self.rejections = 0;

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::cloneset::context::CloneSetContext;
 use crate::cloneset::fetch::fetch_claim;
 use crate::cloneset::observe::versioned_claim;
-use crate::cloneset::plan::{ClaimPatch, OrphanClaim};
+use crate::cloneset::plan::{Action, ClaimPatch, OrphanClaim};
 use crate::view::ClaimView;
 use kruise_cluster::{Error, Key, write};
 
@@ -33,6 +33,20 @@ pub(super) async fn create_claim(ctx: &CloneSetContext<'_>, claim: &Value) -> Re
         }
         Err(error) => Err(error),
     }
+}
+
+/// Whether claims that are not the CloneSet's have names of the Pod's new claims, as far as they are cached. The name of a
+/// terminating one is free later.
+pub(super) fn has_foreign_claim(ctx: &CloneSetContext<'_>, action: &Action) -> bool {
+    let Action::CreatePod { claims, .. } = action else {
+        return false;
+    };
+    let index = ctx.index();
+    claims.iter().any(|claim| {
+        let key = ctx.key(claim["metadata"]["name"].as_str().unwrap_or_default());
+        let found = index.claims.get(&key).filter(|found| !found.terminating);
+        found.is_some() && index.claims.find_in_group(&ctx.group, &key).is_none()
+    })
 }
 
 fn cache_claim(ctx: &CloneSetContext<'_>, stored: &PersistentVolumeClaim) {

@@ -11,6 +11,7 @@ use kruise_workload::in_place::Pod;
 const ALPHABET: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 /// Length of an instance ID.
 const LENGTH: usize = 5;
+
 /// The name of the Pod with this ID.
 pub(super) fn pod_name(view: &PlanView<'_>, id: &str) -> String {
     format!(
@@ -41,7 +42,8 @@ pub(super) fn attempted_ids<'a>(view: &PlanView<'a>) -> Vec<&'a str> {
         .collect()
 }
 
-/// IDs that a new Pod cannot have: those of Pods, and of terminating claims, which keep their names for a while.
+/// IDs that a new Pod cannot have: those of Pods, of terminating claims, which keep their names for a while, and of Pods
+/// whose claims have names of others' claims.
 pub(super) fn unavailable_ids<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<&str>) -> HashSet<&'a str> {
     let observed = view.observed;
     let of_pod = |pod: &'a std::sync::Arc<Pod>| {
@@ -54,7 +56,11 @@ pub(super) fn unavailable_ids<'a>(view: &PlanView<'a>, kept_claims: &BTreeSet<&s
         .iter()
         .filter(|claim| !is_kept(kept_claims, claim));
     let pods = observed.pods.iter().flat_map(of_pod);
+    let prefix = pod_name(view, "");
+    let taken = observed.unfinished.without_claims.iter();
+    let taken = taken.filter_map(|name| name.strip_prefix(&prefix));
     pods.chain(deleting.map(|claim| claim.instance_id.as_str()))
+        .chain(taken)
         .collect()
 }
 

@@ -1,6 +1,6 @@
 //! Input and output of the plan.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -159,6 +159,8 @@ pub enum ActionPurpose {
 pub enum ActionOutcome {
     /// It is done, or can never be: another owner has its name.
     Settled,
+    /// A claim of another owner has the name of one of the Pod's.
+    ClaimNameTaken,
     /// It was not done.
     Failed,
     /// No answer; until this time it may still turn out to be done.
@@ -171,6 +173,9 @@ pub struct UnfinishedCreations {
     /// Names of Pods whose creation was attempted. The time is until when one may still appear, if it is not known that
     /// it was refused. Their claims may exist and are empty.
     pub pods: BTreeMap<String, Option<Timestamp>>,
+    /// Names of Pods that cannot have all their claims, because others have the names of some. They are not tried again
+    /// for this generation, even if there are unused claims for them.
+    pub without_claims: BTreeSet<String>,
 }
 
 impl UnfinishedCreations {
@@ -182,6 +187,7 @@ impl UnfinishedCreations {
         self.pods.remove(name);
         match outcome {
             ActionOutcome::Settled => {}
+            ActionOutcome::ClaimNameTaken => self.without_claims.extend([name.clone()]),
             ActionOutcome::Failed => self.pods.extend([(name.clone(), None)]),
             ActionOutcome::Unknown(until) => self.pods.extend([(name.clone(), Some(until))]),
         }

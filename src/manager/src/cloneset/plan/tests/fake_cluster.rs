@@ -108,6 +108,7 @@ impl FakeCluster {
     /// Changes the spec (merge patch).
     pub fn edit(&mut self, patch: &Value) {
         json_patch::merge(&mut self.set["spec"], patch);
+        self.unfinished.without_claims.clear();
         let generation = self.set["metadata"]["generation"].as_i64().unwrap();
         self.set["metadata"]["generation"] = json!(generation + 1);
         self.sync_revision();

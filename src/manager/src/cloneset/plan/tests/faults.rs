@@ -71,7 +71,10 @@ impl FakeCluster {
         let (failed, outcome) = match (fault, action) {
             (None, _) => match self.execute(action) {
                 true => (None, ActionOutcome::Settled),
-                // A foreign Pod has the name.
+                // A foreign Pod or claim has the name.
+                false if self.has_foreign_claim(action) => {
+                    (Some(action.clone()), ActionOutcome::ClaimNameTaken)
+                }
                 false => (Some(action.clone()), ActionOutcome::Settled),
             },
             (Some(Fault::ResponseLost), _) => {
@@ -187,6 +190,18 @@ impl FakeCluster {
             }
         }
         true
+    }
+
+    /// Whether claims that are not the CloneSet's have names of a Pod's new claims, and stay.
+    fn has_foreign_claim(&self, action: &Action) -> bool {
+        let Action::CreatePod { claims, .. } = action else {
+            return false;
+        };
+        let names = claims
+            .iter()
+            .map(|claim| claim["metadata"]["name"].as_str().unwrap());
+        let mut existing = names.filter_map(|name| self.claims.get(name));
+        existing.any(|claim| claim["metadata"]["deletionTimestamp"].is_null() && !has_owner(claim, "set"))
     }
 
     /// Executes an action; returns whether it succeeded.

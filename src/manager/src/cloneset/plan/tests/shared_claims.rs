@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use jiff::ToSpan;
 use serde_json::{Value, json};
 
 use super::events::share_claim;
 use super::fake_cluster::{BACKUP, FakeCluster, has_owner};
 use super::random_histories::{clone_set_spec, edit_rolling_update};
-use super::scenarios::settle;
+use super::scenarios::{run_kubelets, settle};
 use crate::cloneset::plan::{Action, PatchReason};
 use kruise_api::keys;
 
@@ -113,6 +114,35 @@ fn orphan_claims_are_adopted_with_their_pods() {
         settle(&mut cluster);
         assert_eq!((cluster.pods.len(), cluster.claims.len()), (1, 1), "{reuse}");
     }
+}
+
+/// Only one of the Pod's two claims is left to the CloneSet.
+#[test]
+fn pod_is_replaced_under_another_name_if_a_claim_is_not_ours() {
+    let mut cluster = FakeCluster::new(clone_set_spec(false, true));
+    let templates = ["data", "logs"].map(|name| json!({ "metadata": { "name": name }, "spec": { "x": 1 } }));
+    cluster.edit(&json!({ "replicas": 3, "volumeClaimTemplates": templates }));
+    settle(&mut cluster);
+    let name = cluster.pods.keys().next().unwrap().clone();
+    let [data, logs] = ["data", "logs"].map(|template| format!("{template}-{name}"));
+    cluster.claims.get_mut(&logs).unwrap()["metadata"]["ownerReferences"] = json!([]);
+    cluster.delete_pod(&name);
+    for _ in 0..20 {
+        cluster.reconcile();
+        run_kubelets(&mut cluster);
+        cluster.now = cluster.now.checked_add(31.seconds()).unwrap();
+    }
+    assert_eq!(cluster.pods.len(), 3);
+    assert!(!cluster.pods.contains_key(&name));
+    assert!(has_owner(&cluster.claims[&data], "set"), "its data is kept");
+
+    // After an edit, the claims are tried again: they are the CloneSet's once more.
+    let owners = cluster.claims[&data]["metadata"]["ownerReferences"].clone();
+    cluster.claims.get_mut(&logs).unwrap()["metadata"]["ownerReferences"] = owners;
+    cluster.edit(&json!({ "replicas": 4 }));
+    settle(&mut cluster);
+    assert!(cluster.pods.contains_key(&name));
+    assert_eq!((cluster.pods.len(), cluster.claims.len()), (4, 8));
 }
 
 /// A user may have copied the labels of a running Pod into the template, or changed them on a Pod.
