@@ -77,7 +77,7 @@ pub struct StopTask {
     pub event_tx: mpsc::UnboundedSender<TaskEvent>,
 }
 
-/// Runs the stop: at once if there already is a slot, otherwise when it gets one before the request's deadline.
+/// Runs the stop: at once if there already is a slot, otherwise when it gets one; not after the request's deadline.
 /// Dropping the future cancels it.
 pub async fn run(task: StopTask, slot: Option<StopSlot>) {
     let object = format!(
@@ -160,22 +160,16 @@ impl StopTask {
         }
     }
 
-    /// Waits for a stop slot of this node; none if the request's deadline passes first.
+    /// Waits for a stop slot of this node; none after the request's deadline, at which the plan cancels those that wait.
     async fn acquire_slot(&self, slot: Option<StopSlot>) -> Option<StopSlot> {
         if slot.is_some() {
             return slot;
         }
-        let deadline = async {
-            match self.action.deadline {
-                Some(until) => tokio::time::sleep_until(self.shared.instant_at(until)).await,
-                None => std::future::pending().await,
-            }
-        };
-        let slot = tokio::select! {
-            biased;
-            () = deadline => return None,
-            slot = self.shared.ctx.stop_slots.acquire(&self.pod.namespace) => slot?,
-        };
+        let slot = self.shared.ctx.stop_slots.acquire(&self.pod.namespace).await?;
+        let now = self.shared.now().mono;
+        if self.action.deadline.is_some_and(|deadline| deadline <= now) {
+            return None;
+        }
         self.send_event(if self.action.params.run_hook {
             TaskEventKind::HookStarted
         } else {

@@ -266,10 +266,12 @@ mod tests {
         assert_eq!(task.await.unwrap(), key);
     }
 
-    #[tokio::test]
-    async fn panicking_container_stop_is_retried() {
-        let (shared, _) = node_with_panicking_runtime();
-        let (event_tx, mut event_rx) = mpsc::unbounded_channel();
+    /// A stop of the Pod's container with this deadline.
+    fn stop_task(
+        shared: &Arc<RecreateContext>,
+        deadline: Option<Duration>,
+    ) -> (StopTask, mpsc::UnboundedReceiver<act::TaskEvent>) {
+        let (event_tx, event_rx) = mpsc::unbounded_channel();
         let task = StopTask {
             runtime: shared.ctx.runtimes.preferred().unwrap(),
             pod: shared.pods.list().remove(0),
@@ -281,15 +283,40 @@ mod tests {
                 request_name: "again".to_owned(),
                 target: "id".to_owned(),
                 first_attempt: false,
-                deadline: None,
+                deadline,
                 params: StopParams {
                     run_hook: false,
                     grace_period: Duration::from_secs(1),
                 },
             },
             event_tx,
-            shared: Arc::clone(&shared),
+            shared: Arc::clone(shared),
         };
+        (task, event_rx)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn stop_waits_for_its_slot_until_a_distant_deadline() {
+        let (shared, _) = node_with_panicking_runtime();
+        let hours = |hours| Duration::from_secs(hours * 3600);
+        for (deadline, starts) in [(hours(48), true), (hours(24), false)] {
+            let slots: Vec<_> = (0..crate::stop_slots::MAX_STOPS_PER_NAMESPACE)
+                .map(|_| shared.ctx.stop_slots.try_acquire("team").unwrap())
+                .collect();
+            let deadline = shared.started_at.elapsed() + deadline;
+            let (task, mut event_rx) = stop_task(&shared, Some(deadline));
+            let stop = tokio::spawn(act::run(task, None));
+            tokio::time::sleep(hours(25)).await;
+            drop(slots);
+            stop.await.unwrap();
+            assert_eq!(event_rx.try_recv().is_ok(), starts, "{deadline:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn panicking_container_stop_is_retried() {
+        let (shared, _) = node_with_panicking_runtime();
+        let (task, mut event_rx) = stop_task(&shared, None);
         act::run(task, shared.ctx.stop_slots.try_acquire("team")).await;
         let mut last = None;
         while let Ok(event) = event_rx.try_recv() {
@@ -370,5 +397,60 @@ mod tests {
             written.iter().any(|body| body.contains("written after all")),
             "{written:?}"
         );
+    }
+
+    /// The Pod of all of them has gone, so that all end at once; each write needs a connection.
+    #[tokio::test(start_paused = true)]
+    async fn few_statuses_are_written_at_once() {
+        let in_flight = Arc::new(Mutex::new((0_usize, 0_usize)));
+        let counted = Arc::clone(&in_flight);
+        let service = tower::service_fn(move |_: http::Request<Body>| {
+            let counted = Arc::clone(&counted);
+            async move {
+                {
+                    let mut counted = counted.lock().unwrap();
+                    counted.0 += 1;
+                    counted.1 = counted.1.max(counted.0);
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                counted.lock().unwrap().0 -= 1;
+                http::Response::builder().status(404).body(Body::empty())
+            }
+        });
+        let (mut shared, _) = node_with_panicking_runtime();
+        Arc::get_mut(&mut shared).unwrap().ctx = Context::for_test(kube::Client::new(service, "default"));
+        let requests: Vec<_> = (0..100)
+            .map(|n| {
+                Arc::new(RecreateRequest {
+                    uid: format!("u{n}"),
+                    namespace: "team".to_owned(),
+                    name: format!("r{n}"),
+                    ..RecreateRequest::default()
+                })
+            })
+            .collect();
+        let writes: Vec<_> = requests
+            .iter()
+            .map(|request| StatusWrite {
+                request_uid: request.uid.clone(),
+                status: ContainerRecreateRequestStatus::default(),
+                waiting_reason: None,
+                urgency: Urgency::Now,
+            })
+            .collect();
+        for at_shutdown in [false, true] {
+            let mut writer = StatusWriter::new(Arc::clone(&shared));
+            writer.set_pending(&writes, &requests, shared.now());
+            if at_shutdown {
+                writer.flush().await;
+            } else {
+                writer.start_due(shared.now());
+                while requests.iter().any(|request| !writer.is_deleted(&request.uid)) {
+                    writer.next_written().await;
+                    writer.start_due(shared.now());
+                }
+            }
+            assert_eq!(*in_flight.lock().unwrap(), (0, 8), "{at_shutdown}");
+        }
     }
 }

@@ -195,8 +195,9 @@ impl RuntimeObserver {
         shared: &RecreateContext,
     ) -> Result<Vec<ObservedContainer>, kruise_cri::Error> {
         let mut newest: Vec<ObservedContainer> = Vec::new();
-        let now = shared.now();
         let owned = runtime.list_containers(&pod.runtime_uid).await?;
+        // Not before: a container in the answer may have started during the call.
+        let now = shared.now();
         let owned = owned
             .into_iter()
             .filter(|container| pod.owns_container(&container.labels));

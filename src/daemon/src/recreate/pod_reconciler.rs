@@ -417,6 +417,16 @@ impl PodReconciler {
             Some(_) = self.stop_tasks.join_next() => {}
             () = timer => {}
         }
+        // One reconcile for all that has happened meanwhile: it asks the runtime.
+        while let Ok(news) = self.event_rx.try_recv() {
+            self.on_task_event(news);
+        }
+        while let Some(stored) = self.status_writer.try_next_written() {
+            if let Some((write, request)) = stored {
+                self.on_status_written(&write, &request);
+            }
+        }
+        while self.stop_tasks.try_join_next().is_some() {}
         true
     }
 
@@ -539,11 +549,13 @@ impl PodReconciler {
         let plan = plan::plan(&observed, now);
         self.status_writer
             .set_pending(&plan.writes, &observed.requests, now);
-        if tokio::time::timeout(FLUSH_TIMEOUT, self.status_writer.flush())
-            .await
-            .is_err()
-        {
+        let flushed = tokio::time::timeout(FLUSH_TIMEOUT, self.status_writer.flush()).await;
+        let Ok(stored) = flushed else {
             tracing::warn!(pod = %self.key, "could not write the last status before shutdown");
+            return;
+        };
+        for (write, request) in &stored {
+            self.on_status_written(write, request);
         }
     }
 }

@@ -65,9 +65,9 @@ fn status_patch(request: &RecreateRequest, write: &StatusWrite, node: &str, now:
     if let Some(at) = &mut status.completion_time {
         at.0 = truncate_to_second(at.0);
     }
-    status.set_final_condition(node);
-    if let (None, Some(reason)) = (&status.completion_time, write.waiting_reason) {
-        status.set_waiting(reason, status.message.clone().unwrap_or_default(), now);
+    match (&status.completion_time, write.waiting_reason) {
+        (None, Some(reason)) => status.set_waiting(reason, status.message.clone().unwrap_or_default(), now),
+        _ => status.set_final_condition(node),
     }
     let mut fields = Map::new();
     let mut set = |field: &str, value: Value| fields.insert(field.to_owned(), value);
@@ -172,6 +172,8 @@ fn container_status(
 
 #[cfg(test)]
 mod tests {
+    use jiff::SignedDuration;
+
     use super::*;
     use crate::recreate::plan::{Urgency, WaitReason};
     use kruise_api::container_recreate_request::ContainerRecreateRequestStatus;
@@ -205,6 +207,21 @@ mod tests {
         assert_eq!(condition["message"], written["status"]["message"]);
 
         let conditions = written["status"]["conditions"].clone();
+        let mut waiting = RecreateRequest::default();
+        waiting.status.conditions = serde_json::from_value(conditions.clone()).unwrap_or_default();
+        let later = Timestamp::UNIX_EPOCH + SignedDuration::from_hours(1);
+        let next_write = write(
+            Some("behind another one".to_owned()),
+            Some(wait.condition_reason()),
+        );
+        let written = status_patch(&waiting, &next_write, "n", later);
+        let next_condition = &written["status"]["conditions"][0];
+        assert_eq!(next_condition["message"], "behind another one");
+        assert_eq!(
+            next_condition["lastTransitionTime"], conditions[0]["lastTransitionTime"],
+            "it has waited since then"
+        );
+
         let mut running_write = write(None, None);
         running_write.status.conditions = serde_json::from_value(conditions).unwrap_or_default();
         let waiting = RecreateRequest {

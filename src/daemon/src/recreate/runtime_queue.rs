@@ -17,7 +17,7 @@ use kruise_ops::progress::ProgressStep;
 const MAX_CONCURRENT_CALLS: usize = 16;
 /// Timeout of an answer, after which a Pod is planned without it.
 pub const OBSERVE_TIMEOUT: Duration = Duration::from_secs(6);
-/// The same when a deadline has passed and only the end must be reported.
+/// The same when the deadlines of all requests have passed, and only the end must be reported.
 const MIN_OBSERVE_TIMEOUT: Duration = Duration::from_millis(300);
 /// Timeout in the queue, after which a Pod is planned without an answer, too: the request then reports that it waits,
 /// long before the manager reports after a minute that no daemon has started it.
@@ -32,13 +32,16 @@ pub struct ObserveLimit {
 }
 
 impl ObserveLimit {
-    /// The limit of an observation that starts now.
+    /// The limit of an observation that starts now. A request whose end cannot be written limits no other.
     pub fn for_requests(requests: &[Arc<RecreateRequest>], now: Clocks) -> Self {
-        let next_deadline = requests
-            .iter()
-            .filter(|request| !super::is_finished(request))
-            .filter_map(|request| plan::deadline(request))
-            .min();
+        let unfinished = requests.iter().filter(|request| !super::is_finished(request));
+        let (passed, coming): (Vec<_>, Vec<_>) = unfinished
+            .map(|request| plan::deadline(request))
+            .partition(|deadline| deadline.is_some_and(|at| at <= now.api));
+        let next_deadline = match coming.is_empty() {
+            true => passed.into_iter().flatten().min(),
+            false => coming.into_iter().flatten().min(),
+        };
         let time_left =
             next_deadline.map(|at| plan::to_mono(at, now).saturating_sub(now.mono).min(MAX_DEADLINE));
         Self {
@@ -238,8 +241,10 @@ mod tests {
         };
         assert_eq!(call(&requests, 0), OBSERVE_TIMEOUT);
         assert_eq!(call(&requests, 8), seconds(2));
-        assert_eq!(call(&requests, 10), MIN_OBSERVE_TIMEOUT);
-        assert_eq!(call(&requests, 20), MIN_OBSERVE_TIMEOUT);
+        assert_eq!(call(&requests[1..2], 10), MIN_OBSERVE_TIMEOUT);
+        assert_eq!(call(&requests[1..2], 20), MIN_OBSERVE_TIMEOUT);
+        assert_eq!(call(&requests[..2], 20), OBSERVE_TIMEOUT, "the other one goes on");
+        assert_eq!(call(&requests, 89), seconds(1));
         assert_eq!(call(&requests[..1], 10), OBSERVE_TIMEOUT);
         // Earlier waiting time counts.
         let limit = ObserveLimit::for_requests(&requests, now_at(0));

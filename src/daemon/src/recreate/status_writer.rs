@@ -2,10 +2,11 @@
 //! decision was based on. Transitions that are close in time share one write.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 use super::RecreateContext;
 use super::plan::{Clocks, RecreateRequest, StatusWrite, Urgency};
@@ -23,6 +24,9 @@ const MESSAGE_ONLY_DELAY: Duration = Duration::from_secs(3);
 const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
 /// The delay after a permanent error: the write cannot succeed until something changes.
 const REJECTED_RETRY_DELAY: Duration = Duration::from_secs(60);
+
+/// Writes at once of one Pod's requests: each has its own connection.
+const MAX_WRITES_IN_FLIGHT: usize = 8;
 
 /// Writes the statuses of one Pod's requests.
 pub struct StatusWriter {
@@ -105,9 +109,10 @@ impl StatusWriter {
 
     /// Replaces the pending writes.
     pub fn set_pending(&mut self, writes: &[StatusWrite], requests: &[Arc<RecreateRequest>], now: Clocks) {
+        let by_uid: BTreeMap<&str, _> = requests.iter().map(|request| (&*request.uid, request)).collect();
         let mut pending = BTreeMap::new();
         for write in writes {
-            let Some(base) = requests.iter().find(|request| request.uid == write.request_uid) else {
+            let Some(base) = by_uid.get(&*write.request_uid) else {
                 continue;
             };
             let since = self
@@ -127,9 +132,11 @@ impl StatusWriter {
         self.backoffs.retain(|uid, _| self.pending.contains_key(uid));
     }
 
-    /// Starts the writes that are due; returns when to call it again.
+    /// Starts the writes that are due, as many as there may be at once; returns when to call it again. It is called
+    /// whenever a write has ended, too.
     pub fn start_due(&mut self, now: Clocks) -> Option<Duration> {
         let mut next = self.unconfirmed.values().map(Unconfirmed::expires_at).min();
+        let mut ready = Vec::new();
         for (uid, pending) in &self.pending {
             if self.in_flight.contains(uid) {
                 continue;
@@ -140,6 +147,11 @@ impl StatusWriter {
                 next = Some(next.map_or(due, |next| next.min(due)));
                 continue;
             }
+            ready.push((due, pending));
+        }
+        ready.sort_by_key(|(due, _)| *due);
+        let free = MAX_WRITES_IN_FLIGHT.saturating_sub(self.in_flight.len());
+        for (_, pending) in ready.into_iter().take(free) {
             spawn_write(&mut self.write_tasks, &mut self.in_flight, &self.shared, pending);
         }
         next
@@ -149,13 +161,25 @@ impl StatusWriter {
     /// request as it is now.
     pub async fn next_written(&mut self) -> Option<(StatusWrite, Arc<RecreateRequest>)> {
         match self.write_tasks.join_next().await {
-            Some(Ok((write, written))) => self
-                .on_written(&write.request_uid, written)
-                .map(|request| (write, request)),
-            // Only a cancelled task ends without a result.
-            Some(Err(_)) => None,
+            Some(ended) => self.on_ended(ended),
             None => std::future::pending().await,
         }
+    }
+
+    /// The same without waiting; `None` if no write has ended.
+    pub fn try_next_written(&mut self) -> Option<Option<(StatusWrite, Arc<RecreateRequest>)>> {
+        let ended = self.write_tasks.try_join_next()?;
+        Some(self.on_ended(ended))
+    }
+
+    fn on_ended(
+        &mut self,
+        ended: Result<(StatusWrite, StatusWriteResult), JoinError>,
+    ) -> Option<(StatusWrite, Arc<RecreateRequest>)> {
+        // Only a cancelled task ends without a result.
+        let (write, written) = ended.ok()?;
+        let request = self.on_written(&write.request_uid, written)?;
+        Some((write, request))
     }
 
     fn on_written(&mut self, uid: &str, result: StatusWriteResult) -> Option<Arc<RecreateRequest>> {
@@ -196,15 +220,28 @@ impl StatusWriter {
     }
 
     /// Writes immediately each pending status that changes more than its message, and waits for all writes to end.
-    pub async fn flush(&mut self) {
-        for (uid, pending) in &self.pending {
-            if pending.write.urgency != Urgency::IfUnchanged && !self.in_flight.contains(uid) {
-                spawn_write(&mut self.write_tasks, &mut self.in_flight, &self.shared, pending);
+    /// Returns what the API server has stored.
+    pub async fn flush(&mut self) -> Vec<(StatusWrite, Arc<RecreateRequest>)> {
+        let mut left = mem::take(&mut self.pending);
+        left.retain(|uid, pending| {
+            pending.write.urgency != Urgency::IfUnchanged && !self.in_flight.contains(uid)
+        });
+        let mut all_stored = Vec::new();
+        loop {
+            while self.write_tasks.len() < MAX_WRITES_IN_FLIGHT
+                && let Some((_, pending)) = left.pop_first()
+            {
+                spawn_write(&mut self.write_tasks, &mut self.in_flight, &self.shared, &pending);
             }
-        }
-        while let Some(result) = self.write_tasks.join_next().await {
-            if let Ok((write, StatusWriteResult::Failed(error))) = result {
-                tracing::warn!(request = write.request_uid, %error, "the last status was not written");
+            match self.write_tasks.join_next().await {
+                None => return all_stored,
+                Some(Ok((write, StatusWriteResult::Stored(request)))) => {
+                    all_stored.push((write, Arc::from(request)));
+                }
+                Some(Ok((write, StatusWriteResult::Failed(error)))) => {
+                    tracing::warn!(request = write.request_uid, %error, "the last status was not written");
+                }
+                Some(Ok((_, StatusWriteResult::Stale(_) | StatusWriteResult::NotFound)) | Err(_)) => {}
             }
         }
     }

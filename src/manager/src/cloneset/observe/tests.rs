@@ -274,7 +274,11 @@ fn lookup_cost_is_independent_of_other_clone_sets() {
     assert_eq!(count_lookups(2, 20), 2 * alone);
     // Once to read them, and once to check whether our writes are confirmed; Pods once more to find the claims that they
     // own.
-    assert_eq!(alone, 4 * (2 * 3 + 1) * 10, "four changes, ten objects of three kinds");
+    assert_eq!(
+        alone,
+        4 * (2 * 3 + 1) * 10,
+        "four changes, ten objects of three kinds"
+    );
 }
 
 /// The owner reference to the CloneSet `web` in namespace `n`, as the API server resolves it.
