@@ -315,13 +315,16 @@ async fn sync_object<K: Object + Send + Sync + 'static>(
         let step = progress.begin_idle(super::HEALTH_CHECK);
         let mut object_changes = store.subscribe();
         store.wait_until_synced().await;
-        if store.get(&key).is_none() {
-            tracing::warn!(name, kind = %K::kind(&()), "not found; apply deploy/webhooks and deploy/crds");
-        }
+        let mut was_there = true;
         // The last patch, until its result is in the store.
         let mut applied = None;
         let mut undone = UndonePatches::default();
         loop {
+            let is_there = store.get(&key).is_some();
+            if was_there && !is_there {
+                tracing::warn!(name, kind = %K::kind(&()), "not found; apply deploy/webhooks and deploy/crds");
+            }
+            was_there = is_there;
             let ca = bundle.borrow_and_update().ca.clone();
             step.set_activity(format!("patching {name}"), write::REQUEST_TIMEOUT);
             let patched = async {
@@ -373,12 +376,15 @@ async fn sync_object<K: Object + Send + Sync + 'static>(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use kube::client::Body;
     use tokio::sync::mpsc;
     use tokio::time::timeout;
 
     use super::*;
     use kruise_ops::FeatureGates;
+    use kruise_ops::logs::captured_lines;
     use kruise_ops::panics::injected::inject_panic;
 
     /// The plan of one configuration panics, for example because of one SidecarSet: it is planned again later.
@@ -437,6 +443,58 @@ mod tests {
             () = sync => panic!("it ended"),
             () = check => {}
         }
+    }
+
+    /// The API server has the object until its first watch event.
+    async fn sync_deleted_object() {
+        let is_deleted = AtomicBool::new(false);
+        let is_deleted = &*Box::leak(Box::new(is_deleted));
+        let service = tower::service_fn(move |request: http::Request<Body>| async move {
+            let object = json!({ "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+                "metadata": { "name": VALIDATING, "resourceVersion": "2" }, "webhooks": [] });
+            let is_watch = request
+                .uri()
+                .query()
+                .is_some_and(|query| query.contains("watch=true"));
+            let was_deleted = is_deleted.load(Ordering::Relaxed);
+            if is_watch && was_deleted {
+                std::future::pending::<()>().await;
+            }
+            let response = if is_watch {
+                is_deleted.store(true, Ordering::Relaxed);
+                json!({ "type": "DELETED", "object": object })
+            } else {
+                let items: Vec<_> = Some(object).filter(|_| !was_deleted).into_iter().collect();
+                json!({ "metadata": { "resourceVersion": "1" }, "items": items })
+            };
+            http::Response::builder().body(Body::from(format!("{response}\n").into_bytes()))
+        });
+        let cluster = Cluster::from_client(kube::Client::new(service, "default"));
+        let bundle = Bundle::generate(&["a".to_owned()].into(), jiff::Timestamp::UNIX_EPOCH).unwrap();
+        let (_bundle_tx, bundle) = watch::channel(bundle);
+        let progress = Progress::default();
+        let sync = sync_object::<ValidatingWebhookConfiguration>(
+            &cluster,
+            VALIDATING,
+            "/webhooks",
+            |_, _| None,
+            stream::pending(),
+            bundle,
+            &progress,
+        );
+        timeout(Duration::from_secs(60), sync).await.unwrap_err();
+        assert!(is_deleted.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn configuration_that_is_deleted_is_logged() {
+        let lines = captured_lines(|| {
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().start_paused(true).build().unwrap();
+            runtime.block_on(sync_deleted_object());
+        });
+        let reports = lines.iter().filter(|line| line.contains("not found; apply"));
+        assert_eq!(reports.count(), 1, "{lines:?}");
     }
 
     fn options(host: Option<&str>) -> Options {
