@@ -11,7 +11,6 @@ use super::containers::{names, names_in_pod};
 use super::metadata::base_of_canary;
 use super::patch_metadata::keys;
 use super::read::{as_text, items};
-use crate::sidecarset::overlap::Scope;
 
 /// What a SidecarSet claims for its Pods.
 struct Claims<'a> {
@@ -69,13 +68,10 @@ enum Conflict<'a> {
     Annotation(&'a str),
 }
 
-/// Compares the claims of others with ours by name, and scopes only for a conflict that is not known yet: thousands of
-/// SidecarSets without common names cost no more than reading their names.
+/// Compares the claims of others, which may select the same Pods, with ours by name. Of several sets with one conflict,
+/// the first is named.
 pub(super) fn check(request: &Request, errors: &mut FieldErrors) {
     let set = request.set;
-    let Some(scope) = Scope::from_spec(&set["spec"]) else {
-        return;
-    };
     let claims = Claims::of(&set["spec"]);
     let own_name = &set["metadata"]["name"];
     let base = base_of_canary(&set["metadata"]);
@@ -85,11 +81,8 @@ pub(super) fn check(request: &Request, errors: &mut FieldErrors) {
         if name == own_name || base.is_some_and(|base| name == base) {
             continue;
         }
-        let conflicts = conflicts(&claims, &other["spec"]);
-        let new: Vec<Conflict> = conflicts.filter(|one| !found.contains_key(one)).collect();
-        let overlaps = || Scope::from_spec(&other["spec"]).is_some_and(|other| other.overlaps(&scope));
-        if !new.is_empty() && overlaps() {
-            found.extend(new.into_iter().map(|conflict| (conflict, as_text(name))));
+        for conflict in conflicts(&claims, &other["spec"]) {
+            found.entry(conflict).or_insert(as_text(name));
         }
     }
     for (conflict, other) in found {
