@@ -576,6 +576,8 @@ async fn write<K: Cached>(
     let sent = digest(&desired["spec"]);
     let stored_as = state.stored_as().get(&(K::KIND, name.to_owned())).copied();
     if let Some(existing) = &existing
+        // Without its label, the watch does not show it.
+        && Some(&existing.set) == set.metadata.name.as_ref()
         && (existing.digest == sent || stored_as == Some([sent, existing.digest]))
     {
         return Ok(());
@@ -597,15 +599,9 @@ async fn write<K: Cached>(
     let stored = match written {
         Ok(None) => return Ok(()),
         Ok(Some(stored)) => Installed::new(&stored.object()?),
-        Err(error) if error.already_exists() => {
-            // It may be ours, from a write that had no answer.
-            let found = write::get(&api, name).await?;
-            let found = found.map(|found| Arc::new(Installed::new(&found)));
-            if found.as_ref().is_some_and(|found| !is_of(found, set)) {
-                return Err(name_taken::<K>(name));
-            }
-            let entry = found.map(Installed::versioned);
-            state.cache::<K>().apply_read(&key, entry, Instant::now());
+        // It may be ours, from a write that had no answer, or without its label.
+        Err(error) if error.already_exists() || error.conflict() || error.not_found() => {
+            fetch::<K>(state, set, name).await?;
             return Err(error.into());
         }
         Err(error) if error.forbidden() || error.permanent() => {
@@ -620,6 +616,20 @@ async fn write<K: Cached>(
     state.stored_as().insert((K::KIND, name.to_owned()), digests);
     let entry = Arc::new(stored).versioned();
     state.cache::<K>().apply_write(&key, entry, Instant::now());
+    Ok(())
+}
+
+/// Reads what has this name; an obstacle if the set does not control it.
+async fn fetch<K: Cached>(state: &Policies, set: &SidecarSet, name: &str) -> Result<(), Obstacle> {
+    let api: Api<AdmissionObject<K>> = Api::all(state.shared.manager.cluster.client.clone());
+    let found = write::get(&api, name).await?;
+    let found = found.map(|found| Arc::new(Installed::new(&found)));
+    if found.as_ref().is_some_and(|found| !is_of(found, set)) {
+        return Err(name_taken::<K>(name));
+    }
+    let entry = found.map(Installed::versioned);
+    let key = Key::cluster_scoped(name);
+    state.cache::<K>().apply_read(&key, entry, Instant::now());
     Ok(())
 }
 
@@ -745,6 +755,8 @@ mod tests {
         /// Verb and kind of each request.
         requests: Mutex<Vec<String>>,
         accepts_bindings: AtomicBool,
+        /// All objects exist, and have no labels.
+        labels_are_lost: AtomicBool,
     }
 
     impl FakeApiServer {
@@ -766,15 +778,42 @@ mod tests {
                     "message": "no bindings" });
                 return (422, why);
             }
-            let metadata = json!({ "name": "sidecarset-web", "uid": kind, "resourceVersion": "1",
-                "labels": { keys::SIDECAR_SET_NAME: "web" },
+            let labels_are_lost = self.labels_are_lost.load(Ordering::Relaxed);
+            if labels_are_lost && *request.method() == http::Method::POST {
+                return (
+                    409,
+                    json!({ "kind": "Status", "status": "Failure", "code": 409, "reason": "AlreadyExists" }),
+                );
+            }
+            let mut metadata = json!({ "name": "sidecarset-web", "uid": kind, "resourceVersion": "1",
                 "ownerReferences": [controller_reference("SidecarSet", "web", "u")] });
+            if *request.method() == http::Method::PUT {
+                metadata["resourceVersion"] = json!("2");
+            }
+            if *request.method() == http::Method::PUT || !labels_are_lost {
+                metadata["labels"] = json!({ keys::SIDECAR_SET_NAME: "web" });
+            }
             (200, json!({ "metadata": metadata, "spec": {} }))
         }
 
         fn take_requests(&self) -> Vec<String> {
             std::mem::take(&mut *self.requests.lock().unwrap())
         }
+    }
+
+    fn store_with_set(is_paused: bool) -> Store<SidecarSet> {
+        let set = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet",
+            "metadata": { "name": "web", "uid": "u" },
+            "spec": { "selector": { "matchLabels": { "app": "web" } },
+                "containers": [{ "name": "log", "image": "i" }],
+                "injectionStrategy": { "paused": is_paused } } });
+        let set: SidecarSet = serde_json::from_value(set).unwrap();
+        Store::from_objects([(Key::cluster_scoped("web"), set)])
+    }
+
+    fn pause_set(state: &mut Arc<Policies>) {
+        let shared = Arc::get_mut(&mut Arc::get_mut(state).unwrap().shared);
+        shared.unwrap().manager.stores.sidecar_sets = store_with_set(true);
     }
 
     /// A cluster with one set.
@@ -787,13 +826,8 @@ mod tests {
             std::future::ready(http::Response::builder().status(code).body(body))
         });
         let mut ctx = Context::for_test(kube::Client::new(service, "default"));
-        let set = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet",
-            "metadata": { "name": "web", "uid": "u" },
-            "spec": { "selector": { "matchLabels": { "app": "web" } },
-                "containers": [{ "name": "log", "image": "i" }] } });
-        let set: SidecarSet = serde_json::from_value(set).unwrap();
         ctx.stores = Stores {
-            sidecar_sets: Store::from_objects([(Key::cluster_scoped("web"), set)]),
+            sidecar_sets: store_with_set(false),
             ..Stores::empty()
         };
         let shared = ControllerState {
@@ -916,6 +950,40 @@ mod tests {
             ["DRY RUN policy", "DRY RUN binding", "POST policy", "POST binding"]
         );
         assert!(state.refused().is_empty());
+    }
+
+    /// The watch does not show them, and they inject.
+    #[tokio::test]
+    async fn objects_without_their_label_get_it_back_or_are_deleted() {
+        let (mut state, server) = cluster();
+        server.accepts_bindings.store(true, Ordering::Relaxed);
+        assert_eq!(reconciled(&state).await, None);
+        server.take_requests();
+        let key = Key::cluster_scoped("sidecarset-web");
+        state.cache::<Policy>().apply_watch_delete(&key, "policy");
+        state.cache::<Binding>().apply_watch_delete(&key, "binding");
+        server.labels_are_lost.store(true, Ordering::Relaxed);
+        let reconcile_web = |state: &Arc<Policies>| reconcile(Arc::clone(state), Key::cluster_scoped("web"));
+        for requests in [
+            &["POST policy", "GET policy"][..],
+            &["PUT policy", "POST binding", "GET binding"],
+        ] {
+            assert!(reconcile_web(&state).await.is_err());
+            assert_eq!(server.take_requests(), requests);
+        }
+        let found = state.cache::<Binding>().get(&key).cloned();
+        assert_eq!(reconciled(&state).await, None);
+        assert_eq!(server.take_requests(), ["PUT binding"]);
+        assert_eq!(reconciled(&state).await, None);
+        assert!(server.take_requests().is_empty());
+
+        // The set is paused before the label is written.
+        state.cache::<Binding>().apply_read(&key, None, Instant::now());
+        let found = found.map(Installed::versioned);
+        state.cache::<Binding>().apply_read(&key, found, Instant::now());
+        pause_set(&mut state);
+        assert_eq!(reconciled(&state).await, None);
+        assert_eq!(server.take_requests(), ["DELETE binding", "DELETE policy"]);
     }
 
     #[tokio::test]

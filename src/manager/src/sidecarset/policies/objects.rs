@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use kruise_api::keys;
-use kruise_api::owner::Owner;
+use kruise_api::owner::{Owner, OwnerKind};
 use kruise_cluster::write_cache::Versioned;
 
 pub const GROUP: &str = "admissionregistration.k8s.io";
@@ -109,12 +109,14 @@ impl Installed {
         }
     }
 
-    /// The cache entry.
+    /// The cache entry, in the group of the set that controls it: a label is easily lost.
     pub fn versioned(self: Arc<Self>) -> Versioned<Self> {
+        let controller = self.controller.as_ref();
+        let set = controller.filter(|owner| owner.kind == OwnerKind::SidecarSet);
         Versioned {
             uid: self.uid.clone(),
             resource_version: self.resource_version.clone(),
-            group: self.set.clone(),
+            group: set.map(|owner| owner.name.clone()).unwrap_or_default(),
             terminating: self.terminating,
             object: self,
         }
