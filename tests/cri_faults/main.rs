@@ -267,6 +267,22 @@ async fn unimplemented_method_is_an_error() {
     assert!(!error.retryable());
 }
 
+/// A pull replaces the record of the image, with the pin.
+#[tokio::test]
+async fn pull_waits_until_the_pin_can_be_read() {
+    let fixture = FaultCriFixture::start();
+    let client = connect(&fixture).await;
+    let unavailable = Fault::Status(tonic::Code::Unavailable, "shutting down".to_owned());
+    fixture.server.inject_fault("Get", unavailable);
+    let error = client.pull_image(&pull_request(LONG_TIMEOUT)).await.unwrap_err();
+    assert!(error.retryable(), "{error:?}");
+    assert_eq!(fixture.server.calls("PullImage"), 0);
+
+    fixture.server.inject_fault("Get", Fault::Unimplemented);
+    client.pull_image(&pull_request(LONG_TIMEOUT)).await.unwrap();
+    assert_eq!(fixture.server.calls("PullImage"), 1);
+}
+
 #[tokio::test]
 async fn malformed_response_is_an_error() {
     let fixture = FaultCriFixture::start();

@@ -192,7 +192,12 @@ impl Runtime for CriClient {
         // Kept until the pull ends or is dropped: bytes are counted for this process's pulls in progress.
         let _guard = self.content.as_ref().map(|content| content.track(&request.image));
         let pinned_until = match &self.records {
-            Some(records) => records.pinned_until(&request.image).await.ok().flatten(),
+            Some(records) => match records.pinned_until(&request.image).await {
+                // What cannot be read at any time cannot be pinned either.
+                Err(error) if !error.retryable() => None,
+                // The pull would remove the pin.
+                other => other?,
+            },
             None => None,
         };
         let image = self.pull(request).await?;
