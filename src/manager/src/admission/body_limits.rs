@@ -257,7 +257,7 @@ pub(super) async fn limit_body(State(limit): State<BodyLimit>, request: Request,
     let (mut parts, body) = request.into_parts();
     let unknown_caller = || Caller::new(Ipv4Addr::UNSPECIFIED.into());
     let caller = parts.extensions.get_or_insert_with(unknown_caller).clone();
-    let (text, permits) = match timeout(limit.read_timeout, limit.read_body(caller.address, body)).await {
+    let (text, permits) = match timeout(limit.read_timeout, limit.read_body(caller.network, body)).await {
         Ok(Ok(body_read)) => body_read,
         Ok(Err((code, why))) => return reject(code, why),
         Err(_) => {
@@ -275,7 +275,7 @@ pub(super) async fn limit_body(State(limit): State<BodyLimit>, request: Request,
     // A short review may have a long answer, which stays in memory until its client reads it.
     let answer_length = usize::try_from(response.body().size_hint().lower()).unwrap_or(usize::MAX);
     let excess = answer_length.saturating_sub(length.saturating_mul(2));
-    let response_permits = match limit.acquire_more(caller.address, excess).await {
+    let response_permits = match limit.acquire_more(caller.network, excess).await {
         Ok(more) => (body_permits, more),
         Err((code, why)) => return reject(code, why),
     };

@@ -1,5 +1,6 @@
-//! Limits connections to the public webhook port: a total, and a limit for each client address, so that no client
-//! blocks others.
+//! Limits connections to the public webhook port: a total, and a limit for each client network, so that no client
+//! blocks others. Within its network, an address without a connection gets one as well: several API servers may be in
+//! one IPv6 network, and so may Pods.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
@@ -13,8 +14,10 @@ use tokio_util::sync::CancellationToken;
 /// The client of a connection.
 #[derive(Clone, Debug)]
 pub(super) struct Caller {
-    /// The client's IP address; of an IPv6 address only the network, because one machine has all addresses of it.
+    /// The client's IP address.
     pub address: IpAddr,
+    /// What the limits count: of an IPv6 address only the network, because one machine can have all addresses of it.
+    pub network: IpAddr,
     /// Sequence number of the last review that was answered on this connection; 0 for none.
     last_review: Arc<AtomicU64>,
 }
@@ -25,7 +28,8 @@ static REVIEWS: AtomicU64 = AtomicU64::new(0);
 impl Caller {
     pub fn new(address: IpAddr) -> Self {
         Self {
-            address: client_network(address),
+            address: address.to_canonical(),
+            network: client_network(address),
             last_review: Arc::default(),
         }
     }
@@ -70,7 +74,7 @@ pub(super) struct ConnectionSlot {
 }
 
 impl Connections {
-    /// At most `max_total` connections, of which `max_per_client` may come from one client.
+    /// At most `max_total` connections, of which `max_per_client` may come from one network.
     pub fn new(max_total: usize, max_per_client: usize) -> Self {
         Self {
             open: Arc::default(),
@@ -79,9 +83,9 @@ impl Connections {
         }
     }
 
-    /// A slot for a connection. When all are in use, the clients with the most connections lose the one whose last
-    /// review is the oldest; `None` when this client is at its limit, or has a connection already and would then have
-    /// as many as they.
+    /// A slot for a connection. When all are in use, the networks with the most connections lose one; when those of the
+    /// client's network are, that network does. Of a network, the addresses with the most connections lose the one whose
+    /// last review is the oldest. `None` when this address has a connection already and would then have as many as they.
     pub fn admit(&self, caller: &Caller) -> Option<ConnectionSlot> {
         let slot = self.find_slot(caller);
         if slot.is_none() {
@@ -92,27 +96,16 @@ impl Connections {
 
     fn find_slot(&self, caller: &Caller) -> Option<ConnectionSlot> {
         let mut open = self.lock();
-        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-        for (caller, _) in open.by_id.values() {
-            *counts.entry(caller.address).or_default() += 1;
-        }
-        let own_count = counts.get(&caller.address).copied().unwrap_or_default();
-        if own_count >= self.max_per_client {
-            return None;
-        }
-        if open.by_id.len() >= self.max_total {
-            let largest = counts.values().copied().max()?;
-            if own_count > 0 && largest <= own_count.saturating_add(1) {
-                return None;
-            }
-            let candidates = open.by_id.iter();
-            let candidates = candidates.filter(|(_, (one, _))| counts.get(&one.address) == Some(&largest));
-            let least_recent = candidates.min_by_key(|(id, (one, _))| (one.last_review(), **id));
-            let least_recent = least_recent.map(|(id, _)| *id)?;
-            if let Some((_, evicted)) = open.by_id.remove(&least_recent) {
-                evicted.cancel();
-                count_closed("evicted");
-            }
+        let networks = count(open.callers().map(|one| one.network));
+        let own = networks.get(&caller.network).copied().unwrap_or_default();
+        let own_is_full = own >= self.max_per_client;
+        if own_is_full || open.by_id.len() >= self.max_total {
+            let largest = networks.values().copied().max()?;
+            let takes_own = own_is_full || (own > 0 && largest <= own.saturating_add(1));
+            open.evict(caller, |one| match takes_own {
+                true => one.network == caller.network,
+                false => networks.get(&one.network) == Some(&largest),
+            })?;
         }
         let (id, evicted) = (open.next_id, CancellationToken::new());
         open.next_id += 1;
@@ -128,6 +121,42 @@ impl Connections {
     fn lock(&self) -> MutexGuard<'_, OpenConnections> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl OpenConnections {
+    fn callers(&self) -> impl Iterator<Item = &Caller> {
+        self.by_id.values().map(|(caller, _)| caller)
+    }
+
+    /// Closes one of these connections for that of `newcomer`; `None` if it has as many as the others.
+    fn evict(&mut self, newcomer: &Caller, is_candidate: impl Fn(&Caller) -> bool) -> Option<()> {
+        let addresses = count(
+            self.callers()
+                .filter(|one| is_candidate(one))
+                .map(|one| one.address),
+        );
+        let own = addresses.get(&newcomer.address).copied().unwrap_or_default();
+        let largest = addresses.values().copied().max()?;
+        if own > 0 && largest <= own.saturating_add(1) {
+            return None;
+        }
+        let has_most = |one: &Caller| is_candidate(one) && addresses.get(&one.address) == Some(&largest);
+        let candidates = self.by_id.iter().filter(|(_, (one, _))| has_most(one));
+        let least_recent = candidates.min_by_key(|(id, (one, _))| (one.last_review(), **id));
+        let least_recent = least_recent.map(|(id, _)| *id)?;
+        let (_, evicted) = self.by_id.remove(&least_recent)?;
+        evicted.cancel();
+        count_closed("evicted");
+        Some(())
+    }
+}
+
+fn count(clients: impl Iterator<Item = IpAddr>) -> HashMap<IpAddr, usize> {
+    let mut counts = HashMap::new();
+    for client in clients {
+        *counts.entry(client).or_default() += 1;
+    }
+    counts
 }
 
 /// Counts a connection that is closed for that reason.
@@ -169,10 +198,45 @@ mod tests {
 
     #[test]
     fn ipv6_clients_count_by_network() {
-        let address = |text: &str| Caller::new(text.parse().unwrap()).address;
-        assert_eq!(address("2001:db8:1:2::1"), address("2001:db8:1:2:ffff::9"));
-        assert_ne!(address("2001:db8:1:2::1"), address("2001:db8:1:3::1"));
-        assert_ne!(address("::ffff:10.0.0.1"), address("::ffff:10.0.0.2"));
+        let network = |text: &str| Caller::new(text.parse().unwrap()).network;
+        assert_eq!(network("2001:db8:1:2::1"), network("2001:db8:1:2:ffff::9"));
+        assert_ne!(network("2001:db8:1:2::1"), network("2001:db8:1:3::1"));
+        assert_ne!(network("::ffff:10.0.0.1"), network("::ffff:10.0.0.2"));
+    }
+
+    #[test]
+    fn address_of_a_full_network_gets_a_slot_of_the_largest() {
+        let caller = |text: &str| Caller::new(text.parse().unwrap());
+        let (crowd, newcomer) = (caller("2001:db8::1"), caller("2001:db8::2"));
+        let connections = Connections::new(768, 600);
+        let slots: Vec<_> = (0..600).map(|_| connections.admit(&crowd).unwrap()).collect();
+        let other = connections.admit(&caller("2001:db8:0:1::1")).unwrap();
+        let new = connections.admit(&newcomer).unwrap();
+        let evicted = slots.iter().filter(|slot| slot.evicted.is_cancelled());
+        assert_eq!(evicted.count(), 1);
+        assert!(!new.evicted.is_cancelled() && !other.evicted.is_cancelled());
+        assert!(connections.admit(&crowd).is_none(), "it holds the most");
+        assert_eq!(connections.lock().by_id.len(), 601);
+    }
+
+    /// Whatever others of its network have.
+    #[test]
+    fn new_address_gets_a_slot_when_all_are_used() {
+        let caller = |text: &str| Caller::new(text.parse().unwrap());
+        let connections = Connections::new(4, 3);
+        let crowd: Vec<_> = (0..2)
+            .map(|_| connections.admit(&caller("2001:db8::1")).unwrap())
+            .collect();
+        let other: Vec<_> = (0..2)
+            .map(|_| connections.admit(&caller("2001:db8:0:1::1")).unwrap())
+            .collect();
+        let new = connections.admit(&caller("2001:db8::2")).unwrap();
+        let evicted = |slots: &[ConnectionSlot]| {
+            let evicted = slots.iter().filter(|slot| slot.evicted.is_cancelled());
+            evicted.count()
+        };
+        assert_eq!((evicted(&crowd), evicted(&other)), (1, 0));
+        assert!(!new.evicted.is_cancelled());
     }
 
     #[test]

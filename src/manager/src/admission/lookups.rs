@@ -180,7 +180,7 @@ impl Lookups {
     /// The same with the quota of a client.
     pub fn on_behalf_of(&self, caller: &Caller) -> Self {
         Self {
-            caller: caller.address,
+            caller: caller.network,
             ..self.clone()
         }
     }

@@ -151,7 +151,7 @@ async fn handle_conversion(
     if body.len() <= MAX_INLINE_CONVERSION {
         let _slot = slots
             .per_client
-            .available_to(caller.address)
+            .available_to(caller.network)
             .acquire_owned()
             .await;
         // Other ready tasks find no free slot either, and let others run until they get one.

@@ -54,7 +54,7 @@ const SEND_BUFFER_BYTES: usize = 256 << 10;
 const READ_BUFFER_BYTES: usize = 64 << 10;
 /// Maximum number of connections; less than the 1,024 file descriptors that some nodes allow a container.
 const MAX_CONNECTIONS: usize = 768;
-/// Maximum number of connections of one client. An API server uses one for each concurrent review, and by default has at
+/// Maximum number of connections of one client network. An API server uses one for each concurrent review, and by default has at
 /// most 600 requests in progress.
 const MAX_CLIENT_CONNECTIONS: usize = 600;
 
