@@ -155,7 +155,7 @@ async fn ensure_newest(
     collisions: &mut Option<i32>,
     state: &mut ReconcileState,
 ) -> Result<(), RevisionError> {
-    adopt_revisions(ctx, observed).await?;
+    adopt_revisions(ctx, observed, state).await?;
     let desired = desired_revision(ctx, revisions, *collisions, state).await?;
     match revision::plan(&desired, revisions) {
         RevisionAction::UseNewest { .. } => {}
@@ -183,9 +183,14 @@ async fn ensure_newest(
 
 /// Adopts orphaned revisions that the selector matches, as Kubernetes' own workloads do: those that a deletion without
 /// dependents left behind are used, so they must not remain forever after the CloneSet is deleted.
-async fn adopt_revisions(ctx: &CloneSetContext<'_>, observed: &[Arc<RevisionView>]) -> Result<(), Error> {
+async fn adopt_revisions(
+    ctx: &CloneSetContext<'_>,
+    observed: &[Arc<RevisionView>],
+    state: &mut ReconcileState,
+) -> Result<(), Error> {
     let orphans = || observed.iter().filter(|view| view.controller.is_none());
-    if orphans().next().is_none() || !ctx.owner_exists().await? {
+    let due = orphans().next().is_some() && state.may_adopt_revisions(Instant::now());
+    if !due || !ctx.owner_exists().await? {
         return Ok(());
     }
     for view in orphans() {
@@ -198,7 +203,12 @@ async fn adopt_revisions(ctx: &CloneSetContext<'_>, observed: &[Arc<RevisionView
             Ok(stored) => drop(cache_revision(ctx, &stored.object()?)),
             // Another writer was first; the next reconcile decides again.
             Err(error) if error.conflict() || error.not_found() => fetch_revision(ctx, name).await?,
-            Err(error) => return Err(error),
+            Err(error) if error.retryable() => return Err(error),
+            // OpenKruise adopts none, and uses them nevertheless.
+            Err(error) => {
+                tracing::warn!(set = %ctx.name, revision = name, %error, "cannot adopt a revision; will retry");
+                state.revision_adoption_refused(Instant::now());
+            }
         }
     }
     Ok(())
@@ -488,7 +498,16 @@ async fn delete_surplus(
         .spec
         .revision_history_limit
         .unwrap_or(revision::DEFAULT_HISTORY_LIMIT);
-    for name in revision::revisions_to_delete(&history.revisions, &history.labels_in_use(pods), limit) {
+    // Orphans that could not be adopted are not the CloneSet's to delete.
+    let is_own = |one: &&Arc<Revision>| {
+        let index = ctx.index();
+        index
+            .revisions
+            .find_in_group(&ctx.group, &ctx.key(&one.name))
+            .is_some()
+    };
+    let own: Vec<Arc<Revision>> = history.revisions.iter().filter(is_own).cloned().collect();
+    for name in revision::revisions_to_delete(&own, &history.labels_in_use(pods), limit) {
         let key = ctx.key(&name);
         let Some(uid) = ctx.index().revisions.uid(&key).map(str::to_owned) else {
             continue;
@@ -512,7 +531,13 @@ pub async fn label_revision(ctx: &CloneSetContext<'_>, name: &str, label: &str) 
 mod tests {
     #![allow(clippy::unwrap_used)]
 
+    use std::sync::Mutex;
+
+    use kube::client::Body;
+
     use super::*;
+    use crate::cloneset::context::ControllerState;
+    use crate::cloneset::observe::clone_set_group;
     use kruise_api::owner::{Owner, OwnerKind};
 
     /// While no revision can be made, Pods are not created from a revision that others have left behind.
@@ -546,6 +571,76 @@ mod tests {
         assert_eq!(kept(["", "web-1"]), Some("web-1"));
         assert_eq!(kept(["web-2", "web-1"]), Some("web-2"), "the status is behind");
         assert_eq!(kept(["", "gone"]), Some("web-2"));
+    }
+
+    /// An orphaned revision for a template with this image.
+    fn orphan(set: &CloneSet, image: &str, number: i64) -> Arc<RevisionView> {
+        let owner = revision_owner(set);
+        let mut template = set.spec.template.clone();
+        template["spec"]["containers"][0]["image"] = json!(image);
+        let desired = revision::desired_revision(&owner, &template, &[], Some(0));
+        let mut object: Value = serde_json::from_str(&desired.request_body(&owner, number)).unwrap();
+        object["metadata"]["ownerReferences"] = json!([]);
+        object["metadata"]["uid"] = json!(image);
+        let object = serde_json::from_value(object).unwrap();
+        Arc::new(RevisionView::from_object(&object).unwrap())
+    }
+
+    /// A policy refuses changes of the revisions that a deletion without dependents left behind.
+    #[tokio::test]
+    async fn revision_that_cannot_be_adopted_is_used() {
+        let set = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet",
+            "metadata": { "name": "web", "namespace": "n", "uid": "set", "generation": 1 },
+            "spec": { "selector": { "matchLabels": { "app": "web" } }, "revisionHistoryLimit": 0, "template": {
+                "metadata": { "labels": { "app": "web" } },
+                "spec": { "containers": [{ "name": "app", "image": "app:2" }] } } } });
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let (seen, stored) = (Arc::clone(&requests), set.to_string());
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let method = request.method().to_string();
+            let refusal = json!({ "kind": "Status", "status": "Failure", "code": 403, "reason": "Forbidden",
+                "message": "ValidatingAdmissionPolicy 'p' denied request: no" });
+            let (code, body) = match method.as_str() {
+                "GET" => (200, stored.clone()),
+                _ => (403, refusal.to_string()),
+            };
+            seen.lock().unwrap().push(method);
+            std::future::ready(
+                http::Response::builder()
+                    .status(code)
+                    .body(Body::from(body.into_bytes())),
+            )
+        });
+        let manager = crate::Context::for_test(kube::Client::new(service, "default"));
+        let shared = ControllerState::new(manager);
+        let set: Arc<CloneSet> = Arc::new(serde_json::from_value(set).unwrap());
+        let ctx = CloneSetContext {
+            shared: &shared,
+            manager: &shared.manager,
+            write_permits: &shared.write_permits,
+            name: &Key::namespaced("n", "web"),
+            set: &set,
+            owner: Controller::clone_set(&set.metadata),
+            group: clone_set_group(&set.metadata),
+        };
+        let orphans = [orphan(&set, "app:1", 1), orphan(&set, "app:2", 2)];
+        for view in &orphans {
+            let key = ctx.key(&view.revision.name);
+            let entry = versioned_revision(&key, Arc::clone(view));
+            ctx.index().revisions.apply_watch(&key, entry);
+        }
+        let mut state = ReconcileState::default();
+        for _ in 0..2 {
+            let history = sync_revisions(&ctx, &orphans, &mut state).await;
+            assert_eq!(history.template_status, plan::TemplateStatus::Accepted);
+            assert_eq!(history.update_revision, orphans[1].revision.name);
+            prune(&ctx, &history, &[], &mut state).await;
+        }
+        assert_eq!(
+            *requests.lock().unwrap(),
+            ["GET", "PATCH", "PATCH"],
+            "not retried at once"
+        );
     }
 
     /// A new CloneSet has no status yet; its first revision gets the same name as from OpenKruise.

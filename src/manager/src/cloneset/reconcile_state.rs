@@ -108,6 +108,8 @@ pub struct ReconcileState {
     pub status_pacer: StatusPacer,
     /// When to retry the deletion of old revisions.
     revisions_retry_at: Option<Instant>,
+    /// When to retry the adoption of orphaned revisions.
+    adoption_retry_at: Option<Instant>,
     /// State of storing the template's missing defaults.
     defaults: DefaultsState,
 }
@@ -395,6 +397,15 @@ impl ReconcileState {
     /// Records that an old revision could not be deleted. Nothing waits for that, so not every reconcile retries it.
     pub fn revision_deletion_failed(&mut self, now: Instant) {
         self.revisions_retry_at = Some(now + MAX_BACKOFF);
+    }
+
+    pub fn may_adopt_revisions(&self, now: Instant) -> bool {
+        self.adoption_retry_at.is_none_or(|again| again <= now)
+    }
+
+    /// Records that a revision could not be adopted. It is used nevertheless, so not every reconcile retries it.
+    pub fn revision_adoption_refused(&mut self, now: Instant) {
+        self.adoption_retry_at = Some(now + MAX_BACKOFF);
     }
 
     /// The time until missing defaults of the template of this generation may be stored; `None` if nothing is left to
