@@ -298,7 +298,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn stop_waits_for_its_slot_until_a_distant_deadline() {
         let (shared, _) = node_with_panicking_runtime();
-        let hours = |hours| Duration::from_secs(hours * 3600);
+        let hours = |hours: u64| Duration::from_secs(hours * 3600);
         for (deadline, starts) in [(hours(48), true), (hours(24), false)] {
             let slots: Vec<_> = (0..crate::stop_slots::MAX_STOPS_PER_NAMESPACE)
                 .map(|_| shared.ctx.stop_slots.try_acquire("team").unwrap())

@@ -462,10 +462,11 @@ mod tests {
             }
             let response = if is_watch {
                 is_deleted.store(true, Ordering::Relaxed);
-                json!({ "type": "DELETED", "object": object })
+                // In the API server's format: the type first.
+                format!("{{\"type\":\"DELETED\",\"object\":{object}}}")
             } else {
                 let items: Vec<_> = Some(object).filter(|_| !was_deleted).into_iter().collect();
-                json!({ "metadata": { "resourceVersion": "1" }, "items": items })
+                json!({ "metadata": { "resourceVersion": "1" }, "items": items }).to_string()
             };
             http::Response::builder().body(Body::from(format!("{response}\n").into_bytes()))
         });
