@@ -7,12 +7,13 @@ use serde_json::{Map, Value, json};
 use super::instance_ids::{instance_ids, is_kept, pod_name, unavailable_ids, unused_claim_ids};
 use super::types::{Action, ParsedRevision};
 use super::view::PlanView;
-use super::{claims, launch_barriers, lifecycle};
+use super::{claims, lifecycle};
 use kruise_api::cloneset::string_map;
 use kruise_api::json::{list_items, set};
 use kruise_api::keys;
 use kruise_api::lifecycle::LifecycleStateType as State;
 use kruise_workload::in_place::Pod;
+use kruise_workload::pod_admission::launch_priority;
 use kruise_workload::revision::{revision_label, short_hash};
 
 /// Gates that we add to our Pods ourselves, so that an outage of our webhook cannot block the creation of a Pod.
@@ -113,7 +114,6 @@ fn build_pod(view: &PlanView<'_>, revision: &ParsedRevision, id: &str) -> Option
     let template = &revision.data["spec"]["template"];
     let mut spec = template["spec"].as_object()?.clone();
     add_readiness_gates(&mut spec);
-    launch_barriers::add_barriers(template, &pod_name(view, id), &mut spec);
     claims::add_volumes(view, &mut spec, id);
     let lifecycle = lifecycle::state_metadata(&State::PreparingNormal, view.now);
     let mut labels = string_map(&template["metadata"]["labels"]);
@@ -136,7 +136,10 @@ fn build_pod(view: &PlanView<'_>, revision: &ParsedRevision, id: &str) -> Option
     if finalizers.is_array() {
         set(&mut metadata, &["finalizers"], finalizers.clone());
     }
-    Some(json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec }))
+    let mut pod = json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec });
+    // The Pod has a name, and admission refuses a priority that is no number.
+    let _ = launch_priority::apply(&mut pod, [0; 5]);
+    Some(pod)
 }
 
 /// Appends our gates if the template lacks them.

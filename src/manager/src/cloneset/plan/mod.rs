@@ -56,7 +56,6 @@ mod conditions;
 mod create;
 mod early_ends;
 mod instance_ids;
-mod launch_barriers;
 mod lifecycle;
 pub mod limits;
 mod ownership;

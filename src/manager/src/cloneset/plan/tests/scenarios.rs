@@ -67,6 +67,30 @@ fn one_replica(spec: Value) -> FakeCluster {
     cluster
 }
 
+/// The last priority of a container counts, as for kubelet the last variable of a name does.
+#[test]
+fn new_pod_has_the_barriers_of_its_launch_priorities() {
+    let priority = |value: &str| json!({ "name": keys::ENV_CONTAINER_PRIORITY, "value": value });
+    let mut spec = clone_set_spec(false, false);
+    spec["template"]["spec"]["containers"] = json!([
+        { "name": "app", "image": "app:1" },
+        { "name": "proxy", "image": "proxy:1", "env": [priority("1"), priority("2")] },
+    ]);
+    let (_, plan) = one_replica(spec).reconcile();
+    let Action::CreatePod { name, pod, .. } = &plan.actions[0] else {
+        panic!("{plan:?}")
+    };
+    let barriers = [0, 1].map(|at: usize| {
+        let env = pod["spec"]["containers"][at]["env"].as_array().unwrap();
+        env.last().unwrap()["valueFrom"]["configMapKeyRef"].clone()
+    });
+    let map = format!("{name}-barrier");
+    assert_eq!(
+        barriers,
+        ["p_0", "p_2"].map(|key| json!({ "name": map, "key": key }))
+    );
+}
+
 #[test]
 fn new_pod_takes_two_writes() {
     let mut cluster = one_replica(clone_set_spec(false, true));
