@@ -233,8 +233,6 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
         annotations: ctx.set.metadata.annotations.as_ref().unwrap_or(&none),
         spec: &ctx.set.spec,
         status: &status,
-        // The index has them.
-        unobserved_writes: false,
         refused: &refused,
         failed: &failed,
     };
@@ -266,7 +264,6 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
         .min();
     let requeues = [
         retry_refused,
-        plan.requeue,
         status_due,
         objects.next_fetch,
         acted.then_some(Duration::ZERO),

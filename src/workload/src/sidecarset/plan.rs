@@ -5,7 +5,6 @@
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
 
 use jiff::Timestamp;
 use kruise_api::sidecarset::{
@@ -24,9 +23,6 @@ use super::upgradable::upgradable_condition;
 use super::upgrade::{PodChanges, flip, upgrade};
 use crate::in_place::Pod;
 use crate::revision::Revision;
-
-/// Time until the cache is looked at again for our own writes.
-const UNOBSERVED_RETRY: Duration = Duration::from_secs(1);
 
 /// Pods that one plan updates: those that it cannot write soon would be planned again.
 pub(super) const MAX_UPGRADES: usize = 1000;
@@ -57,8 +53,6 @@ pub struct Observed<'a> {
     pub spec: &'a SidecarSetSpec,
     /// Its status as last written.
     pub status: &'a SidecarSetStatus,
-    /// Whether some of our writes to its Pods are not in the cache yet.
-    pub unobserved_writes: bool,
     /// UIDs of Pods whose update or condition the API server refused a moment ago: they are left alone.
     pub refused: &'a BTreeSet<String>,
     /// UIDs of Pods for which that was so before: they are tried after all others.
@@ -82,8 +76,6 @@ pub struct Plan {
     pub conditions: Vec<(usize, Value)>,
     /// Number of Pods for event [`EVENT_NOT_UPGRADABLE`]; 0 for none.
     pub not_upgradable_event: usize,
-    /// When to reconcile again, if nothing changes before.
-    pub requeue: Option<Duration>,
     /// What the rollout waits for, the most important first.
     pub waits: Vec<Wait>,
 }
@@ -91,8 +83,6 @@ pub struct Plan {
 /// What a rollout waits for. Pods are indexes into the given ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// The cache does not show all of our writes yet.
-    UnobservedWrites,
     /// The strategy is `NotUpdate`: these Pods keep what they have.
     NotUpdate {
         /// Pods that are not updated.
@@ -156,7 +146,6 @@ pub fn plan<R: Borrow<Revision>>(
         upgrades: Vec::new(),
         conditions: Vec::new(),
         not_upgradable_event: 0,
-        requeue: None,
         waits: Vec::new(),
     };
     plan_pods(observed, &set, pods, &states, now, &mut plan);
@@ -171,11 +160,6 @@ fn plan_pods(
     now: Timestamp,
     plan: &mut Plan,
 ) {
-    if observed.unobserved_writes {
-        plan.requeue = Some(UNOBSERVED_RETRY);
-        plan.waits.push(Wait::UnobservedWrites);
-        return;
-    }
     let outdated = || indexes(states, |state| !state.updated);
     let strategy = set.spec.update_strategy.as_ref();
     if strategy.and_then(|s| s.type_.as_ref()) == Some(&SidecarSetUpdateStrategyType::NotUpdate) {
@@ -377,11 +361,10 @@ impl Wait {
             Self::PreviousUpdate(_) => 4,
             // It often lasts, and must not hide what is wrong now.
             Self::NotUpgradable(_) => 5,
-            Self::UnobservedWrites => 6,
-            Self::Paused { .. } => 7,
-            Self::NotUpdate { .. } => 8,
-            Self::Partition(_) => 9,
-            Self::NotSelected(_) => 10,
+            Self::Paused { .. } => 6,
+            Self::NotUpdate { .. } => 7,
+            Self::Partition(_) => 8,
+            Self::NotSelected(_) => 9,
         }
     }
 }

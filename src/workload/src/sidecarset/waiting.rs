@@ -73,11 +73,11 @@ pub fn condition(rollout: &WaitingRollout<'_>) -> Option<Waiting> {
     })
 }
 
-/// Whether the plan cannot tell what the rollout waits for, because Pods are written first or the cache lacks earlier
-/// writes. What was reported before stays then: otherwise the status would change twice for each Pod.
+/// Whether the plan does not show what the rollout waits for, because Pods are written first. What was reported before
+/// stays then: otherwise the status would change twice for each Pod.
 #[must_use]
 pub fn is_undecided(plan: &Plan) -> bool {
-    !plan.flips.is_empty() || plan.waits.contains(&Wait::UnobservedWrites)
+    !plan.flips.is_empty()
 }
 
 /// The first Pod that keeps its containers because more than images differ, by index: its revision is what
@@ -93,7 +93,6 @@ pub fn first_not_upgradable(waits: &[Wait]) -> Option<usize> {
 /// As with other workloads where they wait for the same.
 fn reason(wait: &Wait) -> &'static str {
     match wait {
-        Wait::UnobservedWrites => "UnobservedWrites",
         Wait::NotUpdate { .. } => "NotUpdate",
         Wait::Paused { .. } => "Paused",
         Wait::NotUpgradable(_) => "NotUpgradable",
@@ -111,7 +110,6 @@ fn reason(wait: &Wait) -> &'static str {
 impl WaitingRollout<'_> {
     fn text(&self, wait: &Wait) -> String {
         match wait {
-            Wait::UnobservedWrites => "the controller does not see all of its own writes yet".to_owned(),
             Wait::NotUpdate { outdated } => {
                 let count = self.count(outdated, ["is", "are"]);
                 format!("{count} not updated, because spec.updateStrategy.type is NotUpdate")

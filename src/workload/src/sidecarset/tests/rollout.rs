@@ -75,7 +75,6 @@ impl Rollout {
             annotations: &self.annotations,
             spec: &self.spec,
             status: &self.status,
-            unobserved_writes: false,
             refused: &self.refused,
             failed: &super::cluster::NONE_REFUSED,
         };

@@ -1,21 +1,18 @@
 use std::collections::BTreeMap;
 
-use jiff::Timestamp;
 use kruise_api::keys;
-use kruise_api::sidecarset::{SidecarSetSpec, SidecarSetStatus};
+use kruise_api::sidecarset::SidecarSetSpec;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use crate::in_place::Pod;
-use crate::revision::Revision;
 use crate::sidecarset::changed_field::{ChangedField, changed_field};
-use crate::sidecarset::history::ListedRevision;
 use crate::sidecarset::json_merge::MergeError;
-use crate::sidecarset::plan::{Observed, Wait, plan};
+use crate::sidecarset::plan::Wait;
 use crate::sidecarset::pod_metadata::PatchError;
 use crate::sidecarset::set::SetView;
 use crate::sidecarset::waiting::{
-    MAX_MESSAGE_CHARS, Waiting, WaitingRollout, condition, first_not_upgradable, is_undecided,
+    MAX_MESSAGE_CHARS, Waiting, WaitingRollout, condition, first_not_upgradable,
 };
 
 const HOT: &str = "HotUpgrade";
@@ -260,37 +257,9 @@ fn hot_upgrade_names_the_container_that_takes_over() {
     );
 }
 
-#[test]
-fn plan_with_unobserved_writes_is_undecided() {
-    let (none, spec, status) = (
-        BTreeMap::new(),
-        set_spec(&json!({}), HOT),
-        SidecarSetStatus::default(),
-    );
-    for unobserved_writes in [false, true] {
-        let observed = Observed {
-            name: "s",
-            uid: "u",
-            generation: 1,
-            resource_version: "1",
-            labels: &none,
-            annotations: &none,
-            spec: &spec,
-            status: &status,
-            unobserved_writes,
-            refused: &std::collections::BTreeSet::new(),
-            failed: &std::collections::BTreeSet::new(),
-        };
-        let revisions: [ListedRevision<Revision>; 0] = [];
-        let plan = plan(&observed, &[], &revisions, Timestamp::UNIX_EPOCH);
-        assert_eq!(is_undecided(&plan), unobserved_writes);
-    }
-}
-
 fn any_waits() -> impl Strategy<Value = Vec<Wait>> {
     let pods = || prop::collection::vec(0_usize..60, 0..50);
     let wait = prop_oneof![
-        Just(Wait::UnobservedWrites),
         pods().prop_map(|outdated| Wait::Paused { outdated }),
         pods().prop_map(|outdated| Wait::NotUpdate { outdated }),
         pods().prop_map(Wait::NotUpgradable),
