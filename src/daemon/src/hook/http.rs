@@ -4,7 +4,9 @@
 //! no Pod's response may redirect it elsewhere.
 
 use std::convert::Infallible;
+use std::error::Error as _;
 use std::future::pending;
+use std::io;
 use std::sync::Arc;
 
 use http_body_util::{BodyExt, Empty};
@@ -20,6 +22,8 @@ use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+
+use super::read_limit::ReadLimit;
 
 /// Maximum number of redirects that are followed.
 const MAX_REDIRECTS: usize = 10;
@@ -318,6 +322,11 @@ where
         port: request.port,
         why: error.to_string(),
     };
+    // Hyper skips any number of interim responses, and a body in chunks of one byte is sent as six times its length.
+    let stream = ReadLimit {
+        stream,
+        left: 4 * MAX_RESPONSE_HEAD + 8 * max_body,
+    };
     let (mut sender, connection) = http1::Builder::new()
         .max_buf_size(MAX_RESPONSE_HEAD)
         .handshake(TokioIo::new(stream))
@@ -326,7 +335,7 @@ where
     let answer = async {
         let response = match sender.send_request(message).await {
             Ok(response) => response,
-            Err(error) if error.is_parse_too_large() => return Ok(None),
+            Err(error) if is_too_long(&error) => return Ok(None),
             Err(error) => return Err(request_failed(error)),
         };
         let location = response.headers().get(LOCATION);
@@ -345,6 +354,14 @@ where
         // connection is driven here; the request returns its result as well.
         never = async { let _ = connection.await; pending::<Infallible>().await } => match never {},
     }
+}
+
+/// Whether the head of a response, or all the interim responses before it (100 to 199), are longer than the maximum.
+fn is_too_long(error: &hyper::Error) -> bool {
+    let source = error
+        .source()
+        .and_then(|source| source.downcast_ref::<io::Error>());
+    error.is_parse_too_large() || source.is_some_and(|source| source.kind() == io::ErrorKind::FileTooLarge)
 }
 
 /// The first `max` bytes of a body, or what arrived before an error.
@@ -537,6 +554,51 @@ mod tests {
         let hook = hook(port, false);
         let answered = tokio::time::timeout(std::time::Duration::from_secs(60), get(&hook));
         answered.await.expect("waits for the end of the head").unwrap();
+        server.await.unwrap();
+    }
+
+    /// A server that sends this text, and then the other one until the client closes the connection.
+    async fn endless_server(
+        start: &'static [u8],
+        repeated: &'static [u8],
+    ) -> (u16, tokio::task::JoinHandle<()>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let task = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            assert!(stream.read(&mut [0; 4096]).await.unwrap() > 0);
+            stream.write_all(start).await.unwrap();
+            while stream.write_all(repeated).await.is_ok() {}
+        });
+        (port, task)
+    }
+
+    #[tokio::test]
+    async fn endless_interim_responses_count_as_delivered() {
+        let (port, server) = endless_server(b"", b"HTTP/1.1 100 Continue\r\n\r\n").await;
+        let hook = hook(port, false);
+        let answered = tokio::time::timeout(std::time::Duration::from_secs(60), get(&hook));
+        answered.await.expect("waits for a final response").unwrap();
+        server.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn endless_chunk_size_ends_the_body_of_a_probe() {
+        let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n";
+        let (port, server) = endless_server(head, b"0").await;
+        let hook = hook(port, false);
+        let answered = tokio::time::timeout(std::time::Duration::from_secs(60), get_response(&hook, 4));
+        let response = answered.await.expect("waits for the size").unwrap().unwrap();
+        assert_eq!(response.body, b"ab");
+        server.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn body_in_small_chunks_is_read_up_to_the_maximum() {
+        let head = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n";
+        let (port, server) = endless_server(head, b"1\r\na\r\n").await;
+        let response = get_response(&hook(port, false), 64 << 10).await.unwrap().unwrap();
+        assert_eq!(response.body.len(), 64 << 10);
         server.await.unwrap();
     }
 

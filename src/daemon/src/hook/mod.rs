@@ -4,6 +4,7 @@
 //! Out: commands in the container, HTTP requests to it, or a sleep; the result.
 
 pub(super) mod http;
+mod read_limit;
 
 use std::time::Duration;
 
