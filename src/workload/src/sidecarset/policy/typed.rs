@@ -80,8 +80,11 @@ fn clean(value: &mut Value, field: &str, is_removed: fn(&Value) -> bool) -> Resu
 }
 
 fn clean_quantity(value: &mut Value, field: &str) -> Result<(), Unsupported> {
-    if let Value::Number(number) = value {
-        *value = number.to_string().into();
+    match value {
+        Value::Number(number) => *value = number.to_string().into(),
+        // As the API server reads it.
+        Value::Null => *value = "0".into(),
+        _ => {}
     }
     let is_quantity = value.as_str().is_some_and(|text| quantity::parse(text).is_some());
     is_quantity
