@@ -237,7 +237,7 @@ impl Error {
         }
     }
 
-    /// The pause that the API server requests before a retry, at most [`MAX_RETRY_AFTER`].
+    /// The pause that the API server requests before a retry, at most five minutes.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         let Self::Api(status) = self else { return None };
