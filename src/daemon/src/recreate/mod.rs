@@ -442,7 +442,8 @@ mod tests {
             let mut writer = StatusWriter::new(Arc::clone(&shared));
             writer.set_pending(&writes, &requests, shared.now());
             if at_shutdown {
-                writer.flush().await;
+                let until = Instant::now() + Duration::from_secs(60);
+                assert!(writer.flush(until).await.1);
             } else {
                 writer.start_due(shared.now());
                 while requests.iter().any(|request| !writer.is_deleted(&request.uid)) {

@@ -549,11 +549,11 @@ impl PodReconciler {
         let plan = plan::plan(&observed, now);
         self.status_writer
             .set_pending(&plan.writes, &observed.requests, now);
-        let flushed = tokio::time::timeout(FLUSH_TIMEOUT, self.status_writer.flush()).await;
-        let Ok(stored) = flushed else {
+        let until = tokio::time::Instant::now() + FLUSH_TIMEOUT;
+        let (stored, all) = self.status_writer.flush(until).await;
+        if !all {
             tracing::warn!(pod = %self.key, "could not write the last status before shutdown");
-            return;
-        };
+        }
         for (write, request) in &stored {
             self.on_status_written(write, request);
         }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use jiff::SignedDuration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
@@ -17,8 +18,10 @@ use kruise_ops::progress::ProgressStep;
 const MAX_CONCURRENT_CALLS: usize = 16;
 /// Timeout of an answer, after which a Pod is planned without it.
 pub const OBSERVE_TIMEOUT: Duration = Duration::from_secs(6);
-/// The same when the deadlines of all requests have passed, and only the end must be reported.
+/// The same when a deadline has passed and only the end must be reported.
 const MIN_OBSERVE_TIMEOUT: Duration = Duration::from_millis(300);
+/// How long after its deadline a request still limits the observations of its Pod; enough for some writes.
+const OVERDUE_AFTER: SignedDuration = SignedDuration::from_secs(5);
 /// Timeout in the queue, after which a Pod is planned without an answer, too: the request then reports that it waits,
 /// long before the manager reports after a minute that no daemon has started it.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -32,16 +35,15 @@ pub struct ObserveLimit {
 }
 
 impl ObserveLimit {
-    /// The limit of an observation that starts now. A request whose end cannot be written limits no other.
+    /// The limit of an observation that starts now.
     pub fn for_requests(requests: &[Arc<RecreateRequest>], now: Clocks) -> Self {
         let unfinished = requests.iter().filter(|request| !super::is_finished(request));
-        let (passed, coming): (Vec<_>, Vec<_>) = unfinished
+        // If the end of an overdue request cannot be written, the others of its Pod still need full observations.
+        let (overdue, others): (Vec<_>, Vec<_>) = unfinished
             .map(|request| plan::deadline(request))
-            .partition(|deadline| deadline.is_some_and(|at| at <= now.api));
-        let next_deadline = match coming.is_empty() {
-            true => passed.into_iter().flatten().min(),
-            false => coming.into_iter().flatten().min(),
-        };
+            .partition(|deadline| deadline.is_some_and(|at| now.api.duration_since(at) >= OVERDUE_AFTER));
+        let limiting = if others.is_empty() { overdue } else { others };
+        let next_deadline = limiting.into_iter().flatten().min();
         let time_left =
             next_deadline.map(|at| plan::to_mono(at, now).saturating_sub(now.mono).min(MAX_DEADLINE));
         Self {
@@ -121,7 +123,7 @@ impl RuntimeQueue {
 #[cfg(test)]
 mod tests {
     use futures::future::join_all;
-    use jiff::{SignedDuration, Timestamp};
+    use jiff::Timestamp;
     use tokio::time::sleep;
 
     use super::*;
@@ -241,10 +243,13 @@ mod tests {
         };
         assert_eq!(call(&requests, 0), OBSERVE_TIMEOUT);
         assert_eq!(call(&requests, 8), seconds(2));
-        assert_eq!(call(&requests[1..2], 10), MIN_OBSERVE_TIMEOUT);
+        assert_eq!(call(&requests, 10), MIN_OBSERVE_TIMEOUT);
+        assert_eq!(call(&requests, 14), MIN_OBSERVE_TIMEOUT);
+        // The end of the second cannot be written.
+        assert_eq!(call(&requests, 20), OBSERVE_TIMEOUT);
+        assert_eq!(call(&requests, 88), seconds(2));
+        assert_eq!(call(&requests[..2], 20), OBSERVE_TIMEOUT);
         assert_eq!(call(&requests[1..2], 20), MIN_OBSERVE_TIMEOUT);
-        assert_eq!(call(&requests[..2], 20), OBSERVE_TIMEOUT, "the other one goes on");
-        assert_eq!(call(&requests, 89), seconds(1));
         assert_eq!(call(&requests[..1], 10), OBSERVE_TIMEOUT);
         // Earlier waiting time counts.
         let limit = ObserveLimit::for_requests(&requests, now_at(0));

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::{JoinError, JoinSet};
+use tokio::time::{Instant, timeout_at};
 
 use super::RecreateContext;
 use super::plan::{Clocks, RecreateRequest, StatusWrite, Urgency};
@@ -149,7 +150,7 @@ impl StatusWriter {
             }
             ready.push((due, pending));
         }
-        ready.sort_by_key(|(due, _)| *due);
+        ready.sort_by_key(|(due, pending)| (pending.write.urgency, *due));
         let free = MAX_WRITES_IN_FLIGHT.saturating_sub(self.in_flight.len());
         for (_, pending) in ready.into_iter().take(free) {
             spawn_write(&mut self.write_tasks, &mut self.in_flight, &self.shared, pending);
@@ -219,9 +220,9 @@ impl StatusWriter {
         *entry = (entry.0 + 1, now + at_least.unwrap_or_default().max(pause));
     }
 
-    /// Writes immediately each pending status that changes more than its message, and waits for all writes to end.
-    /// Returns what the API server has stored.
-    pub async fn flush(&mut self) -> Vec<(StatusWrite, Arc<RecreateRequest>)> {
+    /// Writes immediately each pending status that changes more than its message, and waits until all writes have ended,
+    /// or `until`. Returns what the API server has stored, and whether that is all.
+    pub async fn flush(&mut self, until: Instant) -> (Vec<(StatusWrite, Arc<RecreateRequest>)>, bool) {
         let mut left = mem::take(&mut self.pending);
         left.retain(|uid, pending| {
             pending.write.urgency != Urgency::IfUnchanged && !self.in_flight.contains(uid)
@@ -233,8 +234,11 @@ impl StatusWriter {
             {
                 spawn_write(&mut self.write_tasks, &mut self.in_flight, &self.shared, &pending);
             }
-            match self.write_tasks.join_next().await {
-                None => return all_stored,
+            let Ok(ended) = timeout_at(until, self.write_tasks.join_next()).await else {
+                return (all_stored, false);
+            };
+            match ended {
+                None => return (all_stored, true),
                 Some(Ok((write, StatusWriteResult::Stored(request)))) => {
                     all_stored.push((write, Arc::from(request)));
                 }
