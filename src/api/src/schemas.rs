@@ -14,6 +14,8 @@ pub const MAX_INT_OR_STRING_CHARS: usize = 64;
 const MAX_NODE_NAMES: usize = 20_000;
 /// Labels in one selector.
 const MAX_LABELS: usize = 256;
+/// Labels, or requirements, in one selector of Pods that get a weight: a strategy has many of them.
+const MAX_WEIGHT_REQUIREMENTS: usize = 16;
 /// Requirements in one selector.
 const MAX_REQUIREMENTS: usize = 64;
 /// Values in one requirement.
@@ -122,7 +124,19 @@ pub(super) fn restarted_pods(_: &mut SchemaGenerator) -> Schema {
 
 /// Selector of the Pods that get a weight.
 pub(super) fn weighted_pods(_: &mut SchemaGenerator) -> Schema {
-    into_schema(label_selector_json("Which Pods the weight is given to."))
+    let mut schema = label_selector_json("Which Pods the weight is given to.");
+    let max = || json!(MAX_WEIGHT_REQUIREMENTS);
+    set(
+        &mut schema,
+        &["properties", "matchLabels", "maxProperties"],
+        max(),
+    );
+    set(
+        &mut schema,
+        &["properties", "matchExpressions", "maxItems"],
+        max(),
+    );
+    into_schema(schema)
 }
 
 /// An embedded `core/v1.PodTemplateSpec`, of which the API server keeps every field. Only fields that rules use are

@@ -41,6 +41,13 @@ enum Operator {
 }
 
 impl CompiledSelector {
+    /// The keys of the labels that decide whether it matches.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.requirements
+            .iter()
+            .map(|requirement| requirement.key.as_str())
+    }
+
     /// Whether `labels` match, as [`matches()`] says it.
     #[must_use]
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {

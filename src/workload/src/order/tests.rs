@@ -1,7 +1,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use kruise_api::cloneset::RollingUpdateCloneSetStrategy;
+use kruise_api::selector;
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
@@ -74,6 +76,59 @@ fn pod_orders_match_go() {
             vector["out"].clone()
         };
         assert_eq!(ours, theirs, "line {}", at + 1);
+    }
+}
+
+fn labels_of(pairs: impl IntoIterator<Item = (String, String)>) -> BTreeMap<String, String> {
+    pairs.into_iter().collect()
+}
+
+/// A tenant may write many terms. Pods differ in labels of ours, which the terms do not name.
+#[test]
+fn terms_are_matched_once_for_pods_with_equal_labels() {
+    let labels = |shift: usize| (0..180).map(move |at| (format!("k{at}"), format!("v{}", at + shift)));
+    let term =
+        |weight: i32| json!({ "weight": weight, "matchSelector": { "matchLabels": labels_of(labels(0)) } });
+    let terms: Vec<Value> = (0..256).map(|at| term(at % 100)).collect();
+    let strategy = serde_json::from_value(json!({ "weightPriority": terms })).unwrap();
+    let priority = CompiledPriority::from(&strategy);
+    let pod = |at: usize| {
+        let ours = [("apps.kruise.io/cloneset-instance-id".to_owned(), at.to_string())];
+        labels_of(labels(at % 2).chain(ours))
+    };
+    let pods: Vec<_> = (0..2000).map(pod).collect();
+    let mut known = HashMap::new();
+    let weights: Vec<i64> = pods
+        .iter()
+        .map(|labels| priority.weight(labels, &mut known))
+        .collect();
+    assert_eq!(known.len(), 2, "two kinds of Pods");
+    let total = (0..256).map(|at| at % 100).sum();
+    assert!(weights.chunks(2).all(|pair| pair == [total, 0]));
+}
+
+proptest! {
+    #[test]
+    fn pods_are_sorted_by_the_sum_of_their_weights(
+        terms in prop::collection::vec((0..100_i32, "[a-c]", "(In|NotIn|Exists|DoesNotExist)", "[12]"), 1..5),
+        pods in prop::collection::vec(prop::collection::btree_map("[a-d]", "[123]", 0..4), 0..20),
+    ) {
+        let weights = terms.iter().map(|(weight, key, operator, value)| {
+            let values = if operator.ends_with("In") { json!([value]) } else { json!([]) };
+            let requirement = json!({ "key": key, "operator": operator, "values": values });
+            json!({ "weight": weight, "matchSelector": { "matchExpressions": [requirement] } })
+        });
+        let strategy = json!({ "weightPriority": weights.collect::<Vec<_>>() });
+        let strategy: UpdatePriorityStrategy = serde_json::from_value(strategy).unwrap();
+        let mut order: Vec<usize> = (0..pods.len()).collect();
+        let mut expected = order.clone();
+        CompiledPriority::from(&strategy).sort(&mut order, |at| &pods[*at]);
+        expected.sort_by_key(|at| {
+            let terms = strategy.weight_priority.iter();
+            let matching = terms.filter(|term| selector::matches(&term.match_selector, &pods[*at]));
+            Reverse(matching.map(|term| term.weight).sum::<i32>())
+        });
+        prop_assert_eq!(order, expected);
     }
 }
 

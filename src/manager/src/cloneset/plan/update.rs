@@ -64,6 +64,11 @@ fn plan_rollout(
     };
     let mut spec_cache = Specs::new();
     let rolling = view.spec.rolling_update();
+    let stopped = view.template_rejected() || rolling.is_some_and(|r| r.paused);
+    // The order matters then only for Pods that are being prepared, of which some are to go on.
+    if stopped && view.pods.iter().all(|pod| pod.state != State::PreparingUpdate) {
+        return BTreeSet::new();
+    }
     let ordered = rolling.is_some_and(|r| r.priority_strategy.is_some() || !r.scatter_strategy.is_empty());
     let (mut candidates, mut remaining) = choose_candidates(view, &numbers, forward);
     let failures = &view.observed.failures;
@@ -77,7 +82,7 @@ fn plan_rollout(
     }
     let regular = remaining.min(candidates.len());
     let mut chosen: BTreeSet<usize> = candidates[..regular].iter().copied().collect();
-    if view.template_rejected() || rolling.is_some_and(|r| r.paused) {
+    if stopped {
         cancel_preparations(view, &chosen, pending);
         return BTreeSet::new();
     }
@@ -539,7 +544,7 @@ fn restore_sizes(
         builder.requeue_at(until);
         attempts = 0;
     }
-    let limit = spare_unavailable(view).max(view.limits.max_unavailable);
+    let limit = spare_unavailable(view);
     let is_unavailable = |pod: &&ObservedPod<'_>| !pod.available || builder.has_action(pod);
     let mut unavailable = to_i64(view.pods.iter().filter(is_unavailable).count());
     for pod in to_restore.into_iter().map(|at| &view.pods[at]) {
