@@ -64,7 +64,7 @@ fn refused_last<'a>(view: &PlanView<'_>, mut pods: Vec<&'a Pod>) -> Vec<&'a Pod>
 }
 
 /// Deletes Pods that have ended and whose claims are kept: the Pods that replace them get the same names and claims.
-/// These are mostly Pods that kubelet evicted and left for inspection. Returns whether there were any.
+/// These are mostly Pods that kubelet evicted and left for inspection. Returns whether something is done about one.
 fn delete_terminal_pods(
     view: &PlanView<'_>,
     kept_claims: &BTreeSet<&str>,
@@ -72,17 +72,32 @@ fn delete_terminal_pods(
     builder: &mut PlanBuilder,
 ) -> bool {
     let not_replaced: BTreeSet<&str> = not_replaced.iter().map(|pod| pod.uid.as_str()).collect();
-    let actions = create::ended_with_claims(view, kept_claims)
-        .into_iter()
-        .filter(|pod| !not_replaced.contains(pod.uid.as_str()))
-        .map(|pod| Action::DeletePod {
-            uid: pod.uid.clone(),
-            name: pod.name.clone(),
-            version: Some(pod.resource_version.clone()),
-            claims: Vec::new(),
-        });
-    let planned: Vec<bool> = actions.map(|action| builder.push(view, action)).collect();
-    planned.contains(&true)
+    let ended = create::ended_with_claims(view, kept_claims).into_iter();
+    let mut planned = false;
+    for pod in ended.filter(|pod| !not_replaced.contains(pod.uid.as_str())) {
+        planned |= match pods::is_hooked(view.pre_delete(), pod) {
+            true => prepare_delete(view, pod, builder),
+            false => builder.push(
+                view,
+                Action::DeletePod {
+                    uid: pod.uid.clone(),
+                    name: pod.name.clone(),
+                    version: Some(pod.resource_version.clone()),
+                    claims: Vec::new(),
+                },
+            ),
+        };
+    }
+    planned
+}
+
+/// Lets the hook know that the Pod is to be deleted; returns whether that is news.
+fn prepare_delete(view: &PlanView<'_>, pod: &Pod, builder: &mut PlanBuilder) -> bool {
+    if pods::lifecycle_state(pod) == State::PreparingDelete {
+        return false;
+    }
+    let write = lifecycle::state_write(view, pod, Some(State::PreparingDelete), None);
+    builder.push_patch(view, pod, PatchReason::PrepareDelete, write.into_iter().collect())
 }
 
 fn any_preparing_delete(view: &PlanView<'_>) -> bool {
@@ -296,11 +311,9 @@ fn delete_pods<'a>(
             let planned = builder.push(view, act);
             room -= usize::from(planned);
             planned_any |= planned;
-        } else if pods::lifecycle_state(pod) != State::PreparingDelete {
+        } else {
             // Not limited by `room`: no more are chosen while Pods wait for their hook, which may take hours.
-            let write = lifecycle::state_write(view, pod, Some(State::PreparingDelete), None);
-            planned_any |=
-                builder.push_patch(view, pod, PatchReason::PrepareDelete, write.into_iter().collect());
+            planned_any |= prepare_delete(view, pod, builder);
         }
     }
     planned_any

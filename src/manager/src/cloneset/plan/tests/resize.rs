@@ -630,9 +630,8 @@ fn sizes_are_restored_together_despite_priority() {
     assert_tags_and_cpu(&cluster, [("1", "1"), ("1", "1")]);
 }
 
-/// Each restore restarts a container, so the Pods become unavailable one after another.
-#[test]
-fn restarting_size_restore_keeps_max_unavailable() {
+/// A settled CloneSet whose Pods need a restart of their container to get back their size.
+fn with_sizes_to_restore() -> FakeCluster {
     let mut cluster = FakeCluster::new(clone_set_spec(false, false));
     let policy = json!([{ "resourceName": "cpu", "restartPolicy": "RestartContainer" }]);
     edit_container(&mut cluster, "resizePolicy", policy);
@@ -647,6 +646,25 @@ fn restarting_size_restore_keeps_max_unavailable() {
         pod["metadata"]["annotations"][keys::IN_PLACE_UPDATE_RESIZING] = json!(old.to_string());
     }
     run_kubelets(&mut cluster);
+    cluster
+}
+
+/// A quota may keep a Pod from being created for long.
+#[test]
+fn missing_pods_take_the_place_of_restarting_size_restores() {
+    let mut cluster = with_sizes_to_restore();
+    let missing = cluster.pods.keys().next().unwrap().clone();
+    cluster.pods.remove(&missing);
+    (cluster.failures_left, cluster.fault) = (1, Fault::Refused);
+    let plan = reconcile_later(&mut cluster);
+    assert_eq!(patch_targets(&plan), [], "{plan:?}");
+    assert_settles(&mut cluster);
+}
+
+/// Each restore restarts a container, so the Pods become unavailable one after another.
+#[test]
+fn restarting_size_restore_keeps_max_unavailable() {
+    let mut cluster = with_sizes_to_restore();
     let plan = reconcile_later(&mut cluster);
     assert_eq!(
         patch_targets(&plan),

@@ -104,3 +104,27 @@ fn an_early_end_delays_only_its_own_replacement() {
     settle(&mut cluster);
     assert_eq!(cluster.pods.len(), 8);
 }
+
+/// The hook may be there to save what an ended Pod left.
+#[test]
+fn ended_pod_is_not_deleted_before_its_hook_releases_it() {
+    let mut cluster = FakeCluster::new(clone_set_spec(false, true));
+    cluster.edit(&json!({ "scaleStrategy": { "enablePVCReuse": true },
+        "lifecycle": { "preDelete": { "labelsHandler": { "hook": "on" } } } }));
+    settle(&mut cluster);
+    let ended = cluster.pods.keys().next().unwrap().clone();
+    cluster.now = cluster.now.checked_add(1.minute()).unwrap();
+    cluster.pods.get_mut(&ended).unwrap()["metadata"]["labels"]["hook"] = json!("on");
+    cluster.end_pod(&ended, "Failed");
+    settle(&mut cluster);
+    let pod = &cluster.pods[&ended];
+    assert_eq!(pod["status"]["phase"], "Failed", "not deleted yet");
+    assert_eq!(
+        pod["metadata"]["labels"][keys::LIFECYCLE_STATE],
+        "PreparingDelete"
+    );
+    let labels = cluster.pods.get_mut(&ended).unwrap()["metadata"]["labels"].as_object_mut();
+    labels.unwrap().remove("hook");
+    settle(&mut cluster);
+    assert_eq!(cluster.pods[&ended]["status"]["phase"], "Running", "replaced");
+}
