@@ -223,14 +223,10 @@ impl DesiredRevision {
         }
     }
 
-    /// The same revision with its name after `collisions` name collisions. Its label does not change, as in upstream.
-    pub fn with_collisions(&self, owner: &RevisionOwner<'_>, collisions: i32) -> Self {
-        self.with_name_after(owner.name, collisions)
-    }
-
-    /// The same, by the name of the workload.
+    /// The same revision with its name after `collisions` name collisions of this workload. Its label does not change,
+    /// as in upstream.
     #[must_use]
-    pub fn with_name_after(&self, workload: &str, collisions: i32) -> Self {
+    pub fn with_collisions(&self, workload: &str, collisions: i32) -> Self {
         Self {
             name: revision_name(workload, &hashes::revision_hash(&self.data, Some(collisions))),
             ..self.clone()

@@ -370,7 +370,7 @@ async fn create_revision(
             return Err(RevisionError::InvalidTemplate(why));
         }
         *collisions = Some(count);
-        desired = desired.with_collisions(&owner, count);
+        desired = desired.with_collisions(owner.name, count);
     }
 }
 

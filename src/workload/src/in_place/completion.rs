@@ -97,7 +97,10 @@ pub fn progress(pod: &Pod) -> UpdateProgress {
 }
 
 /// What the daemon reports about the containers.
-fn runtime_meta(pod: &Pod) -> Result<Option<RuntimeContainerMetaSet>, WaitingFor> {
+///
+/// # Errors
+/// What the update waits for if the annotation cannot be read.
+pub fn runtime_meta(pod: &Pod) -> Result<Option<RuntimeContainerMetaSet>, WaitingFor> {
     let key = keys::RUNTIME_CONTAINERS_META;
     let text = pod.annotations.get(key).map(|text| serde_json::from_str(text));
     let unreadable = |e| WaitingFor::InvalidAnnotation(format!("annotation {key} cannot be read: {e}"));
@@ -109,11 +112,16 @@ fn runtime_meta(pod: &Pod) -> Result<Option<RuntimeContainerMetaSet>, WaitingFor
 ///
 /// # Errors
 /// What the update waits for.
-pub fn check_replaced(pod: &Pod, name: &str, last: &InPlaceUpdateContainerStatus) -> Result<(), WaitingFor> {
+pub fn check_replaced(
+    pod: &Pod,
+    name: &str,
+    last: &InPlaceUpdateContainerStatus,
+    meta: Option<&RuntimeContainerMetaSet>,
+) -> Result<(), WaitingFor> {
     let Some(container) = pod.containers.iter().find(|c| c.name == name) else {
         return Ok(());
     };
-    let verified = check_image(pod, container, last, runtime_meta(pod)?.as_ref());
+    let verified = check_image(pod, container, last, meta);
     // kubelet's reason for a waiting container is more useful than the missing proof.
     let waiting_reason = pod.container_status(name).and_then(|s| s.waiting.clone());
     verified.map_err(|why| {
@@ -145,7 +153,7 @@ pub fn check_containers(pod: &Pod, state: &InPlaceUpdateState) -> Result<(), Wai
         })?;
     }
     let mut last = state.last_container_statuses.iter();
-    last.try_for_each(|(name, last)| check_replaced(pod, name, last))
+    last.try_for_each(|(name, last)| check_replaced(pod, name, last, meta.as_ref()))
 }
 
 fn check_image(

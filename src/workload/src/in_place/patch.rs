@@ -209,9 +209,11 @@ fn merge_unfinished(pod: &Pod, spec: &Spec, template: Template<'_>) -> (InPlaceU
         unfinished.update_resources = before.update_resources;
     }
     unfinished.last_container_statuses = before.last_container_statuses;
-    unfinished
-        .last_container_statuses
-        .retain(|name, last| completion::check_replaced(pod, name, last).is_err());
+    if let Ok(meta) = completion::runtime_meta(pod) {
+        unfinished
+            .last_container_statuses
+            .retain(|name, last| completion::check_replaced(pod, name, last, meta.as_ref()).is_err());
+    }
     unfinished.update_images = !unfinished.last_container_statuses.is_empty();
     (unfinished, spec)
 }

@@ -316,7 +316,7 @@ fn rollback_promotes_the_old_revision() {
 fn name_collision_changes_the_revision_name() {
     let set = owner("n");
     let first = desired_revision(&set, &template("i"), &[], None);
-    let second = first.with_collisions(&set, 1);
+    let second = first.with_collisions(set.name, 1);
     assert_ne!(first.name, second.name);
     assert_eq!(
         second.name,

@@ -146,7 +146,7 @@ pub fn plan<R: Borrow<Revision>>(
             let mut named = desired;
             while taken.contains(named.name.as_str()) && collisions < i32::MAX {
                 collisions = collisions.saturating_add(1);
-                named = named.with_name_after(set.name, collisions);
+                named = named.with_collisions(set.name, collisions);
             }
             (named.name.clone(), named)
         }
