@@ -199,8 +199,10 @@ impl Dispatcher {
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic)]
     use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use kube::client::Body;
+    use serde_json::json;
     use tokio::sync::mpsc;
 
     use super::act::{StopTask, TaskEventKind};
@@ -397,6 +399,66 @@ mod tests {
             written.iter().any(|body| body.contains("written after all")),
             "{written:?}"
         );
+    }
+
+    /// It would be executed again in the older version that the watch shows. The first read fails, the second one finds
+    /// the request and the third one does not.
+    #[tokio::test(start_paused = true)]
+    async fn completed_request_is_read_until_the_watch_shows_it() {
+        let reads = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&reads);
+        let service = tower::service_fn(move |call: http::Request<Body>| {
+            let is_read = call.method() == http::Method::GET;
+            let code: u16 = match is_read.then(|| counted.fetch_add(1, Ordering::Relaxed)) {
+                None | Some(1) => 200,
+                Some(0) => 500,
+                Some(_) => 404,
+            };
+            let completed = json!({
+                "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+                "metadata": {
+                    "namespace": "team", "name": "again", "uid": "u", "resourceVersion": "2",
+                    "creationTimestamp": "2026-01-02T03:04:05Z",
+                },
+                "spec": {"podName": "web", "containers": [{"name": "main"}]},
+                "status": {"phase": "Completed", "completionTime": "2026-01-02T03:04:06Z"},
+            });
+            let body = if code == 200 {
+                completed.to_string().into_bytes()
+            } else {
+                Vec::new()
+            };
+            std::future::ready(http::Response::builder().status(code).body(Body::from(body)))
+        });
+        let (mut shared, _) = node_with_panicking_runtime();
+        Arc::get_mut(&mut shared).unwrap().ctx = Context::for_test(kube::Client::new(service, "default"));
+        let watched = vec![Arc::new(RecreateRequest {
+            uid: "u".to_owned(),
+            namespace: "team".to_owned(),
+            name: "again".to_owned(),
+            resource_version: "1".to_owned(),
+            ..RecreateRequest::default()
+        })];
+        let write = StatusWrite {
+            request_uid: "u".to_owned(),
+            status: ContainerRecreateRequestStatus::default(),
+            waiting_reason: None,
+            urgency: Urgency::Now,
+        };
+        let mut writer = StatusWriter::new(Arc::clone(&shared));
+        writer.set_pending(&[write], &watched, shared.now());
+        writer.start_due(shared.now());
+        assert!(writer.next_written().await.is_some());
+        for read in 1..=3 {
+            let expires_at = writer.start_due(shared.now()).unwrap();
+            tokio::time::sleep_until(shared.instant_at(expires_at)).await;
+            let latest = writer.latest(watched.clone());
+            assert!(latest.iter().all(|request| is_finished(request)), "read {read}");
+            writer.start_due(shared.now());
+            assert!(writer.next_written().await.is_none());
+            assert_eq!(reads.load(Ordering::Relaxed), read);
+        }
+        assert!(writer.latest(watched).iter().all(|request| request.terminating));
     }
 
     /// The Pod of all of them has gone, so that all end at once; each write needs a connection.

@@ -21,11 +21,11 @@ use kruise_cluster::{self as cluster, Cluster, Key, write};
 pub enum StatusWriteResult {
     /// Stored; this is the request now.
     Stored(Box<RecreateRequest>),
-    /// Another writer changed it in between; this is the request now.
+    /// Only read, for example because another writer changed it in between; this is the request now.
     Stale(Box<RecreateRequest>),
     /// The request no longer exists.
     NotFound,
-    /// The API server refused the write or could not be reached.
+    /// The API server refused the call or could not be reached.
     Failed(cluster::Error),
 }
 
@@ -47,12 +47,18 @@ pub async fn write_status(
         Ok(Some(stored)) if stored.uid == request.uid => StatusWriteResult::Stored(Box::new(stored)),
         Ok(_) => StatusWriteResult::NotFound,
         Err(error) if error.not_found() => StatusWriteResult::NotFound,
-        Err(error) if error.conflict() => match write::get(&api, &request.name).await {
-            Ok(object) => match object.and_then(observe::parse_request) {
-                Some(newer) if newer.uid == request.uid => StatusWriteResult::Stale(Box::new(newer)),
-                _ => StatusWriteResult::NotFound,
-            },
-            Err(error) => StatusWriteResult::Failed(error),
+        Err(error) if error.conflict() => read_request(cluster, request).await,
+        Err(error) => StatusWriteResult::Failed(error),
+    }
+}
+
+/// Reads the request from the API server.
+pub async fn read_request(cluster: &Cluster, request: &RecreateRequest) -> StatusWriteResult {
+    let api: Api<ContainerRecreateRequest> = Api::namespaced(cluster.client.clone(), &request.namespace);
+    match write::get(&api, &request.name).await {
+        Ok(object) => match object.and_then(observe::parse_request) {
+            Some(newer) if newer.uid == request.uid => StatusWriteResult::Stale(Box::new(newer)),
+            _ => StatusWriteResult::NotFound,
         },
         Err(error) => StatusWriteResult::Failed(error),
     }

@@ -1,5 +1,6 @@
 //! Writes the status of requests: one write per request at a time, each on top of the resource version that the
-//! decision was based on. Transitions that are close in time share one write.
+//! decision was based on. Transitions that are close in time share one write. A version of ours that the watch does not
+//! show in time is read from the API server.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -26,15 +27,18 @@ const RETRY_BACKOFF: Backoff = Backoff::new(Duration::from_millis(200), Duration
 /// The delay after a permanent error: the write cannot succeed until something changes.
 const REJECTED_RETRY_DELAY: Duration = Duration::from_secs(60);
 
-/// Writes at once of one Pod's requests: each has its own connection.
+/// Writes and reads at once of one Pod's requests: each has its own connection.
 const MAX_WRITES_IN_FLIGHT: usize = 8;
+
+/// The request before a task, the write unless the task was a read, and the result.
+type TaskResult = (Arc<RecreateRequest>, Option<StatusWrite>, StatusWriteResult);
 
 /// Writes the statuses of one Pod's requests.
 pub struct StatusWriter {
     shared: Arc<RecreateContext>,
     unconfirmed: BTreeMap<String, Unconfirmed<Arc<RecreateRequest>>>,
     pending: BTreeMap<String, PendingStatusWrite>,
-    write_tasks: JoinSet<(StatusWrite, StatusWriteResult)>,
+    write_tasks: JoinSet<TaskResult>,
     in_flight: BTreeSet<String>,
     /// The number of consecutive failed writes, and the earliest time of the next attempt.
     backoffs: BTreeMap<String, (u32, Duration)>,
@@ -80,7 +84,7 @@ impl StatusWriter {
         self.in_flight.is_empty() && self.unconfirmed.is_empty()
     }
 
-    /// Whether a status write for the request is in flight.
+    /// Whether a status write or a read of the request is in flight.
     pub fn is_writing(&self, uid: &str) -> bool {
         self.in_flight.contains(uid)
     }
@@ -90,14 +94,14 @@ impl StatusWriter {
         self.deleted.contains(uid)
     }
 
-    /// The watched requests, each in its newest version: ours if the watch is behind.
+    /// The watched requests, each in its newest version: ours if the watch is behind, for however long. Otherwise a
+    /// completed request would be executed again.
     pub fn latest(&mut self, watched: Vec<Arc<RecreateRequest>>) -> Vec<Arc<RecreateRequest>> {
-        let now = self.shared.now().mono;
         let mut latest = Vec::with_capacity(watched.len());
         let mut still_unconfirmed = BTreeMap::new();
         for request in watched {
             match self.unconfirmed.remove(&request.uid) {
-                Some(own) if !own.has_expired(now) && is_newer(own.written(), &request) => {
+                Some(own) if is_newer(own.written(), &request) => {
                     latest.push(Arc::clone(own.written()));
                     still_unconfirmed.insert(request.uid.clone(), own);
                 }
@@ -133,10 +137,11 @@ impl StatusWriter {
         self.backoffs.retain(|uid, _| self.pending.contains_key(uid));
     }
 
-    /// Starts the writes that are due, as many as there may be at once; returns when to call it again. It is called
-    /// whenever a write has ended, too.
+    /// Starts the writes that are due and then the reads, as many as there may be at once; returns when to call it
+    /// again. It is called whenever one of them has ended, too.
     pub fn start_due(&mut self, now: Clocks) -> Option<Duration> {
-        let mut next = self.unconfirmed.values().map(Unconfirmed::expires_at).min();
+        let expiries = self.unconfirmed.values().map(Unconfirmed::expires_at);
+        let mut next = expiries.filter(|at| *at > now.mono).min();
         let mut ready = Vec::new();
         for (uid, pending) in &self.pending {
             if self.in_flight.contains(uid) {
@@ -152,14 +157,35 @@ impl StatusWriter {
         }
         ready.sort_by_key(|(due, pending)| (pending.write.urgency, *due));
         let free = MAX_WRITES_IN_FLIGHT.saturating_sub(self.in_flight.len());
-        for (_, pending) in ready.into_iter().take(free) {
-            spawn_write(&mut self.write_tasks, &mut self.in_flight, &self.shared, pending);
+        for (_, PendingStatusWrite { base, write, .. }) in ready.into_iter().take(free) {
+            spawn_task(
+                &mut self.write_tasks,
+                &mut self.in_flight,
+                &self.shared,
+                base,
+                Some(write.clone()),
+            );
+        }
+        for (uid, own) in &mut self.unconfirmed {
+            let is_full = self.in_flight.len() >= MAX_WRITES_IN_FLIGHT;
+            if is_full || self.in_flight.contains(uid) || !own.has_expired(now.mono) {
+                continue;
+            }
+            // If it fails, the next read is as late as this one.
+            *own = Unconfirmed::new(Arc::clone(own.written()), now.mono);
+            spawn_task(
+                &mut self.write_tasks,
+                &mut self.in_flight,
+                &self.shared,
+                own.written(),
+                None,
+            );
         }
         next
     }
 
-    /// Waits for a write to end, forever if none is in flight. Returns what the API server has stored, and the
-    /// request as it is now.
+    /// Waits for a write or a read to end, forever if none is in flight. Returns what the API server has stored, and
+    /// the request as it is now.
     pub async fn next_written(&mut self) -> Option<(StatusWrite, Arc<RecreateRequest>)> {
         match self.write_tasks.join_next().await {
             Some(ended) => self.on_ended(ended),
@@ -167,7 +193,7 @@ impl StatusWriter {
         }
     }
 
-    /// The same without waiting; `None` if no write has ended.
+    /// The same without waiting; `None` if none has ended.
     pub fn try_next_written(&mut self) -> Option<Option<(StatusWrite, Arc<RecreateRequest>)>> {
         let ended = self.write_tasks.try_join_next()?;
         Some(self.on_ended(ended))
@@ -175,15 +201,15 @@ impl StatusWriter {
 
     fn on_ended(
         &mut self,
-        ended: Result<(StatusWrite, StatusWriteResult), JoinError>,
+        ended: Result<TaskResult, JoinError>,
     ) -> Option<(StatusWrite, Arc<RecreateRequest>)> {
         // Only a cancelled task ends without a result.
-        let (write, written) = ended.ok()?;
-        let request = self.on_written(&write.request_uid, written)?;
-        Some((write, request))
+        let (base, write, result) = ended.ok()?;
+        let request = self.on_result(&base.uid, result)?;
+        Some((write?, request))
     }
 
-    fn on_written(&mut self, uid: &str, result: StatusWriteResult) -> Option<Arc<RecreateRequest>> {
+    fn on_result(&mut self, uid: &str, result: StatusWriteResult) -> Option<Arc<RecreateRequest>> {
         self.in_flight.remove(uid);
         let now = self.shared.now().mono;
         match result {
@@ -202,11 +228,18 @@ impl StatusWriter {
             }
             StatusWriteResult::NotFound => {
                 self.deleted.insert(uid.to_owned());
+                // Until the watch shows its deletion.
+                if let Some(own) = self.unconfirmed.get(uid) {
+                    let mut request = Arc::clone(own.written());
+                    Arc::make_mut(&mut request).terminating = true;
+                    self.unconfirmed
+                        .insert(uid.to_owned(), Unconfirmed::new(request, now));
+                }
                 self.back_off(uid, now, None);
                 None
             }
             StatusWriteResult::Failed(error) => {
-                tracing::warn!(request = uid, %error, "status not written");
+                tracing::warn!(request = uid, %error, "failed to write the status or to read the request");
                 let rejected_delay = error.permanent().then_some(REJECTED_RETRY_DELAY);
                 self.back_off(uid, now, error.retry_after().or(rejected_delay));
                 None
@@ -230,40 +263,49 @@ impl StatusWriter {
         let mut all_stored = Vec::new();
         loop {
             while self.write_tasks.len() < MAX_WRITES_IN_FLIGHT
-                && let Some((_, pending)) = left.pop_first()
+                && let Some((_, PendingStatusWrite { base, write, .. })) = left.pop_first()
             {
-                spawn_write(&mut self.write_tasks, &mut self.in_flight, &self.shared, &pending);
+                spawn_task(
+                    &mut self.write_tasks,
+                    &mut self.in_flight,
+                    &self.shared,
+                    &base,
+                    Some(write),
+                );
             }
             let Ok(ended) = timeout_at(until, self.write_tasks.join_next()).await else {
                 return (all_stored, false);
             };
             match ended {
                 None => return (all_stored, true),
-                Some(Ok((write, StatusWriteResult::Stored(request)))) => {
+                Some(Ok((_, Some(write), StatusWriteResult::Stored(request)))) => {
                     all_stored.push((write, Arc::from(request)));
                 }
-                Some(Ok((write, StatusWriteResult::Failed(error)))) => {
-                    tracing::warn!(request = write.request_uid, %error, "the last status was not written");
+                Some(Ok((base, Some(_), StatusWriteResult::Failed(error)))) => {
+                    tracing::warn!(request = base.uid, %error, "the last status was not written");
                 }
-                Some(Ok((_, StatusWriteResult::Stale(_) | StatusWriteResult::NotFound)) | Err(_)) => {}
+                Some(_) => {}
             }
         }
     }
 }
 
-fn spawn_write(
-    write_tasks: &mut JoinSet<(StatusWrite, StatusWriteResult)>,
+/// Starts this write of the request's status, or else a read of the request.
+fn spawn_task(
+    tasks: &mut JoinSet<TaskResult>,
     in_flight: &mut BTreeSet<String>,
     shared: &Arc<RecreateContext>,
-    pending: &PendingStatusWrite,
+    base: &Arc<RecreateRequest>,
+    write: Option<StatusWrite>,
 ) {
-    in_flight.insert(pending.write.request_uid.clone());
-    let (shared, base, write) = (
-        Arc::clone(shared),
-        Arc::clone(&pending.base),
-        pending.write.clone(),
-    );
-    let description = format!("writing the status of request {}/{}", base.namespace, base.name);
+    in_flight.insert(base.uid.clone());
+    let (shared, base) = (Arc::clone(shared), Arc::clone(base));
+    let verb = if write.is_some() {
+        "writing the status of"
+    } else {
+        "reading"
+    };
+    let description = format!("{verb} request {}/{}", base.namespace, base.name);
     // Covers the patch, and a read after a conflict.
     let timeout = cluster::write::REQUEST_TIMEOUT * 2;
     let step = shared
@@ -271,12 +313,18 @@ fn spawn_write(
         .health
         .progress
         .begin(super::NAME, description, timeout);
-    write_tasks.spawn(async move {
+    tasks.spawn(async move {
         let _step = step;
-        let written = report::write_status(&shared.ctx.cluster, &shared.ctx.node_name, &base, &write);
-        let written = catch_panic(super::NAME, &write.request_uid, written).await;
-        let written = written.unwrap_or_else(|panicked| StatusWriteResult::Failed(panicked.into()));
-        (write, written)
+        let call = async {
+            let cluster = &shared.ctx.cluster;
+            match &write {
+                Some(write) => report::write_status(cluster, &shared.ctx.node_name, &base, write).await,
+                None => report::read_request(cluster, &base).await,
+            }
+        };
+        let result = catch_panic(super::NAME, &base.uid, call).await;
+        let result = result.unwrap_or_else(|panicked| StatusWriteResult::Failed(panicked.into()));
+        (base, write, result)
     });
 }
 
