@@ -27,6 +27,8 @@ pub struct TaskEvent {
 /// What has happened to a container.
 #[derive(Debug)]
 pub enum TaskEventKind {
+    /// There was no free slot before the request's deadline, and nothing was done.
+    NotStarted,
     /// A slot is free, and the preStop hook starts.
     HookStarted,
     /// The runtime is called to stop the container.
@@ -168,6 +170,8 @@ impl StopTask {
         let slot = self.shared.ctx.stop_slots.acquire(&self.pod.namespace).await?;
         let now = self.shared.now().mono;
         if self.action.deadline.is_some_and(|deadline| deadline <= now) {
+            // If the API server's clock was set back, the deadline is later by now, and the plan stops the container.
+            self.send_event(TaskEventKind::NotStarted);
             return None;
         }
         self.send_event(if self.action.params.run_hook {

@@ -441,11 +441,14 @@ impl PodReconciler {
         else {
             return;
         };
-        attempt.started_at.get_or_insert(now);
+        if !matches!(kind, TaskEventKind::NotStarted) {
+            attempt.started_at.get_or_insert(now);
+        }
         let stop_failures = self.stop_failures.entry(key.clone()).or_default();
         attempt.hook_done |=
             matches!(kind, TaskEventKind::StopStarted) || *stop_failures + 1 >= hook::MAX_ATTEMPTS;
         attempt.stage = match kind {
+            TaskEventKind::NotStarted => StopStage::Queued,
             TaskEventKind::HookStarted => StopStage::Hook,
             TaskEventKind::StopStarted => StopStage::Stopping,
             TaskEventKind::Stopped => StopStage::Stopped(now),
@@ -570,5 +573,35 @@ fn failed_stop_stage(error: &StopError, failures: &mut u32, now: Duration) -> St
     StopStage::Retry {
         retry_at,
         error: message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::node_with_panicking_runtime;
+    use super::*;
+
+    #[tokio::test]
+    async fn stop_that_was_not_started_can_be_planned_again() {
+        let (shared, _) = node_with_panicking_runtime();
+        let mut reconciler = PodReconciler::new(shared, Key::namespaced("team", "web"), Arc::default());
+        let key = plan::ContainerKey {
+            request_uid: "u".to_owned(),
+            container: "main".to_owned(),
+        };
+        let queued = |in_progress| StopAttempt {
+            request_name: "again".to_owned(),
+            started_at: None,
+            hook_done: false,
+            grace_spent: Duration::ZERO,
+            stage: StopStage::Queued,
+            in_progress,
+        };
+        reconciler.state.attempts.insert(key.clone(), queued(true));
+        reconciler.on_task_event(TaskEvent {
+            key: key.clone(),
+            kind: TaskEventKind::NotStarted,
+        });
+        assert_eq!(reconciler.state.attempts.get(&key), Some(&queued(false)));
     }
 }
