@@ -218,7 +218,7 @@ mod tests {
     }
 
     /// The same with an API server that answers every request with that code.
-    fn node_with_api_response(code: u16) -> (Arc<RecreateContext>, Arc<Mutex<Vec<String>>>) {
+    pub(super) fn node_with_api_response(code: u16) -> (Arc<RecreateContext>, Arc<Mutex<Vec<String>>>) {
         let written = Arc::new(Mutex::new(Vec::new()));
         let writes = Arc::clone(&written);
         let service = tower::service_fn(move |request: http::Request<Body>| {

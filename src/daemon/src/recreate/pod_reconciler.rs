@@ -165,8 +165,14 @@ impl PodReconciler {
             }
         }
         let has_attempt = |uid: &str| self.state.attempts.keys().any(|key| key.request_uid == uid);
+        // The rows of the control API show a stop until its end: meanwhile the container is not restarted for its
+        // environment. The result of a stop is only written to a request that exists.
         let is_stopping = |request: &RecreateRequest| {
-            has_attempt(&request.uid) && !self.status_writer.is_deleted(&request.uid)
+            let is_deleted = self.status_writer.is_deleted(&request.uid);
+            let mut attempts = self.state.attempts.iter();
+            attempts.any(|(key, attempt)| {
+                key.request_uid == request.uid && (attempt.in_progress || !is_deleted)
+            })
         };
         requests.retain(|request| !super::is_finished(request) || is_stopping(request));
         self.tracked_requests = requests
@@ -578,8 +584,21 @@ fn failed_stop_stage(error: &StopError, failures: &mut u32, now: Duration) -> St
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::node_with_panicking_runtime;
+    #![allow(clippy::unwrap_used)]
+    use super::super::tests::{node_with_api_response, node_with_panicking_runtime};
     use super::*;
+    use kruise_cluster::Store;
+
+    fn attempt(stage: StopStage, in_progress: bool) -> StopAttempt {
+        StopAttempt {
+            request_name: "again".to_owned(),
+            started_at: None,
+            hook_done: false,
+            grace_spent: Duration::ZERO,
+            stage,
+            in_progress,
+        }
+    }
 
     #[tokio::test]
     async fn stop_that_was_not_started_can_be_planned_again() {
@@ -589,19 +608,41 @@ mod tests {
             request_uid: "u".to_owned(),
             container: "main".to_owned(),
         };
-        let queued = |in_progress| StopAttempt {
-            request_name: "again".to_owned(),
-            started_at: None,
-            hook_done: false,
-            grace_spent: Duration::ZERO,
-            stage: StopStage::Queued,
-            in_progress,
-        };
+        let queued = |in_progress| attempt(StopStage::Queued, in_progress);
         reconciler.state.attempts.insert(key.clone(), queued(true));
         reconciler.on_task_event(TaskEvent {
             key: key.clone(),
             kind: TaskEventKind::NotStarted,
         });
         assert_eq!(reconciler.state.attempts.get(&key), Some(&queued(false)));
+    }
+
+    /// The API server has reported its deletion before the watch did.
+    #[tokio::test]
+    async fn deleted_request_is_shown_until_its_stop_has_ended() {
+        let (mut shared, _) = node_with_api_response(404);
+        let request = shared.requests.list().remove(0);
+        Arc::get_mut(&mut shared).unwrap().requests = Store::from_objects([]);
+        let mut reconciler = PodReconciler::new(shared, Key::namespaced("team", "web"), Arc::default());
+        let write = StatusWrite {
+            request_uid: request.uid.clone(),
+            status: request.status.clone(),
+            waiting_reason: None,
+            urgency: plan::Urgency::Now,
+        };
+        let now = reconciler.shared.now();
+        let writer = &mut reconciler.status_writer;
+        writer.set_pending(&[write], std::slice::from_ref(&request), now);
+        writer.start_due(now);
+        assert!(writer.next_written().await.is_none());
+        assert!(writer.is_deleted(&request.uid));
+        let key = request.container_key("main");
+        reconciler.tracked_requests.insert(request.uid.clone(), request);
+        for in_progress in [true, false] {
+            let stopping = attempt(StopStage::Stopping, in_progress);
+            reconciler.state.attempts.insert(key.clone(), stopping);
+            let is_shown = !reconciler.sync_requests().is_empty();
+            assert_eq!(is_shown, in_progress);
+        }
     }
 }
