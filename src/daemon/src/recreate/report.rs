@@ -152,7 +152,9 @@ fn container_status(
         .status
         .state(name)
         .and_then(|state| state.container_id.clone());
-    let old = stored.or(recorded);
+    // OpenKruise's own CRDs drop the ID in the status.
+    let target = observed.state.targets.get(&request.container_key(name));
+    let old = stored.or_else(|| target.cloned()).or(recorded);
     let newest = match (&observed.runtime, &observed.pod) {
         (RuntimeObservation::Listed { scheme, containers }, _) => containers
             .iter()
@@ -181,8 +183,32 @@ mod tests {
     use jiff::SignedDuration;
 
     use super::*;
-    use crate::recreate::plan::{Urgency, WaitReason};
+    use crate::recreate::plan::{RecreateState, RequestedContainer, Urgency, WaitReason};
     use kruise_api::container_recreate_request::ContainerRecreateRequestStatus;
+
+    #[test]
+    fn row_of_a_forced_request_has_the_container_that_is_stopped() {
+        let request = RecreateRequest {
+            force: true,
+            containers: vec![RequestedContainer {
+                name: "main".to_owned(),
+                recorded_id: Some("containerd://older".to_owned()),
+            }],
+            ..RecreateRequest::default()
+        };
+        let target = "containerd://newer".to_owned();
+        let observed = Observed {
+            requests: Vec::new(),
+            pod: PodObservation::NotFound,
+            runtime: RuntimeObservation::Unknown(String::new()),
+            state: RecreateState {
+                targets: [(request.container_key("main"), target.clone())].into(),
+                ..RecreateState::default()
+            },
+        };
+        let row = container_status(&request, "main", &ContainerStep::Stopping, &observed);
+        assert_eq!(row.old_container_id, Some(target));
+    }
 
     #[test]
     fn waiting_request_has_a_waiting_condition() {
