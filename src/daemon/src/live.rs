@@ -112,6 +112,8 @@ pub struct RecreateContainerStatus {
     pub old_container_id: Option<String>,
     /// The container that replaced it.
     pub new_container_id: Option<String>,
+    /// Whether the preStop hook of the container to be replaced has ended, so that it must not run again.
+    pub hook_done: bool,
 }
 
 /// A container that is being restarted for its environment.
@@ -129,6 +131,8 @@ pub struct RestartStatus {
     pub step: String,
     /// What the restart waits for, as text.
     pub waits_for: Option<String>,
+    /// Whether its preStop hook has ended, so that it must not run again.
+    pub hook_done: bool,
 }
 
 /// One container runtime.

@@ -247,7 +247,10 @@ impl MetaController {
             }
         }
         for (name, id) in &std::mem::take(&mut plan.restart) {
-            if self.is_being_recreated(id) {
+            if let Some(hook_done) = self.recreate_hook_done(id) {
+                if hook_done {
+                    self.update_state(&key, |state| state.record_hook_end(id));
+                }
                 // The request may still fail to stop it.
                 let recheck_at = self.now() + RECREATE_RECHECK_DELAY;
                 plan.requeue_by(recheck_at);
@@ -302,13 +305,15 @@ impl MetaController {
         plan
     }
 
-    /// Whether a ContainerRecreateRequest is recreating that container, so that its hook must not run again.
-    fn is_being_recreated(&self, id: &str) -> bool {
+    /// Whether the preStop hook of a container that a ContainerRecreateRequest is recreating has ended; none if no
+    /// request is recreating it.
+    fn recreate_hook_done(&self, id: &str) -> Option<bool> {
         let requests = self.ctx.live.recreates.borrow();
         let mut containers = requests.iter().flat_map(|request| &request.containers);
-        containers.any(|container| {
+        let recreated = containers.find(|container| {
             container.old_container_id.as_deref() == Some(id) && container.step == "Recreating"
-        })
+        });
+        recreated.map(|container| container.hook_done)
     }
 
     /// Whether the restart is still needed: the Pod has the same UID, is not terminating and is being updated, and the
@@ -532,22 +537,28 @@ mod tests {
     /// The request runs the hook, which must not run again.
     #[tokio::test]
     async fn container_of_a_recreate_request_is_not_restarted() {
-        let container = |step: &str| live::RecreateContainerStatus {
+        let container = |step: &str, hook_done| live::RecreateContainerStatus {
             step: step.to_owned(),
             old_container_id: Some("containerd://id".to_owned()),
+            hook_done,
             ..live::RecreateContainerStatus::default()
         };
         let (queue_tx, _queue_rx) = mpsc::unbounded_channel();
         let key = Key::namespaced("team", "web");
         let shared =
             controller_with_api_response(500, &key, NodePod::default(), PodMetaState::default(), queue_tx);
-        for (step, recreated) in [("Pending", false), ("Recreating", true), ("Succeeded", false)] {
+        for (step, hook_done, recreated) in [
+            ("Pending", false, None),
+            ("Recreating", false, Some(false)),
+            ("Recreating", true, Some(true)),
+            ("Succeeded", true, None),
+        ] {
             shared.ctx.live.recreates.send_replace(vec![live::RecreateStatus {
-                containers: vec![container(step)],
+                containers: vec![container(step, hook_done)],
                 ..live::RecreateStatus::default()
             }]);
-            assert_eq!(shared.is_being_recreated("containerd://id"), recreated, "{step}");
-            assert!(!shared.is_being_recreated("containerd://other"), "{step}");
+            assert_eq!(shared.recreate_hook_done("containerd://id"), recreated, "{step}");
+            assert_eq!(shared.recreate_hook_done("containerd://other"), None, "{step}");
         }
     }
 

@@ -18,6 +18,7 @@ pub fn restart_rows(pod: &NodePod, memory: &PodMetaState) -> Vec<live::RestartSt
             container_id: id.clone(),
             step: step.to_owned(),
             waits_for,
+            hook_done: memory.hooks.get(id).and_then(|hook| hook.used_grace).is_some(),
         })
     });
     rows.collect()
@@ -50,7 +51,40 @@ pub fn publish(live: &LiveState, key: &Key, rows: Vec<live::RestartStatus>) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::super::plan::HookProgress;
     use super::*;
+    use crate::pods::{PodContainer, PodContainerStatus};
+
+    #[test]
+    fn restart_row_has_the_end_of_the_hook() {
+        let id = "containerd://id".to_owned();
+        let pod = NodePod {
+            containers: vec![PodContainer {
+                status: Some(PodContainerStatus {
+                    container_id: id.clone(),
+                    ..PodContainerStatus::default()
+                }),
+                ..PodContainer::default()
+            }],
+            ..NodePod::default()
+        };
+        for used_grace in [None, Some(Duration::ZERO)] {
+            let hook = HookProgress {
+                used_grace,
+                interrupted: 0,
+            };
+            let memory = PodMetaState {
+                restarts: [(id.clone(), RestartState::Failed(1, Duration::ZERO))].into(),
+                hooks: [(id.clone(), hook)].into(),
+                ..PodMetaState::default()
+            };
+            let rows = restart_rows(&pod, &memory);
+            let ends: Vec<bool> = rows.iter().map(|row| row.hook_done).collect();
+            assert_eq!(ends, [used_grace.is_some()]);
+        }
+    }
 
     fn row(pod: &str, step: &str) -> live::RestartStatus {
         live::RestartStatus {

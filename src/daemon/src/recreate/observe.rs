@@ -155,9 +155,10 @@ impl RuntimeObserver {
                 let restarts = shared.ctx.live.restarts.borrow();
                 for container in &mut containers {
                     let id = format!("{scheme}://{}", container.id);
-                    container.restarting = restarts
-                        .iter()
-                        .any(|row| row.container_id == id && row.step == "stopping");
+                    for row in restarts.iter().filter(|row| row.container_id == id) {
+                        container.restarting |= row.step == "stopping";
+                        container.hook_done |= row.hook_done;
+                    }
                 }
                 RuntimeObservation::Listed { scheme, containers }
             }
@@ -224,6 +225,7 @@ impl RuntimeObserver {
                 started_at: None,
                 running_since,
                 restarting: false,
+                hook_done: false,
             });
         }
         self.running

@@ -166,6 +166,7 @@ fn container_status(
             .map(|status| status.container_id.clone()),
         _ => None,
     };
+    let attempt = observed.state.attempts.get(&request.container_key(name));
     live::RecreateContainerStatus {
         name: name.to_owned(),
         step: step.phase().to_string(),
@@ -175,15 +176,20 @@ fn container_status(
                 .is_some_and(|old| strip_scheme(old) != strip_scheme(id))
         }),
         old_container_id: old,
+        hook_done: attempt.is_some_and(|attempt| attempt.started_at.is_some() && attempt.hook_done),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use jiff::SignedDuration;
 
     use super::*;
-    use crate::recreate::plan::{RecreateState, RequestedContainer, Urgency, WaitReason};
+    use crate::recreate::plan::{
+        RecreateState, RequestedContainer, StopAttempt, StopStage, Urgency, WaitReason,
+    };
     use kruise_api::container_recreate_request::ContainerRecreateRequestStatus;
 
     #[test]
@@ -208,6 +214,32 @@ mod tests {
         };
         let row = container_status(&request, "main", &ContainerStep::Stopping, &observed);
         assert_eq!(row.old_container_id, Some(target));
+    }
+
+    #[test]
+    fn row_of_a_container_has_the_end_of_its_hook() {
+        let request = RecreateRequest::default();
+        for (started_at, hook_done) in [(None, false), (Some(Duration::ZERO), true)] {
+            let attempt = StopAttempt {
+                request_name: String::new(),
+                started_at,
+                hook_done: true,
+                grace_spent: Duration::ZERO,
+                stage: StopStage::Queued,
+                in_progress: true,
+            };
+            let observed = Observed {
+                requests: Vec::new(),
+                pod: PodObservation::NotFound,
+                runtime: RuntimeObservation::Unknown(String::new()),
+                state: RecreateState {
+                    attempts: [(request.container_key("main"), attempt)].into(),
+                    ..RecreateState::default()
+                },
+            };
+            let row = container_status(&request, "main", &ContainerStep::Stopping, &observed);
+            assert_eq!(row.hook_done, hook_done);
+        }
     }
 
     #[test]

@@ -342,6 +342,12 @@ impl PodMetaState {
         self.restarts.insert(id, state);
     }
 
+    /// Records that the preStop hook of a container has ended elsewhere. All of its grace period is left.
+    pub fn record_hook_end(&mut self, id: &str) {
+        let hook = self.hooks.entry(id.to_owned()).or_default();
+        hook.used_grace.get_or_insert(Duration::ZERO);
+    }
+
     /// Records a change of the Pod.
     pub fn record_change(&mut self, pod: &NodePod, meta: &PodContainerMeta, now: Duration) {
         if self.pod_uid != pod.uid {

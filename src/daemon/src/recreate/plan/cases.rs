@@ -141,6 +141,24 @@ fn waiting_for_a_slot_uses_no_grace_period() {
     assert_eq!(grace_periods(&world), [20_000]);
 }
 
+#[test]
+fn hook_that_ended_in_a_restart_does_not_run_again() {
+    let sims = vec![fake_container("a", 0, 0, 0, Some(1_000))];
+    let mut world = FakeNode::new(sims, vec![]);
+    let mut request = request("one", &["a"]);
+    request.created_at = super::fake_node::start_time();
+    request.containers[0].recorded_id = Some("containerd://a-0".into());
+    world.requests.push(request);
+    let mut observed = world.observe();
+    for hook_done in [false, true] {
+        if let RuntimeObservation::Listed { containers, .. } = &mut observed.runtime {
+            containers[0].hook_done = hook_done;
+        }
+        let actions = plan(&observed, world.clocks()).stops;
+        assert_eq!(actions[0].params.run_hook, !hook_done);
+    }
+}
+
 /// The time from TERM to KILL for each stop call.
 fn grace_periods(world: &FakeNode) -> Vec<Ms> {
     let events = world.log.iter();

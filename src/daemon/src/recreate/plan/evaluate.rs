@@ -226,7 +226,8 @@ impl ContainerCheck<'_> {
             .grace_seconds
             .unwrap_or(self.pod.grace_period_seconds);
         let grace = time::bounded_seconds(grace);
-        let hook_done = grace.is_zero() || attempt.is_some_and(|attempt| attempt.hook_done);
+        let hook_done =
+            grace.is_zero() || observed.hook_done || attempt.is_some_and(|attempt| attempt.hook_done);
         let run_hook = container.pre_stop.is_some() && !hook_done;
         let spent = attempt.map_or(Duration::ZERO, |attempt| attempt.grace_spent);
         let step = if run_hook {

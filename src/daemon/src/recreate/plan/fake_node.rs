@@ -274,6 +274,7 @@ impl FakeNode {
                 started_at: started,
                 running_since,
                 restarting: false,
+                hook_done: false,
             });
         }
         let has_attempt =

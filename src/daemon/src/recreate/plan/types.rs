@@ -122,6 +122,8 @@ pub struct ObservedContainer {
     pub running_since: Option<Duration>,
     /// Whether the daemon is restarting it for its environment.
     pub restarting: bool,
+    /// Whether its preStop hook has ended in such a restart, which then failed.
+    pub hook_done: bool,
 }
 
 /// State of a container.
