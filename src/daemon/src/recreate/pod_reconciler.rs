@@ -246,7 +246,8 @@ impl PodReconciler {
     /// were not observed; they have triggered a notification.
     fn refresh_requests(&mut self, observed: &[Arc<RecreateRequest>]) -> Vec<Arc<RecreateRequest>> {
         let mut requests = self.sync_requests();
-        requests.retain(|request| observed.iter().any(|previous| previous.uid == request.uid));
+        let observed: BTreeSet<&str> = observed.iter().map(|request| request.uid.as_str()).collect();
+        requests.retain(|request| observed.contains(request.uid.as_str()));
         requests
     }
 
@@ -474,12 +475,15 @@ impl PodReconciler {
 
     /// Publishes the progress of the requests on the control API.
     fn publish_status(&self, observed: &Observed, plan: &Plan) {
+        let progress = plan.progress.iter();
+        let by_uid: BTreeMap<&str, _> = progress.map(|one| (one.request_uid.as_str(), one)).collect();
         let rows = observed
             .requests
             .iter()
             .map(|request| {
                 let first_seen = self.first_seen.get(&request.uid).map(|(at, _)| *at);
-                report::recreate_status(request, plan, observed, first_seen)
+                let progress = by_uid.get(request.uid.as_str()).copied();
+                report::recreate_status(request, progress, observed, first_seen)
             })
             .collect();
         report::publish(&self.shared.ctx.live, &self.key, rows);

@@ -6,8 +6,8 @@ use serde_json::{Map, Value, json};
 
 use super::observe;
 use super::plan::{
-    ContainerStep, Observed, Plan, PodObservation, RecreateRequest, RuntimeObservation, StatusWrite,
-    strip_scheme,
+    ContainerStep, Observed, PodObservation, RecreateRequest, RequestProgress, RuntimeObservation,
+    StatusWrite, strip_scheme,
 };
 use crate::live::{self, LiveState};
 use kruise_api::container_recreate_request::{
@@ -109,24 +109,25 @@ pub fn publish(live: &LiveState, key: &Key, rows: Vec<live::RecreateStatus>) {
 /// The status of one request for the control API.
 pub fn recreate_status(
     request: &RecreateRequest,
-    plan: &Plan,
+    progress: Option<&RequestProgress>,
     observed: &Observed,
     first_seen_at: Option<Timestamp>,
 ) -> live::RecreateStatus {
-    let view = plan.progress.iter().find(|view| view.request_uid == request.uid);
-    let phase = match (view, &request.status.phase) {
-        (Some(view), _) if view.wait_reason.is_none() => Phase::Recreating,
+    let phase = match (progress, &request.status.phase) {
+        (Some(progress), _) if progress.wait_reason.is_none() => Phase::Recreating,
         (_, Phase::Other(_)) => Phase::Pending,
         (_, phase) => phase.clone(),
     };
-    let steps = view.map(|view| view.containers.as_slice()).unwrap_or_default();
+    let steps = progress
+        .map(|progress| progress.containers.as_slice())
+        .unwrap_or_default();
     live::RecreateStatus {
         namespace: request.namespace.clone(),
         name: request.name.clone(),
         pod: request.pod_name.clone(),
         phase: phase.to_string(),
-        waits_for: view
-            .and_then(|view| view.wait_reason.as_ref())
+        waits_for: progress
+            .and_then(|progress| progress.wait_reason.as_ref())
             .map(ToString::to_string),
         containers: steps
             .iter()
