@@ -47,8 +47,6 @@ pub struct PodReconciler {
     status_writer: StatusWriter,
     stop_tasks: JoinSet<()>,
     abort_handles: BTreeMap<plan::ContainerKey, AbortHandle>,
-    /// Number of failed stops of each container.
-    stop_failures: BTreeMap<plan::ContainerKey, u32>,
     event_tx: mpsc::UnboundedSender<TaskEvent>,
     event_rx: mpsc::UnboundedReceiver<TaskEvent>,
     /// When each request was first seen: by the API server's clock, and as monotonic time.
@@ -78,7 +76,6 @@ impl PodReconciler {
             observer: RuntimeObserver::default(),
             stop_tasks: JoinSet::new(),
             abort_handles: BTreeMap::new(),
-            stop_failures: BTreeMap::new(),
             event_tx,
             event_rx,
             first_seen: BTreeMap::new(),
@@ -187,7 +184,6 @@ impl PodReconciler {
         self.state.targets.retain(|key, _| exists(&key.request_uid));
         self.state.results.retain(|key, _| exists(&key.request_uid));
         self.state.unready_observed_at.retain(|uid, _| exists(uid));
-        self.stop_failures.retain(|key, _| exists(&key.request_uid));
         let now = self.shared.now();
         self.first_seen
             .retain(|uid, _| exists(uid) || self.status_writer.is_writing(uid));
@@ -386,6 +382,7 @@ impl PodReconciler {
                 .or_else(|| slot.is_some().then_some(now.mono)),
             hook_done: !run_hook,
             grace_spent: previous.map(|attempt| attempt.grace_spent).unwrap_or_default(),
+            failures: previous.map(|attempt| attempt.failures).unwrap_or_default(),
             stage: match slot {
                 None => StopStage::Queued,
                 Some(_) if run_hook => StopStage::Hook,
@@ -451,9 +448,8 @@ impl PodReconciler {
         if !matches!(kind, TaskEventKind::NotStarted) {
             attempt.started_at.get_or_insert(now);
         }
-        let stop_failures = self.stop_failures.entry(key.clone()).or_default();
         attempt.hook_done |=
-            matches!(kind, TaskEventKind::StopStarted) || *stop_failures + 1 >= hook::MAX_ATTEMPTS;
+            matches!(kind, TaskEventKind::StopStarted) || attempt.failures + 1 >= hook::MAX_ATTEMPTS;
         attempt.stage = match kind {
             TaskEventKind::NotStarted => StopStage::Queued,
             TaskEventKind::HookStarted => StopStage::Hook,
@@ -464,7 +460,7 @@ impl PodReconciler {
                 grace_spent: spent,
             } => {
                 attempt.grace_spent += spent;
-                failed_stop_stage(&error, stop_failures, now)
+                failed_stop_stage(&error, &mut attempt.failures, now)
             }
         };
         attempt.in_progress = matches!(attempt.stage, StopStage::Hook | StopStage::Stopping);
@@ -599,6 +595,7 @@ mod tests {
             started_at: None,
             hook_done: false,
             grace_spent: Duration::ZERO,
+            failures: 0,
             stage,
             in_progress,
         }

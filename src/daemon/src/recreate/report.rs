@@ -226,6 +226,7 @@ mod tests {
                 started_at,
                 hook_done: true,
                 grace_spent: Duration::ZERO,
+                failures: 0,
                 stage: StopStage::Queued,
                 in_progress: true,
             };

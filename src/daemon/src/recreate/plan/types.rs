@@ -158,6 +158,8 @@ pub struct StopAttempt {
     pub hook_done: bool,
     /// Used part of the grace period: by the hook, and by stops that the runtime tried without success.
     pub grace_spent: Duration,
+    /// How often the stop has failed.
+    pub failures: u32,
     /// Stage of the stop.
     pub stage: StopStage,
     /// Whether it is running right now. If not, the stage is its result.

@@ -50,6 +50,7 @@ impl FakeNode {
             started_at: previous.and_then(|attempt| attempt.started_at),
             hook_done: !action.params.run_hook,
             grace_spent: previous.map(|attempt| attempt.grace_spent).unwrap_or_default(),
+            failures: 0,
             stage: StopStage::Queued,
             in_progress: true,
         };
