@@ -7,7 +7,7 @@ use std::convert::Infallible;
 use std::error::Error as _;
 use std::future::pending;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use http_body_util::{BodyExt, Empty};
 use hyper::body::{Body, Bytes};
@@ -15,6 +15,7 @@ use hyper::client::conn::http1;
 use hyper::header::{ACCEPT, AUTHORIZATION, HOST, HeaderName, HeaderValue, LOCATION, USER_AGENT};
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
+use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::ring;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
@@ -425,14 +426,25 @@ fn build_request(hook: &HookRequest) -> Result<Request<Empty<Bytes>>, Error> {
     Ok(request)
 }
 
-fn tls_config() -> Result<Arc<ClientConfig>, Error> {
-    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .map_err(|error| Error::Invalid(error.to_string()))?
+/// The same for all connections: many probes run each second.
+static TLS_CONFIG: LazyLock<Result<Arc<ClientConfig>, rustls::Error>> = LazyLock::new(build_tls_config);
+
+fn build_tls_config() -> Result<Arc<ClientConfig>, rustls::Error> {
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(AcceptAnyCertificate))
         .with_no_client_auth();
+    // As in kubelet. The next server at an address may be another Pod.
+    config.resumption = Resumption::disabled();
     Ok(Arc::new(config))
+}
+
+fn tls_config() -> Result<Arc<ClientConfig>, Error> {
+    match &*TLS_CONFIG {
+        Ok(config) => Ok(Arc::clone(config)),
+        Err(error) => Err(Error::Invalid(error.to_string())),
+    }
 }
 
 /// Accepts any certificate, as kubelet does for hooks and probes: the target is a Pod, by its address. Signatures are
@@ -517,6 +529,11 @@ mod tests {
                 ("X-A".into(), "1".into()),
             ],
         }
+    }
+
+    #[test]
+    fn tls_configuration_is_built_once() {
+        assert!(Arc::ptr_eq(&tls_config().unwrap(), &tls_config().unwrap()));
     }
 
     const RESPONSE: &str = "HTTP/1.1 500 Oops\r\ncontent-length: 0\r\n\r\n";

@@ -167,9 +167,8 @@ impl PodReconciler {
         let is_stopping = |request: &RecreateRequest| {
             let is_deleted = self.status_writer.is_deleted(&request.uid);
             let mut attempts = self.state.attempts.iter();
-            attempts.any(|(key, attempt)| {
-                key.request_uid == request.uid && (attempt.in_progress || !is_deleted)
-            })
+            attempts
+                .any(|(key, attempt)| key.request_uid == request.uid && (attempt.in_progress || !is_deleted))
         };
         requests.retain(|request| !super::is_finished(request) || is_stopping(request));
         self.tracked_requests = requests
