@@ -1,6 +1,6 @@
 //! One attempt to pull one image, and reading of its pull secrets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::ByteString;
@@ -349,15 +349,23 @@ impl PullSecrets {
         }
     }
 
-    /// Whether one of these jobs has brought no credentials, unlike others.
-    pub fn is_public_for(&self, owners: &[ObjectReference]) -> bool {
-        let namespaces = owners
+    /// Whether one of these jobs has brought no credentials for `repository`, unlike others. Those for other registries
+    /// do not count: alone, the job would pull without credentials.
+    pub fn is_public_for(&self, repository: &str, owners: &[ObjectReference]) -> bool {
+        let with_credentials: BTreeSet<&str> = self
+            .keyrings
+            .iter()
+            .filter(|(_, keyring)| !keyring.lookup(repository).is_empty())
+            .map(|(namespace, _)| namespace.as_str())
+            .collect();
+        // Those of an old manager serve all.
+        if with_credentials.is_empty() || with_credentials.contains("") {
+            return false;
+        }
+        let mut namespaces = owners
             .iter()
             .map(|owner| owner.namespace.as_deref().unwrap_or_default());
-        // Those of an old manager serve all.
-        let serves_all = self.keyrings.contains_key("");
-        let mut without = namespaces.filter(|namespace| !self.keyrings.contains_key(*namespace));
-        !self.keyrings.is_empty() && !serves_all && without.next().is_some()
+        namespaces.any(|namespace| !with_credentials.contains(namespace))
     }
 
     /// Adds the credentials of a Secret.
@@ -634,8 +642,9 @@ mod tests {
         assert!(secrets.problems.is_empty(), "{:?}", secrets.problems);
         assert_eq!(secrets.credentials("r/a", "b").len(), 2);
         // A public image must not fail for them because of wrong credentials of others.
-        assert!(secrets.is_public_for(&owners) && !secrets.is_public_for(&[job("a"), job("b")]));
-        assert!(!PullSecrets::default().is_public_for(&owners));
+        let is_public_for = |owners: &[ObjectReference]| secrets.is_public_for("r/a", owners);
+        assert!(is_public_for(&owners) && !is_public_for(&[job("a"), job("b")]));
+        assert!(!PullSecrets::default().is_public_for("r/a", &owners));
         let attempt = |anonymous| PullAttempt {
             image: "r/a".to_owned(),
             always: false,
@@ -653,6 +662,36 @@ mod tests {
         };
         assert_eq!(authenticated(false), [true, true]);
         assert_eq!(authenticated(true), [true, true, false]);
+    }
+
+    /// A team gives each of its jobs the credentials of its own registry, also for public images of another one.
+    #[tokio::test]
+    async fn credentials_for_another_registry_do_not_prevent_an_anonymous_pull() {
+        let user = |name: &str| [name.to_owned()];
+        let all = vec![
+            secret_from("own", &user("o"), 0),
+            secret_from("wrong", &user("w"), 0),
+        ];
+        let mut secrets = secrets_from(all, &[job("own"), job("wrong")]).await;
+        let owners = [job("own"), job("wrong")];
+        assert!(!secrets.is_public_for("r/a", &owners), "both have credentials");
+        let mut keyring = Keyring::default();
+        let credentials = Credentials {
+            username: "o".to_owned(),
+            ..Credentials::default()
+        };
+        keyring.add("own.test", credentials);
+        secrets.keyrings.insert("own".to_owned(), keyring);
+        assert!(secrets.is_public_for("r/a", &owners));
+        assert!(!secrets.is_public_for("r/a", &[job("wrong")]));
+        assert!(!secrets.is_public_for("other.test/a", &owners), "as one job alone");
+        // Those of an old manager serve all, but only where they match.
+        let wrong = secrets.keyrings.get("wrong").unwrap().clone();
+        let own = secrets.keyrings.get("own").unwrap().clone();
+        secrets.keyrings.insert(String::new(), own);
+        assert!(secrets.is_public_for("r/a", &owners));
+        secrets.keyrings.insert(String::new(), wrong);
+        assert!(!secrets.is_public_for("r/a", &owners));
     }
 
     #[tokio::test]

@@ -552,7 +552,7 @@ async fn pull_tag(
     secrets.node_problems = node.problems;
     let attempt = act::PullAttempt {
         credentials,
-        anonymous: secrets.is_public_for(&spec.owners),
+        anonymous: secrets.is_public_for(&repository, &spec.owners),
         image,
         always: spec.always,
         timeout: scope.timeout,
