@@ -13,6 +13,8 @@ use crate::{
 const RESTART_COUNT: &str = "io.kubernetes.container.restartCount";
 /// Bytes of a runtime's message that are kept: it is written to a status that every watcher receives.
 const MAX_MESSAGE_BYTES: usize = 600;
+/// Bytes of an operating system's or architecture's name; the longest of Go's has a dozen.
+const MAX_PLATFORM_BYTES: usize = 64;
 
 pub(super) fn image_spec(image: &str) -> v1::ImageSpec {
     v1::ImageSpec {
@@ -77,7 +79,8 @@ pub(super) fn image(image: v1::Image, info: &HashMap<String, String>) -> Image {
 }
 
 /// The platform from a verbose response, whose form CRI leaves to the runtime: containerd and CRI-O put the image's own
-/// configuration into `imageSpec`.
+/// configuration into `imageSpec`. Its author may write anything there, and the platform gets into messages; what is not
+/// a name is unknown.
 fn platform(json: &str) -> Option<String> {
     #[derive(serde::Deserialize)]
     struct Info {
@@ -90,7 +93,10 @@ fn platform(json: &str) -> Option<String> {
         os: String,
     }
     let Spec { architecture, os } = serde_json::from_str::<Info>(json).ok()?.spec;
-    (!architecture.is_empty() && !os.is_empty()).then(|| format!("{os}/{architecture}"))
+    let is_name = |text: &str| {
+        (1..=MAX_PLATFORM_BYTES).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_graphic())
+    };
+    (is_name(&architecture) && is_name(&os)).then(|| format!("{os}/{architecture}"))
 }
 
 pub(super) fn container(c: v1::Container) -> Container {
@@ -245,6 +251,21 @@ mod tests {
         assert_eq!(platform(json).as_deref(), Some("linux/arm64"));
         assert_eq!(platform("{}"), None);
         assert_eq!(platform("not JSON"), None);
+    }
+
+    /// An image's author must not fill the status of every node with it.
+    #[test]
+    fn platform_that_is_no_name_is_unknown() {
+        let parsed = |architecture: &str| {
+            let info = serde_json::json!({ "imageSpec": { "architecture": architecture, "os": "linux" } });
+            platform(&info.to_string())
+        };
+        let longest = "a".repeat(MAX_PLATFORM_BYTES);
+        assert_eq!(parsed(&longest), Some(format!("linux/{longest}")));
+        let too_long = "a".repeat(MAX_PLATFORM_BYTES + 1);
+        for text in [too_long.as_str(), "", "amd64\nand more", "é"] {
+            assert_eq!(parsed(text), None, "{text:?}");
+        }
     }
 
     #[test]
