@@ -20,6 +20,9 @@ pub(super) const MAX_DEADLINE: Duration = Duration::from_secs(365 * 86_400);
 /// Error of a response that is longer than the client of the call reads.
 pub(super) const RESPONSE_TOO_LONG: &str = "it is too long";
 
+/// Go's text for a connection that timed out.
+const CONNECTION_TIMEOUT: &str = "i/o timeout";
+
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) socket: &'a Path,
@@ -99,7 +102,9 @@ impl Call<'_> {
         let (socket, method) = (self.socket.to_owned(), self.method);
         let message = redact_url_queries(status.message());
         match status.code() {
-            Code::DeadlineExceeded => self.timed_out(),
+            // containerd also returns this code for a connection of its own, such as one to a registry that does not
+            // answer, long before the deadline of the call.
+            Code::DeadlineExceeded if !message.contains(CONNECTION_TIMEOUT) => self.timed_out(),
             Code::Cancelled if message == "Timeout expired" => self.timed_out(),
             Code::Unimplemented => Error::Unimplemented {
                 socket,
@@ -191,7 +196,33 @@ fn root_causes(status: &Status) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PullCause;
+    use crate::client::to_pull_error;
     use proptest::prelude::*;
+
+    #[test]
+    fn connection_timeout_of_the_runtime_is_not_that_of_the_call() {
+        let call = Call {
+            socket: Path::new("/s"),
+            method: "PullImage",
+            deadline: Duration::from_secs(600),
+        };
+        let pull_error = |message: &str| {
+            let message = format!("failed to pull and unpack image \"r.test/a:1\": {message}");
+            to_pull_error("r.test/a:1", call.to_error(&Status::deadline_exceeded(message)))
+        };
+        let why = "failed to do request: Head \"https://r.test/v2/a/manifests/1\": dial tcp 192.0.2.1:443: i/o timeout";
+        let error = pull_error(why);
+        assert!(
+            matches!(
+                &error,
+                Error::Pull { cause: PullCause::RegistryUnavailable, message, .. } if message == why
+            ),
+            "{error}"
+        );
+        let error = pull_error("context deadline exceeded");
+        assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    }
 
     #[test]
     fn url_query_strings_are_redacted() {
