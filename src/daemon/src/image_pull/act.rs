@@ -1,6 +1,6 @@
 //! One attempt to pull one image, and reading of its pull secrets.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use k8s_openapi::ByteString;
@@ -59,10 +59,10 @@ pub struct PullAttempt {
 
 impl PullAttempt {
     /// What to authenticate with, in order.
-    fn auths(&self) -> Vec<Option<AuthConfig>> {
-        let mut auths: Vec<_> = self.credentials.iter().map(|c| Some(cri_auth(c))).collect();
+    fn auths(&self) -> VecDeque<Option<AuthConfig>> {
+        let mut auths: VecDeque<_> = self.credentials.iter().map(|c| Some(cri_auth(c))).collect();
         if auths.is_empty() || self.anonymous {
-            auths.push(None);
+            auths.push_back(None);
         }
         auths
     }
@@ -160,8 +160,8 @@ async fn pull_with_credentials(
     watched: &(impl Fn() -> bool + Send),
     on_progress: &mut (impl FnMut(PullProgress) + Send),
 ) -> Result<(), Error> {
-    let mut auths = attempt.auths().into_iter().peekable();
-    while let Some(auth) = auths.next() {
+    let mut auths = attempt.auths();
+    while let Some(auth) = auths.pop_front() {
         let mut span = Span::of_call("PullImage", attempt.span)
             .with("rpc.system", "grpc")
             .with("rpc.service", "runtime.v1.ImageService");
@@ -174,15 +174,30 @@ async fn pull_with_credentials(
             timeout: deadline.saturating_duration_since(Instant::now()),
         };
         let pulled = pull_once(runtime, &request, attempt.check_disk, watched, on_progress).await;
-        if let Err(error) = &pulled {
-            span.fail(&error.to_string());
-        }
-        match pulled {
-            Err(error) if auths.peek().is_some() && other_credentials_may_help(&error) => {}
-            result => return result.map(|_| ()),
+        let Err(error) = pulled else { return Ok(()) };
+        span.fail(&error.to_string());
+        retain_helpful(&mut auths, &error);
+        if auths.is_empty() {
+            return Err(error);
         }
     }
     Ok(())
+}
+
+/// Removes from the remaining credentials those that cannot change this result. A registry may answer anything to
+/// credentials of the wrong form, so an anonymous pull that is to follow is tried after all its errors.
+fn retain_helpful(remaining: &mut VecDeque<Option<AuthConfig>>, error: &Error) {
+    if other_credentials_may_help(error) {
+        return;
+    }
+    let is_of_registry = matches!(
+        error,
+        Error::Pull {
+            cause: PullCause::InvalidImage | PullCause::RegistryUnavailable,
+            ..
+        }
+    );
+    remaining.retain(|auth| is_of_registry && auth.is_none());
 }
 
 /// Whether other credentials may change the result: registries report "not found" for what the user may not see.
@@ -770,6 +785,28 @@ mod tests {
             AttemptResult::Failed { retry: again, .. } => again,
             pulled @ AttemptResult::Pulled { .. } => panic!("{pulled:?}"),
         }
+    }
+
+    #[test]
+    fn anonymous_pull_is_tried_after_any_error_of_the_registry() {
+        let remaining = |error: &Error| {
+            let mut auths: VecDeque<_> = [Some(AuthConfig::default()), None].into();
+            retain_helpful(&mut auths, error);
+            auths.into_iter().map(|auth| auth.is_some()).collect::<Vec<_>>()
+        };
+        let cases: [(PullCause, &[bool]); 6] = [
+            (PullCause::Unauthorized, &[true, false]),
+            (PullCause::Other, &[true, false]),
+            // "400 Bad Request", "500 Internal Server Error".
+            (PullCause::InvalidImage, &[false]),
+            (PullCause::RegistryUnavailable, &[false]),
+            (PullCause::DiskFull, &[]),
+            (PullCause::WrongPlatform, &[]),
+        ];
+        for (cause, expected) in cases {
+            assert_eq!(remaining(&pull_error(cause)), expected, "{cause}");
+        }
+        assert_eq!(remaining(&unreachable()), [] as [bool; 0]);
     }
 
     #[test]
