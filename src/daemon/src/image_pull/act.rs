@@ -699,7 +699,10 @@ mod tests {
         secrets.keyrings.insert("own".to_owned(), keyring);
         assert!(secrets.is_public_for("r/a", &owners));
         assert!(!secrets.is_public_for("r/a", &[job("wrong")]));
-        assert!(!secrets.is_public_for("other.test/a", &owners), "as one job alone");
+        assert!(
+            !secrets.is_public_for("other.test/a", &owners),
+            "as one job alone"
+        );
         // Those of an old manager serve all, but only where they match.
         let wrong = secrets.keyrings.get("wrong").unwrap().clone();
         let own = secrets.keyrings.get("own").unwrap().clone();

@@ -302,11 +302,18 @@ fn task_state(task: &PullTask, now: Timestamp) -> TaskState {
             TaskState::GiveUp(keys::DEADLINE_EXCEEDED.to_owned())
         }
         PullStage::Running { .. } => TaskState::Running(deadline),
-        PullStage::BackOff { until } if now < *until => {
+        PullStage::BackOff { until } if is_ahead(*until, now) => {
             TaskState::BackOff(deadline.map_or(*until, |d| d.min(*until)))
         }
         PullStage::BackOff { .. } | PullStage::Waiting => TaskState::Ready(deadline),
     }
+}
+
+/// Whether the end of a backoff is to come. One that is further away than any began before the API server's clock was
+/// set back, and ends.
+fn is_ahead(until: Timestamp, now: Timestamp) -> bool {
+    let left = until.duration_since(now);
+    left > SignedDuration::ZERO && left.unsigned_abs() <= ATTEMPT_BACKOFF.max_delay()
 }
 
 fn attempt_timeout(task: &PullTask, now: Timestamp) -> SignedDuration {

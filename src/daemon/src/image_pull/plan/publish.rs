@@ -27,6 +27,9 @@ const FAILURE_BACKOFF: Backoff = Backoff::new(INITIAL_BACKOFF, Duration::from_se
 /// after it.
 const MAX_REJECTED_BACKOFF: SignedDuration = SignedDuration::from_secs(300);
 const REJECTED_BACKOFF: Backoff = Backoff::new(INITIAL_BACKOFF, MAX_REJECTED_BACKOFF.unsigned_abs());
+/// A recorded time that is further ahead than this is from before the API server's clock was set back: each response
+/// makes that clock better known, but moves it by less.
+const MAX_CLOCK_CORRECTION: SignedDuration = SignedDuration::from_secs(5);
 
 /// When to write the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +52,8 @@ pub struct StatusPublisher {
     waiting_since: Option<Timestamp>,
     written_at: Option<Timestamp>,
     failures: u32,
+    /// When the last write failed.
+    failed_at: Option<Timestamp>,
     retry_at: Option<Timestamp>,
     /// The part of `retry_at` that applies even if the API server is known to answer: the delay that it requested
     /// itself, or the whole delay if it rejects the status.
@@ -76,6 +81,7 @@ impl StatusPublisher {
 
     /// When to write `current`, which must come from [`Self::publishable`].
     pub fn next_write(&mut self, current: &NodeImageStatus, now: Timestamp) -> WriteTime {
+        self.forget_times_ahead(now);
         let change = StatusChange::between(&self.stored, current);
         let due = match change {
             StatusChange::None => {
@@ -105,6 +111,18 @@ impl StatusPublisher {
         }
     }
 
+    /// Forgets times from before the API server's clock was set back: a write would wait for as long as it was ahead.
+    fn forget_times_ahead(&mut self, now: Timestamp) {
+        let latest = saturating_add(now, MAX_CLOCK_CORRECTION);
+        self.waiting_since = self.waiting_since.filter(|at| *at <= latest);
+        self.written_at = self.written_at.filter(|at| *at <= latest);
+        if self.failed_at.is_some_and(|at| latest < at) {
+            self.failed_at = None;
+            (self.retry_at, self.server_retry_at) = (None, None);
+            self.without_messages_until = None;
+        }
+    }
+
     /// The API server sent a new spec, so it answers: what it did not accept before is not delayed for longer than it
     /// requested.
     pub fn on_server_contact(&mut self) {
@@ -127,6 +145,7 @@ impl StatusPublisher {
         let jitter = pause.saturating_mul(self.jitter.try_into().unwrap_or(0)) / 1000;
         let retry_at = saturating_add(now, pause.saturating_add(jitter));
         self.failures = self.failures.saturating_add(1);
+        self.failed_at = Some(now);
         self.server_retry_at = retry_after.map(|delay| self.with_jitter(saturating_add(now, delay)));
         self.retry_at = self.server_retry_at.max(Some(retry_at));
     }
@@ -140,6 +159,7 @@ impl StatusPublisher {
         }
         let retry_at = self.with_jitter(saturating_add(now, self.backoff_delay(REJECTED_BACKOFF)));
         self.failures = self.failures.saturating_add(1);
+        self.failed_at = Some(now);
         (self.retry_at, self.server_retry_at) = (Some(retry_at), Some(retry_at));
         self.without_messages_until = Some(saturating_add(retry_at, MAX_REJECTED_BACKOFF));
         first

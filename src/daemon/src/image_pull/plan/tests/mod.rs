@@ -127,6 +127,15 @@ fn successful_attempt_finishes_the_tag() {
 }
 
 #[test]
+fn backoff_ends_when_the_clock_is_set_back() {
+    let (mut board, _) = board_with(&[("1", spec_for("a"))]);
+    let (key, run) = start_planned(&mut board, &LIMITS, at(3600)).remove(0);
+    board.on_attempt_ended(&key, run, failed_attempt(AttemptRetry::Counted), at(3600));
+    assert!(start_planned(&mut board, &LIMITS, at(3600)).is_empty());
+    assert_eq!(start_planned(&mut board, &LIMITS, at(0)).len(), 1);
+}
+
+#[test]
 fn job_that_joins_after_the_pull_gets_its_pin() {
     let (mut board, mut specs) = board_with(&[("1", spec_for("a")), ("2", spec_for("a"))]);
     let pin = |seconds| Some(SignedDuration::from_secs(seconds));

@@ -99,6 +99,25 @@ fn failed_status_write_backs_off_or_obeys_retry_after() {
 }
 
 #[test]
+fn status_is_written_after_the_clock_was_set_back() {
+    let (mut board, key, run) = running_board();
+    let mut publisher = StatusPublisher::new(0);
+    let ahead = 3_600_000;
+    publisher.on_written(composed(&board), at_ms(ahead));
+    let progress = PullProgress { done: 1, total: 2 };
+    board.set_progress(&key, run, progress, at_ms(0));
+    assert_eq!(publisher.next_write(&composed(&board), at_ms(0)), WriteTime::Now);
+    board.on_attempt_ended(&key, run, pulled_result(), at_ms(ahead));
+    publisher.on_failed(None, at_ms(ahead));
+    assert_eq!(
+        publisher.next_write(&composed(&board), at_ms(ahead - 1000)),
+        WriteTime::At(at_ms(ahead + 500)),
+        "the clock is known to the second"
+    );
+    assert_eq!(publisher.next_write(&composed(&board), at_ms(0)), WriteTime::Now);
+}
+
+#[test]
 fn failed_status_write_is_retried_on_server_contact() {
     let (board, ..) = running_board();
     let mut publisher = StatusPublisher::new(500);
