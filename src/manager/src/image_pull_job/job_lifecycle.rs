@@ -33,6 +33,12 @@ pub struct ResolvedSecrets {
     pub copies: Result<Vec<ReferenceObject>, String>,
 }
 
+impl fmt::Display for ResolvedSecrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pull secrets of the job with UID {}", self.uid)
+    }
+}
+
 /// Keys that are processed at once.
 const WORKERS: usize = 8;
 /// Jobs of one namespace that are processed at once.

@@ -19,12 +19,14 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::sync::mpsc;
 
 use act::NodeImageWriter;
-use observe::{apply_event, watch_events};
+use job_lifecycle::ResolvedSecrets;
+use observe::{WatchEvent, apply_event, apply_secrets, watch_events};
 use plan::index::{JobIndex, Uid};
 use plan::registry_limit::RegistryLimit;
 use report::StatusWriter;
 
 use super::Context;
+use kruise_cluster::WatchEvents;
 use kruise_cluster::clock::duration_until;
 use kruise_ops::panics::catch_panic_sync;
 
@@ -47,11 +49,12 @@ pub async fn run(ctx: Context) {
 }
 
 /// Observes, assigns nodes, writes and reports; then waits for the next change.
-async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<job_lifecycle::ResolvedSecrets>) {
+async fn fan_out(ctx: Context, mut secrets_rx: mpsc::UnboundedReceiver<ResolvedSecrets>) {
     let delay = SignedDuration::try_from(ctx.options.nodeimage_creation_delay);
     let registry_limit = RegistryLimit::new(ctx.options.max_pulls_per_registry);
     let mut index = JobIndex::new(delay.unwrap_or(SignedDuration::MAX), registry_limit);
-    let mut events = watch_events(&ctx.stores, secrets);
+    let mut events = watch_events(&ctx.stores);
+    let mut resolved = Vec::new();
     let mut writer = NodeImageWriter::new(&ctx);
     let mut reporter = StatusWriter::new(&ctx);
     let step = ctx.progress.begin_idle(NAME);
@@ -71,6 +74,7 @@ async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<job_lifecycle::R
                 index.next_requeue().map(|at| duration_until(at, now)),
                 reporter.next_requeue(),
                 writer.next_requeue(),
+                (!resolved.is_empty()).then_some(RETRY),
             ];
             wake.into_iter().flatten().min()
         } else {
@@ -89,12 +93,28 @@ async fn fan_out(ctx: Context, secrets: mpsc::UnboundedReceiver<job_lifecycle::R
                 let now = ctx.cluster.clock.now();
                 events.handle(event, |event| apply_event(&mut index, event, now));
             }
+            Some(secrets) = secrets_rx.recv() => resolved.push(secrets),
             () = tokio::time::sleep(pause.unwrap_or(Duration::from_secs(3600))) => {}
         }
         // One reconcile acts on the newest state.
         let now = ctx.cluster.clock.now();
-        events.drain(|event| apply_event(&mut index, event, now));
+        apply_arrived(&mut index, &mut events, &mut secrets_rx, &mut resolved, now);
     }
+}
+
+/// Applies all that has arrived. `resolved` are pull secrets that are not applied yet; after a panic they stay there.
+fn apply_arrived(
+    index: &mut JobIndex,
+    events: &mut WatchEvents<WatchEvent>,
+    secrets_rx: &mut mpsc::UnboundedReceiver<ResolvedSecrets>,
+    resolved: &mut Vec<ResolvedSecrets>,
+    now: Timestamp,
+) {
+    // Their jobs have arrived before them, and come first: the index ignores secrets of a job that it does not know, and
+    // they are not sent again.
+    resolved.extend(std::iter::from_fn(|| secrets_rx.try_recv().ok()));
+    events.drain(|event| apply_event(index, event, now));
+    resolved.retain(|secrets| catch_panic_sync(NAME, secrets, || apply_secrets(index, secrets)).is_err());
 }
 
 /// Assigns nodes to each open job. A job that panics is delayed, and the others continue.
@@ -130,8 +150,8 @@ mod tests {
     use crate::Stores;
     use crate::view::{NodeImageView, NodeView};
     use kruise_api::image_pull_job::{ImagePullJob, ImagePullJobSpec};
-    use kruise_api::node_image::NodeImage;
-    use kruise_cluster::{Key, Store};
+    use kruise_api::node_image::{NodeImage, ReferenceObject};
+    use kruise_cluster::{Change, Key, Store};
     use kruise_ops::logs::captured_lines;
     use kruise_ops::panics::injected::inject_panic;
     use plan::job::PullJob;
@@ -175,6 +195,45 @@ mod tests {
         assert!(lines.iter().any(|line| line.contains("team/bad")), "{lines:?}");
         assert_eq!(assign_at(4, false).0, [] as [String; 0]);
         assert_eq!(assign_at(5, false).0, ["bad on n"]);
+    }
+
+    /// A busy controller finds both at the same time, in any order.
+    #[tokio::test]
+    async fn pull_secrets_that_arrive_with_their_job_are_used() {
+        let spec = ImagePullJobSpec {
+            image: "nginx:1".to_owned(),
+            pull_secrets: vec!["s".to_owned()],
+            ..ImagePullJobSpec::default()
+        };
+        let mut object = ImagePullJob::new("j", spec);
+        object.metadata.namespace = Some("team".to_owned());
+        object.metadata.uid = Some("j".to_owned());
+        let (jobs_tx, jobs) = mpsc::unbounded_channel();
+        let change = Change {
+            key: Key::namespaced("team", "j"),
+            old: None,
+            new: Some(Arc::new(object)),
+        };
+        jobs_tx.send(change).unwrap();
+        let mut events = WatchEvents::new(NAME).with(jobs, WatchEvent::Job);
+        let (_secrets_tx, mut secrets_rx) = mpsc::unbounded_channel();
+        let copy = ReferenceObject {
+            namespace: "kdc".to_owned(),
+            name: "s-1".to_owned(),
+            mode: None,
+        };
+        let mut resolved = vec![ResolvedSecrets {
+            uid: "j".into(),
+            copies: Ok(vec![copy.clone()]),
+        }];
+        let mut index = JobIndex::new(SignedDuration::ZERO, RegistryLimit::default());
+        let (now, image) = (Timestamp::UNIX_EPOCH, NodeImageView::default());
+        index.update_node_image("n", Some(Arc::new(image)), now);
+        apply_arrived(&mut index, &mut events, &mut secrets_rx, &mut resolved, now);
+        let uid: Uid = "j".into();
+        assert_eq!(index.secret_copies(&uid), [copy]);
+        assert_eq!(index.assign(&uid, now).len(), 1);
+        assert!(resolved.is_empty());
     }
 
     /// A cluster with one node and one job for it, and the names of the objects that are written.

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
-use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::job_lifecycle::ResolvedSecrets;
 use super::plan::index::{JobIndex, Uid};
@@ -23,8 +22,6 @@ pub enum WatchEvent {
     Node(Change<NodeView>),
     /// Of a Pod.
     Pod(Change<PodView>),
-    /// The copies of a job's pull secrets.
-    Secrets(ResolvedSecrets),
 }
 
 impl std::fmt::Display for WatchEvent {
@@ -34,20 +31,18 @@ impl std::fmt::Display for WatchEvent {
             Self::NodeImage(change) => write!(f, "NodeImage {}", change.key),
             Self::Node(change) => write!(f, "Node {}", change.key),
             Self::Pod(change) => write!(f, "Pod {}", change.key),
-            Self::Secrets(resolved) => write!(f, "pull secrets of the job with UID {}", resolved.uid),
         }
     }
 }
 
-/// Everything that the index is made of; objects in the stores come first. Nodes come before jobs: at the start a job must
+/// The objects that the index is made of; those in the stores come first. Nodes come before jobs: at the start a job must
 /// not find an empty cluster.
-pub fn watch_events(stores: &Stores, secrets: UnboundedReceiver<ResolvedSecrets>) -> WatchEvents<WatchEvent> {
+pub fn watch_events(stores: &Stores) -> WatchEvents<WatchEvent> {
     WatchEvents::new(super::NAME)
         .with(stores.nodes.subscribe(), WatchEvent::Node)
         .with(stores.node_images.subscribe(), WatchEvent::NodeImage)
         .with(stores.pods.subscribe(), WatchEvent::Pod)
         .with(stores.jobs.subscribe(), WatchEvent::Job)
-        .with(secrets, WatchEvent::Secrets)
 }
 
 /// Applies one change to the index.
@@ -70,9 +65,13 @@ pub fn apply_event(index: &mut JobIndex, change: &WatchEvent, now: Timestamp) {
         }
         WatchEvent::Node(change) => index.update_node(&change.key.name, change.new.as_ref(), now),
         WatchEvent::Pod(change) => index.update_pod(&change.key, change.new.clone()),
-        WatchEvent::Secrets(resolved) => match &resolved.copies {
-            Ok(copies) => index.set_secrets(&resolved.uid, copies.clone()),
-            Err(why) => index.block(&resolved.uid, why.clone()),
-        },
+    }
+}
+
+/// Applies the copies of a job's pull secrets to the index, which ignores those of a job that it does not know.
+pub fn apply_secrets(index: &mut JobIndex, resolved: &ResolvedSecrets) {
+    match &resolved.copies {
+        Ok(copies) => index.set_secrets(&resolved.uid, copies.clone()),
+        Err(why) => index.block(&resolved.uid, why.clone()),
     }
 }
