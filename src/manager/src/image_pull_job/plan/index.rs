@@ -189,7 +189,9 @@ impl JobIndex {
                 work.set_outdated();
             }
             work.secrets = Some(copies);
-            work.blocked_reason = None;
+            if work.blocked_reason.take().is_some() {
+                self.dirty.insert(Arc::clone(uid));
+            }
             self.assignable.insert(Arc::clone(uid));
         }
     }

@@ -438,3 +438,19 @@ fn secrets_of_an_image_are_those_of_its_running_jobs() {
     index.remove_job(&uid(0));
     assert_eq!(index.needed_secrets("reg/app"), Some(keys(&["b"])));
 }
+
+/// The nodes of an earlier leader may pull for long, so that none is assigned.
+#[test]
+fn status_shows_at_once_that_secrets_block_no_more() {
+    let mut index = JobIndex::new(SignedDuration::ZERO, RegistryLimit::default());
+    let mut job = job(0, 1, false);
+    job.spec.pull_secrets = vec!["s".to_owned()];
+    index.upsert_job(job, at(0));
+    let uid = Uid::from("uid0");
+    index.block(&uid, "forbidden".to_owned());
+    index.take_dirty();
+    for changed in [true, false] {
+        index.set_secrets(&uid, Vec::new());
+        assert_eq!(index.take_dirty().contains(&uid), changed);
+    }
+}
