@@ -21,6 +21,7 @@ use kube::api::ListParams;
 use tokio::sync::mpsc;
 
 use super::Context;
+use super::namespace_limit::NamespaceLimit;
 use super::status_pacer::StatusPacer;
 use kruise_api::node_pod_probe::NodePodProbe;
 use kruise_api::pod_probe_marker::PodProbeMarker;
@@ -30,6 +31,9 @@ use observe::Index;
 
 /// Name in logs and metrics.
 const NAME: &str = "podprobemarker";
+/// PodProbeMarkers of one namespace that are processed at once: the removal of the marks of a deleted one takes a worker
+/// for up to half a minute, and the probes of all namespaces need the same workers.
+const MAX_PER_NAMESPACE: usize = 2;
 
 /// What is reconciled.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -103,19 +107,91 @@ pub async fn run(ctx: Context, node_pod_probes: Store<NodePodProbe>) {
         pacers: Mutex::default(),
     });
     let (work_tx, work_rx) = mpsc::unbounded_channel();
-    let enqueue = observe::enqueue_changes(Arc::clone(&shared), markers, node_pod_probes, work_tx);
+    let (requeue_tx, requeue_rx) = mpsc::unbounded_channel();
+    let namespace_limit = NamespaceLimit::new(MAX_PER_NAMESPACE, requeue_tx);
+    let requeues = enqueue_markers(requeue_rx, work_tx.clone());
+    let changes = observe::enqueue_changes(Arc::clone(&shared), markers, node_pod_probes, work_tx);
+    let enqueue = async {
+        tokio::select! {
+            () = requeues => {}
+            () = changes => {}
+        }
+    };
     let workers = ctx.options.podprobemarker_workers;
-    let work = |work| reconcile(Arc::clone(&shared), work);
+    let work = |work| reconcile(namespace_limit.clone(), Arc::clone(&shared), work);
     tokio::select! {
         () = ctx.run_workers(NAME, workers, work_rx, enqueue, work) => {}
         () = watch_markers => {}
     }
 }
 
-async fn reconcile(shared: Arc<ControllerState>, work: Work) -> Result<RequeueAfter, Error> {
+/// Enqueues PodProbeMarkers that have waited for others of their namespace.
+async fn enqueue_markers(mut markers: mpsc::UnboundedReceiver<Key>, work: mpsc::UnboundedSender<Work>) {
+    while let Some(key) = markers.recv().await {
+        if work.send(Work::Marker(key)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Does one piece of work. A PodProbeMarker whose namespace has its share of workers comes again after one of these.
+async fn reconcile(
+    namespace_limit: NamespaceLimit,
+    shared: Arc<ControllerState>,
+    work: Work,
+) -> Result<RequeueAfter, Error> {
     match work {
-        Work::Marker(key) => act::sync_marker(&shared, &key).await,
+        Work::Marker(key) => match namespace_limit.try_acquire(&key) {
+            Some(_permit) => act::sync_marker(&shared, &key).await,
+            None => Ok(None),
+        },
         Work::Node(name) => act::sync_node(&shared, &name).await.map(|()| None),
         Work::Pod(key) => act::mark_pod(&shared, &key).await.map(|()| None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use kube::client::Body;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn markers_of_one_namespace_take_not_all_workers() {
+        let service = tower::service_fn(|_: http::Request<Body>| async {
+            http::Response::builder().body(Body::empty())
+        });
+        let shared = Arc::new(ControllerState {
+            manager: Context::for_test(kube::Client::new(service, "default")),
+            markers: Store::from_objects([]),
+            node_pod_probes: Store::from_objects([]),
+            index: Mutex::default(),
+            applied: Mutex::default(),
+            unmarked_pods: Mutex::default(),
+            pacers: Mutex::default(),
+        });
+        let (requeue_tx, mut requeue_rx) = mpsc::unbounded_channel();
+        let limit = NamespaceLimit::new(MAX_PER_NAMESPACE, requeue_tx);
+        let key = |namespace: &str| Key::namespaced(namespace, "marker");
+        let permits: Vec<_> = (0..MAX_PER_NAMESPACE)
+            .map(|n| {
+                limit
+                    .try_acquire(&Key::namespaced("crowd", n.to_string()))
+                    .unwrap()
+            })
+            .collect();
+        let is_reconciled = async |key: Key| {
+            shared.pacers().insert(key.clone(), StatusPacer::default());
+            let ended = reconcile(limit.clone(), Arc::clone(&shared), Work::Marker(key.clone())).await;
+            assert_eq!(ended.unwrap(), None);
+            // The state of one that does not exist is dropped.
+            !shared.pacers().contains_key(&key)
+        };
+        assert!(!is_reconciled(key("crowd")).await);
+        assert!(is_reconciled(key("other")).await);
+        drop(permits);
+        assert_eq!(requeue_rx.recv().await, Some(key("crowd")));
+        assert!(is_reconciled(key("crowd")).await);
     }
 }
