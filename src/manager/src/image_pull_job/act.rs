@@ -230,7 +230,7 @@ impl NodeImageWriter {
     }
 
     /// Starts as many writes as may run at once.
-    pub fn start_writes(&mut self, index: &JobIndex, now: Timestamp) {
+    pub fn start_writes(&mut self, index: &mut JobIndex, now: Timestamp) {
         let now_instant = Instant::now();
         while self.delayed.first().is_some_and(|(due, _)| *due <= now_instant) {
             if let Some((_, node)) = self.delayed.pop_first() {
@@ -252,7 +252,7 @@ impl NodeImageWriter {
         }
     }
 
-    fn start_write(&mut self, index: &JobIndex, node: NodeName, now: Timestamp, now_instant: Instant) {
+    fn start_write(&mut self, index: &mut JobIndex, node: NodeName, now: Timestamp, now_instant: Instant) {
         let mut pending = self.pending.remove(&node).unwrap_or_default();
         // Requests of finished or deleted jobs are dropped.
         pending.retain(|write| index.needs_write(&write.uid, &node));
@@ -279,6 +279,7 @@ impl NodeImageWriter {
         };
         let owners = view.tags.iter().flat_map(|tag| &tag.owners);
         let ended = owners.filter(|o| o.job.is_some() && index.job(&o.uid.as_str().into()).is_none());
+        let ended_jobs = ended.map(|owner| owner.uid.clone()).collect();
         let with_secrets = due_writes.iter().filter(|write| !write.secrets.is_empty());
         let images = with_secrets.filter_map(|write| Some(&write.job.image.as_ref().ok()?.0));
         // Many jobs may pull the same image.
@@ -290,7 +291,7 @@ impl NodeImageWriter {
             api: self.api.clone(),
             needed_secrets: needed.collect(),
             node: Arc::clone(&node),
-            ended_jobs: ended.map(|owner| owner.uid.clone()).collect(),
+            ended_jobs,
             view,
             options,
             step: self.progress.begin_idle(super::NAME),

@@ -47,6 +47,9 @@ pub struct JobIndex {
     jobs: HashMap<Uid, RunningJob>,
     /// By image name, then by tag.
     by_tag: HashMap<String, HashMap<String, BTreeSet<Uid>>>,
+    /// The copies of pull secrets that an image needs, until one of its jobs changes: each write of a NodeImage needs
+    /// them, and an image may have thousands of jobs.
+    secrets_of_images: HashMap<String, NeededSecrets>,
     /// Jobs whose status may differ from the written one.
     dirty: HashSet<Uid>,
     /// Removed jobs.
@@ -136,6 +139,7 @@ impl JobIndex {
 
     fn insert_job(&mut self, uid: Uid, mut work: RunningJob) {
         if let Ok((image, tag)) = &work.job.image {
+            self.secrets_of_images.remove(image);
             let tags = self.by_tag.entry(image.clone()).or_default();
             tags.entry(tag.clone()).or_default().insert(Arc::clone(&uid));
         }
@@ -168,6 +172,7 @@ impl JobIndex {
         if let Ok((image, tag)) = &work.job.image
             && let Some(tags) = self.by_tag.get_mut(image)
         {
+            self.secrets_of_images.remove(image);
             if let Some(jobs) = tags.get_mut(tag) {
                 jobs.remove(uid);
             }
@@ -187,6 +192,9 @@ impl JobIndex {
             if work.secrets.as_ref().is_some_and(|known| *known != copies) {
                 // Nodes that pull already have the earlier references.
                 work.set_outdated();
+            }
+            if let Ok((image, _)) = &work.job.image {
+                self.secrets_of_images.remove(image);
             }
             work.secrets = Some(copies);
             if work.blocked_reason.take().is_some() {
@@ -552,28 +560,31 @@ impl JobIndex {
     /// The copies of pull secrets that the running jobs of an image need, at most [`MAX_SECRETS_OF_NAMESPACE`] of each
     /// namespace; `None` while those of one that pulls are unknown.
     #[must_use]
-    pub fn needed_secrets(&self, image: &str) -> Option<NeededSecrets> {
+    pub fn needed_secrets(&mut self, image: &str) -> Option<NeededSecrets> {
         let uids = self
             .by_tag
             .get(image)
             .into_iter()
             .flat_map(HashMap::values)
             .flatten();
+        let jobs: Vec<&RunningJob> = uids.filter_map(|uid| self.jobs.get(uid)).collect();
+        // One whose secrets are unknown requests nothing before, unless an earlier leader did for it.
+        if jobs.iter().any(|work| work.secrets.is_none() && work.is_active()) {
+            return None;
+        }
+        if let Some(needed) = self.secrets_of_images.get(image) {
+            return Some(needed.clone());
+        }
         let mut by_namespace: BTreeMap<Option<&str>, NeededSecrets> = BTreeMap::new();
-        for work in uids.filter_map(|uid| self.jobs.get(uid)) {
-            let Some(secrets) = &work.secrets else {
-                // It requests nothing before they are known, unless an earlier leader did for it.
-                if work.is_active() {
-                    return None;
-                }
-                continue;
-            };
-            let secrets = secrets.iter().map(secret_key);
+        for work in jobs {
             let namespace = work.job.key.namespace.as_deref();
+            let secrets = work.secrets.iter().flatten().map(secret_key);
             by_namespace.entry(namespace).or_default().extend(secrets);
         }
         let first = |secrets: NeededSecrets| secrets.into_iter().take(MAX_SECRETS_OF_NAMESPACE);
-        Some(by_namespace.into_values().flat_map(first).collect())
+        let needed: NeededSecrets = by_namespace.into_values().flat_map(first).collect();
+        self.secrets_of_images.insert(image.to_owned(), needed.clone());
+        Some(needed)
     }
 
     /// The NodeImage of a node.

@@ -437,6 +437,14 @@ fn secrets_of_an_image_are_those_of_its_running_jobs() {
     assert_eq!(index.needed_secrets("reg/app"), Some(keys(&["a", "b"])));
     index.remove_job(&uid(0));
     assert_eq!(index.needed_secrets("reg/app"), Some(keys(&["b"])));
+    // Each of a thousand nodes needs them; they are collected once.
+    let is_known = |index: &JobIndex| index.secrets_of_images.contains_key("reg/app");
+    assert!(is_known(&index));
+    index.set_secrets(&uid(1), vec![copy("c")]);
+    assert!(!is_known(&index));
+    assert_eq!(index.needed_secrets("reg/app"), Some(keys(&["c"])));
+    index.remove_job(&uid(1));
+    assert!(!is_known(&index));
 }
 
 /// The nodes of an earlier leader may pull for long, so that none is assigned.
