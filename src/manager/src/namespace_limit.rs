@@ -1,6 +1,6 @@
 //! A limit of workers per namespace: the jobs of one namespace never take all workers.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::mpsc;
@@ -17,10 +17,41 @@ pub struct NamespaceLimit {
     requeue_tx: mpsc::UnboundedSender<Key>,
 }
 
+/// A namespace may have thousands of waiting keys, and each of its changes may let all of them try: none is searched for.
 #[derive(Default)]
 struct NamespaceQueue {
     running: usize,
-    waiting: VecDeque<Key>,
+    /// Waiting keys by number, the first one first.
+    waiting: BTreeMap<u64, Key>,
+    /// The number of each.
+    numbers: HashMap<Key, u64>,
+    next_number: u64,
+}
+
+impl NamespaceQueue {
+    /// Adds a key, unless it waits already.
+    fn wait(&mut self, key: &Key) {
+        if self.numbers.contains_key(key) {
+            return;
+        }
+        self.waiting.insert(self.next_number, key.clone());
+        self.numbers.insert(key.clone(), self.next_number);
+        self.next_number += 1;
+    }
+
+    /// Removes a key.
+    fn remove(&mut self, key: &Key) {
+        if let Some(number) = self.numbers.remove(key) {
+            self.waiting.remove(&number);
+        }
+    }
+
+    /// Removes the key that has waited longest.
+    fn pop_first(&mut self) -> Option<Key> {
+        let (_, key) = self.waiting.pop_first()?;
+        self.numbers.remove(&key);
+        Some(key)
+    }
 }
 
 /// A permit, until it is dropped; then the next key of its namespace may try.
@@ -44,16 +75,11 @@ impl NamespaceLimit {
         let namespace = key.namespace.clone().unwrap_or_default();
         let mut queues = self.lock();
         let queue = queues.entry(namespace.clone()).or_default();
-        let position = queue.waiting.iter().position(|waiting| waiting == key);
         if queue.running >= self.max_per_namespace {
-            if position.is_none() {
-                queue.waiting.push_back(key.clone());
-            }
+            queue.wait(key);
             return None;
         }
-        if let Some(at) = position {
-            queue.waiting.remove(at);
-        }
+        queue.remove(key);
         queue.running += 1;
         Some(NamespacePermit {
             limit: self.clone(),
@@ -73,7 +99,7 @@ impl Drop for NamespacePermit {
             return;
         };
         queue.running = queue.running.saturating_sub(1);
-        match queue.waiting.pop_front() {
+        match queue.pop_first() {
             // The receiver is dropped at shutdown.
             Some(key) => drop(self.limit.requeue_tx.send(key)),
             None if queue.running == 0 => drop(queues.remove(&self.namespace)),
@@ -85,6 +111,9 @@ impl Drop for NamespacePermit {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::collections::VecDeque;
+    use std::time::{Duration, Instant};
+
     use super::*;
 
     #[test]
@@ -113,5 +142,25 @@ mod tests {
         let all: Vec<Key> = (2..100).map(|n| key("crowd", n)).collect();
         assert_eq!(served, all);
         assert!(limit.lock().is_empty());
+    }
+
+    /// A tenant may have that many jobs, and a change of one Pod may concern all of them.
+    #[test]
+    fn waiting_keys_are_not_searched() {
+        let limit = NamespaceLimit::new(1, mpsc::unbounded_channel().0);
+        let keys: Vec<Key> = (0..20_000)
+            .map(|n| Key::namespaced("crowd", n.to_string()))
+            .collect();
+        let permit = limit.try_acquire(&Key::namespaced("crowd", "a")).unwrap();
+        let started = Instant::now();
+        for key in keys.iter().chain(&keys) {
+            assert!(limit.try_acquire(key).is_none());
+        }
+        let took = started.elapsed();
+        assert!(took < Duration::from_secs(5), "{took:?}");
+        drop(permit);
+        let next = limit.try_acquire(keys.last().unwrap()).unwrap();
+        assert_eq!(limit.lock()["crowd"].waiting.len(), 19_998);
+        drop(next);
     }
 }
