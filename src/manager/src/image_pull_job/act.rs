@@ -4,7 +4,7 @@
 //! worker.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -294,6 +294,7 @@ impl NodeImageWriter {
             ended_jobs,
             view,
             options,
+            last_read: Mutex::default(),
             step: self.progress.begin_idle(super::NAME),
         });
         self.in_flight.insert(Arc::clone(&node));
@@ -480,10 +481,18 @@ struct NodeWrite {
     /// By image, for those that a request brings pull secrets for.
     needed_secrets: BTreeMap<String, NeededSecrets>,
     options: EntryOptions,
+    /// The object as it was read for requests that it has no room for: there may be a thousand, each decided on its own.
+    last_read: Mutex<Option<NodeImage>>,
     step: ProgressStep,
 }
 
 impl NodeWrite {
+    /// Keeps another object, or none; returns the one that was kept.
+    fn replace_last_read(&self, object: Option<NodeImage>) -> Option<NodeImage> {
+        let mut last_read = self.last_read.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *last_read, object)
+    }
+
     /// An object with only what a patch needs: if the node has none of the images and has space, the patch needs
     /// nothing but the resource version.
     fn minimal_object(&self, pending: &[PendingWrite]) -> Option<NodeImage> {
@@ -513,14 +522,23 @@ async fn execute(node_write: Arc<NodeWrite>, pending: Vec<PendingWrite>) -> Resu
     let mut conflicts = 0;
     loop {
         step.set_activity(format!("writing NodeImage {node}"), write::REQUEST_TIMEOUT * 2);
-        let object = match minimal.take() {
+        let is_minimal = minimal.is_some();
+        let object = match minimal.take().or_else(|| node_write.replace_last_read(None)) {
             Some(object) => object,
             None => match write::get(api, node).await? {
                 Some(object) => object,
                 None => return Ok(AwaitedPulls::new()),
             },
         };
-        let (body, awaits) = build_patch(&node_write, &object, &pending)?;
+        let (body, awaits) = match build_patch(&node_write, &object, &pending) {
+            Ok(patch) => patch,
+            Err(full) => {
+                if !is_minimal {
+                    node_write.replace_last_read(Some(object));
+                }
+                return Err(full.into());
+            }
+        };
         let Some(body) = body else {
             return Ok(awaits);
         };
@@ -600,10 +618,11 @@ fn build_patch(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, clippy::panic)]
-    use std::sync::Mutex;
+    use kube::client::Body;
 
     use super::*;
     use kruise_api::image_pull_job::{ImagePullJob, ImagePullJobSpec};
+    use kruise_api::node_image::{ImageTagSpec, NodeImageSpec};
 
     #[test]
     fn small_job_does_not_wait_for_a_large_one() {
@@ -710,6 +729,54 @@ mod tests {
             (&results["hostile"], &results["plain"]),
             (&Some(unavailable), &None)
         );
+    }
+
+    /// A namespace may have a thousand jobs that a node has no room for.
+    #[tokio::test]
+    async fn full_node_image_is_read_once_for_all_requests() {
+        let tags = vec![ImageTagSpec {
+            tag: "1".to_owned(),
+            ..ImageTagSpec::default()
+        }];
+        let image: ImageSpec = ImageSpec {
+            tags,
+            ..ImageSpec::default()
+        };
+        let images = (0..256).map(|n| (format!("i{n}"), image.clone())).collect();
+        let mut object = NodeImage::new("node-1", NodeImageSpec { images });
+        object.metadata.resource_version = Some("1".to_owned());
+        let (reads, text) = (Arc::new(Mutex::new(0)), json!(object).to_string());
+        let count = Arc::clone(&reads);
+        let service = tower::service_fn(move |_: http::Request<Body>| {
+            *count.lock().unwrap() += 1;
+            let answer = Body::from(text.clone().into_bytes());
+            std::future::ready(http::Response::builder().body(answer))
+        });
+        let node_write = Arc::new(NodeWrite {
+            api: Api::all(kube::Client::new(service, "default")),
+            node: "node-1".into(),
+            view: Arc::new(NodeImageView::from(object)),
+            ended_jobs: BTreeSet::new(),
+            needed_secrets: BTreeMap::new(),
+            options: EntryOptions {
+                default_ttl: 300,
+                seed: 0,
+                now: Timestamp::UNIX_EPOCH,
+            },
+            last_read: Mutex::default(),
+            step: Progress::default().begin_idle("test"),
+        });
+        let requests = ["a", "b", "c"].map(|name| {
+            let mut request = pending_write(name, 0);
+            Arc::make_mut(&mut request.job).image = Ok((name.to_owned(), "1".to_owned()));
+            request
+        });
+        let write = |requests| Box::pin(execute(Arc::clone(&node_write), requests));
+        let results = write_all("node-1", requests.into(), write).await;
+        for (_, result) in &results {
+            assert!(matches!(result, Err(WriteError::Permanent(_))), "{result:?}");
+        }
+        assert_eq!((results.len(), *reads.lock().unwrap()), (3, 1));
     }
 
     #[test]
