@@ -73,6 +73,11 @@ async fn enqueue_changes(ctx: Context, waits: DaemonWaits, queue: mpsc::Unbounde
 /// Observes, plans and acts; returns when to requeue.
 async fn reconcile(ctx: Context, waits: DaemonWaits, key: Key) -> Result<RequeueAfter, Error> {
     let Some(request) = ctx.stores.requests.get(&key) else {
+        // A reconcile that was in progress when the request was deleted may have recorded it once more.
+        waits
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&key);
         return Ok(None);
     };
     let now = ctx.cluster.clock.now();
@@ -103,4 +108,30 @@ async fn reconcile(ctx: Context, waits: DaemonWaits, key: Key) -> Result<Requeue
         act::execute(&ctx, &key, &request, pod.as_deref(), act, now).await?;
     }
     Ok(requeue_at.map(|at| duration_until(at, now)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use jiff::Timestamp;
+    use kube::client::Body;
+
+    use super::*;
+    use plan::DaemonTask;
+
+    #[tokio::test]
+    async fn wait_of_a_deleted_request_is_dropped() {
+        let service = tower::service_fn(|_: http::Request<Body>| {
+            std::future::ready(http::Response::builder().status(500).body(Body::empty()))
+        });
+        let ctx = Context::for_test(kube::Client::new(service, "default"));
+        let (waits, key) = (DaemonWaits::default(), Key::namespaced("n", "r"));
+        let wait = DaemonWait {
+            task: DaemonTask::EndRequest,
+            since: Timestamp::UNIX_EPOCH,
+        };
+        waits.lock().unwrap().insert(key.clone(), wait);
+        assert_eq!(reconcile(ctx, Arc::clone(&waits), key).await.unwrap(), None);
+        assert!(waits.lock().unwrap().is_empty());
+    }
 }
