@@ -65,8 +65,8 @@ enum WriteError {
     Retryable(String, Option<Duration>),
     /// The API server is unreachable or overloaded: no other write would succeed now.
     Unavailable(String, Option<Duration>),
-    /// Not attempted, because another write met [`WriteError::Unavailable`].
-    NotAttempted,
+    /// Not attempted, because another write met [`WriteError::Unavailable`]; it needs the same pause.
+    NotAttempted(Option<Duration>),
 }
 
 impl WriteError {
@@ -76,7 +76,7 @@ impl WriteError {
             | Self::Denied(message)
             | Self::Retryable(message, _)
             | Self::Unavailable(message, _) => message,
-            Self::NotAttempted => "not attempted: another write failed",
+            Self::NotAttempted(_) => "not attempted: another write failed",
         }
     }
 }
@@ -365,7 +365,7 @@ impl NodeImageWriter {
                 index.write_succeeded(&pending_write.job, node, awaits);
                 return None;
             }
-            Err(WriteError::NotAttempted) => (None, None),
+            Err(WriteError::NotAttempted(after)) => (None, after),
             Err(WriteError::Retryable(message, after) | WriteError::Unavailable(message, after)) => {
                 (Some(message), after)
             }
@@ -433,11 +433,11 @@ where
     let (fresh, mut separately): (Vec<_>, Vec<_>) =
         pending.into_iter().partition(|write| write.failures == 0);
     let mut results = Vec::new();
-    let mut unavailable = false;
+    let mut unavailable = None;
     if fresh.len() > 1 {
         let result = isolated_write(node, write(fresh.clone())).await;
-        unavailable = matches!(result, Err(WriteError::Unavailable(..)));
-        if result.is_ok() || unavailable {
+        unavailable = not_attempted(&result);
+        if result.is_ok() || unavailable.is_some() {
             results.extend(
                 fresh
                     .into_iter()
@@ -452,16 +452,23 @@ where
     // Requests with the fewest failures first: one that makes the API server fail must not block the others forever.
     separately.sort_by_key(|one| one.failures);
     for one in separately {
-        let result = if unavailable {
-            Err(WriteError::NotAttempted)
-        } else {
-            isolated_write(node, write(vec![one.clone()])).await
+        let result = match &unavailable {
+            Some(error) => Err(WriteError::clone(error)),
+            None => isolated_write(node, write(vec![one.clone()])).await,
         };
-        unavailable |= matches!(result, Err(WriteError::Unavailable(..)));
+        unavailable = unavailable.or_else(|| not_attempted(&result));
         let outcome = result_for(&one, &result);
         results.push((one, outcome));
     }
     results
+}
+
+/// The error of all further requests, if the API server is unavailable.
+fn not_attempted(result: &Result<AwaitedPulls, WriteError>) -> Option<WriteError> {
+    match result {
+        Err(WriteError::Unavailable(_, after)) => Some(WriteError::NotAttempted(*after)),
+        _ => None,
+    }
 }
 
 async fn isolated_write(
@@ -718,11 +725,15 @@ mod tests {
         assert_eq!((&results["plain"], &results["other"]), (&None, &None));
 
         // The API server stops answering: the other requests are not attempted then, and come first the next time.
-        let unavailable = WriteError::Unavailable("no answer".to_owned(), None);
+        let pause = Some(Duration::from_secs(20));
+        let unavailable = WriteError::Unavailable("slow down".to_owned(), pause);
         let (results, _) = write_with_error(&[("hostile", 1), ("plain", 1)], Some(unavailable.clone())).await;
         assert_eq!(
             (&results["hostile"], &results["plain"]),
-            (&Some(unavailable.clone()), &Some(WriteError::NotAttempted))
+            (
+                &Some(unavailable.clone()),
+                &Some(WriteError::NotAttempted(pause))
+            )
         );
         let (results, _) = write_with_error(&[("hostile", 2), ("plain", 1)], Some(unavailable.clone())).await;
         assert_eq!(
