@@ -13,7 +13,7 @@ pub mod plan;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
@@ -84,6 +84,9 @@ async fn reconcile(shared: Arc<ControllerState>, workload: WorkloadKey) -> Resul
     }
     act::report_waiting(&shared, &workload, &observed, &plan.waiting);
     act::restart(&shared, &observed, &plan.restarts).await?;
+    if plan.restarts.len() == plan::MAX_RESTARTS {
+        return Ok(Some(Duration::ZERO));
+    }
     let mut planning = shared.manager.restarts.plan();
     let requeue_after = observe::observe(&shared, &workload, &mut planning).requeue_after;
     Ok(requeue_after)

@@ -19,6 +19,9 @@ use kruise_cluster::Key;
 /// Seconds after its end when a request is deleted. A container that a request could not restart gets another one then,
 /// and a Pod that has not become ready until then no longer keeps others from their restart.
 pub const REQUEST_TTL_SECONDS: i32 = 300;
+/// Restarts that one reconcile requests, one after the other; the next one follows at once. Other workloads need the same
+/// workers.
+pub const MAX_RESTARTS: usize = 64;
 /// The longest pause of kubelet before it starts a container again, and a minute for all else, in seconds.
 const RESTART_SECONDS: i64 = 300 + 60;
 /// The longest grace period, in seconds: a day.
@@ -109,7 +112,8 @@ pub struct Plan {
     pub waiting: Vec<(Key, Failure, WaitReason)>,
 }
 
-/// Plans the restarts of a workload: at most one container of each Pod.
+/// Plans the restarts of a workload: at most one container of each Pod, and of at most [`MAX_RESTARTS`] Pods. Others that
+/// the budget admits are planned when these are requested.
 #[must_use]
 pub fn plan(pods: &[WorkloadPod], budget: Budget) -> Plan {
     let count = |is_counted: fn(&WorkloadPod) -> bool| {
@@ -131,7 +135,7 @@ pub fn plan(pods: &[WorkloadPod], budget: Budget) -> Plan {
         } else if pod.available && unavailable >= budget.max_unavailable {
             plan.waiting
                 .push((key, failure, WaitReason::Unavailable(unavailable)));
-        } else {
+        } else if plan.restarts.len() < MAX_RESTARTS {
             restarting += 1;
             unavailable += i64::from(pod.available);
             plan.restarts.push((key, failure));

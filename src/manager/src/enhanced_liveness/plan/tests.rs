@@ -48,6 +48,19 @@ fn planned(
     )
 }
 
+/// Each request takes a while, and other workloads wait for the worker.
+#[test]
+fn one_reconcile_restarts_a_limited_number_of_pods() {
+    let pods: Vec<_> = (0..100)
+        .map(|n| pod(&format!("p{n:02}"), true, None, Some(n)))
+        .collect();
+    let (restarts, waiting) = planned(&pods, 100, 100);
+    assert_eq!((restarts.len(), waiting.len()), (MAX_RESTARTS, 0));
+    assert_eq!(restarts.first().map(String::as_str), Some("p00"));
+    let (restarts, waiting) = planned(&pods, 100, 60);
+    assert_eq!((restarts.len(), waiting.len()), (60, 40));
+}
+
 #[test]
 fn available_pods_are_restarted_one_after_the_other() {
     let all = [
