@@ -74,10 +74,7 @@ async fn enqueue_changes(ctx: Context, waits: DaemonWaits, queue: mpsc::Unbounde
 async fn reconcile(ctx: Context, waits: DaemonWaits, key: Key) -> Result<RequeueAfter, Error> {
     let Some(request) = ctx.stores.requests.get(&key) else {
         // A reconcile that was in progress when the request was deleted may have recorded it once more.
-        waits
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(&key);
+        waits.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
         return Ok(None);
     };
     let now = ctx.cluster.clock.now();

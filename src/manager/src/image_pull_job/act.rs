@@ -730,10 +730,7 @@ mod tests {
         let (results, _) = write_with_error(&[("hostile", 1), ("plain", 1)], Some(unavailable.clone())).await;
         assert_eq!(
             (&results["hostile"], &results["plain"]),
-            (
-                &Some(unavailable.clone()),
-                &Some(WriteError::NotAttempted(pause))
-            )
+            (&Some(unavailable.clone()), &Some(WriteError::NotAttempted(pause)))
         );
         let (results, _) = write_with_error(&[("hostile", 2), ("plain", 1)], Some(unavailable.clone())).await;
         assert_eq!(

@@ -68,7 +68,9 @@ async fn fan_out(ctx: Context, mut secrets_rx: mpsc::UnboundedReceiver<ResolvedS
             });
         })
         .and_then(|()| {
-            catch_panic_sync(NAME, "writes to NodeImages", || writer.start_writes(&mut index, now))
+            catch_panic_sync(NAME, "writes to NodeImages", || {
+                writer.start_writes(&mut index, now)
+            })
         })
         .and_then(|()| catch_panic_sync(NAME, "status of jobs", || reporter.start_writes(&mut index, now)));
         let pause = if result.is_ok() {
