@@ -149,25 +149,33 @@ impl CheckedReconcile<'_> {
         self.active.iter().find(|p| p.uid == uid).unwrap()
     }
 
+    /// A Pod of the CloneSet that has ended.
+    fn ended_pod(&self, uid: &str) -> Option<&Pod> {
+        let pod = self.observed.pods.iter().find(|p| p.uid == uid).unwrap();
+        let is_ended = !pod.active() && super::fake_cluster::is_controlled(pod);
+        is_ended.then_some(pod)
+    }
+
+    fn is_held(&self, pod: &Pod) -> bool {
+        pods::is_hooked(self.hook(|l| l.pre_delete.as_ref()), pod)
+    }
+
     /// Counts the effects of an action, which no hook may forbid.
     fn add_action(&self, action: &Action, changes: &mut PlannedChanges) {
         match action {
             Action::CreatePod { name, .. } => {
                 changes.created += i64::from(!self.not_yet_watched.contains(name))
             }
-            Action::DeletePod { uid, .. } if !self.active.iter().any(|p| p.uid == *uid) => {
-                let pod = self.observed.pods.iter().find(|p| p.uid == *uid).unwrap();
-                assert!(
-                    !pod.active() && super::fake_cluster::is_controlled(pod),
-                    "{pod:?}"
-                );
-            }
             Action::DeletePod { uid, .. } => {
-                let pod = self.pod(uid);
-                let hooked = pods::is_hooked(self.hook(|l| l.pre_delete.as_ref()), pod);
-                assert!(!hooked, "deleted a Pod that a hook blocks");
+                let pod = self.ended_pod(uid).unwrap_or_else(|| self.pod(uid));
+                assert!(!self.is_held(pod), "deleted a Pod that a hook blocks");
                 changes.lost_available += i64::from(self.available(pod));
             }
+            Action::PatchPod {
+                uid,
+                reason: PatchReason::PrepareDelete,
+                ..
+            } if let Some(pod) = self.ended_pod(uid) => assert!(self.is_held(pod), "{pod:?}"),
             Action::PatchPod {
                 uid,
                 reason: why,
