@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 /// Longer than any successful wait takes on a machine that several test clusters keep busy.
-pub const WAIT_TIMEOUT: Duration = Duration::from_secs(300);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(600);
 
 const MIN_PAUSE: Duration = Duration::from_millis(25);
 const MAX_PAUSE: Duration = Duration::from_secs(1);

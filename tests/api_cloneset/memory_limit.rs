@@ -56,7 +56,7 @@ async fn objects_of_many_small_values_stay_within_memory_limit() {
         let name = format!("small-{index}");
         let mut template = template_with_env(&name, 1, "i");
         template["spec"]["odd"] = small_values(9_000);
-        greedy.create(&sets, cloneset(&name, 1, template)).await;
+        greedy.create(&sets, cloneset(&name, 0, template)).await;
     }
     // Too large to be parsed.
     let mut template = template_with_env("large", 1, "i");

@@ -8,11 +8,11 @@ use futures::{StreamExt, stream};
 use kruise_cluster::Cluster;
 use serde_json::{Value, json};
 
-use crate::full_cluster::{NODE, Objects, cloneset_spec, exclusive_cluster, target};
+use crate::full_cluster::{MAX_CONCURRENT, NODE, Objects, cloneset_spec, exclusive_cluster, target};
 use crate::templates;
 
-/// Objects that are created in parallel.
-pub const MAX_CONCURRENT: usize = 8;
+/// Objects of a part.
+const ATTEMPTS_IN_PART: usize = 200;
 
 /// One step from an object to a field of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -618,6 +618,28 @@ pub async fn run_attempts(
     accepted
 }
 
+/// The same in parts, after each of which the accepted objects of the part before are deleted: what the API server does
+/// for a new SidecarSet grows with their number. Returns how many were accepted, and the names of those left.
+pub async fn run_in_parts(
+    mut attempts: Vec<Attempt>,
+    at_a_time: usize,
+    admin: &Cluster,
+    kind: &str,
+) -> (usize, Vec<String>) {
+    let objects = Objects::of_kruise(admin, stored_version(kind), kind);
+    let (mut count, mut left) = (0, Vec::new());
+    while !attempts.is_empty() {
+        let part = attempts.drain(..attempts.len().min(ATTEMPTS_IN_PART)).collect();
+        let accepted = run_attempts(part, at_a_time, admin, kind).await;
+        count += accepted.len();
+        let before = std::mem::replace(&mut left, accepted);
+        if !is_of_node(kind) {
+            objects.delete_all(&before).await;
+        }
+    }
+    (count, left)
+}
+
 /// Tries everything in every field of `spec`, and of `status`.
 async fn try_all_fields(kind: &'static str) {
     let cluster = exclusive_cluster().await;
@@ -657,11 +679,10 @@ async fn try_all_fields(kind: &'static str) {
         }
     }
     let count = light.len();
-    let mut accepted = run_attempts(light, max_concurrent(kind), admin, kind).await;
+    let (accepted_count, mut accepted) = run_in_parts(light, max_concurrent(kind), admin, kind).await;
     assert!(
-        !accepted.is_empty() && accepted.len() < count,
-        "{} of {count} were accepted",
-        accepted.len()
+        accepted_count > 0 && accepted_count < count,
+        "{accepted_count} of {count} were accepted"
     );
     accepted.extend(run_attempts(heavy, 1, admin, kind).await);
     accepted.extend(try_status_fields(kind, admin).await);
@@ -686,8 +707,7 @@ async fn try_all_fields(kind: &'static str) {
     if is_of_node(kind) {
         return;
     }
-    let removed = stream::iter(&accepted).map(|name| objects.delete_if_exists(name));
-    removed.buffer_unordered(MAX_CONCURRENT).collect::<()>().await;
+    objects.delete_all(&accepted).await;
 }
 
 /// Tries everything in every field of `status`, on objects that both programs reconcile; returns their names.

@@ -4,6 +4,7 @@ use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
+use futures::{StreamExt, stream};
 use kruise_cluster::Cluster;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, TypeMeta};
 use serde_json::{Value, json};
@@ -17,6 +18,8 @@ use support::readiness::{http_get, is_ready};
 use support::untyped::untyped;
 use support::waits;
 
+/// Objects that are created or deleted in parallel.
+pub const MAX_CONCURRENT: usize = 8;
 /// The only node.
 pub const NODE: &str = "n1";
 /// Pods whose containers may be recreated; [`target`] names them.
@@ -330,6 +333,12 @@ impl Objects {
     /// Deletes an object, if it exists.
     pub async fn delete_if_exists(&self, name: &str) {
         self.delete_with(name, &DeleteParams::default()).await;
+    }
+
+    /// Deletes objects, those that exist.
+    pub async fn delete_all(&self, names: &[String]) {
+        let deleted = stream::iter(names).map(|name| self.delete_if_exists(name));
+        deleted.buffer_unordered(MAX_CONCURRENT).collect::<()>().await;
     }
 
     /// Deletes an object, if it exists, without a grace period.
