@@ -18,6 +18,9 @@ use kruise_ops::traces::Span;
 
 /// Jobs of one image whose traces get its pull, at most.
 const MAX_TRACED_OWNERS: usize = 8;
+/// Jobs of one image that get the events of its failure, at most: each event is a request of every node, and the queue
+/// for events is shared by all images.
+const MAX_EVENT_OWNERS: usize = 64;
 /// The span over which transfer rates are measured.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
 
@@ -142,11 +145,31 @@ pub(super) fn publish_end(
         .get_or_create(&[("result", result.to_owned())])
         .observe(took.as_secs_f64());
     for event in TagEvent::for_status(status, &image, task.last_error.as_deref(), took) {
-        let owners = task.spec.owners.iter().filter(|_| event.to_owners);
-        for object in owners.cloned().chain([node_image_reference(node, uid)]) {
+        let owners = if event.to_owners {
+            event_owners(&task.spec.owners)
+        } else {
+            Vec::new()
+        };
+        for object in owners.into_iter().cloned().chain([node_image_reference(node, uid)]) {
             events.publish(object, event.type_, event.reason, "PullImage", event.note.clone());
         }
     }
+}
+
+/// The owners that get events: of more than [`MAX_EVENT_OWNERS`], one of each namespace in turn.
+fn event_owners(owners: &[ObjectReference]) -> Vec<&ObjectReference> {
+    let mut earlier_in_namespace: HashMap<&str, usize> = HashMap::new();
+    let mut by_turn: Vec<(usize, &ObjectReference)> = Vec::new();
+    for owner in owners {
+        let namespace = owner.namespace.as_deref().unwrap_or_default();
+        let turn = earlier_in_namespace.entry(namespace).or_default();
+        by_turn.push((*turn, owner));
+        *turn += 1;
+    }
+    // Owners of the same turn keep their order.
+    by_turn.sort_by_key(|(turn, _)| *turn);
+    by_turn.truncate(MAX_EVENT_OWNERS);
+    by_turn.into_iter().map(|(_, owner)| owner).collect()
 }
 
 /// Logs the end of a tag; returns the result label.
@@ -386,6 +409,30 @@ mod tests {
             events_for(&status("Failed", Some(DEADLINE_EXCEEDED)), Some("no such host")),
             [attempt_event, deadline_event]
         );
+    }
+
+    #[test]
+    fn failure_events_are_bounded_and_reach_every_namespace() {
+        let owners_in = |namespace: &str, count: usize| {
+            let owner = move |n: usize| ObjectReference {
+                namespace: Some(namespace.to_owned()),
+                name: Some(n.to_string()),
+                ..ObjectReference::default()
+            };
+            (0..count).map(owner).collect::<Vec<_>>()
+        };
+        let mut owners = owners_in("many", 2000);
+        owners.extend(owners_in("few", 3));
+        let chosen = event_owners(&owners);
+        let count_in = |namespace: &str| {
+            let in_namespace = chosen
+                .iter()
+                .filter(|owner| owner.namespace.as_deref() == Some(namespace));
+            in_namespace.count()
+        };
+        assert_eq!((count_in("many"), count_in("few")), (MAX_EVENT_OWNERS - 3, 3));
+        let all = owners_in("many", MAX_EVENT_OWNERS);
+        assert!(event_owners(&all).into_iter().eq(&all), "none is left out");
     }
 
     #[test]
