@@ -487,11 +487,7 @@ pub async fn read_secrets(
             }
             Ok(Ok(None)) => "it does not exist".to_owned(),
             Ok(Err(error)) => {
-                if error.retryable() {
-                    secrets.unread_retry = Some(AttemptRetry::Prevented);
-                } else if error.forbidden() {
-                    secrets.unread_retry.get_or_insert(AttemptRetry::Uncounted);
-                }
+                secrets.unread_retry = secrets.unread_retry.max(retry_without_secret(&error));
                 format!("it cannot be read: {error}")
             }
             Err(_) => {
@@ -510,6 +506,19 @@ pub async fn read_secrets(
         }
     }
     secrets
+}
+
+/// How an attempt that the registry rejects is retried if a Secret is missing because of this error.
+fn retry_without_secret(error: &kruise_cluster::Error) -> Option<AttemptRetry> {
+    if !error.retryable() {
+        return error.forbidden().then_some(AttemptRetry::Uncounted);
+    }
+    let has_answered = error.answered() || matches!(error, kruise_cluster::Error::Unreadable { .. });
+    Some(if has_answered {
+        AttemptRetry::SecretError
+    } else {
+        AttemptRetry::Prevented
+    })
 }
 
 /// The namespace of the jobs that a Secret serves; `None` if none of them is an owner of the tag. Credentials belong to
@@ -890,8 +899,9 @@ mod tests {
     async fn unreadable_secret_is_retried_unlike_a_missing_one() {
         for (code, unread) in [
             (None, Some(AttemptRetry::Prevented)),
-            (Some(500), Some(AttemptRetry::Prevented)),
-            (Some(429), Some(AttemptRetry::Prevented)),
+            // The API server may be overloaded, or never be able to read this Secret.
+            (Some(500), Some(AttemptRetry::SecretError)),
+            (Some(429), Some(AttemptRetry::SecretError)),
             // A starting API server has not loaded the roles yet.
             (Some(403), Some(AttemptRetry::Uncounted)),
             (Some(404), None),

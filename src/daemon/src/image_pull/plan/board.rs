@@ -15,6 +15,8 @@ use kruise_api::time::truncate_to_second;
 /// Maximum of consecutive [uncounted](AttemptRetry::Uncounted) attempts. After more of them the image itself may be
 /// what crashes the runtime, and a starting API server would have loaded by now who may read a Secret.
 const MAX_UNCOUNTED_ATTEMPTS: u32 = 3;
+/// Maximum of uncounted attempts [without a Secret](AttemptRetry::SecretError): with the pauses between them, an hour.
+const MAX_SECRET_ERRORS: u32 = 124;
 
 /// One task per tag of the NodeImage.
 #[derive(Debug, Clone, Default)]
@@ -223,11 +225,22 @@ impl TaskBoard {
             }
             AttemptResult::Failed {
                 message,
-                retry: again @ (AttemptRetry::Counted | AttemptRetry::Uncounted),
+                retry: AttemptRetry::SecretError,
+            } if task.secret_errors < MAX_SECRET_ERRORS => {
+                task.attempts = task.attempts.saturating_sub(1);
+                task.secret_errors += 1;
+                task.prevented = 0;
+                task.back_off(message, task.secret_errors, now);
+                AttemptOutcome::WillRetry
+            }
+            AttemptResult::Failed {
+                message,
+                retry: again @ (AttemptRetry::Counted | AttemptRetry::Uncounted | AttemptRetry::SecretError),
             } if task.attempts <= task.spec.retries => {
                 task.prevented = 0;
                 if again == AttemptRetry::Counted {
                     task.uncounted = 0;
+                    task.secret_errors = 0;
                 }
                 task.back_off(message, task.attempts, now);
                 AttemptOutcome::WillRetry
@@ -248,6 +261,7 @@ impl PullTask {
             stage: PullStage::Waiting,
             attempts: 0,
             uncounted: 0,
+            secret_errors: 0,
             prevented: 0,
             // After a restart of the daemon the tag's deadline still counts from its first start.
             started_at: reported.and_then(|s| s.start_time.as_ref()).map(|t| t.0),

@@ -95,8 +95,8 @@ pub enum AttemptResult {
     },
 }
 
-/// Whether a failed attempt is retried.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Whether a failed attempt is retried; ordered by how many such attempts do not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum AttemptRetry {
     /// A retry cannot succeed.
     Never,
@@ -105,6 +105,9 @@ pub enum AttemptRetry {
     /// A retry may succeed, and three such attempts in a row do not count: the image may not be the reason that the
     /// runtime disconnected during the pull, nor the Secret the reason that the API server allows no one to read it.
     Uncounted,
+    /// A retry may succeed, and an hour of such attempts does not count: the API server answered with an error for a
+    /// Secret. It may be overloaded, or it may never be able to read that Secret.
+    SecretError,
     /// A retry may succeed, and the attempt never counts: a prerequisite of any pull was missing, so the attempt gave
     /// no information about the image.
     Prevented,
@@ -123,6 +126,8 @@ pub struct PullTask {
     pub attempts: u32,
     /// Attempts that ended uncounted since the last one that counted.
     pub uncounted: u32,
+    /// Attempts that ended with a [`AttemptRetry::SecretError`] since the last one that counted.
+    pub secret_errors: u32,
     /// Prevented attempts since the last one that was not prevented.
     pub prevented: u32,
     /// When the first attempt started.

@@ -272,6 +272,24 @@ fn prevented_attempts_are_never_counted() {
     );
 }
 
+/// A Secret may never be readable, and the registry may have no such image.
+#[test]
+fn attempts_without_a_secret_count_after_an_hour() {
+    let twice = PullSpec {
+        retries: 1,
+        ..spec_for("a")
+    };
+    let (mut board, _) = board_with(&[("1", twice)]);
+    let mut now = 0;
+    while let Some((key, run)) = start_planned(&mut board, &LIMITS, at(now)).pop() {
+        assert!(now < 2 * 3600, "it never counts");
+        board.on_attempt_ended(&key, run, failed_attempt(AttemptRetry::SecretError), at(now));
+        now += 30;
+    }
+    assert!(now > 3600, "it counts after {now} s");
+    assert_eq!(tag_status(&board, "1").phase, ImagePullPhase::Failed);
+}
+
 #[test]
 fn active_deadline_ends_a_tag_in_every_stage() {
     let limited = PullSpec {
