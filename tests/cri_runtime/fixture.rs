@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use kruise_cri::client::CriClient;
 use kruise_cri::{Error, PullCause, PullRequest, Runtime as _};
-use kruise_daemon::image_pull::act::PullAttempt;
+use kruise_daemon::image_pull::act::{PullAttempt, SourcedCredentials};
 use kruise_daemon::image_pull::plan::keyring::Credentials;
 use testbed::cluster::{REGISTRY_USER, Runtime};
 
@@ -91,11 +91,12 @@ pub fn pull_request(image: &str) -> PullRequest {
 }
 
 pub fn pull_attempt(image: &str, credentials: Vec<Credentials>) -> PullAttempt {
+    let credentials = credentials.into_iter().map(SourcedCredentials::of_node);
     PullAttempt {
         image: image.to_owned(),
         always: false,
         timeout: Duration::from_secs(90),
-        credentials,
+        credentials: credentials.collect(),
         anonymous: false,
         labels: BTreeMap::new(),
         annotations: BTreeMap::new(),

@@ -31,6 +31,9 @@ const SECRET_TIMEOUT: Duration = Duration::from_secs(4);
 const MAX_SECRET_BYTES: usize = 1 << 20;
 /// Maximum number of credentials that are tried for one image in one attempt, each with requests to the registry.
 const MAX_CREDENTIALS: usize = 100;
+/// Errors of the registry in one attempt after which no namespace's credentials are tried any more: each may take as
+/// long as a connection or a layer, and the registry itself may be what fails.
+const MAX_REGISTRY_ERRORS: usize = 4;
 /// Maximum number of unusable Secrets that a message names.
 const MAX_PROBLEMS: usize = 5;
 
@@ -44,7 +47,7 @@ pub struct PullAttempt {
     /// Timeout of the whole attempt.
     pub timeout: Duration,
     /// Credentials to try in order; an empty list means an anonymous pull.
-    pub credentials: Vec<Credentials>,
+    pub credentials: Vec<SourcedCredentials>,
     /// Try without credentials in the end, because one of several owners has none: those of another one may be wrong.
     pub anonymous: bool,
     /// Labels for the runtime's sandbox configuration.
@@ -59,12 +62,58 @@ pub struct PullAttempt {
 
 impl PullAttempt {
     /// What to authenticate with, in order.
-    fn auths(&self) -> VecDeque<Option<AuthConfig>> {
-        let mut auths: VecDeque<_> = self.credentials.iter().map(|c| Some(cri_auth(c))).collect();
-        if auths.is_empty() || self.anonymous {
-            auths.push_back(None);
+    fn logins(&self) -> VecDeque<Login> {
+        let mut logins: VecDeque<_> = self.credentials.iter().map(Login::new).collect();
+        if logins.is_empty() || self.anonymous {
+            logins.push_back(Login::default());
         }
-        auths
+        logins
+    }
+}
+
+/// Credentials, and where they come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SourcedCredentials {
+    /// What to authenticate with.
+    pub credentials: Credentials,
+    /// All sources that have them, each once.
+    pub sources: Vec<CredentialSource>,
+}
+
+impl SourcedCredentials {
+    /// Credentials of the node.
+    #[must_use]
+    pub fn of_node(credentials: Credentials) -> Self {
+        Self {
+            credentials,
+            sources: vec![CredentialSource::Node],
+        }
+    }
+}
+
+/// Where credentials come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CredentialSource {
+    /// Pull secrets of jobs in this namespace.
+    Namespace(String),
+    /// The node itself, or the configuration of its user.
+    Node,
+}
+
+/// What one call authenticates with.
+#[derive(Debug, Default)]
+struct Login {
+    /// `None` pulls anonymously.
+    auth: Option<AuthConfig>,
+    sources: Vec<CredentialSource>,
+}
+
+impl Login {
+    fn new(found: &SourcedCredentials) -> Self {
+        Self {
+            auth: Some(cri_auth(&found.credentials)),
+            sources: found.sources.clone(),
+        }
     }
 }
 
@@ -160,8 +209,9 @@ async fn pull_with_credentials(
     watched: &(impl Fn() -> bool + Send),
     on_progress: &mut (impl FnMut(PullProgress) + Send),
 ) -> Result<(), Error> {
-    let mut auths = attempt.auths();
-    while let Some(auth) = auths.pop_front() {
+    let mut logins = attempt.logins();
+    let mut registry_errors = 0;
+    while let Some(Login { auth, sources }) = logins.pop_front() {
         let mut span = Span::of_call("PullImage", attempt.span)
             .with("rpc.system", "grpc")
             .with("rpc.service", "runtime.v1.ImageService");
@@ -176,28 +226,49 @@ async fn pull_with_credentials(
         let pulled = pull_once(runtime, &request, attempt.check_disk, watched, on_progress).await;
         let Err(error) = pulled else { return Ok(()) };
         span.fail(&error.to_string());
-        retain_helpful(&mut auths, &error);
-        if auths.is_empty() {
+        registry_errors += usize::from(is_of_registry(&error));
+        retain_helpful(&mut logins, &sources, &error, registry_errors);
+        if logins.is_empty() {
             return Err(error);
         }
     }
     Ok(())
 }
 
-/// Removes from the remaining credentials those that cannot change this result. A registry may answer anything to
-/// credentials of the wrong form, so an anonymous pull that is to follow is tried after all its errors.
-fn retain_helpful(remaining: &mut VecDeque<Option<AuthConfig>>, error: &Error) {
+/// Removes from the remaining logins those that cannot change this result, which one from `sources` had. A registry may
+/// answer anything to credentials of the wrong form: after its errors, those of other sources are tried, and an
+/// anonymous pull if that is to follow.
+fn retain_helpful(
+    remaining: &mut VecDeque<Login>,
+    sources: &[CredentialSource],
+    error: &Error,
+    registry_errors: usize,
+) {
     if other_credentials_may_help(error) {
         return;
     }
-    let is_of_registry = matches!(
+    if !is_of_registry(error) {
+        remaining.clear();
+        return;
+    }
+    remaining.retain_mut(|login| {
+        login.sources.retain(|source| {
+            let may_be_tried = *source == CredentialSource::Node || registry_errors < MAX_REGISTRY_ERRORS;
+            may_be_tried && !sources.contains(source)
+        });
+        login.auth.is_none() || !login.sources.is_empty()
+    });
+}
+
+/// Whether the registry failed, for which the form of the credentials may be a reason.
+fn is_of_registry(error: &Error) -> bool {
+    matches!(
         error,
         Error::Pull {
             cause: PullCause::InvalidImage | PullCause::RegistryUnavailable,
             ..
         }
-    );
-    remaining.retain(|auth| is_of_registry && auth.is_none());
+    )
 }
 
 /// Whether other credentials may change the result: registries report "not found" for what the user may not see.
@@ -340,25 +411,36 @@ impl PullSecrets {
     /// The credentials to try for `repository`, in order: one of each namespace in turn, starting with
     /// `first_namespace`, so that no namespace has to wait for all credentials of a different one. Empty means an
     /// anonymous pull.
-    pub fn credentials(&self, repository: &str, first_namespace: &str) -> Vec<Credentials> {
+    pub fn credentials(&self, repository: &str, first_namespace: &str) -> Vec<SourcedCredentials> {
         let (own, others): (Vec<_>, Vec<_>) = self
             .keyrings
             .iter()
             .partition(|(namespace, _)| *namespace == first_namespace);
         let all = own.into_iter().chain(others);
         let mut lists: Vec<_> = all
-            .map(|(_, keyring)| keyring.lookup(repository).into_iter())
+            .map(|(namespace, keyring)| {
+                let source = CredentialSource::Namespace(namespace.clone());
+                (source, keyring.lookup(repository).into_iter())
+            })
             .collect();
-        let mut merged = Vec::new();
+        let mut merged: Vec<SourcedCredentials> = Vec::new();
         loop {
-            let round: Vec<_> = lists.iter_mut().filter_map(Iterator::next).collect();
+            let next = |(source, list): &mut (CredentialSource, std::vec::IntoIter<Credentials>)| {
+                Some((source.clone(), list.next()?))
+            };
+            let round: Vec<_> = lists.iter_mut().filter_map(next).collect();
             if round.is_empty() || merged.len() >= MAX_CREDENTIALS {
                 merged.truncate(MAX_CREDENTIALS);
                 return merged;
             }
-            for credentials in round {
-                if !merged.contains(&credentials) {
-                    merged.push(credentials);
+            for (source, credentials) in round {
+                match merged.iter_mut().find(|found| found.credentials == credentials) {
+                    Some(found) if found.sources.contains(&source) => {}
+                    Some(found) => found.sources.push(source),
+                    None => merged.push(SourcedCredentials {
+                        credentials,
+                        sources: vec![source],
+                    }),
                 }
             }
         }
@@ -637,7 +719,10 @@ mod tests {
             .collect();
         all.push(secret_from("small", &users("s"), 0));
         let secrets = secrets_from(all.clone(), &[job("large"), job("small")]).await;
-        let names = |found: Vec<Credentials>| found.into_iter().map(|c| c.username).collect::<Vec<_>>();
+        let names = |found: Vec<SourcedCredentials>| {
+            let users = found.into_iter().map(|found| found.credentials.username);
+            users.collect::<Vec<_>>()
+        };
         assert_eq!(names(secrets.credentials("r/a", "small")), ["s", "l"]);
         assert_eq!(names(secrets.credentials("r/a", "large")), ["l", "s"]);
         assert_eq!(secrets.problems.len(), MAX_PROBLEMS, "{:?}", secrets.problems);
@@ -681,8 +766,8 @@ mod tests {
             span: None,
         };
         let authenticated = |anonymous| {
-            let auths = attempt(anonymous).auths().into_iter();
-            auths.map(|auth| auth.is_some()).collect::<Vec<_>>()
+            let logins = attempt(anonymous).logins().into_iter();
+            logins.map(|login| login.auth.is_some()).collect::<Vec<_>>()
         };
         assert_eq!(authenticated(false), [true, true]);
         assert_eq!(authenticated(true), [true, true, false]);
@@ -736,7 +821,7 @@ mod tests {
             let names: Vec<_> = secrets
                 .credentials("r/a", "b")
                 .into_iter()
-                .map(|c| c.username)
+                .map(|found| found.credentials.username)
                 .collect();
             assert_eq!(names, ["b", "a", "l0"], "{order:?}");
             assert_eq!(secrets.problems.len(), 1, "{:?}", secrets.problems);
@@ -751,7 +836,10 @@ mod tests {
         let secrets = secrets_from(all, &[job("many"), job("few")]).await;
         let repository = format!("r/{}", "a/".repeat(200));
         let credentials = secrets.credentials(&repository, "many");
-        let first: Vec<_> = credentials.iter().take(5).map(|c| c.username.as_str()).collect();
+        let users = credentials
+            .iter()
+            .map(|found| found.credentials.username.as_str());
+        let first: Vec<_> = users.take(5).collect();
         // The most specific entry comes first.
         assert_eq!(first, ["m199", "f1", "m198", "f0", "m197"]);
         assert_eq!(credentials.len(), MAX_CREDENTIALS);
@@ -799,26 +887,70 @@ mod tests {
         }
     }
 
-    #[test]
-    fn anonymous_pull_is_tried_after_any_error_of_the_registry() {
-        let remaining = |error: &Error| {
-            let mut auths: VecDeque<_> = [Some(AuthConfig::default()), None].into();
-            retain_helpful(&mut auths, error);
-            auths.into_iter().map(|auth| auth.is_some()).collect::<Vec<_>>()
+    fn namespace(name: &str) -> CredentialSource {
+        CredentialSource::Namespace(name.to_owned())
+    }
+
+    /// The users to try after this error, the given number of the registry's, for credentials of namespace `a`.
+    fn remaining_users(error: &Error, registry_errors: usize) -> Vec<String> {
+        let login = |user: &str, sources: &[CredentialSource]| Login {
+            auth: Some(AuthConfig {
+                username: user.to_owned(),
+                ..AuthConfig::default()
+            }),
+            sources: sources.to_vec(),
         };
-        let cases: [(PullCause, &[bool]); 6] = [
-            (PullCause::Unauthorized, &[true, false]),
-            (PullCause::Other, &[true, false]),
+        let (a, b) = (namespace("a"), namespace("b"));
+        let mut logins: VecDeque<_> = [
+            login("a", std::slice::from_ref(&a)),
+            login("shared", &[a.clone(), b.clone()]),
+            login("b", &[b]),
+            login("node", &[CredentialSource::Node]),
+            Login::default(),
+        ]
+        .into();
+        retain_helpful(&mut logins, &[a], error, registry_errors);
+        let user = |login: Login| {
+            login
+                .auth
+                .map_or_else(|| "anonymous".to_owned(), |auth| auth.username)
+        };
+        logins.into_iter().map(user).collect()
+    }
+
+    #[test]
+    fn error_of_the_registry_leaves_credentials_of_other_sources() {
+        let all: &[&str] = &["a", "shared", "b", "node", "anonymous"];
+        let of_others: &[&str] = &["shared", "b", "node", "anonymous"];
+        let cases: [(PullCause, &[&str]); 6] = [
+            (PullCause::Unauthorized, all),
+            (PullCause::Other, all),
             // "400 Bad Request", "500 Internal Server Error".
-            (PullCause::InvalidImage, &[false]),
-            (PullCause::RegistryUnavailable, &[false]),
+            (PullCause::InvalidImage, of_others),
+            (PullCause::RegistryUnavailable, of_others),
             (PullCause::DiskFull, &[]),
             (PullCause::WrongPlatform, &[]),
         ];
         for (cause, expected) in cases {
-            assert_eq!(remaining(&pull_error(cause)), expected, "{cause}");
+            assert_eq!(remaining_users(&pull_error(cause), 1), expected, "{cause}");
         }
-        assert_eq!(remaining(&unreachable()), [] as [bool; 0]);
+        assert_eq!(remaining_users(&unreachable(), 1), [] as [&str; 0]);
+        let last = remaining_users(&pull_error(PullCause::RegistryUnavailable), MAX_REGISTRY_ERRORS);
+        assert_eq!(last, ["node", "anonymous"], "as for a job without credentials");
+    }
+
+    #[tokio::test]
+    async fn equal_credentials_of_two_namespaces_are_tried_once_for_both() {
+        let user = |name: &str| [name.to_owned()];
+        let all = vec![
+            secret_from("a", &user("x"), 0),
+            secret_from("b", &user("x"), 0),
+            secret_from("b", &user("x"), 0),
+        ];
+        let secrets = secrets_from(all, &[job("a"), job("b")]).await;
+        let found = secrets.credentials("r/a", "b");
+        let sources: Vec<_> = found.into_iter().map(|found| found.sources).collect();
+        assert_eq!(sources, [[namespace("b"), namespace("a")]]);
     }
 
     #[test]

@@ -548,7 +548,8 @@ async fn pull_tag(
         .unwrap_or_default();
     let mut credentials = secrets.credentials(&repository, &scope.namespace);
     let node = sources.node.lookup(&repository).await;
-    credentials.extend(node.credentials);
+    let of_node = node.credentials.into_iter().map(act::SourcedCredentials::of_node);
+    credentials.extend(of_node);
     secrets.node_problems = node.problems;
     let attempt = act::PullAttempt {
         credentials,

@@ -150,7 +150,11 @@ pub(super) fn publish_end(
         } else {
             Vec::new()
         };
-        for object in owners.into_iter().cloned().chain([node_image_reference(node, uid)]) {
+        for object in owners
+            .into_iter()
+            .cloned()
+            .chain([node_image_reference(node, uid)])
+        {
             events.publish(object, event.type_, event.reason, "PullImage", event.note.clone());
         }
     }

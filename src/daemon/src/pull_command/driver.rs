@@ -133,8 +133,9 @@ impl PullDriver {
         let repository = ImageReference::parse(&image)
             .map(|r| r.repository())
             .unwrap_or_default();
+        let credentials = self.keyring.lookup(&repository).into_iter();
         let attempt = act::PullAttempt {
-            credentials: self.keyring.lookup(&repository),
+            credentials: credentials.map(act::SourcedCredentials::of_node).collect(),
             anonymous: false,
             image,
             always: task.spec.always,
