@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use tonic::{Code, Response, Status};
 
+use super::convert::truncate_message;
 use crate::Error;
 use kruise_ops::metrics::metrics;
 
@@ -82,10 +83,11 @@ impl Call<'_> {
     }
 
     pub(super) fn invalid_response(&self, why: impl Into<String>) -> Error {
+        let why: String = why.into();
         Error::InvalidResponse {
             socket: self.socket.to_owned(),
             method: self.method,
-            why: why.into(),
+            why: truncate_message(&why),
         }
     }
 
@@ -163,16 +165,18 @@ fn redact_url_queries(message: &str) -> String {
     text + rest
 }
 
-/// tonic's messages for a response that is HTTP but not gRPC, or gRPC cut short.
+/// Whether this is tonic's message for a response that is HTTP but not gRPC, or gRPC cut short. Its status has nothing
+/// else of its own; a runtime's message may contain such words of a registry, but does not begin with them.
 fn is_not_grpc(message: &str) -> bool {
     [
         "grpc-status header missing",
-        "protocol error",
+        "protocol error: ",
+        "h2 protocol error: ",
         "Missing response message",
-        "Unexpected EOF",
+        "Unexpected EOF decoding stream",
     ]
     .iter()
-    .any(|words| message.contains(words))
+    .any(|words| message.starts_with(words))
 }
 
 /// The innermost causes as text, without the layers that add nothing.
@@ -222,6 +226,29 @@ mod tests {
         );
         let error = pull_error("context deadline exceeded");
         assert!(matches!(error, Error::Timeout { .. }), "{error}");
+    }
+
+    /// Other credentials may help after an error of the registry, but not after one of the connection.
+    #[test]
+    fn text_of_a_registry_is_no_error_of_the_connection() {
+        let call = Call {
+            socket: Path::new("/s"),
+            method: "PullImage",
+            deadline: Duration::from_secs(600),
+        };
+        let pull_error =
+            |message: String| to_pull_error("r.test/a:1", call.to_error(&Status::unknown(message)));
+        for text in [
+            "grpc-status header missing, mapped from HTTP status code 502",
+            "protocol error: no",
+            "Unexpected EOF decoding stream.",
+        ] {
+            let error = pull_error(format!("failed to resolve reference \"r.test/a:1\": {text}"));
+            assert!(matches!(error, Error::Pull { .. }), "{error}");
+            let error = pull_error(format!("{text}{}", "x".repeat(1 << 20)));
+            assert!(matches!(error, Error::InvalidResponse { .. }), "{error}");
+            assert!(error.to_string().len() < 1000, "{error}");
+        }
     }
 
     #[test]

@@ -60,6 +60,11 @@ pub(super) fn clean_pull_message(message: &str) -> String {
             .and_then(|rest| rest.split_once("\": "));
         message = rest.map_or(message, |(_, rest)| rest);
     }
+    truncate_message(message)
+}
+
+/// At most [`MAX_MESSAGE_BYTES`] of a message.
+pub(super) fn truncate_message(message: &str) -> String {
     if message.len() <= MAX_MESSAGE_BYTES {
         return message.to_owned();
     }
