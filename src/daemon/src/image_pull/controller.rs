@@ -175,6 +175,7 @@ impl ImagePullController {
             let (PullStep::Start { key, .. } | PullStep::GiveUp { key, .. }) = step;
             self.with_tag(key, now, |duty| duty.apply_step(step, now));
         }
+        self.board.end_backoffs(now);
         let live_pulls = self.evaluate(now, |board, speeds| report::live_pulls(board, &limits, speeds));
         let shown_result = live_pulls.map(|new| {
             self.ctx.live.pulls.send_if_modified(|shown| {

@@ -291,7 +291,7 @@ pub(super) fn live_pulls(
     };
     metrics()
         .image_pull_queue
-        .set(count(|s| matches!(s, PullStage::Waiting)));
+        .set(count(|s| matches!(s, PullStage::Waiting | PullStage::Due)));
     metrics()
         .image_pull_active
         .set(count(|s| matches!(s, PullStage::Running { .. })));
@@ -310,7 +310,7 @@ fn pull_status(
 ) -> live::PullStatus {
     let (phase, message) = match &task.stage {
         PullStage::Waiting => (live::PullPhase::Waiting, task.last_error.clone()),
-        PullStage::Running { .. } | PullStage::BackOff { .. } => {
+        PullStage::Running { .. } | PullStage::BackOff { .. } | PullStage::Due => {
             (live::PullPhase::Pulling, task.last_error.clone())
         }
         PullStage::Done(status) => done_phase(status),

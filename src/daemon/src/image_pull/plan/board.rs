@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
     ATTEMPT_BACKOFF, AttemptResult, AttemptRetry, PullOwner, PullProgress, PullSpec, PullStage, PullStep,
-    PullTask, TagKey, pull_owners,
+    PullTask, TagKey, is_ahead, pull_owners,
 };
 use kruise_api::node_image::{ImagePullPhase, ImageTagStatus};
 use kruise_api::time::truncate_to_second;
@@ -153,6 +153,15 @@ impl TaskBoard {
             PullStep::GiveUp { key, message } => {
                 self.tasks.get_mut(key)?.finish(key, Err(message.clone()), now);
                 None
+            }
+        }
+    }
+
+    /// Ends the backoffs that are over, of tags that still do not start.
+    pub fn end_backoffs(&mut self, now: Timestamp) {
+        for task in self.tasks.values_mut() {
+            if matches!(task.stage, PullStage::BackOff { until } if !is_ahead(until, now)) {
+                task.stage = PullStage::Due;
             }
         }
     }

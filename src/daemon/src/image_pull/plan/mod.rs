@@ -159,6 +159,8 @@ pub enum PullStage {
         /// When the next attempt is due.
         until: Timestamp,
     },
+    /// Waits for a slot, or for the runtime, for its next attempt, which is due.
+    Due,
     /// Finished; this is its status from now on.
     Done(Box<ImageTagStatus>),
 }
@@ -310,7 +312,7 @@ fn task_state(task: &PullTask, now: Timestamp) -> TaskState {
         PullStage::BackOff { until } if is_ahead(*until, now) => {
             TaskState::BackOff(deadline.map_or(*until, |d| d.min(*until)))
         }
-        PullStage::BackOff { .. } | PullStage::Waiting => TaskState::Ready(deadline),
+        PullStage::BackOff { .. } | PullStage::Due | PullStage::Waiting => TaskState::Ready(deadline),
     }
 }
 

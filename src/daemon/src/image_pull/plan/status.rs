@@ -58,10 +58,10 @@ pub fn waits_for(stage: &PullStage, limits: &PullLimits) -> Option<String> {
     match stage {
         PullStage::Running { .. } | PullStage::Done(_) => None,
         PullStage::BackOff { until } => Some(format!("its next attempt at {}", truncate_to_second(*until))),
-        PullStage::Waiting if !limits.runtime_ready => {
+        PullStage::Waiting | PullStage::Due if !limits.runtime_ready => {
             Some("the container runtime, which does not answer".to_owned())
         }
-        PullStage::Waiting => {
+        PullStage::Waiting | PullStage::Due => {
             let PullLimits {
                 max_parallel: max_slots,
                 max_per_namespace: max_namespace_slots,
@@ -88,7 +88,7 @@ fn tag_status(key: &TagKey, task: &PullTask, limits: &PullLimits) -> ImageTagSta
             ImagePullPhase::Pulling,
             task.last_error.as_deref().map(|e| last_failure(task, e)),
         ),
-        PullStage::BackOff { .. } => {
+        PullStage::BackOff { .. } | PullStage::Due => {
             let error = task.last_error.as_deref().unwrap_or("unknown");
             let wait = waits_for(&task.stage, limits).unwrap_or_default();
             (

@@ -136,6 +136,35 @@ fn backoff_ends_when_the_clock_is_set_back() {
 }
 
 #[test]
+fn due_attempt_waits_for_a_slot_or_the_runtime() {
+    let (mut board, _) = board_with(&[("1", spec_for("a"))]);
+    let (key, run) = start_planned(&mut board, &LIMITS, at(0)).remove(0);
+    board.on_attempt_ended(&key, run, failed_attempt(AttemptRetry::Counted), at(0));
+    board.end_backoffs(at(0));
+    let message = tag_status(&board, "1").message.unwrap();
+    assert!(message.starts_with("waits for its next attempt at "), "{message}");
+    board.end_backoffs(at(1));
+    let no_runtime = PullLimits {
+        runtime_ready: false,
+        ..LIMITS
+    };
+    for (limits, wait) in [
+        (LIMITS, "one of 2 pull slots of this node"),
+        (no_runtime, "the container runtime, which does not answer"),
+    ] {
+        let status = status::compose(&board, &limits);
+        let tag = &status.image_statuses["nginx"].tags[0];
+        let message = format!("waits for {wait}; attempt 1 of 3; the last one failed: no luck");
+        assert_eq!(
+            (&tag.phase, tag.message.as_ref()),
+            (&ImagePullPhase::Pulling, Some(&message))
+        );
+    }
+    assert_eq!(start_planned(&mut board, &no_runtime, at(1)), []);
+    assert_eq!(start_planned(&mut board, &LIMITS, at(1)).len(), 1);
+}
+
+#[test]
 fn job_that_joins_after_the_pull_gets_its_pin() {
     let (mut board, mut specs) = board_with(&[("1", spec_for("a")), ("2", spec_for("a"))]);
     let pin = |seconds| Some(SignedDuration::from_secs(seconds));

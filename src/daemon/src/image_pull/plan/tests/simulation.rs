@@ -101,6 +101,7 @@ impl Simulation {
             self.board.on_attempt_ended(&key, run, ended, at(self.now));
         }
         self.apply_plan()?;
+        self.board.end_backoffs(at(self.now));
         let next_plan = plan(&self.board, &self.limits, at(self.now));
         prop_assert!(
             next_plan.steps.is_empty(),
@@ -207,6 +208,8 @@ impl Simulation {
                 started <= 4 * (task.spec.retries + 1) + MAX_PREVENTED,
                 "{key:?} took the runtime down {started} times"
             );
+            let is_over = matches!(task.stage, PullStage::BackOff { until } if until <= at(self.now));
+            prop_assert!(!is_over, "{key:?} waits for a time that has passed");
             let has_wait_reason = status::waits_for(&task.stage, &self.limits).is_some();
             prop_assert!(
                 has_wait_reason || matches!(task.stage, PullStage::Running { .. }),
