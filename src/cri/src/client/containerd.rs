@@ -35,6 +35,9 @@ const CONFIG_LABEL: &str = "containerd.io/gc.ref.content.config";
 const MAX_MANIFEST: i64 = 4 << 20;
 /// Blobs of one repository that are searched for a manifest.
 const MAX_BLOBS: usize = 4096;
+/// Missing blobs of an image that are looked up again at each look, at most: layers are fetched in order, so that the
+/// first of them appear first.
+const MAX_REPEATED_LOOKUPS: usize = 32;
 /// The pauses between lookups of a manifest that is not there yet.
 const LOOKUP_BACKOFF: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(10));
 
@@ -95,6 +98,21 @@ struct ManifestBlob {
     size: u64,
     /// Observed as complete; it is not looked up again.
     complete: bool,
+    /// It was looked up before.
+    looked_up: bool,
+}
+
+impl ManifestBlob {
+    /// Whether to look it up at this look: at its first, and then as long as there are repetitions left.
+    fn needs_lookup(&mut self, repetitions_left: &mut usize) -> bool {
+        if !self.looked_up {
+            self.looked_up = true;
+            return true;
+        }
+        let is_left = *repetitions_left > 0;
+        *repetitions_left = repetitions_left.saturating_sub(1);
+        is_left
+    }
 }
 
 /// While this exists, the image's bytes are counted.
@@ -285,6 +303,7 @@ impl ContentStore {
         let mut bytes = DownloadProgress::default();
         let ingest_of = |part: &ManifestBlob| in_flight.iter().find(|s| s.r#ref.ends_with(&part.digest));
         let first_in_flight = parts.iter().position(|part| ingest_of(part).is_some());
+        let mut repetitions_left = MAX_REPEATED_LOOKUPS;
         for (index, part) in parts.iter_mut().enumerate() {
             bytes.total = bytes.total.saturating_add(part.size);
             let done = match ingest_of(part) {
@@ -292,7 +311,9 @@ impl ContentStore {
                 Some(ingest) => u64::try_from(ingest.offset).unwrap_or(0).min(part.size),
                 None => {
                     let was_left_out = first_in_flight.is_some_and(|first| index < first);
-                    part.complete = was_left_out || self.blob_exists(&part.digest).await?;
+                    part.complete = was_left_out
+                        || (part.needs_lookup(&mut repetitions_left)
+                            && self.blob_exists(&part.digest).await?);
                     if part.complete { part.size } else { 0 }
                 }
             };
@@ -319,7 +340,8 @@ pub(super) fn in_namespace<T>(mut request: tonic::Request<T>) -> tonic::Request<
     request
 }
 
-/// Layers of an image whose progress is looked for: each may be a call at each look. Runtimes mount some hundred at most.
+/// Layers of an image whose progress is looked for: each may be a call at the first look. Runtimes mount some hundred
+/// at most.
 const MAX_LAYERS: usize = 1000;
 
 /// The configuration and the layers, in order, that an image manifest (Docker's or OCI's, same shape) names; nothing if
@@ -350,6 +372,7 @@ fn parse_manifest(manifest: &[u8]) -> Vec<ManifestBlob> {
             digest: d.digest,
             size: d.size,
             complete: false,
+            looked_up: false,
         })
         .collect()
 }
@@ -370,6 +393,26 @@ mod tests {
             })
             .collect();
         assert_eq!(pauses, [1, 2, 4, 8, 10, 10]);
+    }
+
+    #[test]
+    fn missing_blobs_are_looked_up_in_small_numbers_again() {
+        let blob = ManifestBlob {
+            digest: "sha256:a".to_owned(),
+            size: 1,
+            complete: false,
+            looked_up: false,
+        };
+        let mut parts = vec![blob; MAX_LAYERS];
+        let mut lookups = || {
+            let mut repetitions_left = MAX_REPEATED_LOOKUPS;
+            let needed = parts
+                .iter_mut()
+                .map(|part| part.needs_lookup(&mut repetitions_left));
+            needed.filter(|needed| *needed).count()
+        };
+        let counts = [lookups(), lookups(), lookups()];
+        assert_eq!(counts, [MAX_LAYERS, MAX_REPEATED_LOOKUPS, MAX_REPEATED_LOOKUPS]);
     }
 
     #[test]
