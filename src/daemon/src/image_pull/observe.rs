@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::plan::{PullSpec, TagKey};
+use super::plan::{PullSpec, TagKey, UNREADABLE_ENTRY};
 use kruise_api::image_reference::ImageReference;
 use kruise_api::keys::{PULLING_IMAGE_BY, PULLING_IMAGE_BY_DAEMON};
 use kruise_api::node_image::{
@@ -77,7 +77,7 @@ fn tag_specs(name: &str, image: &ImageSpec) -> Vec<(TagKey, PullSpec)> {
         };
         let mut spec = pull_spec(name, image, tag);
         if let Some(why) = &tag.unreadable {
-            spec.image = Err(format!("the NodeImage's entry for it cannot be read: {why}"));
+            spec.image = Err(format!("{UNREADABLE_ENTRY}: {why}"));
         }
         (key, spec)
     };

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::{
     ATTEMPT_BACKOFF, AttemptResult, AttemptRetry, PullOwner, PullProgress, PullSpec, PullStage, PullStep,
-    PullTask, TagKey, is_ahead, pull_owners,
+    PullTask, TagKey, UNREADABLE_ENTRY, is_ahead, pull_owners,
 };
 use kruise_api::node_image::{ImagePullPhase, ImageTagStatus};
 use kruise_api::time::truncate_to_second;
@@ -79,16 +79,20 @@ impl TaskBoard {
     ) -> Vec<TagKey> {
         let mut to_stop = Vec::new();
         self.tasks.retain(|key, task| {
-            let unchanged = specs
-                .get(key)
-                .is_some_and(|spec| spec.version == task.spec.version);
+            let unchanged = specs.get(key).is_some_and(|spec| {
+                let was_repaired =
+                    matches!(&task.stage, PullStage::Done(status) if is_outdated(status, spec));
+                spec.version == task.spec.version && !was_repaired
+            });
             if !unchanged && matches!(task.stage, PullStage::Running { .. }) {
                 to_stop.push(key.clone());
             }
             unchanged
         });
         for (key, spec) in specs {
-            let reported = stored.get(key).filter(|s| s.version == spec.version);
+            let reported = stored
+                .get(key)
+                .filter(|s| s.version == spec.version && !is_outdated(s, spec));
             let seq = self.next_seq;
             self.next_seq += 1;
             let task = self
@@ -260,6 +264,12 @@ impl TaskBoard {
             }
         }
     }
+}
+
+/// Whether this is the status of an entry that could not be read before, and can be now.
+fn is_outdated(status: &ImageTagStatus, spec: &PullSpec) -> bool {
+    let message = status.message.as_deref().unwrap_or_default();
+    status.phase == ImagePullPhase::Failed && message.starts_with(UNREADABLE_ENTRY) && spec.image.is_ok()
 }
 
 impl PullTask {

@@ -31,6 +31,9 @@ const STALL_TIMEOUT: SignedDuration = SignedDuration::from_secs(600);
 /// sends. Upstream uses the same timeout for tags without one.
 const LONG_ATTEMPT: SignedDuration = SignedDuration::from_secs(600);
 
+/// The beginning of the message of a tag whose entry in the NodeImage cannot be read.
+pub const UNREADABLE_ENTRY: &str = "the NodeImage's entry for it cannot be read";
+
 /// Key of a task: the image as named in the NodeImage, and its tag or digest.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TagKey {

@@ -248,6 +248,30 @@ fn invalid_image_reference_fails_without_an_attempt() {
     );
 }
 
+/// A user may repair an entry without a new version.
+#[test]
+fn repaired_entry_is_pulled() {
+    let unreadable = PullSpec {
+        image: Err(format!("{UNREADABLE_ENTRY}: pullPolicy: no")),
+        ..spec_for("a")
+    };
+    let (mut board, broken) = board_with(&[("1", unreadable)]);
+    assert_eq!(start_planned(&mut board, &LIMITS, at(0)), []);
+    let stored = status::by_tag(&status::compose(&board, &LIMITS));
+    board.sync_spec(&broken, &stored);
+    assert_eq!(tag_status(&board, "1").phase, ImagePullPhase::Failed);
+    let repaired: BTreeMap<_, _> = [(key("1"), spec_for("a"))].into();
+    let mut restarted = TaskBoard::default();
+    for board in [&mut board, &mut restarted] {
+        assert!(board.sync_spec(&repaired, &stored).is_empty());
+        let (key, run) = start_planned(board, &LIMITS, at(9)).remove(0);
+        // The watch still shows the old status.
+        assert!(board.sync_spec(&repaired, &stored).is_empty());
+        board.on_attempt_ended(&key, run, pulled_result(), at(10));
+        assert_eq!(tag_status(board, "1").phase, ImagePullPhase::Succeeded);
+    }
+}
+
 #[test]
 fn three_lost_runtime_attempts_in_a_row_are_not_counted() {
     let (mut board, _) = board_with(&[(
