@@ -5,17 +5,38 @@
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
-        // Characters without width, separators of lines, and those that change the direction of the text that follows
-        // can hide text, too.
-        let hides_text = matches!(c, '\u{61c}' | '\u{feff}')
-            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}');
-        if c.is_control() || hides_text {
+        if c.is_control() || is_invisible(c) {
             shown.extend(c.escape_default());
         } else {
             shown.push(c);
         }
     }
     shown
+}
+
+/// Whether a character is invisible or hides text: what Unicode calls `Default_Ignorable_Code_Point`, separators of
+/// lines, annotations, and what changes the direction of the text that follows.
+fn is_invisible(c: char) -> bool {
+    matches!(
+        c,
+        '\u{ad}'
+            | '\u{34f}'
+            | '\u{61c}'
+            | '\u{115f}'..='\u{1160}'
+            | '\u{17b4}'..='\u{17b5}'
+            | '\u{180b}'..='\u{180f}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{3164}'
+            | '\u{fe00}'..='\u{fe0f}'
+            | '\u{feff}'
+            | '\u{ffa0}'
+            | '\u{fff0}'..='\u{fffb}'
+            | '\u{1bca0}'..='\u{1bca3}'
+            | '\u{1d173}'..='\u{1d17a}'
+            | '\u{e0000}'..='\u{e0fff}'
+    )
 }
 
 #[cfg(test)]
@@ -35,6 +56,11 @@ mod tests {
         assert_eq!(
             printable("a\u{200b}b\u{200d}\u{2060}\u{feff}"),
             "a\\u{200b}b\\u{200d}\\u{2060}\\u{feff}"
+        );
+        // With these a name looks like another one, or carries a text that nothing shows.
+        assert_eq!(
+            printable("we\u{ad}b \u{3164}\u{ffa0}\u{fe0f}\u{e0041}\u{e0100}"),
+            "we\\u{ad}b \\u{3164}\\u{ffa0}\\u{fe0f}\\u{e0041}\\u{e0100}"
         );
     }
 }
