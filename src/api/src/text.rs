@@ -1,5 +1,7 @@
 //! Text of other writers, as it is shown to people.
 
+use std::fmt::Write as _;
+
 /// Makes foreign text safe for a terminal: escapes every invisible character.
 #[must_use]
 pub fn printable(text: &str) -> String {
@@ -7,6 +9,24 @@ pub fn printable(text: &str) -> String {
     for c in text.chars() {
         if c.is_control() || is_invisible(c) {
             shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// Makes a JSON document safe for a terminal: what [`printable`] escapes is escaped as JSON does, so that it stays the
+/// same document. Line breaks stay, too: JSON has them only between its parts.
+#[must_use]
+pub fn printable_json(document: &str) -> String {
+    let mut shown = String::with_capacity(document.len());
+    for c in document.chars() {
+        if c != '\n' && (c.is_control() || is_invisible(c)) {
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                // Writing into a String cannot fail.
+                let _ = write!(shown, "\\u{unit:04x}");
+            }
         } else {
             shown.push(c);
         }
@@ -61,6 +81,23 @@ mod tests {
         assert_eq!(
             printable("we\u{ad}b \u{3164}\u{ffa0}\u{fe0f}\u{e0041}\u{e0100}"),
             "we\\u{ad}b \\u{3164}\\u{ffa0}\\u{fe0f}\\u{e0041}\\u{e0100}"
+        );
+    }
+
+    #[test]
+    fn json_stays_the_same_document() {
+        let document = serde_json::json!({ "message": "a\u{1b}\u{9b}\u{7f}\u{202e}\u{e0041}\nü\"\\" });
+        let pretty = format!("{document:#}");
+        let shown = printable_json(&pretty);
+        assert!(
+            shown.contains(r"a\u001b\u009b\u007f\u202e\udb40\udc41\nü"),
+            "{shown}"
+        );
+        assert_eq!(shown.lines().count(), pretty.lines().count());
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&shown).ok(),
+            Some(document),
+            "{shown}"
         );
     }
 }

@@ -7,7 +7,7 @@ use std::future::pending;
 use std::io::{self, ErrorKind, IsTerminal, Write as _};
 use std::sync::OnceLock;
 
-use kruise_api::text::printable;
+use kruise_api::text::{printable, printable_json};
 use serde::Serialize;
 use tokio::io::Interest;
 use tokio::net::unix::pipe;
@@ -132,20 +132,9 @@ pub fn colours() -> bool {
     io::stdout().is_terminal() && console::Term::stdout().features().colors_supported()
 }
 
-/// A document as JSON. What [`printable`] would escape is escaped as JSON does, so that it is the same document.
+/// A document as JSON that is safe for a terminal.
 pub fn json(document: &impl Serialize) -> String {
-    let text = serde_json::to_string_pretty(document).unwrap_or_default();
-    let mut safe = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c == '\n' || printable(c.encode_utf8(&mut [0; 4])).starts_with(c) {
-            safe.push(c);
-            continue;
-        }
-        for unit in c.encode_utf16(&mut [0; 2]) {
-            let _ = write!(safe, "\\u{unit:04x}");
-        }
-    }
-    safe
+    printable_json(&serde_json::to_string_pretty(document).unwrap_or_default())
 }
 
 /// Why the first text was lost that could not be printed.

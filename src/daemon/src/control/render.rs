@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::v1::pull::Phase;
 use super::v1::{Pull, Recreate, RecreateContainer, Restart, Runtime};
 use crate::byte_size::format_bytes;
-use kruise_api::text::printable;
+use kruise_api::text::{printable, printable_json};
 
 /// The complete status of the daemon.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -329,7 +329,12 @@ fn or_dash(text: &str) -> String {
     }
 }
 
-pub(super) fn to_json(status: &NodeStatus) -> Value {
+/// The status as JSON, on one line that is safe for a terminal: messages may be those of a registry.
+pub(super) fn json_line(status: &NodeStatus) -> String {
+    format!("{}\n", printable_json(&to_json(status).to_string()))
+}
+
+fn to_json(status: &NodeStatus) -> Value {
     json!({
         "runtimes": status.runtimes.iter().map(|r| json!({
             "name": r.name, "version": r.version, "socket": r.socket, "healthy": r.healthy, "message": r.message,
@@ -531,5 +536,15 @@ mod tests {
         assert_eq!(value["pulls"][1]["waitsFor"], waits);
         assert_eq!(value["runtimes"][0]["healthy"], true);
         assert_eq!(value["restarts"][0]["containerID"], "containerd://1");
+    }
+
+    #[test]
+    fn status_json_cannot_control_the_terminal() {
+        let mut status = status();
+        status.pulls[2].message = "denied\u{9b}2J\u{202e}".into();
+        let line = json_line(&status);
+        assert!(line.contains(r"denied\u009b2J\u202e"), "{line}");
+        assert_eq!(serde_json::from_str::<Value>(&line).ok(), Some(to_json(&status)));
+        assert_eq!((line.lines().count(), line.ends_with('\n')), (1, true));
     }
 }

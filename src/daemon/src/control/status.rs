@@ -116,7 +116,7 @@ async fn show_status(args: &StatusArgs) -> Result<(), Error> {
             .runtimes,
     };
     let text = match args.output {
-        Output::Json => format!("{}\n", render::to_json(&status)),
+        Output::Json => render::json_line(&status),
         Output::Table => render::table(&status, layout(args)),
     };
     Ok(print(&text)?)
@@ -232,7 +232,7 @@ impl<'a> WatchOutput<'a> {
             return Ok(());
         }
         let text = match self.args.output {
-            Output::Json => format!("{}\n", render::to_json(status)),
+            Output::Json => render::json_line(status),
             Output::Table if self.terminal => {
                 format!("\x1b[H\x1b[2J{}", render::table(status, layout(self.args)))
             }
