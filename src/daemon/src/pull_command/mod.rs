@@ -103,7 +103,7 @@ pub async fn run(args: Args) -> ExitCode {
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
             if output == Output::Json {
-                output::print_stdout(&output::error_json(&error).to_string());
+                output::print_stdout(&output::json_line(&output::error_json(&error)));
             }
             output::print_stderr(&format!("kruise-daemon: {error}"));
             ExitCode::FAILURE
@@ -131,7 +131,7 @@ async fn pull(args: Args) -> Result<bool, Error> {
     let view = output::ProgressView::new(text && std::io::stderr().is_terminal(), text);
     let results = driver::pull_all(runtime, images, keyring, usize::from(args.parallel), view, stop).await;
     if !text {
-        output::print_stdout(&output::results_json(&results).to_string());
+        output::print_stdout(&output::json_line(&output::results_json(&results)));
     }
     Ok(results.iter().all(|r| r.succeeded))
 }

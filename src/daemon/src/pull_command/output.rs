@@ -5,11 +5,11 @@ use std::io::{self, Write};
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::outcome::{Error, PullOutcome};
 use crate::image_pull::plan::{PullProgress, TagKey};
-use kruise_api::text::printable;
+use kruise_api::text::{printable, printable_json};
 
 const SPINNER_TEMPLATE: &str = "{spinner} {prefix}  {elapsed}  {msg}";
 const PROGRESS_TEMPLATE: &str =
@@ -43,7 +43,7 @@ impl ProgressView {
             .entry(key.clone())
             .or_insert_with(|| bars.add(ProgressBar::new_spinner()));
         bar.set_style(style(SPINNER_TEMPLATE));
-        bar.set_prefix(image.to_owned());
+        bar.set_prefix(printable(image));
         bar.set_message("");
         bar.enable_steady_tick(Duration::from_millis(200));
     }
@@ -69,7 +69,7 @@ impl ProgressView {
     pub(super) fn retrying(&self, key: &TagKey, image: &str, error: &str) {
         match self.bars_by_tag.get(key) {
             Some(bar) => bar.set_message(format!("again soon: {}", printable(error))),
-            None => print_stderr(&format!("{image}: again soon: {}", printable(error))),
+            None => print_stderr(&format!("{image}: again soon: {error}")),
         }
     }
 
@@ -94,14 +94,15 @@ impl ProgressView {
     }
 }
 
-/// Prints on standard output. A closed reader does not stop the command: the images are still needed.
+/// Prints a line on standard output whose parts are printable already. A closed reader does not stop the command: the
+/// images are still needed.
 pub(super) fn print_stdout(line: &str) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
-/// Prints on standard error.
+/// Prints on standard error. Names in a manifest and errors of a registry are not ours.
 pub(super) fn print_stderr(line: &str) {
-    let _ = writeln!(io::stderr(), "{line}");
+    let _ = writeln!(io::stderr(), "{}", printable(line));
 }
 
 fn style(template: &str) -> ProgressStyle {
@@ -120,6 +121,7 @@ pub(super) fn result_line(outcome: &PullOutcome) -> String {
         seconds,
     } = outcome;
     let id = image_id.as_deref().unwrap_or_default();
+    let image = printable(image);
     let message = message.as_deref().map(printable);
     let note = message
         .as_deref()
@@ -134,8 +136,13 @@ pub(super) fn result_line(outcome: &PullOutcome) -> String {
     }
 }
 
+/// A JSON document as a line that is safe for a terminal.
+pub(super) fn json_line(document: &Value) -> String {
+    printable_json(&document.to_string())
+}
+
 /// All results as one JSON document.
-pub(super) fn results_json(outcomes: &[PullOutcome]) -> serde_json::Value {
+pub(super) fn results_json(outcomes: &[PullOutcome]) -> Value {
     let images: Vec<_> = outcomes
         .iter()
         .map(|o| {
@@ -154,6 +161,30 @@ pub(super) fn results_json(outcomes: &[PullOutcome]) -> serde_json::Value {
 }
 
 /// The error as a JSON document of the same shape.
-pub(super) fn error_json(error: &Error) -> serde_json::Value {
+pub(super) fn error_json(error: &Error) -> Value {
     json!({ "succeeded": false, "images": [], "error": error.to_string(), "reason": error.category() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn result_cannot_control_the_terminal() {
+        let outcome = PullOutcome {
+            image: "nginx\u{1b}[2J".to_owned(),
+            succeeded: false,
+            already_present: false,
+            image_id: None,
+            message: Some("denied\u{9b}2J".to_owned()),
+            attempts: 1,
+            seconds: 0.0,
+        };
+        let line = result_line(&outcome);
+        assert_eq!(line, r"nginx\u{1b}[2J: FAILED: denied\u{9b}2J");
+        let document = results_json(&[outcome]);
+        let line = json_line(&document);
+        assert!(line.contains(r"denied\u009b2J"), "{line}");
+        assert_eq!(serde_json::from_str::<Value>(&line).ok(), Some(document));
+    }
 }
