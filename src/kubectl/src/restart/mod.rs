@@ -5,6 +5,7 @@
 
 pub mod plan;
 
+use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
@@ -160,15 +161,18 @@ async fn restart_pods(
     limits: Limits,
     states: &mut [PodState],
 ) {
+    let states = Cell::from_mut(states).as_slice_of_cells();
     let mut running = FuturesUnordered::new();
     loop {
-        for position in plan::next(states, limits) {
-            let (Some(state), Some(pod)) = (states.get_mut(position), pods.get(position)) else {
+        let now: Vec<PodState> = states.iter().map(Cell::get).collect();
+        for position in plan::next(&now, limits) {
+            let (Some(state), Some(pod)) = (states.get(position), pods.get(position)) else {
                 continue;
             };
-            *state = PodState::Recreating;
+            state.set(PodState::Requesting);
             running.push(async move {
-                let restart = Box::pin(restart_pod(connection, pod, containers));
+                let on_created = || state.set(PodState::Recreating);
+                let restart = Box::pin(restart_pod(connection, pod, containers, on_created));
                 (position, restart.await)
             });
         }
@@ -185,8 +189,8 @@ async fn restart_pods(
                 PodState::Failed
             }
         };
-        if let Some(place) = states.get_mut(position) {
-            *place = state;
+        if let Some(place) = states.get(position) {
+            place.set(state);
         }
     }
 }
@@ -211,8 +215,13 @@ async fn skip_reason(connection: &Connection, listed: &Pod) -> Result<Option<&'s
     Ok(plan::skip_reason(listed, now.as_ref()))
 }
 
-/// Creates the request of one Pod, and follows it.
-async fn restart_pod(connection: &Connection, pod: &Pod, containers: &[String]) -> Result<PodState, Error> {
+/// Creates the request of one Pod, and follows it. `on_created` is called once the request is known to exist.
+async fn restart_pod(
+    connection: &Connection,
+    pod: &Pod,
+    containers: &[String],
+    on_created: impl FnOnce(),
+) -> Result<PodState, Error> {
     let name = pod.name_any();
     if let Some(why) = skip_reason(connection, pod).await? {
         print_line(&format!("pod/{name} skipped: {why}"));
@@ -222,6 +231,7 @@ async fn restart_pod(connection: &Connection, pod: &Pod, containers: &[String]) 
     let planned = plan::request(&connection.namespace, &name, containers, &random_suffix());
     let is_ours = |found: &ContainerRecreateRequest| plan::is_same(found, &planned);
     let request = create_once(&requests, &planned, is_ours, print_note).await?;
+    on_created();
     print_line(&format!(
         "containerrecreaterequest.apps.kruise.io/{} created",
         request.name_any()
@@ -276,7 +286,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::fake_server::{self, Request, failure};
+    use crate::fake_server::{self, Request, SILENT, failure};
 
     #[test]
     fn suffixes_differ() {
@@ -352,6 +362,30 @@ mod tests {
         assert_eq!(states.await, [PodState::Succeeded; 3]);
     }
 
+    /// A command that ends early must not report a restart that was never requested.
+    #[tokio::test(start_paused = true)]
+    async fn pod_is_in_progress_once_its_request_exists() {
+        for (created, expected) in [(false, PodState::Requesting), (true, PodState::Recreating)] {
+            let connection = fake_server::connection(move |request| match request.method.as_str() {
+                "POST" if created => (201, stored(request.body.clone())),
+                "POST" => failure(503, "ServiceUnavailable"),
+                _ if request.path.contains("/pods/") => (200, pod("web-1", "web-1")),
+                _ => (SILENT, Value::Null),
+            });
+            let pods: [Pod; 1] = [serde_json::from_value(pod("web-1", "web-1")).unwrap()];
+            let containers = ["app".to_owned()];
+            let limits = Limits {
+                max_unavailable: 1,
+                continue_on_failure: false,
+            };
+            let mut states = [PodState::Pending];
+            let restarts = restart_pods(&connection, &pods, &containers, limits, &mut states);
+            let ended = tokio::time::timeout(Duration::from_secs(60), restarts).await;
+            assert!(ended.is_err(), "{created}");
+            assert_eq!(states, [expected]);
+        }
+    }
+
     /// A request may be created, and then not be followed.
     #[tokio::test(start_paused = true)]
     async fn request_that_cannot_be_followed_continues() {
@@ -361,7 +395,7 @@ mod tests {
             _ => failure(403, "Forbidden"),
         });
         let listed: Pod = serde_json::from_value(pod("web-1", "web-1")).unwrap();
-        let lost = restart_pod(&connection, &listed, &["app".to_owned()]).await;
+        let lost = restart_pod(&connection, &listed, &["app".to_owned()], || ()).await;
         let text = lost.unwrap_err().text();
         let (error, hint) = text.split_once('\n').unwrap();
         assert!(error.starts_with("Error from server (Forbidden): "), "{text}");

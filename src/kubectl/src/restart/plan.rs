@@ -20,7 +20,9 @@ pub const TTL_SECONDS: i32 = 24 * 60 * 60;
 pub enum PodState {
     /// Not started.
     Pending,
-    /// Its request is not finished.
+    /// Its request is being created, and may not exist.
+    Requesting,
+    /// Its request exists, and is not finished.
     Recreating,
     /// Its containers were recreated.
     Succeeded,
@@ -45,11 +47,11 @@ pub fn next(states: &[PodState], limits: Limits) -> Vec<usize> {
     if failed && !limits.continue_on_failure {
         return Vec::new();
     }
-    let recreating = states
+    let in_progress = states
         .iter()
-        .filter(|state| **state == PodState::Recreating)
+        .filter(|state| matches!(state, PodState::Requesting | PodState::Recreating))
         .count();
-    let free = limits.max_unavailable.saturating_sub(recreating);
+    let free = limits.max_unavailable.saturating_sub(in_progress);
     let pending = states
         .iter()
         .enumerate()
@@ -69,6 +71,7 @@ pub fn summary(states: &[PodState]) -> String {
         (PodState::Skipped, "skipped"),
         (PodState::Failed, "failed"),
         (PodState::Recreating, "in progress"),
+        (PodState::Requesting, "being requested"),
         (PodState::Pending, "not started"),
     ] {
         if count(state) > 0 {
@@ -87,8 +90,12 @@ pub fn is_success(states: &[PodState]) -> bool {
 /// What a command that ends early leaves undone, and what continues; `follow` is the command that shows it.
 pub fn unfinished(states: &[PodState], follow: &str) -> String {
     let summary = summary(states);
-    let pending = states.iter().filter(|state| **state == PodState::Pending).count();
-    let (not_started, hint) = match pending {
+    let count = |state: PodState| states.iter().filter(|other| **other == state).count();
+    let uncertain = match count(PodState::Requesting) {
+        0 => String::new(),
+        count => format!("; those of {count} Pod(s) may not have been created"),
+    };
+    let (not_started, hint) = match count(PodState::Pending) {
         0 => (String::new(), ""),
         count => (
             format!("; the {count} Pod(s) that were not started will not be restarted"),
@@ -96,7 +103,8 @@ pub fn unfinished(states: &[PodState], follow: &str) -> String {
         ),
     };
     format!(
-        "{summary}. Requests in progress continue{not_started}. To follow the requests:\n  {follow}{hint}"
+        "{summary}. Requests in progress continue{uncertain}{not_started}. To follow the requests:\n  \
+         {follow}{hint}"
     )
 }
 
@@ -221,10 +229,11 @@ mod tests {
                 prop_assert!(!failed || continue_on_failure || started.is_empty());
                 for position in started {
                     prop_assert_eq!(states[position], PodState::Pending);
-                    states[position] = PodState::Recreating;
+                    states[position] =
+                        if position % 2 == 0 { PodState::Recreating } else { PodState::Requesting };
                 }
-                let running: Vec<usize> =
-                    (0..states.len()).filter(|i| states[*i] == PodState::Recreating).collect();
+                let is_running = |state| matches!(state, PodState::Recreating | PodState::Requesting);
+                let running: Vec<usize> = (0..states.len()).filter(|i| is_running(states[*i])).collect();
                 prop_assert!(running.len() <= max_unavailable);
                 prop_assert!(next(&states, limits).is_empty(), "the plan is not complete");
                 if running.is_empty() {
@@ -294,7 +303,7 @@ mod tests {
 
     #[test]
     fn command_that_ends_early_names_the_pods_that_are_left() {
-        use PodState::{Pending, Recreating, Succeeded};
+        use PodState::{Pending, Recreating, Requesting, Succeeded};
         assert_eq!(
             unfinished(&[Succeeded, Recreating, Pending, Pending], "kubectl get crr"),
             "1 of 4 Pod(s) restarted, 1 in progress, 2 not started. Requests in progress continue; the 2 Pod(s) that \
@@ -305,6 +314,11 @@ mod tests {
             unfinished(&[Recreating], "kubectl get crr"),
             "0 of 1 Pod(s) restarted, 1 in progress. Requests in progress continue. To follow the requests:\n  \
              kubectl get crr"
+        );
+        assert_eq!(
+            unfinished(&[Requesting], "kubectl get crr"),
+            "0 of 1 Pod(s) restarted, 1 being requested. Requests in progress continue; those of 1 Pod(s) may not \
+             have been created. To follow the requests:\n  kubectl get crr"
         );
     }
 
