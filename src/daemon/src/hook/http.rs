@@ -12,7 +12,10 @@ use std::sync::{Arc, LazyLock};
 use http_body_util::{BodyExt, Empty};
 use hyper::body::{Body, Bytes};
 use hyper::client::conn::http1;
-use hyper::header::{ACCEPT, AUTHORIZATION, HOST, HeaderName, HeaderValue, LOCATION, USER_AGENT};
+use hyper::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_LENGTH, HOST, HeaderName, HeaderValue, LOCATION, TRANSFER_ENCODING,
+    USER_AGENT,
+};
 use hyper::{Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use rustls::client::Resumption;
@@ -142,7 +145,7 @@ pub async fn get(request: &HookRequest) -> Result<(), Error> {
 /// It is a redirect if that leads to another server.
 ///
 /// # Errors
-/// See [`Error`]; if there were too many redirects.
+/// See [`Error`]; if there were too many redirects, or the body ended before the length that its head announces.
 pub async fn get_response(request: &HookRequest, max_body: usize) -> Result<Option<HttpResponse>, Error> {
     let mut request = request.clone();
     let mut response = send_once(&request, max_body).await?;
@@ -339,13 +342,21 @@ where
             Err(error) if is_too_long(&error) => return Ok(None),
             Err(error) => return Err(request_failed(error)),
         };
-        let location = response.headers().get(LOCATION);
-        let location = location.and_then(|value| value.to_str().ok());
-        Ok(Some(HttpResponse {
-            status: response.status(),
-            location: location.map(str::to_owned),
-            body: read_start(response.into_body(), max_body).await,
-        }))
+        let (head, body) = response.into_parts();
+        let headers = &head.headers;
+        // A body without a length ends with the connection, for which servers with TLS do not always sign off.
+        let has_length = headers.contains_key(CONTENT_LENGTH) || headers.contains_key(TRANSFER_ENCODING);
+        let location = headers.get(LOCATION).and_then(|value| value.to_str().ok());
+        match read_start(body, max_body).await {
+            (_, Some(error)) if has_length && !head.status.is_redirection() && !is_too_long(&error) => {
+                Err(request_failed(error))
+            }
+            (body, _) => Ok(Some(HttpResponse {
+                status: head.status,
+                location: location.map(str::to_owned),
+                body,
+            })),
+        }
     };
     tokio::select! {
         // The request first: a connection on which something arrives before it is closed.
@@ -357,7 +368,8 @@ where
     }
 }
 
-/// Whether the head of a response, or all the interim responses before it (100 to 199), are longer than the maximum.
+/// Whether the head of a response, all the interim responses before it (100 to 199), or what surrounds the parts of its
+/// body, are longer than the maximum.
 fn is_too_long(error: &hyper::Error) -> bool {
     let source = error
         .source()
@@ -365,17 +377,19 @@ fn is_too_long(error: &hyper::Error) -> bool {
     error.is_parse_too_large() || source.is_some_and(|source| source.kind() == io::ErrorKind::FileTooLarge)
 }
 
-/// The first `max` bytes of a body, or what arrived before an error.
-async fn read_start<B: Body<Data = Bytes> + Unpin>(mut body: B, max: usize) -> Vec<u8> {
+/// The first `max` bytes of a body, and the error that ended it before.
+async fn read_start<B: Body<Data = Bytes> + Unpin>(mut body: B, max: usize) -> (Vec<u8>, Option<B::Error>) {
     let mut start = Vec::new();
     while start.len() < max {
-        let Some(Ok(frame)) = body.frame().await else {
-            break;
+        let frame = match body.frame().await {
+            None => break,
+            Some(Err(error)) => return (start, Some(error)),
+            Some(Ok(frame)) => frame,
         };
         let data = frame.into_data().unwrap_or_default();
         start.extend(data.into_iter().take(max - start.len()));
     }
-    start
+    (start, None)
 }
 
 /// The path as sent: characters that are allowed in a URL are kept, as are escape sequences, and a fragment is not
@@ -812,6 +826,31 @@ mod tests {
         let tls = get_response(&hook(port, true), 4).await;
         assert!(matches!(tls, Err(Error::Tls { .. })), "{tls:?}");
         assert!(requests.await.unwrap()[1].starts_with("GET /ok "));
+    }
+
+    /// As in kubelet: a server that dies while it answers has not answered.
+    #[tokio::test]
+    async fn response_of_a_probe_that_is_cut_short_is_a_failure() {
+        let cut_short = [
+            "HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nab",
+            "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n",
+        ];
+        let (port, requests) = server(cut_short.to_vec()).await;
+        for response in cut_short {
+            let result = get_response(&hook(port, false), 4).await;
+            assert!(
+                matches!(result, Err(Error::RequestFailed { .. })),
+                "{response:?}: {result:?}"
+            );
+        }
+        requests.await.unwrap();
+        // This one ends with its connection, and of the last one enough was read.
+        let (port, requests) = server(vec!["HTTP/1.0 200 OK\r\n\r\nab", cut_short[0]]).await;
+        for max_body in [4, 2] {
+            let response = get_response(&hook(port, false), max_body).await.unwrap().unwrap();
+            assert_eq!(response.body, b"ab");
+        }
+        requests.await.unwrap();
     }
 
     /// As kubelet's probes.
