@@ -127,7 +127,7 @@ pub async fn bind(addresses: &[SocketAddr]) -> Result<TcpListener, Error> {
     Err(last.unwrap_or(Error::Address { given: String::new() }))
 }
 
-/// Maximum number of connections. When it is exceeded, the oldest one of the address with the most is closed, so that no
+/// Maximum number of connections. When it is exceeded, the oldest one of the client with the most is closed, so that no
 /// client can block kubelet's probes or Prometheus by keeping all of them open.
 const MAX_CONNECTIONS: usize = 64;
 /// Maximum length of a request, in bytes.
@@ -241,13 +241,19 @@ async fn accept(
     }
 }
 
-/// Index of the oldest connection of the address that has the most.
+/// Index of the oldest connection of the address that has the most, in the network that has the most: one machine may
+/// have all addresses of its network.
 fn oldest_of_busiest<C>(open: &[(IpAddr, C)]) -> Option<usize> {
-    let count = |address: IpAddr| open.iter().filter(|(other, _)| *other == address).count();
+    let count = |is_same: &dyn Fn(IpAddr) -> bool| open.iter().filter(|(other, _)| is_same(*other)).count();
+    let counts = |address: IpAddr| {
+        let network = client_network(address);
+        let of_network = count(&|other| client_network(other) == network);
+        (of_network, count(&|other| other == address))
+    };
     // Of equal ones, the last in this order counts.
     (0..open.len())
         .rev()
-        .max_by_key(|&index| open.get(index).map_or(0, |(address, _)| count(*address)))
+        .max_by_key(|&index| open.get(index).map(|(address, _)| counts(*address)))
 }
 
 /// Answers one request; a client that disconnects or is too slow gets no response.
@@ -342,6 +348,19 @@ mod tests {
         assert_eq!(oldest_of_busiest(&open(&[1, 2, 3, 2])), Some(1));
         assert_eq!(oldest_of_busiest(&open(&[1, 2])), Some(0));
         assert_eq!(oldest_of_busiest(&open(&[])), None);
+    }
+
+    #[test]
+    fn addresses_of_one_network_count_together() {
+        let open = |addresses: &[&str]| -> Vec<(IpAddr, ())> {
+            let address = |text: &&str| (text.parse::<IpAddr>().unwrap(), ());
+            addresses.iter().map(address).collect()
+        };
+        let machine = ["2001:db8:1::1", "2001:db8:2::1", "2001:db8:2::2"];
+        assert_eq!(oldest_of_busiest(&open(&machine)), Some(1));
+        // Pods of one node share a network.
+        let neighbours = ["2001:db8:1::1", "2001:db8:1::2", "2001:db8:1::2"];
+        assert_eq!(oldest_of_busiest(&open(&neighbours)), Some(1));
     }
 
     #[tokio::test]
