@@ -9,7 +9,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::span::{FinishedSpan, count};
@@ -21,7 +21,7 @@ const MAX_BATCH: usize = 512;
 const BATCH_DELAY: Duration = Duration::from_secs(5);
 /// Timeout of a request, as in OpenTelemetry's SDKs.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout of the last request: at shutdown the process has two seconds in total.
+/// Timeout of a request from the shutdown on: the process has two seconds in total.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
 /// Port of a URL without one.
 const DEFAULT_PORT: u16 = 80;
@@ -64,8 +64,7 @@ impl Exporter {
         let mut failing = false;
         loop {
             let waited = shutdown.run_until_cancelled(self.wait_for_batch()).await;
-            let limit = waited.map_or(SHUTDOWN_TIMEOUT, |()| REQUEST_TIMEOUT);
-            while let Some(failed) = self.send_batch(limit, failing).await {
+            while let Some(failed) = self.send_batch(&shutdown, failing).await {
                 failing = failed;
                 // At shutdown, the rest as well, as long as the collector takes it.
                 if waited.is_some() || failed {
@@ -91,7 +90,7 @@ impl Exporter {
     }
 
     /// Sends what waits, as one request; returns whether that failed, and nothing if nothing waits.
-    async fn send_batch(&mut self, limit: Duration, was_failing: bool) -> Option<bool> {
+    async fn send_batch(&mut self, shutdown: &CancellationToken, was_failing: bool) -> Option<bool> {
         while self.batch.len() < MAX_BATCH
             && let Ok(span) = self.finished.try_recv()
         {
@@ -105,8 +104,10 @@ impl Exporter {
             return None;
         }
         let number = spans.len();
-        let sent = timeout(limit, send(&self.endpoint, self.request(spans))).await;
-        let sent = sent.unwrap_or_else(|_| Err(format!("no answer within {limit:?}")));
+        let sent = tokio::select! {
+            sent = send(&self.endpoint, self.request(spans)) => sent,
+            limit = request_timeout(shutdown) => Err(format!("no answer within {limit:?}")),
+        };
         count(if sent.is_ok() { "sent" } else { "dropped" }, number);
         let collector = &self.endpoint;
         match &sent {
@@ -126,6 +127,18 @@ impl Exporter {
             "scopeSpans": [{ "scope": { "name": "kruise-rs", "version": VERSION }, "spans": spans }],
         }] })
         .to_string()
+    }
+}
+
+/// Returns when a request has had its time, with that time.
+async fn request_timeout(shutdown: &CancellationToken) -> Duration {
+    let shutdown_timeout = async {
+        shutdown.cancelled().await;
+        sleep(SHUTDOWN_TIMEOUT).await;
+    };
+    tokio::select! {
+        () = sleep(REQUEST_TIMEOUT) => REQUEST_TIMEOUT,
+        () = shutdown_timeout => SHUTDOWN_TIMEOUT,
     }
 }
 
@@ -224,6 +237,22 @@ mod tests {
         );
         let name = json!({ "key": "service.name", "value": { "stringValue": "kruise-daemon" } });
         assert_eq!(resource["resource"]["attributes"][0], name);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silent_collector_does_not_delay_the_shutdown() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (spans, exporter) = exporter(&format!("http://{address}/v1/traces"));
+        spans.try_send(FinishedSpan(json!({ "name": "a" }))).unwrap();
+        let shutdown = CancellationToken::new();
+        let running = tokio::spawn(exporter.run(shutdown.clone()));
+        // The request has begun.
+        sleep(BATCH_DELAY + Duration::from_secs(1)).await;
+        shutdown.cancel();
+        let start = tokio::time::Instant::now();
+        running.await.unwrap();
+        assert!(start.elapsed() <= 2 * SHUTDOWN_TIMEOUT, "{:?}", start.elapsed());
     }
 
     #[tokio::test]
