@@ -1,7 +1,7 @@
 //! Writes job requests into NodeImages: at most one patch at a time per node, for all jobs that wait for it.
 //!
-//! A request that the API server refuses fails alone, and one that it cannot answer waits in the queue, not in a
-//! worker.
+//! A request that the API server refuses, or that the NodeImage has no room for, fails alone, and one that the API
+//! server cannot answer waits in the queue, not in a worker.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,17 +13,18 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-use super::plan::entry::{EntryOptions, JobRequest, NeededSecrets, add_request, node_seed, owner_reference};
+use super::plan::batch::{Additions, add_requests};
+use super::plan::entry::{EntryOptions, JobRequest, NeededSecrets, node_seed, owner_reference};
 use super::plan::index::{JobIndex, Uid};
 use super::plan::job::PullJob;
-use super::plan::quota::{NodeImageQuota, QuotaExceeded};
+use super::plan::quota::QuotaExceeded;
 use super::plan::running_job::NodeName;
 use crate::Context;
 use crate::view::NodeImageView;
 use kruise_api::backoff::Backoff;
 use kruise_api::json::{replacing_patch, set};
 use kruise_api::keys;
-use kruise_api::node_image::{ImageSpec, NodeImage, ReferenceObject};
+use kruise_api::node_image::{NodeImage, ReferenceObject};
 use kruise_cluster::{Error, EventRecorder, EventType, write};
 use kruise_ops::Progress;
 use kruise_ops::panics::{Panicked, catch_panic, catch_panic_sync};
@@ -107,10 +108,10 @@ impl From<Panicked> for WriteError {
     }
 }
 
-/// The jobs that wait for the end of a pull, and that pull's version.
-type AwaitedPulls = BTreeMap<Uid, i64>;
 /// Result of a request: the version of the pull that it waits for, if any.
 type WriteResult = Result<Option<i64>, WriteError>;
+/// Results of the requests of one write. Those that are not among them need none, because the node was deleted.
+type WriteResults = BTreeMap<Uid, WriteResult>;
 
 /// The result of one write.
 pub struct FinishedWrite {
@@ -417,18 +418,19 @@ impl NodeImageWriter {
 }
 
 /// Writes all requests of a node together. If that fails, and for requests that failed before, each is written
-/// separately: a request that cannot be written, or that panics, blocks no other.
+/// separately: a request that cannot be written, or that panics, blocks no other. Those that the NodeImage has no room
+/// for are refused without a write of their own.
 async fn write_all<F>(
     node: &str,
     pending: Vec<PendingWrite>,
     write: impl Fn(Vec<PendingWrite>) -> F,
 ) -> Vec<(PendingWrite, WriteResult)>
 where
-    F: Future<Output = Result<AwaitedPulls, WriteError>>,
+    F: Future<Output = Result<WriteResults, WriteError>>,
 {
-    let result_for = |write: &PendingWrite, result: &Result<AwaitedPulls, WriteError>| {
-        let awaits = result.as_ref().map_err(Clone::clone);
-        awaits.map(|awaits| awaits.get(&write.uid).copied())
+    let result_for = |write: &PendingWrite, result: &Result<WriteResults, WriteError>| -> WriteResult {
+        let results = result.as_ref().map_err(Clone::clone)?;
+        results.get(&write.uid).cloned().unwrap_or(Ok(None))
     };
     let (fresh, mut separately): (Vec<_>, Vec<_>) =
         pending.into_iter().partition(|write| write.failures == 0);
@@ -464,7 +466,7 @@ where
 }
 
 /// The error of all further requests, if the API server is unavailable.
-fn not_attempted(result: &Result<AwaitedPulls, WriteError>) -> Option<WriteError> {
+fn not_attempted(result: &Result<WriteResults, WriteError>) -> Option<WriteError> {
     match result {
         Err(WriteError::Unavailable(_, after)) => Some(WriteError::NotAttempted(*after)),
         _ => None,
@@ -473,8 +475,8 @@ fn not_attempted(result: &Result<AwaitedPulls, WriteError>) -> Option<WriteError
 
 async fn isolated_write(
     node: &str,
-    write: impl Future<Output = Result<AwaitedPulls, WriteError>>,
-) -> Result<AwaitedPulls, WriteError> {
+    write: impl Future<Output = Result<WriteResults, WriteError>>,
+) -> Result<WriteResults, WriteError> {
     catch_panic(super::NAME, node, write).await?
 }
 
@@ -488,7 +490,8 @@ struct NodeWrite {
     /// By image, for those that a request brings pull secrets for.
     needed_secrets: BTreeMap<String, NeededSecrets>,
     options: EntryOptions,
-    /// The object as it was read for requests that it has no room for: there may be a thousand, each decided on its own.
+    /// The object as it was read for requests that did not change it, such as those that it has no room for: there may
+    /// be a thousand, each decided on its own after other failures.
     last_read: Mutex<Option<NodeImage>>,
     step: ProgressStep,
 }
@@ -523,7 +526,7 @@ impl NodeWrite {
 }
 
 /// Writes the patch; reads the object again after a conflict. Succeeds if the node was deleted.
-async fn execute(node_write: Arc<NodeWrite>, pending: Vec<PendingWrite>) -> Result<AwaitedPulls, WriteError> {
+async fn execute(node_write: Arc<NodeWrite>, pending: Vec<PendingWrite>) -> Result<WriteResults, WriteError> {
     let NodeWrite { api, node, step, .. } = &*node_write;
     let mut minimal = node_write.minimal_object(&pending);
     let mut conflicts = 0;
@@ -534,70 +537,47 @@ async fn execute(node_write: Arc<NodeWrite>, pending: Vec<PendingWrite>) -> Resu
             Some(object) => object,
             None => match write::get(api, node).await? {
                 Some(object) => object,
-                None => return Ok(AwaitedPulls::new()),
+                None => return Ok(WriteResults::new()),
             },
         };
-        let (body, awaits) = match build_patch(&node_write, &object, &pending) {
-            Ok(patch) => patch,
-            Err(full) => {
-                if !is_minimal {
-                    node_write.replace_last_read(Some(object));
-                }
-                return Err(full.into());
-            }
-        };
+        let (body, results) = build_patch(&node_write, &object, &pending);
         let Some(body) = body else {
-            return Ok(awaits);
+            if !is_minimal {
+                node_write.replace_last_read(Some(object));
+            }
+            return Ok(results);
         };
         match write::patch_merge(api, node, &body).await {
             Err(error) if error.conflict() && conflicts < MAX_CONFLICT_RETRIES => conflicts += 1,
             Err(error) if !error.not_found() => return Err(error.into()),
-            _ => return Ok(awaits),
+            _ => return Ok(results),
         }
     }
 }
 
-/// One patch of all requested entries, `None` if all exist, and the requests that have to wait.
+/// One patch of all requested entries that the NodeImage has room for, `None` if they exist, and the results of the
+/// requests.
 fn build_patch(
     node_write: &NodeWrite,
     object: &NodeImage,
     pending: &[PendingWrite],
-) -> Result<(Option<Value>, AwaitedPulls), QuotaExceeded> {
-    let mut awaited = AwaitedPulls::new();
-    // A thousand jobs may request tags of one image: its entry is copied, compared and measured once.
-    let mut images: BTreeMap<&str, ImageSpec> = BTreeMap::new();
-    let mut namespaces: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    for pending_write in pending {
-        let Ok((name, tag)) = &pending_write.job.image else {
-            continue;
-        };
-        let current = || object.spec.images.get(name).cloned().unwrap_or_default();
-        let entry = images.entry(name).or_insert_with(current);
-        let request = JobRequest {
-            job: &pending_write.job,
-            secrets: &pending_write.secrets,
+) -> (Option<Value>, WriteResults) {
+    let requests = pending.iter().map(|write| {
+        let image = write.job.image.as_ref().ok();
+        JobRequest {
+            job: &write.job,
+            secrets: &write.secrets,
             ended_jobs: &node_write.ended_jobs,
-            needed_secrets: node_write.needed_secrets.get(name),
-        };
-        let statuses = object.status.as_ref().and_then(|s| s.image_statuses.get(name));
-        let statuses = statuses.map_or(&[][..], |s| &s.tags);
-        if let Some(version) = add_request(entry, statuses, tag, request, node_write.options) {
-            awaited.insert(Arc::clone(&pending_write.uid), version);
-        } else {
-            let namespace = pending_write.job.key.namespace.as_deref().unwrap_or_default();
-            namespaces.entry(name).or_default().insert(namespace);
+            needed_secrets: image.and_then(|(name, _)| node_write.needed_secrets.get(name)),
         }
-    }
-    images.retain(|name, entry| {
-        let current = object.spec.images.get(*name);
-        current != Some(entry) && (current.is_some() || *entry != ImageSpec::default())
     });
+    let requests: Vec<JobRequest<'_>> = requests.collect();
+    let Additions { images, results } = add_requests(object, &requests, node_write.options);
+    let results = pending.iter().zip(results);
+    let results = results.map(|(write, result)| (Arc::clone(&write.uid), result.map_err(WriteError::from)));
+    let results: WriteResults = results.collect();
     if images.is_empty() {
-        return Ok((None, awaited));
-    }
-    let mut quota = NodeImageQuota::from_images(&object.spec.images);
-    for (name, entry) in &images {
-        quota.try_add(namespaces.get(name).into_iter().flatten(), name, entry)?;
+        return (None, results);
     }
     let entries: serde_json::Map<String, Value> = images
         .into_iter()
@@ -619,7 +599,7 @@ fn build_patch(
         "metadata": { "resourceVersion": object.metadata.resource_version },
         "spec": { "images": entries },
     });
-    Ok((Some(body), awaited))
+    (Some(body), results)
 }
 
 #[cfg(test)]
@@ -629,7 +609,7 @@ mod tests {
 
     use super::*;
     use kruise_api::image_pull_job::{ImagePullJob, ImagePullJobSpec};
-    use kruise_api::node_image::{ImageTagSpec, NodeImageSpec};
+    use kruise_api::node_image::{ImageSpec, ImageTagSpec, NodeImageSpec};
 
     #[test]
     fn small_job_does_not_wait_for_a_large_one() {
@@ -668,7 +648,7 @@ mod tests {
             let hostile = hostile.clone();
             async move {
                 if batch.iter().all(|write| *write.uid != *"hostile") {
-                    return Ok(AwaitedPulls::new());
+                    return Ok(WriteResults::new());
                 }
                 Err(hostile.unwrap_or_else(|| panic!("index out of bounds")))
             }
@@ -709,7 +689,7 @@ mod tests {
             let results = write_all(
                 "node-1",
                 vec![pending_write("waits", failures), pending_write("plain", 0)],
-                |_| async { Ok(AwaitedPulls::from([("waits".into(), 7)])) },
+                |_| async { Ok(WriteResults::from([("waits".into(), Ok(Some(7)))])) },
             );
             let results: BTreeMap<_, _> = results.await.into_iter().map(|(w, r)| (w.uid, r)).collect();
             assert_eq!((&results["waits"], &results["plain"]), (&Ok(Some(7)), &Ok(None)));
@@ -741,7 +721,7 @@ mod tests {
 
     /// A namespace may have a thousand jobs that a node has no room for.
     #[tokio::test]
-    async fn full_node_image_is_read_once_for_all_requests() {
+    async fn requests_without_room_need_no_request_of_their_own() {
         let tags = vec![ImageTagSpec {
             tag: "1".to_owned(),
             ..ImageTagSpec::default()
@@ -750,41 +730,49 @@ mod tests {
             tags,
             ..ImageSpec::default()
         };
-        let images = (0..256).map(|n| (format!("i{n}"), image.clone())).collect();
-        let mut object = NodeImage::new("node-1", NodeImageSpec { images });
-        object.metadata.resource_version = Some("1".to_owned());
-        let (reads, text) = (Arc::new(Mutex::new(0)), json!(object).to_string());
-        let count = Arc::clone(&reads);
-        let service = tower::service_fn(move |_: http::Request<Body>| {
-            *count.lock().unwrap() += 1;
-            let answer = Body::from(text.clone().into_bytes());
-            std::future::ready(http::Response::builder().body(answer))
-        });
-        let node_write = Arc::new(NodeWrite {
-            api: Api::all(kube::Client::new(service, "default")),
-            node: "node-1".into(),
-            view: Arc::new(NodeImageView::from(object)),
-            ended_jobs: BTreeSet::new(),
-            needed_secrets: BTreeMap::new(),
-            options: EntryOptions {
-                default_ttl: 300,
-                seed: 0,
-                now: Timestamp::UNIX_EPOCH,
-            },
-            last_read: Mutex::default(),
-            step: Progress::default().begin_idle("test"),
-        });
-        let requests = ["a", "b", "c"].map(|name| {
-            let mut request = pending_write(name, 0);
-            Arc::make_mut(&mut request.job).image = Ok((name.to_owned(), "1".to_owned()));
-            request
-        });
-        let write = |requests| Box::pin(execute(Arc::clone(&node_write), requests));
-        let results = write_all("node-1", requests.into(), write).await;
-        for (_, result) in &results {
-            assert!(matches!(result, Err(WriteError::Permanent(_))), "{result:?}");
+        let (one, none) = (&["GET", "PATCH"][..], &["GET"][..]);
+        for (count, failures, refused, sent) in [
+            (255, 0, [false, true, true], one),
+            (256, 0, [true; 3], none),
+            (256, 1, [true; 3], none),
+        ] {
+            let named = |n: i32| (format!("i{n}"), image.clone());
+            let images = (0..count).map(named).collect();
+            let mut object = NodeImage::new("node-1", NodeImageSpec { images });
+            object.metadata.resource_version = Some("1".to_owned());
+            let (requests, text) = (Arc::new(Mutex::new(Vec::new())), json!(object).to_string());
+            let log = Arc::clone(&requests);
+            let service = tower::service_fn(move |request: http::Request<Body>| {
+                log.lock().unwrap().push(request.method().to_string());
+                let answer = Body::from(text.clone().into_bytes());
+                std::future::ready(http::Response::builder().body(answer))
+            });
+            let node_write = Arc::new(NodeWrite {
+                api: Api::all(kube::Client::new(service, "default")),
+                node: "node-1".into(),
+                view: Arc::new(NodeImageView::from(object)),
+                ended_jobs: BTreeSet::new(),
+                needed_secrets: BTreeMap::new(),
+                options: EntryOptions {
+                    default_ttl: 300,
+                    seed: 0,
+                    now: Timestamp::UNIX_EPOCH,
+                },
+                last_read: Mutex::default(),
+                step: Progress::default().begin_idle("test"),
+            });
+            let pending = ["c", "b", "a"].map(|name| {
+                let mut request = pending_write(name, failures);
+                Arc::make_mut(&mut request.job).image = Ok((name.to_owned(), "1".to_owned()));
+                request
+            });
+            let write = |requests| Box::pin(execute(Arc::clone(&node_write), requests));
+            let results = write_all("node-1", pending.into(), write).await;
+            let is_refused = |result: &WriteResult| matches!(result, Err(WriteError::Permanent(_)));
+            let results: Vec<bool> = results.iter().map(|(_, result)| is_refused(result)).collect();
+            assert_eq!(results, refused);
+            assert_eq!(*requests.lock().unwrap(), sent);
         }
-        assert_eq!((results.len(), *reads.lock().unwrap()), (3, 1));
     }
 
     #[test]

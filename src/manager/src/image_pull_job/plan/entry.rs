@@ -348,7 +348,10 @@ pub fn is_owned_by(entry: &ImageTagSpec, uid: &str) -> bool {
 pub fn owner_namespaces(spec: &ImageSpec) -> BTreeSet<String> {
     let owners = spec.tags.iter().flat_map(|tag| &tag.owner_references);
     let jobs = owners.filter(|owner| owner.kind.as_deref() == Some(JOB_KIND));
-    jobs.filter_map(|owner| owner.namespace.clone()).collect()
+    // A thousand owners may have one namespace.
+    let names = jobs.filter_map(|owner| owner.namespace.as_deref());
+    let distinct: BTreeSet<&str> = names.collect();
+    distinct.into_iter().map(str::to_owned).collect()
 }
 
 /// The owner reference of a job, in upstream's format.

@@ -53,6 +53,15 @@ struct EntryUsage {
     namespaces: BTreeSet<String>,
 }
 
+impl From<&ImageSpec> for EntryUsage {
+    fn from(spec: &ImageSpec) -> Self {
+        Self {
+            bytes: stored_bytes(spec),
+            namespaces: owner_namespaces(spec),
+        }
+    }
+}
+
 /// Usage of all namespaces or of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Usage {
@@ -64,20 +73,12 @@ impl NodeImageQuota {
     /// Counts existing images.
     #[must_use]
     pub fn from_images(images: &BTreeMap<String, ImageSpec>) -> Self {
-        let mut quota = Self::default();
-        for (name, spec) in images {
-            quota.set_entry(name, spec);
+        let entries = images.iter();
+        Self {
+            entries: entries
+                .map(|(name, spec)| (name.clone(), EntryUsage::from(spec)))
+                .collect(),
         }
-        quota
-    }
-
-    /// Adds or replaces an entry.
-    fn set_entry(&mut self, image: &str, spec: &ImageSpec) -> Option<EntryUsage> {
-        let entry = EntryUsage {
-            bytes: stored_bytes(spec),
-            namespaces: owner_namespaces(spec),
-        };
-        self.entries.insert(image.to_owned(), entry)
     }
 
     /// Adds the new entry of an image for namespaces.
@@ -90,8 +91,42 @@ impl NodeImageQuota {
         image: &str,
         spec: &ImageSpec,
     ) -> Result<(), QuotaExceeded> {
+        self.try_replace(namespaces, image, EntryUsage::from(spec))
+    }
+
+    /// The same for a namespace that has changed a part of the entry, from `old` to `new`: an entry may have a thousand
+    /// tags, and is not measured again for each.
+    ///
+    /// # Errors
+    /// When it exceeds the quota; then nothing has changed.
+    pub fn try_change(
+        &mut self,
+        namespace: &str,
+        image: &str,
+        spec: &ImageSpec,
+        [old, new]: [&ImageSpec; 2],
+    ) -> Result<(), QuotaExceeded> {
+        let Some(known) = self.entries.get(image) else {
+            return self.try_add([&namespace], image, spec);
+        };
+        // A tag that is not the only one is separated from the others.
+        let commas = usize::from(old.tags.is_empty() && spec.tags.len() > new.tags.len());
+        let bytes = known.bytes + stored_bytes(new) + commas;
+        let usage = EntryUsage {
+            bytes: bytes.saturating_sub(stored_bytes(old)),
+            namespaces: owner_namespaces(spec),
+        };
+        self.try_replace([&namespace], image, usage)
+    }
+
+    fn try_replace<'a>(
+        &mut self,
+        namespaces: impl IntoIterator<Item = &'a &'a str>,
+        image: &str,
+        usage: EntryUsage,
+    ) -> Result<(), QuotaExceeded> {
         let previous = self.total_usage();
-        let old = self.set_entry(image, spec);
+        let old = self.entries.insert(image.to_owned(), usage);
         let now = self.total_usage();
         let mut namespaces = namespaces.into_iter();
         let result = namespaces.try_for_each(|namespace| {
