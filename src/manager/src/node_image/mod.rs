@@ -14,9 +14,10 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::sync::mpsc;
 
 use super::image_pull_job::plan::entry::{node_seed, repull_at};
-use super::view::{NodeImageView, TagOwner, TagStatusView};
+use super::view::{NodeImageView, TagOwner, TagStatusView, TagView};
 use super::{Context, Stores};
 use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJob};
+use kruise_api::image_reference::ImageReference;
 use kruise_api::node_image::ReferenceObject;
 use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
@@ -102,11 +103,13 @@ fn released_job(change: &Change<ImagePullJob>) -> Option<&ImagePullJob> {
     let old = change.old.as_deref()?;
     let same = change
         .new
-        .as_ref()
+        .as_deref()
         .filter(|new| new.metadata.uid == old.metadata.uid);
     match same {
         Some(new) if is_finished(new) == is_finished(old) && repeats(new) == repeats(old) => None,
-        _ => Some(old),
+        // Its generation shows whether it was edited.
+        Some(new) => Some(new),
+        None => Some(old),
     }
 }
 
@@ -120,9 +123,18 @@ fn is_finished(job: &ImagePullJob) -> bool {
     job.status.as_ref().is_some_and(|s| s.completion_time.is_some())
 }
 
+/// The nodes with a tag of a job. One whose spec was never edited has only the tag of its image: a node may have a
+/// thousand others, each with its owners, and thousands of jobs may end at once.
 fn nodes_owned_by(stores: &Stores, job: &ImagePullJob) -> Vec<String> {
     let uid = job.metadata.uid.as_deref().unwrap_or_default();
-    let owns = |view: &NodeImageView| view.tags.iter().flat_map(|t| &t.owners).any(|o| o.uid == uid);
+    let image = ImageReference::parse(&job.spec.image).ok();
+    let image = image.filter(|_| job.metadata.generation == Some(1));
+    let image = image.map(|image| (image.familiar_name(), image.tag_or_digest().to_owned()));
+    let owns_tag = |tag: &TagView| tag.owners.iter().any(|owner| owner.uid == uid);
+    let owns = |view: &NodeImageView| match &image {
+        Some((name, tag)) => view.tag(name, tag).is_some_and(owns_tag),
+        None => view.tags.iter().any(owns_tag),
+    };
     let all = stores.node_images.entries().into_iter();
     all.filter(|(_, view)| owns(view))
         .map(|(key, _)| key.name)
@@ -301,6 +313,45 @@ mod tests {
         assert_eq!(cache.last_report("node", at(100)), at(400));
         cache.observe_change("node", Some(&progressed), Some(&image), at(500));
         assert_eq!(cache.last_report("node", at(100)), at(500));
+    }
+
+    /// An edit of the image leaves the tag of the earlier one behind.
+    #[test]
+    fn tags_of_an_earlier_image_are_released_after_an_edit() {
+        let node_image = |tag: &str| {
+            let owner = TagOwner {
+                uid: "u".to_owned(),
+                job: Some(Key::namespaced("team", "j")),
+            };
+            let tag = TagView {
+                image: "nginx".to_owned(),
+                tag: tag.to_owned(),
+                owners: vec![owner],
+                ..TagView::default()
+            };
+            NodeImageView {
+                tags: vec![tag],
+                ..NodeImageView::default()
+            }
+        };
+        let images = [("a", "1"), ("b", "2")].map(|(name, tag)| (Key::cluster_scoped(name), node_image(tag)));
+        let stores = Stores {
+            node_images: Store::from_objects(images),
+            ..Stores::empty()
+        };
+        let mut job = ImagePullJob::new("j", Default::default());
+        job.metadata.uid = Some("u".to_owned());
+        job.spec.image = "nginx:2".to_owned();
+        let nodes = |generation| {
+            let mut job = job.clone();
+            job.metadata.generation = Some(generation);
+            let mut nodes = nodes_owned_by(&stores, &job);
+            nodes.sort();
+            nodes
+        };
+        // Only the tag of its image was looked up.
+        assert_eq!(nodes(1), ["b"]);
+        assert_eq!(nodes(2), ["a", "b"]);
     }
 
     #[tokio::test]
