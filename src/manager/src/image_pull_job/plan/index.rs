@@ -404,7 +404,7 @@ impl JobIndex {
                 return;
             };
             if let Some(work) = self.jobs.get_mut(&uid)
-                && work.state(&node) == Some(NodeState::Assigned(at))
+                && work.assigned_at(&node) == Some(at)
             {
                 work.set_state(&node, Some(NodeState::Pending), !self.unready.contains(&node));
                 self.assignable.insert(Arc::clone(&uid));
@@ -464,7 +464,7 @@ impl JobIndex {
     #[must_use]
     pub fn is_assigned(&self, uid: &Uid, node: &NodeName) -> bool {
         let state = self.jobs.get(uid).and_then(|work| work.state(node));
-        matches!(state, Some(NodeState::Assigned(_)))
+        state == Some(NodeState::Assigned)
     }
 
     /// A job's request to a node cannot be written now, and will be retried.

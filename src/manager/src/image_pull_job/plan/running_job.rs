@@ -14,13 +14,14 @@ use kruise_cluster::Key;
 /// Name of a node.
 pub type NodeName = Arc<str>;
 
-/// Progress of one node of a job.
+/// Progress of one node of a job. One byte: a tenant may have thousands of jobs, each with a state for each of a
+/// thousand nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeState {
     /// Not requested yet.
     Pending,
-    /// The request is being written since that time; the watch has not shown it yet.
-    Assigned(Timestamp),
+    /// The request is being written; the watch has not shown it yet.
+    Assigned,
     /// Requested, without an outcome.
     Pulling,
     /// The node has the image.
@@ -59,8 +60,14 @@ pub struct RunningJob {
     outdated: BTreeSet<NodeName>,
     has_new_outdated: bool,
     nodes: BTreeMap<NodeName, NodeState>,
-    /// Pending nodes: those that are ready, and those that are not.
-    pending: [BTreeSet<NodeName>; 2],
+    /// Since when the requests of assigned nodes are being written.
+    assigned_at: BTreeMap<NodeName, Timestamp>,
+    /// The number of pending nodes, which are not listed apart from `nodes`: most nodes of most jobs are pending.
+    pending: usize,
+    /// Those of them that are not ready.
+    pending_unready: BTreeSet<NodeName>,
+    /// No node with a smaller name is pending and ready.
+    search_from: NodeName,
     active: usize,
     /// Those of them that are not ready: as far as is known, nothing is pulled there.
     active_unready: BTreeSet<NodeName>,
@@ -89,7 +96,10 @@ impl RunningJob {
             outdated: BTreeSet::new(),
             has_new_outdated: false,
             nodes: BTreeMap::new(),
-            pending: [BTreeSet::new(), BTreeSet::new()],
+            assigned_at: BTreeMap::new(),
+            pending: 0,
+            pending_unready: BTreeSet::new(),
+            search_from: NodeName::default(),
             active: 0,
             active_unready: BTreeSet::new(),
             succeeded: 0,
@@ -133,7 +143,7 @@ impl RunningJob {
         match (old, tag_state) {
             (Some(NodeState::Failed), TagState::Succeeded) => NodeState::Succeeded,
             (Some(done @ (NodeState::Succeeded | NodeState::Failed)), _) if !self.job.never_ends() => done,
-            (Some(assigned @ NodeState::Assigned(_)), TagState::NotOwned) => assigned,
+            (Some(NodeState::Assigned), TagState::NotOwned) => NodeState::Assigned,
             (_, TagState::NotOwned) => NodeState::Pending,
             (_, TagState::Requested(_) | TagState::Pulling) => NodeState::Pulling,
             (_, TagState::Succeeded) => NodeState::Succeeded,
@@ -152,22 +162,23 @@ impl RunningJob {
         }
         // What delays a write is kept while it is tried again.
         let is_unwritten =
-            |state: Option<NodeState>| matches!(state, Some(NodeState::Pending | NodeState::Assigned(_)));
+            |state: Option<NodeState>| matches!(state, Some(NodeState::Pending | NodeState::Assigned));
         if !(is_unwritten(old) && is_unwritten(new)) {
             self.node_messages.remove(name);
         }
-        if !matches!(new, Some(NodeState::Assigned(_) | NodeState::Pulling)) {
+        if !matches!(new, Some(NodeState::Assigned | NodeState::Pulling)) {
             self.outdated.remove(name);
         }
-        if !matches!(new, Some(NodeState::Pending | NodeState::Assigned(_))) {
+        if !matches!(new, Some(NodeState::Pending | NodeState::Assigned)) {
             self.awaited_pulls.remove(name);
         }
+        self.assigned_at.remove(name);
         match old {
             Some(NodeState::Pending) => {
-                self.pending[0].remove(name);
-                self.pending[1].remove(name);
+                self.pending -= 1;
+                self.pending_unready.remove(name);
             }
-            Some(NodeState::Assigned(_) | NodeState::Pulling) => {
+            Some(NodeState::Assigned | NodeState::Pulling) => {
                 self.active -= 1;
                 self.active_unready.remove(name);
             }
@@ -179,9 +190,14 @@ impl RunningJob {
         }
         match new {
             Some(NodeState::Pending) => {
-                self.pending[usize::from(!ready)].insert(Arc::clone(name));
+                self.pending += 1;
+                if ready {
+                    self.search_again_from(name);
+                } else {
+                    self.pending_unready.insert(Arc::clone(name));
+                }
             }
-            Some(NodeState::Assigned(_) | NodeState::Pulling) => {
+            Some(NodeState::Assigned | NodeState::Pulling) => {
                 self.active += 1;
                 if !ready {
                     self.active_unready.insert(Arc::clone(name));
@@ -238,12 +254,15 @@ impl RunningJob {
 
     /// Changes whether a node is ready.
     pub fn set_ready(&mut self, name: &NodeName, ready: bool) {
-        let (to, from) = (usize::from(!ready), usize::from(ready));
-        if self.pending[from].remove(name) {
-            self.pending[to].insert(Arc::clone(name));
-        }
         match self.state(name) {
-            Some(NodeState::Assigned(_) | NodeState::Pulling) if !ready => {
+            Some(NodeState::Pending) if ready => {
+                self.pending_unready.remove(name);
+                self.search_again_from(name);
+            }
+            Some(NodeState::Pending) => {
+                self.pending_unready.insert(Arc::clone(name));
+            }
+            Some(NodeState::Assigned | NodeState::Pulling) if !ready => {
                 self.active_unready.insert(Arc::clone(name));
             }
             _ => {
@@ -264,10 +283,17 @@ impl RunningJob {
         self.active.saturating_sub(self.active_unready.len())
     }
 
+    /// A node became pending and ready.
+    fn search_again_from(&mut self, name: &NodeName) {
+        if *name < self.search_from {
+            self.search_from = Arc::clone(name);
+        }
+    }
+
     /// The next pending node, and whether it is ready, if the job may have one more: ready ones first, in the order of
-    /// their names.
+    /// their names. The next search begins where this one ended.
     #[must_use]
-    pub fn next_node(&self) -> Option<(NodeName, bool)> {
+    pub fn next_node(&mut self) -> Option<(NodeName, bool)> {
         let (Ok(_), Ok(parallelism), Ok(_)) = (&self.job.image, &self.job.parallelism, &self.job.schedule)
         else {
             return None;
@@ -275,17 +301,38 @@ impl RunningJob {
         if self.secrets.is_none() || self.active >= parallelism.limit(self.nodes.len()) {
             return None;
         }
-        let [ready, unready] = &self.pending;
-        let next = ready.first().map(|name| (name, true));
-        let (name, ready) = next.or_else(|| Some((unready.first()?, false)))?;
-        Some((Arc::clone(name), ready))
+        if self.pending > self.pending_unready.len()
+            && let Some(name) = self.first_ready()
+        {
+            self.search_from = Arc::clone(&name);
+            return Some((name, true));
+        }
+        let name = self.pending_unready.first()?;
+        Some((Arc::clone(name), false))
+    }
+
+    /// The first node that is pending and ready.
+    fn first_ready(&self) -> Option<NodeName> {
+        let mut nodes = self.nodes.range(Arc::clone(&self.search_from)..);
+        let is_next = |name: &NodeName, state: NodeState| {
+            state == NodeState::Pending && !self.pending_unready.contains(name)
+        };
+        let (name, _) = nodes.find(|(name, state)| is_next(name, **state))?;
+        Some(Arc::clone(name))
     }
 
     /// Assigns the next node.
     pub fn assign_next(&mut self, now: Timestamp) -> Option<NodeName> {
         let (name, ready) = self.next_node()?;
-        self.set_state(&name, Some(NodeState::Assigned(now)), ready);
+        self.set_state(&name, Some(NodeState::Assigned), ready);
+        self.assigned_at.insert(Arc::clone(&name), now);
         Some(name)
+    }
+
+    /// Since when the request of an assigned node is being written.
+    #[must_use]
+    pub fn assigned_at(&self, name: &NodeName) -> Option<Timestamp> {
+        self.assigned_at.get(name).copied()
     }
 
     /// The nodes whose request may be older than the spec of the job, if there are new ones.
@@ -311,7 +358,7 @@ impl RunningJob {
 
     /// Marks the requests of all nodes without an outcome.
     pub fn set_outdated(&mut self) {
-        let requested = |state: &NodeState| matches!(state, NodeState::Assigned(_) | NodeState::Pulling);
+        let requested = |state: &NodeState| matches!(state, NodeState::Assigned | NodeState::Pulling);
         let requested = self.nodes.iter().filter(|(_, state)| requested(state));
         self.outdated.extend(requested.map(|(name, _)| Arc::clone(name)));
         self.has_new_outdated = !self.outdated.is_empty();
@@ -387,5 +434,88 @@ impl RunningJob {
     #[cfg(test)]
     pub(super) fn node_states(&self) -> BTreeMap<NodeName, NodeState> {
         self.nodes.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+    use proptest::prelude::*;
+
+    use super::*;
+    use kruise_api::image_pull_job::{ImagePullJob, ImagePullJobSpec};
+
+    const NODES: usize = 8;
+
+    #[test]
+    fn state_of_a_node_is_one_byte() {
+        assert_eq!(size_of::<NodeState>(), 1);
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Op {
+        SetState(usize, Option<NodeState>),
+        SetReady(usize, bool),
+        Assign,
+    }
+
+    fn any_op() -> impl Strategy<Value = Op> {
+        let states = vec![
+            None,
+            Some(NodeState::Pending),
+            Some(NodeState::Pulling),
+            Some(NodeState::Succeeded),
+            Some(NodeState::Failed),
+        ];
+        prop_oneof![
+            (0..NODES, prop::sample::select(states)).prop_map(|(node, state)| Op::SetState(node, state)),
+            (0..NODES, any::<bool>()).prop_map(|(node, ready)| Op::SetReady(node, ready)),
+            Just(Op::Assign),
+        ]
+    }
+
+    proptest! {
+        /// Ready nodes come first, in the order of their names, whatever happened to them before.
+        #[test]
+        fn next_node_is_the_first_pending_one(ops in prop::collection::vec(any_op(), 0..60)) {
+            let spec = ImagePullJobSpec {
+                image: "nginx:1".to_owned(),
+                parallelism: Some(IntOrString::Int(3)),
+                ..ImagePullJobSpec::default()
+            };
+            let mut job = RunningJob::new(PullJob::from_object(&ImagePullJob::new("j", spec)), None);
+            let name = |node: usize| -> NodeName { format!("n{node}").into() };
+            let (mut states, mut ready) = ([None; NODES], [true; NODES]);
+            for op in ops {
+                match op {
+                    Op::SetState(node, state) => {
+                        job.set_state(&name(node), state, ready[node]);
+                        states[node] = state;
+                    }
+                    Op::SetReady(node, is_ready) => {
+                        job.set_ready(&name(node), is_ready);
+                        ready[node] = is_ready;
+                    }
+                    Op::Assign => {
+                        let is_active = |state: &&Option<NodeState>| {
+                            matches!(state, Some(NodeState::Assigned | NodeState::Pulling))
+                        };
+                        let active = states.iter().filter(is_active).count();
+                        let first = |is_ready: bool| {
+                            let is_pending = |node: usize| states[node] == Some(NodeState::Pending);
+                            (0..NODES).find(|node| is_pending(*node) && ready[*node] == is_ready)
+                        };
+                        let next = first(true).or_else(|| first(false)).filter(|_| active < 3);
+                        prop_assert_eq!(job.assign_next(Timestamp::UNIX_EPOCH), next.map(name));
+                        if let Some(node) = next {
+                            states[node] = Some(NodeState::Assigned);
+                        }
+                    }
+                }
+                let is_assigned = |node: &usize| states[*node] == Some(NodeState::Assigned);
+                let assigned: Vec<NodeName> = (0..NODES).filter(is_assigned).map(name).collect();
+                prop_assert_eq!(job.assigned_at.keys().cloned().collect::<Vec<_>>(), assigned);
+            }
+        }
     }
 }

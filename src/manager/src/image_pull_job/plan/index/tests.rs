@@ -119,7 +119,7 @@ impl FakeCluster {
         let active = |uid: &Uid| {
             let states = self.index.node_states(uid).into_iter();
             let active = states.filter(|(node, state)| {
-                matches!(state, NodeState::Assigned(_) | NodeState::Pulling) && is_ready(node)
+                matches!(state, NodeState::Assigned | NodeState::Pulling) && is_ready(node)
             });
             active.count()
         };
@@ -234,7 +234,7 @@ impl FakeCluster {
             prop_assert_eq!(tally.desired, states.len());
             prop_assert_eq!(
                 tally.active,
-                count(|s| matches!(s, NodeState::Assigned(_) | NodeState::Pulling))
+                count(|s| matches!(s, NodeState::Assigned | NodeState::Pulling))
             );
             prop_assert_eq!(tally.succeeded, count(|s| *s == NodeState::Succeeded));
             prop_assert_eq!(tally.failed.len(), count(|s| *s == NodeState::Failed));

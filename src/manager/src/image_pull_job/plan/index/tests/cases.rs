@@ -255,7 +255,7 @@ fn node_that_refused_a_job_without_end_is_tried_again() {
         let mut world = run_ops(refused, 1, never);
         assert_eq!(state(&world, "uid0", "n0"), Some(NodeState::Failed));
         continue_ops(&mut world, [Op::AdvanceTime(600), Op::Assign], 1, never);
-        let is_tried = matches!(state(&world, "uid0", "n0"), Some(NodeState::Assigned(_)));
+        let is_tried = state(&world, "uid0", "n0") == Some(NodeState::Assigned);
         assert_eq!(is_tried, never);
     }
 }
