@@ -288,6 +288,9 @@ async fn run_controllers(
         supervisor.spawn("imagepulljob", until_shutdown(image_pull_job::run(ctx.clone())));
         let lists = image_list_pull_job::run(ctx.clone());
         supervisor.spawn("imagelistpulljob", until_shutdown(lists));
+    } else {
+        let deletions = image_pull_job::release_deleted_jobs(ctx.clone());
+        supervisor.spawn("imagepulljob", until_shutdown(deletions));
     }
     if gates.enabled(FeatureGate::PodProbeMarkerGate) {
         let api = Api::all(ctx.cluster.client.clone());

@@ -22,7 +22,7 @@ use kruise_api::keys;
 use kruise_api::node_image::ReferenceObject;
 use kruise_cluster::clock::duration_until;
 use kruise_cluster::queue::RequeueAfter;
-use kruise_cluster::{Error, EventType, Key, write};
+use kruise_cluster::{Change, Error, EventType, Key, write};
 use kruise_ops::panics::catch_panic_sync;
 
 /// State of the copies of a job's pull secrets.
@@ -97,6 +97,32 @@ pub async fn run(ctx: Context, resolved_tx: mpsc::UnboundedSender<ResolvedSecret
     };
     ctx.run_workers("imagepulljob", WORKERS, items_rx, enqueue, work)
         .await;
+}
+
+/// Removes our finalizer from jobs that are deleted, until shutdown: for a manager that runs no jobs, where otherwise
+/// neither they nor their namespaces would go. Their copies of pull secrets stay until one does.
+pub async fn release_deleted_jobs(ctx: Context) {
+    let (keys_tx, keys_rx) = mpsc::unbounded_channel();
+    let is_relevant = |change: &Change<ImagePullJob>| change.new.as_deref().is_some_and(is_held);
+    let changes = ctx.stores.jobs.subscribe();
+    let enqueue = crate::context::enqueue_changes(super::NAME, changes, keys_tx, is_relevant);
+    let work = |key| release_deleted(ctx.clone(), key);
+    ctx.run_workers(super::NAME, WORKERS, keys_rx, enqueue, work)
+        .await;
+}
+
+async fn release_deleted(ctx: Context, key: Key) -> Result<RequeueAfter, Error> {
+    let object = ctx.stores.jobs.get(&key);
+    if let Some(object) = object.filter(|object| is_held(object)) {
+        set_finalizer(&ctx, &object, false).await?;
+    }
+    Ok(None)
+}
+
+/// Whether a job is being deleted, and has our finalizer.
+fn is_held(job: &ImagePullJob) -> bool {
+    let mut finalizers = job.metadata.finalizers.iter().flatten();
+    job.metadata.deletion_timestamp.is_some() && finalizers.any(|one| one == keys::DELETION_PROTECTION)
 }
 
 /// Enqueues jobs that changed, jobs whose source or copy changed, and copies that no job needs.
@@ -390,6 +416,37 @@ mod tests {
         assert_eq!(reconcile_once().await.unwrap(), Some(RELEASE_RETRY));
         *code.lock().unwrap() = 200;
         assert_eq!(reconcile_once().await.unwrap(), None);
+    }
+
+    #[tokio::test]
+    async fn deleted_jobs_go_while_no_jobs_run() {
+        let (sent_tx, mut sent) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let sent = sent_tx.clone();
+            async move {
+                let body = request.into_body().collect_bytes().await.unwrap_or_default();
+                let _ = sent.send(serde_json::from_slice::<Value>(&body).unwrap());
+                http::Response::builder().body(Body::from(body.to_vec()))
+            }
+        });
+        let mut ctx = Context::for_test(kube::Client::new(service, "default"));
+        let jobs = [None, Some("2026-01-01T00:00:00Z")].map(|deleted| {
+            let name = if deleted.is_some() { "deleted" } else { "running" };
+            let finalizers = ["example.com/other", keys::DELETION_PROTECTION];
+            let metadata = json!({ "name": name, "resourceVersion": name, "deletionTimestamp": deleted,
+                "finalizers": finalizers });
+            let job = job(&json!({ "metadata": metadata }));
+            (Key::namespaced("team", name), job)
+        });
+        ctx.stores = Stores {
+            jobs: Store::from_objects(jobs),
+            ..Stores::empty()
+        };
+        let expected = json!({ "resourceVersion": "deleted", "finalizers": ["example.com/other"] });
+        tokio::select! {
+            () = release_deleted_jobs(ctx) => unreachable!("its stores last"),
+            patch = sent.recv() => assert_eq!(patch.unwrap()["metadata"], expected),
+        }
     }
 
     #[tokio::test(start_paused = true)]
