@@ -1,5 +1,6 @@
 //! Writes NodePodProbes, marks of Pods, and the status of PodProbeMarkers.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,13 +13,15 @@ use super::ControllerState;
 use super::observe::has_daemon;
 use super::plan::{PodChange, PodMarks, ProbedPod, Results, full_name, node_probes, pod_change, removal};
 use crate::FeatureGate;
+use crate::object_reference::object_reference;
 use crate::view::PodView;
+use kruise_api::backoff::Backoff;
 use kruise_api::keys;
 use kruise_api::node_pod_probe::{NodePodProbe, NodePodProbeSpec};
 use kruise_api::pod_probe_marker::{PodProbeMarker, PodProbeMarkerStatus};
 use kruise_api::selector::CompiledSelector;
 use kruise_cluster::queue::RequeueAfter;
-use kruise_cluster::{Error, Key, write};
+use kruise_cluster::{Error, EventType, Key, write};
 
 /// How long one reconcile removes the marks of a deleted PodProbeMarker; the queue allows it two minutes.
 const REMOVAL_TIME: Duration = Duration::from_secs(30);
@@ -26,6 +29,8 @@ const REMOVAL_TIME: Duration = Duration::from_secs(30);
 const MAX_CONCURRENT_REMOVALS: usize = 16;
 /// Pause before it is checked again whether the probes of a PodProbeMarker have gone.
 const RECHECK_DELAY: Duration = Duration::from_secs(5);
+/// After refused labels and annotations: they are accepted only after a change of a policy.
+const REFUSED_RETRY: Backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(1800));
 
 /// Creates, changes or deletes the NodePodProbe of a node.
 pub async fn sync_node(shared: &ControllerState, name: &str) -> Result<(), Error> {
@@ -73,27 +78,113 @@ async fn delete(api: &Api<NodePodProbe>, object: &NodePodProbe) -> Result<(), Er
     }
 }
 
-/// Marks a Pod with its results, if they or the PodProbeMarkers have changed.
-pub async fn mark_pod(shared: &ControllerState, key: &Key) -> Result<(), Error> {
+/// Marks a Pod with its results, if they or the PodProbeMarkers have changed. Labels and annotations that the API
+/// server refuses are tried again after a pause that grows.
+pub async fn mark_pod(shared: &ControllerState, key: &Key) -> Result<RequeueAfter, Error> {
     let pod = shared.index().pod(key);
     let Some(pod) = pod.filter(|pod| !pod.markers.is_empty()) else {
         shared.applied().remove(key);
-        return Ok(());
+        shared.refused().remove(key);
+        return Ok(None);
     };
     let Some(results) = results(shared, pod) else {
-        return Ok(());
+        return Ok(None);
     };
     if shared.applied().get(key) == Some(&results) {
-        return Ok(());
+        return Ok(None);
     }
     let api = shared.manager.api::<Pod>(key);
     let object = write::get(&api, &key.name).await?;
-    if let Some(object) = object.filter(|object| object.metadata.uid.as_deref() == Some(&results.uid)) {
-        let change = pod_change(&marks(&object), &results);
-        write_change(&api, key, &results.uid, &change).await?;
-        shared.applied().insert(key.clone(), results);
+    let Some(object) = object.filter(|object| object.metadata.uid.as_deref() == Some(&results.uid)) else {
+        return Ok(None);
+    };
+    let change = pod_change(&marks(&object), &results);
+    write_conditions(&api, key, &results.uid, &change).await?;
+    if let Some(pause) = remaining_pause(shared, key, &change) {
+        return Ok(Some(pause));
     }
-    Ok(())
+    match write_metadata(&api, key, &results.uid, &change).await {
+        Err(error) if is_refused(&error) => {
+            tracing::warn!(pod = %key, %error, "marks of a Pod refused; will retry");
+            report_refusal(shared, key, &results, &change, &error);
+            Ok(Some(record_refusal(shared, key, change)))
+        }
+        result => {
+            result?;
+            shared.refused().remove(key);
+            shared.applied().insert(key.clone(), results);
+            Ok(None)
+        }
+    }
+}
+
+/// Labels and annotations of a Pod that the API server has refused.
+pub struct RefusedMarks {
+    labels: BTreeMap<String, Option<String>>,
+    annotations: BTreeMap<String, Option<String>>,
+    /// Number of refusals before the last one.
+    refusals: u32,
+    retry_at: Instant,
+}
+
+impl RefusedMarks {
+    fn is_of(&self, change: &PodChange) -> bool {
+        self.labels == change.labels && self.annotations == change.annotations
+    }
+}
+
+/// How long labels and annotations that were refused wait, unless they are others now.
+fn remaining_pause(shared: &ControllerState, key: &Key, change: &PodChange) -> Option<Duration> {
+    let all = shared.refused();
+    let refused = all.get(key).filter(|refused| refused.is_of(change))?;
+    let pause = refused.retry_at.saturating_duration_since(Instant::now());
+    (!pause.is_zero()).then_some(pause)
+}
+
+/// Records that labels and annotations were refused; returns the pause before they are tried again.
+fn record_refusal(shared: &ControllerState, key: &Key, change: PodChange) -> Duration {
+    let mut all = shared.refused();
+    let earlier = all.get(key).filter(|refused| refused.is_of(&change));
+    let refusals = earlier.map_or(0, |refused| refused.refusals.saturating_add(1));
+    let pause = REFUSED_RETRY.delay(refusals);
+    let refused = RefusedMarks {
+        labels: change.labels,
+        annotations: change.annotations,
+        refusals,
+        retry_at: Instant::now() + pause,
+    };
+    all.insert(key.clone(), refused);
+    pause
+}
+
+/// Whether a policy or a rule refuses a change, and will until it is changed.
+fn is_refused(error: &Error) -> bool {
+    error.denied() || error.permanent()
+}
+
+/// Publishes an event on each PodProbeMarker that sets or removes what was refused.
+fn report_refusal(shared: &ControllerState, pod: &Key, results: &Results, change: &PodChange, error: &Error) {
+    let note = format!("cannot mark Pod {}: {}", pod.name, error.message());
+    for marker in results.markers.iter().filter(|marker| change.is_of(marker)) {
+        let key = Key {
+            namespace: pod.namespace.clone(),
+            name: marker.metadata.name.clone().unwrap_or_default(),
+        };
+        // What is kept for Pods has no UID.
+        let Some(marker) = shared.markers.get(&key) else {
+            continue;
+        };
+        let uid = marker.metadata.uid.as_deref().unwrap_or_default();
+        let reference = object_reference("apps.kruise.io/v1alpha1", "PodProbeMarker", &key, uid);
+        let events = &shared.manager.cluster.events;
+        events.publish(
+            reference,
+            EventType::Warning,
+            "PodMarksRefused",
+            "Marking",
+            note.clone(),
+        );
+    }
 }
 
 /// The results of a Pod's probes; `None` if its node has reported none.
@@ -125,30 +216,60 @@ fn marks(pod: &Pod) -> PodMarks {
 }
 
 async fn write_change(api: &Api<Pod>, key: &Key, uid: &str, change: &PodChange) -> Result<(), Error> {
+    write_conditions(api, key, uid, change).await?;
+    write_metadata(api, key, uid, change).await
+}
+
+async fn write_conditions(api: &Api<Pod>, key: &Key, uid: &str, change: &PodChange) -> Result<(), Error> {
     let set = change.conditions.iter().map(|condition| json!(condition));
     let removed = change.removed_conditions.iter();
     let removed = removed.map(|type_| json!({ "$patch": "delete", "type": type_ }));
     let conditions: Vec<Value> = set.chain(removed).collect();
-    if !conditions.is_empty() {
-        let patch = json!({ "metadata": { "uid": uid }, "status": { "conditions": conditions } });
-        match write::patch_status_strategic(api, &key.name, &patch).await {
-            Err(error) if error.not_found() => return Ok(()),
-            result => drop(result?),
-        }
+    if conditions.is_empty() {
+        return Ok(());
     }
+    let patch = json!({ "metadata": { "uid": uid }, "status": { "conditions": conditions } });
+    match write::patch_status_strategic(api, &key.name, &patch).await {
+        Err(error) if error.not_found() => Ok(()),
+        result => result.map(drop),
+    }
+}
+
+/// Writes labels and annotations together; if that is refused, each on their own, because a policy may be about one of
+/// them only.
+async fn write_metadata(api: &Api<Pod>, key: &Key, uid: &str, change: &PodChange) -> Result<(), Error> {
+    let (labels, annotations) = (("labels", &change.labels), ("annotations", &change.annotations));
+    match patch_metadata(api, key, uid, &[labels, annotations]).await {
+        Err(error) if is_refused(&error) && !labels.1.is_empty() && !annotations.1.is_empty() => {
+            let first = patch_metadata(api, key, uid, &[labels]).await;
+            first.and(patch_metadata(api, key, uid, &[annotations]).await)
+        }
+        result => result,
+    }
+}
+
+/// A field of the metadata, and what is set or removed in it.
+type FieldChange<'a> = (&'static str, &'a BTreeMap<String, Option<String>>);
+
+async fn patch_metadata(
+    api: &Api<Pod>,
+    key: &Key,
+    uid: &str,
+    changes: &[FieldChange<'_>],
+) -> Result<(), Error> {
     let mut metadata = Map::from_iter([("uid".to_owned(), json!(uid))]);
-    for (field, map) in [("labels", &change.labels), ("annotations", &change.annotations)] {
+    for (field, map) in changes {
         if !map.is_empty() {
-            metadata.insert(field.to_owned(), json!(map));
+            metadata.insert((*field).to_owned(), json!(map));
         }
     }
-    if metadata.len() > 1 {
-        match write::patch_merge(api, &key.name, &json!({ "metadata": metadata })).await {
-            Err(error) if error.not_found() => {}
-            result => drop(result?),
-        }
+    if metadata.len() == 1 {
+        return Ok(());
     }
-    Ok(())
+    match write::patch_merge(api, &key.name, &json!({ "metadata": metadata })).await {
+        Err(error) if error.not_found() => Ok(()),
+        result => result.map(drop),
+    }
 }
 
 /// Writes the status of a PodProbeMarker; if it is being deleted, removes what it has set, and then its finalizer.
@@ -299,7 +420,8 @@ async fn remove_marks(
     write_change(&api, key, &uid, &change).await?;
     shared.applied().remove(key);
     // What the others set depends on their results.
-    mark_pod(shared, key).await
+    mark_pod(shared, key).await?;
+    Ok(())
 }
 
 fn has_finalizer(marker: &PodProbeMarker) -> bool {
@@ -321,5 +443,133 @@ async fn write_finalizers(
     match write::patch_merge(api, name, &patch).await {
         Err(error) if error.not_found() => Ok(()),
         result => result.map(drop),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use kube::client::Body;
+    use tokio::sync::mpsc;
+
+    use super::super::Work;
+    use super::super::observe::enqueue_changes;
+    use super::*;
+    use crate::view::RawPod;
+    use crate::{Context, Stores};
+    use kruise_cluster::Store;
+
+    /// A request: method, path and body.
+    type Sent = (String, String, Value);
+
+    /// A namespace with a Pod and a PodProbeMarker with that policy, whose probe has succeeded. The API server refuses
+    /// to change labels.
+    async fn cluster(policy: &Value) -> (Arc<ControllerState>, Key, mpsc::UnboundedReceiver<Sent>) {
+        let pod = json!({
+            "metadata": { "name": "p", "namespace": "n", "uid": "u", "labels": { "app": "a" } },
+            "spec": { "nodeName": "node", "containers": [{ "name": "c" }] },
+            "status": { "phase": "Running", "podIP": "10.0.0.1",
+                "conditions": [{ "type": "Initialized", "status": "True" }] },
+        });
+        let marker = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "PodProbeMarker",
+            "metadata": { "name": "m", "namespace": "n", "uid": "m" },
+            "spec": { "selector": { "matchLabels": { "app": "a" } }, "probes": [
+                { "name": "idle", "containerName": "c", "probe": {}, "markerPolicy": [policy] }] } });
+        let results = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "NodePodProbe",
+            "metadata": { "name": "node" }, "spec": {},
+            "status": { "podProbeStatuses": [{ "name": "p", "namespace": "n", "uid": "u",
+                "probeStates": [{ "name": "m#idle", "state": "Succeeded" }] }] } });
+        let (sent_tx, sent) = mpsc::unbounded_channel();
+        let view = PodView::from(&RawPod::from(pod.clone()));
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let (sent_tx, pod) = (sent_tx.clone(), pod.clone());
+            async move {
+                let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
+                let body = request.into_body().collect_bytes().await.unwrap_or_default();
+                let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+                let is_refused = body["metadata"]["labels"].is_object();
+                let _ = sent_tx.send((method, path, body));
+                let refusal = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 422,
+                    "reason": "Invalid", "message": "labels stay as they are" });
+                let (code, answer) = if is_refused { (422, refusal) } else { (200, pod) };
+                let answer = Body::from(answer.to_string().into_bytes());
+                http::Response::builder().status(code).body(answer)
+            }
+        });
+        let key = Key::namespaced("n", "p");
+        let mut manager = Context::for_test(kube::Client::new(service, "default"));
+        manager.stores = Stores {
+            pods: Store::from_objects([(key.clone(), view)]),
+            ..Stores::empty()
+        };
+        let marker: PodProbeMarker = serde_json::from_value(marker).unwrap();
+        let markers = Store::from_objects([(Key::namespaced("n", "m"), marker)]);
+        let results: NodePodProbe = serde_json::from_value(results).unwrap();
+        let results = Store::from_objects([(Key::cluster_scoped("node"), results)]);
+        let shared = ControllerState::new(manager, markers.clone(), results.clone());
+        let (work_tx, mut work) = mpsc::unbounded_channel();
+        let index = enqueue_changes(Arc::clone(&shared), markers, results, work_tx);
+        let indexed = async {
+            // When both the Pod and the PodProbeMarker are indexed.
+            while work.recv().await != Some(Work::Pod(key.clone())) {}
+        };
+        tokio::select! {
+            () = index => unreachable!("its stores last"),
+            () = indexed => {}
+        }
+        (shared, key, sent)
+    }
+
+    #[tokio::test]
+    async fn refused_label_keeps_no_annotation_back_and_is_reported() {
+        let policy = json!({ "state": "Succeeded", "labels": { "pod-template-hash": "1" },
+            "annotations": { "a": "1" } });
+        let (shared, key, mut sent) = cluster(&policy).await;
+        let pause = REFUSED_RETRY.delay(0);
+        assert_eq!(mark_pod(&shared, &key).await.unwrap(), Some(pause));
+        let remaining = mark_pod(&shared, &key).await.unwrap();
+        assert!(
+            remaining.is_some_and(|remaining| remaining <= pause),
+            "{remaining:?}"
+        );
+        let (mut requests, mut event) = (Vec::new(), None);
+        while requests.len() < 5 || event.is_none() {
+            let (method, path, body) = sent.recv().await.unwrap();
+            if path.ends_with("/events") {
+                event = Some(body);
+            } else {
+                let [labels, annotations] =
+                    ["labels", "annotations"].map(|field| body["metadata"][field].is_object());
+                requests.push((method, labels, annotations));
+            }
+        }
+        let patch = |labels: bool, annotations: bool| ("PATCH".to_owned(), labels, annotations);
+        let get = ("GET".to_owned(), false, false);
+        let expected = [
+            get.clone(),
+            patch(true, true),
+            patch(true, false),
+            patch(false, true),
+            // In the pause nothing that was refused is sent.
+            get,
+        ];
+        assert_eq!(requests, expected);
+        let event = event.unwrap();
+        assert_eq!(event["involvedObject"]["kind"], "PodProbeMarker");
+        assert_eq!(event["message"], "cannot mark Pod p: labels stay as they are");
+    }
+
+    #[tokio::test]
+    async fn pauses_after_refusals_grow_and_other_marks_do_not_wait() {
+        let policy = json!({ "state": "Succeeded", "labels": { "pod-template-hash": "1" } });
+        let (shared, key, _sent) = cluster(&policy).await;
+        let change = |value: &str| PodChange {
+            labels: [("l".to_owned(), Some(value.to_owned()))].into(),
+            ..PodChange::default()
+        };
+        let pauses = [1, 2, 3].map(|_| record_refusal(&shared, &key, change("1")));
+        assert_eq!(pauses, [0, 1, 2].map(|earlier| REFUSED_RETRY.delay(earlier)));
+        assert!(remaining_pause(&shared, &key, &change("1")).is_some());
+        assert_eq!(remaining_pause(&shared, &key, &change("2")), None);
     }
 }

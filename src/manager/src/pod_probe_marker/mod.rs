@@ -64,6 +64,8 @@ struct ControllerState {
     index: Mutex<Index>,
     /// For each Pod, the results and markers that its marks are of.
     applied: Mutex<HashMap<Key, plan::Results>>,
+    /// Labels and annotations of Pods that the API server refuses.
+    refused: Mutex<HashMap<Key, act::RefusedMarks>>,
     /// UIDs of PodProbeMarkers that are being deleted, and of Pods from which their marks are removed.
     unmarked_pods: Mutex<HashMap<Key, HashSet<(String, String)>>>,
     /// When the status of each PodProbeMarker was written.
@@ -71,6 +73,24 @@ struct ControllerState {
 }
 
 impl ControllerState {
+    fn new(
+        manager: Context,
+        markers: Store<PodProbeMarker>,
+        node_pod_probes: Store<NodePodProbe>,
+    ) -> Arc<Self> {
+        let index = Index::new(&manager.options.feature_gates);
+        Arc::new(Self {
+            manager,
+            markers,
+            node_pod_probes,
+            index: Mutex::new(index),
+            applied: Mutex::default(),
+            refused: Mutex::default(),
+            unmarked_pods: Mutex::default(),
+            pacers: Mutex::default(),
+        })
+    }
+
     fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -86,6 +106,10 @@ impl ControllerState {
     fn applied(&self) -> MutexGuard<'_, HashMap<Key, plan::Results>> {
         self.applied.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn refused(&self) -> MutexGuard<'_, HashMap<Key, act::RefusedMarks>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Runs until shutdown. Without the CRDs, or the role, there is nothing to do.
@@ -96,16 +120,7 @@ pub async fn run(ctx: Context, node_pod_probes: Store<NodePodProbe>) {
         ListParams::default(),
         Some::<PodProbeMarker>,
     );
-    let index = Index::new(&ctx.options.feature_gates);
-    let shared = Arc::new(ControllerState {
-        manager: ctx.clone(),
-        markers: markers.clone(),
-        node_pod_probes: node_pod_probes.clone(),
-        index: Mutex::new(index),
-        applied: Mutex::default(),
-        unmarked_pods: Mutex::default(),
-        pacers: Mutex::default(),
-    });
+    let shared = ControllerState::new(ctx.clone(), markers.clone(), node_pod_probes.clone());
     let (work_tx, work_rx) = mpsc::unbounded_channel();
     let (requeue_tx, requeue_rx) = mpsc::unbounded_channel();
     let namespace_limit = NamespaceLimit::new(MAX_PER_NAMESPACE, requeue_tx);
@@ -146,7 +161,7 @@ async fn reconcile(
             None => Ok(None),
         },
         Work::Node(name) => act::sync_node(&shared, &name).await.map(|()| None),
-        Work::Pod(key) => act::mark_pod(&shared, &key).await.map(|()| None),
+        Work::Pod(key) => act::mark_pod(&shared, &key).await,
     }
 }
 
@@ -162,15 +177,8 @@ mod tests {
         let service = tower::service_fn(|_: http::Request<Body>| async {
             http::Response::builder().body(Body::empty())
         });
-        let shared = Arc::new(ControllerState {
-            manager: Context::for_test(kube::Client::new(service, "default")),
-            markers: Store::from_objects([]),
-            node_pod_probes: Store::from_objects([]),
-            index: Mutex::default(),
-            applied: Mutex::default(),
-            unmarked_pods: Mutex::default(),
-            pacers: Mutex::default(),
-        });
+        let manager = Context::for_test(kube::Client::new(service, "default"));
+        let shared = ControllerState::new(manager, Store::from_objects([]), Store::from_objects([]));
         let (requeue_tx, mut requeue_rx) = mpsc::unbounded_channel();
         let limit = NamespaceLimit::new(MAX_PER_NAMESPACE, requeue_tx);
         let key = |namespace: &str| Key::namespaced(namespace, "marker");

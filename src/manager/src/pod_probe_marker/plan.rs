@@ -300,6 +300,24 @@ pub struct PodChange {
     pub annotations: BTreeMap<String, Option<String>>,
 }
 
+impl PodChange {
+    /// Whether a PodProbeMarker sets or removes any of it.
+    #[must_use]
+    pub fn is_of(&self, marker: &PodProbeMarker) -> bool {
+        let is_set = |type_: &str| self.conditions.iter().any(|condition| condition.type_ == type_);
+        marker.spec.probes.iter().any(|probe| {
+            let mut policies = probe.marker_policy.iter();
+            probe.condition_type().is_some_and(is_set)
+                || policies.any(|policy| {
+                    let mut labels = policy.labels.keys();
+                    let mut annotations = policy.annotations.keys();
+                    labels.any(|key| self.labels.contains_key(key))
+                        || annotations.any(|key| self.annotations.contains_key(key))
+                })
+        })
+    }
+}
+
 /// What the results set on the Pod. Of several probes with one condition type the first result counts.
 #[must_use]
 pub fn pod_change(pod: &PodMarks, results: &Results) -> PodChange {
