@@ -325,7 +325,7 @@ async fn finalize(
     let prefix = full_name(&key.name, "");
     let namespace = key.namespace.as_deref().unwrap_or_default();
     let nodes = &shared.manager.stores.nodes;
-    let is_probed = shared.node_pod_probes.entries().iter().any(|(node, object)| {
+    let is_probed = |node: &Key, object: &NodePodProbe| {
         let mut pods = object
             .spec
             .pod_probes
@@ -334,8 +334,15 @@ async fn finalize(
         // That of a node without a daemon is deleted as a whole, and nothing probes there.
         pods.any(|pod| pod.probes.iter().any(|probe| probe.name.starts_with(&prefix)))
             && nodes.get(node).as_deref().is_some_and(has_daemon)
+    };
+    // Thousands may be deleted at once: only the last check of each looks at all nodes.
+    let listed_on = shared.index().nodes_listing(key);
+    let is_listed = listed_on.iter().any(|node| {
+        let object = shared.node_pod_probes.get(node);
+        object.is_some_and(|object| is_probed(node, &object))
     });
-    if is_probed {
+    let all = || shared.node_pod_probes.entries();
+    if is_listed || all().iter().any(|(node, object)| is_probed(node, object)) {
         return Ok(Some(RECHECK_DELAY));
     }
     if !remove_all_marks(shared, key, marker).await? {

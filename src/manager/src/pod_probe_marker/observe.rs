@@ -9,7 +9,9 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::plan::ProbedPod;
 use super::{ControllerState, NAME, Work};
 use crate::view::{NodeView, PodView};
-use kruise_api::node_pod_probe::{MAX_PROBES_OF_POD, NodePodProbe, PodProbeStatus};
+use kruise_api::node_pod_probe::{
+    MAX_PROBES_OF_POD, NodePodProbe, NodePodProbeSpec, PodProbeStatus, liveness_container,
+};
 use kruise_api::pod_probe_marker::PodProbeMarker;
 use kruise_api::selector::CompiledSelector;
 use kruise_cluster::{Change, Key, Store, WatchEvents};
@@ -27,6 +29,8 @@ pub struct Index {
     pods: HashMap<Key, ProbedPod>,
     by_node: BTreeMap<String, BTreeSet<Key>>,
     by_marker: BTreeMap<Key, BTreeSet<Key>>,
+    /// The nodes whose NodePodProbes list probes of a PodProbeMarker.
+    listed_on: BTreeMap<Key, BTreeSet<Key>>,
 }
 
 /// A PodProbeMarker that can be matched with many Pods.
@@ -82,6 +86,12 @@ impl Index {
             })
         };
         pods.filter(is_probed).count()
+    }
+
+    /// The nodes whose NodePodProbes list probes of a PodProbeMarker, as far as was seen.
+    pub fn nodes_listing(&self, marker: &Key) -> Vec<Key> {
+        let nodes = self.listed_on.get(marker);
+        nodes.into_iter().flatten().cloned().collect()
     }
 
     /// PodProbeMarkers of a namespace that are not being deleted.
@@ -267,14 +277,26 @@ impl Index {
         work
     }
 
-    fn apply_node_pod_probe(&self, change: &Change<NodePodProbe>) -> Vec<Work> {
-        let spec = |object: &Option<Arc<NodePodProbe>>| object.as_ref().map(|object| object.spec.clone());
+    fn apply_node_pod_probe(&mut self, change: &Change<NodePodProbe>) -> Vec<Work> {
+        let old = change.old.as_deref().map(|object| &object.spec);
+        let new = change.new.as_deref().map(|object| &object.spec);
         let mut work = Vec::new();
-        if spec(&change.old) != spec(&change.new) {
+        if old != new {
             work.push(Work::Node(change.key.name.clone()));
-            // Their probes may have gone.
-            let deleting = self.markers.iter().filter(|(_, indexed)| !indexed.is_active());
-            work.extend(deleting.map(|(key, _)| Work::Marker(key.clone())));
+            let (old, new) = (listed_markers(old), listed_markers(new));
+            for (namespace, name) in old.difference(&new) {
+                let marker = Key::namespaced(*namespace, *name);
+                remove_from(&mut self.listed_on, &marker, &change.key);
+                // If it is being deleted, it has waited for that.
+                let indexed = self.markers.get(&marker);
+                if indexed.is_some_and(|indexed| !indexed.is_active()) {
+                    work.push(Work::Marker(marker));
+                }
+            }
+            for (namespace, name) in new.difference(&old) {
+                let nodes = self.listed_on.entry(Key::namespaced(*namespace, *name));
+                nodes.or_default().insert(change.key.clone());
+            }
         }
         let old = statuses(change.old.as_deref());
         let changed = statuses(change.new.as_deref())
@@ -340,6 +362,19 @@ fn remove_from<K: Ord>(sets: &mut BTreeMap<K, BTreeSet<Key>>, of: &K, pod: &Key)
 /// Whether a daemon runs on the node.
 pub fn has_daemon(node: &NodeView) -> bool {
     !node.terminating && !node.is_virtual()
+}
+
+/// The namespaces and names of the PodProbeMarkers whose probes a NodePodProbe lists.
+fn listed_markers(spec: Option<&NodePodProbeSpec>) -> BTreeSet<(&str, &str)> {
+    let pods = spec.into_iter().flat_map(|spec| &spec.pod_probes);
+    let names = pods.flat_map(|pod| {
+        let probes = pod.probes.iter();
+        probes.map(move |probe| (pod.namespace.as_str(), probe.name.as_str()))
+    });
+    let of_markers = names.filter(|(_, name)| liveness_container(name).is_none());
+    of_markers
+        .filter_map(|(namespace, name)| Some((namespace, name.split_once('#')?.0)))
+        .collect()
 }
 
 /// The results of a NodePodProbe by the UIDs of the Pods.
@@ -453,6 +488,46 @@ mod tests {
         assert_eq!(index.count(&Key::namespaced("n", "m00"), &node(labels.into())), 0);
         index.apply_pod(&key, None, None);
         assert!(index.by_marker.is_empty() && index.by_node.is_empty());
+    }
+
+    /// A node may change its NodePodProbe with each Pod, and a tenant may delete thousands of PodProbeMarkers at once.
+    #[test]
+    fn deleted_marker_is_reconciled_when_its_probes_are_gone() {
+        let mut index = Index::default();
+        for name in ["gone", "other"] {
+            let marker = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "PodProbeMarker",
+                "metadata": { "name": name, "namespace": "n", "deletionTimestamp": "2026-01-01T00:00:00Z" },
+                "spec": { "selector": {}, "probes": [] } });
+            let marker: PodProbeMarker = serde_json::from_value(marker).unwrap();
+            let key = Key::namespaced("n", name);
+            index.apply_marker(&key, Some(&Arc::new(marker)), &Store::from_objects([]));
+        }
+        let object = |probes: &[&str]| -> Arc<NodePodProbe> {
+            let probes = probes
+                .iter()
+                .map(|name| json!({ "name": name, "containerName": "c", "probe": {} }));
+            let probes: Vec<_> = probes.collect();
+            let pod = json!({ "name": "p", "namespace": "n", "uid": "u", "probes": probes });
+            let object = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "NodePodProbe",
+                "metadata": { "name": "node" }, "spec": { "podProbes": [pod] } });
+            Arc::new(serde_json::from_value(object).unwrap())
+        };
+        let mut apply = |old: Option<Arc<NodePodProbe>>, new: Option<Arc<NodePodProbe>>| {
+            let key = Key::cluster_scoped("node");
+            let work = index.apply_node_pod_probe(&Change { key, old, new });
+            let is_listed = |name: &str| !index.nodes_listing(&Key::namespaced("n", name)).is_empty();
+            (work, ["gone", "other"].map(is_listed))
+        };
+        let marker = |name: &str| Work::Marker(Key::namespaced("n", name));
+        let changed = Work::Node("node".to_owned());
+        let (both, one) = (object(&["gone#a", "other#a", "other#b"]), object(&["other#b"]));
+        let first = apply(None, Some(Arc::clone(&both)));
+        assert_eq!(first, (vec![changed.clone()], [true, true]));
+        let second = apply(Some(both), Some(Arc::clone(&one)));
+        assert_eq!(second, (vec![changed.clone(), marker("gone")], [false, true]));
+        let third = apply(Some(one), None);
+        assert_eq!(third, (vec![changed, marker("other")], [false, false]));
+        assert!(index.listed_on.is_empty());
     }
 
     /// One step of a history: a PodProbeMarker or a Pod is created, changed or deleted.
