@@ -29,6 +29,8 @@ const REMOVAL_TIME: Duration = Duration::from_secs(30);
 const MAX_CONCURRENT_REMOVALS: usize = 16;
 /// Pause before it is checked again whether the probes of a PodProbeMarker have gone.
 const RECHECK_DELAY: Duration = Duration::from_secs(5);
+/// Pause before the removal of marks goes on.
+const REMOVAL_PAUSE: Duration = Duration::from_secs(1);
 /// After refused labels and annotations: they are accepted only after a change of a policy.
 const REFUSED_RETRY: Backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(1800));
 
@@ -81,6 +83,7 @@ async fn delete(api: &Api<NodePodProbe>, object: &NodePodProbe) -> Result<(), Er
 /// Marks a Pod with its results, if they or the PodProbeMarkers have changed. Labels and annotations that the API
 /// server refuses are tried again after a pause that grows.
 pub async fn mark_pod(shared: &ControllerState, key: &Key) -> Result<RequeueAfter, Error> {
+    let _marking = shared.begin_marking(key);
     let pod = shared.index().pod(key);
     let Some(pod) = pod.filter(|pod| !pod.markers.is_empty()) else {
         shared.applied().remove(key);
@@ -322,6 +325,10 @@ async fn finalize(
     if !has_finalizer(marker) {
         return Ok(None);
     }
+    // The store shows the deletion first. Pods that are marked from now on must not be marked for it.
+    if shared.index().is_active(key) {
+        return Ok(Some(RECHECK_DELAY));
+    }
     let prefix = full_name(&key.name, "");
     let namespace = key.namespace.as_deref().unwrap_or_default();
     let nodes = &shared.manager.stores.nodes;
@@ -346,7 +353,7 @@ async fn finalize(
         return Ok(Some(RECHECK_DELAY));
     }
     if !remove_all_marks(shared, key, marker).await? {
-        return Ok(Some(Duration::ZERO));
+        return Ok(Some(REMOVAL_PAUSE));
     }
     let mut finalizers = marker.metadata.finalizers.clone().unwrap_or_default();
     finalizers.retain(|finalizer| finalizer != keys::NODE_POD_PROBE_CLEANUP);
@@ -357,7 +364,8 @@ async fn finalize(
 }
 
 /// Removes what a deleted PodProbeMarker has set on its Pods; returns whether that is done. Thousands of Pods take more
-/// than one reconcile, and those that are done are remembered.
+/// than one reconcile, and those that are done are remembered. A Pod that is being marked comes later: that may be for
+/// the PodProbeMarker, and a mark that is written after the removal would stay.
 async fn remove_all_marks(
     shared: &ControllerState,
     key: &Key,
@@ -372,7 +380,7 @@ async fn remove_all_marks(
     }
     let deadline = Instant::now() + REMOVAL_TIME;
     let removals = pods.into_iter().map(async |(pod_key, pod)| {
-        if Instant::now() >= deadline {
+        if Instant::now() >= deadline || shared.is_being_marked(&pod_key) {
             return Ok(false);
         }
         match remove_marks(shared, &pod_key, &pod, marker).await {
@@ -471,7 +479,10 @@ mod tests {
 
     /// A namespace with a Pod and a PodProbeMarker with that policy, whose probe has succeeded. The API server refuses
     /// to change labels.
-    async fn cluster(policy: &Value) -> (Arc<ControllerState>, Key, mpsc::UnboundedReceiver<Sent>) {
+    async fn cluster(
+        policy: &Value,
+        deleted: Option<&str>,
+    ) -> (Arc<ControllerState>, Key, mpsc::UnboundedReceiver<Sent>) {
         let pod = json!({
             "metadata": { "name": "p", "namespace": "n", "uid": "u", "labels": { "app": "a" } },
             "spec": { "nodeName": "node", "containers": [{ "name": "c" }] },
@@ -479,7 +490,8 @@ mod tests {
                 "conditions": [{ "type": "Initialized", "status": "True" }] },
         });
         let marker = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "PodProbeMarker",
-            "metadata": { "name": "m", "namespace": "n", "uid": "m" },
+            "metadata": { "name": "m", "namespace": "n", "uid": "m", "deletionTimestamp": deleted,
+                "finalizers": [keys::NODE_POD_PROBE_CLEANUP] },
             "spec": { "selector": { "matchLabels": { "app": "a" } }, "probes": [
                 { "name": "idle", "containerName": "c", "probe": {}, "markerPolicy": [policy] }] } });
         let results = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "NodePodProbe",
@@ -510,15 +522,16 @@ mod tests {
             ..Stores::empty()
         };
         let marker: PodProbeMarker = serde_json::from_value(marker).unwrap();
-        let markers = Store::from_objects([(Key::namespaced("n", "m"), marker)]);
+        let marker_key = Key::namespaced("n", "m");
+        let markers = Store::from_objects([(marker_key.clone(), marker)]);
         let results: NodePodProbe = serde_json::from_value(results).unwrap();
         let results = Store::from_objects([(Key::cluster_scoped("node"), results)]);
         let shared = ControllerState::new(manager, markers.clone(), results.clone());
         let (work_tx, mut work) = mpsc::unbounded_channel();
         let index = enqueue_changes(Arc::clone(&shared), markers, results, work_tx);
         let indexed = async {
-            // When both the Pod and the PodProbeMarker are indexed.
-            while work.recv().await != Some(Work::Pod(key.clone())) {}
+            // All objects are indexed before.
+            while work.recv().await != Some(Work::Marker(marker_key.clone())) {}
         };
         tokio::select! {
             () = index => unreachable!("its stores last"),
@@ -531,7 +544,7 @@ mod tests {
     async fn refused_label_keeps_no_annotation_back_and_is_reported() {
         let policy = json!({ "state": "Succeeded", "labels": { "pod-template-hash": "1" },
             "annotations": { "a": "1" } });
-        let (shared, key, mut sent) = cluster(&policy).await;
+        let (shared, key, mut sent) = cluster(&policy, None).await;
         let pause = REFUSED_RETRY.delay(0);
         assert_eq!(mark_pod(&shared, &key).await.unwrap(), Some(pause));
         let remaining = mark_pod(&shared, &key).await.unwrap();
@@ -569,7 +582,7 @@ mod tests {
     #[tokio::test]
     async fn pauses_after_refusals_grow_and_other_marks_do_not_wait() {
         let policy = json!({ "state": "Succeeded", "labels": { "pod-template-hash": "1" } });
-        let (shared, key, _sent) = cluster(&policy).await;
+        let (shared, key, _sent) = cluster(&policy, None).await;
         let change = |value: &str| PodChange {
             labels: [("l".to_owned(), Some(value.to_owned()))].into(),
             ..PodChange::default()
@@ -578,5 +591,29 @@ mod tests {
         assert_eq!(pauses, [0, 1, 2].map(|earlier| REFUSED_RETRY.delay(earlier)));
         assert!(remaining_pause(&shared, &key, &change("1")).is_some());
         assert_eq!(remaining_pause(&shared, &key, &change("2")), None);
+    }
+
+    #[tokio::test]
+    async fn deleted_marker_waits_for_pods_that_are_being_marked() {
+        let policy = json!({ "state": "Succeeded", "annotations": { "a": "1" } });
+        let (shared, key, _sent) = cluster(&policy, None).await;
+        tokio::select! {
+            biased;
+            _ = mark_pod(&shared, &key) => unreachable!("the API server has not answered"),
+            () = async { assert!(shared.is_being_marked(&key)) } => {}
+        }
+        assert!(!shared.is_being_marked(&key));
+
+        let (shared, key, mut sent) = cluster(&policy, Some("2026-01-01T00:00:00Z")).await;
+        let marker = Key::namespaced("n", "m");
+        let marking = shared.begin_marking(&key);
+        assert_eq!(sync_marker(&shared, &marker).await.unwrap(), Some(REMOVAL_PAUSE));
+        assert!(sent.try_recv().is_err(), "the finalizer was removed");
+        drop(marking);
+        assert_eq!(sync_marker(&shared, &marker).await.unwrap(), None);
+        let paths: Vec<String> = std::iter::from_fn(|| sent.try_recv().ok())
+            .map(|(_, path, _)| path)
+            .collect();
+        assert!(paths.last().unwrap().ends_with("/podprobemarkers/m"), "{paths:?}");
     }
 }

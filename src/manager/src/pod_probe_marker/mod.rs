@@ -66,6 +66,8 @@ struct ControllerState {
     applied: Mutex<HashMap<Key, plan::Results>>,
     /// Labels and annotations of Pods that the API server refuses.
     refused: Mutex<HashMap<Key, act::RefusedMarks>>,
+    /// Pods that are being marked, and how often at once.
+    being_marked: Mutex<HashMap<Key, usize>>,
     /// UIDs of PodProbeMarkers that are being deleted, and of Pods from which their marks are removed.
     unmarked_pods: Mutex<HashMap<Key, HashSet<(String, String)>>>,
     /// When the status of each PodProbeMarker was written.
@@ -86,6 +88,7 @@ impl ControllerState {
             index: Mutex::new(index),
             applied: Mutex::default(),
             refused: Mutex::default(),
+            being_marked: Mutex::default(),
             unmarked_pods: Mutex::default(),
             pacers: Mutex::default(),
         })
@@ -107,8 +110,44 @@ impl ControllerState {
         self.applied.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Records that a Pod is being marked, until the guard is dropped; its PodProbeMarkers are read after this. The
+    /// removal of a deleted one waits for the guard, because they may have been read before the deletion.
+    fn begin_marking(&self, key: &Key) -> MarkingGuard<'_> {
+        *self.being_marked().entry(key.clone()).or_default() += 1;
+        MarkingGuard {
+            shared: self,
+            key: key.clone(),
+        }
+    }
+
+    fn is_being_marked(&self, key: &Key) -> bool {
+        self.being_marked().contains_key(key)
+    }
+
+    fn being_marked(&self) -> MutexGuard<'_, HashMap<Key, usize>> {
+        self.being_marked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn refused(&self) -> MutexGuard<'_, HashMap<Key, act::RefusedMarks>> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A Pod is being marked, also if the reconcile is cancelled meanwhile.
+struct MarkingGuard<'a> {
+    shared: &'a ControllerState,
+    key: Key,
+}
+
+impl Drop for MarkingGuard<'_> {
+    fn drop(&mut self) {
+        let mut all = self.shared.being_marked();
+        if let Some(count) = all.get_mut(&self.key) {
+            *count -= 1;
+            if *count == 0 {
+                all.remove(&self.key);
+            }
+        }
     }
 }
 

@@ -88,6 +88,11 @@ impl Index {
         pods.filter(is_probed).count()
     }
 
+    /// Whether Pods are marked for a PodProbeMarker.
+    pub fn is_active(&self, marker: &Key) -> bool {
+        self.markers.get(marker).is_some_and(IndexedMarker::is_active)
+    }
+
     /// The nodes whose NodePodProbes list probes of a PodProbeMarker, as far as was seen.
     pub fn nodes_listing(&self, marker: &Key) -> Vec<Key> {
         let nodes = self.listed_on.get(marker);
