@@ -11,7 +11,9 @@ use tokio::time::Instant;
 
 use super::plan::index::{JobIndex, Uid};
 use super::plan::job::PullJob;
-use super::plan::status::{StatusUpdate, is_past_deadline, job_status, merge_conditions};
+use super::plan::status::{
+    StatusUpdate, is_past_deadline, is_same, job_status, known_conditions, merge_conditions,
+};
 use crate::Context;
 use crate::status_pacer::{MAX_STATUS_DELAY, StatusPacer};
 use kruise_api::backoff::Backoff;
@@ -38,6 +40,7 @@ const REFUSED_RETRY: Backoff = Backoff::new(MAX_STATUS_DELAY, Duration::from_sec
 
 /// State of the status writes of one job.
 struct StatusState {
+    /// Until the watch shows it; from then on, what the watch shows counts, also if others have changed it.
     last_written: Option<ImagePullJobStatus>,
     /// When the job is checked again; the same time is in [`StatusWriter::scheduled`].
     scheduled_at: Option<Instant>,
@@ -168,9 +171,14 @@ impl StatusWriter {
             requeue_at,
             warning,
         } = update;
+        let written = state.last_written.as_ref();
+        if written.is_some_and(|written| is_same(written, &job.status)) {
+            state.last_written = None;
+        }
         let current = state.last_written.as_ref().unwrap_or(&job.status);
-        status.conditions = merge_conditions(&current.conditions, status.conditions);
-        if *current == status {
+        let known = known_conditions(&current.conditions, &job.status.conditions);
+        status.conditions = merge_conditions(&known, status.conditions);
+        if is_same(current, &status) {
             state.pace.unchanged();
             if let Some(at) = requeue_at {
                 self.schedule(uid, Instant::now() + duration_until(at, now));
@@ -316,5 +324,79 @@ fn log_transition(job: &PullJob, status: &ImagePullJobStatus, is_first: bool) {
             .map(|condition| condition.message.as_str());
         tracing::info!(job = %key, image, succeeded, failed, message, "ImagePullJob ended");
         end_trace(job, status);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use jiff::SignedDuration;
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tokio::sync::mpsc;
+
+    use super::super::plan::registry_limit::RegistryLimit;
+    use super::*;
+
+    /// The statuses that are written within some seconds.
+    async fn written(
+        writer: &mut StatusWriter,
+        index: &mut JobIndex,
+        sent: &mut mpsc::UnboundedReceiver<Value>,
+    ) -> Vec<Value> {
+        let end = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < end {
+            writer.start_writes(index, Timestamp::UNIX_EPOCH);
+            tokio::select! {
+                Some(done) = writer.next_finished() => writer.on_write_finished(index, done),
+                () = tokio::time::sleep(Duration::from_millis(50)) => {}
+            }
+        }
+        std::iter::from_fn(|| sent.try_recv().ok()).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_by_others_are_seen() {
+        let (sent_tx, mut sent) = mpsc::unbounded_channel();
+        let mut object = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
+            "metadata": { "name": "j", "namespace": "team", "uid": "u" },
+            "spec": { "image": "nginx:1", "completionPolicy": {} } });
+        let stored = object.clone();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let (sent_tx, mut stored) = (sent_tx.clone(), stored.clone());
+            async move {
+                let body = request.into_body().collect_bytes().await.unwrap_or_default();
+                let patch: Value = serde_json::from_slice(&body).unwrap();
+                json_patch::merge(&mut stored, &patch);
+                let _ = sent_tx.send(patch);
+                http::Response::builder().body(Body::from(stored.to_string().into_bytes()))
+            }
+        });
+        let mut writer = StatusWriter::new(&Context::for_test(kube::Client::new(service, "default")));
+        let mut index = JobIndex::new(SignedDuration::ZERO, RegistryLimit::default());
+        let put = |index: &mut JobIndex, object: &Value| {
+            let job: ImagePullJob = serde_json::from_value(object.clone()).unwrap();
+            index.upsert_job(PullJob::from_object(&job), Timestamp::UNIX_EPOCH);
+        };
+        put(&mut index, &object);
+        let first = written(&mut writer, &mut index, &mut sent).await;
+        assert_eq!(first.len(), 1, "{first:?}");
+
+        let foreign = json!({ "type": "example.com/Seen", "status": "True", "reason": "Seen", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z" });
+        json_patch::merge(&mut object, &first[0]);
+        json_patch::merge(&mut object, &json!({ "status": { "conditions": [foreign] } }));
+        put(&mut index, &object);
+        assert_eq!(
+            written(&mut writer, &mut index, &mut sent).await,
+            [] as [Value; 0]
+        );
+
+        json_patch::merge(&mut object, &json!({ "status": { "message": "overwritten" } }));
+        put(&mut index, &object);
+        let last = written(&mut writer, &mut index, &mut sent).await;
+        assert_eq!(last.len(), 1, "{last:?}");
+        assert_eq!(last[0]["status"]["message"], first[0]["status"]["message"]);
+        assert_eq!(last[0]["status"]["conditions"], json!([foreign]));
     }
 }

@@ -393,11 +393,45 @@ pub fn merge_conditions(previous: &[Condition], mut current: Vec<Condition>) -> 
             condition.last_transition_time = old.last_transition_time.clone();
         }
     }
-    let own_types = [COMPLETE, FAILED, WAITING];
-    let foreign = previous
-        .iter()
-        .filter(|old| !own_types.contains(&old.type_.as_str()));
+    let foreign = previous.iter().filter(|old| !is_own(old));
     foreign.cloned().chain(current).collect()
+}
+
+fn is_own(condition: &Condition) -> bool {
+    [COMPLETE, FAILED, WAITING].contains(&condition.type_.as_str())
+}
+
+/// Our conditions as they were written last, and those of others as the watch shows them, which may be behind that.
+#[must_use]
+pub fn known_conditions(written: &[Condition], watched: &[Condition]) -> Vec<Condition> {
+    let foreign = watched.iter().filter(|condition| !is_own(condition));
+    let own = written.iter().filter(|condition| is_own(condition));
+    foreign.chain(own).cloned().collect()
+}
+
+/// Whether two statuses are the same, but for conditions of others.
+#[must_use]
+pub fn is_same(one: &ImagePullJobStatus, other: &ImagePullJobStatus) -> bool {
+    let ImagePullJobStatus {
+        start_time,
+        completion_time,
+        desired,
+        active,
+        succeeded,
+        failed,
+        message,
+        failed_nodes,
+        conditions,
+    } = one;
+    let counts = (desired, active, succeeded, failed);
+    let own = conditions.iter().filter(|condition| is_own(condition));
+    let own_of_other = other.conditions.iter().filter(|condition| is_own(condition));
+    *start_time == other.start_time
+        && *completion_time == other.completion_time
+        && counts == (&other.desired, &other.active, &other.succeeded, &other.failed)
+        && *message == other.message
+        && *failed_nodes == other.failed_nodes
+        && own.eq(own_of_other)
 }
 
 fn progress_message(counters: &JobCounters) -> String {
@@ -418,18 +452,20 @@ fn build_status(
     outcome: Option<JobCondition>,
     now: Timestamp,
 ) -> ImagePullJobStatus {
+    // As it is stored: what was written is compared with what the watch shows.
+    let whole_second = |at: Timestamp| Time(Timestamp::from_second(at.as_second()).unwrap_or(at));
     let condition = |outcome: JobCondition| Condition {
         type_: outcome.type_.to_owned(),
         status: "True".to_owned(),
         reason: outcome.reason.to_owned(),
         message: outcome.message,
-        last_transition_time: Time(now),
+        last_transition_time: whole_second(now),
         observed_generation: None,
     };
     let number = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
     ImagePullJobStatus {
         start_time: Some(Time(started)),
-        completion_time: ended.map(Time),
+        completion_time: ended.map(whole_second),
         desired: number(counters.desired),
         active: number(counters.active),
         succeeded: number(counters.succeeded),
