@@ -92,6 +92,15 @@ impl NamespaceLimit {
     }
 }
 
+#[cfg(test)]
+impl NamespaceLimit {
+    /// All permits of a namespace, if none is taken.
+    pub fn take_all(&self, namespace: &str) -> Option<Vec<NamespacePermit>> {
+        let keys = (0..self.max_per_namespace).map(|n| Key::namespaced(namespace, n.to_string()));
+        keys.map(|key| self.try_acquire(&key)).collect()
+    }
+}
+
 impl Drop for NamespacePermit {
     fn drop(&mut self) {
         let mut queues = self.limit.lock();

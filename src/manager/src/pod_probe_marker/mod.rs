@@ -221,13 +221,7 @@ mod tests {
         let (requeue_tx, mut requeue_rx) = mpsc::unbounded_channel();
         let limit = NamespaceLimit::new(MAX_PER_NAMESPACE, requeue_tx);
         let key = |namespace: &str| Key::namespaced(namespace, "marker");
-        let permits: Vec<_> = (0..MAX_PER_NAMESPACE)
-            .map(|n| {
-                limit
-                    .try_acquire(&Key::namespaced("crowd", n.to_string()))
-                    .unwrap()
-            })
-            .collect();
+        let permits = limit.take_all("crowd").unwrap();
         let is_reconciled = async |key: Key| {
             shared.pacers().insert(key.clone(), StatusPacer::default());
             let ended = reconcile(limit.clone(), Arc::clone(&shared), Work::Marker(key.clone())).await;
