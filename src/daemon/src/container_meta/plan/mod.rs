@@ -237,17 +237,19 @@ fn plan_restart(
         return;
     }
     let id = &entry.container_id;
+    // Either its image has changed, so kubelet is already replacing it and its hooks must not run twice, or this
+    // kubelet computes the hash in a way that we do not support. The wait goes on during a restart, for its retry.
+    let replaced_at = if desired.plain_hashes.contains(&plain_hash) {
+        now
+    } else {
+        let since = *state.waiting_since.kubelet_replace.get(id).unwrap_or(&now);
+        plan.waiting_since.kubelet_replace.insert(id.clone(), since);
+        since + replace_delay
+    };
     let due = match state.restarts.get(id) {
         Some(RestartState::Stopping(_) | RestartState::Stopped) => return,
-        Some(RestartState::Failed(_, retry_at)) => *retry_at,
-        None if desired.plain_hashes.contains(&plain_hash) => now,
-        // Either its image has changed, so kubelet is already replacing it and its hooks must not run twice, or this
-        // kubelet computes the hash in a way that we do not support.
-        None => {
-            let since = *state.waiting_since.kubelet_replace.get(id).unwrap_or(&now);
-            plan.waiting_since.kubelet_replace.insert(id.clone(), since);
-            since + replace_delay
-        }
+        Some(RestartState::Failed(_, retry_at)) => replaced_at.max(*retry_at),
+        None => replaced_at,
     };
     let due = match &state.desired_environment {
         Some(environment) if environment.resource_version == resource_version => {

@@ -177,6 +177,31 @@ fn container_being_replaced_is_left_to_kubelet() {
     assert_eq!(world.plan().restart.len(), 1);
 }
 
+/// The image was edited after the restart failed.
+#[test]
+fn retry_leaves_container_being_replaced_to_kubelet() {
+    let mut world = updating_pod(&[true]);
+    world.label = 1;
+    world.reconcile();
+    world.now += KUBELET_RESYNC_DELAY;
+    world.state.begin_restart("rt://c-1");
+    world
+        .state
+        .finish_restart("rt://c-1".to_owned(), false, world.now);
+    world.containers[0].image = 1;
+    let due = world.now + KUBELET_REPLACE_DELAY + Duration::from_secs(5);
+    assert_eq!(world.reconcile(), (false, Some(due)));
+    world.now = due;
+    assert_eq!(world.plan().restart.len(), 1);
+    // The next retry does not wait for kubelet a second time.
+    world.state.begin_restart("rt://c-1");
+    world.plan();
+    world
+        .state
+        .finish_restart("rt://c-1".to_owned(), false, world.now);
+    assert_eq!(world.plan().requeue_at, Some(world.now + Duration::from_secs(2)));
+}
+
 #[test]
 fn failed_env_restart_is_retried_with_backoff() {
     let mut world = updating_pod(&[true]);
