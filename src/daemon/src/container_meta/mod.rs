@@ -177,6 +177,7 @@ impl MetaController {
     async fn enqueue_changes(&self) -> Error {
         let mut pods = self.pods.subscribe();
         let mut runtimes = self.ctx.runtimes.subscribe();
+        let mut recreates = self.ctx.live.recreates.subscribe();
         loop {
             tokio::select! {
                 change = pods.recv() => {
@@ -189,12 +190,13 @@ impl MetaController {
                         let _ = self.queue_tx.send(change.key);
                     }
                 }
-                // The sender lives as long as the context that we own.
+                // Both senders live as long as the context that we own.
                 Ok(()) = runtimes.changed() => {
                     for (key, _) in self.pods.entries().into_iter().filter(|(_, pod)| pod.meta.is_some()) {
                         let _ = self.queue_tx.send(key);
                     }
                 }
+                Ok(()) = recreates.changed() => self.record_recreate_hooks(),
             }
         }
     }
@@ -314,6 +316,22 @@ impl MetaController {
             container.old_container_id.as_deref() == Some(id) && container.step == "Recreating"
         });
         recreated.map(|container| container.hook_done)
+    }
+
+    /// Records the preStop hooks of ContainerRecreateRequests that have ended in Pods being updated: a request may end
+    /// before its container is checked again, and leave it running.
+    fn record_recreate_hooks(&self) {
+        let requests = self.ctx.live.recreates.borrow();
+        for request in requests.iter() {
+            let ended = request.containers.iter().filter(|container| container.hook_done);
+            for id in ended.filter_map(|container| container.old_container_id.as_deref()) {
+                let key = Key::namespaced(&request.namespace, &request.pod);
+                let pod = self.pods.get(&key);
+                if pod.is_some_and(|pod| pod.meta.as_ref().is_some_and(|meta| meta.updating)) {
+                    self.update_state(&key, |state| state.record_hook_end(id));
+                }
+            }
+        }
     }
 
     /// Whether the restart is still needed: the Pod has the same UID, is not terminating and is being updated, and the
@@ -559,6 +577,45 @@ mod tests {
             }]);
             assert_eq!(shared.recreate_hook_done("containerd://id"), recreated, "{step}");
             assert_eq!(shared.recreate_hook_done("containerd://other"), None, "{step}");
+        }
+    }
+
+    #[tokio::test]
+    async fn hook_of_an_ended_recreate_request_is_not_repeated() {
+        let (key, id) = (Key::namespaced("team", "web"), "containerd://id");
+        for updating in [true, false] {
+            let (queue_tx, _queue_rx) = mpsc::unbounded_channel();
+            let pod = NodePod {
+                meta: Some(Box::new(PodContainerMeta {
+                    updating,
+                    ..PodContainerMeta::default()
+                })),
+                ..NodePod::default()
+            };
+            let shared = controller_with_api_response(500, &key, pod, PodMetaState::default(), queue_tx);
+            let row = live::RecreateStatus {
+                namespace: "team".to_owned(),
+                pod: "web".to_owned(),
+                containers: vec![live::RecreateContainerStatus {
+                    old_container_id: Some(id.to_owned()),
+                    hook_done: true,
+                    ..live::RecreateContainerStatus::default()
+                }],
+                ..live::RecreateStatus::default()
+            };
+            let requests = async {
+                tokio::task::yield_now().await;
+                shared.ctx.live.recreates.send_replace(vec![row]);
+                tokio::task::yield_now().await;
+                shared.ctx.live.recreates.send_replace(Vec::new());
+            };
+            tokio::select! {
+                biased;
+                error = shared.enqueue_changes() => panic!("{error}"),
+                () = requests => {}
+            }
+            let hook = shared.hook_progress(&key, id);
+            assert_eq!(hook.used_grace.is_some(), updating);
         }
     }
 
