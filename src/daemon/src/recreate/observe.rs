@@ -14,6 +14,7 @@ use super::plan::{
     RuntimeObservation,
 };
 use super::runtime_queue::ObserveLimit;
+use crate::live::RestartStatus;
 use crate::pods::NodePod;
 use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestFailurePolicyType, ContainerRecreateRequestPhase,
@@ -151,17 +152,7 @@ impl RuntimeObserver {
             .call(runtime.socket(), limit, step, list)
             .await
         {
-            Ok(mut containers) => {
-                let restarts = shared.ctx.live.restarts.borrow();
-                for container in &mut containers {
-                    let id = format!("{scheme}://{}", container.id);
-                    for row in restarts.iter().filter(|row| row.container_id == id) {
-                        container.restarting |= row.step == "stopping";
-                        container.hook_done |= row.hook_done;
-                    }
-                }
-                RuntimeObservation::Listed { scheme, containers }
-            }
+            Ok(containers) => RuntimeObservation::Listed { scheme, containers },
             Err(why) => RuntimeObservation::Unknown(why),
         }
     }
@@ -241,6 +232,21 @@ impl RuntimeObserver {
             container.started_at = *started_at;
         }
         Ok(newest)
+    }
+}
+
+/// Marks the containers that are restarted for their environment. The plan must follow without an await: such a restart
+/// may begin meanwhile.
+pub fn mark_restarts(observation: &mut RuntimeObservation, restarts: &[RestartStatus]) {
+    let RuntimeObservation::Listed { scheme, containers } = observation else {
+        return;
+    };
+    for container in containers {
+        let id = format!("{scheme}://{}", container.id);
+        for row in restarts.iter().filter(|row| row.container_id == id) {
+            container.restarting |= row.step == "stopping";
+            container.hook_done |= row.hook_done;
+        }
     }
 }
 
@@ -374,6 +380,39 @@ mod tests {
             "containerStatusSnapshot": [{ "name": "a", "ready": true, "restartCount": 1 }],
         });
         assert_eq!(read(theirs), read(ours));
+    }
+
+    #[test]
+    fn container_restarted_for_its_environment_is_marked() {
+        let container = |id: &str, restarting, hook_done| ObservedContainer {
+            id: id.to_owned(),
+            restarting,
+            hook_done,
+            ..ObservedContainer::default()
+        };
+        let listed = |containers| RuntimeObservation::Listed {
+            scheme: "containerd".to_owned(),
+            containers,
+        };
+        let row = |id: &str, step: &str| RestartStatus {
+            container_id: id.to_owned(),
+            step: step.to_owned(),
+            hook_done: true,
+            ..RestartStatus::default()
+        };
+        let mut observation = listed(["a", "b", "c"].map(|id| container(id, false, false)).to_vec());
+        let rows = [
+            row("containerd://a", "stopping"),
+            row("containerd://b", "waiting"),
+            row("docker://c", "stopping"),
+        ];
+        mark_restarts(&mut observation, &rows);
+        let marked = [
+            container("a", true, true),
+            container("b", false, true),
+            container("c", false, false),
+        ];
+        assert_eq!(observation, listed(marked.to_vec()));
     }
 
     #[test]

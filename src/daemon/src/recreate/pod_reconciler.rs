@@ -229,6 +229,7 @@ impl PodReconciler {
             }
         }
         let requests = self.refresh_requests(&requests);
+        observe::mark_restarts(&mut runtime_observation, &self.shared.ctx.live.restarts.borrow());
         Observed {
             requests,
             pod: pod_observation,
