@@ -202,7 +202,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use kube::client::Body;
-    use serde_json::json;
+    use serde_json::{Value, json};
     use tokio::sync::mpsc;
 
     use super::act::{StopTask, TaskEventKind};
@@ -407,6 +407,19 @@ mod tests {
         );
     }
 
+    /// A completed request as the API server has it.
+    fn completed_request() -> Value {
+        json!({
+            "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+            "metadata": {
+                "namespace": "team", "name": "again", "uid": "u", "resourceVersion": "2",
+                "creationTimestamp": "2026-01-02T03:04:05Z",
+            },
+            "spec": {"podName": "web", "containers": [{"name": "main"}]},
+            "status": {"phase": "Completed", "completionTime": "2026-01-02T03:04:06Z"},
+        })
+    }
+
     /// It would be executed again in the older version that the watch shows. The first read fails, the second one finds
     /// the request and the third one does not.
     #[tokio::test(start_paused = true)]
@@ -420,17 +433,8 @@ mod tests {
                 Some(0) => 500,
                 Some(_) => 404,
             };
-            let completed = json!({
-                "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
-                "metadata": {
-                    "namespace": "team", "name": "again", "uid": "u", "resourceVersion": "2",
-                    "creationTimestamp": "2026-01-02T03:04:05Z",
-                },
-                "spec": {"podName": "web", "containers": [{"name": "main"}]},
-                "status": {"phase": "Completed", "completionTime": "2026-01-02T03:04:06Z"},
-            });
             let body = if code == 200 {
-                completed.to_string().into_bytes()
+                completed_request().to_string().into_bytes()
             } else {
                 Vec::new()
             };
@@ -465,6 +469,43 @@ mod tests {
             assert_eq!(reads.load(Ordering::Relaxed), read);
         }
         assert!(writer.latest(watched).iter().all(|request| request.terminating));
+    }
+
+    /// The API server does not answer the read.
+    #[tokio::test(start_paused = true)]
+    async fn last_status_is_written_while_its_request_is_read() {
+        let service = tower::service_fn(|call: http::Request<Body>| async move {
+            if call.method() == http::Method::GET {
+                std::future::pending::<()>().await;
+            }
+            let body = completed_request().to_string().into_bytes();
+            http::Response::builder().body(Body::from(body))
+        });
+        let (mut shared, _) = node_with_panicking_runtime();
+        Arc::get_mut(&mut shared).unwrap().ctx = Context::for_test(kube::Client::new(service, "default"));
+        let requests = vec![Arc::new(RecreateRequest {
+            uid: "u".to_owned(),
+            namespace: "team".to_owned(),
+            name: "again".to_owned(),
+            ..RecreateRequest::default()
+        })];
+        let writes = [StatusWrite {
+            request_uid: "u".to_owned(),
+            status: ContainerRecreateRequestStatus::default(),
+            waiting_reason: None,
+            urgency: Urgency::Now,
+        }];
+        let mut writer = StatusWriter::new(Arc::clone(&shared));
+        writer.set_pending(&writes, &requests, shared.now());
+        writer.start_due(shared.now());
+        assert!(writer.next_written().await.is_some());
+        let expires_at = writer.start_due(shared.now()).unwrap();
+        tokio::time::sleep_until(shared.instant_at(expires_at)).await;
+        writer.start_due(shared.now());
+        assert!(writer.is_writing("u"));
+        writer.set_pending(&writes, &requests, shared.now());
+        let (stored, _) = writer.flush(Instant::now() + Duration::from_secs(1)).await;
+        assert_eq!(stored.len(), 1);
     }
 
     /// The Pod of all of them has gone, so that all end at once; each write needs a connection.

@@ -39,7 +39,8 @@ pub struct StatusWriter {
     unconfirmed: BTreeMap<String, Unconfirmed<Arc<RecreateRequest>>>,
     pending: BTreeMap<String, PendingStatusWrite>,
     write_tasks: JoinSet<TaskResult>,
-    in_flight: BTreeSet<String>,
+    /// UIDs of the requests that are being written (`true`) or read.
+    in_flight: BTreeMap<String, bool>,
     /// The number of consecutive failed writes, and the earliest time of the next attempt.
     backoffs: BTreeMap<String, (u32, Duration)>,
     /// Requests that no longer exist in the API server.
@@ -73,7 +74,7 @@ impl StatusWriter {
             unconfirmed: BTreeMap::new(),
             pending: BTreeMap::new(),
             write_tasks: JoinSet::new(),
-            in_flight: BTreeSet::new(),
+            in_flight: BTreeMap::new(),
             backoffs: BTreeMap::new(),
             deleted: BTreeSet::new(),
         }
@@ -86,7 +87,7 @@ impl StatusWriter {
 
     /// Whether a status write or a read of the request is in flight.
     pub fn is_writing(&self, uid: &str) -> bool {
-        self.in_flight.contains(uid)
+        self.in_flight.contains_key(uid)
     }
 
     /// Whether the API server has reported that the request no longer exists.
@@ -144,7 +145,7 @@ impl StatusWriter {
         let mut next = expiries.filter(|at| *at > now.mono).min();
         let mut ready = Vec::new();
         for (uid, pending) in &self.pending {
-            if self.in_flight.contains(uid) {
+            if self.in_flight.contains_key(uid) {
                 continue;
             }
             let retry_at = self.backoffs.get(uid).map_or(Duration::ZERO, |(_, until)| *until);
@@ -168,7 +169,7 @@ impl StatusWriter {
         }
         for (uid, own) in &mut self.unconfirmed {
             let is_full = self.in_flight.len() >= MAX_WRITES_IN_FLIGHT;
-            if is_full || self.in_flight.contains(uid) || !own.has_expired(now.mono) {
+            if is_full || self.in_flight.contains_key(uid) || !own.has_expired(now.mono) {
                 continue;
             }
             // If it fails, the next read is as late as this one.
@@ -258,7 +259,7 @@ impl StatusWriter {
     pub async fn flush(&mut self, until: Instant) -> (Vec<(StatusWrite, Arc<RecreateRequest>)>, bool) {
         let mut left = mem::take(&mut self.pending);
         left.retain(|uid, pending| {
-            pending.write.urgency != Urgency::IfUnchanged && !self.in_flight.contains(uid)
+            pending.write.urgency != Urgency::IfUnchanged && self.in_flight.get(uid) != Some(&true)
         });
         let mut all_stored = Vec::new();
         loop {
@@ -293,12 +294,12 @@ impl StatusWriter {
 /// Starts this write of the request's status, or else a read of the request.
 fn spawn_task(
     tasks: &mut JoinSet<TaskResult>,
-    in_flight: &mut BTreeSet<String>,
+    in_flight: &mut BTreeMap<String, bool>,
     shared: &Arc<RecreateContext>,
     base: &Arc<RecreateRequest>,
     write: Option<StatusWrite>,
 ) {
-    in_flight.insert(base.uid.clone());
+    in_flight.insert(base.uid.clone(), write.is_some());
     let (shared, base) = (Arc::clone(shared), Arc::clone(base));
     let verb = if write.is_some() {
         "writing the status of"
