@@ -14,6 +14,7 @@ use tonic_prost::ProstCodec;
 use super::plan::{Handler, Outcome};
 use crate::hook::http::{self as http_client, HookRequest, host_and_port};
 use crate::pods::NodePod;
+use kruise_api::node_pod_probe::MAX_MESSAGE_CHARS;
 use kruise_cri::{self as cri, ExecOutput, Runtime};
 
 /// Maximum bytes that a command may print; kubelet's runtimes return up to 16 MiB, which of all probes at a time would
@@ -161,7 +162,11 @@ async fn exec(command: &[String], target: &ProbeTarget, timeout: Duration) -> Ou
 }
 
 fn exec_outcome(ended: Result<Option<ExecOutput>, cri::Error>, timeout: Duration) -> Outcome {
-    let text = |output: &[u8]| String::from_utf8_lossy(output).into_owned();
+    // A character has at most four bytes.
+    let text = |output: &[u8]| {
+        let used = output.get(..4 * MAX_MESSAGE_CHARS).unwrap_or(output);
+        String::from_utf8_lossy(used).into_owned()
+    };
     match ended {
         Ok(Some(output)) if output.exit_code == 0 => Outcome::Success(text(&output.stdout)),
         Ok(Some(output)) => Outcome::Failure(text(&output.stderr)),
@@ -447,6 +452,24 @@ mod tests {
             Outcome::Unknown(why) if why.contains("256 KiB") && why.ends_with("redirect its output to /dev/null")
         );
         assert!(advises, "{outcome:?}");
+    }
+
+    #[test]
+    fn output_of_a_command_is_kept_as_far_as_a_message_has_room() {
+        for (printed, exit_code) in [("a", 0), ("é", 0), ("🦀", 1)] {
+            let output = printed.repeat(MAX_EXEC_OUTPUT / 4).into_bytes();
+            let ended = ExecOutput {
+                stdout: output.clone(),
+                stderr: output,
+                exit_code,
+            };
+            let outcome = exec_outcome(Ok(Some(ended)), Duration::from_secs(1));
+            let (Outcome::Success(text) | Outcome::Failure(text)) = outcome else {
+                unreachable!()
+            };
+            assert!(text.starts_with(&printed.repeat(MAX_MESSAGE_CHARS)), "{printed}");
+            assert!(text.len() <= 4 * MAX_MESSAGE_CHARS, "{printed}: {}", text.len());
+        }
     }
 
     #[test]
