@@ -206,12 +206,14 @@ async fn accept(
     let mut open: Vec<(IpAddr, AbortHandle)> = Vec::new();
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            // Connections that have ended make room first.
+            biased;
+            () = shutdown.cancelled() => return,
             _ = connections.join_next(), if !connections.is_empty() => {
                 open.retain(|(_, connection)| !connection.is_finished());
                 continue;
             }
-            () = shutdown.cancelled() => return,
+            accepted = listener.accept() => accepted,
         };
         let (stream, peer) = match accepted {
             Ok((stream, peer)) => (stream, peer.ip()),
