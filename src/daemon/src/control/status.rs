@@ -80,6 +80,8 @@ pub enum Error {
 
 /// Timeout for each answer of the daemon.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest answer that is read; that of a node with many pulls exceeds gRPC's 4 MiB.
+const MAX_RESPONSE_BYTES: usize = 16 << 20;
 
 type Client = NodeControlClient<Channel>;
 
@@ -96,7 +98,7 @@ pub async fn run(args: &StatusArgs) -> Result<(), Error> {
 }
 
 async fn show_status(args: &StatusArgs) -> Result<(), Error> {
-    let mut client = connect(args).await?;
+    let mut client = connect(&args.control_socket).await?;
     if args.watch {
         return watch(args, client).await;
     }
@@ -146,8 +148,9 @@ async fn call_with_timeout<T>(
     }
 }
 
-async fn connect(args: &StatusArgs) -> Result<Client, Error> {
-    let socket = args.control_socket.clone();
+/// Connects to the daemon that serves this socket.
+pub(super) async fn connect(path: &Path) -> Result<Client, Error> {
+    let socket = path.to_owned();
     let connector = tower::service_fn(move |_: Uri| {
         let socket = socket.clone();
         async move { Ok::<_, io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
@@ -163,11 +166,11 @@ async fn connect(args: &StatusArgs) -> Result<Client, Error> {
         .connect_with_connector(connector)
         .await
         .map_err(|error| Error::Unreachable {
-            socket: args.control_socket.clone(),
+            socket: path.to_owned(),
             // The error's own message only states that an error occurred.
             why: kruise_cluster::error_chain(error.source().unwrap_or(&error)),
         })?;
-    Ok(Client::new(channel))
+    Ok(Client::new(channel).max_decoding_message_size(MAX_RESPONSE_BYTES))
 }
 
 enum ListUpdate {

@@ -3,14 +3,12 @@
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::Channel;
 
 use super::v1::node_control_client::NodeControlClient;
 use super::v1::{ListPullsRequest, ListRuntimesRequest};
-use super::{LiveState, run};
+use super::{LiveState, run, status};
 use crate::live;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -34,15 +32,8 @@ async fn start_service(
         );
         tokio::task::yield_now().await;
     }
-    let connector = tower::service_fn(move |_: Uri| {
-        let socket = socket.clone();
-        async move { Ok::<_, std::io::Error>(TokioIo::new(UnixStream::connect(socket).await?)) }
-    });
-    let channel = Endpoint::from_static("http://control")
-        .connect_with_connector(connector)
-        .await
-        .unwrap();
-    (folder, NodeControlClient::new(channel), shutdown)
+    let client = status::connect(&socket).await.unwrap();
+    (folder, client, shutdown)
 }
 
 #[tokio::test]
@@ -94,4 +85,16 @@ async fn watch_stream_sends_changes_and_ends_at_shutdown() {
     );
     stop.cancel();
     assert!(next().await.is_none(), "the stream continues after shutdown");
+}
+
+#[tokio::test]
+async fn status_of_a_node_with_many_pulls_is_read() {
+    let live = LiveState::default();
+    live.pulls.send_replace(vec![live::PullStatus {
+        message: "x".repeat(5 << 20),
+        ..live::PullStatus::default()
+    }]);
+    let (_folder, mut client, _stop) = start_service(&live).await;
+    let pulls = client.list_pulls(ListPullsRequest {}).await.unwrap().into_inner();
+    assert_eq!(pulls.pulls.len(), 1);
 }
