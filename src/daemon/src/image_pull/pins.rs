@@ -45,6 +45,22 @@ pub(super) struct PinRequests {
     added: Notify,
 }
 
+/// Why an image is not pinned.
+struct PinFailure {
+    why: String,
+    /// Whether it may be pinned later.
+    retryable: bool,
+}
+
+impl From<Error> for PinFailure {
+    fn from(error: Error) -> Self {
+        Self {
+            why: error.to_string(),
+            retryable: error.retryable(),
+        }
+    }
+}
+
 /// Has the pins looked at when it is dropped, as the pull may be cancelled.
 struct NotifyOnDrop<'a>(&'a Notify);
 
@@ -87,7 +103,8 @@ impl PinRequests {
         let Some(duration) = self.lock().get(key).copied() else {
             return result;
         };
-        if let Err(why) = self.pin(duration, image, runtimes, clock).await {
+        let _notify = NotifyOnDrop(&self.added);
+        if let Err(PinFailure { why, .. }) = self.pin(duration, image, runtimes, clock).await {
             let why = format!("the image is not pinned: {why}");
             *note = Some(note.take().map_or(why.clone(), |note| format!("{note}; {why}")));
         }
@@ -96,25 +113,30 @@ impl PinRequests {
 
     /// Has an image pinned that was pulled before a job asked for it.
     pub(super) fn add_late(&self, key: TagKey, image: String) {
-        self.late
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(key, image);
+        self.late().insert(key, image);
         self.added.notify_one();
     }
 
-    async fn pin_late(&self, runtimes: &Runtimes, clock: &Clock) {
-        let late = std::mem::take(&mut *self.late.lock().unwrap_or_else(PoisonError::into_inner));
+    /// Pins these images. Returns whether one of them is left for another try.
+    async fn pin_late(&self, runtimes: &Runtimes, clock: &Clock) -> bool {
+        let late = std::mem::take(&mut *self.late());
         for (key, image) in late {
-            let pulled = AttemptResult::Pulled {
-                image_id: None,
-                note: None,
+            // Without one, the job has gone.
+            let Some(duration) = self.lock().get(&key).copied() else {
+                continue;
             };
-            let result = self.after_pull(pulled, &key, &image, runtimes, clock).await;
-            if let AttemptResult::Pulled { note: Some(why), .. } = result {
-                tracing::warn!(image, "a job joined after the pull: {why}");
+            if let Err(PinFailure { why, retryable }) = self.pin(duration, &image, runtimes, clock).await {
+                tracing::warn!(
+                    image,
+                    retryable,
+                    "a job joined after the pull: the image is not pinned: {why}"
+                );
+                if retryable {
+                    self.late().entry(key).or_insert(image);
+                }
             }
         }
+        !self.late().is_empty()
     }
 
     async fn pin(
@@ -123,24 +145,36 @@ impl PinRequests {
         image: &str,
         runtimes: &Runtimes,
         clock: &Clock,
-    ) -> Result<(), String> {
+    ) -> Result<(), PinFailure> {
         if self.max_duration.is_zero() {
-            return Err("--max-pin-seconds of this node's daemon is 0".to_owned());
+            return Err(PinFailure {
+                why: "--max-pin-seconds of this node's daemon is 0".to_owned(),
+                retryable: false,
+            });
         }
         let until = clock.now().saturating_add(duration.min(self.max_duration));
-        let runtime = runtimes.preferred().ok_or("the container runtime has gone")?;
-        let until = until.map_err(|error| error.to_string())?;
-        let _notify = NotifyOnDrop(&self.added);
+        let until = until.map_err(|error| PinFailure {
+            why: error.to_string(),
+            retryable: false,
+        })?;
+        let runtime = runtimes.preferred().ok_or_else(|| PinFailure {
+            why: "the container runtime has gone".to_owned(),
+            retryable: true,
+        })?;
         pin(runtime.as_ref(), image, until).await
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<TagKey, SignedDuration>> {
         self.durations.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn late(&self) -> std::sync::MutexGuard<'_, BTreeMap<TagKey, String>> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// Pins an image, and waits until kubelet would see it: an old runtime stores the pin without heeding it.
-async fn pin(runtime: &dyn Runtime, image: &str, until: Timestamp) -> Result<(), String> {
+async fn pin(runtime: &dyn Runtime, image: &str, until: Timestamp) -> Result<(), PinFailure> {
     let pin = async {
         runtime.pin_image(image, until).await?;
         while !runtime
@@ -153,8 +187,11 @@ async fn pin(runtime: &dyn Runtime, image: &str, until: Timestamp) -> Result<(),
         Ok::<(), Error>(())
     };
     match timeout(PIN_TIMEOUT, pin).await {
-        Ok(result) => result.map_err(|error| error.to_string()),
-        Err(_) => Err("the runtime does not report it as pinned".to_owned()),
+        Ok(result) => result.map_err(PinFailure::from),
+        Err(_) => Err(PinFailure {
+            why: "the runtime does not report it as pinned".to_owned(),
+            retryable: true,
+        }),
     }
 }
 
@@ -163,8 +200,9 @@ pub(super) async fn run(ctx: &Context, requests: &PinRequests) {
     let mut runtimes = ctx.runtimes.subscribe();
     loop {
         let look = async {
-            requests.pin_late(&ctx.runtimes, &ctx.cluster.clock).await;
-            unpin_ended(ctx).await
+            let is_left = requests.pin_late(&ctx.runtimes, &ctx.cluster.clock).await;
+            let next_end = unpin_ended(ctx).await;
+            next_end.into_iter().chain(is_left.then_some(RETRY_PAUSE)).min()
         };
         let wait = catch_panic("image pins", "sweep", look).await;
         tokio::select! {
@@ -203,6 +241,7 @@ async fn unpin_ended(ctx: &Context) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use kruise_cri::DiscoveryOptions;
     use kruise_cri::panicking::PanickingRuntime;
 
     use super::super::plan::tests::{key, spec_in};
@@ -251,13 +290,29 @@ mod tests {
         assert_eq!(after_pull(&asked, Some("a note")).await, pulled(Some(&both)));
         assert_eq!(after_pull(&other, None).await, pulled(None));
         requests.add_late(asked.clone(), "image".to_owned());
-        requests.pin_late(&runtimes, &clock).await;
-        assert!(
-            requests.late.lock().is_ok_and(|late| late.is_empty()),
-            "asked once"
-        );
+        assert!(!requests.pin_late(&runtimes, &clock).await, "tried once");
         // The job has gone.
         requests.sync(&BTreeMap::new());
         assert_eq!(after_pull(&asked, None).await, pulled(None));
+    }
+
+    #[tokio::test]
+    async fn late_pin_waits_for_the_runtime() {
+        let requests = PinRequests::new(60);
+        let spec = PullSpec {
+            pin: Some(SignedDuration::from_secs(5)),
+            ..spec_in("n", "a")
+        };
+        requests.sync(&[(key("late"), spec)].into());
+        requests.add_late(key("late"), "image".to_owned());
+        // None has answered.
+        let runtimes = Runtimes::new(&DiscoveryOptions::new(Some("/nowhere".into())));
+        let clock = Clock::default();
+        for _ in 0..2 {
+            assert!(requests.pin_late(&runtimes, &clock).await);
+        }
+        // The job has gone.
+        requests.sync(&BTreeMap::new());
+        assert!(!requests.pin_late(&runtimes, &clock).await);
     }
 }
