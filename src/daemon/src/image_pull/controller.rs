@@ -24,6 +24,7 @@ use crate::Context;
 use kruise_api::image_reference::{ImageReference, join_name_and_tag};
 use kruise_api::json::set;
 use kruise_api::node_image::NodeImage;
+use kruise_api::unconfirmed::CONFIRM_TIMEOUT;
 use kruise_cluster::clock::duration_until;
 use kruise_cluster::write::Stored;
 use kruise_cluster::{self as cluster, Change, write};
@@ -70,7 +71,8 @@ pub(super) struct ImagePullController {
     transfer_rates: report::TransferRates,
     publisher: StatusPublisher,
     status_writes: JoinSet<WriteResult>,
-    written_resource_version: u64,
+    /// The resource version of our last write, until the watch has had time to show it.
+    written: Option<(u64, tokio::time::Instant)>,
     /// Work on a tag has panicked in this reconcile.
     panicked: bool,
 }
@@ -107,7 +109,7 @@ impl ImagePullController {
             transfer_rates: report::TransferRates::default(),
             publisher: StatusPublisher::new(jitter),
             status_writes: JoinSet::new(),
-            written_resource_version: 0,
+            written: None,
             panicked: false,
         }
     }
@@ -306,11 +308,14 @@ impl ImagePullController {
             }
             self.publisher = StatusPublisher::new(self.publisher.jitter);
             self.publisher.stored = observed.as_ref().map(|s| s.status.clone()).unwrap_or_default();
-            self.written_resource_version = 0;
+            self.written = None;
         }
         if let Some(observed) = &observed {
             // During a write of ours, and until the watch shows it, the watch is behind our status.
-            if self.status_writes.is_empty() && observed.resource_version >= self.written_resource_version {
+            let is_behind = self.written.is_some_and(|(version, at)| {
+                observed.resource_version < version && at.elapsed() < CONFIRM_TIMEOUT
+            });
+            if self.status_writes.is_empty() && !is_behind {
                 self.publisher.stored = observed.status.clone();
             }
             let stored = status::by_tag(&observed.status);
@@ -414,7 +419,8 @@ impl ImagePullController {
         let now = self.ctx.cluster.clock.now();
         match written {
             Some(Ok(object)) => {
-                self.written_resource_version = observe::resource_version(&object.metadata);
+                let version = observe::resource_version(&object.metadata);
+                self.written = Some((version, tokio::time::Instant::now()));
                 self.publisher.on_written(object.status.unwrap_or_default(), now);
             }
             Some(Err(error)) if error.permanent() => {
@@ -729,6 +735,35 @@ mod tests {
             drop(changes_tx);
         });
         (messages, shutdown)
+    }
+
+    /// After a restore of etcd, resource versions start from an earlier one.
+    #[tokio::test(start_paused = true)]
+    async fn watch_with_old_versions_is_believed_after_a_while() {
+        let service = tower::service_fn(|_: http::Request<Body>| {
+            std::future::ready(http::Response::builder().status(500).body(Body::empty()))
+        });
+        let ctx = Context::for_test(kube::Client::new(service, "default"));
+        let (_changes_tx, changes) = mpsc::unbounded_channel();
+        let pins = Arc::new(PinRequests::new(0));
+        let mut controller = ImagePullController::new(ctx, changes, NodeCredentials::default(), pins);
+        let written = |version: &str, desired: i32| {
+            let object = serde_json::json!({
+                "metadata": { "name": "n", "uid": "n", "resourceVersion": version },
+                "spec": {},
+                "status": { "desired": desired, "succeeded": 0, "failed": 0, "pulling": 0 },
+            });
+            serde_json::from_value::<NodeImage>(object).unwrap()
+        };
+        let watched =
+            |version: &str, desired: i32| Some(Arc::new(observe::observe(written(version, desired))));
+        controller.on_node_image(watched("8", 1));
+        controller.on_status_written(Some(Ok(written("9", 2))));
+        controller.on_node_image(watched("5", 3));
+        assert_eq!(controller.publisher.stored.desired, 2);
+        sleep(CONFIRM_TIMEOUT).await;
+        controller.on_node_image(watched("6", 4));
+        assert_eq!(controller.publisher.stored.desired, 4);
     }
 
     fn messages_of(status: &Value) -> Vec<String> {
