@@ -12,6 +12,7 @@ mod convert;
 mod pins;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -52,7 +53,7 @@ pub struct CriClient {
     runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
     content: Option<ContentStore>,
-    records: Option<ImageRecords>,
+    records: Option<Arc<ImageRecords>>,
 }
 
 impl CriClient {
@@ -72,7 +73,7 @@ impl CriClient {
         client.name.clone_from(&version.runtime_name);
         if client.name == "containerd" {
             client.content = Some(ContentStore::new(channel.clone(), socket.to_owned()));
-            client.records = Some(ImageRecords::new(channel, socket.to_owned()));
+            client.records = Some(Arc::new(ImageRecords::new(channel, socket.to_owned())));
         }
         Ok((client, version))
     }
@@ -201,10 +202,16 @@ impl Runtime for CriClient {
             None => None,
         };
         let image = self.pull(request).await?;
-        if let Some((records, until)) = self.records.as_ref().zip(pinned_until)
-            && let Err(error) = records.pin(&request.image, until).await
-        {
-            tracing::warn!(image = request.image, %error, "the image was pinned, and is no longer");
+        if let Some((records, until)) = self.records.clone().zip(pinned_until) {
+            let name = request.image.clone();
+            // In a task, because the caller's deadline may end this future before the pin is there again.
+            let renewal = tokio::spawn(async move {
+                if let Err(error) = records.pin(&name, until).await {
+                    tracing::warn!(image = name, %error, "the image was pinned, and is no longer");
+                }
+            });
+            // Only a panic ends it without a result.
+            let _ = renewal.await;
         }
         Ok(image)
     }
