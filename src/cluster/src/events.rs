@@ -5,7 +5,8 @@
 
 mod correlator;
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use jiff::Timestamp;
@@ -49,11 +50,39 @@ struct PendingEvent {
 pub struct EventRecorder {
     component: Arc<str>,
     queue: mpsc::Sender<PendingEvent>,
+    queued: QueuedEvents,
+}
+
+/// How many events of each namespace wait.
+#[derive(Clone, Default)]
+struct QueuedEvents(Arc<Mutex<HashMap<String, usize>>>);
+
+impl QueuedEvents {
+    /// Counts one more if `send` accepts it and its namespace has not used up its share. Returns whether it does.
+    fn add(&self, namespace: &str, send: impl FnOnce() -> bool) -> bool {
+        let mut queued = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = queued.get(namespace).copied().unwrap_or_default();
+        let added = count < MAX_QUEUED_PER_NAMESPACE && send();
+        if added {
+            queued.insert(namespace.to_owned(), count + 1);
+        }
+        added
+    }
+
+    fn remove(&self, namespace: &str) {
+        let mut queued = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = queued.remove(namespace).unwrap_or_default().saturating_sub(1);
+        if left > 0 {
+            queued.insert(namespace.to_owned(), left);
+        }
+    }
 }
 
 /// Events that wait to be written, as many as client-go's recorder keeps; more are dropped and counted, because an
 /// event must never block.
 const QUEUE_CAPACITY: usize = 1000;
+/// The share of one namespace, so that its events leave room for those of others.
+const MAX_QUEUED_PER_NAMESPACE: usize = QUEUE_CAPACITY / 2;
 /// How many past events are remembered to count their repeats.
 const MAX_REMEMBERED_EVENTS: usize = 1024;
 /// Prefix of the latest of many notes that are combined into one event; client-go's text.
@@ -67,11 +96,16 @@ impl EventRecorder {
     /// Starts the task that writes; it ends when the last clone is dropped.
     pub(super) fn start(client: Client, clock: Clock, component: &str, host: Option<&str>) -> Self {
         let (queue, rx) = mpsc::channel(QUEUE_CAPACITY);
-        let host = host.map(str::to_owned);
-        tokio::spawn(publish_all(EventWriter { client, clock, host }, rx));
+        let (host, queued) = (host.map(str::to_owned), QueuedEvents::default());
+        tokio::spawn(publish_all(
+            EventWriter { client, clock, host },
+            rx,
+            queued.clone(),
+        ));
         Self {
             component: component.into(),
             queue,
+            queued,
         }
     }
 
@@ -81,6 +115,7 @@ impl EventRecorder {
         Self {
             component: component.into(),
             queue: self.queue.clone(),
+            queued: self.queued.clone(),
         }
     }
 
@@ -102,15 +137,13 @@ impl EventRecorder {
             reason: reason.to_owned(),
             note: truncate_message(note),
         };
-        if self
-            .queue
-            .try_send(PendingEvent {
-                object,
-                key,
-                action: action.to_owned(),
-            })
-            .is_err()
-        {
+        let namespace = object.namespace.clone().unwrap_or_default();
+        let event = PendingEvent {
+            object,
+            key,
+            action: action.to_owned(),
+        };
+        if !self.queued.add(&namespace, || self.queue.try_send(event).is_ok()) {
             metrics().events_dropped.inc();
         }
     }
@@ -138,10 +171,11 @@ struct WrittenEvent {
     count: i32,
 }
 
-async fn publish_all(writer: EventWriter, mut rx: mpsc::Receiver<PendingEvent>) {
+async fn publish_all(writer: EventWriter, mut rx: mpsc::Receiver<PendingEvent>, queued: QueuedEvents) {
     let mut written: FifoCache<EventKey, WrittenEvent> = FifoCache::new(MAX_REMEMBERED_EVENTS);
     let mut correlator = EventCorrelator::default();
     while let Some(event) = rx.recv().await {
+        queued.remove(event.object.namespace.as_deref().unwrap_or_default());
         let reason = event.key.reason.clone();
         // The cache of past events may be half-written after a panic; it affects counts only.
         let published = Box::pin(publish_one(&writer, event, &mut written, &mut correlator));
@@ -300,11 +334,42 @@ mod tests {
             assert!(notes.send(pending_event(reason)).await.is_ok());
         }
         drop(notes);
-        publish_all(writer, rx).await;
+        publish_all(writer, rx, QueuedEvents::default()).await;
         assert_eq!(
             (panics.times(), written.recv().await),
             (1, Some(Some("Follows".to_owned())))
         );
+    }
+
+    #[test]
+    fn events_of_one_namespace_leave_room_for_others() {
+        let (queue, mut rx) = mpsc::channel(QUEUE_CAPACITY);
+        let recorder = EventRecorder {
+            component: "test".into(),
+            queue,
+            queued: QueuedEvents::default(),
+        };
+        let publish = |namespace: &str| {
+            let object = ObjectReference {
+                namespace: Some(namespace.to_owned()),
+                ..ObjectReference::default()
+            };
+            recorder.publish(object, EventType::Warning, "Failed", "Pull", String::new());
+        };
+        for _ in 0..2 * QUEUE_CAPACITY {
+            publish("noisy");
+        }
+        publish("quiet");
+        let mut namespaces = Vec::new();
+        while let Ok(event) = rx.try_recv() {
+            let namespace = event.object.namespace.unwrap_or_default();
+            recorder.queued.remove(&namespace);
+            namespaces.push(namespace);
+        }
+        let noisy = vec!["noisy".to_owned(); MAX_QUEUED_PER_NAMESPACE];
+        assert_eq!(namespaces, [noisy, vec!["quiet".to_owned()]].concat());
+        publish("noisy");
+        assert!(rx.try_recv().is_ok(), "its share is free again");
     }
 
     /// The next write needs nothing from the response, so the event is repeated and not created again.
