@@ -21,6 +21,8 @@ const MAX_TRACED_OWNERS: usize = 8;
 /// Jobs of one image that get the events of its failure, at most: each event is a request of every node, and the queue
 /// for events is shared by all images.
 const MAX_EVENT_OWNERS: usize = 64;
+/// Jobs of one image that a log line names, at most.
+const MAX_LOGGED_OWNERS: usize = 8;
 /// The span over which transfer rates are measured.
 const RATE_WINDOW: Duration = Duration::from_secs(5);
 
@@ -231,14 +233,15 @@ pub(super) fn image_reference(key: &TagKey, task: &PullTask) -> String {
     reference.unwrap_or_else(|_| join_name_and_tag(&key.name, &key.tag))
 }
 
-/// The jobs of a tag, as `namespace/name` separated by commas.
+/// The first jobs of a tag, as `namespace/name` separated by commas, and how many more there are.
 fn owner_names(task: &PullTask) -> String {
-    task.spec
-        .owners
-        .iter()
-        .map(owner_name)
-        .collect::<Vec<_>>()
-        .join(",")
+    let owners = &task.spec.owners;
+    let mut names: Vec<_> = owners.iter().take(MAX_LOGGED_OWNERS).map(owner_name).collect();
+    let more = owners.len().saturating_sub(MAX_LOGGED_OWNERS);
+    if more > 0 {
+        names.push(format!("and {more} more"));
+    }
+    names.join(",")
 }
 
 /// Bytes over time for each pull.
@@ -486,6 +489,27 @@ mod tests {
         };
         let details = ["team/job", "succeeded", "attempts=2", "took_seconds=60"];
         assert_one_line(&log, ": pull of the image ended", &details);
+    }
+
+    #[test]
+    fn log_line_names_few_jobs() {
+        let key = TagKey {
+            name: "nginx".to_owned(),
+            tag: "1".to_owned(),
+        };
+        let mut spec = spec_in("team", "job");
+        spec.owners = (0..2000)
+            .map(|n| ObjectReference {
+                namespace: Some("team".to_owned()),
+                name: Some(n.to_string()),
+                ..ObjectReference::default()
+            })
+            .collect();
+        let mut board = TaskBoard::default();
+        board.sync_spec(&[(key.clone(), spec)].into(), &BTreeMap::new());
+        let names = owner_names(board.get(&key).unwrap());
+        assert!(names.starts_with("team/0,team/1,"), "{names}");
+        assert!(names.ends_with(",team/7,and 1992 more"), "{names}");
     }
 
     #[test]
