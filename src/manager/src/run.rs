@@ -264,9 +264,8 @@ async fn run_controllers(
     health: Health,
     shutdown: CancellationToken,
 ) -> Result<(), Error> {
-    let mut supervisor = Supervisor::default();
-    // A child token: a controller that fails must not look like a regular shutdown of the process.
-    supervisor.shutdown = shutdown.child_token();
+    // It waits for less time than that of the process, which leaves time to release the Lease.
+    let mut supervisor = Supervisor::nested(&shutdown);
     let stores = Stores::start(&cluster, &mut supervisor);
     let ctx = Context {
         restarts: Arc::default(),

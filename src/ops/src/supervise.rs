@@ -16,6 +16,9 @@ use super::panics::catch_panic;
 /// seconds.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1800);
 
+/// The same for tasks that a task of another supervisor runs: the rest of the time is left for what that task does last.
+const NESTED_SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1200);
+
 /// Why the process ended on its own.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -52,6 +55,17 @@ impl Default for Supervisor {
 }
 
 impl Supervisor {
+    /// For a task of another supervisor, which shuts down with `shutdown`. A task that ends here does not look like a
+    /// shutdown there.
+    #[must_use]
+    pub fn nested(shutdown: &CancellationToken) -> Self {
+        Self {
+            shutdown_timeout: NESTED_SHUTDOWN_TIMEOUT,
+            shutdown: shutdown.child_token(),
+            ..Self::default()
+        }
+    }
+
     /// Starts a task that runs until shutdown.
     pub fn spawn<E: std::fmt::Display>(
         &mut self,
@@ -138,6 +152,9 @@ fn task_error(ended: Result<(&'static str, Result<(), String>), tokio::task::Joi
 #[cfg(test)]
 mod tests {
     #![allow(clippy::panic)]
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     #[tokio::test]
@@ -164,5 +181,27 @@ mod tests {
         supervisor.spawn("fails", async { Err("no luck") });
         let ended = supervisor.run().await.map_err(|e| e.to_string());
         assert_eq!(ended, Err("fails ended: no luck".to_owned()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn task_with_its_own_supervisor_has_time_after_tasks_that_do_not_end() {
+        let mut outer = Supervisor::default();
+        let shutdown = outer.shutdown.clone();
+        let released = Arc::new(AtomicBool::new(false));
+        let (at_end, outer_shutdown) = (Arc::clone(&released), shutdown.clone());
+        outer.spawn("controllers", async move {
+            let mut inner = Supervisor::nested(&outer_shutdown);
+            inner.spawn("hangs", std::future::pending::<Result<(), String>>());
+            let ended = inner.run().await;
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            at_end.store(true, Ordering::Relaxed);
+            ended
+        });
+        shutdown.cancel();
+        assert!(outer.run().await.is_ok());
+        assert!(
+            released.load(Ordering::Relaxed),
+            "the task finished its own clean-up"
+        );
     }
 }
