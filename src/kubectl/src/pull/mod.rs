@@ -243,8 +243,8 @@ async fn report(connection: &Connection, job: &ImagePullJob, end: &Progress) -> 
     if !end.failed_nodes.is_empty() {
         let (name, namespace) = (job.name_any(), &connection.namespace);
         let options = printable(&connection.cluster_options);
-        message +=
-            &format!(". To pull again there:\n  kubectl kruise pull --retry {name} -n {namespace}{options}");
+        let hint = end.retry_hint();
+        message += &format!(". {hint}:\n  kubectl kruise pull --retry {name} -n {namespace}{options}");
     }
     Err(Error::Failed(message))
 }

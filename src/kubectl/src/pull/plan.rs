@@ -232,6 +232,15 @@ impl Progress {
         self.succeeded.saturating_add(self.failed)
     }
 
+    /// What a retry does: the status does not name all nodes on which a large job failed.
+    pub fn retry_hint(&self) -> String {
+        let named = self.failed_nodes.len();
+        if usize::try_from(self.failed).is_ok_and(|failed| failed > named) {
+            return format!("To pull again on the {named} node(s) that the job names");
+        }
+        "To pull again there".to_owned()
+    }
+
     /// One line for a log.
     pub fn line(&self) -> String {
         let Self {
@@ -428,6 +437,20 @@ mod tests {
         );
         assert!(!observed(json!({ "desired": 1, "succeeded": 1 })).ended);
         assert!(!observed(Value::Null).ended);
+    }
+
+    #[test]
+    fn retry_hint_promises_only_the_nodes_that_are_named() {
+        let hint = |failed: i32| {
+            let progress = Progress {
+                failed,
+                failed_nodes: vec!["n1".into(), "n2".into()],
+                ..Progress::default()
+            };
+            progress.retry_hint()
+        };
+        assert_eq!(hint(2), "To pull again there");
+        assert_eq!(hint(3), "To pull again on the 2 node(s) that the job names");
     }
 
     #[test]
