@@ -89,6 +89,12 @@ fn pull_ended(view: &NodeImageView, image: &str, tag: &str, version: i64) -> boo
     })
 }
 
+/// Whether `span` has passed since `at`, or the API server's clock was set back by as much: what comes later must not
+/// wait until it is there again.
+fn is_over(at: Timestamp, span: SignedDuration, now: Timestamp) -> bool {
+    now.duration_since(at).abs() >= span
+}
+
 impl JobIndex {
     /// An empty index; NodeImages are created when their Nodes have been ready for `delay`.
     #[must_use]
@@ -398,7 +404,7 @@ impl JobIndex {
     /// Releases nodes whose assignment the watch never showed.
     fn expire_assignments(&mut self, now: Timestamp) {
         while let Some((at, _, _)) = self.assignments.front()
-            && now.duration_since(*at) >= ASSIGNMENT_TIMEOUT
+            && is_over(*at, ASSIGNMENT_TIMEOUT, now)
         {
             let Some((at, node, uid)) = self.assignments.pop_front() else {
                 return;
@@ -418,7 +424,7 @@ impl JobIndex {
         let new = std::mem::take(&mut self.newly_refused).into_iter();
         self.refused.extend(new.map(|(node, uid)| (now, node, uid)));
         while let Some((at, ..)) = self.refused.front()
-            && now.duration_since(*at) >= REFUSED_RETRY_DELAY
+            && is_over(*at, REFUSED_RETRY_DELAY, now)
         {
             let Some((_, node, uid)) = self.refused.pop_front() else {
                 return;

@@ -260,6 +260,20 @@ fn node_that_refused_a_job_without_end_is_tried_again() {
     }
 }
 
+#[test]
+fn clock_that_is_set_back_delays_no_retry() {
+    let mut world = run_ops([Op::AddNode(0), Op::PutJob(0), Op::Assign], 1, true);
+    world.writes.clear();
+    continue_ops(&mut world, [Op::AdvanceTime(-1), Op::Assign], 1, true);
+    assert!(world.writes.is_empty(), "it is still being written");
+    continue_ops(&mut world, [Op::AdvanceTime(-3600), Op::Assign], 1, true);
+    assert_eq!(world.writes, [(0, Uid::from("uid0"))]);
+    continue_ops(&mut world, [Op::RefuseWrite(0), Op::Assign], 1, true);
+    assert_eq!(state(&world, "uid0", "n0"), Some(NodeState::Failed));
+    continue_ops(&mut world, [Op::AdvanceTime(-3600), Op::Assign], 1, true);
+    assert_eq!(state(&world, "uid0", "n0"), Some(NodeState::Assigned));
+}
+
 /// A job may request a tag again that a job with policy `Never` already has elsewhere. Then more nodes pull for the
 /// latter than its parallelism; it requests no further node before there are fewer.
 #[test]
