@@ -11,7 +11,9 @@ use serde_json::{Map, Value, json};
 
 use super::ControllerState;
 use super::observe::has_daemon;
-use super::plan::{PodChange, PodMarks, ProbedPod, Results, full_name, node_probes, pod_change, removal};
+use super::plan::{
+    Part, PodChange, PodMarks, ProbedPod, Results, full_name, node_probes, pod_change, removal,
+};
 use crate::FeatureGate;
 use crate::object_reference::object_reference;
 use crate::view::PodView;
@@ -31,7 +33,7 @@ const MAX_CONCURRENT_REMOVALS: usize = 16;
 const RECHECK_DELAY: Duration = Duration::from_secs(5);
 /// Pause before the removal of marks goes on.
 const REMOVAL_PAUSE: Duration = Duration::from_secs(1);
-/// After refused labels and annotations: they are accepted only after a change of a policy.
+/// After refused conditions, or labels and annotations: they are accepted only after a change of a policy.
 const REFUSED_RETRY: Backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(1800));
 
 /// Creates, changes or deletes the NodePodProbe of a node.
@@ -80,14 +82,16 @@ async fn delete(api: &Api<NodePodProbe>, object: &NodePodProbe) -> Result<(), Er
     }
 }
 
-/// Marks a Pod with its results, if they or the PodProbeMarkers have changed. Labels and annotations that the API
-/// server refuses are tried again after a pause that grows.
+/// Marks a Pod with its results, if they or the PodProbeMarkers have changed. What the API server refuses is tried again
+/// after a pause that grows.
 pub async fn mark_pod(shared: &ControllerState, key: &Key) -> Result<RequeueAfter, Error> {
     let _marking = shared.begin_marking(key);
     let pod = shared.index().pod(key);
     let Some(pod) = pod.filter(|pod| !pod.markers.is_empty()) else {
         shared.applied().remove(key);
-        shared.refused().remove(key);
+        for part in Part::ALL {
+            shared.refused().remove(&(key.clone(), part));
+        }
         return Ok(None);
     };
     let Some(results) = results(shared, pod) else {
@@ -102,61 +106,81 @@ pub async fn mark_pod(shared: &ControllerState, key: &Key) -> Result<RequeueAfte
         return Ok(None);
     };
     let change = pod_change(&marks(&object), &results);
-    write_conditions(&api, key, &results.uid, &change).await?;
-    if let Some(pause) = remaining_pause(shared, key, &change) {
+    let mut requeue_after: RequeueAfter = None;
+    for part in Part::ALL {
+        let pause = write_part(shared, key, &results, part, change.part(part)).await?;
+        requeue_after = requeue_after.into_iter().chain(pause).min();
+    }
+    if requeue_after.is_none() {
+        shared.applied().insert(key.clone(), results);
+    }
+    Ok(requeue_after)
+}
+
+/// Writes a part of what changes on a Pod, unless it was refused a moment ago; returns the pause before it is tried
+/// again.
+async fn write_part(
+    shared: &ControllerState,
+    key: &Key,
+    results: &Results,
+    part: Part,
+    change: PodChange,
+) -> Result<RequeueAfter, Error> {
+    let of_pod = (key.clone(), part);
+    if let Some(pause) = remaining_pause(shared, &of_pod, &change) {
         return Ok(Some(pause));
     }
-    match write_metadata(&api, key, &results.uid, &change).await {
+    match write_change(&shared.manager.api::<Pod>(key), key, &results.uid, &change).await {
         Err(error) if is_refused(&error) => {
             tracing::warn!(pod = %key, %error, "marks of a Pod refused; will retry");
-            report_refusal(shared, key, &results, &change, &error);
-            Ok(Some(record_refusal(shared, key, change)))
+            report_refusal(shared, key, results, &change, &error);
+            Ok(Some(record_refusal(shared, of_pod, change)))
         }
         result => {
             result?;
-            shared.refused().remove(key);
-            shared.applied().insert(key.clone(), results);
+            shared.refused().remove(&of_pod);
             Ok(None)
         }
     }
 }
 
-/// Labels and annotations of a Pod that the API server has refused.
+/// A part of the marks of a Pod that the API server has refused.
 pub struct RefusedMarks {
-    labels: BTreeMap<String, Option<String>>,
-    annotations: BTreeMap<String, Option<String>>,
+    change: PodChange,
     /// Number of refusals before the last one.
     refusals: u32,
     retry_at: Instant,
 }
 
 impl RefusedMarks {
+    /// Whether it is the same. The messages and times of conditions do not count: each result may have others.
     fn is_of(&self, change: &PodChange) -> bool {
-        self.labels == change.labels && self.annotations == change.annotations
+        self.change.condition_states().eq(change.condition_states())
+            && self.change.labels == change.labels
+            && self.change.annotations == change.annotations
     }
 }
 
-/// How long labels and annotations that were refused wait, unless they are others now.
-fn remaining_pause(shared: &ControllerState, key: &Key, change: &PodChange) -> Option<Duration> {
+/// How long marks that were refused wait, unless they are others now.
+fn remaining_pause(shared: &ControllerState, of_pod: &(Key, Part), change: &PodChange) -> Option<Duration> {
     let all = shared.refused();
-    let refused = all.get(key).filter(|refused| refused.is_of(change))?;
+    let refused = all.get(of_pod).filter(|refused| refused.is_of(change))?;
     let pause = refused.retry_at.saturating_duration_since(Instant::now());
     (!pause.is_zero()).then_some(pause)
 }
 
-/// Records that labels and annotations were refused; returns the pause before they are tried again.
-fn record_refusal(shared: &ControllerState, key: &Key, change: PodChange) -> Duration {
+/// Records that marks were refused; returns the pause before they are tried again.
+fn record_refusal(shared: &ControllerState, of_pod: (Key, Part), change: PodChange) -> Duration {
     let mut all = shared.refused();
-    let earlier = all.get(key).filter(|refused| refused.is_of(&change));
+    let earlier = all.get(&of_pod).filter(|refused| refused.is_of(&change));
     let refusals = earlier.map_or(0, |refused| refused.refusals.saturating_add(1));
     let pause = REFUSED_RETRY.delay(refusals);
     let refused = RefusedMarks {
-        labels: change.labels,
-        annotations: change.annotations,
+        change,
         refusals,
         retry_at: Instant::now() + pause,
     };
-    all.insert(key.clone(), refused);
+    all.insert(of_pod, refused);
     pause
 }
 
@@ -464,6 +488,7 @@ async fn write_finalizers(
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use k8s_openapi::api::core::v1::PodCondition;
     use kube::client::Body;
     use tokio::sync::mpsc;
 
@@ -477,10 +502,10 @@ mod tests {
     /// A request: method, path and body.
     type Sent = (String, String, Value);
 
-    /// A namespace with a Pod and a PodProbeMarker with that policy, whose probe has succeeded. The API server refuses
-    /// to change labels.
+    /// A namespace with a Pod and a PodProbeMarker whose probe marks it so, and has succeeded. The API server refuses to
+    /// change labels and conditions.
     async fn cluster(
-        policy: &Value,
+        marking: &Value,
         deleted: Option<&str>,
     ) -> (Arc<ControllerState>, Key, mpsc::UnboundedReceiver<Sent>) {
         let pod = json!({
@@ -489,11 +514,12 @@ mod tests {
             "status": { "phase": "Running", "podIP": "10.0.0.1",
                 "conditions": [{ "type": "Initialized", "status": "True" }] },
         });
+        let mut probe = json!({ "name": "idle", "containerName": "c", "probe": {} });
+        json_patch::merge(&mut probe, marking);
         let marker = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "PodProbeMarker",
             "metadata": { "name": "m", "namespace": "n", "uid": "m", "deletionTimestamp": deleted,
                 "finalizers": [keys::NODE_POD_PROBE_CLEANUP] },
-            "spec": { "selector": { "matchLabels": { "app": "a" } }, "probes": [
-                { "name": "idle", "containerName": "c", "probe": {}, "markerPolicy": [policy] }] } });
+            "spec": { "selector": { "matchLabels": { "app": "a" } }, "probes": [probe] } });
         let results = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "NodePodProbe",
             "metadata": { "name": "node" }, "spec": {},
             "status": { "podProbeStatuses": [{ "name": "p", "namespace": "n", "uid": "u",
@@ -506,10 +532,11 @@ mod tests {
                 let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
                 let body = request.into_body().collect_bytes().await.unwrap_or_default();
                 let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-                let is_refused = body["metadata"]["labels"].is_object();
+                let is_refused =
+                    body["metadata"]["labels"].is_object() || body["status"]["conditions"].is_array();
                 let _ = sent_tx.send((method, path, body));
                 let refusal = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 422,
-                    "reason": "Invalid", "message": "labels stay as they are" });
+                    "reason": "Invalid", "message": "the Pod stays as it is" });
                 let (code, answer) = if is_refused { (422, refusal) } else { (200, pod) };
                 let answer = Body::from(answer.to_string().into_bytes());
                 http::Response::builder().status(code).body(answer)
@@ -542,9 +569,9 @@ mod tests {
 
     #[tokio::test]
     async fn refused_label_keeps_no_annotation_back_and_is_reported() {
-        let policy = json!({ "state": "Succeeded", "labels": { "pod-template-hash": "1" },
-            "annotations": { "a": "1" } });
-        let (shared, key, mut sent) = cluster(&policy, None).await;
+        let marking = json!({ "markerPolicy": [{ "state": "Succeeded", "labels": { "pod-template-hash": "1" },
+            "annotations": { "a": "1" } }] });
+        let (shared, key, mut sent) = cluster(&marking, None).await;
         let pause = REFUSED_RETRY.delay(0);
         assert_eq!(mark_pod(&shared, &key).await.unwrap(), Some(pause));
         let remaining = mark_pod(&shared, &key).await.unwrap();
@@ -576,27 +603,76 @@ mod tests {
         assert_eq!(requests, expected);
         let event = event.unwrap();
         assert_eq!(event["involvedObject"]["kind"], "PodProbeMarker");
-        assert_eq!(event["message"], "cannot mark Pod p: labels stay as they are");
+        assert_eq!(event["message"], "cannot mark Pod p: the Pod stays as it is");
+    }
+
+    #[tokio::test]
+    async fn refused_condition_keeps_no_annotation_back_and_is_reported() {
+        let marking = json!({ "podConditionType": "Idle",
+            "markerPolicy": [{ "state": "Succeeded", "annotations": { "a": "1" } }] });
+        let (shared, key, mut sent) = cluster(&marking, None).await;
+        let pause = REFUSED_RETRY.delay(0);
+        assert_eq!(mark_pod(&shared, &key).await.unwrap(), Some(pause));
+        assert!(mark_pod(&shared, &key).await.unwrap() <= Some(pause));
+        let (mut patched, mut event) = (Vec::new(), None);
+        while patched.len() < 3 || event.is_none() {
+            let (method, path, body) = sent.recv().await.unwrap();
+            if path.ends_with("/events") {
+                event = Some(body);
+            } else if method == "PATCH" {
+                patched.push(path);
+            }
+        }
+        let (pod, status) = (
+            "/api/v1/namespaces/n/pods/p",
+            "/api/v1/namespaces/n/pods/p/status",
+        );
+        // In the pause the condition is not sent.
+        assert_eq!(patched, [status, pod, pod]);
+        let event = event.unwrap();
+        assert_eq!(event["reason"], "PodMarksRefused");
+        assert_eq!(event["message"], "cannot mark Pod p: the Pod stays as it is");
+    }
+
+    #[test]
+    fn refused_condition_with_another_message_is_the_same() {
+        let change = |status: &str, message: &str| PodChange {
+            conditions: vec![PodCondition {
+                type_: "Idle".to_owned(),
+                status: status.to_owned(),
+                message: Some(message.to_owned()),
+                ..PodCondition::default()
+            }],
+            ..PodChange::default()
+        };
+        let refused = RefusedMarks {
+            change: change("True", "a"),
+            refusals: 0,
+            retry_at: Instant::now(),
+        };
+        assert!(refused.is_of(&change("True", "b")));
+        assert!(!refused.is_of(&change("False", "a")));
+        assert!(!refused.is_of(&PodChange::default()));
     }
 
     #[tokio::test]
     async fn pauses_after_refusals_grow_and_other_marks_do_not_wait() {
-        let policy = json!({ "state": "Succeeded", "labels": { "pod-template-hash": "1" } });
-        let (shared, key, _sent) = cluster(&policy, None).await;
+        let (shared, key, _sent) = cluster(&json!({}), None).await;
         let change = |value: &str| PodChange {
             labels: [("l".to_owned(), Some(value.to_owned()))].into(),
             ..PodChange::default()
         };
-        let pauses = [1, 2, 3].map(|_| record_refusal(&shared, &key, change("1")));
+        let of_pod = (key, Part::Metadata);
+        let pauses = [1, 2, 3].map(|_| record_refusal(&shared, of_pod.clone(), change("1")));
         assert_eq!(pauses, [0, 1, 2].map(|earlier| REFUSED_RETRY.delay(earlier)));
-        assert!(remaining_pause(&shared, &key, &change("1")).is_some());
-        assert_eq!(remaining_pause(&shared, &key, &change("2")), None);
+        assert!(remaining_pause(&shared, &of_pod, &change("1")).is_some());
+        assert_eq!(remaining_pause(&shared, &of_pod, &change("2")), None);
     }
 
     #[tokio::test]
     async fn deleted_marker_waits_for_pods_that_are_being_marked() {
-        let policy = json!({ "state": "Succeeded", "annotations": { "a": "1" } });
-        let (shared, key, _sent) = cluster(&policy, None).await;
+        let marking = json!({ "markerPolicy": [{ "state": "Succeeded", "annotations": { "a": "1" } }] });
+        let (shared, key, _sent) = cluster(&marking, None).await;
         tokio::select! {
             biased;
             _ = mark_pod(&shared, &key) => unreachable!("the API server has not answered"),
@@ -604,7 +680,7 @@ mod tests {
         }
         assert!(!shared.is_being_marked(&key));
 
-        let (shared, key, mut sent) = cluster(&policy, Some("2026-01-01T00:00:00Z")).await;
+        let (shared, key, mut sent) = cluster(&marking, Some("2026-01-01T00:00:00Z")).await;
         let marker = Key::namespaced("n", "m");
         let marking = shared.begin_marking(&key);
         assert_eq!(sync_marker(&shared, &marker).await.unwrap(), Some(REMOVAL_PAUSE));

@@ -28,6 +28,7 @@ use kruise_api::pod_probe_marker::PodProbeMarker;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Error, Key, Store};
 use observe::Index;
+use plan::Part;
 
 /// Name in logs and metrics.
 const NAME: &str = "podprobemarker";
@@ -64,8 +65,8 @@ struct ControllerState {
     index: Mutex<Index>,
     /// For each Pod, the results and markers that its marks are of.
     applied: Mutex<HashMap<Key, plan::Results>>,
-    /// Labels and annotations of Pods that the API server refuses.
-    refused: Mutex<HashMap<Key, act::RefusedMarks>>,
+    /// Marks of Pods that the API server refuses.
+    refused: Mutex<HashMap<(Key, Part), act::RefusedMarks>>,
     /// Pods that are being marked, and how often at once.
     being_marked: Mutex<HashMap<Key, usize>>,
     /// UIDs of PodProbeMarkers that are being deleted, and of Pods from which their marks are removed.
@@ -128,7 +129,7 @@ impl ControllerState {
         self.being_marked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn refused(&self) -> MutexGuard<'_, HashMap<Key, act::RefusedMarks>> {
+    fn refused(&self) -> MutexGuard<'_, HashMap<(Key, Part), act::RefusedMarks>> {
         self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -300,7 +300,45 @@ pub struct PodChange {
     pub annotations: BTreeMap<String, Option<String>>,
 }
 
+/// What is written by one request, and may be refused although the rest is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Part {
+    /// Conditions.
+    Conditions,
+    /// Labels and annotations.
+    Metadata,
+}
+
+impl Part {
+    /// Both, in the order in which they are written.
+    pub const ALL: [Self; 2] = [Self::Conditions, Self::Metadata];
+}
+
 impl PodChange {
+    /// That part of it alone.
+    #[must_use]
+    pub fn part(&self, part: Part) -> Self {
+        let change = self.clone();
+        match part {
+            Part::Conditions => Self {
+                labels: BTreeMap::new(),
+                annotations: BTreeMap::new(),
+                ..change
+            },
+            Part::Metadata => Self {
+                conditions: Vec::new(),
+                removed_conditions: Vec::new(),
+                ..change
+            },
+        }
+    }
+
+    /// Types and states of the conditions to set.
+    pub fn condition_states(&self) -> impl Iterator<Item = (&str, &str)> {
+        let conditions = self.conditions.iter();
+        conditions.map(|condition| (condition.type_.as_str(), condition.status.as_str()))
+    }
+
     /// Whether a PodProbeMarker sets or removes any of it.
     #[must_use]
     pub fn is_of(&self, marker: &PodProbeMarker) -> bool {
