@@ -9,11 +9,11 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use serde_json::{Map, Value, json};
 
-use super::ControllerState;
 use super::observe::has_daemon;
 use super::plan::{
     Part, PodChange, PodMarks, ProbedPod, Results, full_name, node_probes, pod_change, removal,
 };
+use super::{ControllerState, Work};
 use crate::FeatureGate;
 use crate::object_reference::object_reference;
 use crate::view::PodView;
@@ -458,8 +458,8 @@ async fn remove_marks(
     }
     write_change(&api, key, &uid, &change).await?;
     shared.applied().remove(key);
-    // What the others set depends on their results.
-    mark_pod(shared, key).await?;
+    // What the others set depends on their results. It may be refused, and come again later; at shutdown nothing does.
+    let _ = shared.work.send(Work::Pod(key.clone()));
     Ok(())
 }
 
@@ -492,7 +492,6 @@ mod tests {
     use kube::client::Body;
     use tokio::sync::mpsc;
 
-    use super::super::Work;
     use super::super::observe::enqueue_changes;
     use super::*;
     use crate::view::RawPod;
@@ -503,11 +502,16 @@ mod tests {
     type Sent = (String, String, Value);
 
     /// A namespace with a Pod and a PodProbeMarker whose probe marks it so, and has succeeded. The API server refuses to
-    /// change labels and conditions.
+    /// change labels and conditions. The last is what is to be reconciled.
     async fn cluster(
         marking: &Value,
         deleted: Option<&str>,
-    ) -> (Arc<ControllerState>, Key, mpsc::UnboundedReceiver<Sent>) {
+    ) -> (
+        Arc<ControllerState>,
+        Key,
+        mpsc::UnboundedReceiver<Sent>,
+        mpsc::UnboundedReceiver<Work>,
+    ) {
         let pod = json!({
             "metadata": { "name": "p", "namespace": "n", "uid": "u", "labels": { "app": "a" } },
             "spec": { "nodeName": "node", "containers": [{ "name": "c" }] },
@@ -553,8 +557,8 @@ mod tests {
         let markers = Store::from_objects([(marker_key.clone(), marker)]);
         let results: NodePodProbe = serde_json::from_value(results).unwrap();
         let results = Store::from_objects([(Key::cluster_scoped("node"), results)]);
-        let shared = ControllerState::new(manager, markers.clone(), results.clone());
         let (work_tx, mut work) = mpsc::unbounded_channel();
+        let shared = ControllerState::new(manager, markers.clone(), results.clone(), work_tx.clone());
         let index = enqueue_changes(Arc::clone(&shared), markers, results, work_tx);
         let indexed = async {
             // All objects are indexed before.
@@ -564,14 +568,14 @@ mod tests {
             () = index => unreachable!("its stores last"),
             () = indexed => {}
         }
-        (shared, key, sent)
+        (shared, key, sent, work)
     }
 
     #[tokio::test]
     async fn refused_label_keeps_no_annotation_back_and_is_reported() {
         let marking = json!({ "markerPolicy": [{ "state": "Succeeded", "labels": { "pod-template-hash": "1" },
             "annotations": { "a": "1" } }] });
-        let (shared, key, mut sent) = cluster(&marking, None).await;
+        let (shared, key, mut sent, _) = cluster(&marking, None).await;
         let pause = REFUSED_RETRY.delay(0);
         assert_eq!(mark_pod(&shared, &key).await.unwrap(), Some(pause));
         let remaining = mark_pod(&shared, &key).await.unwrap();
@@ -610,7 +614,7 @@ mod tests {
     async fn refused_condition_keeps_no_annotation_back_and_is_reported() {
         let marking = json!({ "podConditionType": "Idle",
             "markerPolicy": [{ "state": "Succeeded", "annotations": { "a": "1" } }] });
-        let (shared, key, mut sent) = cluster(&marking, None).await;
+        let (shared, key, mut sent, _) = cluster(&marking, None).await;
         let pause = REFUSED_RETRY.delay(0);
         assert_eq!(mark_pod(&shared, &key).await.unwrap(), Some(pause));
         assert!(mark_pod(&shared, &key).await.unwrap() <= Some(pause));
@@ -657,7 +661,7 @@ mod tests {
 
     #[tokio::test]
     async fn pauses_after_refusals_grow_and_other_marks_do_not_wait() {
-        let (shared, key, _sent) = cluster(&json!({}), None).await;
+        let (shared, key, _sent, _) = cluster(&json!({}), None).await;
         let change = |value: &str| PodChange {
             labels: [("l".to_owned(), Some(value.to_owned()))].into(),
             ..PodChange::default()
@@ -672,7 +676,7 @@ mod tests {
     #[tokio::test]
     async fn deleted_marker_waits_for_pods_that_are_being_marked() {
         let marking = json!({ "markerPolicy": [{ "state": "Succeeded", "annotations": { "a": "1" } }] });
-        let (shared, key, _sent) = cluster(&marking, None).await;
+        let (shared, key, _sent, _) = cluster(&marking, None).await;
         tokio::select! {
             biased;
             _ = mark_pod(&shared, &key) => unreachable!("the API server has not answered"),
@@ -680,16 +684,18 @@ mod tests {
         }
         assert!(!shared.is_being_marked(&key));
 
-        let (shared, key, mut sent) = cluster(&marking, Some("2026-01-01T00:00:00Z")).await;
+        let (shared, key, mut sent, mut work) = cluster(&marking, Some("2026-01-01T00:00:00Z")).await;
         let marker = Key::namespaced("n", "m");
         let marking = shared.begin_marking(&key);
         assert_eq!(sync_marker(&shared, &marker).await.unwrap(), Some(REMOVAL_PAUSE));
         assert!(sent.try_recv().is_err(), "the finalizer was removed");
         drop(marking);
+        while work.try_recv().is_ok() {}
         assert_eq!(sync_marker(&shared, &marker).await.unwrap(), None);
         let paths: Vec<String> = std::iter::from_fn(|| sent.try_recv().ok())
             .map(|(_, path, _)| path)
             .collect();
         assert!(paths.last().unwrap().ends_with("/podprobemarkers/m"), "{paths:?}");
+        assert_eq!(work.try_recv(), Ok(Work::Pod(key)), "others may mark it");
     }
 }

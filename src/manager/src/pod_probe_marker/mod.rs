@@ -62,6 +62,8 @@ struct ControllerState {
     manager: Context,
     markers: Store<PodProbeMarker>,
     node_pod_probes: Store<NodePodProbe>,
+    /// What is to be reconciled.
+    work: mpsc::UnboundedSender<Work>,
     index: Mutex<Index>,
     /// For each Pod, the results and markers that its marks are of.
     applied: Mutex<HashMap<Key, plan::Results>>,
@@ -80,12 +82,14 @@ impl ControllerState {
         manager: Context,
         markers: Store<PodProbeMarker>,
         node_pod_probes: Store<NodePodProbe>,
+        work: mpsc::UnboundedSender<Work>,
     ) -> Arc<Self> {
         let index = Index::new(&manager.options.feature_gates);
         Arc::new(Self {
             manager,
             markers,
             node_pod_probes,
+            work,
             index: Mutex::new(index),
             applied: Mutex::default(),
             refused: Mutex::default(),
@@ -160,8 +164,9 @@ pub async fn run(ctx: Context, node_pod_probes: Store<NodePodProbe>) {
         ListParams::default(),
         Some::<PodProbeMarker>,
     );
-    let shared = ControllerState::new(ctx.clone(), markers.clone(), node_pod_probes.clone());
     let (work_tx, work_rx) = mpsc::unbounded_channel();
+    let (marker_store, results) = (markers.clone(), node_pod_probes.clone());
+    let shared = ControllerState::new(ctx.clone(), marker_store, results, work_tx.clone());
     let (requeue_tx, requeue_rx) = mpsc::unbounded_channel();
     let namespace_limit = NamespaceLimit::new(MAX_PER_NAMESPACE, requeue_tx);
     let requeues = enqueue_markers(requeue_rx, work_tx.clone());
@@ -218,7 +223,9 @@ mod tests {
             http::Response::builder().body(Body::empty())
         });
         let manager = Context::for_test(kube::Client::new(service, "default"));
-        let shared = ControllerState::new(manager, Store::from_objects([]), Store::from_objects([]));
+        let (markers, results) = (Store::from_objects([]), Store::from_objects([]));
+        let (work_tx, _) = mpsc::unbounded_channel();
+        let shared = ControllerState::new(manager, markers, results, work_tx);
         let (requeue_tx, mut requeue_rx) = mpsc::unbounded_channel();
         let limit = NamespaceLimit::new(MAX_PER_NAMESPACE, requeue_tx);
         let key = |namespace: &str| Key::namespaced(namespace, "marker");
