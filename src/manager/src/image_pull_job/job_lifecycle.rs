@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::plan::index::Uid;
-use super::plan::job::PullJob;
+use super::plan::job::{PullJob, add_seconds};
 use super::secrets::plan::{SourceKind, affected_jobs};
 use super::secrets::{self, PullSecretCopies, SourceWatches};
 use crate::Context;
@@ -51,6 +51,8 @@ const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
 /// How soon the removal of a finished job from its copies is retried if the API server refuses it. Many such jobs may
 /// exist for days.
 const RELEASE_RETRY: Duration = Duration::from_secs(3600);
+/// Seconds that a manager which runs jobs gets to release a deleted one, while this one runs none.
+const OTHER_MANAGER_SECONDS: i64 = 30;
 /// References of one job to copies of Secrets that do not exist: so many appear in the messages of its pulls. Each costs
 /// each attempt of each node a request.
 const MAX_MISSING_REFERENCES: usize = 4;
@@ -99,8 +101,9 @@ pub async fn run(ctx: Context, resolved_tx: mpsc::UnboundedSender<ResolvedSecret
         .await;
 }
 
-/// Removes our finalizer from jobs that are deleted, until shutdown: for a manager that runs no jobs, where otherwise
-/// neither they nor their namespaces would go. Their copies of pull secrets stay until one does.
+/// Removes the finalizer from jobs that are deleted, until shutdown: for a manager that runs no jobs, where otherwise
+/// neither they nor their namespaces would go. Their copies of pull secrets stay until one does. OpenKruise has the same
+/// finalizer, so that a manager that runs jobs under another Lease gets time to remove the copies first.
 pub async fn release_deleted_jobs(ctx: Context) {
     let (keys_tx, keys_rx) = mpsc::unbounded_channel();
     let is_relevant = |change: &Change<ImagePullJob>| change.new.as_deref().is_some_and(is_held);
@@ -113,9 +116,16 @@ pub async fn release_deleted_jobs(ctx: Context) {
 
 async fn release_deleted(ctx: Context, key: Key) -> Result<RequeueAfter, Error> {
     let object = ctx.stores.jobs.get(&key);
-    if let Some(object) = object.filter(|object| is_held(object)) {
-        set_finalizer(&ctx, &object, false).await?;
+    let Some(object) = object.filter(|object| is_held(object)) else {
+        return Ok(None);
+    };
+    let deleted = object.metadata.deletion_timestamp.as_ref().map(|time| time.0);
+    let release_at = deleted.map(|deleted| add_seconds(deleted, OTHER_MANAGER_SECONDS));
+    let remaining = release_at.map_or(Duration::ZERO, |at| duration_until(at, ctx.cluster.clock.now()));
+    if !remaining.is_zero() {
+        return Ok(Some(remaining));
     }
+    set_finalizer(&ctx, &object, false).await?;
     Ok(None)
 }
 
@@ -356,6 +366,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::sync::Mutex;
 
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use kube::client::Body;
     use serde_json::Value;
 
@@ -430,10 +441,11 @@ mod tests {
             }
         });
         let mut ctx = Context::for_test(kube::Client::new(service, "default"));
-        let jobs = [None, Some("2026-01-01T00:00:00Z")].map(|deleted| {
-            let name = if deleted.is_some() { "deleted" } else { "running" };
+        let now = jiff::Timestamp::now();
+        let long_ago = add_seconds(now, -2 * OTHER_MANAGER_SECONDS);
+        let jobs = [("running", None), ("new", Some(now)), ("deleted", Some(long_ago))].map(|(name, deleted)| {
             let finalizers = ["example.com/other", keys::DELETION_PROTECTION];
-            let metadata = json!({ "name": name, "resourceVersion": name, "deletionTimestamp": deleted,
+            let metadata = json!({ "name": name, "resourceVersion": name, "deletionTimestamp": deleted.map(Time),
                 "finalizers": finalizers });
             let job = job(&json!({ "metadata": metadata }));
             (Key::namespaced("team", name), job)
@@ -443,6 +455,8 @@ mod tests {
             ..Stores::empty()
         };
         let expected = json!({ "resourceVersion": "deleted", "finalizers": ["example.com/other"] });
+        let new = Key::namespaced("team", "new");
+        assert!(release_deleted(ctx.clone(), new).await.unwrap().is_some());
         tokio::select! {
             () = release_deleted_jobs(ctx) => unreachable!("its stores last"),
             patch = sent.recv() => assert_eq!(patch.unwrap()["metadata"], expected),
