@@ -212,57 +212,28 @@ impl TaskBoard {
         else {
             return AttemptOutcome::Stale;
         };
-        match result {
+        let (message, retry) = match result {
             AttemptResult::Pulled { image_id, note } => {
                 task.finish(key, Ok((image_id, note)), now);
-                AttemptOutcome::Finished
+                return AttemptOutcome::Finished;
             }
-            AttemptResult::Failed {
-                message,
-                retry: AttemptRetry::Prevented,
-            } => {
-                task.attempts = task.attempts.saturating_sub(1);
-                task.prevented = task.prevented.saturating_add(1);
-                task.back_off(message, task.prevented, now);
-                AttemptOutcome::WillRetry
-            }
-            AttemptResult::Failed {
-                message,
-                retry: AttemptRetry::Uncounted,
-            } if task.uncounted < MAX_UNCOUNTED_ATTEMPTS => {
-                task.attempts = task.attempts.saturating_sub(1);
-                task.uncounted += 1;
-                task.prevented = 0;
-                task.back_off(message, task.uncounted, now);
-                AttemptOutcome::WillRetry
-            }
-            AttemptResult::Failed {
-                message,
-                retry: AttemptRetry::SecretError,
-            } if task.secret_errors < MAX_SECRET_ERRORS => {
-                task.attempts = task.attempts.saturating_sub(1);
-                task.secret_errors += 1;
-                task.prevented = 0;
-                task.back_off(message, task.secret_errors, now);
-                AttemptOutcome::WillRetry
-            }
-            AttemptResult::Failed {
-                message,
-                retry: again @ (AttemptRetry::Counted | AttemptRetry::Uncounted | AttemptRetry::SecretError),
-            } if task.attempts <= task.spec.retries => {
-                task.prevented = 0;
-                if again == AttemptRetry::Counted {
-                    task.uncounted = 0;
-                    task.secret_errors = 0;
-                }
-                task.back_off(message, task.attempts, now);
-                AttemptOutcome::WillRetry
-            }
-            AttemptResult::Failed { message, .. } => {
-                task.finish(key, Err(message), now);
-                AttemptOutcome::Finished
-            }
+            AttemptResult::Failed { message, retry } => (message, retry),
+        };
+        if let Some(failures) = task.uncount_attempt(retry) {
+            task.back_off(message, failures, now);
+            return AttemptOutcome::WillRetry;
         }
+        if retry == AttemptRetry::Never || task.attempts > task.spec.retries {
+            task.finish(key, Err(message), now);
+            return AttemptOutcome::Finished;
+        }
+        task.prevented = 0;
+        if retry == AttemptRetry::Counted {
+            task.uncounted = 0;
+            task.secret_errors = 0;
+        }
+        task.back_off(message, task.attempts, now);
+        AttemptOutcome::WillRetry
     }
 }
 
@@ -290,6 +261,26 @@ impl PullTask {
             owner: PullOwner::default(),
             last_error: None,
         }
+    }
+
+    /// Takes back a failed attempt that does not count; returns the number of its kind, and `None` if it counts.
+    fn uncount_attempt(&mut self, retry: AttemptRetry) -> Option<u32> {
+        let (count, max) = match retry {
+            AttemptRetry::Never | AttemptRetry::Counted => return None,
+            AttemptRetry::Uncounted => (&mut self.uncounted, MAX_UNCOUNTED_ATTEMPTS),
+            AttemptRetry::SecretError => (&mut self.secret_errors, MAX_SECRET_ERRORS),
+            AttemptRetry::Prevented => (&mut self.prevented, u32::MAX),
+        };
+        if *count >= max {
+            return None;
+        }
+        *count += 1;
+        let failures = *count;
+        if retry != AttemptRetry::Prevented {
+            self.prevented = 0;
+        }
+        self.attempts = self.attempts.saturating_sub(1);
+        Some(failures)
     }
 
     fn back_off(&mut self, message: String, failures: u32, now: Timestamp) {
