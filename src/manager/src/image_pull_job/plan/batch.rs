@@ -34,33 +34,23 @@ fn add_together<'a>(
     requests: &[JobRequest<'a>],
     options: EntryOptions,
 ) -> Option<Additions<'a>> {
-    // A thousand jobs may request tags of one image: its entry is copied, compared and measured once.
-    let mut images: BTreeMap<&'a str, ImageSpec> = BTreeMap::new();
     let mut namespaces: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-    let mut results = Vec::with_capacity(requests.len());
-    for request in requests {
-        let Ok((name, tag)) = &request.job.image else {
-            results.push(Ok(None));
-            continue;
-        };
-        let stored = || stored_entry(object, name);
-        let entry = images.entry(name).or_insert_with(stored);
-        let awaited = add_request(entry, stored_statuses(object, name), tag, *request, options);
+    let additions = add_each(object, requests, |entry, name, tag, request| {
+        let awaited = add_request(entry, stored_statuses(object, name), tag, request, options);
         if awaited.is_none() {
-            let namespace = namespace_of(request);
+            let namespace = namespace_of(&request);
             namespaces.entry(name).or_default().insert(namespace);
         }
-        results.push(Ok(awaited));
-    }
-    images.retain(|name, entry| has_changed(object, name, entry));
-    if !images.is_empty() {
+        Ok(awaited)
+    });
+    if !additions.images.is_empty() {
         let mut quota = NodeImageQuota::from_images(&object.spec.images);
-        for (name, entry) in &images {
+        for (name, entry) in &additions.images {
             let namespaces = namespaces.get(name).into_iter().flatten();
             quota.try_add(namespaces, name, entry).ok()?;
         }
     }
-    Some(Additions { images, results })
+    Some(additions)
 }
 
 /// The requests that fit, one after the other. A thousand may be refused: for each, only what it changes is copied
@@ -71,6 +61,29 @@ fn add_one_by_one<'a>(
     options: EntryOptions,
 ) -> Additions<'a> {
     let mut quota = NodeImageQuota::from_images(&object.spec.images);
+    add_each(object, requests, |entry, name, tag, request| {
+        let old = part_of(entry, tag);
+        let awaited = add_request(entry, stored_statuses(object, name), tag, request, options);
+        let new = part_of(entry, tag);
+        let fits = if old == new {
+            Ok(())
+        } else {
+            quota.try_change(namespace_of(&request), name, entry, [&old, &new])
+        };
+        if fits.is_err() {
+            restore_part(entry, tag, old);
+        }
+        fits.map(|()| awaited)
+    })
+}
+
+/// Calls `add` for each request, with the entry of its image as the requests before have left it, the image's name and
+/// tag. A thousand jobs may request tags of one image: its entry is copied and compared once.
+fn add_each<'a>(
+    object: &NodeImage,
+    requests: &[JobRequest<'a>],
+    mut add: impl FnMut(&mut ImageSpec, &'a str, &'a str, JobRequest<'a>) -> RequestResult,
+) -> Additions<'a> {
     let mut images: BTreeMap<&'a str, ImageSpec> = BTreeMap::new();
     let mut results = Vec::with_capacity(requests.len());
     for request in requests {
@@ -80,18 +93,7 @@ fn add_one_by_one<'a>(
         };
         let stored = || stored_entry(object, name);
         let entry = images.entry(name).or_insert_with(stored);
-        let old = part_of(entry, tag);
-        let awaited = add_request(entry, stored_statuses(object, name), tag, *request, options);
-        let new = part_of(entry, tag);
-        let fits = if old == new {
-            Ok(())
-        } else {
-            quota.try_change(namespace_of(request), name, entry, [&old, &new])
-        };
-        if fits.is_err() {
-            restore_part(entry, tag, old);
-        }
-        results.push(fits.map(|()| awaited));
+        results.push(add(entry, name, tag, *request));
     }
     images.retain(|name, entry| has_changed(object, name, entry));
     Additions { images, results }
