@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::plan::batch::{Additions, add_requests};
 use super::plan::entry::{EntryOptions, JobRequest, NeededSecrets, node_seed, owner_reference};
-use super::plan::index::{JobIndex, Uid};
+use super::plan::index::{JobIndex, MAX_SECRETS_OF_NAMESPACE, Uid};
 use super::plan::job::PullJob;
 use super::plan::quota::QuotaExceeded;
 use super::plan::running_job::NodeName;
@@ -298,6 +298,11 @@ impl NodeImageWriter {
             last_read: Mutex::default(),
             step: self.progress.begin_idle(super::NAME),
         });
+        for write in &due_writes {
+            if let Some(excess) = index.take_excess_secrets(&write.uid) {
+                self.report_excess_secrets(&write.job, excess);
+            }
+        }
         self.in_flight.insert(Arc::clone(&node));
         self.running.spawn(async move {
             let write = |requests| Box::pin(execute(Arc::clone(&node_write), requests));
@@ -316,6 +321,16 @@ impl NodeImageWriter {
             }
             FinishedWrite { node, results }
         });
+    }
+
+    fn report_excess_secrets(&self, job: &PullJob, excess: usize) {
+        let note = format!(
+            "{excess} pull secret(s) of this job are not used: for one image, nodes use {MAX_SECRETS_OF_NAMESPACE} of a \
+             namespace at most"
+        );
+        let (warning, reason) = (EventType::Warning, "TooManyPullSecrets");
+        self.events
+            .publish(owner_reference(job), warning, reason, "Assign", note);
     }
 
     /// The next finished write; `None` while none runs.

@@ -593,6 +593,21 @@ impl JobIndex {
         Some(needed)
     }
 
+    /// How many of a job's copies are not among the [needed ones](JobIndex::needed_secrets) of its image, because its
+    /// namespace has too many; `None` if there are none, or they were returned before.
+    pub fn take_excess_secrets(&mut self, uid: &Uid) -> Option<usize> {
+        let work = self.jobs.get_mut(uid)?;
+        let (image, _) = work.job.image.as_ref().ok()?;
+        let needed = self.secrets_of_images.get(image)?;
+        if work.excess_secrets_reported || needed.len() < MAX_SECRETS_OF_NAMESPACE {
+            return None;
+        }
+        let copies = work.secrets.iter().flatten();
+        let excess = copies.filter(|copy| !needed.contains(&secret_key(copy))).count();
+        work.excess_secrets_reported = excess > 0;
+        work.excess_secrets_reported.then_some(excess)
+    }
+
     /// The NodeImage of a node.
     #[must_use]
     pub fn node_image_view(&self, name: &str) -> Option<Arc<NodeImageView>> {

@@ -54,6 +54,8 @@ pub struct RunningJob {
     pub job: Arc<PullJob>,
     /// Copies of its pull secrets, once they exist.
     pub secrets: Option<Vec<ReferenceObject>>,
+    /// Whether it was reported that nodes do not use all of them.
+    pub excess_secrets_reported: bool,
     /// Why the copies cannot be created.
     pub blocked_reason: Option<String>,
     /// Nodes without an outcome whose request may be older than the spec, and whether there are new ones.
@@ -92,6 +94,7 @@ impl RunningJob {
         Self {
             secrets: none_needed.or(secrets),
             job: Arc::new(job),
+            excess_secrets_reported: false,
             blocked_reason: None,
             outdated: BTreeSet::new(),
             has_new_outdated: false,

@@ -555,6 +555,9 @@ fn secrets_of_one_namespace_leave_time_for_those_of_others() {
     let needed = index.needed_secrets("nginx").unwrap();
     assert_eq!(needed.len(), MAX_SECRETS_OF_NAMESPACE + 1);
     assert!(needed.contains(&("d".to_owned(), "2-0".to_owned())));
+    let mut excess = || ["uid0", "uid1", "uid2"].map(|uid| index.take_excess_secrets(&uid.into()));
+    assert_eq!(excess(), [Some(100 - MAX_SECRETS_OF_NAMESPACE), Some(100), None]);
+    assert_eq!(excess(), [None; 3], "each is reported once");
 }
 
 /// Its daemon could not report for a while.
