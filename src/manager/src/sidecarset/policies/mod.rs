@@ -563,7 +563,7 @@ fn existing<K: Cached>(
     }
 }
 
-/// A dry run only checks whether a new object would be accepted.
+/// Writes an object unless it is current. A dry run only checks whether a new object would be accepted.
 async fn write<K: Cached>(
     state: &Policies,
     set: &SidecarSet,
@@ -571,58 +571,90 @@ async fn write<K: Cached>(
     dry_run: bool,
 ) -> Result<(), Obstacle> {
     let name = name_of(desired);
-    let key = Key::cluster_scoped(name);
     let existing = existing::<K>(state, set, desired)?;
     let sent = digest(&desired["spec"]);
-    let stored_as = state.stored_as().get(&(K::KIND, name.to_owned())).copied();
     if let Some(existing) = &existing
-        // Without its label, the watch does not show it.
-        && Some(&existing.set) == set.metadata.name.as_ref()
-        && (existing.digest == sent || stored_as == Some([sent, existing.digest]))
+        && (dry_run || is_current::<K>(state, set, name, existing, sent))
     {
         return Ok(());
     }
-    let mut object: AdmissionObject<K> = serde_json::from_value(desired.clone())
-        .map_err(|why| Error::Transport(format!("cannot read the compiled {}: {why}", K::KIND)))?;
-    let api: Api<AdmissionObject<K>> = Api::all(state.shared.manager.cluster.client.clone());
-    let written = match &existing {
-        Some(_) if dry_run => return Ok(()),
-        None if dry_run => write::create_dry_run(&api, desired.to_string())
-            .await
-            .map(|_| None),
-        None => write::create(&api, &object).await.map(Some),
-        Some(existing) => {
-            object.metadata.resource_version = Some(existing.resource_version.clone());
-            write::replace(&api, &object).await.map(Some)
-        }
+    let written = match dry_run {
+        true => dry_run_creation::<K>(state, desired).await.map(|()| None),
+        false => send::<K>(state, existing.as_deref(), desired).await.map(Some),
     };
-    let stored = match written {
-        Ok(None) => return Ok(()),
-        Ok(Some(stored)) => Installed::new(&stored.object()?),
+    match written {
+        Ok(stored) => {
+            if let Some(stored) = stored {
+                record_written::<K>(state, name, sent, stored);
+            }
+            Ok(())
+        }
         // It may be ours, from a write that had no answer, or without its label.
         Err(error) if error.already_exists() || error.conflict() || error.not_found() => {
             fetch::<K>(state, set, name).await?;
-            return Err(error.into());
+            Err(error.into())
         }
-        Err(error) if error.forbidden() || error.permanent() => {
-            tracing::warn!(name, kind = K::KIND, why = %error, "the policy is refused; the SidecarSet is injected by a webhook");
-            let why = format!("the API server refuses {} {name}: {}", K::KIND, error.message());
-            return Err(Obstacle::Permanent(Injection::webhook("PolicyRefused", &why)));
-        }
+        Err(error) if error.forbidden() || error.permanent() => Err(refused::<K>(name, &error)),
         // If it was written nevertheless, the watch will show it.
-        Err(error) => return Err(error.into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Whether an object is as it would be written. `sent` is the digest of the spec.
+fn is_current<K: Cached>(
+    state: &Policies,
+    set: &SidecarSet,
+    name: &str,
+    existing: &Installed,
+    sent: u64,
+) -> bool {
+    let stored_as = state.stored_as().get(&(K::KIND, name.to_owned())).copied();
+    // Without its label, the watch does not show it.
+    Some(&existing.set) == set.metadata.name.as_ref()
+        && (existing.digest == sent || stored_as == Some([sent, existing.digest]))
+}
+
+async fn dry_run_creation<K: Cached>(state: &Policies, desired: &Value) -> Result<(), Error> {
+    write::create_dry_run(&state.api::<K>(), desired.to_string())
+        .await
+        .map(drop)
+}
+
+/// Creates an object, or replaces the existing one.
+async fn send<K: Cached>(
+    state: &Policies,
+    existing: Option<&Installed>,
+    desired: &Value,
+) -> Result<Installed, Error> {
+    let mut object: AdmissionObject<K> = serde_json::from_value(desired.clone())
+        .map_err(|why| Error::Transport(format!("cannot read the compiled {}: {why}", K::KIND)))?;
+    let written = match existing {
+        None => write::create(&state.api(), &object).await,
+        Some(existing) => {
+            object.metadata.resource_version = Some(existing.resource_version.clone());
+            write::replace(&state.api(), &object).await
+        }
     };
+    Ok(Installed::new(&written?.object()?))
+}
+
+fn record_written<K: Cached>(state: &Policies, name: &str, sent: u64, stored: Installed) {
     let digests = [sent, stored.digest];
     state.stored_as().insert((K::KIND, name.to_owned()), digests);
     let entry = Arc::new(stored).versioned();
+    let key = Key::cluster_scoped(name);
     state.cache::<K>().apply_write(&key, entry, Instant::now());
-    Ok(())
+}
+
+fn refused<K: AdmissionKind>(name: &str, error: &Error) -> Obstacle {
+    tracing::warn!(name, kind = K::KIND, why = %error, "the policy is refused; the SidecarSet is injected by a webhook");
+    let why = format!("the API server refuses {} {name}: {}", K::KIND, error.message());
+    Obstacle::Permanent(Injection::webhook("PolicyRefused", &why))
 }
 
 /// Reads what has this name; an obstacle if the set does not control it.
 async fn fetch<K: Cached>(state: &Policies, set: &SidecarSet, name: &str) -> Result<(), Obstacle> {
-    let api: Api<AdmissionObject<K>> = Api::all(state.shared.manager.cluster.client.clone());
-    let found = write::get(&api, name).await?;
+    let found = write::get(&state.api::<K>(), name).await?;
     let found = found.map(|found| Arc::new(Installed::new(&found)));
     if found.as_ref().is_some_and(|found| !is_of(found, set)) {
         return Err(name_taken::<K>(name));
@@ -674,7 +706,7 @@ async fn delete<K: Cached>(
         .filter(|(key, installed, deleting)| !deleting && !is_kept(key) && is_controlled(installed, owner))
         .map(|(key, installed, _)| (key.clone(), installed.uid.clone()))
         .collect();
-    let api: Api<AdmissionObject<K>> = Api::all(state.shared.manager.cluster.client.clone());
+    let api = state.api::<K>();
     for (key, uid) in surplus {
         match write::delete(&api, &key.name, &uid).await {
             Ok(()) => {}
@@ -689,6 +721,10 @@ async fn delete<K: Cached>(
 }
 
 impl Policies {
+    fn api<K: AdmissionKind>(&self) -> Api<AdmissionObject<K>> {
+        Api::all(self.shared.manager.cluster.client.clone())
+    }
+
     fn cache<K: Cached>(&self) -> MutexGuard<'_, WriteCache<Installed>> {
         K::cache(self).lock().unwrap_or_else(PoisonError::into_inner)
     }
