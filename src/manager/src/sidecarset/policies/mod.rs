@@ -189,7 +189,8 @@ pub async fn run(shared: Arc<ControllerState>, changed: mpsc::UnboundedSender<Ke
     let ctx = shared.manager.clone();
     let client = &ctx.cluster.client;
     wait_until_served(&shared, &changed).await;
-    let params = || ListParams::default().labels(keys::SIDECAR_SET_NAME);
+    // Without a label selector: ours could lose their label, also while no manager runs, and would inject for ever.
+    let params = ListParams::default;
     let api: Api<AdmissionObject<Policy>> = Api::all(client.clone());
     let (policies, watch_policies) =
         ctx.cluster
@@ -372,7 +373,8 @@ fn apply(cache: &Mutex<WriteCache<Installed>>, change: &Change<Installed>) -> BT
         (None, None) => {}
     }
     let versions = [&change.old, &change.new].into_iter().flatten();
-    versions.map(|one| one.set.clone()).collect()
+    let sets = versions.flat_map(|one| one.label_set().into_iter().chain(one.controlling_set()));
+    sets.map(str::to_owned).collect()
 }
 
 /// Compiles one set, and writes its policies.
@@ -609,8 +611,8 @@ fn is_current<K: Cached>(
     sent: u64,
 ) -> bool {
     let stored_as = state.stored_as().get(&(K::KIND, name.to_owned())).copied();
-    // Without its label, the watch does not show it.
-    Some(&existing.set) == set.metadata.name.as_ref()
+    // The label is for users; see `kubectl get -l`.
+    existing.label_set() == set.metadata.name.as_deref()
         && (existing.digest == sent || stored_as == Some([sent, existing.digest]))
 }
 
@@ -988,7 +990,7 @@ mod tests {
         assert!(state.refused().is_empty());
     }
 
-    /// The watch does not show them, and they inject.
+    /// They inject all the same.
     #[tokio::test]
     async fn objects_without_their_label_get_it_back_or_are_deleted() {
         let (mut state, server) = cluster();
@@ -1020,6 +1022,25 @@ mod tests {
         pause_set(&mut state);
         assert_eq!(reconciled(&state).await, None);
         assert_eq!(server.take_requests(), ["DELETE binding", "DELETE policy"]);
+    }
+
+    /// The label was lost while no manager ran, and the set was paused then.
+    #[tokio::test]
+    async fn object_without_its_label_is_found_at_the_start() {
+        let (mut state, server) = cluster();
+        pause_set(&mut state);
+        let key = Key::cluster_scoped("sidecarset-web");
+        let found = json!({ "metadata": { "name": "sidecarset-web", "uid": "policy", "resourceVersion": "1",
+            "ownerReferences": [controller_reference("SidecarSet", "web", "u")] } });
+        let found: AdmissionObject<Policy> = serde_json::from_value(found).unwrap();
+        let found = Change {
+            key,
+            old: None,
+            new: Some(Arc::new(Installed::new(&found))),
+        };
+        assert_eq!(apply(&state.policies, &found), BTreeSet::from(["web".to_owned()]));
+        assert_eq!(reconciled(&state).await, None);
+        assert_eq!(server.take_requests(), ["DELETE policy"]);
     }
 
     #[tokio::test]

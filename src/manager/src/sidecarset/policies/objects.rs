@@ -86,9 +86,9 @@ pub struct Installed {
     pub uid: String,
     pub resource_version: String,
     pub terminating: bool,
-    /// The SidecarSet that it says it is for.
-    pub set: String,
-    /// The SidecarSet that controls it, if any.
+    /// The SidecarSet that its label names.
+    label: Option<String>,
+    /// What controls it, if anything.
     pub controller: Option<Owner>,
     /// Of its spec, which may be large.
     pub digest: u64,
@@ -103,20 +103,30 @@ impl Installed {
             uid: metadata.uid.clone().unwrap_or_default(),
             resource_version: metadata.resource_version.clone().unwrap_or_default(),
             terminating: metadata.deletion_timestamp.is_some(),
-            set: set.cloned().unwrap_or_default(),
+            label: set.cloned(),
             controller: Owner::controller(metadata),
             digest: digest(&object.spec),
         }
     }
 
-    /// The cache entry, in the group of the set that controls it: a label is easily lost.
-    pub fn versioned(self: Arc<Self>) -> Versioned<Self> {
+    /// The SidecarSet that its label names.
+    pub fn label_set(&self) -> Option<&str> {
+        self.label.as_deref()
+    }
+
+    /// The SidecarSet that controls it.
+    pub fn controlling_set(&self) -> Option<&str> {
         let controller = self.controller.as_ref();
         let set = controller.filter(|owner| owner.kind == OwnerKind::SidecarSet);
+        set.map(|owner| owner.name.as_str())
+    }
+
+    /// The cache entry, in the group of the set that controls it: a label is easily lost.
+    pub fn versioned(self: Arc<Self>) -> Versioned<Self> {
         Versioned {
             uid: self.uid.clone(),
             resource_version: self.resource_version.clone(),
-            group: set.map(|owner| owner.name.clone()).unwrap_or_default(),
+            group: self.controlling_set().unwrap_or_default().to_owned(),
             terminating: self.terminating,
             object: self,
         }
