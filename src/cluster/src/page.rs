@@ -1,7 +1,9 @@
 //! A page of a list, of bounded size.
 //!
 //! In:  the response of the API server.
-//! Out: its objects; or that the page is too large, and the caller must request fewer objects.
+//! Out: its objects, fewer than requested if the page is too large.
+
+use std::time::Duration;
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use kube::api::ListParams;
@@ -17,30 +19,36 @@ const DEFAULT_LIMIT: u32 = 500;
 /// The longest page of one object. The API server accepts objects of 3 MiB, of which each byte may be six in JSON.
 const MAX_OBJECT_BYTES: usize = 24 << 20;
 
-/// A page of the list at `path`; `None` when it is too large and can be smaller.
+/// Builds the request for a page: [`Request::list`] or [`Request::list_metadata`].
+pub type ListRequest = fn(&Request, &ListParams) -> Result<http::Request<Vec<u8>>, request::Error>;
+
+/// A page of the list at `path`. If it is too large, one with fewer objects: the limit in `params` is reduced then.
+/// `timeout` is that of each request, and `kind` is for errors and the log.
 ///
 /// # Errors
-/// As the client's. There is no deadline.
-pub async fn fetch<K: Clone + DeserializeOwned>(
+/// As the client's, and a timeout.
+pub async fn fetch_fitting<K: Clone + DeserializeOwned>(
     client: &Client,
     path: &str,
-    params: &ListParams,
-) -> Result<Option<ObjectList<K>>, Error> {
-    send_list(client, Request::new(path).list(params), params).await
-}
-
-/// The same with metadata only.
-pub(super) async fn fetch_metadata<K: Clone + DeserializeOwned>(
-    client: &Client,
-    path: &str,
-    params: &ListParams,
-) -> Result<Option<ObjectList<K>>, Error> {
-    send_list(client, Request::new(path).list_metadata(params), params).await
-}
-
-/// Reduces the limit of the request.
-pub fn reduce_limit(params: &mut ListParams) {
-    params.limit = Some((params.limit.unwrap_or(DEFAULT_LIMIT) / 4).max(1));
+    build: ListRequest,
+    params: &mut ListParams,
+    kind: &str,
+    timeout: Duration,
+) -> Result<ObjectList<K>, crate::Error> {
+    loop {
+        let request = build(&Request::new(path), params);
+        let page = tokio::time::timeout(timeout, send_list(client, request, params)).await;
+        let page = page.map_err(|_| crate::Error::Timeout {
+            verb: "list",
+            kind: kind.to_owned(),
+            after: timeout,
+        })?;
+        if let Some(page) = page? {
+            return Ok(page);
+        }
+        params.limit = Some((params.limit.unwrap_or(DEFAULT_LIMIT) / 4).max(1));
+        tracing::debug!(kind, limit = params.limit, "page is too large");
+    }
 }
 
 /// Raises a reduced limit again, up to `full`, after a page of this many bytes: one large object must not make the rest
@@ -52,6 +60,7 @@ pub fn raise_limit(params: &mut ListParams, full: Option<u32>, bytes: usize) {
     }
 }
 
+/// The answer to the request of a page; `None` when it is too large and can be smaller.
 async fn send_list<K: Clone + DeserializeOwned>(
     client: &Client,
     request: Result<http::Request<Vec<u8>>, request::Error>,

@@ -431,13 +431,16 @@ pub async fn list_metadata<K: Resource + Clone + Debug + DeserializeOwned>(
 ) -> Result<ObjectList<PartialObject>, Error> {
     validate_names_as(api, kind, None)?;
     let (client, mut params) = (api.clone().into_client(), params.clone());
-    loop {
-        let list = page::fetch_metadata(&client, api.resource_url(), &params);
-        if let Some(list) = with_timeout(&K::kind(kind), "list", list).await? {
-            return Ok(list);
-        }
-        page::reduce_limit(&mut params);
-    }
+    let (kind, path) = (K::kind(kind), api.resource_url());
+    page::fetch_fitting(
+        &client,
+        path,
+        Request::list_metadata,
+        &mut params,
+        &kind,
+        REQUEST_TIMEOUT,
+    )
+    .await
 }
 
 /// Reads a page of objects as `R`s; of fewer than requested if these are too large.
@@ -450,13 +453,8 @@ where
 {
     validate_names(api, None)?;
     let (client, mut params) = (api.clone().into_client(), params.clone());
-    loop {
-        let list = page::fetch(&client, api.resource_url(), &params);
-        if let Some(list) = with_timeout(&R::Kind::kind(&()), "list", list).await? {
-            return Ok(list);
-        }
-        page::reduce_limit(&mut params);
-    }
+    let (kind, path) = (R::Kind::kind(&()), api.resource_url());
+    page::fetch_fitting(&client, path, Request::list, &mut params, &kind, REQUEST_TIMEOUT).await
 }
 
 /// Reads the metadata of the object of that name, `None` when there is none.

@@ -17,7 +17,7 @@ use kruise_cluster::write::{self, REQUEST_TIMEOUT};
 use kruise_cluster::{error_chain, page};
 use kube::api::{ListParams, Patch, PatchParams, WatchEvent, WatchParams};
 use kube::config::{Config, KubeConfigOptions, Kubeconfig, KubeconfigError};
-use kube::core::Status;
+use kube::core::{ObjectList, Request, Status};
 use kube::{Api, Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -276,13 +276,9 @@ where
     params.limit = Some(PAGE_SIZE);
     let mut unreadable = Vec::new();
     loop {
-        let fetched = page::fetch::<Box<RawValue>>(&client, api.resource_url(), &params);
-        let fetched = tokio::time::timeout(LIST_TIMEOUT, fetched).await;
-        let fetched = fetched.map_err(|_| timeout_error::<K>("list", LIST_TIMEOUT))?;
-        let Some(list) = fetched.map_err(|why| request_error::<K>(why.into()))? else {
-            page::reduce_limit(&mut params);
-            continue;
-        };
+        let (kind, path) = (K::kind(&()), api.resource_url());
+        let list = page::fetch_fitting(&client, path, Request::list, &mut params, &kind, LIST_TIMEOUT);
+        let list: ObjectList<Box<RawValue>> = list.await.map_err(request_error::<K>)?;
         let bytes = list.items.iter().map(|text| text.get().len()).sum();
         page::raise_limit(&mut params, Some(PAGE_SIZE), bytes);
         for text in list.items {

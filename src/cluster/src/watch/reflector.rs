@@ -134,14 +134,8 @@ impl Reflector {
 
     /// The next page, its objects not yet parsed; with fewer objects if the page is too large for our memory.
     async fn fetch_page(&mut self, params: &mut ListParams) -> Result<ObjectList<Box<RawValue>>, Error> {
-        loop {
-            let answer = page::fetch(&self.client, &self.path, params);
-            if let Some(list) = with_timeout("list", &self.status.kind, answer).await? {
-                return Ok(list);
-            }
-            page::reduce_limit(params);
-            tracing::debug!(kind = self.status.kind, limit = params.limit, "page is too large");
-        }
+        let (client, kind) = (&self.client, &self.status.kind);
+        page::fetch_fitting(client, &self.path, Request::list, params, kind, REQUEST_TIMEOUT).await
     }
 
     /// Applies events until the API server ends the watch, or it is silent for too long.
