@@ -387,6 +387,24 @@ mod tests {
     use kruise_ops::logs::captured_lines;
     use kruise_ops::panics::injected::inject_panic;
 
+    /// Applies the patches of `plan` to the validating configuration.
+    async fn sync_validating(client: kube::Client, plan: impl Fn(&Value, &str) -> Option<Value>) {
+        let cluster = Cluster::from_client(client);
+        let bundle = Bundle::generate(&["a".to_owned()].into(), jiff::Timestamp::UNIX_EPOCH).unwrap();
+        let (_bundle_tx, bundle) = watch::channel(bundle);
+        let progress = Progress::default();
+        sync_object::<ValidatingWebhookConfiguration>(
+            &cluster,
+            VALIDATING,
+            "/webhooks",
+            plan,
+            stream::pending(),
+            bundle,
+            &progress,
+        )
+        .await;
+    }
+
     /// The plan of one configuration panics, for example because of one SidecarSet: it is planned again later.
     #[tokio::test(start_paused = true)]
     async fn panicking_plan_is_retried_after_a_pause() {
@@ -413,19 +431,8 @@ mod tests {
                 http::Response::builder().body(Body::from(response.to_string().into_bytes()))
             }
         });
-        let cluster = Cluster::from_client(kube::Client::new(service, "default"));
-        let bundle = Bundle::generate(&["a".to_owned()].into(), jiff::Timestamp::UNIX_EPOCH).unwrap();
-        let (_bundle_tx, bundle) = watch::channel(bundle);
-        let progress = Progress::default();
-        let sync = sync_object::<ValidatingWebhookConfiguration>(
-            &cluster,
-            VALIDATING,
-            "/webhooks",
-            |_, _| Some(json!({ "webhooks": [{}] })),
-            stream::pending(),
-            bundle,
-            &progress,
-        );
+        let client = kube::Client::new(service, "default");
+        let sync = sync_validating(client, |_, _| Some(json!({ "webhooks": [{}] })));
         let panics = inject_panic(super::super::HEALTH_CHECK, VALIDATING);
         let check = async {
             let started = Instant::now();
@@ -470,19 +477,7 @@ mod tests {
             };
             http::Response::builder().body(Body::from(format!("{response}\n").into_bytes()))
         });
-        let cluster = Cluster::from_client(kube::Client::new(service, "default"));
-        let bundle = Bundle::generate(&["a".to_owned()].into(), jiff::Timestamp::UNIX_EPOCH).unwrap();
-        let (_bundle_tx, bundle) = watch::channel(bundle);
-        let progress = Progress::default();
-        let sync = sync_object::<ValidatingWebhookConfiguration>(
-            &cluster,
-            VALIDATING,
-            "/webhooks",
-            |_, _| None,
-            stream::pending(),
-            bundle,
-            &progress,
-        );
+        let sync = sync_validating(kube::Client::new(service, "default"), |_, _| None);
         timeout(Duration::from_secs(60), sync).await.unwrap_err();
         assert!(is_deleted.load(Ordering::Relaxed));
     }
