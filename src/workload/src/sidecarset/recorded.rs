@@ -237,6 +237,17 @@ pub fn hot_upgrade_names(sidecar: &str) -> [String; 2] {
     [1, 2].map(|number| format!("{sidecar}-{number}"))
 }
 
+/// The versions of the two containers of a newly injected sidecar with hot upgrade, by annotation: the first one works.
+#[must_use]
+pub fn initial_versions([first, second]: &[String; 2]) -> [(String, &'static str); 4] {
+    [
+        (version_key(first), "1"),
+        (version_alt_key(first), "0"),
+        (version_key(second), "0"),
+        (version_alt_key(second), "1"),
+    ]
+}
+
 /// Parses annotation [`keys::SIDECAR_SET_INJECTED_LIST`]. An empty name between commas is kept, as in upstream.
 #[must_use]
 pub fn parse_injected_list(text: &str) -> BTreeSet<&str> {

@@ -9,9 +9,7 @@ use super::hot_upgrade::{
     image_in_pod, is_idle_container_running, pairs, rolled_back_container, upgrade_target, working_containers,
 };
 use super::pod_metadata::{PatchError, patch_annotations};
-use super::recorded::{
-    self, HashFormat, HashRecord, UpdateState, hot_upgrade_names, version_alt_key, version_key,
-};
+use super::recorded::{self, HashFormat, HashRecord, UpdateState, version_alt_key, version_key};
 use super::set::{SetView, image, is_hot_upgrade, name};
 use crate::in_place::Pod;
 use crate::in_place::ready::format_seconds;
@@ -75,18 +73,6 @@ pub fn flip(set: &SetView<'_>, pod: &Pod, now: Timestamp) -> PodChanges {
     }
     writer.record_images(set, &format_seconds(now));
     writer.finish()
-}
-
-/// Annotations that a newly injected sidecar with hot upgrade has, without the record of the working container.
-#[must_use]
-pub fn initial_versions(sidecar: &str) -> [(String, &'static str); 4] {
-    let [first, second] = hot_upgrade_names(sidecar);
-    [
-        (version_key(&first), "1"),
-        (version_alt_key(&first), "0"),
-        (version_key(&second), "0"),
-        (version_alt_key(&second), "1"),
-    ]
 }
 
 struct Writer<'a> {

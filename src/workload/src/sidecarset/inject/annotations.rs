@@ -10,8 +10,8 @@ use kruise_api::validation::{MAX_VALUE_CHARS, truncate};
 use super::InjectionError;
 use super::candidates::Selected;
 use crate::sidecarset::recorded::{
-    HashFormat, HashRecords, WorkingContainers, injected_list_to_text, parse_injected_list,
-    parse_with_format, parse_working, to_text, version_alt_key, version_key, working_to_text,
+    HashFormat, HashRecords, WorkingContainers, initial_versions, injected_list_to_text, parse_injected_list,
+    parse_with_format, parse_working, to_text, working_to_text,
 };
 
 /// The annotations to write: entries of other sets stay.
@@ -56,15 +56,9 @@ impl Record {
 
     /// Records a sidecar with hot upgrade: the first of its containers works.
     pub(super) fn add_hot_upgrade(&mut self, sidecar: &str, names: &[String; 2]) {
-        let [first, second] = names;
-        for (key, version) in [
-            (version_key(first), "1"),
-            (version_alt_key(first), "0"),
-            (version_key(second), "0"),
-            (version_alt_key(second), "1"),
-        ] {
-            self.versions.insert(key, version.to_owned());
-        }
+        let versions = initial_versions(names).map(|(key, version)| (key, version.to_owned()));
+        self.versions.extend(versions);
+        let [first, _] = names;
         self.working.insert(sidecar.to_owned(), first.clone());
     }
 

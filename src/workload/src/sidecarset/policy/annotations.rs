@@ -9,7 +9,7 @@ use super::records::MAX_TEXT;
 use super::sets::Peers;
 use super::{Program, Unsupported, add, records};
 use crate::sidecarset::inject::candidates::Selected;
-use crate::sidecarset::recorded::{hot_upgrade_names, version_alt_key, version_key};
+use crate::sidecarset::recorded::{hot_upgrade_names, initial_versions};
 use kruise_api::cel::string;
 
 /// What a set writes as an annotation of the user's.
@@ -197,15 +197,10 @@ pub(super) fn add_records(set: &Selected<'_>, hot: &[String], program: &mut Prog
     let mut entries = BTreeMap::new();
     for sidecar in hot {
         let names = hot_upgrade_names(sidecar);
-        let [first, second] = &names;
-        for (key, version) in [
-            (version_key(first), "'1'"),
-            (version_alt_key(first), "'0'"),
-            (version_key(second), "'0'"),
-            (version_alt_key(second), "'1'"),
-        ] {
-            program.operation(format!("[{}]", add(&path(&key), version)));
+        for (key, version) in initial_versions(&names) {
+            program.operation(format!("[{}]", add(&path(&key), &string(version))));
         }
+        let [first, _] = &names;
         entries.insert(sidecar.clone(), kruise_api::go_json::to_json(first));
     }
     let working = program.variable("working", records::working(keys::SIDECAR_SET_WORKING_CONTAINER));

@@ -12,7 +12,8 @@ use crate::in_place::Pod;
 use crate::revision::Revision;
 use crate::sidecarset::history::ListedRevision;
 use crate::sidecarset::plan::{MAX_UPGRADES, Observed, Plan, Wait, plan};
-use crate::sidecarset::upgrade::{PodChanges, initial_versions};
+use crate::sidecarset::recorded::{hot_upgrade_names, initial_versions};
+use crate::sidecarset::upgrade::PodChanges;
 
 const EMPTY: &str = "empty:1";
 const BAD: &str = "mesh:bad";
@@ -154,7 +155,9 @@ fn injected_pod(at: usize, hot: bool) -> Value {
     if hot {
         let working = keys::SIDECAR_SET_WORKING_CONTAINER.to_owned();
         annotations.insert(working, r#"{"mesh":"mesh-1"}"#.to_owned());
-        annotations.extend(initial_versions("mesh").map(|(key, version)| (key, version.to_owned())));
+        annotations.extend(
+            initial_versions(&hot_upgrade_names("mesh")).map(|(key, version)| (key, version.to_owned())),
+        );
         containers.push(json!({ "name": "mesh-1", "image": "mesh:1" }));
         containers.push(json!({ "name": "mesh-2", "image": EMPTY }));
     } else {
