@@ -16,7 +16,7 @@ use kruise_api::image_pull_job::{
     PullPolicy, SandboxConfig,
 };
 use kruise_api::keys;
-use kruise_workload::in_place::{Options, spec};
+use kruise_workload::in_place::spec;
 use kruise_workload::revision::short_hash;
 
 /// With this many Pods or fewer, pre-pulling is not worth it.
@@ -111,15 +111,8 @@ fn should_pre_download(
     update: &ParsedRevision,
 ) -> bool {
     let in_place = [Policy::InPlaceIfPossible, Policy::InPlaceOnly];
-    let switches = &view.observed.features;
     let limits = &view.limits;
-    let options = Options {
-        env_from_metadata: switches.env_from_metadata,
-        vertical: switches.vertical,
-        recreate_for_claims: switches.recreate_for_claims,
-        grace_seconds: 0,
-        template_storage: switches.template_storage,
-    };
+    let options = view.observed.features.in_place_options();
     strategy
         .pod_update_policy
         .as_ref()

@@ -10,7 +10,7 @@ use kruise_api::cloneset::{CloneSet, CloneSetStatus};
 use kruise_api::image_pull_job::ImagePullJob;
 use kruise_workload::claim::Claim;
 use kruise_workload::in_place::normalize::TemplateStorage;
-use kruise_workload::in_place::{Pod, PodWrite};
+use kruise_workload::in_place::{self, Pod, PodWrite};
 
 /// All observed state of one CloneSet.
 #[derive(Clone, Debug)]
@@ -222,6 +222,20 @@ pub struct Features {
     pub template_storage: TemplateStorage,
     /// Flag `--cloneset-scaling-exclude-preparing-delete`. Off.
     pub exclude_preparing_delete: bool,
+}
+
+impl Features {
+    /// What in-place updates may do, without a grace period.
+    #[must_use]
+    pub fn in_place_options(&self) -> in_place::Options {
+        in_place::Options {
+            env_from_metadata: self.env_from_metadata,
+            vertical: self.vertical,
+            recreate_for_claims: self.recreate_for_claims,
+            grace_seconds: 0,
+            template_storage: self.template_storage,
+        }
+    }
 }
 
 impl Default for Features {

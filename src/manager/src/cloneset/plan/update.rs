@@ -408,11 +408,9 @@ fn in_place_spec(
     let (old, new) = revisions.ok_or(MustRecreate::NoRevision)?;
     let switches = &view.observed.features;
     let options = Options {
-        env_from_metadata: switches.env_from_metadata,
-        vertical: switches.vertical,
         recreate_for_claims: switches.recreate_for_claims && !in_place_only,
         grace_seconds: grace_seconds(view),
-        template_storage: switches.template_storage,
+        ..switches.in_place_options()
     };
     let cached = spec_cache.entry(old.name.clone());
     let spec = cached

@@ -266,11 +266,8 @@ fn assert_stuck(cluster: &FakeCluster, observed: &Observed, missing: i64, contex
 /// Whether the engine can update a Pod in place to a revision.
 fn can_update_in_place(observed: &Observed, pod: &Pod, to: &str) -> bool {
     let options = Options {
-        env_from_metadata: observed.features.env_from_metadata,
-        vertical: observed.features.vertical,
         recreate_for_claims: false,
-        grace_seconds: 0,
-        template_storage: observed.features.template_storage,
+        ..observed.features.in_place_options()
     };
     let find = |which: &dyn Fn(&str) -> bool| {
         let found = observed.revisions.iter().find(|r| which(&r.name));
