@@ -3,7 +3,6 @@
 //! A CloneSet works without this webhook: the manager requests missing defaults itself, and reconciles no CloneSet with
 //! errors by [`validate`].
 
-use std::borrow::Cow;
 use std::collections::HashSet;
 
 use json_patch::jsonptr::PointerBuf;
@@ -24,7 +23,9 @@ use kruise_api::validation::cloneset::{
 use kruise_api::validation::{FieldErrors, MAX_FIELD_CHARS, MAX_VALUE_CHARS, truncate};
 use kruise_cluster as cluster;
 use kruise_cluster::pod_template::{DryRunResult, Templates};
+use kruise_workload::in_place::diff::visit_changes;
 use kruise_workload::in_place::normalize::{TemplateStorage, normalize};
+use kruise_workload::in_place::spec::is_mutable;
 
 /// The templates that need defaults because they are new or changed. A missing template is for the API server to
 /// reject.
@@ -274,51 +275,13 @@ const MAX_LISTED: usize = 8;
 fn immutable_changes(baseline: &InPlaceBaseline, after: &Value) -> Vec<String> {
     let [old, new] = [&baseline.template, after].map(|template| normalize(template, baseline.stored));
     let mut changes = Vec::new();
-    let (old, new) = (Some(&old["spec"]), Some(&new["spec"]));
-    collect_changes(old, new, baseline.vertical_scaling, &mut Vec::new(), &mut changes);
+    visit_changes(&old["spec"], &new["spec"], &mut |path, replaced| {
+        let is_mutable = replaced && is_mutable(path, baseline.vertical_scaling);
+        if !is_mutable && changes.len() < MAX_LISTED {
+            changes.push(PointerBuf::from_tokens(path.iter().map(AsRef::<str>::as_ref)).to_string());
+        }
+    });
     changes
-}
-
-fn collect_changes<'a>(
-    before: Option<&'a Value>,
-    after: Option<&'a Value>,
-    vertical_scaling: bool,
-    path: &mut Vec<Cow<'a, str>>,
-    changes: &mut Vec<String>,
-) {
-    let mut descend = |key: Cow<'a, str>, before, after| {
-        path.push(key);
-        collect_changes(before, after, vertical_scaling, path, changes);
-        path.pop();
-    };
-    match (before, after) {
-        (Some(Value::Object(before)), Some(Value::Object(after))) => {
-            let added = after.keys().filter(|key| !before.contains_key(*key));
-            for key in before.keys().chain(added) {
-                descend(key.into(), before.get(key), after.get(key));
-            }
-        }
-        (Some(Value::Array(before)), Some(Value::Array(after))) => {
-            for index in 0..before.len().max(after.len()) {
-                descend(index.to_string().into(), before.get(index), after.get(index));
-            }
-        }
-        (before, after) if before == after || changes.len() == MAX_LISTED => {}
-        (Some(_), Some(_)) if is_mutable_in_place(path, vertical_scaling) => {}
-        _ => changes.push(PointerBuf::from_tokens(path.iter().map(AsRef::<str>::as_ref)).to_string()),
-    }
-}
-
-/// Whether a running Pod can take a change of this field.
-fn is_mutable_in_place(path: &[Cow<str>], vertical_scaling: bool) -> bool {
-    let segments: Vec<&str> = path.iter().map(AsRef::as_ref).collect();
-    match segments[..] {
-        ["containers", _, "image"] => true,
-        ["containers", _, "resources", kind, resource] if vertical_scaling => {
-            ["limits", "requests"].contains(&kind) && ["cpu", "memory"].contains(&resource)
-        }
-        _ => false,
-    }
 }
 
 #[cfg(test)]

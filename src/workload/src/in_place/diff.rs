@@ -1,5 +1,7 @@
 //! Differences between two JSON documents, as in RFC 6902.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 
 /// One difference.
@@ -14,45 +16,51 @@ pub struct FieldChange {
 /// All differences. Lists are compared by index.
 pub fn field_changes(old: &Value, new: &Value) -> Vec<FieldChange> {
     let mut found = Vec::new();
-    walk(old, new, &mut Vec::new(), &mut found);
+    visit_changes(old, new, &mut |path, replaced| {
+        let path = path.iter().map(ToString::to_string).collect();
+        found.push(FieldChange { path, replaced });
+    });
     found
 }
 
-fn walk(old: &Value, new: &Value, path: &mut Vec<String>, found: &mut Vec<FieldChange>) {
+/// Calls `visit` for each difference, with its keys from the root, and whether the value existed before and after.
+pub fn visit_changes<'a>(old: &'a Value, new: &'a Value, visit: &mut dyn FnMut(&[Cow<'a, str>], bool)) {
+    walk(old, new, &mut Vec::new(), visit);
+}
+
+fn walk<'a>(
+    old: &'a Value,
+    new: &'a Value,
+    path: &mut Vec<Cow<'a, str>>,
+    visit: &mut dyn FnMut(&[Cow<'a, str>], bool),
+) {
     match (old, new) {
         (Value::Object(one), Value::Object(other)) => {
             let added = other.keys().filter(|key| !one.contains_key(*key));
             for key in one.keys().chain(added) {
-                walk_child(key.clone(), one.get(key), other.get(key), path, found);
+                walk_child(key.into(), [one.get(key), other.get(key)], path, visit);
             }
         }
         (Value::Array(one), Value::Array(other)) => {
             for at in 0..one.len().max(other.len()) {
-                walk_child(at.to_string(), one.get(at), other.get(at), path, found);
+                walk_child(at.to_string().into(), [one.get(at), other.get(at)], path, visit);
             }
         }
         (one, other) if one == other => {}
-        _ => found.push(FieldChange {
-            path: path.clone(),
-            replaced: true,
-        }),
+        _ => visit(path, true),
     }
 }
 
-fn walk_child(
-    key: String,
-    old: Option<&Value>,
-    new: Option<&Value>,
-    path: &mut Vec<String>,
-    found: &mut Vec<FieldChange>,
+fn walk_child<'a>(
+    key: Cow<'a, str>,
+    versions: [Option<&'a Value>; 2],
+    path: &mut Vec<Cow<'a, str>>,
+    visit: &mut dyn FnMut(&[Cow<'a, str>], bool),
 ) {
     path.push(key);
-    match (old, new) {
-        (Some(old), Some(new)) => walk(old, new, path, found),
-        _ => found.push(FieldChange {
-            path: path.clone(),
-            replaced: false,
-        }),
+    match versions {
+        [Some(old), Some(new)] => walk(old, new, path, visit),
+        _ => visit(path, false),
     }
     path.pop();
 }

@@ -8,7 +8,7 @@
 mod annotations;
 pub mod completion;
 mod container_batches;
-mod diff;
+pub mod diff;
 pub mod normalize;
 pub mod patch;
 pub mod pod;

@@ -148,6 +148,23 @@ pub fn calculate_spec(
     Ok(spec)
 }
 
+/// Whether a field of a Pod's spec can have another value in a running Pod; `vertical` as in [`Options`].
+#[must_use]
+pub fn is_mutable(path: &[impl AsRef<str>], vertical: bool) -> bool {
+    let path: Vec<&str> = path.iter().map(AsRef::as_ref).collect();
+    match path.as_slice() {
+        ["containers", _, "image"] => true,
+        [
+            "containers",
+            _,
+            "resources",
+            "limits" | "requests",
+            "cpu" | "memory",
+        ] => vertical,
+        _ => false,
+    }
+}
+
 /// Adds the change of an image or a resource.
 fn add_change(
     change: &FieldChange,
@@ -157,29 +174,25 @@ fn add_change(
     spec: &mut Spec,
 ) -> Result<(), MustRecreate> {
     let refuse = || MustRecreate::Field(format!("template.{}", change.path.join(".")));
-    if !change.replaced {
+    let path: Vec<&str> = change.path.iter().map(String::as_str).collect();
+    let ["spec", field @ ..] = path.as_slice() else {
+        return Err(refuse());
+    };
+    if !change.replaced || !is_mutable(field, options.vertical) {
         return Err(refuse());
     }
-    let path: Vec<&str> = change.path.iter().map(String::as_str).collect();
     let index = |list: &str| list.parse::<usize>().unwrap_or(usize::MAX);
     let container = |list: &str| {
         let name = &before["spec"]["containers"][index(list)]["name"];
         name.as_str().map(str::to_owned).ok_or_else(refuse)
     };
-    match path.as_slice() {
-        ["spec", "containers", nth, "image"] => {
+    match field {
+        ["containers", nth, "image"] => {
             let image = after["spec"]["containers"][index(nth)]["image"].as_str();
             spec.container_images
                 .insert(container(nth)?, image.ok_or_else(refuse)?.to_owned());
         }
-        [
-            "spec",
-            "containers",
-            nth,
-            "resources",
-            kind @ ("limits" | "requests"),
-            name @ ("cpu" | "memory"),
-        ] if options.vertical => {
+        ["containers", nth, "resources", kind, name] => {
             let value = &after["spec"]["containers"][index(nth)]["resources"][*kind][*name];
             let quantity = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
             let resources = spec.container_resources.entry(container(nth)?).or_default();
