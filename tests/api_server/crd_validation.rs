@@ -120,6 +120,14 @@ fn invalid_limits() -> Vec<(Value, &'static str)> {
             "spec.pullPolicy.pinSeconds: Invalid value: 2592001",
         ),
         (
+            json!({ "serviceAccountName": "a/b" }),
+            "spec.serviceAccountName: Invalid value: \"a/b\"",
+        ),
+        (
+            json!({ "serviceAccountName": "" }),
+            "spec.serviceAccountName: Invalid value: \"\"",
+        ),
+        (
             json!({ "completionPolicy": { "type": "Maybe" } }),
             "Unsupported value: \"Maybe\"",
         ),
@@ -172,7 +180,7 @@ async fn invalid_jobs_are_rejected_with_a_message() {
 }
 
 #[tokio::test]
-async fn valid_jobs_pass_and_pull_secrets_are_immutable() {
+async fn valid_jobs_pass_and_credentials_are_immutable() {
     let jobs = dynamic_api(
         &shared_cluster().admin().await,
         "apps.kruise.io/v1beta1",
@@ -207,6 +215,18 @@ async fn valid_jobs_pass_and_pull_secrets_are_immutable() {
         merge(&jobs, name, json!({ "spec": { "pullSecrets": null } })).await,
         r#"it was ["one"] and would be []"#,
     );
+    for account in [Some("one"), None] {
+        let named = account.map_or_else(|| json!({}), |name| json!({ "serviceAccountName": name }));
+        let created = create(&jobs, job(named)).await.unwrap();
+        let name = created["metadata"]["name"].as_str().unwrap();
+        assert_denied(
+            merge(&jobs, name, json!({ "spec": { "serviceAccountName": "two" } })).await,
+            "spec.serviceAccountName cannot be changed; create another job instead",
+        );
+        merge(&jobs, name, json!({ "spec": { "parallelism": 3 } }))
+            .await
+            .unwrap();
+    }
     merge(&jobs, name, json!({ "spec": { "parallelism": 3 } }))
         .await
         .unwrap();
@@ -250,6 +270,10 @@ async fn invalid_node_images_are_rejected_with_a_message() {
         (
             json!({ "nginx": { "tags": [good], "pullSecrets": vec![json!({}); 10_001] } }),
             "spec.images.nginx.pullSecrets: Too many: 10001: must have at most 10000 items",
+        ),
+        (
+            json!({ "nginx": { "tags": [good], "serviceAccounts": [{ "namespace": "a", "name": "b/c" }] } }),
+            "spec.images.nginx.serviceAccounts[0].name: Invalid value: \"b/c\"",
         ),
         (
             images_with(json!({ "ownerReferences": vec![json!({}); 10_001] })),

@@ -47,6 +47,10 @@ pub struct ImageListPullJobSpec {
     /// Names of Secrets with registry credentials, in the job's namespace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pull_secrets: Vec<String>,
+    /// Service account in the job's namespace: credential provider plugins of the nodes get its token, as for a Pod of
+    /// that account; they get none when absent. Not part of OpenKruise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_account_name: Option<String>,
     /// Limits of each node's pull of one image.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pull_policy: Option<PullPolicy>,
@@ -76,6 +80,7 @@ impl ImageListPullJobSpec {
             pod_selector,
             parallelism,
             pull_secrets,
+            service_account_name,
             pull_policy,
             completion_policy,
             sandbox_config,
@@ -88,6 +93,7 @@ impl ImageListPullJobSpec {
             pod_selector,
             parallelism,
             pull_secrets,
+            service_account_name,
             pull_policy,
             completion_policy,
             sandbox_config,

@@ -58,6 +58,10 @@ pub struct ImagePullJobSpec {
     /// Names of Secrets with registry credentials, in the job's namespace. Cannot be changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pull_secrets: Vec<String>,
+    /// Service account in the job's namespace: credential provider plugins of the nodes get its token, as for a Pod of
+    /// that account; they get none when absent. Cannot be changed. Not part of OpenKruise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub service_account_name: Option<String>,
     /// Limits of each node's pull.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pull_policy: Option<PullPolicy>,

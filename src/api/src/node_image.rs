@@ -96,6 +96,10 @@ pub struct ImageSpec<S = ReferenceObject> {
     /// Secrets with registry credentials, in the daemon's configuration namespace.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pull_secrets: Vec<S>,
+    /// Service accounts of the jobs that request tags: credential provider plugins get their tokens. Not part of
+    /// OpenKruise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub service_accounts: Vec<ServiceAccountReference>,
     /// Labels and annotations handed to the runtime with the pull.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sandbox_config: Option<SandboxConfig>,
@@ -117,6 +121,16 @@ pub struct ReferenceObject {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 64))]
     pub mode: Option<String>,
+}
+
+/// A service account by namespace and name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceAccountReference {
+    /// Namespace of the service account.
+    pub namespace: String,
+    /// Name of the service account.
+    pub name: String,
 }
 
 /// Labels and annotations handed to the runtime with a pull, as those of a Pod sandbox.

@@ -170,6 +170,19 @@ pub(super) const NODE_IMAGE: &[SchemaRule] = &[
         path: "spec.images.{}.pullSecrets.[].namespace",
         add: object_name_or_empty,
     },
+    // The manager writes a few of each namespace; an object of 1.5 MiB has room for about as many.
+    SchemaRule {
+        path: "spec.images.{}.serviceAccounts",
+        add: || json!({ "maxItems": 10_000 }),
+    },
+    SchemaRule {
+        path: "spec.images.{}.serviceAccounts.[].name",
+        add: object_name,
+    },
+    SchemaRule {
+        path: "spec.images.{}.serviceAccounts.[].namespace",
+        add: object_name,
+    },
     SchemaRule {
         path: "spec.images.{}.tags",
         add: || json!({ "maxItems": MAX_TAGS }),
@@ -301,6 +314,16 @@ pub(super) const IMAGE_PULL_JOB: &[SchemaRule] = &[
             )
         },
     },
+    SchemaRule {
+        path: "spec",
+        add: || {
+            cel(
+                "self.?serviceAccountName == oldSelf.?serviceAccountName",
+                "spec.serviceAccountName cannot be changed; create another job instead",
+                INVALID,
+            )
+        },
+    },
 ];
 
 /// Rules of ImageListPullJob alone.
@@ -382,6 +405,10 @@ pub(super) const IMAGE_PULL_JOB_TEMPLATE: &[SchemaRule] = &[
     },
     SchemaRule {
         path: "spec.pullSecrets.[]",
+        add: object_name,
+    },
+    SchemaRule {
+        path: "spec.serviceAccountName",
         add: object_name,
     },
     SchemaRule {

@@ -90,8 +90,9 @@ impl<'de, S: DeserializeOwned> Deserialize<'de> for ImageSpec<S> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let mut fields = LenientFields::from_deserializer(deserializer)?;
         let mut tags: Vec<ImageTagSpec> = fields.list("tags");
-        let (pull_secrets, sandbox_config) = (
+        let (pull_secrets, service_accounts, sandbox_config) = (
             fields.get_or_default("pullSecrets"),
+            fields.get_or_default("serviceAccounts"),
             fields.get_or_default("sandboxConfig"),
         );
         if let Some(why) = fields.unreadable {
@@ -102,6 +103,7 @@ impl<'de, S: DeserializeOwned> Deserialize<'de> for ImageSpec<S> {
         }
         Ok(Self {
             pull_secrets,
+            service_accounts,
             sandbox_config,
             tags,
         })

@@ -97,6 +97,7 @@ pub fn retry(job: &ImagePullJob, parallelism: Option<IntOrString>) -> Option<Ima
         pod_selector: _,
         parallelism: given,
         pull_secrets,
+        service_account_name,
         pull_policy,
         completion_policy,
         sandbox_config,
@@ -116,6 +117,7 @@ pub fn retry(job: &ImagePullJob, parallelism: Option<IntOrString>) -> Option<Ima
         pod_selector: None,
         parallelism: parallelism.or(given.filter(|value| !is_zero(value))),
         pull_secrets,
+        service_account_name,
         pull_policy,
         completion_policy: CompletionPolicy {
             ttl_seconds_after_finished: Some(TTL_SECONDS),
@@ -390,7 +392,8 @@ mod tests {
         let job = |failed: Value| -> ImagePullJob {
             let object = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
                 "metadata": { "name": "release-2026.".repeat(4), "namespace": "apps", "labels": { "a": "b" } },
-                "spec": { "image": "nginx:1", "parallelism": 3, "pullSecrets": ["s"], "imagePullPolicy": "Always",
+                "spec": { "image": "nginx:1", "parallelism": 3, "pullSecrets": ["s"], "serviceAccountName": "a",
+                    "imagePullPolicy": "Always",
                     "podSelector": { "matchLabels": { "a": "b" } }, "pullPolicy": { "timeoutSeconds": 7 },
                     "completionPolicy": { "type": "Never" }, "schedule": "0 2 * * *" },
                 "status": { "desired": 9, "failedNodes": failed } });
@@ -408,7 +411,8 @@ mod tests {
                 "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
                 "metadata": { "generateName": "release-2026.release-2026.release-2026.r-retry-" },
                 "spec": { "image": "nginx:1", "selector": { "names": ["n1", "n7"] }, "parallelism": "50%",
-                    "pullSecrets": ["s"], "pullPolicy": { "timeoutSeconds": 7 }, "imagePullPolicy": "Always",
+                    "pullSecrets": ["s"], "serviceAccountName": "a", "pullPolicy": { "timeoutSeconds": 7 },
+                    "imagePullPolicy": "Always",
                     "completionPolicy": { "ttlSecondsAfterFinished": 86400 } },
             })
         );

@@ -124,6 +124,7 @@ fn part_of(entry: &ImageSpec, tag: &str) -> ImageSpec {
     let tags = entry.tags.iter().filter(|one| one.tag == tag);
     ImageSpec {
         pull_secrets: entry.pull_secrets.clone(),
+        service_accounts: entry.service_accounts.clone(),
         sandbox_config: entry.sandbox_config.clone(),
         tags: tags.cloned().collect(),
     }
@@ -133,10 +134,12 @@ fn part_of(entry: &ImageSpec, tag: &str) -> ImageSpec {
 fn restore_part(entry: &mut ImageSpec, tag: &str, part: ImageSpec) {
     let ImageSpec {
         pull_secrets,
+        service_accounts,
         sandbox_config,
         tags,
     } = part;
     entry.pull_secrets = pull_secrets;
+    entry.service_accounts = service_accounts;
     entry.sandbox_config = sandbox_config;
     entry.tags.retain(|one| one.tag != tag);
     entry.tags.extend(tags);

@@ -156,8 +156,8 @@ impl PullJob {
         self.spec.completion_policy.never_ends()
     }
 
-    /// Whether both give a pull the same limits and policy. Image and pull secrets cannot be changed, and `sandboxConfig` is
-    /// shared by all tags of the image.
+    /// Whether both give a pull the same limits and policy. Image, pull secrets and service account cannot be
+    /// changed, and `sandboxConfig` is shared by all tags of the image.
     #[must_use]
     pub fn requests_the_same_as(&self, other: &Self) -> bool {
         let requested = |spec: &ImagePullJobSpec| {
@@ -219,6 +219,7 @@ fn without_selectors(spec: &ImagePullJobSpec) -> ImagePullJobSpec {
         pod_selector: _,
         parallelism,
         pull_secrets,
+        service_account_name,
         pull_policy,
         completion_policy,
         sandbox_config,
@@ -231,6 +232,7 @@ fn without_selectors(spec: &ImagePullJobSpec) -> ImagePullJobSpec {
         pod_selector: None,
         parallelism: parallelism.clone(),
         pull_secrets: pull_secrets.clone(),
+        service_account_name: service_account_name.clone(),
         pull_policy: pull_policy.clone(),
         completion_policy: completion_policy.clone(),
         sandbox_config: sandbox_config.clone(),
