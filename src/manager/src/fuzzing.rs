@@ -59,6 +59,7 @@ fn add_for_job(spec: &ImageSpec, statuses: &[ImageTagStatus], tag: &str, job: &P
         secrets: &[secret],
         ended_jobs: &BTreeSet::new(),
         needed_secrets: None,
+        needed_accounts: None,
     };
     let options = EntryOptions {
         default_ttl: 300,

@@ -14,7 +14,9 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::plan::batch::{Additions, add_requests};
-use super::plan::entry::{EntryOptions, JobRequest, NeededSecrets, node_seed, owner_reference};
+use super::plan::entry::{
+    EntryOptions, JobRequest, NeededAccounts, NeededSecrets, node_seed, owner_reference,
+};
 use super::plan::index::{JobIndex, MAX_SECRETS_OF_NAMESPACE, Uid};
 use super::plan::job::PullJob;
 use super::plan::quota::QuotaExceeded;
@@ -288,9 +290,19 @@ impl NodeImageWriter {
         let needed = images
             .into_iter()
             .filter_map(|image| Some((image.clone(), index.needed_secrets(image)?)));
+        let needed_secrets = needed.collect();
+        let with_account = due_writes
+            .iter()
+            .filter(|write| write.job.spec.service_account_name.is_some());
+        let images = with_account.filter_map(|write| Some(&write.job.image.as_ref().ok()?.0));
+        let images: BTreeSet<&String> = images.collect();
+        let needed = images
+            .into_iter()
+            .map(|image| (image.clone(), index.needed_accounts(image)));
         let node_write = Arc::new(NodeWrite {
             api: self.api.clone(),
-            needed_secrets: needed.collect(),
+            needed_secrets,
+            needed_accounts: needed.collect(),
             node: Arc::clone(&node),
             ended_jobs,
             view,
@@ -504,6 +516,8 @@ struct NodeWrite {
     ended_jobs: BTreeSet<String>,
     /// By image, for those that a request brings pull secrets for.
     needed_secrets: BTreeMap<String, NeededSecrets>,
+    /// The same for those that a request brings a service account for.
+    needed_accounts: BTreeMap<String, NeededAccounts>,
     options: EntryOptions,
     /// The object as it was read for requests that did not change it, such as those that it has no room for: there may
     /// be a thousand, each decided on its own after other failures.
@@ -584,6 +598,7 @@ fn build_patch(
             secrets: &write.secrets,
             ended_jobs: &node_write.ended_jobs,
             needed_secrets: image.and_then(|(name, _)| node_write.needed_secrets.get(name)),
+            needed_accounts: image.and_then(|(name, _)| node_write.needed_accounts.get(name)),
         }
     });
     let requests: Vec<JobRequest<'_>> = requests.collect();
@@ -604,8 +619,14 @@ fn build_patch(
                 .get(name)
                 .map_or(Value::Null, |spec| json!(spec));
             let mut entry = replacing_patch(&current, &json!(spec));
-            if spec.pull_secrets.is_empty() {
-                set(&mut entry, &["pullSecrets"], Value::Null);
+            // Those of an entry that was not read, either.
+            for (field, is_empty) in [
+                ("pullSecrets", spec.pull_secrets.is_empty()),
+                ("serviceAccounts", spec.service_accounts.is_empty()),
+            ] {
+                if is_empty {
+                    set(&mut entry, &[field], Value::Null);
+                }
             }
             (name.to_owned(), entry)
         })
@@ -768,6 +789,7 @@ mod tests {
                 view: Arc::new(NodeImageView::from(object)),
                 ended_jobs: BTreeSet::new(),
                 needed_secrets: BTreeMap::new(),
+                needed_accounts: BTreeMap::new(),
                 options: EntryOptions {
                     default_ttl: 300,
                     seed: 0,

@@ -188,6 +188,7 @@ mod tests {
             secrets: &[],
             ended_jobs: &NONE,
             needed_secrets: None,
+            needed_accounts: None,
         }
     }
 

@@ -12,7 +12,7 @@ use kruise_api::image_pull_job::{CompletionPolicyType, ImagePullJobSpec, ImagePu
 use kruise_api::keys;
 use kruise_api::node_image::{
     DEFAULT_BACKOFF_LIMIT, DEFAULT_TIMEOUT_SECONDS, ImageSpec, ImageTagPullPolicy, ImageTagSpec,
-    ImageTagStatus, ReferenceObject, SandboxConfig,
+    ImageTagStatus, ReferenceObject, SandboxConfig, ServiceAccountReference,
 };
 use kruise_api::schedule::Schedule;
 
@@ -44,10 +44,15 @@ pub struct JobRequest<'a> {
     pub ended_jobs: &'a BTreeSet<String>,
     /// The copies that running jobs with this image need, if that is known: others are removed from the entry.
     pub needed_secrets: Option<&'a NeededSecrets>,
+    /// The same for service accounts.
+    pub needed_accounts: Option<&'a NeededAccounts>,
 }
 
 /// Namespaces and names of copies of pull secrets.
 pub type NeededSecrets = BTreeSet<(String, String)>;
+
+/// Service accounts of jobs.
+pub type NeededAccounts = BTreeSet<ServiceAccountReference>;
 
 /// How a copy is named in [`NeededSecrets`].
 #[must_use]
@@ -124,16 +129,19 @@ pub fn add_request(
     let shared = used_by_others && entry.is_some_and(|t| has_creation_time(t) && !pull_ended(t, status));
     let is_over = |t: &ImageTagSpec| tag_pull_ended(t, statuses) && live_owners(t, request).next().is_none();
     let is_copy = |secret: &ReferenceObject| secret.mode.as_deref() == Some(keys::MODE_BATCH);
-    if !already_owned && spec.pull_secrets.iter().any(is_copy) && spec.tags.iter().all(is_over) {
+    let has_credentials = !spec.service_accounts.is_empty() || spec.pull_secrets.iter().any(is_copy);
+    if !already_owned && has_credentials && spec.tags.iter().all(is_over) {
         // No pull needs the credentials of earlier jobs any more; their copies may be deleted.
         spec.pull_secrets.retain(|secret| !is_copy(secret));
+        spec.service_accounts.clear();
     }
     if let Some(needed) = request.needed_secrets {
         // Also while other jobs pull the image. Their daemons would ask for the copies of all earlier jobs first.
         spec.pull_secrets
             .retain(|secret| !is_copy(secret) || needed.contains(&secret_key(secret)));
     }
-    let secrets_added = add_secrets(spec, request);
+    let account_added = sync_accounts(spec, request);
+    let credentials_added = add_secrets(spec, request) || account_added;
     if already_owned {
         let entry = position.and_then(|at| spec.tags.get_mut(at));
         if let Some(entry) = entry.filter(|entry| has_creation_time(entry) && !pull_ended(entry, status)) {
@@ -152,7 +160,7 @@ pub fn add_request(
             let serves_others = !pull_ended(entry, status) && live_owners(entry, request).next().is_some();
             if shared {
                 join_pull(entry, request.job, options);
-            } else if secrets_added || !satisfies(entry, status, request.job) {
+            } else if credentials_added || !satisfies(entry, status, request.job) {
                 request_repull(entry, request.job, options);
                 entry.owner_references.retain(|owner| !has_ended(owner, request));
             } else {
@@ -268,6 +276,20 @@ fn add_secrets(spec: &mut ImageSpec, request: JobRequest<'_>) -> bool {
         }
     }
     spec.pull_secrets.len() > before
+}
+
+/// Keeps the service accounts that are needed, and adds the job's own; true when that was missing.
+fn sync_accounts(spec: &mut ImageSpec, request: JobRequest<'_>) -> bool {
+    let is_needed = |account: &ServiceAccountReference| {
+        let needed = request.needed_accounts;
+        needed.is_none_or(|needed| needed.contains(account))
+    };
+    spec.service_accounts.retain(is_needed);
+    let own = request.job.service_account().filter(is_needed);
+    let missing = own.filter(|account| !spec.service_accounts.contains(account));
+    let added = missing.is_some();
+    spec.service_accounts.extend(missing);
+    added
 }
 
 /// Whether the pull of a tag has ended.

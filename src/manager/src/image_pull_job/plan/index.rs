@@ -9,7 +9,7 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::entry::{NeededSecrets, secret_key};
+use super::entry::{NeededAccounts, NeededSecrets, secret_key};
 use super::job::{NodeTargets, PullJob, add_seconds};
 use super::pending_nodes::PendingNodes;
 use super::registry_limit::RegistryLimit;
@@ -21,6 +21,8 @@ use kruise_cluster::Key;
 
 /// Pull secrets of one namespace that are used for one image on a node, at most: the daemon reads them one by one.
 pub const MAX_SECRETS_OF_NAMESPACE: usize = 64;
+/// The same for service accounts: for each, the daemon requests a token and calls plugins.
+pub const MAX_ACCOUNTS_OF_NAMESPACE: usize = 4;
 /// How long a node may stay assigned without the watch showing it; after that it is assigned again.
 const ASSIGNMENT_TIMEOUT: SignedDuration = SignedDuration::from_secs(30);
 /// Delay before a node that refused a job that never ends is tried again: its NodeImage may have room by then.
@@ -50,6 +52,8 @@ pub struct JobIndex {
     /// The copies of pull secrets that an image needs, until one of its jobs changes: each write of a NodeImage needs
     /// them, and an image may have thousands of jobs.
     secrets_of_images: HashMap<String, NeededSecrets>,
+    /// The same for service accounts.
+    accounts_of_images: HashMap<String, NeededAccounts>,
     /// Jobs whose status may differ from the written one.
     dirty: HashSet<Uid>,
     /// Removed jobs.
@@ -146,6 +150,7 @@ impl JobIndex {
     fn insert_job(&mut self, uid: Uid, mut work: RunningJob) {
         if let Ok((image, tag)) = &work.job.image {
             self.secrets_of_images.remove(image);
+            self.accounts_of_images.remove(image);
             let tags = self.by_tag.entry(image.clone()).or_default();
             tags.entry(tag.clone()).or_default().insert(Arc::clone(&uid));
         }
@@ -179,6 +184,7 @@ impl JobIndex {
             && let Some(tags) = self.by_tag.get_mut(image)
         {
             self.secrets_of_images.remove(image);
+            self.accounts_of_images.remove(image);
             if let Some(jobs) = tags.get_mut(tag) {
                 jobs.remove(uid);
             }
@@ -567,13 +573,7 @@ impl JobIndex {
     /// namespace; `None` while those of one that pulls are unknown.
     #[must_use]
     pub fn needed_secrets(&mut self, image: &str) -> Option<NeededSecrets> {
-        let uids = self
-            .by_tag
-            .get(image)
-            .into_iter()
-            .flat_map(HashMap::values)
-            .flatten();
-        let jobs: Vec<&RunningJob> = uids.filter_map(|uid| self.jobs.get(uid)).collect();
+        let jobs: Vec<&RunningJob> = self.jobs_of_image(image).collect();
         // One whose secrets are unknown requests nothing before, unless an earlier leader did for it.
         if jobs.iter().any(|work| work.secrets.is_none() && work.is_active()) {
             return None;
@@ -606,6 +606,33 @@ impl JobIndex {
         let excess = copies.filter(|copy| !needed.contains(&secret_key(copy))).count();
         work.excess_secrets_reported = excess > 0;
         work.excess_secrets_reported.then_some(excess)
+    }
+
+    /// The service accounts of the running jobs of an image, at most [`MAX_ACCOUNTS_OF_NAMESPACE`] of each namespace.
+    #[must_use]
+    pub fn needed_accounts(&mut self, image: &str) -> NeededAccounts {
+        if let Some(needed) = self.accounts_of_images.get(image) {
+            return needed.clone();
+        }
+        let mut by_namespace: BTreeMap<String, NeededAccounts> = BTreeMap::new();
+        for account in self
+            .jobs_of_image(image)
+            .filter_map(|work| work.job.service_account())
+        {
+            let accounts = by_namespace.entry(account.namespace.clone()).or_default();
+            accounts.insert(account);
+        }
+        let first = |accounts: NeededAccounts| accounts.into_iter().take(MAX_ACCOUNTS_OF_NAMESPACE);
+        let needed: NeededAccounts = by_namespace.into_values().flat_map(first).collect();
+        self.accounts_of_images.insert(image.to_owned(), needed.clone());
+        needed
+    }
+
+    /// The running jobs of an image, with any tag.
+    fn jobs_of_image(&self, image: &str) -> impl Iterator<Item = &RunningJob> {
+        let tags = self.by_tag.get(image).into_iter();
+        let uids = tags.flat_map(HashMap::values).flatten();
+        uids.filter_map(move |uid| self.jobs.get(uid))
     }
 
     /// The NodeImage of a node.

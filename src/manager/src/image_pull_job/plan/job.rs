@@ -11,6 +11,7 @@ use crate::view::matches;
 use kruise_api::image_pull_job::{ImagePullJob, ImagePullJobSpec, ImagePullJobStatus};
 use kruise_api::image_reference::ImageReference;
 use kruise_api::keys;
+use kruise_api::node_image::ServiceAccountReference;
 use kruise_api::owner::{Owner, OwnerKind};
 use kruise_api::schedule::Schedule;
 use kruise_cluster::Key;
@@ -169,6 +170,15 @@ impl PullJob {
             )
         };
         requested(&self.spec) == requested(&other.spec)
+    }
+
+    /// The service account that the job names.
+    #[must_use]
+    pub fn service_account(&self) -> Option<ServiceAccountReference> {
+        Some(ServiceAccountReference {
+            namespace: self.key.namespace.clone()?,
+            name: self.spec.service_account_name.clone()?,
+        })
     }
 
     /// Whether the job has a completion time.

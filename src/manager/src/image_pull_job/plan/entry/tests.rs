@@ -58,6 +58,7 @@ fn request(job: &PullJob) -> JobRequest<'_> {
         secrets: &[],
         ended_jobs: &NONE,
         needed_secrets: None,
+        needed_accounts: None,
     }
 }
 
@@ -321,6 +322,7 @@ fn credentials_of_ended_jobs_are_removed() {
         secrets,
         ended_jobs: &NONE,
         needed_secrets: None,
+        needed_accounts: None,
     };
     let ended = BTreeSet::from(["uid0".to_owned()]);
     let first = add_requests(None, &[], "1", &[with(&a, &for_a)], options(0)).unwrap();
@@ -385,7 +387,7 @@ proptest! {
         let secret = ReferenceObject { namespace: "d".into(), name: "s".into(), mode: None };
         let mut spec: Option<ImageSpec> = None;
         for job in &jobs {
-            let request = JobRequest { job, secrets: std::slice::from_ref(&secret), ended_jobs: &NONE, needed_secrets: None };
+            let request = JobRequest { job, secrets: std::slice::from_ref(&secret), ended_jobs: &NONE, needed_secrets: None, needed_accounts: None };
             let before = spec.as_ref().map_or(-1, |s| s.tags[0].version);
             if let Some(new) = add_requests(spec.as_ref(), status.as_slice(), "1", &[request], options(seed)) {
                 spec = Some(new);
@@ -529,7 +531,7 @@ proptest! {
             let status: Vec<_> = begun.then(|| status(previous.version, over)).into_iter().collect();
             let other = tenant(n, (true, fresh, made), limits);
             let secrets = if secrets { std::slice::from_ref(&secret) } else { &[] };
-            let request = JobRequest { job: &other, secrets, ended_jobs: &NONE, needed_secrets: None };
+            let request = JobRequest { job: &other, secrets, ended_jobs: &NONE, needed_secrets: None, needed_accounts: None };
             if let Some(new) = add_requests(Some(&spec), &status, "1", &[request], now) {
                 spec = new;
             }
@@ -599,4 +601,58 @@ fn secrets_beyond_the_limit_are_not_added() {
     };
     let spec = add_requests(None, &[], "1", &[request], options(0)).unwrap();
     assert_eq!(spec.pull_secrets, [secret("b")]);
+}
+
+#[test]
+fn service_accounts_are_those_of_running_jobs() {
+    let job_of = |n: u8, account: Option<&str>| {
+        let mut job = job(n, None, false);
+        job.spec.service_account_name = account.map(str::to_owned);
+        job
+    };
+    let account = |name: &str| ServiceAccountReference {
+        namespace: "ns".to_owned(),
+        name: name.to_owned(),
+    };
+    let (a, b, none) = (job_of(0, Some("a")), job_of(1, Some("b")), job_of(2, None));
+    let first = add_requests(None, &[], "1", &[request(&a)], options(0)).unwrap();
+    assert_eq!(first.service_accounts, [account("a")]);
+    assert_eq!(
+        add_requests(Some(&first), &[], "1", &[request(&a)], options(0)),
+        None
+    );
+    // A pull that has begun without the account is begun again.
+    let joined = add_requests(Some(&first), &[status(0, false)], "1", &[request(&b)], options(0)).unwrap();
+    assert_eq!(joined.service_accounts, [account("a"), account("b")]);
+    assert_eq!(joined.tags[0].version, 1);
+    let joined = add_requests(
+        Some(&first),
+        &[status(0, false)],
+        "1",
+        &[request(&none)],
+        options(0),
+    )
+    .unwrap();
+    assert_eq!(
+        (joined.service_accounts.as_slice(), joined.tags[0].version),
+        (&[account("a")][..], 0)
+    );
+    // Those of jobs that have gone are removed, and one beyond the limit of its namespace is not added.
+    let needed = BTreeSet::from([account("b")]);
+    let with = |job| JobRequest {
+        needed_accounts: Some(&needed),
+        ..request(job)
+    };
+    let replaced = add_requests(Some(&first), &[], "1", &[with(&b)], options(0)).unwrap();
+    assert_eq!(replaced.service_accounts, [account("b")]);
+    let limited = add_requests(None, &[], "1", &[with(&a)], options(0)).unwrap();
+    assert!(limited.service_accounts.is_empty());
+    // No pull needs them any more.
+    let ended = BTreeSet::from(["uid0".to_owned()]);
+    let later = JobRequest {
+        ended_jobs: &ended,
+        ..request(&none)
+    };
+    let later = add_requests(Some(&first), &[status(0, true)], "1", &[later], options(0)).unwrap();
+    assert!(later.service_accounts.is_empty());
 }

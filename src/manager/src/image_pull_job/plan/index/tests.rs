@@ -462,3 +462,32 @@ fn status_shows_at_once_that_secrets_block_no_more() {
         assert_eq!(index.take_dirty().contains(&uid), changed);
     }
 }
+
+#[test]
+fn service_accounts_of_one_namespace_are_limited() {
+    let mut index = JobIndex::new(SignedDuration::ZERO, RegistryLimit::default());
+    let add = |index: &mut JobIndex, namespace: &str, account: &str| {
+        let mut job = job(0, 1, false);
+        job.key.namespace = Some(namespace.to_owned());
+        job.uid = format!("{namespace}-{account}");
+        job.spec.service_account_name = Some(account.to_owned());
+        index.upsert_job(job, at(0));
+    };
+    let names = |index: &mut JobIndex| -> Vec<String> {
+        let needed = index.needed_accounts("nginx").into_iter();
+        needed
+            .map(|account| format!("{}/{}", account.namespace, account.name))
+            .collect()
+    };
+    for account in ["a", "b", "c", "d", "e", "f"] {
+        add(&mut index, "many", account);
+    }
+    assert_eq!(names(&mut index), ["many/a", "many/b", "many/c", "many/d"]);
+    add(&mut index, "one", "z");
+    assert_eq!(names(&mut index).len(), MAX_ACCOUNTS_OF_NAMESPACE + 1);
+    index.remove_job(&"many-a".into());
+    assert_eq!(
+        names(&mut index),
+        ["many/b", "many/c", "many/d", "many/e", "one/z"]
+    );
+}
