@@ -23,6 +23,8 @@ use serde_json::{Map, Value, json};
 
 use super::watch::Lenient;
 use super::{Error, ObjectView, page};
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kruise_api::names;
 use kruise_ops::metrics::metrics;
@@ -83,6 +85,66 @@ pub async fn create_review<K: Object>(api: &Api<K>, review: &K) -> Result<K, Err
     let body = serde_json::to_vec(review).map_err(kube::Error::SerdeError)?;
     let request = Request::new(api.resource_url()).create(&PostParams::default(), body);
     with_kind_metrics::<K, _>("create", send(&api.clone().into_client(), request)).await
+}
+
+/// A token of a service account, without `Debug`: it is a secret.
+pub struct IssuedToken {
+    /// The token.
+    pub token: String,
+    /// How long it is valid.
+    pub valid_for: Duration,
+}
+
+/// Requests a token of a service account. No error, and no line of the log, has a part of the response.
+///
+/// # Errors
+/// See [`Error`].
+pub async fn create_token(
+    api: &Api<ServiceAccount>,
+    name: &str,
+    token_request: &TokenRequest,
+) -> Result<IssuedToken, Error> {
+    const VERB: &str = "create_token";
+    validate_names(api, Some(name))?;
+    let body = serde_json::to_vec(token_request).map_err(kube::Error::SerdeError)?;
+    let request = Request::new(api.resource_url());
+    let request = request.create_subresource("token", name, &PostParams::default(), body);
+    let client = api.clone().into_client();
+    // `Client::request` logs a response that it cannot parse.
+    let answer = async {
+        client
+            .request_text(request.map_err(kube::Error::BuildRequest)?)
+            .await
+    };
+    let text = with_kind_metrics::<ServiceAccount, _>(VERB, Box::pin(answer)).await?;
+    let answer = serde_json::from_str::<TokenAnswer>(&text).ok();
+    let issued = answer.and_then(|TokenAnswer { spec, status }| {
+        let seconds = u64::try_from(spec.expiration_seconds).ok()?;
+        (!status.token.is_empty()).then(|| IssuedToken {
+            token: status.token,
+            valid_for: Duration::from_secs(seconds),
+        })
+    });
+    or_unreadable::<ServiceAccount, _>(VERB, issued.ok_or_else(|| "it has no token".to_owned()))
+}
+
+/// What is read of a TokenRequest that the API server has answered.
+#[derive(Deserialize)]
+struct TokenAnswer {
+    spec: TokenAnswerSpec,
+    status: TokenAnswerStatus,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TokenAnswerSpec {
+    /// As granted, which may be less than requested.
+    expiration_seconds: i64,
+}
+
+#[derive(Deserialize)]
+struct TokenAnswerStatus {
+    token: String,
 }
 
 /// Creates an object with `body` byte for byte, and returns the response as it comes, without managed fields: for data

@@ -302,3 +302,49 @@ async fn write_succeeds_with_an_unreadable_answer() {
     .await;
     assert!(taken.is_ok());
 }
+
+#[tokio::test]
+async fn token_is_read_and_shown_nowhere() {
+    use k8s_openapi::api::authentication::v1::TokenRequestSpec;
+
+    let token_request = TokenRequest {
+        spec: TokenRequestSpec {
+            audiences: vec!["registry".to_owned()],
+            ..TokenRequestSpec::default()
+        },
+        ..TokenRequest::default()
+    };
+    let (client, requests) = recording_client();
+    let missing = create_token(&Api::namespaced(client.clone(), "a"), "builder", &token_request).await;
+    assert!(missing.err().unwrap().not_found());
+    for hostile in HOSTILE {
+        let refused = create_token(&Api::namespaced(client.clone(), "a"), hostile, &token_request).await;
+        assert!(matches!(refused.err().unwrap(), Error::InvalidName { .. }));
+    }
+    assert_eq!(
+        *requests.lock().unwrap(),
+        ["POST /api/v1/namespaces/a/serviceaccounts/builder/token?"]
+    );
+    let answered = async |answer: serde_json::Value| {
+        let api = Api::namespaced(client_answering(&answer.to_string()), "a");
+        create_token(&api, "builder", &token_request).await
+    };
+    let granted = json!({ "spec": { "audiences": ["registry"], "expirationSeconds": 600 },
+        "status": { "token": "hidden", "expirationTimestamp": "9999-12-31T23:59:59Z" } });
+    let issued = answered(granted).await.ok().unwrap();
+    assert_eq!(
+        (issued.token.as_str(), issued.valid_for),
+        ("hidden", Duration::from_secs(600))
+    );
+    for wrong in [
+        json!({ "spec": { "expirationSeconds": "hidden" }, "status": { "token": "hidden" } }),
+        json!({ "spec": { "expirationSeconds": -1 }, "status": { "token": "hidden" } }),
+        json!({ "spec": { "expirationSeconds": 600 }, "status": { "token": "" } }),
+        json!({ "token": "hidden" }),
+    ] {
+        let error = answered(wrong).await.err().unwrap();
+        let expected =
+            "cannot parse the ServiceAccount that the API server answered create_token with: it has no token";
+        assert_eq!(error.to_string(), expected);
+    }
+}
