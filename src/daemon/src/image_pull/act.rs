@@ -94,7 +94,7 @@ impl SourcedCredentials {
 /// Where credentials come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CredentialSource {
-    /// Pull secrets of jobs in this namespace.
+    /// Pull secrets and service accounts of jobs in this namespace.
     Namespace(String),
     /// The node itself, or the configuration of its user.
     Node,
@@ -393,11 +393,13 @@ pub fn error_message(error: &Error) -> String {
     }
 }
 
-/// The content of a tag's Secrets.
+/// The credentials of a tag's jobs.
 #[derive(Debug, Clone, Default)]
 pub struct PullSecrets {
     /// The usable credentials, by the namespace of the jobs that brought them.
     keyrings: BTreeMap<String, Keyring>,
+    /// What plugins returned for the service accounts of jobs, by their namespace; for the attempt's repository.
+    account_credentials: BTreeMap<String, Vec<Credentials>>,
     /// Messages about the Secrets that cannot be used.
     pub problems: Vec<String>,
     /// Why credentials of the node may be missing, for the message of a pull that fails.
@@ -413,14 +415,14 @@ impl PullSecrets {
     /// anonymous pull.
     pub fn credentials(&self, repository: &str, first_namespace: &str) -> Vec<SourcedCredentials> {
         let (own, others): (Vec<_>, Vec<_>) = self
-            .keyrings
-            .iter()
-            .partition(|(namespace, _)| *namespace == first_namespace);
+            .namespaces()
+            .into_iter()
+            .partition(|namespace| *namespace == first_namespace);
         let all = own.into_iter().chain(others);
         let mut lists: Vec<_> = all
-            .map(|(namespace, keyring)| {
-                let source = CredentialSource::Namespace(namespace.clone());
-                (source, keyring.lookup(repository).into_iter())
+            .map(|namespace| {
+                let source = CredentialSource::Namespace(namespace.to_owned());
+                (source, self.credentials_of(namespace, repository).into_iter())
             })
             .collect();
         let mut merged: Vec<SourcedCredentials> = Vec::new();
@@ -446,14 +448,41 @@ impl PullSecrets {
         }
     }
 
+    /// The namespaces of jobs that may have brought credentials.
+    fn namespaces(&self) -> BTreeSet<&str> {
+        let namespaces = self.keyrings.keys().chain(self.account_credentials.keys());
+        namespaces.map(String::as_str).collect()
+    }
+
+    /// The credentials of one namespace: of pull secrets, then of service accounts, as kubelet tries them.
+    fn credentials_of(&self, namespace: &str, repository: &str) -> Vec<Credentials> {
+        let keyring = self.keyrings.get(namespace);
+        let mut found = keyring
+            .map(|keyring| keyring.lookup(repository))
+            .unwrap_or_default();
+        found.extend(
+            self.account_credentials
+                .get(namespace)
+                .into_iter()
+                .flatten()
+                .cloned(),
+        );
+        found
+    }
+
+    /// Adds what plugins returned for a service account of that namespace, for the attempt's repository.
+    pub fn add_account_credentials(&mut self, namespace: String, credentials: Vec<Credentials>) {
+        let of_namespace = self.account_credentials.entry(namespace).or_default();
+        of_namespace.extend(credentials);
+    }
+
     /// Whether one of these jobs has brought no credentials for `repository`, unlike others. Those for other registries
     /// do not count: alone, the job would pull without credentials.
     pub fn is_public_for(&self, repository: &str, owners: &[ObjectReference]) -> bool {
         let with_credentials: BTreeSet<&str> = self
-            .keyrings
-            .iter()
-            .filter(|(_, keyring)| !keyring.lookup(repository).is_empty())
-            .map(|(namespace, _)| namespace.as_str())
+            .namespaces()
+            .into_iter()
+            .filter(|namespace| !self.credentials_of(namespace, repository).is_empty())
             .collect();
         // Those of an old manager serve all.
         if with_credentials.is_empty() || with_credentials.contains("") {
@@ -591,7 +620,7 @@ pub async fn read_secrets(
 }
 
 /// How an attempt that the registry rejects is retried if a Secret is missing because of this error.
-fn retry_without_secret(error: &kruise_cluster::Error) -> Option<AttemptRetry> {
+pub(super) fn retry_without_secret(error: &kruise_cluster::Error) -> Option<AttemptRetry> {
     if !error.retryable() {
         return error.forbidden().then_some(AttemptRetry::Uncounted);
     }
@@ -937,6 +966,29 @@ mod tests {
         assert_eq!(remaining_users(&unreachable(), 1), [] as [&str; 0]);
         let last = remaining_users(&pull_error(PullCause::RegistryUnavailable), MAX_REGISTRY_ERRORS);
         assert_eq!(last, ["node", "anonymous"], "as for a job without credentials");
+    }
+
+    /// They belong to the jobs of their namespace, like those of pull secrets.
+    #[tokio::test]
+    async fn credentials_of_service_accounts_belong_to_their_namespace() {
+        let users = |name: &str| [name.to_owned()];
+        let mut secrets = secrets_from(vec![secret_from("a", &users("a"), 0)], &[job("a")]).await;
+        let login = |user: &str| Credentials {
+            username: user.to_owned(),
+            ..Credentials::default()
+        };
+        secrets.add_account_credentials("a".to_owned(), vec![login("account-a")]);
+        secrets.add_account_credentials("b".to_owned(), vec![login("account-b")]);
+        secrets.add_account_credentials("none".to_owned(), Vec::new());
+        let found = secrets.credentials("r/a", "b").into_iter();
+        let found: Vec<_> = found
+            .map(|found| (found.credentials.username, found.sources))
+            .collect();
+        let expected = [("account-b", "b"), ("a", "a"), ("account-a", "a")];
+        let expected = expected.map(|(user, source)| (user.to_owned(), vec![namespace(source)]));
+        assert_eq!(found, expected);
+        assert!(!secrets.is_public_for("r/a", &[job("a"), job("b")]));
+        assert!(secrets.is_public_for("r/a", &[job("b"), job("none")]));
     }
 
     #[tokio::test]

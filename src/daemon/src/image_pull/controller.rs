@@ -11,11 +11,13 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 
+use super::node_credentials::service_accounts::ServiceAccounts;
 use super::node_credentials::{LOOKUP_TIMEOUT, NodeCredentials};
 use super::observe::{self, ObservedNodeImage};
 use super::pins::{PIN_TIMEOUT, PinRequests};
 use super::plan::board::AttemptOutcome;
 use super::plan::publish::{self, StatusPublisher, WriteTime};
+use super::plan::service_accounts::tag_accounts;
 use super::plan::{
     self, AttemptResult, PullLimits, PullProgress, PullSpec, PullStep, TagKey, TaskBoard, status,
 };
@@ -92,6 +94,7 @@ impl ImagePullController {
         let credentials = CredentialSources {
             client: ctx.cluster.client.clone(),
             node: Arc::new(node_credentials),
+            accounts: Arc::new(ServiceAccounts::new(ctx.cluster.client.clone(), &ctx.node_name)),
             check_disk: ctx.options.check_image_disk,
         };
         Self {
@@ -252,7 +255,7 @@ impl ImagePullController {
             format!("pulling {name}"),
             timeout
                 .saturating_add(act::SECRETS_TIMEOUT)
-                .saturating_add(LOOKUP_TIMEOUT)
+                .saturating_add(LOOKUP_TIMEOUT * 2)
                 .saturating_add(PIN_TIMEOUT)
                 .saturating_add(write::REQUEST_TIMEOUT),
         );
@@ -517,6 +520,7 @@ struct CredentialSources {
     /// For pull secrets.
     client: kube::Client,
     node: Arc<NodeCredentials>,
+    accounts: Arc<ServiceAccounts>,
     check_disk: bool,
 }
 
@@ -553,11 +557,21 @@ async fn pull_tag(
     let repository = ImageReference::parse(&image)
         .map(|r| r.repository())
         .unwrap_or_default();
+    let accounts = tag_accounts(&spec.service_accounts, &spec.owners, &scope.namespace);
+    let of_accounts = sources
+        .node
+        .lookup_accounts(&repository, &accounts.references, &sources.accounts);
+    let of_accounts = Box::pin(of_accounts).await;
+    for (namespace, credentials) in of_accounts.credentials {
+        secrets.add_account_credentials(namespace, credentials);
+    }
+    secrets.unread_retry = secrets.unread_retry.max(of_accounts.unread_retry);
     let mut credentials = secrets.credentials(&repository, &scope.namespace);
-    let node = sources.node.lookup(&repository).await;
+    let node = sources.node.lookup(&repository, accounts.without_account).await;
     let of_node = node.credentials.into_iter().map(act::SourcedCredentials::of_node);
     credentials.extend(of_node);
-    secrets.node_problems = node.problems;
+    secrets.node_problems = of_accounts.problems;
+    secrets.node_problems.extend(node.problems);
     let attempt = act::PullAttempt {
         credentials,
         anonymous: secrets.is_public_for(&repository, &spec.owners),

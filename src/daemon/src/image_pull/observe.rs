@@ -111,6 +111,7 @@ fn pull_spec(name: &str, image: &ImageSpec, tag: &ImageTagSpec) -> PullSpec {
             .iter()
             .map(|s| (s.namespace.clone(), s.name.clone()))
             .collect(),
+        service_accounts: image.service_accounts.clone(),
         labels: sandbox.labels,
         annotations,
         pin: policy
@@ -171,6 +172,18 @@ mod tests {
         );
         assert_eq!(spec.active_deadline, None);
         assert_eq!(spec.annotations[PULLING_IMAGE_BY], "kruise-daemon");
+    }
+
+    #[test]
+    fn credentials_of_the_image_are_those_of_its_tags() {
+        let spec = single_spec(&json!({"nginx": {"tags": [{"tag": "1"}],
+            "pullSecrets": [{"namespace": "copies", "name": "s"}], "serviceAccounts": [{"namespace": "n", "name": "a"}]}}));
+        assert_eq!(spec.secrets, [("copies".to_owned(), "s".to_owned())]);
+        let accounts = spec.service_accounts.into_iter();
+        let accounts: Vec<_> = accounts
+            .map(|account| (account.namespace, account.name))
+            .collect();
+        assert_eq!(accounts, [("n".to_owned(), "a".to_owned())]);
     }
 
     #[test]

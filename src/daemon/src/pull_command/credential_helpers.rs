@@ -91,7 +91,7 @@ async fn call(helper: &str, registry: &str) -> Result<Credentials, String> {
     }
     let mut command = Command::new(&program);
     command.arg("get");
-    let output = exec::run(command, &program, registry).await;
+    let output = exec::run(command, &program, registry, None).await;
     let output = output.map_err(|why| format!("credential helper {program}: {why}"))?;
     // serde's error may quote a secret.
     let output: HelperOutput = serde_json::from_slice(&output).map_err(|_| {

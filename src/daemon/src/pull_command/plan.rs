@@ -90,6 +90,7 @@ pub fn parse_image(original: &str, defaults: &Defaults) -> ImageToPull {
         active_deadline: None,
         owners: Vec::new(),
         secrets: Vec::new(),
+        service_accounts: Vec::new(),
         labels: BTreeMap::new(),
         annotations: [(PULLING_IMAGE_BY.to_owned(), PULLING_IMAGE_BY_DAEMON.to_owned())].into(),
         pin: None,

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use super::account_key::AccountKey;
 use super::response::{CacheScope, PluginCredentials};
 use crate::image_pull::plan::keyring::Keyring;
 
@@ -28,25 +29,31 @@ impl CacheKey {
     }
 }
 
-/// The credentials of one plugin.
+/// The credentials of one plugin, each also by the service account that it got a token of.
 #[derive(Debug, Default)]
 pub struct Cache {
-    entries: HashMap<CacheKey, (Keyring, Instant)>,
+    entries: HashMap<(CacheKey, Option<AccountKey>), (Keyring, Instant)>,
 }
 
 impl Cache {
-    /// What is kept for a repository: of the repository, its registry, or all.
-    pub fn get(&self, repository: &str, now: Instant) -> Option<&Keyring> {
+    /// What is kept for a repository and a service account: of the repository, its registry, or all.
+    pub fn get(&self, repository: &str, account: Option<AccountKey>, now: Instant) -> Option<&Keyring> {
         let scopes = [CacheScope::Image, CacheScope::Registry, CacheScope::Global];
         let mut keys = scopes.into_iter().map(|scope| CacheKey::new(scope, repository));
         keys.find_map(|key| {
-            let (keyring, end) = self.entries.get(&key)?;
+            let (keyring, end) = self.entries.get(&(key, account))?;
             (now < *end).then_some(keyring)
         })
     }
 
-    /// Keeps the credentials that the plugin returned for a repository.
-    pub fn insert(&mut self, repository: &str, credentials: &PluginCredentials, now: Instant) {
+    /// Keeps the credentials that the plugin returned for a repository and a service account.
+    pub fn insert(
+        &mut self,
+        repository: &str,
+        account: Option<AccountKey>,
+        credentials: &PluginCredentials,
+        now: Instant,
+    ) {
         if credentials.keep == Duration::ZERO {
             return;
         }
@@ -57,7 +64,7 @@ impl Cache {
                 self.entries.remove(&key);
             }
         }
-        let key = CacheKey::new(credentials.scope, repository);
+        let key = (CacheKey::new(credentials.scope, repository), account);
         let entry = (credentials.keyring.clone(), now + credentials.keep);
         self.entries.insert(key, entry);
     }
@@ -65,6 +72,8 @@ impl Cache {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
 
     fn credentials(scope: CacheScope, seconds: u64) -> PluginCredentials {
@@ -84,10 +93,10 @@ mod tests {
             (CacheScope::Global, true, true),
         ] {
             let mut cache = Cache::default();
-            cache.insert("r.test/a", &credentials(scope, 10), now);
+            cache.insert("r.test/a", None, &credentials(scope, 10), now);
             let has = |repository: &str, seconds| {
                 cache
-                    .get(repository, now + Duration::from_secs(seconds))
+                    .get(repository, None, now + Duration::from_secs(seconds))
                     .is_some()
             };
             assert!(has("r.test/a", 9) && !has("r.test/a", 10));
@@ -97,8 +106,8 @@ mod tests {
             );
         }
         let mut cache = Cache::default();
-        cache.insert("r.test/a", &credentials(CacheScope::Global, 0), now);
-        assert!(cache.get("r.test/a", now).is_none());
+        cache.insert("r.test/a", None, &credentials(CacheScope::Global, 0), now);
+        assert!(cache.get("r.test/a", None, now).is_none());
     }
 
     #[test]
@@ -107,9 +116,30 @@ mod tests {
         let mut cache = Cache::default();
         for n in 0..2 * MAX_ENTRIES {
             let keep = 1000 + u64::try_from(n).unwrap_or_default();
-            cache.insert(&format!("r.test/{n}"), &credentials(CacheScope::Image, keep), now);
+            cache.insert(
+                &format!("r.test/{n}"),
+                None,
+                &credentials(CacheScope::Image, keep),
+                now,
+            );
         }
         assert_eq!(cache.entries.len(), MAX_ENTRIES);
-        assert!(cache.get("r.test/0", now).is_none() && cache.get("r.test/1999", now).is_some());
+        assert!(cache.get("r.test/0", None, now).is_none() && cache.get("r.test/1999", None, now).is_some());
+    }
+
+    #[test]
+    fn service_accounts_share_no_credentials() {
+        let now = Instant::now();
+        let account = |name: &str| Some(AccountKey::new(["ns", name], &BTreeMap::new(), None));
+        let mut cache = Cache::default();
+        cache.insert(
+            "r.test/a",
+            account("a"),
+            &credentials(CacheScope::Global, 10),
+            now,
+        );
+        let has = |account| cache.get("r.test/b", account, now).is_some();
+        assert!(has(account("a")));
+        assert!(!has(account("b")) && !has(None));
     }
 }

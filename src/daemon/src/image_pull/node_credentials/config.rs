@@ -1,11 +1,13 @@
 //! Kubelet's configuration of credential provider plugins: which plugin is asked for which images.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use crate::image_pull::plan::keyring::Pattern;
 use crate::yaml;
+use kruise_api::validation::labels::qualified_name_errors;
 use kruise_ops::flag_values::duration;
 
 /// Maximum bytes of the file.
@@ -15,8 +17,12 @@ const MAX_PROVIDERS: usize = 100;
 const CONFIG_GROUP: &str = "kubelet.config.k8s.io";
 const CONFIG_KIND: &str = "CredentialProviderConfig";
 const PLUGIN_GROUP: &str = "credentialprovider.kubelet.k8s.io";
-/// Versions of both formats; they differ in nothing that is read here.
+/// Versions of both formats; of what is read here, only `tokenAttributes` is not in all.
 const VERSIONS: [&str; 3] = ["v1", "v1beta1", "v1alpha1"];
+/// The version of the configuration that has `tokenAttributes`.
+const TOKEN_CONFIG_VERSION: &str = "kubelet.config.k8s.io/v1";
+/// The version of requests that have a token.
+const TOKEN_PLUGIN_VERSION: &str = "credentialprovider.kubelet.k8s.io/v1";
 
 /// One plugin.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,8 +37,8 @@ pub struct Provider {
     pub args: Vec<String>,
     /// Variables of its environment, in addition to those of the daemon.
     pub env: Vec<(String, String)>,
-    /// Whether it needs the token of a Pod's service account, which a pull ahead does not have.
-    pub requires_service_account: bool,
+    /// What it gets of a service account; nothing if `None`.
+    pub service_account: Option<TokenAttributes>,
     images: Vec<Pattern>,
 }
 
@@ -41,6 +47,48 @@ impl Provider {
     pub fn serves(&self, repository: &str) -> bool {
         self.images.iter().any(|pattern| pattern.matches(repository))
     }
+}
+
+/// What a plugin gets of a service account.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenAttributes {
+    /// The audience of the token.
+    pub audience: String,
+    /// With whom its credentials are shared.
+    pub cache_type: TokenCacheType,
+    /// Whether it is called only for a service account.
+    pub is_required: bool,
+    required_annotations: Vec<String>,
+    optional_annotations: Vec<String>,
+}
+
+impl TokenAttributes {
+    /// The annotations that the plugin gets. An error names one that the service account lacks: with it, workloads opt
+    /// in to the plugin.
+    pub fn select_annotations(
+        &self,
+        all: &BTreeMap<String, String>,
+    ) -> Result<BTreeMap<String, String>, &str> {
+        let missing = self
+            .required_annotations
+            .iter()
+            .find(|key| !all.contains_key(*key));
+        if let Some(missing) = missing {
+            return Err(missing.as_str());
+        }
+        let keys = self.required_annotations.iter().chain(&self.optional_annotations);
+        let present = keys.filter_map(|key| Some((key.clone(), all.get(key)?.clone())));
+        Ok(present.collect())
+    }
+}
+
+/// For whom credentials are kept that a plugin returned for the token of a service account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenCacheType {
+    /// For the service account, whatever its token is.
+    ServiceAccount,
+    /// For the token.
+    Token,
 }
 
 #[derive(Deserialize)]
@@ -64,7 +112,7 @@ struct ProviderEntry {
     #[serde(default)]
     env: Option<Vec<EnvEntry>>,
     #[serde(default)]
-    token_attributes: Option<TokenAttributes>,
+    token_attributes: Option<TokenEntry>,
 }
 
 #[derive(Deserialize)]
@@ -75,12 +123,19 @@ struct EnvEntry {
     value: String,
 }
 
-/// The fields that only concern the token are accepted, and not used.
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct TokenAttributes {
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct TokenEntry {
+    #[serde(default)]
+    service_account_token_audience: Option<String>,
+    #[serde(default)]
+    cache_type: Option<String>,
     #[serde(default)]
     require_service_account: Option<bool>,
+    #[serde(default)]
+    required_service_account_annotation_keys: Option<Vec<String>>,
+    #[serde(default)]
+    optional_service_account_annotation_keys: Option<Vec<String>>,
 }
 
 /// Parses the file.
@@ -114,6 +169,11 @@ pub fn parse(text: &str) -> Result<Vec<Provider>, String> {
     let mut providers: Vec<Provider> = Vec::new();
     for entry in file.providers {
         let name = entry.name.clone();
+        if entry.token_attributes.is_some() && file.api_version != TOKEN_CONFIG_VERSION {
+            return Err(format!(
+                "provider {name:?}: tokenAttributes need apiVersion {TOKEN_CONFIG_VERSION}"
+            ));
+        }
         let provider =
             parse_provider(entry, &is_version).map_err(|why| format!("provider {name:?}: {why}"))?;
         if providers.iter().any(|other| other.name == provider.name) {
@@ -146,17 +206,61 @@ fn parse_provider(
     let default_cache =
         duration(&entry.default_cache_duration).map_err(|why| format!("defaultCacheDuration: {why}"))?;
     let env = entry.env.unwrap_or_default().into_iter();
-    let requires = entry
-        .token_attributes
-        .and_then(|token| token.require_service_account);
+    let service_account = entry.token_attributes.map(|token| {
+        if entry.api_version != TOKEN_PLUGIN_VERSION {
+            return Err(format!("it needs apiVersion {TOKEN_PLUGIN_VERSION}"));
+        }
+        parse_token(token)
+    });
+    let service_account = service_account
+        .transpose()
+        .map_err(|why| format!("tokenAttributes: {why}"))?;
     Ok(Provider {
         name: entry.name,
         api_version: entry.api_version,
         default_cache,
         args: entry.args.unwrap_or_default(),
         env: env.map(|variable| (variable.name, variable.value)).collect(),
-        requires_service_account: requires.unwrap_or_default(),
+        service_account,
         images: images.collect::<Result<_, _>>()?,
+    })
+}
+
+/// The rules of kubelet's `validateCredentialProviderConfig`.
+fn parse_token(entry: TokenEntry) -> Result<TokenAttributes, String> {
+    let audience = entry.service_account_token_audience.unwrap_or_default();
+    if audience.is_empty() {
+        return Err("serviceAccountTokenAudience is empty".to_owned());
+    }
+    let cache_type = match entry.cache_type.as_deref() {
+        Some("ServiceAccount") => TokenCacheType::ServiceAccount,
+        Some("Token") => TokenCacheType::Token,
+        _ => return Err("cacheType is not ServiceAccount or Token".to_owned()),
+    };
+    let is_required = entry
+        .require_service_account
+        .ok_or_else(|| "requireServiceAccount is missing".to_owned())?;
+    let required = entry.required_service_account_annotation_keys.unwrap_or_default();
+    let optional = entry.optional_service_account_annotation_keys.unwrap_or_default();
+    if !is_required && !required.is_empty() {
+        return Err("requiredServiceAccountAnnotationKeys need requireServiceAccount: true".to_owned());
+    }
+    let mut seen = BTreeSet::new();
+    for key in required.iter().chain(&optional) {
+        // Letters of any case are allowed before the slash, too.
+        if let Some(why) = qualified_name_errors(&key.to_lowercase()).first() {
+            return Err(format!("annotation key {key:?}: {why}"));
+        }
+        if !seen.insert(key) {
+            return Err(format!("annotation key {key:?} is there twice"));
+        }
+    }
+    Ok(TokenAttributes {
+        audience,
+        cache_type,
+        is_required,
+        required_annotations: required,
+        optional_annotations: optional,
     })
 }
 
@@ -183,7 +287,14 @@ mod tests {
         assert_eq!(provider.default_cache, Duration::from_secs(12 * 3600));
         assert_eq!(provider.args, ["get"]);
         assert_eq!(provider.env, [("A".to_owned(), "b".to_owned())]);
-        assert!(provider.requires_service_account);
+        let token = TokenAttributes {
+            audience: "a".to_owned(),
+            cache_type: TokenCacheType::Token,
+            is_required: true,
+            required_annotations: Vec::new(),
+            optional_annotations: Vec::new(),
+        };
+        assert_eq!(provider.service_account, Some(token));
         assert!(provider.serves("1.dkr.ecr.eu-west-1.amazonaws.com/app"));
         assert!(!provider.serves("dkr.ecr.eu-west-1.amazonaws.com/app"));
     }
@@ -231,5 +342,94 @@ mod tests {
             why.contains("providers[0].env[0].value") && !why.contains("hidden"),
             "{why}"
         );
+    }
+
+    const TOKEN: &str = "tokenAttributes: {serviceAccountTokenAudience: a, cacheType: ServiceAccount, \
+                         requireServiceAccount: true, requiredServiceAccountAnnotationKeys: [Example.com/Role], \
+                         optionalServiceAccountAnnotationKeys: [tenant]}";
+
+    #[test]
+    fn token_attributes_that_kubelet_refuses_are_refused() {
+        let valid = config(&format!("{PROVIDER}, {TOKEN}}}"));
+        let provider = parse(&valid).unwrap().remove(0);
+        assert_eq!(
+            provider.service_account.unwrap().cache_type,
+            TokenCacheType::ServiceAccount
+        );
+        for (from, to, why) in [
+            (
+                "TokenAudience: a,",
+                "TokenAudience: '',",
+                "serviceAccountTokenAudience is empty",
+            ),
+            (
+                "serviceAccountTokenAudience: a,",
+                "",
+                "serviceAccountTokenAudience is empty",
+            ),
+            (
+                "cacheType: ServiceAccount,",
+                "",
+                "cacheType is not ServiceAccount or Token",
+            ),
+            (
+                "cacheType: ServiceAccount",
+                "cacheType: token",
+                "cacheType is not ServiceAccount or Token",
+            ),
+            (
+                "requireServiceAccount: true,",
+                "",
+                "requireServiceAccount is missing",
+            ),
+            (
+                "requireServiceAccount: true",
+                "requireServiceAccount: false",
+                "need requireServiceAccount: true",
+            ),
+            ("[tenant]", "[Example.com/Role]", "is there twice"),
+            ("[tenant]", "[tenant, tenant]", "is there twice"),
+            ("[tenant]", "['a b']", "annotation key \"a b\": name part"),
+            ("[tenant]", "[a/b/c]", "annotation key \"a/b/c\""),
+            (
+                "[tenant]}",
+                "[tenant], other: 1}",
+                "a field at providers[0].tokenAttributes.other is unknown",
+            ),
+            (
+                "credentialprovider.kubelet.k8s.io/v1,",
+                "credentialprovider.kubelet.k8s.io/v1beta1,",
+                "tokenAttributes: it needs apiVersion credentialprovider.kubelet.k8s.io/v1",
+            ),
+            (
+                "kubelet.config.k8s.io/v1\n",
+                "kubelet.config.k8s.io/v1beta1\n",
+                "tokenAttributes need apiVersion kubelet.config.k8s.io/v1",
+            ),
+        ] {
+            assert!(valid.contains(from), "{from}");
+            let text = parse(&valid.replacen(from, to, 1)).unwrap_err();
+            assert!(text.contains(why), "{to}: {text}");
+        }
+    }
+
+    #[test]
+    fn annotations_are_those_of_the_configured_keys() {
+        let text = config(&format!("{PROVIDER}, {TOKEN}}}"));
+        let token = parse(&text).unwrap().remove(0).service_account.unwrap();
+        let map = |entries: &[(&str, &str)]| -> BTreeMap<String, String> {
+            let entries = entries.iter();
+            entries
+                .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
+                .collect()
+        };
+        let (role, tenant, other) = (("Example.com/Role", "r"), ("tenant", "t"), ("other", "o"));
+        let selected = |entries: &[(&str, &str)]| {
+            let selected = token.select_annotations(&map(entries));
+            selected.map_err(str::to_owned)
+        };
+        assert_eq!(selected(&[role, tenant, other]), Ok(map(&[role, tenant])));
+        assert_eq!(selected(&[role, other]), Ok(map(&[role])));
+        assert_eq!(selected(&[tenant]), Err("Example.com/Role".to_owned()));
     }
 }

@@ -49,11 +49,16 @@ impl Drop for ProcessGroup {
     }
 }
 
-/// Runs a program and returns its output; `name` is for the log.
+/// Runs a program and returns its output; `name` is for the log, in which `secret` does not appear.
 ///
 /// # Errors
 /// See [`Error`]. The program is killed if it has not ended.
-pub async fn run(mut command: Command, name: &str, request: &str) -> Result<Vec<u8>, Error> {
+pub async fn run(
+    mut command: Command,
+    name: &str,
+    request: &str,
+    secret: Option<&str>,
+) -> Result<Vec<u8>, Error> {
     let mut child = command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -83,9 +88,8 @@ pub async fn run(mut command: Command, name: &str, request: &str) -> Result<Vec<
         if status.success() {
             return Ok(output);
         }
-        let errors = errors.unwrap_or_default();
-        let errors = String::from_utf8_lossy(errors.get(..MAX_LOGGED).unwrap_or(&errors));
-        tracing::warn!(plugin = name, %status, stderr = %errors, "credential provider plugin failed");
+        let errors = loggable(&errors.unwrap_or_default(), secret);
+        tracing::warn!(plugin = name, %status, stderr = errors, "credential provider plugin failed");
         Err(Error::Failed(status))
     };
     let result = timeout(TIMEOUT, communicate).await;
@@ -96,6 +100,16 @@ pub async fn run(mut command: Command, name: &str, request: &str) -> Result<Vec<
     result
 }
 
+/// The beginning of a standard error, without the secret.
+fn loggable(errors: &[u8], secret: Option<&str>) -> String {
+    let mut text = String::from_utf8_lossy(errors).into_owned();
+    if let Some(secret) = secret.filter(|secret| !secret.is_empty()) {
+        text = text.replace(secret, "[secret]");
+    }
+    text.truncate(text.floor_char_boundary(MAX_LOGGED));
+    text
+}
+
 /// Reads at most so many bytes.
 async fn read(from: Option<impl AsyncRead + Unpin>, limit: u64) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
@@ -103,4 +117,23 @@ async fn read(from: Option<impl AsyncRead + Unpin>, limit: u64) -> std::io::Resu
         from.take(limit).read_to_end(&mut bytes).await?;
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logged_errors_are_short_and_have_no_secret() {
+        let errors = format!("{}: jwt-1 refused, jwt-1", "é".repeat(10));
+        let expected = format!("{}: [secret] refused, [secret]", "é".repeat(10));
+        assert_eq!(loggable(errors.as_bytes(), Some("jwt-1")), expected);
+        let long = format!("x{}jwt-1", "é".repeat(MAX_LOGGED));
+        let logged = loggable(long.as_bytes(), None);
+        assert_eq!(logged.len(), MAX_LOGGED - 1);
+        // The secret is not cut before it is removed.
+        let cut = format!("{}jwt-1", "x".repeat(MAX_LOGGED - 2));
+        assert!(!loggable(cut.as_bytes(), Some("jwt-1")).contains("jw"));
+        assert_eq!(loggable(b"plain", Some("")), "plain");
+    }
 }

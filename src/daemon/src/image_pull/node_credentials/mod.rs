@@ -1,34 +1,48 @@
 //! Credentials of the node itself, as kubelet has them: its Docker configuration, and credential provider plugins.
 //!
-//! In:  `--plugin-config-file`, `--plugin-bin-dir`, Docker's configuration files, the output of plugins.
+//! In:  `--plugin-config-file`, `--plugin-bin-dir`, Docker's configuration files, the output of plugins, the service
+//!      accounts of jobs and tokens of these.
 //! Out: credentials for a repository, tried after those of pull secrets.
 //!
-//! Any Pod on a node may use its credentials, and so may any job.
+//! Any Pod on a node may use its credentials, and so may any job. What a plugin returns for the token of a service
+//! account belongs to the jobs of its namespace.
 
+mod account_key;
 mod cache;
+mod call_locks;
 mod config;
 pub(crate) mod exec;
 mod response;
+pub(super) mod service_accounts;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::io::AsyncReadExt;
 use tokio::process::Command;
+use tokio::time::timeout_at;
 
+use super::plan::AttemptRetry;
 use super::plan::keyring::{Credentials, Keyring, TYPE_CFG};
+use account_key::AccountKey;
 use cache::Cache;
-use config::{MAX_CONFIG_BYTES, Provider};
+use call_locks::CallLocks;
+use config::{MAX_CONFIG_BYTES, Provider, TokenAttributes};
+use kruise_api::node_image::ServiceAccountReference;
 use kruise_ops::metrics::metrics;
+use service_accounts::{Account, PluginAccount, ServiceAccounts};
 
 /// Pulls of the same repository share a failure for this time, the shortest back-off of a pull.
 const FAILURE_TTL: Duration = Duration::from_secs(1);
 /// Failures that are kept.
 const MAX_FAILURES: usize = 1000;
-/// Time for the credentials of one repository: of all its plugins, and behind another pull that calls them.
+/// Time for the credentials of one repository: of all its plugins, and behind another pull that calls them. Those for
+/// service accounts have as much.
 pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2 * exec::TIMEOUT.as_secs() + 5);
+/// Maximum number of problems with service accounts that a message names.
+const MAX_ACCOUNT_PROBLEMS: usize = 5;
 /// Maximum bytes of a Docker configuration file.
 const MAX_DOCKER_CONFIG_BYTES: u64 = 1 << 20;
 /// Time for reading a file.
@@ -49,16 +63,19 @@ pub struct NodeCredentials {
 #[derive(Debug)]
 struct Plugin {
     provider: Provider,
-    /// By repository, held during a call: of several pulls that need the same credentials, one calls.
-    calls: Mutex<HashMap<String, Weak<tokio::sync::Mutex<()>>>>,
+    /// Held during a call: of several pulls that need the same credentials, one calls.
+    calls: CallLocks<CallKey>,
     state: Mutex<PluginState>,
 }
+
+/// What a plugin is called for: a repository, and a service account if there is one.
+type CallKey = (String, Option<AccountKey>);
 
 #[derive(Debug, Default)]
 struct PluginState {
     cache: Cache,
-    /// Failures by repository, and until when they count.
-    failed: HashMap<String, (String, Instant)>,
+    /// Failures, and until when they count.
+    failed: HashMap<CallKey, (String, Instant)>,
 }
 
 impl Plugin {
@@ -66,32 +83,30 @@ impl Plugin {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The result for a repository that is known without a call.
-    fn known(&self, repository: &str) -> Option<Result<Vec<Credentials>, String>> {
+    /// The result that is known without a call.
+    fn known(&self, key: &CallKey) -> Option<Result<Vec<Credentials>, String>> {
         let (state, now) = (self.state(), Instant::now());
-        if let Some(keyring) = state.cache.get(repository, now) {
+        let (repository, account) = key;
+        if let Some(keyring) = state.cache.get(repository, *account, now) {
             return Some(Ok(keyring.lookup(repository)));
         }
-        let failed = state.failed.get(repository).filter(|(_, until)| now < *until);
+        let failed = state.failed.get(key).filter(|(_, until)| now < *until);
         failed.map(|(why, _)| Err(why.clone()))
     }
 
-    /// The lock for calls for a repository.
-    fn call_lock(&self, repository: &str) -> Arc<tokio::sync::Mutex<()>> {
-        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
-        calls.retain(|_, lock| lock.strong_count() > 0);
-        let lock = calls.get(repository).and_then(Weak::upgrade).unwrap_or_default();
-        calls.insert(repository.to_owned(), Arc::downgrade(&lock));
-        lock
-    }
-
-    async fn lookup(&self, directory: &Path, repository: &str) -> Result<Vec<Credentials>, String> {
-        if let Some(known) = self.known(repository) {
+    async fn lookup(
+        &self,
+        directory: &Path,
+        repository: &str,
+        account: Option<&PluginAccount>,
+    ) -> Result<Vec<Credentials>, String> {
+        let key: CallKey = (repository.to_owned(), account.map(|account| account.key));
+        if let Some(known) = self.known(&key) {
             return known;
         }
-        let lock = self.call_lock(repository);
+        let lock = self.calls.get(&key);
         let _calling = lock.lock().await;
-        if let Some(known) = self.known(repository) {
+        if let Some(known) = self.known(&key) {
             return known;
         }
         let provider = &self.provider;
@@ -100,11 +115,12 @@ impl Plugin {
         command
             .args(&provider.args)
             .envs(provider.env.iter().map(|(name, value)| (name, value)));
-        let request = response::request(provider, repository);
-        let output = exec::run(command, &provider.name, &request).await;
+        let request = response::request(provider, repository, account);
+        let token = account.map(|account| &*account.token);
+        let output = exec::run(command, &provider.name, &request, token).await;
         let parsed = output
             .map_err(|why| why.to_string())
-            .and_then(|output| response::parse(provider, &output).map_err(str::to_owned));
+            .and_then(|output| response::parse(provider, account, &output).map_err(str::to_owned));
         let result = if parsed.is_ok() { "succeeded" } else { "failed" };
         let labels = [("plugin", provider.name.clone()), ("result", result.to_owned())];
         metrics()
@@ -114,8 +130,8 @@ impl Plugin {
         let (mut state, now) = (self.state(), Instant::now());
         match parsed {
             Ok(credentials) => {
-                state.failed.remove(repository);
-                state.cache.insert(repository, &credentials, now);
+                state.failed.remove(&key);
+                state.cache.insert(repository, key.1, &credentials, now);
                 Ok(credentials.keyring.lookup(repository))
             }
             Err(why) => {
@@ -127,8 +143,7 @@ impl Plugin {
                 );
                 state.failed.retain(|_, (_, until)| now < *until);
                 if state.failed.len() < MAX_FAILURES {
-                    let failure = (why.clone(), now + FAILURE_TTL);
-                    state.failed.insert(repository.to_owned(), failure);
+                    state.failed.insert(key, (why.clone(), now + FAILURE_TTL));
                 }
                 Err(why)
             }
@@ -165,7 +180,7 @@ impl NodeCredentials {
                 tracing::info!(?names, directory = %directory.display(), "credential provider plugins");
                 let plugins = providers.into_iter().map(|provider| Plugin {
                     provider,
-                    calls: Mutex::default(),
+                    calls: CallLocks::default(),
                     state: Mutex::default(),
                 });
                 Self {
@@ -189,8 +204,9 @@ impl NodeCredentials {
         }
     }
 
-    /// The credentials for a repository (`HOST/PATH`).
-    pub async fn lookup(&self, repository: &str) -> NodeLookup {
+    /// The credentials for a repository (`HOST/PATH`). Plugins that get tokens of service accounts are called without
+    /// one only if `without_account`, that is, if there is a job that names none.
+    pub async fn lookup(&self, repository: &str, without_account: bool) -> NodeLookup {
         let mut found = NodeLookup::default();
         found.problems.extend(self.problem.clone());
         match docker_config(&docker_config_paths()).await {
@@ -198,20 +214,19 @@ impl NodeCredentials {
             Err(why) => found.problems.push(why),
         }
         let deadline = tokio::time::Instant::now() + LOOKUP_TIMEOUT;
-        let serving = self
-            .plugins
-            .iter()
-            .filter(|plugin| plugin.provider.serves(repository));
-        for plugin in serving {
+        for plugin in self.serving(repository) {
             let name = &plugin.provider.name;
-            if plugin.provider.requires_service_account {
-                let why = "requires the service account of a Pod, and a job has none";
-                found.problems.push(format!("credential provider {name:?} {why}"));
-                continue;
+            match &plugin.provider.service_account {
+                Some(_) if !without_account => continue,
+                Some(token) if token.is_required => {
+                    let why = "requires a service account, and a job of this image has no serviceAccountName";
+                    found.problems.push(format!("credential provider {name:?} {why}"));
+                    continue;
+                }
+                _ => {}
             }
-            let lookup = plugin.lookup(&self.directory, repository);
-            let result = tokio::time::timeout_at(deadline, lookup).await;
-            match result.unwrap_or_else(|_| Err("it did not answer in time".to_owned())) {
+            let lookup = plugin.lookup(&self.directory, repository, None);
+            match timeout_at(deadline, lookup).await.unwrap_or_else(|_| timed_out()) {
                 Ok(credentials) => found.credentials.extend(credentials),
                 Err(why) => found
                     .problems
@@ -219,6 +234,117 @@ impl NodeCredentials {
             }
         }
         found
+    }
+
+    fn serving(&self, repository: &str) -> impl Iterator<Item = &Plugin> {
+        self.plugins
+            .iter()
+            .filter(move |plugin| plugin.provider.serves(repository))
+    }
+
+    /// The credentials that plugins return for a repository and tokens of these service accounts.
+    pub async fn lookup_accounts(
+        &self,
+        repository: &str,
+        references: &[ServiceAccountReference],
+        accounts: &ServiceAccounts,
+    ) -> AccountLookup {
+        let mut found = AccountLookup::default();
+        let with_token = self.serving(repository);
+        let with_token = with_token
+            .filter_map(|plugin| Some((plugin, plugin.provider.service_account.as_ref()?)))
+            .collect::<Vec<_>>();
+        if with_token.is_empty() {
+            return found;
+        }
+        let deadline = tokio::time::Instant::now() + LOOKUP_TIMEOUT;
+        for reference in references {
+            let ServiceAccountReference { namespace, name } = reference;
+            let Ok(read) = timeout_at(deadline, accounts.read(reference)).await else {
+                let problem =
+                    format!("service account {namespace}/{name} is not used: plugins took too long");
+                found.add_problem(problem, None);
+                break;
+            };
+            let account = match read {
+                Ok(account) => account,
+                Err(error) => {
+                    let problem = format!("service account {namespace}/{name} cannot be used: {error}");
+                    found.add_problem(problem, error.retry());
+                    if matches!(error, service_accounts::Error::Timeout) {
+                        // The API server does not answer for the others, either.
+                        break;
+                    }
+                    continue;
+                }
+            };
+            for (plugin, attributes) in &with_token {
+                let lookup = self.lookup_account(plugin, attributes, repository, &account, accounts);
+                let result = timeout_at(deadline, lookup).await;
+                match result.unwrap_or_else(|_| timed_out().map_err(|why| (why, None))) {
+                    Ok(credentials) => found.credentials.push((namespace.clone(), credentials)),
+                    Err((why, retry)) => {
+                        let plugin = &plugin.provider.name;
+                        let problem = format!(
+                            "credential provider {plugin:?}, service account {namespace}/{name}: {why}"
+                        );
+                        found.add_problem(problem, retry);
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// The credentials that a plugin returns for the token of a service account; an error is its reason, and how the
+    /// attempt is retried.
+    async fn lookup_account(
+        &self,
+        plugin: &Plugin,
+        attributes: &TokenAttributes,
+        repository: &str,
+        account: &Account,
+        accounts: &ServiceAccounts,
+    ) -> Result<Vec<Credentials>, (String, Option<AttemptRetry>)> {
+        let annotations = attributes
+            .select_annotations(&account.annotations)
+            .map_err(|missing| (format!("it has no annotation {missing:?}"), None::<AttemptRetry>))?;
+        let token = accounts
+            .token(account, &attributes.audience)
+            .await
+            .map_err(|error| (format!("no token: {error}"), error.retry()))?;
+        let Account {
+            namespace, name, uid, ..
+        } = account;
+        let identity = [namespace.as_str(), name.as_str(), uid.as_str()];
+        let account = PluginAccount::new(identity, annotations, token, attributes.cache_type);
+        let lookup = plugin.lookup(&self.directory, repository, Some(&account));
+        lookup.await.map_err(|why| (why, None))
+    }
+}
+
+fn timed_out<T>() -> Result<T, String> {
+    Err("it did not answer in time".to_owned())
+}
+
+/// Credentials of service accounts, and why some may be missing.
+#[derive(Debug, Default, PartialEq)]
+pub struct AccountLookup {
+    /// Each with the namespace of its service account, in the order to try them.
+    pub credentials: Vec<(String, Vec<Credentials>)>,
+    /// For the message of a pull that fails.
+    pub problems: Vec<String>,
+    /// How an attempt that the registry rejects is retried, if a service account or a token is missing for a reason that
+    /// may pass.
+    pub unread_retry: Option<AttemptRetry>,
+}
+
+impl AccountLookup {
+    fn add_problem(&mut self, problem: String, retry: Option<AttemptRetry>) {
+        self.unread_retry = self.unread_retry.max(retry);
+        if self.problems.len() < MAX_ACCOUNT_PROBLEMS {
+            self.problems.push(problem);
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a credential provider plugin is asked, and what it answers.
+//! Requests to credential provider plugins, and their responses.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,8 +6,10 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::config::Provider;
+use super::config::{Provider, TokenCacheType};
+use super::service_accounts::PluginAccount;
 use crate::image_pull::plan::keyring::{Credentials, Keyring};
+use kruise_api::json::set;
 use kruise_ops::flag_values::duration;
 
 /// Maximum number of registries in a response.
@@ -37,9 +39,19 @@ pub struct PluginCredentials {
     pub keep: Duration,
 }
 
-/// The request for a repository.
-pub fn request(provider: &Provider, repository: &str) -> String {
-    let request = json!({ "apiVersion": provider.api_version, "kind": "CredentialProviderRequest", "image": repository });
+/// The request for a repository, in the name of a service account if there is one.
+pub fn request(provider: &Provider, repository: &str, account: Option<&PluginAccount>) -> String {
+    let mut request = json!({ "apiVersion": provider.api_version, "kind": "CredentialProviderRequest", "image": repository });
+    if let Some(account) = account {
+        set(&mut request, &["serviceAccountToken"], json!(&*account.token));
+        if !account.annotations.is_empty() {
+            set(
+                &mut request,
+                &["serviceAccountAnnotations"],
+                json!(account.annotations),
+            );
+        }
+    }
     request.to_string()
 }
 
@@ -68,7 +80,11 @@ struct AuthEntry {
 ///
 /// # Errors
 /// When it is not a response of this version, or has an unknown value.
-pub fn parse(provider: &Provider, output: &[u8]) -> Result<PluginCredentials, &'static str> {
+pub fn parse(
+    provider: &Provider,
+    account: Option<&PluginAccount>,
+    output: &[u8],
+) -> Result<PluginCredentials, &'static str> {
     let response: Response =
         serde_json::from_slice(output).map_err(|_| "its output is not a CredentialProviderResponse")?;
     if response.api_version != provider.api_version || response.kind != "CredentialProviderResponse" {
@@ -92,6 +108,13 @@ pub fn parse(provider: &Provider, output: &[u8]) -> Result<PluginCredentials, &'
     let auths = response.auth.unwrap_or_default();
     if auths.len() > MAX_AUTHS {
         return Err("its auth has more than 1000 entries");
+    }
+    let is_token =
+        |entry: &AuthEntry| account.is_some_and(|account| entry.password.as_deref() == Some(&*account.token));
+    let cache_type = provider.service_account.as_ref().map(|token| token.cache_type);
+    // It would be used by others that have no such token, and after its end.
+    if cache_type != Some(TokenCacheType::Token) && auths.values().any(is_token) {
+        return Err("it returned the token as a password, which its cacheType ServiceAccount does not allow");
     }
     let mut keyring = Keyring::default();
     for (registry, entry) in auths {
@@ -132,12 +155,12 @@ mod tests {
     }
 
     fn parsed(change: &Value) -> Result<PluginCredentials, &'static str> {
-        parse(&provider(), response(change).to_string().as_bytes())
+        parse(&provider(), None, response(change).to_string().as_bytes())
     }
 
     #[test]
     fn request_names_version_and_repository() {
-        let request: Value = serde_json::from_str(&request(&provider(), "r.test/team/app")).unwrap();
+        let request: Value = serde_json::from_str(&request(&provider(), "r.test/team/app", None)).unwrap();
         assert_eq!(
             request,
             json!({ "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
@@ -191,13 +214,65 @@ mod tests {
             let why = parsed(&change).unwrap_err();
             assert!(!why.contains("hidden"), "{why}");
         }
-        assert!(parse(&provider(), b"").is_err());
+        assert!(parse(&provider(), None, b"").is_err());
+    }
+
+    fn account() -> PluginAccount {
+        let annotations = [("role".to_owned(), "r".to_owned())].into();
+        PluginAccount::new(
+            ["ns", "a", "uid"],
+            annotations,
+            "jwt-1".into(),
+            TokenCacheType::Token,
+        )
+    }
+
+    #[test]
+    fn request_has_token_and_annotations_of_the_service_account() {
+        let sent = |account: &PluginAccount| -> Value {
+            serde_json::from_str(&request(&provider(), "r.test/app", Some(account))).unwrap()
+        };
+        let mut expected = json!({ "apiVersion": "credentialprovider.kubelet.k8s.io/v1",
+            "kind": "CredentialProviderRequest", "image": "r.test/app", "serviceAccountToken": "jwt-1",
+            "serviceAccountAnnotations": { "role": "r" } });
+        assert_eq!(sent(&account()), expected);
+        let mut without = account();
+        without.annotations.clear();
+        expected
+            .as_object_mut()
+            .unwrap()
+            .remove("serviceAccountAnnotations");
+        assert_eq!(sent(&without), expected);
+    }
+
+    #[test]
+    fn token_is_a_password_only_if_it_is_kept_for_the_token() {
+        let text = "{apiVersion: kubelet.config.k8s.io/v1, kind: CredentialProviderConfig, providers: [{name: p, \
+                    matchImages: [r.test], defaultCacheDuration: 1m, apiVersion: credentialprovider.kubelet.k8s.io/v1, \
+                    tokenAttributes: {serviceAccountTokenAudience: a, cacheType: TYPE, requireServiceAccount: true}}]}";
+        let parsed = |cache_type: &str, account: Option<&PluginAccount>, password: &str| {
+            let provider = config::parse(&text.replace("TYPE", cache_type))
+                .unwrap()
+                .remove(0);
+            let auth = json!({ "auth": { "r.test": { "username": "u", "password": password } } });
+            parse(&provider, account, response(&auth).to_string().as_bytes()).map(|all| all.scope)
+        };
+        let account = account();
+        let why = parsed("ServiceAccount", Some(&account), "jwt-1").unwrap_err();
+        assert!(why.contains("cacheType") && !why.contains("jwt-1"), "{why}");
+        for accepted in [
+            parsed("Token", Some(&account), "jwt-1"),
+            parsed("ServiceAccount", Some(&account), "other"),
+            parsed("ServiceAccount", None, "jwt-1"),
+        ] {
+            assert_eq!(accepted, Ok(CacheScope::Registry));
+        }
     }
 
     proptest! {
         #[test]
         fn any_output_is_parsed_or_refused(output in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let _ = parse(&provider(), &output);
+            let _ = parse(&provider(), None, &output);
         }
     }
 }

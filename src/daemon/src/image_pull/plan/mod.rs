@@ -6,6 +6,7 @@
 pub mod board;
 pub mod keyring;
 pub mod publish;
+pub mod service_accounts;
 pub mod size_limit;
 pub mod status;
 #[cfg(test)]
@@ -19,7 +20,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 
 use kruise_api::backoff::Backoff;
 use kruise_api::keys;
-use kruise_api::node_image::{ImagePullPhase, ImageTagStatus};
+use kruise_api::node_image::{ImagePullPhase, ImageTagStatus, ServiceAccountReference};
 
 pub use board::TaskBoard;
 
@@ -62,6 +63,8 @@ pub struct PullSpec {
     pub owners: Vec<ObjectReference>,
     /// Secrets to try in order, as (namespace, name).
     pub secrets: Vec<(String, String)>,
+    /// Service accounts of jobs that request tags of the image.
+    pub service_accounts: Vec<ServiceAccountReference>,
     /// Labels for the runtime's sandbox configuration.
     pub labels: BTreeMap<String, String>,
     /// Annotations for the same.

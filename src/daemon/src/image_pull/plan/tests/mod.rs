@@ -40,6 +40,7 @@ pub(super) fn spec_for(owner: &str) -> PullSpec {
             ..ObjectReference::default()
         }],
         secrets: Vec::new(),
+        service_accounts: Vec::new(),
         labels: BTreeMap::new(),
         annotations: BTreeMap::new(),
         pin: None,
