@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::ServiceAccount;
 use kruise_cluster::Cluster;
+use kube::api::{Api, PostParams};
 use serde_json::{Value, json};
 use testbed::cluster::{ControlPlane, TokenBinding};
 
@@ -193,6 +196,111 @@ async fn daemon_publishes_events_of_its_own_host_only() {
         merge(&events, "theirs", stolen).await,
         "may not change event theirs of host \"events-b\"",
     );
+}
+
+/// With `deploy/credential-providers`, and the audience `registry`.
+#[tokio::test]
+async fn daemon_requests_tokens_of_its_node_and_audiences_only() {
+    let plane = ControlPlane::start().unwrap();
+    let deploy = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy");
+    plane
+        .kubectl(&["apply", "-k", &format!("{deploy}/default")])
+        .unwrap();
+    let admin = connect(plane.kubeconfig()).await;
+    let nodes = dynamic_api(&admin, "v1", "Node", None);
+    for name in ["tokens-a", "tokens-b"] {
+        let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": name } });
+        create(&nodes, node).await.unwrap();
+    }
+    let account = json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "name": "puller" } });
+    let accounts = dynamic_api(&admin, "v1", "ServiceAccount", Some("default"));
+    create(&accounts, account).await.unwrap();
+    let daemon = plane
+        .kubeconfig_for("kruise-system", "kruise-daemon", TokenBinding::Node("tokens-a"))
+        .unwrap();
+    let daemon = connect(&daemon).await;
+    let request = |change: Value| {
+        let api: Api<ServiceAccount> = Api::namespaced(daemon.client.clone(), "default");
+        let mut spec = json!({ "audiences": ["registry"], "expirationSeconds": 600,
+            "boundObjectRef": { "apiVersion": "v1", "kind": "Node", "name": "tokens-a" } });
+        json_patch::merge(&mut spec, &change);
+        let token_request: TokenRequest = serde_json::from_value(json!({ "spec": spec })).unwrap();
+        async move {
+            let params = PostParams::default();
+            let answer = api.create_token_request("puller", &params, &token_request).await;
+            answer
+                .map(|answer| json!(answer))
+                .map_err(|error| error.to_string())
+        }
+    };
+    assert_denied(
+        request(json!({})).await,
+        "cannot create resource \"serviceaccounts/token\"",
+    );
+    let rbac = format!("{deploy}/credential-providers/rbac.yaml");
+    plane.kubectl(&["apply", "-f", &rbac]).unwrap();
+    let only_named = "only for the audiences that policy kruise-daemon-tokens names";
+    wait_until(|| request(json!({})), |answer| has_text(answer, only_named)).await;
+    let audiences = r#"[{"op":"replace","path":"/spec/variables/0/expression",
+        "value":"['registry', 'https://kubernetes.default.svc']"}]"#;
+    let policy = "validatingadmissionpolicy/kruise-daemon-tokens";
+    plane
+        .kubectl(&["patch", policy, "--type=json", "--patch", audiences])
+        .unwrap();
+    wait_until(|| request(json!({})), Result::is_ok).await;
+    let bound_to_node = "on node tokens-a may request only tokens that are bound to this node";
+    for (change, denial) in [
+        (json!({ "audiences": ["other"] }), only_named),
+        (json!({ "audiences": ["registry", "other"] }), only_named),
+        (
+            json!({ "audiences": ["https://kubernetes.default.svc"] }),
+            "no tokens for the API server",
+        ),
+        (json!({ "expirationSeconds": 3601 }), "for an hour at most"),
+        (json!({ "boundObjectRef": null }), bound_to_node),
+        (json!({ "boundObjectRef": { "name": "tokens-b" } }), bound_to_node),
+    ] {
+        assert_denied(request(change).await, denial);
+    }
+    // Those of others are not fenced.
+    plane
+        .kubectl(&[
+            "create",
+            "token",
+            "puller",
+            "--namespace=default",
+            "--duration=2h",
+        ])
+        .unwrap();
+    let accounts = dynamic_api(&daemon, "v1", "ServiceAccount", Some("default"));
+    let changed = merge(
+        &accounts,
+        "puller",
+        json!({ "metadata": { "labels": { "a": "b" } } }),
+    )
+    .await;
+    assert_denied(changed, "cannot patch resource \"serviceaccounts\"");
+}
+
+fn has_text(answer: &Result<Value, String>, text: &str) -> bool {
+    answer.as_ref().is_err_and(|error| error.contains(text))
+}
+
+/// Waits until roles and policies are in force, which takes a moment.
+async fn wait_until<F: Future<Output = Result<Value, String>>>(
+    attempt: impl Fn() -> F,
+    expected: impl Fn(&Result<Value, String>) -> bool,
+) {
+    let start = Instant::now();
+    loop {
+        let answer = attempt().await;
+        if expected(&answer) {
+            return;
+        }
+        let error = answer.err();
+        assert!(start.elapsed() < WAIT_TIMEOUT, "{error:?}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 /// Follows the steps of deploy/README.md to install into another namespace; the webhooks' account is that of the

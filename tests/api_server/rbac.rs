@@ -52,6 +52,9 @@ const DAEMON_DENIED: &[Access] = &[
     ("delete", "pods", "default"),
     ("list", "nodes", ""),
     ("get", "nodeimages.apps.kruise.io/status", ""),
+    // Unless the component for credential provider plugins is applied.
+    ("get", "serviceaccounts", "default"),
+    ("create", "serviceaccounts/token", "default"),
 ];
 
 const MANAGER_ALLOWED: &[Access] = &[

@@ -416,6 +416,13 @@ const EFFECTS: &[Effect] = &[
         "POD/containers/0/volumeMounts/4/mountPath",
         r#""/kruise/CredentialProviderPlugin.yaml""#,
     ),
+    (
+        "daemon.credentialProvider.serviceAccountTokenAudiences",
+        r#"["https://r.example/\"a\"","b"]"#,
+        "ValidatingAdmissionPolicy//kruise-daemon-tokens",
+        "/spec/variables/0/expression",
+        r#""[\"https://r.example/\\\"a\\\"\",\"b\"]""#,
+    ),
     // Texts that YAML reads as a number or as a map unless they are quoted.
     (
         "daemon.credentialProvider",
@@ -558,6 +565,27 @@ fn secure_metrics_add_their_roles() {
             "ClusterRoleBinding//kruise-metrics-auth-delegator",
             "Role/kruise-system/kruise-metrics-discovery"
         ]
+    );
+}
+
+#[test]
+fn token_audiences_add_the_role_of_the_daemon() {
+    let default = template(&[]).unwrap();
+    let audiences = "daemon.credentialProvider.serviceAccountTokenAudiences";
+    let rendered = template_with(audiences, r#"["registry.example"]"#).unwrap();
+    let added = rendered.keys().filter(|key| !default.contains_key(*key));
+    assert_eq!(
+        added.collect::<Vec<_>>(),
+        [
+            "ClusterRole//kruise-daemon-tokens",
+            "ClusterRoleBinding//kruise-daemon-tokens"
+        ]
+    );
+    assert_eq!(template_with(audiences, "[]").unwrap(), default);
+    let of_api_server = template_with(audiences, r#"["https://kubernetes.default.svc"]"#).unwrap_err();
+    assert!(
+        of_api_server.contains("'/daemon/credentialProvider/serviceAccountTokenAudiences/0'"),
+        "{of_api_server}"
     );
 }
 

@@ -11,8 +11,9 @@ use serde_json::Value;
 use testbed::cluster::run_command;
 
 /// Folders of `deploy/` whose manifests the Helm chart has, too.
-const CHART_FOLDERS: [&str; 7] = [
+const CHART_FOLDERS: [&str; 8] = [
     "crds",
+    "credential-providers",
     "default",
     "manager",
     "observability",
