@@ -185,3 +185,27 @@ async fn manager_without_secret_access_still_works() {
     let image = wait_for_tag(&admin, "no-reader-1", "r/private", "waits").await;
     assert_eq!(image.spec.images["r/private"].pull_secrets.len(), 1);
 }
+
+#[tokio::test]
+async fn node_image_names_the_service_accounts_of_jobs() {
+    let admin = shared_cluster().admin().await;
+    create_nodes(&admin, &["account-1"], json!({ "set": "account" })).await;
+    let mut found = Vec::new();
+    for (name, account) in [
+        ("account-a", Some("a")),
+        ("account-b", Some("b")),
+        ("account-none", None),
+    ] {
+        let mut spec = json!({ "image": format!("r/accounts:{name}"), "selector": { "matchLabels": { "set": "account" } } });
+        if let Some(account) = account {
+            spec["serviceAccountName"] = json!(account);
+        }
+        create(&jobs(&admin), job(name, spec)).await;
+        let image = wait_for_tag(&admin, "account-1", "r/accounts", name).await;
+        let accounts = image.spec.images["r/accounts"].service_accounts.iter();
+        found = accounts
+            .map(|account| format!("{}/{}", account.namespace, account.name))
+            .collect();
+    }
+    assert_eq!(found, ["default/a", "default/b"]);
+}
