@@ -252,9 +252,12 @@ pub(super) mod tests {
 
     use super::*;
 
+    /// Path and body of each request, in order.
+    type Requests = Arc<Mutex<Vec<(String, Value)>>>;
+
     /// An API server with service accounts that have this annotation `role` and tokens `TOKEN-NAME`, each with the
     /// number of the request; returns what is requested, too. Accounts `missing` and `forbidden` are that.
-    pub fn server(role: &str) -> (ServiceAccounts, Arc<Mutex<Vec<(String, Value)>>>) {
+    pub fn server(role: &str) -> (ServiceAccounts, Requests) {
         let requests = Arc::new(Mutex::new(Vec::new()));
         let (log, role) = (Arc::clone(&requests), role.to_owned());
         let service = tower::service_fn(move |request: http::Request<Body>| {
