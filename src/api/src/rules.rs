@@ -318,7 +318,8 @@ pub(super) const IMAGE_PULL_JOB: &[SchemaRule] = &[
         path: "spec",
         add: || {
             cel(
-                "self.?serviceAccountName == oldSelf.?serviceAccountName",
+                "(has(self.serviceAccountName) ? self.serviceAccountName : '') == \
+                 (has(oldSelf.serviceAccountName) ? oldSelf.serviceAccountName : '')",
                 "spec.serviceAccountName cannot be changed; create another job instead",
                 INVALID,
             )

@@ -175,7 +175,7 @@ fn add_change(
 ) -> Result<(), MustRecreate> {
     let refuse = || MustRecreate::Field(format!("template.{}", change.path.join(".")));
     let path: Vec<&str> = change.path.iter().map(String::as_str).collect();
-    let ["spec", field @ ..] = path.as_slice() else {
+    let Some((&"spec", field)) = path.split_first() else {
         return Err(refuse());
     };
     if !change.replaced || !is_mutable(field, options.vertical) {
