@@ -44,6 +44,15 @@ impl<K: Resource> Versioned<K> {
     }
 }
 
+/// What a write of ours did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Written {
+    /// It created the object, or found it created.
+    Created,
+    /// It changed an object that was cached.
+    Changed,
+}
+
 struct CacheEntry<T> {
     uid: String,
     version: u64,
@@ -118,10 +127,14 @@ impl<T> WriteCache<T> {
         }
     }
 
-    /// A write of ours returned the object.
-    pub fn apply_write(&mut self, key: &Key, written: Versioned<T>, now: Instant) {
+    /// A write of ours returned the object. What we changed and is no longer cached was deleted meanwhile: the watch
+    /// will not report that again.
+    pub fn apply_write(&mut self, key: &Key, written: Versioned<T>, what: Written, now: Instant) {
         let version = parse_version(&written.resource_version);
         let entry = self.entry(key);
+        if what == Written::Changed && entry.is_none_or(|entry| entry.uid != written.uid) {
+            return;
+        }
         if entry.is_some_and(|entry| entry.version >= version) {
             return;
         }
@@ -313,7 +326,7 @@ mod tests {
     #[test]
     fn older_watch_event_does_not_undo_a_write() {
         let (mut cache, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
-        cache.apply_write(&key, versioned("a", "20", "g", false), now);
+        cache.apply_write(&key, versioned("a", "20", "g", false), Written::Created, now);
         cache.apply_watch(&key, versioned("a", "19", "g", false));
         assert_eq!(group_state(&cache, "g"), ["a@20"]);
         assert_eq!(
@@ -328,7 +341,7 @@ mod tests {
         cache.apply_watch(&key, versioned("a", "20", "g", false));
         assert_eq!(cache.unconfirmed("g", now + CONFIRM_TIMEOUT), (vec![], None));
         assert_eq!(cache.confirm_time_left(&key, now), None);
-        cache.apply_write(&key, versioned("a", "18", "g", false), now);
+        cache.apply_write(&key, versioned("a", "18", "g", false), Written::Changed, now);
         assert_eq!(group_state(&cache, "g"), ["a@20"]);
     }
 
@@ -357,11 +370,26 @@ mod tests {
             (vec![], None),
             "however long that takes"
         );
-        cache.apply_write(&key, versioned("b", "5", "g", false), now);
+        cache.apply_write(&key, versioned("b", "5", "g", false), Written::Created, now);
         cache.apply_watch_delete(&key, "a");
         assert_eq!(group_state(&cache, "g"), ["b@5"], "a new object of the same name");
         cache.apply_read(&key, None, now);
         assert_eq!(group_state(&cache, "g"), Vec::<String>::new());
+    }
+
+    /// Otherwise it would exist until it is read, or for ever where it is not.
+    #[test]
+    fn answer_after_the_deletion_is_dropped() {
+        let (mut cache, key, now) = (WriteCache::default(), Key::namespaced("n", "p"), Instant::now());
+        cache.apply_watch(&key, versioned("a", "1", "g", false));
+        cache.apply_watch_delete(&key, "a");
+        cache.apply_write(&key, versioned("a", "2", "g", false), Written::Changed, now);
+        assert_eq!(cache.uid(&key), None);
+        cache.apply_watch(&key, versioned("b", "4", "g", false));
+        cache.apply_write(&key, versioned("a", "2", "g", false), Written::Changed, now);
+        assert_eq!(group_state(&cache, "g"), ["b@4"], "a new object of the same name");
+        cache.apply_write(&key, versioned("b", "5", "g", false), Written::Changed, now);
+        assert_eq!(group_state(&cache, "g"), ["b@5"]);
     }
 
     #[test]
@@ -436,7 +464,7 @@ mod tests {
         cache.apply_read(&key, Some(versioned("a", "22", "g", false)), now);
         assert_eq!(cache.unconfirmed("g", now), (vec![], Some(CONFIRM_TIMEOUT)));
         cache.mark_unknown(&key);
-        cache.apply_write(&key, versioned("a", "23", "g", false), now);
+        cache.apply_write(&key, versioned("a", "23", "g", false), Written::Changed, now);
         assert_eq!(
             cache.unconfirmed("g", now),
             (vec![], Some(CONFIRM_TIMEOUT)),

@@ -28,6 +28,7 @@ use kruise_api::image_pull_job::ImagePullJob;
 use kruise_api::keys;
 use kruise_api::unconfirmed::CONFIRM_TIMEOUT;
 use kruise_cluster::write::Stored;
+use kruise_cluster::write_cache::Written;
 use kruise_cluster::{Error, Key, write};
 use kruise_workload::in_place::{self, PatchTarget, Pod, PodWrite, RefreshResult};
 
@@ -312,11 +313,11 @@ async fn execute_one(
     Some((action, result, resize))
 }
 
-fn cache_pod(ctx: &CloneSetContext<'_>, stored: &RawPod) -> Arc<Pod> {
+fn cache_pod(ctx: &CloneSetContext<'_>, stored: &RawPod, what: Written) -> Arc<Pod> {
     let pod = Arc::new(Pod::from_json(stored.json()));
     let key = ctx.key(&pod.name);
     let entry = versioned_pod(&key, Arc::clone(&pod));
-    ctx.index().pods.apply_write(&key, entry, Instant::now());
+    ctx.index().pods.apply_write(&key, entry, what, Instant::now());
     pod
 }
 
@@ -347,7 +348,7 @@ async fn create_pod(
         .and_then(Stored::object)
     {
         Ok(stored) => {
-            cache_pod(ctx, &stored);
+            cache_pod(ctx, &stored, Written::Created);
             Ok(())
         }
         // The owner of the name must be known before the name is given up.
@@ -417,7 +418,7 @@ async fn patch_pod(
                 if write.target == PatchTarget::Resize {
                     *resize = ResizeOutcome::Done;
                 }
-                last_stored = Some(cache_pod(ctx, &stored));
+                last_stored = Some(cache_pod(ctx, &stored, Written::Changed));
                 continue;
             }
             Err(error) => error,
@@ -441,7 +442,7 @@ async fn patch_pod(
         *resize = ResizeOutcome::None;
         return match send(&api, name, instead, last_stored.as_deref()).await {
             Ok(stored) => {
-                let pod = cache_pod(ctx, &stored);
+                let pod = cache_pod(ctx, &stored, Written::Changed);
                 *resize = ResizeOutcome::FellBack {
                     refusal: error,
                     replaced: pod.labels.contains_key(keys::SPECIFIED_DELETE),
@@ -531,16 +532,16 @@ async fn restore_readiness(ctx: &CloneSetContext<'_>, name: &str, in_doubt: bool
     let patch = json!({ "status": { "conditions": [ready] } });
     let patch = PodWrite::new(PatchTarget::Status, &pod, patch).patch;
     let stored = write::patch_status_strategic(&ctx.api::<RawPod>(), name, &patch).await?;
-    cache_pod(ctx, &stored.object()?);
+    cache_pod(ctx, &stored.object()?, Written::Changed);
     Ok(())
 }
 
 async fn create_job(ctx: &CloneSetContext<'_>, job: &ImagePullJob) -> Result<(), Error> {
     match write::create(&ctx.api(), job).await.and_then(Stored::object) {
         Ok(stored) => {
-            ctx.index()
-                .jobs
-                .apply_write(&Key::from_object(&stored), versioned_job(&stored), Instant::now())
+            let (key, entry) = (Key::from_object(&stored), versioned_job(&stored));
+            let now = Instant::now();
+            ctx.index().jobs.apply_write(&key, entry, Written::Created, now);
         }
         Err(error) if error.already_exists() => {
             let name = job.meta().name.clone().unwrap_or_default();

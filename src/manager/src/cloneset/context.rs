@@ -15,6 +15,7 @@ use crate::view::CloneSetView;
 use crate::{Context, FeatureGate, FeatureGates};
 use kruise_api::cloneset::CloneSet;
 use kruise_api::owner::Owner;
+use kruise_cluster::write_cache::Written;
 use kruise_cluster::{Error, Key, write};
 use kruise_workload::in_place::normalize::TemplateStorage;
 
@@ -97,7 +98,10 @@ impl CloneSetContext<'_> {
     /// Caches the CloneSet that one of our writes returned.
     pub fn cache_clone_set(&self, stored: CloneSet) {
         let entry = versioned_clone_set(Arc::new(CloneSetView::from(&stored)));
-        self.index().sets.apply_write(self.name, entry, Instant::now());
+        let now = Instant::now();
+        self.index()
+            .sets
+            .apply_write(self.name, entry, Written::Changed, now);
     }
 
     /// Whether the CloneSet exists and is not terminating, by a live read.

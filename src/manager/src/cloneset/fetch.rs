@@ -5,7 +5,7 @@
 //! may still show the Deployment that orphaned them as their controller; then other Pods would be created beside them.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -37,14 +37,14 @@ pub async fn fetch_unconfirmed(ctx: &CloneSetContext<'_>) -> Result<(), Error> {
     let (set, pods, claims, jobs, revisions) = {
         let index = ctx.index();
         (
-            index.sets.confirm_time_left(ctx.name, now),
+            index.sets.must_be_read(ctx.name, now),
             index.pods.unconfirmed(&ctx.group, now).0,
             index.claims.unconfirmed(&ctx.group, now).0,
             index.jobs.unconfirmed(&ctx.group, now).0,
             index.revisions.unconfirmed(&ctx.group, now).0,
         )
     };
-    if set == Some(Duration::ZERO) {
+    if set {
         let found = write::get(&ctx.api::<CloneSet>(), &ctx.name.name).await?;
         let entry = found.map(|found| versioned_clone_set(Arc::new(CloneSetView::from(&found))));
         ctx.index().sets.apply_read(ctx.name, entry, Instant::now());

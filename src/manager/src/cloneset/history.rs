@@ -21,6 +21,7 @@ use kruise_api::keys;
 use kruise_api::owner::Owner as Controller;
 use kruise_api::validation::cloneset::validate;
 use kruise_cluster::pod_template::{self, Defaulting, DryRunResult, Templates};
+use kruise_cluster::write_cache::Written;
 use kruise_cluster::{Error, Key, write};
 use kruise_workload::in_place::Pod;
 use kruise_workload::revision::{self, DesiredRevision, Revision, RevisionAction, RevisionOwner};
@@ -200,7 +201,7 @@ async fn adopt_revisions(
             "ownerReferences": [ctx.owner.controller_reference()],
         } });
         match write::patch_strategic(&ctx.api::<ControllerRevision>(), name, &patch).await {
-            Ok(stored) => drop(cache_revision(ctx, &stored.object()?)),
+            Ok(stored) => drop(cache_revision(ctx, &stored.object()?, Written::Changed)),
             // Another writer was first; the next reconcile decides again.
             Err(error) if error.conflict() || error.not_found() => fetch_revision(ctx, name).await?,
             Err(error) if error.retryable() => return Err(error),
@@ -301,12 +302,13 @@ async fn resolve_template(
 }
 
 /// Caches a revision that a write returned.
-fn cache_revision(ctx: &CloneSetContext<'_>, object: &ControllerRevision) -> Revision {
+fn cache_revision(ctx: &CloneSetContext<'_>, object: &ControllerRevision, what: Written) -> Revision {
     let revision = Revision::from(object);
     if let Some(view) = RevisionView::from_object(object) {
         let key = Key::from_object(object);
         let entry = versioned_revision(&key, Arc::new(view));
-        ctx.index().revisions.apply_write(&key, entry, Instant::now());
+        let now = Instant::now();
+        ctx.index().revisions.apply_write(&key, entry, what, now);
     }
     revision
 }
@@ -328,7 +330,7 @@ async fn promote_revision(
         );
     }
     match write::patch_merge(&ctx.api::<ControllerRevision>(), name, &patch).await {
-        Ok(stored) => Ok(cache_revision(ctx, &stored.object()?)),
+        Ok(stored) => Ok(cache_revision(ctx, &stored.object()?, Written::Changed)),
         Err(error) => {
             if error.conflict() || error.not_found() {
                 fetch_revision(ctx, name).await?;
@@ -358,7 +360,7 @@ async fn create_revision(
             Err(error) => return Err(error.into()),
         };
         if let Some(object) = object {
-            return Ok(cache_revision(ctx, &object));
+            return Ok(cache_revision(ctx, &object, Written::Created));
         }
         let count = collisions.unwrap_or_default().saturating_add(1);
         attempts += 1;
@@ -523,7 +525,7 @@ pub async fn label_revision(ctx: &CloneSetContext<'_>, name: &str, label: &str) 
     let uid = ctx.index().revisions.uid(&ctx.key(name)).map(str::to_owned);
     let patch = json!({ "metadata": { "uid": uid, "labels": { (label): "true" } } });
     let stored = write::patch_merge(&ctx.api::<ControllerRevision>(), name, &patch).await?;
-    cache_revision(ctx, &stored.object()?);
+    cache_revision(ctx, &stored.object()?, Written::Changed);
     Ok(())
 }
 

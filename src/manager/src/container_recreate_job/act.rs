@@ -24,6 +24,7 @@ use kruise_api::container_recreate_job::{
 };
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::owner::{Owner, OwnerKind};
+use kruise_cluster::write_cache::Written;
 use kruise_cluster::{Error, EventType, Key, write};
 
 /// Fields of the status that may be absent.
@@ -275,10 +276,8 @@ pub async fn update_status(
             if has_ended {
                 publish_end(shared, key, &cached.job, status);
             }
-            shared
-                .index()
-                .jobs
-                .apply_write(key, versioned_job(job), Instant::now());
+            let (entry, now) = (versioned_job(job), Instant::now());
+            shared.index().jobs.apply_write(key, entry, Written::Changed, now);
             // The end has a TTL.
             Ok(has_ended.then_some(Duration::ZERO))
         }
@@ -405,7 +404,11 @@ async fn create_request(
         name: name.to_owned(),
     };
     if let Some(entry) = versioned_request(Arc::new(stored)) {
-        shared.index().requests.apply_write(&key, entry, Instant::now());
+        let now = Instant::now();
+        shared
+            .index()
+            .requests
+            .apply_write(&key, entry, Written::Created, now);
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ use crate::context::fetch_all;
 use crate::image_pull_job::plan::job::list_of;
 use kruise_api::image_list_pull_job::ImageListPullJob;
 use kruise_api::image_pull_job::ImagePullJob;
+use kruise_cluster::write_cache::Written;
 use kruise_cluster::{Error, EventType, Key, write};
 
 /// How long a reconcile creates, and how long it deletes: a slow webhook may be called for each.
@@ -69,7 +70,10 @@ pub async fn update_status(
                 tracing::info!(job = %key, succeeded = status.succeeded, desired = status.desired, "ImageListPullJob has completed");
             }
             let entry = versioned_list(list);
-            shared.index().lists.apply_write(key, entry, Instant::now());
+            let mut index = shared.index();
+            index
+                .lists
+                .apply_write(key, entry, Written::Changed, Instant::now());
             // The end has a TTL.
             Ok(status.completion_time.is_some().then_some(Duration::ZERO))
         }
@@ -178,7 +182,10 @@ async fn create_job(
         Err(error) => return Err(error),
     };
     if let Some(entry) = versioned_job(Arc::new(stored)) {
-        shared.index().jobs.apply_write(&key, entry, Instant::now());
+        let mut index = shared.index();
+        index
+            .jobs
+            .apply_write(&key, entry, Written::Created, Instant::now());
     }
     Ok(is_new)
 }

@@ -8,14 +8,17 @@ use futures::{StreamExt, stream};
 use kube::Api;
 use serde_json::{Value, json};
 
-use super::observe::versioned_pod;
-use super::{SetContext, SetState, report};
+use super::observe::{versioned_pod, versioned_set};
+use super::{SetContext, SetState, history, report};
 use crate::context::fetch_all;
 use crate::object_reference::object_reference;
 use crate::view::RawPod;
 use kruise_api::json::set;
+use kruise_api::sidecarset::SidecarSet;
+use kruise_cluster::write_cache::Written;
 use kruise_cluster::{Error, EventType, Key, write};
 use kruise_workload::in_place::Pod;
+use kruise_workload::sidecarset::hash::with_hashes;
 use kruise_workload::sidecarset::plan::{EVENT_RESET_FAILED, EVENT_RESET_SUCCEEDED, Plan};
 use kruise_workload::sidecarset::upgrade::PodChanges;
 
@@ -55,7 +58,11 @@ impl SetContext<'_> {
     fn cache_pod(&self, key: &Key, stored: &RawPod) -> Arc<Pod> {
         let pod = Arc::new(Pod::from_json(stored.json()));
         let entry = versioned_pod(key, Arc::clone(&pod));
-        self.shared.index().pods.apply_write(key, entry, Instant::now());
+        let now = Instant::now();
+        self.shared
+            .index()
+            .pods
+            .apply_write(key, entry, Written::Changed, now);
         pod
     }
 
@@ -68,10 +75,20 @@ impl SetContext<'_> {
     }
 }
 
-/// Reads the Pods whose last write had no answer, or was not confirmed by the watch.
+/// Reads the set, its Pods and its revisions whose last write had no answer, or was not confirmed by the watch.
 pub async fn fetch_unconfirmed(ctx: &SetContext<'_>) -> Result<(), Error> {
-    let keys = ctx.shared.index().unconfirmed_pods(ctx.name, Instant::now());
-    let reads: Vec<_> = keys.iter().map(|key| ctx.fetch_pod(key)).collect();
+    let unconfirmed = ctx.shared.index().unconfirmed(ctx.name, Instant::now());
+    if unconfirmed.set {
+        let sets: Api<SidecarSet> = Api::all(ctx.shared.manager.cluster.client.clone());
+        let found = write::get(&sets, ctx.name).await?;
+        let entry = found.map(|found| versioned_set(Arc::new(with_hashes(found))));
+        let key = Key::cluster_scoped(ctx.name);
+        ctx.shared.index().sets.apply_read(&key, entry, Instant::now());
+    }
+    for key in &unconfirmed.revisions {
+        history::fetch_revision(ctx, key).await?;
+    }
+    let reads: Vec<_> = unconfirmed.pods.iter().map(|key| ctx.fetch_pod(key)).collect();
     fetch_all(reads).await
 }
 

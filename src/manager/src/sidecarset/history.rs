@@ -12,6 +12,7 @@ use super::observe::versioned_revision;
 use crate::view::RevisionView;
 use kruise_api::owner::{Owner, OwnerKind};
 use kruise_api::{json::set, keys};
+use kruise_cluster::write_cache::Written;
 use kruise_cluster::{Error, Key, write};
 use kruise_workload::revision::{Revision, RevisionAction, RevisionOwner};
 use kruise_workload::sidecarset::history::{HistoryPlan, KIND};
@@ -81,7 +82,7 @@ async fn create_revision(
     let name = &plan.desired.name;
     match write::create_raw(&ctx.revisions(), plan.desired.request_body(&owner, number)).await {
         Ok(stored) => {
-            cache_revision(ctx, &parse(stored)?);
+            cache_revision(ctx, &parse(stored)?, Written::Created);
             tracing::info!(set = ctx.name, revision = name, number, "created a revision");
             Ok(None)
         }
@@ -91,7 +92,7 @@ async fn create_revision(
             };
             let own = Owner::controller(&existing.metadata).as_ref() == Some(&ctx.owner());
             if own && Revision::from(&existing).data == plan.desired.data {
-                cache_revision(ctx, &existing);
+                cache_revision(ctx, &existing, Written::Created);
                 return Ok(None);
             }
             Ok(Some(plan.collisions.saturating_add(1)))
@@ -112,22 +113,26 @@ async fn patch_revision(ctx: &SetContext<'_>, name: &str, mut patch: Value) -> R
     set(&mut patch, &["metadata", "resourceVersion"], json!(version));
     match write::patch_merge(&ctx.revisions(), name, &patch).await {
         Ok(stored) => {
-            cache_revision(ctx, &stored.object()?);
+            cache_revision(ctx, &stored.object()?, Written::Changed);
             Ok(())
         }
         Err(error) => {
             if error.conflict() || error.not_found() {
-                let found = write::get(&ctx.revisions(), name).await?;
-                let view = found.as_ref().and_then(RevisionView::from_object);
-                let entry = view.map(|view| versioned_revision(Arc::new(view)));
-                ctx.shared
-                    .index()
-                    .revisions
-                    .apply_read(&key, entry, Instant::now());
+                fetch_revision(ctx, &key).await?;
             }
             Err(error)
         }
     }
+}
+
+/// Reads a revision from the API server and caches it.
+pub async fn fetch_revision(ctx: &SetContext<'_>, key: &Key) -> Result<(), Error> {
+    let found = write::get(&ctx.revisions(), &key.name).await?;
+    let view = found.as_ref().and_then(RevisionView::from_object);
+    let entry = view.map(|view| versioned_revision(Arc::new(view)));
+    let mut index = ctx.shared.index();
+    index.revisions.apply_read(key, entry, Instant::now());
+    Ok(())
 }
 
 /// Deletes the revisions that nothing needs.
@@ -148,13 +153,13 @@ pub async fn delete_surplus(ctx: &SetContext<'_>, plan: &HistoryPlan) -> Result<
     Ok(())
 }
 
-fn cache_revision(ctx: &SetContext<'_>, object: &ControllerRevision) {
+fn cache_revision(ctx: &SetContext<'_>, object: &ControllerRevision, what: Written) {
     if let Some(view) = RevisionView::from_object(object) {
         let entry = versioned_revision(Arc::new(view));
         ctx.shared
             .index()
             .revisions
-            .apply_write(&Key::from_object(object), entry, Instant::now());
+            .apply_write(&Key::from_object(object), entry, what, Instant::now());
     }
 }
 

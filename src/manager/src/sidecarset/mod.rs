@@ -214,6 +214,9 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
 async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter, Error> {
     // Observe.
     act::fetch_unconfirmed(ctx).await?;
+    if !ctx.is_current() {
+        return Ok(Some(Duration::ZERO));
+    }
     let begin = Instant::now();
     let objects = ctx.shared.index().observe(ctx.set);
     let pods: Vec<&Pod> = objects.pods.iter().map(|(_, pod)| &**pod).collect();
@@ -265,7 +268,7 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
     let requeues = [
         retry_refused,
         status_due,
-        objects.next_fetch,
+        ctx.shared.index().next_fetch(ctx.name, Instant::now()),
         acted.then_some(Duration::ZERO),
     ];
     Ok(requeues.into_iter().flatten().min())

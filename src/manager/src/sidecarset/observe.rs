@@ -49,10 +49,17 @@ pub struct ObservedSet {
     pub pods: Vec<(Key, Arc<Pod>)>,
     /// Revisions that have its name.
     pub revisions: Vec<ListedRevision<Arc<Revision>>>,
-    /// Time until an unconfirmed write must be read from the API server.
-    pub next_fetch: Option<Duration>,
     /// Pods that lack the set, by namespace and name.
     pub not_injected: Vec<Key>,
+}
+
+/// What must be read from the API server: its last write had no answer, or was not confirmed by the watch.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Unconfirmed {
+    /// Whether the set itself must be.
+    pub set: bool,
+    pub pods: Vec<Key>,
+    pub revisions: Vec<Key>,
 }
 
 /// The cache entry of a Pod.
@@ -157,12 +164,24 @@ impl Index {
         self.sets.get(&Key::cluster_scoped(name)).cloned()
     }
 
-    /// The Pods whose cached version may be old.
-    pub fn unconfirmed_pods(&self, set: &str, now: Instant) -> Vec<Key> {
-        let keys = self.injected.get(set).into_iter().flatten();
-        keys.filter(|key| self.pods.must_be_read(key, now))
-            .cloned()
-            .collect()
+    /// What must be read again for a set.
+    pub fn unconfirmed(&self, set: &str, now: Instant) -> Unconfirmed {
+        let pods = self.injected.get(set).into_iter().flatten();
+        let pods = pods.filter(|key| self.pods.must_be_read(key, now));
+        Unconfirmed {
+            set: self.sets.must_be_read(&Key::cluster_scoped(set), now),
+            pods: pods.cloned().collect(),
+            revisions: self.revisions.unconfirmed(set, now).0,
+        }
+    }
+
+    /// The time until an unconfirmed write must be read from the API server.
+    pub fn next_fetch(&self, set: &str, now: Instant) -> Option<Duration> {
+        let pods = self.injected.get(set).into_iter().flatten();
+        let pods = pods.filter_map(|key| self.pods.confirm_time_left(key, now));
+        let set_left = self.sets.confirm_time_left(&Key::cluster_scoped(set), now);
+        let revisions_left = self.revisions.unconfirmed(set, now).1;
+        pods.chain(set_left).chain(revisions_left).min()
     }
 
     /// The objects of a set.
@@ -170,7 +189,7 @@ impl Index {
         let view = SetView::from(set);
         let name = view.name;
         let keys = self.injected.get(name).into_iter().flatten();
-        let pods = keys.clone().filter_map(|key| Some((key, self.pods.get(key)?)));
+        let pods = keys.filter_map(|key| Some((key, self.pods.get(key)?)));
         let pods = pods.filter(|(key, pod)| {
             let labels = self.namespaces.get(key.namespace.as_deref().unwrap_or_default());
             is_matched(&view, pod, labels.map(Arc::as_ref))
@@ -179,7 +198,6 @@ impl Index {
             .revisions
             .group_entries(name)
             .filter(|(.., deleting)| !deleting);
-        let now = Instant::now();
         ObservedSet {
             pods: pods.map(|(key, pod)| (key.clone(), Arc::clone(pod))).collect(),
             revisions: revisions
@@ -188,7 +206,6 @@ impl Index {
                     controller: view.controller.clone(),
                 })
                 .collect(),
-            next_fetch: keys.filter_map(|key| self.pods.confirm_time_left(key, now)).min(),
             not_injected: self
                 .not_injected
                 .get(name)
@@ -485,6 +502,8 @@ mod tests {
 
     use super::*;
     use crate::view::RawPod;
+    use kruise_api::unconfirmed::CONFIRM_TIMEOUT;
+    use kruise_cluster::write_cache::Written;
 
     fn set(name: &str, spec: Value) -> Arc<SidecarSet> {
         let mut all = json!({ "selector": { "matchLabels": { "app": "web" } },
@@ -690,6 +709,43 @@ mod tests {
             assert_eq!(affected.len(), counted, "{namespace}");
             assert_eq!(world.index.observe(&log).revisions.len(), counted, "{namespace}");
         }
+    }
+
+    /// Otherwise a lost change or deletion would stay unseen for ever.
+    #[test]
+    fn unconfirmed_writes_are_read_after_a_while() {
+        let mut world = World::new();
+        world.set(None, Some(set("log", json!({}))));
+        world.pod(None, Some(pod("log")));
+        let now = Instant::now();
+        assert_eq!(world.index.next_fetch("log", now), None);
+        let mut written = SidecarSet::clone(&set("log", json!({})));
+        written.metadata.resource_version = Some("2".to_owned());
+        let key = Key::cluster_scoped("log");
+        let entry = versioned_set(Arc::new(written));
+        world.index.sets.apply_write(&key, entry, Written::Changed, now);
+        let revision = json!({ "metadata": { "name": "log-1", "uid": "r", "resourceVersion": "1",
+            "labels": { keys::SIDECAR_SET_NAME: "log" } }, "revision": 7, "data": {} });
+        let view = RevisionView::from_object(&serde_json::from_value(revision).unwrap()).unwrap();
+        let revision = Key::namespaced("kruise-system", "log-1");
+        let entry = versioned_revision(Arc::new(view));
+        let later = now + Duration::from_secs(1);
+        let revisions = &mut world.index.revisions;
+        revisions.apply_write(&revision, entry, Written::Created, later);
+
+        assert_eq!(world.index.next_fetch("log", now), Some(CONFIRM_TIMEOUT));
+        let unconfirmed = |set, pods, revisions| Unconfirmed { set, pods, revisions };
+        let at = |index: &Index, now| index.unconfirmed("log", now);
+        assert_eq!(at(&world.index, now), unconfirmed(false, vec![], vec![]));
+        let due = now + CONFIRM_TIMEOUT;
+        assert_eq!(at(&world.index, due), unconfirmed(true, vec![], vec![]));
+        let pod = Key::namespaced("shop", "p");
+        world.index.pods.mark_unknown(&pod);
+        let due = later + CONFIRM_TIMEOUT;
+        assert_eq!(
+            at(&world.index, due),
+            unconfirmed(true, vec![pod], vec![revision])
+        );
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::policies::{Injection, KnownInjection};
 use super::{SetContext, SetState};
 use crate::object_reference::object_reference;
 use kruise_api::sidecarset::{INJECTED_BY_POLICY, SidecarSet, SidecarSetStatus};
+use kruise_cluster::write_cache::Written;
 use kruise_cluster::{Error, EventType, Key, write};
 use kruise_workload::in_place::Pod;
 use kruise_workload::names::join_first;
@@ -188,7 +189,8 @@ pub async fn update_status(
         Ok(stored) => {
             let entry = versioned_set(Arc::new(with_hashes(stored.object()?)));
             let key = Key::cluster_scoped(ctx.name);
-            ctx.shared.index().sets.apply_write(&key, entry, now);
+            let mut index = ctx.shared.index();
+            index.sets.apply_write(&key, entry, Written::Changed, now);
         }
         // It is deleted, or another one has its name: the watch will show that.
         Err(error) if error.not_found() || error.conflict() => {}

@@ -11,6 +11,7 @@ use crate::cloneset::fetch::fetch_claim;
 use crate::cloneset::observe::versioned_claim;
 use crate::cloneset::plan::{Action, ClaimPatch, OrphanClaim};
 use crate::view::ClaimView;
+use kruise_cluster::write_cache::Written;
 use kruise_cluster::{Error, Key, write};
 
 /// Creates a claim. An existing one is accepted if the CloneSet owns it and it is not terminating.
@@ -20,7 +21,7 @@ pub(super) async fn create_claim(ctx: &CloneSetContext<'_>, claim: &Value) -> Re
     match write::create_raw(&api, claim.to_string()).await {
         Ok(stored) => {
             if let Ok(stored) = serde_json::from_value::<PersistentVolumeClaim>(stored) {
-                cache_claim(ctx, &stored);
+                cache_claim(ctx, &stored, Written::Created);
             }
             Ok(())
         }
@@ -49,17 +50,17 @@ pub(super) fn has_foreign_claim(ctx: &CloneSetContext<'_>, action: &Action) -> b
     })
 }
 
-fn cache_claim(ctx: &CloneSetContext<'_>, stored: &PersistentVolumeClaim) {
+fn cache_claim(ctx: &CloneSetContext<'_>, stored: &PersistentVolumeClaim, what: Written) {
     let key = Key::from_object(stored);
     let entry = versioned_claim(&key, &ClaimView::from_object(stored));
-    ctx.index().claims.apply_write(&key, entry, Instant::now());
+    ctx.index().claims.apply_write(&key, entry, what, Instant::now());
 }
 
 /// Changes the owners of a claim.
 pub(super) async fn patch_claim(ctx: &CloneSetContext<'_>, claim: &ClaimPatch) -> Result<(), Error> {
     let ClaimPatch { name, uid, patch } = claim;
     match write::patch_strategic(&ctx.api(), name, patch).await {
-        Ok(stored) => cache_claim(ctx, &stored.object()?),
+        Ok(stored) => cache_claim(ctx, &stored.object()?, Written::Changed),
         Err(error) if error.retryable() && !error.conflict() => return Err(error),
         Err(error) => {
             // A deleted claim needs no other owner, and another claim of its name must not get it.
@@ -91,7 +92,7 @@ pub(super) async fn adopt_claims(ctx: &CloneSetContext<'_>, claims: &[OrphanClai
             "uid": claim.uid, "resourceVersion": found.resource_version, "ownerReferences": [ctx.owner.controller_reference()],
         } });
         let stored = write::patch_strategic(&ctx.api(), name, &patch).await?;
-        cache_claim(ctx, &stored.object()?);
+        cache_claim(ctx, &stored.object()?, Written::Changed);
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::*;
 use kruise_api::keys;
+use kruise_cluster::write_cache::Written;
 
 fn orphan_view(name: &str, version: &str, app: &str) -> Arc<PodView> {
     let pod = Pod::from_json(&json!({ "metadata": {
@@ -80,7 +81,8 @@ fn orphans_are_indexed_by_the_selecting_clone_set() {
     adopted.resource_version = "5".to_owned();
     let key = Key::namespaced("n", "early");
     let entry = versioned_pod(&key, Arc::new(adopted));
-    index.pods.apply_write(&key, entry, Instant::now());
+    let now = Instant::now();
+    index.pods.apply_write(&key, entry, Written::Changed, now);
     assert_eq!(pods_of(&index, "web"), ["early"]);
     update_pod(&mut index, "late", Some(orphan_view("late", "4", "db")), None);
     assert_eq!(pods_of(&index, "db"), Vec::<String>::new());

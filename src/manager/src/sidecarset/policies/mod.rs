@@ -31,7 +31,7 @@ use kruise_api::owner::{Owner, OwnerKind, controller_reference};
 use kruise_api::sidecarset::SidecarSet;
 use kruise_api::validation::truncate;
 use kruise_cluster::queue::RequeueAfter;
-use kruise_cluster::write_cache::WriteCache;
+use kruise_cluster::write_cache::{WriteCache, Written};
 use kruise_cluster::{Change, Error, Key, Store, WatchEvents, write};
 use kruise_workload::sidecarset::inject::named_by;
 use kruise_workload::sidecarset::overlap::are_disjoint;
@@ -587,7 +587,8 @@ async fn write<K: Cached>(
     match written {
         Ok(stored) => {
             if let Some(stored) = stored {
-                record_written::<K>(state, name, sent, stored);
+                let what = existing.map_or(Written::Created, |_| Written::Changed);
+                record_written::<K>(state, name, sent, stored, what);
             }
             Ok(())
         }
@@ -640,12 +641,12 @@ async fn send<K: Cached>(
     Ok(Installed::new(&written?.object()?))
 }
 
-fn record_written<K: Cached>(state: &Policies, name: &str, sent: u64, stored: Installed) {
+fn record_written<K: Cached>(state: &Policies, name: &str, sent: u64, stored: Installed, what: Written) {
     let digests = [sent, stored.digest];
     state.stored_as().insert((K::KIND, name.to_owned()), digests);
     let entry = Arc::new(stored).versioned();
     let key = Key::cluster_scoped(name);
-    state.cache::<K>().apply_write(&key, entry, Instant::now());
+    state.cache::<K>().apply_write(&key, entry, what, Instant::now());
 }
 
 fn refused<K: AdmissionKind>(name: &str, error: &Error) -> Obstacle {
