@@ -8,11 +8,12 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::{Map, Value, json};
 
-use super::pod::Pod;
+use super::pod::{Container, Pod};
 use super::spec::Spec;
 use super::template::Template;
 use super::write::{PatchTarget, PodWrite, json_text};
 use super::{annotations, completion, container_batches, ready, resize};
+use kruise_api::container_hash::EnvOrigin;
 use kruise_api::in_place::{
     ContainerRefMetadata, InPlaceUpdateContainerBatch, InPlaceUpdateContainerStatus,
     InPlaceUpdatePreCheckBeforeNext, InPlaceUpdateState,
@@ -55,6 +56,23 @@ fn restarts_containers(pod: &Pod, spec: &Spec) -> bool {
 pub(super) fn disrupts(pod: &Pod, spec: &Spec, template: Template<'_>) -> bool {
     let (before, spec) = merge_unfinished(pod, spec, template);
     restarts_containers(pod, &spec) || has_unverified_containers(&before)
+}
+
+/// Names of the containers that read a label or annotation which the update changes or removes.
+#[must_use]
+pub fn env_readers<'a>(pod: &'a Pod, spec: &'a Spec) -> BTreeSet<&'a str> {
+    let patch = decode_patch(spec.meta_data_patch.as_deref().unwrap_or_default());
+    let is_removed = |part: &str, key: &str| patch["metadata"][part].get(key).is_some_and(Value::is_null);
+    let reads_removed = |container: &&Container| {
+        container.env.iter().any(|(_, origin)| match origin {
+            EnvOrigin::Label(key) => is_removed("labels", key),
+            EnvOrigin::Annotation(key) => is_removed("annotations", key),
+        })
+    };
+    let readers = pod.containers.iter().filter(reads_removed);
+    let readers = readers.map(|container| container.name.as_str());
+    let changed = spec.container_ref_metadata.keys();
+    readers.chain(changed.map(String::as_str)).collect()
 }
 
 /// Begins an update: takes the Pod out of its Services if needed, then changes it or writes what it waits for. If the

@@ -249,10 +249,12 @@ fn add_metadata_changes(
         for (key, value) in changed.filter(|(key, _)| !keys::OWN_POD_METADATA.contains(&key.as_str())) {
             let readers: Vec<&Container> = containers.iter().filter(|c| reads_key(c, part, &key)).collect();
             spec.update_env_from_metadata |= !readers.is_empty();
+            for reader in &readers {
+                check_restart_policy(before, &reader.name, spec)?;
+            }
             match value.filter(|_| !readers.is_empty()) {
                 Some(value) => {
                     for reader in readers {
-                        check_restart_policy(before, &reader.name, spec)?;
                         let read = spec
                             .container_ref_metadata
                             .entry(reader.name.clone())

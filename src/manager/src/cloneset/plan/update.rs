@@ -453,10 +453,10 @@ pub(super) fn set_fallbacks(view: &PlanView<'_>, pod: &Pod, only_resize: bool, w
 /// Whether the environment must change in a container that would not be restarted: the daemon does that only while the
 /// Pod is out of its Services, and kubelet only for another image.
 fn restarts_no_container(pod: &Pod, spec: &Spec) -> bool {
-    let mut readers = spec.container_ref_metadata.keys();
+    let replaced = |name: &&str| spec.container_images.contains_key(*name);
     spec.update_env_from_metadata
         && !pod.has_readiness_gate(keys::IN_PLACE_UPDATE_READY)
-        && readers.any(|name| !spec.container_images.contains_key(name))
+        && !patch::env_readers(pod, spec).iter().all(replaced)
 }
 
 pub(super) fn revision_data(revision: &super::types::ParsedRevision) -> RevisionData<'_> {

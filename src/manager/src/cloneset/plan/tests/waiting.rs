@@ -379,11 +379,18 @@ fn waiting_counts_reasons_beyond_the_limit() {
 /// A Pod that we did not create may lack the gate that takes it out of its Services while a container restarts.
 #[test]
 fn env_update_without_readiness_gate_is_stuck() {
+    for changed in [json!("2"), json!(null)] {
+        env_update_is_stuck(&changed);
+    }
+}
+
+/// Changes a label that is in the environment, or removes it.
+fn env_update_is_stuck(changed: &Value) {
     let mut cluster = two_settled_pods(false, false);
     let origin = json!({ "fieldRef": { "fieldPath": "metadata.labels['v']" } });
     edit_rolling_update(&mut cluster, json!({ "podUpdatePolicy": "InPlaceOnly" }));
-    let label = |v: &str| json!({ "template": { "metadata": { "labels": { "v": v } } } });
-    cluster.edit(&label("1"));
+    let label = |v: &Value| json!({ "template": { "metadata": { "labels": { "v": v } } } });
+    cluster.edit(&label(&json!("1")));
     settle(&mut cluster);
     let env = json!([{ "name": "V", "valueFrom": origin }]);
     // The Pods have read the label from the beginning, and so has their revision.
@@ -396,7 +403,7 @@ fn env_update_without_readiness_gate_is_stuck() {
         pod["spec"]["readinessGates"] = json!([]);
     }
     settle(&mut cluster);
-    cluster.edit(&label("2"));
+    cluster.edit(&label(changed));
     let patched = |cluster: &mut FakeCluster| {
         let (_, plan) = cluster.reconcile();
         plan.actions
