@@ -82,6 +82,8 @@ pub struct ReconcileState {
     pub collisions: Option<i32>,
     /// Generation of the last reconcile.
     last_generation: i64,
+    /// The API server's time at the last reconcile.
+    last_time: Option<Timestamp>,
     /// Number of failures in a row, and the time of the last one.
     attempts: BTreeMap<FailureSubject, (u32, Timestamp)>,
     /// What must not be retried before a time.
@@ -452,9 +454,24 @@ impl ReconcileState {
         backoff
     }
 
+    /// Moves recorded times along if the API server's clock was set back: waits would grow by as much.
+    fn follow_clock(&mut self, now: Timestamp) {
+        let step = self.last_time.map(|before| before.duration_since(now));
+        self.last_time = Some(now);
+        let Some(step) = step.filter(|step| step.is_positive()) else {
+            return;
+        };
+        let move_back = |at: &mut Timestamp| *at = at.checked_sub(step).unwrap_or(now);
+        self.attempts.values_mut().for_each(|(_, last)| move_back(last));
+        let failures = self.failures.values_mut();
+        failures.for_each(|failure| move_back(&mut failure.retry_at));
+        self.unfinished.pods.values_mut().flatten().for_each(move_back);
+    }
+
     /// Removes expired failures: what they concerned is done or no longer requested. A new generation is tried at once,
     /// because it may fix them. Claims of other templates must not be used.
     pub fn expire_failures(&mut self, generation: i64, claim_templates: &[Value], now: Timestamp) {
+        self.follow_clock(now);
         if self.last_generation != generation {
             self.last_generation = generation;
             if self.claim_templates != claim_templates {
@@ -568,6 +585,26 @@ mod tests {
         ));
         state.expire_failures(1, &[], now);
         assert!(state.failures.is_empty(), "a new spec is tried at once");
+    }
+
+    #[test]
+    fn clock_that_is_set_back_prolongs_no_wait() {
+        let (mut state, before) = (ReconcileState::default(), Timestamp::UNIX_EPOCH);
+        let second = SignedDuration::from_secs(1);
+        state.expire_failures(0, &[], before);
+        let subject = FailureSubject::PodCreation;
+        let error = api_error(403, "Forbidden");
+        state.record_failure(subject.clone(), ActionPurpose::Scale, &error, before);
+        state
+            .unfinished
+            .pods
+            .insert("web-a".to_owned(), Some(before + second * 30));
+        let now = before - SignedDuration::from_hours(3);
+        state.expire_failures(0, &[], now);
+        assert!(state.failures[&subject].retry_at <= now + second);
+        assert_eq!(state.unfinished.pods["web-a"], Some(now + second * 30));
+        state.expire_failures(0, &[], now + second * 300);
+        assert!(state.failures.is_empty() && state.attempts.is_empty());
     }
 
     #[test]

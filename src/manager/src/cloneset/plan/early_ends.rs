@@ -26,7 +26,8 @@ pub(super) fn early_ends<'a>(view: &PlanView<'a>) -> Option<EarlyEnds<'a>> {
     let ended = view.observed.pods.iter().filter(|pod| is_terminal(view, pod));
     let early: Vec<(Timestamp, &Pod)> = ended
         .filter_map(|pod| Some((pod.created?, &**pod)))
-        .filter(|(created, _)| view.now.duration_since(*created) < EARLY)
+        // One created later than now is from before the API server's clock was set back: nothing waits until then.
+        .filter(|(created, _)| view.now.duration_since(*created).abs() < EARLY)
         .collect();
     let newest = early.iter().map(|(created, _)| *created).max()?;
     let delay = SignedDuration::from_secs(INITIAL_DELAY << early.len().min(MAX_DOUBLINGS));

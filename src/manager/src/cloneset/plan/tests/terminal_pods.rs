@@ -105,6 +105,17 @@ fn an_early_end_delays_only_its_own_replacement() {
     assert_eq!(cluster.pods.len(), 8);
 }
 
+#[test]
+fn early_end_delays_no_replacement_until_a_clock_that_was_set_back_is_there_again() {
+    let mut cluster = FakeCluster::new(clone_set_spec(false, false));
+    settle(&mut cluster);
+    let ended = cluster.pods.keys().next().unwrap().clone();
+    cluster.end_pod(&ended, "Failed");
+    cluster.now = cluster.now.checked_sub(1.hour()).unwrap();
+    settle(&mut cluster);
+    assert_eq!(cluster.pods.len(), 6);
+}
+
 /// The hook may be there to save what an ended Pod left.
 #[test]
 fn ended_pod_is_not_deleted_before_its_hook_releases_it() {
