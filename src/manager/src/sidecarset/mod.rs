@@ -64,8 +64,8 @@ struct SetState {
     next_reconcile: Option<Instant>,
     /// Name collisions that the status does not count yet.
     collisions: Option<i32>,
-    /// Pods of the last event about Pods that cannot be updated in place.
-    not_upgradable: usize,
+    /// The revision of the last event about Pods that cannot be updated in place.
+    not_upgradable: String,
     /// Pods of the last event about Pods without the containers.
     not_injected: usize,
     /// Pods, by UID, whose update the API server did not accept: the set's generation, and until when they are left alone.
@@ -74,6 +74,16 @@ struct SetState {
 }
 
 impl SetState {
+    /// Whether to publish that this many Pods cannot be updated to the revision in place: once. A reconcile that switches
+    /// containers off counts none.
+    fn take_not_upgradable(&mut self, revision: &str, pods: usize) -> bool {
+        let is_new = pods > 0 && self.not_upgradable != revision;
+        if is_new {
+            revision.clone_into(&mut self.not_upgradable);
+        }
+        is_new
+    }
+
     /// The Pods, by UID, that are left alone now, and those that are tried again after all others. Otherwise a few Pods
     /// that are never updated would take the places of the others in turn, for ever.
     fn take_refused(
@@ -256,7 +266,9 @@ async fn sync(ctx: &SetContext<'_>, state: &mut SetState) -> Result<RequeueAfter
     // A status that cannot be written must not stop the update.
     let status_due = report::update_status(ctx, &new_status, state).await;
     let acted = act::write_pods(ctx, &plan, &objects.pods, state).await;
-    report::publish_not_upgradable(ctx, plan.not_upgradable_event, state);
+    if state.take_not_upgradable(&plan.history.latest, plan.not_upgradable_event) {
+        report::publish_not_upgradable(ctx, plan.not_upgradable_event);
+    }
     report::publish_not_injected(ctx, &objects.not_injected, state);
     history::delete_surplus(ctx, &plan.history).await?;
     let (acted, status_due) = (acted?, status_due?);
@@ -305,6 +317,22 @@ mod tests {
             (set(&[]), set(&[])),
             "a new spec may be accepted"
         );
+    }
+
+    #[test]
+    fn pods_that_are_not_upgradable_are_published_once_per_revision() {
+        let mut state = SetState::default();
+        let published = [
+            ("a", 0),
+            ("a", 2),
+            ("a", 0),
+            ("a", 2),
+            ("a", 1),
+            ("b", 1),
+            ("b", 1),
+        ]
+        .map(|(revision, pods)| state.take_not_upgradable(revision, pods));
+        assert_eq!(published, [false, true, false, false, false, true, false]);
     }
 
     #[test]

@@ -208,11 +208,8 @@ fn without_messages(status: &SidecarSetStatus) -> SidecarSetStatus {
     status
 }
 
-/// Publishes that Pods cannot be updated in place, when their number changed; in OpenKruise's words.
-pub fn publish_not_upgradable(ctx: &SetContext<'_>, pods: usize, state: &mut SetState) {
-    if std::mem::replace(&mut state.not_upgradable, pods) == pods || pods == 0 {
-        return;
-    }
+/// Publishes that Pods cannot be updated in place; in OpenKruise's words.
+pub fn publish_not_upgradable(ctx: &SetContext<'_>, pods: usize) {
     let note = format!(
         "SidecarSet in-place update detected {pods} not upgradable pod(s) in this round, will skip them"
     );
