@@ -90,8 +90,7 @@ async fn create_revision(
             let Some(existing) = write::get(&ctx.revisions(), name).await? else {
                 return Err(error);
             };
-            let own = Owner::controller(&existing.metadata).as_ref() == Some(&ctx.owner());
-            if own && Revision::from(&existing).data == plan.desired.data {
+            if is_usable(&existing, &ctx.owner(), &plan.desired.data) {
                 cache_revision(ctx, &existing, Written::Created);
                 return Ok(None);
             }
@@ -99,6 +98,23 @@ async fn create_revision(
         }
         Err(error) => Err(error),
     }
+}
+
+/// Whether a revision of the desired name has the desired data, and is the set's or an orphan with the set's label, which
+/// the next reconcile adopts.
+fn is_usable(existing: &ControllerRevision, owner: &Owner, data: &str) -> bool {
+    let metadata = &existing.metadata;
+    let free = match Owner::controller(metadata) {
+        Some(controller) => controller == *owner,
+        None => {
+            let label = metadata
+                .labels
+                .as_ref()
+                .and_then(|labels| labels.get(keys::SIDECAR_SET_NAME));
+            label == Some(&owner.name)
+        }
+    };
+    free && Revision::from(existing).data == data
 }
 
 /// Patches a revision if it has not changed since it was observed.
@@ -111,7 +127,8 @@ async fn patch_revision(ctx: &SetContext<'_>, name: &str, mut patch: Value) -> R
         .get(&key)
         .map(|view| view.resource_version.clone());
     set(&mut patch, &["metadata", "resourceVersion"], json!(version));
-    match write::patch_merge(&ctx.revisions(), name, &patch).await {
+    // An orphan keeps its other owners.
+    match write::patch_strategic(&ctx.revisions(), name, &patch).await {
         Ok(stored) => {
             cache_revision(ctx, &stored.object()?, Written::Changed);
             Ok(())
@@ -166,4 +183,103 @@ fn cache_revision(ctx: &SetContext<'_>, object: &ControllerRevision, what: Writt
 fn parse(stored: Value) -> Result<ControllerRevision, Error> {
     serde_json::from_value(stored)
         .map_err(|why| Error::Transport(format!("cannot read the ControllerRevision: {why}")))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Mutex;
+
+    use kube::client::Body;
+
+    use super::*;
+    use crate::Context;
+    use crate::sidecarset::ControllerState;
+    use crate::sidecarset::observe::Index;
+    use crate::sidecarset::policies::Injections;
+    use kruise_api::owner::controller_reference;
+    use kruise_api::sidecarset::SidecarSet;
+    use kruise_workload::sidecarset::history::{HistoryOwner, desired_revision};
+    use kruise_workload::sidecarset::set::SetView;
+
+    fn revision(label: &str, owners: &Value) -> ControllerRevision {
+        let revision = json!({ "apiVersion": "apps/v1", "kind": "ControllerRevision", "revision": 1, "data": { "a": 1 },
+            "metadata": { "name": "log-1", "namespace": "kruise-system", "uid": "r", "resourceVersion": "1",
+                "labels": { keys::SIDECAR_SET_NAME: label }, "ownerReferences": owners } });
+        serde_json::from_value(revision).unwrap()
+    }
+
+    #[test]
+    fn orphan_with_the_same_data_is_no_collision() {
+        let owner = Owner {
+            kind: OwnerKind::SidecarSet,
+            name: "log".to_owned(),
+            uid: "u".to_owned(),
+        };
+        let other = json!([{ "apiVersion": "v1", "kind": "ConfigMap", "name": "c", "uid": "c" }]);
+        let of = |uid: &str| json!([controller_reference("SidecarSet", "log", uid)]);
+        for (label, owners, data, usable) in [
+            ("log", json!([]), r#"{"a":1}"#, true),
+            ("log", other, r#"{"a":1}"#, true),
+            ("web", of("u"), r#"{"a":1}"#, true),
+            ("web", json!([]), r#"{"a":1}"#, false),
+            ("log", json!([]), r#"{"a":2}"#, false),
+            ("log", of("before"), r#"{"a":1}"#, false),
+        ] {
+            let existing = revision(label, &owners);
+            assert_eq!(is_usable(&existing, &owner, data), usable, "{label} {owners}");
+        }
+    }
+
+    /// The list of owners is merged by UID; a JSON merge patch would replace it.
+    #[tokio::test]
+    async fn adoption_keeps_other_owners() {
+        let patches = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&patches);
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let content = request.headers().get(http::header::CONTENT_TYPE).cloned();
+            seen.lock()
+                .unwrap()
+                .push(content.unwrap().to_str().unwrap().to_owned());
+            let body = json!(revision("log", &json!([]))).to_string().into_bytes();
+            std::future::ready(http::Response::builder().body(Body::from(body)))
+        });
+        let shared = ControllerState {
+            manager: Context::for_test(kube::Client::new(service, "default")),
+            namespace: "kruise-system".to_owned(),
+            index: Mutex::new(Index::new("kruise-system")),
+            states: Mutex::default(),
+            injections: Injections::default(),
+        };
+        let set = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet",
+            "metadata": { "name": "log", "uid": "u" }, "spec": { "selector": { "matchLabels": { "app": "web" } } } });
+        let set: SidecarSet = serde_json::from_value(set).unwrap();
+        let ctx = SetContext {
+            shared: &shared,
+            set: &set,
+            name: "log",
+            uid: "u",
+        };
+        let owner = HistoryOwner {
+            set: SetView::from(&set),
+            uid: "u",
+            labels: &std::collections::BTreeMap::new(),
+            collisions: None,
+        };
+        let name = "log-1".to_owned();
+        let plan = HistoryPlan {
+            latest: name.clone(),
+            collisions: 0,
+            action: RevisionAction::UseNewest { name: name.clone() },
+            desired: desired_revision(&owner),
+            custom_version: None,
+            adopt: vec![name],
+            delete: Vec::new(),
+        };
+        assert_eq!(write_newest(&ctx, &plan).await.unwrap(), None);
+        assert_eq!(
+            *patches.lock().unwrap(),
+            ["application/strategic-merge-patch+json"]
+        );
+    }
 }
