@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
+use super::audit_log::{self, AuditLog};
 use super::certs::{Certs, KeyPair};
 use super::component::Component;
 use super::ports::Ports;
@@ -19,9 +20,6 @@ use crate::parts::{Cache, kubernetes};
 use crate::process::{run_command, with_parent_death_signal};
 use crate::sandbox::Sandbox;
 use crate::wait;
-
-/// Prefix of the field manager of dry-run writes that mark the end of the audit log.
-const AUDIT_MARK_PREFIX: &str = "audit-mark-";
 
 /// Components and settings of a control plane beyond etcd and the API server.
 #[derive(Clone, Copy, Debug, Default)]
@@ -64,6 +62,7 @@ pub struct ControlPlane {
     server: String,
     etcd_address: String,
     admin: PathBuf,
+    audit_log: AuditLog,
     sandbox: Arc<Sandbox>,
 }
 
@@ -134,6 +133,7 @@ impl ControlPlane {
             server,
             etcd_address: ports.host_port(ports.etcd),
             admin,
+            audit_log: AuditLog::new(sandbox.dir().join(apiserver::AUDIT_LOG)),
             sandbox,
         })
     }
@@ -162,30 +162,24 @@ impl ControlPlane {
     /// All writes except those of Leases, as JSON (`audit.k8s.io/v1` events at level Metadata). Dry runs store nothing
     /// and are not included: our programs use some of them to detect that they are fenced.
     pub fn audited_writes(&self) -> Result<Vec<serde_json::Value>> {
-        let mut events = self.audit_events()?;
-        events.retain(|event| !is_read(event) && !is_dry_run(event));
-        Ok(events)
+        self.audit_events(|event| !is_read(event) && !is_dry_run(event))
     }
 
     /// Dry runs, as the same events.
     pub fn dry_runs(&self) -> Result<Vec<serde_json::Value>> {
-        let mut events = self.audit_events()?;
-        events.retain(is_dry_run);
-        Ok(events)
+        self.audit_events(is_dry_run)
     }
 
     /// Gets and lists of our manager except those of Leases, as the same events.
     pub fn manager_reads(&self) -> Result<Vec<serde_json::Value>> {
-        let mut events = self.audit_events()?;
-        events.retain(is_read);
-        Ok(events)
+        self.audit_events(is_read)
     }
 
-    /// All events of the audit log.
-    fn audit_events(&self) -> Result<Vec<serde_json::Value>> {
-        let read_log = || fs::read_to_string(self.dir().join(apiserver::AUDIT_LOG));
+    /// The events of the audit log that count.
+    fn audit_events(&self, counts: impl Fn(&serde_json::Value) -> bool) -> Result<Vec<serde_json::Value>> {
         // A watch may report a write before the write is logged; a write that starts now is logged after it.
-        let mark = format!("{AUDIT_MARK_PREFIX}{}-", NEXT_ID.fetch_add(1, Ordering::Relaxed));
+        let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        let mark = format!("{}{id}-", audit_log::MARK_PREFIX);
         let field_manager_flag = format!("--field-manager={mark}");
         let marked = self.kubectl(&[
             "create",
@@ -197,15 +191,10 @@ impl ControlPlane {
         // Without an API server there are no further events.
         if marked.is_ok() {
             wait::until("the end of the audit log", Duration::from_secs(30), || {
-                Ok(read_log()?.contains(&mark).then_some(()))
+                Ok(self.audit_log.has_mark(&mark)?.then_some(()))
             })?;
         }
-        // The last line may be incomplete.
-        Ok(read_log()?
-            .lines()
-            .filter(|line| !line.contains(AUDIT_MARK_PREFIX))
-            .filter_map(|line| serde_json::from_str(line).ok())
-            .collect())
+        self.audit_log.events(counts)
     }
 
     /// Folder with the logs, as `NAME.log`; removed with the sandbox.

@@ -13,6 +13,7 @@
 //! dropped or when the process that created it exits for any reason.
 
 mod apiserver;
+mod audit_log;
 mod certs;
 mod component;
 mod containerd;
