@@ -18,7 +18,10 @@ use super::json::set;
 use super::{GROUP, Kind, V1ALPHA1, V1BETA1, keys};
 
 mod cloneset;
+mod partial;
 mod sidecarset;
+
+pub use partial::PartialObject;
 
 /// Why an object was not converted. All of these are permanent.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +50,17 @@ pub enum Error {
         /// Kind of the object.
         kind: String,
     },
+    /// Its JSON cannot be parsed.
+    #[error("this object cannot be read; fields may be nested some 120 levels deep: {0}")]
+    Unreadable(#[from] serde_json::Error),
+    /// What conversion reads of it takes too much memory.
+    #[error("too large: reading it takes {memory} bytes of memory, {max_memory} are the most")]
+    TooLarge {
+        /// Estimated bytes.
+        memory: usize,
+        /// Maximum number of bytes.
+        max_memory: usize,
+    },
 }
 
 impl Error {
@@ -61,6 +75,8 @@ impl Error {
             Self::Malformed { .. } => "malformed",
             Self::UnknownVersion { .. } => "unknown_version",
             Self::UnknownKind { .. } => "unknown_kind",
+            Self::Unreadable(_) => "unreadable",
+            Self::TooLarge { .. } => "too_large",
         }
     }
 }

@@ -155,7 +155,7 @@ fn request() -> impl Strategy<Value = Value> {
 }
 
 /// Any JSON, with a bias to the fields that conversions use.
-fn arbitrary_json() -> impl Strategy<Value = Value> {
+pub(super) fn arbitrary_json() -> impl Strategy<Value = Value> {
     let name = prop_oneof![
         prop::sample::select(vec![
             "metadata",

@@ -48,6 +48,8 @@ struct MemoryLimit {
     /// Bytes. One body may use the whole share of one client address.
     quota: Quota,
     estimate: fn(&[u8]) -> usize,
+    /// The answer to a body that takes more memory than one may, with the reason.
+    refuse: fn(&[u8], String) -> Response,
 }
 
 /// A quota with a share for each client address; clones refer to the same quota.
@@ -126,12 +128,19 @@ impl BodyLimit {
     }
 
     /// Limits the memory of parsed bodies as well: `max_body` bytes for one and `total` for all, as `weigh` estimates
-    /// it.
-    pub fn limit_memory(&mut self, max_body: usize, total: usize, weigh: fn(&[u8]) -> usize) {
+    /// it. `refuse` answers a body that takes more than `max_body`.
+    pub fn limit_memory(
+        &mut self,
+        max_body: usize,
+        total: usize,
+        weigh: fn(&[u8]) -> usize,
+        refuse: fn(&[u8], String) -> Response,
+    ) {
         let bytes = Quota::new(total, max_body);
         self.memory_limit = Some(MemoryLimit {
             quota: bytes,
             estimate: weigh,
+            refuse,
         });
     }
 
@@ -182,9 +191,6 @@ impl BodyLimit {
                 merge_permit(&mut permits, permit);
             }
             text.extend_from_slice(&data);
-        }
-        if let Some(memory) = &self.memory_limit {
-            permits.extend(memory.acquire(address, &text, self.acquire_timeout).await?);
         }
         Ok((text, permits))
     }
@@ -257,7 +263,7 @@ pub(super) async fn limit_body(State(limit): State<BodyLimit>, request: Request,
     let (mut parts, body) = request.into_parts();
     let unknown_caller = || Caller::new(Ipv4Addr::UNSPECIFIED.into());
     let caller = parts.extensions.get_or_insert_with(unknown_caller).clone();
-    let (text, permits) = match timeout(limit.read_timeout, limit.read_body(caller.network, body)).await {
+    let (text, mut permits) = match timeout(limit.read_timeout, limit.read_body(caller.network, body)).await {
         Ok(Ok(body_read)) => body_read,
         Ok(Err((code, why))) => return reject(code, why),
         Err(_) => {
@@ -265,10 +271,21 @@ pub(super) async fn limit_body(State(limit): State<BodyLimit>, request: Request,
             return reject(StatusCode::REQUEST_TIMEOUT, why);
         }
     };
+    let mut refusal = None;
+    if let Some(memory) = &limit.memory_limit {
+        match memory.acquire(caller.network, &text, limit.acquire_timeout).await {
+            Ok(more) => permits.extend(more),
+            Err((StatusCode::PAYLOAD_TOO_LARGE, why)) => refusal = Some((memory.refuse)(&text, why)),
+            Err((code, why)) => return reject(code, why),
+        }
+    }
     let body_permits = BodyPermits(Arc::new(permits));
     parts.extensions.insert(body_permits.clone());
     let length = text.len();
-    let response = next.run(Request::from_parts(parts, Body::from(text))).await;
+    let response = match refusal {
+        Some(refusal) => refusal,
+        None => next.run(Request::from_parts(parts, Body::from(text))).await,
+    };
     if response.status().is_success() {
         caller.note_review();
     }
@@ -440,14 +457,21 @@ mod tests {
     async fn memory_has_its_own_limit() {
         let mut room = BodyLimit::new(100, 10);
         room.acquire_timeout = SHORT_TIMEOUT;
-        room.limit_memory(50, 60, |text| 10 * text.len());
+        let refuse = |text: &[u8], why: String| {
+            let text = String::from_utf8_lossy(text);
+            (StatusCode::IM_A_TEAPOT, format!("{text}: {why}")).into_response()
+        };
+        room.limit_memory(50, 60, |text| 10 * text.len(), refuse);
         let (here_tx, mut arrived) = mpsc::unbounded_channel();
         let proceed = Arc::new(Semaphore::new(0));
         let router = router(&room, Arc::clone(&proceed), here_tx);
         let (code, why) = send(router.clone(), Body::from("123456")).await;
         assert_eq!(
-            (code, why.contains("takes 60 bytes of memory, 50 are the most")),
-            (413, true),
+            (
+                code,
+                why.starts_with("123456: ") && why.contains("takes 60 bytes of memory, 50 are the most")
+            ),
+            (418, true),
             "{why}"
         );
         let first = tokio::spawn(send(router.clone(), Body::from("12345")));
@@ -516,7 +540,7 @@ mod tests {
         let room = |largest, memory| {
             let mut room = BodyLimit::new(100, largest);
             room.acquire_timeout = SHORT_TIMEOUT;
-            room.limit_memory(memory, 100, <[u8]>::len);
+            room.limit_memory(memory, 100, <[u8]>::len, |_, why| why.into_response());
             room
         };
         for (room, whose) in [(room(4, 50), "reviews of this client"), (room(50, 4), "memory")] {

@@ -15,8 +15,9 @@ use super::{
     cloneset, container_recreate_request, deletion, image_pull_job, node_image, pod, reviews_json,
     sidecar_set,
 };
+use kruise_api::convert::PartialObject;
 use kruise_api::sidecarset::SidecarSet;
-use kruise_api::{convert, keys, names};
+use kruise_api::{keys, names};
 use kruise_workload::pod_admission::MutationError;
 use kruise_workload::sidecarset::hash::with_hashes;
 use kruise_workload::sidecarset::policy;
@@ -160,11 +161,11 @@ pub fn review(data: &[u8]) {
 /// A `ConversionReview`.
 pub fn conversion(data: &[u8]) {
     if let Ok((_, (objects, to))) = reviews_json::parse_conversion(data) {
-        for object in objects
-            .into_iter()
-            .filter_map(|text| reviews_json::parse_object(text).ok())
-        {
-            let _ = convert::convert(object, &to);
+        for text in objects {
+            let object = PartialObject::parse(text, reviews_json::MAX_OBJECT_MEMORY);
+            if let Ok(object) = object.and_then(|object| object.convert(&to)) {
+                let _ = object.write(&mut Vec::new());
+            }
         }
     }
 }

@@ -335,13 +335,69 @@ fn deeper_nesting_is_refused() {
         assert_eq!(answer.response.allowed, Some(false));
         assert!(answer.message().contains("nested"), "{answer:?}");
     }
+    // Conversion reads the strategy, not the template: what is stored must be readable.
+    let strategy = format!(
+        r#"{{"apiVersion":"apps.kruise.io/v1beta1","kind":"CloneSet","metadata":{{}},"spec":{{"updateStrategy":{}}}}}"#,
+        nested(20_000, "1")
+    );
     let bodies = vec![
+        conversion(&[&strategy], "v1alpha1"),
         conversion(&[&deep], "v1alpha1"),
         ("/convert".into(), nested(200_000, "1")),
     ];
     let answers = send_all(bodies);
-    assert_eq!((answers[0].0, answers[1].0), (200, 400));
+    assert_eq!((answers[0].0, answers[1].0, answers[2].0), (200, 200, 400));
     assert!(answers[0].1.message().contains("recursion"), "{answers:?}");
+    let result = answers[1].1.response.status.as_ref().unwrap();
+    assert!(result.is_success(), "{answers:?}");
+}
+
+/// An error would let the object be stored unchecked, and then no list that contains it could be read.
+#[test]
+fn objects_that_take_much_memory_are_denied_and_converted() {
+    let large = clone_set(
+        &format!(r#"{{"x":[{}]}}"#, vec![r#"{"a":1}"#; 50_000].join(",")),
+        "{}",
+    );
+    assert!(large.len() < 1 << 19);
+    let deleted = large.replacen(
+        r#""metadata":{"#,
+        r#""metadata":{"deletionTimestamp":"2026-01-01T00:00:00Z","#,
+        1,
+    );
+    let kinds = ["cloneset", "imagepulljob", "containerrecreaterequest"];
+    let denied = kinds.map(|kind| reviews(kind, &large, "null")).concat();
+    let count = denied.len();
+    let mut bodies = denied;
+    bodies.extend(reviews("cloneset", &deleted, &deleted));
+    bodies.extend([
+        conversion(&[&large], "v1alpha1"),
+        conversion(&[&large, &deleted], "v1alpha1"),
+    ]);
+    let answers = send_all(bodies);
+    for (status, answer) in &answers {
+        assert_eq!((*status, answer.response.uid.as_str()), (200, "u"), "{answer:?}");
+    }
+    let (denied, others) = answers.split_at(count);
+    for (_, answer) in denied {
+        assert_eq!(answer.response.allowed, Some(false), "{answer:?}");
+        assert!(answer.message().contains("too large"), "{answer:?}");
+        assert_eq!(
+            answer.response.status.as_ref().map(|status| status.code),
+            Some(413)
+        );
+    }
+    for (_, answer) in others {
+        let converted = answer
+            .response
+            .status
+            .as_ref()
+            .map(kube::core::Status::is_success);
+        assert!(
+            answer.response.allowed == Some(true) || converted == Some(true),
+            "{answer:?}"
+        );
+    }
 }
 
 /// Annotations become part of the converted object, and may themselves have the maximum depth.

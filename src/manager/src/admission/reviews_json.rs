@@ -9,13 +9,12 @@ use axum::http::StatusCode;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use kube::core::Status;
-use serde::de::{Error as _, SeqAccess, Visitor};
+use serde::de::{Error as _, IgnoredAny, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::review::{Decision, Object, Request};
-use kruise_api::json::estimate_memory;
 use kruise_api::names;
 use kruise_api::validation::{FieldErrors, truncate};
 
@@ -50,6 +49,27 @@ struct AdmissionRequest {
     old_object: Value,
     #[serde(default)]
     options: Value,
+}
+
+/// What is parsed of a review that takes too much memory.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct LargeRequest<'a> {
+    uid: String,
+    #[serde(borrow)]
+    old_object: Option<&'a RawValue>,
+}
+
+/// What is parsed of a large object.
+#[derive(Deserialize)]
+struct LargeObject {
+    metadata: LargeObjectMeta,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct LargeObjectMeta {
+    deletion_timestamp: Option<IgnoredAny>,
 }
 
 /// The version of the request.
@@ -203,6 +223,22 @@ pub(super) fn parse_deletion(body: &[u8]) -> Result<(PendingReview, Option<Objec
     }
 }
 
+/// Reads an `AdmissionReview` that takes too much memory: whether the stored object is being deleted.
+///
+/// # Errors
+/// When it is no review.
+pub(super) fn parse_large(body: &[u8]) -> Result<(PendingReview, bool), Unreadable> {
+    let (mut review, fields) = parse_review::<LargeRequest<'_>>(body)?;
+    review.uid = fields.uid;
+    let old = fields
+        .old_object
+        .and_then(|old| serde_json::from_str::<LargeObject>(old.get()).ok());
+    Ok((
+        review,
+        old.is_some_and(|old| old.metadata.deletion_timestamp.is_some()),
+    ))
+}
+
 /// Reads a `ConversionReview`.
 ///
 /// # Errors
@@ -211,20 +247,6 @@ pub(super) fn parse_conversion(body: &[u8]) -> Result<(PendingReview, Conversion
     let (mut review, fields) = parse_review::<ConversionRequest>(body)?;
     review.uid = fields.uid;
     Ok((review, (fields.objects.0, fields.desired_api_version)))
-}
-
-/// Reads one object of a list that is converted.
-///
-/// # Errors
-/// A message, when it cannot be parsed or would take too much memory.
-pub(super) fn parse_object(text: &RawValue) -> Result<Value, String> {
-    let memory = estimate_memory(text.get().as_bytes());
-    if memory > MAX_OBJECT_MEMORY {
-        return Err(format!(
-            "too large: reading it takes {memory} bytes of memory, {MAX_OBJECT_MEMORY} are the most"
-        ));
-    }
-    serde_json::from_str(text.get()).map_err(|why| unreadable_message(&why))
 }
 
 fn unreadable_message(why: &serde_json::Error) -> String {
@@ -334,6 +356,7 @@ impl PendingReview {
 fn denied(code: u16, why: &str) -> AdmissionResponse {
     let reason = match code {
         403 => "Forbidden",
+        413 => "RequestEntityTooLarge",
         422 => "Invalid",
         _ => "InternalError",
     };
@@ -453,6 +476,31 @@ mod tests {
                 "{body:.20}"
             );
         }
+    }
+
+    #[test]
+    fn large_reviews_are_read_by_uid_and_deletion() {
+        let deep = format!("{}0{}", "[".repeat(100_000), "]".repeat(100_000));
+        let read = |object: &Value, old: &Value| {
+            let text = String::from_utf8(review(&json!({ "object": object, "oldObject": old }))).unwrap();
+            let (open, is_deleted) = parse_large(text.replace("\"DEEP\"", &deep).as_bytes()).unwrap();
+            assert_eq!((open.kind.as_str(), open.uid.as_str()), ("AdmissionReview", "u"));
+            is_deleted
+        };
+        let stored = json!({ "metadata": { "name": "n" }, "spec": "DEEP" });
+        let deleted = json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" }, "spec": "DEEP" });
+        // The new object may have what its writer likes.
+        for (object, old, is_deleted) in [
+            (&stored, &Value::Null, false),
+            (&deleted, &Value::Null, false),
+            (&deleted, &stored, false),
+            (&deleted, &json!("x"), false),
+            (&deleted, &deleted, true),
+            (&Value::Null, &deleted, true),
+        ] {
+            assert_eq!(read(object, old), is_deleted, "{object} {old}");
+        }
+        assert!(matches!(parse_large(b"{}"), Err(Unreadable::NotAReview(..))));
     }
 
     #[test]

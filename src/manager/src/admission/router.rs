@@ -29,9 +29,10 @@ use super::{
     Options, cloneset, container_recreate_request, deletion, disabling_gate, image_pull_job, node_image, pod,
     sidecar_set,
 };
+use kruise_api::convert::{self, PartialObject};
 use kruise_api::json::estimate_memory;
 use kruise_api::validation::{MAX_FIELD_CHARS, truncate};
-use kruise_api::{Kind, convert, keys, names};
+use kruise_api::{Kind, keys, names};
 use kruise_ops::metrics::metrics;
 use kruise_ops::{FeatureGates, panics};
 use kruise_workload::pod_admission::MutationError;
@@ -68,6 +69,7 @@ pub(super) fn router(lookups: Lookups, options: &Options) -> Router {
         OBJECT_COPIES * reviews_json::MAX_OBJECT_MEMORY,
         MAX_REVIEW_MEMORY,
         review_memory,
+        refuse_large_review,
     );
     let conversion_limit = BodyLimit::new(
         MAX_CONVERSION_BYTES + MAX_CONVERSION_BYTES / 8,
@@ -98,6 +100,24 @@ pub(super) fn router(lookups: Lookups, options: &Options) -> Router {
 /// Estimated memory of a review in progress, in bytes.
 fn review_memory(text: &[u8]) -> usize {
     estimate_memory(text).saturating_mul(OBJECT_COPIES)
+}
+
+/// The answer to a review that takes too much memory: after an error, webhooks that fail open would store the object
+/// unchecked. One that is being deleted is not kept from that.
+fn refuse_large_review(body: &[u8], why: String) -> Response {
+    let (review, is_deleted) = match reviews_json::parse_large(body) {
+        Ok(read) => read,
+        Err(why) => return reject_unreadable("other", false, why),
+    };
+    if is_deleted {
+        return Json(review.allowed()).into_response();
+    }
+    let decision = Decision::Deny {
+        code: StatusCode::PAYLOAD_TOO_LARGE.as_u16(),
+        message: why,
+    };
+    record_decision("other", false, "", &decision);
+    Json(review.with_decision(&Value::Null, decision)).into_response()
 }
 
 /// Recovers from a panic of one review. The API server takes the answer for a failed webhook, and applies the webhook's
@@ -213,15 +233,18 @@ fn convert_all(
 ) -> Result<Vec<u8>, Box<Status>> {
     let (mut kind, mut answer) = ("other", head.into_bytes());
     let all = objects.iter().enumerate().try_for_each(|(index, text)| {
-        let object = reviews_json::parse_object(text).map_err(|why| (why, "unreadable"))?;
+        let describe = |why: convert::Error| (why.to_string(), why.category());
+        let object = PartialObject::parse(text, reviews_json::MAX_OBJECT_MEMORY).map_err(describe)?;
         if index == 0 {
             kind = kind_label(&object);
         }
-        let object = convert::convert(object, to).map_err(|why| (why.to_string(), why.category()))?;
+        let object = object.convert(to).map_err(describe)?;
         if index > 0 {
             answer.push(b',');
         }
-        serde_json::to_writer(&mut answer, &object).map_err(|why| (why.to_string(), "unreadable"))?;
+        object
+            .write(&mut answer)
+            .map_err(|why| (why.to_string(), "unreadable"))?;
         if answer.len() > max_bytes {
             let why = format!("the converted objects are too large: {max_bytes} bytes are the most");
             return Err((why, "too_large"));
@@ -238,8 +261,8 @@ fn convert_all(
 }
 
 /// The metric label of an object's kind; `other` unless it is one of ours, because clients control the value.
-fn kind_label(object: &Value) -> &'static str {
-    let kind = object["kind"].as_str().and_then(Kind::from_name);
+fn kind_label(object: &PartialObject<'_>) -> &'static str {
+    let kind = object.kind().and_then(Kind::from_name);
     kind.map_or("other", |kind| kind.info().lowercase)
 }
 

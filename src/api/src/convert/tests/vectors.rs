@@ -74,7 +74,7 @@ impl KnownDifferences {
     }
 }
 
-fn versioned(object: &Value, case: &Value, version: &Value) -> Value {
+pub(in crate::convert) fn versioned(object: &Value, case: &Value, version: &Value) -> Value {
     let mut object = object.clone();
     object["kind"] = case["kind"].clone();
     object["apiVersion"] = json!(format!("{GROUP}/{}", version.as_str().unwrap()));
