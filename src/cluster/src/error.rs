@@ -224,7 +224,8 @@ impl Error {
         status.code == 413 || (status.code == 500 && texts.iter().any(|text| status.message.contains(text)))
     }
 
-    /// Whether the write may have been executed anyway, or may be later.
+    /// Whether the write may have been executed anyway, or may be later. A webhook chooses the code of its denial, and
+    /// nothing is stored after one.
     #[must_use]
     pub fn outcome_unknown(&self) -> bool {
         match self {
@@ -233,7 +234,7 @@ impl Error {
             | Self::InvalidNamespace { .. }
             | Self::TooManyInFlight { .. } => false,
             Self::Timeout { .. } | Self::Unreadable { .. } | Self::Transport(_) => true,
-            Self::Api(status) => status.code >= 500,
+            Self::Api(status) => status.code >= 500 && !self.denied() && !self.too_large(),
         }
     }
 
@@ -305,6 +306,26 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn outcome_of_a_refusal_is_known() {
+        for (code, message, is_unknown) in [
+            (500, "Internal error occurred", true),
+            (504, "Timeout: request did not complete", true),
+            (422, "invalid", false),
+            (500, "etcdserver: request is too large", false),
+            (500, "admission webhook \"w\" denied the request: no", false),
+            (
+                503,
+                "jobs \"a\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no",
+                false,
+            ),
+        ] {
+            let status = json!({ "status": "Failure", "code": code, "reason": "", "message": message });
+            let error = Error::Api(serde_json::from_value(status).unwrap());
+            assert_eq!(error.outcome_unknown(), is_unknown, "{error}");
+        }
+    }
 
     #[test]
     fn retry_after_is_bounded() {

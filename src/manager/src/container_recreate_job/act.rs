@@ -57,14 +57,16 @@ async fn fetch_request(shared: &ControllerState, key: &Key) -> Result<(), Error>
     Ok(())
 }
 
-/// Reads the requests whose creation had no answer: until they are known, nothing more may be restarted.
+/// Reads the requests whose creation had no answer: until they are known, nothing more may be restarted. One that does
+/// not exist counts in no budget, and is created again.
 pub async fn fetch_unknown(shared: &ControllerState, key: &Key, state: &mut JobState) -> Result<(), Error> {
     while let Some(name) = state.unknown.first().cloned() {
-        let key = Key {
-            namespace: key.namespace.clone(),
-            name: name.clone(),
-        };
-        fetch_request(shared, &key).await?;
+        let request = key.with_name(&name);
+        fetch_request(shared, &request).await?;
+        let exists = shared.index().requests.get(&request).is_some();
+        if !exists {
+            shared.manager.restarts.plan().forget(&request);
+        }
         state.unknown.remove(&name);
     }
     Ok(())
@@ -509,6 +511,36 @@ mod tests {
             let (state, tried, _) = refused(status(code, denied, json!({}))).await;
             assert_eq!((tried, state.memory.refused.len()), (40, 40));
             assert_eq!(state.memory.all_refused, None);
+            assert!(state.unknown.is_empty(), "nothing was created");
+        }
+    }
+
+    /// Its Pod would count as restarted until the watch could have shown the request.
+    #[tokio::test]
+    async fn request_that_was_not_created_counts_in_no_budget() {
+        let found = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ContainerRecreateRequest",
+            "metadata": { "name": "r", "namespace": "n", "uid": "r", "resourceVersion": "1", "ownerReferences": [{
+                "apiVersion": "apps.kruise.io/v1alpha1", "kind": "ContainerRecreateJob", "name": "j", "uid": "j",
+                "controller": true }] },
+            "spec": { "podName": "p", "containers": [] } });
+        for (answer, counted) in [(status(404, "not found", json!({})), 0), (found, 1)] {
+            let code = answer["code"].as_u64().unwrap_or(200);
+            let service = tower::service_fn(move |_: http::Request<Body>| {
+                let response = http::Response::builder().status(u16::try_from(code).unwrap());
+                let response = response.body(Body::from(answer.to_string().into_bytes()));
+                async { response }
+            });
+            let shared = shared(kube::Client::new(service, "default"));
+            let key = Key::namespaced("n", "j");
+            let mut state = JobState::default();
+            state.unknown.insert("r".to_owned());
+            let (restarts, now) = (&shared.manager.restarts, Instant::now());
+            restarts.plan().record(key.with_name("r"), "pod".to_owned(), now);
+            fetch_unknown(&shared, &key, &mut state).await.unwrap();
+            assert!(state.unknown.is_empty());
+            let requests = &shared.manager.stores.requests;
+            let (planned, _) = restarts.plan().unseen(&key, requests, now);
+            assert_eq!(planned.len(), counted);
         }
     }
 

@@ -28,6 +28,8 @@ use kruise_ops::metrics::metrics;
 
 /// Pause before a refused restart is tried again: it succeeds after a change of a quota, a policy or a role.
 const REFUSED_RETRY: Duration = Duration::from_secs(30);
+/// The same after a denial that may end soon: a webhook says so with its code.
+const DENIED_RETRY: Duration = Duration::from_secs(5);
 
 /// The limits of a workload with so many Pods.
 pub fn budget(ctx: &Context, workload: &WorkloadKey, pods: usize) -> Budget {
@@ -55,22 +57,22 @@ pub async fn restart(
     restarts: &[(Key, Failure)],
 ) -> Result<(), Error> {
     let mut first = Ok(());
-    let mut all_refused = false;
+    let (mut all_refused, mut is_unanswered) = (false, false);
     for (key, failure) in restarts {
         let Some(pod) = observed.cached.get(key) else {
             continue;
         };
         let request = key.with_name(&request_name(&pod.view.uid, &failure.container_id));
-        let pause = || {
+        let pause = |delay: Duration| {
             let id = (pod.view.uid.clone(), failure.container_id.clone());
-            lock(&shared.refused).insert(id, Instant::now() + REFUSED_RETRY);
+            lock(&shared.refused).insert(id, Instant::now() + delay);
         };
         if all_refused {
             shared.manager.restarts.plan().forget(&request);
-            pause();
+            pause(REFUSED_RETRY);
             continue;
         }
-        if first.as_ref().is_err_and(Error::retryable) {
+        if is_unanswered {
             // The next one would wait as long; all are planned again.
             shared.manager.restarts.plan().forget(&request);
             continue;
@@ -83,11 +85,15 @@ pub async fn restart(
             create_request(shared, key, &pod.view, failure).await
         };
         let result = result.await;
-        if let Err(error) = &result
-            && !error.retryable()
-        {
-            pause();
-            all_refused = error.refuses_all();
+        match &result {
+            // It is about this Pod, whatever its code.
+            Err(error) if error.denied() && error.retryable() => pause(DENIED_RETRY),
+            Err(error) if error.retryable() => is_unanswered = true,
+            Err(error) => {
+                pause(REFUSED_RETRY);
+                all_refused = error.refuses_all();
+            }
+            Ok(()) => {}
         }
         first = first.and(result);
     }
@@ -138,7 +144,7 @@ async fn create_request(
         Ok(_) => true,
         Err(error) if error.already_exists() => false,
         Err(error) => {
-            if error.rejected() || error.internal() {
+            if error.rejected() || error.internal() || error.denied() {
                 report_refused(shared, key, pod, &failure.container, &error);
             }
             return Err(error);
@@ -289,5 +295,79 @@ fn container_reference(key: &Key, pod: &PodView, container: &str) -> ObjectRefer
     ObjectReference {
         field_path: Some(format!("spec.containers{{{container}}}")),
         ..object_reference("v1", "Pod", key, &pod.uid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{Arc, Mutex};
+
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::*;
+
+    /// A webhook chooses the code of its denial: that of one Pod keeps no other from its restart.
+    #[tokio::test]
+    async fn denial_is_about_one_pod() {
+        let denied = "admission webhook \"w\" denied the request: not this Pod";
+        for (code, message, tried, paused) in [
+            (500_u16, denied, 2, 2),
+            (403, denied, 2, 2),
+            (403, "exceeded quota: crr, requested: 1", 1, 2),
+            (500, "failed calling webhook \"w\": no endpoints", 1, 0),
+        ] {
+            let count = Arc::new(AtomicUsize::new(0));
+            let counter = Arc::clone(&count);
+            let answer = json!({ "apiVersion": "v1", "kind": "Status", "status": "Failure", "code": code,
+                "reason": "Reason", "message": message });
+            let service = tower::service_fn(move |request: http::Request<Body>| {
+                // The others are events.
+                if request.uri().path().ends_with("/containerrecreaterequests") {
+                    counter.fetch_add(1, Ordering::Relaxed);
+                }
+                let response = http::Response::builder().status(code);
+                let response = response.body(Body::from(answer.to_string().into_bytes()));
+                async { response }
+            });
+            let shared = ControllerState {
+                manager: Context::for_test(kube::Client::new(service, "default")),
+                index: Mutex::default(),
+                waiting: Mutex::default(),
+                reported: Mutex::default(),
+                unconfirmed: Mutex::default(),
+                refused: Mutex::default(),
+                started_at: Instant::now(),
+            };
+            let failure = Failure {
+                container: "app".to_owned(),
+                container_id: "c://1".to_owned(),
+                since: None,
+            };
+            let keys = ["a", "b"].map(|name| Key::namespaced("n", name));
+            let cached = keys.clone().map(|key| {
+                let view = PodView {
+                    uid: key.name.clone(),
+                    ..PodView::default()
+                };
+                let pod = CachedPod {
+                    view: Arc::new(view),
+                    unfinished: Vec::new(),
+                };
+                (key, pod)
+            });
+            let observed = Observed {
+                cached: cached.into(),
+                ..Observed::default()
+            };
+            let restarts = keys.map(|key| (key, failure.clone()));
+            restart(&shared, &observed, &restarts).await.unwrap_err();
+            assert_eq!(count.load(Ordering::Relaxed), tried, "{code} {message}");
+            assert_eq!(lock(&shared.refused).len(), paused, "{code} {message}");
+            let is_unknown = !lock(&shared.unconfirmed).is_empty();
+            assert_eq!(is_unknown, paused == 0, "{code} {message}");
+        }
     }
 }
