@@ -1,5 +1,7 @@
 //! Enhanced liveness probes: another program than kubelet runs them, so they move into an annotation.
 
+use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use kruise_api::go_json::{PROBE, to_ordered_json, to_sorted_json};
@@ -7,8 +9,20 @@ use kruise_api::json::set;
 use kruise_api::keys;
 use kruise_api::owner::controlled_by_our_group;
 
+/// An entry of the annotation.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Entry<'a> {
+    name: String,
+    #[serde(borrow)]
+    liveness_probe: &'a RawValue,
+}
+
 /// Moves the liveness probes of a new Pod (raw JSON) that asks for it into annotation
 /// [`keys::CONTAINER_PROBE_CONTEXT`]; a workload of ours must control the Pod. Returns whether the Pod changed.
+///
+/// The webhook may be called again, for what other webhooks have added: unlike upstream, probes that are in the annotation
+/// stay there, if the Pod has the container. An annotation of another form is replaced.
 pub fn apply(pod: &mut Value) -> bool {
     let metadata = &pod["metadata"];
     if metadata["annotations"][keys::USING_ENHANCED_LIVENESS] != keys::TRUE
@@ -16,21 +30,27 @@ pub fn apply(pod: &mut Value) -> bool {
     {
         return false;
     }
-    let mut probes = Vec::new();
+    let existing = metadata["annotations"][keys::CONTAINER_PROBE_CONTEXT].as_str();
+    let existing = existing.unwrap_or_default().to_owned();
+    let existing: Vec<Entry<'_>> = serde_json::from_str(&existing).unwrap_or_default();
+    let (mut probes, mut is_changed) = (Vec::new(), false);
     let containers = pod
         .get_mut("spec")
         .and_then(|spec| spec.get_mut("containers")?.as_array_mut());
     for container in containers.into_iter().flatten().filter_map(Value::as_object_mut) {
-        let Some(probe) = container.remove("livenessProbe").filter(|probe| !probe.is_null()) else {
+        let removed = container.remove("livenessProbe").filter(|probe| !probe.is_null());
+        is_changed |= removed.is_some();
+        let name = container.get("name");
+        let is_own = |entry: &&Entry<'_>| name.is_some_and(|name| *name == entry.name);
+        let removed = removed.map(|probe| to_ordered_json(&probe, &PROBE));
+        let moved_before = || Some(existing.iter().find(is_own)?.liveness_probe.get().to_owned());
+        let Some(probe) = removed.or_else(moved_before) else {
             continue;
         };
-        let name = to_sorted_json(container.get("name").unwrap_or(&json!("")));
-        probes.push(format!(
-            r#"{{"name":{name},"livenessProbe":{}}}"#,
-            to_ordered_json(&probe, &PROBE)
-        ));
+        let name = to_sorted_json(name.unwrap_or(&json!("")));
+        probes.push(format!(r#"{{"name":{name},"livenessProbe":{probe}}}"#));
     }
-    if probes.is_empty() {
+    if !is_changed {
         return false;
     }
     let context = json!(format!("[{}]", probes.join(",")));
@@ -60,6 +80,60 @@ mod tests {
             to_ordered_json(&probe, &PROBE),
             r#"{"exec":{"command":["","0"]},"httpGet":{"port":""},"grpc":{"port":0,"service":""},"terminationGracePeriodSeconds":0}"#
         );
+    }
+
+    #[test]
+    fn second_call_keeps_the_probes_of_the_first() {
+        let probe = |path: &str| json!({ "httpGet": { "path": path, "port": 80 } });
+        let owner = json!([{ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "name": "web", "uid": "w",
+            "controller": true }]);
+        let mut pod = json!({
+            "metadata": { "annotations": { keys::USING_ENHANCED_LIVENESS: "true" }, "ownerReferences": owner },
+            "spec": { "containers": [
+                { "name": "app", "livenessProbe": probe("/app") },
+                { "name": "other" },
+            ] },
+        });
+        let annotation = |pod: &Value| {
+            let text = pod["metadata"]["annotations"][keys::CONTAINER_PROBE_CONTEXT].as_str();
+            text.unwrap().to_owned()
+        };
+        assert!(apply(&mut pod));
+        let first = annotation(&pod);
+        assert!(!apply(&mut pod));
+        assert_eq!(annotation(&pod), first);
+        let sidecar = json!({ "name": "sidecar", "livenessProbe": probe("/sidecar") });
+        pod["spec"]["containers"].as_array_mut().unwrap().push(sidecar);
+        let injected = pod.clone();
+        assert!(apply(&mut pod));
+        let entry = |name: &str| {
+            format!(r#"{{"name":"{name}","livenessProbe":{{"httpGet":{{"path":"/{name}","port":80}}}}}}"#)
+        };
+        let (app, sidecar) = (entry("app"), entry("sidecar"));
+        assert_eq!(annotation(&pod), format!("[{app},{sidecar}]"));
+        // The probe of the spec is the later one, and others may have written the annotation.
+        for (there, then) in [
+            (
+                format!("[{},{app}]", app.replace("\"app", "\"gone")),
+                format!("[{app},{sidecar}]"),
+            ),
+            (
+                format!("[{}]", sidecar.replace(":80", ":81")),
+                format!("[{sidecar}]"),
+            ),
+            (format!("[{app}"), format!("[{sidecar}]")),
+            (app.clone(), format!("[{sidecar}]")),
+            (r#"["app"]"#.to_owned(), format!("[{sidecar}]")),
+            (
+                r#"[{"name":1,"livenessProbe":{}}]"#.to_owned(),
+                format!("[{sidecar}]"),
+            ),
+        ] {
+            let mut pod = injected.clone();
+            pod["metadata"]["annotations"][keys::CONTAINER_PROBE_CONTEXT] = json!(there);
+            assert!(apply(&mut pod));
+            assert_eq!(annotation(&pod), then, "{there}");
+        }
     }
 
     #[test]
