@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::mpsc;
 
-use kruise_cluster::Key;
+use kruise_cluster::queue::RequeueAfter;
+use kruise_cluster::{Error, Key};
 
 /// Running and waiting keys per namespace; clones share them.
 #[derive(Clone)]
@@ -99,6 +100,20 @@ impl NamespaceLimit {
             limit: self.clone(),
             namespace,
         })
+    }
+
+    /// Reconciles a key by `work`, unless its namespace is at the limit: then the key comes again after another one.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub async fn reconcile<F>(self, key: Key, work: impl FnOnce() -> F) -> Result<RequeueAfter, Error>
+    where
+        F: Future<Output = Result<RequeueAfter, Error>>,
+    {
+        match self.try_acquire(&key) {
+            Some(_permit) => work().await,
+            None => Ok(None),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Queues> {

@@ -96,7 +96,11 @@ pub async fn run(ctx: Context) {
     let events = watch_events(pods, requests, jobs.subscribe());
     let namespace_limit = NamespaceLimit::new(MAX_PER_NAMESPACE, keys_tx.clone());
     let enqueue = observe::enqueue_changes(Arc::clone(&shared), events, keys_tx);
-    let work = |key| reconcile_within(namespace_limit.clone(), Arc::clone(&shared), key);
+    let work = |key: Key| {
+        let shared = Arc::clone(&shared);
+        let namespace_limit = namespace_limit.clone();
+        namespace_limit.reconcile(key.clone(), move || reconcile(shared, key))
+    };
     tokio::select! {
         () = ctx.run_workers(NAME, WORKERS, keys_rx, enqueue, work) => {}
         () = watching => {}
@@ -139,18 +143,6 @@ fn restarted_by_others(
         }
     }
     (uids, first_end)
-}
-
-/// Reconciles one job, unless its namespace has its share of workers: then the job comes again after one of these.
-async fn reconcile_within(
-    namespace_limit: NamespaceLimit,
-    shared: Arc<ControllerState>,
-    key: Key,
-) -> Result<RequeueAfter, Error> {
-    match namespace_limit.try_acquire(&key) {
-        Some(_permit) => reconcile(shared, key).await,
-        None => Ok(None),
-    }
 }
 
 /// Reconciles one job.
@@ -373,7 +365,8 @@ mod tests {
         let permits = limit.take_all("crowd").unwrap();
         let is_reconciled = async |key: Key| {
             shared.states().insert(key.clone(), Arc::default());
-            let ended = reconcile_within(limit.clone(), Arc::clone(&shared), key.clone()).await;
+            let work = || reconcile(Arc::clone(&shared), key.clone());
+            let ended = limit.clone().reconcile(key.clone(), work).await;
             assert_eq!(ended.unwrap(), None);
             // The state of a job that does not exist is dropped.
             !shared.states().contains_key(&key)

@@ -17,6 +17,7 @@ use tokio::sync::mpsc;
 
 use super::Context;
 use super::context::enqueue_changes;
+use super::namespace_limit::NamespaceLimit;
 use super::view::PodView;
 use kruise_cluster::queue::RequeueAfter;
 use kruise_cluster::{Change, Error, Key};
@@ -27,6 +28,8 @@ use plan::{LaunchStep, LiftedBarrier, RESYNC_PERIOD, next_step, plan_launch};
 const NAME: &str = "launchpriority";
 /// Pods that are processed at once.
 const WORKERS: usize = 4;
+/// Of these, those that the Pods of one namespace can take.
+const MAX_PER_NAMESPACE: usize = WORKERS - 1;
 type LiftedByPod = Arc<Mutex<HashMap<Key, LiftedBarrier>>>;
 
 /// Runs until shutdown.
@@ -41,8 +44,13 @@ pub async fn run(ctx: Context) {
         }
         step != LaunchStep::Nothing
     };
+    let namespace_limit = NamespaceLimit::new(MAX_PER_NAMESPACE, pods_tx.clone());
     let enqueue = enqueue_changes(NAME, ctx.stores.pods.subscribe(), pods_tx, has_barriers);
-    let work = |key| reconcile(ctx.clone(), Arc::clone(&lifted), key);
+    let work = |key: Key| {
+        let (ctx, lifted) = (ctx.clone(), Arc::clone(&lifted));
+        let namespace_limit = namespace_limit.clone();
+        namespace_limit.reconcile(key.clone(), move || reconcile(ctx, lifted, key))
+    };
     ctx.run_workers(NAME, WORKERS, pods_rx, enqueue, work).await;
 }
 
@@ -77,4 +85,38 @@ async fn reconcile(ctx: Context, lifted: LiftedByPod, key: Key) -> Result<Requeu
         mark_launch_completed(&ctx, &key, &pod.uid).await?;
     }
     Ok(turn.requeue_after)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
+    use kruise_cluster::Store;
+    use kube::client::Body;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn pods_of_one_namespace_take_not_all_workers() {
+        let (sent_tx, mut sent) = mpsc::unbounded_channel();
+        // No request is answered.
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let _ = sent_tx.send(request.uri().path().to_owned());
+            std::future::pending::<Result<http::Response<Body>, tower::BoxError>>()
+        });
+        let mut ctx = Context::for_test(kube::Client::new(service, "default"));
+        let pod = PodView {
+            barriers: vec![("app".to_owned(), 1)],
+            ..PodView::default()
+        };
+        let crowd = (0..100 * WORKERS).map(|n| Key::namespaced("crowd", n.to_string()));
+        let keys = crowd.chain([Key::namespaced("other", "p")]);
+        ctx.stores.pods = Store::from_objects(keys.map(|key| (key, pod.clone())));
+        let other_is_served = async { while !sent.recv().await.unwrap().contains("/namespaces/other/") {} };
+        tokio::select! {
+            () = run(ctx) => unreachable!("it runs until shutdown"),
+            served = tokio::time::timeout(Duration::from_secs(5), other_is_served) => served.unwrap(),
+        }
+    }
 }

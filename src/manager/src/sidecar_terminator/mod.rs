@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 
 use super::Context;
 use super::context::enqueue_changes;
+use super::namespace_limit::NamespaceLimit;
 use super::view::PodView;
 use kruise_api::container_recreate_request::ContainerRecreateRequest;
 use kruise_api::keys;
@@ -35,12 +36,17 @@ pub async fn run(ctx: Context) {
     let is_job =
         |change: &Change<PodView>| change.new.as_deref().is_some_and(|pod| ending_job(pod).is_some());
     let pods = enqueue_changes(NAME, ctx.stores.pods.subscribe(), pods_tx.clone(), is_job);
-    let requests = enqueue_pods_of_requests(ctx.stores.requests.subscribe(), pods_tx);
+    let requests = enqueue_pods_of_requests(ctx.stores.requests.subscribe(), pods_tx.clone());
     let enqueue = async {
         tokio::join!(pods, requests);
     };
     let workers = ctx.options.sidecarterminator_workers;
-    let work = |key| reconcile(ctx.clone(), key);
+    // One worker is left for the Pods of other namespaces.
+    let namespace_limit = NamespaceLimit::new(workers.saturating_sub(1).max(1), pods_tx);
+    let work = |key: Key| {
+        let (ctx, namespace_limit) = (ctx.clone(), namespace_limit.clone());
+        namespace_limit.reconcile(key.clone(), move || reconcile(ctx, key))
+    };
     ctx.run_workers(NAME, workers, pods_rx, enqueue, work).await;
 }
 
@@ -96,12 +102,52 @@ async fn reconcile(ctx: Context, key: Key) -> Result<RequeueAfter, Error> {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use k8s_openapi::api::core::v1::Node;
     use kruise_cluster::Store;
     use kube::client::Body;
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::view::{NodeView, RawPod};
+
+    /// A Pod whose sidecar is to be stopped.
+    fn ending_pod() -> PodView {
+        let mark = json!([{ "name": keys::ENV_TERMINATE_SIDECAR, "value": "true" }]);
+        let pod = json!({ "metadata": { "name": "p", "namespace": "n", "uid": "u" },
+            "spec": { "nodeName": "a", "restartPolicy": "Never",
+                "containers": [{ "name": "main" }, { "name": "log", "env": mark }] },
+            "status": { "containerStatuses": [
+                { "name": "main", "state": { "terminated": { "exitCode": 0 } } },
+                { "name": "log", "state": { "running": {} } } ] } });
+        PodView::from(&RawPod::from(pod))
+    }
+
+    fn node(labels: &Value) -> (Key, NodeView) {
+        let node = json!({ "metadata": { "name": "a", "labels": labels } });
+        let node: Node = serde_json::from_value(node).unwrap();
+        (Key::cluster_scoped("a"), NodeView::from(node))
+    }
+
+    #[tokio::test]
+    async fn pods_of_one_namespace_take_not_all_workers() {
+        let (sent_tx, mut sent) = mpsc::unbounded_channel();
+        // No request is answered.
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let _ = sent_tx.send(request.uri().path().to_owned());
+            std::future::pending::<Result<http::Response<Body>, tower::BoxError>>()
+        });
+        let mut ctx = Context::for_test(kube::Client::new(service, "default"));
+        let workers = ctx.options.sidecarterminator_workers;
+        let crowd = (0..100 * workers).map(|n| Key::namespaced("crowd", n.to_string()));
+        let pods = crowd.chain([Key::namespaced("other", "p")]);
+        ctx.stores.pods = Store::from_objects(pods.map(|key| (key, ending_pod())));
+        ctx.stores.nodes = Store::from_objects([node(&json!({}))]);
+        let other_is_served = async { while !sent.recv().await.unwrap().contains("/namespaces/other/") {} };
+        tokio::select! {
+            () = run(ctx) => unreachable!("it runs until shutdown"),
+            served = tokio::time::timeout(Duration::from_secs(5), other_is_served) => served.unwrap(),
+        }
+    }
 
     /// When the Pod of a finished job is looked at again, if these nodes are known.
     async fn requeue_after(nodes: Vec<(Key, NodeView)>) -> RequeueAfter {
@@ -110,14 +156,7 @@ mod tests {
         });
         let mut ctx = Context::for_test(kube::Client::new(service, "default"));
         let key = Key::namespaced("n", "p");
-        let mark = json!([{ "name": keys::ENV_TERMINATE_SIDECAR, "value": "true" }]);
-        let pod = json!({ "metadata": { "name": "p", "namespace": "n", "uid": "u" },
-            "spec": { "nodeName": "a", "restartPolicy": "Never",
-                "containers": [{ "name": "main" }, { "name": "log", "env": mark }] },
-            "status": { "containerStatuses": [
-                { "name": "main", "state": { "terminated": { "exitCode": 0 } } },
-                { "name": "log", "state": { "running": {} } } ] } });
-        let pod = PodView::from(&RawPod::from(pod));
+        let pod = ending_pod();
         assert!(ending_job(&pod).is_some());
         ctx.stores.pods = Store::from_objects([(key.clone(), pod)]);
         ctx.stores.nodes = Store::from_objects(nodes);
@@ -127,10 +166,7 @@ mod tests {
     #[tokio::test]
     async fn pod_of_an_unknown_node_is_looked_at_again() {
         assert_eq!(requeue_after(vec![]).await, Some(NODE_RECHECK_DELAY));
-        let node =
-            json!({ "metadata": { "name": "a", "labels": { keys::TYPE: keys::TYPE_VIRTUAL_KUBELET } } });
-        let node: k8s_openapi::api::core::v1::Node = serde_json::from_value(node).unwrap();
-        let nodes = vec![(Key::cluster_scoped("a"), NodeView::from(node))];
+        let nodes = vec![node(&json!({ keys::TYPE: keys::TYPE_VIRTUAL_KUBELET }))];
         assert_eq!(requeue_after(nodes).await, None, "no daemon runs there");
     }
 }
