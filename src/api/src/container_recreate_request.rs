@@ -225,6 +225,28 @@ impl ContainerRecreateRequestPhase {
     }
 }
 
+impl ContainerRecreateRequest {
+    /// States of the containers whose stop the daemon has begun, each with the ID of the container that it stops.
+    pub fn stopped_containers(
+        &self,
+    ) -> impl Iterator<Item = (&ContainerRecreateRequestContainerRecreateState, &str)> {
+        let states = self
+            .status
+            .iter()
+            .flat_map(|status| &status.container_recreate_states);
+        let killed = states.filter(|state| state.is_killed);
+        killed.filter_map(move |state| {
+            let mut requested = self.spec.containers.iter();
+            let recorded = requested
+                .find(|container| container.name == state.name)
+                .and_then(|container| container.status_context.as_ref());
+            let recorded = recorded.map(|context| &context.container_id);
+            let id = state.container_id.as_ref().or(recorded)?;
+            Some((state, id.as_str()))
+        })
+    }
+}
+
 impl ContainerRecreateRequestStatus {
     /// The state of a container.
     #[must_use]

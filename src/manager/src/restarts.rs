@@ -109,21 +109,9 @@ pub fn stop_limit(request: &ContainerRecreateRequest) -> SignedDuration {
 
 /// Whether the Pod's status still shows a container that the daemon has stopped for this request.
 pub fn shows_stopped_container(request: &ContainerRecreateRequest, pod: &PodView) -> bool {
-    let states = request
-        .status
-        .iter()
-        .flat_map(|status| &status.container_recreate_states);
-    let mut stopped = states.filter(|state| state.is_killed).filter_map(|state| {
-        let mut requested = request.spec.containers.iter();
-        let recorded = requested
-            .find(|container| container.name == state.name)
-            .and_then(|container| container.status_context.as_ref());
-        let recorded = recorded.map(|context| &context.container_id);
-        Some((&state.name, state.container_id.as_ref().or(recorded)?))
-    });
-    stopped.any(|(name, id)| {
+    request.stopped_containers().any(|(state, id)| {
         let mut containers = pod.containers.iter();
-        containers.any(|container| container.name == *name && container.id == *id)
+        containers.any(|container| container.name == state.name && container.id == id)
     })
 }
 

@@ -1,7 +1,8 @@
 //! `kubectl kruise restart`: ContainerRecreateRequests, followed to their end.
 //!
 //! In:  a Pod or the Pods of a CloneSet, names of containers; the status of the requests.
-//! Out: one new request per Pod, at most `--max-unavailable` at a time; exit code 1 when one fails.
+//! Out: one new request per Pod, at most `--max-unavailable` at a time; exit code 1 when one fails. The next one is
+//! created when a Pod is available again.
 
 pub mod plan;
 
@@ -10,6 +11,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use futures::StreamExt;
+use futures::future::LocalBoxFuture;
 use futures::stream::FuturesUnordered;
 use k8s_openapi::api::core::v1::Pod;
 use kruise_api::cloneset::CloneSet;
@@ -45,7 +47,7 @@ pub struct Options {
     #[arg(short, long, required = true, value_name = "NAME", value_parser = arguments::container_name)]
     container: Vec<String>,
 
-    /// How many Pods of a CloneSet are restarted at a time
+    /// How many Pods of a CloneSet are restarted, or not ready after it, at a time
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     max_unavailable: u16,
 
@@ -162,10 +164,11 @@ async fn restart_pods(
     states: &mut [PodState],
 ) {
     let states = Cell::from_mut(states).as_slice_of_cells();
+    let current = || -> Vec<PodState> { states.iter().map(Cell::get).collect() };
     let mut running = FuturesUnordered::new();
+    let mut unavailable: FuturesUnordered<LocalBoxFuture<'_, ()>> = FuturesUnordered::new();
     loop {
-        let now: Vec<PodState> = states.iter().map(Cell::get).collect();
-        for position in plan::next(&now, limits) {
+        for position in plan::next(&current(), unavailable.len(), limits) {
             let (Some(state), Some(pod)) = (states.get(position), pods.get(position)) else {
                 continue;
             };
@@ -173,25 +176,88 @@ async fn restart_pods(
             running.push(async move {
                 let on_created = || state.set(PodState::Recreating);
                 let restart = Box::pin(restart_pod(connection, pod, containers, on_created));
-                (position, restart.await)
+                (pod, state, restart.await)
             });
         }
-        let Some((position, result)) = running.next().await else {
-            return;
-        };
-        let name = pods.get(position).map(ResourceExt::name_any).unwrap_or_default();
-        let state = match result {
-            Ok(state) => state,
-            Err(error) => {
-                format!("pod/{name}: {}", error.text())
-                    .lines()
-                    .for_each(print_note);
-                PodState::Failed
+        tokio::select! {
+            Some((pod, state, result)) = running.next() => {
+                let ended = match result {
+                    Ok(Some(request)) => {
+                        state.set(report_end(pod, &request));
+                        Some(request)
+                    }
+                    Ok(None) => {
+                        state.set(PodState::Skipped);
+                        continue;
+                    }
+                    Err(error) => {
+                        print_error(pod, &error);
+                        let exists = state.replace(PodState::Failed) == PodState::Recreating;
+                        if !exists && !error.retryable() {
+                            continue;
+                        }
+                        None
+                    }
+                };
+                unavailable.push(Box::pin(async move {
+                    if let Err(error) = wait_until_available(connection, pod, ended).await {
+                        print_error(pod, &error);
+                        state.set(PodState::Failed);
+                    }
+                }));
             }
-        };
-        if let Some(place) = states.get(position) {
-            place.set(state);
+            Some(()) = unavailable.next(), if plan::may_start(&current(), limits) => {}
+            else => return,
         }
+    }
+}
+
+fn print_error(pod: &Pod, error: &Error) {
+    let text = format!("pod/{}: {}", pod.name_any(), error.text());
+    text.lines().for_each(print_note);
+}
+
+/// Prints how the request of a Pod ended.
+fn report_end(pod: &Pod, request: &ContainerRecreateRequest) -> PodState {
+    match recreate_outcome(&request.status.clone().unwrap_or_default()) {
+        RecreateOutcome::Failed(reason, message) => {
+            let text = [reason, message].into_iter().filter(|text| !text.is_empty());
+            let text = text.collect::<Vec<_>>().join(": ");
+            let error = Error::Failed(format!("restart failed: {}", printable(&text)));
+            print_error(pod, &error);
+            PodState::Failed
+        }
+        RecreateOutcome::Succeeded | RecreateOutcome::Unfinished => {
+            print_line(&format!("pod/{} restarted", pod.name_any()));
+            PodState::Succeeded
+        }
+    }
+}
+
+/// Waits until a Pod is available again after its request has `ended`, if the end is known.
+async fn wait_until_available(
+    connection: &Connection,
+    pod: &Pod,
+    ended: Option<ContainerRecreateRequest>,
+) -> Result<(), Error> {
+    let (pods, name) = (connection.api::<Pod>(), pod.name_any());
+    let uid = pod.uid().unwrap_or_default();
+    let reason = plan::unavailable_reason(ended.as_ref());
+    let unavailable = |why: String| Error::Failed(format!("{reason}: {why}"));
+    let mut noted = false;
+    let available = follow(&pods, &name, &uid, print_note, |pod| {
+        let available = plan::availability(pod, ended.as_ref());
+        if available.is_none() && !noted {
+            print_note(&format!("pod/{name}: waiting: {reason}"));
+            noted = true;
+        }
+        available
+    });
+    match tokio::time::timeout(plan::READY_TIMEOUT, available).await {
+        Ok(Ok(available)) => available.map_err(|why| unavailable(why.to_owned())),
+        Ok(Err(Error::Failed(why))) => Err(unavailable(why)),
+        Ok(Err(error)) => Err(error),
+        Err(_) => Err(unavailable(format!("waited {:?}", plan::READY_TIMEOUT))),
     }
 }
 
@@ -215,17 +281,18 @@ async fn skip_reason(connection: &Connection, listed: &Pod) -> Result<Option<&'s
     Ok(plan::skip_reason(listed, now.as_ref()))
 }
 
-/// Creates the request of one Pod, and follows it. `on_created` is called once the request is known to exist.
+/// Creates the request of one Pod, and follows it to its end; `None` if the Pod is skipped. `on_created` is called once
+/// the request is known to exist.
 async fn restart_pod(
     connection: &Connection,
     pod: &Pod,
     containers: &[String],
     on_created: impl FnOnce(),
-) -> Result<PodState, Error> {
+) -> Result<Option<ContainerRecreateRequest>, Error> {
     let name = pod.name_any();
     if let Some(why) = skip_reason(connection, pod).await? {
         print_line(&format!("pod/{name} skipped: {why}"));
-        return Ok(PodState::Skipped);
+        return Ok(None);
     }
     let requests: Api<ContainerRecreateRequest> = connection.api();
     let planned = plan::request(&connection.namespace, &name, containers, &random_suffix());
@@ -246,35 +313,23 @@ async fn restart_pod(
     }
     let (request_name, uid) = (request.name_any(), request.uid().unwrap_or_default());
     let mut last = String::new();
-    let outcome = follow(&requests, &request_name, &uid, print_note, |request| {
+    let end = follow(&requests, &request_name, &uid, print_note, |request| {
         let status = request.status.clone().unwrap_or_default();
-        match recreate_outcome(&status) {
-            RecreateOutcome::Unfinished => {
-                let line = plan::progress_line(&status);
-                if line != last {
-                    print_note(&format!("pod/{name}: {line}"));
-                    last = line;
-                }
-                None
-            }
-            outcome => Some(outcome),
+        if recreate_outcome(&status) != RecreateOutcome::Unfinished {
+            return Some(request.clone());
         }
+        let line = plan::progress_line(&status);
+        if line != last {
+            print_note(&format!("pod/{name}: {line}"));
+            last = line;
+        }
+        None
     });
     let hint = || {
         let follow = follow_command(connection, &format!("containerrecreaterequest {request_name}"));
         format!("the request continues. To follow it:\n  {follow}")
     };
-    match outcome.await.map_err(|error| error.with_hint(hint))? {
-        RecreateOutcome::Failed(reason, message) => {
-            let text = [reason, message].into_iter().filter(|text| !text.is_empty());
-            let text = text.collect::<Vec<_>>().join(": ");
-            Err(Error::Failed(format!("restart failed: {}", printable(&text))))
-        }
-        RecreateOutcome::Succeeded | RecreateOutcome::Unfinished => {
-            print_line(&format!("pod/{name} restarted"));
-            Ok(PodState::Succeeded)
-        }
-    }
+    end.await.map(Some).map_err(|error| error.with_hint(hint))
 }
 
 #[cfg(test)]
@@ -284,6 +339,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use serde_json::{Value, json};
+    use tokio::time::Instant;
 
     use super::*;
     use crate::fake_server::{self, Request, SILENT, failure};
@@ -299,7 +355,15 @@ mod tests {
         let owner = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "name": "web", "uid": "u",
             "controller": true });
         json!({ "metadata": { "name": name, "namespace": "n", "uid": uid, "ownerReferences": [owner] },
-            "spec": { "nodeName": "node", "containers": [{ "name": "app" }] }, "status": { "phase": "Running" } })
+            "spec": { "nodeName": "node", "containers": [{ "name": "app" }] },
+            "status": { "phase": "Running", "conditions": [{ "type": "Ready", "status": "True" }] } })
+    }
+
+    /// A Pod that is not ready.
+    fn not_ready(name: &str) -> Value {
+        let mut pod = pod(name, name);
+        kruise_api::json::set(&mut pod, &["status", "conditions"], json!([]));
+        pod
     }
 
     /// A request as it is stored, at its end.
@@ -327,6 +391,8 @@ mod tests {
             }
             match request.path.rsplit_once("/pods/") {
                 Some((_, name)) => (200, pod(name, name)),
+                // A watch that ends at once.
+                None if request.path.ends_with("/pods") => (200, Value::Null),
                 None => (200, created.clone()),
             }
         });
@@ -350,6 +416,39 @@ mod tests {
             _ => None,
         });
         assert_eq!(states.await, [Skipped, Skipped, Succeeded]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn next_pod_waits_until_the_last_one_is_ready() {
+        let started = Instant::now();
+        let states = restart_all(move |request| {
+            let is_late =
+                request.path.ends_with("/pods/web-1") && started.elapsed() < Duration::from_secs(60);
+            is_late.then(|| (200, not_ready("web-1")))
+        });
+        assert_eq!(states.await, [PodState::Succeeded; 3]);
+        assert!(started.elapsed() >= Duration::from_secs(60));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pod_that_does_not_become_ready_has_failed() {
+        use PodState::{Failed, Pending, Succeeded};
+        let started = Instant::now();
+        let states = restart_all(|request| {
+            let of_first = request.path.ends_with("/pods/web-1");
+            of_first.then(|| (200, not_ready("web-1")))
+        });
+        assert_eq!(states.await, [Failed, Pending, Pending]);
+        assert!(started.elapsed() >= plan::READY_TIMEOUT);
+
+        // No Pod waits for the last one.
+        let started = Instant::now();
+        let states = restart_all(|request| {
+            let of_last = request.path.ends_with("/pods/web-3");
+            of_last.then(|| (200, not_ready("web-3")))
+        });
+        assert_eq!(states.await, [Succeeded; 3]);
+        assert!(started.elapsed() < plan::READY_TIMEOUT);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,10 +1,12 @@
 //! Which Pods are restarted next, and with which requests.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kruise_api::container_recreate_request::{
-    ContainerRecreateRequest, ContainerRecreateRequestContainer, ContainerRecreateRequestSpec,
-    ContainerRecreateRequestStatus, WAITING,
+    ContainerRecreateRequest, ContainerRecreateRequestContainer, ContainerRecreateRequestPhase as Phase,
+    ContainerRecreateRequestSpec, ContainerRecreateRequestStatus, WAITING,
 };
 use kruise_api::owner::Owner;
 
@@ -14,6 +16,8 @@ use crate::conditions::find_true;
 const MAX_NAME_CHARS: usize = 63;
 /// Seconds after its end when a request of this command is deleted.
 pub const TTL_SECONDS: i32 = 24 * 60 * 60;
+/// How long a Pod may be unavailable after its request until it has failed: the default of a ContainerRecreateJob.
+pub const READY_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How far the restart of a Pod is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,28 +39,79 @@ pub enum PodState {
 /// Limits of the restart of many Pods.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Pods that are restarted at a time, 1 or greater.
+    /// Pods that are restarted, or not available after it, at a time; 1 or greater.
     pub max_unavailable: usize,
     /// Whether other Pods are started after a failure.
     pub continue_on_failure: bool,
 }
 
-/// The Pods, by position, whose restart starts now.
-pub fn next(states: &[PodState], limits: Limits) -> Vec<usize> {
+/// Whether a Pod is started once there is room for it.
+pub fn may_start(states: &[PodState], limits: Limits) -> bool {
     let failed = states.contains(&PodState::Failed);
-    if failed && !limits.continue_on_failure {
+    states.contains(&PodState::Pending) && (limits.continue_on_failure || !failed)
+}
+
+/// The Pods, by position, whose restart starts now. `unavailable` Pods are not available again after their restart.
+pub fn next(states: &[PodState], unavailable: usize, limits: Limits) -> Vec<usize> {
+    if !may_start(states, limits) {
         return Vec::new();
     }
     let in_progress = states
         .iter()
         .filter(|state| matches!(state, PodState::Requesting | PodState::Recreating))
         .count();
-    let free = limits.max_unavailable.saturating_sub(in_progress);
+    let free = limits
+        .max_unavailable
+        .saturating_sub(in_progress.saturating_add(unavailable));
     let pending = states
         .iter()
         .enumerate()
         .filter(|(_, state)| **state == PodState::Pending);
     pending.map(|(position, _)| position).take(free).collect()
+}
+
+/// Whether a Pod is available again after its request has `ended`: `None` while it may not be, and an error if it will
+/// not be. A request without a known end may still stop containers.
+pub fn availability(pod: &Pod, ended: Option<&ContainerRecreateRequest>) -> Option<Result<(), &'static str>> {
+    if pod.metadata.deletion_timestamp.is_some() {
+        return Some(Err("it is being deleted"));
+    }
+    let status = pod.status.as_ref();
+    if matches!(
+        status.and_then(|status| status.phase.as_deref()),
+        Some("Succeeded" | "Failed")
+    ) {
+        return Some(Err("it has ended"));
+    }
+    let mut conditions = status
+        .and_then(|status| status.conditions.as_ref())
+        .into_iter()
+        .flatten();
+    let ready = conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    let available = ready && ended.is_some_and(|request| !is_stopping(pod, request));
+    available.then_some(Ok(()))
+}
+
+/// Whether a container runs that the daemon is stopping: that goes on after the request has failed.
+fn is_stopping(pod: &Pod, request: &ContainerRecreateRequest) -> bool {
+    let mut unfinished = request
+        .stopped_containers()
+        .filter(|(state, _)| state.phase != Phase::Succeeded);
+    unfinished.any(|(state, id)| {
+        let status = pod.status.as_ref();
+        let init = status.and_then(|status| status.init_container_statuses.as_ref());
+        let others = status.and_then(|status| status.container_statuses.as_ref());
+        let mut containers = init.into_iter().chain(others).flatten();
+        containers.any(|found| found.name == state.name && found.container_id.as_deref() == Some(id))
+    })
+}
+
+/// What the next Pod waits for, while this one is not available.
+pub fn unavailable_reason(ended: Option<&ContainerRecreateRequest>) -> &'static str {
+    match ended {
+        Some(_) => "it is not ready after its restart",
+        None => "its request may not have ended",
+    }
 }
 
 /// The result in one line.
@@ -211,21 +266,23 @@ mod tests {
     use serde_json::json;
 
     proptest! {
-        /// Whatever fails in whatever order: there are never more restarts at a time than allowed, each Pod is started at
-        /// most once, none after a failure unless that is requested, and the command ends.
+        /// Whatever fails in whatever order: there are never more Pods unavailable at a time than allowed, each Pod is
+        /// started at most once, none after a failure unless that is requested, and the command ends.
         #[test]
         fn restarts_stay_within_their_limits(
             results in prop::collection::vec(any::<bool>(), 0..20),
-            order in prop::collection::vec(any::<prop::sample::Index>(), 40),
+            order in prop::collection::vec(any::<prop::sample::Index>(), 80),
             max_unavailable in 1_usize..6,
             continue_on_failure in any::<bool>(),
         ) {
             let limits = Limits { max_unavailable, continue_on_failure };
             let mut states = vec![PodState::Pending; results.len()];
+            // Those whose request has ended, and that are not available again.
+            let mut unavailable: Vec<usize> = Vec::new();
             let mut order = order.into_iter();
             loop {
                 let failed = states.contains(&PodState::Failed);
-                let started = next(&states, limits);
+                let started = next(&states, unavailable.len(), limits);
                 prop_assert!(!failed || continue_on_failure || started.is_empty());
                 for position in started {
                     prop_assert_eq!(states[position], PodState::Pending);
@@ -234,13 +291,20 @@ mod tests {
                 }
                 let is_running = |state| matches!(state, PodState::Recreating | PodState::Requesting);
                 let running: Vec<usize> = (0..states.len()).filter(|i| is_running(states[*i])).collect();
-                prop_assert!(running.len() <= max_unavailable);
-                prop_assert!(next(&states, limits).is_empty(), "the plan is not complete");
-                if running.is_empty() {
+                prop_assert!(running.len() + unavailable.len() <= max_unavailable);
+                prop_assert!(next(&states, unavailable.len(), limits).is_empty(), "the plan is not complete");
+                if running.is_empty() && !may_start(&states, limits) {
                     break;
                 }
-                let position = *order.next().unwrap().get(&running);
-                states[position] = if results[position] { PodState::Succeeded } else { PodState::Failed };
+                let events = [&running[..], &unavailable[..]].concat();
+                prop_assert!(!events.is_empty(), "it waits for nothing");
+                let position = *order.next().unwrap().get(&events);
+                if unavailable.contains(&position) {
+                    unavailable.retain(|other| *other != position);
+                } else {
+                    states[position] = if results[position] { PodState::Succeeded } else { PodState::Failed };
+                    unavailable.push(position);
+                }
             }
             if continue_on_failure || results.iter().all(|good| *good) {
                 prop_assert!(!states.contains(&PodState::Pending));
@@ -287,6 +351,48 @@ mod tests {
         );
         let deleted = pod("u", Some("2026-01-01T00:00:00Z"));
         assert_eq!(skip_reason(&listed, Some(&deleted)), Some("it is being deleted"));
+    }
+
+    #[test]
+    fn pod_is_available_once_it_is_ready_again() {
+        let pod = |ready: &str, phase: &str, id: &str| -> Pod {
+            serde_json::from_value(json!({ "status": { "phase": phase,
+                "conditions": [{ "type": "Ready", "status": ready }],
+                "containerStatuses": [{ "name": "app", "containerID": id, "image": "", "imageID": "", "ready": true,
+                    "restartCount": 0 }] } }))
+            .unwrap()
+        };
+        let ended = |phase: &str, killed: bool| -> ContainerRecreateRequest {
+            let context = json!({ "containerID": "c://1", "restartCount": 0 });
+            serde_json::from_value(json!({ "apiVersion": "apps.kruise.io/v1beta1",
+                "kind": "ContainerRecreateRequest", "metadata": { "name": "r" },
+                "spec": { "podName": "p", "containers": [{ "name": "app", "statusContext": context }] },
+                "status": { "phase": "Completed", "completionTime": "2026-01-01T00:00:00Z",
+                    "containerRecreateStates": [{ "name": "app", "phase": phase, "isKilled": killed }] } }))
+            .unwrap()
+        };
+        let (done, failed) = (ended("Succeeded", true), ended("Failed", true));
+        let (ready, stopped) = (pod("True", "Running", "c://2"), pod("True", "Running", "c://1"));
+        let not_ready = pod("False", "Running", "c://2");
+        assert_eq!(availability(&ready, Some(&done)), Some(Ok(())));
+        assert_eq!(availability(&not_ready, Some(&done)), None);
+        assert_eq!(availability(&Pod::default(), Some(&done)), None);
+        assert_eq!(availability(&ready, Some(&failed)), Some(Ok(())));
+        assert_eq!(availability(&not_ready, Some(&failed)), None);
+        assert_eq!(availability(&stopped, Some(&failed)), None, "it is being stopped");
+        let untouched = ended("Failed", false);
+        assert_eq!(availability(&stopped, Some(&untouched)), Some(Ok(())));
+        assert_eq!(availability(&ready, None), None, "the request may go on");
+        let evicted = pod("False", "Failed", "c://2");
+        assert_eq!(availability(&evicted, Some(&done)), Some(Err("it has ended")));
+        assert_eq!(availability(&evicted, None), Some(Err("it has ended")));
+        let mut deleted = ready;
+        deleted.metadata =
+            serde_json::from_value(json!({ "deletionTimestamp": "2026-01-01T00:00:00Z" })).unwrap();
+        assert_eq!(
+            availability(&deleted, Some(&done)),
+            Some(Err("it is being deleted"))
+        );
     }
 
     #[test]
