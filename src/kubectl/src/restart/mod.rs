@@ -295,15 +295,24 @@ async fn restart_pod(
         return Ok(None);
     }
     let requests: Api<ContainerRecreateRequest> = connection.api();
-    let planned = plan::request(&connection.namespace, &name, containers, &random_suffix());
+    let planned = plan::request(&connection.namespace, pod, containers, &random_suffix());
     let is_ours = |found: &ContainerRecreateRequest| plan::is_same(found, &planned);
-    let request = create_once(&requests, &planned, is_ours, print_note).await?;
+    let created = create_once(&requests, &planned, is_ours, print_note).await;
+    // Admission refuses a request if the Pod was replaced in between.
+    if let Err(error) = &created
+        && !error.retryable()
+        && let Ok(Some(why)) = skip_reason(connection, pod).await
+    {
+        print_line(&format!("pod/{name} skipped: {why}"));
+        return Ok(None);
+    }
+    let request = created?;
     on_created();
     print_line(&format!(
         "containerrecreaterequest.apps.kruise.io/{} created",
         request.name_any()
     ));
-    // Admission records the Pod that the request is for.
+    // Admission of OpenKruise records the Pod of this name, whatever the label is.
     let recorded = request.labels().get(CRR_POD_UID);
     if recorded.is_some_and(|uid| Some(uid) != pod.metadata.uid.as_ref()) {
         return Err(Error::Failed(format!(
@@ -416,6 +425,21 @@ mod tests {
             _ => None,
         });
         assert_eq!(states.await, [Skipped, Skipped, Succeeded]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pod_that_is_replaced_before_its_request_is_skipped() {
+        use PodState::{Skipped, Succeeded};
+        let reads = AtomicUsize::new(0);
+        let states = restart_all(move |request| {
+            if request.path.ends_with("/pods/web-1") && reads.fetch_add(1, Ordering::Relaxed) > 0 {
+                return Some((200, pod("web-1", "another")));
+            }
+            let labels = request.body.pointer("/metadata/labels")?;
+            let refused = labels.get(CRR_POD_UID)? == "web-1";
+            refused.then(|| failure(422, "Invalid"))
+        });
+        assert_eq!(states.await, [Skipped, Succeeded, Succeeded]);
     }
 
     #[tokio::test(start_paused = true)]

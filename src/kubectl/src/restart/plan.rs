@@ -1,5 +1,6 @@
 //! Which Pods are restarted next, and with which requests.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
@@ -8,6 +9,7 @@ use kruise_api::container_recreate_request::{
     ContainerRecreateRequest, ContainerRecreateRequestContainer, ContainerRecreateRequestPhase as Phase,
     ContainerRecreateRequestSpec, ContainerRecreateRequestStatus, WAITING,
 };
+use kruise_api::keys::CRR_POD_UID;
 use kruise_api::owner::Owner;
 
 use crate::conditions::find_true;
@@ -200,11 +202,13 @@ pub fn missing_containers<'a>(pod: &Pod, names: &'a [String]) -> Vec<&'a str> {
     names.filter(|name| !existing.contains(name)).collect()
 }
 
-/// The request to create. The API server generates no name, so that it is known after a lost response; `suffix` is
-/// random.
-pub fn request(namespace: &str, pod: &str, containers: &[String], suffix: &str) -> ContainerRecreateRequest {
+/// The request to create for a Pod as it was listed: admission refuses it if another Pod has that name now. The API
+/// server generates no name, so that it is known after a lost response; `suffix` is random.
+pub fn request(namespace: &str, pod: &Pod, containers: &[String], suffix: &str) -> ContainerRecreateRequest {
     let max = MAX_NAME_CHARS.saturating_sub(suffix.len() + 1);
-    let start: String = pod.chars().take(max).collect();
+    let (name, uid) = (pod.metadata.name.clone(), pod.metadata.uid.clone());
+    let name = name.unwrap_or_default();
+    let start: String = name.chars().take(max).collect();
     let start = start.trim_end_matches(['-', '.']);
     let container = |name: &String| ContainerRecreateRequestContainer {
         name: name.clone(),
@@ -214,10 +218,11 @@ pub fn request(namespace: &str, pod: &str, containers: &[String], suffix: &str) 
         metadata: ObjectMeta {
             namespace: Some(namespace.to_owned()),
             name: Some(format!("{start}-{suffix}")),
+            labels: uid.map(|uid| BTreeMap::from([(CRR_POD_UID.to_owned(), uid)])),
             ..ObjectMeta::default()
         },
         spec: ContainerRecreateRequestSpec {
-            pod_name: pod.to_owned(),
+            pod_name: name,
             containers: containers.iter().map(container).collect(),
             ttl_seconds_after_finished: Some(TTL_SECONDS),
             ..ContainerRecreateRequestSpec::default()
@@ -312,12 +317,23 @@ mod tests {
         }
     }
 
+    fn pod_of(name: &str, uid: &str) -> Pod {
+        serde_json::from_value(json!({ "metadata": { "name": name, "uid": uid } })).unwrap()
+    }
+
+    #[test]
+    fn request_is_for_the_pod_that_was_listed() {
+        let request = request("n", &pod_of("web-0", "u"), &[], "x");
+        assert_eq!(request.spec.pod_name, "web-0");
+        assert_eq!(request.metadata.labels.unwrap()[CRR_POD_UID], "u");
+    }
+
     proptest! {
         /// Whatever the name of the Pod: the API server accepts that of the request.
         #[test]
         fn names_of_requests_are_valid(pod in "[a-z0-9]([a-z0-9.-]{0,100}[a-z0-9])?") {
             prop_assume!(kruise_api::names::is_subdomain(&pod));
-            let name = request("n", &pod, &[], "bcdfghjk").metadata.name.unwrap();
+            let name = request("n", &pod_of(&pod, "u"), &[], "bcdfghjk").metadata.name.unwrap();
             prop_assert!(kruise_api::names::is_subdomain(&name) && name.len() <= 63, "{name}");
             prop_assert!(name.ends_with("-bcdfghjk"), "{name}");
         }
@@ -326,7 +342,7 @@ mod tests {
     #[test]
     fn request_of_others_is_not_the_same() {
         let containers = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
-        let request = |pod: &str, names: &[&str]| request("n", pod, &containers(names), "x");
+        let request = |pod: &str, names: &[&str]| request("n", &pod_of(pod, "u"), &containers(names), "x");
         let mut stored = request("a", &["app", "log"]);
         stored.spec.containers[0].pre_stop = Some(Default::default());
         assert!(is_same(&stored, &request("a", &["app", "log"])));

@@ -177,12 +177,14 @@ fn check_pod<'a>(request: &Request, pod: Option<&'a Pod>) -> Result<&'a str, Str
     {
         return Err("another Pod has this name now: it is not the controller of the request".to_owned());
     }
-    // A job may have seen the Pod that had this name before.
-    let job = Owner::controller_from_json(&request.object["metadata"]["ownerReferences"])
-        .filter(|owner| owner.kind == OwnerKind::ContainerRecreateJob);
+    // The creator may have seen the Pod that had this name before.
     let intended = request.object["metadata"]["labels"][keys::CRR_POD_UID].as_str();
-    if job.is_some() && intended.is_some_and(|uid| Some(uid) != pod.metadata.uid.as_deref()) {
-        return Err("another Pod has this name now: it is not the one of the request's label".to_owned());
+    if intended.is_some_and(|uid| Some(uid) != pod.metadata.uid.as_deref()) {
+        return Err(format!(
+            "another Pod has this name now: its UID is not that of the request's label {}; without the label, the \
+             request is for the Pod of this name",
+            keys::CRR_POD_UID
+        ));
     }
     let status = pod.status.clone().unwrap_or_default();
     let sidecars_terminated = status
