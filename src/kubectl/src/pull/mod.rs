@@ -40,7 +40,7 @@ pub struct Options {
 
     /// Pulls again what this job pulls, on the nodes where it failed
     #[arg(long, value_name = "JOB", value_parser = arguments::object_name,
-        conflicts_with_all = ["image", "selector", "nodes", "pull_secret"])]
+        conflicts_with_all = ["image", "selector", "nodes", "pull_secret", "service_account"])]
     retry: Option<String>,
 
     /// Only on nodes with these labels: KEY=VALUE,…
@@ -58,6 +58,10 @@ pub struct Options {
     /// Secret with registry credentials, in the namespace of the job; may be repeated
     #[arg(long, value_name = "SECRET", value_parser = arguments::object_name)]
     pull_secret: Vec<String>,
+
+    /// Service account whose token credential provider plugins get, in the namespace of the job
+    #[arg(long, value_name = "NAME", value_parser = arguments::object_name)]
+    service_account: Option<String>,
 
     /// How long each node keeps the image after its pull, although nothing uses it: such as 24h, up to 720h
     #[arg(long, value_name = "DURATION", value_parser = arguments::pin, conflicts_with = "retry")]
@@ -94,6 +98,7 @@ async fn run_until(
         nodes,
         parallelism,
         pull_secret,
+        service_account,
         pin,
         name,
         timeout,
@@ -113,6 +118,7 @@ async fn run_until(
             nodes,
             parallelism,
             pull_secrets: pull_secret,
+            service_account,
             pin_seconds: pin,
         })
     };
@@ -303,10 +309,17 @@ fn bar_message(progress: &Progress) -> String {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use clap::Parser as _;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::fake_server::{self, SILENT, failure};
+
+    #[derive(clap::Parser, Debug)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
 
     fn options() -> Options {
         Options {
@@ -316,6 +329,7 @@ mod tests {
             nodes: Vec::new(),
             parallelism: None,
             pull_secret: Vec::new(),
+            service_account: None,
             pin: None,
             name: None,
             timeout: Duration::ZERO,
@@ -329,6 +343,21 @@ mod tests {
             "metadata": { "name": "job", "namespace": "n", "uid": "u" },
             "spec": { "image": "nginx:1", "completionPolicy": {} },
             "status": { "desired": 1, "failed": 1, "failedNodes": ["node-1"], "completionTime": "2026-01-01T00:00:00Z" } })
+    }
+
+    #[test]
+    fn retry_has_the_credentials_of_its_job() {
+        let parse = |args: &[&str]| Cli::try_parse_from([&["pull"][..], args].concat());
+        let named = parse(&["nginx:1", "--service-account", "app"]).unwrap();
+        assert_eq!(named.options.service_account.as_deref(), Some("app"));
+        assert!(parse(&["nginx:1", "--service-account", "a/b"]).is_err());
+        assert!(parse(&["--retry", "job"]).is_ok());
+        for credentials in ["--service-account", "--pull-secret"] {
+            assert!(
+                parse(&["--retry", "job", credentials, "app"]).is_err(),
+                "{credentials}"
+            );
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -28,6 +28,7 @@ pub struct Request {
     pub nodes: Vec<String>,
     pub parallelism: Option<IntOrString>,
     pub pull_secrets: Vec<String>,
+    pub service_account: Option<String>,
     pub pin_seconds: Option<i32>,
 }
 
@@ -39,6 +40,7 @@ pub fn job(request: &Request) -> ImagePullJob {
         nodes,
         parallelism,
         pull_secrets,
+        service_account,
         pin_seconds,
     } = request.clone();
     let selector = ImagePullJobNodeSelector {
@@ -58,6 +60,7 @@ pub fn job(request: &Request) -> ImagePullJob {
             selector: (!everywhere).then_some(selector),
             parallelism,
             pull_secrets,
+            service_account_name: service_account,
             pull_policy: pin_seconds.map(|seconds| PullPolicy {
                 pin_seconds: Some(seconds),
                 ..PullPolicy::default()
@@ -369,6 +372,7 @@ mod tests {
             labels: BTreeMap::from([("a".into(), "b".into())]),
             parallelism: Some(IntOrString::Int(5)),
             pull_secrets: vec!["s".into()],
+            service_account: Some("app".into()),
             pin_seconds: Some(3600),
             ..request("nginx:1")
         };
@@ -378,6 +382,7 @@ mod tests {
             (&some["spec"]["parallelism"], &some["spec"]["pullSecrets"]),
             (&json!(5), &json!(["s"]))
         );
+        assert_eq!(some["spec"]["serviceAccountName"], "app");
         assert_eq!(some["spec"]["pullPolicy"], json!({ "pinSeconds": 3600 }));
         let nodes = Request {
             nodes: vec!["n1".into(), "n2".into()],
