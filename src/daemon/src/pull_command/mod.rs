@@ -118,7 +118,7 @@ async fn pull(args: Args) -> Result<bool, Error> {
         problems = helpers.add_credentials(&images, &mut keyring) => problems,
         () = stop.received() => return Err(Error::Interrupted),
     };
-    let warnings = images.iter().filter_map(|image| image.warning.as_ref());
+    let warnings = images.iter().flat_map(|image| &image.warnings);
     for warning in warnings.chain(&problems) {
         output::print_stderr(&format!("kruise-daemon: {warning}"));
     }

@@ -64,8 +64,8 @@ pub struct ImageToPull {
     pub key: TagKey,
     /// The pull for the runtime.
     pub spec: PullSpec,
-    /// A warning for the user before the pull.
-    pub warning: Option<String>,
+    /// Warnings for the user before the pull.
+    pub warnings: Vec<String>,
 }
 
 /// Parses an image reference of the command line.
@@ -100,7 +100,7 @@ pub fn parse_image(original: &str, defaults: &Defaults) -> ImageToPull {
         original: original.to_owned(),
         key,
         spec,
-        warning: None,
+        warnings: Vec::new(),
     }
 }
 
@@ -163,10 +163,18 @@ fn from_job_spec(name: &str, spec: ImagePullJobSpec, defaults: &Defaults) -> Ima
     pull_spec.labels = sandbox.labels;
     pull_spec.annotations.extend(sandbox.annotations);
     set_active_deadline(pull_spec, spec.completion_policy.active_deadline_seconds);
-    image_to_pull.warning = (!spec.pull_secrets.is_empty()).then(|| {
+    if !spec.pull_secrets.is_empty() {
         let secrets = spec.pull_secrets.join(", ");
-        format!("{KIND} {name:?}: its pullSecrets ({secrets}) are in a cluster; give their content with --docker-config")
-    });
+        image_to_pull.warnings.push(format!(
+            "{KIND} {name:?}: its pullSecrets ({secrets}) are in a cluster; give their content with --docker-config"
+        ));
+    }
+    if let Some(account) = spec.service_account_name {
+        image_to_pull.warnings.push(format!(
+            "{KIND} {name:?}: its serviceAccountName ({account}) is in a cluster, and no token of it is requested; give \
+             the credentials with --docker-config"
+        ));
+    }
     image_to_pull
 }
 
@@ -216,6 +224,7 @@ spec:
   pullPolicy: {timeoutSeconds: 30, backoffLimit: 0}
   imagePullPolicy: Always
   pullSecrets: [s]
+  serviceAccountName: app
   sandboxConfig: {labels: {a: b, on: yes}}
 ---
 apiVersion: apps.kruise.io/v1beta1
@@ -232,12 +241,23 @@ spec: {image: quay.io/a/b, completionPolicy: {type: Always, activeDeadlineSecond
             (30, 0, true)
         );
         assert_eq!((&*one.spec.labels["a"], &*one.spec.labels["on"]), ("b", "yes"));
-        assert!(one.warning.as_ref().unwrap().contains("--docker-config"));
+        let [secrets, account] = &one.warnings[..] else {
+            panic!("{:?}", one.warnings)
+        };
+        for (warning, field) in [
+            (secrets, "pullSecrets (s)"),
+            (account, "serviceAccountName (app)"),
+        ] {
+            assert!(
+                warning.contains(field) && warning.contains("--docker-config"),
+                "{warning}"
+            );
+        }
         assert_eq!(two.spec.image.as_deref(), Ok("quay.io/a/b:latest"));
         assert_eq!(two.spec.active_deadline.unwrap().as_secs(), 77);
         assert_eq!(
-            (two.spec.retries, two.spec.always, &two.warning),
-            (3, false, &None)
+            (two.spec.retries, two.spec.always, two.warnings.len()),
+            (3, false, 0)
         );
     }
 
