@@ -242,9 +242,18 @@ fn marks(pod: &Pod) -> PodMarks {
     }
 }
 
+/// Writes each part, whatever becomes of the other.
 async fn write_change(api: &Api<Pod>, key: &Key, uid: &str, change: &PodChange) -> Result<(), Error> {
-    write_conditions(api, key, uid, change).await?;
-    write_metadata(api, key, uid, change).await
+    let conditions = write_conditions(api, key, uid, change).await;
+    both(conditions, write_metadata(api, key, uid, change).await)
+}
+
+/// The result of two writes. If both fail, an error that may pass comes first: the writes are tried again for it.
+fn both(first: Result<(), Error>, second: Result<(), Error>) -> Result<(), Error> {
+    match (first, second) {
+        (Err(first), Err(second)) if !first.retryable() => Err(second),
+        (first, second) => first.and(second),
+    }
 }
 
 async fn write_conditions(api: &Api<Pod>, key: &Key, uid: &str, change: &PodChange) -> Result<(), Error> {
@@ -269,7 +278,7 @@ async fn write_metadata(api: &Api<Pod>, key: &Key, uid: &str, change: &PodChange
     match patch_metadata(api, key, uid, &[labels, annotations]).await {
         Err(error) if is_refused(&error) && !labels.1.is_empty() && !annotations.1.is_empty() => {
             let first = patch_metadata(api, key, uid, &[labels]).await;
-            first.and(patch_metadata(api, key, uid, &[annotations]).await)
+            both(first, patch_metadata(api, key, uid, &[annotations]).await)
         }
         result => result,
     }
@@ -456,11 +465,11 @@ async fn remove_marks(
     if reports && pod.node.as_deref().is_some_and(|node| is_virtual(shared, node)) {
         change.removed_conditions.clear();
     }
-    write_change(&api, key, &uid, &change).await?;
+    let result = write_change(&api, key, &uid, &change).await;
     shared.applied().remove(key);
     // What the others set depends on their results. It may be refused, and come again later; at shutdown nothing does.
     let _ = shared.work.send(Work::Pod(key.clone()));
-    Ok(())
+    result
 }
 
 fn has_finalizer(marker: &PodProbeMarker) -> bool {
@@ -636,6 +645,42 @@ mod tests {
         let event = event.unwrap();
         assert_eq!(event["reason"], "PodMarksRefused");
         assert_eq!(event["message"], "cannot mark Pod p: the Pod stays as it is");
+    }
+
+    /// As of a deleted PodProbeMarker, whose marks are removed once.
+    #[tokio::test]
+    async fn marks_are_removed_although_the_condition_is_refused() {
+        let (shared, key, mut sent, _) = cluster(&json!({}), None).await;
+        let change = PodChange {
+            removed_conditions: vec!["Idle".to_owned()],
+            annotations: [("a".to_owned(), None)].into(),
+            ..PodChange::default()
+        };
+        let api = shared.manager.api::<Pod>(&key);
+        let error = write_change(&api, &key, "u", &change).await.unwrap_err();
+        assert!(is_refused(&error), "{error}");
+        let (_, status, _) = sent.recv().await.unwrap();
+        let (_, pod, body) = sent.recv().await.unwrap();
+        assert!(status.ends_with("/pods/p/status"), "{status}");
+        assert!(pod.ends_with("/pods/p"), "{pod}");
+        assert_eq!(body["metadata"]["annotations"], json!({ "a": null }));
+    }
+
+    #[test]
+    fn error_that_may_pass_comes_first() {
+        let error = |code: u16| {
+            let status = kube::core::Status::failure("no", "Some").with_code(code);
+            Err(Error::Api(Box::new(status)))
+        };
+        let code = |result: Result<(), Error>| match result {
+            Err(Error::Api(status)) => Some(status.code),
+            _ => None,
+        };
+        assert_eq!(code(both(error(422), error(503))), Some(503));
+        assert_eq!(code(both(error(503), error(422))), Some(503));
+        assert_eq!(code(both(error(422), Ok(()))), Some(422));
+        assert_eq!(code(both(Ok(()), error(422))), Some(422));
+        assert_eq!(code(both(Ok(()), Ok(()))), None);
     }
 
     #[test]
