@@ -33,7 +33,7 @@ use kruise_ops::panics::catch_panic_sync;
 
 /// The controller's name in `/healthz`.
 const NAME: &str = "imagepulljob";
-/// Pause after a reconcile that panicked, and of a job whose assignment panicked.
+/// Pause after a reconcile that panicked.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Runs until shutdown.
@@ -133,10 +133,7 @@ fn assign_open_jobs(index: &mut JobIndex, now: Timestamp, mut assign: impl FnMut
         for uid in jobs {
             let Some(job) = index.job(&uid) else { continue };
             if catch_panic_sync(NAME, &job.key, || assign(index, &uid)).is_err() {
-                let retry_at = SignedDuration::try_from(RETRY)
-                    .ok()
-                    .and_then(|pause| now.checked_add(pause).ok());
-                index.requeue_at(&uid, retry_at.unwrap_or(Timestamp::MAX));
+                index.delay_job(&uid, now);
             }
         }
     }

@@ -27,6 +27,8 @@ pub const MAX_ACCOUNTS_OF_NAMESPACE: usize = 4;
 const ASSIGNMENT_TIMEOUT: SignedDuration = SignedDuration::from_secs(30);
 /// Delay before a node that refused a job that never ends is tried again: its NodeImage may have room by then.
 const REFUSED_RETRY_DELAY: SignedDuration = SignedDuration::from_secs(600);
+/// Delay of a job whose assignment panicked.
+const PANIC_RETRY_DELAY: SignedDuration = SignedDuration::from_secs(5);
 
 /// Seconds after which a daemon without a status of an image is reported. A daemon answers at once, even if the image
 /// has to queue or its last status could not be written.
@@ -64,7 +66,7 @@ pub struct JobIndex {
     /// Nodes whose NodeImage has refused a job that never ends, and when; they are tried again.
     refused: VecDeque<(Timestamp, NodeName, Uid)>,
     newly_refused: Vec<(NodeName, Uid)>,
-    /// Jobs that are assigned no nodes before that time, and are checked then.
+    /// Jobs whose assignment panicked, and when: they are assigned no nodes for a while, and are checked then.
     delayed_jobs: BTreeMap<Uid, Timestamp>,
     registry_limit: RegistryLimit,
 }
@@ -359,7 +361,7 @@ impl JobIndex {
         }
         let assignable = &mut self.assignable;
         self.delayed_jobs.retain(|uid, at| {
-            let early = now < *at;
+            let early = !is_over(*at, PANIC_RETRY_DELAY, now);
             if early {
                 assignable.remove(uid);
             } else {
@@ -372,9 +374,9 @@ impl JobIndex {
         jobs
     }
 
-    /// Delays the job until that time.
-    pub fn requeue_at(&mut self, uid: &Uid, at: Timestamp) {
-        self.delayed_jobs.insert(Arc::clone(uid), at);
+    /// Delays a job whose assignment panicked.
+    pub fn delay_job(&mut self, uid: &Uid, now: Timestamp) {
+        self.delayed_jobs.insert(Arc::clone(uid), now);
     }
 
     /// Assigns nodes to a job, up to its parallelism. They count as active from now on. After an edit of the job, the nodes
@@ -455,10 +457,12 @@ impl JobIndex {
             .refused
             .front()
             .and_then(|(at, ..)| at.checked_add(REFUSED_RETRY_DELAY).ok());
+        let delayed = self.delayed_jobs.values().min();
+        let next_delayed = delayed.and_then(|at| at.checked_add(PANIC_RETRY_DELAY).ok());
         next_timeout
             .into_iter()
             .chain(next_retry)
-            .chain(self.delayed_jobs.values().copied())
+            .chain(next_delayed)
             .min()
     }
 

@@ -261,6 +261,18 @@ fn node_that_refused_a_job_without_end_is_tried_again() {
 }
 
 #[test]
+fn clock_that_is_set_back_delays_no_job() {
+    let mut index = JobIndex::new(SignedDuration::ZERO, RegistryLimit::default());
+    let uid = Uid::from("uid0");
+    index.upsert_job(job(0, 1, false), at(0));
+    index.delay_job(&uid, at(1000));
+    assert_eq!(index.next_requeue(), Some(at(1005)));
+    assert_eq!(index.take_assignable(at(1004)), [] as [Uid; 0]);
+    assert_eq!(index.take_assignable(at(10)), [uid]);
+    assert_eq!(index.next_requeue(), None);
+}
+
+#[test]
 fn clock_that_is_set_back_delays_no_retry() {
     let mut world = run_ops([Op::AddNode(0), Op::PutJob(0), Op::Assign], 1, true);
     world.writes.clear();
