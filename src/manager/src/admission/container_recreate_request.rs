@@ -177,8 +177,10 @@ fn check_pod<'a>(request: &Request, pod: Option<&'a Pod>) -> Result<&'a str, Str
     {
         return Err("another Pod has this name now: it is not the controller of the request".to_owned());
     }
-    // The creator may have seen the Pod that had this name before.
-    let intended = request.object["metadata"]["labels"][keys::CRR_POD_UID].as_str();
+    // The creator may have seen the Pod that had this name before. A copy of a stored request has that Pod's labels, too,
+    // but also its node: OpenKruise overwrites them.
+    let label = |key: &str| request.object["metadata"]["labels"][key].as_str();
+    let intended = label(keys::CRR_POD_UID).filter(|_| label(keys::CRR_NODE_NAME).is_none());
     if intended.is_some_and(|uid| Some(uid) != pod.metadata.uid.as_deref()) {
         return Err(format!(
             "another Pod has this name now: its UID is not that of the request's label {}; without the label, the \

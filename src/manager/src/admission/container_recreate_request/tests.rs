@@ -252,14 +252,15 @@ fn request_of_an_earlier_pod_is_refused() {
 /// The label names the Pod that its creator has seen, whatever controls the request.
 #[test]
 fn request_with_the_uid_of_an_earlier_pod_is_refused() {
-    let of_pod = |uid: &str| {
-        request_for(
-            json!({ "metadata": { "name": "r", "labels": { keys::CRR_POD_UID: uid } },
-            "spec": { "podName": "web", "containers": [{ "name": "log" }] } }),
-        )
+    let labelled = |labels: Value| {
+        request_for(json!({ "metadata": { "name": "r", "labels": labels },
+            "spec": { "podName": "web", "containers": [{ "name": "log" }] } }))
     };
-    allowed(&of_pod("u-1"), &pod(|_| ()));
-    let why = denied(&of_pod("u-0"), &pod(|_| ()));
+    allowed(&labelled(json!({ keys::CRR_POD_UID: "u-1" })), &pod(|_| ()));
+    // A copy of a stored request.
+    let copied = json!({ keys::CRR_POD_UID: "u-0", keys::CRR_NODE_NAME: "node" });
+    allowed(&labelled(copied), &pod(|_| ()));
+    let why = denied(&labelled(json!({ keys::CRR_POD_UID: "u-0" })), &pod(|_| ()));
     assert!(
         why.contains("spec.podName: Invalid value: \"web\": another Pod has this name now")
             && why.contains(keys::CRR_POD_UID),
