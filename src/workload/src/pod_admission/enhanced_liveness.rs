@@ -21,8 +21,8 @@ struct Entry<'a> {
 /// Moves the liveness probes of a new Pod (raw JSON) that asks for it into annotation
 /// [`keys::CONTAINER_PROBE_CONTEXT`]; a workload of ours must control the Pod. Returns whether the Pod changed.
 ///
-/// The webhook may be called again, for what other webhooks have added: unlike upstream, probes that are in the annotation
-/// stay there, if the Pod has the container. An annotation of another form is replaced.
+/// The webhook may be called again, for what other webhooks have added: unlike upstream, probes that are in the
+/// annotation stay there, if the Pod has the container. An annotation of another form is replaced.
 pub fn apply(pod: &mut Value) -> bool {
     let metadata = &pod["metadata"];
     if metadata["annotations"][keys::USING_ENHANCED_LIVENESS] != keys::TRUE
