@@ -13,7 +13,7 @@ const STARTUP_REASONS: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 /// Reason of kubelet for a container that keeps ending.
 const CRASH_LOOP_BACK_OFF: &str = "CrashLoopBackOff";
 /// Reason of kubelet for a container whose barrier is not lifted.
-const CONFIG_ERROR: &str = "CreateContainerConfigError";
+pub const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
 /// Why a Pod that has a node is not ready, if its status says so: a container, or a readiness gate.
 #[must_use]

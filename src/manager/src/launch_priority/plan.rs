@@ -63,7 +63,8 @@ pub struct LaunchPlan {
     pub requeue_after: Option<Duration>,
 }
 
-/// The next step, unless it was done recently. The result of an old step may have been undone.
+/// The next step, unless it was done recently. The result of an old step may have been undone, also after the last one:
+/// then the Pod keeps its record.
 #[must_use]
 pub fn plan_launch(pod: &PodView, lifted: Option<&LiftedBarrier>, now: Instant) -> LaunchPlan {
     let (lift, complete, again) = match next_step(pod) {
@@ -75,7 +76,8 @@ pub fn plan_launch(pod: &PodView, lifted: Option<&LiftedBarrier>, now: Instant) 
                 done.uid == pod.uid && done.priority <= priority && age < RESYNC_PERIOD
             };
             let lift = Some(priority).filter(|_| !lifted.is_some_and(is_current));
-            (lift, last, (!last).then_some(RESYNC_PERIOD))
+            let complete = last && !pod.launched;
+            (lift, complete, (!complete).then_some(RESYNC_PERIOD))
         }
     };
     LaunchPlan {
@@ -91,6 +93,7 @@ mod tests {
 
     use super::*;
     use crate::view::{ContainerView, RawPod};
+    use kruise_api::keys;
 
     fn pod(barriers: &[(&str, i64)], ready: &[&str]) -> PodView {
         let container = |name: &&str| ContainerView {
@@ -140,6 +143,44 @@ mod tests {
         assert_eq!(step("OnFailure", ended(0)), second);
         assert_eq!(step("OnFailure", ended(1)), first, "kubelet starts it again");
         assert_eq!(step("Always", ended(0)), first);
+    }
+
+    /// Kubelet reads the ConfigMap at each start of a container, and it may have been deleted.
+    #[test]
+    fn barriers_are_lifted_again_for_a_container_that_cannot_be_created() {
+        let container = |name: &str, priority: i64| {
+            let key = json!({ "configMapKeyRef": { "name": "p-barrier", "key": format!("p_{priority}") } });
+            json!({ "name": name, "env": [{ "name": "KRUISE_CONTAINER_BARRIER", "valueFrom": key }] })
+        };
+        let planned = |states: [Value; 2]| {
+            let [a, b] = states;
+            let statuses = json!([{ "name": "a", "state": a }, { "name": "b", "state": b }]);
+            let pod = json!({
+                "metadata": { "name": "p", "annotations": { keys::CONTAINER_LAUNCH_COMPLETED: "true" } },
+                "spec": { "containers": [container("a", 0), container("b", -1)] },
+                "status": { "phase": "Running", "containerStatuses": statuses } });
+            plan_launch(&PodView::from(&RawPod::from(pod)), None, Instant::now())
+        };
+        let waiting = |reason: &str| json!({ "waiting": { "reason": reason } });
+        let lift = |priority| LaunchPlan {
+            lift: Some(priority),
+            complete: false,
+            requeue_after: Some(RESYNC_PERIOD),
+        };
+        let idle = LaunchPlan {
+            lift: None,
+            complete: false,
+            requeue_after: None,
+        };
+        let running = || json!({ "running": {} });
+        let stuck = || waiting("CreateContainerConfigError");
+        assert_eq!(planned([running(), stuck()]), lift(-1));
+        assert_eq!(planned([stuck(), stuck()]), lift(0));
+        assert_eq!(planned([running(), waiting("CrashLoopBackOff")]), idle);
+        assert_eq!(
+            planned([running(), json!({ "terminated": { "exitCode": 1 } })]),
+            idle
+        );
     }
 
     #[test]

@@ -15,6 +15,7 @@ use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
 use kruise_api::restart_policy::RestartPolicy;
 use kruise_workload::in_place;
+use kruise_workload::not_ready_reason::CONFIG_ERROR;
 pub use kruise_workload::pod_admission::launch_priority::{barrier_config_map, barrier_key};
 
 /// What the manager caches of a Pod.
@@ -49,8 +50,10 @@ pub struct PodView {
     /// Statuses of its containers, including restartable init containers.
     pub containers: Vec<ContainerView>,
     /// Containers with a barrier of the Pod's own ConfigMap that have not ended for good, and their launch priorities;
-    /// empty once all may start.
+    /// once all may start, those that kubelet cannot create: their ConfigMap may have been deleted.
     pub barriers: Vec<(String, i64)>,
+    /// Whether all containers were allowed to start.
+    pub launched: bool,
     /// The Pod, if it runs to completion and has sidecars that are terminated after its other containers.
     pub job: Option<Box<JobPod>>,
     /// The workload of our API group that controls it.
@@ -144,6 +147,7 @@ impl From<&RawPod> for PodView {
             kruise_ready: kruise_ready.next(),
             containers: containers.map(container).collect(),
             barriers: barriers(json),
+            launched: is_launched(meta),
             job: JobPod::from_json(json).map(Box::new),
             liveness: of_our_group
                 .as_ref()
@@ -167,17 +171,24 @@ fn may_belong_to_clone_set(controller: Option<&Owner>) -> bool {
     controller.is_none_or(|owner| owner.kind == OwnerKind::CloneSet)
 }
 
+fn is_launched(meta: &Value) -> bool {
+    meta["annotations"][keys::CONTAINER_LAUNCH_COMPLETED] == keys::TRUE
+}
+
 fn barriers(pod: &Value) -> Vec<(String, i64)> {
     let meta = &pod["metadata"];
-    if meta["annotations"][keys::CONTAINER_LAUNCH_COMPLETED] == keys::TRUE {
-        return Vec::new();
-    }
+    let is_launched = is_launched(meta);
     let policy = RestartPolicy::parse(pod["spec"]["restartPolicy"].as_str()).unwrap_or(RestartPolicy::Always);
-    // It will not be ready again, and the others would wait for ever.
-    let has_ended = |container: &&Value| {
+    let may_wait = |container: &&Value| {
         let mut statuses = items(&pod["status"]["containerStatuses"]);
-        let status = statuses.find(|status| status["name"] == container["name"]);
-        status.is_some_and(|status| ended_for_good(container, policy, &status["state"]))
+        let state = statuses
+            .find(|status| status["name"] == container["name"])
+            .map(|status| &status["state"]);
+        if is_launched {
+            return state.is_some_and(|state| state["waiting"]["reason"] == CONFIG_ERROR);
+        }
+        // It will not be ready again, and the others would wait for ever.
+        state.is_none_or(|state| !ended_for_good(container, policy, state))
     };
     let behind_barrier = |container: &Value| {
         let map = barrier_config_map(meta["name"].as_str()?);
@@ -192,7 +203,7 @@ fn barriers(pod: &Value) -> Vec<(String, i64)> {
         Some((text(&container["name"]), priorities.last()?))
     };
     items(&pod["spec"]["containers"])
-        .filter(|container| !has_ended(container))
+        .filter(may_wait)
         .filter_map(behind_barrier)
         .collect()
 }
