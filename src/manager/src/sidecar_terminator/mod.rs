@@ -145,7 +145,7 @@ mod tests {
         let other_is_served = async { while !sent.recv().await.unwrap().contains("/namespaces/other/") {} };
         tokio::select! {
             () = run(ctx) => unreachable!("it runs until shutdown"),
-            served = tokio::time::timeout(Duration::from_secs(5), other_is_served) => served.unwrap(),
+            served = tokio::time::timeout(Duration::from_secs(60), other_is_served) => served.unwrap(),
         }
     }
 
