@@ -1,5 +1,7 @@
 //! Enhanced liveness probes: another program than kubelet runs them, so they move into an annotation.
 
+use std::collections::BTreeMap;
+
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -33,6 +35,12 @@ pub fn apply(pod: &mut Value) -> bool {
     let existing = metadata["annotations"][keys::CONTAINER_PROBE_CONTEXT].as_str();
     let existing = existing.unwrap_or_default().to_owned();
     let existing: Vec<Entry<'_>> = serde_json::from_str(&existing).unwrap_or_default();
+    // Each is used once: a Pod may have a thousand containers of one name at this point.
+    let mut existing: BTreeMap<String, &RawValue> = existing
+        .into_iter()
+        .rev()
+        .map(|entry| (entry.name, entry.liveness_probe))
+        .collect();
     let (mut probes, mut is_changed) = (Vec::new(), false);
     let containers = pod
         .get_mut("spec")
@@ -41,10 +49,9 @@ pub fn apply(pod: &mut Value) -> bool {
         let removed = container.remove("livenessProbe").filter(|probe| !probe.is_null());
         is_changed |= removed.is_some();
         let name = container.get("name");
-        let is_own = |entry: &&Entry<'_>| name.is_some_and(|name| *name == entry.name);
+        let moved_before = existing.remove(name.and_then(Value::as_str).unwrap_or_default());
         let removed = removed.map(|probe| to_ordered_json(&probe, &PROBE));
-        let moved_before = || Some(existing.iter().find(is_own)?.liveness_probe.get().to_owned());
-        let Some(probe) = removed.or_else(moved_before) else {
+        let Some(probe) = removed.or_else(|| Some(moved_before?.get().to_owned())) else {
             continue;
         };
         let name = to_sorted_json(name.unwrap_or(&json!("")));
@@ -121,6 +128,11 @@ mod tests {
                 format!("[{}]", sidecar.replace(":80", ":81")),
                 format!("[{sidecar}]"),
             ),
+            // The first one counts.
+            (
+                format!("[{app},{}]", app.replace(":80", ":81")),
+                format!("[{app},{sidecar}]"),
+            ),
             (format!("[{app}"), format!("[{sidecar}]")),
             (app.clone(), format!("[{sidecar}]")),
             (r#"["app"]"#.to_owned(), format!("[{sidecar}]")),
@@ -134,6 +146,26 @@ mod tests {
             assert!(apply(&mut pod));
             assert_eq!(annotation(&pod), then, "{there}");
         }
+    }
+
+    /// The API server refuses containers of one name only after the webhooks.
+    #[test]
+    fn entry_is_kept_for_one_container() {
+        let owner = json!([{ "apiVersion": "apps.kruise.io/v1beta1", "kind": "CloneSet", "name": "web", "uid": "w",
+            "controller": true }]);
+        let entry = r#"{"name":"b","livenessProbe":{"exec":{}}}"#;
+        let annotations = json!({ keys::USING_ENHANCED_LIVENESS: "true",
+            keys::CONTAINER_PROBE_CONTEXT: format!("[{entry}]") });
+        let mut pod = json!({
+            "metadata": { "annotations": annotations, "ownerReferences": owner },
+            "spec": { "containers": [{ "name": "a", "livenessProbe": {} }, { "name": "b" }, { "name": "b" }] },
+        });
+        assert!(apply(&mut pod));
+        let written = pod["metadata"]["annotations"][keys::CONTAINER_PROBE_CONTEXT].as_str();
+        assert_eq!(
+            written.unwrap(),
+            format!(r#"[{{"name":"a","livenessProbe":{{}}}},{entry}]"#)
+        );
     }
 
     #[test]
