@@ -291,10 +291,11 @@ impl NodeImageWriter {
             .into_iter()
             .filter_map(|image| Some((image.clone(), index.needed_secrets(image)?)));
         let needed_secrets = needed.collect();
-        let with_account = due_writes
+        // Also for jobs without an account: the account of a job that has ended would keep a plugin from them that needs
+        // none.
+        let images = due_writes
             .iter()
-            .filter(|write| write.job.spec.service_account_name.is_some());
-        let images = with_account.filter_map(|write| Some(&write.job.image.as_ref().ok()?.0));
+            .filter_map(|write| Some(&write.job.image.as_ref().ok()?.0));
         let images: BTreeSet<&String> = images.collect();
         let needed = images
             .into_iter()
@@ -516,7 +517,7 @@ struct NodeWrite {
     ended_jobs: BTreeSet<String>,
     /// By image, for those that a request brings pull secrets for.
     needed_secrets: BTreeMap<String, NeededSecrets>,
-    /// The same for those that a request brings a service account for.
+    /// Service accounts of the running jobs, by image, for those of all requests.
     needed_accounts: BTreeMap<String, NeededAccounts>,
     options: EntryOptions,
     /// The object as it was read for requests that did not change it, such as those that it has no room for: there may
