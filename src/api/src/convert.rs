@@ -15,6 +15,7 @@ use serde_json::{Map, Value, json};
 
 use super::container_recreate_request::ContainerRecreateRequestSyncContainerStatus;
 use super::json::set;
+use super::validation::labels::{MAX_ANNOTATIONS_BYTES, annotation_bytes};
 use super::{GROUP, Kind, V1ALPHA1, V1BETA1, keys};
 
 mod cloneset;
@@ -151,15 +152,18 @@ pub fn convert(mut object: Value, to: &str) -> Result<Value, Error> {
     Ok(object)
 }
 
-/// Bytes of all annotations of an object, keys and values; the API server's limit.
-const MAX_ANNOTATION_BYTES: usize = 256 << 10;
 /// Maps of metadata.
 const ANNOTATIONS: &str = "annotations";
 const LABELS: &str = "labels";
 
 /// The text of a label or annotation.
 fn metadata_entry<'a>(object: &'a Value, map: &str, key: &str) -> Option<&'a str> {
-    object["metadata"][map].get(key)?.as_str()
+    entry_text(object["metadata"][map].get(key)?)
+}
+
+/// No stored object has a longer text, and JSON in it may take a hundred times its length when it is parsed.
+fn entry_text(entry: &Value) -> Option<&str> {
+    entry.as_str().filter(|text| text.len() <= MAX_ANNOTATIONS_BYTES)
 }
 
 fn set_metadata_entry(object: &mut Value, map: &str, key: &str, value: String) {
@@ -174,7 +178,7 @@ fn remove_metadata_entry(object: &mut Value, map: &str, key: &str) -> Option<Str
     if taken.is_some() && entries.is_empty() {
         metadata.remove(map);
     }
-    taken?.as_str().map(str::to_owned)
+    entry_text(&taken?).map(str::to_owned)
 }
 
 fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
@@ -185,10 +189,8 @@ fn annotation<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
 /// not be read in that version, nor could any list that contains it.
 fn set_annotation(object: &mut Value, key: &str, value: String) {
     remove_annotation(object, key);
-    let existing = object["metadata"][ANNOTATIONS].as_object();
-    let size = |(key, value): (&String, &Value)| key.len() + value.as_str().map_or(0, str::len);
-    let existing_bytes: usize = existing.into_iter().flatten().map(size).sum();
-    if existing_bytes + key.len() + value.len() <= MAX_ANNOTATION_BYTES {
+    let existing_bytes = annotation_bytes(&object["metadata"][ANNOTATIONS]);
+    if existing_bytes + key.len() + value.len() <= MAX_ANNOTATIONS_BYTES {
         set_metadata_entry(object, ANNOTATIONS, key, value);
     }
 }

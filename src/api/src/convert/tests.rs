@@ -283,7 +283,7 @@ proptest! {
 /// An object that the API server would refuse could not be read in that version, nor could any list that contains it.
 #[test]
 fn annotations_beyond_the_size_limit_are_dropped() {
-    let full = "a".repeat(MAX_ANNOTATION_BYTES - 2);
+    let full = "a".repeat(MAX_ANNOTATIONS_BYTES - 2);
     let set = json!({ "kind": "CloneSet", "apiVersion": "apps.kruise.io/v1beta1",
         "metadata": { "name": "web", "annotations": { "k": full } },
         "spec": { "updateStrategy": { "rollingUpdate": { "inPlaceUpdateStrategy": { "imagePreDownloadParallelism": 1 } } } } });

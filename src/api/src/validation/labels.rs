@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use super::FieldErrors;
 use crate::names;
 
-/// Bytes of all annotations of an object, keys and values.
-const MAX_ANNOTATIONS_BYTES: usize = 256 << 10;
+/// Maximum of [`annotation_bytes`], in objects of all kinds.
+pub const MAX_ANNOTATIONS_BYTES: usize = 256 << 10;
 /// Longest name part of a key, and longest label value.
 const MAX_LABEL_LENGTH: usize = 63;
 
@@ -108,6 +108,15 @@ pub fn validate_labels(labels: &Value, field: &str, errors: &mut FieldErrors) {
     }
 }
 
+/// Bytes of a map of annotations, keys and values.
+#[must_use]
+pub fn annotation_bytes(annotations: &Value) -> usize {
+    let entries = annotations.as_object().into_iter().flatten();
+    entries
+        .map(|(key, value)| key.len() + value.as_str().map_or(0, str::len))
+        .sum()
+}
+
 /// Checks a map of annotations.
 pub fn validate_annotations(annotations: &Value, field: &str, errors: &mut FieldErrors) {
     let map = match annotations {
@@ -115,17 +124,15 @@ pub fn validate_annotations(annotations: &Value, field: &str, errors: &mut Field
         Value::Null => return,
         other => return errors.invalid(field, other, "must be an object"),
     };
-    let mut bytes = 0;
     for (key, value) in map {
         for why in qualified_name_errors(&key.to_lowercase()) {
             errors.invalid(field, &json!(key), why);
         }
-        match value.as_str() {
-            Some(text) => bytes += key.len() + text.len(),
-            None => errors.invalid(field, value, "must be a string"),
+        if !value.is_string() {
+            errors.invalid(field, value, "must be a string");
         }
     }
-    if bytes > MAX_ANNOTATIONS_BYTES {
+    if annotation_bytes(annotations) > MAX_ANNOTATIONS_BYTES {
         errors.too_long(field, MAX_ANNOTATIONS_BYTES);
     }
 }

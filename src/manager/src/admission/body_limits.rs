@@ -48,8 +48,8 @@ struct MemoryLimit {
     /// Bytes. One body may use the whole share of one client address.
     quota: Quota,
     estimate: fn(&[u8]) -> usize,
-    /// The answer to a body that takes more memory than one may, with the reason.
-    refuse: fn(&[u8], String) -> Response,
+    /// The answer to a body for this path that takes more memory than one may, with the reason.
+    refuse: fn(&str, &[u8], String) -> Response,
 }
 
 /// A quota with a share for each client address; clones refer to the same quota.
@@ -134,7 +134,7 @@ impl BodyLimit {
         max_body: usize,
         total: usize,
         weigh: fn(&[u8]) -> usize,
-        refuse: fn(&[u8], String) -> Response,
+        refuse: fn(&str, &[u8], String) -> Response,
     ) {
         let bytes = Quota::new(total, max_body);
         self.memory_limit = Some(MemoryLimit {
@@ -275,7 +275,9 @@ pub(super) async fn limit_body(State(limit): State<BodyLimit>, request: Request,
     if let Some(memory) = &limit.memory_limit {
         match memory.acquire(caller.network, &text, limit.acquire_timeout).await {
             Ok(more) => permits.extend(more),
-            Err((StatusCode::PAYLOAD_TOO_LARGE, why)) => refusal = Some((memory.refuse)(&text, why)),
+            Err((StatusCode::PAYLOAD_TOO_LARGE, why)) => {
+                refusal = Some((memory.refuse)(parts.uri.path(), &text, why));
+            }
             Err((code, why)) => return reject(code, why),
         }
     }
@@ -361,7 +363,8 @@ impl HttpBody for LimitedBody {
     }
 }
 
-fn reject(code: StatusCode, why: String) -> Response {
+/// An error instead of an answer to the review.
+pub(super) fn reject(code: StatusCode, why: String) -> Response {
     tracing::debug!(%code, why, "refused to read a review");
     // A review that found no room is one that an API server did not get answered.
     let result = if code == StatusCode::TOO_MANY_REQUESTS {
@@ -457,7 +460,7 @@ mod tests {
     async fn memory_has_its_own_limit() {
         let mut room = BodyLimit::new(100, 10);
         room.acquire_timeout = SHORT_TIMEOUT;
-        let refuse = |text: &[u8], why: String| {
+        let refuse = |_: &str, text: &[u8], why: String| {
             assert!(why.contains("takes 60 bytes of memory, 50 are the most"), "{why}");
             (StatusCode::IM_A_TEAPOT, text.to_owned()).into_response()
         };
@@ -533,7 +536,7 @@ mod tests {
         let room = |largest, memory| {
             let mut room = BodyLimit::new(100, largest);
             room.acquire_timeout = SHORT_TIMEOUT;
-            room.limit_memory(memory, 100, <[u8]>::len, |_, why| why.into_response());
+            room.limit_memory(memory, 100, <[u8]>::len, |_, _, why| why.into_response());
             room
         };
         for (room, whose) in [(room(4, 50), "reviews of this client"), (room(50, 4), "memory")] {

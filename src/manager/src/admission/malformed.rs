@@ -374,7 +374,13 @@ fn objects_that_take_much_memory_are_denied_and_converted() {
         conversion(&[&large], "v1alpha1"),
         conversion(&[&large, &deleted], "v1alpha1"),
     ]);
-    let answers = send_all(bodies);
+    // An error, so that the failure policies of the sets apply.
+    bodies.push((
+        keys::MUTATE_POD_PATH.into(),
+        reviews("cloneset", &large, "null").remove(0).1,
+    ));
+    let mut answers = send_all(bodies);
+    assert_eq!(answers.pop().unwrap().0, 413);
     for (status, answer) in &answers {
         assert_eq!((*status, answer.response.uid.as_str()), (200, "u"), "{answer:?}");
     }
@@ -519,7 +525,7 @@ fn with_little_memory() {
         let image = |name: &str, tags: &str| {
             format!(r#"{{"metadata":{{"name":"n"}},"spec":{{"images":{{"{name}":{{"tags":[{tags}]}}}}}}}}"#)
         };
-        let texts: [&dyn Fn() -> Vec<(String, String)>; 8] = [
+        let texts: [&dyn Fn() -> Vec<(String, String)>; 9] = [
             &|| vec![conversion(&[&repeated(r#"{"":0}"#, 2_000_000)], "v1alpha1")],
             &|| vec![conversion(&[&repeated(&deep, 42_000)], "v1alpha1")],
             &|| {
@@ -550,6 +556,12 @@ fn with_little_memory() {
                 .concat()
             },
             &|| reviews("sidecarset", &set_with_regex(&r"\pL".repeat(200_000)), "null"),
+            &|| {
+                let text = format!("[{}]", repeated(r#"{"":0}"#, 2_000_000));
+                let request = json!({ "apiVersion": "apps.kruise.io/v1alpha1", "kind": "ContainerRecreateRequest",
+                    "metadata": { "name": "n", "annotations": { keys::CRR_CONDITIONS: text } } });
+                vec![conversion(&[&request.to_string()], "v1beta1")]
+            },
         ];
         for text in texts {
             for (path, body) in text() {

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use kruise_api::validation::FieldErrors;
+use kruise_api::validation::labels::{MAX_ANNOTATIONS_BYTES, annotation_bytes};
 
 /// The part of an admission review that decisions use.
 #[derive(Clone, Debug)]
@@ -24,8 +25,8 @@ pub(super) struct Request {
 pub(super) struct Object(Value);
 
 impl Object {
-    /// Requires an object at the root and in `metadata`, and nothing but objects in `spec`, `status`, labels and
-    /// annotations.
+    /// Requires an object at the root and in `metadata`, nothing but objects in `spec`, `status`, labels and annotations,
+    /// and no more annotations than an object may have.
     ///
     /// # Errors
     /// A message with the field, its value and the expected type.
@@ -49,6 +50,13 @@ impl Object {
             .filter(|(_, part)| !part.is_null())
         {
             object(&field, part)?;
+        }
+        // The API server refuses it, too, but after the webhooks, and JSON in annotations may take a hundred times their
+        // length when it is parsed.
+        if annotation_bytes(&value["metadata"]["annotations"]) > MAX_ANNOTATIONS_BYTES {
+            let mut errors = FieldErrors::default();
+            errors.too_long("metadata.annotations", MAX_ANNOTATIONS_BYTES);
+            return Err(errors.into_messages().concat());
         }
         Ok(Self(value))
     }
@@ -134,6 +142,14 @@ mod tests {
                 assert_eq!(got, why(&format!("metadata.{field}")));
             }
         }
+        let annotations =
+            |length: usize| json!({ "metadata": { "annotations": { "a": "x".repeat(length) } } });
+        assert!(object(annotations(MAX_ANNOTATIONS_BYTES - 1)).is_ok());
+        let long = object(annotations(MAX_ANNOTATIONS_BYTES)).unwrap_err();
+        assert_eq!(
+            long,
+            "metadata.annotations: Too long: may not be more than 262144 bytes"
+        );
         let none = object(json!({ "metadata": null })).unwrap_err();
         assert_eq!(none, "metadata: Required value: must be an object");
     }

@@ -19,7 +19,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::task::yield_now;
 
-use super::body_limits::{BodyLimit, BodyPermits, ClientQuotas, limit_body};
+use super::body_limits::{BodyLimit, BodyPermits, ClientQuotas, limit_body, reject};
 use super::connections::Caller;
 use super::lookups::Lookups;
 use super::pod::PodInjectionLookup;
@@ -103,8 +103,12 @@ fn review_memory(text: &[u8]) -> usize {
 }
 
 /// The answer to a review that takes too much memory: after an error, webhooks that fail open would store the object
-/// unchecked. One that is being deleted is not kept from that.
-fn refuse_large_review(body: &[u8], why: String) -> Response {
+/// unchecked. One that is being deleted is not kept from that. For a Pod, it is an error: the sets decide whether it is
+/// created without sidecars.
+fn refuse_large_review(path: &str, body: &[u8], why: String) -> Response {
+    if path.starts_with(keys::MUTATE_POD_PATH) {
+        return reject(StatusCode::PAYLOAD_TOO_LARGE, why);
+    }
     let (review, is_deleted) = match reviews_json::parse_large(body) {
         Ok(read) => read,
         Err(why) => return reject_unreadable("other", false, why),
