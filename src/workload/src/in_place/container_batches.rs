@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use super::patch::readers_of_removed;
 use super::pod::Pod;
 use super::spec::Spec;
 use kruise_api::in_place::ContainerRefMetadata;
 
-/// The containers of `spec` to update now: all without a launch priority, all with the highest one, and all that read a
-/// label or annotation that one of them reads.
+/// The containers of `spec` to update now: all without a launch priority, all with the highest one, all that read a
+/// label or annotation which is removed, because that is done now, and all that read one that one of them reads.
 pub fn first_batch(pod: &Pod, spec: &Spec) -> BTreeSet<String> {
     let changed = |name: &str| {
         spec.container_images.contains_key(name)
@@ -16,9 +17,11 @@ pub fn first_batch(pod: &Pod, spec: &Spec) -> BTreeSet<String> {
     };
     let containers: Vec<_> = pod.containers.iter().filter(|c| changed(&c.name)).collect();
     let highest = containers.iter().filter_map(|c| c.priority).max();
+    let readers = readers_of_removed(pod, spec);
+    let loses_env = |name: &str| spec.update_env_from_metadata && readers.contains(name);
     let mut batch: BTreeSet<String> = containers
         .iter()
-        .filter(|c| c.priority.is_none() || c.priority == highest)
+        .filter(|c| c.priority.is_none() || c.priority == highest || loses_env(&c.name))
         .map(|c| c.name.clone())
         .collect();
     loop {

@@ -61,6 +61,13 @@ pub(super) fn disrupts(pod: &Pod, spec: &Spec, template: Template<'_>) -> bool {
 /// Names of the containers that read a label or annotation which the update changes or removes.
 #[must_use]
 pub fn env_readers<'a>(pod: &'a Pod, spec: &'a Spec) -> BTreeSet<&'a str> {
+    let mut readers = readers_of_removed(pod, spec);
+    readers.extend(spec.container_ref_metadata.keys().map(String::as_str));
+    readers
+}
+
+/// The same for those that it removes.
+pub(super) fn readers_of_removed<'a>(pod: &'a Pod, spec: &Spec) -> BTreeSet<&'a str> {
     let patch = decode_patch(spec.meta_data_patch.as_deref().unwrap_or_default());
     let is_removed = |part: &str, key: &str| patch["metadata"][part].get(key).is_some_and(Value::is_null);
     let reads_removed = |container: &&Container| {
@@ -70,9 +77,7 @@ pub fn env_readers<'a>(pod: &'a Pod, spec: &'a Spec) -> BTreeSet<&'a str> {
         })
     };
     let readers = pod.containers.iter().filter(reads_removed);
-    let readers = readers.map(|container| container.name.as_str());
-    let changed = spec.container_ref_metadata.keys();
-    readers.chain(changed.map(String::as_str)).collect()
+    readers.map(|container| container.name.as_str()).collect()
 }
 
 /// Begins an update: takes the Pod out of its Services if needed, then changes it or writes what it waits for. If the

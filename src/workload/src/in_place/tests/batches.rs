@@ -139,6 +139,30 @@ fn containers_reading_one_label_share_a_batch() {
     assert_eq!(pod["metadata"]["annotations"]["k3"], "2");
 }
 
+/// It is removed with the first batch, and its readers restart then: a later image would restart them again.
+#[test]
+fn containers_reading_a_removed_annotation_are_in_the_first_batch() {
+    for (env_is_updated, app) in [(true, "app:2"), (false, "app:1")] {
+        let mut pod = pod(&["app", "proxy", "log"]);
+        for (at, priority) in [(0, 1), (1, 5), (2, 1)] {
+            with_priority(&mut pod, at, priority);
+        }
+        pod["metadata"]["annotations"]["level"] = json!("info");
+        let read = json!({ "fieldRef": { "fieldPath": "metadata.annotations['level']" } });
+        let env = pod["spec"]["containers"][0]["env"].as_array_mut().unwrap();
+        env.push(json!({ "name": "LEVEL", "valueFrom": read }));
+        let mut spec = images(&[("app", "app:2"), ("proxy", "proxy:2"), ("log", "log:2")]);
+        spec.update_env_from_metadata = env_is_updated;
+        spec.meta_data_patch = Some(in_base64(
+            &json!({ "metadata": { "annotations": { "level": null } } }),
+        ));
+        start(&mut pod, &spec);
+        assert!(pod["metadata"]["annotations"].get("level").is_none());
+        let images = [image(&pod, 0), image(&pod, 1), image(&pod, 2)];
+        assert_eq!(images, [app, "proxy:2", "log:1"]);
+    }
+}
+
 #[test]
 fn change_waits_for_grace_period() {
     let mut pod = pod(&["main"]);
