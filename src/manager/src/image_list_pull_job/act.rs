@@ -97,8 +97,8 @@ pub async fn delete_jobs(shared: &ControllerState, observed: &Observed, plan: &P
         match write::delete(&jobs, name, uid).await {
             Ok(()) => deleted += 1,
             Err(error) if error.not_found() || error.conflict() => {}
-            // A policy may protect one of them.
-            Err(error) if !error.retryable() => {
+            // A policy may protect one of them; a webhook chooses the code of its denial.
+            Err(error) if !error.retryable() || error.denied() => {
                 result = Err(error);
                 continue;
             }
@@ -132,7 +132,7 @@ pub async fn create_jobs(
         }
         match create_job(shared, observed, job).await {
             Ok(is_new) => created += usize::from(is_new),
-            Err(error) if error.retryable() => {
+            Err(error) if error.retryable() && !error.denied() => {
                 result = Err(error);
                 break;
             }
@@ -226,23 +226,22 @@ mod tests {
     use std::sync::Mutex;
 
     use kube::client::Body;
-    use serde_json::json;
+    use serde_json::{Value, json};
+    use tokio::sync::mpsc;
 
     use super::*;
     use crate::Context;
 
-    /// A webhook that times out, and is ignored, makes each write slow.
-    #[tokio::test(start_paused = true)]
-    async fn slow_writes_continue_in_the_next_reconcile() {
-        let service = tower::service_fn(|request: http::Request<Body>| async {
-            tokio::time::sleep(Duration::from_secs(9)).await;
-            http::Response::builder().body(request.into_body())
-        });
-        let shared = ControllerState {
-            manager: Context::for_test(kube::Client::new(service, "default")),
+    fn controller_state(client: kube::Client) -> ControllerState {
+        ControllerState {
+            manager: Context::for_test(client),
             index: Mutex::default(),
             states: Mutex::default(),
-        };
+        }
+    }
+
+    /// A list, with so many ImagePullJobs to create and as many to delete.
+    fn planned(count: usize) -> (Observed, Plan) {
         let metadata = |name: &str| json!({ "namespace": "n", "name": name, "uid": name });
         let list = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImageListPullJob",
             "metadata": metadata("list"), "spec": { "images": [], "completionPolicy": {} } });
@@ -251,18 +250,29 @@ mod tests {
             jobs: Vec::new(),
             terminating: Default::default(),
         };
-        let jobs = (0..MAX_WRITES).map(|n| {
+        let jobs = (0..count).map(|n| {
+            let spec = json!({ "image": format!("i-{n}"), "completionPolicy": {} });
             let job = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "ImagePullJob",
-                "metadata": metadata(&format!("job-{n}")), "spec": { "image": "i", "completionPolicy": {} } });
+                "metadata": metadata(&format!("job-{n}")), "spec": spec });
             serde_json::from_value(job).unwrap()
         });
         let plan = Plan {
             create: jobs.collect(),
-            delete: (0..MAX_WRITES)
-                .map(|n| (format!("old-{n}"), "u".to_owned()))
-                .collect(),
+            delete: (0..count).map(|n| (format!("old-{n}"), "u".to_owned())).collect(),
             ..Plan::default()
         };
+        (observed, plan)
+    }
+
+    /// A webhook that times out, and is ignored, makes each write slow.
+    #[tokio::test(start_paused = true)]
+    async fn slow_writes_continue_in_the_next_reconcile() {
+        let service = tower::service_fn(|request: http::Request<Body>| async {
+            tokio::time::sleep(Duration::from_secs(9)).await;
+            http::Response::builder().body(request.into_body())
+        });
+        let shared = controller_state(kube::Client::new(service, "default"));
+        let (observed, plan) = planned(MAX_WRITES);
         let start = tokio::time::Instant::now();
         assert!(
             delete_jobs(&shared, &observed, &plan).await.unwrap(),
@@ -272,5 +282,39 @@ mod tests {
         assert!(create_jobs(&shared, &observed, &plan, &mut state).await.unwrap());
         assert_eq!(start.elapsed().as_secs(), 2 * 4 * 9);
         assert!(state.refused.is_empty());
+    }
+
+    #[tokio::test]
+    async fn denial_of_one_job_stops_no_other() {
+        let (accepted_tx, mut accepted) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let accepted_tx = accepted_tx.clone();
+            async move {
+                let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
+                let body = request.into_body().collect_bytes().await.unwrap_or_default();
+                let sent: Value = serde_json::from_slice(&body).unwrap_or_default();
+                let is_denied = path.ends_with("/old-0") || sent["metadata"]["name"] == "job-0";
+                if !is_denied && path.contains("/imagepulljobs") {
+                    let _ = accepted_tx.send(method);
+                }
+                let denial = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 503,
+                    "reason": "ServiceUnavailable", "message": "admission webhook \"w\" denied the request: no" });
+                let (code, answer) = if is_denied {
+                    (503, Body::from(denial.to_string().into_bytes()))
+                } else {
+                    (200, Body::from(body))
+                };
+                http::Response::builder().status(code).body(answer)
+            }
+        });
+        let shared = controller_state(kube::Client::new(service, "default"));
+        let (observed, plan) = planned(2);
+        assert!(delete_jobs(&shared, &observed, &plan).await.is_err());
+        let mut state = ListState::default();
+        assert!(create_jobs(&shared, &observed, &plan, &mut state).await.unwrap());
+        let accepted: Vec<String> = std::iter::from_fn(|| accepted.try_recv().ok()).collect();
+        assert_eq!(accepted, ["DELETE", "POST"]);
+        let refused: Vec<&str> = state.refused.keys().map(String::as_str).collect();
+        assert_eq!(refused, ["i-0"]);
     }
 }
