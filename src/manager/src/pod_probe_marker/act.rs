@@ -248,10 +248,15 @@ async fn write_change(api: &Api<Pod>, key: &Key, uid: &str, change: &PodChange) 
     both(conditions, write_metadata(api, key, uid, change).await)
 }
 
+/// Whether a write may succeed later without any change; a webhook chooses the code of its denial.
+fn may_pass(error: &Error) -> bool {
+    error.retryable() && !error.denied()
+}
+
 /// The result of two writes. If both fail, an error that may pass comes first: the writes are tried again for it.
 fn both(first: Result<(), Error>, second: Result<(), Error>) -> Result<(), Error> {
     match (first, second) {
-        (Err(first), Err(second)) if !first.retryable() => Err(second),
+        (Err(first), Err(second)) if !may_pass(&first) => Err(second),
         (first, second) => first.and(second),
     }
 }
@@ -418,7 +423,7 @@ async fn remove_all_marks(
         }
         match remove_marks(shared, &pod_key, &pod, marker).await {
             // Another policy of the cluster may protect a Pod; its marks stay.
-            Err(error) if !error.retryable() && !error.conflict() => {
+            Err(error) if !may_pass(&error) => {
                 tracing::warn!(pod = %pod_key, marker = %key, %error, "the marks of a deleted PodProbeMarker stay");
             }
             result => result?,
@@ -511,7 +516,7 @@ mod tests {
     type Sent = (String, String, Value);
 
     /// A namespace with a Pod and a PodProbeMarker whose probe marks it so, and has succeeded. The API server refuses to
-    /// change labels and conditions. The last is what is to be reconciled.
+    /// change labels and conditions, and a webhook label `protected`. The last is what is to be reconciled.
     async fn cluster(
         marking: &Value,
         deleted: Option<&str>,
@@ -522,7 +527,7 @@ mod tests {
         mpsc::UnboundedReceiver<Work>,
     ) {
         let pod = json!({
-            "metadata": { "name": "p", "namespace": "n", "uid": "u", "labels": { "app": "a" } },
+            "metadata": { "name": "p", "namespace": "n", "uid": "u", "labels": { "app": "a", "protected": "1" } },
             "spec": { "nodeName": "node", "containers": [{ "name": "c" }] },
             "status": { "phase": "Running", "podIP": "10.0.0.1",
                 "conditions": [{ "type": "Initialized", "status": "True" }] },
@@ -547,10 +552,20 @@ mod tests {
                 let body: Value = serde_json::from_slice(&body).unwrap_or_default();
                 let is_refused =
                     body["metadata"]["labels"].is_object() || body["status"]["conditions"].is_array();
+                let is_denied = body["metadata"]["labels"].get("protected").is_some();
                 let _ = sent_tx.send((method, path, body));
-                let refusal = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 422,
-                    "reason": "Invalid", "message": "the Pod stays as it is" });
-                let (code, answer) = if is_refused { (422, refusal) } else { (200, pod) };
+                let refusal = |code: u16, message: &str| {
+                    let status = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
+                        "reason": "Some", "message": message });
+                    (code, status)
+                };
+                let (code, answer) = if is_denied {
+                    refusal(503, "admission webhook \"w\" denied the request: no")
+                } else if is_refused {
+                    refusal(422, "the Pod stays as it is")
+                } else {
+                    (200, pod)
+                };
                 let answer = Body::from(answer.to_string().into_bytes());
                 http::Response::builder().status(code).body(answer)
             }
@@ -668,16 +683,19 @@ mod tests {
 
     #[test]
     fn error_that_may_pass_comes_first() {
-        let error = |code: u16| {
-            let status = kube::core::Status::failure("no", "Some").with_code(code);
+        let failure = |code: u16, message: &str| {
+            let status = kube::core::Status::failure(message, "Some").with_code(code);
             Err(Error::Api(Box::new(status)))
         };
+        let error = |code: u16| failure(code, "no");
+        let denial = || failure(503, "admission webhook \"w\" denied the request: no");
         let code = |result: Result<(), Error>| match result {
             Err(Error::Api(status)) => Some(status.code),
             _ => None,
         };
         assert_eq!(code(both(error(422), error(503))), Some(503));
         assert_eq!(code(both(error(503), error(422))), Some(503));
+        assert_eq!(code(both(denial(), error(500))), Some(500));
         assert_eq!(code(both(error(422), Ok(()))), Some(422));
         assert_eq!(code(both(Ok(()), error(422))), Some(422));
         assert_eq!(code(both(Ok(()), Ok(()))), None);
@@ -742,5 +760,20 @@ mod tests {
             .collect();
         assert!(paths.last().unwrap().ends_with("/podprobemarkers/m"), "{paths:?}");
         assert_eq!(work.try_recv(), Ok(Work::Pod(key)), "others may mark it");
+    }
+
+    /// As after another refusal: a webhook that is never changed would keep the PodProbeMarker for ever.
+    #[tokio::test]
+    async fn finalizer_is_removed_although_a_webhook_denies_the_removal_of_marks() {
+        let marking = json!({ "markerPolicy": [{ "state": "Succeeded", "labels": { "protected": "1" } }] });
+        let (shared, _, mut sent, _work) = cluster(&marking, Some("2026-01-01T00:00:00Z")).await;
+        let marker = Key::namespaced("n", "m");
+        assert_eq!(sync_marker(&shared, &marker).await.unwrap(), None);
+        let patched: Vec<String> = std::iter::from_fn(|| sent.try_recv().ok())
+            .filter_map(|(method, path, _)| (method == "PATCH").then_some(path))
+            .collect();
+        let pod = "/api/v1/namespaces/n/pods/p";
+        let marker = "/apis/apps.kruise.io/v1alpha1/namespaces/n/podprobemarkers/m";
+        assert_eq!(patched, [pod, marker]);
     }
 }
