@@ -222,8 +222,8 @@ async fn write_pod(
                 ctx.fetch_pod(key).await?;
                 return Ok(Outcome::Changed);
             }
-            // The update does not need it.
-            Err(error) if error.rejected() => condition_refused = Some(error),
+            // The update does not need it. A webhook chooses the code of its denial.
+            Err(error) if error.rejected() || error.denied() => condition_refused = Some(error),
             Err(error) => return Err(error),
         }
     }
@@ -299,7 +299,16 @@ fn publish_flip(ctx: &SetContext<'_>, key: &Key, pod: &Pod, error: Option<&Error
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::sync::Mutex;
+
+    use kube::client::Body;
+    use tokio::sync::mpsc;
+
     use super::*;
+    use crate::Context;
+    use crate::sidecarset::ControllerState;
+    use crate::sidecarset::observe::Index;
+    use crate::sidecarset::policies::Injections;
 
     #[test]
     fn no_write_starts_late_or_for_an_older_version_of_the_set() {
@@ -351,6 +360,53 @@ mod tests {
         ] {
             assert_eq!(retry_of_pod(&error), retry, "{error}");
         }
+    }
+
+    #[tokio::test]
+    async fn sidecars_are_updated_although_a_webhook_denies_the_condition() {
+        let pod = json!({ "apiVersion": "v1", "kind": "Pod",
+            "metadata": { "name": "p", "namespace": "n", "uid": "u", "resourceVersion": "1" } });
+        let observed = (Key::namespaced("n", "p"), Arc::new(Pod::from_json(&pod)));
+        let (sent_tx, mut sent) = mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<Body>| {
+            let path = request.uri().path().to_owned();
+            let denial = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 503,
+                "reason": "ServiceUnavailable", "message": r#"admission webhook "w" denied the request: no"# });
+            let (code, answer) = if path.ends_with("/status") {
+                (503, &denial)
+            } else {
+                (200, &pod)
+            };
+            let answer = Body::from(answer.to_string().into_bytes());
+            let _ = sent_tx.send(path);
+            std::future::ready(http::Response::builder().status(code).body(answer))
+        });
+        let shared = ControllerState {
+            manager: Context::for_test(kube::Client::new(service, "default")),
+            namespace: "kruise-system".to_owned(),
+            index: Mutex::new(Index::new("kruise-system")),
+            states: Mutex::default(),
+            injections: Injections::default(),
+        };
+        let set = json!({ "apiVersion": "apps.kruise.io/v1beta1", "kind": "SidecarSet",
+            "metadata": { "name": "log", "uid": "u" }, "spec": { "selector": { "matchLabels": { "app": "web" } } } });
+        let set: SidecarSet = serde_json::from_value(set).unwrap();
+        let ctx = SetContext {
+            shared: &shared,
+            set: &set,
+            name: "log",
+            uid: "u",
+        };
+        let changes = PodChanges {
+            images: BTreeMap::from([("log".to_owned(), "log:2".to_owned())]),
+            ..PodChanges::default()
+        };
+        let condition = json!({ "type": "SidecarSetUpgradable", "status": "True" });
+        let written = write_pod(&ctx, &observed, Some(&changes), Some(&condition), false).await;
+        assert!(written.is_err_and(|error| error.denied()));
+        let paths: Vec<String> = std::iter::from_fn(|| sent.try_recv().ok()).collect();
+        let pod = "/api/v1/namespaces/n/pods/p";
+        assert_eq!(paths, [format!("{pod}/status"), pod.to_owned()]);
     }
 
     #[test]
