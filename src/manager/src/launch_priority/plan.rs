@@ -23,7 +23,8 @@ pub enum LaunchStep {
     Complete,
 }
 
-/// The next step: of the containers that are not ready, those of the highest priority may start.
+/// The next step: of the containers that are not ready, those of the highest priority may start. After the launch all
+/// may: one of a higher priority may lack something else, such as a Secret.
 #[must_use]
 pub fn next_step(pod: &PodView) -> LaunchStep {
     if !pod.active() || pod.barriers.is_empty() {
@@ -32,12 +33,14 @@ pub fn next_step(pod: &PodView) -> LaunchStep {
     let ready = |name: &str| pod.containers.iter().any(|c| c.name == name && c.ready);
     let waiting = pod.barriers.iter().filter(|(name, _)| !ready(name));
     let waiting = waiting.map(|(_, priority)| *priority);
-    match (waiting.clone().max(), waiting.min()) {
-        (Some(priority), lowest) => LaunchStep::Lift {
+    let (highest, lowest) = (waiting.clone().max(), waiting.min());
+    let next = if pod.launched { lowest } else { highest };
+    match next {
+        Some(priority) => LaunchStep::Lift {
             priority,
             last: lowest == Some(priority),
         },
-        _ => LaunchStep::Complete,
+        None => LaunchStep::Complete,
     }
 }
 
@@ -175,7 +178,8 @@ mod tests {
         let running = || json!({ "running": {} });
         let stuck = || waiting("CreateContainerConfigError");
         assert_eq!(planned([running(), stuck()]), lift(-1));
-        assert_eq!(planned([stuck(), stuck()]), lift(0));
+        // The first one may lack something else.
+        assert_eq!(planned([stuck(), stuck()]), lift(-1));
         assert_eq!(planned([running(), waiting("CrashLoopBackOff")]), idle);
         assert_eq!(
             planned([running(), json!({ "terminated": { "exitCode": 1 } })]),
