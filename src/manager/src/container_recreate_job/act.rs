@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use kube::api::ListParams;
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
@@ -344,8 +343,7 @@ pub async fn create_requests(
                     }
                     tracing::debug!(job = %key, %error, "cannot create a request");
                     is_refused = true;
-                    let now = shared.manager.cluster.clock.now();
-                    let refusal = refusal(&error, now);
+                    let refusal = refusal(&error);
                     state.memory.all_refused = None;
                     if error.refuses_all() {
                         all_refused = Some(refusal.clone());
@@ -367,7 +365,7 @@ pub async fn create_requests(
     is_refused
 }
 
-fn refusal(error: &Error, now: Timestamp) -> Refusal {
+fn refusal(error: &Error) -> Refusal {
     let pause = if error.retryable() {
         FAILED_RETRY
     } else {
@@ -376,7 +374,7 @@ fn refusal(error: &Error, now: Timestamp) -> Refusal {
     let requested = error.retry_after().unwrap_or_default();
     Refusal {
         message: error.to_string(),
-        retry_at: now.saturating_add(pause.max(requested)).unwrap_or(Timestamp::MAX),
+        retry_at: Instant::now() + pause.max(requested),
     }
 }
 
@@ -441,7 +439,7 @@ mod tests {
     use kruise_api::keys;
 
     /// What is remembered after 40 creations that get this answer, and their number.
-    async fn refused(answer: Value) -> (JobState, usize, Timestamp) {
+    async fn refused(answer: Value) -> (JobState, usize, Instant) {
         let count = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&count);
         let service = tower::service_fn(move |_: http::Request<Body>| {
@@ -471,7 +469,7 @@ mod tests {
             create: (0..40).map(request).collect(),
             ..Plan::default()
         };
-        let (mut state, now) = (JobState::default(), shared.manager.cluster.clock.now());
+        let (mut state, now) = (JobState::default(), Instant::now());
         let key = Key::namespaced("n", "j");
         assert!(create_requests(&shared, &key, &cached, &plan, &mut state).await);
         (state, count.load(Ordering::Relaxed), now)
@@ -502,7 +500,7 @@ mod tests {
             assert_eq!(state.memory.refused.len(), CONCURRENT_CREATIONS);
             let refusal = state.memory.all_refused.unwrap();
             assert!(refusal.message.contains(message), "{refusal:?}");
-            let pause = refusal.retry_at.duration_since(now).as_secs();
+            let pause = refusal.retry_at.saturating_duration_since(now).as_secs();
             assert!((seconds..seconds + 5).contains(&pause), "{message}: {pause}");
         }
         let denied = "admission webhook \"w\" denied the request: not this Pod";

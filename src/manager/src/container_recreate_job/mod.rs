@@ -179,7 +179,7 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
     let owners = state.workload.as_ref().map(|workload| workload.owners.clone());
     let owners = owners.unwrap_or_default();
     pods.retain(|(_, pod)| cached.selectors.is_owned(&owners, pod));
-    let now = shared.manager.cluster.clock.now();
+    let (now, instant) = (shared.manager.cluster.clock.now(), Instant::now());
     // They may have changed while the workload was read.
     for (name, pod) in &mut pods {
         if let Some(newer) = stores.pods.get(&key.with_name(name)) {
@@ -199,7 +199,7 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
         let mut planning = shared.manager.restarts.plan();
         let (by_others, end) = restarted_by_others(&shared, &key, job, &mut planning);
         observed.restarted_by_others = by_others;
-        let plan = plan(&observed, &state.memory, now);
+        let plan = plan(&observed, &state.memory, now, instant);
         for request in &plan.create {
             let name = request.metadata.name.as_deref().unwrap_or_default();
             let pod = pod_uid(request).unwrap_or_default();
@@ -232,7 +232,7 @@ async fn reconcile(shared: Arc<ControllerState>, key: Key) -> Result<RequeueAfte
         }
         let may_end = observed.target != Target::Terminating && observed.unseen.is_empty();
         state.looked_at = (!may_end).then(Instant::now);
-        plan = plan::plan(&observed, &state.memory, now);
+        plan = plan::plan(&observed, &state.memory, now, instant);
         state.memory = plan.memory.clone();
     }
     // Neither stops the other.

@@ -6,6 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
@@ -113,8 +114,8 @@ pub enum Outcome {
 pub struct Refusal {
     /// As the API server says it.
     pub message: String,
-    /// When they are tried again.
-    pub retry_at: Timestamp,
+    /// When they are tried again. The API server's clock may be set back meanwhile.
+    pub retry_at: Instant,
 }
 
 /// What to do.
@@ -221,9 +222,10 @@ pub fn deadline(job: &ContainerRecreateJob, now: Timestamp) -> Option<Timestamp>
 
 /// Plans one reconcile.
 ///
-/// A job that has ended, or is being deleted, creates nothing more, whatever changes.
+/// A job that has ended, or is being deleted, creates nothing more, whatever changes. `now` is the API server's time at
+/// `instant`.
 #[must_use]
-pub fn plan(observed: &Observed, memory: &Memory, now: Timestamp) -> Plan {
+pub fn plan(observed: &Observed, memory: &Memory, now: Timestamp, instant: Instant) -> Plan {
     let job = &*observed.job;
     if job.metadata.deletion_timestamp.is_some() {
         return Plan::default();
@@ -239,7 +241,7 @@ pub fn plan(observed: &Observed, memory: &Memory, now: Timestamp) -> Plan {
         };
     }
     let started = started(job, now);
-    let situation = Situation::of(observed, memory, now);
+    let situation = Situation::of(observed, memory, now, instant);
     let budget = situation.budget();
     let chosen = situation.choose(&budget);
     let condition = situation.condition(&chosen, &budget);
@@ -535,6 +537,7 @@ struct Situation<'a> {
     remaining: Vec<(&'a String, &'a PodView)>,
     deadline: Option<Timestamp>,
     now: Timestamp,
+    instant: Instant,
 }
 
 /// How many Pods may become unavailable.
@@ -555,7 +558,7 @@ impl Budget<'_> {
 }
 
 impl<'a> Situation<'a> {
-    fn of(observed: &'a Observed, memory: &'a Memory, now: Timestamp) -> Self {
+    fn of(observed: &'a Observed, memory: &'a Memory, now: Timestamp, instant: Instant) -> Self {
         let progress = Progress::of(observed, memory, now);
         Self {
             observed,
@@ -564,6 +567,7 @@ impl<'a> Situation<'a> {
             memory,
             progress,
             now,
+            instant,
         }
     }
 
@@ -694,11 +698,13 @@ impl<'a> Situation<'a> {
     fn next_retry(&self) -> Option<Timestamp> {
         let refusals = self.memory.refused.values().chain(&self.memory.all_refused);
         let retries = refusals.map(|refusal| refusal.retry_at);
-        retries.filter(|at| self.now < *at).min()
+        let next = retries.filter(|at| self.instant < *at).min()?;
+        let left = next.saturating_duration_since(self.instant);
+        Some(self.now.saturating_add(left).unwrap_or(Timestamp::MAX))
     }
 
     fn may_try(&self, refusal: Option<&Refusal>) -> bool {
-        refusal.is_none_or(|refusal| self.now >= refusal.retry_at)
+        refusal.is_none_or(|refusal| self.instant >= refusal.retry_at)
     }
 
     /// Number of Pods that are not tried now.
@@ -844,7 +850,7 @@ impl<'a> Situation<'a> {
 
     /// Why requests cannot be created; if they are tried again, why they could not before, until they can.
     fn refusal(&self, is_retrying: bool) -> Option<String> {
-        let is_current = |refusal: &&Refusal| is_retrying || self.now < refusal.retry_at;
+        let is_current = |refusal: &&Refusal| is_retrying || self.instant < refusal.retry_at;
         if let Some(refusal) = self.all_refused().filter(is_current) {
             let why = truncate(&refusal.message, MAX_REASON_CHARS);
             return Some(format!("requests cannot be created; {why}"));

@@ -1,5 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::time::Duration;
+
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -68,6 +70,7 @@ struct World {
     /// UIDs of Pods that another job is restarting.
     others: BTreeSet<String>,
     now: i64,
+    start: Instant,
     /// How many requests each Pod has had, by UID.
     created: BTreeMap<String, usize>,
     /// UIDs of Pods that were ready after their restart.
@@ -91,6 +94,7 @@ impl World {
             target: Target::Known,
             others: BTreeSet::new(),
             now: 10,
+            start: Instant::now(),
             created: BTreeMap::new(),
             ready_after: BTreeSet::new(),
         }
@@ -113,7 +117,17 @@ impl World {
     }
 
     fn plan(&self) -> Plan {
-        plan(&self.observed(), &self.memory, at(self.now))
+        plan(
+            &self.observed(),
+            &self.memory,
+            at(self.now),
+            self.instant(self.now),
+        )
+    }
+
+    /// The instant at which the API server's clock shows this second, unless it is set.
+    fn instant(&self, second: i64) -> Instant {
+        self.start + Duration::from_secs(second.try_into().unwrap())
     }
 
     /// UIDs and names of the Pods whose requests would be created.
@@ -399,7 +413,8 @@ fn job_does_not_complete_before_the_watch_has_shown_its_pods() {
     let world = World::new(0, json!({}));
     let mut observed = world.observed();
     let condition = |observed: &Observed| {
-        let status = plan(observed, &world.memory, at(world.now)).status.unwrap();
+        let plan = plan(observed, &world.memory, at(world.now), world.start);
+        let status = plan.status.unwrap();
         (
             status.completion_time.is_some(),
             status.conditions[0].reason.clone(),
@@ -654,7 +669,7 @@ fn refused_request_is_reported_and_stops_no_other() {
     let mut world = World::new(2, json!({}));
     let refusal = Refusal {
         message: "denied".to_owned(),
-        retry_at: at(world.now + 30),
+        retry_at: world.instant(world.now + 30),
     };
     world.memory.refused = BTreeMap::from([("u1".to_owned(), refusal)]);
     assert_eq!(world.reconcile(), ["web-0"]);
@@ -670,7 +685,7 @@ fn refusal_of_all_stops_all_requests_until_it_is_tried_again() {
     let mut world = World::new(3, json!({ "maxUnavailable": 2 }));
     world.memory.all_refused = Some(Refusal {
         message: "exceeded quota".to_owned(),
-        retry_at: at(world.now + 30),
+        retry_at: world.instant(world.now + 30),
     });
     assert_eq!(world.reconcile(), Vec::<String>::new());
     world.assert_condition("Waiting", "RequestRefused");
@@ -682,6 +697,23 @@ fn refusal_of_all_stops_all_requests_until_it_is_tried_again() {
     world.reconcile();
     world.retry_and_create("web-2");
     assert_eq!(world.memory.all_refused, None);
+}
+
+#[test]
+fn refusal_ends_although_the_clock_is_set_back() {
+    let mut world = World::new(1, json!({}));
+    world.memory.all_refused = Some(Refusal {
+        message: "exceeded quota".to_owned(),
+        retry_at: world.instant(world.now + 30),
+    });
+    let (observed, back) = (world.observed(), at(world.now - 7200));
+    let plan_after = |seconds: i64| plan(&observed, &world.memory, back, world.instant(world.now + seconds));
+    let waiting = plan_after(10);
+    assert_eq!(
+        (waiting.create, waiting.requeue_at),
+        (vec![], Some(add_seconds(back, 20)))
+    );
+    assert_eq!(plan_after(30).create.len(), 1);
 }
 
 #[test]
@@ -698,7 +730,7 @@ fn refused_pods_take_turns_and_many_stop_the_job() {
             );
             let refusal = Refusal {
                 message: "denied".to_owned(),
-                retry_at: at(world.now + 30),
+                retry_at: world.instant(world.now + 30),
             };
             world.memory.refused.insert(uid.clone(), refusal);
         }
