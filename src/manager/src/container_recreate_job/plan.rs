@@ -418,7 +418,8 @@ impl Progress {
         now: Timestamp,
     ) -> bool {
         let known = memory.not_ready_since.get(uid);
-        let since = known.copied().flatten().unwrap_or(now);
+        // The API server's clock may have been set back meanwhile.
+        let since = known.copied().flatten().map_or(now, |since| since.min(now));
         self.not_ready_since.insert(uid.to_owned(), Some(since));
         let deadline = since.saturating_add(limit).unwrap_or(Timestamp::MAX);
         let has_time = now < deadline;

@@ -518,6 +518,22 @@ fn pod_that_is_not_ready_in_time_has_failed() {
 }
 
 #[test]
+fn pod_gets_no_more_time_when_the_clock_is_set_back() {
+    let mut world = World::new(1, json!({ "podDeadlineSeconds": 30 }));
+    world.now = 7200;
+    world.reconcile();
+    world.finish("web-0", None);
+    world.pods.get_mut("web-0").unwrap().report();
+    world.reconcile();
+    world.now = 100;
+    world.reconcile();
+    assert_eq!(world.plan().requeue_at, Some(at(130)));
+    world.now = 130;
+    world.reconcile();
+    world.assert_condition("Failed", "PodsFailed");
+}
+
+#[test]
 fn deleted_request_fails_its_pod_and_is_not_created_again() {
     let mut world = World::new(2, json!({ "maxFailures": 5 }));
     world.reconcile();
