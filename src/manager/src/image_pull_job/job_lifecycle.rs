@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use jiff::{SignedDuration, Timestamp};
 use kube::Api;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::plan::index::Uid;
-use super::plan::job::{PullJob, add_seconds};
+use super::plan::job::{PullJob, is_over};
 use super::secrets::plan::{SourceKind, affected_jobs};
 use super::secrets::{self, PullSecretCopies, SourceWatches};
 use crate::Context;
@@ -51,8 +52,8 @@ const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
 /// How soon the removal of a finished job from its copies is retried if the API server refuses it. Many such jobs may
 /// exist for days.
 const RELEASE_RETRY: Duration = Duration::from_secs(3600);
-/// Seconds that a manager which runs jobs gets to release a deleted one, while this one runs none.
-const OTHER_MANAGER_SECONDS: i64 = 30;
+/// How long a manager which runs jobs has to release a deleted one, while this one runs none.
+const OTHER_MANAGER_TIME: SignedDuration = SignedDuration::from_secs(30);
 /// References of one job to copies of Secrets that do not exist: so many appear in the messages of its pulls. Each costs
 /// each attempt of each node a request.
 const MAX_MISSING_REFERENCES: usize = 4;
@@ -120,10 +121,12 @@ async fn release_deleted(ctx: Context, key: Key) -> Result<RequeueAfter, Error> 
         return Ok(None);
     };
     let deleted = object.metadata.deletion_timestamp.as_ref().map(|time| time.0);
-    let release_at = deleted.map(|deleted| add_seconds(deleted, OTHER_MANAGER_SECONDS));
-    let remaining = release_at.map_or(Duration::ZERO, |at| duration_until(at, ctx.cluster.clock.now()));
-    if !remaining.is_zero() {
-        return Ok(Some(remaining));
+    let now = ctx.cluster.clock.now();
+    if let Some(deleted) = deleted.filter(|deleted| !is_over(*deleted, OTHER_MANAGER_TIME, now)) {
+        let release_at = deleted
+            .saturating_add(OTHER_MANAGER_TIME)
+            .unwrap_or(Timestamp::MAX);
+        return Ok(Some(duration_until(release_at, now)));
     }
     set_finalizer(&ctx, &object, false).await?;
     Ok(None)
@@ -441,8 +444,8 @@ mod tests {
             }
         });
         let mut ctx = Context::for_test(kube::Client::new(service, "default"));
-        let now = jiff::Timestamp::now();
-        let long_ago = add_seconds(now, -2 * OTHER_MANAGER_SECONDS);
+        let now = Timestamp::now();
+        let long_ago = now - OTHER_MANAGER_TIME * 2;
         let jobs = [("running", None), ("new", Some(now)), ("deleted", Some(long_ago))].map(|(name, deleted)| {
             let finalizers = ["example.com/other", keys::DELETION_PROTECTION];
             let metadata = json!({ "name": name, "resourceVersion": name, "deletionTimestamp": deleted.map(Time),
@@ -461,6 +464,15 @@ mod tests {
             () = release_deleted_jobs(ctx) => unreachable!("its stores last"),
             patch = sent.recv() => assert_eq!(patch.unwrap()["metadata"], expected),
         }
+    }
+
+    #[tokio::test]
+    async fn clock_that_is_set_back_holds_no_deleted_job() {
+        let ahead = Timestamp::now() + SignedDuration::from_hours(1);
+        let metadata = json!({ "deletionTimestamp": Time(ahead), "finalizers": [keys::DELETION_PROTECTION] });
+        let deleted = job(&json!({ "metadata": metadata }));
+        let (ctx, key) = api_server(deleted, Arc::new(Mutex::new(200)));
+        assert_eq!(release_deleted(ctx, key).await.unwrap(), None);
     }
 
     #[tokio::test(start_paused = true)]

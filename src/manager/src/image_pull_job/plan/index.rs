@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::entry::{NeededAccounts, NeededSecrets, secret_key};
-use super::job::{NodeTargets, PullJob, add_seconds};
+use super::job::{NodeTargets, PullJob, add_seconds, is_over};
 use super::pending_nodes::PendingNodes;
 use super::registry_limit::RegistryLimit;
 use super::running_job::{NodeName, NodeState, RunningJob, TagState};
@@ -93,12 +93,6 @@ fn pull_ended(view: &NodeImageView, image: &str, tag: &str, version: i64) -> boo
         let finished = || view.status_of(entry).is_some_and(TagStatusView::ended);
         entry.version > version || (entry.version == version && finished())
     })
-}
-
-/// Whether `span` has passed since `at`, or the API server's clock was set back by as much: what comes later must not
-/// wait until it is there again.
-fn is_over(at: Timestamp, span: SignedDuration, now: Timestamp) -> bool {
-    now.duration_since(at).abs() >= span
 }
 
 impl JobIndex {
