@@ -1,6 +1,10 @@
 //! Times in the API.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
+
+/// A recorded time that is further ahead than this is from before the API server's clock was set back: each of its
+/// answers makes that clock better known, and several API servers may differ a little, but both move it by less.
+pub const MAX_CLOCK_CORRECTION: SignedDuration = SignedDuration::from_secs(5);
 
 /// Times in the API have whole seconds: other clients drop fractions, and the API server stores none.
 #[must_use]

@@ -15,6 +15,7 @@ use super::plan::{
 use super::revision_error::RevisionError;
 use crate::status_pacer::StatusPacer;
 use kruise_api::backoff::Backoff;
+use kruise_api::time::MAX_CLOCK_CORRECTION;
 use kruise_cluster::{Error, Key};
 use kruise_workload::revision::DesiredRevision;
 
@@ -458,7 +459,8 @@ impl ReconcileState {
     fn follow_clock(&mut self, now: Timestamp) {
         let step = self.last_time.map(|before| before.duration_since(now));
         self.last_time = Some(now);
-        let Some(step) = step.filter(|step| step.is_positive()) else {
+        // Corrections would add up.
+        let Some(step) = step.filter(|step| *step > MAX_CLOCK_CORRECTION) else {
             return;
         };
         let move_back = |at: &mut Timestamp| *at = at.checked_sub(step).unwrap_or(now);
@@ -603,6 +605,12 @@ mod tests {
         state.expire_failures(0, &[], now);
         assert!(state.failures[&subject].retry_at <= now + second);
         assert_eq!(state.unfinished.pods["web-a"], Some(now + second * 30));
+        // Two API servers differ by 2 s.
+        let retry_at = state.failures[&subject].retry_at;
+        for correction in [2, 0, 2, 0, 2] {
+            state.expire_failures(0, &[], now - second * correction);
+        }
+        assert_eq!(state.failures[&subject].retry_at, retry_at);
         state.expire_failures(0, &[], now + second * 300);
         assert!(state.failures.is_empty() && state.attempts.is_empty());
     }

@@ -13,6 +13,7 @@ use super::status::by_tag;
 use kruise_api::backoff::Backoff;
 use kruise_api::json::set;
 use kruise_api::node_image::NodeImageStatus;
+use kruise_api::time::MAX_CLOCK_CORRECTION;
 
 /// How long a transition waits for more transitions.
 const COALESCE_DELAY: SignedDuration = SignedDuration::from_millis(100);
@@ -27,9 +28,6 @@ const FAILURE_BACKOFF: Backoff = Backoff::new(INITIAL_BACKOFF, Duration::from_se
 /// after it.
 const MAX_REJECTED_BACKOFF: SignedDuration = SignedDuration::from_secs(300);
 const REJECTED_BACKOFF: Backoff = Backoff::new(INITIAL_BACKOFF, MAX_REJECTED_BACKOFF.unsigned_abs());
-/// A recorded time that is further ahead than this is from before the API server's clock was set back: each response
-/// makes that clock better known, but moves it by less.
-const MAX_CLOCK_CORRECTION: SignedDuration = SignedDuration::from_secs(5);
 
 /// When to write the status.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
