@@ -29,6 +29,7 @@ use kruise_api::container_recreate_request::{
 use kruise_api::keys;
 use kruise_api::owner::{Owner, OwnerKind};
 use kruise_api::selector::CompiledSelector;
+use kruise_api::time::MAX_CLOCK_CORRECTION;
 use kruise_api::validation::truncate;
 use kruise_workload::names::join_first;
 use kruise_workload::order::CompiledPriority;
@@ -249,7 +250,7 @@ pub fn plan(observed: &Observed, memory: &Memory, now: Timestamp, instant: Insta
     let wakes = [
         situation.deadline,
         situation.progress.next_deadline,
-        Some(situation.settled_at()),
+        situation.settled_at(),
         situation.next_retry(),
     ];
     Plan {
@@ -762,10 +763,12 @@ impl<'a> Situation<'a> {
         chosen.take(MAX_CREATIONS).collect()
     }
 
-    /// From when on the job may end.
-    fn settled_at(&self) -> Timestamp {
-        let created = created(self.job()).unwrap_or(self.now);
-        created.saturating_add(WATCH_DELAY).unwrap_or(created)
+    /// When the job may end, if it may not yet; the API server's clock may have been set back since its creation.
+    fn settled_at(&self) -> Option<Timestamp> {
+        let created = created(self.job())?;
+        let is_current = created.duration_since(self.now) <= MAX_CLOCK_CORRECTION;
+        let settled = created.saturating_add(WATCH_DELAY).ok();
+        settled.filter(|at| is_current && self.now < *at)
     }
 
     /// Type, reason and message of the condition.
@@ -774,7 +777,7 @@ impl<'a> Situation<'a> {
         chosen: &[(&String, &PodView)],
         budget: &Budget<'_>,
     ) -> Option<(&'static str, &'static str, String)> {
-        let is_idle = self.progress.active() == 0 && chosen.is_empty() && self.now >= self.settled_at();
+        let is_idle = self.progress.active() == 0 && chosen.is_empty() && self.settled_at().is_none();
         if is_idle && let Some((reason, message)) = self.failure() {
             return Some((FAILED, reason, message));
         }

@@ -396,6 +396,8 @@ fn new_pods_and_containers_that_do_not_run_need_no_restart() {
     world.job.spec.max_unavailable = Some(IntOrString::Int(10));
     assert_eq!(world.reconcile(), ["web-0"]);
     let mut none = World::new(0, json!({}));
+    let set_back = plan(&none.observed(), &none.memory, at(-60), none.start);
+    assert!(set_back.status.unwrap().completion_time.is_some());
     none.now = 0;
     none.reconcile();
     assert_eq!(
