@@ -53,10 +53,26 @@ struct PinFailure {
 }
 
 impl From<Error> for PinFailure {
+    /// Only a runtime that has gone may pin it later: an image that was removed meanwhile does not return by itself.
     fn from(error: Error) -> Self {
         Self {
             why: error.to_string(),
-            retryable: error.retryable(),
+            retryable: matches!(error, Error::Unreachable { .. } | Error::Timeout { .. }),
+        }
+    }
+}
+
+impl PinFailure {
+    /// The time was over, and the runtime had answered that the image is not pinned, or nothing.
+    fn timed_out(is_unpinned: bool) -> Self {
+        let why = if is_unpinned {
+            "the runtime does not report it as pinned"
+        } else {
+            "the runtime did not answer in time"
+        };
+        Self {
+            why: why.to_owned(),
+            retryable: !is_unpinned,
         }
     }
 }
@@ -175,6 +191,7 @@ impl PinRequests {
 
 /// Pins an image, and waits until kubelet would see it: an old runtime stores the pin without heeding it.
 async fn pin(runtime: &dyn Runtime, image: &str, until: Timestamp) -> Result<(), PinFailure> {
+    let mut is_unpinned = false;
     let pin = async {
         runtime.pin_image(image, until).await?;
         while !runtime
@@ -182,17 +199,16 @@ async fn pin(runtime: &dyn Runtime, image: &str, until: Timestamp) -> Result<(),
             .await?
             .is_some_and(|image| image.pinned)
         {
+            is_unpinned = true;
             sleep(PIN_INTERVAL).await;
         }
         Ok::<(), Error>(())
     };
-    match timeout(PIN_TIMEOUT, pin).await {
-        Ok(result) => result.map_err(PinFailure::from),
-        Err(_) => Err(PinFailure {
-            why: "the runtime does not report it as pinned".to_owned(),
-            retryable: true,
-        }),
-    }
+    let in_time = timeout(PIN_TIMEOUT, pin).await;
+    in_time.map_or_else(
+        |_| Err(PinFailure::timed_out(is_unpinned)),
+        |result| result.map_err(PinFailure::from),
+    )
 }
 
 /// Ends pins, and begins those that jobs ask for after the pull, until shutdown.
@@ -294,6 +310,33 @@ mod tests {
         // The job has gone.
         requests.sync(&BTreeMap::new());
         assert_eq!(after_pull(&asked, None).await, pulled(None));
+    }
+
+    #[test]
+    fn only_a_runtime_that_has_gone_pins_later() {
+        let method = "containerd Images.Get";
+        let gone = [
+            Error::Unreachable {
+                socket: "s".into(),
+                method,
+                why: "reset".to_owned(),
+            },
+            Error::Timeout {
+                socket: "s".into(),
+                method,
+                after: PIN_TIMEOUT,
+            },
+        ];
+        let gone = gone.map(PinFailure::from);
+        let missing = Error::InvalidResponse {
+            socket: "s".into(),
+            method,
+            why: "it has no such image".to_owned(),
+        };
+        let retryable = |failure: &PinFailure| failure.retryable;
+        assert!(gone.iter().all(retryable) && PinFailure::timed_out(false).retryable);
+        assert!(!PinFailure::from(missing).retryable);
+        assert!(!PinFailure::timed_out(true).retryable, "it heeds no pin");
     }
 
     #[tokio::test]
