@@ -12,7 +12,7 @@ use tokio::task::{AbortHandle, JoinError, JoinSet};
 use tokio::time::{sleep, timeout};
 
 use super::node_credentials::service_accounts::ServiceAccounts;
-use super::node_credentials::{LOOKUP_TIMEOUT, NodeCredentials};
+use super::node_credentials::{LOOKUP_TIMEOUT, NodeCredentials, shown_account_problems};
 use super::observe::{self, ObservedNodeImage};
 use super::pins::{PIN_TIMEOUT, PinRequests};
 use super::plan::board::AttemptOutcome;
@@ -570,7 +570,7 @@ async fn pull_tag(
     let node = sources.node.lookup(&repository, accounts.without_account).await;
     let of_node = node.credentials.into_iter().map(act::SourcedCredentials::of_node);
     credentials.extend(of_node);
-    secrets.node_problems = of_accounts.problems;
+    secrets.node_problems = shown_account_problems(of_accounts.problems, &repository, &spec.owners);
     secrets.node_problems.extend(node.problems);
     let attempt = act::PullAttempt {
         credentials,

@@ -15,11 +15,12 @@ pub(crate) mod exec;
 mod response;
 pub(super) mod service_accounts;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use k8s_openapi::api::core::v1::ObjectReference;
 use tokio::io::AsyncReadExt;
 use tokio::process::Command;
 use tokio::time::timeout_at;
@@ -43,6 +44,9 @@ const MAX_FAILURES: usize = 1000;
 pub const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2 * exec::TIMEOUT.as_secs() + 5);
 /// Maximum number of problems with service accounts that a message names.
 const MAX_ACCOUNT_PROBLEMS: usize = 5;
+/// The problems with service accounts, in a message that the owners of several namespaces read.
+const HIDDEN_ACCOUNT_PROBLEMS: &str = "credentials of a service account are missing; jobs of several namespaces \
+    request the image, so only the daemon's log says why";
 /// Maximum bytes of a Docker configuration file.
 const MAX_DOCKER_CONFIG_BYTES: u64 = 1 << 20;
 /// Time for reading a file.
@@ -346,6 +350,27 @@ impl AccountLookup {
             self.problems.push(problem);
         }
     }
+}
+
+/// The problems with service accounts for the message of a tag with these owners. If they are of several namespaces,
+/// they do not learn the accounts of one another, which the API server's errors name too: the problems are logged.
+pub fn shown_account_problems(
+    problems: Vec<String>,
+    repository: &str,
+    owners: &[ObjectReference],
+) -> Vec<String> {
+    let namespaces: BTreeSet<_> = owners.iter().map(|owner| owner.namespace.as_deref()).collect();
+    if problems.is_empty() || namespaces.len() <= 1 {
+        return problems;
+    }
+    for problem in problems {
+        tracing::warn!(
+            repository,
+            problem,
+            "credentials of a service account are missing"
+        );
+    }
+    vec![HIDDEN_ACCOUNT_PROBLEMS.to_owned()]
 }
 
 /// Where kubelet looks for the Docker configuration; the first file that exists counts. The second of each pair is

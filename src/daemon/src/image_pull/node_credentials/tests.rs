@@ -306,6 +306,25 @@ async fn service_accounts_that_cannot_be_used_are_named_without_a_token() {
     );
 }
 
+#[test]
+fn owners_of_several_namespaces_read_no_names_of_service_accounts() {
+    let shown = |problems: &[&str], namespaces: &[&str]| {
+        let owners = namespaces.iter().map(|namespace| ObjectReference {
+            namespace: Some((*namespace).to_owned()),
+            ..ObjectReference::default()
+        });
+        let problems = problems.iter().map(|problem| (*problem).to_owned());
+        shown_account_problems(problems.collect(), "r.test/a", &owners.collect::<Vec<_>>())
+    };
+    let problems = [
+        "service account a/robot cannot be used: it does not exist",
+        "credential provider \"one\", service account a/ci: it has no annotation \"tenant\"",
+    ];
+    assert_eq!(shown(&problems, &["a", "a"]), problems);
+    assert_eq!(shown(&problems, &["a", "b"]), [HIDDEN_ACCOUNT_PROBLEMS]);
+    assert!(shown(&[], &["a", "b"]).is_empty());
+}
+
 #[tokio::test]
 async fn plugin_is_called_without_a_service_account_only_if_it_may() {
     for (is_required, without_account, called) in
