@@ -190,7 +190,7 @@ async fn manager_without_secret_access_still_works() {
 async fn node_image_names_the_service_accounts_of_jobs() {
     let admin = shared_cluster().admin().await;
     create_nodes(&admin, &["account-1"], json!({ "set": "account" })).await;
-    let request = async |name: &str, account: Option<&str>| {
+    let request = async |name: &'static str, account: Option<&str>| {
         let image = format!("r/accounts:{name}");
         let mut spec = json!({ "image": image, "selector": { "matchLabels": { "set": "account" } } });
         if let Some(account) = account {

@@ -355,7 +355,7 @@ fn pods_are_sorted_only_if_one_may_be_restarted() {
             pod.report();
         }
         let observed = world.observed();
-        let situation = Situation::of(&observed, &world.memory, at(world.now));
+        let situation = Situation::of(&observed, &world.memory, at(world.now), world.instant(world.now));
         situation.may_choose(&situation.budget())
     };
     assert!(may_choose(json!({}), None));
