@@ -42,7 +42,7 @@ string_enum! {
     }
 }
 
-/// Which Pods there are to be, and how they are made (`S`), updated (`U`) and deleted: in these the versions differ.
+/// Which Pods there should be, and how they are made (`S`), updated (`U`) and deleted: in these the versions differ.
 #[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Deserialize, Serialize, JsonSchema)]
 #[kube(
     group = "apps.kruise.io",

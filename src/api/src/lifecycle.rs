@@ -34,8 +34,8 @@ pub struct Lifecycle {
     /// Blocks the deletion of a Pod while any item of the hook is on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pre_delete: Option<LifecycleHook>,
-    /// Holds a Pod that is to be updated in place while any item of the hook is on it, and after the update
-    /// until all are on it again.
+    /// Holds a Pod before its update in place while any item of the hook is on it, and after the update until all
+    /// are on it again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_place_update: Option<LifecycleHook>,
     /// Holds a new Pod until all items of the hook are on it.
