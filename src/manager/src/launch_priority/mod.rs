@@ -3,8 +3,8 @@
 //! In:  Pods whose containers take an environment variable from a ConfigMap of the Pod's own (watch).
 //! Out: that ConfigMap, with a key for each priority that may start; an annotation on the Pod when all may.
 //!
-//! Kubelet does not start a container until its key exists. CloneSets create such Pods, and so did OpenKruise's
-//! webhook.
+//! Kubelet does not start a container until its key exists. CloneSets create such Pods, and the webhook adds barriers
+//! to all others, as OpenKruise's does.
 
 mod lift;
 pub mod plan;
