@@ -392,7 +392,11 @@ async fn create_request(
         shared.manager.restarts.plan().forget(&key.with_name(name));
     }
     let stored = match created {
-        Ok(stored) => stored.object()?,
+        Ok(stored) => {
+            let pod = &request.spec.pod_name;
+            tracing::info!(job = %key, pod, request = name, "created a request");
+            stored.object()?
+        }
         Err(error) if error.already_exists() => match write::get(&requests, name).await? {
             Some(existing) if job_of(&existing).map(|job| job.uid) == cached.job.metadata.uid => existing,
             _ => return Err(error),

@@ -110,7 +110,9 @@ async fn delete_request(
     let uid = request.metadata.uid.as_deref().unwrap_or_default();
     match write::delete(&shared.manager.api::<ContainerRecreateRequest>(pod), name, uid).await {
         Err(error) if error.not_found() || error.conflict() => Ok(()),
-        result => result,
+        result => result.map(|()| {
+            tracing::info!(%pod, request = name, "deleted the request: its container will not be ready");
+        }),
     }
 }
 

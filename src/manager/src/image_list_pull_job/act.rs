@@ -95,7 +95,11 @@ pub async fn delete_jobs(shared: &ControllerState, observed: &Observed, plan: &P
         let key = job_key(observed, name);
         let jobs: Api<ImagePullJob> = shared.manager.api(&key);
         match write::delete(&jobs, name, uid).await {
-            Ok(()) => deleted += 1,
+            Ok(()) => {
+                deleted += 1;
+                let list = observed.list.metadata.name.as_deref();
+                tracing::info!(job = %key, list, "ImagePullJob deleted: its ImageListPullJob has changed");
+            }
             Err(error) if error.not_found() || error.conflict() => {}
             // A policy may protect one of them; a webhook chooses the code of its denial.
             Err(error) if !error.retryable() || error.denied() => {
@@ -172,7 +176,11 @@ async fn create_job(
     let key = job_key(observed, name);
     let jobs: Api<ImagePullJob> = shared.manager.api(&key);
     let (stored, is_new) = match write::create(&jobs, job).await {
-        Ok(stored) => (stored.object()?, true),
+        Ok(stored) => {
+            let list = observed.list.metadata.name.as_deref();
+            tracing::info!(job = %key, list, "ImagePullJob created");
+            (stored.object()?, true)
+        }
         Err(error) if error.already_exists() => match write::get(&jobs, name).await? {
             Some(existing) if list_of(&existing).as_ref() == Some(&owner(&observed.list)) => {
                 (existing, false)
@@ -225,6 +233,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use std::sync::Mutex;
 
+    use kruise_ops::logs::captured_lines;
     use kube::client::Body;
     use serde_json::{Value, json};
     use tokio::sync::mpsc;
@@ -282,6 +291,29 @@ mod tests {
         assert!(create_jobs(&shared, &observed, &plan, &mut state).await.unwrap());
         assert_eq!(start.elapsed().as_secs(), 2 * 4 * 9);
         assert!(state.refused.is_empty());
+    }
+
+    #[test]
+    fn each_created_or_deleted_job_is_logged() {
+        let write_all = async {
+            let service = tower::service_fn(|request: http::Request<Body>| async {
+                http::Response::builder().body(request.into_body())
+            });
+            let shared = controller_state(kube::Client::new(service, "default"));
+            let (observed, plan) = planned(1);
+            delete_jobs(&shared, &observed, &plan).await.unwrap();
+            let mut state = ListState::default();
+            create_jobs(&shared, &observed, &plan, &mut state).await.unwrap();
+        };
+        let lines = captured_lines(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(write_all);
+        });
+        for (action, job) in [("deleted", "n/old-0"), ("created", "n/job-0")] {
+            let text = format!("ImagePullJob {action}");
+            let is_logged = |line: &String| line.contains(&text) && line.contains(job);
+            assert!(lines.iter().any(is_logged), "{text} {job}: {lines:?}");
+        }
     }
 
     #[tokio::test]

@@ -49,7 +49,9 @@ async fn add_keys(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Res
                 return Ok(true);
             }
             let patch = json!({ "metadata": { "uid": existing.metadata.uid }, "data": data });
-            return write::patch_merge(&api, &name, &patch).await.map(|_| true);
+            write::patch_merge(&api, &name, &patch).await?;
+            log_lift(key, priority);
+            return Ok(true);
         }
         let owned_by_pod = |owner: &OwnerReference| Owner::from_reference(owner).kind == OwnerKind::Pod;
         let owned_by_earlier_pod = |owner: &OwnerReference| owned_by_pod(owner) && owner.name == key.name;
@@ -75,7 +77,13 @@ async fn add_keys(ctx: &Context, key: &Key, pod: &PodView, priority: i64) -> Res
         data: Some(data),
         ..ConfigMap::default()
     };
-    write::create(&api, &map).await.map(|_| true)
+    write::create(&api, &map).await?;
+    log_lift(key, priority);
+    Ok(true)
+}
+
+fn log_lift(pod: &Key, priority: i64) {
+    tracing::info!(%pod, priority, "lifted the barriers of this launch priority and of higher ones");
 }
 
 /// Publishes an event on the Pod: which ConfigMap its containers wait for, and why that is not theirs.
@@ -102,7 +110,9 @@ pub async fn mark_launch_completed(ctx: &Context, key: &Key, uid: &str) -> Resul
     let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
     match write::patch_merge(&ctx.api::<RawPod>(key), &key.name, &patch).await {
         // A different Pod has the name now; its own event enqueues it.
-        Err(error) if !error.not_found() && !error.conflict() => Err(error),
-        _ => Ok(()),
+        Err(error) if error.not_found() || error.conflict() => Ok(()),
+        result => {
+            result.map(|_| tracing::info!(pod = %key, "recorded that all containers of the Pod may start"))
+        }
     }
 }

@@ -272,7 +272,8 @@ async fn write_conditions(api: &Api<Pod>, key: &Key, uid: &str, change: &PodChan
     let patch = json!({ "metadata": { "uid": uid }, "status": { "conditions": conditions } });
     match write::patch_status_strategic(api, &key.name, &patch).await {
         Err(error) if error.not_found() => Ok(()),
-        result => result.map(drop),
+        // Not at info: a probe may change each second, in each Pod.
+        result => result.map(|_| tracing::debug!(pod = %key, conditions = conditions.len(), "marked a Pod")),
     }
 }
 
@@ -309,7 +310,10 @@ async fn patch_metadata(
     }
     match write::patch_merge(api, &key.name, &json!({ "metadata": metadata })).await {
         Err(error) if error.not_found() => Ok(()),
-        result => result.map(drop),
+        result => result.map(|_| {
+            let keys: usize = changes.iter().map(|(_, map)| map.len()).sum();
+            tracing::debug!(pod = %key, keys, "marked a Pod with labels or annotations");
+        }),
     }
 }
 
