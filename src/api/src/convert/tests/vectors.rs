@@ -139,15 +139,14 @@ fn conversions_match_upstream() {
 /// Objects as upstream's clients write them pass through our types without loss.
 #[test]
 fn our_types_round_trip_upstream_objects() {
-    use crate::{container_recreate_request as crr, image_pull_job as job, node_image as image, v1alpha1};
-    // There are no types of ours for ImageListPullJob yet.
-    for case in read_cases("upstream")
-        .iter()
-        .filter(|case| case["kind"] != "ImageListPullJob")
-    {
+    use crate::{
+        container_recreate_request as crr, image_list_pull_job as list_job, image_pull_job as job,
+        node_image as image, v1alpha1,
+    };
+    for case in &read_cases("upstream") {
         for (object, version) in [(&case["in"], &case["from"]), (&case["out"], &case["to"])] {
             let mut object = versioned(object, case, version);
-            // The API server refuses null where the schema requires a list; the random objects have it.
+            // The API server refuses null where the schema requires a list or an object; the random objects have it.
             for (map, list) in [("/spec/images", "tags"), ("/status/imageStatuses", "tags")] {
                 let values = object.pointer_mut(map).and_then(Value::as_object_mut);
                 for value in values
@@ -158,14 +157,21 @@ fn our_types_round_trip_upstream_objects() {
                     value[list] = json!([]);
                 }
             }
-            if let Some(containers @ Value::Null) = object.pointer_mut("/spec/containers") {
-                *containers = json!([]);
+            for path in ["/spec/containers", "/spec/images"] {
+                if let Some(list @ Value::Null) = object.pointer_mut(path) {
+                    *list = json!([]);
+                }
+            }
+            if let Some(failed) = object.pointer_mut(FAILED_IMAGES).and_then(Value::as_array_mut) {
+                failed.retain(|one| !one.is_null());
             }
             let back = match (object["kind"].as_str().unwrap(), version.as_str().unwrap()) {
                 ("NodeImage", V1BETA1) => round_trip::<image::NodeImage>(&object),
                 ("NodeImage", _) => round_trip::<v1alpha1::NodeImage>(&object),
                 ("ImagePullJob", V1BETA1) => round_trip::<job::ImagePullJob>(&object),
                 ("ImagePullJob", _) => round_trip::<v1alpha1::ImagePullJob>(&object),
+                ("ImageListPullJob", V1BETA1) => round_trip::<list_job::ImageListPullJob>(&object),
+                ("ImageListPullJob", _) => round_trip::<v1alpha1::ImageListPullJob>(&object),
                 (_, V1BETA1) => round_trip::<crr::ContainerRecreateRequest>(&object),
                 _ => round_trip::<v1alpha1::ContainerRecreateRequest>(&object),
             };
