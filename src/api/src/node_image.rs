@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::ObjectReference;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -62,13 +62,23 @@ pub const MAX_PIN_SECONDS: i32 = 30 * 86_400;
 /// what this and [`MAX_STATUS_BYTES`] leave is for `metadata`, which has each image's name for both.
 pub const MAX_IMAGES_BYTES: usize = 512 << 10;
 /// Maximum bytes of `status`, as etcd stores them: without their messages, the tags that [`MAX_IMAGES_BYTES`] allows
-/// fit.
+/// fit. The conditions are not counted; they are short.
 pub const MAX_STATUS_BYTES: usize = 768 << 10;
 
 /// Maximum number of tags of all images of one node.
 pub const MAX_TAGS: usize = 10_000;
 /// Maximum characters of an image's name: a name has 255.
 pub const MAX_IMAGE_NAME_CHARS: usize = 1024;
+
+/// Condition type of ours: whether a container runtime of the node answers. Absent where one always did. It is also the
+/// reason while the condition is true.
+pub const RUNTIME_READY: &str = "RuntimeReady";
+/// Reason of [`RUNTIME_READY`] while no container runtime answers.
+pub const NO_RUNTIME_REASON: &str = "NoRuntime";
+/// Maximum number of conditions.
+pub const MAX_CONDITIONS: usize = 16;
+/// Maximum characters of a condition's message.
+pub const MAX_CONDITION_MESSAGE_CHARS: usize = 1024;
 
 /// Images that the node should pull.
 #[derive(kube::CustomResource, Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
@@ -242,6 +252,11 @@ pub struct NodeImageStatus {
     /// State of the first synchronization of the node. Read for compatibility; not written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_sync_status: Option<SyncStatus>,
+    /// `RuntimeReady` is false while no container runtime of the node answers, and true once one answers again. Not
+    /// part of OpenKruise.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schemas::conditions")]
+    pub conditions: Vec<Condition>,
 }
 
 /// How the first synchronisation of a node went.

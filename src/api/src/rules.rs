@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use super::image_list_pull_job::MAX_IMAGES;
 use super::node_image::{
-    MAX_IMAGE_NAME_CHARS, MAX_PIN_SECONDS, MAX_SANDBOX_ENTRIES, MAX_SANDBOX_VALUE_CHARS, MAX_TAGS,
+    MAX_CONDITION_MESSAGE_CHARS, MAX_CONDITIONS, MAX_IMAGE_NAME_CHARS, MAX_PIN_SECONDS, MAX_SANDBOX_ENTRIES,
+    MAX_SANDBOX_VALUE_CHARS, MAX_TAGS,
 };
 use super::{names, schedule, schemas};
 
@@ -223,6 +224,14 @@ pub(super) const NODE_IMAGE: &[SchemaRule] = &[
     SchemaRule {
         path: "spec.images.{}.tags.[].pullPolicy.activeDeadlineSeconds",
         add: seconds,
+    },
+    SchemaRule {
+        path: "status.conditions",
+        add: || json!({ "maxItems": MAX_CONDITIONS }),
+    },
+    SchemaRule {
+        path: "status.conditions.[].message",
+        add: || json!({ "maxLength": MAX_CONDITION_MESSAGE_CHARS }),
     },
 ];
 

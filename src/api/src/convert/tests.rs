@@ -205,10 +205,13 @@ fn node_image() -> impl Strategy<Value = Value> {
     });
     let image = proptest::collection::vec(secret, 0..4)
         .prop_map(|secrets| json!({ "tags": [{ "tag": "1" }], "pullSecrets": secrets }));
-    proptest::collection::btree_map("[a-z]{1,2}", image, 0..3).prop_map(|images| {
+    let images = proptest::collection::btree_map("[a-z]{1,2}", image, 0..3);
+    let conditions = proptest::collection::vec(condition(), 0..3).prop_map(dedup_by_type);
+    (images, conditions).prop_map(|(images, conditions)| {
         json!({
             "apiVersion": "apps.kruise.io/v1beta1", "kind": "NodeImage", "metadata": { "name": "n" },
             "spec": { "images": images },
+            "status": { "desired": 0, "conditions": conditions },
         })
     })
 }
@@ -253,7 +256,9 @@ proptest! {
     #[test]
     fn v1beta1_survives_v1alpha1(object in prop_oneof![request(), node_image()]) {
         let alpha = convert(object.clone(), "apps.kruise.io/v1alpha1").unwrap();
-        prop_assert!(alpha["status"]["conditions"].is_null());
+        let has_field = object["kind"] == "NodeImage";
+        let conditions = if has_field { object["status"]["conditions"].clone() } else { Value::Null };
+        prop_assert_eq!(&alpha["status"]["conditions"], &conditions);
         let back = convert(alpha, "apps.kruise.io/v1beta1").unwrap();
         prop_assert_eq!(normalized(back), normalized(object));
     }

@@ -143,6 +143,7 @@ impl<'de> Deserialize<'de> for NodeImageStatus {
             waiting: fields.get_or_default("waiting"),
             image_statuses: fields.map("imageStatuses"),
             first_sync_status: fields.get_or_default("firstSyncStatus"),
+            conditions: fields.list("conditions"),
         })
     }
 }
@@ -232,6 +233,22 @@ mod tests {
             assert!(good.start_time.is_some());
             assert_eq!(status.desired, 2);
         }
+    }
+
+    #[test]
+    fn unreadable_condition_does_not_hide_others() {
+        let condition = |type_: &str, since: &str| {
+            json!({ "type": type_, "status": "False", "reason": "R", "message": "",
+                "lastTransitionTime": since })
+        };
+        let (good, bad) = (
+            condition("Good", "2026-01-01T00:00:00Z"),
+            condition("Bad", "9999-12-31T23:59:59Z"),
+        );
+        let status = json!({ "desired": 1, "conditions": [bad, good, 7, {}] });
+        let status = parse_node_image(&json!({}), &status).status.unwrap();
+        assert_eq!(json!(status.conditions), json!([good]));
+        assert_eq!(status.desired, 1);
     }
 
     #[test]
